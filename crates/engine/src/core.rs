@@ -1,0 +1,520 @@
+//! The middle of a worker: takes bios, resolves them, gives the extents to the leaves' queues, and collects what is done.
+//!
+//! A bio's life:
+//!
+//! ```text
+//!   submit ─▶ Resolving ──────────────▶ Queued ─▶ (FUA of a discard or write-zeroes: flush) ─▶ finished ─▶ its owner
+//!               │   ▲
+//!             Defer └── resumed by its task
+//! ```
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use blockwork_memory::{Pool, Segment, Segments, bytes_in, copy_between, slice_segments};
+use slab::Slab;
+
+use crate::bio::{Bio, Done, Errno, Flags, Op};
+use crate::counters::{Counter, CounterTable};
+use crate::env::{Env, Notify};
+use crate::event::{Action, Event, Payload, Reason, Tracer};
+use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Span, Target, find};
+use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
+use crate::limits::Limits;
+use crate::port::PortId;
+use crate::queue::{LeafQueue, Plugged, QueueContext, sectors_in_segments};
+use crate::task::{Command, Executor, Reply};
+use crate::unaligned;
+use crate::units::{Nanos, SECTOR, Sector, Sectors};
+use crate::volume::{Volume, VolumeId};
+
+/// Who gets a bio back.
+#[derive(Clone)]
+pub(crate) enum Owner {
+    Port { port: PortId, cookie: u64 },
+    Task(Reply),
+}
+
+/// The stack that a bio runs on.
+#[derive(Clone)]
+enum Root {
+    Volume(VolumeId),
+    Layer(Arc<dyn Layer>),
+}
+
+/// A bio that is under way.
+struct BioState {
+    owner: Owner,
+    root: Root,
+    node: NodeId,
+    op: Op,
+    /// What is being resolved and queued now; a flush, in the last stage of a FUA discard.
+    span: Span,
+    data: Segments,
+    /// Parts that have not completed.
+    parts: Cell<u32>,
+    error: Option<Errno>,
+    started: Nanos,
+}
+
+/// All bios under way on a worker.
+#[derive(Default)]
+pub(crate) struct Bios {
+    all: Slab<BioState>,
+}
+
+impl Bios {
+    #[inline]
+    fn get(&self, bio: u32) -> &BioState {
+        &self.all[bio as usize]
+    }
+    /// A part of this bio was cut off and will complete by itself.
+    #[inline]
+    pub(crate) fn one_more_part(&self, bio: u32) {
+        let parts = &self.get(bio).parts;
+        parts.set(parts.get() + 1);
+    }
+    /// What the client asked for.
+    pub(crate) fn op(&self, bio: u32) -> Op {
+        self.get(bio).op
+    }
+    /// The memory of the part at `at`.
+    #[inline]
+    pub(crate) fn slice(&self, bio: u32, at: Sectors, nr: Sectors, out: &mut Segments) {
+        slice_segments(&self.get(bio).data, at.byte_len(), nr.byte_len(), out);
+    }
+    /// How much of the part at `at` fits a request's segments.
+    #[inline]
+    pub(crate) fn sectors_in_segments(&self, bio: u32, at: Sectors, nr: Sectors, limits: &Limits) -> Sectors {
+        sectors_in_segments(&self.get(bio).data, at, nr, limits)
+    }
+    /// Copies `from` to the part of a read that begins at `at`.
+    pub(crate) fn fill_from(&self, bio: u32, at: Sectors, from: &Segment) {
+        let mut to = Segments::new();
+        slice_segments(&self.get(bio).data, at.byte_len(), from.len(), &mut to);
+        copy_between(std::slice::from_ref(from), &to);
+    }
+}
+
+/// A worker's state, without its environment and ports.
+pub(crate) struct Core {
+    pub(crate) pool: Pool,
+    pub(crate) volumes: Arc<[Volume]>,
+    queues: Vec<LeafQueue>,
+    bios: Bios,
+    pub(crate) executor: Executor,
+    commands: Vec<Command>,
+    counters: Arc<CounterTable>,
+    pub(crate) tracer: Tracer,
+    tap: Option<Arc<dyn WriteTap>>,
+    extents: Vec<Extent>,
+    completed: Vec<(u32, Result<(), Errno>)>,
+    /// Bios on their way to their ports.
+    pub(crate) finished: Vec<(PortId, Done)>,
+    pub(crate) dirty_ports: Vec<PortId>,
+    pub(crate) now: Nanos,
+}
+
+/// What a core is made of.
+pub(crate) struct CoreParts {
+    pub(crate) pool: Pool,
+    pub(crate) volumes: Arc<[Volume]>,
+    pub(crate) leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]>,
+    pub(crate) counters: Arc<CounterTable>,
+    pub(crate) tracer: Tracer,
+    pub(crate) tap: Option<Arc<dyn WriteTap>>,
+}
+
+impl Core {
+    pub(crate) fn new(parts: CoreParts, notify: Arc<dyn Notify>) -> Core {
+        let queue = |(i, (node, source)): (usize, &(NodeId, Arc<dyn LeafSource>))| {
+            let id = LeafId(u16::try_from(i).expect("there are fewer than 65536 leaves"));
+            LeafQueue::new(id, *node, source.clone())
+        };
+        Core {
+            queues: parts.leaves.iter().enumerate().map(queue).collect(),
+            executor: Executor::new(notify, parts.pool.clone()),
+            pool: parts.pool,
+            volumes: parts.volumes,
+            bios: Bios::default(),
+            commands: Vec::new(),
+            counters: parts.counters,
+            tracer: parts.tracer,
+            tap: parts.tap,
+            extents: Vec::new(),
+            completed: Vec::new(),
+            finished: Vec::new(),
+            dirty_ports: Vec::new(),
+            now: Nanos(0),
+        }
+    }
+
+    /// Bios and tasks under way.
+    pub(crate) fn busy(&self) -> usize {
+        self.bios.all.len() + self.executor.len() + self.finished.len()
+    }
+    /// Requests that devices have.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.queues.iter().map(LeafQueue::in_flight).sum()
+    }
+    /// Whether every queue is at rest.
+    pub(crate) fn queues_idle(&self) -> bool {
+        self.queues.iter().all(LeafQueue::is_idle)
+    }
+
+    pub(crate) fn mark_dirty(&mut self, port: PortId) {
+        self.dirty_ports.push(port);
+    }
+
+    /// Takes a bio for a volume. See [`Context::submit`](crate::Context::submit).
+    #[inline]
+    pub(crate) fn submit(&mut self, volume: VolumeId, owner: Owner, bio: Bio) {
+        let refused = self.refusal(volume, bio.op, bio.sector.0, bio.nr.0, Sectors::MAX.0);
+        let node = self.volumes[volume.0 as usize].node();
+        if bio.op.has_data() {
+            debug_assert_eq!(bytes_in(&bio.data) as u64, bio.nr.bytes());
+        }
+        if let Some(errno) = refused {
+            self.give_back(owner, bio.op, Err(errno), bio.data);
+            return;
+        }
+        self.start(Root::Volume(volume), node, owner, bio);
+    }
+
+    /// As `submit`, for bytes.
+    pub(crate) fn submit_bytes(
+        &mut self,
+        volume: VolumeId,
+        owner: Owner,
+        op: Op,
+        flags: Flags,
+        offset: u64,
+        len: u64,
+        data: Segments,
+    ) {
+        let top = &self.volumes[volume.0 as usize];
+        let block = u64::from(top.limits().logical_block_size);
+        if offset.is_multiple_of(block) && len.is_multiple_of(block) {
+            let (sector, nr) = (Sector(offset / SECTOR), Sectors(len / SECTOR));
+            self.submit(volume, owner, Bio { op, flags, sector, nr, data });
+            return;
+        }
+        let refused = self.refusal(volume, op, offset, len, Sectors::MAX.bytes());
+        if let Some(errno) = refused {
+            self.give_back(owner, op, Err(errno), data);
+            return;
+        }
+        let volume = self.volumes[volume.0 as usize].clone();
+        self.counters.add(volume.node(), Counter::Unaligned, 1);
+        if self.tracer.on() {
+            let span = Span {
+                op,
+                flags,
+                sector: Sector(offset / SECTOR),
+                nr: Sectors::from_bytes_ceil(len),
+                at: Sectors::ZERO,
+            };
+            self.trace(volume.node(), Action::Defer, span, Reason::Unaligned, 0);
+        }
+        let cx = self.executor.context().clone();
+        self.executor.spawn(async move {
+            let (result, data) = unaligned::run(cx.clone(), volume, op, flags, offset, len, data).await;
+            cx.command(Command::Finish { owner, op, result, data });
+        });
+    }
+
+    /// Why a volume will not do that, if so: the range lies outside (`per_unit`: its size in the range's unit is at most
+    /// that), or it is read-only.
+    fn refusal(&self, volume: VolumeId, op: Op, start: u64, len: u64, unit_max: u64) -> Option<Errno> {
+        let volume = &self.volumes[volume.0 as usize];
+        if volume.read_only && op.is_write() {
+            return Some(Errno::EROFS);
+        }
+        let size = if unit_max == Sectors::MAX.0 { volume.sectors().0 } else { volume.sectors().bytes() };
+        match start.checked_add(len) {
+            Some(end) if end <= size => None,
+            _ if op == Op::Flush => None,
+            _ if op.is_write() => Some(Errno::ENOSPC),
+            _ => Some(Errno::EINVAL),
+        }
+    }
+
+    #[inline]
+    fn start(&mut self, root: Root, node: NodeId, owner: Owner, bio: Bio) {
+        let Bio { op, flags, sector, nr, data } = bio;
+        let span = Span { op, flags, sector, nr, at: Sectors::ZERO };
+        self.counters.add(node, Counter::In, 1);
+        self.counters.operation(node, op, nr.bytes());
+        if self.tracer.on() {
+            self.trace(node, Action::Queue, span, Reason::None, 0);
+        }
+        if nr == Sectors::ZERO && op != Op::Flush {
+            self.give_back(owner, op, Ok(()), data);
+            return;
+        }
+        let state =
+            BioState { owner, root, node, op, span, data, parts: Cell::new(0), error: None, started: self.now };
+        let bio = u32::try_from(self.bios.all.insert(state)).expect("bios in flight are bounded");
+        self.resolve(bio);
+    }
+
+    /// Maps a bio to extents, and hands those to the queues.
+    #[inline]
+    fn resolve(&mut self, bio: u32) {
+        let state = &self.bios.all[bio as usize];
+        let span = state.span;
+        let root: &dyn Layer = match &state.root {
+            Root::Volume(volume) => &*self.volumes[volume.0 as usize].root,
+            Root::Layer(layer) => &**layer,
+        };
+        let mut extents = std::mem::take(&mut self.extents);
+        extents.clear();
+        let mut cx =
+            Resolver { out: &mut extents, counters: &self.counters, tracer: &mut self.tracer, now: self.now };
+        match root.resolve(span, &mut cx) {
+            Ok(()) => self.queue(bio, &extents),
+            Err(defer) => self.defer(bio, defer),
+        }
+        self.extents = extents;
+    }
+
+    #[inline]
+    fn queue(&mut self, bio: u32, extents: &[Extent]) {
+        let state = &self.bios.all[bio as usize];
+        let count = u32::try_from(extents.len()).expect("a bio has fewer than 2^32 extents");
+        // One more, so that the bio cannot finish before all of it is queued.
+        state.parts.set(count + 1);
+        for extent in extents {
+            match extent.target {
+                Target::Leaf(leaf) => {
+                    self.queues[leaf.0 as usize].add(Plugged { bio, span: extent.span });
+                }
+                Target::Zero => {
+                    if extent.span.op == Op::Read {
+                        let mut out = Segments::new();
+                        self.bios.slice(bio, extent.span.at, extent.span.nr, &mut out);
+                        out.iter().for_each(|segment| segment.fill(0));
+                    }
+                    self.completed.push((bio, Ok(())));
+                }
+                Target::Error(errno) => self.completed.push((bio, Err(errno))),
+            }
+        }
+        self.completed.push((bio, Ok(())));
+    }
+
+    /// Runs the slow path that a layer asked for.
+    #[cold]
+    fn defer(&mut self, bio: u32, defer: Defer) {
+        let state = &self.bios.all[bio as usize];
+        self.counters.add(defer.node, Counter::Deferred, 1);
+        let root: Arc<dyn Layer> = match &state.root {
+            Root::Volume(volume) => self.volumes[volume.0 as usize].root.clone(),
+            Root::Layer(layer) => layer.clone(),
+        };
+        if self.tracer.on() {
+            self.trace(defer.node, Action::Defer, defer.span, defer.reason, 0);
+        }
+        let layer = if root.node() == defer.node { Some(root) } else { find(&*root, defer.node) };
+        let layer = layer.expect("a layer that defers belongs to the stack");
+        let cx = self.executor.context().clone();
+        self.executor.spawn(async move {
+            let result = layer.prepare(defer, cx.clone()).await;
+            cx.command(Command::Resume { bio, result });
+        });
+    }
+
+    /// Runs tasks, unplugs queues, and deals with what completed, once. Tells whether anything happened.
+    pub(crate) fn advance(&mut self, env: &mut dyn Env) -> bool {
+        let mut any = self.executor.run();
+        let mut commands = std::mem::take(&mut self.commands);
+        self.executor.take_commands(&mut commands);
+        any |= !commands.is_empty();
+        for command in commands.drain(..) {
+            self.obey(command);
+        }
+        self.commands = commands;
+        for i in 0..self.queues.len() {
+            if self.queues[i].has_plugged() {
+                any = true;
+                self.with_queue(env, i, |queue, cx| queue.unplug(cx));
+            }
+        }
+        any | self.settle()
+    }
+
+    /// A leaf's operation has completed.
+    #[inline]
+    pub(crate) fn request_completed(&mut self, env: &mut dyn Env, leaf: u16, request: u32, result: i32) {
+        self.with_queue(env, leaf as usize, |queue, cx| queue.completed(cx, request, result));
+    }
+
+    #[inline]
+    fn with_queue(&mut self, env: &mut dyn Env, i: usize, act: impl FnOnce(&mut LeafQueue, &mut QueueContext<'_>)) {
+        let mut cx = QueueContext {
+            env,
+            bios: &self.bios,
+            counters: &self.counters,
+            tracer: &mut self.tracer,
+            pool: &self.pool,
+            tap: self.tap.as_deref(),
+            completed: &mut self.completed,
+            now: self.now,
+        };
+        act(&mut self.queues[i], &mut cx);
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit { root, bio, reply } => {
+                let node = root.node();
+                self.start(Root::Layer(root), node, Owner::Task(reply), bio);
+            }
+            Command::Resume { bio, result: Ok(()) } => self.resolve(bio),
+            Command::Resume { bio, result: Err(errno) } => {
+                self.bios.all[bio as usize].parts.set(1);
+                self.completed.push((bio, Err(errno)));
+            }
+            Command::Finish { owner, op, result, data } => self.give_back(owner, op, result, data),
+        }
+    }
+
+    /// Books completed parts; finishes the bios that have no more.
+    fn settle(&mut self) -> bool {
+        if self.completed.is_empty() {
+            return false;
+        }
+        let mut completed = std::mem::take(&mut self.completed);
+        for (bio, result) in completed.drain(..) {
+            let state = &mut self.bios.all[bio as usize];
+            if let Err(errno) = result {
+                state.error.get_or_insert(errno);
+            }
+            let left = state.parts.get().checked_sub(1).expect("a part of a bio completed twice");
+            state.parts.set(left);
+            if left == 0 {
+                self.finish(bio);
+            }
+        }
+        // Finishing may have completed more (an empty flush); those wait for the next round.
+        completed.append(&mut self.completed);
+        self.completed = completed;
+        true
+    }
+
+    /// All parts of a bio are done.
+    fn finish(&mut self, bio: u32) {
+        let state = &mut self.bios.all[bio as usize];
+        let discards = matches!(state.span.op, Op::Discard | Op::WriteZeroes);
+        if discards && state.span.flags.has(Flags::FUA) && state.error.is_none() {
+            // No device has FUA for these: what they did is made durable by a flush.
+            state.span = Span { op: Op::Flush, nr: Sectors::ZERO, flags: Flags::NONE, ..state.span };
+            self.resolve(bio);
+            return;
+        }
+        let state = self.bios.all.remove(bio as usize);
+        let result = state.error.map_or(Ok(()), Err);
+        self.counters.latency(state.node, state.op, self.now.since(state.started));
+        if let Err(errno) = result {
+            self.counters.add(state.node, Counter::Errors, 1);
+            log::debug!("{:?} at sector {} failed: {errno}", state.op, state.span.sector);
+        }
+        if self.tracer.on() {
+            let errno = result.err().map_or(0, |errno| errno.0);
+            self.trace(state.node, Action::Complete, Span { op: state.op, ..state.span }, Reason::None, errno);
+        }
+        self.give_back(state.owner, state.op, result, state.data);
+    }
+
+    #[inline]
+    fn give_back(&mut self, owner: Owner, op: Op, result: Result<(), Errno>, data: Segments) {
+        match owner {
+            Owner::Port { port, cookie } => self.finished.push((port, Done { cookie, op, result, data })),
+            Owner::Task(reply) => reply.answer(result, data),
+        }
+    }
+
+    /// Starts a flush of every leaf that holds writes no flush has covered; tells whether there was one.
+    pub(crate) fn flush_dirty_leaves(&mut self, owner: &Reply) -> bool {
+        let dirty: Vec<usize> = (0..self.queues.len()).filter(|&i| self.queues[i].is_dirty()).collect();
+        if dirty.is_empty() {
+            return false;
+        }
+        let node = self.queues[dirty[0]].node();
+        let span = Span { op: Op::Flush, flags: Flags::NONE, sector: Sector(0), nr: Sectors::ZERO, at: Sectors::ZERO };
+        let state = BioState {
+            owner: Owner::Task(owner.clone()),
+            root: Root::Volume(VolumeId(0)),
+            node,
+            op: Op::Flush,
+            span,
+            data: Segments::new(),
+            parts: Cell::new(u32::try_from(dirty.len()).expect("there are few leaves")),
+            error: None,
+            started: self.now,
+        };
+        let bio = u32::try_from(self.bios.all.insert(state)).expect("bios in flight are bounded");
+        dirty.into_iter().for_each(|i| self.queues[i].add(Plugged { bio, span }));
+        true
+    }
+
+    /// What the volume holds at `sector`. See [`Context::allocation`](crate::Context::allocation).
+    pub(crate) fn allocation(
+        &mut self,
+        volume: VolumeId,
+        sector: Sector,
+        nr: Sectors,
+    ) -> Result<(Allocation, Sectors), Errno> {
+        let span = Span { op: Op::Read, flags: Flags::NONE, sector, nr, at: Sectors::ZERO };
+        let mut extents = Vec::new();
+        let quiet = CounterTable::new(usize::from(self.node_count()));
+        let mut tracer = Tracer::default();
+        let root = self.volumes[volume.0 as usize].root.clone();
+        if root.resolve(span, &mut Resolver::new(&mut extents, &quiet, &mut tracer)).is_err() {
+            return Ok((Allocation::Data, nr));
+        }
+        extents.sort_by_key(|extent| extent.span.at);
+        let mut found: Option<Allocation> = None;
+        let mut len = Sectors::ZERO;
+        for extent in &extents {
+            if extent.span.at > len {
+                break;
+            }
+            let (kind, run) = match extent.target {
+                Target::Zero => (Allocation::Hole, extent.span.nr),
+                Target::Error(_) => (Allocation::Data, extent.span.nr),
+                Target::Leaf(leaf) => {
+                    self.queues[leaf.0 as usize].leaf_mut().allocation(extent.span.sector, extent.span.nr)?
+                }
+            };
+            if *found.get_or_insert(kind) != kind {
+                break;
+            }
+            len = Sectors((extent.span.at + run).0);
+            if run < extent.span.nr {
+                break;
+            }
+        }
+        Ok((found.unwrap_or(Allocation::Data), len))
+    }
+
+    fn node_count(&self) -> u16 {
+        self.counters.len()
+    }
+
+    #[cold]
+    fn trace(&mut self, node: NodeId, action: Action, span: Span, reason: Reason, errno: i32) {
+        self.tracer.push(Event {
+            time: self.now,
+            node,
+            action,
+            op: span.op,
+            flags: span.flags,
+            sector: span.sector,
+            nr: span.nr,
+            payload: Payload::None,
+            reason,
+            errno: u16::try_from(errno).unwrap_or(u16::MAX),
+        });
+    }
+}

@@ -1,0 +1,350 @@
+//! Counters and latency histograms, per node and worker.
+//!
+//! Each worker has a [`CounterTable`] that only it writes (a plain load and store, no locked instruction); anyone may
+//! read it. [`Stats`] adds the workers up.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use crate::bio::Op;
+use crate::layer::NodeId;
+use crate::units::Nanos;
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident => $key:literal,)*) => {
+        /// What is counted of every node.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Counter { $($(#[$doc])* $name,)* }
+        impl Counter {
+            /// All of them.
+            pub const ALL: &'static [Counter] = &[$(Counter::$name,)*];
+            /// Its name in reports.
+            pub fn name(self) -> &'static str { match self { $(Counter::$name => $key,)* } }
+        }
+    };
+}
+
+counters! {
+    /// Bios, or pieces of them, that arrived.
+    In => "in",
+    /// Pieces handed on: to the layers below, or as requests to the device.
+    Out => "out",
+    /// Pieces that were added to the end of a request.
+    BackMerged => "merged_back",
+    /// Pieces that were added to the front of a request.
+    FrontMerged => "merged_front",
+    /// Cuts at a chunk of a striped layer.
+    SplitChunk => "split_chunk",
+    /// Cuts at the end of a table's target.
+    SplitTarget => "split_target",
+    /// Cuts because of max_sectors.
+    SplitMaxSectors => "split_max_sectors",
+    /// Cuts because of max_segments.
+    SplitMaxSegments => "split_max_segments",
+    /// Cuts because of discard or write-zeroes limits.
+    SplitDiscard => "split_discard",
+    /// Requests whose data went through another buffer because of its alignment.
+    Bounced => "bounced",
+    /// Bios that waited for a slow path.
+    Deferred => "deferred",
+    /// Byte ranges that were read, modified and written.
+    Unaligned => "unaligned",
+    /// Requests that were asked for again after a short transfer or a failed merged request.
+    Requeued => "requeued",
+    /// Requests that waited because nr_requests were in flight.
+    Waited => "waited",
+    /// Flushes that one other flush covered as well.
+    FlushMerged => "flush_merged",
+    /// Reads served from what was read ahead.
+    ReadAheadHit => "read_ahead_hit",
+    /// Requests that read ahead.
+    ReadAheadIssued => "read_ahead_issued",
+    /// Write-zeroes that became writes of zeros.
+    ZeroesWritten => "zeroes_written",
+    /// Read requests issued or bios taken.
+    Reads => "reads",
+    /// Likewise writes.
+    Writes => "writes",
+    /// Likewise flushes.
+    Flushes => "flushes",
+    /// Likewise discards.
+    Discards => "discards",
+    /// Likewise write-zeroes.
+    WriteZeroes => "write_zeroes",
+    /// Bytes read.
+    ReadBytes => "read_bytes",
+    /// Bytes written.
+    WriteBytes => "write_bytes",
+    /// Bytes discarded or zeroed.
+    DiscardBytes => "discard_bytes",
+    /// I/Os that failed.
+    Errors => "errors",
+}
+
+const COUNTERS: usize = Counter::ALL.len();
+/// Classes of operation that have a histogram of their own: read, write, flush, discard and write-zeroes.
+const CLASSES: usize = 4;
+/// Buckets of a histogram: four per doubling, from 1 ns up to 2^40 ns (18 minutes).
+pub const LATENCY_BUCKETS: usize = 160;
+
+/// What a node is, for people.
+#[derive(Clone, Debug)]
+pub struct NodeInfo {
+    /// Name: a volume's, a path, a table's.
+    pub name: String,
+    /// What kind of layer.
+    pub kind: NodeKind,
+    /// Device number as in traces: major, minor.
+    pub device: (u32, u32),
+}
+
+/// Kinds of node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeKind {
+    /// A leaf device.
+    Leaf,
+    /// A partition.
+    Partition,
+    /// A device-mapper table.
+    Table,
+    /// dm-linear.
+    Linear,
+    /// dm-stripe.
+    Striped,
+    /// dm-zero.
+    Zero,
+    /// dm-error.
+    Error,
+    /// Something else (tests, layers to come).
+    Other(&'static str),
+}
+
+impl NodeKind {
+    /// Its name in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            NodeKind::Leaf => "leaf",
+            NodeKind::Partition => "part",
+            NodeKind::Table => "dm",
+            NodeKind::Linear => "linear",
+            NodeKind::Striped => "striped",
+            NodeKind::Zero => "zero",
+            NodeKind::Error => "error",
+            NodeKind::Other(name) => name,
+        }
+    }
+}
+
+struct Cell {
+    counts: [AtomicU64; COUNTERS],
+    latency: Box<[[AtomicU64; LATENCY_BUCKETS]; CLASSES]>,
+}
+
+impl Default for Cell {
+    fn default() -> Cell {
+        let latency = Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))));
+        Cell { counts: std::array::from_fn(|_| AtomicU64::new(0)), latency }
+    }
+}
+
+/// One worker's counters. Written by that worker only.
+pub struct CounterTable {
+    cells: Box<[Cell]>,
+}
+
+#[inline]
+fn bump(cell: &AtomicU64, n: u64) {
+    // Only one thread writes, so this loses nothing, and needs no locked instruction.
+    cell.store(cell.load(Relaxed).wrapping_add(n), Relaxed);
+}
+
+#[inline]
+fn bucket(latency: Nanos) -> usize {
+    let ns = latency.0.max(1);
+    let octave = ns.ilog2() as usize;
+    let quarter = if octave >= 2 { (ns >> (octave - 2)) as usize & 3 } else { 0 };
+    (octave * 4 + quarter).min(LATENCY_BUCKETS - 1)
+}
+
+fn class(op: Op) -> usize {
+    match op {
+        Op::Read => 0,
+        Op::Write => 1,
+        Op::Flush => 2,
+        Op::Discard | Op::WriteZeroes => 3,
+    }
+}
+
+impl CounterTable {
+    /// A table for `nodes` nodes, all zero.
+    pub fn new(nodes: usize) -> CounterTable {
+        CounterTable { cells: (0..nodes).map(|_| Cell::default()).collect() }
+    }
+    /// Number of nodes.
+    pub(crate) fn len(&self) -> u16 {
+        u16::try_from(self.cells.len()).expect("a NodeId is a u16")
+    }
+    /// Adds `n`.
+    #[inline]
+    pub fn add(&self, node: NodeId, counter: Counter, n: u64) {
+        bump(&self.cells[node.0 as usize].counts[counter as usize], n);
+    }
+    /// Counts an operation and its bytes.
+    #[inline]
+    pub fn operation(&self, node: NodeId, op: Op, bytes: u64) {
+        let counts = &self.cells[node.0 as usize].counts;
+        let (ops, size) = match op {
+            Op::Read => (Counter::Reads, Counter::ReadBytes),
+            Op::Write => (Counter::Writes, Counter::WriteBytes),
+            Op::Flush => (Counter::Flushes, Counter::WriteBytes),
+            Op::Discard => (Counter::Discards, Counter::DiscardBytes),
+            Op::WriteZeroes => (Counter::WriteZeroes, Counter::DiscardBytes),
+        };
+        bump(&counts[ops as usize], 1);
+        bump(&counts[size as usize], bytes);
+    }
+    /// Records how long an operation took.
+    #[inline]
+    pub fn latency(&self, node: NodeId, op: Op, took: Nanos) {
+        bump(&self.cells[node.0 as usize].latency[class(op)][bucket(took)], 1);
+    }
+    /// One counter's value.
+    pub fn get(&self, node: NodeId, counter: Counter) -> u64 {
+        self.cells[node.0 as usize].counts[counter as usize].load(Relaxed)
+    }
+}
+
+/// A latency histogram, added up over workers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Histogram {
+    /// Counts per bucket; see [`Histogram::bound`].
+    pub buckets: Vec<u64>,
+}
+
+impl Histogram {
+    /// Upper bound of a bucket, exclusive, in nanoseconds.
+    pub fn bound(bucket: usize) -> u64 {
+        let (octave, quarter) = (bucket / 4, (bucket % 4) as u64);
+        if octave < 2 { 1 << (octave + 1) } else { (1 << octave) + ((quarter + 1) << (octave - 2)) }
+    }
+    /// Number of samples.
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().sum()
+    }
+    /// The bound below which the given share (0 to 1) of the samples lies, in nanoseconds; none without samples.
+    pub fn quantile(&self, share: f64) -> Option<u64> {
+        let total = self.count();
+        if total == 0 {
+            return None;
+        }
+        let wanted = ((total as f64 * share).ceil() as u64).clamp(1, total);
+        let mut seen = 0;
+        for (i, n) in self.buckets.iter().enumerate() {
+            seen += n;
+            if seen >= wanted {
+                return Some(Histogram::bound(i));
+            }
+        }
+        None
+    }
+}
+
+/// One node's counters at one moment, added up over workers.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    /// The node.
+    pub info: NodeInfo,
+    /// Every counter, in the order of [`Counter::ALL`].
+    pub counts: Vec<(Counter, u64)>,
+    /// Latency of reads, writes, flushes, and discards with write-zeroes.
+    pub latency: Vec<(&'static str, Histogram)>,
+}
+
+impl Snapshot {
+    /// One counter's value.
+    pub fn get(&self, counter: Counter) -> u64 {
+        self.counts[counter as usize].1
+    }
+}
+
+/// All workers' counters.
+pub struct Stats {
+    nodes: Vec<NodeInfo>,
+    workers: Mutex<Vec<Arc<CounterTable>>>,
+}
+
+impl Stats {
+    /// Counters for these nodes: a [`NodeId`] is an index into them.
+    pub fn new(nodes: Vec<NodeInfo>) -> Stats {
+        Stats { nodes, workers: Mutex::default() }
+    }
+    /// The nodes.
+    pub fn nodes(&self) -> &[NodeInfo] {
+        &self.nodes
+    }
+    /// A table for one more worker.
+    pub fn worker(&self) -> Arc<CounterTable> {
+        let table = Arc::new(CounterTable::new(self.nodes.len()));
+        self.workers.lock().expect("no holder of this lock panics").push(table.clone());
+        table
+    }
+    /// The sum over all workers of one counter.
+    pub fn get(&self, node: NodeId, counter: Counter) -> u64 {
+        self.workers.lock().expect("no holder of this lock panics").iter().map(|table| table.get(node, counter)).sum()
+    }
+    /// Everything, node by node.
+    pub fn snapshot(&self) -> Vec<Snapshot> {
+        let workers = self.workers.lock().expect("no holder of this lock panics");
+        let sum = |read: &dyn Fn(&Cell) -> u64, node: usize| workers.iter().map(|table| read(&table.cells[node])).sum();
+        let one = |(node, info): (usize, &NodeInfo)| Snapshot {
+            info: info.clone(),
+            counts: Counter::ALL
+                .iter()
+                .map(|&counter| (counter, sum(&|cell| cell.counts[counter as usize].load(Relaxed), node)))
+                .collect(),
+            latency: ["read", "write", "flush", "discard"]
+                .into_iter()
+                .enumerate()
+                .map(|(class, name)| {
+                    let buckets =
+                        (0..LATENCY_BUCKETS).map(|b| sum(&|cell| cell.latency[class][b].load(Relaxed), node)).collect();
+                    (name, Histogram { buckets })
+                })
+                .collect(),
+        };
+        self.nodes.iter().enumerate().map(one).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_latency_lies_below_its_buckets_bound_and_not_below_the_one_before() {
+        for shift in 0..40 {
+            for ns in [1u64 << shift, (1 << shift) + 1, (1 << shift) + (1 << shift) / 3, (2 << shift) - 1] {
+                let b = bucket(Nanos(ns));
+                assert!(ns < Histogram::bound(b), "{ns} in bucket {b} below {}", Histogram::bound(b));
+                assert!(ns < 8 || ns >= Histogram::bound(b - 1), "{ns} in bucket {b}");
+            }
+        }
+    }
+
+    #[test]
+    fn quantiles_come_from_the_right_bucket() {
+        let stats = Stats::new(vec![NodeInfo { name: "x".into(), kind: NodeKind::Leaf, device: (0, 0) }]);
+        let (a, b) = (stats.worker(), stats.worker());
+        (0..99).for_each(|_| a.latency(NodeId(0), Op::Read, Nanos(100)));
+        b.latency(NodeId(0), Op::Read, Nanos::micros(50));
+        a.add(NodeId(0), Counter::In, 2);
+        b.add(NodeId(0), Counter::In, 3);
+        let snapshot = &stats.snapshot()[0];
+        assert_eq!(snapshot.get(Counter::In), 5);
+        let reads = &snapshot.latency[0].1;
+        assert_eq!(reads.count(), 100);
+        assert_eq!(reads.quantile(0.5), Some(112));
+        assert!(reads.quantile(1.0).unwrap() > 50_000);
+    }
+}

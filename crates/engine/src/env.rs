@@ -1,0 +1,160 @@
+//! The environment: the only way the engine has to the world outside.
+//!
+//! There are two: `blockwork-uring` (io_uring, real time) and `blockwork-sim` (simulated devices, virtual time, from a
+//! seed). An environment belongs to one worker, on one thread.
+//!
+//! Contract: (1) each started operation completes exactly once, by a [`Completion`] with its token; (2) the memory of
+//! its segments is kept alive and is not otherwise touched until then; (3) completions may come in any order;
+//! (4) a read or write may transfer less than asked, as the kernel's may.
+
+use std::sync::Arc;
+
+use blockwork_memory::Segment;
+
+use crate::bio::Errno;
+use crate::units::Nanos;
+
+/// What an environment calls a file: a descriptor's number in the real one, a device's index in the simulated one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId(pub u32);
+
+/// Names an operation that was started, and says whose it is. Built by the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Token(pub u64);
+
+impl Token {
+    const PORT: u64 = 1 << 63;
+
+    /// A request of a leaf's queue.
+    #[inline]
+    pub(crate) fn request(leaf: u16, request: u32) -> Token {
+        Token(u64::from(leaf) << 32 | u64::from(request))
+    }
+    /// An operation of a port's own: `local` is what the port makes of it.
+    #[inline]
+    pub(crate) fn port(port: u32, local: u32) -> Token {
+        debug_assert!(port < 1 << 31);
+        Token(Token::PORT | u64::from(port) << 32 | u64::from(local))
+    }
+    /// Whose it is.
+    #[inline]
+    pub(crate) fn owner(self) -> Owner {
+        let low = (self.0 & 0xffff_ffff) as u32;
+        let high = ((self.0 & !Token::PORT) >> 32) as u32;
+        if self.0 & Token::PORT != 0 {
+            Owner::Port { port: high, local: low }
+        } else {
+            Owner::Request { leaf: high as u16, request: low }
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Owner {
+    Request { leaf: u16, request: u32 },
+    Port { port: u32, local: u32 },
+}
+
+/// What to do with a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileOpKind {
+    /// Read into the segments.
+    Read,
+    /// Write the segments; with `dsync` complete only when they are on stable storage (RWF_DSYNC).
+    Write {
+        /// RWF_DSYNC.
+        dsync: bool,
+    },
+    /// fdatasync.
+    Sync,
+    /// fallocate(PUNCH_HOLE | KEEP_SIZE): free the range, which reads as zeros then.
+    PunchHole,
+    /// fallocate(ZERO_RANGE | KEEP_SIZE): the range reads as zeros, and stays allocated.
+    ZeroRange,
+    /// BLKDISCARD.
+    BlkDiscard,
+    /// BLKZEROOUT.
+    BlkZeroOut,
+}
+
+/// One operation on a file.
+#[derive(Debug)]
+pub struct FileOp<'a> {
+    /// Which file.
+    pub file: FileId,
+    /// What to do.
+    pub kind: FileOpKind,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How much, in bytes: the segments' sum for reads and writes.
+    pub len: u64,
+    /// Memory for reads and writes. The environment keeps clones of these until the operation completes.
+    pub data: &'a [Segment],
+}
+
+/// An operation that has finished.
+#[derive(Clone, Copy, Debug)]
+pub struct Completion {
+    /// Which.
+    pub token: Token,
+    /// Bytes transferred (0 for operations without data) or a negative errno, as io_uring reports it.
+    pub result: i32,
+    /// The environment's own flags for a port's operations (io_uring's CQE flags); 0 for file operations.
+    pub flags: u32,
+}
+
+impl Completion {
+    /// Bytes transferred, or what went wrong.
+    #[inline]
+    pub fn outcome(&self) -> Result<u32, Errno> {
+        u32::try_from(self.result).map_err(|_| Errno(-self.result))
+    }
+}
+
+/// How long [`Env::wait`] may sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Not at all: submit what was started, and take what is there.
+    Poll,
+    /// Until at least one completion or notification is there, or the time (if any) has come.
+    Until(Option<Nanos>),
+    /// To gather a batch: until `completions` are there, or `for_at_most` has passed. Then as `Until` without waiting.
+    Gather {
+        /// Enough of them to go on with.
+        completions: u32,
+        /// Bound on the time slept.
+        for_at_most: Nanos,
+    },
+}
+
+/// Wakes a worker from any thread: its `wait` returns soon.
+pub trait Notify: Send + Sync {
+    /// Wakes it.
+    fn notify(&self);
+}
+
+/// Time, randomness and I/O for one worker. See the module's contract.
+pub trait Env {
+    /// Monotonic time. Cheap; may be the time at which `wait` last returned.
+    fn now(&self) -> Nanos;
+    /// A random number; from the seed, in the simulated world.
+    fn random(&mut self) -> u64;
+    /// Starts an operation; it may reach the kernel only at the next `wait`.
+    fn start(&mut self, token: Token, op: FileOp<'_>);
+    /// Submits what was started, sleeps as told, appends what has completed to `out`.
+    fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>);
+    /// A handle that wakes this worker.
+    fn notifier(&self) -> Arc<dyn Notify>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_tells_its_owner() {
+        assert_eq!(Token::request(7, 99).owner(), Owner::Request { leaf: 7, request: 99 });
+        assert_eq!(Token::request(u16::MAX, u32::MAX).owner(), Owner::Request { leaf: u16::MAX, request: u32::MAX });
+        assert_eq!(Token::port(3, 5).owner(), Owner::Port { port: 3, local: 5 });
+    }
+}

@@ -1,0 +1,196 @@
+//! Events: everything that alters an I/O says so, in blktrace's terms, where somebody listens.
+//!
+//! Tracing that is off costs one predictable branch per place ([`Tracer::on`]).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::bio::{Flags, Op};
+use crate::layer::NodeId;
+use crate::units::{Nanos, Sector, Sectors};
+
+/// What happened, by blktrace's letters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Action {
+    /// Q: a bio arrived at a device.
+    Queue,
+    /// M: it was added to the end of a request.
+    BackMerge,
+    /// F: it was added to the front of a request.
+    FrontMerge,
+    /// G: a request was made for it.
+    GetRequest,
+    /// S: no request was free; it waits.
+    Sleep,
+    /// R: a request went back to the queue.
+    Requeue,
+    /// D: a request was given to the device.
+    Issue,
+    /// C: a request or bio completed.
+    Complete,
+    /// P: the queue holds requests back to gather more.
+    Plug,
+    /// U: it lets them go.
+    Unplug,
+    /// I: a request entered the queue.
+    Insert,
+    /// X: a bio was cut.
+    Split,
+    /// B: data goes through another buffer.
+    Bounce,
+    /// A: a bio was mapped to a lower device.
+    Remap,
+    /// A bio waits for a layer's slow path (blktrace has no letter; written as a message).
+    Defer,
+}
+
+/// Why it happened, where that is worth a word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Nothing to add.
+    None,
+    /// A stripe's or RAID's chunk ended.
+    Chunk,
+    /// A target of the table ended.
+    TargetEnd,
+    /// max_sectors_kb.
+    MaxSectors,
+    /// max_segments.
+    MaxSegments,
+    /// The device's chunk_sectors boundary.
+    ChunkSectors,
+    /// discard_max_bytes.
+    DiscardMax,
+    /// write_zeroes_max_bytes.
+    WriteZeroesMax,
+    /// Memory that the device's dma_alignment does not allow.
+    Alignment,
+    /// A range that is not whole logical blocks: read, modified, written.
+    Unaligned,
+    /// A device without write-zeroes: zeros are written instead.
+    NoWriteZeroes,
+    /// A device without FUA: flushed afterwards.
+    NoFua,
+    /// A merged request failed: its parts are tried one by one.
+    Retry,
+    /// The device transferred less than asked: the rest is asked for again.
+    Short,
+    /// Sequential reads: what comes next is read ahead.
+    ReadAhead,
+}
+
+impl Reason {
+    /// A word for it; empty for `None`.
+    pub fn word(self) -> &'static str {
+        match self {
+            Reason::None => "",
+            Reason::Chunk => "chunk",
+            Reason::TargetEnd => "target end",
+            Reason::MaxSectors => "max_sectors_kb",
+            Reason::MaxSegments => "max_segments",
+            Reason::ChunkSectors => "chunk_sectors",
+            Reason::DiscardMax => "discard_max_bytes",
+            Reason::WriteZeroesMax => "write_zeroes_max_bytes",
+            Reason::Alignment => "dma_alignment",
+            Reason::Unaligned => "logical_block_size",
+            Reason::NoWriteZeroes => "no write zeroes",
+            Reason::NoFua => "no FUA",
+            Reason::Retry => "retry",
+            Reason::Short => "short transfer",
+            Reason::ReadAhead => "read ahead",
+        }
+    }
+}
+
+/// What some actions carry besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Payload {
+    /// Nothing.
+    None,
+    /// X: where the second part starts.
+    Split {
+        /// Its first sector.
+        new_sector: Sector,
+    },
+    /// U: how many requests are let go.
+    Unplug {
+        /// Requests.
+        requests: u32,
+    },
+    /// A: where it came from.
+    Remap {
+        /// The device above.
+        from: NodeId,
+        /// The sector there.
+        sector: Sector,
+    },
+}
+
+/// One event.
+#[derive(Clone, Copy, Debug)]
+pub struct Event {
+    /// When, by the worker's clock.
+    pub time: Nanos,
+    /// On which device or layer.
+    pub node: NodeId,
+    /// What happened.
+    pub action: Action,
+    /// To what kind of I/O.
+    pub op: Op,
+    /// Its flags.
+    pub flags: Flags,
+    /// Where.
+    pub sector: Sector,
+    /// How long.
+    pub nr: Sectors,
+    /// What else.
+    pub payload: Payload,
+    /// Why.
+    pub reason: Reason,
+    /// For C: the error, as a positive errno, or 0.
+    pub errno: u16,
+}
+
+/// Takes a worker's events, a batch at a time, on the worker's thread: it must not block.
+pub trait EventSink: Send {
+    /// Takes all of `events`, in order of time; leaves the vector empty.
+    fn take(&mut self, worker: u16, events: &mut Vec<Event>);
+}
+
+/// A worker's event buffer.
+#[derive(Default)]
+pub struct Tracer {
+    on: bool,
+    wanted: Arc<AtomicBool>,
+    events: Vec<Event>,
+    sink: Option<Box<dyn EventSink>>,
+}
+
+impl Tracer {
+    /// A tracer that gives its events to `sink` while `wanted` is set.
+    pub fn new(wanted: Arc<AtomicBool>, sink: Box<dyn EventSink>) -> Tracer {
+        Tracer { on: false, wanted, events: Vec::new(), sink: Some(sink) }
+    }
+
+    /// Whether anybody listens.
+    #[inline]
+    pub fn on(&self) -> bool {
+        self.on
+    }
+
+    /// Adds an event; call only if [`Tracer::on`].
+    pub fn push(&mut self, event: Event) {
+        self.events.push(event);
+    }
+
+    /// Once per turn: gives the events away, and looks whether anybody (still) listens.
+    pub(crate) fn turn(&mut self, worker: u16) {
+        if !self.events.is_empty() {
+            match &mut self.sink {
+                Some(sink) => sink.take(worker, &mut self.events),
+                None => self.events.clear(),
+            }
+        }
+        self.on = self.wanted.load(Ordering::Relaxed);
+    }
+}

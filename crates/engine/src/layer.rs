@@ -1,0 +1,236 @@
+//! A layer of a stack, and how a bio is resolved through it.
+//!
+//! Layers do not pass requests to each other. [`Layer::resolve`] maps a [`Span`] to what lies below and hands each piece
+//! on through the [`Resolver`], synchronously, down to [`Extent`]s of leaves. It takes no lock, does no I/O and allocates
+//! nothing. A layer that must do work first (provision, copy, set a bit) returns a [`Defer`]; the engine then runs its
+//! [`Layer::prepare`] as an async task, and resolves the whole bio again. Nothing of a bio is submitted before all of
+//! it is resolved.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::bio::{Errno, Flags, Op};
+use crate::counters::{Counter, CounterTable};
+use crate::event::{Action, Event, Payload, Reason, Tracer};
+use crate::leaf::LeafId;
+use crate::limits::Limits;
+use crate::task::TaskContext;
+use crate::units::{Nanos, Sector, Sectors};
+
+/// A node of a stack (a layer, a leaf) in counters and traces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u16);
+
+/// A range of a layer that (a piece of) a bio covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// What the bio does.
+    pub op: Op,
+    /// Its flags.
+    pub flags: Flags,
+    /// Where, on this layer.
+    pub sector: Sector,
+    /// How much; zero for a flush.
+    pub nr: Sectors,
+    /// Where this piece begins within the bio: which part of its data it is.
+    pub at: Sectors,
+}
+
+impl Span {
+    /// The same piece of the bio at another place.
+    #[inline]
+    pub fn moved_to(self, sector: Sector) -> Span {
+        Span { sector, ..self }
+    }
+    /// The piece of `nr` sectors that starts `skip` sectors into this one.
+    #[inline]
+    pub fn piece(self, skip: Sectors, nr: Sectors) -> Span {
+        debug_assert!(skip.0 + nr.0 <= self.nr.0);
+        Span { sector: self.sector + skip, nr, at: self.at + skip, ..self }
+    }
+    /// One past its last sector.
+    #[inline]
+    pub fn end(self) -> Sector {
+        self.sector + self.nr
+    }
+}
+
+/// Where a piece of a bio ends up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// On a leaf.
+    Leaf(LeafId),
+    /// Nowhere: reads give zeros, everything else vanishes.
+    Zero,
+    /// It fails.
+    Error(Errno),
+}
+
+/// A piece of a bio, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Where it goes.
+    pub target: Target,
+    /// What, there.
+    pub span: Span,
+}
+
+/// A layer's word that it has work to do before it can map a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Defer {
+    /// The layer.
+    pub node: NodeId,
+    /// The span, on that layer.
+    pub span: Span,
+    /// Why, for counters and traces.
+    pub reason: Reason,
+}
+
+/// The future of a layer's slow path.
+pub type Preparation = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
+
+/// One layer of a stack. Shared by all workers.
+pub trait Layer: Send + Sync + Debug {
+    /// Its number in counters and traces.
+    fn node(&self) -> NodeId;
+    /// Size.
+    fn sectors(&self) -> Sectors;
+    /// Its limits, stacked over those below.
+    fn limits(&self) -> &Limits;
+    /// Maps `span`, which lies within the layer, and hands the pieces on: [`Resolver::pass`] to a layer below, or
+    /// [`Resolver::zero`], [`Resolver::error`]. A flush goes to everything below, once.
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer>;
+    /// Does what `defer` asked for; afterwards the bio is resolved again.
+    fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
+        let _ = (defer, cx);
+        unreachable!("a layer that never defers is never asked to prepare")
+    }
+    /// The layers directly below.
+    fn below(&self) -> Vec<Arc<dyn Layer>>;
+}
+
+/// The layer of `node` in the stack under `root`.
+pub(crate) fn find(root: &dyn Layer, node: NodeId) -> Option<Arc<dyn Layer>> {
+    root.below().into_iter().find_map(|layer| if layer.node() == node { Some(layer) } else { find(&*layer, node) })
+}
+
+/// Collects a bio's extents while it is resolved, counts, and traces.
+pub struct Resolver<'a> {
+    pub(crate) out: &'a mut Vec<Extent>,
+    pub(crate) counters: &'a CounterTable,
+    pub(crate) tracer: &'a mut Tracer,
+    pub(crate) now: Nanos,
+}
+
+impl<'a> Resolver<'a> {
+    /// A resolver on its own, for tests and for questions about a mapping.
+    pub fn new(out: &'a mut Vec<Extent>, counters: &'a CounterTable, tracer: &'a mut Tracer) -> Resolver<'a> {
+        Resolver { out, counters, tracer, now: Nanos(0) }
+    }
+
+    /// Hands `span` (in the sectors of `below`) on from the layer `node`, where it was at `from`.
+    #[inline]
+    pub fn pass(&mut self, node: NodeId, from: Sector, below: &dyn Layer, span: Span) -> Result<(), Defer> {
+        self.counters.add(node, Counter::Out, 1);
+        self.counters.add(below.node(), Counter::In, 1);
+        if self.tracer.on() {
+            let payload = Payload::Remap { from: node, sector: from };
+            self.trace(below.node(), Action::Remap, span, payload, Reason::None);
+        }
+        below.resolve(span, self)
+    }
+
+    /// Says that the layer `node` cuts `span` into `pieces`, and why.
+    #[inline]
+    pub fn split(&mut self, node: NodeId, span: Span, pieces: u64, reason: Reason) {
+        if pieces < 2 {
+            return;
+        }
+        let counter = if reason == Reason::TargetEnd { Counter::SplitTarget } else { Counter::SplitChunk };
+        self.counters.add(node, counter, pieces - 1);
+        if self.tracer.on() {
+            self.trace(node, Action::Split, span, Payload::Split { new_sector: span.end() }, reason);
+        }
+    }
+
+    /// Ends `span` in zeros: reads give them, everything else is dropped.
+    #[inline]
+    pub fn zero(&mut self, span: Span) {
+        self.out.push(Extent { target: Target::Zero, span });
+    }
+
+    /// Ends `span` in an error.
+    #[inline]
+    pub fn error(&mut self, span: Span, errno: Errno) {
+        self.out.push(Extent { target: Target::Error(errno), span });
+    }
+
+    /// Ends `span` on a leaf. A flush reaches each leaf once, however many ways lead there.
+    #[inline]
+    pub fn leaf(&mut self, leaf: LeafId, span: Span) {
+        let target = Target::Leaf(leaf);
+        if span.op == Op::Flush && self.out.iter().any(|extent| extent.target == target) {
+            return;
+        }
+        self.out.push(Extent { target, span });
+    }
+
+    #[cold]
+    fn trace(&mut self, node: NodeId, action: Action, span: Span, payload: Payload, reason: Reason) {
+        self.tracer.push(Event {
+            time: self.now,
+            node,
+            action,
+            op: span.op,
+            flags: span.flags,
+            sector: span.sector,
+            nr: span.nr,
+            payload,
+            reason,
+            errno: 0,
+        });
+    }
+}
+
+/// The bottom of every stack: a leaf device as a layer.
+#[derive(Debug)]
+pub struct LeafLayer {
+    leaf: LeafId,
+    node: NodeId,
+    sectors: Sectors,
+    limits: Limits,
+}
+
+impl LeafLayer {
+    /// A leaf of that size and with those limits.
+    pub fn new(leaf: LeafId, node: NodeId, sectors: Sectors, limits: Limits) -> LeafLayer {
+        LeafLayer { leaf, node, sectors, limits }
+    }
+    /// Which leaf.
+    pub fn leaf(&self) -> LeafId {
+        self.leaf
+    }
+}
+
+impl Layer for LeafLayer {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    #[inline]
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        assert!(span.end().0 <= self.sectors.0, "{span:?} lies beyond leaf {:?} of {} sectors", self.leaf, self.sectors);
+        cx.leaf(self.leaf, span);
+        Ok(())
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        Vec::new()
+    }
+}

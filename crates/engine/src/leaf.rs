@@ -1,0 +1,118 @@
+//! A leaf: the device at the bottom of a stack, as its queue sees it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use blockwork_memory::Segment;
+
+use crate::bio::{Errno, Flags, Op};
+use crate::env::{Env, Token};
+use crate::limits::Limits;
+use crate::units::{Sector, Sectors};
+
+/// A leaf's number, the same for all workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LeafId(pub u16);
+
+/// One request to a leaf, within its limits.
+#[derive(Debug)]
+pub struct LeafIo<'a> {
+    /// To start operations of the environment with.
+    pub token: Token,
+    /// What to do.
+    pub op: Op,
+    /// FUA and NO_UNMAP matter here.
+    pub flags: Flags,
+    /// Where.
+    pub sector: Sector,
+    /// How much; zero for a flush.
+    pub nr: Sectors,
+    /// Memory of exactly `nr` sectors, for reads and writes.
+    pub data: &'a [Segment],
+}
+
+/// What became of a request that was given to a leaf.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Submitted {
+    /// It is done already.
+    Now(Result<(), Errno>),
+    /// One operation was started in the environment under the request's token; its result is the request's.
+    Started,
+}
+
+/// What a range of a leaf holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Allocation {
+    /// Data, or not known to be anything else.
+    Data,
+    /// Not allocated; reads as zeros.
+    Hole,
+    /// Allocated; reads as zeros.
+    Zero,
+}
+
+/// A worker's handle on a leaf device. It does what it is told, at once; queueing is the leaf queue's business.
+pub trait Leaf {
+    /// Starts `io`, or does it on the spot.
+    fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted;
+
+    /// What the device holds at `sector`, and how far (at most `nr`, at least one sector) that goes.
+    fn allocation(&mut self, sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {
+        let _ = sector;
+        Ok((Allocation::Data, nr))
+    }
+}
+
+/// Where the workers' handles on one leaf come from, and what they share.
+pub trait LeafSource: Send + Sync {
+    /// A handle for one worker.
+    fn open(&self) -> Box<dyn Leaf>;
+    /// The device's limits.
+    fn limits(&self) -> &Limits;
+    /// Size.
+    fn sectors(&self) -> Sectors;
+    /// What people call it: its path, or `null:1G`.
+    fn name(&self) -> &str;
+    /// The state that all handles share.
+    fn shared(&self) -> &LeafShared;
+}
+
+/// What the workers' queues on one leaf share: read-mostly.
+#[derive(Debug, Default)]
+pub struct LeafShared {
+    failed: AtomicBool,
+    changes: AtomicU64,
+}
+
+impl LeafShared {
+    /// A flush failed: nothing that was written since the last one is known to be safe, so writing stops (invariant 5
+    /// of the crate). Returns whether this was the first to say so.
+    pub fn fail(&self) -> bool {
+        !self.failed.swap(true, Ordering::AcqRel)
+    }
+    /// Whether a flush has failed.
+    #[inline]
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+    /// Says that content is changing or has changed. Called before a write is started and after it has completed,
+    /// by leaves that read ahead, so that no worker serves a stale prefetched sector.
+    #[inline]
+    pub fn change(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+    /// The number of changes so far: what was read while this did not move is current.
+    #[inline]
+    pub fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+}
+
+/// Hears of everything that alters leaves, in the order that matters for crashes: `serve --log-writes`.
+pub trait WriteTap: Send + Sync {
+    /// A write, discard or write-zeroes has completed successfully. A FUA flag means that it is durable.
+    fn altered(&self, leaf: LeafId, op: Op, flags: Flags, sector: Sector, nr: Sectors, data: &[Segment]);
+    /// A flush is about to be started: what `altered` reported before this is covered by it. Returns a ticket.
+    fn flush_started(&self, leaf: LeafId) -> u64;
+    /// The flush with that ticket has completed successfully.
+    fn flushed(&self, leaf: LeafId, ticket: u64);
+}

@@ -1,0 +1,48 @@
+//! The block layer itself: what a bio is, how a stack of layers turns it into extents of leaf devices, how a leaf's
+//! queue plugs, sorts, merges and splits those, and the worker that runs it all to completion on one thread.
+//!
+//! ```text
+//!   port (a client) ── bio ──▶ resolve (layers, synchronous) ── extents ──▶ leaf queue ── requests ──▶ leaf ──▶ env
+//!                                  └─ Defer ──▶ slow path (async task on the same thread) ──▶ resolve again
+//! ```
+//!
+//! Invariants:
+//! 1. A bio that was accepted completes exactly once, with success only if every sector of it was transferred.
+//! 2. Resolving and queueing a mapped bio takes no lock, makes no system call and, once warm, allocates nothing.
+//! 3. The engine never knows which environment it is in: time, randomness and I/O come from [`Env`] alone.
+//! 4. A flush completes only after every write that completed before the flush was submitted is on stable storage,
+//!    on every leaf that the flushed volume reaches; a FUA write completes only when it is itself.
+//! 5. After a leaf's flush fails, that leaf accepts no write and no flush any more: a later flush that succeeds would
+//!    prove nothing about the data that the failed one lost.
+//! 6. The engine knows neither bytes of any disk format nor who its clients are.
+#![forbid(unsafe_code)]
+
+mod bio;
+mod core;
+mod counters;
+mod env;
+mod event;
+mod gather;
+mod layer;
+mod leaf;
+mod limits;
+mod port;
+mod queue;
+mod task;
+mod unaligned;
+mod units;
+mod volume;
+mod worker;
+
+pub use bio::{Bio, Done, Errno, Flags, Op};
+pub use counters::{Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats};
+pub use env::{Completion, Env, FileId, FileOp, FileOpKind, Notify, Token, Wait};
+pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
+pub use layer::{Defer, Extent, Layer, LeafLayer, NodeId, Resolver, Span, Target};
+pub use leaf::{Allocation, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
+pub use limits::{Limits, Merges, SettingError};
+pub use port::{Context, Port, PortId, PortState};
+pub use task::TaskContext;
+pub use units::{Nanos, SECTOR, Sector, Sectors};
+pub use volume::{Volume, VolumeId};
+pub use worker::{Worker, WorkerConfig, WorkerHandle};

@@ -1,0 +1,184 @@
+//! What happens when the device is done with a request.
+
+use super::{LeafQueue, Part, Plugged, QueueContext, Stage, trace};
+use crate::bio::{Errno, Flags, Op};
+use crate::counters::Counter;
+use crate::event::{Action, Event, Payload, Reason};
+use crate::layer::Span;
+use crate::units::{SECTOR, Sectors};
+
+impl LeafQueue {
+    /// An operation that was started in the environment for request `id` has completed.
+    pub(crate) fn completed(&mut self, cx: &mut QueueContext<'_>, id: u32, result: i32) {
+        let request = &self.requests[id];
+        let outcome = match u32::try_from(result) {
+            Err(_) => Err(Errno(-result)),
+            Ok(bytes) if request.op.has_data() => Ok(u64::from(bytes)),
+            Ok(_) => Ok(request.nr.bytes()),
+        };
+        self.finish(cx, id, outcome);
+        self.issue(cx);
+    }
+
+    /// Request `id` has transferred so many bytes, or failed.
+    pub(super) fn finish(&mut self, cx: &mut QueueContext<'_>, id: u32, outcome: Result<u64, Errno>) {
+        self.in_flight -= 1;
+        let request = &mut self.requests[id];
+        request.state_done();
+        if self.limits.read_ahead > Sectors::ZERO && request.op.is_write() {
+            self.source.shared().change();
+        }
+        match outcome {
+            // Interrupted before anything happened: the same once more.
+            Err(Errno::EINTR | Errno::EAGAIN) => {
+                request.unbounce();
+                self.requeue(cx, id, Reason::Retry);
+            }
+            Err(errno) => self.failed(cx, id, errno),
+            Ok(bytes) if bytes < request.nr.bytes() => self.short(cx, id, bytes),
+            Ok(_) => self.succeeded(cx, id),
+        }
+    }
+
+    fn requeue(&mut self, cx: &mut QueueContext<'_>, id: u32, reason: Reason) {
+        cx.counters.add(self.node, Counter::Requeued, 1);
+        if cx.tracer.on() {
+            trace(cx, self.node, Action::Requeue, self.requests[id].what(), Payload::None, reason);
+        }
+        self.pending.push_front(id);
+    }
+
+    /// Less than asked: ask for the rest. Nothing at all means that the device has shrunk below this place.
+    fn short(&mut self, cx: &mut QueueContext<'_>, id: u32, bytes: u64) {
+        let block = u64::from(self.limits.logical_block_size);
+        let whole = Sectors(bytes / block * block / SECTOR);
+        if whole == Sectors::ZERO {
+            let request = &self.requests[id];
+            log::error!(
+                "{}: {} bytes transferred of {} at byte {}: the file ends here now. It had {} sectors when it was \
+                 opened; serve it again if it was resized on purpose.",
+                self.source.name(),
+                bytes,
+                request.nr.bytes(),
+                request.sector.bytes(),
+                self.source.sectors()
+            );
+            self.failed(cx, id, Errno::EIO);
+            return;
+        }
+        self.requests[id].advance(whole);
+        self.requeue(cx, id, Reason::Short);
+    }
+
+    fn succeeded(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+        let request = &mut self.requests[id];
+        request.unbounce();
+        let (sector, nr) = request.whole();
+        let (op, flags, stage) = (request.op, request.flags, request.stage);
+        cx.counters.latency(self.node, op, cx.now.since(request.issued));
+        self.trace_complete(cx, id, 0);
+        match stage {
+            Stage::Free => unreachable!("a free request is not in flight"),
+            Stage::Flush(ticket) => {
+                self.requests.give_back(id);
+                self.end_flush(cx, ticket, Ok(()));
+                return;
+            }
+            Stage::ReadAhead(slot) => {
+                self.requests.give_back(id);
+                self.end_read_ahead(cx, slot, true);
+                return;
+            }
+            Stage::Client => {}
+        }
+        if op.is_write() {
+            self.dirty = true;
+            if let Some(tap) = cx.tap {
+                let durable = if self.limits.fua { flags } else { flags.without(Flags::FUA) };
+                tap.altered(self.id, op, durable, sector, nr, &self.requests[id].data);
+            }
+        }
+        let must_flush = op == Op::Write && flags.has(Flags::FUA) && !self.limits.fua;
+        for i in 0..self.requests[id].parts.len() {
+            let part = self.requests[id].parts[i];
+            if must_flush {
+                self.flushes.wait(part.bio);
+            } else {
+                cx.completed.push((part.bio, Ok(())));
+            }
+        }
+        self.requests.give_back(id);
+        if must_flush {
+            self.flush_if_due(cx);
+        }
+    }
+
+    fn failed(&mut self, cx: &mut QueueContext<'_>, id: u32, errno: Errno) {
+        let request = &mut self.requests[id];
+        request.unbounce();
+        self.trace_complete(cx, id, errno.0);
+        let request = &self.requests[id];
+        match request.stage {
+            Stage::Free => unreachable!("a free request is not in flight"),
+            Stage::Flush(ticket) => {
+                self.requests.give_back(id);
+                self.end_flush(cx, ticket, Err(errno));
+            }
+            Stage::ReadAhead(slot) => {
+                self.requests.give_back(id);
+                self.end_read_ahead(cx, slot, false);
+            }
+            Stage::Client if request.op == Op::WriteZeroes && errno == Errno::EOPNOTSUPP => {
+                // The device said that it can, and cannot (as file systems do on some files): write zeros from now on.
+                self.limits.max_write_zeroes = Sectors::ZERO;
+                self.retry_parts(cx, id);
+            }
+            Stage::Client if request.parts.len() > 1 => self.retry_parts(cx, id),
+            Stage::Client => {
+                cx.counters.add(self.node, Counter::Errors, 1);
+                let bio = request.parts[0].bio;
+                cx.completed.push((bio, Err(errno)));
+                self.requests.give_back(id);
+            }
+        }
+    }
+
+    /// Takes a request apart; each part goes alone, cut anew.
+    fn retry_parts(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+        let (mut sector, _) = self.requests[id].whole();
+        let flags = self.requests[id].flags.with(Flags::NO_MERGE);
+        let parts: Vec<Part> = self.requests[id].parts.clone();
+        if cx.tracer.on() {
+            trace(cx, self.node, Action::Requeue, self.requests[id].what(), Payload::None, Reason::Retry);
+        }
+        self.requests.give_back(id);
+        self.requests.start_batch();
+        cx.counters.add(self.node, Counter::Requeued, parts.len() as u64);
+        for Part { bio, at, nr } in parts {
+            // The bio's own operation: a write of zeros may have been a write-zeroes.
+            let span = Span { op: cx.bios.op(bio), flags, sector, nr, at };
+            self.admit_plain(cx, Plugged { bio, span });
+            sector = sector + nr;
+        }
+    }
+
+    fn trace_complete(&self, cx: &mut QueueContext<'_>, id: u32, errno: i32) {
+        if !cx.tracer.on() {
+            return;
+        }
+        let request = &self.requests[id];
+        let (sector, nr) = request.whole();
+        cx.tracer.push(Event {
+            time: cx.now,
+            node: self.node,
+            action: Action::Complete,
+            op: request.op,
+            flags: request.flags,
+            sector,
+            nr,
+            payload: Payload::None,
+            reason: Reason::None,
+            errno: u16::try_from(errno).unwrap_or(u16::MAX),
+        });
+    }
+}

@@ -1,0 +1,295 @@
+//! A leaf's queue, one per worker: extents go in, requests within the device's limits come out.
+//!
+//! ```text
+//!   plug ──unplug──▶ sort ─▶ read ahead ─▶ split ─▶ merge ──▶ pending ──▶ in flight ──▶ done ──▶ bios
+//!                                            │                   ▲            │
+//!                                         backlog ───────────────┘◀──requeue──┘  (short transfers, failed merges)
+//! ```
+//!
+//! Everything that arrives in a turn of the worker is plugged, then sorted and merged at once, as the kernel's plug does.
+//! At most `nr_requests` requests are in flight; those that wait can still be merged with what arrives later.
+//!
+//! Invariants:
+//! 1. Every part of a bio that was put in is reported once to `completed`.
+//! 2. A request never exceeds the limits, and holds only contiguous parts of one operation with equal flags.
+//! 3. A merged request that fails is taken apart and each part tried alone, so that one bad sector fails one bio.
+//! 4. One flush runs at a time; those that arrive meanwhile share the next one, which starts after they arrived.
+//! 5. Requests that are made but not yet issued are bounded: of a range that needs many (a discard of a whole disk under
+//!    a small `discard_max_bytes`), only as many exist as can be in flight soon; the rest waits in the backlog, uncut.
+//! 6. Once a flush has failed, writes and flushes fail (see the crate's invariant 5).
+
+mod complete;
+mod flush;
+mod merge;
+mod read_ahead;
+mod request;
+mod split;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use blockwork_memory::{Buffer, Pool};
+
+use crate::bio::{Errno, Flags, Op};
+use crate::core::Bios;
+use crate::counters::{Counter, CounterTable};
+use crate::env::{Env, Token};
+use crate::event::{Action, Event, Payload, Reason, Tracer};
+use crate::layer::{NodeId, Span};
+use crate::leaf::{Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
+use crate::limits::{Limits, Merges};
+use crate::units::{Nanos, Sector, Sectors};
+
+use flush::Flushes;
+use read_ahead::ReadAhead;
+pub(crate) use split::sectors_in_segments;
+
+use request::{Part, Requests, Stage};
+
+/// What the queue needs of its worker while it works.
+pub(crate) struct QueueContext<'a> {
+    pub(crate) env: &'a mut dyn Env,
+    pub(crate) bios: &'a Bios,
+    pub(crate) counters: &'a CounterTable,
+    pub(crate) tracer: &'a mut Tracer,
+    pub(crate) pool: &'a Pool,
+    pub(crate) tap: Option<&'a dyn WriteTap>,
+    /// Parts of bios that are done: the bio, and how it went.
+    pub(crate) completed: &'a mut Vec<(u32, Result<(), Errno>)>,
+    pub(crate) now: Nanos,
+}
+
+/// An extent of a bio on this leaf, not yet (entirely) made into requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Plugged {
+    pub(crate) bio: u32,
+    pub(crate) span: Span,
+}
+
+/// One worker's queue on one leaf.
+pub(crate) struct LeafQueue {
+    id: LeafId,
+    node: NodeId,
+    source: Arc<dyn LeafSource>,
+    leaf: Box<dyn Leaf>,
+    limits: Limits,
+    plug: Vec<Plugged>,
+    backlog: VecDeque<Plugged>,
+    requests: Requests,
+    pending: VecDeque<u32>,
+    in_flight: u32,
+    flushes: Flushes,
+    read_ahead: ReadAhead,
+    /// Zeros to write, where the device has no write-zeroes.
+    zeros: Option<Buffer>,
+    /// Written to since the last flush.
+    dirty: bool,
+}
+
+impl LeafQueue {
+    pub(crate) fn new(id: LeafId, node: NodeId, source: Arc<dyn LeafSource>) -> LeafQueue {
+        let limits = source.limits().clone();
+        assert!(limits.nr_requests > 0 && limits.max_sectors > Sectors::ZERO && limits.max_segments > 0);
+        let read_ahead = ReadAhead::new(limits.read_ahead, limits.max_sectors, source.sectors());
+        LeafQueue {
+            id,
+            node,
+            leaf: source.open(),
+            source,
+            limits,
+            plug: Vec::new(),
+            backlog: VecDeque::new(),
+            requests: Requests::default(),
+            pending: VecDeque::new(),
+            in_flight: 0,
+            flushes: Flushes::default(),
+            read_ahead,
+            zeros: None,
+            dirty: false,
+        }
+    }
+
+    pub(crate) fn node(&self) -> NodeId {
+        self.node
+    }
+    pub(crate) fn leaf_mut(&mut self) -> &mut dyn Leaf {
+        &mut *self.leaf
+    }
+    /// Requests that the device has.
+    pub(crate) fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+    /// Whether writes have completed that no flush has covered.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.dirty && self.limits.write_cache && !self.shared().has_failed()
+    }
+    pub(crate) fn is_idle(&self) -> bool {
+        self.plug.is_empty() && self.backlog.is_empty() && self.pending.is_empty() && self.in_flight == 0
+    }
+    pub(crate) fn has_plugged(&self) -> bool {
+        !self.plug.is_empty()
+    }
+    fn shared(&self) -> &LeafShared {
+        self.source.shared()
+    }
+
+    /// Puts an extent into the plug.
+    #[inline]
+    pub(crate) fn add(&mut self, plugged: Plugged) {
+        self.plug.push(plugged);
+    }
+
+    /// Makes requests of what is plugged, and issues what may be in flight.
+    pub(crate) fn unplug(&mut self, cx: &mut QueueContext<'_>) {
+        if self.plug.is_empty() {
+            return;
+        }
+        let mut plug = std::mem::take(&mut self.plug);
+        if cx.tracer.on() {
+            self.trace_plug(cx, plug.len());
+        }
+        if self.limits.merges == Merges::All && !plug.is_sorted_by_key(order) {
+            plug.sort_by_key(order); // stable: equal starts keep their order of arrival
+        }
+        self.requests.start_batch();
+        for plugged in plug.drain(..) {
+            self.count_arrival(cx, &plugged);
+            self.admit(cx, plugged);
+        }
+        self.plug = plug; // keeps its memory
+        self.flush_if_due(cx);
+        self.issue(cx);
+    }
+
+    /// Turns one extent into what becomes of it.
+    fn admit(&mut self, cx: &mut QueueContext<'_>, plugged: Plugged) {
+        let op = plugged.span.op;
+        if op != Op::Read {
+            if let Err(errno) = self.writable() {
+                cx.completed.push((plugged.bio, Err(errno)));
+                return;
+            }
+            if op == Op::Flush {
+                self.flushes.wait(plugged.bio);
+                return;
+            }
+        } else if self.read_ahead.is_on() {
+            self.admit_read(cx, plugged);
+            return;
+        }
+        self.admit_plain(cx, plugged);
+    }
+
+    fn admit_plain(&mut self, cx: &mut QueueContext<'_>, plugged: Plugged) {
+        if self.backlog.is_empty() {
+            self.cut(cx, plugged);
+        } else {
+            self.backlog.push_back(plugged);
+        }
+    }
+
+    fn writable(&self) -> Result<(), Errno> {
+        if self.limits.read_only {
+            Err(Errno::EROFS)
+        } else if self.shared().has_failed() {
+            Err(Errno::EIO)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Gives pending requests to the device while it may have more, and refills from the backlog.
+    pub(crate) fn issue(&mut self, cx: &mut QueueContext<'_>) {
+        loop {
+            while self.in_flight < self.limits.nr_requests {
+                let Some(request) = self.pending.pop_front() else { break };
+                self.submit(cx, request);
+            }
+            if self.backlog.is_empty() || self.pending.len() >= self.limits.nr_requests as usize {
+                break;
+            }
+            self.requests.start_batch();
+            while self.pending.len() < self.limits.nr_requests as usize {
+                let Some(plugged) = self.backlog.pop_front() else { break };
+                self.cut_front(cx, plugged);
+            }
+        }
+        if self.in_flight >= self.limits.nr_requests && !self.pending.is_empty() {
+            cx.counters.add(self.node, Counter::Waited, 1);
+        }
+    }
+
+    /// Issues one request.
+    fn submit(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+        self.bounce_if_needed(cx, id);
+        let changes = self.limits.read_ahead > Sectors::ZERO;
+        let request = &mut self.requests[id];
+        let (op, flags, sector, nr) = request.what();
+        request.issued = cx.now;
+        request.state_issue();
+        if changes && op.is_write() {
+            self.source.shared().change();
+        }
+        cx.counters.add(self.node, Counter::Out, 1);
+        cx.counters.operation(self.node, op, nr.bytes());
+        if cx.tracer.on() {
+            trace(cx, self.node, Action::Issue, (op, flags, sector, nr), Payload::None, Reason::None);
+        }
+        let io = LeafIo { token: Token::request(self.id.0, id), op, flags, sector, nr, data: self.requests[id].io_data() };
+        self.in_flight += 1;
+        if let Submitted::Now(result) = self.leaf.submit(cx.env, io) {
+            let bytes = result.map(|()| nr.bytes());
+            self.finish(cx, id, bytes);
+        }
+    }
+
+    /// Data at addresses that the device cannot take goes through a buffer of ours.
+    fn bounce_if_needed(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+        let mask = u64::from(self.limits.dma_alignment - 1);
+        if mask == 0 || !self.requests[id].is_misaligned(mask) {
+            return;
+        }
+        self.requests[id].bounce(cx.pool);
+        cx.counters.add(self.node, Counter::Bounced, 1);
+        if cx.tracer.on() {
+            let what = self.requests[id].what();
+            trace(cx, self.node, Action::Bounce, what, Payload::None, Reason::Alignment);
+        }
+    }
+
+    fn count_arrival(&self, cx: &mut QueueContext<'_>, plugged: &Plugged) {
+        if cx.tracer.on() {
+            let span = plugged.span;
+            let what = (span.op, span.flags, span.sector, span.nr);
+            trace(cx, self.node, Action::Queue, what, Payload::None, Reason::None);
+        }
+    }
+
+    fn trace_plug(&self, cx: &mut QueueContext<'_>, entries: usize) {
+        let what = (Op::Flush, Flags::NONE, Sector(0), Sectors::ZERO);
+        trace(cx, self.node, Action::Plug, what, Payload::None, Reason::None);
+        let requests = u32::try_from(entries).unwrap_or(u32::MAX);
+        trace(cx, self.node, Action::Unplug, what, Payload::Unplug { requests }, Reason::None);
+    }
+}
+
+/// What is sorted by: operations apart from each other, each by sector.
+#[inline]
+fn order(plugged: &Plugged) -> (Op, Flags, Sector) {
+    (plugged.span.op, plugged.span.flags, plugged.span.sector)
+}
+
+/// Emits an event; call only while tracing is on.
+#[cold]
+fn trace(
+    cx: &mut QueueContext<'_>,
+    node: NodeId,
+    action: Action,
+    (op, flags, sector, nr): (Op, Flags, Sector, Sectors),
+    payload: Payload,
+    reason: Reason,
+) {
+    cx.tracer.push(Event { time: cx.now, node, action, op, flags, sector, nr, payload, reason, errno: 0 });
+}

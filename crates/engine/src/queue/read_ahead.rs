@@ -1,0 +1,202 @@
+//! Reading ahead of sequential readers that ask for little at a time.
+//!
+//! Merging cannot help a reader with one small request in flight, and at depth 32 it makes 128 KiB of 4 KiB reads at
+//! best. So a sequential stream of small reads is served from slots of up to `read_ahead` that are read as one request
+//! each; touching a slot starts the next. The kernel's page cache does the same for buffered readers (`read_ahead_kb`).
+//!
+//! Invariants:
+//! 1. A slot serves a read only if no write to the leaf, by any worker, has started or completed since the slot's own
+//!    read was issued ([`LeafShared::changes`](crate::LeafShared)): a read that follows a completed write sees it.
+//! 2. A slot is not used for longer than [`EXPIRES`] after it was filled: a file that somebody else writes to without
+//!    locking it is not remembered.
+//! 3. A slot whose read failed gives its waiters back, each to be read by itself.
+
+use blockwork_memory::Segment;
+
+use super::{LeafQueue, Plugged, QueueContext, Stage, trace};
+use crate::bio::{Flags, Op};
+use crate::counters::Counter;
+use crate::event::{Action, Payload, Reason};
+use crate::layer::Span;
+use crate::units::{Nanos, Sector, Sectors};
+
+/// Streams that are told apart; more than that at once on one leaf take turns being forgotten.
+const STREAMS: usize = 4;
+/// Slots: two for each stream, the one being read and the next.
+const SLOTS: usize = 2 * STREAMS;
+/// Contiguous reads, one after the other, that make a stream.
+const RUN: u32 = 4;
+/// How long a filled slot is believed.
+const EXPIRES: Nanos = Nanos::secs(1);
+
+pub(super) struct ReadAhead {
+    /// Size of a slot; zero where reading ahead is off.
+    window: Sectors,
+    device: Sectors,
+    streams: [Stream; STREAMS],
+    slots: [Option<Slot>; SLOTS],
+    /// Counts uses, to find what was used longest ago.
+    clock: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Stream {
+    next: Sector,
+    run: u32,
+    used: u64,
+}
+
+struct Slot {
+    sector: Sector,
+    nr: Sectors,
+    memory: Segment,
+    /// The leaf's change count when its read was issued.
+    changes: u64,
+    /// When it was filled; `None` while it is being read.
+    filled: Option<Nanos>,
+    waiters: Vec<Plugged>,
+    used: u64,
+}
+
+impl ReadAhead {
+    pub(super) fn new(read_ahead: Sectors, max_sectors: Sectors, device: Sectors) -> ReadAhead {
+        ReadAhead {
+            window: read_ahead.min(max_sectors),
+            device,
+            streams: Default::default(),
+            slots: Default::default(),
+            clock: 0,
+        }
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.window > Sectors::ZERO
+    }
+
+    /// Whether `span` continues a stream for long enough; remembers it either way.
+    fn is_stream(&mut self, span: Span) -> bool {
+        self.clock += 1;
+        let found = self.streams.iter().position(|stream| stream.run > 0 && stream.next == span.sector);
+        let oldest = || (0..STREAMS).min_by_key(|&i| self.streams[i].used).expect("there are streams");
+        let i = found.unwrap_or_else(oldest);
+        let run = if found.is_some() { self.streams[i].run.saturating_add(1) } else { 1 };
+        self.streams[i] = Stream { next: span.end(), run, used: self.clock };
+        run >= RUN
+    }
+
+    fn slot_at(&self, sector: Sector, changes: u64, now: Nanos) -> Option<usize> {
+        self.slots.iter().position(|slot| {
+            slot.as_ref().is_some_and(|slot| {
+                slot.sector <= sector
+                    && sector < slot.sector + slot.nr
+                    && slot.changes == changes
+                    && slot.filled.is_none_or(|at| now.since(at) < EXPIRES)
+            })
+        })
+    }
+
+    /// A place for a new slot: an empty one, or the filled one that was used longest ago.
+    fn place(&self) -> Option<usize> {
+        if let Some(i) = self.slots.iter().position(Option::is_none) {
+            return Some(i);
+        }
+        let age = |i: &usize| self.slots[*i].as_ref().map_or(0, |slot| slot.used);
+        let filled = |i: &usize| self.slots[*i].as_ref().is_some_and(|slot| slot.filled.is_some());
+        (0..SLOTS).filter(filled).min_by_key(age)
+    }
+}
+
+impl LeafQueue {
+    /// Takes a read, on a leaf that reads ahead.
+    pub(super) fn admit_read(&mut self, cx: &mut QueueContext<'_>, plugged: Plugged) {
+        let Plugged { bio, mut span } = plugged;
+        let small = span.nr.0 <= self.read_ahead.window.0 / 4;
+        if !small {
+            self.admit_plain(cx, plugged);
+            return;
+        }
+        let is_stream = self.read_ahead.is_stream(span);
+        while let Some(i) = self.slot_for(cx, span.sector, is_stream) {
+            let slot = self.read_ahead.slots[i].as_ref().expect("slot_for gives one that is there");
+            let take = (slot.sector + slot.nr).since(span.sector).min(span.nr);
+            let next = slot.sector + slot.nr;
+            let last = take == span.nr;
+            if !last {
+                cx.bios.one_more_part(bio);
+            }
+            self.serve(cx, i, Plugged { bio, span: span.piece(Sectors::ZERO, take) });
+            if is_stream {
+                self.slot_for(cx, next, true);
+            }
+            if last {
+                return;
+            }
+            span = span.piece(take, span.nr - take);
+        }
+        self.admit_plain(cx, Plugged { bio, span });
+    }
+
+    /// The slot that holds `sector`; one that is started now, if a stream wants it.
+    fn slot_for(&mut self, cx: &mut QueueContext<'_>, sector: Sector, start: bool) -> Option<usize> {
+        let changes = self.shared().changes();
+        let found = self.read_ahead.slot_at(sector, changes, cx.now);
+        if found.is_some() || !start || sector.0 >= self.read_ahead.device.0 {
+            return found;
+        }
+        let i = self.read_ahead.place()?;
+        let nr = self.read_ahead.window.min(Sectors(self.read_ahead.device.0 - sector.0));
+        let memory = Segment::new(cx.pool.get(nr.byte_len()), 0, nr.byte_len());
+        let stage = Stage::ReadAhead(u32::try_from(i).expect("there are few slots"));
+        let id = self.requests.take(stage, Op::Read, Flags::READ_AHEAD, sector, nr);
+        self.requests[id].push_data(std::slice::from_ref(&memory));
+        self.pending.push_back(id);
+        let used = self.read_ahead.clock;
+        self.read_ahead.slots[i] =
+            Some(Slot { sector, nr, memory, changes, filled: None, waiters: Vec::new(), used });
+        cx.counters.add(self.node, Counter::ReadAheadIssued, 1);
+        if cx.tracer.on() {
+            let what = (Op::Read, Flags::READ_AHEAD, sector, nr);
+            trace(cx, self.node, Action::GetRequest, what, Payload::None, Reason::ReadAhead);
+            trace(cx, self.node, Action::Insert, what, Payload::None, Reason::ReadAhead);
+        }
+        Some(i)
+    }
+
+    /// Answers a read from a slot, now or when the slot is filled.
+    fn serve(&mut self, cx: &mut QueueContext<'_>, i: usize, plugged: Plugged) {
+        let clock = self.read_ahead.clock;
+        let slot = self.read_ahead.slots[i].as_mut().expect("a slot that serves is there");
+        slot.used = clock;
+        cx.counters.add(self.node, Counter::ReadAheadHit, 1);
+        if slot.filled.is_some() {
+            copy_out(cx, slot, plugged);
+        } else {
+            slot.waiters.push(plugged);
+        }
+    }
+
+    /// The read of slot `i` has come to its end.
+    pub(super) fn end_read_ahead(&mut self, cx: &mut QueueContext<'_>, i: u32, ok: bool) {
+        let i = i as usize;
+        let slot = self.read_ahead.slots[i].as_mut().expect("a slot stays while it is read");
+        let waiters = std::mem::take(&mut slot.waiters);
+        if ok {
+            slot.filled = Some(cx.now);
+            for plugged in waiters {
+                copy_out(cx, slot, plugged);
+            }
+        } else {
+            self.read_ahead.slots[i] = None;
+            self.requests.start_batch();
+            for plugged in waiters {
+                self.admit_plain(cx, plugged);
+            }
+        }
+    }
+}
+
+fn copy_out(cx: &mut QueueContext<'_>, slot: &Slot, Plugged { bio, span }: Plugged) {
+    let from = slot.memory.slice(span.sector.since(slot.sector).byte_len(), span.nr.byte_len());
+    cx.bios.fill_from(bio, span.at, &from);
+    cx.completed.push((bio, Ok(())));
+}

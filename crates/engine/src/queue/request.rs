@@ -1,0 +1,208 @@
+//! Requests: contiguous parts of bios that go to the device as one. Kept in a slab whose entries keep their memory.
+
+use std::ops::{Index, IndexMut};
+
+use blockwork_memory::{Pool, Segment, Segments, bytes_in, copy_between, slice_segments};
+
+use crate::bio::{Flags, Op};
+use crate::units::{Nanos, Sector, Sectors};
+
+/// A bio's share of a request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    pub(super) bio: u32,
+    /// Where the share starts within the bio.
+    pub(super) at: Sectors,
+    pub(super) nr: Sectors,
+}
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Not in use.
+    Free,
+    /// Bios wait for it.
+    Client,
+    /// It fills a slot of what is read ahead.
+    ReadAhead(u32),
+    /// The flush that all waiters share.
+    Flush(u64),
+}
+
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) stage: Stage,
+    pub(super) op: Op,
+    pub(super) flags: Flags,
+    pub(super) sector: Sector,
+    pub(super) nr: Sectors,
+    pub(super) parts: Vec<Part>,
+    /// The parts' memory, in order.
+    pub(super) data: Vec<Segment>,
+    /// What the device works on instead of `data`: a bounce buffer, or what is left after a short transfer.
+    instead: Option<Segments>,
+    bounced: Option<Segment>,
+    /// Sectors transferred before the current submission.
+    pub(super) done: Sectors,
+    pub(super) issued: Nanos,
+    in_flight: bool,
+}
+
+impl Default for Request {
+    fn default() -> Request {
+        Request {
+            stage: Stage::Free,
+            op: Op::Read,
+            flags: Flags::NONE,
+            sector: Sector(0),
+            nr: Sectors::ZERO,
+            parts: Vec::new(),
+            data: Vec::new(),
+            instead: None,
+            bounced: None,
+            done: Sectors::ZERO,
+            issued: Nanos(0),
+            in_flight: false,
+        }
+    }
+}
+
+impl Request {
+    pub(super) fn end(&self) -> Sector {
+        self.sector + self.nr
+    }
+    pub(super) fn what(&self) -> (Op, Flags, Sector, Sectors) {
+        (self.op, self.flags, self.sector, self.nr)
+    }
+    pub(super) fn state_issue(&mut self) {
+        assert!(!self.in_flight, "a request was issued twice");
+        self.in_flight = true;
+    }
+    pub(super) fn state_done(&mut self) {
+        assert!(self.in_flight, "a request completed twice");
+        self.in_flight = false;
+    }
+
+    /// What the device transfers now.
+    pub(super) fn io_data(&self) -> &[Segment] {
+        match &self.instead {
+            Some(data) => data,
+            None => &self.data,
+        }
+    }
+
+    /// Whether the device, with that mask of address bits that must be zero, cannot work on this memory.
+    #[inline]
+    pub(super) fn is_misaligned(&self, mask: u64) -> bool {
+        self.io_data().iter().any(|segment| (segment.as_ptr().addr() as u64 | segment.len() as u64) & mask != 0)
+    }
+
+    /// Puts a page-aligned buffer between the device and the data.
+    pub(super) fn bounce(&mut self, pool: &Pool) {
+        debug_assert!(self.bounced.is_none());
+        let len = bytes_in(self.io_data());
+        let buffer = Segment::new(pool.get(len), 0, len);
+        if self.op == Op::Write {
+            copy_between(self.io_data(), std::slice::from_ref(&buffer));
+        }
+        self.bounced = Some(buffer.clone());
+        self.instead = Some(Segments::from_iter([buffer]));
+    }
+
+    /// Copies what was read into a bounce buffer to where it belongs.
+    pub(super) fn unbounce(&mut self) {
+        let Some(buffer) = self.bounced.take() else { return };
+        if self.op == Op::Read {
+            let mut target = Segments::new();
+            slice_segments(&self.data, self.done.byte_len(), buffer.len(), &mut target);
+            copy_between(std::slice::from_ref(&buffer), &target);
+        }
+        self.instead = None;
+    }
+
+    /// The first `sectors` of the current submission are done: what remains is to be submitted again.
+    pub(super) fn advance(&mut self, sectors: Sectors) {
+        self.unbounce();
+        self.done += sectors;
+        self.sector = self.sector + sectors;
+        self.nr = self.nr - sectors;
+        let mut rest = Segments::new();
+        slice_segments(&self.data, self.done.byte_len(), self.nr.byte_len(), &mut rest);
+        self.instead = Some(rest);
+    }
+
+    /// Sector and length as they were before any short transfer.
+    pub(super) fn whole(&self) -> (Sector, Sectors) {
+        (self.sector - self.done, self.nr + self.done)
+    }
+
+    /// Adds memory at the end, joined to the last segment where it adjoins.
+    #[inline]
+    pub(super) fn push_data(&mut self, segments: &[Segment]) {
+        for segment in segments {
+            if !self.data.last_mut().is_some_and(|last| last.extend(segment)) {
+                self.data.push(segment.clone());
+            }
+        }
+    }
+
+    fn reset(&mut self) {
+        assert!(!self.in_flight);
+        self.stage = Stage::Free;
+        self.parts.clear();
+        self.data.clear();
+        self.instead = None;
+        self.bounced = None;
+        self.done = Sectors::ZERO;
+    }
+}
+
+/// All requests of a queue.
+#[derive(Debug, Default)]
+pub(super) struct Requests {
+    all: Vec<Request>,
+    free: Vec<u32>,
+    /// The newest request of the batch that is being made, to merge with.
+    pub(super) newest: Option<u32>,
+}
+
+impl Requests {
+    pub(super) fn start_batch(&mut self) {
+        self.newest = None;
+    }
+
+    /// A fresh request.
+    #[inline]
+    pub(super) fn take(&mut self, stage: Stage, op: Op, flags: Flags, sector: Sector, nr: Sectors) -> u32 {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.all.push(Request::default());
+            u32::try_from(self.all.len() - 1).expect("requests are bounded")
+        });
+        let request = &mut self.all[id as usize];
+        debug_assert_eq!(request.stage, Stage::Free);
+        (request.stage, request.op, request.flags) = (stage, op, flags);
+        (request.sector, request.nr) = (sector, nr);
+        id
+    }
+
+    /// Gives one back; its memory is kept for the next.
+    #[inline]
+    pub(super) fn give_back(&mut self, id: u32) {
+        self.all[id as usize].reset();
+        self.free.push(id);
+    }
+}
+
+impl Index<u32> for Requests {
+    type Output = Request;
+    #[inline]
+    fn index(&self, id: u32) -> &Request {
+        &self.all[id as usize]
+    }
+}
+impl IndexMut<u32> for Requests {
+    #[inline]
+    fn index_mut(&mut self, id: u32) -> &mut Request {
+        &mut self.all[id as usize]
+    }
+}

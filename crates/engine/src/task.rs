@@ -1,0 +1,317 @@
+//! The slow path's executor: plain `async` code, run on the worker's own thread between its turns.
+//!
+//! Tasks do not touch the engine's state. What they want done they put into a mailbox as [`Command`]s, which the core
+//! takes out after the tasks have run; the answer wakes the task. So there is no re-entrance, and in the simulated
+//! world the order of everything follows from the order of wake-ups, which is first in, first out.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BinaryHeap;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use blockwork_memory::{Pool, Segments};
+use slab::Slab;
+
+use crate::bio::{Bio, Errno};
+use crate::core::Owner;
+use crate::env::Notify;
+use crate::layer::Layer;
+use crate::units::Nanos;
+
+/// What a task asks of the core.
+pub(crate) enum Command {
+    /// Run this bio on that stack.
+    Submit { root: Arc<dyn Layer>, bio: Bio, reply: Reply },
+    /// The slow path of a deferred bio has finished: resolve it again, or fail it.
+    Resume { bio: u32, result: Result<(), Errno> },
+    /// A client's operation that a task carried out as a whole is done.
+    Finish { owner: Owner, op: crate::Op, result: Result<(), Errno>, data: Segments },
+}
+
+/// Where the answer to a task's bio goes.
+#[derive(Clone, Default)]
+pub(crate) struct Reply(Rc<RefCell<ReplyState>>);
+
+#[derive(Default)]
+struct ReplyState {
+    answer: Option<(Result<(), Errno>, Segments)>,
+    waker: Option<Waker>,
+}
+
+impl Reply {
+    pub(crate) fn answer(&self, result: Result<(), Errno>, data: Segments) {
+        let mut state = self.0.borrow_mut();
+        state.answer = Some((result, data));
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+impl Reply {
+    /// The result, if it is there; for those who are no task.
+    pub(crate) fn take(&self) -> Option<Result<(), Errno>> {
+        self.0.borrow_mut().answer.take().map(|(result, _)| result)
+    }
+}
+
+impl Future for Reply {
+    type Output = (Result<(), Errno>, Segments);
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut state = self.0.borrow_mut();
+        match state.answer.take() {
+            Some(answer) => Poll::Ready(answer),
+            None => {
+                state.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// What tasks share with their worker.
+pub(crate) struct Shared {
+    pub(crate) commands: RefCell<Vec<Command>>,
+    now: Cell<Nanos>,
+    timers: RefCell<BinaryHeap<Timer>>,
+    timer_count: Cell<u64>,
+}
+
+struct Timer {
+    at: Nanos,
+    order: u64,
+    waker: Waker,
+}
+
+impl PartialEq for Timer {
+    fn eq(&self, other: &Timer) -> bool {
+        (self.at, self.order) == (other.at, other.order)
+    }
+}
+impl Eq for Timer {}
+impl PartialOrd for Timer {
+    fn partial_cmp(&self, other: &Timer) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Timer {
+    /// Reversed, since `BinaryHeap` gives the greatest first.
+    fn cmp(&self, other: &Timer) -> std::cmp::Ordering {
+        (other.at, other.order).cmp(&(self.at, self.order))
+    }
+}
+
+/// What slow-path code may do: I/O through a layer, time, memory. Cloning is cheap.
+#[derive(Clone)]
+pub struct TaskContext {
+    shared: Rc<Shared>,
+    pool: Pool,
+}
+
+impl TaskContext {
+    /// Runs `bio` on the stack under `root`, and gives its memory back with the result.
+    pub async fn bio(&self, root: &Arc<dyn Layer>, bio: Bio) -> (Result<(), Errno>, Segments) {
+        let reply = Reply::default();
+        self.command(Command::Submit { root: root.clone(), bio, reply: reply.clone() });
+        reply.await
+    }
+
+    /// The worker's stock of memory.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The environment's time, as of the worker's current turn.
+    pub fn now(&self) -> Nanos {
+        self.shared.now.get()
+    }
+
+    /// Waits for `duration` of the environment's time.
+    pub async fn sleep(&self, duration: Nanos) {
+        let at = self.now() + duration;
+        std::future::poll_fn(|cx| {
+            if self.now() >= at {
+                return Poll::Ready(());
+            }
+            let order = self.shared.timer_count.replace(self.shared.timer_count.get() + 1);
+            self.shared.timers.borrow_mut().push(Timer { at, order, waker: cx.waker().clone() });
+            Poll::Pending
+        })
+        .await;
+    }
+
+    pub(crate) fn command(&self, command: Command) {
+        self.shared.commands.borrow_mut().push(command);
+    }
+}
+
+/// The worker's tasks.
+pub(crate) struct Executor {
+    tasks: Slab<Task>,
+    ready: Arc<Ready>,
+    context: TaskContext,
+}
+
+struct Task {
+    future: Pin<Box<dyn Future<Output = ()>>>,
+    waker: Waker,
+}
+
+/// Tasks that were woken, possibly from another thread.
+struct Ready {
+    queue: Mutex<Vec<usize>>,
+    any: AtomicBool,
+    notify: Arc<dyn Notify>,
+}
+
+struct TaskWaker {
+    task: usize,
+    ready: Arc<Ready>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.ready.queue.lock().expect("no holder of this lock panics").push(self.task);
+        self.ready.any.store(true, Ordering::Release); // pairs with the swap in `run`
+        self.ready.notify.notify();
+    }
+}
+
+impl Executor {
+    pub(crate) fn new(notify: Arc<dyn Notify>, pool: Pool) -> Executor {
+        let shared = Shared {
+            commands: RefCell::default(),
+            now: Cell::default(),
+            timers: RefCell::default(),
+            timer_count: Cell::default(),
+        };
+        let ready = Ready { queue: Mutex::default(), any: AtomicBool::new(false), notify };
+        Executor {
+            tasks: Slab::new(),
+            ready: Arc::new(ready),
+            context: TaskContext { shared: Rc::new(shared), pool },
+        }
+    }
+
+    pub(crate) fn context(&self) -> &TaskContext {
+        &self.context
+    }
+
+    pub(crate) fn spawn(&mut self, future: impl Future<Output = ()> + 'static) {
+        let entry = self.tasks.vacant_entry();
+        let task = entry.key();
+        let waker = Waker::from(Arc::new(TaskWaker { task, ready: self.ready.clone() }));
+        entry.insert(Task { future: Box::pin(future), waker });
+        self.ready.queue.lock().expect("no holder of this lock panics").push(task);
+        self.ready.any.store(true, Ordering::Release);
+    }
+
+    /// Number of tasks that have not finished.
+    pub(crate) fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Whether some task could run now.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.ready.any.load(Ordering::Acquire)
+    }
+
+    /// When the next sleeper wants to wake.
+    pub(crate) fn next_timer(&self) -> Option<Nanos> {
+        if self.tasks.is_empty() {
+            return None;
+        }
+        self.context.shared.timers.borrow().peek().map(|timer| timer.at)
+    }
+
+    /// Tells the time to tasks, and wakes those whose time has come.
+    #[inline]
+    pub(crate) fn set_time(&mut self, now: Nanos) {
+        if self.tasks.is_empty() {
+            self.context.shared.now.set(now);
+            return;
+        }
+        self.context.shared.now.set(now);
+        let mut timers = self.context.shared.timers.borrow_mut();
+        while timers.peek().is_some_and(|timer| timer.at <= now) {
+            if let Some(timer) = timers.pop() {
+                timer.waker.wake();
+            }
+        }
+    }
+
+    /// Runs every task that is ready, once; tells whether there was any.
+    pub(crate) fn run(&mut self) -> bool {
+        if !self.ready.any.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        let ready = std::mem::take(&mut *self.ready.queue.lock().expect("no holder of this lock panics"));
+        for id in ready {
+            // A task that has finished may have been woken once more: nothing to do then.
+            let Some(task) = self.tasks.get_mut(id) else { continue };
+            let waker = task.waker.clone();
+            if task.future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                self.tasks.remove(id);
+            }
+        }
+        true
+    }
+
+    /// Takes the commands that tasks have left.
+    #[inline]
+    pub(crate) fn take_commands(&mut self, into: &mut Vec<Command>) {
+        into.append(&mut self.context.shared.commands.borrow_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Nobody;
+    impl Notify for Nobody {
+        fn notify(&self) {}
+    }
+
+    fn executor() -> Executor {
+        Executor::new(Arc::new(Nobody), Pool::new(0))
+    }
+
+    #[test]
+    fn sleepers_wake_in_order_of_time() {
+        let mut executor = executor();
+        let order = Rc::new(RefCell::new(Vec::new()));
+        for ms in [3, 1, 2] {
+            let (cx, order) = (executor.context().clone(), order.clone());
+            executor.spawn(async move {
+                cx.sleep(Nanos::millis(ms)).await;
+                order.borrow_mut().push(ms);
+            });
+        }
+        executor.run();
+        while let Some(at) = executor.next_timer() {
+            executor.set_time(at);
+            executor.run();
+        }
+        assert_eq!(*order.borrow(), [1, 2, 3]);
+        assert_eq!(executor.len(), 0);
+    }
+
+    #[test]
+    fn a_task_woken_from_another_thread_runs() {
+        let mut executor = executor();
+        let lock = Arc::new(async_lock::Mutex::new(0));
+        let held = lock.try_lock_arc().unwrap();
+        let inner = lock.clone();
+        executor.spawn(async move { *inner.lock().await += 1 });
+        executor.run();
+        assert!(!executor.is_ready());
+        std::thread::spawn(move || drop(held)).join().unwrap();
+        assert!(executor.run());
+        assert_eq!(*lock.try_lock().unwrap(), 1);
+    }
+}

@@ -1,0 +1,134 @@
+//! Byte ranges that are not whole logical blocks: read, and for writes modified and written back.
+//!
+//! Only the ragged blocks at the ends are read; a whole middle goes straight through. The volume's `modify` lock is held
+//! from the read to the write, by whichever worker: two ragged writes to the two halves of one block both survive.
+//! (A client that overlaps an aligned write with a ragged one has a race of its own making.)
+
+use std::sync::Arc;
+
+use blockwork_memory::{Segment, Segments, bytes_in, copy_between, slice_segments};
+
+use crate::bio::{Bio, Errno, Flags, Op};
+use crate::layer::Layer;
+use crate::task::TaskContext;
+use crate::units::{Sector, Sectors};
+use crate::volume::Volume;
+
+/// Does `op` on `len` bytes at `offset` of `volume`, inside which they lie. Gives the memory back.
+pub(crate) async fn run(
+    cx: TaskContext,
+    volume: Volume,
+    op: Op,
+    flags: Flags,
+    offset: u64,
+    len: u64,
+    data: Segments,
+) -> (Result<(), Errno>, Segments) {
+    let block = u64::from(volume.limits().logical_block_size);
+    let span = Ragged { cx, root: volume.root.clone(), block, offset, end: offset + len, flags };
+    let result = match op {
+        Op::Flush => unreachable!("a flush has no range"),
+        Op::Read => span.read(&data).await,
+        // What a discard does to part of a block is nothing.
+        Op::Discard => span.discard().await,
+        Op::Write | Op::WriteZeroes => {
+            let _exclusive = volume.modify.lock_arc().await;
+            if op == Op::Write { span.write(&data).await } else { span.write_zeroes().await }
+        }
+    };
+    (result, data)
+}
+
+struct Ragged {
+    cx: TaskContext,
+    root: Arc<dyn Layer>,
+    block: u64,
+    offset: u64,
+    end: u64,
+    flags: Flags,
+}
+
+impl Ragged {
+    /// The smallest range of whole blocks around ours.
+    fn outer(&self) -> (u64, u64) {
+        (self.offset / self.block * self.block, self.end.next_multiple_of(self.block))
+    }
+    /// The largest range of whole blocks inside ours; empty ranges have no meaning.
+    fn inner(&self) -> Option<(u64, u64)> {
+        let (start, end) = (self.offset.next_multiple_of(self.block), self.end / self.block * self.block);
+        (start < end).then_some((start, end))
+    }
+
+    async fn bio(&self, op: Op, flags: Flags, start: u64, end: u64, data: Segments) -> Result<(), Errno> {
+        let nr = Sectors::from_bytes_floor(end - start);
+        let bio = Bio { op, flags, sector: Sector(start / crate::SECTOR), nr, data };
+        self.cx.bio(&self.root, bio).await.0
+    }
+
+    fn memory(&self, len: u64) -> Segment {
+        let len = usize::try_from(len).expect("a range of memory fits the address space");
+        Segment::new(self.cx.pool().get(len), 0, len)
+    }
+
+    async fn read(&self, data: &Segments) -> Result<(), Errno> {
+        let (start, end) = self.outer();
+        let whole = self.memory(end - start);
+        self.bio(Op::Read, self.flags, start, end, Segments::from_iter([whole.clone()])).await?;
+        let ours = whole.slice((self.offset - start) as usize, (self.end - self.offset) as usize);
+        copy_between(&[ours], data);
+        Ok(())
+    }
+
+    /// Ragged blocks are read and patched into one buffer, which is written in one go, so that FUA covers all of it.
+    async fn write(&self, data: &Segments) -> Result<(), Errno> {
+        debug_assert_eq!(bytes_in(data) as u64, self.end - self.offset);
+        let (start, end) = self.outer();
+        let whole = self.memory(end - start);
+        self.fill_ragged(&whole, start, end).await?;
+        let ours = whole.slice((self.offset - start) as usize, (self.end - self.offset) as usize);
+        copy_between(data, &[ours]);
+        self.bio(Op::Write, self.flags, start, end, Segments::from_iter([whole])).await
+    }
+
+    /// Reads the first and last block of `whole` where our range does not cover them.
+    async fn fill_ragged(&self, whole: &Segment, start: u64, end: u64) -> Result<(), Errno> {
+        let first_ragged = self.offset != start;
+        let last_ragged = self.end != end;
+        let block = self.block as usize;
+        if first_ragged || (last_ragged && end - start == self.block) {
+            let head = Segments::from_iter([whole.slice(0, block)]);
+            self.bio(Op::Read, Flags::NONE, start, start + self.block, head).await?;
+        }
+        if last_ragged && end - start > self.block {
+            let tail = Segments::from_iter([whole.slice(whole.len() - block, block)]);
+            self.bio(Op::Read, Flags::NONE, end - self.block, end, tail).await?;
+        }
+        Ok(())
+    }
+
+    /// Whole blocks are zeroed as such; the ragged ends are patched.
+    async fn write_zeroes(&self) -> Result<(), Errno> {
+        let Some((start, end)) = self.inner() else { return self.patch_zeros(self.offset, self.end).await };
+        if self.offset < start {
+            self.patch_zeros(self.offset, start).await?;
+        }
+        if end < self.end {
+            self.patch_zeros(end, self.end).await?;
+        }
+        self.bio(Op::WriteZeroes, self.flags, start, end, Segments::new()).await
+    }
+
+    async fn patch_zeros(&self, start: u64, end: u64) -> Result<(), Errno> {
+        let zeros = self.memory(end - start);
+        zeros.fill(0);
+        let part = Ragged { cx: self.cx.clone(), root: self.root.clone(), offset: start, end, ..*self };
+        let mut data = Segments::new();
+        slice_segments(&[zeros], 0, (end - start) as usize, &mut data);
+        part.write(&data).await
+    }
+
+    async fn discard(&self) -> Result<(), Errno> {
+        let Some((start, end)) = self.inner() else { return Ok(()) };
+        self.bio(Op::Discard, self.flags, start, end, Segments::new()).await
+    }
+}

@@ -1,0 +1,43 @@
+//! A volume: the top of a stack, as clients see it.
+
+use std::sync::Arc;
+
+use crate::layer::{Layer, NodeId};
+use crate::limits::Limits;
+use crate::units::Sectors;
+
+/// A volume's number, the same for all workers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeId(pub u16);
+
+/// The top of a stack. Immutable; shared by all workers.
+#[derive(Clone)]
+pub struct Volume {
+    /// Its full name, such as `disk/a.img/1`.
+    pub name: String,
+    /// The stack.
+    pub root: Arc<dyn Layer>,
+    /// Refuses whatever alters it.
+    pub read_only: bool,
+    /// Held around a read-modify-write, by any worker: two of them in one block must not interleave.
+    pub(crate) modify: Arc<async_lock::Mutex<()>>,
+}
+
+impl Volume {
+    /// A volume over `root`.
+    pub fn new(name: impl Into<String>, root: Arc<dyn Layer>, read_only: bool) -> Volume {
+        Volume { name: name.into(), root, read_only, modify: Arc::default() }
+    }
+    /// Size.
+    pub fn sectors(&self) -> Sectors {
+        self.root.sectors()
+    }
+    /// The stacked limits.
+    pub fn limits(&self) -> &Limits {
+        self.root.limits()
+    }
+    /// Its node in counters and traces.
+    pub fn node(&self) -> NodeId {
+        self.root.node()
+    }
+}

@@ -1,0 +1,347 @@
+//! The worker: one thread's loop over its environment, its ports and its core.
+//!
+//! One turn: wait for completions; hand them to queues and ports; then, until nothing new comes of it, run slow-path
+//! tasks, unplug the queues, and give finished bios to their ports; last, let every port that was touched send what it
+//! has gathered. So one wake-up takes many requests, submits them together and answers them together.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use blockwork_memory::Pool;
+
+use crate::bio::Errno;
+use crate::core::{Core, CoreParts};
+use crate::counters::CounterTable;
+use crate::env::{Completion, Env, Notify, Owner, Wait};
+use crate::event::Tracer;
+use crate::gather::Gatherer;
+use crate::layer::NodeId;
+use crate::leaf::{LeafSource, WriteTap};
+use crate::port::{Context, Port, PortId, PortState};
+use crate::task::Reply;
+use crate::units::Nanos;
+use crate::volume::Volume;
+
+/// What a worker is made of, besides its environment.
+pub struct WorkerConfig {
+    /// Which worker this is; for traces.
+    pub index: u16,
+    /// The volumes that ports may use, by [`VolumeId`](crate::VolumeId).
+    pub volumes: Arc<[Volume]>,
+    /// The leaves, by [`LeafId`](crate::LeafId), each with its node in counters and traces.
+    pub leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]>,
+    /// Where this worker counts.
+    pub counters: Arc<CounterTable>,
+    /// Where its events go.
+    pub tracer: Tracer,
+    /// Who hears of everything that is written.
+    pub tap: Option<Arc<dyn WriteTap>>,
+    /// Unused memory that is kept for the next request, bytes.
+    pub pool_bytes: usize,
+    /// Whether to gather completions for a moment where that makes larger batches (see `gather.rs`).
+    pub gather: bool,
+}
+
+impl WorkerConfig {
+    /// A configuration with defaults: no tracing, no tap.
+    pub fn new(
+        volumes: Arc<[Volume]>,
+        leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]>,
+        counters: Arc<CounterTable>,
+    ) -> WorkerConfig {
+        WorkerConfig {
+            index: 0,
+            volumes,
+            leaves,
+            counters,
+            tracer: Tracer::default(),
+            tap: None,
+            pool_bytes: 64 << 20,
+            gather: true,
+        }
+    }
+}
+
+type Message<E> = Box<dyn FnOnce(&mut Worker<E>) + Send>;
+
+struct Inbox<E: Env> {
+    messages: Mutex<Vec<Message<E>>>,
+    any: AtomicBool,
+    stop: AtomicBool,
+    notify: Arc<dyn Notify>,
+}
+
+/// Speaks to a worker from any thread.
+pub struct WorkerHandle<E: Env> {
+    inbox: Arc<Inbox<E>>,
+}
+
+impl<E: Env> Clone for WorkerHandle<E> {
+    fn clone(&self) -> Self {
+        WorkerHandle { inbox: self.inbox.clone() }
+    }
+}
+
+impl<E: Env> WorkerHandle<E> {
+    /// Runs `act` on the worker, soon. Dropped unrun if the worker has ended.
+    pub fn run(&self, act: impl FnOnce(&mut Worker<E>) + Send + 'static) {
+        self.inbox.messages.lock().expect("no holder of this lock panics").push(Box::new(act));
+        self.inbox.any.store(true, Ordering::Release); // pairs with the swap in `take_messages`
+        self.inbox.notify.notify();
+    }
+
+    /// Asks the worker to end: its ports are drained, its leaves flushed, then [`Worker::run`] returns.
+    pub fn stop(&self) {
+        self.inbox.stop.store(true, Ordering::Release);
+        self.inbox.notify.notify();
+    }
+}
+
+struct PortSlot<E: Env> {
+    port: Box<dyn Port<E>>,
+    closed: bool,
+    /// Bios submitted and not yet given back are counted by the core; a port's are counted here so that it is kept
+    /// until the last.
+    touched: bool,
+}
+
+/// One thread's worth of the engine.
+pub struct Worker<E: Env> {
+    /// The environment.
+    pub env: E,
+    core: Core,
+    index: u16,
+    ports: Vec<Option<PortSlot<E>>>,
+    open_ports: usize,
+    touched: Vec<PortId>,
+    completions: Vec<Completion>,
+    inbox: Arc<Inbox<E>>,
+    gatherer: Gatherer,
+    draining: bool,
+    final_flush: Option<Reply>,
+}
+
+impl<E: Env> Worker<E> {
+    /// A worker over `env`.
+    pub fn new(env: E, config: WorkerConfig) -> Worker<E> {
+        let notify = env.notifier();
+        let parts = CoreParts {
+            pool: Pool::new(config.pool_bytes),
+            volumes: config.volumes,
+            leaves: config.leaves,
+            counters: config.counters,
+            tracer: config.tracer,
+            tap: config.tap,
+        };
+        let core = Core::new(parts, notify.clone());
+        let inbox = Inbox {
+            messages: Mutex::default(),
+            any: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            notify,
+        };
+        Worker {
+            env,
+            core,
+            index: config.index,
+            ports: Vec::new(),
+            open_ports: 0,
+            touched: Vec::new(),
+            completions: Vec::new(),
+            inbox: Arc::new(inbox),
+            gatherer: Gatherer::new(config.gather),
+            draining: false,
+            final_flush: None,
+        }
+    }
+
+    /// A handle on this worker.
+    pub fn handle(&self) -> WorkerHandle<E> {
+        WorkerHandle { inbox: self.inbox.clone() }
+    }
+
+    /// The volumes it serves.
+    pub fn volumes(&self) -> &[Volume] {
+        &self.core.volumes
+    }
+
+    /// Which worker this is.
+    pub fn index(&self) -> u16 {
+        self.index
+    }
+
+    /// Number of ports.
+    pub fn ports(&self) -> usize {
+        self.open_ports
+    }
+
+    /// Adds a client. Where the worker is being stopped, it is drained at once.
+    pub fn add_port(&mut self, port: Box<dyn Port<E>>) -> PortId {
+        let id = PortId(u32::try_from(self.ports.len()).expect("fewer than 2^31 ports in a worker's life"));
+        self.ports.push(Some(PortSlot { port, closed: false, touched: false }));
+        self.open_ports += 1;
+        let draining = self.draining;
+        self.with_port(id, |port, cx| {
+            port.open(cx);
+            if draining {
+                port.drain(cx);
+            }
+        });
+        id
+    }
+
+    /// Runs until [`WorkerHandle::stop`]: then drains the ports, flushes the leaves that were written to, and returns
+    /// the flush's result.
+    pub fn run(&mut self) -> Result<(), Errno> {
+        loop {
+            let wait = self.next_wait();
+            self.turn(wait);
+            if let Some(result) = self.ended() {
+                return result;
+            }
+        }
+    }
+
+    /// Whether nothing is under way: no bio, no task, no request.
+    pub fn is_idle(&self) -> bool {
+        self.core.busy() == 0 && self.core.queues_idle() && !self.core.executor.is_ready()
+    }
+
+    /// One turn of the loop, waiting first as told.
+    pub fn turn(&mut self, wait: Wait) {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.env.wait(wait, &mut completions);
+        self.core.now = self.env.now();
+        self.core.executor.set_time(self.core.now);
+        self.gatherer.woke(completions.len());
+        for completion in completions.drain(..) {
+            match completion.token.owner() {
+                Owner::Request { leaf, request } => {
+                    self.core.request_completed(&mut self.env, leaf, request, completion.result);
+                }
+                Owner::Port { port, local } => {
+                    self.with_port(PortId(port), |port, cx| port.event(cx, local, completion));
+                }
+            }
+        }
+        self.completions = completions;
+        self.take_messages();
+        self.settle();
+        self.core.tracer.turn(self.index);
+    }
+
+    /// Until everything that can happen now has happened.
+    fn settle(&mut self) {
+        loop {
+            while self.core.advance(&mut self.env) | self.deliver() {}
+            let mut touched = std::mem::take(&mut self.touched);
+            for port in self.core.dirty_ports.drain(..) {
+                touch(&mut self.ports, &mut touched, port);
+            }
+            if touched.is_empty() {
+                self.touched = touched;
+                return;
+            }
+            for port in touched.drain(..) {
+                self.port_turn(port);
+            }
+            touched.append(&mut self.touched);
+            self.touched = touched;
+        }
+    }
+
+    /// Gives finished bios to their ports.
+    fn deliver(&mut self) -> bool {
+        if self.core.finished.is_empty() {
+            return false;
+        }
+        let mut finished = std::mem::take(&mut self.core.finished);
+        self.gatherer.finished(finished.len());
+        for (port, done) in finished.drain(..) {
+            self.with_port(port, |port, cx| port.done(cx, done));
+        }
+        finished.append(&mut self.core.finished);
+        self.core.finished = finished;
+        true
+    }
+
+    fn port_turn(&mut self, id: PortId) {
+        let Some(slot) = self.ports.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        slot.touched = false;
+        let mut cx = Context { env: &mut self.env, core: &mut self.core, port: id };
+        if slot.port.turn(&mut cx) == PortState::Closed && !slot.closed {
+            slot.closed = true;
+            self.open_ports -= 1;
+            self.ports[id.0 as usize] = None;
+        }
+    }
+
+    /// Calls a port, and notes that it wants a turn. A port that has closed hears nothing more.
+    #[inline]
+    fn with_port(&mut self, id: PortId, act: impl FnOnce(&mut dyn Port<E>, &mut Context<'_, E>)) {
+        let Some(slot) = self.ports.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        let mut cx = Context { env: &mut self.env, core: &mut self.core, port: id };
+        act(&mut *slot.port, &mut cx);
+        touch(&mut self.ports, &mut self.touched, id);
+    }
+
+    fn take_messages(&mut self) {
+        if self.inbox.any.swap(false, Ordering::AcqRel) {
+            let messages = std::mem::take(&mut *self.inbox.messages.lock().expect("no holder of this lock panics"));
+            for message in messages {
+                message(self);
+            }
+        }
+        if self.inbox.stop.load(Ordering::Acquire) && !self.draining {
+            self.draining = true;
+            for i in 0..self.ports.len() {
+                let id = PortId(u32::try_from(i).expect("ports are numbered by u32"));
+                self.with_port(id, |port, cx| port.drain(cx));
+            }
+        }
+    }
+
+    fn next_wait(&mut self) -> Wait {
+        if self.core.executor.is_ready() || self.inbox.any.load(Ordering::Acquire) || !self.core.dirty_ports.is_empty() {
+            return Wait::Poll;
+        }
+        if self.draining && self.open_ports == 0 && self.is_idle() {
+            return Wait::Poll;
+        }
+        match self.core.executor.next_timer() {
+            Some(at) => Wait::Until(Some(at)),
+            None => self.gatherer.wait(self.core.in_flight()),
+        }
+    }
+
+    /// Whether a worker that was asked to stop has done all there was to do, and how its last flush went.
+    fn ended(&mut self) -> Option<Result<(), Errno>> {
+        if !self.draining || self.open_ports > 0 || !self.is_idle() {
+            return None;
+        }
+        if let Some(reply) = &self.final_flush {
+            return Some(reply.take().unwrap_or(Ok(())));
+        }
+        let reply = Reply::default();
+        if !self.core.flush_dirty_leaves(&reply) {
+            return Some(Ok(()));
+        }
+        self.final_flush = Some(reply);
+        self.settle();
+        None
+    }
+
+    /// Time, as of the current turn.
+    pub fn now(&self) -> Nanos {
+        self.core.now
+    }
+}
+
+fn touch<E: Env>(ports: &mut [Option<PortSlot<E>>], touched: &mut Vec<PortId>, id: PortId) {
+    if let Some(slot) = ports.get_mut(id.0 as usize).and_then(Option::as_mut)
+        && !slot.touched
+    {
+        slot.touched = true;
+        touched.push(id);
+    }
+}

@@ -1,0 +1,47 @@
+//! A range of another layer: dm-linear, a partition, a segment of a logical volume.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Defer, Layer, Limits, NodeId, Op, Resolver, Sector, Sectors, Span};
+
+/// `sectors` sectors of `below`, from `start`.
+#[derive(Debug)]
+pub struct Linear {
+    node: NodeId,
+    below: Arc<dyn Layer>,
+    start: Sector,
+    sectors: Sectors,
+    limits: Limits,
+}
+
+impl Linear {
+    /// The range, or `None` if it does not lie within `below`.
+    pub fn new(node: NodeId, below: Arc<dyn Layer>, start: Sector, sectors: Sectors) -> Option<Linear> {
+        let end = start.0.checked_add(sectors.0)?;
+        if end > below.sectors().0 || sectors == Sectors::ZERO {
+            return None;
+        }
+        let limits = below.limits().clone();
+        Some(Linear { node, below, start, sectors, limits })
+    }
+}
+
+impl Layer for Linear {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    #[inline]
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let target = if span.op == Op::Flush { span } else { span.moved_to(self.start + Sectors(span.sector.0)) };
+        cx.pass(self.node, span.sector, &*self.below, target)
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        vec![self.below.clone()]
+    }
+}

@@ -1,0 +1,183 @@
+//! dm-stripe: chunks dealt out to the stripes in turn.
+//!
+//! Chunk `c` of the target lies on stripe `c mod n`, row `c div n`; neither the number of stripes nor the chunk need be a
+//! power of two. Reads and writes are cut at chunks. A discard or write-zeroes is not: the chunks of a contiguous range
+//! that lie on one stripe are contiguous there, so each stripe gets at most one piece, however large the range is.
+
+use std::sync::Arc;
+
+use blockwork_engine::{
+    Defer, Layer, Limits, NodeId, Op, Reason, Resolver, SECTOR, Sector, Sectors, Span,
+};
+
+/// One member of a striped target.
+#[derive(Clone, Debug)]
+pub struct Stripe {
+    /// The layer below.
+    pub below: Arc<dyn Layer>,
+    /// Where the stripe starts on it.
+    pub start: Sector,
+}
+
+/// Why stripes cannot be put together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StripedError {
+    /// No stripes.
+    #[error("a striped target needs at least one stripe")]
+    None,
+    /// The chunk is zero.
+    #[error("the chunk size is 0 sectors; expected 1 or more")]
+    Chunk,
+    /// The size cannot be dealt out evenly.
+    #[error("{sectors} sectors cannot be divided into {stripes} stripes of whole chunks of {chunk} sectors")]
+    Uneven {
+        /// Size of the target.
+        sectors: Sectors,
+        /// Number of stripes.
+        stripes: usize,
+        /// Chunk size.
+        chunk: Sectors,
+    },
+    /// A stripe does not fit its device.
+    #[error("stripe {stripe} needs sectors {start} to {end} of a device of {device} sectors")]
+    Outside {
+        /// Which, from 0.
+        stripe: usize,
+        /// Its first sector.
+        start: Sector,
+        /// One past its last.
+        end: u64,
+        /// The device's size.
+        device: Sectors,
+    },
+}
+
+/// `sectors` sectors dealt out in chunks.
+#[derive(Debug)]
+pub struct Striped {
+    node: NodeId,
+    chunk: u64,
+    stripes: Vec<Stripe>,
+    sectors: Sectors,
+    limits: Limits,
+}
+
+impl Striped {
+    /// Stripes of `chunk` sectors.
+    pub fn new(node: NodeId, chunk: Sectors, stripes: Vec<Stripe>, sectors: Sectors) -> Result<Striped, StripedError> {
+        let count = stripes.len() as u64;
+        if count == 0 {
+            return Err(StripedError::None);
+        }
+        if chunk == Sectors::ZERO {
+            return Err(StripedError::Chunk);
+        }
+        let each = sectors.0 / count;
+        if sectors == Sectors::ZERO || !sectors.0.is_multiple_of(count) || !each.is_multiple_of(chunk.0) {
+            return Err(StripedError::Uneven { sectors, stripes: stripes.len(), chunk });
+        }
+        for (i, stripe) in stripes.iter().enumerate() {
+            let end = stripe.start.0.saturating_add(each);
+            if end > stripe.below.sectors().0 {
+                let device = stripe.below.sectors();
+                return Err(StripedError::Outside { stripe: i, start: stripe.start, end, device });
+            }
+        }
+        let mut limits = Limits::stacked(stripes.iter().map(|stripe| stripe.below.limits()));
+        // As the kernel's stripe_io_hints: a chunk is the least that is worth while, a row of them the best.
+        let chunk_bytes = u32::try_from(chunk.0.saturating_mul(SECTOR)).unwrap_or(u32::MAX);
+        limits.io_min = chunk_bytes;
+        limits.io_opt = u32::try_from(count).map_or(u32::MAX, |n| chunk_bytes.saturating_mul(n));
+        Ok(Striped { node, chunk: chunk.0, stripes, sectors, limits })
+    }
+
+    /// Hands the chunks that `span` touches on, one piece each.
+    #[inline]
+    fn by_chunk(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let count = self.stripes.len() as u64;
+        let first = span.sector.0 / self.chunk;
+        let within = span.sector.0 % self.chunk;
+        if within + span.nr.0 <= self.chunk {
+            return self.pass_piece(span, first, count, within, cx);
+        }
+        let last = (span.end().0 - 1) / self.chunk;
+        cx.split(self.node, span, last - first + 1, Reason::Chunk);
+        let (mut chunk, mut within, mut skip) = (first, within, 0);
+        while skip < span.nr.0 {
+            let nr = (self.chunk - within).min(span.nr.0 - skip);
+            self.pass_piece(span.piece(Sectors(skip), Sectors(nr)), chunk, count, within, cx)?;
+            (chunk, within, skip) = (chunk + 1, 0, skip + nr);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn pass_piece(
+        &self,
+        piece: Span,
+        chunk: u64,
+        count: u64,
+        within: u64,
+        cx: &mut Resolver<'_>,
+    ) -> Result<(), Defer> {
+        let stripe = &self.stripes[(chunk % count) as usize];
+        let sector = stripe.start + Sectors(chunk / count * self.chunk + within);
+        cx.pass(self.node, piece.sector, &*stripe.below, piece.moved_to(sector))
+    }
+
+    /// Hands each stripe the one range of it that `span` touches.
+    fn by_stripe(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let count = self.stripes.len() as u64;
+        let pieces = self.stripes.iter().enumerate();
+        let ranges = pieces.map(|(i, stripe)| {
+            let start = self.sectors_before(i as u64, span.sector.0, count);
+            let end = self.sectors_before(i as u64, span.end().0, count);
+            (stripe, start, end)
+        });
+        let touched = ranges.clone().filter(|(_, start, end)| start < end);
+        cx.split(self.node, span, touched.clone().count() as u64, Reason::Chunk);
+        for (stripe, start, end) in touched {
+            // Without data, a piece's place within the bio means nothing.
+            let piece = Span { sector: stripe.start + Sectors(start), nr: Sectors(end - start), ..span };
+            cx.pass(self.node, span.sector, &*stripe.below, piece)?;
+        }
+        Ok(())
+    }
+
+    /// How many sectors of stripe `i` lie before `sector` of the target.
+    fn sectors_before(&self, i: u64, sector: u64, count: u64) -> u64 {
+        let (chunk, within) = (sector / self.chunk, sector % self.chunk);
+        let (row, column) = (chunk / count, chunk % count);
+        row * self.chunk
+            + match i.cmp(&column) {
+                std::cmp::Ordering::Less => self.chunk,
+                std::cmp::Ordering::Equal => within,
+                std::cmp::Ordering::Greater => 0,
+            }
+    }
+}
+
+impl Layer for Striped {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    #[inline]
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        match span.op {
+            Op::Read | Op::Write => self.by_chunk(span, cx),
+            Op::Discard | Op::WriteZeroes => self.by_stripe(span, cx),
+            Op::Flush => {
+                self.stripes.iter().try_for_each(|stripe| cx.pass(self.node, span.sector, &*stripe.below, span))
+            }
+        }
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        self.stripes.iter().map(|stripe| stripe.below.clone()).collect()
+    }
+}

@@ -1,0 +1,105 @@
+//! A device-mapper table: targets side by side, without gap or overlap.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Defer, Layer, Limits, NodeId, Op, Reason, Resolver, Sector, Sectors, Span};
+
+/// A target and where it starts.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// First sector, on the table's device.
+    pub start: Sector,
+    /// The target; its own sectors begin with 0.
+    pub target: Arc<dyn Layer>,
+}
+
+/// Why targets do not make up a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// No targets.
+    #[error("the table has no targets")]
+    Empty,
+    /// A gap or overlap.
+    #[error("target {index} starts at sector {start}; expected {expected}, where the one before it ends")]
+    Start {
+        /// Which, from 0.
+        index: usize,
+        /// Where it starts.
+        start: Sector,
+        /// Where it should.
+        expected: Sector,
+    },
+    /// The sum of the sizes is beyond what a device may have.
+    #[error("the table ends beyond sector {}", Sectors::MAX)]
+    TooLarge,
+}
+
+/// Targets side by side.
+#[derive(Debug)]
+pub struct Table {
+    node: NodeId,
+    segments: Vec<Segment>,
+    sectors: Sectors,
+    limits: Limits,
+}
+
+impl Table {
+    /// A device made of these targets, in order.
+    pub fn new(node: NodeId, segments: Vec<Segment>) -> Result<Table, TableError> {
+        if segments.is_empty() {
+            return Err(TableError::Empty);
+        }
+        let mut expected = Sector(0);
+        for (index, segment) in segments.iter().enumerate() {
+            if segment.start != expected {
+                return Err(TableError::Start { index, start: segment.start, expected });
+            }
+            let end = expected.0.checked_add(segment.target.sectors().0).filter(|end| *end <= Sectors::MAX.0);
+            expected = Sector(end.ok_or(TableError::TooLarge)?);
+        }
+        let limits = Limits::stacked(segments.iter().map(|segment| segment.target.limits()));
+        Ok(Table { node, segments, sectors: Sectors(expected.0), limits })
+    }
+
+    /// The target that holds `sector`.
+    #[inline]
+    fn index_of(&self, sector: Sector) -> usize {
+        if self.segments.len() == 1 { 0 } else { self.segments.partition_point(|segment| segment.start <= sector) - 1 }
+    }
+}
+
+impl Layer for Table {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    #[inline]
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        if span.op == Op::Flush {
+            let mut all = self.segments.iter();
+            return all.try_for_each(|segment| cx.pass(self.node, span.sector, &*segment.target, span));
+        }
+        let mut index = self.index_of(span.sector);
+        let mut rest = span;
+        loop {
+            let Segment { start, target } = &self.segments[index];
+            let within = Sector(rest.sector.0 - start.0);
+            let room = Sectors(target.sectors().0 - within.0);
+            if rest.nr <= room {
+                return cx.pass(self.node, rest.sector, &**target, rest.moved_to(within));
+            }
+            cx.split(self.node, rest.piece(Sectors::ZERO, room), 2, Reason::TargetEnd);
+            cx.pass(self.node, rest.sector, &**target, rest.piece(Sectors::ZERO, room).moved_to(within))?;
+            rest = rest.piece(room, rest.nr - room);
+            index += 1;
+        }
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        self.segments.iter().map(|segment| segment.target.clone()).collect()
+    }
+}

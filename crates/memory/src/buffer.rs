@@ -1,0 +1,167 @@
+//! One page-aligned allocation, reference-counted. All `unsafe` of this crate is in this file.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::fmt;
+use std::ptr::{self, NonNull};
+use std::rc::{Rc, Weak};
+
+use crate::pool::Shelf;
+
+/// Alignment of every buffer, in bytes. Enough for `O_DIRECT` on any Linux block device.
+pub const PAGE: usize = 4096;
+
+pub(crate) struct Allocation {
+    start: NonNull<u8>,
+    layout: Layout,
+    home: Weak<Shelf>,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: `start` came from `alloc_zeroed` with this very layout, and is freed once, here.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+    }
+}
+
+/// Page-aligned memory of a fixed size; cloning shares it. Dropping the last clone gives it back to its pool.
+pub struct Buffer {
+    /// `None` only while `drop` moves it back to its shelf.
+    memory: Option<Rc<Allocation>>,
+}
+
+impl Buffer {
+    /// Allocates `len` bytes (rounded up to whole pages; at least one), zeroed, outside of any pool.
+    pub fn new(len: usize) -> Buffer {
+        Buffer::with_home(len, Weak::new())
+    }
+
+    pub(crate) fn with_home(len: usize, home: Weak<Shelf>) -> Buffer {
+        let size = len.max(1).next_multiple_of(PAGE);
+        let layout = Layout::from_size_align(size, PAGE).expect("a buffer is smaller than the address space");
+        // SAFETY: the layout's size is not zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Buffer { memory: Some(Rc::new(Allocation { start, layout, home })) }
+    }
+
+    pub(crate) fn from_shelf(memory: Rc<Allocation>) -> Buffer {
+        debug_assert_eq!(Rc::strong_count(&memory), 1);
+        Buffer { memory: Some(memory) }
+    }
+
+    #[inline]
+    fn memory(&self) -> &Rc<Allocation> {
+        self.memory.as_ref().expect("a buffer owns its memory until it is dropped")
+    }
+
+    /// Size in bytes, a multiple of [`PAGE`].
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.memory().layout.size()
+    }
+
+    /// Never true: a buffer has at least one page.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Address of the first byte, for the kernel. Reading or writing through it needs `unsafe` at the caller's.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.memory().start.as_ptr()
+    }
+
+    /// Whether both are the same allocation.
+    #[inline]
+    pub fn same(&self, other: &Buffer) -> bool {
+        Rc::ptr_eq(self.memory(), other.memory())
+    }
+
+    /// Whether this is the only reference.
+    pub fn is_unique(&self) -> bool {
+        Rc::strong_count(self.memory()) == 1
+    }
+
+    #[inline]
+    fn check(&self, offset: usize, len: usize) {
+        let end = offset.checked_add(len);
+        assert!(end.is_some_and(|end| end <= self.len()), "{len} bytes at {offset} of a buffer of {}", self.len());
+    }
+
+    /// Copies `bytes` into the buffer at `offset`.
+    ///
+    /// # Panics
+    /// If the range lies outside.
+    #[inline]
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        // SAFETY: in bounds (checked), live (we hold the Rc), and `bytes` cannot overlap since no slice into a
+        // buffer is ever handed out.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(offset), bytes.len()) }
+    }
+
+    /// Copies `bytes.len()` bytes at `offset` out of the buffer.
+    ///
+    /// # Panics
+    /// If the range lies outside.
+    #[inline]
+    pub fn read_at(&self, offset: usize, bytes: &mut [u8]) {
+        self.check(offset, bytes.len());
+        // SAFETY: as in `write_at`.
+        unsafe { ptr::copy_nonoverlapping(self.as_ptr().add(offset), bytes.as_mut_ptr(), bytes.len()) }
+    }
+
+    /// Sets `len` bytes at `offset` to `value`.
+    ///
+    /// # Panics
+    /// If the range lies outside.
+    #[inline]
+    pub fn fill(&self, offset: usize, len: usize, value: u8) {
+        self.check(offset, len);
+        // SAFETY: in bounds (checked) and live.
+        unsafe { ptr::write_bytes(self.as_ptr().add(offset), value, len) }
+    }
+
+    /// Copies `len` bytes from `from` at `from_offset` to `offset` here. The two may be one buffer and overlap.
+    ///
+    /// # Panics
+    /// If either range lies outside.
+    #[inline]
+    pub fn copy_from(&self, offset: usize, from: &Buffer, from_offset: usize, len: usize) {
+        self.check(offset, len);
+        from.check(from_offset, len);
+        // SAFETY: both in bounds (checked) and live; `ptr::copy` allows overlap.
+        unsafe { ptr::copy(from.as_ptr().add(from_offset), self.as_ptr().add(offset), len) }
+    }
+}
+
+impl Clone for Buffer {
+    #[inline]
+    fn clone(&self) -> Buffer {
+        Buffer { memory: self.memory.clone() }
+    }
+}
+
+impl Drop for Buffer {
+    #[inline]
+    fn drop(&mut self) {
+        let Some(memory) = self.memory.take() else { return };
+        if Rc::strong_count(&memory) == 1
+            && let Some(shelf) = memory.home.upgrade()
+        {
+            shelf.put_back(memory);
+        }
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len())
+    }
+}
+
+impl Allocation {
+    pub(crate) fn size(&self) -> usize {
+        self.layout.size()
+    }
+}

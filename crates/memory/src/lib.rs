@@ -1,0 +1,24 @@
+//! I/O memory: page-aligned buffers, a pool of them per worker, and segments that point into them.
+//!
+//! This is one of the few crates that contain `unsafe` (see ARCHITECTURE.md): it owns raw memory that the kernel
+//! reads and writes behind Rust's back (io_uring), so nothing here ever hands out a `&[u8]` or `&mut [u8]` to that
+//! memory. Everybody else copies in and out through [`Buffer`] and [`Segment`], which check their bounds.
+//!
+//! Invariants:
+//! 1. A [`Segment`] keeps its [`Buffer`] alive, and a buffer keeps its allocation alive: an address taken from a
+//!    segment is valid for as long as the segment (or a clone of it) exists.
+//! 2. Buffers are aligned to [`PAGE`] and are not `Send`: a worker's memory is touched by that worker and, while a
+//!    request is in flight, by the kernel.
+//! 3. A buffer that comes from a [`Pool`] goes back to it when its last reference is dropped; taking one from a
+//!    warm pool allocates nothing.
+//! 4. Memory is zeroed when it is first allocated, and *not* when it is reused: whoever reads into a buffer fills
+//!    all of it, or the rest is some earlier request's data. (The engine asserts it: a read completes only when
+//!    every byte of it was written.)
+
+mod buffer;
+mod pool;
+mod segment;
+
+pub use buffer::{Buffer, PAGE};
+pub use pool::Pool;
+pub use segment::{Segment, Segments, bytes_in, copy_between, slice_segments};

@@ -1,0 +1,212 @@
+//! A range of a buffer, and lists of them: what a bio's data is.
+
+use smallvec::SmallVec;
+
+use crate::buffer::Buffer;
+
+/// A range of a [`Buffer`], in bytes. Keeps the buffer alive.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    buffer: Buffer,
+    offset: u32,
+    len: u32,
+}
+
+/// The data of a bio or a request, in order. One element needs no allocation.
+pub type Segments = SmallVec<[Segment; 2]>;
+
+impl Segment {
+    /// `len` bytes at `offset` of `buffer`.
+    ///
+    /// # Panics
+    /// If the range lies outside of the buffer, or is not below 4 GiB.
+    #[inline]
+    pub fn new(buffer: Buffer, offset: usize, len: usize) -> Segment {
+        let end = offset.checked_add(len);
+        assert!(end.is_some_and(|end| end <= buffer.len()), "{len} bytes at {offset} of a buffer of {}", buffer.len());
+        let offset = u32::try_from(offset).expect("a buffer is smaller than 4 GiB");
+        let len = u32::try_from(len).expect("a segment is smaller than 4 GiB");
+        Segment { buffer, offset, len }
+    }
+
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it holds no byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The buffer it lies in.
+    #[inline]
+    pub fn buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Where it starts in its buffer, in bytes.
+    #[inline]
+    pub fn offset(&self) -> usize {
+        self.offset as usize
+    }
+
+    /// Address of its first byte, for the kernel; valid while the segment lives.
+    #[inline]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.buffer.as_ptr().wrapping_add(self.offset())
+    }
+
+    /// The part of `len` bytes at `offset` within this segment.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    #[inline]
+    pub fn slice(&self, offset: usize, len: usize) -> Segment {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()));
+        Segment::new(self.buffer.clone(), self.offset() + offset, len)
+    }
+
+    /// Copies out `bytes.len()` bytes at `offset`.
+    #[inline]
+    pub fn read_at(&self, offset: usize, bytes: &mut [u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len()));
+        self.buffer.read_at(self.offset() + offset, bytes);
+    }
+
+    /// Copies in `bytes` at `offset`.
+    #[inline]
+    pub fn write_at(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.len()));
+        self.buffer.write_at(self.offset() + offset, bytes);
+    }
+
+    /// Sets every byte to `value`.
+    #[inline]
+    pub fn fill(&self, value: u8) {
+        self.buffer.fill(self.offset(), self.len(), value);
+    }
+
+    /// Grows by `next` if that follows in the same buffer; tells whether it did.
+    #[inline]
+    pub fn extend(&mut self, next: &Segment) -> bool {
+        let adjoins = self.offset.checked_add(self.len) == Some(next.offset) && self.buffer.same(&next.buffer);
+        match (adjoins, self.len.checked_add(next.len)) {
+            (true, Some(len)) => {
+                self.len = len;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Sum of the lengths, in bytes.
+#[inline]
+pub fn bytes_in(segments: &[Segment]) -> usize {
+    segments.iter().map(Segment::len).sum()
+}
+
+/// Appends to `out` the `len` bytes at `offset` of the byte string that `segments` make up.
+///
+/// # Panics
+/// If that range lies outside.
+#[inline]
+pub fn slice_segments(segments: &[Segment], offset: usize, len: usize, out: &mut Segments) {
+    if let [only] = segments {
+        // The usual case: one buffer a bio.
+        out.push(only.slice(offset, len));
+        return;
+    }
+    let (mut skip, mut left) = (offset, len);
+    for segment in segments {
+        if left == 0 {
+            break;
+        }
+        if skip >= segment.len() {
+            skip -= segment.len();
+            continue;
+        }
+        let take = left.min(segment.len() - skip);
+        out.push(segment.slice(skip, take));
+        left -= take;
+        skip = 0;
+    }
+    assert_eq!(left, 0, "{len} bytes at {offset} of segments of {} bytes", bytes_in(segments));
+}
+
+/// Copies the byte string that `from` makes up to that of `to`; the shorter one ends it. Returns the bytes copied.
+pub fn copy_between(from: &[Segment], to: &[Segment]) -> usize {
+    let (mut from, mut to) = (from.iter(), to.iter());
+    let (mut source, mut target) = (from.next().cloned(), to.next().cloned());
+    let mut copied = 0;
+    while let (Some(a), Some(b)) = (&source, &target) {
+        let step = a.len().min(b.len());
+        b.buffer.copy_from(b.offset(), &a.buffer, a.offset(), step);
+        copied += step;
+        let next_source = if step == a.len() { from.next().cloned() } else { Some(a.slice(step, a.len() - step)) };
+        let next_target = if step == b.len() { to.next().cloned() } else { Some(b.slice(step, b.len() - step)) };
+        (source, target) = (next_source, next_target);
+    }
+    copied
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filled(bytes: &[u8]) -> Segment {
+        let buffer = Buffer::new(bytes.len());
+        buffer.write_at(0, bytes);
+        Segment::new(buffer, 0, bytes.len())
+    }
+
+    fn text(segments: &[Segment]) -> Vec<u8> {
+        let mut all = Vec::new();
+        for segment in segments {
+            let mut bytes = vec![0; segment.len()];
+            segment.read_at(0, &mut bytes);
+            all.extend(bytes);
+        }
+        all
+    }
+
+    #[test]
+    fn slicing_a_list_gives_the_same_bytes_as_slicing_its_text() {
+        let list = [filled(b"abc"), filled(b""), filled(b"defgh"), filled(b"i")];
+        let whole = text(&list);
+        for start in 0..whole.len() {
+            for len in 1..=whole.len() - start {
+                let mut out = Segments::new();
+                slice_segments(&list, start, len, &mut out);
+                assert_eq!(text(&out), whole[start..start + len], "{len} at {start}");
+            }
+        }
+    }
+
+    #[test]
+    fn copying_between_lists_of_other_shapes_keeps_the_order() {
+        let from = [filled(b"ab"), filled(b"cdefg"), filled(b"h")];
+        let to = [filled(b"........"), filled(b"..")];
+        assert_eq!(copy_between(&from, &to), 8);
+        assert_eq!(text(&to), b"abcdefgh..");
+    }
+
+    #[test]
+    fn a_segment_extends_over_its_neighbour_in_the_same_buffer_only() {
+        let a = filled(b"abcdef");
+        let mut head = a.slice(0, 2);
+        assert!(head.extend(&a.slice(2, 3)));
+        assert_eq!(text(&[head.clone()]), b"abcde");
+        assert!(!head.extend(&a.slice(0, 1)));
+        assert!(!head.extend(&filled(b"f").slice(0, 1)));
+    }
+
+    #[test]
+    #[should_panic(expected = "of a buffer of")]
+    fn a_range_beyond_the_buffer_is_refused() {
+        Segment::new(Buffer::new(10), 4090, 7);
+    }
+}
