@@ -1,0 +1,176 @@
+//! Device-mapper tables in dmsetup's syntax.
+//!
+//! One target a line, `START LENGTH TARGET ARGS...`, in sectors of 512 bytes; what follows a `#` is a comment, blank
+//! lines are skipped, and a backslash takes the next character as it is (a space or a `#` in a path). Where each line
+//! opens with `NAME: `, as `dmsetup table` prints several devices, each run of lines with one name is a device, and a
+//! later device may use an earlier one as `dm/NAME` or `/dev/mapper/NAME`.
+//!
+//! | target | arguments | |
+//! | --- | --- | --- |
+//! | `linear` | `DEV OFFSET` | |
+//! | `striped` | `N CHUNK (DEV OFFSET)×N` | the length divides by N, and what each stripe gets by CHUNK |
+//! | `zero`, `error` | | |
+//!
+//! Invariants of a [`Table`] that [`parse`] returns: (1) it has at least one device, and each device at least one
+//! target; (2) a device's targets start at 0 and follow each other without gap or overlap; (3) no range of sectors
+//! exceeds [`SECTORS_MAX`], so that it can be counted in bytes; (4) a reference to a device of the table leads to an
+//! earlier one and lies inside it; (5) printed with `Display` and parsed again, it is the same table (but for the line
+//! numbers).
+//!
+//! A device is a string here (a path, `null:10G`, `memory:64M`, each with `,option=value` behind it): what it means is
+//! not this crate's business. Source: the kernel's `Documentation/admin-guide/device-mapper`, dmsetup(8).
+
+mod parse;
+
+use std::fmt;
+
+pub use parse::parse;
+
+/// Longest table text that is read, bytes.
+pub const TABLE_BYTES_MAX: usize = 4 << 20;
+
+/// Targets in one table.
+pub const TARGETS_MAX: usize = 65_536;
+
+/// Stripes of one `striped` target.
+pub const STRIPES_MAX: u32 = 4096;
+
+/// Characters in the name of a device: what the kernel takes (`DM_NAME_LEN` less its NUL).
+pub const NAME_MAX: usize = 127;
+
+/// Largest end of a range, sectors: what still can be counted in bytes.
+pub const SECTORS_MAX: u64 = u64::MAX / crate::SECTOR_BYTES;
+
+/// Devices, in the order in which they have to be set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// At least one; all have names, or there is only one, which has none.
+    pub devices: Vec<Device>,
+}
+
+/// One mapped device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Device {
+    /// Its name, where the text gives one.
+    pub name: Option<String>,
+    /// Its targets, in the order of their sectors.
+    pub targets: Vec<Target>,
+}
+
+impl Device {
+    /// Size of the device, sectors.
+    pub fn sectors(&self) -> u64 {
+        self.targets.last().map_or(0, |target| target.start + target.length)
+    }
+}
+
+/// A range of a device, and what it is mapped to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    /// First sector of the device.
+    pub start: u64,
+    /// Length, sectors; at least 1.
+    pub length: u64,
+    /// Line of the text, from 1.
+    pub line_number: u64,
+    /// What it is mapped to.
+    pub kind: TargetKind,
+}
+
+/// A place on a device below.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Below {
+    /// The device, as it is written.
+    pub dev: String,
+    /// First sector on it.
+    pub offset: u64,
+}
+
+/// The targets that are supported.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TargetKind {
+    /// The sectors of another device.
+    Linear(Below),
+    /// Chunks of the devices in turn.
+    Striped {
+        /// Size of a chunk, sectors.
+        chunk: u32,
+        /// In the order in which they take turns; at least 1.
+        stripes: Vec<Below>,
+    },
+    /// Reads zeros; writes vanish.
+    Zero,
+    /// Every I/O fails.
+    Error,
+}
+
+impl TargetKind {
+    /// The target's name in a table.
+    pub fn name(&self) -> &'static str {
+        match self {
+            TargetKind::Linear(_) => "linear",
+            TargetKind::Striped { .. } => "striped",
+            TargetKind::Zero => "zero",
+            TargetKind::Error => "error",
+        }
+    }
+
+    /// The places that it is mapped to.
+    pub fn below(&self) -> &[Below] {
+        match self {
+            TargetKind::Linear(below) => std::slice::from_ref(below),
+            TargetKind::Striped { stripes, .. } => stripes,
+            TargetKind::Zero | TargetKind::Error => &[],
+        }
+    }
+}
+
+/// The name of the device of the same table that a device string means: `dm/NAME` or `/dev/mapper/NAME`, without
+/// `,option=value`. `None` for anything else.
+pub fn reference(dev: &str) -> Option<&str> {
+    let path = dev.split_once(',').map_or(dev, |(path, _)| path);
+    path.strip_prefix("dm/").or_else(|| path.strip_prefix("/dev/mapper/"))
+}
+
+impl fmt::Display for Table {
+    /// As `dmsetup table` prints it, one line for each target.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for device in &self.devices {
+            for target in &device.targets {
+                if let Some(name) = &device.name {
+                    write!(f, "{}: ", Quoted(name))?;
+                }
+                writeln!(f, "{target}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {}", self.start, self.length, self.kind.name())?;
+        if let TargetKind::Striped { chunk, stripes } = &self.kind {
+            write!(f, " {} {chunk}", stripes.len())?;
+        }
+        for below in self.kind.below() {
+            write!(f, " {} {}", Quoted(&below.dev), below.offset)?;
+        }
+        Ok(())
+    }
+}
+
+/// A word with a backslash before what would end it.
+struct Quoted<'a>(&'a str);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for c in self.0.chars() {
+            if c.is_whitespace() || matches!(c, '\\' | '#') {
+                write!(f, "\\")?;
+            }
+            write!(f, "{c}")?;
+        }
+        Ok(())
+    }
+}

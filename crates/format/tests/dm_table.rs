@@ -1,0 +1,181 @@
+//! Tables in dmsetup's syntax: what is taken, what is refused and with which words, and that printing and parsing are
+//! each other's inverse.
+
+use blockwork_format::table::{Below, Device, Table, Target, TargetKind, parse, reference};
+use blockwork_format::{ErrorKind, FormatError, Position};
+use proptest::prelude::*;
+
+fn below(dev: &str, offset: u64) -> Below {
+    Below { dev: dev.into(), offset }
+}
+
+fn error(text: &str) -> FormatError {
+    parse(text).expect_err(text)
+}
+
+#[test]
+fn a_table_of_all_targets_is_read_with_comments_and_blank_lines() {
+    let text = "# a stack\n\n0 1024 linear /dev/sdb,direct=off 8\n  1024 96 striped 3 16 a 0 b 10 null:10G 0 # three\n\
+                1120 8 zero\n\t1128 8 error\r\n";
+    let table = parse(text).unwrap();
+    let [Device { name: None, targets }] = &table.devices[..] else { panic!("{table:?}") };
+    let stripes = vec![below("a", 0), below("b", 10), below("null:10G", 0)];
+    let kinds = [
+        TargetKind::Linear(below("/dev/sdb,direct=off", 8)),
+        TargetKind::Striped { chunk: 16, stripes },
+        TargetKind::Zero,
+        TargetKind::Error,
+    ];
+    assert_eq!(targets.iter().map(|t| t.kind.clone()).collect::<Vec<_>>(), kinds);
+    assert_eq!(targets.iter().map(|t| t.line_number).collect::<Vec<_>>(), [3, 4, 5, 6]);
+    assert_eq!(table.devices[0].sectors(), 1136);
+    assert_eq!(
+        table.to_string(),
+        "0 1024 linear /dev/sdb,direct=off 8\n1024 96 striped 3 16 a 0 b 10 null:10G 0\n1120 8 zero\n1128 8 error\n"
+    );
+}
+
+#[test]
+fn several_devices_are_read_as_dmsetup_prints_them_and_may_use_earlier_ones() {
+    let text = "vg-a: 0 100 linear 8:16 2048\nvg-a: 100 100 zero\nvg-b: 0 150 linear dm/vg-a,x=y 50\n\
+                c: 0 150 linear /dev/mapper/vg-b 0\nd: 0 8 linear /dev/mapper/of-the-host 0\n";
+    let table = parse(text).unwrap();
+    let shape: Vec<_> = table.devices.iter().map(|d| (d.name.as_deref().unwrap(), d.targets.len())).collect();
+    assert_eq!(shape, [("vg-a", 2), ("vg-b", 1), ("c", 1), ("d", 1)]);
+    assert_eq!(table.to_string(), text);
+    assert_eq!(reference("dm/vg-a,x=y"), Some("vg-a"));
+    assert_eq!((reference("/dev/mapper/vg-b"), reference("/dev/sda")), (Some("vg-b"), None));
+}
+
+#[test]
+fn a_backslash_takes_the_next_character_as_it_is() {
+    let table = parse("0 8 linear /my\\ disks/\\#1\\\\ 0").unwrap();
+    assert_eq!(table.devices[0].targets[0].kind, TargetKind::Linear(below("/my disks/#1\\", 0)));
+    assert_eq!(table.to_string(), "0 8 linear /my\\ disks/\\#1\\\\ 0\n");
+}
+
+#[test]
+fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() {
+    let cases = [
+        ("", "dm table, line 1: table is empty, expected at least one line `START LENGTH TARGET ARGS...`"),
+        ("# only\n\n", "dm table, line 2: table is empty"),
+        ("0", "line 1: length is missing, expected a number of sectors"),
+        ("0 8", "line 1: target is missing, expected linear, striped, zero or error"),
+        ("x 8 zero", "line 1: start is \"x\", expected a decimal number, at most 36028797018963967"),
+        ("0 +8 zero", "length is \"+8\""),
+        ("0 0x8 zero", "length is \"0x8\""),
+        ("0 99999999999999999999 zero", "length is \"99999999999999999999\""),
+        ("0 0 zero", "length is 0, expected at least 1 sector"),
+        ("0 36028797018963967 zero\n36028797018963967 1 zero", "line 2: length is 1, expected at most 0"),
+        ("8 8 zero", "line 1: start is 8, expected 0, where the targets before it end (there is a gap)"),
+        (
+            "0 8 zero\n\n7 8 zero",
+            "line 3: start is 7, expected 8, where the targets before it end (there is an overlap)",
+        ),
+        ("0 8 zero 1", "argument is \"1\", expected the end of the line after the arguments of zero"),
+        ("0 8 linear", "device is missing"),
+        ("0 8 linear a", "offset is missing"),
+        ("0 8 linear a -1", "offset is \"-1\""),
+        ("0 8 linear a 36028797018963960", "offset is 36028797018963960, expected at most 36028797018963959"),
+        ("0 8 linear a 0 b", "argument is \"b\""),
+        ("0 8 striped 0 8 a 0", "number of stripes is 0, expected 1 to 4096"),
+        ("0 8 striped 4097 8 a 0", "number of stripes is 4097"),
+        ("0 8 striped 1 0 a 0", "chunk is 0"),
+        ("0 8 striped 1 4294967296 a 0", "chunk is 4294967296"),
+        ("0 10 striped 3 1 a 0 b 0 c 0", "length is 10, expected a multiple of the number of stripes, 3"),
+        ("0 10 striped 2 2 a 0 b 0", "length is 10, expected a multiple of 2 stripes x chunk 2"),
+        ("0 16 striped 2 8 a 0", "device is missing"),
+        (
+            "0 8 snapshot a b P 8",
+            "target is snapshot, which is not supported yet, expected linear, striped, zero or error",
+        ),
+        ("0 8 bogus", "target is \"bogus\", expected linear, striped, zero or error"),
+        ("0 8 \x1b[2J", "target is \"\\u{1b}[2J\""),
+        ("0 8 zero\\", "last character is a backslash"),
+        ("a:", "targets is missing after \"a:\""),
+        (": 0 8 zero", "name is \"\", expected 1 to 127 bytes without '/' and ','"),
+        ("a/b: 0 8 zero", "name is \"a/b\""),
+        ("a: 0 8 zero\n8 8 zero", "line 2: name is missing, expected a name on every line or on none"),
+        ("0 8 zero\na: 0 8 zero", "line 2: name is a, expected a name on every line or on none"),
+        (
+            "a: 0 8 zero\nb: 0 8 zero\na: 8 8 zero",
+            "line 3: name is \"a\" again, expected each device's lines in one run",
+        ),
+        ("a: 0 8 linear dm/a 0", "device is \"dm/a\", itself, expected a device that is defined above"),
+        (
+            "a: 0 8 linear dm/b 0\nb: 0 8 zero",
+            "line 1: device is \"dm/b\", expected a device that is defined above",
+        ),
+        ("0 8 linear dm/b 0", "device is \"dm/b\""),
+        (
+            "a: 0 8 zero\nb: 0 8 linear dm/a 1",
+            "line 2: end of the range below is 9, expected at most 8, the size of a",
+        ),
+        ("a: 0 8 zero\nb: 0 16 striped 2 4 x 0 dm/a 1", "end of the range below is 9"),
+    ];
+    for (text, expected) in cases {
+        let message = error(text).to_string();
+        assert!(message.contains(expected), "{text:?}: {message}\nexpected {expected}");
+    }
+    assert_eq!(error("0 8 thin a 1").kind, ErrorKind::Unsupported);
+    assert_eq!(error("\n0 8 thin a 1").position, Position::Line(2));
+}
+
+#[test]
+fn a_table_that_is_too_long_is_refused_before_it_is_read() {
+    assert_eq!(error(&"#".repeat((4 << 20) + 1)).kind, ErrorKind::Limit);
+    let lines: String = (0..65_537).map(|i| format!("{i} 1 zero\n")).collect();
+    assert_eq!(
+        error(&lines).to_string(),
+        "dm table, line 65537: number of targets is 65537, expected at most 65536"
+    );
+}
+
+fn any_dev() -> impl Strategy<Value = String> {
+    "[a-z/#\\\\ ,=é\t]{1,8}".prop_filter("no reference", |dev| !dev.starts_with("dm/"))
+}
+
+fn any_kind() -> impl Strategy<Value = (TargetKind, u64)> {
+    let below = (any_dev(), 0..1u64 << 40).prop_map(|(dev, offset)| Below { dev, offset }).boxed();
+    let length = 1..1u64 << 30;
+    prop_oneof![
+        length.clone().prop_map(|length| (TargetKind::Zero, length)),
+        length.clone().prop_map(|length| (TargetKind::Error, length)),
+        (below.clone(), length).prop_map(|(below, length)| (TargetKind::Linear(below), length)),
+        (proptest::collection::vec(below, 1..5), 1u32..5000, 1u64..5000).prop_map(
+            |(stripes, chunk, rows)| {
+                let length = u64::try_from(stripes.len()).unwrap() * u64::from(chunk) * rows;
+                (TargetKind::Striped { chunk, stripes }, length)
+            }
+        ),
+    ]
+}
+
+/// A valid table, its line numbers as they will be read.
+fn any_table() -> impl Strategy<Value = Table> {
+    let targets = proptest::collection::vec(any_kind(), 1..4).boxed();
+    let named = proptest::collection::btree_map("[a-z:#\\\\ -]{1,6}", targets.clone(), 1..4)
+        .prop_map(|devices| devices.into_iter().map(|(name, targets)| (Some(name), targets)).collect());
+    prop_oneof![targets.prop_map(|targets| vec![(None, targets)]), named].prop_map(
+        |devices: Vec<(Option<String>, Vec<_>)>| {
+            let mut line_number = 0;
+            let devices = devices.into_iter().map(|(name, kinds)| {
+                let mut start = 0;
+                let targets = kinds.into_iter().map(|(kind, length)| {
+                    line_number += 1;
+                    start += length;
+                    Target { start: start - length, length, line_number, kind }
+                });
+                Device { name, targets: targets.collect() }
+            });
+            Table { devices: devices.collect() }
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn a_table_that_is_printed_reads_back_as_the_same(table in any_table()) {
+        prop_assert_eq!(parse(&table.to_string()).unwrap(), table);
+    }
+}
