@@ -169,7 +169,8 @@ impl Core {
     /// Takes a bio for a volume. See [`Context::submit`](crate::Context::submit).
     #[inline]
     pub(crate) fn submit(&mut self, volume: VolumeId, owner: Owner, bio: Bio) {
-        let refused = self.refusal(volume, bio.op, bio.sector.0, bio.nr.0, Sectors::MAX.0);
+        let size = self.volumes[volume.0 as usize].sectors().0;
+        let refused = self.refusal(volume, bio.op, bio.sector.0.checked_add(bio.nr.0), size);
         let node = self.volumes[volume.0 as usize].node();
         if bio.op.has_data() {
             debug_assert_eq!(bytes_in(&bio.data) as u64, bio.nr.bytes());
@@ -199,7 +200,7 @@ impl Core {
             self.submit(volume, owner, Bio { op, flags, sector, nr, data });
             return;
         }
-        let refused = self.refusal(volume, op, offset, len, Sectors::MAX.bytes());
+        let refused = self.refusal(volume, op, offset.checked_add(len), top.sectors().bytes());
         if let Some(errno) = refused {
             self.give_back(owner, op, Err(errno), data);
             return;
@@ -223,20 +224,17 @@ impl Core {
         });
     }
 
-    /// Why a volume will not do that, if so: the range lies outside (`per_unit`: its size in the range's unit is at most
-    /// that), or it is read-only.
-    fn refusal(&self, volume: VolumeId, op: Op, start: u64, len: u64, unit_max: u64) -> Option<Errno> {
-        let volume = &self.volumes[volume.0 as usize];
-        if volume.read_only && op.is_write() {
+    /// Why a volume will not do that, if so: it is read-only, or the range ends (at `end`, in the unit of `size`; `None`
+    /// if that overflows) beyond it.
+    #[inline]
+    fn refusal(&self, volume: VolumeId, op: Op, end: Option<u64>, size: u64) -> Option<Errno> {
+        if op.is_write() && self.volumes[volume.0 as usize].read_only {
             return Some(Errno::EROFS);
         }
-        let size = if unit_max == Sectors::MAX.0 { volume.sectors().0 } else { volume.sectors().bytes() };
-        match start.checked_add(len) {
-            Some(end) if end <= size => None,
-            _ if op == Op::Flush => None,
-            _ if op.is_write() => Some(Errno::ENOSPC),
-            _ => Some(Errno::EINVAL),
+        if end.is_some_and(|end| end <= size) || op == Op::Flush {
+            return None;
         }
+        Some(if op.is_write() { Errno::ENOSPC } else { Errno::EINVAL })
     }
 
     #[inline]

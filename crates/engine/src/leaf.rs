@@ -72,6 +72,8 @@ pub trait LeafSource: Send + Sync {
     fn sectors(&self) -> Sectors;
     /// What people call it: its path, or `null:1G`.
     fn name(&self) -> &str;
+    /// Reads `into.len()` bytes at byte `offset`, at once: for finding out what a disk holds, before it is served.
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()>;
     /// The state that all handles share.
     fn shared(&self) -> &LeafShared;
 }
