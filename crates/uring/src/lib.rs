@@ -1,0 +1,42 @@
+//! The real environment: io_uring, an eventfd to be woken by, the monotonic clock and the kernel's random numbers.
+//!
+//! A [`Uring`] belongs to one worker, on the thread that made it. Everything that the worker starts during a turn is
+//! handed to the kernel by one `io_uring_enter`, which also waits for what comes next: a batch costs one system call,
+//! however many operations are in it.
+//!
+//! Invariants:
+//! 1. Memory that the kernel may read or write (segments, iovecs, message headers, timespecs) is owned by the slot of
+//!    its operation and stays where it is until the kernel has said that it is done with it. If it never says so,
+//!    which [`Uring`]'s drop waits for but not for ever, that memory is leaked, never freed.
+//! 2. Each operation that was started completes exactly once (multishot ones: once without [`more`]), also when it is
+//!    cancelled, when the submission queue is full, and when there are more completions than the queue holds.
+//! 3. A completion is matched to its operation by slot number and generation: a late one can never complete the
+//!    wrong operation.
+//! 4. Once warm, starting and completing operations allocates nothing.
+//!
+//! `unsafe` lives in `enter` (the system call), `ring` (submission), `slots` (addresses for the kernel), `socket` (accepted
+//! descriptors), `wake` (the eventfd's read), `blocking` (two ioctls) and `direct` (readv and writev without the ring).
+//!
+//! A descriptor given as a [`FileId`](blockwork_engine::FileId) must stay open until the `wait` that follows the
+//! start has returned: from then on the kernel holds the file itself.
+//!
+//! Sources: io_uring_setup(2), io_uring_enter(2), io_uring_prep_*(3).
+
+mod blocking;
+mod direct;
+mod enter;
+mod ring;
+mod setup;
+mod slots;
+mod socket;
+mod wake;
+
+pub use direct::{NOW_SEGMENTS_MAX, read_now, write_now};
+pub use ring::Uring;
+pub use setup::{AsKernel, UringConfig, UringError};
+
+/// Whether a multishot operation goes on: more completions with its token will follow this one.
+#[inline]
+pub fn more(flags: u32) -> bool {
+    io_uring::cqueue::more(flags)
+}

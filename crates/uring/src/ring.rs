@@ -1,0 +1,514 @@
+//! The environment itself: starting operations, waiting for them, and ending with none left behind.
+
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use blockwork_engine::{Completion, Env, FileOp, FileOpKind, Nanos, Notify, Token, Wait};
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::blocking::{Helper, RangeCall};
+use crate::enter::Door;
+use crate::setup::{Features, UringConfig, UringError, make};
+use crate::slots::{CANCEL, Kind, Slot, Slots, WAKE};
+use crate::wake::Wake;
+
+/// How long a drop waits for the kernel to give memory back before it leaks that memory instead.
+const DROP_PATIENCE: Nanos = Nanos::secs(30);
+
+/// fallocate(2)'s modes, from the kernel's include/uapi/linux/falloc.h.
+const PUNCH_HOLE: i32 = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+const ZERO_RANGE: i32 = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+
+/// `BLOCK_URING_CMD_DISCARD` of include/uapi/linux/blkdev.h: `_IO(0x12, 0)`. Linux 6.12.
+const BLOCK_DISCARD: u32 = 0x1200;
+
+/// Real time, real files: one worker's io_uring. Not `Send`: it stays on the thread that made it.
+pub struct Uring {
+    ring: IoUring,
+    door: Door,
+    pub(crate) features: Features,
+    pub(crate) slots: Slots,
+    wake: Wake,
+    helper: Helper,
+    /// Completions that had to be taken out while room was made for a submission.
+    early: Vec<Completion>,
+    /// Operations to be submitted once more: the rest of a send, a multishot operation that the kernel has not.
+    again: Vec<u64>,
+    helped: Vec<(u64, i32)>,
+    /// Operations that the kernel has, or will have when the queue is submitted.
+    in_kernel: usize,
+    /// Descriptors from accepts that nobody has taken yet.
+    pub(crate) accepted: Vec<RawFd>,
+    random: Random,
+    now: Nanos,
+}
+
+impl Uring {
+    /// A ring for this thread. Lowers the thread's timer slack to a microsecond, since the default of 50 would make a
+    /// [`Wait::Gather`] longer than it is worth.
+    pub fn new(config: &UringConfig) -> Result<Uring, UringError> {
+        let (ring, features) = make(config)?;
+        let wake = Wake::new().map_err(|source| UringError::Other {
+            what: "eventfd",
+            source,
+        })?;
+        // Where it is refused, timers are only less exact.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
+        Ok(Uring {
+            door: Door::new(&ring, features.registered_ring),
+            ring,
+            features,
+            slots: Slots::default(),
+            wake,
+            helper: Helper::default(),
+            early: Vec::new(),
+            again: Vec::new(),
+            helped: Vec::new(),
+            in_kernel: 0,
+            accepted: Vec::new(),
+            random: Random::default(),
+            now: clock(),
+        })
+    }
+
+    /// How often `io_uring_enter` was called. The environment makes no other system call on the worker's thread but to
+    /// hand BLKDISCARD and BLKZEROOUT to a helper thread where the ring cannot take them.
+    pub fn enters(&self) -> u64 {
+        self.door.calls
+    }
+
+    /// Operations that were started and have not completed.
+    pub fn in_flight(&self) -> usize {
+        self.slots.occupied()
+    }
+
+    /// Cancels all operations with this token. Each still completes: with ECANCELED, or as if it had not been
+    /// cancelled, if that came too late (a write that has begun, an ioctl at the helper).
+    pub fn cancel(&mut self, token: Token) {
+        for name in self
+            .slots
+            .names(|slot| slot.token == token && slot.kind != Kind::Helper)
+        {
+            self.push(&opcode::AsyncCancel::new(name).build().user_data(CANCEL));
+        }
+    }
+
+    /// Queues the entry of an operation that occupies a slot.
+    pub(crate) fn submit(&mut self, name: u64, entry: squeue::Entry) {
+        self.push(&entry.user_data(name));
+        self.in_kernel += 1;
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: whatever an entry points to lies in a slot's segments, vectors, header or timespec, or in `self.wake`,
+        // all of which stay where they are and live until the operation has completed (invariant 1 of the crate).
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.make_room();
+        }
+    }
+
+    /// Submits what fills the queue.
+    fn make_room(&mut self) {
+        let mut early = std::mem::take(&mut self.early);
+        self.enter(0, false, None);
+        // If the kernel takes nothing more until completions are taken out (before 5.19, when its queue has overflowed;
+        // or when it is short of memory), take them; else leave them to the next wait.
+        if self.ring.submission().is_full() {
+            self.take_completed(&mut early);
+            self.enter(0, true, None);
+        }
+        self.early = early;
+    }
+
+    /// Calls the kernel. Whether it did what was asked shows in the queues; errors that time or another try cures are
+    /// left to the caller's loop.
+    fn enter(&mut self, want: u32, get: bool, time: Option<Nanos>) {
+        if let Err(error) = self.try_enter(want, get, time) {
+            // Nothing that goes wrong on a device is reported here: it is a fault of ours, or lost completions (EBADR).
+            panic!("io_uring_enter({want} wanted): {error}");
+        }
+    }
+
+    fn try_enter(&mut self, want: u32, get: bool, time: Option<Nanos>) -> io::Result<()> {
+        let submit = length(self.ring.submission().len());
+        let Err(error) = self.door.enter(submit, want, get, time) else {
+            return Ok(());
+        };
+        match error.raw_os_error() {
+            Some(libc::ETIME | libc::EINTR) => Ok(()),
+            Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {
+                // No memory just now, or completions must be taken first. Not to burn the processor until it is cured:
+                std::thread::yield_now();
+                Ok(())
+            }
+            _ => Err(error),
+        }
+    }
+
+    /// Moves what has completed to `out`. No system call.
+    fn take_completed(&mut self, out: &mut Vec<Completion>) {
+        for entry in self.ring.completion() {
+            let (name, result, flags) = (entry.user_data(), entry.result(), entry.flags());
+            match name {
+                WAKE => self.wake.disarm(),
+                CANCEL => {}
+                _ => {
+                    let slot = self
+                        .slots
+                        .get(name)
+                        .expect("the kernel completes only what is in flight");
+                    let more = cqueue::more(flags);
+                    if !more {
+                        self.in_kernel -= 1;
+                    }
+                    if matches!(slot.kind, Kind::Accept { .. }) && result >= 0 {
+                        self.accepted.push(result);
+                    }
+                    match settle(slot, result, more) {
+                        Next::Done(result) => {
+                            out.push(Completion {
+                                token: slot.token,
+                                result,
+                                flags,
+                            });
+                            if !more {
+                                self.slots.release(name);
+                            }
+                        }
+                        Next::Again { report: true } => {
+                            let flags = flags | CQE_F_MORE;
+                            out.push(Completion {
+                                token: slot.token,
+                                result,
+                                flags,
+                            });
+                            self.again.push(name);
+                        }
+                        Next::Again { report: false } => self.again.push(name),
+                    }
+                }
+            }
+        }
+        self.helper.collect(&mut self.helped);
+        for (name, result) in self.helped.drain(..) {
+            let slot = self
+                .slots
+                .get(name)
+                .expect("the helper completes only what is in flight");
+            out.push(Completion {
+                token: slot.token,
+                result,
+                flags: 0,
+            });
+            self.slots.release(name);
+        }
+    }
+
+    fn start_again(&mut self, name: u64) {
+        let slot = self
+            .slots
+            .get(name)
+            .expect("only what is in flight goes on");
+        let entry = match slot.kind {
+            Kind::Send { .. } => slot.send_entry(),
+            Kind::Accept { .. } => slot.accept_entry(),
+            Kind::Poll { .. } => slot.poll_entry(),
+            Kind::BlockCommand { fd, zero, range } => {
+                let call = if zero {
+                    RangeCall::ZeroOut
+                } else {
+                    RangeCall::Discard
+                };
+                self.features.block_commands = false;
+                return self.help(name, fd, call, range);
+            }
+            Kind::Free | Kind::Plain | Kind::Helper => unreachable!("these complete at once"),
+        };
+        self.submit(name, entry);
+    }
+
+    /// Has a blocking call made by the helper thread.
+    fn help(&mut self, name: u64, fd: RawFd, call: RangeCall, range: [u64; 2]) {
+        let slot = self
+            .slots
+            .get(name)
+            .expect("only what is in flight goes on");
+        slot.kind = Kind::Helper;
+        let token = slot.token;
+        if let Err(errno) = self
+            .helper
+            .start(name, fd, call, range, &self.wake.notifier())
+        {
+            self.slots.release(name);
+            self.early.push(Completion {
+                token,
+                result: -errno,
+                flags: 0,
+            });
+        }
+    }
+
+    /// Whether calling the kernel is of any use: it has completions that it gives only then, or we have submissions.
+    fn kernel_has_something(&mut self) -> bool {
+        let queue = self.ring.submission();
+        !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Takes what has completed, and prepares what goes on.
+    fn gather(&mut self, out: &mut Vec<Completion>) {
+        self.take_completed(out);
+        while let Some(name) = self.again.pop() {
+            self.start_again(name);
+        }
+        if let Some(entry) = self.wake.arm() {
+            self.push(&entry);
+        }
+        out.append(&mut self.early);
+    }
+}
+
+/// `IORING_CQE_F_MORE`.
+const CQE_F_MORE: u32 = 1 << 1;
+
+/// What to do with an operation whose completion has come.
+enum Next {
+    /// Report this result.
+    Done(i32),
+    /// Submit it once more; `report` this completion as one of several.
+    Again { report: bool },
+}
+
+fn settle(slot: &mut Slot, result: i32, more: bool) -> Next {
+    match slot.kind {
+        Kind::Send { sent } => settle_send(slot, sent, result),
+        Kind::Accept { multishot: true } if !more && result == -libc::EINVAL => {
+            // Before 5.19, or a socket that does not listen: then the plain accept says so.
+            slot.kind = Kind::Accept { multishot: false };
+            Next::Again { report: false }
+        }
+        Kind::Poll {
+            events,
+            multishot: true,
+        } if !more && result == -libc::EINVAL => {
+            slot.kind = Kind::Poll {
+                events,
+                multishot: false,
+            }; // before 5.13
+            Next::Again { report: false }
+        }
+        Kind::Accept { multishot: false }
+        | Kind::Poll {
+            multishot: false, ..
+        } if result >= 0 => Next::Again { report: true },
+        // Before 6.12, and devices without discards, which the ioctl then reports.
+        Kind::BlockCommand { .. }
+            if [-libc::EINVAL, -libc::EOPNOTSUPP, -libc::ENOTTY].contains(&result) =>
+        {
+            Next::Again { report: false }
+        }
+        _ => Next::Done(result),
+    }
+}
+
+/// A send that is short goes on with the rest (before 5.19 the kernel does not do so by itself for MSG_WAITALL).
+fn settle_send(slot: &mut Slot, sent: u32, result: i32) -> Next {
+    let total = |sent: u32| i32::try_from(sent).expect("a send is limited to 2^31 - 1 bytes");
+    let Some(now) = u32::try_from(result).ok().filter(|&bytes| bytes > 0) else {
+        return Next::Done(if sent > 0 { total(sent) } else { result });
+    };
+    let sent = sent + now;
+    if slot.skip_sent(now as usize) {
+        return Next::Done(total(sent));
+    }
+    slot.kind = Kind::Send { sent };
+    Next::Again { report: false }
+}
+
+impl Env for Uring {
+    #[inline]
+    fn now(&self) -> Nanos {
+        self.now
+    }
+
+    fn random(&mut self) -> u64 {
+        self.random.next()
+    }
+
+    fn start(&mut self, token: Token, op: FileOp<'_>) {
+        let fd = RawFd::try_from(op.file.0).unwrap_or(-1); // -1: EBADF
+        let file = types::Fd(fd);
+        let (name, slot) = self.slots.take(token, Kind::Plain);
+        slot.hold(op.data);
+        let entry = match op.kind {
+            FileOpKind::Read => match op.data {
+                [only] => opcode::Read::new(file, only.as_ptr(), length(only.len()))
+                    .offset(op.offset)
+                    .build(),
+                _ => opcode::Readv::new(file, slot.iovecs.as_ptr(), length(slot.iovecs.len()))
+                    .offset(op.offset)
+                    .build(),
+            },
+            FileOpKind::Write { dsync } => {
+                let flags = if dsync { libc::RWF_DSYNC } else { 0 };
+                match op.data {
+                    [only] => {
+                        opcode::Write::new(file, only.as_ptr().cast_const(), length(only.len()))
+                            .offset(op.offset)
+                            .rw_flags(flags)
+                            .build()
+                    }
+                    _ => opcode::Writev::new(file, slot.iovecs.as_ptr(), length(slot.iovecs.len()))
+                        .offset(op.offset)
+                        .rw_flags(flags)
+                        .build(),
+                }
+            }
+            FileOpKind::Sync => opcode::Fsync::new(file)
+                .flags(types::FsyncFlags::DATASYNC)
+                .build(),
+            FileOpKind::PunchHole => opcode::Fallocate::new(file, op.len)
+                .offset(op.offset)
+                .mode(PUNCH_HOLE)
+                .build(),
+            FileOpKind::ZeroRange => opcode::Fallocate::new(file, op.len)
+                .offset(op.offset)
+                .mode(ZERO_RANGE)
+                .build(),
+            FileOpKind::BlkDiscard if self.features.block_commands => {
+                slot.kind = Kind::BlockCommand {
+                    fd,
+                    zero: false,
+                    range: [op.offset, op.len],
+                };
+                let mut command = [0; 16];
+                command[..8].copy_from_slice(&op.len.to_ne_bytes()); // the entry's `addr3`
+                opcode::UringCmd16::new(file, BLOCK_DISCARD)
+                    .cmd(command)
+                    .addr(Some(op.offset))
+                    .build()
+            }
+            FileOpKind::BlkDiscard => {
+                return self.help(name, fd, RangeCall::Discard, [op.offset, op.len]);
+            }
+            FileOpKind::BlkZeroOut => {
+                return self.help(name, fd, RangeCall::ZeroOut, [op.offset, op.len]);
+            }
+        };
+        self.submit(name, entry);
+    }
+
+    fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) {
+        let before = out.len();
+        self.gather(out);
+        let (enough, deadline) = match wait {
+            Wait::Poll => (0, None),
+            Wait::Until(time) => (1, time),
+            Wait::Gather {
+                completions,
+                for_at_most,
+            } => (completions as usize, Some(clock() + for_at_most)),
+        };
+        loop {
+            let there = out.len() - before;
+            let time = deadline.map(|deadline| deadline.since(clock()));
+            let sleep = there < enough && time != Some(Nanos(0)) && self.wake.prepare_to_sleep();
+            if sleep {
+                self.enter(length(enough - there), true, time);
+            } else if self.kernel_has_something() {
+                self.enter(0, true, None);
+            }
+            let notified = self.wake.awake();
+            self.gather(out);
+            // A sleep may have been ended by a signal, by an old wake-up, or by what the kernel could not submit.
+            if !sleep || notified || out.len() - before >= enough {
+                break;
+            }
+        }
+        self.now = clock();
+    }
+
+    fn notifier(&self) -> Arc<dyn Notify> {
+        self.wake.notifier()
+    }
+}
+
+impl Drop for Uring {
+    /// Cancels what is in flight, and waits until the kernel has done with its memory.
+    fn drop(&mut self) {
+        self.helper.join();
+        if std::thread::panicking() || !self.drain() {
+            self.slots.leak();
+        }
+        for fd in self.accepted.drain(..) {
+            // SAFETY: the kernel gave us this descriptor in an accept's completion, and `take_accepted` has not given
+            // it away (it would not be in the list).
+            drop(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+    }
+}
+
+impl Uring {
+    /// Ends all operations; false if some did not end in time.
+    fn drain(&mut self) -> bool {
+        let mut ignored = Vec::new();
+        self.take_completed(&mut ignored);
+        for name in self.slots.names(|slot| slot.kind != Kind::Helper) {
+            self.push(&opcode::AsyncCancel::new(name).build().user_data(CANCEL));
+        }
+        if self.wake.is_armed() {
+            self.push(&opcode::AsyncCancel::new(WAKE).build().user_data(CANCEL));
+        }
+        let deadline = clock() + DROP_PATIENCE;
+        while self.in_kernel > 0 || self.wake.is_armed() {
+            let left = deadline.since(clock());
+            if left == Nanos(0) || self.try_enter(1, true, Some(left)).is_err() {
+                return false;
+            }
+            self.take_completed(&mut ignored);
+            self.again.clear(); // these go on no more
+        }
+        true
+    }
+}
+
+/// Random numbers from the kernel, a few at a time.
+#[derive(Default)]
+struct Random {
+    stock: Vec<u64>,
+}
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        if self.stock.is_empty() {
+            self.refill();
+        }
+        self.stock.pop().expect("just filled")
+    }
+
+    fn refill(&mut self) {
+        let mut bytes = [0_u8; 256]; // as many as getrandom(2) gives whole, whatever signals come
+        let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+        assert_eq!(
+            got,
+            Ok(bytes.len()),
+            "getrandom(2) gives 256 bytes since Linux 3.17"
+        );
+        let (numbers, _) = bytes.as_chunks::<8>();
+        self.stock
+            .extend(numbers.iter().map(|number| u64::from_ne_bytes(*number)));
+    }
+}
+
+/// The monotonic clock, read now.
+fn clock() -> Nanos {
+    let time = clock_gettime(ClockId::Monotonic);
+    let part = |n: i64| u64::try_from(n).expect("the monotonic clock is not negative");
+    Nanos::secs(part(time.tv_sec)) + Nanos(part(time.tv_nsec))
+}
+
+/// A count of bytes or entries, for the kernel's 32-bit fields. Segments and lists of them are shorter than that.
+pub(crate) fn length(n: usize) -> u32 {
+    u32::try_from(n).expect("a segment or a list of them is shorter than 2^32")
+}

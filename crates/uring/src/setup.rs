@@ -1,0 +1,246 @@
+//! Making a ring with the best flags that the kernel takes, and saying clearly why there is none.
+
+use std::io;
+
+use io_uring::{IoUring, Probe, opcode};
+
+/// How large the queues are, and which features to use.
+#[derive(Clone, Copy, Debug)]
+pub struct UringConfig {
+    /// Entries of the submission queue: operations started between two system calls. More than that cost one more.
+    pub submissions: u32,
+    /// Entries of the completion queue. More completions than that are kept by the kernel, at a price.
+    pub completions: u32,
+    /// Leave out features that older kernels have not; for tests, and to find out whether one of them is at fault.
+    pub as_kernel: AsKernel,
+}
+
+impl Default for UringConfig {
+    fn default() -> UringConfig {
+        UringConfig {
+            submissions: 512,
+            completions: 4096,
+            as_kernel: AsKernel::Newest,
+        }
+    }
+}
+
+/// Which kernel's features to use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AsKernel {
+    /// All that are there.
+    Newest,
+    /// Those of Linux 5.11: no setup flags, no multishot operations, no registered ring, no commands for block devices.
+    V5_11,
+}
+
+/// Why there is no ring.
+#[derive(Debug, thiserror::Error)]
+pub enum UringError {
+    /// The kernel has no io_uring at all.
+    #[error(
+        "this kernel has no io_uring (io_uring_setup: ENOSYS): use Linux 5.11 or later, built with CONFIG_IO_URING; \
+         in a container or sandbox, its seccomp profile may hide the call: allow io_uring_setup, io_uring_enter and \
+         io_uring_register"
+    )]
+    Missing,
+    /// It is there, but not for us.
+    #[error("io_uring is forbidden here (io_uring_setup: EPERM): {remedy}")]
+    Forbidden {
+        /// Who forbids it, as far as can be told, and what to change.
+        remedy: String,
+    },
+    /// Too old.
+    #[error("this kernel's io_uring lacks {what}: use Linux 5.11 or later (running: {release})")]
+    TooOld {
+        /// What is missing.
+        what: &'static str,
+        /// `uname -r`.
+        release: String,
+    },
+    /// Not enough memory, or not enough that may be locked.
+    #[error(
+        "no memory for io_uring's queues (io_uring_setup: ENOMEM): before Linux 5.12 they count against the limit of \
+         locked memory: raise it (ulimit -l, or LimitMEMLOCK= of the systemd unit)"
+    )]
+    NoMemory,
+    /// Something else.
+    #[error("{what}: {source}")]
+    Other {
+        /// The call.
+        what: &'static str,
+        /// Its error.
+        source: io::Error,
+    },
+}
+
+/// What the running kernel can do beyond the minimum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Features {
+    /// Multishot accept and poll. Turned off when the first one is refused.
+    pub multishot: bool,
+    /// io_uring_enter with the index of a registered ring.
+    pub registered_ring: bool,
+    /// Commands for block devices (URING_CMD). Turned off when the first one is refused.
+    pub block_commands: bool,
+}
+
+pub(crate) fn make(config: &UringConfig) -> Result<(IoUring, Features), UringError> {
+    let ring = with_best_flags(config)?;
+    let newest = config.as_kernel == AsKernel::Newest;
+    let mut probe = Probe::new();
+    ring.submitter()
+        .register_probe(&mut probe)
+        .map_err(|source| UringError::Other {
+            what: "io_uring_register(PROBE)",
+            source,
+        })?;
+    let too_old = |what| UringError::TooOld {
+        what,
+        release: release(),
+    };
+    let needed = [
+        (
+            ring.params().is_feature_ext_arg(),
+            "waiting with a timeout (IORING_FEAT_EXT_ARG)",
+        ),
+        (
+            ring.params().is_feature_nodrop(),
+            "completions that are never dropped (IORING_FEAT_NODROP)",
+        ),
+        (
+            ring.params().is_feature_submit_stable(),
+            "stable submissions (IORING_FEAT_SUBMIT_STABLE)",
+        ),
+        (probe.is_supported(opcode::Read::CODE), "IORING_OP_READ"),
+        (probe.is_supported(opcode::Send::CODE), "IORING_OP_SEND"),
+        (
+            probe.is_supported(opcode::Fallocate::CODE),
+            "IORING_OP_FALLOCATE",
+        ),
+    ];
+    if let Some((_, what)) = needed.into_iter().find(|(there, _)| !there) {
+        return Err(too_old(what));
+    }
+    let features = Features {
+        multishot: newest,
+        registered_ring: newest,
+        block_commands: newest && probe.is_supported(opcode::UringCmd16::CODE),
+    };
+    Ok((ring, features))
+}
+
+/// Tries the setups from the newest kernel's to the oldest's; the kernel refuses flags that it does not know by EINVAL.
+fn with_best_flags(config: &UringConfig) -> Result<IoUring, UringError> {
+    let oldest = 3;
+    let first = if config.as_kernel == AsKernel::Newest {
+        0
+    } else {
+        oldest
+    };
+    let mut refused = None;
+    for level in first..=oldest {
+        let mut builder = IoUring::builder();
+        builder
+            .dontfork()
+            .setup_clamp()
+            .setup_cqsize(config.completions);
+        if level <= 2 {
+            // 5.19. Completions wait until the worker enters the kernel instead of interrupting it, and a flag in
+            // memory tells that they do: polling costs no system call when there is nothing.
+            builder
+                .setup_submit_all()
+                .setup_coop_taskrun()
+                .setup_taskrun_flag();
+        }
+        if level <= 1 {
+            // 6.1. Only this thread submits, and completions are worked off in its io_uring_enter alone.
+            // COOP_TASKRUN is implied by DEFER_TASKRUN.
+            builder.setup_single_issuer().setup_defer_taskrun();
+        }
+        if level == 0 {
+            builder.setup_no_sqarray(); // 6.6
+        }
+        match builder.build(config.submissions) {
+            Ok(ring) => return Ok(ring),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = Some(error),
+            Err(error) => return Err(explain(error)),
+        }
+    }
+    Err(explain(refused.expect("at least one setup was tried")))
+}
+
+fn explain(source: io::Error) -> UringError {
+    match source.raw_os_error() {
+        Some(libc::ENOSYS) => UringError::Missing,
+        Some(libc::EPERM | libc::EACCES) => UringError::Forbidden {
+            remedy: who_forbids(),
+        },
+        Some(libc::ENOMEM) => UringError::NoMemory,
+        Some(libc::EINVAL) => UringError::TooOld {
+            what: "the plainest setup",
+            release: release(),
+        },
+        _ => UringError::Other {
+            what: "io_uring_setup",
+            source,
+        },
+    }
+}
+
+fn who_forbids() -> String {
+    let sysctl = std::fs::read_to_string("/proc/sys/kernel/io_uring_disabled").unwrap_or_default();
+    remedy_for(sysctl.trim())
+}
+
+/// The remedy, given the value of the sysctl kernel.io_uring_disabled (empty where it does not exist).
+fn remedy_for(sysctl: &str) -> String {
+    match sysctl {
+        "2" => "the sysctl kernel.io_uring_disabled is 2, off for everybody: set it to 0 (sysctl -w \
+                kernel.io_uring_disabled=0)"
+            .into(),
+        "1" => "the sysctl kernel.io_uring_disabled is 1, off but for CAP_SYS_ADMIN and the group in \
+                kernel.io_uring_group: set it to 0, or put this user's group there"
+            .into(),
+        _ => "probably by the seccomp profile of a container or sandbox (Docker's and containerd's default ones do \
+              it): run with a profile that allows io_uring_setup, io_uring_enter and io_uring_register"
+            .into(),
+    }
+}
+
+fn release() -> String {
+    rustix::system::uname()
+        .release()
+        .to_string_lossy()
+        .into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_sysctl_or_the_sandbox() {
+        assert!(remedy_for("2").contains("io_uring_disabled=0"));
+        assert!(remedy_for("1").contains("io_uring_group"));
+        assert!(remedy_for("0").contains("seccomp"));
+        assert!(remedy_for("").contains("seccomp"));
+        let error = explain(io::Error::from_raw_os_error(libc::EPERM)).to_string();
+        assert!(error.contains("EPERM"), "{error}");
+        assert!(
+            explain(io::Error::from_raw_os_error(libc::ENOSYS))
+                .to_string()
+                .contains("5.11")
+        );
+    }
+
+    #[test]
+    fn both_the_newest_and_the_plainest_setup_work_here() {
+        make(&UringConfig::default()).unwrap();
+        make(&UringConfig {
+            as_kernel: AsKernel::V5_11,
+            ..UringConfig::default()
+        })
+        .unwrap();
+    }
+}
