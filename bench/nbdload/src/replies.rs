@@ -229,7 +229,7 @@ mod tests {
                     Event::Fault { errno, .. } => current.3 = errno,
                     Event::Done { cookie } => {
                         current.0 = cookie;
-                        done.push(std::mem::replace(&mut current, (0, Vec::new(), 0, 0)));
+                        done.push(std::mem::take(&mut current));
                     }
                 }
             }

@@ -1,0 +1,1 @@
+"""The parts of `bench/run`; standard library only."""
