@@ -1,0 +1,44 @@
+//! The bodies of the fuzz targets: each takes any bytes, gives them to a parser, and asserts what must be true of
+//! whatever comes back.
+//!
+//! They are here, and not in the fuzz targets themselves, so that they run on stable too: `tests/corpus.rs` runs every
+//! target over its corpus and over a fixed number of mutations of it, whenever the tests run.
+//!
+//! A body says how far an input got with [`reached`]: the test asserts that mutated inputs still get deep, and are not
+//! all refused at the first check.
+//!
+//! Not here: how a target is added (`fuzz/README.md`), and the seeds of the corpora ([`seeds`]).
+
+#![forbid(unsafe_code)]
+
+mod blktrace;
+mod dm_table;
+mod input;
+mod log_writes;
+mod partition;
+mod reach;
+pub mod seeds;
+
+pub use blktrace::blktrace;
+pub use dm_table::dm_table;
+pub use log_writes::log_writes;
+pub use partition::{gpt, mbr, partition};
+pub use reach::{reached, take_reached};
+
+/// A target's body.
+pub type Body = fn(&[u8]);
+
+/// Every target: its name (of its corpus, and of the fuzz target) and its body.
+pub const TARGETS: &[(&str, Body)] = &[
+    ("gpt", gpt),
+    ("mbr", mbr),
+    ("partition", partition),
+    ("dm_table", dm_table),
+    ("blktrace", blktrace),
+    ("log_writes", log_writes),
+];
+
+/// Asserts that text is safe to print: what comes out of an image must have been escaped.
+pub fn assert_printable(text: &str) {
+    assert!(!text.contains(|c: char| c.is_control()), "not escaped: {text:?}");
+}

@@ -1,0 +1,222 @@
+//! The seeds of the corpora, made with the writers of the formats: good inputs, small, that mutations start from.
+//!
+//! `cargo run -p blockwork-fuzz-entry --example seeds` writes them to `fuzz/corpus`; a test fails where the files there
+//! are not what is made here. Files beside them (what a fuzzer found) stay as they are.
+
+use blockwork_format::blktrace::{Act, Category, Device, Record, Remap};
+use blockwork_format::log_writes::{Flags, Writer};
+use blockwork_format::partition::gpt::{GptPartition, Layout, fix_crcs};
+use blockwork_format::partition::mbr::{self, ExtendedPartition, MbrPartition};
+use blockwork_format::partition::{Guid, gpt};
+
+use crate::partition::{BLOCKS_OF_4096, FIX_CRCS, GPT_HEADER_BYTES, PIECE_MISSING, WITH_HINT};
+
+/// One file of a corpus.
+pub struct Seed {
+    /// Whose corpus.
+    pub target: &'static str,
+    /// Its name in it.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// All seeds.
+pub fn seeds() -> Vec<Seed> {
+    let mut all = Vec::new();
+    let mut add = |target, name: &str, bytes| all.push(Seed { target, name: format!("seed-{name}"), bytes });
+    for (name, flags) in [
+        ("512", 0),
+        ("512-mended", FIX_CRCS | WITH_HINT),
+        ("4096", BLOCKS_OF_4096),
+        ("4096-mended", BLOCKS_OF_4096 | FIX_CRCS),
+        ("backup", PIECE_MISSING),
+        ("backup-mended", PIECE_MISSING | FIX_CRCS),
+    ] {
+        add("gpt", name, gpt_input(flags));
+    }
+    add("mbr", "primary", mbr_input(&[(63, 100), (200, 100)], &[]));
+    add("mbr", "logical", mbr_input(&[(63, 100)], &[(1001, 50), (1101, 60), (1201, 70)]));
+    add("partition", "mbr", [&[9, 100, 0], &mbr_sectors(&[(63, 100)], &[])[0].1[..]].concat());
+    add("partition", "gpt", gpt_head_input());
+    add("partition", "fat", fat_input());
+    add("partition", "zero", vec![12, 1, 0]);
+    for (name, text) in DM_TABLES {
+        add("dm_table", name, text.as_bytes().to_vec());
+    }
+    add("blktrace", "v7", blktrace_input(false));
+    add("blktrace", "v8", blktrace_input(true));
+    add("log_writes", "512", log_writes_input(512));
+    add("log_writes", "4096", log_writes_input(4096));
+    all
+}
+
+const DM_TABLES: &[(&str, &str)] = &[
+    ("linear", "0 1024 linear /dev/sdb,direct=off 8\n1024 8 zero\n1032 8 error\n"),
+    ("striped", "# striped\n0 96 striped 3 16 a 0 b 10 null:10G 0\n"),
+    (
+        "stack",
+        "a: 0 100 linear 8:16 2048\na: 100 100 zero\nb: 0 150 linear dm/a 50\nc: 0 8 linear /dev/mapper/b 0\n",
+    ),
+    ("quoted", "a\\ b: 0 8 linear /my\\ disks/\\#1\\\\ 0 # comment\n"),
+    ("refused", "0 8 snapshot a b P 8\n"),
+];
+
+const GPT_BLOCKS: u16 = 2000;
+const GPT_ENTRIES: usize = 4;
+
+fn gpt_input(flags: u8) -> Vec<u8> {
+    let block_size: usize = if flags & BLOCKS_OF_4096 != 0 { 4096 } else { 512 };
+    let sectors_per_block = u64::try_from(block_size / 512).expect("at most 8");
+    let partition = |block: u64, blocks: u64, name: &str| {
+        Some(GptPartition {
+            start_sector: block * sectors_per_block,
+            sectors: blocks * sectors_per_block,
+            type_guid: Guid::LINUX_LVM,
+            guid: Guid([7; 16]),
+            name: name.into(),
+            attributes: 4,
+        })
+    };
+    let layout = Layout {
+        disk_bytes: u64::from(GPT_BLOCKS) * sectors_per_block * 512,
+        logical_block_size: u32::try_from(block_size).expect("at most 4096"),
+        disk_guid: Guid([3; 16]),
+        partitions: vec![partition(64, 100, "one"), partition(164, 1, "two"), partition(1000, 900, "three")],
+    };
+    let pieces = gpt::build(&layout).expect("a layout that fits");
+    let (head, tail) = (&pieces[1].bytes, &pieces[2].bytes);
+    let entries = &head[block_size..block_size + GPT_ENTRIES * 128];
+    let mut input = vec![flags];
+    input.extend(GPT_BLOCKS.to_le_bytes());
+    input.push(3);
+    for (header, entries_block) in
+        [(&head[..block_size], 2), (&tail[tail.len() - block_size..], GPT_BLOCKS - 2)]
+    {
+        // The array of 128 entries shrinks to 4, which are one block before the backup header.
+        let mut header = header.to_vec();
+        header[72..80].copy_from_slice(&u64::from(entries_block).to_le_bytes());
+        header[80..84].copy_from_slice(&[4, 0, 0, 0]);
+        fix_crcs(&mut header, Some(entries));
+        input.extend(&header[..GPT_HEADER_BYTES]);
+    }
+    input.extend(entries);
+    input.extend(entries);
+    input
+}
+
+fn mbr_sectors(primary: &[(u64, u64)], logical: &[(u64, u64)]) -> Vec<(u64, Vec<u8>)> {
+    let partitions = |ranges: &[(u64, u64)]| -> Vec<_> {
+        let partition =
+            |(start_sector, sectors)| MbrPartition { start_sector, sectors, type_id: 0x83, bootable: true };
+        ranges.iter().copied().map(partition).collect()
+    };
+    let logical = partitions(logical);
+    let layout = mbr::Layout {
+        disk_bytes: 2000 * 512,
+        logical_block_size: 512,
+        signature: 0x0bad_cafe,
+        primary: partitions(primary),
+        extended: (!logical.is_empty()).then_some(ExtendedPartition {
+            start_sector: 1000,
+            sectors: 900,
+            logical,
+        }),
+    };
+    let pieces = mbr::build(&layout).expect("a layout that fits");
+    pieces.into_iter().map(|piece| (piece.offset / 512, piece.bytes)).collect()
+}
+
+fn mbr_input(primary: &[(u64, u64)], logical: &[(u64, u64)]) -> Vec<u8> {
+    let mut input = vec![0];
+    input.extend(2000u16.to_le_bytes());
+    for (sector, bytes) in mbr_sectors(primary, logical) {
+        match u16::try_from(sector).expect("a disk of 2000 sectors") {
+            0 => input.extend(&bytes[440..444]),
+            sector => input.extend(sector.to_le_bytes()),
+        }
+        input.extend(&bytes[446..510]);
+    }
+    input
+}
+
+/// A GPT disk whose backup is missing, as bytes.
+fn gpt_head_input() -> Vec<u8> {
+    let input = gpt_input(0);
+    let (header, entries) = (&input[4..4 + GPT_HEADER_BYTES], &input[4 + 2 * GPT_HEADER_BYTES..]);
+    let mut disk = vec![0; 3 * 512];
+    disk[446..462].copy_from_slice(&[0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff, 1, 0, 0, 0, 0xff, 0xff, 0xff, 0xff]);
+    disk[510..512].copy_from_slice(&[0x55, 0xaa]);
+    disk[512..512 + GPT_HEADER_BYTES].copy_from_slice(header);
+    disk[1024..].copy_from_slice(&entries[..512]);
+    [&[9, 0xe7, 0x03], &disk[..]].concat()
+}
+
+fn fat_input() -> Vec<u8> {
+    let mut input = vec![0; 3 + 512];
+    input[3..6].copy_from_slice(&[0xeb, 0x3c, 0x90]);
+    input[14..25].copy_from_slice(&[0x00, 0x02, 4, 1, 0, 2, 0, 2, 0, 0, 0xf8]);
+    input[513..].copy_from_slice(&[0x55, 0xaa]);
+    input
+}
+
+fn blktrace_input(v8: bool) -> Vec<u8> {
+    let (disk, io) = (Device::new(8, 0), Category::WRITE | Category::SYNC | Category::FS);
+    let remap = Remap { from: Device::new(253, 0), to: disk, sector_from: 0 };
+    let records = [
+        Record::timestamp(1_700_000_000, 0),
+        Record::process(42, "fio"),
+        Record { pid: 42, sequence: 1, ..Record::remap(io, 4096, 2048, remap) },
+        Record { pid: 42, sequence: 2, ..Record::new(Act::Queue, io, disk, 2048, 4096) },
+        Record { pid: 42, cgroup: Some(5), ..Record::new(Act::GetRequest, io, disk, 2048, 4096) },
+        Record::split(io, disk, 0, 8192, 8),
+        Record::unplug(disk, 2),
+        Record {
+            payload: vec![0x12, 0, 0, 1, 0, 0].into(),
+            ..Record::new(Act::Issue, Category::PC, disk, 0, 252)
+        },
+        Record { error: 5, time_ns: 1_000_000_007, ..Record::new(Act::Complete, io, disk, 2048, 4096) },
+        Record::message(disk, "a message"),
+    ];
+    let mut out = Vec::new();
+    for record in records {
+        let mut bytes = Vec::new();
+        record.encode(&mut bytes);
+        out.extend(if v8 { as_v8(&bytes) } else { bytes });
+    }
+    out
+}
+
+/// The same record as newer kernels write it.
+fn as_v8(v7: &[u8]) -> Vec<u8> {
+    let parts: [&[u8]; 9] =
+        [&[8], &v7[1..28], &v7[32..36], &v7[28..32], &[0; 4], &v7[36..44], &v7[44..48], &[0; 12], &v7[48..]];
+    parts.concat()
+}
+
+fn log_writes_input(sectorsize: u32) -> Vec<u8> {
+    let mut writer = Writer::new(sectorsize).expect("a sectorsize");
+    // With large blocks, an input of a few KiB has room for two entries.
+    let mut placed =
+        vec![writer.entry(Flags::DISCARD, 1600, 1 << 20), writer.entry(Flags::FLUSH | Flags::FUA, 8, 8)];
+    if sectorsize == 512 {
+        placed.extend([
+            writer.entry(Flags::FLUSH, 0, 0),
+            writer.mark("here"),
+            writer.entry(Flags::METADATA, 80, 3),
+        ]);
+    }
+    let placed: Vec<_> = placed.into_iter().map(|placed| placed.expect("ranges of whole blocks")).collect();
+    // What the blocks hold behind their last field is zero, and the file ends with the last entry's fields; a reader
+    // finds its data in the zeros that are appended.
+    let last = &placed[placed.len() - 1];
+    let mut log = vec![0; usize::try_from(last.offset).expect("a small log") + 32];
+    for placed in &placed {
+        let at = usize::try_from(placed.offset).expect("a small log");
+        let end = log.len().min(at + placed.block.len());
+        log[at..end].copy_from_slice(&placed.block[..end - at]);
+    }
+    let superblock = writer.superblock().encode();
+    log[..superblock.len()].copy_from_slice(&superblock);
+    [&[16, 0], &log[..]].concat()
+}
