@@ -24,8 +24,6 @@ mod merge;
 mod read_ahead;
 mod request;
 mod split;
-#[cfg(test)]
-mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

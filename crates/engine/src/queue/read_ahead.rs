@@ -144,7 +144,10 @@ impl LeafQueue {
             return found;
         }
         let i = self.read_ahead.place()?;
-        let nr = self.read_ahead.window.min(Sectors(self.read_ahead.device.0 - sector.0));
+        let mut nr = self.read_ahead.window.min(Sectors(self.read_ahead.device.0 - sector.0));
+        if self.limits.chunk_sectors > Sectors::ZERO {
+            nr = nr.min(Sectors(self.limits.chunk_sectors.0 - sector.0 % self.limits.chunk_sectors.0));
+        }
         let memory = Segment::new(cx.pool.get(nr.byte_len()), 0, nr.byte_len());
         let stage = Stage::ReadAhead(u32::try_from(i).expect("there are few slots"));
         let id = self.requests.take(stage, Op::Read, Flags::READ_AHEAD, sector, nr);

@@ -1,0 +1,321 @@
+//! A rig for the engine's tests: one worker over a leaf that records what reaches it and completes when told.
+#![allow(dead_code, reason = "each test file uses part of the rig")]
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use blockwork_engine::*;
+use blockwork_memory::{Pool, Segment, Segments};
+
+/// What reached the leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Seen {
+    pub op: Op,
+    pub flags: Flags,
+    pub sector: u64,
+    pub nr: u64,
+    pub segments: usize,
+}
+
+/// A device of `len` bytes whose answers are scripted. Shared by test and leaf.
+#[derive(Default)]
+pub struct Device {
+    pub bytes: Vec<u8>,
+    pub seen: Vec<Seen>,
+    /// Requests started and not completed, with their data: only in manual mode.
+    pub held: VecDeque<Held>,
+    pub manual: bool,
+    /// Sectors that cannot be read or written.
+    pub bad: Vec<u64>,
+    /// The next flush fails.
+    pub fail_flush: bool,
+}
+
+pub struct Held {
+    pub token: Token,
+    pub op: Op,
+    pub sector: u64,
+    pub nr: u64,
+}
+
+#[derive(Clone)]
+pub struct Source {
+    pub device: Arc<Mutex<Device>>,
+    pub limits: Limits,
+    pub sectors: Sectors,
+    pub shared: Arc<LeafShared>,
+}
+
+impl LeafSource for Source {
+    fn open(&self) -> Box<dyn Leaf> {
+        Box::new(Handle { device: self.device.clone() })
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    fn name(&self) -> &str {
+        "rig"
+    }
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        let start = offset as usize;
+        into.copy_from_slice(&self.device.lock().unwrap().bytes[start..start + into.len()]);
+        Ok(())
+    }
+    fn shared(&self) -> &LeafShared {
+        &self.shared
+    }
+}
+
+struct Handle {
+    device: Arc<Mutex<Device>>,
+}
+
+impl Leaf for Handle {
+    fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        let mut device = self.device.lock().unwrap();
+        let (sector, nr) = (io.sector.0, io.nr.0);
+        device.seen.push(Seen { op: io.op, flags: io.flags, sector, nr, segments: io.data.len() });
+        if device.bad.iter().any(|bad| (sector..sector + nr).contains(bad)) {
+            return Submitted::Now(Err(Errno::EIO));
+        }
+        if io.op == Op::Flush && std::mem::take(&mut device.fail_flush) {
+            return Submitted::Now(Err(Errno::EIO));
+        }
+        transfer(&mut device.bytes, &io);
+        if device.manual {
+            device.held.push_back(Held { token: io.token, op: io.op, sector, nr });
+            return Submitted::Started;
+        }
+        Submitted::Now(Ok(()))
+    }
+}
+
+fn transfer(bytes: &mut [u8], io: &LeafIo<'_>) {
+    let mut at = io.sector.bytes() as usize;
+    match io.op {
+        Op::Read => io.data.iter().for_each(|segment| {
+            segment.write_at(0, &bytes[at..at + segment.len()]);
+            at += segment.len();
+        }),
+        Op::Write => io.data.iter().for_each(|segment| {
+            segment.read_at(0, &mut bytes[at..at + segment.len()]);
+            at += segment.len();
+        }),
+        Op::Discard | Op::WriteZeroes => bytes[at..at + io.nr.byte_len()].fill(0),
+        Op::Flush => {}
+    }
+}
+
+/// An environment whose completions the test makes.
+pub struct ManualEnv {
+    pub ready: Rc<RefCell<Vec<Completion>>>,
+    pub now: Nanos,
+}
+
+struct Deaf;
+impl Notify for Deaf {
+    fn notify(&self) {}
+}
+
+impl Env for ManualEnv {
+    fn now(&self) -> Nanos {
+        self.now
+    }
+    fn random(&mut self) -> u64 {
+        4
+    }
+    fn start(&mut self, _token: Token, _op: FileOp<'_>) {
+        unreachable!("the rig's leaf starts nothing")
+    }
+    fn wait(&mut self, _wait: Wait, out: &mut Vec<Completion>) {
+        self.now = self.now + Nanos(1000);
+        out.append(&mut self.ready.borrow_mut());
+    }
+    fn notifier(&self) -> Arc<dyn Notify> {
+        Arc::new(Deaf)
+    }
+}
+
+/// A client that submits what it is given, all of a batch at once, and keeps what comes back.
+#[derive(Default)]
+pub struct Client {
+    pub to_submit: Vec<(u64, Bio)>,
+    pub bytes_to_submit: Vec<(u64, Op, Flags, u64, u64, Segments)>,
+    pub done: Vec<Done>,
+    pub turns: usize,
+    pub close: bool,
+}
+
+struct ClientPort(Rc<RefCell<Client>>);
+
+impl Port<ManualEnv> for ClientPort {
+    fn open(&mut self, _cx: &mut Context<'_, ManualEnv>) {}
+    fn event(&mut self, _cx: &mut Context<'_, ManualEnv>, _local: u32, _completion: Completion) {
+        let mut client = self.0.borrow_mut();
+        for (cookie, bio) in client.to_submit.drain(..) {
+            _cx.submit(VolumeId(0), cookie, bio);
+        }
+        for (cookie, op, flags, offset, len, data) in client.bytes_to_submit.drain(..) {
+            _cx.submit_bytes(VolumeId(0), cookie, op, flags, offset, len, data);
+        }
+    }
+    fn done(&mut self, _cx: &mut Context<'_, ManualEnv>, done: Done) {
+        self.0.borrow_mut().done.push(done);
+    }
+    fn turn(&mut self, _cx: &mut Context<'_, ManualEnv>) -> PortState {
+        let mut client = self.0.borrow_mut();
+        client.turns += 1;
+        if client.close { PortState::Closed } else { PortState::Open }
+    }
+    fn drain(&mut self, _cx: &mut Context<'_, ManualEnv>) {
+        self.0.borrow_mut().close = true;
+    }
+}
+
+/// A worker, its device and its client.
+pub struct Rig {
+    pub worker: Worker<ManualEnv>,
+    pub device: Arc<Mutex<Device>>,
+    pub client: Rc<RefCell<Client>>,
+    pub stats: Stats,
+    pub pool: Pool,
+    pub token: Token,
+    pub shared: Arc<LeafShared>,
+    pub ready: Rc<RefCell<Vec<Completion>>>,
+}
+
+pub const SECTORS: u64 = 1 << 15; // 16 MiB
+
+/// Limits like an NVMe disk's, without read-ahead.
+pub fn limits() -> Limits {
+    Limits {
+        max_hw_sectors: Sectors(512),
+        max_sectors: Sectors(512),
+        max_segments: 128,
+        discard_granularity: 512,
+        max_hw_discard: Sectors(1 << 14),
+        max_discard: Sectors(1 << 14),
+        max_write_zeroes: Sectors(1 << 14),
+        write_cache: true,
+        ..Limits::default()
+    }
+}
+
+impl Rig {
+    pub fn new(limits: Limits) -> Rig {
+        Rig::with_stack(limits, |leaf| leaf)
+    }
+
+    /// A rig whose volume is what `stack` makes of the leaf. Nodes 1 to 9 are the stack's.
+    pub fn with_stack(limits: Limits, stack: impl FnOnce(Arc<dyn Layer>) -> Arc<dyn Layer>) -> Rig {
+        let device = Device { bytes: vec![0; (SECTORS * SECTOR) as usize], ..Device::default() };
+        let device = Arc::new(Mutex::new(device));
+        let shared = Arc::new(LeafShared::default());
+        let sectors = Sectors(SECTORS);
+        let source = Source { device: device.clone(), limits: limits.clone(), sectors, shared: shared.clone() };
+        let leaf: Arc<dyn Layer> = Arc::new(LeafLayer::new(LeafId(0), NodeId(0), sectors, limits));
+        let node = |i| NodeInfo { name: format!("node{i}"), kind: NodeKind::Other("test"), device: (253, i) };
+        let stats = Stats::new((0..10).map(node).collect());
+        let volumes: Arc<[Volume]> = Arc::new([Volume::new("rig", stack(leaf), false)]);
+        let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> = Arc::new([(NodeId(0), Arc::new(source) as _)]);
+        let ready = Rc::new(RefCell::new(Vec::new()));
+        let env = ManualEnv { ready: ready.clone(), now: Nanos(0) };
+        let config = WorkerConfig::new(volumes, leaves, stats.worker());
+        let mut worker = Worker::new(env, config);
+        let client = Rc::new(RefCell::new(Client::default()));
+        let port = worker.add_port(Box::new(ClientPort(client.clone())));
+        // The engine's own form of a port's token: what the port would get from `Context::token(0)`.
+        let token = Token(1 << 63 | u64::from(port.0) << 32);
+        Rig { worker, device, client, stats, pool: Pool::new(64 << 20), token, shared, ready }
+    }
+
+    pub fn memory(&self, nr: u64, fill: u8) -> Segments {
+        let len = Sectors(nr).byte_len();
+        let segment = Segment::new(self.pool.get(len), 0, len);
+        segment.fill(fill);
+        Segments::from_iter([segment])
+    }
+
+    pub fn read(&self, sector: u64, nr: u64) -> Bio {
+        Bio::with_data(Op::Read, Flags::NONE, Sector(sector), self.memory(nr, 0xee))
+    }
+    pub fn write(&self, sector: u64, nr: u64, fill: u8) -> Bio {
+        Bio::with_data(Op::Write, Flags::NONE, Sector(sector), self.memory(nr, fill))
+    }
+
+    /// Submits a batch: all of it in one turn of the worker.
+    pub fn batch(&mut self, bios: impl IntoIterator<Item = Bio>) {
+        let numbered = bios.into_iter().enumerate().map(|(i, bio)| (i as u64, bio));
+        self.client.borrow_mut().to_submit.extend(numbered);
+        self.turn_with_event();
+    }
+
+    pub fn turn_with_event(&mut self) {
+        self.ready.borrow_mut().push(Completion { token: self.token, result: 0, flags: 0 });
+        self.worker.turn(Wait::Poll);
+    }
+
+    /// Completes a held request.
+    pub fn complete(&mut self, held: Held, result: Result<(), Errno>) {
+        let bytes = if held.op == Op::Read || held.op == Op::Write { held.nr * SECTOR } else { 0 };
+        let result = result.map_or_else(|errno| -errno.0, |()| bytes as i32);
+        self.complete_with(held, result);
+    }
+    pub fn complete_with(&mut self, held: Held, result: i32) {
+        self.ready.borrow_mut().push(Completion { token: held.token, result, flags: 0 });
+        self.worker.turn(Wait::Poll);
+    }
+    /// Completes everything that is held, until nothing is.
+    pub fn complete_all(&mut self) {
+        loop {
+            let Some(held) = self.device.lock().unwrap().held.pop_front() else { return };
+            self.complete(held, Ok(()));
+        }
+    }
+    pub fn hold(&self) {
+        self.device.lock().unwrap().manual = true;
+    }
+    pub fn next_held(&self) -> Held {
+        self.device.lock().unwrap().held.pop_front().expect("a request is held")
+    }
+
+    pub fn seen(&self) -> Vec<Seen> {
+        self.device.lock().unwrap().seen.clone()
+    }
+    pub fn clear_seen(&self) {
+        self.device.lock().unwrap().seen.clear();
+    }
+    /// What came back, in order of completion.
+    pub fn results(&self) -> Vec<(u64, Result<(), Errno>)> {
+        self.client.borrow().done.iter().map(|done| (done.cookie, done.result)).collect()
+    }
+    pub fn all_succeeded(&self, count: usize) {
+        let results = self.results();
+        assert_eq!(results.len(), count, "{results:?}");
+        assert!(results.iter().all(|(_, result)| result.is_ok()), "{results:?}");
+    }
+    /// What a completed read brought.
+    pub fn data_of(&self, cookie: u64) -> Vec<u8> {
+        let client = self.client.borrow();
+        let done = client.done.iter().find(|done| done.cookie == cookie).expect("it has completed");
+        let mut all = Vec::new();
+        for segment in &done.data {
+            let mut bytes = vec![0; segment.len()];
+            segment.read_at(0, &mut bytes);
+            all.extend(bytes);
+        }
+        all
+    }
+    pub fn bytes(&self, sector: u64, nr: u64) -> Vec<u8> {
+        let start = (sector * SECTOR) as usize;
+        self.device.lock().unwrap().bytes[start..start + (nr * SECTOR) as usize].to_vec()
+    }
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.stats.get(NodeId(0), counter)
+    }
+}
