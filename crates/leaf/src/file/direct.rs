@@ -1,0 +1,226 @@
+//! Opening a file with O_DIRECT, and finding out what it demands.
+//!
+//! The kernel tells since 6.1 (statx's STATX_DIOALIGN), for the file systems that know. Otherwise, and to make sure, small reads
+//! are tried; reading alters nothing. Where nothing works, the page cache is used, with a warning that says why.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
+use rustix::io::Errno;
+
+use super::{Direct, FileOptions, claim};
+use crate::aligned::Aligned;
+use crate::error::LeafError;
+
+/// What O_DIRECT demands, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Alignment {
+    /// Of memory addresses.
+    pub memory: u32,
+    /// Of offsets and lengths.
+    pub offset: u32,
+}
+
+/// A file, and how it was opened.
+pub(super) struct OpenedFile {
+    pub file: OwnedFd,
+    /// `None`: through the page cache.
+    pub direct: Option<Alignment>,
+}
+
+/// Larger demands than this are not believed.
+const ALIGNMENT_MAX: u32 = 64 << 10;
+
+pub(super) fn open_buffered(
+    path: &Path,
+    name: &str,
+    read_only: bool,
+) -> Result<OwnedFd, LeafError> {
+    // Not to block on a pipe that somebody gives for a disk.
+    open(path, mode(read_only) | OFlags::NONBLOCK, Mode::empty()).map_err(|errno| {
+        let remedy = match errno {
+            Errno::NOENT => "; create it first (truncate -s 10G FILE), or correct the path",
+            Errno::ACCESS | Errno::PERM | Errno::ROFS if !read_only => {
+                "; if it shall only be read, open it with ',ro' or --read-only"
+            }
+            Errno::ISDIR => "; a disk is a regular file or a block device",
+            _ => "",
+        };
+        LeafError::Io {
+            name: name.into(),
+            what: "open",
+            source: errno.into(),
+            remedy: remedy.into(),
+        }
+    })
+}
+
+fn mode(read_only: bool) -> OFlags {
+    OFlags::CLOEXEC
+        | if read_only {
+            OFlags::RDONLY
+        } else {
+            OFlags::RDWR
+        }
+}
+
+/// Opens the file for I/O: with O_DIRECT if asked for and possible; a block device that will be written to exclusively.
+pub(super) fn open_best(
+    path: &Path,
+    name: &str,
+    options: &FileOptions,
+    is_device: bool,
+    bytes: u64,
+    plain: OwnedFd,
+    warnings: &mut Vec<String>,
+) -> Result<OpenedFile, LeafError> {
+    let mut flags = mode(options.read_only);
+    if is_device && !options.read_only && options.lock {
+        flags |= OFlags::EXCL; // refused if it is mounted, swapped to, or part of an array or volume group
+    }
+    let fail = |errno: Errno| match errno {
+        Errno::BUSY => claim::in_use(name, &plain),
+        errno => LeafError::io(name, "open", errno),
+    };
+    if options.direct != Direct::Off {
+        let why = match open(path, flags | OFlags::DIRECT, Mode::empty()) {
+            Ok(file) => match alignment(&file, bytes) {
+                Ok(direct) => {
+                    return Ok(OpenedFile {
+                        file,
+                        direct: Some(direct),
+                    });
+                }
+                Err(why) => why,
+            },
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                "it cannot be opened with O_DIRECT (EINVAL)".to_owned()
+            }
+            Err(errno) => return Err(fail(errno)),
+        };
+        let place = file_system(&plain);
+        if options.direct == Direct::On {
+            return Err(LeafError::unfit(
+                name,
+                format!("direct=on is not possible: {why} ({place})"),
+                "use direct=auto or direct=off, or put it on a file system that has O_DIRECT, such as ext4 or XFS",
+            ));
+        }
+        warnings.push(format!(
+            "{name}: going through the page cache, because {why} ({place}): costs a copy of all data, and memory; \
+             direct=off says that this is intended"
+        ));
+    }
+    let file = open(path, flags, Mode::empty()).map_err(fail)?;
+    Ok(OpenedFile { file, direct: None })
+}
+
+/// What this file demands, or why O_DIRECT does not work on it.
+fn alignment(file: &OwnedFd, bytes: u64) -> Result<Alignment, String> {
+    let told = told_by_kernel(file)?;
+    let candidates = match told {
+        Some(alignment) => vec![alignment],
+        None => vec![
+            Alignment {
+                memory: 512,
+                offset: 512,
+            },
+            Alignment {
+                memory: 4096,
+                offset: 512,
+            },
+            Alignment {
+                memory: 4096,
+                offset: 4096,
+            },
+        ],
+    };
+    let mut last = Errno::INVAL;
+    for candidate in candidates {
+        // The end of the disk must be within reach as well.
+        if !bytes.is_multiple_of(u64::from(candidate.offset)) {
+            return Err(format!(
+                "O_DIRECT needs multiples of {} bytes here, and the size of {bytes} bytes is not one",
+                candidate.offset
+            ));
+        }
+        match try_read(file, candidate) {
+            Ok(()) => return Ok(candidate),
+            Err(errno) => last = errno,
+        }
+    }
+    Err(format!("reads with O_DIRECT fail: {last}"))
+}
+
+/// What statx says; `None` if it does not say.
+fn told_by_kernel(file: &OwnedFd) -> Result<Option<Alignment>, String> {
+    let wanted = StatxFlags::from_bits_retain(STATX_DIOALIGN);
+    let Ok(stat) = statx(file, "", AtFlags::EMPTY_PATH, wanted) else {
+        return Ok(None);
+    };
+    if stat.stx_mask & STATX_DIOALIGN == 0 {
+        return Ok(None);
+    }
+    let (memory, offset) = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);
+    if memory == 0 || offset == 0 {
+        return Err("the file system has no O_DIRECT for this file (statx: alignment 0)".into());
+    }
+    let fits = |n: u32| n.is_power_of_two() && n <= ALIGNMENT_MAX;
+    // Memory comes in pages, and sectors are the least unit of a disk.
+    if !fits(memory) || !fits(offset) || memory > 4096 {
+        return Err(format!(
+            "O_DIRECT needs an alignment of {memory} bytes in memory and {offset} in the file"
+        ));
+    }
+    Ok(Some(Alignment {
+        memory,
+        offset: offset.max(512),
+    }))
+}
+
+/// From the kernel's include/uapi/linux/stat.h.
+const STATX_DIOALIGN: u32 = 0x2000;
+
+/// Reads one unit from the start, into memory aligned as little as the candidate allows.
+fn try_read(file: &OwnedFd, candidate: Alignment) -> Result<(), Errno> {
+    let skew = if candidate.memory < 4096 {
+        candidate.memory as usize
+    } else {
+        0
+    };
+    let mut memory = Aligned::new(candidate.offset as usize, skew);
+    loop {
+        match rustix::io::pread(file, memory.bytes(), 0) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            // An unreadable first sector says nothing about alignment; its reader will hear of it.
+            Err(Errno::IO) => return Ok(()),
+            Err(errno) => return Err(errno),
+        }
+    }
+}
+
+/// What kind of file system a file lies on, for people.
+pub(super) fn file_system(file: &OwnedFd) -> String {
+    let Ok(stat) = rustix::fs::fstatfs(file) else {
+        return "unknown file system".into();
+    };
+    // From statfs(2). The kernel has a number only; these are the ones that people meet.
+    let name = match u64::try_from(stat.f_type).unwrap_or(0) {
+        0xef53 => "ext4",
+        0x5846_5342 => "xfs",
+        0x9123_683e => "btrfs",
+        0x0102_1994 => "tmpfs",
+        0x6969 => "nfs",
+        0x6573_5546 => "fuse",
+        0x794c_7630 => "overlayfs",
+        0x2fc1_2fc1 => "zfs",
+        0xf2f5_2010 => "f2fs",
+        0x0102_1997 => "9p",
+        0xff53_4d42 | 0xfe53_4d42 => "smb",
+        0xca45_1a4e => "bcachefs",
+        other => return format!("file system of type {other:#x}"),
+    };
+    format!("on {name}")
+}

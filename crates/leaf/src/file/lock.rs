@@ -1,0 +1,146 @@
+//! Locking a disk against other processes: ours, and QEMU's.
+//!
+//! Locks are those of the open file description (F_OFD_SETLK), held until the last descriptor is closed. Who writes
+//! locks the whole file exclusively. Who only reads locks enough of it, shared, to keep writers out: QEMU locks single
+//! bytes, 100 + n for what it does itself and 200 + n for what it does not allow others (block/file-posix.c of QEMU,
+//! RAW_LOCK_PERM_BASE and RAW_LOCK_SHARED_BASE; n: 0 read, 1 write, 3 resize), and reads beside another reader only as long as nobody
+//! has locked byte 200.
+//!
+//! | | holds | and finds free |
+//! | --- | --- | --- |
+//! | our writer | all bytes, exclusive | |
+//! | our reader | 0..=100, 201, 203, shared | 101, 103 (QEMU's writers) |
+
+use std::fs;
+use std::os::fd::OwnedFd;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use rustix::fs::{fstat, major, minor};
+
+use crate::error::LeafError;
+
+/// A lock's kind.
+#[derive(Clone, Copy)]
+enum Mode {
+    Shared,
+    Exclusive,
+}
+
+/// Locks the file, or says who has.
+pub(super) fn take(
+    file: &OwnedFd,
+    name: &str,
+    read_only: bool,
+    warnings: &mut Vec<String>,
+) -> Result<(), LeafError> {
+    let result = if read_only {
+        for_reading(file)
+    } else {
+        set(file, Mode::Exclusive, 0, 0)
+    };
+    match result {
+        Ok(()) => Ok(()),
+        Err(Errno::EAGAIN | Errno::EACCES) => Err(LeafError::InUse {
+            name: name.to_owned(),
+            holder: format!(
+                "it is locked{}",
+                holder(file)
+                    .map(|who| format!(" by {who}"))
+                    .unwrap_or_default()
+            ),
+            remedy: if read_only {
+                "somebody writes to it, and what is read would not fit together: stop that first, or open it with \
+                 ',lock=off' to read it anyhow"
+                    .into()
+            } else {
+                "two writers would destroy each other's data: stop that first".into()
+            },
+        }),
+        Err(errno) => {
+            warnings.push(format!(
+                "{name}: cannot be locked ({errno}): see to it that no other process writes to it; lock=off says that \
+                 this is intended"
+            ));
+            Ok(())
+        }
+    }
+}
+
+fn for_reading(file: &OwnedFd) -> Result<(), Errno> {
+    for (start, len) in [(0, 101), (201, 1), (203, 1)] {
+        set(file, Mode::Shared, start, len)?;
+    }
+    // After ours are set, as QEMU does it: of two that start at once, at least one sees the other.
+    for writers in [101, 103] {
+        if is_locked(file, writers)? {
+            return Err(Errno::EAGAIN);
+        }
+    }
+    Ok(())
+}
+
+fn description(mode: Mode, start: i64, len: i64) -> libc::flock {
+    let kind = match mode {
+        Mode::Shared => libc::F_RDLCK,
+        Mode::Exclusive => libc::F_WRLCK,
+    };
+    let narrow = |n: i32| i16::try_from(n).expect("the kernel's numbers for these are small");
+    libc::flock {
+        l_type: narrow(kind),
+        l_whence: narrow(libc::SEEK_SET),
+        l_start: start,
+        l_len: len,
+        l_pid: 0,
+    }
+}
+
+/// Locks `len` bytes at `start`; 0: to the end, wherever it will be.
+fn set(file: &OwnedFd, mode: Mode, start: i64, len: i64) -> Result<(), Errno> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&description(mode, start, len))).map(drop)
+}
+
+/// Whether somebody else has any lock on a byte.
+fn is_locked(file: &OwnedFd, byte: i64) -> Result<bool, Errno> {
+    let mut lock = description(Mode::Exclusive, byte, 1);
+    fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
+    Ok(i32::from(lock.l_type) != libc::F_UNLCK)
+}
+
+/// Which process holds a lock on this file, as far as we may know: the kernel lists a descriptor's locks in its fdinfo
+/// (in /proc/locks, those of an open file description have no owner).
+fn holder(file: &OwnedFd) -> Option<String> {
+    let stat = fstat(file).ok()?;
+    let id = format!(
+        "{:02x}:{:02x}:{}",
+        major(stat.st_dev),
+        minor(stat.st_dev),
+        stat.st_ino
+    );
+    for process in fs::read_dir("/proc").ok()?.flatten() {
+        let pid = process.file_name().to_string_lossy().into_owned();
+        if !pid.bytes().all(|byte| byte.is_ascii_digit()) {
+            continue;
+        }
+        let Ok(descriptors) = fs::read_dir(process.path().join("fdinfo")) else {
+            continue;
+        };
+        let holds = |text: String| {
+            text.lines()
+                .any(|line| line.starts_with("lock:") && line.contains(&id))
+        };
+        if descriptors
+            .flatten()
+            .any(|fd| fs::read_to_string(fd.path()).is_ok_and(holds))
+        {
+            let command = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            let own = if pid == std::process::id().to_string() {
+                ", this very process"
+            } else {
+                ""
+            };
+            return Some(format!("process {pid} ({}{own})", command.trim()));
+        }
+    }
+    None
+}

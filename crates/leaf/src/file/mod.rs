@@ -1,0 +1,327 @@
+//! A regular file or a block device as a disk.
+//!
+//! ```text
+//!   open: type and size ─▶ lock ─▶ O_DIRECT and its alignment (direct) ─▶ queue limits (queue) ─▶ what fallocate can (probe)
+//! ```
+//!
+//! | operation | regular file | block device |
+//! | --- | --- | --- |
+//! | flush | fdatasync | fdatasync |
+//! | write with FUA | RWF_DSYNC | RWF_DSYNC |
+//! | discard | PUNCH_HOLE | BLKDISCARD |
+//! | write-zeroes, may unmap | PUNCH_HOLE | PUNCH_HOLE |
+//! | write-zeroes, must not unmap | ZERO_RANGE | BLKZEROOUT |
+//!
+//! Invariants:
+//! 1. Opening alters no byte of the file.
+//! 2. The lock is held as long as the source or any worker's handle lives: they share the descriptor.
+//! 3. A flush is always passed on: neither O_DIRECT nor a device that writes through makes a file's metadata durable.
+
+mod claim;
+mod direct;
+mod lock;
+mod probe;
+mod queue;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use blockwork_engine::{
+    Allocation, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafIo, LeafShared,
+    LeafSource, Limits, Op, SECTOR, Sector, Sectors, Submitted,
+};
+use rustix::fs::{FileType, SeekFrom, fstat, seek};
+
+use crate::aligned::Aligned;
+use crate::error::LeafError;
+
+/// Whether to bypass the page cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direct {
+    /// Where it is possible; a warning says why not where it is not.
+    #[default]
+    Auto,
+    /// Or not at all.
+    On,
+    /// Use the page cache.
+    Off,
+}
+
+/// How to open a file.
+#[derive(Clone, Copy, Debug)]
+pub struct FileOptions {
+    /// Never write to it.
+    pub read_only: bool,
+    /// Whether to bypass the page cache.
+    pub direct: Direct,
+    /// Whether to lock it against other processes.
+    pub lock: bool,
+}
+
+impl Default for FileOptions {
+    fn default() -> FileOptions {
+        FileOptions {
+            read_only: false,
+            direct: Direct::Auto,
+            lock: true,
+        }
+    }
+}
+
+/// A regular file or a block device.
+pub struct FileSource {
+    name: String,
+    file: Arc<OwnedFd>,
+    is_device: bool,
+    /// What O_DIRECT demands of offsets; 1 where the page cache is used.
+    read_unit: u64,
+    sectors: Sectors,
+    limits: Limits,
+    zero_range: bool,
+    warnings: Vec<String>,
+    shared: LeafShared,
+}
+
+struct FileLeaf {
+    // Holds the descriptor, and by it the lock.
+    file: Arc<OwnedFd>,
+    id: FileId,
+    is_device: bool,
+    zero_range: bool,
+}
+
+impl FileSource {
+    /// Opens `path`.
+    pub fn open(path: &Path, options: &FileOptions) -> Result<FileSource, LeafError> {
+        let name = path.display().to_string();
+        let mut warnings = Vec::new();
+        let plain = direct::open_buffered(path, &name, options.read_only)?;
+        let stat = fstat(&plain).map_err(|error| LeafError::io(&name, "stat", error))?;
+        let is_device = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => false,
+            FileType::BlockDevice => true,
+            other => {
+                return Err(LeafError::unfit(
+                    &name,
+                    format!("is a {}", type_name(other)),
+                    "a disk is a regular file or a block device",
+                ));
+            }
+        };
+        let bytes = size_of_file(&plain).map_err(|error| LeafError::io(&name, "size", error))?;
+        let sectors = whole_sectors(&name, bytes, &mut warnings)?;
+        // Exclusively, as long as this lives: the descriptor that does the I/O may be another one (O_DIRECT), so the
+        // claim and the lock are taken by the one that stays.
+        let opened = direct::open_best(
+            path,
+            &name,
+            options,
+            is_device,
+            sectors.bytes(),
+            plain,
+            &mut warnings,
+        )?;
+        if options.lock {
+            lock::take(&opened.file, &name, options.read_only, &mut warnings)?;
+        }
+        let queue = queue::of(&stat, is_device, &opened.file);
+        let mut limits = queue::limits(&queue, is_device, &opened);
+        limits.read_only = options.read_only;
+        let mut zero_range = false;
+        if queue.read_only && !options.read_only {
+            return Err(LeafError::unfit(
+                &name,
+                "the device is read-only",
+                "open it with ',ro', or make it writable (blockdev --setrw)",
+            ));
+        }
+        if !options.read_only && !is_device {
+            zero_range = probe::fallocate(&opened.file, path, bytes, &mut limits, &mut warnings);
+        }
+        Ok(FileSource {
+            name,
+            file: Arc::new(opened.file),
+            is_device,
+            read_unit: opened.direct.map_or(1, |direct| u64::from(direct.offset)),
+            sectors,
+            limits,
+            zero_range,
+            warnings,
+            shared: LeafShared::default(),
+        })
+    }
+
+    /// What its owner should know.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Whether the page cache is bypassed.
+    pub fn is_direct(&self) -> bool {
+        self.read_unit > 1
+    }
+
+    /// Its size now, in bytes: it may have changed since it was opened.
+    pub fn current_size(&self) -> io::Result<u64> {
+        size_of_file(&self.file)
+    }
+
+    pub(crate) fn limits_mut(&mut self) -> &mut Limits {
+        &mut self.limits
+    }
+}
+
+fn type_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Directory => "folder",
+        FileType::CharacterDevice => "character device",
+        FileType::Fifo => "pipe",
+        FileType::Socket => "socket",
+        _ => "file of some other kind",
+    }
+}
+
+fn size_of_file(file: &OwnedFd) -> io::Result<u64> {
+    // For both kinds; nothing else uses the descriptor's position.
+    Ok(seek(file, SeekFrom::End(0))?)
+}
+
+fn whole_sectors(name: &str, bytes: u64, warnings: &mut Vec<String>) -> Result<Sectors, LeafError> {
+    let sectors = Sectors::from_bytes_floor(bytes);
+    if sectors == Sectors::ZERO {
+        return Err(LeafError::unfit(
+            name,
+            format!("its size is {bytes} bytes"),
+            "a disk has at least one sector of 512 bytes: give the file a size (truncate -s 10G FILE)",
+        ));
+    }
+    let rest = bytes % SECTOR;
+    if rest > 0 {
+        warnings.push(format!(
+            "{name}: its size of {bytes} bytes is not a multiple of 512: the last {rest} bytes are not part of the disk"
+        ));
+    }
+    Ok(sectors)
+}
+
+impl LeafSource for FileSource {
+    fn open(&self) -> Box<dyn Leaf> {
+        let id = u32::try_from(self.file.as_raw_fd()).expect("an open descriptor is not negative");
+        Box::new(FileLeaf {
+            file: self.file.clone(),
+            id: FileId(id),
+            is_device: self.is_device,
+            zero_range: self.zero_range,
+        })
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn shared(&self) -> &LeafShared {
+        &self.shared
+    }
+
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        let past_end = || io::Error::from(io::ErrorKind::UnexpectedEof);
+        let end = offset.checked_add(into.len() as u64).ok_or_else(past_end)?;
+        // A bounded piece at a time, widened to whole blocks.
+        let mut at = offset;
+        while at < end {
+            let start = at / self.read_unit * self.read_unit;
+            let piece_end = end
+                .min(start + READ_NOW_BYTES_MAX)
+                .next_multiple_of(self.read_unit);
+            let mut memory = Aligned::new(
+                usize::try_from(piece_end - start).expect("a bounded piece"),
+                0,
+            );
+            let got = read_up_to(&self.file, start, memory.bytes())?;
+            let (skip, done) = ((at - start) as usize, (at - offset) as usize);
+            let take = (got.saturating_sub(skip)).min(into.len() - done);
+            if take == 0 {
+                return Err(past_end());
+            }
+            into[done..][..take].copy_from_slice(&memory.bytes()[skip..][..take]);
+            at += take as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that `read_now` reads at once.
+const READ_NOW_BYTES_MAX: u64 = 1 << 20;
+
+/// Reads until `into` is full or the file ends.
+fn read_up_to(file: &OwnedFd, offset: u64, into: &mut [u8]) -> io::Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        match rustix::io::pread(file, &mut into[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(rustix::io::Errno::INTR) => {}
+            // A short read at the end of a file leaves an offset that O_DIRECT does not take.
+            Err(rustix::io::Errno::INVAL) if done > 0 => break,
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(done)
+}
+
+impl Leaf for FileLeaf {
+    #[inline]
+    fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        let kind = match io.op {
+            Op::Read => FileOpKind::Read,
+            Op::Write => FileOpKind::Write {
+                dsync: io.flags.has(Flags::FUA),
+            },
+            Op::Flush => FileOpKind::Sync,
+            Op::Discard if self.is_device => FileOpKind::BlkDiscard,
+            Op::Discard => FileOpKind::PunchHole,
+            Op::WriteZeroes if !io.flags.has(Flags::NO_UNMAP) => FileOpKind::PunchHole,
+            Op::WriteZeroes if self.is_device => FileOpKind::BlkZeroOut,
+            Op::WriteZeroes if self.zero_range => FileOpKind::ZeroRange,
+            Op::WriteZeroes => return Submitted::Now(Err(Errno::EOPNOTSUPP)),
+        };
+        env.start(
+            io.token,
+            FileOp {
+                file: self.id,
+                kind,
+                offset: io.sector.bytes(),
+                len: io.nr.bytes(),
+                data: io.data,
+            },
+        );
+        Submitted::Started
+    }
+
+    /// By SEEK_DATA and SEEK_HOLE. What a file system or device cannot tell counts as data.
+    fn allocation(&mut self, sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {
+        if self.is_device {
+            return Ok((Allocation::Data, nr));
+        }
+        let at = sector.bytes();
+        let data = match seek(&self.file, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => return Ok((Allocation::Hole, nr)), // a hole up to the end of the file
+            Err(_) => return Ok((Allocation::Data, nr)),
+        };
+        // A sector that holds one byte of data is data.
+        let hole = Sectors::from_bytes_floor(data.saturating_sub(at)).min(nr);
+        if hole > Sectors::ZERO {
+            return Ok((Allocation::Hole, hole));
+        }
+        let end = seek(&self.file, SeekFrom::Hole(data)).unwrap_or(u64::MAX);
+        let len = Sectors::from_bytes_ceil(end.saturating_sub(at)).min(nr);
+        Ok((Allocation::Data, Sectors(len.0.max(1))))
+    }
+}

@@ -1,0 +1,79 @@
+//! A device that reads as zeros and forgets what is written: for measuring everything but a device.
+
+use blockwork_engine::{
+    Allocation, Env, Errno, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, Sector, Sectors,
+    Submitted,
+};
+
+use crate::error::LeafError;
+use crate::open::check_size;
+
+/// Reads as zeros, forgets what is written.
+pub struct NullSource {
+    name: String,
+    sectors: Sectors,
+    limits: Limits,
+    shared: LeafShared,
+}
+
+struct NullLeaf;
+
+impl NullSource {
+    /// A null device of `bytes` bytes.
+    pub fn new(bytes: u64, name: &str) -> Result<NullSource, LeafError> {
+        let sectors = check_size(name, bytes)?;
+        // The largest request of an ordinary disk, so that what is measured is merged as it would be there.
+        let limits = Limits {
+            max_sectors: Sectors(2560),
+            discard_granularity: 512,
+            ..Limits::default()
+        };
+        Ok(NullSource {
+            name: name.to_owned(),
+            sectors,
+            limits,
+            shared: LeafShared::default(),
+        })
+    }
+
+    pub(crate) fn limits_mut(&mut self) -> &mut Limits {
+        &mut self.limits
+    }
+}
+
+impl LeafSource for NullSource {
+    fn open(&self) -> Box<dyn Leaf> {
+        Box::new(NullLeaf)
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn read_now(&self, _offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        into.fill(0);
+        Ok(())
+    }
+    fn shared(&self) -> &LeafShared {
+        &self.shared
+    }
+}
+
+impl Leaf for NullLeaf {
+    #[inline]
+    fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        if io.op == Op::Read {
+            // Not left as it is: a buffer holds some earlier request's data.
+            io.data.iter().for_each(|segment| segment.fill(0));
+        }
+        Submitted::Now(Ok(()))
+    }
+
+    fn allocation(&mut self, _sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {
+        Ok((Allocation::Hole, nr))
+    }
+}

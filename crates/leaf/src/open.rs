@@ -1,0 +1,110 @@
+//! Opening a disk by the name that a person gave it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use blockwork_engine::{LeafSource, Limits};
+
+use crate::error::LeafError;
+use crate::file::{FileOptions, FileSource};
+use crate::memory::MemorySource;
+use crate::null::NullSource;
+use crate::spec::{Kind, Spec};
+
+/// What holds for all disks of a command.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Never write, whatever the disk's own options say.
+    pub read_only: bool,
+    /// Queue settings by their sysfs names, for every leaf; the disk's own come after and win.
+    pub settings: Vec<(String, String)>,
+}
+
+/// A disk that was opened.
+pub struct Opened {
+    /// The leaf.
+    pub source: Arc<dyn LeafSource>,
+    /// What its owner should know, such as that O_DIRECT is not possible, and why.
+    pub warnings: Vec<String>,
+}
+
+/// Opens the disk `spec`: `PATH[,option=value...]`, `null:SIZE` or `memory:SIZE`.
+pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
+    let spec = Spec::parse(spec)?;
+    let read_only = options.read_only || spec.read_only;
+    let tune = |limits: &mut Limits| {
+        limits.read_only |= read_only;
+        apply(
+            limits,
+            &spec.name,
+            options.settings.iter().chain(&spec.settings),
+        )
+    };
+    match &spec.kind {
+        Kind::Null(size) => {
+            let mut source = NullSource::new(*size, &spec.name)?;
+            tune(source.limits_mut())?;
+            Ok(Opened {
+                source: Arc::new(source),
+                warnings: Vec::new(),
+            })
+        }
+        Kind::Memory(size) => {
+            let mut source = MemorySource::new(*size, &spec.name)?;
+            tune(source.limits_mut())?;
+            Ok(Opened {
+                source: Arc::new(source),
+                warnings: Vec::new(),
+            })
+        }
+        Kind::File(path) => {
+            let file = FileOptions {
+                read_only,
+                direct: spec.direct,
+                lock: spec.lock,
+            };
+            let mut source = FileSource::open(Path::new(path), &file)?;
+            tune(source.limits_mut())?;
+            let warnings = source.warnings().to_vec();
+            Ok(Opened {
+                source: Arc::new(source),
+                warnings,
+            })
+        }
+    }
+}
+
+fn apply<'a>(
+    limits: &mut Limits,
+    name: &str,
+    settings: impl Iterator<Item = &'a (String, String)>,
+) -> Result<(), LeafError> {
+    for (key, value) in settings {
+        limits
+            .set(key, value)
+            .map_err(|source| LeafError::Setting {
+                name: name.to_owned(),
+                source,
+            })?;
+    }
+    Ok(())
+}
+
+/// The size of a leaf that has no file: whole sectors, at least one.
+pub(crate) fn check_size(name: &str, bytes: u64) -> Result<blockwork_engine::Sectors, LeafError> {
+    use blockwork_engine::{SECTOR, Sectors};
+    let refuse = |problem: &str| LeafError::Spec {
+        spec: name.to_owned(),
+        problem: problem.to_owned(),
+    };
+    if bytes == 0 {
+        return Err(refuse("the size is 0: expected at least 512 bytes"));
+    }
+    if !bytes.is_multiple_of(SECTOR) {
+        return Err(refuse(&format!(
+            "{bytes} bytes are not whole sectors of 512: {} would be",
+            bytes / SECTOR * SECTOR
+        )));
+    }
+    Ok(Sectors::from_bytes_floor(bytes))
+}

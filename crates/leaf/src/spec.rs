@@ -1,0 +1,174 @@
+//! How a disk is named on the command line: `PATH[,option=value...]`, `null:SIZE`, `memory:SIZE`.
+//!
+//! A comma in a path is written twice, as QEMU has it.
+
+use std::path::PathBuf;
+
+use crate::error::LeafError;
+use crate::file::Direct;
+use crate::size::parse_size;
+
+/// What kind of leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file or a block device.
+    File(PathBuf),
+    /// Reads as zeros, forgets what is written. Size in bytes.
+    Null(u64),
+    /// In memory. Size in bytes.
+    Memory(u64),
+}
+
+/// A disk's name, taken apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// What it is called: the text up to the options.
+    pub name: String,
+    /// What it is.
+    pub kind: Kind,
+    /// `direct=on|off|auto`.
+    pub direct: Direct,
+    /// `ro`, or `ro=on|off`.
+    pub read_only: bool,
+    /// `lock=on|off`.
+    pub lock: bool,
+    /// Queue settings by their sysfs names.
+    pub settings: Vec<(String, String)>,
+}
+
+impl Spec {
+    /// Takes `text` apart. Whether the settings exist is found out when they are applied.
+    pub fn parse(text: &str) -> Result<Spec, LeafError> {
+        let refuse = |problem: String| LeafError::Spec {
+            spec: text.to_owned(),
+            problem,
+        };
+        let mut parts = split_at_commas(text).into_iter();
+        let name = parts.next().expect("a split text has at least one part");
+        if name.is_empty() {
+            return Err(refuse(
+                "no disk is named: expected PATH[,option=value...], null:SIZE or memory:SIZE"
+                    .into(),
+            ));
+        }
+        let kind = match (name.strip_prefix("null:"), name.strip_prefix("memory:")) {
+            (Some(size), _) => Kind::Null(parse_size(size).map_err(refuse)?),
+            (_, Some(size)) => Kind::Memory(parse_size(size).map_err(refuse)?),
+            _ => Kind::File(PathBuf::from(&name)),
+        };
+        let mut spec = Spec {
+            name,
+            kind,
+            direct: Direct::Auto,
+            read_only: false,
+            lock: true,
+            settings: Vec::new(),
+        };
+        for option in parts {
+            spec.set(&option).map_err(refuse)?;
+        }
+        Ok(spec)
+    }
+
+    fn set(&mut self, option: &str) -> Result<(), String> {
+        let (key, value) = option.split_once('=').unwrap_or((option, "on"));
+        let is_file = matches!(self.kind, Kind::File(_));
+        match key {
+            "" => Err("an option is empty (a comma in a path is written twice)".into()),
+            "direct" | "lock" if !is_file => {
+                Err(format!("{key}= is for files and block devices only"))
+            }
+            "direct" => {
+                self.direct = match value {
+                    "on" => Direct::On,
+                    "off" => Direct::Off,
+                    "auto" => Direct::Auto,
+                    _ => return Err(format!("direct={value}: expected on, off or auto")),
+                };
+                Ok(())
+            }
+            "ro" => on_or_off(key, value).map(|on| self.read_only = on),
+            "lock" => on_or_off(key, value).map(|on| self.lock = on),
+            _ if option.contains('=') => {
+                self.settings.push((key.to_owned(), value.to_owned()));
+                Ok(())
+            }
+            _ => Err(format!(
+                "{option:?} is no option: expected ro, direct=on|off|auto, lock=on|off, or a queue setting such as \
+                 nomerges=2 (a comma in a path is written twice)"
+            )),
+        }
+    }
+}
+
+fn on_or_off(key: &str, value: &str) -> Result<bool, String> {
+    match value {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err(format!("{key}={value}: expected on or off")),
+    }
+}
+
+/// Splits at single commas; a double one stands for itself.
+fn split_at_commas(text: &str) -> Vec<String> {
+    let mut parts = vec![String::new()];
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        let part = parts.last_mut().expect("never empty");
+        if letter != ',' {
+            part.push(letter);
+        } else if letters.next_if_eq(&',').is_some() {
+            part.push(',');
+        } else {
+            parts.push(String::new());
+        }
+    }
+    parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_may_hold_commas_written_twice() {
+        let spec = Spec::parse("/srv/a,,b.img,direct=off,ro,nomerges=2").unwrap();
+        assert_eq!(spec.kind, Kind::File("/srv/a,b.img".into()));
+        assert_eq!(
+            (spec.direct, spec.read_only, spec.lock),
+            (Direct::Off, true, true)
+        );
+        assert_eq!(spec.settings, [("nomerges".to_owned(), "2".to_owned())]);
+        assert_eq!(split_at_commas("a,,,b,"), ["a,", "b", ""]);
+    }
+
+    #[test]
+    fn null_and_memory_have_a_size() {
+        assert_eq!(Spec::parse("null:1G").unwrap().kind, Kind::Null(1 << 30));
+        assert_eq!(
+            Spec::parse("memory:64KiB,ro=off").unwrap().kind,
+            Kind::Memory(1 << 16)
+        );
+        assert_eq!(
+            Spec::parse("./null:1G").unwrap().kind,
+            Kind::File("./null:1G".into())
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, word) in [
+            ("", "PATH"),
+            ("null:", "size"),
+            ("null:5Q", "5Q"),
+            ("a.img,direct=maybe", "direct=maybe"),
+            ("a.img,", "empty"),
+            ("a.img,writable", "writable"),
+            ("a.img,ro=yes", "ro=yes"),
+            ("null:1G,direct=on", "files"),
+        ] {
+            let error = Spec::parse(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}
