@@ -117,12 +117,16 @@ fn sectors_of_an_entry_count_the_logs_own_blocks_and_the_data_follows_in_the_nex
         placed.block[..25],
         [10, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0]
     );
+    let discard = writer.entry(Flags::DISCARD, 0, 800).unwrap();
+    assert_eq!((discard.offset, discard.data_bytes, discard.block[8]), (16384, 0, 100));
+    let flush = writer.entry(Flags::FLUSH, 0, 0).unwrap();
+    assert_eq!((flush.offset, flush.data_bytes), (20480, 0));
     let mark = writer.mark("here").unwrap();
-    assert_eq!((mark.offset, mark.data_bytes), (16384, 0));
+    assert_eq!((mark.offset, mark.data_bytes), (24576, 0));
     assert_eq!(mark.block[16..36], [8, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, b'h', b'e', b'r', b'e']);
     let superblock = writer.superblock().encode();
     assert_eq!(superblock[..8], [0x72, 0x68, 0x73, 0x77, 0x66, 0x73, 0x6a, 0]);
-    assert_eq!(superblock[8..28], [1, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0]);
+    assert_eq!(superblock[8..28], [1, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 16, 0, 0]);
 }
 
 #[test]
