@@ -1,0 +1,119 @@
+//! The FUSE export: a volume as a regular file, or several as files in folders, for a loop device or whatever else opens files.
+//!
+//! ```text
+//!   mount() ─▶ Mount    (main thread: dropping it unmounts)
+//!          └─▶ Session ─▶ FusePort (on a worker: reads requests, submits bios, writes replies)
+//! ```
+//!
+//! Invariants:
+//! 1. What a client wrote and then fsynced is durable: FSYNC is a flush bio, a write of a file opened with O_DSYNC or
+//!    O_SYNC is a FUA bio (the kernel sends no FSYNC after a direct write; it passes the flag instead).
+//! 2. A hole that was punched, and a range that was zeroed, reads as zeros. Punching is a write-zeroes that may unmap, never a
+//!    discard, whose content afterwards is undefined: loop sends its write-zeroes as hole punching, too.
+//! 3. A fallocate of the client's is one bio: none is cut here, and since statfs says 4096-byte blocks, loop (which takes
+//!    its discard granularity from there) sends whole blocks only.
+//! 4. The size of a file is its volume's, and cannot be changed from here: truncating to another size is EPERM, as
+//!    ftruncate(2) says of file systems that cannot do it. Opening with O_TRUNC is such a truncation: programs that
+//!    truncate first (dd without `conv=notrunc`, cp) take what they then skip for zeros, so pretending would lose data.
+//! 5. The page cache is bypassed (FOPEN_DIRECT_IO), so a volume that other exports serve too is never read from a stale
+//!    cache; mmap still works where the kernel allows it with that (6.6).
+//!
+//! Not here: growing files, extended attributes, locks (the kernel does those by itself), FUSE over io_uring.
+
+pub mod abi;
+mod mount;
+mod port;
+mod tree;
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use blockwork_engine::{Volume, VolumeId};
+
+pub use mount::{Found, Mount, MountError, MountOptions, look};
+pub use port::FusePort;
+pub use tree::{Entry, Served, Tree, TreeError, WHOLE};
+
+/// Block size that statfs and stat report, in bytes: loop takes its discard granularity from it, so no discard below it
+/// is made, and none that is not aligned to it.
+pub const BLOCK: u32 = 4096;
+
+/// How volumes are shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Permissions of the files; a read-only volume's has no write bits. The default is 0600, as a disk's
+    /// content is not for every user to read.
+    pub file_mode: u32,
+    /// Whether other users than the server's may use the mount at all. By default as root: yes, within `file_mode`;
+    /// otherwise no, since `fusermount3` allows it only where /etc/fuse.conf says `user_allow_other`.
+    pub allow_other: bool,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { file_mode: 0o600, allow_other: rustix::process::geteuid().is_root() }
+    }
+}
+
+/// Why an export could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum FuseError {
+    /// The mount.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// The volumes' names.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// Nothing to show.
+    #[error("{}: no volume to serve was given", .0.display())]
+    Empty(std::path::PathBuf),
+}
+
+/// The server's end of a mount, on its way to the worker that will serve it.
+#[derive(Debug)]
+pub struct Session {
+    fd: OwnedFd,
+    tree: Tree,
+}
+
+impl Session {
+    /// The port that serves it. Make it on the worker's thread, and add it there; the mount answers from then on.
+    pub fn into_port(self) -> FusePort {
+        FusePort::new(Arc::new(self.fd), self.tree)
+    }
+}
+
+/// Mounts `volumes` at `path`: one volume over a file (created if there is nothing), or as many as you like in a folder
+/// (likewise created, where there are several).
+///
+/// Whatever opens the mount waits until the [`Session`]'s port is on a worker. On the way down drop the [`Mount`] first, while
+/// the worker still runs, then stop the worker: pages that a client dirtied by mmap are still written then.
+///
+/// # Errors
+/// See [`FuseError`]; nothing stays mounted or created.
+pub fn mount(
+    path: &Path,
+    volumes: &[(VolumeId, &Volume)],
+    options: Options,
+) -> Result<(Session, Mount), FuseError> {
+    let served = |&(volume, of): &(VolumeId, &Volume)| Served {
+        name: of.name.clone(),
+        volume,
+        sectors: of.sectors(),
+        read_only: of.read_only,
+    };
+    let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let tree = match (look(path)?, volumes) {
+        (_, []) => return Err(FuseError::Empty(path.to_owned())),
+        (Found::File | Found::Nothing, [one]) => Tree::file(served(one), owner, options.file_mode),
+        _ => Tree::folder(volumes.iter().map(served).collect(), owner, options.file_mode)?,
+    };
+    let options = MountOptions {
+        root_mode: tree.root_mode(),
+        allow_other: options.allow_other,
+        read_only: tree.volumes().all(|served| served.read_only),
+    };
+    let (mount, fd) = Mount::new(path, options)?;
+    Ok((Session { fd, tree }, mount))
+}

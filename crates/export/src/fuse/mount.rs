@@ -1,0 +1,357 @@
+//! A FUSE mount: made by mount(2) as root, by `fusermount3` otherwise, and taken away when dropped.
+//!
+//! Invariants:
+//! 1. What was mounted is unmounted when the [`Mount`] is dropped, and only that: where something else lies at the
+//!    path by then, it is left alone.
+//! 2. A mount point that this program created is removed again, a file only if it is still empty.
+//! 3. Nothing is mounted over a FUSE mount that is already there, alive or dead: the error says how to get rid of it.
+//! 4. Nothing here waits for an answer of the file system that it mounts, which may not have a worker yet (or any
+//!    more): stat goes with AT_STATX_DONT_SYNC.
+//!
+//! Unmounting is lazy (MNT_DETACH): the name goes away at once, open files keep working until the server closes
+//! its end.
+//!
+//! Sources: mount(2), fusermount3(1), libfuse's `lib/mount.c` protocol (`_FUSE_COMMFD`).
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType, recvmsg,
+    socketpair,
+};
+
+use super::abi::S_IFDIR;
+
+const DEVICE: &str = "/dev/fuse";
+const HELPER: &str = "fusermount3";
+
+/// Why a volume could not be mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    /// A mount of a server that is gone.
+    #[error("{}: the mount of a server that was killed is still there. Remove it by `{HELPER} -u {}` (as root: `umount {}`) and start again", .0.display(), .0.display(), .0.display())]
+    Stale(PathBuf),
+    /// A mount of somebody alive.
+    #[error("{}: a FUSE file system is already mounted here. Stop its server, or choose another file", .0.display())]
+    Busy(PathBuf),
+    /// Neither a file nor a folder.
+    #[error("{}: found {found}, expected {expected} to mount over", path.display())]
+    Kind {
+        /// The mount point.
+        path: PathBuf,
+        /// What is there.
+        found: &'static str,
+        /// What was expected.
+        expected: &'static str,
+    },
+    /// A call failed.
+    #[error("{}: cannot {doing}: {source}{}", path.display(), hint(source))]
+    Io {
+        /// Where.
+        path: PathBuf,
+        /// What was tried.
+        doing: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// `fusermount3` refused.
+    #[error("{}: {HELPER} did not mount it: {said}", path.display())]
+    Helper {
+        /// The mount point.
+        path: PathBuf,
+        /// What it printed.
+        said: String,
+    },
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::PermissionDenied => " (FUSE needs /dev/fuse, and root or fusermount3)",
+        ErrorKind::NotFound => " (is FUSE there: `modprobe fuse`, package fuse3?)",
+        _ => "",
+    }
+}
+
+/// What lies at a mount point before anything is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// A regular file.
+    File,
+    /// A folder.
+    Folder,
+    /// Nothing.
+    Nothing,
+}
+
+/// Looks at a mount point without mounting.
+///
+/// # Errors
+/// A FUSE mount that is there already, something that is neither file nor folder, or what the kernel says.
+pub fn look(path: &Path) -> Result<Found, MountError> {
+    let failed = |doing, error: Errno| MountError::Io { path: path.to_owned(), doing, source: error.into() };
+    let flags = AtFlags::STATX_DONT_SYNC;
+    let stat = match rustix::fs::statx(CWD, path, flags, StatxFlags::BASIC_STATS) {
+        Ok(stat) => stat,
+        Err(Errno::NOENT) => return Ok(Found::Nothing),
+        Err(Errno::NOTCONN) => return Err(MountError::Stale(path.to_owned())),
+        Err(error) => return Err(failed("look at it", error)),
+    };
+    if stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+        const FUSE_SUPER_MAGIC: u32 = 0x6573_5546;
+        // fstatfs of an O_PATH descriptor asks the server; its answer, or that there is none, is what is to be known.
+        let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        match fd.and_then(|fd| rustix::fs::fstatfs(&fd)) {
+            Err(Errno::NOTCONN) => return Err(MountError::Stale(path.to_owned())),
+            Ok(fs) if u32::try_from(fs.f_type) == Ok(FUSE_SUPER_MAGIC) => {
+                return Err(MountError::Busy(path.to_owned()));
+            }
+            _ => {}
+        }
+    }
+    match u32::from(stat.stx_mode) & 0o170_000 {
+        0o100_000 => Ok(Found::File),
+        0o040_000 => Ok(Found::Folder),
+        mode => {
+            Err(MountError::Kind { path: path.to_owned(), found: kind(mode), expected: "a file or a folder" })
+        }
+    }
+}
+
+fn kind(mode: u32) -> &'static str {
+    match mode {
+        0o060_000 => "a block device",
+        0o020_000 => "a character device",
+        0o010_000 => "a pipe",
+        0o140_000 => "a socket",
+        _ => "something else",
+    }
+}
+
+/// What a mount is to be like.
+#[derive(Clone, Copy, Debug)]
+pub struct MountOptions {
+    /// Type and permissions of its root.
+    pub root_mode: u32,
+    /// Whether users other than the server's may use it.
+    pub allow_other: bool,
+    /// Whether nothing in it can be written.
+    pub read_only: bool,
+}
+
+/// A mount that this process made. Dropping it unmounts.
+#[derive(Debug)]
+pub struct Mount {
+    path: PathBuf,
+    created: Option<Found>,
+    /// Its device number; none until it is known, which is at once.
+    device: Option<(u32, u32)>,
+    by_helper: bool,
+    mounted: bool,
+}
+
+impl Mount {
+    /// Mounts at `path`, creating the mount point if there is none. The descriptor is the server's end: non-blocking.
+    ///
+    /// # Errors
+    /// See [`MountError`]; nothing is left behind then.
+    pub fn new(path: &Path, options: MountOptions) -> Result<(Mount, OwnedFd), MountError> {
+        let folder = options.root_mode & 0o170_000 == S_IFDIR;
+        let (wanted, expected) = if folder { (Found::Folder, "a folder") } else { (Found::File, "a file") };
+        let created = match look(path)? {
+            Found::Nothing => {
+                create(path, wanted)?;
+                Some(wanted)
+            }
+            found if found == wanted => None,
+            found => {
+                let found = if found == Found::File { "a file" } else { "a folder" };
+                return Err(MountError::Kind { path: path.to_owned(), found, expected });
+            }
+        };
+        let absolute = fs::canonicalize(path).map_err(|source| failed(path, "resolve its path", source))?;
+        let mut mount = Mount { path: absolute, created, device: None, by_helper: false, mounted: false };
+        let fd = mount.attach(options)?;
+        Ok((mount, fd))
+    }
+
+    /// Where it is mounted, absolute.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Unmounts now; dropping would do the same but could not say what went wrong.
+    ///
+    /// # Errors
+    /// What the kernel or `fusermount3` says.
+    pub fn unmount(mut self) -> Result<(), MountError> {
+        self.detach()
+    }
+
+    fn attach(&mut self, options: MountOptions) -> Result<OwnedFd, MountError> {
+        self.by_helper = !rustix::process::geteuid().is_root();
+        let fd = if self.by_helper { self.by_helper(options)? } else { self.by_system_call(options)? };
+        self.mounted = true;
+        let device =
+            device_at(&self.path).map_err(|source| failed(&self.path, "look at the mount", source))?;
+        self.device = Some(device);
+        let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| failed(&self.path, "read flags", e.into()))?;
+        rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)
+            .map_err(|e| failed(&self.path, "make /dev/fuse non-blocking", e.into()))?;
+        Ok(fd)
+    }
+
+    fn by_system_call(&self, options: MountOptions) -> Result<OwnedFd, MountError> {
+        let fd: OwnedFd = File::options()
+            .read(true)
+            .write(true)
+            .open(DEVICE)
+            .map_err(|source| failed(Path::new(DEVICE), "open it", source))?
+            .into();
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
+        let mut data = format!(
+            "fd={number},rootmode={:o},user_id={uid},group_id={gid},default_permissions",
+            options.root_mode
+        );
+        if options.allow_other {
+            data.push_str(",allow_other");
+        }
+        let data = CString::new(data).expect("numbers and words hold no NUL");
+        let mut flags = MountFlags::NOSUID | MountFlags::NODEV;
+        if options.read_only {
+            flags |= MountFlags::RDONLY;
+        }
+        rustix::mount::mount("blockwork", &self.path, "fuse.blockwork", flags, data.as_c_str())
+            .map_err(|error| failed(&self.path, "mount over it", error.into()))?;
+        Ok(fd)
+    }
+
+    /// `fusermount3` gets one end of a socket pair as its standard input, mounts, and sends the descriptor over it.
+    fn by_helper(&self, options: MountOptions) -> Result<OwnedFd, MountError> {
+        let io = |doing| move |error: Errno| failed(Path::new(HELPER), doing, error.into());
+        let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(io("make a socket pair"))?;
+        let mut words =
+            vec!["default_permissions", "nosuid", "nodev", "fsname=blockwork", "subtype=blockwork"];
+        if options.allow_other {
+            words.push("allow_other");
+        }
+        if options.read_only {
+            words.push("ro");
+        }
+        let child = Command::new(HELPER)
+            .arg("-o")
+            .arg(words.join(","))
+            .arg("--")
+            .arg(&self.path)
+            .env("_FUSE_COMMFD", "0")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|source| failed(Path::new(HELPER), "run it", source))?;
+        let received = receive(&ours);
+        let output =
+            child.wait_with_output().map_err(|source| failed(Path::new(HELPER), "wait for it", source))?;
+        match received.map_err(io("receive the descriptor"))? {
+            Some(fd) if output.status.success() => Ok(fd),
+            _ => {
+                let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                let said = if said.is_empty() { output.status.to_string() } else { said };
+                Err(MountError::Helper { path: self.path.clone(), said })
+            }
+        }
+    }
+
+    fn detach(&mut self) -> Result<(), MountError> {
+        let ours = || self.device.is_none_or(|ours| device_at(&self.path).is_ok_and(|there| there == ours));
+        if self.mounted && ours() {
+            if self.by_helper {
+                let output = Command::new(HELPER)
+                    .args(["-u", "-z", "--"])
+                    .arg(&self.path)
+                    .output()
+                    .map_err(|source| failed(&self.path, "run fusermount3", source))?;
+                if !output.status.success() {
+                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                    return Err(MountError::Helper { path: self.path.clone(), said });
+                }
+            } else {
+                rustix::mount::unmount(&self.path, UnmountFlags::DETACH)
+                    .map_err(|error| failed(&self.path, "unmount it", error.into()))?;
+            }
+        }
+        self.mounted = false;
+        match self.created.take() {
+            Some(Found::File)
+                if fs::metadata(&self.path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) =>
+            {
+                fs::remove_file(&self.path).map_err(|source| failed(&self.path, "remove it", source))
+            }
+            Some(Found::Folder) => {
+                fs::remove_dir(&self.path).map_err(|source| failed(&self.path, "remove it", source))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Err(error) = self.detach() {
+            log::warn!("{error}");
+        }
+    }
+}
+
+fn failed(path: &Path, doing: &'static str, source: io::Error) -> MountError {
+    MountError::Io { path: path.to_owned(), doing, source }
+}
+
+/// Private: what is served over it later is no one else's to read before its own permissions are in force.
+fn create(path: &Path, what: Found) -> Result<(), MountError> {
+    let done = match what {
+        Found::Folder => fs::DirBuilder::new().mode(0o700).create(path),
+        _ => OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map(drop),
+    };
+    done.map_err(|source| failed(path, "create it", source))
+}
+
+/// The device number of what is mounted at `path`, from what the kernel has cached.
+fn device_at(path: &Path) -> io::Result<(u32, u32)> {
+    let flags = AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(CWD, path, flags, StatxFlags::BASIC_STATS)?;
+    Ok((stat.stx_dev_major, stat.stx_dev_minor))
+}
+
+/// The descriptor that `fusermount3` sends; none if it closed its end instead.
+fn receive(socket: &OwnedFd) -> rustix::io::Result<Option<OwnedFd>> {
+    let mut byte = [0u8; 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let message = loop {
+        let into = &mut [IoSliceMut::new(&mut byte)];
+        match recvmsg(socket.as_fd(), into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            other => break other?,
+        }
+    };
+    if message.bytes == 0 {
+        return Ok(None);
+    }
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    });
+    Ok(fds.last())
+}

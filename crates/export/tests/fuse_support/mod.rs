@@ -1,0 +1,303 @@
+//! A server in this process, its mount, and guards for what tests put over it: whatever a failing test leaves
+//! undone is undone when its guards are dropped, in the reverse order of making.
+
+#![allow(dead_code)] // each test file uses its part
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+
+use blockwork_engine::{
+    Allocation, Counter, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafId, LeafIo, LeafLayer,
+    LeafShared, LeafSource, Limits, NodeId, NodeInfo, NodeKind, Op, Sector, Sectors, Stats, Submitted,
+    Volume, VolumeId, Worker, WorkerConfig, WorkerHandle, WriteTap,
+};
+use blockwork_export::fuse::{self, Mount, Options};
+use blockwork_memory::Segment;
+use blockwork_uring::{Uring, UringConfig};
+
+/// A sparse file as a leaf, through the environment and nothing else.
+struct Plain {
+    file: Arc<File>,
+    name: String,
+    limits: Limits,
+    sectors: Sectors,
+    shared: LeafShared,
+}
+
+struct PlainLeaf {
+    file: Arc<File>,
+}
+
+impl LeafSource for Plain {
+    fn open(&self) -> Box<dyn Leaf> {
+        Box::new(PlainLeaf { file: self.file.clone() })
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    fn name(&self) -> &str {
+        &self.name
+    }
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        self.file.read_exact_at(into, offset)
+    }
+    fn shared(&self) -> &LeafShared {
+        &self.shared
+    }
+}
+
+impl Leaf for PlainLeaf {
+    fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        let kind = match io.op {
+            Op::Read => FileOpKind::Read,
+            Op::Write => FileOpKind::Write { dsync: io.flags.has(Flags::FUA) },
+            Op::Flush => FileOpKind::Sync,
+            Op::WriteZeroes if io.flags.has(Flags::NO_UNMAP) => FileOpKind::ZeroRange,
+            Op::WriteZeroes | Op::Discard => FileOpKind::PunchHole,
+        };
+        let file = FileId(u32::try_from(self.file.as_raw_fd()).unwrap());
+        let op = FileOp { file, kind, offset: io.sector.bytes(), len: io.nr.bytes(), data: io.data };
+        env.start(io.token, op);
+        Submitted::Started
+    }
+
+    fn allocation(&mut self, sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {
+        use rustix::fs::{SeekFrom, seek};
+        let (at, end) = (sector.bytes(), sector.bytes() + nr.bytes());
+        let found = |whence| match seek(&self.file, whence) {
+            Ok(offset) => Ok(offset.min(end)),
+            Err(rustix::io::Errno::NXIO) => Ok(end),
+            Err(error) => Err(Errno(error.raw_os_error())),
+        };
+        let data = found(SeekFrom::Data(at))?;
+        if data > at {
+            return Ok((Allocation::Hole, Sectors::from_bytes_floor(data - at)));
+        }
+        Ok((Allocation::Data, Sectors::from_bytes_floor(found(SeekFrom::Hole(at))? - at)))
+    }
+}
+
+/// Notes what alters the leaves.
+#[derive(Default)]
+struct Tap {
+    altered: Mutex<Vec<(Op, Flags, Sectors)>>,
+}
+
+impl WriteTap for Tap {
+    fn altered(&self, _: LeafId, op: Op, flags: Flags, _: Sector, nr: Sectors, _: &[Segment]) {
+        self.altered.lock().unwrap().push((op, flags, nr));
+    }
+    fn flush_started(&self, _: LeafId) -> u64 {
+        0
+    }
+    fn flushed(&self, _: LeafId, _: u64) {}
+}
+
+/// A disk to serve.
+pub struct Disk {
+    /// The volume's name.
+    pub name: &'static str,
+    /// The file.
+    pub path: PathBuf,
+    /// Whether it refuses writes.
+    pub read_only: bool,
+    /// Logical block size, bytes.
+    pub block: u32,
+}
+
+impl Disk {
+    /// A sparse file of `bytes` in `dir`.
+    pub fn sparse(dir: &Path, name: &'static str, bytes: u64) -> Disk {
+        let path = dir.join(name.replace('/', "-"));
+        File::create(&path).unwrap().set_len(bytes).unwrap();
+        Disk { name, path, read_only: false, block: 512 }
+    }
+
+    fn source(&self) -> Plain {
+        let file = File::options().read(true).write(true).open(&self.path).unwrap();
+        let sectors = Sectors::from_bytes_floor(file.metadata().unwrap().len());
+        let limits = Limits {
+            logical_block_size: self.block,
+            discard_granularity: 4096,
+            write_cache: true,
+            ..Limits::default()
+        };
+        let name = self.path.display().to_string();
+        Plain { file: Arc::new(file), name, limits, sectors, shared: LeafShared::default() }
+    }
+}
+
+/// A worker with a FUSE export.
+pub struct Server {
+    mount: Option<Mount>,
+    handle: WorkerHandle<Uring>,
+    thread: Option<JoinHandle<Result<(), Errno>>>,
+    stats: Arc<Stats>,
+    tap: Arc<Tap>,
+    /// The mount point.
+    pub path: PathBuf,
+}
+
+impl Server {
+    /// Serves `disks` at `path`.
+    pub fn start(path: &Path, disks: &[Disk]) -> Server {
+        let sources: Vec<Arc<dyn LeafSource>> =
+            disks.iter().map(|disk| Arc::new(disk.source()) as Arc<dyn LeafSource>).collect();
+        let nodes = sources.iter().map(|source| NodeInfo {
+            name: source.name().into(),
+            kind: NodeKind::Leaf,
+            device: (0, 0),
+        });
+        let stats = Arc::new(Stats::new(nodes.collect()));
+        let volumes: Arc<[Volume]> = (0u16..)
+            .zip(disks.iter().zip(&sources))
+            .map(|(i, (disk, source))| {
+                let layer = LeafLayer::new(LeafId(i), NodeId(i), source.sectors(), source.limits().clone());
+                Volume::new(disk.name, Arc::new(layer), disk.read_only)
+            })
+            .collect();
+        let leaves = (0u16..).zip(sources).map(|(i, source)| (NodeId(i), source)).collect();
+        let shown: Vec<_> = (0u16..).zip(volumes.iter()).map(|(i, volume)| (VolumeId(i), volume)).collect();
+        let (session, mount) = fuse::mount(path, &shown, Options::default()).unwrap();
+        let tap = Arc::new(Tap::default());
+        let config = WorkerConfig {
+            tap: Some(tap.clone()),
+            ..WorkerConfig::new(volumes.clone(), leaves, stats.worker())
+        };
+        let (send, receive) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let mut worker = Worker::new(Uring::new(&UringConfig::default()).unwrap(), config);
+            send.send(worker.handle()).unwrap();
+            worker.add_port(Box::new(session.into_port()));
+            worker.run()
+        });
+        let handle = receive.recv().expect("the worker starts");
+        Server { mount: Some(mount), handle, thread: Some(thread), stats, tap, path: path.to_owned() }
+    }
+
+    /// A counter of the `disk`-th leaf.
+    pub fn count(&self, disk: u16, counter: Counter) -> u64 {
+        self.stats.get(NodeId(disk), counter)
+    }
+
+    /// What has altered the leaves so far, in order.
+    pub fn altered(&self) -> Vec<(Op, Flags)> {
+        self.tap.altered.lock().unwrap().iter().map(|&(op, flags, _)| (op, flags)).collect()
+    }
+
+    /// The lengths of all requests of one operation so far.
+    pub fn altered_bytes(&self, wanted: Op) -> Vec<u64> {
+        let altered = self.tap.altered.lock().unwrap();
+        altered.iter().filter(|(op, ..)| *op == wanted).map(|(_, _, nr)| nr.bytes()).collect()
+    }
+
+    /// Stops the worker and leaves the mount as a killed server would.
+    pub fn kill(&mut self) {
+        self.handle.stop();
+        self.thread.take().unwrap().join().unwrap().unwrap();
+    }
+
+    /// Unmounts, stops, and gives what the worker's last flush said.
+    pub fn stop(mut self) -> Result<(), Errno> {
+        self.mount.take().unwrap().unmount().unwrap();
+        self.handle.stop();
+        self.thread.take().unwrap().join().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.mount.take());
+        self.handle.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Runs a program, which must succeed; gives its output.
+pub fn run(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().unwrap_or_else(|e| panic!("{program}: {e}"));
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{program} {arguments:?}: {}\n{text}", output.status);
+    text.trim().to_owned()
+}
+
+/// A path as text.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A loop device over a file.
+pub struct Loop {
+    /// `/dev/loopN`.
+    pub device: String,
+}
+
+impl Loop {
+    /// With direct I/O.
+    pub fn over(file: &Path) -> Loop {
+        Loop { device: run("losetup", &["--find", "--show", "--direct-io=on", text(file)]) }
+    }
+
+    /// A file of its folder in sysfs.
+    pub fn sysfs(&self, name: &str) -> String {
+        let path = format!("/sys/block/{}/{name}", self.device.trim_start_matches("/dev/"));
+        std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}")).trim().to_owned()
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.device]).status();
+    }
+}
+
+/// A mounted file system.
+pub struct Mounted {
+    path: PathBuf,
+}
+
+impl Mounted {
+    /// Mounts `device` at a new folder `path`.
+    pub fn new(device: &str, path: &Path) -> Mounted {
+        std::fs::create_dir_all(path).unwrap();
+        run("mount", &[device, text(path)]);
+        Mounted { path: path.to_owned() }
+    }
+
+    /// Unmounts, which must succeed.
+    pub fn unmount(self) {
+        run("umount", &[text(&self.path)]);
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.path).status();
+    }
+}
+
+/// Bytes that look like nothing, from a seed.
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    };
+    let mut bytes: Vec<u8> = std::iter::repeat_with(&mut next).take(len.div_ceil(8)).flatten().collect();
+    bytes.truncate(len);
+    bytes
+}
