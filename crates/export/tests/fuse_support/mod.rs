@@ -4,86 +4,19 @@
 #![allow(dead_code)] // each test file uses its part
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
 use blockwork_engine::{
-    Allocation, Counter, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafId, LeafIo, LeafLayer,
-    LeafShared, LeafSource, Limits, NodeId, NodeInfo, NodeKind, Op, Sector, Sectors, Stats, Submitted,
-    Volume, VolumeId, Worker, WorkerConfig, WorkerHandle, WriteTap,
+    Counter, Errno, Flags, LeafId, LeafLayer, LeafSource, Limits, NodeId, NodeInfo, NodeKind, Op, Sector,
+    Sectors, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle, WriteTap,
 };
 use blockwork_export::fuse::{self, Mount, Options};
+use blockwork_leaf::OpenOptions;
 use blockwork_memory::Segment;
 use blockwork_uring::{Uring, UringConfig};
-
-/// A sparse file as a leaf, through the environment and nothing else.
-struct Plain {
-    file: Arc<File>,
-    name: String,
-    limits: Limits,
-    sectors: Sectors,
-    shared: LeafShared,
-}
-
-struct PlainLeaf {
-    file: Arc<File>,
-}
-
-impl LeafSource for Plain {
-    fn open(&self) -> Box<dyn Leaf> {
-        Box::new(PlainLeaf { file: self.file.clone() })
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-    fn sectors(&self) -> Sectors {
-        self.sectors
-    }
-    fn name(&self) -> &str {
-        &self.name
-    }
-    fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
-        self.file.read_exact_at(into, offset)
-    }
-    fn shared(&self) -> &LeafShared {
-        &self.shared
-    }
-}
-
-impl Leaf for PlainLeaf {
-    fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
-        let kind = match io.op {
-            Op::Read => FileOpKind::Read,
-            Op::Write => FileOpKind::Write { dsync: io.flags.has(Flags::FUA) },
-            Op::Flush => FileOpKind::Sync,
-            Op::WriteZeroes if io.flags.has(Flags::NO_UNMAP) => FileOpKind::ZeroRange,
-            Op::WriteZeroes | Op::Discard => FileOpKind::PunchHole,
-        };
-        let file = FileId(u32::try_from(self.file.as_raw_fd()).unwrap());
-        let op = FileOp { file, kind, offset: io.sector.bytes(), len: io.nr.bytes(), data: io.data };
-        env.start(io.token, op);
-        Submitted::Started
-    }
-
-    fn allocation(&mut self, sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {
-        use rustix::fs::{SeekFrom, seek};
-        let (at, end) = (sector.bytes(), sector.bytes() + nr.bytes());
-        let found = |whence| match seek(&self.file, whence) {
-            Ok(offset) => Ok(offset.min(end)),
-            Err(rustix::io::Errno::NXIO) => Ok(end),
-            Err(error) => Err(Errno(error.raw_os_error())),
-        };
-        let data = found(SeekFrom::Data(at))?;
-        if data > at {
-            return Ok((Allocation::Hole, Sectors::from_bytes_floor(data - at)));
-        }
-        Ok((Allocation::Data, Sectors::from_bytes_floor(found(SeekFrom::Hole(at))? - at)))
-    }
-}
 
 /// Notes what alters the leaves.
 #[derive(Default)]
@@ -121,17 +54,8 @@ impl Disk {
         Disk { name, path, read_only: false, block: 512 }
     }
 
-    fn source(&self) -> Plain {
-        let file = File::options().read(true).write(true).open(&self.path).unwrap();
-        let sectors = Sectors::from_bytes_floor(file.metadata().unwrap().len());
-        let limits = Limits {
-            logical_block_size: self.block,
-            discard_granularity: 4096,
-            write_cache: true,
-            ..Limits::default()
-        };
-        let name = self.path.display().to_string();
-        Plain { file: Arc::new(file), name, limits, sectors, shared: LeafShared::default() }
+    fn source(&self) -> Arc<dyn LeafSource> {
+        blockwork_leaf::open(text(&self.path), &OpenOptions::default()).unwrap().source
     }
 }
 
@@ -149,8 +73,7 @@ pub struct Server {
 impl Server {
     /// Serves `disks` at `path`.
     pub fn start(path: &Path, disks: &[Disk]) -> Server {
-        let sources: Vec<Arc<dyn LeafSource>> =
-            disks.iter().map(|disk| Arc::new(disk.source()) as Arc<dyn LeafSource>).collect();
+        let sources: Vec<Arc<dyn LeafSource>> = disks.iter().map(Disk::source).collect();
         let nodes = sources.iter().map(|source| NodeInfo {
             name: source.name().into(),
             kind: NodeKind::Leaf,
@@ -160,7 +83,8 @@ impl Server {
         let volumes: Arc<[Volume]> = (0u16..)
             .zip(disks.iter().zip(&sources))
             .map(|(i, (disk, source))| {
-                let layer = LeafLayer::new(LeafId(i), NodeId(i), source.sectors(), source.limits().clone());
+                let limits = Limits { logical_block_size: disk.block, ..source.limits().clone() };
+                let layer = LeafLayer::new(LeafId(i), NodeId(i), source.sectors(), limits);
                 Volume::new(disk.name, Arc::new(layer), disk.read_only)
             })
             .collect();
