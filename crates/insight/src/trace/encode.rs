@@ -1,0 +1,199 @@
+//! One worker's events as records, for one subscriber.
+
+use std::fmt::Write;
+
+use blockwork_engine::{Action, Event, Flags, NodeInfo, Op, Payload, Reason, SECTOR, Sectors};
+use blockwork_format::blktrace::{Act, Category, Device, Record, Remap};
+use blockwork_format::escape;
+
+/// The name of our process in traces.
+const PROCESS: &str = "blockwork";
+
+/// Longest range that a record can tell, bytes: what fits 32 bits in whole sectors.
+const BYTES_MAX: u64 = u32::MAX as u64 / SECTOR * SECTOR;
+
+/// What is the same for all records.
+pub(super) struct Names {
+    pid: u32,
+    nodes: Vec<(Device, String)>,
+}
+
+impl Names {
+    pub(super) fn new(nodes: &[NodeInfo]) -> Names {
+        // Numbers that do not fit a record (12 and 20 bits) cannot come from the kernel, only from a caller that
+        // made them up; they lose their upper bits.
+        let device = |(major, minor): (u32, u32)| Device::new(major & 0xfff, minor & 0xf_ffff);
+        let nodes = nodes.iter().map(|node| (device(node.device), escape(&node.name))).collect();
+        Names { pid: std::process::id(), nodes }
+    }
+
+    fn device(&self, event: &Event) -> Device {
+        self.nodes[usize::from(event.node.0)].0
+    }
+
+    fn name(&self, event: &Event) -> &str {
+        &self.nodes[usize::from(event.node.0)].1
+    }
+}
+
+/// What one worker has told one subscriber so far.
+#[derive(Clone, Debug)]
+pub(super) struct Lane {
+    cpu: u32,
+    sequence: u32,
+    newest_ns: u64,
+    begun: bool,
+}
+
+impl Lane {
+    pub(super) fn new(worker: u16) -> Lane {
+        Lane { cpu: u32::from(worker), sequence: 0, newest_ns: 0, begun: false }
+    }
+
+    pub(super) fn cpu(&self) -> u32 {
+        self.cpu
+    }
+
+    /// Appends what a trace begins with, before the first event; `since_epoch` is the wall clock's time.
+    pub(super) fn begin(
+        &mut self,
+        names: &Names,
+        first: &Event,
+        since_epoch: std::time::Duration,
+        out: &mut Vec<u8>,
+    ) {
+        if std::mem::replace(&mut self.begun, true) {
+            return;
+        }
+        self.newest_ns = first.time.0;
+        // Seconds have 32 bits in a record, until 2106.
+        let seconds = u32::try_from(since_epoch.as_secs()).unwrap_or(u32::MAX);
+        self.write(Record::timestamp(seconds, since_epoch.subsec_nanos()), out);
+        self.write(Record::process(names.pid, PROCESS), out);
+    }
+
+    /// Appends the record of an event, and the message that belongs to it.
+    pub(super) fn event(&mut self, names: &Names, event: &Event, out: &mut Vec<u8>) {
+        self.newest_ns = self.newest_ns.max(event.time.0);
+        let device = names.device(event);
+        if let Some(record) = record(names, event, device) {
+            self.sequence = self.sequence.wrapping_add(1);
+            self.write(Record { sequence: self.sequence, pid: names.pid, ..record }, out);
+        }
+        if let Some(text) = message(names.name(event), event) {
+            self.message(names, device, &text, out);
+        }
+    }
+
+    /// Appends the message that events are missing here.
+    pub(super) fn dropped(&mut self, names: &Names, event: &Event, count: u64, out: &mut Vec<u8>) {
+        let text = format!("blockwork: {count} events dropped: the reader was too slow");
+        self.message(names, names.device(event), &text, out);
+    }
+
+    fn message(&mut self, names: &Names, device: Device, text: &str, out: &mut Vec<u8>) {
+        self.write(Record { pid: names.pid, ..Record::message(device, text) }, out);
+    }
+
+    fn write(&self, record: Record<'_>, out: &mut Vec<u8>) {
+        Record { time_ns: self.newest_ns, cpu: self.cpu, ..record }.encode(out);
+    }
+}
+
+/// The record of an event; none for what blktrace has no letter for.
+fn record(names: &Names, event: &Event, device: Device) -> Option<Record<'static>> {
+    let act = act(event.action)?;
+    let sector = event.sector.0;
+    let bytes = u32::try_from(event.nr.bytes().min(BYTES_MAX)).expect("BYTES_MAX fits 32 bits");
+    let io = categories(event.op, event.flags);
+    Some(match (event.action, event.payload) {
+        (Action::Plug, _) => Record::new(act, Category::READ, device, 0, 0),
+        (_, Payload::Unplug { requests }) => Record::unplug(device, u64::from(requests)),
+        (_, Payload::Split { new_sector }) => Record::split(io, device, sector, bytes, new_sector.0),
+        (_, Payload::Remap { from, sector: sector_from }) => {
+            let from = names.nodes[usize::from(from.0)].0;
+            Record::remap(io, bytes, sector, Remap { from, to: device, sector_from: sector_from.0 })
+        }
+        // As the kernel stores it: the negative errno, cut to 16 bits.
+        (Action::Complete, _) => {
+            Record { error: event.errno.wrapping_neg(), ..Record::new(act, io, device, sector, bytes) }
+        }
+        _ => Record::new(act, io, device, sector, bytes),
+    })
+}
+
+fn act(action: Action) -> Option<Act> {
+    Some(match action {
+        Action::Queue => Act::Queue,
+        Action::BackMerge => Act::BackMerge,
+        Action::FrontMerge => Act::FrontMerge,
+        Action::GetRequest => Act::GetRequest,
+        Action::Sleep => Act::SleepRequest,
+        Action::Requeue => Act::Requeue,
+        Action::Issue => Act::Issue,
+        Action::Complete => Act::Complete,
+        Action::Plug => Act::Plug,
+        Action::Unplug => Act::UnplugIo,
+        Action::Insert => Act::Insert,
+        Action::Split => Act::Split,
+        Action::Bounce => Act::Bounce,
+        Action::Remap => Act::Remap,
+        Action::Defer => return None,
+    })
+}
+
+/// See the table in the head of `trace`.
+fn categories(op: Op, flags: Flags) -> Category {
+    let mut io = Category::FS
+        | match op {
+            Op::Read => Category::READ,
+            Op::Write | Op::WriteZeroes => Category::WRITE,
+            Op::Flush => Category::WRITE | Category::FLUSH,
+            Op::Discard => Category::WRITE | Category::DISCARD,
+        };
+    for (flag, category) in
+        [(Flags::FUA, Category::FUA), (Flags::SYNC, Category::SYNC), (Flags::READ_AHEAD, Category::AHEAD)]
+    {
+        if flags.has(flag) {
+            io |= category;
+        }
+    }
+    io
+}
+
+/// What a record cannot tell: why, and lengths beyond [`BYTES_MAX`].
+fn message(name: &str, event: &Event) -> Option<String> {
+    // That it is read ahead is said by the letter A already.
+    let reason = event.reason.word();
+    let has_reason = !reason.is_empty() && event.reason != Reason::ReadAhead;
+    let is_long = event.nr > Sectors(BYTES_MAX / SECTOR);
+    if event.action != Action::Defer && !has_reason && !is_long {
+        return None;
+    }
+    let mut text =
+        format!("blockwork: {name}: {} {} + {}", past_tense(event.action), event.sector, event.nr);
+    if has_reason {
+        write!(text, " ({reason})").expect("a String takes all");
+    }
+    Some(text)
+}
+
+fn past_tense(action: Action) -> &'static str {
+    match action {
+        Action::Queue => "queued",
+        Action::BackMerge => "merged behind",
+        Action::FrontMerge => "merged in front",
+        Action::GetRequest => "got a request",
+        Action::Sleep => "waits",
+        Action::Requeue => "requeued",
+        Action::Issue => "issued",
+        Action::Complete => "completed",
+        Action::Plug => "plugged",
+        Action::Unplug => "unplugged",
+        Action::Insert => "inserted",
+        Action::Split => "split",
+        Action::Bounce => "bounced",
+        Action::Remap => "mapped",
+        Action::Defer => "deferred",
+    }
+}
