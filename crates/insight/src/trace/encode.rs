@@ -9,8 +9,8 @@ use blockwork_format::escape;
 /// The name of our process in traces.
 const PROCESS: &str = "blockwork";
 
-/// Longest range that a record can tell, bytes: what fits 32 bits in whole sectors.
-const BYTES_MAX: u64 = u32::MAX as u64 / SECTOR * SECTOR;
+/// Longest range that a record can tell: what fits 32 bits in bytes.
+const RANGE_MAX: Sectors = Sectors(u32::MAX as u64 / SECTOR);
 
 /// What is the same for all records.
 pub(super) struct Names {
@@ -104,7 +104,7 @@ impl Lane {
 fn record(names: &Names, event: &Event, device: Device) -> Option<Record<'static>> {
     let act = act(event.action)?;
     let sector = event.sector.0;
-    let bytes = u32::try_from(event.nr.bytes().min(BYTES_MAX)).expect("BYTES_MAX fits 32 bits");
+    let bytes = u32::try_from(event.nr.min(RANGE_MAX).bytes()).expect("RANGE_MAX fits 32 bits");
     let io = categories(event.op, event.flags);
     Some(match (event.action, event.payload) {
         (Action::Plug, _) => Record::new(act, Category::READ, device, 0, 0),
@@ -161,12 +161,12 @@ fn categories(op: Op, flags: Flags) -> Category {
     io
 }
 
-/// What a record cannot tell: why, and lengths beyond [`BYTES_MAX`].
+/// What a record cannot tell: why, and lengths beyond [`RANGE_MAX`].
 fn message(name: &str, event: &Event) -> Option<String> {
     // That it is read ahead is said by the letter A already.
     let reason = event.reason.word();
     let has_reason = !reason.is_empty() && event.reason != Reason::ReadAhead;
-    let is_long = event.nr > Sectors(BYTES_MAX / SECTOR);
+    let is_long = event.nr > RANGE_MAX;
     if event.action != Action::Defer && !has_reason && !is_long {
         return None;
     }

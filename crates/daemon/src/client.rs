@@ -1,0 +1,259 @@
+//! The client's end: blocking, for the command line.
+//!
+//! Servers are trusted as far as their folder is ([`crate::control_dir`]), but not to be quick or brief: answers have a
+//! limit in size and time, streams do not.
+
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Empty, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper::header::HOST;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+
+use blockwork_format::escape;
+
+use crate::directory::{self, DirectoryError, control_dir, shown};
+use crate::status::Status;
+
+/// Longest answer that is read into memory, bytes.
+const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// A head, or a whole answer, must be there after that time.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Sockets in the folder that are looked at.
+const SOCKETS_MAX: usize = 1024;
+
+/// Why a server could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// The folder of sockets.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// Nobody answers, or not in HTTP.
+    #[error("{socket}: the server cannot be asked: {source}")]
+    Connection {
+        /// The socket, escaped.
+        socket: String,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// The server refuses.
+    #[error("{socket}: GET {path}: {status}: {text}")]
+    Refused {
+        /// The socket, escaped.
+        socket: String,
+        /// What was asked, escaped.
+        path: String,
+        /// HTTP status.
+        status: u16,
+        /// What the server says about it, escaped.
+        text: String,
+    },
+    /// No server serves that volume.
+    #[error("no running server serves the volume {name}; {}", served(.there))]
+    NoVolume {
+        /// The volume, escaped.
+        name: String,
+        /// Volumes that are served, escaped.
+        there: Vec<String>,
+    },
+    /// Several servers serve a volume of that name.
+    #[error("the volume {name} is served by several servers: {}; name one of their sockets", .sockets.join(", "))]
+    Ambiguous {
+        /// The volume, escaped.
+        name: String,
+        /// The servers' sockets, escaped.
+        sockets: Vec<String>,
+    },
+}
+
+fn served(there: &[String]) -> String {
+    if there.is_empty() { "none is running (of this user)".into() } else { format!("served are: {}", there.join(", ")) }
+}
+
+/// A server that answers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServerInfo {
+    /// Its process.
+    pub pid: u32,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// How it is.
+    pub status: Status,
+}
+
+/// All servers of this user that answer, by number of process. Sockets of dead ones are removed.
+///
+/// # Errors
+///
+/// The folder of sockets cannot be read, or others can write to it. None at all, where there is no folder.
+pub fn servers() -> Result<Vec<ServerInfo>, ClientError> {
+    servers_in(&control_dir())
+}
+
+/// As `servers`, of another folder.
+///
+/// # Errors
+///
+/// As for `servers`.
+pub fn servers_in(folder: &Path) -> Result<Vec<ServerInfo>, ClientError> {
+    let unusable = |source| DirectoryError::Unusable { folder: shown(folder), source };
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(unusable)?,
+    };
+    directory::check(folder)?;
+    let mut servers = Vec::new();
+    for entry in entries.take(SOCKETS_MAX) {
+        let socket = entry.map_err(unusable)?.path();
+        let Some(pid) = directory::pid_of(&socket) else { continue };
+        match get_json::<Status>(&socket, "/v1/status") {
+            Ok(status) => servers.push(ServerInfo { pid, socket, status }),
+            Err(error) => clean_up(&socket, pid, &error),
+        }
+    }
+    servers.sort_by_key(|server| server.pid);
+    Ok(servers)
+}
+
+/// Removes the socket if its server is dead. One that is just starting refuses for a moment too: it lives.
+fn clean_up(socket: &Path, pid: u32, error: &ClientError) {
+    let refused = matches!(error, ClientError::Connection { source, .. }
+        if source.kind() == io::ErrorKind::ConnectionRefused);
+    if !refused {
+        log::warn!("{error}");
+    } else if directory::is_dead(pid) {
+        // Somebody else may have been quicker.
+        let _ = fs::remove_file(socket);
+    }
+}
+
+/// The server that serves the volume `name`.
+///
+/// # Errors
+///
+/// None does, or several do, or servers cannot be listed.
+pub fn find_volume(name: &str) -> Result<ServerInfo, ClientError> {
+    let servers = servers()?;
+    let serves = |server: &&ServerInfo| server.status.volumes.iter().any(|volume| volume.name == name);
+    let found: Vec<&ServerInfo> = servers.iter().filter(serves).collect();
+    match found[..] {
+        [only] => Ok(only.clone()),
+        [] => {
+            let volumes = servers.iter().flat_map(|server| &server.status.volumes);
+            let there = volumes.map(|volume| escape(&volume.name)).collect();
+            Err(ClientError::NoVolume { name: escape(name), there })
+        }
+        [..] => {
+            let sockets = found.iter().map(|server| shown(&server.socket)).collect();
+            Err(ClientError::Ambiguous { name: escape(name), sockets })
+        }
+    }
+}
+
+/// The path to ask for a trace of `volume` with; `text` as blkparse prints it, else records.
+pub fn trace_path(volume: &str, text: bool) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::from("/v1/trace?"));
+    query.append_pair("volume", volume).append_pair("format", if text { "text" } else { "binary" });
+    query.finish().replacen("?&", "?", 1)
+}
+
+/// Asks a server, and reads its answer as JSON.
+///
+/// # Errors
+///
+/// It does not answer (in time, with success), or the answer is something else.
+pub fn get_json<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
+    let broken = |source| ClientError::Connection { socket: shown(socket), source };
+    let runtime = runtime().map_err(broken)?;
+    let body = runtime.block_on(async {
+        let response = ask(socket, path).await?;
+        whole(response.into_body()).await.map_err(broken)
+    })?;
+    serde_json::from_slice(&body).map_err(|error| broken(io::Error::new(io::ErrorKind::InvalidData, error)))
+}
+
+/// Asks a server for something that does not end by itself, such as [`trace_path`].
+///
+/// # Errors
+///
+/// It does not answer, or refuses.
+pub fn stream(socket: &Path, path: &str) -> Result<Stream, ClientError> {
+    let runtime = runtime().map_err(|source| ClientError::Connection { socket: shown(socket), source })?;
+    let response = runtime.block_on(ask(socket, path))?;
+    Ok(Stream { runtime, body: response.into_body(), rest: Bytes::new() })
+}
+
+/// A stream from a server. Its end is the server's end.
+pub struct Stream {
+    runtime: Runtime,
+    body: Incoming,
+    rest: Bytes,
+}
+
+impl Read for Stream {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.rest.is_empty() && !into.is_empty() {
+            match self.runtime.block_on(self.body.frame()) {
+                None => return Ok(0),
+                Some(Err(error)) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, error)),
+                Some(Ok(frame)) => self.rest = frame.into_data().unwrap_or_default(),
+            }
+        }
+        let len = into.len().min(self.rest.len());
+        into[..len].copy_from_slice(&self.rest.split_to(len));
+        Ok(len)
+    }
+}
+
+fn runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// Sends the request; comes back when the head of a successful answer is there.
+async fn ask(socket: &Path, path: &str) -> Result<Response<Incoming>, ClientError> {
+    let broken = |source| ClientError::Connection { socket: shown(socket), source };
+    let response = in_time(send(socket, path)).await.map_err(broken)?;
+    let status = response.status();
+    if status == StatusCode::OK {
+        return Ok(response);
+    }
+    let text = whole(response.into_body()).await.map_err(broken)?;
+    Err(ClientError::Refused {
+        socket: shown(socket),
+        path: escape(path),
+        status: status.as_u16(),
+        text: escape(String::from_utf8_lossy(&text).trim_end()),
+    })
+}
+
+async fn send(socket: &Path, path: &str) -> io::Result<Response<Incoming>> {
+    let connection = UnixStream::connect(socket).await?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(connection)).await.map_err(io::Error::other)?;
+    // It runs while this thread waits for an answer, and ends with it.
+    tokio::spawn(connection);
+    let request = Request::get(path).header(HOST, "blockwork").body(Empty::<Bytes>::new());
+    let request = request.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+    sender.send_request(request).await.map_err(io::Error::other)
+}
+
+async fn whole(body: Incoming) -> io::Result<Bytes> {
+    let collected = in_time(async {
+        Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(io::Error::other)
+    });
+    Ok(collected.await?.to_bytes())
+}
+
+async fn in_time<T>(what: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", TIMEOUT.as_secs()));
+    tokio::time::timeout(TIMEOUT, what).await.map_err(late)?
+}

@@ -1,0 +1,161 @@
+//! What a server says about itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+
+use blockwork_engine::{LeafSource, Limits, Merges, SECTOR, Sectors, Stats, Volume};
+use blockwork_insight::trace::{NodeSet, TraceHub};
+
+/// The answer to `/v1/status`. Field names are kept stable.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Of Blockwork.
+    pub version: String,
+    /// The server's process.
+    pub pid: u32,
+    /// Since it began to serve, seconds.
+    pub uptime_seconds: f64,
+    /// What it serves.
+    pub volumes: Vec<VolumeStatus>,
+    /// What it serves from.
+    pub disks: Vec<DiskStatus>,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VolumeStatus {
+    /// Its name, such as `disk/a.img/1`.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Whether it refuses writes.
+    pub read_only: bool,
+    /// Where clients find it, such as `nbd:unix:/run/blockwork.nbd`.
+    pub exports: Vec<String>,
+    /// What its stack allows.
+    pub limits: LimitsStatus,
+}
+
+/// A leaf device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DiskStatus {
+    /// Its path, or what else people call it.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Whether a flush of it has failed, so that it refuses writes.
+    pub failed: bool,
+    /// What it allows, and how its queue is set.
+    pub limits: LimitsStatus,
+}
+
+/// Limits by their names, and in the units, of sysfs' `queue/` folder. A limit of 2^64 - 1 (or half of that, in KiB) is
+/// none.
+pub type LimitsStatus = BTreeMap<String, serde_json::Value>;
+
+/// What the control API tells of: given to [`Control::start`](crate::Control::start).
+pub struct ControlState {
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) trace: Arc<TraceHub>,
+    volumes: Vec<(VolumeStatus, NodeSet)>,
+    disks: Vec<Disk>,
+    started: Instant,
+}
+
+struct Disk {
+    status: DiskStatus,
+    source: Arc<dyn LeafSource>,
+}
+
+impl ControlState {
+    /// A server that has just begun.
+    pub fn new(stats: Arc<Stats>, trace: Arc<TraceHub>) -> ControlState {
+        ControlState { stats, trace, volumes: Vec::new(), disks: Vec::new(), started: Instant::now() }
+    }
+
+    /// Adds a volume, and where clients find it.
+    pub fn add_volume(&mut self, volume: &Volume, exports: Vec<String>) {
+        let status = VolumeStatus {
+            name: volume.name.clone(),
+            bytes: bytes(volume.sectors()),
+            read_only: volume.read_only,
+            exports,
+            limits: limits(volume.limits()),
+        };
+        self.volumes.push((status, NodeSet::under(&*volume.root)));
+    }
+
+    /// Adds a leaf.
+    pub fn add_disk(&mut self, source: Arc<dyn LeafSource>) {
+        let status = DiskStatus {
+            name: source.name().to_owned(),
+            bytes: bytes(source.sectors()),
+            failed: false,
+            limits: limits(source.limits()),
+        };
+        self.disks.push(Disk { status, source });
+    }
+
+    /// How things are now.
+    pub fn status(&self) -> Status {
+        let disk =
+            |disk: &Disk| DiskStatus { failed: disk.source.shared().has_failed(), ..disk.status.clone() };
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            volumes: self.volumes.iter().map(|(volume, _)| volume.clone()).collect(),
+            disks: self.disks.iter().map(disk).collect(),
+        }
+    }
+
+    /// The nodes of a volume's stack.
+    pub(crate) fn nodes(&self, volume: &str) -> Option<&NodeSet> {
+        self.volumes.iter().find(|(status, _)| status.name == volume).map(|(_, nodes)| nodes)
+    }
+
+    pub(crate) fn volume_names(&self) -> Vec<&str> {
+        self.volumes.iter().map(|(status, _)| status.name.as_str()).collect()
+    }
+}
+
+/// A length that may be "no limit".
+fn bytes(sectors: Sectors) -> u64 {
+    sectors.0.saturating_mul(SECTOR)
+}
+
+fn limits(limits: &Limits) -> LimitsStatus {
+    let kib = |sectors: Sectors| sectors.0 / 2;
+    let merges = match limits.merges {
+        Merges::All => 0,
+        Merges::Simple => 1,
+        Merges::None => 2,
+    };
+    let cache = if limits.write_cache { "write back" } else { "write through" };
+    let all: [(&str, serde_json::Value); 20] = [
+        ("logical_block_size", limits.logical_block_size.into()),
+        ("physical_block_size", limits.physical_block_size.into()),
+        ("minimum_io_size", limits.io_min.into()),
+        ("optimal_io_size", limits.io_opt.into()),
+        ("max_hw_sectors_kb", kib(limits.max_hw_sectors).into()),
+        ("max_sectors_kb", kib(limits.max_sectors).into()),
+        ("max_segments", limits.max_segments.into()),
+        ("chunk_sectors", limits.chunk_sectors.0.into()),
+        ("discard_granularity", limits.discard_granularity.into()),
+        ("discard_max_hw_bytes", bytes(limits.max_hw_discard).into()),
+        ("discard_max_bytes", bytes(limits.max_discard).into()),
+        ("write_zeroes_max_bytes", bytes(limits.max_write_zeroes).into()),
+        ("dma_alignment", limits.dma_alignment.saturating_sub(1).into()),
+        ("write_cache", cache.into()),
+        ("fua", u8::from(limits.fua).into()),
+        ("rotational", u8::from(limits.rotational).into()),
+        ("ro", u8::from(limits.read_only).into()),
+        ("nr_requests", limits.nr_requests.into()),
+        ("nomerges", merges.into()),
+        ("read_ahead_kb", kib(limits.read_ahead).into()),
+    ];
+    all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
