@@ -406,7 +406,8 @@ impl Core {
         let discards = matches!(state.span.op, Op::Discard | Op::WriteZeroes);
         if discards && state.span.flags.has(Flags::FUA) && state.error.is_none() {
             // No device has FUA for these: what they did is made durable by a flush.
-            state.span = Span { op: Op::Flush, nr: Sectors::ZERO, flags: Flags::NONE, ..state.span };
+            state.span =
+                Span { op: Op::Flush, flags: Flags::NONE, sector: Sector(0), nr: Sectors::ZERO, at: Sectors::ZERO };
             self.resolve(bio);
             return;
         }
