@@ -302,7 +302,9 @@ impl<E: Env> Worker<E> {
     }
 
     fn next_wait(&mut self) -> Wait {
-        if self.core.executor.is_ready() || self.inbox.any.load(Ordering::Acquire) || !self.core.dirty_ports.is_empty() {
+        // Ports that were added since the last turn were touched, and may have submitted bios.
+        let ports = !self.core.dirty_ports.is_empty() || !self.touched.is_empty();
+        if ports || self.core.executor.is_ready() || self.inbox.any.load(Ordering::Acquire) {
             return Wait::Poll;
         }
         if self.draining && self.open_ports == 0 && self.is_idle() {
