@@ -433,6 +433,11 @@ impl Core {
         }
     }
 
+    /// Whether a flush of some leaf has failed.
+    pub(crate) fn any_leaf_failed(&self) -> bool {
+        self.queues.iter().any(LeafQueue::has_failed)
+    }
+
     /// Starts a flush of every leaf that holds writes no flush has covered; tells whether there was one.
     pub(crate) fn flush_dirty_leaves(&mut self, owner: &Reply) -> bool {
         let dirty: Vec<usize> = (0..self.queues.len()).filter(|&i| self.queues[i].is_dirty()).collect();

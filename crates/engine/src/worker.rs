@@ -321,12 +321,14 @@ impl<E: Env> Worker<E> {
         if !self.draining || self.open_ports > 0 || !self.is_idle() {
             return None;
         }
+        // A leaf that has failed may have lost what it acknowledged: whoever stops must not hear that all is well.
+        let so_far = if self.core.any_leaf_failed() { Err(Errno::EIO) } else { Ok(()) };
         if let Some(reply) = &self.final_flush {
-            return Some(reply.take().unwrap_or(Ok(())));
+            return Some(reply.take().unwrap_or(so_far).and(so_far));
         }
         let reply = Reply::default();
         if !self.core.flush_dirty_leaves(&reply) {
-            return Some(Ok(()));
+            return Some(so_far);
         }
         self.final_flush = Some(reply);
         self.settle();

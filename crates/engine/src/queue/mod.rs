@@ -123,6 +123,10 @@ impl LeafQueue {
     pub(crate) fn is_dirty(&self) -> bool {
         self.dirty && self.limits.write_cache && !self.shared().has_failed()
     }
+    /// Whether a flush of this leaf has failed, through whichever worker.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.shared().has_failed()
+    }
     pub(crate) fn is_idle(&self) -> bool {
         self.plug.is_empty() && self.backlog.is_empty() && self.pending.is_empty() && self.in_flight == 0
     }
