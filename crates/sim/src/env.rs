@@ -1,0 +1,134 @@
+//! The environment of one simulated worker.
+//!
+//! Several workers of one world run on one thread, in turns. `wait` lets virtual time pass up to the first event that
+//! concerns this worker, or to its deadline; what happens to others meanwhile is kept for them.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Completion, Env, FileOp, Nanos, Notify, Token, Wait};
+
+use crate::world::{Inner, World};
+
+/// One worker's view of a [`World`].
+pub struct SimEnv {
+    world: World,
+    worker: usize,
+    /// Waits since anything was there.
+    idle_polls: u32,
+}
+
+/// So many polls in a row that find nothing are a worker that spins: time stands still while it polls.
+const IDLE_POLLS_MAX: u32 = 100_000;
+
+impl SimEnv {
+    pub(crate) fn new(world: World, worker: usize) -> SimEnv {
+        SimEnv { world, worker, idle_polls: 0 }
+    }
+
+    /// The world it is in.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Lets a completion with `token` and result 0 come after some time.
+    pub fn timeout(&mut self, token: Token, after: Nanos) {
+        let mut inner = self.world.inner_mut();
+        let at = inner.now() + after;
+        inner.timer(self.worker, token, at);
+    }
+
+    fn has_ready(&self, inner: &Inner) -> bool {
+        !inner.workers[self.worker].ready.is_empty()
+    }
+
+    fn wait_until(&self, inner: &mut Inner, deadline: Option<Nanos>) {
+        loop {
+            if self.has_ready(inner) || inner.workers[self.worker].notified.take() {
+                return;
+            }
+            let next = match (inner.next_at(), deadline) {
+                (Some(next), Some(deadline)) if next > deadline => deadline,
+                (Some(next), _) => next,
+                (None, Some(deadline)) => deadline,
+                (None, None) => panic!(
+                    "worker {} waits for ever: nothing is in flight, and nothing will happen (a bio or a wake-up was lost)",
+                    self.worker
+                ),
+            };
+            inner.advance_to(next);
+            if deadline == Some(next) {
+                return;
+            }
+        }
+    }
+
+    fn gather(&self, inner: &mut Inner, completions: u32, for_at_most: Nanos) {
+        let end = inner.now() + for_at_most;
+        while inner.workers[self.worker].ready.len() < completions as usize {
+            match inner.next_at() {
+                Some(next) if next <= end => inner.advance_to(next),
+                _ => {
+                    inner.advance_to(end);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn deliver(&self, inner: &mut Inner, out: &mut Vec<Completion>) -> usize {
+        let chaos = inner.chaos();
+        let side = &mut inner.workers[self.worker];
+        let mut n = side.ready.len();
+        if n > 1 && side.chaos.rate(chaos.partial_batches) {
+            n = side.chaos.index(n) + 1;
+        }
+        let start = out.len();
+        out.extend(side.ready.drain(..n));
+        if n > 1 && side.chaos.rate(chaos.shuffled_batches) {
+            for i in (1..n).rev() {
+                out.swap(start + i, start + side.chaos.index(i + 1));
+            }
+        }
+        n
+    }
+}
+
+impl Env for SimEnv {
+    fn now(&self) -> Nanos {
+        self.world.inner().now()
+    }
+
+    fn random(&mut self) -> u64 {
+        self.world.inner_mut().workers[self.worker].random.bits()
+    }
+
+    fn start(&mut self, token: Token, op: FileOp<'_>) {
+        self.world.inner_mut().start(self.worker, token, &op);
+    }
+
+    fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) {
+        let world = self.world.clone();
+        let inner = &mut *world.inner_mut();
+        let now = inner.now();
+        inner.advance_to(now);
+        let chaos = inner.chaos();
+        let spurious = inner.workers[self.worker].chaos.rate(chaos.spurious_wakeups);
+        match wait {
+            _ if spurious => return,
+            Wait::Poll => {}
+            Wait::Until(deadline) => self.wait_until(inner, deadline),
+            Wait::Gather { completions, for_at_most } => self.gather(inner, completions, for_at_most),
+        }
+        let n = self.deliver(inner, out);
+        self.idle_polls = if n > 0 || wait != Wait::Poll { 0 } else { self.idle_polls + 1 };
+        assert!(
+            self.idle_polls < IDLE_POLLS_MAX || inner.workers.len() > 1,
+            "worker {} spins: it polled {IDLE_POLLS_MAX} times and nothing was there",
+            self.worker
+        );
+    }
+
+    fn notifier(&self) -> Arc<dyn Notify> {
+        self.world.inner().workers[self.worker].notified.clone()
+    }
+}

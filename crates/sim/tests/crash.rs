@@ -1,0 +1,143 @@
+//! The crash lab: random stacks, clients, faults and power cuts, each run from one seed, judged by an oracle that knows
+//! only what was asked and answered (see the crate's head for what may break and what must survive).
+//!
+//! A violation prints one line that replays it. `SEEDS=100000 cargo test ...` looks further; `SEED=n` replays one run, with
+//! `CUT=k` cut after event k of its first life, and `JOURNAL=1` prints what its devices did.
+
+mod lab;
+
+use blockwork_sim::Lies;
+
+use lab::{Plan, Verdict};
+
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: expected a number")))
+}
+
+/// The line that replays a violation.
+fn report(plan: &Plan, verdict: &Verdict) -> String {
+    let violation = verdict.violations.first().map_or("", String::as_str);
+    let (seed, cut) = (plan.seed, plan.cuts[0]);
+    format!(
+        "seed {seed}, cuts {:?}: {violation}. Replay: SEED={seed} CUT={cut} cargo test -p blockwork-sim --test crash replay",
+        plan.cuts
+    )
+}
+
+/// Silences the messages of panics that are caught and reported as violations.
+fn quietly<T>(run: impl FnOnce() -> T) -> T {
+    if std::env::var_os("RUST_BACKTRACE").is_none_or(|value| value == "0") {
+        std::panic::set_hook(Box::new(|_| {}));
+    }
+    let result = run();
+    let _ = std::panic::take_hook();
+    result
+}
+
+#[test]
+fn replay() {
+    let Some(seed) = from_environment("SEED") else { return };
+    let mut plan = Plan::draw(seed);
+    if let Some(cut) = from_environment("CUT") {
+        plan.cuts[0] = cut;
+    }
+    let verdict = plan.run_with(from_environment("JOURNAL").is_some());
+    verdict.journal.iter().for_each(|line| println!("{line}"));
+    println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
+    verdict.violations.iter().for_each(|violation| println!("{violation}"));
+    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+}
+
+#[test]
+fn nothing_acknowledged_and_flushed_is_lost_whatever_the_stack_the_faults_and_the_cut() {
+    let seeds = from_environment("SEEDS").unwrap_or(1_000);
+    let mut sums = Verdict::default();
+    let mut bad = Vec::new();
+    quietly(|| {
+        for seed in 0..seeds {
+            let plan = Plan::draw(seed);
+            let verdict = plan.run();
+            if !verdict.violations.is_empty() {
+                bad.push(report(&plan, &verdict));
+            }
+            sums.events += verdict.events;
+            sums.cuts += verdict.cuts;
+            sums.answered += verdict.answered;
+            sums.failed += verdict.failed;
+            sums.durable += verdict.durable;
+            sums.faults += verdict.faults;
+        }
+    });
+    println!(
+        "{seeds} seeds: {} cuts, {} device events, {} bios answered ({} failed, {} durable), {} faults",
+        sums.cuts, sums.events, sums.answered, sums.failed, sums.durable, sums.faults
+    );
+    assert!(bad.is_empty(), "{} of {seeds} seeds:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    // A lab in which nothing happens would find nothing.
+    assert!(
+        sums.answered > 20 * seeds && sums.faults > seeds && sums.failed > seeds / 2 && sums.durable > seeds
+    );
+}
+
+#[test]
+fn every_cut_of_a_short_run_is_survived() {
+    let mut bad = Vec::new();
+    let mut cuts = 0;
+    quietly(|| {
+        for seed in 0..12 {
+            let mut plan = Plan::draw(1_000_000 + seed);
+            plan.bios = 16;
+            plan.cuts = vec![0];
+            let events = plan.run().events;
+            for cut in 1..=events.min(200) {
+                plan.cuts = vec![cut];
+                let verdict = plan.run();
+                cuts += verdict.cuts;
+                if !verdict.violations.is_empty() {
+                    bad.push(report(&plan, &verdict));
+                }
+            }
+        }
+    });
+    assert!(bad.is_empty(), "{} of {cuts} cuts:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    assert!(cuts > 300, "only {cuts} cuts were tried");
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    for seed in 0..20 {
+        let (a, b) = (Plan::draw(seed).run(), Plan::draw(seed).run());
+        assert_eq!((a.log_hash, a.events, a.answered), (b.log_hash, b.events, b.answered), "seed {seed}");
+    }
+    assert_ne!(Plan::draw(0).run().log_hash, Plan::draw(1).run().log_hash);
+}
+
+/// The number of seeds until the lab notices `lies`.
+fn seeds_until_found(alter: impl Fn(&mut Plan)) -> Option<u64> {
+    quietly(|| {
+        (0..50).find(|seed| {
+            let mut plan = Plan::draw(*seed);
+            alter(&mut plan);
+            !plan.run().violations.is_empty()
+        })
+    })
+}
+
+#[test]
+fn a_leaf_that_acknowledges_flushes_without_doing_them_is_found_out() {
+    let lies = Lies { flush: true, ..Lies::default() };
+    assert!(seeds_until_found(|plan| plan.lies = lies).is_some());
+}
+
+#[test]
+fn a_leaf_that_ignores_fua_is_found_out() {
+    let lies = Lies { fua: true, ..Lies::default() };
+    assert!(seeds_until_found(|plan| plan.lies = lies).is_some());
+}
+
+#[test]
+fn a_device_that_misdirects_writes_is_found_out() {
+    assert!(seeds_until_found(|plan| plan.faults.misdirected = 20_000).is_some());
+}

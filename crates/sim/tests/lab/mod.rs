@@ -1,0 +1,233 @@
+//! The crash lab's apparatus: from a seed to a stack over simulated devices, a workload, a power cut, and a verdict.
+
+pub mod geometry;
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use blockwork_engine::{CounterTable, VolumeId, Wait, Worker, WorkerConfig};
+use blockwork_sim::{
+    Chaos, ClientConfig, Closing, Faults, Lies, Random, Referee, SimCheck, SimClient, SimEnv, World,
+};
+use std::sync::Arc;
+
+use geometry::{Geometry, Stack};
+
+/// Everything that a run does, drawn from its seed.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub geometry: Geometry,
+    pub faults: Faults,
+    pub chaos: Chaos,
+    pub lies: Lies,
+    pub workers: usize,
+    pub clients: usize,
+    pub bios: u64,
+    pub depth: usize,
+    /// After which event the power is cut, life by life; 0: only when all is done.
+    pub cuts: Vec<u64>,
+}
+
+/// What a run came to.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    pub violations: Vec<String>,
+    pub log_hash: u64,
+    pub events: u64,
+    pub cuts: u64,
+    pub answered: u64,
+    pub failed: u64,
+    pub durable: u64,
+    pub faults: u64,
+    pub journal: Vec<String>,
+}
+
+impl Plan {
+    pub fn draw(seed: u64) -> Plan {
+        let random = &mut Random::part(seed, 1);
+        let geometry = Geometry::draw(random);
+        let bios = random.between(20, 120);
+        let lives = random.between(1, 2);
+        Plan {
+            seed,
+            geometry,
+            faults: draw_faults(random),
+            chaos: draw_chaos(random),
+            lies: Lies::default(),
+            workers: *random.choose(&[1, 1, 1, 2]),
+            clients: random.index(3) + 2,
+            bios,
+            depth: *random.choose(&[1, 2, 4, 16, 64]),
+            cuts: (0..lives)
+                .map(|_| if random.chance(1, 5) { 0 } else { random.between(1, bios * 6) })
+                .collect(),
+        }
+    }
+
+    /// Runs it. A panic in the engine is a verdict too.
+    pub fn run(&self) -> Verdict {
+        self.run_with(false)
+    }
+
+    /// As `run`, with a journal.
+    pub fn run_with(&self, journal: bool) -> Verdict {
+        let verdict = RefCell::new(Verdict::default());
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.lives(journal, &verdict)));
+        let mut verdict = verdict.into_inner();
+        if let Err(panic) = outcome {
+            let text = panic.downcast_ref::<String>().cloned();
+            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+            verdict.violations.push(format!("panic: {}", text.unwrap_or_default()));
+        }
+        verdict
+    }
+
+    fn lives(&self, journal: bool, verdict: &RefCell<Verdict>) {
+        let mut world = World::new(self.seed);
+        for model in &self.geometry.devices {
+            world.add_device(model.clone());
+        }
+        let mut referees: Vec<Rc<RefCell<Referee>>> = Vec::new();
+        for (life, cut) in self.cuts.iter().enumerate() {
+            if journal {
+                world.keep_journal();
+            }
+            self.work(&world, life as u64, *cut, &mut referees, verdict);
+            let after = world.power_cut();
+            after.heal();
+            if journal {
+                verdict.borrow_mut().journal.extend(world.journal());
+                after.keep_journal();
+            }
+            verdict.borrow_mut().cuts += 1;
+            let stack = self.geometry.build(&after, Lies::default());
+            let worker = worker(&stack, after.env(), 0);
+            let closing = Closing::new(vec![worker.handle()]);
+            let mut workers = vec![worker];
+            for (volume, referee) in (0..).zip(&referees) {
+                workers[0].add_port(Box::new(SimCheck::new(
+                    VolumeId(volume),
+                    referee.clone(),
+                    closing.clone(),
+                )));
+            }
+            run_all(&after, &mut workers, &closing);
+            self.book(&after, &referees, verdict);
+            if !verdict.borrow().violations.is_empty() {
+                if journal {
+                    verdict.borrow_mut().journal.extend(after.journal());
+                }
+                return;
+            }
+            world = after;
+        }
+    }
+
+    /// One life: clients at work until they are done, or the power is cut.
+    fn work(
+        &self,
+        world: &World,
+        life: u64,
+        cut: u64,
+        referees: &mut Vec<Rc<RefCell<Referee>>>,
+        verdict: &RefCell<Verdict>,
+    ) {
+        (0..world.devices()).for_each(|n| world.set_faults(blockwork_engine::FileId(n), self.faults.clone()));
+        world.set_chaos(self.chaos);
+        if cut > 0 {
+            world.cut_at_event(cut);
+        }
+        let stack = self.geometry.build(world, self.lies);
+        if referees.is_empty() {
+            referees.extend(stack.volumes.iter().map(|volume| Referee::new(volume.sectors().0)));
+        }
+        let mut workers: Vec<_> = (0..self.workers).map(|n| worker(&stack, world.env(), n as u16)).collect();
+        let closing = Closing::new(workers.iter().map(Worker::handle).collect());
+        for n in 0..self.clients {
+            let volume = n % referees.len();
+            let seed = self.seed ^ life.rotate_left(32);
+            let number =
+                u32::try_from(n).expect("few clients") + 100 * u32::try_from(life).expect("few lives");
+            let bios = self.bios / self.clients as u64;
+            let config = ClientConfig::new(number, VolumeId(volume as u16), bios, self.depth, seed);
+            let client = SimClient::new(config, referees[volume].clone(), closing.clone());
+            workers[n % self.workers].add_port(Box::new(client));
+        }
+        let ended_well = run_all(world, &mut workers, &closing);
+        if ended_well && !world.is_off() {
+            // A worker that was stopped has flushed what it wrote.
+            for referee in referees.iter() {
+                let oracle = &mut referee.borrow_mut().oracle;
+                let flush = oracle.begin_flush();
+                oracle.end_flush(flush, true);
+            }
+        }
+        assert!(
+            world.is_off() || world.in_flight() == 0,
+            "requests are in flight, but every worker has ended"
+        );
+        self.book(world, referees, verdict);
+    }
+
+    fn book(&self, world: &World, referees: &[Rc<RefCell<Referee>>], verdict: &RefCell<Verdict>) {
+        let verdict = &mut *verdict.borrow_mut();
+        verdict.log_hash = verdict.log_hash.rotate_left(1) ^ world.log_hash();
+        verdict.events += world.events();
+        verdict.faults += world.faults();
+        for referee in referees {
+            let referee = &mut *referee.borrow_mut();
+            verdict.violations.append(&mut referee.violations);
+            verdict.answered += std::mem::take(&mut referee.answered);
+            verdict.failed += std::mem::take(&mut referee.failed);
+            verdict.durable += std::mem::take(&mut referee.durable);
+        }
+    }
+}
+
+fn worker(stack: &Stack, env: SimEnv, index: u16) -> Worker<SimEnv> {
+    let counters = Arc::new(CounterTable::new(stack.nodes));
+    let mut config = WorkerConfig::new(stack.volumes.clone(), stack.leaves.clone(), counters);
+    config.index = index;
+    config.pool_bytes = 1 << 20;
+    Worker::new(env, config)
+}
+
+/// Runs workers until every client has ended; tells whether their last flushes succeeded (or that is not known).
+fn run_all(world: &World, workers: &mut [Worker<SimEnv>], closing: &Closing) -> bool {
+    if let [only] = workers {
+        return only.run().is_ok();
+    }
+    // Several workers on one thread: let each do what it can; when none has anything to do, let time pass.
+    let mut idle_turns = 0;
+    while closing.left() > 0 {
+        let before = world.events();
+        workers.iter_mut().for_each(|worker| worker.turn(Wait::Poll));
+        // A wake-up for nothing may hide what is ready, but not many times in a row.
+        idle_turns = if world.is_at_rest() && world.events() == before { idle_turns + 1 } else { 0 };
+        assert!(idle_turns < 20, "no worker does anything, and nothing will happen (a bio was lost)");
+        world.step();
+    }
+    false
+}
+
+fn draw_faults(random: &mut Random) -> Faults {
+    let none = Faults::default();
+    match random.below(10) {
+        0..4 => none,
+        4 => Faults { short: 200_000, ..none },
+        5 => Faults { read_errors: 30_000, write_errors: 30_000, discard_errors: 100_000, ..none },
+        6 => Faults { latent_errors: 20_000, permanent_errors: 5_000, short: 50_000, ..none },
+        7 => Faults { lost_flushes: 150_000, ..none },
+        8 => Faults { flush_errors: 100_000, write_errors: 10_000, short: 100_000, stalls: 2_000, ..none },
+        _ => Faults { stalls: 10_000, slowdown: 20, short: 50_000, read_errors: 10_000, ..none },
+    }
+}
+
+fn draw_chaos(random: &mut Random) -> Chaos {
+    if random.coin() {
+        return Chaos::default();
+    }
+    Chaos { spurious_wakeups: 50_000, partial_batches: 300_000, shuffled_batches: 300_000 }
+}
