@@ -1,8 +1,8 @@
 //! The handshake: greeting, options, and replies to them.
 
 use super::{
-    Fields, GREETING_MAGIC, Malformed, NAME_MAX, OPTION_MAGIC, OPTION_REPLY_MAGIC, QUERIES_MAX, handshake_flags, info,
-    option_reply_type,
+    Fields, GREETING_MAGIC, Malformed, NAME_MAX, OPTION_MAGIC, OPTION_REPLY_MAGIC, QUERIES_MAX,
+    handshake_flags, info, option_reply_type,
 };
 use crate::bytes::{array, length};
 
@@ -218,7 +218,9 @@ mod tests {
         let good = b"\0\0\0\x02ab\0\x02\0\x01\0\x03";
         let request = InfoRequest::decode(good).unwrap();
         assert_eq!(request.name, b"ab");
-        assert!(request.wants(info::BLOCK_SIZE) && request.wants(info::NAME) && !request.wants(info::DESCRIPTION));
+        assert!(
+            request.wants(info::BLOCK_SIZE) && request.wants(info::NAME) && !request.wants(info::DESCRIPTION)
+        );
         for cut in 0..good.len() {
             assert!(InfoRequest::decode(&good[..cut]).is_err(), "{cut}");
         }

@@ -15,12 +15,12 @@ mod handshake;
 mod transmission;
 
 pub use handshake::{
-    InfoRequest, MetaRequest, OptionHeader, client_flags, export_name_reply, greeting, info_block_size, info_export,
-    info_text, meta_context, option_error, option_reply, server_entry,
+    InfoRequest, MetaRequest, OptionHeader, client_flags, export_name_reply, greeting, info_block_size,
+    info_export, info_text, meta_context, option_error, option_reply, server_entry,
 };
 pub use transmission::{
-    COMPACT_REQUEST_LEN, EXTENDED_REQUEST_LEN, ReplyHead, Request, StatusPayload, Style, WireErrno, block_status,
-    block_status_len,
+    COMPACT_REQUEST_LEN, EXTENDED_REQUEST_LEN, ReplyHead, Request, StatusPayload, Style, WireErrno,
+    block_status, block_status_len,
 };
 
 /// The TCP port that IANA assigned.

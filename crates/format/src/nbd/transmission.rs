@@ -1,8 +1,8 @@
 //! The transmission phase: requests and replies, in their three styles.
 
 use super::{
-    EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, Malformed, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
-    base_allocation, chunk,
+    EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, Malformed, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC,
+    STRUCTURED_REPLY_MAGIC, base_allocation, chunk,
 };
 use crate::bytes::{array, length};
 
@@ -180,7 +180,10 @@ impl StatusPayload {
 
     /// From the wire.
     pub fn decode(bytes: &[u8; Self::LEN]) -> StatusPayload {
-        StatusPayload { len: u64::from_be_bytes(array(bytes, 0)), context: u32::from_be_bytes(array(bytes, 8)) }
+        StatusPayload {
+            len: u64::from_be_bytes(array(bytes, 0)),
+            context: u32::from_be_bytes(array(bytes, 8)),
+        }
     }
 }
 
@@ -207,7 +210,8 @@ impl ReplyHead {
         match style {
             Style::Simple => ReplyHead::simple(cookie, 0),
             Style::Structured | Style::Extended => {
-                let mut head = ReplyHead::chunk(style, chunk::OFFSET_DATA, cookie, offset, u64::from(len) + 8);
+                let mut head =
+                    ReplyHead::chunk(style, chunk::OFFSET_DATA, cookie, offset, u64::from(len) + 8);
                 head.push(&offset.to_be_bytes());
                 head
             }
@@ -297,7 +301,11 @@ pub fn block_status(
     context: u32,
     extents: &[(u64, u32)],
 ) {
-    debug_assert!(extents.iter().all(|(len, bits)| *len > 0 && bits & !(base_allocation::HOLE | base_allocation::ZERO) == 0));
+    debug_assert!(
+        extents
+            .iter()
+            .all(|(len, bits)| *len > 0 && bits & !(base_allocation::HOLE | base_allocation::ZERO) == 0)
+    );
     if style == Style::Extended {
         let count = u32::try_from(extents.len()).expect("the number of extents is limited");
         let len = 8 + 16 * length(extents.len());
@@ -314,7 +322,9 @@ pub fn block_status(
     const CUT: u32 = 0xffff_0000;
     let fit = extents.iter().take_while(|(len, _)| u32::try_from(*len).is_ok()).count();
     let count = (fit + 1).min(extents.len());
-    out.extend(ReplyHead::chunk(style, chunk::BLOCK_STATUS, cookie, offset, 4 + 8 * length(count)).as_bytes());
+    out.extend(
+        ReplyHead::chunk(style, chunk::BLOCK_STATUS, cookie, offset, 4 + 8 * length(count)).as_bytes(),
+    );
     out.extend(context.to_be_bytes());
     for (len, bits) in &extents[..count] {
         out.extend(u32::try_from(*len).unwrap_or(CUT).to_be_bytes());
@@ -328,7 +338,13 @@ mod tests {
 
     #[test]
     fn a_request_survives_the_wire_in_both_forms() {
-        let request = Request { flags: 0x21, command: 6, cookie: 0x0102_0304_0506_0708, offset: 1 << 40, len: 0xffff_ffff };
+        let request = Request {
+            flags: 0x21,
+            command: 6,
+            cookie: 0x0102_0304_0506_0708,
+            offset: 1 << 40,
+            len: 0xffff_ffff,
+        };
         assert_eq!(Request::decode_compact(&request.encode_compact().unwrap()), Ok(request));
         let long = Request { len: 1 << 50, ..request };
         assert_eq!(long.encode_compact(), None);

@@ -1,0 +1,379 @@
+//! One client: its socket on one side, a worker's bios on the other.
+//!
+//! A turn of the worker brings what was received: all complete requests in it are submitted at once; what they come to is
+//! gathered, and leaves in one send; then the next receive is started. At most one receive and one send are under way.
+//! Small payloads are copied out of the receive buffer into aligned memory; the rest of a large one is received straight
+//! into it. The data of a read is sent from where it was read to.
+//!
+//! Invariants:
+//! 1. Requests, their memory, and answers that the client has not read all count against the client's limits. At a
+//!    limit nothing more is taken from the socket until something has been sent.
+//! 2. A request that was submitted runs to its end whatever becomes of the client; its memory lives until then.
+//! 3. After the client has ended its stream (or broken the protocol), what it asked for before is finished and answered;
+//!    then, or after `linger`, the connection closes.
+//! 4. Without a chosen export within the handshake's time, the connection closes.
+//! 5. In steady state nothing is allocated per request.
+
+mod cipher;
+mod inbox;
+mod outbox;
+mod port;
+mod requests;
+mod status;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use blockwork_engine::{Bio, Context, Done, Flags, Op};
+use blockwork_format::nbd::{ReplyHead, WireErrno};
+use blockwork_memory::Segments;
+use blockwork_uring::Uring;
+
+use self::cipher::{Cipher, Decrypted};
+use self::inbox::Inbox;
+use self::outbox::Outbox;
+use self::requests::{Filling, Requests};
+use super::config::NbdConfig;
+use super::server::Ticket;
+use super::session::{CloseReason, Handshake, Kind, Progress, Step, Submit, TlsState, Transmission};
+
+/// Longest request header, bytes.
+const HEADER_MAX: usize = 32;
+/// A payload that misses at least this many bytes is received straight into its memory.
+const DIRECT_MIN: usize = 32 << 10;
+/// Unsent answers at which a handshake goes no further, bytes.
+const HANDSHAKE_UNSENT_MAX: usize = 256 << 10;
+
+/// Operations of ours in the environment.
+mod local {
+    pub(super) const RECV: u32 = 0;
+    pub(super) const SEND: u32 = 1;
+    pub(super) const HANDSHAKE_TIMER: u32 = 2;
+    pub(super) const LINGER_TIMER: u32 = 3;
+}
+
+/// Where the session stands.
+enum Phase {
+    /// Only while one phase makes the next.
+    Between,
+    Handshake(Handshake),
+    Transmission(Transmission),
+}
+
+/// What the receive under way fills.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Receiving {
+    Nothing,
+    Inbox,
+    Payload,
+}
+
+/// Why no more is taken from the client.
+#[derive(Debug)]
+enum Ended {
+    /// End of the stream, or a socket error.
+    Gone,
+    /// The session is over.
+    Session(CloseReason),
+    /// TLS failed.
+    Tls(rustls::Error),
+    /// It took too long.
+    TooSlow,
+    /// The server is going down.
+    Shutdown,
+}
+
+/// One client.
+pub(super) struct Connection {
+    fd: Arc<OwnedFd>,
+    config: Arc<NbdConfig>,
+    ticket: Ticket,
+    phase: Phase,
+    cipher: Option<Box<Cipher>>,
+    inbox: Inbox,
+    outbox: Outbox,
+    requests: Requests,
+    filling: Option<Filling>,
+    /// Bytes of refused payload still to be thrown away.
+    skip: usize,
+    receiving: Receiving,
+    /// Bytes in the send under way.
+    under_way: Option<usize>,
+    /// What is in the outbox was said before TLS, and leaves in clear text.
+    clear_left: bool,
+    /// A limit was met with something left to do.
+    stalled: bool,
+    ended: Option<Ended>,
+    draining: bool,
+    lingering: bool,
+    /// Nothing can be sent any more.
+    dead: bool,
+    /// The greeting, until it is sent; then what a handshake looks at.
+    scratch: Vec<u8>,
+}
+
+impl Connection {
+    /// A client that was just accepted on `fd`.
+    pub(super) fn new(fd: OwnedFd, config: Arc<NbdConfig>, ticket: Ticket) -> Connection {
+        let mut scratch = Vec::new();
+        let tls = if config.tls.is_some() { TlsState::Required } else { TlsState::Off };
+        let handshake = Handshake::new(config.exports.clone(), tls, &mut scratch);
+        Connection {
+            fd: Arc::new(fd),
+            config,
+            ticket,
+            phase: Phase::Handshake(handshake),
+            cipher: None,
+            inbox: Inbox::new(),
+            outbox: Outbox::default(),
+            requests: Requests::default(),
+            filling: None,
+            skip: 0,
+            receiving: Receiving::Nothing,
+            under_way: None,
+            clear_left: false,
+            stalled: false,
+            ended: None,
+            draining: false,
+            lingering: false,
+            dead: false,
+            scratch,
+        }
+    }
+
+    /// Does all that can be done with what was received.
+    fn take_input(&mut self, cx: &mut Context<'_, Uring>) {
+        self.stalled = false;
+        loop {
+            if let Err(ended) = self.decrypt(cx) {
+                self.end(ended);
+            }
+            let before = self.inbox.len();
+            self.take_clear(cx);
+            // Room was made: there may be more to decrypt.
+            let go_on = self.cipher.is_some() && self.inbox.len() < before;
+            if !go_on || self.stalled || self.ended.is_some() {
+                return;
+            }
+        }
+    }
+
+    fn decrypt(&mut self, cx: &Context<'_, Uring>) -> Result<(), Ended> {
+        let Some(cipher) = &mut self.cipher else { return Ok(()) };
+        match cipher.decrypt(&mut self.inbox, cx.pool()) {
+            Ok(Decrypted::Progress) => Ok(()),
+            Ok(Decrypted::End) if self.inbox.len() == 0 => Err(Ended::Gone),
+            Ok(Decrypted::End) => Ok(()),
+            Err(error) => Err(Ended::Tls(error)),
+        }
+    }
+
+    fn take_clear(&mut self, cx: &mut Context<'_, Uring>) {
+        while self.ended.is_none() {
+            let went_on = match &self.phase {
+                Phase::Handshake(_) => self.handshake(cx),
+                Phase::Transmission(_) => self.transmission(cx),
+                Phase::Between => unreachable!("a phase follows the one before at once"),
+            };
+            if !went_on {
+                return;
+            }
+        }
+    }
+
+    /// One step of the handshake; tells whether there may be another.
+    fn handshake(&mut self, cx: &mut Context<'_, Uring>) -> bool {
+        if self.outbox.held() > HANDSHAKE_UNSENT_MAX {
+            self.stalled = true;
+            return false;
+        }
+        let Phase::Handshake(handshake) = &mut self.phase else { unreachable!("only in the handshake") };
+        if self.inbox.len() == 0 {
+            return false;
+        }
+        self.scratch.resize(self.inbox.len(), 0);
+        self.inbox.peek(&mut self.scratch);
+        let mut out = Vec::new();
+        let (taken, progress) = handshake.feed(&self.scratch, &mut out);
+        self.inbox.consume(taken);
+        self.outbox.bytes(cx.pool(), &out);
+        match progress {
+            Progress::More => taken > 0,
+            Progress::StartTls => {
+                self.start_tls();
+                true
+            }
+            Progress::Go(transmission) => {
+                self.phase = Phase::Transmission(transmission);
+                self.scratch = Vec::new();
+                let timer = cx.token(local::HANDSHAKE_TIMER);
+                cx.env.cancel(timer);
+                true
+            }
+            Progress::Close(reason) => {
+                self.end(Ended::Session(reason));
+                false
+            }
+        }
+    }
+
+    /// The answer in the outbox is the last thing in clear text.
+    fn start_tls(&mut self) {
+        let tls = self.config.tls.as_ref().expect("only where TLS is configured is it accepted");
+        match Cipher::new(tls) {
+            Ok(cipher) => {
+                self.cipher = Some(Box::new(cipher));
+                self.clear_left = true;
+            }
+            Err(error) => return self.end(Ended::Tls(error)),
+        }
+        self.phase = match std::mem::replace(&mut self.phase, Phase::Between) {
+            Phase::Handshake(handshake) => Phase::Handshake(handshake.after_tls()),
+            other => other,
+        };
+    }
+
+    /// One step of the transmission phase; tells whether there may be another.
+    #[inline]
+    fn transmission(&mut self, cx: &mut Context<'_, Uring>) -> bool {
+        if self.skip > 0 {
+            let take = self.skip.min(self.inbox.len());
+            self.inbox.consume(take);
+            self.skip -= take;
+            return self.skip == 0;
+        }
+        if let Some(filling) = &mut self.filling {
+            fill(filling, &mut self.inbox);
+            if filling.missing() > 0 {
+                return false;
+            }
+            let filling = self.filling.take().expect("it is there");
+            self.submit(cx, filling.submit, filling.data, filling.held);
+            return true;
+        }
+        let Phase::Transmission(session) = &mut self.phase else { unreachable!("only in transmission") };
+        let wanted = session.wanted();
+        if self.inbox.len() < wanted {
+            return false;
+        }
+        if self.requests.len() + self.outbox.replies() >= self.config.requests_max
+            || self.requests.held() + self.outbox.held() >= self.config.bytes_max
+        {
+            self.stalled = true;
+            return false;
+        }
+        let mut header = [0; HEADER_MAX];
+        let header = &mut header[..wanted];
+        self.inbox.peek(header);
+        self.inbox.consume(wanted);
+        match session.request(header) {
+            Ok(Step::Submit(submit)) => self.begin(cx, submit),
+            Ok(Step::Answer(refusal)) => {
+                self.outbox.reply(cx.pool(), refusal.reply.as_bytes());
+                self.skip = usize::try_from(refusal.skip).expect("a payload fits memory");
+            }
+            Ok(Step::More) => {}
+            Ok(Step::Disconnect) => self.end(Ended::Session(CloseReason::Disconnected)),
+            Err(reason) => self.end(Ended::Session(reason)),
+        }
+        true
+    }
+
+    /// Begins a request: at once, or for a write, when its payload is there.
+    #[inline]
+    fn begin(&mut self, cx: &mut Context<'_, Uring>, submit: Submit) {
+        match submit.kind {
+            Kind::Write { .. } => {
+                let len = usize::try_from(submit.len).expect("a payload fits memory");
+                self.filling = Some(Filling::new(cx.pool(), submit, len));
+            }
+            Kind::Read => {
+                let len = usize::try_from(submit.len).expect("a payload fits memory");
+                let (data, held) = requests::memory(cx.pool(), len);
+                self.submit(cx, submit, data, held);
+            }
+            Kind::BlockStatus { one } => self.block_status(cx, submit, one),
+            Kind::Flush | Kind::Trim { .. } | Kind::WriteZeroes { .. } => self.submit(cx, submit, Segments::new(), 0),
+        }
+    }
+
+    #[inline]
+    fn submit(&mut self, cx: &mut Context<'_, Uring>, submit: Submit, data: Segments, held: usize) {
+        let Phase::Transmission(session) = &self.phase else { unreachable!("only in transmission") };
+        let volume = session.export().volume;
+        let cookie = self.requests.insert(submit, held);
+        let when = |condition: bool, flag: Flags| if condition { flag } else { Flags::NONE };
+        let (op, flags) = match submit.kind {
+            Kind::Flush => return cx.submit(volume, cookie, Bio::flush()),
+            Kind::Read => (Op::Read, Flags::NONE),
+            Kind::Write { fua } => (Op::Write, when(fua, Flags::FUA)),
+            Kind::Trim { fua } => (Op::Discard, when(fua, Flags::FUA)),
+            Kind::WriteZeroes { fua, no_hole, fast } => (
+                Op::WriteZeroes,
+                when(fua, Flags::FUA).with(when(no_hole, Flags::NO_UNMAP)).with(when(fast, Flags::FAST_ONLY)),
+            ),
+            Kind::BlockStatus { .. } => unreachable!("block status is answered without a bio"),
+        };
+        cx.submit_bytes(volume, cookie, op, flags, submit.offset, submit.len, data);
+    }
+
+    /// A bio has completed: queues its answer.
+    #[inline]
+    fn answer(&mut self, cx: &Context<'_, Uring>, done: Done) {
+        let request = self.requests.remove(done.cookie);
+        if self.dead {
+            return;
+        }
+        let Phase::Transmission(session) = &self.phase else { unreachable!("only in transmission") };
+        match done.result {
+            Ok(()) => {
+                let head: ReplyHead = session.success(&request.submit);
+                self.outbox.reply(cx.pool(), head.as_bytes());
+                if request.submit.kind == Kind::Read {
+                    self.outbox.data(done.data, request.held);
+                }
+            }
+            Err(errno) => {
+                let head = session.failure(&request.submit, WireErrno::from_linux(errno.0));
+                self.outbox.reply(cx.pool(), head.as_bytes());
+            }
+        }
+    }
+
+    /// Takes nothing more from the client.
+    fn end(&mut self, ended: Ended) {
+        if self.ended.is_none() {
+            match &ended {
+                Ended::Gone | Ended::Shutdown | Ended::Session(CloseReason::Disconnected | CloseReason::Aborted) => {
+                    log::debug!("nbd client {}: {ended}", self.ticket.number());
+                }
+                _ => log::info!("nbd client {}: {ended}", self.ticket.number()),
+            }
+            self.ended = Some(ended);
+        }
+        self.filling = None;
+    }
+}
+
+/// Moves what the inbox has of a payload to its place.
+#[inline]
+fn fill(filling: &mut Filling, inbox: &mut Inbox) {
+    while filling.missing() > 0 && inbox.len() > 0 {
+        let place = filling.place();
+        let take = place.len().min(inbox.len());
+        inbox.take_into(&place, 0, take);
+        filling.filled(take);
+    }
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ended::Gone => f.write_str("the client has gone"),
+            Ended::Session(reason) => reason.fmt(f),
+            Ended::Tls(error) => write!(f, "TLS: {error}"),
+            Ended::TooSlow => f.write_str("the client took too long over the handshake"),
+            Ended::Shutdown => f.write_str("the server is going down"),
+        }
+    }
+}

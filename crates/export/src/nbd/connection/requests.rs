@@ -1,0 +1,130 @@
+//! Requests of one client that are under way, and what they cost.
+
+use blockwork_memory::{Pool, Segment, Segments};
+use slab::Slab;
+
+use crate::nbd::session::Submit;
+
+/// Largest single buffer for a request's data, bytes: a size that the pool keeps, so that requests of any size take no
+/// memory from the system once warm.
+const PIECE: usize = 1 << 20;
+
+/// A request that was submitted.
+pub(super) struct InFlight {
+    pub(super) submit: Submit,
+    /// Bytes of memory that it holds.
+    pub(super) held: usize,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Requests {
+    all: Slab<InFlight>,
+    held: usize,
+}
+
+impl Requests {
+    /// Notes a request; the number is its bio's cookie.
+    #[inline]
+    pub(super) fn insert(&mut self, submit: Submit, held: usize) -> u64 {
+        self.held += held;
+        let place = self.all.insert(InFlight { submit, held });
+        u64::try_from(place).expect("a place in memory")
+    }
+
+    /// The request of that number, which is over.
+    #[inline]
+    pub(super) fn remove(&mut self, cookie: u64) -> InFlight {
+        let request = self.all.remove(usize::try_from(cookie).expect("a place in memory"));
+        self.held -= request.held;
+        request
+    }
+
+    /// Requests under way.
+    #[inline]
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Bytes that they hold.
+    #[inline]
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+}
+
+/// Memory for `len` bytes of data, and what it costs.
+#[inline]
+pub(super) fn memory(pool: &Pool, len: usize) -> (Segments, usize) {
+    let mut data = Segments::new();
+    let (mut left, mut held) = (len, 0);
+    while left > 0 {
+        let take = left.min(PIECE);
+        let buffer = pool.get(take);
+        held += buffer.len();
+        data.push(Segment::new(buffer, 0, take));
+        left -= take;
+    }
+    (data, held)
+}
+
+/// A write whose payload has not arrived in full.
+pub(super) struct Filling {
+    pub(super) submit: Submit,
+    pub(super) data: Segments,
+    pub(super) held: usize,
+    filled: usize,
+    len: usize,
+}
+
+impl Filling {
+    pub(super) fn new(pool: &Pool, submit: Submit, len: usize) -> Filling {
+        let (data, held) = memory(pool, len);
+        Filling { submit, data, held, filled: 0, len }
+    }
+
+    /// Bytes that are missing.
+    #[inline]
+    pub(super) fn missing(&self) -> usize {
+        self.len - self.filled
+    }
+
+    /// The next bytes were put where [`Filling::place`] said.
+    #[inline]
+    pub(super) fn filled(&mut self, bytes: usize) {
+        self.filled += bytes;
+        assert!(self.filled <= self.len);
+    }
+
+    /// Where the next bytes go: the rest of one piece. Not to be asked for when nothing is missing.
+    #[inline]
+    pub(super) fn place(&self) -> Segment {
+        let piece = &self.data[self.filled / PIECE];
+        let at = self.filled % PIECE;
+        piece.slice(at, piece.len() - at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nbd::session::Kind;
+
+    #[test]
+    fn a_payload_fills_its_pieces_in_order() {
+        let pool = Pool::new(0);
+        let submit = Submit { kind: Kind::Write { fua: false }, cookie: 0, offset: 0, len: 0 };
+        let len = 2 * PIECE + 5000;
+        let mut filling = Filling::new(&pool, submit, len);
+        assert_eq!(filling.held, 2 * PIECE + (16 << 10));
+        let mut at = 0;
+        while filling.missing() > 0 {
+            let place = filling.place();
+            assert_eq!(place.offset(), at % PIECE);
+            let take = place.len().min(300_001);
+            filling.filled(take);
+            at += take;
+        }
+        assert_eq!(at, len);
+    }
+}

@@ -1,0 +1,237 @@
+//! Where clients connect: unix sockets, TCP, and sockets that were inherited (systemd's socket activation).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{Mode, fchmod};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+
+/// Clients that may wait to be accepted.
+const BACKLOG: i32 = 128;
+/// The first inherited descriptor, by convention.
+const FIRST_INHERITED: i32 = 3;
+/// Most inherited descriptors.
+const INHERITED_MAX: i32 = 64;
+
+/// A socket that clients connect to.
+#[derive(Debug)]
+pub struct Listener {
+    fd: Arc<OwnedFd>,
+    place: Place,
+    insecure: bool,
+}
+
+#[derive(Debug)]
+enum Place {
+    Unix { path: PathBuf, identity: (u64, u64) },
+    Tcp(SocketAddr),
+    /// Somebody else's unix socket: not ours to remove.
+    Inherited(String),
+}
+
+/// Why there is no listening.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Somebody answers there.
+    #[error("{}: another server answers on this socket; stop it, or choose another path", .0.display())]
+    InUse(PathBuf),
+    /// Something else is there.
+    #[error("{}: exists and is not a socket; remove it, or choose another path", .0.display())]
+    NotASocket(PathBuf),
+    /// The path does not fit.
+    #[error("{}: {found} bytes, a unix socket's path has at most 107; choose a shorter one", path.display())]
+    PathTooLong {
+        /// Which.
+        path: PathBuf,
+        /// How long.
+        found: usize,
+    },
+    /// A system call failed.
+    #[error("{place}: {call}: {source}")]
+    System {
+        /// Where to listen.
+        place: String,
+        /// What failed.
+        call: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// Anyone could connect and write.
+    #[error(
+        "{0}: other machines could read and write the volumes: use TLS (a certificates folder), listen on 127.0.0.1 or \
+         a unix socket, or say that this is meant (insecure)"
+    )]
+    Insecure(SocketAddr),
+    /// Socket activation went wrong.
+    #[error("LISTEN_FDS is {found:?}, expected a number from 1 to {INHERITED_MAX}")]
+    ListenFds {
+        /// What it is.
+        found: String,
+    },
+    /// An inherited descriptor is no use.
+    #[error("inherited descriptor {number}: {reason}")]
+    Inherited {
+        /// Its number.
+        number: i32,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+impl Listener {
+    /// A unix socket at `path` for this user only (mode 0600). A socket that is there already is removed if nobody
+    /// answers on it.
+    pub fn unix(path: &Path) -> Result<Listener, ListenError> {
+        let failed = |call, source: io::Error| ListenError::System { place: path.display().to_string(), call, source };
+        let found = path.as_os_str().len();
+        if found > 107 {
+            return Err(ListenError::PathTooLong { path: path.to_owned(), found });
+        }
+        remove_stale(path)?;
+        let address = SocketAddrUnix::new(path).map_err(|e| failed("address", e.into()))?;
+        let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(|e| failed("socket", e.into()))?;
+        // The socket's own mode becomes that of its file: there is no moment at which others could connect.
+        fchmod(&fd, Mode::RUSR | Mode::WUSR).map_err(|e| failed("fchmod", e.into()))?;
+        bind(&fd, &address).map_err(|e| failed("bind", e.into()))?;
+        let identity = identity(path).map_err(|e| failed("stat", e))?;
+        listen(&fd, BACKLOG).map_err(|e| failed("listen", e.into()))?;
+        let path = std::path::absolute(path).map_err(|e| failed("absolute path", e))?;
+        Ok(Listener { fd: Arc::new(fd), place: Place::Unix { path, identity }, insecure: false })
+    }
+
+    /// A TCP socket at `address` (`HOST:PORT`; port 0: any). Without TLS only a loopback address will be served, unless
+    /// [`Listener::insecure`] says otherwise.
+    pub fn tcp(address: &str) -> Result<Listener, ListenError> {
+        let failed = |call, source| ListenError::System { place: address.to_owned(), call, source };
+        let listener = TcpListener::bind(address).map_err(|e| failed("bind", e))?;
+        let local = listener.local_addr().map_err(|e| failed("getsockname", e))?;
+        Ok(Listener { fd: Arc::new(listener.into()), place: Place::Tcp(local), insecure: false })
+    }
+
+    /// A socket that somebody else listens on for us.
+    pub fn from_fd(fd: OwnedFd) -> Result<Listener, ListenError> {
+        let refuse = |reason: &dyn std::fmt::Display| ListenError::Inherited {
+            number: std::os::fd::AsRawFd::as_raw_fd(&fd),
+            reason: reason.to_string(),
+        };
+        let listening = rustix::net::sockopt::socket_acceptconn(&fd).map_err(|e| refuse(&e))?;
+        let kind = rustix::net::sockopt::socket_type(&fd).map_err(|e| refuse(&e))?;
+        if !listening || kind != SocketType::STREAM {
+            return Err(refuse(&"not a listening stream socket; use ListenStream= in the socket unit"));
+        }
+        // A listening socket must block: older kernels' accept would return at once else.
+        rustix::io::ioctl_fionbio(&fd, false).map_err(|e| refuse(&e))?;
+        let local = rustix::net::getsockname(&fd).map_err(|e| refuse(&e))?;
+        let place = match SocketAddr::try_from(local.clone()) {
+            Ok(address) => Place::Tcp(address),
+            Err(_) => {
+                let path = SocketAddrUnix::try_from(local).ok();
+                let path = path.and_then(|unix| unix.path().map(|path| path.to_string_lossy().into_owned()));
+                Place::Inherited(path.unwrap_or_default())
+            }
+        };
+        Ok(Listener { fd: Arc::new(fd), place, insecure: false })
+    }
+
+    /// Says that other machines may be served without TLS.
+    #[must_use]
+    pub fn insecure(mut self, insecure: bool) -> Listener {
+        self.insecure = insecure;
+        self
+    }
+
+    /// Where clients reach it, as an NBD URI.
+    pub fn uri(&self, tls: bool) -> String {
+        let s = if tls { "s" } else { "" };
+        match &self.place {
+            Place::Unix { path, .. } => format!("nbd{s}+unix:///?socket={}", path.display()),
+            Place::Inherited(path) => format!("nbd{s}+unix:///?socket={path}"),
+            Place::Tcp(address) => format!("nbd{s}://{address}"),
+        }
+    }
+
+    pub(super) fn check(&self, tls: bool) -> Result<(), ListenError> {
+        match self.place {
+            Place::Tcp(address) if !tls && !self.insecure && !is_loopback(address.ip()) => {
+                Err(ListenError::Insecure(address))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn fd(&self) -> &Arc<OwnedFd> {
+        &self.fd
+    }
+
+    /// Stops clients from connecting: removes the socket's file if it is still ours.
+    pub(super) fn close(&mut self) {
+        if let Place::Unix { path, identity } = &self.place
+            && self::identity(path).is_ok_and(|now| now == *identity)
+        {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => ip.is_loopback(),
+        IpAddr::V6(ip) => ip.is_loopback() || ip.to_ipv4_mapped().is_some_and(|ip| ip.is_loopback()),
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    use std::os::unix::fs::MetadataExt;
+    let data = std::fs::symlink_metadata(path)?;
+    Ok((data.dev(), data.ino()))
+}
+
+/// Removes a socket that nobody answers on.
+fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    use std::os::unix::fs::FileTypeExt;
+    let Ok(data) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !data.file_type().is_socket() {
+        return Err(ListenError::NotASocket(path.to_owned()));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(|source| {
+            ListenError::System { place: path.display().to_string(), call: "remove the stale socket", source }
+        }),
+        // It answers, is too busy to, or is not for us: in each case it is somebody's.
+        _ => Err(ListenError::InUse(path.to_owned())),
+    }
+}
+
+/// The sockets that a service manager has opened for us: `variable` gives the environment's variables. None if there are
+/// none, or if they are meant for another process.
+///
+/// The descriptors are duplicated, so that this may be called again; the originals stay open.
+pub fn inherited(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<OwnedFd>, ListenError> {
+    let own = getpid();
+    if variable("LISTEN_PID").is_none_or(|pid| pid.parse::<i32>() != Ok(own.as_raw_nonzero().get())) {
+        return Ok(Vec::new());
+    }
+    let Some(found) = variable("LISTEN_FDS") else { return Ok(Vec::new()) };
+    let count = found.parse::<i32>().ok().filter(|count| (1..=INHERITED_MAX).contains(count));
+    let count = count.ok_or(ListenError::ListenFds { found })?;
+    (FIRST_INHERITED..FIRST_INHERITED + count).map(|number| duplicate(own, number)).collect()
+}
+
+/// A descriptor of our own by its number, without any doubt about who owns it: the kernel makes a new one.
+fn duplicate(own: Pid, number: i32) -> Result<OwnedFd, ListenError> {
+    let failed = |error: rustix::io::Errno| ListenError::Inherited { number, reason: error.to_string() };
+    let process = pidfd_open(own, PidfdFlags::empty()).map_err(failed)?;
+    pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).map_err(failed)
+}

@@ -1,0 +1,212 @@
+//! Accepting clients, and spreading them over the workers.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use blockwork_engine::{Completion, Context, Done, Nanos, Port, PortState, WorkerHandle};
+use blockwork_uring::{Uring, more};
+
+use super::config::NbdConfig;
+use super::connection::Connection;
+use super::listen::{ListenError, Listener};
+
+/// How long accepting pauses when the process or the system has run out of something.
+const PAUSE: Nanos = Nanos::millis(100);
+
+/// A running NBD server. It ends with its workers: when these are stopped, its listeners close, and each client gets the
+/// answers to what it has asked for.
+#[derive(Clone)]
+pub struct Server {
+    shared: Arc<Shared>,
+    addresses: Vec<String>,
+}
+
+/// How many clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerCounts {
+    /// Connected now.
+    pub connections: usize,
+    /// Accepted so far.
+    pub accepted: u64,
+    /// Turned away, because there were too many.
+    pub refused: u64,
+}
+
+struct Shared {
+    config: Arc<NbdConfig>,
+    workers: Vec<(WorkerHandle<Uring>, Arc<AtomicUsize>)>,
+    connections: Arc<AtomicUsize>,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Server {
+    /// Serves clients of `listeners` on `workers`, of which there must be one. Listening is the first worker's.
+    ///
+    /// # Errors
+    /// A listener that is open to other machines, without TLS and not meant to be ([`Listener::insecure`]).
+    pub fn start(
+        config: NbdConfig,
+        listeners: Vec<Listener>,
+        workers: &[WorkerHandle<Uring>],
+    ) -> Result<Server, ListenError> {
+        let first = workers.first().expect("a server needs a worker").clone();
+        let tls = config.tls.is_some();
+        for listener in &listeners {
+            listener.check(tls)?;
+        }
+        let shared = Arc::new(Shared {
+            config: Arc::new(config),
+            workers: workers.iter().map(|worker| (worker.clone(), Arc::default())).collect(),
+            connections: Arc::default(),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        });
+        let addresses = listeners.iter().map(|listener| listener.uri(tls)).collect();
+        for listener in listeners {
+            let shared = shared.clone();
+            first.run(move |worker| {
+                worker.add_port(Box::new(Acceptor { shared, listener, accepting: false, paused: false, draining: false }));
+            });
+        }
+        Ok(Server { shared, addresses })
+    }
+
+    /// Where clients reach it, as NBD URIs, in the order of the listeners.
+    pub fn addresses(&self) -> &[String] {
+        &self.addresses
+    }
+
+    /// How many clients there are and were.
+    pub fn counts(&self) -> ServerCounts {
+        ServerCounts {
+            connections: self.shared.connections.load(Ordering::Relaxed),
+            accepted: self.shared.accepted.load(Ordering::Relaxed),
+            refused: self.shared.refused.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A connection's place in the server's count; given back when it is dropped.
+pub(super) struct Ticket {
+    number: u64,
+    all: Arc<AtomicUsize>,
+    worker: Arc<AtomicUsize>,
+}
+
+impl Ticket {
+    /// Which connection of the server, counted from 1.
+    pub(super) fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.all.fetch_sub(1, Ordering::Relaxed);
+        self.worker.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Shared {
+    /// Gives a client to the worker that has the fewest.
+    fn serve(&self, fd: OwnedFd) {
+        if self.connections.fetch_add(1, Ordering::Relaxed) >= self.config.connections_max {
+            self.connections.fetch_sub(1, Ordering::Relaxed);
+            if self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
+                log::warn!("nbd: {} clients are connected, further ones are turned away", self.config.connections_max);
+            }
+            return;
+        }
+        let fewest = self.workers.iter().min_by_key(|(_, count)| count.load(Ordering::Relaxed));
+        let (worker, count) = fewest.expect("a server has workers");
+        count.fetch_add(1, Ordering::Relaxed);
+        let number = self.accepted.fetch_add(1, Ordering::Relaxed) + 1;
+        let ticket = Ticket { number, all: self.connections.clone(), worker: count.clone() };
+        // Not on every kind of socket is there a TCP to be told.
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
+        let config = self.config.clone();
+        worker.run(move |worker| {
+            worker.add_port(Box::new(Connection::new(fd, config, ticket)));
+        });
+    }
+}
+
+/// Operations of ours in the environment.
+mod local {
+    pub(super) const ACCEPT: u32 = 0;
+    pub(super) const PAUSE: u32 = 1;
+}
+
+/// A listener as a port.
+struct Acceptor {
+    shared: Arc<Shared>,
+    listener: Listener,
+    accepting: bool,
+    paused: bool,
+    draining: bool,
+}
+
+impl Port<Uring> for Acceptor {
+    fn open(&mut self, _cx: &mut Context<'_, Uring>) {}
+
+    fn event(&mut self, cx: &mut Context<'_, Uring>, number: u32, completion: Completion) {
+        if number == local::PAUSE {
+            self.paused = false;
+            return;
+        }
+        self.accepting = more(completion.flags);
+        match completion.outcome() {
+            Ok(_) => {
+                let fd = cx.env.take_accepted(completion.result);
+                if !self.draining {
+                    self.shared.serve(fd);
+                }
+            }
+            Err(_) if self.draining => {}
+            Err(errno) if is_the_clients(errno.0) => {}
+            Err(errno) => {
+                // Out of descriptors or memory: there may be some again soon. Clients wait in the backlog.
+                log::warn!("nbd: cannot accept clients on {} just now: {errno}", self.listener.uri(false));
+                self.paused = true;
+                let token = cx.token(local::PAUSE);
+                cx.env.timeout(token, PAUSE);
+            }
+        }
+    }
+
+    fn done(&mut self, _cx: &mut Context<'_, Uring>, done: Done) {
+        unreachable!("a listener submits no bio, yet {done:?} completed");
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_, Uring>) -> PortState {
+        if self.draining {
+            return PortState::Closed;
+        }
+        if !self.accepting && !self.paused {
+            let token = cx.token(local::ACCEPT);
+            cx.env.accept(token, self.listener.fd().clone());
+            self.accepting = true;
+        }
+        PortState::Open
+    }
+
+    fn drain(&mut self, cx: &mut Context<'_, Uring>) {
+        self.draining = true;
+        for number in [local::ACCEPT, local::PAUSE] {
+            let token = cx.token(number);
+            cx.env.cancel(token);
+        }
+        self.listener.close();
+    }
+}
+
+/// Whether an accept failed because the client had gone again: nothing to wait for.
+fn is_the_clients(errno: i32) -> bool {
+    const EINTR: i32 = 4;
+    const EAGAIN: i32 = 11;
+    const EPROTO: i32 = 71;
+    const ECONNABORTED: i32 = 103;
+    matches!(errno, EINTR | EAGAIN | EPROTO | ECONNABORTED)
+}
