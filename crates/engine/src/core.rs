@@ -162,6 +162,15 @@ impl Core {
         self.queues.iter().all(LeafQueue::is_idle)
     }
 
+    /// Whether nothing waits to be advanced, delivered or given a turn.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.finished.is_empty()
+            && self.completed.is_empty()
+            && self.dirty_ports.is_empty()
+            && !self.executor.is_ready()
+            && !self.queues.iter().any(LeafQueue::has_plugged)
+    }
+
     pub(crate) fn mark_dirty(&mut self, port: PortId) {
         self.dirty_ports.push(port);
     }

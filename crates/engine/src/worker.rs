@@ -62,6 +62,9 @@ impl WorkerConfig {
     }
 }
 
+/// Rounds of port turns within one turn of the worker. A client's batch needs one, and one more if its turn submits.
+const ROUNDS: usize = 4;
+
 type Message<E> = Box<dyn FnOnce(&mut Worker<E>) + Send>;
 
 struct Inbox<E: Env> {
@@ -165,6 +168,11 @@ impl<E: Env> Worker<E> {
         &self.core.volumes
     }
 
+    /// Gives a port a turn, as if something had happened to it.
+    pub fn poke(&mut self, id: PortId) {
+        self.core.mark_dirty(id);
+    }
+
     /// Which worker this is.
     pub fn index(&self) -> u16 {
         self.index
@@ -230,23 +238,24 @@ impl<E: Env> Worker<E> {
         self.core.tracer.turn(self.index);
     }
 
-    /// Until everything that can happen now has happened.
+    /// Until everything that can happen now has happened, or some port keeps finding more to do: then the world
+    /// outside is looked at before it goes on, so that a client on an instant device starves nobody.
     fn settle(&mut self) {
-        loop {
+        for _ in 0..ROUNDS {
             while self.core.advance(&mut self.env) | self.deliver() {}
             let mut touched = std::mem::take(&mut self.touched);
             for port in self.core.dirty_ports.drain(..) {
                 touch(&mut self.ports, &mut touched, port);
             }
-            if touched.is_empty() {
-                self.touched = touched;
-                return;
-            }
-            for port in touched.drain(..) {
+            for &port in &touched {
                 self.port_turn(port);
             }
+            touched.clear();
             touched.append(&mut self.touched);
             self.touched = touched;
+            if self.core.is_settled() {
+                return;
+            }
         }
     }
 

@@ -1,0 +1,201 @@
+//! The engine alone: nanoseconds, allocations and (under callgrind) instructions per 4 KiB I/O, in all and per layer.
+//!
+//! One worker over a leaf that completes at once and touches no data, with a client that keeps 32 reads going, on
+//! stacks of 0 to 3 layers (linear over striped over linear). Run it with
+//!
+//! ```text
+//!   cargo bench -p blockwork-layer --bench engine                 # ns and allocations
+//!   bench/instructions                                            # instructions, by callgrind
+//! ```
+//!
+//! `--stack N --ios M` runs one stack only, for callgrind.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use blockwork_engine::*;
+use blockwork_layer::{Linear, Stripe, Striped};
+use blockwork_memory::{Segment, Segments};
+
+const DEPTH: u64 = 32;
+const SECTORS: u64 = 1 << 30;
+
+/// Counts allocations.
+struct Counting;
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+/// I/Os that have come back.
+static DONE: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: everything is handed to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller keeps `alloc`'s contract.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps `dealloc`'s contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+struct Instant0;
+impl Leaf for Instant0 {
+    fn submit(&mut self, _env: &mut dyn Env, _io: LeafIo<'_>) -> Submitted {
+        Submitted::Now(Ok(()))
+    }
+}
+
+struct Source {
+    limits: Limits,
+    shared: LeafShared,
+}
+impl LeafSource for Source {
+    fn open(&self) -> Box<dyn Leaf> {
+        Box::new(Instant0)
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    fn sectors(&self) -> Sectors {
+        Sectors(SECTORS)
+    }
+    fn name(&self) -> &str {
+        "null"
+    }
+    fn read_now(&self, _offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        into.fill(0);
+        Ok(())
+    }
+    fn shared(&self) -> &LeafShared {
+        &self.shared
+    }
+}
+
+struct NoEnv;
+struct Deaf;
+impl Notify for Deaf {
+    fn notify(&self) {}
+}
+impl Env for NoEnv {
+    fn now(&self) -> Nanos {
+        Nanos(1)
+    }
+    fn random(&mut self) -> u64 {
+        4
+    }
+    fn start(&mut self, _token: Token, _op: FileOp<'_>) {}
+    fn wait(&mut self, _wait: Wait, _out: &mut Vec<Completion>) {}
+    fn notifier(&self) -> Arc<dyn Notify> {
+        Arc::new(Deaf)
+    }
+}
+
+/// Submits a batch of random reads each turn, with memory of its own that it uses again.
+struct Client {
+    state: u64,
+    memory: Vec<Segments>,
+}
+
+impl Port<NoEnv> for Client {
+    fn open(&mut self, cx: &mut Context<'_, NoEnv>) {
+        let pool = cx.pool().clone();
+        self.memory = (0..DEPTH).map(|_| Segments::from_iter([Segment::new(pool.get(4096), 0, 4096)])).collect();
+    }
+    fn event(&mut self, _cx: &mut Context<'_, NoEnv>, _local: u32, _completion: Completion) {}
+    fn done(&mut self, _cx: &mut Context<'_, NoEnv>, done: Done) {
+        done.result.expect("the null leaf never fails");
+        self.memory.push(done.data);
+        DONE.store(DONE.load(Relaxed) + 1, Relaxed);
+    }
+    fn turn(&mut self, cx: &mut Context<'_, NoEnv>) -> PortState {
+        if self.memory.len() < DEPTH as usize {
+            return PortState::Open;
+        }
+        while let Some(data) = self.memory.pop() {
+            self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            let sector = Sector((self.state >> 33) % (SECTORS / 16) * 8);
+            cx.submit(VolumeId(0), 0, Bio::with_data(Op::Read, Flags::NONE, sector, data));
+        }
+        PortState::Open
+    }
+    fn drain(&mut self, _cx: &mut Context<'_, NoEnv>) {}
+}
+
+/// The leaf under `layers` layers: linear, then striped (of one leaf's two halves), then linear.
+fn stack(layers: usize, limits: &Limits) -> Arc<dyn Layer> {
+    let mut top: Arc<dyn Layer> = Arc::new(LeafLayer::new(LeafId(0), NodeId(0), Sectors(SECTORS), limits.clone()));
+    if layers >= 1 {
+        top = Arc::new(Linear::new(NodeId(1), top, Sector(2048), Sectors(SECTORS - 4096)).unwrap());
+    }
+    if layers >= 2 {
+        let each = (SECTORS - 4096) / 2 / 128 * 128;
+        let stripes = (0..2).map(|i| Stripe { below: top.clone(), start: Sector(i * each) }).collect();
+        top = Arc::new(Striped::new(NodeId(2), Sectors(128), stripes, Sectors(2 * each)).unwrap());
+    }
+    if layers >= 3 {
+        let sectors = Sectors(top.sectors().0 - 8);
+        top = Arc::new(Linear::new(NodeId(3), top, Sector(8), sectors).unwrap());
+    }
+    top
+}
+
+fn worker(layers: usize, nomerges: &str) -> Worker<NoEnv> {
+    let mut limits = Limits { max_sectors: Sectors(512), max_segments: 128, ..Limits::default() };
+    limits.set("nomerges", nomerges).unwrap();
+    let node = |i| NodeInfo { name: format!("node{i}"), kind: NodeKind::Other("bench"), device: (253, i) };
+    let stats = Stats::new((0..4).map(node).collect());
+    let volumes: Arc<[Volume]> = Arc::new([Volume::new("bench", stack(layers, &limits), false)]);
+    let source = Source { limits, shared: LeafShared::default() };
+    let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> = Arc::new([(NodeId(0), Arc::new(source) as _)]);
+    let mut worker = Worker::new(NoEnv, WorkerConfig::new(volumes, leaves, stats.worker()));
+    worker.add_port(Box::new(Client { state: 1, memory: Vec::new() }));
+    worker
+}
+
+/// Runs `ios` I/Os, rounded up to whole batches.
+fn run(worker: &mut Worker<NoEnv>, ios: u64) {
+    let target = DONE.load(Relaxed) + ios;
+    worker.poke(PortId(0));
+    while DONE.load(Relaxed) < target {
+        worker.turn(Wait::Poll);
+    }
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().collect();
+    let value = |name: &str| args.iter().position(|arg| arg == name).map(|i| args[i + 1].parse::<u64>().unwrap());
+    if let Some(layers) = value("--stack") {
+        let mut worker = worker(usize::try_from(layers).unwrap(), "0");
+        run(&mut worker, value("--ios").unwrap_or(100_000));
+        return;
+    }
+    println!("| stack | nomerges | ns per I/O | per layer added | allocations per I/O |");
+    println!("| --- | --- | --- | --- | --- |");
+    let names = ["leaf", "linear", "striped over linear", "linear over striped over linear"];
+    for nomerges in ["0", "2"] {
+        let mut before = None;
+        for (layers, name) in names.iter().enumerate() {
+            let mut worker = worker(layers, nomerges);
+            run(&mut worker, 200_000);
+            let allocated = ALLOCATIONS.load(Relaxed);
+            const IOS: u64 = 2_000_000;
+            // The least disturbed of several runs: what the code costs, not what the neighbours do.
+            let best = (0..7).map(|_| {
+                let start = Instant::now();
+                run(&mut worker, IOS / 7);
+                start.elapsed().as_nanos() as f64 / (IOS / 7) as f64
+            });
+            let best = best.fold(f64::MAX, f64::min);
+            let allocated = (ALLOCATIONS.load(Relaxed) - allocated) as f64 / IOS as f64;
+            let added = before.map_or(String::new(), |before: f64| format!("{:+.1}", best - before));
+            println!("| {name} | {nomerges} | {best:.1} | {added} | {allocated:.6} |");
+            before = Some(best);
+        }
+    }
+}

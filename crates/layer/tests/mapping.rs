@@ -1,0 +1,164 @@
+//! Layers against the slow loop over sectors that anyone can verify.
+
+use std::sync::Arc;
+
+use blockwork_engine::*;
+use blockwork_layer::*;
+use proptest::prelude::*;
+
+const NODES: u16 = 64;
+
+fn leaf(id: u16, sectors: u64) -> Arc<dyn Layer> {
+    let limits = Limits { discard_granularity: 512, ..Limits::default() };
+    Arc::new(LeafLayer::new(LeafId(id), NodeId(id), Sectors(sectors), limits))
+}
+
+fn resolve(layer: &dyn Layer, op: Op, sector: u64, nr: u64) -> Vec<Extent> {
+    let mut out = Vec::new();
+    let counters = CounterTable::new(usize::from(NODES));
+    let mut tracer = Tracer::default();
+    let span = Span { op, flags: Flags::NONE, sector: Sector(sector), nr: Sectors(nr), at: Sectors(0) };
+    layer.resolve(span, &mut Resolver::new(&mut out, &counters, &mut tracer)).unwrap();
+    out
+}
+
+/// Where each sector of a read lands, by its extents: (target, sector), in order of the bio.
+fn by_extents(layer: &dyn Layer, sector: u64, nr: u64) -> Vec<(Target, u64)> {
+    let mut all = vec![None; nr as usize];
+    for extent in resolve(layer, Op::Read, sector, nr) {
+        for i in 0..extent.span.nr.0 {
+            let place = &mut all[(extent.span.at.0 + i) as usize];
+            assert!(place.is_none(), "sector {} of the bio is mapped twice", extent.span.at.0 + i);
+            *place = Some((extent.target, extent.span.sector.0 + i));
+        }
+    }
+    all.into_iter().map(|place| place.expect("every sector is mapped")).collect()
+}
+
+/// The striped target's definition, sector by sector.
+fn striped_by_hand(chunk: u64, stripes: u64, starts: &[u64], sector: u64) -> (Target, u64) {
+    let (c, within) = (sector / chunk, sector % chunk);
+    let stripe = c % stripes;
+    (Target::Leaf(LeafId(stripe as u16)), starts[stripe as usize] + c / stripes * chunk + within)
+}
+
+fn striped(chunk: u64, rows: u64, starts: &[u64]) -> Striped {
+    let stripes = starts.iter().enumerate();
+    let stripes = stripes.map(|(i, start)| Stripe { below: leaf(i as u16, start + rows * chunk), start: Sector(*start) });
+    let sectors = Sectors(chunk * rows * starts.len() as u64);
+    Striped::new(NodeId(10), Sectors(chunk), stripes.collect(), sectors).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn striped_maps_every_sector_where_its_definition_says(
+        chunk in 1u64..20, rows in 1u64..10, starts in prop::collection::vec(0u64..50, 1..6),
+        from in 0.0f64..1.0, len in 0.0f64..1.0,
+    ) {
+        let layer = striped(chunk, rows, &starts);
+        let size = layer.sectors().0;
+        let sector = (from * size as f64) as u64;
+        let nr = 1 + (len * (size - sector - 1) as f64) as u64;
+        let slow: Vec<_> =
+            (sector..sector + nr).map(|s| striped_by_hand(chunk, starts.len() as u64, &starts, s)).collect();
+        prop_assert_eq!(by_extents(&layer, sector, nr), slow);
+    }
+
+    #[test]
+    fn a_discard_touches_the_same_sectors_as_a_read_with_at_most_one_request_a_stripe(
+        chunk in 1u64..20, rows in 1u64..10, starts in prop::collection::vec(0u64..50, 1..6),
+        from in 0.0f64..1.0, len in 0.0f64..1.0,
+    ) {
+        let layer = striped(chunk, rows, &starts);
+        let size = layer.sectors().0;
+        let sector = (from * size as f64) as u64;
+        let nr = 1 + (len * (size - sector - 1) as f64) as u64;
+        let extents = resolve(&layer, Op::Discard, sector, nr);
+        prop_assert!(extents.len() <= starts.len());
+        let mut discarded: Vec<_> = extents
+            .iter()
+            .flat_map(|extent| (0..extent.span.nr.0).map(|i| (extent.target, extent.span.sector.0 + i)))
+            .map(|(target, sector)| (format!("{target:?}"), sector))
+            .collect();
+        let mut read: Vec<_> =
+            by_extents(&layer, sector, nr).into_iter().map(|(target, at)| (format!("{target:?}"), at)).collect();
+        discarded.sort();
+        read.sort();
+        prop_assert_eq!(discarded, read);
+    }
+
+    #[test]
+    fn a_table_of_linear_targets_is_their_concatenation(
+        parts in prop::collection::vec((0u64..30, 1u64..40), 1..8), from in 0.0f64..1.0, len in 0.0f64..1.0,
+    ) {
+        let mut by_hand = Vec::new();
+        let mut segments = Vec::new();
+        for (i, (offset, size)) in parts.iter().enumerate() {
+            let below = leaf(i as u16, offset + size);
+            let linear = Linear::new(NodeId(20 + i as u16), below, Sector(*offset), Sectors(*size)).unwrap();
+            segments.push(Segment { start: Sector(by_hand.len() as u64), target: Arc::new(linear) });
+            by_hand.extend((0..*size).map(|s| (Target::Leaf(LeafId(i as u16)), offset + s)));
+        }
+        let table = Table::new(NodeId(19), segments).unwrap();
+        let size = table.sectors().0;
+        prop_assert_eq!(size as usize, by_hand.len());
+        let sector = (from * size as f64) as u64;
+        let nr = 1 + (len * (size - sector - 1) as f64) as u64;
+        prop_assert_eq!(by_extents(&table, sector, nr), &by_hand[sector as usize..(sector + nr) as usize]);
+    }
+}
+
+#[test]
+fn a_discard_of_a_whole_striped_device_is_one_request_a_stripe() {
+    // 4 x 1 TiB in chunks of 512 KiB: the kernel's own linear arithmetic, not two million pieces.
+    let layer = striped(1024, 1 << 21, &[0, 0, 2048, 0]);
+    let extents = resolve(&layer, Op::Discard, 0, layer.sectors().0);
+    assert_eq!(extents.len(), 4);
+    assert!(extents.iter().all(|extent| extent.span.nr.0 == 1 << 31));
+}
+
+#[test]
+fn a_flush_reaches_each_leaf_once_however_many_ways_lead_there() {
+    let below = leaf(0, 1000);
+    let part = |node, start| -> Arc<dyn Layer> {
+        Arc::new(Linear::new(NodeId(node), below.clone(), Sector(start), Sectors(100)).unwrap())
+    };
+    let segments = vec![
+        Segment { start: Sector(0), target: part(1, 0) },
+        Segment { start: Sector(100), target: part(2, 500) },
+        Segment { start: Sector(200), target: Arc::new(Zero::new(NodeId(3), Sectors(50))) },
+        Segment { start: Sector(250), target: Arc::new(ErrorTarget::new(NodeId(4), Sectors(50))) },
+    ];
+    let table = Table::new(NodeId(5), segments).unwrap();
+    let extents = resolve(&table, Op::Flush, 0, 0);
+    assert_eq!(extents.len(), 1);
+    assert_eq!(extents[0].target, Target::Leaf(LeafId(0)));
+}
+
+#[test]
+fn zero_and_error_end_what_reaches_them() {
+    let zero = Zero::new(NodeId(1), Sectors(10));
+    assert_eq!(resolve(&zero, Op::Write, 3, 4)[0].target, Target::Zero);
+    let error = ErrorTarget::new(NodeId(1), Sectors(10));
+    assert_eq!(resolve(&error, Op::Read, 3, 4)[0].target, Target::Error(Errno::EIO));
+}
+
+#[test]
+fn shapes_that_cannot_be_are_refused() {
+    let stripe = |size| Stripe { below: leaf(0, size), start: Sector(5) };
+    let new = |chunk, stripes, sectors| Striped::new(NodeId(9), Sectors(chunk), stripes, Sectors(sectors)).map(drop);
+    assert_eq!(new(8, vec![], 16), Err(StripedError::None));
+    assert_eq!(new(0, vec![stripe(100)], 16), Err(StripedError::Chunk));
+    assert!(matches!(new(8, vec![stripe(100), stripe(100)], 24), Err(StripedError::Uneven { .. })));
+    assert!(matches!(new(8, vec![stripe(100), stripe(12)], 16), Err(StripedError::Outside { stripe: 1, end: 13, .. })));
+    assert!(matches!(new(8, vec![stripe(100), stripe(u64::MAX >> 9)], 0), Err(StripedError::Uneven { .. })));
+
+    assert!(Linear::new(NodeId(9), leaf(0, 100), Sector(90), Sectors(11)).is_none());
+    assert!(Linear::new(NodeId(9), leaf(0, 100), Sector(u64::MAX), Sectors(11)).is_none());
+
+    let at = |start| Segment { start: Sector(start), target: Arc::new(Zero::new(NodeId(1), Sectors(10))) };
+    assert_eq!(Table::new(NodeId(9), vec![]).map(drop), Err(TableError::Empty));
+    let gap = Table::new(NodeId(9), vec![at(0), at(11)]).map(drop);
+    assert_eq!(gap, Err(TableError::Start { index: 1, start: Sector(11), expected: Sector(10) }));
+    assert!(Table::new(NodeId(9), vec![at(0), at(9)]).is_err());
+}
