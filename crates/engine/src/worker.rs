@@ -311,9 +311,9 @@ impl<E: Env> Worker<E> {
     }
 
     fn next_wait(&mut self) -> Wait {
-        // Ports that were added since the last turn were touched, and may have submitted bios.
-        let ports = !self.core.dirty_ports.is_empty() || !self.touched.is_empty();
-        if ports || self.core.executor.is_ready() || self.inbox.any.load(Ordering::Acquire) {
+        // Ports that were added since the last turn were touched; and `settle` may have stopped before its end.
+        let more = !self.touched.is_empty() || !self.core.is_settled();
+        if more || self.inbox.any.load(Ordering::Acquire) {
             return Wait::Poll;
         }
         if self.draining && self.open_ports == 0 && self.is_idle() {
