@@ -15,10 +15,7 @@ impl Aligned {
     pub fn new(len: usize, skew: usize) -> Aligned {
         let memory = vec![0; len + skew + ALIGNMENT];
         let start = memory.as_ptr().align_offset(ALIGNMENT) + skew;
-        assert!(
-            start + len <= memory.len(),
-            "a byte pointer can be aligned within one alignment"
-        );
+        assert!(start + len <= memory.len(), "a byte pointer can be aligned within one alignment");
         Aligned { memory, start, len }
     }
 

@@ -59,23 +59,10 @@ pub enum LeafError {
 
 impl LeafError {
     pub(crate) fn io(name: &str, what: &'static str, source: impl Into<io::Error>) -> LeafError {
-        LeafError::Io {
-            name: name.into(),
-            what,
-            source: source.into(),
-            remedy: String::new(),
-        }
+        LeafError::Io { name: name.into(), what, source: source.into(), remedy: String::new() }
     }
 
-    pub(crate) fn unfit(
-        name: &str,
-        found: impl Into<String>,
-        remedy: impl Into<String>,
-    ) -> LeafError {
-        LeafError::Unfit {
-            name: name.into(),
-            found: found.into(),
-            remedy: remedy.into(),
-        }
+    pub(crate) fn unfit(name: &str, found: impl Into<String>, remedy: impl Into<String>) -> LeafError {
+        LeafError::Unfit { name: name.into(), found: found.into(), remedy: remedy.into() }
     }
 }

@@ -12,8 +12,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockwork_engine::{
-    Allocation, Env, Errno, Flags, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, Sector,
-    Sectors, Submitted,
+    Allocation, Env, Errno, Flags, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, Sector, Sectors,
+    Submitted,
 };
 use blockwork_memory::Segment;
 
@@ -61,16 +61,8 @@ impl MemorySource {
             discard_granularity: 4096,
             ..Limits::default()
         };
-        let extents = Arc::new(Extents {
-            shards: std::array::from_fn(|_| Mutex::default()),
-        });
-        Ok(MemorySource {
-            name: name.to_owned(),
-            sectors,
-            limits,
-            shared: LeafShared::default(),
-            extents,
-        })
+        let extents = Arc::new(Extents { shards: std::array::from_fn(|_| Mutex::default()) });
+        Ok(MemorySource { name: name.to_owned(), sectors, limits, shared: LeafShared::default(), extents })
     }
 
     pub(crate) fn limits_mut(&mut self) -> &mut Limits {
@@ -86,9 +78,7 @@ impl MemorySource {
 
 impl LeafSource for MemorySource {
     fn open(&self) -> Box<dyn Leaf> {
-        Box::new(MemoryLeaf {
-            extents: self.extents.clone(),
-        })
+        Box::new(MemoryLeaf { extents: self.extents.clone() })
     }
     fn limits(&self) -> &Limits {
         &self.limits
@@ -100,9 +90,7 @@ impl LeafSource for MemorySource {
         &self.name
     }
     fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        let end = offset
-            .checked_add(into.len() as u64)
-            .filter(|end| *end <= self.sectors.bytes());
+        let end = offset.checked_add(into.len() as u64).filter(|end| *end <= self.sectors.bytes());
         if end.is_none() {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -126,12 +114,12 @@ impl Leaf for MemoryLeaf {
     fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
         let offset = io.sector.bytes();
         match io.op {
-            Op::Read => each_part(offset, io.data, |piece, segment, at| {
-                self.extents.read(piece, segment, at)
-            }),
-            Op::Write => each_part(offset, io.data, |piece, segment, at| {
-                self.extents.write(piece, segment, at)
-            }),
+            Op::Read => {
+                each_part(offset, io.data, |piece, segment, at| self.extents.read(piece, segment, at))
+            }
+            Op::Write => {
+                each_part(offset, io.data, |piece, segment, at| self.extents.write(piece, segment, at))
+            }
             Op::Flush => {}
             Op::WriteZeroes if io.flags.has(Flags::NO_UNMAP) => {
                 pieces(offset, io.nr.bytes()).for_each(|piece| self.extents.zero(&piece, true));
@@ -145,18 +133,10 @@ impl Leaf for MemoryLeaf {
         let mut pieces = pieces(sector.bytes(), nr.bytes());
         let first = pieces.next().ok_or(Errno::EINVAL)?;
         let there = self.extents.has(first.extent);
-        let more = pieces
-            .take_while(|piece| self.extents.has(piece.extent) == there)
-            .map(|piece| piece.len as u64);
+        let more =
+            pieces.take_while(|piece| self.extents.has(piece.extent) == there).map(|piece| piece.len as u64);
         let bytes = first.len as u64 + more.take(ALLOCATION_EXTENTS).sum::<u64>();
-        Ok((
-            if there {
-                Allocation::Data
-            } else {
-                Allocation::Hole
-            },
-            Sectors::from_bytes_floor(bytes),
-        ))
+        Ok((if there { Allocation::Data } else { Allocation::Hole }, Sectors::from_bytes_floor(bytes)))
     }
 }
 
@@ -205,17 +185,13 @@ impl Extents {
         }
         let head = first_whole * EXTENT_BYTES - offset;
         let tail = end_whole * EXTENT_BYTES;
-        pieces(offset, head)
-            .chain(pieces(tail, end - tail))
-            .for_each(|piece| self.zero(&piece, false));
+        pieces(offset, head).chain(pieces(tail, end - tail)).for_each(|piece| self.zero(&piece, false));
         // By what is there or by number, whichever is less: the range may be a whole disk of terabytes.
         if end_whole - first_whole < 1024 {
             (first_whole..end_whole).for_each(|extent| drop(self.shard(extent).remove(&extent)));
         } else {
             let gone = |extent: &u64| (first_whole..end_whole).contains(extent);
-            self.shards
-                .iter()
-                .for_each(|shard| lock(shard).retain(|extent, _| !gone(extent)));
+            self.shards.iter().for_each(|shard| lock(shard).retain(|extent, _| !gone(extent)));
         }
     }
 }
@@ -225,10 +201,7 @@ fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 }
 
 fn blank() -> Box<[u8; EXTENT]> {
-    vec![0; EXTENT]
-        .into_boxed_slice()
-        .try_into()
-        .expect("an extent's length")
+    vec![0; EXTENT].into_boxed_slice().try_into().expect("an extent's length")
 }
 
 /// The parts of a byte range that lie in one extent each.
@@ -241,11 +214,7 @@ fn pieces(offset: u64, len: u64) -> impl Iterator<Item = Piece> {
         let within = at % EXTENT_BYTES;
         let step = (end - at).min(EXTENT_BYTES - within);
         let small = |n: u64| usize::try_from(n).expect("not more than an extent");
-        let piece = Piece {
-            extent: at / EXTENT_BYTES,
-            start: small(within),
-            len: small(step),
-        };
+        let piece = Piece { extent: at / EXTENT_BYTES, start: small(within), len: small(step) };
         at += step;
         Some(piece)
     })

@@ -1,8 +1,7 @@
 //! A device that reads as zeros and forgets what is written: for measuring everything but a device.
 
 use blockwork_engine::{
-    Allocation, Env, Errno, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, Sector, Sectors,
-    Submitted,
+    Allocation, Env, Errno, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, Sector, Sectors, Submitted,
 };
 
 use crate::error::LeafError;
@@ -23,17 +22,8 @@ impl NullSource {
     pub fn new(bytes: u64, name: &str) -> Result<NullSource, LeafError> {
         let sectors = check_size(name, bytes)?;
         // The largest request of an ordinary disk, so that what is measured is merged as it would be there.
-        let limits = Limits {
-            max_sectors: Sectors(2560),
-            discard_granularity: 512,
-            ..Limits::default()
-        };
-        Ok(NullSource {
-            name: name.to_owned(),
-            sectors,
-            limits,
-            shared: LeafShared::default(),
-        })
+        let limits = Limits { max_sectors: Sectors(2560), discard_granularity: 512, ..Limits::default() };
+        Ok(NullSource { name: name.to_owned(), sectors, limits, shared: LeafShared::default() })
     }
 
     pub(crate) fn limits_mut(&mut self) -> &mut Limits {

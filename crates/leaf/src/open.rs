@@ -18,6 +18,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Queue settings by their sysfs names, for every leaf; the disk's own come after and win.
     pub settings: Vec<(String, String)>,
+    /// Take no lock, whatever the disk's own options say: for looking at disks that somebody else serves.
+    pub unlocked: bool,
 }
 
 /// A disk that was opened.
@@ -34,42 +36,25 @@ pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
     let read_only = options.read_only || spec.read_only;
     let tune = |limits: &mut Limits| {
         limits.read_only |= read_only;
-        apply(
-            limits,
-            &spec.name,
-            options.settings.iter().chain(&spec.settings),
-        )
+        apply(limits, &spec.name, options.settings.iter().chain(&spec.settings))
     };
     match &spec.kind {
         Kind::Null(size) => {
             let mut source = NullSource::new(*size, &spec.name)?;
             tune(source.limits_mut())?;
-            Ok(Opened {
-                source: Arc::new(source),
-                warnings: Vec::new(),
-            })
+            Ok(Opened { source: Arc::new(source), warnings: Vec::new() })
         }
         Kind::Memory(size) => {
             let mut source = MemorySource::new(*size, &spec.name)?;
             tune(source.limits_mut())?;
-            Ok(Opened {
-                source: Arc::new(source),
-                warnings: Vec::new(),
-            })
+            Ok(Opened { source: Arc::new(source), warnings: Vec::new() })
         }
         Kind::File(path) => {
-            let file = FileOptions {
-                read_only,
-                direct: spec.direct,
-                lock: spec.lock,
-            };
+            let file = FileOptions { read_only, direct: spec.direct, lock: spec.lock && !options.unlocked };
             let mut source = FileSource::open(Path::new(path), &file)?;
             tune(source.limits_mut())?;
             let warnings = source.warnings().to_vec();
-            Ok(Opened {
-                source: Arc::new(source),
-                warnings,
-            })
+            Ok(Opened { source: Arc::new(source), warnings })
         }
     }
 }
@@ -80,12 +65,7 @@ fn apply<'a>(
     settings: impl Iterator<Item = &'a (String, String)>,
 ) -> Result<(), LeafError> {
     for (key, value) in settings {
-        limits
-            .set(key, value)
-            .map_err(|source| LeafError::Setting {
-                name: name.to_owned(),
-                source,
-            })?;
+        limits.set(key, value).map_err(|source| LeafError::Setting { name: name.to_owned(), source })?;
     }
     Ok(())
 }
@@ -93,10 +73,7 @@ fn apply<'a>(
 /// The size of a leaf that has no file: whole sectors, at least one.
 pub(crate) fn check_size(name: &str, bytes: u64) -> Result<blockwork_engine::Sectors, LeafError> {
     use blockwork_engine::{SECTOR, Sectors};
-    let refuse = |problem: &str| LeafError::Spec {
-        spec: name.to_owned(),
-        problem: problem.to_owned(),
-    };
+    let refuse = |problem: &str| LeafError::Spec { spec: name.to_owned(), problem: problem.to_owned() };
     if bytes == 0 {
         return Err(refuse("the size is 0: expected at least 512 bytes"));
     }

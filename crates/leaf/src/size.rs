@@ -2,20 +2,12 @@
 
 /// Bytes. Suffixes K, M, G, T, P, E, with or without `iB`, are powers of 1024; `B` or none are bytes.
 pub fn parse_size(text: &str) -> Result<u64, String> {
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, suffix) = text.split_at(digits);
-    let expected = "expected a number of bytes, or one with K, M, G, T, P or E (powers of 1024), such as 512M or 10GiB";
-    let number: u64 = number
-        .parse()
-        .map_err(|_| format!("the size {text:?} is not one: {expected}"))?;
-    let power = match suffix
-        .strip_suffix("iB")
-        .unwrap_or(suffix)
-        .to_ascii_uppercase()
-        .as_str()
-    {
+    let expected =
+        "expected a number of bytes, or one with K, M, G, T, P or E (powers of 1024), such as 512M or 10GiB";
+    let number: u64 = number.parse().map_err(|_| format!("the size {text:?} is not one: {expected}"))?;
+    let power = match suffix.strip_suffix("iB").unwrap_or(suffix).to_ascii_uppercase().as_str() {
         "" | "B" if !suffix.ends_with("iB") => 0,
         "K" => 1,
         "M" => 2,
@@ -24,9 +16,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "P" => 5,
         "E" => 6,
         _ => {
-            return Err(format!(
-                "the size {text:?} has the suffix {suffix:?}: {expected}"
-            ));
+            return Err(format!("the size {text:?} has the suffix {suffix:?}: {expected}"));
         }
     };
     number
@@ -56,18 +46,7 @@ mod tests {
 
     #[test]
     fn what_is_not_a_size_is_refused_with_an_example() {
-        for text in [
-            "",
-            "G",
-            "-1",
-            "1.5G",
-            "10GB",
-            "1iB",
-            "10 G",
-            "99999999999999999999",
-            "16E",
-            "1X",
-        ] {
+        for text in ["", "G", "-1", "1.5G", "10GB", "1iB", "10 G", "99999999999999999999", "16E", "1X"] {
             assert!(parse_size(text).unwrap_err().contains(text), "{text}");
         }
     }

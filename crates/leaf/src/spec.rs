@@ -39,16 +39,12 @@ pub struct Spec {
 impl Spec {
     /// Takes `text` apart. Whether the settings exist is found out when they are applied.
     pub fn parse(text: &str) -> Result<Spec, LeafError> {
-        let refuse = |problem: String| LeafError::Spec {
-            spec: text.to_owned(),
-            problem,
-        };
+        let refuse = |problem: String| LeafError::Spec { spec: text.to_owned(), problem };
         let mut parts = split_at_commas(text).into_iter();
         let name = parts.next().expect("a split text has at least one part");
         if name.is_empty() {
             return Err(refuse(
-                "no disk is named: expected PATH[,option=value...], null:SIZE or memory:SIZE"
-                    .into(),
+                "no disk is named: expected PATH[,option=value...], null:SIZE or memory:SIZE".into(),
             ));
         }
         let kind = match (name.strip_prefix("null:"), name.strip_prefix("memory:")) {
@@ -56,14 +52,8 @@ impl Spec {
             (_, Some(size)) => Kind::Memory(parse_size(size).map_err(refuse)?),
             _ => Kind::File(PathBuf::from(&name)),
         };
-        let mut spec = Spec {
-            name,
-            kind,
-            direct: Direct::Auto,
-            read_only: false,
-            lock: true,
-            settings: Vec::new(),
-        };
+        let mut spec =
+            Spec { name, kind, direct: Direct::Auto, read_only: false, lock: true, settings: Vec::new() };
         for option in parts {
             spec.set(&option).map_err(refuse)?;
         }
@@ -75,9 +65,7 @@ impl Spec {
         let is_file = matches!(self.kind, Kind::File(_));
         match key {
             "" => Err("an option is empty (a comma in a path is written twice)".into()),
-            "direct" | "lock" if !is_file => {
-                Err(format!("{key}= is for files and block devices only"))
-            }
+            "direct" | "lock" if !is_file => Err(format!("{key}= is for files and block devices only")),
             "direct" => {
                 self.direct = match value {
                     "on" => Direct::On,
@@ -134,10 +122,7 @@ mod tests {
     fn a_path_may_hold_commas_written_twice() {
         let spec = Spec::parse("/srv/a,,b.img,direct=off,ro,nomerges=2").unwrap();
         assert_eq!(spec.kind, Kind::File("/srv/a,b.img".into()));
-        assert_eq!(
-            (spec.direct, spec.read_only, spec.lock),
-            (Direct::Off, true, true)
-        );
+        assert_eq!((spec.direct, spec.read_only, spec.lock), (Direct::Off, true, true));
         assert_eq!(spec.settings, [("nomerges".to_owned(), "2".to_owned())]);
         assert_eq!(split_at_commas("a,,,b,"), ["a,", "b", ""]);
     }
@@ -145,14 +130,8 @@ mod tests {
     #[test]
     fn null_and_memory_have_a_size() {
         assert_eq!(Spec::parse("null:1G").unwrap().kind, Kind::Null(1 << 30));
-        assert_eq!(
-            Spec::parse("memory:64KiB,ro=off").unwrap().kind,
-            Kind::Memory(1 << 16)
-        );
-        assert_eq!(
-            Spec::parse("./null:1G").unwrap().kind,
-            Kind::File("./null:1G".into())
-        );
+        assert_eq!(Spec::parse("memory:64KiB,ro=off").unwrap().kind, Kind::Memory(1 << 16));
+        assert_eq!(Spec::parse("./null:1G").unwrap().kind, Kind::File("./null:1G".into()));
     }
 
     #[test]

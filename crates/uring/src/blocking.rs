@@ -56,9 +56,7 @@ impl Helper {
             return Err(libc::EBADF);
         }
         // SAFETY: only borrowed for the duration of `dup`, which tells a number that is not open by EBADF.
-        let file = unsafe { BorrowedFd::borrow_raw(fd) }
-            .try_clone_to_owned()
-            .map_err(errno)?;
+        let file = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().map_err(errno)?;
         if self.thread.is_none() {
             let (sender, jobs) = mpsc::channel::<Job>();
             let (finished, notify) = (self.finished.clone(), notify.clone());
@@ -68,10 +66,7 @@ impl Helper {
                     for job in jobs {
                         let result = range_ioctl(&job);
                         drop(job.file);
-                        finished
-                            .lock()
-                            .expect("no holder of this lock panics")
-                            .push((job.slot, result));
+                        finished.lock().expect("no holder of this lock panics").push((job.slot, result));
                         notify.notify();
                     }
                 })
@@ -79,14 +74,7 @@ impl Helper {
             self.thread = Some((sender, thread));
         }
         let (sender, _) = self.thread.as_ref().expect("just started");
-        sender
-            .send(Job {
-                slot,
-                file,
-                call,
-                range,
-            })
-            .expect("the thread lives as long as its sender");
+        sender.send(Job { slot, file, call, range }).expect("the thread lives as long as its sender");
         self.outstanding += 1;
         Ok(())
     }

@@ -50,10 +50,7 @@ impl Uring {
     /// [`Wait::Gather`] longer than it is worth.
     pub fn new(config: &UringConfig) -> Result<Uring, UringError> {
         let (ring, features) = make(config)?;
-        let wake = Wake::new().map_err(|source| UringError::Other {
-            what: "eventfd",
-            source,
-        })?;
+        let wake = Wake::new().map_err(|source| UringError::Other { what: "eventfd", source })?;
         // Where it is refused, timers are only less exact.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
         Ok(Uring {
@@ -87,10 +84,7 @@ impl Uring {
     /// Cancels all operations with this token. Each still completes: with ECANCELED, or as if it had not been
     /// cancelled, if that came too late (a write that has begun, an ioctl at the helper).
     pub fn cancel(&mut self, token: Token) {
-        for name in self
-            .slots
-            .names(|slot| slot.token == token && slot.kind != Kind::Helper)
-        {
+        for name in self.slots.names(|slot| slot.token == token && slot.kind != Kind::Helper) {
             self.push(&opcode::AsyncCancel::new(name).build().user_data(CANCEL));
         }
     }
@@ -155,10 +149,7 @@ impl Uring {
                 WAKE => self.wake.disarm(),
                 CANCEL => {}
                 _ => {
-                    let slot = self
-                        .slots
-                        .get(name)
-                        .expect("the kernel completes only what is in flight");
+                    let slot = self.slots.get(name).expect("the kernel completes only what is in flight");
                     let more = cqueue::more(flags);
                     if !more {
                         self.in_kernel -= 1;
@@ -168,22 +159,14 @@ impl Uring {
                     }
                     match settle(slot, result, more) {
                         Next::Done(result) => {
-                            out.push(Completion {
-                                token: slot.token,
-                                result,
-                                flags,
-                            });
+                            out.push(Completion { token: slot.token, result, flags });
                             if !more {
                                 self.slots.release(name);
                             }
                         }
                         Next::Again { report: true } => {
                             let flags = flags | CQE_F_MORE;
-                            out.push(Completion {
-                                token: slot.token,
-                                result,
-                                flags,
-                            });
+                            out.push(Completion { token: slot.token, result, flags });
                             self.again.push(name);
                         }
                         Next::Again { report: false } => self.again.push(name),
@@ -193,35 +176,21 @@ impl Uring {
         }
         self.helper.collect(&mut self.helped);
         for (name, result) in self.helped.drain(..) {
-            let slot = self
-                .slots
-                .get(name)
-                .expect("the helper completes only what is in flight");
-            out.push(Completion {
-                token: slot.token,
-                result,
-                flags: 0,
-            });
+            let slot = self.slots.get(name).expect("the helper completes only what is in flight");
+            out.push(Completion { token: slot.token, result, flags: 0 });
             self.slots.release(name);
         }
     }
 
     fn start_again(&mut self, name: u64) {
-        let slot = self
-            .slots
-            .get(name)
-            .expect("only what is in flight goes on");
+        let whole = self.features.whole_sends;
+        let slot = self.slots.get(name).expect("only what is in flight goes on");
         let entry = match slot.kind {
-            Kind::Send { .. } => slot.send_entry(),
+            Kind::Send { .. } => slot.send_entry(whole),
             Kind::Accept { .. } => slot.accept_entry(),
             Kind::Poll { .. } => slot.poll_entry(),
             Kind::BlockCommand { fd, zero, range } => {
-                let call = if zero {
-                    RangeCall::ZeroOut
-                } else {
-                    RangeCall::Discard
-                };
-                self.features.block_commands = false;
+                let call = if zero { RangeCall::ZeroOut } else { RangeCall::Discard };
                 return self.help(name, fd, call, range);
             }
             Kind::Free | Kind::Plain | Kind::Helper => unreachable!("these complete at once"),
@@ -231,22 +200,12 @@ impl Uring {
 
     /// Has a blocking call made by the helper thread.
     fn help(&mut self, name: u64, fd: RawFd, call: RangeCall, range: [u64; 2]) {
-        let slot = self
-            .slots
-            .get(name)
-            .expect("only what is in flight goes on");
+        let slot = self.slots.get(name).expect("only what is in flight goes on");
         slot.kind = Kind::Helper;
         let token = slot.token;
-        if let Err(errno) = self
-            .helper
-            .start(name, fd, call, range, &self.wake.notifier())
-        {
+        if let Err(errno) = self.helper.start(name, fd, call, range, &self.wake.notifier()) {
             self.slots.release(name);
-            self.early.push(Completion {
-                token,
-                result: -errno,
-                flags: 0,
-            });
+            self.early.push(Completion { token, result: -errno, flags: 0 });
         }
     }
 
@@ -288,24 +247,15 @@ fn settle(slot: &mut Slot, result: i32, more: bool) -> Next {
             slot.kind = Kind::Accept { multishot: false };
             Next::Again { report: false }
         }
-        Kind::Poll {
-            events,
-            multishot: true,
-        } if !more && result == -libc::EINVAL => {
-            slot.kind = Kind::Poll {
-                events,
-                multishot: false,
-            }; // before 5.13
+        Kind::Poll { events, multishot: true } if !more && result == -libc::EINVAL => {
+            slot.kind = Kind::Poll { events, multishot: false }; // before 5.13
             Next::Again { report: false }
         }
-        Kind::Accept { multishot: false }
-        | Kind::Poll {
-            multishot: false, ..
-        } if result >= 0 => Next::Again { report: true },
+        Kind::Accept { multishot: false } | Kind::Poll { multishot: false, .. } if result >= 0 => {
+            Next::Again { report: true }
+        }
         // Before 6.12, and devices without discards, which the ioctl then reports.
-        Kind::BlockCommand { .. }
-            if [-libc::EINVAL, -libc::EOPNOTSUPP, -libc::ENOTTY].contains(&result) =>
-        {
+        Kind::BlockCommand { .. } if [-libc::EINVAL, -libc::EOPNOTSUPP, -libc::ENOTTY].contains(&result) => {
             Next::Again { report: false }
         }
         _ => Next::Done(result),
@@ -343,9 +293,9 @@ impl Env for Uring {
         slot.hold(op.data);
         let entry = match op.kind {
             FileOpKind::Read => match op.data {
-                [only] => opcode::Read::new(file, only.as_ptr(), length(only.len()))
-                    .offset(op.offset)
-                    .build(),
+                [only] => {
+                    opcode::Read::new(file, only.as_ptr(), length(only.len())).offset(op.offset).build()
+                }
                 _ => opcode::Readv::new(file, slot.iovecs.as_ptr(), length(slot.iovecs.len()))
                     .offset(op.offset)
                     .build(),
@@ -353,41 +303,28 @@ impl Env for Uring {
             FileOpKind::Write { dsync } => {
                 let flags = if dsync { libc::RWF_DSYNC } else { 0 };
                 match op.data {
-                    [only] => {
-                        opcode::Write::new(file, only.as_ptr().cast_const(), length(only.len()))
-                            .offset(op.offset)
-                            .rw_flags(flags)
-                            .build()
-                    }
+                    [only] => opcode::Write::new(file, only.as_ptr().cast_const(), length(only.len()))
+                        .offset(op.offset)
+                        .rw_flags(flags)
+                        .build(),
                     _ => opcode::Writev::new(file, slot.iovecs.as_ptr(), length(slot.iovecs.len()))
                         .offset(op.offset)
                         .rw_flags(flags)
                         .build(),
                 }
             }
-            FileOpKind::Sync => opcode::Fsync::new(file)
-                .flags(types::FsyncFlags::DATASYNC)
-                .build(),
-            FileOpKind::PunchHole => opcode::Fallocate::new(file, op.len)
-                .offset(op.offset)
-                .mode(PUNCH_HOLE)
-                .build(),
-            FileOpKind::ZeroRange => opcode::Fallocate::new(file, op.len)
-                .offset(op.offset)
-                .mode(ZERO_RANGE)
-                .build(),
+            FileOpKind::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
+            FileOpKind::PunchHole => {
+                opcode::Fallocate::new(file, op.len).offset(op.offset).mode(PUNCH_HOLE).build()
+            }
+            FileOpKind::ZeroRange => {
+                opcode::Fallocate::new(file, op.len).offset(op.offset).mode(ZERO_RANGE).build()
+            }
             FileOpKind::BlkDiscard if self.features.block_commands => {
-                slot.kind = Kind::BlockCommand {
-                    fd,
-                    zero: false,
-                    range: [op.offset, op.len],
-                };
+                slot.kind = Kind::BlockCommand { fd, zero: false, range: [op.offset, op.len] };
                 let mut command = [0; 16];
                 command[..8].copy_from_slice(&op.len.to_ne_bytes()); // the entry's `addr3`
-                opcode::UringCmd16::new(file, BLOCK_DISCARD)
-                    .cmd(command)
-                    .addr(Some(op.offset))
-                    .build()
+                opcode::UringCmd16::new(file, BLOCK_DISCARD).cmd(command).addr(Some(op.offset)).build()
             }
             FileOpKind::BlkDiscard => {
                 return self.help(name, fd, RangeCall::Discard, [op.offset, op.len]);
@@ -405,10 +342,7 @@ impl Env for Uring {
         let (enough, deadline) = match wait {
             Wait::Poll => (0, None),
             Wait::Until(time) => (1, time),
-            Wait::Gather {
-                completions,
-                for_at_most,
-            } => (completions as usize, Some(clock() + for_at_most)),
+            Wait::Gather { completions, for_at_most } => (completions as usize, Some(clock() + for_at_most)),
         };
         loop {
             let there = out.len() - before;
@@ -441,6 +375,7 @@ impl Drop for Uring {
         if std::thread::panicking() || !self.drain() {
             self.slots.leak();
         }
+        self.door.close(&self.ring);
         for fd in self.accepted.drain(..) {
             // SAFETY: the kernel gave us this descriptor in an accept's completion, and `take_accepted` has not given
             // it away (it would not be in the list).
@@ -490,14 +425,9 @@ impl Random {
     fn refill(&mut self) {
         let mut bytes = [0_u8; 256]; // as many as getrandom(2) gives whole, whatever signals come
         let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-        assert_eq!(
-            got,
-            Ok(bytes.len()),
-            "getrandom(2) gives 256 bytes since Linux 3.17"
-        );
+        assert_eq!(got, Ok(bytes.len()), "getrandom(2) gives 256 bytes since Linux 3.17");
         let (numbers, _) = bytes.as_chunks::<8>();
-        self.stock
-            .extend(numbers.iter().map(|number| u64::from_ne_bytes(*number)));
+        self.stock.extend(numbers.iter().map(|number| u64::from_ne_bytes(*number)));
     }
 }
 

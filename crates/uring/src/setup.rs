@@ -17,11 +17,7 @@ pub struct UringConfig {
 
 impl Default for UringConfig {
     fn default() -> UringConfig {
-        UringConfig {
-            submissions: 512,
-            completions: 4096,
-            as_kernel: AsKernel::Newest,
-        }
+        UringConfig { submissions: 512, completions: 4096, as_kernel: AsKernel::Newest }
     }
 }
 
@@ -77,11 +73,13 @@ pub enum UringError {
 /// What the running kernel can do beyond the minimum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Features {
-    /// Multishot accept and poll. Turned off when the first one is refused.
+    /// Multishot accept and poll. One that is refused is started again after each event.
     pub multishot: bool,
     /// io_uring_enter with the index of a registered ring.
     pub registered_ring: bool,
-    /// Commands for block devices (URING_CMD). Turned off when the first one is refused.
+    /// Sends go on after a short transfer by themselves (MSG_WAITALL, 5.19; older kernels ignore it). If not, we do it.
+    pub whole_sends: bool,
+    /// Commands for block devices (URING_CMD). One that is refused goes to the helper thread.
     pub block_commands: bool,
 }
 
@@ -91,33 +89,15 @@ pub(crate) fn make(config: &UringConfig) -> Result<(IoUring, Features), UringErr
     let mut probe = Probe::new();
     ring.submitter()
         .register_probe(&mut probe)
-        .map_err(|source| UringError::Other {
-            what: "io_uring_register(PROBE)",
-            source,
-        })?;
-    let too_old = |what| UringError::TooOld {
-        what,
-        release: release(),
-    };
+        .map_err(|source| UringError::Other { what: "io_uring_register(PROBE)", source })?;
+    let too_old = |what| UringError::TooOld { what, release: release() };
     let needed = [
-        (
-            ring.params().is_feature_ext_arg(),
-            "waiting with a timeout (IORING_FEAT_EXT_ARG)",
-        ),
-        (
-            ring.params().is_feature_nodrop(),
-            "completions that are never dropped (IORING_FEAT_NODROP)",
-        ),
-        (
-            ring.params().is_feature_submit_stable(),
-            "stable submissions (IORING_FEAT_SUBMIT_STABLE)",
-        ),
+        (ring.params().is_feature_ext_arg(), "waiting with a timeout (IORING_FEAT_EXT_ARG)"),
+        (ring.params().is_feature_nodrop(), "completions that are never dropped (IORING_FEAT_NODROP)"),
+        (ring.params().is_feature_submit_stable(), "stable submissions (IORING_FEAT_SUBMIT_STABLE)"),
         (probe.is_supported(opcode::Read::CODE), "IORING_OP_READ"),
         (probe.is_supported(opcode::Send::CODE), "IORING_OP_SEND"),
-        (
-            probe.is_supported(opcode::Fallocate::CODE),
-            "IORING_OP_FALLOCATE",
-        ),
+        (probe.is_supported(opcode::Fallocate::CODE), "IORING_OP_FALLOCATE"),
     ];
     if let Some((_, what)) = needed.into_iter().find(|(there, _)| !there) {
         return Err(too_old(what));
@@ -125,6 +105,7 @@ pub(crate) fn make(config: &UringConfig) -> Result<(IoUring, Features), UringErr
     let features = Features {
         multishot: newest,
         registered_ring: newest,
+        whole_sends: newest,
         block_commands: newest && probe.is_supported(opcode::UringCmd16::CODE),
     };
     Ok((ring, features))
@@ -133,25 +114,15 @@ pub(crate) fn make(config: &UringConfig) -> Result<(IoUring, Features), UringErr
 /// Tries the setups from the newest kernel's to the oldest's; the kernel refuses flags that it does not know by EINVAL.
 fn with_best_flags(config: &UringConfig) -> Result<IoUring, UringError> {
     let oldest = 3;
-    let first = if config.as_kernel == AsKernel::Newest {
-        0
-    } else {
-        oldest
-    };
+    let first = if config.as_kernel == AsKernel::Newest { 0 } else { oldest };
     let mut refused = None;
     for level in first..=oldest {
         let mut builder = IoUring::builder();
-        builder
-            .dontfork()
-            .setup_clamp()
-            .setup_cqsize(config.completions);
+        builder.dontfork().setup_clamp().setup_cqsize(config.completions);
         if level <= 2 {
             // 5.19. Completions wait until the worker enters the kernel instead of interrupting it, and a flag in
             // memory tells that they do: polling costs no system call when there is nothing.
-            builder
-                .setup_submit_all()
-                .setup_coop_taskrun()
-                .setup_taskrun_flag();
+            builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag();
         }
         if level <= 1 {
             // 6.1. Only this thread submits, and completions are worked off in its io_uring_enter alone.
@@ -173,18 +144,10 @@ fn with_best_flags(config: &UringConfig) -> Result<IoUring, UringError> {
 fn explain(source: io::Error) -> UringError {
     match source.raw_os_error() {
         Some(libc::ENOSYS) => UringError::Missing,
-        Some(libc::EPERM | libc::EACCES) => UringError::Forbidden {
-            remedy: who_forbids(),
-        },
+        Some(libc::EPERM | libc::EACCES) => UringError::Forbidden { remedy: who_forbids() },
         Some(libc::ENOMEM) => UringError::NoMemory,
-        Some(libc::EINVAL) => UringError::TooOld {
-            what: "the plainest setup",
-            release: release(),
-        },
-        _ => UringError::Other {
-            what: "io_uring_setup",
-            source,
-        },
+        Some(libc::EINVAL) => UringError::TooOld { what: "the plainest setup", release: release() },
+        _ => UringError::Other { what: "io_uring_setup", source },
     }
 }
 
@@ -209,10 +172,7 @@ fn remedy_for(sysctl: &str) -> String {
 }
 
 fn release() -> String {
-    rustix::system::uname()
-        .release()
-        .to_string_lossy()
-        .into_owned()
+    rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
 #[cfg(test)]
@@ -227,20 +187,12 @@ mod tests {
         assert!(remedy_for("").contains("seccomp"));
         let error = explain(io::Error::from_raw_os_error(libc::EPERM)).to_string();
         assert!(error.contains("EPERM"), "{error}");
-        assert!(
-            explain(io::Error::from_raw_os_error(libc::ENOSYS))
-                .to_string()
-                .contains("5.11")
-        );
+        assert!(explain(io::Error::from_raw_os_error(libc::ENOSYS)).to_string().contains("5.11"));
     }
 
     #[test]
     fn both_the_newest_and_the_plainest_setup_work_here() {
         make(&UringConfig::default()).unwrap();
-        make(&UringConfig {
-            as_kernel: AsKernel::V5_11,
-            ..UringConfig::default()
-        })
-        .unwrap();
+        make(&UringConfig { as_kernel: AsKernel::V5_11, ..UringConfig::default() }).unwrap();
     }
 }

@@ -78,8 +78,7 @@ impl Slot {
     pub fn hold(&mut self, data: &[Segment]) {
         debug_assert!(self.segments.is_empty());
         debug_assert!(self.iovecs.is_empty());
-        self.segments
-            .extend(data.iter().take(SEGMENTS_MAX).cloned());
+        self.segments.extend(data.iter().take(SEGMENTS_MAX).cloned());
         if data.len() > 1 {
             self.list();
         }
@@ -88,10 +87,8 @@ impl Slot {
     /// Lists the segments' addresses.
     pub fn list(&mut self) {
         self.iovecs.clear();
-        let vector = |segment: &Segment| libc::iovec {
-            iov_base: segment.as_ptr().cast(),
-            iov_len: segment.len(),
-        };
+        let vector =
+            |segment: &Segment| libc::iovec { iov_base: segment.as_ptr().cast(), iov_len: segment.len() };
         self.iovecs.extend(self.segments.iter().map(vector));
     }
 }
@@ -109,8 +106,7 @@ impl Slots {
     /// A free slot for `token`, and its name for the kernel.
     pub fn take(&mut self, token: Token, kind: Kind) -> (u64, &mut Slot) {
         let index = self.free.pop().unwrap_or_else(|| {
-            let index =
-                u32::try_from(self.all.len()).expect("fewer than 2^32 operations in flight");
+            let index = u32::try_from(self.all.len()).expect("fewer than 2^32 operations in flight");
             self.all.push(Box::new(Slot::new()));
             index
         });
@@ -143,14 +139,9 @@ impl Slots {
 
     /// Names of all operations in flight that satisfy `wanted`.
     pub fn names(&self, wanted: impl Fn(&Slot) -> bool) -> Vec<u64> {
-        let occupied = self
-            .all
-            .iter()
-            .zip(0_u32..)
-            .filter(|(slot, _)| slot.kind != Kind::Free && wanted(slot));
-        occupied
-            .map(|(slot, index)| name(index, slot.generation))
-            .collect()
+        let occupied =
+            self.all.iter().zip(0_u32..).filter(|(slot, _)| slot.kind != Kind::Free && wanted(slot));
+        occupied.map(|(slot, index)| name(index, slot.generation)).collect()
     }
 
     /// Occupied slots.

@@ -18,8 +18,7 @@ impl Uring {
     /// One recv(2) into `into`. Result: bytes, which may be fewer than asked; 0: the end of the stream.
     pub fn recv(&mut self, token: Token, fd: Arc<OwnedFd>, into: Segment) {
         let (name, slot) = self.slots.take(token, Kind::Plain);
-        let entry =
-            opcode::Recv::new(types::Fd(fd.as_raw_fd()), into.as_ptr(), length(into.len())).build();
+        let entry = opcode::Recv::new(types::Fd(fd.as_raw_fd()), into.as_ptr(), length(into.len())).build();
         slot.file = Some(fd);
         slot.segments.push(into);
         self.submit(name, entry);
@@ -31,20 +30,13 @@ impl Uring {
     /// # Panics
     /// If `data` has more than 1,024 segments or 2 GiB less a page.
     pub fn send(&mut self, token: Token, fd: Arc<OwnedFd>, data: &[Segment]) {
-        assert!(
-            data.len() <= SEGMENTS_MAX,
-            "{} segments in one send, {SEGMENTS_MAX} at most",
-            data.len()
-        );
-        assert!(
-            bytes_in(data) <= SEND_BYTES_MAX,
-            "more than {SEND_BYTES_MAX} bytes in one send"
-        );
+        assert!(data.len() <= SEGMENTS_MAX, "{} segments in one send, {SEGMENTS_MAX} at most", data.len());
+        assert!(bytes_in(data) <= SEND_BYTES_MAX, "more than {SEND_BYTES_MAX} bytes in one send");
         let (name, slot) = self.slots.take(token, Kind::Send { sent: 0 });
         slot.file = Some(fd);
         slot.hold(data);
         slot.list();
-        let entry = slot.send_entry();
+        let entry = slot.send_entry(self.features.whole_sends);
         self.submit(name, entry);
     }
 
@@ -52,12 +44,7 @@ impl Uring {
     /// [`Uring::take_accepted`], which also tells that it was seen. `fd` should not have O_NONBLOCK set: older kernels
     /// would complete by EAGAIN instead of waiting.
     pub fn accept(&mut self, token: Token, fd: Arc<OwnedFd>) {
-        let (name, slot) = self.slots.take(
-            token,
-            Kind::Accept {
-                multishot: self.features.multishot,
-            },
-        );
+        let (name, slot) = self.slots.take(token, Kind::Accept { multishot: self.features.multishot });
         slot.file = Some(fd);
         let entry = slot.accept_entry();
         self.submit(name, entry);
@@ -69,9 +56,7 @@ impl Uring {
     /// If `result` is not one that an accept of this ring has brought, or was taken before.
     pub fn take_accepted(&mut self, result: i32) -> OwnedFd {
         let place = self.accepted.iter().position(|fd| *fd == result);
-        let fd = self
-            .accepted
-            .swap_remove(place.expect("the result of an accept, once"));
+        let fd = self.accepted.swap_remove(place.expect("the result of an accept, once"));
         // SAFETY: the kernel gave us this descriptor, nobody else owns it, and it has just left the list.
         unsafe { OwnedFd::from_raw_fd(fd) }
     }
@@ -79,19 +64,9 @@ impl Uring {
     /// Polls for readability, or else for writability, until cancelled (multishot). Results: poll(2)'s `revents`. Each
     /// completion says that there is something new; read until there is nothing more.
     pub fn poll(&mut self, token: Token, fd: Arc<OwnedFd>, readable: bool) {
-        let events = if readable {
-            libc::POLLIN
-        } else {
-            libc::POLLOUT
-        };
+        let events = if readable { libc::POLLIN } else { libc::POLLOUT };
         let events = u32::from(events.unsigned_abs());
-        let (name, slot) = self.slots.take(
-            token,
-            Kind::Poll {
-                events,
-                multishot: self.features.multishot,
-            },
-        );
+        let (name, slot) = self.slots.take(token, Kind::Poll { events, multishot: self.features.multishot });
         slot.file = Some(fd);
         let entry = slot.poll_entry();
         self.submit(name, entry);
@@ -108,32 +83,22 @@ impl Uring {
 
 impl Slot {
     fn fd(&self) -> types::Fd {
-        types::Fd(
-            self.file
-                .as_ref()
-                .expect("a port's operation holds its descriptor")
-                .as_raw_fd(),
-        )
+        types::Fd(self.file.as_ref().expect("a port's operation holds its descriptor").as_raw_fd())
     }
 
-    /// Sends what is left in the list.
-    pub(crate) fn send_entry(&mut self) -> squeue::Entry {
-        let (fd, flags) = (self.fd(), libc::MSG_NOSIGNAL | libc::MSG_WAITALL);
+    /// Sends what is left in the list; `whole`: not less.
+    pub(crate) fn send_entry(&mut self, whole: bool) -> squeue::Entry {
+        let fd = self.fd();
+        let flags = if whole { libc::MSG_NOSIGNAL | libc::MSG_WAITALL } else { libc::MSG_NOSIGNAL };
         if let [only] = self.iovecs[..] {
-            return opcode::Send::new(
-                fd,
-                only.iov_base.cast::<u8>().cast_const(),
-                length(only.iov_len),
-            )
-            .flags(flags)
-            .build();
+            return opcode::Send::new(fd, only.iov_base.cast::<u8>().cast_const(), length(only.iov_len))
+                .flags(flags)
+                .build();
         }
         self.header.msg_iov = self.iovecs.as_mut_ptr();
         self.header.msg_iovlen = self.iovecs.len();
         let flags = u32::try_from(flags).expect("flags are positive");
-        opcode::SendMsg::new(fd, &raw const self.header)
-            .flags(flags)
-            .build()
+        opcode::SendMsg::new(fd, &raw const self.header).flags(flags).build()
     }
 
     /// Removes `bytes` from the front of the list; tells whether nothing is left.
@@ -154,9 +119,9 @@ impl Slot {
 
     pub(crate) fn accept_entry(&self) -> squeue::Entry {
         match self.kind {
-            Kind::Accept { multishot: true } => opcode::AcceptMulti::new(self.fd())
-                .flags(libc::SOCK_CLOEXEC)
-                .build(),
+            Kind::Accept { multishot: true } => {
+                opcode::AcceptMulti::new(self.fd()).flags(libc::SOCK_CLOEXEC).build()
+            }
             _ => opcode::Accept::new(self.fd(), std::ptr::null_mut(), std::ptr::null_mut())
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
@@ -164,11 +129,7 @@ impl Slot {
     }
 
     pub(crate) fn poll_entry(&self) -> squeue::Entry {
-        let Kind::Poll { events, multishot } = self.kind else {
-            unreachable!("only for polls")
-        };
-        opcode::PollAdd::new(self.fd(), events)
-            .multi(multishot)
-            .build()
+        let Kind::Poll { events, multishot } = self.kind else { unreachable!("only for polls") };
+        opcode::PollAdd::new(self.fd(), events).multi(multishot).build()
     }
 }

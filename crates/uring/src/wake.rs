@@ -61,14 +61,7 @@ impl Wake {
         // Not EFD_NONBLOCK: io_uring would then fail the READ by EAGAIN instead of waiting for the event.
         let eventfd = eventfd(0, EventfdFlags::CLOEXEC)?;
         let count = NonNull::from(Box::leak(Box::new(0_u64)));
-        Ok(Wake {
-            bell: Arc::new(Bell {
-                state: AtomicU8::new(AWAKE),
-                eventfd,
-            }),
-            count,
-            armed: false,
-        })
+        Ok(Wake { bell: Arc::new(Bell { state: AtomicU8::new(AWAKE), eventfd }), count, armed: false })
     }
 
     pub fn notifier(&self) -> Arc<dyn Notify> {
@@ -82,11 +75,7 @@ impl Wake {
         }
         self.armed = true;
         let fd: RawFd = self.bell.eventfd.as_raw_fd();
-        Some(
-            opcode::Read::new(types::Fd(fd), self.count.as_ptr().cast(), 8)
-                .build()
-                .user_data(WAKE),
-        )
+        Some(opcode::Read::new(types::Fd(fd), self.count.as_ptr().cast(), 8).build().user_data(WAKE))
     }
 
     /// The READ has completed.
@@ -100,10 +89,7 @@ impl Wake {
 
     /// Says that the worker is about to sleep; false if it must not, because somebody has notified it.
     pub fn prepare_to_sleep(&self) -> bool {
-        self.bell
-            .state
-            .compare_exchange(AWAKE, SLEEPING, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok()
+        self.bell.state.compare_exchange(AWAKE, SLEEPING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
     /// Says that the worker is awake, and tells whether it was notified.

@@ -18,18 +18,8 @@ use blockwork_uring::{AsKernel, Uring, UringConfig, more};
 const SOON: Nanos = Nanos::secs(20);
 
 fn configs() -> [UringConfig; 2] {
-    let newest = UringConfig {
-        submissions: 64,
-        completions: 128,
-        ..UringConfig::default()
-    };
-    [
-        newest,
-        UringConfig {
-            as_kernel: AsKernel::V5_11,
-            ..newest
-        },
-    ]
+    let newest = UringConfig { submissions: 64, completions: 128, ..UringConfig::default() };
+    [newest, UringConfig { as_kernel: AsKernel::V5_11, ..newest }]
 }
 
 fn everywhere(test: impl Fn(Uring)) {
@@ -64,27 +54,14 @@ fn bytes(segments: &[Segment]) -> Vec<u8> {
 
 fn rw(env: &mut Uring, token: u64, file: &File, kind: FileOpKind, offset: u64, data: &[Segment]) {
     let len = blockwork_memory::bytes_in(data) as u64;
-    env.start(
-        Token(token),
-        FileOp {
-            file: file_id(file),
-            kind,
-            offset,
-            len,
-            data,
-        },
-    );
+    env.start(Token(token), FileOp { file: file_id(file), kind, offset, len, data });
 }
 
 /// Waits until `n` completions are there; fails if that takes too long.
 fn complete(env: &mut Uring, n: usize) -> Vec<Completion> {
     let (mut out, deadline) = (Vec::new(), env.now() + SOON);
     while out.len() < n {
-        assert!(
-            env.now() < deadline,
-            "{} of {n} completions came",
-            out.len()
-        );
+        assert!(env.now() < deadline, "{} of {n} completions came", out.len());
         env.wait(Wait::Until(Some(deadline)), &mut out);
     }
     out
@@ -105,18 +82,8 @@ fn socketpair() -> (Arc<OwnedFd>, UnixStream) {
 fn what_is_written_is_read_back_with_one_segment_and_with_several() {
     everywhere(|mut env| {
         let file = tempfile::tempfile().unwrap();
-        rw(
-            &mut env,
-            1,
-            &file,
-            FileOpKind::Write { dsync: false },
-            100,
-            &[filled(b"hello")],
-        );
-        assert_eq!(
-            (one(&mut env).token, 105),
-            (Token(1), file.metadata().unwrap().len())
-        );
+        rw(&mut env, 1, &file, FileOpKind::Write { dsync: false }, 100, &[filled(b"hello")]);
+        assert_eq!((one(&mut env).token, 105), (Token(1), file.metadata().unwrap().len()));
         rw(
             &mut env,
             2,
@@ -129,11 +96,7 @@ fn what_is_written_is_read_back_with_one_segment_and_with_several() {
         let into = [empty(3), empty(4096), empty(1)];
         rw(&mut env, 3, &file, FileOpKind::Read, 100, &into);
         let done = one(&mut env);
-        assert_eq!(
-            (done.token, done.result, done.flags),
-            (Token(3), 16, 0),
-            "short at the end of the file"
-        );
+        assert_eq!((done.token, done.result, done.flags), (Token(3), 16, 0), "short at the end of the file");
         assert_eq!(bytes(&into)[..16], *b"hello wide world");
         let past = empty(10);
         rw(&mut env, 4, &file, FileOpKind::Read, 1 << 40, &[past]);
@@ -147,49 +110,18 @@ fn what_is_written_is_read_back_with_one_segment_and_with_several() {
 fn errors_come_as_negative_errnos() {
     everywhere(|mut env| {
         let file = OpenOptions::new().read(true).open("/dev/null").unwrap();
-        rw(
-            &mut env,
-            1,
-            &file,
-            FileOpKind::Write { dsync: false },
-            0,
-            &[filled(b"x")],
-        );
+        rw(&mut env, 1, &file, FileOpKind::Write { dsync: false }, 0, &[filled(b"x")]);
         assert_eq!(one(&mut env).result, -libc::EBADF);
-        let op = FileOp {
-            file: FileId(u32::MAX),
-            kind: FileOpKind::Sync,
-            offset: 0,
-            len: 0,
-            data: &[],
-        };
+        let op = FileOp { file: FileId(u32::MAX), kind: FileOpKind::Sync, offset: 0, len: 0, data: &[] };
         env.start(Token(2), op);
         assert_eq!(one(&mut env).result, -libc::EBADF);
         // (Not /dev/null for this: it accepts every command of io_uring's.)
         let file = tempfile::tempfile().unwrap();
         for kind in [FileOpKind::BlkDiscard, FileOpKind::BlkZeroOut] {
-            env.start(
-                Token(3),
-                FileOp {
-                    file: file_id(&file),
-                    kind,
-                    offset: 0,
-                    len: 4096,
-                    data: &[],
-                },
-            );
+            env.start(Token(3), FileOp { file: file_id(&file), kind, offset: 0, len: 4096, data: &[] });
             let result = one(&mut env).result;
             assert_eq!(result, -libc::ENOTTY, "{kind:?}");
-            env.start(
-                Token(4),
-                FileOp {
-                    file: FileId(u32::MAX),
-                    kind,
-                    offset: 0,
-                    len: 4096,
-                    data: &[],
-                },
-            );
+            env.start(Token(4), FileOp { file: FileId(u32::MAX), kind, offset: 0, len: 4096, data: &[] });
             assert_eq!(one(&mut env).result, -libc::EBADF, "{kind:?}");
         }
     });
@@ -202,13 +134,7 @@ fn punching_a_hole_frees_blocks_and_zeroing_a_range_keeps_them() {
         file.write_all(&[7; 1 << 20]).unwrap();
         file.sync_all().unwrap();
         let before = file.metadata().unwrap().blocks();
-        let op = |kind, offset| FileOp {
-            file: file_id(&file),
-            kind,
-            offset,
-            len: 256 << 10,
-            data: &[],
-        };
+        let op = |kind, offset| FileOp { file: file_id(&file), kind, offset, len: 256 << 10, data: &[] };
         env.start(Token(1), op(FileOpKind::ZeroRange, 0));
         assert_eq!(one(&mut env).result, 0);
         assert_eq!(file.metadata().unwrap().blocks(), before);
@@ -234,14 +160,7 @@ fn ten_thousand_operations_before_one_wait_all_complete_once() {
         let before = env.enters();
         let places: Vec<Segment> = (0..10_000).map(|_| empty(4)).collect();
         for (i, place) in (0_u64..).zip(&places) {
-            rw(
-                &mut env,
-                i,
-                &file,
-                FileOpKind::Read,
-                i * 4,
-                std::slice::from_ref(place),
-            );
+            rw(&mut env, i, &file, FileOpKind::Read, i * 4, std::slice::from_ref(place));
         }
         assert_eq!(env.in_flight(), 10_000);
         let done = complete(&mut env, 10_000);
@@ -267,32 +186,15 @@ fn a_batch_costs_one_system_call() {
         for round in 1..=10 {
             let before = env.enters();
             for (i, place) in (0_u64..).zip(&places) {
-                rw(
-                    &mut env,
-                    i,
-                    &file,
-                    FileOpKind::Read,
-                    i * 4096,
-                    std::slice::from_ref(place),
-                );
+                rw(&mut env, i, &file, FileOpKind::Read, i * 4096, std::slice::from_ref(place));
             }
             out.clear();
-            env.wait(
-                Wait::Gather {
-                    completions: 16,
-                    for_at_most: SOON,
-                },
-                &mut out,
-            );
+            env.wait(Wait::Gather { completions: 16, for_at_most: SOON }, &mut out);
             assert_eq!((out.len(), env.enters() - before), (16, 1), "round {round}");
         }
         let before = env.enters();
         env.wait(Wait::Poll, &mut out);
-        assert_eq!(
-            env.enters(),
-            before,
-            "polling when there is nothing is free"
-        );
+        assert_eq!(env.enters(), before, "polling when there is nothing is free");
     });
 }
 
@@ -306,25 +208,10 @@ fn a_wait_ends_when_its_time_has_come_and_not_before() {
         assert!(before.elapsed() >= Duration::from_millis(30));
         let before = Instant::now();
         env.wait(Wait::Until(Some(Nanos(1))), &mut out);
-        env.wait(
-            Wait::Gather {
-                completions: 4,
-                for_at_most: Nanos(0),
-            },
-            &mut out,
-        );
-        assert!(
-            before.elapsed() < Duration::from_secs(5),
-            "a time that has passed is not waited for"
-        );
+        env.wait(Wait::Gather { completions: 4, for_at_most: Nanos(0) }, &mut out);
+        assert!(before.elapsed() < Duration::from_secs(5), "a time that has passed is not waited for");
         let start = env.now();
-        env.wait(
-            Wait::Gather {
-                completions: 4,
-                for_at_most: Nanos::millis(30),
-            },
-            &mut out,
-        );
+        env.wait(Wait::Gather { completions: 4, for_at_most: Nanos::millis(30) }, &mut out);
         assert!(env.now().since(start) >= Nanos::millis(30));
         assert!(out.is_empty());
     });
@@ -338,10 +225,7 @@ fn gathering_returns_what_is_there_when_the_time_is_over() {
         theirs.write_all(b"abc").unwrap();
         let mut out = Vec::new();
         env.wait(Wait::Poll, &mut out);
-        let more = Wait::Gather {
-            completions: 5,
-            for_at_most: Nanos::millis(20),
-        };
+        let more = Wait::Gather { completions: 5, for_at_most: Nanos::millis(20) };
         env.wait(more, &mut out);
         assert_eq!(out.len(), 1);
         assert_eq!(out[0].result, 3);
@@ -356,9 +240,7 @@ fn timers_run_out_in_order_and_can_be_cancelled() {
         env.timeout(Token(3), Nanos::secs(3600));
         let done = complete(&mut env, 2);
         assert_eq!(
-            done.iter()
-                .map(|done| (done.token.0, done.result))
-                .collect::<Vec<_>>(),
+            done.iter().map(|done| (done.token.0, done.result)).collect::<Vec<_>>(),
             [(2, -libc::ETIME), (1, -libc::ETIME)]
         );
         env.cancel(Token(3));
@@ -404,10 +286,7 @@ fn several_notifies_cost_one_wake_up() {
         assert!(env.enters() - before <= 1);
         let start = env.now();
         env.wait(Wait::Until(Some(start + Nanos::millis(20))), &mut out);
-        assert!(
-            env.now().since(start) >= Nanos::millis(20),
-            "the second wait sleeps"
-        );
+        assert!(env.now().since(start) >= Nanos::millis(20), "the second wait sleeps");
     });
 }
 
@@ -416,9 +295,7 @@ fn a_stream_is_sent_whole_and_received_in_pieces() {
     everywhere(|mut env| {
         let (ours, mut theirs) = socketpair();
         // Far more than a socket's buffer holds, so that the send is short many times.
-        let pieces: Vec<Segment> = (0..100_u8)
-            .map(|i| filled(&vec![i; 50_000 + usize::from(i)]))
-            .collect();
+        let pieces: Vec<Segment> = (0..100_u8).map(|i| filled(&vec![i; 50_000 + usize::from(i)])).collect();
         let expected = bytes(&pieces);
         let reader = std::thread::spawn(move || {
             let mut got = vec![0; 100 * 50_000 + 4950];
@@ -453,9 +330,7 @@ fn a_send_that_is_cut_short_tells_what_was_sent() {
         drop(theirs);
         let result = one(&mut env).result;
         assert!(
-            result == -libc::EPIPE
-                || result == -libc::ECONNRESET
-                || (1000..8 << 20).contains(&result),
+            result == -libc::EPIPE || result == -libc::ECONNRESET || (1000..8 << 20).contains(&result),
             "{result}"
         );
     });
@@ -499,9 +374,7 @@ fn accepting_on_what_does_not_listen_says_so() {
 #[test]
 #[should_panic(expected = "the result of an accept, once")]
 fn a_descriptor_that_was_not_accepted_is_not_given_away() {
-    Uring::new(&UringConfig::default())
-        .unwrap()
-        .take_accepted(1);
+    Uring::new(&UringConfig::default()).unwrap().take_accepted(1);
 }
 
 #[test]
@@ -521,10 +394,7 @@ fn a_poll_reports_each_event() {
         let done = complete(&mut env, 1);
         assert!(!more(done.last().unwrap().flags));
         env.poll(Token(2), ours, false);
-        assert!(
-            one(&mut env).result & i32::from(libc::POLLOUT) != 0,
-            "an empty socket is writable"
-        );
+        assert!(one(&mut env).result & i32::from(libc::POLLOUT) != 0, "an empty socket is writable");
     });
 }
 
@@ -538,11 +408,7 @@ fn dropping_with_operations_in_flight_ends_them_all() {
             env.recv(Token(token), ours.clone(), segment());
             env.timeout(Token(1000 + token), Nanos::secs(3600));
         }
-        env.poll(
-            Token(2000),
-            Arc::new(theirs.try_clone().unwrap().into()),
-            true,
-        );
+        env.poll(Token(2000), Arc::new(theirs.try_clone().unwrap().into()), true);
         env.wait(Wait::Poll, &mut Vec::new());
         for token in 0..10 {
             env.recv(Token(3000 + token), ours.clone(), segment()); // not submitted yet
@@ -559,10 +425,7 @@ fn a_client_accepted_but_never_taken_is_hung_up_on_by_the_drop() {
     everywhere(|mut env| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
-        env.accept(
-            Token(1),
-            Arc::new(UnixListener::bind(&path).unwrap().into()),
-        );
+        env.accept(Token(1), Arc::new(UnixListener::bind(&path).unwrap().into()));
         let mut client = UnixStream::connect(&path).unwrap();
         let _ = one(&mut env);
         drop(env);
@@ -578,10 +441,7 @@ fn signals_do_not_end_a_sleep() {
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
-        assert_eq!(
-            libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut()),
-            0
-        );
+        assert_eq!(libc::sigaction(libc::SIGUSR2, &action, std::ptr::null_mut()), 0);
     }
     everywhere(|mut env| {
         // SAFETY: no preconditions.
@@ -605,6 +465,16 @@ fn signals_do_not_end_a_sleep() {
         stop.store(true, Ordering::Relaxed);
         pest.join().unwrap();
     });
+}
+
+#[test]
+fn a_thread_can_make_any_number_of_rings_one_after_the_other() {
+    // It has 16 places for registered ones.
+    for _ in 0..40 {
+        let mut env = Uring::new(&UringConfig::default()).unwrap();
+        env.timeout(Token(1), Nanos(1));
+        assert_eq!(one(&mut env).result, -libc::ETIME);
+    }
 }
 
 #[test]

@@ -10,33 +10,20 @@ use crate::error::LeafError;
 
 /// The error for a device that is busy, naming its claimants where the kernel tells.
 pub(super) fn in_use(name: &str, file: &OwnedFd) -> LeafError {
-    let claimants = fstat(file)
-        .map(|stat| claimants(major(stat.st_rdev), minor(stat.st_rdev)))
-        .unwrap_or_default();
+    let claimants =
+        fstat(file).map(|stat| claimants(major(stat.st_rdev), minor(stat.st_rdev))).unwrap_or_default();
     let (holder, remedy) = match claimants.as_slice() {
         [] => (
             "it is in use by the kernel or by another program (EBUSY)".to_owned(),
             "release it first".to_owned(),
         ),
         list => {
-            let what = list
-                .iter()
-                .map(|claim| claim.what.as_str())
-                .collect::<Vec<_>>()
-                .join(", ");
-            let how = list
-                .iter()
-                .map(|claim| claim.release.as_str())
-                .collect::<Vec<_>>()
-                .join(" and ");
+            let what = list.iter().map(|claim| claim.what.as_str()).collect::<Vec<_>>().join(", ");
+            let how = list.iter().map(|claim| claim.release.as_str()).collect::<Vec<_>>().join(" and ");
             (what, format!("release it first ({how})"))
         }
     };
-    LeafError::InUse {
-        name: name.to_owned(),
-        holder,
-        remedy: format!("{remedy}, or open it with ',ro'"),
-    }
+    LeafError::InUse { name: name.to_owned(), holder, remedy: format!("{remedy}, or open it with ',ro'") }
 }
 
 struct Claim {
@@ -54,11 +41,7 @@ fn claimants(major: u32, minor: u32) -> Vec<Claim> {
         if entry.path().join("partition").exists() {
             let id = fs::read_to_string(entry.path().join("dev")).unwrap_or_default();
             let name = entry.file_name().to_string_lossy().into_owned();
-            found.extend(claims_on(
-                id.trim(),
-                &entry.path(),
-                &format!("its partition {name} is "),
-            ));
+            found.extend(claims_on(id.trim(), &entry.path(), &format!("its partition {name} is ")));
         }
     }
     found
@@ -69,21 +52,11 @@ fn claims_on(id: &str, place: &Path, whose: &str) -> Vec<Claim> {
     let mut found: Vec<Claim> = mounts
         .lines()
         .filter_map(|line| mounted_at(line, id))
-        .map(|at| Claim {
-            what: format!("{whose}mounted at {at}"),
-            release: format!("umount {at}"),
-        })
+        .map(|at| Claim { what: format!("{whose}mounted at {at}"), release: format!("umount {at}") })
         .collect();
-    for holder in fs::read_dir(place.join("holders"))
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    for holder in fs::read_dir(place.join("holders")).into_iter().flatten().flatten() {
         let holder = holder.file_name().to_string_lossy().into_owned();
-        found.push(Claim {
-            what: format!("{whose}part of {holder}"),
-            release: format!("stop {holder}"),
-        });
+        found.push(Claim { what: format!("{whose}part of {holder}"), release: format!("stop {holder}") });
     }
     found
 }
@@ -102,7 +75,8 @@ mod tests {
 
     #[test]
     fn a_mount_is_found_by_its_device_number() {
-        let line = "36 35 98:0 /mnt1 /srv/my\\040disk rw,noatime master:1 - ext3 /dev/root rw,errors=continue";
+        let line =
+            "36 35 98:0 /mnt1 /srv/my\\040disk rw,noatime master:1 - ext3 /dev/root rw,errors=continue";
         assert_eq!(mounted_at(line, "98:0").as_deref(), Some("/srv/my disk"));
         assert_eq!(mounted_at(line, "98:1"), None);
         assert_eq!(mounted_at("", "98:0"), None);

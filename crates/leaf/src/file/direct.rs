@@ -32,11 +32,7 @@ pub(super) struct OpenedFile {
 /// Larger demands than this are not believed.
 const ALIGNMENT_MAX: u32 = 64 << 10;
 
-pub(super) fn open_buffered(
-    path: &Path,
-    name: &str,
-    read_only: bool,
-) -> Result<OwnedFd, LeafError> {
+pub(super) fn open_buffered(path: &Path, name: &str, read_only: bool) -> Result<OwnedFd, LeafError> {
     // Not to block on a pipe that somebody gives for a disk.
     open(path, mode(read_only) | OFlags::NONBLOCK, Mode::empty()).map_err(|errno| {
         let remedy = match errno {
@@ -47,22 +43,12 @@ pub(super) fn open_buffered(
             Errno::ISDIR => "; a disk is a regular file or a block device",
             _ => "",
         };
-        LeafError::Io {
-            name: name.into(),
-            what: "open",
-            source: errno.into(),
-            remedy: remedy.into(),
-        }
+        LeafError::Io { name: name.into(), what: "open", source: errno.into(), remedy: remedy.into() }
     })
 }
 
 fn mode(read_only: bool) -> OFlags {
-    OFlags::CLOEXEC
-        | if read_only {
-            OFlags::RDONLY
-        } else {
-            OFlags::RDWR
-        }
+    OFlags::CLOEXEC | if read_only { OFlags::RDONLY } else { OFlags::RDWR }
 }
 
 /// Opens the file for I/O: with O_DIRECT if asked for and possible; a block device that will be written to exclusively.
@@ -87,16 +73,11 @@ pub(super) fn open_best(
         let why = match open(path, flags | OFlags::DIRECT, Mode::empty()) {
             Ok(file) => match alignment(&file, bytes) {
                 Ok(direct) => {
-                    return Ok(OpenedFile {
-                        file,
-                        direct: Some(direct),
-                    });
+                    return Ok(OpenedFile { file, direct: Some(direct) });
                 }
                 Err(why) => why,
             },
-            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
-                "it cannot be opened with O_DIRECT (EINVAL)".to_owned()
-            }
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => "it cannot be opened with O_DIRECT (EINVAL)".to_owned(),
             Err(errno) => return Err(fail(errno)),
         };
         let place = file_system(&plain);
@@ -122,18 +103,9 @@ fn alignment(file: &OwnedFd, bytes: u64) -> Result<Alignment, String> {
     let candidates = match told {
         Some(alignment) => vec![alignment],
         None => vec![
-            Alignment {
-                memory: 512,
-                offset: 512,
-            },
-            Alignment {
-                memory: 4096,
-                offset: 512,
-            },
-            Alignment {
-                memory: 4096,
-                offset: 4096,
-            },
+            Alignment { memory: 512, offset: 512 },
+            Alignment { memory: 4096, offset: 512 },
+            Alignment { memory: 4096, offset: 4096 },
         ],
     };
     let mut last = Errno::INVAL;
@@ -173,10 +145,7 @@ fn told_by_kernel(file: &OwnedFd) -> Result<Option<Alignment>, String> {
             "O_DIRECT needs an alignment of {memory} bytes in memory and {offset} in the file"
         ));
     }
-    Ok(Some(Alignment {
-        memory,
-        offset: offset.max(512),
-    }))
+    Ok(Some(Alignment { memory, offset: offset.max(512) }))
 }
 
 /// From the kernel's include/uapi/linux/stat.h.
@@ -184,11 +153,7 @@ const STATX_DIOALIGN: u32 = 0x2000;
 
 /// Reads one unit from the start, into memory aligned as little as the candidate allows.
 fn try_read(file: &OwnedFd, candidate: Alignment) -> Result<(), Errno> {
-    let skew = if candidate.memory < 4096 {
-        candidate.memory as usize
-    } else {
-        0
-    };
+    let skew = if candidate.memory < 4096 { candidate.memory as usize } else { 0 };
     let mut memory = Aligned::new(candidate.offset as usize, skew);
     loop {
         match rustix::io::pread(file, memory.bytes(), 0) {

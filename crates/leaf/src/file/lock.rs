@@ -34,20 +34,14 @@ pub(super) fn take(
     read_only: bool,
     warnings: &mut Vec<String>,
 ) -> Result<(), LeafError> {
-    let result = if read_only {
-        for_reading(file)
-    } else {
-        set(file, Mode::Exclusive, 0, 0)
-    };
+    let result = if read_only { for_reading(file) } else { set(file, Mode::Exclusive, 0, 0) };
     match result {
         Ok(()) => Ok(()),
         Err(Errno::EAGAIN | Errno::EACCES) => Err(LeafError::InUse {
             name: name.to_owned(),
             holder: format!(
                 "it is locked{}",
-                holder(file)
-                    .map(|who| format!(" by {who}"))
-                    .unwrap_or_default()
+                holder(file).map(|who| format!(" by {who}")).unwrap_or_default()
             ),
             remedy: if read_only {
                 "somebody writes to it, and what is read would not fit together: stop that first, or open it with \
@@ -111,12 +105,7 @@ fn is_locked(file: &OwnedFd, byte: i64) -> Result<bool, Errno> {
 /// (in /proc/locks, those of an open file description have no owner).
 fn holder(file: &OwnedFd) -> Option<String> {
     let stat = fstat(file).ok()?;
-    let id = format!(
-        "{:02x}:{:02x}:{}",
-        major(stat.st_dev),
-        minor(stat.st_dev),
-        stat.st_ino
-    );
+    let id = format!("{:02x}:{:02x}:{}", major(stat.st_dev), minor(stat.st_dev), stat.st_ino);
     for process in fs::read_dir("/proc").ok()?.flatten() {
         let pid = process.file_name().to_string_lossy().into_owned();
         if !pid.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -125,20 +114,10 @@ fn holder(file: &OwnedFd) -> Option<String> {
         let Ok(descriptors) = fs::read_dir(process.path().join("fdinfo")) else {
             continue;
         };
-        let holds = |text: String| {
-            text.lines()
-                .any(|line| line.starts_with("lock:") && line.contains(&id))
-        };
-        if descriptors
-            .flatten()
-            .any(|fd| fs::read_to_string(fd.path()).is_ok_and(holds))
-        {
+        let holds = |text: String| text.lines().any(|line| line.starts_with("lock:") && line.contains(&id));
+        if descriptors.flatten().any(|fd| fs::read_to_string(fd.path()).is_ok_and(holds)) {
             let command = fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            let own = if pid == std::process::id().to_string() {
-                ", this very process"
-            } else {
-                ""
-            };
+            let own = if pid == std::process::id().to_string() { ", this very process" } else { "" };
             return Some(format!("process {pid} ({}{own})", command.trim()));
         }
     }

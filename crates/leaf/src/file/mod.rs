@@ -29,8 +29,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Allocation, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafIo, LeafShared,
-    LeafSource, Limits, Op, SECTOR, Sector, Sectors, Submitted,
+    Allocation, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafIo, LeafShared, LeafSource, Limits,
+    Op, SECTOR, Sector, Sectors, Submitted,
 };
 use rustix::fs::{FileType, SeekFrom, fstat, seek};
 
@@ -62,11 +62,7 @@ pub struct FileOptions {
 
 impl Default for FileOptions {
     fn default() -> FileOptions {
-        FileOptions {
-            read_only: false,
-            direct: Direct::Auto,
-            lock: true,
-        }
+        FileOptions { read_only: false, direct: Direct::Auto, lock: true }
     }
 }
 
@@ -114,15 +110,8 @@ impl FileSource {
         let sectors = whole_sectors(&name, bytes, &mut warnings)?;
         // Exclusively, as long as this lives: the descriptor that does the I/O may be another one (O_DIRECT), so the
         // claim and the lock are taken by the one that stays.
-        let opened = direct::open_best(
-            path,
-            &name,
-            options,
-            is_device,
-            sectors.bytes(),
-            plain,
-            &mut warnings,
-        )?;
+        let opened =
+            direct::open_best(path, &name, options, is_device, sectors.bytes(), plain, &mut warnings)?;
         if options.lock {
             lock::take(&opened.file, &name, options.read_only, &mut warnings)?;
         }
@@ -236,13 +225,8 @@ impl LeafSource for FileSource {
         let mut at = offset;
         while at < end {
             let start = at / self.read_unit * self.read_unit;
-            let piece_end = end
-                .min(start + READ_NOW_BYTES_MAX)
-                .next_multiple_of(self.read_unit);
-            let mut memory = Aligned::new(
-                usize::try_from(piece_end - start).expect("a bounded piece"),
-                0,
-            );
+            let piece_end = end.min(start + READ_NOW_BYTES_MAX).next_multiple_of(self.read_unit);
+            let mut memory = Aligned::new(usize::try_from(piece_end - start).expect("a bounded piece"), 0);
             let got = read_up_to(&self.file, start, memory.bytes())?;
             let (skip, done) = ((at - start) as usize, (at - offset) as usize);
             let take = (got.saturating_sub(skip)).min(into.len() - done);
@@ -280,9 +264,7 @@ impl Leaf for FileLeaf {
     fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
         let kind = match io.op {
             Op::Read => FileOpKind::Read,
-            Op::Write => FileOpKind::Write {
-                dsync: io.flags.has(Flags::FUA),
-            },
+            Op::Write => FileOpKind::Write { dsync: io.flags.has(Flags::FUA) },
             Op::Flush => FileOpKind::Sync,
             Op::Discard if self.is_device => FileOpKind::BlkDiscard,
             Op::Discard => FileOpKind::PunchHole,
@@ -293,13 +275,7 @@ impl Leaf for FileLeaf {
         };
         env.start(
             io.token,
-            FileOp {
-                file: self.id,
-                kind,
-                offset: io.sector.bytes(),
-                len: io.nr.bytes(),
-                data: io.data,
-            },
+            FileOp { file: self.id, kind, offset: io.sector.bytes(), len: io.nr.bytes(), data: io.data },
         );
         Submitted::Started
     }

@@ -50,10 +50,7 @@ pub(super) fn fallocate(
 /// it is tried on a nameless file in the same folder. Where that cannot be made: probably; if not, the engine hears of
 /// it at the first request, and writes zeros instead.
 fn zero_range_works(path: &Path, block: u32) -> bool {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let Ok(nameless) = open(folder, flags, Mode::RUSR | Mode::WUSR) else {
         return true;
@@ -64,12 +61,9 @@ fn zero_range_works(path: &Path, block: u32) -> bool {
 
 /// The unit in which the file system frees space.
 fn block_size(file: &OwnedFd) -> u32 {
-    let told = fstatfs(file)
-        .ok()
-        .and_then(|stat| u32::try_from(stat.f_bsize).ok());
+    let told = fstatfs(file).ok().and_then(|stat| u32::try_from(stat.f_bsize).ok());
     // Network file systems say how much they like to transfer, up to megabytes.
-    told.filter(|size| size.is_power_of_two() && (512..=64 << 10).contains(size))
-        .unwrap_or(4096)
+    told.filter(|size| size.is_power_of_two() && (512..=64 << 10).contains(size)).unwrap_or(4096)
 }
 
 fn retry(mut call: impl FnMut() -> Result<(), Errno>) -> Result<(), Errno> {

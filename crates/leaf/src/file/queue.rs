@@ -49,11 +49,7 @@ const NR_REQUESTS_MAX: u32 = 1024;
 /// The queue of the device itself, or of the device that a file lies on.
 pub(super) fn of(stat: &Stat, is_device: bool, file: &OwnedFd) -> Queue {
     let device = if is_device { stat.st_rdev } else { stat.st_dev };
-    let place = PathBuf::from(format!(
-        "/sys/dev/block/{}:{}",
-        major(device),
-        minor(device)
-    ));
+    let place = PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)));
     let mut queue = from_sysfs(&place);
     if is_device {
         queue.logical_block_size = ioctl_blksszget(file).ok().or(queue.logical_block_size);
@@ -72,11 +68,7 @@ fn from_sysfs(device: &Path) -> Queue {
     };
     let read_only = text(&device.join("ro")).as_deref() == Some("1");
     let is_partition = device.join("partition").exists();
-    let disk = if is_partition {
-        device.parent().unwrap_or(&device)
-    } else {
-        &device
-    };
+    let disk = if is_partition { device.parent().unwrap_or(&device) } else { &device };
     let folder = disk.join("queue");
     let get = |name: &str| text(&folder.join(name));
     fn number<T: std::str::FromStr>(text: Option<String>) -> Option<T> {
@@ -112,20 +104,9 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         None => 512,
     };
     // A device's own block holds through the page cache too: its last block cannot be written in part.
-    let logical = if is_device {
-        smallest.max(queue.logical_block_size.unwrap_or(512))
-    } else {
-        smallest
-    };
-    let physical = queue
-        .physical_block_size
-        .filter(|n| n.is_power_of_two())
-        .unwrap_or(512)
-        .max(logical);
-    let nr_requests = queue
-        .nr_requests
-        .unwrap_or(0)
-        .clamp(NR_REQUESTS_MIN, NR_REQUESTS_MAX);
+    let logical = if is_device { smallest.max(queue.logical_block_size.unwrap_or(512)) } else { smallest };
+    let physical = queue.physical_block_size.filter(|n| n.is_power_of_two()).unwrap_or(512).max(logical);
+    let nr_requests = queue.nr_requests.unwrap_or(0).clamp(NR_REQUESTS_MIN, NR_REQUESTS_MAX);
     let common = Limits {
         logical_block_size: logical,
         physical_block_size: physical,
@@ -134,11 +115,7 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         rotational: queue.rotational,
         nr_requests,
         // The page cache reads ahead by itself.
-        read_ahead: if opened.direct.is_some() {
-            READ_AHEAD
-        } else {
-            Sectors::ZERO
-        },
+        read_ahead: if opened.direct.is_some() { READ_AHEAD } else { Sectors::ZERO },
         // RWF_DSYNC: the kernel knows best how (FUA, or a flush).
         fua: true,
         // Through the page cache nothing is durable until a flush, whatever the device does.
@@ -148,18 +125,12 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         max_write_zeroes: Sectors::ZERO,
         ..Limits::default()
     };
-    if is_device {
-        device_limits(common, queue)
-    } else {
-        file_limits(common)
-    }
+    if is_device { device_limits(common, queue) } else { file_limits(common) }
 }
 
 fn device_limits(common: Limits, queue: &Queue) -> Limits {
     let sectors = |kb: Option<u64>, or: Sectors| {
-        kb.map_or(or, |kb| {
-            Sectors(kb.saturating_mul(2).min(DEVICE_MAX_HW_SECTORS.0))
-        })
+        kb.map_or(or, |kb| Sectors(kb.saturating_mul(2).min(DEVICE_MAX_HW_SECTORS.0)))
     };
     let bytes = |bytes: Option<u64>| Sectors(bytes.unwrap_or(0) / SECTOR);
     let max_hw_sectors =
@@ -172,14 +143,12 @@ fn device_limits(common: Limits, queue: &Queue) -> Limits {
         max_sectors: sectors(queue.max_sectors_kb, FILE_MAX_SECTORS)
             .min(max_hw_sectors)
             .max(block(common.logical_block_size)),
-        max_segments: queue
-            .max_segments
-            .unwrap_or(FILE_MAX_SEGMENTS)
-            .clamp(1, SEGMENTS_MAX),
-        discard_granularity: queue
-            .discard_granularity
-            .unwrap_or(0)
-            .max(if max_discard > Sectors::ZERO { 512 } else { 0 }),
+        max_segments: queue.max_segments.unwrap_or(FILE_MAX_SEGMENTS).clamp(1, SEGMENTS_MAX),
+        discard_granularity: queue.discard_granularity.unwrap_or(0).max(if max_discard > Sectors::ZERO {
+            512
+        } else {
+            0
+        }),
         max_discard,
         max_hw_discard: bytes(queue.discard_max_hw_bytes).max(max_discard),
         max_write_zeroes: bytes(queue.write_zeroes_max_bytes),
@@ -210,8 +179,7 @@ mod tests {
         let disk = folder.path().join("sdx");
         fs::create_dir_all(disk.join("queue")).unwrap();
         fs::create_dir_all(disk.join("sdx1")).unwrap();
-        let put =
-            |name: &str, value: &str| fs::write(disk.join(name), format!("{value}\n")).unwrap();
+        let put = |name: &str, value: &str| fs::write(disk.join(name), format!("{value}\n")).unwrap();
         put("ro", "0");
         put("sdx1/ro", "1");
         put("sdx1/partition", "1");
@@ -221,13 +189,7 @@ mod tests {
         put("queue/rotational", "nonsense");
         let whole = from_sysfs(&disk);
         let part = from_sysfs(&disk.join("sdx1"));
-        assert_eq!(
-            part,
-            Queue {
-                read_only: true,
-                ..from_sysfs(&disk)
-            }
-        );
+        assert_eq!(part, Queue { read_only: true, ..from_sysfs(&disk) });
         assert_eq!(whole.max_sectors_kb, Some(1280));
         assert_eq!(whole.discard_max_bytes, Some(2199023255040));
         assert!(whole.write_through);
