@@ -53,6 +53,8 @@ impl LeafQueue {
     /// A flush has come to its end.
     pub(super) fn end_flush(&mut self, cx: &mut QueueContext<'_>, ticket: u64, result: Result<(), Errno>) {
         self.flushes.in_flight = false;
+        // Another worker's flush may have failed while this one ran: what that one lost, this one cannot vouch for.
+        let result = if self.shared().has_failed() { result.and(Err(Errno::EIO)) } else { result };
         match result {
             Ok(()) => {
                 if let Some(tap) = cx.tap {
