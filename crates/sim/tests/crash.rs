@@ -6,7 +6,8 @@
 
 mod lab;
 
-use blockwork_sim::Lies;
+use blockwork_engine::{Errno, FileId};
+use blockwork_sim::{Fault, Faults, Lies};
 
 use lab::{Plan, Verdict};
 
@@ -103,6 +104,45 @@ fn every_cut_of_a_short_run_is_survived() {
     });
     assert!(bad.is_empty(), "{} of {cuts} cuts:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
     assert!(cuts > 300, "only {cuts} cuts were tried");
+}
+
+/// As SQLite's tests do: the n-th request of a device fails, for n = 0, 1, 2 ... until the run ends before it.
+#[test]
+fn each_request_in_turn_may_fail_in_each_way() {
+    let faults = [
+        Fault::Error(Errno::EIO),
+        Fault::Error(Errno::ENOSPC),
+        Fault::Error(Errno::EAGAIN),
+        Fault::Latent,
+        Fault::ForEver,
+        Fault::Short,
+        Fault::Stall,
+        Fault::LostFlush,
+    ];
+    let mut bad = Vec::new();
+    let mut struck = 0;
+    quietly(|| {
+        for (seed, fault) in (2_000_000..2_000_006).flat_map(|seed| faults.map(|fault| (seed, fault))) {
+            let mut plan = Plan::draw(seed);
+            (plan.faults, plan.bios, plan.cuts) = (Faults::default(), 24, vec![0]);
+            for n in 0.. {
+                plan.planned = vec![(FileId(0), n, fault)];
+                let verdict = plan.run();
+                if !verdict.violations.is_empty() {
+                    bad.push(format!(
+                        "request {n} of device 0 suffers {fault:?}: {}",
+                        report(&plan, &verdict)
+                    ));
+                }
+                if verdict.faults == 0 {
+                    break;
+                }
+                struck += 1;
+            }
+        }
+    });
+    assert!(bad.is_empty(), "{} of {struck} runs:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    assert!(struck > 500, "only {struck} requests failed");
 }
 
 #[test]

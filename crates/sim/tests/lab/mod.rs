@@ -6,9 +6,9 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use blockwork_engine::{CounterTable, VolumeId, Wait, Worker, WorkerConfig};
+use blockwork_engine::{CounterTable, FileId, VolumeId, Wait, Worker, WorkerConfig};
 use blockwork_sim::{
-    Chaos, ClientConfig, Closing, Faults, Lies, Random, Referee, SimCheck, SimClient, SimEnv, World,
+    Chaos, ClientConfig, Closing, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient, SimEnv, World,
 };
 use std::sync::Arc;
 
@@ -22,6 +22,8 @@ pub struct Plan {
     pub faults: Faults,
     pub chaos: Chaos,
     pub lies: Lies,
+    /// Faults on one request of one device each, in the first life.
+    pub planned: Vec<(FileId, u64, Fault)>,
     pub workers: usize,
     pub clients: usize,
     pub bios: u64,
@@ -56,6 +58,7 @@ impl Plan {
             faults: draw_faults(random),
             chaos: draw_chaos(random),
             lies: Lies::default(),
+            planned: Vec::new(),
             workers: *random.choose(&[1, 1, 1, 2]),
             clients: random.index(3) + 2,
             bios,
@@ -89,6 +92,7 @@ impl Plan {
         for model in &self.geometry.devices {
             world.add_device(model.clone());
         }
+        self.planned.iter().for_each(|(device, n, fault)| world.fail_nth(*device, *n, *fault));
         let mut referees: Vec<Rc<RefCell<Referee>>> = Vec::new();
         for (life, cut) in self.cuts.iter().enumerate() {
             if journal {
@@ -134,7 +138,7 @@ impl Plan {
         referees: &mut Vec<Rc<RefCell<Referee>>>,
         verdict: &RefCell<Verdict>,
     ) {
-        (0..world.devices()).for_each(|n| world.set_faults(blockwork_engine::FileId(n), self.faults.clone()));
+        (0..world.devices()).for_each(|n| world.set_faults(FileId(n), self.faults.clone()));
         world.set_chaos(self.chaos);
         if cut > 0 {
             world.cut_at_event(cut);
