@@ -198,7 +198,7 @@ fn worker(stack: &Stack, env: SimEnv, index: u16) -> Worker<SimEnv> {
     Worker::new(env, config)
 }
 
-/// Runs workers until every client has ended; tells whether their last flushes succeeded (or that is not known).
+/// Runs workers until every client has ended; tells whether their last flushes succeeded.
 fn run_all(world: &World, workers: &mut [Worker<SimEnv>], closing: &Closing) -> bool {
     if let [only] = workers {
         return only.run().is_ok();
@@ -213,7 +213,8 @@ fn run_all(world: &World, workers: &mut [Worker<SimEnv>], closing: &Closing) -> 
         assert!(idle_turns < 20, "no worker does anything, and nothing will happen (a bio was lost)");
         world.step();
     }
-    false
+    // The last client has stopped the workers: each flushes what it wrote, and ends.
+    workers.iter_mut().map(|worker| worker.run().is_ok()).fold(true, |all, one| all & one)
 }
 
 fn draw_faults(random: &mut Random) -> Faults {
