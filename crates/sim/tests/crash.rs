@@ -171,6 +171,15 @@ fn one_seed_is_one_history() {
     assert_ne!(Plan::draw(0).run().log_hash, Plan::draw(1).run().log_hash);
 }
 
+#[test]
+fn tracing_changes_nothing_of_what_happens() {
+    for seed in 0..20 {
+        let (mut quiet, mut traced) = (Plan::draw(seed), Plan::draw(seed));
+        (quiet.trace, traced.trace) = (false, true);
+        assert_eq!(quiet.run().log_hash, traced.run().log_hash, "seed {seed}");
+    }
+}
+
 /// The number of seeds until the lab notices `lies`.
 fn seeds_until_found(alter: impl Fn(&mut Plan)) -> Option<u64> {
     quietly(|| {

@@ -6,11 +6,14 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use blockwork_engine::{CounterTable, FileId, VolumeId, Wait, Worker, WorkerConfig};
+use blockwork_engine::{
+    CounterTable, Event, EventSink, FileId, Nanos, Tracer, VolumeId, Wait, Worker, WorkerConfig,
+};
 use blockwork_sim::{
     Chaos, ClientConfig, Closing, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient, SimEnv, World,
 };
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use geometry::{Geometry, Stack};
 
@@ -24,6 +27,8 @@ pub struct Plan {
     pub lies: Lies,
     /// Faults on one request of one device each, in the first life.
     pub planned: Vec<(FileId, u64, Fault)>,
+    /// Whether somebody listens to the engine's events. That must not change what happens.
+    pub trace: bool,
     pub workers: usize,
     pub clients: usize,
     pub bios: u64,
@@ -59,6 +64,7 @@ impl Plan {
             chaos: draw_chaos(random),
             lies: Lies::default(),
             planned: Vec::new(),
+            trace: seed.is_multiple_of(4),
             workers: *random.choose(&[1, 1, 1, 2]),
             clients: random.index(3) + 2,
             bios,
@@ -107,7 +113,7 @@ impl Plan {
             }
             verdict.borrow_mut().cuts += 1;
             let stack = self.geometry.build(&after, Lies::default());
-            let worker = worker(&stack, after.env(), 0);
+            let worker = worker(&stack, after.env(), 0, false);
             let closing = Closing::new(vec![worker.handle()]);
             let mut workers = vec![worker];
             for (volume, referee) in (0..).zip(&referees) {
@@ -147,7 +153,8 @@ impl Plan {
         if referees.is_empty() {
             referees.extend(stack.volumes.iter().map(|volume| Referee::new(volume.sectors().0)));
         }
-        let mut workers: Vec<_> = (0..self.workers).map(|n| worker(&stack, world.env(), n as u16)).collect();
+        let mut workers: Vec<_> =
+            (0..self.workers).map(|n| worker(&stack, world.env(), n as u16, self.trace)).collect();
         let closing = Closing::new(workers.iter().map(Worker::handle).collect());
         for n in 0..self.clients {
             let volume = n % referees.len();
@@ -190,12 +197,35 @@ impl Plan {
     }
 }
 
-fn worker(stack: &Stack, env: SimEnv, index: u16) -> Worker<SimEnv> {
+fn worker(stack: &Stack, env: SimEnv, index: u16, trace: bool) -> Worker<SimEnv> {
     let counters = Arc::new(CounterTable::new(stack.nodes));
     let mut config = WorkerConfig::new(stack.volumes.clone(), stack.leaves.clone(), counters);
     config.index = index;
     config.pool_bytes = 1 << 20;
+    if trace {
+        config.tracer = Tracer::new(Arc::new(AtomicBool::new(true)), Box::new(Listener::default()));
+    }
     Worker::new(env, config)
+}
+
+/// Takes events, and sees that their time never goes back.
+#[derive(Default)]
+struct Listener {
+    last: Nanos,
+}
+
+impl EventSink for Listener {
+    fn take(&mut self, _: u16, events: &mut Vec<Event>) {
+        for event in events.drain(..) {
+            assert!(
+                event.time >= self.last,
+                "an event of {:?} comes after one of {:?}: {event:?}",
+                event.time,
+                self.last
+            );
+            self.last = event.time;
+        }
+    }
 }
 
 /// Runs workers until every client has ended; tells whether their last flushes succeeded.
