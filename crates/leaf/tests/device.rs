@@ -13,6 +13,7 @@ const AUTO: FileOptions = FileOptions { read_only: false, direct: Direct::Auto, 
 
 #[test]
 fn a_device_has_its_own_limits_and_does_everything() {
+    let _alone = lab::alone();
     for direct in ["on", "off"] {
         let device = LoopDevice::new(8 << 20, &[&format!("--direct-io={direct}")[..]]);
         let source = FileSource::open(&device.path, &AUTO).unwrap();
@@ -45,6 +46,7 @@ fn a_device_has_its_own_limits_and_does_everything() {
 
 #[test]
 fn a_device_of_4096_byte_sectors_says_so() {
+    let _alone = lab::alone();
     let device = LoopDevice::new(8 << 20, &["--sector-size", "4096"]);
     for direct in [Direct::Auto, Direct::Off] {
         let source = FileSource::open(&device.path, &FileOptions { direct, ..AUTO }).unwrap();
@@ -57,6 +59,7 @@ fn a_device_of_4096_byte_sectors_says_so() {
 
 #[test]
 fn a_mounted_device_is_refused_with_its_mount_point() {
+    let _alone = lab::alone();
     let device = LoopDevice::new(64 << 20, &[]);
     run("mkfs.ext4", &["-q", device.path.to_str().unwrap()]);
     let mount = Mount::new(&[device.path.to_str().unwrap()]);
@@ -74,6 +77,7 @@ fn a_mounted_device_is_refused_with_its_mount_point() {
 
 #[test]
 fn a_partition_in_use_is_named() {
+    let _alone = lab::alone();
     let device = LoopDevice::new(64 << 20, &["--partscan"]);
     let path = device.path.to_str().unwrap();
     // By hand: not every kernel can read partition tables.
@@ -91,6 +95,7 @@ fn a_partition_in_use_is_named() {
 
 #[test]
 fn a_read_only_device_is_refused_for_writing() {
+    let _alone = lab::alone();
     let device = LoopDevice::new(1 << 20, &["--read-only"]);
     let error = FileSource::open(&device.path, &AUTO).err().unwrap().to_string();
     assert!(error.contains("',ro'"), "{error}");
@@ -100,6 +105,7 @@ fn a_read_only_device_is_refused_for_writing() {
 
 #[test]
 fn two_writers_of_a_device_are_refused() {
+    let _alone = lab::alone();
     let device = LoopDevice::new(1 << 20, &[]);
     let first = FileSource::open(&device.path, &AUTO).unwrap();
     let error = FileSource::open(&device.path, &AUTO).err().unwrap().to_string();

@@ -39,6 +39,7 @@ fn on_each_file_system(test: impl Fn(&Path)) {
 
 #[test]
 fn what_is_written_is_in_the_file_and_is_read_back() {
+    let _alone = lab::alone();
     on_each_file_system(|path| {
         for options in [AUTO, BUFFERED] {
             let source = FileSource::open(path, &options).unwrap();
@@ -62,6 +63,7 @@ fn what_is_written_is_in_the_file_and_is_read_back() {
 
 #[test]
 fn direct_i_o_bypasses_the_page_cache_on_ext4() {
+    let _alone = lab::alone();
     let file = sparse(4 << 20);
     let source = FileSource::open(file.path(), &AUTO).unwrap();
     assert!(source.is_direct(), "{:?}", source.warnings());
@@ -76,6 +78,7 @@ fn direct_i_o_bypasses_the_page_cache_on_ext4() {
 
 #[test]
 fn a_discard_frees_blocks_and_reads_as_zeros() {
+    let _alone = lab::alone();
     on_each_file_system(|path| {
         File::options().write(true).open(path).unwrap().write_all(&pattern(8192, 1)).unwrap();
         let source = FileSource::open(path, &AUTO).unwrap();
@@ -106,6 +109,7 @@ fn a_discard_frees_blocks_and_reads_as_zeros() {
 
 #[test]
 fn zeroes_unmap_only_where_they_may() {
+    let _alone = lab::alone();
     let file = sparse(4 << 20);
     file.as_file().write_all(&pattern(8192, 2)).unwrap();
     file.as_file().sync_all().unwrap();
@@ -127,6 +131,7 @@ fn zeroes_unmap_only_where_they_may() {
 
 #[test]
 fn without_zero_range_zeroes_that_must_not_unmap_are_refused_so_that_the_queue_writes_them() {
+    let _alone = lab::alone();
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let path = folder.path().join("disk.img");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -137,6 +142,7 @@ fn without_zero_range_zeroes_that_must_not_unmap_are_refused_so_that_the_queue_w
 
 #[test]
 fn opening_alters_neither_data_nor_allocation_nor_size() {
+    let _alone = lab::alone();
     on_each_file_system(|path| {
         let mut file = File::options().write(true).open(path).unwrap();
         file.seek(SeekFrom::Start(1 << 20)).unwrap();
@@ -155,6 +161,7 @@ fn opening_alters_neither_data_nor_allocation_nor_size() {
 
 #[test]
 fn limits_of_a_file_meet_the_needs_of_large_sequential_reads_and_discards() {
+    let _alone = lab::alone();
     let file = sparse(3800 << 30);
     let source = FileSource::open(file.path(), &AUTO).unwrap();
     let limits = source.limits();
@@ -175,6 +182,7 @@ fn limits_of_a_file_meet_the_needs_of_large_sequential_reads_and_discards() {
 
 #[test]
 fn where_o_direct_is_not_possible_the_warning_says_why_and_on_is_an_error() {
+    let _alone = lab::alone();
     let ram = Mount::new(&["-t", "ramfs", "none"]);
     let path = ram.join("disk.img");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -198,6 +206,7 @@ fn where_o_direct_is_not_possible_the_warning_says_why_and_on_is_an_error() {
 
 #[test]
 fn a_file_system_on_blocks_of_4096_bytes_asks_for_them() {
+    let _alone = lab::alone();
     let device = LoopDevice::new(64 << 20, &["--sector-size", "4096"]);
     run("mkfs.ext4", &["-q", device.path.to_str().unwrap()]);
     let mount = Mount::new(&[device.path.to_str().unwrap()]);
@@ -223,6 +232,7 @@ fn a_file_system_on_blocks_of_4096_bytes_asks_for_them() {
 
 #[test]
 fn errors_name_the_file_and_the_remedy() {
+    let _alone = lab::alone();
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     let error = |name: &str| FileSource::open(&path(name), &AUTO).err().expect(name).to_string();
@@ -246,6 +256,7 @@ fn errors_name_the_file_and_the_remedy() {
 
 #[test]
 fn a_read_only_file_system_is_refused_for_writing_with_a_remedy() {
+    let _alone = lab::alone();
     let mount = Mount::new(&["-t", "tmpfs", "-o", "size=4m", "none"]);
     let path = mount.join("disk.img");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -259,6 +270,7 @@ fn a_read_only_file_system_is_refused_for_writing_with_a_remedy() {
 
 #[test]
 fn an_uneven_size_is_rounded_down_with_a_warning() {
+    let _alone = lab::alone();
     let file = sparse(10_000);
     let source = FileSource::open(file.path(), &AUTO).unwrap();
     assert_eq!(source.sectors(), Sectors(19));
@@ -267,6 +279,7 @@ fn an_uneven_size_is_rounded_down_with_a_warning() {
 
 #[test]
 fn a_file_that_shrank_gives_short_reads_and_tells_its_size() {
+    let _alone = lab::alone();
     let file = sparse(1 << 20);
     let source = FileSource::open(file.path(), &AUTO).unwrap();
     let mut lab = Lab::new(&source);
@@ -279,6 +292,7 @@ fn a_file_that_shrank_gives_short_reads_and_tells_its_size() {
 
 #[test]
 fn a_full_file_system_answers_enospc() {
+    let _alone = lab::alone();
     let mount = Mount::new(&["-t", "tmpfs", "-o", "size=64k", "none"]);
     let path = mount.join("disk.img");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();
@@ -292,6 +306,7 @@ fn a_full_file_system_answers_enospc() {
 
 #[test]
 fn a_disk_is_opened_by_its_name_with_options() {
+    let _alone = lab::alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a,b.img");
     File::create(&path).unwrap().set_len(1 << 20).unwrap();

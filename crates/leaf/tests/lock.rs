@@ -95,6 +95,7 @@ fn holder_in_another_process() {
 
 #[test]
 fn a_second_process_is_refused_and_told_who_holds_the_disk() {
+    let _alone = lab::alone();
     let file = disk();
     let holder = Holder::ours(file.path());
     let error = refused(file.path(), &WRITER);
@@ -111,6 +112,7 @@ fn a_second_process_is_refused_and_told_who_holds_the_disk() {
 
 #[test]
 fn readers_share_and_writers_do_not() {
+    let _alone = lab::alone();
     let file = disk();
     let first = FileSource::open(file.path(), &READER).unwrap();
     let second = FileSource::open(file.path(), &READER).unwrap();
@@ -129,6 +131,7 @@ fn readers_share_and_writers_do_not() {
 
 #[test]
 fn what_qemu_writes_to_we_do_not_open() {
+    let _alone = lab::alone();
     let file = disk();
     let qemu = Holder::qemu(file.path(), &[]);
     let error = refused(file.path(), &WRITER);
@@ -140,6 +143,7 @@ fn what_qemu_writes_to_we_do_not_open() {
 
 #[test]
 fn what_qemu_reads_we_read_too_but_do_not_write() {
+    let _alone = lab::alone();
     let file = disk();
     let _qemu = Holder::qemu(file.path(), &["-r"]);
     FileSource::open(file.path(), &READER).unwrap();
@@ -148,6 +152,7 @@ fn what_qemu_reads_we_read_too_but_do_not_write() {
 
 #[test]
 fn what_we_write_to_qemu_does_not_open() {
+    let _alone = lab::alone();
     let file = disk();
     let writer = FileSource::open(file.path(), &WRITER).unwrap();
     assert!(!qemu_opens(file.path(), &[]));
@@ -158,6 +163,7 @@ fn what_we_write_to_qemu_does_not_open() {
 
 #[test]
 fn what_we_read_qemu_reads_too_but_does_not_write() {
+    let _alone = lab::alone();
     let file = disk();
     let _reader = FileSource::open(file.path(), &READER).unwrap();
     assert!(qemu_opens(file.path(), &["-r"]));

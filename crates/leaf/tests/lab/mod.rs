@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockwork_engine::{
     Completion, Env, Errno, Flags, Leaf, LeafIo, LeafSource, Nanos, Op, Sector, Sectors, Submitted, Token,
@@ -68,6 +69,13 @@ impl Lab {
 /// Bytes that differ from sector to sector.
 pub fn pattern(sectors: usize, seed: u8) -> Vec<u8> {
     (0..sectors * 512).map(|i| (i / 512 * 7 + i % 251) as u8 ^ seed).collect()
+}
+
+/// Held by each test of a file whose tests start processes, so that they run one at a time: between its fork and its
+/// exec, a child has copies of all descriptors, which keep locks held and file systems busy that another test is done with.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a command, which must succeed; gives what it said.
