@@ -77,7 +77,11 @@ pub enum ClientError {
 }
 
 fn served(there: &[String]) -> String {
-    if there.is_empty() { "none is running (of this user)".into() } else { format!("served are: {}", there.join(", ")) }
+    if there.is_empty() {
+        "none is running (of this user)".into()
+    } else {
+        format!("served are: {}", there.join(", "))
+    }
 }
 
 /// A server that answers.
@@ -143,7 +147,16 @@ fn clean_up(socket: &Path, pid: u32, error: &ClientError) {
 ///
 /// None does, or several do, or servers cannot be listed.
 pub fn find_volume(name: &str) -> Result<ServerInfo, ClientError> {
-    let servers = servers()?;
+    find_volume_in(&control_dir(), name)
+}
+
+/// As `find_volume`, among the servers in another folder.
+///
+/// # Errors
+///
+/// As for `find_volume`.
+pub fn find_volume_in(folder: &Path, name: &str) -> Result<ServerInfo, ClientError> {
+    let servers = servers_in(folder)?;
     let serves = |server: &&ServerInfo| server.status.volumes.iter().any(|volume| volume.name == name);
     let found: Vec<&ServerInfo> = servers.iter().filter(serves).collect();
     match found[..] {
@@ -162,9 +175,9 @@ pub fn find_volume(name: &str) -> Result<ServerInfo, ClientError> {
 
 /// The path to ask for a trace of `volume` with; `text` as blkparse prints it, else records.
 pub fn trace_path(volume: &str, text: bool) -> String {
-    let mut query = form_urlencoded::Serializer::new(String::from("/v1/trace?"));
+    let mut query = form_urlencoded::Serializer::new(String::new());
     query.append_pair("volume", volume).append_pair("format", if text { "text" } else { "binary" });
-    query.finish().replacen("?&", "?", 1)
+    format!("/v1/trace?{}", query.finish())
 }
 
 /// Asks a server, and reads its answer as JSON.
@@ -238,7 +251,8 @@ async fn ask(socket: &Path, path: &str) -> Result<Response<Incoming>, ClientErro
 
 async fn send(socket: &Path, path: &str) -> io::Result<Response<Incoming>> {
     let connection = UnixStream::connect(socket).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(connection)).await.map_err(io::Error::other)?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(connection)).await.map_err(io::Error::other)?;
     // It runs while this thread waits for an answer, and ends with it.
     tokio::spawn(connection);
     let request = Request::get(path).header(HOST, "blockwork").body(Empty::<Bytes>::new());
@@ -247,13 +261,13 @@ async fn send(socket: &Path, path: &str) -> io::Result<Response<Incoming>> {
 }
 
 async fn whole(body: Incoming) -> io::Result<Bytes> {
-    let collected = in_time(async {
-        Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(io::Error::other)
-    });
+    let collected =
+        in_time(async { Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(io::Error::other) });
     Ok(collected.await?.to_bytes())
 }
 
 async fn in_time<T>(what: impl Future<Output = io::Result<T>>) -> io::Result<T> {
-    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", TIMEOUT.as_secs()));
+    let late =
+        |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", TIMEOUT.as_secs()));
     tokio::time::timeout(TIMEOUT, what).await.map_err(late)?
 }

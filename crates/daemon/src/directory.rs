@@ -57,13 +57,15 @@ pub fn control_dir() -> PathBuf {
 ///
 /// The folder cannot be made, or somebody else could put a socket there.
 pub fn socket_path() -> Result<PathBuf, DirectoryError> {
-    let folder = control_dir();
-    let made = DirBuilder::new().mode(0o700).create(&folder);
-    match made {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(&folder, error)),
+    socket_path_in(&control_dir())
+}
+
+fn socket_path_in(folder: &Path) -> Result<PathBuf, DirectoryError> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(unusable(folder, error)),
         _ => {}
     }
-    check(&folder)?;
+    check(folder)?;
     Ok(folder.join(format!("{}.sock", std::process::id())))
 }
 
@@ -129,6 +131,18 @@ mod tests {
         }
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
         check(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn the_folder_is_made_for_us_alone_and_found_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("run");
+        let socket = socket_path_in(&folder).unwrap();
+        assert_eq!(pid_of(&socket), Some(std::process::id()));
+        assert_eq!(fs::metadata(&folder).unwrap().mode() & 0o777, 0o700);
+        assert_eq!(socket_path_in(&folder).unwrap(), socket);
+        let error = socket_path_in(&parent.path().join("a/b")).unwrap_err().to_string();
+        assert!(error.contains("/a/b: ") && error.contains("set BLOCKWORK_RUN_DIR"), "{error}");
     }
 
     #[test]

@@ -22,7 +22,10 @@ mod server;
 mod status;
 mod trace_body;
 
-pub use client::{ClientError, ServerInfo, Stream, find_volume, get_json, servers, servers_in, stream, trace_path};
+pub use client::{
+    ClientError, ServerInfo, Stream, find_volume, find_volume_in, get_json, servers, servers_in, stream,
+    trace_path,
+};
 pub use directory::{DirectoryError, control_dir, socket_path};
 pub use server::{CONNECTIONS_MAX, Control, ControlError, ControlHandle, HEAD_BYTES_MAX};
 pub use status::{ControlState, DiskStatus, LimitsStatus, Status, VolumeStatus};

@@ -49,6 +49,12 @@ pub(crate) fn answer<B>(state: &ControlState, request: &Request<B>) -> Answer {
     }
 }
 
+/// The answer to those who come while all slots are taken.
+pub(crate) fn too_many() -> Answer {
+    let error = json!({ "error": "too many connections at once; come again when a trace has ended" });
+    refuse(StatusCode::SERVICE_UNAVAILABLE, &error)
+}
+
 /// The counters, and what a scraper wants to know of a server besides.
 fn metrics(state: &ControlState) -> String {
     let status = state.status();

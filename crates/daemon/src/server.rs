@@ -12,18 +12,19 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use hyper::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::io::AsyncWriteExt;
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::directory::shown;
-use crate::routes;
+use crate::routes::{self, Answer};
 use crate::status::ControlState;
 
-/// Connections at once; the next one is told to come again.
+/// Connections at once. As many more are told to come again, and what comes beyond those is closed.
 pub const CONNECTIONS_MAX: u32 = 16;
 
 /// Longest head of a request, bytes: its line and all its headers.
@@ -40,14 +41,13 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 /// After a failed accept (no descriptor left), that long is waited before the next.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-const BUSY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: 39\r\n\
-Connection: close\r\n\r\n{\"error\":\"too many connections at once\"}";
-
 /// Why the control API could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// The socket.
-    #[error("{path}: the control socket cannot be made: {source}; set BLOCKWORK_RUN_DIR to a folder with a short path")]
+    #[error(
+        "{path}: the control socket cannot be made: {source}; set BLOCKWORK_RUN_DIR to a folder with a short path"
+    )]
     Socket {
         /// The socket, escaped.
         path: String,
@@ -157,6 +157,7 @@ async fn serve(state: Arc<ControlState>, listener: StdListener, stopped: oneshot
 }
 
 async fn accept(state: Arc<ControlState>, listener: UnixListener, slots: Arc<Semaphore>) {
+    let refusals = Arc::new(Semaphore::new(CONNECTIONS_MAX as usize));
     loop {
         let connection = match listener.accept().await {
             Ok((connection, _)) => connection,
@@ -166,21 +167,23 @@ async fn accept(state: Arc<ControlState>, listener: UnixListener, slots: Arc<Sem
                 continue;
             }
         };
-        let Ok(slot) = slots.clone().try_acquire_owned() else {
-            tokio::spawn(turn_away(connection));
-            continue;
-        };
-        let state = state.clone();
-        tokio::spawn(async move {
-            talk(state, connection).await;
-            drop(slot);
-        });
+        if let Ok(slot) = slots.clone().try_acquire_owned() {
+            let state = state.clone();
+            tokio::spawn(talk(connection, slot, move |request| routes::answer(&state, request)));
+        } else if let Ok(slot) = refusals.clone().try_acquire_owned() {
+            tokio::spawn(talk(connection, slot, |_| routes::too_many()));
+        }
     }
 }
 
-async fn talk(state: Arc<ControlState>, connection: UnixStream) {
-    let service = service_fn(move |request| {
-        let answer = routes::answer(&state, &request);
+/// Answers the one request of a connection, and gives its slot back.
+async fn talk(
+    connection: UnixStream,
+    slot: OwnedSemaphorePermit,
+    answer: impl Fn(&Request<Incoming>) -> Answer,
+) {
+    let service = service_fn(|request| {
+        let answer = answer(&request);
         async move { Ok::<_, Infallible>(answer) }
     });
     let result = http1::Builder::new()
@@ -194,9 +197,5 @@ async fn talk(state: Arc<ControlState>, connection: UnixStream) {
     if let Err(error) = result {
         log::debug!("a client of the control API: {error}");
     }
-}
-
-async fn turn_away(mut connection: UnixStream) {
-    // A client that does not take these few bytes has lost them.
-    let _ = tokio::time::timeout(HEAD_TIMEOUT, connection.write_all(BUSY)).await;
+    drop(slot);
 }

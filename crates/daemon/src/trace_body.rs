@@ -26,9 +26,7 @@ impl TraceBody {
     fn encode(&mut self, batches: Vec<Batch>) -> Vec<u8> {
         match &mut self.form {
             Form::Binary => batches.into_iter().flat_map(|batch| batch.bytes).collect(),
-            Form::Text(text) => {
-                text.push(&batches).expect("our own batches hold whole records").into_bytes()
-            }
+            Form::Text(text) => text.push(&batches).expect("our own batches hold whole records").into_bytes(),
         }
     }
 }

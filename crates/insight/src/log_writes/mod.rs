@@ -31,7 +31,7 @@
 
 mod spill;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -99,7 +99,7 @@ impl LogWrites {
             }
             let path = PathBuf::from(path);
             log::info!("{}: logs the writes to {}", path.display(), escape(name));
-            logs.insert(*leaf, Mutex::new(LeafLog::create(path, *sectors)?));
+            logs.insert(*leaf, Mutex::new(LeafLog::create(path, *sectors, MEMORY_BYTES_MAX)?));
         }
         Ok(LogWrites { leaves: logs })
     }
@@ -193,7 +193,7 @@ struct LeafLog {
     /// Size of the leaf: nothing that is logged lies beyond.
     size: Sectors,
     /// In the order of their completion, which is that of their numbers.
-    remembered: std::collections::VecDeque<Remembered>,
+    remembered: VecDeque<Remembered>,
     newest: u64,
     spill: Spill,
     /// Once it is set, nothing is logged any more.
@@ -202,18 +202,18 @@ struct LeafLog {
 }
 
 impl LeafLog {
-    fn create(path: PathBuf, size: Sectors) -> Result<LeafLog, LogWritesError> {
+    fn create(path: PathBuf, size: Sectors, memory_max: u64) -> Result<LeafLog, LogWritesError> {
         let shown = || escape(&path.to_string_lossy());
         let writer = Writer::new(UNIT).map_err(|source| LogWritesError::Format { path: shown(), source })?;
         let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
-        let spill = Spill::new(folder.unwrap_or(Path::new(".")).to_owned(), MEMORY_BYTES_MAX);
+        let spill = Spill::new(folder.unwrap_or(Path::new(".")).to_owned(), memory_max);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);
         let file = file.and_then(|file| {
             file.write_all_at(&writer.superblock().encode(), 0)?;
             Ok(file)
         });
         let file = file.map_err(|source| LogWritesError::File { path: shown(), source })?;
-        let remembered = std::collections::VecDeque::new();
+        let remembered = VecDeque::new();
         Ok(LeafLog { path, file, writer, size, remembered, newest: 0, spill, failed: false, failure: None })
     }
 
@@ -268,7 +268,7 @@ impl LeafLog {
         let before = self.remembered.iter().rposition(overlaps).map_or(0, |last| last + 1);
         self.log_oldest(before)?;
         self.log_one(&write)?;
-        self.forget(write.data);
+        self.spill.forget(write.data);
         self.count()
     }
 
@@ -295,7 +295,7 @@ impl LeafLog {
         for _ in 0..count {
             let write = self.remembered.pop_front().expect("there are at least `count`");
             self.log_one(&write)?;
-            self.forget(write.data);
+            self.spill.forget(write.data);
         }
         Ok(())
     }
@@ -309,7 +309,9 @@ impl LeafLog {
         let mut at = start;
         while at < end {
             let nr = most.min(end - at);
-            let placed = self.writer.entry(write.flags, at, nr)?;
+            // Of zeros in several entries, only the last one says that all of it is durable.
+            let flags = if at + nr == end { write.flags } else { EntryFlags::default() };
+            let placed = self.writer.entry(flags, at, nr)?;
             self.put(&placed)?;
             if let Data::Memory(_) | Data::Spilled { .. } = &write.data {
                 self.spill.copy(&write.data, &self.file, placed.data_offset, placed.data_bytes)?;
@@ -326,10 +328,6 @@ impl LeafLog {
             self.file.set_len(placed.data_offset + placed.data_bytes)?;
         }
         Ok(())
-    }
-
-    fn forget(&mut self, data: Data) {
-        self.spill.forget(data, self.remembered.is_empty());
     }
 
     /// Makes what is there count (invariant 2).

@@ -25,19 +25,21 @@ pub(super) enum Data {
     },
 }
 
-/// Keeps data. What was spilled is given back to the file system when nothing is remembered any more.
+/// Keeps data. The file is given back to the file system when nothing in it is needed any more.
 pub(super) struct Spill {
     folder: PathBuf,
     memory_max: u64,
     in_memory: u64,
     file: Option<File>,
     file_end: u64,
+    /// Writes whose data is in the file.
+    in_file: u64,
 }
 
 impl Spill {
     /// Keeps `memory_max` bytes in memory, the rest in a file in `folder`.
     pub(super) fn new(folder: PathBuf, memory_max: u64) -> Spill {
-        Spill { folder, memory_max, in_memory: 0, file: None, file_end: 0 }
+        Spill { folder, memory_max, in_memory: 0, file: None, file_end: 0, in_file: 0 }
     }
 
     /// Copies what `segments` hold.
@@ -57,6 +59,7 @@ impl Spill {
         let offset = self.file_end;
         self.write_out(segments, offset)?;
         self.file_end = offset + bytes;
+        self.in_file += 1;
         Ok(Data::Spilled { offset })
     }
 
@@ -103,18 +106,22 @@ impl Spill {
         }
     }
 
-    /// Data is not needed any more; `nor_any_other`: nothing at all is.
-    pub(super) fn forget(&mut self, data: Data, nor_any_other: bool) {
-        if let Data::Memory(copy) = data {
-            self.in_memory -= copy.len() as u64;
-        }
-        if nor_any_other {
-            self.clear();
+    /// Data is not needed any more.
+    pub(super) fn forget(&mut self, data: Data) {
+        match data {
+            Data::None | Data::Zeroes => {}
+            Data::Memory(copy) => self.in_memory -= copy.len() as u64,
+            Data::Spilled { .. } => {
+                self.in_file -= 1;
+                if self.in_file == 0 {
+                    (self.file, self.file_end) = (None, 0);
+                }
+            }
         }
     }
 
     /// Nothing is needed any more.
     pub(super) fn clear(&mut self) {
-        (self.in_memory, self.file_end, self.file) = (0, 0, None);
+        (self.in_memory, self.file, self.file_end, self.in_file) = (0, None, 0, 0);
     }
 }

@@ -1,0 +1,94 @@
+//! One set of counters in all three forms.
+
+use super::*;
+use blockwork_engine::{Counter, Nanos, NodeId, NodeInfo, NodeKind, Op, Stats};
+
+/// A volume with a hostile name, and a leaf that did nothing.
+fn stats() -> Stats {
+    let info = |name: &str, kind, device| NodeInfo { name: name.to_owned(), kind, device };
+    let stats = Stats::new(vec![
+        info("dm/\u{1b}[2J\"x\\\n", NodeKind::Striped, (253, 4)),
+        info("idle.img", NodeKind::Leaf, (259, 0)),
+    ]);
+    let worker = stats.worker();
+    let node = NodeId(0);
+    for (counter, n) in [
+        (Counter::In, 10),
+        (Counter::Out, 14),
+        (Counter::BackMerged, 2),
+        (Counter::FrontMerged, 1),
+        (Counter::SplitChunk, 4),
+        (Counter::SplitMaxSectors, 3),
+        (Counter::Bounced, 5),
+        (Counter::Deferred, 6),
+    ] {
+        worker.add(node, counter, n);
+    }
+    (0..98).for_each(|_| worker.latency(node, Op::Read, Nanos(100)));
+    worker.latency(node, Op::Read, Nanos::micros(50));
+    worker.latency(node, Op::Read, Nanos::secs(2));
+    (0..3).for_each(|_| worker.operation(node, Op::Read, 4096));
+    worker.operation(node, Op::Discard, 1 << 40);
+    stats
+}
+
+#[test]
+fn the_table_says_what_happened_and_why_and_leaves_out_what_did_not() {
+    let text = table(&stats().snapshot());
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "dm/\\u{1b}[2J\"x\\\\\\n (striped, 253:4)",
+            "  in 10, out 14, merged 3 (back 2, front 1), split 7 (chunk 4, max_sectors_kb 3)",
+            "  bounced 5, deferred to a slow path 6",
+            "  reads 3 (12.0 KiB), discards 1 (1.0 TiB)",
+            "  latency           count       p50       p99     p99.9       max",
+            "    read              100    112 ns   57.3 us     2.1 s     2.1 s",
+        ]
+    );
+}
+
+#[test]
+fn a_table_of_nothing_says_so() {
+    let quiet = Stats::new(stats().nodes().to_vec());
+    assert_eq!(table(&quiet.snapshot()), "no I/O\n");
+}
+
+#[test]
+fn json_has_all_counters_and_comes_back_as_it_was() {
+    let report = Report::new(&stats().snapshot());
+    let json = report.json();
+    assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
+    let value: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let node = &value["nodes"][0];
+    assert_eq!(node["name"], "dm/\u{1b}[2J\"x\\\n");
+    assert_eq!((&node["kind"], &node["device"]), (&"striped".into(), &"253:4".into()));
+    assert_eq!(node["counters"].as_object().unwrap().len(), Counter::ALL.len());
+    assert_eq!(node["counters"]["split_max_sectors"], 3);
+    assert_eq!(node["latency_ns"]["read"]["p50"], 112);
+    assert!(node["latency_ns"].get("write").is_none());
+    assert_eq!(value["nodes"][1]["counters"]["in"], 0);
+}
+
+#[test]
+fn prometheus_text_has_one_line_per_sample_and_cumulative_buckets() {
+    let text = prometheus(&stats().snapshot());
+    let labels = r#"{node="dm/\\u{1b}[2J\"x\\\\\\n",kind="striped",device="253:4"}"#;
+    assert!(text.contains(&format!("\nblockwork_in_total{labels} 10\n")), "{text}");
+    let mut buckets = Vec::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        assert!(series.starts_with("blockwork_") && series.ends_with('}'), "{line}");
+        let value: f64 = value.parse().unwrap();
+        if series.starts_with("blockwork_latency_seconds_bucket") {
+            let le = series.rsplit_once("le=\"").unwrap().1.trim_end_matches("\"}");
+            buckets.push((le.replace("+Inf", "inf").parse::<f64>().unwrap(), value));
+        }
+    }
+    assert!(buckets.is_sorted(), "{buckets:?}");
+    assert!(buckets.windows(2).all(|pair| pair[0].1 <= pair[1].1), "{buckets:?}");
+    let at = |le: f64| buckets.iter().find(|(bound, _)| *bound >= le).unwrap().1;
+    assert_eq!((at(1e-6), at(1e-4), at(4.0), at(f64::INFINITY)), (98.0, 99.0, 100.0, 100.0));
+    assert!(text.contains(r#",op="read"} 100"#), "{text}");
+}

@@ -9,6 +9,9 @@ use blockwork_format::escape;
 /// The name of our process in traces.
 const PROCESS: &str = "blockwork";
 
+/// Longest name in a message, characters, so that what follows it is not cut off.
+const NAME_CHARS_MAX: usize = 200;
+
 /// Longest range that a record can tell: what fits 32 bits in bytes.
 const RANGE_MAX: Sectors = Sectors(u32::MAX as u64 / SECTOR);
 
@@ -23,7 +26,7 @@ impl Names {
         // Numbers that do not fit a record (12 and 20 bits) cannot come from the kernel, only from a caller that
         // made them up; they lose their upper bits.
         let device = |(major, minor): (u32, u32)| Device::new(major & 0xfff, minor & 0xf_ffff);
-        let nodes = nodes.iter().map(|node| (device(node.device), escape(&node.name))).collect();
+        let nodes = nodes.iter().map(|node| (device(node.device), harmless(&node.name))).collect();
         Names { pid: std::process::id(), nodes }
     }
 
@@ -34,6 +37,13 @@ impl Names {
     fn name(&self, event: &Event) -> &str {
         &self.nodes[usize::from(event.node.0)].1
     }
+}
+
+/// A name for a message, which blkparse prints as it is: whatever could command a terminal is a question mark, and a name
+/// without end ends.
+fn harmless(name: &str) -> String {
+    let is_good = |c: char| c == '\\' || escape(c.encode_utf8(&mut [0; 4])).chars().eq([c]);
+    name.chars().take(NAME_CHARS_MAX).map(|c| if is_good(c) { c } else { '?' }).collect()
 }
 
 /// What one worker has told one subscriber so far.
@@ -170,8 +180,7 @@ fn message(name: &str, event: &Event) -> Option<String> {
     if event.action != Action::Defer && !has_reason && !is_long {
         return None;
     }
-    let mut text =
-        format!("blockwork: {name}: {} {} + {}", past_tense(event.action), event.sector, event.nr);
+    let mut text = format!("blockwork: {name}: {} {} + {}", past_tense(event.action), event.sector, event.nr);
     if has_reason {
         write!(text, " ({reason})").expect("a String takes all");
     }

@@ -182,8 +182,7 @@ impl Subscription {
             if left.is_zero() {
                 return Received::Nothing;
             }
-            (state, _) =
-                queue.filled().wait_timeout(state, left).expect("no holder of this lock panics");
+            (state, _) = queue.filled().wait_timeout(state, left).expect("no holder of this lock panics");
         }
     }
 
@@ -264,8 +263,7 @@ impl Listener {
     /// Encodes and queues those of `events` that the subscriber wants to hear of.
     fn tell(&mut self, names: &Names, events: &[Event]) {
         let subscriber = self.subscriber.clone();
-        let wanted =
-            |event: &&Event| subscriber.nodes.as_ref().is_none_or(|nodes| nodes.has(event.node));
+        let wanted = |event: &&Event| subscriber.nodes.as_ref().is_none_or(|nodes| nodes.has(event.node));
         let mut events = events.iter().filter(wanted).peekable();
         while let Some(first) = events.peek() {
             if subscriber.queue.is_full(BATCH_BYTES) {

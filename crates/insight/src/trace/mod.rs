@@ -33,7 +33,7 @@
 //! and a message gives its real length.
 //!
 //! [`NodeInfo`]: blockwork_engine::NodeInfo
-//! 
+//!
 
 mod encode;
 mod files;

@@ -22,7 +22,11 @@ impl RecordStream {
     /// # Errors
     ///
     /// What comes next is no record. The stream is of no use any more.
-    pub fn push(&mut self, bytes: &[u8], mut each: impl FnMut(&Record<'_>, &[u8])) -> Result<(), FormatError> {
+    pub fn push(
+        &mut self,
+        bytes: &[u8],
+        mut each: impl FnMut(&Record<'_>, &[u8]),
+    ) -> Result<(), FormatError> {
         self.rest.extend_from_slice(bytes);
         let mut at = 0;
         while let Some((record, length)) = decode(&self.rest[at..], self.offset)? {

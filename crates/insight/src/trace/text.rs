@@ -32,9 +32,8 @@ impl TextMerge {
         records.sort_by_key(|record| record.time_ns); // stable: a worker's own order is kept
         let mut text = String::new();
         for record in &mut records {
-            let (formatter, genesis) = self
-                .formatter
-                .get_or_insert_with(|| (Formatter::since(record.time_ns), record.time_ns));
+            let (formatter, genesis) =
+                self.formatter.get_or_insert_with(|| (Formatter::since(record.time_ns), record.time_ns));
             // A worker that reports late may have something from before the first line.
             record.time_ns = record.time_ns.max(*genesis);
             formatter.line(record, &mut text);
