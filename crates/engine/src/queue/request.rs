@@ -118,6 +118,10 @@ impl Request {
             copy_between(std::slice::from_ref(&buffer), &target);
         }
         self.instead = None;
+        if self.done > Sectors::ZERO {
+            // It was the rest after a short transfer that was bounced; that rest is still to be done.
+            self.submit_rest();
+        }
     }
 
     /// The first `sectors` of the current submission are done: what remains is to be submitted again.
@@ -126,6 +130,10 @@ impl Request {
         self.done += sectors;
         self.sector = self.sector + sectors;
         self.nr = self.nr - sectors;
+        self.submit_rest();
+    }
+
+    fn submit_rest(&mut self) {
         let mut rest = Segments::new();
         slice_segments(&self.data, self.done.byte_len(), self.nr.byte_len(), &mut rest);
         self.instead = Some(rest);
