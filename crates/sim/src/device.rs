@@ -353,6 +353,9 @@ impl Device {
             return Some(fault);
         }
         let faults = &self.faults;
+        if self.random.rate(faults.again) {
+            return Some(Fault::Error(Errno::EAGAIN));
+        }
         let eio = Fault::Error(Errno::EIO);
         let candidates: &[(u32, Fault)] = match op.kind {
             FileOpKind::Read => &[
@@ -433,7 +436,9 @@ impl Device {
             error = Some(Errno::EIO);
         }
         if let Some(errno) = error {
-            self.apply_torn(&change, durable);
+            if errno != Errno::EAGAIN {
+                self.apply_torn(&change, durable);
+            }
             return -errno.0;
         }
         if fault == Some(Fault::Misdirected) {

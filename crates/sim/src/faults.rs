@@ -38,6 +38,8 @@ pub struct Faults {
     pub flush_errors: u32,
     /// Discards and write-zeroes that fail with EIO.
     pub discard_errors: u32,
+    /// Requests that fail with EAGAIN, having done nothing: to be tried again, and never heard of by a client.
+    pub again: u32,
     /// Reads that hit a new latent sector error.
     pub latent_errors: u32,
     /// Reads and writes that hit a sector that fails for ever.
@@ -64,6 +66,7 @@ impl Default for Faults {
             write_errors: 0,
             flush_errors: 0,
             discard_errors: 0,
+            again: 0,
             latent_errors: 0,
             permanent_errors: 0,
             short: 0,

@@ -51,6 +51,7 @@ fn world() -> World {
     for _ in 0..2 {
         let mut model = DeviceModel::null(Sectors(64));
         model.cache_bytes = 1 << 20;
+        model.limits.dma_alignment = 512;
         world.add_device(model);
     }
     world
@@ -124,4 +125,19 @@ fn a_worker_whose_leaf_has_failed_does_not_end_in_success() {
     ];
     assert_eq!(run(&world, bios), EIO);
     assert_eq!(world.counters(FileId(0)).flushes, 1);
+}
+
+#[test]
+fn the_rest_of_a_bounced_write_that_came_short_is_the_rest_when_it_is_tried_again_too() {
+    let world = world();
+    world.fail_nth(FileId(0), 0, Fault::Short);
+    world.fail_nth(FileId(0), 1, Fault::Error(Errno::EAGAIN));
+    // Misaligned, so that it goes through a bounce buffer; every sector differs.
+    let buffer = blockwork_memory::Buffer::new(8 * 512 + 4);
+    (0..8u8).for_each(|n| buffer.fill(4 + usize::from(n) * 512, 512, n + 1));
+    let data = Segments::from_iter([Memory::new(buffer, 4, 8 * 512)]);
+    let write = Bio::with_data(Op::Write, Flags::NONE, Sector(8), data);
+    assert_eq!(run(&world, vec![(write, Ok(()))]), Ok(()));
+    assert_eq!(world.faults(), 2);
+    assert_eq!([8, 9, 10, 11, 12, 13, 14, 15].map(|s| world.peek(FileId(0), s)[0]), [1, 2, 3, 4, 5, 6, 7, 8]);
 }

@@ -255,7 +255,14 @@ fn draw_faults(random: &mut Random) -> Faults {
         5 => Faults { read_errors: 30_000, write_errors: 30_000, discard_errors: 100_000, ..none },
         6 => Faults { latent_errors: 20_000, permanent_errors: 5_000, short: 50_000, ..none },
         7 => Faults { lost_flushes: 150_000, ..none },
-        8 => Faults { flush_errors: 100_000, write_errors: 10_000, short: 100_000, stalls: 2_000, ..none },
+        8 => Faults {
+            flush_errors: 100_000,
+            write_errors: 10_000,
+            short: 100_000,
+            stalls: 2_000,
+            again: 50_000,
+            ..none
+        },
         _ => Faults { stalls: 10_000, slowdown: 20, short: 50_000, read_errors: 10_000, ..none },
     }
 }
