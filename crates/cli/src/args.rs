@@ -1,0 +1,128 @@
+//! The command line: verbs and their options. One definition gives the parser and the help.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Linux's block I/O stack in user space.
+#[derive(Debug, Parser)]
+#[command(name = "blockwork", version, propagate_version = true, max_term_width = 120)]
+#[command(after_help = "A DISK is a path, null:SIZE or memory:SIZE; options follow after commas, as in \
+    disk.img,direct=off,nr_requests=64.\nA VOLUME is disk/FILENAME, disk/FILENAME/PARTITION or dm/NAME; `blockwork scan` \
+    shows them.")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Show what disks hold: partitions, file systems, sizes, limits. Writes nothing.
+    #[command(after_help = "Example:\n  blockwork scan disk.img\n  blockwork scan --json /dev/vdb *.img")]
+    Scan(ScanArgs),
+    /// Serve volumes to clients until SIGTERM.
+    #[command(after_help = "Examples:\n  blockwork serve --disk disk.img --nbd unix:/tmp/disk.sock\n  \
+        blockwork serve --disk disk.img disk/disk.img/1 --fuse /mnt/part1.img\n  \
+        blockwork serve --table stripes.table --nbd 127.0.0.1:10809 --stats\n\n\
+        It prints `ready ADDRESS...` once every export accepts clients. SIGTERM and SIGINT answer what clients have \
+        asked for, flush the disks and end; a second one ends at once. SIGUSR1 prints statistics.")]
+    Serve(ServeArgs),
+    /// Show what happens to each I/O of a volume that is being served.
+    #[command(after_help = "Examples:\n  blockwork trace disk/disk.img\n  blockwork trace dm/stripes -o t && \
+        blkparse -i t\n\nWithout -o the events are printed as blkparse prints them, until ^C.")]
+    Trace(TraceArgs),
+    /// Try it: serves four sparse files as a striped volume with real clients, and shows what happened.
+    #[command(after_help = "Example:\n  blockwork demo")]
+    Demo(DemoArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ScanArgs {
+    /// Disks to look at.
+    #[arg(value_name = "DISK", required_unless_present = "table")]
+    pub(crate) disks: Vec<String>,
+    /// Tables in dmsetup's syntax, whose disks are looked at as well.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) table: Vec<String>,
+    /// Show the queue limits of each disk.
+    #[arg(long)]
+    pub(crate) limits: bool,
+    /// Print JSON: {"disks": [...], "tables": [...]}, sizes in bytes.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Disks: PATH[,option=value...], null:SIZE or memory:SIZE. What follows the first and is no file is a VOLUME.
+    #[arg(long, value_name = "DISK", num_args = 1.., required_unless_present = "table")]
+    pub(crate) disk: Vec<String>,
+    /// A stack in dmsetup's table syntax, served as dm/NAME: NAME stands before the lines, or is the file's stem.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) table: Vec<String>,
+    /// Volumes to serve: all, where none is named. The first is NBD's default export.
+    #[arg(value_name = "VOLUME")]
+    pub(crate) volumes: Vec<String>,
+    /// Serve by NBD at a unix socket or TCP address. Without it, sockets of a service manager (LISTEN_FDS) are used.
+    #[arg(long, value_name = "unix:PATH|HOST:PORT")]
+    pub(crate) nbd: Vec<String>,
+    /// Demand TLS of NBD clients, with the certificates in FOLDER (server-cert.pem, server-key.pem, ca-cert.pem).
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) tls_certificates: Option<PathBuf>,
+    /// Serve only clients whose certificate is signed by ca-cert.pem.
+    #[arg(long, requires = "tls_certificates")]
+    pub(crate) tls_verify_peer: bool,
+    /// Allow NBD in clear text on addresses other than this machine's own.
+    #[arg(long)]
+    pub(crate) insecure: bool,
+    /// Mount one volume over FILE, or any number as files in a folder.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) fuse: Vec<PathBuf>,
+    /// Write nothing to any disk.
+    #[arg(long)]
+    pub(crate) read_only: bool,
+    /// A queue setting of all disks by its sysfs name, such as nomerges=2 or read_ahead_kb=1024.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+    /// Threads that serve; connections are spread over them. Default: one a processor, at most 8.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) workers: Option<u16>,
+    /// Print statistics at the end.
+    #[arg(long)]
+    pub(crate) stats: bool,
+    /// Record every write, discard and flush of the disks in dm-log-writes' format (FILE.0, FILE.1 ... for several).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) log_writes: Option<PathBuf>,
+    /// Do not open a control socket: `trace` will not find this server.
+    #[arg(long)]
+    pub(crate) no_control: bool,
+    /// Print the ready line and the statistics as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TraceArgs {
+    /// The volume, as the server names it.
+    #[arg(value_name = "VOLUME")]
+    pub(crate) volume: String,
+    /// Write blktrace files NAME.blktrace.0, NAME.blktrace.1 ... for blkparse.
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) output: Option<PathBuf>,
+    /// Stop after so many seconds.
+    #[arg(short = 'w', long, value_name = "SECONDS")]
+    pub(crate) stopwatch: Option<f64>,
+    /// Print one JSON object an event.
+    #[arg(long, conflicts_with = "output")]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DemoArgs {
+    /// Keep the folder with the disks, and say where it is.
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,63 @@
+//! The `blockwork` command: one verb a file. It reads the command line, calls the crates below, and puts what they say
+//! into words; it knows no format, no protocol and no I/O of its own.
+//!
+//! Exit codes: 0 success, 1 failure (with one line on stderr that says what to do), 2 wrong usage.
+#![forbid(unsafe_code)]
+
+mod args;
+mod demo;
+mod nbd_client;
+mod scan;
+mod serve;
+mod trace;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Verb};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_log();
+    let result = match cli.verb {
+        Verb::Scan(args) => scan::run(&args),
+        Verb::Serve(args) => serve::run(&args),
+        Verb::Trace(args) => trace::run(&args),
+        Verb::Demo(args) => demo::run(&args),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        // `blockwork scan | head`: the reader has seen enough.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("blockwork: error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let io = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    };
+    error.chain().any(io)
+}
+
+/// Messages of the crates below go to stderr, in one form; `RUST_LOG` says how many (default: warnings).
+fn start_log() {
+    let environment = env_logger::Env::default().default_filter_or("warn");
+    let mut builder = env_logger::Builder::from_env(environment);
+    builder.format(|out, record| {
+        let level = match record.level() {
+            log::Level::Error => "error",
+            log::Level::Warn => "warning",
+            log::Level::Info => "info",
+            log::Level::Debug => "debug",
+            log::Level::Trace => "trace",
+        };
+        writeln!(out, "blockwork: {level}: {}", record.args())
+    });
+    builder.init();
+}

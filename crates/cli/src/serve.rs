@@ -1,0 +1,354 @@
+//! `blockwork serve`: assembles the volumes, starts the workers and exports, waits for a signal, and takes it all down
+//! in an order that loses nothing.
+//!
+//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE ─▶ control socket ─▶ `ready`.
+//! Down: mounts (the workers still answer what the kernel writes back) ─▶ workers (they answer what was asked, and flush)
+//! ─▶ logs ─▶ statistics.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result, anyhow, bail};
+use blockwork_daemon::{Control, ControlHandle, ControlState, socket_path};
+use blockwork_engine::{Errno, LeafId, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle};
+use blockwork_export::fuse;
+use blockwork_export::nbd::{self, Export, Exports, Listener, NbdConfig, Server, ServerTls};
+use blockwork_format::escape;
+use blockwork_insight::trace::TraceHub;
+use blockwork_insight::{LogWrites, report};
+use blockwork_uring::{Uring, UringConfig};
+use blockwork_volume::{Assembly, Plan, parse_setting};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+use crate::args::ServeArgs;
+
+/// Workers at most, where nobody says how many.
+const WORKERS_DEFAULT_MAX: usize = 8;
+/// Exit code after a second signal, as a shell's for a process that ^C has ended.
+const EXIT_AT_ONCE: i32 = 130;
+
+pub(crate) fn run(args: &ServeArgs) -> Result<()> {
+    // From here on a signal waits until it is looked at, so that none ends us half-way up.
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1])?;
+    let inherited = nbd::inherited(|name| std::env::var(name).ok())?;
+    if args.nbd.is_empty() && args.fuse.is_empty() && inherited.is_empty() {
+        bail!("nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT or --fuse FILE");
+    }
+    let (disks, named) = disks_and_volumes(args);
+    let assembly = assemble(args, disks)?;
+    let volumes = choose(&assembly, &named)?;
+    let mut running = Running::start(args, &assembly, volumes)?;
+    running.export(args, inherited)?;
+    announce(args, &running.addresses)?;
+    let waited = running.wait(&mut signals, args.json);
+    running.stop(args).and(waited)
+}
+
+/// What of `--disk A B C` is a disk, and which volumes are named: what follows the first of a `--disk` and is no file is
+/// a volume, since `--disk a.img disk/a.img/1` would be one too many otherwise.
+fn disks_and_volumes(args: &ServeArgs) -> (Vec<String>, Vec<String>) {
+    let is_disk = |spec: &str| {
+        let path = spec.split(',').next().unwrap_or(spec);
+        ["null:", "memory:"].iter().any(|kind| spec.starts_with(kind)) || Path::new(path).exists()
+    };
+    let mut disks = Vec::new();
+    let mut volumes = Vec::new();
+    for (i, spec) in args.disk.iter().enumerate() {
+        let is_volume = i > 0 && !is_disk(spec) && ["disk/", "dm/"].iter().any(|kind| spec.starts_with(kind));
+        if is_volume { &mut volumes } else { &mut disks }.push(spec.clone());
+    }
+    volumes.extend(args.volumes.iter().cloned());
+    (disks, volumes)
+}
+
+fn assemble(args: &ServeArgs, disks: Vec<String>) -> Result<Assembly> {
+    let settings = args.set.iter().map(|setting| parse_setting(setting)).collect::<Result<Vec<_>, _>>()?;
+    let plan =
+        Plan { disks, tables: args.table.clone(), read_only: args.read_only, settings, ..Plan::default() };
+    let assembly = Assembly::open(plan)?;
+    for warning in &assembly.warnings {
+        log::warn!("{}", escape(warning));
+    }
+    Ok(assembly)
+}
+
+/// The volumes that were named, or all; where there are tables, all of those.
+fn choose(assembly: &Assembly, named: &[String]) -> Result<Vec<Volume>> {
+    if !named.is_empty() {
+        return Ok(named.iter().map(|name| assembly.find(name).cloned()).collect::<Result<_, _>>()?);
+    }
+    let all = || assembly.volumes.iter().map(|named| named.volume.clone());
+    let tables: Vec<Volume> = all().filter(|volume| volume.name.starts_with("dm/")).collect();
+    Ok(if tables.is_empty() { all().collect() } else { tables })
+}
+
+/// What ends the wait for the end.
+enum News {
+    /// A signal.
+    Stop,
+    /// This worker's thread has ended.
+    Ended(u16),
+}
+
+/// A server that is up.
+struct Running {
+    volumes: Arc<[Volume]>,
+    handles: Vec<WorkerHandle<Uring>>,
+    threads: Vec<JoinHandle<Result<(), Errno>>>,
+    news: mpsc::Sender<News>,
+    hear: mpsc::Receiver<News>,
+    stats: Arc<Stats>,
+    hub: Arc<TraceHub>,
+    log: Option<Arc<LogWrites>>,
+    leaves: Vec<Arc<dyn blockwork_engine::LeafSource>>,
+    nbd: Option<Server>,
+    mounts: Vec<fuse::Mount>,
+    control: Option<ControlHandle>,
+    /// Where clients find it.
+    addresses: Vec<String>,
+    exports_of: Vec<Vec<String>>,
+}
+
+impl Running {
+    fn start(args: &ServeArgs, assembly: &Assembly, volumes: Vec<Volume>) -> Result<Running> {
+        let volumes: Arc<[Volume]> = volumes.into();
+        let leaves = assembly.leaves();
+        let stats = Arc::new(assembly.stats());
+        let hub = TraceHub::new(stats.nodes());
+        let log = args.log_writes.as_deref().map(|path| log_writes(path, assembly)).transpose()?;
+        let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let count = args.workers.map_or(processors.min(WORKERS_DEFAULT_MAX), usize::from);
+        let (news, hear) = mpsc::channel();
+        let (mut handles, mut threads) = (Vec::new(), Vec::new());
+        for index in (0u16..).take(count) {
+            let mut config = WorkerConfig::new(volumes.clone(), leaves.clone(), stats.worker());
+            config.index = index;
+            config.tracer = hub.tracer(index);
+            config.tap = log.clone().map(|log| log as _);
+            let (handle, thread) = start_worker(config, Ended { index, say: news.clone() })?;
+            handles.push(handle);
+            threads.push(thread);
+        }
+        let exports_of = vec![Vec::new(); volumes.len()];
+        Ok(Running {
+            volumes,
+            handles,
+            threads,
+            news,
+            hear,
+            stats,
+            hub,
+            log,
+            leaves: leaves.iter().map(|(_, source)| source.clone()).collect(),
+            nbd: None,
+            mounts: Vec::new(),
+            control: None,
+            addresses: Vec::new(),
+            exports_of,
+        })
+    }
+
+    /// Starts everything that clients and people reach it by.
+    fn export(&mut self, args: &ServeArgs, inherited: Vec<OwnedFd>) -> Result<()> {
+        self.export_nbd(args, inherited)?;
+        for path in &args.fuse {
+            self.export_fuse(path)?;
+        }
+        if !args.no_control {
+            self.open_control()?;
+        }
+        Ok(())
+    }
+
+    fn numbered(&self) -> Vec<(VolumeId, &Volume)> {
+        (0u16..).map(VolumeId).zip(self.volumes.iter()).collect()
+    }
+
+    fn export_nbd(&mut self, args: &ServeArgs, inherited: Vec<OwnedFd>) -> Result<()> {
+        let mut listeners = inherited.into_iter().map(Listener::from_fd).collect::<Result<Vec<_>, _>>()?;
+        for address in &args.nbd {
+            listeners.push(match address.strip_prefix("unix:") {
+                Some(path) => Listener::unix(Path::new(path))?,
+                None => Listener::tcp(address)?,
+            });
+        }
+        if listeners.is_empty() {
+            return Ok(());
+        }
+        let listeners = listeners.into_iter().map(|listener| listener.insecure(args.insecure)).collect();
+        let exports = self.numbered().into_iter().map(|(id, volume)| Export::new(id, volume, args.read_only));
+        let mut config = NbdConfig::new(Exports::new(exports.collect())?);
+        if let Some(folder) = &args.tls_certificates {
+            config.tls = Some(ServerTls::from_folder(folder, args.tls_verify_peer)?);
+        }
+        let server = Server::start(config, listeners, &self.handles)?;
+        self.addresses.extend(server.addresses().iter().cloned());
+        for exports in &mut self.exports_of {
+            exports.extend(server.addresses().iter().cloned());
+        }
+        self.nbd = Some(server);
+        Ok(())
+    }
+
+    fn export_fuse(&mut self, path: &Path) -> Result<()> {
+        let (session, mount) = fuse::mount(path, &self.numbered(), fuse::Options::default())?;
+        // A file system's requests come one after the other; one worker, not always the same, takes each mount.
+        let worker = &self.handles[self.mounts.len() % self.handles.len()];
+        worker.run(move |worker| {
+            worker.add_port(Box::new(session.into_port()));
+        });
+        let address = format!("fuse:{}", mount.path().display());
+        self.exports_of.iter_mut().for_each(|exports| exports.push(address.clone()));
+        self.addresses.push(address);
+        self.mounts.push(mount);
+        Ok(())
+    }
+
+    fn open_control(&mut self) -> Result<()> {
+        let mut state = ControlState::new(self.stats.clone(), self.hub.clone());
+        for (volume, exports) in self.volumes.iter().zip(&self.exports_of) {
+            state.add_volume(volume, exports.clone());
+        }
+        self.leaves.iter().for_each(|leaf| state.add_disk(leaf.clone()));
+        let path = socket_path()?;
+        self.control = Some(Control::start(state, &path)?);
+        Ok(())
+    }
+
+    /// Sleeps until a signal asks for the end, or a worker has come to its own.
+    fn wait(&self, signals: &mut Signals, json: bool) -> Result<()> {
+        let handle = signals.handle();
+        let (stats, news) = (self.stats.clone(), self.news.clone());
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for signal in signals.forever() {
+                    if signal == SIGUSR1 {
+                        print_stats(&stats, json);
+                        continue;
+                    }
+                    // The next one ends us at once, as the second ^C of an impatient person should.
+                    let at_once = Arc::new(AtomicBool::new(true));
+                    if let Err(error) = flag::register_conditional_shutdown(signal, EXIT_AT_ONCE, at_once) {
+                        log::warn!("a second signal will not end this process at once: {error}");
+                    }
+                    let _ = news.send(News::Stop);
+                }
+            });
+            let result = match self.hear.recv() {
+                Ok(News::Stop) | Err(_) => Ok(()),
+                Ok(News::Ended(worker)) => Err(anyhow!("worker {worker} ended by itself; see above")),
+            };
+            handle.close();
+            result
+        })
+    }
+
+    /// Ends everything, in order. What fails on the way does not keep the rest from being done.
+    fn stop(mut self, args: &ServeArgs) -> Result<()> {
+        let mut failure: Option<anyhow::Error> = None;
+        let mut note = |error: anyhow::Error| {
+            if failure.is_some() {
+                log::error!("{error:#}");
+            } else {
+                failure = Some(error);
+            }
+        };
+        drop(self.control.take());
+        for mount in self.mounts.drain(..) {
+            if let Err(error) = mount.unmount() {
+                note(error.into());
+            }
+        }
+        self.handles.iter().for_each(WorkerHandle::stop);
+        for thread in self.threads.drain(..) {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(errno)) => note(anyhow!("the last flush failed ({errno}): what was written since the one before may be lost")),
+                Err(_) => note(anyhow!("a worker has panicked: what was written since the last flush may be lost")),
+            }
+        }
+        if let Some(log) = &self.log
+            && let Err(error) = log.close()
+        {
+            note(error.into());
+        }
+        if args.stats {
+            print_stats(&self.stats, args.json);
+        }
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+fn print_stats(stats: &Stats, json: bool) {
+    let snapshot = stats.snapshot();
+    if json {
+        eprintln!("{}", report::Report::new(&snapshot).json());
+    } else {
+        eprint!("{}", report::table(&snapshot));
+    }
+}
+
+/// Says that a worker's thread has ended, even if it panics.
+struct Ended {
+    index: u16,
+    say: mpsc::Sender<News>,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // Nobody waits any more when the server is being stopped.
+        let _ = self.say.send(News::Ended(self.index));
+    }
+}
+
+/// What a worker's thread says when it is up: its handle.
+type Up = Result<WorkerHandle<Uring>, blockwork_uring::UringError>;
+
+fn start_worker(
+    config: WorkerConfig,
+    ended: Ended,
+) -> Result<(WorkerHandle<Uring>, JoinHandle<Result<(), Errno>>)> {
+    let (send, up) = mpsc::channel::<Up>();
+    let name = format!("blockwork-{}", config.index);
+    let thread = thread::Builder::new().name(name).spawn(move || {
+        let _ended = ended;
+        let env = match Uring::new(&UringConfig::default()) {
+            Ok(env) => env,
+            Err(error) => {
+                let _ = send.send(Err(error));
+                return Ok(());
+            }
+        };
+        let mut worker = Worker::new(env, config);
+        let _ = send.send(Ok(worker.handle()));
+        drop(send);
+        worker.run()
+    })?;
+    let handle = up.recv().context("a worker's thread died while it started")??;
+    Ok((handle, thread))
+}
+
+fn log_writes(path: &Path, assembly: &Assembly) -> Result<Arc<LogWrites>> {
+    let leaves: Vec<_> = (0u16..)
+        .zip(assembly.leaves().iter())
+        .map(|(i, (_, source))| (LeafId(i), source.name().to_owned(), source.sectors()))
+        .collect();
+    Ok(Arc::new(LogWrites::create(path, &leaves)?))
+}
+
+fn announce(args: &ServeArgs, addresses: &[String]) -> Result<()> {
+    use std::io::Write;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        writeln!(out, "{}", serde_json::json!({ "ready": addresses }))?;
+    } else {
+        writeln!(out, "ready {}", addresses.join(" "))?;
+    }
+    out.flush()?;
+    Ok(())
+}

@@ -1,0 +1,138 @@
+//! `blockwork trace`: live events of a volume that is being served, as text, JSON or blktrace files.
+
+use std::io::{Read, Write};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use blockwork_daemon::{ServerInfo, find_volume, stream, trace_path};
+use blockwork_format::blktrace::{Formatter, Record};
+use blockwork_insight::trace::{RecordStream, TraceFiles};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::args::TraceArgs;
+
+/// What ends or feeds a trace.
+enum News {
+    Bytes(Vec<u8>),
+    /// The server has closed the stream.
+    End,
+    /// ^C.
+    Stop,
+    Broken(std::io::Error),
+}
+
+pub(crate) fn run(args: &TraceArgs) -> Result<()> {
+    if let Some(path) = &args.output
+        && path.extension().is_some_and(|extension| extension == "parquet")
+    {
+        bail!("{}: Parquet is not written yet; use -o NAME for blktrace files, or --json", path.display());
+    }
+    let server = find_volume(&args.volume)?;
+    let text = args.output.is_none() && !args.json;
+    let news = listen(&server, &trace_path(&args.volume, text))?;
+    let deadline = args.stopwatch.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
+    let next = Next { news, deadline };
+    match &args.output {
+        Some(base) => {
+            let mut files = TraceFiles::create(base)?;
+            // Says that the trace is on: whoever starts a load after it misses nothing.
+            eprintln!("tracing {} to {}.blktrace.*; ^C ends", args.volume, base.display());
+            while let Some(bytes) = next.bytes()? {
+                files.push(&bytes).context("writing the trace")?;
+            }
+            eprintln!("{} events; show them with: blkparse -i {}", files.records(), base.display());
+        }
+        None if args.json => json(&next)?,
+        None => {
+            eprintln!("tracing {}; ^C ends", args.volume);
+            let mut out = std::io::stdout().lock();
+            while let Some(bytes) = next.bytes()? {
+                out.write_all(&bytes)?;
+                out.flush()?;
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Next {
+    news: Receiver<News>,
+    deadline: Option<Instant>,
+}
+
+impl Next {
+    /// The next bytes of the stream; `None` at its end, however that comes.
+    fn bytes(&self) -> Result<Option<Vec<u8>>> {
+        let news = match self.deadline {
+            None => self.news.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(at) => self.news.recv_timeout(at.saturating_duration_since(Instant::now())),
+        };
+        match news {
+            Ok(News::Bytes(bytes)) => Ok(Some(bytes)),
+            Ok(News::End | News::Stop) | Err(_) => Ok(None),
+            Ok(News::Broken(error)) => Err(error).context("the server ended the trace"),
+        }
+    }
+}
+
+/// Reads the stream, and signals, each in a thread of its own.
+fn listen(server: &ServerInfo, path: &str) -> Result<Receiver<News>> {
+    let (send, receive) = mpsc::channel();
+    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let stop = send.clone();
+    thread::spawn(move || {
+        if signals.forever().next().is_some() {
+            // Nobody listens any more: the trace has ended by itself.
+            let _ = stop.send(News::Stop);
+        }
+    });
+    let mut stream = stream(&server.socket, path)?;
+    thread::spawn(move || {
+        let mut buffer = vec![0; 256 << 10];
+        loop {
+            let news = match stream.read(&mut buffer) {
+                Ok(0) => News::End,
+                Ok(len) => News::Bytes(buffer[..len].to_vec()),
+                Err(error) => News::Broken(error),
+            };
+            let last = !matches!(news, News::Bytes(_));
+            if send.send(news).is_err() || last {
+                return;
+            }
+        }
+    });
+    Ok(receive)
+}
+
+fn json(next: &Next) -> Result<()> {
+    let mut records = RecordStream::new();
+    let mut out = std::io::stdout().lock();
+    let mut formatter = Formatter::new();
+    while let Some(bytes) = next.bytes()? {
+        let mut lines = String::new();
+        records.push(&bytes, |record, _| lines.push_str(&event(&mut formatter, record)))?;
+        out.write_all(lines.as_bytes())?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// One event as JSON: the numbers of its record, and the line that blkparse would print.
+fn event(formatter: &mut Formatter, record: &Record<'_>) -> String {
+    let mut line = String::new();
+    formatter.line(record, &mut line);
+    let value = serde_json::json!({
+        "time_ns": record.time_ns,
+        "worker": record.cpu,
+        "sequence": record.sequence,
+        "device": format!("{}:{}", record.device.major(), record.device.minor()),
+        "sector": record.sector,
+        "bytes": record.bytes,
+        "error": record.error,
+        "text": line.trim_end(),
+    });
+    format!("{value}\n")
+}

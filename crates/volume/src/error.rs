@@ -1,0 +1,62 @@
+//! What can go wrong between the names on a command line and a volume.
+
+use blockwork_format::FormatError;
+use blockwork_leaf::LeafError;
+
+/// Why volumes could not be assembled. Each names the place and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// A disk cannot be opened.
+    #[error(transparent)]
+    Leaf(#[from] LeafError),
+    /// A file of ours cannot be read.
+    #[error("{path}: {source}")]
+    File {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A table in a text file is wrong.
+    #[error("{path}: {source}")]
+    Table {
+        /// The file.
+        path: String,
+        /// What is wrong, and where.
+        source: FormatError,
+    },
+    /// A target of a table does not fit what lies below it.
+    #[error("{path}, line {line}: {what}")]
+    Target {
+        /// The table's file.
+        path: String,
+        /// Its line, from 1.
+        line: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// No volume has that name.
+    #[error("no volume is called {name:?}; there are: {there_are}")]
+    NoVolume {
+        /// The name asked for.
+        name: String,
+        /// Names of those there are.
+        there_are: String,
+    },
+    /// A setting does not exist or is out of range.
+    #[error("--set {setting}: {what}")]
+    Setting {
+        /// As it was given.
+        setting: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// More of something than the engine can number.
+    #[error("more than {limit} {what}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there may be.
+        limit: usize,
+    },
+}
