@@ -15,6 +15,7 @@ mod blktrace;
 mod dm_table;
 mod input;
 mod log_writes;
+mod nbd;
 mod partition;
 mod reach;
 pub mod seeds;
@@ -22,6 +23,7 @@ pub mod seeds;
 pub use blktrace::blktrace;
 pub use dm_table::dm_table;
 pub use log_writes::log_writes;
+pub use nbd::nbd;
 pub use partition::{gpt, mbr, partition};
 pub use reach::{reached, take_reached};
 
@@ -36,6 +38,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("dm_table", dm_table),
     ("blktrace", blktrace),
     ("log_writes", log_writes),
+    ("nbd", nbd),
 ];
 
 /// Asserts that text is safe to print: what comes out of an image must have been escaped.

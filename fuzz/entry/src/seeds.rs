@@ -9,6 +9,7 @@ use blockwork_format::partition::gpt::{GptPartition, Layout, fix_crcs};
 use blockwork_format::partition::mbr::{self, ExtendedPartition, MbrPartition};
 use blockwork_format::partition::{Guid, gpt};
 
+use crate::nbd;
 use crate::partition::{BLOCKS_OF_4096, FIX_CRCS, GPT_HEADER_BYTES, PIECE_MISSING, WITH_HINT};
 
 /// One file of a corpus.
@@ -48,6 +49,13 @@ pub fn seeds() -> Vec<Seed> {
     add("blktrace", "v8", blktrace_input(true));
     add("log_writes", "512", log_writes_input(512));
     add("log_writes", "4096", log_writes_input(4096));
+    add("nbd", "simple", nbd_input(nbd::PAYLOADS, &[7]));
+    add("nbd", "structured", nbd_input(nbd::PAYLOADS, &[3, 8, 9, 10, 6, 7]));
+    add("nbd", "extended", nbd_input(nbd::PAYLOADS, &[8, 11, 10, 7]));
+    add("nbd", "read-only", nbd_input(nbd::PAYLOADS | nbd::READ_ONLY, &[11, 10, 7]));
+    add("nbd", "export-name", nbd_input(nbd::PAYLOADS, &[1]));
+    add("nbd", "tls", nbd_input(nbd::PAYLOADS | nbd::TLS, &[3, 5, 8, 10, 7]));
+    add("nbd", "payloads", nbd_input(0, &[8, 7]));
     all
 }
 
@@ -219,4 +227,51 @@ fn log_writes_input(sectorsize: u32) -> Vec<u8> {
     let superblock = writer.superblock().encode();
     log[..superblock.len()].copy_from_slice(&superblock);
     [&[16, 0], &log[..]].concat()
+}
+
+/// A session that begins with these options, makes one request of each kind, and is still there when the server goes down.
+fn nbd_input(flags_of_session: u8, options: &[u8]) -> Vec<u8> {
+    let mut out = vec![flags_of_session, nbd::BYTES, 4, 0, 0, 0, 3];
+    for option in options {
+        let data: &[u8] = match option {
+            6 | 7 => b"\0\0\0\x01b\0\x02\0\0\0\x03",
+            9 => b"\0\0\0\0\0\0\0\0",
+            10 => b"\0\0\0\x01b\0\0\0\x01\0\0\0\x0fbase:allocation",
+            _ => b"",
+        };
+        out.extend([nbd::OPTION, *option, u8::try_from(data.len()).expect("short")]);
+        out.extend(data);
+    }
+    // Flags, command, offset, its scale, length, its scale.
+    let extended = options.contains(&11);
+    let payload = if extended { 32 } else { 0 };
+    let requests = [
+        (0u8, 0u8, 1u16, 9u8, 8u16, 9u8),
+        (payload, 1, 3, 9, 4, 3),
+        (0, 3, 0, 0, 0, 0),
+        (0, 4, 0, 0, 1, 30),
+        (0, 5, 0, 0, 1, 30),
+        (1 | 2 | 16, 6, 1, 12, 1, 20),
+        (8, 7, 0, 0, 1, 30),
+        (0, 0, 0xffff, 40, 1, 9),
+        (0, 77, 0, 0, 0, 0),
+    ];
+    for (flags, command, offset, scale, len, len_scale) in requests {
+        out.extend([nbd::REQUEST, flags, command]);
+        out.extend(offset.to_le_bytes());
+        out.push(scale);
+        out.extend(len.to_le_bytes());
+        out.push(len_scale);
+        if command == 1 && flags_of_session & nbd::PAYLOADS == 0 {
+            out.extend([nbd::BYTES, 32]);
+            out.extend([0x25; 32]);
+        }
+    }
+    if extended {
+        out.extend([nbd::REQUEST, 32, 7, 0, 0, 0, 12, 0, 0, nbd::BYTES, 12]);
+        out.extend([0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 1]);
+    }
+    out.push(nbd::SHUTDOWN);
+    out.extend([nbd::REQUEST, 0, 0, 1, 0, 9, 8, 0, 9]);
+    out
 }

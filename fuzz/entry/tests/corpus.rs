@@ -86,6 +86,10 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
         ("dm_table", &[("table", 20), ("refused", 400)]),
         ("blktrace", &[("record", 2000), ("line", 1000), ("refused", 300)]),
         ("log_writes", &[("log", 400), ("entry", 1200), ("entry refused", 60), ("refused", 10)]),
+        (
+            "nbd",
+            &[("go", 300), ("tls", 40), ("submitted", 500), ("answered", 500), ("status payload", 10), ("closed", 200)],
+        ),
     ]);
     for (target, body) in TARGETS {
         let files: Vec<_> = corpus(target).into_iter().map(|(_, bytes)| bytes).collect();

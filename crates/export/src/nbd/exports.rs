@@ -41,7 +41,12 @@ impl Export {
                 | if read_only { flags::READ_ONLY } else { writable }
                 | when(!read_only && limits.discards(), flags::SEND_TRIM)
                 | when(limits.rotational, flags::ROTATIONAL),
-            preferred_block: limits.physical_block_size.max(limits.io_min).max(4096).next_power_of_two().min(PAYLOAD_MAX),
+            preferred_block: limits
+                .physical_block_size
+                .max(limits.io_min)
+                .max(4096)
+                .next_power_of_two()
+                .min(PAYLOAD_MAX),
             logical_block: limits.logical_block_size,
         }
     }

@@ -28,7 +28,10 @@ pub struct Listener {
 
 #[derive(Debug)]
 enum Place {
-    Unix { path: PathBuf, identity: (u64, u64) },
+    Unix {
+        path: PathBuf,
+        identity: (u64, u64),
+    },
     Tcp(SocketAddr),
     /// Somebody else's unix socket: not ours to remove.
     Inherited(String),
@@ -87,7 +90,8 @@ impl Listener {
     /// A unix socket at `path` for this user only (mode 0600). A socket that is there already is removed if nobody
     /// answers on it.
     pub fn unix(path: &Path) -> Result<Listener, ListenError> {
-        let failed = |call, source: io::Error| ListenError::System { place: path.display().to_string(), call, source };
+        let failed =
+            |call, source: io::Error| ListenError::System { place: path.display().to_string(), call, source };
         let found = path.as_os_str().len();
         if found > 107 {
             return Err(ListenError::PathTooLong { path: path.to_owned(), found });
@@ -206,9 +210,13 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
         return Err(ListenError::NotASocket(path.to_owned()));
     }
     match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path).map_err(|source| {
-            ListenError::System { place: path.display().to_string(), call: "remove the stale socket", source }
-        }),
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path).map_err(|source| ListenError::System {
+                place: path.display().to_string(),
+                call: "remove the stale socket",
+                source,
+            })
+        }
         // It answers, is too busy to, or is not for us: in each case it is somebody's.
         _ => Err(ListenError::InUse(path.to_owned())),
     }

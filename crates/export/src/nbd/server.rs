@@ -67,7 +67,13 @@ impl Server {
         for listener in listeners {
             let shared = shared.clone();
             first.run(move |worker| {
-                worker.add_port(Box::new(Acceptor { shared, listener, accepting: false, paused: false, draining: false }));
+                worker.add_port(Box::new(Acceptor {
+                    shared,
+                    listener,
+                    accepting: false,
+                    paused: false,
+                    draining: false,
+                }));
             });
         }
         Ok(Server { shared, addresses })
@@ -115,7 +121,10 @@ impl Shared {
         if self.connections.fetch_add(1, Ordering::Relaxed) >= self.config.connections_max {
             self.connections.fetch_sub(1, Ordering::Relaxed);
             if self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
-                log::warn!("nbd: {} clients are connected, further ones are turned away", self.config.connections_max);
+                log::warn!(
+                    "nbd: {} clients are connected, further ones are turned away",
+                    self.config.connections_max
+                );
             }
             return;
         }

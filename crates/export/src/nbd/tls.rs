@@ -61,6 +61,17 @@ pub enum TlsError {
         /// What rustls said.
         reason: String,
     },
+    /// The key cannot be read, or does not belong to the certificate.
+    #[error(
+        "{}: not a usable key for server-cert.pem: {reason}; an EC key that certtool has made may have to be rewritten: \
+         openssl pkcs8 -topk8 -nocrypt -in server-key.pem", path.display()
+    )]
+    Key {
+        /// The key's file.
+        path: PathBuf,
+        /// What rustls said.
+        reason: String,
+    },
     /// The folder is one of pre-shared keys.
     #[error(
         "{}: pre-shared keys are not supported (rustls has none): make certificates, for example with certtool, and \
@@ -73,15 +84,18 @@ impl ServerTls {
     /// Reads the certificates in `folder`. With `verify_peer` only clients that show a certificate signed by
     /// `ca-cert.pem` are served.
     pub fn from_folder(folder: &Path, verify_peer: bool) -> Result<ServerTls, TlsError> {
-        if !folder.join("server-cert.pem").exists() && (folder.is_file() || folder.join("keys.psk").exists()) {
+        if !folder.join("server-cert.pem").exists() && (folder.is_file() || folder.join("keys.psk").exists())
+        {
             return Err(TlsError::PreSharedKeys(folder.to_owned()));
         }
-        let unusable =
-            |reason: &dyn std::fmt::Display| TlsError::Unusable { folder: folder.to_owned(), reason: reason.to_string() };
+        let unusable = |reason: &dyn std::fmt::Display| TlsError::Unusable {
+            folder: folder.to_owned(),
+            reason: reason.to_string(),
+        };
         let certificates = certificates(&folder.join("server-cert.pem"))?;
         let key_path = folder.join("server-key.pem");
         let key = PrivateKeyDer::from_pem_slice(&read(&key_path)?).map_err(|error| TlsError::Pem {
-            path: key_path,
+            path: key_path.clone(),
             expected: "private key",
             reason: error.to_string(),
         })?;
@@ -101,7 +115,9 @@ impl ServerTls {
         } else {
             builder.with_no_client_auth()
         };
-        let config = builder.with_single_cert(certificates, key).map_err(|error| unusable(&error))?;
+        let config = builder
+            .with_single_cert(certificates, key)
+            .map_err(|error| TlsError::Key { path: key_path, reason: error.to_string() })?;
         Ok(ServerTls { config: Arc::new(config) })
     }
 }

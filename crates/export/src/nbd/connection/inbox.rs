@@ -25,7 +25,13 @@ pub(super) struct Inbox {
 
 impl Inbox {
     pub(super) fn new() -> Inbox {
-        Inbox { whole: Segment::new(Buffer::new(SMALL), 0, SMALL), start: 0, end: 0, grow: false, small_in_row: 0 }
+        Inbox {
+            whole: Segment::new(Buffer::new(SMALL), 0, SMALL),
+            start: 0,
+            end: 0,
+            grow: false,
+            small_in_row: 0,
+        }
     }
 
     /// Bytes to be looked at.
@@ -122,7 +128,8 @@ mod tests {
     fn bytes_come_out_as_they_went_in_whatever_the_sizes() {
         let pool = Pool::new(1 << 20);
         let mut inbox = Inbox::new();
-        let stream: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let stream: Vec<u8> =
+            (0..3_000_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let (mut sent, mut seen, mut step) = (0, Vec::new(), 1);
         while seen.len() < stream.len() {
             if sent < stream.len() && inbox.room(&pool).is_some() {

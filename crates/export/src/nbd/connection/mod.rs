@@ -293,7 +293,9 @@ impl Connection {
                 self.submit(cx, submit, data, held);
             }
             Kind::BlockStatus { one } => self.block_status(cx, submit, one),
-            Kind::Flush | Kind::Trim { .. } | Kind::WriteZeroes { .. } => self.submit(cx, submit, Segments::new(), 0),
+            Kind::Flush | Kind::Trim { .. } | Kind::WriteZeroes { .. } => {
+                self.submit(cx, submit, Segments::new(), 0)
+            }
         }
     }
 
@@ -344,7 +346,9 @@ impl Connection {
     fn end(&mut self, ended: Ended) {
         if self.ended.is_none() {
             match &ended {
-                Ended::Gone | Ended::Shutdown | Ended::Session(CloseReason::Disconnected | CloseReason::Aborted) => {
+                Ended::Gone
+                | Ended::Shutdown
+                | Ended::Session(CloseReason::Disconnected | CloseReason::Aborted) => {
                     log::debug!("nbd client {}: {ended}", self.ticket.number());
                 }
                 _ => log::info!("nbd client {}: {ended}", self.ticket.number()),

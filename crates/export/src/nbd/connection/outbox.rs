@@ -130,7 +130,9 @@ impl Outbox {
     pub(super) fn taken(&mut self) {
         self.sending.segments.clear();
         (self.sending.replies, self.sending.held, self.started) = (0, 0, 0);
-        if self.queued.segments.is_empty() && self.heads.as_ref().is_some_and(|heads| heads.buffer().is_unique()) {
+        if self.queued.segments.is_empty()
+            && self.heads.as_ref().is_some_and(|heads| heads.buffer().is_unique())
+        {
             self.heads_used = 0;
         }
     }

@@ -48,7 +48,10 @@ impl Port<Uring> for Connection {
         if !self.dead && self.under_way.is_none() {
             self.send(cx);
         }
-        let finished = self.ended.is_some() && self.requests.len() == 0 && self.under_way.is_none() && self.outbox.is_empty();
+        let finished = self.ended.is_some()
+            && self.requests.len() == 0
+            && self.under_way.is_none()
+            && self.outbox.is_empty();
         if self.dead || finished {
             self.close(cx);
             return PortState::Closed;

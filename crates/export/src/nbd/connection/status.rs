@@ -55,7 +55,10 @@ fn extents<E>(
             Allocation::Hole => base_allocation::HOLE | base_allocation::ZERO,
             Allocation::Zero => base_allocation::ZERO,
         };
-        assert!(nr > Sectors::ZERO && nr.0 <= last - sector, "an extent of {nr} sectors at {sector}, {last} the end");
+        assert!(
+            nr > Sectors::ZERO && nr.0 <= last - sector,
+            "an extent of {nr} sectors at {sector}, {last} the end"
+        );
         sector += nr.0;
         let next = (sector * SECTOR).min(end);
         match found.last_mut() {

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use super::{ALLOCATION_CONTEXT, CloseReason, OPTION_SKIP_MAX, OPTIONS_MAX, Transmission};
 use crate::nbd::exports::{Export, Exports};
 use blockwork_format::nbd::{
-    InfoRequest, Malformed, MetaRequest, OPTION_MAX, OptionHeader, PAYLOAD_MAX, Style, base_allocation, client_flags,
-    export_name_reply, greeting, handshake_flags, info, info_block_size, info_export, info_text, meta_context, option,
-    option_error, option_reply, option_reply_type as reply, server_entry, transmission_flags,
+    InfoRequest, Malformed, MetaRequest, OPTION_MAX, OptionHeader, PAYLOAD_MAX, Style, base_allocation,
+    client_flags, export_name_reply, greeting, handshake_flags, info, info_block_size, info_export,
+    info_text, meta_context, option, option_error, option_reply, option_reply_type as reply, server_entry,
+    transmission_flags,
 };
 
 /// Where a session stands with TLS.
@@ -180,7 +181,12 @@ impl Handshake {
             if number == option::EXPORT_NAME {
                 return Err(CloseReason::NoSuchExport);
             }
-            option_error(out, number, reply::ERR_TLS_REQD, "this server talks of its exports only after STARTTLS");
+            option_error(
+                out,
+                number,
+                reply::ERR_TLS_REQD,
+                "this server talks of its exports only after STARTTLS",
+            );
             return Ok(Progress::More);
         }
         match number {
@@ -204,7 +210,8 @@ impl Handshake {
         if self.style == Style::Extended {
             return Err(CloseReason::ExportNameAfterExtended);
         }
-        let export = self.exports.find(name).filter(|_| !self.shutdown).ok_or(CloseReason::NoSuchExport)?.clone();
+        let export =
+            self.exports.find(name).filter(|_| !self.shutdown).ok_or(CloseReason::NoSuchExport)?.clone();
         let transmission = self.choose(export);
         export_name_reply(out, transmission.export().size, transmission.flags(), !self.no_zeroes);
         Ok(Progress::Go(transmission))
@@ -297,7 +304,12 @@ impl Handshake {
             // Replaced even where the option fails.
             self.allocation_of = None;
             if self.style == Style::Simple {
-                return option_error(out, number, reply::ERR_INVALID, "metadata contexts need structured replies");
+                return option_error(
+                    out,
+                    number,
+                    reply::ERR_INVALID,
+                    "metadata contexts need structured replies",
+                );
             }
         }
         let request = match MetaRequest::decode(data) {
@@ -310,7 +322,8 @@ impl Handshake {
         let mut queries = request.queries().peekable();
         let all = !set && queries.peek().is_none();
         let selects = |query: &[u8]| {
-            query == base_allocation::NAME.as_bytes() || !set && query == base_allocation::NAMESPACE.as_bytes()
+            query == base_allocation::NAME.as_bytes()
+                || !set && query == base_allocation::NAMESPACE.as_bytes()
         };
         if all || queries.any(selects) {
             // In a list the id means nothing, and should be zero.
@@ -325,15 +338,19 @@ impl Handshake {
         // Contexts hold for the export that they were chosen for.
         let allocation = self.allocation_of.as_ref().is_some_and(|of| Arc::ptr_eq(of, &export));
         let df = if self.style == Style::Simple { 0 } else { transmission_flags::SEND_DF };
-        let payload =
-            if self.style == Style::Extended && allocation { transmission_flags::BLOCK_STATUS_PAYLOAD } else { 0 };
+        let payload = if self.style == Style::Extended && allocation {
+            transmission_flags::BLOCK_STATUS_PAYLOAD
+        } else {
+            0
+        };
         let flags = export.flags | df | payload;
         Transmission::new(export, self.style, flags, allocation)
     }
 }
 
 fn refuse(out: &mut Vec<u8>, number: u32, malformed: &Malformed) {
-    let kind = if matches!(malformed, Malformed::Limit { .. }) { reply::ERR_TOO_BIG } else { reply::ERR_INVALID };
+    let kind =
+        if matches!(malformed, Malformed::Limit { .. }) { reply::ERR_TOO_BIG } else { reply::ERR_INVALID };
     option_error(out, number, kind, &malformed.to_string());
 }
 

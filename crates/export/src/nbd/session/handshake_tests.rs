@@ -69,7 +69,8 @@ fn contexts(export: &str, queries: &[&str]) -> Vec<u8> {
 #[test]
 fn go_describes_and_chooses_an_export() {
     let mut handshake = session(TlsState::Off);
-    let (replies, progress) = ask(&mut handshake, option::GO, &go("second", &[info::NAME, info::BLOCK_SIZE, 77]));
+    let (replies, progress) =
+        ask(&mut handshake, option::GO, &go("second", &[info::NAME, info::BLOCK_SIZE, 77]));
     assert_eq!(kinds(&replies), [reply::INFO, reply::INFO, reply::INFO, reply::ACK]);
     assert_eq!(replies[0].1[2..10], (2u64 << 20).to_be_bytes());
     assert_eq!(replies[1].1[2..], *b"second");
@@ -190,7 +191,8 @@ fn structured_replies_and_extended_headers_are_agreed_upon_once_and_in_that_orde
 
 #[test]
 fn contexts_hold_for_the_export_they_were_chosen_for() {
-    for (chosen, opened, holds) in [("first", "first", true), ("", "first", true), ("first", "second", false)] {
+    for (chosen, opened, holds) in [("first", "first", true), ("", "first", true), ("first", "second", false)]
+    {
         let mut handshake = session(TlsState::Off);
         ask(&mut handshake, option::EXTENDED_HEADERS, b"");
         let (replies, _) = ask(
@@ -200,7 +202,9 @@ fn contexts_hold_for_the_export_they_were_chosen_for() {
         );
         assert_eq!(kinds(&replies), [reply::META_CONTEXT, reply::ACK]);
         assert_eq!(replies[0].1, [&ALLOCATION_CONTEXT.to_be_bytes()[..], b"base:allocation"].concat());
-        let (_, Progress::Go(transmission)) = ask(&mut handshake, option::GO, &go(opened, &[])) else { panic!() };
+        let (_, Progress::Go(transmission)) = ask(&mut handshake, option::GO, &go(opened, &[])) else {
+            panic!()
+        };
         let told = transmission.flags() & transmission_flags::BLOCK_STATUS_PAYLOAD != 0;
         assert_eq!(told, holds, "{chosen} {opened}");
     }
@@ -212,7 +216,10 @@ fn setting_contexts_replaces_them_even_when_it_fails() {
     let set = contexts("", &["base:allocation"]);
     assert_eq!(kinds(&ask(&mut handshake, option::SET_META_CONTEXT, &set).0), [reply::ERR_INVALID]);
     ask(&mut handshake, option::EXTENDED_HEADERS, b"");
-    assert_eq!(kinds(&ask(&mut handshake, option::SET_META_CONTEXT, &set).0), [reply::META_CONTEXT, reply::ACK]);
+    assert_eq!(
+        kinds(&ask(&mut handshake, option::SET_META_CONTEXT, &set).0),
+        [reply::META_CONTEXT, reply::ACK]
+    );
     let unknown = contexts("nobody", &["base:allocation"]);
     assert_eq!(kinds(&ask(&mut handshake, option::SET_META_CONTEXT, &unknown).0), [reply::ERR_UNKNOWN]);
     let (_, Progress::Go(transmission)) = ask(&mut handshake, option::GO, &go("", &[])) else { panic!() };
@@ -271,7 +278,10 @@ fn what_was_said_before_tls_is_forgotten() {
     assert_eq!(kinds(&ask(&mut handshake, option::STARTTLS, b"").0), [reply::ERR_INVALID]);
     let (_, Progress::Go(transmission)) = ask(&mut handshake, option::GO, &go("", &[])) else { panic!() };
     assert_eq!(transmission.style(), Style::Simple);
-    assert_eq!(transmission.flags() & (transmission_flags::SEND_DF | transmission_flags::BLOCK_STATUS_PAYLOAD), 0);
+    assert_eq!(
+        transmission.flags() & (transmission_flags::SEND_DF | transmission_flags::BLOCK_STATUS_PAYLOAD),
+        0
+    );
 }
 
 #[test]
@@ -299,7 +309,8 @@ fn feed_in_steps(input: &[u8], step: usize) -> (Vec<u8>, String) {
     let (mut out, mut at) = (Vec::new(), 0);
     let mut handshake = Handshake::new(exports(), TlsState::Off, &mut out);
     while at < input.len() {
-        let (taken, progress) = handshake.feed(&input[at..input.len().min(at.saturating_add(step))], &mut out);
+        let (taken, progress) =
+            handshake.feed(&input[at..input.len().min(at.saturating_add(step))], &mut out);
         at += taken;
         if !matches!(progress, Progress::More) {
             return (out, format!("{progress:?} at {at}"));

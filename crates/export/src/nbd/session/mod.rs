@@ -41,7 +41,9 @@ pub enum CloseReason {
     #[error("an option has {0} bytes of data, the limit is {OPTION_SKIP_MAX}")]
     OptionTooLong(u32),
     /// Something other than options was sent with the only option that ends without an answer.
-    #[error("the client asked for an export that does not exist or not without TLS, by an option without an answer")]
+    #[error(
+        "the client asked for an export that does not exist or not without TLS, by an option without an answer"
+    )]
     NoSuchExport,
     /// EXPORT_NAME after EXTENDED_HEADERS.
     #[error("the client used EXPORT_NAME after EXTENDED_HEADERS")]

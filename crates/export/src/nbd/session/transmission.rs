@@ -134,7 +134,9 @@ impl Transmission {
             return Ok(self.status_payload(request, bytes.first_chunk().expect(EXACTLY)));
         }
         let request = match self.style {
-            Style::Simple | Style::Structured => Request::decode_compact(bytes.first_chunk().expect(EXACTLY))?,
+            Style::Simple | Style::Structured => {
+                Request::decode_compact(bytes.first_chunk().expect(EXACTLY))?
+            }
             Style::Extended => Request::decode_extended(bytes.first_chunk().expect(EXACTLY))?,
         };
         if request.command == command::DISC {

@@ -18,7 +18,13 @@ fn session_of(export: Export, style: Style) -> Transmission {
     Transmission::new(Arc::new(export), style, flags, style != Style::Simple)
 }
 
-fn ask(session: &mut Transmission, command: u16, flags: u16, offset: u64, len: u64) -> Result<Step, CloseReason> {
+fn ask(
+    session: &mut Transmission,
+    command: u16,
+    flags: u16,
+    offset: u64,
+    len: u64,
+) -> Result<Step, CloseReason> {
     let request = Request { flags, command, cookie: 0xc0ffee, offset, len };
     match session.style() {
         Style::Extended => session.request(&request.encode_extended()),
@@ -67,7 +73,8 @@ fn commands_become_what_they_say() {
         assert_eq!((write.kind, write.offset, write.len), (Kind::Write { fua: true }, 1, 3));
         assert_eq!(submitted(s, command::FLUSH, 0, 0, 0).kind, Kind::Flush);
         assert_eq!(submitted(s, command::TRIM, 0, 0, 1 << 30).kind, Kind::Trim { fua: false });
-        let zeroes = submitted(s, command::WRITE_ZEROES, flag::NO_HOLE | flag::FAST_ZERO | flag::FUA, 0, 1 << 31);
+        let zeroes =
+            submitted(s, command::WRITE_ZEROES, flag::NO_HOLE | flag::FAST_ZERO | flag::FUA, 0, 1 << 31);
         assert_eq!(zeroes.kind, Kind::WriteZeroes { fua: true, no_hole: true, fast: true });
         assert!(matches!(ask(s, command::DISC, 0, 0, 0), Ok(Step::Disconnect)));
     }
@@ -169,7 +176,10 @@ fn block_status_needs_its_context_and_a_length() {
     assert_eq!(refusal(&mut none, command::BLOCK_STATUS, 0, 0, 4096).0, 22);
     let s = &mut session(Style::Structured);
     assert_eq!(refusal(s, command::BLOCK_STATUS, 0, 0, 0).0, 22);
-    assert_eq!(submitted(s, command::BLOCK_STATUS, flag::REQ_ONE, 0, 1).kind, Kind::BlockStatus { one: true });
+    assert_eq!(
+        submitted(s, command::BLOCK_STATUS, flag::REQ_ONE, 0, 1).kind,
+        Kind::BlockStatus { one: true }
+    );
 }
 
 #[test]

@@ -1,0 +1,105 @@
+//! Where clients connect: sockets, their modes, stale ones, other machines, and inherited ones.
+
+mod nbd_support;
+
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::process::Command;
+
+use blockwork_export::nbd::{ListenError, Listener, inherited};
+use nbd_support::{Disk, Raw, Rig, run};
+
+#[test]
+fn a_unix_socket_is_for_its_owner_only() {
+    let rig = Rig::new(&[Disk::new("d", "memory:1M")]);
+    let mode = std::fs::metadata(rig.socket()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert!(path.exists(), "as after a crash");
+    let first = Listener::unix(&path).unwrap();
+    assert!(matches!(Listener::unix(&path), Err(ListenError::InUse(_))));
+    drop(first);
+    assert!(!path.exists());
+    std::fs::write(&path, "a file").unwrap();
+    assert!(matches!(Listener::unix(&path), Err(ListenError::NotASocket(_))));
+    assert_eq!(std::fs::read(&path).unwrap(), b"a file");
+    let long = folder.path().join("x".repeat(120));
+    assert!(matches!(Listener::unix(&long), Err(ListenError::PathTooLong { .. })));
+}
+
+#[test]
+fn a_socket_that_somebody_has_replaced_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let ours = Listener::unix(&path).unwrap();
+    std::fs::rename(&path, folder.path().join("aside")).unwrap();
+    let theirs = Listener::unix(&path).unwrap();
+    drop(ours);
+    assert!(path.exists());
+    drop(theirs);
+}
+
+#[test]
+fn tcp_serves_this_machine_and_others_only_if_meant() {
+    let folder = || tempfile::tempdir().unwrap();
+    let disks = || [Disk::new("d", "memory:1M")];
+    let local = Listener::tcp("127.0.0.1:0").unwrap();
+    let rig = Rig::listening(&disks(), 1, |_| {}, vec![local], folder());
+    run(Command::new("nbdinfo").arg(&rig.server.addresses()[0]));
+    let open = Listener::tcp("0.0.0.0:0").unwrap().insecure(true);
+    let rig = Rig::listening(&disks(), 1, |_| {}, vec![open], folder());
+    let address = rig.server.addresses()[0].replace("0.0.0.0", "127.0.0.1");
+    run(Command::new("nbdinfo").arg(address));
+    let refused = std::panic::catch_unwind(|| {
+        let open = Listener::tcp("0.0.0.0:0").unwrap();
+        Rig::listening(&[Disk::new("d", "memory:1M")], 1, |_| {}, vec![open], tempfile::tempdir().unwrap())
+    });
+    let message = *refused.err().expect("without TLS it is refused").downcast::<String>().unwrap();
+    assert!(message.contains("Insecure"), "{message}");
+}
+
+#[test]
+fn inherited_sockets_are_for_the_process_they_are_meant_for() {
+    let own = std::process::id().to_string();
+    let vars = |pid: &str, fds: &str| {
+        let (pid, fds) = (pid.to_owned(), fds.to_owned());
+        move |name: &str| match name {
+            "LISTEN_PID" => Some(pid.clone()),
+            "LISTEN_FDS" => Some(fds.clone()),
+            _ => None,
+        }
+    };
+    assert!(inherited(|_| None).unwrap().is_empty());
+    assert!(inherited(vars("1", "3")).unwrap().is_empty());
+    for wrong in ["", "x", "0", "-1", "100000"] {
+        assert!(matches!(inherited(vars(&own, wrong)), Err(ListenError::ListenFds { .. })), "{wrong:?}");
+    }
+}
+
+#[test]
+fn an_inherited_socket_serves() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    theirs.set_nonblocking(true).unwrap();
+    {
+        let listener = Listener::from_fd(theirs.try_clone().unwrap().into()).unwrap();
+        let mut rig = Rig::listening(&[Disk::new("d", "memory:1M")], 1, |_| {}, vec![listener], folder);
+        let mut raw = Raw::go(&rig);
+        raw.request(0, 0, 1, 0, 512);
+        assert_eq!(raw.reply(), (0, 1));
+        drop(raw);
+        rig.stop();
+        assert!(path.exists(), "it is not ours to remove");
+    }
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let number = file.as_raw_fd();
+    let error = Listener::from_fd(file.into()).unwrap_err();
+    assert!(error.to_string().contains(&number.to_string()), "{error}");
+}
