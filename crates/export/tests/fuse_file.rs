@@ -5,8 +5,9 @@
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use blockwork_engine::{Counter, Flags, Op};
+use blockwork_engine::{Counter, Flags, Op, Sectors};
 use blockwork_export::fuse::{FuseError, MountError, Options};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
@@ -42,14 +43,17 @@ fn fio_verifies_random_writes_of_all_sizes() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("mnt");
     let _server = Server::start(&file, &[Disk::sparse(dir.path(), "a", 64 * MIB)]);
-    for (direct, sizes, engine) in
-        [("1", "4k-1m", "libaio"), ("0", "512-256k", "psync"), ("1", "512-64k", "io_uring")]
-    {
+    // The last one has more requests waiting than are read in one turn.
+    for (direct, sizes, depth, engine) in [
+        ("1", "4k-1m", "16", "libaio"),
+        ("0", "512-256k", "1", "psync"),
+        ("1", "512-64k", "16", "io_uring"),
+        ("1", "4k-4k", "256", "libaio"),
+    ] {
         let job = [
             "--name=verify",
             "--rw=randwrite",
             "--size=48m",
-            "--iodepth=16",
             "--verify=crc32c",
             "--verify_fatal=1",
             "--do_verify=1",
@@ -59,9 +63,9 @@ fn fio_verifies_random_writes_of_all_sizes() {
             "--group_reporting",
         ];
         let file = format!("--filename={}", text(&file));
-        let [direct, sizes, engine] =
-            [format!("--direct={direct}"), format!("--bsrange={sizes}"), format!("--ioengine={engine}")];
-        let output = run("fio", &[&job[..], &[&file, &direct, &sizes, &engine]].concat());
+        let [direct, sizes] = [format!("--direct={direct}"), format!("--bsrange={sizes}")];
+        let [depth, engine] = [format!("--iodepth={depth}"), format!("--ioengine={engine}")];
+        let output = run("fio", &[&job[..], &[&file, &direct, &sizes, &depth, &engine]].concat());
         assert!(output.contains("err= 0"), "{output}");
     }
 }
@@ -162,6 +166,35 @@ fn punched_and_zeroed_ranges_read_as_zeros_and_only_the_punched_are_holes() {
     fallocate(&file, FallocateFlags::empty(), 0, 16 * MIB).unwrap();
     assert_eq!(fallocate(&file, FallocateFlags::empty(), 0, 16 * MIB + 1), Err(rustix::io::Errno::OPNOTSUPP));
     assert_eq!(fallocate(&file, FallocateFlags::COLLAPSE_RANGE, 0, MIB), Err(rustix::io::Errno::OPNOTSUPP));
+}
+
+#[test]
+fn seeking_over_a_large_striped_volume_does_not_keep_others_waiting() {
+    let dir = tempfile::tempdir().unwrap();
+    // 2^20 chunks of 64 KiB, and one block of data at the end.
+    let disk = Disk { chunk: Some(Sectors(128)), ..Disk::sparse(dir.path(), "a", 65_536 * MIB) };
+    let path = dir.path().join("mnt");
+    let _server = Server::start(&path, &[disk]);
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let last = 65_536 * MIB - 4096;
+    file.write_all_at(&[1; 4096], last).unwrap();
+    let done = AtomicBool::new(false);
+    let (found, served) = std::thread::scope(|scope| {
+        let seeker = scope.spawn(|| {
+            let found = seek(&file, SeekFrom::Data(0));
+            done.store(true, Ordering::Release);
+            found
+        });
+        let other = File::open(&path).unwrap();
+        let mut served = 0;
+        while !done.load(Ordering::Acquire) {
+            other.read_exact_at(&mut [0; 4096], 0).unwrap();
+            served += 1;
+        }
+        (seeker.join().unwrap(), served)
+    });
+    assert_eq!(found, Ok(last));
+    assert!(served >= 10, "{served} reads were served during the seek");
 }
 
 #[test]

@@ -112,7 +112,7 @@ fn a_client_that_does_not_read_is_held_at_its_limit_while_others_go_on() {
     }
     // Two clients asked for 2 GiB together. Each may hold 64 MiB and the request that was let through at the limit.
     let grown = resident().saturating_sub(before);
-    assert!(grown < 2 * (64 + 32 + 8) << 20, "{} MiB", grown >> 20);
+    assert!(grown < (2 * (64 + 32 + 8)) << 20, "{} MiB", grown >> 20);
     // When it reads after all, everything is there.
     let mut raw = stuck.pop().unwrap();
     for i in 0..32 {

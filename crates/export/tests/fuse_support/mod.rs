@@ -10,10 +10,11 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::thread::JoinHandle;
 
 use blockwork_engine::{
-    Counter, Errno, Flags, LeafId, LeafLayer, LeafSource, Limits, NodeId, NodeInfo, NodeKind, Op, Sector,
-    Sectors, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle, WriteTap,
+    Counter, Errno, Flags, Layer, LeafId, LeafLayer, LeafSource, Limits, NodeId, NodeInfo, NodeKind, Op,
+    Sector, Sectors, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle, WriteTap,
 };
 use blockwork_export::fuse::{self, Mount, Options};
+use blockwork_layer::{Stripe, Striped};
 use blockwork_leaf::OpenOptions;
 use blockwork_memory::Segment;
 use blockwork_uring::{Uring, UringConfig};
@@ -44,6 +45,8 @@ pub struct Disk {
     pub read_only: bool,
     /// Logical block size, bytes.
     pub block: u32,
+    /// Striped over the two halves of the file, in chunks of this size.
+    pub chunk: Option<Sectors>,
 }
 
 impl Disk {
@@ -51,7 +54,19 @@ impl Disk {
     pub fn sparse(dir: &Path, name: &'static str, bytes: u64) -> Disk {
         let path = dir.join(name.replace('/', "-"));
         File::create(&path).unwrap().set_len(bytes).unwrap();
-        Disk { name, path, read_only: false, block: 512 }
+        Disk { name, path, read_only: false, block: 512, chunk: None }
+    }
+
+    /// What lies over the leaf: `node` is for the stripes, if there are any.
+    fn stack(&self, leaf: LeafLayer, node: NodeId) -> Arc<dyn Layer> {
+        let (leaf, sectors): (Arc<dyn Layer>, _) = (Arc::new(leaf), self.sectors());
+        let Some(chunk) = self.chunk else { return leaf };
+        let half = |start| Stripe { below: leaf.clone(), start: Sector(start) };
+        Arc::new(Striped::new(node, chunk, vec![half(0), half(sectors.0 / 2)], sectors).unwrap())
+    }
+
+    fn sectors(&self) -> Sectors {
+        Sectors::from_bytes_floor(std::fs::metadata(&self.path).unwrap().len())
     }
 
     fn source(&self) -> Arc<dyn LeafSource> {
@@ -74,18 +89,17 @@ impl Server {
     /// Serves `disks` at `path`.
     pub fn start(path: &Path, disks: &[Disk]) -> Server {
         let sources: Vec<Arc<dyn LeafSource>> = disks.iter().map(Disk::source).collect();
-        let nodes = sources.iter().map(|source| NodeInfo {
-            name: source.name().into(),
-            kind: NodeKind::Leaf,
-            device: (0, 0),
-        });
+        let node = |name: &str, kind| NodeInfo { name: name.into(), kind, device: (0, 0) };
+        let nodes = sources.iter().map(|source| node(source.name(), NodeKind::Leaf));
+        let nodes = nodes.chain(disks.iter().map(|disk| node(disk.name, NodeKind::Striped)));
         let stats = Arc::new(Stats::new(nodes.collect()));
         let volumes: Arc<[Volume]> = (0u16..)
             .zip(disks.iter().zip(&sources))
             .map(|(i, (disk, source))| {
                 let limits = Limits { logical_block_size: disk.block, ..source.limits().clone() };
-                let layer = LeafLayer::new(LeafId(i), NodeId(i), source.sectors(), limits);
-                Volume::new(disk.name, Arc::new(layer), disk.read_only)
+                let leaf = LeafLayer::new(LeafId(i), NodeId(i), source.sectors(), limits);
+                let stripes = NodeId(u16::try_from(disks.len()).unwrap() + i);
+                Volume::new(disk.name, disk.stack(leaf, stripes), disk.read_only)
             })
             .collect();
         let leaves = (0u16..).zip(sources).map(|(i, source)| (NodeId(i), source)).collect();

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use blockwork_engine::{
     Errno, LeafId, LeafLayer, NodeId, NodeInfo, NodeKind, Stats, Volume, VolumeId, Worker, WorkerConfig,
-    WorkerHandle,
+    WorkerHandle, WriteTap,
 };
 use blockwork_export::nbd::{Export, Exports, Listener, NbdConfig, Server};
 use blockwork_uring::{Uring, UringConfig};
@@ -56,12 +56,30 @@ impl Rig {
         Rig::listening(disks, workers, configure, vec![socket], folder)
     }
 
+    /// Two workers, and somebody who hears of what they write.
+    pub fn tapped(disks: &[Disk], tap: Arc<dyn WriteTap>) -> Rig {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let socket = Listener::unix(&folder.path().join("socket")).expect("a socket in a fresh folder");
+        Rig::start(disks, 2, |_| {}, vec![socket], folder, Some(tap))
+    }
+
     pub fn listening(
         disks: &[Disk],
         workers: usize,
         configure: impl FnOnce(&mut NbdConfig),
         listeners: Vec<Listener>,
         folder: tempfile::TempDir,
+    ) -> Rig {
+        Rig::start(disks, workers, configure, listeners, folder, None)
+    }
+
+    fn start(
+        disks: &[Disk],
+        workers: usize,
+        configure: impl FnOnce(&mut NbdConfig),
+        listeners: Vec<Listener>,
+        folder: tempfile::TempDir,
+        tap: Option<Arc<dyn WriteTap>>,
     ) -> Rig {
         let opened: Vec<_> = disks
             .iter()
@@ -94,12 +112,14 @@ impl Rig {
         configure(&mut config);
         let workers: Vec<_> = (0..workers)
             .map(|index| {
-                let (volumes, leaves, stats) = (volumes.clone(), leaves.clone(), stats.clone());
+                let (volumes, leaves, stats, tap) =
+                    (volumes.clone(), leaves.clone(), stats.clone(), tap.clone());
                 let (send, receive) = mpsc::channel();
                 let thread = std::thread::spawn(move || {
                     let env = Uring::new(&UringConfig::default()).expect("io_uring works here");
                     let config = WorkerConfig {
                         index: u16::try_from(index).unwrap(),
+                        tap,
                         ..WorkerConfig::new(volumes, leaves, stats.worker())
                     };
                     let mut worker = Worker::new(env, config);

@@ -77,7 +77,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn bits(sector: u64) -> Allocation {
-        match sector * 2_654_435_761 >> 6 & 7 {
+        match ((sector * 2_654_435_761) >> 6) & 7 {
             0 | 1 => Allocation::Hole,
             2 => Allocation::Zero,
             _ => Allocation::Data,
