@@ -29,6 +29,10 @@ pub struct Plan {
     pub planned: Vec<(FileId, u64, Fault)>,
     /// Whether somebody listens to the engine's events. That must not change what happens.
     pub trace: bool,
+    /// Whether the first client is a sequential reader.
+    pub reader: bool,
+    /// The clients keep to so many bytes at the start of their volumes.
+    pub region: u64,
     pub workers: usize,
     pub clients: usize,
     pub bios: u64,
@@ -65,6 +69,8 @@ impl Plan {
             lies: Lies::default(),
             planned: Vec::new(),
             trace: seed.is_multiple_of(4),
+            reader: seed % 3 == 1,
+            region: if seed % 5 < 2 { 48 << 10 } else { u64::MAX },
             workers: *random.choose(&[1, 1, 1, 2]),
             clients: random.index(3) + 2,
             bios,
@@ -162,7 +168,13 @@ impl Plan {
             let number =
                 u32::try_from(n).expect("few clients") + 100 * u32::try_from(life).expect("few lives");
             let bios = self.bios / self.clients as u64;
-            let config = ClientConfig::new(number, VolumeId(volume as u16), bios, self.depth, seed);
+            let mut config = ClientConfig::new(number, VolumeId(volume as u16), bios, self.depth, seed);
+            config.region = self.region;
+            if self.reader && n == 0 {
+                // Reads small pieces one after the other, as read-ahead likes it.
+                (config.weights, config.sequential_percent) = ([90, 4, 2, 2, 2], 95);
+                (config.len_max, config.unaligned_percent, config.pause_percent) = (4096, 0, 0);
+            }
             let client = SimClient::new(config, referees[volume].clone(), closing.clone());
             workers[n % self.workers].add_port(Box::new(client));
         }
