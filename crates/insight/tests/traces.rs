@@ -4,8 +4,9 @@
 mod rig;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use blockwork_engine::{
@@ -96,6 +97,37 @@ fn blkparse_prints_our_files_as_we_print_them() {
         let found = letters(&theirs);
         assert!("ABCDGIMPQUXm".chars().all(|letter| found.contains(letter)), "only {found} were there");
     }
+}
+
+/// As `curl .../v1/trace | blkparse -i -` does it. From a pipe, blkparse orders each device's records apart.
+#[test]
+fn blkparse_reads_the_stream_of_all_workers_from_a_pipe() {
+    let rig = Rig::new(9);
+    let hub = TraceHub::new(&rig.nodes);
+    let subscription = hub.subscribe(None);
+    work(&rig, &hub, 2);
+    let batches = received(&subscription);
+    let mut child = Command::new("blkparse")
+        .args(["-i", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("blkparse runs");
+    let mut pipe = child.stdin.take().unwrap();
+    let bytes: Vec<u8> = batches.iter().flat_map(|batch| batch.bytes.clone()).collect();
+    let writer = std::thread::spawn(move || pipe.write_all(&bytes));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut theirs: Vec<_> = text[..text.find("\nCPU").unwrap()].lines().collect();
+    let ours = TextMerge::new().push(&batches).unwrap();
+    let mut ours: Vec<_> = ours.lines().collect();
+    ours.sort_unstable();
+    theirs.sort_unstable();
+    assert_eq!(ours.len(), theirs.len());
+    ours.iter().zip(theirs).for_each(|(ours, theirs)| assert_eq!(*ours, theirs));
 }
 
 #[test]

@@ -74,7 +74,7 @@ pub enum LogWritesError {
         /// The log, escaped.
         path: String,
         /// What is wrong.
-        source: FormatError,
+        source: Box<FormatError>,
     },
 }
 
@@ -171,7 +171,7 @@ struct Remembered {
 
 enum Failure {
     File(io::Error),
-    Format(FormatError),
+    Format(Box<FormatError>),
 }
 
 impl From<io::Error> for Failure {
@@ -181,7 +181,7 @@ impl From<io::Error> for Failure {
 }
 impl From<FormatError> for Failure {
     fn from(error: FormatError) -> Failure {
-        Failure::Format(error)
+        Failure::Format(error.into())
     }
 }
 
@@ -204,7 +204,8 @@ struct LeafLog {
 impl LeafLog {
     fn create(path: PathBuf, size: Sectors, memory_max: u64) -> Result<LeafLog, LogWritesError> {
         let shown = || escape(&path.to_string_lossy());
-        let writer = Writer::new(UNIT).map_err(|source| LogWritesError::Format { path: shown(), source })?;
+        let writer = Writer::new(UNIT)
+            .map_err(|source| LogWritesError::Format { path: shown(), source: source.into() })?;
         let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         let spill = Spill::new(folder.unwrap_or(Path::new(".")).to_owned(), memory_max);
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&path);

@@ -101,6 +101,11 @@ fn run(steps: &[Step], memory_max: u64, path: &Path) -> (History, Vec<Promise>) 
             }
             Step::Mark => tap.mark("here"),
         }
+        // What a server that is killed now leaves behind has all that was promised (invariant 2).
+        let bytes = std::fs::read(path).unwrap();
+        let flushes = Until::Flush(promises.len() as u64);
+        let mut disk = vec![0u8; Sectors(SECTORS).byte_len()];
+        assert!(replay(&Log::open(&bytes).unwrap(), flushes, &mut disk).unwrap().reached);
     }
     tap.close().unwrap();
     (history, promises)
