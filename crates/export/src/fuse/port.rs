@@ -19,8 +19,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Allocation, Bio, Completion, Context, Done, Errno, Flags, Nanos, Op, Port, PortState, SECTOR, Sector,
-    Sectors, VolumeId,
+    Allocation, Bio, Completion, Context, Done, Errno, Flags, Limits, Nanos, Op, Port, PortState, SECTOR,
+    Sector, Sectors, VolumeId,
 };
 use blockwork_memory::{Buffer, Pool, Segment, Segments};
 use blockwork_uring::{Uring, more, read_now, write_now};
@@ -46,6 +46,12 @@ const MAX_BACKGROUND: u16 = 512;
 const BATCH: usize = 64;
 /// Extents looked at in one turn for one LSEEK.
 const SEEK_STEPS: usize = 256;
+/// Chunks of a striped volume that one such look may span: each costs a question to a leaf.
+const SEEK_CHUNKS: u64 = 16;
+/// How far one look goes at least: disks say all manner of things about their preferred sizes.
+const SEEK_SPAN_MIN: Sectors = Sectors(2048);
+/// How far one look goes where nothing is striped.
+const SEEK_SPAN: Sectors = Sectors(1 << 31);
 /// Memory from which the places for writes' data are cut, one after the other.
 const ARENA: usize = 4 * TRANSFER_MAX;
 /// Bytes of a READDIR reply at most.
@@ -231,7 +237,7 @@ impl FusePort {
             Request::Fallocate { offset, length, mode } => {
                 self.fallocate(cx, unique, node, offset, length, mode)
             }
-            Request::Lseek { offset, whence } => self.seek(cx, unique, node, offset, whence),
+            Request::Lseek { offset, whence } => self.seek(unique, node, offset, whence),
             Request::Init { major, minor, max_readahead, flags } => {
                 self.init(unique, major, minor, max_readahead, flags)
             }
@@ -452,14 +458,7 @@ impl FusePort {
         Ok(())
     }
 
-    fn seek(
-        &mut self,
-        cx: &mut Context<'_, Uring>,
-        unique: u64,
-        node: u64,
-        offset: u64,
-        whence: u32,
-    ) -> Result<(), Errno> {
+    fn seek(&mut self, unique: u64, node: u64, offset: u64, whence: u32) -> Result<(), Errno> {
         let for_data = match whence {
             abi::SEEK_DATA => true,
             abi::SEEK_HOLE => false,
@@ -472,15 +471,11 @@ impl FusePort {
         }
         let at = Sector(offset / SECTOR);
         self.seeks.push_back(Seek { unique, volume, for_data, offset, at, end: Sector(sectors.0) });
-        self.go_on_seeking(cx);
         Ok(())
     }
 
     /// Looks at the next extents for the LSEEK whose turn it is.
     fn go_on_seeking(&mut self, cx: &mut Context<'_, Uring>) {
-        if self.paused {
-            return;
-        }
         let Some(mut seek) = self.seeks.pop_front() else { return };
         match seek.step(cx) {
             Some(Ok(offset)) => self.outbox.reply(&self.fd, seek.unique, |reply| reply.offset(offset)),
@@ -496,12 +491,13 @@ impl FusePort {
 impl Seek {
     /// The answer, or none if there are more extents to look at.
     fn step(&mut self, cx: &mut Context<'_, Uring>) -> Option<Result<u64, Errno>> {
+        let span = seek_span(cx.volume(self.volume).limits());
         for _ in 0..SEEK_STEPS {
             if self.at >= self.end {
                 // At the end of every file there is a hole.
                 return Some(if self.for_data { Err(ENXIO) } else { Ok(self.end.bytes()) });
             }
-            let (what, nr) = match cx.allocation(self.volume, self.at, self.end.since(self.at)) {
+            let (what, nr) = match cx.allocation(self.volume, self.at, self.end.since(self.at).min(span)) {
                 Ok(extent) => extent,
                 Err(errno) => return Some(Err(errno)),
             };
@@ -512,6 +508,16 @@ impl Seek {
         }
         None
     }
+}
+
+/// How much of a volume may be asked about at once. The answer is put together from every piece of every leaf in that
+/// range, so a striped volume must not be asked about as a whole.
+fn seek_span(limits: &Limits) -> Sectors {
+    // As the kernel has it: io_min is the chunk and io_opt the stripe, of whatever is striped.
+    if limits.io_opt == 0 {
+        return SEEK_SPAN;
+    }
+    Sectors((u64::from(limits.io_min) / SECTOR * SEEK_CHUNKS).max(SEEK_SPAN_MIN.0))
 }
 
 /// Submits a range that lies within the volume, by the fast path if it is whole blocks.
@@ -564,8 +570,11 @@ impl Port<Uring> for FusePort {
     }
 
     fn turn(&mut self, cx: &mut Context<'_, Uring>) -> PortState {
-        self.go_on_seeking(cx);
-        self.take_requests(cx);
+        if !self.paused {
+            // Both get their share of every turn, or a long seek would keep reads and writes waiting, or they it.
+            self.take_requests(cx);
+            self.go_on_seeking(cx);
+        }
         if (self.gone || self.draining) && self.in_flight.is_empty() && self.seeks.is_empty() {
             if !self.unarmed {
                 let token = cx.token(POLL);
