@@ -11,6 +11,7 @@ use blockwork_sim::{Fault, Faults, Lies};
 
 use lab::{Plan, Verdict};
 
+#[allow(clippy::disallowed_methods, reason = "whoever runs a test says by variables what to replay")]
 fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name)
         .ok()
@@ -28,6 +29,7 @@ fn report(plan: &Plan, verdict: &Verdict) -> String {
 }
 
 /// Silences the messages of panics that are caught and reported as violations.
+#[allow(clippy::disallowed_methods, reason = "whoever runs a test says by variables what to show")]
 fn quietly<T>(run: impl FnOnce() -> T) -> T {
     if std::env::var_os("RUST_BACKTRACE").is_none_or(|value| value == "0") {
         std::panic::set_hook(Box::new(|_| {}));
