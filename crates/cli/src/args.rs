@@ -28,8 +28,10 @@ pub(crate) enum Verb {
         asked for, flush the disks and end; a second one ends at once. SIGUSR1 prints statistics.")]
     Serve(ServeArgs),
     /// Show what happens to each I/O of a volume that is being served.
-    #[command(after_help = "Examples:\n  blockwork trace disk/disk.img\n  blockwork trace dm/stripes -o t && \
-        blkparse -i t\n\nWithout -o the events are printed as blkparse prints them, until ^C.")]
+    #[command(
+        after_help = "Examples:\n  blockwork trace disk/disk.img\n  blockwork trace dm/stripes -o t && \
+        blkparse -i t\n\nWithout -o the events are printed as blkparse prints them, until ^C."
+    )]
     Trace(TraceArgs),
     /// Try it: serves four sparse files as a striped volume with real clients, and shows what happened.
     #[command(after_help = "Example:\n  blockwork demo")]

@@ -42,7 +42,15 @@ pub(crate) fn tree(report: &ScanReport, branches: [&str; 2], limits: bool) -> St
     }
     for table in &report.tables {
         let name = escape(&table.volume);
-        rows.push([name.clone(), size(table.size), "dm".into(), String::new(), String::new(), String::new(), name]);
+        rows.push([
+            name.clone(),
+            size(table.size),
+            "dm".into(),
+            String::new(),
+            String::new(),
+            String::new(),
+            name,
+        ]);
     }
     let mut text = columns(&rows);
     if limits {
@@ -60,7 +68,8 @@ pub(crate) fn tree(report: &ScanReport, branches: [&str; 2], limits: bool) -> St
 
 fn disk_row(disk: &DiskReport) -> [String; 7] {
     let content = disk.partition_table.as_ref().or(disk.content.as_ref());
-    let uuid = disk.partition_table_id.as_ref().filter(|_| disk.partition_table.is_some()).or(disk.uuid.as_ref());
+    let uuid =
+        disk.partition_table_id.as_ref().filter(|_| disk.partition_table.is_some()).or(disk.uuid.as_ref());
     [
         escape(&disk.disk),
         size(disk.size),
@@ -77,7 +86,11 @@ fn partition_row(partition: &PartitionReport, branch: &str) -> [String; 7] {
         format!("{branch}{}", partition.number),
         size(partition.size),
         "part".into(),
-        partition.content.clone().or_else(|| partition.type_name.clone()).unwrap_or_else(|| partition.type_id.clone()),
+        partition
+            .content
+            .clone()
+            .or_else(|| partition.type_name.clone())
+            .unwrap_or_else(|| partition.type_id.clone()),
         partition.name.as_deref().map(escape).unwrap_or_default(),
         partition.uuid.clone().or_else(|| partition.part_uuid.clone()).unwrap_or_default(),
         escape(&partition.volume),
@@ -108,7 +121,11 @@ fn columns(rows: &[[String; 7]]) -> String {
 fn limits_text(limits: &LimitsReport) -> String {
     let value = serde_json::to_value(limits).expect("limits are plain data");
     let fields = value.as_object().into_iter().flatten();
-    fields.map(|(key, value)| format!("  {key:24} {}\n", value.as_str().map_or(value.to_string(), str::to_owned))).collect()
+    fields
+        .map(|(key, value)| {
+            format!("  {key:24} {}\n", value.as_str().map_or(value.to_string(), str::to_owned))
+        })
+        .collect()
 }
 
 /// A size as `lsblk` shows it: up to one decimal, units of 1024.

@@ -268,8 +268,12 @@ impl Running {
         for thread in self.threads.drain(..) {
             match thread.join() {
                 Ok(Ok(())) => {}
-                Ok(Err(errno)) => note(anyhow!("the last flush failed ({errno}): what was written since the one before may be lost")),
-                Err(_) => note(anyhow!("a worker has panicked: what was written since the last flush may be lost")),
+                Ok(Err(errno)) => note(anyhow!(
+                    "the last flush failed ({errno}): what was written since the one before may be lost"
+                )),
+                Err(_) => {
+                    note(anyhow!("a worker has panicked: what was written since the last flush may be lost"))
+                }
             }
         }
         if let Some(log) = &self.log

@@ -33,7 +33,8 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     let server = find_volume(&args.volume)?;
     let text = args.output.is_none() && !args.json;
     let news = listen(&server, &trace_path(&args.volume, text))?;
-    let deadline = args.stopwatch.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
+    let deadline =
+        args.stopwatch.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
     let next = Next { news, deadline };
     match &args.output {
         Some(base) => {

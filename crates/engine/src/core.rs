@@ -259,8 +259,17 @@ impl Core {
             self.give_back(owner, op, Ok(()), data);
             return;
         }
-        let state =
-            BioState { owner, root, node, op, span, data, parts: Cell::new(0), error: None, started: self.now };
+        let state = BioState {
+            owner,
+            root,
+            node,
+            op,
+            span,
+            data,
+            parts: Cell::new(0),
+            error: None,
+            started: self.now,
+        };
         let bio = u32::try_from(self.bios.all.insert(state)).expect("bios in flight are bounded");
         self.resolve(bio);
     }
@@ -357,7 +366,12 @@ impl Core {
     }
 
     #[inline]
-    fn with_queue(&mut self, env: &mut dyn Env, i: usize, act: impl FnOnce(&mut LeafQueue, &mut QueueContext<'_>)) {
+    fn with_queue(
+        &mut self,
+        env: &mut dyn Env,
+        i: usize,
+        act: impl FnOnce(&mut LeafQueue, &mut QueueContext<'_>),
+    ) {
         let mut cx = QueueContext {
             env,
             bios: &self.bios,
@@ -415,8 +429,13 @@ impl Core {
         let discards = matches!(state.span.op, Op::Discard | Op::WriteZeroes);
         if discards && state.span.flags.has(Flags::FUA) && state.error.is_none() {
             // No device has FUA for these: what they did is made durable by a flush.
-            state.span =
-                Span { op: Op::Flush, flags: Flags::NONE, sector: Sector(0), nr: Sectors::ZERO, at: Sectors::ZERO };
+            state.span = Span {
+                op: Op::Flush,
+                flags: Flags::NONE,
+                sector: Sector(0),
+                nr: Sectors::ZERO,
+                at: Sectors::ZERO,
+            };
             self.resolve(bio);
             return;
         }
@@ -429,7 +448,13 @@ impl Core {
         }
         if self.tracer.on() {
             let errno = result.err().map_or(0, |errno| errno.0);
-            self.trace(state.node, Action::Complete, Span { op: state.op, ..state.span }, Reason::None, errno);
+            self.trace(
+                state.node,
+                Action::Complete,
+                Span { op: state.op, ..state.span },
+                Reason::None,
+                errno,
+            );
         }
         self.give_back(state.owner, state.op, result, state.data);
     }
@@ -454,7 +479,13 @@ impl Core {
             return false;
         }
         let node = self.queues[dirty[0]].node();
-        let span = Span { op: Op::Flush, flags: Flags::NONE, sector: Sector(0), nr: Sectors::ZERO, at: Sectors::ZERO };
+        let span = Span {
+            op: Op::Flush,
+            flags: Flags::NONE,
+            sector: Sector(0),
+            nr: Sectors::ZERO,
+            at: Sectors::ZERO,
+        };
         let state = BioState {
             owner: Owner::Task(owner.clone()),
             root: Root::Volume(VolumeId(0)),

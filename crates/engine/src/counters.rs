@@ -291,12 +291,19 @@ impl Stats {
     }
     /// The sum over all workers of one counter.
     pub fn get(&self, node: NodeId, counter: Counter) -> u64 {
-        self.workers.lock().expect("no holder of this lock panics").iter().map(|table| table.get(node, counter)).sum()
+        self.workers
+            .lock()
+            .expect("no holder of this lock panics")
+            .iter()
+            .map(|table| table.get(node, counter))
+            .sum()
     }
     /// Everything, node by node.
     pub fn snapshot(&self) -> Vec<Snapshot> {
         let workers = self.workers.lock().expect("no holder of this lock panics");
-        let sum = |read: &dyn Fn(&Cell) -> u64, node: usize| workers.iter().map(|table| read(&table.cells[node])).sum();
+        let sum = |read: &dyn Fn(&Cell) -> u64, node: usize| {
+            workers.iter().map(|table| read(&table.cells[node])).sum()
+        };
         let one = |(node, info): (usize, &NodeInfo)| Snapshot {
             info: info.clone(),
             counts: Counter::ALL
@@ -307,8 +314,9 @@ impl Stats {
                 .into_iter()
                 .enumerate()
                 .map(|(class, name)| {
-                    let buckets =
-                        (0..LATENCY_BUCKETS).map(|b| sum(&|cell| cell.latency[class][b].load(Relaxed), node)).collect();
+                    let buckets = (0..LATENCY_BUCKETS)
+                        .map(|b| sum(&|cell| cell.latency[class][b].load(Relaxed), node))
+                        .collect();
                     (name, Histogram { buckets })
                 })
                 .collect(),

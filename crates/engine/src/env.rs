@@ -154,7 +154,10 @@ mod tests {
     #[test]
     fn a_token_tells_its_owner() {
         assert_eq!(Token::request(7, 99).owner(), Owner::Request { leaf: 7, request: 99 });
-        assert_eq!(Token::request(u16::MAX, u32::MAX).owner(), Owner::Request { leaf: u16::MAX, request: u32::MAX });
+        assert_eq!(
+            Token::request(u16::MAX, u32::MAX).owner(),
+            Owner::Request { leaf: u16::MAX, request: u32::MAX }
+        );
         assert_eq!(Token::port(3, 5).owner(), Owner::Port { port: 3, local: 5 });
     }
 }

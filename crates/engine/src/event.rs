@@ -183,14 +183,20 @@ impl Tracer {
         self.events.push(event);
     }
 
-    /// Once per turn: gives the events away, and looks whether anybody (still) listens.
-    pub(crate) fn turn(&mut self, worker: u16) {
-        if !self.events.is_empty() {
-            match &mut self.sink {
-                Some(sink) => sink.take(worker, &mut self.events),
-                None => self.events.clear(),
-            }
-        }
+    /// At the start of a turn: looks whether anybody listens, so that whoever begins to misses nothing of what follows.
+    #[inline]
+    pub(crate) fn look(&mut self) {
         self.on = self.wanted.load(Ordering::Relaxed);
+    }
+
+    /// At the end of a turn: gives its events away.
+    pub(crate) fn hand_over(&mut self, worker: u16) {
+        if self.events.is_empty() {
+            return;
+        }
+        match &mut self.sink {
+            Some(sink) => sink.take(worker, &mut self.events),
+            None => self.events.clear(),
+        }
     }
 }

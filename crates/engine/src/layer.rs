@@ -113,7 +113,9 @@ pub trait Layer: Send + Sync + Debug {
 
 /// The layer of `node` in the stack under `root`.
 pub(crate) fn find(root: &dyn Layer, node: NodeId) -> Option<Arc<dyn Layer>> {
-    root.below().into_iter().find_map(|layer| if layer.node() == node { Some(layer) } else { find(&*layer, node) })
+    root.below()
+        .into_iter()
+        .find_map(|layer| if layer.node() == node { Some(layer) } else { find(&*layer, node) })
 }
 
 /// Collects a bio's extents while it is resolved, counts, and traces.
@@ -226,7 +228,12 @@ impl Layer for LeafLayer {
     }
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        assert!(span.end().0 <= self.sectors.0, "{span:?} lies beyond leaf {:?} of {} sectors", self.leaf, self.sectors);
+        assert!(
+            span.end().0 <= self.sectors.0,
+            "{span:?} lies beyond leaf {:?} of {} sectors",
+            self.leaf,
+            self.sectors
+        );
         cx.leaf(self.leaf, span);
         Ok(())
     }

@@ -181,14 +181,20 @@ impl Limits {
                 let sectors = number()?.saturating_mul(2);
                 let least = u64::from(self.logical_block_size.max(4096)) / SECTOR;
                 if sectors < least || sectors > self.max_hw_sectors.0 {
-                    return Err(refuse(&format!("{} to {} (max_hw_sectors_kb)", least / 2, self.max_hw_sectors.0 / 2)));
+                    return Err(refuse(&format!(
+                        "{} to {} (max_hw_sectors_kb)",
+                        least / 2,
+                        self.max_hw_sectors.0 / 2
+                    )));
                 }
                 self.max_sectors = Sectors(sectors);
             }
             "max_segments" => {
                 let n = number()?;
-                self.max_segments =
-                    u32::try_from(n).ok().filter(|n| (1..=1024).contains(n)).ok_or_else(|| refuse("1 to 1024"))?;
+                self.max_segments = u32::try_from(n)
+                    .ok()
+                    .filter(|n| (1..=1024).contains(n))
+                    .ok_or_else(|| refuse("1 to 1024"))?;
             }
             "discard_max_bytes" => {
                 let sectors = Sectors::from_bytes_floor(number()?);
@@ -201,8 +207,10 @@ impl Limits {
             "write_zeroes_max_bytes" => self.max_write_zeroes = Sectors::from_bytes_floor(number()?),
             "nr_requests" => {
                 let n = number()?;
-                self.nr_requests =
-                    u32::try_from(n).ok().filter(|n| (1..=65536).contains(n)).ok_or_else(|| refuse("1 to 65536"))?;
+                self.nr_requests = u32::try_from(n)
+                    .ok()
+                    .filter(|n| (1..=65536).contains(n))
+                    .ok_or_else(|| refuse("1 to 65536"))?;
             }
             "read_ahead_kb" => {
                 let kb = number()?;
@@ -263,7 +271,8 @@ mod tests {
 
     #[test]
     fn settings_go_by_their_sysfs_names() {
-        let mut limits = Limits { max_hw_sectors: Sectors(2560), discard_granularity: 4096, ..Limits::default() };
+        let mut limits =
+            Limits { max_hw_sectors: Sectors(2560), discard_granularity: 4096, ..Limits::default() };
         limits.set("nomerges", "2").unwrap();
         assert_eq!(limits.merges, Merges::None);
         limits.set("max_sectors_kb", "256").unwrap();
@@ -272,7 +281,9 @@ mod tests {
         assert_eq!(limits.max_discard, Sectors(1024));
         limits.set("read_ahead_kb", "128").unwrap();
         assert_eq!(limits.read_ahead, Sectors(256));
-        for (key, value) in [("nomerges", "3"), ("max_sectors_kb", "4000"), ("max_sectors_kb", "0"), ("nr_requests", "0")] {
+        for (key, value) in
+            [("nomerges", "3"), ("max_sectors_kb", "4000"), ("max_sectors_kb", "0"), ("nr_requests", "0")]
+        {
             assert!(limits.set(key, value).is_err(), "{key}={value}");
         }
         let error = limits.set("no_merges", "1").unwrap_err().to_string();

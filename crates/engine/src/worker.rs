@@ -220,6 +220,7 @@ impl<E: Env> Worker<E> {
         let mut completions = std::mem::take(&mut self.completions);
         self.env.wait(wait, &mut completions);
         self.core.now = self.env.now();
+        self.core.tracer.look();
         self.core.executor.set_time(self.core.now);
         self.gatherer.woke(completions.len());
         for completion in completions.drain(..) {
@@ -235,7 +236,7 @@ impl<E: Env> Worker<E> {
         self.completions = completions;
         self.take_messages();
         self.settle();
-        self.core.tracer.turn(self.index);
+        self.core.tracer.hand_over(self.index);
     }
 
     /// Until everything that can happen now has happened, or some port keeps finding more to do: then the world
@@ -296,7 +297,8 @@ impl<E: Env> Worker<E> {
 
     fn take_messages(&mut self) {
         if self.inbox.any.swap(false, Ordering::AcqRel) {
-            let messages = std::mem::take(&mut *self.inbox.messages.lock().expect("no holder of this lock panics"));
+            let messages =
+                std::mem::take(&mut *self.inbox.messages.lock().expect("no holder of this lock panics"));
             for message in messages {
                 message(self);
             }

@@ -105,7 +105,8 @@ struct Client {
 impl Port<NoEnv> for Client {
     fn open(&mut self, cx: &mut Context<'_, NoEnv>) {
         let pool = cx.pool().clone();
-        self.memory = (0..DEPTH).map(|_| Segments::from_iter([Segment::new(pool.get(4096), 0, 4096)])).collect();
+        self.memory =
+            (0..DEPTH).map(|_| Segments::from_iter([Segment::new(pool.get(4096), 0, 4096)])).collect();
     }
     fn event(&mut self, _cx: &mut Context<'_, NoEnv>, _local: u32, _completion: Completion) {}
     fn done(&mut self, _cx: &mut Context<'_, NoEnv>, done: Done) {
@@ -129,7 +130,8 @@ impl Port<NoEnv> for Client {
 
 /// The leaf under `layers` layers: linear, then striped (of one leaf's two halves), then linear.
 fn stack(layers: usize, limits: &Limits) -> Arc<dyn Layer> {
-    let mut top: Arc<dyn Layer> = Arc::new(LeafLayer::new(LeafId(0), NodeId(0), Sectors(SECTORS), limits.clone()));
+    let mut top: Arc<dyn Layer> =
+        Arc::new(LeafLayer::new(LeafId(0), NodeId(0), Sectors(SECTORS), limits.clone()));
     if layers >= 1 {
         top = Arc::new(Linear::new(NodeId(1), top, Sector(2048), Sectors(SECTORS - 4096)).unwrap());
     }
@@ -169,7 +171,8 @@ fn run(worker: &mut Worker<NoEnv>, ios: u64) {
 
 fn main() {
     let args: Vec<String> = std::env::args().collect();
-    let value = |name: &str| args.iter().position(|arg| arg == name).map(|i| args[i + 1].parse::<u64>().unwrap());
+    let value =
+        |name: &str| args.iter().position(|arg| arg == name).map(|i| args[i + 1].parse::<u64>().unwrap());
     if let Some(layers) = value("--stack") {
         let mut worker = worker(usize::try_from(layers).unwrap(), "0");
         run(&mut worker, value("--ios").unwrap_or(100_000));

@@ -38,7 +38,8 @@ impl Layer for Linear {
     }
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let target = if span.op == Op::Flush { span } else { span.moved_to(self.start + Sectors(span.sector.0)) };
+        let target =
+            if span.op == Op::Flush { span } else { span.moved_to(self.start + Sectors(span.sector.0)) };
         cx.pass(self.node, span.sector, &*self.below, target)
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {

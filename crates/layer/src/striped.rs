@@ -6,9 +6,7 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{
-    Defer, Layer, Limits, NodeId, Op, Reason, Resolver, SECTOR, Sector, Sectors, Span,
-};
+use blockwork_engine::{Defer, Layer, Limits, NodeId, Op, Reason, Resolver, SECTOR, Sector, Sectors, Span};
 
 /// One member of a striped target.
 #[derive(Clone, Debug)]
@@ -64,7 +62,12 @@ pub struct Striped {
 
 impl Striped {
     /// Stripes of `chunk` sectors.
-    pub fn new(node: NodeId, chunk: Sectors, stripes: Vec<Stripe>, sectors: Sectors) -> Result<Striped, StripedError> {
+    pub fn new(
+        node: NodeId,
+        chunk: Sectors,
+        stripes: Vec<Stripe>,
+        sectors: Sectors,
+    ) -> Result<Striped, StripedError> {
         let count = stripes.len() as u64;
         if count == 0 {
             return Err(StripedError::None);
@@ -172,9 +175,10 @@ impl Layer for Striped {
         match span.op {
             Op::Read | Op::Write => self.by_chunk(span, cx),
             Op::Discard | Op::WriteZeroes => self.by_stripe(span, cx),
-            Op::Flush => {
-                self.stripes.iter().try_for_each(|stripe| cx.pass(self.node, span.sector, &*stripe.below, span))
-            }
+            Op::Flush => self
+                .stripes
+                .iter()
+                .try_for_each(|stripe| cx.pass(self.node, span.sector, &*stripe.below, span)),
         }
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {

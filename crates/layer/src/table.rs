@@ -64,7 +64,11 @@ impl Table {
     /// The target that holds `sector`.
     #[inline]
     fn index_of(&self, sector: Sector) -> usize {
-        if self.segments.len() == 1 { 0 } else { self.segments.partition_point(|segment| segment.start <= sector) - 1 }
+        if self.segments.len() == 1 {
+            0
+        } else {
+            self.segments.partition_point(|segment| segment.start <= sector) - 1
+        }
     }
 }
 

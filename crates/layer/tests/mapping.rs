@@ -44,7 +44,8 @@ fn striped_by_hand(chunk: u64, stripes: u64, starts: &[u64], sector: u64) -> (Ta
 
 fn striped(chunk: u64, rows: u64, starts: &[u64]) -> Striped {
     let stripes = starts.iter().enumerate();
-    let stripes = stripes.map(|(i, start)| Stripe { below: leaf(i as u16, start + rows * chunk), start: Sector(*start) });
+    let stripes = stripes
+        .map(|(i, start)| Stripe { below: leaf(i as u16, start + rows * chunk), start: Sector(*start) });
     let sectors = Sectors(chunk * rows * starts.len() as u64);
     Striped::new(NodeId(10), Sectors(chunk), stripes.collect(), sectors).unwrap()
 }
@@ -146,11 +147,16 @@ fn zero_and_error_end_what_reaches_them() {
 #[test]
 fn shapes_that_cannot_be_are_refused() {
     let stripe = |size| Stripe { below: leaf(0, size), start: Sector(5) };
-    let new = |chunk, stripes, sectors| Striped::new(NodeId(9), Sectors(chunk), stripes, Sectors(sectors)).map(drop);
+    let new = |chunk, stripes, sectors| {
+        Striped::new(NodeId(9), Sectors(chunk), stripes, Sectors(sectors)).map(drop)
+    };
     assert_eq!(new(8, vec![], 16), Err(StripedError::None));
     assert_eq!(new(0, vec![stripe(100)], 16), Err(StripedError::Chunk));
     assert!(matches!(new(8, vec![stripe(100), stripe(100)], 24), Err(StripedError::Uneven { .. })));
-    assert!(matches!(new(8, vec![stripe(100), stripe(12)], 16), Err(StripedError::Outside { stripe: 1, end: 13, .. })));
+    assert!(matches!(
+        new(8, vec![stripe(100), stripe(12)], 16),
+        Err(StripedError::Outside { stripe: 1, end: 13, .. })
+    ));
     assert!(matches!(new(8, vec![stripe(100), stripe(u64::MAX >> 9)], 0), Err(StripedError::Uneven { .. })));
 
     assert!(Linear::new(NodeId(9), leaf(0, 100), Sector(90), Sectors(11)).is_none());

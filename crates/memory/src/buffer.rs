@@ -85,7 +85,11 @@ impl Buffer {
     #[inline]
     fn check(&self, offset: usize, len: usize) {
         let end = offset.checked_add(len);
-        assert!(end.is_some_and(|end| end <= self.len()), "{len} bytes at {offset} of a buffer of {}", self.len());
+        assert!(
+            end.is_some_and(|end| end <= self.len()),
+            "{len} bytes at {offset} of a buffer of {}",
+            self.len()
+        );
     }
 
     /// Copies `bytes` into the buffer at `offset`.

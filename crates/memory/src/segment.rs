@@ -23,7 +23,11 @@ impl Segment {
     #[inline]
     pub fn new(buffer: Buffer, offset: usize, len: usize) -> Segment {
         let end = offset.checked_add(len);
-        assert!(end.is_some_and(|end| end <= buffer.len()), "{len} bytes at {offset} of a buffer of {}", buffer.len());
+        assert!(
+            end.is_some_and(|end| end <= buffer.len()),
+            "{len} bytes at {offset} of a buffer of {}",
+            buffer.len()
+        );
         let offset = u32::try_from(offset).expect("a buffer is smaller than 4 GiB");
         let len = u32::try_from(len).expect("a segment is smaller than 4 GiB");
         Segment { buffer, offset, len }
@@ -92,7 +96,8 @@ impl Segment {
     /// Grows by `next` if that follows in the same buffer; tells whether it did.
     #[inline]
     pub fn extend(&mut self, next: &Segment) -> bool {
-        let adjoins = self.offset.checked_add(self.len) == Some(next.offset) && self.buffer.same(&next.buffer);
+        let adjoins =
+            self.offset.checked_add(self.len) == Some(next.offset) && self.buffer.same(&next.buffer);
         match (adjoins, self.len.checked_add(next.len)) {
             (true, Some(len)) => {
                 self.len = len;
@@ -146,8 +151,10 @@ pub fn copy_between(from: &[Segment], to: &[Segment]) -> usize {
         let step = a.len().min(b.len());
         b.buffer.copy_from(b.offset(), &a.buffer, a.offset(), step);
         copied += step;
-        let next_source = if step == a.len() { from.next().cloned() } else { Some(a.slice(step, a.len() - step)) };
-        let next_target = if step == b.len() { to.next().cloned() } else { Some(b.slice(step, b.len() - step)) };
+        let next_source =
+            if step == a.len() { from.next().cloned() } else { Some(a.slice(step, a.len() - step)) };
+        let next_target =
+            if step == b.len() { to.next().cloned() } else { Some(b.slice(step, b.len() - step)) };
         (source, target) = (next_source, next_target);
     }
     copied

@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Layer, LeafId, LeafLayer, LeafSource, Limits, NodeId, NodeInfo, NodeKind, SECTOR, Sector, Sectors, Stats, Volume,
+    Layer, LeafId, LeafLayer, LeafSource, Limits, NodeId, NodeInfo, NodeKind, SECTOR, Sector, Sectors, Stats,
+    Volume,
 };
 use blockwork_format::partition::{self, PartitionTable};
 use blockwork_format::{FormatError, Source};
@@ -170,7 +171,11 @@ impl Assembly {
         let found = match &disk.partitions {
             Ok(Some(table)) => {
                 self.warnings.extend(table.warnings.iter().map(|warning| format!("{spec}: {warning}")));
-                table.partitions.iter().map(|p| (p.number, Sector(p.start_sector), Sectors(p.sectors))).collect()
+                table
+                    .partitions
+                    .iter()
+                    .map(|p| (p.number, Sector(p.start_sector), Sectors(p.sectors)))
+                    .collect()
             }
             Ok(None) => Vec::new(),
             Err(error) => {

@@ -127,7 +127,8 @@ impl From<&Limits> for LimitsReport {
 
 /// Reports on everything that was assembled.
 pub fn scan(assembly: &Assembly) -> ScanReport {
-    let tables = assembly.volumes.iter().map(|named| &named.volume).filter(|volume| volume.name.starts_with("dm/"));
+    let tables =
+        assembly.volumes.iter().map(|named| &named.volume).filter(|volume| volume.name.starts_with("dm/"));
     ScanReport {
         disks: assembly.disks.iter().map(disk).collect(),
         tables: tables
@@ -166,7 +167,11 @@ fn disk(disk: &Disk) -> DiskReport {
     }
 }
 
-fn partition(source: &dyn LeafSource, disk: &str, p: &blockwork_format::partition::Partition) -> PartitionReport {
+fn partition(
+    source: &dyn LeafSource,
+    disk: &str,
+    p: &blockwork_format::partition::Partition,
+) -> PartitionReport {
     let range = RangeView { source, start: Sector(p.start_sector), sectors: Sectors(p.sectors) };
     let content = signature(&range);
     PartitionReport {

@@ -112,9 +112,11 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(size).unwrap();
         let status = Command::new(program).args(args).arg(file.path()).output();
-        let status = status.unwrap_or_else(|error| panic!("{program}: {error}; scripts/install-test-tools installs it"));
+        let status = status
+            .unwrap_or_else(|error| panic!("{program}: {error}; scripts/install-test-tools installs it"));
         assert!(status.status.success(), "{program}: {}", String::from_utf8_lossy(&status.stderr));
-        let blkid = Command::new("blkid").args(["-p", "-o", "value", "-s", "TYPE", "-s", "UUID"]).arg(file.path());
+        let blkid =
+            Command::new("blkid").args(["-p", "-o", "value", "-s", "TYPE", "-s", "UUID"]).arg(file.path());
         let blkid = { blkid }.output().unwrap();
         let bytes = std::fs::read(file.path()).unwrap();
         (signature(&bytes), String::from_utf8(blkid.stdout).unwrap())

@@ -45,7 +45,8 @@ impl Builder<'_> {
             _ => {
                 let node = self.assembly.add_dm_node(&full, NodeKind::Table)?;
                 let line = device.targets[0].line_number;
-                let table = Table::new(node, segments).map_err(|error| self.refuse(line, error.to_string()))?;
+                let table =
+                    Table::new(node, segments).map_err(|error| self.refuse(line, error.to_string()))?;
                 Arc::new(table)
             }
         };
@@ -59,7 +60,9 @@ impl Builder<'_> {
         let sectors = Sectors(target.length);
         let name = format!("{device} {}+{}", target.start, target.length);
         Ok(match &target.kind {
-            TargetKind::Zero => Arc::new(Zero::new(self.assembly.add_dm_node(&name, NodeKind::Zero)?, sectors)),
+            TargetKind::Zero => {
+                Arc::new(Zero::new(self.assembly.add_dm_node(&name, NodeKind::Zero)?, sectors))
+            }
             TargetKind::Error => {
                 Arc::new(ErrorTarget::new(self.assembly.add_dm_node(&name, NodeKind::Error)?, sectors))
             }
@@ -70,7 +73,10 @@ impl Builder<'_> {
                 let linear = Linear::new(node, layer, Sector(below.offset), sectors);
                 Arc::new(linear.ok_or_else(|| {
                     let end = below.offset.saturating_add(target.length);
-                    let what = format!("sectors {} to {end} of {} are asked for, which has {size}", below.offset, below.dev);
+                    let what = format!(
+                        "sectors {} to {end} of {} are asked for, which has {size}",
+                        below.offset, below.dev
+                    );
                     self.refuse(line, what)
                 })?)
             }
@@ -93,7 +99,13 @@ impl Builder<'_> {
             let of_file = self.devices.get(name).cloned();
             let of_all = || self.assembly.find(&format!("dm/{name}")).ok().map(|volume| volume.root.clone());
             return of_file.or_else(of_all).ok_or_else(|| {
-                self.refuse(line, format!("{:?} is not defined; a table can only use those that stand before it", below.dev))
+                self.refuse(
+                    line,
+                    format!(
+                        "{:?} is not defined; a table can only use those that stand before it",
+                        below.dev
+                    ),
+                )
             });
         }
         if let Ok(volume) = self.assembly.find(&below.dev) {

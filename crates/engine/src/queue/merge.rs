@@ -26,7 +26,13 @@ enum End {
 
 impl LeafQueue {
     /// Adds a piece to a request, if there is one that it adjoins.
-    pub(super) fn merge(&mut self, cx: &mut QueueContext<'_>, piece: Span, part: Part, data: &[Segment]) -> bool {
+    pub(super) fn merge(
+        &mut self,
+        cx: &mut QueueContext<'_>,
+        piece: Span,
+        part: Part,
+        data: &[Segment],
+    ) -> bool {
         if self.limits.merges == Merges::None || piece.flags.has(Flags::NO_MERGE) {
             return false;
         }
@@ -65,7 +71,10 @@ impl LeafQueue {
             return false;
         };
         // Read-ahead and requeued requests are not touched: they have progress or a slot of their own.
-        if request.stage != Stage::Client || request.done > Sectors::ZERO || request.flags.has(Flags::NO_MERGE) {
+        if request.stage != Stage::Client
+            || request.done > Sectors::ZERO
+            || request.flags.has(Flags::NO_MERGE)
+        {
             return false;
         }
         if request.op != piece.op || request.flags != piece.flags {

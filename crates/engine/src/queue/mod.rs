@@ -239,7 +239,14 @@ impl LeafQueue {
         if cx.tracer.on() {
             trace(cx, self.node, Action::Issue, (op, flags, sector, nr), Payload::None, Reason::None);
         }
-        let io = LeafIo { token: Token::request(self.id.0, id), op, flags, sector, nr, data: self.requests[id].io_data() };
+        let io = LeafIo {
+            token: Token::request(self.id.0, id),
+            op,
+            flags,
+            sector,
+            nr,
+            data: self.requests[id].io_data(),
+        };
         self.in_flight += 1;
         if let Submitted::Now(result) = self.leaf.submit(cx.env, io) {
             let bytes = result.map(|()| nr.bytes());

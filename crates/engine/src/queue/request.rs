@@ -94,7 +94,9 @@ impl Request {
     /// Whether the device, with that mask of address bits that must be zero, cannot work on this memory.
     #[inline]
     pub(super) fn is_misaligned(&self, mask: u64) -> bool {
-        self.io_data().iter().any(|segment| (segment.as_ptr().addr() as u64 | segment.len() as u64) & mask != 0)
+        self.io_data()
+            .iter()
+            .any(|segment| (segment.as_ptr().addr() as u64 | segment.len() as u64) & mask != 0)
     }
 
     /// Puts a page-aligned buffer between the device and the data.

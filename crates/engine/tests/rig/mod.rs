@@ -217,7 +217,8 @@ impl Rig {
         let device = Arc::new(Mutex::new(device));
         let shared = Arc::new(LeafShared::default());
         let sectors = Sectors(SECTORS);
-        let source = Source { device: device.clone(), limits: limits.clone(), sectors, shared: shared.clone() };
+        let source =
+            Source { device: device.clone(), limits: limits.clone(), sectors, shared: shared.clone() };
         let leaf: Arc<dyn Layer> = Arc::new(LeafLayer::new(LeafId(0), NodeId(0), sectors, limits));
         let node = |i| NodeInfo { name: format!("node{i}"), kind: NodeKind::Other("test"), device: (253, i) };
         let stats = Stats::new((0..10).map(node).collect());
