@@ -1,6 +1,7 @@
 //! One worker's events as records, for one subscriber.
 
 use std::fmt::Write;
+use std::time::SystemTime;
 
 use blockwork_engine::{Action, Event, Flags, NodeInfo, Op, Payload, Reason, SECTOR, Sectors};
 use blockwork_format::blktrace::{Act, Category, Device, Record, Remap};
@@ -64,18 +65,13 @@ impl Lane {
         self.cpu
     }
 
-    /// Appends what a trace begins with, before the first event; `since_epoch` is the wall clock's time.
-    pub(super) fn begin(
-        &mut self,
-        names: &Names,
-        first: &Event,
-        since_epoch: std::time::Duration,
-        out: &mut Vec<u8>,
-    ) {
+    /// Appends what a trace begins with, unless it has begun: the wall clock's time, and our name.
+    pub(super) fn begin(&mut self, names: &Names, first: &Event, out: &mut Vec<u8>) {
         if std::mem::replace(&mut self.begun, true) {
             return;
         }
         self.newest_ns = first.time.0;
+        let since_epoch = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         // Seconds have 32 bits in a record, until 2106.
         let seconds = u32::try_from(since_epoch.as_secs()).unwrap_or(u32::MAX);
         self.write(Record::timestamp(seconds, since_epoch.subsec_nanos()), out);

@@ -4,9 +4,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use blockwork_engine::{Event, EventSink, Layer, NodeId, NodeInfo, Tracer};
+
+use blockwork_format::blktrace::record::HEADER_BYTES;
 
 use super::encode::{Lane, Names};
 use super::queue::{Batch, Queue};
@@ -264,6 +266,7 @@ impl Listener {
     fn tell(&mut self, names: &Names, events: &[Event]) {
         let subscriber = self.subscriber.clone();
         let wanted = |event: &&Event| subscriber.nodes.as_ref().is_none_or(|nodes| nodes.has(event.node));
+        let mut left = events.len();
         let mut events = events.iter().filter(wanted).peekable();
         while let Some(first) = events.peek() {
             if subscriber.queue.is_full(BATCH_BYTES) {
@@ -272,9 +275,9 @@ impl Listener {
                 return;
             }
             let mut lane = self.lane.clone();
-            let mut bytes = Vec::new();
-            let since_epoch = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-            lane.begin(names, first, since_epoch, &mut bytes);
+            // Most records are a header alone, and some of what is left may not be wanted: a guess.
+            let mut bytes = Vec::with_capacity(BATCH_BYTES.min((left + 4) * HEADER_BYTES));
+            lane.begin(names, first, &mut bytes);
             if self.dropped > 0 {
                 lane.dropped(names, first, self.dropped, &mut bytes);
             }
@@ -285,6 +288,7 @@ impl Listener {
                 lane.event(names, event, &mut bytes);
                 count += 1;
             }
+            left = left.saturating_sub(usize::try_from(count).unwrap_or(left));
             if subscriber.queue.push(Batch { cpu: lane.cpu(), bytes }) {
                 self.lane = lane;
                 self.dropped = 0;
