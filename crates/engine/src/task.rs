@@ -302,6 +302,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "another thread is what this is about")]
     fn a_task_woken_from_another_thread_runs() {
         let mut executor = executor();
         let lock = Arc::new(async_lock::Mutex::new(0));

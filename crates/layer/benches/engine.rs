@@ -169,6 +169,7 @@ fn run(worker: &mut Worker<NoEnv>, ios: u64) {
     }
 }
 
+#[allow(clippy::disallowed_methods, reason = "what is measured here is real time")]
 fn main() {
     let args: Vec<String> = std::env::args().collect();
     let value =
