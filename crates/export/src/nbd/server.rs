@@ -11,6 +11,11 @@ use super::config::NbdConfig;
 use super::connection::Connection;
 use super::listen::{ListenError, Listener};
 
+/// Memory of a unix socket for what is on its way to the client, bytes (the kernel takes as much as `wmem_max` allows, and
+/// doubles it). A batch of answers that fits is sent in one go: beside the usual 208 KiB, reads of 4 KiB at depth 128
+/// and of 1 MiB cost an eighth less. TCP finds its own size.
+const UNIX_SEND_BUFFER: usize = 512 << 10;
+
 /// How long accepting pauses when the process or the system has run out of something.
 const PAUSE: Nanos = Nanos::millis(100);
 
@@ -72,6 +77,7 @@ impl Server {
                     listener,
                     accepting: false,
                     paused: false,
+                    complained: false,
                     draining: false,
                 }));
             });
@@ -133,8 +139,11 @@ impl Shared {
         count.fetch_add(1, Ordering::Relaxed);
         let number = self.accepted.fetch_add(1, Ordering::Relaxed) + 1;
         let ticket = Ticket { number, all: self.connections.clone(), worker: count.clone() };
-        // Not on every kind of socket is there a TCP to be told.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&fd, true);
+        let is_tcp = rustix::net::sockopt::set_tcp_nodelay(&fd, true).is_ok();
+        if !is_tcp {
+            // Where it is refused, things only go a little slower.
+            let _ = rustix::net::sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BUFFER);
+        }
         let config = self.config.clone();
         worker.run(move |worker| {
             worker.add_port(Box::new(Connection::new(fd, config, ticket)));
@@ -154,6 +163,8 @@ struct Acceptor {
     listener: Listener,
     accepting: bool,
     paused: bool,
+    /// The trouble at hand was reported.
+    complained: bool,
     draining: bool,
 }
 
@@ -168,6 +179,7 @@ impl Port<Uring> for Acceptor {
         self.accepting = more(completion.flags);
         match completion.outcome() {
             Ok(_) => {
+                self.complained = false;
                 let fd = cx.env.take_accepted(completion.result);
                 if !self.draining {
                     self.shared.serve(fd);
@@ -177,7 +189,12 @@ impl Port<Uring> for Acceptor {
             Err(errno) if is_the_clients(errno.0) => {}
             Err(errno) => {
                 // Out of descriptors or memory: there may be some again soon. Clients wait in the backlog.
-                log::warn!("nbd: cannot accept clients on {} just now: {errno}", self.listener.uri(false));
+                if !std::mem::replace(&mut self.complained, true) {
+                    log::warn!(
+                        "nbd: cannot accept clients on {} just now: {errno}",
+                        self.listener.uri(false)
+                    );
+                }
                 self.paused = true;
                 let token = cx.token(local::PAUSE);
                 cx.env.timeout(token, PAUSE);
