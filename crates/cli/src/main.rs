@@ -32,10 +32,22 @@ fn main() -> ExitCode {
         // `blockwork scan | head`: the reader has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("blockwork: error: {error:#}");
+            eprintln!("blockwork: error: {}", said(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes in one line. Many of our errors quote their cause where it belongs in the sentence: such a
+/// cause is not said again at the end.
+fn said(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
 }
 
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
@@ -62,4 +74,17 @@ fn start_log() {
         writeln!(out, "blockwork: {level}: {}", record.args())
     });
     builder.init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cause_that_is_quoted_is_not_said_twice() {
+        let cause = || std::io::Error::other("no medium");
+        let quoted = anyhow::Error::new(cause()).context("disk.img: no medium; insert one");
+        assert_eq!(said(&quoted), "disk.img: no medium; insert one");
+        assert_eq!(said(&anyhow::Error::new(cause()).context("disk.img")), "disk.img: no medium");
+    }
 }

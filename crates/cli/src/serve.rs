@@ -253,7 +253,7 @@ impl Running {
         let mut failure: Option<anyhow::Error> = None;
         let mut note = |error: anyhow::Error| {
             if failure.is_some() {
-                log::error!("{error:#}");
+                log::error!("{}", crate::said(&error));
             } else {
                 failure = Some(error);
             }

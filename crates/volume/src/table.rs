@@ -111,7 +111,8 @@ impl Builder<'_> {
         if let Ok(volume) = self.assembly.find(&below.dev) {
             return Ok(volume.root.clone());
         }
-        let index = self.assembly.disk(&below.dev)?;
+        // Which line names a disk that cannot be opened is half of what there is to know about it.
+        let index = self.assembly.disk(&below.dev).map_err(|error| self.refuse(line, error.to_string()))?;
         Ok(self.assembly.disks[index].layer.clone())
     }
 

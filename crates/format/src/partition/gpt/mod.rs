@@ -102,9 +102,12 @@ fn from_backup(
         }
     }
     Err(match backup_error {
-        Some(backup) => primary_error.with_remedy(format!(
-            "the backup is no better ({backup}): restore the table from a copy, or remove it with wipefs"
-        )),
+        Some(backup) => {
+            // A disk that was cut has a good primary and no backup: removing that would be the wrong advice.
+            let own = primary_error.remedy.clone();
+            let remedy = own.as_deref().unwrap_or("restore the table from a copy, or remove it with wipefs");
+            primary_error.with_remedy(format!("the backup is no better ({backup}): {remedy}"))
+        }
         None => primary_error.with_remedy("the disk is too small to hold a backup"),
     })
 }
