@@ -28,6 +28,9 @@ use crate::unaligned;
 use crate::units::{Nanos, SECTOR, Sector, Sectors};
 use crate::volume::{Volume, VolumeId};
 
+/// How far one question about allocation looks: 1 GiB.
+const ALLOCATION_STEP: Sectors = Sectors(1 << 21);
+
 /// Who gets a bio back.
 #[derive(Clone)]
 pub(crate) enum Owner {
@@ -105,10 +108,14 @@ pub(crate) struct Core {
     pub(crate) executor: Executor,
     commands: Vec<Command>,
     counters: Arc<CounterTable>,
+    /// Where resolving for the sake of a question is counted.
+    questions: Option<CounterTable>,
     pub(crate) tracer: Tracer,
     tap: Option<Arc<dyn WriteTap>>,
     extents: Vec<Extent>,
     completed: Vec<(u32, Result<(), Errno>)>,
+    /// Leaves whose queues wait for their turn to flush.
+    flush_turns: Vec<LeafId>,
     /// Bios on their way to their ports.
     pub(crate) finished: Vec<(PortId, Done)>,
     pub(crate) dirty_ports: Vec<PortId>,
@@ -139,10 +146,12 @@ impl Core {
             bios: Bios::default(),
             commands: Vec::new(),
             counters: parts.counters,
+            questions: None,
             tracer: parts.tracer,
             tap: parts.tap,
             extents: Vec::new(),
             completed: Vec::new(),
+            flush_turns: Vec::new(),
             finished: Vec::new(),
             dirty_ports: Vec::new(),
             now: Nanos(0),
@@ -167,6 +176,7 @@ impl Core {
         self.finished.is_empty()
             && self.completed.is_empty()
             && self.dirty_ports.is_empty()
+            && self.flush_turns.is_empty()
             && !self.executor.is_ready()
             && !self.queues.iter().any(LeafQueue::has_plugged)
     }
@@ -179,7 +189,12 @@ impl Core {
     #[inline]
     pub(crate) fn submit(&mut self, volume: VolumeId, owner: Owner, bio: Bio) {
         let size = self.volumes[volume.0 as usize].sectors().0;
-        let refused = self.refusal(volume, bio.op, bio.sector.0.checked_add(bio.nr.0), size);
+        let mut refused = self.refusal(volume, bio.op, bio.sector.0.checked_add(bio.nr.0), size);
+        let block = u64::from(self.volumes[volume.0 as usize].limits().logical_block_size) / SECTOR;
+        if (bio.sector.0 | bio.nr.0) & (block - 1) != 0 {
+            // Not whole blocks: `submit_bytes` is for those.
+            refused = refused.or(Some(Errno::EINVAL));
+        }
         let node = self.volumes[volume.0 as usize].node();
         if bio.op.has_data() {
             debug_assert_eq!(bytes_in(&bio.data) as u64, bio.nr.bytes());
@@ -347,7 +362,7 @@ impl Core {
         self.executor.take_commands(&mut commands);
         any |= !commands.is_empty();
         for command in commands.drain(..) {
-            self.obey(command);
+            self.obey(env, command);
         }
         self.commands = commands;
         for i in 0..self.queues.len() {
@@ -356,7 +371,22 @@ impl Core {
                 self.with_queue(env, i, |queue, cx| queue.unplug(cx));
             }
         }
+        any |= self.ask_for_flush_turns();
         any | self.settle()
+    }
+
+    /// Queues that found another worker flushing their leaf wait for their turn.
+    fn ask_for_flush_turns(&mut self) -> bool {
+        let any = !self.flush_turns.is_empty();
+        for leaf in std::mem::take(&mut self.flush_turns) {
+            let taking = self.queues[usize::from(leaf.0)].flush_turn();
+            let cx = self.executor.context().clone();
+            self.executor.spawn(async move {
+                let turn = taking.await;
+                cx.command(Command::FlushTurn { leaf, turn });
+            });
+        }
+        any
     }
 
     /// A leaf's operation has completed.
@@ -380,12 +410,13 @@ impl Core {
             pool: &self.pool,
             tap: self.tap.as_deref(),
             completed: &mut self.completed,
+            flush_turns: &mut self.flush_turns,
             now: self.now,
         };
         act(&mut self.queues[i], &mut cx);
     }
 
-    fn obey(&mut self, command: Command) {
+    fn obey(&mut self, env: &mut dyn Env, command: Command) {
         match command {
             Command::Submit { root, bio, reply } => {
                 let node = root.node();
@@ -395,6 +426,9 @@ impl Core {
             Command::Resume { bio, result: Err(errno) } => {
                 self.bios.all[bio as usize].parts.set(1);
                 self.completed.push((bio, Err(errno)));
+            }
+            Command::FlushTurn { leaf, turn } => {
+                self.with_queue(env, usize::from(leaf.0), |queue, cx| queue.take_flush_turn(cx, turn));
             }
             Command::Finish { owner, op, result, data } => self.give_back(owner, op, result, data),
         }
@@ -509,12 +543,16 @@ impl Core {
         sector: Sector,
         nr: Sectors,
     ) -> Result<(Allocation, Sectors), Errno> {
+        // Bounded, since a finely striped range has an extent a chunk; who wants to know more asks again.
+        let nr = nr.min(ALLOCATION_STEP);
         let span = Span { op: Op::Read, flags: Flags::NONE, sector, nr, at: Sectors::ZERO };
         let mut extents = Vec::new();
-        let quiet = CounterTable::new(usize::from(self.node_count()));
+        // A question is no I/O: it is counted apart, and not traced.
+        let nodes = usize::from(self.node_count());
+        let quiet = self.questions.get_or_insert_with(|| CounterTable::new(nodes));
         let mut tracer = Tracer::default();
         let root = self.volumes[volume.0 as usize].root.clone();
-        if root.resolve(span, &mut Resolver::new(&mut extents, &quiet, &mut tracer)).is_err() {
+        if root.resolve(span, &mut Resolver::new(&mut extents, quiet, &mut tracer)).is_err() {
             return Ok((Allocation::Data, nr));
         }
         extents.sort_by_key(|extent| extent.span.at);

@@ -7,6 +7,7 @@ use blockwork_memory::Segment;
 use crate::bio::{Errno, Flags, Op};
 use crate::env::{Env, Token};
 use crate::limits::Limits;
+use crate::turn::Turns;
 use crate::units::{Sector, Sectors};
 
 /// A leaf's number, the same for all workers.
@@ -83,6 +84,9 @@ pub trait LeafSource: Send + Sync {
 pub struct LeafShared {
     failed: AtomicBool,
     changes: AtomicU64,
+    /// Whose flush may run. One at a time over all workers: Linux reports a lost write to one fsync only, so a second
+    /// one that overlaps it would succeed, and prove nothing.
+    pub(crate) flush_turns: Turns,
 }
 
 impl LeafShared {

@@ -29,6 +29,7 @@ mod limits;
 mod port;
 mod queue;
 mod task;
+mod turn;
 mod unaligned;
 mod units;
 mod volume;

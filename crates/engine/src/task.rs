@@ -20,6 +20,7 @@ use crate::bio::{Bio, Errno};
 use crate::core::Owner;
 use crate::env::Notify;
 use crate::layer::Layer;
+use crate::turn::Turn;
 use crate::units::Nanos;
 
 /// What a task asks of the core.
@@ -28,6 +29,8 @@ pub(crate) enum Command {
     Submit { root: Arc<dyn Layer>, bio: Bio, reply: Reply },
     /// The slow path of a deferred bio has finished: resolve it again, or fail it.
     Resume { bio: u32, result: Result<(), Errno> },
+    /// A leaf's queue has the turn to flush that it asked for.
+    FlushTurn { leaf: crate::LeafId, turn: Turn },
     /// A client's operation that a task carried out as a whole is done.
     Finish { owner: Owner, op: crate::Op, result: Result<(), Errno>, data: Segments },
 }
@@ -305,14 +308,18 @@ mod tests {
     #[allow(clippy::disallowed_methods, reason = "another thread is what this is about")]
     fn a_task_woken_from_another_thread_runs() {
         let mut executor = executor();
-        let lock = Arc::new(async_lock::Mutex::new(0));
-        let held = lock.try_lock_arc().unwrap();
-        let inner = lock.clone();
-        executor.spawn(async move { *inner.lock().await += 1 });
+        let turns = crate::turn::Turns::default();
+        let held = turns.try_take().unwrap();
+        let (inner, done) = (turns.clone(), Rc::new(Cell::new(false)));
+        let told = done.clone();
+        executor.spawn(async move {
+            let _turn = inner.take().await;
+            told.set(true);
+        });
         executor.run();
         assert!(!executor.is_ready());
         std::thread::spawn(move || drop(held)).join().unwrap();
         assert!(executor.run());
-        assert_eq!(*lock.try_lock().unwrap(), 1);
+        assert!(done.get());
     }
 }

@@ -1,6 +1,6 @@
 //! Byte ranges that are not whole logical blocks: read, and for writes modified and written back.
 //!
-//! Only the ragged blocks at the ends are read; a whole middle goes straight through. The volume's `modify` lock is held
+//! Only the ragged blocks at the ends are read; a whole middle goes straight through. The volume's turn to modify is held
 //! from the read to the write, by whichever worker: two ragged writes to the two halves of one block both survive.
 //! (A client that overlaps an aligned write with a ragged one has a race of its own making.)
 
@@ -32,7 +32,7 @@ pub(crate) async fn run(
         // What a discard does to part of a block is nothing.
         Op::Discard => span.discard().await,
         Op::Write | Op::WriteZeroes => {
-            let _exclusive = volume.modify.lock_arc().await;
+            let _exclusive = volume.modify.take().await;
             if op == Op::Write { span.write(&data).await } else { span.write_zeroes().await }
         }
     };

@@ -35,8 +35,8 @@ impl Sector {
 impl Sectors {
     /// None at all.
     pub const ZERO: Sectors = Sectors(0);
-    /// The largest device: 2^55 sectors, so that byte counts fit u64.
-    pub const MAX: Sectors = Sectors(1 << 55);
+    /// The largest device: byte counts fit u64.
+    pub const MAX: Sectors = Sectors((1 << 55) - 1);
 
     /// Bytes.
     #[inline]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::layer::{Layer, NodeId};
 use crate::limits::Limits;
+use crate::turn::Turns;
 use crate::units::Sectors;
 
 /// A volume's number, the same for all workers.
@@ -20,13 +21,13 @@ pub struct Volume {
     /// Refuses whatever alters it.
     pub read_only: bool,
     /// Held around a read-modify-write, by any worker: two of them in one block must not interleave.
-    pub(crate) modify: Arc<async_lock::Mutex<()>>,
+    pub(crate) modify: Turns,
 }
 
 impl Volume {
     /// A volume over `root`.
     pub fn new(name: impl Into<String>, root: Arc<dyn Layer>, read_only: bool) -> Volume {
-        Volume { name: name.into(), root, read_only, modify: Arc::default() }
+        Volume { name: name.into(), root, read_only, modify: Turns::default() }
     }
     /// Size.
     pub fn sectors(&self) -> Sectors {

@@ -1,25 +1,37 @@
-//! Flushes: one at a time on a leaf; whoever comes while it runs shares the next.
+//! Flushes: one at a time on a leaf, over all workers; whoever comes while it runs shares the next.
 //!
 //! Why sharing is right: a flush must cover what completed before the flush was submitted. The shared one is issued after
 //! all who share it have arrived, so it covers what each of them must have covered.
+//!
+//! Why one at a time: the kernel tells of a lost write once. Of two fsyncs that overlap one may get the error and the
+//! other success, though both had to cover that write. In turns, the failure is known before the next one starts.
 
 use super::{LeafQueue, QueueContext, Stage};
 use crate::bio::{Errno, Flags, Op};
 use crate::counters::Counter;
+use crate::turn::Turn;
 use crate::units::{Sector, Sectors};
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Flushes {
     /// Bios for the next flush.
     waiting: Vec<u32>,
     /// Bios that the flush in flight will complete.
     running: Vec<u32>,
     in_flight: bool,
+    /// Held from before a flush is issued until its result is known to all workers.
+    turn: Option<Turn>,
+    /// A task waits for the turn.
+    asked: bool,
 }
 
 impl Flushes {
     pub(super) fn wait(&mut self, bio: u32) {
         self.waiting.push(bio);
+    }
+    /// Whether nobody waits for a flush.
+    pub(super) fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
     }
 }
 
@@ -27,8 +39,16 @@ impl LeafQueue {
     /// Starts a flush if somebody waits for one and none is running. It goes ahead of what is pending: it does not
     /// have to wait for writes that have not completed.
     pub(super) fn flush_if_due(&mut self, cx: &mut QueueContext<'_>) {
-        if self.flushes.in_flight || self.flushes.waiting.is_empty() {
+        if self.flushes.in_flight || self.flushes.waiting.is_empty() || self.flushes.asked {
             return;
+        }
+        if self.flushes.turn.is_none() && self.limits.write_cache {
+            self.flushes.turn = self.shared().flush_turns.try_take();
+            if self.flushes.turn.is_none() {
+                self.flushes.asked = true;
+                cx.flush_turns.push(self.id);
+                return;
+            }
         }
         std::mem::swap(&mut self.flushes.waiting, &mut self.flushes.running);
         let shared = self.flushes.running.len() as u64 - 1;
@@ -50,11 +70,16 @@ impl LeafQueue {
         self.submit(cx, id);
     }
 
+    /// The turn that this queue asked for has come.
+    pub(crate) fn take_flush_turn(&mut self, cx: &mut QueueContext<'_>, turn: Turn) {
+        self.flushes.asked = false;
+        self.flushes.turn = Some(turn);
+        self.flush_if_due(cx);
+    }
+
     /// A flush has come to its end.
     pub(super) fn end_flush(&mut self, cx: &mut QueueContext<'_>, ticket: u64, result: Result<(), Errno>) {
         self.flushes.in_flight = false;
-        // Another worker's flush may have failed while this one ran: what that one lost, this one cannot vouch for.
-        let result = if self.shared().has_failed() { result.and(Err(Errno::EIO)) } else { result };
         match result {
             Ok(()) => {
                 if let Some(tap) = cx.tap {
@@ -72,6 +97,8 @@ impl LeafQueue {
                 }
             }
         }
+        // Not before the failure, if it is one, is known to all.
+        self.flushes.turn = None;
         for bio in self.flushes.running.drain(..) {
             cx.completed.push((bio, result));
         }

@@ -38,6 +38,7 @@ use crate::event::{Action, Event, Payload, Reason, Tracer};
 use crate::layer::{NodeId, Span};
 use crate::leaf::{Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 use crate::limits::{Limits, Merges};
+use crate::turn::Taking;
 use crate::units::{Nanos, Sector, Sectors};
 
 use flush::Flushes;
@@ -56,6 +57,8 @@ pub(crate) struct QueueContext<'a> {
     pub(crate) tap: Option<&'a dyn WriteTap>,
     /// Parts of bios that are done: the bio, and how it went.
     pub(crate) completed: &'a mut Vec<(u32, Result<(), Errno>)>,
+    /// Leaves whose queues wait for their turn to flush.
+    pub(crate) flush_turns: &'a mut Vec<LeafId>,
     pub(crate) now: Nanos,
 }
 
@@ -128,13 +131,22 @@ impl LeafQueue {
         self.shared().has_failed()
     }
     pub(crate) fn is_idle(&self) -> bool {
-        self.plug.is_empty() && self.backlog.is_empty() && self.pending.is_empty() && self.in_flight == 0
+        self.plug.is_empty()
+            && self.backlog.is_empty()
+            && self.pending.is_empty()
+            && self.in_flight == 0
+            && self.flushes.is_idle()
     }
     pub(crate) fn has_plugged(&self) -> bool {
         !self.plug.is_empty()
     }
     fn shared(&self) -> &LeafShared {
         self.source.shared()
+    }
+
+    /// The wait for this queue's turn to flush.
+    pub(crate) fn flush_turn(&self) -> Taking {
+        self.shared().flush_turns.take()
     }
 
     /// Puts an extent into the plug.
@@ -257,14 +269,18 @@ impl LeafQueue {
     /// Data at addresses that the device cannot take goes through a buffer of ours.
     fn bounce_if_needed(&mut self, cx: &mut QueueContext<'_>, id: u32) {
         let mask = u64::from(self.limits.dma_alignment - 1);
-        if mask == 0 || !self.requests[id].is_misaligned(mask) {
+        let request = &self.requests[id];
+        // A single block in more pieces than the device takes cannot be cut: it is gathered.
+        let too_many = request.io_data().len() > self.limits.max_segments as usize;
+        if !too_many && (mask == 0 || !request.is_misaligned(mask)) {
             return;
         }
         self.requests[id].bounce(cx.pool);
         cx.counters.add(self.node, Counter::Bounced, 1);
         if cx.tracer.on() {
             let what = self.requests[id].what();
-            trace(cx, self.node, Action::Bounce, what, Payload::None, Reason::Alignment);
+            let reason = if too_many { Reason::MaxSegments } else { Reason::Alignment };
+            trace(cx, self.node, Action::Bounce, what, Payload::None, reason);
         }
     }
 

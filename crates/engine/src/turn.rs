@@ -1,0 +1,163 @@
+//! Turns: a lock for slow paths that is held across waits, by tasks of any worker, first come first served.
+//!
+//! Strictly in order, so that a run in the simulator is the same each time and nobody starves: whoever ends a turn gives
+//! it to the one that has waited longest. (Libraries' async locks let latecomers overtake, by the clock.)
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+/// Who may go on with something that only one may do at a time. Cloning shares it.
+#[derive(Clone, Default)]
+pub(crate) struct Turns(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    taken: bool,
+    next_number: u64,
+    waiting: VecDeque<(u64, Waker)>,
+    /// Whose turn it is, given to a waiter that has not been polled since.
+    given_to: Option<u64>,
+}
+
+/// The right to go on; dropped, it is the next one's.
+pub(crate) struct Turn(Turns);
+
+impl Turns {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held, and the state is whole between any two statements.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The turn, if it is free and nobody waits for it.
+    pub(crate) fn try_take(&self) -> Option<Turn> {
+        let mut state = self.state();
+        if state.taken {
+            return None;
+        }
+        state.taken = true;
+        Some(Turn(self.clone()))
+    }
+
+    /// Waits for the turn.
+    pub(crate) fn take(&self) -> Taking {
+        Taking { turns: self.clone(), number: None }
+    }
+}
+
+impl fmt::Debug for Turns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        write!(f, "Turns(taken: {}, waiting: {})", state.taken, state.waiting.len())
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        match state.waiting.pop_front() {
+            None => state.taken = false,
+            Some((number, waker)) => {
+                state.given_to = Some(number);
+                drop(state);
+                waker.wake();
+            }
+        }
+    }
+}
+
+/// The wait for a turn.
+pub(crate) struct Taking {
+    turns: Turns,
+    /// Our number in the queue, once we are in it.
+    number: Option<u64>,
+}
+
+impl Future for Taking {
+    type Output = Turn;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Turn> {
+        let turns = self.turns.clone();
+        let mut state = turns.state();
+        match self.number {
+            None if !state.taken => {
+                state.taken = true;
+                drop(state);
+                return Poll::Ready(Turn(turns));
+            }
+            None => {
+                let number = state.next_number;
+                state.next_number += 1;
+                state.waiting.push_back((number, cx.waker().clone()));
+                self.number = Some(number);
+            }
+            Some(number) if state.given_to == Some(number) => {
+                state.given_to = None;
+                self.number = None;
+                drop(state);
+                return Poll::Ready(Turn(turns));
+            }
+            Some(number) => {
+                let ours = state.waiting.iter_mut().find(|(waiting, _)| *waiting == number);
+                ours.expect("who waits is in the queue").1.clone_from(cx.waker());
+            }
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        let Some(number) = self.number else { return };
+        let mut state = self.turns.state();
+        state.waiting.retain(|(waiting, _)| *waiting != number);
+        if state.given_to == Some(number) {
+            // It was given to us while we went away: pass it on.
+            state.given_to = None;
+            drop(state);
+            drop(Turn(self.turns.clone()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn poll(taking: &mut Pin<Box<Taking>>) -> Option<Turn> {
+        match taking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(turn) => Some(turn),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn turns_are_taken_in_the_order_of_asking() {
+        let turns = Turns::default();
+        let first = turns.try_take().unwrap();
+        let (mut second, mut third) = (Box::pin(turns.take()), Box::pin(turns.take()));
+        assert!(poll(&mut second).is_none() && poll(&mut third).is_none());
+        drop(first);
+        assert!(turns.try_take().is_none(), "nobody overtakes");
+        assert!(poll(&mut third).is_none());
+        let held = poll(&mut second).unwrap();
+        assert!(poll(&mut third).is_none());
+        drop(held);
+        drop(poll(&mut third).unwrap());
+        assert!(turns.try_take().is_some());
+    }
+
+    #[test]
+    fn who_goes_away_passes_the_turn_on() {
+        let turns = Turns::default();
+        let first = turns.try_take().unwrap();
+        let (mut second, mut third) = (Box::pin(turns.take()), Box::pin(turns.take()));
+        assert!(poll(&mut second).is_none() && poll(&mut third).is_none());
+        drop(first);
+        drop(second); // it was given to this one
+        assert!(poll(&mut third).is_some());
+        assert!(turns.try_take().is_some());
+    }
+}
