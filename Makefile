@@ -1,0 +1,36 @@
+# What there is to do here. `make` alone says so.
+
+CARGO ?= cargo
+FUZZ_SECONDS ?= 60
+
+.PHONY: help demo test check bench fuzz tools
+
+help:
+	@echo 'make demo    build, and show everything on four sparse files with a real client'
+	@echo 'make test    install what the tests need (as root: apt-get), and run every check and test'
+	@echo 'make check   the checks alone: fmt, tidy, clippy, doc, deny'
+	@echo 'make bench   measure Blockwork and its peers side by side, into bench/RESULTS.md'
+	@echo 'make fuzz    $(FUZZ_SECONDS) s of libFuzzer for each target (FUZZ_SECONDS=N; nightly and cargo-fuzz)'
+
+# Needs a Rust toolchain and nothing else.
+demo:
+	$(CARGO) build --release --locked -p blockwork
+	"$${CARGO_TARGET_DIR:-target}/release/blockwork" demo
+
+tools:
+	scripts/install-test-tools
+
+test: tools
+	scripts/test
+
+check:
+	scripts/test --quick
+
+bench:
+	bench/run --build
+
+# Without nightly: `cargo test -p blockwork-fuzz-entry` runs the same targets over their corpora and mutations of them.
+fuzz:
+	@$(CARGO) +nightly fuzz --version >/dev/null || { echo 'needs: rustup toolchain install nightly; cargo install cargo-fuzz' >&2; exit 1; }
+	set -e; for target in $$($(CARGO) +nightly fuzz list); do \
+		echo "== $$target"; $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS); done
