@@ -1,4 +1,4 @@
-//! Rules for the documents: a link leads somewhere.
+//! Rules for the documents: a link leads somewhere, a limit that is named is in the code.
 
 use std::collections::BTreeSet;
 
@@ -23,6 +23,39 @@ pub fn links(tree: &Tree) -> Vec<Finding> {
         }
     }
     found
+}
+
+/// The document that names the limits on what strangers can ask for.
+const LIMITS: &str = "docs/threat-model.md";
+
+/// Limits that the threat model names, as `NAME_MAX`, and files that it points to, as `crates/...`, and that are not there.
+pub fn limits(tree: &Tree) -> Vec<Finding> {
+    let Some(text) = tree.text(LIMITS) else {
+        return vec![Finding::at(LIMITS, 0, "is missing: who is trusted at which door")];
+    };
+    let mut found = Vec::new();
+    for (number, line) in (1..).zip(text.lines()) {
+        for quoted in line.split('`').skip(1).step_by(2) {
+            let is_constant =
+                quoted.contains('_') && quoted.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+            if is_constant && !is_in_the_code(tree, quoted) {
+                found.push(Finding::at(
+                    LIMITS,
+                    number,
+                    format!("no constant in the code is called {quoted}"),
+                ));
+            }
+            if quoted.starts_with("crates/") && !tree.has(quoted) {
+                found.push(Finding::at(LIMITS, number, format!("{quoted} is not there")));
+            }
+        }
+    }
+    found
+}
+
+fn is_in_the_code(tree: &Tree, constant: &str) -> bool {
+    let wanted = format!("const {constant}:");
+    tree.texts().iter().any(|file| file.is("rs") && file.text.contains(&wanted))
 }
 
 /// What `[text](target)` leads to within the repository, with its line; code blocks are passed over.

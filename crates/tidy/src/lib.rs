@@ -26,6 +26,7 @@ pub fn findings(tree: &Tree) -> Vec<Finding> {
     found.extend(house::is_in_the_architecture(tree));
     found.extend(fuzz::check(tree));
     found.extend(documents::links(tree));
+    found.extend(documents::limits(tree));
     found.extend(tools::are_installed(tree));
     found
 }

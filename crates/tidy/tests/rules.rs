@@ -37,11 +37,13 @@ fn sample(changes: &[(&str, &str)]) -> Sample {
         ),
         ("crates/layer/src/lib.rs", head.to_owned()),
         ("crates/layer/tests/it.rs", "//! A test.\nfn f() { Command::new(\"nbdinfo\"); }\n".into()),
-        ("ARCHITECTURE.md", "# Parts\n`engine`, crates/layer\n".into()),
+        ("ARCHITECTURE.md", "# Parts\n`engine`\n\n 1  layer   what it becomes\n".into()),
         ("README.md", "[parts](ARCHITECTURE.md#parts) [folder](crates/layer) [web](https://example.com/x)\n".into()),
         ("SECURITY.md", "Here.\n".into()),
         ("LICENSE-APACHE", "Text.\n".into()),
         ("LICENSE-MIT", "Text.\n".into()),
+        ("docs/threat-model.md", "`SIZE_MAX` in `crates/engine/src/limits.rs`\n".into()),
+        ("crates/engine/src/limits.rs", "//! Limits.\npub const SIZE_MAX: u32 = 1;\n".into()),
         ("scripts/install-test-tools", "programs() {\ncat <<'TABLE'\nnbdinfo   libnbd-bin\nTABLE\n}\n".into()),
         (
             "fuzz/Cargo.toml",
@@ -199,6 +201,15 @@ fn a_link_that_leads_nowhere_is_found() {
     assert_eq!(links("[a](#own)\n\n## Own\n"), 0);
     assert_eq!(links("```\n[a](none)\n```\n"), 0);
     assert_eq!(documents::links(&sample(&[("LICENSE-MIT", GONE)]).tree).len(), 1);
+}
+
+#[test]
+fn a_limit_of_the_threat_model_that_the_code_has_not_is_found() {
+    let limits = |text: &str| documents::limits(&sample(&[("docs/threat-model.md", text)]).tree).len();
+    assert_eq!(limits("`SIZE_MAX`, `--table` and `crates/engine/`\n"), 0);
+    assert_eq!(limits("`LENGTH_MAX`\n"), 1);
+    assert_eq!(limits("`crates/none.rs`\n"), 1);
+    assert_eq!(limits(GONE), 1);
 }
 
 #[test]
