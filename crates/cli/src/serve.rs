@@ -99,7 +99,7 @@ enum News {
 struct Running {
     volumes: Arc<[Volume]>,
     handles: Vec<WorkerHandle<Uring>>,
-    threads: Vec<JoinHandle<Result<(), Errno>>>,
+    threads: Vec<WorkerThread>,
     news: mpsc::Sender<News>,
     hear: mpsc::Receiver<News>,
     stats: Arc<Stats>,
@@ -313,10 +313,10 @@ impl Drop for Ended {
 /// What a worker's thread says when it is up: its handle.
 type Up = Result<WorkerHandle<Uring>, blockwork_uring::UringError>;
 
-fn start_worker(
-    config: WorkerConfig,
-    ended: Ended,
-) -> Result<(WorkerHandle<Uring>, JoinHandle<Result<(), Errno>>)> {
+/// A worker's thread; it ends with what the last flush said.
+type WorkerThread = JoinHandle<Result<(), Errno>>;
+
+fn start_worker(config: WorkerConfig, ended: Ended) -> Result<(WorkerHandle<Uring>, WorkerThread)> {
     let (send, up) = mpsc::channel::<Up>();
     let name = format!("blockwork-{}", config.index);
     let thread = thread::Builder::new().name(name).spawn(move || {

@@ -23,7 +23,7 @@ pub enum VolumeError {
         /// The file.
         path: String,
         /// What is wrong, and where.
-        source: FormatError,
+        source: Box<FormatError>,
     },
     /// A target of a table does not fit what lies below it.
     #[error("{path}, line {line}: {what}")]

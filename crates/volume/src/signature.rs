@@ -115,9 +115,9 @@ mod tests {
         let status = status
             .unwrap_or_else(|error| panic!("{program}: {error}; scripts/install-test-tools installs it"));
         assert!(status.status.success(), "{program}: {}", String::from_utf8_lossy(&status.stderr));
-        let blkid =
-            Command::new("blkid").args(["-p", "-o", "value", "-s", "TYPE", "-s", "UUID"]).arg(file.path());
-        let blkid = { blkid }.output().unwrap();
+        let mut blkid = Command::new("blkid");
+        blkid.args(["-p", "-o", "value", "-s", "TYPE", "-s", "UUID"]).arg(file.path());
+        let blkid = blkid.output().unwrap();
         let bytes = std::fs::read(file.path()).unwrap();
         (signature(&bytes), String::from_utf8(blkid.stdout).unwrap())
     }

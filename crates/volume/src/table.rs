@@ -13,7 +13,8 @@ use crate::error::VolumeError;
 
 /// Assembles every device that `text` (the content of `path`) defines, and adds it as `dm/NAME`.
 pub(crate) fn assemble(assembly: &mut Assembly, path: &str, text: &str) -> Result<(), VolumeError> {
-    let parsed = table::parse(text).map_err(|source| VolumeError::Table { path: path.to_owned(), source })?;
+    let parsed = table::parse(text)
+        .map_err(|source| VolumeError::Table { path: path.to_owned(), source: Box::new(source) })?;
     let mut builder = Builder { assembly, path, devices: HashMap::new() };
     for device in &parsed.devices {
         builder.device(device)?;

@@ -88,7 +88,14 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
         ("log_writes", &[("log", 400), ("entry", 1200), ("entry refused", 60), ("refused", 10)]),
         (
             "nbd",
-            &[("go", 300), ("tls", 40), ("submitted", 500), ("answered", 500), ("status payload", 10), ("closed", 200)],
+            &[
+                ("go", 300),
+                ("tls", 40),
+                ("submitted", 500),
+                ("answered", 500),
+                ("status payload", 10),
+                ("closed", 200),
+            ],
         ),
     ]);
     for (target, body) in TARGETS {
