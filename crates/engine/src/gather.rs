@@ -1,73 +1,186 @@
 //! Whether to wait a moment for more to come, so that one wake-up serves many requests.
 //!
-//! A server that is faster than its client or its disk is woken for every single request or completion, and pays a
-//! system call and a context switch for each. Sleeping a little longer lets several gather. That is worth it only while
-//! others are under way to gather; a lone request must not wait.
+//! A server that is faster than its client or its disk is woken for every single request or completion, and pays a system
+//! call and a context switch for each. Sleeping up to [`PAUSE_MAX`] longer lets several gather. For a client with
+//! many requests under way that costs nothing; one with a single request waits for nothing. No count of requests tells the
+//! two apart from outside, so it is measured: for [`TRIAL`] turns without pauses and as many with them, how many bios
+//! finish in how much time. The pause is kept unless it made that slower by more than [`TOLERANCE`]; the verdict holds for
+//! a growing number of turns, then it is tried again.
 //!
-//! Rule: the pause is on while recent wake-ups found company (two or more bios finished per turn, or requests in flight
-//! at the devices), is bounded by [`PAUSE_MAX`], and is dropped at once when a pause brought nothing but what was there
-//! before it. After a useless pause it is tried again only after a growing number of turns.
+//! Invariant: a worker with nothing under way sleeps without a time limit.
 
 use crate::env::Wait;
 use crate::units::Nanos;
 
-/// Longest pause. Small against a disk's latency (80 µs and up), so that it costs little where it gathers nothing.
+/// Longest pause. Small against a disk's latency (80 µs and up).
 const PAUSE_MAX: Nanos = Nanos::micros(40);
 /// As many completions as end a pause early.
 const ENOUGH: u32 = 16;
-/// Turns between tries, at most.
-const BACK_OFF_MAX: u32 = 1024;
+/// Turns in which something finished that make up one side of a trial.
+const TRIAL: u32 = 16;
+/// Turns that a verdict holds, at first and at most.
+const HOLD_MIN: u32 = 256;
+const HOLD_MAX: u32 = 8192;
+/// How much slower pauses may be, as a share: 1/16. They save processor time, so a draw goes to them.
+const TOLERANCE: u64 = 16;
+/// A turn counts for at most this much time: a client that thinks for a while says nothing about pauses.
+const TURN_MAX: Nanos = Nanos::millis(1);
+
+/// What is being found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// How fast it goes without pauses.
+    Without,
+    /// How fast it goes with them.
+    With,
+    /// The verdict holds for so many more turns.
+    Hold { pause: bool, turns: u32 },
+}
+
+/// Bios that finished, and the time that took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    turns: u32,
+    bios: u64,
+    time: u64,
+}
 
 pub(crate) struct Gatherer {
     enabled: bool,
-    /// Bios finished in the turn before this wait.
-    finished: usize,
-    /// Whether the wait that has just ended was a pause.
-    paused: bool,
-    back_off: u32,
-    until_next_try: u32,
+    phase: Phase,
+    without: Rate,
+    current: Rate,
+    hold: u32,
+    last_verdict: bool,
+    turn_started: Nanos,
+    /// Bios finished since then.
+    finished: u64,
 }
 
 impl Gatherer {
     pub(crate) fn new(enabled: bool) -> Gatherer {
-        Gatherer { enabled, finished: 0, paused: false, back_off: 1, until_next_try: 0 }
-    }
-
-    /// A wait has ended, with so many completions.
-    pub(crate) fn woke(&mut self, _completions: usize) {
-        self.finished = 0;
+        Gatherer {
+            enabled,
+            phase: Phase::Without,
+            without: Rate::default(),
+            current: Rate::default(),
+            hold: HOLD_MIN,
+            last_verdict: false,
+            turn_started: Nanos(0),
+            finished: 0,
+        }
     }
 
     /// So many bios were finished in this turn.
+    #[inline]
     pub(crate) fn finished(&mut self, bios: usize) {
-        self.finished += bios;
+        self.finished += bios as u64;
     }
 
-    /// How to wait now.
-    pub(crate) fn wait(&mut self, in_flight: u32) -> Wait {
+    /// A turn is over at `now`: how to wait for the next, with so many requests in flight at the devices.
+    pub(crate) fn wait(&mut self, now: Nanos, in_flight: u32) -> Wait {
         if !self.enabled {
             return Wait::Until(None);
         }
-        if self.paused {
-            // The pause was worth it if it gathered company.
-            if self.finished >= 2 {
-                self.back_off = 1;
-                self.until_next_try = 0;
-            } else {
-                self.until_next_try = self.back_off;
-                self.back_off = (self.back_off * 2).min(BACK_OFF_MAX);
-            }
+        let took = now.since(self.turn_started).0.min(TURN_MAX.0);
+        let finished = std::mem::take(&mut self.finished);
+        self.turn_started = now;
+        if finished > 0 {
+            self.book(finished, took);
         }
-        self.paused = false;
-        let company = in_flight >= 2 || self.finished >= 1;
-        if !company {
-            return Wait::Until(None);
+        let company = finished > 0 || in_flight > 1;
+        let pause = match self.phase {
+            Phase::Without => false,
+            Phase::With => true,
+            Phase::Hold { pause, .. } => pause,
+        };
+        if company && pause {
+            Wait::Gather { completions: ENOUGH, for_at_most: PAUSE_MAX }
+        } else {
+            Wait::Until(None)
         }
-        if self.until_next_try > 0 {
-            self.until_next_try -= 1;
-            return Wait::Until(None);
+    }
+
+    fn book(&mut self, bios: u64, time: u64) {
+        if let Phase::Hold { pause, turns } = self.phase {
+            self.phase = match turns.checked_sub(1) {
+                Some(turns) => Phase::Hold { pause, turns },
+                None => Phase::Without,
+            };
+            return;
         }
-        self.paused = true;
-        Wait::Gather { completions: ENOUGH, for_at_most: PAUSE_MAX }
+        self.current.turns += 1;
+        self.current.bios += bios;
+        self.current.time += time;
+        if self.current.turns < TRIAL {
+            return;
+        }
+        let rate = std::mem::take(&mut self.current);
+        if self.phase == Phase::Without {
+            self.without = rate;
+            self.phase = Phase::With;
+            return;
+        }
+        let pause = !is_slower(rate, self.without);
+        self.hold = if pause == self.last_verdict { (self.hold * 2).min(HOLD_MAX) } else { HOLD_MIN };
+        self.last_verdict = pause;
+        self.phase = Phase::Hold { pause, turns: self.hold };
+    }
+}
+
+/// Whether `with` is slower than `without` by more than the tolerance.
+fn is_slower(with: Rate, without: Rate) -> bool {
+    // bios/time compared crosswise, so that no division rounds: with < without * (1 - 1/TOLERANCE).
+    let ours = u128::from(with.bios) * u128::from(without.time) * u128::from(TOLERANCE);
+    let theirs = u128::from(without.bios) * u128::from(with.time) * u128::from(TOLERANCE - 1);
+    ours < theirs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A closed loop: `depth` requests, each `service` ns of the server's time, answered in batches. Gives the share of
+    /// the last turns in which the gatherer paused.
+    fn share_of_pauses(depth: u64, service: u64, client: u64) -> f64 {
+        let mut gatherer = Gatherer::new(true);
+        let mut now = Nanos(0);
+        let mut pauses = 0;
+        const TURNS: u32 = 20_000;
+        for turn in 0..TURNS {
+            // Before the wait: how many requests come in the time slept, one each `client` ns, at most `depth`.
+            let (slept, came) = match gatherer.wait(now, 0) {
+                Wait::Gather { for_at_most, .. } => {
+                    pauses += u32::from(turn >= TURNS / 2);
+                    (for_at_most.0, (for_at_most.0 / client).clamp(1, depth))
+                }
+                _ => (client, 1),
+            };
+            now = now + Nanos(slept + came * service);
+            gatherer.finished(usize::try_from(came).unwrap());
+        }
+        f64::from(pauses) / f64::from(TURNS / 2)
+    }
+
+    #[test]
+    fn a_lone_request_is_not_kept_waiting() {
+        assert!(share_of_pauses(1, 3_000, 15_000) < 0.02);
+    }
+
+    #[test]
+    fn a_client_with_many_requests_under_way_is_served_in_batches() {
+        assert!(share_of_pauses(32, 3_000, 5_000) > 0.95);
+    }
+
+    #[test]
+    fn a_few_requests_that_a_pause_would_only_delay_are_not_kept_waiting() {
+        // Two requests come within 10 us; then the client waits for answers while we would sleep on.
+        assert!(share_of_pauses(2, 3_000, 5_000) < 0.05);
+    }
+
+    #[test]
+    fn nothing_under_way_sleeps_without_a_limit() {
+        let mut gatherer = Gatherer::new(true);
+        (0..100_000).for_each(|i| assert_eq!(gatherer.wait(Nanos(i), 0), Wait::Until(None)));
     }
 }

@@ -222,7 +222,6 @@ impl<E: Env> Worker<E> {
         self.core.now = self.env.now();
         self.core.tracer.look();
         self.core.executor.set_time(self.core.now);
-        self.gatherer.woke(completions.len());
         for completion in completions.drain(..) {
             match completion.token.owner() {
                 Owner::Request { leaf, request } => {
@@ -323,7 +322,7 @@ impl<E: Env> Worker<E> {
         }
         match self.core.executor.next_timer() {
             Some(at) => Wait::Until(Some(at)),
-            None => self.gatherer.wait(self.core.in_flight()),
+            None => self.gatherer.wait(self.core.now, self.core.in_flight()),
         }
     }
 
