@@ -108,6 +108,9 @@ pub(crate) struct Core {
     pub(crate) executor: Executor,
     commands: Vec<Command>,
     counters: Arc<CounterTable>,
+    /// By node. What a leaf does is counted as its queue's requests, also where it is a volume by itself: counted as bios
+    /// too, a disk would seem to read everything twice, and merging would not show.
+    is_leaf: Box<[bool]>,
     /// Where resolving for the sake of a question is counted.
     questions: Option<CounterTable>,
     pub(crate) tracer: Tracer,
@@ -138,7 +141,10 @@ impl Core {
             let id = LeafId(u16::try_from(i).expect("there are fewer than 65536 leaves"));
             LeafQueue::new(id, *node, source.clone())
         };
+        let mut is_leaf = vec![false; usize::from(parts.counters.len())];
+        parts.leaves.iter().for_each(|(node, _)| is_leaf[usize::from(node.0)] = true);
         Core {
+            is_leaf: is_leaf.into(),
             queues: parts.leaves.iter().enumerate().map(queue).collect(),
             executor: Executor::new(notify, parts.pool.clone()),
             pool: parts.pool,
@@ -266,7 +272,9 @@ impl Core {
         let Bio { op, flags, sector, nr, data } = bio;
         let span = Span { op, flags, sector, nr, at: Sectors::ZERO };
         self.counters.add(node, Counter::In, 1);
-        self.counters.operation(node, op, nr.bytes());
+        if !self.is_leaf[node.0 as usize] {
+            self.counters.operation(node, op, nr.bytes());
+        }
         if self.tracer.on() {
             self.trace(node, Action::Queue, span, Reason::None, 0);
         }
@@ -475,9 +483,14 @@ impl Core {
         }
         let state = self.bios.all.remove(bio as usize);
         let result = state.error.map_or(Ok(()), Err);
-        self.counters.latency(state.node, state.op, self.now.since(state.started));
+        let is_leaf = self.is_leaf[state.node.0 as usize];
+        if !is_leaf {
+            self.counters.latency(state.node, state.op, self.now.since(state.started));
+        }
         if let Err(errno) = result {
-            self.counters.add(state.node, Counter::Errors, 1);
+            if !is_leaf {
+                self.counters.add(state.node, Counter::Errors, 1);
+            }
             log::debug!("{:?} at sector {} failed: {errno}", state.op, state.span.sector);
         }
         if self.tracer.on() {

@@ -62,7 +62,7 @@ counters! {
     ReadAheadIssued => "read_ahead_issued",
     /// Write-zeroes that became writes of zeros.
     ZeroesWritten => "zeroes_written",
-    /// Read requests issued or bios taken.
+    /// Reads: of a leaf, requests issued to the device; of a layer, bios taken.
     Reads => "reads",
     /// Likewise writes.
     Writes => "writes",
