@@ -46,7 +46,10 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
             }
             eprintln!("{} events; show them with: blkparse -i {}", files.records(), base.display());
         }
-        None if args.json => json(&next)?,
+        None if args.json => {
+            eprintln!("tracing {}; ^C ends", args.volume);
+            json(&next)?;
+        }
         None => {
             eprintln!("tracing {}; ^C ends", args.volume);
             let mut out = std::io::stdout().lock();

@@ -222,12 +222,12 @@ impl Server {
         let (first, stdout) = first_line(child.stdout.take().expect("it is piped"));
         let mut server = Server { child, addresses: Vec::new(), stderr, stdout: Some(stdout) };
         let line = first.recv_timeout(PATIENCE).unwrap_or_default();
-        let Some(addresses) = line.strip_prefix("ready ") else {
+        let Some(addresses) = ready(&line) else {
             server.signal(Signal::KILL);
             let status = server.child.wait();
             panic!("{command:?} is not ready but says {line:?}, {status:?}:\n{}", server.stderr.whole());
         };
-        server.addresses = addresses.split_whitespace().map(str::to_owned).collect();
+        server.addresses = addresses;
         server
     }
 
@@ -310,6 +310,15 @@ impl Drop for Server {
     }
 }
 
+/// The addresses in a `ready` line, in either form; none where it is something else.
+fn ready(line: &str) -> Option<Vec<String>> {
+    if let Some(addresses) = line.strip_prefix("ready ") {
+        return Some(addresses.split_whitespace().map(str::to_owned).collect());
+    }
+    let json: Value = serde_json::from_str(line).ok()?;
+    json["ready"].as_array()?.iter().map(|address| address.as_str().map(str::to_owned)).collect()
+}
+
 /// The first line; and, at the end, all that follows it.
 fn first_line(stdout: ChildStdout) -> (Receiver<String>, JoinHandle<String>) {
     let (send, receive) = mpsc::channel();
@@ -355,6 +364,41 @@ impl Transcript {
             reader.join().expect("it does not panic");
         }
         self.now()
+    }
+}
+
+/// A `blockwork trace` that is on. Dropped, it is killed.
+pub struct Tracing {
+    process: Background,
+    stderr: BufReader<ChildStderr>,
+}
+
+impl Tracing {
+    /// Starts `blockwork trace ARGS` and waits until it says that it traces.
+    pub fn start(scratch: &Scratch, args: &[&str]) -> Tracing {
+        let mut process = Background::start(scratch.blockwork(["trace"]).args(args));
+        let mut stderr = BufReader::new(process.stderr());
+        let mut line = String::new();
+        stderr.read_line(&mut line).expect("a line");
+        assert!(line.starts_with("tracing "), "{line}");
+        Tracing { process, stderr }
+    }
+
+    /// Its standard output.
+    pub fn stdout(&mut self) -> ChildStdout {
+        self.process.stdout()
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        self.process.signal(signal);
+    }
+
+    /// Waits for its end, which must be a success; all it printed on standard output, unless that was taken, and then on
+    /// standard error.
+    pub fn finish(mut self) -> String {
+        let mut said = self.process.succeed();
+        self.stderr.read_to_string(&mut said).expect("text");
+        said
     }
 }
 

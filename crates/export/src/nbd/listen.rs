@@ -6,15 +6,19 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, fchmod};
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open, test_kill_process};
 
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
 /// The first inherited descriptor, by convention.
 const FIRST_INHERITED: i32 = 3;
+/// Longest wait for the kernel to let go of a dead process's address.
+const RELEASE_TIME: Duration = Duration::from_secs(1);
 /// Most inherited descriptors.
 const INHERITED_MAX: i32 = 64;
 
@@ -113,7 +117,7 @@ impl Listener {
     /// [`Listener::insecure`] says otherwise.
     pub fn tcp(address: &str) -> Result<Listener, ListenError> {
         let failed = |call, source| ListenError::System { place: address.to_owned(), call, source };
-        let listener = TcpListener::bind(address).map_err(|e| failed("bind", e))?;
+        let listener = bind_tcp(address).map_err(|e| failed("bind", e))?;
         let local = listener.local_addr().map_err(|e| failed("getsockname", e))?;
         Ok(Listener { fd: Arc::new(listener.into()), place: Place::Tcp(local), insecure: false })
     }
@@ -209,17 +213,46 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     if !data.file_type().is_socket() {
         return Err(ListenError::NotASocket(path.to_owned()));
     }
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            std::fs::remove_file(path).map_err(|source| ListenError::System {
-                place: path.display().to_string(),
-                call: "remove the stale socket",
-                source,
-            })
-        }
+    let stale = match UnixStream::connect(path) {
+        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
+        // A server that was killed listens for longer than it lives: its io_uring, which accepts, is wound up afterwards.
+        Ok(stream) => socket_peercred(&stream).is_ok_and(|listener| is_dead(listener.pid)),
+    };
+    if !stale {
         // It answers, is too busy to, or is not for us: in each case it is somebody's.
-        _ => Err(ListenError::InUse(path.to_owned())),
+        return Err(ListenError::InUse(path.to_owned()));
     }
+    std::fs::remove_file(path).map_err(|source| ListenError::System {
+        place: path.display().to_string(),
+        call: "remove the stale socket",
+        source,
+    })
+}
+
+fn is_dead(pid: Pid) -> bool {
+    test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
+}
+
+/// Binds, also where a server that was killed a moment ago still has the address: see [`remove_stale`]. Who that is cannot
+/// be asked of a TCP socket.
+fn bind_tcp(address: &str) -> io::Result<TcpListener> {
+    let start = Instant::now();
+    loop {
+        match TcpListener::bind(address) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < RELEASE_TIME => {
+                pause()
+            }
+            result => return result,
+        }
+    }
+}
+
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the kernel tells nobody when it has closed a dead process's sockets"
+)]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(10));
 }
 
 /// The sockets that a service manager has opened for us: `variable` gives the environment's variables. None if there are

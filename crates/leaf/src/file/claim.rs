@@ -6,17 +6,20 @@ use std::path::Path;
 
 use rustix::fs::{fstat, major, minor};
 
+use super::lock;
 use crate::error::LeafError;
 
 /// The error for a device that is busy, naming its claimants where the kernel tells.
 pub(super) fn in_use(name: &str, file: &OwnedFd) -> LeafError {
-    let claimants =
-        fstat(file).map(|stat| claimants(major(stat.st_rdev), minor(stat.st_rdev))).unwrap_or_default();
+    let claimants = claimants_of(file);
     let (holder, remedy) = match claimants.as_slice() {
-        [] => (
-            "it is in use by the kernel or by another program (EBUSY)".to_owned(),
-            "release it first".to_owned(),
-        ),
+        [] => match lock::holder(file) {
+            Some(holder) => (format!("it is locked by {holder}"), "stop that first".to_owned()),
+            None => (
+                "it is in use by the kernel or by another program (EBUSY)".to_owned(),
+                "release it first".to_owned(),
+            ),
+        },
         list => {
             let what = list.iter().map(|claim| claim.what.as_str()).collect::<Vec<_>>().join(", ");
             let how = list.iter().map(|claim| claim.release.as_str()).collect::<Vec<_>>().join(" and ");
@@ -24,6 +27,15 @@ pub(super) fn in_use(name: &str, file: &OwnedFd) -> LeafError {
         }
     };
     LeafError::InUse { name: name.to_owned(), holder, remedy: format!("{remedy}, or open it with ',ro'") }
+}
+
+/// Whether nobody can be found who has the device, though it is busy.
+pub(super) fn is_nobodys(file: &OwnedFd) -> bool {
+    claimants_of(file).is_empty() && lock::holder(file).is_none()
+}
+
+fn claimants_of(file: &OwnedFd) -> Vec<Claim> {
+    fstat(file).map(|stat| claimants(major(stat.st_rdev), minor(stat.st_rdev))).unwrap_or_default()
 }
 
 struct Claim {

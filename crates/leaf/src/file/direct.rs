@@ -9,7 +9,7 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
 use rustix::io::Errno;
 
-use super::{Direct, FileOptions, claim};
+use super::{Direct, FileOptions, claim, lock};
 use crate::aligned::Aligned;
 use crate::error::LeafError;
 
@@ -69,8 +69,12 @@ pub(super) fn open_best(
         Errno::BUSY => claim::in_use(name, &plain),
         errno => LeafError::io(name, "open", errno),
     };
+    let open = |flags| {
+        let is_nobodys = |errno: &Errno| *errno == Errno::BUSY && claim::is_nobodys(&plain);
+        lock::until_released(|| open(path, flags, Mode::empty()), is_nobodys)
+    };
     if options.direct != Direct::Off {
-        let why = match open(path, flags | OFlags::DIRECT, Mode::empty()) {
+        let why = match open(flags | OFlags::DIRECT) {
             Ok(file) => match alignment(&file, bytes) {
                 Ok(direct) => {
                     return Ok(OpenedFile { file, direct: Some(direct) });
@@ -93,7 +97,7 @@ pub(super) fn open_best(
              direct=off says that this is intended"
         ));
     }
-    let file = open(path, flags, Mode::empty()).map_err(fail)?;
+    let file = open(flags).map_err(fail)?;
     Ok(OpenedFile { file, direct: None })
 }
 

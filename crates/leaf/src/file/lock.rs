@@ -13,12 +13,16 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use rustix::fs::{fstat, major, minor};
 
 use crate::error::LeafError;
+
+/// Longest wait for the kernel to let go of what a dead process had.
+const RELEASE_TIME: Duration = Duration::from_secs(5);
 
 /// A lock's kind.
 #[derive(Clone, Copy)]
@@ -34,8 +38,9 @@ pub(super) fn take(
     read_only: bool,
     warnings: &mut Vec<String>,
 ) -> Result<(), LeafError> {
-    let result = if read_only { for_reading(file) } else { set(file, Mode::Exclusive, 0, 0) };
-    match result {
+    let attempt = || if read_only { for_reading(file) } else { set(file, Mode::Exclusive, 0, 0) };
+    let is_nobodys = |errno: &Errno| matches!(errno, Errno::EAGAIN | Errno::EACCES) && holder(file).is_none();
+    match until_released(attempt, is_nobodys) {
         Ok(()) => Ok(()),
         Err(Errno::EAGAIN | Errno::EACCES) => Err(LeafError::InUse {
             name: name.to_owned(),
@@ -59,6 +64,28 @@ pub(super) fn take(
             Ok(())
         }
     }
+}
+
+/// Tries again for a while as long as nobody is to be found who holds what is wanted.
+///
+/// A process that was killed holds its files for longer than it lives: its io_uring, which has references to them, is
+/// wound up by the kernel afterwards. Whoever restarts a server at once must not be told that its disk is in use.
+pub(super) fn until_released<T, E>(
+    mut attempt: impl FnMut() -> Result<T, E>,
+    is_nobodys: impl Fn(&E) -> bool,
+) -> Result<T, E> {
+    let start = Instant::now();
+    loop {
+        match attempt() {
+            Err(error) if start.elapsed() < RELEASE_TIME && is_nobodys(&error) => pause(),
+            result => return result,
+        }
+    }
+}
+
+#[allow(clippy::disallowed_methods, reason = "the kernel tells nobody when it has closed a dead process's files")]
+fn pause() {
+    std::thread::sleep(Duration::from_millis(10));
 }
 
 fn for_reading(file: &OwnedFd) -> Result<(), Errno> {
@@ -103,7 +130,7 @@ fn is_locked(file: &OwnedFd, byte: i64) -> Result<bool, Errno> {
 
 /// Which process holds a lock on this file, as far as we may know: the kernel lists a descriptor's locks in its fdinfo
 /// (in /proc/locks, those of an open file description have no owner).
-fn holder(file: &OwnedFd) -> Option<String> {
+pub(super) fn holder(file: &OwnedFd) -> Option<String> {
     let stat = fstat(file).ok()?;
     let id = format!("{:02x}:{:02x}:{}", major(stat.st_dev), minor(stat.st_dev), stat.st_ino);
     for process in fs::read_dir("/proc").ok()?.flatten() {
