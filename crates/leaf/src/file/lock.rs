@@ -83,7 +83,10 @@ pub(super) fn until_released<T, E>(
     }
 }
 
-#[allow(clippy::disallowed_methods, reason = "the kernel tells nobody when it has closed a dead process's files")]
+#[allow(
+    clippy::disallowed_methods,
+    reason = "the kernel tells nobody when it has closed a dead process's files"
+)]
 fn pause() {
     std::thread::sleep(Duration::from_millis(10));
 }
