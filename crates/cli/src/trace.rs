@@ -124,10 +124,14 @@ fn json(next: &Next) -> Result<()> {
     Ok(())
 }
 
-/// One event as JSON: the numbers of its record, and the line that blkparse would print.
+/// One event as JSON: the numbers of its record, and the line that blkparse would print. Nothing for a record that makes no
+/// line: it only names a process, or the trace's beginning.
 fn event(formatter: &mut Formatter, record: &Record<'_>) -> String {
     let mut line = String::new();
     formatter.line(record, &mut line);
+    if line.is_empty() {
+        return line;
+    }
     let value = serde_json::json!({
         "time_ns": record.time_ns,
         "worker": record.cpu,

@@ -108,7 +108,7 @@ pub(crate) struct Core {
     pub(crate) executor: Executor,
     commands: Vec<Command>,
     counters: Arc<CounterTable>,
-    /// By node. What a leaf does is counted as its queue's requests, also where it is a volume by itself: counted as bios
+    /// By node. What a leaf does is counted and traced by its queue, also where it is a volume by itself: counted as bios
     /// too, a disk would seem to read everything twice, and merging would not show.
     is_leaf: Box<[bool]>,
     /// Where resolving for the sake of a question is counted.
@@ -274,9 +274,9 @@ impl Core {
         self.counters.add(node, Counter::In, 1);
         if !self.is_leaf[node.0 as usize] {
             self.counters.operation(node, op, nr.bytes());
-        }
-        if self.tracer.on() {
-            self.trace(node, Action::Queue, span, Reason::None, 0);
+            if self.tracer.on() {
+                self.trace(node, Action::Queue, span, Reason::None, 0);
+            }
         }
         if nr == Sectors::ZERO && op != Op::Flush {
             self.give_back(owner, op, Ok(()), data);
@@ -493,7 +493,7 @@ impl Core {
             }
             log::debug!("{:?} at sector {} failed: {errno}", state.op, state.span.sector);
         }
-        if self.tracer.on() {
+        if self.tracer.on() && !is_leaf {
             let errno = result.err().map_or(0, |errno| errno.0);
             self.trace(
                 state.node,

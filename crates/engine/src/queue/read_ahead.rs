@@ -17,7 +17,7 @@ use super::{LeafQueue, Plugged, QueueContext, Stage, trace};
 use crate::bio::{Flags, Op};
 use crate::counters::Counter;
 use crate::event::{Action, Payload, Reason};
-use crate::layer::Span;
+use crate::layer::{NodeId, Span};
 use crate::units::{Nanos, Sector, Sectors};
 
 /// Streams that are told apart; more than that at once on one leaf take turns being forgotten.
@@ -167,12 +167,12 @@ impl LeafQueue {
 
     /// Answers a read from a slot, now or when the slot is filled.
     fn serve(&mut self, cx: &mut QueueContext<'_>, i: usize, plugged: Plugged) {
-        let clock = self.read_ahead.clock;
+        let (node, clock) = (self.node, self.read_ahead.clock);
         let slot = self.read_ahead.slots[i].as_mut().expect("a slot that serves is there");
         slot.used = clock;
         cx.counters.add(self.node, Counter::ReadAheadHit, 1);
         if slot.filled.is_some() {
-            copy_out(cx, slot, plugged);
+            copy_out(cx, node, slot, plugged);
         } else {
             slot.waiters.push(plugged);
         }
@@ -180,13 +180,13 @@ impl LeafQueue {
 
     /// The read of slot `i` has come to its end.
     pub(super) fn end_read_ahead(&mut self, cx: &mut QueueContext<'_>, i: u32, ok: bool) {
-        let i = i as usize;
+        let (i, node) = (i as usize, self.node);
         let slot = self.read_ahead.slots[i].as_mut().expect("a slot stays while it is read");
         let waiters = std::mem::take(&mut slot.waiters);
         if ok {
             slot.filled = Some(cx.now);
             for plugged in waiters {
-                copy_out(cx, slot, plugged);
+                copy_out(cx, node, slot, plugged);
             }
         } else {
             self.read_ahead.slots[i] = None;
@@ -198,7 +198,12 @@ impl LeafQueue {
     }
 }
 
-fn copy_out(cx: &mut QueueContext<'_>, slot: &Slot, Plugged { bio, span }: Plugged) {
+fn copy_out(cx: &mut QueueContext<'_>, node: NodeId, slot: &Slot, Plugged { bio, span }: Plugged) {
+    if cx.tracer.on() {
+        // No request will complete for it.
+        let what = (span.op, span.flags, span.sector, span.nr);
+        trace(cx, node, Action::Complete, what, Payload::None, Reason::ReadAhead);
+    }
     let from = slot.memory.slice(span.sector.since(slot.sector).byte_len(), span.nr.byte_len());
     cx.bios.fill_from(bio, span.at, &from);
     cx.completed.push((bio, Ok(())));
