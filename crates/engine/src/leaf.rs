@@ -29,6 +29,9 @@ pub struct LeafIo<'a> {
     pub nr: Sectors,
     /// Memory of exactly `nr` sectors, for reads and writes.
     pub data: &'a [Segment],
+    /// No other request of this worker is in flight on this leaf: a call that waits for those, as fallocate(2) does for direct
+    /// I/O on its file, may be made on the spot. (It would wait for ever for one that needs this thread to complete.)
+    pub alone: bool,
 }
 
 /// What became of a request that was given to a leaf.

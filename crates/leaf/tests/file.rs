@@ -4,7 +4,7 @@ mod lab;
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use blockwork_engine::{Allocation, Errno, Flags, LeafSource, Op, Sector, Sectors};
@@ -105,6 +105,49 @@ fn a_discard_frees_blocks_and_reads_as_zeros() {
             "to the end"
         );
     });
+}
+
+#[test]
+fn a_discard_gives_back_preallocated_and_written_space_and_is_made_at_once_where_there_is_no_data() {
+    let _alone = lab::alone();
+    on_each_file_system(|path| {
+        // MiB by MiB: preallocated, written, a hole, preallocated. (tmpfs calls preallocated pages data or not as it likes.)
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        for mib in [0, 3] {
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, mib << 20, 1 << 20).unwrap();
+        }
+        file.write_all_at(&pattern(2048, 5), 1 << 20).unwrap();
+        file.sync_all().unwrap();
+        let blocks = || fs::metadata(path).unwrap().blocks();
+        let source = FileSource::open(path, &AUTO).unwrap();
+        let mut lab = Lab::new(&source);
+        let mut expected = blocks();
+        assert!(expected >= 3 * 2048, "{expected}");
+        for (mib, freed, alone) in
+            [(2, 0, true), (0, 2048, true), (1, 2048, true), (2, 0, false), (3, 2048, false)]
+        {
+            lab.alone = alone;
+            let holds_data = rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(mib << 20))
+                .is_ok_and(|data| data < (mib + 1) << 20);
+            let before = lab.env.enters();
+            lab.run(Op::Discard, Flags::NONE, mib * 2048, 2048, &[]).unwrap();
+            assert_eq!(lab.env.enters() == before, alone && !holds_data, "MiB {mib}");
+            expected -= freed;
+            assert_eq!(blocks(), expected, "MiB {mib}");
+        }
+        assert!(content(path).iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn without_a_lock_another_request_may_be_in_flight_so_every_discard_goes_through_the_ring() {
+    let _alone = lab::alone();
+    let file = sparse(4 << 20);
+    let source = FileSource::open(file.path(), &FileOptions { lock: false, ..AUTO }).unwrap();
+    let mut lab = Lab::new(&source);
+    let before = lab.env.enters();
+    lab.run(Op::Discard, Flags::NONE, 0, 8192, &[]).unwrap();
+    assert!(lab.env.enters() > before);
 }
 
 #[test]

@@ -258,6 +258,7 @@ impl LeafQueue {
             sector,
             nr,
             data: self.requests[id].io_data(),
+            alone: self.in_flight == 0,
         };
         self.in_flight += 1;
         if let Submitted::Now(result) = self.leaf.submit(cx.env, io) {

@@ -31,17 +31,17 @@ enum Mode {
     Exclusive,
 }
 
-/// Locks the file, or says who has.
+/// Locks the file, or says who has. False, with a warning, where files cannot be locked.
 pub(super) fn take(
     file: &OwnedFd,
     name: &str,
     read_only: bool,
     warnings: &mut Vec<String>,
-) -> Result<(), LeafError> {
+) -> Result<bool, LeafError> {
     let attempt = || if read_only { for_reading(file) } else { set(file, Mode::Exclusive, 0, 0) };
     let is_nobodys = |errno: &Errno| matches!(errno, Errno::EAGAIN | Errno::EACCES) && holder(file).is_none();
     match until_released(attempt, is_nobodys) {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
         Err(Errno::EAGAIN | Errno::EACCES) => Err(LeafError::InUse {
             name: name.to_owned(),
             holder: format!(
@@ -61,7 +61,7 @@ pub(super) fn take(
                 "{name}: cannot be locked ({errno}): see to it that no other process writes to it; lock=off says that \
                  this is intended"
             ));
-            Ok(())
+            Ok(false)
         }
     }
 }

@@ -21,6 +21,7 @@ mod claim;
 mod direct;
 mod lock;
 mod probe;
+mod punch;
 mod queue;
 
 use std::io;
@@ -36,6 +37,7 @@ use rustix::fs::{FileType, SeekFrom, fstat, seek};
 
 use crate::aligned::Aligned;
 use crate::error::LeafError;
+use punch::Punch;
 
 /// Whether to bypass the page cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,6 +78,8 @@ pub struct FileSource {
     sectors: Sectors,
     limits: Limits,
     zero_range: bool,
+    /// Whether workers may punch holes by themselves (see `punch`).
+    punch_now: bool,
     warnings: Vec<String>,
     shared: LeafShared,
 }
@@ -86,6 +90,7 @@ struct FileLeaf {
     id: FileId,
     is_device: bool,
     zero_range: bool,
+    punch: Punch,
 }
 
 impl FileSource {
@@ -112,9 +117,7 @@ impl FileSource {
         // claim and the lock are taken by the one that stays.
         let opened =
             direct::open_best(path, &name, options, is_device, sectors.bytes(), plain, &mut warnings)?;
-        if options.lock {
-            lock::take(&opened.file, &name, options.read_only, &mut warnings)?;
-        }
+        let locked = options.lock && lock::take(&opened.file, &name, options.read_only, &mut warnings)?;
         let queue = queue::of(&stat, is_device, &opened.file);
         let mut limits = queue::limits(&queue, is_device, &opened);
         limits.read_only = options.read_only;
@@ -131,6 +134,7 @@ impl FileSource {
         }
         Ok(FileSource {
             name,
+            punch_now: locked && !is_device && punch::possible(&opened.file),
             file: Arc::new(opened.file),
             is_device,
             read_unit: opened.direct.map_or(1, |direct| u64::from(direct.offset)),
@@ -203,6 +207,7 @@ impl LeafSource for FileSource {
             id: FileId(id),
             is_device: self.is_device,
             zero_range: self.zero_range,
+            punch: Punch::new(self.punch_now),
         })
     }
     fn limits(&self) -> &Limits {
@@ -273,10 +278,14 @@ impl Leaf for FileLeaf {
             Op::WriteZeroes if self.zero_range => FileOpKind::ZeroRange,
             Op::WriteZeroes => return Submitted::Now(Err(Errno::EOPNOTSUPP)),
         };
-        env.start(
-            io.token,
-            FileOp { file: self.id, kind, offset: io.sector.bytes(), len: io.nr.bytes(), data: io.data },
-        );
+        let (offset, len) = (io.sector.bytes(), io.nr.bytes());
+        if kind == FileOpKind::PunchHole
+            && io.alone
+            && let Some(result) = self.punch.now(&self.file, offset, len)
+        {
+            return Submitted::Now(result);
+        }
+        env.start(io.token, FileOp { file: self.id, kind, offset, len, data: io.data });
         Submitted::Started
     }
 

@@ -16,11 +16,13 @@ use blockwork_uring::{Uring, UringConfig};
 pub struct Lab {
     pub env: Uring,
     pub leaf: Box<dyn Leaf>,
+    /// What the leaf is told about other requests.
+    pub alone: bool,
 }
 
 impl Lab {
     pub fn new(source: &dyn LeafSource) -> Lab {
-        Lab { env: Uring::new(&UringConfig::default()).unwrap(), leaf: source.open() }
+        Lab { env: Uring::new(&UringConfig::default()).unwrap(), leaf: source.open(), alone: true }
     }
 
     /// Does one I/O; returns bytes transferred, or 0 where the leaf did it at once.
@@ -32,7 +34,8 @@ impl Lab {
         nr: u64,
         data: &[Segment],
     ) -> Result<u32, Errno> {
-        let io = LeafIo { token: Token(1), op, flags, sector: Sector(sector), nr: Sectors(nr), data };
+        let (sector, nr) = (Sector(sector), Sectors(nr));
+        let io = LeafIo { token: Token(1), op, flags, sector, nr, data, alone: self.alone };
         match self.leaf.submit(&mut self.env, io) {
             Submitted::Now(result) => result.map(|()| 0),
             Submitted::Started => {
