@@ -64,11 +64,18 @@ impl Uring {
     /// Polls for readability, or else for writability, until cancelled (multishot). Results: poll(2)'s `revents`. Each
     /// completion says that there is something new; read until there is nothing more.
     pub fn poll(&mut self, token: Token, fd: Arc<OwnedFd>, readable: bool) {
-        let events = if readable { libc::POLLIN } else { libc::POLLOUT };
-        let events = u32::from(events.unsigned_abs());
+        let events = poll_events(readable);
         let (name, slot) = self.slots.take(token, Kind::Poll { events, multishot: self.features.multishot });
         slot.file = Some(fd);
         let entry = slot.poll_entry();
+        self.submit(name, entry);
+    }
+
+    /// Polls for readability, or else for writability, once. Result: poll(2)'s `revents`, at once if it is so already.
+    pub fn poll_once(&mut self, token: Token, fd: Arc<OwnedFd>, readable: bool) {
+        let (name, slot) = self.slots.take(token, Kind::Plain);
+        let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), poll_events(readable)).build();
+        slot.file = Some(fd);
         self.submit(name, entry);
     }
 
@@ -79,6 +86,11 @@ impl Uring {
         let entry = opcode::Timeout::new(&raw const slot.time).build();
         self.submit(name, entry);
     }
+}
+
+fn poll_events(readable: bool) -> u32 {
+    let events = if readable { libc::POLLIN } else { libc::POLLOUT };
+    u32::from(events.unsigned_abs())
 }
 
 impl Slot {

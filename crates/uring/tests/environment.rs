@@ -399,6 +399,27 @@ fn a_poll_reports_each_event() {
 }
 
 #[test]
+fn a_poll_once_reports_what_is_there_already_and_no_second_event() {
+    everywhere(|mut env| {
+        let (ours, mut theirs) = socketpair();
+        theirs.write_all(b"x").unwrap();
+        for token in 1..=2 {
+            env.poll_once(Token(token), ours.clone(), true);
+            let done = one(&mut env);
+            assert_eq!((done.token, more(done.flags)), (Token(token), false));
+            assert!(done.result & i32::from(libc::POLLIN) != 0);
+        }
+        UnixStream::from(ours.try_clone().unwrap()).read_exact(&mut [0]).unwrap();
+        env.poll_once(Token(3), ours.clone(), true);
+        env.wait(Wait::Poll, &mut Vec::new());
+        assert_eq!(env.in_flight(), 1, "it waits");
+        theirs.write_all(b"y").unwrap();
+        assert_eq!(one(&mut env).token, Token(3));
+        assert_eq!((env.in_flight(), Arc::strong_count(&ours)), (0, 1));
+    });
+}
+
+#[test]
 fn dropping_with_operations_in_flight_ends_them_all() {
     everywhere(|mut env| {
         let (ours, theirs) = socketpair();

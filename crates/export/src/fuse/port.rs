@@ -1,9 +1,10 @@
 //! A FUSE mount as a port of a worker: requests in, bios out, replies back.
 //!
-//! A turn reads requests with readv(2) until there are none (or a batch is full), submits what they ask for, and goes;
-//! each completed bio is answered by one writev(2) as it is delivered. Multishot poll wakes the worker when requests arrive
-//! while it sleeps. Reading through the ring instead would cost a kernel thread per request: /dev/fuse has no
-//! non-blocking mode that io_uring trusts, and its requests are there already when poll says so.
+//! A turn reads requests with readv(2), submits what they ask for, and goes; each completed bio is answered by one
+//! writev(2) as it is delivered. A poll, started at the end of the turn and submitted by the call that waits, wakes the worker
+//! for what comes next, or at once if it is there already. So a turn does not have to read until there is nothing: one
+//! that found a single request goes without asking for a second, unless second ones were found of late. A client that
+//! waits for each answer costs three system calls a request: wait, read, reply.
 //!
 //! Invariants:
 //! 1. Every request that takes an answer gets exactly one, also when it is malformed; a reply that the kernel does not want
@@ -23,7 +24,7 @@ use blockwork_engine::{
     Sector, Sectors, VolumeId,
 };
 use blockwork_memory::{Buffer, Pool, Segment, Segments};
-use blockwork_uring::{Uring, more, read_now, write_now};
+use blockwork_uring::{Uring, read_now, write_now};
 use slab::Slab;
 
 use super::abi::{
@@ -44,6 +45,8 @@ const TRANSFER_PAGES: u16 = 256;
 const MAX_BACKGROUND: u16 = 512;
 /// Requests read in one turn; then what they ask for is submitted before more are read.
 const BATCH: usize = 64;
+/// Turns that go without asking for a second request after it was asked for in vain, at most.
+const LONE_TURNS_MAX: u32 = 32;
 /// Extents looked at in one turn for one LSEEK.
 const SEEK_STEPS: usize = 256;
 /// Chunks of a striped volume that one such look may span: each costs a question to a leaf.
@@ -59,7 +62,7 @@ const READDIR_MAX: usize = 16 << 10;
 /// Arguments longer than this are cut: only names can be, and none that long exists.
 const ARGUMENTS_MAX: usize = 4096;
 
-/// The port's own operations: the multishot poll of /dev/fuse.
+/// The port's own operations: the poll of /dev/fuse.
 const POLL: u32 = 0;
 /// A timer that is due at once: go on after the worker has looked at everybody else.
 const AGAIN: u32 = 1;
@@ -84,10 +87,12 @@ pub struct FusePort {
     in_flight: Slab<InFlight>,
     bytes: usize,
     seeks: VecDeque<Seek>,
-    /// Requests may be waiting in the kernel.
+    /// Requests may be waiting in the kernel, and no poll is needed to hear of them.
     readable: bool,
-    /// No multishot poll is under way.
-    unarmed: bool,
+    /// A poll is under way.
+    polling: bool,
+    /// Whether second requests are worth asking for.
+    second: Second,
     /// Nothing more is done until the timer [`AGAIN`] has come.
     paused: bool,
     draining: bool,
@@ -126,17 +131,22 @@ impl FusePort {
             bytes: 0,
             seeks: VecDeque::new(),
             readable: true,
-            unarmed: true,
+            polling: false,
+            second: Second::default(),
             paused: false,
             draining: false,
             gone: false,
         }
     }
 
-    fn arm(&mut self, cx: &mut Context<'_, Uring>) {
-        let token = cx.token(POLL);
-        cx.env.poll(token, self.fd.clone(), true);
-        self.unarmed = false;
+    /// Has the worker woken for the next request, unless it is known that there may be one: what this turn could not take
+    /// is taken when something else makes room, and would only wake it over and over.
+    fn poll_if_needed(&mut self, cx: &mut Context<'_, Uring>) {
+        if !self.polling && !self.readable && !self.draining && !self.gone {
+            let token = cx.token(POLL);
+            cx.env.poll_once(token, self.fd.clone(), true);
+            self.polling = true;
+        }
     }
 
     /// Does no more this turn, but goes on in the next: what was started so far reaches the disks, and other ports
@@ -158,16 +168,32 @@ impl FusePort {
             && self.bytes < BYTES_MAX
     }
 
-    /// Reads requests until there are none, a batch is full, or enough are under way.
+    /// Reads requests until there are none, or are not likely to be any, a batch is full, or enough are under way.
     fn take_requests(&mut self, cx: &mut Context<'_, Uring>) {
+        let mut taken = 0;
         for _ in 0..BATCH {
             if !self.may_take() {
                 return;
             }
+            if taken == 1 && !self.second.is_likely() {
+                self.readable = false; // the poll will tell
+                return;
+            }
             let slot = self.inbox.slot(cx.pool());
             match read_now(self.fd.as_fd(), &[self.inbox.head.clone(), slot.clone()]) {
-                Ok(len) => self.request(cx, len, slot),
-                Err(EAGAIN) => self.readable = false,
+                Ok(len) => {
+                    taken += 1;
+                    if taken == 2 {
+                        self.second.came();
+                    }
+                    self.request(cx, len, slot);
+                }
+                Err(EAGAIN) => {
+                    self.readable = false;
+                    if taken == 1 {
+                        self.second.did_not_come();
+                    }
+                }
                 // The client of the first request in the kernel's queue was killed: there may be others.
                 Err(EINTR | ENOENT) => {}
                 // Unmounted (ENODEV), or aborted by the administrator through fusectl.
@@ -544,16 +570,16 @@ fn submit(
 
 impl Port<Uring> for FusePort {
     fn open(&mut self, cx: &mut Context<'_, Uring>) {
-        self.arm(cx);
         cx.wake_me(); // INIT may be waiting already
     }
 
-    fn event(&mut self, _cx: &mut Context<'_, Uring>, local: u32, completion: Completion) {
+    fn event(&mut self, _cx: &mut Context<'_, Uring>, local: u32, _completion: Completion) {
         if local == AGAIN {
             self.paused = false;
         } else {
+            // Whatever poll said, the next read will say it clearly.
             self.readable = true;
-            self.unarmed = !more(completion.flags);
+            self.polling = false;
         }
     }
 
@@ -576,20 +602,44 @@ impl Port<Uring> for FusePort {
             self.go_on_seeking(cx);
         }
         if (self.gone || self.draining) && self.in_flight.is_empty() && self.seeks.is_empty() {
-            if !self.unarmed {
+            if self.polling {
                 let token = cx.token(POLL);
                 cx.env.cancel(token);
             }
             return PortState::Closed;
         }
-        if self.unarmed && !self.gone {
-            self.arm(cx);
-        }
+        self.poll_if_needed(cx);
         PortState::Open
     }
 
     fn drain(&mut self, _cx: &mut Context<'_, Uring>) {
         self.draining = true;
+    }
+}
+
+/// Whether a turn that has found one request should ask for a second: a client that waits for each answer has none.
+#[derive(Debug, Default)]
+struct Second {
+    /// Turns that go without it.
+    skip: u32,
+    /// How many will, the next time that it does not come.
+    back_off: u32,
+}
+
+impl Second {
+    fn is_likely(&mut self) -> bool {
+        let likely = self.skip == 0;
+        self.skip = self.skip.saturating_sub(1);
+        likely
+    }
+
+    fn came(&mut self) {
+        *self = Second::default();
+    }
+
+    fn did_not_come(&mut self) {
+        self.back_off = (self.back_off * 2).clamp(1, LONE_TURNS_MAX);
+        self.skip = self.back_off;
     }
 }
 
