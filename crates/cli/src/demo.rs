@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use blockwork_insight::report::Report;
+use rustix::process::{Pid, Signal, kill_process};
 use serde::Serialize;
 
 use crate::args::DemoArgs;
@@ -313,9 +314,7 @@ impl ServerProcess {
 
     /// SIGTERM, as a service manager would; gives the statistics that it prints at its end.
     fn stop(&mut self) -> Result<Report> {
-        let pid = self.child.id().to_string();
-        let status = Command::new("kill").args(["-TERM", &pid]).status().context("kill")?;
-        ensure!(status.success(), "kill -TERM {pid} failed");
+        kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let mut said = String::new();
         self.child.stderr.take().context("stderr is piped")?.read_to_string(&mut said)?;
         let start = Instant::now();

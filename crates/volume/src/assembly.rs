@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,6 +11,7 @@ use blockwork_engine::{
     Volume,
 };
 use blockwork_format::partition::{self, PartitionTable};
+use blockwork_format::table::TABLE_BYTES_MAX;
 use blockwork_format::{FormatError, Source};
 use blockwork_layer::Linear;
 use blockwork_leaf::{OpenOptions, Opened};
@@ -93,8 +95,7 @@ impl Assembly {
             assembly.add_volumes_of(disk)?;
         }
         for path in &plan.tables {
-            let text = fs::read_to_string(path)
-                .map_err(|source| VolumeError::File { path: path.clone(), source })?;
+            let text = read_table(path).map_err(|source| VolumeError::File { path: path.clone(), source })?;
             table::assemble(&mut assembly, path, &text)?;
         }
         Ok(assembly)
@@ -229,6 +230,13 @@ impl Assembly {
         }
         (2..).map(|n| format!("{name}#{n}")).find(|name| !taken(name)).expect("disks are bounded")
     }
+}
+
+/// A table's text; not much more of it than a table may have, so that the parser can refuse it and memory is bounded.
+fn read_table(path: &str) -> std::io::Result<String> {
+    let mut text = String::new();
+    fs::File::open(path)?.take(TABLE_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// A leaf as something a parser can read.
