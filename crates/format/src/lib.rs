@@ -1,7 +1,7 @@
 //! Bytes to structs and back, and nothing else.
 //!
-//! This crate knows what the bytes of a partition table, of a device-mapper table, of a blktrace file or of a
-//! dm-log-writes log mean. It does no I/O of its own (what has to be read in several places is read through
+//! This crate knows what the bytes of a partition table, of an LVM2 physical volume, of a device-mapper table, of a blktrace
+//! file or of a dm-log-writes log mean. It does no I/O of its own (what has to be read in several places is read through
 //! [`Source`]), starts no thread, and holds no policy.
 //!
 //! Invariants of every parser here:
@@ -26,6 +26,7 @@ mod source;
 
 pub mod blktrace;
 pub mod log_writes;
+pub mod lvm2;
 pub mod nbd;
 pub mod partition;
 pub mod table;

@@ -1,0 +1,286 @@
+//! The metadata area: a header, and behind it a ring in which texts lie.
+//!
+//! The header is 512 bytes at the area's start, little-endian:
+//!
+//! | at | what |
+//! | --- | --- |
+//! | 0 | CRC of bytes 4 to 512, u32 |
+//! | 4 | magic, 16 bytes |
+//! | 20 | version, u32: 1 |
+//! | 24 | where the area begins on the disk, u64, bytes |
+//! | 32 | its size with the header, u64, bytes |
+//! | 40 | slots of 24 bytes: offset (u64, from the area's start), size (u64), CRC of the text (u32), flags (u32) |
+//!
+//! Slot 0 is the committed text, slot 1 one that was precommitted; an offset of 0 is an empty slot. Bit 0 of slot 0's flags
+//! says that the area is not in use ("ignored"). Size and CRC of a text include the NUL that ends it.
+//!
+//! The ring begins behind the header and ends with the area; a text that passes the end goes on behind the header. A new
+//! text begins at the next multiple of 512 after the committed one, and has at most about half of the ring, so that it
+//! never touches the committed one ([`AreaHeader::place`]).
+
+use super::crc::crc;
+use super::label::DiskArea;
+use super::{BLOCK_BYTES, TEXT_BYTES_MAX};
+use crate::bytes::{length, put, u32_le, u64_le};
+use crate::{FormatError, Piece, Source};
+
+const PLACE: &str = "LVM2 metadata area";
+const MAGIC: &[u8; 16] = b"\x20LVM2\x20x[5A%r0N*>";
+const VERSION: u32 = 1;
+const SLOTS_AT: usize = 40;
+const SLOT_BYTES: usize = 24;
+const HEADER_BYTES: u64 = 512;
+
+/// Where a text lies in the ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RawLocation {
+    /// First byte, from the start of the area; 0: no text.
+    pub offset: u64,
+    /// Bytes, with the NUL at the end.
+    pub size: u64,
+    /// CRC of those bytes.
+    pub checksum: u32,
+    /// Bit 0 (of slot 0 only): the area is ignored.
+    pub flags: u32,
+}
+
+impl RawLocation {
+    /// In `flags`: the area is ignored.
+    pub const IGNORED: u32 = 1;
+
+    fn exists(&self) -> bool {
+        self.offset != 0 && self.size != 0
+    }
+}
+
+/// The header of a metadata area.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AreaHeader {
+    /// Where the area lies, bytes from the start of the disk; its header counts.
+    pub area: DiskArea,
+    /// Slot 0, the committed text, and slot 1, a precommitted one.
+    pub slots: [RawLocation; 2],
+}
+
+impl AreaHeader {
+    /// The header of an area without a text.
+    ///
+    /// # Errors
+    ///
+    /// Where the area has no room for a header and a ring of at least 2 KiB, or is no range of a disk.
+    pub fn new(area: DiskArea) -> Result<Self, FormatError> {
+        let header = Self { area, slots: Default::default() };
+        header.checked_size(area)?;
+        if header.text_bytes_max() == 0 {
+            return Err(FormatError::invalid(PLACE, area.offset, "size", area.size, "room for texts"));
+        }
+        Ok(header)
+    }
+
+    /// Reads the header of an area that a PV header names.
+    ///
+    /// # Errors
+    ///
+    /// As for [`AreaHeader::parse`]; also where the area does not lie inside the disk, or cannot be read.
+    pub fn read(source: &dyn Source, area: DiskArea) -> Result<Self, FormatError> {
+        let end = area.offset.checked_add(area.size).filter(|end| *end <= source.size());
+        if end.is_none() || area.size < HEADER_BYTES {
+            let found = format!("{} bytes at {}", area.size, area.offset);
+            let expected = format!("a header of 512 bytes and more inside a disk of {} bytes", source.size());
+            return Err(FormatError::invalid(PLACE, area.offset, "area", found, expected));
+        }
+        let mut bytes = [0; BLOCK_BYTES];
+        let read = source.read_at(area.offset, &mut bytes);
+        read.map_err(|error| FormatError::unreadable(PLACE, area.offset, &error))?;
+        Self::parse(&bytes, area)
+    }
+
+    /// The header in these bytes, which lie at the start of the area that a PV header names.
+    ///
+    /// # Errors
+    ///
+    /// Where CRC, magic, version, start or size are wrong. What the slots say is checked when they are read.
+    pub fn parse(bytes: &[u8; BLOCK_BYTES], area: DiskArea) -> Result<Self, FormatError> {
+        let wrong = |field, found: String, expected: String| {
+            Err(FormatError::invalid(PLACE, area.offset, field, found, expected))
+        };
+        // Before the CRC: an area that was wiped is said to be no area, not to be damaged.
+        if &bytes[4..20] != MAGIC {
+            return wrong("magic", format!("{:02x?}", &bytes[4..20]), format!("{MAGIC:02x?}"));
+        }
+        let (found, computed) = (u32_le(bytes, 0), crc([&bytes[4..]]));
+        if found != computed {
+            return wrong("header CRC", format!("{found:#010x}"), format!("{computed:#010x}"));
+        }
+        if u32_le(bytes, 20) != VERSION {
+            return wrong("version", u32_le(bytes, 20).to_string(), VERSION.to_string());
+        }
+        if u64_le(bytes, 24) != area.offset {
+            return wrong("start", u64_le(bytes, 24).to_string(), area.offset.to_string());
+        }
+        let size = u64_le(bytes, 32);
+        let slot = |n: usize| {
+            let at = SLOTS_AT + n * SLOT_BYTES;
+            RawLocation {
+                offset: u64_le(bytes, at),
+                size: u64_le(bytes, at + 8),
+                checksum: u32_le(bytes, at + 16),
+                flags: u32_le(bytes, at + 20),
+            }
+        };
+        let header = Self { area: DiskArea { size, ..area }, slots: [slot(0), slot(1)] };
+        header.checked_size(area)?;
+        Ok(header)
+    }
+
+    fn checked_size(&self, named: DiskArea) -> Result<(), FormatError> {
+        let size = self.area.size;
+        let end = named.offset.checked_add(size).filter(|end| i64::try_from(*end).is_ok());
+        if size <= HEADER_BYTES || size > named.size || end.is_none() {
+            let expected = format!("more than 512, and at most the {} of the PV header", named.size);
+            return Err(FormatError::invalid(PLACE, named.offset, "size", size, expected));
+        }
+        Ok(())
+    }
+
+    /// The header as it is written to the disk, at the area's offset.
+    pub fn encode(&self) -> [u8; BLOCK_BYTES] {
+        let mut bytes = [0; BLOCK_BYTES];
+        put(&mut bytes, 4, MAGIC);
+        put(&mut bytes, 20, &VERSION.to_le_bytes());
+        put(&mut bytes, 24, &self.area.offset.to_le_bytes());
+        put(&mut bytes, 32, &self.area.size.to_le_bytes());
+        for (n, slot) in self.slots.iter().enumerate() {
+            let at = SLOTS_AT + n * SLOT_BYTES;
+            put(&mut bytes, at, &slot.offset.to_le_bytes());
+            put(&mut bytes, at + 8, &slot.size.to_le_bytes());
+            put(&mut bytes, at + 16, &slot.checksum.to_le_bytes());
+            put(&mut bytes, at + 20, &slot.flags.to_le_bytes());
+        }
+        mend_header_crc(&mut bytes);
+        bytes
+    }
+
+    /// Where the committed text is; `None` where there is none yet.
+    pub fn committed(&self) -> Option<RawLocation> {
+        Some(self.slots[0]).filter(RawLocation::exists)
+    }
+
+    /// Where a precommitted text is, which an interrupted change left behind.
+    pub fn precommitted(&self) -> Option<RawLocation> {
+        Some(self.slots[1]).filter(RawLocation::exists)
+    }
+
+    /// Whether the area is not in use: what it holds may be old.
+    pub fn ignored(&self) -> bool {
+        self.slots[0].flags & RawLocation::IGNORED != 0
+    }
+
+    /// The text at a location of this area, with its NUL, after its CRC was checked.
+    ///
+    /// # Errors
+    ///
+    /// Where the location does not lie in the ring, is longer than [`TEXT_BYTES_MAX`], has another CRC, or cannot be read.
+    pub fn read_text(&self, source: &dyn Source, location: &RawLocation) -> Result<Vec<u8>, FormatError> {
+        let runs = self.runs(location)?;
+        let mut text = vec![0; usize::try_from(location.size).expect("at most TEXT_BYTES_MAX")];
+        let mut rest = &mut text[..];
+        for run in runs {
+            let (piece, after) = rest.split_at_mut(usize::try_from(run.size).expect("a part of the text"));
+            let read = source.read_at(run.offset, piece);
+            read.map_err(|error| FormatError::unreadable("LVM2 metadata text", run.offset, &error))?;
+            rest = after;
+        }
+        let computed = crc([&text[..]]);
+        if computed != location.checksum {
+            let (at, found) = (self.area.offset + location.offset, format!("{computed:#010x}"));
+            let expected = format!("{:#010x} ({} bytes)", location.checksum, location.size);
+            return Err(FormatError::invalid("LVM2 metadata text", at, "CRC", found, expected));
+        }
+        Ok(text)
+    }
+
+    /// Longest text that this area takes, with its NUL, bytes: two of them never meet in the ring.
+    pub fn text_bytes_max(&self) -> u64 {
+        let half = (self.area.size.saturating_sub(HEADER_BYTES) / 2).saturating_sub(HEADER_BYTES);
+        half.min(length(TEXT_BYTES_MAX))
+    }
+
+    /// Where a new text goes: behind the committed one, which it does not touch. The text is without its NUL.
+    ///
+    /// # Errors
+    ///
+    /// Where the text is longer than [`AreaHeader::text_bytes_max`], or the committed location is wrong.
+    pub fn place(&self, text: &[u8]) -> Result<RawLocation, FormatError> {
+        assert!(!text.contains(&0), "a text has no NUL but the one that ends it");
+        let size = length(text.len()) + 1;
+        let most = self.text_bytes_max();
+        if size > most {
+            let (found, expected) = (format!("{size} bytes"), format!("at most {most}"));
+            return Err(FormatError::limit(PLACE, self.area.offset, "new text", found, expected)
+                .with_remedy("the area is too small for this volume group"));
+        }
+        let offset = match self.committed() {
+            None => HEADER_BYTES,
+            Some(old) => {
+                self.runs(&old)?;
+                let end = (old.offset + old.size).next_multiple_of(HEADER_BYTES);
+                HEADER_BYTES + (end - HEADER_BYTES) % (self.area.size - HEADER_BYTES)
+            }
+        };
+        Ok(RawLocation { offset, size, checksum: crc([text, &[0]]), flags: 0 })
+    }
+
+    /// What has to be written for a text at a place that [`AreaHeader::place`] gave: one piece, or two where it passes the
+    /// end of the ring. Each is filled up with zeros to whole sectors as far as the area goes.
+    ///
+    /// # Errors
+    ///
+    /// Where the location does not lie in the ring.
+    pub fn pieces(&self, location: &RawLocation, text: &[u8]) -> Result<Vec<Piece>, FormatError> {
+        assert_eq!(location.size, length(text.len()) + 1, "the location is that of this text");
+        let mut rest = [text, &[0]].concat();
+        let mut pieces = Vec::new();
+        for run in self.runs(location)? {
+            let after = rest.split_off(usize::try_from(run.size).expect("a part of the text"));
+            let whole = run.size.next_multiple_of(HEADER_BYTES);
+            let room = self.area.offset + self.area.size - run.offset;
+            rest.resize(usize::try_from(whole.min(room)).expect("a text and a sector"), 0);
+            pieces.push(Piece { offset: run.offset, bytes: rest });
+            rest = after;
+        }
+        Ok(pieces)
+    }
+
+    /// The one or two ranges of the disk where a location lies, in the order of the text.
+    fn runs(&self, location: &RawLocation) -> Result<Vec<DiskArea>, FormatError> {
+        let (at, area) = (self.area.offset, self.area.size);
+        let ring = area - HEADER_BYTES;
+        if !(HEADER_BYTES..area).contains(&location.offset) {
+            let expected = format!("at least 512, and less than the area's {area}");
+            return Err(FormatError::invalid(PLACE, at, "offset of the text", location.offset, expected));
+        }
+        if location.size == 0 || location.size > ring {
+            let expected = format!("1 to {ring}, the area without its header");
+            return Err(FormatError::invalid(PLACE, at, "size of the text", location.size, expected));
+        }
+        if location.size > length(TEXT_BYTES_MAX) {
+            let expected = format!("at most {TEXT_BYTES_MAX} bytes");
+            return Err(FormatError::limit(PLACE, at, "size of the text", location.size, expected));
+        }
+        let head = location.size.min(area - location.offset);
+        let mut runs = vec![DiskArea { offset: at + location.offset, size: head }];
+        if head < location.size {
+            runs.push(DiskArea { offset: at + HEADER_BYTES, size: location.size - head });
+        }
+        Ok(runs)
+    }
+}
+
+/// Sets the CRC of an area's header to what it should be: for tests of what lies behind that check.
+pub fn mend_header_crc(bytes: &mut [u8; BLOCK_BYTES]) {
+    let crc = crc([&bytes[4..]]);
+    put(bytes, 0, &crc.to_le_bytes());
+}
+
+const _: () = assert!(SLOTS_AT + 2 * SLOT_BYTES <= BLOCK_BYTES);
