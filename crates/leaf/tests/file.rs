@@ -140,6 +140,31 @@ fn a_discard_gives_back_preallocated_and_written_space_and_is_made_at_once_where
 }
 
 #[test]
+fn what_was_written_into_a_hole_that_was_punched_before_is_punched_too() {
+    let _alone = lab::alone();
+    on_each_file_system(|path| {
+        let source = FileSource::open(path, &AUTO).unwrap();
+        let mut lab = Lab::new(&source);
+        let at_once = |lab: &mut Lab, sector, nr| {
+            let before = lab.env.enters();
+            lab.run(Op::Discard, Flags::NONE, sector, nr, &[]).unwrap();
+            lab.env.enters() == before
+        };
+        assert!(at_once(&mut lab, 0, 8192) && at_once(&mut lab, 1024, 1024));
+        lab.write(Flags::FUA, 2048, &pattern(64, 9));
+        assert!(at_once(&mut lab, 0, 2048) && at_once(&mut lab, 4096, 4096));
+        assert!(!at_once(&mut lab, 0, 8192), "there is data");
+        assert_eq!(fs::metadata(path).unwrap().blocks(), 0);
+        // By somebody else: it takes longer, but is punched all the same.
+        assert!(at_once(&mut lab, 0, 8192));
+        File::options().write(true).open(path).unwrap().write_all_at(&pattern(64, 9), 0).unwrap();
+        lab.run(Op::Discard, Flags::NONE, 0, 8192, &[]).unwrap();
+        assert_eq!(fs::metadata(path).unwrap().blocks(), 0);
+        assert!(content(path).iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
 fn without_a_lock_another_request_may_be_in_flight_so_every_discard_goes_through_the_ring() {
     let _alone = lab::alone();
     let file = sparse(4 << 20);

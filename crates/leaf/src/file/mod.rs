@@ -285,6 +285,9 @@ impl Leaf for FileLeaf {
         {
             return Submitted::Now(result);
         }
+        if io.op == Op::Write {
+            self.punch.written(offset, len);
+        }
         env.start(io.token, FileOp { file: self.id, kind, offset, len, data: io.data });
         Submitted::Started
     }

@@ -10,19 +10,22 @@
 //!    for ever. Other workers' and processes' I/O completes without us;
 //! 2. nobody else in this process has the file open for I/O, or 1 would say nothing: the lock sees to that;
 //! 3. the file system is a local one that answers lseek(SEEK_DATA) from what it has in memory or on its own disk;
-//! 4. the range holds no data. Preallocated space is no data but is given back all the same, so the call is made even
+//! 4. the range holds no data, as far as this worker knows: it remembers where lseek found the next data, and what it has
+//!    itself written since. That others have written there costs time only. Preallocated space is no data but is given back all the same, so the call is made even
 //!    where there seems to be nothing to punch;
 //! 5. such calls were quick of late: one that was not (much preallocated space, a journal that was full) sends some of the
 //!    next ones through the ring, and twice as many each time that it happens again.
 
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use blockwork_engine::Errno;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstatfs, seek};
 
-/// What a worker may spend on one call; those that wait behind it wait that long.
-const QUICK: Duration = Duration::from_micros(500);
+/// What a worker may spend on one call; those that wait behind it wait that long. Well above what a busy machine's
+/// scheduler takes the processor away for.
+const QUICK: Duration = Duration::from_millis(4);
 /// Calls that go through the ring after one that took longer, at first (it may be only that the worker had to wait for
 /// a processor) and at most.
 const PENANCE_MIN: u32 = 8;
@@ -35,12 +38,14 @@ pub(super) struct Punch {
     penance: u32,
     /// How many will, after the next one that is not quick.
     next_penance: u32,
+    /// Bytes that held no data when lseek was last asked, and that this worker has not written since.
+    empty: Range<u64>,
 }
 
 impl Punch {
     /// `possible`: as [`possible`] said of this file, and it is locked.
     pub fn new(possible: bool) -> Punch {
-        Punch { possible, penance: 0, next_penance: PENANCE_MIN }
+        Punch { possible, penance: 0, next_penance: PENANCE_MIN, empty: 0..0 }
     }
 
     /// Punches the hole if all invariants hold; the caller vouches for the first. `None`: do it through the ring.
@@ -53,7 +58,7 @@ impl Punch {
             return None;
         }
         let began = Instant::now();
-        let done = holds_no_data(file, offset, len).then(|| {
+        let done = self.holds_no_data(file, offset, len).then(|| {
             let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             // EINTR is the queue's to try again, as with what comes from the ring.
             fallocate(file, how, offset, len).map_err(|errno| Errno(errno.raw_os_error()))
@@ -66,6 +71,28 @@ impl Punch {
         }
         done
     }
+
+    /// This worker writes there.
+    #[inline]
+    pub fn written(&mut self, offset: u64, len: u64) {
+        if offset < self.empty.end && self.empty.start < offset.saturating_add(len) {
+            self.empty = 0..0;
+        }
+    }
+
+    fn holds_no_data(&mut self, file: &OwnedFd, offset: u64, len: u64) -> bool {
+        let end = offset.saturating_add(len);
+        if self.empty.start <= offset && end <= self.empty.end {
+            return true;
+        }
+        let next = match seek(file, SeekFrom::Data(offset)) {
+            Ok(data) => data,
+            Err(rustix::io::Errno::NXIO) => u64::MAX, // none up to the end of the file
+            Err(_) => return false,
+        };
+        self.empty = offset..next;
+        end <= next
+    }
 }
 
 /// Whether the file lies on a file system of which invariant 3 is known. On others, such as NFS, both calls may take a
@@ -76,11 +103,4 @@ pub(super) fn possible(file: &OwnedFd) -> bool {
     const TMPFS: u64 = 0x0102_1994;
     let kind = fstatfs(file).ok().and_then(|stat| u64::try_from(stat.f_type).ok());
     kind.is_some_and(|kind| [EXT4, XFS, TMPFS].contains(&kind))
-}
-
-fn holds_no_data(file: &OwnedFd, offset: u64, len: u64) -> bool {
-    match seek(file, SeekFrom::Data(offset)) {
-        Ok(data) => data.saturating_sub(offset) >= len,
-        Err(errno) => errno == rustix::io::Errno::NXIO, // no data up to the end of the file
-    }
 }
