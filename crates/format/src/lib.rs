@@ -2,7 +2,7 @@
 //!
 //! This crate knows what the bytes of a partition table, of an LVM2 physical volume, of a device-mapper table, of a blktrace
 //! file or of a dm-log-writes log mean. It does no I/O of its own (what has to be read in several places is read through
-//! [`Source`]), starts no thread, and holds no policy.
+//! [`Source`]), starts no thread, and holds no policy. What Linux md keeps on the members of an array is in [`md`].
 //!
 //! Invariants of every parser here:
 //!
@@ -27,6 +27,7 @@ mod source;
 pub mod blktrace;
 pub mod log_writes;
 pub mod lvm2;
+pub mod md;
 pub mod nbd;
 pub mod partition;
 pub mod table;

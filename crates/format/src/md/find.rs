@@ -1,0 +1,139 @@
+//! Looks for superblocks of all versions on a device.
+
+use super::v1::{Minor, SUPERBLOCK_BYTES_MAX};
+use super::{Level, Role, Uuid, v0, v1};
+use crate::source::Source;
+use crate::{FormatError, SECTOR_BYTES};
+
+/// A superblock of any version, and what all of them tell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Superblock {
+    /// 0.90.
+    V0(Box<v0::Superblock>),
+    /// 1.0, 1.1, 1.2.
+    V1(Box<v1::Superblock>),
+}
+
+impl Superblock {
+    /// As mdadm writes it: `1.2`, `0.90`.
+    pub fn version(&self) -> &'static str {
+        match self {
+            Superblock::V0(_) => "0.90",
+            Superblock::V1(superblock) => match superblock.minor {
+                Minor::V1_0 => "1.0",
+                Minor::V1_1 => "1.1",
+                Minor::V1_2 => "1.2",
+            },
+        }
+    }
+
+    /// The array.
+    pub fn uuid(&self) -> Uuid {
+        match self {
+            Superblock::V0(superblock) => superblock.uuid,
+            Superblock::V1(superblock) => superblock.set_uuid,
+        }
+    }
+
+    /// Its level.
+    pub fn level(&self) -> Level {
+        match self {
+            Superblock::V0(superblock) => superblock.level,
+            Superblock::V1(superblock) => superblock.level,
+        }
+    }
+
+    /// Its places.
+    pub fn raid_disks(&self) -> u32 {
+        match self {
+            Superblock::V0(superblock) => superblock.raid_disks,
+            Superblock::V1(superblock) => superblock.raid_disks,
+        }
+    }
+
+    /// What this device is.
+    pub fn role(&self) -> Role {
+        match self {
+            Superblock::V0(superblock) => superblock.role(),
+            Superblock::V1(superblock) => superblock.role(),
+        }
+    }
+
+    /// Raised at each change.
+    pub fn events(&self) -> u64 {
+        match self {
+            Superblock::V0(superblock) => superblock.events,
+            Superblock::V1(superblock) => superblock.events,
+        }
+    }
+
+    /// When the array was created, seconds since 1970.
+    pub fn ctime_seconds(&self) -> u64 {
+        match self {
+            Superblock::V0(superblock) => superblock.ctime.into(),
+            Superblock::V1(superblock) => superblock.ctime.seconds(),
+        }
+    }
+}
+
+/// What was found on a device.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Found {
+    /// Superblocks that can be true, in the order in which they were looked for: 1.1, 1.2, 1.0, 0.90. Usually none or one; an
+    /// older one may be left from an array of another version.
+    pub superblocks: Vec<Superblock>,
+    /// What starts like a superblock and is not to be believed, and places that could not be read.
+    pub refused: Vec<FormatError>,
+}
+
+impl Found {
+    /// The one that counts: of the array that was created last, as for mdadm.
+    pub fn newest(&self) -> Option<&Superblock> {
+        // Of equal ones the first.
+        self.superblocks.iter().rev().max_by_key(|superblock| superblock.ctime_seconds())
+    }
+}
+
+/// Looks for superblocks in the four places where they can be. Reads at most 4 KiB at each.
+pub fn find(source: &dyn Source) -> Found {
+    let device_sectors = source.size() / SECTOR_BYTES;
+    let mut found = Found::default();
+    for minor in Minor::ALL {
+        let Some(sector) = minor.sector(device_sectors) else { continue };
+        let read = read(source, sector, "md superblock");
+        let decoded = read.map(|bytes| {
+            v1::Superblock::is_at(&bytes).then(|| v1::Superblock::decode(&bytes, minor, device_sectors))
+        });
+        found.add(decoded, |superblock| Superblock::V1(Box::new(superblock)));
+    }
+    if let Some(sector) = v0::sector(device_sectors) {
+        let read = read(source, sector, "md superblock 0.90");
+        let decoded = read.map(|bytes| {
+            v0::Superblock::is_at(&bytes).map(|_| v0::Superblock::decode(&bytes, device_sectors))
+        });
+        found.add(decoded, |superblock| Superblock::V0(Box::new(superblock)));
+    }
+    found
+}
+
+impl Found {
+    fn add<S>(
+        &mut self,
+        decoded: Result<Option<Result<S, FormatError>>, FormatError>,
+        wrap: impl Fn(S) -> Superblock,
+    ) {
+        match decoded {
+            Ok(None) => {}
+            Ok(Some(Ok(superblock))) => self.superblocks.push(wrap(superblock)),
+            Ok(Some(Err(error))) | Err(error) => self.refused.push(error),
+        }
+    }
+}
+
+/// 4 KiB at a sector: every place has room for them ([`Minor::sector`], [`v0::sector`]).
+fn read(source: &dyn Source, sector: u64, place: &'static str) -> Result<Vec<u8>, FormatError> {
+    let offset = sector * SECTOR_BYTES;
+    let mut bytes = vec![0; SUPERBLOCK_BYTES_MAX];
+    source.read_at(offset, &mut bytes).map_err(|error| FormatError::unreadable(place, offset, &error))?;
+    Ok(bytes)
+}
