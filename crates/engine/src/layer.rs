@@ -93,12 +93,8 @@ pub type Preparation = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
 /// One layer of a stack. Shared by all workers.
 pub trait Layer: Send + Sync + Debug {
-    /// Its number in counters and traces.
-    fn node(&self) -> NodeId;
-    /// Size.
-    fn sectors(&self) -> Sectors;
-    /// Its limits, stacked over those below.
-    fn limits(&self) -> &Limits;
+    /// What all layers have.
+    fn shape(&self) -> &Shape;
     /// Maps `span`, which lies within the layer, and hands the pieces on: [`Resolver::pass`] to a layer below, or
     /// [`Resolver::zero`], [`Resolver::error`]. A flush goes to everything below, once.
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer>;
@@ -107,8 +103,36 @@ pub trait Layer: Send + Sync + Debug {
         let _ = (defer, cx);
         unreachable!("a layer that never defers is never asked to prepare")
     }
-    /// The layers directly below.
-    fn below(&self) -> Vec<Arc<dyn Layer>>;
+    /// The layers directly below; none for what ends a stack.
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        Vec::new()
+    }
+    /// Its number in counters and traces.
+    #[inline]
+    fn node(&self) -> NodeId {
+        self.shape().node
+    }
+    /// Size.
+    #[inline]
+    fn sectors(&self) -> Sectors {
+        self.shape().sectors
+    }
+    /// Its limits, stacked over those below.
+    #[inline]
+    fn limits(&self) -> &Limits {
+        &self.shape().limits
+    }
+}
+
+/// What all layers have: a number, a size, limits.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// Its number in counters and traces.
+    pub node: NodeId,
+    /// Size.
+    pub sectors: Sectors,
+    /// Its limits, stacked over those below.
+    pub limits: Limits,
 }
 
 /// The layer of `node` in the stack under `root`.
@@ -200,15 +224,13 @@ impl<'a> Resolver<'a> {
 #[derive(Debug)]
 pub struct LeafLayer {
     leaf: LeafId,
-    node: NodeId,
-    sectors: Sectors,
-    limits: Limits,
+    shape: Shape,
 }
 
 impl LeafLayer {
     /// A leaf of that size and with those limits.
     pub fn new(leaf: LeafId, node: NodeId, sectors: Sectors, limits: Limits) -> LeafLayer {
-        LeafLayer { leaf, node, sectors, limits }
+        LeafLayer { leaf, shape: Shape { node, sectors, limits } }
     }
     /// Which leaf.
     pub fn leaf(&self) -> LeafId {
@@ -217,27 +239,14 @@ impl LeafLayer {
 }
 
 impl Layer for LeafLayer {
-    fn node(&self) -> NodeId {
-        self.node
-    }
-    fn sectors(&self) -> Sectors {
-        self.sectors
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        assert!(
-            span.end().0 <= self.sectors.0,
-            "{span:?} lies beyond leaf {:?} of {} sectors",
-            self.leaf,
-            self.sectors
-        );
+        let size = self.shape.sectors;
+        assert!(span.end().0 <= size.0, "{span:?} lies beyond leaf {:?} of {size} sectors", self.leaf);
         cx.leaf(self.leaf, span);
         Ok(())
-    }
-    fn below(&self) -> Vec<Arc<dyn Layer>> {
-        Vec::new()
     }
 }

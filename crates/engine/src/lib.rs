@@ -39,7 +39,7 @@ pub use bio::{Bio, Done, Errno, Flags, Op};
 pub use counters::{Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats};
 pub use env::{Completion, Env, FileId, FileOp, FileOpKind, Notify, Token, Wait};
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
-pub use layer::{Defer, Extent, Layer, LeafLayer, NodeId, Resolver, Span, Target};
+pub use layer::{Defer, Extent, Layer, LeafLayer, NodeId, Resolver, Shape, Span, Target};
 pub use leaf::{Allocation, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 pub use limits::{Limits, Merges, SettingError};
 pub use port::{Context, Port, PortId, PortState};

@@ -2,16 +2,14 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{Defer, Layer, Limits, NodeId, Op, Resolver, Sector, Sectors, Span};
+use blockwork_engine::{Defer, Layer, NodeId, Op, Resolver, Sector, Sectors, Shape, Span};
 
 /// `sectors` sectors of `below`, from `start`.
 #[derive(Debug)]
 pub struct Linear {
-    node: NodeId,
     below: Arc<dyn Layer>,
     start: Sector,
-    sectors: Sectors,
-    limits: Limits,
+    shape: Shape,
 }
 
 impl Linear {
@@ -21,26 +19,20 @@ impl Linear {
         if end > below.sectors().0 || sectors == Sectors::ZERO {
             return None;
         }
-        let limits = below.limits().clone();
-        Some(Linear { node, below, start, sectors, limits })
+        let shape = Shape { node, sectors, limits: below.limits().clone() };
+        Some(Linear { below, start, shape })
     }
 }
 
 impl Layer for Linear {
-    fn node(&self) -> NodeId {
-        self.node
-    }
-    fn sectors(&self) -> Sectors {
-        self.sectors
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let target =
             if span.op == Op::Flush { span } else { span.moved_to(self.start + Sectors(span.sector.0)) };
-        cx.pass(self.node, span.sector, &*self.below, target)
+        cx.pass(self.shape.node, span.sector, &*self.below, target)
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         vec![self.below.clone()]

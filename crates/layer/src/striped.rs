@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{Defer, Layer, Limits, NodeId, Op, Reason, Resolver, SECTOR, Sector, Sectors, Span};
+use blockwork_engine::{
+    Defer, Layer, Limits, NodeId, Op, Reason, Resolver, SECTOR, Sector, Sectors, Shape, Span,
+};
 
 /// One member of a striped target.
 #[derive(Clone, Debug)]
@@ -53,11 +55,9 @@ pub enum StripedError {
 /// `sectors` sectors dealt out in chunks.
 #[derive(Debug)]
 pub struct Striped {
-    node: NodeId,
     chunk: u64,
     stripes: Vec<Stripe>,
-    sectors: Sectors,
-    limits: Limits,
+    shape: Shape,
 }
 
 impl Striped {
@@ -91,7 +91,7 @@ impl Striped {
         let chunk_bytes = u32::try_from(chunk.0.saturating_mul(SECTOR)).unwrap_or(u32::MAX);
         limits.io_min = chunk_bytes;
         limits.io_opt = u32::try_from(count).map_or(u32::MAX, |n| chunk_bytes.saturating_mul(n));
-        Ok(Striped { node, chunk: chunk.0, stripes, sectors, limits })
+        Ok(Striped { chunk: chunk.0, stripes, shape: Shape { node, sectors, limits } })
     }
 
     /// Hands the chunks that `span` touches on, one piece each.
@@ -104,7 +104,7 @@ impl Striped {
             return self.pass_piece(span, first, count, within, cx);
         }
         let last = (span.end().0 - 1) / self.chunk;
-        cx.split(self.node, span, last - first + 1, Reason::Chunk);
+        cx.split(self.shape.node, span, last - first + 1, Reason::Chunk);
         let (mut chunk, mut within, mut skip) = (first, within, 0);
         while skip < span.nr.0 {
             let nr = (self.chunk - within).min(span.nr.0 - skip);
@@ -125,7 +125,7 @@ impl Striped {
     ) -> Result<(), Defer> {
         let stripe = &self.stripes[(chunk % count) as usize];
         let sector = stripe.start + Sectors(chunk / count * self.chunk + within);
-        cx.pass(self.node, piece.sector, &*stripe.below, piece.moved_to(sector))
+        cx.pass(self.shape.node, piece.sector, &*stripe.below, piece.moved_to(sector))
     }
 
     /// Hands each stripe the one range of it that `span` touches.
@@ -138,11 +138,11 @@ impl Striped {
             (stripe, start, end)
         });
         let touched = ranges.clone().filter(|(_, start, end)| start < end);
-        cx.split(self.node, span, touched.clone().count() as u64, Reason::Chunk);
+        cx.split(self.shape.node, span, touched.clone().count() as u64, Reason::Chunk);
         for (stripe, start, end) in touched {
             // Without data, a piece's place within the bio means nothing.
             let piece = Span { sector: stripe.start + Sectors(start), nr: Sectors(end - start), ..span };
-            cx.pass(self.node, span.sector, &*stripe.below, piece)?;
+            cx.pass(self.shape.node, span.sector, &*stripe.below, piece)?;
         }
         Ok(())
     }
@@ -161,14 +161,8 @@ impl Striped {
 }
 
 impl Layer for Striped {
-    fn node(&self) -> NodeId {
-        self.node
-    }
-    fn sectors(&self) -> Sectors {
-        self.sectors
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
@@ -178,7 +172,7 @@ impl Layer for Striped {
             Op::Flush => self
                 .stripes
                 .iter()
-                .try_for_each(|stripe| cx.pass(self.node, span.sector, &*stripe.below, span)),
+                .try_for_each(|stripe| cx.pass(self.shape.node, span.sector, &*stripe.below, span)),
         }
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {

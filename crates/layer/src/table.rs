@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{Defer, Layer, Limits, NodeId, Op, Reason, Resolver, Sector, Sectors, Span};
+use blockwork_engine::{Defer, Layer, Limits, NodeId, Op, Reason, Resolver, Sector, Sectors, Shape, Span};
 
 /// A target and where it starts.
 #[derive(Clone, Debug)]
@@ -37,10 +37,8 @@ pub enum TableError {
 /// Targets side by side.
 #[derive(Debug)]
 pub struct Table {
-    node: NodeId,
     segments: Vec<Segment>,
-    sectors: Sectors,
-    limits: Limits,
+    shape: Shape,
 }
 
 impl Table {
@@ -58,7 +56,7 @@ impl Table {
             expected = Sector(end.ok_or(TableError::TooLarge)?);
         }
         let limits = Limits::stacked(segments.iter().map(|segment| segment.target.limits()));
-        Ok(Table { node, segments, sectors: Sectors(expected.0), limits })
+        Ok(Table { segments, shape: Shape { node, sectors: Sectors(expected.0), limits } })
     }
 
     /// The target that holds `sector`.
@@ -73,20 +71,14 @@ impl Table {
 }
 
 impl Layer for Table {
-    fn node(&self) -> NodeId {
-        self.node
-    }
-    fn sectors(&self) -> Sectors {
-        self.sectors
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         if span.op == Op::Flush {
             let mut all = self.segments.iter();
-            return all.try_for_each(|segment| cx.pass(self.node, span.sector, &*segment.target, span));
+            return all.try_for_each(|segment| cx.pass(self.shape.node, span.sector, &*segment.target, span));
         }
         let mut index = self.index_of(span.sector);
         let mut rest = span;
@@ -95,10 +87,15 @@ impl Layer for Table {
             let within = Sector(rest.sector.0 - start.0);
             let room = Sectors(target.sectors().0 - within.0);
             if rest.nr <= room {
-                return cx.pass(self.node, rest.sector, &**target, rest.moved_to(within));
+                return cx.pass(self.shape.node, rest.sector, &**target, rest.moved_to(within));
             }
-            cx.split(self.node, rest.piece(Sectors::ZERO, room), 2, Reason::TargetEnd);
-            cx.pass(self.node, rest.sector, &**target, rest.piece(Sectors::ZERO, room).moved_to(within))?;
+            cx.split(self.shape.node, rest.piece(Sectors::ZERO, room), 2, Reason::TargetEnd);
+            cx.pass(
+                self.shape.node,
+                rest.sector,
+                &**target,
+                rest.piece(Sectors::ZERO, room).moved_to(within),
+            )?;
             rest = rest.piece(room, rest.nr - room);
             index += 1;
         }

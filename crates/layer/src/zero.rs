@@ -1,33 +1,23 @@
 //! dm-zero and dm-error: the two ends of a stack that are no device.
 
-use std::sync::Arc;
-
-use blockwork_engine::{Defer, Errno, Layer, Limits, NodeId, Op, Resolver, Sectors, Span};
+use blockwork_engine::{Defer, Errno, Layer, Limits, NodeId, Op, Resolver, Sectors, Shape, Span};
 
 /// Reads give zeros; writes and discards vanish.
 #[derive(Debug)]
 pub struct Zero {
-    node: NodeId,
-    sectors: Sectors,
-    limits: Limits,
+    shape: Shape,
 }
 
 impl Zero {
     /// Zeros of that size.
     pub fn new(node: NodeId, sectors: Sectors) -> Zero {
-        Zero { node, sectors, limits: no_device() }
+        Zero { shape: no_device(node, sectors) }
     }
 }
 
 impl Layer for Zero {
-    fn node(&self) -> NodeId {
-        self.node
-    }
-    fn sectors(&self) -> Sectors {
-        self.sectors
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
@@ -36,35 +26,24 @@ impl Layer for Zero {
         }
         Ok(())
     }
-    fn below(&self) -> Vec<Arc<dyn Layer>> {
-        Vec::new()
-    }
 }
 
 /// Everything fails with EIO; there is nothing to flush.
 #[derive(Debug)]
 pub struct ErrorTarget {
-    node: NodeId,
-    sectors: Sectors,
-    limits: Limits,
+    shape: Shape,
 }
 
 impl ErrorTarget {
     /// Errors of that size.
     pub fn new(node: NodeId, sectors: Sectors) -> ErrorTarget {
-        ErrorTarget { node, sectors, limits: no_device() }
+        ErrorTarget { shape: no_device(node, sectors) }
     }
 }
 
 impl Layer for ErrorTarget {
-    fn node(&self) -> NodeId {
-        self.node
-    }
-    fn sectors(&self) -> Sectors {
-        self.sectors
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
+    fn shape(&self) -> &Shape {
+        &self.shape
     }
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
@@ -73,12 +52,9 @@ impl Layer for ErrorTarget {
         }
         Ok(())
     }
-    fn below(&self) -> Vec<Arc<dyn Layer>> {
-        Vec::new()
-    }
 }
 
 /// No device, no limits; a discard is dropped like anything else.
-fn no_device() -> Limits {
-    Limits { discard_granularity: 512, ..Limits::default() }
+fn no_device(node: NodeId, sectors: Sectors) -> Shape {
+    Shape { node, sectors, limits: Limits { discard_granularity: 512, ..Limits::default() } }
 }
