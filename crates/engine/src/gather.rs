@@ -121,7 +121,9 @@ impl Gatherer {
             self.phase = Phase::With;
             return;
         }
-        let pause = !is_slower(rate, self.without);
+        // As many turns each: a pause in which no more finished than without it gathers nothing, whatever the time says
+        // (one turn that the scheduler held up outweighs all others).
+        let pause = rate.bios > self.without.bios && !is_slower(rate, self.without);
         self.hold = if pause == self.last_verdict { (self.hold * 2).min(HOLD_MAX) } else { HOLD_MIN };
         self.last_verdict = pause;
         self.phase = Phase::Hold { pause, turns: self.hold };

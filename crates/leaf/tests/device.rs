@@ -109,7 +109,7 @@ fn two_writers_of_a_device_are_refused() {
     let device = LoopDevice::new(1 << 20, &[]);
     let first = FileSource::open(&device.path, &AUTO).unwrap();
     let error = FileSource::open(&device.path, &AUTO).err().unwrap().to_string();
-    assert!(error.contains("in use"), "{error}");
+    assert!(error.contains("locked by"), "{error}");
     drop(first);
     FileSource::open(&device.path, &AUTO).unwrap();
 }
