@@ -23,6 +23,10 @@ impl<'a> Input<'a> {
         self.array::<1>()[0]
     }
 
+    pub fn u32(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+
     pub fn u16(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }

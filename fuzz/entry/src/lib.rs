@@ -15,6 +15,7 @@ mod blktrace;
 mod dm_table;
 mod input;
 mod log_writes;
+mod md;
 mod nbd;
 mod partition;
 mod reach;
@@ -23,6 +24,7 @@ pub mod seeds;
 pub use blktrace::blktrace;
 pub use dm_table::dm_table;
 pub use log_writes::log_writes;
+pub use md::{md_bad_blocks, md_bitmap, md_superblock};
 pub use nbd::nbd;
 pub use partition::{gpt, mbr, partition};
 pub use reach::{reached, take_reached};
@@ -39,6 +41,9 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("blktrace", blktrace),
     ("log_writes", log_writes),
     ("nbd", nbd),
+    ("md_superblock", md_superblock),
+    ("md_bitmap", md_bitmap),
+    ("md_bad_blocks", md_bad_blocks),
 ];
 
 /// Asserts that text is safe to print: what comes out of an image must have been escaped.

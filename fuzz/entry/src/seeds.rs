@@ -5,10 +5,14 @@
 
 use blockwork_format::blktrace::{Act, Category, Device, Record, Remap};
 use blockwork_format::log_writes::{Flags, Writer};
+use blockwork_format::md::bitmap::BitmapSuperblock;
+use blockwork_format::md::v1::{Features, Minor, Region, Reshape};
+use blockwork_format::md::{IN_SYNC, Level, Role, SetName, Time, Uuid, bad_blocks, v0, v1};
 use blockwork_format::partition::gpt::{GptPartition, Layout, fix_crcs};
 use blockwork_format::partition::mbr::{self, ExtendedPartition, MbrPartition};
 use blockwork_format::partition::{Guid, gpt};
 
+use crate::md::{FIX_CHECKSUM, FIX_PLACE};
 use crate::nbd;
 use crate::partition::{BLOCKS_OF_4096, FIX_CRCS, GPT_HEADER_BYTES, PIECE_MISSING, WITH_HINT};
 
@@ -56,7 +60,110 @@ pub fn seeds() -> Vec<Seed> {
     add("nbd", "export-name", nbd_input(nbd::PAYLOADS, &[1]));
     add("nbd", "tls", nbd_input(nbd::PAYLOADS | nbd::TLS, &[3, 5, 8, 10, 7]));
     add("nbd", "payloads", nbd_input(0, &[8, 7]));
+    for (version, name) in ["1.1", "1.2", "1.0"].into_iter().enumerate() {
+        add("md_superblock", name, md_input(0, version, Level::Raid1));
+        add(
+            "md_superblock",
+            &format!("{name}-mended"),
+            md_input(FIX_CHECKSUM | FIX_PLACE, version, Level::Raid10),
+        );
+    }
+    add("md_superblock", "0.90", md_old_input(0));
+    add("md_superblock", "0.90-mended", md_old_input(FIX_CHECKSUM));
+    add("md_bitmap", "188", md_bitmap_input(96_256, 256 << 10));
+    add("md_bitmap", "9", md_bitmap_input(9, 512));
+    for shift in [0, 3] {
+        let list = [Region { start: 2048, sectors: 8 }, Region { start: 4096, sectors: 5000 }];
+        let list = bad_blocks::encode(&list, shift, 1).expect("two ranges in 64 entries");
+        let input = [&[shift][..], &20_000u32.to_le_bytes(), &list[..128]].concat();
+        add("md_bad_blocks", &format!("shift-{shift}"), input);
+    }
     all
+}
+
+const MD_SECTORS: u32 = 98_304;
+
+fn md_input(flags: u8, version: usize, level: Level) -> Vec<u8> {
+    let minor = Minor::ALL[version];
+    let is_at_end = minor == Minor::V1_0;
+    let superblock = v1::Superblock {
+        minor,
+        features: Features::BITMAP,
+        set_uuid: Uuid([3; 16]),
+        set_name: SetName::new("host:name").expect("a short name"),
+        ctime: Time::new(1_700_000_000, 0),
+        level,
+        layout: if level == Level::Raid10 { 0x102 } else { 0 },
+        size: 65_536,
+        chunk_sectors: 128,
+        raid_disks: 4,
+        bitmap_offset: if is_at_end { -16 } else { 8 },
+        reshape: Reshape::default(),
+        data_offset: if is_at_end { 0 } else { 2048 },
+        data_size: 96_256,
+        super_offset: minor.sector(MD_SECTORS.into()).expect("a disk with room"),
+        recovery_offset: 0,
+        dev_number: 2,
+        corrected_errors: 0,
+        device_uuid: Uuid([7; 16]),
+        devflags: 0,
+        bblog_shift: 0,
+        bblog_sectors: 8,
+        bblog_offset: if is_at_end { -8 } else { 16 },
+        utime: Time::new(1_700_000_001, 0),
+        events: 17,
+        resync_offset: IN_SYNC,
+        logical_block_size: 0,
+        roles: (0..4).map(Role::Active).collect(),
+        reserved: [0; 32],
+    };
+    let version = u8::try_from(version).expect("one of four");
+    [&[flags, version][..], &MD_SECTORS.to_le_bytes(), &superblock.encode()].concat()
+}
+
+/// A mirror of two with a superblock 0.90.
+fn md_old_input(flags: u8) -> Vec<u8> {
+    let mut bytes = vec![0; v0::SUPERBLOCK_BYTES];
+    let words: [(usize, u32); 14] = [
+        (0, 0xa92b_4efc),
+        (2, 90),
+        (5, 3),
+        (7, 1),
+        (8, 40_000),
+        (10, 2),
+        (33, 1),
+        (39, 17),
+        (128 + 4, 6),
+        (160, 1),
+        (160 + 3, 1),
+        (160 + 4, 6),
+        (992, 1),
+        (992 + 3, 1),
+    ];
+    for (word, value) in words {
+        bytes[word * 4..word * 4 + 4].copy_from_slice(&value.to_le_bytes());
+    }
+    v0::fix_checksum(&mut bytes);
+    [&[flags, 3][..], &MD_SECTORS.to_le_bytes(), &bytes].concat()
+}
+
+fn md_bitmap_input(sync_size: u64, chunk_bytes: u32) -> Vec<u8> {
+    let bitmap = BitmapSuperblock {
+        version: 4,
+        uuid: Uuid([3; 16]),
+        events: 17,
+        events_cleared: 16,
+        sync_size,
+        state: 0,
+        chunk_bytes,
+        daemon_sleep: 5,
+        write_behind: 0,
+        sectors_reserved: 8,
+        nodes: 0,
+        cluster_name: [0; 64],
+        reserved: [0; 120],
+    };
+    [&64u16.to_le_bytes()[..], &bitmap.encode(), &[0x81, 0, 0xff]].concat()
 }
 
 const DM_TABLES: &[(&str, &str)] = &[

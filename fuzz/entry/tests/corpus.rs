@@ -97,6 +97,20 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
                 ("closed", 200),
             ],
         ),
+        (
+            "md_superblock",
+            &[
+                ("1.x", 30),
+                ("0.90", 40),
+                ("bitmap", 30),
+                ("size", 30),
+                ("writable", 20),
+                ("refused", 200),
+                ("no room", 5),
+            ],
+        ),
+        ("md_bitmap", &[("bitmap", 150), ("bits", 150), ("bits missing", 1), ("refused", 200)]),
+        ("md_bad_blocks", &[("list", 150), ("entry", 130), ("refused", 200)]),
     ]);
     for (target, body) in TARGETS {
         let files: Vec<_> = corpus(target).into_iter().map(|(_, bytes)| bytes).collect();
