@@ -5,14 +5,13 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
 use support::fs::print_of;
 use support::nbd::{Raw, fio, load, nbdload, python};
-use support::{BLOCKWORK, Background, Scratch, Server, Stats, output, run, run_refused, tool, until};
+use support::{BLOCKWORK, Background, Lines, Scratch, Server, Stats, output, run, run_refused, tool, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -132,7 +131,6 @@ fn qemu_io_writes_with_fua_discards_and_writes_zeroes() {
     assert!(holes.contains(&(4 * MIB, MIB)) && holes.contains(&(6 * MIB, MIB)), "{map}");
     assert!(!holes.iter().any(|(at, _)| *at == 2 * MIB), "these zeroes were to be allocated: {map}");
     assert_eq!(stats.count("disk.img", "discard_bytes") % MIB, 0);
-    assert!(stats.count("disk.img", "flushes") >= 1);
     assert_eq!(stats.count("disk.img", "errors"), 0);
 }
 
@@ -294,7 +292,7 @@ fn sigterm_under_load_keeps_every_write_that_was_acknowledged() {
         scratch.uri("")
     );
     let mut client = Background::start(tool("/usr/bin/python3").args(["-c", &script]));
-    let mut lines = BufReader::new(client.stdout()).lines().map_while(Result::ok);
+    let mut lines = Lines::of(client.stdout());
     let mut acknowledged: BTreeSet<u64> =
         lines.by_ref().take(500).map(|line| line.parse().expect("a number")).collect();
     assert_eq!(acknowledged.len(), 500, "{:?}", client.finish());

@@ -3,12 +3,12 @@
 
 mod support;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 
 use rustix::process::Signal;
 use serde_json::Value;
 use support::nbd::{Raw, load, python};
-use support::{Background, Scratch, Server, Tracing, both, output, run, tool};
+use support::{Background, Lines, Scratch, Server, Tracing, both, output, run, tool};
 
 const MIB: u64 = 1 << 20;
 
@@ -149,12 +149,12 @@ fn text_is_live_and_ends_by_ctrl_c() {
     let scratch = Scratch::new();
     let server = server(&scratch);
     let mut trace = Tracing::start(&scratch, &["disk/disk.img"]);
-    let mut lines = BufReader::new(trace.stdout()).lines();
+    let mut lines = Lines::of(trace.stdout());
     known_workload(&scratch);
     // The server runs on: these lines come because they happened, not because something ended.
     let mut events = Vec::new();
     while !events.iter().any(|event: &Event| event.letter == "C" && event.kind == "FW") {
-        events.push(event(&lines.next().expect("a line").expect("text")));
+        events.push(event(&lines.next().expect("a line")));
     }
     check(&events);
     trace.signal(Signal::INT);

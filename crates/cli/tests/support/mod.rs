@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Output, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -473,6 +473,32 @@ impl Drop for Background {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The lines that a process prints, as they come. A process that has gone silent fails the test instead of hanging it.
+pub struct Lines(Receiver<String>);
+
+impl Lines {
+    pub fn of(pipe: impl Read + Send + 'static) -> Lines {
+        let (send, receive) = mpsc::channel();
+        std::thread::spawn(move || {
+            // Whoever does not want more has dropped the receiver.
+            BufReader::new(pipe).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
+        });
+        Lines(receive)
+    }
+}
+
+impl Iterator for Lines {
+    type Item = String;
+
+    fn next(&mut self) -> Option<String> {
+        match self.0.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("no further line for {PATIENCE:?}"),
+        }
     }
 }
 
