@@ -353,3 +353,135 @@ fn sum(words: &[u32; WORDS]) -> u32 {
 
 const _: () = assert!(THIS_DISK + DESCRIPTOR_WORDS == WORDS);
 const _: () = assert!(SUPERBLOCK_BYTES == WORDS * 4);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ErrorKind;
+    use crate::md::find;
+    use crate::source::{Piece, Sparse};
+    use proptest::prelude::*;
+
+    const DEVICE_SECTORS: u64 = 98_304;
+
+    /// A mirror of two, clean, with these words changed.
+    fn with(changes: &[(usize, u32)]) -> Vec<u8> {
+        let head = [
+            (0, MAGIC),
+            (2, 90),
+            (5, 0x0102_0304),
+            (7, 1),
+            (8, 40_000),
+            (10, 2),
+            (33, 1),
+            (39, 17),
+            (41, 16),
+        ];
+        let disks = [(132, 6), (160, 1), (163, 1), (164, 6), (992, 1), (995, 1), (996, 6)];
+        let mut bytes = vec![0; SUPERBLOCK_BYTES];
+        for (word, value) in head.iter().chain(&disks).chain(changes) {
+            bytes[word * 4..word * 4 + 4].copy_from_slice(&value.to_le_bytes());
+        }
+        fix_checksum(&mut bytes);
+        bytes
+    }
+
+    fn decode(changes: &[(usize, u32)]) -> Result<Superblock, FormatError> {
+        Superblock::decode(&with(changes), DEVICE_SECTORS)
+    }
+
+    #[test]
+    fn a_superblock_is_64_to_128_kib_before_the_end() {
+        for (device, expected) in [
+            (98_304, Some(98_176)),
+            (98_431, Some(98_176)),
+            (98_432, Some(98_304)),
+            (128, Some(0)),
+            (127, None),
+        ] {
+            assert_eq!(sector(device), expected, "{device}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_an_error_that_names_the_field() {
+        type Changes = &'static [(usize, u32)];
+        let cases: [(&str, ErrorKind, Changes); 12] = [
+            ("magic", ErrorKind::Invalid, &[(0, 1)]),
+            ("magic", ErrorKind::Invalid, &[(1, 1)]),
+            ("minor version", ErrorKind::Unsupported, &[(2, 91)]),
+            ("minor version", ErrorKind::Invalid, &[(2, 92)]),
+            ("raid_disks", ErrorKind::Invalid, &[(10, 0)]),
+            ("raid_disks", ErrorKind::Limit, &[(10, 28)]),
+            ("raid_disks", ErrorKind::Limit, &[(10, u32::MAX)]),
+            ("chunk", ErrorKind::Invalid, &[(7, 0)]),
+            ("chunk", ErrorKind::Invalid, &[(7, 0), (65, 1023)]),
+            ("layout", ErrorKind::Invalid, &[(7, 10), (65, 4096), (64, 0x103)]),
+            ("size", ErrorKind::Invalid, &[(8, 49_089)]),
+            ("size", ErrorKind::Invalid, &[(8, 0)]),
+        ];
+        for (field, kind, changes) in cases {
+            let error = decode(changes).expect_err(field);
+            assert_eq!((error.field, error.kind), (field, kind), "{error}");
+            assert!(error.to_string().starts_with("md superblock 0.90 at 50266112: "), "{error}");
+        }
+        assert!(decode(&[(8, 49_088)]).is_ok());
+        assert!(Superblock::decode(&with(&[])[..4095], DEVICE_SECTORS).is_err());
+        assert!(Superblock::decode(&with(&[]), 127).is_err());
+    }
+
+    #[test]
+    fn a_checkpoint_counts_only_where_its_events_are_the_arrays() {
+        assert_eq!(decode(&[]).unwrap().resync_offset(), IN_SYNC);
+        assert_eq!(decode(&[(33, 0), (43, 4096)]).unwrap().resync_offset(), 0);
+        assert_eq!(decode(&[(33, 0), (41, 17), (43, 4096)]).unwrap().resync_offset(), 4096);
+    }
+
+    #[test]
+    fn what_a_disk_is_follows_from_its_state_and_place() {
+        for (state, place, role) in [
+            (6, 1, Role::Active(1)),
+            (6, 2, Role::Spare),
+            (0, 1, Role::Spare),
+            (2, 1, Role::Spare),
+            (1, 1, Role::Faulty),
+            (7, 1, Role::Faulty),
+            (8, 0, Role::Faulty),
+            (6 | 1 << 9, 0, Role::Active(0)),
+        ] {
+            let superblock = decode(&[(995, place), (996, state)]).unwrap();
+            assert_eq!(superblock.role(), role, "state {state:#x}, place {place}");
+        }
+    }
+
+    #[test]
+    fn the_superblock_of_a_partition_at_the_end_of_a_disk_shows_at_both_and_fits_only_the_partition() {
+        let disk_sectors = DEVICE_SECTORS + 2048;
+        let bytes = with(&[(8, 49_088)]);
+        let place = |device| sector(device).unwrap() * 512;
+        let disk = Sparse::new(
+            disk_sectors * 512,
+            vec![Piece { offset: place(disk_sectors), bytes: bytes.clone() }],
+        );
+        let partition =
+            Sparse::new(DEVICE_SECTORS * 512, vec![Piece { offset: place(DEVICE_SECTORS), bytes }]);
+        assert_eq!(place(disk_sectors), place(DEVICE_SECTORS) + 2048 * 512);
+        for device in [&disk, &partition] {
+            let found = find(device);
+            assert_eq!(found.newest().map(|superblock| superblock.version()), Some("0.90"));
+        }
+        // Both can be true; the data fills the partition, and leaves room on the disk.
+        let room = |device| sector(device).unwrap() - decode(&[(8, 49_088)]).unwrap().member_sectors();
+        assert_eq!((room(DEVICE_SECTORS), room(disk_sectors)), (0, 2048));
+    }
+
+    proptest! {
+        #[test]
+        fn any_flipped_bit_is_an_error(bit in 0..SUPERBLOCK_BYTES * 8, word in 200usize..900, value: u32) {
+            let mut bytes = with(&[(word, value)]);
+            prop_assert!(Superblock::decode(&bytes, DEVICE_SECTORS).is_ok());
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(Superblock::decode(&bytes, DEVICE_SECTORS).is_err());
+        }
+    }
+}

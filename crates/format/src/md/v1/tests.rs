@@ -303,7 +303,8 @@ prop_compose! {
             data_size: data,
             super_offset,
             recovery_offset: times.1,
-            dev_number: numbers[2],
+            // Beyond all slots: a spare, whatever the roles.
+            dev_number: numbers[2] | 2048,
             corrected_errors: numbers[3],
             device_uuid: Uuid(ids.1),
             devflags: flags.0,
