@@ -60,7 +60,8 @@ pub(crate) fn tree(report: &ScanReport, branches: [&str; 2], limits: bool) -> St
     }
     for disk in &report.disks {
         for warning in &disk.warnings {
-            text.push_str(&format!("warning: {}: {}\n", escape(&disk.disk), escape(warning)));
+            // Warnings are made to be printed: what came from the disk is escaped in them already.
+            text.push_str(&format!("warning: {}: {warning}\n", escape(&disk.disk)));
         }
     }
     text

@@ -16,7 +16,6 @@ use blockwork_daemon::{Control, ControlHandle, ControlState, socket_path};
 use blockwork_engine::{Errno, LeafId, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle};
 use blockwork_export::fuse;
 use blockwork_export::nbd::{self, Export, Exports, Listener, NbdConfig, Server, ServerTls};
-use blockwork_format::escape;
 use blockwork_insight::trace::TraceHub;
 use blockwork_insight::{LogWrites, report};
 use blockwork_uring::{Uring, UringConfig};
@@ -72,7 +71,7 @@ fn assemble(args: &ServeArgs, disks: Vec<String>) -> Result<Assembly> {
         Plan { disks, tables: args.table.clone(), read_only: args.read_only, settings, ..Plan::default() };
     let assembly = Assembly::open(plan)?;
     for warning in &assembly.warnings {
-        log::warn!("{}", escape(warning));
+        log::warn!("{warning}");
     }
     Ok(assembly)
 }

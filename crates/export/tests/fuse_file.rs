@@ -59,6 +59,7 @@ fn fio_verifies_random_writes_of_all_sizes() {
             "--do_verify=1",
             "--randrepeat=1",
             "--end_fsync=1",
+            "--verify_state_save=0",
             "--allow_file_create=0",
             "--group_reporting",
         ];

@@ -12,7 +12,7 @@ use blockwork_engine::{
 };
 use blockwork_format::partition::{self, PartitionTable};
 use blockwork_format::table::TABLE_BYTES_MAX;
-use blockwork_format::{FormatError, Source};
+use blockwork_format::{FormatError, Source, escape};
 use blockwork_layer::Linear;
 use blockwork_leaf::{OpenOptions, Opened};
 
@@ -140,6 +140,7 @@ impl Assembly {
             unlocked: self.plan.unlocked,
         };
         let Opened { source, warnings } = blockwork_leaf::open(spec, &options)?;
+        self.warnings.extend(warnings.iter().map(|warning| format!("{}: {warning}", escape(spec))));
         let leaf = LeafId(u16::try_from(self.leaves.len()).expect("LEAVES_MAX is below 65536"));
         let volume = self.unused_name(&format!("disk/{}", base_name(source.name())));
         let node = self.add_node(source.name(), NodeKind::Leaf, MAJOR_DISK)?;
@@ -166,12 +167,10 @@ impl Assembly {
             return Ok(()); // the same disk given twice
         }
         let (name, below, spec) = (disk.volume.clone(), disk.layer.clone(), disk.spec.clone());
-        for warning in &disk.warnings {
-            self.warnings.push(format!("{spec}: {warning}"));
-        }
         let found = match &disk.partitions {
             Ok(Some(table)) => {
-                self.warnings.extend(table.warnings.iter().map(|warning| format!("{spec}: {warning}")));
+                self.warnings
+                    .extend(table.warnings.iter().map(|warning| format!("{}: {warning}", escape(&spec))));
                 table
                     .partitions
                     .iter()
@@ -180,7 +179,7 @@ impl Assembly {
             }
             Ok(None) => Vec::new(),
             Err(error) => {
-                self.warnings.push(format!("{spec}: {error}"));
+                self.warnings.push(format!("{}: {error}", escape(&spec)));
                 Vec::new()
             }
         };
