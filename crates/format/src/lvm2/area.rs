@@ -67,7 +67,7 @@ impl AreaHeader {
     ///
     /// # Errors
     ///
-    /// Where the area has no room for a header and a ring of at least 2 KiB, or is no range of a disk.
+    /// Where the area has no room for a header and two texts, or is no range of a disk.
     pub fn new(area: DiskArea) -> Result<Self, FormatError> {
         let header = Self { area, slots: Default::default() };
         header.checked_size(area)?;
@@ -284,3 +284,149 @@ pub fn mend_header_crc(bytes: &mut [u8; BLOCK_BYTES]) {
 }
 
 const _: () = assert!(SLOTS_AT + 2 * SLOT_BYTES <= BLOCK_BYTES);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{ErrorKind, Sparse};
+
+    const AREA: DiskArea = DiskArea { offset: 4096, size: 1 << 20 };
+
+    fn disk() -> Sparse {
+        Sparse::new(2 << 20, Vec::new())
+    }
+
+    /// A header with one slot, as it is on a disk.
+    fn header_of(size: u64, slot: RawLocation) -> [u8; BLOCK_BYTES] {
+        AreaHeader { area: DiskArea { size, ..AREA }, slots: [slot, RawLocation::default()] }.encode()
+    }
+
+    #[track_caller]
+    fn assert_refused<T: std::fmt::Debug>(found: Result<T, FormatError>, expected: &str) {
+        let error = found.expect_err("it contradicts the format").to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn a_header_is_refused_where_a_field_is_wrong() {
+        let good = AreaHeader::new(AREA).unwrap();
+        assert_eq!(AreaHeader::parse(&good.encode(), AREA), Ok(good.clone()));
+        for (at, expected) in [
+            (4, "LVM2 metadata area at 4096: magic is [21, 4c"),
+            (20, "version is 0, expected 1"),
+            (24, "start is 4097, expected 4096"),
+            (35, "size is 17825792, expected more than 512"),
+        ] {
+            let mut bytes = good.encode();
+            bytes[at] ^= 1;
+            if at > 20 {
+                assert_refused(AreaHeader::parse(&bytes, AREA), "header CRC is");
+            }
+            mend_header_crc(&mut bytes);
+            assert_refused(AreaHeader::parse(&bytes, AREA), expected);
+        }
+    }
+
+    #[test]
+    fn an_area_of_zero_or_one_byte_is_refused_though_its_crc_is_right() {
+        for size in [0, 1, 511, 512] {
+            assert_refused(AreaHeader::parse(&header_of(size, RawLocation::default()), AREA), "size is");
+        }
+        AreaHeader::parse(&header_of(1 << 20, RawLocation::default()), AREA).unwrap();
+        for size in [0, 512, 1536] {
+            assert_refused(AreaHeader::new(DiskArea { size, ..AREA }), "size is");
+        }
+    }
+
+    #[test]
+    fn an_area_outside_its_disk_is_refused() {
+        for area in [
+            DiskArea { offset: 4096, size: 2 << 20 },
+            DiskArea { offset: u64::MAX, size: 4096 },
+            DiskArea { offset: 4096, size: 511 },
+        ] {
+            assert_refused(AreaHeader::read(&disk(), area), "area is");
+        }
+    }
+
+    #[test]
+    fn a_text_of_eight_gigabytes_in_an_area_that_says_it_is_as_large_is_refused() {
+        let area = DiskArea { offset: 4096, size: 0x2_0000_0000 };
+        let slot = RawLocation { offset: 0x1_0000_0000, size: 0x1_ffff_fe00, ..RawLocation::default() };
+        let header = AreaHeader { area, slots: [slot, RawLocation::default()] };
+        let header = AreaHeader::parse(&header.encode(), area).unwrap();
+        let error = header.read_text(&disk(), &header.committed().unwrap()).unwrap_err();
+        assert_eq!((error.kind, error.field), (ErrorKind::Limit, "size of the text"));
+    }
+
+    #[test]
+    fn a_text_outside_its_area_is_refused() {
+        for (offset, size, expected) in [
+            (2 << 20, 4096, "offset of the text is 2097152, expected at least 512, and less than"),
+            (1 << 20, 1, "offset of the text is 1048576"),
+            (511, 10, "offset of the text is 511"),
+            (u64::MAX, u64::MAX, "offset of the text is"),
+            (512, (1 << 20) - 511, "size of the text is 1048065, expected 1 to 1048064"),
+            (512, u64::MAX, "size of the text is"),
+        ] {
+            let header = header_of(1 << 20, RawLocation { offset, size, ..RawLocation::default() });
+            let header = AreaHeader::parse(&header, AREA).unwrap();
+            assert_refused(header.read_text(&disk(), &header.slots[0]), expected);
+            assert_refused(header.place(b"a text"), expected);
+        }
+        let slot = RawLocation { offset: 512, size: 4096, ..RawLocation::default() };
+        let header = AreaHeader::parse(&header_of(1 << 20, slot), AREA).unwrap();
+        assert_refused(header.read_text(&disk(), &slot), "LVM2 metadata text at 4608: CRC is");
+    }
+
+    #[test]
+    fn an_empty_slot_is_no_text_and_a_flag_says_that_an_area_is_ignored() {
+        let mut header = AreaHeader::new(AREA).unwrap();
+        assert_eq!((header.committed(), header.precommitted(), header.ignored()), (None, None, false));
+        header.slots[0].flags = RawLocation::IGNORED;
+        header.slots[1] = RawLocation { offset: 512, size: 7, ..RawLocation::default() };
+        let header = AreaHeader::parse(&header.encode(), AREA).unwrap();
+        assert_eq!((header.committed(), header.ignored()), (None, true));
+        assert_eq!(header.precommitted(), Some(header.slots[1]));
+    }
+
+    #[test]
+    fn a_text_that_is_longer_than_half_of_the_ring_is_refused() {
+        let header = AreaHeader::new(DiskArea { offset: 4096, size: 1_044_480 }).unwrap();
+        assert_eq!(header.text_bytes_max(), (1_044_480 - 512) / 2 - 512);
+        let most = usize::try_from(header.text_bytes_max()).unwrap();
+        header.place(&vec![b' '; most - 1]).unwrap();
+        assert_refused(header.place(&vec![b' '; most]), "new text is");
+    }
+
+    proptest! {
+        /// The stupid ring: an array of who wrote which byte last.
+        #[test]
+        fn texts_round_the_ring_never_touch_the_committed_one_and_read_back(
+            size in 3000u64..9000, lengths in proptest::collection::vec(0usize..4000, 1..40),
+        ) {
+            let area = DiskArea { offset: 4096, size };
+            let mut header = AreaHeader::new(area).unwrap();
+            let mut disk = disk();
+            let mut texts: Vec<(RawLocation, Vec<u8>)> = Vec::new();
+            for (n, length) in lengths.into_iter().enumerate() {
+                let most = usize::try_from(header.text_bytes_max()).unwrap() - 1;
+                let text: Vec<u8> = (0..length.min(most)).map(|at| b'a' + u8::try_from((at + n) % 26).unwrap()).collect();
+                let place = header.place(&text).unwrap();
+                for piece in header.pieces(&place, &text).unwrap() {
+                    prop_assert!(piece.offset >= area.offset + 512 && piece.end() <= area.offset + area.size);
+                    disk.write(piece.offset, piece.bytes);
+                }
+                if let Some((old, text)) = texts.last() {
+                    let again = header.read_text(&disk, old);
+                    prop_assert_eq!(again.as_ref(), Ok(&[&text[..], &[0]].concat()), "old text, before the commit");
+                }
+                header.slots[0] = place;
+                prop_assert_eq!(header.read_text(&disk, &place).unwrap(), [&text[..], &[0]].concat());
+                texts.push((place, text));
+            }
+        }
+    }
+}

@@ -265,3 +265,146 @@ impl<'a> Fields<'a> {
         Some(taken)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Piece, Sparse};
+
+    const ID: &[u8; 32] = b"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+
+    /// A label whose PV header begins at `offset`, with these words behind UUID and size, and a right CRC.
+    fn label(offset: u32, words: &[u64]) -> [u8; BLOCK_BYTES] {
+        let mut bytes = [0; BLOCK_BYTES];
+        put(&mut bytes, 0, MAGIC);
+        bytes[8] = 1;
+        put(&mut bytes, 20, &offset.to_le_bytes());
+        put(&mut bytes, 24, TYPE);
+        let mut header = [&ID[..], &(1u64 << 32).to_le_bytes()].concat();
+        header.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+        let at = crate::bytes::index(offset);
+        for (to, from) in bytes.iter_mut().skip(at).zip(header) {
+            *to = from;
+        }
+        mend_label_crc(&mut bytes);
+        bytes
+    }
+
+    #[track_caller]
+    fn assert_refused(bytes: &[u8; BLOCK_BYTES], expected: &str) {
+        let error = Label::parse(bytes, 1).expect_err("it contradicts the format").to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+
+    #[test]
+    fn a_header_that_does_not_fit_into_the_sector_is_refused() {
+        assert_refused(
+            &label(0x2000, &[]),
+            "LVM2 label at 512: offset of the PV header is 8192, expected 32 to 472",
+        );
+        assert_refused(&label(473, &[]), "offset of the PV header is 473");
+        let mut before_its_place = label(32, &[]);
+        before_its_place[20] = 31;
+        mend_label_crc(&mut before_its_place);
+        assert_refused(&before_its_place, "offset of the PV header is 31");
+        assert_refused(&label(u32::MAX, &[]), "offset of the PV header is 4294967295");
+        let good = Label::parse(&label(32, &[]), 1).unwrap();
+        assert_eq!((good.pv.id.bytes(), good.pv.device_bytes, good.pv.extension), (ID, 1 << 32, None));
+        // There is room for the header, and none for the ends of its lists.
+        assert_refused(&label(472, &[]), "LVM2 PV header at 1024: data areas is a list without an end");
+    }
+
+    #[test]
+    fn a_list_of_areas_without_an_end_is_refused() {
+        let areas: Vec<u64> = (0..60).flat_map(|n| [0x10_0000 + n * 0x1000, 0x1000]).collect();
+        assert_refused(&label(32, &areas), "data areas is a list without an end");
+        assert_refused(
+            &label(32, &[&[0, 0], &areas[..]].concat()),
+            "metadata areas is a list without an end",
+        );
+        let extension = [2, 0x10_0000, 0x1000];
+        let tail = [&[0, 0, 0, 0], &extension[..1], &areas[..]].concat();
+        assert_refused(&label(32, &tail), "bootloader areas is a list without an end");
+    }
+
+    #[test]
+    fn an_extension_that_has_no_room_is_absent() {
+        // With the header at 40 the last zero pair ends with the sector.
+        let areas: Vec<u64> = [&[0x10_0000, 0x1000, 0, 0], &[0x1000u64, 0x10_0000].repeat(24)[..]].concat();
+        let label = Label::parse(&label(40, &areas), 1).unwrap();
+        assert_eq!(label.pv.extension, None);
+        assert_eq!((label.pv.data_areas.len(), label.pv.metadata_areas.len()), (1, 24));
+    }
+
+    #[test]
+    fn an_area_that_ends_beyond_63_bits_is_refused() {
+        assert_refused(&label(32, &[u64::MAX, 1]), "data areas is 1 bytes at 18446744073709551615");
+        assert_refused(
+            &label(32, &[0, 0, 4096, 1 << 63]),
+            "metadata areas is 9223372036854775808 bytes at 4096",
+        );
+    }
+
+    #[test]
+    fn magic_sector_crc_type_and_uuid_are_checked() {
+        let good = label(32, &[]);
+        for (at, expected) in
+            [(0, "magic is"), (8, "sector number is 0, expected 1"), (16, "CRC is"), (25, "type is")]
+        {
+            let mut bytes = good;
+            bytes[at] ^= 1;
+            if at == 25 {
+                assert_refused(&bytes, "CRC is");
+                mend_label_crc(&mut bytes);
+            }
+            assert_refused(&bytes, expected);
+        }
+        let mut bytes = good;
+        bytes[40] = 0x1b;
+        mend_label_crc(&mut bytes);
+        assert_refused(&bytes, "UUID is AAAAAAAA\\u{1b}AAA");
+    }
+
+    #[test]
+    fn the_first_good_label_of_four_sectors_is_taken_and_damaged_ones_are_told() {
+        let good = Label::parse(&label(32, &[]), 1).unwrap();
+        let at = |sector: u64| {
+            let bytes = Label { sector, ..good.clone() }.encode().unwrap().to_vec();
+            Piece { offset: sector * 512, bytes }
+        };
+        let find = |pieces: Vec<Piece>| Label::find(&Sparse::new(1 << 20, pieces));
+        assert_eq!(find(vec![]), Ok(None));
+        assert_eq!(find(vec![at(4)]), Ok(None));
+        assert_eq!(find(vec![at(3)]).unwrap().unwrap().label.sector, 3);
+        let torn = Piece { offset: 600, bytes: vec![7] };
+        let found = find(vec![at(1), at(2), torn.clone()]).unwrap().unwrap();
+        assert_eq!((found.label.sector, found.damaged.len()), (2, 1));
+        assert_eq!(find(vec![at(1), torn]).unwrap_err().field, "CRC");
+        assert_eq!(Label::find(&Sparse::new(100, vec![])), Ok(None));
+        // A label that was copied to another sector is none.
+        let moved = Piece { offset: 1024, ..at(1) };
+        assert_eq!(find(vec![moved]).unwrap_err().field, "sector number");
+    }
+
+    fn any_areas() -> impl Strategy<Value = Vec<DiskArea>> {
+        let area = (1..1u64 << 62, 0..1u64 << 62).prop_map(|(offset, size)| DiskArea { offset, size });
+        proptest::collection::vec(area, 0..6)
+    }
+
+    proptest! {
+        #[test]
+        fn a_label_that_is_encoded_and_parsed_is_the_same_label(
+            id in "[0-9a-zA-Z!#]{32}", device_bytes: u64, sector in 0u64..4, data in any_areas(), metadata in any_areas(),
+            extension in proptest::option::of((1u32.., any::<u32>(), any_areas())),
+        ) {
+            let extension =
+                extension.map(|(version, flags, bootloader_areas)| Extension { version, flags, bootloader_areas });
+            let id = Uuid::from_compact(id.as_bytes()).unwrap();
+            let pv = PvHeader { id, device_bytes, data_areas: data, metadata_areas: metadata, extension };
+            let label = Label { sector, pv };
+            prop_assert_eq!(Label::parse(&label.encode().unwrap(), sector), Ok(label));
+        }
+    }
+}

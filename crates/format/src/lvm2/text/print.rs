@@ -63,18 +63,16 @@ impl Printer {
                 self.out.extend(b" = ");
                 self.value(value);
             }
-            Node::Array(values) => self.array(values, areas_of(entry, depth), depth),
+            Node::Array(values) => self.array(values, areas_per_line(entry, depth), depth),
         }
         self.out.push(b'\n');
     }
 
-    fn array(&mut self, values: &[Value], areas: bool, depth: usize) {
+    /// `per_line`: how many values are on a line, where they are not all on one.
+    fn array(&mut self, values: &[Value], per_line: Option<usize>, depth: usize) {
         self.out.extend(b" = [");
-        let mut last_was_text = false;
         for (i, value) in values.iter().enumerate() {
-            let text = matches!(value, Value::String(_));
-            // The metadata LV and the data LV of a RAID's leg share a line, as a name and its extent do.
-            let opens = areas && (i == 0 || i % 2 == 0 || (text && !last_was_text));
+            let opens = per_line.is_some_and(|count| i.is_multiple_of(count));
             if i > 0 {
                 self.out.extend(if opens { &b","[..] } else { b", " });
             }
@@ -83,9 +81,8 @@ impl Printer {
                 self.indent(depth + 1);
             }
             self.value(value);
-            last_was_text = text;
         }
-        if areas && !values.is_empty() {
+        if per_line.is_some() && !values.is_empty() {
             self.out.push(b'\n');
             self.indent(depth);
         }
@@ -139,9 +136,13 @@ pub(super) fn is_decimal(text: &str) -> bool {
     points.len() == 1 && !rest.is_empty() && rest.iter().all(u8::is_ascii_digit)
 }
 
-/// Whether an array is one of areas, which LVM writes a line each.
-fn areas_of(entry: &Entry, depth: usize) -> bool {
-    depth == SEGMENT && matches!(entry.key.as_str(), "stripes" | "mirrors" | "raids" | "raid0_lvs")
+/// How many values LVM writes on a line of an array of areas: a name and its extent, or the two LVs of a RAID's leg.
+fn areas_per_line(entry: &Entry, depth: usize) -> Option<usize> {
+    match entry.key.as_str() {
+        "stripes" | "mirrors" | "raids" if depth == SEGMENT => Some(2),
+        "raid0_lvs" if depth == SEGMENT => Some(1),
+        _ => None,
+    }
 }
 
 fn blank_before(entry: &Entry, depth: usize) -> bool {
@@ -151,7 +152,7 @@ fn blank_before(entry: &Entry, depth: usize) -> bool {
         (Node::Section(_), SEGMENT) => key == "message1",
         (Node::Value(_), TEXT) => matches!(key, "contents" | "description" | "creation_host"),
         (Node::Value(_), VG) => key == "allocation_policy",
-        (Node::Array(_), _) => areas_of(entry, depth),
+        (Node::Array(_), _) => areas_per_line(entry, depth).is_some(),
         _ => false,
     }
 }
