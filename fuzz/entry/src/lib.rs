@@ -15,6 +15,7 @@ mod blktrace;
 mod dm_table;
 mod input;
 mod log_writes;
+mod lvm2;
 mod md;
 mod nbd;
 mod partition;
@@ -24,6 +25,7 @@ pub mod seeds;
 pub use blktrace::blktrace;
 pub use dm_table::dm_table;
 pub use log_writes::log_writes;
+pub use lvm2::{lvm2_pv, lvm2_text};
 pub use md::{md_bad_blocks, md_bitmap, md_superblock};
 pub use nbd::nbd;
 pub use partition::{gpt, mbr, partition};
@@ -41,6 +43,8 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("blktrace", blktrace),
     ("log_writes", log_writes),
     ("nbd", nbd),
+    ("lvm2_pv", lvm2_pv),
+    ("lvm2_text", lvm2_text),
     ("md_superblock", md_superblock),
     ("md_bitmap", md_bitmap),
     ("md_bad_blocks", md_bad_blocks),

@@ -12,6 +12,7 @@ use blockwork_format::partition::gpt::{GptPartition, Layout, fix_crcs};
 use blockwork_format::partition::mbr::{self, ExtendedPartition, MbrPartition};
 use blockwork_format::partition::{Guid, gpt};
 
+use crate::lvm2;
 use crate::md::{FIX_CHECKSUM, FIX_PLACE};
 use crate::nbd;
 use crate::partition::{BLOCKS_OF_4096, FIX_CRCS, GPT_HEADER_BYTES, PIECE_MISSING, WITH_HINT};
@@ -60,6 +61,11 @@ pub fn seeds() -> Vec<Seed> {
     add("nbd", "export-name", nbd_input(nbd::PAYLOADS, &[1]));
     add("nbd", "tls", nbd_input(nbd::PAYLOADS | nbd::TLS, &[3, 5, 8, 10, 7]));
     add("nbd", "payloads", nbd_input(0, &[8, 7]));
+    for (name, text) in lvm2::TEXTS {
+        add("lvm2_text", name, [&[1], text.as_bytes()].concat());
+        add("lvm2_pv", name, lvm2::pv_input(lvm2::MEND_HEADERS | lvm2::MEND_TEXT, 1, text));
+    }
+    add("lvm2_pv", "as-it-is", lvm2::pv_input(0, 0, "vg {\n}\n"));
     for (version, name) in ["1.1", "1.2", "1.0"].into_iter().enumerate() {
         add("md_superblock", name, md_input(0, version, Level::Raid1));
         add(

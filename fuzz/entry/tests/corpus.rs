@@ -98,6 +98,18 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
             ],
         ),
         (
+            "lvm2_pv",
+            &[
+                ("label", 300),
+                ("area", 250),
+                ("text", 400),
+                ("tree", 200),
+                ("volume group", 4),
+                ("place", 250),
+            ],
+        ),
+        ("lvm2_text", &[("tree", 15), ("volume group", 5), ("refused", 300)]),
+        (
             "md_superblock",
             &[
                 ("1.x", 30),
