@@ -1,3 +1,5 @@
+//! The text: what is read and refused, with which line, within which limits; and that printing loses nothing.
+
 use proptest::prelude::*;
 
 use super::*;
