@@ -118,6 +118,8 @@ pub enum Wait {
     Poll,
     /// Until at least one completion or notification is there, or the time (if any) has come.
     Until(Option<Nanos>),
+    /// As `Until(None)`, where the next completion is likely to come within moments: worth looking for before sleeping.
+    Soon,
     /// To gather a batch: until `completions` are there, or `for_at_most` has passed. Then as `Until` without waiting.
     Gather {
         /// Enough of them to go on with.

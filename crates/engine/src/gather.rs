@@ -10,6 +10,7 @@
 //! Invariant: a worker with nothing under way sleeps without a time limit.
 
 use crate::env::Wait;
+use crate::port::PortId;
 use crate::units::Nanos;
 
 /// Longest pause. Small against a disk's latency (80 µs and up).
@@ -25,6 +26,9 @@ const HOLD_MAX: u32 = 8192;
 const TOLERANCE: u64 = 16;
 /// A turn counts for at most this much time: a client that thinks for a while says nothing about pauses.
 const TURN_MAX: Nanos = Nanos::millis(1);
+
+/// Turns in a row that make a lone client.
+const LONE: u32 = 16;
 
 /// What is being found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +59,10 @@ pub(crate) struct Gatherer {
     turn_started: Nanos,
     /// Bios finished since then.
     finished: u64,
+    /// The port that the last bio went to.
+    port: Option<PortId>,
+    /// Turns in a row in which one or two bios finished, all of that port.
+    lone_turns: u32,
 }
 
 impl Gatherer {
@@ -68,13 +76,19 @@ impl Gatherer {
             last_verdict: false,
             turn_started: Nanos(0),
             finished: 0,
+            port: None,
+            lone_turns: 0,
         }
     }
 
-    /// So many bios were finished in this turn.
+    /// A bio was finished in this turn, for that port.
     #[inline]
-    pub(crate) fn finished(&mut self, bios: usize) {
-        self.finished += bios as u64;
+    pub(crate) fn finished(&mut self, port: PortId) {
+        self.finished += 1;
+        if self.port != Some(port) {
+            self.port = Some(port);
+            self.lone_turns = 0;
+        }
     }
 
     /// A turn is over at `now`: how to wait for the next, with so many requests in flight at the devices.
@@ -87,6 +101,7 @@ impl Gatherer {
         self.turn_started = now;
         if finished > 0 {
             self.book(finished, took);
+            self.lone_turns = if finished <= 2 { self.lone_turns.saturating_add(1) } else { 0 };
         }
         let company = finished > 0 || in_flight > 1;
         let pause = match self.phase {
@@ -96,6 +111,10 @@ impl Gatherer {
         };
         if company && pause {
             Wait::Gather { completions: ENOUGH, for_at_most: PAUSE_MAX }
+        } else if self.lone_turns >= LONE && in_flight == 0 {
+            // A single client that asks for one thing at a time asks for the next when it has been answered. With several
+            // clients the processor is better left to them.
+            Wait::Soon
         } else {
             Wait::Until(None)
         }
@@ -159,7 +178,7 @@ mod tests {
                 _ => (client, 1),
             };
             now = now + Nanos(slept + came * service);
-            gatherer.finished(usize::try_from(came).unwrap());
+            (0..came).for_each(|_| gatherer.finished(PortId(0)));
         }
         f64::from(pauses) / f64::from(TURNS / 2)
     }
@@ -178,6 +197,19 @@ mod tests {
     fn a_few_requests_that_a_pause_would_only_delay_are_not_kept_waiting() {
         // Two requests come within 10 us; then the client waits for answers while we would sleep on.
         assert!(share_of_pauses(2, 3_000, 5_000) < 0.05);
+    }
+
+    #[test]
+    fn the_next_request_of_a_lone_client_is_looked_for_and_not_that_of_several() {
+        for (clients, expected) in [(1, Wait::Soon), (2, Wait::Until(None))] {
+            let mut gatherer = Gatherer::new(true);
+            let mut last = Wait::Poll;
+            for turn in 0..1000 {
+                gatherer.finished(PortId(turn % clients));
+                last = gatherer.wait(Nanos(u64::from(turn) * 20_000), 0);
+            }
+            assert_eq!(last, expected);
+        }
     }
 
     #[test]

@@ -265,8 +265,8 @@ impl<E: Env> Worker<E> {
             return false;
         }
         let mut finished = std::mem::take(&mut self.core.finished);
-        self.gatherer.finished(finished.len());
         for (port, done) in finished.drain(..) {
+            self.gatherer.finished(port);
             self.with_port(port, |port, cx| port.done(cx, done));
         }
         finished.append(&mut self.core.finished);

@@ -25,6 +25,7 @@
 mod blocking;
 mod direct;
 mod enter;
+mod look;
 mod ring;
 mod setup;
 mod slots;

@@ -1,0 +1,89 @@
+//! Whether to look for completions for a moment before sleeping: only while that finds some, and only as long as half of
+//! the processors are left to others.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use blockwork_engine::Nanos;
+
+/// How long to look. About what leaving and waking an idle virtual processor takes, so that looking in vain costs no
+/// more than the sleep that it would have saved.
+pub(crate) const LOOK_MAX: Nanos = Nanos::micros(60);
+/// Waits between looks, at most, where looking has been in vain.
+const BACK_OFF_MAX: u32 = 1024;
+
+/// Workers of this process that are looking just now.
+static LOOKING: AtomicUsize = AtomicUsize::new(0);
+
+/// The right to look; dropped, it is another worker's.
+pub(crate) struct Looking(());
+
+impl Looking {
+    /// Unless as many look already as half of the processors.
+    fn begin() -> Option<Looking> {
+        static MAX: OnceLock<usize> = OnceLock::new();
+        let max = *MAX.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get() / 2));
+        // It only counts; nothing is published by it.
+        let free = |looking: usize| (looking < max).then_some(looking + 1);
+        LOOKING.fetch_update(Ordering::Relaxed, Ordering::Relaxed, free).ok().map(|_| Looking(()))
+    }
+}
+
+impl Drop for Looking {
+    fn drop(&mut self) {
+        LOOKING.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What became of the looks so far.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
+    back_off: u32,
+    to_skip: u32,
+}
+
+impl Look {
+    /// The right to look this time, if it is worth it.
+    pub(crate) fn begin(&mut self) -> Option<Looking> {
+        let skip = self.to_skip > 0;
+        self.to_skip = self.to_skip.saturating_sub(1);
+        if skip { None } else { Looking::begin() }
+    }
+    /// Something came.
+    pub(crate) fn found(&mut self) {
+        self.back_off = 0;
+    }
+    /// Nothing came.
+    pub(crate) fn in_vain(&mut self) {
+        self.back_off = (self.back_off * 2).clamp(1, BACK_OFF_MAX);
+        // One miss between hits is an accident.
+        self.to_skip = self.back_off - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    // One test, since the count of those who look is the process's.
+    #[test]
+    fn looks_in_vain_become_rare_and_one_that_finds_something_brings_them_back() {
+        let Some(first) = Looking::begin() else { return }; // a single processor: nobody ever looks
+        drop(first);
+        let mut look = Look::default();
+        let looks = (0..100_000).filter(|_| {
+            let began = look.begin().is_some();
+            if began {
+                look.in_vain();
+            }
+            began
+        });
+        assert!(looks.count() < 120);
+        look.found();
+        while look.begin().is_none() {}
+        let all: Vec<_> = std::iter::from_fn(Looking::begin).collect();
+        assert!(look.begin().is_none(), "{} look already", all.len());
+        drop(all);
+        assert!(look.begin().is_some());
+    }
+}
