@@ -17,7 +17,7 @@ use slab::Slab;
 use crate::bio::{Bio, Done, Errno, Flags, Op};
 use crate::counters::{Counter, CounterTable};
 use crate::env::{Env, Notify};
-use crate::event::{Action, Event, Payload, Reason, Tracer};
+use crate::event::{Action, Event, Reason, Tracer};
 use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Span, Target, find};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
@@ -599,17 +599,7 @@ impl Core {
 
     #[cold]
     fn trace(&mut self, node: NodeId, action: Action, span: Span, reason: Reason, errno: i32) {
-        self.tracer.push(Event {
-            time: self.now,
-            node,
-            action,
-            op: span.op,
-            flags: span.flags,
-            sector: span.sector,
-            nr: span.nr,
-            payload: Payload::None,
-            reason,
-            errno: u16::try_from(errno).unwrap_or(u16::MAX),
-        });
+        let errno = u16::try_from(errno).unwrap_or(u16::MAX);
+        self.tracer.push(Event { reason, errno, ..Event::on(self.now, node, action, span) });
     }
 }

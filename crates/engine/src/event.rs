@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::bio::{Flags, Op};
-use crate::layer::NodeId;
+use crate::layer::{NodeId, Span};
 use crate::units::{Nanos, Sector, Sectors};
 
 /// What happened, by blktrace's letters.
@@ -149,6 +149,25 @@ pub struct Event {
     pub reason: Reason,
     /// For C: the error, as a positive errno, or 0.
     pub errno: u16,
+}
+
+impl Event {
+    /// An event of a span on that node, with nothing to add.
+    pub(crate) fn on(time: Nanos, node: NodeId, action: Action, span: Span) -> Event {
+        let Span { op, flags, sector, nr, .. } = span;
+        Event {
+            time,
+            node,
+            action,
+            op,
+            flags,
+            sector,
+            nr,
+            payload: Payload::None,
+            reason: Reason::None,
+            errno: 0,
+        }
+    }
 }
 
 /// Takes a worker's events, a batch at a time, on the worker's thread: it must not block.

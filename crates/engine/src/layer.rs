@@ -205,18 +205,7 @@ impl<'a> Resolver<'a> {
 
     #[cold]
     fn trace(&mut self, node: NodeId, action: Action, span: Span, payload: Payload, reason: Reason) {
-        self.tracer.push(Event {
-            time: self.now,
-            node,
-            action,
-            op: span.op,
-            flags: span.flags,
-            sector: span.sector,
-            nr: span.nr,
-            payload,
-            reason,
-            errno: 0,
-        });
+        self.tracer.push(Event { payload, reason, ..Event::on(self.now, node, action, span) });
     }
 }
 

@@ -4,8 +4,8 @@
 //! completed, [`Port::done`] for each bio, and once per turn, when all of those were delivered, [`Port::turn`], in which
 //! it sends what it has gathered. A port that has nothing to do is not called.
 //!
-//! A port is removed when its `turn` returns [`PortState::Closed`] and its last bio has completed; completions of its
-//! own operations that come later are dropped.
+//! A port is removed when its `turn` returns [`PortState::Closed`]. Bios and operations of its own that it has under way
+//! then run to their end, with their memory; nobody is told of them.
 
 use crate::bio::{Bio, Done, Errno, Flags, Op};
 use crate::core::{Core, Owner};

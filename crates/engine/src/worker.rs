@@ -102,9 +102,7 @@ impl<E: Env> WorkerHandle<E> {
 
 struct PortSlot<E: Env> {
     port: Box<dyn Port<E>>,
-    closed: bool,
-    /// Bios submitted and not yet given back are counted by the core; a port's are counted here so that it is kept
-    /// until the last.
+    /// Whether it is in the list of those that get a turn.
     touched: bool,
 }
 
@@ -186,7 +184,7 @@ impl<E: Env> Worker<E> {
     /// Adds a client. Where the worker is being stopped, it is drained at once.
     pub fn add_port(&mut self, port: Box<dyn Port<E>>) -> PortId {
         let id = PortId(u32::try_from(self.ports.len()).expect("fewer than 2^31 ports in a worker's life"));
-        self.ports.push(Some(PortSlot { port, closed: false, touched: false }));
+        self.ports.push(Some(PortSlot { port, touched: false }));
         self.open_ports += 1;
         let draining = self.draining;
         self.with_port(id, |port, cx| {
@@ -278,8 +276,7 @@ impl<E: Env> Worker<E> {
         let Some(slot) = self.ports.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
         slot.touched = false;
         let mut cx = Context { env: &mut self.env, core: &mut self.core, port: id };
-        if slot.port.turn(&mut cx) == PortState::Closed && !slot.closed {
-            slot.closed = true;
+        if slot.port.turn(&mut cx) == PortState::Closed {
             self.open_ports -= 1;
             self.ports[id.0 as usize] = None;
         }
