@@ -8,6 +8,8 @@
 //!             Defer └── resumed by its task
 //! ```
 
+mod cure;
+
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -23,10 +25,13 @@ use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
 use crate::port::PortId;
 use crate::queue::{LeafQueue, Plugged, QueueContext, sectors_in_segments};
+use crate::quiesce::{Attendance, Quiescence};
 use crate::task::{Command, Executor, Reply};
 use crate::unaligned;
 use crate::units::{Nanos, SECTOR, Sector, Sectors};
 use crate::volume::{Volume, VolumeId};
+
+pub(crate) use cure::{LeafFailure, Step, Trail};
 
 /// How far one question about allocation looks: 1 GiB.
 const ALLOCATION_STEP: Sectors = Sectors(1 << 21);
@@ -58,6 +63,10 @@ struct BioState {
     parts: Cell<u32>,
     error: Option<Errno>,
     started: Nanos,
+    /// In which it was resolved; `None` while it waits for a slow path.
+    epoch: Option<u64>,
+    /// How often it was run again.
+    cures: u16,
 }
 
 /// All bios under way on a worker.
@@ -117,6 +126,11 @@ pub(crate) struct Core {
     tap: Option<Arc<dyn WriteTap>>,
     extents: Vec<Extent>,
     completed: Vec<(u32, Result<(), Errno>)>,
+    /// What leaves refused, of bios that are not finished.
+    failures: Vec<LeafFailure>,
+    pub(crate) attendance: Attendance,
+    /// A write or flush has failed for good on a leaf that has lost writes: the worker must not end as if all were well.
+    lost: bool,
     /// Leaves whose queues wait for their turn to flush.
     flush_turns: Vec<LeafId>,
     /// Bios on their way to their ports.
@@ -133,6 +147,7 @@ pub(crate) struct CoreParts {
     pub(crate) counters: Arc<CounterTable>,
     pub(crate) tracer: Tracer,
     pub(crate) tap: Option<Arc<dyn WriteTap>>,
+    pub(crate) quiescence: Quiescence,
 }
 
 impl Core {
@@ -146,7 +161,8 @@ impl Core {
         Core {
             is_leaf: is_leaf.into(),
             queues: parts.leaves.iter().enumerate().map(queue).collect(),
-            executor: Executor::new(notify, parts.pool.clone()),
+            attendance: parts.quiescence.join(notify.clone()),
+            executor: Executor::new(notify, parts.pool.clone(), parts.quiescence),
             pool: parts.pool,
             volumes: parts.volumes,
             bios: Bios::default(),
@@ -157,6 +173,8 @@ impl Core {
             tap: parts.tap,
             extents: Vec::new(),
             completed: Vec::new(),
+            failures: Vec::new(),
+            lost: false,
             flush_turns: Vec::new(),
             finished: Vec::new(),
             dirty_ports: Vec::new(),
@@ -292,6 +310,8 @@ impl Core {
             parts: Cell::new(0),
             error: None,
             started: self.now,
+            epoch: None,
+            cures: 0,
         };
         let bio = u32::try_from(self.bios.all.insert(state)).expect("bios in flight are bounded");
         self.resolve(bio);
@@ -309,7 +329,7 @@ impl Core {
         let mut extents = std::mem::take(&mut self.extents);
         extents.clear();
         let mut cx =
-            Resolver { out: &mut extents, counters: &self.counters, tracer: &mut self.tracer, now: self.now };
+            Resolver { now: self.now, ..Resolver::new(&mut extents, &self.counters, &mut self.tracer) };
         match root.resolve(span, &mut cx) {
             Ok(()) => self.queue(bio, &extents),
             Err(defer) => self.defer(bio, defer),
@@ -319,7 +339,8 @@ impl Core {
 
     #[inline]
     fn queue(&mut self, bio: u32, extents: &[Extent]) {
-        let state = &self.bios.all[bio as usize];
+        let state = &mut self.bios.all[bio as usize];
+        state.epoch = Some(self.attendance.begin());
         let count = u32::try_from(extents.len()).expect("a bio has fewer than 2^32 extents");
         // One more, so that the bio cannot finish before all of it is queued.
         state.parts.set(count + 1);
@@ -345,12 +366,8 @@ impl Core {
     /// Runs the slow path that a layer asked for.
     #[cold]
     fn defer(&mut self, bio: u32, defer: Defer) {
-        let state = &self.bios.all[bio as usize];
         self.counters.add(defer.node, Counter::Deferred, 1);
-        let root: Arc<dyn Layer> = match &state.root {
-            Root::Volume(volume) => self.volumes[volume.0 as usize].root.clone(),
-            Root::Layer(layer) => layer.clone(),
-        };
+        let root = self.root_of(bio);
         if self.tracer.on() {
             self.trace(defer.node, Action::Defer, defer.span, defer.reason, 0);
         }
@@ -361,6 +378,14 @@ impl Core {
             let result = layer.prepare(defer, cx.clone()).await;
             cx.command(Command::Resume { bio, result });
         });
+    }
+
+    /// The stack that a bio runs on.
+    fn root_of(&self, bio: u32) -> Arc<dyn Layer> {
+        match &self.bios.all[bio as usize].root {
+            Root::Volume(volume) => self.volumes[volume.0 as usize].root.clone(),
+            Root::Layer(layer) => layer.clone(),
+        }
     }
 
     /// Runs tasks, unplugs queues, and deals with what completed, once. Tells whether anything happened.
@@ -418,6 +443,7 @@ impl Core {
             pool: &self.pool,
             tap: self.tap.as_deref(),
             completed: &mut self.completed,
+            failures: &mut self.failures,
             flush_turns: &mut self.flush_turns,
             now: self.now,
         };
@@ -438,6 +464,7 @@ impl Core {
             Command::FlushTurn { leaf, turn } => {
                 self.with_queue(env, usize::from(leaf.0), |queue, cx| queue.take_flush_turn(cx, turn));
             }
+            Command::Spawn(task) => self.executor.spawn(task),
             Command::Finish { owner, op, result, data } => self.give_back(owner, op, result, data),
         }
     }
@@ -467,8 +494,14 @@ impl Core {
 
     /// All parts of a bio are done.
     fn finish(&mut self, bio: u32) {
+        if self.bios.all[bio as usize].error.is_some() && self.cure(bio) {
+            return;
+        }
         let state = &mut self.bios.all[bio as usize];
         let discards = matches!(state.span.op, Op::Discard | Op::WriteZeroes);
+        if let Some(epoch) = state.epoch.take() {
+            self.attendance.end(epoch);
+        }
         if discards && state.span.flags.has(Flags::FUA) && state.error.is_none() {
             // No device has FUA for these: what they did is made durable by a flush.
             state.span = Span {
@@ -491,6 +524,7 @@ impl Core {
             if !is_leaf {
                 self.counters.add(state.node, Counter::Errors, 1);
             }
+            self.lost |= state.op != Op::Read && self.queues.iter().any(LeafQueue::has_failed);
             log::debug!("{:?} at sector {} failed: {errno}", state.op, state.span.sector);
         }
         if self.tracer.on() && !is_leaf {
@@ -514,39 +548,27 @@ impl Core {
         }
     }
 
-    /// Whether a flush of some leaf has failed.
-    pub(crate) fn any_leaf_failed(&self) -> bool {
-        self.queues.iter().any(LeafQueue::has_failed)
+    /// Whether something that a client was told is written may be lost.
+    pub(crate) fn has_lost_writes(&self) -> bool {
+        self.lost
     }
 
-    /// Starts a flush of every leaf that holds writes no flush has covered; tells whether there was one.
-    pub(crate) fn flush_dirty_leaves(&mut self, owner: &Reply) -> bool {
-        let dirty: Vec<usize> = (0..self.queues.len()).filter(|&i| self.queues[i].is_dirty()).collect();
-        if dirty.is_empty() {
-            return false;
+    /// Starts a flush of every volume that reaches a leaf with writes that no flush has covered. Through the volume, so that
+    /// an array that has lost a member is not held to it.
+    pub(crate) fn flush_dirty_volumes(&mut self) -> Vec<Reply> {
+        let dirty: Vec<NodeId> =
+            self.queues.iter().filter(|queue| queue.is_dirty()).map(LeafQueue::node).collect();
+        let mut replies = Vec::new();
+        for volume in (0u16..).take(self.volumes.len()).map(VolumeId) {
+            let root = self.volumes[usize::from(volume.0)].root.clone();
+            let reaches = |leaf: &NodeId| root.node() == *leaf || find(&*root, *leaf).is_some();
+            if dirty.iter().any(reaches) {
+                let reply = Reply::default();
+                self.start(Root::Volume(volume), root.node(), Owner::Task(reply.clone()), Bio::flush());
+                replies.push(reply);
+            }
         }
-        let node = self.queues[dirty[0]].node();
-        let span = Span {
-            op: Op::Flush,
-            flags: Flags::NONE,
-            sector: Sector(0),
-            nr: Sectors::ZERO,
-            at: Sectors::ZERO,
-        };
-        let state = BioState {
-            owner: Owner::Task(owner.clone()),
-            root: Root::Volume(VolumeId(0)),
-            node,
-            op: Op::Flush,
-            span,
-            data: Segments::new(),
-            parts: Cell::new(u32::try_from(dirty.len()).expect("there are few leaves")),
-            error: None,
-            started: self.now,
-        };
-        let bio = u32::try_from(self.bios.all.insert(state)).expect("bios in flight are bounded");
-        dirty.into_iter().for_each(|i| self.queues[i].add(Plugged { bio, span }));
-        true
+        replies
     }
 
     /// What the volume holds at `sector`. See [`Context::allocation`](crate::Context::allocation).

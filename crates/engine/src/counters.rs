@@ -48,6 +48,8 @@ counters! {
     Bounced => "bounced",
     /// Bios that waited for a slow path.
     Deferred => "deferred",
+    /// Bios that were run again after a layer had done something about a failure below it.
+    Cured => "cured",
     /// Byte ranges that were read, modified and written.
     Unaligned => "unaligned",
     /// Requests that were asked for again after a short transfer or a failed merged request.
@@ -116,6 +118,10 @@ pub enum NodeKind {
     Zero,
     /// dm-error.
     Error,
+    /// An md array.
+    Md,
+    /// An LVM volume that is an array: dm-raid.
+    Raid,
     /// Something else (tests, layers to come).
     Other(&'static str),
 }
@@ -131,6 +137,8 @@ impl NodeKind {
             NodeKind::Striped => "striped",
             NodeKind::Zero => "zero",
             NodeKind::Error => "error",
+            NodeKind::Md => "md",
+            NodeKind::Raid => "raid",
             NodeKind::Other(name) => name,
         }
     }

@@ -77,6 +77,14 @@ pub enum Reason {
     Short,
     /// Sequential reads: what comes next is read ahead.
     ReadAhead,
+    /// An array notes what is about to be written in its write-intent bitmap.
+    WriteIntent,
+    /// An array notes in its superblocks that it is being written to.
+    Activate,
+    /// A copy could not be read: it is written anew from another one.
+    ReadError,
+    /// A member of an array has failed: the others note it.
+    MemberFailed,
 }
 
 impl Reason {
@@ -98,6 +106,10 @@ impl Reason {
             Reason::Retry => "retry",
             Reason::Short => "short transfer",
             Reason::ReadAhead => "read ahead",
+            Reason::WriteIntent => "write intent",
+            Reason::Activate => "activate",
+            Reason::ReadError => "read error",
+            Reason::MemberFailed => "member failed",
         }
     }
 }

@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::bio::{Errno, Flags, Op};
+use crate::core::{Step, Trail};
 use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Event, Payload, Reason, Tracer};
 use crate::leaf::LeafId;
@@ -88,6 +89,30 @@ pub struct Defer {
     pub reason: Reason,
 }
 
+/// A piece of a bio that went wrong somewhere below a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What failed: the bio's operation, or the flush behind its FUA.
+    pub op: Op,
+    /// The layer directly below that it went through.
+    pub below: NodeId,
+    /// The piece that failed, on that layer; of operations without data, all that was handed to it.
+    pub span: Span,
+    /// How it failed.
+    pub errno: Errno,
+}
+
+/// What a layer can do about a [`Failure`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cure {
+    /// Nothing: the next layer above is asked, and at last the client hears of it.
+    None,
+    /// It resolves otherwise from now on: run the bio again.
+    Again,
+    /// Likewise, once [`Layer::prepare`] has done this.
+    Defer(Defer),
+}
+
 /// The future of a layer's slow path.
 pub type Preparation = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
@@ -102,6 +127,22 @@ pub trait Layer: Send + Sync + Debug {
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let _ = (defer, cx);
         unreachable!("a layer that never defers is never asked to prepare")
+    }
+    /// Whether it can do without a part of what lies below, so that [`Layer::cure`] is worth asking.
+    fn is_redundant(&self) -> bool {
+        false
+    }
+    /// What it does about a failure below; called when all parts of a bio are done and one has failed. It does no I/O, as
+    /// [`Layer::resolve`]. EIO of a flush means that the leaf takes no write any more (the crate's invariant 5).
+    fn cure(&self, failure: &Failure) -> Cure {
+        let _ = failure;
+        Cure::None
+    }
+    /// What it does when all clients are gone and all workers have ended, for instance to record that all is well. Run by
+    /// [`Worker::close`](crate::Worker::close), the topmost layer first.
+    fn close(&self, cx: TaskContext) -> Option<Preparation> {
+        let _ = cx;
+        None
     }
     /// The layers directly below; none for what ends a stack.
     fn below(&self) -> Vec<Arc<dyn Layer>> {
@@ -148,12 +189,14 @@ pub struct Resolver<'a> {
     pub(crate) counters: &'a CounterTable,
     pub(crate) tracer: &'a mut Tracer,
     pub(crate) now: Nanos,
+    /// Where the way to each leaf is noted, if somebody asks for it.
+    pub(crate) trail: Option<&'a mut Trail>,
 }
 
 impl<'a> Resolver<'a> {
     /// A resolver on its own, for tests and for questions about a mapping.
     pub fn new(out: &'a mut Vec<Extent>, counters: &'a CounterTable, tracer: &'a mut Tracer) -> Resolver<'a> {
-        Resolver { out, counters, tracer, now: Nanos(0) }
+        Resolver { out, counters, tracer, now: Nanos(0), trail: None }
     }
 
     /// Hands `span` (in the sectors of `below`) on from the layer `node`, where it was at `from`.
@@ -165,7 +208,22 @@ impl<'a> Resolver<'a> {
             let payload = Payload::Remap { from: node, sector: from };
             self.trace(below.node(), Action::Remap, span, payload, Reason::None);
         }
+        if self.trail.is_some() {
+            return self.pass_on_trail(node, below, span);
+        }
         below.resolve(span, self)
+    }
+
+    #[cold]
+    fn pass_on_trail(&mut self, above: NodeId, below: &dyn Layer, span: Span) -> Result<(), Defer> {
+        if let Some(trail) = &mut self.trail {
+            trail.steps.push(Step { above, below: below.node(), span });
+        }
+        let result = below.resolve(span, self);
+        if let Some(trail) = &mut self.trail {
+            trail.steps.pop();
+        }
+        result
     }
 
     /// Says that the layer `node` cuts `span` into `pieces`, and why.
@@ -196,6 +254,9 @@ impl<'a> Resolver<'a> {
     /// Ends `span` on a leaf. A flush reaches each leaf once, however many ways lead there.
     #[inline]
     pub fn leaf(&mut self, leaf: LeafId, span: Span) {
+        if let Some(trail) = &mut self.trail {
+            trail.reached(leaf, span);
+        }
         let target = Target::Leaf(leaf);
         if span.op == Op::Flush && self.out.iter().any(|extent| extent.target == target) {
             return;

@@ -28,6 +28,7 @@ mod leaf;
 mod limits;
 mod port;
 mod queue;
+mod quiesce;
 mod task;
 mod turn;
 mod unaligned;
@@ -39,11 +40,15 @@ pub use bio::{Bio, Done, Errno, Flags, Op};
 pub use counters::{Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats};
 pub use env::{Completion, Env, FileId, FileOp, FileOpKind, Notify, Token, Wait};
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
-pub use layer::{Defer, Extent, Layer, LeafLayer, NodeId, Resolver, Shape, Span, Target};
+pub use layer::{
+    Cure, Defer, Extent, Failure, Layer, LeafLayer, NodeId, Preparation, Resolver, Shape, Span, Target,
+};
 pub use leaf::{Allocation, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 pub use limits::{Limits, Merges, SettingError};
 pub use port::{Context, Port, PortId, PortState};
+pub use quiesce::Quiescence;
 pub use task::TaskContext;
+pub use turn::{Taking, Turn, Turns};
 pub use units::{Nanos, SECTOR, Sector, Sectors};
 pub use volume::{Volume, VolumeId};
 pub use worker::{Worker, WorkerConfig, WorkerHandle};

@@ -20,6 +20,7 @@ use crate::bio::{Bio, Errno};
 use crate::core::Owner;
 use crate::env::Notify;
 use crate::layer::Layer;
+use crate::quiesce::Quiescence;
 use crate::turn::Turn;
 use crate::units::Nanos;
 
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     Resume { bio: u32, result: Result<(), Errno> },
     /// A leaf's queue has the turn to flush that it asked for.
     FlushTurn { leaf: crate::LeafId, turn: Turn },
+    /// Run this task too.
+    Spawn(Pin<Box<dyn Future<Output = ()>>>),
     /// A client's operation that a task carried out as a whole is done.
     Finish { owner: Owner, op: crate::Op, result: Result<(), Errno>, data: Segments },
 }
@@ -82,6 +85,8 @@ pub(crate) struct Shared {
     now: Cell<Nanos>,
     timers: RefCell<BinaryHeap<Timer>>,
     timer_count: Cell<u64>,
+    /// The worker is to end: pauses are over.
+    stopping: Cell<bool>,
 }
 
 struct Timer {
@@ -113,6 +118,7 @@ impl Ord for Timer {
 pub struct TaskContext {
     shared: Rc<Shared>,
     pool: Pool,
+    quiescence: Quiescence,
 }
 
 impl TaskContext {
@@ -136,15 +142,39 @@ impl TaskContext {
     /// Waits for `duration` of the environment's time.
     pub async fn sleep(&self, duration: Nanos) {
         let at = self.now() + duration;
+        std::future::poll_fn(|cx| if self.now() >= at { Poll::Ready(()) } else { self.wake_at(at, cx) })
+            .await;
+    }
+
+    /// As `sleep`, for a task that looks after something now and then: true when the time has come, and false, at once, when
+    /// the worker is to end, and so is the task.
+    pub async fn pause(&self, duration: Nanos) -> bool {
+        let at = self.now() + duration;
         std::future::poll_fn(|cx| {
-            if self.now() >= at {
-                return Poll::Ready(());
+            if self.shared.stopping.get() {
+                return Poll::Ready(false);
             }
-            let order = self.shared.timer_count.replace(self.shared.timer_count.get() + 1);
-            self.shared.timers.borrow_mut().push(Timer { at, order, waker: cx.waker().clone() });
-            Poll::Pending
+            if self.now() >= at { Poll::Ready(true) } else { self.wake_at(at, cx) }
         })
-        .await;
+        .await
+    }
+
+    fn wake_at<T>(&self, at: Nanos, cx: &mut Context<'_>) -> Poll<T> {
+        let order = self.shared.timer_count.replace(self.shared.timer_count.get() + 1);
+        self.shared.timers.borrow_mut().push(Timer { at, order, waker: cx.waker().clone() });
+        Poll::Pending
+    }
+
+    /// Waits until every bio that was resolved before this call, on any worker, has completed. What the caller published
+    /// before is what all others go by. Not for a task that a bio under way waits for.
+    pub async fn quiesce(&self) {
+        self.quiescence.wait().await;
+    }
+
+    /// Runs another task on this worker. The worker does not end before it does: one that lasts goes by
+    /// [`TaskContext::pause`].
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.command(Command::Spawn(Box::pin(task)));
     }
 
     pub(crate) fn command(&self, command: Command) {
@@ -185,18 +215,19 @@ impl Wake for TaskWaker {
 }
 
 impl Executor {
-    pub(crate) fn new(notify: Arc<dyn Notify>, pool: Pool) -> Executor {
+    pub(crate) fn new(notify: Arc<dyn Notify>, pool: Pool, quiescence: Quiescence) -> Executor {
         let shared = Shared {
             commands: RefCell::default(),
             now: Cell::default(),
             timers: RefCell::default(),
             timer_count: Cell::default(),
+            stopping: Cell::default(),
         };
         let ready = Ready { queue: Mutex::default(), any: AtomicBool::new(false), notify };
         Executor {
             tasks: Slab::new(),
             ready: Arc::new(ready),
-            context: TaskContext { shared: Rc::new(shared), pool },
+            context: TaskContext { shared: Rc::new(shared), pool, quiescence },
         }
     }
 
@@ -211,6 +242,15 @@ impl Executor {
         entry.insert(Task { future: Box::pin(future), waker });
         self.ready.queue.lock().expect("no holder of this lock panics").push(task);
         self.ready.any.store(true, Ordering::Release);
+    }
+
+    /// The worker is to end: ends all pauses.
+    pub(crate) fn stop(&mut self) {
+        self.context.shared.stopping.set(true);
+        // Who sleeps for another reason looks at the time, and sleeps on.
+        for timer in self.context.shared.timers.borrow_mut().drain() {
+            timer.waker.wake();
+        }
     }
 
     /// Number of tasks that have not finished.
@@ -281,7 +321,7 @@ mod tests {
     }
 
     fn executor() -> Executor {
-        Executor::new(Arc::new(Nobody), Pool::new(0))
+        Executor::new(Arc::new(Nobody), Pool::new(0), Quiescence::default())
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::task::{Context, Poll, Waker};
 
 /// Who may go on with something that only one may do at a time. Cloning shares it.
 #[derive(Clone, Default)]
-pub(crate) struct Turns(Arc<Mutex<State>>);
+pub struct Turns(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -24,7 +24,7 @@ struct State {
 }
 
 /// The right to go on; dropped, it is the next one's.
-pub(crate) struct Turn(Turns);
+pub struct Turn(Turns);
 
 impl Turns {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -33,7 +33,7 @@ impl Turns {
     }
 
     /// The turn, if it is free and nobody waits for it.
-    pub(crate) fn try_take(&self) -> Option<Turn> {
+    pub fn try_take(&self) -> Option<Turn> {
         let mut state = self.state();
         if state.taken {
             return None;
@@ -43,7 +43,7 @@ impl Turns {
     }
 
     /// Waits for the turn.
-    pub(crate) fn take(&self) -> Taking {
+    pub fn take(&self) -> Taking {
         Taking { turns: self.clone(), number: None }
     }
 }
@@ -70,7 +70,7 @@ impl Drop for Turn {
 }
 
 /// The wait for a turn.
-pub(crate) struct Taking {
+pub struct Taking {
     turns: Turns,
     /// Our number in the queue, once we are in it.
     number: Option<u64>,

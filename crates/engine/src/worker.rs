@@ -4,10 +4,11 @@
 //! tasks, unplug the queues, and give finished bios to their ports; last, let every port that was touched send what it
 //! has gathered. So one wake-up takes many requests, submits them together and answers them together.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use blockwork_memory::Pool;
+use blockwork_memory::{Pool, Segments};
 
 use crate::bio::Errno;
 use crate::core::{Core, CoreParts};
@@ -15,9 +16,10 @@ use crate::counters::CounterTable;
 use crate::env::{Completion, Env, Notify, Owner, Wait};
 use crate::event::Tracer;
 use crate::gather::Gatherer;
-use crate::layer::NodeId;
+use crate::layer::{Layer, NodeId};
 use crate::leaf::{LeafSource, WriteTap};
 use crate::port::{Context, Port, PortId, PortState};
+use crate::quiesce::Quiescence;
 use crate::task::Reply;
 use crate::units::Nanos;
 use crate::volume::Volume;
@@ -40,6 +42,9 @@ pub struct WorkerConfig {
     pub pool_bytes: usize,
     /// Whether to gather completions for a moment where that makes larger batches (see `gather.rs`).
     pub gather: bool,
+    /// The same for all workers that serve the same volumes: [`TaskContext::quiesce`](crate::TaskContext::quiesce) waits
+    /// for all of them.
+    pub quiescence: Quiescence,
 }
 
 impl WorkerConfig {
@@ -58,6 +63,7 @@ impl WorkerConfig {
             tap: None,
             pool_bytes: 64 << 20,
             gather: true,
+            quiescence: Quiescence::default(),
         }
     }
 }
@@ -119,7 +125,7 @@ pub struct Worker<E: Env> {
     inbox: Arc<Inbox<E>>,
     gatherer: Gatherer,
     draining: bool,
-    final_flush: Option<Reply>,
+    final_flush: Option<Vec<Reply>>,
 }
 
 impl<E: Env> Worker<E> {
@@ -133,6 +139,7 @@ impl<E: Env> Worker<E> {
             counters: config.counters,
             tracer: config.tracer,
             tap: config.tap,
+            quiescence: config.quiescence,
         };
         let core = Core::new(parts, notify.clone());
         let inbox = Inbox {
@@ -219,6 +226,7 @@ impl<E: Env> Worker<E> {
         self.env.wait(wait, &mut completions);
         self.core.now = self.env.now();
         self.core.tracer.look();
+        self.core.attendance.look();
         self.core.executor.set_time(self.core.now);
         for completion in completions.drain(..) {
             match completion.token.owner() {
@@ -301,6 +309,7 @@ impl<E: Env> Worker<E> {
         }
         if self.inbox.stop.load(Ordering::Acquire) && !self.draining {
             self.draining = true;
+            self.core.executor.stop();
             for i in 0..self.ports.len() {
                 let id = PortId(u32::try_from(i).expect("ports are numbered by u32"));
                 self.with_port(id, |port, cx| port.drain(cx));
@@ -328,18 +337,53 @@ impl<E: Env> Worker<E> {
         if !self.draining || self.open_ports > 0 || !self.is_idle() {
             return None;
         }
-        // A leaf that has failed may have lost what it acknowledged: whoever stops must not hear that all is well.
-        let so_far = if self.core.any_leaf_failed() { Err(Errno::EIO) } else { Ok(()) };
-        if let Some(reply) = &self.final_flush {
-            return Some(reply.take().unwrap_or(so_far).and(so_far));
+        // Where writes may be lost, whoever stops must not hear that all is well.
+        let so_far = if self.core.has_lost_writes() { Err(Errno::EIO) } else { Ok(()) };
+        if let Some(replies) = &self.final_flush {
+            return Some(replies.iter().filter_map(Reply::take).fold(so_far, Result::and));
         }
-        let reply = Reply::default();
-        if !self.core.flush_dirty_leaves(&reply) {
+        let replies = self.core.flush_dirty_volumes();
+        if replies.is_empty() {
             return Some(so_far);
         }
-        self.final_flush = Some(reply);
+        self.final_flush = Some(replies);
         self.settle();
         None
+    }
+
+    /// Closes the layers of all volumes, the topmost first: see [`Layer::close`](crate::Layer::close). For a worker
+    /// without ports, when all others have ended. All are closed, even where one fails; the result is the first failure.
+    pub fn close(&mut self) -> Result<(), Errno> {
+        let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
+        let mut next: Vec<_> = self.core.volumes.iter().map(|volume| volume.root.clone()).collect();
+        while !next.is_empty() {
+            let below = next.iter().flat_map(|layer| layer.below()).collect();
+            layers.append(&mut next);
+            next = below;
+        }
+        // One that several volumes lie on is closed once, after all that lie on it.
+        let mut seen = BTreeSet::new();
+        layers.reverse();
+        layers.retain(|layer| seen.insert(layer.node()));
+        layers.reverse();
+        let reply = Reply::default();
+        let (cx, told) = (self.core.executor.context().clone(), reply.clone());
+        self.core.executor.spawn(async move {
+            let mut result = Ok(());
+            for layer in layers {
+                if let Some(closing) = layer.close(cx.clone()) {
+                    result = result.and(closing.await);
+                }
+            }
+            told.answer(result, Segments::new());
+        });
+        loop {
+            let wait = self.next_wait();
+            self.turn(wait);
+            if let Some(result) = reply.take() {
+                return result;
+            }
+        }
     }
 
     /// Time, as of the current turn.

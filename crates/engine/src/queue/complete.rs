@@ -2,6 +2,7 @@
 
 use super::{LeafQueue, Part, Plugged, QueueContext, Stage, trace};
 use crate::bio::{Errno, Flags, Op};
+use crate::core::LeafFailure;
 use crate::counters::Counter;
 use crate::event::{Action, Event, Payload, Reason};
 use crate::layer::Span;
@@ -136,8 +137,8 @@ impl LeafQueue {
             Stage::Client if request.parts.len() > 1 => self.retry_parts(cx, id),
             Stage::Client => {
                 cx.counters.add(self.node, Counter::Errors, 1);
-                let bio = request.parts[0].bio;
-                cx.completed.push((bio, Err(errno)));
+                let (bio, op, (sector, nr)) = (request.parts[0].bio, request.op, request.whole());
+                cx.fail(LeafFailure { bio, leaf: self.id, op, sector, nr, errno });
                 self.requests.give_back(id);
             }
         }

@@ -8,6 +8,7 @@
 
 use super::{LeafQueue, QueueContext, Stage};
 use crate::bio::{Errno, Flags, Op};
+use crate::core::LeafFailure;
 use crate::counters::Counter;
 use crate::turn::Turn;
 use crate::units::{Sector, Sectors};
@@ -100,7 +101,13 @@ impl LeafQueue {
         // Not before the failure, if it is one, is known to all.
         self.flushes.turn = None;
         for bio in self.flushes.running.drain(..) {
-            cx.completed.push((bio, result));
+            match result {
+                Ok(()) => cx.completed.push((bio, Ok(()))),
+                Err(errno) => {
+                    let (op, sector, nr) = (Op::Flush, Sector(0), Sectors::ZERO);
+                    cx.fail(LeafFailure { bio, leaf: self.id, op, sector, nr, errno });
+                }
+            }
         }
         self.flush_if_due(cx);
     }

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use blockwork_memory::{Buffer, Pool};
 
 use crate::bio::{Errno, Flags, Op};
-use crate::core::Bios;
+use crate::core::{Bios, LeafFailure};
 use crate::counters::{Counter, CounterTable};
 use crate::env::{Env, Token};
 use crate::event::{Action, Event, Payload, Reason, Tracer};
@@ -57,9 +57,20 @@ pub(crate) struct QueueContext<'a> {
     pub(crate) tap: Option<&'a dyn WriteTap>,
     /// Parts of bios that are done: the bio, and how it went.
     pub(crate) completed: &'a mut Vec<(u32, Result<(), Errno>)>,
+    /// What the device refused, besides in `completed`.
+    pub(crate) failures: &'a mut Vec<LeafFailure>,
     /// Leaves whose queues wait for their turn to flush.
     pub(crate) flush_turns: &'a mut Vec<LeafId>,
     pub(crate) now: Nanos,
+}
+
+impl QueueContext<'_> {
+    /// A part of a bio failed on a leaf.
+    #[cold]
+    fn fail(&mut self, failure: LeafFailure) {
+        self.failures.push(failure);
+        self.completed.push((failure.bio, Err(failure.errno)));
+    }
 }
 
 /// An extent of a bio on this leaf, not yet (entirely) made into requests.
@@ -124,7 +135,7 @@ impl LeafQueue {
     }
     /// Whether writes have completed that no flush has covered.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.dirty && self.limits.write_cache && !self.shared().has_failed()
+        self.dirty && self.limits.write_cache
     }
     /// Whether a flush of this leaf has failed, through whichever worker.
     pub(crate) fn has_failed(&self) -> bool {
@@ -182,7 +193,8 @@ impl LeafQueue {
         let op = plugged.span.op;
         if op != Op::Read {
             if let Err(errno) = self.writable() {
-                cx.completed.push((plugged.bio, Err(errno)));
+                let Plugged { bio, span } = plugged;
+                cx.fail(LeafFailure { bio, leaf: self.id, op, sector: span.sector, nr: span.nr, errno });
                 return;
             }
             if op == Op::Flush {

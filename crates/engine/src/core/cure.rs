@@ -1,0 +1,175 @@
+//! What happens when a leaf refuses a part of a bio, and a layer above it can do without that leaf.
+//!
+//! The way of each part through the stack is not kept while it is under way: that would cost every bio what few need. When one
+//! fails, the bio is resolved once more with a [`Trail`], which tells through which layers the failed place was reached. The
+//! redundant ones among those are asked, the lowest first. What they cure (a member is left out from now on, and that
+//! is on record) is followed by a second run of the whole bio: a write that is repeated stores the same, and nobody was told of
+//! its first end.
+//!
+//! Invariant: a bio is run at most [`CURES_MAX`] + 1 times.
+
+use std::sync::Arc;
+
+use super::Core;
+use crate::bio::{Errno, Op};
+use crate::counters::{Counter, CounterTable};
+use crate::event::{Action, Tracer};
+use crate::layer::{Cure, Defer, Failure, Layer, NodeId, Resolver, Span, find};
+use crate::leaf::LeafId;
+use crate::task::Command;
+use crate::units::{Sector, Sectors};
+
+/// How often one bio may be cured: an array of that many members may lose all of them to it.
+const CURES_MAX: u16 = 64;
+
+/// A part of a bio that a leaf refused.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LeafFailure {
+    pub(crate) bio: u32,
+    pub(crate) leaf: LeafId,
+    /// What failed there: a flush may be that of a FUA write.
+    pub(crate) op: Op,
+    pub(crate) sector: Sector,
+    pub(crate) nr: Sectors,
+    pub(crate) errno: Errno,
+}
+
+/// A step down: from the layer `above` to `below`, with the span as it arrived there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub(crate) above: NodeId,
+    pub(crate) below: NodeId,
+    pub(crate) span: Span,
+}
+
+/// The ways by which a bio reaches leaves.
+#[derive(Default)]
+pub(crate) struct Trail {
+    /// The steps to where the resolver is now.
+    pub(crate) steps: Vec<Step>,
+    /// The leaves reached, each with the span there and the steps that led to it.
+    pub(crate) ends: Vec<(LeafId, Span, Vec<Step>)>,
+}
+
+impl Trail {
+    pub(crate) fn reached(&mut self, leaf: LeafId, span: Span) {
+        self.ends.push((leaf, span, self.steps.clone()));
+    }
+}
+
+/// The piece of `step`'s span in which `failure` lies, which was on a leaf at `end`. What carries no data has no place in
+/// the bio to go by: the whole of it.
+fn piece_of(step: &Step, end: Span, failure: &LeafFailure) -> Span {
+    if !step.span.op.has_data() || failure.nr == Sectors::ZERO {
+        return step.span;
+    }
+    let from = failure.sector.max(end.sector);
+    let to = (failure.sector + failure.nr).min(end.end());
+    let at = end.at + Sectors(from.0 - end.sector.0);
+    step.span.piece(at - step.span.at, Sectors(to.0 - from.0))
+}
+
+fn overlaps(end: Span, failure: &LeafFailure) -> bool {
+    failure.nr == Sectors::ZERO || (failure.sector < end.end() && end.sector < failure.sector + failure.nr)
+}
+
+fn any_redundant(layer: &dyn Layer) -> bool {
+    layer.is_redundant() || layer.below().iter().any(|below| any_redundant(&**below))
+}
+
+impl Core {
+    /// Has the failures of a bio, all of whose parts are done, cured if that is possible; the bio runs again then.
+    #[cold]
+    pub(super) fn cure(&mut self, bio: u32) -> bool {
+        let failures: Vec<_> = self.failures.extract_if(.., |failure| failure.bio == bio).collect();
+        let root = self.root_of(bio);
+        let state = &mut self.bios.all[bio as usize];
+        if failures.is_empty() || state.cures >= CURES_MAX || !any_redundant(&*root) {
+            return false;
+        }
+        let mut deferred: Vec<(Arc<dyn Layer>, Defer)> = Vec::new();
+        let trail = explain(&*root, state.span, self.counters.len());
+        for failure in &failures {
+            match ask(&root, &trail, failure) {
+                Some((_, Cure::None)) => return false,
+                Some((layer, Cure::Defer(defer))) => {
+                    if !deferred.iter().any(|(_, known)| *known == defer) {
+                        deferred.push((layer, defer));
+                    }
+                }
+                // Not reached any more: another bio's failure was cured meanwhile.
+                Some((_, Cure::Again)) | None => {}
+            }
+        }
+        state.cures += 1;
+        state.error = None;
+        let node = state.node;
+        if let Some(epoch) = state.epoch.take() {
+            self.attendance.end(epoch);
+        }
+        self.counters.add(node, Counter::Cured, 1);
+        self.run_cures(bio, deferred);
+        true
+    }
+
+    /// Runs the slow paths one after the other, then the bio again.
+    fn run_cures(&mut self, bio: u32, deferred: Vec<(Arc<dyn Layer>, Defer)>) {
+        if deferred.is_empty() {
+            self.resolve(bio);
+            return;
+        }
+        for (_, defer) in &deferred {
+            self.counters.add(defer.node, Counter::Deferred, 1);
+            if self.tracer.on() {
+                self.trace(defer.node, Action::Defer, defer.span, defer.reason, 0);
+            }
+        }
+        let cx = self.executor.context().clone();
+        self.executor.spawn(async move {
+            let mut result = Ok(());
+            for (layer, defer) in deferred {
+                result = result.and(layer.prepare(defer, cx.clone()).await);
+            }
+            cx.command(Command::Resume { bio, result });
+        });
+    }
+}
+
+/// How `span` of `root` reaches its leaves, as things are now.
+fn explain(root: &dyn Layer, span: Span, nodes: u16) -> Trail {
+    let (mut extents, mut trail, mut tracer) = (Vec::new(), Trail::default(), Tracer::default());
+    let counters = CounterTable::new(usize::from(nodes));
+    let mut resolver = Resolver::new(&mut extents, &counters, &mut tracer);
+    resolver.trail = Some(&mut trail);
+    // Where something has to be prepared first, what was found until then counts: the bio is resolved again anyway.
+    let _ = root.resolve(span, &mut resolver);
+    trail
+}
+
+/// Asks the redundant layers over a failure, the lowest first; the answer of the first that can do something. `None` where the
+/// bio does not go there any more.
+fn ask(root: &Arc<dyn Layer>, trail: &Trail, failure: &LeafFailure) -> Option<(Arc<dyn Layer>, Cure)> {
+    let mut ways =
+        trail.ends.iter().filter(|(leaf, end, _)| *leaf == failure.leaf && overlaps(*end, failure));
+    let mut answer = None;
+    ways.try_for_each(|(_, end, steps)| {
+        for step in steps.iter().rev() {
+            let layer =
+                if root.node() == step.above { Some(root.clone()) } else { find(&**root, step.above) };
+            let layer = layer.expect("a step starts at a layer of the stack");
+            if !layer.is_redundant() {
+                continue;
+            }
+            let span = piece_of(step, *end, failure);
+            let cure = layer.cure(&Failure { op: failure.op, below: step.below, span, errno: failure.errno });
+            if cure != Cure::None {
+                answer = Some((layer, cure));
+                return Some(());
+            }
+        }
+        // One way on which nobody helps is enough: that part would fail again.
+        answer = Some((root.clone(), Cure::None));
+        None
+    });
+    answer
+}

@@ -1,0 +1,219 @@
+//! Quiescence: waiting until everything that was under way has ended, on all workers, without stopping anyone.
+//!
+//! A slow path that withdraws something that resolved bios may rely on (a bit of a write-intent bitmap, a mapping) first
+//! publishes the change, then waits here, then acts: every bio that was resolved before the change was seen has completed.
+//!
+//! How: there is one epoch for all workers. A worker looks at it once per turn, and counts its bios by the epoch in which they
+//! were resolved. Whoever waits raises the epoch and wakes the workers; a worker whose bios of earlier epochs have all
+//! completed says so. So a bio costs two additions to the worker's own memory, and the wait costs each worker one turn.
+//!
+//! Why it is right: what was published before the epoch was raised (release) is seen by every bio that is resolved after its
+//! worker has seen the epoch (acquire); and bios resolved before that are waited for. A bio that waits for its slow
+//! path is not resolved, and not counted, so slow paths may wait here.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use crate::env::Notify;
+
+/// What the workers of one server share so that a slow path can wait for all of them. Cloning shares it.
+#[derive(Clone, Default)]
+pub struct Quiescence(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    epoch: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    members: Vec<Member>,
+    joined: u64,
+    /// Who waits, and for which epoch.
+    waiting: Vec<(u64, Waker)>,
+}
+
+struct Member {
+    number: u64,
+    /// Its bios of all earlier epochs have completed.
+    reached: u64,
+    notify: Arc<dyn Notify>,
+}
+
+impl fmt::Debug for Quiescence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quiescence(epoch: {})", self.0.epoch.load(Ordering::Relaxed))
+    }
+}
+
+impl Quiescence {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more worker.
+    pub(crate) fn join(&self, notify: Arc<dyn Notify>) -> Attendance {
+        let mut state = self.state();
+        let epoch = self.0.epoch.load(Ordering::Acquire);
+        let number = state.joined;
+        state.joined += 1;
+        state.members.push(Member { number, reached: epoch, notify });
+        drop(state);
+        Attendance { all: self.clone(), number, running: VecDeque::from([(epoch, 0)]) }
+    }
+
+    /// Waits until every bio that was resolved before this call has completed.
+    pub(crate) async fn wait(&self) {
+        let wanted = self.0.epoch.fetch_add(1, Ordering::AcqRel) + 1;
+        self.state().members.iter().for_each(|member| member.notify.notify());
+        std::future::poll_fn(|cx| {
+            let mut state = self.state();
+            if state.members.iter().all(|member| member.reached >= wanted) {
+                return Poll::Ready(());
+            }
+            state.waiting.push((wanted, cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Wakes those whose wait may be over. They look again themselves.
+    fn wake(mut state: MutexGuard<'_, State>) {
+        let least = state.members.iter().map(|member| member.reached).min().unwrap_or(u64::MAX);
+        let due: Vec<_> = state.waiting.extract_if(.., |(wanted, _)| *wanted <= least).collect();
+        drop(state);
+        due.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+/// One worker's part.
+pub(crate) struct Attendance {
+    all: Quiescence,
+    number: u64,
+    /// Epochs that still have bios, oldest first, with how many. The last is the one that this worker is in.
+    running: VecDeque<(u64, u32)>,
+}
+
+impl Attendance {
+    /// Looks whether the epoch was raised. Once per turn, before anything is resolved.
+    #[inline]
+    pub(crate) fn look(&mut self) {
+        let epoch = self.all.0.epoch.load(Ordering::Acquire);
+        if self.running.back().is_none_or(|(seen, _)| *seen != epoch) {
+            self.running.push_back((epoch, 0));
+            self.reach();
+        }
+    }
+
+    /// A bio was resolved; the epoch to give back to [`Attendance::end`].
+    #[inline]
+    pub(crate) fn begin(&mut self) -> u64 {
+        let (epoch, count) = self.running.back_mut().expect("a worker is always in an epoch");
+        *count += 1;
+        *epoch
+    }
+
+    /// A bio that was resolved in `epoch` has come to its end.
+    #[inline]
+    pub(crate) fn end(&mut self, epoch: u64) {
+        let found = self.running.iter_mut().find(|(of, _)| *of == epoch);
+        let (_, count) = found.expect("an epoch stays while it has bios");
+        *count -= 1;
+        if *count == 0 && self.running.len() > 1 {
+            self.reach();
+        }
+    }
+
+    /// Drops epochs that are over, and says how far this worker is.
+    #[cold]
+    fn reach(&mut self) {
+        while self.running.len() > 1 && self.running.front().is_some_and(|(_, count)| *count == 0) {
+            self.running.pop_front();
+        }
+        let oldest = self.running.front().expect("a worker is always in an epoch").0;
+        let mut state = self.all.state();
+        let own = state.members.iter_mut().find(|member| member.number == self.number);
+        own.expect("a worker belongs to those waited for until it ends").reached = oldest;
+        Quiescence::wake(state);
+    }
+}
+
+impl Drop for Attendance {
+    /// A worker that has ended is not waited for.
+    fn drop(&mut self) {
+        let mut state = self.all.state();
+        state.members.retain(|member| member.number != self.number);
+        Quiescence::wake(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::pin::{Pin, pin};
+    use std::task::Context;
+
+    struct Nobody;
+    impl Notify for Nobody {
+        fn notify(&self) {}
+    }
+
+    fn done(wait: &mut Pin<&mut impl Future<Output = ()>>) -> bool {
+        wait.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn a_wait_ends_when_all_that_was_under_way_has_ended() {
+        let all = Quiescence::default();
+        let (mut one, mut two) = (all.join(Arc::new(Nobody)), all.join(Arc::new(Nobody)));
+        let (first, second) = (one.begin(), two.begin());
+        let mut wait = pin!(all.wait());
+        assert!(!done(&mut wait));
+        one.look();
+        two.look();
+        let later = one.begin();
+        one.end(first);
+        assert!(!done(&mut wait), "the second worker's bio is still under way");
+        two.end(second);
+        assert!(done(&mut wait), "what began later is not waited for");
+        one.end(later);
+    }
+
+    #[test]
+    fn a_worker_that_has_not_looked_may_still_rely_on_the_old_state() {
+        let all = Quiescence::default();
+        let mut one = all.join(Arc::new(Nobody));
+        let mut wait = pin!(all.wait());
+        assert!(!done(&mut wait));
+        let late = one.begin();
+        one.look();
+        assert!(!done(&mut wait));
+        one.end(late);
+        assert!(done(&mut wait));
+    }
+
+    #[test]
+    fn a_worker_that_has_ended_is_not_waited_for_and_waits_may_overlap() {
+        let all = Quiescence::default();
+        let (mut one, two) = (all.join(Arc::new(Nobody)), all.join(Arc::new(Nobody)));
+        let old = one.begin();
+        let (mut first, mut second) = (pin!(all.wait()), pin!(all.wait()));
+        assert!(!done(&mut first) && !done(&mut second));
+        one.look();
+        let young = one.begin();
+        let mut third = pin!(all.wait());
+        assert!(!done(&mut third));
+        one.look();
+        drop(two);
+        one.end(old);
+        assert!(done(&mut first) && done(&mut second));
+        assert!(!done(&mut third));
+        one.end(young);
+        assert!(done(&mut third));
+    }
+}

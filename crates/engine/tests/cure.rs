@@ -1,0 +1,191 @@
+//! Layers that can do without a part of what lies below: how the engine asks them, and runs a bio again.
+
+mod rig;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+
+use blockwork_engine::*;
+use rig::{Rig, limits};
+
+const HALF: u64 = rig::SECTORS / 2;
+
+/// A range of the layer below.
+#[derive(Debug)]
+struct Half {
+    shape: Shape,
+    start: u64,
+    below: Arc<dyn Layer>,
+}
+
+impl Layer for Half {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let to = Sector(span.sector.0 + if span.op == Op::Flush { 0 } else { self.start });
+        cx.pass(self.shape.node, span.sector, &*self.below, span.moved_to(to))
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        vec![self.below.clone()]
+    }
+}
+
+/// Two copies; one that fails is left out. With `slow`, leaving it out takes a task.
+#[derive(Debug)]
+struct Mirror {
+    shape: Shape,
+    halves: [Arc<dyn Layer>; 2],
+    failed: Arc<[AtomicBool; 2]>,
+    slow: bool,
+    asked: Arc<AtomicU32>,
+    closed: Arc<AtomicU32>,
+}
+
+impl Layer for Mirror {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let good = (0..2).filter(|i| !self.failed[*i].load(Relaxed));
+        let copies = if span.op == Op::Read { 1 } else { 2 };
+        for i in good.take(copies) {
+            cx.pass(self.shape.node, span.sector, &*self.halves[i], span)?;
+        }
+        Ok(())
+    }
+    fn is_redundant(&self) -> bool {
+        true
+    }
+    fn cure(&self, failure: &Failure) -> Cure {
+        self.asked.fetch_add(1, Relaxed);
+        let i = self.halves.iter().position(|half| half.node() == failure.below).unwrap();
+        if self.failed[1 - i].load(Relaxed) {
+            return Cure::None;
+        }
+        if self.slow {
+            return Cure::Defer(Defer { node: NodeId(1), span: failure.span, reason: Reason::MemberFailed });
+        }
+        self.failed[i].store(true, Relaxed);
+        Cure::Again
+    }
+    fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
+        assert_eq!(defer.reason, Reason::MemberFailed);
+        let failed = self.failed.clone();
+        Box::pin(async move {
+            cx.quiesce().await;
+            failed[0].store(true, Relaxed);
+            Ok(())
+        })
+    }
+    fn close(&self, cx: TaskContext) -> Option<Preparation> {
+        let closed = self.closed.clone();
+        Some(Box::pin(async move {
+            cx.sleep(Nanos::millis(1)).await;
+            closed.fetch_add(1, Relaxed);
+            Ok(())
+        }))
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        self.halves.to_vec()
+    }
+}
+
+struct Mirrored {
+    rig: Rig,
+    failed: Arc<[AtomicBool; 2]>,
+    asked: Arc<AtomicU32>,
+    closed: Arc<AtomicU32>,
+}
+
+fn mirrored(slow: bool) -> Mirrored {
+    let (failed, asked, closed): (Arc<[AtomicBool; 2]>, Arc<AtomicU32>, Arc<AtomicU32>) = Default::default();
+    let shape =
+        |node, limits: &Limits| Shape { node: NodeId(node), sectors: Sectors(HALF), limits: limits.clone() };
+    let (ours, told, ended) = (failed.clone(), asked.clone(), closed.clone());
+    let rig = Rig::with_stack(limits(), move |leaf| {
+        let half = |i: u16| -> Arc<dyn Layer> {
+            let shape = shape(2 + i, leaf.limits());
+            Arc::new(Half { shape, start: u64::from(i) * HALF, below: leaf.clone() })
+        };
+        let halves = [half(0), half(1)];
+        Arc::new(Mirror {
+            shape: shape(1, leaf.limits()),
+            halves,
+            failed: ours,
+            slow,
+            asked: told,
+            closed: ended,
+        })
+    });
+    Mirrored { rig, failed, asked, closed }
+}
+
+#[test]
+fn a_write_that_one_copy_refuses_is_run_again_without_it() {
+    let Mirrored { mut rig, failed, asked, .. } = mirrored(false);
+    rig.device.lock().unwrap().bad = vec![105];
+    let write = rig.write(100, 16, 7);
+    rig.batch([write]);
+    rig.all_succeeded(1);
+    assert_eq!(rig.bytes(HALF + 100, 16), [7; 16 * 512]);
+    assert_eq!((failed[0].load(Relaxed), failed[1].load(Relaxed)), (true, false));
+    assert_eq!(asked.load(Relaxed), 1);
+    assert_eq!(rig.stats.get(NodeId(1), Counter::Cured), 1);
+    assert_eq!(rig.stats.get(NodeId(1), Counter::Errors), 0);
+}
+
+#[test]
+fn what_no_copy_has_is_an_error_and_asking_ends() {
+    let Mirrored { mut rig, asked, .. } = mirrored(false);
+    rig.device.lock().unwrap().bad = vec![105, HALF + 105];
+    let read = rig.read(100, 16);
+    rig.batch([read]);
+    assert_eq!(rig.results(), [(0, Err(Errno::EIO))]);
+    assert_eq!(asked.load(Relaxed), 2);
+    assert_eq!(rig.stats.get(NodeId(1), Counter::Errors), 1);
+}
+
+#[test]
+fn only_the_bio_with_the_bad_sector_is_run_again() {
+    let Mirrored { mut rig, .. } = mirrored(false);
+    rig.device.lock().unwrap().bad = vec![8];
+    let bios: Vec<_> = (0..4).map(|i| rig.read(i * 8, 8)).collect();
+    rig.batch(bios);
+    rig.all_succeeded(4);
+    assert_eq!(rig.stats.get(NodeId(1), Counter::Cured), 1);
+}
+
+#[test]
+fn a_slow_cure_may_wait_for_all_bios_under_way() {
+    let Mirrored { mut rig, failed, .. } = mirrored(true);
+    rig.hold();
+    let other = rig.write(1000, 8, 1);
+    rig.batch([other]);
+    rig.device.lock().unwrap().bad = vec![3];
+    let write = rig.write(0, 8, 9);
+    rig.batch([write]);
+    // The half that did not fail, and both of the other bio.
+    let held: Vec<_> = std::iter::from_fn(|| rig.device.lock().unwrap().held.pop_front()).collect();
+    let (failing, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.sector % HALF == 0);
+    failing.into_iter().for_each(|held| rig.complete(held, Ok(())));
+    for _ in 0..3 {
+        rig.worker.turn(Wait::Poll);
+    }
+    assert!(!failed[0].load(Relaxed), "a bio that was resolved before is still under way");
+    others.into_iter().for_each(|held| rig.complete(held, Ok(())));
+    for _ in 0..3 {
+        rig.worker.turn(Wait::Poll);
+    }
+    assert!(failed[0].load(Relaxed));
+    rig.complete_all();
+    rig.all_succeeded(2);
+    assert_eq!(rig.bytes(HALF, 8), [9; 8 * 512]);
+}
+
+#[test]
+fn each_layer_is_closed_once() {
+    let Mirrored { mut rig, closed, .. } = mirrored(false);
+    rig.worker.close().unwrap();
+    assert_eq!(closed.load(Relaxed), 1);
+}
