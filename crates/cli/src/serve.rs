@@ -3,7 +3,7 @@
 //!
 //! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE ─▶ control socket ─▶ `ready`.
 //! Down: mounts (the workers still answer what the kernel writes back) ─▶ workers (they answer what was asked, and flush)
-//! ─▶ logs ─▶ statistics.
+//! ─▶ layers (arrays record that they are clean) ─▶ logs ─▶ statistics.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -13,7 +13,9 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow, bail};
 use blockwork_daemon::{Control, ControlHandle, ControlState, socket_path};
-use blockwork_engine::{Errno, LeafId, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle};
+use blockwork_engine::{
+    Errno, LeafId, NodeId, Quiescence, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle,
+};
 use blockwork_export::fuse;
 use blockwork_export::nbd::{self, Export, Exports, Listener, NbdConfig, Server, ServerTls};
 use blockwork_insight::trace::TraceHub;
@@ -104,7 +106,7 @@ struct Running {
     stats: Arc<Stats>,
     hub: Arc<TraceHub>,
     log: Option<Arc<LogWrites>>,
-    leaves: Vec<Arc<dyn blockwork_engine::LeafSource>>,
+    leaves: Leaves,
     nbd: Option<Server>,
     mounts: Vec<fuse::Mount>,
     control: Option<ControlHandle>,
@@ -124,12 +126,14 @@ impl Running {
         let count = args.workers.map_or(processors.min(WORKERS_DEFAULT_MAX), usize::from);
         let (news, hear) = mpsc::channel();
         let (mut handles, mut threads) = (Vec::new(), Vec::new());
+        let quiescence = Quiescence::default();
         for index in (0u16..).take(count) {
             let mut config = WorkerConfig::new(volumes.clone(), leaves.clone(), stats.worker());
             config.index = index;
             config.tracer = hub.tracer(index);
             config.tap = log.clone().map(|log| log as _);
-            let (handle, thread) = start_worker(config, Ended { index, say: news.clone() })?;
+            config.quiescence = quiescence.clone();
+            let (handle, thread) = start_worker(config, Ended { index, say: news.clone() }, Worker::run)?;
             handles.push(handle);
             threads.push(thread);
         }
@@ -143,7 +147,7 @@ impl Running {
             stats,
             hub,
             log,
-            leaves: leaves.iter().map(|(_, source)| source.clone()).collect(),
+            leaves,
             nbd: None,
             mounts: Vec::new(),
             control: None,
@@ -213,7 +217,7 @@ impl Running {
         for (volume, exports) in self.volumes.iter().zip(&self.exports_of) {
             state.add_volume(volume, exports.clone());
         }
-        self.leaves.iter().for_each(|leaf| state.add_disk(leaf.clone()));
+        self.leaves.iter().for_each(|(_, leaf)| state.add_disk(leaf.clone()));
         let path = socket_path()?;
         self.control = Some(Control::start(state, &path)?);
         Ok(())
@@ -264,6 +268,7 @@ impl Running {
             }
         }
         self.handles.iter().for_each(WorkerHandle::stop);
+        let mut panicked = false;
         for thread in self.threads.drain(..) {
             match thread.join() {
                 Ok(Ok(())) => {}
@@ -271,9 +276,14 @@ impl Running {
                     "the last flush failed ({errno}): what was written since the one before may be lost"
                 )),
                 Err(_) => {
+                    panicked = true;
                     note(anyhow!("a worker has panicked: what was written since the last flush may be lost"))
                 }
             }
+        }
+        // After a panic nobody knows what is on the disks: it is for the next one who opens them to find out.
+        if !panicked && let Err(error) = self.close_layers() {
+            note(error);
         }
         if let Some(log) = &self.log
             && let Err(error) = log.close()
@@ -285,7 +295,28 @@ impl Running {
         }
         failure.map_or(Ok(()), Err)
     }
+
+    /// Has the layers record what they have to, on one last worker.
+    fn close_layers(&self) -> Result<()> {
+        let mut config = WorkerConfig::new(self.volumes.clone(), self.leaves.clone(), self.stats.worker());
+        config.tap = self.log.clone().map(|log| log as _);
+        let ended = Ended { index: 0, say: self.news.clone() };
+        let (_, thread) = start_worker(config, ended, Worker::close)?;
+        match thread.join() {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(errno)) => Err(anyhow!(
+                "the arrays could not record that they are in order ({errno}; see above): they are checked when \
+                 they are opened next"
+            )),
+            Err(_) => {
+                Err(anyhow!("closing the arrays has panicked: they are checked when they are opened next"))
+            }
+        }
+    }
 }
+
+/// All leaves, by their numbers.
+type Leaves = Arc<[(NodeId, Arc<dyn blockwork_engine::LeafSource>)]>;
 
 fn print_stats(stats: &Stats, json: bool) {
     let snapshot = stats.snapshot();
@@ -315,7 +346,11 @@ type Up = Result<WorkerHandle<Uring>, blockwork_uring::UringError>;
 /// A worker's thread; it ends with what the last flush said.
 type WorkerThread = JoinHandle<Result<(), Errno>>;
 
-fn start_worker(config: WorkerConfig, ended: Ended) -> Result<(WorkerHandle<Uring>, WorkerThread)> {
+fn start_worker(
+    config: WorkerConfig,
+    ended: Ended,
+    run: fn(&mut Worker<Uring>) -> Result<(), Errno>,
+) -> Result<(WorkerHandle<Uring>, WorkerThread)> {
     let (send, up) = mpsc::channel::<Up>();
     let name = format!("blockwork-{}", config.index);
     let thread = thread::Builder::new().name(name).spawn(move || {
@@ -330,7 +365,7 @@ fn start_worker(config: WorkerConfig, ended: Ended) -> Result<(WorkerHandle<Urin
         let mut worker = Worker::new(env, config);
         let _ = send.send(Ok(worker.handle()));
         drop(send);
-        worker.run()
+        run(&mut worker)
     })?;
     let handle = up.recv().context("a worker's thread died while it started")??;
     Ok((handle, thread))

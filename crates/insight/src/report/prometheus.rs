@@ -87,6 +87,7 @@ fn help(counter: Counter) -> &'static str {
         Counter::SplitDiscard => "Cuts because of discard or write-zeroes limits",
         Counter::Bounced => "Requests that went through another buffer because of dma_alignment",
         Counter::Deferred => "Bios that waited for a slow path",
+        Counter::Cured => "Bios run again after a layer dealt with a failure below it",
         Counter::Unaligned => "Byte ranges that were read, modified and written",
         Counter::Requeued => "Requests asked for again after a short transfer or a failed merged request",
         Counter::Waited => "Times that requests waited because nr_requests were in flight",

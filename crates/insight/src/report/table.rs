@@ -83,6 +83,7 @@ fn odd(snapshot: &Snapshot) -> String {
         snapshot,
         &[
             (Counter::Deferred, "deferred to a slow path"),
+            (Counter::Cured, "run again after a failure below"),
             (Counter::Unaligned, "unaligned to logical_block_size"),
             (Counter::Requeued, "requeued"),
             (Counter::Waited, "waited for nr_requests"),
