@@ -25,6 +25,7 @@ mod escape;
 mod source;
 
 pub mod blktrace;
+pub mod dm_raid;
 pub mod log_writes;
 pub mod lvm2;
 pub mod md;

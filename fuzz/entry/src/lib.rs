@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod blktrace;
+mod dm_raid;
 mod dm_table;
 mod input;
 mod log_writes;
@@ -23,6 +24,7 @@ mod reach;
 pub mod seeds;
 
 pub use blktrace::blktrace;
+pub use dm_raid::dm_raid;
 pub use dm_table::dm_table;
 pub use log_writes::log_writes;
 pub use lvm2::{lvm2_pv, lvm2_text};
@@ -48,6 +50,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("md_superblock", md_superblock),
     ("md_bitmap", md_bitmap),
     ("md_bad_blocks", md_bad_blocks),
+    ("dm_raid", dm_raid),
 ];
 
 /// Asserts that text is safe to print: what comes out of an image must have been escaped.

@@ -4,6 +4,7 @@
 //! are not what is made here. Files beside them (what a fuzzer found) stay as they are.
 
 use blockwork_format::blktrace::{Act, Category, Device, Record, Remap};
+use blockwork_format::dm_raid;
 use blockwork_format::log_writes::{Flags, Writer};
 use blockwork_format::md::bitmap::BitmapSuperblock;
 use blockwork_format::md::v1::{Features, Minor, Region, Reshape};
@@ -84,6 +85,9 @@ pub fn seeds() -> Vec<Seed> {
         let input = [&[shift][..], &20_000u32.to_le_bytes(), &list[..128]].concat();
         add("md_bad_blocks", &format!("shift-{shift}"), input);
     }
+    add("dm_raid", "as-it-is", dm_raid_input(0, 0));
+    add("dm_raid", "mended", dm_raid_input(1, 0));
+    add("dm_raid", "reshape", dm_raid_input(1, 1));
     all
 }
 
@@ -170,6 +174,18 @@ fn md_bitmap_input(sync_size: u64, chunk_bytes: u32) -> Vec<u8> {
         reserved: [0; 120],
     };
     [&64u16.to_le_bytes()[..], &bitmap.encode(), &[0x81, 0, 0xff]].concat()
+}
+
+/// The third of four legs.
+fn dm_raid_input(mend: u8, reshape: u8) -> Vec<u8> {
+    let mut bytes = [0; dm_raid::SUPERBLOCK_BYTES];
+    bytes[..4].copy_from_slice(b"DmRd");
+    for (at, byte) in [(4, 1), (8, 4), (12, 2), (16, 9), (48, 10), (52, 2), (53, 1), (56, 128), (60, reshape)]
+    {
+        bytes[at] = byte;
+    }
+    bytes[32..48].fill(0xff);
+    [&[mend][..], &bytes].concat()
 }
 
 const DM_TABLES: &[(&str, &str)] = &[
