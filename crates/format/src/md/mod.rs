@@ -42,7 +42,7 @@ pub mod v1;
 pub use find::{Found, Superblock, find};
 pub use identity::{SetName, Time, Uuid};
 pub use level::{CHUNK_SECTORS_MAX, Level, RAID_DISKS_MAX, RAID10_CHUNK_SECTORS_MIN};
-pub use raid10::{FarSets, Raid10Layout, Raid10Sizes};
+pub use raid10::{FarSets, NotALayout, Raid10Layout, Raid10Sizes};
 pub use role::Role;
 pub use v1::{Access, Region};
 
