@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod linear;
+pub mod md;
 mod striped;
 mod table;
 mod zero;
