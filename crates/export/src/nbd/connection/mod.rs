@@ -3,7 +3,8 @@
 //! A turn of the worker brings what was received: all complete requests in it are submitted at once; what they come to is
 //! gathered, and leaves in one send; then the next receive is started. At most one receive and one send are under way.
 //! Small payloads are copied out of the receive buffer into aligned memory; the rest of a large one is received straight
-//! into it. The data of a read is sent from where it was read to.
+//! into it. The data of a read is sent from where it was read to. Large reads are begun a few at a time, as the answers before them
+//! leave ([`AHEAD`]): what is sent is still in the processor's cache then, and other requests overtake them.
 //!
 //! Invariants:
 //! 1. Requests, their memory, and answers that the client has not read all count against the client's limits. At a
@@ -43,6 +44,10 @@ const HEADER_MAX: usize = 32;
 const DIRECT_MIN: usize = 32 << 10;
 /// Unsent answers at which a handshake goes no further, bytes.
 const HANDSHAKE_UNSENT_MAX: usize = 256 << 10;
+
+/// Bytes of reads that are begun in one turn, and bytes of answers that may wait for the send under way to end, before further
+/// reads wait. Of 16 reads of 1 MiB that are begun at once, each answer has left the cache before it is sent.
+const AHEAD: usize = 512 << 10;
 
 /// Operations of ours in the environment.
 mod local {
@@ -97,6 +102,8 @@ pub(super) struct Connection {
     /// Bytes of refused payload still to be thrown away.
     skip: usize,
     receiving: Receiving,
+    /// Bytes of reads begun in this turn.
+    begun: usize,
     /// Bytes in the send under way.
     under_way: Option<usize>,
     /// What is in the outbox was said before TLS, and leaves in clear text.
@@ -130,6 +137,7 @@ impl Connection {
             filling: None,
             skip: 0,
             receiving: Receiving::Nothing,
+            begun: 0,
             under_way: None,
             clear_left: false,
             stalled: false,
@@ -287,15 +295,38 @@ impl Connection {
                 let len = usize::try_from(submit.len).expect("a payload fits memory");
                 self.filling = Some(Filling::new(cx.pool(), submit, len));
             }
-            Kind::Read => {
-                let len = usize::try_from(submit.len).expect("a payload fits memory");
-                let (data, held) = requests::memory(cx.pool(), len);
-                self.submit(cx, submit, data, held);
-            }
+            Kind::Read if self.must_wait() => self.requests.waiting.push_back(submit),
+            Kind::Read => self.read(cx, submit),
             Kind::BlockStatus { one } => self.block_status(cx, submit, one),
             Kind::Flush | Kind::Trim { .. } | Kind::WriteZeroes { .. } => {
                 self.submit(cx, submit, Segments::new(), 0)
             }
+        }
+    }
+
+    #[inline]
+    fn read(&mut self, cx: &mut Context<'_, Uring>, submit: Submit) {
+        let len = usize::try_from(submit.len).expect("a payload fits memory");
+        let (data, held) = requests::memory(cx.pool(), len);
+        self.begun += len;
+        self.submit(cx, submit, data, held);
+    }
+
+    /// Whether the next read has to wait for answers to leave, or for others that came before it.
+    #[inline]
+    fn must_wait(&self) -> bool {
+        self.begun >= AHEAD || self.outbox.queued() >= AHEAD || !self.requests.waiting.is_empty()
+    }
+
+    /// Begins reads that had to wait, as far as answers have left.
+    fn begin_waiting(&mut self, cx: &mut Context<'_, Uring>) {
+        self.begun = 0;
+        while self.begun < AHEAD && self.outbox.queued() < AHEAD {
+            let Some(submit) = self.requests.waiting.pop_front() else { return };
+            self.read(cx, submit);
+        }
+        if self.outbox.queued() < AHEAD {
+            cx.wake_me(); // the turn is over, and nothing else would wake us
         }
     }
 

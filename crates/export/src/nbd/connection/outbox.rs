@@ -88,6 +88,12 @@ impl Outbox {
         self.queued.held + self.sending.held
     }
 
+    /// Bytes of memory for which no send has begun.
+    #[inline]
+    pub(super) fn queued(&self) -> usize {
+        self.queued.held
+    }
+
     /// Whether everything was sent.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {

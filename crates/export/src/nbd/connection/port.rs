@@ -48,6 +48,10 @@ impl Port<Uring> for Connection {
         if !self.dead && self.under_way.is_none() {
             self.send(cx);
         }
+        if self.dead {
+            self.requests.waiting.clear();
+        }
+        self.begin_waiting(cx);
         let finished = self.ended.is_some()
             && self.requests.len() == 0
             && self.under_way.is_none()

@@ -1,5 +1,7 @@
 //! Requests of one client that are under way, and what they cost.
 
+use std::collections::VecDeque;
+
 use blockwork_memory::{Pool, Segment, Segments};
 use slab::Slab;
 
@@ -21,6 +23,8 @@ pub(super) struct InFlight {
 pub(super) struct Requests {
     all: Slab<InFlight>,
     held: usize,
+    /// Reads that were taken from the client and not begun: they have no memory yet.
+    pub(super) waiting: VecDeque<Submit>,
 }
 
 impl Requests {
@@ -40,10 +44,10 @@ impl Requests {
         request
     }
 
-    /// Requests under way.
+    /// Requests under way, and those that wait.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.all.len()
+        self.all.len() + self.waiting.len()
     }
 
     /// Bytes that they hold.
