@@ -14,6 +14,7 @@ pub(crate) fn run(args: &ScanArgs) -> Result<()> {
         tables: args.table.clone(),
         read_only: true,
         unlocked: true,
+        nested: true,
         ..Plan::default()
     };
     let assembly = Assembly::open(plan)?;

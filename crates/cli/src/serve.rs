@@ -18,6 +18,7 @@ use blockwork_engine::{
 };
 use blockwork_export::fuse;
 use blockwork_export::nbd::{self, Export, Exports, Listener, NbdConfig, Server, ServerTls};
+use blockwork_format::escape;
 use blockwork_insight::trace::TraceHub;
 use blockwork_insight::{LogWrites, report};
 use blockwork_uring::{Uring, UringConfig};
@@ -41,8 +42,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         bail!("nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT or --fuse FILE");
     }
     let (disks, named) = disks_and_volumes(args);
-    let assembly = assemble(args, disks)?;
-    let volumes = choose(&assembly, &named)?;
+    let mut assembly = assemble(args, disks)?;
+    let volumes = choose(&mut assembly, &named)?;
     let mut running = Running::start(args, &assembly, volumes)?;
     running.export(args, inherited)?;
     announce(args, &running.addresses)?;
@@ -50,8 +51,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     running.stop(args).and(waited)
 }
 
-/// What of `--disk A B C` is a disk, and which volumes are named: what follows the first of a `--disk` and is no file is
-/// a volume, since `--disk a.img disk/a.img/1` would be one too many otherwise.
+/// What of `--disk A B C` is a disk, and which volumes are named: what follows the first of a `--disk`, is no file and
+/// reads like a volume's name is one, since `--disk a.img vg0/root` would be one too many otherwise.
 fn disks_and_volumes(args: &ServeArgs) -> (Vec<String>, Vec<String>) {
     let is_disk = |spec: &str| {
         let path = spec.split(',').next().unwrap_or(spec);
@@ -60,11 +61,19 @@ fn disks_and_volumes(args: &ServeArgs) -> (Vec<String>, Vec<String>) {
     let mut disks = Vec::new();
     let mut volumes = Vec::new();
     for (i, spec) in args.disk.iter().enumerate() {
-        let is_volume = i > 0 && !is_disk(spec) && ["disk/", "dm/"].iter().any(|kind| spec.starts_with(kind));
+        let is_volume = i > 0 && !is_disk(spec) && reads_like_a_volume(spec);
         if is_volume { &mut volumes } else { &mut disks }.push(spec.clone());
     }
     volumes.extend(args.volumes.iter().cloned());
     (disks, volumes)
+}
+
+/// `disk/a.img/1`, `md/data`, `vg0/root`: a path below here that leads through a folder is none of these.
+fn reads_like_a_volume(spec: &str) -> bool {
+    let mut parts = spec.split('/');
+    let first = parts.next().unwrap_or_default();
+    let is_name = |part: &str| !part.is_empty() && part != "." && part != "..";
+    is_name(first) && spec.contains('/') && parts.all(is_name) && !Path::new(first).is_dir()
 }
 
 fn assemble(args: &ServeArgs, disks: Vec<String>) -> Result<Assembly> {
@@ -72,20 +81,30 @@ fn assemble(args: &ServeArgs, disks: Vec<String>) -> Result<Assembly> {
     let plan =
         Plan { disks, tables: args.table.clone(), read_only: args.read_only, settings, ..Plan::default() };
     let assembly = Assembly::open(plan)?;
-    for warning in &assembly.warnings {
-        log::warn!("{warning}");
-    }
     Ok(assembly)
 }
 
-/// The volumes that were named, or all; where there are tables, all of those.
-fn choose(assembly: &Assembly, named: &[String]) -> Result<Vec<Volume>> {
-    if !named.is_empty() {
-        return Ok(named.iter().map(|name| assembly.find(name).cloned()).collect::<Result<_, _>>()?);
+/// The volumes that were named, or all. Says what there is to know about the disks, and which volumes are not as one
+/// might expect.
+fn choose(assembly: &mut Assembly, named: &[String]) -> Result<Vec<Volume>> {
+    let (chosen, refused) =
+        if named.is_empty() { assembly.choose_all() } else { (assembly.choose(named)?, Vec::new()) };
+    for warning in assembly.warnings() {
+        log::warn!("{warning}");
     }
-    let all = || assembly.volumes.iter().map(|named| named.volume.clone());
-    let tables: Vec<Volume> = all().filter(|volume| volume.name.starts_with("dm/")).collect();
-    Ok(if tables.is_empty() { all().collect() } else { tables })
+    for error in &refused {
+        log::warn!("not served: {error}");
+    }
+    if chosen.is_empty() {
+        bail!("the disks hold no volume that can be served; `blockwork scan` shows what they hold");
+    }
+    let volumes = chosen.into_iter().map(|chosen| {
+        if let Some(why) = &chosen.read_only {
+            log::warn!("{}: it is served read-only: {why}", escape(&chosen.volume.name));
+        }
+        chosen.volume
+    });
+    Ok(volumes.collect())
 }
 
 /// What ends the wait for the end.

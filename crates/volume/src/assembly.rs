@@ -1,4 +1,4 @@
-//! Disks to leaves, partitions to linear ranges, tables to stacks: one [`Assembly`] holds all of it.
+//! Disks to leaves, and leaves to the graph of devices: one [`Assembly`] holds all of it.
 
 use std::collections::HashMap;
 use std::fs;
@@ -7,108 +7,81 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Layer, LeafId, LeafLayer, LeafSource, Limits, NodeId, NodeInfo, NodeKind, SECTOR, Sector, Sectors, Stats,
-    Volume,
+    CounterTable, Layer, LeafId, LeafLayer, LeafSource, NodeId, NodeInfo, NodeKind, Sector, Sectors, Stats,
 };
-use blockwork_format::partition::{self, PartitionTable};
+use blockwork_format::partition::Partition;
 use blockwork_format::table::TABLE_BYTES_MAX;
-use blockwork_format::{FormatError, Source, escape};
 use blockwork_layer::Linear;
 use blockwork_leaf::{OpenOptions, Opened};
 
 use crate::error::VolumeError;
+use crate::graph::{Content, Device, DeviceId, DeviceKind, DiskSource, Graph, NewDevice, Stack};
+use crate::lvm::metadata::Texts;
+use crate::nodes::MAJOR_DISK;
+use crate::plan::Plan;
+use crate::probe::{How, probe};
+use crate::source::StackSource;
 use crate::table;
 
 /// Leaves that one process can number.
 const LEAVES_MAX: usize = 4096;
-/// Volumes and layers that one process can number.
-const NODES_MAX: usize = 65_000;
-/// Major numbers that traces show: those of Linux' extended block devices and its device mapper.
-const MAJOR_DISK: u32 = 259;
-const MAJOR_DM: u32 = 253;
-/// Minor numbers have 20 bits in a trace.
-const MINOR_MAX: u32 = (1 << 20) - 1;
 
-/// A queue setting for leaves.
-pub type LeafOption = (String, String);
-
-/// What is to be opened, and how.
-#[derive(Clone, Debug, Default)]
-pub struct Plan {
-    /// DISK arguments: paths with options, `null:SIZE`, `memory:SIZE`.
-    pub disks: Vec<String>,
-    /// Table files.
-    pub tables: Vec<String>,
-    /// Nothing will be written.
-    pub read_only: bool,
-    /// Queue settings for all leaves, by sysfs name.
-    pub settings: Vec<LeafOption>,
-    /// Take no locks: for looking at disks that may be in use.
-    pub unlocked: bool,
-}
-
-/// A disk that was opened.
-pub struct Disk {
-    /// As it was given.
-    pub spec: String,
-    /// Its volume's name: `disk/FILENAME`.
-    pub volume: String,
-    /// The leaf.
-    pub source: Arc<dyn LeafSource>,
-    /// What people should know about it.
-    pub warnings: Vec<String>,
-    /// Its partition table, if it has one, or why that cannot be read.
-    pub partitions: Result<Option<PartitionTable>, FormatError>,
-    pub(crate) layer: Arc<dyn Layer>,
-}
-
-/// A volume and where it came from.
-pub struct NamedVolume {
-    /// The volume.
-    pub volume: Volume,
-    /// Whether it was named on the command line as a disk or table (and not found inside one).
-    pub is_top: bool,
-}
+/// Devices on top of each other that are looked into. A guest's volume on its volume group on its partition on a logical
+/// volume on mirrors on an array on partitions has 9.
+pub const DEPTH_MAX: usize = 24;
 
 /// Everything that was opened and assembled.
 #[derive(Default)]
 pub struct Assembly {
-    /// The disks.
-    pub disks: Vec<Disk>,
-    /// All volumes, in the order in which they were found.
-    pub volumes: Vec<NamedVolume>,
-    /// What people should know.
-    pub warnings: Vec<String>,
-    pub(crate) nodes: Vec<NodeInfo>,
+    pub(crate) graph: Graph,
+    pub(crate) plan: Plan,
+    /// Devices that nobody has looked at.
+    pub(crate) unprobed: Vec<DeviceId>,
+    /// Members of arrays that are in none yet.
+    pub(crate) loose_members: Vec<DeviceId>,
+    /// Physical volumes that are in no group yet.
+    pub(crate) loose_pvs: Vec<DeviceId>,
     leaves: Vec<(NodeId, Arc<dyn LeafSource>)>,
-    by_spec: HashMap<String, usize>,
-    minors: HashMap<u32, u32>,
-    plan: Plan,
+    by_spec: HashMap<String, DeviceId>,
+    texts: Texts,
+    /// For reading through stacks.
+    counters: Option<(usize, CounterTable)>,
 }
 
 impl Assembly {
-    /// Opens the disks, reads what they hold, and assembles every volume.
+    /// Opens the disks, reads what they hold, and assembles what they make up.
     pub fn open(plan: Plan) -> Result<Assembly, VolumeError> {
         let mut assembly = Assembly { plan: plan.clone(), ..Assembly::default() };
         for spec in &plan.disks {
             let disk = assembly.disk(spec)?;
-            assembly.add_volumes_of(disk)?;
+            let device = &mut assembly.graph.devices[disk.0];
+            // The same disk may be given twice.
+            if !device.is_offered {
+                device.is_offered = true;
+                assembly.unprobed.push(disk);
+            }
         }
+        assembly.settle();
+        if plan.nested {
+            assembly.look_into_volumes();
+        }
+        assembly.tell_what_is_left();
         for path in &plan.tables {
             let text = read_table(path).map_err(|source| VolumeError::File { path: path.clone(), source })?;
             table::assemble(&mut assembly, path, &text)?;
         }
+        assembly.probe_unoffered_disks();
         Ok(assembly)
     }
 
-    /// The volume of that name.
-    pub fn find(&self, name: &str) -> Result<&Volume, VolumeError> {
-        let found = self.volumes.iter().find(|named| named.volume.name == name);
-        found.map(|named| &named.volume).ok_or_else(|| {
-            let names: Vec<_> = self.volumes.iter().map(|named| named.volume.name.as_str()).collect();
-            let there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-            VolumeError::NoVolume { name: name.to_owned(), there_are }
-        })
+    /// All devices, arrays and groups.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// What people should know, each with whom it is about.
+    pub fn warnings(&self) -> Vec<String> {
+        self.graph.warnings()
     }
 
     /// The leaves, by [`LeafId`].
@@ -118,18 +91,18 @@ impl Assembly {
 
     /// Counters for all nodes.
     pub fn stats(&self) -> Stats {
-        Stats::new(self.nodes.clone())
+        Stats::new(self.graph.nodes.infos().to_vec())
     }
 
     /// A node's description.
     pub fn node(&self, id: NodeId) -> &NodeInfo {
-        &self.nodes[usize::from(id.0)]
+        &self.graph.nodes.infos()[usize::from(id.0)]
     }
 
-    /// Opens a disk, unless it is open already. Returns its index.
-    pub(crate) fn disk(&mut self, spec: &str) -> Result<usize, VolumeError> {
-        if let Some(&index) = self.by_spec.get(spec) {
-            return Ok(index);
+    /// Opens a disk, unless it is open already.
+    pub(crate) fn disk(&mut self, spec: &str) -> Result<DeviceId, VolumeError> {
+        if let Some(&disk) = self.by_spec.get(spec) {
+            return Ok(disk);
         }
         if self.leaves.len() >= LEAVES_MAX {
             return Err(VolumeError::TooMany { what: "disks", limit: LEAVES_MAX });
@@ -140,94 +113,103 @@ impl Assembly {
             unlocked: self.plan.unlocked,
         };
         let Opened { source, warnings } = blockwork_leaf::open(spec, &options)?;
-        self.warnings.extend(warnings.iter().map(|warning| format!("{}: {warning}", escape(spec))));
         let leaf = LeafId(u16::try_from(self.leaves.len()).expect("LEAVES_MAX is below 65536"));
-        let volume = self.unused_name(&format!("disk/{}", base_name(source.name())));
-        let node = self.add_node(source.name(), NodeKind::Leaf, MAJOR_DISK)?;
+        let name = self.graph.unused_name(&format!("disk/{}", base_name(source.name())));
+        let node = self.graph.nodes.add(source.name(), NodeKind::Leaf, MAJOR_DISK)?;
         self.leaves.push((node, source.clone()));
         let layer = LeafLayer::new(leaf, node, source.sectors(), source.limits().clone());
-        let view = SourceView(&*source);
-        let partitions = partition::read(&view, source.limits().logical_block_size);
-        self.disks.push(Disk {
-            spec: spec.to_owned(),
-            volume,
-            source,
-            warnings,
-            partitions,
-            layer: Arc::new(layer),
+        let by_itself = source.limits().read_only && !self.plan.read_only;
+        let disk = self.graph.add(NewDevice {
+            name,
+            sectors: source.sectors(),
+            kind: DeviceKind::Disk { spec: spec.to_owned(), source: DiskSource(source) },
+            below: Vec::new(),
+            stack: Stack::Ready(Arc::new(layer)),
+            is_offered: false,
+            read_only: by_itself.then(|| "it was opened read-only".to_owned()),
         });
-        self.by_spec.insert(spec.to_owned(), self.disks.len() - 1);
-        Ok(self.disks.len() - 1)
+        self.graph.devices[disk.0].warnings = warnings;
+        self.by_spec.insert(spec.to_owned(), disk);
+        Ok(disk)
     }
 
-    /// A disk as a volume, and each of its partitions.
-    fn add_volumes_of(&mut self, index: usize) -> Result<(), VolumeError> {
-        let disk = &self.disks[index];
-        if self.volumes.iter().any(|named| named.volume.name == disk.volume) {
-            return Ok(()); // the same disk given twice
+    /// Looks what a device holds, and adds its partitions.
+    pub(crate) fn probe(&mut self, id: DeviceId) {
+        let Some(layer) = self.graph.device(id).layer().cloned() else { return };
+        if self.graph.device(id).depth > DEPTH_MAX {
+            let warning = format!("it was not looked into: more than {DEPTH_MAX} devices lie below it");
+            return self.graph.warn(id, warning);
         }
-        let (name, below, spec) = (disk.volume.clone(), disk.layer.clone(), disk.spec.clone());
-        let found = match &disk.partitions {
-            Ok(Some(table)) => {
-                self.warnings
-                    .extend(table.warnings.iter().map(|warning| format!("{}: {warning}", escape(&spec))));
-                table
-                    .partitions
-                    .iter()
-                    .map(|p| (p.number, Sector(p.start_sector), Sectors(p.sectors)))
-                    .collect()
-            }
-            Ok(None) => Vec::new(),
-            Err(error) => {
-                self.warnings.push(format!("{}: {error}", escape(&spec)));
-                Vec::new()
-            }
+        let how = How {
+            block_bytes: layer.limits().logical_block_size,
+            partitions: !matches!(self.graph.device(id).kind, DeviceKind::Partition(_)),
         };
-        self.add_volume(&name, below.clone(), true);
-        for (number, start, sectors) in found {
-            let node = self.add_node(&format!("{name}/{number}"), NodeKind::Partition, MAJOR_DISK)?;
-            match Linear::new(node, below.clone(), start, sectors) {
-                Some(layer) => self.add_volume(&format!("{name}/{number}"), Arc::new(layer), false),
-                None => self.warnings.push(format!(
-                    "{spec}: partition {number} (sectors {start} to {}) does not lie within the disk's {} sectors; it \
-                     is left out",
-                    start.0.saturating_add(sectors.0),
-                    below.sectors()
-                )),
-            }
+        let mut texts = std::mem::take(&mut self.texts);
+        let probed = self.read(&*layer, |source| probe(source, &how, &mut texts));
+        self.texts = texts;
+        let partitions = match &probed.content {
+            Content::Partitions(table) => table.partitions.clone(),
+            _ => Vec::new(),
+        };
+        let device = &mut self.graph.devices[id.0];
+        device.content = probed.content;
+        device.warnings.extend(probed.warnings);
+        for partition in partitions {
+            self.add_partition(id, &layer, partition);
         }
-        Ok(())
     }
 
-    pub(crate) fn add_volume(&mut self, name: &str, root: Arc<dyn Layer>, is_top: bool) {
-        let read_only = self.plan.read_only || root.limits().read_only;
-        self.volumes.push(NamedVolume { volume: Volume::new(name, root, read_only), is_top });
+    fn add_partition(&mut self, disk: DeviceId, below: &Arc<dyn Layer>, partition: Partition) {
+        let Device { name, is_offered, .. } = self.graph.device(disk);
+        let (name, is_offered) = (format!("{name}/{}", partition.number), *is_offered);
+        let (start, sectors) = (Sector(partition.start_sector), Sectors(partition.sectors));
+        let node = match self.graph.nodes.add(&name, NodeKind::Partition, MAJOR_DISK) {
+            Ok(node) => node,
+            Err(error) => return self.graph.warn(disk, format!("partition {}: {error}", partition.number)),
+        };
+        let Some(layer) = Linear::new(node, below.clone(), start, sectors) else {
+            let warning = format!(
+                "partition {} (sectors {start} to {}) does not lie within the {} sectors; it is left out",
+                partition.number,
+                start.0.saturating_add(sectors.0),
+                below.sectors()
+            );
+            return self.graph.warn(disk, warning);
+        };
+        let device = self.graph.add(NewDevice {
+            name: self.graph.unused_name(&name),
+            kind: DeviceKind::Partition(partition),
+            sectors,
+            below: vec![disk],
+            stack: Stack::Ready(Arc::new(layer)),
+            is_offered,
+            read_only: None,
+        });
+        self.unprobed.push(device);
     }
 
-    /// A new node for counters and traces.
-    pub(crate) fn add_node(&mut self, name: &str, kind: NodeKind, major: u32) -> Result<NodeId, VolumeError> {
-        if self.nodes.len() >= NODES_MAX {
-            return Err(VolumeError::TooMany { what: "layers", limit: NODES_MAX });
+    /// Looks at disks that only tables name, for reports: they take no part in arrays and groups.
+    fn probe_unoffered_disks(&mut self) {
+        let unprobed = |device: &Device| !device.is_offered && matches!(device.kind, DeviceKind::Disk { .. });
+        let mut left: Vec<_> =
+            self.graph.iter().filter(|(_, device)| unprobed(device)).map(|(id, _)| id).collect();
+        while let Some(id) = left.pop() {
+            self.probe(id);
+            left.append(&mut self.unprobed);
         }
-        let minor = self.minors.entry(major).or_default();
-        let device = (major, (*minor).min(MINOR_MAX));
-        *minor += 1;
-        self.nodes.push(NodeInfo { name: name.to_owned(), kind, device });
-        Ok(NodeId(u16::try_from(self.nodes.len() - 1).expect("NODES_MAX is below 65536")))
     }
 
-    /// A node of a table.
-    pub(crate) fn add_dm_node(&mut self, name: &str, kind: NodeKind) -> Result<NodeId, VolumeError> {
-        self.add_node(name, kind, MAJOR_DM)
-    }
-
-    /// `name`, or the first of `name#2`, `name#3`, ... that no disk has.
-    fn unused_name(&self, name: &str) -> String {
-        let taken = |name: &str| self.disks.iter().any(|disk| disk.volume == name);
-        if !taken(name) {
-            return name.to_owned();
-        }
-        (2..).map(|n| format!("{name}#{n}")).find(|name| !taken(name)).expect("disks are bounded")
+    /// Lets somebody read a layer.
+    pub(crate) fn read<T>(&mut self, layer: &dyn Layer, reader: impl FnOnce(&StackSource<'_>) -> T) -> T {
+        let nodes = self.graph.nodes.infos().len();
+        let counters = match self.counters.take() {
+            Some((room, counters)) if room >= nodes => (room, counters),
+            // Twice as many, so that they are not made anew for each device.
+            _ => (2 * nodes, CounterTable::new(2 * nodes)),
+        };
+        let read = reader(&StackSource { layer, leaves: &self.leaves, counters: &counters.1 });
+        self.counters = Some(counters);
+        read
     }
 }
 
@@ -238,42 +220,6 @@ fn read_table(path: &str) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// A leaf as something a parser can read.
-pub(crate) struct SourceView<'a>(pub(crate) &'a dyn LeafSource);
-
-impl Source for SourceView<'_> {
-    fn size(&self) -> u64 {
-        self.0.sectors().bytes()
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
-        let end = offset.checked_add(buf.len() as u64);
-        if end.is_none_or(|end| end > self.size()) {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        self.0.read_now(offset, buf)
-    }
-}
-
-/// A range of a leaf, likewise.
-pub(crate) struct RangeView<'a> {
-    pub(crate) source: &'a dyn LeafSource,
-    pub(crate) start: Sector,
-    pub(crate) sectors: Sectors,
-}
-
-impl Source for RangeView<'_> {
-    fn size(&self) -> u64 {
-        self.sectors.0 * SECTOR
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> std::io::Result<()> {
-        let end = offset.checked_add(buf.len() as u64);
-        if end.is_none_or(|end| end > self.size()) {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        SourceView(self.source).read_at(self.start.bytes() + offset, buf)
-    }
-}
-
 /// The part of a disk's name that names its volume: a path's last component; `null` and `memory` of those.
 fn base_name(name: &str) -> String {
     for kind in ["null", "memory"] {
@@ -282,20 +228,4 @@ fn base_name(name: &str) -> String {
         }
     }
     Path::new(name).file_name().map_or_else(|| name.to_owned(), |file| file.to_string_lossy().into_owned())
-}
-
-/// Sets one of a layer's limits; `what` is `LAYER:KEY=VALUE` or `KEY=VALUE`. Returns the setting for leaves.
-pub fn parse_setting(what: &str) -> Result<LeafOption, VolumeError> {
-    let refuse = |reason: String| VolumeError::Setting { setting: what.to_owned(), what: reason };
-    let (key, value) = what.split_once('=').ok_or_else(|| refuse("expected KEY=VALUE".to_owned()))?;
-    let key = match key.split_once(':') {
-        None => key,
-        Some(("leaf", key)) => key,
-        Some((layer, _)) => {
-            return Err(refuse(format!("no layer {layer:?} has settings; expected leaf:{key}")));
-        }
-    };
-    // Found out here rather than when the first disk is opened.
-    Limits::default().set(key, value).map_err(|error| refuse(error.to_string()))?;
-    Ok((key.to_owned(), value.to_owned()))
 }

@@ -1,6 +1,6 @@
 //! What can go wrong between the names on a command line and a volume.
 
-use blockwork_format::FormatError;
+use blockwork_format::{FormatError, escape};
 use blockwork_leaf::LeafError;
 
 /// Why volumes could not be assembled. Each names the place and what to do.
@@ -42,6 +42,26 @@ pub enum VolumeError {
         name: String,
         /// Names of those there are.
         there_are: String,
+    },
+    /// The volume is there, and cannot be served.
+    #[error("{name}: {what}", name = escape(.name))]
+    Refused {
+        /// The volume.
+        name: String,
+        /// Why, and what can be done.
+        what: String,
+    },
+    /// Of two volumes to be served one lies under the other.
+    #[error(
+        "{below} lies under {above}: writing to it would destroy that one; serve one of the two, or add --read-only",
+        above = escape(.above),
+        below = escape(.below)
+    )]
+    Overlap {
+        /// The upper one.
+        above: String,
+        /// The lower one.
+        below: String,
     },
     /// A setting does not exist or is out of range.
     #[error("--set {setting}: {what}")]

@@ -13,11 +13,23 @@
 
 mod assembly;
 mod error;
+mod graph;
+pub mod lvm;
+pub mod md;
+mod nodes;
+mod plan;
+mod probe;
+mod rounds;
 mod scan;
 mod signature;
+mod source;
 mod table;
+mod volumes;
 
-pub use assembly::{Assembly, Disk, LeafOption, NamedVolume, Plan, parse_setting};
+pub use assembly::{Assembly, DEPTH_MAX};
 pub use error::VolumeError;
+pub use graph::{ArrayId, Content, Device, DeviceId, DeviceKind, Graph, GroupId};
+pub use plan::{LeafOption, Plan, parse_setting};
 pub use scan::{DiskReport, LimitsReport, PartitionReport, ScanReport, TableReport, scan};
 pub use signature::{Signature, signature};
+pub use volumes::Chosen;

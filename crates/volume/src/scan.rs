@@ -3,10 +3,11 @@
 //! The JSON form of these structures is stable: fields are added, never renamed. Sizes are bytes.
 
 use blockwork_engine::{LeafSource, Limits, Sector, Sectors};
+use blockwork_format::partition::Partition;
 use serde::Serialize;
 
-use crate::assembly::{Assembly, Disk, RangeView, SourceView};
-use crate::signature::signature;
+use crate::assembly::Assembly;
+use crate::graph::{Content, Device, DeviceKind, Graph};
 
 /// Everything that was found.
 #[derive(Clone, Debug, Serialize)]
@@ -127,63 +128,74 @@ impl From<&Limits> for LimitsReport {
 
 /// Reports on everything that was assembled.
 pub fn scan(assembly: &Assembly) -> ScanReport {
-    let tables =
-        assembly.volumes.iter().map(|named| &named.volume).filter(|volume| volume.name.starts_with("dm/"));
-    ScanReport {
-        disks: assembly.disks.iter().map(disk).collect(),
-        tables: tables
-            .map(|volume| TableReport {
-                volume: volume.name.clone(),
-                size: volume.sectors().bytes(),
-                limits: volume.limits().into(),
-            })
-            .collect(),
+    let graph = assembly.graph();
+    let mut report = ScanReport { disks: Vec::new(), tables: Vec::new() };
+    for (_, device) in graph.iter() {
+        match &device.kind {
+            DeviceKind::Disk { spec, source } => report.disks.push(disk(graph, device, spec, &*source.0)),
+            DeviceKind::Table => report.tables.extend(table(device)),
+            DeviceKind::Partition(_) | DeviceKind::Array(_) | DeviceKind::Lv { .. } => {}
+        }
     }
+    report
 }
 
-fn disk(disk: &Disk) -> DiskReport {
-    let source = &*disk.source;
-    let table = disk.partitions.as_ref().ok().and_then(Option::as_ref);
-    let content = signature(&SourceView(source));
-    let mut warnings = disk.warnings.clone();
-    match &disk.partitions {
-        Ok(Some(table)) => warnings.extend(table.warnings.iter().cloned()),
-        Ok(None) => {}
-        Err(error) => warnings.push(error.to_string()),
-    }
-    let size = source.sectors();
+fn table(device: &Device) -> Option<TableReport> {
+    let layer = device.layer()?;
+    Some(TableReport {
+        volume: device.name.clone(),
+        size: device.sectors.bytes(),
+        limits: layer.limits().into(),
+    })
+}
+
+fn disk(graph: &Graph, device: &Device, spec: &str, source: &dyn LeafSource) -> DiskReport {
+    let table = match &device.content {
+        Content::Partitions(table) => Some(table),
+        _ => None,
+    };
+    let (content, uuid) = content(device);
     let partitions = table.map_or(&[][..], |table| &table.partitions);
     DiskReport {
-        disk: disk.spec.clone(),
-        volume: disk.volume.clone(),
-        size: size.bytes(),
+        disk: spec.to_owned(),
+        volume: device.name.clone(),
+        size: device.sectors.bytes(),
         partition_table: table.map(|table| table.kind.to_string()),
         partition_table_id: table.map(|table| table.disk_id.clone()),
-        content: content.as_ref().map(|found| found.kind.to_owned()),
-        uuid: content.and_then(|found| found.uuid),
+        content,
+        uuid,
         limits: source.limits().into(),
-        partitions: partitions.iter().map(|p| partition(source, &disk.volume, p)).collect(),
-        warnings,
+        partitions: partitions.iter().map(|found| partition(graph, &device.name, found)).collect(),
+        warnings: device.warnings.clone(),
     }
 }
 
-fn partition(
-    source: &dyn LeafSource,
-    disk: &str,
-    p: &blockwork_format::partition::Partition,
-) -> PartitionReport {
-    let range = RangeView { source, start: Sector(p.start_sector), sectors: Sectors(p.sectors) };
-    let content = signature(&range);
+fn partition(graph: &Graph, disk: &str, partition: &Partition) -> PartitionReport {
+    let volume = format!("{disk}/{}", partition.number);
+    let device = graph.find(&volume).map(|id| graph.device(id));
+    let (content, uuid) = device.map(content).unwrap_or_default();
     PartitionReport {
-        number: p.number,
-        volume: format!("{disk}/{}", p.number),
-        start: range.start.bytes(),
-        size: range.sectors.bytes(),
-        type_id: p.type_id.clone(),
-        type_name: p.type_name.map(str::to_owned),
-        part_uuid: p.uuid.clone(),
-        name: p.name.clone(),
-        content: content.as_ref().map(|found| found.kind.to_owned()),
-        uuid: content.and_then(|found| found.uuid),
+        number: partition.number,
+        volume,
+        start: Sector(partition.start_sector).bytes(),
+        size: Sectors(partition.sectors).bytes(),
+        type_id: partition.type_id.clone(),
+        type_name: partition.type_name.map(str::to_owned),
+        part_uuid: partition.uuid.clone(),
+        name: partition.name.clone(),
+        content,
+        uuid,
+    }
+}
+
+/// What a device holds, as blkid calls it, and that one's UUID.
+fn content(device: &Device) -> (Option<String>, Option<String>) {
+    match &device.content {
+        Content::Unprobed | Content::Nothing | Content::Partitions(_) => (None, None),
+        Content::MdMember(superblock) => {
+            (Some("linux_raid_member".to_owned()), Some(superblock.uuid().to_string()))
+        }
+        Content::Pv(pv) => (Some("LVM2_member".to_owned()), Some(pv.label.pv.id.to_string())),
+        Content::Signature(found) => (Some(found.kind.to_owned()), found.uuid.clone()),
     }
 }

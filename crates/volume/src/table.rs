@@ -4,18 +4,21 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
+use blockwork_engine::{Layer, NodeId, NodeKind, Sector, Sectors};
+use blockwork_format::escape;
 use blockwork_format::table::{self, Below, Device, Target, TargetKind};
 use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
 use crate::assembly::Assembly;
 use crate::error::VolumeError;
+use crate::graph::{DeviceId, DeviceKind, NewDevice, Stack};
+use crate::nodes::MAJOR_DM;
 
 /// Assembles every device that `text` (the content of `path`) defines, and adds it as `dm/NAME`.
 pub(crate) fn assemble(assembly: &mut Assembly, path: &str, text: &str) -> Result<(), VolumeError> {
     let parsed = table::parse(text)
         .map_err(|source| VolumeError::Table { path: path.to_owned(), source: Box::new(source) })?;
-    let mut builder = Builder { assembly, path, devices: HashMap::new() };
+    let mut builder = Builder { assembly, path, devices: HashMap::new(), below: Vec::new() };
     for device in &parsed.devices {
         builder.device(device)?;
     }
@@ -26,14 +29,16 @@ struct Builder<'a> {
     assembly: &'a mut Assembly,
     path: &'a str,
     /// Devices of this file so far, by name.
-    devices: HashMap<String, Arc<dyn Layer>>,
+    devices: HashMap<String, DeviceId>,
+    /// What the device that is being built stands upon.
+    below: Vec<DeviceId>,
 }
 
 impl Builder<'_> {
     fn device(&mut self, device: &Device) -> Result<(), VolumeError> {
         let name = device.name.clone().unwrap_or_else(|| stem(self.path));
         let full = format!("dm/{name}");
-        if self.assembly.volumes.iter().any(|named| named.volume.name == full) {
+        if self.assembly.graph.find(&full).is_some() {
             let line = device.targets.first().map_or(0, |target| target.line_number);
             return Err(self.refuse(line, format!("{full} is defined twice")));
         }
@@ -44,16 +49,31 @@ impl Builder<'_> {
         let root: Arc<dyn Layer> = match &segments[..] {
             [only] => only.target.clone(),
             _ => {
-                let node = self.assembly.add_dm_node(&full, NodeKind::Table)?;
+                let node = self.node(&full, NodeKind::Table)?;
                 let line = device.targets[0].line_number;
                 let table =
                     Table::new(node, segments).map_err(|error| self.refuse(line, error.to_string()))?;
                 Arc::new(table)
             }
         };
-        self.devices.insert(name, root.clone());
-        self.assembly.add_volume(&full, root, true);
+        let mut below = std::mem::take(&mut self.below);
+        below.sort_unstable();
+        below.dedup();
+        let id = self.assembly.graph.add(NewDevice {
+            name: full,
+            kind: DeviceKind::Table,
+            sectors: root.sectors(),
+            below,
+            stack: Stack::Ready(root),
+            is_offered: true,
+            read_only: None,
+        });
+        self.devices.insert(name, id);
         Ok(())
+    }
+
+    fn node(&mut self, name: &str, kind: NodeKind) -> Result<NodeId, VolumeError> {
+        self.assembly.graph.nodes.add(name, kind, MAJOR_DM)
     }
 
     fn target(&mut self, device: &str, target: &Target) -> Result<Arc<dyn Layer>, VolumeError> {
@@ -61,15 +81,11 @@ impl Builder<'_> {
         let sectors = Sectors(target.length);
         let name = format!("{device} {}+{}", target.start, target.length);
         Ok(match &target.kind {
-            TargetKind::Zero => {
-                Arc::new(Zero::new(self.assembly.add_dm_node(&name, NodeKind::Zero)?, sectors))
-            }
-            TargetKind::Error => {
-                Arc::new(ErrorTarget::new(self.assembly.add_dm_node(&name, NodeKind::Error)?, sectors))
-            }
+            TargetKind::Zero => Arc::new(Zero::new(self.node(&name, NodeKind::Zero)?, sectors)),
+            TargetKind::Error => Arc::new(ErrorTarget::new(self.node(&name, NodeKind::Error)?, sectors)),
             TargetKind::Linear(below) => {
                 let layer = self.below(line, below)?;
-                let node = self.assembly.add_dm_node(&name, NodeKind::Linear)?;
+                let node = self.node(&name, NodeKind::Linear)?;
                 let size = layer.sectors();
                 let linear = Linear::new(node, layer, Sector(below.offset), sectors);
                 Arc::new(linear.ok_or_else(|| {
@@ -87,7 +103,7 @@ impl Builder<'_> {
                 for below in stripes {
                     members.push(Stripe { below: self.below(line, below)?, start: Sector(below.offset) });
                 }
-                let node = self.assembly.add_dm_node(&name, NodeKind::Striped)?;
+                let node = self.node(&name, NodeKind::Striped)?;
                 let striped = Striped::new(node, chunk, members, sectors);
                 Arc::new(striped.map_err(|error| self.refuse(line, error.to_string()))?)
             }
@@ -96,9 +112,15 @@ impl Builder<'_> {
 
     /// What a target lies on: a device of this file, a volume, or a disk, which is opened.
     fn below(&mut self, line: u64, below: &Below) -> Result<Arc<dyn Layer>, VolumeError> {
+        let id = self.device_below(line, below)?;
+        self.below.push(id);
+        self.assembly.layer(id).map_err(|why| self.refuse(line, format!("{}: {why}", escape(&below.dev))))
+    }
+
+    fn device_below(&mut self, line: u64, below: &Below) -> Result<DeviceId, VolumeError> {
         if let Some(name) = table::reference(&below.dev) {
-            let of_file = self.devices.get(name).cloned();
-            let of_all = || self.assembly.find(&format!("dm/{name}")).ok().map(|volume| volume.root.clone());
+            let of_file = self.devices.get(name).copied();
+            let of_all = || self.assembly.graph.find(&format!("dm/{name}"));
             return of_file.or_else(of_all).ok_or_else(|| {
                 self.refuse(
                     line,
@@ -109,12 +131,11 @@ impl Builder<'_> {
                 )
             });
         }
-        if let Ok(volume) = self.assembly.find(&below.dev) {
-            return Ok(volume.root.clone());
+        if let Some(id) = self.assembly.graph.find(&below.dev) {
+            return Ok(id);
         }
         // Which line names a disk that cannot be opened is half of what there is to know about it.
-        let index = self.assembly.disk(&below.dev).map_err(|error| self.refuse(line, error.to_string()))?;
-        Ok(self.assembly.disks[index].layer.clone())
+        self.assembly.disk(&below.dev).map_err(|error| self.refuse(line, error.to_string()))
     }
 
     fn refuse(&self, line: u64, what: String) -> VolumeError {

@@ -1,0 +1,279 @@
+//! The graph of devices: disks, partitions, arrays, logical volumes and tables, each with what it stands upon and what it
+//! holds. A plain model: reports are made from it.
+//!
+//! Invariants: (1) a device stands upon devices with lower numbers only, so that the graph has no circles; (2) names are
+//! unique; (3) a device that is read-only makes whatever stands upon it read-only; (4) what is in `warnings` is safe to
+//! print.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use blockwork_engine::{Layer, LeafSource, Sectors};
+use blockwork_format::lvm2::vg::LvIndex;
+use blockwork_format::md::Superblock;
+use blockwork_format::partition::{Partition, PartitionTable};
+
+use crate::lvm::{Group, Pv};
+use crate::md::Array;
+use crate::nodes::Nodes;
+use crate::signature::Signature;
+
+/// Which device: index into [`Graph::devices`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DeviceId(pub usize);
+
+/// Which array: index into [`Graph::arrays`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ArrayId(pub usize);
+
+/// Which volume group: index into [`Graph::groups`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupId(pub usize);
+
+/// What a device is.
+#[derive(Debug)]
+pub enum DeviceKind {
+    /// A disk that was opened.
+    Disk {
+        /// As it was given.
+        spec: String,
+        /// The leaf.
+        source: DiskSource,
+    },
+    /// A partition of the one device that it stands upon.
+    Partition(Partition),
+    /// An md array.
+    Array(ArrayId),
+    /// A logical volume; those that nobody sees (legs, stores, pools' parts) are devices as well.
+    Lv {
+        /// Its group.
+        group: GroupId,
+        /// Which of its volumes.
+        lv: LvIndex,
+    },
+    /// A device of a table file.
+    Table,
+}
+
+/// A leaf with its name, as it is of no use in a debugger.
+pub struct DiskSource(pub Arc<dyn LeafSource>);
+
+impl std::fmt::Debug for DiskSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DiskSource({:?})", self.0.name())
+    }
+}
+
+/// What a device holds.
+#[derive(Debug, Default)]
+pub enum Content {
+    /// Nobody has looked.
+    #[default]
+    Unprobed,
+    /// Nothing that is known.
+    Nothing,
+    /// Partitions.
+    Partitions(PartitionTable),
+    /// A member of an md array.
+    MdMember(Box<Superblock>),
+    /// An LVM2 physical volume.
+    Pv(Box<Pv>),
+    /// Something with a signature: a file system, swap, …
+    Signature(Signature),
+}
+
+/// How a device is read and written.
+#[derive(Debug)]
+pub(crate) enum Stack {
+    /// By this.
+    Ready(Arc<dyn Layer>),
+    /// By what is built when somebody asks: a logical volume.
+    Unbuilt,
+    /// Not at all: why, and what can be done.
+    Refused(String),
+}
+
+/// A device.
+#[derive(Debug)]
+pub struct Device {
+    /// What it is called; `serve` takes this name where it is offered.
+    pub name: String,
+    /// What it is.
+    pub kind: DeviceKind,
+    /// Size.
+    pub sectors: Sectors,
+    /// What it directly stands upon.
+    pub below: Vec<DeviceId>,
+    /// What it holds.
+    pub content: Content,
+    /// Whether it is a volume that can be asked for. Not: parts of other volumes, disks that only a table names.
+    pub is_offered: bool,
+    /// Why it must not be written, whoever asks.
+    pub read_only: Option<String>,
+    /// What people should know, one sentence each.
+    pub warnings: Vec<String>,
+    pub(crate) stack: Stack,
+    /// How many devices lie below it at most, one on top of the other.
+    pub(crate) depth: usize,
+}
+
+impl Device {
+    /// Why it cannot be served, where it cannot.
+    pub fn refusal(&self) -> Option<&str> {
+        match &self.stack {
+            Stack::Refused(why) => Some(why),
+            Stack::Ready(_) | Stack::Unbuilt => None,
+        }
+    }
+
+    /// What messages call it: a disk as it was given, anything else by its name.
+    pub fn title(&self) -> &str {
+        match &self.kind {
+            DeviceKind::Disk { spec, .. } => spec,
+            _ => &self.name,
+        }
+    }
+
+    pub(crate) fn layer(&self) -> Option<&Arc<dyn Layer>> {
+        match &self.stack {
+            Stack::Ready(layer) => Some(layer),
+            Stack::Unbuilt | Stack::Refused(_) => None,
+        }
+    }
+}
+
+/// All devices, and what some of them make up.
+#[derive(Debug, Default)]
+pub struct Graph {
+    /// The devices.
+    pub devices: Vec<Device>,
+    /// The arrays.
+    pub arrays: Vec<Array>,
+    /// The volume groups.
+    pub groups: Vec<Group>,
+    by_name: HashMap<String, DeviceId>,
+    pub(crate) nodes: Nodes,
+}
+
+/// A device to be: what [`Graph::add`] does not find out by itself.
+pub(crate) struct NewDevice {
+    pub(crate) name: String,
+    pub(crate) kind: DeviceKind,
+    pub(crate) sectors: Sectors,
+    pub(crate) below: Vec<DeviceId>,
+    pub(crate) stack: Stack,
+    pub(crate) is_offered: bool,
+    pub(crate) read_only: Option<String>,
+}
+
+impl Graph {
+    /// The device of that name.
+    pub fn find(&self, name: &str) -> Option<DeviceId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// One device.
+    pub fn device(&self, id: DeviceId) -> &Device {
+        &self.devices[id.0]
+    }
+
+    /// All devices with their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (DeviceId, &Device)> {
+        self.devices.iter().enumerate().map(|(n, device)| (DeviceId(n), device))
+    }
+
+    /// Of each device, those that directly stand upon it.
+    pub fn above(&self) -> Vec<Vec<DeviceId>> {
+        let mut above = vec![Vec::new(); self.devices.len()];
+        for (id, device) in self.iter() {
+            device.below.iter().for_each(|below| above[below.0].push(id));
+        }
+        above
+    }
+
+    /// All that `id` stands upon, directly or not.
+    pub fn all_below(&self, id: DeviceId) -> HashSet<DeviceId> {
+        let mut found = HashSet::new();
+        let mut left = self.device(id).below.clone();
+        while let Some(next) = left.pop() {
+            if found.insert(next) {
+                left.extend(&self.device(next).below);
+            }
+        }
+        found
+    }
+
+    /// What people should know about anything here, each with whom it is about.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        let mut take = |title: &str, warnings: &[String]| {
+            let title = blockwork_format::escape(title);
+            all.extend(warnings.iter().map(|warning| format!("{title}: {warning}")));
+        };
+        for device in &self.devices {
+            take(device.title(), &device.warnings);
+        }
+        for array in &self.arrays {
+            take(&array.name, &array.warnings);
+        }
+        for group in &self.groups {
+            take(&group.name, &group.warnings);
+        }
+        all
+    }
+
+    /// `name`, or the first of `name#2`, `name#3`, ... that no device has.
+    pub(crate) fn unused_name(&self, name: &str) -> String {
+        if !self.by_name.contains_key(name) {
+            return name.to_owned();
+        }
+        let numbered = (2..).map(|n| format!("{name}#{n}"));
+        numbered.into_iter().find(|name| !self.by_name.contains_key(name)).expect("devices are bounded")
+    }
+
+    /// Adds a device under a name that is not in use, which it takes from [`Graph::unused_name`].
+    pub(crate) fn add(&mut self, new: NewDevice) -> DeviceId {
+        let id = DeviceId(self.devices.len());
+        assert!(new.below.iter().all(|below| *below < id), "{:?} stands upon what is not there", new.name);
+        let depth = new.below.iter().map(|below| self.device(*below).depth + 1).max().unwrap_or(0);
+        let read_only = new.read_only.or_else(|| self.inherited(&new.below));
+        let before = self.by_name.insert(new.name.clone(), id);
+        assert!(before.is_none(), "two devices are called {:?}", new.name);
+        self.devices.push(Device {
+            name: new.name,
+            kind: new.kind,
+            sectors: new.sectors,
+            below: new.below,
+            content: Content::Unprobed,
+            is_offered: new.is_offered,
+            read_only,
+            warnings: Vec::new(),
+            stack: new.stack,
+            depth,
+        });
+        id
+    }
+
+    /// Another name for a device; without effect where the name is taken.
+    pub(crate) fn add_alias(&mut self, alias: String, id: DeviceId) {
+        self.by_name.entry(alias).or_insert(id);
+    }
+
+    /// Why a device upon these must not be written.
+    fn inherited(&self, below: &[DeviceId]) -> Option<String> {
+        below.iter().map(|below| self.device(*below)).find_map(|below| {
+            let why = below.read_only.as_ref()?;
+            // Said once, however deep the reason lies.
+            let said = why.contains(" below it is ");
+            Some(if said {
+                why.clone()
+            } else {
+                format!("{} below it is read-only: {why}", blockwork_format::escape(below.title()))
+            })
+        })
+    }
+
+    pub(crate) fn warn(&mut self, id: DeviceId, warning: String) {
+        self.devices[id.0].warnings.push(warning);
+    }
+}

@@ -1,0 +1,82 @@
+//! LVM2: from physical volumes to logical ones.
+//!
+//! [`Pv`] is what a device says of itself, with the texts of its metadata areas, each parsed once however many devices have
+//! it. [`choose`] finds out which text is true of which group, and which device is which of its physical volumes; its result
+//! becomes a [`Group`]. `verdict` says which volumes can be served and how; `stack` builds their layers when somebody
+//! asks.
+//!
+//! Invariants: (1) of several texts of a group the one with the highest seqno counts, and every older or broken copy is
+//! told; (2) a physical volume is found by UUID only; where two devices have the same one, neither is used; (3) metadata is
+//! never written.
+
+pub(crate) mod choose;
+pub(crate) mod metadata;
+mod pv;
+pub(crate) mod stack;
+pub(crate) mod verdict;
+
+use std::sync::Arc;
+
+use blockwork_format::lvm2::VolumeGroup;
+use blockwork_format::lvm2::vg::{Area as AreaOf, LvIndex};
+
+use crate::graph::DeviceId;
+
+pub use pv::{Area, Pv};
+
+/// A volume group that was assembled.
+#[derive(Debug)]
+pub struct Group {
+    /// What its volumes' names begin with: its own name, with a part of its UUID where another group has that name.
+    pub name: String,
+    /// What its metadata says.
+    pub text: Arc<VolumeGroup>,
+    /// Of each of its physical volumes: the device, or why there is none.
+    pub pvs: Vec<Result<DeviceId, String>>,
+    /// Of each of its logical volumes: the device; none for what only ties a snapshot to its origin.
+    pub lvs: Vec<Option<DeviceId>>,
+    /// Why none of its volumes may be written.
+    pub read_only: Option<String>,
+    /// What people should know.
+    pub warnings: Vec<String>,
+}
+
+impl Group {
+    /// The device of a logical volume that has one.
+    pub fn lv(&self, lv: LvIndex) -> Option<DeviceId> {
+        self.lvs.get(lv.0).copied().flatten()
+    }
+
+    /// The devices that a logical volume is made of, as far as they are there.
+    pub(crate) fn below(&self, lv: LvIndex) -> Vec<DeviceId> {
+        let areas = self.text.lvs[lv.0].segments.iter().flat_map(|segment| segment.areas().0);
+        let pvs = areas.filter_map(|area| match area {
+            AreaOf::Pv { pv, .. } => self.pvs[pv.0].as_ref().ok().copied(),
+            AreaOf::Lv { .. } => None,
+        });
+        let lvs = lvs_below(&self.text, lv).into_iter().filter_map(|below| self.lv(below));
+        let mut below: Vec<DeviceId> = pvs.chain(lvs).collect();
+        below.sort_unstable();
+        below.dedup();
+        below
+    }
+
+    /// Whether a physical volume is missing.
+    pub fn is_partial(&self) -> bool {
+        self.pvs.iter().any(Result::is_err)
+    }
+}
+
+/// The logical volumes that another one is made of, or cannot be without.
+pub(crate) fn lvs_below(text: &VolumeGroup, lv: LvIndex) -> Vec<LvIndex> {
+    let mut below = Vec::new();
+    for segment in &text.lvs[lv.0].segments {
+        below.extend(segment.areas().0.iter().filter_map(|area| match area {
+            AreaOf::Lv { lv, .. } => Some(*lv),
+            AreaOf::Pv { .. } => None,
+        }));
+        below.extend(segment.kind.whole_lvs());
+        below.extend(segment.kind.shared_lvs());
+    }
+    below
+}

@@ -1,0 +1,94 @@
+//! What a device says of itself as a physical volume.
+
+use std::sync::Arc;
+
+use blockwork_format::lvm2::vg::VolumeGroup;
+use blockwork_format::lvm2::{AreaHeader, DiskArea, Label};
+use blockwork_format::{FormatError, Source};
+
+use super::metadata::Texts;
+
+/// Metadata areas that are read of one physical volume. LVM makes two at most.
+const AREAS_MAX: usize = 4;
+
+/// A physical volume.
+#[derive(Debug)]
+pub struct Pv {
+    /// Its label, with its UUID and the places of its areas.
+    pub label: Label,
+    /// What its metadata areas hold, in the order of the label.
+    pub areas: Vec<Area>,
+}
+
+/// What a metadata area holds.
+#[derive(Debug)]
+pub enum Area {
+    /// Nothing that counts: it is not in use, or nothing was written to it yet.
+    Empty,
+    /// A text.
+    Text(Arc<VolumeGroup>),
+    /// Something that cannot be read, or is damaged.
+    Damaged(FormatError),
+    /// A whole text that is no description of a volume group to us.
+    Refused(FormatError),
+}
+
+impl Pv {
+    /// Reads the areas that a label names.
+    pub(crate) fn read(
+        source: &dyn Source,
+        label: Label,
+        texts: &mut Texts,
+        warnings: &mut Vec<String>,
+    ) -> Pv {
+        let named = &label.pv.metadata_areas;
+        if named.len() > AREAS_MAX {
+            let count = named.len();
+            warnings.push(format!("its label names {count} metadata areas; only {AREAS_MAX} were read"));
+        }
+        if label.pv.device_bytes > source.size() {
+            warnings.push(format!(
+                "its label says that the physical volume has {} bytes, and the device has {}; was it cut?",
+                label.pv.device_bytes,
+                source.size()
+            ));
+        }
+        let areas = named.iter().take(AREAS_MAX).map(|area| read_area(source, *area, texts)).collect();
+        Pv { label, areas }
+    }
+
+    /// The texts of its areas.
+    pub fn texts(&self) -> impl Iterator<Item = &Arc<VolumeGroup>> {
+        self.areas.iter().filter_map(|area| match area {
+            Area::Text(text) => Some(text),
+            Area::Empty | Area::Damaged(_) | Area::Refused(_) => None,
+        })
+    }
+
+    /// The newest of them.
+    pub fn newest(&self) -> Option<&Arc<VolumeGroup>> {
+        self.texts().max_by_key(|text| text.seqno)
+    }
+
+    /// What is wrong with its areas.
+    pub fn problems(&self) -> impl Iterator<Item = &FormatError> {
+        self.areas.iter().filter_map(|area| match area {
+            Area::Damaged(error) | Area::Refused(error) => Some(error),
+            Area::Empty | Area::Text(_) => None,
+        })
+    }
+}
+
+fn read_area(source: &dyn Source, area: DiskArea, texts: &mut Texts) -> Area {
+    let header = match AreaHeader::read(source, area) {
+        Ok(header) if header.ignored() => return Area::Empty,
+        Ok(header) => header,
+        Err(error) => return Area::Damaged(error),
+    };
+    let Some(location) = header.committed() else { return Area::Empty };
+    match header.read_text(source, &location).map(|text| texts.read(location.checksum, text)) {
+        Err(error) => Area::Damaged(error),
+        Ok(Err(error)) => Area::Refused(error),
+        Ok(Ok(text)) => Area::Text(text),
+    }
+}

@@ -1,0 +1,160 @@
+//! The layers of a logical volume, built when somebody asks for it.
+//!
+//! A volume of one segment is that segment's layer; of several, a table over them. The segments of a table have one number
+//! for each of their types together, since a volume may have more segments than there are numbers.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use blockwork_engine::{Layer, NodeId, NodeKind, Sector, Sectors};
+use blockwork_format::escape;
+use blockwork_format::lvm2::VolumeGroup;
+use blockwork_format::lvm2::vg::{Area, LvIndex, Segment as SegmentText, SegmentType};
+use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
+
+use crate::assembly::Assembly;
+use crate::graph::{DeviceId, DeviceKind, GroupId, Stack};
+use crate::nodes::MAJOR_DM;
+
+/// A layer, or why there is none.
+pub(crate) type Built = Result<Arc<dyn Layer>, String>;
+
+impl Assembly {
+    /// The layer of a device; of a logical volume, it is built now if it was not before.
+    pub(crate) fn layer(&mut self, id: DeviceId) -> Built {
+        let device = self.graph.device(id);
+        let built = match (&device.stack, &device.kind) {
+            (Stack::Ready(layer), _) => return Ok(layer.clone()),
+            (Stack::Refused(why), _) => return Err(why.clone()),
+            (Stack::Unbuilt, DeviceKind::Lv { group, lv }) => {
+                let volume =
+                    Volume { group: *group, lv: *lv, name: device.name.clone(), nodes: HashMap::new() };
+                volume.build(self)
+            }
+            (Stack::Unbuilt, _) => unreachable!("only logical volumes are built when they are asked for"),
+        };
+        self.graph.devices[id.0].stack = match &built {
+            Ok(layer) => Stack::Ready(layer.clone()),
+            Err(why) => Stack::Refused(why.clone()),
+        };
+        built
+    }
+}
+
+/// A logical volume that is being built.
+pub(super) struct Volume {
+    pub(super) group: GroupId,
+    pub(super) lv: LvIndex,
+    pub(super) name: String,
+    /// Numbers of its layers so far.
+    nodes: HashMap<&'static str, NodeId>,
+}
+
+impl Volume {
+    fn build(mut self, assembly: &mut Assembly) -> Built {
+        let text = assembly.graph.groups[self.group.0].text.clone();
+        let segments = &text.lvs[self.lv.0].segments;
+        if let [only] = &segments[..] {
+            return self.segment(assembly, &text, only, true);
+        }
+        let mut targets = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let target = self.segment(assembly, &text, segment, false)?;
+            let start = Sector(segment.start_extent * text.extent_sectors);
+            targets.push(Segment { start, target });
+        }
+        let node = self.node(assembly, NodeKind::Table, true)?;
+        Ok(Arc::new(Table::new(node, targets).map_err(|error| error.to_string())?))
+    }
+
+    /// A number for a layer of a kind: the volume's own, or the one that all its segments of that kind share.
+    pub(super) fn node(
+        &mut self,
+        assembly: &mut Assembly,
+        kind: NodeKind,
+        alone: bool,
+    ) -> Result<NodeId, String> {
+        if let Some(node) = self.nodes.get(kind.name()).filter(|_| !alone) {
+            return Ok(*node);
+        }
+        let name = if alone { self.name.clone() } else { format!("{} {}", self.name, kind.name()) };
+        let node = assembly.graph.nodes.add(&name, kind, MAJOR_DM).map_err(|error| error.to_string())?;
+        self.nodes.insert(kind.name(), node);
+        Ok(node)
+    }
+
+    fn segment(
+        &mut self,
+        assembly: &mut Assembly,
+        text: &VolumeGroup,
+        segment: &SegmentText,
+        alone: bool,
+    ) -> Built {
+        let sectors = Sectors(segment.extent_count * text.extent_sectors);
+        match &segment.kind {
+            SegmentType::Linear(area) => {
+                let (below, start) = self.area(assembly, text, area)?;
+                let (size, node) = (below.sectors(), self.node(assembly, NodeKind::Linear, alone)?);
+                let linear = Linear::new(node, below, start, sectors);
+                let outside = || outside(segment, start, sectors, size);
+                Ok(Arc::new(linear.ok_or_else(outside)?))
+            }
+            SegmentType::Striped { stripe_size, stripes } => {
+                let mut members = Vec::with_capacity(stripes.len());
+                for area in stripes {
+                    let (below, start) = self.area(assembly, text, area)?;
+                    members.push(Stripe { below, start });
+                }
+                let node = self.node(assembly, NodeKind::Striped, alone)?;
+                let striped = Striped::new(node, Sectors(*stripe_size), members, sectors);
+                let at = segment.start_extent;
+                Ok(Arc::new(striped.map_err(|error| format!("its segment at extent {at}: {error}"))?))
+            }
+            SegmentType::Zero => {
+                Ok(Arc::new(Zero::new(self.node(assembly, NodeKind::Zero, alone)?, sectors)))
+            }
+            SegmentType::Error => {
+                Ok(Arc::new(ErrorTarget::new(self.node(assembly, NodeKind::Error, alone)?, sectors)))
+            }
+            SegmentType::Raid { .. } => Err("RAID volumes cannot be served yet".into()),
+            _ => unreachable!("volumes of other types are refused when their group is assembled"),
+        }
+    }
+
+    /// What an area lies on, and where it begins there.
+    fn area(
+        &self,
+        assembly: &mut Assembly,
+        text: &VolumeGroup,
+        area: &Area,
+    ) -> Result<(Arc<dyn Layer>, Sector), String> {
+        let group = &assembly.graph.groups[self.group.0];
+        match *area {
+            Area::Pv { pv, extent } => {
+                let device = group.pvs[pv.0].clone()?;
+                let start = text.pvs[pv.0].pe_start + extent * text.extent_sectors;
+                Ok((assembly.layer(device)?, Sector(start)))
+            }
+            Area::Lv { lv, extent } => {
+                Ok((self.part(assembly, text, lv)?, Sector(extent * text.extent_sectors)))
+            }
+        }
+    }
+
+    /// The layer of another volume that this one is made of.
+    pub(super) fn part(&self, assembly: &mut Assembly, text: &VolumeGroup, lv: LvIndex) -> Built {
+        let name = || escape(&text.lvs[lv.0].name);
+        let device = assembly.graph.groups[self.group.0].lv(lv);
+        let device =
+            device.ok_or_else(|| format!("{}, which it is made of, is no volume by itself", name()))?;
+        assembly.layer(device).map_err(|why| format!("{}, which it is made of: {why}", name()))
+    }
+}
+
+fn outside(segment: &SegmentText, start: Sector, sectors: Sectors, size: Sectors) -> String {
+    format!(
+        "its segment at extent {} needs sectors {start} to {} of a device of {size}; was that cut?",
+        segment.start_extent,
+        start.0.saturating_add(sectors.0)
+    )
+}

@@ -1,0 +1,86 @@
+//! Which logical volumes can be served, and which of those only for reading: by what the metadata says of them.
+
+use std::collections::HashMap;
+
+use blockwork_format::escape;
+use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType, Snapshot, VolumeGroup};
+
+/// What the snapshots of a group mean for its other volumes.
+pub(crate) struct Verdicts<'a> {
+    vg: &'a VolumeGroup,
+    by_store: HashMap<LvIndex, Snapshot>,
+    by_origin: HashMap<LvIndex, Snapshot>,
+}
+
+impl<'a> Verdicts<'a> {
+    pub(crate) fn new(vg: &'a VolumeGroup) -> Verdicts<'a> {
+        let by = |key: fn(&Snapshot) -> LvIndex| vg.snapshots().map(|found| (key(&found), found)).collect();
+        Verdicts { vg, by_store: by(|found| found.store), by_origin: by(|found| found.origin) }
+    }
+
+    /// Whether the volume is nothing but the tie between a snapshot and its origin.
+    pub(crate) fn is_tie(&self, lv: LvIndex) -> bool {
+        matches!(self.vg.lvs[lv.0].segments[0].kind, SegmentType::Snapshot { .. })
+    }
+
+    /// Why the volume cannot be served, by itself: what lies below it is not asked.
+    pub(crate) fn refusal(&self, lv: LvIndex) -> Option<String> {
+        if let Some(snapshot) = self.by_store.get(&lv) {
+            let origin = escape(&self.vg.lvs[snapshot.origin.0].name);
+            return Some(format!(
+                "it is a snapshot of {origin}, and snapshots cannot be served yet: its origin can, for reading"
+            ));
+        }
+        if let Some(snapshot) = self.by_origin.get(&lv).filter(|snapshot| snapshot.merging) {
+            let store = escape(&self.vg.lvs[snapshot.store.0].name);
+            return Some(format!(
+                "the snapshot {store} is being merged into it, so that its data is in both: let Linux finish that"
+            ));
+        }
+        self.vg.lvs[lv.0].segments.iter().find_map(of_segment)
+    }
+
+    /// Why the volume must not be written.
+    pub(crate) fn read_only(&self, lv: LvIndex) -> Option<String> {
+        if let Some(snapshot) = self.by_origin.get(&lv) {
+            let store = escape(&self.vg.lvs[snapshot.store.0].name);
+            return Some(format!(
+                "it is the origin of the snapshot {store}, which would lose what is overwritten here"
+            ));
+        }
+        let writable = self.vg.lvs[lv.0].writable();
+        (!writable).then(|| "its metadata does not allow writing; `lvchange -p rw` changes that".into())
+    }
+}
+
+fn of_segment(segment: &Segment) -> Option<String> {
+    let name = escape(&segment.type_name);
+    if let Some(flag) = segment.type_flags.first() {
+        return Some(format!("its type {name} has the flag {}, which is not known here", escape(flag)));
+    }
+    let what = match &segment.kind {
+        SegmentType::Linear(_) | SegmentType::Striped { .. } | SegmentType::Error | SegmentType::Zero => {
+            return None;
+        }
+        SegmentType::Raid { level: RaidLevel::Parity, .. } => {
+            return Some(format!(
+                "it is a {name}, and of LVM's RAID only raid0, raid1 and raid10 can be served"
+            ));
+        }
+        SegmentType::Raid { .. } => return None,
+        SegmentType::Mirror { .. } => {
+            return Some(
+                "it is of the old type mirror; `lvconvert --type raid1` makes one of it that can be served"
+                    .into(),
+            );
+        }
+        SegmentType::Snapshot { .. } => "snapshots",
+        SegmentType::ThinPool { .. } => "thin pools",
+        SegmentType::Thin { .. } => "thin volumes",
+        SegmentType::CachePool { .. } | SegmentType::Cache { .. } | SegmentType::Writecache { .. } => {
+            "cached volumes"
+        }
+        SegmentType::Unknown => return Some(format!("its type {name} is not known here")),
+    };
+    Some(format!("its type is {name}, and {what} cannot be served yet"))
+}

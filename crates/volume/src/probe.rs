@@ -1,0 +1,92 @@
+//! What a device holds: asked of every one of them, whatever it is made of.
+//!
+//! In this order: a member of an md array, partitions, an LVM2 physical volume, any other signature. A member may show
+//! what its array holds (superblocks at the end leave the start to the data), and is a member all the same, as for blkid.
+
+use blockwork_format::Source;
+use blockwork_format::lvm2::Label;
+use blockwork_format::md::{self, Superblock};
+use blockwork_format::partition::{self, PartitionTable};
+
+use crate::graph::Content;
+use crate::lvm::Pv;
+use crate::lvm::metadata::Texts;
+use crate::signature::signature;
+use crate::source::Buffered;
+
+/// What was found, and what people should know about it.
+pub(crate) struct Probed {
+    pub(crate) content: Content,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// How to look.
+pub(crate) struct How {
+    /// The device's logical block size, as a hint for partition tables.
+    pub(crate) block_bytes: u32,
+    /// Whether there may be partitions: not in partitions, as in Linux.
+    pub(crate) partitions: bool,
+}
+
+/// Looks what the device holds. Texts of volume groups are kept in `texts`, as many devices have the same one.
+pub(crate) fn probe(source: &dyn Source, how: &How, texts: &mut Texts) -> Probed {
+    let source = &Buffered::new(source);
+    let mut warnings = Vec::new();
+    let table = match how.partitions.then(|| partition::read(source, how.block_bytes)) {
+        None | Some(Ok(None)) => None,
+        Some(Ok(Some(table))) => Some(table),
+        Some(Err(error)) => {
+            warnings.push(error.to_string());
+            None
+        }
+    };
+    let content = of_md(source, table.as_ref(), &mut warnings)
+        .or_else(|| table.map(|table| of_partitions(table, &mut warnings)))
+        .or_else(|| of_lvm(source, texts, &mut warnings))
+        .or_else(|| signature(source).map(Content::Signature))
+        .unwrap_or(Content::Nothing);
+    Probed { content, warnings }
+}
+
+fn of_md(source: &dyn Source, table: Option<&PartitionTable>, warnings: &mut Vec<String>) -> Option<Content> {
+    let found = md::find(source);
+    let superblock = found
+        .newest()
+        .filter(|superblock| !table.is_some_and(|table| is_of_the_last_partition(superblock, table)));
+    // What starts like a superblock at the end of a partitioned disk is its last partition's.
+    if superblock.is_some() || table.is_none() {
+        warnings.extend(found.refused.iter().map(ToString::to_string));
+    }
+    superblock.map(|superblock| Content::MdMember(Box::new(superblock.clone())))
+}
+
+/// Whether a superblock 0.90 at the end of a disk is also the one of a partition there, and its data fits that: such
+/// a superblock does not say where its member begins.
+fn is_of_the_last_partition(superblock: &Superblock, table: &PartitionTable) -> bool {
+    let Superblock::V0(superblock) = superblock else { return false };
+    table.partitions.iter().any(|partition| {
+        let place = md::v0::sector(partition.sectors).map(|sector| sector + partition.start_sector);
+        let room = superblock.super_offset.saturating_sub(partition.start_sector);
+        let used = superblock.level.has_equal_members().then(|| superblock.member_sectors());
+        place == Some(superblock.super_offset) && used.is_none_or(|used| used <= room)
+    })
+}
+
+fn of_partitions(table: PartitionTable, warnings: &mut Vec<String>) -> Content {
+    warnings.extend(table.warnings.iter().cloned());
+    Content::Partitions(table)
+}
+
+fn of_lvm(source: &dyn Source, texts: &mut Texts, warnings: &mut Vec<String>) -> Option<Content> {
+    match Label::find(source) {
+        Ok(None) => None,
+        Ok(Some(found)) => {
+            warnings.extend(found.damaged.iter().map(ToString::to_string));
+            Some(Content::Pv(Box::new(Pv::read(source, found.label, texts, warnings))))
+        }
+        Err(error) => {
+            warnings.push(error.to_string());
+            None
+        }
+    }
+}

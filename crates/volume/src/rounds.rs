@@ -1,0 +1,273 @@
+//! Rounds of assembling: what is found makes up devices, which are looked at in turn.
+//!
+//! In each round: devices are looked at, with their partitions; arrays and groups of which everything is there are
+//! assembled. When a round has brought nothing new, those follow of which something is missing. So an array is degraded only
+//! if its member is nowhere, not on an array that comes later; and a device can only become part of what is assembled
+//! after it: nothing is ever made of itself, whatever an image claims.
+//!
+//! Logical volumes are looked into last, and only if somebody wants that: they may be the disks of other machines,
+//! which then cannot take the place of anything that belongs to this one.
+
+use std::collections::HashSet;
+
+use blockwork_format::escape;
+use blockwork_format::lvm2::Extension;
+use blockwork_format::lvm2::vg::{LvIndex, VolumeGroup};
+use blockwork_format::md;
+
+use crate::assembly::Assembly;
+use crate::graph::{Content, DeviceId, DeviceKind, GroupId, NewDevice, Stack};
+use crate::lvm::choose::Choice as GroupChoice;
+use crate::lvm::verdict::Verdicts;
+use crate::lvm::{Group, Pv};
+use crate::{lvm, md as arrays};
+
+/// What is assembled in a step.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    /// What is complete.
+    Complete,
+    /// What is not as well.
+    All,
+}
+
+impl Assembly {
+    /// Assembles until nothing new is found.
+    pub(crate) fn settle(&mut self) {
+        loop {
+            while !self.unprobed.is_empty() {
+                for id in std::mem::take(&mut self.unprobed) {
+                    self.look_at(id);
+                }
+            }
+            let complete = self.assemble_arrays(Step::Complete) | self.assemble_groups(Step::Complete);
+            // An array that lacks a member may hold what a group lacks: one after the other.
+            if !complete && !self.assemble_arrays(Step::All) && !self.assemble_groups(Step::All) {
+                return;
+            }
+        }
+    }
+
+    /// Looks into all logical volumes, and into those that are found in them.
+    pub(crate) fn look_into_volumes(&mut self) {
+        loop {
+            let unprobed = self.graph.iter().filter(|(_, device)| {
+                device.is_offered
+                    && matches!(device.kind, DeviceKind::Lv { .. })
+                    && matches!(device.content, Content::Unprobed)
+                    && device.refusal().is_none()
+            });
+            let unprobed: Vec<DeviceId> = unprobed.map(|(id, _)| id).collect();
+            if unprobed.is_empty() {
+                return;
+            }
+            for id in unprobed {
+                // One that cannot be built says so by itself, and is not asked again.
+                if self.layer(id).is_ok() {
+                    self.look_at(id);
+                }
+            }
+            self.settle();
+        }
+    }
+
+    fn look_at(&mut self, id: DeviceId) {
+        self.probe(id);
+        match &self.graph.device(id).content {
+            Content::MdMember(_) => self.loose_members.push(id),
+            Content::Pv(_) => self.loose_pvs.push(id),
+            Content::Unprobed => self.graph.devices[id.0].content = Content::Nothing,
+            _ => {}
+        }
+    }
+
+    fn assemble_arrays(&mut self, step: Step) -> bool {
+        self.turn_late_members_away();
+        let mut members = self.loose_members.clone();
+        members.sort_unstable();
+        let candidates: Vec<_> = members.iter().filter_map(|id| self.array_candidate(*id)).collect();
+        let choices = arrays::choose::choose(&candidates);
+        let chosen: Vec<_> =
+            choices.into_iter().filter(|choice| step == Step::All || choice.is_complete()).collect();
+        let any = !chosen.is_empty();
+        for choice in chosen {
+            let gone: HashSet<DeviceId> = choice.members.iter().map(|member| member.device).collect();
+            self.loose_members.retain(|id| !gone.contains(id));
+            self.assemble_array(choice);
+        }
+        any
+    }
+
+    fn array_candidate(&self, id: DeviceId) -> Option<arrays::choose::Candidate<'_>> {
+        let device = self.graph.device(id);
+        match &device.content {
+            Content::MdMember(superblock) => {
+                Some(arrays::choose::Candidate { device: id, title: device.title(), superblock })
+            }
+            _ => None,
+        }
+    }
+
+    /// Members of arrays that have been assembled before they were found.
+    fn turn_late_members_away(&mut self) {
+        let known: HashSet<md::Uuid> = self.graph.arrays.iter().map(|array| array.truth.uuid()).collect();
+        let late = |superblock: &md::Superblock| known.contains(&superblock.uuid());
+        for id in std::mem::take(&mut self.loose_members) {
+            match &self.graph.device(id).content {
+                Content::MdMember(superblock) if late(superblock) => {
+                    let uuid = superblock.uuid();
+                    let array = self.graph.arrays.iter().find(|array| array.truth.uuid() == uuid);
+                    let name = escape(&array.expect("it is known").name);
+                    self.graph.warn(
+                        id,
+                        format!("it claims to be a member of {name}, which has been assembled without it: it is left out"),
+                    );
+                }
+                _ => self.loose_members.push(id),
+            }
+        }
+    }
+
+    fn assemble_groups(&mut self, step: Step) -> bool {
+        self.turn_late_pvs_away();
+        let mut pvs = self.loose_pvs.clone();
+        pvs.sort_unstable();
+        let candidates: Vec<_> = pvs.iter().filter_map(|id| self.group_candidate(*id)).collect();
+        let choices = lvm::choose::choose(&candidates);
+        let chosen: Vec<_> =
+            choices.into_iter().filter(|choice| step == Step::All || choice.is_complete()).collect();
+        let any = !chosen.is_empty();
+        for choice in chosen {
+            self.loose_pvs.retain(|id| !choice.taken.contains(id));
+            self.add_group(choice);
+        }
+        any
+    }
+
+    fn group_candidate(&self, id: DeviceId) -> Option<lvm::choose::Candidate<'_>> {
+        let device = self.graph.device(id);
+        match &device.content {
+            Content::Pv(pv) => Some(lvm::choose::Candidate { device: id, title: device.title(), pv }),
+            _ => None,
+        }
+    }
+
+    /// Physical volumes of groups that have been assembled before they were found.
+    fn turn_late_pvs_away(&mut self) {
+        for id in std::mem::take(&mut self.loose_pvs) {
+            let Content::Pv(pv) = &self.graph.device(id).content else { continue };
+            match self.graph.groups.iter().find(|group| claims(group, pv)) {
+                Some(group) => {
+                    let name = escape(&group.name);
+                    self.graph.warn(
+                        id,
+                        format!("it claims to belong to {name}, which has been assembled without it: it is left out"),
+                    );
+                }
+                None => self.loose_pvs.push(id),
+            }
+        }
+    }
+
+    /// What is known of a group becomes devices: one for each logical volume, whose layers are built when they are asked
+    /// for.
+    fn add_group(&mut self, choice: GroupChoice) {
+        let GroupChoice { text, pvs, read_only, refusal, mut warnings, .. } = choice;
+        let name = self.group_name(&text);
+        if name != text.name {
+            warnings.push(format!(
+                "another group has the name {} as well; this one's UUID is {}",
+                escape(&text.name),
+                text.id
+            ));
+        }
+        let missing = pvs.iter().filter_map(|pv| pv.as_ref().err());
+        warnings.extend(missing.cloned());
+        warnings.extend(refusal.iter().map(|why| format!("it is not assembled: {why}")));
+        let group = GroupId(self.graph.groups.len());
+        let lvs = vec![None; text.lvs.len()];
+        self.graph.groups.push(Group { name, text: text.clone(), pvs, lvs, read_only, warnings });
+        self.add_volumes(group, &text, refusal.as_ref());
+    }
+
+    fn add_volumes(&mut self, group: GroupId, text: &VolumeGroup, refusal: Option<&String>) {
+        let visible = text.visible();
+        let verdicts = Verdicts::new(text);
+        for lv in in_order(text) {
+            if verdicts.is_tie(lv) {
+                continue;
+            }
+            let known = &self.graph.groups[group.0];
+            let below = known.below(lv);
+            let name = format!("{}/{}", known.name, text.lvs[lv.0].name);
+            let read_only = known.read_only.clone().or_else(|| verdicts.read_only(lv));
+            let stack = match refusal.cloned().or_else(|| verdicts.refusal(lv)) {
+                Some(why) => Stack::Refused(why),
+                None => Stack::Unbuilt,
+            };
+            let device = self.graph.add(NewDevice {
+                name: self.graph.unused_name(&name),
+                kind: DeviceKind::Lv { group, lv },
+                sectors: blockwork_engine::Sectors(text.lv_sectors(lv)),
+                below,
+                stack,
+                is_offered: visible[lv.0],
+                read_only,
+            });
+            self.graph.groups[group.0].lvs[lv.0] = Some(device);
+        }
+    }
+
+    /// A name that no group has yet.
+    fn group_name(&self, text: &VolumeGroup) -> String {
+        let taken = |name: &str| self.graph.groups.iter().any(|group| group.name == name);
+        if !taken(&text.name) {
+            return text.name.clone();
+        }
+        let id = text.id.to_string();
+        let with_id = format!("{}#{}", text.name, &id[..6]);
+        if taken(&with_id) { format!("{}#{id}", text.name) } else { with_id }
+    }
+
+    /// Devices that belong to something of which there is no other trace.
+    pub(crate) fn tell_what_is_left(&mut self) {
+        for id in std::mem::take(&mut self.loose_pvs) {
+            let Content::Pv(pv) = &self.graph.device(id).content else { continue };
+            let mut warnings: Vec<String> = pv.problems().map(ToString::to_string).collect();
+            let in_use = |extension: &Extension| extension.flags & Extension::IN_USE != 0;
+            if pv.label.pv.extension.as_ref().is_some_and(in_use) {
+                warnings.push(
+                    "it belongs to a volume group, and no disk here has usable metadata of that: give the group's other \
+                     disks as well"
+                        .into(),
+                );
+            }
+            self.graph.devices[id.0].warnings.extend(warnings);
+        }
+    }
+}
+
+/// Whether a group that was assembled has to do with a physical volume.
+fn claims(group: &Group, pv: &Pv) -> bool {
+    let own = pv.newest().map(|text| text.id);
+    own.map_or_else(|| group.text.pv(&pv.label.pv.id).is_some(), |own| own == group.text.id)
+}
+
+/// The logical volumes of a group, each after those that it is made of.
+fn in_order(text: &VolumeGroup) -> Vec<LvIndex> {
+    let mut order = Vec::with_capacity(text.lvs.len());
+    let mut seen = vec![false; text.lvs.len()];
+    for first in 0..text.lvs.len() {
+        // (volume, whether those below it are in the order already)
+        let mut left = vec![(LvIndex(first), false)];
+        while let Some((lv, below_is_done)) = left.pop() {
+            if below_is_done {
+                order.push(lv);
+            } else if !std::mem::replace(&mut seen[lv.0], true) {
+                left.push((lv, true));
+                left.extend(lvm::lvs_below(text, lv).into_iter().map(|below| (below, false)));
+            }
+        }
+    }
+    order
+}

@@ -1,0 +1,203 @@
+//! Reading while volumes are assembled, before there is a worker: through a stack, to the leaves that it ends on.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use blockwork_engine::{
+    CounterTable, Extent, Flags, Layer, LeafSource, NodeId, Op, Resolver, SECTOR, Sector, Sectors, Span,
+    Target, Tracer,
+};
+use blockwork_format::Source;
+
+/// Bytes at the start of a device that are read at once: what is looked for there lies in them, but for what an area
+/// holds.
+const HEAD_BYTES: u64 = 72 << 10;
+
+/// Any layer as something a parser can read.
+pub(crate) struct StackSource<'a> {
+    pub(crate) layer: &'a dyn Layer,
+    pub(crate) leaves: &'a [(NodeId, Arc<dyn LeafSource>)],
+    /// Has a row for every node of the stack. What is counted here is seen by nobody.
+    pub(crate) counters: &'a CounterTable,
+}
+
+impl Source for StackSource<'_> {
+    fn size(&self) -> u64 {
+        self.layer.sectors().bytes()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.size());
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let first = Sector(offset / SECTOR);
+        let nr = Sectors::from_bytes_ceil(end - first.bytes());
+        let span = Span { op: Op::Read, flags: Flags::NONE, sector: first, nr, at: Sectors::ZERO };
+        let mut extents = Vec::new();
+        let mut tracer = Tracer::default();
+        let mut resolver = Resolver::new(&mut extents, self.counters, &mut tracer);
+        self.layer.resolve(span, &mut resolver).map_err(|defer| {
+            io::Error::other(format!("it needs work before it can be read ({:?})", defer.reason))
+        })?;
+        extents.iter().try_for_each(|extent| self.read_extent(extent, first.bytes(), offset, buf))
+    }
+}
+
+impl StackSource<'_> {
+    /// Reads what `extent` has of the bytes from `offset` on; it was resolved for a read from byte `start` on.
+    fn read_extent(&self, extent: &Extent, start: u64, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let from = start + extent.span.at.bytes();
+        let Some(Common { skip, at }) = common(from, extent.span.nr.bytes(), offset, buf.len()) else {
+            return Ok(());
+        };
+        match extent.target {
+            Target::Leaf(leaf) => {
+                let (_, source) = &self.leaves[usize::from(leaf.0)];
+                source.read_now(extent.span.sector.bytes() + skip, &mut buf[at])
+            }
+            Target::Zero => {
+                buf[at].fill(0);
+                Ok(())
+            }
+            Target::Error(errno) => Err(io::Error::from_raw_os_error(errno.0)),
+        }
+    }
+}
+
+/// What a piece and a buffer have in common.
+struct Common {
+    /// Bytes of the piece before it.
+    skip: u64,
+    /// Where in the buffer.
+    at: Range<usize>,
+}
+
+fn common(from: u64, bytes: u64, offset: u64, length: usize) -> Option<Common> {
+    let start = from.max(offset);
+    let end = (from + bytes).min(offset + length as u64);
+    let index = |at: u64| usize::try_from(at - offset).expect("inside a buffer");
+    (start < end).then(|| Common { skip: start - from, at: index(start)..index(end) })
+}
+
+/// A source whose first bytes were read at once, since parsers ask for them in dozens of small pieces.
+pub(crate) struct Buffered<'a> {
+    below: &'a dyn Source,
+    head: Vec<u8>,
+}
+
+impl<'a> Buffered<'a> {
+    /// Reads the first bytes. Where they cannot be read, each piece of them is tried by itself when it is asked for.
+    pub(crate) fn new(below: &'a dyn Source) -> Buffered<'a> {
+        let length = usize::try_from(below.size().min(HEAD_BYTES)).expect("at most HEAD_BYTES");
+        let mut head = vec![0; length];
+        if below.read_at(0, &mut head).is_err() {
+            head.clear();
+        }
+        Buffered { below, head }
+    }
+}
+
+impl Source for Buffered<'_> {
+    fn size(&self) -> u64 {
+        self.below.size()
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let start = usize::try_from(offset).ok();
+        let end = start.and_then(|start| start.checked_add(buf.len()));
+        match start.zip(end).and_then(|(start, end)| self.head.get(start..end)) {
+            Some(known) => {
+                buf.copy_from_slice(known);
+                Ok(())
+            }
+            None => self.below.read_at(offset, buf),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockwork_engine::{LeafId, LeafLayer, NodeInfo, NodeKind};
+    use blockwork_layer::{Linear, Segment, Stripe, Striped, Table, Zero};
+
+    use super::*;
+    use crate::nodes::{MAJOR_DM, Nodes};
+
+    /// A stack over two disks in memory, of which every sector holds its own number and the disk's.
+    struct Rig {
+        leaves: Vec<(NodeId, Arc<dyn LeafSource>)>,
+        layers: Vec<Arc<dyn Layer>>,
+        folder: tempfile::TempDir,
+        nodes: Nodes,
+    }
+
+    fn rig() -> Rig {
+        let folder = tempfile::tempdir().unwrap();
+        let mut rig = Rig { leaves: Vec::new(), layers: Vec::new(), folder, nodes: Nodes::default() };
+        for disk in 0..2u8 {
+            let path = rig.folder.path().join(disk.to_string());
+            let bytes: Vec<u8> = (0..200u8).flat_map(|sector| [[disk, sector]; 256].concat()).collect();
+            std::fs::write(&path, bytes).unwrap();
+            let opened = blockwork_leaf::open(path.to_str().unwrap(), &Default::default()).unwrap();
+            let node = rig.node();
+            let source = opened.source;
+            let leaf = LeafLayer::new(LeafId(disk.into()), node, source.sectors(), source.limits().clone());
+            rig.layers.push(Arc::new(leaf));
+            rig.leaves.push((node, source));
+        }
+        rig
+    }
+
+    impl Rig {
+        fn node(&mut self) -> NodeId {
+            self.nodes.add("a layer", NodeKind::Linear, MAJOR_DM).unwrap()
+        }
+        fn source<'a>(&'a self, layer: &'a dyn Layer, counters: &'a CounterTable) -> StackSource<'a> {
+            StackSource { layer, leaves: &self.leaves, counters }
+        }
+    }
+
+    #[test]
+    fn any_range_of_a_stack_reads_as_its_leaves_and_zeros_do() {
+        let mut rig = rig();
+        let (a, b) = (rig.layers[0].clone(), rig.layers[1].clone());
+        let stripes =
+            [(a.clone(), 10), (b.clone(), 20)].map(|(below, start)| Stripe { below, start: Sector(start) });
+        let striped = Striped::new(rig.node(), Sectors(3), stripes.to_vec(), Sectors(12)).unwrap();
+        let linear = Linear::new(rig.node(), b, Sector(7), Sectors(5)).unwrap();
+        let zero = Zero::new(rig.node(), Sectors(2));
+        let targets: [Arc<dyn Layer>; 3] = [Arc::new(striped), Arc::new(zero), Arc::new(linear)];
+        let starts = [0, 12, 14];
+        let segments = starts.into_iter().zip(targets);
+        let segments = segments.map(|(start, target)| Segment { start: Sector(start), target }).collect();
+        let table = Table::new(rig.node(), segments).unwrap();
+        let expected: Vec<u8> = [(0, 10..13), (1, 20..23), (0, 13..16), (1, 23..26), (9, 0..2), (1, 7..12)]
+            .into_iter()
+            .flat_map(|(disk, sectors)| {
+                sectors.map(move |sector| if disk == 9 { [0, 0] } else { [disk, sector] })
+            })
+            .flat_map(|pair| [pair; 256].concat())
+            .collect();
+        let counters = CounterTable::new(rig.nodes.infos().len());
+        let source = rig.source(&table, &counters);
+        assert_eq!(source.size(), 19 * 512);
+        for (from, to) in [(0, expected.len()), (0, 1), (511, 513), (1000, 6500), (6143, 7170), (9727, 9728)]
+        {
+            let mut buf = vec![0xee; to - from];
+            source.read_at(from as u64, &mut buf).unwrap();
+            assert!(buf == expected[from..to], "bytes {from} to {to}");
+            let mut again = vec![0xee; to - from];
+            Buffered::new(&source).read_at(from as u64, &mut again).unwrap();
+            assert!(again == buf, "bytes {from} to {to}");
+        }
+        for (offset, length) in [(9728, 1), (9727, 2), (u64::MAX, 1)] {
+            let error = source.read_at(offset, &mut vec![0; length]).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        }
+        let names: Vec<&NodeInfo> = rig.nodes.infos().iter().collect();
+        assert_eq!(names.len(), 6);
+    }
+}

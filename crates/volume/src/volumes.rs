@@ -1,0 +1,162 @@
+//! Which volumes are served: those that were asked for, or all that nothing else stands upon.
+
+use std::collections::HashSet;
+
+use blockwork_engine::Volume;
+
+use crate::assembly::Assembly;
+use crate::error::VolumeError;
+use crate::graph::{Content, Device, DeviceId, DeviceKind, Graph};
+
+/// Names that an error shows.
+const NAMES_SHOWN: usize = 40;
+
+/// A volume that was chosen.
+pub struct Chosen {
+    /// The volume.
+    pub volume: Volume,
+    /// Why it is read-only, where nobody asked for that.
+    pub read_only: Option<String>,
+}
+
+impl Assembly {
+    /// The volumes of these names.
+    ///
+    /// # Errors
+    ///
+    /// No volume has a name, or the one that has it cannot be served; or one that can be written lies under another one.
+    pub fn choose(&mut self, names: &[String]) -> Result<Vec<Chosen>, VolumeError> {
+        if !names.iter().all(|name| self.graph.find(name).is_some()) {
+            self.look_deeper();
+        }
+        let mut ids = Vec::with_capacity(names.len());
+        for name in names {
+            ids.push(self.named(name)?);
+        }
+        let chosen = ids.iter().map(|id| self.chosen(*id)).collect::<Result<Vec<_>, _>>()?;
+        self.check_overlaps(&ids, &chosen)?;
+        Ok(chosen)
+    }
+
+    /// All volumes that nothing else makes use of; where there are tables, the tables' devices alone. Those that cannot
+    /// be served are left out, and returned as errors.
+    pub fn choose_all(&mut self) -> (Vec<Chosen>, Vec<VolumeError>) {
+        self.look_deeper();
+        let tables: Vec<DeviceId> = self.volumes(|device| matches!(device.kind, DeviceKind::Table));
+        let ids = if tables.is_empty() {
+            let used = self.used();
+            let mut ids = self.volumes(|_| true);
+            ids.retain(|id| !used.contains(id));
+            ids
+        } else {
+            tables
+        };
+        let (mut all, mut refused) = (Vec::with_capacity(ids.len()), Vec::new());
+        for id in ids {
+            match self.chosen(id) {
+                Ok(chosen) => all.push(chosen),
+                Err(error) => refused.push(error),
+            }
+        }
+        (all, refused)
+    }
+
+    fn look_deeper(&mut self) {
+        self.look_into_volumes();
+        self.tell_what_is_left();
+    }
+
+    fn named(&self, name: &str) -> Result<DeviceId, VolumeError> {
+        let found = self.graph.find(name);
+        let Some(id) = found.filter(|id| self.graph.device(*id).is_offered || self.is_part(*id)) else {
+            let mut names: Vec<&str> =
+                self.volumes(|_| true).iter().map(|id| &*self.graph.device(*id).name).collect();
+            let more = names.len().saturating_sub(NAMES_SHOWN);
+            names.truncate(NAMES_SHOWN);
+            let mut there_are = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            if more > 0 {
+                there_are += &format!(" and {more} more; `blockwork scan` shows all");
+            }
+            return Err(VolumeError::NoVolume { name: name.to_owned(), there_are });
+        };
+        if self.is_part(id) {
+            let what = "it is a part of another volume: serve that one".into();
+            return Err(VolumeError::Refused { name: name.to_owned(), what });
+        }
+        Ok(id)
+    }
+
+    /// Whether it is a logical volume that nobody sees.
+    fn is_part(&self, id: DeviceId) -> bool {
+        let device = self.graph.device(id);
+        !device.is_offered && matches!(device.kind, DeviceKind::Lv { .. })
+    }
+
+    fn chosen(&mut self, id: DeviceId) -> Result<Chosen, VolumeError> {
+        let name = self.graph.device(id).name.clone();
+        let root = self.layer(id).map_err(|what| VolumeError::Refused { name: name.clone(), what })?;
+        let why = self.graph.device(id).read_only.clone().filter(|_| !self.plan.read_only);
+        let read_only = self.plan.read_only || why.is_some() || root.limits().read_only;
+        Ok(Chosen { volume: Volume::new(name, root, read_only), read_only: why })
+    }
+
+    /// Offered volumes that are so, in the order for people: each device, then its partitions.
+    fn volumes(&self, which: impl Fn(&Device) -> bool) -> Vec<DeviceId> {
+        let above = self.graph.above();
+        let is_partition = |id: DeviceId| matches!(self.graph.device(id).kind, DeviceKind::Partition(_));
+        let mut order = Vec::with_capacity(self.graph.devices.len());
+        for (id, _) in self.graph.iter().filter(|(id, _)| !is_partition(*id)) {
+            order.push(id);
+            order.extend(above[id.0].iter().copied().filter(|above| is_partition(*above)));
+        }
+        order.retain(|id| self.graph.device(*id).is_offered && which(self.graph.device(*id)));
+        order
+    }
+
+    /// Devices that arrays, volume groups or tables make use of, or that belong to one that is not assembled; and what
+    /// lies below them.
+    fn used(&self) -> HashSet<DeviceId> {
+        let mut used = HashSet::new();
+        for (id, device) in self.graph.iter() {
+            let belongs = matches!(device.content, Content::MdMember(_) | Content::Pv(_));
+            let own = Some(id).filter(|_| belongs);
+            for one in device.below.iter().copied().filter(|_| makes_use(device)).chain(own) {
+                if used.insert(one) {
+                    used.extend(self.graph.all_below(one));
+                }
+            }
+        }
+        used
+    }
+
+    /// Two volumes of which one is under the other would be written behind each other's back. A partition and its
+    /// disk are no such two: they are ranges of the same bytes, and nobody keeps books of them.
+    fn check_overlaps(&self, ids: &[DeviceId], chosen: &[Chosen]) -> Result<(), VolumeError> {
+        for (above, _) in ids.iter().zip(chosen) {
+            let under = claimed_below(&self.graph, *above);
+            for (below, one) in ids.iter().zip(chosen) {
+                if under.contains(below) && !one.volume.read_only {
+                    return Err(VolumeError::Overlap {
+                        above: self.graph.device(*above).name.clone(),
+                        below: self.graph.device(*below).name.clone(),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a device keeps to itself what it stands upon.
+fn makes_use(device: &Device) -> bool {
+    !matches!(device.kind, DeviceKind::Disk { .. } | DeviceKind::Partition(_))
+}
+
+/// Devices that must not be written while `id` is in use: all below it, beginning with those that it makes use of.
+fn claimed_below(graph: &Graph, id: DeviceId) -> HashSet<DeviceId> {
+    let mut top = id;
+    while let (false, [only]) = (makes_use(graph.device(top)), &graph.device(top).below[..]) {
+        top = *only;
+    }
+    graph.all_below(top)
+}
