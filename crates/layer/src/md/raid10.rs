@@ -190,10 +190,11 @@ impl Raid10 {
     #[inline]
     pub(super) fn places(&self, sector: Sector, out: &mut Places) {
         let (chunk, within) = self.chunk_of(sector);
+        let far = self.far.get();
         let (mut line, mut column) = self.width.divide(chunk * self.near);
         for _ in 0..self.near {
-            let members = self.far_copies.members.iter().skip((column * self.far.get()) as usize);
-            for (j, member) in (0..self.far.get()).zip(members) {
+            let members = &self.far_copies.members[(column * far) as usize..][..far as usize];
+            for (j, member) in (0..far).zip(members) {
                 out.push(Place { member: *member, sector: Sector(self.row_start(line, j) + within) });
             }
             column += 1;
