@@ -3,16 +3,39 @@
 //! | here | what |
 //! | --- | --- |
 //! | [`Geometry`] | where each sector of an array lies on its members, and back: arithmetic, no I/O |
+//! | [`Array`] | the layer: state of the members, write-intent bitmap, failures |
+//! | [`Record`] | what is written about an array, and where: [`MdRecord`], [`DmRaidRecord`] |
 //!
 //! What the bytes of superblocks and bitmaps mean is `blockwork_format::md`'s business.
 
+mod array;
+mod atomic_bits;
+mod commit;
 mod divisor;
+mod dm_raid_record;
+mod failure;
+mod gate;
 mod geometry;
+mod intent;
+mod io;
+mod md_record;
+mod member;
+mod mend;
 mod raid0;
 mod raid1;
 mod raid10;
+mod record;
+mod status;
+mod upkeep;
 
+pub use array::{Array, ArrayConfig, ArrayError};
+pub use dm_raid_record::{DmRaidLeg, DmRaidRecord};
 pub use geometry::{Geometry, GeometryError, Place, Places};
+pub use intent::IntentConfig;
+pub use md_record::{MdRecord, MdRecordError, MdSite};
+pub use member::MemberConfig;
 pub use raid0::Raid0;
 pub use raid1::Raid1;
 pub use raid10::Raid10;
+pub use record::{ArrayState, Record, Site};
+pub use status::{ArrayStatus, MemberState, MemberStatus};

@@ -1,0 +1,70 @@
+//! Superblocks of dm-raid, kept as Linux keeps them for LVM's RAID volumes: in a metadata volume beside each leg.
+//!
+//! A leg that has failed, or is missing, has its bit in `failed_devices` of all others from the next change on. Bits are
+//! never taken back here: that is for whoever repairs the volume.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Layer, Sector};
+use blockwork_format::SECTOR_BYTES;
+use blockwork_format::dm_raid::{BITMAP_OFFSET, IN_SYNC, Superblock};
+
+use super::record::{ArrayState, Record, Site};
+
+/// A leg with its superblock as it was found.
+#[derive(Debug)]
+pub struct DmRaidLeg {
+    /// Its position.
+    pub role: u16,
+    /// What people call its metadata volume.
+    pub name: String,
+    /// That volume.
+    pub layer: Arc<dyn Layer>,
+    /// Its superblock.
+    pub superblock: Superblock,
+}
+
+/// Superblocks of dm-raid. See the module's head.
+#[derive(Debug)]
+pub struct DmRaidRecord {
+    sites: Vec<Site>,
+    found: Vec<Superblock>,
+    events: u64,
+}
+
+impl DmRaidRecord {
+    /// The record of an array with these legs; `has_bitmap`: with a bitmap behind each superblock.
+    pub fn new(legs: Vec<DmRaidLeg>, has_bitmap: bool) -> DmRaidRecord {
+        let events = legs.iter().map(|leg| leg.superblock.events).max().unwrap_or(0);
+        let bitmap = has_bitmap.then_some(Sector(BITMAP_OFFSET / SECTOR_BYTES));
+        let split = legs.into_iter().map(|DmRaidLeg { role, name, layer, superblock }| {
+            (Site { role: Some(role), name, layer, superblock: Sector(0), bitmap }, superblock)
+        });
+        let (sites, found) = split.unzip();
+        DmRaidRecord { sites, found, events }
+    }
+}
+
+impl Record for DmRaidRecord {
+    fn sites(&self) -> &[Site] {
+        &self.sites
+    }
+
+    fn superblock(&self, site: usize, state: &ArrayState) -> Vec<u8> {
+        let mut superblock = self.found[site].clone();
+        superblock.events = state.events;
+        superblock.array_resync_offset = state.resync_from.map_or(IN_SYNC, |from| from.0);
+        for (position, _) in (0..).zip(&state.gone).filter(|(_, gone)| **gone) {
+            superblock.fail(position);
+        }
+        superblock.encode().into()
+    }
+
+    fn events(&self) -> u64 {
+        self.events
+    }
+
+    fn has_clean_flag(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,329 @@
+//! The write-intent bitmap of an array that is served: which chunks may differ between its mirrors.
+//!
+//! A chunk has a bit in five sets:
+//!
+//! | set | means | who changes it |
+//! | --- | --- | --- |
+//! | on disk | the bit as it was last written, to all members | slow paths, under the array's turn |
+//! | ready | set on disk on all members: writes may go | set by slow paths; taken back by the upkeep, without a turn |
+//! | wanted | a write waits until the bit is ready | set while a write is resolved; taken by slow paths |
+//! | touched | written to since the upkeep last looked | set while a write is resolved; cleared by the upkeep |
+//! | kept | mirrors may really differ: never cleared here, and always read from the same copy | set when opened, and when a member refused a write without having failed |
+//!
+//! Ready implies on disk. The order in which they change, and why that is right, is told in `upkeep.rs`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use blockwork_engine::{Nanos, Sector, Sectors};
+use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
+
+use super::atomic_bits::{AtomicBits, bits_of};
+
+/// The bitmap is written in pieces of so many bytes.
+pub(super) const PIECE_BYTES: usize = 4096;
+
+/// Longest write of the bitmap, bytes.
+const RUN_BYTES: usize = 256 << 10;
+
+/// A write-intent bitmap as it was found.
+#[derive(Clone, Debug)]
+pub struct IntentConfig {
+    /// Its superblock, of the freshest member.
+    pub superblock: BitmapSuperblock,
+    /// Its bits: all that any member has set. All dirty where the bitmap was not to be believed (of another array, stale).
+    pub bits: Bits,
+    /// The set bits mean that mirrors may differ there: the array was not stopped cleanly, or is of a kind that does not
+    /// record it. Otherwise they are left over from a time when it was degraded.
+    pub may_differ: bool,
+}
+
+/// The bitmap of an array that is served.
+#[derive(Debug)]
+pub(super) struct Intent {
+    /// Sectors of a chunk, as a power of two.
+    chunk_shift: u32,
+    ready: AtomicBits,
+    wanted: AtomicBits,
+    touched: AtomicBits,
+    kept: AtomicBits,
+    any_wanted: AtomicBool,
+    any_kept: AtomicBool,
+    disk: Mutex<OnDisk>,
+}
+
+/// The bitmap as it is, or is about to be, on the members.
+#[derive(Debug)]
+pub(super) struct OnDisk {
+    pub(super) superblock: BitmapSuperblock,
+    bits: Bits,
+    /// Pieces that are not on all members as they are here.
+    changed: Vec<bool>,
+}
+
+/// Bytes of the bitmap that have to be written, from the start of its superblock.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) offset: Sectors,
+    pub(super) bytes: Vec<u8>,
+}
+
+impl Intent {
+    /// `events` are the array's.
+    pub(super) fn new(mut config: IntentConfig, events: u64) -> Intent {
+        let chunks = config.bits.chunks();
+        if config.superblock.is_stale(events) {
+            // Everything is set from now on, and that is to be believed.
+            config.bits = Bits::dirty(chunks);
+            config.superblock.state &= !BitmapSuperblock::STALE;
+            config.superblock.events_cleared = events;
+        }
+        let intent = Intent {
+            chunk_shift: config.superblock.chunk_sectors().trailing_zeros(),
+            ready: AtomicBits::new(chunks),
+            wanted: AtomicBits::new(chunks),
+            touched: AtomicBits::new(chunks),
+            kept: AtomicBits::new(chunks),
+            any_wanted: AtomicBool::new(false),
+            any_kept: AtomicBool::new(false),
+            disk: Mutex::new(OnDisk::new(config.superblock, config.bits)),
+        };
+        if config.may_differ {
+            let disk = intent.disk();
+            let mut from = 0;
+            while let Some(chunk) = disk.bits.next_dirty(from) {
+                intent.keep_chunks(chunk, chunk);
+                from = chunk + 1;
+            }
+        }
+        intent
+    }
+
+    /// Held only for as long as it takes to look or to alter, never across a wait.
+    pub(super) fn disk(&self) -> MutexGuard<'_, OnDisk> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The chunks of a range of the array, first and last.
+    #[inline]
+    fn chunks(&self, sector: Sector, nr: Sectors) -> (u64, u64) {
+        (sector.0 >> self.chunk_shift, (sector.0 + nr.0 - 1) >> self.chunk_shift)
+    }
+
+    /// Whether a write may go to the range; if not, its bits are wanted from now on.
+    #[inline]
+    pub(super) fn admit(&self, sector: Sector, nr: Sectors) -> bool {
+        let (first, last) = self.chunks(sector, nr);
+        if !self.ready.all(first, last) {
+            self.wanted.set(first, last);
+            self.any_wanted.store(true, Ordering::Release);
+            return false;
+        }
+        self.touched.set(first, last);
+        true
+    }
+
+    /// Says that a write to the range waits.
+    pub(super) fn want(&self, sector: Sector, nr: Sectors) {
+        let (first, last) = self.chunks(sector, nr);
+        self.wanted.set(first, last);
+        self.any_wanted.store(true, Ordering::Release);
+    }
+
+    /// Whether a write may go to the range, without wanting anything.
+    pub(super) fn is_ready(&self, sector: Sector, nr: Sectors) -> bool {
+        let (first, last) = self.chunks(sector, nr);
+        self.ready.all(first, last)
+    }
+
+    /// Mirrors may differ in the range from now on.
+    pub(super) fn keep(&self, sector: Sector, nr: Sectors) {
+        let (first, last) = self.chunks(sector, nr);
+        self.keep_chunks(first, last);
+    }
+
+    fn keep_chunks(&self, first: u64, last: u64) {
+        self.kept.set(first, last);
+        self.any_kept.store(true, Ordering::Release);
+    }
+
+    /// Whether mirrors may differ anywhere.
+    #[inline]
+    pub(super) fn any_kept(&self) -> bool {
+        self.any_kept.load(Ordering::Acquire)
+    }
+
+    /// Whether mirrors may differ in the range.
+    #[inline]
+    pub(super) fn is_kept(&self, sector: Sector, nr: Sectors) -> bool {
+        let (first, last) = self.chunks(sector, nr);
+        self.kept.any(first, last)
+    }
+
+    /// Sets what writes wait for in the bitmap to be written; gives it as words of the set. Under the array's turn.
+    pub(super) fn take_wanted(&self) -> Vec<(usize, u64)> {
+        let mut taken = Vec::new();
+        if !self.any_wanted.swap(false, Ordering::AcqRel) {
+            return taken;
+        }
+        let mut disk = self.disk();
+        for (index, word) in self.wanted.all_words().iter().enumerate() {
+            if word.load(Ordering::Relaxed) != 0 {
+                let word = word.swap(0, Ordering::AcqRel);
+                bits_of(index, word).for_each(|chunk| disk.set(chunk));
+                taken.push((index, word));
+            }
+        }
+        taken
+    }
+
+    /// The bitmap is on all members as it is here, also where it was set when it was found: writes may go there. Under the
+    /// array's turn.
+    pub(super) fn publish_all(&self) {
+        let disk = self.disk();
+        let mut from = 0;
+        while let Some(chunk) = disk.bits.next_dirty(from) {
+            self.ready.set(chunk, chunk);
+            from = chunk + 1;
+        }
+    }
+
+    /// Takes back the readiness of the chunks that were not touched since the last call: what may be cleared once all
+    /// writes that relied on it are over. Gives them as words of the set.
+    pub(super) fn withdraw_idle(&self) -> Vec<(usize, u64)> {
+        let words = self.ready.all_words().iter().zip(self.touched.all_words()).zip(self.kept.all_words());
+        let mut idle = Vec::new();
+        for (index, ((ready, touched), kept)) in words.enumerate() {
+            let candidates = ready.load(Ordering::Relaxed) & !kept.load(Ordering::Acquire);
+            if candidates != 0 {
+                let untouched = candidates & !touched.swap(0, Ordering::AcqRel);
+                if untouched != 0 {
+                    ready.fetch_and(!untouched, Ordering::AcqRel);
+                    idle.push((index, untouched));
+                }
+            }
+        }
+        idle
+    }
+
+    /// Writes may go to these: they are set on all members. Under the array's turn.
+    pub(super) fn publish(&self, chunks: &[(usize, u64)]) {
+        for (index, word) in chunks {
+            self.ready.all_words()[*index].fetch_or(*word, Ordering::AcqRel);
+        }
+    }
+
+    /// Clears in the bitmap to be written those of the withdrawn chunks that nobody wants or was given by now, and whose
+    /// mirrors agree. Those that are kept are ready again. Under the array's turn.
+    pub(super) fn clear(&self, idle: &[(usize, u64)]) {
+        let mut disk = self.disk();
+        for (index, word) in idle {
+            let wanted = self.wanted.all_words()[*index].load(Ordering::Acquire);
+            let kept = self.kept.all_words()[*index].load(Ordering::Acquire);
+            let ready = self.ready.all_words()[*index].fetch_or(word & kept, Ordering::AcqRel);
+            bits_of(*index, word & !wanted & !kept & !ready).for_each(|chunk| disk.clear(chunk));
+        }
+    }
+
+    /// Clears all that agree: no write is under way, and none will be. Under the array's turn.
+    pub(super) fn clear_all(&self) {
+        let all: Vec<_> =
+            self.ready.all_words().iter().map(|word| word.swap(0, Ordering::AcqRel)).enumerate().collect();
+        self.clear(&all);
+    }
+
+    /// How many chunks are set on disk, and how many of those are not kept.
+    pub(super) fn dirty_chunks(&self) -> (u64, u64) {
+        let kept: u64 =
+            self.kept.all_words().iter().map(|w| u64::from(w.load(Ordering::Acquire).count_ones())).sum();
+        let dirty = self.disk().bits.dirty_chunks();
+        (dirty, dirty.saturating_sub(kept))
+    }
+
+    /// How often the upkeep looks for chunks to clear.
+    pub(super) fn daemon_sleep(&self) -> Nanos {
+        Nanos::secs(self.disk().superblock.daemon_sleep.into())
+    }
+}
+
+impl OnDisk {
+    fn new(superblock: BitmapSuperblock, bits: Bits) -> OnDisk {
+        let bytes = BITMAP_SUPERBLOCK_BYTES + bits.as_bytes().len();
+        // Not known to be the same on all members: written whole before the first write goes.
+        let changed = vec![true; bytes.div_ceil(PIECE_BYTES)];
+        OnDisk { superblock, bits, changed }
+    }
+
+    fn set(&mut self, chunk: u64) {
+        if self.bits.set(chunk) {
+            self.change(chunk);
+        }
+    }
+
+    fn clear(&mut self, chunk: u64) {
+        if self.bits.clear(chunk) {
+            self.change(chunk);
+        }
+    }
+
+    fn change(&mut self, chunk: u64) {
+        let piece = Bits::byte_on_disk(chunk) as usize / PIECE_BYTES;
+        self.changed[piece] = true;
+    }
+
+    /// Whether the bits have to be written somewhere.
+    pub(super) fn has_changes(&self) -> bool {
+        self.changed.contains(&true)
+    }
+
+    /// The piece with the superblock has to be written.
+    pub(super) fn superblock_changed(&mut self) {
+        self.changed[0] = true;
+    }
+
+    /// What has to be written; from then on, nothing has.
+    pub(super) fn take_changes(&mut self) -> Vec<Run> {
+        let mut runs: Vec<Run> = Vec::new();
+        let mut last = None;
+        for piece in 0..self.changed.len() {
+            if !std::mem::take(&mut self.changed[piece]) {
+                continue;
+            }
+            match runs.last_mut() {
+                Some(run) if last == Some(piece) && run.bytes.len() < RUN_BYTES => {
+                    run.bytes.extend(self.piece(piece));
+                }
+                _ => {
+                    let offset = Sectors::from_bytes_floor((piece * PIECE_BYTES) as u64);
+                    runs.push(Run { offset, bytes: self.piece(piece) });
+                }
+            }
+            last = Some(piece + 1);
+        }
+        runs
+    }
+
+    /// Everything has to be written again: a write of it failed.
+    pub(super) fn all_changed(&mut self) {
+        self.changed.fill(true);
+    }
+
+    /// The bytes of a piece, in whole sectors; behind the last bit are ones, as mdadm has them.
+    fn piece(&self, piece: usize) -> Vec<u8> {
+        let (start, end) = (piece * PIECE_BYTES, (piece + 1) * PIECE_BYTES);
+        let superblock = self.superblock.encode();
+        let bits = self.bits.as_bytes();
+        let mut out = Vec::with_capacity(PIECE_BYTES);
+        out.extend_from_slice(
+            &superblock[start.min(BITMAP_SUPERBLOCK_BYTES)..end.min(BITMAP_SUPERBLOCK_BYTES)],
+        );
+        let within = |at: usize| at.saturating_sub(BITMAP_SUPERBLOCK_BYTES).min(bits.len());
+        out.extend_from_slice(&bits[within(start)..within(end)]);
+        out.resize(out.len().next_multiple_of(512), 0xff);
+        out
+    }
+}
+
+#[cfg(test)]
+#[path = "intent_tests.rs"]
+mod tests;

@@ -1,0 +1,76 @@
+//! I/O of slow paths: to members and metadata volumes, in whole logical blocks, with or without durability.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use blockwork_engine::{Bio, Errno, Flags, Layer, Op, Sector, Sectors, TaskContext};
+use blockwork_memory::{Segment, Segments};
+
+/// Memory for so many sectors.
+fn memory(cx: &TaskContext, nr: Sectors) -> Segment {
+    Segment::new(cx.pool().get(nr.byte_len()), 0, nr.byte_len())
+}
+
+/// Reads `nr` sectors.
+pub(super) async fn read(
+    cx: &TaskContext,
+    layer: &Arc<dyn Layer>,
+    sector: Sector,
+    nr: Sectors,
+) -> Result<Segment, Errno> {
+    let data = memory(cx, nr);
+    let bio = Bio::with_data(Op::Read, Flags::NONE, sector, Segments::from_iter([data.clone()]));
+    cx.bio(layer, bio).await.0.map(|()| data)
+}
+
+/// Writes memory so that it is durable when this returns.
+pub(super) async fn write(
+    cx: &TaskContext,
+    layer: &Arc<dyn Layer>,
+    sector: Sector,
+    data: Segment,
+) -> Result<(), Errno> {
+    let bio = Bio::with_data(Op::Write, Flags::FUA, sector, Segments::from_iter([data]));
+    cx.bio(layer, bio).await.0
+}
+
+/// Writes whole sectors so that they are durable when this returns. On a device with larger blocks, what else is in them is
+/// read and written back.
+pub(super) async fn write_bytes(
+    cx: &TaskContext,
+    layer: &Arc<dyn Layer>,
+    sector: Sector,
+    bytes: &[u8],
+) -> Result<(), Errno> {
+    let block = Sectors::from_bytes_ceil(layer.limits().logical_block_size.into()).0.max(1);
+    let nr = Sectors::from_bytes_ceil(bytes.len() as u64);
+    let start = Sector(sector.0 / block * block);
+    let end = (sector.0 + nr.0).next_multiple_of(block);
+    let whole = Sectors(end - start.0);
+    let data = if whole == nr { memory(cx, nr) } else { read(cx, layer, start, whole).await? };
+    data.write_at(sector.since(start).byte_len(), bytes);
+    write(cx, layer, start, data).await
+}
+
+/// Makes durable what was written.
+pub(super) async fn flush(cx: &TaskContext, layer: &Arc<dyn Layer>) -> Result<(), Errno> {
+    cx.bio(layer, Bio::flush()).await.0
+}
+
+/// Runs all of them at once, and gives their results in order.
+pub(super) async fn together<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
+    let mut running: Vec<(Pin<Box<_>>, Option<T>)> =
+        futures.into_iter().map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|cx| {
+        for (future, result) in running.iter_mut().filter(|(_, result)| result.is_none()) {
+            if let Poll::Ready(done) = future.as_mut().poll(cx) {
+                *result = Some(done);
+            }
+        }
+        if running.iter().all(|(_, result)| result.is_some()) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    running.into_iter().filter_map(|(_, result)| result).collect()
+}
