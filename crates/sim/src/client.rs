@@ -30,6 +30,8 @@ pub struct Referee {
     pub answered: u64,
     /// Those that failed.
     pub failed: u64,
+    /// Those among them that asked for what the device cannot do.
+    pub excused: u64,
     /// Flushes, and writes with FUA, that succeeded.
     pub durable: u64,
 }
@@ -42,6 +44,7 @@ impl Referee {
             violations: Vec::new(),
             answered: 0,
             failed: 0,
+            excused: 0,
             durable: 0,
         }))
     }
@@ -110,6 +113,8 @@ pub struct ClientConfig {
     pub region: u64,
     /// Of 100 turns, how many are followed by a pause.
     pub pause_percent: u32,
+    /// Longest pause.
+    pub pause_max: Nanos,
 }
 
 impl ClientConfig {
@@ -128,6 +133,7 @@ impl ClientConfig {
             sequential_percent: 40,
             region: u64::MAX,
             pause_percent: 5,
+            pause_max: Nanos::millis(2),
         }
     }
 }
@@ -188,7 +194,7 @@ impl SimClient {
         if self.random.chance(self.config.pause_percent, 100) {
             self.paused = true;
             let token = cx.token(0);
-            let after = Nanos(self.random.below(2_000_000));
+            let after = Nanos(self.random.below(self.config.pause_max.0));
             cx.env.timeout(token, after);
         }
     }
@@ -334,7 +340,9 @@ impl SimClient {
         if let Err(errno) = done.result {
             referee.failed += 1;
             let fault = world.faults() > 0 && errno != Errno::EAGAIN;
-            if !fault && !excused(&kind, done.op, errno) {
+            let excused = excused(&kind, done.op, errno);
+            referee.excused += u64::from(excused);
+            if !fault && !excused {
                 let number = self.config.number;
                 referee.accuse(format!(
                     "client {number}: {what} failed with {errno}, without a fault that explains it"

@@ -300,13 +300,22 @@ impl Oracle {
         }
     }
 
-    /// After a cut: compares a sector's content with what it may be; that is what it holds from then on, durably.
-    pub fn settle(&mut self, sector: u64, bytes: &[u8; 512]) -> Result<(), String> {
+    /// After a cut: whether a sector may hold this; an `Err` is a violation. For who finds several copies of it.
+    pub fn may_hold(&self, sector: u64, bytes: &[u8; 512]) -> Result<(), String> {
+        self.find(sector, bytes).map(drop)
+    }
+
+    /// The one of the values that a sector may hold after a cut which is this.
+    fn find(&self, sector: u64, bytes: &[u8; 512]) -> Result<SectorData, String> {
         assert!(self.writes.is_empty(), "`cut` comes first");
         let possible = self.possible(sector);
-        let Some(value) = possible.iter().find(|value| ***value == *bytes).cloned() else {
-            return Err(violation("after the cut", sector, bytes, &possible));
-        };
+        let found = possible.iter().find(|value| ***value == *bytes).cloned();
+        found.ok_or_else(|| violation("after the cut", sector, bytes, &possible))
+    }
+
+    /// After a cut: compares a sector's content with what it may be; that is what it holds from then on, durably.
+    pub fn settle(&mut self, sector: u64, bytes: &[u8; 512]) -> Result<(), String> {
+        let value = self.find(sector, bytes)?;
         self.dirty.remove(&sector);
         self.lost_data = false;
         if value == self.zero {

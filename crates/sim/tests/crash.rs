@@ -5,18 +5,13 @@
 //! `CUT=k` cut after event k of its first life, and `JOURNAL=1` prints what its devices did.
 
 mod lab;
+mod running;
 
 use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
 use lab::{Plan, Verdict};
-
-#[allow(clippy::disallowed_methods, reason = "whoever runs a test says by variables what to replay")]
-fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: expected a number")))
-}
+use running::{from_environment, quietly};
 
 /// The line that replays a violation.
 fn report(plan: &Plan, verdict: &Verdict) -> String {
@@ -26,17 +21,6 @@ fn report(plan: &Plan, verdict: &Verdict) -> String {
         "seed {seed}, cuts {:?}: {violation}. Replay: SEED={seed} CUT={cut} cargo test -p blockwork-sim --test crash replay",
         plan.cuts
     )
-}
-
-/// Silences the messages of panics that are caught and reported as violations.
-#[allow(clippy::disallowed_methods, reason = "whoever runs a test says by variables what to show")]
-fn quietly<T>(run: impl FnOnce() -> T) -> T {
-    if std::env::var_os("RUST_BACKTRACE").is_none_or(|value| value == "0") {
-        std::panic::set_hook(Box::new(|_| {}));
-    }
-    let result = run();
-    let _ = std::panic::take_hook();
-    result
 }
 
 #[test]

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{
-    FileId, Layer, LeafId, LeafLayer, LeafSource, Limits, Merges, Nanos, NodeId, Sector, Sectors, Volume,
-};
+use blockwork_engine::{FileId, Layer, LeafId, LeafLayer, LeafSource, NodeId, Sector, Sectors, Volume};
 use blockwork_layer::{Linear, Segment, Stripe, Striped, Table};
-use blockwork_sim::{DeviceModel, Latencies, Latency, Lies, Random, World};
+use blockwork_sim::{DeviceModel, Lies, Random, World};
+
+use crate::running::devices::draw_device;
+use crate::running::{Nodes, Stack};
 
 /// How the devices are put together.
 #[derive(Clone, Debug)]
@@ -28,13 +29,6 @@ pub enum Shape {
 pub struct Geometry {
     pub devices: Vec<DeviceModel>,
     pub shape: Shape,
-}
-
-/// What a worker is built on.
-pub struct Stack {
-    pub volumes: Arc<[Volume]>,
-    pub leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]>,
-    pub nodes: usize,
 }
 
 impl Geometry {
@@ -60,7 +54,7 @@ impl Geometry {
         let sources: Vec<Arc<dyn LeafSource>> = (0..world.devices())
             .map(|n| Arc::new(world.lying_source(FileId(n), lies)) as Arc<dyn LeafSource>)
             .collect();
-        let mut nodes = Nodes(0);
+        let mut nodes = Nodes::default();
         let leaves: Vec<(NodeId, Arc<dyn LeafSource>)> =
             sources.iter().map(|source| (nodes.next(), source.clone())).collect();
         let bottoms: Vec<Arc<dyn Layer>> = (0..)
@@ -89,15 +83,6 @@ impl Geometry {
             .map(|(n, root)| Volume::new(format!("v{n}"), root, false))
             .collect();
         Stack { volumes, leaves: leaves.into(), nodes: usize::from(nodes.0) }
-    }
-}
-
-struct Nodes(u16);
-
-impl Nodes {
-    fn next(&mut self) -> NodeId {
-        self.0 += 1;
-        NodeId(self.0 - 1)
     }
 }
 
@@ -131,55 +116,4 @@ fn striped(nodes: &mut Nodes, below: &[Arc<dyn Layer>], chunk: u64) -> Arc<dyn L
         stripes.map(|(n, layer)| Stripe { below: layer.clone(), start: Sector(start(n)) }).collect();
     let sectors = Sectors(each * below.len() as u64);
     Arc::new(Striped::new(nodes.next(), Sectors(chunk), stripes, sectors).expect("even stripes"))
-}
-
-fn draw_device(random: &mut Random, sectors: u64, small_blocks: bool) -> DeviceModel {
-    let latency = |random: &mut Random| match random.below(4) {
-        0 => Latency::Fixed(Nanos::micros(100)),
-        1 => Latency::ZERO,
-        2 => Latency::LogNormal { median: Nanos::micros(80), sigma: 1.0 },
-        _ => Latency::Uniform(Nanos::micros(10), Nanos::millis(3)),
-    };
-    let big_blocks = !small_blocks && random.chance(1, 3);
-    let mut model = DeviceModel::null(Sectors(sectors));
-    model.name = "lab".to_owned();
-    model.latency = Latencies {
-        read: latency(random),
-        write: latency(random),
-        flush: latency(random),
-        discard: latency(random),
-        sequential: None,
-    };
-    model.parallelism = *random.choose(&[1, 2, 8, 64]);
-    model.cache_bytes = *random.choose(&[0, 16 << 10, 16 << 20, 16 << 20, 16 << 20]);
-    model.atomic_write_unit = *random.choose(&[512, if big_blocks { 4096 } else { 512 }]);
-    model.limits = draw_limits(random, big_blocks);
-    model
-}
-
-fn draw_limits(random: &mut Random, big_blocks: bool) -> Limits {
-    let block = if big_blocks { 4096 } else { 512 };
-    let max_sectors = Sectors(*random.choose(&[8, 16, 64, 2560]));
-    let granularity = *random.choose(&[0, block, 4096, 16 << 10]);
-    let max_discard = *random.choose(&[32, 96, 1 << 32]);
-    let max_discard = if granularity == 0 { Sectors::ZERO } else { Sectors(max_discard) };
-    Limits {
-        logical_block_size: block,
-        physical_block_size: *random.choose(&[block, 4096]),
-        io_min: block,
-        max_hw_sectors: max_sectors,
-        max_sectors,
-        max_segments: *random.choose(&[2, 3, 16, 127]),
-        chunk_sectors: Sectors(*random.choose(&[0, 0, 0, 32, 128])),
-        discard_granularity: granularity,
-        max_hw_discard: max_discard,
-        max_discard,
-        max_write_zeroes: *random.choose(&[Sectors::ZERO, Sectors(16), Sectors(1 << 32)]),
-        dma_alignment: *random.choose(&[1, 4, 512]),
-        fua: random.coin(),
-        nr_requests: *random.choose(&[1, 2, 8, 128]),
-        merges: *random.choose(&[Merges::All, Merges::All, Merges::Simple, Merges::None]),
-        read_ahead: Sectors(*random.choose(&[0, 0, 32, 256])),
-        ..Limits::default()
-    }
 }

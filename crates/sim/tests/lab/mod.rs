@@ -3,19 +3,16 @@
 pub mod geometry;
 
 use std::cell::RefCell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-use blockwork_engine::{
-    CounterTable, Event, EventSink, FileId, Nanos, Tracer, VolumeId, Wait, Worker, WorkerConfig,
-};
+use blockwork_engine::{FileId, Quiescence, VolumeId, Worker};
 use blockwork_sim::{
-    Chaos, ClientConfig, Closing, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient, SimEnv, World,
+    Chaos, ClientConfig, Closing, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient, World,
 };
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
-use geometry::{Geometry, Stack};
+use crate::running::devices::draw_chaos;
+use crate::running::{caught, run_all, worker};
+use geometry::Geometry;
 
 /// Everything that a run does, drawn from its seed.
 #[derive(Clone, Debug)]
@@ -89,13 +86,9 @@ impl Plan {
     /// As `run`, with a journal.
     pub fn run_with(&self, journal: bool) -> Verdict {
         let verdict = RefCell::new(Verdict::default());
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.lives(journal, &verdict)));
+        let outcome = caught(|| self.lives(journal, &verdict));
         let mut verdict = verdict.into_inner();
-        if let Err(panic) = outcome {
-            let text = panic.downcast_ref::<String>().cloned();
-            let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-            verdict.violations.push(format!("panic: {}", text.unwrap_or_default()));
-        }
+        verdict.violations.extend(outcome.err());
         verdict
     }
 
@@ -119,7 +112,7 @@ impl Plan {
             }
             verdict.borrow_mut().cuts += 1;
             let stack = self.geometry.build(&after, Lies::default());
-            let worker = worker(&stack, after.env(), 0, false);
+            let worker = worker(&stack, after.env(), 0, false, &Quiescence::default());
             let closing = Closing::new(vec![worker.handle()]);
             let mut workers = vec![worker];
             for (volume, referee) in (0..).zip(&referees) {
@@ -159,8 +152,10 @@ impl Plan {
         if referees.is_empty() {
             referees.extend(stack.volumes.iter().map(|volume| Referee::new(volume.sectors().0)));
         }
-        let mut workers: Vec<_> =
-            (0..self.workers).map(|n| worker(&stack, world.env(), n as u16, self.trace)).collect();
+        let quiescence = Quiescence::default();
+        let mut workers: Vec<_> = (0..self.workers)
+            .map(|n| worker(&stack, world.env(), n as u16, self.trace, &quiescence))
+            .collect();
         let closing = Closing::new(workers.iter().map(Worker::handle).collect());
         for n in 0..self.clients {
             let volume = n % referees.len();
@@ -209,56 +204,6 @@ impl Plan {
     }
 }
 
-fn worker(stack: &Stack, env: SimEnv, index: u16, trace: bool) -> Worker<SimEnv> {
-    let counters = Arc::new(CounterTable::new(stack.nodes));
-    let mut config = WorkerConfig::new(stack.volumes.clone(), stack.leaves.clone(), counters);
-    config.index = index;
-    config.pool_bytes = 1 << 20;
-    if trace {
-        config.tracer = Tracer::new(Arc::new(AtomicBool::new(true)), Box::new(Listener::default()));
-    }
-    Worker::new(env, config)
-}
-
-/// Takes events, and sees that their time never goes back.
-#[derive(Default)]
-struct Listener {
-    last: Nanos,
-}
-
-impl EventSink for Listener {
-    fn take(&mut self, _: u16, events: &mut Vec<Event>) {
-        for event in events.drain(..) {
-            assert!(
-                event.time >= self.last,
-                "an event of {:?} comes after one of {:?}: {event:?}",
-                event.time,
-                self.last
-            );
-            self.last = event.time;
-        }
-    }
-}
-
-/// Runs workers until every client has ended; tells whether their last flushes succeeded.
-fn run_all(world: &World, workers: &mut [Worker<SimEnv>], closing: &Closing) -> bool {
-    if let [only] = workers {
-        return only.run().is_ok();
-    }
-    // Several workers on one thread: let each do what it can; when none has anything to do, let time pass.
-    let mut idle_turns = 0;
-    while closing.left() > 0 {
-        let before = world.events();
-        workers.iter_mut().for_each(|worker| worker.turn(Wait::Poll));
-        // A wake-up for nothing may hide what is ready, but not many times in a row.
-        idle_turns = if world.is_at_rest() && world.events() == before { idle_turns + 1 } else { 0 };
-        assert!(idle_turns < 20, "no worker does anything, and nothing will happen (a bio was lost)");
-        world.step();
-    }
-    // The last client has stopped the workers: each flushes what it wrote, and ends.
-    workers.iter_mut().map(|worker| worker.run().is_ok()).fold(true, |all, one| all & one)
-}
-
 fn draw_faults(random: &mut Random) -> Faults {
     let none = Faults::default();
     match random.below(10) {
@@ -277,11 +222,4 @@ fn draw_faults(random: &mut Random) -> Faults {
         },
         _ => Faults { stalls: 10_000, slowdown: 20, short: 50_000, read_errors: 10_000, ..none },
     }
-}
-
-fn draw_chaos(random: &mut Random) -> Chaos {
-    if random.coin() {
-        return Chaos::default();
-    }
-    Chaos { spurious_wakeups: 50_000, partial_batches: 300_000, shuffled_batches: 300_000 }
 }
