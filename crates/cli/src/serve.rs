@@ -14,7 +14,8 @@ use std::thread::{self, JoinHandle};
 use anyhow::{Context, Result, anyhow, bail};
 use blockwork_daemon::{Control, ControlHandle, ControlState, socket_path};
 use blockwork_engine::{
-    Errno, LeafId, NodeId, Quiescence, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle,
+    Errno, LeafId, Nanos, NodeId, Quiescence, Stats, Volume, VolumeId, Waiting, Worker, WorkerConfig,
+    WorkerHandle,
 };
 use blockwork_export::fuse;
 use blockwork_export::nbd::{self, Export, Exports, Listener, NbdConfig, Server, ServerTls};
@@ -146,13 +147,17 @@ impl Running {
         let (news, hear) = mpsc::channel();
         let (mut handles, mut threads) = (Vec::new(), Vec::new());
         let quiescence = Quiescence::default();
+        let mut uring = UringConfig::default();
+        uring.look = args.poll.map_or(uring.look, |us| Nanos::micros(us.into()));
         for index in (0u16..).take(count) {
             let mut config = WorkerConfig::new(volumes.clone(), leaves.clone(), stats.worker());
             config.index = index;
             config.tracer = hub.tracer(index);
             config.tap = log.clone().map(|log| log as _);
             config.quiescence = quiescence.clone();
-            let (handle, thread) = start_worker(config, Ended { index, say: news.clone() }, Worker::run)?;
+            config.waiting = if args.poll.is_some() { Waiting::Looking } else { Waiting::Measured };
+            let (handle, thread) =
+                start_worker(config, Ended { index, say: news.clone() }, &uring, Worker::run)?;
             handles.push(handle);
             threads.push(thread);
         }
@@ -320,7 +325,7 @@ impl Running {
         let mut config = WorkerConfig::new(self.volumes.clone(), self.leaves.clone(), self.stats.worker());
         config.tap = self.log.clone().map(|log| log as _);
         let ended = Ended { index: 0, say: self.news.clone() };
-        let (_, thread) = start_worker(config, ended, Worker::close)?;
+        let (_, thread) = start_worker(config, ended, &UringConfig::default(), Worker::close)?;
         match thread.join() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(errno)) => Err(anyhow!(
@@ -368,13 +373,15 @@ type WorkerThread = JoinHandle<Result<(), Errno>>;
 fn start_worker(
     config: WorkerConfig,
     ended: Ended,
+    uring: &UringConfig,
     run: fn(&mut Worker<Uring>) -> Result<(), Errno>,
 ) -> Result<(WorkerHandle<Uring>, WorkerThread)> {
     let (send, up) = mpsc::channel::<Up>();
+    let uring = *uring;
     let name = format!("blockwork-{}", config.index);
     let thread = thread::Builder::new().name(name).spawn(move || {
         let _ended = ended;
-        let env = match Uring::new(&UringConfig::default()) {
+        let env = match Uring::new(&uring) {
             Ok(env) => env,
             Err(error) => {
                 let _ = send.send(Err(error));

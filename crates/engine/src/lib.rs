@@ -40,6 +40,7 @@ pub use bio::{Bio, Done, Errno, Flags, Op};
 pub use counters::{Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats};
 pub use env::{Completion, Env, FileId, FileOp, FileOpKind, Notify, Token, Wait};
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
+pub use gather::Waiting;
 pub use layer::{
     Cure, Defer, Extent, Failure, Layer, LeafLayer, NodeId, Preparation, Resolver, Shape, Span, Target,
 };

@@ -15,7 +15,7 @@ use crate::core::{Core, CoreParts};
 use crate::counters::CounterTable;
 use crate::env::{Completion, Env, Notify, Owner, Wait};
 use crate::event::Tracer;
-use crate::gather::Gatherer;
+use crate::gather::{Gatherer, Waiting};
 use crate::layer::{Layer, NodeId};
 use crate::leaf::{LeafSource, WriteTap};
 use crate::port::{Context, Port, PortId, PortState};
@@ -40,8 +40,8 @@ pub struct WorkerConfig {
     pub tap: Option<Arc<dyn WriteTap>>,
     /// Unused memory that is kept for the next request, bytes.
     pub pool_bytes: usize,
-    /// Whether to gather completions for a moment where that makes larger batches (see `gather.rs`).
-    pub gather: bool,
+    /// How it waits for what comes next.
+    pub waiting: Waiting,
     /// The same for all workers that serve the same volumes: [`TaskContext::quiesce`](crate::TaskContext::quiesce) waits
     /// for all of them.
     pub quiescence: Quiescence,
@@ -62,7 +62,7 @@ impl WorkerConfig {
             tracer: Tracer::default(),
             tap: None,
             pool_bytes: 64 << 20,
-            gather: true,
+            waiting: Waiting::default(),
             quiescence: Quiescence::default(),
         }
     }
@@ -157,7 +157,7 @@ impl<E: Env> Worker<E> {
             touched: Vec::new(),
             completions: Vec::new(),
             inbox: Arc::new(inbox),
-            gatherer: Gatherer::new(config.gather),
+            gatherer: Gatherer::new(config.waiting),
             draining: false,
             final_flush: None,
         }

@@ -6,9 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockwork_engine::Nanos;
 
-/// How long to look. About what leaving and waking an idle virtual processor takes, so that looking in vain costs no
-/// more than the sleep that it would have saved.
-pub(crate) const LOOK_MAX: Nanos = Nanos::micros(60);
 /// Waits between looks, at most, where looking has been in vain.
 const BACK_OFF_MAX: u32 = 1024;
 
@@ -36,13 +33,19 @@ impl Drop for Looking {
 }
 
 /// What became of the looks so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Look {
+    /// How long to look.
+    pub(crate) time: Nanos,
     back_off: u32,
     to_skip: u32,
 }
 
 impl Look {
+    /// Looks take at most `time`.
+    pub(crate) fn new(time: Nanos) -> Look {
+        Look { time, back_off: 0, to_skip: 0 }
+    }
     /// The right to look this time, if it is worth it.
     pub(crate) fn begin(&mut self) -> Option<Looking> {
         let skip = self.to_skip > 0;
@@ -70,7 +73,7 @@ mod tests {
     fn looks_in_vain_become_rare_and_one_that_finds_something_brings_them_back() {
         let Some(first) = Looking::begin() else { return }; // a single processor: nobody ever looks
         drop(first);
-        let mut look = Look::default();
+        let mut look = Look::new(Nanos::micros(60));
         let looks = (0..100_000).filter(|_| {
             let began = look.begin().is_some();
             if began {

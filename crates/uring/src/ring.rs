@@ -10,7 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::blocking::{Helper, RangeCall};
 use crate::enter::Door;
-use crate::look::{LOOK_MAX, Look};
+use crate::look::Look;
 use crate::setup::{Features, UringConfig, UringError, make};
 use crate::slots::{CANCEL, Kind, Slot, Slots, WAKE};
 use crate::wake::Wake;
@@ -68,7 +68,7 @@ impl Uring {
             in_kernel: 0,
             accepted: Vec::new(),
             random: Random::default(),
-            look: Look::default(),
+            look: Look::new(config.look),
             now: clock(),
         })
     }
@@ -399,7 +399,7 @@ impl Uring {
     /// looking is in vain it is tried less and less often.
     ///
     /// Leaving and waking an idle processor can cost more than the whole request, in a virtual machine above all: for a
-    /// client with one request under way, looking for [`LOOK_MAX`] takes less of the processor than sleeping does.
+    /// client with one request under way, looking for a moment takes less of the processor than sleeping does.
     fn look(&mut self, before: usize, out: &mut Vec<Completion>) -> bool {
         let Some(_looking) = self.look.begin() else { return false };
         let mut start = None;
@@ -415,7 +415,7 @@ impl Uring {
                 return true;
             }
             let now = clock();
-            if now.since(*start.get_or_insert(now)) >= LOOK_MAX {
+            if now.since(*start.get_or_insert(now)) >= self.look.time {
                 self.look.in_vain();
                 return false;
             }

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use blockwork_engine::Nanos;
 use io_uring::{IoUring, Probe, opcode};
 
 /// How large the queues are, and which features to use.
@@ -11,13 +12,19 @@ pub struct UringConfig {
     pub submissions: u32,
     /// Entries of the completion queue. More completions than that are kept by the kernel, at a price.
     pub completions: u32,
+    /// How long [`Wait::Soon`](blockwork_engine::Wait::Soon) looks before it sleeps.
+    pub look: Nanos,
     /// Leave out features that older kernels have not; for tests, and to find out whether one of them is at fault.
     pub as_kernel: AsKernel,
 }
 
+/// About what leaving and waking an idle virtual processor takes, so that looking in vain costs no more than the sleep that it
+/// would have saved.
+const LOOK_DEFAULT: Nanos = Nanos::micros(60);
+
 impl Default for UringConfig {
     fn default() -> UringConfig {
-        UringConfig { submissions: 512, completions: 4096, as_kernel: AsKernel::Newest }
+        UringConfig { submissions: 512, completions: 4096, look: LOOK_DEFAULT, as_kernel: AsKernel::Newest }
     }
 }
 
