@@ -11,9 +11,10 @@ const NODES_MAX: usize = 65_000;
 /// Minor numbers have 20 bits in a trace.
 const MINOR_MAX: u32 = (1 << 20) - 1;
 
-/// Major numbers that traces show: those of Linux' extended block devices and of its device mapper.
+/// Major numbers that traces show: those of Linux' extended block devices, of its device mapper and of md.
 pub(crate) const MAJOR_DISK: u32 = 259;
 pub(crate) const MAJOR_DM: u32 = 253;
+pub(crate) const MAJOR_MD: u32 = 9;
 
 /// All nodes so far.
 #[derive(Debug, Default)]

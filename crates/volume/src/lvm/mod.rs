@@ -12,6 +12,7 @@
 pub(crate) mod choose;
 pub(crate) mod metadata;
 mod pv;
+mod raid;
 pub(crate) mod stack;
 pub(crate) mod verdict;
 

@@ -27,8 +27,8 @@ impl Assembly {
             (Stack::Ready(layer), _) => return Ok(layer.clone()),
             (Stack::Refused(why), _) => return Err(why.clone()),
             (Stack::Unbuilt, DeviceKind::Lv { group, lv }) => {
-                let volume =
-                    Volume { group: *group, lv: *lv, name: device.name.clone(), nodes: HashMap::new() };
+                let name = device.name.clone();
+                let volume = Volume { device: id, group: *group, lv: *lv, name, nodes: HashMap::new() };
                 volume.build(self)
             }
             (Stack::Unbuilt, _) => unreachable!("only logical volumes are built when they are asked for"),
@@ -43,6 +43,7 @@ impl Assembly {
 
 /// A logical volume that is being built.
 pub(super) struct Volume {
+    device: DeviceId,
     pub(super) group: GroupId,
     pub(super) lv: LvIndex,
     pub(super) name: String,
@@ -116,7 +117,7 @@ impl Volume {
             SegmentType::Error => {
                 Ok(Arc::new(ErrorTarget::new(self.node(assembly, NodeKind::Error, alone)?, sectors)))
             }
-            SegmentType::Raid { .. } => Err("RAID volumes cannot be served yet".into()),
+            SegmentType::Raid { .. } => self.raid(assembly, text, segment, sectors),
             _ => unreachable!("volumes of other types are refused when their group is assembled"),
         }
     }
@@ -139,6 +140,18 @@ impl Volume {
                 Ok((self.part(assembly, text, lv)?, Sector(extent * text.extent_sectors)))
             }
         }
+    }
+
+    pub(super) fn warn(&self, assembly: &mut Assembly, warning: String) {
+        assembly.graph.warn(self.device, warning);
+    }
+
+    pub(super) fn is_writable(&self, assembly: &Assembly) -> bool {
+        assembly.graph.device(self.device).read_only.is_none()
+    }
+
+    pub(super) fn make_read_only(&self, assembly: &mut Assembly, why: String) {
+        assembly.graph.devices[self.device.0].read_only.get_or_insert(why);
     }
 
     /// The layer of another volume that this one is made of.

@@ -1,37 +1,68 @@
 //! The array as a device, with its layer.
 
-use blockwork_engine::Sectors;
-use blockwork_format::escape;
-use blockwork_format::md::Superblock;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::Array;
+use blockwork_engine::{NodeKind, Sector, Sectors};
+use blockwork_format::md::v1::{self, Features};
+use blockwork_format::md::{Access, IN_SYNC, Level, Superblock, Time, bad_blocks};
+use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
+use blockwork_layer::md::{self, ArrayConfig, IntentConfig, MdRecord, MdSite, MemberConfig, Record};
+
 use super::choose::Choice;
+use super::{Array, Member, MemberState, intent, layout};
 use crate::assembly::Assembly;
-use crate::graph::{ArrayId, DeviceKind, NewDevice, Stack};
+use crate::graph::{ArrayId, Content, DeviceId, DeviceKind, NewDevice, Stack};
+use crate::lvm::stack::Built;
+use crate::nodes::MAJOR_MD;
+
+/// An array with its layer.
+struct Assembled {
+    stack: Stack,
+    sectors: Sectors,
+    /// Why it must not be written.
+    read_only: Option<String>,
+}
 
 impl Assembly {
     /// Makes an array of what was chosen. One that cannot be assembled becomes a device that says why.
     pub(crate) fn assemble_array(&mut self, choice: Choice) {
-        let Choice { truth, members, refusal, warnings } = choice;
+        let Choice { truth, members, refusal, mut warnings } = choice;
         let name = self.graph.unused_name(&format!("md/{}", name_of(&truth)));
-        let mut below: Vec<_> = members.iter().map(|member| member.device).collect();
+        let mut below: Vec<DeviceId> = members.iter().map(|member| member.device).collect();
         below.sort_unstable();
-        let array = ArrayId(self.graph.arrays.len());
-        let sectors = match &*truth {
-            Superblock::V1(superblock) => superblock.array_sectors(),
-            Superblock::V0(_) => None,
+        below.dedup();
+        let assembled = match refusal {
+            Some(why) => Err(why),
+            None => Building {
+                assembly: self,
+                name: &name,
+                truth: &truth,
+                members: &members,
+                warnings: &mut warnings,
+            }
+            .assemble(),
         };
+        let assembled = assembled.unwrap_or_else(|why| Assembled {
+            sectors: Sectors(size_without_members(&truth)),
+            stack: Stack::Refused(why),
+            read_only: None,
+        });
+        let array = ArrayId(self.graph.arrays.len());
+        let is_ready = matches!(assembled.stack, Stack::Ready(_));
         let device = self.graph.add(NewDevice {
             name: name.clone(),
             kind: DeviceKind::Array(array),
-            sectors: Sectors(sectors.unwrap_or(0)),
+            sectors: assembled.sectors,
             below,
-            stack: Stack::Refused(refusal.unwrap_or_else(|| "arrays cannot be served yet".into())),
+            stack: assembled.stack,
             is_offered: true,
-            read_only: None,
+            read_only: assembled.read_only,
         });
         self.graph.add_alias(format!("md/{}", truth.uuid()), device);
-        self.graph.arrays.push(Array { name, device: Some(device), truth, members, warnings });
+        self.graph.arrays.push(Array { name, device, truth, members, warnings });
+        if is_ready {
+            self.unprobed.push(device);
+        }
     }
 }
 
@@ -41,12 +72,232 @@ fn name_of(superblock: &Superblock) -> String {
         Superblock::V0(superblock) => superblock.md_minor.to_string(),
         Superblock::V1(superblock) => {
             let name = std::str::from_utf8(superblock.set_name.without_homehost()).unwrap_or_default();
-            let is_plain = !name.is_empty()
-                && !name.contains('/')
-                && escape(name) == name
-                && name != "."
-                && name != "..";
+            let is_plain = !matches!(name, "" | "." | "..") && !name.contains('/') && escape(name) == name;
             if is_plain { name.to_owned() } else { superblock.set_uuid.to_string() }
         }
     }
+}
+
+/// Sectors of data that a member has room for.
+fn room_of(superblock: &Superblock) -> u64 {
+    match superblock {
+        Superblock::V0(superblock) => superblock.data().sectors,
+        Superblock::V1(superblock) => superblock.data_size,
+    }
+}
+
+/// Size of an array that is not assembled, where one superblock tells it.
+fn size_without_members(truth: &Superblock) -> u64 {
+    match truth {
+        Superblock::V1(superblock) => superblock.array_sectors().unwrap_or(0),
+        Superblock::V0(superblock) if superblock.level == Level::Raid1 => superblock.member_sectors(),
+        Superblock::V0(_) => 0,
+    }
+}
+
+/// An array that is being assembled.
+struct Building<'a> {
+    assembly: &'a mut Assembly,
+    name: &'a str,
+    truth: &'a Superblock,
+    members: &'a [Member],
+    warnings: &'a mut Vec<String>,
+}
+
+impl Building<'_> {
+    fn assemble(mut self) -> Result<Assembled, String> {
+        let places = usize::try_from(self.truth.raid_disks()).expect("at most RAID_DISKS_MAX");
+        let mut room = vec![None; places];
+        let mut configs: Vec<Option<MemberConfig>> = vec![None; places];
+        for member in self.members {
+            if let Some(place) = member.place().map(usize::from).filter(|place| *place < places) {
+                room[place] = Some(room_of(self.superblock(member.device)));
+                configs[place] = Some(self.member(member.device)?);
+            }
+        }
+        let geometry = layout::geometry(self.truth, &room)?;
+        let in_sync = |place: u16| {
+            configs[usize::from(place)].as_ref().is_some_and(|config| config.recovered.is_none())
+        };
+        if !geometry.has_all_data(&in_sync) {
+            return Err(layout::missing(&room));
+        }
+        let mut read_only = self.read_only();
+        let intent = self.intent().unwrap_or_else(|error| {
+            read_only.get_or_insert_with(|| format!("its write-intent bitmap cannot be kept: {error}"));
+            None
+        });
+        let is_raid0 = self.truth.level() == Level::Raid0;
+        let mut record = None;
+        if !is_raid0 && read_only.is_none() && !self.assembly.plan.read_only {
+            match self.record(intent.as_ref()) {
+                Ok(found) => record = Some(found),
+                Err(why) => read_only = Some(why),
+            }
+        }
+        self.tell_state(&configs);
+        let node = self.assembly.graph.nodes.add(self.name, NodeKind::Md, MAJOR_MD);
+        let sectors = geometry.sectors();
+        let config = ArrayConfig {
+            name: self.name.to_owned(),
+            geometry,
+            members: configs,
+            resync_from: self.resync_from(),
+            intent,
+            record,
+        };
+        let array = md::Array::new(node.map_err(|error| error.to_string())?, config);
+        let stack = Stack::Ready(array.map_err(|error| error.to_string())?);
+        Ok(Assembled { stack, sectors, read_only })
+    }
+
+    fn superblock(&self, device: DeviceId) -> &Superblock {
+        match &self.assembly.graph.device(device).content {
+            Content::MdMember(superblock) => superblock,
+            _ => unreachable!("who is a member of an array has a superblock"),
+        }
+    }
+
+    fn title(&self, device: DeviceId) -> String {
+        escape(self.assembly.graph.device(device).title())
+    }
+
+    fn layer(&mut self, device: DeviceId) -> Built {
+        let title = self.title(device);
+        self.assembly.layer(device).map_err(|why| format!("{title}: {why}"))
+    }
+
+    fn member(&mut self, device: DeviceId) -> Result<MemberConfig, String> {
+        let (name, layer) = (self.title(device), self.layer(device)?);
+        let superblock = self.superblock(device).clone();
+        let bad = match &superblock {
+            Superblock::V0(_) => Ok(Vec::new()),
+            Superblock::V1(own) => self.assembly.read(&*layer, |source| bad_blocks(source, own)),
+        };
+        let bad = bad.map_err(|error| format!("{name}: {error}"))?;
+        Ok(match superblock {
+            Superblock::V0(own) => MemberConfig {
+                name,
+                layer,
+                data_start: Sector(0),
+                recovered: None,
+                write_mostly: own.this_disk.is_write_mostly(),
+                bad,
+            },
+            Superblock::V1(own) => MemberConfig {
+                name,
+                layer,
+                data_start: Sector(own.data_offset),
+                recovered: Some(own.recovered_sectors()).filter(|sectors| *sectors != IN_SYNC).map(Sector),
+                write_mostly: own.devflags & v1::Superblock::WRITE_MOSTLY != 0,
+                bad,
+            },
+        })
+    }
+
+    /// Why the array must not be written, by what its superblocks say and by what it stands upon.
+    fn read_only(&self) -> Option<String> {
+        let in_place = self.members.iter().filter(|member| member.place().is_some());
+        in_place.map(|member| member.device).find_map(|device| {
+            if self.assembly.graph.device(device).read_only.is_some() {
+                return Some(format!("{} is read-only", self.title(device)));
+            }
+            match self.superblock(device) {
+                Superblock::V0(_) => Some("superblocks of version 0.90 are not written".into()),
+                Superblock::V1(own) => own.supports(Access::Write).err().map(|error| error.to_string()),
+            }
+        })
+    }
+
+    /// Where mirrors may differ since the array was not stopped.
+    fn resync_from(&self) -> Option<Sector> {
+        let offset = match self.truth {
+            Superblock::V0(truth) => truth.resync_offset(),
+            Superblock::V1(truth) => truth.resync_offset,
+        };
+        Some(Sector(offset)).filter(|_| offset != IN_SYNC && self.truth.level() != Level::Raid0)
+    }
+
+    fn intent(&mut self) -> Result<Option<IntentConfig>, FormatError> {
+        let Superblock::V1(truth) = self.truth else { return Ok(None) };
+        if truth.level == Level::Raid0 {
+            return Ok(None);
+        }
+        let mut copies = Vec::new();
+        for device in self.members.iter().filter(|member| member.place().is_some()).map(|it| it.device) {
+            let Superblock::V1(own) = self.superblock(device).clone() else { continue };
+            let Ok(layer) = self.assembly.layer(device) else { continue };
+            copies.extend(self.assembly.read(&*layer, |source| intent::read(source, &own)));
+        }
+        intent::combine(copies, truth.events, truth.is_clean())
+    }
+
+    /// What is written when the array is: to its members, and to its spares.
+    fn record(&mut self, intent: Option<&IntentConfig>) -> Result<Box<dyn Record>, String> {
+        let mut sites = Vec::new();
+        for member in self.members {
+            let role = match member.state {
+                MemberState::InPlace { place } => Some(place),
+                MemberState::Spare => None,
+                _ => continue,
+            };
+            let Superblock::V1(superblock) = self.superblock(member.device).clone() else { continue };
+            let (name, layer) = (self.title(member.device), self.layer(member.device)?);
+            sites.push(MdSite { role, name, layer, superblock: *superblock });
+        }
+        let bitmap = intent.map(|intent| &intent.superblock);
+        let record = MdRecord::new(sites, bitmap, now()).map_err(|error| error.to_string())?;
+        Ok(Box::new(record))
+    }
+
+    /// Tells what is missing, and what is not in sync.
+    fn tell_state(&mut self, configs: &[Option<MemberConfig>]) {
+        let missing =
+            (0..).zip(configs).filter(|(_, config)| config.is_none()).map(|(place, _): (u32, _)| place);
+        let count = configs.len();
+        self.warnings
+            .extend(missing.map(|place| format!("it is degraded: member {place} of {count} is missing")));
+        for config in configs.iter().flatten() {
+            if let Some(end) = config.recovered {
+                self.warnings.push(format!("{} is in sync up to sector {end} only", config.name));
+            }
+        }
+        if self.resync_from().is_some() {
+            self.warnings.push(
+                "it was not stopped properly, or not resynced to its end: its mirrors may differ".into(),
+            );
+        }
+    }
+}
+
+/// The list of bad blocks of a member, from the start of its data.
+fn bad_blocks(
+    source: &dyn Source,
+    superblock: &v1::Superblock,
+) -> Result<Vec<(Sector, Sectors)>, FormatError> {
+    let Some(log) = superblock.bad_block_log().filter(|_| superblock.features.has(Features::BAD_BLOCKS))
+    else {
+        return Ok(Vec::new());
+    };
+    let offset = log.start.saturating_mul(SECTOR_BYTES);
+    let mut bytes = vec![0; usize::from(superblock.bblog_sectors) * 512];
+    source
+        .read_at(offset, &mut bytes)
+        .map_err(|error| FormatError::unreadable("md bad block log", offset, &error))?;
+    let list = bad_blocks::decode(&bytes, superblock.bblog_shift, offset, source.size() / SECTOR_BYTES)?;
+    let data = superblock.data_offset;
+    Ok(list
+        .iter()
+        .filter(|region| region.end() > data)
+        .map(|region| {
+            let start = region.start.max(data);
+            (Sector(start - data), Sectors(region.end() - start))
+        })
+        .collect())
+}
+
+/// The time for superblocks.
+fn now() -> Time {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time::new(now.as_secs(), now.subsec_micros())
 }

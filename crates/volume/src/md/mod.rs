@@ -10,6 +10,8 @@
 
 pub(crate) mod build;
 pub(crate) mod choose;
+pub(crate) mod intent;
+mod layout;
 
 use std::fmt;
 
@@ -23,7 +25,7 @@ pub struct Array {
     /// Its volume's name: `md/NAME`.
     pub name: String,
     /// The array as a device; it says why it cannot be served, where it cannot.
-    pub device: Option<DeviceId>,
+    pub device: DeviceId,
     /// The superblock that is believed.
     pub truth: Box<Superblock>,
     /// All devices with a superblock of this array.

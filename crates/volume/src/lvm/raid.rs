@@ -1,0 +1,302 @@
+//! A RAID volume of LVM: an md array over legs, each a data volume with a metadata volume beside it.
+//!
+//! The group's metadata says which legs there are; the superblocks in the metadata volumes say which of them can be believed,
+//! as in `crate::md`: the most events win, who is more than one behind or has failed is out. dm-raid keeps no note that
+//! an array was stopped: what the bitmap has is what may differ.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
+use blockwork_format::dm_raid::{self, Superblock};
+use blockwork_format::lvm2::VolumeGroup;
+use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType};
+use blockwork_format::md::raid0::Raid0Layout;
+use blockwork_format::md::{FarSets, Level, Raid10Layout, Uuid};
+use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
+use blockwork_layer::Linear;
+use blockwork_layer::md::{
+    Array, ArrayConfig, DmRaidLeg, DmRaidRecord, Geometry, IntentConfig, MemberConfig, Record,
+};
+
+use super::stack::{Built, Volume};
+use crate::assembly::Assembly;
+use crate::md::intent::{self, Copy};
+
+/// A leg that is there.
+struct Leg {
+    config: MemberConfig,
+    meta: Option<Meta>,
+}
+
+/// The metadata volume of a leg.
+struct Meta {
+    name: String,
+    layer: Arc<dyn Layer>,
+    superblock: Option<Superblock>,
+    bitmap: Option<Copy>,
+}
+
+/// What the segment says.
+struct Raid<'a> {
+    level: RaidLevel,
+    images: &'a [LvIndex],
+    metas: &'a [LvIndex],
+    geometry: Geometry,
+}
+
+impl Volume {
+    pub(super) fn raid(
+        &mut self,
+        assembly: &mut Assembly,
+        text: &VolumeGroup,
+        segment: &Segment,
+        sectors: Sectors,
+    ) -> Built {
+        let SegmentType::Raid { level, images, metas, .. } = &segment.kind else {
+            unreachable!("only RAID segments come here")
+        };
+        let geometry = geometry(&segment.kind, sectors)?;
+        let raid = Raid { level: *level, images, metas, geometry };
+        let mut legs = Vec::with_capacity(images.len());
+        for nth in 0..images.len() {
+            let leg = self.leg(assembly, text, &raid, nth);
+            if let Err(why) = &leg {
+                self.warn(assembly, format!("leg {nth} is left out: {why}"));
+            }
+            legs.push(leg.ok());
+        }
+        let state = State::of(&raid, &mut legs)?;
+        state.warnings.iter().for_each(|warning| self.warn(assembly, warning.clone()));
+        let in_place =
+            |place: u16| legs[usize::from(place)].as_ref().is_some_and(|leg| leg.config.recovered.is_none());
+        if !raid.geometry.has_all_data(&in_place) {
+            return Err(
+                "too many of its legs are missing or out of date: some data has no copy in sync".into()
+            );
+        }
+        self.assemble(assembly, raid, legs, state, sectors)
+    }
+
+    /// The array over what is there.
+    fn assemble(
+        &mut self,
+        assembly: &mut Assembly,
+        raid: Raid<'_>,
+        legs: Vec<Option<Leg>>,
+        state: State,
+        sectors: Sectors,
+    ) -> Built {
+        let intent = match &state.refused {
+            None => state.intent,
+            Some(why) => {
+                self.make_read_only(assembly, why.clone());
+                None
+            }
+        };
+        let is_mirrored = raid.geometry.copies() > 1;
+        let writes = is_mirrored && !assembly.plan.read_only && self.is_writable(assembly);
+        let mut members = Vec::with_capacity(legs.len());
+        let mut sites = Vec::new();
+        for (role, leg) in (0..).zip(legs) {
+            let (config, meta) = leg.map_or((None, None), |leg| (Some(leg.config), leg.meta));
+            members.push(config);
+            if let Some(Meta { name, layer, superblock: Some(superblock), .. }) = meta {
+                sites.push(DmRaidLeg { role, name, layer, superblock });
+            }
+        }
+        let record = writes.then(|| Box::new(DmRaidRecord::new(sites, intent.is_some())) as Box<dyn Record>);
+        let node = self.node(assembly, NodeKind::Raid, true)?;
+        let size = raid.geometry.sectors();
+        let config = ArrayConfig {
+            name: self.name.clone(),
+            geometry: raid.geometry,
+            members,
+            resync_from: state.resync_from,
+            intent,
+            record,
+        };
+        let array: Arc<dyn Layer> = Array::new(node, config).map_err(|error| error.to_string())?;
+        if size == sectors {
+            return Ok(array);
+        }
+        let node = self.node(assembly, NodeKind::Linear, false)?;
+        let cut = Linear::new(node, array, Sector(0), sectors);
+        let cut = cut.ok_or_else(|| format!("its legs make {size} sectors, and it has {sectors}"))?;
+        Ok(Arc::new(cut))
+    }
+
+    fn leg(
+        &self,
+        assembly: &mut Assembly,
+        text: &VolumeGroup,
+        raid: &Raid<'_>,
+        nth: usize,
+    ) -> Result<Leg, String> {
+        let image = raid.images[nth];
+        let layer = self.part(assembly, text, image)?;
+        let flags = &text.lvs[image.0].flags;
+        let meta = match raid.metas.get(nth) {
+            Some(meta) if raid.geometry.copies() > 1 => Some(self.meta(assembly, text, raid, *meta)?),
+            _ => None,
+        };
+        let config = MemberConfig {
+            name: escape(&text.lvs[image.0].name),
+            layer,
+            data_start: Sector(0),
+            recovered: flags.has("REBUILD").then_some(Sector(0)),
+            write_mostly: flags.has("WRITEMOSTLY"),
+            bad: Vec::new(),
+        };
+        Ok(Leg { config, meta })
+    }
+
+    fn meta(
+        &self,
+        assembly: &mut Assembly,
+        text: &VolumeGroup,
+        raid: &Raid<'_>,
+        meta: LvIndex,
+    ) -> Result<Meta, String> {
+        let name = escape(&text.lvs[meta.0].name);
+        let layer = self.part(assembly, text, meta)?;
+        let sync_sectors = raid.geometry.sectors().0;
+        let read = assembly.read(&*layer, |source| {
+            let superblock = read_superblock(source)?;
+            let bitmap = superblock.is_some().then(|| read_bitmap(source, sync_sectors));
+            Ok::<_, FormatError>((superblock, bitmap))
+        });
+        let (superblock, bitmap) = read.map_err(|error| format!("{name}: {error}"))?;
+        Ok(Meta { name, layer, superblock, bitmap })
+    }
+}
+
+fn read_superblock(source: &dyn Source) -> Result<Option<Superblock>, FormatError> {
+    let mut bytes = [0; 512];
+    let read = source.read_at(0, &mut bytes);
+    read.map_err(|error| FormatError::unreadable("dm-raid superblock", 0, &error))?;
+    Superblock::is_at(&bytes).then(|| Superblock::decode(&bytes)).transpose()
+}
+
+/// The bitmap behind the superblock, whose UUID is zero.
+fn read_bitmap(source: &dyn Source, sync_sectors: u64) -> Copy {
+    let room = (source.size().saturating_sub(dm_raid::BITMAP_OFFSET)) / SECTOR_BYTES;
+    intent::read_at(source, dm_raid::BITMAP_OFFSET, Uuid::default(), sync_sectors, room)
+}
+
+/// Where the sectors of a volume of that size lie on its legs.
+fn geometry(kind: &SegmentType, sectors: Sectors) -> Result<Geometry, String> {
+    let SegmentType::Raid { level, images, stripe_size, data_copies, .. } = kind else {
+        unreachable!("only RAID segments come here")
+    };
+    let count = u16::try_from(images.len()).map_err(|_| "it has too many legs".to_owned())?;
+    let chunk = Sectors(*stripe_size);
+    match level {
+        RaidLevel::Raid1 => Ok(Geometry::raid1(count, sectors)),
+        RaidLevel::Raid0 | RaidLevel::Raid0Meta => {
+            let each = Sectors(sectors.0.div_ceil(u64::from(count)));
+            // All legs are of one size: one zone, in which the layout does not matter.
+            let sizes = vec![each; images.len()];
+            Geometry::raid0(chunk, &sizes, Raid0Layout::Alternate).map_err(|error| error.to_string())
+        }
+        RaidLevel::Raid10 => {
+            let copies =
+                u8::try_from(data_copies.unwrap_or(2)).map_err(|_| "it has too many copies".to_owned())?;
+            let layout = Raid10Layout::new(copies.max(2), 1, false, FarSets::One, count.into());
+            let layout = layout.map_err(|error| error.to_string())?;
+            // As dm-raid's: what each leg gets of the volume and its copies.
+            let each = u128::from(sectors.0) * u128::from(layout.copies()) / u128::from(count);
+            let each = u64::try_from(each).map_err(|_| "it is too large".to_owned())?;
+            Geometry::raid10(layout, chunk, Sectors(each)).map_err(|error| error.to_string())
+        }
+        RaidLevel::Parity => unreachable!("volumes with parity are refused when their group is assembled"),
+    }
+}
+
+/// What the superblocks of the legs say together.
+#[derive(Default)]
+struct State {
+    resync_from: Option<Sector>,
+    intent: Option<IntentConfig>,
+    /// Why it must not be written.
+    refused: Option<String>,
+    warnings: Vec<String>,
+}
+
+impl State {
+    /// Takes out legs that cannot be believed.
+    fn of(raid: &Raid<'_>, legs: &mut [Option<Leg>]) -> Result<State, String> {
+        let mut state = State::default();
+        if raid.geometry.copies() == 1 {
+            return Ok(state);
+        }
+        let superblocks = legs.iter().flatten().filter_map(|leg| leg.meta.as_ref()?.superblock.as_ref());
+        let Some(truth) = superblocks.max_by_key(|superblock| superblock.events).cloned() else {
+            state.resync_from = Some(Sector(0));
+            state.refused =
+                Some("Linux has not used it yet: its metadata volumes have no superblocks".into());
+            return Ok(state);
+        };
+        raid.check(&truth)?;
+        for (position, leg) in (0..).zip(legs.iter_mut()) {
+            let Some(Leg { config, meta: Some(meta) }) = leg else { continue };
+            match judge(&truth, meta, position) {
+                Ok(recovered) => config.recovered = config.recovered.or(recovered),
+                Err(why) => {
+                    state.warnings.push(format!("{}: {why}; it is left out", config.name));
+                    *leg = None;
+                }
+            }
+        }
+        if truth.array_resync_offset != dm_raid::IN_SYNC {
+            state.resync_from = Some(Sector(truth.array_resync_offset));
+            state.warnings.push("it was not resynced to its end: its mirrors may differ".into());
+        }
+        let copies = legs.iter_mut().flatten().filter_map(|leg| leg.meta.as_mut()?.bitmap.take()).collect();
+        match intent::combine(copies, truth.events, false) {
+            Ok(intent) => state.intent = intent,
+            Err(error) => state.refused = Some(format!("its write-intent bitmap cannot be kept: {error}")),
+        }
+        Ok(state)
+    }
+}
+
+/// Up to where a leg is in sync (none: all of it); or why it is out.
+fn judge(truth: &Superblock, meta: &Meta, position: u16) -> Result<Option<Sector>, String> {
+    let Some(own) = &meta.superblock else { return Err("it has no superblock: it is new, and empty".into()) };
+    if own.array_position != u32::from(position) {
+        return Err(format!("its superblock is that of leg {}, expected {position}", own.array_position));
+    }
+    if own.events.saturating_add(1) < truth.events {
+        return Err(format!(
+            "it is out of date (events {}, and the array is at {})",
+            own.events, truth.events
+        ));
+    }
+    if truth.has_failed(position) {
+        return Err("it has failed, as the others say".into());
+    }
+    Ok(Some(own.disk_recovery_offset).filter(|offset| *offset != dm_raid::IN_SYNC).map(Sector))
+}
+
+impl Raid<'_> {
+    /// Whether the superblock is of an array such as the group's metadata tells of.
+    fn check(&self, truth: &Superblock) -> Result<(), String> {
+        truth.supports().map_err(|error| error.to_string())?;
+        let expected = if self.level == RaidLevel::Raid1 { Level::Raid1 } else { Level::Raid10 };
+        let legs = self.images.len();
+        if truth.level != expected || usize::try_from(truth.num_devices) != Ok(legs) {
+            return Err(format!(
+                "its superblocks tell of a {} of {} legs, and the group's metadata of a {expected} of {legs}",
+                truth.level, truth.num_devices
+            ));
+        }
+        let chunk = self.geometry.chunk().map_or(0, |chunk| chunk.0);
+        if expected == Level::Raid10 && u64::from(truth.stripe_sectors) != chunk {
+            return Err(format!(
+                "its superblocks tell of stripes of {} sectors, and the group's metadata of {chunk}",
+                truth.stripe_sectors
+            ));
+        }
+        Ok(())
+    }
+}
