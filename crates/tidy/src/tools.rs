@@ -5,7 +5,7 @@ use crate::{Finding, Text, Tree};
 const SCRIPT: &str = "scripts/install-test-tools";
 
 /// How a test starts a program whose name is written down.
-const STARTS: [&str; 2] = ["Command::new(\"", " run(\""];
+const STARTS: [&str; 3] = ["Command::new(\"", " run(\"", " command(\""];
 
 /// Programs that tests start by name, and that the script has not in its table.
 pub fn are_installed(tree: &Tree) -> Vec<Finding> {
@@ -36,7 +36,8 @@ pub fn are_installed(tree: &Tree) -> Vec<Finding> {
 
 /// The lines that only tests are built from. What the product starts by itself it may do without, and says so.
 fn test_lines(file: &Text) -> impl Iterator<Item = (usize, &str)> {
-    let whole = file.path.contains("/tests/") || file.path.ends_with("tests.rs");
+    let whole =
+        file.path.starts_with("tests/") || file.path.contains("/tests/") || file.path.ends_with("tests.rs");
     file.lines().skip_while(move |(_, line)| !whole && !line.contains("#[cfg(test)]"))
 }
 

@@ -221,4 +221,9 @@ fn a_program_that_the_script_does_not_install_is_found() {
             "crates/layer/tests/it.rs:2: starts `losetup`, which is not in the table of scripts/install-test-tools"
         ]
     );
+    let beside = [(
+        "tests/kernel/src/a.rs",
+        "//! For tests only.\nfn f() { command(\"xz\"); command(\"nbdinfo\"); }\n",
+    )];
+    assert_eq!(tools::are_installed(&self::sample(&beside).tree).len(), 1);
 }
