@@ -120,6 +120,7 @@ impl Building<'_> {
             configs[usize::from(place)].as_ref().is_some_and(|config| config.recovered.is_none())
         };
         if !geometry.has_all_data(&in_sync) {
+            let room: Vec<_> = (0..).zip(room).map(|(place, room)| room.filter(|_| in_sync(place))).collect();
             return Err(layout::missing(&room));
         }
         let mut read_only = self.read_only();

@@ -38,7 +38,7 @@ pub(super) fn geometry(truth: &Superblock, room: &[Option<u64>]) -> Result<Geome
     }
 }
 
-/// Which places are not filled, for people.
+/// Which places have no member that holds all of its data, for people.
 pub(super) fn missing(room: &[Option<u64>]) -> String {
     let missing: Vec<String> = (0..)
         .zip(room)
@@ -46,8 +46,8 @@ pub(super) fn missing(room: &[Option<u64>]) -> String {
         .map(|(place, _): (u32, _)| place.to_string())
         .collect();
     let which = match &missing[..] {
-        [only] => format!("member {only} of {} is missing", room.len()),
-        _ => format!("members {} of {} are missing", missing.join(", "), room.len()),
+        [only] => format!("member {only} of {} is missing or not in sync", room.len()),
+        _ => format!("members {} of {} are missing or not in sync", missing.join(", "), room.len()),
     };
     format!("{which}, and without that some data has no copy; give those disks as well")
 }

@@ -1,0 +1,446 @@
+//! Arrays: which devices make one up, which are left out and why, and what is refused; what is read is compared with the
+//! members' sectors, each of which bears its own number.
+
+mod lab;
+
+use blockwork_format::md::v1::{Features, Minor, Superblock};
+use blockwork_format::md::{Level, Role, v0};
+use blockwork_volume::md::MemberState;
+use blockwork_volume::{Assembly, DeviceKind, VolumeError};
+use lab::{DATA, Disk, Lab, Set, all_names, content, numbered, put_superblock, refused, volume, warning};
+
+const N2: u32 = 0x102;
+
+/// Sectors of a member's data.
+fn sectors(member: u32, start: u64, count: u64) -> Vec<u8> {
+    (DATA + start..DATA + start + count).flat_map(|sector| numbered(member, sector)).collect()
+}
+
+/// Chunks of 8 sectors: of which member, which row.
+fn rows(chunks: &[(u32, u64)]) -> Vec<u8> {
+    chunks.iter().flat_map(|(member, row)| sectors(*member, row * 8, 8)).collect()
+}
+
+fn refs(disks: &[Disk]) -> Vec<&Disk> {
+    disks.iter().collect()
+}
+
+fn with(disk: &Disk, superblock: Superblock, change: impl FnOnce(&mut Superblock)) {
+    let mut superblock = superblock;
+    change(&mut superblock);
+    put_superblock(disk, &superblock);
+}
+
+/// What became of each member, in the order of the disks.
+fn states(assembly: &Assembly) -> Vec<MemberState> {
+    assembly.graph().arrays[0].members.iter().map(|member| member.state.clone()).collect()
+}
+
+const fn place(place: u16) -> MemberState {
+    MemberState::InPlace { place }
+}
+
+#[test]
+fn a_raid0_is_read_chunk_by_chunk_in_any_order_of_disks() {
+    let lab = Lab::new();
+    let members = Set::new("host:r0", Level::Raid0, 0, 3).members(&lab);
+    let expected: Vec<u8> = rows(&(0..32).flat_map(|row| [(0, row), (1, row), (2, row)]).collect::<Vec<_>>());
+    for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
+        let mut assembly = lab.open(&order.map(|n| &members[n]));
+        let array = volume(&mut assembly, "md/r0");
+        assert!(content(&assembly, &array) == expected, "{order:?}");
+        assert_eq!(assembly.warnings(), [] as [&str; 0]);
+        assert_eq!(all_names(&mut assembly), ["md/r0"]);
+        let uuid = assembly.graph().arrays[0].truth.uuid();
+        assert_eq!(volume(&mut assembly, &format!("md/{uuid}")).name, "md/r0");
+    }
+}
+
+#[test]
+fn a_raid0_needs_all_members() {
+    let lab = Lab::new();
+    let members = Set::new("r0", Level::Raid0, 0, 3).members(&lab);
+    let mut assembly = lab.open(&[&members[0], &members[2]]);
+    let said = refused(&mut assembly, "md/r0");
+    assert!(said.starts_with("md/r0: member 1 of 3 is missing or not in sync"), "{said}");
+    assert_eq!(all_names(&mut assembly), [] as [&str; 0], "its members are no volumes by themselves");
+}
+
+#[test]
+fn members_of_different_size_make_zones_only_with_a_layout() {
+    let lab = Lab::new();
+    let mut members = Vec::new();
+    for (place, size) in [(0, 256), (1, 320), (2, 320)] {
+        let set = Set { size, ..Set::new("r0", Level::Raid0, 2, 3) };
+        members.push(set.member(&lab, &format!("m{place}"), place));
+        with(&members[usize::from(place)], set.superblock(place), |_| {});
+    }
+    let said = refused(&mut lab.open(&refs(&members)), "md/r0");
+    assert!(said.contains("--update=layout-original"), "{said}");
+    for place in 0..3 {
+        let size = if place == 0 { 256 } else { 320 };
+        let set = Set { size, ..Set::new("r0", Level::Raid0, 2, 3) };
+        with(&members[usize::from(place)], set.superblock(place), |superblock| {
+            superblock.features = Features::RAID0_LAYOUT;
+        });
+    }
+    let mut assembly = lab.open(&refs(&members));
+    let array = volume(&mut assembly, "md/r0");
+    let bytes = content(&assembly, &array);
+    assert_eq!(bytes.len() as u64, (3 * 256 + 2 * 64) * 512);
+    assert!(bytes[3 * 256 * 512..][..2 * 8 * 512] == rows(&[(1, 32), (2, 32)]), "the second zone");
+}
+
+#[test]
+fn a_raid10_is_served_without_one_of_each_pair_and_refused_without_both() {
+    let lab = Lab::new();
+    let members = Set::new("ten", Level::Raid10, N2, 4).members(&lab);
+    for missing in 0..4 {
+        let left: Vec<&Disk> =
+            members.iter().enumerate().filter(|(n, _)| *n != missing).map(|(_, disk)| disk).collect();
+        let mut assembly = lab.open(&left);
+        let array = volume(&mut assembly, "md/ten");
+        // Of a pair that is whole either may be read.
+        let (pair, other) = (missing / 2, missing ^ 1);
+        let bytes = content(&assembly, &array);
+        for row in 0..32u64 {
+            let chunk = usize::try_from(2 * row).unwrap() + pair;
+            assert!(bytes[chunk * 4096..][..4096] == rows(&[(u32::try_from(other).unwrap(), row)]));
+        }
+        warning(&assembly, &format!("md/ten: it is degraded: member {missing} of 4 is missing"));
+        assert_eq!(assembly.graph().arrays[0].missing(), [u16::try_from(missing).unwrap()]);
+    }
+    let said = refused(&mut lab.open(&[&members[0], &members[1]]), "md/ten");
+    assert!(said.contains("members 2, 3 of 4 are missing or not in sync"), "{said}");
+    volume(&mut lab.open(&[&members[0], &members[3]]), "md/ten");
+}
+
+#[test]
+fn who_is_one_event_behind_is_as_good_and_who_is_more_is_left_out_with_both_numbers() {
+    let lab = Lab::new();
+    let set = Set::new("one", Level::Raid1, 0, 3);
+    let members = set.members(&lab);
+    with(&members[0], set.superblock(0), |superblock| superblock.events = 17);
+    with(&members[1], set.superblock(1), |superblock| superblock.events = 18);
+    with(&members[2], set.superblock(2), |superblock| superblock.events = 16);
+    for order in [[0, 1, 2], [2, 1, 0]] {
+        let mut assembly = lab.open(&order.map(|n| &members[n]));
+        let array = volume(&mut assembly, "md/one");
+        let bytes = content(&assembly, &array);
+        let old = numbered(2, 0)[6..8].to_vec();
+        assert!(bytes.chunks(8).all(|word| word[6..8] != old), "nothing of the stale one is read");
+        let mut found = states(&assembly);
+        found.sort_by_key(|state| format!("{state:?}"));
+        assert_eq!(found, [place(0), place(1), MemberState::OutOfDate]);
+        let said = warning(&assembly, "out of date (events 16, and the array is at 18): it is left out");
+        assert!(said.starts_with("md/one: ") && said.contains("/one-2 is out of date"), "{said}");
+    }
+}
+
+#[test]
+fn whom_the_newest_has_given_up_is_left_out() {
+    let lab = Lab::new();
+    let set = Set::new("one", Level::Raid1, 0, 2);
+    let members = set.members(&lab);
+    with(&members[1], set.superblock(1), |superblock| {
+        superblock.events += 1;
+        superblock.roles[0] = Role::Faulty;
+    });
+    let mut assembly = lab.open(&refs(&members));
+    let array = volume(&mut assembly, "md/one");
+    assert!(content(&assembly, &array) == sectors(1, 0, 256));
+    assert_eq!(states(&assembly), [MemberState::Faulty, place(1)]);
+    warning(&assembly, "/one-0 has failed, as ");
+}
+
+#[test]
+fn two_halves_that_have_given_each_other_up_are_refused_by_name_unless_one_is_newer() {
+    let lab = Lab::new();
+    let set = Set::new("one", Level::Raid1, 0, 2);
+    let members = set.members(&lab);
+    with(&members[0], set.superblock(0), |superblock| superblock.roles[1] = Role::Faulty);
+    with(&members[1], set.superblock(1), |superblock| superblock.roles[0] = Role::Faulty);
+    let said = refused(&mut lab.open(&refs(&members)), "md/one");
+    assert!(
+        said.contains("/one-0 and ") && said.contains("/one-1 each say that the other has failed"),
+        "{said}"
+    );
+    for (disk, half) in members.iter().zip(0..) {
+        let mut assembly = lab.open(&[disk]);
+        let array = volume(&mut assembly, "md/one");
+        assert!(content(&assembly, &array) == sectors(half, 0, 256));
+    }
+    with(&members[1], set.superblock(1), |superblock| {
+        superblock.roles[0] = Role::Faulty;
+        superblock.events += 5;
+    });
+    let mut assembly = lab.open(&refs(&members));
+    let array = volume(&mut assembly, "md/one");
+    assert!(content(&assembly, &array) == sectors(1, 0, 256));
+}
+
+#[test]
+fn a_copy_of_a_member_beside_it_is_refused_and_an_older_copy_left_out() {
+    let lab = Lab::new();
+    let set = Set::new("ten", Level::Raid10, N2, 4);
+    let members = set.members(&lab);
+    let copy = set.member(&lab, "copy", 2);
+    let mut all = refs(&members);
+    all.push(&copy);
+    let said = refused(&mut lab.open(&all), "md/ten");
+    assert!(said.contains("/ten-2 and ") && said.contains("/copy both are member 2"), "{said}");
+    with(&copy, set.superblock(2), |superblock| superblock.events -= 1);
+    let mut assembly = lab.open(&all);
+    volume(&mut assembly, "md/ten");
+    warning(&assembly, "/copy both are member 2: ");
+    assert_eq!(states(&assembly)[4], MemberState::Superseded);
+}
+
+#[test]
+fn members_of_another_shape_and_spares_are_told_apart_from_members() {
+    let lab = Lab::new();
+    let set = Set::new("ten", Level::Raid10, N2, 4);
+    let mut members = set.members(&lab);
+    members.push(set.member(&lab, "spare", 4));
+    let other = Set { size: 128, ..set.clone() };
+    members.push(other.member(&lab, "other", 1));
+    let mut assembly = lab.open(&refs(&members));
+    volume(&mut assembly, "md/ten");
+    let expected = [place(0), place(1), place(2), place(3), MemberState::Spare, MemberState::Foreign];
+    assert_eq!(states(&assembly), expected);
+    warning(&assembly, "/other has the UUID of this array and another shape");
+}
+
+#[test]
+fn a_member_that_is_not_recovered_is_no_copy_and_its_replacement_no_member() {
+    let lab = Lab::new();
+    let set = Set::new("one", Level::Raid1, 0, 2);
+    let members = set.members(&lab);
+    with(&members[0], set.superblock(0), |superblock| {
+        (superblock.features, superblock.recovery_offset) = (Features::RECOVERY_OFFSET, 100);
+    });
+    let said = refused(&mut lab.open(&[&members[0]]), "md/one");
+    assert!(said.contains("is missing"), "{said}");
+    let mut assembly = lab.open(&refs(&members));
+    let array = volume(&mut assembly, "md/one");
+    assert!(content(&assembly, &array)[100 * 512..] == sectors(1, 100, 156));
+    warning(&assembly, "/one-0 is in sync up to sector 100 only");
+    with(&members[0], set.superblock(0), |superblock| {
+        superblock.features = Features::REPLACEMENT | Features::RECOVERY_OFFSET;
+        superblock.dev_number = 2;
+        superblock.roles[2] = Role::Active(0);
+    });
+    with(&members[1], set.superblock(1), |superblock| superblock.roles[2] = Role::Active(0));
+    let mut assembly = lab.open(&refs(&members));
+    volume(&mut assembly, "md/one");
+    assert_eq!(states(&assembly), [MemberState::Replacement, place(1)]);
+}
+
+#[test]
+fn levels_and_features_that_are_not_supported_are_shown_and_refused() {
+    let lab = Lab::new();
+    let five = Set::new("five", Level::Raid5, 2, 3);
+    let reshaped = Set::new("reshaped", Level::Raid10, N2, 2);
+    let mut disks = five.members(&lab);
+    for (place, disk) in (0..).zip(reshaped.members(&lab)) {
+        with(&disk, reshaped.superblock(place), |superblock| superblock.features = Features::RESHAPE_ACTIVE);
+        disks.push(disk);
+    }
+    let mut assembly = lab.open(&refs(&disks));
+    for (name, why) in [("five", "level is raid5"), ("reshaped", "a reshape is under way")] {
+        let said = refused(&mut assembly, &format!("md/{name}"));
+        assert!(said.contains(why) && said.contains("let Linux serve this array"), "{said}");
+    }
+    assert_eq!(assembly.graph().arrays.len(), 2);
+    // New bytes in the superblock: somebody may mean something by them.
+    let lab = Lab::new();
+    let set = Set::new("new", Level::Raid1, 0, 2);
+    let members = set.members(&lab);
+    with(&members[0], set.superblock(0), |superblock| superblock.reserved[31] = 1);
+    let mut assembly = lab.open_for_writing(&refs(&members));
+    let chosen = assembly.choose(&["md/new".to_owned()]).unwrap().remove(0);
+    assert!(chosen.volume.read_only && chosen.read_only.unwrap().contains("serve it read-only"));
+}
+
+#[test]
+fn names_lose_their_host_become_unique_and_are_uuids_where_they_are_no_names() {
+    let lab = Lab::new();
+    let mut disks = Vec::new();
+    for (n, name) in (0u8..).zip(["here:data", "there:data", "here:a/b", "here:..", ""]) {
+        let set = Set { uuid: [n + 1; 16], ..Set::new(name, Level::Raid1, 0, 1) };
+        disks.push(set.member(&lab, &format!("disk{n}"), 0));
+    }
+    let mut assembly = lab.open(&refs(&disks));
+    let names = all_names(&mut assembly);
+    let uuid = |n: u8| format!("md/{0}:{0}:{0}:{0}", format!("{n:02x}").repeat(4));
+    assert_eq!(names, ["md/data".to_owned(), "md/data#2".to_owned(), uuid(3), uuid(4), uuid(5)]);
+}
+
+#[test]
+fn a_member_is_not_served_beside_its_array_unless_both_are_only_read() {
+    let lab = Lab::new();
+    let members = Set::new("one", Level::Raid1, 0, 2).members(&lab);
+    let both = ["md/one", "disk/one-1"].map(str::to_owned);
+    let mut assembly = lab.open_for_writing(&refs(&members));
+    assert!(!volume(&mut assembly, "disk/one-1").read_only, "who asks for it by name knows why");
+    assert!(!volume(&mut assembly, "md/one").read_only);
+    match assembly.choose(&both) {
+        Err(VolumeError::Overlap { above, below }) => assert_eq!([above, below], both),
+        other => panic!("{:?}", other.err()),
+    }
+    drop(assembly);
+    assert_eq!(lab.open(&refs(&members)).choose(&both).unwrap().len(), 2);
+}
+
+#[test]
+fn an_array_over_a_disk_that_is_only_read_is_only_read() {
+    let lab = Lab::new();
+    let members = Set::new("one", Level::Raid1, 0, 2).members(&lab);
+    let disks = [format!("{},ro", members[0].path.display()), members[1].path.display().to_string()];
+    let plan = blockwork_volume::Plan { disks: disks.to_vec(), ..Default::default() };
+    let mut assembly = Assembly::open(plan).unwrap();
+    let chosen = assembly.choose(&["md/one".to_owned()]).unwrap().remove(0);
+    assert!(chosen.volume.read_only);
+    assert!(chosen.read_only.unwrap().contains("/one-0,ro is read-only"));
+}
+
+/// A partition table with one partition.
+fn mbr(start: u32, sectors: u32) -> [u8; 512] {
+    let mut bytes = [0; 512];
+    bytes[450] = 0xfd;
+    bytes[454..458].copy_from_slice(&start.to_le_bytes());
+    bytes[458..462].copy_from_slice(&sectors.to_le_bytes());
+    bytes[510..].copy_from_slice(&[0x55, 0xaa]);
+    bytes
+}
+
+#[test]
+fn partitions_are_members_and_arrays_hold_partitions() {
+    let lab = Lab::new();
+    let set = Set::new("one", Level::Raid1, 0, 2);
+    let inner = mbr(16, 100);
+    let disks: Vec<Disk> = (0..2)
+        .map(|place| {
+            let member = set.member(&lab, &format!("m{place}"), place);
+            member.write(DATA * 512, &inner);
+            let disk = lab.disk(&format!("d{place}"), 64 + member.sectors());
+            disk.write(0, &mbr(64, u32::try_from(member.sectors()).unwrap()));
+            disk.write(64 * 512, &member.bytes());
+            disk
+        })
+        .collect();
+    let mut assembly = lab.open_for_writing(&refs(&disks));
+    let part = volume(&mut assembly, "md/one/1");
+    let bytes = content(&assembly, &part);
+    assert!([sectors(0, 16, 100), sectors(1, 16, 100)].contains(&bytes));
+    assert_eq!(all_names(&mut assembly), ["md/one", "md/one/1"]);
+    let below = ["md/one/1", "disk/d1"].map(str::to_owned);
+    assert!(matches!(assembly.choose(&below), Err(VolumeError::Overlap { .. })));
+    let beside = ["md/one/1", "md/one"].map(str::to_owned);
+    assert_eq!(assembly.choose(&beside).unwrap().len(), 2, "a partition and its disk are the same bytes");
+}
+
+/// A superblock 0.90 of a RAID1 of two, for a device of so many sectors.
+fn old_superblock(place: u32, size_kib: u32) -> Vec<u8> {
+    let mut words = [0u32; 1024];
+    let values = [
+        (0, 0xa92b_4efc),
+        (2, 90),
+        (5, 0x0123_4567),
+        (6, 1_000_000_000),
+        (7, 1),
+        (8, size_kib),
+        (9, 2),
+        (10, 2),
+        (11, 3),
+        (13, 1),
+        (14, 2),
+        (15, 3),
+        (32, 1_100_000_000),
+        (33, 1),
+        (34, 2),
+        (35, 2),
+        (39, 77),
+    ];
+    for (word, value) in values {
+        words[word] = value;
+    }
+    for (at, number) in [(128, 0), (160, 1), (992, place)] {
+        words[at..at + 5].copy_from_slice(&[number, 8, 16 * (number + 1), number, 6]);
+    }
+    let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    v0::fix_checksum(&mut bytes);
+    bytes
+}
+
+#[test]
+fn a_superblock_0_90_at_the_end_of_a_disk_belongs_to_the_partition_that_ends_there() {
+    let lab = Lab::new();
+    let (start, sectors) = (128u32, 1024u32);
+    let disks: Vec<Disk> = (0..2)
+        .map(|place| {
+            let disk = lab.disk(&format!("d{place}"), u64::from(start + sectors));
+            let at = v0::sector(disk.sectors()).unwrap();
+            disk.number(place, start.into(), at - u64::from(start));
+            disk.write(at * 512, &old_superblock(place, 400));
+            disk.write(0, &mbr(start, sectors));
+            disk
+        })
+        .collect();
+    let mut assembly = lab.open_for_writing(&refs(&disks));
+    let chosen = assembly.choose(&["md/3".to_owned()]).unwrap().remove(0);
+    assert_eq!(chosen.read_only.unwrap(), "superblocks of version 0.90 are not written");
+    assert_eq!(chosen.volume.sectors().0, 800);
+    let bytes = content(&assembly, &chosen.volume);
+    let whole = |disk| (128..928).flat_map(|sector| numbered(disk, sector)).collect::<Vec<_>>();
+    assert!([whole(0), whole(1)].contains(&bytes));
+    let graph = assembly.graph();
+    let members: Vec<_> = graph.arrays[0].members.iter().map(|member| graph.device(member.device)).collect();
+    assert!(members.iter().all(|device| matches!(device.kind, DeviceKind::Partition(_))));
+    drop(assembly);
+    // What does not fit the partition belongs to the whole disk.
+    for (place, disk) in (0..).zip(&disks) {
+        disk.write(v0::sector(disk.sectors()).unwrap() * 512, &old_superblock(place, 500));
+    }
+    let assembly = lab.open(&refs(&disks));
+    let graph = assembly.graph();
+    let device = graph.device(graph.arrays[0].members[0].device);
+    assert!(matches!(device.kind, DeviceKind::Disk { .. }));
+}
+
+#[test]
+fn a_superblock_1_0_at_the_end_of_a_partitioned_disk_is_its_partitions() {
+    let lab = Lab::new();
+    let set = Set::new("end", Level::Raid1, 0, 1);
+    let disk = lab.disk("d", 128 + 512);
+    let mut superblock = set.superblock(0);
+    superblock.minor = Minor::V1_0;
+    superblock.super_offset = Minor::V1_0.sector(512).unwrap();
+    superblock.data_offset = 0;
+    disk.number(0, 128, 256);
+    disk.write((128 + superblock.super_offset) * 512, &superblock.encode_blocks(512));
+    disk.write(0, &mbr(128, 512));
+    let mut assembly = lab.open(&[&disk]);
+    let array = volume(&mut assembly, "md/end");
+    let expected: Vec<u8> = (128..384).flat_map(|sector| numbered(0, sector)).collect();
+    assert!(content(&assembly, &array) == expected);
+    assert_eq!(assembly.warnings(), [] as [&str; 0]);
+}
+
+#[test]
+fn an_array_whose_member_lies_on_itself_has_no_such_member() {
+    let lab = Lab::new();
+    // On the mirror's data: a superblock that claims to be its other member.
+    let set = Set { size: 512, ..Set::new("self", Level::Raid1, 0, 2) };
+    let outer = set.member(&lab, "outer", 0);
+    let inner = set.member(&lab, "inner", 1);
+    outer.write(DATA * 512, &inner.bytes()[..(DATA as usize + 400) * 512]);
+    let mut assembly = lab.open(&[&outer]);
+    volume(&mut assembly, "md/self");
+    warning(&assembly, "md/self: md superblock at 4096: data_size is 512 sectors from 64");
+    let small = Set { size: 300, ..set.clone() };
+    put_superblock(&outer, &set.superblock(0));
+    outer.write(DATA * 512 + 4096, &small.superblock(1).encode_blocks(512));
+    let assembly = lab.open(&[&outer]);
+    warning(&assembly, "md/self: it claims to be a member of md/self, which has been assembled without it");
+}
