@@ -1,7 +1,7 @@
 //! The engine alone: nanoseconds, allocations and (under callgrind) instructions per 4 KiB I/O, in all and per layer.
 //!
-//! One worker over a leaf that completes at once and touches no data, with a client that keeps 32 reads going, on
-//! stacks of 0 to 3 layers (linear over striped over linear). Run it with
+//! One worker over leaves that complete at once and touch no data, with a client that keeps 32 reads (or writes) going, on
+//! stacks of 0 to 3 layers (linear over striped over linear), and on a linear volume over a RAID10 of four leaves. Run it with
 //!
 //! ```text
 //!   cargo bench -p blockwork-layer --bench engine                 # ns and allocations
@@ -16,6 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use blockwork_engine::*;
+use blockwork_format::md::{FarSets, Raid10Layout};
+use blockwork_layer::md::{Array, ArrayConfig, ArrayState, Geometry, MemberConfig, Record, Site};
 use blockwork_layer::{Linear, Stripe, Striped};
 use blockwork_memory::{Segment, Segments};
 
@@ -98,6 +100,7 @@ impl Env for NoEnv {
 
 /// Submits a batch of random reads each turn, with memory of its own that it uses again.
 struct Client {
+    op: Op,
     state: u64,
     memory: Vec<Segments>,
 }
@@ -120,8 +123,8 @@ impl Port<NoEnv> for Client {
         }
         while let Some(data) = self.memory.pop() {
             self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let sector = Sector((self.state >> 33) % (SECTORS / 16) * 8);
-            cx.submit(VolumeId(0), 0, Bio::with_data(Op::Read, Flags::NONE, sector, data));
+            let sector = Sector((self.state >> 33) % (SECTORS / 32) * 8);
+            cx.submit(VolumeId(0), 0, Bio::with_data(self.op, Flags::NONE, sector, data));
         }
         PortState::Open
     }
@@ -147,16 +150,66 @@ fn stack(layers: usize, limits: &Limits) -> Arc<dyn Layer> {
     top
 }
 
-fn worker(layers: usize, nomerges: &str) -> Worker<NoEnv> {
+/// Writes nothing down: what that costs happens once in many I/Os.
+#[derive(Debug)]
+struct Unrecorded;
+impl Record for Unrecorded {
+    fn sites(&self) -> &[Site] {
+        &[]
+    }
+    fn superblock(&self, _site: usize, _state: &ArrayState) -> Vec<u8> {
+        Vec::new()
+    }
+    fn events(&self) -> u64 {
+        0
+    }
+    fn has_clean_flag(&self) -> bool {
+        true
+    }
+}
+
+/// A linear volume over a RAID10 (two near copies, chunks of 512 KiB) of four leaves.
+fn raid10(limits: &Limits) -> Arc<dyn Layer> {
+    let layout = Raid10Layout::new(2, 1, false, FarSets::One, 4).unwrap();
+    let geometry = Geometry::raid10(layout, Sectors(1024), Sectors(SECTORS - 4096)).unwrap();
+    let member = |i: u16| {
+        let leaf = LeafLayer::new(LeafId(i), NodeId(i), Sectors(SECTORS), limits.clone());
+        let (name, layer) = (format!("leaf{i}"), Arc::new(leaf));
+        let data_start = Sector(4096);
+        Some(MemberConfig { name, layer, data_start, recovered: None, write_mostly: false, bad: Vec::new() })
+    };
+    let config = ArrayConfig {
+        name: "md/bench".into(),
+        geometry,
+        members: (0..4).map(member).collect(),
+        resync_from: None,
+        intent: None,
+        record: Some(Box::new(Unrecorded)),
+    };
+    let array = Array::new(NodeId(4), config).unwrap();
+    let sectors = Sectors(array.sectors().0 - 2048);
+    Arc::new(Linear::new(NodeId(5), array, Sector(2048), sectors).unwrap())
+}
+
+/// Which stack of `stack`, or the RAID10.
+const RAID10: usize = 4;
+
+fn worker(layers: usize, nomerges: &str, op: Op) -> Worker<NoEnv> {
     let mut limits = Limits { max_sectors: Sectors(512), max_segments: 128, ..Limits::default() };
     limits.set("nomerges", nomerges).unwrap();
     let node = |i| NodeInfo { name: format!("node{i}"), kind: NodeKind::Other("bench"), device: (253, i) };
-    let stats = Stats::new((0..4).map(node).collect());
-    let volumes: Arc<[Volume]> = Arc::new([Volume::new("bench", stack(layers, &limits), false)]);
-    let source = Source { limits, shared: LeafShared::default() };
-    let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> = Arc::new([(NodeId(0), Arc::new(source) as _)]);
+    let stats = Stats::new((0..6).map(node).collect());
+    let top = if layers == RAID10 { raid10(&limits) } else { stack(layers, &limits) };
+    let volumes: Arc<[Volume]> = Arc::new([Volume::new("bench", top, false)]);
+    let source = |i| {
+        let source: Arc<dyn LeafSource> =
+            Arc::new(Source { limits: limits.clone(), shared: LeafShared::default() });
+        (NodeId(i), source)
+    };
+    let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> =
+        (0..if layers == RAID10 { 4 } else { 1 }).map(source).collect();
     let mut worker = Worker::new(NoEnv, WorkerConfig::new(volumes, leaves, stats.worker()));
-    worker.add_port(Box::new(Client { state: 1, memory: Vec::new() }));
+    worker.add_port(Box::new(Client { op, state: 1, memory: Vec::new() }));
     worker
 }
 
@@ -175,7 +228,7 @@ fn main() {
     let value =
         |name: &str| args.iter().position(|arg| arg == name).map(|i| args[i + 1].parse::<u64>().unwrap());
     if let Some(layers) = value("--stack") {
-        let mut worker = worker(usize::try_from(layers).unwrap(), "0");
+        let mut worker = worker(usize::try_from(layers).unwrap(), "0", Op::Read);
         run(&mut worker, value("--ios").unwrap_or(100_000));
         return;
     }
@@ -185,21 +238,34 @@ fn main() {
     for nomerges in ["0", "2"] {
         let mut before = None;
         for (layers, name) in names.iter().enumerate() {
-            let mut worker = worker(layers, nomerges);
-            run(&mut worker, 200_000);
-            let allocated = ALLOCATIONS.load(Relaxed);
-            const IOS: u64 = 2_000_000;
-            // The least disturbed of several runs: what the code costs, not what the neighbours do.
-            let best = (0..7).map(|_| {
-                let start = Instant::now();
-                run(&mut worker, IOS / 7);
-                start.elapsed().as_nanos() as f64 / (IOS / 7) as f64
-            });
-            let best = best.fold(f64::MAX, f64::min);
-            let allocated = (ALLOCATIONS.load(Relaxed) - allocated) as f64 / IOS as f64;
+            let (best, allocated) = measure(&mut worker(layers, nomerges, Op::Read));
             let added = before.map_or(String::new(), |before: f64| format!("{:+.1}", best - before));
             println!("| {name} | {nomerges} | {best:.1} | {added} | {allocated:.6} |");
             before = Some(best);
         }
     }
+    println!();
+    println!("| linear over RAID10 of four leaves | ns per I/O | one leaf | ratio | allocations per I/O |");
+    println!("| --- | --- | --- | --- | --- |");
+    for (op, name) in [(Op::Read, "read"), (Op::Write, "write: two leaves")] {
+        let (leaf, _) = measure(&mut worker(0, "0", op));
+        let (raid, allocated) = measure(&mut worker(RAID10, "0", op));
+        println!("| {name} | {raid:.1} | {leaf:.1} | {:.2} | {allocated:.6} |", raid / leaf);
+    }
+}
+
+/// Nanoseconds and allocations per I/O.
+#[allow(clippy::disallowed_methods, reason = "what is measured here is real time")]
+fn measure(worker: &mut Worker<NoEnv>) -> (f64, f64) {
+    const IOS: u64 = 2_000_000;
+    run(worker, 200_000);
+    let allocated = ALLOCATIONS.load(Relaxed);
+    // The least disturbed of several runs: what the code costs, not what the neighbours do.
+    let times = (0..7).map(|_| {
+        let start = Instant::now();
+        run(worker, IOS / 7);
+        start.elapsed().as_nanos() as f64 / (IOS / 7) as f64
+    });
+    let best = times.fold(f64::MAX, f64::min);
+    (best, (ALLOCATIONS.load(Relaxed) - allocated) as f64 / IOS as f64)
 }

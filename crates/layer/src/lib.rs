@@ -8,6 +8,7 @@
 //! copies: once per copy); (2) resolving allocates nothing; (3) a flush reaches everything below, once.
 #![forbid(unsafe_code)]
 
+mod divisor;
 mod linear;
 pub mod md;
 mod striped;

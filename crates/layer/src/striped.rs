@@ -4,11 +4,14 @@
 //! power of two. Reads and writes are cut at chunks. A discard or write-zeroes is not: the chunks of a contiguous range
 //! that lie on one stripe are contiguous there, so each stripe gets at most one piece, however large the range is.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use blockwork_engine::{
     Defer, Layer, Limits, NodeId, Op, Reason, Resolver, SECTOR, Sector, Sectors, Shape, Span,
 };
+
+use crate::divisor::Divisor;
 
 /// One member of a striped target.
 #[derive(Clone, Debug)]
@@ -55,7 +58,10 @@ pub enum StripedError {
 /// `sectors` sectors dealt out in chunks.
 #[derive(Debug)]
 pub struct Striped {
-    chunk: u64,
+    /// Sectors of a chunk.
+    chunk: Divisor,
+    /// Stripes.
+    count: Divisor,
     stripes: Vec<Stripe>,
     shape: Shape,
 }
@@ -69,12 +75,8 @@ impl Striped {
         sectors: Sectors,
     ) -> Result<Striped, StripedError> {
         let count = stripes.len() as u64;
-        if count == 0 {
-            return Err(StripedError::None);
-        }
-        if chunk == Sectors::ZERO {
-            return Err(StripedError::Chunk);
-        }
+        let by_count = Divisor::new(NonZeroU64::new(count).ok_or(StripedError::None)?);
+        let by_chunk = Divisor::new(NonZeroU64::new(chunk.0).ok_or(StripedError::Chunk)?);
         let each = sectors.0 / count;
         if sectors == Sectors::ZERO || !sectors.0.is_multiple_of(count) || !each.is_multiple_of(chunk.0) {
             return Err(StripedError::Uneven { sectors, stripes: stripes.len(), chunk });
@@ -91,50 +93,42 @@ impl Striped {
         let chunk_bytes = u32::try_from(chunk.0.saturating_mul(SECTOR)).unwrap_or(u32::MAX);
         limits.io_min = chunk_bytes;
         limits.io_opt = u32::try_from(count).map_or(u32::MAX, |n| chunk_bytes.saturating_mul(n));
-        Ok(Striped { chunk: chunk.0, stripes, shape: Shape { node, sectors, limits } })
+        Ok(Striped { chunk: by_chunk, count: by_count, stripes, shape: Shape { node, sectors, limits } })
     }
 
     /// Hands the chunks that `span` touches on, one piece each.
     #[inline]
     fn by_chunk(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let count = self.stripes.len() as u64;
-        let first = span.sector.0 / self.chunk;
-        let within = span.sector.0 % self.chunk;
-        if within + span.nr.0 <= self.chunk {
-            return self.pass_piece(span, first, count, within, cx);
+        let chunk_sectors = self.chunk.get();
+        let (first, within) = self.chunk.divide(span.sector.0);
+        if within + span.nr.0 <= chunk_sectors {
+            return self.pass_piece(span, first, within, cx);
         }
-        let last = (span.end().0 - 1) / self.chunk;
+        let (last, _) = self.chunk.divide(span.end().0 - 1);
         cx.split(self.shape.node, span, last - first + 1, Reason::Chunk);
         let (mut chunk, mut within, mut skip) = (first, within, 0);
         while skip < span.nr.0 {
-            let nr = (self.chunk - within).min(span.nr.0 - skip);
-            self.pass_piece(span.piece(Sectors(skip), Sectors(nr)), chunk, count, within, cx)?;
+            let nr = (chunk_sectors - within).min(span.nr.0 - skip);
+            self.pass_piece(span.piece(Sectors(skip), Sectors(nr)), chunk, within, cx)?;
             (chunk, within, skip) = (chunk + 1, 0, skip + nr);
         }
         Ok(())
     }
 
     #[inline]
-    fn pass_piece(
-        &self,
-        piece: Span,
-        chunk: u64,
-        count: u64,
-        within: u64,
-        cx: &mut Resolver<'_>,
-    ) -> Result<(), Defer> {
-        let stripe = &self.stripes[(chunk % count) as usize];
-        let sector = stripe.start + Sectors(chunk / count * self.chunk + within);
+    fn pass_piece(&self, piece: Span, chunk: u64, within: u64, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let (row, column) = self.count.divide(chunk);
+        let stripe = &self.stripes[column as usize];
+        let sector = stripe.start + Sectors(row * self.chunk.get() + within);
         cx.pass(self.shape.node, piece.sector, &*stripe.below, piece.moved_to(sector))
     }
 
     /// Hands each stripe the one range of it that `span` touches.
     fn by_stripe(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let count = self.stripes.len() as u64;
         let pieces = self.stripes.iter().enumerate();
         let ranges = pieces.map(|(i, stripe)| {
-            let start = self.sectors_before(i as u64, span.sector.0, count);
-            let end = self.sectors_before(i as u64, span.end().0, count);
+            let start = self.sectors_before(i as u64, span.sector.0);
+            let end = self.sectors_before(i as u64, span.end().0);
             (stripe, start, end)
         });
         let touched = ranges.clone().filter(|(_, start, end)| start < end);
@@ -148,12 +142,12 @@ impl Striped {
     }
 
     /// How many sectors of stripe `i` lie before `sector` of the target.
-    fn sectors_before(&self, i: u64, sector: u64, count: u64) -> u64 {
-        let (chunk, within) = (sector / self.chunk, sector % self.chunk);
-        let (row, column) = (chunk / count, chunk % count);
-        row * self.chunk
+    fn sectors_before(&self, i: u64, sector: u64) -> u64 {
+        let (chunk, within) = self.chunk.divide(sector);
+        let (row, column) = self.count.divide(chunk);
+        row * self.chunk.get()
             + match i.cmp(&column) {
-                std::cmp::Ordering::Less => self.chunk,
+                std::cmp::Ordering::Less => self.chunk.get(),
                 std::cmp::Ordering::Equal => within,
                 std::cmp::Ordering::Greater => 0,
             }

@@ -11,7 +11,6 @@
 mod array;
 mod atomic_bits;
 mod commit;
-mod divisor;
 mod dm_raid_record;
 mod failure;
 mod gate;

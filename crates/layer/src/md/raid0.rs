@@ -7,8 +7,8 @@
 use blockwork_engine::{Sector, Sectors};
 use blockwork_format::md::raid0::{self, Raid0Layout, zones};
 
-use super::divisor::Divisor;
 use super::geometry::{GeometryError, Place, chunk_u32, device};
+use crate::divisor::Divisor;
 
 /// Stripes without redundancy.
 #[derive(Clone, Debug)]

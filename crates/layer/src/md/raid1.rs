@@ -5,8 +5,8 @@
 
 use blockwork_engine::{Sector, Sectors};
 
-use super::divisor::Divisor;
 use super::geometry::{Place, Places};
+use crate::divisor::Divisor;
 
 /// Sectors of a region, as a power of two.
 const REGION_SHIFT: u32 = 11;

@@ -20,8 +20,8 @@
 use blockwork_engine::{Sector, Sectors};
 use blockwork_format::md::{RAID_DISKS_MAX, RAID10_CHUNK_SECTORS_MIN, Raid10Layout};
 
-use super::divisor::Divisor;
 use super::geometry::{GeometryError, Place, Places, chunk_u32, device};
+use crate::divisor::Divisor;
 
 /// Least sectors that a member reads before the next near copy has its turn.
 const RUN_SECTORS: u64 = 512;

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 
 /// A number to divide by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Divisor {
+pub(crate) struct Divisor {
     n: u64,
     reciprocal: u64,
 }
