@@ -220,6 +220,11 @@ impl<E: Env> Worker<E> {
         self.core.busy() == 0 && self.core.queues_idle() && !self.core.executor.is_ready()
     }
 
+    /// When the first of its tasks that sleep wants to wake. For who turns several workers on one thread.
+    pub fn next_timer(&self) -> Option<Nanos> {
+        self.core.executor.next_timer()
+    }
+
     /// One turn of the loop, waiting first as told.
     pub fn turn(&mut self, wait: Wait) {
         let mut completions = std::mem::take(&mut self.completions);
@@ -332,8 +337,9 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Whether a worker that was asked to stop has done all there was to do, and how its last flush went.
-    fn ended(&mut self) -> Option<Result<(), Errno>> {
+    /// Whether a worker that was asked to stop has done all there was to do, and how its last flush went. For who turns
+    /// several workers on one thread; otherwise [`Worker::run`] asks.
+    pub fn ended(&mut self) -> Option<Result<(), Errno>> {
         if !self.draining || self.open_ports > 0 || !self.is_idle() {
             return None;
         }

@@ -274,8 +274,13 @@ impl World {
 
     /// Goes on to the next event, if there is one, and to all others of that time.
     pub fn step(&self) -> bool {
+        self.step_until(None)
+    }
+
+    /// As `step`, but no further than to `deadline`, if there is one. Whether there was anything to go on to.
+    pub fn step_until(&self, deadline: Option<Nanos>) -> bool {
         let mut inner = self.inner_mut();
-        let Some(at) = inner.next_at() else { return false };
+        let Some(at) = inner.next_at().into_iter().chain(deadline).min() else { return false };
         inner.advance_to(at);
         true
     }

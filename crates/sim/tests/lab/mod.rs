@@ -122,7 +122,7 @@ impl Plan {
                     closing.clone(),
                 )));
             }
-            run_all(&after, &mut workers, &closing);
+            run_all(&after, workers);
             self.book(&after, &referees, verdict);
             if !verdict.borrow().violations.is_empty() {
                 if journal {
@@ -173,7 +173,7 @@ impl Plan {
             let client = SimClient::new(config, referees[volume].clone(), closing.clone());
             workers[n % self.workers].add_port(Box::new(client));
         }
-        let ended_well = run_all(world, &mut workers, &closing);
+        let ended_well = run_all(world, workers);
         if ended_well && !world.is_off() {
             // A worker that was stopped has flushed what it wrote.
             for referee in referees.iter() {

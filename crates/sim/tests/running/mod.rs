@@ -10,7 +10,7 @@ use blockwork_engine::{
     CounterTable, Event, EventSink, LeafSource, Nanos, NodeId, Quiescence, Tracer, Volume, Wait, Worker,
     WorkerConfig,
 };
-use blockwork_sim::{Closing, SimEnv, World};
+use blockwork_sim::{SimEnv, World};
 
 /// What a worker is built on.
 pub struct Stack {
@@ -69,23 +69,32 @@ impl EventSink for Listener {
     }
 }
 
-/// Runs workers until every client has ended; tells whether their last flushes succeeded.
-pub fn run_all(world: &World, workers: &mut [Worker<SimEnv>], closing: &Closing) -> bool {
-    if let [only] = workers {
+/// Runs workers until every client has ended, and they have; tells whether their last flushes succeeded.
+pub fn run_all(world: &World, mut workers: Vec<Worker<SimEnv>>) -> bool {
+    if let [only] = &mut workers[..] {
         return only.run().is_ok();
     }
     // Several workers on one thread: let each do what it can; when none has anything to do, let time pass.
-    let mut idle_turns = 0;
-    while closing.left() > 0 {
+    let (mut idle_turns, mut all_is_well) = (0, true);
+    loop {
         let before = world.events();
-        workers.iter_mut().for_each(|worker| worker.turn(Wait::Poll));
+        // One that has ended is not waited for by the others.
+        workers.retain_mut(|worker| {
+            worker.turn(Wait::Poll);
+            let ended = worker.ended();
+            all_is_well &= ended.is_none_or(|result| result.is_ok());
+            ended.is_none()
+        });
+        if workers.is_empty() {
+            return all_is_well;
+        }
+        let alarm = workers.iter().filter_map(Worker::next_timer).min();
         // A wake-up for nothing may hide what is ready, but not many times in a row.
-        idle_turns = if world.is_at_rest() && world.events() == before { idle_turns + 1 } else { 0 };
+        let idle = alarm.is_none() && world.is_at_rest() && world.events() == before;
+        idle_turns = if idle { idle_turns + 1 } else { 0 };
         assert!(idle_turns < 20, "no worker does anything, and nothing will happen (a bio was lost)");
-        world.step();
+        world.step_until(alarm);
     }
-    // The last client has stopped the workers: each flushes what it wrote, and ends.
-    workers.iter_mut().map(|worker| worker.run().is_ok()).fold(true, |all, one| all & one)
 }
 
 /// Runs something; a panic in it becomes its text.
