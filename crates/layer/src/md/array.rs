@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockwork_engine::{
-    Cure, Defer, Errno, Failure, Layer, Limits, NodeId, Op, Preparation, Reason, Resolver, SECTOR, Sector,
-    Sectors, Shape, Span, TaskContext, Turns,
+    Cure, Defer, Errno, Failure, Flags, Layer, Limits, NodeId, Op, Preparation, Reason, Resolver, SECTOR,
+    Sector, Sectors, Shape, Span, TaskContext, Turns,
 };
 
 use super::failure::FailedMember;
@@ -416,6 +416,10 @@ impl Array {
 
     /// A discard or write-zeroes: few ranges on each member, however large it is.
     fn write_ranges(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        if !self.takes(span) {
+            cx.error(span, Errno::EOPNOTSUPP);
+            return Ok(());
+        }
         self.admit(span)?;
         let mut ranges = 0;
         self.geometry.ranges(span.sector, span.nr, &mut |_, _| ranges += 1);
@@ -434,6 +438,15 @@ impl Array {
         });
         result?;
         self.confirm(span, left_out)
+    }
+
+    /// Whether a discard or write-zeroes is for all members. What only some of them did would make mirrors differ: so a
+    /// write-zeroes that may fail for want of a fast way is refused, and tried again as one that may not.
+    fn takes(&self, span: Span) -> bool {
+        match span.op {
+            Op::Discard => self.shape.limits.discards(),
+            _ => self.geometry.copies() == 1 || !span.flags.has(Flags::FAST_ONLY),
+        }
     }
 
     fn flush(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {

@@ -5,7 +5,8 @@
 //! | a read | another copy is read at once; the place is written anew from it (`mend.rs`) |
 //! | a write, discard or write-zeroes | the member has failed: it is left out, the others record it, then the bio runs again |
 //! | a flush, also one behind a FUA | likewise: nobody knows what it has lost |
-//! | a write without room or memory (ENOSPC of a sparse file, ENOMEM), write-zeroes that are not supported | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
+//! | a write without room or memory (ENOSPC of a sparse file, ENOMEM) | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
+//! | a discard that a member turns out not to support | the client hears of it; what was to be discarded has no defined content |
 //! | anything, on the last member that has some data | the client hears of it |
 //!
 //! [`Layer::cure`](blockwork_engine::Layer::cure) decides, and writes nothing down but in memory. What it says of mirrors that
@@ -58,8 +59,7 @@ impl Array {
         if discard || self.record.is_none() {
             return Cure::None;
         }
-        let unsupported = failure.op == Op::WriteZeroes && failure.errno == Errno::EOPNOTSUPP;
-        if unsupported || (failure.op != Op::Flush && lacks_room(failure.errno)) {
+        if failure.op != Op::Flush && lacks_room(failure.errno) {
             self.note_differences(role, failure.span);
             return Cure::None;
         }

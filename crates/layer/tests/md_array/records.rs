@@ -1,0 +1,141 @@
+//! LVM's RAID volumes: data and metadata on devices of their own, with superblocks of dm-raid.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Errno, FileId, Layer, Nanos, NodeId, Sector, Sectors};
+use blockwork_format::dm_raid::{IN_SYNC, Superblock};
+use blockwork_format::md::Uuid;
+use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
+use blockwork_layer::md::{
+    Array, ArrayConfig, DmRaidLeg, DmRaidRecord, Geometry, IntentConfig, MemberConfig,
+};
+use blockwork_sim::{DeviceModel, Fault, World};
+
+use crate::rig::{Make, Rig, Served};
+
+const LEGS: u16 = 2;
+const SECTORS: u64 = 512;
+
+fn superblock(position: u16) -> Superblock {
+    let mut bytes = [0; 512];
+    bytes[..4].copy_from_slice(b"DmRd");
+    for (at, byte) in [(4, 1), (8, 2), (12, position as u8), (16, 9), (48, 1)] {
+        bytes[at] = byte;
+    }
+    bytes[32..48].fill(0xff);
+    Superblock::decode(&bytes).unwrap()
+}
+
+fn bitmap() -> BitmapSuperblock {
+    BitmapSuperblock {
+        version: 4,
+        uuid: Uuid([0; 16]),
+        events: 9,
+        events_cleared: 9,
+        sync_size: SECTORS,
+        state: 0,
+        chunk_bytes: 4096,
+        daemon_sleep: 5,
+        write_behind: 0,
+        sectors_reserved: 0,
+        nodes: 0,
+        cluster_name: [0; 64],
+        reserved: [0; 120],
+    }
+}
+
+/// Devices 0 and 1 are the images, 2 and 3 the metadata.
+fn volume() -> Rig {
+    let world = World::new(2);
+    for sectors in [SECTORS, SECTORS, 64, 64] {
+        let mut model = DeviceModel::null(Sectors(sectors));
+        model.cache_bytes = 1 << 20;
+        world.add_device(model);
+    }
+    for leg in 0..LEGS {
+        world.preload(FileId(2 + u32::from(leg)), 0, &superblock(leg).encode());
+    }
+    let served = Served::with(&world, |layers| {
+        let member = |leg: u16| MemberConfig {
+            name: format!("lv_rimage_{leg}"),
+            layer: layers[usize::from(leg)].clone(),
+            data_start: Sector(0),
+            recovered: None,
+            write_mostly: false,
+            bad: vec![],
+        };
+        let leg = |leg: u16| DmRaidLeg {
+            role: leg,
+            name: format!("lv_rmeta_{leg}"),
+            layer: layers[usize::from(LEGS + leg)].clone(),
+            superblock: superblock(leg),
+        };
+        let bits = Bits::clean(bitmap().chunks());
+        let config = ArrayConfig {
+            name: "vg/lv".into(),
+            geometry: Geometry::raid1(LEGS, Sectors(SECTORS)),
+            members: (0..LEGS).map(|it| Some(member(it))).collect(),
+            resync_from: None,
+            intent: Some(IntentConfig { superblock: bitmap(), bits, may_differ: true }),
+            record: Some(Box::new(DmRaidRecord::new((0..LEGS).map(leg).collect(), true))),
+        };
+        Array::new(NodeId(100), config).unwrap()
+    });
+    Rig::serving(world, Make::raid1(LEGS), served)
+}
+
+fn found(world: &World, leg: u32) -> (Superblock, BitmapSuperblock, Bits) {
+    let sector = |sector| world.peek(FileId(2 + leg), sector);
+    let bytes = sector(8);
+    let bitmap = BitmapSuperblock::decode(&bytes, 4096).unwrap();
+    let bits = Bits::decode(&bitmap, &bytes[BITMAP_SUPERBLOCK_BYTES..], 0).unwrap();
+    (Superblock::decode(&sector(0)).unwrap(), bitmap, bits)
+}
+
+#[test]
+fn bits_and_events_are_kept_beside_the_images() {
+    let mut rig = volume();
+    rig.write(80, 8, 1).unwrap();
+    for leg in 0..2 {
+        let (superblock, bitmap, bits) = found(&rig.world, leg);
+        assert_eq!((superblock.events, bitmap.events), (10, 10));
+        assert!(bits.is_dirty(10) && bits.dirty_chunks() == 1);
+        assert_eq!(rig.world.peek(FileId(leg), 80), [1; 512]);
+    }
+    rig.rest(Nanos::secs(12));
+    let (superblock, _, bits) = found(&rig.world, 1);
+    assert_eq!((superblock.events, bits.dirty_chunks()), (10, 0), "there is no clean flag to write");
+    rig.write(0, 8, 2).unwrap();
+    let below: Vec<_> = rig.served.array.below().iter().map(|layer| layer.node()).collect();
+    assert_eq!(below, [0, 1, 2, 3].map(NodeId));
+    let (world, _) = rig.close();
+    let (superblock, bitmap, bits) = found(&world, 0);
+    assert_eq!((superblock.events, superblock.array_resync_offset), (bitmap.events, IN_SYNC));
+    assert_eq!(bits.dirty_chunks(), 0);
+}
+
+#[test]
+fn a_leg_that_fails_is_known_to_the_other_by_its_position() {
+    let mut rig = volume();
+    rig.write(0, 8, 1).unwrap();
+    let so_far = rig.world.counters(FileId(0)).requests();
+    rig.world.fail_nth(FileId(0), so_far, Fault::Error(Errno::EIO));
+    rig.write(0, 8, 2).unwrap();
+    let (superblock, _, _) = found(&rig.world, 1);
+    assert!(superblock.has_failed(0) && !superblock.has_failed(1));
+    let (superblock, _, _) = found(&rig.world, 0);
+    assert!(!superblock.has_failed(0), "nothing is written to the metadata of a leg that failed");
+    assert_eq!(rig.read(0, 8).unwrap()[0], 2);
+}
+
+#[test]
+fn a_leg_whose_metadata_cannot_be_written_has_failed() {
+    let mut rig = volume();
+    rig.world.fail_nth(FileId(3), 0, Fault::Error(Errno::EIO));
+    rig.write(0, 8, 1).unwrap();
+    let (superblock, _, _) = found(&rig.world, 0);
+    assert!(superblock.has_failed(1));
+    assert_eq!(rig.served.array.status().degraded, 1);
+    let arrays: Arc<Array> = rig.served.array.clone();
+    assert!(arrays.is_redundant());
+}
