@@ -206,27 +206,32 @@ impl Intent {
         idle
     }
 
-    /// Writes may go to these: they are set on all members. Under the array's turn.
+    /// Writes may go to these: they are set on all members. Under the array's turn. They count as touched, as those who wait
+    /// for them are about to use them.
     pub(super) fn publish(&self, chunks: &[(usize, u64)]) {
         for (index, word) in chunks {
+            self.touched.all_words()[*index].fetch_or(*word, Ordering::AcqRel);
             self.ready.all_words()[*index].fetch_or(*word, Ordering::AcqRel);
         }
     }
 
     /// Clears in the bitmap to be written those of the withdrawn chunks that nobody wants or was given by now, and whose
-    /// mirrors agree. Those that are kept are ready again. Under the array's turn.
+    /// mirrors agree. The others are ready again. Under the array's turn.
     pub(super) fn clear(&self, idle: &[(usize, u64)]) {
         let mut disk = self.disk();
         for (index, word) in idle {
-            let wanted = self.wanted.all_words()[*index].load(Ordering::Acquire);
-            let kept = self.kept.all_words()[*index].load(Ordering::Acquire);
-            let ready = self.ready.all_words()[*index].fetch_or(word & kept, Ordering::AcqRel);
-            bits_of(*index, word & !wanted & !kept & !ready).for_each(|chunk| disk.clear(chunk));
+            // One that somebody else set has no other taker: the write that wanted it finds it ready.
+            let wanted = self.wanted.all_words()[*index].fetch_and(!word, Ordering::AcqRel) & word;
+            let kept = self.kept.all_words()[*index].load(Ordering::Acquire) & word;
+            self.publish(&[(*index, wanted | kept)]);
+            let ready = self.ready.all_words()[*index].load(Ordering::Acquire);
+            bits_of(*index, word & !ready).for_each(|chunk| disk.clear(chunk));
         }
     }
 
     /// Clears all that agree: no write is under way, and none will be. Under the array's turn.
     pub(super) fn clear_all(&self) {
+        self.wanted.all_words().iter().for_each(|word| word.store(0, Ordering::Release));
         let all: Vec<_> =
             self.ready.all_words().iter().map(|word| word.swap(0, Ordering::AcqRel)).enumerate().collect();
         self.clear(&all);

@@ -60,6 +60,7 @@ fn bits_are_cleared_only_after_a_time_without_writes_and_not_if_wanted_again() {
         intent.want(at(chunk).0, at(chunk).1);
     }
     write(&intent);
+    assert!(intent.withdraw_idle().is_empty(), "given just now");
     assert!(intent.admit(at(1).0, at(1).1));
     let idle = intent.withdraw_idle();
     assert_eq!(idle, [(1, 1 << 36), (3, 1 << 8)]);
@@ -67,8 +68,26 @@ fn bits_are_cleared_only_after_a_time_without_writes_and_not_if_wanted_again() {
     assert!(!intent.admit(at(100).0, at(100).1), "withdrawn, and wanted again");
     intent.clear(&idle);
     assert_eq!(intent.dirty_chunks(), (2, 2), "200 is clear");
-    write(&intent);
     assert!(intent.is_ready(at(100).0, at(100).1) && !intent.is_ready(at(200).0, at(200).1));
+    assert!(intent.take_wanted().is_empty());
+}
+
+#[test]
+fn a_chunk_that_another_write_had_set_first_does_not_stay_wanted() {
+    let intent = intent(64, &[], false);
+    intent.want(at(5).0, at(5).1);
+    let wanted = intent.take_wanted();
+    intent.want(at(5).0, at(5).1);
+    intent.publish(&wanted);
+    let clear = || {
+        intent.withdraw_idle();
+        let idle = intent.withdraw_idle();
+        intent.clear(&idle);
+    };
+    clear();
+    assert_eq!(intent.dirty_chunks(), (1, 1), "the second write may be about to use it");
+    clear();
+    assert_eq!(intent.dirty_chunks(), (0, 0));
 }
 
 #[test]
@@ -76,7 +95,9 @@ fn a_chunk_that_was_given_to_a_write_meanwhile_is_not_cleared() {
     let intent = intent(64, &[], false);
     intent.want(at(5).0, at(5).1);
     write(&intent);
+    intent.withdraw_idle();
     let idle = intent.withdraw_idle();
+    assert_eq!(idle, [(0, 1 << 5)]);
     intent.want(at(5).0, at(5).1);
     write(&intent);
     intent.clear(&idle);
@@ -93,7 +114,9 @@ fn chunks_that_may_differ_are_never_cleared_and_can_be_written() {
     assert!(intent.withdraw_idle().is_empty());
     intent.want(at(4).0, at(4).1);
     write(&intent);
+    intent.withdraw_idle();
     let idle = intent.withdraw_idle();
+    assert_eq!(idle, [(0, 1 << 4)]);
     intent.keep(at(4).0, at(4).1);
     intent.clear(&idle);
     assert!(intent.is_ready(at(4).0, at(4).1), "kept while it was withdrawn");
