@@ -385,3 +385,30 @@ fn a_volume_that_claims_to_be_its_own_groups_disk_is_left_out() {
     let device = graph.device(graph.find("vg0/lv").unwrap());
     assert!(matches!((&device.content, &device.kind), (Content::Pv(_), DeviceKind::Lv { .. })));
 }
+
+#[test]
+fn a_group_of_200_disks_and_2000_volumes_is_assembled_and_each_volume_looked_into() {
+    let lab = Lab::new();
+    let names: Vec<String> = (0..200u8).map(|nr| format!("d{nr:03}")).collect();
+    let disks: Vec<_> = names.iter().map(|name| lab.disk(name, 4096 + 200 * EXTENT)).collect();
+    let pvs: Vec<(u8, u64)> = (0..200).map(|nr| (nr, 200)).collect();
+    // Ten volumes begin on each disk, and go on on the next one.
+    let volume_of = |nr: u16| {
+        let (disk, extent) = (u8::try_from(nr / 10).unwrap(), u64::from(nr % 10) * 20);
+        let parts = [linear(disk, extent), linear((disk + 1) % 200, extent + 10)];
+        let segments = [("striped", 10, &*parts[0]), ("striped", 10, &*parts[1])];
+        lv(&format!("lv{nr}"), nr + 1, SEEN, &segments)
+    };
+    let text = group(1, &pvs, (0..2000).map(volume_of).collect()).text();
+    for (disk, nr) in disks.iter().zip(0..) {
+        lab::make_big_pv(disk, nr);
+        commit(disk, &text);
+        disk.number(nr.into(), lab::BIG_PE_START + 110 * EXTENT, 2);
+    }
+    let mut assembly = lab.open(&disks.iter().collect::<Vec<_>>());
+    assert_eq!(all_names(&mut assembly).len(), 2000);
+    assert_eq!(assembly.warnings(), [] as [&str; 0]);
+    let last = volume(&mut assembly, "vg0/lv1995");
+    let expected = numbered(0, lab::BIG_PE_START + 110 * EXTENT);
+    assert!(content(&assembly, &last)[10 * 4096..][..512] == expected);
+}

@@ -247,8 +247,20 @@ pub fn pv(lab: &Lab, name: &str, nr: u8, extents: u64) -> Disk {
 }
 
 pub fn make_pv(disk: &Disk, nr: u8) {
-    let area = |offset| DiskArea { offset, size: 64 << 10 };
-    let areas = [DiskArea { offset: 4096, size: 120 << 10 }, area(disk.size() - (64 << 10))];
+    let end = disk.size() - (64 << 10);
+    let areas = [DiskArea { offset: 4096, size: 120 << 10 }, DiskArea { offset: end, size: 64 << 10 }];
+    label(disk, nr, &areas);
+}
+
+/// Where extents begin on a PV of [`make_big_pv`], sectors.
+pub const BIG_PE_START: u64 = 4096;
+
+/// A physical volume whose one metadata area has room for a long text.
+pub fn make_big_pv(disk: &Disk, nr: u8) {
+    label(disk, nr, &[DiskArea { offset: 4096, size: BIG_PE_START * SECTOR - 4096 }]);
+}
+
+fn label(disk: &Disk, nr: u8, areas: &[DiskArea]) {
     let label = Label {
         sector: 1,
         pv: PvHeader {
@@ -261,12 +273,14 @@ pub fn make_pv(disk: &Disk, nr: u8) {
     };
     disk.write(512, &label.encode().unwrap());
     for area in areas {
-        disk.write(area.offset, &AreaHeader::new(area).unwrap().encode());
+        disk.write(area.offset, &AreaHeader::new(*area).unwrap().encode());
     }
 }
 
 pub fn pv_id(nr: u8) -> PvUuid {
-    PvUuid::from_compact(&[b'A' + nr; 32]).unwrap()
+    let mut id = [b'A' + nr % 26; 32];
+    id[31] = b'A' + nr / 26;
+    PvUuid::from_compact(&id).unwrap()
 }
 
 /// Writes a text to both metadata areas.
@@ -295,9 +309,10 @@ pub struct Group<'a> {
 
 impl Group<'_> {
     pub fn text(&self) -> String {
+        let pe_start = if self.pvs.len() > 100 { BIG_PE_START } else { PE_START };
         let pv = |(nr, extents): &(u8, u64)| {
             format!(
-                "pv{nr} {{ id = \"{}\" status = [\"ALLOCATABLE\"] pe_start = {PE_START} pe_count = {extents} }}\n",
+                "pv{nr} {{ id = \"{}\" status = [\"ALLOCATABLE\"] pe_start = {pe_start} pe_count = {extents} }}\n",
                 pv_id(*nr)
             )
         };
