@@ -160,7 +160,7 @@ impl Record for Unrecorded {
     fn superblock(&self, _site: usize, _state: &ArrayState) -> Vec<u8> {
         Vec::new()
     }
-    fn events(&self) -> u64 {
+    fn events(&self, _: usize) -> u64 {
         0
     }
     fn has_clean_flag(&self) -> bool {

@@ -143,6 +143,8 @@ pub(super) struct Books {
     pub(super) clean: bool,
     /// Superblocks have been written since the array was opened.
     pub(super) opened: bool,
+    /// Members were found with different events, and still have them.
+    pub(super) uneven: bool,
     /// By role.
     pub(super) corrected: Vec<u32>,
     /// By site: superblocks of spares that could not be written, and are let alone since.
@@ -163,9 +165,11 @@ impl Array {
         let members: Box<[_]> = members.into_iter().map(|member| member.map(Member::new)).collect();
         let mut limits = limits(&geometry, &members);
         limits.read_only |= geometry.copies() > 1 && record.is_none();
-        let events = record.as_ref().map_or(0, |record| record.events());
+        let found = found_events(record.as_deref());
+        let events = found.iter().copied().max().unwrap_or(0);
         let books = Books {
             events,
+            uneven: found.iter().any(|other| *other != events),
             clean: true,
             corrected: vec![0; members.len()],
             dead_sites: vec![false; record.as_ref().map_or(0, |record| record.sites().len())],
@@ -561,6 +565,13 @@ impl Layer for Array {
         }
         below
     }
+}
+
+/// The events of the members as they were found.
+fn found_events(record: Option<&dyn Record>) -> Vec<u64> {
+    let Some(record) = record else { return Vec::new() };
+    let sites = record.sites().iter().enumerate().filter(|(_, site)| site.role.is_some());
+    sites.map(|(at, _)| record.events(at)).collect()
 }
 
 /// Stacked limits, with the hints that the kernel's md gives: a chunk is the least that is worth while, a row of all data

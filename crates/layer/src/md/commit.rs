@@ -7,6 +7,9 @@
 //! One write of the bitmap serves all writes that wait: their bits are wanted from the moment when they were resolved, and
 //! whoever has the turn takes all of them; the others find that nothing is left to do.
 //!
+//! A crash while superblocks are written leaves some members one event behind. That is fresh enough for Linux, and for us; two
+//! would not be. So where members were found uneven, they are made even before the first new event.
+//!
 //! A member that refuses its bitmap or superblock has failed. That is written to the others, and so on, until all that are
 //! left have it; the last one that has some data is never given up: then the array takes no writes, and the client hears of it.
 
@@ -62,10 +65,11 @@ impl Array {
     /// pass which needs the new state.
     pub(super) async fn record_state(&self, cx: &TaskContext) -> Result<(), Errno> {
         loop {
-            let events = {
+            let (events, was_uneven) = {
                 let mut books = self.books();
-                books.events += 1;
-                books.events
+                let uneven = std::mem::take(&mut books.uneven);
+                books.events += u64::from(!uneven);
+                (books.events, uneven)
             };
             if let Some(intent) = &self.intent {
                 let mut disk = intent.disk();
@@ -74,7 +78,7 @@ impl Array {
             }
             let mut refusals = self.write_intent(cx).await;
             refusals.extend(self.write_superblocks(cx).await);
-            if refusals.is_empty() {
+            if refusals.is_empty() && !was_uneven {
                 return Ok(());
             }
             self.give_up(&refusals)?;

@@ -29,19 +29,17 @@ pub struct DmRaidLeg {
 pub struct DmRaidRecord {
     sites: Vec<Site>,
     found: Vec<Superblock>,
-    events: u64,
 }
 
 impl DmRaidRecord {
     /// The record of an array with these legs; `has_bitmap`: with a bitmap behind each superblock.
     pub fn new(legs: Vec<DmRaidLeg>, has_bitmap: bool) -> DmRaidRecord {
-        let events = legs.iter().map(|leg| leg.superblock.events).max().unwrap_or(0);
         let bitmap = has_bitmap.then_some(Sector(BITMAP_OFFSET / SECTOR_BYTES));
         let split = legs.into_iter().map(|DmRaidLeg { role, name, layer, superblock }| {
             (Site { role: Some(role), name, layer, superblock: Sector(0), bitmap }, superblock)
         });
         let (sites, found) = split.unzip();
-        DmRaidRecord { sites, found, events }
+        DmRaidRecord { sites, found }
     }
 }
 
@@ -60,8 +58,8 @@ impl Record for DmRaidRecord {
         superblock.encode().into()
     }
 
-    fn events(&self) -> u64 {
-        self.events
+    fn events(&self, site: usize) -> u64 {
+        self.found[site].events
     }
 
     fn has_clean_flag(&self) -> bool {

@@ -33,7 +33,6 @@ pub struct MdRecord {
     found: Vec<Superblock>,
     /// By slot, of the freshest superblock.
     roles: Vec<Role>,
-    events: u64,
     opened: Time,
 }
 
@@ -84,7 +83,7 @@ impl MdRecord {
             devices.into_iter().filter(|it| !it.superblock.features.has(Features::REPLACEMENT)).collect();
         let freshest = devices.iter().map(|it| &it.superblock).max_by_key(|it| it.events);
         let freshest = freshest.ok_or(MdRecordError::None)?;
-        let (roles, events) = (freshest.roles.clone(), freshest.events);
+        let roles = freshest.roles.clone();
         let last = devices.iter().map(|it| it.superblock.dev_number).max().unwrap_or(0);
         for device in &devices {
             check(device, bitmap)?;
@@ -94,7 +93,7 @@ impl MdRecord {
             }
         }
         let (sites, found) = devices.into_iter().map(|device| site(device, bitmap.is_some())).unzip();
-        Ok(MdRecord { sites, found, roles, events, opened })
+        Ok(MdRecord { sites, found, roles, opened })
     }
 
     /// The device of slot `slot`, if it takes part.
@@ -158,8 +157,8 @@ impl Record for MdRecord {
         bytes
     }
 
-    fn events(&self) -> u64 {
-        self.events
+    fn events(&self, site: usize) -> u64 {
+        self.found[site].events
     }
 
     fn has_clean_flag(&self) -> bool {

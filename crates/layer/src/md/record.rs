@@ -46,8 +46,8 @@ pub trait Record: Send + Sync + Debug {
     fn sites(&self) -> &[Site];
     /// The superblock of the `site`-th of them: whole sectors.
     fn superblock(&self, site: usize, state: &ArrayState) -> Vec<u8>;
-    /// The array's events as they were found.
-    fn events(&self) -> u64;
+    /// The events of the `site`-th of them as they were found.
+    fn events(&self, site: usize) -> u64;
     /// Whether superblocks tell [`ArrayState::clean`]. Where they do not, the bitmap alone says what may differ.
     fn has_clean_flag(&self) -> bool;
 }

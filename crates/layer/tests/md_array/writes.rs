@@ -300,3 +300,33 @@ fn a_resync_position_that_was_found_is_given_back() {
     assert_eq!(found.freshest.resync_offset, 0);
     assert!(found.may_differ(64) && !found.may_differ(200));
 }
+
+#[test]
+fn members_found_one_event_apart_are_never_two_apart() {
+    let mut rig = Rig::new(Make::raid10("n2", 4));
+    rig.write(0, 8, 1).unwrap();
+    let (world, make) = rig.close();
+    let mut behind = crate::rig::examine(&world, 2, make.device_sectors()).superblock;
+    behind.events -= 1;
+    let mut requests = 0;
+    let mut spread = |cut: u64| -> u64 {
+        let world = world.power_cut();
+        world.preload(FileId(2), crate::rig::SUPERBLOCK, &behind.encode());
+        world.cut_at_event(cut);
+        let served = crate::rig::Served::assemble(&world, &make, &[], true);
+        let mut rig = Rig::serving(world.clone(), make.clone(), served);
+        let bio = rig.write_bio(0, 8, 2, Flags::NONE);
+        rig.submit(bio);
+        let _ = rig.finish();
+        requests = world.events();
+        let after = world.power_cut();
+        let events = (0..4).map(|device| crate::rig::examine(&after, device, make.device_sectors()).superblock.events);
+        let events: Vec<_> = events.collect();
+        events.iter().max().unwrap() - events.iter().min().unwrap()
+    };
+    assert_eq!(spread(0), 0);
+    for cut in 1..100 {
+        assert!(spread(cut) <= 1, "cut at {cut}");
+    }
+    assert!(requests > 8);
+}
