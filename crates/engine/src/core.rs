@@ -129,7 +129,7 @@ pub(crate) struct Core {
     /// What leaves refused, of bios that are not finished.
     failures: Vec<LeafFailure>,
     pub(crate) attendance: Attendance,
-    /// A write or flush has failed for good on a leaf that has lost writes: the worker must not end as if all were well.
+    /// A client's write or flush has failed for good on a leaf that has lost writes: the worker must not end as if all were well.
     lost: bool,
     /// Leaves whose queues wait for their turn to flush.
     flush_turns: Vec<LeafId>,
@@ -524,7 +524,6 @@ impl Core {
             if !is_leaf {
                 self.counters.add(state.node, Counter::Errors, 1);
             }
-            self.lost |= state.op != Op::Read && self.queues.iter().any(LeafQueue::has_failed);
             log::debug!("{:?} at sector {} failed: {errno}", state.op, state.span.sector);
         }
         if self.tracer.on() && !is_leaf {
@@ -543,7 +542,13 @@ impl Core {
     #[inline]
     fn give_back(&mut self, owner: Owner, op: Op, result: Result<(), Errno>, data: Segments) {
         match owner {
-            Owner::Port { port, cookie } => self.finished.push((port, Done { cookie, op, result, data })),
+            Owner::Port { port, cookie } => {
+                // What fails for a task is for the task to deal with: an array can do without one of its members.
+                if result.is_err() {
+                    self.lost |= op != Op::Read && self.queues.iter().any(LeafQueue::has_failed);
+                }
+                self.finished.push((port, Done { cookie, op, result, data }));
+            }
             Owner::Task(reply) => reply.answer(result, data),
         }
     }
