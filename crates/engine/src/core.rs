@@ -544,7 +544,7 @@ impl Core {
         match owner {
             Owner::Port { port, cookie } => {
                 // What fails for a task is for the task to deal with: an array can do without one of its members.
-                if result.is_err() {
+                if result == Err(Errno::EIO) {
                     self.lost |= op != Op::Read && self.queues.iter().any(LeafQueue::has_failed);
                 }
                 self.finished.push((port, Done { cookie, op, result, data }));
