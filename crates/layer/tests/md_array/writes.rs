@@ -320,7 +320,8 @@ fn members_found_one_event_apart_are_never_two_apart() {
         let _ = rig.finish();
         requests = world.events();
         let after = world.power_cut();
-        let events = (0..4).map(|device| crate::rig::examine(&after, device, make.device_sectors()).superblock.events);
+        let events =
+            (0..4).map(|device| crate::rig::examine(&after, device, make.device_sectors()).superblock.events);
         let events: Vec<_> = events.collect();
         events.iter().max().unwrap() - events.iter().min().unwrap()
     };
