@@ -45,43 +45,60 @@ md_stop() { md_wait "$1"; mdadm --stop "$1" >&2; }
 # All volume groups, as a machine does when it boots.
 lvm_up() { vgchange -ay "$@" >&2; }
 
-# Takes down all that stands on the disks: mounts, volume groups, bare dm devices, arrays; in turns, as they may stand on each other.
+# Starting a program takes an emulated processor a while, so what follows, which every scenario runs, makes do with bash's own.
+there() { compgen -G "$1" >/dev/null; }
+something_up() { there '/sys/block/dm-*' || there '/sys/block/md*/md'; }
+# Takes down all that stands on the disks: mounts, loop devices, volume groups, bare dm devices, arrays; in turns, as they may stand
+# on each other.
 stop_all() {
-    local device turn
+    local device at rest turn mounts=()
     sync
-    for device in $(awk '$1 ~ "^/dev/" && $2 != "/" {print $2}' /proc/mounts | tac); do umount "$device"; done
-    losetup -D
+    while read -r device at rest; do
+        case $device in /dev/vda) ;; /dev/*) mounts=("$at" "${mounts[@]}") ;; esac
+    done </proc/mounts
+    for at in "${mounts[@]}"; do umount "$at"; done
+    ! there '/sys/block/loop*/loop/backing_file' || losetup -D
     for turn in 1 2 3; do
-        [ ! -e /dev/mapper/control ] || vgchange -an >/dev/null 2>&1 || true
-        [ ! -e /dev/mapper/control ] || dmsetup remove_all >/dev/null 2>&1 || true
+        something_up || return 0
+        ! there '/sys/block/dm-*' || { vgchange -an; dmsetup remove_all; } >/dev/null 2>&1 || true
         for device in /sys/block/md*; do
             [ ! -d "$device/md" ] || mdadm --stop "/dev/${device##*/}" >/dev/null 2>&1 || true
         done
     done
-    sync
-    ! ls -d /sys/block/md*/md /sys/block/dm-* 2>/dev/null || { dmsetup ls; cat /proc/mdstat; return 1; } >&2
+    ! something_up || { dmsetup ls; cat /proc/mdstat; return 1; } >&2
 }
 
-disk_there() { ls -d "/sys/bus/scsi/devices/0:0:$1:0/block/"*/ >/dev/null; }
-disk_gone() { [ ! -e "/sys/block/$1" ]; }
+# Sets `device` to the name of the disk at a SCSI target.
+device_at() {
+    local found=("/sys/bus/scsi/devices/0:0:$1:0/block/"*)
+    device=${found[0]##*/}
+}
+disk_there() { there "/sys/bus/scsi/devices/0:0:$1:0/block/*"; }
+disk_gone() { ! disk_there "$1"; }
 # disks_in TARGET:NAME...: until each is there and its partitions are read.
 disks_in() {
-    local disk device
+    local disk device devices=()
     for disk; do
         wait_for disk_there "${disk%%:*}"
-        device=$(basename "/sys/bus/scsi/devices/0:0:${disk%%:*}:0/block/"*)
-        blockdev --rereadpt "/dev/$device"
+        device_at "${disk%%:*}"
+        devices+=("/dev/$device")
         ln -s "/dev/$device" "/d/${disk#*:}"
     done
+    [ $# = 0 ] || blockdev --rereadpt "${devices[@]}"
 }
-# disks_out NAME...: written out, and forgotten by the kernel.
+# disks_out TARGET:NAME...: written out, and forgotten by the kernel, all at a time as that takes a while. A script may have taken
+# one out itself.
 disks_out() {
-    local disk device
+    local disk device devices=()
     for disk; do
-        device=$(basename "$(readlink "/d/$disk")")
-        # A script may have taken it out itself.
-        disk_gone "$device" || { blockdev --flushbufs "/dev/$device"; echo 1 >"/sys/block/$device/device/delete"; }
-        wait_for disk_gone "$device"
-        rm "/d/$disk"
+        if disk_there "${disk%%:*}"; then
+            device_at "${disk%%:*}"
+            devices+=("/dev/$device")
+        fi
     done
+    [ ${#devices[@]} = 0 ] || blockdev --flushbufs "${devices[@]}"
+    for device in "${devices[@]}"; do echo 1 >"/sys/block/${device##*/}/device/delete" & done
+    wait
+    for disk; do wait_for disk_gone "${disk%%:*}"; done
+    rm -rf /d/*
 }

@@ -48,7 +48,7 @@ pub enum GuestError {
         found: String,
     },
     /// The kernel did not get as far as running scripts.
-    #[error("the guest did not boot within {} s; its console ends:\n{console}", after.as_secs())]
+    #[error("the guest did not boot within {} s\n-- end of its console\n{console}", after.as_secs())]
     NoBoot {
         /// How long it had.
         after: Duration,
@@ -56,7 +56,7 @@ pub enum GuestError {
         console: String,
     },
     /// QEMU ended: the kernel panicked, was switched off, or QEMU could not start.
-    #[error("the guest is gone while {during}; its console ends:\n{console}")]
+    #[error("the guest is gone while {during}\n-- end of its console\n{console}")]
     Gone {
         /// What was going on.
         during: String,
@@ -64,7 +64,7 @@ pub enum GuestError {
         console: String,
     },
     /// The guest runs and does not answer.
-    #[error("the guest hangs: no answer {} s after its script should have ended; it was killed. Its console ends:\n{console}", after.as_secs())]
+    #[error("the guest hangs: no answer {} s after its script should have ended; it was killed\n-- end of its console\n{console}", after.as_secs())]
     Hung {
         /// How long it was waited for.
         after: Duration,

@@ -120,8 +120,10 @@ enum Ending {
 
 impl Machine {
     fn boot() -> Result<Machine, GuestError> {
-        let files = Cache::open()?.boot_files()?;
-        let (qemu, lines) = Qemu::start(&files)?;
+        // Until QEMU has opened the files, nobody may replace them.
+        let cache = Cache::open()?;
+        let (qemu, lines) = Qemu::start(&cache.boot_files()?)?;
+        drop(cache);
         let control = Qmp::new(lines.control)?;
         let agent = Port::new(lines.agent).map_err(GuestError::file("cannot set up", "the agent's line"))?;
         let mut machine = Machine { qemu, control, agent, release: String::new(), targets: Vec::new() };
@@ -241,8 +243,7 @@ impl Machine {
 
     /// Stops what uses the disks, and takes them out.
     fn clean_up(&mut self, scenario: &Scenario<'_>) -> Result<(), GuestError> {
-        let names: Vec<&str> = scenario.disks.iter().map(|(name, _)| name.as_str()).collect();
-        let text = format!("{LIBRARY}\nstop_all\ndisks_out {}\n", names.join(" "));
+        let text = format!("{LIBRARY}\nstop_all\ndisks_out {}\n", disk_arguments(scenario));
         let (ending, output) = self.execute(&text, CLEANUP_TIMEOUT, false)?;
         if output.exit != 0 || !matches!(ending, Ending::Exit) {
             return Err(GuestError::Held { output: Box::new(output) });
@@ -252,6 +253,13 @@ impl Machine {
         }
         Ok(())
     }
+}
+
+/// `TARGET:NAME` of each disk.
+fn disk_arguments(scenario: &Scenario<'_>) -> String {
+    let disks =
+        (0..).zip(&scenario.disks).map(|(target, (name, _)): (u32, _)| quoted(&format!("{target}:{name}")));
+    disks.collect::<Vec<_>>().join(" ")
 }
 
 /// What has been heard of a script so far.

@@ -20,8 +20,8 @@ use crate::programs::{command, not_started, tail};
 /// Processors and memory (MiB) of a guest.
 const PROCESSORS: &str = "2";
 const MEMORY: &str = "1024";
-/// So much of the console is shown with an error.
-const CONSOLE_LINES: usize = 40;
+/// So much of the console is shown with an error: the kernel's last words, with the registers and calls of a panic.
+const CONSOLE_LINES: usize = 100;
 
 /// A running QEMU; killed when dropped.
 #[derive(Debug)]
