@@ -9,6 +9,7 @@ use blockwork_memory::{Buffer, Segment, Segments, slice_segments};
 
 use super::{LeafQueue, Part, Plugged, QueueContext, Stage, trace};
 use crate::bio::{Errno, Flags, Op};
+use crate::core::LeafFailure;
 use crate::counters::Counter;
 use crate::event::{Action, Payload, Reason};
 use crate::layer::Span;
@@ -45,7 +46,8 @@ impl LeafQueue {
             },
             Op::WriteZeroes if self.limits.max_write_zeroes == Sectors::ZERO => {
                 if span.flags.has(Flags::FAST_ONLY) {
-                    cx.completed.push((bio, Err(Errno::EOPNOTSUPP)));
+                    let (op, sector, nr, errno) = (span.op, span.sector, span.nr, Errno::EOPNOTSUPP);
+                    cx.fail(LeafFailure { bio, leaf: self.id, op, sector, nr, errno });
                     return None;
                 }
                 cx.counters.add(self.node, Counter::ZeroesWritten, 1);

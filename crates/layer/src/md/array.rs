@@ -125,6 +125,10 @@ pub struct Array {
     irregular: AtomicBool,
     /// Mirrors may differ at and beyond this sector of the array; `u64::MAX`: nowhere. With a bitmap, only where it keeps a bit.
     differ_from: AtomicU64,
+    /// A member has refused a write-zeroes that its limits allow: none that must be fast is tried any more.
+    pub(super) no_fast_zeroes: AtomicBool,
+    /// Discards and write-zeroes that follow each other.
+    run: Mutex<ZeroRun>,
     /// There were writes since the upkeep last looked.
     pub(super) busy: AtomicBool,
     pub(super) mending: Mending,
@@ -151,6 +155,28 @@ pub(super) struct Books {
     pub(super) dead_sites: Vec<bool>,
     /// A task looks after the bitmap and the clean state.
     pub(super) upkeep: bool,
+}
+
+/// Discards and write-zeroes that follow each other, as far as they had to wait for bits.
+#[derive(Debug, Default)]
+struct ZeroRun {
+    /// Where the bits end that were asked for, and how many sectors they cover.
+    end: Sector,
+    len: Sectors,
+}
+
+/// Bits are set ahead for at most this share of the array: what a crash makes a resync copy in vain.
+const AHEAD_SHARE: u64 = 16;
+
+impl ZeroRun {
+    /// How much to ask for behind `span`.
+    fn ahead(&mut self, span: Span, most: Sectors) -> Sectors {
+        let follows = span.sector <= self.end && self.end < span.end();
+        let ahead = if follows { self.len.min(most) } else { Sectors::ZERO };
+        let before = if follows { self.len } else { Sectors::ZERO };
+        *self = ZeroRun { end: span.end() + ahead, len: before + span.nr + ahead };
+        ahead
+    }
 }
 
 impl Array {
@@ -188,6 +214,8 @@ impl Array {
                 gate: Gate::default(),
                 irregular: AtomicBool::new(false),
                 differ_from: AtomicU64::new(resync_from.map_or(u64::MAX, |from| from.0)),
+                no_fast_zeroes: AtomicBool::new(false),
+                run: Mutex::default(),
                 busy: AtomicBool::new(false),
                 mending: Mending::default(),
                 failed: Mutex::default(),
@@ -444,12 +472,13 @@ impl Array {
         self.confirm(span, left_out)
     }
 
-    /// Whether a discard or write-zeroes is for all members. What only some of them did would make mirrors differ: so a
-    /// write-zeroes that may fail for want of a fast way is refused, and tried again as one that may not.
+    /// Whether a discard or write-zeroes is for all members. What only some of them did would make mirrors differ.
     fn takes(&self, span: Span) -> bool {
+        let limits = &self.shape.limits;
         match span.op {
-            Op::Discard => self.shape.limits.discards(),
-            _ => self.geometry.copies() == 1 || !span.flags.has(Flags::FAST_ONLY),
+            Op::Discard => limits.discards(),
+            _ if !span.flags.has(Flags::FAST_ONLY) => true,
+            _ => limits.max_write_zeroes > Sectors::ZERO && !self.no_fast_zeroes.load(Ordering::Relaxed),
         }
     }
 
@@ -475,14 +504,13 @@ impl Array {
             return Ok(());
         }
         if !self.gate.pass() {
-            if let Some(intent) = &self.intent {
-                intent.want(span.sector, span.nr);
-            }
+            self.want(span);
             return Err(self.defer(span, Reason::Activate));
         }
         if let Some(intent) = &self.intent
             && !intent.admit(span.sector, span.nr)
         {
+            self.want(span);
             return Err(self.defer(span, Reason::WriteIntent));
         }
         if self.mending.meets(span.sector, span.nr) {
@@ -492,6 +520,20 @@ impl Array {
             self.busy.store(true, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// A write waits for its bits. Of discards and write-zeroes that follow each other (mkfs goes over the whole disk, 2 GiB at
+    /// a time) each would wait for a write of the bitmap: so as many bits again are set ahead as the run has had so far.
+    #[cold]
+    fn want(&self, span: Span) {
+        let Some(intent) = &self.intent else { return };
+        let mut nr = span.nr;
+        if !span.op.has_data() {
+            let most = Sectors(self.shape.sectors.0 / AHEAD_SHARE);
+            let ahead = self.run.lock().unwrap_or_else(PoisonError::into_inner).ahead(span, most);
+            nr = Sectors((nr + ahead).0.min(self.shape.sectors.0 - span.sector.0));
+        }
+        intent.want(span.sector, nr);
     }
 
     /// Whether a write that left out a member may go (invariant 2). The gate was closed before the member was marked, and is

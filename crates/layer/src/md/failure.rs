@@ -6,6 +6,7 @@
 //! | a write, discard or write-zeroes | the member has failed: it is left out, the others record it, then the bio runs again |
 //! | a flush, also one behind a FUA | likewise: nobody knows what it has lost |
 //! | a write without room or memory (ENOSPC of a sparse file, ENOMEM) | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
+//! | a write-zeroes that has to be fast, and is not on this member | likewise; none is tried any more |
 //! | a discard that a member turns out not to support | the client hears of it; what was to be discarded has no defined content |
 //! | anything, on the last member that has some data | the client hears of it |
 //!
@@ -15,6 +16,7 @@
 //! by then, and whoever has the turn looks at it first.
 
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 
 use blockwork_engine::{Cure, Errno, Failure, Op, Reason, Sector, Sectors, Span, TaskContext};
 
@@ -59,7 +61,11 @@ impl Array {
         if discard || self.record.is_none() {
             return Cure::None;
         }
-        if failure.op != Op::Flush && lacks_room(failure.errno) {
+        let unsupported = failure.op == Op::WriteZeroes && failure.errno == Errno::EOPNOTSUPP;
+        if unsupported {
+            self.no_fast_zeroes.store(true, Ordering::Relaxed);
+        }
+        if unsupported || (failure.op != Op::Flush && lacks_room(failure.errno)) {
             self.note_differences(role, failure.span);
             return Cure::None;
         }

@@ -110,17 +110,15 @@ impl Intent {
         (sector.0 >> self.chunk_shift, (sector.0 + nr.0 - 1) >> self.chunk_shift)
     }
 
-    /// Whether a write may go to the range; if not, its bits are wanted from now on.
+    /// Whether a write may go to the range, which counts as touched then.
     #[inline]
     pub(super) fn admit(&self, sector: Sector, nr: Sectors) -> bool {
         let (first, last) = self.chunks(sector, nr);
-        if !self.ready.all(first, last) {
-            self.wanted.set(first, last);
-            self.any_wanted.store(true, Ordering::Release);
-            return false;
+        let ready = self.ready.all(first, last);
+        if ready {
+            self.touched.set(first, last);
         }
-        self.touched.set(first, last);
-        true
+        ready
     }
 
     /// Says that a write to the range waits.

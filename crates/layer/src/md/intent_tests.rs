@@ -45,9 +45,12 @@ fn a_write_waits_for_its_bits_and_only_their_pieces_are_written() {
     assert_eq!(write(&intent), [(0, 4 * 4096 - 4096 + 512)], "whole at first, in one go");
     let (sector, nr) = at(40_000);
     assert!(!intent.admit(sector, nr));
+    intent.want(sector, nr);
     assert_eq!(write(&intent), [(8, 4096)]);
     assert!(intent.admit(sector, nr));
-    assert!(!intent.admit(Sector(sector.0 - 1), Sectors(2)), "the chunk before is not ready");
+    let both = (Sector(sector.0 - 1), Sectors(2));
+    assert!(!intent.admit(both.0, both.1), "the chunk before is not ready");
+    intent.want(both.0, both.1);
     assert_eq!(write(&intent), [(8, 4096)]);
     assert!(write(&intent).is_empty());
     assert_eq!(intent.dirty_chunks(), (2, 2));
@@ -66,6 +69,7 @@ fn bits_are_cleared_only_after_a_time_without_writes_and_not_if_wanted_again() {
     assert_eq!(idle, [(1, 1 << 36), (3, 1 << 8)]);
     assert!(intent.is_ready(at(1).0, at(1).1));
     assert!(!intent.admit(at(100).0, at(100).1), "withdrawn, and wanted again");
+    intent.want(at(100).0, at(100).1);
     intent.clear(&idle);
     assert_eq!(intent.dirty_chunks(), (2, 2), "200 is clear");
     assert!(intent.is_ready(at(100).0, at(100).1) && !intent.is_ready(at(200).0, at(200).1));
