@@ -452,6 +452,10 @@ impl Array {
             cx.error(span, Errno::EOPNOTSUPP);
             return Ok(());
         }
+        let Some(span) = self.done_alike(span) else {
+            cx.zero(span);
+            return Ok(());
+        };
         self.admit(span)?;
         let mut ranges = 0;
         self.geometry.ranges(span.sector, span.nr, &mut |_, _| ranges += 1);
@@ -480,6 +484,20 @@ impl Array {
             _ if !span.flags.has(Flags::FAST_ONLY) => true,
             _ => limits.max_write_zeroes > Sectors::ZERO && !self.no_fast_zeroes.load(Ordering::Relaxed),
         }
+    }
+
+    /// The part of a discard or write-zeroes that all members do, if there is one. Each leaves out of a discard what is not a
+    /// whole granule of its own; so that mirrors do not differ, what is not one of the coarsest is left out of all. (That
+    /// takes members whose data starts at a granule, and chunks of whole ones. Otherwise they may differ in what was discarded,
+    /// as under Linux.)
+    fn done_alike(&self, span: Span) -> Option<Span> {
+        if span.op != Op::Discard || self.geometry.copies() == 1 {
+            return Some(span);
+        }
+        let granule = (u64::from(self.shape.limits.discard_granularity) / SECTOR).max(1);
+        let start = span.sector.0.next_multiple_of(granule);
+        let end = span.end().0 / granule * granule;
+        (start < end).then(|| span.piece(Sectors(start - span.sector.0), Sectors(end - start)))
     }
 
     fn flush(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
