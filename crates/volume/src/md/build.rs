@@ -9,7 +9,7 @@ use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
 use blockwork_layer::md::{self, ArrayConfig, IntentConfig, MdRecord, MdSite, MemberConfig, Record};
 
 use super::choose::Choice;
-use super::{Array, Member, MemberState, intent, layout};
+use super::{Array, Bitmap, Member, MemberState, intent, layout};
 use crate::assembly::Assembly;
 use crate::graph::{ArrayId, Content, DeviceId, DeviceKind, NewDevice, Stack};
 use crate::lvm::stack::Built;
@@ -21,6 +21,7 @@ struct Assembled {
     sectors: Sectors,
     /// Why it must not be written.
     read_only: Option<String>,
+    bitmap: Option<Bitmap>,
 }
 
 impl Assembly {
@@ -46,6 +47,7 @@ impl Assembly {
             sectors: Sectors(size_without_members(&truth)),
             stack: Stack::Refused(why),
             read_only: None,
+            bitmap: None,
         });
         let array = ArrayId(self.graph.arrays.len());
         let is_ready = matches!(assembled.stack, Stack::Ready(_));
@@ -59,7 +61,8 @@ impl Assembly {
             read_only: assembled.read_only,
         });
         self.graph.add_alias(format!("md/{}", truth.uuid()), device);
-        self.graph.arrays.push(Array { name, device, truth, members, warnings });
+        let bitmap = assembled.bitmap;
+        self.graph.arrays.push(Array { name, device, truth, members, bitmap, warnings });
         if is_ready {
             self.unprobed.push(device);
         }
@@ -138,7 +141,7 @@ impl Building<'_> {
         }
         self.tell_state(&configs);
         let node = self.assembly.graph.nodes.add(self.name, NodeKind::Md, MAJOR_MD);
-        let sectors = geometry.sectors();
+        let (sectors, bitmap) = (geometry.sectors(), intent.as_ref().map(Bitmap::of));
         let config = ArrayConfig {
             name: self.name.to_owned(),
             geometry,
@@ -149,7 +152,7 @@ impl Building<'_> {
         };
         let array = md::Array::new(node.map_err(|error| error.to_string())?, config);
         let stack = Stack::Ready(array.map_err(|error| error.to_string())?);
-        Ok(Assembled { stack, sectors, read_only })
+        Ok(Assembled { stack, sectors, read_only, bitmap })
     }
 
     fn superblock(&self, device: DeviceId) -> &Superblock {

@@ -16,6 +16,7 @@ mod layout;
 use std::fmt;
 
 use blockwork_format::md::{Role, Superblock};
+use blockwork_layer::md::IntentConfig;
 
 use crate::graph::DeviceId;
 
@@ -30,6 +31,8 @@ pub struct Array {
     pub truth: Box<Superblock>,
     /// All devices with a superblock of this array.
     pub members: Vec<Member>,
+    /// Its write-intent bitmap, where it has one and is assembled.
+    pub bitmap: Option<Bitmap>,
     /// What people should know.
     pub warnings: Vec<String>,
 }
@@ -40,6 +43,27 @@ impl Array {
         let places = u16::try_from(self.truth.raid_disks()).unwrap_or(u16::MAX);
         let filled = |place: &u16| self.members.iter().any(|member| member.place() == Some(*place));
         (0..places).filter(|place| !filled(place)).collect()
+    }
+}
+
+/// What the copies of a write-intent bitmap say together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bitmap {
+    /// What a bit covers, bytes.
+    pub chunk_bytes: u32,
+    /// How many chunks there are.
+    pub chunks: u64,
+    /// How many of them may differ between members.
+    pub dirty_chunks: u64,
+}
+
+impl Bitmap {
+    fn of(intent: &IntentConfig) -> Bitmap {
+        Bitmap {
+            chunk_bytes: intent.superblock.chunk_bytes,
+            chunks: intent.bits.chunks(),
+            dirty_chunks: intent.bits.dirty_chunks(),
+        }
     }
 }
 
