@@ -18,7 +18,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Queue settings by their sysfs names, for every leaf; the disk's own come after and win.
     pub settings: Vec<(String, String)>,
-    /// Take no lock, whatever the disk's own options say: for looking at disks that somebody else serves.
+    /// Take no lock, whatever the disk's own options say: for looking at disks that somebody else serves. With `read_only`
+    /// the limits are those that the disk would have for who writes to it.
     pub unlocked: bool,
 }
 
@@ -34,8 +35,9 @@ pub struct Opened {
 pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
     let spec = Spec::parse(spec)?;
     let read_only = options.read_only || spec.read_only;
+    let looks = options.read_only && options.unlocked;
     let tune = |limits: &mut Limits| {
-        limits.read_only |= read_only;
+        limits.read_only |= if looks { spec.read_only } else { read_only };
         apply(limits, &spec.name, options.settings.iter().chain(&spec.settings))
     };
     match &spec.kind {
@@ -50,7 +52,8 @@ pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
             Ok(Opened { source: Arc::new(source), warnings: Vec::new() })
         }
         Kind::File(path) => {
-            let file = FileOptions { read_only, direct: spec.direct, lock: spec.lock && !options.unlocked };
+            let lock = spec.lock && !options.unlocked;
+            let file = FileOptions { read_only, direct: spec.direct, lock, looks };
             let mut source = FileSource::open(Path::new(path), &file)?;
             tune(source.limits_mut())?;
             let warnings = source.warnings().to_vec();

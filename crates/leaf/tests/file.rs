@@ -11,7 +11,7 @@ use blockwork_engine::{Allocation, Errno, Flags, LeafSource, Op, Sector, Sectors
 use blockwork_leaf::{Direct, FileOptions, FileSource, OpenOptions, open};
 use lab::{Lab, LoopDevice, Mount, pattern, run};
 
-const AUTO: FileOptions = FileOptions { read_only: false, direct: Direct::Auto, lock: true };
+const AUTO: FileOptions = FileOptions { read_only: false, direct: Direct::Auto, lock: true, looks: false };
 const BUFFERED: FileOptions = FileOptions { direct: Direct::Off, ..AUTO };
 
 fn sparse(bytes: u64) -> tempfile::NamedTempFile {

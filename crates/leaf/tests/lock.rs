@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use blockwork_leaf::{Direct, FileOptions, FileSource};
 
-const WRITER: FileOptions = FileOptions { read_only: false, direct: Direct::Auto, lock: true };
+const WRITER: FileOptions = FileOptions { read_only: false, direct: Direct::Auto, lock: true, looks: false };
 const READER: FileOptions = FileOptions { read_only: true, ..WRITER };
 
 fn disk() -> tempfile::NamedTempFile {

@@ -60,11 +60,13 @@ pub struct FileOptions {
     pub direct: Direct,
     /// Whether to lock it against other processes.
     pub lock: bool,
+    /// Whether it is only looked at: its limits are then those that it would have if it could be written.
+    pub looks: bool,
 }
 
 impl Default for FileOptions {
     fn default() -> FileOptions {
-        FileOptions { read_only: false, direct: Direct::Auto, lock: true }
+        FileOptions { read_only: false, direct: Direct::Auto, lock: true, looks: false }
     }
 }
 
@@ -120,7 +122,7 @@ impl FileSource {
         let locked = options.lock && lock::take(&opened.file, &name, options.read_only, &mut warnings)?;
         let queue = queue::of(&stat, is_device, &opened.file);
         let mut limits = queue::limits(&queue, is_device, &opened);
-        limits.read_only = options.read_only;
+        limits.read_only = if options.looks { queue.read_only } else { options.read_only };
         let mut zero_range = false;
         if queue.read_only && !options.read_only {
             return Err(LeafError::unfit(
@@ -129,7 +131,9 @@ impl FileSource {
                 "open it with ',ro', or make it writable (blockdev --setrw)",
             ));
         }
-        if !options.read_only && !is_device {
+        if options.looks && !is_device {
+            probe::presume(&opened.file, &mut limits);
+        } else if !options.read_only && !is_device {
             zero_range = probe::fallocate(&opened.file, path, bytes, &mut limits, &mut warnings);
         }
         Ok(FileSource {
