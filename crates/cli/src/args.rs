@@ -17,8 +17,9 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Show what disks hold: partitions, file systems, sizes, limits. Writes nothing.
-    #[command(after_help = "Example:\n  blockwork scan disk.img\n  blockwork scan --json /dev/vdb *.img")]
+    /// Show what disks hold: partitions, md arrays, LVM2 groups and volumes, file systems, health. Writes nothing.
+    #[command(after_help = "Example:\n  blockwork scan disk.img\n  blockwork scan --json /dev/vdb *.img\n\n\
+        Each device has one line, whose NAME `serve` takes; names in brackets are parts of other volumes.")]
     Scan(ScanArgs),
     /// Serve volumes to clients until SIGTERM.
     #[command(after_help = "Examples:\n  blockwork serve --disk disk.img --nbd unix:/tmp/disk.sock\n  \
@@ -46,10 +47,13 @@ pub(crate) struct ScanArgs {
     /// Tables in dmsetup's syntax, whose disks are looked at as well.
     #[arg(long, value_name = "FILE")]
     pub(crate) table: Vec<String>,
-    /// Show the queue limits of each disk.
+    /// Show queue limits.
     #[arg(long)]
     pub(crate) limits: bool,
-    /// Print JSON: {"disks": [...], "tables": [...]}, sizes in bytes.
+    /// Show UUIDs: of what a device holds, or its own where it holds nothing that has one.
+    #[arg(long)]
+    pub(crate) uuids: bool,
+    /// Print JSON: {"disks": [...], "arrays": [...], "groups": [...], "tables": [...]}, sizes in bytes.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -30,6 +30,10 @@ pub use assembly::{Assembly, DEPTH_MAX};
 pub use error::VolumeError;
 pub use graph::{ArrayId, Content, Device, DeviceId, DeviceKind, Graph, GroupId};
 pub use plan::{LeafOption, Plan, parse_setting};
-pub use scan::{DiskReport, LimitsReport, PartitionReport, ScanReport, TableReport, scan};
+pub use scan::{
+    AreaReport, ArrayReport, BitmapReport, DeviceReport, DiskReport, GroupReport, LimitsReport, LvReport,
+    MdMemberReport, MemberReport, PartitionReport, PvMemberReport, PvReport, ScanReport, SegmentReport,
+    TableReport, scan,
+};
 pub use signature::{Signature, signature};
 pub use volumes::Chosen;

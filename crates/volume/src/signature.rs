@@ -1,8 +1,8 @@
 //! What a disk or partition seems to hold, by the magic numbers at its start: for people who look, never to decide
 //! what is done with it.
 //!
-//! Sources: the superblock layouts in the kernel's `fs/*/` headers, util-linux' documentation of `blkid`, and the md and
-//! LVM2 formats.
+//! Sources: the superblock layouts in the kernel's `fs/*/` headers, util-linux' documentation of `blkid`, ECMA-119, the
+//! LUKS1 and LUKS2 specifications, and the md and LVM2 formats.
 
 use blockwork_format::Source;
 
@@ -11,70 +11,172 @@ use blockwork_format::Source;
 pub struct Signature {
     /// As `blkid` names it: `xfs`, `ext4`, `LVM2_member`, `linux_raid_member` ...
     pub kind: &'static str,
-    /// Its UUID, where it has one at a known place.
+    /// Its UUID, or what it has instead of one (a serial number, a date), where that lies at a known place.
     pub uuid: Option<String>,
+    /// Its label as it is on the disk, where it has one at a known place: `escape` it before printing.
+    pub label: Option<String>,
 }
 
-/// A magic number: where, what, whose; and where that keeps its UUID.
+/// A magic number: where, what, whose; and where that keeps its UUID and its label.
 struct Magic {
     offset: u64,
     bytes: &'static [u8],
     kind: &'static str,
-    uuid: Option<u64>,
+    id: Id,
+    label: Label,
 }
 
-const fn magic(offset: u64, bytes: &'static [u8], kind: &'static str, uuid: Option<u64>) -> Magic {
-    Magic { offset, bytes, kind, uuid }
+/// Where something keeps what tells it from others of its kind.
+#[derive(Clone, Copy)]
+enum Id {
+    None,
+    /// 16 bytes.
+    Uuid(u64),
+    /// A UUID as text, of at most so many bytes.
+    Text(u64, usize),
+    /// 4 bytes, little-endian, as DOS shows them: `12AB-34CD`.
+    Serial32(u64),
+    /// 8 bytes, little-endian, in capitals.
+    Serial64(u64),
+    /// A date of ISO 9660: `2026-11-21-02-41-00-00`.
+    Date(u64),
 }
 
-/// In order of trust: containers first, since what they hold may begin with a file system's old superblock.
-const MAGICS: &[Magic] = &[
-    magic(4096, b"\xfc\x4e\x2b\xa9", "linux_raid_member", Some(4096 + 16)),
-    magic(0, b"\xfc\x4e\x2b\xa9", "linux_raid_member", Some(16)),
-    magic(512, b"LABELONE", "LVM2_member", None),
-    magic(0, b"LUKS\xba\xbe", "crypto_LUKS", None),
-    magic(0, b"XFSB", "xfs", Some(32)),
-    magic(0x1_0040, b"_BHRfS_M", "btrfs", Some(0x1_0020)),
-    magic(4086, b"SWAPSPACE2", "swap", Some(1036)),
-    magic(0, b"QFI\xfb", "qcow2", None),
-    magic(0, b"hsqs", "squashfs", None),
-    magic(1024, b"\xe2\xe1\xf5\xe0", "erofs", Some(1024 + 48)),
-    magic(1024, b"\x10\x20\xf5\xf2", "f2fs", Some(1024 + 108)),
-    magic(0x8001, b"CD001", "iso9660", None),
-    magic(3, b"NTFS    ", "ntfs", None),
-    magic(82, b"FAT32   ", "vfat", None),
-    magic(54, b"FAT1", "vfat", None),
-    magic(0, b"SnAp", "DM_snapshot_cow", None),
+/// Where something keeps its name.
+#[derive(Clone, Copy)]
+enum Label {
+    None,
+    /// At most so many bytes.
+    Bytes(u64, usize),
+    /// At most so many units of UTF-16, little-endian.
+    Wide(u64, usize),
+}
+
+const fn magic(offset: u64, bytes: &'static [u8], kind: &'static str, id: Id, label: Label) -> Magic {
+    Magic { offset, bytes, kind, id, label }
+}
+
+/// Magic number of bcache and of bcachefs, behind the first bytes that both have.
+const BCACHE: &[u8] = b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81";
+const BCACHEFS: &[u8] = b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef";
+
+/// What other things are kept in: what these hold may begin with a file system's old superblock, or its new one.
+const CONTAINERS: &[Magic] = &[
+    magic(4096, b"\xfc\x4e\x2b\xa9", "linux_raid_member", Id::Uuid(4096 + 16), Label::Bytes(4096 + 32, 32)),
+    magic(0, b"\xfc\x4e\x2b\xa9", "linux_raid_member", Id::Uuid(16), Label::Bytes(32, 32)),
+    magic(512, b"LABELONE", "LVM2_member", Id::None, Label::None),
+    magic(0, b"LUKS\xba\xbe\0\x01", "crypto_LUKS", Id::Text(168, 40), Label::None),
+    magic(0, b"LUKS\xba\xbe\0\x02", "crypto_LUKS", Id::Text(168, 40), Label::Bytes(24, 48)),
+    magic(3, b"-FVE-FS-", "BitLocker", Id::None, Label::None),
+    magic(4096 + 24, BCACHE, "bcache", Id::Uuid(4096 + 40), Label::Bytes(4096 + 72, 32)),
+    magic(0, b"bluestore block device", "ceph_bluestore", Id::None, Label::None),
+    // The first pair of a vdev label's list, which begins at 16 KiB.
+    magic(16_404, b"\0\0\0\x07version\0", "zfs_member", Id::None, Label::None),
 ];
+
+const FILE_SYSTEMS: &[Magic] = &[
+    magic(0, b"XFSB", "xfs", Id::Uuid(32), Label::Bytes(108, 12)),
+    magic(0x1_0040, b"_BHRfS_M", "btrfs", Id::Uuid(0x1_0020), Label::Bytes(0x1_012b, 256)),
+    magic(4086, b"SWAPSPACE2", "swap", Id::Uuid(1036), Label::Bytes(1052, 16)),
+    magic(4086, b"S1SUSPEND", "swsuspend", Id::Uuid(1036), Label::Bytes(1052, 16)),
+    magic(4096 + 24, BCACHEFS, "bcachefs", Id::Uuid(4096 + 56), Label::Bytes(4096 + 72, 32)),
+    magic(0, b"QFI\xfb", "qcow2", Id::None, Label::None),
+    magic(0, b"hsqs", "squashfs", Id::None, Label::None),
+    magic(1024, b"\xe2\xe1\xf5\xe0", "erofs", Id::Uuid(1024 + 48), Label::Bytes(1024 + 64, 16)),
+    magic(1024, b"\x10\x20\xf5\xf2", "f2fs", Id::Uuid(1024 + 108), Label::Wide(1024 + 124, 512)),
+    magic(0x8000, b"JFS1", "jfs", Id::Uuid(0x8000 + 136), Label::Bytes(0x8000 + 152, 16)),
+    magic(0x1_0034, b"ReIsEr", "reiserfs", Id::Uuid(0x1_0000 + 84), Label::Bytes(0x1_0000 + 100, 16)),
+    magic(0x8001, b"CD001", "iso9660", Id::Date(0x8000 + 830), Label::Bytes(0x8000 + 40, 32)),
+    magic(3, b"NTFS    ", "ntfs", Id::Serial64(72), Label::None),
+    magic(3, b"EXFAT   ", "exfat", Id::Serial32(100), Label::None),
+    magic(82, b"FAT32   ", "vfat", Id::Serial32(67), Label::Bytes(71, 11)),
+    magic(54, b"FAT1", "vfat", Id::Serial32(39), Label::Bytes(43, 11)),
+    magic(32, b"NXSB", "apfs", Id::Uuid(72), Label::None),
+    magic(0, b"SnAp", "DM_snapshot_cow", Id::None, Label::None),
+];
+
+/// What FAT says where it has no label.
+const NO_NAME: &str = "NO NAME";
 
 /// Looks for a signature. `None` where none is known, or the place cannot be read.
 pub fn signature(source: &dyn Source) -> Option<Signature> {
-    if let Some(ext) = ext(source) {
-        // A PV or md member may have an ext superblock left from before; those are looked for first.
-        return container(source).or(Some(ext));
+    let of = |magics: &[Magic]| magics.iter().find(|magic| magic.is_in(source)).map(|magic| magic.of(source));
+    of(CONTAINERS).or_else(|| ext(source)).or_else(|| of(FILE_SYSTEMS))
+}
+
+impl Magic {
+    fn is_in(&self, source: &dyn Source) -> bool {
+        bytes_at(source, self.offset, self.bytes.len()).is_some_and(|bytes| bytes == self.bytes)
     }
-    MAGICS.iter().find(|magic| matches(source, magic)).map(|magic| found(source, magic))
+
+    fn of(&self, source: &dyn Source) -> Signature {
+        Signature { kind: self.kind, uuid: self.id.read(source), label: self.label.read(source) }
+    }
 }
 
-fn container(source: &dyn Source) -> Option<Signature> {
-    MAGICS[..4].iter().find(|magic| matches(source, magic)).map(|magic| found(source, magic))
+impl Id {
+    fn read(self, source: &dyn Source) -> Option<String> {
+        match self {
+            Id::None => None,
+            Id::Uuid(at) => uuid_at(source, at),
+            Id::Text(at, most) => text(&bytes_at(source, at, most)?),
+            Id::Serial32(at) => {
+                let serial = bytes_at(source, at, 4)?;
+                let [a, b, c, d] = serial[..] else { return None };
+                Some(format!("{d:02X}{c:02X}-{b:02X}{a:02X}"))
+            }
+            Id::Serial64(at) => {
+                let serial = bytes_at(source, at, 8)?;
+                Some(serial.iter().rev().map(|byte| format!("{byte:02X}")).collect())
+            }
+            Id::Date(at) => {
+                let digits = text(&bytes_at(source, at, 16)?)?;
+                let is_date = digits.len() == 16 && digits.bytes().all(|byte| byte.is_ascii_digit());
+                is_date.then(|| {
+                    let pair = |nth: usize| &digits[2 * nth..2 * nth + 2];
+                    let rest: Vec<&str> = (2..8).map(pair).collect();
+                    format!("{}-{}", &digits[..4], rest.join("-"))
+                })
+            }
+        }
+    }
 }
 
-fn matches(source: &dyn Source, magic: &Magic) -> bool {
-    let mut bytes = [0; 16];
-    let bytes = &mut bytes[..magic.bytes.len()];
-    source.read_at(magic.offset, bytes).is_ok() && bytes == magic.bytes
+impl Label {
+    fn read(self, source: &dyn Source) -> Option<String> {
+        match self {
+            Label::None => None,
+            Label::Bytes(at, most) => text(&bytes_at(source, at, most)?).filter(|label| label != NO_NAME),
+            Label::Wide(at, most) => {
+                let bytes = bytes_at(source, at, 2 * most)?;
+                let (units, _) = bytes.as_chunks::<2>();
+                let units: Vec<u16> = units
+                    .iter()
+                    .map(|unit| u16::from_le_bytes(*unit))
+                    .take_while(|unit| *unit != 0)
+                    .collect();
+                Some(String::from_utf16_lossy(&units)).filter(|label| !label.is_empty())
+            }
+        }
+    }
 }
 
-fn found(source: &dyn Source, magic: &Magic) -> Signature {
-    let uuid = magic.uuid.and_then(|offset| uuid_at(source, offset));
-    Signature { kind: magic.kind, uuid }
+fn bytes_at(source: &dyn Source, offset: u64, length: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; length];
+    source.read_at(offset, &mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// The text up to the first NUL, without the blanks that fill its place; none where nothing is left.
+fn text(bytes: &[u8]) -> Option<String> {
+    let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    let text = String::from_utf8_lossy(&bytes[..end]).trim_end().to_owned();
+    Some(text).filter(|text| !text.is_empty())
 }
 
 fn uuid_at(source: &dyn Source, offset: u64) -> Option<String> {
-    let mut bytes = [0; 16];
-    source.read_at(offset, &mut bytes).ok()?;
-    if bytes == [0; 16] {
+    let bytes = bytes_at(source, offset, 16)?;
+    if bytes.iter().all(|byte| *byte == 0) {
         return None;
     }
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -83,23 +185,26 @@ fn uuid_at(source: &dyn Source, offset: u64) -> Option<String> {
 
 /// ext2, 3 and 4 share a magic number; what they can do tells them apart.
 fn ext(source: &dyn Source) -> Option<Signature> {
-    let mut sb = [0; 0x70];
-    source.read_at(1024, &mut sb).ok()?;
+    const AT: u64 = 1024;
+    let sb = bytes_at(source, AT, 0x88)?;
     if sb[0x38..0x3a] != [0x53, 0xef] {
         return None;
     }
     let word = |at: usize| u32::from_le_bytes([sb[at], sb[at + 1], sb[at + 2], sb[at + 3]]);
     let (compat, incompat) = (word(0x5c), word(0x60));
     const HAS_JOURNAL: u32 = 4;
+    const IS_JOURNAL: u32 = 8;
     const EXTENTS_OR_64BIT_OR_FLEX_BG: u32 = 0x40 | 0x80 | 0x200;
-    let kind = if incompat & EXTENTS_OR_64BIT_OR_FLEX_BG != 0 {
+    let kind = if incompat & IS_JOURNAL != 0 {
+        "jbd"
+    } else if incompat & EXTENTS_OR_64BIT_OR_FLEX_BG != 0 {
         "ext4"
     } else if compat & HAS_JOURNAL != 0 {
         "ext3"
     } else {
         "ext2"
     };
-    Some(Signature { kind, uuid: uuid_at(source, 1024 + 0x68) })
+    Some(Signature { kind, uuid: uuid_at(source, AT + 0x68), label: text(&sb[0x78..0x88]) })
 }
 
 #[cfg(test)]

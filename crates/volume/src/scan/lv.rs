@@ -1,0 +1,350 @@
+//! What is told of a logical volume: what `lvs --all --segments` shows, as far as the metadata has it.
+
+use blockwork_format::lvm2::vg::{Area, LvIndex, RaidLevel, Segment, SegmentType};
+use serde::Serialize;
+
+use super::{DeviceReport, Reader, bytes};
+use crate::graph::{DeviceId, Graph};
+use crate::lvm::Group;
+
+/// A logical volume.
+#[derive(Clone, Debug, Serialize)]
+pub struct LvReport {
+    /// Its name in the group.
+    pub name: String,
+    /// Its UUID.
+    pub lv_uuid: String,
+    /// Whether it is a volume of the user; the others are parts of such ones.
+    pub visible: bool,
+    /// What it is made of, as `lvs -o lv_layout`: `linear`, `striped`, `raid`, `raid10`, `thin`, `pool`, `sparse` …
+    pub layout: Vec<&'static str>,
+    /// What it is to others, as `lvs -o lv_role`: `public` or `private`, then `origin`, `snapshot`, `image` …
+    pub role: Vec<&'static str>,
+    /// The volume that it is a part of, by its name in the group.
+    pub parent: Option<String>,
+    /// Its pool: of thin and cached volumes.
+    pub pool: Option<String>,
+    /// Of what it is a snapshot, or what is cached.
+    pub origin: Option<String>,
+    /// Chunk of a snapshot, pool or cache, bytes.
+    pub chunk_size: Option<u64>,
+    /// Whether it is being merged into its origin.
+    pub merging: bool,
+    /// Whether a physical volume is missing that it needs.
+    pub partial: bool,
+    /// Whether the metadata allows writing.
+    pub writable: bool,
+    /// Tags.
+    pub tags: Vec<String>,
+    /// When it was made.
+    pub creation_time: Option<i64>,
+    /// Where it was made.
+    pub creation_host: Option<String>,
+    /// Its segments, in order.
+    pub segments: Vec<SegmentReport>,
+    /// The volume as a device.
+    #[serde(flatten)]
+    pub device: DeviceReport,
+}
+
+/// A range of a logical volume.
+#[derive(Clone, Debug, Serialize)]
+pub struct SegmentReport {
+    /// First byte of the volume.
+    pub start: u64,
+    /// Bytes.
+    pub size: u64,
+    /// As `lvs -o segtype`; as the metadata has it where it is not known.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Stripe, bytes.
+    pub stripe_size: Option<u64>,
+    /// What it lies on: stripes, legs, mirrors, or the one area of a linear segment.
+    pub areas: Vec<AreaReport>,
+}
+
+/// What a segment lies on.
+#[derive(Clone, Debug, Serialize)]
+pub struct AreaReport {
+    /// The device of a physical or a logical volume; none where it is missing.
+    pub volume: Option<String>,
+    /// The physical volume, by its name in the metadata; none where it is a logical one.
+    pub pv: Option<String>,
+    /// First byte there.
+    pub start: u64,
+}
+
+/// How the volumes of a group belong together.
+pub(super) struct Relations<'a> {
+    group: &'a Group,
+    visible: Vec<bool>,
+    /// Of each volume, the one that it is a part of, and as what.
+    part_of: Vec<Option<(LvIndex, &'static [&'static str])>>,
+    /// Of each store of a snapshot: its origin, chunk in sectors, and whether it is being merged.
+    snapshot: Vec<Option<(LvIndex, u64, bool)>>,
+    has_thick: Vec<bool>,
+    has_thin: Vec<bool>,
+    has_external: Vec<bool>,
+    partial: Vec<bool>,
+}
+
+impl<'a> Relations<'a> {
+    pub(super) fn new(graph: &Graph, group: &'a Group) -> Relations<'a> {
+        let count = group.text.lvs.len();
+        let mut relations = Relations {
+            group,
+            visible: group.text.visible(),
+            part_of: vec![None; count],
+            snapshot: vec![None; count],
+            has_thick: vec![false; count],
+            has_thin: vec![false; count],
+            has_external: vec![false; count],
+            partial: vec![false; count],
+        };
+        for (lv, text) in group.text.lvs.iter().enumerate() {
+            text.segments.iter().for_each(|segment| relations.take(LvIndex(lv), segment));
+        }
+        relations.find_partial(graph);
+        relations
+    }
+
+    fn take(&mut self, lv: LvIndex, segment: &Segment) {
+        let mut is_part = |part: LvIndex, what| {
+            self.part_of[part.0].get_or_insert((lv, what));
+        };
+        for area in segment.areas().0 {
+            if let Area::Lv { lv: part, .. } = area {
+                let is_mirror = matches!(segment.kind, SegmentType::Mirror { .. });
+                is_part(*part, if is_mirror { &["mirror", "image"] } else { &[] });
+            }
+        }
+        match &segment.kind {
+            SegmentType::Raid { images, metas, .. } => {
+                images.iter().for_each(|image| is_part(*image, &["raid", "image"]));
+                metas.iter().for_each(|meta| is_part(*meta, &["raid", "metadata"]));
+            }
+            SegmentType::Mirror { log: Some(log), .. } => is_part(*log, &["mirror", "log"]),
+            SegmentType::ThinPool { metadata, data, .. } => {
+                is_part(*metadata, &["thin", "pool", "metadata"]);
+                is_part(*data, &["thin", "pool", "data"]);
+            }
+            SegmentType::CachePool { metadata, data, .. } => {
+                is_part(*metadata, &["cache", "pool", "metadata"]);
+                is_part(*data, &["cache", "pool", "data"]);
+            }
+            SegmentType::Cache { pool, origin } => {
+                is_part(*pool, &["cache", "pool"]);
+                is_part(*origin, &["cache", "origin", "cacheorigin"]);
+            }
+            SegmentType::Writecache { fast, origin } => {
+                is_part(*fast, &["cache"]);
+                is_part(*origin, &["writecache", "origin", "writecacheorigin"]);
+            }
+            SegmentType::Snapshot { origin, store, chunk_size, merging } => {
+                self.has_thick[origin.0] = true;
+                self.snapshot[store.0] = Some((*origin, *chunk_size, *merging));
+            }
+            SegmentType::Thin { origin, external_origin, .. } => {
+                origin.iter().for_each(|origin| self.has_thin[origin.0] = true);
+                external_origin.iter().for_each(|origin| self.has_external[origin.0] = true);
+            }
+            _ => {}
+        }
+    }
+
+    /// What needs a physical volume that is missing, itself or by what it is made of.
+    fn find_partial(&mut self, graph: &Graph) {
+        let mut lvs: Vec<(DeviceId, usize)> = (0..self.group.lvs.len())
+            .filter_map(|lv| self.group.lv(LvIndex(lv)).map(|device| (device, lv)))
+            .collect();
+        // Devices stand upon devices with lower numbers.
+        lvs.sort_unstable();
+        let by_device: std::collections::HashMap<DeviceId, usize> = lvs.iter().copied().collect();
+        for (device, lv) in lvs {
+            let areas = self.group.text.lvs[lv].segments.iter().flat_map(|segment| segment.areas().0);
+            let is_missing =
+                |area: &Area| matches!(area, Area::Pv { pv, .. } if self.group.pvs[pv.0].is_err());
+            let own = areas.into_iter().any(is_missing);
+            let below = || graph.device(device).below.iter().filter_map(|below| by_device.get(below));
+            self.partial[lv] = own || below().any(|below| self.partial[*below]);
+        }
+    }
+
+    fn name(&self, lv: LvIndex) -> String {
+        self.group.text.lvs[lv.0].name.clone()
+    }
+
+    /// As `lvs -o lv_role`.
+    fn role(&self, lv: LvIndex) -> Vec<&'static str> {
+        let text = &self.group.text.lvs[lv.0];
+        let is_pool = matches!(text.segments[0].kind, SegmentType::ThinPool { .. });
+        let is_public = self.visible[lv.0] && !is_pool;
+        let mut role = vec![if is_public { "public" } else { "private" }];
+        if let Some((_, part)) = self.part_of[lv.0] {
+            role.extend(part);
+        } else if !self.visible[lv.0] && text.name.ends_with("_pmspare") {
+            role.extend(["pool", "spare"]);
+        }
+        let origins = [
+            (self.has_thick[lv.0], "thickorigin"),
+            (self.has_thin[lv.0], "thinorigin"),
+            (self.has_external[lv.0], "extorigin"),
+        ];
+        if origins.iter().any(|(is_one, _)| *is_one) {
+            role.push("origin");
+            role.extend(origins.iter().filter(|(is_one, _)| *is_one).map(|(_, kind)| kind));
+        }
+        let is_thin = matches!(text.segments[0].kind, SegmentType::Thin { origin: Some(_), .. });
+        if self.snapshot[lv.0].is_some() {
+            role.extend(["snapshot", "thicksnapshot"]);
+        } else if is_thin {
+            role.extend(["snapshot", "thinsnapshot"]);
+        }
+        role
+    }
+}
+
+impl Reader<'_> {
+    pub(super) fn lvs_of(&self, relations: &Relations<'_>) -> Vec<LvReport> {
+        let lvs = (0..relations.group.lvs.len()).map(LvIndex);
+        lvs.filter_map(|lv| Some(self.lv(relations, lv, relations.group.lv(lv)?))).collect()
+    }
+
+    fn lv(&self, relations: &Relations<'_>, lv: LvIndex, device: DeviceId) -> LvReport {
+        let text = &relations.group.text.lvs[lv.0];
+        let name = |lv: LvIndex| relations.name(lv);
+        let snapshot = relations.snapshot[lv.0];
+        let (mut pool, mut origin) = (None, snapshot.map(|(origin, ..)| name(origin)));
+        let mut chunk = snapshot.map(|(_, chunk, _)| chunk);
+        let mut merging = snapshot.is_some_and(|(.., merging)| merging);
+        match &text.segments[0].kind {
+            SegmentType::Thin { pool: own, origin: of, merge, .. } => {
+                pool = Some(name(*own));
+                origin = of.map(name);
+                merging |= merge.is_some();
+            }
+            SegmentType::Cache { pool: own, origin: of } => {
+                pool = Some(name(*own));
+                origin = Some(name(*of));
+            }
+            SegmentType::Writecache { fast, origin: of } => {
+                pool = Some(name(*fast));
+                origin = Some(name(*of));
+            }
+            SegmentType::ThinPool { chunk_size, .. } => chunk = Some(*chunk_size),
+            SegmentType::CachePool { chunk_size, .. } => chunk = *chunk_size,
+            _ => {}
+        }
+        LvReport {
+            name: text.name.clone(),
+            lv_uuid: text.id.to_string(),
+            visible: relations.visible[lv.0],
+            layout: layout(&text.segments),
+            role: relations.role(lv),
+            parent: relations.part_of[lv.0].map(|(parent, _)| name(parent)),
+            pool,
+            origin,
+            chunk_size: chunk.map(bytes),
+            merging,
+            partial: relations.partial[lv.0],
+            writable: text.writable(),
+            tags: text.tags.clone(),
+            creation_time: text.creation_time,
+            creation_host: text.creation_host.clone(),
+            segments: text.segments.iter().map(|segment| self.segment(relations, segment)).collect(),
+            device: self.device(device),
+        }
+    }
+
+    fn segment(&self, relations: &Relations<'_>, segment: &Segment) -> SegmentReport {
+        let text = &relations.group.text;
+        let of = |extents: u64| bytes(extents.saturating_mul(text.extent_sectors));
+        let whole = |lv: LvIndex| self.area(relations, &Area::Lv { lv, extent: 0 });
+        let (stripe, areas) = match &segment.kind {
+            SegmentType::Raid { images, stripe_size, .. } => {
+                (*stripe_size, images.iter().map(|image| whole(*image)).collect())
+            }
+            SegmentType::Striped { stripe_size, stripes } => {
+                (*stripe_size, stripes.iter().map(|area| self.area(relations, area)).collect())
+            }
+            SegmentType::ThinPool { data, .. } | SegmentType::CachePool { data, .. } => {
+                (0, vec![whole(*data)])
+            }
+            SegmentType::Cache { origin, .. } | SegmentType::Writecache { origin, .. } => {
+                (0, vec![whole(*origin)])
+            }
+            _ => (0, segment.areas().0.iter().map(|area| self.area(relations, area)).collect()),
+        };
+        SegmentReport {
+            start: of(segment.start_extent),
+            size: of(segment.extent_count),
+            kind: type_name(segment).to_owned(),
+            stripe_size: (stripe > 0).then(|| bytes(stripe)),
+            areas,
+        }
+    }
+
+    fn area(&self, relations: &Relations<'_>, area: &Area) -> AreaReport {
+        let (group, text) = (relations.group, &relations.group.text);
+        match *area {
+            Area::Pv { pv, extent } => AreaReport {
+                volume: group.pvs[pv.0].as_ref().ok().map(|device| self.name(*device)),
+                pv: Some(text.pvs[pv.0].name.clone()),
+                start: bytes(
+                    extent.saturating_mul(text.extent_sectors).saturating_add(text.pvs[pv.0].pe_start),
+                ),
+            },
+            Area::Lv { lv, extent } => AreaReport {
+                volume: group.lv(lv).map(|device| self.name(device)),
+                pv: None,
+                start: bytes(extent.saturating_mul(text.extent_sectors)),
+            },
+        }
+    }
+}
+
+/// The type as `lvs` calls it: a stripe by itself is linear.
+fn type_name(segment: &Segment) -> &str {
+    match segment.kind {
+        SegmentType::Linear(_) => "linear",
+        _ => &segment.type_name,
+    }
+}
+
+/// As `lvs -o lv_layout`: what all segments are, each word once.
+fn layout(segments: &[Segment]) -> Vec<&'static str> {
+    let mut words: Vec<&'static str> = Vec::new();
+    for word in segments.iter().flat_map(|segment| layout_of(&segment.kind)) {
+        if !words.contains(word) {
+            words.push(word);
+        }
+    }
+    if let [_, _, ..] = words[..]
+        && words.iter().all(|word| matches!(*word, "linear" | "striped" | "zero" | "error"))
+    {
+        words.sort_unstable();
+    }
+    words
+}
+
+fn layout_of(kind: &SegmentType) -> &'static [&'static str] {
+    match kind {
+        SegmentType::Linear(_) => &["linear"],
+        SegmentType::Striped { .. } => &["striped"],
+        SegmentType::Raid { level: RaidLevel::Raid0, .. } => &["raid", "raid0"],
+        SegmentType::Raid { level: RaidLevel::Raid0Meta, .. } => &["raid", "raid0", "raid0_meta"],
+        SegmentType::Raid { level: RaidLevel::Raid1, .. } => &["raid", "raid1"],
+        SegmentType::Raid { level: RaidLevel::Raid10, .. } => &["raid", "raid10"],
+        SegmentType::Raid { level: RaidLevel::Parity, .. } => &["raid"],
+        SegmentType::Mirror { .. } => &["mirror"],
+        SegmentType::Snapshot { .. } => &["snapshot"],
+        SegmentType::ThinPool { .. } => &["thin", "pool"],
+        SegmentType::Thin { .. } => &["thin", "sparse"],
+        SegmentType::CachePool { .. } => &["cache", "pool"],
+        SegmentType::Cache { .. } => &["cache"],
+        SegmentType::Writecache { .. } => &["writecache"],
+        SegmentType::Error => &["error"],
+        SegmentType::Zero => &["zero"],
+        SegmentType::Unknown => &["unknown"],
+    }
+}
