@@ -60,6 +60,29 @@ fn a_member_that_refuses_a_write_is_left_out_and_the_others_say_so_before_it_is_
 }
 
 #[test]
+fn nothing_that_leaves_out_a_member_is_acknowledged_before_the_others_say_that_it_failed() {
+    for make in [Make::raid1(2), Make::raid1(2).without_bitmap(), Make::raid10("n2", 4)] {
+        for later in [Bio::flush(), Bio::without_data(Op::Discard, Flags::NONE, Sector(0), Sectors(8))] {
+            let mut rig = active(make.clone());
+            // Of the first device, what follows the data takes 31 s: bitmap or superblock.
+            next(&rig, 0, 1, Fault::Stall);
+            next(&rig, 1, 0, EIO);
+            let bio = rig.write_bio(0, 8, 2, Flags::NONE);
+            rig.submit(bio);
+            rig.rest(Nanos::millis(100));
+            assert_eq!(states(&rig)[1], MemberState::Faulty);
+            rig.submit(later.clone());
+            let bio = rig.write_bio(16, 8, 2, Flags::NONE);
+            rig.submit(bio);
+            rig.rest(Nanos::secs(20));
+            assert_eq!((rig.done(), rig.superblock(0).roles[1]), (0, Role::Active(1)), "{make:?} {later:?}");
+            rig.rest(Nanos::secs(20));
+            assert_eq!((rig.done(), rig.superblock(0).roles[1]), (3, Role::Faulty), "{make:?} {later:?}");
+        }
+    }
+}
+
+#[test]
 fn a_member_that_fails_is_found_out_of_date_and_its_bits_stay() {
     let mut rig = active(Make::raid1(2));
     next(&rig, 0, 0, EIO);

@@ -399,6 +399,11 @@ impl Rig {
         panic!("a bio never ends");
     }
 
+    /// Bios that are done, and were not asked for.
+    pub fn done(&self) -> usize {
+        self.queue.borrow().done.len()
+    }
+
     fn step(&mut self) {
         let before = self.world.events();
         self.worker.turn(Wait::Poll);

@@ -3,8 +3,9 @@
 use blockwork_engine::{Bio, FileId, Flags, Layer, Nanos, Op, Sector, Sectors};
 use blockwork_format::md::{IN_SYNC, Role};
 use blockwork_layer::md::Places;
+use blockwork_sim::Fault;
 
-use crate::rig::{Assembled, Make, Rig};
+use crate::rig::{Assembled, DATA_START, Make, Rig};
 
 fn levels() -> Vec<Make> {
     let mut all = vec![Make::raid0(3), Make::raid1(2), Make::raid1(3)];
@@ -330,4 +331,38 @@ fn members_found_one_event_apart_are_never_two_apart() {
         assert!(spread(cut) <= 1, "cut at {cut}");
     }
     assert!(requests > 8);
+}
+
+#[test]
+fn while_a_write_is_under_way_its_bit_stays_and_the_array_is_not_clean() {
+    let mut rig = Rig::new(Make::raid1(2));
+    rig.write(80, 8, 1).unwrap();
+    let so_far = rig.world.counters(FileId(1)).requests();
+    rig.world.fail_nth(FileId(1), so_far, Fault::Stall);
+    let bio = rig.write_bio(80, 8, 2, Flags::NONE);
+    rig.submit(bio);
+    rig.rest(Nanos::secs(25));
+    assert_eq!((rig.done(), rig.superblock(0).resync_offset, rig.dirty(0)), (0, 0, vec![10]));
+    rig.rest(Nanos::secs(20));
+    assert_eq!((rig.done(), rig.superblock(0).resync_offset, rig.dirty(0)), (1, IN_SYNC, vec![]));
+}
+
+#[test]
+fn where_mirrors_may_differ_the_same_copy_is_read_everywhere() {
+    for make in [Make::raid1(2), Make::raid1(2).without_bitmap()] {
+        // Large enough for reads to take turns.
+        let make = Make { sectors: 1 << 13, ..make };
+        let size = make.sectors;
+        let mut rig = Rig::new(make.clone());
+        rig.write(0, size, 1).unwrap();
+        rig.flush().unwrap();
+        let world = rig.world.power_cut();
+        world.preload(FileId(1), DATA_START, &vec![2; Sectors(size).byte_len()]);
+        for writable in [false, true] {
+            let mut rig = Rig::on(world.clone(), make.clone(), &[], writable);
+            assert!(rig.read(0, size).unwrap().iter().all(|byte| *byte == 1), "{make:?}");
+            assert!(rig.read(size - 5, 5).unwrap().iter().all(|byte| *byte == 1), "{make:?}");
+            assert_eq!(world.counters(FileId(1)).reads, 0);
+        }
+    }
 }
