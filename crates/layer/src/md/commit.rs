@@ -52,6 +52,10 @@ impl Array {
                 refusals => self.give_up_and_record(&refusals, cx).await,
             }
         };
+        if result.is_err() {
+            // Not all say that it is active: the next write begins anew.
+            self.books().clean = clean;
+        }
         result?;
         if let Some(intent) = &self.intent {
             if opened { intent.publish(&wanted) } else { intent.publish_all() }
@@ -81,7 +85,11 @@ impl Array {
             if refusals.is_empty() && !was_uneven {
                 return Ok(());
             }
-            self.give_up(&refusals)?;
+            if let Err(errno) = self.give_up(&refusals) {
+                // Whoever stays without this event must not fall behind by another one: the next attempt has the same.
+                self.books().uneven = true;
+                return Err(errno);
+            }
         }
     }
 
