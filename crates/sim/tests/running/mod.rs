@@ -69,6 +69,9 @@ impl EventSink for Listener {
     }
 }
 
+/// So many turns of all workers in which nothing happens on any device are a wait for ever.
+const IDLE_TURNS_MAX: u32 = 10_000;
+
 /// Runs workers until every client has ended, and they have; tells whether their last flushes succeeded.
 pub fn run_all(world: &World, mut workers: Vec<Worker<SimEnv>>) -> bool {
     if let [only] = &mut workers[..] {
@@ -89,10 +92,13 @@ pub fn run_all(world: &World, mut workers: Vec<Worker<SimEnv>>) -> bool {
             return all_is_well;
         }
         let alarm = workers.iter().filter_map(Worker::next_timer).min();
-        // A wake-up for nothing may hide what is ready, but not many times in a row.
+        // A wake-up for nothing may hide what is ready, and tasks may go on by themselves, but not for ever.
         let idle = alarm.is_none() && world.is_at_rest() && world.events() == before;
         idle_turns = if idle { idle_turns + 1 } else { 0 };
-        assert!(idle_turns < 20, "no worker does anything, and nothing will happen (a bio was lost)");
+        assert!(
+            idle_turns < IDLE_TURNS_MAX,
+            "no worker does anything, and nothing will happen (a bio was lost)"
+        );
         world.step_until(alarm);
     }
 }

@@ -1,0 +1,163 @@
+//! The crash lab for md: RAID1 and RAID10 over simulated devices, with and without a write-intent bitmap, served by the real
+//! engine, with members that fail or are absent, and power cuts at any instant. What must hold is listed in
+//! `md_lab/judge.rs`; besides, the clients' oracle judges every answer.
+//!
+//! A violation prints one line that replays it, as in `crash.rs`.
+
+mod md_lab;
+mod running;
+
+use blockwork_engine::{Errno, FileId};
+use blockwork_sim::{Fault, Faults, Lies};
+
+use md_lab::{Plan, Verdict};
+use running::{from_environment, quietly};
+
+/// The line that replays a violation.
+fn report(plan: &Plan, verdict: &Verdict) -> String {
+    let violation = verdict.violations.first().map_or("", String::as_str);
+    let (seed, cut) = (plan.seed, plan.lives[0].cut);
+    format!(
+        "seed {seed}: {violation}. Replay: SEED={seed} CUT={cut} cargo test -p blockwork-sim --test md replay -- --nocapture"
+    )
+}
+
+#[test]
+fn replay() {
+    let Some(seed) = from_environment("SEED") else { return };
+    let mut plan = Plan::draw(seed);
+    if let Some(cut) = from_environment("CUT") {
+        plan.lives[0].cut = cut;
+    }
+    let verdict = plan.run_with(from_environment("JOURNAL").is_some());
+    verdict.journal.iter().for_each(|line| println!("{line}"));
+    println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
+    verdict.violations.iter().for_each(|violation| println!("{violation}"));
+    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+}
+
+#[test]
+fn mirrors_differ_only_where_it_is_known_and_nothing_durable_is_lost_with_a_member() {
+    let seeds = from_environment("SEEDS").unwrap_or(600);
+    let mut sums = Verdict::default();
+    let mut bad = Vec::new();
+    quietly(|| {
+        for seed in 0..seeds {
+            let plan = Plan::draw(seed);
+            let verdict = plan.run();
+            if !verdict.violations.is_empty() {
+                bad.push(report(&plan, &verdict));
+            }
+            sums.events += verdict.events;
+            sums.answered += verdict.answered;
+            sums.failed += verdict.failed;
+            sums.durable += verdict.durable;
+            sums.faults += verdict.faults;
+            sums.rests += verdict.rests;
+            sums.differed += verdict.differed;
+            sums.given_up += verdict.given_up;
+            sums.mended += verdict.mended;
+        }
+    });
+    println!("{seeds} seeds: {sums:?}");
+    assert!(bad.is_empty(), "{} of {seeds} seeds:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    // A lab in which nothing happens would find nothing.
+    assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.faults > seeds);
+    assert!(sums.rests > seeds / 4 && sums.differed > seeds / 10);
+    assert!(sums.given_up > seeds / 10 && sums.mended > seeds / 10);
+}
+
+#[test]
+fn every_cut_of_a_short_run_is_survived() {
+    let mut bad = Vec::new();
+    let mut cuts = 0;
+    quietly(|| {
+        for seed in 0..12 {
+            let mut plan = Plan::draw(1_000_000 + seed);
+            plan.bios = 12;
+            plan.lives.truncate(1);
+            plan.lives[0].cut = 0;
+            let events = plan.run().events;
+            for cut in 1..=events.min(200) {
+                plan.lives[0].cut = cut;
+                let verdict = plan.run();
+                cuts += 1;
+                if !verdict.violations.is_empty() {
+                    bad.push(report(&plan, &verdict));
+                }
+            }
+        }
+    });
+    assert!(bad.is_empty(), "{} of {cuts} cuts:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    assert!(cuts > 300, "only {cuts} cuts were tried");
+}
+
+/// As SQLite's tests do: the n-th request of a device fails, for n = 0, 1, 2 ... until the run ends before it.
+#[test]
+fn each_request_of_a_member_in_turn_may_fail_in_each_way() {
+    let faults = [
+        Fault::Error(Errno::EIO),
+        Fault::Error(Errno::ENOSPC),
+        Fault::Latent,
+        Fault::ForEver,
+        Fault::Short,
+        Fault::LostFlush,
+    ];
+    let mut bad = Vec::new();
+    let mut struck = 0;
+    quietly(|| {
+        for (seed, fault) in (2_000_000..2_000_006).flat_map(|seed| faults.map(|fault| (seed, fault))) {
+            let mut plan = Plan::draw(seed);
+            plan.bios = 16;
+            plan.lives.truncate(1);
+            let life = &mut plan.lives[0];
+            (life.cut, life.faults, life.no_mercy) = (0, Faults::default(), false);
+            life.victims.clear();
+            (plan.array.absent, plan.array.recovering) = (None, None);
+            // A file system that is full is no broken disk.
+            plan.excused = fault == Fault::Error(Errno::ENOSPC);
+            for n in 0.. {
+                plan.planned = vec![(FileId(0), n, fault)];
+                let verdict = plan.run();
+                if !verdict.violations.is_empty() {
+                    bad.push(format!("request {n} suffers {fault:?}: {}", report(&plan, &verdict)));
+                }
+                if verdict.faults == 0 {
+                    break;
+                }
+                struck += 1;
+            }
+        }
+    });
+    assert!(bad.is_empty(), "{} of {struck} runs:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    assert!(struck > 500, "only {struck} requests failed");
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    for seed in 0..20 {
+        let (a, b) = (Plan::draw(seed).run(), Plan::draw(seed).run());
+        assert_eq!((a.log_hash, a.events, a.answered), (b.log_hash, b.events, b.answered), "seed {seed}");
+    }
+    assert_ne!(Plan::draw(0).run().log_hash, Plan::draw(1).run().log_hash);
+}
+
+/// Whether the lab notices `lies`.
+fn are_found(lies: Lies) -> bool {
+    quietly(|| {
+        (0..100).any(|seed| {
+            let plan = Plan { lies, ..Plan::draw(seed) };
+            !plan.run().violations.is_empty()
+        })
+    })
+}
+
+#[test]
+fn members_that_acknowledge_flushes_without_doing_them_are_found_out() {
+    assert!(are_found(Lies { flush: true, ..Lies::default() }));
+}
+
+#[test]
+fn members_that_ignore_fua_are_found_out() {
+    assert!(are_found(Lies { fua: true, ..Lies::default() }));
+}

@@ -1,0 +1,377 @@
+//! An array on simulated devices: made once, and found again after each life from nothing but the bytes on them, by the
+//! rules of mdadm: the most events win, one event behind is as good, and whom the winner does not count on is out.
+
+use std::sync::Arc;
+
+use blockwork_engine::{FileId, Layer, LeafId, LeafLayer, LeafSource, NodeId, Sector, Sectors, Volume};
+use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
+use blockwork_format::md::v1::{Features, Minor, Reshape, Superblock};
+use blockwork_format::md::{FarSets, IN_SYNC, Level, Raid10Layout, Role, SetName, Time, Uuid};
+use blockwork_layer::Linear;
+use blockwork_layer::md::{Array, ArrayConfig, Geometry, IntentConfig, MdRecord, MdSite, MemberConfig};
+use blockwork_sim::{DeviceModel, Lies, Random, World};
+
+use crate::running::devices::draw_device;
+use crate::running::{Nodes, Stack};
+
+/// Sectors of a member.
+const SUPERBLOCK: u64 = 8;
+const BITMAP: u64 = 16;
+const DATA: u64 = 64;
+
+const UUID: Uuid = Uuid([0x5e; 16]);
+/// Of an array that is made.
+const EVENTS: u64 = 100;
+
+/// An array, and what it lies on. Device `n` is made as the member of role `n`.
+#[derive(Clone, Debug)]
+pub struct ArrayPlan {
+    pub devices: Vec<DeviceModel>,
+    /// Of a RAID10; none: RAID1.
+    pub layout: Option<Raid10Layout>,
+    pub chunk: u32,
+    pub member_sectors: u64,
+    /// Bytes; none: no bitmap.
+    pub bitmap_chunk: Option<u32>,
+    /// Where each member starts on its device.
+    pub start: u64,
+    /// A member that the array has gone on without.
+    pub absent: Option<u16>,
+    /// A member that is in sync only below a sector.
+    pub recovering: Option<(u16, u64)>,
+    pub write_mostly: Option<u16>,
+    /// Whether the volume is a part of the array instead of the array itself.
+    pub linear: bool,
+}
+
+/// What was found of an array.
+pub struct Found {
+    /// The superblock with the most events.
+    pub truth: Superblock,
+    /// By role; none: absent, or out of date.
+    pub members: Vec<Option<Member>>,
+}
+
+/// A member that takes part.
+pub struct Member {
+    pub device: FileId,
+    pub superblock: Superblock,
+    pub bitmap: Option<(BitmapSuperblock, Bits)>,
+}
+
+impl Member {
+    /// Sectors of its data that are in sync; all, where there is no end to them.
+    pub fn in_sync_to(&self) -> u64 {
+        self.superblock.recovered_sectors()
+    }
+}
+
+impl Found {
+    pub fn is_degraded(&self) -> bool {
+        !self
+            .members
+            .iter()
+            .all(|member| member.as_ref().is_some_and(|member| member.in_sync_to() == IN_SYNC))
+    }
+
+    /// The roles whose data is all there.
+    pub fn has(&self, role: u16) -> bool {
+        self.members[usize::from(role)].as_ref().is_some_and(|member| member.in_sync_to() == IN_SYNC)
+    }
+}
+
+impl ArrayPlan {
+    pub fn draw(random: &mut Random) -> ArrayPlan {
+        let members = random.between(2, 5) as u8;
+        let raid10 =
+            |near, far, offset| Raid10Layout::new(near, far, offset, FarSets::One, members.into()).ok();
+        let layout = match random.below(10) {
+            0..3 => None,
+            3..6 => raid10(2, 1, false),
+            6 => raid10(1, 2, false),
+            7 => raid10(1, 2, true),
+            8 => raid10(3, 1, false),
+            _ => raid10(2, 2, false),
+        };
+        let chunk = *random.choose(&[8, 16, 64]);
+        let member_sectors = random.between(2, 7) * 64;
+        let start = *random.choose(&[0, 0, 8, 48]);
+        let devices = (0..members)
+            .map(|_| {
+                let sectors = start + DATA + member_sectors + random.below(3) * 8;
+                let mut model = draw_device(random, sectors, false);
+                // Larger pieces than a chunk would be discarded on one member, and not on another.
+                model.limits.discard_granularity = model.limits.discard_granularity.min(4096);
+                model
+            })
+            .collect();
+        let role = |random: &mut Random| random.below(members.into()) as u16;
+        let mut plan = ArrayPlan {
+            devices,
+            layout,
+            chunk: if layout.is_none() { 0 } else { chunk },
+            member_sectors,
+            bitmap_chunk: *random.choose(&[None, Some(8 << 10), Some(16 << 10), Some(64 << 10)]),
+            start,
+            absent: None,
+            recovering: None,
+            write_mostly: (layout.is_none() && random.chance(1, 4)).then(|| role(random)),
+            linear: random.chance(1, 3),
+        };
+        let odd = role(random);
+        if plan.geometry().has_all_data(&|other| other != odd) {
+            match random.below(8) {
+                0 => plan.absent = Some(odd),
+                1 => plan.recovering = Some((odd, random.below(member_sectors / 8) * 8)),
+                _ => {}
+            }
+        }
+        plan
+    }
+
+    pub fn geometry(&self) -> Geometry {
+        let members = u16::try_from(self.devices.len()).expect("few");
+        match self.layout {
+            None => Geometry::raid1(members, Sectors(self.member_sectors)),
+            Some(layout) => {
+                Geometry::raid10(layout, Sectors(self.chunk.into()), Sectors(self.member_sectors))
+                    .expect("an array of this layout and size")
+            }
+        }
+    }
+
+    pub fn numbered(&self) -> impl Iterator<Item = (u16, FileId)> {
+        (0u16..).zip((0..).map(FileId)).take(self.devices.len())
+    }
+
+    /// The device's sector with sector `sector` of a member's data.
+    pub fn data(&self, sector: Sector) -> u64 {
+        self.start + DATA + sector.0
+    }
+
+    /// The superblock of device `role` in a new array.
+    fn superblock(&self, role: u16) -> Superblock {
+        let gone = |other| self.absent == Some(other) && role != other;
+        let roles =
+            self.numbered().map(|(other, _)| if gone(other) { Role::Faulty } else { Role::Active(other) });
+        let bitmap = if self.bitmap_chunk.is_some() { Features::BITMAP.0 } else { 0 };
+        let recovered = self.recovering.filter(|(other, _)| *other == role).map(|(_, sectors)| sectors);
+        let recovering = if recovered.is_some() { Features::RECOVERY_OFFSET.0 } else { 0 };
+        let mostly = if self.write_mostly == Some(role) { Superblock::WRITE_MOSTLY } else { 0 };
+        Superblock {
+            minor: Minor::V1_2,
+            features: Features(bitmap | recovering),
+            set_uuid: UUID,
+            set_name: SetName::new("lab:0").expect("a name"),
+            ctime: Time::new(1, 0),
+            level: if self.layout.is_some() { Level::Raid10 } else { Level::Raid1 },
+            layout: self.layout.map_or(0, |layout| layout.encode()),
+            size: self.member_sectors,
+            chunk_sectors: self.chunk,
+            raid_disks: self.devices.len() as u32,
+            bitmap_offset: (BITMAP - SUPERBLOCK) as i32,
+            reshape: Reshape::default(),
+            data_offset: DATA,
+            data_size: self.member_sectors,
+            super_offset: SUPERBLOCK,
+            recovery_offset: recovered.unwrap_or(0),
+            dev_number: role.into(),
+            corrected_errors: 0,
+            device_uuid: Uuid([role as u8 + 1; 16]),
+            devflags: mostly,
+            bblog_shift: 0,
+            bblog_sectors: 0,
+            bblog_offset: 0,
+            utime: Time::new(1, 0),
+            events: if self.absent == Some(role) { EVENTS - 5 } else { EVENTS },
+            resync_offset: IN_SYNC,
+            logical_block_size: 0,
+            roles: roles.chain(std::iter::repeat(Role::Spare)).take(128).collect(),
+            reserved: [0; 32],
+        }
+    }
+
+    fn bitmap(&self) -> Option<BitmapSuperblock> {
+        Some(BitmapSuperblock {
+            version: 4,
+            uuid: UUID,
+            events: EVENTS,
+            events_cleared: EVENTS,
+            sync_size: self.geometry().sectors().0,
+            state: 0,
+            chunk_bytes: self.bitmap_chunk?,
+            daemon_sleep: 1,
+            write_behind: 0,
+            sectors_reserved: 0,
+            nodes: 0,
+            cluster_name: [0; 64],
+            reserved: [0; 120],
+        })
+    }
+
+    /// Makes the array: all zeros; what is not to be read holds something else.
+    pub fn make(&self, world: &World) {
+        for model in &self.devices {
+            world.add_device(model.clone());
+        }
+        for (role, device) in self.numbered() {
+            self.write_superblock(world, device, &self.superblock(role));
+            if let Some(bitmap) = self.bitmap() {
+                // What was written while a member was absent is marked, so that it can come back.
+                let bits = Bits::clean(bitmap.chunks());
+                self.write_bitmap(world, device, &bitmap, &bits);
+            }
+            let garbage_from = match self.recovering {
+                _ if self.absent == Some(role) => 0,
+                Some((recovering, from)) if recovering == role => from,
+                _ => self.member_sectors,
+            };
+            let garbage = vec![0xee; ((self.member_sectors - garbage_from) * 512) as usize];
+            world.preload(device, self.data(Sector(garbage_from)), &garbage);
+        }
+    }
+
+    pub fn write_superblock(&self, world: &World, device: FileId, superblock: &Superblock) {
+        world.preload(device, self.start + SUPERBLOCK, &superblock.encode_blocks(512));
+    }
+
+    pub fn write_bitmap(&self, world: &World, device: FileId, bitmap: &BitmapSuperblock, bits: &Bits) {
+        let mut bytes = bitmap.encode().to_vec();
+        bytes.extend_from_slice(bits.as_bytes());
+        bytes.resize(bytes.len().next_multiple_of(512), 0xff);
+        world.preload(device, self.start + BITMAP, &bytes);
+    }
+
+    fn peek(&self, world: &World, device: FileId, sector: u64, nr: u64) -> Vec<u8> {
+        (sector..sector + nr).flat_map(|at| world.peek(device, self.start + at)).collect()
+    }
+
+    /// Finds the array. An error is a violation: superblocks and bitmaps are written so that none is ever torn.
+    pub fn find(&self, world: &World) -> Result<Found, String> {
+        let mut candidates = Vec::new();
+        for (n, device) in self.numbered() {
+            let bytes = self.peek(world, device, SUPERBLOCK, 8);
+            let sectors = self.devices[usize::from(n)].sectors.0 - self.start;
+            let superblock = Superblock::decode(&bytes, Minor::V1_2, sectors);
+            candidates.push((device, superblock.map_err(|error| format!("device {n}: {error}"))?));
+        }
+        let truth = candidates.iter().map(|(_, superblock)| superblock).max_by_key(|it| it.events);
+        let truth = truth.expect("an array has devices").clone();
+        let mut members: Vec<Option<Member>> = self.devices.iter().map(|_| None).collect();
+        for (device, superblock) in candidates {
+            let role = truth.roles[superblock.dev_number as usize];
+            if let Role::Active(role) = role
+                && superblock.events + 1 >= truth.events
+            {
+                let bitmap = self.read_bitmap(world, device)?;
+                members[usize::from(role)] = Some(Member { device, superblock, bitmap });
+            }
+        }
+        Ok(Found { truth, members })
+    }
+
+    fn read_bitmap(&self, world: &World, device: FileId) -> Result<Option<(BitmapSuperblock, Bits)>, String> {
+        let Some(expected) = self.bitmap() else { return Ok(None) };
+        let wrong = |what: String| format!("bitmap of device {}: {what}", device.0);
+        let bytes = self.peek(world, device, BITMAP, expected.disk_sectors());
+        let superblock = BitmapSuperblock::decode(&bytes, 0).map_err(|error| wrong(error.to_string()))?;
+        superblock
+            .check_for(UUID, expected.sync_size, DATA - BITMAP, 0)
+            .map_err(|error| wrong(error.to_string()))?;
+        let bits = Bits::decode(&superblock, &bytes[BITMAP_SUPERBLOCK_BYTES..], 0);
+        Ok(Some((superblock, bits.map_err(|error| wrong(error.to_string()))?)))
+    }
+
+    /// The bits that any member has, as whoever opens the array takes them.
+    pub fn intent(&self, found: &Found) -> Option<IntentConfig> {
+        let bitmaps = || found.members.iter().flatten().filter_map(|member| member.bitmap.as_ref());
+        let (superblock, _) = bitmaps().max_by_key(|(superblock, _)| superblock.events)?;
+        let mut bits = Bits::clean(superblock.chunks());
+        if bitmaps().all(|(superblock, _)| superblock.is_stale(found.truth.events)) {
+            bits = Bits::dirty(superblock.chunks());
+        }
+        bitmaps().for_each(|(_, own)| bits.merge(own));
+        Some(IntentConfig { superblock: superblock.clone(), bits, may_differ: !found.truth.is_clean() })
+    }
+
+    /// The stack on the array as it was found.
+    pub fn build(&self, world: &World, found: &Found, lies: Lies) -> (Stack, Arc<Array>) {
+        let mut nodes = Nodes::default();
+        let sources = self
+            .numbered()
+            .map(|(_, device)| Arc::new(world.lying_source(device, lies)) as Arc<dyn LeafSource>);
+        let leaves: Vec<(NodeId, Arc<dyn LeafSource>)> =
+            sources.map(|source| (nodes.next(), source)).collect();
+        let disks: Vec<Arc<dyn Layer>> = (0..)
+            .zip(&leaves)
+            .map(|(n, (node, source))| {
+                let leaf = LeafLayer::new(LeafId(n), *node, source.sectors(), source.limits().clone());
+                self.part(&mut nodes, Arc::new(leaf))
+            })
+            .collect();
+        let intent = self.intent(found);
+        let sites = found.members.iter().flatten().map(|member| MdSite {
+            role: found.role(member),
+            name: format!("d{}", member.device.0),
+            layer: disks[member.device.0 as usize].clone(),
+            superblock: member.superblock.clone(),
+        });
+        let bitmap = intent.as_ref().map(|intent| &intent.superblock);
+        let record =
+            MdRecord::new(sites.collect(), bitmap, Time::new(1_000, 0)).expect("superblocks to be written");
+        let members = found.members.iter().map(|member| {
+            let member = member.as_ref()?;
+            Some(MemberConfig {
+                name: format!("d{}", member.device.0),
+                layer: disks[member.device.0 as usize].clone(),
+                data_start: Sector(DATA),
+                recovered: Some(Sector(member.in_sync_to())).filter(|to| to.0 != IN_SYNC),
+                write_mostly: member.superblock.devflags & Superblock::WRITE_MOSTLY != 0,
+                bad: Vec::new(),
+            })
+        });
+        let resync_from = Some(Sector(found.truth.resync_offset)).filter(|_| !found.truth.is_clean());
+        let config = ArrayConfig {
+            name: "md/lab".into(),
+            geometry: self.geometry(),
+            members: members.collect(),
+            resync_from,
+            intent,
+            record: Some(Box::new(record)),
+        };
+        let array = Array::new(nodes.next(), config).expect("the members make an array");
+        let (start, sectors) = self.volume();
+        let mut root: Arc<dyn Layer> = array.clone();
+        if self.linear {
+            let part = Linear::new(nodes.next(), root, Sector(start), Sectors(sectors));
+            root = Arc::new(part.expect("it lies within the array"));
+        }
+        let volumes = [Volume::new("md/lab", root, false)].into();
+        (Stack { volumes, leaves: leaves.into(), nodes: usize::from(nodes.0) }, array)
+    }
+
+    /// The part of a device that is the member.
+    fn part(&self, nodes: &mut Nodes, disk: Arc<dyn Layer>) -> Arc<dyn Layer> {
+        if self.start == 0 {
+            return disk;
+        }
+        let sectors = disk.sectors() - Sectors(self.start);
+        let part = Linear::new(nodes.next(), disk, Sector(self.start), sectors);
+        Arc::new(part.expect("it lies within the device"))
+    }
+
+    /// First sector of the array that belongs to the volume, and how many do.
+    pub fn volume(&self) -> (u64, u64) {
+        let sectors = self.geometry().sectors().0;
+        if self.linear { (24, sectors - 32) } else { (0, sectors) }
+    }
+}
+
+impl Found {
+    fn role(&self, member: &Member) -> Option<u16> {
+        match self.truth.roles[member.superblock.dev_number as usize] {
+            Role::Active(role) => Some(role),
+            _ => None,
+        }
+    }
+}

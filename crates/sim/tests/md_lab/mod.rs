@@ -1,0 +1,399 @@
+//! The apparatus of the lab for md: from a seed to an array, lives with troubles and cuts, and a verdict.
+//!
+//! A life is: find the array from the bytes on the devices, serve it to clients, perhaps lose members, perhaps lose power.
+//! After each, the bytes are judged ([`judge`]), the array is found and read again, and perhaps Linux has it for a while
+//! ([`linux`]): it resyncs, and rebuilds.
+//!
+//! Members only fail where the array was in sync before: who reads the one copy of what differs, and loses it, reads the
+//! other one afterwards. That is so in Linux too, and is no fault.
+
+pub mod disks;
+pub mod judge;
+pub mod linux;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use blockwork_engine::{
+    Completion, Context, Done, FileId, Nanos, Port, PortState, Quiescence, VolumeId, Worker,
+};
+use blockwork_sim::{
+    Chaos, ClientConfig, Closing, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient, SimEnv, World,
+};
+
+use crate::running::devices::draw_chaos;
+use crate::running::{Stack, caught, run_all, worker};
+use disks::{ArrayPlan, Found};
+use judge::Judge;
+
+/// What happens in a life.
+#[derive(Clone, Debug)]
+pub struct Life {
+    /// After which event the power is cut; 0: only when all is done.
+    pub cut: u64,
+    /// Devices that misbehave, as far as the array can do without them.
+    pub victims: Vec<FileId>,
+    /// How they do.
+    pub faults: Faults,
+    /// When the first of them dies altogether.
+    pub death: Option<Nanos>,
+    /// All devices are victims, whatever the array can do without.
+    pub no_mercy: bool,
+    /// Linux has the array afterwards; true: and all devices are put back into it.
+    pub linux: Option<bool>,
+}
+
+/// Everything that a run does, drawn from its seed.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub array: ArrayPlan,
+    pub lives: Vec<Life>,
+    pub chaos: Chaos,
+    pub lies: Lies,
+    /// Faults on one request of one device each, in the first life.
+    pub planned: Vec<(FileId, u64, Fault)>,
+    /// The planned faults may be told to clients.
+    pub excused: bool,
+    pub region: u64,
+    pub workers: usize,
+    pub clients: usize,
+    pub bios: u64,
+    pub depth: usize,
+    pub pause_max: Nanos,
+}
+
+/// What a run came to.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    pub violations: Vec<String>,
+    pub log_hash: u64,
+    pub events: u64,
+    pub faults: u64,
+    pub answered: u64,
+    pub failed: u64,
+    pub durable: u64,
+    /// Lives that ended in order.
+    pub rests: u64,
+    /// Lives after which copies differed.
+    pub differed: u64,
+    /// Members that were given up.
+    pub given_up: u64,
+    /// Sectors that were mended.
+    pub mended: u64,
+    pub journal: Vec<String>,
+}
+
+impl Plan {
+    pub fn draw(seed: u64) -> Plan {
+        let random = &mut Random::part(seed, 1);
+        let array = ArrayPlan::draw(random);
+        let bios = random.between(20, 120);
+        let lives = random.between(1, 3);
+        Plan {
+            seed,
+            lives: (0..lives).map(|_| Life::draw(random, &array, bios)).collect(),
+            chaos: draw_chaos(random),
+            lies: Lies::default(),
+            planned: Vec::new(),
+            excused: false,
+            region: if seed % 5 < 2 { 64 << 10 } else { u64::MAX },
+            workers: *random.choose(&[1, 1, 1, 2]),
+            clients: random.index(3) + 1,
+            bios,
+            depth: *random.choose(&[1, 2, 4, 16, 64]),
+            pause_max: *random.choose(&[Nanos::millis(2), Nanos::millis(400), Nanos::secs(3)]),
+            array,
+        }
+    }
+
+    /// Runs it. A panic in the engine is a verdict too.
+    pub fn run(&self) -> Verdict {
+        self.run_with(false)
+    }
+
+    /// As `run`, with a journal.
+    pub fn run_with(&self, journal: bool) -> Verdict {
+        let world = World::new(self.seed);
+        if journal {
+            world.keep_journal();
+        }
+        self.array.make(&world);
+        let referee = Referee::new(self.array.volume().1);
+        let mut run = Run { plan: self, world, referee, in_sync: true, verdict: Verdict::default() };
+        let outcome = caught(|| run.lives(journal));
+        run.verdict.violations.extend(outcome.err());
+        run.verdict.journal.append(&mut run.world.journal());
+        run.verdict
+    }
+}
+
+impl Life {
+    fn draw(random: &mut Random, array: &ArrayPlan, bios: u64) -> Life {
+        let mut victims: Vec<FileId> = array.numbered().map(|(_, device)| device).collect();
+        (1..victims.len()).rev().for_each(|i| victims.swap(i, random.index(i + 1)));
+        victims.truncate(random.index(2) + 1);
+        let troubled = random.chance(1, 2);
+        let no_mercy = random.chance(1, 12);
+        let mut faults = draw_faults(random);
+        if no_mercy {
+            // What the only copy has forgotten, nobody can bring back.
+            faults.lost_flushes = 0;
+        }
+        Life {
+            cut: if random.chance(1, 3) { 0 } else { random.between(1, bios * 8) },
+            faults,
+            death: (troubled && random.chance(1, 3)).then(|| Nanos(random.below(200_000_000))),
+            victims: if troubled { victims } else { Vec::new() },
+            no_mercy,
+            linux: *random.choose(&[None, Some(false), Some(true), Some(true)]),
+        }
+    }
+}
+
+/// How a device misbehaves.
+fn draw_faults(random: &mut Random) -> Faults {
+    let none = Faults::default();
+    match random.below(8) {
+        0 => none,
+        1 => Faults { write_errors: 30_000, ..none },
+        2 => Faults { read_errors: 100_000, ..none },
+        3 => Faults { latent_errors: 100_000, short: 50_000, ..none },
+        4 => Faults { permanent_errors: 10_000, again: 50_000, ..none },
+        5 => Faults { flush_errors: 100_000, discard_errors: 50_000, ..none },
+        6 => Faults { lost_flushes: 100_000, short: 100_000, ..none },
+        _ => Faults { stalls: 5_000, slowdown: 20, latent_errors: 30_000, write_errors: 5_000, ..none },
+    }
+}
+
+/// Nothing works any more.
+const DEAD: Faults = Faults {
+    read_errors: 1_000_000,
+    write_errors: 1_000_000,
+    flush_errors: 1_000_000,
+    discard_errors: 1_000_000,
+    again: 0,
+    latent_errors: 0,
+    permanent_errors: 0,
+    short: 0,
+    stalls: 0,
+    stall_time: Nanos(0),
+    lost_flushes: 0,
+    misdirected: 0,
+    slowdown: 1,
+};
+
+/// A run under way.
+struct Run<'a> {
+    plan: &'a Plan,
+    /// The devices in this life.
+    world: World,
+    /// Of the one volume.
+    referee: Rc<RefCell<Referee>>,
+    /// No copies differ as the life begins.
+    in_sync: bool,
+    verdict: Verdict,
+}
+
+impl Run<'_> {
+    fn lives(&mut self, journal: bool) {
+        let planned = self.plan.planned.iter();
+        planned.for_each(|(device, n, fault)| self.world.fail_nth(*device, *n, *fault));
+        for (number, life) in self.plan.lives.iter().enumerate() {
+            let rests = self.live(number as u64, life);
+            self.verdict.journal.append(&mut self.world.journal());
+            self.world = self.world.power_cut();
+            self.world.heal();
+            if journal {
+                self.world.keep_journal();
+            }
+            if self.verdict.violations.is_empty() {
+                self.judge(rests, life);
+            }
+            if !self.verdict.violations.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn accuse(&mut self, violation: impl Into<String>) {
+        self.verdict.violations.push(violation.into());
+    }
+
+    /// Finds the array on the devices.
+    fn find(&mut self) -> Option<Found> {
+        self.plan.array.find(&self.world).map_err(|violation| self.accuse(violation)).ok()
+    }
+
+    /// One life: clients at work until they are done, or the power is cut. Tells whether the array was put to rest.
+    fn live(&mut self, number: u64, life: &Life) -> bool {
+        let Some(found) = self.find() else { return false };
+        let world = &self.world.clone();
+        let victims = self.choose_victims(&found, life);
+        let mercy = !life.no_mercy || !self.in_sync;
+        world.set_chaos(self.plan.chaos);
+        victims.iter().for_each(|victim| world.set_faults(*victim, life.faults.clone()));
+        if life.cut > 0 {
+            world.cut_at_event(world.events() + life.cut);
+        }
+        let (stack, array) = self.plan.array.build(world, &found, self.plan.lies);
+        let ended_well = self.serve(&stack, number, victims.first().zip(life.death));
+        let closed = !world.is_off() && close(world, &stack);
+        let rests = ended_well && closed && !world.is_off();
+        let members = array.status().members;
+        self.verdict.mended += members.iter().map(|member| u64::from(member.corrected)).sum::<u64>();
+        self.book();
+        if mercy && !self.plan.excused {
+            if !rests && !world.is_off() {
+                self.accuse("the array could not be put to rest, although it can do without what failed");
+            }
+            let (failed, excused) = (self.referee.borrow().failed, self.referee.borrow().excused);
+            if failed > excused {
+                self.accuse("a client was told of an error, although the array can do without what failed");
+            }
+        }
+        self.verdict.failed += std::mem::take(&mut self.referee.borrow_mut().failed);
+        self.referee.borrow_mut().excused = 0;
+        rests
+    }
+
+    /// The devices that misbehave in a life.
+    fn choose_victims(&self, found: &Found, life: &Life) -> Vec<FileId> {
+        if !self.in_sync {
+            return Vec::new();
+        }
+        let array = &self.plan.array;
+        if life.no_mercy {
+            return array.numbered().map(|(_, device)| device).collect();
+        }
+        let geometry = array.geometry();
+        let mut victims: Vec<FileId> = Vec::new();
+        for victim in &life.victims {
+            victims.push(*victim);
+            let is_well = |role: u16| found.has(role) && !victims.contains(&FileId(role.into()));
+            if !geometry.has_all_data(&is_well) {
+                victims.pop();
+            }
+        }
+        victims
+    }
+
+    /// Serves the stack to clients; tells whether all ended well.
+    fn serve(&self, stack: &Stack, number: u64, death: Option<(&FileId, Nanos)>) -> bool {
+        let (plan, world, quiescence) = (self.plan, &self.world, Quiescence::default());
+        let mut workers: Vec<_> =
+            (0..plan.workers).map(|n| worker(stack, world.env(), n as u16, false, &quiescence)).collect();
+        let closing = Closing::new(workers.iter().map(Worker::handle).collect());
+        for n in 0..plan.clients {
+            let name = n as u32 + 100 * number as u32;
+            let seed = plan.seed ^ number.rotate_left(32);
+            let bios = plan.bios / plan.clients as u64;
+            let mut config = ClientConfig::new(name, VolumeId(0), bios, plan.depth, seed);
+            (config.region, config.pause_max) = (plan.region, plan.pause_max);
+            let client = SimClient::new(config, self.referee.clone(), closing.clone());
+            workers[n % plan.workers].add_port(Box::new(client));
+        }
+        if let Some((victim, after)) = death {
+            workers[0].add_port(Box::new(Death { victim: *victim, after, done: false }));
+        }
+        let ended_well = run_all(world, workers);
+        if ended_well && !world.is_off() {
+            // A worker that was stopped has flushed what it wrote.
+            let oracle = &mut self.referee.borrow_mut().oracle;
+            let flush = oracle.begin_flush();
+            oracle.end_flush(flush, true);
+        }
+        assert!(
+            world.is_off() || world.in_flight() == 0,
+            "requests are in flight, but every worker has ended"
+        );
+        ended_well
+    }
+
+    /// Judges what a life has left behind, and lets Linux have it.
+    fn judge(&mut self, rests: bool, life: &Life) {
+        let Some(found) = self.find() else { return };
+        let (plan, world) = (self.plan, &self.world.clone());
+        let judge = Judge { plan: &plan.array, world, found: &found };
+        let differing = judge.differing();
+        self.verdict.differed += u64::from(!differing.is_empty());
+        self.verdict.given_up += found.members.iter().filter(|member| member.is_none()).count() as u64;
+        self.verdict.violations.extend(judge.differences_are_known(&differing));
+        self.verdict.rests += u64::from(rests);
+        let mercy = !life.no_mercy && !plan.excused;
+        if rests && self.in_sync && mercy {
+            self.verdict.violations.extend(judge.is_at_rest());
+        }
+        if self.in_sync {
+            self.referee.borrow_mut().oracle.cut();
+            self.verdict.violations.extend(judge.copies_hold_what_they_may(&self.referee.borrow().oracle));
+        }
+        if !self.verdict.violations.is_empty() {
+            return;
+        }
+        self.read_all(&found);
+        self.in_sync = found.truth.is_clean();
+        if let Some(rebuild) = life.linux {
+            linux::take_over(&plan.array, world, &found, rebuild);
+            self.in_sync = true;
+        }
+    }
+
+    /// Reads the whole volume; that writes nothing.
+    fn read_all(&mut self, found: &Found) {
+        let world = &self.world.clone();
+        let (stack, _) = self.plan.array.build(world, found, Lies::default());
+        let worker = worker(&stack, world.env(), 0, false, &Quiescence::default());
+        let closing = Closing::new(vec![worker.handle()]);
+        let mut workers = vec![worker];
+        workers[0].add_port(Box::new(SimCheck::new(VolumeId(0), self.referee.clone(), closing.clone())));
+        run_all(world, workers);
+        close(world, &stack);
+        let writes = |n| world.counters(FileId(n)).writes + world.counters(FileId(n)).zeroes;
+        if (0..world.devices()).any(|n| writes(n) > 0) {
+            self.accuse("an array that was only read was written to");
+        }
+        self.book();
+    }
+
+    fn book(&mut self) {
+        let verdict = &mut self.verdict;
+        verdict.log_hash = verdict.log_hash.rotate_left(1) ^ self.world.log_hash();
+        verdict.events += self.world.events();
+        verdict.faults += self.world.faults();
+        let referee = &mut *self.referee.borrow_mut();
+        verdict.violations.append(&mut referee.violations);
+        verdict.answered += std::mem::take(&mut referee.answered);
+        verdict.durable += std::mem::take(&mut referee.durable);
+    }
+}
+
+/// Has the layers record what they have to, when all workers have ended.
+fn close(world: &World, stack: &Stack) -> bool {
+    worker(stack, world.env(), 0, false, &Quiescence::default()).close().is_ok()
+}
+
+/// Lets a device die at a given time.
+struct Death {
+    victim: FileId,
+    after: Nanos,
+    done: bool,
+}
+
+impl Port<SimEnv> for Death {
+    fn open(&mut self, cx: &mut Context<'_, SimEnv>) {
+        let token = cx.token(0);
+        cx.env.timeout(token, self.after);
+    }
+    fn event(&mut self, cx: &mut Context<'_, SimEnv>, _: u32, _: Completion) {
+        cx.env.world().set_faults(self.victim, DEAD);
+        self.done = true;
+    }
+    fn done(&mut self, _: &mut Context<'_, SimEnv>, _: Done) {}
+    fn turn(&mut self, _: &mut Context<'_, SimEnv>) -> PortState {
+        if self.done { PortState::Closed } else { PortState::Open }
+    }
+    fn drain(&mut self, _: &mut Context<'_, SimEnv>) {
+        self.done = true;
+    }
+}
