@@ -8,8 +8,8 @@ use clap::{Args, Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(name = "blockwork", version, propagate_version = true, max_term_width = 120)]
 #[command(after_help = "A DISK is a path, null:SIZE or memory:SIZE; options follow after commas, as in \
-    disk.img,direct=off,nr_requests=64.\nA VOLUME is disk/FILENAME, disk/FILENAME/PARTITION or dm/NAME; `blockwork scan` \
-    shows them.")]
+    disk.img,direct=off,nr_requests=64.\nA VOLUME is VG/LV, md/NAME, disk/FILENAME, disk/FILENAME/PARTITION or \
+    dm/NAME; `blockwork scan` shows them.")]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -24,6 +24,7 @@ pub(crate) enum Verb {
     /// Serve volumes to clients until SIGTERM.
     #[command(after_help = "Examples:\n  blockwork serve --disk disk.img --nbd unix:/tmp/disk.sock\n  \
         blockwork serve --disk disk.img disk/disk.img/1 --fuse /mnt/part1.img\n  \
+        blockwork serve --disk sda.img sdb.img vg0/root --nbd unix:/tmp/root.sock\n  \
         blockwork serve --table stripes.table --nbd 127.0.0.1:10809 --stats\n\n\
         It prints `ready ADDRESS...` once every export accepts clients. SIGTERM and SIGINT answer what clients have \
         asked for, flush the disks and end; a second one ends at once. SIGUSR1 prints statistics.")]
