@@ -191,7 +191,6 @@ impl Uring {
         let entry = match slot.kind {
             Kind::Send { .. } => slot.send_entry(whole),
             Kind::Accept { .. } => slot.accept_entry(),
-            Kind::Poll { .. } => slot.poll_entry(),
             Kind::BlockCommand { fd, zero, range } => {
                 let call = if zero { RangeCall::ZeroOut } else { RangeCall::Discard };
                 return self.help(name, fd, call, range);
@@ -250,13 +249,7 @@ fn settle(slot: &mut Slot, result: i32, more: bool) -> Next {
             slot.kind = Kind::Accept { multishot: false };
             Next::Again { report: false }
         }
-        Kind::Poll { events, multishot: true } if !more && result == -libc::EINVAL => {
-            slot.kind = Kind::Poll { events, multishot: false }; // before 5.13
-            Next::Again { report: false }
-        }
-        Kind::Accept { multishot: false } | Kind::Poll { multishot: false, .. } if result >= 0 => {
-            Next::Again { report: true }
-        }
+        Kind::Accept { multishot: false } if result >= 0 => Next::Again { report: true },
         // Before 6.12, and devices without discards, which the ioctl then reports.
         Kind::BlockCommand { .. } if [-libc::EINVAL, -libc::EOPNOTSUPP, -libc::ENOTTY].contains(&result) => {
             Next::Again { report: false }

@@ -80,7 +80,7 @@ pub enum UringError {
 /// What the running kernel can do beyond the minimum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Features {
-    /// Multishot accept and poll. One that is refused is started again after each event.
+    /// Multishot accept. One that is refused is started again after each client.
     pub multishot: bool,
     /// io_uring_enter with the index of a registered ring.
     pub registered_ring: bool,

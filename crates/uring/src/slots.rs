@@ -29,11 +29,6 @@ pub(crate) enum Kind {
     Accept {
         multishot: bool,
     },
-    /// Likewise. The events polled for.
-    Poll {
-        events: u32,
-        multishot: bool,
-    },
     /// A command for a block device in the ring; goes to the helper if the kernel does not know it.
     BlockCommand {
         fd: i32,

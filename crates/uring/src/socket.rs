@@ -61,18 +61,8 @@ impl Uring {
         unsafe { OwnedFd::from_raw_fd(fd) }
     }
 
-    /// Polls for readability, or else for writability, until cancelled (multishot). Results: poll(2)'s `revents`. Each
-    /// completion says that there is something new; read until there is nothing more.
-    pub fn poll(&mut self, token: Token, fd: Arc<OwnedFd>, readable: bool) {
-        let events = poll_events(readable);
-        let (name, slot) = self.slots.take(token, Kind::Poll { events, multishot: self.features.multishot });
-        slot.file = Some(fd);
-        let entry = slot.poll_entry();
-        self.submit(name, entry);
-    }
-
     /// Polls for readability, or else for writability, once. Result: poll(2)'s `revents`, at once if it is so already.
-    pub fn poll_once(&mut self, token: Token, fd: Arc<OwnedFd>, readable: bool) {
+    pub fn poll(&mut self, token: Token, fd: Arc<OwnedFd>, readable: bool) {
         let (name, slot) = self.slots.take(token, Kind::Plain);
         let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), poll_events(readable)).build();
         slot.file = Some(fd);
@@ -138,10 +128,5 @@ impl Slot {
                 .flags(libc::SOCK_CLOEXEC)
                 .build(),
         }
-    }
-
-    pub(crate) fn poll_entry(&self) -> squeue::Entry {
-        let Kind::Poll { events, multishot } = self.kind else { unreachable!("only for polls") };
-        opcode::PollAdd::new(self.fd(), events).multi(multishot).build()
     }
 }

@@ -378,39 +378,18 @@ fn a_descriptor_that_was_not_accepted_is_not_given_away() {
 }
 
 #[test]
-fn a_poll_reports_each_event() {
-    everywhere(|mut env| {
-        let (ours, mut theirs) = socketpair();
-        env.poll(Token(1), ours.clone(), true);
-        let mut ours_stream = UnixStream::from(ours.try_clone().unwrap());
-        for _ in 0..5 {
-            theirs.write_all(b"x").unwrap();
-            let done = one(&mut env);
-            assert!(more(done.flags));
-            assert!(done.result & i32::from(libc::POLLIN) != 0);
-            ours_stream.read_exact(&mut [0]).unwrap();
-        }
-        env.cancel(Token(1));
-        let done = complete(&mut env, 1);
-        assert!(!more(done.last().unwrap().flags));
-        env.poll(Token(2), ours, false);
-        assert!(one(&mut env).result & i32::from(libc::POLLOUT) != 0, "an empty socket is writable");
-    });
-}
-
-#[test]
-fn a_poll_once_reports_what_is_there_already_and_no_second_event() {
+fn a_poll_reports_what_is_there_already_and_no_second_event() {
     everywhere(|mut env| {
         let (ours, mut theirs) = socketpair();
         theirs.write_all(b"x").unwrap();
         for token in 1..=2 {
-            env.poll_once(Token(token), ours.clone(), true);
+            env.poll(Token(token), ours.clone(), true);
             let done = one(&mut env);
             assert_eq!((done.token, more(done.flags)), (Token(token), false));
             assert!(done.result & i32::from(libc::POLLIN) != 0);
         }
         UnixStream::from(ours.try_clone().unwrap()).read_exact(&mut [0]).unwrap();
-        env.poll_once(Token(3), ours.clone(), true);
+        env.poll(Token(3), ours.clone(), true);
         env.wait(Wait::Poll, &mut Vec::new());
         assert_eq!(env.in_flight(), 1, "it waits");
         theirs.write_all(b"y").unwrap();

@@ -144,7 +144,7 @@ impl FusePort {
     fn poll_if_needed(&mut self, cx: &mut Context<'_, Uring>) {
         if !self.polling && !self.readable && !self.draining && !self.gone {
             let token = cx.token(POLL);
-            cx.env.poll_once(token, self.fd.clone(), true);
+            cx.env.poll(token, self.fd.clone(), true);
             self.polling = true;
         }
     }
