@@ -219,3 +219,33 @@ fn ragged_writes_by_several_clients_to_one_block_all_survive() {
         assert_eq!(usize::from(*byte), expected, "byte {at}");
     }
 }
+
+// Large reads wait for answers to leave; nothing else waits for them.
+#[test]
+fn a_write_behind_large_reads_that_nobody_takes_is_done_and_all_reads_are_answered() {
+    const READS: u64 = 40;
+    const LEN: u32 = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let log = Arc::new(Log::default());
+    let rig = Rig::tapped(&[file(&folder, READS * u64::from(LEN))], log.clone());
+    let mut client = Raw::go(&rig);
+    let mut requests: Vec<u8> =
+        (0..READS).flat_map(|n| request(0, READ, n, n * u64::from(LEN), LEN)).collect();
+    let place = (READS - 1) * u64::from(LEN);
+    requests.extend([request(0, WRITE, 1000, place, 4096), vec![7; 4096]].concat());
+    client.write(&requests);
+    nbd_support::until("the write is done", || {
+        log.take().contains(&Seen::Altered(Op::Write, Flags::NONE, place / 512))
+    });
+    let mut answered = Vec::new();
+    while answered.len() as u64 <= READS {
+        let (error, cookie) = client.reply();
+        assert_eq!(error, 0);
+        if cookie < READS {
+            client.read(LEN as usize);
+        }
+        answered.push(cookie);
+    }
+    answered.sort_unstable();
+    assert!(answered.iter().copied().eq((0..READS).chain([1000])), "{answered:?}");
+}
