@@ -69,8 +69,11 @@ fn disks_and_volumes(args: &ServeArgs) -> (Vec<String>, Vec<String>) {
     (disks, volumes)
 }
 
-/// `disk/a.img/1`, `md/data`, `vg0/root`: a path below here that leads through a folder is none of these.
+/// `disk/a.img/1`, `md/data`, `md:data`, `vg0/root`: a path below here that leads through a folder is none of these.
 fn reads_like_a_volume(spec: &str) -> bool {
+    if spec.starts_with("md:") {
+        return true;
+    }
     let mut parts = spec.split('/');
     let first = parts.next().unwrap_or_default();
     let is_name = |part: &str| !part.is_empty() && part != "." && part != "..";

@@ -167,9 +167,10 @@ pub(crate) struct NewDevice {
 }
 
 impl Graph {
-    /// The device of that name.
+    /// The device of that name. An array's may be written `md:NAME` as well (no group's name has a colon).
     pub fn find(&self, name: &str) -> Option<DeviceId> {
-        self.by_name.get(name).copied()
+        let array = name.strip_prefix("md:").map(|name| format!("md/{name}"));
+        self.by_name.get(array.as_deref().unwrap_or(name)).copied()
     }
 
     /// One device.

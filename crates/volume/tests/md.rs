@@ -4,7 +4,7 @@
 mod lab;
 
 use blockwork_format::md::v1::{Features, Minor, Superblock};
-use blockwork_format::md::{Level, Role, v0};
+use blockwork_format::md::{Level, Role, Uuid, v0};
 use blockwork_volume::md::MemberState;
 use blockwork_volume::{Assembly, DeviceKind, VolumeError};
 use lab::{DATA, Disk, Lab, Set, all_names, content, numbered, put_superblock, refused, volume, warning};
@@ -443,4 +443,16 @@ fn an_array_whose_member_lies_on_itself_has_no_such_member() {
     outer.write(DATA * 512 + 4096, &small.superblock(1).encode_blocks(512));
     let assembly = lab.open(&[&outer]);
     warning(&assembly, "md/self: it claims to be a member of md/self, which has been assembled without it");
+}
+
+#[test]
+fn an_array_goes_by_its_name_and_by_its_uuid_with_a_slash_or_a_colon() {
+    let lab = Lab::new();
+    let set = Set::new("host:data", Level::Raid1, 0, 2);
+    let disks = set.members(&lab);
+    let mut assembly = lab.open(&refs(&disks));
+    let uuid = Uuid(set.uuid);
+    for name in ["md/data".to_owned(), "md:data".into(), format!("md/{uuid}"), format!("md:{uuid}")] {
+        assert_eq!(volume(&mut assembly, &name).name, "md/data", "{name}");
+    }
 }
