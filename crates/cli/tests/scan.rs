@@ -120,20 +120,20 @@ fn the_tree_shows_partitions_file_systems_and_the_names_of_volumes() {
     let disk = gpt(&scratch, "disk.img");
     put_file_system(&scratch, &disk, MIB, 16 * MIB, &["mkfs.ext4", "-q", "-F"]);
     let whole = scratch.sparse("whole.img", 512 * MIB);
-    run(tool("mkfs.xfs").args(["-q", &whole]));
+    run(tool("mkfs.xfs").args(["-q", "-L", "data", &whole]));
     let shown = tree(&scratch, &["disk.img", "whole.img"]);
-    let rows: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(rows[0][..4], ["NAME", "SIZE", "TYPE", "CONTENT"], "{shown}");
-    assert_eq!(rows[1][..4], ["disk.img", "64M", "disk", "gpt"], "{shown}");
-    assert_eq!(rows[2][..5], ["|-1", "16M", "part", "ext4", "root"], "{shown}");
-    assert_eq!(rows[3][..5], ["|-2", "8M", "part", "EFI", "System"], "{shown}");
-    assert_eq!(rows[4][..3], ["`-5", "4M", "part"], "{shown}");
-    assert_eq!(rows[5][..4], ["whole.img", "512M", "disk", "xfs"], "{shown}");
-    for (row, volume) in rows[1..].iter().zip(["", "/1", "/2", "/5"]) {
-        assert_eq!(*row.last().unwrap(), format!("disk/disk.img{volume}"), "{shown}");
-    }
+    let expected = "\
+NAME               SIZE  TYPE  CONTENT
+disk/disk.img       64M  disk  gpt
+|-disk/disk.img/1   16M  part  ext4, named \"root\"
+|-disk/disk.img/2    8M  part  (EFI System)
+`-disk/disk.img/5    4M  part  (Linux filesystem), named \"last\"
+disk/whole.img     512M  disk  xfs \"data\"
+";
+    assert_eq!(shown, expected);
     let uuid = run(tool("blkid").args(["-p", "-o", "value", "-s", "UUID", &whole]));
-    assert!(rows[5].contains(&uuid.trim()), "{uuid}: {shown}");
+    let shown = run(&mut scratch.blockwork(["scan", "--uuids", "whole.img"]));
+    assert!(shown.contains(uuid.trim()), "{uuid}: {shown}");
 }
 
 #[test]
@@ -145,11 +145,13 @@ fn json_has_its_documented_fields() {
         |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<Vec<_>>().join(" ");
     assert_eq!(
         keys(&report),
-        "content disk limits partition_table partition_table_id partitions size uuid volume warnings"
+        "content disk label limits md_member partition_table partition_table_id partitions pv read_only refusal size uuid \
+         volume warnings"
     );
     assert_eq!(
         keys(&report["partitions"][0]),
-        "content name number part_uuid size start type_id type_name uuid volume"
+        "content label limits md_member name number part_uuid partition_table partition_table_id partitions pv read_only \
+         refusal size start type_id type_name uuid volume warnings"
     );
     assert_eq!(report["size"], 64 * MIB);
     assert_eq!(report["partition_table"], "mbr");

@@ -212,36 +212,94 @@ mod tests {
     use super::*;
     use std::process::Command;
 
-    /// A file system made by its own tool, and what blkid says of it.
-    fn made_by(size: u64, program: &str, args: &[&str]) -> (Option<Signature>, String) {
+    /// What blkid says of the bytes, a value a line.
+    fn blkid(bytes: &[u8], tag: &str) -> String {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), bytes).unwrap();
+        let mut blkid = Command::new("blkid");
+        let output = blkid.args(["-p", "-o", "value", "-s", tag]).arg(file.path()).output();
+        let output = output.unwrap_or_else(|error| panic!("blkid: {error}; it is in util-linux"));
+        String::from_utf8(output.stdout).unwrap().trim_end().to_owned()
+    }
+
+    /// What is found must be what blkid finds.
+    #[track_caller]
+    fn compare(what: &str, bytes: &[u8]) -> Signature {
+        let found = signature(&bytes.to_vec()).unwrap_or_else(|| panic!("{what}: nothing found"));
+        assert_eq!(found.kind, blkid(bytes, "TYPE"), "{what}");
+        assert_eq!(found.uuid.clone().unwrap_or_default(), blkid(bytes, "UUID"), "{what}");
+        assert_eq!(found.label.clone().unwrap_or_default(), blkid(bytes, "LABEL"), "{what}");
+        found
+    }
+
+    /// A file system made by its own tool.
+    fn made_by(size: u64, program: &str, args: &[&str]) -> Vec<u8> {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(size).unwrap();
         let status = Command::new(program).args(args).arg(file.path()).output();
         let status = status
             .unwrap_or_else(|error| panic!("{program}: {error}; scripts/install-test-tools installs it"));
         assert!(status.status.success(), "{program}: {}", String::from_utf8_lossy(&status.stderr));
-        let mut blkid = Command::new("blkid");
-        blkid.args(["-p", "-o", "value", "-s", "TYPE", "-s", "UUID"]).arg(file.path());
-        let blkid = blkid.output().unwrap();
-        let bytes = std::fs::read(file.path()).unwrap();
-        (signature(&bytes), String::from_utf8(blkid.stdout).unwrap())
+        std::fs::read(file.path()).unwrap()
     }
 
     #[test]
     fn file_systems_are_told_as_blkid_tells_them() {
-        for (size, program, args) in [
-            (512 << 20, "mkfs.xfs", &["-q"][..]),
-            (16 << 20, "mkfs.ext4", &["-q", "-F"]),
-            (16 << 20, "mkfs.ext3", &["-q", "-F"]),
-            (16 << 20, "mkfs.ext2", &["-q", "-F"]),
-            (16 << 20, "mkswap", &["-q"]),
+        for (size, program, args, kind) in [
+            (512 << 20, "mkfs.xfs", &["-q", "-L", "twelve bytes"][..], "xfs"),
+            (16 << 20, "mkfs.ext4", &["-q", "-F", "-L", "root"], "ext4"),
+            (16 << 20, "mkfs.ext3", &["-q", "-F"], "ext3"),
+            (16 << 20, "mkfs.ext2", &["-q", "-F", "-L", "sixteen bytes..."], "ext2"),
+            (16 << 20, "mkfs.ext4", &["-q", "-F", "-O", "journal_dev"], "jbd"),
+            (16 << 20, "mkswap", &["-q", "-L", "swap space"], "swap"),
         ] {
-            let (found, blkid) = made_by(size, program, args);
-            let found = found.unwrap_or_else(|| panic!("{program}: nothing found"));
-            assert!(blkid.lines().any(|line| line == found.kind), "{program}: {found:?}, blkid says {blkid}");
-            let uuid = found.uuid.unwrap();
-            assert!(blkid.lines().any(|line| line == uuid), "{program}: {uuid}, blkid says {blkid}");
+            assert_eq!(compare(program, &made_by(size, program, args)).kind, kind);
         }
+    }
+
+    /// A megabyte with these bytes at these places.
+    fn laid_out(pieces: &[(usize, &[u8])]) -> Vec<u8> {
+        let mut bytes = vec![0; 1 << 20];
+        pieces.iter().for_each(|(at, piece)| bytes[*at..][..piece.len()].copy_from_slice(piece));
+        bytes
+    }
+
+    const UUID: &[u8] = b"0d4c8a9e-7f53-4be1-a2f4-3f6c2a6d9b10";
+
+    #[test]
+    fn what_blkid_takes_without_a_checksum_is_told_as_it_tells_it() {
+        let luks = [
+            (0, &b"LUKS\xba\xbe\0\x02"[..]),
+            (8, &[0, 0, 0, 0, 0, 0, 0x40, 0]),
+            (24, b"secret"),
+            (168, UUID),
+        ];
+        compare("LUKS2", &laid_out(&luks));
+        let old = [(0, &b"LUKS\xba\xbe\0\x01"[..]), (168, UUID)];
+        assert_eq!(compare("LUKS1", &laid_out(&old)).label, None);
+        let boot_sector = |label: &'static [u8]| {
+            laid_out(&[
+                (0, b"\xeb\x3c\x90mkfs.fat\0\x02\x04\x01\0\x02\0\x02\0\x08\xf8\x04\0"),
+                (38, b"\x29\x37\x2c\xb4\x74"),
+                (43, label),
+                (54, b"FAT12   "),
+                (510, b"\x55\xaa\xf8\xff\xff"),
+            ])
+        };
+        assert_eq!(compare("FAT", &boot_sector(b"EFI        ")).label.as_deref(), Some("EFI"));
+        assert_eq!(compare("FAT", &boot_sector(b"NO NAME    ")).label, None);
+        let disc =
+            [(0x8000, &b"\x01CD001\x01"[..]), (0x8028, b"DISC "), (0x8000 + 830, b"2026112102410700\0")];
+        assert_eq!(compare("ISO 9660", &laid_out(&disc)).uuid.as_deref(), Some("2026-11-21-02-41-07-00"));
+        let volume = [(32, &b"NXSB"[..]), (72, b"sixteen bytes...")];
+        assert_eq!(signature(&laid_out(&volume)).unwrap().kind, "apfs");
+    }
+
+    #[test]
+    fn a_container_counts_more_than_what_was_there_before() {
+        let mut bytes = made_by(16 << 20, "mkfs.ext4", &["-q", "-F"]);
+        bytes[..8].copy_from_slice(b"LUKS\xba\xbe\0\x01");
+        assert_eq!(signature(&bytes).unwrap().kind, "crypto_LUKS");
     }
 
     #[test]
