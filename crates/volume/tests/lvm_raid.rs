@@ -1,0 +1,206 @@
+//! RAID volumes of LVM: which legs are believed, by the superblocks in their metadata volumes. What is read is compared with
+//! the legs' sectors, each of which bears its own number.
+
+mod lab;
+
+use blockwork_format::dm_raid::{self, Superblock};
+use blockwork_format::md::Level;
+use blockwork_format::md::bitmap::{BitmapSuperblock, Bits};
+use blockwork_volume::Assembly;
+use lab::{
+    Disk, EXTENT, Group, HIDDEN, Lab, PE_START, SEEN, commit, content, linear, lv, numbered, pv, refused,
+    volume, warning,
+};
+
+/// Extents of a leg's data, which begins behind the two of its metadata.
+const LEG: u64 = 4;
+
+/// A disk for each leg of the volume `vg0/lv`, of a type with these keys.
+fn legs(lab: &Lab, count: u8, kind: &str, extents: u64, keys: &str) -> Vec<Disk> {
+    let disks: Vec<Disk> = (0..count).map(|leg| pv(lab, &format!("leg{leg}"), leg, 10)).collect();
+    let mut lvs = Vec::new();
+    for leg in 0..count {
+        let id = u16::from(leg) * 2;
+        let (meta, image) = (linear(leg, 0), linear(leg, 2));
+        lvs.push(lv(&format!("lv_rmeta_{leg}"), id + 1, HIDDEN, &[("striped", 2, &meta)]));
+        lvs.push(lv(&format!("lv_rimage_{leg}"), id + 2, HIDDEN, &[("striped", LEG, &image)]));
+    }
+    lvs.push(lv("lv", 100, SEEN, &[(kind, extents, keys)]));
+    let pvs: Vec<(u8, u64)> = (0..count).map(|leg| (leg, 10)).collect();
+    let text = Group { name: "vg0", id: 'g', seqno: 1, more: "", pvs: &pvs, lvs }.text();
+    disks.iter().for_each(|disk| commit(disk, &text));
+    disks
+}
+
+/// A mirror of two whose legs have superblocks and clean bitmaps.
+fn mirror(lab: &Lab) -> Vec<Disk> {
+    let raids = "device_count = 2 region_size = 8 \
+                 raids = [\"lv_rmeta_0\", \"lv_rimage_0\", \"lv_rmeta_1\", \"lv_rimage_1\"]";
+    let disks = legs(lab, 2, "raid1", LEG, raids);
+    for (disk, leg) in disks.iter().zip(0..) {
+        put(disk, &superblock(leg, 2, Level::Raid1));
+        let bitmap = BitmapSuperblock {
+            version: 4,
+            uuid: Default::default(),
+            events: 10,
+            events_cleared: 10,
+            sync_size: LEG * EXTENT,
+            state: 0,
+            chunk_bytes: 4096,
+            daemon_sleep: 5,
+            write_behind: 0,
+            sectors_reserved: 0,
+            nodes: 0,
+            cluster_name: [0; 64],
+            reserved: [0; 120],
+        };
+        let bits = Bits::clean(bitmap.chunks());
+        disk.write(PE_START * 512 + dm_raid::BITMAP_OFFSET, &[&bitmap.encode(), bits.as_bytes()].concat());
+    }
+    disks
+}
+
+fn superblock(leg: u32, legs: u32, level: Level) -> Superblock {
+    Superblock {
+        compat_features: Superblock::EXTENDED,
+        num_devices: legs,
+        array_position: leg,
+        events: 10,
+        failed_devices: Default::default(),
+        disk_recovery_offset: dm_raid::IN_SYNC,
+        array_resync_offset: dm_raid::IN_SYNC,
+        level,
+        layout: 0,
+        stripe_sectors: 0,
+        flags: 0,
+        reshape_position: 0,
+        new_level: i32::from(level).cast_unsigned(),
+        new_layout: 0,
+        new_stripe_sectors: 0,
+        delta_disks: 0,
+        array_sectors: LEG * EXTENT,
+        data_offset: 0,
+        new_data_offset: 0,
+        sectors: LEG * EXTENT,
+        incompat_features: 0,
+    }
+}
+
+/// Writes the superblock of a leg's metadata volume, at the start of its disk's extents.
+fn put(disk: &Disk, superblock: &Superblock) {
+    disk.write(PE_START * 512, &superblock.encode());
+}
+
+/// Sectors of a leg's data.
+fn data(leg: u32, start: u64, count: u64) -> Vec<u8> {
+    let first = PE_START + 2 * EXTENT + start;
+    (first..first + count).flat_map(|sector| numbered(leg, sector)).collect()
+}
+
+/// Whether the mirror is read from this leg only.
+#[track_caller]
+fn assert_read_from(assembly: &mut Assembly, leg: u32) {
+    let mirror = volume(assembly, "vg0/lv");
+    assert!(content(assembly, &mirror) == data(leg, 0, LEG * EXTENT), "{:?}", assembly.warnings());
+}
+
+#[test]
+fn stripes_are_read_from_their_legs_in_turn() {
+    let lab = Lab::new();
+    let names = "raid0_lvs = [\"lv_rimage_0\", \"lv_rimage_1\"]";
+    let disks = legs(&lab, 2, "raid0", 2 * LEG, &format!("stripe_count = 2 stripe_size = 8 {names}"));
+    let mut assembly = lab.open_for_writing(&[&disks[1], &disks[0]]);
+    let stripes = volume(&mut assembly, "vg0/lv");
+    let expected: Vec<u8> =
+        (0..LEG).flat_map(|row| [data(0, row * 8, 8), data(1, row * 8, 8)].concat()).collect();
+    assert!(content(&assembly, &stripes) == expected);
+    assert!(!stripes.read_only);
+    drop(assembly);
+    let said = refused(&mut lab.open(&[&disks[0]]), "vg0/lv");
+    assert!(said.contains("too many of its legs are missing or out of date"), "{said}");
+}
+
+#[test]
+fn a_mirror_whose_legs_agree_is_written_and_one_leg_is_enough() {
+    let lab = Lab::new();
+    let disks = mirror(&lab);
+    let mut assembly = lab.open_for_writing(&[&disks[0], &disks[1]]);
+    assert!(!volume(&mut assembly, "vg0/lv").read_only);
+    assert_eq!(assembly.warnings(), [] as [&str; 0]);
+    drop(assembly);
+    for leg in 0..2 {
+        let mut assembly = lab.open(&[&disks[leg]]);
+        assert_read_from(&mut assembly, u32::try_from(leg).unwrap());
+        warning(&assembly, &format!("vg0/lv: leg {} is left out: lv_rimage_{}", 1 - leg, 1 - leg));
+    }
+}
+
+#[test]
+fn legs_that_are_out_of_date_failed_new_or_swapped_are_left_out_with_the_reason() {
+    type Change = fn(&mut Superblock, &mut Superblock);
+    let changes: [(Change, &str); 3] = [
+        (|_, other| other.events = 12, "lv_rimage_0: it is out of date (events 10, and the array is at 12)"),
+        (|_, other| other.fail(0), "lv_rimage_0: it has failed, as the others say"),
+        (|own, _| own.array_position = 1, "lv_rimage_0: its superblock is that of leg 1, expected 0"),
+    ];
+    for (change, why) in changes {
+        let lab = Lab::new();
+        let disks = mirror(&lab);
+        let [mut own, mut other] = [0, 1].map(|leg| superblock(leg, 2, Level::Raid1));
+        // The other one is the truth.
+        other.events += 1;
+        change(&mut own, &mut other);
+        put(&disks[0], &own);
+        put(&disks[1], &other);
+        let mut assembly = lab.open(&[&disks[0], &disks[1]]);
+        assert_read_from(&mut assembly, 1);
+        warning(&assembly, why);
+    }
+    let lab = Lab::new();
+    let disks = mirror(&lab);
+    disks[0].write(PE_START * 512, &[0; 512]);
+    let mut assembly = lab.open(&[&disks[0], &disks[1]]);
+    assert_read_from(&mut assembly, 1);
+    warning(&assembly, "lv_rimage_0: it has no superblock: it is new, and empty");
+}
+
+#[test]
+fn a_leg_that_is_being_recovered_is_read_only_where_it_is_in_sync() {
+    let lab = Lab::new();
+    let disks = mirror(&lab);
+    let recovering = Superblock { disk_recovery_offset: 16, ..superblock(0, 2, Level::Raid1) };
+    put(&disks[0], &recovering);
+    let mut assembly = lab.open(&[&disks[0], &disks[1]]);
+    let mirror = volume(&mut assembly, "vg0/lv");
+    assert!(content(&assembly, &mirror)[16 * 512..] == data(1, 16, LEG * EXTENT - 16));
+    let said = refused(&mut lab.open(&[&disks[0]]), "vg0/lv");
+    assert!(said.contains("some data has no copy in sync"), "{said}");
+}
+
+#[test]
+fn a_volume_whose_state_cannot_be_kept_is_only_read() {
+    for (damage, why) in [
+        (0, "Linux has not used it yet: its metadata volumes have no superblocks"),
+        (dm_raid::BITMAP_OFFSET, "its write-intent bitmap cannot be kept: md bitmap at 4096: magic is"),
+    ] {
+        let lab = Lab::new();
+        let disks = mirror(&lab);
+        disks.iter().for_each(|disk| disk.write(PE_START * 512 + damage, &[0; 512]));
+        let mut assembly = lab.open_for_writing(&[&disks[0], &disks[1]]);
+        let chosen = assembly.choose(&["vg0/lv".to_owned()]).unwrap().remove(0);
+        assert!(chosen.volume.read_only);
+        let said = chosen.read_only.unwrap();
+        assert!(said.starts_with(why), "{said}");
+    }
+}
+
+#[test]
+fn superblocks_of_another_array_than_the_groups_metadata_tells_of_are_refused() {
+    let lab = Lab::new();
+    let disks = mirror(&lab);
+    for (disk, leg) in disks.iter().zip(0..) {
+        put(disk, &superblock(leg, 3, Level::Raid1));
+    }
+    let said = refused(&mut lab.open(&[&disks[0], &disks[1]]), "vg0/lv");
+    assert!(said.contains("tell of a raid1 of 3 legs, and the group's metadata of a raid1 of 2"), "{said}");
+}
