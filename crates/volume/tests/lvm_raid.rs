@@ -128,9 +128,9 @@ fn a_mirror_whose_legs_agree_is_written_and_one_leg_is_enough() {
     assert!(!volume(&mut assembly, "vg0/lv").read_only);
     assert_eq!(assembly.warnings(), [] as [&str; 0]);
     drop(assembly);
-    for leg in 0..2 {
-        let mut assembly = lab.open(&[&disks[leg]]);
-        assert_read_from(&mut assembly, u32::try_from(leg).unwrap());
+    for (disk, leg) in disks.iter().zip(0..) {
+        let mut assembly = lab.open(&[disk]);
+        assert_read_from(&mut assembly, leg);
         warning(&assembly, &format!("vg0/lv: leg {} is left out: lv_rimage_{}", 1 - leg, 1 - leg));
     }
 }
