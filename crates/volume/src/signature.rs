@@ -50,6 +50,8 @@ enum Label {
     Bytes(u64, usize),
     /// At most so many units of UTF-16, little-endian.
     Wide(u64, usize),
+    /// In the root directory of a FAT: the boot sector's may be an old one.
+    Fat,
 }
 
 const fn magic(offset: u64, bytes: &'static [u8], kind: &'static str, id: Id, label: Label) -> Magic {
@@ -89,14 +91,14 @@ const FILE_SYSTEMS: &[Magic] = &[
     magic(0x8001, b"CD001", "iso9660", Id::Date(0x8000 + 830), Label::Bytes(0x8000 + 40, 32)),
     magic(3, b"NTFS    ", "ntfs", Id::Serial64(72), Label::None),
     magic(3, b"EXFAT   ", "exfat", Id::Serial32(100), Label::None),
-    magic(82, b"FAT32   ", "vfat", Id::Serial32(67), Label::Bytes(71, 11)),
-    magic(54, b"FAT1", "vfat", Id::Serial32(39), Label::Bytes(43, 11)),
+    magic(82, b"FAT32   ", "vfat", Id::Serial32(67), Label::Fat),
+    magic(54, b"FAT1", "vfat", Id::Serial32(39), Label::Fat),
     magic(32, b"NXSB", "apfs", Id::Uuid(72), Label::None),
     magic(0, b"SnAp", "DM_snapshot_cow", Id::None, Label::None),
 ];
 
-/// What FAT says where it has no label.
-const NO_NAME: &str = "NO NAME";
+/// Entries of a FAT's root directory in which its label is looked for: the label is the first of them in practice.
+const FAT_ENTRIES: usize = 128;
 
 /// Looks for a signature. `None` where none is known, or the place cannot be read.
 pub fn signature(source: &dyn Source) -> Option<Signature> {
@@ -146,7 +148,8 @@ impl Label {
     fn read(self, source: &dyn Source) -> Option<String> {
         match self {
             Label::None => None,
-            Label::Bytes(at, most) => text(&bytes_at(source, at, most)?).filter(|label| label != NO_NAME),
+            Label::Bytes(at, most) => text(&bytes_at(source, at, most)?),
+            Label::Fat => fat_label(source),
             Label::Wide(at, most) => {
                 let bytes = bytes_at(source, at, 2 * most)?;
                 let (units, _) = bytes.as_chunks::<2>();
@@ -181,6 +184,32 @@ fn uuid_at(source: &dyn Source, offset: u64) -> Option<String> {
     }
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     Some(format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]))
+}
+
+/// The name of the entry that is a volume's label, and not a file or a part of a long name.
+fn fat_label(source: &dyn Source) -> Option<String> {
+    const LABEL: u8 = 8;
+    const LABEL_OR_FOLDER: u8 = LABEL | 0x10;
+    const LONG_NAME: u8 = 0xf;
+    const DELETED: u8 = 0xe5;
+    let root = bytes_at(source, fat_root(&bytes_at(source, 0, 512)?)?, 32 * FAT_ENTRIES)?;
+    let (entries, _) = root.as_chunks::<32>();
+    let used = entries.iter().take_while(|entry| entry[0] != 0).filter(|entry| entry[0] != DELETED);
+    let mut labels = used.filter(|entry| entry[11] & LABEL_OR_FOLDER == LABEL && entry[11] != LONG_NAME);
+    text(&labels.next()?[..11])
+}
+
+/// Where the root directory of a FAT begins, bytes: behind the copies of the table; in FAT32, at its cluster.
+fn fat_root(boot: &[u8]) -> Option<u64> {
+    let word = |at: usize| u64::from(u16::from_le_bytes([boot[at], boot[at + 1]]));
+    let long = |at: usize| word(at) | word(at + 2) << 16;
+    let (sector, cluster_sectors, tables) = (word(11), u64::from(boot[13]), u64::from(boot[16]));
+    let behind = |table_sectors: u64| word(14) + tables * table_sectors;
+    let at = match word(22) {
+        0 => behind(long(36)) + long(44).checked_sub(2)? * cluster_sectors,
+        table_sectors => behind(table_sectors),
+    };
+    Some(at * sector)
 }
 
 /// ext2, 3 and 4 share a magic number; what they can do tells them apart.
@@ -277,17 +306,21 @@ mod tests {
         compare("LUKS2", &laid_out(&luks));
         let old = [(0, &b"LUKS\xba\xbe\0\x01"[..]), (168, UUID)];
         assert_eq!(compare("LUKS1", &laid_out(&old)).label, None);
-        let boot_sector = |label: &'static [u8]| {
+        // The table has 4 sectors twice, behind the boot sector.
+        let fat = |entry: &'static [u8]| {
             laid_out(&[
                 (0, b"\xeb\x3c\x90mkfs.fat\0\x02\x04\x01\0\x02\0\x02\0\x08\xf8\x04\0"),
                 (38, b"\x29\x37\x2c\xb4\x74"),
-                (43, label),
+                (43, b"OLD LABEL  "),
                 (54, b"FAT12   "),
                 (510, b"\x55\xaa\xf8\xff\xff"),
+                (9 * 512, b"LONG NAME  \x0f"),
+                (9 * 512 + 32, entry),
             ])
         };
-        assert_eq!(compare("FAT", &boot_sector(b"EFI        ")).label.as_deref(), Some("EFI"));
-        assert_eq!(compare("FAT", &boot_sector(b"NO NAME    ")).label, None);
+        assert_eq!(compare("FAT", &fat(b"EFI        \x08")).label.as_deref(), Some("EFI"));
+        assert_eq!(compare("FAT", &fat(b"A FILE     \x20")).label, None);
+        assert_eq!(compare("FAT", &fat(b"\xe5ELETED    \x08")).label, None);
         let disc =
             [(0x8000, &b"\x01CD001\x01"[..]), (0x8028, b"DISC "), (0x8000 + 830, b"2026112102410700\0")];
         assert_eq!(compare("ISO 9660", &laid_out(&disc)).uuid.as_deref(), Some("2026-11-21-02-41-07-00"));
