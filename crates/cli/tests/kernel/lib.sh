@@ -1,0 +1,24 @@
+# What the scripts of these tests have beside the functions of the guest itself.
+
+# fact NAME KEY VALUE: for the host.
+fact() { echo "$1 $2 $3"; }
+# The block device that a disk or partition is: part DISK NUMBER.
+device() { readlink -f "$1"; }
+part() { echo "$(device "$1")$2"; }
+size_of() { blockdev --getsize64 "$1"; }
+md_sysfs() { echo "/sys/block/$(basename "$(device "$1")")/md"; }
+md_reads() { cat "$(md_sysfs "$1")/$2"; }
+md_is() { [ "$(md_reads "$1" "$2")" = "$3" ]; }
+# md_fail ARRAY DISK: fails it, and takes it out.
+md_fail() { mdadm -q "$1" --fail "$2" && wait_for mdadm -q "$1" --remove "$2"; }
+# md_scrub ARRAY: compares all copies, and prints how many sectors differ.
+md_scrub() {
+    wait_for md_is "$1" sync_action idle
+    echo check >"$(md_sysfs "$1")/sync_action"
+    wait_for md_is "$1" sync_action idle
+    md_reads "$1" mismatch_cnt
+}
+# Sectors that were read from a disk so far.
+sectors_read() { awk '{print $3}' "/sys/block/$(basename "$(device "$1")")/stat"; }
+# A field of mdadm --examine: examine DEVICE FIELD
+examine() { mdadm --examine "$(device "$1")" | sed -n "s/^ *$2 : *//p"; }

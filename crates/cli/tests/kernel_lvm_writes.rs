@@ -1,0 +1,102 @@
+//! Logical volumes that the real kernel and LVM made, written by us, and judged by them: the group's metadata, that no leg is
+//! resynced, that all legs are the same, and what they hold.
+
+mod kernel;
+mod support;
+
+use std::fmt::Write;
+
+use kernel::{Facts, MIB, Machine, scribble};
+use support::nbd::fio;
+use support::run;
+
+/// Volumes of the group `vg`, by the arguments of `lvcreate`.
+const VOLUMES: &[(&str, &str)] = &[
+    ("linear", "-l 9"),
+    ("striped", "-i 3 -I 16k -l 12"),
+    ("raid0", "--type raid0 -i 2 -I 64k -l 8"),
+    ("raid1", "--type raid1 -m 1 -l 32"),
+    ("raid1x3", "--type raid1 -m 2 -R 64k -l 24"),
+    ("raid10", "--type raid10 -i 2 -m 1 -I 16k -R 256k -l 32"),
+];
+
+const JUDGE: &str = "
+checked() { [ $(lvs --noheadings -o raid_sync_action $1) = idle ] && [ $(lvs --noheadings -o sync_percent $1) = 100.00 ]; }
+lv_judge() {
+    local name=$1 raid=$2 lv=vg/$1
+    dmesg -C
+    lvchange -ay $lv >&2
+    fact $name kernel \"$(dmesg | grep -c 'resync of RAID\\|recovery of RAID\\|not clean' || true)\"
+    if [ $raid = yes ]; then
+        fact $name status \"$(dmsetup status vg-$name)\"
+        fact $name sync $(lvs --noheadings -o sync_percent $lv)
+        fact $name health \"$(lvs --noheadings -o lv_health_status $lv)\"
+    fi
+    fact $name sha256 $(sha256 /dev/$lv)
+    if [ $raid = yes ]; then
+        wait_for checked $lv
+        lvchange --syncaction check $lv >&2
+        wait_for checked $lv
+        fact $name differs $(lvs --noheadings -o raid_mismatch_count $lv)
+    fi
+    lvchange -an $lv >&2
+}
+vgck vg
+";
+
+fn is_mirrored(name: &str) -> bool {
+    name.starts_with("raid1")
+}
+
+#[test]
+fn what_we_write_to_a_volume_is_what_the_kernel_reads_from_every_leg_without_a_resync() {
+    let mut machine = Machine::new();
+    for disk in ["a", "b", "c", "d"] {
+        machine.disk(disk, 40 * MIB);
+    }
+    let mut make = String::from("vgcreate -s 256k vg /d/? >&2\n");
+    for (name, create) in VOLUMES {
+        writeln!(make, "lvcreate -y {create} -n {name} vg >&2").expect("text");
+    }
+    make.push_str("in_sync() { [ $(lvs --noheadings -o sync_percent $1) = 100.00 ]; }\n");
+    for (name, _) in VOLUMES {
+        if is_mirrored(name) {
+            writeln!(make, "wait_for in_sync vg/{name}").expect("text");
+        }
+        writeln!(make, "whole write /dev/vg/{name} 7").expect("text");
+    }
+    machine.run(&make);
+
+    let served = machine.serve(&["d", "a", "c", "b"], &[]);
+    let mut written = Vec::new();
+    for (seed, (name, _)) in (1..).zip(VOLUMES) {
+        let volume = format!("vg/{name}");
+        scribble(&machine, &volume, seed);
+        let job = [
+            "--rw=randwrite",
+            "--bsrange=512-128k",
+            "--iodepth=16",
+            "--size=2M",
+            "--verify=crc32c",
+            "--fsync=64",
+        ];
+        run(&mut fio(&machine.scratch, &machine.scratch.uri(&volume), &job));
+        written.push(machine.sha256(&volume));
+    }
+    served.stop();
+
+    let mut judge = JUDGE.to_owned();
+    for (name, _) in VOLUMES {
+        writeln!(judge, "lv_judge {name} {}", if is_mirrored(name) { "yes" } else { "no" }).expect("text");
+    }
+    let judged = machine.run(&judge);
+    let facts = Facts(&judged.stdout);
+    for ((name, _), sha256) in VOLUMES.iter().zip(&written) {
+        assert_eq!(facts.get(name, "sha256"), sha256, "{name}");
+        assert_eq!(facts.get(name, "kernel"), "0", "{name}: a resync was begun");
+        if is_mirrored(name) {
+            let of = ["sync", "health", "differs"].map(|key| facts.get(name, key));
+            assert_eq!(of, ["100.00", "", "0"], "{name}: {}", facts.get(name, "status"));
+        }
+    }
+}
