@@ -4,7 +4,7 @@
 //! read it. [`Stats`] adds the workers up.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::bio::Op;
 use crate::layer::NodeId;
@@ -144,15 +144,18 @@ impl NodeKind {
     }
 }
 
+/// Histograms of a node, one for each class of operation.
+type Latencies = Box<[[AtomicU64; LATENCY_BUCKETS]; CLASSES]>;
+
 struct Cell {
     counts: [AtomicU64; COUNTERS],
-    latency: Box<[[AtomicU64; LATENCY_BUCKETS]; CLASSES]>,
+    /// 5 KiB, so only for nodes that ever complete something: a disk can hold tens of thousands of volumes.
+    latency: OnceLock<Latencies>,
 }
 
 impl Default for Cell {
     fn default() -> Cell {
-        let latency = Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))));
-        Cell { counts: std::array::from_fn(|_| AtomicU64::new(0)), latency }
+        Cell { counts: std::array::from_fn(|_| AtomicU64::new(0)), latency: OnceLock::new() }
     }
 }
 
@@ -215,7 +218,9 @@ impl CounterTable {
     /// Records how long an operation took.
     #[inline]
     pub fn latency(&self, node: NodeId, op: Op, took: Nanos) {
-        bump(&self.cells[node.0 as usize].latency[class(op)][bucket(took)], 1);
+        let zero = || Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))));
+        let latency = self.cells[node.0 as usize].latency.get_or_init(zero);
+        bump(&latency[class(op)][bucket(took)], 1);
     }
     /// One counter's value.
     pub fn get(&self, node: NodeId, counter: Counter) -> u64 {
@@ -323,7 +328,9 @@ impl Stats {
                 .enumerate()
                 .map(|(class, name)| {
                     let buckets = (0..LATENCY_BUCKETS)
-                        .map(|b| sum(&|cell| cell.latency[class][b].load(Relaxed), node))
+                        .map(|b| {
+                            sum(&|cell| cell.latency.get().map_or(0, |all| all[class][b].load(Relaxed)), node)
+                        })
                         .collect();
                     (name, Histogram { buckets })
                 })
