@@ -328,8 +328,7 @@ impl Core {
         };
         let mut extents = std::mem::take(&mut self.extents);
         extents.clear();
-        let mut cx =
-            Resolver { now: self.now, ..Resolver::new(&mut extents, &self.counters, &mut self.tracer) };
+        let mut cx = Resolver::new(&mut extents, &self.counters, &mut self.tracer).at(self.now);
         match root.resolve(span, &mut cx) {
             Ok(()) => self.queue(bio, &extents),
             Err(defer) => self.defer(bio, defer),

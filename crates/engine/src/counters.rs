@@ -187,6 +187,11 @@ fn class(op: Op) -> usize {
     }
 }
 
+#[cold]
+fn first(latency: &OnceLock<Latencies>) -> &Latencies {
+    latency.get_or_init(|| Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0)))))
+}
+
 impl CounterTable {
     /// A table for `nodes` nodes, all zero.
     pub fn new(nodes: usize) -> CounterTable {
@@ -218,9 +223,9 @@ impl CounterTable {
     /// Records how long an operation took.
     #[inline]
     pub fn latency(&self, node: NodeId, op: Op, took: Nanos) {
-        let zero = || Box::new(std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))));
-        let latency = self.cells[node.0 as usize].latency.get_or_init(zero);
-        bump(&latency[class(op)][bucket(took)], 1);
+        let latency = &self.cells[node.0 as usize].latency;
+        let all = latency.get().unwrap_or_else(|| first(latency));
+        bump(&all[class(op)][bucket(took)], 1);
     }
     /// One counter's value.
     pub fn get(&self, node: NodeId, counter: Counter) -> u64 {

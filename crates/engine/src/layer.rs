@@ -188,15 +188,30 @@ pub struct Resolver<'a> {
     pub(crate) out: &'a mut Vec<Extent>,
     pub(crate) counters: &'a CounterTable,
     pub(crate) tracer: &'a mut Tracer,
-    pub(crate) now: Nanos,
+    now: Nanos,
     /// Where the way to each leaf is noted, if somebody asks for it.
-    pub(crate) trail: Option<&'a mut Trail>,
+    trail: Option<&'a mut Trail>,
+    /// There is a trail, or tracing is on: one branch for both.
+    watched: bool,
 }
 
 impl<'a> Resolver<'a> {
     /// A resolver on its own, for tests and for questions about a mapping.
+    #[inline]
     pub fn new(out: &'a mut Vec<Extent>, counters: &'a CounterTable, tracer: &'a mut Tracer) -> Resolver<'a> {
-        Resolver { out, counters, tracer, now: Nanos(0), trail: None }
+        let watched = tracer.on();
+        Resolver { out, counters, tracer, now: Nanos(0), trail: None, watched }
+    }
+
+    /// Events get this time.
+    #[inline]
+    pub(crate) fn at(self, now: Nanos) -> Resolver<'a> {
+        Resolver { now, ..self }
+    }
+
+    /// Notes the ways to leaves on `trail`.
+    pub(crate) fn on_trail(self, trail: &'a mut Trail) -> Resolver<'a> {
+        Resolver { trail: Some(trail), watched: true, ..self }
     }
 
     /// Hands `span` (in the sectors of `below`) on from the layer `node`, where it was at `from`.
@@ -204,20 +219,26 @@ impl<'a> Resolver<'a> {
     pub fn pass(&mut self, node: NodeId, from: Sector, below: &dyn Layer, span: Span) -> Result<(), Defer> {
         self.counters.add(node, Counter::Out, 1);
         self.counters.add(below.node(), Counter::In, 1);
-        if self.tracer.on() {
-            let payload = Payload::Remap { from: node, sector: from };
-            self.trace(below.node(), Action::Remap, span, payload, Reason::None);
-        }
-        if self.trail.is_some() {
-            return self.pass_on_trail(node, below, span);
+        if self.watched {
+            return self.pass_watched(node, from, below, span);
         }
         below.resolve(span, self)
     }
 
     #[cold]
-    fn pass_on_trail(&mut self, above: NodeId, below: &dyn Layer, span: Span) -> Result<(), Defer> {
+    fn pass_watched(
+        &mut self,
+        node: NodeId,
+        from: Sector,
+        below: &dyn Layer,
+        span: Span,
+    ) -> Result<(), Defer> {
+        if self.tracer.on() {
+            let payload = Payload::Remap { from: node, sector: from };
+            self.trace(below.node(), Action::Remap, span, payload, Reason::None);
+        }
         if let Some(trail) = &mut self.trail {
-            trail.steps.push(Step { above, below: below.node(), span });
+            trail.steps.push(Step { above: node, below: below.node(), span });
         }
         let result = below.resolve(span, self);
         if let Some(trail) = &mut self.trail {
@@ -254,7 +275,9 @@ impl<'a> Resolver<'a> {
     /// Ends `span` on a leaf. A flush reaches each leaf once, however many ways lead there.
     #[inline]
     pub fn leaf(&mut self, leaf: LeafId, span: Span) {
-        if let Some(trail) = &mut self.trail {
+        if self.watched
+            && let Some(trail) = &mut self.trail
+        {
             trail.reached(leaf, span);
         }
         let target = Target::Leaf(leaf);

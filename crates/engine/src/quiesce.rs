@@ -64,7 +64,7 @@ impl Quiescence {
         state.joined += 1;
         state.members.push(Member { number, reached: epoch, notify });
         drop(state);
-        Attendance { all: self.clone(), number, running: VecDeque::from([(epoch, 0)]) }
+        Attendance { all: self.clone(), number, epoch, count: 0, earlier: VecDeque::new() }
     }
 
     /// Waits until every bio that was resolved before this call has completed.
@@ -95,8 +95,11 @@ impl Quiescence {
 pub(crate) struct Attendance {
     all: Quiescence,
     number: u64,
-    /// Epochs that still have bios, oldest first, with how many. The last is the one that this worker is in.
-    running: VecDeque<(u64, u32)>,
+    /// The epoch that this worker is in, and how many bios of it are under way.
+    epoch: u64,
+    count: u32,
+    /// Earlier epochs that still have bios, oldest first, with how many.
+    earlier: VecDeque<(u64, u32)>,
 }
 
 impl Attendance {
@@ -104,38 +107,51 @@ impl Attendance {
     #[inline]
     pub(crate) fn look(&mut self) {
         let epoch = self.all.0.epoch.load(Ordering::Acquire);
-        if self.running.back().is_none_or(|(seen, _)| *seen != epoch) {
-            self.running.push_back((epoch, 0));
-            self.reach();
+        if self.epoch != epoch {
+            self.enter(epoch);
         }
+    }
+
+    #[cold]
+    fn enter(&mut self, epoch: u64) {
+        self.earlier.push_back((self.epoch, self.count));
+        (self.epoch, self.count) = (epoch, 0);
+        self.reach();
     }
 
     /// A bio was resolved; the epoch to give back to [`Attendance::end`].
     #[inline]
     pub(crate) fn begin(&mut self) -> u64 {
-        let (epoch, count) = self.running.back_mut().expect("a worker is always in an epoch");
-        *count += 1;
-        *epoch
+        self.count += 1;
+        self.epoch
     }
 
     /// A bio that was resolved in `epoch` has come to its end.
     #[inline]
     pub(crate) fn end(&mut self, epoch: u64) {
-        let found = self.running.iter_mut().find(|(of, _)| *of == epoch);
+        if epoch == self.epoch {
+            self.count -= 1;
+        } else {
+            self.end_earlier(epoch);
+        }
+    }
+
+    #[cold]
+    fn end_earlier(&mut self, epoch: u64) {
+        let found = self.earlier.iter_mut().find(|(of, _)| *of == epoch);
         let (_, count) = found.expect("an epoch stays while it has bios");
         *count -= 1;
-        if *count == 0 && self.running.len() > 1 {
+        if *count == 0 {
             self.reach();
         }
     }
 
     /// Drops epochs that are over, and says how far this worker is.
-    #[cold]
     fn reach(&mut self) {
-        while self.running.len() > 1 && self.running.front().is_some_and(|(_, count)| *count == 0) {
-            self.running.pop_front();
+        while self.earlier.front().is_some_and(|(_, count)| *count == 0) {
+            self.earlier.pop_front();
         }
-        let oldest = self.running.front().expect("a worker is always in an epoch").0;
+        let oldest = self.earlier.front().map_or(self.epoch, |(epoch, _)| *epoch);
         let mut state = self.all.state();
         let own = state.members.iter_mut().find(|member| member.number == self.number);
         own.expect("a worker belongs to those waited for until it ends").reached = oldest;

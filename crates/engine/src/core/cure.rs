@@ -139,8 +139,7 @@ impl Core {
 fn explain(root: &dyn Layer, span: Span, nodes: u16) -> Trail {
     let (mut extents, mut trail, mut tracer) = (Vec::new(), Trail::default(), Tracer::default());
     let counters = CounterTable::new(usize::from(nodes));
-    let mut resolver = Resolver::new(&mut extents, &counters, &mut tracer);
-    resolver.trail = Some(&mut trail);
+    let mut resolver = Resolver::new(&mut extents, &counters, &mut tracer).on_trail(&mut trail);
     // Where something has to be prepared first, what was found until then counts: the bio is resolved again anyway.
     let _ = root.resolve(span, &mut resolver);
     trail
