@@ -191,6 +191,7 @@ impl Array {
         let members: Box<[_]> = members.into_iter().map(|member| member.map(Member::new)).collect();
         let mut limits = limits(&geometry, &members);
         limits.read_only |= geometry.copies() > 1 && record.is_none();
+        members.iter().flatten().for_each(|member| member.widen_bad(&limits));
         let found = found_events(record.as_deref());
         let events = found.iter().copied().max().unwrap_or(0);
         let books = Books {

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use blockwork_engine::{Layer, Sector, Sectors};
+use blockwork_engine::{Layer, Limits, Sector, Sectors};
 
 /// Most ranges that cannot be read which are remembered of a member: as many as md's own list has room for.
 pub(super) const BAD_RANGES_MAX: usize = 512;
@@ -26,6 +26,15 @@ pub struct MemberConfig {
     pub write_mostly: bool,
     /// Ranges that must be read from another copy, from the start of the data.
     pub bad: Vec<(Sector, Sectors)>,
+}
+
+/// The blocks of an array with these limits that a range touches. What is read from one member instead of another begins and
+/// ends at them, since the other's own may be larger.
+pub(super) fn whole_blocks(sector: Sector, nr: Sectors, limits: &Limits) -> (Sector, Sectors) {
+    let block = Sectors::from_bytes_ceil(limits.logical_block_size.into()).0.max(1);
+    let start = sector.0 / block * block;
+    let end = sector.0.saturating_add(nr.0).checked_next_multiple_of(block).unwrap_or(u64::MAX);
+    (Sector(start), Sectors(end - start))
 }
 
 /// A member of an array that is served.
@@ -94,6 +103,12 @@ impl Member {
         met.map(|(start, _)| Sectors(start.0.saturating_sub(sector.0))).fold(nr, Sectors::min)
     }
 
+    /// Widens the ranges that cannot be read to whole blocks of the array.
+    pub(super) fn widen_bad(&self, limits: &Limits) {
+        let mut bad = self.bad.write().unwrap_or_else(PoisonError::into_inner);
+        bad.iter_mut().for_each(|(sector, nr)| (*sector, *nr) = whole_blocks(*sector, *nr, limits));
+    }
+
     /// Remembers that the range cannot be read; whether there was room for that.
     pub(super) fn add_bad(&self, sector: Sector, nr: Sectors) -> bool {
         let mut bad = self.bad.write().unwrap_or_else(PoisonError::into_inner);
@@ -155,6 +170,16 @@ mod tests {
         assert!(!member.is_ordinary());
         member.fail();
         assert_eq!(member.readable(Sector(0), Sectors(1)), Sectors::ZERO);
+    }
+
+    #[test]
+    fn bad_ranges_are_whole_blocks_of_the_array() {
+        let limits = Limits { logical_block_size: 4096, ..Limits::default() };
+        let member = member(None, vec![(Sector(9), Sectors(8)), (Sector(u64::MAX - 1), Sectors(7))]);
+        member.widen_bad(&limits);
+        assert_eq!(member.readable(Sector(0), Sectors(100)), Sectors(8));
+        assert_eq!(member.readable(Sector(23), Sectors(100)), Sectors::ZERO);
+        assert_eq!(member.readable(Sector(24), Sectors(100)), Sectors(100));
     }
 
     #[test]

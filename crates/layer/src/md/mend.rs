@@ -22,6 +22,7 @@ use super::array::Array;
 use super::failure::FailedMember;
 use super::geometry::{Place, Places};
 use super::io;
+use super::member::whole_blocks;
 
 /// How long a mending waits after a write has stopped it.
 const RETRY_AFTER: Nanos = Nanos::millis(20);
@@ -81,22 +82,24 @@ impl Array {
     /// What is done about a read that failed: on member `role`, at `span` of its layer.
     pub(super) fn cure_read(&self, role: u16, span: Span) -> Cure {
         let Some(member) = self.member(role) else { return Cure::Again };
-        let place = Place { member: role, sector: Sector(span.sector.0.saturating_sub(member.data_start.0)) };
-        if member.readable(place.sector, span.nr) < span.nr {
+        let sector = Sector(span.sector.0.saturating_sub(member.data_start.0));
+        let (sector, nr) = whole_blocks(sector, span.nr, &self.shape.limits);
+        let place = Place { member: role, sector };
+        if member.readable(sector, nr) < nr {
             // Another bio has met it before.
             return Cure::Again;
         }
-        if self.other_copy(place, span.nr).is_none() {
+        if self.other_copy(place, nr).is_none() {
             return Cure::None;
         }
-        if !member.add_bad(place.sector, span.nr) {
+        if !member.add_bad(sector, nr) {
             return self.too_many_bad(role, span);
         }
         self.choose_with_care();
         if self.record.is_none() {
             return Cure::Again;
         }
-        self.mending.queue().push_back(Unreadable { place, nr: span.nr });
+        self.mending.queue().push_back(Unreadable { place, nr });
         Cure::Defer(self.defer(span, Reason::ReadError))
     }
 
