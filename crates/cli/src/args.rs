@@ -35,7 +35,7 @@ pub(crate) enum Verb {
         blkparse -i t\n\nWithout -o the events are printed as blkparse prints them, until ^C."
     )]
     Trace(TraceArgs),
-    /// Try it: serves four sparse files as a striped volume with real clients, and shows what happened.
+    /// Try it: opens the disks of a Linux machine, serves their volumes to real clients, and shows what happened.
     #[command(after_help = "Example:\n  blockwork demo")]
     Demo(DemoArgs),
 }
