@@ -21,7 +21,7 @@ const DATA: u64 = 64;
 
 const UUID: Uuid = Uuid([0x5e; 16]);
 /// Of an array that is made.
-const EVENTS: u64 = 100;
+pub const EVENTS: u64 = 100;
 
 /// An array, and what it lies on. Device `n` is made as the member of role `n`.
 #[derive(Clone, Debug)]
@@ -40,8 +40,8 @@ pub struct ArrayPlan {
     /// A member that is in sync only below a sector.
     pub recovering: Option<(u16, u64)>,
     pub write_mostly: Option<u16>,
-    /// Whether the volume is a part of the array instead of the array itself.
-    pub linear: bool,
+    /// The volume, where it is only a part of the array: first sector, and how many.
+    pub part: Option<(u64, u64)>,
 }
 
 /// What was found of an array.
@@ -50,6 +50,8 @@ pub struct Found {
     pub truth: Superblock,
     /// By role; none: absent, or out of date.
     pub members: Vec<Option<Member>>,
+    /// Devices that were members, and are out of date.
+    pub lost: Vec<(FileId, Superblock)>,
 }
 
 /// A member that takes part.
@@ -93,8 +95,10 @@ impl ArrayPlan {
             8 => raid10(3, 1, false),
             _ => raid10(2, 2, false),
         };
-        let chunk = *random.choose(&[8, 16, 64]);
-        let member_sectors = random.between(2, 7) * 64;
+        // In a large array the near copies take turns with reads; the volume is where they change.
+        let large = random.chance(1, 4) && layout.is_none_or(|layout| layout.near_copies() > 1);
+        let chunk = if large { 64 } else { *random.choose(&[8, 16, 64]) };
+        let member_sectors = if large { 2304 } else { random.between(2, 7) * 64 };
         let start = *random.choose(&[0, 0, 8, 48]);
         let devices = (0..members)
             .map(|_| {
@@ -116,8 +120,9 @@ impl ArrayPlan {
             absent: None,
             recovering: None,
             write_mostly: (layout.is_none() && random.chance(1, 4)).then(|| role(random)),
-            linear: random.chance(1, 3),
+            part: None,
         };
+        plan.part = plan.draw_part(large, random);
         let odd = role(random);
         if plan.geometry().has_all_data(&|other| other != odd) {
             match random.below(8) {
@@ -127,6 +132,18 @@ impl ArrayPlan {
             }
         }
         plan
+    }
+
+    fn draw_part(&self, large: bool, random: &mut Random) -> Option<(u64, u64)> {
+        let geometry = self.geometry();
+        let sectors = geometry.sectors().0;
+        if large {
+            let turn = (0..sectors / 8).find(|n| geometry.preferred_copy(Sector(n * 8)) > 0);
+            let start = turn.map_or(0, |n| n * 8 - 256);
+            Some((start, (sectors - start).min(512)))
+        } else {
+            random.chance(1, 3).then(|| (24, sectors - 32))
+        }
     }
 
     pub fn geometry(&self) -> Geometry {
@@ -258,6 +275,7 @@ impl ArrayPlan {
         let truth = candidates.iter().map(|(_, superblock)| superblock).max_by_key(|it| it.events);
         let truth = truth.expect("an array has devices").clone();
         let mut members: Vec<Option<Member>> = self.devices.iter().map(|_| None).collect();
+        let mut lost = Vec::new();
         for (device, superblock) in candidates {
             let role = truth.roles[superblock.dev_number as usize];
             if let Role::Active(role) = role
@@ -265,9 +283,11 @@ impl ArrayPlan {
             {
                 let bitmap = self.read_bitmap(world, device)?;
                 members[usize::from(role)] = Some(Member { device, superblock, bitmap });
+            } else {
+                lost.push((device, superblock));
             }
         }
-        Ok(Found { truth, members })
+        Ok(Found { truth, members, lost })
     }
 
     fn read_bitmap(&self, world: &World, device: FileId) -> Result<Option<(BitmapSuperblock, Bits)>, String> {
@@ -340,9 +360,8 @@ impl ArrayPlan {
             record: Some(Box::new(record)),
         };
         let array = Array::new(nodes.next(), config).expect("the members make an array");
-        let (start, sectors) = self.volume();
         let mut root: Arc<dyn Layer> = array.clone();
-        if self.linear {
+        if let Some((start, sectors)) = self.part {
             let part = Linear::new(nodes.next(), root, Sector(start), Sectors(sectors));
             root = Arc::new(part.expect("it lies within the array"));
         }
@@ -362,8 +381,7 @@ impl ArrayPlan {
 
     /// First sector of the array that belongs to the volume, and how many do.
     pub fn volume(&self) -> (u64, u64) {
-        let sectors = self.geometry().sectors().0;
-        if self.linear { (24, sectors - 32) } else { (0, sectors) }
+        self.part.unwrap_or((0, self.geometry().sectors().0))
     }
 }
 

@@ -4,14 +4,16 @@
 //!    each member's own bitmap, if there is one, has the bit (Linux reads the bitmap of only one).
 //! 2. Each copy in sync by itself holds what the clients may expect, not only the one that is read at first: a disk may fail
 //!    before a resync gets to it.
-//! 3. An array that was stopped in order is clean, with the same events everywhere, and no bit set without need.
+//! 3. A member that was lost can come back as Linux takes it back: it is not older than the bitmap's `events_cleared`, so that
+//!    only what has a bit is copied to it; and all that it lacks has one.
+//! 4. An array that was stopped in order is clean, with the same events everywhere, and no bit set without need.
 
-use blockwork_engine::Sector;
+use blockwork_engine::{FileId, Sector};
 use blockwork_format::md::IN_SYNC;
-use blockwork_layer::md::Places;
+use blockwork_layer::md::{Place, Places};
 use blockwork_sim::{Oracle, World};
 
-use super::disks::{ArrayPlan, Found, Member};
+use super::disks::{ArrayPlan, EVENTS, Found, Member};
 
 /// Violations that are told of one array.
 const VIOLATIONS_MAX: usize = 5;
@@ -94,6 +96,51 @@ impl Judge<'_> {
     }
 
     /// Rule 3.
+    pub fn who_is_lost_can_come_back(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        for (device, superblock) in &self.found.lost {
+            // One that was not in sync, or was lost before the array was made, is copied whole.
+            if superblock.recovered_sectors() != IN_SYNC || superblock.events < EVENTS {
+                continue;
+            }
+            for (bitmap, _) in self.found.members.iter().flatten().filter_map(|member| member.bitmap.as_ref())
+            {
+                let (own, cleared) = (superblock.events, bitmap.events_cleared);
+                if own < cleared {
+                    wrong.push(format!(
+                        "device {} was lost at event {own}, and bits cleared at {cleared}",
+                        device.0
+                    ));
+                }
+            }
+            wrong.extend(self.lacks_unknown(*device));
+        }
+        wrong.truncate(VIOLATIONS_MAX);
+        wrong
+    }
+
+    /// What a lost device lacks without a bit.
+    fn lacks_unknown(&self, device: FileId) -> Vec<String> {
+        let geometry = self.plan.geometry();
+        let (role, _) =
+            self.plan.numbered().find(|(_, other)| *other == device).expect("a device of the array");
+        let mut wrong = Vec::new();
+        for at in 0..geometry.sectors_on_member(role).0 {
+            let place = Place { member: role, sector: Sector(at) };
+            let Some(Sector(sector)) = geometry.to_array(place) else { continue };
+            let bytes = self.world.peek(device, self.plan.data(place.sector));
+            let lacks = self.copies(sector).first().is_some_and(|copy| copy.bytes != bytes);
+            if lacks && !self.found.members.iter().flatten().all(|member| self.is_marked(member, sector)) {
+                wrong.push(format!(
+                    "device {} may come back, and lacks sector {sector} without a bit",
+                    device.0
+                ));
+            }
+        }
+        wrong
+    }
+
+    /// Rule 4.
     pub fn is_at_rest(&self) -> Vec<String> {
         let (truth, mut wrong) = (&self.found.truth, Vec::new());
         if truth.resync_offset != IN_SYNC {

@@ -60,7 +60,20 @@ pub struct Plan {
     pub clients: usize,
     pub bios: u64,
     pub depth: usize,
-    pub pause_max: Nanos,
+    pub pace: Pace,
+    /// All devices do this, which no client may notice.
+    pub slowness: Faults,
+}
+
+/// How clients take their time. What an array does when it is idle, or a part of it is, has to happen meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub enum Pace {
+    /// As fast as it goes.
+    Rush,
+    /// With a long pause now and then.
+    Pauses(Nanos),
+    /// Little by little for seconds, everywhere, and nearly never a flush.
+    Trickle,
 }
 
 /// What a run came to.
@@ -102,7 +115,17 @@ impl Plan {
             clients: random.index(3) + 1,
             bios,
             depth: *random.choose(&[1, 2, 4, 16, 64]),
-            pause_max: *random.choose(&[Nanos::millis(2), Nanos::millis(400), Nanos::secs(3)]),
+            pace: match random.below(4) {
+                0 => Pace::Rush,
+                1 => Pace::Pauses(Nanos::millis(400)),
+                2 => Pace::Pauses(Nanos::secs(3)),
+                _ => Pace::Trickle,
+            },
+            slowness: Faults {
+                stalls: *random.choose(&[0, 0, 10_000]),
+                stall_time: Nanos::secs(10),
+                ..Faults::default()
+            },
             array,
         }
     }
@@ -232,6 +255,7 @@ impl Run<'_> {
         let victims = self.choose_victims(&found, life);
         let mercy = !life.no_mercy || !self.in_sync;
         world.set_chaos(self.plan.chaos);
+        (0..world.devices()).for_each(|n| world.set_faults(FileId(n), self.plan.slowness.clone()));
         victims.iter().for_each(|victim| world.set_faults(*victim, life.faults.clone()));
         if life.cut > 0 {
             world.cut_at_event(world.events() + life.cut);
@@ -289,7 +313,16 @@ impl Run<'_> {
             let seed = plan.seed ^ number.rotate_left(32);
             let bios = plan.bios / plan.clients as u64;
             let mut config = ClientConfig::new(name, VolumeId(0), bios, plan.depth, seed);
-            (config.region, config.pause_max) = (plan.region, plan.pause_max);
+            config.region = plan.region;
+            match plan.pace {
+                Pace::Rush => {}
+                Pace::Pauses(pause) => config.pause_max = pause,
+                Pace::Trickle => {
+                    (config.pause_percent, config.pause_max) = (80, Nanos::millis(60));
+                    (config.weights, config.fua_percent) = ([20, 60, 1, 5, 5], 0);
+                    (config.bios, config.len_max) = (3 * bios, 4096);
+                }
+            }
             let client = SimClient::new(config, self.referee.clone(), closing.clone());
             workers[n % plan.workers].add_port(Box::new(client));
         }
@@ -319,6 +352,7 @@ impl Run<'_> {
         self.verdict.differed += u64::from(!differing.is_empty());
         self.verdict.given_up += found.members.iter().filter(|member| member.is_none()).count() as u64;
         self.verdict.violations.extend(judge.differences_are_known(&differing));
+        self.verdict.violations.extend(judge.who_is_lost_can_come_back());
         self.verdict.rests += u64::from(rests);
         let mercy = !life.no_mercy && !plan.excused;
         if rests && self.in_sync && mercy {
