@@ -6,7 +6,7 @@ FUZZ_SECONDS ?= 60
 .PHONY: help demo test check bench fuzz tools
 
 help:
-	@echo 'make demo    build, and show everything on four sparse files with a real client'
+	@echo 'make demo    build, and show the main job on four disks that a real kernel wrote'
 	@echo 'make test    install what the tests need (as root: apt-get), and run every check and test'
 	@echo 'make check   the checks alone: fmt, tidy, clippy, doc, deny'
 	@echo 'make bench   measure Blockwork and its peers side by side, into bench/RESULTS.md'
