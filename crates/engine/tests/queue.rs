@@ -227,6 +227,19 @@ fn without_a_volatile_cache_a_flush_costs_nothing() {
 }
 
 #[test]
+fn a_disk_that_is_read_only_refuses_writes_and_has_nothing_to_flush() {
+    let mut read_only = limits();
+    read_only.read_only = true;
+    let mut rig = Rig::new(read_only);
+    let bios = [rig.write(0, 8, 1), rig.read(0, 8), Bio::flush()];
+    rig.batch(bios);
+    let mut results = rig.results();
+    results.sort_by_key(|(cookie, _)| *cookie);
+    assert_eq!(results, [(0, Err(Errno::EROFS)), (1, Ok(())), (2, Ok(()))]);
+    assert!(rig.seen().iter().all(|seen| seen.op == Op::Read), "{:?}", rig.seen());
+}
+
+#[test]
 fn without_write_zeroes_zeros_are_written_and_fast_only_is_refused() {
     let mut none = limits();
     none.max_write_zeroes = Sectors::ZERO;

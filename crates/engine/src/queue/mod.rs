@@ -192,6 +192,11 @@ impl LeafQueue {
     fn admit(&mut self, cx: &mut QueueContext<'_>, plugged: Plugged) {
         let op = plugged.span.op;
         if op != Op::Read {
+            if op == Op::Flush && self.limits.read_only {
+                // Whatever a cache holds is not ours. A loop device begins with a flush, on a file of ours that is read-only too.
+                cx.completed.push((plugged.bio, Ok(())));
+                return;
+            }
             if let Err(errno) = self.writable() {
                 let Plugged { bio, span } = plugged;
                 cx.fail(LeafFailure { bio, leaf: self.id, op, sector: span.sector, nr: span.nr, errno });
