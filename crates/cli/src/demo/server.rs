@@ -88,7 +88,10 @@ impl Server {
         BufReader::new(process.0.stdout.take().context("stdout is piped")?).read_line(&mut ready)?;
         let shown = format!("$ blockwork {}\n{}", arguments.join(" "), ready.trim_end());
         let server = Server { process, folder: folder.to_owned(), shown };
-        ensure!(!ready.is_empty(), "{}", server.messages()?);
+        if ready.is_empty() {
+            let messages = server.messages()?;
+            bail!("{}", messages.trim_start_matches("blockwork: error: ").trim_end_matches('.'));
+        }
         Ok(server)
     }
 
