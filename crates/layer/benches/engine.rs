@@ -163,9 +163,6 @@ impl Record for Unrecorded {
     fn events(&self, _: usize) -> u64 {
         0
     }
-    fn has_clean_flag(&self) -> bool {
-        true
-    }
 }
 
 /// A linear volume over a RAID10 (two near copies, chunks of 512 KiB) of four leaves.

@@ -215,9 +215,4 @@ impl Array {
             *count = count.saturating_add(u32::try_from(nr.0).unwrap_or(u32::MAX));
         }
     }
-
-    /// Whether superblocks tell that the array is clean.
-    pub(super) fn keeps_clean_flag(&self) -> bool {
-        self.record.as_ref().is_some_and(|record| record.has_clean_flag())
-    }
 }

@@ -1,5 +1,9 @@
 //! Superblocks of dm-raid, kept as Linux keeps them for LVM's RAID volumes: in a metadata volume beside each leg.
 //!
+//! While writes may be under way, `array_resync_offset` is 0: a resync has to begin there, and goes where the bitmap says.
+//! Linux does not set it, and so does not resync after a crash of its own, whatever the bitmap has: the kernel takes bits for
+//! differences only at and beyond that offset. With it, legs agree again when Linux activates what we were killed on.
+//!
 //! A leg that has failed, or is missing, has its bit in `failed_devices` of all others from the next change on. Bits are
 //! never taken back here: that is for whoever repairs the volume.
 
@@ -51,7 +55,8 @@ impl Record for DmRaidRecord {
     fn superblock(&self, site: usize, state: &ArrayState) -> Vec<u8> {
         let mut superblock = self.found[site].clone();
         superblock.events = state.events;
-        superblock.array_resync_offset = state.resync_from.map_or(IN_SYNC, |from| from.0);
+        let from = state.resync_from.map_or(IN_SYNC, |from| from.0);
+        superblock.array_resync_offset = if state.clean { from } else { 0 };
         for (position, _) in (0..).zip(&state.gone).filter(|(_, gone)| **gone) {
             superblock.fail(position);
         }
@@ -60,9 +65,5 @@ impl Record for DmRaidRecord {
 
     fn events(&self, site: usize) -> u64 {
         self.found[site].events
-    }
-
-    fn has_clean_flag(&self) -> bool {
-        false
     }
 }

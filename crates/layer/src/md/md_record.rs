@@ -160,8 +160,4 @@ impl Record for MdRecord {
     fn events(&self, site: usize) -> u64 {
         self.found[site].events
     }
-
-    fn has_clean_flag(&self) -> bool {
-        true
-    }
 }

@@ -48,6 +48,4 @@ pub trait Record: Send + Sync + Debug {
     fn superblock(&self, site: usize, state: &ArrayState) -> Vec<u8>;
     /// The events of the `site`-th of them as they were found.
     fn events(&self, site: usize) -> u64;
-    /// Whether superblocks tell [`ArrayState::clean`]. Where they do not, the bitmap alone says what may differ.
-    fn has_clean_flag(&self) -> bool;
 }

@@ -44,7 +44,7 @@ impl Array {
         let sleep = self.intent.as_ref().map_or(SAFE_MODE_DELAY, |intent| intent.daemon_sleep());
         let mut bits_due = cx.now() + sleep;
         loop {
-            let active = self.keeps_clean_flag() && self.gate.state() != GateState::Clean;
+            let active = self.gate.state() != GateState::Clean;
             let until_bits = bits_due.since(cx.now());
             let pause = if active { SAFE_MODE_DELAY.min(until_bits) } else { until_bits };
             if !cx.pause(pause).await {
@@ -67,7 +67,7 @@ impl Array {
     /// Whether nothing is left to look after; then this task is nobody's any more.
     async fn ends_upkeep(&self) -> bool {
         let _turn = self.turns.take().await;
-        let active = self.keeps_clean_flag() && self.gate.state() != GateState::Clean;
+        let active = self.gate.state() != GateState::Clean;
         let ends = !active && !self.has_bits_to_clear();
         self.books().upkeep = !ends;
         ends

@@ -1,8 +1,8 @@
 //! A RAID volume of LVM: an md array over legs, each a data volume with a metadata volume beside it.
 //!
 //! The group's metadata says which legs there are; the superblocks in the metadata volumes say which of them can be believed,
-//! as in `crate::md`: the most events win, who is more than one behind or has failed is out. dm-raid keeps no note that
-//! an array was stopped: what the bitmap has is what may differ.
+//! as in `crate::md`: the most events win, who is more than one behind or has failed is out. Linux keeps no note
+//! here that an array was stopped: what the bitmap has is what may differ, whatever the superblocks say.
 
 use std::sync::Arc;
 
@@ -249,7 +249,9 @@ impl State {
         }
         if truth.array_resync_offset != dm_raid::IN_SYNC {
             state.resync_from = Some(Sector(truth.array_resync_offset));
-            state.warnings.push("it was not resynced to its end: its mirrors may differ".into());
+            state.warnings.push(
+                "it was not stopped properly, or not resynced to its end: its mirrors may differ".into(),
+            );
         }
         let copies = legs.iter_mut().flatten().filter_map(|leg| leg.meta.as_mut()?.bitmap.take()).collect();
         match intent::combine(copies, truth.events, false) {
