@@ -15,6 +15,7 @@ mod server;
 mod tracing;
 mod writing;
 
+use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +33,7 @@ use server::{MOUNTS, SOCKET, Server, own_command};
 
 /// The volumes that are served. The first is ext4, which the demo can read by itself.
 const VOLUMES: [&str; 2] = ["vg0/root", "vg0/data"];
+
 /// What the demo found, for `--json`. All that is in it has been verified.
 #[derive(Debug, Default, Serialize)]
 struct Outcome {
@@ -75,12 +77,13 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
         outcome: Outcome::default(),
     };
     let result = demo.run();
-    if args.keep {
+    let removed = if args.keep {
         eprintln!("kept: {}", folder.keep().display());
+        Ok(())
     } else {
-        folder.close().context("removing the demo's folder")?;
-    }
-    result?;
+        folder.close().context("removing the demo's folder")
+    };
+    result.and(removed)?;
     if args.json {
         println!("{}", serde_json::to_string_pretty(&demo.outcome)?);
     }
@@ -141,7 +144,8 @@ impl Demo {
 
     fn say(&self, text: &str) {
         if !self.quiet {
-            println!("{text}");
+            // Whoever listened may have heard enough (`| head`): what was begun is still checked to its end.
+            let _ = writeln!(std::io::stdout(), "{text}");
         }
     }
 
@@ -175,7 +179,7 @@ impl Demo {
         Ok(String::from_utf8(done.stdout)?)
     }
 
-    /// The same for reading, the lines that are of interest.
+    /// The same, shown: the lines that are of interest.
     fn show_scan(&self, shown: impl Fn(&str) -> bool) -> Result<()> {
         self.say(&format!("$ blockwork scan {}", self.manifest.images().join(" ")));
         let text = self.scan(&[])?;

@@ -12,7 +12,6 @@ use crate::scan::size;
 const WRITTEN: &str = "vg0/data";
 const WRITTEN_FROM: u64 = 100 << 20;
 const WRITTEN_BYTES: u64 = 16 << 20;
-
 /// The array that all lies on.
 const ARRAY: &str = "md/array";
 
@@ -54,7 +53,9 @@ impl Demo {
         self.say(&format!(
             "{} in pieces of 4 KiB to {WRITTEN}, and a flush, in {seconds:.3} s; read back: the same.\n\
              {} writes came from the client. With two copies, and what the array keeps for itself, the disks saw {}.\n",
-            size(WRITTEN_BYTES), writing.client_writes, writing.disk_writes
+            size(WRITTEN_BYTES),
+            writing.client_writes,
+            writing.disk_writes
         ));
         self.outcome.write = writing;
         self.show_scan(|line| line.starts_with(ARRAY))?;
