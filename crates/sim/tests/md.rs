@@ -3,6 +3,11 @@
 //! `md_lab/judge.rs`; besides, the clients' oracle judges every answer.
 //!
 //! A violation prints one line that replays it, as in `crash.rs`.
+//!
+//! It found, while the array was written: bits of the bitmap that one write had set for another and that stayed set for ever;
+//! discards that disks of different granularity, or without discards, did in part; a member that fell two events behind by two
+//! cuts, or by refusing superblocks while it had the only copy, and so made the array unusable; mending that read less than a
+//! block of the disk; a stop that failed because of a member that the array had done without.
 
 mod md_lab;
 mod running;
@@ -38,7 +43,7 @@ fn replay() {
 
 #[test]
 fn mirrors_differ_only_where_it_is_known_and_nothing_durable_is_lost_with_a_member() {
-    let seeds = from_environment("SEEDS").unwrap_or(600);
+    let seeds = from_environment("SEEDS").unwrap_or(400);
     let mut sums = Verdict::default();
     let mut bad = Vec::new();
     quietly(|| {
@@ -68,11 +73,27 @@ fn mirrors_differ_only_where_it_is_known_and_nothing_durable_is_lost_with_a_memb
 }
 
 #[test]
+fn a_bit_is_cleared_only_when_all_members_have_what_was_written() {
+    let mut bad = Vec::new();
+    let mut differed = 0;
+    quietly(|| {
+        for seed in 3_000_000..3_000_400 {
+            let plan = Plan::draw_clearing(seed);
+            let verdict = plan.run();
+            differed += verdict.differed;
+            bad.extend(verdict.violations.first().map(|violation| format!("seed {seed}: {violation}")));
+        }
+    });
+    assert!(bad.is_empty(), "{} seeds:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    assert!(differed > 100, "copies differed in {differed} runs only");
+}
+
+#[test]
 fn every_cut_of_a_short_run_is_survived() {
     let mut bad = Vec::new();
     let mut cuts = 0;
     quietly(|| {
-        for seed in 0..12 {
+        for seed in 0..6 {
             let mut plan = Plan::draw(1_000_000 + seed);
             plan.bios = 12;
             plan.lives.truncate(1);
@@ -106,7 +127,7 @@ fn each_request_of_a_member_in_turn_may_fail_in_each_way() {
     let mut bad = Vec::new();
     let mut struck = 0;
     quietly(|| {
-        for (seed, fault) in (2_000_000..2_000_006).flat_map(|seed| faults.map(|fault| (seed, fault))) {
+        for (seed, fault) in (2_000_000..2_000_004).flat_map(|seed| faults.map(|fault| (seed, fault))) {
             let mut plan = Plan::draw(seed);
             plan.bios = 16;
             plan.lives.truncate(1);

@@ -102,10 +102,12 @@ impl Plan {
         let random = &mut Random::part(seed, 1);
         let array = ArrayPlan::draw(random);
         let bios = random.between(20, 120);
+        let pace = Pace::draw(random);
+        let events = if let Pace::Trickle = pace { bios * 40 } else { bios * 8 };
         let lives = random.between(1, 3);
         Plan {
             seed,
-            lives: (0..lives).map(|_| Life::draw(random, &array, bios)).collect(),
+            lives: (0..lives).map(|_| Life::draw(random, &array, events)).collect(),
             chaos: draw_chaos(random),
             lies: Lies::default(),
             planned: Vec::new(),
@@ -115,12 +117,7 @@ impl Plan {
             clients: random.index(3) + 1,
             bios,
             depth: *random.choose(&[1, 2, 4, 16, 64]),
-            pace: match random.below(4) {
-                0 => Pace::Rush,
-                1 => Pace::Pauses(Nanos::millis(400)),
-                2 => Pace::Pauses(Nanos::secs(3)),
-                _ => Pace::Trickle,
-            },
+            pace,
             slowness: Faults {
                 stalls: *random.choose(&[0, 0, 10_000]),
                 stall_time: Nanos::secs(10),
@@ -128,6 +125,24 @@ impl Plan {
             },
             array,
         }
+    }
+
+    /// One in which nothing fails, and the bitmap is cleared in one place while another is written to: on quick disks that keep
+    /// much in their caches, and now and then take long for a request.
+    pub fn draw_clearing(seed: u64) -> Plan {
+        let mut plan = Plan::draw(seed);
+        let random = &mut Random::part(seed, 2);
+        (plan.array.absent, plan.array.recovering, plan.array.bitmap_chunk) = (None, None, Some(8 << 10));
+        for model in &mut plan.array.devices {
+            (model.cache_bytes, model.parallelism, model.limits.fua) = (16 << 20, 64, true);
+        }
+        (plan.pace, plan.clients, plan.bios, plan.region) = (Pace::Trickle, 4, 120, u64::MAX);
+        plan.slowness.stalls = *random.choose(&[0, 15_000]);
+        plan.lives.truncate(1);
+        let life = &mut plan.lives[0];
+        life.victims.clear();
+        (life.no_mercy, life.cut) = (false, random.between(plan.bios * 4, plan.bios * 30));
+        plan
     }
 
     /// Runs it. A panic in the engine is a verdict too.
@@ -151,8 +166,20 @@ impl Plan {
     }
 }
 
+impl Pace {
+    fn draw(random: &mut Random) -> Pace {
+        match random.below(4) {
+            0 => Pace::Rush,
+            1 => Pace::Pauses(Nanos::millis(400)),
+            2 => Pace::Pauses(Nanos::secs(3)),
+            _ => Pace::Trickle,
+        }
+    }
+}
+
 impl Life {
-    fn draw(random: &mut Random, array: &ArrayPlan, bios: u64) -> Life {
+    /// One that has about so many events.
+    fn draw(random: &mut Random, array: &ArrayPlan, events: u64) -> Life {
         let mut victims: Vec<FileId> = array.numbered().map(|(_, device)| device).collect();
         (1..victims.len()).rev().for_each(|i| victims.swap(i, random.index(i + 1)));
         victims.truncate(random.index(2) + 1);
@@ -164,7 +191,7 @@ impl Life {
             faults.lost_flushes = 0;
         }
         Life {
-            cut: if random.chance(1, 3) { 0 } else { random.between(1, bios * 8) },
+            cut: if random.chance(1, 3) { 0 } else { random.between(1, events) },
             faults,
             death: (troubled && random.chance(1, 3)).then(|| Nanos(random.below(200_000_000))),
             victims: if troubled { victims } else { Vec::new() },
@@ -320,7 +347,7 @@ impl Run<'_> {
                 Pace::Trickle => {
                     (config.pause_percent, config.pause_max) = (80, Nanos::millis(60));
                     (config.weights, config.fua_percent) = ([20, 60, 1, 5, 5], 0);
-                    (config.bios, config.len_max) = (3 * bios, 4096);
+                    (config.bios, config.depth, config.len_max) = (6 * bios, 1, 4096);
                 }
             }
             let client = SimClient::new(config, self.referee.clone(), closing.clone());
