@@ -19,7 +19,8 @@ pub enum FarSets {
     Copies,
 }
 
-/// A RAID10's layout for a number of disks. Every one that exists is sound: no two chunks share a place.
+/// A RAID10's layout for a number of disks. No two chunks share a place, but where near copies and far sets come together and
+/// the sets do not divide the disks: Linux takes such layouts, no tool makes them, and whoever computes places finds it out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Raid10Layout {
     near: u8,
