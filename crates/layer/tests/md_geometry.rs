@@ -342,13 +342,13 @@ fn a_discard_of_the_whole_array_is_a_range_a_member() {
 
 #[test]
 fn mirrors_all_hold_the_array_and_take_turns_with_reads() {
-    let geometry = Geometry::raid1(3, Sectors(10_000));
+    let geometry = Geometry::raid1(3, Sectors(40_000));
     check_itself(&geometry);
     assert_eq!(ranges(&geometry, 5, 9), (0..3).map(|disk| (place((disk, 0), 1, 5), 9)).collect::<Vec<_>>());
-    let turns: Vec<usize> = (0..4).map(|mib| geometry.preferred_copy(Sector(mib * 2048))).collect();
+    let turns: Vec<usize> = (0..4).map(|n| geometry.preferred_copy(Sector(n * 8192))).collect();
     assert_eq!(turns, [0, 1, 2, 0]);
-    assert_eq!(geometry.read_room(Sector(2047)), Sectors(1));
-    assert_eq!(geometry.read_room(Sector(9_000)), Sectors(1_000));
+    assert_eq!(geometry.read_room(Sector(8191)), Sectors(1));
+    assert_eq!(geometry.read_room(Sector(39_000)), Sectors(1_000));
     assert!(geometry.has_all_data(&|member| member == 2));
     assert!(!geometry.has_all_data(&|_| false));
 }
@@ -371,9 +371,9 @@ fn sequential_reads_take_the_same_from_each_member() {
     for word in [0x102, 0x103, 0x201, 0x1_0201] {
         for (disks, chunk) in (3..8).flat_map(|disks| [(disks, 8), (disks, 128), (disks, 1024)]) {
             let layout = Raid10Layout::decode(word, disks).unwrap();
-            let geometry = Geometry::raid10(layout, Sectors(chunk), Sectors(1 << 20)).unwrap();
+            let geometry = Geometry::raid10(layout, Sectors(chunk), Sectors(1 << 22)).unwrap();
             // All near copies in turn, over whole periods of the layout.
-            let round = u64::from(disks) * layout.copies() as u64 * chunk.max(512);
+            let round = u64::from(disks) * layout.copies() as u64 * chunk.max(8192);
             let read = read_from_each(&geometry, 8 * round);
             assert_eq!(read, vec![8 * round / u64::from(disks); disks as usize], "{word:#x} {disks} {chunk}");
         }
@@ -381,10 +381,10 @@ fn sequential_reads_take_the_same_from_each_member() {
 }
 
 #[test]
-fn one_mib_read_from_four_members_keeps_all_of_them_busy() {
+fn sixteen_mib_read_in_order_keep_four_members_busy() {
     let layout = Raid10Layout::decode(0x102, 4).unwrap();
     let geometry = Geometry::raid10(layout, Sectors(128), Sectors(1 << 20)).unwrap();
-    assert_eq!(read_from_each(&geometry, 2048), [512; 4]);
+    assert_eq!(read_from_each(&geometry, 32_768), [8192; 4]);
 }
 
 #[test]

@@ -17,6 +17,9 @@ use smallvec::SmallVec;
 
 use super::{Raid0, Raid1, Raid10};
 
+/// How much a mirror reads before the next one has its turn: 4 MiB.
+pub(super) const READ_TURN: Sectors = Sectors(8192);
+
 /// A place on a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
@@ -128,6 +131,17 @@ impl Geometry {
         member_sectors: Sectors,
     ) -> Result<Geometry, GeometryError> {
         Ok(Geometry::Raid10(Raid10::new(layout, chunk, member_sectors)?))
+    }
+
+    /// The same, but mirrors take turns with reads each time that one has read this much (at least one sector): for arrays
+    /// that are too small to have several turns of 4 MiB.
+    #[must_use]
+    pub fn with_read_turns(self, turn: Sectors) -> Geometry {
+        match self {
+            Geometry::Raid0(raid0) => Geometry::Raid0(raid0),
+            Geometry::Raid1(raid1) => Geometry::Raid1(raid1.with_read_turns(turn)),
+            Geometry::Raid10(raid10) => Geometry::Raid10(raid10.with_read_turns(turn)),
+        }
     }
 
     /// Size of the array.

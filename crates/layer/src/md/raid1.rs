@@ -1,20 +1,20 @@
 //! RAID1: every member holds the whole array.
 //!
-//! Reads: the mirrors take turns by regions of 1 MiB. That is larger than most requests, so that few are cut, and small
-//! enough for one reader with some requests under way, or one that reads ahead, to keep all mirrors busy.
+//! Reads: the mirrors take turns by regions of 4 MiB. That is large against what a disk reads ahead, which the other mirror is asked for
+//! where a region ends: half of all that is read, with regions of the size of that. And it is small
+//! enough for several readers, or one that goes far, to keep all mirrors busy.
 
 use blockwork_engine::{Sector, Sectors};
 
-use super::geometry::{Place, Places};
+use super::geometry::{Place, Places, READ_TURN};
 use crate::divisor::Divisor;
-
-/// Sectors of a region, as a power of two.
-const REGION_SHIFT: u32 = 11;
 
 /// Mirrors.
 #[derive(Clone, Debug)]
 pub struct Raid1 {
     members: u16,
+    /// Sectors of a region.
+    region: Divisor,
     turns: Divisor,
     sectors: Sectors,
 }
@@ -23,7 +23,11 @@ impl Raid1 {
     pub(super) fn new(members: u16, sectors: Sectors) -> Raid1 {
         assert!(sectors <= Sectors::MAX, "{sectors} sectors");
         let turns = Divisor::new(u64::from(members).try_into().expect("a RAID1 has members"));
-        Raid1 { members, turns, sectors }
+        Raid1 { members, region: divisor(READ_TURN), turns, sectors }
+    }
+
+    pub(super) fn with_read_turns(self, region: Sectors) -> Raid1 {
+        Raid1 { region: divisor(region), ..self }
     }
 
     #[inline]
@@ -43,8 +47,7 @@ impl Raid1 {
 
     #[inline]
     pub(super) fn read_room(&self, sector: Sector) -> Sectors {
-        let region = 1 << REGION_SHIFT;
-        Sectors(region - sector.0 % region).min(self.room(sector))
+        Sectors(self.region.get() - self.region.divide(sector.0).1).min(self.room(sector))
     }
 
     #[inline]
@@ -59,10 +62,14 @@ impl Raid1 {
 
     #[inline]
     pub(super) fn preferred_copy(&self, sector: Sector) -> usize {
-        self.turns.divide(sector.0 >> REGION_SHIFT).1 as usize
+        self.turns.divide(self.region.divide(sector.0).0).1 as usize
     }
 
     pub(super) fn ranges(&self, sector: Sector, nr: Sectors, each: &mut dyn FnMut(Place, Sectors)) {
         (0..self.members).for_each(|member| each(Place { member, sector }, nr));
     }
+}
+
+fn divisor(sectors: Sectors) -> Divisor {
+    Divisor::new(sectors.0.try_into().expect("a region has sectors"))
 }

@@ -12,19 +12,16 @@
 //! discard, however large, is one range per member and far part. With offset, the rows of all `j` interleave: the lines
 //! between the first and the last are there with every `j`, one range in all; the first and the last line may lack some `j`.
 //!
-//! Reads: near copies take turns by *runs*: so many chunks that each of the members that take part reads at least 256 KiB.
-//! Large enough to be worth a request of its own, and a reader of 1 MiB at a time still has all members at work. A run
+//! Reads: near copies take turns by *runs*: so many chunks that each of the members that take part reads at least 4 MiB.
+//! Large against what a disk reads ahead, which the other copy is asked for where a run ends (see `raid1.rs`). A run
 //! is whole periods of the layout (n / gcd(n, N) chunks, each on another member), so that no member is left out.
 //! Far and offset copies are read where Linux reads them, from the first copy: there the chunks are on all members in turn.
 
 use blockwork_engine::{Sector, Sectors};
 use blockwork_format::md::{RAID_DISKS_MAX, RAID10_CHUNK_SECTORS_MIN, Raid10Layout};
 
-use super::geometry::{GeometryError, Place, Places, chunk_u32, device};
+use super::geometry::{GeometryError, Place, Places, READ_TURN, chunk_u32, device};
 use crate::divisor::Divisor;
-
-/// Least sectors that a member reads before the next near copy has its turn.
-const RUN_SECTORS: u64 = 512;
 
 /// Stripes of mirrors.
 #[derive(Clone, Debug)]
@@ -139,11 +136,16 @@ impl Raid10 {
             interleaved,
             far_copies,
             period,
-            run: divisor(period * RUN_SECTORS.div_ceil(chunk.0)),
+            run: divisor(period * READ_TURN.0.div_ceil(chunk.0)),
             turns: divisor(near),
             chunks: sizes.array_chunks,
             rows: sizes.rows,
         })
+    }
+
+    pub(super) fn with_read_turns(self, turn: Sectors) -> Raid10 {
+        let chunk = 1 << self.chunk_shift;
+        Raid10 { run: divisor(self.period * turn.0.div_ceil(chunk)), ..self }
     }
 
     #[inline]

@@ -257,7 +257,7 @@ fn a_discard_of_everything_is_few_requests_and_a_flush_one_per_member() {
 #[test]
 fn reads_use_all_members() {
     for make in [Make::raid10("n2", 4), Make::raid10("n3", 5), Make::raid10("f2", 4), Make::raid1(2)] {
-        let make = Make { sectors: 1 << 13, ..make }.without_bitmap();
+        let make = Make { sectors: 1 << 16, ..make }.without_bitmap();
         let mut rig = Rig::new(make.clone());
         let size = make.geometry().sectors().0;
         rig.read(0, size).unwrap();

@@ -148,13 +148,14 @@ impl ArrayPlan {
 
     pub fn geometry(&self) -> Geometry {
         let members = u16::try_from(self.devices.len()).expect("few");
-        match self.layout {
+        let geometry = match self.layout {
             None => Geometry::raid1(members, Sectors(self.member_sectors)),
             Some(layout) => {
                 Geometry::raid10(layout, Sectors(self.chunk.into()), Sectors(self.member_sectors))
                     .expect("an array of this layout and size")
             }
-        }
+        };
+        geometry.with_read_turns(Sectors(512))
     }
 
     pub fn numbered(&self) -> impl Iterator<Item = (u16, FileId)> {
