@@ -7,10 +7,11 @@ mod support;
 use std::fmt::Write;
 use std::fs;
 
-use kernel::{Facts, MIB, Machine};
+use kernel::{Facts, MIB, Machine, expect_pattern};
+use rustix::process::Signal;
 use support::fs::LeftMount;
 use support::nbd::{load, nbdload};
-use support::{Background, Server, run, until};
+use support::{Background, Server, run, tool, until};
 
 /// An array of which the second member fails.
 struct Array {
@@ -164,6 +165,13 @@ fn a_member_that_dies_under_load_is_left_out_on_record_and_the_kernel_brings_it_
         let (code, said) = client.finish();
         assert_eq!(code, Some(0), "{}: its client saw errors: {said}", array.name);
     }
+    // Whoever was done before the members died writes something now.
+    for array in ARRAYS {
+        let volume = format!("md/{}", array.name);
+        let args =
+            ["--export", &volume, "--rw", "randwrite", "--bs", "4k", "--range", "2m+64k", "--ios", "64"];
+        load(&machine.scratch.at("socket"), &args);
+    }
     let contents: Vec<String> =
         ARRAYS.iter().map(|array| machine.sha256(&format!("md/{}", array.name))).collect();
     for array in ARRAYS {
@@ -221,4 +229,103 @@ fn an_array_that_is_written_without_a_member_tells_the_kernel_what_that_lacks() 
     served.stop();
     expect_degraded(&machine);
     judge(&machine, &contents);
+}
+
+/// Arrays of which some sectors of the second member cannot be read, and whether they can when something was written to it.
+const UNREADABLE: &[(&str, usize, &str, bool)] = &[
+    ("r1-mended", 2, "--level=1", true),
+    ("r10-mended", 3, "--level=10 --layout=f2 --chunk=64 BITS", true),
+    ("r1-lost", 2, "--level=1 BITS", false),
+    ("r10-lost", 4, "--level=10 --layout=n2 --chunk=64", false),
+];
+
+/// Shows a disk as a file whose sectors at `sectors` cannot be read, for ever or until something is written to it.
+fn faulty(machine: &Machine, disk: &str, sectors: &[u64], heals: bool) -> (LeftMount, Background) {
+    let place = machine.scratch.path(&format!("{disk}.faulty"));
+    fs::write(&place, "").expect("a place to mount on");
+    let image = machine.scratch.at(disk);
+    let mut node = format!(
+        "driver=raw,node-name=disk,file.driver=blkdebug,file.image.driver=file,file.image.filename={image}"
+    );
+    for (rule, sector) in sectors.iter().enumerate() {
+        let rule = format!("file.inject-error.{rule}");
+        node += &format!(",{rule}.event=read_aio,{rule}.iotype=read,{rule}.sector={sector},{rule}.state=1");
+    }
+    if heals {
+        // The rules of the first state are dropped for those of the second, one that never applies.
+        let rule = format!("file.inject-error.{}", sectors.len());
+        node += &format!(",{rule}.event=read_aio,{rule}.iotype=discard,{rule}.sector=0,{rule}.state=2");
+        node += ",file.set-state.0.event=write_aio,file.set-state.0.state=1,file.set-state.0.new_state=2";
+    }
+    let export = format!("fuse,id=file,node-name=disk,writable=on,mountpoint={}", place.display());
+    let mut daemon = tool("qemu-storage-daemon");
+    let daemon = Background::start(daemon.args(["--blockdev", &node, "--export", &export]));
+    until("the disk is shown", || fs::metadata(&place).is_ok_and(|file| file.len() > 0));
+    (LeftMount(place), daemon)
+}
+
+#[test]
+fn sectors_that_cannot_be_read_are_read_from_another_member_and_written_anew() {
+    let mut machine = Machine::new();
+    let mut script = String::new();
+    for (number, (name, members, create, _)) in UNREADABLE.iter().enumerate() {
+        let devices: String = (0..*members).map(|nth| format!("/d/{name}.{nth} ")).collect();
+        (0..*members).for_each(|nth| machine.disk(&format!("{name}.{nth}"), 8 * MIB));
+        writeln!(
+            script,
+            "md_create /dev/md{number} {name} --raid-devices={members} --assume-clean {} {devices}
+             whole write /dev/md{number} {number}
+             md_stop /dev/md{number}
+             fact {name} start \"$(examine /d/{name}.1 'Data Offset' | cut -d ' ' -f 1)\"",
+            create.replace("BITS", BITS)
+        )
+        .expect("text");
+    }
+    let made = machine.run(&script);
+    let facts = Facts(&made.stdout);
+    let mut given = machine.disks().iter().map(|disk| (*disk).to_owned()).collect::<Vec<_>>();
+    let mut faults = Vec::new();
+    for (name, _, _, mended) in UNREADABLE {
+        let start = facts.number(name, "start");
+        let sectors: Vec<u64> = (0..6).map(|nth| start + 40 + nth * 2000).collect();
+        let disk = format!("{name}.1");
+        faults.push(faulty(&machine, &disk, &sectors, *mended));
+        *given.iter_mut().find(|other| **other == disk).expect("it was given") = format!("{disk}.faulty");
+    }
+    let served = machine.serve(&given, &[]);
+    for (seed, (name, _, _, _)) in (0..).zip(UNREADABLE) {
+        for _ in 0..2 {
+            expect_pattern(name, machine.copy_out(&format!("md/{name}")), seed);
+        }
+    }
+    let said = served.stop();
+    for (_left, daemon) in faults {
+        daemon.signal(Signal::TERM);
+        daemon.succeed();
+    }
+
+    let mut script = String::new();
+    for (number, (name, members, _, _)) in UNREADABLE.iter().enumerate() {
+        let devices: String = (0..*members).map(|nth| format!("/d/{name}.{nth} ")).collect();
+        writeln!(
+            script,
+            "fact {name} state \"$(examine /d/{name}.0 State)\"
+             md_assemble /dev/md{number} {devices}
+             fact {name} degraded $(md_reads /dev/md{number} degraded)
+             whole verify /dev/md{number} {number}
+             fact {name} differs $(md_scrub /dev/md{number})
+             whole verify /dev/md{number} {number}
+             md_stop /dev/md{number}"
+        )
+        .expect("text");
+    }
+    let judged = machine.run(&script);
+    let facts = Facts(&judged.stdout);
+    for (name, _, _, mended) in UNREADABLE {
+        let of = ["state", "degraded", "differs"].map(|key| facts.get(name, key));
+        assert_eq!(of, ["clean", if *mended { "0" } else { "1" }, "0"], "{name}");
+        let told = if *mended { "they were written anew" } else { "has failed" };
+        let line = said.lines().find(|line| line.contains(&format!("md/{name}: ")) && line.contains(told));
+        assert!(line.is_some(), "{name}: no line with `{told}` in\n{said}");
+    }
 }

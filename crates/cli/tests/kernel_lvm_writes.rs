@@ -7,7 +7,7 @@ mod support;
 use std::fmt::Write;
 
 use kernel::{Facts, MIB, Machine, scribble};
-use support::nbd::fio;
+use support::nbd::{fio, load};
 use support::run;
 
 /// Volumes of the group `vg`, by the arguments of `lvcreate`.
@@ -98,5 +98,73 @@ fn what_we_write_to_a_volume_is_what_the_kernel_reads_from_every_leg_without_a_r
             let of = ["sync", "health", "differs"].map(|key| facts.get(name, key));
             assert_eq!(of, ["100.00", "", "0"], "{name}: {}", facts.get(name, "status"));
         }
+    }
+}
+
+/// RAID volumes that are written without one of their legs.
+const DEGRADED: &[(&str, &str)] =
+    &[("raid1", "--type raid1 -m 1 -R 64k -l 32"), ("raid10", "--type raid10 -i 2 -m 1 -I 16k -R 64k -l 64")];
+
+const BRING_BACK: &str = "
+bring_back() {
+    name=$1
+    local lv=vg/$name
+    whole_again() { dmsetup status vg-$name | grep -q ' A* [0-9/]* idle '; }
+    lvchange -ay $lv >&2
+    fact $name sha256 $(sha256 /dev/$lv)
+    wait_for whole_again
+    fact $name recovered $(sectors_written /dev/mapper/vg-${name}_rimage_1)
+    lvchange --syncaction check $lv >&2
+    wait_for whole_again
+    fact $name differs $(lvs --noheadings -o raid_mismatch_count $lv)
+    fact $name health \"$(lvs --noheadings -o lv_health_status $lv)\"
+    fact $name after $(sha256 /dev/$lv)
+    lvchange -an $lv >&2
+}
+vgck vg
+";
+
+#[test]
+fn a_leg_that_was_missing_gets_what_it_lacks_when_the_kernel_has_it_again() {
+    let mut machine = Machine::new();
+    for disk in ["a", "b", "c", "d"] {
+        machine.disk(disk, 24 * MIB);
+    }
+    let mut make = String::from("vgcreate -s 256k vg /d/? >&2\n");
+    let mut judge = BRING_BACK.to_owned();
+    for (name, create) in DEGRADED {
+        writeln!(
+            make,
+            "lvcreate -y {create} -n {name} vg >&2
+             in_sync() {{ [ $(lvs --noheadings -o sync_percent vg/{name}) = 100.00 ]; }}
+             wait_for in_sync
+             whole write /dev/vg/{name} 7"
+        )
+        .expect("text");
+        writeln!(judge, "bring_back {name}").expect("text");
+    }
+    machine.run(&make);
+
+    let served = machine.serve(&["a", "c", "d"], &["vg/raid1", "vg/raid10"]);
+    let mut written = Vec::new();
+    for (name, _) in DEGRADED {
+        let volume = format!("vg/{name}");
+        let args = ["--export", &volume, "--verify", "--rw", "randwrite", "--bs", "4k", "--range", "1m+512k"];
+        load(&machine.scratch.at("socket"), &[&args[..], &["--ios", "500", "--seed", "5"]].concat());
+        written.push(machine.sha256(&volume));
+    }
+    served.stop();
+
+    let judged = machine.run(&judge);
+    let facts = Facts(&judged.stdout);
+    for ((name, _), sha256) in DEGRADED.iter().zip(&written) {
+        let is = |key: &str| facts.get(name, key);
+        assert_eq!(
+            [is("sha256"), is("after"), is("differs"), is("health")],
+            [sha256, sha256, "0", ""],
+            "{name}"
+        );
+        let recovered = facts.number(name, "recovered");
+        assert!((1..4 * 2048).contains(&recovered), "{name}: {recovered} sectors were written to the leg");
     }
 }
