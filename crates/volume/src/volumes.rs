@@ -95,7 +95,11 @@ impl Assembly {
     fn chosen(&mut self, id: DeviceId) -> Result<Chosen, VolumeError> {
         let name = self.graph.device(id).name.clone();
         let root = self.layer(id).map_err(|what| VolumeError::Refused { name: name.clone(), what })?;
-        let why = self.graph.device(id).read_only.clone().filter(|_| !self.plan.read_only);
+        let device = self.graph.device(id);
+        // A disk is read-only because its option says so: that was asked for.
+        let asked =
+            self.plan.read_only || matches!(device.kind, DeviceKind::Disk { .. } | DeviceKind::Partition(_));
+        let why = device.read_only.clone().filter(|_| !asked);
         let read_only = self.plan.read_only || why.is_some() || root.limits().read_only;
         Ok(Chosen { volume: Volume::new(name, root, read_only), read_only: why })
     }
