@@ -287,7 +287,7 @@ fn sectors_that_cannot_be_read_are_read_from_another_member_and_written_anew() {
     let mut faults = Vec::new();
     for (name, _, _, mended) in UNREADABLE {
         let start = facts.number(name, "start");
-        let sectors: Vec<u64> = (0..6).map(|nth| start + 40 + nth * 2000).collect();
+        let sectors: Vec<u64> = (0..6).map(|nth| start + 40 + nth * 2600).collect();
         let disk = format!("{name}.1");
         faults.push(faulty(&machine, &disk, &sectors, *mended));
         *given.iter_mut().find(|other| **other == disk).expect("it was given") = format!("{disk}.faulty");
