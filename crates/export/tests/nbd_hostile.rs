@@ -3,6 +3,7 @@
 mod nbd_support;
 
 use std::io::{Read, Write};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use blockwork_engine::Nanos;
@@ -35,8 +36,20 @@ fn resident() -> usize {
     statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
 }
 
+/// Memory is the process's: who measures it runs alone.
+static MEASURED: RwLock<()> = RwLock::new(());
+
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    MEASURED.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn beside_others() -> RwLockReadGuard<'static, ()> {
+    MEASURED.read().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[test]
 fn garbage_at_any_stage_ends_the_connection() {
+    let _beside = beside_others();
     let rig = Rig::new(&[Disk::new("d", "memory:16M")]);
     let garbage: Vec<u8> = (0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let stages: [fn(&Rig) -> Raw; 3] = [
@@ -60,6 +73,7 @@ fn garbage_at_any_stage_ends_the_connection() {
 
 #[test]
 fn half_a_message_and_then_nothing_leaves_nothing_behind() {
+    let _beside = beside_others();
     let rig = Rig::new(&[Disk::new("d", "memory:16M")]);
     let write = [request(0, WRITE, 1, 0, 1 << 20), vec![1; 100_000]].concat();
     for cut in [1, 27, 28, 29, 5000, 40_000, write.len()] {
@@ -83,6 +97,7 @@ fn half_a_message_and_then_nothing_leaves_nothing_behind() {
 
 #[test]
 fn a_client_that_vanishes_with_requests_under_way_disturbs_nobody() {
+    let _beside = beside_others();
     let rig = Rig::with(&[Disk::new("d", "memory:64M")], 2, |_| {});
     for _ in 0..20 {
         let mut raw = Raw::go(&rig);
@@ -97,6 +112,7 @@ fn a_client_that_vanishes_with_requests_under_way_disturbs_nobody() {
 
 #[test]
 fn a_client_that_does_not_read_is_held_at_its_limit_while_others_go_on() {
+    let _alone = alone();
     let rig = Rig::new(&[Disk::new("d", "memory:256M")]);
     let before = resident();
     let mut stuck = Vec::new();
@@ -134,6 +150,7 @@ fn a_client_that_does_not_read_is_held_at_its_limit_while_others_go_on() {
 
 #[test]
 fn answers_to_errors_that_nobody_reads_are_bounded_too() {
+    let _alone = alone();
     let rig = Rig::new(&[Disk::new("d", "memory:1M")]);
     let mut raw = Raw::go(&rig);
     let before = resident();
@@ -151,6 +168,7 @@ fn answers_to_errors_that_nobody_reads_are_bounded_too() {
 
 #[test]
 fn a_flood_of_options_and_huge_options_end_the_connection() {
+    let _beside = beside_others();
     let rig = Rig::new(&[Disk::new("d", "memory:1M")]);
     let mut raw = Raw::connect(&rig);
     raw.write(&3u32.to_be_bytes());
@@ -181,6 +199,7 @@ fn nobody_left_after(raw: Raw, rig: &Rig) {
 // nbdkit CVE-2019-14850: a client that only connects must cost nothing behind the handshake.
 #[test]
 fn a_handshake_that_stands_still_is_ended_and_touches_no_disk() {
+    let _beside = beside_others();
     let rig =
         Rig::with(&[Disk::new("d", "memory:1M")], 1, |config| config.handshake_time = Nanos::millis(100));
     let mut silent = Raw::connect(&rig);
@@ -200,6 +219,7 @@ fn a_handshake_that_stands_still_is_ended_and_touches_no_disk() {
 // nbdkit CVE-2019-14851 and 2021: options in any order never hit an assertion.
 #[test]
 fn options_in_any_order_are_answered() {
+    let _beside = beside_others();
     let rig = Rig::new(&[Disk::new("d", "memory:1M")]);
     let meta =
         [&0u32.to_be_bytes()[..], &1u32.to_be_bytes(), &15u32.to_be_bytes(), b"base:allocation"].concat();
@@ -230,6 +250,7 @@ fn options_in_any_order_are_answered() {
 
 #[test]
 fn a_payload_beyond_the_limit_ends_the_connection_and_a_refused_one_is_skipped() {
+    let _beside = beside_others();
     let rig = Rig::new(&[Disk::new("d", "memory:64M")]);
     let mut raw = Raw::go(&rig);
     raw.request(0, WRITE, 1, 0, (32 << 20) + 1);
@@ -248,6 +269,7 @@ fn a_payload_beyond_the_limit_ends_the_connection_and_a_refused_one_is_skipped()
 
 #[test]
 fn more_clients_than_allowed_are_turned_away_until_one_leaves() {
+    let _beside = beside_others();
     let rig = Rig::with(&[Disk::new("d", "memory:1M")], 2, |config| config.connections_max = 3);
     let clients: Vec<Raw> = (0..3).map(|_| Raw::go(&rig)).collect();
     let mut fourth = rig.connect();
@@ -260,6 +282,7 @@ fn more_clients_than_allowed_are_turned_away_until_one_leaves() {
 
 #[test]
 fn requests_before_a_disconnect_are_finished_and_answered() {
+    let _beside = beside_others();
     let rig = Rig::new(&[Disk::new("d", "memory:16M")]);
     let mut raw = Raw::go(&rig);
     let all: Vec<u8> = (0..64)
@@ -277,6 +300,7 @@ fn requests_before_a_disconnect_are_finished_and_answered() {
 // QEMU CVE-2024-7409: a client that holds its socket while the server stops.
 #[test]
 fn a_stop_waits_for_clients_that_hold_the_socket_only_so_long() {
+    let _beside = beside_others();
     let mut rig =
         Rig::with(&[Disk::new("d", "memory:64M")], 2, |config| config.linger_time = Nanos::millis(300));
     let idle = Raw::go(&rig);
@@ -296,6 +320,7 @@ fn a_stop_waits_for_clients_that_hold_the_socket_only_so_long() {
 
 #[test]
 fn a_stop_answers_what_was_asked_and_flushes_it() {
+    let _beside = beside_others();
     let folder = tempfile::tempdir().unwrap();
     let image = folder.path().join("image");
     std::fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();

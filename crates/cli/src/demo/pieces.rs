@@ -45,7 +45,7 @@ pub(crate) fn read(client: &mut NbdClient, offset: u64, bytes: u64) -> Result<Ve
     Ok(transfers)
 }
 
-/// Whether these are pieces that [`write`] has written.
+/// Whether these are pieces that [`write()`] has written.
 pub(crate) fn check(transfers: &[Transfer]) -> Result<()> {
     for transfer in transfers {
         ensure!(

@@ -1,7 +1,7 @@
 //! LVM2: from physical volumes to logical ones.
 //!
 //! [`Pv`] is what a device says of itself, with the texts of its metadata areas, each parsed once however many devices have
-//! it. [`choose`] finds out which text is true of which group, and which device is which of its physical volumes; its result
+//! it. `choose` finds out which text is true of which group, and which device is which of its physical volumes; its result
 //! becomes a [`Group`]. `verdict` says which volumes can be served and how; `stack` builds their layers when somebody
 //! asks.
 //!

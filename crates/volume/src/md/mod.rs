@@ -1,7 +1,7 @@
 //! md arrays: from superblocks on devices to arrays.
 //!
-//! [`choose`] decides, from superblocks alone, which devices make up an array and which are out of date or belong elsewhere;
-//! [`build`] reads what else there is (bitmap, lists of bad blocks) and makes the layer.
+//! `choose` decides, from superblocks alone, which devices make up an array and which are out of date or belong elsewhere;
+//! `build` reads what else there is (bitmap, lists of bad blocks) and makes the layer.
 //!
 //! Invariants: (1) the superblock with the most events is the truth; who is more than one event behind, or whom the truth
 //! does not count on, is never read; (2) where two devices contradict each other and none is newer, the array is refused;
