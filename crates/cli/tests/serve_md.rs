@@ -74,3 +74,24 @@ fn a_discard_of_4_gib_at_any_place_is_at_most_three_on_each_member() {
     let bytes: u64 = (0..MEMBERS).map(|n| stats.count(&format!("d{n}.img"), "discard_bytes")).sum();
     assert_eq!(bytes, 2 * ((4 << 30) - 65536));
 }
+
+#[test]
+fn sequential_reads_of_1_mib_use_all_members_alike() {
+    const LEN: u64 = 64 << 20;
+    let scratch = Scratch::new();
+    let disks = array(&scratch, "d", Level::Raid10, MEMBERS, 1 << 30);
+    let socket = scratch.at("nbd.sock");
+    let mut command = scratch.blockwork(["serve", "md/d", "--read-only", "--stats", "--json", "--nbd"]);
+    let server = Server::start(command.arg(format!("unix:{socket}")).arg("--disk").args(disks));
+    python(&format!(
+        "import nbd\nh = nbd.NBD()\nh.connect_uri('nbd+unix:///md/d?socket={socket}')\n\
+         for at in range(0, {LEN}, 1 << 20): h.pread(1 << 20, at)\n"
+    ));
+    let stats = server.stop_for_stats();
+    let share = LEN / u64::from(MEMBERS);
+    for member in 0..MEMBERS {
+        let bytes = stats.count(&format!("d{member}.img"), "read_bytes");
+        // More than its share only by what is read ahead where turns end.
+        assert!((share..share * 5 / 4).contains(&bytes), "d{member}.img: {bytes} bytes of {share}");
+    }
+}
