@@ -147,6 +147,18 @@ fn what_no_copy_has_is_an_error_and_asking_ends() {
 }
 
 #[test]
+fn each_failure_of_a_bio_is_asked_about_also_where_one_has_no_cure() {
+    let Mirrored { mut rig, failed, asked, .. } = mirrored(false);
+    failed[1].store(true, Relaxed);
+    rig.device.lock().unwrap().bad = vec![105, 700];
+    // Two requests, since one of 600 sectors is beyond max_sectors; the only copy left fails in both.
+    let write = rig.write(100, 700, 7);
+    rig.batch([write]);
+    assert_eq!(rig.results(), [(0, Err(Errno::EIO))]);
+    assert_eq!(asked.load(Relaxed), 2);
+}
+
+#[test]
 fn only_the_bio_with_the_bad_sector_is_run_again() {
     let Mirrored { mut rig, .. } = mirrored(false);
     rig.device.lock().unwrap().bad = vec![8];

@@ -89,9 +89,11 @@ impl Core {
         }
         let mut deferred: Vec<(Arc<dyn Layer>, Defer)> = Vec::new();
         let trail = explain(&*root, state.span, self.counters.len());
+        let mut hopeless = false;
         for failure in &failures {
             match ask(&root, &trail, failure) {
-                Some((_, Cure::None)) => return false,
+                // The others are asked all the same: a layer has to know of each copy that lacks this write.
+                Some((_, Cure::None)) => hopeless = true,
                 Some((layer, Cure::Defer(defer))) => {
                     if !deferred.iter().any(|(_, known)| *known == defer) {
                         deferred.push((layer, defer));
@@ -100,6 +102,9 @@ impl Core {
                 // Not reached any more: another bio's failure was cured meanwhile.
                 Some((_, Cure::Again)) | None => {}
             }
+        }
+        if hopeless {
+            return false;
         }
         state.cures += 1;
         state.error = None;
