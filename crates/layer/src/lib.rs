@@ -2,12 +2,14 @@
 //! of `blockwork-format`, and which layers make up a volume that of `blockwork-volume`.
 //!
 //! Here: the device-mapper targets `linear`, `striped`, `zero` and `error`, the table that puts targets side by side,
-//! and the partition. Sources: the kernel's `Documentation/admin-guide/device-mapper/{linear,striped,zero}.rst`.
+//! and the partition; md arrays ([`md`]); a smaller limit on discards over any of them. Sources: the kernel's
+//! `Documentation/admin-guide/device-mapper/{linear,striped,zero}.rst`.
 //!
 //! Invariants, of every layer: (1) the pieces it hands on cover the span exactly, each sector once (for writes to
 //! copies: once per copy); (2) resolving allocates nothing; (3) a flush reaches everything below, once.
 #![forbid(unsafe_code)]
 
+mod discard_max;
 mod divisor;
 mod linear;
 pub mod md;
@@ -15,6 +17,7 @@ mod striped;
 mod table;
 mod zero;
 
+pub use discard_max::DiscardMax;
 pub use linear::Linear;
 pub use striped::{Stripe, Striped, StripedError};
 pub use table::{Segment, Table, TableError};

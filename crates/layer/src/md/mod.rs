@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`Geometry`] | where each sector of an array lies on its members, and back: arithmetic, no I/O |
 //! | [`Array`] | the layer: state of the members, write-intent bitmap, failures |
-//! | [`Record`] | what is written about an array, and where: [`MdRecord`], [`DmRaidRecord`] |
+//! | [`Record`] | what is written about an array, and where: [`MdRecord`], [`DmRaidRecord`], [`Unrecorded`] |
 //!
 //! What the bytes of superblocks and bitmaps mean is `blockwork_format::md`'s business.
 
@@ -25,6 +25,7 @@ mod raid1;
 mod raid10;
 mod record;
 mod status;
+mod unrecorded;
 mod upkeep;
 
 pub use array::{Array, ArrayConfig, ArrayError};
@@ -38,3 +39,4 @@ pub use raid1::Raid1;
 pub use raid10::Raid10;
 pub use record::{ArrayState, Record, Site};
 pub use status::{ArrayStatus, MemberState, MemberStatus};
+pub use unrecorded::Unrecorded;
