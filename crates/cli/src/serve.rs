@@ -244,7 +244,7 @@ impl Running {
         for (volume, exports) in self.volumes.iter().zip(&self.exports_of) {
             state.add_volume(volume, exports.clone());
         }
-        self.leaves.iter().for_each(|(_, leaf)| state.add_disk(leaf.clone()));
+        self.leaves.iter().for_each(|(_, leaf)| state.disks().add(leaf.clone()));
         let path = socket_path()?;
         self.control = Some(Control::start(state, &path)?);
         Ok(())

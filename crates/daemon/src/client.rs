@@ -8,11 +8,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http_body_util::{BodyExt, Empty, Limited};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::header::HOST;
-use hyper::{Request, Response, StatusCode};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
@@ -20,6 +20,7 @@ use tokio::runtime::Runtime;
 
 use blockwork_format::escape;
 
+use crate::arrays::{ArrayAnswer, ArrayList, ArrayRequest, ArrayStatus};
 use crate::directory::{self, DirectoryError, control_dir, shown};
 use crate::status::Status;
 
@@ -28,6 +29,12 @@ const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// A head, or a whole answer, must be there after that time.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What is done with an array may wait for its disks that long.
+const VERB_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Where arrays are asked about, and for something.
+const ARRAYS: &str = "/v1/arrays";
 
 /// Sockets in the folder that are looked at.
 const SOCKETS_MAX: usize = 1024;
@@ -57,6 +64,25 @@ pub enum ClientError {
         status: u16,
         /// What the server says about it, escaped.
         text: String,
+    },
+    /// What was to be done is not done: why, in the server's words.
+    #[error("{0}")]
+    Declined(String),
+    /// No server serves that array.
+    #[error("no running server serves the array {name}; {}", served(.there))]
+    NoArray {
+        /// The array, escaped.
+        name: String,
+        /// Arrays that are served, escaped.
+        there: Vec<String>,
+    },
+    /// Several servers serve an array of that name.
+    #[error("the array {name} is served by several servers: {}; name it by its UUID, md/UUID", .sockets.join(", "))]
+    SeveralArrays {
+        /// The array, escaped.
+        name: String,
+        /// The servers' sockets, escaped.
+        sockets: Vec<String>,
     },
     /// No server serves that volume.
     #[error("no running server serves the volume {name}; {}", served(.there))]
@@ -173,6 +199,84 @@ pub fn find_volume_in(folder: &Path, name: &str) -> Result<ServerInfo, ClientErr
     }
 }
 
+/// Where an array is served, and how it is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ArrayPlace {
+    /// The server's socket.
+    pub socket: PathBuf,
+    /// The array.
+    pub array: ArrayStatus,
+}
+
+/// The server that serves the array `name`: `md/NAME`, `md:NAME`, or either with its UUID.
+///
+/// # Errors
+///
+/// None does, or several do, or servers cannot be listed.
+pub fn find_array(name: &str) -> Result<ArrayPlace, ClientError> {
+    find_array_in(&control_dir(), name)
+}
+
+/// As `find_array`, among the servers in another folder.
+///
+/// # Errors
+///
+/// As for `find_array`.
+pub fn find_array_in(folder: &Path, name: &str) -> Result<ArrayPlace, ClientError> {
+    let (mut found, mut there) = (Vec::new(), Vec::new());
+    for server in servers_in(folder)? {
+        for array in arrays_at(&server.socket)? {
+            there.push(escape(&array.name));
+            if array.is_called(name) {
+                found.push(ArrayPlace { socket: server.socket.clone(), array });
+            }
+        }
+    }
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        0 => Err(ClientError::NoArray { name: escape(name), there }),
+        _ => {
+            let sockets = found.iter().map(|place| shown(&place.socket)).collect();
+            Err(ClientError::SeveralArrays { name: escape(name), sockets })
+        }
+    }
+}
+
+fn arrays_at(socket: &Path) -> Result<Vec<ArrayStatus>, ClientError> {
+    get_json::<ArrayList>(socket, ARRAYS).map(|list| list.arrays)
+}
+
+/// How an array of a server is now.
+///
+/// # Errors
+///
+/// The server does not answer, or does not serve it any more.
+pub fn array_at(socket: &Path, name: &str) -> Result<ArrayStatus, ClientError> {
+    let arrays = arrays_at(socket)?;
+    let there = arrays.iter().map(|array| escape(&array.name)).collect();
+    let found = arrays.into_iter().find(|array| array.is_called(name));
+    found.ok_or_else(|| ClientError::NoArray { name: escape(name), there })
+}
+
+/// Asks a server to do something with an array, and waits until it is done.
+///
+/// # Errors
+///
+/// The server does not answer, or does not do it.
+pub fn ask_array(socket: &Path, request: &ArrayRequest) -> Result<ArrayAnswer, ClientError> {
+    let body = serde_json::to_vec(request).expect("what we ask is JSON");
+    receive(socket, Asked { method: Method::POST, path: ARRAYS, body, patience: VERB_TIMEOUT })
+}
+
+/// What an error of the control API says; what is no such error, as it is.
+fn reason(body: &[u8]) -> String {
+    let json = serde_json::from_slice::<serde_json::Value>(body).ok();
+    let error = json.as_ref().and_then(|json| json["error"].as_str()).map(str::to_owned);
+    let text = error.unwrap_or_else(|| String::from_utf8_lossy(body).trim_end().to_owned());
+    // Names in it are escaped already, and would be again.
+    if text.chars().any(char::is_control) { escape(&text) } else { text }
+}
+
 /// The path to ask for a trace of `volume` with; `text` as blkparse prints it, else records.
 pub fn trace_path(volume: &str, text: bool) -> String {
     let mut query = form_urlencoded::Serializer::new(String::new());
@@ -186,10 +290,29 @@ pub fn trace_path(volume: &str, text: bool) -> String {
 ///
 /// It does not answer (in time, with success), or the answer is something else.
 pub fn get_json<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, ClientError> {
+    receive(socket, Asked::get(path))
+}
+
+/// What is asked of a server.
+struct Asked<'a> {
+    method: Method,
+    path: &'a str,
+    body: Vec<u8>,
+    /// The answer's head must be there after that time.
+    patience: Duration,
+}
+
+impl<'a> Asked<'a> {
+    fn get(path: &'a str) -> Asked<'a> {
+        Asked { method: Method::GET, path, body: Vec::new(), patience: TIMEOUT }
+    }
+}
+
+fn receive<T: DeserializeOwned>(socket: &Path, asked: Asked<'_>) -> Result<T, ClientError> {
     let broken = |source| ClientError::Connection { socket: shown(socket), source };
     let runtime = runtime().map_err(broken)?;
     let body = runtime.block_on(async {
-        let response = ask(socket, path).await?;
+        let response = ask(socket, asked).await?;
         whole(response.into_body()).await.map_err(broken)
     })?;
     serde_json::from_slice(&body).map_err(|error| broken(io::Error::new(io::ErrorKind::InvalidData, error)))
@@ -202,7 +325,7 @@ pub fn get_json<T: DeserializeOwned>(socket: &Path, path: &str) -> Result<T, Cli
 /// It does not answer, or refuses.
 pub fn stream(socket: &Path, path: &str) -> Result<Stream, ClientError> {
     let runtime = runtime().map_err(|source| ClientError::Connection { socket: shown(socket), source })?;
-    let response = runtime.block_on(ask(socket, path))?;
+    let response = runtime.block_on(ask(socket, Asked::get(path)))?;
     Ok(Stream { runtime, body: response.into_body(), rest: Bytes::new() })
 }
 
@@ -233,41 +356,45 @@ fn runtime() -> io::Result<Runtime> {
 }
 
 /// Sends the request; comes back when the head of a successful answer is there.
-async fn ask(socket: &Path, path: &str) -> Result<Response<Incoming>, ClientError> {
+async fn ask(socket: &Path, asked: Asked<'_>) -> Result<Response<Incoming>, ClientError> {
     let broken = |source| ClientError::Connection { socket: shown(socket), source };
-    let response = in_time(send(socket, path)).await.map_err(broken)?;
+    let (method, path) = (asked.method.clone(), escape(asked.path));
+    let response = in_time(asked.patience, send(socket, asked)).await.map_err(broken)?;
     let status = response.status();
     if status == StatusCode::OK {
         return Ok(response);
     }
     let text = whole(response.into_body()).await.map_err(broken)?;
+    if method == Method::POST {
+        return Err(ClientError::Declined(reason(&text)));
+    }
     Err(ClientError::Refused {
         socket: shown(socket),
-        path: escape(path),
+        path,
         status: status.as_u16(),
         text: escape(String::from_utf8_lossy(&text).trim_end()),
     })
 }
 
-async fn send(socket: &Path, path: &str) -> io::Result<Response<Incoming>> {
+async fn send(socket: &Path, asked: Asked<'_>) -> io::Result<Response<Incoming>> {
     let connection = UnixStream::connect(socket).await?;
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(connection)).await.map_err(io::Error::other)?;
     // It runs while this thread waits for an answer, and ends with it.
     tokio::spawn(connection);
-    let request = Request::get(path).header(HOST, "blockwork").body(Empty::<Bytes>::new());
+    let request = Request::builder().method(asked.method).uri(asked.path).header(HOST, "blockwork");
+    let request = request.body(Full::new(Bytes::from(asked.body)));
     let request = request.map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
     sender.send_request(request).await.map_err(io::Error::other)
 }
 
 async fn whole(body: Incoming) -> io::Result<Bytes> {
-    let collected =
-        in_time(async { Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(io::Error::other) });
-    Ok(collected.await?.to_bytes())
+    let body = async { Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(io::Error::other) };
+    Ok(in_time(TIMEOUT, body).await?.to_bytes())
 }
 
-async fn in_time<T>(what: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+async fn in_time<T>(patience: Duration, what: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     let late =
-        |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", TIMEOUT.as_secs()));
-    tokio::time::timeout(TIMEOUT, what).await.map_err(late)?
+        |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {} s", patience.as_secs()));
+    tokio::time::timeout(patience, what).await.map_err(late)?
 }

@@ -1,17 +1,21 @@
 //! What can be asked, and the answers. Documented in `docs/control-api.md`.
 
 use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Bytes;
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::{Body, Bytes};
 use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use hyper::{Method, Request, Response, StatusCode};
 use serde_json::json;
 
-use blockwork_insight::report::{self, Report};
+use blockwork_insight::report::Report;
 use blockwork_insight::trace::TextMerge;
 
+use crate::arrays::{ArrayList, ArrayRequest, RefusalKind};
+use crate::metrics;
 use crate::status::ControlState;
 use crate::trace_body::{Form, TraceBody};
 
@@ -22,30 +26,97 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const BINARY: &str = "application/octet-stream";
 
-const PATHS: [&str; 4] = ["/v1/status", "/v1/stats", "/v1/trace", "/metrics"];
+const ARRAYS: &str = "/v1/arrays";
+const PATHS: [&str; 5] = ["/v1/status", "/v1/stats", ARRAYS, "/v1/trace", "/metrics"];
 
-/// Answers one request. Its body, should it have one, is ignored.
-pub(crate) fn answer<B>(state: &ControlState, request: &Request<B>) -> Answer {
+/// Longest body that is read, bytes: names of an array and of devices.
+pub const BODY_BYTES_MAX: usize = 64 << 10;
+
+/// A body must be there after that time.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Answers one request. What has a body without need is answered all the same, and the body ignored.
+pub(crate) async fn answer<B>(state: &ControlState, request: Request<B>) -> Answer
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     let path = request.uri().path();
-    if !PATHS.contains(&path) {
-        let error = format!("no such path; there are: {}", PATHS.join(", "));
-        return refuse(StatusCode::NOT_FOUND, &json!({ "error": error }));
+    let allowed = match path {
+        ARRAYS => "GET, POST",
+        path if PATHS.contains(&path) => "GET",
+        _ => {
+            let error = format!("no such path; there are: {}", PATHS.join(", "));
+            return refuse(StatusCode::NOT_FOUND, &json!({ "error": error }));
+        }
+    };
+    match *request.method() {
+        Method::GET => get(state, path, request.uri().query().unwrap_or("")),
+        Method::POST if path == ARRAYS => match read_request(request.into_body()).await {
+            Ok(asked) => act(state, asked).await,
+            Err((status, error)) => refuse(status, &json!({ "error": error })),
+        },
+        _ => {
+            let error = json!({ "error": format!("only {allowed} is answered here") });
+            let mut answer = refuse(StatusCode::METHOD_NOT_ALLOWED, &error);
+            answer.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static(allowed));
+            answer
+        }
     }
-    if request.method() != Method::GET {
-        let mut answer =
-            refuse(StatusCode::METHOD_NOT_ALLOWED, &json!({ "error": "only GET is answered here" }));
-        answer.headers_mut().insert(ALLOW, hyper::header::HeaderValue::from_static("GET"));
-        return answer;
-    }
+}
+
+fn get(state: &ControlState, path: &str, query: &str) -> Answer {
     let ok = StatusCode::OK;
     match path {
-        "/v1/status" => {
-            let json = serde_json::to_vec(&state.status()).expect("a status is JSON");
-            whole(ok, JSON, json)
-        }
+        "/v1/status" => json_of(&state.status()),
         "/v1/stats" => whole(ok, JSON, Report::new(&state.stats.snapshot()).json().into_bytes()),
-        "/metrics" => whole(ok, METRICS, metrics(state).into_bytes()),
-        _ => trace(state, request.uri().query().unwrap_or("")),
+        ARRAYS => json_of(&ArrayList { arrays: state.arrays.list() }),
+        "/metrics" => {
+            let text = metrics::text(&state.status(), &state.stats.snapshot(), &state.arrays.list());
+            whole(ok, METRICS, text.into_bytes())
+        }
+        _ => trace(state, query),
+    }
+}
+
+/// What is asked of an array, from a body of bounded length that comes in time.
+async fn read_request<B>(body: B) -> Result<ArrayRequest, (StatusCode, String)>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let body = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await;
+    let body = body
+        .map_err(|_| (StatusCode::REQUEST_TIMEOUT, format!("no body within {} s", BODY_TIMEOUT.as_secs())))?;
+    let body =
+        body.map_err(|error| (StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}")))?;
+    serde_json::from_slice(&body.to_bytes()).map_err(|error| {
+        let form = r#"{"array": "md/NAME", "verb": "check"}"#;
+        (
+            StatusCode::BAD_REQUEST,
+            format!("the body is not understood: {error}; expected JSON such as {form}"),
+        )
+    })
+}
+
+/// In a thread where it may take its time.
+async fn act(state: &ControlState, asked: ArrayRequest) -> Answer {
+    let arrays = Arc::clone(&state.arrays);
+    let done = tokio::task::spawn_blocking(move || arrays.act(&asked)).await;
+    match done {
+        Ok(Ok(answer)) => json_of(&answer),
+        Ok(Err(refusal)) => {
+            let status = match refusal.kind {
+                RefusalKind::NotFound => StatusCode::NOT_FOUND,
+                RefusalKind::Conflict => StatusCode::CONFLICT,
+                RefusalKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+            };
+            refuse(status, &json!({ "error": refusal.text }))
+        }
+        Err(_) => {
+            let error = "the server has failed at that; its standard error says more";
+            refuse(StatusCode::INTERNAL_SERVER_ERROR, &json!({ "error": error }))
+        }
     }
 }
 
@@ -55,29 +126,13 @@ pub(crate) fn too_many() -> Answer {
     refuse(StatusCode::SERVICE_UNAVAILABLE, &error)
 }
 
-/// The counters, and what a scraper wants to know of a server besides.
-fn metrics(state: &ControlState) -> String {
-    let status = state.status();
-    let mut text = report::prometheus(&state.stats.snapshot());
-    text.push_str("# HELP blockwork_info Always 1; the version is a label\n# TYPE blockwork_info gauge\n");
-    text.push_str(&format!("blockwork_info{{version=\"{}\"}} 1\n", status.version));
-    text.push_str("# HELP blockwork_uptime_seconds Since the server began to serve\n");
-    text.push_str("# TYPE blockwork_uptime_seconds gauge\n");
-    text.push_str(&format!("blockwork_uptime_seconds {}\n", status.uptime_seconds));
-    let failed = status.disks.iter().filter(|disk| disk.failed).count();
-    text.push_str("# HELP blockwork_failed_disks Disks that refuse writes because a flush has failed\n");
-    text.push_str("# TYPE blockwork_failed_disks gauge\n");
-    text.push_str(&format!("blockwork_failed_disks {failed}\n"));
-    text
-}
-
 /// `volume` (everything, where it is left out) and `format`.
 fn trace(state: &ControlState, query: &str) -> Answer {
     let (mut nodes, mut form) = (None, Form::Binary);
     for (key, value) in form_urlencoded::parse(query.as_bytes()) {
         match (&*key, &*value) {
             ("volume", name) => match state.nodes(name) {
-                Some(found) => nodes = Some(found.clone()),
+                found @ Some(_) => nodes = found,
                 None => {
                     let volumes = state.volume_names();
                     let error = json!({ "error": "no volume has that name", "volumes": volumes });
@@ -98,6 +153,10 @@ fn trace(state: &ControlState, query: &str) -> Answer {
     let kind = if matches!(form, Form::Text(_)) { TEXT } else { BINARY };
     let body = TraceBody { subscription: state.trace.subscribe(nodes), form };
     respond(StatusCode::OK, kind, BoxBody::new(body))
+}
+
+fn json_of(answer: &impl serde::Serialize) -> Answer {
+    whole(StatusCode::OK, JSON, serde_json::to_vec(answer).expect("our answers are JSON"))
 }
 
 fn refuse(status: StatusCode, error: &serde_json::Value) -> Answer {

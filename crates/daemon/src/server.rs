@@ -79,7 +79,11 @@ impl Control {
         let shared = state.clone();
         let thread = std::thread::Builder::new()
             .name("blockwork-ctl".to_owned())
-            .spawn(move || runtime.block_on(serve(shared, listener, stopped)))
+            .spawn(move || {
+                runtime.block_on(serve(shared, listener, stopped));
+                // What an array does not finish is finished by the workers, or not at all.
+                runtime.shutdown_timeout(STOP_TIMEOUT);
+            })
             .map_err(ControlError::Thread)?;
         Ok(ControlHandle { state, stop: Some(stop), thread: Some(thread), bound })
     }
@@ -169,22 +173,26 @@ async fn accept(state: Arc<ControlState>, listener: UnixListener, slots: Arc<Sem
         };
         if let Ok(slot) = slots.clone().try_acquire_owned() {
             let state = state.clone();
-            tokio::spawn(talk(connection, slot, move |request| routes::answer(&state, request)));
+            let answer = move |request| {
+                let state = state.clone();
+                async move { routes::answer(&state, request).await }
+            };
+            tokio::spawn(talk(connection, slot, answer));
         } else if let Ok(slot) = refusals.clone().try_acquire_owned() {
-            tokio::spawn(talk(connection, slot, |_| routes::too_many()));
+            tokio::spawn(talk(connection, slot, async |_| routes::too_many()));
         }
     }
 }
 
 /// Answers the one request of a connection, and gives its slot back.
-async fn talk(
+async fn talk<A: Future<Output = Answer>>(
     connection: UnixStream,
     slot: OwnedSemaphorePermit,
-    answer: impl Fn(&Request<Incoming>) -> Answer,
+    answer: impl Fn(Request<Incoming>) -> A,
 ) {
     let service = service_fn(|request| {
-        let answer = answer(&request);
-        async move { Ok::<_, Infallible>(answer) }
+        let answer = answer(request);
+        async move { Ok::<_, Infallible>(answer.await) }
     });
     let result = http1::Builder::new()
         .keep_alive(false)

@@ -1,13 +1,15 @@
 //! What a server says about itself.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use blockwork_engine::{LeafSource, Limits, Merges, SECTOR, Sectors, Stats, Volume};
+use blockwork_engine::{Layer, LeafSource, Limits, Merges, SECTOR, Sectors, Stats, Volume};
 use blockwork_insight::trace::{NodeSet, TraceHub};
+
+use crate::arrays::{Arrays, NoArrays};
 
 /// The answer to `/v1/status`. Field names are kept stable.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,9 +62,31 @@ pub type LimitsStatus = BTreeMap<String, serde_json::Value>;
 pub struct ControlState {
     pub(crate) stats: Arc<Stats>,
     pub(crate) trace: Arc<TraceHub>,
-    volumes: Vec<(VolumeStatus, NodeSet)>,
-    disks: Vec<Disk>,
+    pub(crate) arrays: Arc<dyn Arrays>,
+    volumes: Vec<(VolumeStatus, Arc<dyn Layer>)>,
+    disks: Disks,
     started: Instant,
+}
+
+/// The disks that a server has open. Some may come while it runs.
+#[derive(Clone, Default)]
+pub struct Disks(Arc<Mutex<Vec<Disk>>>);
+
+impl Disks {
+    /// Adds one.
+    pub fn add(&self, source: Arc<dyn LeafSource>) {
+        let status = DiskStatus {
+            name: source.name().to_owned(),
+            bytes: bytes(source.sectors()),
+            failed: false,
+            limits: limits(source.limits()),
+        };
+        self.all().push(Disk { status, source });
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Disk>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct Disk {
@@ -73,7 +97,19 @@ struct Disk {
 impl ControlState {
     /// A server that has just begun.
     pub fn new(stats: Arc<Stats>, trace: Arc<TraceHub>) -> ControlState {
-        ControlState { stats, trace, volumes: Vec::new(), disks: Vec::new(), started: Instant::now() }
+        ControlState {
+            stats,
+            trace,
+            arrays: Arc::new(NoArrays),
+            volumes: Vec::new(),
+            disks: Disks::default(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Its arrays, which can be asked for something.
+    pub fn set_arrays(&mut self, arrays: Arc<dyn Arrays>) {
+        self.arrays = arrays;
     }
 
     /// Adds a volume, and where clients find it.
@@ -85,18 +121,12 @@ impl ControlState {
             exports,
             limits: limits(volume.limits()),
         };
-        self.volumes.push((status, NodeSet::under(&*volume.root)));
+        self.volumes.push((status, volume.root.clone()));
     }
 
-    /// Adds a leaf.
-    pub fn add_disk(&mut self, source: Arc<dyn LeafSource>) {
-        let status = DiskStatus {
-            name: source.name().to_owned(),
-            bytes: bytes(source.sectors()),
-            failed: false,
-            limits: limits(source.limits()),
-        };
-        self.disks.push(Disk { status, source });
+    /// Its disks, to be added to.
+    pub fn disks(&self) -> Disks {
+        self.disks.clone()
     }
 
     /// How things are now.
@@ -108,13 +138,14 @@ impl ControlState {
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             volumes: self.volumes.iter().map(|(volume, _)| volume.clone()).collect(),
-            disks: self.disks.iter().map(disk).collect(),
+            disks: self.disks.all().iter().map(disk).collect(),
         }
     }
 
-    /// The nodes of a volume's stack.
-    pub(crate) fn nodes(&self, volume: &str) -> Option<&NodeSet> {
-        self.volumes.iter().find(|(status, _)| status.name == volume).map(|(_, nodes)| nodes)
+    /// The nodes of a volume's stack as it is now: an array's members may come and go.
+    pub(crate) fn nodes(&self, volume: &str) -> Option<NodeSet> {
+        let (_, root) = self.volumes.iter().find(|(status, _)| status.name == volume)?;
+        Some(NodeSet::under(&**root))
     }
 
     pub(crate) fn volume_names(&self) -> Vec<&str> {

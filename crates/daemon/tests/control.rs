@@ -9,8 +9,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use blockwork_daemon::{
-    CONNECTIONS_MAX, ClientError, Control, ControlState, HEAD_BYTES_MAX, Status, find_volume_in, get_json,
-    servers_in, stream, trace_path,
+    ArrayList, ArrayRequest, BODY_BYTES_MAX, CONNECTIONS_MAX, ClientError, Control, ControlState,
+    HEAD_BYTES_MAX, Status, Verb, ask_array, find_array_in, find_volume_in, get_json, servers_in, stream,
+    trace_path,
 };
 use blockwork_engine::Stats;
 use blockwork_format::blktrace::Act;
@@ -143,6 +144,31 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
     let refused = stream(&rig.socket, &trace_path("\u{1b}no", true)).err().unwrap().to_string();
     assert!(refused.contains("404") && refused.contains("disk/null"), "{refused}");
     assert!(!refused.contains('\u{1b}'), "{refused:?}");
+}
+
+#[test]
+fn what_is_asked_of_arrays_is_read_within_limits_and_refused_with_a_reason() {
+    let rig = Rig::new();
+    assert_eq!(get_json::<ArrayList>(&rig.socket, "/v1/arrays").unwrap(), ArrayList { arrays: Vec::new() });
+    let long = format!("{{\"array\":\"{}\"}}", "x".repeat(BODY_BYTES_MAX));
+    for (body, expected, word) in [
+        (r#"{"array":"md/x","verb":"check"}"#, 404, "no array is called md/x; there are: none"),
+        (r#"{"array":"md/x","verb":"melt"}"#, 400, "melt"),
+        (r#"{"array":"md/x"}"#, 400, "verb"),
+        (&long, 400, "length limit"),
+        ("", 400, "expected JSON such as"),
+    ] {
+        let (body, status) = curl(&rig.socket, "/v1/arrays", &["-d", body]);
+        assert_eq!(status, expected, "{body}");
+        assert!(body.starts_with("{\"error\":") && body.contains(word), "{body}");
+    }
+    let (_, status) = curl(&rig.socket, "/v1/arrays", &["-X", "DELETE"]);
+    assert_eq!(status, 405);
+    let request = ArrayRequest { array: "md/a\u{1b}".to_owned(), verb: Verb::Check };
+    let error = ask_array(&rig.socket, &request).unwrap_err();
+    assert_eq!(error.to_string(), "no array is called md/a\\u{1b}; there are: none");
+    let error = find_array_in(rig.folder(), "md/data").unwrap_err().to_string();
+    assert!(error.starts_with("no running server serves the array md/data; "), "{error}");
 }
 
 #[test]

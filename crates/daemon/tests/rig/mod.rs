@@ -53,7 +53,7 @@ impl Rig {
         let volumes: Arc<[Volume]> = sources.iter().zip(0..).map(volume).collect();
         let mut state = ControlState::new(stats.clone(), hub.clone());
         volumes.iter().for_each(|volume| state.add_volume(volume, vec!["nbd:unix:/x".to_owned()]));
-        sources.iter().for_each(|source| state.add_disk(source.clone()));
+        sources.iter().for_each(|source| state.disks().add(source.clone()));
         let (worker, thread) = start(volumes, sources, &stats, &hub);
         let socket = folder.path().join(format!("{}.sock", std::process::id()));
         let control = Some(Control::start(state, &socket).unwrap());
