@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::md::MdArgs;
+
 /// Linux's block I/O stack in user space.
 #[derive(Debug, Parser)]
 #[command(name = "blockwork", version, propagate_version = true, max_term_width = 120)]
@@ -35,6 +37,8 @@ pub(crate) enum Verb {
         blkparse -i t\n\nWithout -o the events are printed as blkparse prints them, until ^C."
     )]
     Trace(TraceArgs),
+    /// Look at md arrays and look after them.
+    Md(MdArgs),
     /// Try it: opens the disks of a Linux machine, serves their volumes to real clients, and shows what happened.
     #[command(after_help = "Example:\n  blockwork demo")]
     Demo(DemoArgs),

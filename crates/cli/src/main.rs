@@ -6,6 +6,7 @@
 
 mod args;
 mod demo;
+mod md;
 mod nbd_client;
 mod scan;
 mod serve;
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
         Verb::Scan(args) => scan::run(&args),
         Verb::Serve(args) => serve::run(&args),
         Verb::Trace(args) => trace::run(&args),
+        Verb::Md(args) => md::run(&args),
         Verb::Demo(args) => demo::run(&args),
     };
     match result {

@@ -34,7 +34,6 @@ pub const BITMAP_CHUNK_MIN: u32 = 512;
 /// Most writes that may be behind on write-mostly members, as in the kernel.
 pub const WRITE_BEHIND_MAX: u32 = 16_383;
 
-const MAGIC: u32 = 0x6d74_6962;
 const PLACE: &str = "md bitmap";
 
 /// The superblock of a bitmap.
@@ -69,6 +68,8 @@ pub struct BitmapSuperblock {
 }
 
 impl BitmapSuperblock {
+    /// Its magic number.
+    pub const MAGIC: u32 = 0x6d74_6962;
     /// State: the bits are not to be believed.
     pub const STALE: u32 = 1 << 1;
     /// State: a write of bits failed.
@@ -76,7 +77,7 @@ impl BitmapSuperblock {
 
     /// Whether the bytes start like one.
     pub fn is_at(bytes: &[u8]) -> bool {
-        bytes.len() >= 4 && u32_le(bytes, 0) == MAGIC
+        bytes.len() >= 4 && u32_le(bytes, 0) == Self::MAGIC
     }
 
     /// Takes apart what was read at `offset` (bytes, for errors) of a member.
@@ -90,8 +91,8 @@ impl BitmapSuperblock {
             return Err(FormatError::invalid(PLACE, offset, "size", bytes.len(), expected));
         }
         let magic = u32_le(bytes, 0);
-        if magic != MAGIC {
-            let (found, expected) = (format!("{magic:#010x}"), format!("{MAGIC:#010x}"));
+        if magic != Self::MAGIC {
+            let (found, expected) = (format!("{magic:#010x}"), format!("{:#010x}", Self::MAGIC));
             return Err(FormatError::invalid(PLACE, offset, "magic", found, expected));
         }
         let superblock = Self {
@@ -116,7 +117,7 @@ impl BitmapSuperblock {
     /// Its bytes.
     pub fn encode(&self) -> [u8; BITMAP_SUPERBLOCK_BYTES] {
         let mut out = [0; BITMAP_SUPERBLOCK_BYTES];
-        put(&mut out, 0, &MAGIC.to_le_bytes());
+        put(&mut out, 0, &Self::MAGIC.to_le_bytes());
         put(&mut out, 4, &self.version.to_le_bytes());
         put(&mut out, 8, &self.uuid.0);
         put(&mut out, 24, &self.events.to_le_bytes());

@@ -6,7 +6,8 @@
 //! | word | field | | word | field |
 //! | --- | --- | --- | --- | --- |
 //! | 0 | magic | | 32 | utime |
-//! | 1-2 | version 0, 90 | | 33 | state: bit 0 clean, bit 8 bitmap |
+//! | 1-3 | version 0, 90, patch | | 33 | state: bit 0 clean, bit 8 bitmap |
+//! | 9 | disks in all | | 34-37 | disks: active, working, failed, spare |
 //! | 5, 13-15 | uuid | | 38 | checksum |
 //! | 6 | ctime | | 39-40 | events: low and high; high and low in a big-endian one |
 //! | 7 | level | | 41-42 | events at the checkpoint, likewise |
@@ -87,6 +88,21 @@ impl Descriptor {
     }
 }
 
+/// How many disks an array had when its superblock was written, as it says; nothing follows from them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct DiskCounts {
+    /// In all.
+    pub total: u32,
+    /// In their places.
+    pub active: u32,
+    /// Not failed.
+    pub working: u32,
+    /// Failed.
+    pub failed: u32,
+    /// Waiting for a place.
+    pub spare: u32,
+}
+
 /// A 0.90 superblock of one member.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Superblock {
@@ -108,6 +124,10 @@ pub struct Superblock {
     pub utime: u32,
     /// Bit 0 clean, bit 8 with a bitmap.
     pub state: u32,
+    /// Last part of the version: `0.90.03`.
+    pub patch_version: u32,
+    /// How many disks there were.
+    pub counts: DiskCounts,
     /// As it was read.
     pub checksum: u32,
     /// Raised at each change.
@@ -212,6 +232,14 @@ impl Superblock {
             md_minor: words[11],
             utime: words[32],
             state: words[33],
+            patch_version: words[3],
+            counts: DiskCounts {
+                total: words[9],
+                active: words[34],
+                working: words[35],
+                failed: words[36],
+                spare: words[37],
+            },
             checksum: words[CHECKSUM_WORD],
             events: wide(39),
             checkpoint_events: wide(41),

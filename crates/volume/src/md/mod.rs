@@ -10,8 +10,11 @@
 
 pub(crate) mod build;
 pub(crate) mod choose;
+mod examine;
 pub(crate) mod intent;
 mod layout;
+
+pub use examine::Examined;
 
 use std::fmt;
 
