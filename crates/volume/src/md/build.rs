@@ -1,5 +1,6 @@
 //! The array as a device, with its layer.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockwork_engine::{NodeKind, Sector, Sectors};
@@ -18,6 +19,7 @@ use crate::nodes::MAJOR_MD;
 /// An array with its layer.
 struct Assembled {
     stack: Stack,
+    layer: Option<Arc<md::Array>>,
     sectors: Sectors,
     /// Why it must not be written.
     read_only: Option<String>,
@@ -46,6 +48,7 @@ impl Assembly {
         let assembled = assembled.unwrap_or_else(|why| Assembled {
             sectors: Sectors(size_without_members(&truth)),
             stack: Stack::Refused(why),
+            layer: None,
             read_only: None,
             bitmap: None,
         });
@@ -61,8 +64,8 @@ impl Assembly {
             read_only: assembled.read_only,
         });
         self.graph.add_alias(format!("md/{}", truth.uuid()), device);
-        let bitmap = assembled.bitmap;
-        self.graph.arrays.push(Array { name, device, truth, members, bitmap, warnings });
+        let Assembled { bitmap, layer, .. } = assembled;
+        self.graph.arrays.push(Array { name, device, truth, members, bitmap, layer, warnings });
         if is_ready {
             self.unprobed.push(device);
         }
@@ -151,8 +154,8 @@ impl Building<'_> {
             record,
         };
         let array = md::Array::new(node.map_err(|error| error.to_string())?, config);
-        let stack = Stack::Ready(array.map_err(|error| error.to_string())?);
-        Ok(Assembled { stack, sectors, read_only, bitmap })
+        let array = array.map_err(|error| error.to_string())?;
+        Ok(Assembled { stack: Stack::Ready(array.clone()), layer: Some(array), sectors, read_only, bitmap })
     }
 
     fn superblock(&self, device: DeviceId) -> &Superblock {

@@ -17,6 +17,7 @@ mod layout;
 pub use examine::Examined;
 
 use std::fmt;
+use std::sync::Arc;
 
 use blockwork_format::md::{Role, Superblock};
 use blockwork_layer::md::IntentConfig;
@@ -36,6 +37,8 @@ pub struct Array {
     pub members: Vec<Member>,
     /// Its write-intent bitmap, where it has one and is assembled.
     pub bitmap: Option<Bitmap>,
+    /// What is asked to do something with it, where it is assembled.
+    pub layer: Option<Arc<blockwork_layer::md::Array>>,
     /// What people should know.
     pub warnings: Vec<String>,
 }
