@@ -11,6 +11,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::blocking::{Helper, RangeCall};
 use crate::enter::Door;
 use crate::look::Look;
+use crate::portion::Portion;
 use crate::setup::{Features, UringConfig, UringError, make};
 use crate::slots::{CANCEL, Kind, Slot, Slots, WAKE};
 use crate::wake::Wake;
@@ -40,6 +41,7 @@ pub struct Uring {
     helped: Vec<(u64, i32)>,
     /// Operations that the kernel has, or will have when the queue is submitted.
     in_kernel: usize,
+    portion: Portion,
     /// Descriptors from accepts that nobody has taken yet.
     pub(crate) accepted: Vec<RawFd>,
     random: Random,
@@ -66,6 +68,7 @@ impl Uring {
             again: Vec::new(),
             helped: Vec::new(),
             in_kernel: 0,
+            portion: Portion::default(),
             accepted: Vec::new(),
             random: Random::default(),
             look: Look::new(config.look),
@@ -129,6 +132,8 @@ impl Uring {
     }
 
     fn try_enter(&mut self, want: u32, get: bool, time: Option<Nanos>) -> io::Result<()> {
+        // What the kernel does not take now is in the queue at the next call, whatever that is made for.
+        self.portion.submitted();
         let submit = length(self.ring.submission().len());
         let Err(error) = self.door.enter(submit, want, get, time) else {
             return Ok(());
@@ -330,6 +335,9 @@ impl Env for Uring {
             }
         };
         self.submit(name, entry);
+        if self.portion.queued(&op) {
+            self.enter(0, false, None);
+        }
     }
 
     fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) {

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -195,6 +195,41 @@ fn a_batch_costs_one_system_call() {
         let before = env.enters();
         env.wait(Wait::Poll, &mut out);
         assert_eq!(env.enters(), before, "polling when there is nothing is free");
+    });
+}
+
+#[test]
+fn scattered_operations_reach_the_file_in_portions_before_anybody_waits() {
+    everywhere(|mut env| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let data = filled(&[9; 4096]);
+        let mut out = Vec::new();
+        env.wait(Wait::Poll, &mut out); // arms the eventfd
+        let before = env.enters();
+        for i in 0..30 {
+            rw(&mut env, i, &file, FileOpKind::Write { dsync: false }, i * 8192, std::slice::from_ref(&data));
+            assert_eq!(env.enters() - before, (i + 1) / 4, "after operation {i}");
+        }
+        // 28 of them are with the kernel, which writes whether or not we wait.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let is_there = |i: u64| {
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, i * 8192).unwrap();
+            byte == [9]
+        };
+        while !(0..28).all(is_there) {
+            assert!(
+                Instant::now() < deadline,
+                "{:?} are missing",
+                (0..28).filter(|&i| !is_there(i)).collect::<Vec<_>>()
+            );
+            std::thread::yield_now();
+        }
+        // None is held back.
+        complete(&mut env, 30);
+        assert!((0..30).all(is_there));
+        assert_eq!(env.in_flight(), 0);
     });
 }
 

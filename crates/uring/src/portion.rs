@@ -1,0 +1,78 @@
+//! When operations on files go to the kernel: a few at a time, while the turn still starts more.
+//!
+//! A client with many requests under way sends them in one piece, and a turn starts them all. Handed over together at its end,
+//! they would reach the disk together (the block layer holds back what one `io_uring_enter` submits until it has all), complete
+//! together, be answered together and come back together: the disk idles while we work, we while it does. In portions, the disk
+//! works on the first while the turn prepares the last, and the requests spread out.
+//!
+//! Operations that continue the one before are kept together, for the block layer to merge.
+
+use blockwork_engine::{FileId, FileOp};
+
+/// File operations that make a portion.
+///
+/// Measured on a virtio disk, 2 processors, 4 KiB at random over NBD at depth 32, O_DIRECT, medians of 4 rounds in turn: without
+/// portions 53,000 reads and 68,000 writes a second; of 16, 55,000 and 74,000; of 8, 56,000 and 80,000; of 4, 59,000 and 84,000; of 2,
+/// 65,000 and 85,000, but then each operation costs half a system call more (0.64 in all, against 0.41) and kicks the virtual
+/// disk by itself, which takes a sixth more of the processor at depth 128.
+pub(crate) const PORTION: usize = 4;
+
+/// What has been queued since the kernel was last called.
+#[derive(Default)]
+pub(crate) struct Portion {
+    waiting: usize,
+    /// Where the last operation ended.
+    end: Option<(FileId, u64)>,
+}
+
+impl Portion {
+    /// This operation was queued; tells whether to call the kernel now.
+    #[inline]
+    pub(crate) fn queued(&mut self, op: &FileOp<'_>) -> bool {
+        let continues = self.end == Some((op.file, op.offset));
+        // Where there is no sum, nothing continues it (the kernel refuses the operation).
+        self.end = op.offset.checked_add(op.len).map(|end| (op.file, end));
+        self.waiting += 1;
+        self.waiting >= PORTION && !continues
+    }
+
+    /// All that was queued has been handed over.
+    #[inline]
+    pub(crate) fn submitted(&mut self) {
+        self.waiting = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockwork_engine::FileOpKind;
+
+    use super::*;
+
+    /// After how many operations of 4 KiB at these offsets the kernel is called.
+    fn calls(offsets: impl IntoIterator<Item = u64>) -> Vec<usize> {
+        let mut portion = Portion::default();
+        let mut calls = Vec::new();
+        for (number, offset) in (1..).zip(offsets) {
+            let op = FileOp { file: FileId(3), kind: FileOpKind::Read, offset, len: 4096, data: &[] };
+            if portion.queued(&op) {
+                portion.submitted();
+                calls.push(number);
+            }
+        }
+        calls
+    }
+
+    #[test]
+    fn scattered_operations_go_in_portions() {
+        assert_eq!(calls((0..32).map(|i| i * 8192)), [4, 8, 12, 16, 20, 24, 28, 32]);
+    }
+
+    #[test]
+    fn a_run_is_not_torn_apart() {
+        assert_eq!(calls((0..1000).map(|i| i * 4096)), []);
+        // Two runs: the second one's start ends the first.
+        assert_eq!(calls((0..20).map(|i| i * 4096 + if i < 10 { 0 } else { 1 << 30 })), [11]);
+        assert_eq!(calls([u64::MAX; 5]), [4]);
+    }
+}
