@@ -72,6 +72,45 @@ pub struct PvHeader {
     pub extension: Option<Extension>,
 }
 
+impl PvHeader {
+    /// Where the metadata area of a new PV begins, bytes: behind the sectors of labels.
+    pub const AREA_OFFSET: u64 = 4096;
+
+    /// Where extents begin on a new PV, bytes, unless its device wants another alignment.
+    pub const DATA_OFFSET: u64 = 1 << 20;
+
+    /// The header of a new PV that belongs to no VG yet: one metadata area, and extents from `data_offset` (bytes) on.
+    pub fn new(id: Uuid, device_bytes: u64, data_offset: u64) -> Self {
+        let area =
+            DiskArea { offset: Self::AREA_OFFSET, size: data_offset.saturating_sub(Self::AREA_OFFSET) };
+        let extension = Extension { version: Extension::VERSION, flags: 0, bootloader_areas: Vec::new() };
+        Self {
+            id,
+            device_bytes,
+            data_areas: vec![DiskArea { offset: data_offset, size: 0 }],
+            metadata_areas: vec![area],
+            extension: Some(extension),
+        }
+    }
+
+    /// Whether it says that the PV belongs to a VG.
+    pub fn in_use(&self) -> bool {
+        self.extension.as_ref().is_some_and(|extension| extension.flags & Extension::IN_USE != 0)
+    }
+
+    /// Says whether the PV belongs to a VG, where the extension has a flag for that; whether that was to be changed.
+    pub fn set_in_use(&mut self, in_use: bool) -> bool {
+        let Some(extension) =
+            self.extension.as_mut().filter(|extension| extension.version == Extension::VERSION)
+        else {
+            return false;
+        };
+        let before = extension.flags;
+        extension.flags = if in_use { before | Extension::IN_USE } else { before & !Extension::IN_USE };
+        extension.flags != before
+    }
+}
+
 /// The label of a physical volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Label {
@@ -345,6 +384,20 @@ mod tests {
             &label(32, &[0, 0, 4096, 1 << 63]),
             "metadata areas is 9223372036854775808 bytes at 4096",
         );
+    }
+
+    #[test]
+    fn a_new_header_has_one_area_before_its_extents_and_a_flag_that_can_be_set() {
+        let id = Uuid::from_compact(ID).unwrap();
+        let mut pv = PvHeader::new(id, 1 << 30, PvHeader::DATA_OFFSET);
+        assert_eq!(pv.metadata_areas, [DiskArea { offset: 4096, size: 1_044_480 }]);
+        assert_eq!(pv.data_areas, [DiskArea { offset: 1 << 20, size: 0 }]);
+        assert!(!pv.in_use() && pv.set_in_use(true) && !pv.set_in_use(true) && pv.in_use());
+        let label = Label { sector: 1, pv: pv.clone() };
+        assert_eq!(Label::parse(&label.encode().unwrap(), 1), Ok(label));
+        assert!(pv.set_in_use(false) && !pv.in_use());
+        pv.extension.as_mut().unwrap().version = 1;
+        assert!(!pv.set_in_use(true), "version 1 has no such flag");
     }
 
     #[test]

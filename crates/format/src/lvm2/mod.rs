@@ -16,14 +16,17 @@
 //! Paths in metadata (`device = "/dev/sda"`) are hints and only text here: PVs are found by UUID.
 //!
 //! Order of writes that change metadata: the text to [`AreaHeader::place`] in every area; slot 1 (precommitted) of every
-//! header; slot 0 = it and slot 1 cleared in every header. A text is never written over the committed one.
+//! header; slot 0 = it and slot 1 cleared in every header. A text is never written over the committed one. [`commit`] makes
+//! the steps of that.
 //!
 //! Sources: lvm2's `lib/format_text`, `lib/label` and `lib/config` as documentation of the format; man lvm(8),
 //! vgcfgbackup(8), pvck(8).
 
 mod area;
+pub mod commit;
 mod crc;
 mod label;
+pub mod names;
 pub mod text;
 mod uuid;
 pub mod vg;

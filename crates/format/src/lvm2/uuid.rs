@@ -28,6 +28,12 @@ impl Uuid {
         groups.next().is_none().then(|| Self::from_compact(compact.as_bytes()))?
     }
 
+    /// A new identifier from 32 random bytes. `!` and `#` are allowed, and in no identifier that LVM makes.
+    pub fn from_random(random: [u8; 32]) -> Self {
+        const DIGITS: &[u8; 62] = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
+        Self(random.map(|byte| DIGITS[usize::from(byte) % DIGITS.len()]))
+    }
+
     /// Its 32 characters without hyphens: what a label holds, and what dm's uuids (`LVM-` VG LV) are made of.
     pub fn compact(&self) -> &str {
         std::str::from_utf8(&self.0).expect("ASCII, as it was checked")
@@ -61,6 +67,14 @@ impl fmt::Debug for Uuid {
 #[cfg(test)]
 mod tests {
     use super::Uuid;
+
+    #[test]
+    fn a_random_identifier_is_made_of_digits_and_letters() {
+        let uuid = Uuid::from_random(std::array::from_fn(|n| u8::try_from(n * 8).unwrap()));
+        assert!(uuid.bytes().iter().all(u8::is_ascii_alphanumeric), "{uuid}");
+        assert_eq!(Uuid::from_text(&uuid.to_string()), Some(uuid));
+        assert_ne!(uuid, Uuid::from_random([0; 32]));
+    }
 
     #[test]
     fn both_spellings_are_the_same_identifier_and_others_are_refused() {

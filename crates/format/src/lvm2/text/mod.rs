@@ -163,6 +163,25 @@ impl Section {
         }
     }
 
+    /// Gives `key` a new content: in its place where it is there, otherwise behind the last of `earlier` that is there, or
+    /// first of all. LVM writes the keys of a section in one order only, and so do we.
+    pub fn set_behind(&mut self, earlier: &[&str], key: &str, node: Node) {
+        if let Some(old) = self.get_mut(key) {
+            *old = node;
+            return;
+        }
+        let last = self.entries.iter().rposition(|entry| earlier.contains(&entry.key.as_str()));
+        let entry = Entry { key: key.to_owned(), line: 0, node };
+        self.entries.insert(last.map_or(0, |at| at + 1), entry);
+    }
+
+    /// Gives the entry `old` the key `new`, in its place. Without effect where there is no such entry.
+    pub fn rename(&mut self, old: &str, new: &str) {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.key == old) {
+            new.clone_into(&mut entry.key);
+        }
+    }
+
     /// Takes `key` away, and returns what it had.
     pub fn remove(&mut self, key: &str) -> Option<Node> {
         let at = self.entries.iter().position(|entry| entry.key == key)?;

@@ -110,6 +110,17 @@ fn keys_are_changed_in_their_place_and_new_ones_go_to_the_end() {
     assert!(tree != parse("a = \"x\" f = [] b { e = 5 c = 2 }"), "order counts");
 }
 
+#[test]
+fn a_new_key_goes_behind_those_that_come_before_it_and_a_renamed_one_stays_where_it_is() {
+    let mut tree = parse("id = 1 status = 2 size = 3");
+    tree.set_behind(&["id", "status", "flags"], "tags", 4.into());
+    tree.set_behind(&["nothing"], "first", 5.into());
+    tree.set_behind(&["id"], "size", 6.into());
+    tree.rename("id", "uuid");
+    tree.rename("none", "x");
+    assert_eq!(tree, parse("first = 5 uuid = 1 status = 2 tags = 4 size = 6"));
+}
+
 fn any_value() -> impl Strategy<Value = Value> {
     prop_oneof![
         any::<i64>().prop_map(Value::Integer),
