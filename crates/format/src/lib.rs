@@ -31,6 +31,7 @@ pub mod lvm2;
 pub mod md;
 pub mod nbd;
 pub mod partition;
+pub mod snapshot;
 pub mod table;
 
 pub use error::{ErrorKind, FormatError, Position};

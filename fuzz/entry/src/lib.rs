@@ -14,6 +14,7 @@
 mod blktrace;
 mod dm_raid;
 mod dm_table;
+mod exception_store;
 mod input;
 mod log_writes;
 mod lvm2;
@@ -26,6 +27,7 @@ pub mod seeds;
 pub use blktrace::blktrace;
 pub use dm_raid::dm_raid;
 pub use dm_table::dm_table;
+pub use exception_store::exception_store;
 pub use log_writes::log_writes;
 pub use lvm2::{lvm2_pv, lvm2_text};
 pub use md::{md_bad_blocks, md_bitmap, md_superblock};
@@ -51,6 +53,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("md_bitmap", md_bitmap),
     ("md_bad_blocks", md_bad_blocks),
     ("dm_raid", dm_raid),
+    ("exception_store", exception_store),
 ];
 
 /// Asserts that text is safe to print: what comes out of an image must have been escaped.

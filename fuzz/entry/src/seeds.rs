@@ -12,7 +12,9 @@ use blockwork_format::md::{IN_SYNC, Level, Role, SetName, Time, Uuid, bad_blocks
 use blockwork_format::partition::gpt::{GptPartition, Layout, fix_crcs};
 use blockwork_format::partition::mbr::{self, ExtendedPartition, MbrPartition};
 use blockwork_format::partition::{Guid, gpt};
+use blockwork_format::snapshot::{self, Exception, Header};
 
+use crate::exception_store::FIX_HEADER;
 use crate::lvm2;
 use crate::md::{FIX_CHECKSUM, FIX_PLACE};
 use crate::nbd;
@@ -88,6 +90,9 @@ pub fn seeds() -> Vec<Seed> {
     add("dm_raid", "as-it-is", dm_raid_input(0, 0));
     add("dm_raid", "mended", dm_raid_input(1, 0));
     add("dm_raid", "reshape", dm_raid_input(1, 1));
+    add("exception_store", "1-sector", exception_store_input(1, 40));
+    add("exception_store", "8-sectors", exception_store_input(8, 20));
+    add("exception_store", "empty", exception_store_input(1, 0));
     all
 }
 
@@ -177,6 +182,30 @@ fn md_bitmap_input(sync_size: u64, chunk_bytes: u32) -> Vec<u8> {
 }
 
 /// The third of four legs.
+/// A store with so many exceptions, of chunks with odd numbers that go down.
+fn exception_store_input(chunk: u32, count: u64) -> Vec<u8> {
+    let layout = snapshot::Layout::new(chunk).expect("a power of two");
+    let mut bytes = Vec::new();
+    let mut put = |at: u64, new: &[u8]| {
+        let at = usize::try_from(at).expect("few chunks");
+        bytes.resize(bytes.len().max(at + new.len()), 0);
+        bytes[at..at + new.len()].copy_from_slice(new);
+    };
+    put(0, &Header { valid: true, layout }.encode());
+    put(layout.area_chunk(1) * layout.chunk_bytes() - 1, &[0]);
+    let mut next = layout.data_chunk(0);
+    for n in 0..count {
+        let (area, within) = (n / layout.exceptions_per_area(), n % layout.exceptions_per_area());
+        let exception = Exception { old: 2 * (count - n) - 1, new: next };
+        put(layout.area_chunk(area) * layout.chunk_bytes() + within * 16, &exception.encode());
+        next = layout.data_chunk(next + 1);
+    }
+    // What lies between, the content of chunks, is zeros here.
+    let end = u32::try_from(layout.chunk_bytes() * (next + 2)).expect("few chunks");
+    bytes.truncate(12 << 10);
+    [&[FIX_HEADER][..], &(chunk * 200).to_le_bytes(), &end.to_le_bytes(), &bytes].concat()
+}
+
 fn dm_raid_input(mend: u8, reshape: u8) -> Vec<u8> {
     let mut bytes = [0; dm_raid::SUPERBLOCK_BYTES];
     bytes[..4].copy_from_slice(b"DmRd");
