@@ -182,6 +182,13 @@ impl Core {
         }
     }
 
+    /// One more leaf.
+    pub(crate) fn add_leaf(&mut self, leaf: LeafId, node: NodeId, source: Arc<dyn LeafSource>) {
+        assert_eq!(usize::from(leaf.0), self.queues.len(), "leaves are added in the order of their numbers");
+        self.is_leaf[usize::from(node.0)] = true;
+        self.queues.push(LeafQueue::new(leaf, node, source));
+    }
+
     /// Bios and tasks under way.
     pub(crate) fn busy(&self) -> usize {
         self.bios.all.len() + self.executor.len() + self.finished.len()

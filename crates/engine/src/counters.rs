@@ -84,6 +84,9 @@ counters! {
     Errors => "errors",
 }
 
+/// Most nodes that can be added to a server's [`Stats`] while it runs.
+pub const ADDED_NODES_MAX: usize = 64;
+
 const COUNTERS: usize = Counter::ALL.len();
 /// Classes of operation that have a histogram of their own: read, write, flush, discard and write-zeroes.
 const CLASSES: usize = 4;
@@ -286,24 +289,46 @@ impl Snapshot {
     }
 }
 
+/// There is no room for another node: [`ADDED_NODES_MAX`] have been added since the server was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{ADDED_NODES_MAX} devices have been added since the server was started; start it anew to add more")]
+pub struct StatsFull;
+
 /// All workers' counters.
 pub struct Stats {
     nodes: Vec<NodeInfo>,
+    /// Those that came later, numbered behind the others.
+    added: Mutex<Vec<NodeInfo>>,
     workers: Mutex<Vec<Arc<CounterTable>>>,
 }
 
 impl Stats {
     /// Counters for these nodes: a [`NodeId`] is an index into them.
     pub fn new(nodes: Vec<NodeInfo>) -> Stats {
-        Stats { nodes, workers: Mutex::default() }
+        Stats { nodes, added: Mutex::default(), workers: Mutex::default() }
     }
-    /// The nodes.
+    /// The nodes that there were from the beginning.
     pub fn nodes(&self) -> &[NodeInfo] {
         &self.nodes
     }
-    /// A table for one more worker.
+    /// One more node.
+    ///
+    /// # Errors
+    ///
+    /// [`ADDED_NODES_MAX`] were added before.
+    pub fn add(&self, node: NodeInfo) -> Result<NodeId, StatsFull> {
+        let mut added = self.added.lock().expect("no holder of this lock panics");
+        let id = u16::try_from(self.nodes.len() + added.len()).map_err(|_| StatsFull)?;
+        if added.len() == ADDED_NODES_MAX {
+            return Err(StatsFull);
+        }
+        added.push(node);
+        Ok(NodeId(id))
+    }
+    /// A table for one more worker, with room for nodes to come.
     pub fn worker(&self) -> Arc<CounterTable> {
-        let table = Arc::new(CounterTable::new(self.nodes.len()));
+        let room = (self.nodes.len() + ADDED_NODES_MAX).min(usize::from(u16::MAX));
+        let table = Arc::new(CounterTable::new(room));
         self.workers.lock().expect("no holder of this lock panics").push(table.clone());
         table
     }
@@ -341,7 +366,8 @@ impl Stats {
                 })
                 .collect(),
         };
-        self.nodes.iter().enumerate().map(one).collect()
+        let added = self.added.lock().expect("no holder of this lock panics").clone();
+        self.nodes.iter().chain(&added).enumerate().map(one).collect()
     }
 }
 
@@ -358,6 +384,20 @@ mod tests {
                 assert!(ns < 8 || ns >= Histogram::bound(b - 1), "{ns} in bucket {b}");
             }
         }
+    }
+
+    #[test]
+    fn nodes_that_come_later_are_counted_and_are_bounded() {
+        let node = |i: u32| NodeInfo { name: format!("n{i}"), kind: NodeKind::Leaf, device: (0, i) };
+        let stats = Stats::new(vec![node(0)]);
+        let table = stats.worker();
+        assert_eq!(stats.add(node(1)), Ok(NodeId(1)));
+        table.add(NodeId(1), Counter::In, 2);
+        let snapshot = stats.snapshot();
+        assert_eq!((snapshot.len(), &*snapshot[1].info.name, snapshot[1].get(Counter::In)), (2, "n1", 2));
+        (2..=ADDED_NODES_MAX as u32).for_each(|i| drop(stats.add(node(i)).unwrap()));
+        assert_eq!(stats.add(node(99)), Err(StatsFull));
+        table.add(NodeId(ADDED_NODES_MAX as u16), Counter::In, 1);
     }
 
     #[test]

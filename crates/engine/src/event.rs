@@ -85,6 +85,8 @@ pub enum Reason {
     ReadError,
     /// A member of an array has failed: the others note it.
     MemberFailed,
+    /// An array copies that range between its members: a write waits for that.
+    Resync,
 }
 
 impl Reason {
@@ -110,6 +112,7 @@ impl Reason {
             Reason::Activate => "activate",
             Reason::ReadError => "read error",
             Reason::MemberFailed => "member failed",
+            Reason::Resync => "resync",
         }
     }
 }

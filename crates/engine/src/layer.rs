@@ -138,6 +138,12 @@ pub trait Layer: Send + Sync + Debug {
         let _ = failure;
         Cure::None
     }
+    /// What it does once, when its volumes begin to be served: an array takes up a resync or recovery that is due. Run by
+    /// [`Worker::open`](crate::Worker::open), the lowest layer first. What lasts goes on in a task of its own.
+    fn open(&self, cx: TaskContext) -> Option<Preparation> {
+        let _ = cx;
+        None
+    }
     /// What it does when all clients are gone and all workers have ended, for instance to record that all is well. Run by
     /// [`Worker::close`](crate::Worker::close), the topmost layer first.
     fn close(&self, cx: TaskContext) -> Option<Preparation> {

@@ -37,7 +37,10 @@ mod volume;
 mod worker;
 
 pub use bio::{Bio, Done, Errno, Flags, Op};
-pub use counters::{Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats};
+pub use counters::{
+    ADDED_NODES_MAX, Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats,
+    StatsFull,
+};
 pub use env::{Completion, Env, FileId, FileOp, FileOpKind, Notify, Token, Wait};
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
 pub use gather::Waiting;

@@ -17,10 +17,10 @@ use crate::env::{Completion, Env, Notify, Owner, Wait};
 use crate::event::Tracer;
 use crate::gather::{Gatherer, Waiting};
 use crate::layer::{Layer, NodeId};
-use crate::leaf::{LeafSource, WriteTap};
+use crate::leaf::{LeafId, LeafSource, WriteTap};
 use crate::port::{Context, Port, PortId, PortState};
 use crate::quiesce::Quiescence;
-use crate::task::Reply;
+use crate::task::{Reply, TaskContext};
 use crate::units::Nanos;
 use crate::volume::Volume;
 
@@ -357,9 +357,8 @@ impl<E: Env> Worker<E> {
         None
     }
 
-    /// Closes the layers of all volumes, the topmost first: see [`Layer::close`](crate::Layer::close). For a worker
-    /// without ports, when all others have ended. All are closed, even where one fails; the result is the first failure.
-    pub fn close(&mut self) -> Result<(), Errno> {
+    /// The layers of all volumes, each once, the topmost first.
+    fn layers(&self) -> Vec<Arc<dyn Layer>> {
         let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
         let mut next: Vec<_> = self.core.volumes.iter().map(|volume| volume.root.clone()).collect();
         while !next.is_empty() {
@@ -367,11 +366,50 @@ impl<E: Env> Worker<E> {
             layers.append(&mut next);
             next = below;
         }
-        // One that several volumes lie on is closed once, after all that lie on it.
+        // One that several volumes lie on comes after all that lie on it.
         let mut seen = BTreeSet::new();
         layers.reverse();
         layers.retain(|layer| seen.insert(layer.node()));
         layers.reverse();
+        layers
+    }
+
+    /// Runs a task on this worker, which does not end before it does: one that lasts goes by [`TaskContext::pause`].
+    pub fn spawn<T: Future<Output = ()> + 'static>(&mut self, task: impl FnOnce(TaskContext) -> T) {
+        let task = task(self.core.executor.context().clone());
+        self.core.executor.spawn(task);
+    }
+
+    /// One more leaf, which no volume reaches yet. All workers of a server get the same leaves in the same order, before
+    /// anything resolves to them; so does the worker that closes the layers at the end, in its configuration. The counters
+    /// must have room for its node: [`Stats::add`](crate::Stats::add).
+    ///
+    /// # Panics
+    ///
+    /// `leaf` is not the number that comes next.
+    pub fn add_leaf(&mut self, leaf: LeafId, node: NodeId, source: Arc<dyn LeafSource>) {
+        self.core.add_leaf(leaf, node, source);
+    }
+
+    /// Opens the layers of all volumes, the lowest first: see [`Layer::open`](crate::Layer::open). For one worker of a
+    /// server, once clients may come. Returns at once; what fails is told in the log, and is no reason not to serve.
+    pub fn open(&mut self) {
+        let layers = self.layers();
+        self.spawn(|cx| async move {
+            for layer in layers.into_iter().rev() {
+                if let Some(opening) = layer.open(cx.clone())
+                    && let Err(errno) = opening.await
+                {
+                    log::error!("the layer of node {} cannot be opened: {errno}", layer.node().0);
+                }
+            }
+        });
+    }
+
+    /// Closes the layers of all volumes, the topmost first: see [`Layer::close`](crate::Layer::close). For a worker
+    /// without ports, when all others have ended. All are closed, even where one fails; the result is the first failure.
+    pub fn close(&mut self) -> Result<(), Errno> {
+        let layers = self.layers();
         let reply = Reply::default();
         let (cx, told) = (self.core.executor.context().clone(), reply.clone());
         self.core.executor.spawn(async move {

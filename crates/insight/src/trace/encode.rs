@@ -1,9 +1,12 @@
 //! One worker's events as records, for one subscriber.
 
 use std::fmt::Write;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
-use blockwork_engine::{Action, Event, Flags, NodeInfo, Op, Payload, Reason, SECTOR, Sectors};
+use blockwork_engine::{
+    ADDED_NODES_MAX, Action, Event, Flags, NodeId, NodeInfo, Op, Payload, Reason, SECTOR, Sectors,
+};
 use blockwork_format::blktrace::{Act, Category, Device, Record, Remap};
 use blockwork_format::escape;
 
@@ -20,24 +23,45 @@ const RANGE_MAX: Sectors = Sectors(u32::MAX as u64 / SECTOR);
 pub(super) struct Names {
     pid: u32,
     nodes: Vec<(Device, String)>,
+    /// Of nodes that came later, numbered behind the others.
+    added: Box<[OnceLock<(Device, String)>]>,
 }
 
 impl Names {
     pub(super) fn new(nodes: &[NodeInfo]) -> Names {
-        // Numbers that do not fit a record (12 and 20 bits) cannot come from the kernel, only from a caller that
-        // made them up; they lose their upper bits.
-        let device = |(major, minor): (u32, u32)| Device::new(major & 0xfff, minor & 0xf_ffff);
-        let nodes = nodes.iter().map(|node| (device(node.device), harmless(&node.name))).collect();
-        Names { pid: std::process::id(), nodes }
+        let added = (0..ADDED_NODES_MAX).map(|_| OnceLock::new()).collect();
+        Names { pid: std::process::id(), nodes: nodes.iter().map(name_of).collect(), added }
+    }
+
+    /// Names a node that came later; of two for one number the first stays.
+    pub(super) fn add(&self, node: NodeId, info: &NodeInfo) {
+        if let Some(slot) =
+            usize::from(node.0).checked_sub(self.nodes.len()).and_then(|at| self.added.get(at))
+        {
+            slot.get_or_init(|| name_of(info));
+        }
+    }
+
+    fn node(&self, node: NodeId) -> &(Device, String) {
+        let at = usize::from(node.0);
+        let known = self.nodes.get(at).or_else(|| self.added.get(at - self.nodes.len())?.get());
+        known.expect("a node is named before anything happens to it")
     }
 
     fn device(&self, event: &Event) -> Device {
-        self.nodes[usize::from(event.node.0)].0
+        self.node(event.node).0
     }
 
     fn name(&self, event: &Event) -> &str {
-        &self.nodes[usize::from(event.node.0)].1
+        &self.node(event.node).1
     }
+}
+
+fn name_of(node: &NodeInfo) -> (Device, String) {
+    // Numbers that do not fit a record (12 and 20 bits) cannot come from the kernel, only from a caller that made them
+    // up; they lose their upper bits.
+    let (major, minor) = node.device;
+    (Device::new(major & 0xfff, minor & 0xf_ffff), harmless(&node.name))
 }
 
 /// A name for a message, which blkparse prints as it is: whatever could command a terminal is a question mark, and a name
@@ -117,7 +141,7 @@ fn record(names: &Names, event: &Event, device: Device) -> Option<Record<'static
         (_, Payload::Unplug { requests }) => Record::unplug(device, u64::from(requests)),
         (_, Payload::Split { new_sector }) => Record::split(io, device, sector, bytes, new_sector.0),
         (_, Payload::Remap { from, sector: sector_from }) => {
-            let from = names.nodes[usize::from(from.0)].0;
+            let from = names.node(from).0;
             Record::remap(io, bytes, sector, Remap { from, to: device, sector_from: sector_from.0 })
         }
         // As the kernel stores it: the negative errno, cut to 16 bits.

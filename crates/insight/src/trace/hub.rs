@@ -94,6 +94,11 @@ impl TraceHub {
         })
     }
 
+    /// One more node, as [`Stats::add`](blockwork_engine::Stats::add) has numbered it: told before anything happens to it.
+    pub fn add(&self, node: NodeId, info: &NodeInfo) {
+        self.names.add(node, info);
+    }
+
     /// Set while somebody listens.
     pub fn wanted(&self) -> Arc<AtomicBool> {
         self.wanted.clone()

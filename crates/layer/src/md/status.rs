@@ -5,6 +5,7 @@ use blockwork_engine::{Sector, Sectors};
 use super::array::Array;
 use super::gate::GateState;
 use super::geometry::Geometry;
+use super::sync_status::SyncStatus;
 
 /// How a member is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,8 +16,10 @@ pub enum MemberState {
     Recovering(Sector),
     /// It failed while it was served.
     Faulty,
-    /// It was not there when the array was opened.
+    /// Its place is empty.
     Missing,
+    /// It waits for a place.
+    Spare,
 }
 
 /// A member in [`ArrayStatus`].
@@ -47,6 +50,14 @@ pub struct ArrayStatus {
     pub sectors: Sectors,
     /// By role.
     pub members: Vec<MemberStatus>,
+    /// Devices that are filled to take the place of a member that is still there, with its role.
+    pub replacements: Vec<(u16, MemberStatus)>,
+    /// Devices that wait for a place.
+    pub spares: Vec<MemberStatus>,
+    /// Devices that failed, have no place any more, and were not removed yet.
+    pub faulty: Vec<MemberStatus>,
+    /// What is done with the copies.
+    pub sync: SyncStatus,
     /// Members that are missing, failed or not in sync.
     pub degraded: usize,
     /// The superblocks say that writes may be under way.
@@ -74,6 +85,10 @@ impl Array {
             chunk: self.geometry.chunk(),
             sectors: self.geometry.sectors(),
             members,
+            replacements: Vec::new(),
+            spares: Vec::new(),
+            faulty: Vec::new(),
+            sync: SyncStatus::default(),
             degraded,
             active: self.gate.state() != GateState::Clean,
             events: self.books().events,
