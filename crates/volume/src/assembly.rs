@@ -43,7 +43,7 @@ pub struct Assembly {
     pub(crate) loose_pvs: Vec<DeviceId>,
     leaves: Vec<(NodeId, Arc<dyn LeafSource>)>,
     by_spec: HashMap<String, DeviceId>,
-    texts: Texts,
+    pub(crate) texts: Texts,
     /// For reading through stacks.
     counters: Option<(usize, CounterTable)>,
 }
@@ -89,6 +89,18 @@ impl Assembly {
         self.leaves.clone().into()
     }
 
+    /// How many leaves there are.
+    pub(crate) fn leaf_count(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// The leaf that was opened last.
+    pub(crate) fn newest_leaf(&self) -> Option<(LeafId, NodeId, Arc<dyn LeafSource>)> {
+        let (node, source) = self.leaves.last()?;
+        let number = u16::try_from(self.leaves.len() - 1).expect("LEAVES_MAX is below 65536");
+        Some((LeafId(number), *node, source.clone()))
+    }
+
     /// Counters for all nodes.
     pub fn stats(&self) -> Stats {
         Stats::new(self.graph.nodes.infos().to_vec())
@@ -104,15 +116,21 @@ impl Assembly {
         if let Some(&disk) = self.by_spec.get(spec) {
             return Ok(disk);
         }
-        if self.leaves.len() >= LEAVES_MAX {
-            return Err(VolumeError::TooMany { what: "disks", limit: LEAVES_MAX });
-        }
         let options = OpenOptions {
             read_only: self.plan.read_only,
             settings: self.plan.settings.clone(),
             unlocked: self.plan.unlocked,
         };
-        let Opened { source, warnings } = blockwork_leaf::open(spec, &options)?;
+        let opened = blockwork_leaf::open(spec, &options)?;
+        self.keep(spec, opened)
+    }
+
+    /// Makes a device of a disk that was opened as `spec`.
+    pub(crate) fn keep(&mut self, spec: &str, opened: Opened) -> Result<DeviceId, VolumeError> {
+        if self.leaves.len() >= LEAVES_MAX {
+            return Err(VolumeError::TooMany { what: "disks", limit: LEAVES_MAX });
+        }
+        let Opened { source, warnings } = opened;
         let leaf = LeafId(u16::try_from(self.leaves.len()).expect("LEAVES_MAX is below 65536"));
         let name = self.graph.unused_name(&format!("disk/{}", base_name(source.name())));
         let node = self.graph.nodes.add(source.name(), NodeKind::Leaf, MAJOR_DISK)?;
@@ -160,23 +178,34 @@ impl Assembly {
     }
 
     fn add_partition(&mut self, disk: DeviceId, below: &Arc<dyn Layer>, partition: Partition) {
+        let number = partition.number;
+        match self.keep_partition(disk, below, partition) {
+            Ok(device) => self.unprobed.push(device),
+            Err(warning) => self.graph.warn(disk, format!("partition {number}: {warning}")),
+        }
+    }
+
+    /// Makes a device of a partition.
+    ///
+    /// # Errors
+    ///
+    /// It does not lie within its disk, or there are too many devices.
+    pub(crate) fn keep_partition(
+        &mut self,
+        disk: DeviceId,
+        below: &Arc<dyn Layer>,
+        partition: Partition,
+    ) -> Result<DeviceId, String> {
         let Device { name, is_offered, .. } = self.graph.device(disk);
         let (name, is_offered) = (format!("{name}/{}", partition.number), *is_offered);
         let (start, sectors) = (Sector(partition.start_sector), Sectors(partition.sectors));
-        let node = match self.graph.nodes.add(&name, NodeKind::Partition, MAJOR_DISK) {
-            Ok(node) => node,
-            Err(error) => return self.graph.warn(disk, format!("partition {}: {error}", partition.number)),
-        };
-        let Some(layer) = Linear::new(node, below.clone(), start, sectors) else {
-            let warning = format!(
-                "partition {} (sectors {start} to {}) does not lie within the {} sectors; it is left out",
-                partition.number,
-                start.0.saturating_add(sectors.0),
-                below.sectors()
-            );
-            return self.graph.warn(disk, warning);
-        };
-        let device = self.graph.add(NewDevice {
+        let node = self.graph.nodes.add(&name, NodeKind::Partition, MAJOR_DISK);
+        let node = node.map_err(|error| error.to_string())?;
+        let layer = Linear::new(node, below.clone(), start, sectors).ok_or_else(|| {
+            let (end, disk) = (start.0.saturating_add(sectors.0), below.sectors());
+            format!("it (sectors {start} to {end}) does not lie within the {disk} sectors; it is left out")
+        })?;
+        Ok(self.graph.add(NewDevice {
             name: self.graph.unused_name(&name),
             kind: DeviceKind::Partition(partition),
             sectors,
@@ -184,8 +213,7 @@ impl Assembly {
             stack: Stack::Ready(Arc::new(layer)),
             is_offered,
             read_only: None,
-        });
-        self.unprobed.push(device);
+        }))
     }
 
     /// Looks at disks that only tables name, for reports: they take no part in arrays and groups.

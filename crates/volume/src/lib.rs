@@ -16,6 +16,7 @@ mod error;
 mod graph;
 pub mod lvm;
 pub mod md;
+mod newcomer;
 mod nodes;
 mod plan;
 mod probe;
@@ -29,6 +30,7 @@ mod volumes;
 pub use assembly::{Assembly, DEPTH_MAX};
 pub use error::VolumeError;
 pub use graph::{ArrayId, Content, Device, DeviceId, DeviceKind, Graph, GroupId};
+pub use newcomer::{NEWCOMER_NODES_MAX, Newcomer, Purpose};
 pub use plan::{LeafOption, Plan, parse_setting};
 pub use scan::{
     AreaReport, ArrayReport, BitmapReport, DeviceReport, DiskReport, GroupReport, LimitsReport, LvReport,

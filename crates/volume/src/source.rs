@@ -82,6 +82,27 @@ fn common(from: u64, bytes: u64, offset: u64, length: usize) -> Option<Common> {
     (start < end).then(|| Common { skip: start - from, at: index(start)..index(end) })
 }
 
+/// A range of a leaf that is in no stack, for a look at what it holds.
+pub(crate) struct LeafReader<'a> {
+    pub(crate) source: &'a dyn LeafSource,
+    /// First byte.
+    pub(crate) start: u64,
+    /// Length.
+    pub(crate) bytes: u64,
+}
+
+impl Source for LeafReader<'_> {
+    fn size(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.bytes);
+        end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        self.source.read_now(self.start + offset, buf)
+    }
+}
+
 /// A source whose first bytes were read at once, since parsers ask for them in dozens of small pieces.
 pub(crate) struct Buffered<'a> {
     below: &'a dyn Source,

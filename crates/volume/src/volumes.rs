@@ -152,7 +152,7 @@ impl Assembly {
 }
 
 /// Whether a device keeps to itself what it stands upon.
-fn makes_use(device: &Device) -> bool {
+pub(crate) fn makes_use(device: &Device) -> bool {
     !matches!(device.kind, DeviceKind::Disk { .. } | DeviceKind::Partition(_))
 }
 
