@@ -7,7 +7,7 @@
 //! | write-intent bitmap | [`bitmap`]: its superblock and its bits, read and written |
 //! | list of bad blocks | [`bad_blocks`]: read and written |
 //!
-//! [`find()`] looks for all four kinds of superblock. The words in them that stand for a geometry are taken apart by
+//! What a new array has on its members is laid out by [`create`]. [`find()`] looks for all four kinds of superblock. The words in them that stand for a geometry are taken apart by
 //! [`Raid10Layout`] (with the sizes that follow from it) and [`raid0::zones`]; where a sector of an array lives is not
 //! known here, but in the layers.
 //!
@@ -30,6 +30,7 @@
 pub mod bad_blocks;
 pub mod bitmap;
 mod checksum;
+pub mod create;
 mod find;
 mod identity;
 mod level;

@@ -145,6 +145,38 @@ impl Raid10Layout {
         }
     }
 
+    /// Whether each chunk has a copy on a disk that is there.
+    pub fn has_every_chunk(&self, is_there: impl Fn(u32) -> bool) -> bool {
+        let mut first = 0;
+        loop {
+            let near = (0..self.near_copies()).map(|copy| (first + copy) % self.disks);
+            let mut copies = near.flat_map(|disk| {
+                let far = std::iter::successors(Some(disk), |disk| Some(self.next_far_disk(*disk)));
+                far.take(usize::from(self.far))
+            });
+            if !copies.any(&is_there) {
+                return false;
+            }
+            // The next chunk's copies begin here; after some chunks it is the first disk's turn again.
+            first = (first + self.near_copies()) % self.disks;
+            if first == 0 {
+                return true;
+            }
+        }
+    }
+
+    /// The disk of the next far copy of what `disk` has.
+    fn next_far_disk(&self, disk: u32) -> u32 {
+        let set = self.far_set_disks();
+        let (left_over, last) = (self.disks % set, (self.disks / set - 1) * set);
+        let next = disk + self.near_copies();
+        if left_over != 0 && next > last {
+            last + (next - last) % (set + left_over)
+        } else {
+            disk / set * set + next % set
+        }
+    }
+
     /// Sizes of an array whose members have `member_sectors` each. Partial chunks at the end of a member are not
     /// used.
     ///
@@ -271,6 +303,27 @@ mod tests {
             let layout = Raid10Layout::from_short_name(name, disks).unwrap();
             let sizes = layout.sizes(chunk_kib * 2, member).unwrap();
             assert_eq!(sizes.array_sectors * 512, bytes, "{name} on {disks}");
+        }
+    }
+
+    #[test]
+    fn disks_can_be_missing_as_long_as_each_chunk_has_another_copy() {
+        for (word, disks, missing, has_all) in [
+            (0x102, 4, &[0, 2][..], true),
+            (0x102, 4, &[1, 3], true),
+            (0x102, 4, &[0, 1], false),
+            (0x102, 5, &[4, 0], false),
+            (0x103, 4, &[0, 1], true),
+            (0x201, 4, &[0, 2], true),
+            (0x201, 4, &[3, 0], false),
+            (0x1_0201, 4, &[1, 2], false),
+            (0x202, 4, &[0, 1, 2], true),
+            (0x4_0201, 4, &[1, 2], true),
+            (0x4_0201, 4, &[2, 3], false),
+        ] {
+            let layout = Raid10Layout::decode(word, disks).unwrap();
+            let found = layout.has_every_chunk(|disk| !missing.contains(&disk));
+            assert_eq!(found, has_all, "{word:#x} on {disks} without {missing:?}");
         }
     }
 
