@@ -1,34 +1,34 @@
 //! `blockwork serve`: assembles the volumes, starts the workers and exports, waits for a signal, and takes it all down
 //! in an order that loses nothing.
 //!
-//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE ─▶ control socket ─▶ `ready`.
-//! Down: mounts (the workers still answer what the kernel writes back) ─▶ workers (they answer what was asked, and flush)
-//! ─▶ layers (arrays record that they are clean) ─▶ logs ─▶ statistics.
+//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE ─▶ control socket ─▶ layers (arrays take up what is due) ─▶ `ready`.
+//! Down: control socket ─▶ mounts (the workers still answer what the kernel writes back) ─▶ what [`Workers::stop`] does ─▶
+//! statistics.
+
+mod arrays;
+mod workers;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use blockwork_daemon::{Control, ControlHandle, ControlState, socket_path};
-use blockwork_engine::{
-    Errno, LeafId, Nanos, NodeId, Quiescence, Stats, Volume, VolumeId, Waiting, Worker, WorkerConfig,
-    WorkerHandle,
-};
+use blockwork_engine::{Stats, Volume, VolumeId};
 use blockwork_export::fuse;
 use blockwork_export::nbd::{self, Export, Exports, Listener, NbdConfig, Server, ServerTls};
 use blockwork_format::escape;
-use blockwork_insight::trace::TraceHub;
-use blockwork_insight::{LogWrites, report};
-use blockwork_uring::{Uring, UringConfig};
+use blockwork_insight::report;
 use blockwork_volume::{Assembly, Plan, parse_setting};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
+pub(crate) use arrays::ServedArrays;
+pub(crate) use workers::{Workers, WorkersConfig};
 
 /// Workers at most, where nobody says how many.
 const WORKERS_DEFAULT_MAX: usize = 8;
@@ -45,8 +45,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let (disks, named) = disks_and_volumes(args);
     let mut assembly = assemble(args, disks)?;
     let volumes = choose(&mut assembly, &named)?;
-    let mut running = Running::start(args, &assembly, volumes)?;
+    let mut running = Running::start(args, assembly, volumes)?;
     running.export(args, inherited)?;
+    running.workers.open_layers();
     announce(args, &running.addresses)?;
     let waited = running.wait(&mut signals, args.json);
     running.stop(args).and(waited)
@@ -121,15 +122,9 @@ enum News {
 
 /// A server that is up.
 struct Running {
-    volumes: Arc<[Volume]>,
-    handles: Vec<WorkerHandle<Uring>>,
-    threads: Vec<WorkerThread>,
+    workers: Workers,
     news: mpsc::Sender<News>,
     hear: mpsc::Receiver<News>,
-    stats: Arc<Stats>,
-    hub: Arc<TraceHub>,
-    log: Option<Arc<LogWrites>>,
-    leaves: Leaves,
     nbd: Option<Server>,
     mounts: Vec<fuse::Mount>,
     control: Option<ControlHandle>,
@@ -139,42 +134,23 @@ struct Running {
 }
 
 impl Running {
-    fn start(args: &ServeArgs, assembly: &Assembly, volumes: Vec<Volume>) -> Result<Running> {
-        let volumes: Arc<[Volume]> = volumes.into();
-        let leaves = assembly.leaves();
-        let stats = Arc::new(assembly.stats());
-        let hub = TraceHub::new(stats.nodes());
-        let log = args.log_writes.as_deref().map(|path| log_writes(path, assembly)).transpose()?;
+    fn start(args: &ServeArgs, assembly: Assembly, volumes: Vec<Volume>) -> Result<Running> {
         let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let count = args.workers.map_or(processors.min(WORKERS_DEFAULT_MAX), usize::from);
+        let config = WorkersConfig {
+            count: args.workers.map_or(processors.min(WORKERS_DEFAULT_MAX), usize::from),
+            poll: args.poll,
+            log_writes: args.log_writes.clone(),
+        };
         let (news, hear) = mpsc::channel();
-        let (mut handles, mut threads) = (Vec::new(), Vec::new());
-        let quiescence = Quiescence::default();
-        let mut uring = UringConfig::default();
-        uring.look = args.poll.map_or(uring.look, |us| Nanos::micros(us.into()));
-        for index in (0u16..).take(count) {
-            let mut config = WorkerConfig::new(volumes.clone(), leaves.clone(), stats.worker());
-            config.index = index;
-            config.tracer = hub.tracer(index);
-            config.tap = log.clone().map(|log| log as _);
-            config.quiescence = quiescence.clone();
-            config.waiting = if args.poll.is_some() { Waiting::Looking } else { Waiting::Measured };
-            let (handle, thread) =
-                start_worker(config, Ended { index, say: news.clone() }, &uring, Worker::run)?;
-            handles.push(handle);
-            threads.push(thread);
-        }
-        let exports_of = vec![Vec::new(); volumes.len()];
+        let tell = news.clone();
+        // Nobody waits any more when the server is being stopped.
+        let on_end = move |worker| drop(tell.send(News::Ended(worker)));
+        let workers = Workers::start(&config, assembly, volumes, Arc::new(on_end))?;
+        let exports_of = vec![Vec::new(); workers.volumes.len()];
         Ok(Running {
-            volumes,
-            handles,
-            threads,
+            workers,
             news,
             hear,
-            stats,
-            hub,
-            log,
-            leaves,
             nbd: None,
             mounts: Vec::new(),
             control: None,
@@ -196,7 +172,7 @@ impl Running {
     }
 
     fn numbered(&self) -> Vec<(VolumeId, &Volume)> {
-        (0u16..).map(VolumeId).zip(self.volumes.iter()).collect()
+        (0u16..).map(VolumeId).zip(self.workers.volumes.iter()).collect()
     }
 
     fn export_nbd(&mut self, args: &ServeArgs, inherited: Vec<OwnedFd>) -> Result<()> {
@@ -216,7 +192,7 @@ impl Running {
         if let Some(folder) = &args.tls_certificates {
             config.tls = Some(ServerTls::from_folder(folder, args.tls_verify_peer)?);
         }
-        let server = Server::start(config, listeners, &self.handles)?;
+        let server = Server::start(config, listeners, &self.workers.handles)?;
         self.addresses.extend(server.addresses().iter().cloned());
         for exports in &mut self.exports_of {
             exports.extend(server.addresses().iter().cloned());
@@ -228,7 +204,7 @@ impl Running {
     fn export_fuse(&mut self, path: &Path) -> Result<()> {
         let (session, mount) = fuse::mount(path, &self.numbered(), fuse::Options::default())?;
         // A file system's requests come one after the other; one worker, not always the same, takes each mount.
-        let worker = &self.handles[self.mounts.len() % self.handles.len()];
+        let worker = &self.workers.handles[self.mounts.len() % self.workers.handles.len()];
         worker.run(move |worker| {
             worker.add_port(Box::new(session.into_port()));
         });
@@ -240,11 +216,12 @@ impl Running {
     }
 
     fn open_control(&mut self) -> Result<()> {
-        let mut state = ControlState::new(self.stats.clone(), self.hub.clone());
-        for (volume, exports) in self.volumes.iter().zip(&self.exports_of) {
+        let mut state = ControlState::new(self.workers.stats.clone(), self.workers.hub.clone());
+        for (volume, exports) in self.workers.volumes.iter().zip(&self.exports_of) {
             state.add_volume(volume, exports.clone());
         }
-        self.leaves.iter().for_each(|(_, leaf)| state.disks().add(leaf.clone()));
+        self.workers.leaves().iter().for_each(|(_, leaf)| state.disks().add(leaf.clone()));
+        state.set_arrays(Arc::new(ServedArrays::new(&self.workers, state.disks())));
         let path = socket_path()?;
         self.control = Some(Control::start(state, &path)?);
         Ok(())
@@ -253,7 +230,7 @@ impl Running {
     /// Sleeps until a signal asks for the end, or a worker has come to its own.
     fn wait(&self, signals: &mut Signals, json: bool) -> Result<()> {
         let handle = signals.handle();
-        let (stats, news) = (self.stats.clone(), self.news.clone());
+        let (stats, news) = (self.workers.stats.clone(), self.news.clone());
         thread::scope(|scope| {
             scope.spawn(move || {
                 for signal in signals.forever() {
@@ -294,56 +271,13 @@ impl Running {
                 note(error.into());
             }
         }
-        self.handles.iter().for_each(WorkerHandle::stop);
-        let mut panicked = false;
-        for thread in self.threads.drain(..) {
-            match thread.join() {
-                Ok(Ok(())) => {}
-                Ok(Err(errno)) => note(anyhow!(
-                    "the last flush failed ({errno}): what was written since the one before may be lost"
-                )),
-                Err(_) => {
-                    panicked = true;
-                    note(anyhow!("a worker has panicked: what was written since the last flush may be lost"))
-                }
-            }
-        }
-        // After a panic nobody knows what is on the disks: it is for the next one who opens them to find out.
-        if !panicked && let Err(error) = self.close_layers() {
-            note(error);
-        }
-        if let Some(log) = &self.log
-            && let Err(error) = log.close()
-        {
-            note(error.into());
-        }
+        self.workers.stop(&mut note);
         if args.stats {
-            print_stats(&self.stats, args.json);
+            print_stats(&self.workers.stats, args.json);
         }
         failure.map_or(Ok(()), Err)
     }
-
-    /// Has the layers record what they have to, on one last worker.
-    fn close_layers(&self) -> Result<()> {
-        let mut config = WorkerConfig::new(self.volumes.clone(), self.leaves.clone(), self.stats.worker());
-        config.tap = self.log.clone().map(|log| log as _);
-        let ended = Ended { index: 0, say: self.news.clone() };
-        let (_, thread) = start_worker(config, ended, &UringConfig::default(), Worker::close)?;
-        match thread.join() {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(errno)) => Err(anyhow!(
-                "the arrays could not record that they are in order ({errno}; see above): they are checked when \
-                 they are opened next"
-            )),
-            Err(_) => {
-                Err(anyhow!("closing the arrays has panicked: they are checked when they are opened next"))
-            }
-        }
-    }
 }
-
-/// All leaves, by their numbers.
-type Leaves = Arc<[(NodeId, Arc<dyn blockwork_engine::LeafSource>)]>;
 
 fn print_stats(stats: &Stats, json: bool) {
     let snapshot = stats.snapshot();
@@ -352,60 +286,6 @@ fn print_stats(stats: &Stats, json: bool) {
     } else {
         eprint!("{}", report::table(&snapshot));
     }
-}
-
-/// Says that a worker's thread has ended, even if it panics.
-struct Ended {
-    index: u16,
-    say: mpsc::Sender<News>,
-}
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        // Nobody waits any more when the server is being stopped.
-        let _ = self.say.send(News::Ended(self.index));
-    }
-}
-
-/// What a worker's thread says when it is up: its handle.
-type Up = Result<WorkerHandle<Uring>, blockwork_uring::UringError>;
-
-/// A worker's thread; it ends with what the last flush said.
-type WorkerThread = JoinHandle<Result<(), Errno>>;
-
-fn start_worker(
-    config: WorkerConfig,
-    ended: Ended,
-    uring: &UringConfig,
-    run: fn(&mut Worker<Uring>) -> Result<(), Errno>,
-) -> Result<(WorkerHandle<Uring>, WorkerThread)> {
-    let (send, up) = mpsc::channel::<Up>();
-    let uring = *uring;
-    let name = format!("blockwork-{}", config.index);
-    let thread = thread::Builder::new().name(name).spawn(move || {
-        let _ended = ended;
-        let env = match Uring::new(&uring) {
-            Ok(env) => env,
-            Err(error) => {
-                let _ = send.send(Err(error));
-                return Ok(());
-            }
-        };
-        let mut worker = Worker::new(env, config);
-        let _ = send.send(Ok(worker.handle()));
-        drop(send);
-        run(&mut worker)
-    })?;
-    let handle = up.recv().context("a worker's thread died while it started")??;
-    Ok((handle, thread))
-}
-
-fn log_writes(path: &Path, assembly: &Assembly) -> Result<Arc<LogWrites>> {
-    let leaves: Vec<_> = (0u16..)
-        .zip(assembly.leaves().iter())
-        .map(|(i, (_, source))| (LeafId(i), source.name().to_owned(), source.sectors()))
-        .collect();
-    Ok(Arc::new(LogWrites::create(path, &leaves)?))
 }
 
 fn announce(args: &ServeArgs, addresses: &[String]) -> Result<()> {

@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use blockwork_format::md::Uuid;
 use serde::{Deserialize, Serialize};
 
 /// How an array is. Field names are kept stable; sizes are in bytes unless their name says otherwise.
@@ -45,9 +46,9 @@ pub struct ArrayStatus {
 impl ArrayStatus {
     /// Whether people call it so: `md/NAME`, `md:NAME`, or either with its UUID.
     pub fn is_called(&self, name: &str) -> bool {
-        let rest = name.strip_prefix("md/").or_else(|| name.strip_prefix("md:"));
-        self.name == name
-            || rest.is_some_and(|rest| self.uuid == rest || self.name.strip_prefix("md/") == Some(rest))
+        let Some(rest) = name.strip_prefix("md/").or_else(|| name.strip_prefix("md:")) else { return false };
+        let is_uuid = || rest.parse::<Uuid>().is_ok_and(|uuid| uuid.to_string() == self.uuid);
+        self.name.strip_prefix("md/") == Some(rest) || is_uuid()
     }
 }
 
@@ -157,6 +158,14 @@ pub enum Verb {
         /// Use of each member, KiB; all that they have room for, where it is left out.
         #[serde(default)]
         size_kib: Option<u64>,
+        /// What is new is taken to be alike on all mirrors, and not synced.
+        #[serde(default)]
+        assume_clean: bool,
+    },
+    /// Waits until nothing is being synced and nothing is due.
+    Wait {
+        /// At most so long.
+        millis: u32,
     },
     /// Limits what syncing takes.
     SyncSpeed {
@@ -174,9 +183,15 @@ pub struct ArrayAnswer {
     pub said: String,
     /// The devices that it was done to.
     pub devices: Vec<String>,
+    /// Nothing is being synced, and nothing is due: of `wait`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at_rest: Option<bool>,
     /// How the array is now.
     pub array: ArrayStatus,
 }
+
+/// Longest time that [`Verb::Wait`] waits, milliseconds.
+pub const WAIT_MILLIS_MAX: u32 = 30_000;
 
 /// Why something is not done with an array.
 #[derive(Clone, Debug, PartialEq, Eq)]

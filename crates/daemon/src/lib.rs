@@ -27,7 +27,7 @@ mod trace_body;
 
 pub use arrays::{
     ArrayAnswer, ArrayList, ArrayRequest, ArrayStatus, Arrays, DeviceStatus, Refusal, RefusalKind,
-    SyncStatus, Verb, no_array,
+    SyncStatus, Verb, WAIT_MILLIS_MAX, no_array,
 };
 pub use client::{
     ArrayPlace, ClientError, ServerInfo, Stream, array_at, ask_array, find_array, find_array_in, find_volume,

@@ -89,6 +89,11 @@ impl Assembly {
         self.leaves.clone().into()
     }
 
+    /// How many nodes there are.
+    pub fn node_count(&self) -> usize {
+        self.graph.nodes.infos().len()
+    }
+
     /// How many leaves there are.
     pub(crate) fn leaf_count(&self) -> usize {
         self.leaves.len()

@@ -85,6 +85,11 @@ impl Assembly {
         })
     }
 
+    /// Whether [`Assembly::bring_in`] has nothing to open for this device.
+    pub fn has_open(&self, device: &str) -> bool {
+        self.open_already(device).is_some()
+    }
+
     /// The device of that name, or on that disk, where the disk is open.
     fn open_already(&self, device: &str) -> Option<DeviceId> {
         if let Some(id) = self.graph.find(device) {
@@ -113,6 +118,9 @@ impl Assembly {
     /// Opens a disk, looks at it, and keeps it only if what is wanted of it is there and may be had.
     fn open_newcomer(&mut self, device: &str, purpose: &Purpose<'_>) -> Result<DeviceId, VolumeError> {
         let (spec, number) = match partition_of(device).filter(|_| identity(device).is_none()) {
+            Some((disk, _)) if self.disk_at(disk).is_some() => {
+                return Err(refused(device, "the disk has no such partition".into()));
+            }
             Some((disk, number)) => (disk, Some(number)),
             None => (device, None),
         };
@@ -246,14 +254,14 @@ fn refused(device: &str, what: String) -> VolumeError {
 }
 
 /// `PATH/NUMBER`: the disk, and which partition.
-fn partition_of(device: &str) -> Option<(&str, u32)> {
+pub(crate) fn partition_of(device: &str) -> Option<(&str, u32)> {
     let (disk, number) = device.rsplit_once('/')?;
     let is_number = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| number.parse().ok()).flatten().map(|number| (disk, number))
 }
 
 /// Which file or block device a disk is, whatever the path that leads there; none for what is no file.
-fn identity(spec: &str) -> Option<(bool, u64, u64)> {
+pub(crate) fn identity(spec: &str) -> Option<(bool, u64, u64)> {
     let Kind::File(path) = Spec::parse(spec).ok()?.kind else { return None };
     let found = fs::metadata(Path::new(&path)).ok()?;
     let is_block = found.file_type().is_block_device();

@@ -1,0 +1,400 @@
+//! The arrays under the volumes of some workers: how they are, and what is asked of them.
+//!
+//! An array is code of the workers: what is asked of it runs there, as a task, and the answer comes back over a channel. So
+//! whoever calls [`Arrays::act`] waits, in a thread where that harms nobody: that of a verb on the command line, or one that
+//! the control API has for it.
+//!
+//! A disk that is brought in is given to every worker before its array hears of it, since any of them may get a bio
+//! that reaches it from then on.
+
+use std::collections::HashSet;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::task::Poll;
+
+use blockwork_daemon::{
+    ArrayAnswer, ArrayRequest, ArrayStatus, Arrays, DeviceStatus, Disks, Refusal, RefusalKind, SyncStatus,
+    Verb, WAIT_MILLIS_MAX, no_array,
+};
+use blockwork_engine::{
+    ADDED_NODES_MAX, Layer, Nanos, NodeId, SECTOR, Sectors, Stats, TaskContext, Volume, WorkerHandle,
+};
+use blockwork_format::escape;
+use blockwork_format::md::{Level, Superblock, Uuid};
+use blockwork_insight::trace::TraceHub;
+use blockwork_layer::md::{self, Added, MemberState, MemberStatus, NewMember, SyncAction, VerbError};
+use blockwork_uring::Uring;
+use blockwork_volume::{Assembly, NEWCOMER_NODES_MAX, Newcomer, Purpose};
+use ring::rand::{SecureRandom, SystemRandom};
+
+use super::workers::Workers;
+
+/// An array that is served.
+#[derive(Clone)]
+struct Known {
+    name: String,
+    uuid: Uuid,
+    level: String,
+    layout: Option<String>,
+    read_only: Option<String>,
+    array: Arc<md::Array>,
+}
+
+/// See the module's head.
+pub(crate) struct ServedArrays {
+    known: Vec<Known>,
+    volumes: Arc<[Volume]>,
+    assembly: Arc<Mutex<Assembly>>,
+    handles: Vec<WorkerHandle<Uring>>,
+    stats: Arc<Stats>,
+    hub: Arc<TraceHub>,
+    /// Where a disk that is brought in is told of.
+    disks: Disks,
+    /// What is written is recorded, disk by disk: none can come.
+    is_logged: bool,
+}
+
+impl ServedArrays {
+    /// Those of `workers`; what is brought in is added to `disks`.
+    pub(crate) fn new(workers: &Workers, disks: Disks) -> ServedArrays {
+        let reached = nodes_under(&workers.volumes);
+        let known = {
+            let assembly = lock(&workers.assembly);
+            let graph = assembly.graph();
+            let served = graph.arrays.iter().filter_map(|array| {
+                let layer = array.layer.clone().filter(|layer| reached.contains(&layer.node()))?;
+                Some(known(array, graph.device(array.device).read_only.clone(), layer))
+            });
+            served.collect()
+        };
+        ServedArrays {
+            known,
+            volumes: workers.volumes.clone(),
+            assembly: workers.assembly.clone(),
+            handles: workers.handles.clone(),
+            stats: workers.stats.clone(),
+            hub: workers.hub.clone(),
+            disks,
+            is_logged: workers.log.is_some(),
+        }
+    }
+
+    fn find(&self, name: &str) -> Result<&Known, Refusal> {
+        let found = self.known.iter().find(|known| known.status().is_called(name));
+        found.ok_or_else(|| no_array(name, self.known.iter().map(|known| known.name.as_str())))
+    }
+
+    /// Has a worker run a task with the array, and waits for what becomes of it.
+    fn run<T, F>(
+        &self,
+        known: &Known,
+        task: impl FnOnce(Arc<md::Array>, TaskContext) -> F + Send + 'static,
+    ) -> Result<T, Refusal>
+    where
+        F: Future<Output = T>,
+        T: Send + 'static,
+    {
+        let (send, receive) = mpsc::channel();
+        let array = known.array.clone();
+        self.handles[0].run(move |worker| {
+            worker.spawn(|cx| async move {
+                // Nobody waits any more if the server is being stopped.
+                let _ = send.send(task(array, cx).await);
+            });
+        });
+        let stopped = |_| Refusal::new(RefusalKind::Failed, format!("{}: the server stops", known.name));
+        receive.recv().map_err(stopped)
+    }
+
+    /// As `run`, of what the array may refuse.
+    fn ask<T, F>(
+        &self,
+        known: &Known,
+        task: impl FnOnce(Arc<md::Array>, TaskContext) -> F + Send + 'static,
+    ) -> Result<T, Refusal>
+    where
+        F: Future<Output = Result<T, VerbError>>,
+        T: Send + 'static,
+    {
+        self.run(known, task)?.map_err(|error| refusal(&error))
+    }
+
+    fn add(&self, known: &Known, device: &str, force: bool) -> Result<Said, Refusal> {
+        let newcomer = self.bring_in(known, device, force)?;
+        let name = newcomer.name.clone();
+        let superblock = match newcomer.superblock.map(|superblock| *superblock) {
+            Some(Superblock::V1(superblock)) => Some(superblock),
+            _ => None,
+        };
+        let device_uuid = random_uuid()?;
+        let member = NewMember { name: name.clone(), layer: newcomer.layer, superblock, device_uuid };
+        let added = self.ask(known, async move |array, cx| array.add(member, &cx).await)?;
+        let array = &known.name;
+        let said = match added {
+            Added::ReAdded { role } => {
+                format!("{name} is back as member {role} of {array}; what it has missed is copied to it")
+            }
+            Added::Recovering { role } => format!("{name} is being filled as member {role} of {array}"),
+            Added::Spare => format!("{name} is a spare of {array}"),
+        };
+        Ok(Said::about(said, name))
+    }
+
+    /// Opens a disk, unless it is open, and tells all workers of it.
+    fn bring_in(&self, known: &Known, device: &str, force: bool) -> Result<Newcomer, Refusal> {
+        let served: Vec<&str> = self.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        let purpose = Purpose { array: known.uuid, served: &served, force };
+        // Held until all workers have the disk: they must all number the next one alike.
+        let mut assembly = lock(&self.assembly);
+        let conflict = |text: String| Refusal::new(RefusalKind::Conflict, text);
+        let room = self.stats.nodes().len() + ADDED_NODES_MAX;
+        let full = assembly.node_count() + NEWCOMER_NODES_MAX > room;
+        if !assembly.has_open(device) && (full || self.is_logged) {
+            let why = if full { TOO_MANY } else { LOGGED };
+            return Err(conflict(format!("{}: it cannot be opened: {why}", escape(device))));
+        }
+        let newcomer = assembly.bring_in(device, &purpose).map_err(|error| conflict(error.to_string()))?;
+        newcomer.warnings.iter().for_each(|warning| log::warn!("{}: {warning}", newcomer.name));
+        for info in &newcomer.nodes {
+            let node = self.stats.add(info.clone()).map_err(|error| conflict(error.to_string()))?;
+            self.hub.add(node, info);
+        }
+        if let Some((leaf, node, source)) = &newcomer.leaf {
+            let (send, told) = mpsc::channel::<()>();
+            for handle in &self.handles {
+                let (leaf, node, source, send) = (*leaf, *node, source.clone(), send.clone());
+                handle.run(move |worker| {
+                    worker.add_leaf(leaf, node, source);
+                    drop(send);
+                });
+            }
+            drop(send);
+            // It ends when the last of them has it.
+            let _ = told.recv();
+            self.disks.add(source.clone());
+        }
+        Ok(newcomer)
+    }
+
+    fn remove(&self, known: &Known, device: &str) -> Result<Said, Refusal> {
+        let wanted = device.to_owned();
+        let gone = self.ask(known, async move |array, cx| array.remove(&wanted, &cx).await)?;
+        let said = match &gone[..] {
+            [] => format!("{} has no device that is {device}", known.name),
+            gone => format!("removed from {}: {}", known.name, gone.join(", ")),
+        };
+        Ok(Said { said, devices: gone, at_rest: None })
+    }
+
+    fn replace(&self, known: &Known, device: &str, with: Option<&str>) -> Result<Said, Refusal> {
+        let (old, new) = (device.to_owned(), with.map(str::to_owned));
+        self.ask(known, async move |array, cx| array.replace(&old, new.as_deref(), &cx).await)?;
+        let device = escape(device);
+        let said = format!("{device} of {} is being replaced, and serves until that is done", known.name);
+        Ok(Said::about(said, device))
+    }
+
+    fn sync(&self, known: &Known, action: SyncAction) -> Result<Said, Refusal> {
+        self.ask(known, async move |array, cx| array.start_sync(action, &cx).await)?;
+        let name = &known.name;
+        Ok(Said::only(match action {
+            SyncAction::Idle => format!("{name}: nothing is being synced"),
+            action => format!("{name}: {action} has begun"),
+        }))
+    }
+
+    fn grow(&self, known: &Known, size_kib: Option<u64>, assume_clean: bool) -> Result<Said, Refusal> {
+        let to = size_kib.map(|kib| Sectors(kib.saturating_mul(2)));
+        let used = self.ask(known, async move |array, cx| array.grow(&cx, to, assume_clean).await)?;
+        let said = format!("{} uses {} KiB of each member now", known.name, used.0 / 2);
+        Ok(Said::only(said))
+    }
+
+    fn wait(&self, known: &Known, millis: u32) -> Result<Said, Refusal> {
+        let limit = Nanos::millis(millis.min(WAIT_MILLIS_MAX).into());
+        let at_rest = self.run(known, async move |array, cx| rests_within(&array, &cx, limit).await)?;
+        let said = if at_rest { "nothing is being synced" } else { "it is still being synced" };
+        Ok(Said { at_rest: Some(at_rest), ..Said::only(format!("{}: {said}", known.name)) })
+    }
+
+    fn set_speed(known: &Known, min_kib: u64, max_kib: u64) -> Result<Said, Refusal> {
+        check_speed(min_kib, max_kib).map_err(|why| Refusal::new(RefusalKind::Conflict, why))?;
+        known.array.set_speed(min_kib, max_kib);
+        Ok(Said::only(format!("{} is synced at {min_kib} to {max_kib} KiB/s", known.name)))
+    }
+}
+
+const TOO_MANY: &str = "too many disks have come since the server was started; start it anew with this one";
+const LOGGED: &str =
+    "--log-writes records a fixed set of disks; serve without it, or with this disk from the start";
+
+/// Whether such limits of speed make sense.
+pub(crate) fn check_speed(min_kib: u64, max_kib: u64) -> Result<(), String> {
+    if max_kib == 0 || min_kib > max_kib {
+        return Err(format!(
+            "syncing at {min_kib} to {max_kib} KiB/s is not possible: expected a maximum of at least 1, and not below the \
+             minimum"
+        ));
+    }
+    Ok(())
+}
+
+/// What was done.
+struct Said {
+    said: String,
+    devices: Vec<String>,
+    at_rest: Option<bool>,
+}
+
+impl Said {
+    fn only(said: String) -> Said {
+        Said { said, devices: Vec::new(), at_rest: None }
+    }
+
+    fn about(said: String, device: String) -> Said {
+        Said { said, devices: vec![device], at_rest: None }
+    }
+}
+
+impl Arrays for ServedArrays {
+    fn list(&self) -> Vec<ArrayStatus> {
+        self.known.iter().map(Known::status).collect()
+    }
+
+    fn act(&self, request: &ArrayRequest) -> Result<ArrayAnswer, Refusal> {
+        let known = self.find(&request.array)?;
+        let done = match &request.verb {
+            Verb::Add { device, force } => self.add(known, device, *force),
+            Verb::Fail { device } => {
+                let failed = device.clone();
+                self.ask(known, async move |array, cx| array.fail(&failed, &cx).await)?;
+                let device = escape(device);
+                Ok(Said::about(format!("{device} of {} is given up", known.name), device))
+            }
+            Verb::Remove { device } => self.remove(known, device),
+            Verb::Replace { device, with } => self.replace(known, device, with.as_deref()),
+            Verb::Check => self.sync(known, SyncAction::Check),
+            Verb::Repair => self.sync(known, SyncAction::Repair),
+            Verb::Idle => self.sync(known, SyncAction::Idle),
+            Verb::Grow { size_kib, assume_clean } => self.grow(known, *size_kib, *assume_clean),
+            Verb::Wait { millis } => self.wait(known, *millis),
+            Verb::SyncSpeed { min_kib, max_kib } => ServedArrays::set_speed(known, *min_kib, *max_kib),
+        };
+        let Said { said, devices, at_rest } = done?;
+        Ok(ArrayAnswer { said, devices, at_rest, array: known.status() })
+    }
+}
+
+impl Known {
+    fn status(&self) -> ArrayStatus {
+        let now = self.array.status();
+        let sync = &now.sync;
+        let members = (0..).zip(&now.members).map(|(role, member)| device(Some(role), member, None));
+        let replacements =
+            now.replacements.iter().map(|(role, member)| device(Some(*role), member, Some("replacement")));
+        let others = now.spares.iter().chain(&now.faulty).map(|member| device(None, member, None));
+        ArrayStatus {
+            name: self.name.clone(),
+            uuid: self.uuid.to_string(),
+            level: self.level.clone(),
+            layout: self.layout.clone(),
+            chunk_size: now.chunk.map(Sectors::bytes),
+            bytes: now.sectors.bytes(),
+            raid_disks: u32::try_from(now.members.len()).unwrap_or(u32::MAX),
+            degraded: now.degraded,
+            read_only: self.read_only.clone(),
+            active: now.active,
+            events: now.events,
+            resync_from: now.resync_from.map(|from| from.0.saturating_mul(SECTOR)),
+            dirty_chunks: now.dirty_chunks,
+            devices: members.chain(replacements).chain(others).collect(),
+            sync: SyncStatus {
+                action: sync.action.to_string(),
+                done_sectors: sync.done.0,
+                total_sectors: sync.total.0,
+                speed_kib: sync.speed_kib,
+                mismatch_sectors: sync.mismatches.0,
+            },
+        }
+    }
+}
+
+/// A device as the control API has it; `kind` tells of it where it is more than its state.
+fn device(role: Option<u16>, member: &MemberStatus, kind: Option<&str>) -> DeviceStatus {
+    let (state, recovered) = match member.state {
+        MemberState::InSync => ("in_sync", None),
+        MemberState::Recovering(end) => ("recovering", Some(end.bytes())),
+        MemberState::Faulty => ("faulty", None),
+        MemberState::Missing => ("missing", None),
+        MemberState::Spare => ("spare", None),
+    };
+    DeviceStatus {
+        name: member.name.clone(),
+        role,
+        state: kind.unwrap_or(state).to_owned(),
+        recovered,
+        write_mostly: member.write_mostly,
+        bad_ranges: member.bad_ranges,
+        corrected_sectors: member.corrected,
+    }
+}
+
+fn known(array: &blockwork_volume::md::Array, read_only: Option<String>, layer: Arc<md::Array>) -> Known {
+    let layout = match &*array.truth {
+        Superblock::V0(truth) => truth.raid10_layout(),
+        Superblock::V1(truth) => truth.raid10_layout(),
+    };
+    Known {
+        name: array.name.clone(),
+        uuid: array.truth.uuid(),
+        level: array.truth.level().to_string(),
+        layout: layout.ok().map(|layout| layout.to_string()).filter(|_| array.truth.level() == Level::Raid10),
+        read_only,
+        array: layer,
+    }
+}
+
+/// Whether nothing is synced any more, and nothing due, before so long.
+async fn rests_within(array: &md::Array, cx: &TaskContext, limit: Nanos) -> bool {
+    let mut rest = pin!(array.wait_sync(cx));
+    let mut late = pin!(cx.pause(limit));
+    poll_fn(|context| match rest.as_mut().poll(context) {
+        Poll::Ready(_) => Poll::Ready(true),
+        Poll::Pending => late.as_mut().poll(context).map(|_| false),
+    })
+    .await
+}
+
+/// Numbers of all layers of these volumes.
+fn nodes_under(volumes: &[Volume]) -> HashSet<NodeId> {
+    let mut found = HashSet::new();
+    let mut left: Vec<Arc<dyn Layer>> = volumes.iter().map(|volume| volume.root.clone()).collect();
+    while let Some(layer) = left.pop() {
+        if found.insert(layer.node()) {
+            left.extend(layer.below());
+        }
+    }
+    found
+}
+
+fn refusal(error: &VerbError) -> Refusal {
+    let kind = match error {
+        VerbError::NoDevice { .. } => RefusalKind::NotFound,
+        VerbError::Io { .. } => RefusalKind::Failed,
+        _ => RefusalKind::Conflict,
+    };
+    Refusal::new(kind, error)
+}
+
+fn random_uuid() -> Result<Uuid, Refusal> {
+    let mut bytes = [0; 16];
+    let drawn = SystemRandom::new().fill(&mut bytes);
+    drawn.map_err(|_| Refusal::new(RefusalKind::Failed, "the system gives no random numbers"))?;
+    Ok(Uuid(bytes))
+}
+
+fn lock(assembly: &Mutex<Assembly>) -> MutexGuard<'_, Assembly> {
+    // Whoever panicked had only read it, or has ended the server.
+    assembly.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,203 @@
+//! The workers over some volumes: started together, and taken down in an order that loses nothing.
+//!
+//! Down: workers (they answer what was asked, checkpoint what they sync, and flush) ─▶ layers (arrays record that they are
+//! clean) ─▶ the log of writes.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result, anyhow};
+use blockwork_engine::{
+    Errno, LeafId, LeafSource, Nanos, NodeId, Quiescence, Stats, Volume, Waiting, Worker, WorkerConfig,
+    WorkerHandle,
+};
+use blockwork_insight::LogWrites;
+use blockwork_insight::trace::TraceHub;
+use blockwork_uring::{Uring, UringConfig};
+use blockwork_volume::Assembly;
+
+/// How workers are started.
+#[derive(Debug, Default)]
+pub(crate) struct WorkersConfig {
+    /// How many.
+    pub(crate) count: usize,
+    /// They look for completions for so many microseconds before they sleep.
+    pub(crate) poll: Option<u16>,
+    /// Where everything that is written is recorded.
+    pub(crate) log_writes: Option<PathBuf>,
+}
+
+/// All leaves, by their numbers.
+pub(crate) type Leaves = Arc<[(NodeId, Arc<dyn LeafSource>)]>;
+
+/// Who hears that a worker's thread has ended: of its own accord, or as it was asked to.
+pub(crate) type OnEnd = Arc<dyn Fn(u16) + Send + Sync>;
+
+/// Workers that run.
+pub(crate) struct Workers {
+    pub(crate) volumes: Arc<[Volume]>,
+    pub(crate) handles: Vec<WorkerHandle<Uring>>,
+    pub(crate) stats: Arc<Stats>,
+    pub(crate) hub: Arc<TraceHub>,
+    pub(crate) log: Option<Arc<LogWrites>>,
+    /// What the volumes were made of; a disk may come.
+    pub(crate) assembly: Arc<Mutex<Assembly>>,
+    threads: Vec<WorkerThread>,
+    on_end: OnEnd,
+}
+
+impl Workers {
+    /// Starts them. When one ends, `on_end` is told its number.
+    pub(crate) fn start(
+        config: &WorkersConfig,
+        assembly: Assembly,
+        volumes: Vec<Volume>,
+        on_end: OnEnd,
+    ) -> Result<Workers> {
+        let stats = Arc::new(assembly.stats());
+        let mut workers = Workers {
+            volumes: volumes.into(),
+            handles: Vec::with_capacity(config.count),
+            hub: TraceHub::new(stats.nodes()),
+            stats,
+            log: config.log_writes.as_deref().map(|path| log_writes(path, &assembly)).transpose()?,
+            assembly: Arc::new(Mutex::new(assembly)),
+            threads: Vec::with_capacity(config.count),
+            on_end,
+        };
+        let leaves = workers.leaves();
+        let quiescence = Quiescence::default();
+        let mut uring = UringConfig::default();
+        uring.look = config.poll.map_or(uring.look, |us| Nanos::micros(us.into()));
+        for index in (0u16..).take(config.count) {
+            let mut worker = workers.config(leaves.clone());
+            worker.index = index;
+            worker.tracer = workers.hub.tracer(index);
+            worker.quiescence = quiescence.clone();
+            worker.waiting = if config.poll.is_some() { Waiting::Looking } else { Waiting::Measured };
+            let ended = Ended { index, on_end: workers.on_end.clone() };
+            let (handle, thread) = start_worker(worker, ended, &uring, Worker::run)?;
+            workers.handles.push(handle);
+            workers.threads.push(thread);
+        }
+        Ok(workers)
+    }
+
+    /// Has the layers take up what is due: an array its resync.
+    pub(crate) fn open_layers(&self) {
+        self.handles[0].run(Worker::open);
+    }
+
+    fn assembly(&self) -> MutexGuard<'_, Assembly> {
+        self.assembly.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The disks that are open now.
+    pub(crate) fn leaves(&self) -> Leaves {
+        self.assembly().leaves()
+    }
+
+    fn config(&self, leaves: Leaves) -> WorkerConfig {
+        let mut config = WorkerConfig::new(self.volumes.clone(), leaves, self.stats.worker());
+        config.tap = self.log.clone().map(|log| log as _);
+        config
+    }
+
+    /// Ends them, in order. What fails on the way, which `note` is told, does not keep the rest from being done.
+    pub(crate) fn stop(&mut self, note: &mut dyn FnMut(anyhow::Error)) {
+        self.handles.iter().for_each(WorkerHandle::stop);
+        let mut panicked = false;
+        for thread in self.threads.drain(..) {
+            match thread.join() {
+                Ok(Ok(())) => {}
+                Ok(Err(errno)) => note(anyhow!(
+                    "the last flush failed ({errno}): what was written since the one before may be lost"
+                )),
+                Err(_) => {
+                    panicked = true;
+                    note(anyhow!("a worker has panicked: what was written since the last flush may be lost"))
+                }
+            }
+        }
+        // After a panic nobody knows what is on the disks: it is for the next one who opens them to find out.
+        if !panicked && let Err(error) = self.close_layers() {
+            note(error);
+        }
+        if let Some(log) = &self.log
+            && let Err(error) = log.close()
+        {
+            note(error.into());
+        }
+    }
+
+    /// Has the layers record what they have to, on one last worker.
+    fn close_layers(&self) -> Result<()> {
+        let leaves = self.leaves();
+        let ended = Ended { index: 0, on_end: self.on_end.clone() };
+        let (_, thread) = start_worker(self.config(leaves), ended, &UringConfig::default(), Worker::close)?;
+        match thread.join() {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(errno)) => Err(anyhow!(
+                "the arrays could not record that they are in order ({errno}; see above): they are checked when \
+                 they are opened next"
+            )),
+            Err(_) => {
+                Err(anyhow!("closing the arrays has panicked: they are checked when they are opened next"))
+            }
+        }
+    }
+}
+
+/// Says that a worker's thread has ended, even if it panics.
+struct Ended {
+    index: u16,
+    on_end: OnEnd,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        (self.on_end)(self.index);
+    }
+}
+
+/// What a worker's thread says when it is up: its handle.
+type Up = Result<WorkerHandle<Uring>, blockwork_uring::UringError>;
+
+/// A worker's thread; it ends with what the last flush said.
+type WorkerThread = JoinHandle<Result<(), Errno>>;
+
+fn start_worker(
+    config: WorkerConfig,
+    ended: Ended,
+    uring: &UringConfig,
+    run: fn(&mut Worker<Uring>) -> Result<(), Errno>,
+) -> Result<(WorkerHandle<Uring>, WorkerThread)> {
+    let (send, up) = mpsc::channel::<Up>();
+    let uring = *uring;
+    let name = format!("blockwork-{}", config.index);
+    let thread = thread::Builder::new().name(name).spawn(move || {
+        let _ended = ended;
+        let env = match Uring::new(&uring) {
+            Ok(env) => env,
+            Err(error) => {
+                let _ = send.send(Err(error));
+                return Ok(());
+            }
+        };
+        let mut worker = Worker::new(env, config);
+        let _ = send.send(Ok(worker.handle()));
+        drop(send);
+        run(&mut worker)
+    })?;
+    let handle = up.recv().context("a worker's thread died while it started")??;
+    Ok((handle, thread))
+}
+
+fn log_writes(path: &Path, assembly: &Assembly) -> Result<Arc<LogWrites>> {
+    let leaves: Vec<_> = (0u16..)
+        .zip(assembly.leaves().iter())
+        .map(|(i, (_, source))| (LeafId(i), source.name().to_owned(), source.sectors()))
+        .collect();
+    Ok(Arc::new(LogWrites::create(path, &leaves)?))
+}
