@@ -14,6 +14,7 @@
 mod assembly;
 mod error;
 mod graph;
+mod held;
 pub mod lvm;
 pub mod md;
 mod newcomer;
@@ -24,6 +25,7 @@ mod rounds;
 mod scan;
 mod signature;
 mod source;
+mod steps;
 mod table;
 mod volumes;
 
@@ -38,4 +40,5 @@ pub use scan::{
     TableReport, scan,
 };
 pub use signature::{Signature, signature};
+pub use steps::{Step, StepError, Target, Write, carry_out};
 pub use volumes::Chosen;

@@ -1,19 +1,22 @@
 //! md arrays: from superblocks on devices to arrays.
 //!
 //! `choose` decides, from superblocks alone, which devices make up an array and which are out of date or belong elsewhere;
-//! `build` reads what else there is (bitmap, lists of bad blocks) and makes the layer.
+//! `build` reads what else there is (bitmap, lists of bad blocks) and makes the layer. `create` makes arrays, `examine` tells
+//! what is on one member.
 //!
 //! Invariants: (1) the superblock with the most events is the truth; who is more than one event behind, or whom the truth
 //! does not count on, is never read; (2) where two devices contradict each other and none is newer, the array is refused;
 //! (3) an array of which data is missing is refused, and says which member; (4) nothing is written while arrays are
-//! assembled.
+//! assembled or examined.
 
 pub(crate) mod build;
 pub(crate) mod choose;
+mod create;
 mod examine;
 pub(crate) mod intent;
 mod layout;
 
+pub use create::{CreateRequest, Created, Creation, MISSING, Writing};
 pub use examine::Examined;
 
 use std::fmt;

@@ -1,0 +1,106 @@
+//! Writes that change what devices are, in an order that a power cut cannot break.
+//!
+//! Every write of a [`Step`] is durable before the first of the next step begins; within a step they may be done in any order.
+//! Which order is safe is for whoever makes the steps to know.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Bio, Errno, Flags, Layer, Op, SECTOR, Sector, Sectors, TaskContext};
+use blockwork_format::{Piece, escape};
+use blockwork_memory::{Segment, Segments};
+
+/// Most bytes of one write.
+const WRITE_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes for a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Write {
+    /// Which of the devices, by the caller's count.
+    pub device: usize,
+    /// What, and where: whole sectors of the device.
+    pub piece: Piece,
+}
+
+/// Writes that are durable before those of the next step begin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// What is written, for errors: `the superblock`.
+    pub what: &'static str,
+    /// The writes. No two of a device overlap.
+    pub writes: Vec<Write>,
+}
+
+/// A device that is written to.
+#[derive(Debug, Clone)]
+pub struct Target {
+    /// What messages call it.
+    pub name: String,
+    /// How it is written.
+    pub layer: Arc<dyn Layer>,
+}
+
+/// A step that failed; those before it are done, those after it are not.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{name}: {what} could not be written at byte {offset}: {errno}")]
+pub struct StepError {
+    /// The device.
+    pub name: String,
+    /// What was to be written.
+    pub what: &'static str,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// Why.
+    pub errno: Errno,
+}
+
+/// Carries out the steps, one after the other.
+///
+/// # Errors
+///
+/// The first write that failed.
+///
+/// # Panics
+///
+/// A write that is not whole sectors.
+pub async fn carry_out(steps: Vec<Step>, targets: &[Target], cx: &TaskContext) -> Result<(), StepError> {
+    for Step { what, writes } in steps {
+        let mut touched = vec![false; targets.len()];
+        for Write { device, piece } in &writes {
+            let target = &targets[*device];
+            touched[*device] = true;
+            let failed = |errno| failed(target, what, piece.offset, errno);
+            write(cx, &target.layer, piece).await.map_err(failed)?;
+        }
+        // Devices without FUA have flushed already, each of their writes by itself; this is one more request a step.
+        for (target, _) in targets.iter().zip(touched).filter(|(_, touched)| *touched) {
+            let result = cx.bio(&target.layer, Bio::flush()).await.0;
+            result.map_err(|errno| failed(target, what, 0, errno))?;
+        }
+    }
+    Ok(())
+}
+
+fn failed(target: &Target, what: &'static str, offset: u64, errno: Errno) -> StepError {
+    StepError { name: escape(&target.name), what, offset, errno }
+}
+
+/// Writes sectors so that they are durable when this returns. On a device with larger blocks, what else is in them is
+/// read and written back.
+async fn write(cx: &TaskContext, layer: &Arc<dyn Layer>, piece: &Piece) -> Result<(), Errno> {
+    let block = u64::from(layer.limits().logical_block_size).max(SECTOR);
+    for (bytes, at) in piece.bytes.chunks(WRITE_BYTES_MAX).zip((piece.offset..).step_by(WRITE_BYTES_MAX)) {
+        let end = at + bytes.len() as u64;
+        assert!(at.is_multiple_of(SECTOR) && end.is_multiple_of(SECTOR), "bytes {at} to {end}");
+        let start = at / block * block;
+        let nr = Sectors::from_bytes_ceil(end.next_multiple_of(block) - start);
+        let sector = Sector(start / SECTOR);
+        let data = Segment::new(cx.pool().get(nr.byte_len()), 0, nr.byte_len());
+        let bio = |op, flags| Bio::with_data(op, flags, sector, Segments::from_iter([data.clone()]));
+        if nr.byte_len() != bytes.len() {
+            cx.bio(layer, bio(Op::Read, Flags::NONE)).await.0?;
+        }
+        data.write_at(Sectors::from_bytes_floor(at - start).byte_len(), bytes);
+        cx.bio(layer, bio(Op::Write, Flags::FUA)).await.0?;
+    }
+    Ok(())
+}
