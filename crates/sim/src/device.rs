@@ -75,6 +75,34 @@ struct InFlight {
     fault: Option<Fault>,
 }
 
+/// What serves a device's requests.
+struct Channels {
+    count: u32,
+    /// Until when the busy ones are busy.
+    busy: BinaryHeap<Reverse<u64>>,
+}
+
+impl Channels {
+    fn new(count: u32) -> Channels {
+        Channels { count, busy: BinaryHeap::new() }
+    }
+
+    /// When the next one is free, now or later; whoever asks occupies it.
+    fn free_at(&mut self, now: Nanos) -> Nanos {
+        while self.busy.peek().is_some_and(|busy| busy.0 <= now.0) {
+            self.busy.pop();
+        }
+        if self.busy.len() < self.count as usize {
+            return now;
+        }
+        self.busy.pop().map_or(now, |free| Nanos(free.0))
+    }
+
+    fn occupy(&mut self, until: Nanos) {
+        self.busy.push(Reverse(until.0));
+    }
+}
+
 pub(crate) struct Device {
     pub(crate) model: DeviceModel,
     pub(crate) faults: Faults,
@@ -85,8 +113,8 @@ pub(crate) struct Device {
     planned: BTreeMap<u64, Fault>,
     started: u64,
     in_flight: BTreeMap<u64, InFlight>,
-    /// Until when the busy channels are busy.
-    channels: BinaryHeap<Reverse<u64>>,
+    channels: Channels,
+    discard_channels: Channels,
     buckets: Vec<Bucket>,
     last_end: u64,
     latent: BTreeSet<u64>,
@@ -95,7 +123,8 @@ pub(crate) struct Device {
 
 impl Device {
     pub(crate) fn new(model: DeviceModel, content: Content, random: Random) -> Device {
-        assert!(model.parallelism > 0, "{}: a device serves at least one request at a time", model.name);
+        let serves = model.parallelism > 0 && model.discards_at_once > 0;
+        assert!(serves, "{}: a device serves at least one request at a time", model.name);
         Device {
             faults: Faults::default(),
             counters: DeviceCounters::default(),
@@ -104,7 +133,8 @@ impl Device {
             planned: BTreeMap::new(),
             started: 0,
             in_flight: BTreeMap::new(),
-            channels: BinaryHeap::new(),
+            channels: Channels::new(model.parallelism),
+            discard_channels: Channels::new(model.discards_at_once),
             buckets: model.caps.iter().copied().map(Bucket::new).collect(),
             last_end: 0,
             latent: BTreeSet::new(),
@@ -295,15 +325,8 @@ impl Device {
 
     /// When a request that arrives now is done: channel, then caps, then service.
     fn done_at(&mut self, now: Nanos, op: &FileOp<'_>, fault: Option<Fault>) -> Nanos {
-        while self.channels.peek().is_some_and(|busy| busy.0 <= now.0) {
-            self.channels.pop();
-        }
-        let mut begin = now;
-        if self.channels.len() >= self.model.parallelism as usize
-            && let Some(Reverse(free)) = self.channels.pop()
-        {
-            begin = Nanos(free);
-        }
+        let discards = matches!(op.kind, FileOpKind::PunchHole | FileOpKind::BlkDiscard);
+        let mut begin = if discards { &mut self.discard_channels } else { &mut self.channels }.free_at(now);
         let transfers = matches!(op.kind, FileOpKind::Read | FileOpKind::Write { .. });
         if transfers {
             let write = op.kind != FileOpKind::Read;
@@ -321,7 +344,7 @@ impl Device {
             service += self.faults.stall_time.0;
         }
         let done = Nanos(begin.0.saturating_add(service));
-        self.channels.push(Reverse(done.0));
+        if discards { &mut self.discard_channels } else { &mut self.channels }.occupy(done);
         if transfers {
             self.last_end = op.offset + op.len;
         }
