@@ -27,7 +27,7 @@ use signal_hook::flag;
 use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
-pub(crate) use arrays::ServedArrays;
+pub(crate) use arrays::{ServedArrays, arrays_of};
 pub(crate) use workers::{Workers, WorkersConfig};
 
 /// Workers at most, where nobody says how many.

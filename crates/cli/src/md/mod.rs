@@ -2,6 +2,13 @@
 
 mod args;
 mod examine;
+mod progress;
+mod status;
+mod target;
+mod verb_args;
+mod verbs;
+
+use std::io::Write;
 
 use anyhow::Result;
 
@@ -11,5 +18,22 @@ use args::MdVerb;
 pub(crate) fn run(args: &MdArgs) -> Result<()> {
     match &args.verb {
         MdVerb::Examine(args) => examine::run(args),
+        MdVerb::Status(args) => status::run(args),
+        MdVerb::Add(args) => verbs::add(args),
+        MdVerb::Fail(args) => verbs::fail(args),
+        MdVerb::Remove(args) => verbs::remove(args),
+        MdVerb::Replace(args) => verbs::replace(args),
+        MdVerb::Check(args) => verbs::check(args),
+        MdVerb::Repair(args) => verbs::repair(args),
+        MdVerb::StopSync(which) => verbs::stop_sync(which),
+        MdVerb::SyncSpeed(args) => verbs::sync_speed(args),
+        MdVerb::Grow(args) => verbs::grow(args),
+        MdVerb::Wait(which) => verbs::wait(which),
     }
+}
+
+/// Not by `println!`, which panics where the reader has gone.
+fn print(text: &str) -> Result<()> {
+    std::io::stdout().lock().write_all(text.as_bytes())?;
+    Ok(())
 }

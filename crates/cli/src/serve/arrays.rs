@@ -59,15 +59,8 @@ impl ServedArrays {
     /// Those of `workers`; what is brought in is added to `disks`.
     pub(crate) fn new(workers: &Workers, disks: Disks) -> ServedArrays {
         let reached = nodes_under(&workers.volumes);
-        let known = {
-            let assembly = lock(&workers.assembly);
-            let graph = assembly.graph();
-            let served = graph.arrays.iter().filter_map(|array| {
-                let layer = array.layer.clone().filter(|layer| reached.contains(&layer.node()))?;
-                Some(known(array, graph.device(array.device).read_only.clone(), layer))
-            });
-            served.collect()
-        };
+        let mut known = assembled(&lock(&workers.assembly));
+        known.retain(|known| reached.contains(&known.array.node()));
         ServedArrays {
             known,
             volumes: workers.volumes.clone(),
@@ -340,19 +333,29 @@ fn device(role: Option<u16>, member: &MemberStatus, kind: Option<&str>) -> Devic
     }
 }
 
-fn known(array: &blockwork_volume::md::Array, read_only: Option<String>, layer: Arc<md::Array>) -> Known {
-    let layout = match &*array.truth {
-        Superblock::V0(truth) => truth.raid10_layout(),
-        Superblock::V1(truth) => truth.raid10_layout(),
+/// How the arrays are that were assembled.
+pub(crate) fn arrays_of(assembly: &Assembly) -> Vec<ArrayStatus> {
+    assembled(assembly).iter().map(Known::status).collect()
+}
+
+fn assembled(assembly: &Assembly) -> Vec<Known> {
+    let graph = assembly.graph();
+    let known = |array: &blockwork_volume::md::Array| {
+        let truth = &*array.truth;
+        let layout = match truth {
+            Superblock::V0(truth) => truth.raid10_layout(),
+            Superblock::V1(truth) => truth.raid10_layout(),
+        };
+        Some(Known {
+            name: array.name.clone(),
+            uuid: truth.uuid(),
+            level: truth.level().to_string(),
+            layout: layout.ok().filter(|_| truth.level() == Level::Raid10).map(|layout| layout.to_string()),
+            read_only: graph.device(array.device).read_only.clone(),
+            array: array.layer.clone()?,
+        })
     };
-    Known {
-        name: array.name.clone(),
-        uuid: array.truth.uuid(),
-        level: array.truth.level().to_string(),
-        layout: layout.ok().map(|layout| layout.to_string()).filter(|_| array.truth.level() == Level::Raid10),
-        read_only,
-        array: layer,
-    }
+    graph.arrays.iter().filter_map(known).collect()
 }
 
 /// Whether nothing is synced any more, and nothing due, before so long.

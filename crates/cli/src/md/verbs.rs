@@ -1,0 +1,239 @@
+//! The verbs that change an array or look after it. Each is asked for, and then waited for: always, where this process does
+//! it; by `--wait`, where a server does.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Result, anyhow, bail};
+use blockwork_daemon::{ArrayAnswer, ArrayStatus, Verb};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+
+use super::progress::Progress;
+use super::target::Target;
+use super::verb_args::{AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, SpeedArgs, SyncArgs, Which};
+
+/// How long one look at what is being synced takes.
+const STEP_MILLIS: u32 = 500;
+
+pub(crate) fn add(args: &AddArgs) -> Result<()> {
+    let force = args.force;
+    let verbs = args.devices.iter().map(|device| Verb::Add { device: absolute(device), force });
+    Work { which: &args.which, takes_up: true, wait: args.wait }.run(verbs)
+}
+
+pub(crate) fn fail(args: &DevicesArgs) -> Result<()> {
+    let verbs = args.devices.iter().map(|device| Verb::Fail { device: device.clone() });
+    Work::brief(&args.which).run(verbs)
+}
+
+pub(crate) fn remove(args: &RemoveArgs) -> Result<()> {
+    let verbs = args.devices.iter().map(|device| Verb::Remove { device: device.clone() });
+    Work::brief(&args.which).run(verbs)
+}
+
+pub(crate) fn replace(args: &ReplaceArgs) -> Result<()> {
+    let verb = Verb::Replace { device: args.device.clone(), with: args.with.clone() };
+    Work { which: &args.which, takes_up: true, wait: args.wait }.run([verb])
+}
+
+pub(crate) fn check(args: &SyncArgs) -> Result<()> {
+    Work { which: &args.which, takes_up: false, wait: args.wait }.run([Verb::Check])
+}
+
+pub(crate) fn repair(args: &SyncArgs) -> Result<()> {
+    Work { which: &args.which, takes_up: false, wait: args.wait }.run([Verb::Repair])
+}
+
+pub(crate) fn grow(args: &GrowArgs) -> Result<()> {
+    let verb = Verb::Grow { size_kib: args.size, assume_clean: args.assume_clean };
+    Work { which: &args.which, takes_up: true, wait: args.wait }.run([verb])
+}
+
+pub(crate) fn wait(which: &Which) -> Result<()> {
+    Work { which, takes_up: true, wait: true }.run([])
+}
+
+pub(crate) fn stop_sync(which: &Which) -> Result<()> {
+    served_only(which, "stop-sync", "what it syncs ends with the command that syncs it")?;
+    Work::brief(which).run([Verb::Idle])
+}
+
+pub(crate) fn sync_speed(args: &SpeedArgs) -> Result<()> {
+    served_only(&args.which, "sync-speed", "give --sync-speed-max to the command that syncs it")?;
+    Work::brief(&args.which).run([Verb::SyncSpeed { min_kib: args.min, max_kib: args.max }])
+}
+
+fn served_only(which: &Which, verb: &str, instead: &str) -> Result<()> {
+    if which.place.disk.is_empty() {
+        Ok(())
+    } else {
+        bail!("md {verb} is for an array of a running server: {instead}")
+    }
+}
+
+/// What is asked for, and how it is gone about.
+struct Work<'a> {
+    which: &'a Which,
+    /// What is due is taken up as well.
+    takes_up: bool,
+    /// A server's array is waited for.
+    wait: bool,
+}
+
+impl<'a> Work<'a> {
+    /// What is done when it is said to be done.
+    fn brief(which: &'a Which) -> Work<'a> {
+        Work { which, takes_up: false, wait: false }
+    }
+
+    fn run(&self, verbs: impl IntoIterator<Item = Verb>) -> Result<()> {
+        // An array of ours must be left in order: a signal is looked at, and no end.
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        if !self.which.place.disk.is_empty() {
+            for signal in [SIGINT, SIGTERM] {
+                flag::register(signal, is_stopped.clone())?;
+            }
+        }
+        let target = Target::find(self.which)?;
+        let done = self.done(&target, verbs, &is_stopped);
+        // An array of ours is put to rest however it went.
+        let left = target.leave();
+        let answers = done?;
+        left?;
+        self.print(&answers)
+    }
+
+    /// Asks for everything, and waits as far as that is wanted.
+    fn done(
+        &self,
+        target: &Target,
+        verbs: impl IntoIterator<Item = Verb>,
+        is_stopped: &AtomicBool,
+    ) -> Result<Vec<ArrayAnswer>> {
+        if self.takes_up {
+            target.take_up();
+        }
+        let mut answers = Vec::new();
+        let mut is_brief = !self.takes_up;
+        for verb in verbs {
+            is_brief &= !matches!(verb, Verb::Check | Verb::Repair);
+            answers.push(target.ask(verb)?);
+        }
+        if self.wait || (target.is_ours() && !is_brief) {
+            let rest = self.at_rest(target, is_stopped, &answers)?;
+            answers.iter().try_for_each(|answer| still_there(answer, &rest.array))?;
+            answers.push(rest);
+        }
+        Ok(answers)
+    }
+
+    /// Waits until nothing is being synced and nothing is due, and shows how far it is.
+    fn at_rest(
+        &self,
+        target: &Target,
+        is_stopped: &AtomicBool,
+        answers: &[ArrayAnswer],
+    ) -> Result<ArrayAnswer> {
+        if let Some(answer) = answers.last() {
+            log::info!("{}", answer.said);
+        }
+        let mut progress = Progress::default();
+        loop {
+            let mut answer = target.ask(Verb::Wait { millis: STEP_MILLIS })?;
+            progress.show(&answer.array.sync);
+            if answer.at_rest == Some(true) {
+                answer.said = outcome(&answer.array, progress.last_action());
+                return Ok(answer);
+            }
+            if is_stopped.load(Ordering::Relaxed) {
+                return Err(self.interrupted(&answer.array));
+            }
+        }
+    }
+
+    /// What was begun is on record, and can go on.
+    fn interrupted(&self, array: &ArrayStatus) -> anyhow::Error {
+        let sync = &array.sync;
+        let (name, disks) = (&array.name, self.which.place.disk.join(" "));
+        let action = &sync.action;
+        if matches!(action.as_str(), "check" | "repair") {
+            return anyhow!("{name}: {action} was stopped at {:.1}%", sync.share() * 100.0);
+        }
+        anyhow!(
+            "{name}: {action} was stopped at {:.1}%, which is on record; go on with: blockwork md wait {name} --disk {disks}",
+            sync.share() * 100.0
+        )
+    }
+
+    fn print(&self, answers: &[ArrayAnswer]) -> Result<()> {
+        let Some(last) = answers.last() else { return Ok(()) };
+        if self.which.place.json {
+            let said: Vec<&str> = answers.iter().map(|answer| answer.said.as_str()).collect();
+            let devices: Vec<&String> = answers.iter().flat_map(|answer| &answer.devices).collect();
+            let json =
+                serde_json::json!({ "said": said.join("; "), "devices": devices, "array": last.array });
+            super::print(&format!("{json}\n"))
+        } else {
+            let lines: String = answers.iter().map(|answer| format!("{}\n", answer.said)).collect();
+            super::print(&lines)
+        }
+    }
+}
+
+/// How it ended, in words.
+fn outcome(array: &ArrayStatus, action: Option<&str>) -> String {
+    let name = &array.name;
+    let state = match array.degraded {
+        0 => "all members are in sync".to_owned(),
+        n => format!("degraded: {n} of {} members are not in sync", array.raid_disks),
+    };
+    match action {
+        Some(action @ ("check" | "repair")) => {
+            let found = array.sync.mismatch_sectors;
+            format!(
+                "{name}: {action} is done: mismatch_cnt {found} (sectors in which copies differed); {state}"
+            )
+        }
+        Some(action) => format!("{name}: {action} is done; {state}"),
+        None => format!("{name}: nothing is being synced; {state}"),
+    }
+}
+
+/// A device that was added must not have failed meanwhile.
+fn still_there(answer: &ArrayAnswer, now: &ArrayStatus) -> Result<()> {
+    let state_of = |status: &ArrayStatus, name: &str| {
+        let found = status.devices.iter().find(|device| device.name.as_deref() == Some(name));
+        found.map(|device| device.state.clone())
+    };
+    for device in &answer.devices {
+        let was_good = state_of(&answer.array, device).is_some_and(|state| state != "faulty");
+        let is_bad = state_of(now, device).is_none_or(|state| state == "faulty");
+        let was_filled = state_of(&answer.array, device).is_some_and(|state| state == "recovering");
+        if was_good && was_filled && is_bad {
+            bail!("{device} has failed while it was being filled; {} goes on without it", now.name);
+        }
+    }
+    Ok(())
+}
+
+/// A server may have another working directory: what is a file here gets its whole path.
+fn absolute(device: &str) -> String {
+    let path = device.split(',').next().unwrap_or(device);
+    let parent = path.rsplit_once('/').map(|(disk, _)| disk);
+    let is_file = |path: &str| Path::new(path).is_file() || is_block_device(Path::new(path));
+    if device.starts_with('/') || !(is_file(path) || parent.is_some_and(is_file)) {
+        return device.to_owned();
+    }
+    match std::env::current_dir() {
+        // A comma in a path is written twice.
+        Ok(here) => format!("{}/{device}", here.to_string_lossy().replace(',', ",,")),
+        Err(_) => device.to_owned(),
+    }
+}
+
+fn is_block_device(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    path.metadata().is_ok_and(|found| found.file_type().is_block_device())
+}
