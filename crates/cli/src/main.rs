@@ -5,9 +5,11 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod at_once;
 mod demo;
 mod md;
 mod nbd_client;
+mod reproduce;
 mod scan;
 mod serve;
 mod trace;
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
         Verb::Serve(args) => serve::run(&args),
         Verb::Trace(args) => trace::run(&args),
         Verb::Md(args) => md::run(&args),
+        Verb::Reproduce(args) => reproduce::run(&args),
         Verb::Demo(args) => demo::run(&args),
     };
     match result {

@@ -1,6 +1,6 @@
 //! The verbs of `blockwork md` and their options.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::verb_args::{
     AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, SpeedArgs, StatusArgs, SyncArgs, Which,
@@ -14,6 +14,14 @@ pub(crate) struct MdArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MdVerb {
+    /// Make a new array. Refuses disks that hold something, and disks in use.
+    #[command(after_help = "Examples:\n  \
+        blockwork md create --level 10 --raid-devices 4 --name data a.img b.img c.img d.img\n  \
+        blockwork md create --level 1 --raid-devices 2 --spare-devices 1 --bitmap internal /dev/vdb missing /dev/vdc\n\n\
+        Where nothing is said, all is as mdadm has it: metadata 1.2, chunks of 512K, layout n2, as much of each disk as all \
+        have, and a write-intent bitmap if members use more than 100 GiB. Mirrors are resynced by themselves when the \
+        array is first served or assembled, unless --assume-clean says that they need not be.")]
+    Create(CreateArgs),
     /// Show what is on members of arrays, as `mdadm --examine` does. Writes nothing; times are UTC.
     #[command(
         after_help = "Examples:\n  blockwork md examine disk.img\n  blockwork md examine --bitmap a.img b.img"
@@ -47,6 +55,83 @@ pub(crate) enum MdVerb {
     Grow(GrowArgs),
     /// Wait until nothing is being synced and nothing is due; with --disk, do what is due.
     Wait(Which),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    /// Disks, or PATH/NUMBER for a partition of one: first the members by their places, then the spares. `missing` stands for
+    /// a member that is to come.
+    #[arg(value_name = "DISK", required = true)]
+    pub(crate) disks: Vec<String>,
+    /// 0 (stripes), 1 (mirrors) or 10 (stripes of mirrors).
+    #[arg(short, long, value_name = "LEVEL", value_enum)]
+    pub(crate) level: NewLevel,
+    /// Of a RAID10: n, f or o (near, far, offset) and the number of copies. Default: n2.
+    #[arg(short = 'p', long, value_name = "LAYOUT")]
+    pub(crate) layout: Option<String>,
+    /// Members, those that are missing included.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1920))]
+    pub(crate) raid_devices: u16,
+    /// Spares.
+    #[arg(short = 'x', long, value_name = "N", default_value_t = 0)]
+    pub(crate) spare_devices: u16,
+    /// Chunk: a power of two (of a RAID0 a multiple) of at least 4K. Default: 512K.
+    #[arg(short, long, value_name = "SIZE")]
+    pub(crate) chunk: Option<String>,
+    /// Write-intent bitmap: after a crash, only what may differ is resynced. Default: internal if members use more than
+    /// 100 GiB, otherwise none.
+    #[arg(short, long, value_enum)]
+    pub(crate) bitmap: Option<Bitmap>,
+    /// Version of the superblocks: at the end (1.0), at the start (1.1), 4 KiB behind it (1.2).
+    #[arg(short = 'e', long, value_enum, default_value = "1.2")]
+    pub(crate) metadata: Metadata,
+    /// The mirrors hold the same already, or it does not matter: no resync.
+    #[arg(long)]
+    pub(crate) assume_clean: bool,
+    /// NAME or HOST:NAME. Default: the first digits of the UUID.
+    #[arg(short = 'N', long)]
+    pub(crate) name: Option<String>,
+    /// How much of each member to use. Default: as much as all have.
+    #[arg(short = 'z', long, value_name = "SIZE")]
+    pub(crate) size: Option<String>,
+    /// Where data begins on each member. Default: as mdadm has it, with room to reshape.
+    #[arg(long, value_name = "SIZE")]
+    pub(crate) data_offset: Option<String>,
+    /// Overwrite what the disks hold; make an array of one device.
+    #[arg(short, long)]
+    pub(crate) force: bool,
+    /// Print JSON: the array and its members, sizes in bytes.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Levels that can be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NewLevel {
+    #[value(name = "0", aliases = ["raid0", "stripe"])]
+    Raid0,
+    #[value(name = "1", aliases = ["raid1", "mirror"])]
+    Raid1,
+    #[value(name = "10", alias = "raid10")]
+    Raid10,
+}
+
+/// Whether there is a write-intent bitmap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Bitmap {
+    Internal,
+    None,
+}
+
+/// Versions of superblocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Metadata {
+    #[value(name = "1.0")]
+    V1_0,
+    #[value(name = "1.1")]
+    V1_1,
+    #[value(name = "1.2", alias = "1")]
+    V1_2,
 }
 
 #[derive(Debug, Args)]

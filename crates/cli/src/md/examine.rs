@@ -18,6 +18,7 @@ use blockwork_volume::md::Examined;
 use blockwork_volume::{Assembly, DeviceId, DeviceKind, Plan};
 
 use super::args::ExamineArgs;
+pub(super) use json::role;
 
 pub(crate) fn run(args: &ExamineArgs) -> Result<()> {
     let plan = Plan { disks: args.disks.clone(), read_only: true, unlocked: true, ..Plan::default() };

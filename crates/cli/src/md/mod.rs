@@ -1,6 +1,7 @@
 //! `blockwork md`: arrays are made, looked at and looked after. One verb a file.
 
 mod args;
+mod create;
 mod examine;
 mod progress;
 mod status;
@@ -17,6 +18,7 @@ use args::MdVerb;
 
 pub(crate) fn run(args: &MdArgs) -> Result<()> {
     match &args.verb {
+        MdVerb::Create(args) => create::run(args),
         MdVerb::Examine(args) => examine::run(args),
         MdVerb::Status(args) => status::run(args),
         MdVerb::Add(args) => verbs::add(args),

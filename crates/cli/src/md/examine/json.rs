@@ -74,7 +74,7 @@ fn of_v0(s: &v0::Superblock) -> Value {
 }
 
 /// A place as its number, anything else as a word.
-fn role(role: Role) -> Value {
+pub(in crate::md) fn role(role: Role) -> Value {
     match role {
         Role::Active(place) => place.into(),
         Role::Spare => "spare".into(),
