@@ -39,6 +39,9 @@ pub(crate) enum Verb {
     Trace(TraceArgs),
     /// Look at md arrays and look after them.
     Md(MdArgs),
+    /// Run a field report about Linux's block stack again: simulated devices, Linux's old behaviour beside ours.
+    #[command(after_help = "Example:\n  blockwork reproduce discard --stack n2 --json")]
+    Reproduce(ReproduceArgs),
     /// Try it: opens the disks of a Linux machine, serves their volumes to real clients, and shows what happened.
     #[command(after_help = "Example:\n  blockwork demo")]
     Demo(DemoArgs),
@@ -138,6 +141,35 @@ pub(crate) struct DemoArgs {
     #[arg(long)]
     pub(crate) keep: bool,
     /// Print the result as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReproduceArgs {
+    #[command(subcommand)]
+    pub(crate) report: ReproduceReport,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ReproduceReport {
+    /// Discards under md's RAID10 (Launchpad 1896578): mkfs.xfs and fstrim on four 1.9 TB NVMe devices of an AWS i3.8xlarge.
+    #[command(after_help = "Examples:\n  blockwork reproduce discard\n  blockwork reproduce discard --stack n2 --stack \
+        raid0 --json\n\nTimes are virtual: how long it would take on such devices. All arrays together take a minute or \
+        two of this machine's time. To have the old behaviour on an array of yours: `blockwork serve --set \
+        md:discard_max_bytes=524288 ...`")]
+    Discard(ReproduceDiscardArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReproduceDiscardArgs {
+    /// Only on this array: a RAID10 layout (n2, f2, o2) or raid0. May be given more than once; default: all.
+    #[arg(long, value_name = "LAYOUT")]
+    pub(crate) stack: Vec<String>,
+    /// Seed of the simulator.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print JSON, times in virtual seconds.
     #[arg(long)]
     pub(crate) json: bool,
 }

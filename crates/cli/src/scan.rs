@@ -12,6 +12,7 @@ use blockwork_volume::{Assembly, Plan, scan};
 
 use crate::args::ScanArgs;
 use tree::{Branches, Style};
+pub(crate) use columns::lines;
 pub(crate) use words::size;
 
 pub(crate) fn run(args: &ScanArgs) -> Result<()> {

@@ -5,7 +5,7 @@ const FIRST_MAX: usize = 48;
 
 /// Rows of cells as lines: all columns to the left but those in `right`. The first row has the titles; a column that is
 /// empty but for its title is left out, and so are blanks at the ends of lines. An empty row is an empty line.
-pub(super) fn lines<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
+pub(crate) fn lines<const N: usize>(rows: &[[String; N]], right: &[usize]) -> String {
     let length = |row: &[String; N], column: usize| row[column].chars().count();
     let mut widths = [0; N];
     for (column, width) in widths.iter_mut().enumerate() {

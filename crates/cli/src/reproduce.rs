@@ -1,0 +1,165 @@
+//! `blockwork reproduce NAME`: a field report about Linux, run again on simulated devices, as a table or as JSON.
+
+use std::io::{BufWriter, IsTerminal, Write};
+
+use anyhow::{Result, bail};
+use blockwork_insight::reproduce::discard::{self, DiscardPlan};
+use blockwork_insight::reproduce::{Behaviour, Reproduction, Requests, Row};
+
+use crate::args::{ReproduceArgs, ReproduceDiscardArgs, ReproduceReport};
+use crate::scan::lines;
+
+pub(crate) fn run(args: &ReproduceArgs) -> Result<()> {
+    match &args.report {
+        ReproduceReport::Discard(args) => discard(args),
+    }
+}
+
+fn discard(args: &ReproduceDiscardArgs) -> Result<()> {
+    let mut plan = DiscardPlan { seed: args.seed, ..DiscardPlan::default() };
+    if !args.stack.is_empty() {
+        plan.stacks = args.stack.iter().map(|name| stack(name)).collect::<Result<_>>()?;
+    }
+    let mut bar = Bar::default();
+    let result = discard::reproduce(&plan, &mut |done| bar.show(done));
+    bar.clear();
+    print(&result?, args.json)
+}
+
+/// The array of that name.
+fn stack(name: &str) -> Result<&'static str> {
+    match DiscardPlan::STACKS.iter().find(|known| **known == name) {
+        Some(known) => Ok(known),
+        None => bail!("--stack {name}: expected one of {}", DiscardPlan::STACKS.join(", ")),
+    }
+}
+
+fn print(reproduction: &Reproduction, json: bool) -> Result<()> {
+    let mut out = BufWriter::new(std::io::stdout().lock());
+    if json {
+        serde_json::to_writer_pretty(&mut out, reproduction)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", text(reproduction))?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn text(reproduction: &Reproduction) -> String {
+    let mut text = format!("{}\n{}\n\n", reproduction.title, reproduction.source);
+    text.push_str(&lines(&table(&reproduction.rows), &[3, 4, 5]));
+    text.push_str("\n* the model's one figure from the report: ");
+    text.push_str(&reproduction.calibration);
+    text.push('\n');
+    for (title, sentences) in
+        [("What was simulated", &reproduction.assumptions), ("What to know", &reproduction.notes)]
+    {
+        text.push_str(&format!("\n{title}\n"));
+        sentences.iter().for_each(|sentence| text.push_str(&wrapped(sentence)));
+    }
+    text
+}
+
+fn table(rows: &[Row]) -> Vec<[String; 6]> {
+    let titles = ["CLIENT", "ARRAY", "BEHAVIOUR", "REPORT", "HERE", "REQUESTS PER MEMBER"].map(String::from);
+    let rows = rows.iter().map(|row| {
+        let behaviour = if row.behaviour == Behaviour::Old { "old" } else { "new" };
+        let report = row.report_seconds.map(seconds).unwrap_or_default();
+        let here = format!("{}{}", seconds(row.seconds), if row.is_calibration { "*" } else { " " });
+        [row.client.clone(), row.stack.clone(), behaviour.into(), report, here, requests(&row.devices)]
+    });
+    std::iter::once(titles).chain(rows).collect()
+}
+
+/// As `time` prints it, but in thousandths where it is short.
+fn seconds(seconds: f64) -> String {
+    match seconds {
+        ..1.0 => format!("{:.1} ms", seconds * 1e3),
+        1.0..60.0 => format!("{seconds:.3} s"),
+        _ => format!("{}m{:06.3}s", (seconds / 60.0) as u64, seconds % 60.0),
+    }
+}
+
+/// The fewest and the most discards that a member got, and writes.
+fn requests(devices: &[Requests]) -> String {
+    let range = |of: fn(&Requests) -> u64| {
+        let (least, most) = (devices.iter().map(of).min(), devices.iter().map(of).max());
+        let (least, most) = (least.unwrap_or(0), most.unwrap_or(0));
+        if least == most { most.to_string() } else { format!("{least} to {most}") }
+    };
+    let writes = range(|device| device.writes);
+    let discards = format!("{} discards", range(|device| device.discards));
+    if writes == "0" { discards } else { format!("{discards}, {writes} writes") }
+}
+
+/// A sentence as an item of a list.
+fn wrapped(sentence: &str) -> String {
+    const WIDTH: usize = 110;
+    let mut text = String::from("-");
+    let mut column = 1;
+    for word in sentence.split_whitespace() {
+        let length = word.chars().count() + 1;
+        if column + length > WIDTH {
+            text.push_str("\n ");
+            column = 1;
+        }
+        text.push(' ');
+        text.push_str(word);
+        column += length;
+    }
+    text.push('\n');
+    text
+}
+
+/// How much is done, on a terminal; nothing elsewhere.
+#[derive(Default)]
+struct Bar {
+    shown: Option<u32>,
+}
+
+impl Bar {
+    fn show(&mut self, done: f64) {
+        const CELLS: usize = 40;
+        let percent = (done * 100.0) as u32;
+        if self.shown == Some(percent) || !std::io::stderr().is_terminal() {
+            return;
+        }
+        self.shown = Some(percent);
+        let full = ((done * CELLS as f64) as usize).min(CELLS);
+        eprint!("\r[{}{}] {percent:3} %", "#".repeat(full), ".".repeat(CELLS - full));
+    }
+
+    fn clear(&self) {
+        if self.shown.is_some() {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_in_the_unit_that_suits_them() {
+        assert_eq!(seconds(674.734), "11m14.734s");
+        assert_eq!(seconds(601.5), "10m01.500s");
+        assert_eq!(seconds(4.226), "4.226 s");
+        assert_eq!(seconds(0.006_29), "6.3 ms");
+    }
+
+    #[test]
+    fn requests_of_members_that_differ_are_a_range() {
+        let device = |discards, writes| Requests { discards, writes };
+        assert_eq!(requests(&[device(7, 0), device(7, 0)]), "7 discards");
+        assert_eq!(requests(&[device(34, 2), device(33, 2)]), "33 to 34 discards, 2 writes");
+    }
+
+    #[test]
+    fn a_long_sentence_is_wrapped() {
+        let text = wrapped(&"word ".repeat(50));
+        assert!(text.lines().all(|line| line.len() <= 110), "{text}");
+        assert!(text.starts_with("- word") && text.contains("\n  word"), "{text}");
+    }
+}
