@@ -85,6 +85,10 @@ pub enum Reason {
     ReadError,
     /// A member of an array has failed: the others note it.
     MemberFailed,
+    /// What is about to be overwritten is copied to the stores of snapshots.
+    CopyOut,
+    /// A snapshot is merged into its origin: what is being copied back is not written meanwhile.
+    Merge,
     /// An array copies that range between its members: a write waits for that.
     Resync,
 }
@@ -112,6 +116,8 @@ impl Reason {
             Reason::Activate => "activate",
             Reason::ReadError => "read error",
             Reason::MemberFailed => "member failed",
+            Reason::CopyOut => "copy out",
+            Reason::Merge => "merge",
             Reason::Resync => "resync",
         }
     }

@@ -13,6 +13,7 @@ mod discard_max;
 mod divisor;
 mod linear;
 pub mod md;
+pub mod snapshot;
 mod striped;
 mod table;
 mod zero;

@@ -140,8 +140,8 @@ impl Reader<'_> {
 
     fn check(&self, exception: Exception, offset: u64) -> Result<(), FormatError> {
         let Exception { old, new } = exception;
-        if old >= self.old_chunks.min(CHUNKS_MAX) {
-            let expected = format!("below {}, the chunks of the snapshot", self.old_chunks.min(CHUNKS_MAX));
+        if old >= self.old_chunks {
+            let expected = format!("below {}, the chunks of the snapshot", self.old_chunks);
             return Err(FormatError::invalid(PLACE, offset, "old chunk", old, expected));
         }
         let (at, most) = (offset + EXCEPTION_BYTES / 2, self.store_chunks.min(CHUNKS_MAX));

@@ -14,7 +14,7 @@ fn memory(cx: &TaskContext, nr: Sectors) -> Segment {
 }
 
 /// Reads `nr` sectors.
-pub(super) async fn read(
+pub(crate) async fn read(
     cx: &TaskContext,
     layer: &Arc<dyn Layer>,
     sector: Sector,
@@ -26,7 +26,7 @@ pub(super) async fn read(
 }
 
 /// Writes memory so that it is durable when this returns.
-pub(super) async fn write(
+pub(crate) async fn write(
     cx: &TaskContext,
     layer: &Arc<dyn Layer>,
     sector: Sector,
@@ -38,7 +38,7 @@ pub(super) async fn write(
 
 /// Writes whole sectors so that they are durable when this returns. On a device with larger blocks, what else is in them is
 /// read and written back.
-pub(super) async fn write_bytes(
+pub(crate) async fn write_bytes(
     cx: &TaskContext,
     layer: &Arc<dyn Layer>,
     sector: Sector,
@@ -55,12 +55,12 @@ pub(super) async fn write_bytes(
 }
 
 /// Makes durable what was written.
-pub(super) async fn flush(cx: &TaskContext, layer: &Arc<dyn Layer>) -> Result<(), Errno> {
+pub(crate) async fn flush(cx: &TaskContext, layer: &Arc<dyn Layer>) -> Result<(), Errno> {
     cx.bio(layer, Bio::flush()).await.0
 }
 
 /// Runs all of them at once, and gives their results in order.
-pub(super) async fn together<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
+pub(crate) async fn together<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
     let mut running: Vec<(Pin<Box<_>>, Option<T>)> =
         futures.into_iter().map(|future| (Box::pin(future), None)).collect();
     std::future::poll_fn(|cx| {

@@ -16,7 +16,7 @@ mod failure;
 mod gate;
 mod geometry;
 mod intent;
-mod io;
+pub(crate) mod io;
 mod md_record;
 mod member;
 mod mend;

@@ -1,0 +1,221 @@
+//! The exceptions of a snapshot in memory: looked up by every bio, without a lock.
+//!
+//! Two arrays: for each chunk of the store, the old chunk whose content it has; and a hash table of chunks of the store, by old
+//! chunk. So an exception costs 8 bytes, and its two slots (the table is at most half full) 4 bytes each: 16 together. Both
+//! arrays grow by pages, as they are used. Neighbouring old chunks have neighbouring slots; and where an exception follows
+//! another one both in the origin and in the store, as copies of sequential writes do, it is found by looking at the next
+//! element of the first array.
+//!
+//! Invariants: (1) there is one writer at a time; readers see an exception whole or not at all, since its old chunk is stored
+//! before its slot; (2) a slot is never taken back, so that a reader who probes finds what is behind it; (3) no search takes more than [`PROBES_MAX`] steps, whatever a hostile
+//! store or client has chosen.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use blockwork_format::snapshot::Exception;
+
+/// Elements of a page.
+const PAGE: u64 = 4096;
+
+/// Slots of old chunks that are neighbours.
+const GROUP: u64 = 8;
+
+/// Longest search. A table that is half full needs less than 1,000 even where it has 2^30 slots, unless somebody means to.
+const PROBES_MAX: u64 = 4096;
+
+/// The table.
+#[derive(Debug)]
+pub(super) struct Exceptions {
+    /// By chunk of the store: the old chunk + 1; 0: none.
+    old: Pages<AtomicU64>,
+    /// A chunk of the store; 0: free.
+    slots: Pages<AtomicU32>,
+    groups: u64,
+}
+
+/// What a range of chunks has in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Where the first of them is in the store, and the others behind it; none: none of them has an exception.
+    pub(super) new: Option<u64>,
+    /// How many chunks.
+    pub(super) chunks: u64,
+}
+
+/// There is no slot within reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Crowded;
+
+impl Exceptions {
+    /// A table for so many exceptions at most, in a store of so many chunks.
+    pub(super) fn new(capacity: u64, store_chunks: u64) -> Exceptions {
+        let groups = (capacity * 2).div_ceil(GROUP).max(1);
+        Exceptions { old: Pages::new(store_chunks), slots: Pages::new(groups * GROUP), groups }
+    }
+
+    /// The slots that are searched for an old chunk, in order.
+    #[inline]
+    fn probes(&self, old: u64) -> impl Iterator<Item = u64> {
+        let slots = self.groups * GROUP;
+        let spread = u128::from(mix(old / GROUP)) * u128::from(self.groups);
+        let start = (spread >> 64) as u64 * GROUP + old % GROUP;
+        (start..slots).chain(0..start).take(PROBES_MAX as usize)
+    }
+
+    /// The chunk of the store that has the content of `old`.
+    #[inline]
+    pub(super) fn find(&self, old: u64) -> Option<u64> {
+        for slot in self.probes(old) {
+            let new = u64::from(self.slots.get(slot)?.load(Ordering::Acquire));
+            if new == 0 {
+                return None;
+            }
+            if self.old_of(new) == old + 1 {
+                return Some(new);
+            }
+        }
+        None
+    }
+
+    /// What the chunks from `old` on, at most `most` of them, have in common.
+    #[inline]
+    pub(super) fn run(&self, old: u64, most: u64) -> Run {
+        let new = self.find(old);
+        let mut chunks = 1;
+        match new {
+            Some(new) => {
+                while chunks < most && self.old_of(new + chunks) == old + chunks + 1 {
+                    chunks += 1;
+                }
+            }
+            None => {
+                while chunks < most && self.find(old + chunks).is_none() {
+                    chunks += 1;
+                }
+            }
+        }
+        Run { new, chunks }
+    }
+
+    /// The old chunk of a chunk of the store, + 1.
+    #[inline]
+    fn old_of(&self, new: u64) -> u64 {
+        self.old.get(new).map_or(0, |old| old.load(Ordering::Acquire))
+    }
+
+    /// Enters an exception, whose old chunk has none.
+    pub(super) fn insert(&self, exception: Exception) -> Result<(), Crowded> {
+        let Exception { old, new } = exception;
+        let number = u32::try_from(new).map_err(|_| Crowded)?;
+        for slot in self.probes(old) {
+            let slot = self.slots.make(slot);
+            if slot.load(Ordering::Relaxed) == 0 {
+                self.old.make(new).store(old + 1, Ordering::Release);
+                slot.store(number, Ordering::Release);
+                return Ok(());
+            }
+        }
+        Err(Crowded)
+    }
+}
+
+/// A number's bits, well stirred (the finish of MurmurHash3).
+#[inline]
+fn mix(number: u64) -> u64 {
+    let mut bits = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    bits = (bits ^ (bits >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
+    bits = (bits ^ (bits >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    bits ^ (bits >> 33)
+}
+
+/// An array whose pages are made when they are needed, and stay where they are.
+#[derive(Debug)]
+struct Pages<T> {
+    pages: Box<[OnceLock<Box<[T]>>]>,
+}
+
+impl<T: Default> Pages<T> {
+    fn new(len: u64) -> Pages<T> {
+        Pages { pages: (0..len.div_ceil(PAGE)).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// The element; none: nobody has needed its page, or it is beyond the end.
+    #[inline]
+    fn get(&self, at: u64) -> Option<&T> {
+        self.pages.get((at / PAGE) as usize)?.get()?.get((at % PAGE) as usize)
+    }
+
+    /// The element, which is within the array.
+    fn make(&self, at: u64) -> &T {
+        let page = self.pages[(at / PAGE) as usize].get_or_init(|| (0..PAGE).map(|_| T::default()).collect());
+        &page[(at % PAGE) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn it_is_a_map_whatever_is_entered() {
+        for step in [1, 3, 8, 1000, 1 << 20] {
+            let table = Exceptions::new(5000, 10_000);
+            let mut model = BTreeMap::new();
+            for n in 0..5000u64 {
+                let exception = Exception { old: n * step, new: 2 + n };
+                table.insert(exception).unwrap();
+                model.insert(exception.old, exception.new);
+            }
+            for old in (0..5001).flat_map(|n| [n * step, n * step + 1]) {
+                assert_eq!(table.find(old), model.get(&old).copied(), "chunk {old}");
+            }
+        }
+    }
+
+    #[test]
+    fn runs_end_where_the_origin_or_the_store_goes_on_elsewhere() {
+        let table = Exceptions::new(100, 200);
+        for (old, new) in [(10, 2), (11, 3), (12, 4), (13, 6), (20, 5), (21, 7)] {
+            table.insert(Exception { old, new }).unwrap();
+        }
+        let run = |old, most| {
+            let Run { new, chunks } = table.run(old, most);
+            (new, chunks)
+        };
+        assert_eq!([run(10, 100), run(11, 1), run(13, 100)], [(Some(2), 3), (Some(3), 1), (Some(6), 1)]);
+        assert_eq!([run(0, 100), run(14, 100), run(22, 5)], [(None, 10), (None, 6), (None, 5)]);
+        assert_eq!(run(20, 2), (Some(5), 1));
+    }
+
+    #[test]
+    fn a_full_table_takes_16_bytes_an_exception() {
+        let capacity = 1 << 16;
+        let table = Exceptions::new(capacity, capacity + 2);
+        (0..capacity).for_each(|n| table.insert(Exception { old: n * 3, new: 2 + n }).unwrap());
+        let pages = |lengths: Vec<usize>, size: usize| lengths.iter().map(|len| len * size).sum::<usize>();
+        let lengths = |made: Vec<Option<usize>>| made.into_iter().flatten().collect::<Vec<_>>();
+        let old = lengths(table.old.pages.iter().map(|page| Some(page.get()?.len())).collect());
+        let slots = lengths(table.slots.pages.iter().map(|page| Some(page.get()?.len())).collect());
+        let bytes = pages(old, 8) + pages(slots, 4);
+        assert!(bytes as u64 <= 16 * capacity + 8 * PAGE, "{bytes} bytes for {capacity} exceptions");
+    }
+
+    #[test]
+    fn who_chooses_chunks_that_collide_is_refused_and_does_not_hang() {
+        let table = Exceptions::new(1 << 20, 1 << 20);
+        let near_the_start = (0u64..).map(|n| n * GROUP).filter(|old| {
+            let group = (u128::from(mix(old / GROUP)) * u128::from(table.groups)) >> 64;
+            group < 16
+        });
+        let mut entered = 0;
+        for (old, new) in near_the_start.zip(2..10_000) {
+            match table.insert(Exception { old, new }) {
+                Ok(()) => entered += 1,
+                Err(Crowded) => break,
+            }
+        }
+        assert!((PROBES_MAX - 200..=PROBES_MAX + 200).contains(&entered), "{entered}");
+    }
+}

@@ -1,0 +1,163 @@
+//! An origin's device and all its snapshots: what their layers share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockwork_engine::{Errno, Layer, SECTOR, Sector, Sectors, Turns};
+
+use super::status::SnapshotStatus;
+use super::store::{State, Store, StoreConfig};
+
+/// Why an origin and its snapshots cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FamilyError {
+    /// A snapshot is larger than its origin.
+    #[error("snapshot {name} has {sectors} sectors, expected at most {origin}, the size of its origin")]
+    Larger {
+        /// The snapshot.
+        name: String,
+        /// Its size.
+        sectors: Sectors,
+        /// The origin's size.
+        origin: Sectors,
+    },
+    /// A chunk is not whole blocks of the disks.
+    #[error(
+        "snapshot {name}: the chunk of {chunk} sectors is no multiple of {block} bytes, the logical block of its disks"
+    )]
+    Block {
+        /// The snapshot.
+        name: String,
+        /// Its chunk, sectors.
+        chunk: u64,
+        /// The block.
+        block: u32,
+    },
+    /// The store has no room for a chunk.
+    #[error("snapshot {name}: its store has {sectors} sectors, expected {needed} or more, three chunks")]
+    Small {
+        /// The snapshot.
+        name: String,
+        /// The store's size.
+        sectors: Sectors,
+        /// Three chunks.
+        needed: u64,
+    },
+    /// The chunk numbers of the store are such that looking them up would take for ever.
+    #[error(
+        "snapshot {name}: its exceptions cannot be looked up in reasonable time; that looks like malice: remove the snapshot"
+    )]
+    Crowded {
+        /// The snapshot.
+        name: String,
+    },
+}
+
+/// An origin and its snapshots.
+#[derive(Debug)]
+pub struct Family {
+    /// The origin's device.
+    pub(super) origin: Arc<dyn Layer>,
+    pub(super) stores: Box<[Store]>,
+    /// Who copies chunks out.
+    pub(super) turns: Turns,
+    wanted: Mutex<Vec<Want>>,
+    batches: AtomicU64,
+}
+
+/// A range that somebody wants to write, and what has to be settled for that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Want {
+    pub(super) start: Sector,
+    pub(super) end: Sector,
+    pub(super) by: Writer,
+}
+
+/// Who writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Writer {
+    /// The origin: all snapshots need its old content.
+    Origin,
+    /// A snapshot: nobody but itself.
+    Snapshot(usize),
+}
+
+impl Family {
+    /// An origin with its snapshots.
+    ///
+    /// # Errors
+    ///
+    /// Sizes that do not go together; a store whose exceptions cannot be looked up.
+    pub fn new(origin: Arc<dyn Layer>, snapshots: Vec<StoreConfig>) -> Result<Arc<Family>, FamilyError> {
+        let stores = snapshots.into_iter().map(|config| {
+            let name = config.name.clone();
+            let store = Store::new(config).ok_or(FamilyError::Crowded { name })?;
+            check(&store, &*origin)?;
+            Ok(store)
+        });
+        let stores = stores.collect::<Result<_, _>>()?;
+        Ok(Arc::new(Family {
+            origin,
+            stores,
+            turns: Turns::default(),
+            wanted: Mutex::default(),
+            batches: AtomicU64::new(0),
+        }))
+    }
+
+    /// How many snapshots there are.
+    pub fn snapshots(&self) -> usize {
+        self.stores.len()
+    }
+
+    /// How snapshot number `nth` is.
+    pub fn status(&self, nth: usize) -> Option<SnapshotStatus> {
+        self.stores.get(nth).map(Store::status)
+    }
+
+    /// How many batches of chunks were copied out: each takes one write of a list, and one flush, for each snapshot.
+    pub fn batches(&self) -> u64 {
+        self.batches.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_batch(&self) {
+        self.batches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Held only for as long as it takes to look or to alter, never across a wait.
+    pub(super) fn wanted(&self) -> MutexGuard<'_, Vec<Want>> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a write may go, or must fail; none: not yet.
+    pub(super) fn verdict(&self, want: &Want) -> Option<Result<(), Errno>> {
+        match want.by {
+            Writer::Origin => {
+                self.stores.iter().all(|store| store.lets_write(want.start, want.end)).then_some(Ok(()))
+            }
+            Writer::Snapshot(nth) => {
+                let store = &self.stores[nth];
+                if store.state() != State::Valid {
+                    return Some(Err(Errno::EIO));
+                }
+                store.first_unsettled(store.chunks(want.start, want.end)).is_none().then_some(Ok(()))
+            }
+        }
+    }
+}
+
+fn check(store: &Store, origin: &dyn Layer) -> Result<(), FamilyError> {
+    let name = || store.name.clone();
+    if store.sectors > origin.sectors() {
+        return Err(FamilyError::Larger { name: name(), sectors: store.sectors, origin: origin.sectors() });
+    }
+    let chunk = store.layout.chunk_sectors();
+    let block = origin.limits().logical_block_size.max(store.layer.limits().logical_block_size);
+    if !(chunk * SECTOR).is_multiple_of(block.into()) {
+        return Err(FamilyError::Block { name: name(), chunk, block });
+    }
+    if store.layer.sectors().0 < 3 * chunk {
+        return Err(FamilyError::Small { name: name(), sectors: store.layer.sectors(), needed: 3 * chunk });
+    }
+    Ok(())
+}

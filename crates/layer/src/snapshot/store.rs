@@ -1,0 +1,271 @@
+//! A snapshot's store as it is served: which chunks it has, which are free, and whether it can be believed.
+//!
+//! Invariants: (1) chunks of the store are given out in rising order, and entered into the list in that order: so one number says
+//! which exceptions are settled; (2) the state only ever gets worse; (3) what is behind the lock is changed only with the
+//! family's turn.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use blockwork_engine::{Layer, Sector, Sectors, TaskContext};
+use blockwork_format::snapshot::{CHUNKS_MAX, Exception, Found, Header, Layout};
+
+use super::exceptions::Exceptions;
+use super::list::{List, write_header};
+use super::status::SnapshotStatus;
+
+/// Whether a store outlives its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Persistence {
+    /// `P`, or `PO`: its exceptions are on the disk.
+    Persistent {
+        /// `PO`: one that is full because the snapshot was written can still be read.
+        overflow: bool,
+    },
+    /// `N`: they are in memory.
+    Transient,
+}
+
+/// Features of a snapshot, by the kernel's names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features {
+    /// A discard zeroes chunks of the store.
+    pub discard_zeroes_cow: bool,
+    /// A discard goes to the origin besides (which then no longer has what it had, for other snapshots neither).
+    pub discard_passdown_origin: bool,
+}
+
+/// A snapshot as it was found.
+#[derive(Debug)]
+pub struct StoreConfig {
+    /// What people call the snapshot.
+    pub name: String,
+    /// Where its exceptions are.
+    pub store: Arc<dyn Layer>,
+    /// Size of the snapshot.
+    pub sectors: Sectors,
+    /// Size of a chunk in a store that is new; another one has its own.
+    pub layout: Layout,
+    /// Kind of store.
+    pub persistence: Persistence,
+    /// What it does beyond the usual.
+    pub features: Features,
+    /// What it holds; of a transient one, nothing is looked at.
+    pub found: Found,
+}
+
+/// How a snapshot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub(super) enum State {
+    /// All is well.
+    Valid,
+    /// No chunk is left for what is written to it.
+    Overflow,
+    /// It is lost, and the origin waits until that is on record.
+    Losing,
+    /// It is lost.
+    Lost,
+}
+
+/// A store that is served.
+#[derive(Debug)]
+pub(super) struct Store {
+    pub(super) name: String,
+    pub(super) layer: Arc<dyn Layer>,
+    /// Size of the snapshot.
+    pub(super) sectors: Sectors,
+    pub(super) layout: Layout,
+    pub(super) persistence: Persistence,
+    pub(super) features: Features,
+    pub(super) exceptions: Exceptions,
+    /// Exceptions whose content is below this chunk are settled.
+    settled: AtomicU64,
+    state: AtomicU8,
+    books: Mutex<Books>,
+}
+
+/// What only the one who has the family's turn changes.
+#[derive(Debug)]
+pub(super) struct Books {
+    /// The chunk that is given out next.
+    pub(super) next: u64,
+    pub(super) list: List,
+}
+
+impl Store {
+    /// A store with what was found in it; none: its exceptions cannot be looked up in time.
+    pub(super) fn new(config: StoreConfig) -> Option<Store> {
+        let StoreConfig { name, store, sectors, persistence, features, found, .. } = config;
+        let mut layout = config.layout;
+        let mut state = State::Valid;
+        let mut contents = None;
+        match found {
+            _ if persistence == Persistence::Transient => {}
+            Found::New => {}
+            Found::Invalid(own) => (layout, state) = (own, State::Lost),
+            Found::Valid(own) => {
+                layout = own.layout;
+                contents = Some(own);
+            }
+        }
+        let block = store.limits().logical_block_size;
+        let (list, next) = match &contents {
+            Some(contents) => (List::found(contents, block), contents.next_chunk()),
+            None => (List::new(layout, block), layout.data_chunk(0)),
+        };
+        let store_chunks = store.sectors().0 / layout.chunk_sectors();
+        let capacity = store_chunks.min(sectors.0.div_ceil(layout.chunk_sectors()));
+        // No more than a chunk for each of the snapshot is given out, and some are skipped for the areas.
+        let areas = capacity / layout.exceptions_per_area() + 2;
+        let used_chunks = store_chunks.min(next + capacity + areas);
+        let exceptions = Exceptions::new(capacity, used_chunks);
+        for exception in contents.iter().flat_map(|contents| &contents.exceptions) {
+            exceptions.insert(*exception).ok()?;
+        }
+        Some(Store {
+            name,
+            layer: store,
+            sectors,
+            layout,
+            persistence,
+            features,
+            exceptions,
+            settled: AtomicU64::new(next),
+            state: AtomicU8::new(state as u8),
+            books: Mutex::new(Books { next, list }),
+        })
+    }
+
+    /// Held only for as long as it takes to look or to alter, never across a wait.
+    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    pub(super) fn state(&self) -> State {
+        match self.state.load(Ordering::Acquire) {
+            0 => State::Valid,
+            1 => State::Overflow,
+            2 => State::Losing,
+            _ => State::Lost,
+        }
+    }
+
+    /// The state gets as bad as this.
+    pub(super) fn worsen(&self, state: State) {
+        self.state.fetch_max(state as u8, Ordering::AcqRel);
+    }
+
+    /// The chunks of this snapshot that a range of sectors touches; what is behind the snapshot's end is not its business.
+    #[inline]
+    pub(super) fn chunks(&self, start: Sector, end: Sector) -> Range<u64> {
+        let chunk = self.layout.chunk_sectors();
+        start.0 / chunk..end.0.min(self.sectors.0).div_ceil(chunk)
+    }
+
+    /// Whether chunks of the store up to `end` are settled.
+    #[inline]
+    pub(super) fn is_settled(&self, end: u64) -> bool {
+        end <= self.settled.load(Ordering::Acquire)
+    }
+
+    /// The first chunk in the range that is not settled.
+    #[inline]
+    pub(super) fn first_unsettled(&self, chunks: Range<u64>) -> Option<u64> {
+        let mut at = chunks.start;
+        while at < chunks.end {
+            let run = self.exceptions.run(at, chunks.end - at);
+            match run.new {
+                Some(new) if self.is_settled(new + run.chunks) => at += run.chunks,
+                _ => return Some(at),
+            }
+        }
+        None
+    }
+
+    /// Whether the origin may write there as far as this snapshot is concerned.
+    #[inline]
+    pub(super) fn lets_write(&self, start: Sector, end: Sector) -> bool {
+        self.state() == State::Lost || self.first_unsettled(self.chunks(start, end)).is_none()
+    }
+
+    /// Gives out the next chunk for an old one; none: the store is full.
+    pub(super) fn allocate(&self, books: &mut Books, old: u64, ahead: u64) -> Option<Exception> {
+        let chunks = (self.layer.sectors().0 / self.layout.chunk_sectors()).min(CHUNKS_MAX);
+        let new = books.next;
+        if new >= chunks {
+            return None;
+        }
+        // With the last exception of an area, the next area is needed, or the kernel could not read the list.
+        let is_last = self.is_persistent() && ahead + 1 == books.list.room();
+        if is_last && self.layout.area_chunk(books.list.area() + 1) >= chunks {
+            return None;
+        }
+        books.next = self.layout.data_chunk(new + 1);
+        Some(Exception { old, new })
+    }
+
+    pub(super) fn is_persistent(&self) -> bool {
+        self.persistence != Persistence::Transient
+    }
+
+    /// How many exceptions a batch may have.
+    pub(super) fn batch_room(&self) -> u64 {
+        if self.is_persistent() { self.books().list.room() } else { u64::MAX }
+    }
+
+    /// Enters exceptions whose content was written to the store, durably; the error is told in the log.
+    pub(super) async fn enter(&self, cx: &TaskContext, exceptions: &[Exception]) -> bool {
+        if !self.is_persistent() {
+            return true;
+        }
+        let mut list = self.books().list.clone();
+        match list.enter(cx, &self.layer, exceptions).await {
+            Ok(()) => {
+                self.books().list = list;
+                true
+            }
+            Err(errno) => {
+                log::error!("{}: its list of exceptions cannot be written: {errno}", self.name);
+                false
+            }
+        }
+    }
+
+    /// All exceptions that were published are settled.
+    pub(super) fn settle(&self) {
+        let next = self.books().next;
+        self.settled.store(next, Ordering::Release);
+    }
+
+    /// Writes down, durably, that the snapshot is lost.
+    pub(super) async fn record_loss(&self, cx: &TaskContext) {
+        if !self.is_persistent() {
+            return;
+        }
+        let header = Header { valid: false, layout: self.layout };
+        if let Err(errno) = write_header(cx, &self.layer, header).await {
+            log::error!(
+                "{}: that it is lost cannot be written to its store: {errno}; remove this snapshot, its content is wrong",
+                self.name
+            );
+        }
+    }
+
+    pub(super) fn status(&self) -> SnapshotStatus {
+        match self.state() {
+            State::Overflow => SnapshotStatus::Overflow,
+            State::Losing | State::Lost => SnapshotStatus::Invalid,
+            State::Valid => {
+                let books = self.books();
+                let (used, metadata) = self.layout.used_sectors(books.next, books.list.area());
+                let metadata = if self.is_persistent() { metadata } else { 0 };
+                let used = if self.is_persistent() { used } else { used - 2 * self.layout.chunk_sectors() };
+                let total = self.layer.sectors();
+                SnapshotStatus::Used { used: Sectors(used), total, metadata: Sectors(metadata) }
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The crash lab for snapshots: an origin and up to three snapshots with chunks of several sizes, written at once by clients on
+//! one or more workers, with power cuts at any instant, stores that are full and disks that fail. What must hold is listed in
+//! `snapshot_lab/mod.rs`.
+//!
+//! A violation prints one line that replays it, as in `crash.rs`.
+
+mod running;
+mod snapshot_lab;
+
+use blockwork_engine::{Errno, FileId};
+use blockwork_sim::{Fault, Faults, Lies};
+
+use running::{from_environment, quietly};
+use snapshot_lab::{Plan, Verdict};
+
+/// The line that replays a violation.
+fn report(plan: &Plan, verdict: &Verdict) -> String {
+    let violation = verdict.violations.first().map_or("", String::as_str);
+    let (seed, cuts) = (plan.seed, &plan.cuts);
+    format!(
+        "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test snapshot replay -- --nocapture",
+        cuts[0]
+    )
+}
+
+#[test]
+fn replay() {
+    let Some(seed) = from_environment("SEED") else { return };
+    let mut plan =
+        if from_environment("TROUBLE").is_some() { Plan::draw_trouble(seed) } else { Plan::draw(seed) };
+    if let Some(cut) = from_environment("CUT") {
+        plan.cuts[0] = cut;
+    }
+    let verdict = plan.run_with(from_environment("JOURNAL").is_some());
+    verdict.journal.iter().for_each(|line| println!("{line}"));
+    println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
+    verdict.violations.iter().for_each(|violation| println!("{violation}"));
+    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+}
+
+fn run_all(plans: impl Iterator<Item = Plan>) -> Verdict {
+    let mut sums = Verdict::default();
+    let mut bad = Vec::new();
+    let mut runs = 0;
+    quietly(|| {
+        for plan in plans {
+            let verdict = plan.run();
+            if !verdict.violations.is_empty() {
+                bad.push(report(&plan, &verdict));
+            }
+            runs += 1;
+            sums.events += verdict.events;
+            sums.answered += verdict.answered;
+            sums.failed += verdict.failed;
+            sums.durable += verdict.durable;
+            sums.faults += verdict.faults;
+            sums.batches += verdict.batches;
+            sums.lost += verdict.lost;
+            sums.unrecorded += verdict.unrecorded;
+            sums.overflowed += verdict.overflowed;
+        }
+    });
+    println!("{runs} runs: {sums:?}");
+    assert!(bad.is_empty(), "{} of {runs} runs:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    sums
+}
+
+#[test]
+fn an_origin_and_its_snapshots_keep_what_was_flushed_and_snapshots_stay_as_the_origin_was() {
+    let seeds = from_environment("SEEDS").unwrap_or(600);
+    let sums = run_all((0..seeds).map(Plan::draw));
+    // A lab in which nothing happens would find nothing.
+    assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.batches > 5 * seeds);
+}
+
+#[test]
+fn stores_that_are_full_or_fail_cost_the_snapshot_and_never_the_origin() {
+    let seeds = from_environment("SEEDS").unwrap_or(400);
+    let sums = run_all((0..seeds).map(Plan::draw_trouble));
+    assert!(sums.lost > seeds / 4 && sums.overflowed > 0 && sums.faults > seeds / 10);
+    assert!(sums.unrecorded < sums.lost / 4);
+}
+
+#[test]
+fn every_cut_of_a_short_run_is_survived() {
+    let mut plans = Vec::new();
+    for seed in 1_000_000..1_000_006 {
+        let mut plan = Plan::draw(seed);
+        (plan.bios, plan.cuts) = (14, vec![0]);
+        let events = plan.run().events;
+        for cut in 1..=events.min(150) {
+            plan.cuts = vec![cut];
+            plans.push(plan.clone());
+        }
+    }
+    assert!(plans.len() > 200, "only {} cuts were tried", plans.len());
+    run_all(plans.into_iter());
+}
+
+/// As SQLite's tests do: the n-th request of a store fails, for n = 0, 1, 2 ... until the run ends before it.
+#[test]
+fn each_request_of_a_store_in_turn_may_fail_in_each_way() {
+    let faults =
+        [Fault::Error(Errno::EIO), Fault::Error(Errno::ENOSPC), Fault::Latent, Fault::ForEver, Fault::Short];
+    let mut struck = 0;
+    for (seed, fault) in (2_000_000..2_000_004).flat_map(|seed| faults.map(|fault| (seed, fault))) {
+        let mut plan = Plan::draw_trouble(seed);
+        (plan.faults, plan.bios, plan.cuts) = (Faults::default(), 24, vec![0]);
+        for n in 0.. {
+            plan.planned = vec![(FileId(1), n, fault)];
+            let verdict = quietly(|| plan.run());
+            let line = report(&plan, &verdict);
+            assert!(verdict.violations.is_empty(), "request {n} suffers {fault:?}: {line}");
+            if verdict.faults == 0 {
+                break;
+            }
+            struck += 1;
+        }
+    }
+    assert!(struck > 100, "only {struck} requests failed");
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    for seed in 0..20 {
+        let (a, b) = (Plan::draw(seed).run(), Plan::draw(seed).run());
+        assert_eq!((a.log_hash, a.events, a.answered), (b.log_hash, b.events, b.answered), "seed {seed}");
+    }
+}
+
+/// Whether the lab notices `lies`.
+fn are_found(lies: Lies) -> bool {
+    quietly(|| (0..200).any(|seed| !Plan { lies, ..Plan::draw(seed) }.run().violations.is_empty()))
+}
+
+#[test]
+fn devices_that_acknowledge_flushes_without_doing_them_are_found_out() {
+    assert!(are_found(Lies { flush: true, ..Lies::default() }));
+}
+
+#[test]
+fn devices_that_ignore_fua_are_found_out() {
+    assert!(are_found(Lies { fua: true, ..Lies::default() }));
+}

@@ -1,0 +1,461 @@
+//! The apparatus of the snapshots' lab: from a seed to an origin with snapshots on simulated devices, clients of all of them
+//! at once, power cuts, and a verdict.
+//!
+//! What must hold: (1) every client's oracle: an origin and a snapshot are volumes like any other, and each snapshot begins as a
+//! copy of its origin, which was made when the power was last cut before there were snapshots; (2) a store that has
+//! room, on devices without faults, is never lost; (3) whatever happens to a store, the clients of the origin do not notice; (4) a
+//! snapshot that was lost stays lost; (5) what is found on a store after a cut contradicts the format nowhere.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use blockwork_engine::{
+    FileId, Layer, LeafId, LeafLayer, LeafSource, NodeId, Quiescence, Sector, Sectors, Volume, VolumeId,
+    Worker,
+};
+use blockwork_format::Source;
+use blockwork_format::snapshot::{Found, Layout, read};
+use blockwork_layer::Linear;
+use blockwork_layer::snapshot::{
+    Family, Features, Origin, Persistence, Snapshot, SnapshotStatus, StoreConfig,
+};
+use blockwork_sim::{
+    Chaos, ClientConfig, Closing, DeviceModel, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient,
+    World,
+};
+
+use crate::running::devices::{draw_chaos, draw_device};
+use crate::running::{Nodes, Stack, caught, run_all, worker};
+
+/// A snapshot of the plan.
+#[derive(Clone, Debug)]
+pub struct StorePlan {
+    pub layout: Layout,
+    /// Of the store.
+    pub sectors: u64,
+    pub overflow: bool,
+    /// It has room for a copy of all chunks.
+    pub is_roomy: bool,
+}
+
+/// Everything that a run does, drawn from its seed.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    /// The first holds the origin; each of the others a store, unless all lie on the first.
+    pub devices: Vec<DeviceModel>,
+    pub one_disk: bool,
+    pub origin_sectors: u64,
+    pub stores: Vec<StorePlan>,
+    pub chaos: Chaos,
+    pub lies: Lies,
+    /// Of the devices with stores only.
+    pub faults: Faults,
+    /// Faults on one request of one device each, in the first life.
+    pub planned: Vec<(FileId, u64, Fault)>,
+    pub workers: usize,
+    pub clients: usize,
+    pub bios: u64,
+    pub depth: usize,
+    pub region: u64,
+    /// After which event the power is cut, life by life; 0: only when all is done.
+    pub cuts: Vec<u64>,
+}
+
+/// What a run came to.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    pub violations: Vec<String>,
+    pub log_hash: u64,
+    pub events: u64,
+    pub answered: u64,
+    pub failed: u64,
+    pub durable: u64,
+    pub faults: u64,
+    pub batches: u64,
+    /// Snapshots that were lost, as their stores say; and those on whose disks that could not be written.
+    pub lost: u64,
+    pub unrecorded: u64,
+    /// Snapshots that overflowed.
+    pub overflowed: u64,
+    pub journal: Vec<String>,
+}
+
+impl Plan {
+    /// Stores with room, and no faults.
+    pub fn draw(seed: u64) -> Plan {
+        let random = &mut Random::part(seed, 1);
+        let small_blocks = random.chance(2, 3);
+        let origin_sectors = random.between(2, 40) * 8;
+        let one_disk = random.chance(1, 3);
+        let stores: Vec<_> = (0..random.between(1, 3))
+            .map(|_| StorePlan::draw(random, origin_sectors, small_blocks))
+            .collect();
+        let mut sizes = vec![origin_sectors + random.below(2) * 8];
+        sizes.extend(stores.iter().map(|store| store.sectors));
+        let devices = if one_disk {
+            vec![draw_device(random, sizes.iter().sum(), small_blocks)]
+        } else {
+            sizes.iter().map(|sectors| draw_device(random, *sectors, small_blocks)).collect()
+        };
+        let bios = random.between(30, 150);
+        Plan {
+            seed,
+            devices,
+            one_disk,
+            origin_sectors,
+            stores,
+            chaos: draw_chaos(random),
+            lies: Lies::default(),
+            faults: Faults::default(),
+            planned: Vec::new(),
+            workers: *random.choose(&[1, 1, 2, 3]),
+            clients: random.index(4) + 3,
+            bios,
+            depth: *random.choose(&[1, 2, 4, 16, 64]),
+            region: if random.coin() { 24 << 10 } else { u64::MAX },
+            cuts: (0..random.between(1, 3))
+                .map(|_| if random.chance(1, 5) { 0 } else { random.between(1, bios * 12) })
+                .collect(),
+        }
+    }
+
+    /// Stores that are too small, or whose devices fail.
+    pub fn draw_trouble(seed: u64) -> Plan {
+        let mut plan = Plan::draw(seed);
+        let random = &mut Random::part(seed, 2);
+        plan.one_disk = false;
+        let none = Faults::default();
+        plan.faults = match random.below(6) {
+            0..3 => none,
+            3 => Faults { write_errors: 20_000, ..none },
+            4 => Faults { flush_errors: 20_000, short: 50_000, ..none },
+            _ => Faults { permanent_errors: 10_000, again: 20_000, ..none },
+        };
+        let small_blocks = plan.devices[0].limits.logical_block_size == 512;
+        for store in &mut plan.stores {
+            if random.chance(2, 3) {
+                store.make_small(random);
+            }
+        }
+        let sizes =
+            [vec![plan.origin_sectors], plan.stores.iter().map(|store| store.sectors).collect()].concat();
+        plan.devices = sizes.iter().map(|sectors| draw_device(random, *sectors, small_blocks)).collect();
+        if !small_blocks {
+            plan.stores.iter_mut().for_each(|store| store.coarsen());
+        }
+        plan
+    }
+
+    /// Runs it. A panic in the engine is a verdict too.
+    pub fn run(&self) -> Verdict {
+        self.run_with(false)
+    }
+
+    /// As `run`, with a journal.
+    pub fn run_with(&self, journal: bool) -> Verdict {
+        let world = World::new(self.seed);
+        if journal {
+            world.keep_journal();
+        }
+        let mut run = Run::begin(self, world);
+        let outcome = caught(|| run.lives(journal));
+        run.verdict.violations.extend(outcome.err());
+        run.verdict.journal.append(&mut run.world.journal());
+        run.verdict
+    }
+
+    /// Where store `nth` is: device and first sector.
+    fn place(&self, nth: usize) -> (FileId, u64) {
+        if !self.one_disk {
+            return (FileId(nth as u32 + 1), 0);
+        }
+        let before: u64 = self.stores[..nth].iter().map(|store| store.sectors).sum();
+        let all: u64 = self.stores.iter().map(|store| store.sectors).sum();
+        (FileId(0), self.devices[0].sectors.0 - all + before)
+    }
+}
+
+impl StorePlan {
+    fn draw(random: &mut Random, origin: u64, small_blocks: bool) -> StorePlan {
+        let chunk = *random.choose(if small_blocks { &[1, 2, 4, 8, 16][..] } else { &[8, 16, 32] });
+        let layout = Layout::new(chunk).expect("a power of two");
+        let chunks = origin.div_ceil(chunk.into());
+        let areas = chunks / layout.exceptions_per_area() + 2;
+        let sectors = (chunks + areas + 2 + random.below(2)) * layout.chunk_sectors();
+        StorePlan { layout, sectors: sectors.next_multiple_of(8), overflow: random.coin(), is_roomy: true }
+    }
+
+    fn make_small(&mut self, random: &mut Random) {
+        let chunks = self.sectors / self.layout.chunk_sectors();
+        let some = random.between(3, chunks.max(4) - 1);
+        self.sectors = (some * self.layout.chunk_sectors()).next_multiple_of(8);
+        self.is_roomy = false;
+    }
+
+    /// For devices of 4 KiB blocks.
+    fn coarsen(&mut self) {
+        let chunk = self.layout.chunk_sectors().max(8);
+        self.layout = Layout::new(chunk as u32).expect("a power of two");
+        self.is_roomy = false;
+        self.sectors = self.sectors.max(3 * chunk);
+    }
+}
+
+/// A store's part of a device, as it would be read now.
+struct Bytes<'a> {
+    world: &'a World,
+    device: FileId,
+    start: u64,
+    sectors: u64,
+}
+
+impl Source for Bytes<'_> {
+    fn size(&self) -> u64 {
+        self.sectors * 512
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        if offset + buf.len() as u64 > self.size() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        for (sector, piece) in (offset / 512..).zip(buf.chunks_mut(512)) {
+            piece.copy_from_slice(&self.world.peek(self.device, self.start + sector)[..piece.len()]);
+        }
+        Ok(())
+    }
+}
+
+/// A run under way.
+struct Run<'a> {
+    plan: &'a Plan,
+    world: World,
+    /// Of the origin, then of the snapshots.
+    referees: Vec<Rc<RefCell<Referee>>>,
+    /// Snapshots that are judged no more: they were lost.
+    lost: Vec<bool>,
+    /// Those of which the server said so in this life.
+    gone: Vec<bool>,
+    verdict: Verdict,
+}
+
+impl<'a> Run<'a> {
+    /// The origin full of something, and new stores.
+    fn begin(plan: &'a Plan, world: World) -> Run<'a> {
+        for model in &plan.devices {
+            world.add_device(model.clone());
+        }
+        let random = &mut Random::part(plan.seed, 3);
+        let content: Vec<u8> =
+            (0..plan.origin_sectors).flat_map(|_| [random.below(255) as u8 + 1; 512]).collect();
+        world.preload(FileId(0), 0, &content);
+        for nth in 0..plan.stores.len() {
+            // Who makes a store makes its first sectors zeros; the rest is whatever was there.
+            let (device, start) = plan.place(nth);
+            let rest = vec![0xee; (plan.stores[nth].sectors as usize - 8) * 512];
+            world.preload(device, start + 8, &rest);
+        }
+        let referees = (0..=plan.stores.len()).map(|_| {
+            let referee = Referee::new(plan.origin_sectors);
+            let oracle = &mut referee.borrow_mut().oracle;
+            let write = oracle.begin_write(0, &content);
+            oracle.end_write(write, true, true);
+            referee.clone()
+        });
+        let referees = referees.collect();
+        let none = vec![false; plan.stores.len()];
+        Run { plan, world, referees, lost: none.clone(), gone: none, verdict: Verdict::default() }
+    }
+
+    fn lives(&mut self, journal: bool) {
+        let planned = self.plan.planned.iter();
+        planned.for_each(|(device, n, fault)| self.world.fail_nth(*device, *n, *fault));
+        for (life, cut) in (0u64..).zip(&self.plan.cuts) {
+            self.live(life, *cut);
+            let was_off = self.world.is_off();
+            self.verdict.journal.append(&mut self.world.journal());
+            self.world = self.world.power_cut();
+            self.world.heal();
+            if journal {
+                self.world.keep_journal();
+            }
+            self.look_at_headers(was_off);
+            if self.verdict.violations.is_empty() {
+                self.judge();
+            }
+            if !self.verdict.violations.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn accuse(&mut self, violation: String) {
+        self.verdict.violations.push(violation);
+    }
+
+    /// The layers of this life, over what is on the devices.
+    fn build(&mut self, lies: Lies) -> Option<(Stack, Arc<Family>)> {
+        let (plan, world) = (self.plan, self.world.clone());
+        let mut nodes = Nodes::default();
+        let mut leaves: Vec<(NodeId, Arc<dyn LeafSource>)> = Vec::new();
+        let mut disks: Vec<Arc<dyn Layer>> = Vec::new();
+        for device in (0..world.devices()).map(FileId) {
+            let (node, source) = (nodes.next(), Arc::new(world.lying_source(device, lies)));
+            let (sectors, limits) = (source.sectors(), source.limits().clone());
+            disks.push(Arc::new(LeafLayer::new(LeafId(device.0 as u16), node, sectors, limits)));
+            leaves.push((node, source));
+        }
+        let mut part = |device: FileId, start: u64, sectors: u64| -> Arc<dyn Layer> {
+            let linear =
+                Linear::new(nodes.next(), disks[device.0 as usize].clone(), Sector(start), Sectors(sectors));
+            Arc::new(linear.expect("devices are as large as what lies on them"))
+        };
+        let origin = part(FileId(0), 0, plan.origin_sectors);
+        let mut snapshots = Vec::new();
+        for (nth, store) in plan.stores.iter().enumerate() {
+            let (device, start) = plan.place(nth);
+            let bytes = Bytes { world: &world, device, start, sectors: store.sectors };
+            match read(&bytes, plan.origin_sectors) {
+                Err(error) => {
+                    self.accuse(format!("store {nth} after a cut: {error}"));
+                    return None;
+                }
+                Ok(found) => snapshots.push(StoreConfig {
+                    name: format!("snapshot {nth}"),
+                    store: part(device, start, store.sectors),
+                    sectors: Sectors(plan.origin_sectors),
+                    layout: store.layout,
+                    persistence: Persistence::Persistent { overflow: store.overflow },
+                    features: Features::default(),
+                    found,
+                }),
+            }
+        }
+        let family = Family::new(origin, snapshots).expect("a family that fits");
+        let mut volumes =
+            vec![Volume::new("origin", Arc::new(Origin::new(nodes.next(), family.clone())), false)];
+        for nth in 0..plan.stores.len() {
+            let layer = Snapshot::new(nodes.next(), family.clone(), nth).expect("there are so many");
+            volumes.push(Volume::new(format!("snapshot {nth}"), Arc::new(layer), false));
+        }
+        let nodes = nodes.0.into();
+        Some((Stack { volumes: volumes.into(), leaves: leaves.into(), nodes }, family))
+    }
+
+    /// One life: clients at work until they are done, or the power is cut.
+    fn live(&mut self, life: u64, cut: u64) {
+        let Some((stack, family)) = self.build(self.plan.lies) else { return };
+        let (plan, world) = (self.plan, self.world.clone());
+        world.set_chaos(plan.chaos);
+        (1..world.devices()).for_each(|n| world.set_faults(FileId(n), plan.faults.clone()));
+        if cut > 0 {
+            world.cut_at_event(world.events() + cut);
+        }
+        let quiescence = Quiescence::default();
+        let mut workers: Vec<_> =
+            (0..plan.workers).map(|n| worker(&stack, world.env(), n as u16, false, &quiescence)).collect();
+        let closing = Closing::new(workers.iter().map(Worker::handle).collect());
+        for n in 0..plan.clients {
+            let volume = n % self.referees.len();
+            let seed = plan.seed ^ life.rotate_left(32);
+            let number = n as u32 + 100 * life as u32;
+            let bios = plan.bios / plan.clients as u64;
+            let mut config = ClientConfig::new(number, VolumeId(volume as u16), bios, plan.depth, seed);
+            config.region = plan.region;
+            config.len_max = 24 << 10;
+            let client = SimClient::new(config, self.referees[volume].clone(), closing.clone());
+            workers[n % plan.workers].add_port(Box::new(client));
+        }
+        let ended_well = run_all(&world, workers);
+        if ended_well && !world.is_off() {
+            for referee in &self.referees {
+                let oracle = &mut referee.borrow_mut().oracle;
+                let flush = oracle.begin_flush();
+                oracle.end_flush(flush, true);
+            }
+        }
+        self.verdict.batches += family.batches();
+        self.book();
+        self.look_at_states(&family);
+    }
+
+    /// After a life: which snapshots were lost, and whether there was a reason. (That the power is off is one.)
+    fn look_at_states(&mut self, family: &Family) {
+        for nth in 0..self.plan.stores.len() {
+            let status = family.status(nth);
+            self.verdict.overflowed += u64::from(status == Some(SnapshotStatus::Overflow));
+            self.gone[nth] = status == Some(SnapshotStatus::Invalid);
+            if self.gone[nth] && !self.may_be_lost(nth) && !self.world.is_off() {
+                self.accuse(format!("snapshot {nth} was lost without a reason"));
+            }
+        }
+    }
+
+    fn may_be_lost(&self, nth: usize) -> bool {
+        !self.plan.stores[nth].is_roomy || self.verdict.faults > 0
+    }
+
+    /// What the stores say of losses. Where a disk fails, it may be that this too could not be written.
+    fn look_at_headers(&mut self, was_off: bool) {
+        for nth in 0..self.plan.stores.len() {
+            let (device, start) = self.plan.place(nth);
+            let sectors = self.plan.stores[nth].sectors;
+            let bytes = Bytes { world: &self.world, device, start, sectors };
+            let is_invalid = matches!(read(&bytes, self.plan.origin_sectors), Ok(Found::Invalid(_)));
+            if is_invalid && !self.may_be_lost(nth) {
+                self.accuse(format!("store {nth} says without a reason that its snapshot is lost"));
+            }
+            let unrecorded = self.gone[nth] && !is_invalid;
+            if unrecorded && self.verdict.faults == 0 && !was_off {
+                self.accuse(format!("snapshot {nth} was lost, and its store does not say so"));
+            }
+            self.verdict.lost += u64::from(is_invalid && !self.lost[nth]);
+            self.verdict.unrecorded += u64::from(unrecorded && self.verdict.faults > 0 && !self.lost[nth]);
+            self.lost[nth] |= is_invalid || (unrecorded && self.verdict.faults > 0);
+        }
+    }
+
+    /// After a cut: what is on the devices, read through a new stack.
+    fn judge(&mut self) {
+        let Some((stack, _)) = self.build(Lies::default()) else { return };
+        let mut checker = worker(&stack, self.world.env(), 0, false, &Quiescence::default());
+        let closing = Closing::new(vec![checker.handle()]);
+        for (volume, referee) in (0..).zip(&self.referees) {
+            if volume == 0 || !self.lost[volume as usize - 1] {
+                checker.add_port(Box::new(SimCheck::new(VolumeId(volume), referee.clone(), closing.clone())));
+            } else {
+                referee.borrow_mut().oracle.cut();
+            }
+        }
+        run_all(&self.world, vec![checker]);
+        self.book();
+    }
+
+    fn book(&mut self) {
+        let verdict = &mut self.verdict;
+        verdict.log_hash = verdict.log_hash.rotate_left(1) ^ self.world.log_hash();
+        verdict.events += self.world.events();
+        verdict.faults += self.world.faults();
+        for (volume, referee) in self.referees.iter().enumerate() {
+            let referee = &mut *referee.borrow_mut();
+            // A snapshot that may be lost may refuse anything; but what it answers must be right.
+            let roomy = volume == 0 || self.plan.stores[volume - 1].is_roomy;
+            let may_fail = volume > 0 && (!roomy || verdict.faults > 0);
+            let mut violations = std::mem::take(&mut referee.violations);
+            violations
+                .retain(|violation| !(may_fail && violation.contains("without a fault that explains it")));
+            if volume == 0 || !self.lost[volume - 1] {
+                verdict.violations.append(&mut violations);
+            }
+            let (failed, excused) =
+                (std::mem::take(&mut referee.failed), std::mem::take(&mut referee.excused));
+            if volume == 0 && failed > excused {
+                verdict.violations.push(format!("{} bios of the origin failed", failed - excused));
+            }
+            verdict.answered += std::mem::take(&mut referee.answered);
+            verdict.failed += failed;
+            verdict.durable += std::mem::take(&mut referee.durable);
+        }
+    }
+}
