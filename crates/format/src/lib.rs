@@ -33,6 +33,7 @@ pub mod nbd;
 pub mod partition;
 pub mod snapshot;
 pub mod table;
+pub mod thin;
 
 pub use error::{ErrorKind, FormatError, Position};
 pub use escape::escape;

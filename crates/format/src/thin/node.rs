@@ -1,0 +1,172 @@
+//! Nodes of the B-trees.
+//!
+//! | off | type | field |
+//! | --- | --- | --- |
+//! | 0 | u32 | checksum |
+//! | 4 | u32 | flags: 1 internal, 2 leaf |
+//! | 8 | u64 | block number |
+//! | 16 | u32 | nr_entries |
+//! | 20 | u32 | max_entries |
+//! | 24 | u32 | value_size: 8 in internal nodes |
+//! | 28 | u32 | zero |
+//! | 32 | u64 × max_entries | keys |
+//! | 32 + 8·max_entries | value_size × max_entries | values |
+//!
+//! Where a key is looked for: in an internal node below the greatest key that is not greater, in a leaf at that very key.
+
+use crate::FormatError;
+use crate::bytes::{index, put, u32_le, u64_le};
+
+use super::value::Value;
+use super::{BLOCK_BYTES, Block, BlockKind};
+
+const HEADER_BYTES: usize = 32;
+const INTERNAL: u32 = 1;
+const LEAF: u32 = 2;
+const KIND: BlockKind = BlockKind::Node;
+
+/// How many entries fit into a node with values of so many bytes: a multiple of 3, as nodes are split and merged in thirds.
+pub const fn max_entries(value_bytes: usize) -> usize {
+    (BLOCK_BYTES - HEADER_BYTES) / (8 + value_bytes) / 3 * 3
+}
+
+/// A node of a tree with values `V`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Node<V> {
+    /// Children, each with a key that none below it is less than.
+    Internal(Entries<u64>),
+    /// Values.
+    Leaf(Entries<V>),
+}
+
+/// Keys, which rise strictly, and as many values; at most [`max_entries`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entries<V> {
+    /// The keys.
+    pub keys: Vec<u64>,
+    /// Their values.
+    pub values: Vec<V>,
+}
+
+impl<V> Default for Entries<V> {
+    fn default() -> Self {
+        Entries { keys: Vec::new(), values: Vec::new() }
+    }
+}
+
+impl<V: Copy> Entries<V> {
+    /// The value of a key: in a leaf.
+    pub fn get(&self, key: u64) -> Option<V> {
+        self.keys.binary_search(&key).ok().map(|at| self.values[at])
+    }
+
+    /// Which entry `key` would be below: in an internal node. None: less than all.
+    pub fn below(&self, key: u64) -> Option<usize> {
+        self.keys.partition_point(|own| *own <= key).checked_sub(1)
+    }
+
+    /// The entries, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, V)> + '_ {
+        self.keys.iter().copied().zip(self.values.iter().copied())
+    }
+}
+
+impl<V: Value> Entries<V> {
+    fn decode(block: &Block, count: usize) -> Entries<V> {
+        let values = HEADER_BYTES + 8 * max_entries(V::BYTES);
+        let value = |at: usize| V::decode(&block[values + at * V::BYTES..values + (at + 1) * V::BYTES]);
+        Entries {
+            keys: (0..count).map(|at| u64_le(block, HEADER_BYTES + 8 * at)).collect(),
+            values: (0..count).map(value).collect(),
+        }
+    }
+
+    fn encode(&self, flags: u32, nr: u64) -> Box<Block> {
+        let most = max_entries(V::BYTES);
+        assert!(self.keys.len() == self.values.len() && self.keys.len() <= most, "a node of {most} entries");
+        let mut block = Box::new([0; BLOCK_BYTES]);
+        let number = |n: usize| u32::try_from(n).expect("a node is small").to_le_bytes();
+        put(&mut block[..], 4, &flags.to_le_bytes());
+        put(&mut block[..], 16, &number(self.keys.len()));
+        put(&mut block[..], 20, &number(most));
+        put(&mut block[..], 24, &number(V::BYTES));
+        let values = HEADER_BYTES + 8 * most;
+        for (at, (key, value)) in self.keys.iter().zip(&self.values).enumerate() {
+            put(&mut block[..], HEADER_BYTES + 8 * at, &key.to_le_bytes());
+            value.encode(&mut block[values + at * V::BYTES..values + (at + 1) * V::BYTES]);
+        }
+        KIND.seal(nr, &mut block);
+        block
+    }
+}
+
+impl<V: Value> Node<V> {
+    /// Takes the node in block `nr` apart.
+    ///
+    /// # Errors
+    ///
+    /// It is damaged, no node, or one of a tree with other values.
+    pub fn decode(nr: u64, block: &Block) -> Result<Node<V>, FormatError> {
+        KIND.verify(nr, block)?;
+        let flags = u32_le(block, 4);
+        let value_bytes = match flags {
+            INTERNAL => <u64 as Value>::BYTES,
+            LEAF => V::BYTES,
+            _ => return Err(KIND.wrong(nr, 4, "flags", format!("{flags:#x}"), "1 (internal) or 2 (leaf)")),
+        };
+        let found = u32_le(block, 24);
+        if index(found) != value_bytes {
+            return Err(KIND.wrong(nr, 24, "value size", found, value_bytes));
+        }
+        let (found, most) = (u32_le(block, 20), max_entries(value_bytes));
+        if index(found) != most {
+            return Err(KIND.wrong(nr, 20, "max_entries", found, most));
+        }
+        let count = u32_le(block, 16);
+        if index(count) > most {
+            return Err(KIND.wrong(nr, 16, "nr_entries", count, format!("at most {most}")));
+        }
+        if flags == INTERNAL && count == 0 {
+            return Err(KIND.wrong(nr, 16, "nr_entries", count, "at least 1 in an internal node"));
+        }
+        let count = index(count);
+        let node = if flags == INTERNAL {
+            Node::Internal(Entries::decode(block, count))
+        } else {
+            Node::Leaf(Entries::decode(block, count))
+        };
+        if let Some(at) = node.keys().windows(2).position(|pair| pair[0] >= pair[1]) {
+            let expected = format!("more than {}, the one before it", node.keys()[at]);
+            return Err(KIND.wrong(nr, HEADER_BYTES + 8 * (at + 1), "key", node.keys()[at + 1], expected));
+        }
+        Ok(node)
+    }
+
+    /// Its bytes, as block `nr`.
+    ///
+    /// # Panics
+    ///
+    /// It has more entries than fit, or not as many keys as values.
+    pub fn encode(&self, nr: u64) -> Box<Block> {
+        match self {
+            Node::Internal(entries) => entries.encode(INTERNAL, nr),
+            Node::Leaf(entries) => entries.encode(LEAF, nr),
+        }
+    }
+
+    /// Its keys.
+    pub fn keys(&self) -> &[u64] {
+        match self {
+            Node::Internal(entries) => &entries.keys,
+            Node::Leaf(entries) => &entries.keys,
+        }
+    }
+
+    /// Fewest entries that it may have, unless it is a root.
+    pub fn min_entries(&self) -> usize {
+        match self {
+            Node::Internal(_) => max_entries(<u64 as Value>::BYTES) / 3,
+            Node::Leaf(_) => max_entries(V::BYTES) / 3,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! Space maps: how many references each block has.
+//!
+//! A bitmap holds 16,320 counts of two bits (3: look in the tree of larger counts), of which the *high* bit comes first: bit 2e of a
+//! byte's worth weighs 2, bit 2e+1 weighs 1. The bitmaps of the data device are found by a tree, those of the metadata device by
+//! one block, which bounds its size.
+
+use crate::FormatError;
+use crate::bytes::{length, put, u64_le};
+
+use super::value::{IndexEntry, Value};
+use super::{BLOCK_BYTES, Block, BlockKind};
+
+/// Blocks that one bitmap counts.
+pub const BITMAP_ENTRIES: u64 = 16_320;
+
+/// Bitmaps that the index of the metadata space map has room for.
+pub const INDEX_ENTRIES: usize = 255;
+
+/// Bytes of a root in the superblock, of which the first 32 are used.
+pub(super) const ROOT_BYTES: usize = 128;
+
+const HEADER_BYTES: usize = 16;
+
+/// Where a space map begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpaceMapRoot {
+    /// Blocks that it counts.
+    pub blocks: u64,
+    /// How many of them are in use. A hint: the tools get it wrong by one.
+    pub allocated: u64,
+    /// Of a data space map the tree bitmap → [`IndexEntry`]; of a metadata space map the [`MetadataIndex`].
+    pub bitmap_root: u64,
+    /// The tree block → count, of counts from 3 on.
+    pub ref_count_root: u64,
+}
+
+impl SpaceMapRoot {
+    pub(super) fn decode(bytes: &[u8]) -> SpaceMapRoot {
+        SpaceMapRoot {
+            blocks: u64_le(bytes, 0),
+            allocated: u64_le(bytes, 8),
+            bitmap_root: u64_le(bytes, 16),
+            ref_count_root: u64_le(bytes, 24),
+        }
+    }
+
+    pub(super) fn encode(&self) -> [u8; ROOT_BYTES] {
+        let mut out = [0; ROOT_BYTES];
+        let words = [self.blocks, self.allocated, self.bitmap_root, self.ref_count_root];
+        for (at, word) in words.into_iter().enumerate() {
+            put(&mut out, 8 * at, &word.to_le_bytes());
+        }
+        out
+    }
+
+    /// How many bitmaps it has.
+    pub fn bitmaps(&self) -> u64 {
+        self.blocks.div_ceil(BITMAP_ENTRIES)
+    }
+}
+
+/// Counts of 16,320 blocks, up to 3.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Bitmap(Box<Block>);
+
+impl std::fmt::Debug for Bitmap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let used = (0..BITMAP_ENTRIES).filter(|entry| self.get(*entry) != 0).count();
+        write!(f, "Bitmap({used} of {BITMAP_ENTRIES} in use)")
+    }
+}
+
+impl Default for Bitmap {
+    fn default() -> Self {
+        Bitmap(Box::new([0; BLOCK_BYTES]))
+    }
+}
+
+impl Bitmap {
+    /// Takes the bitmap in block `nr`.
+    ///
+    /// # Errors
+    ///
+    /// It is damaged, or no bitmap.
+    pub fn decode(nr: u64, block: Box<Block>) -> Result<Bitmap, FormatError> {
+        BlockKind::Bitmap.verify(nr, &block)?;
+        Ok(Bitmap(block))
+    }
+
+    /// Its bytes, as block `nr`.
+    pub fn encode(mut self, nr: u64) -> Box<Block> {
+        BlockKind::Bitmap.seal(nr, &mut self.0);
+        self.0
+    }
+
+    /// The count of an entry below [`BITMAP_ENTRIES`]; 3: that or more.
+    pub fn get(&self, entry: u64) -> u32 {
+        let (byte, shift) = place(entry);
+        let pair = self.0[byte] >> shift & 3;
+        u32::from(pair & 1) << 1 | u32::from(pair >> 1)
+    }
+
+    /// Sets the count of an entry; more than 3 becomes 3.
+    pub fn set(&mut self, entry: u64, count: u32) {
+        let (byte, shift) = place(entry);
+        let pair = [0b00, 0b10, 0b01, 0b11][crate::bytes::index(count.min(3))];
+        self.0[byte] = self.0[byte] & !(3 << shift) | pair << shift;
+    }
+}
+
+/// The byte of an entry, and how far its pair is shifted there.
+fn place(entry: u64) -> (usize, u32) {
+    assert!(entry < BITMAP_ENTRIES, "entry {entry} of a bitmap");
+    let within = u32::try_from(entry % 4).expect("below 4");
+    (HEADER_BYTES + usize::try_from(entry / 4).expect("below 4080"), 2 * within)
+}
+
+/// Where the bitmaps of the metadata space map are.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MetadataIndex {
+    /// The entries, as many as there are bitmaps.
+    pub entries: Vec<IndexEntry>,
+}
+
+impl MetadataIndex {
+    /// Takes the index in block `nr` apart, which has so many bitmaps.
+    ///
+    /// # Errors
+    ///
+    /// It is damaged, no index, or has no room for so many.
+    pub fn decode(nr: u64, block: &Block, bitmaps: u64) -> Result<MetadataIndex, FormatError> {
+        BlockKind::Index.verify(nr, block)?;
+        if bitmaps > length(INDEX_ENTRIES) {
+            return Err(BlockKind::Index.wrong(nr, HEADER_BYTES, "bitmaps", bitmaps, "at most 255"));
+        }
+        let bytes = block[HEADER_BYTES..].chunks_exact(IndexEntry::BYTES);
+        let bitmaps = usize::try_from(bitmaps).expect("at most 255");
+        Ok(MetadataIndex { entries: bytes.take(bitmaps).map(IndexEntry::decode).collect() })
+    }
+
+    /// Its bytes, as block `nr`.
+    ///
+    /// # Panics
+    ///
+    /// It has more than [`INDEX_ENTRIES`].
+    pub fn encode(&self, nr: u64) -> Box<Block> {
+        assert!(self.entries.len() <= INDEX_ENTRIES, "an index of 255 bitmaps");
+        let mut block = Box::new([0; BLOCK_BYTES]);
+        let places = block[HEADER_BYTES..].chunks_exact_mut(IndexEntry::BYTES);
+        places.zip(&self.entries).for_each(|(place, entry)| entry.encode(place));
+        BlockKind::Index.seal(nr, &mut block);
+        block
+    }
+}
