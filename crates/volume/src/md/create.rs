@@ -304,3 +304,6 @@ fn refusal(request: &CreateRequest, error: NewArrayError) -> VolumeError {
 fn refused(name: &str, what: String) -> VolumeError {
     VolumeError::Refused { name: name.to_owned(), what }
 }
+
+#[cfg(test)]
+mod tests;
