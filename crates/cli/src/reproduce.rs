@@ -49,9 +49,8 @@ fn print(reproduction: &Reproduction, json: bool) -> Result<()> {
 fn text(reproduction: &Reproduction) -> String {
     let mut text = format!("{}\n{}\n\n", reproduction.title, reproduction.source);
     text.push_str(&lines(&table(&reproduction.rows), &[3, 4, 5]));
-    text.push_str("\n* the model's one figure from the report: ");
-    text.push_str(&reproduction.calibration);
-    text.push('\n');
+    text.push_str("\n* The model's one figure from the report:\n");
+    text.push_str(&wrapped(&reproduction.calibration));
     for (title, sentences) in
         [("What was simulated", &reproduction.assumptions), ("What to know", &reproduction.notes)]
     {
@@ -89,7 +88,8 @@ fn requests(devices: &[Requests]) -> String {
         if least == most { most.to_string() } else { format!("{least} to {most}") }
     };
     let writes = range(|device| device.writes);
-    let discards = format!("{} discards", range(|device| device.discards));
+    let discards = range(|device| device.discards);
+    let discards = format!("{discards} discard{}", if discards == "1" { "" } else { "s" });
     if writes == "0" { discards } else { format!("{discards}, {writes} writes") }
 }
 
@@ -153,6 +153,7 @@ mod tests {
     fn requests_of_members_that_differ_are_a_range() {
         let device = |discards, writes| Requests { discards, writes };
         assert_eq!(requests(&[device(7, 0), device(7, 0)]), "7 discards");
+        assert_eq!(requests(&[device(1, 0)]), "1 discard");
         assert_eq!(requests(&[device(34, 2), device(33, 2)]), "33 to 34 discards, 2 writes");
     }
 

@@ -3,7 +3,8 @@
 //! That is what ruined discards under md's RAID10 until Linux 5.13 (Launchpad 1896578). The array's queue had a chunk for
 //! its limit, so a discard of a disk became a bio per chunk; each was mapped by itself, to a bio per copy; and those were
 //! submitted one by one, past the plug, to NVMe queues without a scheduler, where nothing put them together again. So
-//! here pieces are marked never to be merged, and whatever the layer makes of a piece is a request of its own.
+//! here pieces are marked never to be merged, and whatever the layer makes of a piece is a request of its own. That
+//! RAID10 also cut each piece at its chunks, as it does with writes: [`DiscardMax::cut_at_chunks`].
 //!
 //! Without this layer a discard is resolved whole, and only a leaf's own limit cuts it.
 //!
@@ -22,6 +23,8 @@ use blockwork_engine::{
 pub struct DiscardMax {
     below: Arc<dyn Layer>,
     shape: Shape,
+    /// Pieces do not go beyond a multiple of it; zero: they may.
+    chunk: Sectors,
 }
 
 impl DiscardMax {
@@ -33,7 +36,13 @@ impl DiscardMax {
     pub fn new(below: Arc<dyn Layer>, bytes: &str) -> Result<DiscardMax, SettingError> {
         let mut shape = below.shape().clone();
         shape.limits.set("discard_max_bytes", bytes)?;
-        Ok(DiscardMax { below, shape })
+        Ok(DiscardMax { below, shape, chunk: Sectors::ZERO })
+    }
+
+    /// Pieces are cut again where they cross a multiple of `chunk`.
+    #[must_use]
+    pub fn cut_at_chunks(self, chunk: Sectors) -> DiscardMax {
+        DiscardMax { chunk, ..self }
     }
 
     /// Where the first piece of a discard ends: so that the next one starts with a granule, if that is possible.
@@ -45,17 +54,34 @@ impl DiscardMax {
         if aligned > span.sector { aligned } else { end }
     }
 
+    /// Cuts a discard to the limit.
     fn cut(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let max = self.shape.limits.max_discard;
         let mut rest = span;
-        while rest.nr > max {
+        while rest.nr > self.shape.limits.max_discard {
             let nr = Sectors(self.first_end(rest).0 - rest.sector.0);
-            let piece = rest.piece(Sectors::ZERO, nr);
-            cx.split(self.shape.node, piece, 2, Reason::DiscardMax);
-            self.below.resolve(piece, cx)?;
+            self.count(rest.piece(Sectors::ZERO, nr), cx);
+            self.by_chunk(rest.piece(Sectors::ZERO, nr), cx)?;
+            rest = rest.piece(nr, rest.nr - nr);
+        }
+        self.by_chunk(rest, cx)
+    }
+
+    /// Cuts a piece at chunks.
+    fn by_chunk(&self, piece: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let mut rest = piece;
+        while let Some(within) = rest.sector.0.checked_rem(self.chunk.0)
+            && self.chunk.0 - within < rest.nr.0
+        {
+            let nr = Sectors(self.chunk.0 - within);
+            self.count(rest.piece(Sectors::ZERO, nr), cx);
+            self.below.resolve(rest.piece(Sectors::ZERO, nr), cx)?;
             rest = rest.piece(nr, rest.nr - nr);
         }
         self.below.resolve(rest, cx)
+    }
+
+    fn count(&self, piece: Span, cx: &mut Resolver<'_>) {
+        cx.split(self.shape.node, piece, 2, Reason::DiscardMax);
     }
 }
 

@@ -47,6 +47,15 @@ fn pieces_begin_with_granules() {
 }
 
 #[test]
+fn pieces_are_cut_again_at_chunks() {
+    let capped = DiscardMax::new(leaf(0, 512), "524288").unwrap().cut_at_chunks(Sectors(CHUNK));
+    let resolved = resolve(&capped, Op::Discard, 256, 2 * CHUNK);
+    let pieces: Vec<_> = resolved.extents.iter().map(|it| (it.span.sector.0, it.span.nr.0)).collect();
+    assert_eq!(pieces, [(256, 768), (CHUNK, 256), (CHUNK + 256, 768), (2 * CHUNK, 256)]);
+    assert_eq!(resolved.splits, 3);
+}
+
+#[test]
 fn what_is_no_discard_goes_straight_through() {
     let capped = DiscardMax::new(leaf(0, 512), "524288").unwrap();
     for op in [Op::Read, Op::Write, Op::WriteZeroes] {

@@ -261,7 +261,10 @@ impl Run {
         let array = self.array(plan, members, node)?;
         let root: Arc<dyn Layer> = match self.behaviour {
             Behaviour::New => array,
-            Behaviour::Old => Arc::new(DiscardMax::new(array, &CHUNK.bytes().to_string())?),
+            Behaviour::Old => {
+                let old = DiscardMax::new(array, &CHUNK.bytes().to_string())?;
+                Arc::new(old.cut_at_chunks(CHUNK))
+            }
         };
         let steps = self.client.steps(&*root, self.behaviour);
         let (client, stack) = (self.client.name(), self.stack);
@@ -309,8 +312,8 @@ fn assumptions() -> Vec<String> {
          report. A discard takes 0.186 ms, whatever its size, and a device serves one at a time. Writes: 737 MB/s, \
          which is what Amazon's 180,000 random writes of 4 KiB a second come to.",
         "The array: chunks of 512 KiB, data from 129 MiB on, as mdadm makes them; in sync, no bitmap.",
-        "old: discard_max_bytes of the array is 524288. Each discard is cut to that before it is mapped, and what becomes \
-         of a piece is not merged again. The client always has two bios of just under 4 GiB under way, or 16,382 pieces: \
+        "old: discard_max_bytes of the array is 524288. Each discard is cut to that before it is mapped, then at \
+         chunks, and what becomes of a piece is not merged again. The client always has two bios of just under 4 GiB under way, or 16,382 pieces: \
          more than the 1023 requests that each device takes.",
         "new: a discard is mapped whole; pieces that meet on a device are one request, up to the device's limit.",
         "mkfs.xfs (2020): one discard of the whole array, then 2 GiB of log in writes of 256 KiB, one at a time. mkfs.xfs 6.1: \

@@ -68,7 +68,7 @@ fn requests_by_hand(geometry: &Geometry, extents: &[(Sector, Sectors)]) -> [u64;
 #[test]
 fn fstrim_cuts_pieces_at_chunks_again_where_an_extent_does_not_begin_with_one() {
     let plan = small();
-    for stack in ["n2", "f2"] {
+    for stack in MIRRORED {
         let layout = Raid10Layout::from_short_name(stack, 4).unwrap();
         let geometry = Geometry::raid10(layout, CHUNK, Sectors(plan.device.0 - DATA_START.0)).unwrap();
         let lab = Lab::new(plan.seed, &DeviceModel::i3_nvme(plan.device), DEVICES);
