@@ -32,7 +32,7 @@ mod volumes;
 pub use assembly::{Assembly, DEPTH_MAX};
 pub use error::VolumeError;
 pub use graph::{ArrayId, Content, Device, DeviceId, DeviceKind, Graph, GroupId};
-pub use newcomer::{NEWCOMER_NODES_MAX, Newcomer, Purpose};
+pub use newcomer::{Attached, NEWCOMER_NODES_MAX, Newcomer, Purpose};
 pub use plan::{LeafOption, Plan, parse_setting};
 pub use scan::{
     AreaReport, ArrayReport, BitmapReport, DeviceReport, DiskReport, GroupReport, LimitsReport, LvReport,

@@ -9,15 +9,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, LeafId, LeafSource, NodeId, NodeInfo};
-use blockwork_format::escape;
 use blockwork_format::md::{Superblock, Uuid};
 use blockwork_format::partition::Partition;
+use blockwork_format::{Source, escape};
 use blockwork_leaf::{Kind, OpenOptions, Opened, Spec};
 
 use crate::assembly::Assembly;
 use crate::error::VolumeError;
 use crate::graph::{Content, DeviceId, DeviceKind};
-use crate::probe::{How, Probed, probe};
+use crate::held::held;
+use crate::lvm::metadata::Texts;
+use crate::probe::{How, probe};
 use crate::source::LeafReader;
 use crate::volumes::makes_use;
 
@@ -33,8 +35,19 @@ pub struct Purpose<'a> {
     pub array: Uuid,
     /// Volumes that are served.
     pub served: &'a [&'a str],
+    /// Devices that arrays have: some may have come after those were assembled.
+    pub attached: &'a [Attached],
     /// It may hold something else, which will be lost.
     pub force: bool,
+}
+
+/// A device that an array has.
+#[derive(Clone, Debug)]
+pub struct Attached {
+    /// What messages call it: [`Newcomer::name`].
+    pub name: String,
+    /// Whether it is the array of the [`Purpose`] that has it.
+    pub is_here: bool,
 }
 
 /// A device that was brought in.
@@ -69,9 +82,9 @@ impl Assembly {
         self.check_free(id, purpose)?;
         let layer = self.layer(id).map_err(|what| refused(self.graph.device(id).title(), what))?;
         // What it held when it was opened may have changed since.
-        let probed = self.probe_again(&*layer);
+        let found = self.look_again(&*layer);
         let title = self.graph.device(id).title().to_owned();
-        let superblock = belongs(&title, probed.content, purpose)?;
+        let superblock = belongs(&title, found, purpose)?;
         let node = |at| NodeId(u16::try_from(at).expect("nodes are bounded"));
         let leaf = self.newest_leaf().filter(|_| self.leaf_count() > before.0);
         debug_assert!(leaf.as_ref().is_none_or(|(_, first, _)| *first == node(before.1)));
@@ -134,13 +147,13 @@ impl Assembly {
             return Err(refused(device, READ_ONLY.into()));
         }
         let Some(number) = number else {
-            let probed = self.look_at_leaf(&*opened.source, 0, opened.source.sectors().bytes(), true);
-            belongs(device, probed.content, purpose)?;
+            let found = self.look_at_leaf(&*opened.source, 0, opened.source.sectors().bytes(), true);
+            belongs(device, found, purpose)?;
             return self.keep(spec, opened);
         };
         let partition = self.find_partition(&opened, device, number)?;
         let (start, bytes) = (partition.start_sector * 512, partition.sectors * 512);
-        belongs(device, self.look_at_leaf(&*opened.source, start, bytes, false).content, purpose)?;
+        belongs(device, self.look_at_leaf(&*opened.source, start, bytes, false), purpose)?;
         let disk = self.keep(spec, opened)?;
         let below = self.layer(disk).map_err(|what| refused(device, what))?;
         self.keep_partition(disk, &below, partition).map_err(|what| refused(device, what))
@@ -153,8 +166,8 @@ impl Assembly {
         number: u32,
     ) -> Result<Partition, VolumeError> {
         let whole = opened.source.sectors();
-        let probed = self.look_at_leaf(&*opened.source, 0, whole.bytes(), true);
-        let Content::Partitions(table) = probed.content else {
+        let found = self.look_at_leaf(&*opened.source, 0, whole.bytes(), true);
+        let Content::Partitions(table) = found.content else {
             return Err(refused(device, "the disk has no partition table that can be read".into()));
         };
         let numbers: Vec<_> = table.partitions.iter().map(|it| it.number.to_string()).collect();
@@ -167,20 +180,17 @@ impl Assembly {
         Ok(found)
     }
 
-    fn look_at_leaf(&mut self, source: &dyn LeafSource, start: u64, bytes: u64, partitions: bool) -> Probed {
+    fn look_at_leaf(&mut self, source: &dyn LeafSource, start: u64, bytes: u64, partitions: bool) -> Found {
         let how = How { block_bytes: source.limits().logical_block_size, partitions };
-        let mut texts = std::mem::take(&mut self.texts);
-        let probed = probe(&LeafReader { source, start, bytes }, &how, &mut texts);
-        self.texts = texts;
-        probed
+        look_at(&LeafReader { source, start, bytes }, &how, &mut self.texts)
     }
 
-    fn probe_again(&mut self, layer: &dyn Layer) -> Probed {
+    fn look_again(&mut self, layer: &dyn Layer) -> Found {
         let how = How { block_bytes: layer.limits().logical_block_size, partitions: true };
         let mut texts = std::mem::take(&mut self.texts);
-        let probed = self.read(layer, |source| probe(source, &how, &mut texts));
+        let found = self.read(layer, |source| look_at(source, &how, &mut texts));
         self.texts = texts;
-        probed
+        found
     }
 
     /// Nobody else uses it, and it can be written.
@@ -197,6 +207,21 @@ impl Assembly {
                     "its bytes are served as the volume {}: name the volumes to serve, without that one, and serve again",
                     escape(name)
                 ));
+            }
+        }
+        for other in &around {
+            let title = escape(self.graph.device(*other).title());
+            match purpose.attached.iter().find(|attached| attached.name == title) {
+                Some(_) if *other != id => {
+                    return refuse(format!(
+                        "{title}, which an array has, shares its bytes; give another disk"
+                    ));
+                }
+                // Of its own devices the array knows best.
+                Some(attached) if !attached.is_here => {
+                    return refuse("another array has it; give another disk".into());
+                }
+                _ => {}
             }
         }
         let user = around.iter().map(|it| self.graph.device(*it)).find(|it| makes_use(it));
@@ -229,24 +254,29 @@ impl Assembly {
     }
 }
 
-/// Its superblock, if it has one of this array; and whether it may be had at all.
-fn belongs(
-    title: &str,
+/// What a device holds.
+struct Found {
     content: Content,
-    purpose: &Purpose<'_>,
-) -> Result<Option<Box<Superblock>>, VolumeError> {
-    let held = match content {
-        Content::MdMember(superblock) if superblock.uuid() == purpose.array => return Ok(Some(superblock)),
-        Content::Nothing | Content::Unprobed => return Ok(None),
-        Content::MdMember(superblock) => format!("a member of another array ({})", superblock.uuid()),
-        Content::Partitions(table) => format!("a partition table with {} partitions", table.partitions.len()),
-        Content::Pv(_) => "an LVM2 physical volume".to_owned(),
-        Content::Signature(signature) => format!("a signature of {}", signature.kind),
-    };
-    if purpose.force {
-        return Ok(None);
+    /// In words, where it is anything.
+    held: Option<String>,
+}
+
+fn look_at(source: &dyn Source, how: &How, texts: &mut Texts) -> Found {
+    let content = probe(source, how, texts).content;
+    let held = held(&content, source, how.block_bytes);
+    Found { content, held }
+}
+
+/// Its superblock, if it has one of this array; and whether it may be had at all.
+fn belongs(title: &str, found: Found, purpose: &Purpose<'_>) -> Result<Option<Box<Superblock>>, VolumeError> {
+    match (found.content, found.held) {
+        (Content::MdMember(superblock), _) if superblock.uuid() == purpose.array => Ok(Some(superblock)),
+        (_, Some(held)) if !purpose.force => Err(refused(
+            title,
+            format!("it holds {held}, which would be lost; give another disk, or --force if nobody needs it"),
+        )),
+        _ => Ok(None),
     }
-    Err(refused(title, format!("it holds {held}, which would be lost; --force takes it all the same")))
 }
 
 fn refused(device: &str, what: String) -> VolumeError {

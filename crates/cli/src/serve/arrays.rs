@@ -25,7 +25,7 @@ use blockwork_format::md::{Level, Superblock, Uuid};
 use blockwork_insight::trace::TraceHub;
 use blockwork_layer::md::{self, Added, MemberState, MemberStatus, NewMember, SyncAction, VerbError};
 use blockwork_uring::Uring;
-use blockwork_volume::{Assembly, NEWCOMER_NODES_MAX, Newcomer, Purpose};
+use blockwork_volume::{Assembly, Attached, NEWCOMER_NODES_MAX, Newcomer, Purpose};
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::workers::Workers;
@@ -134,10 +134,21 @@ impl ServedArrays {
         Ok(Said::about(said, name))
     }
 
+    /// The devices that all arrays have now.
+    fn attached(&self, here: &Known) -> Vec<Attached> {
+        let of = |known: &Known| {
+            let is_here = known.uuid == here.uuid;
+            let names = known.status().devices.into_iter().filter_map(|device| device.name);
+            names.map(move |name| Attached { name, is_here }).collect::<Vec<_>>()
+        };
+        self.known.iter().flat_map(of).collect()
+    }
+
     /// Opens a disk, unless it is open, and tells all workers of it.
     fn bring_in(&self, known: &Known, device: &str, force: bool) -> Result<Newcomer, Refusal> {
         let served: Vec<&str> = self.volumes.iter().map(|volume| volume.name.as_str()).collect();
-        let purpose = Purpose { array: known.uuid, served: &served, force };
+        let attached = self.attached(known);
+        let purpose = Purpose { array: known.uuid, served: &served, attached: &attached, force };
         // Held until all workers have the disk: they must all number the next one alike.
         let mut assembly = lock(&self.assembly);
         let conflict = |text: String| Refusal::new(RefusalKind::Conflict, text);
