@@ -125,6 +125,8 @@ pub enum NodeKind {
     Md,
     /// An LVM volume that is an array: dm-raid.
     Raid,
+    /// dm-thin: a volume of a pool.
+    Thin,
     /// Something else (tests, layers to come).
     Other(&'static str),
 }
@@ -142,6 +144,7 @@ impl NodeKind {
             NodeKind::Error => "error",
             NodeKind::Md => "md",
             NodeKind::Raid => "raid",
+            NodeKind::Thin => "thin",
             NodeKind::Other(name) => name,
         }
     }

@@ -91,6 +91,8 @@ pub enum Reason {
     Merge,
     /// An array copies that range between its members: a write waits for that.
     Resync,
+    /// Where blocks of a thin volume lie is read from the metadata of its pool.
+    ReadMap,
 }
 
 impl Reason {
@@ -119,6 +121,7 @@ impl Reason {
             Reason::CopyOut => "copy out",
             Reason::Merge => "merge",
             Reason::Resync => "resync",
+            Reason::ReadMap => "read map",
         }
     }
 }
