@@ -186,7 +186,8 @@ impl Assembly {
         warnings.extend(refusal.iter().map(|why| format!("it is not assembled: {why}")));
         let group = GroupId(self.graph.groups.len());
         let lvs = vec![None; text.lvs.len()];
-        self.graph.groups.push(Group { name, text: text.clone(), pvs, lvs, read_only, warnings });
+        let refused = refusal.clone();
+        self.graph.groups.push(Group { name, text: text.clone(), pvs, lvs, refused, read_only, warnings });
         self.add_volumes(group, &text, refusal.as_ref());
     }
 

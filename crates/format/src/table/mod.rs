@@ -9,6 +9,7 @@
 //! | --- | --- | --- |
 //! | `linear` | `DEV OFFSET` | |
 //! | `striped` | `N CHUNK (DEV OFFSET)×N` | the length divides by N, and what each stripe gets by CHUNK |
+//! | `raid` | `TYPE N_PARAMS CHUNK [PARAM...] N_DEVICES (- DEV)×N` | raid0, raid1 or raid10, without metadata devices |
 //! | `zero`, `error` | | |
 //!
 //! Invariants of a [`Table`] that [`parse`] returns: (1) it has at least one device, and each device at least one
@@ -21,10 +22,12 @@
 //! not this crate's business. Source: the kernel's `Documentation/admin-guide/device-mapper`, dmsetup(8).
 
 mod parse;
+mod raid;
 
 use std::fmt;
 
 pub use parse::parse;
+pub use raid::{RAID_CHUNK_MIN, RAID_DEVICES_MAX, Raid, Raid10Format, RaidKind};
 
 /// Longest table text that is read, bytes.
 pub const TABLE_BYTES_MAX: usize = 4 << 20;
@@ -98,6 +101,8 @@ pub enum TargetKind {
         /// In the order in which they take turns; at least 1.
         stripes: Vec<Below>,
     },
+    /// An array.
+    Raid(Raid),
     /// Reads zeros; writes vanish.
     Zero,
     /// Every I/O fails.
@@ -110,17 +115,19 @@ impl TargetKind {
         match self {
             TargetKind::Linear(_) => "linear",
             TargetKind::Striped { .. } => "striped",
+            TargetKind::Raid(_) => "raid",
             TargetKind::Zero => "zero",
             TargetKind::Error => "error",
         }
     }
 
     /// The places that it is mapped to.
-    pub fn below(&self) -> &[Below] {
+    pub fn below(&self) -> Vec<&Below> {
         match self {
-            TargetKind::Linear(below) => std::slice::from_ref(below),
-            TargetKind::Striped { stripes, .. } => stripes,
-            TargetKind::Zero | TargetKind::Error => &[],
+            TargetKind::Linear(below) => vec![below],
+            TargetKind::Striped { stripes, .. } => stripes.iter().collect(),
+            TargetKind::Raid(raid) => raid.present().collect(),
+            TargetKind::Zero | TargetKind::Error => Vec::new(),
         }
     }
 }
@@ -150,8 +157,10 @@ impl fmt::Display for Table {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {} {}", self.start, self.length, self.kind.name())?;
-        if let TargetKind::Striped { chunk, stripes } = &self.kind {
-            write!(f, " {} {chunk}", stripes.len())?;
+        match &self.kind {
+            TargetKind::Striped { chunk, stripes } => write!(f, " {} {chunk}", stripes.len())?,
+            TargetKind::Raid(raid) => return write!(f, " {raid}"),
+            _ => {}
         }
         for below in self.kind.below() {
             write!(f, " {} {}", Quoted(&below.dev), below.offset)?;

@@ -1,5 +1,7 @@
 //! Text to [`Table`], with an error that names line, field, found, expected.
 
+mod raid;
+
 use std::collections::HashMap;
 use std::fmt;
 
@@ -11,7 +13,7 @@ use crate::bytes::index;
 use crate::{ErrorKind, FormatError, escape};
 
 const PLACE: &str = "dm table";
-const SUPPORTED: &str = "linear, striped, zero or error";
+const SUPPORTED: &str = "linear, striped, raid, zero or error";
 
 /// Targets of the kernel that this crate knows to exist.
 const NOT_YET: &[&str] = &[
@@ -20,7 +22,6 @@ const NOT_YET: &[&str] = &[
     "snapshot-merge",
     "thin",
     "thin-pool",
-    "raid",
     "mirror",
     "crypt",
     "delay",
@@ -151,6 +152,7 @@ impl Parser {
     fn check_references(&self, target: &Target) -> Result<(), FormatError> {
         let per_device = match &target.kind {
             TargetKind::Striped { stripes, .. } => target.length / u64::try_from(stripes.len()).unwrap_or(1),
+            TargetKind::Raid(raid) => raid.device_sectors(target.length).unwrap_or(target.length),
             _ => target.length,
         };
         for below in target.kind.below() {
@@ -280,6 +282,7 @@ fn target(line_number: u64, words: &mut Words) -> Result<Target, FormatError> {
     let kind = match name.as_str() {
         "linear" => TargetKind::Linear(words.below(length)?),
         "striped" => striped(words, length)?,
+        "raid" => raid::raid(words, length)?,
         "zero" => TargetKind::Zero,
         "error" => TargetKind::Error,
         _ => return Err(unknown(line_number, &name)),

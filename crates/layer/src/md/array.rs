@@ -1,13 +1,15 @@
-//! An md array as a layer: RAID0, RAID1 and RAID10, healthy or degraded.
+//! An md array as a layer: RAID0, RAID1 and RAID10, healthy or degraded, and how it comes back from that.
 //!
-//! Here is how a bio is resolved, with nothing but loads of atomics on the way of a healthy array. What has to be done
-//! first, or afterwards, is done by tasks:
+//! Here are its state, and what is asked of a layer. On the way of a bio (`resolve.rs`) there are loads of atomics, and nothing
+//! else, while the array is healthy. What has to be done first, or afterwards, is done by tasks:
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `commit.rs` | makes the array ready for writes; writes bitmap and superblocks |
 //! | `failure.rs` | what is done about members that fail: [`Layer::cure`] |
 //! | `mend.rs` | writes anew what could not be read |
+//! | `sync.rs`, `sync_pass.rs`, `sync_copy.rs`, `sync_check.rs` | resync, recovery, check and repair |
+//! | `roster.rs` | who gets which role: spares, replacements, devices that come and go |
 //! | `upkeep.rs` | clears the bitmap lazily, records that the array is clean, closes it |
 //!
 //! Invariants:
@@ -18,25 +20,31 @@
 //!    others say so, durably.
 //! 3. A member whose absence would leave some data without a copy is never declared faulty: its errors go to the client.
 //! 4. Where mirrors may differ, a sector is always read from the same copy: the first that is in sync, as Linux does.
-//! 5. Slow paths change the array's state one at a time ([`Turns`]). None of them waits for [`TaskContext::quiesce`] while it
-//!    has the turn: bios that are under way may need it to come to their end.
+//! 5. Slow paths change the array's state one at a time ([`Turns`]). None of them waits for [`TaskContext::quiesce`] or for a
+//!    fence while it has the turn: bios that are under way may need it to come to their end.
 //! 6. Without a [`Record`], nothing is ever written but data; a mirrored array is read-only then.
+//! 7. What was copied to a member is on record (`recovery_offset`, `resync_offset`, a cleared bit) only after it has flushed it.
+//! 8. While a range is copied, no write to it is under way (`fence.rs`).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockwork_engine::{
-    Cure, Defer, Errno, Failure, Flags, Layer, Limits, NodeId, Op, Preparation, Reason, Resolver, SECTOR,
-    Sector, Sectors, Shape, Span, TaskContext, Turns,
+    Cure, Defer, Failure, Layer, Limits, NodeId, Preparation, Reason, Resolver, SECTOR, Sector, Sectors,
+    Shape, Span, TaskContext, Turns,
 };
 
+use super::devices::{Devices, Holders};
 use super::failure::FailedMember;
+use super::fence::Fences;
+use super::form::{Form, Forms};
 use super::gate::{Gate, GateState};
-use super::geometry::{Geometry, Place, Places};
+use super::geometry::{Geometry, Places};
 use super::intent::{Intent, IntentConfig};
 use super::member::{Member, MemberConfig};
 use super::mend::Mending;
-use super::record::{ArrayState, Record};
+use super::record::{ArrayState, Record, Site, SiteState, Standing};
+use super::sync::Sync;
 
 /// An array as it was found.
 #[derive(Debug)]
@@ -111,27 +119,28 @@ pub enum ArrayError {
 /// An array that is served.
 #[derive(Debug)]
 pub struct Array {
-    pub(super) shape: Shape,
     /// For tasks, which outlive the call that starts them.
     me: Weak<Array>,
     pub(super) name: String,
-    pub(super) geometry: Geometry,
-    pub(super) members: Box<[Option<Member>]>,
-    pub(super) intent: Option<Intent>,
+    /// Size, geometry and bitmap, which change when it grows.
+    pub(super) forms: Forms,
+    pub(super) devices: Devices,
     pub(super) record: Option<Box<dyn Record>>,
     /// Whether writes may go.
     pub(super) gate: Gate,
     /// Some member is missing, failed, not in sync, not to be read, or mirrors may differ: reads choose with care.
-    irregular: AtomicBool,
+    pub(super) irregular: AtomicBool,
     /// Mirrors may differ at and beyond this sector of the array; `u64::MAX`: nowhere. With a bitmap, only where it keeps a bit.
-    differ_from: AtomicU64,
+    pub(super) differ_from: AtomicU64,
     /// A member has refused a write-zeroes that its limits allow: none that must be fast is tried any more.
     pub(super) no_fast_zeroes: AtomicBool,
     /// Discards and write-zeroes that follow each other.
-    run: Mutex<ZeroRun>,
+    pub(super) run: Mutex<ZeroRun>,
     /// There were writes since the upkeep last looked.
     pub(super) busy: AtomicBool,
+    pub(super) fences: Fences,
     pub(super) mending: Mending,
+    pub(super) sync: Sync,
     /// Members that have failed a write, and were not dealt with yet.
     pub(super) failed: Mutex<Vec<FailedMember>>,
     /// Who may change the array's state: superblocks, bitmap, which members take part.
@@ -149,28 +158,28 @@ pub(super) struct Books {
     pub(super) opened: bool,
     /// Members were found with different events, and still have them.
     pub(super) uneven: bool,
-    /// By role.
-    pub(super) corrected: Vec<u32>,
-    /// By site: superblocks of spares that could not be written, and are let alone since.
-    pub(super) dead_sites: Vec<bool>,
+    /// As `differ_from`, as far as what was copied is durable.
+    pub(super) synced: u64,
+    /// The superblocks tell of no bitmap: it is being made anew.
+    pub(super) without_bitmap: bool,
     /// A task looks after the bitmap and the clean state.
     pub(super) upkeep: bool,
 }
 
 /// Discards and write-zeroes that follow each other, as far as they had to wait for bits.
 #[derive(Debug, Default)]
-struct ZeroRun {
+pub(super) struct ZeroRun {
     /// Where the bits end that were asked for, and how many sectors they cover.
     end: Sector,
     len: Sectors,
 }
 
 /// Bits are set ahead for at most this share of the array: what a crash makes a resync copy in vain.
-const AHEAD_SHARE: u64 = 16;
+pub(super) const AHEAD_SHARE: u64 = 16;
 
 impl ZeroRun {
     /// How much to ask for behind `span`.
-    fn ahead(&mut self, span: Span, most: Sectors) -> Sectors {
+    pub(super) fn ahead(&mut self, span: Span, most: Sectors) -> Sectors {
         let follows = span.sector <= self.end && self.end < span.end();
         let ahead = if follows { self.len.min(most) } else { Sectors::ZERO };
         let before = if follows { self.len } else { Sectors::ZERO };
@@ -188,37 +197,41 @@ impl Array {
     pub fn new(node: NodeId, config: ArrayConfig) -> Result<Arc<Array>, ArrayError> {
         check(&config)?;
         let ArrayConfig { name, geometry, members, resync_from, intent, record } = config;
-        let members: Box<[_]> = members.into_iter().map(|member| member.map(Member::new)).collect();
-        let mut limits = limits(&geometry, &members);
+        let sites = record.as_ref().map_or(&[][..], |record| record.sites());
+        let (members, holders) = devices(members, sites);
+        let mut limits =
+            limits(&geometry, members.iter().filter(|(_, role)| role.is_some()).map(|(it, _)| it));
         limits.read_only |= geometry.copies() > 1 && record.is_none();
-        members.iter().flatten().for_each(|member| member.widen_bad(&limits));
+        let members: Vec<Member> = members.into_iter().map(|(member, _)| member).collect();
+        members.iter().for_each(|member| member.bad.widen(&limits));
         let found = found_events(record.as_deref());
         let events = found.iter().copied().max().unwrap_or(0);
+        let differ_from = resync_from.map_or(u64::MAX, |from| from.0);
         let books = Books {
             events,
             uneven: found.iter().any(|other| *other != events),
             clean: true,
-            corrected: vec![0; members.len()],
-            dead_sites: vec![false; record.as_ref().map_or(0, |record| record.sites().len())],
+            synced: differ_from,
             ..Books::default()
         };
-        let sectors = geometry.sectors();
+        let shape = Shape { node, sectors: geometry.sectors(), limits };
+        let form = Form { shape, geometry, intent: intent.map(|intent| Intent::new(intent, events)) };
         Ok(Arc::new_cyclic(|me| {
             let array = Array {
-                shape: Shape { node, sectors, limits },
                 me: me.clone(),
                 name,
-                geometry,
-                members,
-                intent: intent.map(|intent| Intent::new(intent, events)),
+                forms: Forms::new(form),
+                devices: Devices::new(members, &holders),
                 record,
                 gate: Gate::default(),
                 irregular: AtomicBool::new(false),
-                differ_from: AtomicU64::new(resync_from.map_or(u64::MAX, |from| from.0)),
+                differ_from: AtomicU64::new(differ_from),
                 no_fast_zeroes: AtomicBool::new(false),
                 run: Mutex::default(),
                 busy: AtomicBool::new(false),
+                fences: Fences::default(),
                 mending: Mending::default(),
+                sync: Sync::default(),
                 failed: Mutex::default(),
                 turns: Turns::default(),
                 books: Mutex::new(books),
@@ -226,6 +239,22 @@ impl Array {
             array.irregular.store(array.is_irregular(), Ordering::Release);
             array
         }))
+    }
+
+    /// Size, geometry and bitmap, as they are now.
+    #[inline]
+    pub(super) fn form(&self) -> &Form {
+        self.forms.current()
+    }
+
+    #[inline]
+    pub(super) fn geometry(&self) -> &Geometry {
+        &self.form().geometry
+    }
+
+    #[inline]
+    pub(super) fn intent(&self) -> Option<&Intent> {
+        self.form().intent.as_ref()
     }
 
     /// Itself, for a task.
@@ -241,23 +270,26 @@ impl Array {
     /// The member of a role, if it takes part.
     #[inline]
     pub(super) fn member(&self, role: u16) -> Option<&Member> {
-        self.members.get(usize::from(role))?.as_ref().filter(|member| !member.is_faulty())
+        self.devices.member(role).filter(|member| !member.is_faulty())
     }
 
-    /// Those that take part, by role.
+    /// Those that get writes: members, and those that are to take a member's place.
     pub(super) fn taking_part(&self) -> impl Iterator<Item = (u16, &Member)> {
-        (0..).zip(&self.members).filter_map(|(role, _)| self.member(role).map(|member| (role, member)))
+        let of_role = |(_, holders): (u16, Holders)| [holders.member(), holders.replacement()];
+        let indices = self.devices.roles().flat_map(of_role).flatten();
+        let devices = indices.filter_map(|index| Some((index, self.devices.get(index)?)));
+        devices.filter(|(_, member)| !member.is_faulty())
     }
 
     /// Whether some member is missing, has failed, or is not in sync yet.
     pub(super) fn is_degraded(&self) -> bool {
-        !self.members.iter().all(|member| member.as_ref().is_some_and(Member::is_in_sync))
+        !(0..self.geometry().members()).all(|role| self.member(role).is_some_and(Member::is_in_sync))
     }
 
-    /// Whether all data has a copy in sync without this member.
+    /// Whether all data has a copy in sync without the member of this role.
     pub(super) fn can_do_without(&self, role: u16) -> bool {
         let present = |other| other != role && self.member(other).is_some_and(Member::is_in_sync);
-        self.geometry.copies() > 1 && self.geometry.has_all_data(&present)
+        self.geometry().copies() > 1 && self.geometry().has_all_data(&present)
     }
 
     /// The superblocks are as the books are: writes may go again, if they could before.
@@ -267,13 +299,23 @@ impl Array {
 
     /// The state for superblocks.
     pub(super) fn state(&self, cx: &TaskContext) -> ArrayState {
+        let count = self.devices.all().filter_map(|(_, it)| it.site.as_ref()).map(|(at, _)| at + 1).max();
+        let nothing = SiteState { standing: Standing::Removed, corrected: 0, bad_blocks: false };
+        let mut sites = vec![nothing; count.unwrap_or(0)];
+        for (index, member) in self.devices.all() {
+            if let Some((at, _)) = &member.site {
+                sites[*at] = member.standing(self.devices.role_of(index));
+            }
+        }
         let books = self.books();
+        let from = self.differ_from.load(Ordering::Acquire).min(books.synced);
         ArrayState {
             events: books.events,
             clean: books.clean,
-            resync_from: self.resync_from(),
-            gone: (0..self.geometry.members()).map(|role| self.member(role).is_none()).collect(),
-            corrected: books.corrected.clone(),
+            resync_from: Some(Sector(from)).filter(|from| from.0 != u64::MAX),
+            gone: (0..self.geometry().members()).map(|role| self.member(role).is_none()).collect(),
+            sites,
+            has_bitmap: !books.without_bitmap,
             now: cx.now(),
         }
     }
@@ -285,7 +327,7 @@ impl Array {
 
     /// Mirrors may differ in this range of the array from now on.
     pub(super) fn note_difference(&self, sector: Sector, nr: Sectors) {
-        if let Some(intent) = &self.intent {
+        if let Some(intent) = self.intent() {
             intent.keep(sector, nr);
         }
         self.differ_from.fetch_min(sector.0, Ordering::AcqRel);
@@ -309,292 +351,40 @@ impl Array {
     }
 
     fn is_irregular(&self) -> bool {
-        let ordinary = self.members.iter().all(|member| member.as_ref().is_some_and(Member::is_ordinary));
-        let differs = match &self.intent {
+        let ordinary =
+            (0..self.geometry().members()).all(|role| self.member(role).is_some_and(Member::is_ordinary));
+        self.geometry().copies() > 1 && (!ordinary || self.may_differ_anywhere())
+    }
+
+    /// Whether mirrors may differ somewhere.
+    pub(super) fn may_differ_anywhere(&self) -> bool {
+        match self.intent() {
             Some(intent) => intent.any_kept(),
             None => self.resync_from().is_some(),
-        };
-        self.geometry.copies() > 1 && (!ordinary || differs)
-    }
-
-    fn may_differ(&self, sector: Sector, nr: Sectors) -> bool {
-        match &self.intent {
-            Some(intent) => intent.any_kept() && intent.is_kept(sector, nr),
-            None => self.differ_from.load(Ordering::Acquire) < sector.0 + nr.0,
         }
-    }
-
-    pub(super) fn defer(&self, span: Span, reason: Reason) -> Defer {
-        Defer { node: self.shape.node, span, reason }
-    }
-
-    /// How many pieces `span` is cut into, if `room` is where the first ends.
-    fn pieces(&self, span: Span, room: Sectors) -> u64 {
-        match self.geometry.chunk() {
-            _ if span.nr <= room => 1,
-            Some(chunk) => (span.end().0 - 1) / chunk.0 - span.sector.0 / chunk.0 + 1,
-            None => 1 + (span.nr - room).0.div_ceil(self.geometry.read_room(span.sector + room).0),
-        }
-    }
-
-    fn read(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let careful = self.irregular.load(Ordering::Acquire);
-        let mut rest = span;
-        let mut room = self.geometry.read_room(rest.sector);
-        cx.split(self.shape.node, span, self.pieces(span, room), Reason::Chunk);
-        loop {
-            let piece = rest.piece(Sectors::ZERO, room.min(rest.nr));
-            if careful {
-                self.read_with_care(piece, cx)?;
-            } else {
-                let copy = self.geometry.preferred_copy(piece.sector);
-                self.pass(piece, self.geometry.place(piece.sector, copy), cx)?;
-            }
-            if piece.nr == rest.nr {
-                return Ok(());
-            }
-            rest = rest.piece(piece.nr, rest.nr - piece.nr);
-            room = self.geometry.read_room(rest.sector);
-        }
-    }
-
-    /// Hands a piece to the member at `place`, which is there.
-    #[inline]
-    fn pass(&self, piece: Span, place: Place, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let Some(Some(member)) = self.members.get(usize::from(place.member)) else {
-            cx.error(piece, Errno::EIO);
-            return Ok(());
-        };
-        let sector = member.data_start + Sectors(place.sector.0);
-        cx.pass(self.shape.node, piece.sector, &*member.layer, piece.moved_to(sector))
-    }
-
-    /// Reads a piece of an array in which something is out of order; it is cut where a copy can be read no further.
-    fn read_with_care(&self, piece: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let mut places = Places::new();
-        let same = self.may_differ(piece.sector, piece.nr);
-        let mut rest = piece;
-        while rest.nr > Sectors::ZERO {
-            self.geometry.places(rest.sector, &mut places);
-            let preferred = if same { 0 } else { self.geometry.preferred_copy(rest.sector) };
-            let Some((place, nr)) = self.choose(&places, preferred, same, rest.nr) else {
-                cx.error(rest, Errno::EIO);
-                return Ok(());
-            };
-            self.pass(rest.piece(Sectors::ZERO, nr), place, cx)?;
-            rest = rest.piece(nr, rest.nr - nr);
-        }
-        Ok(())
-    }
-
-    /// The copy to read, and how far. Where copies may differ (`same`), the choice for a sector must not depend on where a
-    /// read ends: the first that has the first sector. Otherwise one that has all of it, if there is one. Write-mostly
-    /// members come last.
-    pub(super) fn choose(
-        &self,
-        places: &Places,
-        preferred: usize,
-        same: bool,
-        nr: Sectors,
-    ) -> Option<(Place, Sectors)> {
-        let mut best: Option<(bool, Sectors, Place)> = None;
-        let order = places.iter().cycle().skip(preferred).take(places.len());
-        for place in order {
-            let Some(member) = self.member(place.member) else { continue };
-            let readable = member.readable(place.sector, nr);
-            let better = readable > Sectors::ZERO
-                && best.is_none_or(|(eager, len, _)| {
-                    (!member.write_mostly && !eager)
-                        || (!same && eager != member.write_mostly && readable > len)
-                });
-            if better {
-                best = Some((!member.write_mostly, readable, *place));
-            }
-        }
-        best.map(|(_, readable, place)| (place, readable))
-    }
-
-    /// A write: all copies of each piece.
-    fn write(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        self.admit(span)?;
-        let mut places = Places::new();
-        let mut rest = span;
-        let mut room = self.geometry.room(rest.sector);
-        cx.split(self.shape.node, span, self.pieces(span, room), Reason::Chunk);
-        let mut left_out = false;
-        loop {
-            let piece = rest.piece(Sectors::ZERO, room.min(rest.nr));
-            self.geometry.places(piece.sector, &mut places);
-            let mut any = false;
-            for place in &places {
-                match &self.members[usize::from(place.member)] {
-                    Some(member) if member.is_faulty() => left_out = true,
-                    Some(_) => {
-                        any = true;
-                        self.pass(piece, *place, cx)?;
-                    }
-                    None => {}
-                }
-            }
-            if !any {
-                cx.error(piece, Errno::EIO);
-            }
-            if piece.nr == rest.nr {
-                return self.confirm(span, left_out);
-            }
-            rest = rest.piece(piece.nr, rest.nr - piece.nr);
-            room = self.geometry.room(rest.sector);
-        }
-    }
-
-    /// A discard or write-zeroes: few ranges on each member, however large it is.
-    fn write_ranges(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        if !self.takes(span) {
-            cx.error(span, Errno::EOPNOTSUPP);
-            return Ok(());
-        }
-        let Some(span) = self.done_alike(span) else {
-            cx.zero(span);
-            return Ok(());
-        };
-        self.admit(span)?;
-        let mut ranges = 0;
-        self.geometry.ranges(span.sector, span.nr, &mut |_, _| ranges += 1);
-        cx.split(self.shape.node, span, ranges / u64::from(self.geometry.copies()), Reason::Chunk);
-        let (mut left_out, mut result) = (false, Ok(()));
-        self.geometry.ranges(span.sector, span.nr, &mut |place, nr| {
-            let Some(member) = &self.members[usize::from(place.member)] else { return };
-            if member.is_faulty() {
-                left_out = true;
-            } else if result.is_ok() {
-                // Without data, a piece's place within the bio means nothing.
-                let sector = member.data_start + Sectors(place.sector.0);
-                let piece = Span { sector, nr, ..span };
-                result = cx.pass(self.shape.node, span.sector, &*member.layer, piece);
-            }
-        });
-        result?;
-        self.confirm(span, left_out)
-    }
-
-    /// Whether a discard or write-zeroes is for all members. What only some of them did would make mirrors differ.
-    fn takes(&self, span: Span) -> bool {
-        let limits = &self.shape.limits;
-        match span.op {
-            Op::Discard => limits.discards(),
-            _ if !span.flags.has(Flags::FAST_ONLY) => true,
-            _ => limits.max_write_zeroes > Sectors::ZERO && !self.no_fast_zeroes.load(Ordering::Relaxed),
-        }
-    }
-
-    /// The part of a discard or write-zeroes that all members do, if there is one. Each leaves out of a discard what is not a
-    /// whole granule of its own; so that mirrors do not differ, what is not one of the coarsest is left out of all. (That
-    /// takes members whose data starts at a granule, and chunks of whole ones. Otherwise they may differ in what was discarded,
-    /// as under Linux.)
-    fn done_alike(&self, span: Span) -> Option<Span> {
-        if span.op != Op::Discard || self.geometry.copies() == 1 {
-            return Some(span);
-        }
-        let granule = (u64::from(self.shape.limits.discard_granularity) / SECTOR).max(1);
-        let start = span.sector.0.next_multiple_of(granule);
-        let end = span.end().0 / granule * granule;
-        (start < end).then(|| span.piece(Sectors(start - span.sector.0), Sectors(end - start)))
-    }
-
-    fn flush(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let mut left_out = false;
-        for member in self.members.iter().flatten() {
-            if member.is_faulty() {
-                left_out = true;
-            } else {
-                cx.pass(self.shape.node, span.sector, &*member.layer, span)?;
-            }
-        }
-        if left_out && self.gate.state() == GateState::Recording {
-            return Err(self.defer(span, Reason::MemberFailed));
-        }
-        Ok(())
-    }
-
-    /// Whether a write may go (invariant 1).
-    #[inline]
-    fn admit(&self, span: Span) -> Result<(), Defer> {
-        if self.record.is_none() {
-            return Ok(());
-        }
-        if !self.gate.pass() {
-            self.want(span);
-            return Err(self.defer(span, Reason::Activate));
-        }
-        if let Some(intent) = &self.intent
-            && !intent.admit(span.sector, span.nr)
-        {
-            self.want(span);
-            return Err(self.defer(span, Reason::WriteIntent));
-        }
-        if self.mending.meets(span.sector, span.nr) {
-            return Err(self.defer(span, Reason::ReadError));
-        }
-        if !self.busy.load(Ordering::Relaxed) {
-            self.busy.store(true, Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
-    /// A write waits for its bits. Of discards and write-zeroes that follow each other (mkfs goes over the whole disk, 2 GiB at
-    /// a time) each would wait for a write of the bitmap: so as many bits again are set ahead as the run has had so far.
-    #[cold]
-    fn want(&self, span: Span) {
-        let Some(intent) = &self.intent else { return };
-        let mut nr = span.nr;
-        if !span.op.has_data() {
-            let most = Sectors(self.shape.sectors.0 / AHEAD_SHARE);
-            let ahead = self.run.lock().unwrap_or_else(PoisonError::into_inner).ahead(span, most);
-            nr = Sectors((nr + ahead).0.min(self.shape.sectors.0 - span.sector.0));
-        }
-        intent.want(span.sector, nr);
-    }
-
-    /// Whether a write that left out a member may go (invariant 2). The gate was closed before the member was marked, and is
-    /// opened again when that is on record; so whoever has seen the mark sees one or the other here.
-    #[inline]
-    fn confirm(&self, span: Span, left_out: bool) -> Result<(), Defer> {
-        if left_out && !self.gate.pass() {
-            return Err(self.defer(span, Reason::MemberFailed));
-        }
-        Ok(())
     }
 }
 
 impl Layer for Array {
     fn shape(&self) -> &Shape {
-        &self.shape
+        &self.form().shape
     }
 
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        match span.op {
-            Op::Read => self.read(span, cx),
-            Op::Flush => self.flush(span, cx),
-            _ if self.shape.limits.read_only => {
-                cx.error(span, Errno::EROFS);
-                Ok(())
-            }
-            Op::Write => self.write(span, cx),
-            Op::Discard | Op::WriteZeroes => self.write_ranges(span, cx),
-        }
+        self.resolve_bio(span, cx)
     }
 
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let array = self.itself();
         Box::pin(async move {
-            match (defer.reason, defer.span.op) {
-                (Reason::MemberFailed, _) => array.settle_failures(&cx).await,
-                (Reason::ReadError, Op::Read) => {
+            match defer.reason {
+                Reason::MemberFailed => array.settle_failures(&cx).await,
+                Reason::ReadError => {
                     array.start_mending(&cx);
                     Ok(())
                 }
-                (Reason::ReadError, _) => {
-                    array.stop_mending().await;
+                Reason::Resync => {
+                    array.fences.wait(defer.span.sector, defer.span.nr).await;
                     Ok(())
                 }
                 _ => array.make_ready(defer.span, &cx).await,
@@ -603,11 +393,20 @@ impl Layer for Array {
     }
 
     fn is_redundant(&self) -> bool {
-        self.geometry.copies() > 1
+        self.geometry().copies() > 1
     }
 
     fn cure(&self, failure: &Failure) -> Cure {
         self.cure_failure(failure)
+    }
+
+    fn open(&self, cx: TaskContext) -> Option<Preparation> {
+        self.record.as_ref()?;
+        let array = self.itself();
+        Some(Box::pin(async move {
+            array.look_for_sync(&cx);
+            Ok(())
+        }))
     }
 
     fn close(&self, cx: TaskContext) -> Option<Preparation> {
@@ -617,15 +416,46 @@ impl Layer for Array {
     }
 
     fn below(&self) -> Vec<Arc<dyn Layer>> {
-        let mut below: Vec<_> = self.members.iter().flatten().map(|member| member.layer.clone()).collect();
-        // Metadata volumes and spares are written to as well: they are closed after this layer.
-        for site in self.record.iter().flat_map(|record| record.sites()) {
-            if !below.iter().any(|layer| layer.node() == site.layer.node()) {
-                below.push(site.layer.clone());
+        let mut below: Vec<Arc<dyn Layer>> = Vec::new();
+        let data = self.devices.all().map(|(_, member)| &member.layer);
+        // Metadata volumes are written to as well: they are closed after this layer.
+        let sites = self.devices.all().filter_map(|(_, member)| Some(&member.site.as_ref()?.1.layer));
+        for layer in data.chain(sites) {
+            if !below.iter().any(|known| known.node() == layer.node()) {
+                below.push(layer.clone());
             }
         }
         below
     }
+}
+
+/// The devices of an array, each with its role if it has one, and who of them has which role.
+fn devices(members: Vec<Option<MemberConfig>>, sites: &[Site]) -> (Vec<(Member, Option<u16>)>, Vec<Holders>) {
+    let mut all: Vec<(Member, Option<u16>)> = Vec::new();
+    let mut indices = vec![(None, None); members.len()];
+    for (role, config) in (0..).zip(members) {
+        let Some(config) = config else { continue };
+        let site = sites.iter().position(|site| site.role == Some(role) && !site.replacement);
+        indices[usize::from(role)].0 = Some(all.len() as u16);
+        all.push((Member::new(config, site.map(|at| (at, sites[at].clone()))), Some(role)));
+    }
+    for (at, site) in sites.iter().enumerate().filter(|(_, site)| site.replacement || site.role.is_none()) {
+        let config = MemberConfig {
+            name: site.name.clone(),
+            layer: site.layer.clone(),
+            data_start: site.data_start,
+            recovered: site.recovered.filter(|_| site.replacement).or(site.replacement.then_some(Sector(0))),
+            write_mostly: false,
+            bad: Vec::new(),
+        };
+        let role = site.role.filter(|role| indices.get(usize::from(*role)).is_some_and(|it| it.1.is_none()));
+        if let Some(role) = role {
+            indices[usize::from(role)].1 = Some(all.len() as u16);
+        }
+        all.push((Member::new(config, Some((at, site.clone()))), role));
+    }
+    let holders = indices.into_iter().map(|(member, replacement)| Holders::new(member, replacement));
+    (all, holders.collect())
 }
 
 /// The events of the members as they were found.
@@ -637,8 +467,8 @@ fn found_events(record: Option<&dyn Record>) -> Vec<u64> {
 
 /// Stacked limits, with the hints that the kernel's md gives: a chunk is the least that is worth while, a row of all data
 /// the best.
-fn limits(geometry: &Geometry, members: &[Option<Member>]) -> Limits {
-    let mut limits = Limits::stacked(members.iter().flatten().map(|member| member.layer.limits()));
+fn limits<'a>(geometry: &Geometry, members: impl Iterator<Item = &'a Member>) -> Limits {
+    let mut limits = Limits::stacked(members.map(|member| member.layer.limits()));
     if let Some(chunk) = geometry.chunk() {
         let chunk = u32::try_from(chunk.0.saturating_mul(SECTOR)).unwrap_or(u32::MAX);
         limits.io_min = chunk;

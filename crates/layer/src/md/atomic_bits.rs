@@ -51,6 +51,27 @@ impl AtomicBits {
         }
     }
 
+    /// Clears one (release).
+    pub(super) fn clear(&self, bit: u64) {
+        for (word, mask) in self.words(bit, bit) {
+            word.fetch_and(!mask, Ordering::AcqRel);
+        }
+    }
+
+    /// The first that is set at or behind `from` (acquire).
+    pub(super) fn next(&self, from: u64) -> Option<u64> {
+        let mut word_at = (from / WORD) as usize;
+        let mut mask = u64::MAX << (from % WORD);
+        while let Some(word) = self.words.get(word_at) {
+            let left = word.load(Ordering::Acquire) & mask;
+            if left != 0 {
+                return Some(word_at as u64 * WORD + u64::from(left.trailing_zeros()));
+            }
+            (word_at, mask) = (word_at + 1, u64::MAX);
+        }
+        None
+    }
+
     /// The words, to go through all of them.
     pub(super) fn all_words(&self) -> &[AtomicU64] {
         &self.words

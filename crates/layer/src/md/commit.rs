@@ -13,22 +13,25 @@
 //! A member that refuses its bitmap or superblock has failed. That is written to the others, and so on, until all that are
 //! left have it; the last one that has some data is never given up: then the array takes no writes, and the client hears of it.
 
-use blockwork_engine::{Errno, Sectors, Span, TaskContext};
+use std::sync::atomic::Ordering;
+
+use blockwork_engine::{Errno, Span, TaskContext};
 
 use super::array::Array;
+use super::devices::DeviceIndex;
 use super::gate::GateState;
 use super::intent::Run;
 use super::io;
 
-/// A role whose device refused something.
-pub(super) type Refusal = (u16, Errno);
+/// A device that refused something.
+pub(super) type Refusal = (DeviceIndex, Errno);
 
 impl Array {
     /// Sees to it that a write to `span` may go.
     pub(super) async fn make_ready(&self, span: Span, cx: &TaskContext) -> Result<(), Errno> {
         let _turn = self.turns.take().await;
         self.settle_with_turn(cx).await?;
-        let ready = self.intent.as_ref().is_none_or(|intent| intent.is_ready(span.sector, span.nr));
+        let ready = self.intent().is_none_or(|intent| intent.is_ready(span.sector, span.nr));
         if !(ready && self.gate.pass()) {
             self.write_down(cx).await?;
         }
@@ -38,7 +41,7 @@ impl Array {
 
     /// Writes down that the array is active, and all bits that writes wait for. With the turn.
     async fn write_down(&self, cx: &TaskContext) -> Result<(), Errno> {
-        let wanted = self.intent.as_ref().map(|intent| intent.take_wanted()).unwrap_or_default();
+        let wanted = self.intent().map(|intent| intent.take_wanted()).unwrap_or_default();
         let (opened, clean) = {
             let books = self.books();
             (books.opened, books.clean)
@@ -57,10 +60,9 @@ impl Array {
             self.books().clean = clean;
         }
         result?;
-        if let Some(intent) = &self.intent {
-            if opened { intent.publish(&wanted) } else { intent.publish_all() }
+        if let Some(intent) = self.intent() {
+            intent.publish(&wanted);
         }
-        self.books().opened = true;
         self.gate.set(GateState::Active);
         Ok(())
     }
@@ -75,7 +77,7 @@ impl Array {
                 books.events += u64::from(!uneven);
                 (books.events, uneven)
             };
-            if let Some(intent) = &self.intent {
+            if let Some(intent) = self.intent() {
                 let mut disk = intent.disk();
                 disk.superblock.events = events;
                 disk.superblock_changed();
@@ -83,6 +85,7 @@ impl Array {
             let mut refusals = self.write_intent(cx).await;
             refusals.extend(self.write_superblocks(cx).await);
             if refusals.is_empty() && !was_uneven {
+                self.is_on_record();
                 return Ok(());
             }
             if let Err(errno) = self.give_up(&refusals) {
@@ -91,6 +94,22 @@ impl Array {
                 return Err(errno);
             }
         }
+    }
+
+    /// All that take part say the same. The first time, bits that were set when they were found are usable from then on.
+    fn is_on_record(&self) {
+        if !std::mem::replace(&mut self.books().opened, true)
+            && let Some(intent) = self.intent()
+        {
+            intent.publish_all();
+        }
+    }
+
+    /// As `record_state`, where the gate lets writes pass that need no new state; it is as it was afterwards.
+    pub(super) async fn record_change(&self, cx: &TaskContext) -> Result<(), Errno> {
+        self.record_state(cx).await?;
+        self.reopen();
+        Ok(())
     }
 
     /// These members have failed; writes that down.
@@ -116,70 +135,78 @@ impl Array {
 
     /// Writes what has changed of the bitmap to all members that take part; gives those that refused.
     pub(super) async fn write_intent(&self, cx: &TaskContext) -> Vec<Refusal> {
-        let (Some(intent), Some(record)) = (&self.intent, &self.record) else { return Vec::new() };
+        let Some(intent) = self.intent() else { return Vec::new() };
         let runs = {
             let mut disk = intent.disk();
             if disk.has_changes() { disk.take_changes() } else { return Vec::new() }
         };
-        let sites =
-            record.sites().iter().filter(|site| site.role.is_some_and(|role| self.member(role).is_some()));
-        let writes =
-            sites.filter_map(|site| Some((site, site.role?, site.bitmap?))).map(|(site, role, start)| {
-                let runs = &runs;
-                async move {
-                    for Run { offset, bytes } in runs {
-                        let written = io::write_bytes(cx, &site.layer, start + *offset, bytes).await;
-                        written
-                            .map_err(|errno| self.refused(role, &site.name, "write-intent bitmap", errno))?;
-                    }
-                    Ok(())
+        let sites = self.taking_part().filter_map(|(index, member)| {
+            let (_, site) = member.site.as_ref()?;
+            Some((index, site, site.bitmap?))
+        });
+        let writes = sites.map(|(index, site, start)| {
+            let runs = &runs;
+            async move {
+                for Run { offset, bytes } in runs {
+                    let written = io::write_bytes(cx, &site.layer, start + *offset, bytes).await;
+                    written.map_err(|errno| self.refused(index, "write-intent bitmap", errno))?;
                 }
-            });
+                Ok(())
+            }
+        });
         let results: Vec<Result<(), Refusal>> = io::together(writes.collect()).await;
         results.into_iter().filter_map(Result::err).collect()
     }
 
-    /// Writes superblocks to all sites but those of members that have failed; gives the members that refused.
+    /// Writes superblocks to all devices but those that have failed; gives those that refused. A spare that refuses is of no
+    /// use, and has failed with that.
     async fn write_superblocks(&self, cx: &TaskContext) -> Vec<Refusal> {
         let Some(record) = &self.record else { return Vec::new() };
         let state = self.state(cx);
-        let dead = self.books().dead_sites.clone();
-        let sites = record.sites().iter().enumerate();
-        let alive =
-            sites.filter(|(at, site)| !dead[*at] && site.role.is_none_or(|role| self.member(role).is_some()));
-        let writes = alive.map(|(at, site)| {
-            let bytes = record.superblock(at, &state);
-            async move { (at, io::write_bytes(cx, &site.layer, site.superblock, &bytes).await) }
+        let alive = self.devices.all().filter(|(_, member)| !member.is_faulty());
+        let sites = alive.filter_map(|(index, member)| Some((index, member.site.as_ref()?)));
+        let writes = sites.map(|(index, (at, site))| {
+            let bytes = record.superblock(*at, &state);
+            async move { (index, io::write_bytes(cx, &site.layer, site.superblock, &bytes).await) }
         });
         let mut refusals = Vec::new();
-        for (at, result) in io::together(writes.collect()).await {
+        for (index, result) in io::together(writes.collect()).await {
             let Err(errno) = result else { continue };
-            let site = &record.sites()[at];
-            match site.role {
-                Some(role) => refusals.push(self.refused(role, &site.name, "superblock", errno)),
-                None => {
-                    log::warn!("{}: superblock of spare {} cannot be written: {errno}", self.name, site.name);
-                    self.books().dead_sites[at] = true;
-                }
+            let refusal = self.refused(index, "superblock", errno);
+            match self.devices.get(index) {
+                Some(spare) if self.devices.role_of(index).is_none() => spare.fail(),
+                _ => refusals.push(refusal),
             }
         }
         refusals
     }
 
-    fn refused(&self, role: u16, name: &str, what: &str, errno: Errno) -> Refusal {
-        log::error!("{}: {what} on member {name} (role {role}) cannot be written: {errno}", self.name);
-        (role, errno)
+    fn refused(&self, index: DeviceIndex, what: &str, errno: Errno) -> Refusal {
+        let name = self.devices.get(index).map_or("", |member| &member.name);
+        let role = self.devices.role_of(index).map_or("spare".into(), |role| format!("role {role}"));
+        log::error!("{}: {what} on member {name} ({role}) cannot be written: {errno}", self.name);
+        (index, errno)
     }
 
-    /// Makes all that was written durable; gives the members that refused.
+    /// Makes all that was written durable; gives the members that refused. What was copied until it began counts as durable
+    /// then.
     pub(super) async fn flush_members(&self, cx: &TaskContext) -> Vec<Refusal> {
-        let flushes = self.taking_part().map(|(role, member)| async move {
-            io::flush(cx, &member.layer)
-                .await
-                .map_err(|errno| self.refused(role, &member.name, "cache", errno))
+        let synced = self.differ_from.load(Ordering::Acquire);
+        let flushes = self.taking_part().map(|(index, member)| async move {
+            let recovered = member.recovered();
+            let flushed = io::flush(cx, &member.layer).await;
+            flushed.map_err(|errno| self.refused(index, "cache", errno))?;
+            if let Some(end) = recovered {
+                member.is_durable_to(Some(end));
+            }
+            Ok(())
         });
         let results: Vec<Result<(), Refusal>> = io::together(flushes.collect()).await;
-        results.into_iter().filter_map(Result::err).collect()
+        let refusals: Vec<_> = results.into_iter().filter_map(Result::err).collect();
+        if refusals.is_empty() {
+            self.books().synced = synced;
+        }
+        refusals
     }
 
     /// Clears what may be cleared of the bitmap. Before a bit goes, the members say as of which event nothing but the bits
@@ -189,7 +216,7 @@ impl Array {
         idle: Option<&[(usize, u64)]>,
         cx: &TaskContext,
     ) -> Vec<Refusal> {
-        let Some(intent) = &self.intent else { return Vec::new() };
+        let Some(intent) = self.intent() else { return Vec::new() };
         let events = self.books().events;
         {
             let mut disk = intent.disk();
@@ -207,12 +234,5 @@ impl Array {
             None => intent.clear_all(),
         }
         self.write_intent(cx).await
-    }
-
-    /// How many sectors of member `role` a superblock counts as mended.
-    pub(super) fn count_corrected(&self, role: u16, nr: Sectors) {
-        if let Some(count) = self.books().corrected.get_mut(usize::from(role)) {
-            *count = count.saturating_add(u32::try_from(nr.0).unwrap_or(u32::MAX));
-        }
     }
 }

@@ -5,7 +5,8 @@
 //! differences only at and beyond that offset. With it, legs agree again when Linux activates what we were killed on.
 //!
 //! A leg that has failed, or is missing, has its bit in `failed_devices` of all others from the next change on. Bits are
-//! never taken back here: that is for whoever repairs the volume.
+//! never taken back here: that is for whoever repairs the volume. Which legs there are is for LVM to say: none is added or
+//! removed here.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use blockwork_engine::{Layer, Sector};
 use blockwork_format::SECTOR_BYTES;
 use blockwork_format::dm_raid::{BITMAP_OFFSET, IN_SYNC, Superblock};
 
-use super::record::{ArrayState, Record, Site};
+use super::record::{ArrayState, Record, Site, Standing};
 
 /// A leg with its superblock as it was found.
 #[derive(Debug)]
@@ -40,7 +41,19 @@ impl DmRaidRecord {
     pub fn new(legs: Vec<DmRaidLeg>, has_bitmap: bool) -> DmRaidRecord {
         let bitmap = has_bitmap.then_some(Sector(BITMAP_OFFSET / SECTOR_BYTES));
         let split = legs.into_iter().map(|DmRaidLeg { role, name, layer, superblock }| {
-            (Site { role: Some(role), name, layer, superblock: Sector(0), bitmap }, superblock)
+            let site = Site {
+                role: Some(role),
+                replacement: false,
+                name,
+                layer,
+                superblock: Sector(0),
+                bitmap,
+                data_start: Sector(0),
+                recovered: None,
+                by_bitmap: false,
+                bad_blocks: None,
+            };
+            (site, superblock)
         });
         let (sites, found) = split.unzip();
         DmRaidRecord { sites, found }
@@ -57,6 +70,9 @@ impl Record for DmRaidRecord {
         superblock.events = state.events;
         let from = state.resync_from.map_or(IN_SYNC, |from| from.0);
         superblock.array_resync_offset = if state.clean { from } else { 0 };
+        if let Standing::Active { recovered, .. } = state.sites[site].standing {
+            superblock.disk_recovery_offset = recovered.map_or(IN_SYNC, |end| end.0);
+        }
         for (position, _) in (0..).zip(&state.gone).filter(|(_, gone)| **gone) {
             superblock.fail(position);
         }

@@ -3,6 +3,7 @@
 //! | what failed | what is done |
 //! | --- | --- |
 //! | a read | another copy is read at once; the place is written anew from it (`mend.rs`) |
+//! | a write, on a member with a list of bad blocks | the range goes into that list, and is left out from then on; where that cannot be, as the next line |
 //! | a write, discard or write-zeroes | the member has failed: it is left out, the others record it, then the bio runs again |
 //! | a flush, also one behind a FUA | likewise: nobody knows what it has lost |
 //! | a write without room or memory (ENOSPC of a sparse file, ENOMEM) | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
@@ -21,15 +22,20 @@ use std::sync::atomic::Ordering;
 use blockwork_engine::{Cure, Errno, Failure, Op, Reason, Sector, Sectors, Span, TaskContext};
 
 use super::array::Array;
+use super::bad_blocks::whole_blocks;
 use super::commit::Refusal;
+use super::devices::DeviceIndex;
 use super::gate::GateState;
 use super::geometry::{Place, Places};
+use super::member::Member;
 
 /// A member that failed, to be dealt with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FailedMember {
-    pub(super) role: u16,
+    pub(super) device: DeviceIndex,
     pub(super) errno: Errno,
+    /// A write failed there, and the member has a list of bad blocks: that it goes into, if there is room.
+    pub(super) bad: Option<(Sector, Sectors)>,
 }
 
 /// EDQUOT: the quota of a file system is used up.
@@ -43,19 +49,19 @@ fn lacks_room(errno: Errno) -> bool {
 impl Array {
     /// What is done about a failure below; see the module's head.
     pub(super) fn cure_failure(&self, failure: &Failure) -> Cure {
-        let members = (0..).zip(&self.members);
-        let mut found = members.filter_map(|(role, member)| Some((role, member.as_ref()?)));
-        let Some((role, member)) = found.find(|(_, member)| member.layer.node() == failure.below) else {
-            return Cure::None;
-        };
-        if self.geometry.copies() < 2 {
-            return Cure::None;
-        }
-        if member.is_faulty() {
+        let found = self.devices.all().find(|(_, member)| member.layer.node() == failure.below);
+        let Some((device, member)) = found else {
+            // One that was taken out meanwhile is not reached any more.
             return Cure::Again;
+        };
+        if self.geometry().copies() < 2 {
+            return Cure::None;
         }
+        let Some(role) = self.devices.role_of(device).filter(|_| !member.is_faulty()) else {
+            return Cure::Again;
+        };
         if failure.op == Op::Read {
-            return self.cure_read(role, failure.span);
+            return self.cure_read(device, failure.span);
         }
         let discard = failure.op == Op::Discard && failure.errno == Errno::EOPNOTSUPP;
         if discard || self.record.is_none() {
@@ -66,28 +72,44 @@ impl Array {
             self.no_fast_zeroes.store(true, Ordering::Relaxed);
         }
         if unsupported || (failure.op != Op::Flush && lacks_room(failure.errno)) {
-            self.note_differences(role, failure.span);
+            self.note_differences(device, role, failure.span);
             return Cure::None;
         }
-        if !self.can_do_without(role) {
-            self.note_differences(role, failure.span);
+        if self.is_needed(device) {
+            self.note_differences(device, role, failure.span);
             return Cure::None;
         }
-        let failed = FailedMember { role, errno: failure.errno };
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(failed);
+        let has_list = member.site.as_ref().is_some_and(|(_, site)| site.bad_blocks.is_some());
+        let sector = Sector(failure.span.sector.0.saturating_sub(member.data_start.0));
+        let bad = (failure.op == Op::Write && has_list)
+            .then(|| whole_blocks(sector, failure.span.nr, &self.form().shape.limits));
+        self.has_failed(FailedMember { device, errno: failure.errno, bad });
         Cure::Defer(self.defer(failure.span, Reason::MemberFailed))
     }
 
-    /// Mirrors may differ in what `span` of the member `role` holds, where there is another copy of it.
-    fn note_differences(&self, role: u16, span: Span) {
-        let Some(Some(member)) = self.members.get(usize::from(role)) else { return };
+    /// To be dealt with by who has the turn next.
+    pub(super) fn has_failed(&self, failed: FailedMember) {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).push(failed);
+    }
+
+    /// Whether some data would have no copy without this device.
+    pub(super) fn is_needed(&self, device: DeviceIndex) -> bool {
+        let in_sync = self.devices.get(device).is_some_and(Member::is_in_sync);
+        let is_member = |role: &u16| self.devices.holders(*role).member() == Some(device);
+        let role = self.devices.role_of(device).filter(is_member);
+        role.is_some_and(|role| in_sync && !self.can_do_without(role))
+    }
+
+    /// Mirrors may differ in what `span` of a device in this role holds, where there is another copy of it.
+    fn note_differences(&self, device: DeviceIndex, role: u16, span: Span) {
+        let Some(member) = self.devices.get(device) else { return };
         let mut places = Places::new();
         let (mut at, mut left) = (Sector(span.sector.0.saturating_sub(member.data_start.0)), span.nr);
         while left > Sectors::ZERO {
-            let chunk = self.geometry.chunk().unwrap_or(left);
+            let chunk = self.geometry().chunk().unwrap_or(left);
             let nr = Sectors(chunk.0 - at.0 % chunk.0.max(1)).min(left);
-            if let Some(sector) = self.geometry.to_array(Place { member: role, sector: at }) {
-                self.geometry.places(sector, &mut places);
+            if let Some(sector) = self.geometry().to_array(Place { member: role, sector: at }) {
+                self.geometry().places(sector, &mut places);
                 if places.iter().any(|place| place.member != role && self.member(place.member).is_some()) {
                     self.note_difference(sector, nr);
                 }
@@ -106,10 +128,17 @@ impl Array {
     pub(super) async fn settle_with_turn(&self, cx: &TaskContext) -> Result<(), Errno> {
         let failed = std::mem::take(&mut *self.failed.lock().unwrap_or_else(PoisonError::into_inner));
         let mut refusals: Vec<Refusal> = Vec::new();
-        for FailedMember { role, errno } in failed {
-            let known = refusals.iter().any(|(known, _)| *known == role);
-            if !known && self.member(role).is_some() {
-                refusals.push((role, errno));
+        for FailedMember { device, errno, bad } in failed {
+            let known = refusals.iter().any(|(known, _)| *known == device);
+            let Some(member) = self.devices.get(device).filter(|it| !known && !it.is_faulty()) else {
+                continue;
+            };
+            let listed = match bad {
+                Some((sector, nr)) => self.list_unwritable(member, sector, nr, cx).await,
+                None => false,
+            };
+            if !listed {
+                refusals.push((device, errno));
             }
         }
         if !refusals.is_empty() {
@@ -121,6 +150,7 @@ impl Array {
         }
         self.record_state(cx).await?;
         self.reopen();
+        self.look_for_sync(cx);
         Ok(())
     }
 
@@ -131,25 +161,29 @@ impl Array {
     ///
     /// The error of a member without which some data would have no copy: it stays.
     pub(super) fn give_up(&self, refusals: &[Refusal]) -> Result<(), Errno> {
-        for (role, errno) in refusals {
-            let Some(member) = self.member(*role) else { continue };
-            if member.is_in_sync() && !self.can_do_without(*role) {
+        for (device, errno) in refusals {
+            let Some(member) = self.devices.get(*device).filter(|member| !member.is_faulty()) else {
+                continue;
+            };
+            let role = self.devices.role_of(*device).map_or("spare".into(), |role| format!("role {role}"));
+            if self.is_needed(*device) {
                 log::error!(
-                    "{}: member {} (role {role}) failed ({errno}), and stays, as it has the only copy of some data",
+                    "{}: member {} ({role}) failed ({errno}), and stays, as it has the only copy of some data",
                     self.name,
                     member.name
                 );
-                if let Some(intent) = &self.intent {
+                if let Some(intent) = self.intent() {
                     intent.disk().all_changed();
                 }
                 return Err(*errno);
             }
             self.gate.set(GateState::Recording);
-            member.fail();
             self.choose_with_care();
+            member.fail();
             log::error!(
-                "{}: member {} (role {role}) has failed ({errno}); the array goes on without it. When the disk is replaced or \
-                 found to be sound, `mdadm --manage ARRAY --add DISK` (LVM: `lvconvert --repair`) makes the array whole",
+                "{}: member {} ({role}) has failed ({errno}); the array goes on without it. When the disk is replaced or \
+                 found to be sound, `blockwork md add ARRAY DISK` (Linux: `mdadm --manage ARRAY --add DISK`; LVM: \
+                 `lvconvert --repair`) makes the array whole",
                 self.name,
                 member.name
             );

@@ -276,6 +276,26 @@ impl Geometry {
         }
     }
 
+    /// How far from a place on a member its data is of one range of the array, but for the chunks of others between: to the end
+    /// of the far part, or of the member.
+    pub(super) fn part_room(&self, place: Place) -> Sectors {
+        let rest = Sectors(self.sectors_on_member(place.member).0.saturating_sub(place.sector.0));
+        match self {
+            Geometry::Raid10(raid10) => raid10.part_room(place.sector).min(rest),
+            Geometry::Raid0(_) | Geometry::Raid1(_) => rest,
+        }
+    }
+
+    /// The same with another amount of each member's data, where what is there stays where it is: none for a RAID0 and for far
+    /// copies.
+    pub(super) fn grown(&self, member_sectors: Sectors) -> Option<Result<Geometry, GeometryError>> {
+        match self {
+            Geometry::Raid0(_) => None,
+            Geometry::Raid1(raid1) => Some(Ok(Geometry::Raid1(raid1.grown(member_sectors)))),
+            Geometry::Raid10(raid10) => Some(raid10.grown(member_sectors)?.map(Geometry::Raid10)),
+        }
+    }
+
     /// Whether the members that are `present` hold at least one copy of every sector.
     pub fn has_all_data(&self, present: &dyn Fn(u16) -> bool) -> bool {
         match self {

@@ -47,6 +47,8 @@ pub(super) struct Intent {
     wanted: AtomicBits,
     touched: AtomicBits,
     kept: AtomicBits,
+    /// Kept since a resync of the chunk has begun: it has to be done once more.
+    noted: AtomicBits,
     any_wanted: AtomicBool,
     any_kept: AtomicBool,
     disk: Mutex<OnDisk>,
@@ -84,6 +86,7 @@ impl Intent {
             wanted: AtomicBits::new(chunks),
             touched: AtomicBits::new(chunks),
             kept: AtomicBits::new(chunks),
+            noted: AtomicBits::new(chunks),
             any_wanted: AtomicBool::new(false),
             any_kept: AtomicBool::new(false),
             disk: Mutex::new(OnDisk::new(config.superblock, config.bits)),
@@ -141,8 +144,87 @@ impl Intent {
     }
 
     fn keep_chunks(&self, first: u64, last: u64) {
+        // In this order: whoever ends a resync looks at it before and after.
+        self.noted.set(first, last);
         self.kept.set(first, last);
         self.any_kept.store(true, Ordering::Release);
+    }
+
+    /// Sectors of a chunk.
+    pub(super) fn chunk_sectors(&self) -> u64 {
+        1 << self.chunk_shift
+    }
+
+    /// A resync of the chunk at `sector` begins.
+    pub(super) fn begin_resync(&self, sector: Sector) {
+        let (chunk, _) = self.chunks(sector, Sectors(1));
+        self.noted.clear(chunk);
+    }
+
+    /// The chunk at `sector` has been resynced: its mirrors agree, unless that was noted otherwise meanwhile.
+    pub(super) fn end_resync(&self, sector: Sector) {
+        let (chunk, _) = self.chunks(sector, Sectors(1));
+        if !self.noted.any(chunk, chunk) {
+            self.kept.clear(chunk);
+        }
+        if self.noted.any(chunk, chunk) {
+            self.keep_chunks(chunk, chunk);
+        }
+        if self.kept.all_words().iter().all(|word| word.load(Ordering::Acquire) == 0) {
+            self.any_kept.store(false, Ordering::Release);
+            // One that is kept at the same time is either seen here, or sets its mark after ours.
+            let any = self.kept.all_words().iter().any(|word| word.load(Ordering::Acquire) != 0);
+            self.any_kept.fetch_or(any, Ordering::AcqRel);
+        }
+    }
+
+    /// The first sector at or behind `sector` of a chunk whose mirrors may differ.
+    pub(super) fn next_kept(&self, sector: Sector) -> Option<Sector> {
+        let (chunk, _) = self.chunks(sector, Sectors(1));
+        let next = self.kept.next(chunk)?;
+        Some(Sector((next << self.chunk_shift).max(sector.0)))
+    }
+
+    /// Whether the chunk at `sector` is set on disk: a member that was away may lack something there.
+    pub(super) fn is_dirty(&self, sector: Sector) -> bool {
+        let (chunk, _) = self.chunks(sector, Sectors(1));
+        self.disk().bits.is_dirty(chunk)
+    }
+
+    /// As of which event nothing but the bits is missing on a member that was there.
+    pub(super) fn events_cleared(&self) -> u64 {
+        self.disk().superblock.events_cleared
+    }
+
+    /// The bitmap for an array of `sectors` sectors, with as much for a bit as here: what is new may differ where `dirty`.
+    pub(super) fn grown(&self, sectors: Sectors, events: u64, dirty: bool) -> Intent {
+        let (mut superblock, old) = {
+            let disk = self.disk();
+            (disk.superblock.clone(), disk.bits.clone())
+        };
+        superblock.sync_size = sectors.0;
+        superblock.events = events;
+        let mut bits = Bits::clean(superblock.chunks());
+        let mut from = 0;
+        while let Some(chunk) = old.next_dirty(from) {
+            bits.set(chunk);
+            from = chunk + 1;
+        }
+        let config = IntentConfig { superblock, bits, may_differ: false };
+        let grown = Intent::new(config, events);
+        for chunk in 0..old.chunks() {
+            if self.kept.any(chunk, chunk) {
+                grown.keep_chunks(chunk, chunk);
+            }
+        }
+        if dirty {
+            // The last chunk of the old part may have sectors of the new one.
+            let first = old.chunks().saturating_sub(1);
+            let last = grown.disk().bits.chunks() - 1;
+            (first..=last).for_each(|chunk| grown.disk().set(chunk));
+            grown.keep_chunks(first, last);
+        }
+        grown
     }
 
     /// Whether mirrors may differ anywhere.

@@ -25,6 +25,33 @@ pub(crate) async fn read(
     cx.bio(layer, bio).await.0.map(|()| data)
 }
 
+/// Writes memory; durable after a flush.
+pub(super) async fn store(
+    cx: &TaskContext,
+    layer: &Arc<dyn Layer>,
+    sector: Sector,
+    data: Segment,
+) -> Result<(), Errno> {
+    let bio = Bio::with_data(Op::Write, Flags::NONE, sector, Segments::from_iter([data]));
+    cx.bio(layer, bio).await.0
+}
+
+/// Reads whole sectors, also on a device with larger blocks.
+pub(super) async fn read_bytes(
+    cx: &TaskContext,
+    layer: &Arc<dyn Layer>,
+    sector: Sector,
+    nr: Sectors,
+) -> Result<Vec<u8>, Errno> {
+    let block = Sectors::from_bytes_ceil(layer.limits().logical_block_size.into()).0.max(1);
+    let start = Sector(sector.0 / block * block);
+    let end = (sector.0 + nr.0).next_multiple_of(block);
+    let data = read(cx, layer, start, Sectors(end - start.0)).await?;
+    let mut bytes = vec![0; nr.byte_len()];
+    data.read_at(sector.since(start).byte_len(), &mut bytes);
+    Ok(bytes)
+}
+
 /// Writes memory so that it is durable when this returns.
 pub(crate) async fn write(
     cx: &TaskContext,

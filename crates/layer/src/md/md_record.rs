@@ -1,22 +1,27 @@
 //! Superblocks 1.x, kept as Linux md keeps them.
 //!
-//! (1) Only what lives changes: events, time, resync position, roles, corrected errors. All else of a superblock goes back as
-//! it was found. (2) All sites get one table of roles, that of the superblock with the most events; a slot in it whose
-//! device does not take part (failed, or missing) is written as faulty, so that whoever finds that device later sees that
-//! the others went on without it, even where it is only one event behind.
+//! (1) Only what lives changes: events, time, resync and recovery positions, roles, corrected errors, and with
+//! [`Record::resize`] the size. All else of a superblock goes back as it was found. (2) All sites get one table of roles, that of
+//! the superblock with the most events; a slot in it whose device does not take part (failed, missing, removed) is written as
+//! faulty, so that whoever finds that device later sees that the others went on without it, even where it is only one event
+//! behind. (3) The superblock of a new device is that of another one, but for its slot, its UUID and its size; its slot is one
+//! that no device has, behind those of the members, as mdadm chooses it.
 
-use blockwork_engine::{Nanos, Sector};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use blockwork_engine::{Nanos, Sector, Sectors};
 use blockwork_format::md::bitmap::BitmapSuperblock;
-use blockwork_format::md::v1::{Access, Features, Superblock};
-use blockwork_format::md::{IN_SYNC, Role, Time};
+use blockwork_format::md::v1::{Access, Features, Minor, Superblock};
+use blockwork_format::md::{IN_SYNC, Role, Time, Uuid};
 use blockwork_format::{FormatError, SECTOR_BYTES};
 
-use super::record::{ArrayState, Record, Site};
+use super::bad_blocks::BadBlockLog;
+use super::record::{ArrayState, NewSite, Record, RecordError, Site, Standing};
 
 /// A device of an array with its superblock as it was found.
 #[derive(Debug)]
 pub struct MdSite {
-    /// Its role by the freshest superblock; none for a spare.
+    /// Its role by the freshest superblock, also where it is to take another one's place; none for a spare.
     pub role: Option<u16>,
     /// What people call it.
     pub name: String,
@@ -30,10 +35,21 @@ pub struct MdSite {
 #[derive(Debug)]
 pub struct MdRecord {
     sites: Vec<Site>,
-    found: Vec<Superblock>,
+    /// By site, those that were added included.
+    kept: Mutex<Vec<Kept>>,
     /// By slot, of the freshest superblock.
     roles: Vec<Role>,
     opened: Time,
+}
+
+/// A superblock that we keep.
+#[derive(Debug)]
+struct Kept {
+    superblock: Superblock,
+    /// Of its device.
+    sectors: Sectors,
+    /// It was taken out: its slot is free.
+    removed: bool,
 }
 
 /// Why an array's state cannot be written.
@@ -65,11 +81,9 @@ pub enum MdRecordError {
 }
 
 impl MdRecord {
-    /// The record of an array with these devices: members, also those that are being recovered, and spares. `bitmap` is
-    /// the array's, `opened` the time at which the clock of the environment began.
-    ///
-    /// A device that is to take another one's place (`Features::REPLACEMENT`) lacks what is written from now on: it is left as
-    /// it is, and so falls behind.
+    /// The record of an array with these devices: members, also those that are being recovered, those that are to take a
+    /// member's place, and spares. `bitmap` is the array's, `opened` the time at which the clock of the environment began.
+    /// A device that is a spare here, and none by the freshest superblock, is let alone.
     ///
     /// # Errors
     ///
@@ -79,11 +93,11 @@ impl MdRecord {
         bitmap: Option<&BitmapSuperblock>,
         opened: Time,
     ) -> Result<MdRecord, MdRecordError> {
-        let devices: Vec<_> =
-            devices.into_iter().filter(|it| !it.superblock.features.has(Features::REPLACEMENT)).collect();
         let freshest = devices.iter().map(|it| &it.superblock).max_by_key(|it| it.events);
-        let freshest = freshest.ok_or(MdRecordError::None)?;
-        let roles = freshest.roles.clone();
+        let roles = freshest.ok_or(MdRecordError::None)?.roles.clone();
+        let slot = |it: &MdSite| roles.get(it.superblock.dev_number as usize).copied();
+        let counts = |it: &MdSite| it.role.is_some() || matches!(slot(it), Some(Role::Spare) | None);
+        let devices: Vec<_> = devices.into_iter().filter(counts).collect();
         let last = devices.iter().map(|it| it.superblock.dev_number).max().unwrap_or(0);
         for device in &devices {
             check(device, bitmap)?;
@@ -92,45 +106,122 @@ impl MdRecord {
                 return Err(MdRecordError::Slots { name: device.name.clone(), slots, dev_number: last });
             }
         }
-        let (sites, found) = devices.into_iter().map(|device| site(device, bitmap.is_some())).unzip();
-        Ok(MdRecord { sites, found, roles, opened })
+        let (sites, kept) = devices.into_iter().map(|device| site(device, bitmap.is_some())).unzip();
+        Ok(MdRecord { sites, kept: Mutex::new(kept), roles, opened })
     }
 
-    /// The device of slot `slot`, if it takes part.
-    fn role_of(&self, slot: usize, was: Role, state: &ArrayState) -> Role {
-        let site = self.found.iter().position(|found| found.dev_number as usize == slot);
-        match (was, site.map(|site| self.sites[site].role)) {
-            (_, Some(Some(role))) if !state.gone[usize::from(role)] => Role::Active(role),
-            (_, Some(None)) => Role::Spare,
-            (Role::Active(_), _) => Role::Faulty,
-            (other, _) => other,
-        }
+    /// Held only for as long as it takes to look or to alter.
+    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn time(&self, now: Nanos) -> Time {
         Time::new(self.opened.seconds() + now.0 / 1_000_000_000, self.opened.microseconds())
     }
+
+    /// A slot that no device has.
+    fn free_slot(&self, kept: &[Kept]) -> Result<u32, RecordError> {
+        let taken = |slot: u32| {
+            kept.iter().any(|it| !it.removed && it.superblock.dev_number == slot)
+                // A member that is missing may come back.
+                || matches!(self.roles.get(slot as usize), Some(Role::Active(_)))
+        };
+        let slots = kept.iter().map(|it| it.superblock.roles.len()).min().unwrap_or(0).min(self.roles.len());
+        let first = kept.first().map_or(0, |it| it.superblock.raid_disks);
+        let slots = u32::try_from(slots).unwrap_or(u32::MAX);
+        (first..slots)
+            .chain(0..first.min(slots))
+            .find(|slot| !taken(*slot))
+            .ok_or_else(|| RecordError::Full(format!("all {slots} slots of its superblocks are taken")))
+    }
+}
+
+/// The roles that all superblocks tell of.
+fn table(roles: &[Role], kept: &[Kept], state: &ArrayState) -> Vec<Role> {
+    let standing = |slot: usize| {
+        let here = kept.iter().zip(&state.sites).filter(|(it, _)| it.superblock.dev_number as usize == slot);
+        here.map(|(_, site)| site.standing).find(|standing| *standing != Standing::Removed)
+    };
+    let role = |(slot, was): (usize, &Role)| match (standing(slot), was) {
+        (Some(Standing::Active { role, .. }), _) => Role::Active(role),
+        (Some(Standing::Spare), _) => Role::Spare,
+        (Some(_), _) | (None, Role::Active(_)) => Role::Faulty,
+        (None, other) => *other,
+    };
+    roles.iter().enumerate().map(role).collect()
 }
 
 fn check(device: &MdSite, bitmap: Option<&BitmapSuperblock>) -> Result<(), MdRecordError> {
     let superblock = &device.superblock;
     let wrong = |error| MdRecordError::Superblock { name: device.name.clone(), error: Box::new(error) };
     superblock.supports(Access::Write).map_err(wrong)?;
-    if let (Some(bitmap), Some(_)) = (bitmap, device.role) {
-        let sectors = device.layer.sectors().0;
-        let room = superblock.bitmap_room_sectors(sectors).unwrap_or(0);
-        let offset = superblock.bitmap_sector().unwrap_or(0).saturating_mul(SECTOR_BYTES);
-        bitmap.check_for(bitmap.uuid, bitmap.sync_size, room, offset).map_err(wrong)?;
-    }
-    Ok(())
+    let bitmap = bitmap.filter(|_| device.role.is_some());
+    check_bitmap(superblock, bitmap, device.layer.sectors()).map_err(wrong)
 }
 
-fn site(device: MdSite, has_bitmap: bool) -> (Site, Superblock) {
+/// Whether there is room for the bitmap on a device of that size.
+fn check_bitmap(
+    superblock: &Superblock,
+    bitmap: Option<&BitmapSuperblock>,
+    sectors: Sectors,
+) -> Result<(), FormatError> {
+    let Some(bitmap) = bitmap else { return Ok(()) };
+    let room = superblock.bitmap_room_sectors(sectors.0).unwrap_or(0);
+    let offset = superblock.bitmap_sector().unwrap_or(0).saturating_mul(SECTOR_BYTES);
+    bitmap.check_for(bitmap.uuid, bitmap.sync_size, room, offset)
+}
+
+fn site(device: MdSite, has_bitmap: bool) -> (Site, Kept) {
     let MdSite { role, name, layer, superblock } = device;
-    let bitmap = if has_bitmap && role.is_some() { superblock.bitmap_sector() } else { None };
-    let site =
-        Site { role, name, layer, superblock: Sector(superblock.super_offset), bitmap: bitmap.map(Sector) };
-    (site, superblock)
+    let bitmap = if has_bitmap { superblock.bitmap_sector() } else { None };
+    let log = superblock.bad_block_log();
+    let recovered = Some(superblock.recovered_sectors()).filter(|end| *end != IN_SYNC);
+    let sectors = layer.sectors();
+    let site = Site {
+        role,
+        replacement: role.is_some() && superblock.features.has(Features::REPLACEMENT),
+        name,
+        superblock: Sector(superblock.super_offset),
+        bitmap: bitmap.map(Sector),
+        data_start: Sector(superblock.data_offset),
+        recovered: recovered.map(Sector),
+        by_bitmap: superblock.features.has(Features::RECOVERY_BITMAP),
+        bad_blocks: log.map(|log| BadBlockLog {
+            layer: layer.clone(),
+            start: Sector(log.start),
+            sectors: superblock.bblog_sectors,
+            shift: superblock.bblog_shift,
+        }),
+        layer,
+    };
+    (site, Kept { superblock, sectors, removed: false })
+}
+
+/// A superblock for a device of that size, after that of another device of the same array.
+fn fresh(of: &Superblock, sectors: Sectors, device_uuid: Uuid) -> Superblock {
+    let mut superblock = of.clone();
+    let its_own =
+        Features::RECOVERY_OFFSET | Features::RECOVERY_BITMAP | Features::REPLACEMENT | Features::BAD_BLOCKS;
+    superblock.features = superblock.features.with(its_own, false);
+    superblock.device_uuid = device_uuid;
+    superblock.recovery_offset = 0;
+    superblock.corrected_errors = 0;
+    superblock.devflags = 0;
+    superblock.super_offset = of.minor.sector(sectors.0).unwrap_or(0);
+    superblock.data_size = data_size(&superblock, sectors);
+    superblock
+}
+
+/// What there is for data on a device of that size. A superblock at the end has bitmap and list of bad blocks before it.
+fn data_size(superblock: &Superblock, sectors: Sectors) -> u64 {
+    let end = match superblock.minor {
+        Minor::V1_0 => {
+            let before = superblock.bitmap_offset.min(superblock.bblog_offset).min(0);
+            superblock.super_offset.saturating_sub(before.unsigned_abs().into())
+        }
+        Minor::V1_1 | Minor::V1_2 => sectors.0,
+    };
+    end.saturating_sub(superblock.data_offset)
 }
 
 impl Record for MdRecord {
@@ -139,18 +230,29 @@ impl Record for MdRecord {
     }
 
     fn superblock(&self, site: usize, state: &ArrayState) -> Vec<u8> {
-        let mut superblock = self.found[site].clone();
+        let kept = self.kept();
+        let mut superblock = kept[site].superblock.clone();
+        let own = &state.sites[site];
         superblock.events = state.events;
         superblock.utime = self.time(state.now);
         // Not clean: an array whose writer dies now has to be resynced from its start (or where its bitmap says).
         let from = state.resync_from.map_or(IN_SYNC, |from| from.0);
         superblock.resync_offset = if state.clean { from } else { 0 };
-        let slots = superblock.roles.len();
-        let roles = self.roles.iter().chain(std::iter::repeat(&Role::Spare)).take(slots).enumerate();
-        superblock.roles = roles.map(|(slot, was)| self.role_of(slot, *was, state)).collect();
-        if let Some(role) = self.sites[site].role {
-            let corrected = state.corrected[usize::from(role)];
-            superblock.corrected_errors = superblock.corrected_errors.saturating_add(corrected);
+        superblock.roles = table(&superblock_roles(&self.roles, superblock.roles.len()), &kept, state);
+        superblock.corrected_errors = superblock.corrected_errors.saturating_add(own.corrected);
+        let (recovered, by_bitmap, replacement) = match own.standing {
+            Standing::Active { recovered, by_bitmap, replacement, .. } => (recovered, by_bitmap, replacement),
+            _ => (None, false, false),
+        };
+        superblock.recovery_offset = recovered.map_or(superblock.recovery_offset, |end| end.0);
+        superblock.features = superblock
+            .features
+            .with(Features::RECOVERY_OFFSET, recovered.is_some())
+            .with(Features::RECOVERY_BITMAP, recovered.is_some() && by_bitmap)
+            .with(Features::REPLACEMENT, replacement)
+            .with(Features::BAD_BLOCKS, own.bad_blocks);
+        if !state.has_bitmap {
+            superblock.features = superblock.features.with(Features::BITMAP, false);
         }
         let mut bytes = superblock.encode();
         bytes.resize(bytes.len().next_multiple_of(512), 0);
@@ -158,6 +260,73 @@ impl Record for MdRecord {
     }
 
     fn events(&self, site: usize) -> u64 {
-        self.found[site].events
+        self.kept()[site].superblock.events
     }
+
+    fn knows(&self, superblock: &Superblock) -> bool {
+        let kept = self.kept();
+        let Some(own) = kept.first().map(|it| &it.superblock) else { return false };
+        let shape = |it: &Superblock| {
+            (it.set_uuid, it.level, it.layout, it.chunk_sectors, it.raid_disks, it.size, it.ctime, it.minor)
+        };
+        let slot = superblock.dev_number;
+        shape(own) == shape(superblock)
+            && superblock.supports(Access::Write).is_ok()
+            && (slot as usize) < superblock.roles.len().min(self.roles.len())
+            && !kept.iter().any(|it| !it.removed && it.superblock.dev_number == slot)
+    }
+
+    fn add(
+        &self,
+        NewSite { name, layer, superblock, device_uuid }: NewSite,
+    ) -> Result<(usize, Site), RecordError> {
+        let mut kept = self.kept();
+        let has_bitmap = self.sites.iter().any(|site| site.bitmap.is_some());
+        let sectors = layer.sectors();
+        let superblock = match superblock {
+            Some(own) => *own,
+            None => {
+                let of = kept.first().ok_or(RecordError::Fixed)?;
+                let mut superblock = fresh(&of.superblock, sectors, device_uuid);
+                superblock.dev_number = self.free_slot(&kept)?;
+                superblock.check(sectors.0).map_err(|error| RecordError::Format(Box::new(error)))?;
+                superblock
+            }
+        };
+        let device = MdSite { role: None, name, layer, superblock };
+        let (site, more) = site(device, has_bitmap);
+        kept.push(more);
+        Ok((kept.len() - 1, site))
+    }
+
+    fn remove(&self, site: usize) {
+        self.kept()[site].removed = true;
+    }
+
+    fn resize(&self, member_sectors: Sectors, bitmap: Option<&BitmapSuperblock>) -> Result<(), RecordError> {
+        let wrong = |error| RecordError::Format(Box::new(error));
+        let mut kept = self.kept();
+        let mut grown = Vec::with_capacity(kept.len());
+        for it in kept.iter() {
+            let mut superblock = it.superblock.clone();
+            superblock.size = member_sectors.0;
+            superblock.data_size = data_size(&superblock, it.sectors).max(superblock.data_size);
+            if !it.removed && superblock.data_size >= member_sectors.0 {
+                superblock.check(it.sectors.0).map_err(wrong)?;
+                check_bitmap(&superblock, bitmap, it.sectors).map_err(wrong)?;
+            }
+            grown.push(superblock);
+        }
+        kept.iter_mut().zip(grown).for_each(|(it, superblock)| it.superblock = superblock);
+        Ok(())
+    }
+
+    fn is_fixed(&self) -> bool {
+        false
+    }
+}
+
+/// A table of roles with so many slots; those behind the last one that is known wait for spares.
+fn superblock_roles(roles: &[Role], slots: usize) -> Vec<Role> {
+    roles.iter().copied().chain(std::iter::repeat(Role::Spare)).take(slots).collect()
 }

@@ -1,15 +1,18 @@
-//! A member of an array while it is served: whether it may be read and written, and where it cannot be read.
+//! A device of an array while it is served: whether it may be read and written, and where it cannot be read.
 //!
-//! Who resolves a bio takes no lock here, but where a range that cannot be read is known: then that list is read under a
-//! lock that is only ever held for as long as it takes to look.
+//! What changes is in atomics: who resolves a bio takes no lock. `recovered` and what superblocks may say of it are apart: data
+//! is readable as soon as it was copied, and is on record once the device has flushed it.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use blockwork_engine::{Layer, Limits, Sector, Sectors};
+use blockwork_engine::{Layer, Sector, Sectors};
 
-/// Most ranges that cannot be read which are remembered of a member: as many as md's own list has room for.
-pub(super) const BAD_RANGES_MAX: usize = 512;
+use super::bad_blocks::BadBlocks;
+use super::record::{Site, SiteState, Standing};
+
+/// `recovered`: all of it.
+const ALL: u64 = u64::MAX;
 
 /// A member of an array that is there.
 #[derive(Clone, Debug)]
@@ -28,41 +31,50 @@ pub struct MemberConfig {
     pub bad: Vec<(Sector, Sectors)>,
 }
 
-/// The blocks of an array with these limits that a range touches. What is read from one member instead of another begins and
-/// ends at them, since the other's own may be larger.
-pub(super) fn whole_blocks(sector: Sector, nr: Sectors, limits: &Limits) -> (Sector, Sectors) {
-    let block = Sectors::from_bytes_ceil(limits.logical_block_size.into()).0.max(1);
-    let start = sector.0 / block * block;
-    let end = sector.0.saturating_add(nr.0).checked_next_multiple_of(block).unwrap_or(u64::MAX);
-    (Sector(start), Sectors(end - start))
-}
-
-/// A member of an array that is served.
+/// A device of an array that is served: a member, one that takes a member's place, or a spare.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) name: String,
     pub(super) layer: Arc<dyn Layer>,
     pub(super) data_start: Sector,
-    pub(super) recovered: Option<Sector>,
     pub(super) write_mostly: bool,
+    /// Where it is written about, and its number in the record.
+    pub(super) site: Option<(usize, Site)>,
+    pub(super) bad: BadBlocks,
+    recovered: AtomicU64,
+    /// As `recovered`, as far as it is durable.
+    recorded: AtomicU64,
+    /// While it is recovered: it lacks only what the bitmap has.
+    by_bitmap: AtomicBool,
+    /// It takes the place of a member that is still there.
+    replacement: AtomicBool,
     /// It takes part no more. Set once, under the array's turn.
     faulty: AtomicBool,
-    has_bad: AtomicBool,
-    bad: RwLock<Vec<(Sector, Sectors)>>,
+    /// It belongs to the array no more; it was faulty or a spare before.
+    removed: AtomicBool,
+    /// Sectors that could not be read and were mended since the array was opened.
+    corrected: AtomicU32,
 }
 
 impl Member {
-    pub(super) fn new(config: MemberConfig) -> Member {
+    pub(super) fn new(config: MemberConfig, site: Option<(usize, Site)>) -> Member {
         let MemberConfig { name, layer, data_start, recovered, write_mostly, bad } = config;
+        let recovered = recovered.map_or(ALL, |end| end.0);
+        let is = |what: fn(&Site) -> bool| AtomicBool::new(site.as_ref().is_some_and(|(_, site)| what(site)));
         Member {
             name,
             layer,
             data_start,
-            recovered,
             write_mostly,
+            bad: BadBlocks::listed(&bad),
+            recovered: AtomicU64::new(recovered),
+            recorded: AtomicU64::new(recovered),
+            by_bitmap: is(|site| site.by_bitmap),
+            replacement: is(|site| site.replacement),
             faulty: AtomicBool::new(false),
-            has_bad: AtomicBool::new(!bad.is_empty()),
-            bad: RwLock::new(bad),
+            removed: AtomicBool::new(false),
+            corrected: AtomicU32::new(0),
+            site,
         }
     }
 
@@ -76,14 +88,66 @@ impl Member {
         self.faulty.store(true, Ordering::Release);
     }
 
+    pub(super) fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn remove(&self) {
+        self.removed.store(true, Ordering::Release);
+    }
+
+    /// Up to where it holds its data; none: all of it.
+    #[inline]
+    pub(super) fn recovered(&self) -> Option<Sector> {
+        Some(Sector(self.recovered.load(Ordering::Acquire))).filter(|end| end.0 != ALL)
+    }
+
     /// Whether it holds all of its data.
+    #[inline]
     pub(super) fn is_in_sync(&self) -> bool {
-        !self.is_faulty() && self.recovered.is_none()
+        !self.is_faulty() && self.recovered().is_none()
+    }
+
+    /// It is to be filled from its start.
+    pub(super) fn begin_recovery(&self, replacement: bool) {
+        self.replacement.store(replacement, Ordering::Release);
+        self.recovered.store(0, Ordering::Release);
+        self.recorded.store(0, Ordering::Release);
+    }
+
+    /// So much of it is filled.
+    pub(super) fn recover_to(&self, end: Sector) {
+        self.recovered.store(end.0, Ordering::Release);
+    }
+
+    /// It has flushed what it was filled with up to there.
+    pub(super) fn is_durable_to(&self, end: Option<Sector>) {
+        self.recorded.store(end.map_or(ALL, |end| end.0), Ordering::Release);
+    }
+
+    /// It is filled, and that is on record.
+    pub(super) fn end_recovery(&self) {
+        self.by_bitmap.store(false, Ordering::Release);
+        self.recovered.store(ALL, Ordering::Release);
+    }
+
+    pub(super) fn is_replacement(&self) -> bool {
+        self.replacement.load(Ordering::Acquire)
+    }
+
+    /// The place that it was to take is its own now.
+    pub(super) fn take_over(&self) {
+        self.replacement.store(false, Ordering::Release);
+    }
+
+    /// While it is recovered: whether it lacks only what the bitmap has.
+    pub(super) fn is_by_bitmap(&self) -> bool {
+        self.by_bitmap.load(Ordering::Acquire)
     }
 
     /// Whether reading it is a matter of where, or not to be done at all.
     pub(super) fn is_ordinary(&self) -> bool {
-        self.is_in_sync() && !self.write_mostly && !self.has_bad.load(Ordering::Acquire)
+        self.is_in_sync() && !self.write_mostly && !self.bad.any()
     }
 
     /// How many of the `nr` sectors at `sector` of its data can be read, from the first on.
@@ -91,46 +155,52 @@ impl Member {
         if self.is_faulty() {
             return Sectors::ZERO;
         }
-        let nr = match self.recovered {
+        let nr = match self.recovered() {
             Some(end) => Sectors(end.0.saturating_sub(sector.0)).min(nr),
             None => nr,
         };
-        if !self.has_bad.load(Ordering::Acquire) {
-            return nr;
+        if nr == Sectors::ZERO { nr } else { self.bad.readable(sector, nr) }
+    }
+
+    /// Where a sector of its data is on the device.
+    #[inline]
+    pub(super) fn at(&self, sector: Sector) -> Sector {
+        self.data_start + Sectors(sector.0)
+    }
+
+    /// Room for data.
+    pub(super) fn room(&self) -> Sectors {
+        Sectors(self.layer.sectors().0.saturating_sub(self.data_start.0))
+    }
+
+    pub(super) fn count_corrected(&self, nr: Sectors) {
+        let more = u32::try_from(nr.0).unwrap_or(u32::MAX);
+        self.corrected.store(self.corrected().saturating_add(more), Ordering::Relaxed);
+    }
+
+    pub(super) fn corrected(&self) -> u32 {
+        self.corrected.load(Ordering::Relaxed)
+    }
+
+    /// How its superblock tells of it.
+    pub(super) fn standing(&self, role: Option<u16>) -> SiteState {
+        let recorded = Some(Sector(self.recorded.load(Ordering::Acquire))).filter(|end| end.0 != ALL);
+        let standing = match role {
+            _ if self.is_removed() => Standing::Removed,
+            _ if self.is_faulty() => Standing::Faulty,
+            None => Standing::Spare,
+            Some(role) => Standing::Active {
+                role,
+                recovered: recorded,
+                by_bitmap: self.is_by_bitmap(),
+                replacement: self.is_replacement(),
+            },
+        };
+        SiteState {
+            standing,
+            corrected: self.corrected(),
+            bad_blocks: !self.bad.for_disk(self.data_start).is_empty(),
         }
-        let bad = self.bad.read().unwrap_or_else(PoisonError::into_inner);
-        let met = bad.iter().filter(|(start, len)| *start < sector + nr && sector < *start + *len);
-        met.map(|(start, _)| Sectors(start.0.saturating_sub(sector.0))).fold(nr, Sectors::min)
-    }
-
-    /// Widens the ranges that cannot be read to whole blocks of the array.
-    pub(super) fn widen_bad(&self, limits: &Limits) {
-        let mut bad = self.bad.write().unwrap_or_else(PoisonError::into_inner);
-        bad.iter_mut().for_each(|(sector, nr)| (*sector, *nr) = whole_blocks(*sector, *nr, limits));
-    }
-
-    /// Remembers that the range cannot be read; whether there was room for that.
-    pub(super) fn add_bad(&self, sector: Sector, nr: Sectors) -> bool {
-        let mut bad = self.bad.write().unwrap_or_else(PoisonError::into_inner);
-        if !bad.contains(&(sector, nr)) {
-            if bad.len() >= BAD_RANGES_MAX {
-                return false;
-            }
-            bad.push((sector, nr));
-        }
-        self.has_bad.store(true, Ordering::Release);
-        true
-    }
-
-    /// Forgets it: it was written anew, and read.
-    pub(super) fn remove_bad(&self, sector: Sector, nr: Sectors) {
-        let mut bad = self.bad.write().unwrap_or_else(PoisonError::into_inner);
-        bad.retain(|range| *range != (sector, nr));
-        self.has_bad.store(!bad.is_empty(), Ordering::Release);
-    }
-
-    pub(super) fn bad_ranges(&self) -> usize {
-        self.bad.read().unwrap_or_else(PoisonError::into_inner).len()
     }
 }
 
@@ -140,21 +210,17 @@ mod tests {
     use crate::Zero;
     use blockwork_engine::NodeId;
 
-    fn member(recovered: Option<Sector>, bad: Vec<(Sector, Sectors)>) -> Member {
-        Member::new(MemberConfig {
+    #[test]
+    fn what_can_be_read_ends_at_the_first_bad_sector_or_where_recovery_is() {
+        let config = MemberConfig {
             name: "a".into(),
             layer: Arc::new(Zero::new(NodeId(0), Sectors(1000))),
             data_start: Sector(8),
-            recovered,
+            recovered: Some(Sector(200)),
             write_mostly: false,
-            bad,
-        })
-    }
-
-    #[test]
-    fn what_can_be_read_ends_at_the_first_bad_sector_or_where_recovery_is() {
-        let bad = vec![(Sector(100), Sectors(10)), (Sector(50), Sectors(5))];
-        let member = member(Some(Sector(200)), bad);
+            bad: vec![(Sector(100), Sectors(10)), (Sector(50), Sectors(5))],
+        };
+        let member = Member::new(config, None);
         for (sector, nr, readable) in [
             (0, 50, 50),
             (0, 51, 50),
@@ -170,27 +236,5 @@ mod tests {
         assert!(!member.is_ordinary());
         member.fail();
         assert_eq!(member.readable(Sector(0), Sectors(1)), Sectors::ZERO);
-    }
-
-    #[test]
-    fn bad_ranges_are_whole_blocks_of_the_array() {
-        let limits = Limits { logical_block_size: 4096, ..Limits::default() };
-        let member = member(None, vec![(Sector(9), Sectors(8)), (Sector(u64::MAX - 1), Sectors(7))]);
-        member.widen_bad(&limits);
-        assert_eq!(member.readable(Sector(0), Sectors(100)), Sectors(8));
-        assert_eq!(member.readable(Sector(23), Sectors(100)), Sectors::ZERO);
-        assert_eq!(member.readable(Sector(24), Sectors(100)), Sectors(100));
-    }
-
-    #[test]
-    fn bad_ranges_are_remembered_once_forgotten_when_mended_and_bounded() {
-        let member = member(None, vec![]);
-        assert!(member.is_ordinary());
-        assert!(member.add_bad(Sector(8), Sectors(8)) && member.add_bad(Sector(8), Sectors(8)));
-        assert_eq!(member.bad_ranges(), 1);
-        member.remove_bad(Sector(8), Sectors(8));
-        assert!(member.is_ordinary());
-        let added = (0..).take_while(|n| member.add_bad(Sector(n * 2), Sectors(1))).count();
-        assert_eq!(added, BAD_RANGES_MAX);
     }
 }

@@ -30,6 +30,10 @@ impl Raid1 {
         Raid1 { region: divisor(region), ..self }
     }
 
+    pub(super) fn grown(&self, sectors: Sectors) -> Raid1 {
+        Raid1 { sectors: sectors.min(Sectors::MAX), ..self.clone() }
+    }
+
     #[inline]
     pub(super) fn sectors(&self) -> Sectors {
         self.sectors

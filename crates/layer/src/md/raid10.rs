@@ -26,6 +26,7 @@ use crate::divisor::Divisor;
 /// Stripes of mirrors.
 #[derive(Clone, Debug)]
 pub struct Raid10 {
+    layout: Raid10Layout,
     chunk_shift: u32,
     near: u64,
     far: Divisor,
@@ -127,6 +128,7 @@ impl Raid10 {
         let interleaved = layout.is_offset() && far > 1;
         let period = u64::from(disks) / gcd(disks.into(), near);
         Ok(Raid10 {
+            layout,
             chunk_shift: chunk.0.trailing_zeros(),
             near,
             far: divisor(far),
@@ -146,6 +148,23 @@ impl Raid10 {
     pub(super) fn with_read_turns(self, turn: Sectors) -> Raid10 {
         let chunk = 1 << self.chunk_shift;
         Raid10 { run: divisor(self.period * turn.0.div_ceil(chunk)), ..self }
+    }
+
+    /// How far from a sector of a member to the end of its far part.
+    pub(super) fn part_room(&self, sector: Sector) -> Sectors {
+        if self.interleaved || self.far.get() == 1 {
+            return Sectors::MAX;
+        }
+        let part = self.stride << self.chunk_shift;
+        Sectors(part - sector.0 % part)
+    }
+
+    pub(super) fn grown(&self, member_sectors: Sectors) -> Option<Result<Raid10, GeometryError>> {
+        if self.far.get() > 1 && !self.interleaved {
+            return None;
+        }
+        let grown = Raid10::new(self.layout, self.chunk(), member_sectors);
+        Some(grown.map(|grown| Raid10 { run: self.run.clone(), ..grown }))
     }
 
     #[inline]

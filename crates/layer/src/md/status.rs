@@ -3,8 +3,11 @@
 use blockwork_engine::{Sector, Sectors};
 
 use super::array::Array;
+use super::devices::Holders;
+use super::form::Form;
 use super::gate::GateState;
 use super::geometry::Geometry;
+use super::member::Member;
 use super::sync_status::SyncStatus;
 
 /// How a member is.
@@ -73,48 +76,69 @@ pub struct ArrayStatus {
 impl Array {
     /// How it is now.
     pub fn status(&self) -> ArrayStatus {
-        let members: Vec<_> = (0..self.geometry.members()).map(|role| self.member_status(role)).collect();
+        let Form { geometry, intent, .. } = self.form();
+        let members: Vec<_> = (0..geometry.members()).map(|role| self.member_status(role)).collect();
         let degraded = members.iter().filter(|member| member.state != MemberState::InSync).count();
+        let of_role = |(role, holders): (u16, Holders)| {
+            let member = self.devices.get(holders.replacement()?)?;
+            Some((role, status_of(member, state_of(member, true))))
+        };
+        let without_role = |faulty: bool| {
+            let all = self.devices.all().filter(|(index, _)| self.devices.role_of(*index).is_none());
+            let all = all.filter(|(_, member)| member.is_faulty() == faulty);
+            all.map(|(_, member)| status_of(member, state_of(member, false))).collect()
+        };
         ArrayStatus {
             name: self.name.clone(),
-            level: match self.geometry {
+            level: match geometry {
                 Geometry::Raid0(_) => 0,
                 Geometry::Raid1(_) => 1,
                 Geometry::Raid10(_) => 10,
             },
-            chunk: self.geometry.chunk(),
-            sectors: self.geometry.sectors(),
+            chunk: geometry.chunk(),
+            sectors: geometry.sectors(),
             members,
-            replacements: Vec::new(),
-            spares: Vec::new(),
-            faulty: Vec::new(),
-            sync: SyncStatus::default(),
+            replacements: self.devices.roles().filter_map(of_role).collect(),
+            spares: without_role(false),
+            faulty: without_role(true),
+            sync: self.sync_status(),
             degraded,
             active: self.gate.state() != GateState::Clean,
             events: self.books().events,
             resync_from: self.resync_from(),
-            dirty_chunks: self.intent.as_ref().map(|intent| intent.dirty_chunks().0),
+            dirty_chunks: intent.as_ref().map(|intent| intent.dirty_chunks().0),
         }
     }
 
     fn member_status(&self, role: u16) -> MemberStatus {
-        let place = usize::from(role);
-        let corrected = self.books().corrected[place];
-        let Some(member) = &self.members[place] else {
-            let state = MemberState::Missing;
-            return MemberStatus { name: None, state, write_mostly: false, bad_ranges: 0, corrected };
-        };
-        let state = match member.recovered {
-            _ if member.is_faulty() => MemberState::Faulty,
-            Some(end) => MemberState::Recovering(end),
-            None => MemberState::InSync,
-        };
-        MemberStatus {
-            name: Some(member.name.clone()),
-            state,
-            write_mostly: member.write_mostly,
-            bad_ranges: member.bad_ranges(),
-            corrected,
+        match self.devices.member(role) {
+            Some(member) => status_of(member, state_of(member, true)),
+            None => MemberStatus {
+                name: None,
+                state: MemberState::Missing,
+                write_mostly: false,
+                bad_ranges: 0,
+                corrected: 0,
+            },
         }
+    }
+}
+
+fn state_of(member: &Member, has_role: bool) -> MemberState {
+    match member.recovered() {
+        _ if member.is_faulty() => MemberState::Faulty,
+        _ if !has_role => MemberState::Spare,
+        Some(end) => MemberState::Recovering(end),
+        None => MemberState::InSync,
+    }
+}
+
+fn status_of(member: &Member, state: MemberState) -> MemberStatus {
+    MemberStatus {
+        name: Some(member.name.clone()),
+        state,
+        write_mostly: member.write_mostly,
+        bad_ranges: member.bad.len(),
+        corrected: member.corrected(),
     }
 }

@@ -41,7 +41,7 @@ impl Array {
     }
 
     async fn look_after(&self, cx: &TaskContext) {
-        let sleep = self.intent.as_ref().map_or(SAFE_MODE_DELAY, |intent| intent.daemon_sleep());
+        let sleep = self.intent().map_or(SAFE_MODE_DELAY, |intent| intent.daemon_sleep());
         let mut bits_due = cx.now() + sleep;
         loop {
             let active = self.gate.state() != GateState::Clean;
@@ -74,11 +74,11 @@ impl Array {
     }
 
     fn has_bits_to_clear(&self) -> bool {
-        !self.is_degraded() && self.intent.as_ref().is_some_and(|intent| intent.dirty_chunks().1 > 0)
+        !self.is_degraded() && self.intent().is_some_and(|intent| intent.dirty_chunks().1 > 0)
     }
 
     async fn clear_idle_bits(&self, cx: &TaskContext) {
-        let Some(intent) = &self.intent else { return };
+        let Some(intent) = self.intent() else { return };
         if !self.has_bits_to_clear() {
             return;
         }

@@ -1,13 +1,22 @@
-//! What people do to an array that is served: add, fail, remove and replace devices, check, repair, grow.
+//! What people do to an array that is served: add, fail, remove and replace devices, check, repair, set its speed.
+//!
+//! Each verb takes the array's turn, so it happens before or after whatever else changes the array, never in the middle of it; and
+//! what it has done is on record on all members when it returns.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blockwork_engine::{Layer, Sectors, TaskContext};
-use blockwork_format::md::Uuid;
-use blockwork_format::md::v1::Superblock;
+use blockwork_format::md::v1::{Features, Superblock};
+use blockwork_format::md::{Role, Uuid, bad_blocks};
 
 use super::array::Array;
-use super::sync_status::{SyncAction, SyncStatus};
+use super::bad_blocks::BadBlockLog;
+use super::devices::{DeviceIndex, Holders};
+use super::io;
+use super::member::{Member, MemberConfig};
+use super::record::{NewSite, Record, RecordError, Site};
+use super::sync_status::SyncAction;
 use super::verb_error::VerbError;
 
 /// A device that is to become part of an array.
@@ -41,42 +50,402 @@ pub enum Added {
 }
 
 impl Array {
-    fn closed(&self) -> VerbError {
-        VerbError::ReadOnly { array: self.name.clone() }
+    /// Adds a device: with its old role, if the bitmap knows what it lacks (as `mdadm --re-add`); otherwise as a spare, which
+    /// takes the place of a missing member at once. Filling it goes on after this returns: [`Array::wait_sync`].
+    ///
+    /// # Errors
+    ///
+    /// A device that cannot be a member, or belongs to the array already; an array that cannot be changed.
+    pub async fn add(&self, new: NewMember, cx: &TaskContext) -> Result<Added, VerbError> {
+        let record = self.changeable()?;
+        self.check_new(&new)?;
+        self.choose_with_care();
+        cx.quiesce().await;
+        let _turn = self.turns.take().await;
+        self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
+        let old_role = new.superblock.as_deref().and_then(|own| self.role_to_come_back_to(record, own, &new));
+        let index = self.join(record, &new, old_role, cx).await?;
+        self.sync.state().halted = false;
+        if let Some(role) = old_role {
+            let replacement = self.devices.holders(role).replacement();
+            self.assign(index, role, Holders::new(Some(index), replacement));
+        }
+        self.record_change(cx).await.map_err(|errno| self.io("the new device is not on record", errno))?;
+        if self.devices.get(index).is_none_or(Member::is_faulty) {
+            return Err(
+                self.io(&format!("{} refuses its superblock", new.name), blockwork_engine::Errno::EIO)
+            );
+        }
+        if old_role.is_none() {
+            self.fill_roles(cx).await;
+        }
+        self.look_for_sync(cx);
+        Ok(match (old_role, self.devices.role_of(index)) {
+            (Some(role), _) => Added::ReAdded { role },
+            (None, Some(role)) => Added::Recovering { role },
+            (None, None) => Added::Spare,
+        })
     }
-    /// See the design.
-    pub async fn add(&self, _: NewMember, _: &TaskContext) -> Result<Added, VerbError> {
-        Err(self.closed())
+
+    /// Declares a device faulty: a member, one that is being filled, or a spare. A spare takes its place.
+    ///
+    /// # Errors
+    ///
+    /// No such device; a member without which some data would have no copy.
+    pub async fn fail(&self, device: &str, cx: &TaskContext) -> Result<(), VerbError> {
+        self.writable()?;
+        let _turn = self.turns.take().await;
+        self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
+        let index = self.find_device(device)?;
+        let errno = blockwork_engine::Errno::EIO;
+        self.give_up(&[(index, errno)]).map_err(|_| VerbError::LastCopy {
+            array: self.name.clone(),
+            device: device.to_owned(),
+            role: self.devices.role_of(index).unwrap_or(0),
+        })?;
+        self.record_change(cx).await.map_err(|errno| self.io("the failure is not on record", errno))?;
+        self.sync.state().halted = false;
+        self.look_for_sync(cx);
+        Ok(())
     }
-    /// See the design.
-    pub async fn fail(&self, _: &str, _: &TaskContext) -> Result<(), VerbError> {
-        Err(self.closed())
+
+    /// Takes a faulty device or a spare out of the array; with `failed` or `detached`, all that are faulty. Gives their names.
+    ///
+    /// # Errors
+    ///
+    /// No such device, or one that is in use.
+    pub async fn remove(&self, device: &str, cx: &TaskContext) -> Result<Vec<String>, VerbError> {
+        let record = self.changeable()?;
+        let gone = {
+            let _turn = self.turns.take().await;
+            self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
+            self.take_out(device)?
+        };
+        // Nothing is on its way to them any more when they are free for something else.
+        cx.quiesce().await;
+        let _turn = self.turns.take().await;
+        let mut names = Vec::new();
+        for index in gone {
+            let Some(member) = self.devices.get(index).filter(|member| !member.is_removed()) else {
+                continue;
+            };
+            member.remove();
+            if let Some((site, _)) = member.site {
+                record.remove(site);
+            }
+            names.push(member.name.clone());
+        }
+        self.record_change(cx).await.map_err(|errno| self.io("the removal is not on record", errno))?;
+        Ok(names)
     }
-    /// See the design.
-    pub async fn remove(&self, _: &str, _: &TaskContext) -> Result<Vec<String>, VerbError> {
-        Err(self.closed())
+
+    /// Has a spare (`with`, or the first that is large enough) take the place of a member that still serves: it is filled, then the
+    /// member is faulty.
+    ///
+    /// # Errors
+    ///
+    /// No such device or spare, a member that is being replaced already.
+    pub async fn replace(&self, device: &str, with: Option<&str>, cx: &TaskContext) -> Result<(), VerbError> {
+        self.changeable()?;
+        self.choose_with_care();
+        cx.quiesce().await;
+        let _turn = self.turns.take().await;
+        self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
+        let old = self.find_device(device)?;
+        let role = self.devices.role_of(old);
+        let role = role.filter(|role| self.devices.holders(*role).member() == Some(old));
+        let role = role.ok_or_else(|| self.state_error(old, "a member that is in use"))?;
+        let holders = self.devices.holders(role);
+        if self.devices.get(old).is_none_or(Member::is_faulty) || holders.replacement().is_some() {
+            return Err(self.state_error(old, "a member that works and is not being replaced"));
+        }
+        let needed = self.geometry().sectors_on_member(role);
+        let spare = match with {
+            Some(name) => self.named_spare(name, needed)?,
+            None => {
+                self.spare(needed).ok_or_else(|| VerbError::NoSpare { array: self.name.clone(), needed })?
+            }
+        };
+        self.assign(spare, role, Holders::new(Some(old), Some(spare)));
+        self.record_change(cx).await.map_err(|errno| self.io("the replacement is not on record", errno))?;
+        self.sync.state().halted = false;
+        self.look_for_sync(cx);
+        Ok(())
     }
-    /// See the design.
-    pub async fn replace(&self, _: &str, _: Option<&str>, _: &TaskContext) -> Result<(), VerbError> {
-        Err(self.closed())
+
+    /// Begins a check or repair; with [`SyncAction::Idle`], stops what runs, after a checkpoint: nothing begins by itself then
+    /// until the array changes. With the other two, what is due and was stopped goes on.
+    ///
+    /// # Errors
+    ///
+    /// Something else runs; nothing is due.
+    pub async fn start_sync(&self, action: SyncAction, cx: &TaskContext) -> Result<(), VerbError> {
+        self.writable()?;
+        match action {
+            SyncAction::Idle => {
+                self.sync.state().requested = None;
+                self.sync.stop.store(true, Ordering::Release);
+                drop(self.sync.running.take().await);
+                return Ok(());
+            }
+            SyncAction::Check | SyncAction::Repair => {
+                let mut state = self.sync.state();
+                if state.status.action != SyncAction::Idle {
+                    return Err(VerbError::Busy { array: self.name.clone(), action: state.status.action });
+                }
+                state.requested = Some((action, 0));
+            }
+            SyncAction::Resync | SyncAction::Recover => {
+                let due = match action {
+                    SyncAction::Resync => self.may_differ_anywhere(),
+                    _ => self
+                        .devices
+                        .all()
+                        .any(|(_, member)| !member.is_faulty() && member.recovered().is_some()),
+                };
+                if !due {
+                    return Err(VerbError::NothingDue { array: self.name.clone(), action });
+                }
+                self.sync.state().halted = false;
+            }
+        }
+        self.look_for_sync(cx);
+        Ok(())
     }
-    /// See the design.
-    pub async fn start_sync(&self, _: SyncAction, _: &TaskContext) -> Result<(), VerbError> {
-        Err(self.closed())
+
+    /// Sets how fast resync, recovery, check and repair go, KiB per second and member: at least, also while clients are at work,
+    /// and at most.
+    pub fn set_speed(&self, min_kib: u64, max_kib: u64) {
+        self.sync.speed_min.store(min_kib, Ordering::Relaxed);
+        self.sync.speed_max.store(max_kib.max(min_kib), Ordering::Relaxed);
     }
-    /// See the design.
-    pub async fn wait_sync(&self, _: &TaskContext) -> SyncStatus {
-        SyncStatus::default()
+
+    pub(super) fn io(&self, what: &str, errno: blockwork_engine::Errno) -> VerbError {
+        VerbError::Io { array: self.name.clone(), what: what.to_owned(), errno }
     }
-    /// See the design.
-    pub async fn grow(
+
+    /// The record, where something may be written at all.
+    fn writable(&self) -> Result<&dyn Record, VerbError> {
+        if self.geometry().copies() < 2 {
+            return Err(VerbError::NotRedundant { array: self.name.clone() });
+        }
+        let record = self.record.as_deref().filter(|_| !self.form().shape.limits.read_only);
+        record.ok_or_else(|| VerbError::ReadOnly { array: self.name.clone() })
+    }
+
+    /// The record, where devices come and go by us.
+    pub(super) fn changeable(&self) -> Result<&dyn Record, VerbError> {
+        let record = self.writable()?;
+        if record.is_fixed() {
+            return Err(VerbError::Lvm { array: self.name.clone() });
+        }
+        Ok(record)
+    }
+
+    /// Whether a device can be a member.
+    fn check_new(&self, new: &NewMember) -> Result<(), VerbError> {
+        let (array, device) = (self.name.clone(), new.name.clone());
+        if self.devices.all().any(|(_, member)| member.layer.node() == new.layer.node()) {
+            return Err(VerbError::Known { array, device });
+        }
+        let limits = new.layer.limits();
+        if limits.read_only {
+            return Err(VerbError::State { array, device, found: "read-only".into(), expected: "writable" });
+        }
+        let (found, expected) = (limits.logical_block_size, self.form().shape.limits.logical_block_size);
+        if found > expected {
+            return Err(VerbError::Blocks { array, device, found, expected });
+        }
+        Ok(())
+    }
+
+    /// The role that a device had and can have again, with only the bitmap's chunks to copy: it was a member when bits were last
+    /// cleared, and nobody has its place.
+    fn role_to_come_back_to(&self, record: &dyn Record, own: &Superblock, new: &NewMember) -> Option<u16> {
+        let intent = self.intent()?;
+        let Role::Active(role) = own.role() else { return None };
+        let partial =
+            own.features.has(Features::RECOVERY_OFFSET) && !own.features.has(Features::RECOVERY_BITMAP);
+        let free = role < self.geometry().members() && self.member(role).is_none();
+        let room = new.layer.sectors().0.saturating_sub(own.data_offset);
+        let fits = room >= self.geometry().sectors_on_member(role).0;
+        let known = record.knows(own) && own.events >= intent.events_cleared();
+        (free && fits && known && !partial && !own.features.has(Features::REPLACEMENT)).then_some(role)
+    }
+
+    /// A device becomes a spare in memory, or one that comes back. What lies before its superblock in the order of writes is written.
+    async fn join(
         &self,
-        _: &TaskContext,
-        _: Option<Sectors>,
-        _assume_clean: bool,
-    ) -> Result<Sectors, VerbError> {
-        Err(self.closed())
+        record: &dyn Record,
+        new: &NewMember,
+        old_role: Option<u16>,
+        cx: &TaskContext,
+    ) -> Result<DeviceIndex, VerbError> {
+        let superblock = new.superblock.clone().filter(|_| old_role.is_some());
+        let has_bad = superblock.as_ref().is_some_and(|own| own.features.has(Features::BAD_BLOCKS));
+        let site = NewSite {
+            name: new.name.clone(),
+            layer: new.layer.clone(),
+            superblock,
+            device_uuid: new.device_uuid,
+        };
+        let (number, mut site) = record.add(site).map_err(|error| self.record_error(&new.name, error))?;
+        site.by_bitmap = old_role.is_some();
+        let joined = self.check_room(&site).map(|()| site);
+        let joined = match joined {
+            Ok(site) => self.join_site(number, site, has_bad, old_role.is_some(), cx).await,
+            Err(error) => Err(error),
+        };
+        if joined.is_err() {
+            record.remove(number);
+        }
+        joined
     }
-    /// See the design.
-    pub fn set_speed(&self, _min_kib: u64, _max_kib: u64) {}
+
+    async fn join_site(
+        &self,
+        number: usize,
+        site: Site,
+        has_bad: bool,
+        comes_back: bool,
+        cx: &TaskContext,
+    ) -> Result<DeviceIndex, VerbError> {
+        let bad = match &site.bad_blocks {
+            Some(log) if has_bad => self.read_bad_blocks(&site, log, cx).await?,
+            Some(log) if !comes_back => {
+                let empty = bad_blocks::encode(&[], log.shift, log.sectors);
+                let empty = empty.map_err(|error| self.format(&site.name, error))?;
+                let written = io::write_bytes(cx, &log.layer, log.start, &empty).await;
+                written.map_err(|errno| self.io(&format!("{}: its list of bad blocks", site.name), errno))?;
+                Vec::new()
+            }
+            _ => Vec::new(),
+        };
+        let config = MemberConfig {
+            name: site.name.clone(),
+            layer: site.layer.clone(),
+            data_start: site.data_start,
+            recovered: None,
+            write_mostly: false,
+            bad,
+        };
+        let member = Member::new(config, Some((number, site)));
+        member.bad.widen(&self.form().shape.limits);
+        self.devices.add(member).ok_or_else(|| VerbError::Full {
+            array: self.name.clone(),
+            reason: format!(
+                "{} devices were added since it was opened; serve it anew to add more",
+                super::devices::ADDED_MAX
+            ),
+        })
+    }
+
+    async fn read_bad_blocks(
+        &self,
+        site: &Site,
+        log: &BadBlockLog,
+        cx: &TaskContext,
+    ) -> Result<Vec<(blockwork_engine::Sector, Sectors)>, VerbError> {
+        let bytes = io::read_bytes(cx, &log.layer, log.start, Sectors(log.sectors.into())).await;
+        let bytes =
+            bytes.map_err(|errno| self.io(&format!("{}: its list of bad blocks", site.name), errno))?;
+        let list = bad_blocks::decode(&bytes, log.shift, log.start.0 * 512, log.layer.sectors().0);
+        let list = list.map_err(|error| self.format(&site.name, error))?;
+        let start = site.data_start.0;
+        let of_data = list.iter().filter(|region| region.end() > start);
+        let range = |first: u64, end: u64| (blockwork_engine::Sector(first - start), Sectors(end - first));
+        Ok(of_data.map(|region| range(region.start.max(start), region.end())).collect())
+    }
+
+    fn check_room(&self, site: &Site) -> Result<(), VerbError> {
+        let data = (0..self.geometry().members()).map(|role| self.geometry().sectors_on_member(role)).max();
+        let needed = data.unwrap_or(Sectors::ZERO) + Sectors(site.data_start.0);
+        let found = site.layer.sectors();
+        if found < needed {
+            let (array, device) = (self.name.clone(), site.name.clone());
+            return Err(VerbError::Small { array, device, found, needed });
+        }
+        Ok(())
+    }
+
+    /// Frees the roles of devices that are to be removed.
+    fn take_out(&self, device: &str) -> Result<Vec<DeviceIndex>, VerbError> {
+        let all_faulty = matches!(device, "failed" | "detached" | "faulty");
+        let gone: Vec<DeviceIndex> = if all_faulty {
+            self.devices.all().filter(|(_, member)| member.is_faulty()).map(|(index, _)| index).collect()
+        } else {
+            vec![self.find_device(device)?]
+        };
+        for index in &gone {
+            let role = self.devices.role_of(*index);
+            let faulty = self.devices.get(*index).is_some_and(Member::is_faulty);
+            let Some(role) = role else { continue };
+            if !faulty {
+                return Err(VerbError::InUse { array: self.name.clone(), device: device.to_owned(), role });
+            }
+            let holders = self.devices.holders(role);
+            let stays = |holder: Option<DeviceIndex>| holder.filter(|holder| holder != index);
+            let left = Holders::new(stays(holders.member()), stays(holders.replacement()));
+            self.devices.set_holders(role, left);
+        }
+        Ok(gone)
+    }
+
+    fn named_spare(&self, name: &str, needed: Sectors) -> Result<DeviceIndex, VerbError> {
+        let index = self.find_device(name)?;
+        let member = self.devices.get(index).filter(|member| self.is_spare(index, member));
+        let member = member.ok_or_else(|| self.state_error(index, "a spare"))?;
+        if member.room() < needed {
+            return Err(VerbError::Small {
+                array: self.name.clone(),
+                device: name.to_owned(),
+                found: member.layer.sectors(),
+                needed: needed + Sectors(member.data_start.0),
+            });
+        }
+        Ok(index)
+    }
+
+    /// A device by its name, the last part of its path, or its role.
+    fn find_device(&self, device: &str) -> Result<DeviceIndex, VerbError> {
+        let last = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
+        let by = |is: &dyn Fn(&Member) -> bool| {
+            self.devices.all().find(|(_, member)| is(member)).map(|(index, _)| index)
+        };
+        let by_role = || device.parse().ok().and_then(|role| self.devices.holders(role).member());
+        by(&|member| member.name == device)
+            .or_else(|| by(&|member| last(&member.name) == last(device)))
+            .or_else(by_role)
+            .ok_or_else(|| VerbError::NoDevice {
+                array: self.name.clone(),
+                device: device.to_owned(),
+                known: self.devices.all().map(|(_, member)| &*member.name).collect::<Vec<_>>().join(", "),
+            })
+    }
+
+    fn state_error(&self, index: DeviceIndex, expected: &'static str) -> VerbError {
+        let member = self.devices.get(index);
+        let found = match (member, self.devices.role_of(index)) {
+            (Some(member), _) if member.is_faulty() => "faulty".to_owned(),
+            (_, None) => "a spare".to_owned(),
+            (Some(member), Some(role)) if member.is_replacement() => {
+                format!("the replacement of member {role}")
+            }
+            (_, Some(role)) => format!("member {role}"),
+        };
+        let device = member.map_or(String::new(), |member| member.name.clone());
+        VerbError::State { array: self.name.clone(), device, found, expected }
+    }
+
+    pub(super) fn format(&self, device: &str, error: blockwork_format::FormatError) -> VerbError {
+        VerbError::Format { array: self.name.clone(), device: device.to_owned(), error: Box::new(error) }
+    }
+
+    pub(super) fn record_error(&self, device: &str, error: RecordError) -> VerbError {
+        match error {
+            RecordError::Fixed => VerbError::Lvm { array: self.name.clone() },
+            RecordError::Full(reason) => VerbError::Full { array: self.name.clone(), reason },
+            RecordError::Format(error) => self.format(device, *error),
+        }
+    }
 }

@@ -162,6 +162,7 @@ impl Plan {
         let served = Served::assemble(world, &self.make, &[], true);
         let mut workers: Vec<_> =
             (0..self.workers).map(|n| served.worker(world.env(), u16::try_from(n).unwrap())).collect();
+        workers[0].open();
         let closing = Closing::new(workers.iter().map(Worker::handle).collect());
         for n in 0..self.clients {
             let number = u32::try_from(n).unwrap() + 100 * u32::try_from(life).unwrap();
@@ -232,7 +233,10 @@ fn differences(world: &World, make: &Make) -> Vec<String> {
     let mut wrong = Vec::new();
     for sector in (0..geometry.sectors().0).filter(|sector| !found.may_differ(*sector)) {
         geometry.places(Sector(sector), &mut places);
-        places.retain(|place| found.members[usize::from(place.member)].is_some());
+        places.retain(|place| {
+            let member = found.members[usize::from(place.member)].as_ref();
+            member.is_some_and(|member| place.sector.0 < member.superblock.recovered_sectors())
+        });
         let mut copies = places.iter().map(|place| {
             let device = found.members[usize::from(place.member)].as_ref().unwrap().device;
             world.peek(FileId(device.into()), DATA_START + place.sector.0)

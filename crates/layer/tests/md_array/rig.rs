@@ -192,6 +192,8 @@ pub struct Assembled {
     pub freshest: Superblock,
     /// By role.
     pub members: Vec<Option<Found>>,
+    /// With the role whose member they are to replace.
+    pub replacements: Vec<(u16, Found)>,
     pub spares: Vec<Found>,
     /// All bits that any member has set; all, where a bitmap is stale.
     pub bits: Option<(BitmapSuperblock, Bits)>,
@@ -203,12 +205,15 @@ impl Assembled {
         let found: Vec<_> = devices.map(|device| examine(world, device, make.device_sectors())).collect();
         let freshest = found.iter().max_by_key(|found| found.superblock.events).unwrap().superblock.clone();
         let mut members: Vec<Option<Found>> = vec![None; make.members.into()];
-        let mut spares = Vec::new();
+        let (mut spares, mut replacements) = (Vec::new(), Vec::new());
         for found in found {
             let role = freshest.roles[found.superblock.dev_number as usize];
             // One event behind is fresh enough, unless the others say that it failed.
             let fresh = found.superblock.events + 1 >= freshest.events;
             match role {
+                Role::Active(role) if fresh && found.superblock.features.has(Features::REPLACEMENT) => {
+                    replacements.push((role, found));
+                }
                 Role::Active(role) if fresh => members[usize::from(role)] = Some(found),
                 Role::Spare => spares.push(found),
                 _ => {}
@@ -222,7 +227,7 @@ impl Assembled {
                 *newest = bitmap.clone();
             }
         }
-        Assembled { freshest, members, spares, bits }
+        Assembled { freshest, members, replacements, spares, bits }
     }
 
     /// Whether mirrors may differ at this sector.
@@ -232,7 +237,7 @@ impl Assembled {
         }
         match &self.bits {
             Some((bitmap, bits)) => bits.is_dirty(sector / bitmap.chunk_sectors()),
-            None => true,
+            None => sector >= self.freshest.resync_offset,
         }
     }
 
@@ -241,7 +246,7 @@ impl Assembled {
             name: format!("d{}", found.device),
             layer: layers[usize::from(found.device)].clone(),
             data_start: Sector(found.superblock.data_offset),
-            recovered: None,
+            recovered: Some(found.superblock.recovered_sectors()).filter(|end| *end != IN_SYNC).map(Sector),
             write_mostly: found.superblock.devflags & Superblock::WRITE_MOSTLY != 0,
             bad: vec![],
         };
@@ -260,6 +265,7 @@ impl Assembled {
         let members = (0..).zip(&self.members);
         let mut sites: Vec<_> =
             members.filter_map(|(role, found)| Some(site(Some(role), found.as_ref()?))).collect();
+        sites.extend(self.replacements.iter().map(|(role, found)| site(Some(*role), found)));
         sites.extend(self.spares.iter().map(|found| site(None, found)));
         let bitmap = self.bits.as_ref().map(|(superblock, _)| superblock);
         let record = (writable && make.level != Level::Raid0).then(|| -> Box<dyn Record> {

@@ -7,9 +7,10 @@
 //!
 //! Invariants: (1) of several texts of a group the one with the highest seqno counts, and every older or broken copy is
 //! told; (2) a physical volume is found by UUID only; where two devices have the same one, neither is used; (3) metadata is
-//! never written.
+//! written by [`edit`] alone.
 
 pub(crate) mod choose;
+pub mod edit;
 pub(crate) mod metadata;
 mod pv;
 mod raid;
@@ -36,6 +37,8 @@ pub struct Group {
     pub pvs: Vec<Result<DeviceId, String>>,
     /// Of each of its logical volumes: the device; none for what only ties a snapshot to its origin.
     pub lvs: Vec<Option<DeviceId>>,
+    /// Why nothing of it can be believed.
+    pub refused: Option<String>,
     /// Why none of its volumes may be written.
     pub read_only: Option<String>,
     /// What people should know.

@@ -1,0 +1,247 @@
+//! The places of a member that must not be read, and those of them that are in its list of bad blocks on disk.
+//!
+//! | kind | how it came | on disk | writes |
+//! | --- | --- | --- | --- |
+//! | [`Bad::Unread`] | a read failed; it is about to be written anew | no | go there |
+//! | [`Bad::Listed`] | found in the list, or no copy could be read when the member was filled | yes | go there |
+//! | [`Bad::Unwritable`] | a write failed | yes | leave it out |
+//!
+//! Who resolves a bio takes no lock here, but where something is bad: then the list is read under a lock that is only ever
+//! held for as long as it takes to look.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use blockwork_engine::{Layer, Limits, Sector, Sectors};
+use blockwork_format::md::v1::Region;
+use std::sync::Arc;
+
+/// Most ranges that are remembered of a member: as many as md's own list has room for.
+pub(super) const BAD_RANGES_MAX: usize = 512;
+
+/// The blocks of an array with these limits that a range touches. What is read from one member instead of another begins and
+/// ends at them, since the other's own may be larger.
+pub(super) fn whole_blocks(sector: Sector, nr: Sectors, limits: &Limits) -> (Sector, Sectors) {
+    let block = Sectors::from_bytes_ceil(limits.logical_block_size.into()).0.max(1);
+    let start = sector.0 / block * block;
+    let end = sector.0.saturating_add(nr.0).checked_next_multiple_of(block).unwrap_or(u64::MAX);
+    (Sector(start), Sectors(end - start))
+}
+
+/// Where a member's list of bad blocks is.
+#[derive(Clone, Debug)]
+pub struct BadBlockLog {
+    /// The device that it is on.
+    pub layer: Arc<dyn Layer>,
+    /// Its first sector.
+    pub start: Sector,
+    /// Its sectors.
+    pub sectors: u16,
+    /// Its unit: sectors, as a power of two.
+    pub shift: u8,
+}
+
+/// What is the matter with a range; see the module's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Bad {
+    Unread,
+    Listed,
+    Unwritable,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Range {
+    start: u64,
+    end: u64,
+    what: Bad,
+}
+
+impl Range {
+    fn meets(&self, start: u64, end: u64) -> bool {
+        self.start < end && start < self.end
+    }
+}
+
+/// The bad ranges of a member, from the start of its data.
+#[derive(Debug, Default)]
+pub(super) struct BadBlocks {
+    any: AtomicBool,
+    /// Some must not be written either.
+    unwritable: AtomicBool,
+    ranges: RwLock<Vec<Range>>,
+}
+
+impl BadBlocks {
+    /// Those of a list as it was found.
+    pub(super) fn listed(list: &[(Sector, Sectors)]) -> BadBlocks {
+        let range = |(sector, nr): &(Sector, Sectors)| Range {
+            start: sector.0,
+            end: sector.0.saturating_add(nr.0),
+            what: Bad::Listed,
+        };
+        let any = AtomicBool::new(!list.is_empty());
+        BadBlocks { any, ranges: RwLock::new(list.iter().map(range).collect()), ..BadBlocks::default() }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Vec<Range>> {
+        self.ranges.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Vec<Range>> {
+        self.ranges.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    /// Whether writes have to leave something out.
+    #[inline]
+    pub(super) fn any_unwritable(&self) -> bool {
+        self.unwritable.load(Ordering::Acquire)
+    }
+
+    /// How many of the `nr` sectors at `sector` can be read, from the first on.
+    pub(super) fn readable(&self, sector: Sector, nr: Sectors) -> Sectors {
+        if !self.any() {
+            return nr;
+        }
+        self.free(sector, nr, Bad::Unread)
+    }
+
+    /// Sectors from `sector` on that meet nothing bad of this kind or worse.
+    fn free(&self, sector: Sector, nr: Sectors, least: Bad) -> Sectors {
+        let ranges = self.read();
+        let met = ranges.iter().filter(|range| range.what >= least && range.meets(sector.0, sector.0 + nr.0));
+        met.map(|range| Sectors(range.start.saturating_sub(sector.0))).fold(nr, Sectors::min)
+    }
+
+    /// How much from `sector` on can be written, and how much behind that cannot; both within `nr`.
+    pub(super) fn writable(&self, sector: Sector, nr: Sectors) -> (Sectors, Sectors) {
+        let good = self.free(sector, nr, Bad::Unwritable);
+        let at = sector.0 + good.0;
+        let ranges = self.read();
+        let met = ranges.iter().filter(|range| range.what == Bad::Unwritable && range.meets(at, at + 1));
+        let end = met.map(|range| range.end).max().unwrap_or(at);
+        (good, Sectors((end - at).min(nr.0 - good.0)))
+    }
+
+    /// Widens the ranges to whole blocks of the array.
+    pub(super) fn widen(&self, limits: &Limits) {
+        for range in self.write().iter_mut() {
+            let nr = Sectors(range.end - range.start);
+            let (start, nr) = whole_blocks(Sector(range.start), nr, limits);
+            (range.start, range.end) = (start.0, start.0.saturating_add(nr.0));
+        }
+    }
+
+    /// Remembers a range; whether there was room for that.
+    pub(super) fn add(&self, sector: Sector, nr: Sectors, what: Bad) -> bool {
+        let mut ranges = self.write();
+        let (start, end) = (sector.0, sector.0 + nr.0);
+        let full = ranges.len() >= BAD_RANGES_MAX;
+        let same = |range: &&mut Range| (range.start, range.end) == (start, end);
+        let joins = |range: &&mut Range| range.what == what && range.end == start;
+        if let Some(range) = ranges.iter_mut().find(same) {
+            range.what = range.what.max(what);
+        } else if let Some(range) = ranges.iter_mut().find(joins) {
+            range.end = end;
+        } else if full {
+            return false;
+        } else {
+            ranges.push(Range { start, end, what });
+        }
+        self.any.store(true, Ordering::Release);
+        self.unwritable.fetch_or(what == Bad::Unwritable, Ordering::Release);
+        true
+    }
+
+    /// Forgets a range: it was written anew. Whether the list on disk is another one now. Where there is no room for the parts of
+    /// a range that is cut in two, all of that stays bad.
+    pub(super) fn remove(&self, sector: Sector, nr: Sectors) -> bool {
+        if !self.any() {
+            return false;
+        }
+        let (start, end) = (sector.0, sector.0 + nr.0);
+        let mut ranges = self.write();
+        let mut changed = false;
+        let mut left = Vec::with_capacity(ranges.len());
+        let total = ranges.len();
+        for range in ranges.drain(..) {
+            let cut_in_two = range.start < start && end < range.end;
+            if !range.meets(start, end) || (cut_in_two && total >= BAD_RANGES_MAX) {
+                left.push(range);
+                continue;
+            }
+            changed |= range.what != Bad::Unread;
+            left.extend((range.start < start).then_some(Range { end: start, ..range }));
+            left.extend((end < range.end).then_some(Range { start: end, ..range }));
+        }
+        self.any.store(!left.is_empty(), Ordering::Release);
+        self.unwritable.store(left.iter().any(|range| range.what == Bad::Unwritable), Ordering::Release);
+        *ranges = left;
+        changed
+    }
+
+    /// What belongs in the list on disk of a member whose data starts there, in whole units of it.
+    pub(super) fn for_disk(&self, data_start: Sector) -> Vec<Region> {
+        let ranges = self.read();
+        let listed = ranges.iter().filter(|range| range.what != Bad::Unread);
+        let region =
+            |range: &Range| Region { start: data_start.0 + range.start, sectors: range.end - range.start };
+        listed.map(region).collect()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.read().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn readable(bad: &BadBlocks, sector: u64, nr: u64) -> u64 {
+        bad.readable(Sector(sector), Sectors(nr)).0
+    }
+
+    #[test]
+    fn bad_ranges_are_whole_blocks_of_the_array() {
+        let limits = Limits { logical_block_size: 4096, ..Limits::default() };
+        let bad = BadBlocks::listed(&[(Sector(9), Sectors(8)), (Sector(u64::MAX - 1), Sectors(7))]);
+        bad.widen(&limits);
+        assert_eq!([readable(&bad, 0, 100), readable(&bad, 23, 100), readable(&bad, 24, 100)], [8, 0, 100]);
+    }
+
+    #[test]
+    fn ranges_are_remembered_once_cut_when_written_anew_and_bounded() {
+        let bad = BadBlocks::default();
+        assert!(bad.add(Sector(8), Sectors(8), Bad::Unread) && bad.add(Sector(8), Sectors(8), Bad::Unread));
+        assert_eq!((bad.len(), readable(&bad, 0, 20)), (1, 8));
+        assert!(!bad.remove(Sector(8), Sectors(8)), "the list on disk has not changed");
+        assert!(!bad.any());
+        assert!(bad.add(Sector(8), Sectors(24), Bad::Listed));
+        assert!(bad.remove(Sector(16), Sectors(8)));
+        assert_eq!([readable(&bad, 0, 100), readable(&bad, 16, 100), readable(&bad, 24, 100)], [8, 8, 0]);
+        let regions = bad.for_disk(Sector(100));
+        assert_eq!(regions, [Region { start: 108, sectors: 8 }, Region { start: 124, sectors: 8 }]);
+        for i in 2..BAD_RANGES_MAX as u64 {
+            assert!(bad.add(Sector(100 + 2 * i), Sectors(1), Bad::Unread), "{i}");
+        }
+        assert!(!bad.add(Sector(5000), Sectors(1), Bad::Unread));
+    }
+
+    #[test]
+    fn writes_leave_out_only_what_a_write_failed_on() {
+        let bad = BadBlocks::listed(&[(Sector(0), Sectors(8))]);
+        assert!(!bad.any_unwritable());
+        assert!(bad.add(Sector(16), Sectors(8), Bad::Unwritable) && bad.any_unwritable());
+        let writable = |sector, nr| bad.writable(Sector(sector), Sectors(nr));
+        assert_eq!(writable(0, 32), (Sectors(16), Sectors(8)));
+        assert_eq!(writable(16, 4), (Sectors(0), Sectors(4)));
+        assert_eq!(writable(24, 8), (Sectors(8), Sectors(0)));
+        bad.remove(Sector(16), Sectors(8));
+        assert!(!bad.any_unwritable() && bad.any());
+    }
+}

@@ -1,0 +1,133 @@
+//! An array that becomes larger, after its members did.
+//!
+//! Order of writes: (1) no client's write is under way, and none begins (a fence around everything). (2) All members flush, and
+//! superblocks tell of the new size, of no bitmap, and of a resync from the end of the old part. (3) The bitmap is written for the
+//! new size. (4) Superblocks tell of it. A crash between any of these leaves an array of one size or the other; between 2 and 4
+//! it has no bitmap.
+
+use std::sync::atomic::Ordering;
+
+use blockwork_engine::{Sector, Sectors, Shape, TaskContext};
+
+use super::array::Array;
+use super::form::Form;
+use super::gate::GateState;
+use super::geometry::Geometry;
+use super::record::Record;
+use super::verb_error::VerbError;
+
+impl Array {
+    /// Makes the array use `to` sectors of each member (none: as much as all of them have), and gives its new size. Clients see it
+    /// when they ask for the size again. Mirrors are resynced in the new part, unless they are said to agree there.
+    ///
+    /// # Errors
+    ///
+    /// Far copies; members without room; a bitmap without room for its new bits; a resync that is under way.
+    pub async fn grow(
+        &self,
+        cx: &TaskContext,
+        to: Option<Sectors>,
+        assume_clean: bool,
+    ) -> Result<Sectors, VerbError> {
+        let record = self.changeable()?;
+        let Some(running) = self.sync.running.try_take() else {
+            let action = self.sync_status().action;
+            return Err(VerbError::Busy { array: self.name.clone(), action });
+        };
+        let result = self.grow_alone(record, to, assume_clean, cx).await;
+        drop(running);
+        self.look_for_sync(cx);
+        result
+    }
+
+    /// While nothing else copies.
+    async fn grow_alone(
+        &self,
+        record: &dyn Record,
+        to: Option<Sectors>,
+        assume_clean: bool,
+        cx: &TaskContext,
+    ) -> Result<Sectors, VerbError> {
+        let _fence = self.fences.raise(0, Sector(0), Sector(u64::MAX)).await;
+        cx.quiesce().await;
+        let _turn = self.turns.take().await;
+        self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
+        let geometry = self.grown_geometry(to)?;
+        self.grow_to(record, geometry, assume_clean, cx).await?;
+        Ok(self.form().shape.sectors)
+    }
+
+    /// The geometry with more of each member.
+    fn grown_geometry(&self, to: Option<Sectors>) -> Result<Geometry, VerbError> {
+        let old = self.geometry();
+        let used = old.sectors_on_member(0);
+        let taking_part = self.taking_part().map(|(_, member)| (member.room(), member.name.clone()));
+        let (room, device) = taking_part.min().unwrap_or_default();
+        let no_room = || VerbError::NoRoom {
+            array: self.name.clone(),
+            used,
+            device: device.clone(),
+            room,
+            wanted: to.unwrap_or(room),
+        };
+        if to.is_some_and(|to| to > room) || !self.forms.has_room() {
+            return Err(no_room());
+        }
+        let grown =
+            old.grown(to.unwrap_or(room)).ok_or_else(|| VerbError::FarLayout { array: self.name.clone() })?;
+        let grown = grown.map_err(|_| no_room())?;
+        if grown.sectors() > old.sectors() { Ok(grown) } else { Err(no_room()) }
+    }
+
+    async fn grow_to(
+        &self,
+        record: &dyn Record,
+        geometry: Geometry,
+        assume_clean: bool,
+        cx: &TaskContext,
+    ) -> Result<(), VerbError> {
+        let old = self.form();
+        let (from, to) = (old.geometry.sectors_on_member(0), geometry.sectors_on_member(0));
+        let events = self.books().events;
+        let dirty = !assume_clean;
+        let intent = old.intent.as_ref().map(|intent| intent.grown(geometry.sectors(), events, dirty));
+        let bitmap = intent.as_ref().map(|intent| intent.disk().superblock.clone());
+        record.resize(to, bitmap.as_ref()).map_err(|error| self.record_error("a member", error))?;
+        let refusals = self.flush_members(cx).await;
+        let flushed = self.give_up(&refusals);
+        let end = Sector(old.shape.sectors.0);
+        if dirty {
+            self.differ_from.fetch_min(end.0, Ordering::AcqRel);
+        }
+        {
+            let mut books = self.books();
+            books.without_bitmap = intent.is_some();
+            // Nothing is under way, and everything is flushed.
+            books.clean = true;
+        }
+        self.gate.set(GateState::Clean);
+        let written = match flushed {
+            Ok(()) => self.record_state(cx).await,
+            refused => refused,
+        };
+        if let Err(errno) = written {
+            self.books().without_bitmap = false;
+            let was = old.intent.as_ref().map(|intent| intent.disk().superblock.clone());
+            record.resize(from, was.as_ref()).map_err(|error| self.record_error("a member", error))?;
+            return Err(self.io("its new size is not on record", errno));
+        }
+        let shape = Shape { sectors: geometry.sectors(), ..old.shape.clone() };
+        self.forms.push(Form { shape, geometry, intent });
+        self.books().without_bitmap = false;
+        if dirty {
+            self.choose_with_care();
+        }
+        self.record_state(cx).await.map_err(|errno| self.io("its new bitmap is not on record", errno))?;
+        if let Some(intent) = self.intent() {
+            intent.publish_all();
+        }
+        self.reopen();
+        self.start_upkeep(cx);
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! Who gets which role: spares take the places of members that failed or are missing, and replacements those of members that are
+//! still there.
+//!
+//! A device that is not in sync gets a role only while readers choose with care, and after all that was resolved before that has
+//! come to its end; so nobody reads it for a member. Writes go to it from then on. Its superblock, and the whole bitmap, are
+//! written in the same step; a crash before that leaves a spare.
+
+use blockwork_engine::{Sectors, TaskContext};
+
+use super::array::Array;
+use super::devices::{DeviceIndex, Holders};
+use super::member::Member;
+
+impl Array {
+    /// Gives roles without a member that works to those that can have them. With the turn, after a quiescence in which the
+    /// array was known to be out of order.
+    pub(super) async fn fill_roles(&self, cx: &TaskContext) {
+        let mut changed = false;
+        for (role, holders) in self.devices.roles() {
+            let works = |index: Option<DeviceIndex>| {
+                index.filter(|index| self.devices.get(*index).is_some_and(|member| !member.is_faulty()))
+            };
+            let (member, replacement) = (works(holders.member()), works(holders.replacement()));
+            if member.is_some() {
+                if replacement != holders.replacement() {
+                    self.devices.set_holders(role, Holders::new(member, None));
+                }
+                continue;
+            }
+            if let Some(index) = replacement {
+                if let Some(member) = self.devices.get(index) {
+                    member.take_over();
+                }
+                self.devices.set_holders(role, Holders::new(Some(index), None));
+                changed = true;
+            } else if let Some(index) = self.spare(self.geometry().sectors_on_member(role)) {
+                self.assign(index, role, Holders::new(Some(index), None));
+                changed = true;
+            }
+        }
+        if changed && let Err(errno) = self.record_change(cx).await {
+            log::error!("{}: the new member is not on record: {errno}", self.name);
+        }
+    }
+
+    /// A device begins to be filled for a role, as a member or as a replacement. With the turn; who calls this records it.
+    pub(super) fn assign(&self, index: DeviceIndex, role: u16, holders: Holders) {
+        let Some(member) = self.devices.get(index) else { return };
+        self.choose_with_care();
+        member.begin_recovery(holders.replacement() == Some(index));
+        if let Some(intent) = self.intent() {
+            intent.disk().all_changed();
+        }
+        self.devices.set_holders(role, holders);
+        log::info!("{}: {} is filled with the data of member {role}", self.name, member.name);
+    }
+
+    /// A device that was filled has its role for itself. With the turn.
+    pub(super) fn take_role(&self, index: DeviceIndex, role: u16) {
+        if self.devices.holders(role).member() != Some(index) {
+            self.devices.set_holders(role, Holders::new(Some(index), None));
+        }
+    }
+
+    /// A spare with room for so much data.
+    pub(super) fn spare(&self, needed: Sectors) -> Option<DeviceIndex> {
+        let is_spare = |(index, member): &(DeviceIndex, &Member)| {
+            self.is_spare(*index, member) && member.room() >= needed
+        };
+        self.devices.all().find(is_spare).map(|(index, _)| index)
+    }
+
+    pub(super) fn is_spare(&self, index: DeviceIndex, member: &Member) -> bool {
+        !member.is_faulty() && self.devices.role_of(index).is_none()
+    }
+}

@@ -1,0 +1,303 @@
+//! Resync, recovery, check and repair: when they run, and in which order.
+//!
+//! One task at a time looks after an array's copies ([`Array::look_for_sync`]): it is started when the array is opened, when a
+//! member fails or comes, and when somebody asks. It does what is due, the most urgent first, until nothing is:
+//!
+//! 1. Members that fail are replaced by spares (`roster.rs`), and those that lack data are filled: *recover*. One after the other.
+//! 2. Where mirrors may differ, the first is copied to the others: *resync*.
+//! 3. What was asked for: *check*, *repair*.
+//!
+//! What is under way goes over the array in windows (`sync_pass.rs`). It stops at the next one, with a checkpoint in the
+//! superblocks, when the worker ends, when somebody says `idle`, and when something more urgent may be due. After `idle`,
+//! nothing begins by itself until something changes, or somebody asks for it.
+//!
+//! Before anything is decided, the task waits in [`TaskContext::quiesce`]: whoever resolves a bio then knows that the array is
+//! out of order, if it is, so a device that is not in sync can be given a role.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use blockwork_engine::{Errno, Nanos, Sectors, TaskContext, Turn, Turns};
+
+use super::array::Array;
+use super::devices::DeviceIndex;
+use super::gate::GateState;
+use super::sync_pass::{End, Kind, Pass};
+use super::sync_status::{SyncAction, SyncStatus};
+
+/// Linux' defaults of `sync_speed_min` and `sync_speed_max`, KiB per second and member.
+const SPEED_MIN: u64 = 1000;
+const SPEED_MAX: u64 = 200_000;
+
+/// What an array's copies are up to.
+#[derive(Debug)]
+pub(super) struct Sync {
+    /// Held by the task that looks after them.
+    pub(super) running: Turns,
+    /// Something has changed: look what is due.
+    pub(super) due: AtomicBool,
+    /// What runs is to stop.
+    pub(super) stop: AtomicBool,
+    /// Clients have done I/O since somebody last looked.
+    client: AtomicBool,
+    pub(super) speed_min: AtomicU64,
+    pub(super) speed_max: AtomicU64,
+    state: Mutex<SyncState>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct SyncState {
+    pub(super) status: SyncStatus,
+    /// A check or repair that was asked for, and how far it is.
+    pub(super) requested: Option<(SyncAction, u64)>,
+    /// Nothing begins by itself.
+    pub(super) halted: bool,
+}
+
+impl Default for Sync {
+    fn default() -> Sync {
+        Sync {
+            running: Turns::default(),
+            due: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            client: AtomicBool::new(false),
+            speed_min: AtomicU64::new(SPEED_MIN),
+            speed_max: AtomicU64::new(SPEED_MAX),
+            state: Mutex::default(),
+        }
+    }
+}
+
+impl Sync {
+    /// Held only for as long as it takes to look or to alter, never across a wait.
+    pub(super) fn state(&self) -> MutexGuard<'_, SyncState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A client does I/O. Those that find it noted pay a load.
+    #[inline]
+    pub(super) fn note_client(&self) {
+        if !self.client.load(Ordering::Relaxed) {
+            self.client.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether clients have done I/O since the last call.
+    pub(super) fn take_client(&self) -> bool {
+        self.client.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Array {
+    /// Has somebody look what is due, if nobody does.
+    pub(super) fn look_for_sync(&self, cx: &TaskContext) {
+        if self.record.is_none() || self.geometry().copies() < 2 || self.form().shape.limits.read_only {
+            return;
+        }
+        self.sync.due.store(true, Ordering::Release);
+        if let Some(turn) = self.sync.running.try_take() {
+            let (array, own) = (self.itself(), cx.clone());
+            cx.spawn(async move { array.look_after_copies(turn, &own).await });
+        }
+    }
+
+    async fn look_after_copies(&self, turn: Turn, cx: &TaskContext) {
+        let mut turn = Some(turn);
+        while turn.is_some() {
+            while self.sync.due.swap(false, Ordering::AcqRel) {
+                while cx.pause(Nanos(0)).await && self.do_what_is_due(cx).await {}
+            }
+            drop(turn.take());
+            // Who came meanwhile, and found the turn taken, counts on us.
+            let again = self.sync.due.load(Ordering::Acquire) && cx.pause(Nanos(0)).await;
+            turn = self.sync.running.try_take().filter(|_| again);
+        }
+    }
+
+    /// Waits until nothing runs, and nothing is due; how the last of it went.
+    pub async fn wait_sync(&self, cx: &TaskContext) -> SyncStatus {
+        loop {
+            drop(self.sync.running.take().await);
+            if !self.sync.due.load(Ordering::Acquire) || !cx.pause(Nanos(0)).await {
+                return self.sync_status();
+            }
+            self.look_for_sync(cx);
+        }
+    }
+
+    /// How far it is.
+    pub(super) fn sync_status(&self) -> SyncStatus {
+        self.sync.state().status.clone()
+    }
+
+    /// Does the most urgent thing that is due. Whether there may be more.
+    async fn do_what_is_due(&self, cx: &TaskContext) -> bool {
+        cx.quiesce().await;
+        let Some(pass) = self.next_pass(cx).await else {
+            self.sync.state().status.action = SyncAction::Idle;
+            return false;
+        };
+        log::info!("{}: {} begins at {}", self.name, pass.action(), pass.start);
+        {
+            let mut state = self.sync.state();
+            state.status.action = pass.action();
+            (state.status.done, state.status.total) = (Sectors(pass.start), Sectors(pass.total));
+            if matches!(pass.kind, Kind::Check { .. }) && pass.start == 0 {
+                state.status.mismatches = Sectors::ZERO;
+            }
+        }
+        let end = self.run_pass(&pass, cx).await;
+        let more = self.end_pass(&pass, end, cx).await;
+        self.sync.state().status.action = SyncAction::Idle;
+        more
+    }
+
+    /// The most urgent thing that is due.
+    async fn next_pass(&self, cx: &TaskContext) -> Option<Pass> {
+        let _turn = self.turns.take().await;
+        self.settle_with_turn(cx).await.ok()?;
+        self.sync.due.store(false, Ordering::Release);
+        self.sync.stop.store(false, Ordering::Release);
+        let (requested, halted) = {
+            let state = self.sync.state();
+            (state.requested, state.halted)
+        };
+        if !halted {
+            self.fill_roles(cx).await;
+            if let Some((device, role)) = self.next_to_recover() {
+                let start = self.devices.get(device)?.recovered()?.0;
+                let total = self.geometry().sectors_on_member(role).0;
+                return Some(Pass { kind: Kind::Recover { device, role }, start: start.min(total), total });
+            }
+            if self.may_differ_anywhere() {
+                let total = self.geometry().sectors().0;
+                let start = self.differ_from.load(Ordering::Acquire).min(total);
+                return Some(Pass { kind: Kind::Resync, start, total });
+            }
+        }
+        let (action, start) = requested?;
+        let kind = Kind::Check { repair: action == SyncAction::Repair };
+        Some(Pass { kind, start, total: self.geometry().sectors().0 })
+    }
+
+    /// A device that lacks data of its role, and is there.
+    fn next_to_recover(&self) -> Option<(DeviceIndex, u16)> {
+        let of_role = |role| {
+            let holders = self.devices.holders(role);
+            let lacks = |index: &DeviceIndex| {
+                self.devices.get(*index).is_some_and(|it| !it.is_faulty() && it.recovered().is_some())
+            };
+            let index = [holders.member(), holders.replacement()].into_iter().flatten().find(lacks)?;
+            Some((index, role))
+        };
+        (0..self.geometry().members()).find_map(of_role)
+    }
+
+    /// What a pass has come to is written down. Whether there may be more to do.
+    async fn end_pass(&self, pass: &Pass, end: End, cx: &TaskContext) -> bool {
+        let name = &self.name;
+        match end {
+            End::Failed(refusal) => {
+                let _turn = self.turns.take().await;
+                self.go_on_without(&[refusal], cx).await;
+                return true;
+            }
+            End::Stuck(sector) => {
+                log::error!(
+                    "{name}: {} stops: sector {sector} has no copy that can be read, and the list of bad blocks of the member \
+                     that is filled has no room for it",
+                    pass.action()
+                );
+                self.sync.state().halted = true;
+            }
+            End::Interrupted => {}
+            End::Done => log::info!("{name}: {} done", pass.action()),
+        }
+        if let Kind::Check { .. } = pass.kind {
+            let mut state = self.sync.state();
+            let done = end == End::Done || self.sync.stop.load(Ordering::Acquire);
+            let at = state.status.done.0;
+            state.requested = state.requested.filter(|_| !done).map(|(action, _)| (action, at));
+            return true;
+        }
+        let result = match (end, pass.kind) {
+            (End::Done, Kind::Recover { device, role }) => self.finish_recovery(device, role, cx).await,
+            (End::Done, _) => self.finish_resync(pass, cx).await,
+            _ => self.checkpoint(cx).await,
+        };
+        if let Err(errno) = result {
+            log::error!("{name}: {} is not on record: {errno}", pass.action());
+            self.sync.state().halted = true;
+        }
+        if self.sync.stop.load(Ordering::Acquire) {
+            self.sync.state().halted = true;
+        }
+        true
+    }
+
+    /// Makes durable what was copied, and says in the superblocks how far that is.
+    pub(super) async fn checkpoint(&self, cx: &TaskContext) -> Result<(), Errno> {
+        let _turn = self.turns.take().await;
+        self.settle_with_turn(cx).await?;
+        let refusals = self.flush_members(cx).await;
+        self.give_up(&refusals)?;
+        self.record_change(cx).await
+    }
+
+    /// A device is filled: it counts as in sync, and one that it has replaced has no role any more.
+    ///
+    /// Its data is flushed before its superblock says so; that is on record before it is read everywhere, and before a write may
+    /// go past the one that it replaces.
+    async fn finish_recovery(&self, device: DeviceIndex, role: u16, cx: &TaskContext) -> Result<(), Errno> {
+        let _turn = self.turns.take().await;
+        self.settle_with_turn(cx).await?;
+        let refusals = self.flush_members(cx).await;
+        self.give_up(&refusals)?;
+        let Some(member) = self.devices.get(device) else { return Ok(()) };
+        if member.is_faulty() || self.devices.role_of(device) != Some(role) {
+            return self.record_change(cx).await;
+        }
+        if member.is_replacement() {
+            self.gate.set(GateState::Recording);
+            self.choose_with_care();
+            if let Some(old) = self.devices.member(role) {
+                old.fail();
+            }
+            member.take_over();
+        }
+        member.is_durable_to(None);
+        self.record_state(cx).await?;
+        self.take_role(device, role);
+        member.end_recovery();
+        self.reopen();
+        self.choose_freely_again();
+        self.start_upkeep(cx);
+        log::info!("{}: {} has all data of member {role}", self.name, member.name);
+        Ok(())
+    }
+
+    /// Mirrors agree as far as nothing else was noted meanwhile.
+    async fn finish_resync(&self, pass: &Pass, cx: &TaskContext) -> Result<(), Errno> {
+        let _turn = self.turns.take().await;
+        self.settle_with_turn(cx).await?;
+        let before = self.differ_from.load(Ordering::Acquire);
+        let agrees = |array: &Array| match array.intent() {
+            Some(intent) => !intent.any_kept(),
+            None => before >= pass.total,
+        };
+        if agrees(self) {
+            // A difference that is noted now is lower, or in a bit that is kept.
+            let swapped =
+                self.differ_from.compare_exchange(before, u64::MAX, Ordering::AcqRel, Ordering::Acquire);
+            if swapped.is_ok() && !agrees(self) {
+                self.differ_from.fetch_min(before, Ordering::AcqRel);
+            }
+        }
+        let refusals = self.flush_members(cx).await;
+        self.give_up(&refusals)?;
+        self.record_change(cx).await?;
+        self.choose_freely_again();
+        self.start_upkeep(cx);
+        Ok(())
+    }
+}

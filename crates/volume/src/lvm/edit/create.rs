@@ -1,0 +1,504 @@
+//! New logical volumes: what they are made of, and how large they become.
+
+use blockwork_format::lvm2::vg::{PvIndex, SECTORS_MAX};
+use blockwork_format::lvm2::{Node, Section, Uuid};
+
+use super::allocate::{FreeExtents, Policy, Request, Round, allocate};
+use super::data::{Piece, wiped};
+use super::draft::{Draft, check_tags, lv_list};
+use super::error::{EditError, bytes_shown};
+use super::raid::{self, Raid};
+use super::section::{Birth, Keys, strings, striped, volume};
+
+/// Smallest stripe of LVM, sectors.
+const STRIPE_MIN: u64 = 8;
+/// Most stripes or legs: what LVM takes for stripes; RAID has less ([`raid::LEGS_MAX`]).
+const STRIPES_MAX: u64 = 128;
+/// Region of a bitmap where nobody says otherwise, sectors, as LVM's `raid_region_size`.
+pub const REGION_DEFAULT: u64 = 4096;
+/// Stripe where nobody says otherwise, sectors.
+pub const STRIPE_DEFAULT: u64 = 128;
+
+/// How large a volume is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Size {
+    /// Bytes, rounded up to whole extents.
+    Bytes(u64),
+    /// Extents.
+    Extents(u64),
+    /// So many hundredths of what is free, for all of its stripes or legs together.
+    PercentFree(u64),
+    /// So many hundredths of the group's extents.
+    PercentGroup(u64),
+}
+
+impl std::fmt::Display for Size {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Size::Bytes(bytes) => f.write_str(&bytes_shown(*bytes)),
+            Size::Extents(extents) => write!(f, "{extents} extents"),
+            Size::PercentFree(hundredths) => write!(f, "{hundredths}%FREE"),
+            Size::PercentGroup(hundredths) => write!(f, "{hundredths}%VG"),
+        }
+    }
+}
+
+/// What a volume is made of. Sizes are sectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shape {
+    /// One run after the other.
+    Linear,
+    /// Stripes on different PVs.
+    Striped {
+        /// How many.
+        stripes: u64,
+        /// Sectors of a chunk.
+        stripe_size: u64,
+    },
+    /// Legs with the same data on different PVs.
+    Raid1 {
+        /// Legs beside the first.
+        mirrors: u64,
+        /// Sectors of a bit of the bitmap.
+        region_size: u64,
+    },
+    /// Stripes, each with copies on other PVs.
+    Raid10 {
+        /// How many stripes.
+        stripes: u64,
+        /// Copies of each beside the first.
+        mirrors: u64,
+        /// Sectors of a chunk.
+        stripe_size: u64,
+        /// Sectors of a bit of the bitmap.
+        region_size: u64,
+    },
+}
+
+/// A volume to be.
+#[derive(Debug, Clone)]
+pub struct NewVolume {
+    /// Its name.
+    pub name: String,
+    /// How large.
+    pub size: Size,
+    /// Of what.
+    pub shape: Shape,
+    /// Tags.
+    pub tags: Vec<String>,
+    /// Zero its start and end, so that nothing that was there before is taken for its content.
+    pub wipe: bool,
+    /// Of a RAID: its legs are taken for the same as they are, and not copied over each other.
+    pub no_sync: bool,
+}
+
+/// What a volume became.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Created {
+    /// Its size, extents.
+    pub extents: u64,
+    /// Why it is larger or smaller than was asked for.
+    pub rounded: Option<String>,
+}
+
+impl Shape {
+    /// Whether mirrors have to be kept the same.
+    pub fn is_raid(&self) -> bool {
+        matches!(self, Shape::Raid1 { .. } | Shape::Raid10 { .. })
+    }
+
+    /// Stripes that a volume's extents are spread over.
+    fn stripes(&self) -> u64 {
+        match *self {
+            Shape::Linear | Shape::Raid1 { .. } => 1,
+            Shape::Striped { stripes, .. } | Shape::Raid10 { stripes, .. } => stripes,
+        }
+    }
+
+    /// Copies of each extent.
+    fn copies(&self) -> u64 {
+        match *self {
+            Shape::Linear | Shape::Striped { .. } => 1,
+            Shape::Raid1 { mirrors, .. } | Shape::Raid10 { mirrors, .. } => mirrors + 1,
+        }
+    }
+
+    fn stripe_size(&self) -> u64 {
+        match *self {
+            Shape::Linear | Shape::Raid1 { .. } => 0,
+            Shape::Striped { stripe_size, .. } | Shape::Raid10 { stripe_size, .. } => stripe_size,
+        }
+    }
+
+    fn check(&self, extent_sectors: u64) -> Result<(), EditError> {
+        let wrong = |what, found: String, expected: String| Err(EditError::Value { what, found, expected });
+        let least = if matches!(self, Shape::Striped { .. } | Shape::Raid10 { .. }) { 2 } else { 1 };
+        if !(least..=STRIPES_MAX).contains(&self.stripes()) {
+            return wrong("--stripes", self.stripes().to_string(), format!("{least} to {STRIPES_MAX}"));
+        }
+        let most = raid::LEGS_MAX / self.stripes();
+        if self.is_raid() && !(2..=most).contains(&self.copies()) {
+            let expected = format!("1 to {}", most.saturating_sub(1));
+            return wrong("--mirrors", (self.copies() - 1).to_string(), expected);
+        }
+        let stripe = self.stripe_size();
+        let fits = stripe.is_power_of_two() && stripe >= STRIPE_MIN && extent_sectors.is_multiple_of(stripe);
+        if stripe != 0 && !fits {
+            let expected = format!(
+                "a power of two from 4 KiB on, of which the group's extent ({}) is a multiple",
+                bytes_shown(extent_sectors * 512)
+            );
+            return wrong("--stripesize", bytes_shown(stripe * 512), expected);
+        }
+        match *self {
+            Shape::Raid1 { region_size, .. } | Shape::Raid10 { region_size, .. }
+                if !raid::is_region(region_size) =>
+            {
+                let expected = "a power of two from 4 KiB to 1 GiB".into();
+                wrong("--regionsize", bytes_shown(region_size * 512), expected)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A size in extents, and what it costs.
+#[derive(Clone, Copy)]
+struct Extents {
+    /// Of the volume.
+    volume: u64,
+    /// Of each stripe's or leg's data.
+    column: u64,
+    /// Of each leg's metadata.
+    meta: u64,
+}
+
+impl Draft {
+    /// Adds a volume.
+    ///
+    /// # Errors
+    ///
+    /// A name, tag, size or shape that cannot be, or not enough room.
+    pub fn create_volume(&mut self, new: &NewVolume) -> Result<Created, EditError> {
+        self.check_new_name(&new.name)?;
+        check_tags(&new.tags)?;
+        let extent = self.group().extent_sectors;
+        new.shape.check(extent)?;
+        self.check_limit_of_volumes()?;
+        let mut free = self.free();
+        let wanted = self.wanted(new.size, &free, &new.shape)?;
+        let exact = matches!(new.size, Size::Bytes(_) | Size::Extents(_));
+        let (size, rounds) = match self.place(&mut free, &new.shape, wanted) {
+            Some(rounds) => (wanted, rounds),
+            None if exact => return Err(self.no_room(&free, &new.shape, wanted)),
+            None => self.largest(&mut free, &new.shape, wanted)?,
+        };
+        let extents = self.extents(&new.shape, size);
+        if new.shape.is_raid() {
+            self.add_raid(new, extents, &rounds)?;
+        } else {
+            self.add_striped(new, &rounds)?;
+        }
+        let rounded = self.rounded(new, size);
+        Ok(Created { extents: size, rounded })
+    }
+
+    fn check_limit_of_volumes(&self) -> Result<(), EditError> {
+        let vg = self.group();
+        let most = blockwork_format::lvm2::vg::LVS_MAX;
+        if vg.lvs.len() + 2 * usize::try_from(raid::LEGS_MAX).expect("a small number") < most {
+            return Ok(());
+        }
+        Err(EditError::group(&vg.name, format!("it has {} volumes, and {most} is the limit", vg.lvs.len())))
+    }
+
+    /// Extents that are asked for: whole stripes; at least one.
+    fn wanted(&self, size: Size, free: &FreeExtents, shape: &Shape) -> Result<u64, EditError> {
+        let vg = self.group();
+        let unit = shape.stripes();
+        let part = |of: u64, hundredths: u64| u128::from(of) * u128::from(hundredths) / 100;
+        // What is asked for in hundredths are extents of PVs: copies count, and so does their metadata.
+        let of_volume = |physical: u128| {
+            let columns = u128::from(unit * shape.copies());
+            let column = u64::try_from(physical / columns).unwrap_or(u64::MAX);
+            let meta = self.extents(shape, column.saturating_mul(unit)).meta;
+            column.saturating_sub(meta).saturating_mul(unit)
+        };
+        let extents = match size {
+            Size::Bytes(bytes) => bytes.div_ceil(vg.extent_sectors * 512).checked_next_multiple_of(unit),
+            Size::Extents(extents) => extents.checked_next_multiple_of(unit),
+            Size::PercentFree(hundredths) => Some(of_volume(part(free.total(), hundredths))),
+            Size::PercentGroup(hundredths) => {
+                let all = vg.pvs.iter().map(|pv| pv.pe_count).sum();
+                Some(of_volume(part(all, hundredths)))
+            }
+        };
+        let Some(extents) = extents.filter(|extents| *extents <= SECTORS_MAX / vg.extent_sectors) else {
+            let (found, expected) = (size.to_string(), "less than 8 EiB".into());
+            return Err(EditError::Value { what: "the size", found, expected });
+        };
+        if extents > 0 {
+            return self.check_regions(shape, extents);
+        }
+        match size {
+            Size::Bytes(_) | Size::Extents(_) => {
+                let expected = "at least one extent".into();
+                Err(EditError::Value { what: "the size", found: "0".into(), expected })
+            }
+            Size::PercentFree(_) | Size::PercentGroup(_) => Err(self.no_room(free, shape, unit)),
+        }
+    }
+
+    /// Whether a bitmap can tell of so large a volume.
+    fn check_regions(&self, shape: &Shape, extents: u64) -> Result<u64, EditError> {
+        let region = self.region(shape, extents);
+        if region <= raid::REGION_LARGEST {
+            return Ok(extents);
+        }
+        let (found, expected) = (self.extents_shown(extents), "at most 4 PiB of a RAID volume".into());
+        Err(EditError::Value { what: "the size", found, expected })
+    }
+
+    fn extents(&self, shape: &Shape, volume: u64) -> Extents {
+        let column = volume / shape.stripes();
+        let meta = if shape.is_raid() {
+            let vg = self.group();
+            let sectors = volume.saturating_mul(vg.extent_sectors);
+            raid::meta_extents(vg.extent_sectors, sectors, self.region(shape, volume))
+        } else {
+            0
+        };
+        Extents { volume, column, meta }
+    }
+
+    /// Sectors of a bit of the bitmap, in a volume of so many extents.
+    fn region(&self, shape: &Shape, volume: u64) -> u64 {
+        match *shape {
+            Shape::Linear | Shape::Striped { .. } => 0,
+            Shape::Raid1 { region_size, .. } | Shape::Raid10 { region_size, .. } => {
+                raid::region_for(region_size, self.group().extent_sectors, volume)
+            }
+        }
+    }
+
+    fn place(&self, free: &mut FreeExtents, shape: &Shape, volume: u64) -> Option<Vec<Round>> {
+        let Extents { column, meta, .. } = self.extents(shape, volume);
+        let columns = usize::try_from(shape.stripes() * shape.copies()).expect("at most STRIPES_MAX of them");
+        let request = Request {
+            extents: column.checked_add(meta)?,
+            columns: vec![None; columns],
+            // The metadata of a leg lies before its data, on the same PV.
+            first: meta + 1,
+            apart: shape.is_raid().then_some(&[]),
+            policy: self.policy(None),
+        };
+        allocate(free, &request)
+    }
+
+    /// The policy of a volume, or of the group.
+    pub(super) fn policy(&self, of_volume: Option<&str>) -> Policy {
+        let of_volume = of_volume.filter(|policy| *policy != "inherit");
+        match of_volume.map(str::to_owned).or_else(|| self.group_text("allocation_policy")).as_deref() {
+            Some("contiguous") => Policy::Contiguous,
+            Some("cling" | "cling_by_tags") => Policy::Cling,
+            _ => Policy::Normal,
+        }
+    }
+
+    /// The most that there is room for, below what does not fit.
+    fn largest(
+        &self,
+        free: &mut FreeExtents,
+        shape: &Shape,
+        too_much: u64,
+    ) -> Result<(u64, Vec<Round>), EditError> {
+        let unit = shape.stripes();
+        let (mut fits, mut fails) = (0, too_much / unit);
+        while fails - fits > 1 {
+            let middle = fits + (fails - fits) / 2;
+            if self.place(&mut free.clone(), shape, middle * unit).is_some() {
+                fits = middle;
+            } else {
+                fails = middle;
+            }
+        }
+        if fits == 0 {
+            return Err(self.no_room(free, shape, unit));
+        }
+        let size = fits * unit;
+        let rounds = self.place(free, shape, size).expect("it fitted a moment ago");
+        Ok((size, rounds))
+    }
+
+    fn no_room(&self, free: &FreeExtents, shape: &Shape, volume: u64) -> EditError {
+        let Extents { column, meta, .. } = self.extents(shape, volume);
+        let columns = shape.stripes() * shape.copies();
+        let each = self.extents_shown(column.saturating_add(meta));
+        let needed = if columns == 1 {
+            format!("{each} are")
+        } else {
+            format!("{each} on each of {columns} physical volumes are")
+        };
+        room(self, free, needed)
+    }
+
+    fn rounded(&self, new: &NewVolume, size: u64) -> Option<String> {
+        let asked = match new.size {
+            Size::Bytes(bytes) => bytes,
+            Size::Extents(extents) => extents.saturating_mul(self.group().extent_sectors * 512),
+            Size::PercentFree(_) | Size::PercentGroup(_) => return None,
+        };
+        let got = size * self.group().extent_sectors * 512;
+        (asked != got).then(|| {
+            format!(
+                "{} is rounded up to whole extents of all stripes: {}",
+                bytes_shown(asked),
+                bytes_shown(got)
+            )
+        })
+    }
+
+    /// A linear or striped volume over what was allocated.
+    fn add_striped(&mut self, new: &NewVolume, rounds: &[Round]) -> Result<(), EditError> {
+        let stripe = new.shape.stripe_size();
+        let vg = self.group();
+        let mut start = 0;
+        let mut segments = Vec::with_capacity(rounds.len());
+        for round in rounds {
+            segments.push(striped(vg, start, round.count, stripe, &round.starts));
+            start += round.count * round.starts.len() as u64;
+        }
+        if new.wipe {
+            let wipes: Vec<_> = columns(rounds).iter().flat_map(|runs| wiped(vg, runs)).collect();
+            self.data.extend(wipes);
+        }
+        let id = (self.author.ids)();
+        let birth = Birth { id, time: self.author.time, host: &self.author.host };
+        let section = volume(&birth, &["READ", "WRITE", "VISIBLE"], &new.tags, segments);
+        self.add_visible(&new.name, section)
+    }
+
+    /// A RAID volume with its legs.
+    fn add_raid(&mut self, new: &NewVolume, extents: Extents, rounds: &[Round]) -> Result<(), EditError> {
+        let legs = columns(rounds);
+        let region = self.region(&new.shape, extents.volume);
+        let raid = self.raid_of(&new.shape, extents.volume, region, new.no_sync);
+        for (nth, mut runs) in (0u16..).zip(legs) {
+            let meta = split_meta(&mut runs, extents.meta);
+            self.data.extend(raid.meta_writes(self.group(), nth, meta, extents.meta));
+            if new.wipe {
+                let wipes = wiped(self.group(), &runs);
+                self.data.extend(wipes);
+            }
+            let name = &new.name;
+            self.add_hidden(&format!("{name}_rimage_{nth}"), &runs)?;
+            self.add_hidden(&format!("{name}_rmeta_{nth}"), &[(meta, extents.meta)])?;
+        }
+        let mut status = vec!["READ", "WRITE", "VISIBLE"];
+        if new.no_sync {
+            status.push("NOTSYNCED");
+        }
+        let parts = (0..raid.legs)
+            .flat_map(|nth| ["rmeta", "rimage"].map(|kind| format!("{}_{kind}_{nth}", new.name)));
+        let segment = segment_of_raid(&new.shape, extents.volume, region, parts);
+        let id = (self.author.ids)();
+        let birth = Birth { id, time: self.author.time, host: &self.author.host };
+        let section = volume(&birth, &status, &new.tags, vec![segment]);
+        self.add_visible(&new.name, section)
+    }
+
+    fn raid_of(&self, shape: &Shape, volume: u64, region: u64, in_sync: bool) -> Raid {
+        let sectors = volume * self.group().extent_sectors;
+        Raid {
+            is_striped: matches!(shape, Shape::Raid10 { .. }),
+            legs: u16::try_from(shape.stripes() * shape.copies()).expect("at most LEGS_MAX of them"),
+            copies: u8::try_from(shape.copies()).expect("at most LEGS_MAX of them"),
+            stripe_sectors: u32::try_from(shape.stripe_size()).expect("it divides an extent"),
+            sectors,
+            leg_sectors: sectors / shape.stripes(),
+            region_sectors: region,
+            in_sync,
+        }
+    }
+
+    /// A part of another volume, over these runs.
+    fn add_hidden(&mut self, name: &str, runs: &[Piece]) -> Result<(), EditError> {
+        let id: Uuid = (self.author.ids)();
+        let vg = self.group();
+        let mut start = 0;
+        let mut segments = Vec::with_capacity(runs.len());
+        for (at, count) in runs {
+            segments.push(striped(vg, start, *count, 0, &[*at]));
+            start += count;
+        }
+        let birth = Birth { id, time: self.author.time, host: &self.author.host };
+        let section = volume(&birth, &["READ", "WRITE"], &[], segments);
+        self.change(|vg, _| {
+            lv_list(vg).set(name, Node::Section(section));
+            Ok(())
+        })
+    }
+
+    /// LVM lists the volumes that are seen before those that are not.
+    fn add_visible(&mut self, name: &str, section: Section) -> Result<(), EditError> {
+        self.change(|vg, old| {
+            let seen: Vec<&str> =
+                old.lvs.iter().filter(|lv| lv.flags.has("VISIBLE")).map(|lv| lv.name.as_str()).collect();
+            lv_list(vg).set_behind(&seen, name, Node::Section(section));
+            Ok(())
+        })
+    }
+}
+
+/// The segment of a RAID volume over these parts.
+fn segment_of_raid(shape: &Shape, extents: u64, region: u64, parts: impl Iterator<Item = String>) -> Section {
+    let name = if matches!(shape, Shape::Raid10 { .. }) { "raid10" } else { "raid1" };
+    let mut keys = Keys::default()
+        .number("start_extent", 0)
+        .number("extent_count", extents)
+        .text("type", name)
+        .number("device_count", shape.stripes() * shape.copies());
+    if let Shape::Raid10 { .. } = shape {
+        keys = keys.number("data_copies", shape.copies());
+    }
+    keys = keys.number("region_size", region);
+    if let Shape::Raid10 { stripe_size, .. } = shape {
+        keys = keys.number("stripe_size", *stripe_size);
+    }
+    let mut section = keys.done();
+    section.set("raids", strings(parts));
+    section
+}
+
+/// Of each column, its runs in order.
+pub(super) fn columns(rounds: &[Round]) -> Vec<Vec<Piece>> {
+    let count = rounds.first().map_or(0, |round| round.starts.len());
+    (0..count).map(|n| rounds.iter().map(|round| (round.starts[n], round.count)).collect()).collect()
+}
+
+/// Takes the metadata of a leg off its first run.
+fn split_meta(runs: &mut [Piece], meta: u64) -> (PvIndex, u64) {
+    let ((pv, start), count) = runs[0];
+    runs[0] = ((pv, start + meta), count - meta);
+    (pv, start)
+}
+
+/// What to say where there is no room.
+pub(super) fn room(draft: &Draft, free: &FreeExtents, needed: String) -> EditError {
+    let pvs = match free.pvs() {
+        0 => String::new(),
+        1 => " on 1 physical volume".to_owned(),
+        count => format!(" on {count} physical volumes"),
+    };
+    let policy = match draft.policy(None) {
+        Policy::Normal => "",
+        Policy::Contiguous => ", and the policy `contiguous` wants them in one piece",
+        Policy::Cling => ", and the policy `cling` wants them where the volume is already",
+    };
+    EditError::Room {
+        needed,
+        free: format!("{} are{pvs}", draft.extents_shown(free.total())),
+        why: policy.to_owned(),
+        remedy: "make it smaller, remove a volume, or add a disk with `blockwork vg extend`".into(),
+    }
+}

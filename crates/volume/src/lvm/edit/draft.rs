@@ -1,0 +1,411 @@
+//! A volume group that is being changed: its text as a tree, and the checked view of it.
+//!
+//! Invariants: (1) the view is that of the tree, after every change and after every refusal; so whatever is committed can be
+//! read again. (2) Keys, sections and flags that are not known here stay as they are. (3) Data that has to be written before the
+//! new text counts lies in extents that are free in the old one.
+
+use std::fmt;
+
+use blockwork_format::lvm2::vg::{Area, LvIndex};
+use blockwork_format::lvm2::{Node, Section, Style, Uuid, VolumeGroup, names};
+use blockwork_format::{FormatError, escape};
+
+use super::allocate::FreeExtents;
+use super::data::DataWrite;
+use super::error::{EditError, bytes_shown};
+use super::section::{BEFORE_TAGS, Keys, number, strings};
+
+/// Smallest extent, sectors: as LVM.
+const EXTENT_MIN: u64 = 2;
+/// Largest extent, sectors.
+const EXTENT_MAX: u64 = u32::MAX as u64;
+/// Extents that are no power of two are multiples of this, sectors.
+const EXTENT_UNIT: u64 = 256;
+
+/// Names that an error shows.
+const NAMES_SHOWN: usize = 20;
+
+/// Who changes a group, when, and by which command: what the text says about its writer.
+pub struct Author {
+    /// Name of this host.
+    pub host: String,
+    /// Seconds since 1970.
+    pub time: i64,
+    /// The command line.
+    pub command: String,
+    /// New identifiers; random ones, unless for a test.
+    pub ids: Box<dyn FnMut() -> Uuid>,
+}
+
+impl fmt::Debug for Author {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Author({} at {} by {})", self.host, self.time, self.command)
+    }
+}
+
+/// A PV that joins a group.
+#[derive(Debug, Clone)]
+pub struct NewPv {
+    /// Its identifier, as in its label.
+    pub id: Uuid,
+    /// What the text says about where it was found. Only a hint.
+    pub device_hint: String,
+    /// Size of its device, sectors.
+    pub dev_sectors: u64,
+    /// Where its first extent begins, sectors.
+    pub pe_start: u64,
+}
+
+/// What is done with tags.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TagChange {
+    /// Tags to add; those that are there already stay.
+    pub add: Vec<String>,
+    /// Tags to take away; those that are not there are no error, as for LVM.
+    pub remove: Vec<String>,
+}
+
+/// A volume group that is being changed. See the module's head.
+#[derive(Debug)]
+pub struct Draft {
+    tree: Section,
+    vg: VolumeGroup,
+    pub(super) author: Author,
+    pub(super) data: Vec<DataWrite>,
+}
+
+impl Draft {
+    /// A group without PVs and LVs yet.
+    ///
+    /// # Errors
+    ///
+    /// A name, a tag or an extent size that LVM does not take.
+    pub fn new_group(
+        name: &str,
+        extent_sectors: u64,
+        tags: &[String],
+        mut author: Author,
+    ) -> Result<Draft, EditError> {
+        check_group_name(name)?;
+        check_tags(tags)?;
+        check_extent(extent_sectors)?;
+        let id = (author.ids)();
+        let vg = Keys::default()
+            .text("id", &id.to_string())
+            .number("seqno", 0)
+            .text("format", "lvm2")
+            .strings("status", ["RESIZEABLE", "READ", "WRITE"])
+            .strings("flags", [] as [&str; 0])
+            .tags(tags)
+            .number("extent_size", extent_sectors)
+            .number("max_lv", 0)
+            .number("max_pv", 0)
+            .number("metadata_copies", 0)
+            .section("physical_volumes", Section::default())
+            .done();
+        let tree = Keys::default()
+            .section(name, vg)
+            .text("contents", "Text Format Volume Group")
+            .number("version", 1)
+            .done();
+        Draft::of(tree, author).map_err(|source| EditError::metadata(name, source))
+    }
+
+    /// A group as its text describes it.
+    ///
+    /// # Errors
+    ///
+    /// The tree describes none, or one that contradicts itself.
+    pub fn of(tree: Section, author: Author) -> Result<Draft, FormatError> {
+        let vg = VolumeGroup::from_tree(&tree)?;
+        Ok(Draft { tree, vg, author, data: Vec::new() })
+    }
+
+    /// The group as it is now.
+    pub fn group(&self) -> &VolumeGroup {
+        &self.vg
+    }
+
+    /// A string that the group's section has, where the view does not.
+    pub(super) fn group_text(&self, key: &str) -> Option<String> {
+        match self.tree.section(&self.vg.name)?.get(key)? {
+            Node::Value(value) => value.as_str().map(str::to_owned),
+            Node::Array(_) | Node::Section(_) => None,
+        }
+    }
+
+    /// Whether the group's section has one of that name.
+    pub(super) fn has_section(&self, key: &str) -> bool {
+        self.tree.section(&self.vg.name).is_some_and(|vg| vg.section(key).is_some())
+    }
+
+    /// What no volume uses.
+    pub fn free(&self) -> FreeExtents {
+        FreeExtents::of(&self.vg)
+    }
+
+    /// An amount of extents, for people.
+    pub fn extents_shown(&self, extents: u64) -> String {
+        let bytes = extents.saturating_mul(self.vg.extent_sectors).saturating_mul(512);
+        format!("{extents} extents ({})", bytes_shown(bytes))
+    }
+
+    /// The text of the change, without the NUL that ends it: with the next seqno, and who made it.
+    pub fn text(&self) -> Vec<u8> {
+        let mut tree = self.tree.clone();
+        let vg = tree.section_mut(&self.vg.name).expect("the group's section");
+        vg.set_behind(&["id"], "seqno", number(self.vg.seqno + 1));
+        let described = format!("Write from {}.", self.author.command).replace('\0', " ");
+        tree.set("description", described.as_str().into());
+        tree.set("creation_host", self.author.host.as_str().into());
+        tree.set("creation_time", self.author.time.into());
+        tree.sort_for_disk();
+        tree.print(Style::Disk)
+    }
+
+    /// Adds a PV with all extents that it has room for; their number.
+    ///
+    /// # Errors
+    ///
+    /// It has no room for one, or is in the group.
+    pub fn add_pv(&mut self, pv: &NewPv) -> Result<u64, EditError> {
+        if self.vg.pv(&pv.id).is_some() {
+            return Err(EditError::Exists { what: "the physical volume", name: pv.id.to_string() });
+        }
+        let extents = pv.dev_sectors.saturating_sub(pv.pe_start) / self.vg.extent_sectors;
+        if extents == 0 {
+            let why = format!(
+                "it has {}, and an extent of {} from byte {} on does not fit; give a larger disk, or the group smaller extents \
+                 (--physical-extent-size)",
+                bytes_shown(pv.dev_sectors * 512),
+                bytes_shown(self.vg.extent_sectors * 512),
+                pv.pe_start * 512
+            );
+            return Err(EditError::disk(&pv.device_hint, why));
+        }
+        let name = unused(|n| format!("pv{n}"), |name| self.vg.pvs.iter().any(|pv| pv.name == *name));
+        let section = Keys::default()
+            .text("id", &pv.id.to_string())
+            .text("device", &pv.device_hint)
+            .strings("status", ["ALLOCATABLE"])
+            .strings("flags", [] as [&str; 0])
+            .number("dev_size", pv.dev_sectors)
+            .number("pe_start", pv.pe_start)
+            .number("pe_count", extents)
+            .done();
+        self.change(|vg, _| {
+            pv_list(vg).set(&name, Node::Section(section));
+            Ok(extents)
+        })
+    }
+
+    /// Takes a PV out of the group.
+    ///
+    /// # Errors
+    ///
+    /// Volumes lie on it, or it is the last one.
+    pub fn remove_pv(&mut self, id: &Uuid) -> Result<(), EditError> {
+        let pv = self.vg.pv(id).ok_or_else(|| EditError::Absent {
+            what: "physical volume",
+            name: id.to_string(),
+            there_are: shown(self.vg.pvs.iter().map(|pv| pv.id.to_string())),
+        })?;
+        let hint = self.vg.pvs[pv.0].device_hint.clone().unwrap_or_else(|| id.to_string());
+        let is_on_it = |area: &Area| matches!(area, Area::Pv { pv: on, .. } if *on == pv);
+        let on_it = self
+            .vg
+            .lvs
+            .iter()
+            .filter(|lv| lv.segments.iter().flat_map(|segment| segment.areas().0).any(is_on_it));
+        let users = shown(on_it.map(|lv| lv.name.clone()));
+        if !users.is_empty() {
+            let why =
+                format!("these volumes lie on it: {users}; remove them first, or move them with `pvmove`");
+            return Err(EditError::disk(&hint, why));
+        }
+        if self.vg.pvs.len() == 1 {
+            let why = format!("it is the last physical volume of {}", escape(&self.vg.name));
+            return Err(EditError::disk(&hint, why));
+        }
+        let name = self.vg.pvs[pv.0].name.clone();
+        self.change(|vg, _| {
+            pv_list(vg).remove(&name);
+            Ok(())
+        })
+    }
+
+    /// Gives the group another name.
+    ///
+    /// # Errors
+    ///
+    /// A name that LVM does not take, by itself or with the names of the group's volumes.
+    pub fn rename_group(&mut self, new: &str) -> Result<(), EditError> {
+        check_group_name(new)?;
+        if let Some((lv, why)) = self.vg.lvs.iter().find_map(|lv| {
+            let why = names::refuse_volume(new, &lv.name).filter(|why| why.contains("too long"))?;
+            Some((lv, why))
+        }) {
+            let why = format!("with its volume {}: {why}", lv.name);
+            return Err(EditError::Name { what: "the volume group", name: new.to_owned(), why });
+        }
+        let old = self.vg.name.clone();
+        self.change_tree(|tree, _| {
+            tree.rename(&old, new);
+            Ok(())
+        })
+    }
+
+    /// Changes the group's tags.
+    ///
+    /// # Errors
+    ///
+    /// A tag that LVM does not take.
+    pub fn tag_group(&mut self, change: &TagChange) -> Result<(), EditError> {
+        check_tags(&change.add)?;
+        let tags = changed(&self.vg.tags, change);
+        self.change(|vg, _| {
+            set_tags(vg, &tags);
+            Ok(())
+        })
+    }
+
+    /// Changes a volume's tags.
+    ///
+    /// # Errors
+    ///
+    /// No such volume, or a tag that LVM does not take.
+    pub fn tag_volume(&mut self, name: &str, change: &TagChange) -> Result<(), EditError> {
+        check_tags(&change.add)?;
+        let lv = self.visible(name)?;
+        let tags = changed(&self.vg.lvs[lv.0].tags, change);
+        self.change(|vg, _| {
+            set_tags(lv_section(vg, name), &tags);
+            Ok(())
+        })
+    }
+
+    /// The volume of that name, which a person may name: no part of another one.
+    pub(super) fn visible(&self, name: &str) -> Result<LvIndex, EditError> {
+        let visible = self.vg.visible();
+        let Some(lv) = self.vg.lv(name) else {
+            let seen = self.vg.lvs.iter().zip(&visible).filter(|(_, visible)| **visible);
+            return Err(EditError::Absent {
+                what: "logical volume",
+                name: format!("{}/{name}", self.vg.name),
+                there_are: shown(seen.map(|(lv, _)| lv.name.clone())),
+            });
+        };
+        if visible[lv.0] {
+            return Ok(lv);
+        }
+        Err(EditError::volume(name, "it is a part of another volume: name that one"))
+    }
+
+    /// A name that a new volume may have.
+    pub(super) fn check_new_name(&self, name: &str) -> Result<(), EditError> {
+        if let Some(why) = names::refuse_volume(&self.vg.name, name) {
+            return Err(EditError::Name { what: "the logical volume", name: name.to_owned(), why });
+        }
+        if self.vg.lv(name).is_some() {
+            let name = format!("{}/{name}", self.vg.name);
+            return Err(EditError::Exists { what: "the logical volume", name });
+        }
+        Ok(())
+    }
+
+    /// Changes the group's section.
+    pub(super) fn change<T>(
+        &mut self,
+        act: impl FnOnce(&mut Section, &VolumeGroup) -> Result<T, EditError>,
+    ) -> Result<T, EditError> {
+        let name = self.vg.name.clone();
+        self.change_tree(|tree, vg| act(tree.section_mut(&name).expect("the group's section"), vg))
+    }
+
+    fn change_tree<T>(
+        &mut self,
+        act: impl FnOnce(&mut Section, &VolumeGroup) -> Result<T, EditError>,
+    ) -> Result<T, EditError> {
+        let mut tree = self.tree.clone();
+        let result = act(&mut tree, &self.vg)?;
+        self.vg =
+            VolumeGroup::from_tree(&tree).map_err(|source| EditError::metadata(&self.vg.name, source))?;
+        self.tree = tree;
+        Ok(result)
+    }
+}
+
+/// The list of PVs of a group's section.
+fn pv_list(vg: &mut Section) -> &mut Section {
+    vg.section_mut("physical_volumes").expect("a group has PVs")
+}
+
+/// The list of LVs of a group's section, which is there where there are LVs.
+pub(super) fn lv_list(vg: &mut Section) -> &mut Section {
+    if vg.section("logical_volumes").is_none() {
+        let before: Vec<String> = vg.entries.iter().map(|entry| entry.key.clone()).collect();
+        let before: Vec<&str> =
+            before.iter().map(String::as_str).filter(|key| *key != "historical_logical_volumes").collect();
+        vg.set_behind(&before, "logical_volumes", Node::Section(Section::default()));
+    }
+    vg.section_mut("logical_volumes").expect("it is there now")
+}
+
+/// The section of an LV that is there.
+pub(super) fn lv_section<'a>(vg: &'a mut Section, name: &str) -> &'a mut Section {
+    lv_list(vg).section_mut(name).expect("a volume of the group")
+}
+
+fn set_tags(section: &mut Section, tags: &[String]) {
+    if tags.is_empty() {
+        section.remove("tags");
+    } else {
+        section.set_behind(BEFORE_TAGS, "tags", strings(tags));
+    }
+}
+
+fn changed(tags: &[String], change: &TagChange) -> Vec<String> {
+    let mut tags: Vec<String> = tags.iter().filter(|tag| !change.remove.contains(tag)).cloned().collect();
+    for tag in &change.add {
+        if !tags.contains(tag) {
+            tags.push(tag.clone());
+        }
+    }
+    tags
+}
+
+pub(super) fn check_tags(tags: &[String]) -> Result<(), EditError> {
+    let wrong = tags.iter().find_map(|tag| Some((tag, names::refuse_tag(tag)?)));
+    wrong.map_or(Ok(()), |(tag, why)| Err(EditError::Name { what: "the tag", name: tag.clone(), why }))
+}
+
+fn check_group_name(name: &str) -> Result<(), EditError> {
+    let why = names::refuse_group(name);
+    why.map_or(Ok(()), |why| Err(EditError::Name { what: "the volume group", name: name.to_owned(), why }))
+}
+
+fn check_extent(sectors: u64) -> Result<(), EditError> {
+    let fits = sectors.is_power_of_two() || sectors.is_multiple_of(EXTENT_UNIT);
+    if fits && (EXTENT_MIN..=EXTENT_MAX).contains(&sectors) {
+        return Ok(());
+    }
+    let expected = "1 KiB to 2 TiB, a power of two or a multiple of 128 KiB".into();
+    Err(EditError::Value { what: "--physical-extent-size", found: bytes_shown(sectors * 512), expected })
+}
+
+/// The first of a row of names that is not taken.
+pub(super) fn unused(name: impl Fn(usize) -> String, taken: impl Fn(&String) -> bool) -> String {
+    (0..).map(name).find(|name| !taken(name)).expect("there are more numbers than names")
+}
+
+/// Some names, for an error.
+pub(super) fn shown(names: impl Iterator<Item = String>) -> String {
+    let mut all: Vec<String> = names.map(|name| escape(&name)).collect();
+    let more = all.len().saturating_sub(NAMES_SHOWN);
+    all.truncate(NAMES_SHOWN);
+    let mut text = all.join(", ");
+    if more > 0 {
+        text += &format!(" and {more} more");
+    }
+    text
+}

@@ -1,0 +1,38 @@
+//! Changes of volume groups: planned on their text, then written.
+//!
+//! ```text
+//!   disks ─▶ GroupEditor ─▶ Draft (the text as a tree; extents; names) ─▶ Commit (writes, in order) ─▶ disks
+//! ```
+//!
+//! A [`Draft`] is pure: it knows neither disks nor clocks, and what it refuses it says with the remedy. [`GroupEditor`] opens the disks
+//! of a group, finds its physical volumes as the rest of this crate does, and refuses what must not be changed. A [`Commit`]
+//! is what there is to write, step by step; it is run by a task of a worker, through the layers below the physical volumes, so that
+//! these may lie on partitions, arrays or other volumes.
+//!
+//! Invariants: (1) nothing is written before everything is planned and checked; (2) whatever is written before the new text
+//! counts lies where the old one has nothing; (3) a power cut leaves the old group or the new one
+//! (`blockwork_format::lvm2::commit`).
+
+mod allocate;
+mod commit;
+mod create;
+mod data;
+mod draft;
+mod error;
+mod open;
+mod raid;
+mod remove;
+mod resize;
+mod section;
+
+#[cfg(test)]
+mod tests;
+
+pub use allocate::{FreeExtents, Policy};
+pub use commit::{Commit, CommitError};
+pub use create::{Created, NewVolume, REGION_DEFAULT, STRIPE_DEFAULT, Shape, Size};
+pub use data::WIPE_BYTES;
+pub use draft::{Author, Draft, NewPv, TagChange};
+pub use error::EditError;
+pub use open::GroupEditor;
+pub use resize::{Resize, Resized};

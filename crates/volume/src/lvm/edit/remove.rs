@@ -1,0 +1,221 @@
+//! Volumes that go, and volumes that get another name: with their parts, and with whatever names them.
+
+use std::collections::BTreeMap;
+
+use blockwork_format::escape;
+use blockwork_format::lvm2::vg::{Area, LvIndex, SegmentType, Snapshot};
+use blockwork_format::lvm2::{Node, Section, Value};
+
+use super::draft::{Draft, lv_list, shown};
+use super::error::EditError;
+use crate::lvm::lvs_below;
+
+/// Keys of a segment (or of a message in it) that hold an LV's name.
+const KEYS_OF_A_NAME: &[&str] = &[
+    "origin",
+    "cow_store",
+    "merging_store",
+    "metadata",
+    "pool",
+    "thin_pool",
+    "external_origin",
+    "merge",
+    "data",
+    "cache_pool",
+    "writecache",
+    "mirror_log",
+    "create",
+];
+
+/// Keys of a segment that hold a list with LVs' names in it.
+const KEYS_OF_NAMES: &[&str] = &["stripes", "mirrors", "raids", "raid0_lvs"];
+
+impl Draft {
+    /// Takes a volume out of the group, with its parts; a snapshot with its store. The names of all that is gone.
+    ///
+    /// # Errors
+    ///
+    /// No such volume; others need it, such as its snapshots; or a kind of volume that is not removed here.
+    pub fn remove_volume(&mut self, name: &str) -> Result<Vec<String>, EditError> {
+        let lv = self.visible(name)?;
+        let mut gone = vec![lv];
+        if let Some(snapshot) = self.snapshot_of_store(lv) {
+            if snapshot.merging {
+                return Err(EditError::volume(
+                    name,
+                    "it is being merged into its origin: let Linux finish that",
+                ));
+            }
+            gone.push(snapshot.tie);
+        }
+        self.check_not_needed(lv, &gone)?;
+        self.collect_parts(lv, &mut gone)?;
+        let names: Vec<String> = gone.iter().map(|lv| self.group().lvs[lv.0].name.clone()).collect();
+        self.change(|vg, _| {
+            let list = lv_list(vg);
+            for name in &names {
+                list.remove(name);
+            }
+            // LVM has no such section where there are no volumes.
+            if list.entries.is_empty() {
+                vg.remove("logical_volumes");
+            }
+            Ok(())
+        })?;
+        Ok(names)
+    }
+
+    /// Gives a volume another name, and its parts names to go with it.
+    ///
+    /// # Errors
+    ///
+    /// No such volume, a name that cannot be, or something that is not known here may name the volume.
+    pub fn rename_volume(&mut self, old: &str, new: &str) -> Result<(), EditError> {
+        let lv = self.visible(old)?;
+        self.check_new_name(new)?;
+        self.check_names_are_known(old)?;
+        let names = self.renamed(lv, old, new);
+        if let Some(taken) = names.values().find(|name| self.group().lv(name).is_some()) {
+            return Err(EditError::Exists { what: "the logical volume", name: taken.clone() });
+        }
+        self.change(|vg, old_vg| {
+            let pvs: Vec<&str> = old_vg.pvs.iter().map(|pv| pv.name.as_str()).collect();
+            let list = lv_list(vg);
+            for entry in &mut list.entries {
+                if let Node::Section(lv) = &mut entry.node {
+                    for segment in &mut lv.entries {
+                        if let Node::Section(segment) = &mut segment.node {
+                            replace_names(segment, &names, &pvs);
+                        }
+                    }
+                }
+            }
+            for (old, new) in &names {
+                list.rename(old, new);
+            }
+            Ok(())
+        })
+    }
+
+    fn snapshot_of_store(&self, lv: LvIndex) -> Option<Snapshot> {
+        self.group().snapshots().find(|snapshot| snapshot.store == lv)
+    }
+
+    /// Nobody but what goes with it may be made of it.
+    fn check_not_needed(&self, lv: LvIndex, gone: &[LvIndex]) -> Result<(), EditError> {
+        let vg = self.group();
+        let name = &vg.lvs[lv.0].name;
+        let of = |snapshot: &Snapshot| snapshot.origin == lv;
+        let snapshots =
+            shown(vg.snapshots().filter(of).map(|snapshot| vg.lvs[snapshot.store.0].name.clone()));
+        if !snapshots.is_empty() {
+            let why = format!(
+                "it is the origin of these snapshots, which are nothing without it: {snapshots}; remove them first"
+            );
+            return Err(EditError::volume(name, why));
+        }
+        let needs =
+            |other: &usize| !gone.contains(&LvIndex(*other)) && lvs_below(vg, LvIndex(*other)).contains(&lv);
+        let others = shown((0..vg.lvs.len()).filter(needs).map(|other| vg.lvs[other].name.clone()));
+        if !others.is_empty() {
+            return Err(EditError::volume(name, format!("these volumes are made of it: {others}")));
+        }
+        Ok(())
+    }
+
+    /// What a volume is made of, and nobody sees.
+    fn collect_parts(&self, lv: LvIndex, gone: &mut Vec<LvIndex>) -> Result<(), EditError> {
+        let vg = self.group();
+        for segment in &vg.lvs[lv.0].segments {
+            let known = matches!(
+                segment.kind,
+                SegmentType::Linear(_)
+                    | SegmentType::Striped { .. }
+                    | SegmentType::Raid { .. }
+                    | SegmentType::Mirror { .. }
+                    | SegmentType::Error
+                    | SegmentType::Zero
+            );
+            if !known {
+                let why = format!(
+                    "{} is of type {}, which is not removed here: use `lvremove`",
+                    escape(&vg.lvs[lv.0].name),
+                    escape(&segment.type_name)
+                );
+                return Err(EditError::volume(&vg.lvs[gone[0].0].name, why));
+            }
+            let areas = segment.areas().0.iter().filter_map(|area| match area {
+                Area::Lv { lv, .. } => Some(*lv),
+                Area::Pv { .. } => None,
+            });
+            for part in areas.chain(segment.kind.whole_lvs()) {
+                if !gone.contains(&part) && !vg.lvs[part.0].flags.has("VISIBLE") {
+                    gone.push(part);
+                    self.collect_parts(part, gone)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The new names of a volume and of its parts whose names begin with its own.
+    fn renamed(&self, lv: LvIndex, old: &str, new: &str) -> BTreeMap<String, String> {
+        let vg = self.group();
+        let mut names = BTreeMap::from([(old.to_owned(), new.to_owned())]);
+        let mut left = lvs_below(vg, lv);
+        while let Some(part) = left.pop() {
+            let name = &vg.lvs[part.0].name;
+            let rest = name.strip_prefix(old).filter(|rest| rest.starts_with('_'));
+            if let Some(rest) = rest.filter(|_| !vg.lvs[part.0].flags.has("VISIBLE")) {
+                names.insert(name.clone(), format!("{new}{rest}"));
+                left.extend(lvs_below(vg, part));
+            }
+        }
+        names
+    }
+
+    /// Types and sections that are not known here may have names where nobody looks for them.
+    fn check_names_are_known(&self, name: &str) -> Result<(), EditError> {
+        let vg = self.group();
+        let refuse = |what: String| {
+            Err(EditError::volume(name, format!("{what} may name it, and is not known here: use `lvrename`")))
+        };
+        for lv in &vg.lvs {
+            for segment in &lv.segments {
+                if matches!(segment.kind, SegmentType::Unknown) || !segment.type_flags.is_empty() {
+                    return refuse(format!("{}, of type {},", escape(&lv.name), escape(&segment.type_name)));
+                }
+            }
+        }
+        if self.has_section("historical_logical_volumes") {
+            return refuse("the history of the group's volumes".into());
+        }
+        Ok(())
+    }
+}
+
+/// Replaces names of LVs where a segment has them. A name that a PV has as well means the PV in a list of areas.
+fn replace_names(segment: &mut Section, names: &BTreeMap<String, String>, pvs: &[&str]) {
+    let new_of =
+        |value: &Value| value.as_str().and_then(|name| names.get(name)).map(|new| Value::from(new.as_str()));
+    for entry in &mut segment.entries {
+        let key = entry.key.as_str();
+        match &mut entry.node {
+            Node::Value(value) if KEYS_OF_A_NAME.contains(&key) => {
+                if let Some(new) = new_of(value) {
+                    *value = new;
+                }
+            }
+            Node::Array(values) if KEYS_OF_NAMES.contains(&key) => {
+                for value in values {
+                    let is_pv = value.as_str().is_some_and(|name| pvs.contains(&name));
+                    if let Some(new) = new_of(value).filter(|_| !is_pv) {
+                        *value = new;
+                    }
+                }
+            }
+            Node::Section(message) => replace_names(message, names, pvs),
+            Node::Value(_) | Node::Array(_) => {}
+        }
+    }
+}

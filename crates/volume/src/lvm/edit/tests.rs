@@ -1,0 +1,402 @@
+//! Drafts: what becomes of the text, what is refused and how, and that whatever is not understood survives.
+
+use blockwork_format::lvm2::vg::{Lv, RaidLevel, SegmentType};
+use blockwork_format::lvm2::{Section, Style, Uuid, VolumeGroup};
+
+use super::data::Content;
+use super::*;
+
+/// Sectors of an extent of 4 MiB.
+const EXTENT: u64 = 8192;
+
+fn author() -> Author {
+    let mut next = 0u32;
+    let ids = Box::new(move || {
+        next += 1;
+        Uuid::from_compact(format!("{next:032}").as_bytes()).unwrap()
+    });
+    Author { host: "host".into(), time: 1_700_000_000, command: "blockwork test".into(), ids }
+}
+
+/// A group with PVs of so many extents.
+fn group(pvs: &[u64]) -> Draft {
+    let mut draft = Draft::new_group("vg", EXTENT, &[], author()).unwrap();
+    for (nth, extents) in (0..).zip(pvs) {
+        let id = Uuid::from_compact(format!("pv{nth:030}").as_bytes()).unwrap();
+        let device_hint = format!("disk{nth}");
+        let pv = NewPv { id, device_hint, dev_sectors: 2048 + extents * EXTENT, pe_start: 2048 };
+        assert_eq!(draft.add_pv(&pv).unwrap(), *extents);
+    }
+    draft
+}
+
+fn new(name: &str, size: Size, shape: Shape) -> NewVolume {
+    NewVolume { name: name.into(), size, shape, tags: Vec::new(), wipe: true, no_sync: false }
+}
+
+fn linear(name: &str, extents: u64) -> NewVolume {
+    new(name, Size::Extents(extents), Shape::Linear)
+}
+
+const STRIPED: Shape = Shape::Striped { stripes: 2, stripe_size: 128 };
+const RAID1: Shape = Shape::Raid1 { mirrors: 1, region_size: REGION_DEFAULT };
+const RAID10: Shape = Shape::Raid10 { stripes: 2, mirrors: 1, stripe_size: 128, region_size: REGION_DEFAULT };
+
+fn lv<'a>(draft: &'a Draft, name: &str) -> &'a Lv {
+    let vg = draft.group();
+    &vg.lvs[vg.lv(name).unwrap_or_else(|| panic!("no {name}")).0]
+}
+
+/// A segment: start, extents, and of each stripe PV and extent.
+type Plain = (u64, u64, Vec<(usize, u64)>);
+
+fn segments(draft: &Draft, name: &str) -> Vec<Plain> {
+    let area = |area: &blockwork_format::lvm2::vg::Area| match *area {
+        blockwork_format::lvm2::vg::Area::Pv { pv, extent } => (pv.0, extent),
+        blockwork_format::lvm2::vg::Area::Lv { .. } => panic!("on an LV"),
+    };
+    let plain = |segment: &blockwork_format::lvm2::vg::Segment| {
+        (segment.start_extent, segment.extent_count, segment.areas().0.iter().map(area).collect())
+    };
+    lv(draft, name).segments.iter().map(plain).collect()
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, EditError>, expected: &str) {
+    let said = result.expect_err("it is not possible").to_string();
+    assert!(said.contains(expected), "{said}\nexpected {expected}");
+}
+
+#[test]
+fn a_new_group_is_the_text_that_vgcreate_writes() {
+    let draft = group(&[15]);
+    let expected = "vg {\nid = \"000000-0000-0000-0000-0000-0000-000001\"\nseqno = 1\nformat = \"lvm2\"\n\
+        status = [\"RESIZEABLE\", \"READ\", \"WRITE\"]\nflags = []\nextent_size = 8192\nmax_lv = 0\nmax_pv = 0\n\
+        metadata_copies = 0\n\nphysical_volumes {\n\npv0 {\nid = \"pv0000-0000-0000-0000-0000-0000-000000\"\n\
+        device = \"disk0\"\n\nstatus = [\"ALLOCATABLE\"]\nflags = []\ndev_size = 124928\npe_start = 2048\npe_count = 15\n\
+        }\n}\n\n\n}\n\ncontents = \"Text Format Volume Group\"\nversion = 1\n\n\
+        description = \"Write from blockwork test.\"\n\ncreation_host = \"host\"\ncreation_time = 1700000000\n\n";
+    assert_eq!(String::from_utf8(draft.text()).unwrap(), expected);
+}
+
+#[test]
+fn volumes_lie_where_lvcreate_puts_them() {
+    // As LVM 2.03.16 did it with the same commands on four disks of 204 MiB.
+    let mut draft = group(&[50, 50, 50, 50]);
+    for new in [
+        linear("lin", 10),
+        new("str", Size::Extents(9), STRIPED),
+        linear("lin2", 20),
+        new("r1", Size::Extents(8), RAID1),
+        new("r10", Size::Extents(9), RAID10),
+        new("r13", Size::Extents(3), Shape::Raid1 { mirrors: 2, region_size: REGION_DEFAULT }),
+    ] {
+        draft.create_volume(&new).unwrap();
+    }
+    assert_eq!(segments(&draft, "lin"), [(0, 10, vec![(0, 0)])]);
+    assert_eq!(segments(&draft, "str"), [(0, 10, vec![(0, 10), (1, 0)])]);
+    assert_eq!(segments(&draft, "lin2"), [(0, 20, vec![(0, 15)])]);
+    for (leg, meta, image) in [
+        ("r1_rimage_0", (0, 35), 36),
+        ("r1_rimage_1", (1, 5), 6),
+        ("r10_rimage_0", (0, 44), 45),
+        ("r10_rimage_1", (1, 14), 15),
+        ("r10_rimage_2", (2, 0), 1),
+        ("r10_rimage_3", (3, 0), 1),
+        ("r13_rimage_0", (1, 20), 21),
+        ("r13_rimage_1", (2, 6), 7),
+        ("r13_rimage_2", (3, 6), 7),
+    ] {
+        assert_eq!(segments(&draft, &leg.replace("rimage", "rmeta")), [(0, 1, vec![meta])], "{leg}");
+        assert_eq!(segments(&draft, leg)[0].2, [(meta.0, image)], "{leg}");
+    }
+    let more = Resize::MoreExtents;
+    draft.resize_volume("lin", more(4), false).unwrap();
+    draft.resize_volume("str", more(8), false).unwrap();
+    draft.resize_volume("lin2", more(30), false).unwrap();
+    assert_eq!(segments(&draft, "lin")[1], (10, 4, vec![(1, 24)]));
+    assert_eq!(segments(&draft, "str")[1], (10, 8, vec![(1, 28), (2, 10)]));
+    assert_eq!(segments(&draft, "lin2")[1], (20, 30, vec![(2, 14)]));
+    let names: Vec<&str> = draft.group().lvs.iter().map(|lv| lv.name.as_str()).collect();
+    assert_eq!(names[..8], ["lin", "str", "lin2", "r1", "r10", "r13", "r1_rimage_0", "r1_rmeta_0"]);
+}
+
+#[test]
+fn a_raid_volume_says_what_it_is_made_of() {
+    let mut draft = group(&[20, 20, 20, 20]);
+    let asked = NewVolume { no_sync: true, ..new("r", Size::Bytes(33 << 20), RAID10) };
+    let created = draft.create_volume(&asked).unwrap();
+    assert_eq!(created.extents, 10);
+    assert_eq!(
+        created.rounded.as_deref(),
+        Some("33 MiB is rounded up to whole extents of all stripes: 40 MiB")
+    );
+    let r = lv(&draft, "r");
+    assert_eq!(r.flags.status, ["READ", "WRITE", "VISIBLE", "NOTSYNCED"]);
+    let SegmentType::Raid { level, images, metas, stripe_size, region_size, data_copies } =
+        &r.segments[0].kind
+    else {
+        panic!("a RAID")
+    };
+    assert_eq!((*level, *stripe_size, *region_size, *data_copies), (RaidLevel::Raid10, 128, 4096, Some(2)));
+    let names = |lvs: &[blockwork_format::lvm2::vg::LvIndex]| -> Vec<String> {
+        lvs.iter().map(|lv| draft.group().lvs[lv.0].name.clone()).collect()
+    };
+    assert_eq!(names(images), ["r_rimage_0", "r_rimage_1", "r_rimage_2", "r_rimage_3"]);
+    assert_eq!(names(metas), ["r_rmeta_0", "r_rmeta_1", "r_rmeta_2", "r_rmeta_3"]);
+}
+
+#[test]
+fn what_is_zeroed_is_the_start_and_the_end_of_each_stripe_and_only_what_was_free() {
+    let mut draft = group(&[20, 20]);
+    draft.create_volume(&linear("a", 1)).unwrap();
+    draft.data.clear();
+    draft.create_volume(&new("s", Size::Extents(4), STRIPED)).unwrap();
+    let start = |extent: u64| (2048 + extent * EXTENT) * 512;
+    let zeros = |write: &data::DataWrite| match write.content {
+        Content::Zeros(bytes) => (write.offset, bytes),
+        Content::Bytes(_) => panic!("zeros only"),
+    };
+    let wiped: Vec<_> = draft.data.iter().map(zeros).collect();
+    let end = |extent: u64| (start(extent) - WIPE_BYTES, WIPE_BYTES);
+    let first = |extent: u64| (start(extent), WIPE_BYTES);
+    assert_eq!(wiped, [first(1), end(3), first(0), end(2)]);
+    draft.data.clear();
+    draft.create_volume(&NewVolume { wipe: false, ..linear("b", 3) }).unwrap();
+    assert_eq!(draft.data, []);
+}
+
+#[test]
+fn hundredths_are_as_much_as_fits() {
+    for (pvs, shape, extents) in [
+        (&[10, 7][..], Shape::Linear, 17),
+        (&[10, 7], STRIPED, 14),
+        (&[10, 7], RAID1, 6),
+        (&[10, 10, 5, 5], RAID10, 8),
+        (&[10, 10, 10], RAID1, 9),
+    ] {
+        let mut draft = group(pvs);
+        let created = draft.create_volume(&new("all", Size::PercentFree(100), shape)).unwrap();
+        assert_eq!(created.extents, extents, "{pvs:?} {shape:?}");
+    }
+    let mut draft = group(&[10, 10]);
+    draft.create_volume(&linear("a", 10)).unwrap();
+    assert_eq!(draft.create_volume(&new("b", Size::PercentFree(50), Shape::Linear)).unwrap().extents, 5);
+    assert_eq!(draft.create_volume(&new("c", Size::PercentGroup(10), Shape::Linear)).unwrap().extents, 2);
+}
+
+#[test]
+fn a_refusal_says_what_is_needed_and_what_is_free() {
+    let mut draft = group(&[10, 10]);
+    draft.create_volume(&linear("a", 12)).unwrap();
+    let before = draft.text();
+    refused(
+        draft.create_volume(&linear("b", 9)),
+        "9 extents (36 MiB) are needed, 8 extents (32 MiB) are on 1 physical volume free",
+    );
+    refused(
+        draft.create_volume(&new("b", Size::Bytes(8 << 20), RAID1)),
+        "3 extents (12 MiB) on each of 2 physical volumes are needed",
+    );
+    refused(draft.create_volume(&linear("a", 1)), "the logical volume vg/a exists already");
+    refused(draft.create_volume(&linear("x_rimage_0", 1)), "LVM's own");
+    refused(draft.create_volume(&linear("b", 0)), "the size 0: expected at least one extent");
+    let most = Size::Bytes(u64::MAX);
+    refused(
+        draft.create_volume(&new("b", most, Shape::Linear)),
+        "the size 15.99 EiB: expected less than 8 EiB",
+    );
+    refused(draft.create_volume(&linear("b", u64::MAX)), "less than 8 EiB");
+    let one = Shape::Striped { stripes: 1, stripe_size: 128 };
+    refused(draft.create_volume(&new("b", Size::Extents(1), one)), "--stripes 1: expected 2 to 128");
+    let odd = Shape::Striped { stripes: 2, stripe_size: 100 };
+    refused(
+        draft.create_volume(&new("b", Size::Extents(2), odd)),
+        "--stripesize 50 KiB: expected a power of two",
+    );
+    let alone = Shape::Raid1 { mirrors: 0, region_size: REGION_DEFAULT };
+    refused(draft.create_volume(&new("b", Size::Extents(2), alone)), "--mirrors 0: expected 1 to 63");
+    refused(draft.remove_volume("none"), "no logical volume \"vg/none\"; there are: a");
+    refused(draft.resize_volume("a", Resize::MoreExtents(9), false), "9 extents (36 MiB) more are needed");
+    refused(draft.resize_volume("a", Resize::LessExtents(12), true), "at least 1 extent");
+    refused(draft.resize_volume("a", Resize::LessExtents(1), false), "add --force");
+    assert_eq!(draft.text(), before, "a refusal changes nothing");
+}
+
+#[test]
+fn volumes_shrink_grow_again_and_are_one_segment_where_they_can_be() {
+    let mut draft = group(&[10, 10]);
+    draft.create_volume(&linear("a", 4)).unwrap();
+    let resized = draft.resize_volume("a", Resize::MoreBytes(1), false).unwrap();
+    assert_eq!((resized.from, resized.to), (4, 5));
+    assert_eq!(segments(&draft, "a"), [(0, 5, vec![(0, 0)])]);
+    draft.resize_volume("a", Resize::ToExtents(14), false).unwrap();
+    assert_eq!(segments(&draft, "a"), [(0, 10, vec![(0, 0)]), (10, 4, vec![(1, 0)])]);
+    draft.resize_volume("a", Resize::ToBytes(44 << 20), true).unwrap();
+    assert_eq!(segments(&draft, "a"), [(0, 10, vec![(0, 0)]), (10, 1, vec![(1, 0)])]);
+    draft.resize_volume("a", Resize::LessExtents(8), true).unwrap();
+    assert_eq!(segments(&draft, "a"), [(0, 3, vec![(0, 0)])]);
+    draft.resize_volume("a", Resize::MorePercentFree(100), false).unwrap();
+    assert_eq!(lv(&draft, "a").extents(), 20);
+}
+
+#[test]
+fn stripes_grow_and_shrink_by_whole_stripes() {
+    let mut draft = group(&[10, 10]);
+    draft.create_volume(&new("s", Size::Extents(4), STRIPED)).unwrap();
+    for (resize, extents) in [
+        (Resize::MoreExtents(1), 6),
+        (Resize::LessExtents(1), 6),
+        (Resize::LessExtents(3), 4),
+        (Resize::ToExtents(7), 8),
+        (Resize::ToExtents(5), 6),
+        (Resize::MorePercentFree(100), 20),
+    ] {
+        draft.resize_volume("s", resize, true).unwrap();
+        assert_eq!(lv(&draft, "s").extents(), extents, "{resize:?}");
+        assert_eq!(segments(&draft, "s").len(), 1);
+    }
+}
+
+/// A volume with a snapshot, as LVM writes them; and things that nobody knows.
+fn with_snapshot() -> Draft {
+    let mut draft = group(&[20]);
+    draft.create_volume(&linear("origin", 4)).unwrap();
+    draft.create_volume(&linear("snap", 2)).unwrap();
+    draft.create_volume(&linear("other", 1)).unwrap();
+    let text = String::from_utf8(draft.text()).unwrap();
+    let tie = "snapshot0 {\nid = \"tEear9-WNZ2-4tXj-JckE-8wP4-Sv72-5ivGxp\"\nstatus = [\"READ\", \"WRITE\", \"VISIBLE\"]\n\
+        flags = []\nsegment_count = 1\nsegment1 {\nstart_extent = 0\nextent_count = 4\ntype = \"snapshot\"\nchunk_size = 16\n\
+        origin = \"origin\"\ncow_store = \"snap\"\n}\n}\n";
+    let text = text
+        .replace("\nother {\n", &format!("\n{tie}other {{\ncolour = \"blue\"\n"))
+        .replace("max_lv = 0", "max_lv = 0\nshape { round = 0.5 }");
+    let mut tree = Section::parse(text.as_bytes()).unwrap();
+    let snap =
+        tree.section_mut("vg").unwrap().section_mut("logical_volumes").unwrap().section_mut("snap").unwrap();
+    snap.set("status", section::strings(["READ", "WRITE"]));
+    Draft::of(tree, author()).unwrap()
+}
+
+#[test]
+fn an_origin_stays_as_long_as_it_has_snapshots_and_a_snapshot_goes_with_its_store() {
+    let mut draft = with_snapshot();
+    refused(
+        draft.remove_volume("origin"),
+        "it is the origin of these snapshots, which are nothing without it: snap",
+    );
+    refused(draft.resize_volume("origin", Resize::MoreExtents(1), false), "it has snapshots");
+    refused(draft.resize_volume("snap", Resize::LessExtents(1), true), "it is a snapshot");
+    draft.resize_volume("snap", Resize::MoreExtents(1), false).unwrap();
+    assert_eq!(draft.remove_volume("snap").unwrap(), ["snap", "snapshot0"]);
+    assert_eq!(draft.remove_volume("origin").unwrap(), ["origin"]);
+    assert_eq!(draft.remove_volume("other").unwrap(), ["other"]);
+    assert!(!String::from_utf8(draft.text()).unwrap().contains("logical_volumes"), "as LVM has it");
+}
+
+#[test]
+fn names_follow_a_renamed_volume_and_unknown_keys_survive() {
+    let mut draft = with_snapshot();
+    draft.rename_volume("origin", "base").unwrap();
+    draft.rename_volume("snap", "monday").unwrap();
+    draft.create_volume(&new("late", Size::Extents(1), Shape::Linear)).unwrap();
+    draft.tag_volume("other", &TagChange { add: vec!["a".into(), "b".into()], remove: vec![] }).unwrap();
+    draft
+        .tag_volume("other", &TagChange { add: vec!["b".into()], remove: vec!["a".into(), "x".into()] })
+        .unwrap();
+    draft.tag_group(&TagChange { add: vec!["t".into()], remove: vec![] }).unwrap();
+    let text = String::from_utf8(draft.text()).unwrap();
+    for kept in [
+        "origin = \"base\"\ncow_store = \"monday\"",
+        "colour = \"blue\"",
+        "shape {\nround = 0.5",
+        "flags = []\ntags = [\"b\"]\n",
+        "flags = []\ntags = [\"t\"]\nextent_size",
+    ] {
+        assert!(text.contains(kept), "{kept}\n{text}");
+    }
+    draft.tag_group(&TagChange { add: vec![], remove: vec!["t".into()] }).unwrap();
+    assert!(!String::from_utf8(draft.text()).unwrap().contains("\"t\""));
+    refused(draft.rename_volume("base", "monday"), "exists already");
+    refused(draft.rename_volume("base", "snapshot1"), "LVM's own");
+    refused(draft.tag_group(&TagChange { add: vec!["-".into()], remove: vec![] }), "the tag \"-\"");
+}
+
+#[test]
+fn parts_of_a_renamed_raid_are_renamed_and_removed_with_it() {
+    let mut draft = group(&[20, 20]);
+    draft.create_volume(&new("r", Size::Extents(2), RAID1)).unwrap();
+    draft.create_volume(&linear("r_x", 2)).unwrap();
+    refused(draft.remove_volume("r_rimage_0"), "it is a part of another volume");
+    refused(draft.resize_volume("r", Resize::MoreExtents(1), false), "only linear and striped volumes");
+    draft.rename_volume("r", "mirror").unwrap();
+    let names: Vec<&str> = draft.group().lvs.iter().map(|lv| lv.name.as_str()).collect();
+    let parts = ["mirror_rimage_0", "mirror_rmeta_0", "mirror_rimage_1", "mirror_rmeta_1"];
+    assert_eq!(names, [&["mirror", "r_x"][..], &parts].concat());
+    draft.remove_volume("mirror").unwrap();
+    assert_eq!(draft.group().lvs.len(), 1);
+    assert_eq!(draft.free().total(), 38);
+}
+
+#[test]
+fn what_is_not_known_here_is_not_renamed_removed_or_resized() {
+    let mut draft = with_snapshot();
+    let text = String::from_utf8(draft.text()).unwrap();
+    let odd = text
+        .replace("type = \"striped\"\nstripe_count = 1\n\nstripes = [\n\"pv0\", 6\n]", "type = \"hologram\"");
+    assert_ne!(odd, text);
+    draft = Draft::of(Section::parse(odd.as_bytes()).unwrap(), author()).unwrap();
+    refused(draft.remove_volume("other"), "of type hologram, which is not removed here");
+    refused(draft.rename_volume("other", "x"), "of type hologram, may name it");
+    refused(draft.resize_volume("other", Resize::MoreExtents(1), false), "of type hologram");
+}
+
+#[test]
+fn pvs_come_and_go() {
+    let mut draft = group(&[10, 10]);
+    draft.create_volume(&linear("a", 12)).unwrap();
+    let id = |draft: &Draft, nth: usize| draft.group().pvs[nth].id;
+    let second = id(&draft, 1);
+    refused(draft.remove_pv(&second), "these volumes lie on it: a; remove them first");
+    draft.remove_volume("a").unwrap();
+    draft.remove_pv(&second).unwrap();
+    let only = id(&draft, 0);
+    refused(draft.remove_pv(&only), "the last physical volume of vg");
+    refused(draft.remove_pv(&second), "no physical volume");
+    let mut again =
+        NewPv { id: second, device_hint: "d".into(), dev_sectors: 2048 + EXTENT - 1, pe_start: 2048 };
+    refused(draft.add_pv(&again), "an extent of 4 MiB from byte 1048576 on does not fit");
+    again.dev_sectors += 1;
+    assert_eq!(draft.add_pv(&again).unwrap(), 1);
+    refused(draft.add_pv(&again), "exists already");
+    assert_eq!(draft.group().pvs[1].name, "pv1");
+    draft.rename_group("new-name").unwrap();
+    refused(draft.rename_group("a/b"), "'/' is in it");
+    assert_eq!(VolumeGroup::from_text(&draft.text()).unwrap().name, "new-name");
+}
+
+#[test]
+fn an_extent_is_of_a_size_that_lvm_takes() {
+    for sectors in [2, 8192, 256 * 3, 1 << 21] {
+        Draft::new_group("vg", sectors, &[], author()).unwrap();
+    }
+    for sectors in [0, 1, 3, 255, 1000, 1 << 32] {
+        refused(Draft::new_group("vg", sectors, &[], author()), "--physical-extent-size");
+    }
+    refused(Draft::new_group("-", 8192, &[], author()), "the volume group \"-\"");
+}
+
+#[test]
+fn a_policy_of_the_group_or_of_a_volume_counts() {
+    let mut draft = group(&[10, 10]);
+    let text = String::from_utf8(draft.text()).unwrap();
+    let text = text.replace("max_pv = 0", "max_pv = 0\nallocation_policy = \"contiguous\"");
+    draft = Draft::of(Section::parse(text.as_bytes()).unwrap(), author()).unwrap();
+    draft.create_volume(&linear("a", 6)).unwrap();
+    refused(draft.create_volume(&linear("b", 12)), "wants them in one piece");
+    draft.create_volume(&linear("b", 9)).unwrap();
+    assert_eq!(segments(&draft, "b"), [(0, 9, vec![(1, 0)])]);
+    draft.resize_volume("a", Resize::MoreExtents(4), false).unwrap();
+    refused(draft.resize_volume("a", Resize::MoreExtents(1), false), "in the place that its policy wants");
+    assert!(Section::parse(&draft.text()).unwrap().print(Style::Disk) == draft.text());
+}
