@@ -95,8 +95,10 @@ pub(crate) struct ServeArgs {
     /// Write nothing to any disk.
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// A queue setting of all disks by its sysfs name, such as nomerges=2 or read_ahead_kb=1024.
-    #[arg(long, value_name = "KEY=VALUE")]
+    /// A queue setting of all disks by its sysfs name, such as nomerges=2 or read_ahead_kb=1024; or, with LAYER, of all devices of
+    /// a kind (md, raid, linear, striped, dm, part) or of one volume: discard_max_bytes, and sync_speed_min and sync_speed_max
+    /// (KiB a second) of arrays. `md:discard_max_bytes=524288` is how Linux's RAID10 was before 5.13.
+    #[arg(long, value_name = "[LAYER:]KEY=VALUE")]
     pub(crate) set: Vec<String>,
     /// Threads that serve; connections are spread over them. Default: one a processor, at most 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -154,10 +156,12 @@ pub(crate) struct ReproduceArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ReproduceReport {
     /// Discards under md's RAID10 (Launchpad 1896578): mkfs.xfs and fstrim on four 1.9 TB NVMe devices of an AWS i3.8xlarge.
-    #[command(after_help = "Examples:\n  blockwork reproduce discard\n  blockwork reproduce discard --stack n2 --stack \
+    #[command(
+        after_help = "Examples:\n  blockwork reproduce discard\n  blockwork reproduce discard --stack n2 --stack \
         raid0 --json\n\nTimes are virtual: how long it would take on such devices. All arrays together take a minute or \
         two of this machine's time. To have the old behaviour on an array of yours: `blockwork serve --set \
-        md:discard_max_bytes=524288 ...`")]
+        md:discard_max_bytes=524288 ...`"
+    )]
     Discard(ReproduceDiscardArgs),
 }
 

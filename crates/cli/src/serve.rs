@@ -94,6 +94,7 @@ fn assemble(args: &ServeArgs, disks: Vec<String>) -> Result<Assembly> {
 fn choose(assembly: &mut Assembly, named: &[String]) -> Result<Vec<Volume>> {
     let (chosen, refused) =
         if named.is_empty() { assembly.choose_all() } else { (assembly.choose(named)?, Vec::new()) };
+    assembly.check_settings()?;
     for warning in assembly.warnings() {
         log::warn!("{warning}");
     }

@@ -1,7 +1,9 @@
 //! Tables in dmsetup's syntax: what is taken, what is refused and with which words, and that printing and parsing are
 //! each other's inverse.
 
-use blockwork_format::table::{Below, Device, Table, Target, TargetKind, parse, reference};
+use blockwork_format::table::{
+    Below, Device, Raid, Raid10Format, RaidKind, Table, Target, TargetKind, parse, reference,
+};
 use blockwork_format::{ErrorKind, FormatError, Position};
 use proptest::prelude::*;
 
@@ -60,7 +62,7 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("", "dm table, line 1: table is empty, expected at least one line `START LENGTH TARGET ARGS...`"),
         ("# only\n\n", "dm table, line 2: table is empty"),
         ("0", "line 1: length is missing, expected a number of sectors"),
-        ("0 8", "line 1: target is missing, expected linear, striped, zero or error"),
+        ("0 8", "line 1: target is missing, expected linear, striped, raid, zero or error"),
         ("x 8 zero", "line 1: start is \"x\", expected a decimal number, at most 36028797018963967"),
         ("0 +8 zero", "length is \"+8\""),
         ("0 0x8 zero", "length is \"0x8\""),
@@ -87,9 +89,49 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("0 16 striped 2 8 a 0", "device is missing"),
         (
             "0 8 snapshot a b P 8",
-            "target is snapshot, which is not supported yet, expected linear, striped, zero or error",
+            "target is snapshot, which is not supported yet, expected linear, striped, raid, zero or error",
         ),
-        ("0 8 bogus", "target is \"bogus\", expected linear, striped, zero or error"),
+        ("0 8 bogus", "target is \"bogus\", expected linear, striped, raid, zero or error"),
+        ("0 8 raid raid5 1 8 2 - a - b", "RAID type is \"raid5\", expected raid0, raid1 or raid10"),
+        ("0 8 raid raid1 0 2 - a - b", "number of RAID parameters is 0, expected 1 (the chunk) to"),
+        (
+            "0 8 raid raid10 1 24 2 - a - b",
+            "chunk is 24, expected a power of two from 8 to 2147483648 sectors",
+        ),
+        ("0 8 raid raid0 1 4 2 - a - b", "chunk is 4"),
+        ("0 8 raid raid1 2 0 turbo 2 - a - b", "RAID parameter is \"turbo\", expected sync, nosync, rebuild"),
+        ("0 8 raid raid1 3 0 sync nosync 2 - a - b", "RAID parameter is nosync again, expected it once"),
+        (
+            "0 8 raid raid1 2 0 rebuild 1 2 - a - b",
+            "number of RAID parameters is 1, which ends with rebuild, expected its value to be counted too",
+        ),
+        (
+            "0 8 raid raid1 3 0 rebuild 2 2 - a - b",
+            "rebuild is 2, expected less than 2, the number of devices",
+        ),
+        ("0 8 raid raid0 3 8 rebuild 1 2 - a - b", "RAID parameter is rebuild of a raid0"),
+        ("0 8 raid raid10 3 8 write_mostly 1 2 - a - b", "RAID parameter is write_mostly of a raid10"),
+        ("0 8 raid raid1 3 0 region_size 5 2 - a - b", "region_size is 5, expected a power of two"),
+        ("0 8 raid raid1 3 0 raid10_copies 2 2 - a - b", "RAID parameter is raid10_copies of a raid1"),
+        (
+            "0 8 raid raid10 3 8 raid10_copies 3 2 - a - b",
+            "raid10_copies is 3, expected 2 to 2, the number of devices",
+        ),
+        (
+            "0 8 raid raid10 3 8 raid10_format beside 2 - a - b",
+            "raid10_format is \"beside\", expected near, far or offset",
+        ),
+        ("0 8 raid raid1 1 0 0", "number of RAID devices is 0, expected 1 to 253"),
+        ("0 8 raid raid1 1 0 2 - a", "metadata device is missing"),
+        (
+            "0 8 raid raid1 1 0 2 - a b c",
+            "metadata device is \"b\", expected -, for none: arrays with metadata are LVM's",
+        ),
+        ("0 9 raid raid0 1 8 2 - a - b", "length is 9, expected what divides evenly among the devices"),
+        (
+            "a: 0 8 zero\nb: 0 16 raid raid1 1 0 2 - x - dm/a",
+            "end of the range below is 16, expected at most 8",
+        ),
         ("0 8 \x1b[2J", "target is \"\\u{1b}[2J\""),
         ("0 8 zero\\", "last character is a backslash"),
         ("a:", "targets is missing after \"a:\""),
@@ -122,6 +164,25 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
 }
 
 #[test]
+fn an_array_is_read_as_the_kernel_reads_it() {
+    let of = |text: &str| match &parse(text).expect(text).devices[0].targets[0].kind {
+        TargetKind::Raid(raid) => raid.clone(),
+        other => panic!("{other:?}"),
+    };
+    let raid = of("0 2048 raid raid10 5 128 raid10_format far region_size 1024 4 - a - b - - - c");
+    let kind = RaidKind::Raid10 { format: Raid10Format::Far, copies: 2, use_near_sets: false };
+    assert_eq!((raid.kind, raid.chunk, raid.nosync, raid.region_size), (kind, 128, false, Some(1024)));
+    let devices: Vec<_> = raid.devices.iter().map(|it| it.as_ref().map(|it| it.dev.as_str())).collect();
+    assert_eq!(devices, [Some("a"), Some("b"), None, Some("c")]);
+    assert_eq!(raid.device_sectors(2048), Some(1024));
+    let raid = of("0 2048 raid raid1 8 0 nosync rebuild 1 write_mostly 0 max_recovery_rate 9 2 - a - b");
+    assert_eq!((raid.nosync, raid.rebuild, raid.write_mostly), (true, vec![1], vec![0]));
+    assert_eq!(raid.max_recovery_rate, Some(9));
+    let raid = of("0 96 raid raid0 1 8 3 - a\\ b - y - null:1M");
+    assert_eq!((raid.device_sectors(96), raid.present().count()), (Some(32), 3));
+}
+
+#[test]
 fn a_table_that_is_too_long_is_refused_before_it_is_read() {
     assert_eq!(error(&"#".repeat((4 << 20) + 1)).kind, ErrorKind::Limit);
     let lines: String = (0..65_537).map(|i| format!("{i} 1 zero\n")).collect();
@@ -135,6 +196,38 @@ fn any_dev() -> impl Strategy<Value = String> {
     "[a-z/#\\\\ ,=é\t]{1,8}".prop_filter("no reference", |dev| !dev.starts_with("dm/"))
 }
 
+/// An array on devices of which one may be missing, and its length.
+fn any_raid() -> impl Strategy<Value = (TargetKind, u64)> {
+    let device = proptest::option::weighted(0.9, any_dev().prop_filter("means none", |dev| dev != "-"));
+    let devices = proptest::collection::vec(device, 2..6);
+    let numbers = (proptest::option::of(0u64..99), proptest::option::of(0u64..99), any::<bool>());
+    let format = proptest::sample::select(Raid10Format::ALL.to_vec());
+    let level = (0..3, 2u8..6, format, any::<bool>());
+    let parts = (devices, level, 3u32..20, numbers, 1u64..5000, any::<bool>());
+    parts.prop_map(
+        |(devices, (level, copies, format, use_near_sets), shift, (min, max, nosync), rows, more)| {
+            let count = u8::try_from(devices.len()).unwrap();
+            let kind = match level {
+                0 => RaidKind::Raid0,
+                1 => RaidKind::Raid1,
+                _ => RaidKind::Raid10 { format, copies: copies.min(count), use_near_sets },
+            };
+            let raid = Raid {
+                kind,
+                chunk: 1 << shift,
+                nosync,
+                rebuild: if more && level > 0 { vec![1, 0] } else { Vec::new() },
+                write_mostly: if more && level == 1 { vec![0] } else { Vec::new() },
+                region_size: more.then_some(2048),
+                min_recovery_rate: min,
+                max_recovery_rate: max,
+                devices: devices.into_iter().map(|dev| dev.map(|dev| Below { dev, offset: 0 })).collect(),
+            };
+            (TargetKind::Raid(raid), rows * u64::from(count))
+        },
+    )
+}
+
 fn any_kind() -> impl Strategy<Value = (TargetKind, u64)> {
     let below = (any_dev(), 0..1u64 << 40).prop_map(|(dev, offset)| Below { dev, offset }).boxed();
     let length = 1..1u64 << 30;
@@ -142,6 +235,7 @@ fn any_kind() -> impl Strategy<Value = (TargetKind, u64)> {
         length.clone().prop_map(|length| (TargetKind::Zero, length)),
         length.clone().prop_map(|length| (TargetKind::Error, length)),
         (below.clone(), length).prop_map(|(below, length)| (TargetKind::Linear(below), length)),
+        any_raid(),
         (proptest::collection::vec(below, 1..5), 1u32..5000, 1u64..5000).prop_map(
             |(stripes, chunk, rows)| {
                 let length = u64::try_from(stripes.len()).unwrap() * u64::from(chunk) * rows;

@@ -18,7 +18,7 @@ use crate::error::VolumeError;
 use crate::graph::{Content, Device, DeviceId, DeviceKind, DiskSource, Graph, NewDevice, Stack};
 use crate::lvm::metadata::Texts;
 use crate::nodes::MAJOR_DISK;
-use crate::plan::Plan;
+use crate::plan::{LayerSetting, Plan};
 use crate::probe::{How, probe};
 use crate::source::StackSource;
 use crate::table;
@@ -44,6 +44,8 @@ pub struct Assembly {
     leaves: Vec<(NodeId, Arc<dyn LeafSource>)>,
     by_spec: HashMap<String, DeviceId>,
     pub(crate) texts: Texts,
+    /// Settings of layers that were for some device.
+    pub(crate) settings_used: Vec<LayerSetting>,
     /// For reading through stacks.
     counters: Option<(usize, CounterTable)>,
 }
@@ -123,7 +125,7 @@ impl Assembly {
         }
         let options = OpenOptions {
             read_only: self.plan.read_only,
-            settings: self.plan.settings.clone(),
+            settings: self.plan.leaf_settings(),
             unlocked: self.plan.unlocked,
         };
         let opened = blockwork_leaf::open(spec, &options)?;
@@ -210,12 +212,15 @@ impl Assembly {
             let (end, disk) = (start.0.saturating_add(sectors.0), below.sectors());
             format!("it (sectors {start} to {end}) does not lie within the {disk} sectors; it is left out")
         })?;
+        let name = self.graph.unused_name(&name);
+        let layer = self.with_settings(&name, Arc::new(layer), Sectors::ZERO);
+        let layer = layer.map_err(|error| error.to_string())?;
         Ok(self.graph.add(NewDevice {
-            name: self.graph.unused_name(&name),
+            name,
             kind: DeviceKind::Partition(partition),
             sectors,
             below: vec![disk],
-            stack: Stack::Ready(Arc::new(layer)),
+            stack: Stack::Ready(layer),
             is_offered,
             read_only: None,
         }))

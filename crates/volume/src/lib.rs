@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod assembly;
+mod dm_raid;
 mod error;
 mod graph;
 mod held;
@@ -23,6 +24,7 @@ mod plan;
 mod probe;
 mod rounds;
 mod scan;
+mod settings;
 mod signature;
 mod source;
 mod steps;
@@ -33,7 +35,7 @@ pub use assembly::{Assembly, DEPTH_MAX};
 pub use error::VolumeError;
 pub use graph::{ArrayId, Content, Device, DeviceId, DeviceKind, Graph, GroupId};
 pub use newcomer::{Attached, NEWCOMER_NODES_MAX, Newcomer, Purpose};
-pub use plan::{LeafOption, Plan, parse_setting};
+pub use plan::{LayerKey, LayerSetting, LeafOption, Plan, Setting, parse_setting};
 pub use scan::{
     AreaReport, ArrayReport, BitmapReport, DeviceReport, DiskReport, GroupReport, LimitsReport, LvReport,
     MdMemberReport, MemberReport, PartitionReport, PvMemberReport, PvReport, ScanReport, SegmentReport,

@@ -139,7 +139,7 @@ impl Assembly {
         };
         let options = OpenOptions {
             read_only: self.plan.read_only,
-            settings: self.plan.settings.clone(),
+            settings: self.plan.leaf_settings(),
             unlocked: self.plan.unlocked,
         };
         let opened = blockwork_leaf::open(spec, &options)?;

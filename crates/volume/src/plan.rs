@@ -1,11 +1,50 @@
 //! What is asked for: disks, tables, settings.
 
-use blockwork_engine::Limits;
+use blockwork_engine::{Limits, NodeKind};
 
 use crate::error::VolumeError;
 
 /// A queue setting for leaves.
 pub type LeafOption = (String, String);
+
+/// `--set`: of all leaves, or of layers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// `KEY=VALUE` or `leaf:KEY=VALUE`.
+    Leaf(LeafOption),
+    /// `LAYER:KEY=VALUE`.
+    Layer(LayerSetting),
+}
+
+/// A setting of every device of a kind, or of one volume. As in Linux, it is devices that have settings: of a logical volume, it
+/// is the whole of it, not each of its segments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerSetting {
+    /// A kind (of [`LAYERS`]), or a volume's name.
+    pub layer: String,
+    /// What is set.
+    pub key: LayerKey,
+    /// To what: a number.
+    pub value: u64,
+}
+
+/// What can be set of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerKey {
+    /// `discard_max_bytes`: discards are cut to it before the layer sees them.
+    DiscardMaxBytes,
+    /// `sync_speed_min`, KiB a second and member: of arrays.
+    SyncSpeedMin,
+    /// `sync_speed_max`, likewise.
+    SyncSpeedMax,
+}
+
+/// Kinds of devices that have settings, by the names that statistics show.
+const LAYERS: [NodeKind; 6] =
+    [NodeKind::Md, NodeKind::Raid, NodeKind::Linear, NodeKind::Striped, NodeKind::Table, NodeKind::Partition];
+
+/// Rates that md has where nobody says otherwise, KiB a second and member (`/proc/sys/dev/raid/speed_limit_*`).
+pub(crate) const SYNC_SPEED_DEFAULT: (u64, u64) = (1_000, 200_000);
 
 /// What is to be opened, and how.
 #[derive(Clone, Debug, Default)]
@@ -16,8 +55,8 @@ pub struct Plan {
     pub tables: Vec<String>,
     /// Nothing will be written, not even that an array is in use.
     pub read_only: bool,
-    /// Queue settings for all leaves, by sysfs name.
-    pub settings: Vec<LeafOption>,
+    /// Settings of leaves and layers: from [`parse_setting`].
+    pub settings: Vec<Setting>,
     /// Take no locks: for looking at disks that may be in use.
     pub unlocked: bool,
     /// Look into logical volumes at once: they may be the disks of other machines. Otherwise this is done when
@@ -25,18 +64,149 @@ pub struct Plan {
     pub nested: bool,
 }
 
-/// Sets one of a layer's limits; `what` is `LAYER:KEY=VALUE` or `KEY=VALUE`. Returns the setting for leaves.
-pub fn parse_setting(what: &str) -> Result<LeafOption, VolumeError> {
+impl Plan {
+    /// Queue settings for all leaves, by sysfs name.
+    pub(crate) fn leaf_settings(&self) -> Vec<LeafOption> {
+        let of_leaves = |setting: &Setting| match setting {
+            Setting::Leaf(option) => Some(option.clone()),
+            Setting::Layer(_) => None,
+        };
+        self.settings.iter().filter_map(of_leaves).collect()
+    }
+
+    /// Settings of layers, in the order in which they were given.
+    pub(crate) fn layer_settings(&self) -> impl Iterator<Item = &LayerSetting> {
+        self.settings.iter().filter_map(|setting| match setting {
+            Setting::Layer(setting) => Some(setting),
+            Setting::Leaf(_) => None,
+        })
+    }
+}
+
+impl LayerKey {
+    /// All of them.
+    const ALL: [LayerKey; 3] = [LayerKey::DiscardMaxBytes, LayerKey::SyncSpeedMin, LayerKey::SyncSpeedMax];
+
+    /// Its name, which is Linux's.
+    pub fn name(self) -> &'static str {
+        match self {
+            LayerKey::DiscardMaxBytes => "discard_max_bytes",
+            LayerKey::SyncSpeedMin => "sync_speed_min",
+            LayerKey::SyncSpeedMax => "sync_speed_max",
+        }
+    }
+
+    /// Whether a device of that kind has it.
+    fn is_of(self, kind: NodeKind) -> bool {
+        self == LayerKey::DiscardMaxBytes || matches!(kind, NodeKind::Md | NodeKind::Raid)
+    }
+}
+
+impl LayerSetting {
+    /// Whether it is for a device with that name and kind.
+    pub(crate) fn is_for(&self, name: &str, kind: NodeKind) -> bool {
+        (self.layer == kind.name() && LAYERS.contains(&kind)) || self.layer == name
+    }
+
+    /// Whether such a device has what it sets.
+    pub(crate) fn fits(&self, kind: NodeKind) -> bool {
+        LAYERS.contains(&kind) && self.key.is_of(kind)
+    }
+
+    /// That it cannot be.
+    pub(crate) fn refuse(&self, what: String) -> VolumeError {
+        VolumeError::Setting { setting: self.to_string(), what }
+    }
+}
+
+impl std::fmt::Display for LayerSetting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}={}", blockwork_format::escape(&self.layer), self.key.name(), self.value)
+    }
+}
+
+/// One `--set`: `KEY=VALUE` of all leaves, or `LAYER:KEY=VALUE`.
+///
+/// # Errors
+///
+/// No such key of a leaf or layer, or a value that it cannot have.
+pub fn parse_setting(what: &str) -> Result<Setting, VolumeError> {
     let refuse = |reason: String| VolumeError::Setting { setting: what.to_owned(), what: reason };
     let (key, value) = what.split_once('=').ok_or_else(|| refuse("expected KEY=VALUE".to_owned()))?;
-    let key = match key.split_once(':') {
+    let key = match key.rsplit_once(':') {
         None => key,
         Some(("leaf", key)) => key,
-        Some((layer, _)) => {
-            return Err(refuse(format!("no layer {layer:?} has settings; expected leaf:{key}")));
-        }
+        Some((layer, key)) => return parse_layer_setting(layer, key, value).map_err(refuse),
     };
     // Found out here rather than when the first disk is opened.
     Limits::default().set(key, value).map_err(|error| refuse(error.to_string()))?;
-    Ok((key.to_owned(), value.to_owned()))
+    Ok(Setting::Leaf((key.to_owned(), value.to_owned())))
+}
+
+fn parse_layer_setting(layer: &str, key: &str, value: &str) -> Result<Setting, String> {
+    let kind = LAYERS.into_iter().find(|kind| kind.name() == layer);
+    // A volume's name has a slash; which volumes there are is not known yet.
+    if kind.is_none() && !layer.contains('/') {
+        let kinds = LAYERS.map(NodeKind::name).join(", ");
+        return Err(format!("no layer is called {layer:?}; expected leaf, {kinds}, or a volume's name"));
+    }
+    let fits = |key: &LayerKey| kind.is_none_or(|kind| key.is_of(kind));
+    let Some(found) = LayerKey::ALL.into_iter().find(|known| fits(known) && known.name() == key) else {
+        let keys: Vec<_> = LayerKey::ALL.into_iter().filter(fits).map(LayerKey::name).collect();
+        return Err(format!("{layer} has no setting {key:?}; there are: {}", keys.join(", ")));
+    };
+    let value = value.parse().map_err(|_| format!("{key}={value}: expected a whole number"))?;
+    if value == 0 && found != LayerKey::DiscardMaxBytes {
+        return Err(format!("{key}={value}: expected at least 1 (KiB a second)"));
+    }
+    Ok(Setting::Layer(LayerSetting { layer: layer.to_owned(), key: found, value }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(what: &str) -> String {
+        parse_setting(what).expect_err(what).to_string()
+    }
+
+    #[test]
+    fn settings_are_of_leaves_or_of_layers() {
+        assert_eq!(parse_setting("nomerges=2").unwrap(), Setting::Leaf(("nomerges".into(), "2".into())));
+        assert_eq!(parse_setting("leaf:nomerges=2").unwrap(), parse_setting("nomerges=2").unwrap());
+        let of = |layer: &str, key, value| Setting::Layer(LayerSetting { layer: layer.into(), key, value });
+        let discard = LayerKey::DiscardMaxBytes;
+        assert_eq!(parse_setting("md:discard_max_bytes=524288").unwrap(), of("md", discard, 524_288));
+        assert_eq!(parse_setting("vg0/a:b:discard_max_bytes=0").unwrap(), of("vg0/a:b", discard, 0));
+        assert_eq!(parse_setting("md/a:sync_speed_min=7").unwrap(), of("md/a", LayerKey::SyncSpeedMin, 7));
+    }
+
+    #[test]
+    fn what_a_layer_has_not_is_refused_with_what_it_has() {
+        let cases = [
+            ("nomerges", "expected KEY=VALUE"),
+            ("no_merges=2", "no queue setting is called \"no_merges\"; there are: nomerges"),
+            (
+                "raid5:nomerges=2",
+                "no layer is called \"raid5\"; expected leaf, md, raid, linear, striped, dm, part, or a",
+            ),
+            (
+                "md:nomerges=2",
+                "md has no setting \"nomerges\"; there are: discard_max_bytes, sync_speed_min, sync_speed_max",
+            ),
+            (
+                "linear:sync_speed_min=5",
+                "linear has no setting \"sync_speed_min\"; there are: discard_max_bytes",
+            ),
+            ("md:discard_max_bytes=512K", "expected a whole number"),
+            ("md:sync_speed_max=0", "expected at least 1"),
+        ];
+        for (what, expected) in cases {
+            let message = error(what);
+            assert!(
+                message.starts_with(&format!("--set {what}: ")) && message.contains(expected),
+                "{message}"
+            );
+        }
+    }
 }

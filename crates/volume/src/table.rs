@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use blockwork_engine::{Layer, NodeId, NodeKind, Sector, Sectors};
 use blockwork_format::escape;
-use blockwork_format::table::{self, Below, Device, Target, TargetKind};
+use blockwork_format::md::{FarSets, Raid10Layout};
+use blockwork_format::table::{self, Below, Device, Raid, Raid10Format, RaidKind, Target, TargetKind};
+use blockwork_layer::md::{self, ArrayConfig, Geometry, MemberConfig, Record, Unrecorded};
 use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
 use crate::assembly::Assembly;
+use crate::dm_raid::{self, DmRaidLevel};
 use crate::error::VolumeError;
 use crate::graph::{DeviceId, DeviceKind, NewDevice, Stack};
 use crate::nodes::MAJOR_DM;
@@ -56,6 +59,11 @@ impl Builder<'_> {
                 Arc::new(table)
             }
         };
+        let raid10_chunk = match &device.targets[..] {
+            [Target { kind: TargetKind::Raid(raid), .. }] => raid10_chunk(raid),
+            _ => Sectors::ZERO,
+        };
+        let root = self.assembly.with_settings(&full, root, raid10_chunk)?;
         let mut below = std::mem::take(&mut self.below);
         below.sort_unstable();
         below.dedup();
@@ -107,6 +115,60 @@ impl Builder<'_> {
                 let striped = Striped::new(node, chunk, members, sectors);
                 Arc::new(striped.map_err(|error| self.refuse(line, error.to_string()))?)
             }
+            TargetKind::Raid(raid) => self.raid(device, target, raid)?,
+        })
+    }
+
+    /// An array without metadata: nothing is written about it (see [`Unrecorded`]).
+    fn raid(&mut self, device: &str, target: &Target, raid: &Raid) -> Result<Arc<dyn Layer>, VolumeError> {
+        let (line, sectors) = (target.line_number, Sectors(target.length));
+        let name = format!("{device} {}+{}", target.start, target.length);
+        let geometry = geometry(raid, sectors).map_err(|why| self.refuse(line, why))?;
+        let mut members = Vec::with_capacity(raid.devices.len());
+        for (role, below) in (0..).zip(&raid.devices) {
+            let member = below.as_ref().map(|below| self.member(line, raid, role, below)).transpose()?;
+            members.push(member);
+        }
+        let is_mirrored = geometry.copies() > 1;
+        let size = geometry.sectors();
+        let config = ArrayConfig {
+            name: name.clone(),
+            geometry,
+            members,
+            resync_from: (is_mirrored && !raid.nosync).then_some(Sector(0)),
+            intent: None,
+            record: (is_mirrored && !self.assembly.plan.read_only)
+                .then(|| Box::new(Unrecorded) as Box<dyn Record>),
+        };
+        let node = self.node(&name, NodeKind::Raid)?;
+        let array = md::Array::new(node, config).map_err(|error| self.refuse(line, error.to_string()))?;
+        let speed = (raid.min_recovery_rate, raid.max_recovery_rate);
+        self.assembly.set_sync_speed(device, NodeKind::Raid, &array, speed)?;
+        if size == sectors {
+            return Ok(array);
+        }
+        let node = self.node(&name, NodeKind::Linear)?;
+        let cut = Linear::new(node, array, Sector(0), sectors);
+        Ok(Arc::new(cut.ok_or_else(|| {
+            let what = format!("whole chunks of its devices make {size} sectors, and it has {sectors}");
+            self.refuse(line, what)
+        })?))
+    }
+
+    fn member(
+        &mut self,
+        line: u64,
+        raid: &Raid,
+        role: u16,
+        below: &Below,
+    ) -> Result<MemberConfig, VolumeError> {
+        Ok(MemberConfig {
+            name: escape(&below.dev),
+            layer: self.below(line, below)?,
+            data_start: Sector(0),
+            recovered: raid.rebuild.contains(&role).then_some(Sector(0)),
+            write_mostly: raid.write_mostly.contains(&role),
+            bad: Vec::new(),
         })
     }
 
@@ -140,6 +202,34 @@ impl Builder<'_> {
 
     fn refuse(&self, line: u64, what: String) -> VolumeError {
         VolumeError::Target { path: self.path.to_owned(), line, what }
+    }
+}
+
+/// Where the sectors of an array lie.
+fn geometry(raid: &Raid, sectors: Sectors) -> Result<Geometry, String> {
+    let count = u16::try_from(raid.devices.len()).expect("RAID_DEVICES_MAX is below 65536");
+    let level = match raid.kind {
+        RaidKind::Raid0 => DmRaidLevel::Raid0,
+        RaidKind::Raid1 => DmRaidLevel::Raid1,
+        RaidKind::Raid10 { format, copies, use_near_sets } => {
+            // The kernel's dm-raid has far copies in sets unless it is told otherwise; md has not.
+            let sets = if use_near_sets { FarSets::One } else { FarSets::Copies };
+            let layout = match format {
+                Raid10Format::Near => Raid10Layout::new(copies, 1, false, FarSets::One, count.into()),
+                Raid10Format::Far => Raid10Layout::new(1, copies, false, sets, count.into()),
+                Raid10Format::Offset => Raid10Layout::new(1, copies, true, sets, count.into()),
+            };
+            DmRaidLevel::Raid10(layout.map_err(|error| error.to_string())?)
+        }
+    };
+    dm_raid::geometry(level, count, Sectors(raid.chunk.into()), sectors)
+}
+
+/// The chunk of a RAID10; zero of others.
+fn raid10_chunk(raid: &Raid) -> Sectors {
+    match raid.kind {
+        RaidKind::Raid10 { .. } => Sectors(raid.chunk.into()),
+        RaidKind::Raid0 | RaidKind::Raid1 => Sectors::ZERO,
     }
 }
 

@@ -1,6 +1,6 @@
 //! Device-mapper tables as text.
 
-use blockwork_format::table::{SECTORS_MAX, Table, parse};
+use blockwork_format::table::{SECTORS_MAX, Table, TargetKind, parse};
 
 use crate::{assert_printable, reached};
 
@@ -26,6 +26,12 @@ fn check(table: &Table) {
             assert!(target.length > 0, "{device:?}");
             end = target.start.checked_add(target.length).filter(|end| *end <= SECTORS_MAX).expect("an end");
             let below = target.kind.below();
+            if let TargetKind::Raid(raid) = &target.kind {
+                reached("raid");
+                assert!(raid.device_sectors(target.length).is_some_and(|each| each <= target.length), "{target:?}");
+                assert!(raid.rebuild.iter().all(|role| usize::from(*role) < raid.devices.len()), "{target:?}");
+                continue;
+            }
             let share = target.length / u64::try_from(below.len().max(1)).expect("a count");
             assert_eq!(share * u64::try_from(below.len()).expect("a count") % target.length, 0, "{target:?}");
             assert!(below.iter().all(|below| below.offset <= SECTORS_MAX - share), "{target:?}");

@@ -10,7 +10,6 @@ use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
 use blockwork_format::dm_raid::{self, Superblock};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType};
-use blockwork_format::md::raid0::Raid0Layout;
 use blockwork_format::md::{FarSets, Level, Raid10Layout, Uuid};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
 use blockwork_layer::Linear;
@@ -20,6 +19,7 @@ use blockwork_layer::md::{
 
 use super::stack::{Built, Volume};
 use crate::assembly::Assembly;
+use crate::dm_raid::DmRaidLevel;
 use crate::md::intent::{self, Copy};
 
 /// A leg that is there.
@@ -115,7 +115,9 @@ impl Volume {
             intent,
             record,
         };
-        let array: Arc<dyn Layer> = Array::new(node, config).map_err(|error| error.to_string())?;
+        let array = Array::new(node, config).map_err(|error| error.to_string())?;
+        let speed = assembly.set_sync_speed(&self.name, NodeKind::Raid, &array, (None, None));
+        speed.map_err(|error| error.to_string())?;
         if size == sectors {
             return Ok(array);
         }
@@ -189,27 +191,18 @@ fn geometry(kind: &SegmentType, sectors: Sectors) -> Result<Geometry, String> {
         unreachable!("only RAID segments come here")
     };
     let count = u16::try_from(images.len()).map_err(|_| "it has too many legs".to_owned())?;
-    let chunk = Sectors(*stripe_size);
-    match level {
-        RaidLevel::Raid1 => Ok(Geometry::raid1(count, sectors)),
-        RaidLevel::Raid0 | RaidLevel::Raid0Meta => {
-            let each = Sectors(sectors.0.div_ceil(u64::from(count)));
-            // All legs are of one size: one zone, in which the layout does not matter.
-            let sizes = vec![each; images.len()];
-            Geometry::raid0(chunk, &sizes, Raid0Layout::Alternate).map_err(|error| error.to_string())
-        }
+    let level = match level {
+        RaidLevel::Raid1 => DmRaidLevel::Raid1,
+        RaidLevel::Raid0 | RaidLevel::Raid0Meta => DmRaidLevel::Raid0,
         RaidLevel::Raid10 => {
             let copies =
                 u8::try_from(data_copies.unwrap_or(2)).map_err(|_| "it has too many copies".to_owned())?;
             let layout = Raid10Layout::new(copies.max(2), 1, false, FarSets::One, count.into());
-            let layout = layout.map_err(|error| error.to_string())?;
-            // As dm-raid's: what each leg gets of the volume and its copies.
-            let each = u128::from(sectors.0) * u128::from(layout.copies()) / u128::from(count);
-            let each = u64::try_from(each).map_err(|_| "it is too large".to_owned())?;
-            Geometry::raid10(layout, chunk, Sectors(each)).map_err(|error| error.to_string())
+            DmRaidLevel::Raid10(layout.map_err(|error| error.to_string())?)
         }
         RaidLevel::Parity => unreachable!("volumes with parity are refused when their group is assembled"),
-    }
+    };
+    crate::dm_raid::geometry(level, count, Sectors(*stripe_size), sectors)
 }
 
 /// What the superblocks of the legs say together.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use blockwork_engine::{Layer, NodeId, NodeKind, Sector, Sectors};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::{Area, LvIndex, Segment as SegmentText, SegmentType};
+use blockwork_format::lvm2::vg::{Area, LvIndex, RaidLevel, Segment as SegmentText, SegmentType};
 use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
 use crate::assembly::Assembly;
@@ -27,9 +27,12 @@ impl Assembly {
             (Stack::Ready(layer), _) => return Ok(layer.clone()),
             (Stack::Refused(why), _) => return Err(why.clone()),
             (Stack::Unbuilt, DeviceKind::Lv { group, lv }) => {
-                let name = device.name.clone();
-                let volume = Volume { device: id, group: *group, lv: *lv, name, nodes: HashMap::new() };
-                volume.build(self)
+                let (name, group, lv) = (device.name.clone(), *group, *lv);
+                let chunk = raid10_chunk(&self.graph.groups[group.0].text, lv);
+                let volume = Volume { device: id, group, lv, name: name.clone(), nodes: HashMap::new() };
+                volume.build(self).and_then(|layer| {
+                    self.with_settings(&name, layer, chunk).map_err(|error| error.to_string())
+                })
             }
             (Stack::Unbuilt, _) => unreachable!("only logical volumes are built when they are asked for"),
         };
@@ -161,6 +164,14 @@ impl Volume {
         let device =
             device.ok_or_else(|| format!("{}, which it is made of, is no volume by itself", name()))?;
         assembly.layer(device).map_err(|why| format!("{}, which it is made of: {why}", name()))
+    }
+}
+
+/// The chunk of a volume that is a RAID10; zero of others.
+fn raid10_chunk(text: &VolumeGroup, lv: LvIndex) -> Sectors {
+    match text.lvs[lv.0].segments.first().map(|segment| &segment.kind) {
+        Some(SegmentType::Raid { level: RaidLevel::Raid10, stripe_size, .. }) => Sectors(*stripe_size),
+        _ => Sectors::ZERO,
     }
 }
 

@@ -12,6 +12,7 @@ use blockwork_layer::md::{self, ArrayConfig, IntentConfig, MdRecord, MdSite, Mem
 use super::choose::Choice;
 use super::{Array, Bitmap, Member, MemberState, intent, layout};
 use crate::assembly::Assembly;
+use crate::error::VolumeError;
 use crate::graph::{ArrayId, Content, DeviceId, DeviceKind, NewDevice, Stack};
 use crate::lvm::stack::Built;
 use crate::nodes::MAJOR_MD;
@@ -144,6 +145,10 @@ impl Building<'_> {
         }
         self.tell_state(&configs);
         let node = self.assembly.graph.nodes.add(self.name, NodeKind::Md, MAJOR_MD);
+        let raid10_chunk = match self.truth.level() {
+            Level::Raid10 => geometry.chunk().unwrap_or_default(),
+            _ => Sectors::ZERO,
+        };
         let (sectors, bitmap) = (geometry.sectors(), intent.as_ref().map(Bitmap::of));
         let config = ArrayConfig {
             name: self.name.to_owned(),
@@ -155,7 +160,10 @@ impl Building<'_> {
         };
         let array = md::Array::new(node.map_err(|error| error.to_string())?, config);
         let array = array.map_err(|error| error.to_string())?;
-        Ok(Assembled { stack: Stack::Ready(array.clone()), layer: Some(array), sectors, read_only, bitmap })
+        let said = |error: VolumeError| error.to_string();
+        self.assembly.set_sync_speed(self.name, NodeKind::Md, &array, (None, None)).map_err(said)?;
+        let root = self.assembly.with_settings(self.name, array.clone(), raid10_chunk).map_err(said)?;
+        Ok(Assembled { stack: Stack::Ready(root), layer: Some(array), sectors, read_only, bitmap })
     }
 
     fn superblock(&self, device: DeviceId) -> &Superblock {

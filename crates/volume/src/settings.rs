@@ -1,0 +1,91 @@
+//! `--set LAYER:KEY=VALUE`: gives devices their settings as they are assembled, and knows which setting found none.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Layer, NodeKind, Sectors};
+use blockwork_layer::DiscardMax;
+use blockwork_layer::md;
+
+use crate::assembly::Assembly;
+use crate::error::VolumeError;
+use crate::plan::{LayerKey, LayerSetting, SYNC_SPEED_DEFAULT};
+
+impl Assembly {
+    /// The layer of a device with its settings. `raid10_chunk` is the chunk of a RAID10, and zero for anything else: Linux's
+    /// RAID10 cut discards there, as long as it had a limit on them.
+    ///
+    /// # Errors
+    ///
+    /// A setting that the device cannot have.
+    pub(crate) fn with_settings(
+        &mut self,
+        name: &str,
+        mut layer: Arc<dyn Layer>,
+        raid10_chunk: Sectors,
+    ) -> Result<Arc<dyn Layer>, VolumeError> {
+        let kind = self.node(layer.node()).kind;
+        for setting in self.settings_for(name, kind)? {
+            if setting.key == LayerKey::DiscardMaxBytes {
+                let capped = DiscardMax::new(layer, &setting.value.to_string());
+                let capped = capped.map_err(|error| setting.refuse(error.to_string()))?;
+                layer = Arc::new(capped.cut_at_chunks(raid10_chunk));
+            }
+        }
+        Ok(layer)
+    }
+
+    /// Sets how fast an array is synced, if that was asked for; `table` is what its table says.
+    pub(crate) fn set_sync_speed(
+        &mut self,
+        name: &str,
+        kind: NodeKind,
+        array: &md::Array,
+        table: (Option<u64>, Option<u64>),
+    ) -> Result<(), VolumeError> {
+        let (mut min, mut max) = table;
+        for setting in self.settings_for(name, kind)? {
+            match setting.key {
+                LayerKey::SyncSpeedMin => min = Some(setting.value),
+                LayerKey::SyncSpeedMax => max = Some(setting.value),
+                LayerKey::DiscardMaxBytes => {}
+            }
+        }
+        if min.or(max).is_some() {
+            array.set_speed(min.unwrap_or(SYNC_SPEED_DEFAULT.0), max.unwrap_or(SYNC_SPEED_DEFAULT.1));
+        }
+        Ok(())
+    }
+
+    /// The settings that are for this device.
+    fn settings_for(&mut self, name: &str, kind: NodeKind) -> Result<Vec<LayerSetting>, VolumeError> {
+        let mut found = Vec::new();
+        for setting in self.plan.layer_settings().filter(|setting| setting.is_for(name, kind)) {
+            if !setting.fits(kind) {
+                let what = format!("{name}, a device of the kind {}, has no such setting", kind.name());
+                return Err(setting.refuse(what));
+            }
+            found.push(setting.clone());
+        }
+        for setting in &found {
+            if !self.settings_used.contains(setting) {
+                self.settings_used.push(setting.clone());
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether each setting of a layer was for some device: once those that are served have been chosen.
+    ///
+    /// # Errors
+    ///
+    /// One was for none.
+    pub fn check_settings(&self) -> Result<(), VolumeError> {
+        match self.plan.layer_settings().find(|setting| !self.settings_used.contains(setting)) {
+            Some(unused) => {
+                let what = "no device of that kind or name is assembled; `blockwork scan` shows those that there are";
+                Err(unused.refuse(what.to_owned()))
+            }
+            None => Ok(()),
+        }
+    }
+}
