@@ -7,6 +7,8 @@
 //! One write of the bitmap serves all writes that wait: their bits are wanted from the moment when they were resolved, and
 //! whoever has the turn takes all of them; the others find that nothing is left to do.
 //!
+//! Of superblocks, those of devices that are being filled come first.
+//!
 //! A crash while superblocks are written leaves some members one event behind. That is fresh enough for Linux, and for us; two
 //! would not be. So where members were found uneven, they are made even before the first new event.
 //!
@@ -22,6 +24,8 @@ use super::devices::DeviceIndex;
 use super::gate::GateState;
 use super::intent::Run;
 use super::io;
+use super::member::Member;
+use super::record::ArrayState;
 
 /// A device that refused something.
 pub(super) type Refusal = (DeviceIndex, Errno);
@@ -158,15 +162,32 @@ impl Array {
         results.into_iter().filter_map(Result::err).collect()
     }
 
-    /// Writes superblocks to all devices but those that have failed; gives those that refused. A spare that refuses is of no
-    /// use, and has failed with that.
+    /// Writes superblocks to all devices but those that have failed; gives those that refused.
+    ///
+    /// Those that are being filled come first: as long as the own superblock of one calls it a spare, or in sync, no other may say
+    /// that it has a role, or whoever assembles the array after a crash would read it.
     async fn write_superblocks(&self, cx: &TaskContext) -> Vec<Refusal> {
-        let Some(record) = &self.record else { return Vec::new() };
         let state = self.state(cx);
         let alive = self.devices.all().filter(|(_, member)| !member.is_faulty());
-        let sites = alive.filter_map(|(index, member)| Some((index, member.site.as_ref()?)));
+        let (filled, others): (Vec<_>, Vec<_>) = alive.partition(|(_, member)| member.recovered().is_some());
+        let refusals = self.write_superblocks_of(&filled, &state, cx).await;
+        if !refusals.is_empty() {
+            return refusals;
+        }
+        self.write_superblocks_of(&others, &state, cx).await
+    }
+
+    /// As `write_superblocks`, at once. A spare that refuses is of no use, and has failed with that.
+    async fn write_superblocks_of(
+        &self,
+        devices: &[(DeviceIndex, &Member)],
+        state: &ArrayState,
+        cx: &TaskContext,
+    ) -> Vec<Refusal> {
+        let Some(record) = &self.record else { return Vec::new() };
+        let sites = devices.iter().filter_map(|(index, member)| Some((*index, member.site.as_ref()?)));
         let writes = sites.map(|(index, (at, site))| {
-            let bytes = record.superblock(*at, &state);
+            let bytes = record.superblock(*at, state);
             async move { (index, io::write_bytes(cx, &site.layer, site.superblock, &bytes).await) }
         });
         let mut refusals = Vec::new();
