@@ -1,4 +1,4 @@
-//! `serve --table`: stacks of linear, striped, zero and error targets, read and written by real clients and compared
+//! `serve --table`: stacks of linear, striped, raid, zero and error targets, read and written by real clients and compared
 //! with bytes that the test has put together by hand from the members' files; and tables that are wrong, each refused
 //! with the file and the line.
 
@@ -105,6 +105,118 @@ fn a_striped_target_takes_chunks_of_its_members_in_turn() {
     }
 }
 
+/// Chunks of the arrays below, bytes.
+const CHUNK: usize = 64 * KIB;
+
+/// Serves a RAID10 of four files of 1 MiB, writes all of it, and reads it back; gives the content and the files.
+fn raid10(parameters: &str) -> (Vec<u8>, Vec<Vec<u8>>) {
+    let scratch = Scratch::new();
+    for name in ["a.img", "b.img", "c.img", "d.img"] {
+        scratch.noise(name, MIB, 1);
+    }
+    let count = parameters.split_whitespace().count() + 1;
+    let line = format!("0 4096 raid raid10 {count} 128 {parameters} 4 - a.img - b.img - c.img - d.img\n");
+    let server = scratch.serve(["--table", &scratch.write("array.table", line)]);
+    let new = noise(2 * MIB, 2);
+    fill(&scratch, "dm/array", &new);
+    assert!(content(&scratch, "dm/array") == new);
+    server.stop_quietly();
+    (new, ["a.img", "b.img", "c.img", "d.img"].map(|name| scratch.read(name)).into())
+}
+
+/// The `row`-th chunk of a member.
+fn row(member: &[u8], row: usize) -> &[u8] {
+    &member[row * CHUNK..(row + 1) * CHUNK]
+}
+
+#[test]
+fn near_copies_of_a_raid_target_lie_beside_each_other() {
+    let (content, members) = raid10("nosync");
+    for (nr, chunk) in content.chunks(CHUNK).enumerate() {
+        let first = nr % 2 * 2;
+        for member in &members[first..first + 2] {
+            assert!(row(member, nr / 2) == chunk, "chunk {nr}");
+        }
+    }
+}
+
+#[test]
+fn far_copies_of_a_raid_target_stay_in_their_set_as_in_the_kernel() {
+    let half = MIB / CHUNK / 2;
+    let (content, members) = raid10("raid10_copies 2 raid10_format far nosync");
+    for (nr, chunk) in content.chunks(CHUNK).enumerate() {
+        let (first, at) = (nr % 4, nr / 4);
+        // Sets of two devices: a and b, c and d.
+        assert!(
+            row(&members[first], at) == chunk && row(&members[first ^ 1], half + at) == chunk,
+            "chunk {nr}"
+        );
+    }
+    let (content, members) = raid10("raid10_format far raid10_use_near_sets");
+    for (nr, chunk) in content.chunks(CHUNK).enumerate() {
+        let (first, at) = (nr % 4, nr / 4);
+        assert!(
+            row(&members[first], at) == chunk && row(&members[(first + 1) % 4], half + at) == chunk,
+            "chunk {nr}"
+        );
+    }
+}
+
+#[test]
+fn a_raid_target_does_without_a_device() {
+    let scratch = Scratch::new();
+    let mut mirror = scratch.noise("b.img", MIB, 3);
+    let line = "0 2048 raid raid1 2 0 nosync 2 - - - b.img\n";
+    let server = scratch.serve(["--table", &scratch.write("half.table", line)]);
+    assert!(content(&scratch, "dm/half") == mirror);
+    mirror = noise(MIB, 4);
+    fill(&scratch, "dm/half", &mirror);
+    server.stop_quietly();
+    assert!(scratch.read("b.img") == mirror);
+}
+
+/// Discards that each of four null disks gets for one of 1 MiB, from 64 KiB on, of a RAID10 of them with chunks of 64 KiB.
+fn discards(settings: &[&str]) -> Vec<u64> {
+    let scratch = Scratch::new();
+    // The same disk under four names: one name would be one disk.
+    let disks = ["null:1G", "null:1024M", "null:1048576K", "null:1073741824"];
+    let [a, b, c, d] = disks;
+    let line = format!("0 4194304 raid raid10 2 128 nosync 4 - {a} - {b} - {c} - {d}\n");
+    let table = scratch.write("array.table", line);
+    let all = ["--table", &table, "--workers", "1", "--stats", "--json"];
+    let server = scratch.serve(all.iter().chain(settings));
+    python(&format!("h = connect({:?})\nh.trim(1 << 20, 64 << 10)\n", scratch.uri("dm/array")));
+    let stats = server.stop_for_stats();
+    disks.map(|disk| stats.count(disk, "discards")).into()
+}
+
+#[test]
+fn the_discard_limit_of_an_array_cuts_as_linux_did() {
+    assert_eq!(discards(&[]), [1; 4]);
+    assert_eq!(discards(&["--set", "raid:discard_max_bytes=65536"]), [8; 4]);
+    assert_eq!(
+        discards(&["--set", "dm/array:discard_max_bytes=262144"]),
+        [8; 4],
+        "pieces are cut at chunks too"
+    );
+    assert_eq!(discards(&["--set", "leaf:discard_max_bytes=262144"]), [2; 4]);
+}
+
+#[test]
+fn a_setting_that_no_layer_takes_is_refused() {
+    let scratch = Scratch::new();
+    let table = scratch.write("t.table", "0 2048 raid raid1 2 0 nosync 2 - null:1M - null:1024K\n");
+    for (setting, what) in [
+        ("md:nomerges=2", "md has no setting \"nomerges\"; there are: discard_max_bytes, sync_speed_min"),
+        ("md:discard_max_bytes=4096", "no device of that kind or name is assembled"),
+        ("vg/lv:discard_max_bytes=4096", "no device of that kind or name is assembled"),
+        ("raid:discard_max_bytes=99999999999999999999", "expected a whole number"),
+    ] {
+        let said = scratch.refused(["--table", &table, "--set", setting]);
+        assert!(said.contains(&format!("--set {setting}: ")) && said.contains(what), "{said}");
+    }
+}
+
 #[test]
 fn tables_stack_on_tables_and_on_partitions() {
     let scratch = Scratch::new();
@@ -201,8 +313,19 @@ fn a_table_that_is_wrong_is_refused_with_file_and_line() {
         ("0 100 linear a.img\n", 1, "offset is missing"),
         ("0 100 linear a.img 0 7\n", 1, "argument is \"7\""),
         ("0 16 striped 2 8 a.img 0\n", 1, "device is missing"),
-        ("0 8 zero\n8 8 raid a.img 0\n", 2, "target is raid, which is not supported yet"),
-        ("0 8 zero\n8 8 frob\n", 2, "target is \"frob\", expected linear, striped, zero or error"),
+        ("0 8 zero\n8 8 snapshot a.img b.img P 8\n", 2, "target is snapshot, which is not supported yet"),
+        (
+            "0 8 raid raid1 1 0 2 a.img b.img - c.img\n",
+            1,
+            "metadata device is \"a.img\", expected -, for none",
+        ),
+        (
+            "0 20 raid raid10 1 8 2 - a.img - b.img\n",
+            1,
+            "whole chunks of its devices make 16 sectors, and it has 20",
+        ),
+        ("0 8 raid raid1 1 0 2 - - - -\n", 1, "too many members are missing: [0, 1] of 2"),
+        ("0 8 zero\n8 8 frob\n", 2, "target is \"frob\", expected linear, striped, raid, zero or error"),
         ("0 100 linear dm/other 0\n", 1, "\"dm/other\""),
         ("x: 0 8 linear dm/x 0\n", 1, "itself"),
         ("x: 0 8 zero\ny: 0 16 linear dm/x 0\n", 2, "expected at most 8, the size of x"),
