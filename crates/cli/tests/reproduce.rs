@@ -1,0 +1,73 @@
+//! `reproduce`: what it prints, and that the old behaviour which it shows can be had on a real array.
+
+mod support;
+
+use support::nbd::python;
+use support::{Scratch, run};
+
+#[test]
+fn the_report_on_discards_is_run_again() {
+    let scratch = Scratch::new();
+    let said = run(&mut scratch.blockwork(["reproduce", "discard", "--stack", "raid0", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(json["name"], "discard");
+    let rows = json["rows"].as_array().expect("rows");
+    let mkfs = rows.iter().find(|row| row["client"] == "mkfs.xfs (2020)").expect("a row of mkfs.xfs");
+    assert_eq!((&mkfs["behaviour"], &mkfs["report_seconds"]), (&"new".into(), &4.0.into()));
+    assert_eq!(mkfs["devices"].as_array().map(Vec::len), Some(4));
+    assert_eq!(mkfs["devices"][3]["discards"], 2);
+    let seconds = mkfs["seconds"].as_f64().expect("a number");
+    assert!((0.1..4.0).contains(&seconds), "{seconds}");
+    let text = run(&mut scratch.blockwork(["reproduce", "discard", "--stack", "raid0"]));
+    for part in
+        ["launchpad.net/bugs/1896578", "REQUESTS PER MEMBER", "2 discards, 2038 writes", "What was simulated"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn an_array_that_there_is_not_is_refused() {
+    let scratch = Scratch::new();
+    let output = scratch.blockwork(["reproduce", "discard", "--stack", "n9"]).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("--stack n9: expected one of n2, f2, o2, raid0"),
+        "{said}"
+    );
+}
+
+/// Discards that the members of a RAID10 get for one of 16 MiB.
+fn discards_of_members(settings: &[&str]) -> Vec<u64> {
+    let scratch = Scratch::new();
+    let disks = ["a.img", "b.img", "c.img", "d.img"];
+    for disk in disks {
+        scratch.sparse(disk, 64 << 20);
+    }
+    let create = [
+        "md",
+        "create",
+        "--level",
+        "10",
+        "--raid-devices",
+        "4",
+        "--bitmap",
+        "none",
+        "--assume-clean",
+        "--name",
+        "a",
+    ];
+    run(&mut scratch.blockwork(create.iter().chain(&disks)));
+    let all = ["--workers", "1", "--stats", "--json", "--disk"];
+    let server = scratch.serve(all.iter().chain(&disks).chain(settings));
+    python(&format!("h = connect({:?})\nh.trim(16 << 20, 0)\n", scratch.uri("md/a")));
+    let stats = server.stop_for_stats();
+    disks.map(|disk| stats.count(disk, "discards")).into()
+}
+
+#[test]
+fn an_md_array_can_have_the_discard_limit_that_it_had_in_linux() {
+    assert_eq!(discards_of_members(&[]), [1; 4]);
+    assert_eq!(discards_of_members(&["--set", "md:discard_max_bytes=524288"]), [16; 4]);
+    assert_eq!(discards_of_members(&["--set", "md/a:discard_max_bytes=524288"]), [16; 4]);
+}
