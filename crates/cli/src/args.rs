@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::lv::LvArgs;
 use crate::md::MdArgs;
+use crate::vg::VgArgs;
 
 /// Linux's block I/O stack in user space.
 #[derive(Debug, Parser)]
@@ -39,6 +41,10 @@ pub(crate) enum Verb {
     Trace(TraceArgs),
     /// Look at md arrays and look after them.
     Md(MdArgs),
+    /// Make, change and show volume groups of LVM2.
+    Vg(VgArgs),
+    /// Make, change and show logical volumes of LVM2.
+    Lv(LvArgs),
     /// Run a field report about Linux's block stack again: simulated devices, Linux's old behaviour beside ours.
     #[command(after_help = "Example:\n  blockwork reproduce discard --stack n2 --json")]
     Reproduce(ReproduceArgs),

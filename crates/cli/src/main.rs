@@ -7,12 +7,14 @@
 mod args;
 mod at_once;
 mod demo;
+mod lv;
 mod md;
 mod nbd_client;
 mod reproduce;
 mod scan;
 mod serve;
 mod trace;
+mod vg;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -29,6 +31,8 @@ fn main() -> ExitCode {
         Verb::Serve(args) => serve::run(&args),
         Verb::Trace(args) => trace::run(&args),
         Verb::Md(args) => md::run(&args),
+        Verb::Vg(args) => vg::run(&args),
+        Verb::Lv(args) => lv::run(&args),
         Verb::Reproduce(args) => reproduce::run(&args),
         Verb::Demo(args) => demo::run(&args),
     };

@@ -1,0 +1,151 @@
+//! The verbs of `blockwork lv` and their options.
+
+use clap::{ArgGroup, Args, Subcommand, ValueEnum};
+
+use crate::vg::{Disks, Tags};
+
+#[derive(Debug, Args)]
+pub(crate) struct LvArgs {
+    #[command(subcommand)]
+    pub(crate) verb: LvVerb,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LvVerb {
+    /// Make a volume.
+    #[command(after_help = "Examples:\n  blockwork lv create vg0/root --size 10G --disk a.img b.img\n  \
+        blockwork lv create vg0/all --extents 100%FREE --type striped --stripes 2 --disk a.img b.img\n  \
+        blockwork lv create vg0/data --size 4G --type raid1 --disk a.img b.img\n\n\
+        It lies where `lvcreate` would put it. 128 KiB at its start and end are zeroed. The mirrors of a RAID are made the \
+        same by whoever serves it first, unless --nosync says that they need not be.")]
+    Create(CreateArgs),
+    /// Make a linear or striped volume larger, or smaller.
+    #[command(after_help = "Examples:\n  blockwork lv resize vg0/root --size +2G --disk a.img b.img\n  \
+        blockwork lv resize vg0/root --extents +100%FREE --disk a.img b.img\n\n\
+        File systems are not told: grow them afterwards, shrink them before.")]
+    Resize(ResizeArgs),
+    /// Give a volume another name.
+    #[command(after_help = "Example:\n  blockwork lv rename vg0/root system --disk a.img b.img")]
+    Rename(RenameArgs),
+    /// Remove volumes, with what they hold.
+    #[command(after_help = "Example:\n  blockwork lv remove vg0/old vg0/older --disk a.img b.img")]
+    Remove(RemoveArgs),
+    /// Add tags to a volume, and take some away.
+    #[command(after_help = "Example:\n  blockwork lv tag vg0/root --addtag db --disk a.img b.img")]
+    Tag(TagArgs),
+    /// Show volumes, as `lvs` does. Writes nothing.
+    #[command(after_help = "Example:\n  blockwork lv show vg0 --disk a.img b.img")]
+    Show(ShowArgs),
+}
+
+/// What a volume is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Type {
+    Linear,
+    Striped,
+    Raid1,
+    Raid10,
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("how_large").required(true).args(["size", "extents"]))]
+pub(crate) struct CreateArgs {
+    /// The new volume.
+    #[arg(value_name = "VG/LV")]
+    pub(crate) volume: String,
+    /// Its size, rounded up to whole extents.
+    #[arg(short = 'L', long, value_name = "SIZE")]
+    pub(crate) size: Option<String>,
+    /// Its size in extents, or in hundredths of what is free (100%FREE) or of the group (50%VG), copies included.
+    #[arg(short = 'l', long, value_name = "N[%FREE|%VG]")]
+    pub(crate) extents: Option<String>,
+    /// What it is made of. Default: raid10 with --mirrors and --stripes, raid1 with --mirrors, striped with --stripes.
+    #[arg(long = "type", value_name = "TYPE")]
+    pub(crate) kind: Option<Type>,
+    /// Stripes, each on a disk of its own. Default: 2.
+    #[arg(short = 'i', long, value_name = "N")]
+    pub(crate) stripes: Option<u64>,
+    /// Size of a chunk of a stripe, a power of two.
+    #[arg(short = 'I', long, value_name = "SIZE", default_value = "64K")]
+    pub(crate) stripesize: String,
+    /// Copies of the data beside the first, each on disks of its own. Default: 1.
+    #[arg(short = 'm', long, value_name = "N")]
+    pub(crate) mirrors: Option<u64>,
+    /// What a bit of the bitmap of a RAID stands for, a power of two.
+    #[arg(short = 'R', long, value_name = "SIZE", default_value = "2M")]
+    pub(crate) regionsize: String,
+    /// Tags for the volume.
+    #[arg(long, value_name = "TAG")]
+    pub(crate) addtag: Vec<String>,
+    /// Take the mirrors for the same as they are: what was never written may differ from reading to reading.
+    #[arg(long)]
+    pub(crate) nosync: bool,
+    /// Leave what is on the disks where the volume begins and ends: to get back what was removed by mistake.
+    #[arg(long)]
+    pub(crate) no_wipe: bool,
+    #[command(flatten)]
+    pub(crate) disks: Disks,
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("how_large").required(true).args(["size", "extents"]))]
+pub(crate) struct ResizeArgs {
+    /// The volume.
+    #[arg(value_name = "VG/LV")]
+    pub(crate) volume: String,
+    /// Its new size; with + or - in front, by how much it is to grow or shrink.
+    #[arg(short = 'L', long, value_name = "[+|-]SIZE", allow_hyphen_values = true)]
+    pub(crate) size: Option<String>,
+    /// The same in extents; or +N%FREE, hundredths of what is free.
+    #[arg(short = 'l', long, value_name = "[+|-]N", allow_hyphen_values = true)]
+    pub(crate) extents: Option<String>,
+    /// It may become smaller: what lies behind its new end is lost.
+    #[arg(long)]
+    pub(crate) force: bool,
+    #[command(flatten)]
+    pub(crate) disks: Disks,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RenameArgs {
+    /// The volume.
+    #[arg(value_name = "VG/LV")]
+    pub(crate) volume: String,
+    /// Its new name; the group may stand before it.
+    #[arg(value_name = "NEW")]
+    pub(crate) new: String,
+    #[command(flatten)]
+    pub(crate) disks: Disks,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RemoveArgs {
+    /// The volumes, all of one group.
+    #[arg(value_name = "VG/LV", required = true)]
+    pub(crate) volumes: Vec<String>,
+    #[command(flatten)]
+    pub(crate) disks: Disks,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TagArgs {
+    /// The volume.
+    #[arg(value_name = "VG/LV")]
+    pub(crate) volume: String,
+    #[command(flatten)]
+    pub(crate) tags: Tags,
+    #[command(flatten)]
+    pub(crate) disks: Disks,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// Only the volumes of this group, or only this one.
+    #[arg(value_name = "VG[/LV]")]
+    pub(crate) which: Option<String>,
+    /// Show the parts of volumes as well.
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) disks: Disks,
+}

@@ -1,0 +1,109 @@
+//! What every change of a group has in common: who makes it, and how it is written.
+
+use std::fs;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, anyhow};
+use blockwork_format::SECTOR_BYTES;
+use blockwork_format::lvm2::Uuid;
+use blockwork_leaf::parse_size;
+use blockwork_volume::lvm::edit::{Author, GroupEditor, TagChange};
+use ring::rand::{SecureRandom, SystemRandom};
+use serde_json::{Value, json};
+
+use super::args::Tags;
+use crate::at_once;
+use crate::scan::size;
+
+/// Random identifiers that a change may use: two for each leg of a RAID, and some more.
+const IDS: usize = 1024;
+
+/// This host, now, by this command line.
+pub(crate) fn author() -> Result<Author> {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock stands before 1970")?;
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    words.insert(0, "blockwork".to_owned());
+    // Drawn now, as one could not say later that there are none.
+    let mut random = vec![[0; 32]; IDS];
+    for bytes in &mut random {
+        SystemRandom::new().fill(bytes).map_err(|_| anyhow!("the kernel gives no random numbers"))?;
+    }
+    let mut ids = random.into_iter().map(Uuid::from_random);
+    Ok(Author {
+        host: host.trim().to_owned(),
+        time: i64::try_from(now.as_secs()).context("the clock is wrong")?,
+        command: words.join(" "),
+        ids: Box::new(move || ids.next().expect("a change needs fewer than IDS")),
+    })
+}
+
+/// Writes what was planned.
+pub(crate) fn commit(editor: &mut GroupEditor) -> Result<()> {
+    for warning in editor.assembly().warnings() {
+        log::warn!("{warning}");
+    }
+    let commit = editor.plan()?;
+    at_once::run(editor.assembly(), |cx| async move { commit.run(&cx).await })??;
+    Ok(())
+}
+
+/// A size in whole sectors.
+pub(crate) fn sectors(option: &str, text: &str) -> Result<u64> {
+    let bytes = parse_size(text).map_err(|why| anyhow!("{option}: {why}"))?;
+    if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
+        return Err(anyhow!("{option} {text}: expected whole sectors of 512 bytes"));
+    }
+    Ok(bytes / SECTOR_BYTES)
+}
+
+impl From<&Tags> for TagChange {
+    fn from(tags: &Tags) -> TagChange {
+        TagChange { add: tags.addtag.clone(), remove: tags.deltag.clone() }
+    }
+}
+
+/// What a group has after a change, in a sentence.
+pub(crate) fn room(editor: &GroupEditor) -> String {
+    let vg = editor.draft().group();
+    let bytes = |extents: u64| size(extents * vg.extent_sectors * SECTOR_BYTES);
+    let all = vg.pvs.iter().map(|pv| pv.pe_count).sum();
+    let disks = if vg.pvs.len() == 1 { "disk" } else { "disks" };
+    format!(
+        "{}: {} {disks}, {}, {} free",
+        vg.name,
+        vg.pvs.len(),
+        bytes(all),
+        bytes(editor.draft().free().total())
+    )
+}
+
+/// The same for programs.
+pub(crate) fn json(editor: &GroupEditor) -> Value {
+    let vg = editor.draft().group();
+    let bytes = |extents: u64| extents * vg.extent_sectors * SECTOR_BYTES;
+    json!({
+        "group": vg.name,
+        "uuid": vg.id.to_string(),
+        "seqno": vg.seqno + 1,
+        "extent_bytes": vg.extent_sectors * SECTOR_BYTES,
+        "disks": vg.pvs.len(),
+        "volumes": vg.visible().iter().filter(|visible| **visible).count(),
+        "bytes": bytes(vg.pvs.iter().map(|pv| pv.pe_count).sum()),
+        "free_bytes": bytes(editor.draft().free().total()),
+        "tags": vg.tags,
+    })
+}
+
+/// Says what was done: `said`, or the group and `more` of JSON.
+pub(crate) fn announce(editor: &GroupEditor, said: &str, more: Option<Value>, as_json: bool) {
+    if as_json {
+        let mut value = json(editor);
+        if let Some(more) = more {
+            value["volume"] = more;
+        }
+        println!("{value:#}");
+    } else {
+        println!("{said}");
+    }
+}

@@ -1,0 +1,82 @@
+//! `blockwork vg`: volume groups of LVM2 are made, changed and shown, on disks that nobody uses.
+
+mod args;
+pub(crate) mod change;
+mod show;
+
+use anyhow::Result;
+use blockwork_volume::lvm::edit::{GroupEditor, TagChange};
+
+use args::{CreateArgs, ExtendArgs, ReduceArgs, RenameArgs, TagArgs, VgVerb};
+pub(crate) use args::{Disks, Tags, VgArgs};
+use change::{announce, author, commit, room, sectors};
+pub(crate) use show::{groups, table};
+
+pub(crate) fn run(args: &VgArgs) -> Result<()> {
+    match &args.verb {
+        VgVerb::Create(args) => create(args),
+        VgVerb::Extend(args) => extend(args),
+        VgVerb::Reduce(args) => reduce(args),
+        VgVerb::Rename(args) => rename(args),
+        VgVerb::Tag(args) => tag(args),
+        VgVerb::Show(args) => show::run(args),
+    }
+}
+
+fn create(args: &CreateArgs) -> Result<()> {
+    let extent = sectors("--physical-extent-size", &args.physical_extent_size)?;
+    let disks = [&args.devices[..], &args.disk].concat();
+    let mut editor = GroupEditor::create(&disks, &args.group, extent, &args.addtag, author()?)?;
+    for device in &args.devices {
+        editor.add_device(device, args.force)?;
+    }
+    commit(&mut editor)?;
+    announce(&editor, &room(&editor), None, args.json);
+    Ok(())
+}
+
+fn extend(args: &ExtendArgs) -> Result<()> {
+    let disks = [&args.disk[..], &args.devices].concat();
+    let mut editor = GroupEditor::open(&disks, &args.group, author()?)?;
+    let new: Vec<&String> = args.devices.iter().filter(|device| !editor.has_device(device)).collect();
+    if new.is_empty() {
+        anyhow::bail!("{}: all of these disks belong to it already; name one that does not", args.group);
+    }
+    for device in new {
+        editor.add_device(device, args.force)?;
+    }
+    commit(&mut editor)?;
+    announce(&editor, &room(&editor), None, args.json);
+    Ok(())
+}
+
+fn reduce(args: &ReduceArgs) -> Result<()> {
+    // A UUID names no disk: that one is among the others.
+    let is_disk = |device: &&String| blockwork_format::lvm2::Uuid::from_text(device).is_none();
+    let own: Vec<String> = args.devices.iter().filter(is_disk).cloned().collect();
+    let disks = [&args.disk[..], &own].concat();
+    let mut editor = GroupEditor::open(&disks, &args.group, author()?)?;
+    for device in &args.devices {
+        editor.remove_device(device)?;
+    }
+    commit(&mut editor)?;
+    announce(&editor, &room(&editor), None, args.json);
+    Ok(())
+}
+
+fn rename(args: &RenameArgs) -> Result<()> {
+    let mut editor = GroupEditor::open(&args.disks.disk, &args.group, author()?)?;
+    editor.draft_mut().rename_group(&args.new)?;
+    commit(&mut editor)?;
+    announce(&editor, &format!("{} is {} now", args.group, args.new), None, args.disks.json);
+    Ok(())
+}
+
+fn tag(args: &TagArgs) -> Result<()> {
+    let mut editor = GroupEditor::open(&args.disks.disk, &args.group, author()?)?;
+    editor.draft_mut().tag_group(&TagChange::from(&args.tags))?;
+    commit(&mut editor)?;
+    let said = format!("{}: tags {}", args.group, editor.draft().group().tags.join(", "));
+    announce(&editor, &said, None, args.disks.json);
+    Ok(())
+}
