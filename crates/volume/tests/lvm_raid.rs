@@ -40,19 +40,9 @@ fn mirror(lab: &Lab) -> Vec<Disk> {
     for (disk, leg) in disks.iter().zip(0..) {
         put(disk, &superblock(leg, 2, Level::Raid1));
         let bitmap = BitmapSuperblock {
-            version: 4,
-            uuid: Default::default(),
             events: 10,
             events_cleared: 10,
-            sync_size: LEG * EXTENT,
-            state: 0,
-            chunk_bytes: 4096,
-            daemon_sleep: 5,
-            write_behind: 0,
-            sectors_reserved: 0,
-            nodes: 0,
-            cluster_name: [0; 64],
-            reserved: [0; 120],
+            ..BitmapSuperblock::new(Default::default(), LEG * EXTENT, 4096)
         };
         let bits = Bits::clean(bitmap.chunks());
         disk.write(PE_START * 512 + dm_raid::BITMAP_OFFSET, &[&bitmap.encode(), bits.as_bytes()].concat());

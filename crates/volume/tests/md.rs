@@ -417,6 +417,7 @@ fn a_superblock_1_0_at_the_end_of_a_partitioned_disk_is_its_partitions() {
     superblock.minor = Minor::V1_0;
     superblock.super_offset = Minor::V1_0.sector(512).unwrap();
     superblock.data_offset = 0;
+    superblock.bblog_offset = -8;
     disk.number(0, 128, 256);
     disk.write((128 + superblock.super_offset) * 512, &superblock.encode_blocks(512));
     disk.write(0, &mbr(128, 512));

@@ -201,7 +201,7 @@ fn summary(args: &CreateArgs, creation: &Creation) -> String {
     let volume = volume(superblock);
     out += &format!("{volume}: {bytes} ({}), UUID {}\n", words.join(", "), superblock.set_uuid);
     if superblock.resync_offset == 0 {
-        out += "It is resynced by itself as soon as it is served, or assembled by Linux; it can be used meanwhile.\n";
+        out += "It is resynced by itself as soon as it is served, or written to by Linux; it can be used meanwhile.\n";
     }
     let disks: Vec<String> = creation.members().iter().map(|it| escape(&it.name)).collect();
     out += &format!("Serve it: blockwork serve --disk {} {volume} --nbd unix:SOCKET\n", disks.join(" "));

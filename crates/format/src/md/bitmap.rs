@@ -75,6 +75,26 @@ impl BitmapSuperblock {
     /// State: a write of bits failed.
     pub const WRITE_ERROR: u32 = 1 << 2;
 
+    /// The superblock of a new bitmap: `sync_size` sectors in chunks of `chunk_bytes`, for an array without a past. The bits
+    /// are cleared every 5 seconds, as mdadm and LVM have it.
+    pub fn new(uuid: Uuid, sync_size: u64, chunk_bytes: u32) -> Self {
+        Self {
+            version: 4,
+            uuid,
+            events: 0,
+            events_cleared: 0,
+            sync_size,
+            state: 0,
+            chunk_bytes,
+            daemon_sleep: 5,
+            write_behind: 0,
+            sectors_reserved: 0,
+            nodes: 0,
+            cluster_name: [0; 64],
+            reserved: [0; 120],
+        }
+    }
+
     /// Whether the bytes start like one.
     pub fn is_at(bytes: &[u8]) -> bool {
         bytes.len() >= 4 && u32_le(bytes, 0) == Self::MAGIC

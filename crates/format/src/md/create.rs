@@ -27,14 +27,14 @@ use crate::{FormatError, SECTOR_BYTES};
 const BAD_BLOCK_SECTORS: u16 = 8;
 /// What a RAID1's members are rounded down to, sectors: what a chunk of a later RAID5 could need.
 const RAID1_UNIT: u64 = 128;
+/// Least that is used of each member, sectors: below 10, Linux takes none.
+const SIZE_MIN: u64 = 16;
 /// Where regions may begin, sectors: blocks of 4 KiB.
 const ALIGNMENT: u64 = 8;
 /// Sectors of 1 MiB.
 const MIB: u64 = 2048;
 /// Least that a bit of a new bitmap covers, bytes.
 const BITMAP_CHUNK: u64 = 64 << 20;
-/// Seconds between turns of clearing bits.
-const DAEMON_SLEEP: u32 = 5;
 /// Members beyond this size get a bitmap where nobody says, sectors: 100 GiB.
 const LARGE: u64 = 100 << 21;
 
@@ -349,6 +349,7 @@ impl NewArray {
         data_offset: u64,
     ) -> Result<Vec<(usize, u64)>, NewArrayError> {
         let least = match self.shape.level() {
+            Level::Raid1 if self.size.is_some() => SIZE_MIN,
             Level::Raid1 => RAID1_UNIT,
             _ => self.shape.chunk_sectors().into(),
         };
@@ -396,7 +397,7 @@ impl NewArray {
                     .array_chunks
                     > 0
             }
-            _ => size >= 2 * ALIGNMENT,
+            _ => size >= SIZE_MIN,
         };
         if is_enough { Ok(size) } else { Err(NewArrayError::SmallSize(size)) }
     }
@@ -424,21 +425,8 @@ impl NewArray {
         if room == 0 {
             return Err(NewArrayError::BitmapRoom(size));
         }
-        let bitmap = BitmapSuperblock {
-            version: 4,
-            uuid: self.uuid,
-            events: 0,
-            events_cleared: 0,
-            sync_size,
-            state: 0,
-            chunk_bytes: bitmap_chunk(sync_size, room).ok_or(NewArrayError::BitmapRoom(size))?,
-            daemon_sleep: DAEMON_SLEEP,
-            write_behind: 0,
-            sectors_reserved: 0,
-            nodes: 0,
-            cluster_name: [0; 64],
-            reserved: [0; 120],
-        };
+        let chunk = bitmap_chunk(sync_size, room).ok_or(NewArrayError::BitmapRoom(size))?;
+        let bitmap = BitmapSuperblock::new(self.uuid, sync_size, chunk);
         bitmap.check(0).map_err(Box::new)?;
         let chunks = bitmap.chunks();
         let bits = if self.assume_clean { Bits::clean(chunks) } else { Bits::dirty(chunks) };

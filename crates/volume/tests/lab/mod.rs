@@ -11,8 +11,9 @@ use blockwork_engine::{
     CounterTable, Flags, Op, Resolver, SECTOR, Sector, Sectors, Span, Target, Tracer, Volume,
 };
 use blockwork_format::lvm2::{AreaHeader, DiskArea, Extension, Label, PvHeader, RawLocation, Uuid as PvUuid};
-use blockwork_format::md::v1::{Features, Minor, Reshape, SLOTS_OF_MDADM, Superblock};
-use blockwork_format::md::{IN_SYNC, Level, Role, SetName, Time, Uuid};
+use blockwork_format::md::create::{BitmapChoice, NewArray, NewDevice, Shape};
+use blockwork_format::md::v1::{Minor, Superblock};
+use blockwork_format::md::{Level, SetName, Time, Uuid};
 use blockwork_format::{Piece, Source};
 use blockwork_volume::{Assembly, Plan};
 
@@ -178,42 +179,31 @@ impl Set {
         Set { uuid, name, level, layout, chunk, disks, size: 256, events: 10 }
     }
 
-    /// The superblock 1.2 of a member.
+    /// The superblock 1.2 of a member: as a new mirror's, with what this set has instead.
     pub fn superblock(&self, place: u16) -> Superblock {
-        let mut roles = vec![Role::Spare; SLOTS_OF_MDADM];
-        for (role, place) in roles.iter_mut().zip(0..self.disks) {
-            *role = Role::Active(place);
-        }
-        Superblock {
+        let array = NewArray {
             minor: Minor::V1_2,
-            features: Features::default(),
-            set_uuid: Uuid(self.uuid),
-            set_name: SetName::new(self.name).unwrap(),
+            shape: Shape::Raid1,
+            raid_disks: self.disks,
+            bitmap: BitmapChoice::None,
+            assume_clean: true,
+            size: Some(self.size),
+            data_offset: Some(DATA),
+            uuid: Uuid(self.uuid),
+            name: SetName::new(self.name).unwrap(),
             ctime: Time::new(1_700_000_000, 0),
+        };
+        let device = |nth| Some(NewDevice { sectors: DATA + self.size, uuid: Uuid([nth; 16]) });
+        // Those beyond its places are spares.
+        let count = usize::from(self.disks.max(place + 1));
+        let devices: Vec<_> = (1..).take(count).map(device).collect();
+        let mirror = array.lay_out(&devices).unwrap().swap_remove(place.into()).superblock;
+        Superblock {
             level: self.level,
             layout: self.layout,
-            size: self.size,
             chunk_sectors: self.chunk,
-            raid_disks: self.disks.into(),
-            bitmap_offset: 0,
-            reshape: Reshape::default(),
-            data_offset: DATA,
-            data_size: self.size,
-            super_offset: 8,
-            recovery_offset: 0,
-            dev_number: place.into(),
-            corrected_errors: 0,
-            device_uuid: Uuid([u8::try_from(place).unwrap() + 1; 16]),
-            devflags: 0,
-            bblog_shift: 0,
-            bblog_sectors: 0,
-            bblog_offset: 0,
-            utime: Time::new(1_700_000_001, 0),
             events: self.events,
-            resync_offset: IN_SYNC,
-            logical_block_size: 0,
-            roles,
-            reserved: [0; 32],
+            ..mirror
         }
     }
 
