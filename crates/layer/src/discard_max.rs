@@ -9,7 +9,8 @@
 //! Without this layer a discard is resolved whole, and only a leaf's own limit cuts it.
 //!
 //! It has the number of the layer that it lies over, in counters and traces: to them the two are one, and cuts are counted
-//! there. Everything but discards goes straight through.
+//! there. Everything but discards goes straight through. It is not opened or closed itself: who does that visits each
+//! number once, at its lowest layer.
 
 use std::sync::Arc;
 
