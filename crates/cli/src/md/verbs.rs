@@ -19,7 +19,10 @@ const STEP_MILLIS: u32 = 500;
 
 pub(crate) fn add(args: &AddArgs) -> Result<()> {
     let force = args.force;
-    let verbs = args.devices.iter().map(|device| Verb::Add { device: absolute(device), force });
+    // A server may have another working directory.
+    let is_ours = !args.which.place.disk.is_empty();
+    let named = |device: &String| if is_ours { device.clone() } else { absolute(device) };
+    let verbs = args.devices.iter().map(|device| Verb::Add { device: named(device), force });
     Work { which: &args.which, takes_up: true, wait: args.wait }.run(verbs)
 }
 
@@ -112,14 +115,14 @@ impl<'a> Work<'a> {
         verbs: impl IntoIterator<Item = Verb>,
         is_stopped: &AtomicBool,
     ) -> Result<Vec<ArrayAnswer>> {
-        if self.takes_up {
-            target.take_up();
-        }
         let mut answers = Vec::new();
         let mut is_brief = !self.takes_up;
         for verb in verbs {
             is_brief &= !matches!(verb, Verb::Check | Verb::Repair);
             answers.push(target.ask(verb)?);
+        }
+        if self.takes_up {
+            target.take_up();
         }
         if self.wait || (target.is_ours() && !is_brief) {
             let rest = self.at_rest(target, is_stopped, &answers)?;
@@ -148,15 +151,22 @@ impl<'a> Work<'a> {
                 return Ok(answer);
             }
             if is_stopped.load(Ordering::Relaxed) {
-                return Err(self.interrupted(&answer.array));
+                return Err(self.interrupted(&answer.array, answers));
             }
         }
     }
 
     /// What was begun is on record, and can go on.
-    fn interrupted(&self, array: &ArrayStatus) -> anyhow::Error {
+    fn interrupted(&self, array: &ArrayStatus, answers: &[ArrayAnswer]) -> anyhow::Error {
         let sync = &array.sync;
-        let (name, disks) = (&array.name, self.which.place.disk.join(" "));
+        // What was added is one of its disks now.
+        let mut disks = self.which.place.disk.clone();
+        for device in answers.iter().flat_map(|answer| &answer.devices) {
+            if !disks.contains(device) {
+                disks.push(device.clone());
+            }
+        }
+        let (name, disks) = (&array.name, disks.join(" "));
         let action = &sync.action;
         if matches!(action.as_str(), "check" | "repair") {
             return anyhow!("{name}: {action} was stopped at {:.1}%", sync.share() * 100.0);
@@ -218,7 +228,7 @@ fn still_there(answer: &ArrayAnswer, now: &ArrayStatus) -> Result<()> {
     Ok(())
 }
 
-/// A server may have another working directory: what is a file here gets its whole path.
+/// What is a file here gets its whole path.
 fn absolute(device: &str) -> String {
     let path = device.split(',').next().unwrap_or(device);
     let parent = path.rsplit_once('/').map(|(disk, _)| disk);

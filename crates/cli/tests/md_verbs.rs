@@ -1,0 +1,267 @@
+//! Arrays that are looked after while they are served, and while they are not: members fail, go, come back and are replaced,
+//! under the load of a client that checks what it reads; what is half-done is taken up by whoever comes next.
+
+mod md_lab;
+mod support;
+
+use std::time::Duration;
+
+use md_lab::{Lab, MIB};
+use rustix::process::Signal;
+use support::nbd::{load, nbdload};
+use support::{Background, until};
+
+#[test]
+fn a_blank_disk_takes_the_place_of_a_failed_member_under_load() {
+    let lab = Lab::new();
+    lab.create("10", &["a.img", "b.img", "c.img", "d.img"], 64 * MIB, &["--assume-clean"]);
+    lab.blank("e.img", 64 * MIB);
+    let server = lab.serve(&["a.img", "b.img", "c.img", "d.img"]);
+    let mut client = nbdload();
+    client.arg(format!("unix:{}", lab.socket())).args(["--export", "md/data", "--verify", "--rw", "randrw"]);
+    client.args(["--bs", "4k", "--depth", "16", "--seconds", "6", "--flush-every", "64"]);
+    let client = Background::start(&mut client);
+    assert_eq!(lab.md(&["fail", "md/data", "b.img"]), "b.img of md/data is given up\n");
+    assert_eq!((lab.state("b.img"), lab.array()["degraded"].as_u64()), ("faulty".into(), Some(1)));
+    assert_eq!(lab.md(&["remove", "md/data", "failed"]), "removed from md/data: b.img\n");
+    assert_eq!(lab.member(1)["state"], "missing");
+    let said = lab.md(&["add", "md/data", "e.img"]);
+    assert_eq!(said, format!("{} is being filled as member 1 of md/data\n", lab.scratch.at("e.img")));
+    let said = lab.md(&["wait", "md/data"]);
+    assert!(said.ends_with("; all members are in sync\n"), "{said}");
+    assert_eq!(lab.member(1)["name"], *lab.scratch.at("e.img"));
+    // A client that has read something else than it wrote says so.
+    client.succeed();
+    assert_eq!(lab.mismatches_of_check(), 0);
+    lab.stop(server);
+    lab.expect_equal("a.img", "e.img");
+    lab.expect_equal("c.img", "d.img");
+    // The next server finds it among the members.
+    let server = lab.serve(&["a.img", "e.img", "c.img", "d.img"]);
+    assert_eq!(lab.array()["degraded"], 0);
+    lab.stop(server);
+}
+
+#[test]
+fn a_member_that_comes_back_gets_what_it_has_missed_and_no_more() {
+    let lab = Lab::new();
+    let disks = ["a.img", "b.img"];
+    lab.create("1", &disks, 1024 * MIB, &["--assume-clean", "--bitmap", "internal"]);
+    let write = |range: &str, seed: &str| {
+        let args = ["--export", "md/data", "--rw", "write", "--bs", "64k", "--ios", "16"];
+        load(
+            &lab.socket(),
+            &[&args[..], &["--range", range, "--seed", seed, "--flush-every", "16"]].concat(),
+        );
+    };
+    let server = lab.serve(&disks);
+    write("64m+1m", "1");
+    lab.md(&["fail", "md/data", "1"]);
+    lab.md(&["remove", "md/data", "b.img"]);
+    write("512m+1m", "2");
+    let said = lab.md(&["add", "md/data", "b.img", "--wait"]);
+    assert!(
+        said.starts_with("b.img is back as member 1 of md/data; what it has missed is copied to it\n"),
+        "{said}"
+    );
+    assert_eq!(lab.array()["degraded"], 0);
+    let stats = server.stop_for_stats();
+    // A bit of this bitmap covers 64 MiB.
+    let written = stats.count("b.img", "write_bytes");
+    assert!((MIB..=130 * MIB).contains(&written), "{written} bytes were written to what came back");
+    lab.expect_equal("a.img", "b.img");
+
+    // The same after a restart: the former member is among the disks, and in none of the places.
+    let server = lab.serve(&disks);
+    lab.md(&["fail", "md/data", "a.img"]);
+    lab.md(&["remove", "md/data", "a.img"]);
+    write("768m+1m", "3");
+    lab.stop(server);
+    let server = lab.serve(&disks);
+    assert_eq!(lab.array()["degraded"], 1);
+    let said = lab.md(&["add", "md/data", "a.img", "--wait"]);
+    assert!(said.starts_with("a.img is back as member 0"), "{said}");
+    let ended = server.stop();
+    assert!(ended.status.success() && ended.stderr.contains("a.img"), "{}", ended.stderr);
+    lab.expect_equal("a.img", "b.img");
+}
+
+#[test]
+fn a_member_serves_until_a_spare_has_its_place() {
+    let lab = Lab::new();
+    let disks = ["a.img", "b.img", "s.img"];
+    lab.create("1", &disks, 64 * MIB, &["--assume-clean", "--raid-devices", "2", "--spare-devices", "1"]);
+    let server = lab.serve(&disks);
+    load(&lab.socket(), &["--export", "md/data", "--rw", "write", "--bs", "256k", "--ios", "200"]);
+    let said = lab.md(&["replace", "md/data", "a.img", "--with", "s.img", "--wait"]);
+    assert!(
+        said.starts_with("a.img of md/data is being replaced, and serves until that is done\n"),
+        "{said}"
+    );
+    assert_eq!((&lab.member(0)["name"], &lab.member(0)["state"]), (&"s.img".into(), &"in_sync".into()));
+    assert_eq!((lab.state("a.img"), lab.array()["degraded"].as_u64()), ("faulty".into(), Some(0)));
+    let said = lab.refused(&["replace", "md/data", "b.img"]);
+    assert!(said.contains("md/data has no spare"), "{said}");
+    lab.stop(server);
+    lab.expect_equal("s.img", "b.img");
+}
+
+#[test]
+fn a_check_counts_what_differs_and_a_repair_makes_it_equal() {
+    let lab = Lab::new();
+    let disks = ["a.img", "b.img"];
+    lab.create("1", &disks, 64 * MIB, &["--assume-clean"]);
+    lab.plant("b.img", 32 * MIB, &[0xee; 512]);
+    // Here, without a server.
+    let idle = |verb: &str| lab.md_json(&[verb, "md/data", "--json", "--disk", "a.img", "b.img"]);
+    let found = idle("check")["array"]["sync"]["mismatch_sectors"].as_u64().unwrap();
+    assert!((1..=128).contains(&found), "{found}");
+    assert!(!lab.is_equal("a.img", "b.img"), "a check writes nothing");
+    // By a server, and by curl.
+    let server = lab.serve(&disks);
+    assert_eq!(lab.mismatches_of_check(), found);
+    let (answer, status) = lab.curl(r#"{"array": "md/data", "verb": "repair"}"#);
+    assert_eq!((status, answer["said"].as_str()), (200, Some("md/data: repair has begun")), "{answer}");
+    let (answer, status) = lab.curl(r#"{"array": "md/data", "verb": "wait", "millis": 30000}"#);
+    assert_eq!((status, &answer["at_rest"]), (200, &true.into()), "{answer}");
+    assert_eq!(answer["array"]["sync"]["mismatch_sectors"], found);
+    assert!(
+        lab.metrics().contains(&format!("\nblockwork_md_mismatch_sectors{{array=\"md/data\"}} {found}\n"))
+    );
+    assert_eq!(lab.mismatches_of_check(), 0);
+    lab.stop(server);
+    lab.expect_equal("a.img", "b.img");
+    assert_eq!(idle("check")["array"]["sync"]["mismatch_sectors"], 0);
+}
+
+/// Begins to fill `c.img` as a member of a degraded RAID1, slowly, ends the server at about the middle, and has the next one go
+/// on.
+fn goes_on_after(end: impl FnOnce(support::Server) -> support::Ended, from_checkpoint: bool) {
+    let lab = Lab::new();
+    lab.create("1", &["a.img", "b.img"], 64 * MIB, &["--assume-clean"]);
+    let server = lab.serve(&["a.img", "b.img"]);
+    load(&lab.socket(), &["--export", "md/data", "--rw", "write", "--bs", "256k", "--ios", "240"]);
+    lab.md(&["fail", "md/data", "b.img"]);
+    lab.md(&["remove", "md/data", "b.img"]);
+    lab.md(&["sync-speed", "md/data", "--min", "100", "--max", "16000"]);
+    lab.blank("c.img", 64 * MIB);
+    lab.md(&["add", "md/data", "c.img"]);
+    until("half of it is filled", || lab.share_done() > 0.4);
+    let metrics = lab.metrics();
+    assert!(metrics.contains("\nblockwork_md_sync_active{array=\"md/data\"} 1\n"), "{metrics}");
+    let ended = end(server);
+    assert!(ended.took < Duration::from_secs(10), "{:?}", ended.took);
+    let disks = ["a.img", "c.img"];
+    let found = lab.md_json(&["status", "md/data", "--json", "--disk", "a.img", "c.img"]);
+    let recovered = found["arrays"][0]["devices"][1]["recovered"].as_u64().expect("it is not in sync");
+    assert!(!from_checkpoint || recovered > 20 * MIB, "{found}");
+    let server = lab.serve(&disks);
+    lab.md(&["wait", "md/data"]);
+    assert_eq!(lab.array()["degraded"], 0);
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let stats = support::Stats::all(&ended.stderr).remove(0);
+    let written = stats.count("c.img", "write_bytes");
+    assert!(written <= 66 * MIB - recovered, "{written} bytes after {recovered} had been filled");
+    lab.expect_equal("a.img", "c.img");
+}
+
+#[test]
+fn a_server_that_is_asked_to_end_leaves_a_checkpoint_for_the_next() {
+    goes_on_after(
+        |server| {
+            let ended = server.stop();
+            assert!(ended.status.success(), "{}", ended.stderr);
+            ended
+        },
+        true,
+    );
+}
+
+#[test]
+fn what_was_being_filled_when_the_server_was_killed_is_filled_by_the_next() {
+    goes_on_after(support::Server::kill, false);
+}
+
+#[test]
+fn an_array_that_nobody_serves_is_filled_here_and_a_signal_leaves_it_for_later() {
+    let lab = Lab::new();
+    lab.create("10", &["a.img", "missing"], 64 * MIB, &["--assume-clean"]);
+    lab.blank("b.img", 64 * MIB);
+    let args = ["md", "add", "md/data", "b.img", "--sync-speed-max", "8000", "--disk", "a.img"];
+    let filling = Background::start(&mut lab.scratch.blockwork(args));
+    let on_disks = || lab.md_json(&["status", "--json", "--disk", "a.img", "b.img"]);
+    until("it is being filled", || on_disks()["arrays"][0]["devices"][1]["state"] == "recovering");
+    filling.signal(Signal::INT);
+    let (code, said) = filling.finish();
+    assert_eq!(code, Some(1), "{said}");
+    assert!(
+        said.contains("recover was stopped at ") && said.contains("md wait md/data --disk a.img b.img"),
+        "{said}"
+    );
+    assert!(!said.contains('\r'), "no bar where nobody looks: {said:?}");
+    assert_eq!(on_disks()["arrays"][0]["degraded"], 1);
+    let done = lab.md_json(&["wait", "md/data", "--json", "--disk", "a.img", "b.img"]);
+    assert_eq!(done["array"]["degraded"], 0, "{done}");
+    lab.expect_equal("a.img", "b.img");
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_with_the_reason_and_the_remedy() {
+    let lab = Lab::new();
+    let disks = ["a.img", "b.img", "c.img", "d.img"];
+    lab.create("10", &disks, 64 * MIB, &["--assume-clean"]);
+    let said = lab.refused(&["check", "md/data"]);
+    assert!(
+        said.contains("no running server serves the array md/data") && said.contains("--disk DISK..."),
+        "{said}"
+    );
+    let server = lab.serve(&disks);
+    lab.blank("small.img", 8 * MIB);
+    lab.scratch.noise("other.img", 1000, 1);
+    for (args, words) in [
+        (&["fail", "md/data", "z.img"][..], &["no device z.img", "a.img"][..]),
+        (&["remove", "md/data", "a.img"], &["in use", "fail it first"]),
+        (&["add", "md/data", "small.img"], &["small.img", "129024"]),
+        (&["add", "md/data", "none.img"], &["none.img"]),
+        (&["add", "md/data", "a.img"], &["belongs to md/data already"]),
+        (&["grow", "md/data"], &["nothing to grow to"]),
+        (&["check", "md/other"], &["no running server serves the array md/other; served are: md/data"]),
+        (&["check", "md/data", "--disk", "a.img"], &["locked by process", "without --disk"]),
+        (&["sync-speed", "md/data", "--min", "9", "--max", "3"], &["9 to 3 KiB/s"]),
+    ] {
+        let said = lab.refused(args);
+        assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
+    }
+    let second = lab.scratch.refused(["--disk", "a.img", "b.img", "c.img", "d.img"]);
+    assert!(second.contains("a.img: it is locked by process"), "{second}");
+    for (body, status) in [
+        (r#"{"array": "md/data", "verb": "fail", "device": "z.img"}"#, 404),
+        (r#"{"array": "md/none", "verb": "check"}"#, 404),
+        (r#"{"array": "md/data", "verb": "remove", "device": "0"}"#, 409),
+    ] {
+        assert_eq!(lab.curl(body).1, status, "{body}");
+    }
+    // The other copy of what is on b.img.
+    lab.md(&["fail", "md/data", "a.img"]);
+    let said = lab.refused(&["fail", "md/data", "b.img"]);
+    assert!(said.contains("b.img") && said.contains("cannot be left out"), "{said}");
+    lab.stop(server);
+    let said = lab.scratch.refused(["--disk", "c.img", "d.img", "md/data"]);
+    assert!(said.contains("0") && said.contains("1") && said.contains("missing"), "{said}");
+}
+
+#[test]
+fn an_array_grows_into_what_its_members_have_gained() {
+    let lab = Lab::new();
+    let disks = ["a.img", "b.img"];
+    lab.create("1", &disks, 64 * MIB, &["--assume-clean", "--bitmap", "internal"]);
+    disks.iter().for_each(|disk| lab.resize(disk, 96 * MIB));
+    let done = lab.md_json(&["grow", "md/data", "--json", "--disk", "a.img", "b.img"]);
+    assert_eq!(done["array"]["degraded"], 0, "{done}");
+    let server = lab.serve(&disks);
+    assert!(lab.array()["bytes"].as_u64().unwrap() > 90 * MIB, "{}", lab.array());
+    assert_eq!(lab.mismatches_of_check(), 0);
+    lab.stop(server);
+    lab.expect_equal("a.img", "b.img");
+}
