@@ -1,3 +1,5 @@
+//! New arrays: as mdadm makes them, refused by their reasons, and read back whatever their shape.
+
 use super::*;
 use proptest::prelude::*;
 

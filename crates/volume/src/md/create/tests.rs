@@ -1,3 +1,5 @@
+//! What is written to make an array, write by write: wherever it ends, no disk tells of what it does not hold.
+
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
