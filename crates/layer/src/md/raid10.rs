@@ -164,7 +164,7 @@ impl Raid10 {
             return None;
         }
         let grown = Raid10::new(self.layout, self.chunk(), member_sectors);
-        Some(grown.map(|grown| Raid10 { run: self.run.clone(), ..grown }))
+        Some(grown.map(|grown| Raid10 { run: self.run, ..grown }))
     }
 
     #[inline]

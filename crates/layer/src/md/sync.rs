@@ -17,7 +17,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use blockwork_engine::{Errno, Nanos, Sectors, TaskContext, Turn, Turns};
+use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext, Turn, Turns};
 
 use super::array::Array;
 use super::devices::DeviceIndex;
@@ -171,8 +171,11 @@ impl Array {
             }
             if self.may_differ_anywhere() {
                 let total = self.geometry().sectors().0;
-                let start = self.differ_from.load(Ordering::Acquire).min(total);
-                return Some(Pass { kind: Kind::Resync, start, total });
+                let start = match self.intent() {
+                    Some(intent) => intent.next_kept(Sector(0)).unwrap_or(Sector(total)),
+                    None => Sector(self.differ_from.load(Ordering::Acquire)),
+                };
+                return Some(Pass { kind: Kind::Resync, start: start.0.min(total), total });
             }
         }
         let (action, start) = requested?;

@@ -1,6 +1,6 @@
 //! One way through an array or a member, window by window.
 //!
-//! A window is a few MiB (half a MiB while clients are at work). For each: a fence is raised, what was under way comes to its end,
+//! A window is a few MiB, less while clients are at work and at low speeds (`pace.rs`). For each: a fence is raised, what was under way comes to its end,
 //! then it is copied or compared (`sync_copy.rs`, `sync_check.rs`), and the fence is lowered. Up to [`LANES`] windows are under
 //! way, so that one is read while another is written and a third waits; they come to their end in order, and only then does the
 //! position move.
@@ -23,10 +23,6 @@ use super::fence::LANES;
 use super::geometry::Place;
 use super::pace::Pacer;
 use super::sync_status::SyncAction;
-
-/// Sectors of a member in a window: while no client is at work, and while one is.
-const WINDOW: u64 = 8192;
-const WINDOW_BUSY: u64 = 1024;
 
 /// Superblocks tell at least this often how far it is.
 const CHECKPOINT: Nanos = Nanos::secs(10);
@@ -86,9 +82,12 @@ pub(super) struct Window {
     nothing: bool,
 }
 
+/// A future that is under way, and what it gave.
+type Running<'a, T> = (Pin<Box<dyn Future<Output = T> + 'a>>, Option<T>);
+
 /// Futures that run at once, and whose results come in order.
 struct Lanes<'a, T> {
-    running: VecDeque<(Pin<Box<dyn Future<Output = T> + 'a>>, Option<T>)>,
+    running: VecDeque<Running<'a, T>>,
 }
 
 impl<'a, T> Lanes<'a, T> {
@@ -123,14 +122,17 @@ impl Array {
         let mut front = self.differ_from.load(Ordering::Acquire);
         let mut end = End::Done;
         loop {
-            let wait = pacer.wait(&self.sync, cx.now());
-            let goes_on = end == End::Done && wait.is_none() && cx.now() < checkpoint;
-            while goes_on && lanes.running.len() < LANES && next < pass.total {
-                let size = if pacer.is_client_at_work() { WINDOW_BUSY } else { WINDOW };
-                let window = self.next_window(pass, next, size);
+            let mut wait = pacer.wait(&self.sync, cx.now());
+            let goes_on = end == End::Done && cx.now() < checkpoint;
+            while goes_on && wait.is_none() && lanes.running.len() < LANES && next < pass.total {
+                let window = self.next_window(pass, next, pacer.window());
                 next = window.end;
+                if !window.nothing {
+                    pacer.count(self.on_each_member(pass, window.end - window.start));
+                }
                 lanes.push(self.run_window(pass, window, slot, cx));
                 slot = (slot + 1) % LANES;
+                wait = pacer.wait(&self.sync, cx.now());
             }
             let Some((window, result)) = lanes.next().await else {
                 if end != End::Done || next >= pass.total {
@@ -151,9 +153,7 @@ impl Array {
                 // What came behind one that failed does not count.
                 Ok(()) if matches!(end, End::Done | End::Interrupted) => {
                     self.advance(pass, window, &mut front);
-                    let nr =
-                        if window.nothing { 0 } else { self.on_each_member(pass, window.end - window.start) };
-                    self.sync.state().status.speed_kib = pacer.count(nr, cx.now());
+                    self.sync.state().status.speed_kib = pacer.speed_kib(cx.now());
                 }
                 Ok(()) => {}
                 Err(failed) if matches!(end, End::Done | End::Interrupted) => end = failed,

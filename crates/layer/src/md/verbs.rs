@@ -256,6 +256,11 @@ impl Array {
         if found > expected {
             return Err(VerbError::Blocks { array, device, found, expected });
         }
+        let before = self.taking_part().map(|(_, member)| member.data_start).max();
+        let needed = self.data_needed() + Sectors(before.unwrap_or_default().0);
+        if new.layer.sectors() < needed {
+            return Err(VerbError::Small { array, device, found: new.layer.sectors(), needed });
+        }
         Ok(())
     }
 
@@ -291,11 +296,7 @@ impl Array {
         };
         let (number, mut site) = record.add(site).map_err(|error| self.record_error(&new.name, error))?;
         site.by_bitmap = old_role.is_some();
-        let joined = self.check_room(&site).map(|()| site);
-        let joined = match joined {
-            Ok(site) => self.join_site(number, site, has_bad, old_role.is_some(), cx).await,
-            Err(error) => Err(error),
-        };
+        let joined = self.join_site(number, site, has_bad, old_role.is_some(), cx).await;
         if joined.is_err() {
             record.remove(number);
         }
@@ -357,15 +358,10 @@ impl Array {
         Ok(of_data.map(|region| range(region.start.max(start), region.end())).collect())
     }
 
-    fn check_room(&self, site: &Site) -> Result<(), VerbError> {
+    /// What each member needs for data.
+    fn data_needed(&self) -> Sectors {
         let data = (0..self.geometry().members()).map(|role| self.geometry().sectors_on_member(role)).max();
-        let needed = data.unwrap_or(Sectors::ZERO) + Sectors(site.data_start.0);
-        let found = site.layer.sectors();
-        if found < needed {
-            let (array, device) = (self.name.clone(), site.name.clone());
-            return Err(VerbError::Small { array, device, found, needed });
-        }
-        Ok(())
+        data.unwrap_or(Sectors::ZERO)
     }
 
     /// Frees the roles of devices that are to be removed.

@@ -3,6 +3,9 @@
 
 mod crash;
 mod failures;
+mod filled;
 mod records;
 mod rig;
+mod sync;
+mod verbs;
 mod writes;

@@ -7,15 +7,16 @@ use std::sync::Arc;
 
 use blockwork_engine::{
     Bio, Completion, Context, CounterTable, Done, Errno, FileId, Flags, Layer, LeafId, LeafLayer, LeafSource,
-    Nanos, NodeId, Op, Port, PortState, Quiescence, Sector, Sectors, Volume, VolumeId, Wait, Worker,
-    WorkerConfig,
+    Nanos, NodeId, Op, Port, PortState, Quiescence, Sector, Sectors, TaskContext, Volume, VolumeId, Wait,
+    Worker, WorkerConfig,
 };
 use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 use blockwork_format::md::raid0::Raid0Layout;
 use blockwork_format::md::v1::{Features, Minor, Reshape, SUPERBLOCK_BYTES_MAX, Superblock};
-use blockwork_format::md::{IN_SYNC, Level, Raid10Layout, Role, SetName, Time, Uuid};
+use blockwork_format::md::{IN_SYNC, Level, Raid10Layout, Role, SetName, Time, Uuid, bad_blocks};
 use blockwork_layer::md::{
-    Array, ArrayConfig, Geometry, IntentConfig, MdRecord, MdSite, MemberConfig, Record,
+    Added, Array, ArrayConfig, Geometry, IntentConfig, MdRecord, MdSite, MemberConfig, MemberState,
+    NewMember, Record, SyncAction, SyncStatus, VerbError,
 };
 use blockwork_memory::{Segment, Segments};
 use blockwork_sim::{DeviceModel, SimEnv, World};
@@ -25,6 +26,8 @@ pub const DATA_START: u64 = 64;
 /// The superblock, and the bitmap behind it.
 pub const SUPERBLOCK: u64 = 8;
 pub const BITMAP: u64 = 16;
+/// The list of bad blocks behind that.
+pub const BAD_BLOCKS: u64 = 48;
 
 /// What an array is like when it is made.
 #[derive(Clone, Debug)]
@@ -41,6 +44,10 @@ pub struct Make {
     pub bitmap: Option<u32>,
     /// Seconds between looks for bits to clear.
     pub daemon_sleep: u32,
+    /// Devices that belong to nothing.
+    pub blank: u16,
+    /// Members have lists of bad blocks.
+    pub bad_blocks: bool,
 }
 
 impl Make {
@@ -55,6 +62,8 @@ impl Make {
             sectors: 512,
             bitmap: Some(4096),
             daemon_sleep: 5,
+            blank: 0,
+            bad_blocks: false,
         }
     }
     pub fn raid10(layout: &'static str, members: u16) -> Make {
@@ -65,6 +74,19 @@ impl Make {
     }
     pub fn without_bitmap(self) -> Make {
         Make { bitmap: None, ..self }
+    }
+    pub fn with_bad_blocks(self) -> Make {
+        Make { bad_blocks: true, ..self }
+    }
+    pub fn with_blank(self, blank: u16) -> Make {
+        Make { blank, ..self }
+    }
+    pub fn with_spares(self, spares: u16) -> Make {
+        Make { spares, ..self }
+    }
+    /// Data of each member.
+    pub fn of_sectors(self, sectors: u64) -> Make {
+        Make { sectors, ..self }
     }
 
     fn raid10_layout(&self) -> Raid10Layout {
@@ -88,6 +110,9 @@ impl Make {
         for slot in 0..self.members + self.spares {
             let superblock = self.superblock(slot);
             world.preload(FileId(slot.into()), SUPERBLOCK, &superblock.encode());
+            if self.bad_blocks {
+                world.preload(FileId(slot.into()), BAD_BLOCKS, &[0xff; 4096]);
+            }
             if let Some(chunk_bytes) = self.bitmap {
                 let bitmap = self.bitmap_superblock(chunk_bytes);
                 let mut bytes = bitmap.encode().to_vec();
@@ -124,8 +149,8 @@ impl Make {
             device_uuid: Uuid([u8::try_from(slot).unwrap(); 16]),
             devflags: 0,
             bblog_shift: 0,
-            bblog_sectors: 0,
-            bblog_offset: 0,
+            bblog_sectors: if self.bad_blocks { 8 } else { 0 },
+            bblog_offset: if self.bad_blocks { i32::try_from(BAD_BLOCKS - SUPERBLOCK).unwrap() } else { 0 },
             utime: Time::new(1_700_000_000, 0),
             events: 17,
             resync_offset: IN_SYNC,
@@ -153,6 +178,7 @@ impl Make {
         }
     }
 
+    /// Those with a superblock.
     pub fn devices(&self) -> u16 {
         self.members + self.spares
     }
@@ -167,9 +193,11 @@ pub struct Found {
     pub device: u16,
     pub superblock: Superblock,
     pub bitmap: Option<(BitmapSuperblock, Bits)>,
+    /// From the start of its data.
+    pub bad: Vec<(Sector, Sectors)>,
 }
 
-/// Reads superblock and bitmap of a device as they are now.
+/// Reads superblock, bitmap and list of bad blocks of a device as they are now.
 pub fn examine(world: &World, device: u16, sectors: Sectors) -> Found {
     let bytes = |first: u64, nr: u64| -> Vec<u8> {
         (first..first + nr).flat_map(|sector| world.peek(FileId(device.into()), sector)).collect()
@@ -183,7 +211,12 @@ pub fn examine(world: &World, device: u16, sectors: Sectors) -> Found {
         let bits = Bits::decode(&bitmap, &all[BITMAP_SUPERBLOCK_BYTES..], 0).unwrap();
         (bitmap, bits)
     });
-    Found { device, superblock, bitmap }
+    let mut bad = Vec::new();
+    if superblock.features.has(Features::BAD_BLOCKS) {
+        let list = bad_blocks::decode(&bytes(BAD_BLOCKS, 8), 0, 0, sectors.0).unwrap();
+        bad.extend(list.iter().map(|it| (Sector(it.start - DATA_START), Sectors(it.sectors))));
+    }
+    Found { device, superblock, bitmap, bad }
 }
 
 /// An array as it would be assembled: the freshest superblock, who is in sync, what may differ.
@@ -248,7 +281,7 @@ impl Assembled {
             data_start: Sector(found.superblock.data_offset),
             recovered: Some(found.superblock.recovered_sectors()).filter(|end| *end != IN_SYNC).map(Sector),
             write_mostly: found.superblock.devflags & Superblock::WRITE_MOSTLY != 0,
-            bad: vec![],
+            bad: found.bad.clone(),
         };
         let resync = self.freshest.resync_offset;
         let intent = self.bits.clone().map(|(superblock, bits)| IntentConfig {
@@ -286,6 +319,7 @@ impl Assembled {
 #[derive(Clone)]
 pub struct Served {
     pub array: Arc<Array>,
+    layers: Vec<Arc<dyn Layer>>,
     volumes: Arc<[Volume]>,
     leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]>,
     quiescence: Quiescence,
@@ -311,7 +345,7 @@ impl Served {
         let layers: Vec<_> = (0..).zip(&leaves).map(layer).collect();
         let array = array(&layers);
         let volumes = Arc::new([Volume::new("md/a", array.clone(), false)]);
-        Served { array, volumes, leaves: leaves.into(), quiescence: Quiescence::default() }
+        Served { array, layers, volumes, leaves: leaves.into(), quiescence: Quiescence::default() }
     }
 
     pub fn worker(&self, env: SimEnv, index: u16) -> Worker<SimEnv> {
@@ -364,12 +398,18 @@ pub struct Rig {
 impl Rig {
     /// A new array on fast devices with a volatile cache.
     pub fn new(make: Make) -> Rig {
+        Rig::of(make, |_| {})
+    }
+
+    /// As `new`, on devices that are changed by `model`.
+    pub fn of(make: Make, model: impl Fn(&mut DeviceModel)) -> Rig {
         let world = World::new(1);
         world.keep_journal();
-        for _ in 0..make.devices() {
-            let mut model = DeviceModel::null(make.device_sectors());
-            model.cache_bytes = 1 << 20;
-            world.add_device(model);
+        for _ in 0..make.devices() + make.blank {
+            let mut device = DeviceModel::null(make.device_sectors());
+            device.cache_bytes = 1 << 20;
+            model(&mut device);
+            world.add_device(device);
         }
         make.put(&world);
         Rig::on(world, make, &[], true)
@@ -386,6 +426,60 @@ impl Rig {
         let queue = Rc::new(RefCell::new(Queue::default()));
         let port = worker.add_port(Box::new(QueuePort(queue.clone())));
         Rig { world, make, served, worker, queue, port }
+    }
+
+    /// Begins to serve: what is due begins.
+    pub fn open(&mut self) {
+        self.worker.open();
+    }
+
+    /// Runs something on the worker, and waits for its end.
+    pub fn verb<T: 'static, F: Future<Output = T>>(
+        &mut self,
+        verb: impl FnOnce(Arc<Array>, TaskContext) -> F + 'static,
+    ) -> T {
+        let done = Rc::new(RefCell::new(None));
+        let (told, array) = (done.clone(), self.served.array.clone());
+        self.worker.spawn(|cx| async move {
+            let result = verb(array, cx).await;
+            *told.borrow_mut() = Some(result);
+        });
+        for _ in 0..10_000_000 {
+            if let Some(result) = done.borrow_mut().take() {
+                return result;
+            }
+            self.step();
+        }
+        panic!("a verb never ends");
+    }
+
+    /// Adds a device; as one that comes back if it has a superblock.
+    pub fn add(&mut self, device: u16) -> Result<Added, VerbError> {
+        let head: Vec<u8> =
+            (0..8).flat_map(|sector| self.world.peek(FileId(device.into()), SUPERBLOCK + sector)).collect();
+        let superblock = Superblock::decode(&head, Minor::V1_2, self.make.device_sectors().0).ok();
+        let new = NewMember {
+            name: format!("/dev/d{device}"),
+            layer: self.served.layers[usize::from(device)].clone(),
+            superblock: superblock.map(Box::new),
+            device_uuid: Uuid([0xd0 + u8::try_from(device).unwrap(); 16]),
+        };
+        self.verb(|array, cx| async move { array.add(new, &cx).await })
+    }
+    pub fn fail(&mut self, device: &'static str) -> Result<(), VerbError> {
+        self.verb(move |array, cx| async move { array.fail(device, &cx).await })
+    }
+    pub fn remove(&mut self, device: &'static str) -> Result<Vec<String>, VerbError> {
+        self.verb(move |array, cx| async move { array.remove(device, &cx).await })
+    }
+    pub fn replace(&mut self, device: &'static str, with: Option<&'static str>) -> Result<(), VerbError> {
+        self.verb(move |array, cx| async move { array.replace(device, with, &cx).await })
+    }
+    pub fn start_sync(&mut self, action: SyncAction) -> Result<(), VerbError> {
+        self.verb(move |array, cx| async move { array.start_sync(action, &cx).await })
+    }
+    pub fn wait_sync(&mut self) -> SyncStatus {
+        self.verb(|array, cx| async move { array.wait_sync(&cx).await })
     }
 
     /// Submits a bio; what comes of it is for [`Rig::run`].
@@ -439,7 +533,7 @@ impl Rig {
         }
     }
 
-    fn memory(bytes: &[u8]) -> Segments {
+    pub fn memory(bytes: &[u8]) -> Segments {
         let pool = blockwork_memory::Pool::new(0);
         let segment = Segment::new(pool.get(bytes.len()), 0, bytes.len());
         segment.write_at(0, bytes);
@@ -463,6 +557,25 @@ impl Rig {
         self.run(Bio::flush()).0
     }
 
+    /// Ends the clients and the worker.
+    pub fn stop(&mut self) {
+        self.worker.handle().stop();
+        let _ = self.worker.run();
+    }
+
+    /// The device that has a role.
+    pub fn device_of(&self, role: u16) -> u16 {
+        let name = self.served.array.status().members[usize::from(role)].name.clone().expect("a member");
+        name.trim_start_matches("/dev/").trim_start_matches('d').parse().unwrap()
+    }
+    pub fn is_syncing(&self) -> bool {
+        let status = self.served.array.status();
+        status.sync.action != SyncAction::Idle || status.degraded > 0
+    }
+    pub fn states(&self) -> Vec<MemberState> {
+        self.served.array.status().members.iter().map(|member| member.state).collect()
+    }
+
     /// The first byte of a sector of a member's data.
     pub fn on_member(&self, device: u16, sector: u64) -> u8 {
         self.world.peek(FileId(device.into()), DATA_START + sector)[0]
@@ -479,8 +592,7 @@ impl Rig {
 
     /// Ends the clients and the worker, and closes the array.
     pub fn close(mut self) -> (World, Make) {
-        self.worker.handle().stop();
-        let _ = self.worker.run();
+        self.stop();
         drop(self.worker);
         self.served.worker(self.world.env(), 1).close().unwrap();
         (self.world, self.make)

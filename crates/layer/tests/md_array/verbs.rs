@@ -1,0 +1,214 @@
+//! What people do to an array that is served.
+
+use blockwork_engine::{FileId, Layer, Nanos, Sectors};
+use blockwork_format::md::Role;
+use blockwork_format::md::v1::Features;
+use blockwork_layer::md::{Added, MemberState, SyncAction, VerbError};
+
+use crate::filled::Filled;
+use crate::rig::{Make, Rig};
+
+fn written(rig: &Rig, device: u16) -> u64 {
+    rig.world.counters(FileId(device.into())).written_bytes / 512
+}
+
+#[test]
+fn a_member_that_comes_back_lacks_only_what_the_bitmap_says() {
+    for make in [Make::raid1(2), Make::raid10("n2", 4), Make::raid10("f2", 3), Make::raid10("o2", 4)] {
+        let mut filled = Filled::of(make.of_sectors(8192));
+        filled.rig.rest(Nanos::secs(20));
+        filled.rig.fail("d1").unwrap();
+        filled.write(0, 64);
+        filled.write(4000, 8);
+        filled.rig.remove("d1").unwrap();
+        let before = written(&filled.rig, 1);
+        assert_eq!(filled.rig.add(1).unwrap(), Added::ReAdded { role: 1 });
+        filled.rig.wait_sync();
+        let copied = written(&filled.rig, 1) - before;
+        assert!(copied < 400, "{copied} sectors of 8192, {:?}", filled.rig.make);
+        assert_eq!(filled.rig.served.array.status().degraded, 0);
+        filled.check_copies();
+        filled.rig.rest(Nanos::secs(30));
+        assert_eq!(filled.rig.dirty(0), [0; 0], "nothing is missing anywhere");
+    }
+}
+
+#[test]
+fn while_it_is_filled_by_the_bitmap_its_superblock_says_so_and_another_server_goes_on_with_that() {
+    let mut filled = Filled::of(Make::raid1(2).of_sectors(1 << 16));
+    filled.rig.rest(Nanos::secs(20));
+    filled.rig.fail("d1").unwrap();
+    filled.write(0, 30_000);
+    filled.rig.remove("d1").unwrap();
+    filled.rig.served.array.set_speed(1, 1);
+    filled.rig.add(1).unwrap();
+    filled.rig.rest(Nanos::millis(500));
+    let superblock = filled.rig.superblock(1);
+    assert!(superblock.features.has(Features::RECOVERY_OFFSET | Features::RECOVERY_BITMAP));
+    assert_eq!(superblock.role(), Role::Active(1));
+    let mut rig = Rig::on(filled.rig.world.power_cut(), filled.rig.make.clone(), &[], true);
+    let before = written(&rig, 1);
+    rig.open();
+    rig.wait_sync();
+    assert!(written(&rig, 1) - before < 40_000);
+    rig.start_sync(SyncAction::Check).unwrap();
+    assert_eq!((rig.wait_sync().mismatches, rig.served.array.status().degraded), (Sectors(0), 0));
+}
+
+#[test]
+fn one_that_was_away_while_bits_were_cleared_is_filled_whole() {
+    let mut filled = Filled::of(Make::raid1(2).of_sectors(4096).with_blank(1));
+    filled.rig.fail("d1").unwrap();
+    filled.rig.remove("failed").unwrap();
+    filled.write(100, 8);
+    // Another disk takes its place, is in sync, and bits are cleared; then it goes.
+    filled.rig.add(2).unwrap();
+    filled.rig.wait_sync();
+    filled.write(300, 8);
+    filled.rig.rest(Nanos::secs(30));
+    assert_eq!(filled.rig.dirty(0), [0; 0]);
+    filled.rig.fail("d2").unwrap();
+    filled.rig.remove("d2").unwrap();
+    assert_eq!(filled.rig.add(1).unwrap(), Added::Recovering { role: 1 });
+    filled.rig.wait_sync();
+    filled.check_copies();
+}
+
+#[test]
+fn a_member_is_replaced_while_it_still_serves() {
+    for make in [Make::raid1(2), Make::raid10("n2", 4), Make::raid10("f2", 3), Make::raid10("o2", 4)] {
+        let spare = make.members;
+        let mut filled = Filled::of(make.of_sectors(16_384).with_spares(1));
+        filled.rig.served.array.set_speed(2048, 2048);
+        filled.rig.replace("d1", None).unwrap();
+        filled.rig.rest(Nanos::secs(1));
+        let status = filled.rig.served.array.status();
+        assert_eq!((status.degraded, status.replacements.len()), (0, 1));
+        let superblock = filled.rig.superblock(spare);
+        assert!(superblock.features.has(Features::REPLACEMENT | Features::RECOVERY_OFFSET));
+        assert_eq!(superblock.role(), Role::Active(1));
+        filled.write(5, 40);
+        filled.rig.served.array.set_speed(2048, 1 << 20);
+        filled.rig.wait_sync();
+        assert_eq!(filled.rig.device_of(1), spare);
+        let superblock = filled.rig.superblock(spare);
+        assert!(!superblock.features.has_any(Features::REPLACEMENT | Features::RECOVERY_OFFSET));
+        assert_eq!(filled.rig.superblock(0).roles[1], Role::Faulty);
+        let status = filled.rig.served.array.status();
+        assert_eq!((status.degraded, status.replacements.len(), status.faulty.len()), (0, 0, 1));
+        filled.check_copies();
+        assert_eq!(filled.rig.remove("failed").unwrap(), ["d1"]);
+    }
+}
+
+#[test]
+fn a_replacement_goes_on_alone_when_the_member_fails() {
+    let mut filled = Filled::of(Make::raid10("n2", 4).of_sectors(16_384).with_spares(1));
+    filled.rig.served.array.set_speed(2048, 2048);
+    filled.rig.replace("2", Some("d4")).unwrap();
+    filled.rig.rest(Nanos::secs(2));
+    filled.rig.fail("d2").unwrap();
+    filled.write(5, 40);
+    filled.rig.served.array.set_speed(2048, 1 << 20);
+    filled.rig.wait_sync();
+    assert_eq!((filled.rig.device_of(2), filled.rig.served.array.status().degraded), (4, 0));
+    filled.check_copies();
+}
+
+#[test]
+fn half_replaced_members_are_found_again() {
+    let mut filled = Filled::of(Make::raid10("n2", 4).of_sectors(16_384).with_spares(1));
+    filled.rig.served.array.set_speed(1024, 1024);
+    filled.rig.replace("2", None).unwrap();
+    filled.rig.rest(Nanos::secs(5));
+    filled.rig.stop();
+    let make = filled.rig.make.clone();
+    let mut rig = Rig::on(filled.rig.world.power_cut(), make, &[], true);
+    assert_eq!(rig.served.array.status().replacements.len(), 1);
+    rig.open();
+    rig.wait_sync();
+    assert_eq!(rig.device_of(2), 4);
+    rig.start_sync(SyncAction::Check).unwrap();
+    assert_eq!(rig.wait_sync().mismatches, Sectors(0));
+}
+
+#[test]
+fn what_cannot_be_done_says_why_and_what_to_do() {
+    let mut rig = Rig::new(Make::raid1(2).with_spares(1).with_blank(1));
+    rig.write(0, 8, 1).unwrap();
+    let say = |result: Result<(), VerbError>| result.unwrap_err().to_string();
+    assert!(say(rig.remove("d0").map(drop)).contains("d0 is in use by a as member 0: fail it first"));
+    assert!(say(rig.fail("sdx")).contains("a has no device sdx; it has d0, d1, d2"));
+    assert!(say(rig.add(1).map(drop)).contains("/dev/d1 belongs to a already"));
+    assert!(say(rig.replace("d0", Some("d1"))).contains("d1 of a is member 1, expected a spare"));
+    assert!(say(rig.start_sync(SyncAction::Resync)).contains("nothing is due"));
+    assert_eq!(rig.remove("d2").unwrap(), ["d2"]);
+    assert!(say(rig.replace("d0", None)).contains("no spare of 512 sectors"));
+    rig.fail("d1").unwrap();
+    assert!(matches!(rig.fail("d0"), Err(VerbError::LastCopy { role: 0, .. })));
+    assert_eq!(rig.states(), [MemberState::InSync, MemberState::Faulty]);
+    let (world, make) = rig.close();
+    let mut rig = Rig::on(world, make, &[], false);
+    assert!(matches!(rig.add(3), Err(VerbError::ReadOnly { .. })));
+    let mut rig = Rig::new(Make::raid0(2));
+    assert!(matches!(rig.fail("d0"), Err(VerbError::NotRedundant { .. })));
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_no_member() {
+    let make = Make::raid1(2).with_spares(1).of_sectors(1024);
+    let rig = Rig::of(make, |_| {});
+    let small = Make { sectors: 512, ..rig.make.clone() };
+    drop(rig);
+    // The array uses all of its members, and the disk has half of that.
+    let world = blockwork_sim::World::new(2);
+    let big = Make { spares: 0, ..small.clone().of_sectors(1024) };
+    for sectors in [big.device_sectors(), big.device_sectors(), small.device_sectors()] {
+        world.add_device(blockwork_sim::DeviceModel::null(sectors));
+    }
+    big.put(&world);
+    let mut rig = Rig::on(world, big, &[], true);
+    let error = rig.add(2).unwrap_err();
+    assert!(matches!(&error, VerbError::Small { found: Sectors(576), needed: Sectors(1088), .. }), "{error}");
+}
+
+#[test]
+fn an_array_grows_with_its_members_and_the_new_part_is_resynced() {
+    for (make, bitmap) in [
+        (Make::raid1(2), Some(4096)),
+        (Make::raid1(2), None),
+        (Make::raid10("n2", 4), Some(4096)),
+        (Make::raid10("o2", 3), Some(4096)),
+    ] {
+        let make = Make { bitmap, ..make.of_sectors(1000) };
+        let world = blockwork_sim::World::new(3);
+        for _ in 0..make.members {
+            let mut model = blockwork_sim::DeviceModel::null(make.device_sectors() + Sectors(1000));
+            model.cache_bytes = 1 << 20;
+            world.add_device(model);
+        }
+        make.put(&world);
+        let mut filled = Filled::new(Rig::on(world, make, &[], true));
+        let old = filled.sectors();
+        let grown = filled.rig.verb(|array, cx| async move { array.grow(&cx, None, false).await }).unwrap();
+        assert!(grown.0 > old * 19 / 10, "{grown} after {old}");
+        assert_eq!(filled.rig.served.array.sectors(), grown);
+        filled.check_read();
+        let last = grown.0 - 8;
+        filled.rig.write(last, 8, 7).unwrap();
+        filled.rig.wait_sync();
+        assert_eq!(filled.rig.read(last, 8).unwrap()[0], 7);
+        let more = Make { sectors: 2000, ..filled.rig.make.clone() };
+        let (world, _) = filled.rig.close();
+        let mut rig = Rig::on(world, more, &[], true);
+        assert_eq!(rig.served.array.sectors(), grown);
+        assert_eq!(rig.read(last, 8).unwrap()[0], 7);
+        rig.start_sync(SyncAction::Check).unwrap();
+        assert_eq!(rig.wait_sync().mismatches, Sectors(0));
+        let again = rig.verb(|array, cx| async move { array.grow(&cx, None, false).await });
+        assert!(matches!(again, Err(VerbError::NoRoom { .. })), "{again:?}");
+    }
+    let mut rig = Rig::new(Make::raid10("f2", 4));
+    let far = rig.verb(|array, cx| async move { array.grow(&cx, None, false).await });
+    assert!(matches!(far, Err(VerbError::FarLayout { .. })), "{far:?}");
+}
