@@ -6,7 +6,7 @@ use std::os::unix::fs::symlink;
 
 use serde_json::Value;
 use support::fs::Loop;
-use support::{Scratch, noise, run, run_refused, tool};
+use support::{Scratch, both, noise, output, run, run_refused, tool};
 
 const MIB: u64 = 1 << 20;
 
@@ -71,6 +71,17 @@ fn members_may_be_missing_or_partitions_and_json_tells_all() {
     run(tool("sgdisk").arg("--verify").arg(scratch.at("a")));
     let members = run(&mut scratch.blockwork(["md", "examine", "a"]));
     assert!(members.contains("disk/a/1:\n") && members.contains("Array State : A.A"), "{members}");
+    // What one might not have meant is said.
+    scratch.sparse("large", 40 * MIB);
+    let said_of =
+        |args: &str| both(&output(scratch.blockwork(["md", "create"]).args(args.split_whitespace())));
+    let said = said_of("--level 1 -n 2 d large");
+    assert!(said.contains("warning: large: 8M of it are not used"), "{said}");
+    let said = said_of("--level 0 -n 2 --force d large");
+    assert!(
+        said.contains("warning: the members are of different size") && said.contains("before 5.4"),
+        "{said}"
+    );
     // Without a name, the UUID's first digits are one.
     let said: Value = serde_json::from_str(&create(&scratch, "--level 0 -n 2 --json b c")).unwrap();
     assert!(said["array_uuid"].as_str().unwrap().starts_with(said["name"].as_str().unwrap()));

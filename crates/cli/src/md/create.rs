@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, bail};
 use blockwork_format::md::create::{BitmapChoice, NewArray, Shape};
-use blockwork_format::md::v1::{Minor, Superblock};
+use blockwork_format::md::v1::{Features, Minor, Superblock};
 use blockwork_format::md::{Level, NotALayout, Raid10Layout, SetName, Time, Uuid};
 use blockwork_format::{SECTOR_BYTES, escape};
 use blockwork_leaf::parse_size;
@@ -30,6 +30,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
             log::warn!("{}: it held {held}, which is overwritten", escape(&created.name));
         }
     }
+    advice(&creation).iter().for_each(|advice| log::warn!("{advice}"));
     let writing = creation.writing();
     at_once::run(creation.assembly(), |cx| async move { writing.carry_out(&cx).await })?.map_err(
         |error| {
@@ -163,6 +164,27 @@ fn array_sectors(creation: &Creation) -> u64 {
 /// `md/NAME`, as `serve` takes it.
 fn volume(superblock: &Superblock) -> String {
     format!("md/{}", String::from_utf8_lossy(superblock.set_name.without_homehost()))
+}
+
+/// What an owner may not have meant.
+fn advice(creation: &Creation) -> Vec<String> {
+    let mut out = Vec::new();
+    let Some(superblock) = any(creation) else { return out };
+    if superblock.features.has(Features::RAID0_LAYOUT) {
+        out.push(
+            "the members are of different size, and the superblocks say how the rest is striped: Linux before 5.4 does not \
+             know that and refuses the array"
+                .to_owned(),
+        );
+    }
+    for created in creation.members() {
+        let (room, used) = (created.member.superblock.data_size, superblock.member_sectors());
+        if superblock.level.has_equal_members() && room - used > room / 100 {
+            let unused = size((room - used) * SECTOR_BYTES);
+            out.push(format!("{}: {unused} of it are not used", escape(&created.name)));
+        }
+    }
+    out
 }
 
 fn summary(args: &CreateArgs, creation: &Creation) -> String {

@@ -52,8 +52,8 @@ pub(super) fn in_brackets(bytes: u64) -> String {
         _ => ('T', 1024 * GIB, 1_000_000_000_000),
     };
     // Hundredths, rounded as mdadm does it.
-    let binary = (u128::from(bytes) * 200 / u128::from(binary) + 1) / 2;
-    let decimal = (bytes / (decimal / 200) + 1) / 2;
+    let binary = (u128::from(bytes) * 200 / u128::from(binary)).div_ceil(2);
+    let decimal = (bytes / (decimal / 200)).div_ceil(2);
     let hundredths = |n: u128| format!("{}.{:02}", n / 100, n % 100);
     format!(" ({} {unit}iB {} {unit}B)", hundredths(binary), hundredths(decimal.into()))
 }
