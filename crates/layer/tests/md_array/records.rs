@@ -25,21 +25,7 @@ fn superblock(position: u16) -> Superblock {
 }
 
 fn bitmap() -> BitmapSuperblock {
-    BitmapSuperblock {
-        version: 4,
-        uuid: Uuid([0; 16]),
-        events: 9,
-        events_cleared: 9,
-        sync_size: SECTORS,
-        state: 0,
-        chunk_bytes: 4096,
-        daemon_sleep: 5,
-        write_behind: 0,
-        sectors_reserved: 0,
-        nodes: 0,
-        cluster_name: [0; 64],
-        reserved: [0; 120],
-    }
+    BitmapSuperblock { events: 9, events_cleared: 9, ..BitmapSuperblock::new(Uuid([0; 16]), SECTORS, 4096) }
 }
 
 /// Devices 0 and 1 are the images, 2 and 3 the metadata.
