@@ -16,6 +16,7 @@ pub mod md;
 pub mod snapshot;
 mod striped;
 mod table;
+pub mod thin;
 mod zero;
 
 pub use discard_max::DiscardMax;

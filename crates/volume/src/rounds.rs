@@ -8,7 +8,7 @@
 //! Logical volumes are looked into last, and only if somebody wants that: they may be the disks of other machines,
 //! which then cannot take the place of anything that belongs to this one.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use blockwork_format::escape;
 use blockwork_format::lvm2::Extension;
@@ -187,8 +187,21 @@ impl Assembly {
         let group = GroupId(self.graph.groups.len());
         let lvs = vec![None; text.lvs.len()];
         let refused = refusal.clone();
-        self.graph.groups.push(Group { name, text: text.clone(), pvs, lvs, refused, read_only, warnings });
+        let thin_pools = BTreeMap::new();
+        self.graph.groups.push(Group {
+            name,
+            text: text.clone(),
+            pvs,
+            lvs,
+            thin_pools,
+            refused,
+            read_only,
+            warnings,
+        });
         self.add_volumes(group, &text, refusal.as_ref());
+        if refusal.is_none() {
+            self.open_thin_pools(group, &text);
+        }
     }
 
     fn add_volumes(&mut self, group: GroupId, text: &VolumeGroup, refusal: Option<&String>) {

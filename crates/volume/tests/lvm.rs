@@ -303,8 +303,8 @@ fn volumes_of_types_to_come_are_refused_with_their_type() {
     commit(&a, &group(1, &[(0, 40)], lvs).text());
     let mut assembly = lab.open(&[&a]);
     for (name, why) in [
-        ("pool", "its type is thin-pool, and thin pools cannot be served yet"),
-        ("thin", "its type is thin, and thin volumes cannot be served yet"),
+        ("pool", "it is a thin pool, whose volumes can be served, and nothing else of it"),
+        ("thin", "its pool pool: thin superblock at 32: magic is"),
         ("strange", "its type hologram is not known here"),
         ("flagged", "its type striped has the flag SHINY, which is not known here"),
         ("old", "it is of the old type mirror; `lvconvert --type raid1`"),

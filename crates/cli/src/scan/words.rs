@@ -194,6 +194,10 @@ pub(super) fn lv(lv: &LvReport) -> String {
     if let Some(chunk) = lv.chunk_size {
         phrases.add(format!("chunk {}", size(chunk)));
     }
+    if let Some(usage) = &lv.usage {
+        phrases.add(format!("data {:.2}%", usage.data_percent));
+        phrases.0.extend(usage.metadata_percent.map(|percent| format!("metadata {percent:.2}%")));
+    }
     if !lv.visible {
         phrases.0.extend(part(lv).map(str::to_owned));
     }

@@ -15,8 +15,10 @@ pub(crate) mod metadata;
 mod pv;
 mod raid;
 pub(crate) mod stack;
+mod thin;
 pub(crate) mod verdict;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use blockwork_format::lvm2::VolumeGroup;
@@ -25,6 +27,7 @@ use blockwork_format::lvm2::vg::{Area as AreaOf, LvIndex};
 use crate::graph::DeviceId;
 
 pub use pv::{Area, Pv};
+pub use thin::{PoolUsage, ThinPool};
 
 /// A volume group that was assembled.
 #[derive(Debug)]
@@ -37,6 +40,8 @@ pub struct Group {
     pub pvs: Vec<Result<DeviceId, String>>,
     /// Of each of its logical volumes: the device; none for what only ties a snapshot to its origin.
     pub lvs: Vec<Option<DeviceId>>,
+    /// Its thin pools.
+    pub thin_pools: BTreeMap<LvIndex, ThinPool>,
     /// Why nothing of it can be believed.
     pub refused: Option<String>,
     /// Why none of its volumes may be written.

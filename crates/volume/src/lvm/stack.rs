@@ -29,7 +29,7 @@ impl Assembly {
             (Stack::Unbuilt, DeviceKind::Lv { group, lv }) => {
                 let (name, group, lv) = (device.name.clone(), *group, *lv);
                 let chunk = raid10_chunk(&self.graph.groups[group.0].text, lv);
-                let volume = Volume { device: id, group, lv, name: name.clone(), nodes: HashMap::new() };
+                let volume = Volume::new(id, group, lv, name.clone());
                 volume.build(self).and_then(|layer| {
                     self.with_settings(&name, layer, chunk).map_err(|error| error.to_string())
                 })
@@ -55,6 +55,10 @@ pub(super) struct Volume {
 }
 
 impl Volume {
+    pub(super) fn new(device: DeviceId, group: GroupId, lv: LvIndex, name: String) -> Volume {
+        Volume { device, group, lv, name, nodes: HashMap::new() }
+    }
+
     fn build(mut self, assembly: &mut Assembly) -> Built {
         let text = assembly.graph.groups[self.group.0].text.clone();
         let segments = &text.lvs[self.lv.0].segments;
@@ -121,6 +125,7 @@ impl Volume {
                 Ok(Arc::new(ErrorTarget::new(self.node(assembly, NodeKind::Error, alone)?, sectors)))
             }
             SegmentType::Raid { .. } => self.raid(assembly, text, segment, sectors),
+            SegmentType::Thin { .. } => self.thin(assembly, text, &segment.kind, sectors, alone),
             _ => unreachable!("volumes of other types are refused when their group is assembled"),
         }
     }

@@ -5,6 +5,8 @@ use std::collections::HashMap;
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType, Snapshot, VolumeGroup};
 
+use super::thin::READ_ONLY;
+
 /// What the snapshots of a group mean for its other volumes.
 pub(crate) struct Verdicts<'a> {
     vg: &'a VolumeGroup,
@@ -48,6 +50,9 @@ impl<'a> Verdicts<'a> {
                 "it is the origin of the snapshot {store}, which would lose what is overwritten here"
             ));
         }
+        if self.vg.lvs[lv.0].segments.iter().any(|segment| matches!(segment.kind, SegmentType::Thin { .. })) {
+            return Some(READ_ONLY.into());
+        }
         let writable = self.vg.lvs[lv.0].writable();
         (!writable).then(|| "its metadata does not allow writing; `lvchange -p rw` changes that".into())
     }
@@ -67,7 +72,7 @@ fn of_segment(segment: &Segment) -> Option<String> {
                 "it is a {name}, and of LVM's RAID only raid0, raid1 and raid10 can be served"
             ));
         }
-        SegmentType::Raid { .. } => return None,
+        SegmentType::Raid { .. } | SegmentType::Thin { .. } => return None,
         SegmentType::Mirror { .. } => {
             return Some(
                 "it is of the old type mirror; `lvconvert --type raid1` makes one of it that can be served"
@@ -75,8 +80,9 @@ fn of_segment(segment: &Segment) -> Option<String> {
             );
         }
         SegmentType::Snapshot { .. } => "snapshots",
-        SegmentType::ThinPool { .. } => "thin pools",
-        SegmentType::Thin { .. } => "thin volumes",
+        SegmentType::ThinPool { .. } => {
+            return Some("it is a thin pool, whose volumes can be served, and nothing else of it".into());
+        }
         SegmentType::CachePool { .. } | SegmentType::Cache { .. } | SegmentType::Writecache { .. } => {
             "cached volumes"
         }

@@ -28,6 +28,8 @@ pub struct LvReport {
     pub origin: Option<String>,
     /// Chunk of a snapshot, pool or cache, bytes.
     pub chunk_size: Option<u64>,
+    /// How full it is: of thin pools and their volumes, as far as that can be read.
+    pub usage: Option<UsageReport>,
     /// Whether it is being merged into its origin.
     pub merging: bool,
     /// Whether a physical volume is missing that it needs.
@@ -45,6 +47,19 @@ pub struct LvReport {
     /// The volume as a device.
     #[serde(flatten)]
     pub device: DeviceReport,
+}
+
+/// How full a thin pool or a volume of it is: what `lvs` shows of it while it is active.
+#[derive(Clone, Debug, Serialize)]
+pub struct UsageReport {
+    /// Bytes of data that are in use; of a volume: that it maps, shared ones as well.
+    pub data_used: u64,
+    /// The same as a part of its size, as `lvs -o data_percent`.
+    pub data_percent: f64,
+    /// Bytes of metadata that are in use: of a pool. What Linux keeps in reserve counts.
+    pub metadata_used: Option<u64>,
+    /// The same as a part of the metadata's size, as `lvs -o metadata_percent`.
+    pub metadata_percent: Option<f64>,
 }
 
 /// A range of a logical volume.
@@ -245,6 +260,7 @@ impl Reader<'_> {
             pool,
             origin,
             chunk_size: chunk.map(bytes),
+            usage: usage(relations.group, lv),
             merging,
             partial: relations.partial[lv.0],
             writable: text.writable(),
@@ -301,6 +317,40 @@ impl Reader<'_> {
             },
         }
     }
+}
+
+/// How full a pool is, or a volume of one.
+fn usage(group: &Group, lv: LvIndex) -> Option<UsageReport> {
+    let of_pool = |pool: LvIndex| group.thin_pools.get(&pool)?.usage.as_ref().ok();
+    match &group.text.lvs[lv.0].segments[0].kind {
+        SegmentType::ThinPool { .. } => {
+            let usage = of_pool(lv)?;
+            let in_bytes = |blocks: u64| bytes(blocks.saturating_mul(usage.block_sectors));
+            let metadata = blockwork_format::thin::BLOCK_BYTES as u64;
+            Some(UsageReport {
+                data_used: in_bytes(usage.data_used),
+                data_percent: percent(usage.data_used, usage.data_blocks),
+                metadata_used: Some(usage.metadata_used.saturating_mul(metadata)),
+                metadata_percent: Some(percent(usage.metadata_used, usage.metadata_blocks)),
+            })
+        }
+        SegmentType::Thin { pool, device_id, .. } => {
+            let usage = of_pool(*pool)?;
+            let mapped = usage.mapped(*device_id)?.saturating_mul(usage.block_sectors);
+            Some(UsageReport {
+                data_used: bytes(mapped),
+                data_percent: percent(mapped, group.text.lv_sectors(lv)),
+                metadata_used: None,
+                metadata_percent: None,
+            })
+        }
+        _ => None,
+    }
+}
+
+/// A part of a whole in percent, to two places.
+fn percent(part: u64, whole: u64) -> f64 {
+    (10_000.0 * part as f64 / whole.max(1) as f64).round() / 100.0
 }
 
 /// The type as `lvs` calls it: a stripe by itself is linear.

@@ -1,0 +1,183 @@
+//! The map cache of a pool: where blocks lie, in pages that are found and read without a lock.
+//!
+//! A page is what 256 neighbouring entries are: of level 0, where 256 blocks of a device lie; of level 1, which of 256 pages of
+//! level 0 map nothing, so that a large hole costs little memory. Pages are kept in sets of eight ways, as a processor keeps its
+//! cache: the key of a page says in which set it is, and one line of memory holds the keys of a set.
+//!
+//! Each frame has a version, which is odd while it is filled. Whoever reads an entry looks at the version before and afterwards: if it
+//! is the same and even, the entry is the page's. So nothing has to be reclaimed, and nobody waits for readers: whoever fills a
+//! frame may do so while others read it, and they find out. Single entries of a page that stays may be replaced at any time.
+//!
+//! Filling takes the set's lock. A set comes to be when something is put into it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Entries of a page.
+pub(super) const PAGE_ENTRIES: u64 = 256;
+
+const ENTRIES: usize = PAGE_ENTRIES as usize;
+const WAYS: usize = 8;
+
+/// Memory that the cache of a pool takes at most by default, bytes: the map of 900 GiB in blocks of 64 KiB.
+pub const CACHE_BYTES: usize = 128 << 20;
+
+/// Which page: not 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key(u64);
+
+/// Numbers of devices in keys: devices of a pool that are in use at once.
+pub(super) const SLOTS_MAX: u64 = 1 << 14;
+const PAGE_BITS: u32 = 48;
+
+impl Key {
+    /// Page number `page` of level `level` (0 or 1) of the device that has that slot.
+    pub fn new(slot: u64, level: u64, page: u64) -> Key {
+        debug_assert!(slot < SLOTS_MAX && level < 2 && page < 1 << PAGE_BITS);
+        Key((slot << 1 | level) << PAGE_BITS | page | 1 << 63)
+    }
+
+    /// Mixes its bits, so that neighbours are spread over all sets.
+    fn hash(self) -> u64 {
+        let mixed = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed ^ mixed >> 32
+    }
+
+    /// One of a few numbers, the same for the same key.
+    pub fn stripe(self, of: usize) -> usize {
+        (self.hash() >> 8) as usize % of
+    }
+}
+
+struct Set {
+    keys: [AtomicU64; WAYS],
+    frames: Box<[Frame; WAYS]>,
+    /// Where the search for a way to give up goes on.
+    hand: Mutex<usize>,
+}
+
+struct Frame {
+    version: AtomicU64,
+    /// Somebody has read it since the hand came by.
+    used: AtomicBool,
+    entries: [AtomicU64; ENTRIES],
+}
+
+impl Frame {
+    fn new() -> Frame {
+        let entries = std::array::from_fn(|_| AtomicU64::new(0));
+        Frame { version: AtomicU64::new(0), used: AtomicBool::new(false), entries }
+    }
+}
+
+/// A page that was found; it may be given up for another one at any time.
+#[derive(Clone, Copy)]
+pub(super) struct Page<'a> {
+    frame: &'a Frame,
+    version: u64,
+}
+
+impl Page<'_> {
+    /// Entry number `at`, below [`PAGE_ENTRIES`]; none: the page is no longer here.
+    #[inline]
+    pub fn get(&self, at: u64) -> Option<u64> {
+        let entry = self.frame.entries[(at % PAGE_ENTRIES) as usize].load(Ordering::Relaxed);
+        // The entry is loaded before the version is looked at again; pairs with the fence in `fill`.
+        fence(Ordering::Acquire);
+        (self.frame.version.load(Ordering::Relaxed) == self.version).then_some(entry)
+    }
+}
+
+/// The cache.
+pub(super) struct MapCache {
+    sets: Box<[OnceLock<Box<Set>>]>,
+}
+
+impl std::fmt::Debug for MapCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let in_use = self.sets.iter().filter(|set| set.get().is_some()).count();
+        write!(f, "MapCache({in_use} of {} sets)", self.sets.len())
+    }
+}
+
+impl MapCache {
+    /// A cache that takes at most so much memory; one set (17 KiB) if that is less.
+    pub fn new(bytes: usize) -> MapCache {
+        let of_a_set = size_of::<Set>() + WAYS * size_of::<Frame>();
+        let sets = (bytes / of_a_set).max(1);
+        // A power of two, so that a mask finds the set.
+        let sets = 1 << sets.ilog2();
+        MapCache { sets: (0..sets).map(|_| OnceLock::new()).collect() }
+    }
+
+    #[inline]
+    fn place(&self, key: Key) -> &OnceLock<Box<Set>> {
+        &self.sets[key.hash() as usize & (self.sets.len() - 1)]
+    }
+
+    /// The page of that key, if it is here.
+    #[inline]
+    pub fn find(&self, key: Key) -> Option<Page<'_>> {
+        let set = self.place(key).get()?;
+        let way = set.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0)?;
+        let frame = &set.frames[way];
+        let version = frame.version.load(Ordering::Acquire);
+        // The key may have been replaced between the two: what is in the frame is known only together with its version.
+        if version & 1 != 0 || set.keys[way].load(Ordering::Relaxed) != key.0 {
+            return None;
+        }
+        if !frame.used.load(Ordering::Relaxed) {
+            frame.used.store(true, Ordering::Relaxed);
+        }
+        Some(Page { frame, version })
+    }
+
+    /// Puts a page here, unless it is here already, in the place of one that was not used lately. What `fill` gets are its
+    /// entries, all zeros; or as they are, if it was here.
+    pub fn update(&self, key: Key, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
+        let new = || {
+            let frames = Box::new(std::array::from_fn(|_| Frame::new()));
+            Box::new(Set { keys: Default::default(), frames, hand: Mutex::new(0) })
+        };
+        let set = self.place(key).get_or_init(new);
+        let mut hand = set.hand.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = set.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0);
+        if let Some(way) = here {
+            let entries = &set.frames[way].entries;
+            return update(&mut |at, entry| entries[at as usize % ENTRIES].store(entry, Ordering::Release));
+        }
+        let way = set.victim(&mut hand);
+        set.fill(way, key, update);
+    }
+}
+
+impl Set {
+    /// A way that is empty, or was not used since the hand came by last.
+    fn victim(&self, hand: &mut usize) -> usize {
+        if let Some(empty) = self.keys.iter().position(|key| key.load(Ordering::Relaxed) == 0) {
+            return empty;
+        }
+        loop {
+            let way = *hand;
+            *hand = (way + 1) % WAYS;
+            if !self.frames[way].used.swap(false, Ordering::Relaxed) {
+                return way;
+            }
+        }
+    }
+
+    /// Replaces what is in a way. Under the set's lock.
+    fn fill(&self, way: usize, key: Key, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
+        let frame = &self.frames[way];
+        let version = frame.version.load(Ordering::Relaxed);
+        frame.version.store(version + 1, Ordering::Relaxed);
+        // Whoever sees one of the stores that follow sees the odd version too; pairs with the fence in `Page::get`.
+        fence(Ordering::Release);
+        self.keys[way].store(key.0, Ordering::Relaxed);
+        frame.entries.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
+        update(&mut |at, entry| frame.entries[at as usize % ENTRIES].store(entry, Ordering::Relaxed));
+        // What is read once makes room before what is read again.
+        frame.used.store(false, Ordering::Relaxed);
+        frame.version.store(version + 2, Ordering::Release);
+    }
+}
