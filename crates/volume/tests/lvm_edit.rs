@@ -242,6 +242,25 @@ fn disks_that_hold_something_and_groups_that_must_not_be_changed_are_refused() {
 }
 
 #[test]
+fn a_disk_that_a_cut_kept_from_leaving_can_be_used_again_if_that_is_meant() {
+    let lab = Lab::new();
+    let disks = disks(&lab, 2, 20);
+    let [a, b] = &disks[..] else { unreachable!("two were made") };
+    commit(create(&[a, b]));
+    let stale = b.bytes();
+    let mut editor = edit(&[a, b], 1);
+    let devices = paths(&[a, b]);
+    editor.remove_device(&devices[1]).unwrap();
+    commit(editor);
+    b.write(0, &stale);
+    let mut editor = edit(&[a, b], 2);
+    refused(editor.add_device(&devices[1], false), "it holds an LVM2 physical volume of the group vg");
+    editor.add_device(&devices[1], true).unwrap();
+    commit(editor);
+    assert_eq!(found(&[a, b]).unwrap().pvs.len(), 2);
+}
+
+#[test]
 fn outdated_and_damaged_areas_get_the_next_text() {
     let lab = Lab::new();
     let disks = disks(&lab, 3, 20);

@@ -15,26 +15,25 @@ use super::args::Tags;
 use crate::at_once;
 use crate::scan::size;
 
-/// Random identifiers that a change may use: two for each leg of a RAID, and some more.
-const IDS: usize = 1024;
-
 /// This host, now, by this command line.
 pub(crate) fn author() -> Result<Author> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock stands before 1970")?;
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let mut words: Vec<String> = std::env::args().skip(1).collect();
     words.insert(0, "blockwork".to_owned());
-    // Drawn now, as one could not say later that there are none.
-    let mut random = vec![[0; 32]; IDS];
-    for bytes in &mut random {
-        SystemRandom::new().fill(bytes).map_err(|_| anyhow!("the kernel gives no random numbers"))?;
-    }
-    let mut ids = random.into_iter().map(Uuid::from_random);
+    // Asked for once now, as one could not say later that there are none.
+    let random = SystemRandom::new();
+    random.fill(&mut [0; 32]).map_err(|_| anyhow!("the kernel gives no random numbers"))?;
+    let new_id = move || {
+        let mut bytes = [0; 32];
+        random.fill(&mut bytes).expect("there were random numbers when this was made");
+        Uuid::from_random(bytes)
+    };
     Ok(Author {
         host: host.trim().to_owned(),
         time: i64::try_from(now.as_secs()).context("the clock is wrong")?,
         command: words.join(" "),
-        ids: Box::new(move || ids.next().expect("a change needs fewer than IDS")),
+        ids: Box::new(new_id),
     })
 }
 

@@ -8,7 +8,7 @@ use std::fmt;
 
 use blockwork_format::lvm2::vg::{Area, LvIndex};
 use blockwork_format::lvm2::{Node, Section, Style, Uuid, VolumeGroup, names};
-use blockwork_format::{FormatError, escape};
+use blockwork_format::{ErrorKind, FormatError, escape};
 
 use super::allocate::FreeExtents;
 use super::data::DataWrite;
@@ -21,6 +21,9 @@ const EXTENT_MIN: u64 = 2;
 const EXTENT_MAX: u64 = u32::MAX as u64;
 /// Extents that are no power of two are multiples of this, sectors.
 const EXTENT_UNIT: u64 = 256;
+
+/// The last seqno: LVM counts in 32 bits.
+const SEQNO_MAX: u64 = u32::MAX as u64;
 
 /// Names that an error shows.
 const NAMES_SHOWN: usize = 20;
@@ -118,6 +121,10 @@ impl Draft {
     /// The tree describes none, or one that contradicts itself.
     pub fn of(tree: Section, author: Author) -> Result<Draft, FormatError> {
         let vg = VolumeGroup::from_tree(&tree)?;
+        if vg.seqno >= SEQNO_MAX {
+            let (found, expected) = (vg.seqno, format!("less than {SEQNO_MAX}, as there is no next one"));
+            return Err(FormatError::line(ErrorKind::Limit, "LVM2 metadata", 1, "seqno", found, expected));
+        }
         Ok(Draft { tree, vg, author, data: Vec::new() })
     }
 
@@ -337,7 +344,10 @@ impl Draft {
 
 /// The list of PVs of a group's section.
 fn pv_list(vg: &mut Section) -> &mut Section {
-    vg.section_mut("physical_volumes").expect("a group has PVs")
+    if vg.section("physical_volumes").is_none() {
+        vg.set("physical_volumes", Node::Section(Section::default()));
+    }
+    vg.section_mut("physical_volumes").expect("it is there now")
 }
 
 /// The list of LVs of a group's section, which is there where there are LVs.

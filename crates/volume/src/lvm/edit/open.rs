@@ -13,7 +13,7 @@ use super::error::EditError;
 use crate::assembly::Assembly;
 use crate::graph::{Content, DeviceId, DeviceKind};
 use crate::held::held;
-use crate::lvm::Group;
+use crate::lvm::{Group, Pv};
 use crate::newcomer::{identity, partition_of};
 use crate::plan::Plan;
 
@@ -220,6 +220,19 @@ impl GroupEditor {
     fn check_content(&mut self, id: DeviceId, title: &str, force: bool) -> Result<bool, EditError> {
         let graph = self.assembly.graph();
         let refuse = |why: String| Err(EditError::disk(title, why));
+        let is_listed = |pv: &Pv, text: &VolumeGroup| {
+            let now = graph.groups.iter().find(|group| group.text.id == text.id);
+            now.is_some_and(|group| group.text.pv(&pv.label.pv.id).is_some())
+        };
+        // A cut while it left a group may have left the old text on it: whether that counts, the others of the group tell.
+        if let Content::Pv(pv) = &graph.device(id).content
+            && let Some(text) = pv.newest().filter(|text| is_listed(pv, text))
+        {
+            let name = escape(&text.name);
+            return refuse(format!(
+                "it is a physical volume of the group {name}; take it out of that first, with `blockwork vg reduce`"
+            ));
+        }
         let above = graph.above();
         let user = above[id.0].iter().map(|above| graph.device(*above)).find(|above| {
             !matches!(above.kind, DeviceKind::Partition(_)) || !matches!(above.content, Content::Nothing)
@@ -228,17 +241,12 @@ impl GroupEditor {
             let name = escape(&user.name);
             return refuse(format!("{name} lies on it; if that may go, remove it first"));
         }
-        if let Content::Pv(pv) = &graph.device(id).content {
-            if let Some(text) = pv.newest() {
-                let name = escape(&text.name);
-                return refuse(format!(
-                    "it is a physical volume of the group {name}; take it out of that first, with `blockwork vg reduce`"
-                ));
-            }
+        if let Content::Pv(pv) = &graph.device(id).content
+            && !pv.label.pv.in_use()
+            && pv.newest().is_none()
+        {
             // One that belongs to no group is what such a group is made of.
-            if !pv.label.pv.in_use() {
-                return Ok(force);
-            }
+            return Ok(force);
         }
         match self.held(id)? {
             Some(_) if force => Ok(true),

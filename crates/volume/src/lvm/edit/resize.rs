@@ -5,7 +5,7 @@
 
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{Area, Lv, LvIndex, PvIndex, SECTORS_MAX, Segment, SegmentType};
-use blockwork_format::lvm2::{Node, Section};
+use blockwork_format::lvm2::{Entry, Node, Section};
 
 use super::allocate::{Policy, Request, Round, allocate};
 use super::create::room;
@@ -280,8 +280,10 @@ fn follows(end: &End, round: &Round) -> bool {
     end.columns.iter().zip(&round.starts).all(|(end, start)| *end == Some(*start))
 }
 
-fn start_of(node: &Node) -> Option<u64> {
-    match node.as_section()?.get("start_extent")? {
+/// Where a segment begins; none of what is no segment, whatever keys it has.
+fn start_of(entry: &Entry) -> Option<u64> {
+    let segment = entry.node.as_section().filter(|_| entry.key.starts_with("segment"))?;
+    match segment.get("start_extent")? {
         Node::Value(value) => u64::try_from(value.as_integer()?).ok(),
         Node::Array(_) | Node::Section(_) => None,
     }
@@ -289,7 +291,7 @@ fn start_of(node: &Node) -> Option<u64> {
 
 /// The segment of an LV that begins at an extent.
 fn segment_at(section: &mut Section, start: u64) -> &mut Section {
-    let entry = section.entries.iter_mut().find(|entry| start_of(&entry.node) == Some(start));
+    let entry = section.entries.iter_mut().find(|entry| start_of(entry) == Some(start));
     match entry.map(|entry| &mut entry.node) {
         Some(Node::Section(segment)) => segment,
         _ => unreachable!("a segment of the view is in the tree"),
@@ -297,7 +299,7 @@ fn segment_at(section: &mut Section, start: u64) -> &mut Section {
 }
 
 fn remove_segment(section: &mut Section, start: u64) {
-    section.entries.retain(|entry| start_of(&entry.node) != Some(start));
+    section.entries.retain(|entry| start_of(entry) != Some(start));
     count_segments(section);
 }
 
@@ -308,6 +310,6 @@ fn add_segment(section: &mut Section, segment: Section) {
 }
 
 fn count_segments(section: &mut Section) {
-    let count = section.entries.iter().filter(|entry| start_of(&entry.node).is_some()).count();
+    let count = section.entries.iter().filter(|entry| start_of(entry).is_some()).count();
     section.set("segment_count", number(count as u64));
 }

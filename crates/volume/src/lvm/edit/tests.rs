@@ -3,6 +3,8 @@
 use blockwork_format::lvm2::vg::{Lv, RaidLevel, SegmentType};
 use blockwork_format::lvm2::{Section, Style, Uuid, VolumeGroup};
 
+use proptest::prelude::*;
+
 use super::data::Content;
 use super::*;
 
@@ -376,6 +378,16 @@ fn pvs_come_and_go() {
 }
 
 #[test]
+fn a_group_whose_changes_are_counted_to_the_end_is_refused() {
+    let text = String::from_utf8(group(&[10]).text()).unwrap();
+    for last in ["4294967295", "9223372036854775807"] {
+        let tree = Section::parse(text.replace("seqno = 1", &format!("seqno = {last}")).as_bytes()).unwrap();
+        let error = Draft::of(tree, author()).unwrap_err().to_string();
+        assert!(error.contains(&format!("seqno is {last}, expected less than 4294967295")), "{error}");
+    }
+}
+
+#[test]
 fn an_extent_is_of_a_size_that_lvm_takes() {
     for sectors in [2, 8192, 256 * 3, 1 << 21] {
         Draft::new_group("vg", sectors, &[], author()).unwrap();
@@ -399,4 +411,52 @@ fn a_policy_of_the_group_or_of_a_volume_counts() {
     draft.resize_volume("a", Resize::MoreExtents(4), false).unwrap();
     refused(draft.resize_volume("a", Resize::MoreExtents(1), false), "in the place that its policy wants");
     assert!(Section::parse(&draft.text()).unwrap().print(Style::Disk) == draft.text());
+}
+
+#[test]
+fn a_section_that_only_looks_like_a_segment_is_left_alone() {
+    let mut draft = group(&[20]);
+    draft.create_volume(&linear("a", 4)).unwrap();
+    let text = String::from_utf8(draft.text()).unwrap();
+    let odd = text
+        .replace("segment_count = 1\n", "segment_count = 1\nother { start_extent = 0 extent_count = 9 }\n");
+    assert_ne!(odd, text);
+    let mut draft = Draft::of(Section::parse(odd.as_bytes()).unwrap(), author()).unwrap();
+    draft.resize_volume("a", Resize::MoreExtents(2), false).unwrap();
+    assert_eq!(segments(&draft, "a"), [(0, 6, vec![(0, 0)])]);
+    assert!(String::from_utf8(draft.text()).unwrap().contains("other {\nstart_extent = 0\nextent_count = 9"));
+}
+
+proptest! {
+    /// Whatever can be read can be worked on: refused or done, and what was done can be read again.
+    #[test]
+    fn no_text_that_can_be_read_makes_a_change_panic(
+        changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u8..4), 1..6),
+    ) {
+        let mut draft = with_snapshot();
+        draft.create_volume(&new("s", Size::Extents(1), Shape::Linear)).unwrap();
+        let text = String::from_utf8(draft.text()).unwrap();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        for (at, from, what) in changes {
+            let (at, from) = (at.index(lines.len()), from.index(lines.len()));
+            match what {
+                0 => drop(lines.remove(at)),
+                1 => lines[at] = lines[from].clone(),
+                2 => lines[at] = lines[at].replace(|c: char| c.is_ascii_digit(), "9"),
+                _ => lines.insert(at, lines[from].clone()),
+            }
+        }
+        let Ok(tree) = Section::parse(lines.join("\n").as_bytes()) else { return Ok(()) };
+        let Ok(mut draft) = Draft::of(tree, author()) else { return Ok(()) };
+        for lv in ["origin", "snap", "other", "s", "snapshot0"] {
+            drop(draft.resize_volume(lv, Resize::MoreExtents(1), false));
+            drop(draft.resize_volume(lv, Resize::LessExtents(1), true));
+            drop(draft.rename_volume(lv, "renamed"));
+            drop(draft.tag_volume("renamed", &TagChange { add: vec!["t".into()], remove: vec![] }));
+            drop(draft.create_volume(&new("new", Size::PercentFree(10), STRIPED)));
+            drop(draft.create_volume(&linear("newer", 1)));
+            drop(draft.remove_volume("renamed"));
+        }
+        prop_assert_eq!(VolumeGroup::from_text(&draft.text()).map(|vg| vg.lvs.len()), Ok(draft.group().lvs.len()));
+    }
 }

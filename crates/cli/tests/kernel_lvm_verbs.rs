@@ -1,0 +1,167 @@
+//! Groups and volumes that our verbs made and changed, taken into use by the real kernel and LVM: activated, written, resynced,
+//! changed there and again by us.
+
+mod kernel;
+mod support;
+
+use std::fmt::Write;
+
+use kernel::{Facts, MIB, Machine, expect_pattern};
+use support::{run, run_refused};
+
+/// Volumes of the group `vg`, by our arguments, and whether they have mirrors.
+const VOLUMES: &[(&str, &[&str], bool)] = &[
+    ("lin", &["--extents", "9"], false),
+    ("str", &["--type", "striped", "--stripes", "3", "--stripesize", "16K", "--extents", "12"], false),
+    ("r1", &["--type", "raid1", "--size", "8M"], true),
+    ("r1x3", &["--type", "raid1", "--mirrors", "2", "--extents", "6", "--nosync"], true),
+    ("r10", &["--type", "raid10", "--stripesize", "16K", "--regionsize", "64K", "--extents", "16"], true),
+];
+
+const DISKS: &[&str] = &["a", "b", "c", "d"];
+
+/// One of our verbs, on all disks but `without`; what it printed.
+fn verb(machine: &Machine, args: &[&str], disks: &[&str]) -> String {
+    let all = [args, &["--disk"], disks].concat();
+    machine.note("verb", &all.join(" "));
+    run(&mut machine.scratch.blockwork(all))
+}
+
+fn machine() -> Machine {
+    let mut machine = Machine::new();
+    for disk in DISKS {
+        machine.disk(disk, 40 * MIB);
+    }
+    machine
+}
+
+const FUNCTIONS: &str = "
+in_sync() { [ $(lvs --noheadings -o sync_percent $1) = 100.00 ]; }
+idle() { in_sync $1 && [ $(lvs --noheadings -o raid_sync_action $1) = idle ]; }
+mirrors() {
+    wait_for idle vg/$1
+    lvchange --syncaction check vg/$1 >&2
+    wait_for idle vg/$1
+    fact $1 differs $(lvs --noheadings -o raid_mismatch_count vg/$1)
+    fact $1 health \"$(lvs --noheadings -o lv_health_status vg/$1)\"
+}
+sound() { local said; said=$(vgck vg 2>&1) && [ -z \"$said\" ] && pvck /d/a /d/b /d/c /d/d >&2; }
+";
+
+#[test]
+fn what_we_make_the_kernel_activates_resyncs_writes_and_we_read_and_lvm_and_we_change_it_in_turns() {
+    let machine = machine();
+    verb(&machine, &["vg", "create", "vg", "a", "b", "c", "--physical-extent-size", "512K"], &["a"]);
+    verb(&machine, &["vg", "extend", "vg", "d"], &["a", "b", "c"]);
+    for (name, args, _) in VOLUMES {
+        let volume = format!("vg/{name}");
+        verb(&machine, &[&["lv", "create", &volume], *args].concat(), DISKS);
+    }
+
+    let mut script = format!("{FUNCTIONS}\nsound\ndmesg -C\nvgchange -ay vg >&2\n");
+    for (name, _, is_mirrored) in VOLUMES {
+        writeln!(script, "fact {name} size $(blockdev --getsize64 /dev/vg/{name})").expect("text");
+        writeln!(script, "fact {name} start $(head -c 4096 /dev/vg/{name} | tr -d '\\0' | wc -c)")
+            .expect("text");
+        if *is_mirrored {
+            writeln!(script, "fact {name} resyncs $(dmesg | grep -c 'resync of RAID' || true)")
+                .expect("text");
+            writeln!(script, "wait_for idle vg/{name}").expect("text");
+        }
+        writeln!(script, "whole write /dev/vg/{name} 7").expect("text");
+        if *is_mirrored && *name != "r1x3" {
+            writeln!(script, "mirrors {name}").expect("text");
+        }
+    }
+    script.push_str(
+        "fact all complaints \"$(dmesg | grep -ci 'bitmap.*fail\\|mismatch\\|unable\\|invalid' || true)\"
+         mkfs.ext4 -q /dev/vg/lin >&2
+         lvcreate -y -l 4 -n theirs vg >&2
+         whole write /dev/vg/theirs 9
+         lvextend -y -l +3 vg/str >&2
+         lvcreate -y -s -c 4k -l 3 -n snap vg/theirs >&2
+         lvchange --addtag kernel vg/r1 >&2
+         sound
+         vgchange -an vg >&2\n",
+    );
+    let output = machine.run(&script);
+    let facts = Facts(&output.stdout);
+    for (name, size) in [("lin", 9), ("str", 12), ("r1", 16), ("r1x3", 6), ("r10", 16)] {
+        assert_eq!(facts.number(name, "size"), size * 512 * 1024, "{name}");
+        assert_eq!(facts.get(name, "start"), "0", "{name}: its first 4 KiB are zeros");
+    }
+    for name in ["r1", "r10"] {
+        assert_eq!([facts.get(name, "differs"), facts.get(name, "health")], ["0", ""], "{name}");
+    }
+    assert_eq!(facts.get("all", "complaints"), "0");
+
+    // Ours again, on what LVM has changed: its snapshot and its tags stay.
+    let said = verb(&machine, &["lv", "show", "vg"], DISKS);
+    for expected in ["theirs", "snapshot of theirs", "kernel"] {
+        assert!(said.contains(expected), "{said}");
+    }
+    verb(&machine, &["lv", "resize", "vg/lin", "--extents", "+5"], DISKS);
+    verb(&machine, &["lv", "rename", "vg/r1", "mirror"], DISKS);
+    verb(&machine, &["lv", "remove", "vg/r1x3"], DISKS);
+    verb(&machine, &["lv", "create", "vg/late", "--size", "3M", "--addtag", "ours"], DISKS);
+    verb(&machine, &["vg", "tag", "vg", "--addtag", "both"], DISKS);
+    let origin = [&["lv", "remove", "vg/theirs", "--disk"], DISKS].concat();
+    let refused = run_refused(&mut machine.scratch.blockwork(origin));
+    assert!(refused.contains("origin of these snapshots") && refused.contains("snap"), "{refused}");
+
+    let served = machine.serve(DISKS, &["vg/mirror", "vg/r10"]);
+    for name in ["mirror", "r10"] {
+        let volume = format!("vg/{name}");
+        expect_pattern(name, machine.copy_out(&volume), 7);
+    }
+    served.stop();
+
+    let output = machine.run(&format!(
+        "{FUNCTIONS}
+         sound
+         vgchange -ay vg >&2
+         whole verify /dev/vg/theirs 9
+         whole verify /dev/vg/snap 9
+         whole verify /dev/vg/mirror 7
+         whole verify /dev/vg/r10 7
+         e2fsck -fn /dev/vg/lin >&2
+         resize2fs /dev/vg/lin >&2
+         fact vg tags $(vgs --noheadings -o vg_tags vg)
+         fact late tags $(lvs --noheadings -o lv_tags vg/late)
+         fact mirror tags $(lvs --noheadings -o lv_tags vg/mirror)
+         fact vg names $(lvs --noheadings -o lv_name --sort lv_name vg | tr -s ' \\n' ',')
+         lvremove -y vg/snap >&2
+         lvextend -y -l +2 vg/late >&2
+         mirrors mirror
+         sound"
+    ));
+    let facts = Facts(&output.stdout);
+    assert_eq!(facts.get("vg", "tags"), "both");
+    assert_eq!([facts.get("late", "tags"), facts.get("mirror", "tags")], ["ours", "kernel"]);
+    assert_eq!(facts.get("vg", "names"), ",late,lin,mirror,r10,snap,str,theirs,");
+    assert_eq!(facts.get("mirror", "differs"), "0");
+}
+
+#[test]
+fn a_new_mirror_is_resynced_by_the_kernel_and_one_made_with_nosync_is_not() {
+    let machine = machine();
+    verb(&machine, &["vg", "create", "vg", "a", "b", "c", "d"], &["a"]);
+    verb(&machine, &["lv", "create", "vg/due", "--type", "raid1", "--size", "12M"], DISKS);
+    verb(&machine, &["lv", "create", "vg/not", "--type", "raid1", "--size", "8M", "--nosync"], DISKS);
+    let output = machine.run(&format!(
+        "{FUNCTIONS}
+         for name in due not; do
+             dmesg -C
+             lvchange -ay vg/$name >&2
+             wait_for idle vg/$name
+             fact $name resyncs $(dmesg | grep -c 'resync of RAID' || true)
+             fact $name copied $(sectors_written /dev/mapper/vg-${{name}}_rimage_1)
+             fact $name attr $(lvs --noheadings -o lv_attr vg/$name)
+         done"
+    ));
+    let facts = Facts(&output.stdout);
+    assert_eq!([facts.get("due", "resyncs"), facts.get("not", "resyncs")], ["1", "0"]);
+    assert!(facts.number("due", "copied") >= 12 * 2048, "all of it: nothing is known of its legs");
+    assert!(facts.number("not", "copied") < 2048);
+    assert!(facts.get("due", "attr").starts_with('r') && facts.get("not", "attr").starts_with('R'));
+}
