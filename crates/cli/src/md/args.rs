@@ -28,7 +28,9 @@ pub(crate) enum MdVerb {
     )]
     Examine(ExamineArgs),
     /// Show arrays of running servers, or on disks, as /proc/mdstat does.
-    #[command(after_help = "Examples:\n  blockwork md status\n  blockwork md status md/data --disk a.img b.img")]
+    #[command(
+        after_help = "Examples:\n  blockwork md status\n  blockwork md status md/data --disk a.img b.img"
+    )]
     Status(StatusArgs),
     /// Take a device in: back to its place where it was a member, else as a spare, which takes the place of a missing member.
     #[command(after_help = "Examples:\n  blockwork md add md/data /srv/c.img\n  \
@@ -38,7 +40,9 @@ pub(crate) enum MdVerb {
     /// Give members up: they get no I/O any more.
     Fail(DevicesArgs),
     /// Take out what has failed, and spares.
-    #[command(after_help = "Examples:\n  blockwork md remove md/data b.img\n  blockwork md remove md/data failed")]
+    #[command(
+        after_help = "Examples:\n  blockwork md remove md/data b.img\n  blockwork md remove md/data failed"
+    )]
     Remove(RemoveArgs),
     /// Have a spare take a member's place, which is read until the spare is filled.
     #[command(after_help = "Example:\n  blockwork md replace md/data b.img --with e.img")]
