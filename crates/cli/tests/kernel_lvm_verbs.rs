@@ -6,7 +6,7 @@ mod support;
 
 use std::fmt::Write;
 
-use kernel::{Facts, MIB, Machine, expect_pattern};
+use kernel::{Facts, MIB, Machine, expect_pattern, scribble};
 use support::{run, run_refused};
 
 /// Volumes of the group `vg`, by our arguments, and whether they have mirrors.
@@ -164,4 +164,37 @@ fn a_new_mirror_is_resynced_by_the_kernel_and_one_made_with_nosync_is_not() {
     assert!(facts.number("due", "copied") >= 12 * 2048, "all of it: nothing is known of its legs");
     assert!(facts.number("not", "copied") < 2048);
     assert!(facts.get("due", "attr").starts_with('r') && facts.get("not", "attr").starts_with('R'));
+}
+
+#[test]
+fn a_new_mirror_that_we_serve_first_is_whole_to_the_kernel() {
+    let machine = machine();
+    verb(&machine, &["vg", "create", "vg", "a", "b", "c", "d"], &["a"]);
+    let shapes = [("r1", "raid1"), ("r10", "raid10")];
+    for (name, kind) in shapes {
+        verb(&machine, &["lv", "create", &format!("vg/{name}"), "--type", kind, "--size", "16M"], DISKS);
+    }
+    let served = machine.serve(DISKS, &["vg/r1", "vg/r10"]);
+    let mut written = Vec::new();
+    for (seed, (name, _)) in (1..).zip(shapes) {
+        let volume = format!("vg/{name}");
+        scribble(&machine, &volume, seed);
+        written.push(machine.sha256(&volume));
+    }
+    served.stop();
+    let output = machine.run(&format!(
+        "{FUNCTIONS}
+         sound
+         for name in r1 r10; do
+             lvchange -ay vg/$name >&2
+             fact $name sha256 $(sha256 /dev/vg/$name)
+             mirrors $name
+             fact $name after $(sha256 /dev/vg/$name)
+         done"
+    ));
+    let facts = Facts(&output.stdout);
+    for ((name, _), sha256) in shapes.iter().zip(&written) {
+        let found = ["sha256", "after", "differs", "health"].map(|key| facts.get(name, key));
+        assert_eq!(found, [sha256, sha256, "0", ""], "{name}");
+    }
 }
