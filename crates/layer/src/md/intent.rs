@@ -388,6 +388,15 @@ impl OnDisk {
         runs
     }
 
+    /// All of it, for a device that has none of it yet.
+    pub(super) fn whole(&mut self) -> Vec<Run> {
+        let all = vec![true; self.changed.len()];
+        let changed = std::mem::replace(&mut self.changed, all);
+        let runs = self.take_changes();
+        self.changed = changed;
+        runs
+    }
+
     /// Everything has to be written again: a write of it failed.
     pub(super) fn all_changed(&mut self) {
         self.changed.fill(true);

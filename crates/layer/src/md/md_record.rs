@@ -119,19 +119,20 @@ impl MdRecord {
         Time::new(self.opened.seconds() + now.0 / 1_000_000_000, self.opened.microseconds())
     }
 
-    /// A slot that no device has.
+    /// A slot that no device has; rather one that none ever had: a device that was removed still has its superblock.
     fn free_slot(&self, kept: &[Kept]) -> Result<u32, RecordError> {
-        let taken = |slot: u32| {
-            kept.iter().any(|it| !it.removed && it.superblock.dev_number == slot)
-                // A member that is missing may come back.
-                || matches!(self.roles.get(slot as usize), Some(Role::Active(_)))
-        };
+        let has = |it: &&Kept, slot: u32| it.superblock.dev_number == slot;
+        // A member that is missing may come back.
+        let is_member = |slot: u32| matches!(self.roles.get(slot as usize), Some(Role::Active(_)));
+        let unused = |slot: &u32| !is_member(*slot) && !kept.iter().any(|it| has(&it, *slot));
+        let free = |slot: &u32| !is_member(*slot) && !kept.iter().any(|it| has(&it, *slot) && !it.removed);
         let slots = kept.iter().map(|it| it.superblock.roles.len()).min().unwrap_or(0).min(self.roles.len());
         let first = kept.first().map_or(0, |it| it.superblock.raid_disks);
         let slots = u32::try_from(slots).unwrap_or(u32::MAX);
-        (first..slots)
-            .chain(0..first.min(slots))
-            .find(|slot| !taken(*slot))
+        let all = || (first..slots).chain(0..first.min(slots));
+        all()
+            .find(unused)
+            .or_else(|| all().find(free))
             .ok_or_else(|| RecordError::Full(format!("all {slots} slots of its superblocks are taken")))
     }
 }

@@ -29,6 +29,10 @@ impl Array {
             }
             if let Some(index) = replacement {
                 if let Some(member) = self.devices.get(index) {
+                    if self.may_differ_anywhere() {
+                        // Nobody has read it so far: it may differ from the copy that clients have seen.
+                        member.begin_recovery(false);
+                    }
                     member.take_over();
                 }
                 self.devices.set_holders(role, Holders::new(Some(index), None));

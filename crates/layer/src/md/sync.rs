@@ -4,7 +4,8 @@
 //! member fails or comes, and when somebody asks. It does what is due, the most urgent first, until nothing is:
 //!
 //! 1. Members that fail are replaced by spares (`roster.rs`), and those that lack data are filled: *recover*. One after the other.
-//! 2. Where mirrors may differ, the first is copied to the others: *resync*.
+//! 2. Where mirrors may differ, the first is copied to the others: *resync*. A replacement that is filled waits for that: it was
+//!    not read until then, so it may hold something else than what clients have seen.
 //! 3. What was asked for: *check*, *repair*.
 //!
 //! What is under way goes over the array in windows (`sync_pass.rs`). It stops at the next one, with a checkpoint in the
@@ -22,6 +23,7 @@ use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext, Turn, Turns};
 use super::array::Array;
 use super::devices::DeviceIndex;
 use super::gate::GateState;
+use super::member::Member;
 use super::sync_pass::{End, Kind, Pass};
 use super::sync_status::{SyncAction, SyncStatus};
 
@@ -164,7 +166,10 @@ impl Array {
         };
         if !halted {
             self.fill_roles(cx).await;
-            if let Some((device, role)) = self.next_to_recover() {
+            let waits = |device| self.devices.get(device).is_some_and(Member::is_replacement);
+            if let Some((device, role)) = self.next_to_recover()
+                && !(waits(device) && self.may_differ_anywhere())
+            {
                 let start = self.devices.get(device)?.recovered()?.0;
                 let total = self.geometry().sectors_on_member(role).0;
                 return Some(Pass { kind: Kind::Recover { device, role }, start: start.min(total), total });
@@ -258,6 +263,9 @@ impl Array {
         self.give_up(&refusals)?;
         let Some(member) = self.devices.get(device) else { return Ok(()) };
         if member.is_faulty() || self.devices.role_of(device) != Some(role) {
+            return self.record_change(cx).await;
+        }
+        if member.is_replacement() && self.may_differ_anywhere() {
             return self.record_change(cx).await;
         }
         if member.is_replacement() {

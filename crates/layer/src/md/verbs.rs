@@ -322,6 +322,7 @@ impl Array {
             }
             _ => Vec::new(),
         };
+        self.write_first_bitmap(&site, cx).await?;
         let config = MemberConfig {
             name: site.name.clone(),
             layer: site.layer.clone(),
@@ -339,6 +340,17 @@ impl Array {
                 super::devices::ADDED_MAX
             ),
         })
+    }
+
+    /// The bitmap as it is now: from its first superblock on, a device says that it has one.
+    async fn write_first_bitmap(&self, site: &Site, cx: &TaskContext) -> Result<(), VerbError> {
+        let (Some(start), Some(intent)) = (site.bitmap, self.intent()) else { return Ok(()) };
+        let runs = intent.disk().whole();
+        for run in runs {
+            let written = io::write_bytes(cx, &site.layer, start + run.offset, &run.bytes).await;
+            written.map_err(|errno| self.io(&format!("{}: its write-intent bitmap", site.name), errno))?;
+        }
+        Ok(())
     }
 
     async fn read_bad_blocks(

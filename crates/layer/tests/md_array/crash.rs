@@ -14,7 +14,8 @@ use blockwork_sim::{
     SimClient, SimEnv, World,
 };
 
-use crate::rig::{Assembled, DATA_START, Make, Served};
+use crate::operator::Operator;
+use crate::rig::{Assembled, DATA_START, Found, Make, Served};
 
 /// What a run does, drawn from its seed.
 #[derive(Clone, Debug)]
@@ -31,6 +32,8 @@ struct Plan {
     pause_percent: u32,
     /// After which event of each life the power is cut; 0: the array is closed.
     cuts: Vec<u64>,
+    /// Devices come and go.
+    operated: bool,
 }
 
 fn draw_make(random: &mut Random) -> Make {
@@ -44,6 +47,7 @@ fn draw_make(random: &mut Random) -> Make {
         _ => Make::raid10("n3", 4),
     };
     let make = if random.chance(1, 4) { make.without_bitmap() } else { make };
+    let make = if random.chance(1, 3) { make.with_bad_blocks() } else { make };
     let spares = u16::from(random.chance(1, 4));
     let chunk = if make.chunk == 0 { 0 } else { 8 };
     Make { sectors: *random.choose(&[96, 256]), chunk, spares, daemon_sleep: 1, ..make }
@@ -83,7 +87,9 @@ impl Plan {
         let make = draw_make(random);
         let slow = random.coin();
         let sectors = make.device_sectors();
-        let devices = (0..make.devices()).map(|_| draw_device(random, sectors, slow)).collect();
+        let operated = random.coin();
+        let make = make.with_blank(u16::from(operated));
+        let devices = (0..make.devices() + make.blank).map(|_| draw_device(random, sectors, slow)).collect();
         let none = Faults::default();
         let faults = match random.below(8) {
             0 => Faults { write_errors: 20_000, ..none },
@@ -110,6 +116,7 @@ impl Plan {
                 .map(|_| if random.chance(1, 5) { 0 } else { random.between(1, bios * 8) })
                 .collect(),
             make,
+            operated,
         }
     }
 
@@ -123,7 +130,7 @@ impl Plan {
     }
 
     fn lives(&self) -> Vec<String> {
-        let mut world = World::new(self.seed);
+        let mut world = Rc::new(World::new(self.seed));
         for model in &self.devices {
             world.add_device(model.clone());
         }
@@ -140,12 +147,12 @@ impl Plan {
             if !wrong.is_empty() {
                 return wrong.into_iter().map(|what| format!("life {life}: {what}")).collect();
             }
-            world = after;
+            world = Rc::new(after);
         }
         Vec::new()
     }
 
-    fn work(&self, world: &World, life: u64, cut: u64, referee: &Rc<RefCell<Referee>>) {
+    fn work(&self, world: &Rc<World>, life: u64, cut: u64, referee: &Rc<RefCell<Referee>>) {
         // Only while mirrors agree: until a resync has been done after a cut, a copy that is lost takes with it what only it
         // had of the writes that were under way, as in Linux.
         if let (0, Some((device, faults))) = (life, &self.faulty) {
@@ -163,6 +170,11 @@ impl Plan {
         let mut workers: Vec<_> =
             (0..self.workers).map(|n| served.worker(world.env(), u16::try_from(n).unwrap())).collect();
         workers[0].open();
+        if self.operated {
+            let (world, make, served) = (world.clone(), self.make.clone(), served.clone());
+            let operator = Operator { world, make, served, random: Random::part(self.seed, 100 + life) };
+            workers[0].spawn(|cx| operator.work(cx));
+        }
         let closing = Closing::new(workers.iter().map(Worker::handle).collect());
         for n in 0..self.clients {
             let number = u32::try_from(n).unwrap() + 100 * u32::try_from(life).unwrap();
@@ -235,7 +247,8 @@ fn differences(world: &World, make: &Make) -> Vec<String> {
         geometry.places(Sector(sector), &mut places);
         places.retain(|place| {
             let member = found.members[usize::from(place.member)].as_ref();
-            member.is_some_and(|member| place.sector.0 < member.superblock.recovered_sectors())
+            let in_sync = |found: &&Found| place.sector.0 < found.superblock.recovered_sectors();
+            member.filter(in_sync).is_some_and(|found| !found.is_bad(place.sector))
         });
         let mut copies = places.iter().map(|place| {
             let device = found.members[usize::from(place.member)].as_ref().unwrap().device;

@@ -4,6 +4,7 @@
 mod crash;
 mod failures;
 mod filled;
+mod operator;
 mod records;
 mod rig;
 mod sync;

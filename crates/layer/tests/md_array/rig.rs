@@ -197,13 +197,25 @@ pub struct Found {
     pub bad: Vec<(Sector, Sectors)>,
 }
 
+impl Found {
+    /// Whether its list of bad blocks has that sector of its data.
+    pub fn is_bad(&self, sector: Sector) -> bool {
+        self.bad.iter().any(|(start, nr)| (start.0..start.0 + nr.0).contains(&sector.0))
+    }
+}
+
 /// Reads superblock, bitmap and list of bad blocks of a device as they are now.
 pub fn examine(world: &World, device: u16, sectors: Sectors) -> Found {
+    try_examine(world, device, sectors).expect("a superblock")
+}
+
+/// The same, if there is a superblock.
+pub fn try_examine(world: &World, device: u16, sectors: Sectors) -> Option<Found> {
     let bytes = |first: u64, nr: u64| -> Vec<u8> {
         (first..first + nr).flat_map(|sector| world.peek(FileId(device.into()), sector)).collect()
     };
     let head = bytes(SUPERBLOCK, SUPERBLOCK_BYTES_MAX as u64 / 512);
-    let superblock = Superblock::decode(&head, Minor::V1_2, sectors.0).unwrap();
+    let superblock = Superblock::decode(&head, Minor::V1_2, sectors.0).ok()?;
     let bitmap = superblock.features.has(Features::BITMAP).then(|| {
         let head = bytes(BITMAP, 1);
         let bitmap = BitmapSuperblock::decode(&head, BITMAP * 512).unwrap();
@@ -216,7 +228,7 @@ pub fn examine(world: &World, device: u16, sectors: Sectors) -> Found {
         let list = bad_blocks::decode(&bytes(BAD_BLOCKS, 8), 0, 0, sectors.0).unwrap();
         bad.extend(list.iter().map(|it| (Sector(it.start - DATA_START), Sectors(it.sectors))));
     }
-    Found { device, superblock, bitmap, bad }
+    Some(Found { device, superblock, bitmap, bad })
 }
 
 /// An array as it would be assembled: the freshest superblock, who is in sync, what may differ.
@@ -234,21 +246,25 @@ pub struct Assembled {
 
 impl Assembled {
     pub fn read(world: &World, make: &Make, absent: &[u16]) -> Assembled {
-        let devices = (0..make.devices()).filter(|device| !absent.contains(device));
-        let found: Vec<_> = devices.map(|device| examine(world, device, make.device_sectors())).collect();
+        let devices = (0..make.devices() + make.blank).filter(|device| !absent.contains(device));
+        let found: Vec<_> =
+            devices.filter_map(|device| try_examine(world, device, make.device_sectors())).collect();
         let freshest = found.iter().max_by_key(|found| found.superblock.events).unwrap().superblock.clone();
         let mut members: Vec<Option<Found>> = vec![None; make.members.into()];
         let (mut spares, mut replacements) = (Vec::new(), Vec::new());
         for found in found {
             let role = freshest.roles[found.superblock.dev_number as usize];
-            // One event behind is fresh enough, unless the others say that it failed.
+            // One event behind is fresh enough, unless the others say that it failed, or see it elsewhere.
             let fresh = found.superblock.events + 1 >= freshest.events;
-            match role {
-                Role::Active(role) if fresh && found.superblock.features.has(Features::REPLACEMENT) => {
-                    replacements.push((role, found));
+            match (role, found.superblock.role()) {
+                (Role::Active(role), Role::Active(own)) if fresh && role == own => {
+                    if found.superblock.features.has(Features::REPLACEMENT) {
+                        replacements.push((role, found));
+                    } else {
+                        members[usize::from(role)] = Some(found);
+                    }
                 }
-                Role::Active(role) if fresh => members[usize::from(role)] = Some(found),
-                Role::Spare => spares.push(found),
+                (Role::Spare, Role::Spare) if fresh => spares.push(found),
                 _ => {}
             }
         }
@@ -319,7 +335,7 @@ impl Assembled {
 #[derive(Clone)]
 pub struct Served {
     pub array: Arc<Array>,
-    layers: Vec<Arc<dyn Layer>>,
+    pub layers: Vec<Arc<dyn Layer>>,
     volumes: Arc<[Volume]>,
     leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]>,
     quiescence: Quiescence,
@@ -355,6 +371,17 @@ impl Served {
         config.pool_bytes = 1 << 20;
         config.quiescence = self.quiescence.clone();
         Worker::new(env, config)
+    }
+}
+
+/// A device that is to be added; as one that comes back if it has a superblock.
+pub fn new_member(world: &World, make: &Make, layers: &[Arc<dyn Layer>], device: u16) -> NewMember {
+    let found = try_examine(world, device, make.device_sectors());
+    NewMember {
+        name: format!("/dev/d{device}"),
+        layer: layers[usize::from(device)].clone(),
+        superblock: found.map(|found| Box::new(found.superblock)),
+        device_uuid: Uuid([0xd0 + u8::try_from(device).unwrap(); 16]),
     }
 }
 
