@@ -23,6 +23,7 @@ mod nbd;
 mod partition;
 mod reach;
 pub mod seeds;
+mod thin_metadata;
 
 pub use blktrace::blktrace;
 pub use dm_raid::dm_raid;
@@ -34,6 +35,7 @@ pub use md::{md_bad_blocks, md_bitmap, md_superblock};
 pub use nbd::nbd;
 pub use partition::{gpt, mbr, partition};
 pub use reach::{reached, take_reached};
+pub use thin_metadata::thin_metadata;
 
 /// A target's body.
 pub type Body = fn(&[u8]);
@@ -54,6 +56,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("md_bad_blocks", md_bad_blocks),
     ("dm_raid", dm_raid),
     ("exception_store", exception_store),
+    ("thin_metadata", thin_metadata),
 ];
 
 /// Asserts that text is safe to print: what comes out of an image must have been escaped.

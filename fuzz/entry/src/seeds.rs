@@ -13,12 +13,15 @@ use blockwork_format::partition::gpt::{GptPartition, Layout, fix_crcs};
 use blockwork_format::partition::mbr::{self, ExtendedPartition, MbrPartition};
 use blockwork_format::partition::{Guid, gpt};
 use blockwork_format::snapshot::{self, Exception, Header};
+use blockwork_format::thin::build::{self, Contents, Mappings, build};
+use blockwork_format::thin::{BLOCK_BYTES, BlockKind, BlockTime, DeviceDetails};
 
 use crate::exception_store::FIX_HEADER;
 use crate::lvm2;
 use crate::md::{FIX_CHECKSUM, FIX_PLACE};
 use crate::nbd;
 use crate::partition::{BLOCKS_OF_4096, FIX_CRCS, GPT_HEADER_BYTES, PIECE_MISSING, WITH_HINT};
+use crate::thin_metadata::{BLOCKS, KINDS, SEAL};
 
 /// One file of a corpus.
 pub struct Seed {
@@ -93,6 +96,9 @@ pub fn seeds() -> Vec<Seed> {
     add("exception_store", "1-sector", exception_store_input(1, 40));
     add("exception_store", "8-sectors", exception_store_input(8, 20));
     add("exception_store", "empty", exception_store_input(1, 0));
+    for (name, flags, mappings) in [("empty", SEAL, 0), ("as-it-is", 0, 20), ("two-levels", SEAL, 253)] {
+        add("thin_metadata", name, thin_input(flags, mappings));
+    }
     all
 }
 
@@ -179,6 +185,34 @@ fn md_bitmap_input(sync_size: u64, chunk_bytes: u32) -> Vec<u8> {
         reserved: [0; 120],
     };
     [&64u16.to_le_bytes()[..], &bitmap.encode(), &[0x81, 0, 0xff]].concat()
+}
+
+/// A pool with so many mappings in device 1, and a snapshot of that.
+fn thin_input(flags: u8, mappings: u64) -> Vec<u8> {
+    let details = DeviceDetails { snapshotted_time: 1, ..DeviceDetails::default() };
+    let own = (0..mappings).map(|n| (2 * n, BlockTime { block: n, time: 0 })).collect();
+    let device = |mappings| build::Device { details, mappings };
+    let contents = Contents {
+        data_block_sectors: 128,
+        data_blocks: 1000,
+        metadata_blocks: BLOCKS.into(),
+        time: 1,
+        transaction_id: 2,
+        devices: [(1, device(Mappings::Own(own))), (2, device(Mappings::Of(1)))].into(),
+    };
+    let mut input = vec![flags];
+    for piece in build(&contents).expect("it fits into 64 blocks") {
+        let nr = u8::try_from(piece.offset / BLOCK_BYTES as u64).expect("one of 64");
+        let block: &[u8; BLOCK_BYTES] = piece.bytes[..].try_into().expect("a block");
+        let is_kind = |kind: &BlockKind| kind.verify(nr.into(), block).is_ok();
+        let kind = KINDS.iter().position(is_kind).expect("it was just made");
+        let kind = u8::try_from(kind).expect("one of four");
+        let words = (0u16..).zip(block.as_chunks::<8>().0).filter(|(_, word)| **word != [0; 8]);
+        let words: Vec<_> = words.take(255).collect();
+        input.extend([nr, kind, u8::try_from(words.len()).expect("at most 255")]);
+        words.into_iter().for_each(|(at, word)| input.extend([&at.to_le_bytes()[..], word].concat()));
+    }
+    input
 }
 
 /// The third of four legs.
