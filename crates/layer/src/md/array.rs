@@ -270,7 +270,17 @@ impl Array {
     /// The member of a role, if it takes part.
     #[inline]
     pub(super) fn member(&self, role: u16) -> Option<&Member> {
-        self.devices.member(role).filter(|member| !member.is_faulty())
+        match self.devices.member(role) {
+            Some(member) if member.is_faulty() => self.successor(role),
+            member => member,
+        }
+    }
+
+    /// Who has a member's data when that is faulty: the one that is to take its place, as far as it is filled.
+    #[cold]
+    fn successor(&self, role: u16) -> Option<&Member> {
+        let replacement = self.devices.get(self.devices.holders(role).replacement()?)?;
+        (!replacement.is_faulty() && !self.may_differ_anywhere()).then_some(replacement)
     }
 
     /// Those that get writes: members, and those that are to take a member's place.
@@ -289,7 +299,7 @@ impl Array {
     /// Whether all data has a copy in sync without the member of this role.
     pub(super) fn can_do_without(&self, role: u16) -> bool {
         let present = |other| other != role && self.member(other).is_some_and(Member::is_in_sync);
-        self.geometry().copies() > 1 && self.geometry().has_all_data(&present)
+        self.geometry().copies() > 1 && self.geometry().has_all_data(&present) && self.bad_have_copies(role)
     }
 
     /// The superblocks are as the books are: writes may go again, if they could before.

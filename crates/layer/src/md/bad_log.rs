@@ -11,6 +11,7 @@ use super::array::Array;
 use super::bad_blocks::Bad;
 use super::devices::DeviceIndex;
 use super::gate::GateState;
+use super::geometry::{Place, Places};
 use super::io;
 use super::member::Member;
 
@@ -19,15 +20,20 @@ impl Array {
     /// failed. With the turn; the gate is closed before, so that no write leaves the range out too early.
     pub(super) async fn list_unwritable(
         &self,
-        member: &Member,
+        device: DeviceIndex,
         sector: Sector,
         nr: Sectors,
         cx: &TaskContext,
     ) -> bool {
+        let role = self.devices.role_of(device);
+        let Some(member) = self.devices.get(device) else { return false };
         self.gate.set(GateState::Recording);
         self.choose_with_care();
-        let listed =
-            member.bad.add(sector, nr, Bad::Unwritable) && self.write_bad_blocks(member, cx).await.is_ok();
+        // The last copy is no matter of a list.
+        let has_another = role.is_some_and(|role| self.has_copy(role, sector, nr, role));
+        let listed = has_another
+            && member.bad.add(sector, nr, Bad::Unwritable)
+            && self.write_bad_blocks(member, cx).await.is_ok();
         if listed {
             log::error!(
                 "{}: {nr} sectors at {} of member {} cannot be written; its list of bad blocks says so, and it goes on",
@@ -37,6 +43,40 @@ impl Array {
             );
         }
         listed
+    }
+
+    /// Whether what is in the lists of others has a copy without the member of this role.
+    pub(super) fn bad_have_copies(&self, without: u16) -> bool {
+        let others = self.devices.roles().filter(|(role, _)| *role != without);
+        let others =
+            others.filter_map(|(role, _)| Some((role, self.member(role).filter(|it| it.bad.any())?)));
+        let mut ranges = others.flat_map(|(role, member)| {
+            let list = member.bad.for_disk(Sector(0)).into_iter();
+            list.map(move |region| (role, Sector(region.start), Sectors(region.sectors)))
+        });
+        ranges.all(|(role, sector, nr)| self.has_copy(role, sector, nr, without))
+    }
+
+    /// Whether a range of a member's data can be read in sync from others, but for one of them.
+    fn has_copy(&self, role: u16, sector: Sector, nr: Sectors, without: u16) -> bool {
+        let mut places = Places::new();
+        let mut at = Place { member: role, sector };
+        while at.sector < sector + nr {
+            let step = self.step(at).min((sector + nr).since(at.sector));
+            if let Some(array) = self.geometry().to_array(at) {
+                self.geometry().places(array, &mut places);
+                let reads = |place: &Place| {
+                    let other = place.member != without && place.member != role;
+                    let member = self.member(place.member).filter(|member| other && member.is_in_sync());
+                    member.is_some_and(|member| member.readable(place.sector, step) == step)
+                };
+                if !places.iter().any(reads) {
+                    return false;
+                }
+            }
+            at.sector = at.sector + step;
+        }
+        true
     }
 
     /// Writes a member's list. With the turn.

@@ -130,11 +130,11 @@ impl Array {
         let mut refusals: Vec<Refusal> = Vec::new();
         for FailedMember { device, errno, bad } in failed {
             let known = refusals.iter().any(|(known, _)| *known == device);
-            let Some(member) = self.devices.get(device).filter(|it| !known && !it.is_faulty()) else {
+            if known || self.devices.get(device).is_none_or(Member::is_faulty) {
                 continue;
-            };
+            }
             let listed = match bad {
-                Some((sector, nr)) => self.list_unwritable(member, sector, nr, cx).await,
+                Some((sector, nr)) => self.list_unwritable(device, sector, nr, cx).await,
                 None => false,
             };
             if !listed {

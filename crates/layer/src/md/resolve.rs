@@ -69,7 +69,7 @@ impl Array {
                 cx.error(rest, Errno::EIO);
                 return Ok(());
             };
-            if let Some(member) = self.devices.member(place.member) {
+            if let Some(member) = self.member(place.member) {
                 pass(shape.node, rest.piece(Sectors::ZERO, nr), member, place.sector, cx)?;
             }
             rest = rest.piece(nr, rest.nr - nr);
