@@ -229,7 +229,7 @@ fn what_lacks_too_many_members_says_why_it_is_not_served() {
 fn mixed_group(scratch: &Scratch) -> Vec<Disk> {
     let lvs = [
         lv(0, "plain", SEEN, 4, &linear(0, 0)),
-        lv(1, "snap", "", 2, &linear(0, 4)),
+        lv(1, "snap", "", 4, &linear(0, 24)),
         lv(
             2,
             "snapshot0",
@@ -278,11 +278,11 @@ fn volumes_stand_below_those_that_they_belong_to_and_parts_are_in_brackets() {
 NAME              SIZE  TYPE       CONTENT
 disk/a            1.2M  disk       PV of vg0
 
-vg0               320K  vg         2 PVs, 7 LVs, 232K free, partial
+vg0               320K  vg         2 PVs, 7 LVs, 224K free, partial
 |-[pv1]           160K  pv         missing, was /dev/sd1 once
 |-vg0/far          12K  linear     partial, not served
-|-vg0/plain        16K  linear     read-only
-| `-vg0/snap        8K  snapshot   snapshot of plain, chunk 4K, not served
+|-vg0/plain        16K  linear
+| `-vg0/snap       16K  snapshot   snapshot of plain, chunk 4K, store 16K, 50.00% full
 |-vg0/pool         32K  thin-pool  chunk 64K, not served
 | |-vg0/t1         80K  thin       not served
 | |-vg0/t2         80K  thin       snapshot of t1, not served
@@ -304,13 +304,16 @@ fn json_has_what_lvs_and_pvs_show() {
     assert_eq!(group["vg_uuid"], lvm_uuid('V', 0).to_string());
     assert_eq!((&group["seqno"], &group["partial"]), (&json!(7), &json!(true)));
     let pvs = &group["pvs"];
-    assert_eq!((&pvs[0]["volume"], &pvs[0]["free"]), (&json!("disk/a"), &json!((40 - 17) * 4096)));
+    assert_eq!((&pvs[0]["volume"], &pvs[0]["free"]), (&json!("disk/a"), &json!((40 - 19) * 4096)));
     assert_eq!((&pvs[1]["volume"], &pvs[1]["pv_uuid"]), (&Value::Null, &json!(lvm_uuid('P', 1).to_string())));
     assert_eq!(report["disks"][0]["pv"]["group"], "vg0");
     let lvs = group["lvs"].as_array().expect("a list");
     let named = |name: &str| lvs.iter().find(|lv| lv["name"] == name).expect("it is there");
     assert_eq!(named("plain")["role"], json!(["public", "origin", "thickorigin"]));
     assert_eq!(named("snap")["origin"], "plain");
+    // A store that is new: its header, and an area.
+    let store = json!({"size": 16384, "used": 8192, "percent": 50.0, "status": "16/32 16"});
+    assert_eq!((&named("snap")["store"], &named("plain")["store"]), (&store, &Value::Null));
     assert_eq!(named("pool_tdata")["role"], json!(["private", "thin", "pool", "data"]));
     assert_eq!(named("pool_tdata")["parent"], "pool");
     assert_eq!(named("t2")["role"], json!(["public", "snapshot", "thinsnapshot"]));

@@ -127,6 +127,10 @@ pub enum NodeKind {
     Raid,
     /// dm-thin: a volume of a pool.
     Thin,
+    /// dm-snapshot's origin.
+    SnapshotOrigin,
+    /// dm-snapshot.
+    Snapshot,
     /// Something else (tests, layers to come).
     Other(&'static str),
 }
@@ -145,6 +149,8 @@ impl NodeKind {
             NodeKind::Md => "md",
             NodeKind::Raid => "raid",
             NodeKind::Thin => "thin",
+            NodeKind::SnapshotOrigin => "snapshot-origin",
+            NodeKind::Snapshot => "snapshot",
             NodeKind::Other(name) => name,
         }
     }

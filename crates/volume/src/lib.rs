@@ -39,7 +39,7 @@ pub use plan::{LayerKey, LayerSetting, LeafOption, Plan, Setting, parse_setting}
 pub use scan::{
     AreaReport, ArrayReport, BitmapReport, DeviceReport, DiskReport, GroupReport, LimitsReport, LvReport,
     MdMemberReport, MemberReport, PartitionReport, PvMemberReport, PvReport, ScanReport, SegmentReport,
-    TableReport, UsageReport, scan,
+    StoreReport, TableReport, UsageReport, scan,
 };
 pub use signature::{Signature, signature};
 pub use steps::{Step, StepError, Target, Write, carry_out};

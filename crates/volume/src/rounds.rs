@@ -8,7 +8,7 @@
 //! Logical volumes are looked into last, and only if somebody wants that: they may be the disks of other machines,
 //! which then cannot take the place of anything that belongs to this one.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use blockwork_format::escape;
 use blockwork_format::lvm2::Extension;
@@ -187,13 +187,14 @@ impl Assembly {
         let group = GroupId(self.graph.groups.len());
         let lvs = vec![None; text.lvs.len()];
         let refused = refusal.clone();
-        let thin_pools = BTreeMap::new();
+        let (thin_pools, snapshots) = (BTreeMap::new(), HashMap::new());
         self.graph.groups.push(Group {
             name,
             text: text.clone(),
             pvs,
             lvs,
             thin_pools,
+            snapshots,
             refused,
             read_only,
             warnings,
@@ -222,7 +223,8 @@ impl Assembly {
             let device = self.graph.add(NewDevice {
                 name: self.graph.unused_name(&name),
                 kind: DeviceKind::Lv { group, lv },
-                sectors: blockwork_engine::Sectors(text.lv_sectors(lv)),
+                // A snapshot is as large as its origin, whatever its store has.
+                sectors: blockwork_engine::Sectors(text.lv_sectors(verdicts.origin(lv).unwrap_or(lv))),
                 below,
                 stack,
                 is_offered: visible[lv.0],
@@ -279,7 +281,9 @@ fn in_order(text: &VolumeGroup) -> Vec<LvIndex> {
                 order.push(lv);
             } else if !std::mem::replace(&mut seen[lv.0], true) {
                 left.push((lv, true));
-                left.extend(lvm::lvs_below(text, lv).into_iter().map(|below| (below, false)));
+                let family = lvm::family_of(text, lv);
+                let below = family.iter().flat_map(|lv| lvm::lvs_below(text, *lv));
+                left.extend(below.map(|below| (below, false)));
             }
         }
     }

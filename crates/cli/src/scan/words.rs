@@ -198,6 +198,10 @@ pub(super) fn lv(lv: &LvReport) -> String {
         phrases.add(format!("data {:.2}%", usage.data_percent));
         phrases.0.extend(usage.metadata_percent.map(|percent| format!("metadata {percent:.2}%")));
     }
+    if let Some(store) = &lv.store {
+        let used = store.percent.map_or(String::new(), |percent| format!(", {percent:.2}% full"));
+        phrases.add(format!("store {}{used}", size(store.size)));
+    }
     if !lv.visible {
         phrases.0.extend(part(lv).map(str::to_owned));
     }

@@ -1,7 +1,8 @@
 //! dm's `snapshot-origin`: the origin as its users see it.
 //!
 //! Reads go straight to the device. A write goes once all snapshots have kept what it overwrites. As in the kernel there are no
-//! discards: they would have to be kept too.
+//! discards: they would have to be kept too. A flush does not go to the stores: what they have of the origin is durable before
+//! the origin's write begins.
 
 use std::sync::Arc;
 
@@ -26,6 +27,8 @@ impl Origin {
         limits.discard_granularity = 0;
         limits.max_discard = Sectors::ZERO;
         limits.max_hw_discard = Sectors::ZERO;
+        // Nothing could be kept.
+        limits.read_only |= family.stores.iter().any(|store| store.layer.limits().read_only);
         let shape = Shape { node, sectors: family.origin.sectors(), limits };
         Origin { family, shape }
     }

@@ -53,6 +53,8 @@ pub struct StoreConfig {
     pub features: Features,
     /// What it holds; of a transient one, nothing is looked at.
     pub found: Found,
+    /// What it holds cannot be believed: the snapshot is lost, which is written down before the origin is written.
+    pub unusable: bool,
 }
 
 /// How a snapshot is.
@@ -97,9 +99,9 @@ pub(super) struct Books {
 impl Store {
     /// A store with what was found in it; none: its exceptions cannot be looked up in time.
     pub(super) fn new(config: StoreConfig) -> Option<Store> {
-        let StoreConfig { name, store, sectors, persistence, features, found, .. } = config;
+        let StoreConfig { name, store, sectors, persistence, features, found, unusable, .. } = config;
         let mut layout = config.layout;
-        let mut state = State::Valid;
+        let mut state = if unusable { State::Losing } else { State::Valid };
         let mut contents = None;
         match found {
             _ if persistence == Persistence::Transient => {}
@@ -188,7 +190,11 @@ impl Store {
     /// Whether the origin may write there as far as this snapshot is concerned.
     #[inline]
     pub(super) fn lets_write(&self, start: Sector, end: Sector) -> bool {
-        self.state() == State::Lost || self.first_unsettled(self.chunks(start, end)).is_none()
+        match self.state() {
+            State::Valid | State::Overflow => self.first_unsettled(self.chunks(start, end)).is_none(),
+            State::Losing => false,
+            State::Lost => true,
+        }
     }
 
     /// Gives out the next chunk for an old one; none: the store is full.

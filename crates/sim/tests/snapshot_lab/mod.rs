@@ -329,6 +329,7 @@ impl<'a> Run<'a> {
                     persistence: Persistence::Persistent { overflow: store.overflow },
                     features: Features::default(),
                     found,
+                    unusable: false,
                 }),
             }
         }

@@ -14,17 +14,21 @@ pub mod edit;
 pub(crate) mod metadata;
 mod pv;
 mod raid;
+mod snapshot;
 pub(crate) mod stack;
 mod thin;
 pub(crate) mod verdict;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area as AreaOf, LvIndex};
+use blockwork_layer::snapshot::Family;
 
 use crate::graph::DeviceId;
+
+pub(crate) use snapshot::family_of;
 
 pub use pv::{Area, Pv};
 pub use thin::{PoolUsage, ThinPool};
@@ -44,6 +48,8 @@ pub struct Group {
     pub thin_pools: BTreeMap<LvIndex, ThinPool>,
     /// Why nothing of it can be believed.
     pub refused: Option<String>,
+    /// Of each store whose snapshot is served: its family, and which of that.
+    pub snapshots: HashMap<LvIndex, (Arc<Family>, usize)>,
     /// Why none of its volumes may be written.
     pub read_only: Option<String>,
     /// What people should know.
@@ -56,18 +62,25 @@ impl Group {
         self.lvs.get(lv.0).copied().flatten()
     }
 
-    /// The devices that a logical volume is made of, as far as they are there.
+    /// The devices that a logical volume is made of, as far as they are there. An origin and its snapshots, which are built
+    /// together, are made of the same ones, and none of them of another.
     pub(crate) fn below(&self, lv: LvIndex) -> Vec<DeviceId> {
+        let mut below: Vec<DeviceId> =
+            family_of(&self.text, lv).into_iter().flat_map(|lv| self.below_itself(lv)).collect();
+        below.sort_unstable();
+        below.dedup();
+        below
+    }
+
+    /// The devices that it is made of without what snapshots have to do with it.
+    fn below_itself(&self, lv: LvIndex) -> Vec<DeviceId> {
         let areas = self.text.lvs[lv.0].segments.iter().flat_map(|segment| segment.areas().0);
         let pvs = areas.filter_map(|area| match area {
             AreaOf::Pv { pv, .. } => self.pvs[pv.0].as_ref().ok().copied(),
             AreaOf::Lv { .. } => None,
         });
         let lvs = lvs_below(&self.text, lv).into_iter().filter_map(|below| self.lv(below));
-        let mut below: Vec<DeviceId> = pvs.chain(lvs).collect();
-        below.sort_unstable();
-        below.dedup();
-        below
+        pvs.chain(lvs).collect()
     }
 
     /// Whether a physical volume is missing.

@@ -12,6 +12,7 @@ use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area, LvIndex, RaidLevel, Segment as SegmentText, SegmentType};
 use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
+use super::snapshot::origin_of;
 use crate::assembly::Assembly;
 use crate::graph::{DeviceId, DeviceKind, GroupId, Stack};
 use crate::nodes::MAJOR_DM;
@@ -27,10 +28,21 @@ impl Assembly {
             (Stack::Ready(layer), _) => return Ok(layer.clone()),
             (Stack::Refused(why), _) => return Err(why.clone()),
             (Stack::Unbuilt, DeviceKind::Lv { group, lv }) => {
-                let (name, group, lv) = (device.name.clone(), *group, *lv);
-                let chunk = raid10_chunk(&self.graph.groups[group.0].text, lv);
-                let volume = Volume::new(id, group, lv, name.clone());
-                volume.build(self).and_then(|layer| {
+                let (group, lv, name) = (*group, *lv, device.name.clone());
+                let text = self.graph.groups[group.0].text.clone();
+                let built = match origin_of(&text, lv) {
+                    None => Volume::new(id, group, lv, name.clone()).build(self),
+                    Some(origin) => {
+                        self.build_family(group, origin);
+                        match &self.graph.device(id).stack {
+                            Stack::Ready(layer) => Ok(layer.clone()),
+                            Stack::Refused(why) => Err(why.clone()),
+                            Stack::Unbuilt => Err("it cannot be told from its snapshots".into()),
+                        }
+                    }
+                };
+                let chunk = raid10_chunk(&text, lv);
+                built.and_then(|layer| {
                     self.with_settings(&name, layer, chunk).map_err(|error| error.to_string())
                 })
             }
@@ -59,7 +71,7 @@ impl Volume {
         Volume { device, group, lv, name, nodes: HashMap::new() }
     }
 
-    fn build(mut self, assembly: &mut Assembly) -> Built {
+    pub(super) fn build(mut self, assembly: &mut Assembly) -> Built {
         let text = assembly.graph.groups[self.group.0].text.clone();
         let segments = &text.lvs[self.lv.0].segments;
         if let [only] = &segments[..] {

@@ -11,13 +11,16 @@ use super::thin::READ_ONLY;
 pub(crate) struct Verdicts<'a> {
     vg: &'a VolumeGroup,
     by_store: HashMap<LvIndex, Snapshot>,
-    by_origin: HashMap<LvIndex, Snapshot>,
+    /// What is being merged, by origin.
+    merging: HashMap<LvIndex, Snapshot>,
 }
 
 impl<'a> Verdicts<'a> {
     pub(crate) fn new(vg: &'a VolumeGroup) -> Verdicts<'a> {
-        let by = |key: fn(&Snapshot) -> LvIndex| vg.snapshots().map(|found| (key(&found), found)).collect();
-        Verdicts { vg, by_store: by(|found| found.store), by_origin: by(|found| found.origin) }
+        let by_store = vg.snapshots().map(|found| (found.store, found)).collect();
+        let merging =
+            vg.snapshots().filter(|found| found.merging).map(|found| (found.origin, found)).collect();
+        Verdicts { vg, by_store, merging }
     }
 
     /// Whether the volume is nothing but the tie between a snapshot and its origin.
@@ -25,15 +28,14 @@ impl<'a> Verdicts<'a> {
         matches!(self.vg.lvs[lv.0].segments[0].kind, SegmentType::Snapshot { .. })
     }
 
+    /// Of what the volume is a snapshot.
+    pub(crate) fn origin(&self, lv: LvIndex) -> Option<LvIndex> {
+        self.by_store.get(&lv).map(|snapshot| snapshot.origin)
+    }
+
     /// Why the volume cannot be served, by itself: what lies below it is not asked.
     pub(crate) fn refusal(&self, lv: LvIndex) -> Option<String> {
-        if let Some(snapshot) = self.by_store.get(&lv) {
-            let origin = escape(&self.vg.lvs[snapshot.origin.0].name);
-            return Some(format!(
-                "it is a snapshot of {origin}, and snapshots cannot be served yet: its origin can, for reading"
-            ));
-        }
-        if let Some(snapshot) = self.by_origin.get(&lv).filter(|snapshot| snapshot.merging) {
+        if let Some(snapshot) = self.merging.get(&lv) {
             let store = escape(&self.vg.lvs[snapshot.store.0].name);
             return Some(format!(
                 "the snapshot {store} is being merged into it, so that its data is in both: let Linux finish that"
@@ -44,12 +46,6 @@ impl<'a> Verdicts<'a> {
 
     /// Why the volume must not be written.
     pub(crate) fn read_only(&self, lv: LvIndex) -> Option<String> {
-        if let Some(snapshot) = self.by_origin.get(&lv) {
-            let store = escape(&self.vg.lvs[snapshot.store.0].name);
-            return Some(format!(
-                "it is the origin of the snapshot {store}, which would lose what is overwritten here"
-            ));
-        }
         if self.vg.lvs[lv.0].segments.iter().any(|segment| matches!(segment.kind, SegmentType::Thin { .. })) {
             return Some(READ_ONLY.into());
         }

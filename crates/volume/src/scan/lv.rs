@@ -1,6 +1,7 @@
 //! What is told of a logical volume: what `lvs --all --segments` shows, as far as the metadata has it.
 
 use blockwork_format::lvm2::vg::{Area, LvIndex, RaidLevel, Segment, SegmentType};
+use blockwork_layer::snapshot::SnapshotStatus;
 use serde::Serialize;
 
 use super::{DeviceReport, Reader, bytes};
@@ -30,6 +31,8 @@ pub struct LvReport {
     pub chunk_size: Option<u64>,
     /// How full it is: of thin pools and their volumes, as far as that can be read.
     pub usage: Option<UsageReport>,
+    /// Of a snapshot: where what differs from its origin lies.
+    pub store: Option<StoreReport>,
     /// Whether it is being merged into its origin.
     pub merging: bool,
     /// Whether a physical volume is missing that it needs.
@@ -60,6 +63,19 @@ pub struct UsageReport {
     pub metadata_used: Option<u64>,
     /// The same as a part of the metadata's size, as `lvs -o metadata_percent`.
     pub metadata_percent: Option<f64>,
+}
+
+/// The store of a snapshot. Its `size` is what `lvs` shows as the snapshot's.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreReport {
+    /// Bytes.
+    pub size: u64,
+    /// Bytes in use, metadata included; none where the snapshot cannot be served.
+    pub used: Option<u64>,
+    /// Percent in use, as `lvs -o data_percent`.
+    pub percent: Option<f64>,
+    /// As `dmsetup status` says it: `USED/TOTAL METADATA` in sectors, `Overflow`, `Invalid`.
+    pub status: Option<String>,
 }
 
 /// A range of a logical volume.
@@ -261,6 +277,7 @@ impl Reader<'_> {
             origin,
             chunk_size: chunk.map(bytes),
             usage: usage(relations.group, lv),
+            store: snapshot.map(|_| self.store(relations, lv)),
             merging,
             partial: relations.partial[lv.0],
             writable: text.writable(),
@@ -269,6 +286,21 @@ impl Reader<'_> {
             creation_host: text.creation_host.clone(),
             segments: text.segments.iter().map(|segment| self.segment(relations, segment)).collect(),
             device: self.device(device),
+        }
+    }
+
+    fn store(&self, relations: &Relations<'_>, lv: LvIndex) -> StoreReport {
+        let served = relations.group.snapshots.get(&lv);
+        let status = served.and_then(|(family, nth)| family.status(*nth));
+        let used = match status {
+            Some(SnapshotStatus::Used { used, .. }) => Some(used.bytes()),
+            _ => None,
+        };
+        StoreReport {
+            size: bytes(relations.group.text.lv_sectors(lv)),
+            used,
+            percent: status.and_then(|status| status.percent()),
+            status: status.map(|status| status.to_string()),
         }
     }
 
