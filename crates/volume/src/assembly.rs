@@ -118,6 +118,11 @@ impl Assembly {
         &self.graph.nodes.infos()[usize::from(id.0)]
     }
 
+    /// A disk that is open already.
+    pub(crate) fn open_disk(&self, spec: &str) -> Option<DeviceId> {
+        self.by_spec.get(spec).copied()
+    }
+
     /// Opens a disk, unless it is open already.
     pub(crate) fn disk(&mut self, spec: &str) -> Result<DeviceId, VolumeError> {
         if let Some(&disk) = self.by_spec.get(spec) {

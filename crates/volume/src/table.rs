@@ -1,5 +1,7 @@
 //! `--table FILE`: stacks in dmsetup's syntax, over disks named by path or over tables that stand before.
 
+mod snapshot;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +11,7 @@ use blockwork_format::escape;
 use blockwork_format::md::{FarSets, Raid10Layout};
 use blockwork_format::table::{self, Below, Device, Raid, Raid10Format, RaidKind, Target, TargetKind};
 use blockwork_layer::md::{self, ArrayConfig, Geometry, MemberConfig, Record, Unrecorded};
+use blockwork_layer::snapshot::{Origin, Snapshot};
 use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
 use crate::assembly::Assembly;
@@ -16,12 +19,20 @@ use crate::dm_raid::{self, DmRaidLevel};
 use crate::error::VolumeError;
 use crate::graph::{DeviceId, DeviceKind, NewDevice, Stack};
 use crate::nodes::MAJOR_DM;
+use snapshot::Kin;
 
 /// Assembles every device that `text` (the content of `path`) defines, and adds it as `dm/NAME`.
 pub(crate) fn assemble(assembly: &mut Assembly, path: &str, text: &str) -> Result<(), VolumeError> {
     let parsed = table::parse(text)
         .map_err(|source| VolumeError::Table { path: path.to_owned(), source: Box::new(source) })?;
-    let mut builder = Builder { assembly, path, devices: HashMap::new(), below: Vec::new() };
+    let mut builder = Builder {
+        assembly,
+        path,
+        table: &parsed,
+        devices: HashMap::new(),
+        below: Vec::new(),
+        kin: HashMap::new(),
+    };
     for device in &parsed.devices {
         builder.device(device)?;
     }
@@ -31,10 +42,14 @@ pub(crate) fn assemble(assembly: &mut Assembly, path: &str, text: &str) -> Resul
 struct Builder<'a> {
     assembly: &'a mut Assembly,
     path: &'a str,
+    /// All of the file.
+    table: &'a table::Table,
     /// Devices of this file so far, by name.
     devices: HashMap<String, DeviceId>,
     /// What the device that is being built stands upon.
     below: Vec<DeviceId>,
+    /// Origins of snapshots so far, with those.
+    kin: HashMap<DeviceId, Kin>,
 }
 
 impl Builder<'_> {
@@ -90,6 +105,20 @@ impl Builder<'_> {
         let name = format!("{device} {}+{}", target.start, target.length);
         Ok(match &target.kind {
             TargetKind::Zero => Arc::new(Zero::new(self.node(&name, NodeKind::Zero)?, sectors)),
+            TargetKind::SnapshotOrigin(origin) => {
+                let kin = self.kin(line, &origin.dev)?;
+                self.stands_on(line, &origin.dev, &kin)?;
+                let node = self.node(&name, NodeKind::SnapshotOrigin)?;
+                self.cut(line, &name, Arc::new(Origin::new(node, kin.family)), sectors)?
+            }
+            TargetKind::Snapshot(snapshot) => {
+                let kin = self.kin(line, &snapshot.origin.dev)?;
+                self.stands_on(line, &snapshot.origin.dev, &kin)?;
+                let node = self.node(&name, NodeKind::Snapshot)?;
+                let nth = kin.by_line.get(&line).copied();
+                let layer = nth.and_then(|nth| Snapshot::new(node, kin.family, nth));
+                Arc::new(layer.ok_or_else(|| self.refuse(line, "it is no snapshot of its origin".into()))?)
+            }
             TargetKind::Error => Arc::new(ErrorTarget::new(self.node(&name, NodeKind::Error)?, sectors)),
             TargetKind::Linear(below) => {
                 let layer = self.below(line, below)?;
@@ -172,32 +201,57 @@ impl Builder<'_> {
         })
     }
 
+    /// The target that is being built stands upon an origin's device and all its stores.
+    fn stands_on(&mut self, line: u64, origin: &str, kin: &Kin) -> Result<(), VolumeError> {
+        let origin = self.device_below(line, origin)?;
+        self.below.extend(kin.stores.iter().copied().chain([origin]));
+        Ok(())
+    }
+
+    /// The first sectors of a layer.
+    fn cut(
+        &mut self,
+        line: u64,
+        name: &str,
+        layer: Arc<dyn Layer>,
+        sectors: Sectors,
+    ) -> Result<Arc<dyn Layer>, VolumeError> {
+        let size = layer.sectors();
+        if size == sectors {
+            return Ok(layer);
+        }
+        let node = self.node(name, NodeKind::Linear)?;
+        let cut = Linear::new(node, layer, Sector(0), sectors);
+        let what = || format!("{sectors} sectors are asked for, and the device below has {size}");
+        Ok(Arc::new(cut.ok_or_else(|| self.refuse(line, what()))?))
+    }
+
     /// What a target lies on: a device of this file, a volume, or a disk, which is opened.
     fn below(&mut self, line: u64, below: &Below) -> Result<Arc<dyn Layer>, VolumeError> {
-        let id = self.device_below(line, below)?;
+        let id = self.device_below(line, &below.dev)?;
         self.below.push(id);
         self.assembly.layer(id).map_err(|why| self.refuse(line, format!("{}: {why}", escape(&below.dev))))
     }
 
-    fn device_below(&mut self, line: u64, below: &Below) -> Result<DeviceId, VolumeError> {
-        if let Some(name) = table::reference(&below.dev) {
-            let of_file = self.devices.get(name).copied();
-            let of_all = || self.assembly.graph.find(&format!("dm/{name}"));
-            return of_file.or_else(of_all).ok_or_else(|| {
-                self.refuse(
-                    line,
-                    format!(
-                        "{:?} is not defined; a table can only use those that stand before it",
-                        below.dev
-                    ),
-                )
-            });
-        }
-        if let Some(id) = self.assembly.graph.find(&below.dev) {
+    fn device_below(&mut self, line: u64, dev: &str) -> Result<DeviceId, VolumeError> {
+        if let Some(id) = self.known_device(dev) {
             return Ok(id);
         }
+        if table::reference(dev).is_some() {
+            let what = format!("{dev:?} is not defined; a table can only use those that stand before it");
+            return Err(self.refuse(line, what));
+        }
         // Which line names a disk that cannot be opened is half of what there is to know about it.
-        self.assembly.disk(&below.dev).map_err(|error| self.refuse(line, error.to_string()))
+        self.assembly.disk(dev).map_err(|error| self.refuse(line, error.to_string()))
+    }
+
+    /// A device that is known already: one of this file, a volume, or a disk that is open.
+    fn known_device(&self, dev: &str) -> Option<DeviceId> {
+        if let Some(name) = table::reference(dev) {
+            let of_file = self.devices.get(name).copied();
+            return of_file.or_else(|| self.assembly.graph.find(&format!("dm/{name}")));
+        }
+        self.assembly.graph.find(dev).or_else(|| self.assembly.open_disk(dev))
     }
 
     fn refuse(&self, line: u64, what: String) -> VolumeError {

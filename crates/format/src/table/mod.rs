@@ -11,6 +11,8 @@
 //! | `striped` | `N CHUNK (DEV OFFSET)×N` | the length divides by N, and what each stripe gets by CHUNK |
 //! | `raid` | `TYPE N_PARAMS CHUNK [PARAM...] N_DEVICES (- DEV)×N` | raid0, raid1 or raid10, without metadata devices |
 //! | `zero`, `error` | | |
+//! | `snapshot-origin` | `ORIGIN` | starts at 0 |
+//! | `snapshot` | `ORIGIN STORE P\|PO\|N CHUNK [N FEATURE×N]` | starts at 0; the chunk is a power of two; features are `discard_zeroes_cow` and, only with that, `discard_passdown_origin` |
 //!
 //! Invariants of a [`Table`] that [`parse`] returns: (1) it has at least one device, and each device at least one
 //! target; (2) a device's targets start at 0 and follow each other without gap or overlap; (3) no range of sectors
@@ -29,6 +31,8 @@ use std::fmt;
 pub use parse::parse;
 pub use raid::{RAID_CHUNK_MIN, RAID_DEVICES_MAX, Raid, Raid10Format, RaidKind};
 
+use crate::snapshot::Layout;
+
 /// Longest table text that is read, bytes.
 pub const TABLE_BYTES_MAX: usize = 4 << 20;
 
@@ -43,6 +47,9 @@ pub const NAME_MAX: usize = 127;
 
 /// Largest end of a range, sectors: what still can be counted in bytes.
 pub const SECTORS_MAX: u64 = u64::MAX / crate::SECTOR_BYTES;
+
+const DISCARD_ZEROES_COW: &str = "discard_zeroes_cow";
+const DISCARD_PASSDOWN_ORIGIN: &str = "discard_passdown_origin";
 
 /// Devices, in the order in which they have to be set up.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -107,6 +114,49 @@ pub enum TargetKind {
     Zero,
     /// Every I/O fails.
     Error,
+    /// The origin of snapshots.
+    SnapshotOrigin(Below),
+    /// A snapshot.
+    Snapshot(Box<Snapshot>),
+}
+
+/// A snapshot.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Of what; its offset is 0.
+    pub origin: Below,
+    /// Where its exceptions are, as it is written.
+    pub store: String,
+    /// Kind of store.
+    pub persistence: Persistence,
+    /// Chunk of a store that is new, sectors.
+    pub chunk: Layout,
+    /// `discard_zeroes_cow`.
+    pub discard_zeroes_cow: bool,
+    /// `discard_passdown_origin`.
+    pub discard_passdown_origin: bool,
+}
+
+/// Whether a snapshot's store outlives its server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Persistence {
+    /// `P`.
+    Persistent,
+    /// `PO`: it says so when it is full.
+    PersistentOverflow,
+    /// `N`: exceptions are in memory only.
+    Transient,
+}
+
+impl Persistence {
+    /// As in a table.
+    pub fn word(self) -> &'static str {
+        match self {
+            Persistence::Persistent => "P",
+            Persistence::PersistentOverflow => "PO",
+            Persistence::Transient => "N",
+        }
+    }
 }
 
 impl TargetKind {
@@ -118,13 +168,16 @@ impl TargetKind {
             TargetKind::Raid(_) => "raid",
             TargetKind::Zero => "zero",
             TargetKind::Error => "error",
+            TargetKind::SnapshotOrigin(_) => "snapshot-origin",
+            TargetKind::Snapshot(_) => "snapshot",
         }
     }
 
     /// The places that it is mapped to.
     pub fn below(&self) -> Vec<&Below> {
         match self {
-            TargetKind::Linear(below) => vec![below],
+            TargetKind::Linear(below) | TargetKind::SnapshotOrigin(below) => vec![below],
+            TargetKind::Snapshot(snapshot) => vec![&snapshot.origin],
             TargetKind::Striped { stripes, .. } => stripes.iter().collect(),
             TargetKind::Raid(raid) => raid.present().collect(),
             TargetKind::Zero | TargetKind::Error => Vec::new(),
@@ -160,12 +213,27 @@ impl fmt::Display for Target {
         match &self.kind {
             TargetKind::Striped { chunk, stripes } => write!(f, " {} {chunk}", stripes.len())?,
             TargetKind::Raid(raid) => return write!(f, " {raid}"),
+            TargetKind::SnapshotOrigin(origin) => return write!(f, " {}", Quoted(&origin.dev)),
+            TargetKind::Snapshot(snapshot) => return write!(f, " {snapshot}"),
             _ => {}
         }
         for below in self.kind.below() {
             write!(f, " {} {}", Quoted(&below.dev), below.offset)?;
         }
         Ok(())
+    }
+}
+
+impl fmt::Display for Snapshot {
+    /// The arguments of the target.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (origin, store) = (Quoted(&self.origin.dev), Quoted(&self.store));
+        write!(f, "{origin} {store} {} {}", self.persistence.word(), self.chunk.chunk_sectors())?;
+        match (self.discard_zeroes_cow, self.discard_passdown_origin) {
+            (false, _) => Ok(()),
+            (true, false) => write!(f, " 1 {DISCARD_ZEROES_COW}"),
+            (true, true) => write!(f, " 2 {DISCARD_ZEROES_COW} {DISCARD_PASSDOWN_ORIGIN}"),
+        }
     }
 }
 

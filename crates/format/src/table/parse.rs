@@ -6,19 +6,20 @@ use std::collections::HashMap;
 use std::fmt;
 
 use super::{
-    Below, Device, NAME_MAX, SECTORS_MAX, STRIPES_MAX, TABLE_BYTES_MAX, TARGETS_MAX, Table, Target,
-    TargetKind, reference,
+    Below, DISCARD_PASSDOWN_ORIGIN, DISCARD_ZEROES_COW, Device, NAME_MAX, Persistence, SECTORS_MAX,
+    STRIPES_MAX, Snapshot, TABLE_BYTES_MAX, TARGETS_MAX, Table, Target, TargetKind, reference,
 };
 use crate::bytes::index;
+use crate::snapshot::{CHUNK_SECTORS_MAX, Layout};
 use crate::{ErrorKind, FormatError, escape};
 
 const PLACE: &str = "dm table";
-const SUPPORTED: &str = "linear, striped, raid, zero or error";
+const SUPPORTED: &str = "linear, striped, raid, zero, error, snapshot-origin or snapshot";
+
+const FEATURES: &str = "discard_zeroes_cow or discard_passdown_origin";
 
 /// Targets of the kernel that this crate knows to exist.
 const NOT_YET: &[&str] = &[
-    "snapshot",
-    "snapshot-origin",
     "snapshot-merge",
     "thin",
     "thin-pool",
@@ -155,31 +156,35 @@ impl Parser {
             TargetKind::Raid(raid) => raid.device_sectors(target.length).unwrap_or(target.length),
             _ => target.length,
         };
+        if let TargetKind::Snapshot(snapshot) = &target.kind {
+            self.check_reference(target.line_number, &snapshot.store, 0)?;
+        }
         for below in target.kind.below() {
-            let Some(name) = reference(&below.dev) else { continue };
-            let at = match self.by_name.get(name) {
-                Some(at) => *at,
-                // Not of this table: a device of the host.
-                None if !below.dev.starts_with("dm/") => continue,
-                None => {
-                    let found = format!("\"{}\"", escape(&below.dev));
-                    return Err(invalid(
-                        target.line_number,
-                        "device",
-                        found,
-                        "a device that is defined above",
-                    ));
-                }
-            };
-            if at + 1 == self.devices.len() {
-                let found = format!("\"{}\", itself", escape(&below.dev));
-                return Err(invalid(target.line_number, "device", found, "a device that is defined above"));
+            self.check_reference(target.line_number, &below.dev, below.offset + per_device)?;
+        }
+        Ok(())
+    }
+
+    /// A range of a device, up to `end`, is one of an earlier device if it is one of this table.
+    fn check_reference(&self, line: u64, dev: &str, end: u64) -> Result<(), FormatError> {
+        let Some(name) = reference(dev) else { return Ok(()) };
+        let at = match self.by_name.get(name) {
+            Some(at) => *at,
+            // Not of this table: a device of the host.
+            None if !dev.starts_with("dm/") => return Ok(()),
+            None => {
+                let found = format!("\"{}\"", escape(dev));
+                return Err(invalid(line, "device", found, "a device that is defined above"));
             }
-            let (end, size) = (below.offset + per_device, self.devices[at].sectors());
-            if end > size {
-                let expected = format!("at most {size}, the size of {}", escape(name));
-                return Err(invalid(target.line_number, "end of the range below", end, expected));
-            }
+        };
+        if at + 1 == self.devices.len() {
+            let found = format!("\"{}\", itself", escape(dev));
+            return Err(invalid(line, "device", found, "a device that is defined above"));
+        }
+        let size = self.devices[at].sectors();
+        if end > size {
+            let expected = format!("at most {size}, the size of {}", escape(name));
+            return Err(invalid(line, "end of the range below", end, expected));
         }
         Ok(())
     }
@@ -258,6 +263,15 @@ impl Words {
         }
     }
 
+    /// A device that is mapped whole, from its start.
+    fn whole(&mut self, start: u64) -> Result<Below, FormatError> {
+        if start != 0 {
+            let expected = "0: a snapshot's sectors, and its origin's, are those of the device below";
+            return Err(invalid(self.line, "start", start, expected));
+        }
+        Ok(Below { dev: self.next("origin", "a device")?, offset: 0 })
+    }
+
     fn end(&mut self, target: &str) -> Result<(), FormatError> {
         match self.words.next() {
             None => Ok(()),
@@ -285,6 +299,8 @@ fn target(line_number: u64, words: &mut Words) -> Result<Target, FormatError> {
         "raid" => raid::raid(words, length)?,
         "zero" => TargetKind::Zero,
         "error" => TargetKind::Error,
+        "snapshot-origin" => TargetKind::SnapshotOrigin(words.whole(start)?),
+        "snapshot" => TargetKind::Snapshot(Box::new(snapshot(words, start)?)),
         _ => return Err(unknown(line_number, &name)),
     };
     words.end(kind.name())?;
@@ -297,6 +313,52 @@ fn unknown(line: u64, name: &str) -> FormatError {
         return error(ErrorKind::Unsupported, line, "target", found, SUPPORTED);
     }
     error(ErrorKind::Unsupported, line, "target", format!("\"{}\"", escape(name)), SUPPORTED)
+}
+
+fn snapshot(words: &mut Words, start: u64) -> Result<Snapshot, FormatError> {
+    let line = words.line;
+    let origin = words.whole(start)?;
+    let store = words.next("store", "a device")?;
+    let word = words.next("kind of store", "P, PO or N")?;
+    let persistence = match word.to_ascii_uppercase().as_str() {
+        "P" => Persistence::Persistent,
+        "PO" => Persistence::PersistentOverflow,
+        "N" => Persistence::Transient,
+        _ => return Err(invalid(line, "kind of store", format!("\"{}\"", escape(&word)), "P, PO or N")),
+    };
+    let chunk = words.number("chunk")?;
+    let layout = u32::try_from(chunk).ok().and_then(Layout::new).ok_or_else(|| {
+        let expected = format!("a power of two up to {CHUNK_SECTORS_MAX} sectors");
+        invalid(line, "chunk", chunk, expected)
+    })?;
+    let mut target = Snapshot {
+        origin,
+        store,
+        persistence,
+        chunk: layout,
+        discard_zeroes_cow: false,
+        discard_passdown_origin: false,
+    };
+    let count = words.words.next();
+    let count = match count.as_deref() {
+        None | Some("0") => 0,
+        Some("1") => 1,
+        Some("2") => 2,
+        Some(other) => {
+            return Err(invalid(line, "number of features", format!("\"{}\"", escape(other)), "0 to 2"));
+        }
+    };
+    for _ in 0..count {
+        match words.next("feature", FEATURES)?.as_str() {
+            DISCARD_ZEROES_COW => target.discard_zeroes_cow = true,
+            DISCARD_PASSDOWN_ORIGIN => target.discard_passdown_origin = true,
+            other => return Err(invalid(line, "feature", format!("\"{}\"", escape(other)), FEATURES)),
+        }
+    }
+    if target.discard_passdown_origin && !target.discard_zeroes_cow {
+        return Err(invalid(line, "feature", DISCARD_PASSDOWN_ORIGIN, "discard_zeroes_cow besides"));
+    }
+    Ok(target)
 }
 
 fn striped(words: &mut Words, length: u64) -> Result<TargetKind, FormatError> {
