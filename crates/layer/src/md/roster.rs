@@ -66,12 +66,17 @@ impl Array {
         }
     }
 
-    /// A spare with room for so much data.
+    /// A spare with room for so much data, and blocks no larger than the array's.
     pub(super) fn spare(&self, needed: Sectors) -> Option<DeviceIndex> {
         let is_spare = |(index, member): &(DeviceIndex, &Member)| {
-            self.is_spare(*index, member) && member.room() >= needed
+            self.is_spare(*index, member) && member.room() >= needed && self.has_blocks_of(member)
         };
         self.devices.all().find(is_spare).map(|(index, _)| index)
+    }
+
+    /// Whether a device takes all that the array is asked for.
+    pub(super) fn has_blocks_of(&self, member: &Member) -> bool {
+        member.layer.limits().logical_block_size <= self.form().shape.limits.logical_block_size
     }
 
     pub(super) fn is_spare(&self, index: DeviceIndex, member: &Member) -> bool {

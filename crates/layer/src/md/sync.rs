@@ -174,7 +174,8 @@ impl Array {
                 let total = self.geometry().sectors_on_member(role).0;
                 return Some(Pass { kind: Kind::Recover { device, role }, start: start.min(total), total });
             }
-            if self.may_differ_anywhere() {
+            // With all bits clear nothing differs, but the superblocks say so only after a resync, however short.
+            if self.may_differ_anywhere() || self.resync_from().is_some() {
                 let total = self.geometry().sectors().0;
                 let start = match self.intent() {
                     Some(intent) => intent.next_kept(Sector(0)).unwrap_or(Sector(total)),

@@ -197,7 +197,7 @@ impl Array {
             }
             SyncAction::Resync | SyncAction::Recover => {
                 let due = match action {
-                    SyncAction::Resync => self.may_differ_anywhere(),
+                    SyncAction::Resync => self.may_differ_anywhere() || self.resync_from().is_some(),
                     _ => self
                         .devices
                         .all()
@@ -403,6 +403,16 @@ impl Array {
         let index = self.find_device(name)?;
         let member = self.devices.get(index).filter(|member| self.is_spare(index, member));
         let member = member.ok_or_else(|| self.state_error(index, "a spare"))?;
+        if !self.has_blocks_of(member) {
+            let found = member.layer.limits().logical_block_size;
+            let expected = self.form().shape.limits.logical_block_size;
+            return Err(VerbError::Blocks {
+                array: self.name.clone(),
+                device: name.to_owned(),
+                found,
+                expected,
+            });
+        }
         if member.room() < needed {
             return Err(VerbError::Small {
                 array: self.name.clone(),

@@ -1,13 +1,15 @@
 //! Resync, recovery, check and repair: that all copies hold what was written, whatever clients do meanwhile, and how fast.
 
+use std::cell::Cell;
+
 use blockwork_engine::{Errno, FileId, Nanos};
-use blockwork_format::md::v1::Features;
+use blockwork_format::md::v1::{Features, Superblock};
 use blockwork_format::md::{IN_SYNC, Role};
-use blockwork_layer::md::{Added, MemberState, SyncAction};
+use blockwork_layer::md::{Added, MemberState, SyncAction, VerbError};
 use blockwork_sim::{Cap, CapOn, CapUnit, Fault, Latencies, Latency, Random};
 
 use crate::filled::Filled;
-use crate::rig::{DATA_START, Make, Rig, Served, examine};
+use crate::rig::{DATA_START, Make, Rig, SUPERBLOCK, Served, examine};
 
 /// Every kind of layout, also with members that are no multiple of the copies.
 fn layouts() -> Vec<Make> {
@@ -127,6 +129,37 @@ fn where_mirrors_may_differ_the_first_is_copied_to_the_others() {
             }
         }
     }
+}
+
+#[test]
+fn an_array_that_was_not_stopped_and_has_no_bit_set_is_clean_again() {
+    let rig = Rig::new(Make::raid1(2));
+    for device in 0..2 {
+        let superblock = Superblock { resync_offset: 0, ..rig.superblock(device) };
+        rig.world.preload(FileId(device.into()), SUPERBLOCK, &superblock.encode());
+    }
+    let mut rig = Rig::on(rig.world, rig.make, &[], true);
+    rig.open();
+    rig.wait_sync();
+    assert_eq!(rig.served.array.status().resync_from, None);
+    assert_eq!(rig.superblock(0).resync_offset, IN_SYNC);
+}
+
+#[test]
+fn a_spare_with_larger_blocks_than_the_array_does_not_take_a_place() {
+    let devices = Cell::new(0);
+    let mut filled = Filled::new(Rig::of(Make::raid1(2).with_spares(1), |device| {
+        if devices.replace(devices.get() + 1) == 2 {
+            (device.limits.logical_block_size, device.limits.physical_block_size) = (4096, 4096);
+        }
+    }));
+    filled.rig.fail("1").unwrap();
+    filled.rig.wait_sync();
+    assert_eq!(filled.rig.states(), [MemberState::InSync, MemberState::Faulty]);
+    filled.write(3, 1);
+    filled.check_read();
+    let refused = filled.rig.replace("0", Some("d2")).unwrap_err();
+    assert!(matches!(refused, VerbError::Blocks { found: 4096, expected: 512, .. }), "{refused}");
 }
 
 #[test]
