@@ -1,3 +1,5 @@
+//! Metadata that was built is read again; each field that is wrong is named; nothing hostile is walked for ever.
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;

@@ -49,31 +49,27 @@ impl Key {
     }
 }
 
+/// Laid out so that a look-up takes few lines of memory: keys, versions beside them, and the entry.
+#[repr(C, align(128))]
 struct Set {
     keys: [AtomicU64; WAYS],
-    frames: Box<[Frame; WAYS]>,
+    /// Of each frame: odd while it is filled.
+    versions: [AtomicU64; WAYS],
+    /// Of each frame: somebody has read it since the hand came by.
+    used: [AtomicBool; WAYS],
     /// Where the search for a way to give up goes on.
     hand: Mutex<usize>,
+    frames: [Frame; WAYS],
 }
 
-struct Frame {
-    version: AtomicU64,
-    /// Somebody has read it since the hand came by.
-    used: AtomicBool,
-    entries: [AtomicU64; ENTRIES],
-}
-
-impl Frame {
-    fn new() -> Frame {
-        let entries = std::array::from_fn(|_| AtomicU64::new(0));
-        Frame { version: AtomicU64::new(0), used: AtomicBool::new(false), entries }
-    }
-}
+type Frame = [AtomicU64; ENTRIES];
 
 /// A page that was found; it may be given up for another one at any time.
 #[derive(Clone, Copy)]
 pub(super) struct Page<'a> {
     frame: &'a Frame,
+    /// The frame's version, as it is now and as it was when the page was found.
+    now: &'a AtomicU64,
     version: u64,
 }
 
@@ -81,10 +77,10 @@ impl Page<'_> {
     /// Entry number `at`, below [`PAGE_ENTRIES`]; none: the page is no longer here.
     #[inline]
     pub fn get(&self, at: u64) -> Option<u64> {
-        let entry = self.frame.entries[(at % PAGE_ENTRIES) as usize].load(Ordering::Relaxed);
+        let entry = self.frame[(at % PAGE_ENTRIES) as usize].load(Ordering::Relaxed);
         // The entry is loaded before the version is looked at again; pairs with the fence in `fill`.
         fence(Ordering::Acquire);
-        (self.frame.version.load(Ordering::Relaxed) == self.version).then_some(entry)
+        (self.now.load(Ordering::Relaxed) == self.version).then_some(entry)
     }
 }
 
@@ -103,8 +99,7 @@ impl std::fmt::Debug for MapCache {
 impl MapCache {
     /// A cache that takes at most so much memory; one set (17 KiB) if that is less.
     pub fn new(bytes: usize) -> MapCache {
-        let of_a_set = size_of::<Set>() + WAYS * size_of::<Frame>();
-        let sets = (bytes / of_a_set).max(1);
+        let sets = (bytes / size_of::<Set>()).max(1);
         // A power of two, so that a mask finds the set.
         let sets = 1 << sets.ilog2();
         MapCache { sets: (0..sets).map(|_| OnceLock::new()).collect() }
@@ -120,30 +115,26 @@ impl MapCache {
     pub fn find(&self, key: Key) -> Option<Page<'_>> {
         let set = self.place(key).get()?;
         let way = set.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0)?;
-        let frame = &set.frames[way];
-        let version = frame.version.load(Ordering::Acquire);
+        let now = &set.versions[way];
+        let version = now.load(Ordering::Acquire);
         // The key may have been replaced between the two: what is in the frame is known only together with its version.
         if version & 1 != 0 || set.keys[way].load(Ordering::Relaxed) != key.0 {
             return None;
         }
-        if !frame.used.load(Ordering::Relaxed) {
-            frame.used.store(true, Ordering::Relaxed);
+        if !set.used[way].load(Ordering::Relaxed) {
+            set.used[way].store(true, Ordering::Relaxed);
         }
-        Some(Page { frame, version })
+        Some(Page { frame: &set.frames[way], now, version })
     }
 
     /// Puts a page here, unless it is here already, in the place of one that was not used lately. What `fill` gets are its
     /// entries, all zeros; or as they are, if it was here.
     pub fn update(&self, key: Key, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
-        let new = || {
-            let frames = Box::new(std::array::from_fn(|_| Frame::new()));
-            Box::new(Set { keys: Default::default(), frames, hand: Mutex::new(0) })
-        };
-        let set = self.place(key).get_or_init(new);
+        let set = self.place(key).get_or_init(Set::new);
         let mut hand = set.hand.lock().unwrap_or_else(PoisonError::into_inner);
         let here = set.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0);
         if let Some(way) = here {
-            let entries = &set.frames[way].entries;
+            let entries = &set.frames[way];
             return update(&mut |at, entry| entries[at as usize % ENTRIES].store(entry, Ordering::Release));
         }
         let way = set.victim(&mut hand);
@@ -152,6 +143,16 @@ impl MapCache {
 }
 
 impl Set {
+    fn new() -> Box<Set> {
+        Box::new(Set {
+            keys: Default::default(),
+            versions: Default::default(),
+            used: Default::default(),
+            hand: Mutex::new(0),
+            frames: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
+        })
+    }
+
     /// A way that is empty, or was not used since the hand came by last.
     fn victim(&self, hand: &mut usize) -> usize {
         if let Some(empty) = self.keys.iter().position(|key| key.load(Ordering::Relaxed) == 0) {
@@ -160,7 +161,7 @@ impl Set {
         loop {
             let way = *hand;
             *hand = (way + 1) % WAYS;
-            if !self.frames[way].used.swap(false, Ordering::Relaxed) {
+            if !self.used[way].swap(false, Ordering::Relaxed) {
                 return way;
             }
         }
@@ -168,16 +169,16 @@ impl Set {
 
     /// Replaces what is in a way. Under the set's lock.
     fn fill(&self, way: usize, key: Key, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
-        let frame = &self.frames[way];
-        let version = frame.version.load(Ordering::Relaxed);
-        frame.version.store(version + 1, Ordering::Relaxed);
+        let (frame, now) = (&self.frames[way], &self.versions[way]);
+        let version = now.load(Ordering::Relaxed);
+        now.store(version + 1, Ordering::Relaxed);
         // Whoever sees one of the stores that follow sees the odd version too; pairs with the fence in `Page::get`.
         fence(Ordering::Release);
         self.keys[way].store(key.0, Ordering::Relaxed);
-        frame.entries.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
-        update(&mut |at, entry| frame.entries[at as usize % ENTRIES].store(entry, Ordering::Relaxed));
+        frame.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
+        update(&mut |at, entry| frame[at as usize % ENTRIES].store(entry, Ordering::Relaxed));
         // What is read once makes room before what is read again.
-        frame.used.store(false, Ordering::Relaxed);
-        frame.version.store(version + 2, Ordering::Release);
+        self.used[way].store(false, Ordering::Relaxed);
+        now.store(version + 2, Ordering::Release);
     }
 }

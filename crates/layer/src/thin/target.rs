@@ -54,15 +54,14 @@ impl Thin {
         Ok(Thin { pool, tree, external_origin, shape: Shape { node, sectors, limits } })
     }
 
-    /// Reads the map of its two ends, where what is kept on a volume is looked for, from the pool's metadata.
+    /// Reads the map around a sector while there is no worker: volumes are looked into before they are served, and what was
+    /// not read by then can only be read by a worker.
     ///
     /// # Errors
     ///
     /// What of it cannot be read, or is damaged.
-    pub fn load_ends(&self, metadata: &dyn Source) -> Result<(), FormatError> {
-        let last = self.pool.block.divide(self.shape.sectors.0.saturating_sub(1)).0;
-        self.pool.load_now(metadata, &self.tree, 0)?;
-        self.pool.load_now(metadata, &self.tree, last)
+    pub fn load(&self, metadata: &dyn Source, sector: Sector) -> Result<(), FormatError> {
+        self.pool.load_now(metadata, &self.tree, self.pool.block.divide(sector.0).0)
     }
 
     /// What is read where nothing is mapped.

@@ -1,3 +1,5 @@
+//! The map against its definition, the cache under readers and fillers, and pools that do not fit their devices.
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

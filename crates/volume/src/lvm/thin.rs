@@ -9,7 +9,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, NodeKind, Sectors};
+use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
 use blockwork_format::thin::tree::Reader;
@@ -208,8 +208,11 @@ impl Volume {
         let node = self.node(assembly, NodeKind::Thin, alone)?;
         let config = ThinConfig { pool, root, details, sectors, external_origin };
         let thin = Thin::new(node, config).map_err(|error| error.to_string())?;
-        if let Err(error) = assembly.read(&*metadata, |source| thin.load_ends(source)) {
-            self.warn(assembly, format!("not all of it can be read: {error}"));
+        // What volumes hold is told by what is at their ends.
+        for sector in [Sector(0), Sector(sectors.0.saturating_sub(1))] {
+            if let Err(error) = assembly.read(&*metadata, |source| thin.load(source, sector)) {
+                self.warn(assembly, format!("not all of it can be read: {error}"));
+            }
         }
         Ok(Arc::new(thin))
     }

@@ -368,10 +368,12 @@ fn usage(group: &Group, lv: LvIndex) -> Option<UsageReport> {
         }
         SegmentType::Thin { pool, device_id, .. } => {
             let usage = of_pool(*pool)?;
-            let mapped = usage.mapped(*device_id)?.saturating_mul(usage.block_sectors);
+            let mapped = usage.mapped(*device_id)?;
+            // As LVM has it, which counts the block that the end of the volume cuts as a whole one.
+            let blocks = group.text.lv_sectors(lv).div_ceil(usage.block_sectors.max(1));
             Some(UsageReport {
-                data_used: bytes(mapped),
-                data_percent: percent(mapped, group.text.lv_sectors(lv)),
+                data_used: bytes(mapped.saturating_mul(usage.block_sectors)),
+                data_percent: percent(mapped, blocks),
                 metadata_used: None,
                 metadata_percent: None,
             })
