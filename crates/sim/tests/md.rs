@@ -2,12 +2,16 @@
 //! engine, with members that fail or are absent, and power cuts at any instant. What must hold is listed in
 //! `md_lab/judge.rs`; besides, the clients' oracle judges every answer.
 //!
-//! A violation prints one line that replays it, as in `crash.rs`.
+//! In half of the lab nobody opens the array, and Linux copies between lives. In the other half it is opened, has spares, and somebody
+//! fails, adds, removes and replaces its devices (`md_lab/caretaker.rs`); what was half copied in one life goes on in the next.
+//!
+//! A violation prints one line that replays it, as in `crash.rs`. `SEEDS=n` runs more of them, `FROM=m` begins elsewhere.
 //!
 //! It found, while the array was written: bits of the bitmap that one write had set for another and that stayed set for ever;
 //! discards that disks of different granularity, or without discards, did in part; a member that fell two events behind by two
 //! cuts, or by refusing superblocks while it had the only copy, and so made the array unusable; mending that read less than a
-//! block of the disk; a stop that failed because of a member that the array had done without.
+//! block of the disk; a stop that failed because of a member that the array had done without; an array without bits that was never
+//! said to be clean again; a spare with larger blocks than the array's that took a place.
 
 mod md_lab;
 mod running;
@@ -15,7 +19,7 @@ mod running;
 use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
-use md_lab::{Plan, Verdict};
+use md_lab::{CLEARING, KEPT, Plan, Verdict};
 use running::{from_environment, quietly};
 
 /// The line that replays a violation.
@@ -30,12 +34,13 @@ fn report(plan: &Plan, verdict: &Verdict) -> String {
 #[test]
 fn replay() {
     let Some(seed) = from_environment("SEED") else { return };
-    let mut plan = Plan::draw(seed);
+    let mut plan = Plan::of(seed);
     if let Some(cut) = from_environment("CUT") {
         plan.lives[0].cut = cut;
     }
     let verdict = plan.run_with(from_environment("JOURNAL").is_some());
     verdict.journal.iter().for_each(|line| println!("{line}"));
+    verdict.tally.borrow().diary.iter().for_each(|line| println!("{line}"));
     println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
     verdict.violations.iter().for_each(|violation| println!("{violation}"));
     assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
@@ -77,15 +82,53 @@ fn a_bit_is_cleared_only_when_all_members_have_what_was_written() {
     let mut bad = Vec::new();
     let mut differed = 0;
     quietly(|| {
-        for seed in 3_000_000..3_000_400 {
+        for seed in CLEARING..CLEARING + 400 {
             let plan = Plan::draw_clearing(seed);
             let verdict = plan.run();
             differed += verdict.differed;
-            bad.extend(verdict.violations.first().map(|violation| format!("seed {seed}: {violation}")));
+            bad.extend((!verdict.violations.is_empty()).then(|| report(&plan, &verdict)));
         }
     });
     assert!(bad.is_empty(), "{} seeds:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
     assert!(differed > 100, "copies differed in {differed} runs only");
+}
+
+#[test]
+fn what_lives_and_is_looked_after_has_all_copies_of_all_that_was_flushed() {
+    let seeds = from_environment("SEEDS").unwrap_or(200);
+    let from = KEPT + from_environment("FROM").unwrap_or(0);
+    let mut sums = Verdict::default();
+    let mut bad = Vec::new();
+    quietly(|| {
+        for seed in from..from + seeds {
+            let plan = Plan::of(seed);
+            let verdict = plan.run();
+            if !verdict.violations.is_empty() {
+                bad.push(report(&plan, &verdict));
+            }
+            sums.events += verdict.events;
+            sums.answered += verdict.answered;
+            sums.durable += verdict.durable;
+            sums.faults += verdict.faults;
+            sums.differed += verdict.differed;
+            sums.given_up += verdict.given_up;
+            sums.mended += verdict.mended;
+            sums.resumed += verdict.resumed;
+            sums.settled += verdict.settled;
+            for (what, n) in &verdict.tally.borrow().counts {
+                *sums.tally.borrow_mut().counts.entry(what).or_default() += n;
+            }
+        }
+    });
+    println!("{seeds} seeds: {sums:?}");
+    assert!(bad.is_empty(), "{} of {seeds} seeds:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    // A lab in which nothing happens would find nothing.
+    assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.faults > seeds);
+    assert!(sums.settled >= seeds && sums.resumed > seeds / 20 && sums.differed > seeds / 10);
+    for what in ["add", "re-added", "filled", "fail", "remove", "replace", "sync", "death"] {
+        let n = sums.tally.borrow().counts.get(what).copied().unwrap_or_default();
+        assert!(n > seeds / 50, "{what} happened {n} times only");
+    }
 }
 
 #[test]

@@ -1,12 +1,14 @@
 //! An array on simulated devices: made once, and found again after each life from nothing but the bytes on them, by the
-//! rules of mdadm: the most events win, one event behind is as good, and whom the winner does not count on is out.
+//! rules of mdadm, as `blockwork_volume` has them: the most events win, one event behind is as good, what a device is by its own
+//! superblock counts, and whom the winner does not count on is out. Two devices of one place, or two winners that have given each
+//! other up, are a violation.
 
 use std::sync::Arc;
 
 use blockwork_engine::{FileId, Layer, LeafId, LeafLayer, LeafSource, NodeId, Sector, Sectors, Volume};
 use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 use blockwork_format::md::v1::{Features, Minor, Reshape, Superblock};
-use blockwork_format::md::{FarSets, IN_SYNC, Level, Raid10Layout, Role, SetName, Time, Uuid};
+use blockwork_format::md::{FarSets, IN_SYNC, Level, Raid10Layout, Role, SetName, Time, Uuid, bad_blocks};
 use blockwork_layer::Linear;
 use blockwork_layer::md::{Array, ArrayConfig, Geometry, IntentConfig, MdRecord, MdSite, MemberConfig};
 use blockwork_sim::{DeviceModel, Lies, Random, World};
@@ -17,16 +19,26 @@ use crate::running::{Nodes, Stack};
 /// Sectors of a member.
 const SUPERBLOCK: u64 = 8;
 const BITMAP: u64 = 16;
+const BAD_BLOCKS: u64 = 48;
+const BAD_BLOCKS_SECTORS: u16 = 8;
 const DATA: u64 = 64;
 
 const UUID: Uuid = Uuid([0x5e; 16]);
 /// Of an array that is made.
 pub const EVENTS: u64 = 100;
 
-/// An array, and what it lies on. Device `n` is made as the member of role `n`.
+/// [`Member::in_sync_to`] of one that has all of its data.
+pub const WHOLE: u64 = IN_SYNC;
+
+/// An array, and what it lies on. Device `n` is made as the member of role `n`; behind the members come spares, then devices that
+/// belong to nothing.
 #[derive(Clone, Debug)]
 pub struct ArrayPlan {
     pub devices: Vec<DeviceModel>,
+    pub members: u16,
+    pub spares: u16,
+    /// Devices of the array have lists of bad blocks.
+    pub bad_blocks: bool,
     /// Of a RAID10; none: RAID1.
     pub layout: Option<Raid10Layout>,
     pub chunk: u32,
@@ -50,21 +62,39 @@ pub struct Found {
     pub truth: Superblock,
     /// By role; none: absent, or out of date.
     pub members: Vec<Option<Member>>,
+    /// Devices that are filled to take a member's place, with its role.
+    pub replacements: Vec<(u16, Member)>,
+    pub spares: Vec<Member>,
     /// Devices that were members, and are out of date.
-    pub lost: Vec<(FileId, Superblock)>,
+    pub lost: Vec<Member>,
 }
 
-/// A member that takes part.
+/// A device of the array.
 pub struct Member {
     pub device: FileId,
     pub superblock: Superblock,
     pub bitmap: Option<(BitmapSuperblock, Bits)>,
+    /// Its list of bad blocks: from the start of its data, and how many sectors.
+    pub bad: Vec<(u64, u64)>,
+}
+
+/// The stack on an array, and the devices as layers.
+pub struct Built {
+    pub stack: Stack,
+    pub array: Arc<Array>,
+    pub disks: Vec<Arc<dyn Layer>>,
 }
 
 impl Member {
     /// Sectors of its data that are in sync; all, where there is no end to them.
     pub fn in_sync_to(&self) -> u64 {
         self.superblock.recovered_sectors()
+    }
+
+    /// Whether a sector of its data is one that it has.
+    pub fn holds(&self, sector: Sector) -> bool {
+        let is_bad = |(start, nr): &(u64, u64)| (*start..start + nr).contains(&sector.0);
+        sector.0 < self.in_sync_to() && !self.bad.iter().any(is_bad)
     }
 }
 
@@ -76,9 +106,26 @@ impl Found {
             .all(|member| member.as_ref().is_some_and(|member| member.in_sync_to() == IN_SYNC))
     }
 
-    /// The roles whose data is all there.
-    pub fn has(&self, role: u16) -> bool {
-        self.members[usize::from(role)].as_ref().is_some_and(|member| member.in_sync_to() == IN_SYNC)
+    /// The device on which all data of a role is.
+    pub fn has(&self, role: u16) -> Option<FileId> {
+        let member = self.members[usize::from(role)].as_ref();
+        let member = member.filter(|member| member.in_sync_to() == IN_SYNC && member.bad.is_empty());
+        member.map(|member| member.device)
+    }
+
+    /// All devices that get the writes of a role.
+    pub fn holders(&self, role: u16) -> impl Iterator<Item = &Member> {
+        let replacements = self.replacements.iter().filter(move |(other, _)| *other == role);
+        self.members[usize::from(role)].iter().chain(replacements.map(|(_, member)| member))
+    }
+
+    /// Whether copies of a sector of the array may differ, as whoever opens it takes it.
+    pub fn may_differ(&self, intent: Option<&IntentConfig>, sector: u64) -> bool {
+        let marked = match intent {
+            Some(intent) => intent.bits.is_dirty(sector / intent.superblock.chunk_sectors()),
+            None => sector >= self.truth.resync_offset,
+        };
+        marked && !self.truth.is_clean()
     }
 }
 
@@ -112,6 +159,9 @@ impl ArrayPlan {
         let role = |random: &mut Random| random.below(members.into()) as u16;
         let mut plan = ArrayPlan {
             devices,
+            members: members.into(),
+            spares: 0,
+            bad_blocks: false,
             layout,
             chunk: if layout.is_none() { 0 } else { chunk },
             member_sectors,
@@ -134,6 +184,36 @@ impl ArrayPlan {
         plan
     }
 
+    /// As `draw`, with devices that can take the places of members.
+    pub fn draw_with_spares(random: &mut Random) -> ArrayPlan {
+        let mut plan = ArrayPlan::draw(random);
+        if plan.member_sectors < 1024 {
+            let more = random.below(9) * 64;
+            plan.member_sectors += more;
+            plan.devices.iter_mut().for_each(|model| model.sectors += Sectors(more));
+            plan.part = plan.draw_part(false, random);
+        }
+        plan.spares = random.below(3) as u16;
+        let discards = random.chance(2, 3);
+        plan.bad_blocks = random.coin();
+        let blanks = random.between(1, 2) as usize;
+        let block = plan.devices.iter().map(|model| model.limits.logical_block_size).max();
+        for _ in 0..usize::from(plan.spares) + blanks {
+            let sectors = plan.start + DATA + plan.member_sectors + random.below(3) * 8;
+            let model = draw_device(random, sectors, block == Some(512));
+            plan.devices.push(model);
+        }
+        // An array does not change what it does with discards when a device comes: where that has none, or coarser ones than the
+        // members that it was opened with, copies differ in what was discarded.
+        for model in &mut plan.devices {
+            let limits = &mut model.limits;
+            let most = if discards { limits.max_discard.max(Sectors(32)) } else { Sectors::ZERO };
+            limits.discard_granularity = if discards { 4096 } else { 0 };
+            (limits.max_hw_discard, limits.max_discard) = (most, most);
+        }
+        plan
+    }
+
     fn draw_part(&self, large: bool, random: &mut Random) -> Option<(u64, u64)> {
         let geometry = self.geometry();
         let sectors = geometry.sectors().0;
@@ -147,7 +227,7 @@ impl ArrayPlan {
     }
 
     pub fn geometry(&self) -> Geometry {
-        let members = u16::try_from(self.devices.len()).expect("few");
+        let members = self.members;
         let geometry = match self.layout {
             None => Geometry::raid1(members, Sectors(self.member_sectors)),
             Some(layout) => {
@@ -158,6 +238,12 @@ impl ArrayPlan {
         geometry.with_read_turns(Sectors(512))
     }
 
+    /// Whether anybody can take a member's place.
+    pub fn has_spares(&self) -> bool {
+        self.devices.len() > usize::from(self.members)
+    }
+
+    /// All devices.
     pub fn numbered(&self) -> impl Iterator<Item = (u16, FileId)> {
         (0u16..).zip((0..).map(FileId)).take(self.devices.len())
     }
@@ -167,11 +253,13 @@ impl ArrayPlan {
         self.start + DATA + sector.0
     }
 
-    /// The superblock of device `role` in a new array.
+    /// The superblock of device `role` in a new array: of a spare, where there is no such role.
     fn superblock(&self, role: u16) -> Superblock {
         let gone = |other| self.absent == Some(other) && role != other;
         let roles =
-            self.numbered().map(|(other, _)| if gone(other) { Role::Faulty } else { Role::Active(other) });
+            (0..self.members).map(|other| if gone(other) { Role::Faulty } else { Role::Active(other) });
+        let (bad_sectors, bad_offset) =
+            if self.bad_blocks { (BAD_BLOCKS_SECTORS, (BAD_BLOCKS - SUPERBLOCK) as i32) } else { (0, 0) };
         let bitmap = if self.bitmap_chunk.is_some() { Features::BITMAP.0 } else { 0 };
         let recovered = self.recovering.filter(|(other, _)| *other == role).map(|(_, sectors)| sectors);
         let recovering = if recovered.is_some() { Features::RECOVERY_OFFSET.0 } else { 0 };
@@ -186,7 +274,7 @@ impl ArrayPlan {
             layout: self.layout.map_or(0, |layout| layout.encode()),
             size: self.member_sectors,
             chunk_sectors: self.chunk,
-            raid_disks: self.devices.len() as u32,
+            raid_disks: self.members.into(),
             bitmap_offset: (BITMAP - SUPERBLOCK) as i32,
             reshape: Reshape::default(),
             data_offset: DATA,
@@ -198,8 +286,8 @@ impl ArrayPlan {
             device_uuid: Uuid([role as u8 + 1; 16]),
             devflags: mostly,
             bblog_shift: 0,
-            bblog_sectors: 0,
-            bblog_offset: 0,
+            bblog_sectors: bad_sectors,
+            bblog_offset: bad_offset,
             utime: Time::new(1, 0),
             events: if self.absent == Some(role) { EVENTS - 5 } else { EVENTS },
             resync_offset: IN_SYNC,
@@ -233,14 +321,20 @@ impl ArrayPlan {
             world.add_device(model.clone());
         }
         for (role, device) in self.numbered() {
-            self.write_superblock(world, device, &self.superblock(role));
-            if let Some(bitmap) = self.bitmap() {
+            let belongs = role < self.members + self.spares;
+            if belongs {
+                self.write_superblock(world, device, &self.superblock(role));
+            }
+            if belongs && self.bad_blocks {
+                world.preload(device, self.start + BAD_BLOCKS, &[0xff; 512 * BAD_BLOCKS_SECTORS as usize]);
+            }
+            if let Some(bitmap) = self.bitmap().filter(|_| belongs) {
                 // What was written while a member was absent is marked, so that it can come back.
                 let bits = Bits::clean(bitmap.chunks());
                 self.write_bitmap(world, device, &bitmap, &bits);
             }
             let garbage_from = match self.recovering {
-                _ if self.absent == Some(role) => 0,
+                _ if self.absent == Some(role) || role >= self.members => 0,
                 Some((recovering, from)) if recovering == role => from,
                 _ => self.member_sectors,
             };
@@ -264,31 +358,83 @@ impl ArrayPlan {
         (sector..sector + nr).flat_map(|at| world.peek(device, self.start + at)).collect()
     }
 
-    /// Finds the array. An error is a violation: superblocks and bitmaps are written so that none is ever torn.
+    /// The superblock of a device, if it has one. Superblocks are written so that none is ever torn.
+    pub fn read_superblock(&self, world: &World, device: FileId) -> Result<Option<Superblock>, String> {
+        let bytes = self.peek(world, device, SUPERBLOCK, 8);
+        if bytes.iter().all(|byte| *byte == 0) {
+            return Ok(None);
+        }
+        let sectors = self.devices[device.0 as usize].sectors.0 - self.start;
+        let superblock = Superblock::decode(&bytes, Minor::V1_2, sectors);
+        superblock.map(Some).map_err(|error| format!("device {}: {error}", device.0))
+    }
+
+    /// Finds the array. An error is a violation.
     pub fn find(&self, world: &World) -> Result<Found, String> {
         let mut candidates = Vec::new();
-        for (n, device) in self.numbered() {
-            let bytes = self.peek(world, device, SUPERBLOCK, 8);
-            let sectors = self.devices[usize::from(n)].sectors.0 - self.start;
-            let superblock = Superblock::decode(&bytes, Minor::V1_2, sectors);
-            candidates.push((device, superblock.map_err(|error| format!("device {n}: {error}"))?));
+        for (_, device) in self.numbered() {
+            let Some(superblock) = self.read_superblock(world, device)? else { continue };
+            let bad = self.read_bad_blocks(world, device, &superblock)?;
+            candidates.push(Member { device, superblock, bitmap: None, bad });
         }
-        let truth = candidates.iter().map(|(_, superblock)| superblock).max_by_key(|it| it.events);
-        let truth = truth.expect("an array has devices").clone();
-        let mut members: Vec<Option<Member>> = self.devices.iter().map(|_| None).collect();
-        let mut lost = Vec::new();
-        for (device, superblock) in candidates {
-            let role = truth.roles[superblock.dev_number as usize];
-            if let Role::Active(role) = role
-                && superblock.events + 1 >= truth.events
-            {
-                let bitmap = self.read_bitmap(world, device)?;
-                members[usize::from(role)] = Some(Member { device, superblock, bitmap });
-            } else {
-                lost.push((device, superblock));
+        let truth = truth(&candidates)?;
+        let members = (0..self.members).map(|_| None).collect();
+        let mut found =
+            Found { truth, members, replacements: Vec::new(), spares: Vec::new(), lost: Vec::new() };
+        for member in candidates {
+            self.sort_in(world, member, &mut found)?;
+        }
+        Ok(found)
+    }
+
+    /// Gives a device the place in the array that it has.
+    fn sort_in(&self, world: &World, mut member: Member, found: &mut Found) -> Result<(), String> {
+        let own = &member.superblock;
+        let fresh = own.events + 1 >= found.truth.events && counts_on(&found.truth, own);
+        match own.role() {
+            // One that was taken out, and whose slot another one has now, is let alone.
+            Role::Spare if counts_on(&found.truth, own) => found.spares.push(member),
+            Role::Active(role) if fresh => {
+                member.bitmap = self.read_bitmap(world, member.device)?;
+                if member.superblock.features.has(Features::REPLACEMENT) {
+                    found.replacements.push((role, member));
+                    return Ok(());
+                }
+                let place = &mut found.members[usize::from(role)];
+                let events = |member: &Member| member.superblock.events;
+                let other = place.replace(member);
+                if let (Some(other), Some(own)) = (other, &mut *place) {
+                    if events(&other) == events(own) {
+                        let of = |it: &Member| (it.device.0, it.superblock.dev_number, it.superblock.events);
+                        let (one, other, events) = (of(&other), of(own), found.truth.events);
+                        return Err(format!(
+                            "two devices (slot, events) are member {role} at event {events}: {one:?}, {other:?}"
+                        ));
+                    }
+                    let older =
+                        if events(&other) > events(own) { std::mem::replace(own, other) } else { other };
+                    found.lost.push(older);
+                }
             }
+            _ => found.lost.push(member),
         }
-        Ok(Found { truth, members, lost })
+        Ok(())
+    }
+
+    fn read_bad_blocks(
+        &self,
+        world: &World,
+        device: FileId,
+        superblock: &Superblock,
+    ) -> Result<Vec<(u64, u64)>, String> {
+        if !superblock.features.has(Features::BAD_BLOCKS) {
+            return Ok(Vec::new());
+        }
+        let bytes = self.peek(world, device, BAD_BLOCKS, BAD_BLOCKS_SECTORS.into());
+        let sectors = self.devices[device.0 as usize].sectors.0 - self.start;
+        let list = bad_blocks::decode(&bytes, 0, 0, sectors);
+        let list = list.map_err(|error| format!("bad blocks of device {}: {error}", device.0))?;
+        Ok(list.iter().map(|region| (region.start - DATA, region.sectors)).collect())
     }
 
     fn read_bitmap(&self, world: &World, device: FileId) -> Result<Option<(BitmapSuperblock, Bits)>, String> {
@@ -316,7 +462,7 @@ impl ArrayPlan {
     }
 
     /// The stack on the array as it was found.
-    pub fn build(&self, world: &World, found: &Found, lies: Lies) -> (Stack, Arc<Array>) {
+    pub fn build(&self, world: &World, found: &Found, lies: Lies) -> Built {
         let mut nodes = Nodes::default();
         let sources = self
             .numbered()
@@ -331,12 +477,16 @@ impl ArrayPlan {
             })
             .collect();
         let intent = self.intent(found);
-        let sites = found.members.iter().flatten().map(|member| MdSite {
-            role: found.role(member),
+        let site = |role: Option<u16>, member: &Member| MdSite {
+            role,
             name: format!("d{}", member.device.0),
             layer: disks[member.device.0 as usize].clone(),
             superblock: member.superblock.clone(),
-        });
+        };
+        let members = (0..).zip(&found.members);
+        let members = members.filter_map(|(role, member)| Some(site(Some(role), member.as_ref()?)));
+        let replacements = found.replacements.iter().map(|(role, member)| site(Some(*role), member));
+        let sites = members.chain(replacements).chain(found.spares.iter().map(|spare| site(None, spare)));
         let bitmap = intent.as_ref().map(|intent| &intent.superblock);
         let record =
             MdRecord::new(sites.collect(), bitmap, Time::new(1_000, 0)).expect("superblocks to be written");
@@ -348,7 +498,7 @@ impl ArrayPlan {
                 data_start: Sector(DATA),
                 recovered: Some(Sector(member.in_sync_to())).filter(|to| to.0 != IN_SYNC),
                 write_mostly: member.superblock.devflags & Superblock::WRITE_MOSTLY != 0,
-                bad: Vec::new(),
+                bad: member.bad.iter().map(|(start, nr)| (Sector(*start), Sectors(*nr))).collect(),
             })
         });
         let resync_from = Some(Sector(found.truth.resync_offset)).filter(|_| !found.truth.is_clean());
@@ -367,7 +517,8 @@ impl ArrayPlan {
             root = Arc::new(part.expect("it lies within the array"));
         }
         let volumes = [Volume::new("md/lab", root, false)].into();
-        (Stack { volumes, leaves: leaves.into(), nodes: usize::from(nodes.0) }, array)
+        let stack = Stack { volumes, leaves: leaves.into(), nodes: usize::from(nodes.0) };
+        Built { stack, array, disks }
     }
 
     /// The part of a device that is the member.
@@ -386,11 +537,20 @@ impl ArrayPlan {
     }
 }
 
-impl Found {
-    fn role(&self, member: &Member) -> Option<u16> {
-        match self.truth.roles[member.superblock.dev_number as usize] {
-            Role::Active(role) => Some(role),
-            _ => None,
-        }
-    }
+/// The newest superblock of a member that no other one as new has given up.
+fn truth(candidates: &[Member]) -> Result<Superblock, String> {
+    let members = || {
+        let superblocks = candidates.iter().map(|candidate| &candidate.superblock);
+        superblocks.filter(|superblock| matches!(superblock.role(), Role::Active(_)))
+    };
+    let newest = members().map(|superblock| superblock.events).max().ok_or("no device is a member")?;
+    let peers: Vec<_> = members().filter(|superblock| superblock.events == newest).collect();
+    let given_up = |one: &Superblock| peers.iter().any(|other| !counts_on(other, one));
+    let truth = peers.iter().find(|peer| !given_up(peer));
+    truth.map(|truth| (**truth).clone()).ok_or_else(|| format!("the array was split at event {newest}"))
+}
+
+/// Whether `truth` has `other` at the place where that sees itself.
+fn counts_on(truth: &Superblock, other: &Superblock) -> bool {
+    truth.roles.get(other.dev_number as usize) == Some(&other.role())
 }

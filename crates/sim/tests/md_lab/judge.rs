@@ -5,13 +5,21 @@
 //! 2. Each copy in sync by itself holds what the clients may expect, not only the one that is read at first: a disk may fail
 //!    before a resync gets to it.
 //! 3. A member that was lost can come back as Linux takes it back: it is not older than the bitmap's `events_cleared`, so that
-//!    only what has a bit is copied to it; and all that it lacks has one.
+//!    only what has a bit is copied to it; and all that it lacks has one. (Where somebody else had its place in between, it may be
+//!    older, and is copied whole.)
 //! 4. An array that was stopped in order is clean, with the same events everywhere, and no bit set without need.
+//! 5. An array that was let alone until nothing was due has in each place a member with all data, as long as there are spares; no
+//!    copies differ, and nobody is on the way to anybody's place.
+//!
+//! A copy is in sync if its device's superblock says so: it is a member, or on the way to be one, the sector lies below where its
+//! recovery is, and is not in its list of bad blocks. What is said of copies holds for each of these.
 
 use blockwork_engine::{FileId, Sector};
-use blockwork_format::md::IN_SYNC;
+use blockwork_format::md::{IN_SYNC, Role};
 use blockwork_layer::md::{Place, Places};
 use blockwork_sim::{Oracle, World};
+
+use blockwork_format::md::v1::{Features, Superblock};
 
 use super::disks::{ArrayPlan, EVENTS, Found, Member};
 
@@ -35,10 +43,10 @@ impl Judge<'_> {
     pub fn copies(&self, sector: u64) -> Vec<Copy<'_>> {
         let mut places = Places::new();
         self.plan.geometry().places(Sector(sector), &mut places);
-        let copies = places.iter().filter_map(|place| {
-            let member = self.found.members[usize::from(place.member)].as_ref()?;
-            let bytes = || self.world.peek(member.device, self.plan.data(place.sector));
-            (place.sector.0 < member.in_sync_to()).then(|| Copy { member, bytes: bytes() })
+        let copies = places.iter().flat_map(|place| {
+            let holders = self.found.holders(place.member).filter(|member| member.holds(place.sector));
+            let bytes = |member: &Member| self.world.peek(member.device, self.plan.data(place.sector));
+            holders.map(move |member| Copy { member, bytes: bytes(member) })
         });
         let mut copies: Vec<_> = copies.collect();
         copies.sort_by_key(|copy| copy.member.superblock.devflags);
@@ -95,10 +103,75 @@ impl Judge<'_> {
         wrong.take(VIOLATIONS_MAX).collect()
     }
 
+    /// Rule 2, where copies of sectors that are `unsettled` were already different when the array was opened: as long as they may
+    /// differ, it is the first one that counts.
+    pub fn readable_copies_hold_what_they_may(&self, oracle: &Oracle, unsettled: &[bool]) -> Vec<String> {
+        let (start, sectors) = self.plan.volume();
+        let intent = self.plan.intent(self.found);
+        let mut wrong = Vec::new();
+        for sector in 0..sectors {
+            let at = start + sector;
+            let mut copies = self.copies(at);
+            if copies.is_empty() {
+                wrong.push(format!("sector {at} has no copy"));
+            }
+            if unsettled[at as usize] && self.found.may_differ(intent.as_ref(), at) {
+                copies.truncate(1);
+            }
+            let of_device = |copy: Copy<'_>| {
+                let violation = oracle.may_hold(sector, &copy.bytes).err()?;
+                Some(format!("the copy on device {}: {violation}", copy.member.device.0))
+            };
+            wrong.extend(copies.into_iter().filter_map(of_device));
+        }
+        wrong.truncate(VIOLATIONS_MAX);
+        wrong
+    }
+
+    /// Rule 5.
+    pub fn nothing_is_due(&self) -> Vec<String> {
+        let mut wrong = Vec::new();
+        let found = self.found;
+        if !found.truth.is_clean() {
+            wrong.push(format!("a resync begins at {}", found.truth.resync_offset));
+        }
+        for (role, member) in found.members.iter().enumerate() {
+            match member {
+                None if !found.spares.iter().any(|spare| self.fits(spare)) => {}
+                None => wrong.push(format!("member {role} is missing, and there is a spare")),
+                Some(member) if member.in_sync_to() == IN_SYNC => {}
+                Some(member) => {
+                    wrong.push(format!("member {role} has data up to {} only", member.in_sync_to()))
+                }
+            }
+        }
+        let on_the_way = found.replacements.iter();
+        wrong.extend(on_the_way.map(|(role, _)| format!("a device is still on the way to be member {role}")));
+        let differing = self.differing();
+        wrong.extend(
+            differing.iter().map(|sector| format!("copies of sector {sector} differ after a resync")),
+        );
+        wrong.truncate(VIOLATIONS_MAX);
+        wrong
+    }
+
+    /// Whether a spare can take a place: its blocks are no larger than those of all members together.
+    fn fits(&self, spare: &Member) -> bool {
+        let block = |member: &Member| self.plan.devices[member.device.0 as usize].limits.logical_block_size;
+        let members = self.found.members.iter().flatten();
+        members.map(block).max().is_some_and(|expected| block(spare) <= expected)
+    }
+
     /// Rule 3.
     pub fn who_is_lost_can_come_back(&self) -> Vec<String> {
         let mut wrong = Vec::new();
-        for (device, superblock) in &self.found.lost {
+        for Member { device, superblock, bad, .. } in &self.found.lost {
+            if self.plan.has_spares() {
+                if self.comes_back(superblock) {
+                    wrong.extend(self.lacks_unknown(*device, superblock, bad));
+                }
+                continue;
+            }
             // One that was not in sync, or was lost before the array was made, is copied whole.
             if superblock.recovered_sectors() != IN_SYNC || superblock.events < EVENTS {
                 continue;
@@ -113,19 +186,31 @@ impl Judge<'_> {
                     ));
                 }
             }
-            wrong.extend(self.lacks_unknown(*device));
+            wrong.extend(self.lacks_unknown(*device, superblock, bad));
         }
         wrong.truncate(VIOLATIONS_MAX);
         wrong
     }
 
+    /// Whether a lost device would get its place back with only what has a bit copied to it.
+    fn comes_back(&self, own: &Superblock) -> bool {
+        let Role::Active(role) = own.role() else { return false };
+        let free = self.found.holders(role).next().is_none();
+        let bitmaps = self.found.members.iter().flatten().filter_map(|member| member.bitmap.as_ref());
+        let cleared = bitmaps.map(|(bitmap, _)| bitmap.events_cleared).max();
+        let partial =
+            own.features.has(Features::RECOVERY_OFFSET) && !own.features.has(Features::RECOVERY_BITMAP);
+        let is_member = !partial && !own.features.has(Features::REPLACEMENT);
+        free && is_member && cleared.is_some_and(|cleared| own.events >= cleared)
+    }
+
     /// What a lost device lacks without a bit.
-    fn lacks_unknown(&self, device: FileId) -> Vec<String> {
+    fn lacks_unknown(&self, device: FileId, own: &Superblock, bad: &[(u64, u64)]) -> Vec<String> {
         let geometry = self.plan.geometry();
-        let (role, _) =
-            self.plan.numbered().find(|(_, other)| *other == device).expect("a device of the array");
+        let Role::Active(role) = own.role() else { return Vec::new() };
+        let is_bad = |at: u64| bad.iter().any(|(start, nr)| (*start..start + nr).contains(&at));
         let mut wrong = Vec::new();
-        for at in 0..geometry.sectors_on_member(role).0 {
+        for at in (0..geometry.sectors_on_member(role).0).filter(|at| !is_bad(*at)) {
             let place = Place { member: role, sector: Sector(at) };
             let Some(Sector(sector)) = geometry.to_array(place) else { continue };
             let bytes = self.world.peek(device, self.plan.data(place.sector));

@@ -6,10 +6,16 @@
 //!
 //! Members only fail where the array was in sync before: who reads the one copy of what differs, and loses it, reads the
 //! other one afterwards. That is so in Linux too, and is no fault.
+//!
+//! There are two kinds of plans. In one nobody opens the array, so it never copies anything by itself: Linux does that between
+//! lives. In the other ([`Plan::draw_kept`]) the array is opened, has spares, and somebody looks after it ([`caretaker`]); what
+//! was half done in one life goes on in the next, and in the end the array is let alone until nothing is due ([`settle`]).
 
+pub mod caretaker;
 pub mod disks;
 pub mod judge;
 pub mod linux;
+mod settle;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -23,11 +29,12 @@ use blockwork_sim::{
 
 use crate::running::devices::draw_chaos;
 use crate::running::{Stack, caught, run_all, worker};
-use disks::{ArrayPlan, Found};
+use caretaker::{Caretaker, Tally, Visit};
+use disks::{ArrayPlan, Built, Found};
 use judge::Judge;
 
 /// What happens in a life.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Life {
     /// After which event the power is cut; 0: only when all is done.
     pub cut: u64,
@@ -41,7 +48,17 @@ pub struct Life {
     pub no_mercy: bool,
     /// Linux has the array afterwards; true: and all devices are put back into it.
     pub linux: Option<bool>,
+    /// The array is opened, and looked after.
+    pub visit: Option<Visit>,
+    /// It is let alone afterwards until nothing is due.
+    pub settles: bool,
+    /// There are no clients.
+    pub alone: bool,
 }
+
+/// The first seed of plans in which the bitmap is cleared; the first of those in which somebody looks after the array.
+pub const CLEARING: u64 = 3_000_000;
+pub const KEPT: u64 = 4_000_000;
 
 /// Everything that a run does, drawn from its seed.
 #[derive(Clone, Debug)]
@@ -94,10 +111,25 @@ pub struct Verdict {
     pub given_up: u64,
     /// Sectors that were mended.
     pub mended: u64,
+    /// Lives that began with a device that was filled in part.
+    pub resumed: u64,
+    /// Times that nothing was due any more.
+    pub settled: u64,
+    /// What the caretaker did.
+    pub tally: Tally,
     pub journal: Vec<String>,
 }
 
 impl Plan {
+    /// The plan of a seed, by the range that it is in.
+    pub fn of(seed: u64) -> Plan {
+        match seed {
+            CLEARING..KEPT => Plan::draw_clearing(seed),
+            KEPT.. => Plan::draw_kept(seed),
+            _ => Plan::draw(seed),
+        }
+    }
+
     pub fn draw(seed: u64) -> Plan {
         let random = &mut Random::part(seed, 1);
         let array = ArrayPlan::draw(random);
@@ -145,6 +177,22 @@ impl Plan {
         plan
     }
 
+    /// One with spares, in which the array is opened and somebody looks after it, over several lives.
+    pub fn draw_kept(seed: u64) -> Plan {
+        let mut plan = Plan::draw(seed);
+        let random = &mut Random::part(seed, 3);
+        plan.array = ArrayPlan::draw_with_spares(random);
+        plan.workers = *random.choose(&[1, 1, 2, 3]);
+        plan.bios = random.between(20, 100);
+        let events = plan.bios * 10 + 200;
+        let lives = random.between(1, 4);
+        plan.lives = (0..lives).map(|_| Life::draw_kept(random, &plan.array, events)).collect();
+        if let Some(last) = plan.lives.last_mut() {
+            last.settles = true;
+        }
+        plan
+    }
+
     /// Runs it. A panic in the engine is a verdict too.
     pub fn run(&self) -> Verdict {
         self.run_with(false)
@@ -158,7 +206,8 @@ impl Plan {
         }
         self.array.make(&world);
         let referee = Referee::new(self.array.volume().1);
-        let mut run = Run { plan: self, world, referee, in_sync: true, verdict: Verdict::default() };
+        let (in_sync, unsettled) = (true, Vec::new());
+        let mut run = Run { plan: self, world, referee, in_sync, unsettled, verdict: Verdict::default() };
         let outcome = caught(|| run.lives(journal));
         run.verdict.violations.extend(outcome.err());
         run.verdict.journal.append(&mut run.world.journal());
@@ -197,7 +246,27 @@ impl Life {
             victims: if troubled { victims } else { Vec::new() },
             no_mercy,
             linux: *random.choose(&[None, Some(false), Some(true), Some(true)]),
+            visit: None,
+            settles: false,
+            alone: false,
         }
+    }
+
+    /// One in which somebody looks after the array.
+    fn draw_kept(random: &mut Random, array: &ArrayPlan, events: u64) -> Life {
+        let mut life = Life::draw(random, array, events);
+        (life.linux, life.no_mercy) = (None, false);
+        life.victims.truncate(*random.choose(&[0, 1, 1, 2]));
+        life.cut = if random.chance(1, 4) { 0 } else { random.between(1, events) };
+        life.settles = random.chance(1, 3);
+        life.visit = Some(Visit {
+            seed: random.bits(),
+            verbs: random.below(12),
+            pause: *random.choose(&[Nanos::millis(2), Nanos::millis(60), Nanos::millis(600)]),
+            speed: *random.choose(&caretaker::SPEEDS),
+            stays: random.coin(),
+        });
+        life
     }
 }
 
@@ -242,6 +311,8 @@ struct Run<'a> {
     referee: Rc<RefCell<Referee>>,
     /// No copies differ as the life begins.
     in_sync: bool,
+    /// By sector of the array: copies may differ as the life begins.
+    unsettled: Vec<bool>,
     verdict: Verdict,
 }
 
@@ -259,6 +330,9 @@ impl Run<'_> {
             }
             if self.verdict.violations.is_empty() {
                 self.judge(rests, life);
+            }
+            if self.verdict.violations.is_empty() && life.settles {
+                self.settle(number as u64);
             }
             if !self.verdict.violations.is_empty() {
                 return;
@@ -279,19 +353,28 @@ impl Run<'_> {
     fn live(&mut self, number: u64, life: &Life) -> bool {
         let Some(found) = self.find() else { return false };
         let world = &self.world.clone();
+        let intent = self.plan.array.intent(&found);
+        let sectors = 0..self.plan.array.geometry().sectors().0;
+        self.unsettled = sectors.map(|sector| found.may_differ(intent.as_ref(), sector)).collect();
+        let in_part = |member: &disks::Member| (1..disks::WHOLE).contains(&member.in_sync_to());
+        let replacements = found.replacements.iter().map(|(_, member)| member);
+        let resumed = found.members.iter().flatten().chain(replacements).any(in_part);
+        self.verdict.resumed += u64::from(resumed);
         let victims = self.choose_victims(&found, life);
         let mercy = !life.no_mercy || !self.in_sync;
         world.set_chaos(self.plan.chaos);
         (0..world.devices()).for_each(|n| world.set_faults(FileId(n), self.plan.slowness.clone()));
-        victims.iter().for_each(|victim| world.set_faults(*victim, life.faults.clone()));
+        if life.visit.is_none() {
+            victims.iter().for_each(|victim| world.set_faults(*victim, life.faults.clone()));
+        }
         if life.cut > 0 {
             world.cut_at_event(world.events() + life.cut);
         }
-        let (stack, array) = self.plan.array.build(world, &found, self.plan.lies);
-        let ended_well = self.serve(&stack, number, victims.first().zip(life.death));
-        let closed = !world.is_off() && close(world, &stack);
+        let built = self.plan.array.build(world, &found, self.plan.lies);
+        let ended_well = self.serve(&built, number, life, &victims);
+        let closed = !world.is_off() && close(world, &built.stack);
         let rests = ended_well && closed && !world.is_off();
-        let members = array.status().members;
+        let members = built.array.status().members;
         self.verdict.mended += members.iter().map(|member| u64::from(member.corrected)).sum::<u64>();
         self.book();
         if mercy && !self.plan.excused {
@@ -310,7 +393,7 @@ impl Run<'_> {
 
     /// The devices that misbehave in a life.
     fn choose_victims(&self, found: &Found, life: &Life) -> Vec<FileId> {
-        if !self.in_sync {
+        if !self.in_sync && life.visit.is_none() {
             return Vec::new();
         }
         let array = &self.plan.array;
@@ -321,7 +404,7 @@ impl Run<'_> {
         let mut victims: Vec<FileId> = Vec::new();
         for victim in &life.victims {
             victims.push(*victim);
-            let is_well = |role: u16| found.has(role) && !victims.contains(&FileId(role.into()));
+            let is_well = |role: u16| found.has(role).is_some_and(|device| !victims.contains(&device));
             if !geometry.has_all_data(&is_well) {
                 victims.pop();
             }
@@ -330,12 +413,19 @@ impl Run<'_> {
     }
 
     /// Serves the stack to clients; tells whether all ended well.
-    fn serve(&self, stack: &Stack, number: u64, death: Option<(&FileId, Nanos)>) -> bool {
+    fn serve(&self, built: &Built, number: u64, life: &Life, victims: &[FileId]) -> bool {
         let (plan, world, quiescence) = (self.plan, &self.world, Quiescence::default());
-        let mut workers: Vec<_> =
-            (0..plan.workers).map(|n| worker(stack, world.env(), n as u16, false, &quiescence)).collect();
-        let closing = Closing::new(workers.iter().map(Worker::handle).collect());
-        for n in 0..plan.clients {
+        let worker = |n| worker(&built.stack, world.env(), n as u16, false, &quiescence);
+        let mut workers: Vec<_> = (0..plan.workers).map(worker).collect();
+        let handles = workers.iter().map(Worker::handle).collect();
+        // Whoever looks after the array also ends the workers.
+        let closing = Closing::new(if life.visit.is_some() { Vec::new() } else { handles });
+        if let Some(visit) = &life.visit {
+            let caretaker = self.caretaker(built, visit, life, victims, &closing, &workers);
+            workers[0].open();
+            workers[plan.workers - 1].spawn(|cx| caretaker.work(cx));
+        }
+        for n in 0..if life.alone { 0 } else { plan.clients } {
             let name = n as u32 + 100 * number as u32;
             let seed = plan.seed ^ number.rotate_left(32);
             let bios = plan.bios / plan.clients as u64;
@@ -353,7 +443,7 @@ impl Run<'_> {
             let client = SimClient::new(config, self.referee.clone(), closing.clone());
             workers[n % plan.workers].add_port(Box::new(client));
         }
-        if let Some((victim, after)) = death {
+        if let (Some(victim), Some(after), None) = (victims.first(), life.death, &life.visit) {
             workers[0].add_port(Box::new(Death { victim: *victim, after, done: false }));
         }
         let ended_well = run_all(world, workers);
@@ -370,6 +460,32 @@ impl Run<'_> {
         ended_well
     }
 
+    fn caretaker(
+        &self,
+        built: &Built,
+        visit: &Visit,
+        life: &Life,
+        victims: &[FileId],
+        closing: &Rc<Closing>,
+        workers: &[Worker<SimEnv>],
+    ) -> Caretaker {
+        Caretaker {
+            visit: visit.clone(),
+            plan: self.plan.array.clone(),
+            world: self.world.clone(),
+            array: built.array.clone(),
+            disks: built.disks.clone(),
+            differs: !self.in_sync,
+            victims: victims.to_vec(),
+            faults: life.faults.clone(),
+            deadly: life.death.is_some(),
+            closing: closing.clone(),
+            workers: workers.iter().map(Worker::handle).collect(),
+            referee: self.referee.clone(),
+            tally: self.verdict.tally.clone(),
+        }
+    }
+
     /// Judges what a life has left behind, and lets Linux have it.
     fn judge(&mut self, rests: bool, life: &Life) {
         let Some(found) = self.find() else { return };
@@ -382,10 +498,15 @@ impl Run<'_> {
         self.verdict.violations.extend(judge.who_is_lost_can_come_back());
         self.verdict.rests += u64::from(rests);
         let mercy = !life.no_mercy && !plan.excused;
-        if rests && self.in_sync && mercy {
+        if rests && self.in_sync && mercy && life.visit.is_none() {
             self.verdict.violations.extend(judge.is_at_rest());
         }
-        if self.in_sync {
+        if life.visit.is_some() {
+            let referee = &mut *self.referee.borrow_mut();
+            referee.oracle.cut();
+            let wrong = judge.readable_copies_hold_what_they_may(&referee.oracle, &self.unsettled);
+            self.verdict.violations.extend(wrong);
+        } else if self.in_sync {
             self.referee.borrow_mut().oracle.cut();
             self.verdict.violations.extend(judge.copies_hold_what_they_may(&self.referee.borrow().oracle));
         }
@@ -393,6 +514,10 @@ impl Run<'_> {
             return;
         }
         self.read_all(&found);
+        if life.visit.is_some() {
+            // What was read once stays the same.
+            self.read_all(&found);
+        }
         self.in_sync = found.truth.is_clean();
         if let Some(rebuild) = life.linux {
             linux::take_over(&plan.array, world, &found, rebuild);
@@ -403,7 +528,7 @@ impl Run<'_> {
     /// Reads the whole volume; that writes nothing.
     fn read_all(&mut self, found: &Found) {
         let world = &self.world.clone();
-        let (stack, _) = self.plan.array.build(world, found, Lies::default());
+        let Built { stack, .. } = self.plan.array.build(world, found, Lies::default());
         let worker = worker(&stack, world.env(), 0, false, &Quiescence::default());
         let closing = Closing::new(vec![worker.handle()]);
         let mut workers = vec![worker];
