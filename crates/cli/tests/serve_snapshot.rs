@@ -109,7 +109,7 @@ fn pieces_of_a_half_copied_snapshot_are_large_requests_again_at_the_disks() {
         "h = connect('nbd+unix:///dm/origin?socket={socket}')\n\
          for at in range(0, {SIZE}, 2 << 20): h.pwrite(bytes([1]) * (1 << 20), at)\n"
     ));
-    server.stop_quietly();
+    server.stop_for_stats();
     let server = serve(&["dm/snap"]);
     let uri = format!("nbd+unix:///dm/snap?socket={socket}");
     run(&mut fio(&scratch, &uri, &["--rw=read", "--bs=4k", "--iodepth=32", "--size=64M"]));
