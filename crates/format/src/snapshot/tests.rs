@@ -1,3 +1,5 @@
+//! The exception store: where things lie in it, what is read back, and what is refused with which words.
+
 use proptest::prelude::*;
 
 use super::*;
