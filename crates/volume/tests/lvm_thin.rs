@@ -105,8 +105,8 @@ fn holes_of_a_volume_with_an_external_origin_are_the_origins_and_zeros_behind_it
 fn the_fill_of_pool_and_volume_is_in_the_report() {
     let lab = Lab::new();
     let disk = disk(&lab, &TEXT);
-    let mut assembly = lab.open(&[&disk]);
-    let report = blockwork_volume::scan(&mut assembly);
+    let assembly = lab.open(&[&disk]);
+    let report = blockwork_volume::scan(&assembly);
     let usage = |name: &str| {
         let lv = report.groups[0].lvs.iter().find(|lv| lv.name == name).unwrap();
         lv.usage.clone()
