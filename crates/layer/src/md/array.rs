@@ -158,6 +158,8 @@ pub(super) struct Books {
     pub(super) opened: bool,
     /// Members were found with different events, and still have them.
     pub(super) uneven: bool,
+    /// A member has failed, and is to fall behind by more than the one event that everybody forgives.
+    pub(super) left_behind: bool,
     /// As `differ_from`, as far as what was copied is durable.
     pub(super) synced: u64,
     /// The superblocks tell of no bitmap: it is being made anew.

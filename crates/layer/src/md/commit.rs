@@ -73,6 +73,10 @@ impl Array {
 
     /// Writes the array's state, one event later, to all that take part. With the turn, and with a gate that lets no write
     /// pass which needs the new state.
+    ///
+    /// After a failure it is written twice. A member that is one event behind may have been cut off in the middle of an update,
+    /// and is taken for current (mdadm does so, and says that the superblock of one that failed is in a wrong state): two
+    /// events behind, it is known to be out of date. One step of two would do that to all that a power cut leaves behind.
     pub(super) async fn record_state(&self, cx: &TaskContext) -> Result<(), Errno> {
         loop {
             let (events, was_uneven) = {
@@ -90,7 +94,12 @@ impl Array {
             refusals.extend(self.write_superblocks(cx).await);
             if refusals.is_empty() && !was_uneven {
                 self.is_on_record();
-                return Ok(());
+                if !std::mem::take(&mut self.books().left_behind) {
+                    return Ok(());
+                }
+                // A spare may take its place.
+                self.sync.state().halted = false;
+                self.look_for_sync(cx);
             }
             if let Err(errno) = self.give_up(&refusals) {
                 // Whoever stays without this event must not fall behind by another one: the next attempt has the same.

@@ -150,7 +150,6 @@ impl Array {
         }
         self.record_state(cx).await?;
         self.reopen();
-        self.look_for_sync(cx);
         Ok(())
     }
 
@@ -180,6 +179,7 @@ impl Array {
             self.gate.set(GateState::Recording);
             self.choose_with_care();
             member.fail();
+            self.books().left_behind = true;
             log::error!(
                 "{}: member {} ({role}) has failed ({errno}); the array goes on without it. When the disk is replaced or \
                  found to be sound, `blockwork md add ARRAY DISK` (Linux: `mdadm --manage ARRAY --add DISK`; LVM: \

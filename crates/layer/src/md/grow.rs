@@ -7,14 +7,18 @@
 
 use std::sync::atomic::Ordering;
 
-use blockwork_engine::{Sector, Sectors, Shape, TaskContext};
+use blockwork_engine::{Nanos, Sector, Sectors, Shape, TaskContext, Turn};
 
 use super::array::Array;
 use super::form::Form;
 use super::gate::GateState;
 use super::geometry::Geometry;
 use super::record::Record;
+use super::sync_status::SyncAction;
 use super::verb_error::VerbError;
+
+/// How often it looks again whether something copies.
+const LOOK: Nanos = Nanos::millis(1);
 
 impl Array {
     /// Makes the array use `to` sectors of each member (none: as much as all of them have), and gives its new size. Clients see it
@@ -30,14 +34,24 @@ impl Array {
         assume_clean: bool,
     ) -> Result<Sectors, VerbError> {
         let record = self.changeable()?;
-        let Some(running) = self.sync.running.try_take() else {
-            let action = self.sync_status().action;
-            return Err(VerbError::Busy { array: self.name.clone(), action });
-        };
+        let running = self.while_nothing_copies(cx).await?;
         let result = self.grow_alone(record, to, assume_clean, cx).await;
         drop(running);
         self.look_for_sync(cx);
         result
+    }
+
+    /// Who looks what is due has the turn for a moment also where nothing is.
+    async fn while_nothing_copies(&self, cx: &TaskContext) -> Result<Turn, VerbError> {
+        loop {
+            if let Some(turn) = self.sync.running.try_take() {
+                return Ok(turn);
+            }
+            let action = self.sync_status().action;
+            if action != SyncAction::Idle || !cx.pause(LOOK).await {
+                return Err(VerbError::Busy { array: self.name.clone(), action });
+            }
+        }
     }
 
     /// While nothing else copies.

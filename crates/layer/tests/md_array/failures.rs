@@ -44,7 +44,7 @@ fn a_member_that_refuses_a_write_is_left_out_and_the_others_say_so_before_it_is_
             let superblock = rig.superblock(device);
             assert_eq!(
                 (superblock.roles[1], superblock.events),
-                (Role::Faulty, events + 1),
+                (Role::Faulty, events + 2),
                 "{:?}",
                 rig.make
             );

@@ -4,6 +4,7 @@ use blockwork_engine::{FileId, Layer, Nanos, Sectors};
 use blockwork_format::md::Role;
 use blockwork_format::md::v1::Features;
 use blockwork_layer::md::{Added, MemberState, SyncAction, VerbError};
+use blockwork_sim::Faults;
 
 use crate::filled::Filled;
 use crate::rig::{Make, Rig};
@@ -152,6 +153,28 @@ fn what_cannot_be_done_says_why_and_what_to_do() {
     assert!(matches!(rig.add(3), Err(VerbError::ReadOnly { .. })));
     let mut rig = Rig::new(Make::raid0(2));
     assert!(matches!(rig.fail("d0"), Err(VerbError::NotRedundant { .. })));
+}
+
+#[test]
+fn a_member_that_failed_is_more_than_one_event_behind() {
+    let mut rig = Rig::new(Make::raid1(3));
+    rig.write(0, 8, 1).unwrap();
+    rig.fail("d1").unwrap();
+    let events = |device| rig.superblock(device).events;
+    assert!(events(1) + 2 <= events(0), "mdadm would take it for current: {} of {}", events(1), events(0));
+    assert_eq!(events(0), events(2));
+}
+
+#[test]
+fn what_fails_by_itself_is_replaced_also_after_everything_was_stopped() {
+    let mut rig = Rig::new(Make::raid1(2).with_spares(1).of_sectors(4096));
+    rig.start_sync(SyncAction::Idle).unwrap();
+    let broken = Faults { write_errors: 1_000_000, flush_errors: 1_000_000, ..Faults::default() };
+    rig.world.set_faults(FileId(1), broken);
+    rig.write(0, 8, 1).unwrap();
+    rig.wait_sync();
+    assert_eq!(rig.served.array.status().degraded, 0);
+    assert_eq!(rig.device_of(1), 2);
 }
 
 #[test]
