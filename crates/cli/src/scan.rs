@@ -11,8 +11,8 @@ use anyhow::Result;
 use blockwork_volume::{Assembly, Plan, scan};
 
 use crate::args::ScanArgs;
-use tree::{Branches, Style};
 pub(crate) use columns::lines;
+use tree::{Branches, Style};
 pub(crate) use words::size;
 
 pub(crate) fn run(args: &ScanArgs) -> Result<()> {

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockwork_engine::{NodeKind, Sector, Sectors};
 use blockwork_format::md::v1::{self, Features};
-use blockwork_format::md::{Access, IN_SYNC, Level, Superblock, Time, bad_blocks};
+use blockwork_format::md::{Access, IN_SYNC, Level, Role, Superblock, Time, bad_blocks};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
 use blockwork_layer::md::{self, ArrayConfig, IntentConfig, MdRecord, MdSite, MemberConfig, Record};
 
@@ -247,16 +247,17 @@ impl Building<'_> {
         intent::combine(copies, truth.events, truth.is_clean())
     }
 
-    /// What is written when the array is: to its members, and to its spares.
+    /// What is written when the array is: to its members, to those that are to take their places, and to its spares.
     fn record(&mut self, intent: Option<&IntentConfig>) -> Result<Box<dyn Record>, String> {
         let mut sites = Vec::new();
         for member in self.members {
-            let role = match member.state {
-                MemberState::InPlace { place } => Some(place),
-                MemberState::Spare => None,
+            let Superblock::V1(superblock) = self.superblock(member.device).clone() else { continue };
+            let role = match (&member.state, superblock.role()) {
+                (MemberState::InPlace { place }, _) => Some(*place),
+                (MemberState::Replacement, Role::Active(place)) => Some(place),
+                (MemberState::Spare, _) => None,
                 _ => continue,
             };
-            let Superblock::V1(superblock) = self.superblock(member.device).clone() else { continue };
             let (name, layer) = (self.title(member.device), self.layer(member.device)?);
             sites.push(MdSite { role, name, layer, superblock: *superblock });
         }
