@@ -213,7 +213,7 @@ impl Draft {
     }
 
     /// Extents that are asked for: whole stripes; at least one.
-    fn wanted(&self, size: Size, free: &FreeExtents, shape: &Shape) -> Result<u64, EditError> {
+    pub(super) fn wanted(&self, size: Size, free: &FreeExtents, shape: &Shape) -> Result<u64, EditError> {
         let vg = self.group();
         let unit = shape.stripes();
         let part = |of: u64, hundredths: u64| u128::from(of) * u128::from(hundredths) / 100;
@@ -442,8 +442,8 @@ impl Draft {
     /// LVM lists the volumes that are seen before those that are not.
     fn add_visible(&mut self, name: &str, section: Section) -> Result<(), EditError> {
         self.change(|vg, old| {
-            let seen: Vec<&str> =
-                old.lvs.iter().filter(|lv| lv.flags.has("VISIBLE")).map(|lv| lv.name.as_str()).collect();
+            let visible = old.lvs.iter().zip(old.visible()).filter(|(_, visible)| *visible);
+            let seen: Vec<&str> = visible.map(|(lv, _)| lv.name.as_str()).collect();
             lv_list(vg).set_behind(&seen, name, Node::Section(section));
             Ok(())
         })

@@ -1,5 +1,7 @@
-//! What is written to the data of PVs beside the metadata: zeros where a new volume begins and ends, and the metadata of the legs of
-//! a RAID.
+//! What is written to the data of PVs beside the metadata: zeros where a new volume begins and ends, the metadata of the legs of
+//! a RAID, and the header of a store.
+
+use std::ops::Range;
 
 use blockwork_format::lvm2::vg::PvIndex;
 use blockwork_format::lvm2::{Uuid, VolumeGroup};
@@ -38,23 +40,22 @@ pub(super) fn offset(vg: &VolumeGroup, (pv, extent): (PvIndex, u64)) -> u64 {
 
 /// Zeros at the start and at the end of what lies in these runs.
 pub(super) fn wiped(vg: &VolumeGroup, runs: &[Piece]) -> Vec<DataWrite> {
-    let extent_bytes = vg.extent_sectors * 512;
-    let total: u64 = runs.iter().map(|(_, count)| count * extent_bytes).sum();
+    let total: u64 = runs.iter().map(|(_, count)| count * vg.extent_sectors * 512).sum();
     let head = total.min(WIPE_BYTES);
     let tail = total.saturating_sub(WIPE_BYTES).max(head);
+    [0..head, tail..total].into_iter().flat_map(|range| zeros(vg, runs, range)).collect()
+}
+
+/// Zeros for a range, bytes, of what lies in these runs.
+pub(super) fn zeros(vg: &VolumeGroup, runs: &[Piece], range: Range<u64>) -> Vec<DataWrite> {
     let mut writes = Vec::new();
     let mut at = 0;
     for (start, count) in runs {
-        let end = at + count * extent_bytes;
-        for (from, to) in [(at, end.min(head)), (at.max(tail), end)] {
-            if from < to {
-                let offset = offset(vg, *start) + (from - at);
-                writes.push(DataWrite {
-                    pv: vg.pvs[start.0.0].id,
-                    offset,
-                    content: Content::Zeros(to - from),
-                });
-            }
+        let end = at + count * vg.extent_sectors * 512;
+        let (from, to) = (at.max(range.start), end.min(range.end));
+        if from < to {
+            let offset = offset(vg, *start) + (from - at);
+            writes.push(DataWrite { pv: vg.pvs[start.0.0].id, offset, content: Content::Zeros(to - from) });
         }
         at = end;
     }

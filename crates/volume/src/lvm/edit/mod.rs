@@ -24,6 +24,7 @@ mod raid;
 mod remove;
 mod resize;
 mod section;
+mod snapshot;
 
 #[cfg(test)]
 mod tests;
@@ -36,3 +37,4 @@ pub use draft::{Author, Draft, NewPv, TagChange};
 pub use error::EditError;
 pub use open::GroupEditor;
 pub use resize::{Resize, Resized};
+pub use snapshot::{CHUNK_DEFAULT, NewSnapshot, Snapshotted, StoreSize};

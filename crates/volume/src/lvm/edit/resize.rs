@@ -47,12 +47,14 @@ impl std::fmt::Display for Resize {
 }
 
 /// What became of a volume's size, extents.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Resized {
     /// Before.
     pub from: u64,
     /// Now.
     pub to: u64,
+    /// Why it is less than was asked for.
+    pub capped: Option<String>,
 }
 
 /// The last segment, as far as growing goes by it.
@@ -92,13 +94,14 @@ impl Draft {
                 return Err(EditError::Value { what: "the size", found, expected });
             }
         };
+        let (to, capped) = self.capped_store(lv, from, to);
         if to > from {
             self.grow(name, lv, &end, to - from)?;
         } else if to < from {
             self.check_shrink(name, lv, from, to, may_shrink)?;
             self.shrink(name, lv, to)?;
         }
-        Ok(Resized { from, to })
+        Ok(Resized { from, to, capped })
     }
 
     /// Extents after the change, whole stripes at its end; none where there is no such number.

@@ -8,6 +8,8 @@ use proptest::prelude::*;
 use super::data::Content;
 use super::*;
 
+mod snapshot;
+
 /// Sectors of an extent of 4 MiB.
 const EXTENT: u64 = 8192;
 
@@ -455,6 +457,7 @@ proptest! {
             drop(draft.tag_volume("renamed", &TagChange { add: vec!["t".into()], remove: vec![] }));
             drop(draft.create_volume(&new("new", Size::PercentFree(10), STRIPED)));
             drop(draft.create_volume(&linear("newer", 1)));
+            drop(draft.create_snapshot(&snapshot::of(lv)));
             drop(draft.remove_volume("renamed"));
         }
         prop_assert_eq!(VolumeGroup::from_text(&draft.text()).map(|vg| vg.lvs.len()), Ok(draft.group().lvs.len()));
