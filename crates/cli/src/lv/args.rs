@@ -19,7 +19,15 @@ pub(crate) enum LvVerb {
         It lies where `lvcreate` would put it. 128 KiB at its start and end are zeroed. The mirrors of a RAID are made the \
         same by whoever serves it first, unless --nosync says that they need not be.")]
     Create(CreateArgs),
-    /// Make a linear or striped volume larger, or smaller.
+    /// Make a snapshot: a volume that stays as another one is now, and can be written by itself.
+    #[command(
+        after_help = "Examples:\n  blockwork lv snapshot vg0/root --size 1G --name before --disk a.img b.img\n  \
+        blockwork lv snapshot vg0/root --extents 100%ORIGIN --disk a.img b.img\n\n\
+        Its size is what it can keep of the origin's old data and of its own new data: a chunk for each that is written. \
+        When it is full, the snapshot is lost, and the origin goes on."
+    )]
+    Snapshot(SnapshotArgs),
+    /// Make a linear or striped volume larger, or smaller; or a snapshot larger.
     #[command(after_help = "Examples:\n  blockwork lv resize vg0/root --size +2G --disk a.img b.img\n  \
         blockwork lv resize vg0/root --extents +100%FREE --disk a.img b.img\n\n\
         File systems are not told: grow them afterwards, shrink them before.")]
@@ -83,6 +91,32 @@ pub(crate) struct CreateArgs {
     /// Leave what is on the disks where the volume begins and ends: to get back what was removed by mistake.
     #[arg(long)]
     pub(crate) no_wipe: bool,
+    #[command(flatten)]
+    pub(crate) disks: Disks,
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("how_large").required(true).args(["size", "extents"]))]
+pub(crate) struct SnapshotArgs {
+    /// Of what.
+    #[arg(value_name = "VG/LV")]
+    pub(crate) volume: String,
+    /// How much it can keep, rounded up to whole extents.
+    #[arg(short = 'L', long, value_name = "SIZE")]
+    pub(crate) size: Option<String>,
+    /// The same in extents, or in hundredths of what is free (50%FREE), of the group (5%VG), or of the origin's data
+    /// (100%ORIGIN never fills up).
+    #[arg(short = 'l', long, value_name = "N[%ORIGIN|%FREE|%VG]")]
+    pub(crate) extents: Option<String>,
+    /// Its name. Default: lvol0, or the next number.
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    /// What is kept at once, a power of two from 4K to 512K.
+    #[arg(short, long, value_name = "SIZE", default_value = "4K")]
+    pub(crate) chunksize: String,
+    /// Tags for the snapshot.
+    #[arg(long, value_name = "TAG")]
+    pub(crate) addtag: Vec<String>,
     #[command(flatten)]
     pub(crate) disks: Disks,
 }

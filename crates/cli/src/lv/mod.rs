@@ -3,6 +3,7 @@
 mod amount;
 mod args;
 mod show;
+mod snapshot;
 
 use anyhow::{Result, anyhow, bail};
 use blockwork_volume::lvm::edit::{GroupEditor, NewVolume, Shape, TagChange};
@@ -16,6 +17,7 @@ use args::{CreateArgs, LvVerb, RemoveArgs, RenameArgs, ResizeArgs, TagArgs, Type
 pub(crate) fn run(args: &LvArgs) -> Result<()> {
     match &args.verb {
         LvVerb::Create(args) => create(args),
+        LvVerb::Snapshot(args) => snapshot::run(args),
         LvVerb::Resize(args) => resize(args),
         LvVerb::Rename(args) => rename(args),
         LvVerb::Remove(args) => remove(args),
@@ -80,6 +82,9 @@ fn resize(args: &ResizeArgs) -> Result<()> {
     let resize = amount::resize(args.size.as_deref(), args.extents.as_deref())?;
     let mut editor = GroupEditor::open(&args.disks.disk, group, author()?)?;
     let resized = editor.draft_mut().resize_volume(name, resize, args.force)?;
+    if let Some(capped) = &resized.capped {
+        log::warn!("{capped}");
+    }
     if resized.from == resized.to {
         bail!("{}: it has {} already", args.volume, size_of(&editor, resized.to));
     }
@@ -159,6 +164,7 @@ fn json_of(editor: &GroupEditor, name: &str) -> Value {
             "uuid": volume.id.to_string(),
             "bytes": vg.lv_sectors(lv) * 512,
             "type": show::type_name(vg, lv),
+            "origin": show::origin(vg, lv),
             "tags": volume.tags,
         })
     })

@@ -4,11 +4,13 @@ use anyhow::{Result, bail};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area, LvIndex, SegmentType};
 use blockwork_format::{SECTOR_BYTES, escape};
+use blockwork_layer::snapshot::SnapshotStatus;
+use blockwork_volume::Assembly;
 use serde_json::{Value, json};
 
 use super::args::ShowArgs;
 use crate::scan::size;
-use crate::vg::{groups, table};
+use crate::vg::{groups, look, table};
 
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
     let which = args.which.as_deref().map(|which| which.strip_prefix("/dev/").unwrap_or(which));
@@ -16,16 +18,19 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         None => (None, None),
         Some((group, name)) => (Some(group), Some(name).filter(|name| !name.is_empty())),
     };
-    let mut rows = vec![["LV", "VG", "LSize", "Type", "On", "Tags"].map(str::to_owned).to_vec()];
+    let mut rows =
+        vec![["LV", "VG", "LSize", "Type", "Origin", "Data%", "On", "Tags"].map(str::to_owned).to_vec()];
     let mut values = Vec::new();
-    for shown in groups(&args.disks.disk, group)? {
+    let mut assembly = look(&args.disks.disk)?;
+    for shown in groups(&assembly, group)? {
         let vg = &shown.text;
         let visible = vg.visible();
         for lv in (0..vg.lvs.len()).map(LvIndex) {
             let is_meant = only.is_none_or(|name| name == vg.lvs[lv.0].name);
             if is_meant && (visible[lv.0] || args.all) {
-                rows.push(row(&shown.name, vg, lv, visible[lv.0]));
-                values.push(json(&shown.name, vg, lv, visible[lv.0]));
+                let status = status(&mut assembly, &shown.name, vg, lv);
+                rows.push(row(&shown.name, vg, lv, visible[lv.0], status));
+                values.push(json(&shown.name, vg, lv, visible[lv.0], status));
             }
         }
     }
@@ -40,7 +45,23 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
     Ok(())
 }
 
-fn row(group: &str, vg: &VolumeGroup, lv: LvIndex, is_visible: bool) -> Vec<String> {
+/// How full a snapshot is; none where nobody can tell.
+fn status(assembly: &mut Assembly, group: &str, vg: &VolumeGroup, lv: LvIndex) -> Option<SnapshotStatus> {
+    origin(vg, lv)?;
+    // What the store holds is read when the snapshot is built; where that cannot be done, nothing is known of it.
+    assembly.choose(&[format!("{group}/{}", vg.lvs[lv.0].name)]).ok()?;
+    let group = assembly.graph().groups.iter().find(|found| found.name == group)?;
+    let (family, nth) = group.snapshots.get(&lv)?;
+    family.status(*nth)
+}
+
+fn row(
+    group: &str,
+    vg: &VolumeGroup,
+    lv: LvIndex,
+    is_visible: bool,
+    status: Option<SnapshotStatus>,
+) -> Vec<String> {
     let volume = &vg.lvs[lv.0];
     let name = escape(&volume.name);
     vec![
@@ -48,6 +69,8 @@ fn row(group: &str, vg: &VolumeGroup, lv: LvIndex, is_visible: bool) -> Vec<Stri
         escape(group),
         size(vg.lv_sectors(lv) * SECTOR_BYTES),
         type_name(vg, lv),
+        origin(vg, lv).unwrap_or_default(),
+        status.and_then(|status| status.percent()).map_or(String::new(), |percent| format!("{percent:.2}")),
         areas(vg, lv).join(","),
         volume.tags.iter().map(|tag| escape(tag)).collect::<Vec<_>>().join(","),
     ]
@@ -55,15 +78,20 @@ fn row(group: &str, vg: &VolumeGroup, lv: LvIndex, is_visible: bool) -> Vec<Stri
 
 /// The type of a volume, as `lvs -o segtype` has it: that of its last segment, or what it is to others.
 pub(super) fn type_name(vg: &VolumeGroup, lv: LvIndex) -> String {
-    let of_store = vg.snapshots().find(|snapshot| snapshot.store == lv);
-    if let Some(snapshot) = of_store {
-        return format!("snapshot of {}", escape(&vg.lvs[snapshot.origin.0].name));
+    if origin(vg, lv).is_some() {
+        return "snapshot".to_owned();
     }
     let last = vg.lvs[lv.0].segments.last();
     last.map_or(String::new(), |segment| match segment.kind {
         SegmentType::Linear(_) => "linear".to_owned(),
         _ => escape(&segment.type_name),
     })
+}
+
+/// Of what a volume is a snapshot.
+pub(super) fn origin(vg: &VolumeGroup, lv: LvIndex) -> Option<String> {
+    let of_store = vg.snapshots().find(|snapshot| snapshot.store == lv);
+    of_store.map(|snapshot| escape(&vg.lvs[snapshot.origin.0].name))
 }
 
 /// What a volume lies on, with first extents, as `lvs -o devices` has it.
@@ -81,7 +109,13 @@ fn areas(vg: &VolumeGroup, lv: LvIndex) -> Vec<String> {
     all
 }
 
-fn json(group: &str, vg: &VolumeGroup, lv: LvIndex, is_visible: bool) -> Value {
+fn json(
+    group: &str,
+    vg: &VolumeGroup,
+    lv: LvIndex,
+    is_visible: bool,
+    status: Option<SnapshotStatus>,
+) -> Value {
     let volume = &vg.lvs[lv.0];
     json!({
         "group": group,
@@ -89,6 +123,8 @@ fn json(group: &str, vg: &VolumeGroup, lv: LvIndex, is_visible: bool) -> Value {
         "uuid": volume.id.to_string(),
         "bytes": vg.lv_sectors(lv) * SECTOR_BYTES,
         "type": type_name(vg, lv),
+        "origin": origin(vg, lv),
+        "data_percent": status.and_then(|status| status.percent()),
         "visible": is_visible,
         "areas": areas(vg, lv),
         "tags": volume.tags,

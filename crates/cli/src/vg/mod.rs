@@ -10,7 +10,7 @@ use blockwork_volume::lvm::edit::{GroupEditor, TagChange};
 use args::{CreateArgs, ExtendArgs, ReduceArgs, RenameArgs, TagArgs, VgVerb};
 pub(crate) use args::{Disks, Tags, VgArgs};
 use change::{announce, author, commit, room, sectors};
-pub(crate) use show::{groups, table};
+pub(crate) use show::{groups, look, table};
 
 pub(crate) fn run(args: &VgArgs) -> Result<()> {
     match &args.verb {

@@ -21,13 +21,18 @@ pub(crate) struct Shown {
     missing: Vec<String>,
 }
 
-/// The groups on these disks, or the one of that name.
-pub(crate) fn groups(disks: &[String], name: Option<&str>) -> Result<Vec<Shown>> {
+/// Disks that are only looked at.
+pub(crate) fn look(disks: &[String]) -> Result<Assembly> {
     let plan = Plan { disks: disks.to_vec(), read_only: true, unlocked: true, ..Plan::default() };
     let assembly = Assembly::open(plan)?;
     for warning in assembly.warnings() {
         log::warn!("{warning}");
     }
+    Ok(assembly)
+}
+
+/// The groups that were found, or the one of that name.
+pub(crate) fn groups(assembly: &Assembly, name: Option<&str>) -> Result<Vec<Shown>> {
     let found = assembly.graph().groups.iter().filter(|group| name.is_none_or(|name| name == group.name));
     let found: Vec<Shown> = found
         .map(|group| Shown {
@@ -43,7 +48,7 @@ pub(crate) fn groups(disks: &[String], name: Option<&str>) -> Result<Vec<Shown>>
 }
 
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
-    let found = groups(&args.disks.disk, args.group.as_deref())?;
+    let found = groups(&look(&args.disks.disk)?, args.group.as_deref())?;
     if args.disks.json {
         println!("{:#}", Value::from(found.iter().map(json).collect::<Vec<_>>()));
         return Ok(());

@@ -6,6 +6,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod fs;
+pub mod lvm;
 pub mod md;
 pub mod nbd;
 

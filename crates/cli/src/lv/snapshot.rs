@@ -1,0 +1,79 @@
+//! `blockwork lv snapshot`: a volume that stays as another one is now.
+
+use anyhow::{Result, anyhow, bail};
+use blockwork_volume::lvm::edit::{GroupEditor, NewSnapshot, StoreSize};
+
+use super::args::SnapshotArgs;
+use super::{amount, json_of, size_of, split};
+use crate::vg::change::{announce, author, commit, sectors};
+
+pub(super) fn run(args: &SnapshotArgs) -> Result<()> {
+    let (group, origin) = split(&args.volume)?;
+    let new = NewSnapshot {
+        origin: origin.to_owned(),
+        name: args.name.as_deref().map(|name| in_group(group, name)).transpose()?,
+        size: store_size(args.size.as_deref(), args.extents.as_deref())?,
+        chunk_sectors: sectors("--chunksize", &args.chunksize)?,
+        tags: args.addtag.clone(),
+    };
+    let mut editor = GroupEditor::open(&args.disks.disk, group, author()?)?;
+    let made = editor.draft_mut().create_snapshot(&new)?;
+    if let Some(rounded) = &made.rounded {
+        log::warn!("{rounded}");
+    }
+    commit(&mut editor)?;
+    let room = size_of(&editor, made.extents);
+    let said = format!("{group}/{}: a snapshot of {origin}, with room for {room}", made.name);
+    announce(&editor, &said, Some(json_of(&editor, &made.name)), args.disks.json);
+    Ok(())
+}
+
+/// A name, before which its group may stand.
+fn in_group(group: &str, name: &str) -> Result<String> {
+    match name.split_once('/') {
+        None => Ok(name.to_owned()),
+        Some((same, name)) if same == group => Ok(name.to_owned()),
+        Some((other, _)) => bail!("--name {name}: a snapshot is in the group of its origin, not in {other}"),
+    }
+}
+
+/// What `--size` and `--extents` of a snapshot say; one of them is there.
+fn store_size(size: Option<&str>, extents: Option<&str>) -> Result<StoreSize> {
+    let of_origin =
+        extents.and_then(|text| text.split_once('%')).filter(|(_, unit)| unit.eq_ignore_ascii_case("ORIGIN"));
+    match of_origin {
+        None => amount::new_size(size, extents).map(StoreSize::Of),
+        Some((text, _)) => {
+            let hundredths = text.parse().ok().filter(|hundredths| (1..=100).contains(hundredths));
+            let hundredths =
+                hundredths.ok_or_else(|| anyhow!("--extents {text}%ORIGIN: expected 1 to 100"))?;
+            Ok(StoreSize::PercentOrigin(hundredths))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockwork_volume::lvm::edit::Size;
+
+    use super::*;
+
+    #[test]
+    fn a_store_is_as_large_as_any_volume_or_as_its_origin_needs() {
+        let extents = |text| store_size(None, Some(text));
+        assert_eq!(store_size(Some("3M"), None).unwrap(), StoreSize::Of(Size::Bytes(3 << 20)));
+        assert_eq!(extents("7").unwrap(), StoreSize::Of(Size::Extents(7)));
+        assert_eq!(extents("50%FREE").unwrap(), StoreSize::Of(Size::PercentFree(50)));
+        assert_eq!(extents("20%origin").unwrap(), StoreSize::PercentOrigin(20));
+        for wrong in ["0%ORIGIN", "101%ORIGIN", "-1%ORIGIN", "%ORIGIN", "5%", "x"] {
+            assert!(extents(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_name_may_say_its_group() {
+        assert_eq!(in_group("vg", "snap").unwrap(), "snap");
+        assert_eq!(in_group("vg", "vg/snap").unwrap(), "snap");
+        assert!(in_group("vg", "other/snap").is_err());
+    }
+}

@@ -1,0 +1,136 @@
+//! Disks with a volume group, ours by their names, and LVM's own tools that judge what we have made of them.
+//!
+//! LVM runs on loop devices, without the kernel's device mapper (`--driverloaded n`): it reads and writes metadata, and
+//! activates nothing.
+
+use std::fs;
+
+use super::fs::Loop;
+use super::{Scratch, both, output, run, run_refused, tool};
+
+const MIB: u64 = 1 << 20;
+
+/// Disks, ours by their names, and LVM's as loop devices while it runs.
+pub struct Lab {
+    pub scratch: Scratch,
+    disks: Vec<String>,
+}
+
+impl Lab {
+    pub fn new(disks: &[(&str, u64)]) -> Lab {
+        let scratch = Scratch::new();
+        disks.iter().for_each(|(name, mib)| drop(scratch.sparse(name, mib * MIB)));
+        Lab { scratch, disks: disks.iter().map(|(name, _)| (*name).to_owned()).collect() }
+    }
+
+    pub fn args<'a>(&'a self, args: &[&'a str]) -> Vec<&'a str> {
+        let mut all = args.to_vec();
+        all.push("--disk");
+        all.extend(self.disks.iter().map(String::as_str));
+        all
+    }
+
+    /// A verb of ours, on all disks; then LVM looks at them.
+    pub fn verb(&self, args: &[&str]) -> String {
+        let said = run(&mut self.scratch.blockwork(self.args(args)));
+        self.expect_sound();
+        said
+    }
+
+    /// A verb of ours that must be refused, with one line, and not a byte changed.
+    pub fn refused(&self, args: &[&str]) -> String {
+        let before = self.bytes();
+        let said = run_refused(&mut self.scratch.blockwork(self.args(args)));
+        assert!(self.bytes() == before, "{args:?}: refused, and written to");
+        assert!(said.starts_with("blockwork: error: ") && said.lines().count() == 1, "{said}");
+        said
+    }
+
+    pub fn bytes(&self) -> Vec<Vec<u8>> {
+        self.disks.iter().map(|disk| self.scratch.read(disk)).collect()
+    }
+
+    pub fn restore(&self, images: &[Vec<u8>]) {
+        for (disk, image) in self.disks.iter().zip(images) {
+            self.scratch.write(disk, image);
+        }
+    }
+
+    /// LVM's commands, one after the other, each with the devices in place of `DISKS` and of `DISK0`, ...; what they printed.
+    pub fn lvm(&self, commands: &[&str]) -> Vec<String> {
+        let loops: Vec<Loop> =
+            self.disks.iter().map(|disk| Loop::with(&[], &self.scratch.at(disk))).collect();
+        let ours: String = loops.iter().map(|it| format!("\"a|^{}$|\",", it.device)).collect();
+        let configuration = format!(
+            "devices {{ obtain_device_list_from_udev = 0 use_devicesfile = 0 external_device_info_source = \"none\"\n\
+             global_filter = [{ours} \"r|.*|\"] }}\n\
+             global {{ use_lvmpolld = 0 use_lvmlockd = 0 event_activation = 0 locking_dir = \"{}\" }}\n\
+             activation {{ udev_sync = 0 udev_rules = 0 monitoring = 0 }}\n\
+             backup {{ backup = 0 archive = 0 }}\n",
+            self.scratch.at("locks")
+        );
+        fs::create_dir_all(self.scratch.path("lvm")).expect("a folder");
+        fs::write(self.scratch.path("lvm").join("lvm.conf"), configuration).expect("a file");
+        let one = |command: &&str| {
+            let words = command.split_whitespace().flat_map(|word| match word {
+                "DISKS" => loops.iter().map(|it| it.device.clone()).collect(),
+                _ => match word.strip_prefix("DISK").and_then(|number| number.parse::<usize>().ok()) {
+                    Some(number) => vec![loops[number].device.clone()],
+                    None => vec![word.to_owned()],
+                },
+            });
+            let mut lvm = tool("lvm");
+            lvm.args(words).args(["--driverloaded", "n"]);
+            lvm.env("LVM_SYSTEM_DIR", self.scratch.path("lvm")).env("LVM_SUPPRESS_FD_WARNINGS", "1");
+            let done = output(&mut lvm);
+            assert!(done.status.success(), "lvm {command}: {}", both(&done));
+            let said = both(&done);
+            let lines = said.lines().filter(|line| !line.contains("Activation disabled"));
+            lines.map(|line| format!("{line}\n")).collect()
+        };
+        commands.iter().map(one).collect()
+    }
+
+    /// LVM finds nothing to complain of.
+    pub fn expect_sound(&self) {
+        let said = self.lvm(&["vgck vg", "pvck DISKS", "pvs --noheadings -o pv_in_use,pv_ext_vsn,vg_name"]);
+        assert_eq!(said[0], "", "vgck");
+        let complaints: Vec<&str> = said[1].lines().filter(|line| !line.contains("Found")).collect();
+        assert_eq!(complaints, [] as [&str; 0], "pvck");
+        for line in said[2].lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            assert!(words == ["used", "2", "vg"] || words == ["2"], "pvs: {line}");
+        }
+    }
+
+    /// Where all volumes lie, as LVM tells: by name, each segment with its extents and its places.
+    pub fn layout(&self, group: &str) -> Vec<String> {
+        let command = format!(
+            "lvs -a --noheadings -O lv_name,seg_start_pe --separator ; --units s --nosuffix \
+             -o lv_name,segtype,seg_start_pe,seg_size_pe,stripes,stripe_size,region_size,seg_le_ranges,lv_tags {group}"
+        );
+        let said = self.lvm(&[&command]).remove(0);
+        // Devices differ from run to run.
+        let plain = |line: &str| {
+            let mut words = line.trim().to_owned();
+            for (number, device) in devices_in(&said).iter().enumerate() {
+                words = words.replace(&format!("{device}:"), &format!("DISK{number}:"));
+            }
+            words
+        };
+        said.lines().map(plain).collect()
+    }
+}
+
+/// The loop devices that are named in a text, in order of their numbers: that is the order of the disks only where they are
+/// attached in that order, which is what the kernel does with the lowest free ones.
+fn devices_in(said: &str) -> Vec<String> {
+    let mut found: Vec<u32> = said
+        .split("/dev/loop")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok())
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found.into_iter().map(|number| format!("/dev/loop{number}")).collect()
+}
