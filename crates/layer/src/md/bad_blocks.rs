@@ -110,6 +110,13 @@ impl BadBlocks {
         self.free(sector, nr, Bad::Unread)
     }
 
+    /// How many of the `nr` sectors at `sector` cannot be read, from the first on.
+    pub(super) fn unreadable(&self, sector: Sector, nr: Sectors) -> Sectors {
+        let ranges = self.read();
+        let met = ranges.iter().filter(|range| range.meets(sector.0, sector.0 + 1));
+        met.map(|range| Sectors(range.end - sector.0)).fold(Sectors::ZERO, Sectors::max).min(nr)
+    }
+
     /// Sectors from `sector` on that meet nothing bad of this kind or worse.
     fn free(&self, sector: Sector, nr: Sectors, least: Bad) -> Sectors {
         let ranges = self.read();

@@ -83,7 +83,7 @@ pub enum MdRecordError {
 impl MdRecord {
     /// The record of an array with these devices: members, also those that are being recovered, those that are to take a
     /// member's place, and spares. `bitmap` is the array's, `opened` the time at which the clock of the environment began.
-    /// A device that is a spare here, and none by the freshest superblock, is let alone.
+    /// A device that is a spare here, and none by the freshest superblock, is let alone; so is a spare whose slot a fresher device has.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ impl MdRecord {
         let roles = freshest.ok_or(MdRecordError::None)?.roles.clone();
         let slot = |it: &MdSite| roles.get(it.superblock.dev_number as usize).copied();
         let counts = |it: &MdSite| it.role.is_some() || matches!(slot(it), Some(Role::Spare) | None);
-        let devices: Vec<_> = devices.into_iter().filter(counts).collect();
+        let devices = one_of_each_slot(devices.into_iter().filter(counts).collect());
         let last = devices.iter().map(|it| it.superblock.dev_number).max().unwrap_or(0);
         for device in &devices {
             check(device, bitmap)?;
@@ -135,6 +135,23 @@ impl MdRecord {
             .or_else(|| all().find(free))
             .ok_or_else(|| RecordError::Full(format!("all {slots} slots of its superblocks are taken")))
     }
+}
+
+/// Without spares whose slot another device got when they had failed or were taken out: what the table says of the slot is about
+/// that one.
+fn one_of_each_slot(mut devices: Vec<MdSite>) -> Vec<MdSite> {
+    let rank = |it: &MdSite| (it.role.is_some(), it.superblock.events);
+    let ranks: Vec<_> = devices.iter().map(|it| (it.superblock.dev_number, rank(it))).collect();
+    let goes = |index: usize| {
+        let (slot, own) = ranks[index];
+        let fresher = |(at, (other, theirs)): (usize, &(u32, (bool, u64)))| {
+            *other == slot && (*theirs > own || (*theirs == own && at < index))
+        };
+        !own.0 && ranks.iter().enumerate().any(fresher)
+    };
+    let mut index = 0..;
+    devices.retain(|_| index.next().is_some_and(|index| !goes(index)));
+    devices
 }
 
 /// The roles that all superblocks tell of.

@@ -162,6 +162,12 @@ impl Member {
         if nr == Sectors::ZERO { nr } else { self.bad.readable(sector, nr) }
     }
 
+    /// How many of the `nr` sectors at `sector` of its data cannot be read, from the first on.
+    pub(super) fn unreadable(&self, sector: Sector, nr: Sectors) -> Sectors {
+        let lacks = self.recovered().is_some_and(|end| sector >= end);
+        if self.is_faulty() || lacks { nr } else { self.bad.unreadable(sector, nr) }
+    }
+
     /// Where a sector of its data is on the device.
     #[inline]
     pub(super) fn at(&self, sector: Sector) -> Sector {

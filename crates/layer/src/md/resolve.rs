@@ -65,7 +65,8 @@ impl Array {
         while rest.nr > Sectors::ZERO {
             geometry.places(rest.sector, &mut places);
             let preferred = if same { 0 } else { geometry.preferred_copy(rest.sector) };
-            let Some((place, nr)) = self.choose(&places, preferred, same, rest.nr) else {
+            let nr = if same { self.same_choice(&places, rest.nr) } else { rest.nr };
+            let Some((place, nr)) = self.choose(&places, preferred, same, nr) else {
                 cx.error(rest, Errno::EIO);
                 return Ok(());
             };
@@ -82,6 +83,16 @@ impl Array {
             Some(intent) => intent.any_kept() && intent.is_kept(sector, nr),
             None => self.differ_from.load(Ordering::Acquire) < sector.0 + nr.0,
         }
+    }
+
+    /// How far the choice for the first sector of `nr` holds, where copies may differ: not beyond where a copy that does not have
+    /// that sector has the next one. So it does not depend on where a read begins.
+    pub(super) fn same_choice(&self, places: &Places, nr: Sectors) -> Sectors {
+        let lacking = |place: &Place| {
+            let member = self.member(place.member)?;
+            Some(member.unreadable(place.sector, nr)).filter(|lacking| *lacking > Sectors::ZERO)
+        };
+        places.iter().filter_map(lacking).fold(nr, Sectors::min)
     }
 
     /// The copy to read, and how far. Where copies may differ (`same`), the choice for a sector must not depend on where a

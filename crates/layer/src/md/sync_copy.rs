@@ -129,6 +129,7 @@ impl Array {
 
     /// Copies the first copy of a window of the array to the others, where they may differ.
     pub(super) async fn copy_first(&self, window: Window, cx: &TaskContext) -> Result<(), End> {
+        let mut places = Places::new();
         let mut pieces = Vec::new();
         let mut sector = Sector(window.start);
         while sector.0 < window.end {
@@ -136,6 +137,8 @@ impl Array {
             let room = self.geometry().room(sector).0.min(bit).min(window.end - sector.0);
             let mut nr = Sectors(room).min(PIECE);
             if self.intent().is_none_or(|intent| intent.is_kept(sector, nr)) {
+                self.geometry().places(sector, &mut places);
+                nr = self.same_choice(&places, nr);
                 let source = self.source(sector, nr, &[]);
                 nr = source.map_or(nr.min(BLOCK), |(_, readable)| readable);
                 if let Some((from, _)) = source {
@@ -190,9 +193,16 @@ impl Array {
             let Some(member) = self.devices.get(copy.device).filter(|member| !member.is_faulty()) else {
                 return Ok(());
             };
-            let written = io::store(cx, &member.layer, member.at(copy.sector), data).await;
+            let at = member.at(copy.sector);
+            // What leaves the list of bad blocks is durable before.
+            let some_bad = member.bad.any();
+            let written = if some_bad {
+                io::write(cx, &member.layer, at, data).await
+            } else {
+                io::store(cx, &member.layer, at, data).await
+            };
             written.map_err(|errno| (copy.device, errno))?;
-            if member.bad.any() {
+            if some_bad {
                 let _turn = self.turns.take().await;
                 self.was_written_anew(copy.device, copy.sector, nr, cx).await;
                 self.choose_freely_again();

@@ -163,6 +163,39 @@ fn a_spare_with_larger_blocks_than_the_array_does_not_take_a_place() {
 }
 
 #[test]
+fn where_mirrors_may_differ_the_copy_that_is_read_does_not_depend_on_where_a_read_begins() {
+    let mut filled = Filled::of(Make::raid1(2).with_bad_blocks());
+    // The first copy of the first block cannot be written; of the rest of the chunk, it is the one that is read.
+    next(&filled.rig, 0, 0, Fault::Error(Errno::EIO));
+    filled.write(0, 8);
+    filled.write(0, 16);
+    let mut rig = Rig::on(filled.rig.world.power_cut(), filled.rig.make.clone(), &[], true);
+    rig.world.preload(FileId(1), DATA_START + 12, &[9; 512]);
+    rig.world.preload(FileId(0), DATA_START + 12, &[7; 512]);
+    let bytes = rig.read(0, 64).unwrap();
+    assert_eq!((bytes[12 * 512], rig.read(12, 1).unwrap()[0]), (7, 7));
+    rig.open();
+    rig.wait_sync();
+    assert_eq!((rig.on_member(0, 12), rig.on_member(1, 12)), (7, 7));
+}
+
+/// A spare fails, and a new disk gets its slot after a restart: both are spares by their superblocks, and of that slot.
+#[test]
+fn a_spare_whose_slot_another_disk_has_is_let_alone() {
+    let mut rig = Rig::new(Make::raid1(2).with_spares(1).with_blank(1));
+    rig.fail("d2").unwrap();
+    let mut rig = Rig::on(rig.world, rig.make, &[], true);
+    assert_eq!(rig.add(3).unwrap(), Added::Spare);
+    assert_eq!((rig.superblock(2).dev_number, rig.superblock(3).dev_number), (2, 2));
+    let make = Make { spares: 2, blank: 0, ..rig.make };
+    let mut rig = Rig::on(rig.world, make, &[], true);
+    rig.fail("1").unwrap();
+    rig.wait_sync();
+    assert_eq!(rig.states(), [MemberState::InSync; 2]);
+    assert_eq!((rig.superblock(2).role(), rig.superblock(3).role()), (Role::Spare, Role::Active(1)));
+}
+
+#[test]
 fn a_resync_goes_where_the_bitmap_says_and_nowhere_else() {
     let mut rig = Rig::new(Make::raid1(2).of_sectors(65_536));
     rig.write(8000, 8, 1).unwrap();
