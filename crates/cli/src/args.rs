@@ -169,6 +169,22 @@ pub(crate) enum ReproduceReport {
         md:discard_max_bytes=524288 ...`"
     )]
     Discard(ReproduceDiscardArgs),
+    /// Reads through an LVM snapshot (Launchpad 1833319): cat of a 512 MiB file on a 200 GiB EBS volume behind NVMe.
+    #[command(
+        after_help = "Example:\n  blockwork reproduce merge --json\n\nTimes are virtual: how long it would take on such a \
+        device. To have the old behaviour on disks of yours: `blockwork serve --set nomerges=2 ...`"
+    )]
+    Merge(ReproduceMergeArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReproduceMergeArgs {
+    /// Seed of the simulator.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print JSON, times in virtual seconds.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -4,15 +4,25 @@ use std::io::{BufWriter, IsTerminal, Write};
 
 use anyhow::{Result, bail};
 use blockwork_insight::reproduce::discard::{self, DiscardPlan};
-use blockwork_insight::reproduce::{Behaviour, Reproduction, Requests, Row};
+use blockwork_insight::reproduce::merge::{self, MergePlan};
+use blockwork_insight::reproduce::{Behaviour, Rate, Reproduction, Requests, Row};
 
-use crate::args::{ReproduceArgs, ReproduceDiscardArgs, ReproduceReport};
+use crate::args::{ReproduceArgs, ReproduceDiscardArgs, ReproduceMergeArgs, ReproduceReport};
 use crate::scan::lines;
 
 pub(crate) fn run(args: &ReproduceArgs) -> Result<()> {
     match &args.report {
         ReproduceReport::Discard(args) => discard(args),
+        ReproduceReport::Merge(args) => merge(args),
     }
+}
+
+fn merge(args: &ReproduceMergeArgs) -> Result<()> {
+    let plan = MergePlan { seed: args.seed, ..MergePlan::default() };
+    let mut bar = Bar::default();
+    let result = merge::reproduce(&plan, &mut |done| bar.show(done));
+    bar.clear();
+    print(&result?, args.json)
 }
 
 fn discard(args: &ReproduceDiscardArgs) -> Result<()> {
@@ -49,8 +59,16 @@ fn print(reproduction: &Reproduction, json: bool) -> Result<()> {
 fn text(reproduction: &Reproduction) -> String {
     let mut text = format!("{}\n{}\n\n", reproduction.title, reproduction.source);
     text.push_str(&lines(&table(&reproduction.rows), &[3, 4, 5]));
-    text.push_str("\n* The model's one figure from the report:\n");
-    text.push_str(&wrapped(&reproduction.calibration));
+    if let Some(calibration) = &reproduction.calibration {
+        text.push_str("\n* The model's one figure from the report:\n");
+        text.push_str(&wrapped(calibration));
+    }
+    if !reproduction.rates.is_empty() {
+        text.push_str(&format!("\n{}", lines(&rates(&reproduction.rates), &[2, 3])));
+    }
+    for excerpt in &reproduction.traces {
+        text.push_str(&format!("\n{}\n{}\n", excerpt.title, excerpt.lines.join("\n")));
+    }
     for (title, sentences) in
         [("What was simulated", &reproduction.assumptions), ("What to know", &reproduction.notes)]
     {
@@ -61,12 +79,24 @@ fn text(reproduction: &Reproduction) -> String {
 }
 
 fn table(rows: &[Row]) -> Vec<[String; 6]> {
-    let titles = ["CLIENT", "ARRAY", "BEHAVIOUR", "REPORT", "HERE", "REQUESTS PER MEMBER"].map(String::from);
+    let is_array = rows.iter().any(|row| row.devices.len() > 1);
+    let (stack, each) = if is_array { ("ARRAY", "REQUESTS PER MEMBER") } else { ("STACK", "REQUESTS") };
+    let titles = ["CLIENT", stack, "BEHAVIOUR", "REPORT", "HERE", each].map(String::from);
     let rows = rows.iter().map(|row| {
         let behaviour = if row.behaviour == Behaviour::Old { "old" } else { "new" };
         let report = row.report_seconds.map(seconds).unwrap_or_default();
         let here = format!("{}{}", seconds(row.seconds), if row.is_calibration { "*" } else { " " });
         [row.client.clone(), row.stack.clone(), behaviour.into(), report, here, requests(&row.devices)]
+    });
+    std::iter::once(titles).chain(rows).collect()
+}
+
+fn rates(rates: &[Rate]) -> Vec<[String; 5]> {
+    let titles = ["CLIENT", "STACK", "REPORT", "HERE", "REQUESTS"].map(String::from);
+    let speed = |mb_per_second: f64| format!("{mb_per_second:.2} MB/s");
+    let rows = rates.iter().map(|rate| {
+        let report = rate.report_mb_per_second.map(speed).unwrap_or_default();
+        [rate.client.clone(), rate.stack.clone(), report, speed(rate.mb_per_second), requests(&rate.devices)]
     });
     std::iter::once(titles).chain(rows).collect()
 }
@@ -80,17 +110,23 @@ fn seconds(seconds: f64) -> String {
     }
 }
 
-/// The fewest and the most discards that a member got, and writes.
+/// Of each kind that there was, the fewest and the most requests that a device got.
 fn requests(devices: &[Requests]) -> String {
-    let range = |of: fn(&Requests) -> u64| {
-        let (least, most) = (devices.iter().map(of).min(), devices.iter().map(of).max());
-        let (least, most) = (least.unwrap_or(0), most.unwrap_or(0));
-        if least == most { most.to_string() } else { format!("{least} to {most}") }
+    let kind = |name: &str, of: fn(&Requests) -> u64| {
+        let (least, most) = (devices.iter().map(of).min()?, devices.iter().map(of).max()?);
+        match (least, most) {
+            (_, 0) => None,
+            (1, 1) => Some(format!("1 {name}")),
+            (least, most) if least == most => Some(format!("{most} {name}s")),
+            (least, most) => Some(format!("{least} to {most} {name}s")),
+        }
     };
-    let writes = range(|device| device.writes);
-    let discards = range(|device| device.discards);
-    let discards = format!("{discards} discard{}", if discards == "1" { "" } else { "s" });
-    if writes == "0" { discards } else { format!("{discards}, {writes} writes") }
+    let kinds = [
+        kind("discard", |device| device.discards),
+        kind("write", |device| device.writes),
+        kind("read", |device| device.reads),
+    ];
+    kinds.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
 
 /// A sentence as an item of a list.
@@ -151,10 +187,11 @@ mod tests {
 
     #[test]
     fn requests_of_members_that_differ_are_a_range() {
-        let device = |discards, writes| Requests { discards, writes };
+        let device = |discards, writes| Requests { discards, writes, ..Requests::default() };
         assert_eq!(requests(&[device(7, 0), device(7, 0)]), "7 discards");
         assert_eq!(requests(&[device(1, 0)]), "1 discard");
         assert_eq!(requests(&[device(34, 2), device(33, 2)]), "33 to 34 discards, 2 writes");
+        assert_eq!(requests(&[Requests { reads: 4095, ..Requests::default() }]), "4095 reads");
     }
 
     #[test]

@@ -27,6 +27,29 @@ fn the_report_on_discards_is_run_again() {
 }
 
 #[test]
+fn the_report_on_merging_is_run_again() {
+    let scratch = Scratch::new();
+    let said = run(&mut scratch.blockwork(["reproduce", "merge", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!((&json["name"], &json["calibration"]), (&"merge".into(), &serde_json::Value::Null));
+    let rows = json["rows"].as_array().expect("rows");
+    for (row, behaviour, reported, reads) in [(0, "old", 42.693, 131_072), (1, "new", 1.773, 4_095)] {
+        let row = &rows[row];
+        assert_eq!((&row["behaviour"], &row["report_seconds"]), (&behaviour.into(), &reported.into()));
+        assert_eq!(row["devices"][0]["reads"], reads);
+        let seconds = row["seconds"].as_f64().expect("a number");
+        assert!((0.75..1.25).contains(&(seconds / reported)), "{seconds}");
+    }
+    assert_eq!(json["rates"][2]["report_mb_per_second"], 12.52);
+    let text = run(&mut scratch.blockwork(["reproduce", "merge"]));
+    for part in
+        ["launchpad.net/bugs/1833319", "131072 reads", "42.693 s", "12.45 MB/s", "  D   R 837632 + 512"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
 fn an_array_that_there_is_not_is_refused() {
     let scratch = Scratch::new();
     let output = scratch.blockwork(["reproduce", "discard", "--stack", "n9"]).output().expect("it starts");

@@ -4,6 +4,7 @@
 //! | report | what was wrong |
 //! | --- | --- |
 //! | [`discard`] | discards under md's RAID10 were cut to chunks (Launchpad 1896578) |
+//! | [`merge`] | reads through an LVM snapshot were not merged on the way to an NVMe disk (Launchpad 1833319) |
 //!
 //! Invariants, for every report: (1) nothing is modelled but devices and clients: what lies between is the code that
 //! serves; (2) a figure of the report that a model was calibrated by is named in [`Reproduction::calibration`], and there is
@@ -11,7 +12,10 @@
 
 pub mod discard;
 mod lab;
+pub mod merge;
+mod runs;
 
+use blockwork_sim::DeviceCounters;
 use serde::Serialize;
 
 /// A report beside what came of running it again.
@@ -25,10 +29,16 @@ pub struct Reproduction {
     pub source: &'static str,
     /// What was simulated: devices and clients, with reasons.
     pub assumptions: Vec<String>,
-    /// The one figure of the report that went into the model, and where.
-    pub calibration: String,
+    /// The one figure of the report that went into the model, and where; none: no figure did.
+    pub calibration: Option<String>,
     /// What was run.
     pub rows: Vec<Row>,
+    /// What clients get in a second whose work has no end.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rates: Vec<Rate>,
+    /// What happened on the device, as traces show it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub traces: Vec<Excerpt>,
     /// What the rows do not say by themselves.
     pub notes: Vec<String>,
 }
@@ -52,7 +62,31 @@ pub struct Row {
     pub devices: Vec<Requests>,
 }
 
-/// How a layer behaves.
+/// What a client gets in a second.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Rate {
+    /// What it does.
+    pub client: String,
+    /// On what.
+    pub stack: String,
+    /// What the report measured, MB (1,000,000 bytes) a second; nothing where it says nothing.
+    pub report_mb_per_second: Option<f64>,
+    /// What came out here, MB a virtual second.
+    pub mb_per_second: f64,
+    /// Requests that the device got.
+    pub devices: Vec<Requests>,
+}
+
+/// A piece of a trace.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Excerpt {
+    /// Of what.
+    pub title: String,
+    /// As blkparse prints them.
+    pub lines: Vec<String>,
+}
+
+/// How a layer, or a queue, behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Behaviour {
@@ -65,8 +99,16 @@ pub enum Behaviour {
 /// Requests of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Requests {
+    /// Reads.
+    pub reads: u64,
     /// Discards.
     pub discards: u64,
     /// Writes.
     pub writes: u64,
+}
+
+impl From<&DeviceCounters> for Requests {
+    fn from(counters: &DeviceCounters) -> Requests {
+        Requests { reads: counters.reads, discards: counters.discards, writes: counters.writes }
+    }
 }

@@ -7,9 +7,7 @@
 
 mod xfs;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread;
+use std::sync::Arc;
 
 use blockwork_engine::{Errno, Layer, NodeId, Op, Sector, Sectors, SettingError};
 use blockwork_format::md::raid0::Raid0Layout;
@@ -21,6 +19,7 @@ use blockwork_layer::md::{
 use blockwork_sim::DeviceModel;
 
 use super::lab::{Lab, Outcome, Progress, Step};
+use super::runs::run_all;
 use super::{Behaviour, Reproduction, Requests, Row};
 use xfs::Xfs;
 
@@ -155,63 +154,21 @@ fn discard_step((start, nr): (Sector, Sectors), behaviour: Behaviour) -> Step {
 ///
 /// Devices too small for an array; what is wrong with us.
 pub fn reproduce(plan: &DiscardPlan, progress: &mut dyn FnMut(f64)) -> Result<Reproduction, DiscardError> {
-    let rows = run_all(plan, &runs(plan), progress)?;
+    let rows = run_all(&runs(plan), |run, progress| run.row(plan, progress), progress)?;
     Ok(Reproduction {
         name: "discard",
         title: "RAID10: block discard is very slow, causing severe delays for mkfs and fstrim",
         source: "https://bugs.launchpad.net/bugs/1896578",
         assumptions: assumptions(),
-        calibration:
+        calibration: Some(
             "how long the device takes for a discard (0.186 ms), from mkfs.xfs (2020) on n2 with the old \
                       behaviour; every other row is a prediction"
                 .into(),
+        ),
         rows,
+        rates: Vec::new(),
+        traces: Vec::new(),
         notes: notes(),
-    })
-}
-
-/// Runs are worlds of their own: each thread takes the next one that nobody has taken.
-fn run_all(
-    plan: &DiscardPlan,
-    runs: &[Run],
-    progress: &mut dyn FnMut(f64),
-) -> Result<Vec<Row>, DiscardError> {
-    let next = AtomicUsize::new(0);
-    let (tell, hear) = mpsc::channel();
-    let take = |tell: mpsc::Sender<f64>| {
-        let mut rows = Vec::new();
-        while let Some((nth, run)) = runs.iter().enumerate().nth(next.fetch_add(1, Ordering::Relaxed)) {
-            rows.push((nth, run.row(plan, parts(tell.clone()))));
-        }
-        rows
-    };
-    let threads = thread::available_parallelism().map_or(1, |threads| threads.get().min(runs.len()));
-    let mut rows: Vec<_> = thread::scope(|scope| {
-        let take = &take;
-        let workers: Vec<_> =
-            (0..threads).map(|_| tell.clone()).map(|tell| scope.spawn(|| take(tell))).collect();
-        drop(tell);
-        let mut done = 0.0;
-        for part in hear {
-            done += part;
-            progress(done / runs.len() as f64);
-        }
-        let results = workers.into_iter().map(|worker| worker.join());
-        results.flat_map(|rows| rows.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
-    });
-    rows.sort_by_key(|(nth, _)| *nth);
-    rows.into_iter().map(|(_, row)| row).collect()
-}
-
-/// Tells what has been done since it was last told, if that is worth it.
-fn parts(tell: mpsc::Sender<f64>) -> Progress {
-    let mut told = 0.0;
-    Box::new(move |done| {
-        if done - told >= 0.01 || done >= 1.0 {
-            // Nobody listens any more only if a run has failed.
-            let _ = tell.send(done - told);
-            told = done;
-        }
     })
 }
 
@@ -248,9 +205,9 @@ impl Run {
             stack: if self.stack == "raid0" { "RAID0".into() } else { format!("RAID10 {}", self.stack) },
             behaviour: self.behaviour,
             report_seconds,
-            seconds: outcome.time.0 as f64 / 1e9,
+            seconds: outcome.seconds(),
             is_calibration,
-            devices: devices.map(|it| Requests { discards: it.discards, writes: it.writes }).collect(),
+            devices: devices.map(Requests::from).collect(),
         })
     }
 
