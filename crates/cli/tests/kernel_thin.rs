@@ -209,7 +209,7 @@ fn damage(metadata: &[u8], used: &[(u64, BlockKind)], seed: u64) -> Vec<u8> {
     // Mostly where there is something: header, first keys, first values.
     let at = [4 + next(28), 32 + next(64), 2048 + next(64), 4 + next(BLOCK_BYTES - 4)][next(4)];
     block[at] ^= 1 << next(8);
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         kind.seal(nr, block);
     }
     damaged

@@ -222,7 +222,10 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_the_remedy() {
     for (args, words) in [
         (&["fail", "md/data", "z.img"][..], &["no device z.img", "a.img"][..]),
         (&["remove", "md/data", "a.img"], &["in use", "fail it first"]),
-        (&["add", "md/data", "small.img"], &["small.img", "129024"]),
+        (
+            &["add", "md/data", "small.img"],
+            &["small.img has 16384 sectors", "needs 131072", "take a larger disk"],
+        ),
         (&["add", "md/data", "none.img"], &["none.img"]),
         (&["add", "md/data", "a.img"], &["belongs to md/data already"]),
         (&["grow", "md/data"], &["nothing to grow to"]),

@@ -28,8 +28,14 @@ fn check(table: &Table) {
             let below = target.kind.below();
             if let TargetKind::Raid(raid) = &target.kind {
                 reached("raid");
-                assert!(raid.device_sectors(target.length).is_some_and(|each| each <= target.length), "{target:?}");
-                assert!(raid.rebuild.iter().all(|role| usize::from(*role) < raid.devices.len()), "{target:?}");
+                assert!(
+                    raid.device_sectors(target.length).is_some_and(|each| each <= target.length),
+                    "{target:?}"
+                );
+                assert!(
+                    raid.rebuild.iter().all(|role| usize::from(*role) < raid.devices.len()),
+                    "{target:?}"
+                );
                 continue;
             }
             let share = target.length / u64::try_from(below.len().max(1)).expect("a count");
