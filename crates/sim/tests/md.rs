@@ -11,7 +11,9 @@
 //! discards that disks of different granularity, or without discards, did in part; a member that fell two events behind by two
 //! cuts, or by refusing superblocks while it had the only copy, and so made the array unusable; mending that read less than a
 //! block of the disk; a stop that failed because of a member that the array had done without; an array without bits that was never
-//! said to be clean again; a spare with larger blocks than the array's that took a place.
+//! said to be clean again; a spare with larger blocks than the array's that took a place, and one whose slot another disk had got;
+//! two reads that took different copies, since one began in a bad block; a bad block that was forgotten before what had been
+//! written there was durable.
 
 mod md_lab;
 mod running;
@@ -114,6 +116,7 @@ fn what_lives_and_is_looked_after_has_all_copies_of_all_that_was_flushed() {
             sums.given_up += verdict.given_up;
             sums.mended += verdict.mended;
             sums.resumed += verdict.resumed;
+            sums.listed += verdict.listed;
             sums.settled += verdict.settled;
             for (what, n) in &verdict.tally.borrow().counts {
                 *sums.tally.borrow_mut().counts.entry(what).or_default() += n;

@@ -113,6 +113,8 @@ pub struct Verdict {
     pub mended: u64,
     /// Lives that began with a device that was filled in part.
     pub resumed: u64,
+    /// Lives that ended with an entry in a list of bad blocks.
+    pub listed: u64,
     /// Times that nothing was due any more.
     pub settled: u64,
     /// What the caretaker did.
@@ -256,6 +258,9 @@ impl Life {
     fn draw_kept(random: &mut Random, array: &ArrayPlan, events: u64) -> Life {
         let mut life = Life::draw(random, array, events);
         (life.linux, life.no_mercy) = (None, false);
+        if array.bad_blocks && random.chance(1, 3) {
+            life.faults = Faults { write_errors: 60_000, ..Faults::default() };
+        }
         life.victims.truncate(*random.choose(&[0, 1, 1, 2]));
         life.cut = if random.chance(1, 4) { 0 } else { random.between(1, events) };
         life.settles = random.chance(1, 3);
@@ -493,6 +498,8 @@ impl Run<'_> {
         let judge = Judge { plan: &plan.array, world, found: &found };
         let differing = judge.differing();
         self.verdict.differed += u64::from(!differing.is_empty());
+        let listed = found.members.iter().flatten().any(|member| !member.bad.is_empty());
+        self.verdict.listed += u64::from(listed);
         self.verdict.given_up += found.members.iter().filter(|member| member.is_none()).count() as u64;
         self.verdict.violations.extend(judge.differences_are_known(&differing));
         self.verdict.violations.extend(judge.who_is_lost_can_come_back());
