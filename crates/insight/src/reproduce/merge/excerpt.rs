@@ -1,5 +1,6 @@
 //! A piece of the device's trace, by the tracer that serves.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ impl Listener {
     /// # Errors
     ///
     /// The tracer's records are none: it is wrong.
-    pub(super) fn lines(&self, sectors: std::ops::Range<u64>) -> Result<Vec<String>, FormatError> {
+    pub(super) fn lines(&self, sectors: Range<u64>) -> Result<Vec<String>, FormatError> {
         let mut batches: Vec<Batch> = Vec::new();
         while let Received::Batches(more) = self.subscription.receive(Duration::ZERO) {
             batches.extend(more);

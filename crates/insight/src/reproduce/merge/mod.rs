@@ -19,12 +19,12 @@ use super::runs::run_all;
 use super::{Behaviour, Excerpt, Rate, Reproduction, Requests, Row};
 use clients::{Cat, PAGE, RandomReads};
 use excerpt::Listener;
-use stack::{NODES, Stack, VOLUME, device, nomerges};
+use stack::{DATA_START, NODES, Stack, VOLUME, device, nomerges};
 
 /// Where the file begins on the volume: what the report's trace of the snapshot begins with.
 const FILE_START: Sector = Sector(835_584);
 /// Where that is on the device.
-const FILE_ON_DEVICE: u64 = FILE_START.0 + 2048;
+const FILE_ON_DEVICE: u64 = FILE_START.0 + DATA_START.0;
 /// Pages of the largest bio that ext4 makes.
 const LARGEST_BIO: u64 = 256;
 /// Random reads under way.

@@ -13,7 +13,7 @@ use super::clients::PAGE;
 /// 200 GiB.
 const DEVICE: Sectors = Sectors(200 << 21);
 /// Where LVM lets data begin.
-const DATA_START: Sector = Sector(2048);
+pub(super) const DATA_START: Sector = Sector(2048);
 /// Size of the logical volume: 10 GiB.
 pub(super) const VOLUME: Sectors = Sectors(10 << 21);
 /// Size of the snapshot's store, right behind it: 1 GiB.
