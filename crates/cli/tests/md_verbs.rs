@@ -4,7 +4,7 @@
 mod md_lab;
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use md_lab::{Lab, MIB};
 use rustix::process::Signal;
@@ -40,6 +40,9 @@ fn a_blank_disk_takes_the_place_of_a_failed_member_under_load() {
     let server = lab.serve(&["a.img", "e.img", "c.img", "d.img"]);
     assert_eq!(lab.array()["degraded"], 0);
     lab.stop(server);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let updated = lab.md_json(&["examine", "--json", "a.img"])[0]["update_time"].as_u64().unwrap();
+    assert!(updated <= now && now - updated < 600, "written at {updated}, now it is {now}");
 }
 
 #[test]

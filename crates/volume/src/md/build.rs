@@ -1,13 +1,14 @@
 //! The array as a device, with its layer.
 
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use blockwork_engine::{NodeKind, Sector, Sectors};
 use blockwork_format::md::v1::{self, Features};
 use blockwork_format::md::{Access, IN_SYNC, Level, Role, Superblock, Time, bad_blocks};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
 use blockwork_layer::md::{self, ArrayConfig, IntentConfig, MdRecord, MdSite, MemberConfig, Record};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::choose::Choice;
 use super::{Array, Bitmap, Member, MemberState, intent, layout};
@@ -262,7 +263,7 @@ impl Building<'_> {
             sites.push(MdSite { role, name, layer, superblock: *superblock });
         }
         let bitmap = intent.map(|intent| &intent.superblock);
-        let record = MdRecord::new(sites, bitmap, now()).map_err(|error| error.to_string())?;
+        let record = MdRecord::new(sites, bitmap, clock_began()).map_err(|error| error.to_string())?;
         Ok(Box::new(record))
     }
 
@@ -312,8 +313,11 @@ fn bad_blocks(
         .collect())
 }
 
-/// The time for superblocks.
-fn now() -> Time {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Time::new(now.as_secs(), now.subsec_micros())
+/// When the clock of the environment, which is Linux's CLOCK_MONOTONIC, began: superblocks tell what it says as the time of day.
+fn clock_began() -> Time {
+    let monotonic = clock_gettime(ClockId::Monotonic);
+    let part = |n: i64| u64::try_from(n).unwrap_or(0);
+    let since = Duration::from_secs(part(monotonic.tv_sec)) + Duration::from_nanos(part(monotonic.tv_nsec));
+    let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(since);
+    Time::new(began.as_secs(), began.subsec_micros())
 }

@@ -3,7 +3,7 @@
 //! Four 1.9 TB devices of an i3.8xlarge as RAID10: mkfs.xfs took 11 minutes, and 4 seconds on RAID0. The array's queue had a
 //! chunk for its discard limit. Here both behaviours are run: the old one is [`DiscardMax`] over the array.
 //!
-//! What a client does is in `xfs.rs`; how Linux hands a discard to an array, in [`discard_steps`].
+//! What a client does is in `xfs.rs`; how Linux hands a discard to an array, in `discard_step`.
 
 mod xfs;
 
