@@ -43,9 +43,6 @@ pub enum LayerKey {
 const LAYERS: [NodeKind; 6] =
     [NodeKind::Md, NodeKind::Raid, NodeKind::Linear, NodeKind::Striped, NodeKind::Table, NodeKind::Partition];
 
-/// Rates that md has where nobody says otherwise, KiB a second and member (`/proc/sys/dev/raid/speed_limit_*`).
-pub(crate) const SYNC_SPEED_DEFAULT: (u64, u64) = (1_000, 200_000);
-
 /// What is to be opened, and how.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use blockwork_engine::{Layer, NodeKind, Sectors};
 use blockwork_layer::DiscardMax;
-use blockwork_layer::md;
+use blockwork_layer::md::{self, SYNC_SPEED_DEFAULT};
 
 use crate::assembly::Assembly;
 use crate::error::VolumeError;
-use crate::plan::{LayerKey, LayerSetting, SYNC_SPEED_DEFAULT};
+use crate::plan::{LayerKey, LayerSetting};
 
 impl Assembly {
     /// The layer of a device with its settings. `raid10_chunk` is the chunk of a RAID10, and zero for anything else: Linux's

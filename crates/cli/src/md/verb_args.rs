@@ -1,5 +1,6 @@
 //! Options of the verbs that look after an array: of a running server, or of one whose disks are named.
 
+use blockwork_layer::md::SYNC_SPEED_DEFAULT;
 use clap::Args;
 
 /// Which array, and where it is.
@@ -103,10 +104,10 @@ pub(crate) struct SpeedArgs {
     #[command(flatten)]
     pub(crate) which: Which,
     /// KiB/s of each member that syncing may take even while clients are served.
-    #[arg(long, value_name = "KIB", default_value_t = 1000)]
+    #[arg(long, value_name = "KIB", default_value_t = SYNC_SPEED_DEFAULT.0)]
     pub(crate) min: u64,
     /// KiB/s of each member that it takes at most.
-    #[arg(long, value_name = "KIB", default_value_t = 200_000)]
+    #[arg(long, value_name = "KIB", default_value_t = SYNC_SPEED_DEFAULT.1)]
     pub(crate) max: u64,
 }
 

@@ -56,6 +56,7 @@ pub use raid1::Raid1;
 pub use raid10::Raid10;
 pub use record::{ArrayState, NewSite, Record, RecordError, Site, SiteState, Standing};
 pub use status::{ArrayStatus, MemberState, MemberStatus};
+pub use sync::SYNC_SPEED_DEFAULT;
 pub use sync_status::{SyncAction, SyncStatus};
 pub use unrecorded::Unrecorded;
 pub use verb_error::VerbError;
