@@ -1,7 +1,8 @@
 //! The engine alone: nanoseconds, allocations and (under callgrind) instructions per 4 KiB I/O, in all and per layer.
 //!
 //! One worker over leaves that complete at once and touch no data, with a client that keeps 32 reads (or writes) going, on
-//! stacks of 0 to 3 layers (linear over striped over linear), and on a linear volume over a RAID10 of four leaves. Run it with
+//! stacks of 0 to 3 layers (linear over striped over linear), and on a linear volume over a RAID10 of four leaves; then of
+//! several workers on one stack, each with such a client. Run it with
 //!
 //! ```text
 //!   cargo bench -p blockwork-layer --bench engine                 # ns and allocations
@@ -11,8 +12,9 @@
 //! `--stack N --ios M` runs one stack only, for callgrind.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::Arc;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use blockwork_engine::*;
@@ -27,8 +29,11 @@ const SECTORS: u64 = 1 << 30;
 /// Counts allocations.
 struct Counting;
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-/// I/Os that have come back.
-static DONE: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    /// I/Os that have come back to this thread's worker.
+    static DONE: Cell<u64> = const { Cell::new(0) };
+}
 
 // SAFETY: everything is handed to the system's allocator as it is.
 unsafe impl GlobalAlloc for Counting {
@@ -115,7 +120,7 @@ impl Port<NoEnv> for Client {
     fn done(&mut self, _cx: &mut Context<'_, NoEnv>, done: Done) {
         done.result.expect("the null leaf never fails");
         self.memory.push(done.data);
-        DONE.store(DONE.load(Relaxed) + 1, Relaxed);
+        DONE.set(DONE.get() + 1);
     }
     fn turn(&mut self, cx: &mut Context<'_, NoEnv>) -> PortState {
         if self.memory.len() < DEPTH as usize {
@@ -191,7 +196,24 @@ fn raid10(limits: &Limits) -> Arc<dyn Layer> {
 /// Which stack of `stack`, or the RAID10.
 const RAID10: usize = 4;
 
-fn worker(layers: usize, nomerges: &str, op: Op) -> Worker<NoEnv> {
+/// A stack with its leaves, for any number of workers.
+struct Stand {
+    volumes: Arc<[Volume]>,
+    leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]>,
+    stats: Stats,
+}
+
+impl Stand {
+    /// A worker on it, with a client.
+    fn worker(&self, op: Op) -> Worker<NoEnv> {
+        let config = WorkerConfig::new(self.volumes.clone(), self.leaves.clone(), self.stats.worker());
+        let mut worker = Worker::new(NoEnv, config);
+        worker.add_port(Box::new(Client { op, state: 1, memory: Vec::new() }));
+        worker
+    }
+}
+
+fn stand(layers: usize, nomerges: &str) -> Stand {
     let mut limits = Limits { max_sectors: Sectors(512), max_segments: 128, ..Limits::default() };
     limits.set("nomerges", nomerges).unwrap();
     let node = |i| NodeInfo { name: format!("node{i}"), kind: NodeKind::Other("bench"), device: (253, i) };
@@ -205,16 +227,14 @@ fn worker(layers: usize, nomerges: &str, op: Op) -> Worker<NoEnv> {
     };
     let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> =
         (0..if layers == RAID10 { 4 } else { 1 }).map(source).collect();
-    let mut worker = Worker::new(NoEnv, WorkerConfig::new(volumes, leaves, stats.worker()));
-    worker.add_port(Box::new(Client { op, state: 1, memory: Vec::new() }));
-    worker
+    Stand { volumes, leaves, stats }
 }
 
 /// Runs `ios` I/Os, rounded up to whole batches.
 fn run(worker: &mut Worker<NoEnv>, ios: u64) {
-    let target = DONE.load(Relaxed) + ios;
+    let target = DONE.get() + ios;
     worker.poke(PortId(0));
-    while DONE.load(Relaxed) < target {
+    while DONE.get() < target {
         worker.turn(Wait::Poll);
     }
 }
@@ -225,7 +245,7 @@ fn main() {
     let value =
         |name: &str| args.iter().position(|arg| arg == name).map(|i| args[i + 1].parse::<u64>().unwrap());
     if let Some(layers) = value("--stack") {
-        let mut worker = worker(usize::try_from(layers).unwrap(), "0", Op::Read);
+        let mut worker = stand(usize::try_from(layers).unwrap(), "0").worker(Op::Read);
         run(&mut worker, value("--ios").unwrap_or(100_000));
         return;
     }
@@ -235,7 +255,7 @@ fn main() {
     for nomerges in ["0", "2"] {
         let mut before = None;
         for (layers, name) in names.iter().enumerate() {
-            let (best, allocated) = measure(&mut worker(layers, nomerges, Op::Read));
+            let (best, allocated) = measure(&mut stand(layers, nomerges).worker(Op::Read));
             let added = before.map_or(String::new(), |before: f64| format!("{:+.1}", best - before));
             println!("| {name} | {nomerges} | {best:.1} | {added} | {allocated:.6} |");
             before = Some(best);
@@ -245,10 +265,44 @@ fn main() {
     println!("| linear over RAID10 of four leaves | ns per I/O | one leaf | ratio | allocations per I/O |");
     println!("| --- | --- | --- | --- | --- |");
     for (op, name) in [(Op::Read, "read"), (Op::Write, "write: two leaves")] {
-        let (leaf, _) = measure(&mut worker(0, "0", op));
-        let (raid, allocated) = measure(&mut worker(RAID10, "0", op));
+        let (leaf, _) = measure(&mut stand(0, "0").worker(op));
+        let (raid, allocated) = measure(&mut stand(RAID10, "0").worker(op));
         println!("| {name} | {raid:.1} | {leaf:.1} | {:.2} | {allocated:.6} |", raid / leaf);
     }
+    println!();
+    println!(
+        "| workers, each a thread | reads of one leaf, million a second | of linear over RAID10 | ratio |"
+    );
+    println!("| --- | --- | --- | --- |");
+    for workers in 1..=std::thread::available_parallelism().map_or(1, std::num::NonZero::get) {
+        let [leaf, raid] = [0, RAID10].map(|layers| together(&stand(layers, "0"), workers));
+        println!("| {workers} | {leaf:.2} | {raid:.2} | {:.2} |", raid / leaf);
+    }
+}
+
+/// Million reads a second of so many workers on one stack.
+#[allow(clippy::disallowed_methods, reason = "what is measured here is real time")]
+fn together(stand: &Stand, workers: usize) -> f64 {
+    const IOS: u64 = 1_000_000;
+    let line = Barrier::new(workers);
+    let best = |times: Vec<f64>| times.into_iter().fold(f64::MAX, f64::min);
+    let slowest = std::thread::scope(|scope| {
+        let run_one = || {
+            let mut worker = stand.worker(Op::Read);
+            run(&mut worker, 200_000);
+            // The least disturbed of several runs, all workers at once in each.
+            let times = (0..7).map(|_| {
+                line.wait();
+                let start = Instant::now();
+                run(&mut worker, IOS);
+                start.elapsed().as_secs_f64()
+            });
+            best(times.collect())
+        };
+        let threads: Vec<_> = (0..workers).map(|_| scope.spawn(run_one)).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no worker panics")).fold(0.0, f64::max)
+    });
+    (workers as u64 * IOS) as f64 / slowest / 1e6
 }
 
 /// Nanoseconds and allocations per I/O.
