@@ -25,6 +25,8 @@
 //! 6. Without a [`Record`], nothing is ever written but data; a mirrored array is read-only then.
 //! 7. What was copied to a member is on record (`recovery_offset`, `resync_offset`, a cleared bit) only after it has flushed it.
 //! 8. While a range is copied, no write to it is under way (`fence.rs`).
+//! 9. From the moment that a member's flush fails, nothing is read from it that another has, neither for clients nor to be
+//!    copied: it may have forgotten what was acknowledged. (Of reads that are on their way to it then, nobody can say.)
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -141,6 +143,8 @@ pub struct Array {
     pub(super) fences: Fences,
     pub(super) mending: Mending,
     pub(super) sync: Sync,
+    /// How often a member was distrusted.
+    pub(super) distrusts: AtomicU64,
     /// Members that have failed a write, and were not dealt with yet.
     pub(super) failed: Mutex<Vec<FailedMember>>,
     /// Who may change the array's state: superblocks, bitmap, which members take part.
@@ -234,6 +238,7 @@ impl Array {
                 fences: Fences::default(),
                 mending: Mending::default(),
                 sync: Sync::default(),
+                distrusts: AtomicU64::new(0),
                 failed: Mutex::default(),
                 turns: Turns::default(),
                 books: Mutex::new(books),

@@ -215,6 +215,7 @@ impl Array {
         let name = self.devices.get(index).map_or("", |member| &member.name);
         let role = self.devices.role_of(index).map_or("spare".into(), |role| format!("role {role}"));
         log::error!("{}: {what} on member {name} ({role}) cannot be written: {errno}", self.name);
+        self.distrust(index);
         (index, errno)
     }
 

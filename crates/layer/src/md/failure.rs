@@ -5,7 +5,7 @@
 //! | a read | another copy is read at once; the place is written anew from it (`mend.rs`) |
 //! | a write, on a member with a list of bad blocks | the range goes into that list, and is left out from then on; where that cannot be, as the next line |
 //! | a write, discard or write-zeroes | the member has failed: it is left out, the others record it, then the bio runs again |
-//! | a flush, also one behind a FUA | likewise: nobody knows what it has lost |
+//! | a flush, also one behind a FUA | likewise; nobody knows what it has lost, so it is distrusted at once: it is the last to be read, and what was just copied from it is written nowhere |
 //! | a write without room or memory (ENOSPC of a sparse file, ENOMEM) | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
 //! | a write-zeroes that has to be fast, and is not on this member | likewise; none is tried any more |
 //! | a discard that a member turns out not to support | the client hears of it; what was to be discarded has no defined content |
@@ -28,6 +28,7 @@ use super::devices::DeviceIndex;
 use super::gate::GateState;
 use super::geometry::{Place, Places};
 use super::member::Member;
+use super::sync_pass::End;
 
 /// A member that failed, to be dealt with.
 #[derive(Clone, Copy, Debug)]
@@ -83,8 +84,43 @@ impl Array {
         let sector = Sector(failure.span.sector.0.saturating_sub(member.data_start.0));
         let bad = (failure.op == Op::Write && has_list)
             .then(|| whole_blocks(sector, failure.span.nr, &self.form().shape.limits));
+        if failure.op == Op::Flush {
+            self.distrust(device);
+        }
         self.has_failed(FailedMember { device, errno: failure.errno, bad });
         Cure::Defer(self.defer(failure.span, Reason::MemberFailed))
+    }
+
+    /// A device may have lost what it was given: it is read no more if the array can do without it, also before it is given up.
+    pub(super) fn distrust(&self, device: DeviceIndex) {
+        let Some(member) = self.devices.get(device).filter(|_| !self.is_needed(device)) else { return };
+        if !member.set_distrusted(true) {
+            self.distrusts.fetch_add(1, Ordering::AcqRel);
+            self.choose_with_care();
+        }
+    }
+
+    /// Those that are given up may have been distrusted, but this one, or one that comes later, has to stay. With the turn.
+    fn trust_again(&self, refusals: &[Refusal]) {
+        let members = refusals.iter().filter_map(|(device, _)| self.devices.get(*device));
+        for member in members {
+            member.set_distrusted(false);
+        }
+        self.choose_freely_again();
+    }
+
+    /// What [`Array::check_trust`] compares with: taken before something is read that is to be written elsewhere.
+    pub(super) fn trust(&self) -> u64 {
+        self.distrusts.load(Ordering::Acquire)
+    }
+
+    /// Whether all that was read meanwhile may be written elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// [`End::Distrusted`]: one of the devices may have lost something before it was read.
+    pub(super) fn check_trust(&self, before: u64) -> Result<(), End> {
+        if self.trust() == before { Ok(()) } else { Err(End::Distrusted) }
     }
 
     /// To be dealt with by who has the turn next.
@@ -174,6 +210,7 @@ impl Array {
                 if let Some(intent) = self.intent() {
                     intent.disk().all_changed();
                 }
+                self.trust_again(refusals);
                 return Err(*errno);
             }
             self.gate.set(GateState::Recording);

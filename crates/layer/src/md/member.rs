@@ -48,6 +48,9 @@ pub(super) struct Member {
     by_bitmap: AtomicBool,
     /// It takes the place of a member that is still there.
     replacement: AtomicBool,
+    /// A flush failed, or a write that had to be durable: what it has lost since the last one, nobody knows. It is about to be
+    /// given up, for which somebody has to wait for the array's turn; until then it is the last to be read.
+    distrusted: AtomicBool,
     /// It takes part no more. Set once, under the array's turn.
     faulty: AtomicBool,
     /// It belongs to the array no more; it was faulty or a spare before.
@@ -71,6 +74,7 @@ impl Member {
             recorded: AtomicU64::new(recovered),
             by_bitmap: is(|site| site.by_bitmap),
             replacement: is(|site| site.replacement),
+            distrusted: AtomicBool::new(false),
             faulty: AtomicBool::new(false),
             removed: AtomicBool::new(false),
             corrected: AtomicU32::new(0),
@@ -86,6 +90,20 @@ impl Member {
 
     pub(super) fn fail(&self) {
         self.faulty.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_distrusted(&self) -> bool {
+        self.distrusted.load(Ordering::Acquire)
+    }
+
+    /// That it may have lost something, or that it has to stay all the same; what it was before.
+    pub(super) fn set_distrusted(&self, is: bool) -> bool {
+        self.distrusted.swap(is, Ordering::AcqRel)
+    }
+
+    /// Its turn among the copies that can be read: the lowest is read first.
+    pub(super) fn last_choice(&self) -> u8 {
+        if self.is_distrusted() { 2 } else { u8::from(self.write_mostly) }
     }
 
     pub(super) fn is_removed(&self) -> bool {
@@ -147,7 +165,7 @@ impl Member {
 
     /// Whether reading it is a matter of where, or not to be done at all.
     pub(super) fn is_ordinary(&self) -> bool {
-        self.is_in_sync() && !self.write_mostly && !self.bad.any()
+        self.is_in_sync() && self.last_choice() == 0 && !self.bad.any()
     }
 
     /// How many of the `nr` sectors at `sector` of its data can be read, from the first on.

@@ -112,7 +112,9 @@ impl Array {
         let readable = |other: &&Place| {
             self.member(other.member).is_some_and(|member| member.readable(other.sector, nr) == nr)
         };
-        places.iter().find(readable).copied()
+        let choice =
+            |other: &&Place| self.member(other.member).map_or(u8::MAX, |member| member.last_choice());
+        places.iter().filter(readable).min_by_key(choice).copied()
     }
 
     /// Has the queue worked off, if nobody is at it.
@@ -182,9 +184,13 @@ impl Array {
             let bad = Place { sector: place.sector + done, ..place };
             let Some(good) = self.other_copy(bad, step) else { return Ok(false) };
             let Some(source) = self.member(good.member) else { return Ok(false) };
+            let trust = self.trust();
             let Ok(data) = io::read(cx, &source.layer, source.at(good.sector), step).await else {
                 return Ok(false);
             };
+            if self.check_trust(trust).is_err() {
+                continue;
+            }
             io::write(cx, &member.layer, member.at(bad.sector), data).await?;
             io::read(cx, &member.layer, member.at(bad.sector), step).await?;
             done += step;

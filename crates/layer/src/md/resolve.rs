@@ -97,7 +97,7 @@ impl Array {
 
     /// The copy to read, and how far. Where copies may differ (`same`), the choice for a sector must not depend on where a
     /// read ends: the first that has the first sector. Otherwise one that has all of it, if there is one. Write-mostly
-    /// members come last.
+    /// members come late, and one that is about to be given up last.
     pub(super) fn choose(
         &self,
         places: &Places,
@@ -105,18 +105,18 @@ impl Array {
         same: bool,
         nr: Sectors,
     ) -> Option<(Place, Sectors)> {
-        let mut best: Option<(bool, Sectors, Place)> = None;
+        let mut best: Option<(u8, Sectors, Place)> = None;
         let order = places.iter().cycle().skip(preferred).take(places.len());
         for place in order {
             let Some(member) = self.member(place.member) else { continue };
             let readable = member.readable(place.sector, nr);
+            let choice = member.last_choice();
             let better = readable > Sectors::ZERO
-                && best.is_none_or(|(eager, len, _)| {
-                    (!member.write_mostly && !eager)
-                        || (!same && eager != member.write_mostly && readable > len)
+                && best.is_none_or(|(best, len, _)| {
+                    choice < best || (!same && choice == best && readable > len)
                 });
             if better {
-                best = Some((!member.write_mostly, readable, *place));
+                best = Some((choice, readable, *place));
             }
         }
         best.map(|(_, readable, place)| (place, readable))

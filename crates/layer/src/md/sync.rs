@@ -219,7 +219,7 @@ impl Array {
                 );
                 self.sync.state().halted = true;
             }
-            End::Interrupted => {}
+            End::Interrupted | End::Distrusted => {}
             End::Done => log::info!("{name}: {} done", pass.action()),
         }
         if let Kind::Check { .. } = pass.kind {

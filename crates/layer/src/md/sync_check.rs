@@ -1,8 +1,8 @@
 //! Comparing the copies of a window, and making them the same.
 //!
 //! No write is under way in the window. Differences are counted as Linux counts them: a unit of 64 KiB of the array (or what a
-//! chunk's end leaves of it) in which any two copies differ counts with all its sectors. A repair writes the first copy over
-//! those that differ from it, and over those that cannot be read.
+//! chunk's end leaves of it) in which any two copies differ counts with all its sectors. A repair writes the copy that clients
+//! read where mirrors may differ over those that differ from it, and over those that cannot be read.
 
 use blockwork_engine::{Errno, Sector, Sectors, TaskContext};
 use blockwork_memory::Segment;
@@ -21,7 +21,7 @@ const UNIT: u64 = 128;
 struct Piece {
     sector: Sector,
     nr: Sectors,
-    /// Those that can be read.
+    /// Those that can be read, in the order in which reads choose them.
     copies: SmallVec<[Copy; 4]>,
     /// Those of devices that take part, but cannot be read there.
     unreadable: SmallVec<[Copy; 4]>,
@@ -32,6 +32,7 @@ impl Array {
     pub(super) async fn compare(&self, window: Window, repair: bool, cx: &TaskContext) -> Result<(), End> {
         let pieces = self.pieces_of(window);
         let copies = pieces.iter().flat_map(|piece| piece.copies.iter().map(|copy| (*copy, piece.nr)));
+        let trust = self.trust();
         let reads = copies.map(|(copy, nr)| self.read_copy(copy, nr, cx));
         let mut read = io::together(reads.collect()).await.into_iter();
         let mut writes = Vec::new();
@@ -54,6 +55,7 @@ impl Array {
                 writes.extend(differ.into_iter().map(|copy| (copy, piece.nr, first.clone())));
             }
         }
+        self.check_trust(trust)?;
         self.write_copies(writes, cx).await.map_err(End::Failed)
     }
 
@@ -62,19 +64,34 @@ impl Array {
         let mut sector = Sector(window.start);
         while sector.0 < window.end {
             let nr = self.geometry().room(sector).min(Sectors(window.end - sector.0)).min(PIECE);
-            let mut piece = Piece { sector, nr, copies: SmallVec::new(), unreadable: SmallVec::new() };
-            for copy in self.copies_of(sector) {
-                let Some(member) = self.devices.get(copy.device) else { continue };
-                match member.readable(copy.sector, nr) {
-                    readable if readable == nr => piece.copies.push(copy),
-                    _ if member.is_in_sync() => piece.unreadable.push(copy),
-                    _ => {}
-                }
-            }
+            let piece = self.piece_at(sector, nr);
+            sector = sector + piece.nr;
             pieces.push(piece);
-            sector = sector + nr;
         }
         pieces
+    }
+
+    /// The piece at a sector, of at most `nr`: no copy is bad in a part of it only. So the choice for a sector does not depend on
+    /// what lies behind it, as for reads.
+    fn piece_at(&self, sector: Sector, nr: Sectors) -> Piece {
+        let copies = self.copies_of(sector).into_iter();
+        let copies = copies.filter_map(|copy| Some((copy, self.devices.get(copy.device)?)));
+        let mut copies: SmallVec<[_; 4]> = copies.collect();
+        copies.sort_by_cached_key(|(_, member)| member.last_choice());
+        let nr = copies.iter().fold(nr, |nr, (copy, member)| {
+            let alike = member.readable(copy.sector, nr).max(member.unreadable(copy.sector, nr));
+            // It may have changed between the two; then the whole is looked at again below.
+            if alike > Sectors::ZERO { alike } else { nr }
+        });
+        let mut piece = Piece { sector, nr, copies: SmallVec::new(), unreadable: SmallVec::new() };
+        for (copy, member) in copies {
+            if member.readable(copy.sector, nr) == nr {
+                piece.copies.push(copy);
+            } else if member.is_in_sync() {
+                piece.unreadable.push(copy);
+            }
+        }
+        piece
     }
 
     /// The copies that could be read; the others are mended.

@@ -17,6 +17,7 @@ use super::array::Array;
 use super::bad_blocks::Bad;
 use super::commit::Refusal;
 use super::devices::DeviceIndex;
+use super::failure::FailedMember;
 use super::geometry::{Place, Places};
 use super::io;
 use super::mend::Unread;
@@ -65,8 +66,8 @@ fn push(pieces: &mut Vec<Piece>, piece: Piece) {
 }
 
 impl Array {
-    /// Where `nr` sectors of the array can be read, and how far: the first copy that has the first of them, write-mostly devices
-    /// last; as bios read where mirrors may differ.
+    /// Where `nr` sectors of the array can be read, and how far: the first copy that has the first of them, in the order in
+    /// which bios read where mirrors may differ.
     pub(super) fn source(&self, sector: Sector, nr: Sectors, not: &[DeviceIndex]) -> Option<(Copy, Sectors)> {
         let mut places = Places::new();
         self.geometry().places(sector, &mut places);
@@ -75,9 +76,9 @@ impl Array {
             let member = self.devices.get(device)?;
             let readable = member.readable(place.sector, nr);
             let copy = Copy { device, sector: place.sector };
-            (readable > Sectors::ZERO).then_some((member.write_mostly, copy, readable))
+            (readable > Sectors::ZERO).then_some((member.last_choice(), copy, readable))
         });
-        copies.min_by_key(|(last, ..)| *last).map(|(_, copy, readable)| (copy, readable))
+        copies.min_by_key(|(choice, ..)| *choice).map(|(_, copy, readable)| (copy, readable))
     }
 
     /// All copies of a sector that get writes.
@@ -160,6 +161,7 @@ impl Array {
 
     /// Reads all pieces, then writes them. Gives what could not be read, by where it should have gone.
     async fn copy(&self, pieces: Vec<Piece>, cx: &TaskContext) -> Result<Vec<(Copy, Sectors)>, End> {
+        let trust = self.trust();
         let reads = pieces.iter().map(|piece| self.read_copy(piece.from, piece.nr, cx));
         let read = io::together(reads.collect()).await;
         let (mut writes, mut lost) = (Vec::new(), Vec::new());
@@ -169,6 +171,7 @@ impl Array {
                 Err(_) => self.read_blocks(piece, &mut writes, &mut lost, cx).await,
             }
         }
+        self.check_trust(trust)?;
         self.write_copies(writes, cx).await.map_err(End::Failed)?;
         Ok(lost)
     }
@@ -201,7 +204,11 @@ impl Array {
             } else {
                 io::store(cx, &member.layer, at, data).await
             };
-            written.map_err(|errno| (copy.device, errno))?;
+            written.map_err(|errno| {
+                self.distrust(copy.device);
+                self.has_failed(FailedMember { device: copy.device, errno, bad: None });
+                (copy.device, errno)
+            })?;
             if some_bad {
                 let _turn = self.turns.take().await;
                 self.was_written_anew(copy.device, copy.sector, nr, cx).await;

@@ -67,6 +67,8 @@ pub(super) enum End {
     Done,
     /// Before that: the worker ends, or something else may be due.
     Interrupted,
+    /// A device may have lost what was read from it meanwhile: to be done again, without that device.
+    Distrusted,
     /// A device refused what was copied to it.
     Failed(Refusal),
     /// That sector of a member has no copy, and there is no room to remember it.
@@ -156,7 +158,7 @@ impl Array {
                     self.sync.state().status.speed_kib = pacer.speed_kib(cx.now());
                 }
                 Ok(()) => {}
-                Err(failed) if matches!(end, End::Done | End::Interrupted) => end = failed,
+                Err(failed) if matches!(end, End::Done | End::Interrupted | End::Distrusted) => end = failed,
                 Err(_) => {}
             }
             let interrupted = self.sync.due.load(Ordering::Acquire) || self.sync.stop.load(Ordering::Acquire);

@@ -282,3 +282,23 @@ fn a_disk_that_fails_everything_is_left_out_while_the_array_is_busy() {
     assert_eq!(states(&rig)[2], MemberState::Faulty);
     assert_eq!(rig.served.array.status().degraded, 1);
 }
+
+#[test]
+fn a_member_that_lost_a_flush_is_not_read_also_while_somebody_else_has_the_turn() {
+    let mut rig = active(Make::raid1(2).of_sectors(1024));
+    (0..8).for_each(|sector| rig.write(sector, 1, 2).unwrap());
+    // The bit of another write takes 31 s on the other one: until then no member can be given up.
+    next(&rig, 1, 0, Fault::Stall);
+    let bio = rig.write_bio(600, 8, 2, Flags::NONE);
+    rig.submit(bio);
+    rig.rest(Nanos::millis(10));
+    next(&rig, 0, 0, Fault::LostFlush);
+    rig.submit(Bio::flush());
+    rig.rest(Nanos::millis(10));
+    assert_eq!((rig.done(), rig.states()[0]), (0, MemberState::InSync));
+    assert!((0..8).any(|sector| rig.on_member(0, sector) != 2), "it has forgotten something");
+    assert!(rig.read(0, 8).unwrap().iter().all(|byte| *byte == 2));
+    (0..2).for_each(|_| rig.finish().result.unwrap());
+    assert_eq!(rig.states()[0], MemberState::Faulty);
+    assert!(rig.read(0, 8).unwrap().iter().all(|byte| *byte == 2));
+}

@@ -179,6 +179,57 @@ fn where_mirrors_may_differ_the_copy_that_is_read_does_not_depend_on_where_a_rea
     assert_eq!((rig.on_member(0, 12), rig.on_member(1, 12)), (7, 7));
 }
 
+#[test]
+fn a_repair_makes_of_mirrors_that_differ_what_was_read_of_them() {
+    let far = 1 << 15;
+    let make = Make::raid1(2).with_bad_blocks().without_bitmap().of_sectors(1 << 16);
+    let mut rig = Rig::new(make);
+    // The first copy of a block cannot be written; of the next one, it is the one that is read.
+    rig.write(far, 16, 1).unwrap();
+    next(&rig, 0, 0, Fault::Error(Errno::EIO));
+    rig.write(far, 8, 2).unwrap();
+    let mut rig = Rig::on(rig.world.power_cut(), rig.make.clone(), &[], true);
+    rig.world.preload(FileId(0), DATA_START + far + 12, &[7; 512]);
+    rig.world.preload(FileId(1), DATA_START + far + 12, &[9; 512]);
+    rig.served.array.set_speed(10, 10);
+    rig.open();
+    rig.rest(Nanos::secs(1));
+    rig.start_sync(SyncAction::Idle).unwrap();
+    assert_eq!(rig.read(far + 12, 1).unwrap()[0], 7);
+    rig.served.array.set_speed(10, 1 << 20);
+    rig.start_sync(SyncAction::Repair).unwrap();
+    rig.wait_sync();
+    assert_eq!(rig.read(far + 12, 1).unwrap()[0], 7);
+    assert_eq!([rig.on_member(0, far + 12), rig.on_member(1, far + 12)], [7, 7]);
+    assert_eq!(rig.on_member(0, far), rig.on_member(1, far));
+}
+
+#[test]
+fn what_a_member_has_lost_while_it_was_read_is_not_copied_over_what_others_have() {
+    // A device answers some reads with what there was when they began: which ones depends on those before.
+    for round in 0..8 {
+        let mut filled = Filled::new(Rig::of(Make::raid1(2), |device| {
+            let latency = device.latency.clone();
+            device.latency = Latencies { read: Latency::Fixed(Nanos::millis(50)), ..latency };
+        }));
+        (0..round).for_each(|_| filled.check_read());
+        filled.rig.rest(Nanos::secs(1));
+        (0..512).step_by(64).for_each(|sector| filled.write(sector, 64));
+        let before = filled.rig.world.counters(FileId(0)).reads;
+        filled.rig.start_sync(SyncAction::Repair).unwrap();
+        while filled.rig.world.counters(FileId(0)).reads == before {
+            filled.rig.rest(Nanos::millis(1));
+        }
+        let forgets = blockwork_sim::Faults { lost_flushes: 1_000_000, ..Default::default() };
+        filled.rig.world.set_faults(FileId(0), forgets);
+        filled.rig.flush().unwrap();
+        let action = filled.rig.served.array.status().sync.action;
+        assert_eq!((filled.rig.states()[0], action), (MemberState::Faulty, SyncAction::Repair));
+        filled.rig.wait_sync();
+        filled.check_read();
+    }
+}
+
 /// A spare fails, and a new disk gets its slot after a restart: both are spares by their superblocks, and of that slot.
 #[test]
 fn a_spare_whose_slot_another_disk_has_is_let_alone() {
