@@ -192,6 +192,9 @@ impl Oracle {
         self.version += 1;
         let number = self.version;
         let certain = ok && !write.discard;
+        if certain && durable {
+            self.show_what_was_lost();
+        }
         for sector in write.sectors {
             let state = self.state.get_mut(&sector).expect("it has a patch in flight");
             let at = state
@@ -239,8 +242,8 @@ impl Oracle {
         });
     }
 
-    /// A flush ends well although a device has forgotten data: an array goes on without that device. Reads that were on their way to
-    /// it by then may still return what it holds.
+    /// Something becomes durable although a device has forgotten data: an array goes on without that device. Reads that were on
+    /// their way to it by then may still return what it holds.
     fn show_what_was_lost(&mut self) {
         if !self.lost_data {
             return;
