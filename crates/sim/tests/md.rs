@@ -14,6 +14,8 @@
 //! said to be clean again; a spare with larger blocks than the array's that took a place, and one whose slot another disk had got;
 //! two reads that took different copies, since one began in a bad block; a bad block that was forgotten before what had been
 //! written there was durable.
+//! And its own: a read that was on its way to a disk when that forgot what a flush should have kept, which no array can help; a
+//! replacement that the caretaker took away as the member that it had just become.
 
 mod md_lab;
 mod running;

@@ -203,9 +203,12 @@ impl Caretaker {
     /// A member that can go, or whoever else belongs to the array.
     async fn fail(&self, status: &ArrayStatus, random: &mut Random, cx: &TaskContext) {
         let name = random.choose(&known(status)).clone();
-        let is_it = |member: &&blockwork_layer::md::MemberStatus| member.name.as_ref() == Some(&name);
-        let role = status.members.iter().position(|member| is_it(&member));
-        if role.is_some_and(|role| !self.can_go(status, role as u16)) {
+        // Who replaces a member may have taken its place by the time that it is told.
+        let members = (0..).zip(&status.members);
+        let replacements = status.replacements.iter().map(|(role, member)| (*role, member));
+        let mut holders = members.chain(replacements);
+        let role = holders.find(|(_, member)| member.name.as_ref() == Some(&name)).map(|(role, _)| role);
+        if role.is_some_and(|role| !self.can_go(status, role)) {
             return;
         }
         let result = self.array.fail(&name, cx).await;
