@@ -421,6 +421,7 @@ impl Layer for Array {
         self.record.as_ref()?;
         let array = self.itself();
         Some(Box::pin(async move {
+            array.sync.at_rest.store(false, Ordering::Release);
             array.look_for_sync(&cx);
             Ok(())
         }))

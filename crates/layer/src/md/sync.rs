@@ -40,6 +40,8 @@ pub(super) struct Sync {
     pub(super) due: AtomicBool,
     /// What runs is to stop.
     pub(super) stop: AtomicBool,
+    /// The array is put to rest: nothing begins any more, as nobody would wait for its end.
+    pub(super) at_rest: AtomicBool,
     /// Clients have done I/O since somebody last looked.
     client: AtomicBool,
     pub(super) speed_min: AtomicU64,
@@ -62,6 +64,7 @@ impl Default for Sync {
             running: Turns::default(),
             due: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            at_rest: AtomicBool::new(false),
             client: AtomicBool::new(false),
             speed_min: AtomicU64::new(SYNC_SPEED_DEFAULT.0),
             speed_max: AtomicU64::new(SYNC_SPEED_DEFAULT.1),
@@ -94,6 +97,9 @@ impl Array {
     /// Has somebody look what is due, if nobody does.
     pub(super) fn look_for_sync(&self, cx: &TaskContext) {
         if self.record.is_none() || self.geometry().copies() < 2 || self.form().shape.limits.read_only {
+            return;
+        }
+        if self.sync.at_rest.load(Ordering::Acquire) {
             return;
         }
         self.sync.due.store(true, Ordering::Release);

@@ -128,6 +128,7 @@ impl Array {
     /// All clients and workers are gone: clears the bits of what all members have, and says that the array is clean.
     pub(super) async fn put_to_rest(&self, cx: &TaskContext) -> Result<(), Errno> {
         let _turn = self.turns.take().await;
+        self.sync.at_rest.store(true, Ordering::Release);
         self.settle_with_turn(cx).await?;
         if !self.books().opened || (self.gate.state() == GateState::Clean && !self.has_bits_to_clear()) {
             return Ok(());
