@@ -291,7 +291,7 @@ vg0               320K  vg         2 PVs, 7 LVs, 224K free, partial
 `-vg0/wide         16K  striped    2 stripes of 4K, partial, not served
 ";
     assert!(shown.starts_with(expected), "{shown}");
-    assert!(shown.contains("\nvg0/t1, vg0/t2: not served: its type is thin, "), "{shown}");
+    assert!(shown.contains("\nvg0/t1, vg0/t2: not served: its pool pool: it was never used"), "{shown}");
     assert!(shown.contains("\nvg0/far, vg0/wide: not served: the physical volume pv1 "), "{shown}");
 }
 

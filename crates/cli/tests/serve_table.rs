@@ -313,7 +313,7 @@ fn a_table_that_is_wrong_is_refused_with_file_and_line() {
         ("0 100 linear a.img\n", 1, "offset is missing"),
         ("0 100 linear a.img 0 7\n", 1, "argument is \"7\""),
         ("0 16 striped 2 8 a.img 0\n", 1, "device is missing"),
-        ("0 8 zero\n8 8 snapshot a.img b.img P 8\n", 2, "target is snapshot, which is not supported yet"),
+        ("0 8 zero\n8 8 snapshot a.img b.img P 8\n", 2, "start is 8, expected 0: a snapshot's sectors"),
         (
             "0 8 raid raid1 1 0 2 a.img b.img - c.img\n",
             1,
@@ -325,7 +325,7 @@ fn a_table_that_is_wrong_is_refused_with_file_and_line() {
             "whole chunks of its devices make 16 sectors, and it has 20",
         ),
         ("0 8 raid raid1 1 0 2 - - - -\n", 1, "too many members are missing: [0, 1] of 2"),
-        ("0 8 zero\n8 8 frob\n", 2, "target is \"frob\", expected linear, striped, raid, zero or error"),
+        ("0 8 zero\n8 8 frob\n", 2, "target is \"frob\", expected linear, striped, raid, zero, error, snapshot-origin or snapshot"),
         ("0 100 linear dm/other 0\n", 1, "\"dm/other\""),
         ("x: 0 8 linear dm/x 0\n", 1, "itself"),
         ("x: 0 8 zero\ny: 0 16 linear dm/x 0\n", 2, "expected at most 8, the size of x"),

@@ -20,7 +20,7 @@ pub enum Setting {
 /// is the whole of it, not each of its segments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LayerSetting {
-    /// A kind (of [`LAYERS`]), or a volume's name.
+    /// A kind of device as statistics show it (`md`, `raid`, `linear`, `striped`, `dm`, `part`), or a volume's name.
     pub layer: String,
     /// What is set.
     pub key: LayerKey,
