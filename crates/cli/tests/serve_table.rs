@@ -325,7 +325,11 @@ fn a_table_that_is_wrong_is_refused_with_file_and_line() {
             "whole chunks of its devices make 16 sectors, and it has 20",
         ),
         ("0 8 raid raid1 1 0 2 - - - -\n", 1, "too many members are missing: [0, 1] of 2"),
-        ("0 8 zero\n8 8 frob\n", 2, "target is \"frob\", expected linear, striped, raid, zero, error, snapshot-origin or snapshot"),
+        (
+            "0 8 zero\n8 8 frob\n",
+            2,
+            "target is \"frob\", expected linear, striped, raid, zero, error, snapshot-origin or snapshot",
+        ),
         ("0 100 linear dm/other 0\n", 1, "\"dm/other\""),
         ("x: 0 8 linear dm/x 0\n", 1, "itself"),
         ("x: 0 8 zero\ny: 0 16 linear dm/x 0\n", 2, "expected at most 8, the size of x"),

@@ -136,6 +136,8 @@ pub struct Array {
     pub(super) differ_from: AtomicU64,
     /// A member has refused a write-zeroes that its limits allow: none that must be fast is tried any more.
     pub(super) no_fast_zeroes: AtomicBool,
+    /// The coarsest granule of discards of all devices that have had a role, sectors; 0: one of them takes none.
+    pub(super) discard_granule: AtomicU64,
     /// Discards and write-zeroes that follow each other.
     pub(super) run: Mutex<ZeroRun>,
     /// There were writes since the upkeep last looked.
@@ -220,6 +222,7 @@ impl Array {
             synced: differ_from,
             ..Books::default()
         };
+        let discard_granule = AtomicU64::new(discard_granule(&limits));
         let shape = Shape { node, sectors: geometry.sectors(), limits };
         let form = Form { shape, geometry, intent: intent.map(|intent| Intent::new(intent, events)) };
         Ok(Arc::new_cyclic(|me| {
@@ -233,6 +236,7 @@ impl Array {
                 irregular: AtomicBool::new(false),
                 differ_from: AtomicU64::new(differ_from),
                 no_fast_zeroes: AtomicBool::new(false),
+                discard_granule,
                 run: Mutex::default(),
                 busy: AtomicBool::new(false),
                 fences: Fences::default(),
@@ -474,6 +478,11 @@ fn devices(members: Vec<Option<MemberConfig>>, sites: &[Site]) -> (Vec<(Member, 
     }
     let holders = indices.into_iter().map(|(member, replacement)| Holders::new(member, replacement));
     (all, holders.collect())
+}
+
+/// Sectors; 0: no discards.
+pub(super) fn discard_granule(limits: &Limits) -> u64 {
+    if limits.discards() { (u64::from(limits.discard_granularity) / SECTOR).max(1) } else { 0 }
 }
 
 /// The events of the members as they were found.

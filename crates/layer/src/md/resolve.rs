@@ -3,7 +3,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use blockwork_engine::{Defer, Errno, Flags, NodeId, Op, Reason, Resolver, SECTOR, Sector, Sectors, Span};
+use blockwork_engine::{Defer, Errno, Flags, NodeId, Op, Reason, Resolver, Sector, Sectors, Span};
 
 use super::array::{AHEAD_SHARE, Array};
 use super::form::Form;
@@ -232,7 +232,7 @@ impl Array {
     fn takes(&self, span: Span) -> bool {
         let limits = &self.form().shape.limits;
         match span.op {
-            Op::Discard => limits.discards(),
+            Op::Discard => self.discard_granule.load(Ordering::Acquire) > 0,
             _ if !span.flags.has(Flags::FAST_ONLY) => true,
             _ => limits.max_write_zeroes > Sectors::ZERO && !self.no_fast_zeroes.load(Ordering::Relaxed),
         }
@@ -246,7 +246,7 @@ impl Array {
         if span.op != Op::Discard || self.geometry().copies() == 1 {
             return Some(span);
         }
-        let granule = (u64::from(self.form().shape.limits.discard_granularity) / SECTOR).max(1);
+        let granule = self.discard_granule.load(Ordering::Acquire).max(1);
         let start = span.sector.0.next_multiple_of(granule);
         let end = span.end().0 / granule * granule;
         (start < end).then(|| span.piece(Sectors(start - span.sector.0), Sectors(end - start)))

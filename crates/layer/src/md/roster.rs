@@ -5,9 +5,11 @@
 //! come to its end; so nobody reads it for a member. Writes go to it from then on. Its superblock, and the whole bitmap, are
 //! written in the same step; a crash before that leaves a spare.
 
+use std::sync::atomic::Ordering;
+
 use blockwork_engine::{Sectors, TaskContext};
 
-use super::array::Array;
+use super::array::{Array, discard_granule};
 use super::devices::{DeviceIndex, Holders};
 use super::member::Member;
 
@@ -50,6 +52,11 @@ impl Array {
     /// A device begins to be filled for a role, as a member or as a replacement. With the turn; who calls this records it.
     pub(super) fn assign(&self, index: DeviceIndex, role: u16, holders: Holders) {
         let Some(member) = self.devices.get(index) else { return };
+        // What was resolved before this may miss the device, or be refused by it: it is filled after that.
+        let granule = discard_granule(member.layer.limits());
+        let _ = self.discard_granule.fetch_update(Ordering::AcqRel, Ordering::Acquire, |known| {
+            Some(if granule == 0 || known == 0 { 0 } else { known.max(granule) })
+        });
         self.choose_with_care();
         member.begin_recovery(holders.replacement() == Some(index));
         if let Some(intent) = self.intent() {

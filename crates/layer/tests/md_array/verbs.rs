@@ -1,6 +1,8 @@
 //! What people do to an array that is served.
 
-use blockwork_engine::{FileId, Layer, Nanos, Sectors};
+use std::cell::Cell;
+
+use blockwork_engine::{Bio, Errno, FileId, Flags, Layer, Nanos, Op, Sector, Sectors};
 use blockwork_format::md::Role;
 use blockwork_format::md::v1::Features;
 use blockwork_layer::md::{Added, MemberState, SyncAction, VerbError};
@@ -175,6 +177,25 @@ fn what_fails_by_itself_is_replaced_also_after_everything_was_stopped() {
     rig.wait_sync();
     assert_eq!(rig.served.array.status().degraded, 0);
     assert_eq!(rig.device_of(1), 2);
+}
+
+#[test]
+fn a_device_that_takes_no_discards_ends_them_for_all() {
+    let nth = Cell::new(0);
+    let mut rig = Rig::of(Make::raid1(2).with_blank(1), |model| {
+        if nth.replace(nth.get() + 1) == 2 {
+            model.limits.max_discard = Sectors::ZERO;
+        }
+    });
+    let discard = || Bio::without_data(Op::Discard, Flags::NONE, Sector(0), Sectors(64));
+    rig.run(discard()).0.unwrap();
+    rig.fail("d1").unwrap();
+    rig.add(2).unwrap();
+    rig.wait_sync();
+    rig.write(0, 64, 5).unwrap();
+    assert_eq!(rig.run(discard()).0, Err(Errno::EOPNOTSUPP));
+    rig.start_sync(SyncAction::Check).unwrap();
+    assert_eq!(rig.wait_sync().mismatches, Sectors(0), "what one of them had done alone would differ");
 }
 
 #[test]
