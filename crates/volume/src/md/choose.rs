@@ -122,7 +122,7 @@ impl Choice {
         if is_active && superblock.events().saturating_add(1) < newest {
             self.warnings.push(format!(
                 "{title} is out of date (events {}, and the array is at {newest}): it is left out; \
-                 `mdadm --add` takes it back under Linux",
+                 `blockwork md add` takes it back (Linux: `mdadm --add`)",
                 superblock.events()
             ));
             return MemberState::OutOfDate;
