@@ -1,10 +1,12 @@
-//! One page-aligned allocation, reference-counted. All `unsafe` of this crate is in this file.
+//! Memory for I/O, reference-counted: a page-aligned allocation of ours, or a part of a mapping.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
+use crate::mapping::Mapping;
 use crate::pool::Shelf;
 
 /// Alignment of every buffer, in bytes. Enough for `O_DIRECT` on any Linux block device.
@@ -12,18 +14,30 @@ pub const PAGE: usize = 4096;
 
 pub(crate) struct Allocation {
     start: NonNull<u8>,
-    layout: Layout,
+    size: usize,
+    owner: Owner,
     home: Weak<Shelf>,
+}
+
+/// Who owns the memory.
+enum Owner {
+    /// We do: it is freed with the allocation.
+    Heap(Layout),
+    /// A mapping, which lives as long as parts of it.
+    Mapping { _keeps_it: Arc<Mapping> },
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: `start` came from `alloc_zeroed` with this very layout, and is freed once, here.
-        unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        if let Owner::Heap(layout) = self.owner {
+            // SAFETY: `start` came from `alloc_zeroed` with this very layout, and is freed once, here.
+            unsafe { dealloc(self.start.as_ptr(), layout) }
+        }
     }
 }
 
-/// Page-aligned memory of a fixed size; cloning shares it. Dropping the last clone gives it back to its pool.
+/// Memory of a fixed size; cloning shares it. Dropping the last clone gives it back to its pool. Page-aligned, unless it
+/// is part of a mapping.
 pub struct Buffer {
     /// `None` only while `drop` moves it back to its shelf.
     memory: Option<Rc<Allocation>>,
@@ -41,7 +55,18 @@ impl Buffer {
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Buffer { memory: Some(Rc::new(Allocation { start, layout, home })) }
+        Buffer { memory: Some(Rc::new(Allocation { start, size, owner: Owner::Heap(layout), home })) }
+    }
+
+    /// `len` bytes at `offset` of a mapping, which they keep alive. Their content is shared with whoever has the same file
+    /// mapped, and may change at any time.
+    ///
+    /// # Panics
+    /// If the range lies outside of the mapping.
+    pub fn of_mapping(mapping: &Arc<Mapping>, offset: usize, len: usize) -> Buffer {
+        let start = mapping.range(offset, len);
+        let owner = Owner::Mapping { _keeps_it: mapping.clone() };
+        Buffer { memory: Some(Rc::new(Allocation { start, size: len, owner, home: Weak::new() })) }
     }
 
     pub(crate) fn from_shelf(memory: Rc<Allocation>) -> Buffer {
@@ -54,15 +79,15 @@ impl Buffer {
         self.memory.as_ref().expect("a buffer owns its memory until it is dropped")
     }
 
-    /// Size in bytes, a multiple of [`PAGE`].
+    /// Size in bytes; of an allocation of ours a multiple of [`PAGE`].
     #[inline]
     pub fn len(&self) -> usize {
-        self.memory().layout.size()
+        self.memory().size
     }
 
-    /// Never true: a buffer has at least one page.
+    /// Whether it is an empty part of a mapping.
     pub fn is_empty(&self) -> bool {
-        false
+        self.len() == 0
     }
 
     /// Address of the first byte, for the kernel. Reading or writing through it needs `unsafe` at the caller's.
@@ -166,6 +191,6 @@ impl fmt::Debug for Buffer {
 
 impl Allocation {
     pub(crate) fn size(&self) -> usize {
-        self.layout.size()
+        self.size
     }
 }

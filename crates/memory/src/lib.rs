@@ -1,4 +1,5 @@
-//! I/O memory: page-aligned buffers, a pool of them per worker, and segments that point into them.
+//! I/O memory: page-aligned buffers, a pool of them per worker, memory shared with other processes, and segments that
+//! point into either.
 //!
 //! This is one of the few crates that contain `unsafe` (see ARCHITECTURE.md): it owns raw memory that the kernel
 //! reads and writes behind Rust's back (io_uring), so nothing here ever hands out a `&[u8]` or `&mut [u8]` to that
@@ -11,14 +12,23 @@
 //!    request is in flight, by the kernel.
 //! 3. A buffer that comes from a [`Pool`] goes back to it when its last reference is dropped; taking one from a
 //!    warm pool allocates nothing.
-//! 4. Memory is zeroed when it is first allocated, and *not* when it is reused: whoever reads into a buffer fills
+//! 4. A [`Mapping`] stays mapped while anything points into it, also if its file is cut short meanwhile by who shares it:
+//!    then it turns into private zeros and says so ([`Mapping::is_torn`]), and no process ends by SIGBUS (`fault`).
+//! 5. Memory is zeroed when it is first allocated, and *not* when it is reused: whoever reads into a buffer fills
 //!    all of it, or the rest is some earlier request's data. (The engine asserts it: a read completes only when
 //!    every byte of it was written.)
 
 mod buffer;
+mod fault;
+mod guest;
+mod mapping;
 mod pool;
 mod segment;
 
 pub use buffer::{Buffer, PAGE};
+pub use guest::{
+    GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRegion, LayoutError, NotGuestMemory, Place,
+};
+pub use mapping::{MapError, Mapping, MappingU16};
 pub use pool::Pool;
 pub use segment::{Segment, Segments, bytes_in, copy_between, slice_segments};

@@ -1,0 +1,304 @@
+//! A guest's memory: files that a front end shares, each at a range of the guest's physical addresses, and (for what the
+//! front end itself points to) of its own.
+//!
+//! [`GuestLayout`] is what all workers share; [`GuestMemory`] is one worker's view of it, that turns addresses into
+//! [`Segment`]s which go to the kernel as they are.
+//!
+//! Invariants:
+//! 1. Regions of a layout do not overlap, in either kind of address, and none wraps around.
+//! 2. What an address becomes lies in the layout's mappings, which it keeps alive: memory that a front end takes away is
+//!    still there for the I/O under way.
+
+use std::sync::Arc;
+
+use crate::buffer::Buffer;
+use crate::mapping::Mapping;
+use crate::segment::{Segment, Segments};
+
+/// Regions of a guest's memory, at most: what QEMU uses at its largest.
+pub const GUEST_REGIONS_MAX: usize = 509;
+
+/// Part of a region that is one buffer: a segment's offset has 32 bits.
+const WINDOW: usize = 1 << 30;
+
+/// A range of a guest's memory.
+#[derive(Clone, Debug)]
+pub struct GuestRegion {
+    /// Where the guest sees it.
+    pub guest: u64,
+    /// Where the front end sees it.
+    pub user: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The memory.
+    pub mapping: Arc<Mapping>,
+    /// Where it begins there, bytes.
+    pub offset: u64,
+}
+
+/// Why regions are no layout.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Too many.
+    #[error("{0} regions of memory, expected at most {GUEST_REGIONS_MAX}")]
+    TooMany(usize),
+    /// Empty, wraps around, or does not lie in its mapping.
+    #[error("a region of {len} bytes at guest address {guest:#x} does not fit its file or the address space")]
+    Outside {
+        /// Its address.
+        guest: u64,
+        /// Its size.
+        len: u64,
+    },
+    /// Two share addresses.
+    #[error("two regions of memory overlap at guest address {guest:#x}")]
+    Overlap {
+        /// The second one's address.
+        guest: u64,
+    },
+}
+
+/// An address that is not the guest's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at address {address:#x} are not in the guest's memory")]
+pub struct NotGuestMemory {
+    /// The address.
+    pub address: u64,
+    /// How much was meant.
+    pub len: u64,
+}
+
+/// Something that the front end points to.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The memory.
+    pub mapping: Arc<Mapping>,
+    /// Where in it, bytes.
+    pub offset: usize,
+}
+
+/// All of a guest's memory. Cloning shares it.
+#[derive(Clone, Debug, Default)]
+pub struct GuestLayout {
+    /// By guest address.
+    regions: Arc<[GuestRegion]>,
+}
+
+impl GuestLayout {
+    /// A layout of these regions, in any order.
+    ///
+    /// # Errors
+    /// See [`LayoutError`].
+    pub fn new(mut regions: Vec<GuestRegion>) -> Result<GuestLayout, LayoutError> {
+        if regions.len() > GUEST_REGIONS_MAX {
+            return Err(LayoutError::TooMany(regions.len()));
+        }
+        for region in &regions {
+            let GuestRegion { guest, user, len, ref mapping, offset } = *region;
+            let fits = |start: u64| start.checked_add(len).is_some();
+            let inside = offset.checked_add(len).is_some_and(|end| end <= mapping.len() as u64);
+            if len == 0 || !fits(guest) || !fits(user) || !inside {
+                return Err(LayoutError::Outside { guest, len });
+            }
+        }
+        for address in [|region: &GuestRegion| region.user, |region: &GuestRegion| region.guest] {
+            regions.sort_by_key(address);
+            let overlap = regions.windows(2).find(|pair| address(&pair[0]) + pair[0].len > address(&pair[1]));
+            if let Some(pair) = overlap {
+                return Err(LayoutError::Overlap { guest: pair[1].guest });
+            }
+        }
+        Ok(GuestLayout { regions: regions.into() })
+    }
+
+    /// Its regions, by guest address.
+    pub fn regions(&self) -> &[GuestRegion] {
+        &self.regions
+    }
+
+    /// What lies at an address of the front end's, in one piece.
+    ///
+    /// # Errors
+    /// It is not in one region.
+    pub fn place(&self, user: u64, len: u64) -> Result<Place, NotGuestMemory> {
+        let refused = NotGuestMemory { address: user, len };
+        let region = self.regions.iter().find(|region| user.wrapping_sub(region.user) < region.len);
+        let region = region.ok_or(refused)?;
+        let at = user - region.user;
+        if len > region.len - at {
+            return Err(refused);
+        }
+        let offset = usize::try_from(region.offset + at).map_err(|_| refused)?;
+        Ok(Place { mapping: region.mapping.clone(), offset })
+    }
+
+    /// Whether any file of it was cut short.
+    pub fn is_torn(&self) -> bool {
+        self.regions.iter().any(|region| region.mapping.is_torn())
+    }
+}
+
+/// One worker's view of a guest's memory.
+#[derive(Debug)]
+pub struct GuestMemory {
+    windows: Vec<Window>,
+    /// The one that was used last: most of what a guest asks for lies in one region.
+    last: usize,
+}
+
+/// Part of a region, as a buffer.
+#[derive(Debug)]
+struct Window {
+    guest: u64,
+    len: u64,
+    buffer: Buffer,
+}
+
+impl GuestMemory {
+    /// A view of `layout`.
+    pub fn new(layout: &GuestLayout) -> GuestMemory {
+        let mut windows = Vec::new();
+        for region in layout.regions() {
+            let (mut guest, mut offset) = (region.guest, region.offset);
+            let mut left = region.len;
+            while left > 0 {
+                let len = left.min(WINDOW as u64);
+                let (from, bytes) = (usize::try_from(offset), usize::try_from(len));
+                let (from, bytes) = (from.expect("it is mapped"), bytes.expect("at most a window"));
+                windows.push(Window { guest, len, buffer: Buffer::of_mapping(&region.mapping, from, bytes) });
+                guest = guest.wrapping_add(len);
+                offset += len;
+                left -= len;
+            }
+        }
+        GuestMemory { windows, last: 0 }
+    }
+
+    /// Appends the `len` bytes at a guest's address to `out`: one segment, but where they reach over the end of a region or
+    /// of one of its windows of 1 GiB.
+    ///
+    /// # Errors
+    /// Some of it is not the guest's; then `out` may have been added to.
+    #[inline]
+    pub fn segments(&mut self, address: u64, len: u64, out: &mut Segments) -> Result<(), NotGuestMemory> {
+        let (mut address, mut left) = (address, len);
+        while left > 0 {
+            let window = self.find(address).ok_or(NotGuestMemory { address, len: left })?;
+            let at = address - window.guest;
+            let take = left.min(window.len - at);
+            // Both are less than a window.
+            out.push(Segment::new(window.buffer.clone(), at as usize, take as usize));
+            left -= take;
+            address = address.wrapping_add(take);
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn find(&mut self, address: u64) -> Option<&Window> {
+        let holds = |window: &Window| address.wrapping_sub(window.guest) < window.len;
+        if !self.windows.get(self.last).is_some_and(holds) {
+            let next = self.windows.partition_point(|window| window.guest <= address);
+            self.last = next.checked_sub(1).filter(|&found| holds(&self.windows[found]))?;
+        }
+        self.windows.get(self.last)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+    use super::*;
+
+    fn memory(len: u64) -> (File, Arc<Mapping>) {
+        let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&file, len).unwrap();
+        let mapping = Mapping::new(file.as_fd(), len).unwrap();
+        (file, mapping)
+    }
+
+    fn region(mapping: &Arc<Mapping>, guest: u64, user: u64, offset: u64, len: u64) -> GuestRegion {
+        GuestRegion { guest, user, len, mapping: mapping.clone(), offset }
+    }
+
+    #[test]
+    fn what_the_guest_wrote_is_read_at_its_address_over_the_edge_of_regions() {
+        let (_file, mapping) = memory(0x4000);
+        mapping.write(0x1ffe, b"ab");
+        mapping.write(0x3000, b"cd");
+        // 0x10000..0x11000 lies at 0x1000 of the file, and what follows it at 0x3000.
+        let regions = vec![
+            region(&mapping, 0x11000, 0x9000, 0x3000, 0x1000),
+            region(&mapping, 0x10000, 0x5000, 0x1000, 0x1000),
+        ];
+        let layout = GuestLayout::new(regions).unwrap();
+        let mut guest = GuestMemory::new(&layout);
+        let mut out = Segments::new();
+        guest.segments(0x10ffe, 4, &mut out).unwrap();
+        let mut bytes = Vec::new();
+        for segment in &out {
+            let mut part = vec![0; segment.len()];
+            segment.read_at(0, &mut part);
+            bytes.extend(part);
+        }
+        assert_eq!(bytes, b"abcd");
+        let place = layout.place(0x5ffe, 2).unwrap();
+        assert_eq!(place.mapping.read::<2>(place.offset), *b"ab");
+        assert!(layout.place(0x5ffe, 3).is_err());
+        for (address, len) in [(0x12000, 1), (0x11fff, 2), (0xffff, 1), (u64::MAX, 2), (0x10000, u64::MAX)] {
+            assert!(guest.segments(address, len, &mut Segments::new()).is_err(), "{len} at {address:#x}");
+        }
+    }
+
+    #[test]
+    fn regions_that_overlap_or_do_not_fit_are_refused() {
+        let (_file, mapping) = memory(0x2000);
+        let layout = |regions: &[(u64, u64, u64, u64)]| {
+            GuestLayout::new(regions.iter().map(|&(g, u, o, l)| region(&mapping, g, u, o, l)).collect())
+        };
+        assert!(layout(&[(0, 0, 0, 0x1000), (0x1000, 0x1000, 0x1000, 0x1000)]).is_ok());
+        assert_eq!(
+            layout(&[(0, 0, 0, 0x1001), (0x1000, 0x8000, 0, 1)]).unwrap_err(),
+            LayoutError::Overlap { guest: 0x1000 }
+        );
+        assert_eq!(
+            layout(&[(0, 0, 0, 0x1001), (0x8000, 0x1000, 0, 1)]).unwrap_err(),
+            LayoutError::Overlap { guest: 0x8000 }
+        );
+        for bad in
+            [(0, 0, 0, 0), (0, 0, 1, 0x2000), (u64::MAX, 0, 0, 2), (0, u64::MAX, 0, 2), (0, 0, u64::MAX, 1)]
+        {
+            assert!(matches!(layout(&[bad]), Err(LayoutError::Outside { .. })), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_short_becomes_zeros_and_says_so() {
+        let (file, mapping) = memory(0x4000);
+        mapping.write(0x3000, b"here");
+        let word = mapping.u16_at(0x3000).unwrap();
+        let layout = GuestLayout::new(vec![region(&mapping, 0, 0, 0, 0x4000)]).unwrap();
+        assert!(!layout.is_torn());
+        ftruncate(&file, 0x1000).unwrap();
+        assert_eq!(word.load(std::sync::atomic::Ordering::Acquire), 0);
+        assert!(layout.is_torn());
+        mapping.write(0, b"still memory");
+        drop((layout, word, mapping));
+        let (_file, next) = memory(0x1000);
+        assert!(!next.is_torn());
+    }
+
+    #[test]
+    fn a_file_that_is_too_short_or_none_is_refused() {
+        let (file, _mapping) = memory(0x1000);
+        let error = Mapping::new(file.as_fd(), 0x1001).unwrap_err();
+        assert!(error.to_string().contains("4096"), "{error}");
+        let null = File::open("/dev/null").unwrap();
+        assert!(Mapping::new(null.as_fd(), 1).unwrap_err().to_string().contains("memfd"));
+        assert!(Mapping::new(file.as_fd(), 0).is_err());
+    }
+}

@@ -1,0 +1,245 @@
+//! A file mapped into memory, shared with other processes: a guest's memory, rings, marks that outlive us.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use rustix::fs::{FileType, fstat};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use crate::buffer::PAGE;
+use crate::fault::Guard;
+
+/// A file, shared, readable and writable. Whoever else has it mapped may change it at any time, so no reference into it is
+/// ever made: everything is copied in and out, each value by one access.
+pub struct Mapping {
+    start: NonNull<u8>,
+    /// Bytes that may be used.
+    len: usize,
+    /// Bytes that are mapped: whole pages, of the file's size of page.
+    mapped: usize,
+    guard: Guard,
+}
+
+/// Why a file could not be mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// It is not memory.
+    #[error(
+        "the descriptor is not a file that can be mapped, expected a memfd or a file of tmpfs or hugetlbfs"
+    )]
+    NotAFile,
+    /// It ends too early.
+    #[error("the file has {found} bytes, expected at least {expected}")]
+    TooShort {
+        /// Its size.
+        found: u64,
+        /// What is needed.
+        expected: u64,
+    },
+    /// More than an address space holds, or nothing at all.
+    #[error("{0} bytes cannot be mapped")]
+    Length(u64),
+    /// The kernel says no.
+    #[error("{what}: {source}")]
+    Io {
+        /// The call.
+        what: &'static str,
+        /// Its error.
+        source: io::Error,
+    },
+}
+
+// SAFETY: the memory belongs to the process, not to a thread, and is touched only through raw pointers and atomics; what
+// others see of a plain copy while it is made is no worse than what another process may do to it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `file`, which must be that long.
+    ///
+    /// # Errors
+    /// See [`MapError`].
+    pub fn new(file: BorrowedFd<'_>, len: u64) -> Result<Arc<Mapping>, MapError> {
+        let io = |what, source: rustix::io::Errno| MapError::Io { what, source: source.into() };
+        let stat = fstat(file).map_err(|errno| io("fstat", errno))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(MapError::NotAFile);
+        }
+        let found = u64::try_from(stat.st_size).unwrap_or(0);
+        if found < len {
+            return Err(MapError::TooShort { found, expected: len });
+        }
+        // On hugetlbfs this is the size of its pages, and munmap takes whole ones only.
+        let unit = usize::try_from(stat.st_blksize).unwrap_or(PAGE).max(PAGE);
+        let usable = usize::try_from(len).ok().filter(|&len| len > 0 && len <= isize::MAX as usize / 2);
+        let (Some(usable), true) = (usable, unit.is_power_of_two()) else {
+            return Err(MapError::Length(len));
+        };
+        let mapped = usable.next_multiple_of(unit);
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping where the kernel finds room touches no memory that anybody has.
+        let start = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, file, 0) }
+            .map_err(|errno| io("mmap", errno))?;
+        let start =
+            NonNull::<u8>::new(start.cast()).expect("mmap gives no null pointer where none was asked for");
+        match Guard::new(start.addr().get(), mapped) {
+            Ok(guard) => {
+                // The handler turns it into a pointer again.
+                start.as_ptr().expose_provenance();
+                Ok(Arc::new(Mapping { start, len: usable, mapped, guard }))
+            }
+            Err(source) => {
+                // SAFETY: mapped just now, and known to nobody.
+                let _ = unsafe { munmap(start.as_ptr().cast(), mapped) };
+                Err(MapError::Io { what: "guarding a mapping", source })
+            }
+        }
+    }
+
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never true.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Whether the file was cut short by who shares it: from then on this is private memory, zeros at first.
+    #[inline]
+    pub fn is_torn(&self) -> bool {
+        self.guard.is_torn()
+    }
+
+    /// Address of the range.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    #[inline]
+    pub(crate) fn range(&self, offset: usize, len: usize) -> NonNull<u8> {
+        let end = offset.checked_add(len);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "{len} bytes at {offset} of a mapping of {}",
+            self.len
+        );
+        // SAFETY: within the mapping (checked), which is one object smaller than isize::MAX.
+        unsafe { self.start.add(offset) }
+    }
+
+    /// Copies out `N` bytes at `offset`, each read once.
+    ///
+    /// # Panics
+    /// If they lie outside.
+    #[inline]
+    pub fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
+        let at = self.range(offset, N);
+        // SAFETY: in bounds, and mapped while we live; `Bytes` has no alignment and takes any bits. Volatile, so that
+        // the compiler cannot read a second time what it has read, and been checked, before.
+        unsafe { at.cast::<Bytes<N>>().as_ptr().read_volatile() }.0
+    }
+
+    /// As [`Mapping::read`], for 16 bytes: by two accesses, of eight bytes each.
+    ///
+    /// # Panics
+    /// If they lie outside.
+    #[inline]
+    pub fn read_16(&self, offset: usize) -> [u8; 16] {
+        let at = self.range(offset, 16);
+        // SAFETY: as in `read`.
+        let Pair(low, high) = unsafe { at.cast::<Pair>().as_ptr().read_volatile() };
+        (u128::from(low) | u128::from(high) << 64).to_le_bytes()
+    }
+
+    /// Copies `bytes` in at `offset`.
+    ///
+    /// # Panics
+    /// If they lie outside.
+    #[inline]
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let at = self.range(offset, bytes.len());
+        // SAFETY: in bounds, and mapped while we live; nobody has a slice into a mapping, so they do not overlap.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) }
+    }
+
+    /// A 16-bit word at `offset`, little-endian, for both sides to load and store. `None` if it lies outside, or is not at
+    /// a multiple of two.
+    pub fn u16_at(self: &Arc<Mapping>, offset: usize) -> Option<MappingU16> {
+        let inside = offset.checked_add(2).is_some_and(|end| end <= self.len);
+        (inside && offset.is_multiple_of(2))
+            .then(|| MappingU16 { at: self.range(offset, 2).cast(), mapping: self.clone() })
+    }
+}
+
+/// So that an array is read at any address.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Bytes<const N: usize>([u8; N]);
+
+/// Likewise two words.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Pair(u64, u64);
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.guard.release();
+        // SAFETY: mapped by `new` at this length, and unmapped once, here, when nothing points into it any more.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped) };
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Mapping({} bytes)", self.len)
+    }
+}
+
+/// A 16-bit word of a mapping, such as a ring's index.
+#[derive(Clone)]
+pub struct MappingU16 {
+    at: NonNull<u16>,
+    /// Keeps it mapped.
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: as for `Mapping`; the word is only touched as an atomic.
+unsafe impl Send for MappingU16 {}
+
+impl MappingU16 {
+    #[inline]
+    fn word(&self) -> &AtomicU16 {
+        // SAFETY: aligned and within the mapping (`u16_at`), which `mapping` keeps alive as long as the reference lives.
+        unsafe { AtomicU16::from_ptr(self.at.as_ptr()) }
+    }
+
+    /// Its value.
+    #[inline]
+    pub fn load(&self, order: Ordering) -> u16 {
+        u16::from_le(self.word().load(order))
+    }
+
+    /// Sets it.
+    #[inline]
+    pub fn store(&self, value: u16, order: Ordering) {
+        self.word().store(value.to_le(), order);
+    }
+
+    /// The mapping that it lies in.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+}
+
+impl fmt::Debug for MappingU16 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MappingU16({})", self.load(Ordering::Relaxed))
+    }
+}
