@@ -283,9 +283,9 @@ impl Running {
 fn print_stats(stats: &Stats, json: bool) {
     let snapshot = stats.snapshot();
     if json {
-        eprintln!("{}", report::Report::new(&snapshot).json());
+        eprintln!("{}", report::Report::new(&snapshot).with_rings(&stats.rings()).json());
     } else {
-        eprint!("{}", report::table(&snapshot));
+        eprint!("{}{}", report::table(&snapshot), report::ring_table(&stats.rings()));
     }
 }
 

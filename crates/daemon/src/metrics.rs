@@ -2,15 +2,16 @@
 
 use std::fmt::{Display, Write};
 
-use blockwork_engine::Snapshot;
+use blockwork_engine::Stats;
 use blockwork_format::escape;
 use blockwork_insight::report;
 
 use crate::arrays::ArrayStatus;
 use crate::status::Status;
 
-pub(crate) fn text(status: &Status, counters: &[Snapshot], arrays: &[ArrayStatus]) -> String {
-    let mut text = report::prometheus(counters);
+pub(crate) fn text(status: &Status, stats: &Stats, arrays: &[ArrayStatus]) -> String {
+    let mut text = report::prometheus(&stats.snapshot());
+    text.push_str(&report::rings_prometheus(&stats.rings()));
     let info = format!("{{version=\"{}\"}}", status.version);
     gauge(&mut text, "info", "Always 1; the version is a label", [(info, 1)]);
     let none = String::new;

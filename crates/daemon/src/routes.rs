@@ -69,10 +69,13 @@ fn get(state: &ControlState, path: &str, query: &str) -> Answer {
     let ok = StatusCode::OK;
     match path {
         "/v1/status" => json_of(&state.status()),
-        "/v1/stats" => whole(ok, JSON, Report::new(&state.stats.snapshot()).json().into_bytes()),
+        "/v1/stats" => {
+            let report = Report::new(&state.stats.snapshot()).with_rings(&state.stats.rings());
+            whole(ok, JSON, report.json().into_bytes())
+        }
         ARRAYS => json_of(&ArrayList { arrays: state.arrays.list() }),
         "/metrics" => {
-            let text = metrics::text(&state.status(), &state.stats.snapshot(), &state.arrays.list());
+            let text = metrics::text(&state.status(), &state.stats, &state.arrays.list());
             whole(ok, METRICS, text.into_bytes())
         }
         _ => trace(state, query),

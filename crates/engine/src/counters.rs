@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::bio::Op;
 use crate::layer::NodeId;
+use crate::ring::{RingSnapshot, RingStats, Rings};
 use crate::units::Nanos;
 
 macro_rules! counters {
@@ -309,12 +310,13 @@ pub struct Stats {
     /// Those that came later, numbered behind the others.
     added: Mutex<Vec<NodeInfo>>,
     workers: Mutex<Vec<Arc<CounterTable>>>,
+    rings: Rings,
 }
 
 impl Stats {
     /// Counters for these nodes: a [`NodeId`] is an index into them.
     pub fn new(nodes: Vec<NodeInfo>) -> Stats {
-        Stats { nodes, added: Mutex::default(), workers: Mutex::default() }
+        Stats { nodes, added: Mutex::default(), workers: Mutex::default(), rings: Rings::default() }
     }
     /// The nodes that there were from the beginning.
     pub fn nodes(&self) -> &[NodeInfo] {
@@ -340,6 +342,14 @@ impl Stats {
         let table = Arc::new(CounterTable::new(room));
         self.workers.lock().expect("no holder of this lock panics").push(table.clone());
         table
+    }
+    /// Where a client's ring of that name, for `size` requests, is counted: anew, or where it was before.
+    pub fn ring(&self, name: &str, size: u32) -> Arc<RingStats> {
+        self.rings.ring(name, size)
+    }
+    /// The rings that there are or were.
+    pub fn rings(&self) -> Vec<RingSnapshot> {
+        self.rings.snapshot()
     }
     /// The sum over all workers of one counter.
     pub fn get(&self, node: NodeId, counter: Counter) -> u64 {

@@ -29,6 +29,7 @@ mod limits;
 mod port;
 mod queue;
 mod quiesce;
+mod ring;
 mod task;
 mod turn;
 mod unaligned;
@@ -51,6 +52,7 @@ pub use leaf::{Allocation, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitt
 pub use limits::{Limits, Merges, SettingError};
 pub use port::{Context, Port, PortId, PortState};
 pub use quiesce::Quiescence;
+pub use ring::{RINGS_MAX, RingSnapshot, RingStats};
 pub use task::TaskContext;
 pub use turn::{Taking, Turn, Turns};
 pub use units::{Nanos, SECTOR, Sector, Sectors};

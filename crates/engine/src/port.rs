@@ -116,4 +116,9 @@ impl<E: Env> Context<'_, E> {
     pub fn wake_me(&mut self) {
         self.core.mark_dirty(self.port);
     }
+
+    /// Asks for a turn of another port of this worker. Of one that has closed: nothing happens.
+    pub fn wake(&mut self, port: PortId) {
+        self.core.mark_dirty(port);
+    }
 }

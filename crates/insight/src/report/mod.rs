@@ -1,6 +1,6 @@
 //! Statistics of every node, for people and programs.
 //!
-//! [`table`] is what `serve --stats` prints. [`Report`] is the JSON of `/v1/stats`; its field names are kept stable.
+//! [`table`] and [`ring_table`] are what `serve --stats` prints. [`Report`] is the JSON of `/v1/stats`; its field names are kept stable.
 //! [`prometheus`] is `/metrics`. All of them come from one [`Snapshot`] of the engine's counters, which is not a moment
 //! frozen: counters of workers that run move on while they are read.
 //!
@@ -8,15 +8,17 @@
 //! high.
 
 mod prometheus;
+mod rings;
 mod table;
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-use blockwork_engine::{Histogram, Snapshot};
+use blockwork_engine::{Histogram, RingSnapshot, Snapshot};
 use blockwork_format::escape;
 
 pub use prometheus::prometheus;
+pub use rings::{RingReport, ring_table, rings_prometheus};
 pub use table::table;
 
 /// Everything that is known of all nodes.
@@ -30,6 +32,9 @@ pub use table::table;
 pub struct Report {
     /// In the order of their numbers.
     pub nodes: Vec<NodeReport>,
+    /// Rings that clients share with exports; left out where there was none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rings: Vec<RingReport>,
 }
 
 /// One node.
@@ -93,7 +98,12 @@ impl Report {
                 .filter_map(|(class, histogram)| Some(((*class).to_owned(), LatencyReport::of(histogram)?)))
                 .collect(),
         });
-        Report { nodes: nodes.collect() }
+        Report { nodes: nodes.collect(), rings: Vec::new() }
+    }
+
+    /// With the rings of clients ([`Stats::rings`](blockwork_engine::Stats::rings)).
+    pub fn with_rings(self, rings: &[RingSnapshot]) -> Report {
+        Report { rings: rings.iter().map(RingReport::from).collect(), ..self }
     }
 
     /// As one line of JSON.

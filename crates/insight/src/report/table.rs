@@ -140,7 +140,7 @@ fn latency(snapshot: &Snapshot, out: &mut String) {
 }
 
 /// A length of time, nanoseconds, in a unit that suits it.
-fn time(ns: u64) -> String {
+pub(super) fn time(ns: u64) -> String {
     match ns {
         0..1_000 => format!("{ns} ns"),
         1_000..1_000_000 => format!("{:.1} us", ns as f64 / 1e3),
