@@ -23,6 +23,7 @@ use crate::event::{Action, Event, Reason, Tracer};
 use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Span, Target, find};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
+use crate::notes::Notes;
 use crate::port::PortId;
 use crate::queue::{LeafQueue, Plugged, QueueContext, sectors_in_segments};
 use crate::quiesce::{Attendance, Quiescence};
@@ -67,6 +68,7 @@ struct BioState {
     epoch: Option<u64>,
     /// How often it was run again.
     cures: u16,
+    notes: Notes,
 }
 
 /// All bios under way on a worker.
@@ -319,6 +321,7 @@ impl Core {
             started: self.now,
             epoch: None,
             cures: 0,
+            notes: Notes::default(),
         };
         let bio = u32::try_from(self.bios.all.insert(state)).expect("bios in flight are bounded");
         self.resolve(bio);
@@ -327,16 +330,19 @@ impl Core {
     /// Maps a bio to extents, and hands those to the queues.
     #[inline]
     fn resolve(&mut self, bio: u32) {
-        let state = &self.bios.all[bio as usize];
-        let span = state.span;
+        let state = &mut self.bios.all[bio as usize];
+        let (span, notes) = (state.span, std::mem::take(&mut state.notes));
         let root: &dyn Layer = match &state.root {
             Root::Volume(volume) => &*self.volumes[volume.0 as usize].root,
             Root::Layer(layer) => &**layer,
         };
         let mut extents = std::mem::take(&mut self.extents);
         extents.clear();
-        let mut cx = Resolver::new(&mut extents, &self.counters, &mut self.tracer).at(self.now);
-        match root.resolve(span, &mut cx) {
+        let mut cx =
+            Resolver::new(&mut extents, &self.counters, &mut self.tracer).at(self.now).with_notes(notes);
+        let resolved = root.resolve(span, &mut cx);
+        state.notes = cx.notes;
+        match resolved {
             Ok(()) => self.queue(bio, &extents),
             Err(defer) => self.defer(bio, defer),
         }
@@ -373,6 +379,7 @@ impl Core {
     #[cold]
     fn defer(&mut self, bio: u32, defer: Defer) {
         self.counters.add(defer.node, Counter::Deferred, 1);
+        self.bios.all[bio as usize].notes.forget_wishes();
         let root = self.root_of(bio);
         if self.tracer.on() {
             self.trace(defer.node, Action::Defer, defer.span, defer.reason, 0);
@@ -382,7 +389,7 @@ impl Core {
         let cx = self.executor.context().clone();
         self.executor.spawn(async move {
             let result = layer.prepare(defer, cx.clone()).await;
-            cx.command(Command::Resume { bio, result });
+            cx.command(Command::Resume { bio, prepared: vec![defer.node], result });
         });
     }
 
@@ -462,8 +469,12 @@ impl Core {
                 let node = root.node();
                 self.start(Root::Layer(root), node, Owner::Task(reply), bio);
             }
-            Command::Resume { bio, result: Ok(()) } => self.resolve(bio),
-            Command::Resume { bio, result: Err(errno) } => {
+            Command::Resume { bio, prepared, result: Ok(()) } => {
+                let notes = &mut self.bios.all[bio as usize].notes;
+                prepared.into_iter().for_each(|node| notes.prepared(node));
+                self.resolve(bio);
+            }
+            Command::Resume { bio, result: Err(errno), .. } => {
                 self.bios.all[bio as usize].parts.set(1);
                 self.completed.push((bio, Err(errno)));
             }
@@ -505,11 +516,14 @@ impl Core {
         }
         let state = &mut self.bios.all[bio as usize];
         let discards = matches!(state.span.op, Op::Discard | Op::WriteZeroes);
+        state.notes.tell(state.error.map_or(Ok(()), Err));
         if let Some(epoch) = state.epoch.take() {
             self.attendance.end(epoch);
         }
-        if discards && state.span.flags.has(Flags::FUA) && state.error.is_none() {
-            // No device has FUA for these: what they did is made durable by a flush.
+        // No device has FUA for discards: what they did is made durable by a flush.
+        let flushes = discards && state.span.flags.has(Flags::FUA) || state.notes.take_flush();
+        if flushes && state.error.is_none() {
+            state.notes.clear();
             state.span = Span {
                 op: Op::Flush,
                 flags: Flags::NONE,

@@ -17,6 +17,7 @@ use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Event, Payload, Reason, Tracer};
 use crate::leaf::LeafId;
 use crate::limits::Limits;
+use crate::notes::{Notes, Watch};
 use crate::task::TaskContext;
 use crate::units::{Nanos, Sector, Sectors};
 
@@ -199,6 +200,7 @@ pub struct Resolver<'a> {
     trail: Option<&'a mut Trail>,
     /// There is a trail, or tracing is on: one branch for both.
     watched: bool,
+    pub(crate) notes: Notes,
 }
 
 impl<'a> Resolver<'a> {
@@ -206,7 +208,7 @@ impl<'a> Resolver<'a> {
     #[inline]
     pub fn new(out: &'a mut Vec<Extent>, counters: &'a CounterTable, tracer: &'a mut Tracer) -> Resolver<'a> {
         let watched = tracer.on();
-        Resolver { out, counters, tracer, now: Nanos(0), trail: None, watched }
+        Resolver { out, counters, tracer, now: Nanos(0), trail: None, watched, notes: Notes::default() }
     }
 
     /// Events get this time.
@@ -215,9 +217,32 @@ impl<'a> Resolver<'a> {
         Resolver { now, ..self }
     }
 
+    /// What the bio carries with it.
+    #[inline]
+    pub(crate) fn with_notes(self, notes: Notes) -> Resolver<'a> {
+        Resolver { notes, ..self }
+    }
+
     /// Notes the ways to leaves on `trail`.
     pub(crate) fn on_trail(self, trail: &'a mut Trail) -> Resolver<'a> {
         Resolver { trail: Some(trail), watched: true, ..self }
+    }
+
+    /// Whether the [`Layer::prepare`] of `node` has succeeded for this bio since it was submitted. What a layer only has to
+    /// do once for a bio, such as to make durable what was written before a flush, it so need not do again.
+    pub fn was_prepared(&self, node: NodeId) -> bool {
+        self.notes.was_prepared(node)
+    }
+
+    /// `watch` hears when the bio has come to its end, if all of it is resolved now.
+    pub fn watch(&mut self, watch: Arc<dyn Watch>) {
+        self.notes.watch(watch);
+    }
+
+    /// A flush of the whole stack is to follow when the bio has succeeded, before whoever submitted it hears of that: for FUA,
+    /// where the layers below are not all that has to be durable.
+    pub fn flush_after(&mut self) {
+        self.notes.flush_after();
     }
 
     /// Hands `span` (in the sectors of `below`) on from the layer `node`, where it was at `from`.

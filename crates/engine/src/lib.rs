@@ -26,6 +26,7 @@ mod gather;
 mod layer;
 mod leaf;
 mod limits;
+mod notes;
 mod port;
 mod queue;
 mod quiesce;
@@ -50,6 +51,7 @@ pub use layer::{
 };
 pub use leaf::{Allocation, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 pub use limits::{Limits, Merges, SettingError};
+pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};
 pub use quiesce::Quiescence;
 pub use ring::{RINGS_MAX, RingSnapshot, RingStats};

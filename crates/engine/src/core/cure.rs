@@ -16,6 +16,7 @@ use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Tracer};
 use crate::layer::{Cure, Defer, Failure, Layer, NodeId, Resolver, Span, find};
 use crate::leaf::LeafId;
+use crate::notes::Notes;
 use crate::task::Command;
 use crate::units::{Sector, Sectors};
 
@@ -88,7 +89,7 @@ impl Core {
             return false;
         }
         let mut deferred: Vec<(Arc<dyn Layer>, Defer)> = Vec::new();
-        let trail = explain(&*root, state.span, self.counters.len());
+        let trail = explain(&*root, state.span, state.notes.preparations(), self.counters.len());
         let mut hopeless = false;
         for failure in &failures {
             match ask(&root, &trail, failure) {
@@ -106,8 +107,9 @@ impl Core {
         if hopeless {
             return false;
         }
+        state.notes.tell(state.error.take().map_or(Ok(()), Err));
+        state.notes.forget_wishes();
         state.cures += 1;
-        state.error = None;
         let node = state.node;
         if let Some(epoch) = state.epoch.take() {
             self.attendance.end(epoch);
@@ -131,20 +133,22 @@ impl Core {
         }
         let cx = self.executor.context().clone();
         self.executor.spawn(async move {
-            let mut result = Ok(());
+            let (mut result, mut prepared) = (Ok(()), Vec::new());
             for (layer, defer) in deferred {
                 result = result.and(layer.prepare(defer, cx.clone()).await);
+                prepared.push(defer.node);
             }
-            cx.command(Command::Resume { bio, result });
+            cx.command(Command::Resume { bio, prepared, result });
         });
     }
 }
 
 /// How `span` of `root` reaches its leaves, as things are now.
-fn explain(root: &dyn Layer, span: Span, nodes: u16) -> Trail {
+fn explain(root: &dyn Layer, span: Span, notes: Notes, nodes: u16) -> Trail {
     let (mut extents, mut trail, mut tracer) = (Vec::new(), Trail::default(), Tracer::default());
     let counters = CounterTable::new(usize::from(nodes));
-    let mut resolver = Resolver::new(&mut extents, &counters, &mut tracer).on_trail(&mut trail);
+    let mut resolver =
+        Resolver::new(&mut extents, &counters, &mut tracer).with_notes(notes).on_trail(&mut trail);
     // Where something has to be prepared first, what was found until then counts: the bio is resolved again anyway.
     let _ = root.resolve(span, &mut resolver);
     trail

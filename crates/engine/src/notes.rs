@@ -1,0 +1,86 @@
+//! What few bios carry beside what all have: which layers have prepared for it, and what layers asked for while it was resolved.
+//!
+//! Most bios have no notes, and pay one test of a pointer for that.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use crate::bio::Errno;
+use crate::layer::NodeId;
+
+/// Somebody who wants to hear when a bio that was resolved has come to its end. See [`Resolver::watch`](crate::Resolver::watch).
+pub trait Watch: Send + Sync + Debug {
+    /// All parts of the bio are done, so or so; whoever submitted it has not heard of it yet. Called once for each time that the
+    /// bio was resolved; takes no time, and does no I/O.
+    fn done(&self, result: Result<(), Errno>);
+}
+
+/// The notes of a bio.
+#[derive(Debug, Default)]
+pub(crate) struct Notes(Option<Box<Entries>>);
+
+#[derive(Debug, Default)]
+struct Entries {
+    /// Layers whose `prepare` has succeeded since the bio was submitted.
+    prepared: Vec<NodeId>,
+    watches: Vec<Arc<dyn Watch>>,
+    flush_after: bool,
+}
+
+impl Notes {
+    fn entries(&mut self) -> &mut Entries {
+        self.0.get_or_insert_default()
+    }
+
+    pub(crate) fn was_prepared(&self, node: NodeId) -> bool {
+        self.0.as_ref().is_some_and(|notes| notes.prepared.contains(&node))
+    }
+
+    pub(crate) fn prepared(&mut self, node: NodeId) {
+        if !self.was_prepared(node) {
+            self.entries().prepared.push(node);
+        }
+    }
+
+    /// Who has prepared, by itself: to resolve the bio for the sake of a question.
+    pub(crate) fn preparations(&self) -> Notes {
+        let prepared = self.0.as_ref().map_or_else(Vec::new, |notes| notes.prepared.clone());
+        Notes(Some(Box::new(Entries { prepared, ..Entries::default() })))
+    }
+
+    pub(crate) fn watch(&mut self, watch: Arc<dyn Watch>) {
+        self.entries().watches.push(watch);
+    }
+
+    pub(crate) fn flush_after(&mut self) {
+        self.entries().flush_after = true;
+    }
+
+    /// What was asked for while the bio was resolved counts no more: it is to be resolved again.
+    pub(crate) fn forget_wishes(&mut self) {
+        if let Some(notes) = &mut self.0 {
+            notes.watches.clear();
+            notes.flush_after = false;
+        }
+    }
+
+    /// The bio, as it was resolved, has come to its end.
+    #[inline]
+    pub(crate) fn tell(&mut self, result: Result<(), Errno>) {
+        if let Some(notes) = &mut self.0 {
+            notes.watches.drain(..).for_each(|watch| watch.done(result));
+        }
+    }
+
+    /// Whether a flush is to follow. The notes are blank then: what was prepared was so for what came before it.
+    #[inline]
+    pub(crate) fn take_flush(&mut self) -> bool {
+        self.0.as_ref().is_some_and(|notes| notes.flush_after) && self.0.take().is_some()
+    }
+
+    /// What was prepared is known no more.
+    #[inline]
+    pub(crate) fn clear(&mut self) {
+        self.0 = None;
+    }
+}
