@@ -34,6 +34,8 @@ pub mod partition;
 pub mod snapshot;
 pub mod table;
 pub mod thin;
+pub mod vhost_user;
+pub mod virtio;
 
 pub use error::{ErrorKind, FormatError, Position};
 pub use escape::escape;
