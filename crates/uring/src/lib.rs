@@ -6,8 +6,8 @@
 //! first while the turn still starts others (`portion`).
 //!
 //! Invariants:
-//! 1. Memory that the kernel may read or write (segments, iovecs, message headers, timespecs) is owned by the slot of
-//!    its operation and stays where it is until the kernel has said that it is done with it. If it never says so,
+//! 1. Memory that the kernel may read or write (segments, iovecs, message headers, timespecs) is static, or owned by the
+//!    slot of its operation and stays where it is until the kernel has said that it is done with it. If it never says so,
 //!    which [`Uring`]'s drop waits for but not for ever, that memory is leaked, never freed.
 //! 2. Each operation that was started completes exactly once (multishot ones: once without [`more`]), also when it is
 //!    cancelled, when the submission queue is full, and when there are more completions than the queue holds.
@@ -26,6 +26,7 @@
 mod blocking;
 mod direct;
 mod enter;
+mod event;
 mod look;
 mod portion;
 mod ring;
@@ -35,6 +36,7 @@ mod socket;
 mod wake;
 
 pub use direct::{NOW_SEGMENTS_MAX, read_now, write_now};
+pub use event::Signal;
 pub use ring::Uring;
 pub use setup::{AsKernel, UringConfig, UringError};
 

@@ -13,7 +13,7 @@ use crate::enter::Door;
 use crate::look::Look;
 use crate::portion::Portion;
 use crate::setup::{Features, UringConfig, UringError, make};
-use crate::slots::{CANCEL, Kind, Slot, Slots, WAKE};
+use crate::slots::{CANCEL, Kind, Slot, Slots, UNHEARD, WAKE};
 use crate::wake::Wake;
 
 /// How long a drop waits for the kernel to give memory back before it leaks that memory instead.
@@ -42,6 +42,8 @@ pub struct Uring {
     /// Operations that the kernel has, or will have when the queue is submitted.
     in_kernel: usize,
     portion: Portion,
+    /// Descriptors of entries in the submission queue that no slot holds.
+    unheard: Vec<Arc<OwnedFd>>,
     /// Descriptors from accepts that nobody has taken yet.
     pub(crate) accepted: Vec<RawFd>,
     random: Random,
@@ -69,6 +71,7 @@ impl Uring {
             helped: Vec::new(),
             in_kernel: 0,
             portion: Portion::default(),
+            unheard: Vec::new(),
             accepted: Vec::new(),
             random: Random::default(),
             look: Look::new(config.look),
@@ -101,9 +104,16 @@ impl Uring {
         self.in_kernel += 1;
     }
 
+    /// Queues the entry of an operation whose completion nobody waits for; what it points to must be static.
+    pub(crate) fn submit_unheard(&mut self, entry: squeue::Entry, fd: Arc<OwnedFd>) {
+        self.push(&entry.user_data(UNHEARD));
+        self.unheard.push(fd);
+    }
+
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: whatever an entry points to lies in a slot's segments, vectors, header or timespec, or in `self.wake`,
-        // all of which stay where they are and live until the operation has completed (invariant 1 of the crate).
+        // all of which stay where they are and live until the operation has completed (invariant 1 of the crate), or is
+        // static.
         while unsafe { self.ring.submission().push(entry) }.is_err() {
             self.make_room();
         }
@@ -136,6 +146,9 @@ impl Uring {
         self.portion.submitted();
         let submit = length(self.ring.submission().len());
         let Err(error) = self.door.enter(submit, want, get, time) else {
+            if !self.unheard.is_empty() && self.ring.submission().is_empty() {
+                self.unheard.clear();
+            }
             return Ok(());
         };
         match error.raw_os_error() {
@@ -155,7 +168,7 @@ impl Uring {
             let (name, result, flags) = (entry.user_data(), entry.result(), entry.flags());
             match name {
                 WAKE => self.wake.disarm(),
-                CANCEL => {}
+                CANCEL | UNHEARD => {}
                 _ => {
                     let slot = self.slots.get(name).expect("the kernel completes only what is in flight");
                     let more = cqueue::more(flags);
@@ -196,6 +209,7 @@ impl Uring {
         let entry = match slot.kind {
             Kind::Send { .. } => slot.send_entry(whole),
             Kind::Accept { .. } => slot.accept_entry(),
+            Kind::Watch { .. } => slot.watch_entry(),
             Kind::BlockCommand { fd, zero, range } => {
                 let call = if zero { RangeCall::ZeroOut } else { RangeCall::Discard };
                 return self.help(name, fd, call, range);
@@ -252,6 +266,11 @@ fn settle(slot: &mut Slot, result: i32, more: bool) -> Next {
         Kind::Accept { multishot: true } if !more && result == -libc::EINVAL => {
             // Before 5.19, or a socket that does not listen: then the plain accept says so.
             slot.kind = Kind::Accept { multishot: false };
+            Next::Again { report: false }
+        }
+        Kind::Watch { multishot: true } if !more && result == -libc::EINVAL => {
+            // Before 5.13.
+            slot.kind = Kind::Watch { multishot: false };
             Next::Again { report: false }
         }
         Kind::Accept { multishot: false } if result >= 0 => Next::Again { report: true },

@@ -80,12 +80,14 @@ pub enum UringError {
 /// What the running kernel can do beyond the minimum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Features {
-    /// Multishot accept. One that is refused is started again after each client.
+    /// Multishot accept and poll. An accept that is refused is started again after each client.
     pub multishot: bool,
     /// io_uring_enter with the index of a registered ring.
     pub registered_ring: bool,
     /// Sends go on after a short transfer by themselves (MSG_WAITALL, 5.19; older kernels ignore it). If not, we do it.
     pub whole_sends: bool,
+    /// Operations that complete only if they fail (5.17).
+    pub silent: bool,
     /// Commands for block devices (URING_CMD). One that is refused goes to the helper thread.
     pub block_commands: bool,
 }
@@ -113,6 +115,7 @@ pub(crate) fn make(config: &UringConfig) -> Result<(IoUring, Features), UringErr
         multishot: newest,
         registered_ring: newest,
         whole_sends: newest,
+        silent: newest && ring.params().is_feature_skip_cqe_on_success(),
         block_commands: newest && probe.is_supported(opcode::UringCmd16::CODE),
     };
     Ok((ring, features))

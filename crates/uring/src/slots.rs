@@ -11,6 +11,8 @@ use io_uring::types::Timespec;
 pub(crate) const WAKE: u64 = u64::MAX;
 /// Completion of a request to cancel another one: of no interest.
 pub(crate) const CANCEL: u64 = u64::MAX - 1;
+/// Completion of a signal that nobody waits for.
+pub(crate) const UNHEARD: u64 = u64::MAX - 2;
 
 /// Most segments that the kernel takes in one operation (UIO_MAXIOV).
 pub(crate) const SEGMENTS_MAX: usize = 1024;
@@ -27,6 +29,10 @@ pub(crate) enum Kind {
     },
     /// Multishot, or, where the kernel has no such thing, started again after each completion.
     Accept {
+        multishot: bool,
+    },
+    /// A watch of an eventfd: multishot, or, where the kernel has no such thing, a single poll.
+    Watch {
         multishot: bool,
     },
     /// A command for a block device in the ring; goes to the helper if the kernel does not know it.
@@ -124,7 +130,7 @@ impl Slots {
         let (index, _) = parts(name);
         let slot = self.get(name).expect("only an occupied slot is released");
         slot.kind = Kind::Free;
-        // 31 bits: so that no name is WAKE or CANCEL.
+        // 31 bits: so that no name is WAKE, CANCEL or UNHEARD.
         slot.generation = (slot.generation + 1) & 0x7fff_ffff;
         slot.segments.clear();
         slot.iovecs.clear();

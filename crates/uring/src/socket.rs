@@ -84,7 +84,7 @@ fn poll_events(readable: bool) -> u32 {
 }
 
 impl Slot {
-    fn fd(&self) -> types::Fd {
+    pub(crate) fn fd(&self) -> types::Fd {
         types::Fd(self.file.as_ref().expect("a port's operation holds its descriptor").as_raw_fd())
     }
 

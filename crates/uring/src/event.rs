@@ -1,0 +1,170 @@
+//! Event file descriptors (eventfd(2)) by which other processes call us, and we them.
+//!
+//! A watch is one poll for as long as it lasts (multishot, edge-triggered): each write to the eventfd completes it once, and
+//! its count is never read, so a call costs us no system call. A signal is a write in the ring that has no completion, so that
+//! the `io_uring_enter` that submits it can also sleep.
+//!
+//! Invariant: of a [`Signal`], the kernel never has more unfinished writes than twice [`SIGNALS_FENCE`] and one. An eventfd that takes
+//! no more (its count is full, and it blocks) would otherwise fill the kernel with writes that wait.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use blockwork_engine::Token;
+use io_uring::{opcode, squeue, types};
+
+use crate::ring::Uring;
+use crate::slots::{Kind, Slot};
+
+/// After so many signals comes one that completes; after as many again the next must wait for that.
+const SIGNALS_FENCE: u32 = 64;
+
+/// What a signal writes.
+static ONE: u64 = 1;
+
+/// An eventfd of another process's, that we call.
+pub struct Signal {
+    fd: Arc<OwnedFd>,
+    /// How often the kernel had been called when the last one was queued: until it is called again, that one will do.
+    queued_at: Option<u64>,
+    /// Since the last one that completes.
+    since: u32,
+    /// One that completes has not.
+    fenced: bool,
+}
+
+impl Signal {
+    /// Signals by `fd`.
+    pub fn new(fd: OwnedFd) -> Signal {
+        Signal { fd: Arc::new(fd), queued_at: None, since: 0, fenced: false }
+    }
+
+    /// A signal has completed, well or not.
+    pub fn completed(&mut self) {
+        self.fenced = false;
+    }
+}
+
+impl Uring {
+    /// Completes each time that `fd` is written to, until cancelled (with [`more`](crate::more) set each time; without it, the
+    /// watch has ended, and is to be started again). Once at the beginning, if its count is not zero.
+    pub fn watch(&mut self, token: Token, fd: Arc<OwnedFd>) {
+        let (name, slot) = self.slots.take(token, Kind::Watch { multishot: self.features.multishot });
+        slot.file = Some(fd);
+        let entry = slot.watch_entry();
+        self.submit(name, entry);
+    }
+
+    /// Adds one to the eventfd, at the next `wait`. Once in a while one completes under `token`: tell [`Signal::completed`].
+    /// Where too many have not gone through, this one is dropped, and false returned.
+    pub fn signal(&mut self, token: Token, to: &mut Signal) -> bool {
+        if to.queued_at == Some(self.enters()) {
+            return true;
+        }
+        if to.since >= SIGNALS_FENCE && to.fenced {
+            return false;
+        }
+        to.queued_at = Some(self.enters());
+        let entry = opcode::Write::new(types::Fd(to.fd.as_raw_fd()), (&raw const ONE).cast(), 8).build();
+        if to.since < SIGNALS_FENCE {
+            to.since += 1;
+            let flags =
+                if self.features.silent { squeue::Flags::SKIP_SUCCESS } else { squeue::Flags::empty() };
+            self.submit_unheard(entry.flags(flags), to.fd.clone());
+        } else {
+            (to.since, to.fenced) = (0, true);
+            let (name, slot) = self.slots.take(token, Kind::Plain);
+            slot.file = Some(to.fd.clone());
+            self.submit(name, entry);
+        }
+        true
+    }
+}
+
+impl Slot {
+    pub(crate) fn watch_entry(&self) -> squeue::Entry {
+        let events = u32::from(libc::POLLIN.unsigned_abs());
+        let multishot = matches!(self.kind, Kind::Watch { multishot: true });
+        opcode::PollAdd::new(self.fd(), events).multi(multishot).build()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockwork_engine::{Env, Wait};
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+    use crate::{AsKernel, UringConfig};
+
+    fn count(fd: &OwnedFd) -> Option<u64> {
+        let mut bytes = [0; 8];
+        rustix::io::read(fd, &mut bytes).ok().map(|_| u64::from_ne_bytes(bytes))
+    }
+
+    fn environments() -> [Uring; 2] {
+        [AsKernel::Newest, AsKernel::V5_11]
+            .map(|as_kernel| Uring::new(&UringConfig { as_kernel, ..UringConfig::default() }).unwrap())
+    }
+
+    #[test]
+    fn signals_arrive_and_most_of_them_complete_unheard() {
+        for mut uring in environments() {
+            let theirs = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+            let mut signal = Signal::new(theirs.try_clone().unwrap());
+            let mut heard = Vec::new();
+            for turn in 0..1000 {
+                assert!(uring.signal(Token(7), &mut signal));
+                assert!(uring.signal(Token(7), &mut signal), "the one before will do");
+                let before = uring.enters();
+                let there = heard.len();
+                uring.wait(Wait::Poll, &mut heard);
+                assert_eq!(uring.enters(), before + 1);
+                assert_eq!(count(&theirs), Some(1), "turn {turn}");
+                if heard.len() > there {
+                    signal.completed();
+                }
+            }
+            assert!((10..20).contains(&heard.len()), "{} were heard", heard.len());
+        }
+    }
+
+    #[test]
+    fn an_eventfd_that_takes_no_more_is_not_written_to_for_ever() {
+        let mut uring = Uring::new(&UringConfig::default()).unwrap();
+        let full = eventfd(0, EventfdFlags::empty()).unwrap();
+        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let mut signal = Signal::new(full.try_clone().unwrap());
+        let mut heard = Vec::new();
+        let sent = (0..1000).filter(|_| {
+            let sent = uring.signal(Token(7), &mut signal);
+            uring.wait(Wait::Poll, &mut heard);
+            sent
+        });
+        assert_eq!(sent.count(), 2 * SIGNALS_FENCE as usize + 1);
+        assert!(heard.is_empty());
+    }
+
+    #[test]
+    fn every_call_is_heard_without_reading_the_count() {
+        for mut uring in environments() {
+            let ours = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+            let mut heard = Vec::new();
+            uring.watch(Token(9), ours.clone());
+            uring.wait(Wait::Poll, &mut heard);
+            assert!(heard.is_empty());
+            for call in 1..=100 {
+                rustix::io::write(&*ours, &1_u64.to_ne_bytes()).unwrap();
+                heard.clear();
+                uring.wait(Wait::Until(None), &mut heard);
+                let [completion] = heard[..] else { panic!("call {call}: {heard:?}") };
+                assert_eq!(completion.token, Token(9));
+                if !crate::more(completion.flags) {
+                    count(&ours);
+                    uring.watch(Token(9), ours.clone());
+                }
+            }
+            assert_eq!(uring.in_flight(), 1);
+        }
+    }
+}
