@@ -24,6 +24,7 @@ mod error;
 mod escape;
 mod source;
 
+pub mod blkif;
 pub mod blktrace;
 pub mod dm_raid;
 pub mod log_writes;

@@ -24,6 +24,7 @@ mod guest;
 mod mapping;
 mod pool;
 mod segment;
+mod words;
 
 pub use buffer::{Buffer, PAGE};
 pub use guest::{
