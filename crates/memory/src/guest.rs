@@ -228,8 +228,9 @@ mod tests {
     #[test]
     fn what_the_guest_wrote_is_read_at_its_address_over_the_edge_of_regions() {
         let (_file, mapping) = memory(0x4000);
-        mapping.write(0x1ffe, b"ab");
-        mapping.write(0x3000, b"cd");
+        let file = Buffer::of_mapping(&mapping, 0, 0x4000);
+        file.write_at(0x1ffe, b"ab");
+        file.write_at(0x3000, b"cd");
         // 0x10000..0x11000 lies at 0x1000 of the file, and what follows it at 0x3000.
         let regions = vec![
             region(&mapping, 0x11000, 0x9000, 0x3000, 0x1000),
@@ -247,7 +248,9 @@ mod tests {
         }
         assert_eq!(bytes, b"abcd");
         let place = layout.place(0x5ffe, 2).unwrap();
-        assert_eq!(place.mapping.read::<2>(place.offset), *b"ab");
+        let mut bytes = [0; 2];
+        Buffer::of_mapping(&place.mapping, place.offset, 2).read_at(0, &mut bytes);
+        assert_eq!(&bytes, b"ab");
         assert!(layout.place(0x5ffe, 3).is_err());
         for (address, len) in [(0x12000, 1), (0x11fff, 2), (0xffff, 1), (u64::MAX, 2), (0x10000, u64::MAX)] {
             assert!(guest.segments(address, len, &mut Segments::new()).is_err(), "{len} at {address:#x}");
@@ -279,15 +282,15 @@ mod tests {
     #[test]
     fn a_file_that_is_cut_short_becomes_zeros_and_says_so() {
         let (file, mapping) = memory(0x4000);
-        mapping.write(0x3000, b"here");
-        let word = mapping.u16_at(0x3000).unwrap();
+        let buffer = Buffer::of_mapping(&mapping, 0, 0x4000);
+        buffer.write_at(0x3000, b"here");
         let layout = GuestLayout::new(vec![region(&mapping, 0, 0, 0, 0x4000)]).unwrap();
         assert!(!layout.is_torn());
         ftruncate(&file, 0x1000).unwrap();
-        assert_eq!(word.load(std::sync::atomic::Ordering::Acquire), 0);
+        assert_eq!(buffer.load_u16(0x3000, std::sync::atomic::Ordering::Acquire), 0);
         assert!(layout.is_torn());
-        mapping.write(0, b"still memory");
-        drop((layout, word, mapping));
+        buffer.write_at(0, b"still memory");
+        drop((layout, buffer, mapping));
         let (_file, next) = memory(0x1000);
         assert!(!next.is_torn());
     }

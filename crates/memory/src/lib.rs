@@ -30,6 +30,6 @@ pub use buffer::{Buffer, PAGE};
 pub use guest::{
     GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRegion, LayoutError, NotGuestMemory, Place,
 };
-pub use mapping::{MapError, Mapping, MappingU16};
+pub use mapping::{MapError, Mapping};
 pub use pool::Pool;
 pub use segment::{Segment, Segments, bytes_in, copy_between, slice_segments};

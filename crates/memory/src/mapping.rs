@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use rustix::fs::{FileType, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -13,8 +12,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use crate::buffer::PAGE;
 use crate::fault::Guard;
 
-/// A file, shared, readable and writable. Whoever else has it mapped may change it at any time, so no reference into it is
-/// ever made: everything is copied in and out, each value by one access.
+/// A file, shared, readable and writable. Whoever else has it mapped may change it at any time: it is used through
+/// [`Buffer::of_mapping`](crate::Buffer::of_mapping).
 pub struct Mapping {
     start: NonNull<u8>,
     /// Bytes that may be used.
@@ -133,60 +132,7 @@ impl Mapping {
         // SAFETY: within the mapping (checked), which is one object smaller than isize::MAX.
         unsafe { self.start.add(offset) }
     }
-
-    /// Copies out `N` bytes at `offset`, each read once.
-    ///
-    /// # Panics
-    /// If they lie outside.
-    #[inline]
-    pub fn read<const N: usize>(&self, offset: usize) -> [u8; N] {
-        let at = self.range(offset, N);
-        // SAFETY: in bounds, and mapped while we live; `Bytes` has no alignment and takes any bits. Volatile, so that
-        // the compiler cannot read a second time what it has read, and been checked, before.
-        unsafe { at.cast::<Bytes<N>>().as_ptr().read_volatile() }.0
-    }
-
-    /// As [`Mapping::read`], for 16 bytes: by two accesses, of eight bytes each.
-    ///
-    /// # Panics
-    /// If they lie outside.
-    #[inline]
-    pub fn read_16(&self, offset: usize) -> [u8; 16] {
-        let at = self.range(offset, 16);
-        // SAFETY: as in `read`.
-        let Pair(low, high) = unsafe { at.cast::<Pair>().as_ptr().read_volatile() };
-        (u128::from(low) | u128::from(high) << 64).to_le_bytes()
-    }
-
-    /// Copies `bytes` in at `offset`.
-    ///
-    /// # Panics
-    /// If they lie outside.
-    #[inline]
-    pub fn write(&self, offset: usize, bytes: &[u8]) {
-        let at = self.range(offset, bytes.len());
-        // SAFETY: in bounds, and mapped while we live; nobody has a slice into a mapping, so they do not overlap.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), at.as_ptr(), bytes.len()) }
-    }
-
-    /// A 16-bit word at `offset`, little-endian, for both sides to load and store. `None` if it lies outside, or is not at
-    /// a multiple of two.
-    pub fn u16_at(self: &Arc<Mapping>, offset: usize) -> Option<MappingU16> {
-        let inside = offset.checked_add(2).is_some_and(|end| end <= self.len);
-        (inside && offset.is_multiple_of(2))
-            .then(|| MappingU16 { at: self.range(offset, 2).cast(), mapping: self.clone() })
-    }
 }
-
-/// So that an array is read at any address.
-#[derive(Clone, Copy)]
-#[repr(C, packed)]
-struct Bytes<const N: usize>([u8; N]);
-
-/// Likewise two words.
-#[derive(Clone, Copy)]
-#[repr(C, packed)]
-struct Pair(u64, u64);
 
 impl Drop for Mapping {
     fn drop(&mut self) {
@@ -199,47 +145,5 @@ impl Drop for Mapping {
 impl fmt::Debug for Mapping {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Mapping({} bytes)", self.len)
-    }
-}
-
-/// A 16-bit word of a mapping, such as a ring's index.
-#[derive(Clone)]
-pub struct MappingU16 {
-    at: NonNull<u16>,
-    /// Keeps it mapped.
-    mapping: Arc<Mapping>,
-}
-
-// SAFETY: as for `Mapping`; the word is only touched as an atomic.
-unsafe impl Send for MappingU16 {}
-
-impl MappingU16 {
-    #[inline]
-    fn word(&self) -> &AtomicU16 {
-        // SAFETY: aligned and within the mapping (`u16_at`), which `mapping` keeps alive as long as the reference lives.
-        unsafe { AtomicU16::from_ptr(self.at.as_ptr()) }
-    }
-
-    /// Its value.
-    #[inline]
-    pub fn load(&self, order: Ordering) -> u16 {
-        u16::from_le(self.word().load(order))
-    }
-
-    /// Sets it.
-    #[inline]
-    pub fn store(&self, value: u16, order: Ordering) {
-        self.word().store(value.to_le(), order);
-    }
-
-    /// The mapping that it lies in.
-    pub fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
-    }
-}
-
-impl fmt::Debug for MappingU16 {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MappingU16({})", self.load(Ordering::Relaxed))
     }
 }

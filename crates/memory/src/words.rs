@@ -1,6 +1,6 @@
-//! Words of a buffer that somebody else reads and writes at the same time: the indices of a ring in shared pages.
+//! Words of a buffer that somebody else reads and writes at the same time: the indices and entries of a ring in shared pages.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 
 use crate::buffer::Buffer;
 
@@ -23,6 +23,49 @@ impl Buffer {
         self.word(offset).store(value.to_le(), order);
     }
 
+    /// The 16-bit word at `offset`, little-endian. One load, as above.
+    ///
+    /// # Panics
+    /// If it lies outside, or its address is no multiple of two.
+    #[inline]
+    pub fn load_u16(&self, offset: usize, order: Ordering) -> u16 {
+        u16::from_le(self.short(offset).load(order))
+    }
+
+    /// Sets the 16-bit word at `offset`, little-endian, by one store.
+    ///
+    /// # Panics
+    /// If it lies outside, or its address is no multiple of two.
+    #[inline]
+    pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
+        self.short(offset).store(value.to_le(), order);
+    }
+
+    /// Copies out the 16 bytes at `offset`, by one load each of the first and the last eight: what was checked is what is
+    /// used, whatever others write meanwhile.
+    ///
+    /// # Panics
+    /// If they lie outside.
+    #[inline]
+    pub fn read_16(&self, offset: usize) -> [u8; 16] {
+        let inside = offset.checked_add(16).is_some_and(|end| end <= self.len());
+        assert!(inside, "16 bytes at {offset} of a buffer of {}", self.len());
+        let at = self.as_ptr().wrapping_add(offset).cast::<Pair>();
+        // SAFETY: in bounds (checked), and alive as long as `self`; a packed struct of integers has no alignment and takes
+        // any bits. Volatile, so that the compiler does not load again what it has loaded.
+        let Pair(low, high) = unsafe { at.read_volatile() };
+        (u128::from(u64::from_le(low)) | u128::from(u64::from_le(high)) << 64).to_le_bytes()
+    }
+
+    #[inline]
+    fn short(&self, offset: usize) -> &AtomicU16 {
+        let inside = offset.checked_add(2).is_some_and(|end| end <= self.len());
+        let at = self.as_ptr().wrapping_add(offset).cast::<u16>();
+        assert!(inside && at.is_aligned(), "no short word at {offset} of a buffer of {}", self.len());
+        // SAFETY: as in `word`.
+        unsafe { AtomicU16::from_ptr(at) }
+    }
+
     #[inline]
     fn word(&self, offset: usize) -> &AtomicU32 {
         let inside = offset.checked_add(4).is_some_and(|end| end <= self.len());
@@ -33,6 +76,11 @@ impl Buffer {
         unsafe { AtomicU32::from_ptr(at) }
     }
 }
+
+/// Two words, at any address.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Pair(u64, u64);
 
 #[cfg(test)]
 mod tests {
@@ -46,6 +94,21 @@ mod tests {
         buffer.read_at(4092, &mut bytes);
         assert_eq!(bytes, [4, 3, 2, 1]);
         assert_eq!(buffer.load_u32(4092, Ordering::Acquire), 0x0102_0304);
+    }
+
+    #[test]
+    fn short_words_and_pairs_are_the_same_bytes() {
+        let buffer = Buffer::new(4096);
+        buffer.store_u16(4094, 0x0102, Ordering::Release);
+        assert_eq!(buffer.load_u16(4094, Ordering::Acquire), 0x0102);
+        buffer.write_at(4079, b"0123456789abcdef");
+        assert_eq!(&buffer.read_16(4079), b"0123456789abcdef");
+    }
+
+    #[test]
+    #[should_panic(expected = "16 bytes at 4081")]
+    fn a_pair_beyond_the_end_is_refused() {
+        Buffer::new(4096).read_16(4081);
     }
 
     #[test]
