@@ -20,6 +20,7 @@
 
 pub mod build;
 mod dump;
+pub mod edit;
 mod node;
 mod space_map;
 mod superblock;

@@ -65,6 +65,27 @@ impl<V: Copy> Entries<V> {
         self.keys.partition_point(|own| *own <= key).checked_sub(1)
     }
 
+    fn split_off(&mut self, at: usize) -> Entries<V> {
+        Entries { keys: self.keys.split_off(at), values: self.values.split_off(at) }
+    }
+
+    fn append(&mut self, behind: Entries<V>) {
+        self.keys.extend(behind.keys);
+        self.values.extend(behind.values);
+    }
+
+    /// Puts an entry before the one at `at`.
+    pub(super) fn insert(&mut self, at: usize, key: u64, value: V) {
+        self.keys.insert(at, key);
+        self.values.insert(at, value);
+    }
+
+    /// Takes an entry away.
+    pub(super) fn remove(&mut self, at: usize) -> V {
+        self.keys.remove(at);
+        self.values.remove(at)
+    }
+
     /// The entries, in order.
     pub fn iter(&self) -> impl Iterator<Item = (u64, V)> + '_ {
         self.keys.iter().copied().zip(self.values.iter().copied())
@@ -160,6 +181,42 @@ impl<V: Value> Node<V> {
             Node::Internal(entries) => &entries.keys,
             Node::Leaf(entries) => &entries.keys,
         }
+    }
+
+    /// How many entries it has.
+    pub fn len(&self) -> usize {
+        self.keys().len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.keys().is_empty()
+    }
+
+    /// Most entries that it may have.
+    pub fn max_entries(&self) -> usize {
+        match self {
+            Node::Internal(_) => max_entries(<u64 as Value>::BYTES),
+            Node::Leaf(_) => max_entries(V::BYTES),
+        }
+    }
+
+    /// Takes the entries from `at` on away, as a node of the same kind.
+    pub(super) fn split_off(&mut self, at: usize) -> Node<V> {
+        match self {
+            Node::Internal(entries) => Node::Internal(entries.split_off(at)),
+            Node::Leaf(entries) => Node::Leaf(entries.split_off(at)),
+        }
+    }
+
+    /// Puts the entries of the node behind it at its end; false: they are of another kind.
+    pub(super) fn append(&mut self, behind: Node<V>) -> bool {
+        match (self, behind) {
+            (Node::Internal(own), Node::Internal(behind)) => own.append(behind),
+            (Node::Leaf(own), Node::Leaf(behind)) => own.append(behind),
+            _ => return false,
+        }
+        true
     }
 
     /// Fewest entries that it may have, unless it is a root.

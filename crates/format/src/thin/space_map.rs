@@ -21,6 +21,12 @@ pub(super) const ROOT_BYTES: usize = 128;
 
 const HEADER_BYTES: usize = 16;
 
+/// Entries of a word of a bitmap.
+const WORD_ENTRIES: u64 = 32;
+
+/// The lower bit of each entry of a word.
+const EACH: u64 = 0x5555_5555_5555_5555;
+
 /// Where a space map begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SpaceMapRoot {
@@ -105,6 +111,50 @@ impl Bitmap {
         let (byte, shift) = place(entry);
         let pair = [0b00, 0b10, 0b01, 0b11][crate::bytes::index(count.min(3))];
         self.0[byte] = self.0[byte] & !(3 << shift) | pair << shift;
+    }
+
+    /// 32 entries from `32 * at`: a bit for each that is not 0, at twice its place.
+    fn used(&self, at: usize) -> u64 {
+        let word = u64_le(&self.0[..], HEADER_BYTES + 8 * at);
+        (word | word >> 1) & EACH
+    }
+
+    /// The first entry from `from` on and below `end` that is 0 in all of `maps`.
+    pub(super) fn first_free(maps: &[&Bitmap], from: u64, end: u64) -> Option<u64> {
+        let mut entry = from;
+        while entry < end {
+            let at = usize::try_from(entry / WORD_ENTRIES).expect("below 510");
+            let before = (1u64 << (2 * (entry % WORD_ENTRIES))) - 1;
+            let used = maps.iter().fold(before & EACH, |used, map| used | map.used(at));
+            let first = entry / WORD_ENTRIES * WORD_ENTRIES;
+            if used != EACH {
+                let free = first + u64::from((!used & EACH).trailing_zeros()) / 2;
+                return Some(free).filter(|free| *free < end);
+            }
+            entry = first + WORD_ENTRIES;
+        }
+        None
+    }
+
+    /// How many entries are 0 here and not in all of `others`.
+    pub(super) fn freed(&self, others: &[&Bitmap]) -> u64 {
+        let words = 0..usize::try_from(BITMAP_ENTRIES / WORD_ENTRIES).expect("510");
+        let freed = |at| {
+            let used = others.iter().fold(0, |used, map| used | map.used(at));
+            u64::from((used & !self.used(at)).count_ones())
+        };
+        words.map(freed).sum()
+    }
+
+    /// How many of the first `end` entries are 0.
+    pub(super) fn free(&self, end: u64) -> u64 {
+        let word = |at: u64| {
+            let used = self.used(usize::try_from(at).expect("below 510"));
+            let entries = (end - at * WORD_ENTRIES).min(WORD_ENTRIES);
+            let mask = if entries == WORD_ENTRIES { EACH } else { ((1 << (2 * entries)) - 1) & EACH };
+            u64::from((!used & mask).count_ones())
+        };
+        (0..end.min(BITMAP_ENTRIES).div_ceil(WORD_ENTRIES)).map(word).sum()
     }
 }
 

@@ -37,6 +37,11 @@ impl Place {
         self.depth == 0
     }
 
+    /// The same place in the tree, its node in another block.
+    pub(super) fn moved(self, nr: u64) -> Place {
+        Place { nr, ..self }
+    }
+
     /// Checks that a node may be here, where there are so many metadata blocks.
     ///
     /// # Errors

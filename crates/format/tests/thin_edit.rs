@@ -1,0 +1,285 @@
+//! Pools that are changed by the editor, against `thin_check`, `thin_dump` and a plain model: after every commit of random
+//! sequences of all operations, and just before, when all but the superblock is written.
+//!
+//! `THIN_SEEDS=FIRST..END` runs other sequences than those of an ordinary test run.
+
+mod thin_pool;
+mod tool;
+
+use std::env;
+use std::ops::Range;
+use std::path::Path;
+
+use blockwork_format::thin::edit::{EditError, Unmapped, VirtualRun};
+use thin_pool::{Device, Model, Pool, Random, check, dump};
+
+/// Virtual blocks of a device that are used.
+const VIRTUAL: u64 = 6000;
+
+struct Run {
+    pool: Pool,
+    model: Model,
+    random: Random,
+    data_blocks: u64,
+}
+
+impl Run {
+    fn new(seed: u64) -> Run {
+        let mut random = Random(seed);
+        let data_blocks = 1 + random.below(40_000);
+        let pool = Pool::new(data_blocks, 512 + random.below(2048));
+        Run { pool, model: Model::default(), random, data_blocks }
+    }
+
+    fn device(&mut self) -> Option<u64> {
+        let count = u64::try_from(self.model.devices.len()).unwrap();
+        let at = usize::try_from(self.random.below(count)).unwrap();
+        self.model.devices.keys().nth(at).copied()
+    }
+
+    /// One operation, on both.
+    fn step(&mut self, folder: &Path) {
+        match self.random.below(40) {
+            0..=1 => self.create(),
+            2..=4 => self.snapshot(),
+            5 => self.delete(folder),
+            6..=21 => self.map(),
+            22..=29 => self.unmap(),
+            30 => self.transaction(),
+            31 => self.grow(),
+            32 => self.hold(),
+            33 => self.release(folder),
+            34 => self.give_back(),
+            35..=36 => self.pool.read.clear(),
+            _ => self.look(),
+        }
+    }
+
+    fn create(&mut self) {
+        let id = self.random.below(12);
+        let created = self.pool.op(|editor, read| editor.create_device(read, id));
+        if self.model.devices.contains_key(&id) {
+            return assert_eq!(created, Err(EditError::Exists(id)));
+        }
+        if created == Err(EditError::NoMetadata) {
+            return;
+        }
+        created.unwrap();
+        let mut device = Device::default();
+        device.details.transaction_id = self.model.transaction_id;
+        (device.details.creation_time, device.details.snapshotted_time) = (self.model.time, self.model.time);
+        self.model.devices.insert(id, device);
+    }
+
+    fn snapshot(&mut self) {
+        let (id, Some(origin)) = (self.random.below(12), self.device()) else { return };
+        let created = self.pool.op(|editor, read| editor.create_snapshot(read, id, origin));
+        if self.model.devices.contains_key(&id) {
+            return assert_eq!(created, Err(EditError::Exists(id)));
+        }
+        if created == Err(EditError::NoMetadata) {
+            return;
+        }
+        created.unwrap();
+        self.model.time += 1;
+        let of = self.model.devices.get_mut(&origin).unwrap();
+        of.details.snapshotted_time = self.model.time;
+        let mut snapshot = of.clone();
+        snapshot.details.transaction_id = self.model.transaction_id;
+        snapshot.details.creation_time = self.model.time;
+        self.model.devices.insert(id, snapshot);
+    }
+
+    fn delete(&mut self, folder: &Path) {
+        let Some(id) = self.device() else { return };
+        loop {
+            match self.pool.op(|editor, read| editor.delete_device(read, id)) {
+                Ok(true) => break,
+                Ok(false) if self.random.below(4) == 0 => {
+                    self.pool.commit();
+                    check(&self.pool.device, folder);
+                }
+                Ok(false) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.model.devices.remove(&id);
+        assert_eq!(self.pool.op(|editor, read| editor.delete_device(read, id)), Err(EditError::NoDevice(id)));
+    }
+
+    fn map(&mut self) {
+        let Some(id) = self.device() else { return };
+        let first = self.random.below(VIRTUAL);
+        let most = 1 + match self.random.below(4) {
+            0 => 0,
+            1 => self.random.below(8),
+            2 => self.random.below(100),
+            _ => self.random.below(900),
+        };
+        match self.pool.map_new(id, first, most) {
+            Ok(data) => self.mapped(id, first, data),
+            Err(EditError::NoData | EditError::NoMetadata) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn mapped(&mut self, id: u64, first: u64, data: Range<u64>) {
+        let used = self.model.used();
+        assert!(data.clone().all(|block| !used.contains(&block)), "{data:?} are in use");
+        assert!(data.end <= self.data_blocks);
+        let (time, device) = (self.model.time, self.model.devices.get_mut(&id).unwrap());
+        device.mappings.extend((first..).zip(data.map(|block| (block, time))));
+        device.details.mapped_blocks = u64::try_from(device.mappings.len()).unwrap();
+    }
+
+    fn unmap(&mut self) {
+        let Some(id) = self.device() else { return };
+        let first = self.random.below(VIRTUAL);
+        let length = [1, 1 + self.random.below(50), 1 + self.random.below(VIRTUAL), u64::MAX - first]
+            [usize::try_from(self.random.below(4)).unwrap()];
+        let end = first + length;
+        let (mut next, mut count) = (Some(first), 0);
+        while let Some(start) = next {
+            let unmapped = self.pool.op(|editor, read| editor.unmap(read, id, start..end));
+            let Unmapped { count: more, freed, next: then } = match unmapped {
+                Ok(unmapped) => unmapped,
+                Err(error) => panic!("{error}"),
+            };
+            assert!(then.is_none_or(|then| then > start && then < end));
+            let device = self.model.devices.get_mut(&id).unwrap();
+            let gone = device.mappings.len();
+            device.mappings.retain(|key, _| !(start..then.unwrap_or(end)).contains(key));
+            assert_eq!(u64::try_from(gone - device.mappings.len()).unwrap(), more);
+            device.details.mapped_blocks -= more;
+            let used = self.model.used();
+            assert!(freed.into_iter().flatten().all(|block| !used.contains(&block)));
+            (next, count) = (then, count + more);
+        }
+    }
+
+    fn transaction(&mut self) {
+        let now = self.model.transaction_id;
+        let wrong = self.pool.editor.set_transaction_id(now + 1, 0);
+        assert_eq!(wrong, Err(EditError::Transaction { found: now, expected: now + 1 }));
+        self.pool.editor.set_transaction_id(now, now + 1).unwrap();
+        self.model.transaction_id += 1;
+    }
+
+    fn grow(&mut self) {
+        if self.random.below(2) == 0 {
+            let wanted = self.data_blocks + self.random.below(20_000);
+            match self.pool.op(|editor, read| editor.grow_data(read, wanted)) {
+                Ok(()) => self.data_blocks = wanted,
+                Err(error) => assert_eq!(error, EditError::NoMetadata),
+            }
+        } else {
+            let more = usize::try_from(self.random.below(3000)).unwrap();
+            let bytes = self.pool.device.len() + more * 4096;
+            self.pool.device.resize(bytes, 0);
+            let wanted = u64::try_from(bytes / 4096).unwrap();
+            self.pool.op(|editor, read| editor.grow_metadata(read, wanted)).unwrap();
+        }
+    }
+
+    fn hold(&mut self) {
+        let held = self.pool.op(|editor, read| editor.reserve_metadata_snap(read));
+        match held {
+            Err(EditError::NoMetadata) => {}
+            Err(error) => assert!(error == EditError::Held && self.model.held.is_some()),
+            Ok(()) => {
+                assert!(self.model.held.is_none());
+                self.model.held = Some(self.model.devices.clone());
+            }
+        }
+    }
+
+    fn release(&mut self, folder: &Path) {
+        if self.model.held.is_none() {
+            let released = self.pool.op(|editor, read| editor.release_metadata_snap(read));
+            return assert_eq!(released, Err(EditError::NotHeld));
+        }
+        while !self.pool.op(|editor, read| editor.release_metadata_snap(read)).unwrap() {
+            if self.random.below(4) == 0 {
+                self.pool.commit();
+                check(&self.pool.device, folder);
+            }
+        }
+        self.model.held = None;
+    }
+
+    /// Blocks that are given out and not mapped are free again.
+    fn give_back(&mut self) {
+        let most = 1 + self.random.below(50);
+        if let Ok(data) = self.pool.op(|editor, read| editor.allocate(read, most)) {
+            self.pool.editor.release(data);
+        }
+    }
+
+    fn look(&mut self) {
+        let Some(id) = self.device() else { return };
+        let (first, most) = (self.random.below(VIRTUAL), 1 + self.random.below(300));
+        let found = self.pool.op(|editor, read| editor.look_up(read, id, first, most)).unwrap();
+        let mappings = &self.model.devices[&id].mappings;
+        match found {
+            VirtualRun::Hole { length } => {
+                assert!((1..=most).contains(&length));
+                assert_eq!(mappings.range(first..first + length).next(), None);
+            }
+            VirtualRun::Mapped { first: start, length } => {
+                assert!((1..=most).contains(&length));
+                for n in 0..length {
+                    assert_eq!(mappings.get(&(first + n)), Some(&(start.block + n, start.time)));
+                }
+            }
+        }
+    }
+
+    /// Commits, and looks at the pool before and after the superblock is written.
+    fn commit(&mut self, folder: &Path) {
+        // An operation that needed room has committed since: so what was committed last is read anew.
+        let before = dump(&self.pool.device, folder);
+        self.pool.commit_and(|device| {
+            check(device, folder);
+            assert!(dump(device, folder) == before, "the last transaction is damaged");
+        });
+        check(&self.pool.device, folder);
+        let found = dump(&self.pool.device, folder);
+        let held = self.model.held.clone();
+        assert!(Model { held, ..found } == self.model, "thin_dump tells another pool than the model");
+        let used = u64::try_from(self.model.used().len()).unwrap();
+        assert_eq!(self.pool.editor.free_data(), self.data_blocks - used);
+        self.check_shared();
+    }
+
+    fn check_shared(&mut self) {
+        let Some((_, device)) = self.model.devices.first_key_value() else { return };
+        if let (Some((block, _)), 1) = (device.mappings.values().next(), self.model.devices.len()) {
+            let shared = self.pool.op(|editor, read| editor.is_shared(read, *block)).unwrap();
+            assert!(!shared || self.model.held.is_some(), "data block {block} has one owner");
+        }
+    }
+}
+
+fn seeds() -> Range<u64> {
+    let Ok(text) = env::var("THIN_SEEDS") else { return 0..6 };
+    let (first, end) = text.split_once("..").expect("FIRST..END");
+    first.parse().unwrap()..end.parse().unwrap()
+}
+
+#[test]
+fn every_commit_of_random_sequences_is_good_to_the_tools() {
+    let folder = tempfile::tempdir().unwrap();
+    for seed in seeds() {
+        println!("THIN_SEEDS={seed}..{}", seed + 1);
+        let mut run = Run::new(seed);
+        for _ in 0..6 {
+            for _ in 0..1 + run.random.below(30) {
+                run.step(folder.path());
+            }
+            run.commit(folder.path());
+            if run.random.below(3) == 0 {
+                run.pool = Pool::open(run.pool.device);
+            }
+        }
+    }
+}
