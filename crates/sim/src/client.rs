@@ -32,6 +32,8 @@ pub struct Referee {
     pub failed: u64,
     /// Those among them that asked for what the device cannot do.
     pub excused: u64,
+    /// Other discards among them, for which a fault is the reason.
+    pub failed_discards: u64,
     /// Flushes, and writes with FUA, that succeeded.
     pub durable: u64,
 }
@@ -45,6 +47,7 @@ impl Referee {
             answered: 0,
             failed: 0,
             excused: 0,
+            failed_discards: 0,
             durable: 0,
         }))
     }
@@ -342,6 +345,7 @@ impl SimClient {
             let fault = world.faults() > 0 && errno != Errno::EAGAIN;
             let excused = excused(&kind, done.op, errno);
             referee.excused += u64::from(excused);
+            referee.failed_discards += u64::from(!excused && fault && done.op == Op::Discard);
             if !fault && !excused {
                 let number = self.config.number;
                 referee.accuse(format!(

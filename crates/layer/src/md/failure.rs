@@ -4,11 +4,12 @@
 //! | --- | --- |
 //! | a read | another copy is read at once; the place is written anew from it (`mend.rs`) |
 //! | a write, on a member with a list of bad blocks | the range goes into that list, and is left out from then on; where that cannot be, as the next line |
-//! | a write, discard or write-zeroes | the member has failed: it is left out, the others record it, then the bio runs again |
+//! | a write or write-zeroes | the member has failed: it is left out, the others record it, then the bio runs again |
 //! | a flush, also one behind a FUA | likewise; nobody knows what it has lost, so it is distrusted at once: it is the last to be read, and what was just copied from it is written nowhere |
 //! | a write without room or memory (ENOSPC of a sparse file, ENOMEM) | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
 //! | a write-zeroes that has to be fast, and is not on this member | likewise; none is tried any more |
 //! | a discard that a member turns out not to support | the client hears of it; what was to be discarded has no defined content |
+//! | a discard for another reason | likewise, and mirrors may differ there now. The member stays, as in Linux: disks with faults in their TRIM must not lose an array its redundancy with every fstrim |
 //! | anything, on the last member that has some data | the client hears of it |
 //!
 //! [`Layer::cure`](blockwork_engine::Layer::cure) decides, and writes nothing down but in memory. What it says of mirrors that
@@ -64,15 +65,16 @@ impl Array {
         if failure.op == Op::Read {
             return self.cure_read(device, failure.span);
         }
-        let discard = failure.op == Op::Discard && failure.errno == Errno::EOPNOTSUPP;
-        if discard || self.record.is_none() {
+        let unsupported = failure.errno == Errno::EOPNOTSUPP;
+        let discard = failure.op == Op::Discard;
+        if (discard && unsupported) || self.record.is_none() {
             return Cure::None;
         }
-        let unsupported = failure.op == Op::WriteZeroes && failure.errno == Errno::EOPNOTSUPP;
-        if unsupported {
+        let slow_zeroes = failure.op == Op::WriteZeroes && unsupported;
+        if slow_zeroes {
             self.no_fast_zeroes.store(true, Ordering::Relaxed);
         }
-        if unsupported || (failure.op != Op::Flush && lacks_room(failure.errno)) {
+        if discard || slow_zeroes || (failure.op != Op::Flush && lacks_room(failure.errno)) {
             self.note_differences(device, role, failure.span);
             return Cure::None;
         }
@@ -213,10 +215,7 @@ impl Array {
                 self.trust_again(refusals);
                 return Err(*errno);
             }
-            self.gate.set(GateState::Recording);
-            self.choose_with_care();
-            member.fail();
-            self.books().left_behind = true;
+            self.leave_out(member);
             log::error!(
                 "{}: member {} ({role}) has failed ({errno}); the array goes on without it. When the disk is replaced or \
                  found to be sound, `blockwork md add ARRAY DISK` (Linux: `mdadm --manage ARRAY --add DISK`; LVM: \
@@ -226,5 +225,14 @@ impl Array {
             );
         }
         Ok(())
+    }
+
+    /// A device that the array can do without takes part no more: in memory, behind a closed gate. As for `give_up`, who calls
+    /// this records it next.
+    pub(super) fn leave_out(&self, member: &Member) {
+        self.gate.set(GateState::Recording);
+        self.choose_with_care();
+        member.fail();
+        self.books().left_behind = true;
     }
 }

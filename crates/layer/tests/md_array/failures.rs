@@ -101,9 +101,9 @@ fn a_member_that_fails_is_found_out_of_date_and_its_bits_stay() {
 }
 
 #[test]
-fn members_that_refuse_flush_discard_or_zeroes_have_failed_as_well() {
-    let ranged = |op| Bio::without_data(op, Flags::NONE, Sector(0), Sectors(128));
-    for bio in [Bio::flush(), ranged(Op::Discard), ranged(Op::WriteZeroes)] {
+fn members_that_refuse_flush_or_zeroes_have_failed_as_well() {
+    let zeroes = Bio::without_data(Op::WriteZeroes, Flags::NONE, Sector(0), Sectors(128));
+    for bio in [Bio::flush(), zeroes] {
         let mut rig = active(Make::raid10("n2", 4));
         rig.write(0, 8, 5).unwrap();
         rig.rest(Nanos::secs(1));
@@ -174,6 +174,23 @@ fn a_write_without_room_fails_no_member_and_the_range_may_differ() {
         let found = Assembled::read(&world, &make, &[]);
         assert!(found.may_differ(0), "{make:?}");
         assert_eq!(found.members.iter().flatten().count(), usize::from(make.members));
+    }
+}
+
+#[test]
+fn a_discard_that_fails_costs_no_member_and_the_range_may_differ() {
+    for (errno, differs) in [(Errno::EIO, true), (Errno::EOPNOTSUPP, false)] {
+        let mut rig = active(Make::raid1(2));
+        next(&rig, 1, 0, Fault::Error(errno));
+        let discard = Bio::without_data(Op::Discard, Flags::NONE, Sector(0), Sectors(64));
+        assert_eq!(rig.run(discard).0, Err(errno));
+        assert!(states(&rig).iter().all(|state| *state == MemberState::InSync));
+        if differs {
+            // The second copy was discarded in part, if at all.
+            assert!(rig.read(0, 64).unwrap().iter().all(|byte| *byte == 0), "always the first copy");
+        }
+        let (world, make) = rig.close();
+        assert_eq!(Assembled::read(&world, &make, &[]).may_differ(0), differs, "{errno}");
     }
 }
 

@@ -129,6 +129,14 @@ impl Found {
     }
 }
 
+/// A device for an array.
+fn draw_member(random: &mut Random, sectors: u64, small_blocks: bool) -> DeviceModel {
+    let mut model = draw_device(random, sectors, small_blocks);
+    // Larger pieces than a chunk would be discarded on one member, and not on another.
+    model.limits.discard_granularity = model.limits.discard_granularity.min(4096);
+    model
+}
+
 impl ArrayPlan {
     pub fn draw(random: &mut Random) -> ArrayPlan {
         let members = random.between(2, 5) as u8;
@@ -150,10 +158,7 @@ impl ArrayPlan {
         let devices = (0..members)
             .map(|_| {
                 let sectors = start + DATA + member_sectors + random.below(3) * 8;
-                let mut model = draw_device(random, sectors, false);
-                // Larger pieces than a chunk would be discarded on one member, and not on another.
-                model.limits.discard_granularity = model.limits.discard_granularity.min(4096);
-                model
+                draw_member(random, sectors, false)
             })
             .collect();
         let role = |random: &mut Random| random.below(members.into()) as u16;
@@ -194,22 +199,12 @@ impl ArrayPlan {
             plan.part = plan.draw_part(false, random);
         }
         plan.spares = random.below(3) as u16;
-        let discards = random.chance(2, 3);
         plan.bad_blocks = random.coin();
         let blanks = random.between(1, 2) as usize;
         let block = plan.devices.iter().map(|model| model.limits.logical_block_size).max();
         for _ in 0..usize::from(plan.spares) + blanks {
             let sectors = plan.start + DATA + plan.member_sectors + random.below(3) * 8;
-            let model = draw_device(random, sectors, block == Some(512));
-            plan.devices.push(model);
-        }
-        // An array does not change what it does with discards when a device comes: where that has none, or coarser ones than the
-        // members that it was opened with, copies differ in what was discarded.
-        for model in &mut plan.devices {
-            let limits = &mut model.limits;
-            let most = if discards { limits.max_discard.max(Sectors(32)) } else { Sectors::ZERO };
-            limits.discard_granularity = if discards { 4096 } else { 0 };
-            (limits.max_hw_discard, limits.max_discard) = (most, most);
+            plan.devices.push(draw_member(random, sectors, block == Some(512)));
         }
         plan
     }

@@ -386,8 +386,11 @@ impl Run<'_> {
             if !rests && !world.is_off() {
                 self.accuse("the array could not be put to rest, although it can do without what failed");
             }
-            let (failed, excused) = (self.referee.borrow().failed, self.referee.borrow().excused);
-            if failed > excused {
+            // No member is given up for a discard: the client is told.
+            let referee = self.referee.borrow();
+            let failed = referee.failed - referee.excused - referee.failed_discards;
+            drop(referee);
+            if failed > 0 {
                 self.accuse("a client was told of an error, although the array can do without what failed");
             }
         }
@@ -505,7 +508,9 @@ impl Run<'_> {
         self.verdict.violations.extend(judge.who_is_lost_can_come_back());
         self.verdict.rests += u64::from(rests);
         let mercy = !life.no_mercy && !plan.excused;
-        if rests && self.in_sync && mercy && life.visit.is_none() {
+        // What was discarded in part differs, which is on record.
+        let agree = std::mem::take(&mut self.referee.borrow_mut().failed_discards) == 0;
+        if rests && self.in_sync && agree && mercy && life.visit.is_none() {
             self.verdict.violations.extend(judge.is_at_rest());
         }
         if life.visit.is_some() {
