@@ -1,10 +1,8 @@
 //! Arrays as layers, on simulated devices: what lies on the members at each moment, what is done about failures, and
 //! what is left after the power was cut.
 
-mod crash;
 mod failures;
 mod filled;
-mod operator;
 mod records;
 mod rig;
 mod sync;

@@ -197,13 +197,6 @@ pub struct Found {
     pub bad: Vec<(Sector, Sectors)>,
 }
 
-impl Found {
-    /// Whether its list of bad blocks has that sector of its data.
-    pub fn is_bad(&self, sector: Sector) -> bool {
-        self.bad.iter().any(|(start, nr)| (start.0..start.0 + nr.0).contains(&sector.0))
-    }
-}
-
 /// Reads superblock, bitmap and list of bad blocks of a device as they are now.
 pub fn examine(world: &World, device: u16, sectors: Sectors) -> Found {
     try_examine(world, device, sectors).expect("a superblock")
@@ -374,17 +367,6 @@ impl Served {
     }
 }
 
-/// A device that is to be added; as one that comes back if it has a superblock.
-pub fn new_member(world: &World, make: &Make, layers: &[Arc<dyn Layer>], device: u16) -> NewMember {
-    let found = try_examine(world, device, make.device_sectors());
-    NewMember {
-        name: format!("/dev/d{device}"),
-        layer: layers[usize::from(device)].clone(),
-        superblock: found.map(|found| Box::new(found.superblock)),
-        device_uuid: Uuid([0xd0 + u8::try_from(device).unwrap(); 16]),
-    }
-}
-
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Bio>,
@@ -482,18 +464,16 @@ impl Rig {
 
     /// Adds a device; as one that comes back if it has a superblock.
     pub fn add(&mut self, device: u16) -> Result<Added, VerbError> {
-        let head: Vec<u8> =
-            (0..8).flat_map(|sector| self.world.peek(FileId(device.into()), SUPERBLOCK + sector)).collect();
-        let superblock = Superblock::decode(&head, Minor::V1_2, self.make.device_sectors().0).ok();
+        let found = try_examine(&self.world, device, self.make.device_sectors());
         let new = NewMember {
             name: format!("/dev/d{device}"),
             layer: self.served.layers[usize::from(device)].clone(),
-            superblock: superblock.map(Box::new),
+            superblock: found.map(|found| Box::new(found.superblock)),
             device_uuid: Uuid([0xd0 + u8::try_from(device).unwrap(); 16]),
         };
         self.verb(|array, cx| async move { array.add(new, &cx).await })
     }
-    pub fn fail(&mut self, device: &'static str) -> Result<(), VerbError> {
+    pub fn fail(&mut self, device: &'static str) -> Result<String, VerbError> {
         self.verb(move |array, cx| async move { array.fail(device, &cx).await })
     }
     pub fn remove(&mut self, device: &'static str) -> Result<Vec<String>, VerbError> {

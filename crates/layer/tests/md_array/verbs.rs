@@ -141,7 +141,7 @@ fn what_cannot_be_done_says_why_and_what_to_do() {
     rig.write(0, 8, 1).unwrap();
     let say = |result: Result<(), VerbError>| result.unwrap_err().to_string();
     assert!(say(rig.remove("d0").map(drop)).contains("d0 is in use by a as member 0: fail it first"));
-    assert!(say(rig.fail("sdx")).contains("a has no device sdx; it has d0, d1, d2"));
+    assert!(say(rig.fail("sdx").map(drop)).contains("a has no device sdx; it has d0, d1, d2"));
     assert!(say(rig.add(1).map(drop)).contains("/dev/d1 belongs to a already"));
     assert!(say(rig.replace("d0", Some("d1"))).contains("d1 of a is member 1, expected a spare"));
     assert!(say(rig.start_sync(SyncAction::Resync)).contains("nothing is due"));
