@@ -39,7 +39,7 @@ pub(crate) enum Verb {
         blkparse -i t\n\nWithout -o the events are printed as blkparse prints them, until ^C."
     )]
     Trace(TraceArgs),
-    /// Look at md arrays and look after them.
+    /// Make md arrays, look at them, and look after them.
     Md(MdArgs),
     /// Make, change and show volume groups of LVM2.
     Vg(VgArgs),

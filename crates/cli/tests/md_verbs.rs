@@ -14,13 +14,16 @@ use support::{Background, until};
 #[test]
 fn a_blank_disk_takes_the_place_of_a_failed_member_under_load() {
     let lab = Lab::new();
-    lab.create("10", &["a.img", "b.img", "c.img", "d.img"], 64 * MIB, &["--assume-clean"]);
-    lab.blank("e.img", 64 * MIB);
+    lab.create("10", &["a.img", "b.img", "c.img", "d.img"], 32 * MIB, &["--assume-clean"]);
+    lab.blank("e.img", 32 * MIB);
     let server = lab.serve(&["a.img", "b.img", "c.img", "d.img"]);
+    // Beside clients, a recovery would take longer than they do.
+    lab.md(&["sync-speed", "md/data", "--min", "100000"]);
     let mut client = nbdload();
     client.arg(format!("unix:{}", lab.socket())).args(["--export", "md/data", "--verify", "--rw", "randrw"]);
-    client.args(["--bs", "4k", "--depth", "16", "--seconds", "6", "--flush-every", "64"]);
-    let client = Background::start(&mut client);
+    client.args(["--bs", "4k", "--depth", "16", "--seconds", "10", "--flush-every", "64"]);
+    let mut client = Background::start(&mut client);
+    until("the client is at work", || lab.counters_of("a.img")["writes"].as_u64() > Some(0));
     assert_eq!(lab.md(&["fail", "md/data", "b.img"]), "b.img of md/data is given up\n");
     assert_eq!((lab.state("b.img"), lab.array()["degraded"].as_u64()), ("faulty".into(), Some(1)));
     assert_eq!(lab.md(&["remove", "md/data", "failed"]), "removed from md/data: b.img\n");
@@ -30,6 +33,7 @@ fn a_blank_disk_takes_the_place_of_a_failed_member_under_load() {
     let said = lab.md(&["wait", "md/data"]);
     assert!(said.ends_with("; all members are in sync\n"), "{said}");
     assert_eq!(lab.member(1)["name"], *lab.scratch.at("e.img"));
+    assert!(client.is_running(), "the client was at work all the time");
     // A client that has read something else than it wrote says so.
     client.succeed();
     assert_eq!(lab.mismatches_of_check(), 0);
@@ -117,8 +121,11 @@ fn a_check_counts_what_differs_and_a_repair_makes_it_equal() {
     lab.plant("b.img", 32 * MIB, &[0xee; 512]);
     // Here, without a server.
     let idle = |verb: &str| lab.md_json(&[verb, "md/data", "--json", "--disk", "a.img", "b.img"]);
-    let found = idle("check")["array"]["sync"]["mismatch_sectors"].as_u64().unwrap();
+    let said = idle("check");
+    let found = said["array"]["sync"]["mismatch_sectors"].as_u64().unwrap();
     assert!((1..=128).contains(&found), "{found}");
+    let expected = format!("check is done: mismatch_cnt {found} ");
+    assert!(said["said"].as_str().unwrap().contains(&expected), "also if nobody has seen it run: {said}");
     assert!(!lab.is_equal("a.img", "b.img"), "a check writes nothing");
     // By a server, and by curl.
     let server = lab.serve(&disks);
@@ -261,7 +268,17 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_the_remedy() {
 fn an_array_grows_into_what_its_members_have_gained() {
     let lab = Lab::new();
     let disks = ["a.img", "b.img"];
-    lab.create("1", &disks, 64 * MIB, &["--assume-clean", "--bitmap", "internal"]);
+    lab.create("1", &disks, 64 * MIB, &["--assume-clean", "--bitmap", "internal", "--size", "40M"]);
+    // What was left of the members, while a server has them.
+    let server = lab.serve(&disks);
+    assert_eq!((lab.array()["bytes"].as_u64(), lab.volume_bytes()), (Some(40 * MIB), 40 * MIB));
+    let said = lab.md(&["grow", "md/data", "--size", "49152", "--wait"]);
+    assert!(said.starts_with("md/data has 49152 KiB now\n"), "{said}");
+    assert_eq!((lab.array()["bytes"].as_u64(), lab.volume_bytes()), (Some(48 * MIB), 48 * MIB));
+    let said = lab.refused(&["grow", "md/data", "--size", "1000000"]);
+    assert!(said.contains("1000000 were asked for: make all members larger"), "{said}");
+    lab.stop(server);
+    // And what they have gained meanwhile.
     disks.iter().for_each(|disk| lab.resize(disk, 96 * MIB));
     let done = lab.md_json(&["grow", "md/data", "--json", "--disk", "a.img", "b.img"]);
     assert_eq!(done["array"]["degraded"], 0, "{done}");
@@ -270,4 +287,28 @@ fn an_array_grows_into_what_its_members_have_gained() {
     assert_eq!(lab.mismatches_of_check(), 0);
     lab.stop(server);
     lab.expect_equal("a.img", "b.img");
+}
+
+#[test]
+fn arrays_on_disks_are_shown_as_they_are_written_down() {
+    let lab = Lab::new();
+    let disks = ["a.img", "b.img", "s.img"];
+    lab.create("1", &disks, 32 * MIB, &["--assume-clean", "--raid-devices", "2", "--spare-devices", "1"]);
+    let here = [&["--disk"][..], &disks].concat();
+    let states = |more: &[&str]| {
+        let shown = lab.md_json(&[&["status", "--json"][..], &here, more].concat())["arrays"][0].clone();
+        assert_eq!(shown["events"], lab.md_json(&["examine", "--json", "a.img"])[0]["events"], "{shown}");
+        let text = |value: &serde_json::Value| value.as_str().expect("text").to_owned();
+        let devices = shown["devices"].as_array().expect("a list").clone();
+        devices.iter().map(|it| format!("{} {}", text(&it["name"]), text(&it["state"]))).collect::<Vec<_>>()
+    };
+    assert_eq!(states(&[]), ["a.img in_sync", "b.img in_sync", "s.img spare"]);
+    lab.md(&[&["fail", "md/data", "1"][..], &here].concat());
+    let said = lab.md(&[&["wait", "md/data"][..], &here].concat());
+    assert!(said.ends_with("all members are in sync\n"), "{said}");
+    assert_eq!(states(&[]), ["a.img in_sync", "s.img in_sync", "b.img faulty"]);
+    lab.blank("t.img", 32 * MIB);
+    let said = lab.refused(&[&["add", "md/data", "t.img", "none.img"][..], &here].concat());
+    assert!(said.contains("none.img: open") && said.contains("before that: t.img is a spare"), "{said}");
+    assert_eq!(states(&["t.img"])[3], "t.img spare");
 }

@@ -69,7 +69,7 @@ pub enum ClientError {
     #[error("{0}")]
     Declined(String),
     /// No server serves that array.
-    #[error("no running server serves the array {name}; {}", served(.there))]
+    #[error("no running server serves the array {name}; {}", served(.there, "no server of this user has an array"))]
     NoArray {
         /// The array, escaped.
         name: String,
@@ -85,7 +85,7 @@ pub enum ClientError {
         sockets: Vec<String>,
     },
     /// No server serves that volume.
-    #[error("no running server serves the volume {name}; {}", served(.there))]
+    #[error("no running server serves the volume {name}; {}", served(.there, "none is running (of this user)"))]
     NoVolume {
         /// The volume, escaped.
         name: String,
@@ -102,12 +102,8 @@ pub enum ClientError {
     },
 }
 
-fn served(there: &[String]) -> String {
-    if there.is_empty() {
-        "none is running (of this user)".into()
-    } else {
-        format!("served are: {}", there.join(", "))
-    }
+fn served(there: &[String], nothing: &str) -> String {
+    if there.is_empty() { nothing.to_owned() } else { format!("served are: {}", there.join(", ")) }
 }
 
 /// A server that answers.
@@ -225,7 +221,12 @@ pub fn find_array(name: &str) -> Result<ArrayPlace, ClientError> {
 pub fn find_array_in(folder: &Path, name: &str) -> Result<ArrayPlace, ClientError> {
     let (mut found, mut there) = (Vec::new(), Vec::new());
     for server in servers_in(folder)? {
-        for array in arrays_at(&server.socket)? {
+        let arrays = arrays_at(&server.socket).unwrap_or_else(|error| {
+            // One that is ending is no reason not to find what another has.
+            log::warn!("{error}");
+            Vec::new()
+        });
+        for array in arrays {
             there.push(escape(&array.name));
             if array.is_called(name) {
                 found.push(ArrayPlace { socket: server.socket.clone(), array });

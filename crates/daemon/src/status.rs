@@ -133,11 +133,16 @@ impl ControlState {
     pub fn status(&self) -> Status {
         let disk =
             |disk: &Disk| DiskStatus { failed: disk.source.shared().has_failed(), ..disk.status.clone() };
+        // An array may have grown.
+        let volume = |(volume, root): &(VolumeStatus, Arc<dyn Layer>)| VolumeStatus {
+            bytes: bytes(root.sectors()),
+            ..volume.clone()
+        };
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            volumes: self.volumes.iter().map(|(volume, _)| volume.clone()).collect(),
+            volumes: self.volumes.iter().map(volume).collect(),
             disks: self.disks.all().iter().map(disk).collect(),
         }
     }

@@ -31,7 +31,11 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
 fn served() -> Result<Vec<ArrayStatus>> {
     let mut arrays = Vec::new();
     for server in servers()? {
-        arrays.extend(get_json::<ArrayList>(&server.socket, "/v1/arrays")?.arrays);
+        match get_json::<ArrayList>(&server.socket, "/v1/arrays") {
+            Ok(list) => arrays.extend(list.arrays),
+            // One that is ending is no reason not to show what others have.
+            Err(error) => log::warn!("{error}"),
+        }
     }
     Ok(arrays)
 }

@@ -117,15 +117,17 @@ impl<'a> Work<'a> {
     ) -> Result<Vec<ArrayAnswer>> {
         let mut answers = Vec::new();
         let mut is_brief = !self.takes_up;
+        let mut asked = None;
         for verb in verbs {
-            is_brief &= !matches!(verb, Verb::Check | Verb::Repair);
-            answers.push(target.ask(verb)?);
+            is_brief &= asked_sync(&verb).is_none();
+            asked = asked.or(asked_sync(&verb));
+            answers.push(target.ask(verb).map_err(|error| after(&answers, error))?);
         }
         if self.takes_up {
             target.take_up();
         }
         if self.wait || (target.is_ours() && !is_brief) {
-            let rest = self.at_rest(target, is_stopped, &answers)?;
+            let rest = self.at_rest(target, is_stopped, &answers, asked)?;
             answers.iter().try_for_each(|answer| still_there(answer, &rest.array))?;
             answers.push(rest);
         }
@@ -138,6 +140,7 @@ impl<'a> Work<'a> {
         target: &Target,
         is_stopped: &AtomicBool,
         answers: &[ArrayAnswer],
+        asked: Option<&str>,
     ) -> Result<ArrayAnswer> {
         if let Some(answer) = answers.last() {
             log::info!("{}", answer.said);
@@ -147,7 +150,8 @@ impl<'a> Work<'a> {
             let mut answer = target.ask(Verb::Wait { millis: STEP_MILLIS })?;
             progress.show(&answer.array.sync);
             if answer.at_rest == Some(true) {
-                answer.said = outcome(&answer.array, progress.last_action());
+                // What was asked for may have begun and ended between two looks.
+                answer.said = outcome(&answer.array, asked.or(progress.last_action()));
                 return Ok(answer);
             }
             if is_stopped.load(Ordering::Relaxed) {
@@ -192,6 +196,26 @@ impl<'a> Work<'a> {
     }
 }
 
+/// The check or repair that a verb asks for.
+fn asked_sync(verb: &Verb) -> Option<&'static str> {
+    match verb {
+        Verb::Check => Some("check"),
+        Verb::Repair => Some("repair"),
+        _ => None,
+    }
+}
+
+/// An error, behind what was done before it.
+fn after(done: &[ArrayAnswer], error: anyhow::Error) -> anyhow::Error {
+    match done {
+        [] => error,
+        done => {
+            let said: Vec<&str> = done.iter().map(|answer| answer.said.as_str()).collect();
+            anyhow!("{error}; before that: {}", said.join("; "))
+        }
+    }
+}
+
 /// How it ended, in words.
 fn outcome(array: &ArrayStatus, action: Option<&str>) -> String {
     let name = &array.name;
@@ -200,6 +224,9 @@ fn outcome(array: &ArrayStatus, action: Option<&str>) -> String {
         n => format!("degraded: {n} of {} members are not in sync", array.raid_disks),
     };
     match action {
+        Some(action @ ("check" | "repair")) if array.sync.done_sectors < array.sync.total_sectors => {
+            format!("{name}: {action} was stopped at {:.1}%; {state}", array.sync.share() * 100.0)
+        }
         Some(action @ ("check" | "repair")) => {
             let found = array.sync.mismatch_sectors;
             format!(

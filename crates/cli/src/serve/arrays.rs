@@ -38,6 +38,8 @@ struct Known {
     level: String,
     layout: Option<String>,
     read_only: Option<String>,
+    /// Of the superblock that was believed when it was found. The array itself counts them only where it may write them.
+    events: u64,
     array: Arc<md::Array>,
 }
 
@@ -210,8 +212,8 @@ impl ServedArrays {
 
     fn grow(&self, known: &Known, size_kib: Option<u64>, assume_clean: bool) -> Result<Said, Refusal> {
         let to = size_kib.map(|kib| Sectors(kib.saturating_mul(2)));
-        let used = self.ask(known, async move |array, cx| array.grow(&cx, to, assume_clean).await)?;
-        let said = format!("{} uses {} KiB of each member now", known.name, used.0 / 2);
+        let size = self.ask(known, async move |array, cx| array.grow(&cx, to, assume_clean).await)?;
+        let said = format!("{} has {} KiB now", known.name, size.0 / 2);
         Ok(Said::only(said))
     }
 
@@ -271,9 +273,8 @@ impl Arrays for ServedArrays {
         let done = match &request.verb {
             Verb::Add { device, force } => self.add(known, device, *force),
             Verb::Fail { device } => {
-                let failed = device.clone();
-                self.ask(known, async move |array, cx| array.fail(&failed, &cx).await)?;
-                let device = escape(device);
+                let wanted = device.clone();
+                let device = self.ask(known, async move |array, cx| array.fail(&wanted, &cx).await)?;
                 Ok(Said::about(format!("{device} of {} is given up", known.name), device))
             }
             Verb::Remove { device } => self.remove(known, device),
@@ -309,7 +310,7 @@ impl Known {
             degraded: now.degraded,
             read_only: self.read_only.clone(),
             active: now.active,
-            events: now.events,
+            events: now.events.max(self.events),
             resync_from: now.resync_from.map(|from| from.0.saturating_mul(SECTOR)),
             dirty_chunks: now.dirty_chunks,
             devices: members.chain(replacements).chain(others).collect(),
@@ -344,9 +345,44 @@ fn device(role: Option<u16>, member: &MemberStatus, kind: Option<&str>) -> Devic
     }
 }
 
-/// How the arrays are that were assembled.
+/// How the arrays are that were assembled, to be looked at only: such an array knows its members, and not what else has a
+/// superblock of it.
 pub(crate) fn arrays_of(assembly: &Assembly) -> Vec<ArrayStatus> {
-    assembled(assembly).iter().map(Known::status).collect()
+    let status = |known: &Known| {
+        let mut status = known.status();
+        status.devices.extend(others(assembly, known.array.node()));
+        status
+    };
+    assembled(assembly).iter().map(status).collect()
+}
+
+/// The devices of an array that have no place in it.
+fn others(assembly: &Assembly, array: NodeId) -> Vec<DeviceStatus> {
+    let graph = assembly.graph();
+    let is_it = |found: &&blockwork_volume::md::Array| {
+        found.layer.as_ref().is_some_and(|layer| layer.node() == array)
+    };
+    let members = graph.arrays.iter().find(is_it).map_or(&[][..], |found| &found.members);
+    let other = |member: &blockwork_volume::md::Member| {
+        let state = match member.state {
+            blockwork_volume::md::MemberState::Spare => "spare",
+            blockwork_volume::md::MemberState::Replacement => "replacement",
+            blockwork_volume::md::MemberState::Faulty | blockwork_volume::md::MemberState::OutOfDate => {
+                "faulty"
+            }
+            _ => return None,
+        };
+        Some(DeviceStatus {
+            name: Some(escape(graph.device(member.device).title())),
+            role: None,
+            state: state.to_owned(),
+            recovered: None,
+            write_mostly: false,
+            bad_ranges: 0,
+            corrected_sectors: 0,
+        })
+    };
+    members.iter().filter_map(other).collect()
 }
 
 fn assembled(assembly: &Assembly) -> Vec<Known> {
@@ -363,6 +399,7 @@ fn assembled(assembly: &Assembly) -> Vec<Known> {
             level: truth.level().to_string(),
             layout: layout.ok().filter(|_| truth.level() == Level::Raid10).map(|layout| layout.to_string()),
             read_only: graph.device(array.device).read_only.clone(),
+            events: truth.events(),
             array: array.layer.clone()?,
         })
     };

@@ -114,6 +114,24 @@ impl Lab {
         (serde_json::from_str(answer).expect("JSON"), status.parse().expect("a number"))
     }
 
+    /// Size of the one volume that is served.
+    pub fn volume_bytes(&self) -> u64 {
+        self.get("/v1/status")["volumes"][0]["bytes"].as_u64().expect("a number")
+    }
+
+    /// Counters of the disk, or layer, of that name.
+    pub fn counters_of(&self, name: &str) -> Value {
+        let stats = self.get("/v1/stats");
+        let nodes = stats["nodes"].as_array().expect("a list");
+        let found = nodes.iter().find(|node| node["name"] == name);
+        found.unwrap_or_else(|| panic!("{name} in {stats}"))["counters"].clone()
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let said = run(&mut self.http(path));
+        serde_json::from_str(&said).unwrap_or_else(|error| panic!("{path}: {error}: {said}"))
+    }
+
     /// What Prometheus would be told.
     pub fn metrics(&self) -> String {
         run(&mut self.http("/metrics"))

@@ -424,6 +424,10 @@ impl Background {
         self.child.id()
     }
 
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("it is our child").is_none()
+    }
+
     pub fn stdout(&mut self) -> ChildStdout {
         self.child.stdout.take().expect("it is taken once")
     }

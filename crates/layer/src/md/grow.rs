@@ -77,15 +77,15 @@ impl Array {
         let used = old.sectors_on_member(0);
         let taking_part = self.taking_part().map(|(_, member)| (member.room(), member.name.clone()));
         let (room, device) = taking_part.min().unwrap_or_default();
-        let no_room = || VerbError::NoRoom {
-            array: self.name.clone(),
-            used,
-            device: device.clone(),
-            room,
-            wanted: to.unwrap_or(room),
-        };
-        if to.is_some_and(|to| to > room) || !self.forms.has_room() {
+        let no_room =
+            || VerbError::NoRoom { array: self.name.clone(), used, device: device.clone(), room, wanted: to };
+        if to.is_some_and(|to| to > room) {
             return Err(no_room());
+        }
+        if !self.forms.has_room() {
+            let reason =
+                "it has grown too often since it was opened; serve it anew to make it larger".to_owned();
+            return Err(VerbError::Full { array: self.name.clone(), reason });
         }
         let grown =
             old.grown(to.unwrap_or(room)).ok_or_else(|| VerbError::FarLayout { array: self.name.clone() })?;

@@ -109,8 +109,8 @@ pub enum VerbError {
         /// The array's, bytes.
         expected: u32,
     },
-    /// No slot for another device.
-    #[error("{array} has no room for another device: {reason}")]
+    /// No slot for another device, or form.
+    #[error("{array} cannot be changed like that: {reason}")]
     Full {
         /// The array.
         array: String,
@@ -149,7 +149,8 @@ pub enum VerbError {
     },
     /// Nothing to gain.
     #[error(
-        "{array} uses {used} sectors of each member, and its smallest, {device}, has room for {room}: nothing to grow to; asked for: {wanted}"
+        "{array} uses {} KiB of each member and can use at most {}, as much as {device} has room for; {}", .used.0 / 2, .room.0 / 2,
+        no_room(*.used, *.wanted)
     )]
     NoRoom {
         /// The array.
@@ -160,8 +161,8 @@ pub enum VerbError {
         device: String,
         /// Its room.
         room: Sectors,
-        /// What was asked for.
-        wanted: Sectors,
+        /// What was asked for; none: as much as there is.
+        wanted: Option<Sectors>,
     },
     /// A superblock, bitmap or list that cannot be as it would have to be.
     #[error("{array}: {device}: {error}")]
@@ -183,4 +184,18 @@ pub enum VerbError {
         /// How it failed.
         errno: Errno,
     },
+}
+
+/// What keeps an array from growing, and what to do.
+fn no_room(used: Sectors, wanted: Option<Sectors>) -> String {
+    match wanted {
+        Some(wanted) if wanted > used => format!(
+            "{} were asked for: make all members larger (a disk that has become larger is seen when it is opened anew)",
+            wanted.0 / 2
+        ),
+        Some(wanted) => format!("{} were asked for, and arrays do not shrink: ask for more", wanted.0 / 2),
+        None => "there is nothing to grow to: make all members larger (a disk that has become larger is seen when it is opened \
+                 anew)"
+            .to_owned(),
+    }
 }

@@ -87,26 +87,33 @@ impl Array {
         })
     }
 
-    /// Declares a device faulty: a member, one that is being filled, or a spare. A spare takes its place.
+    /// Declares a device faulty: a member, one that is being filled, or a spare. A spare takes its place. Gives its name.
     ///
     /// # Errors
     ///
     /// No such device; a member without which some data would have no copy.
-    pub async fn fail(&self, device: &str, cx: &TaskContext) -> Result<(), VerbError> {
+    pub async fn fail(&self, device: &str, cx: &TaskContext) -> Result<String, VerbError> {
         self.writable()?;
         let _turn = self.turns.take().await;
         self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
         let index = self.find_device(device)?;
-        let errno = blockwork_engine::Errno::EIO;
-        self.give_up(&[(index, errno)]).map_err(|_| VerbError::LastCopy {
-            array: self.name.clone(),
-            device: device.to_owned(),
-            role: self.devices.role_of(index).unwrap_or(0),
-        })?;
+        let member = self.devices.get(index).ok_or_else(|| self.no_device(device))?;
+        let name = member.name.clone();
+        if self.is_needed(index) {
+            let role = self.devices.role_of(index).unwrap_or(0);
+            return Err(VerbError::LastCopy { array: self.name.clone(), device: name, role });
+        }
+        if !member.is_faulty() {
+            self.leave_out(member);
+            log::warn!(
+                "{}: {name} was declared faulty by `md fail`; the array goes on without it",
+                self.name
+            );
+        }
         self.record_change(cx).await.map_err(|errno| self.io("the failure is not on record", errno))?;
         self.sync.state().halted = false;
         self.look_for_sync(cx);
-        Ok(())
+        Ok(name)
     }
 
     /// Takes a faulty device or a spare out of the array; with `failed` or `detached`, all that are faulty. Gives their names.
@@ -434,11 +441,15 @@ impl Array {
         by(&|member| member.name == device)
             .or_else(|| by(&|member| last(&member.name) == last(device)))
             .or_else(by_role)
-            .ok_or_else(|| VerbError::NoDevice {
-                array: self.name.clone(),
-                device: device.to_owned(),
-                known: self.devices.all().map(|(_, member)| &*member.name).collect::<Vec<_>>().join(", "),
-            })
+            .ok_or_else(|| self.no_device(device))
+    }
+
+    fn no_device(&self, device: &str) -> VerbError {
+        VerbError::NoDevice {
+            array: self.name.clone(),
+            device: device.to_owned(),
+            known: self.devices.all().map(|(_, member)| &*member.name).collect::<Vec<_>>().join(", "),
+        }
     }
 
     fn state_error(&self, index: DeviceIndex, expected: &'static str) -> VerbError {
