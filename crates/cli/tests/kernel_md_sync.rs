@@ -128,7 +128,8 @@ fn the_kernel_and_we_go_on_with_what_the_other_has_begun() {
     let less = ["--json", "--disk", "less.0", "less.1", "less.2"];
     md(&machine, &[&["fail", "md/less", "less.1"][..], &less].concat());
     let file = File::options().write(true).open(machine.scratch.path("differ.1")).expect("it is there");
-    file.write_all_at(&[0xee; 4096], 6 * MIB).expect("it can be written");
+    // Second copies are in the second half of a member: a repair takes the first ones.
+    file.write_all_at(&[0xee; 4096], 12 * MIB).expect("it can be written");
     drop(file);
     let both = ["--json", "--disk", "differ.0", "differ.1"];
     let repaired = md(&machine, &[&["repair", "md/differ"][..], &both].concat());
@@ -140,9 +141,7 @@ fn the_kernel_and_we_go_on_with_what_the_other_has_begun() {
         assert_eq!(facts.number(name, "degraded"), degraded, "{name}");
         assert_eq!(facts.number(name, "recoveries"), recoveries, "{name}");
         assert_eq!(facts.number(name, "differs"), 0, "{name}");
-        if name != "differ" {
-            assert_eq!(facts.get(name, "content"), "whole", "{name}");
-        }
+        assert_eq!(facts.get(name, "content"), "whole", "{name}");
     }
     // It has gone on from where we were.
     let written = facts.number("ours", "written") * 512;

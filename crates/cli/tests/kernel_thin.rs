@@ -145,7 +145,7 @@ fn expect_percents(machine: &Machine, facts: Facts<'_>) {
 
 /// What we call damage and `thin_check` 0.9 does not: it looks neither whether data blocks are there nor at these fields.
 const STRICTER: [&str; 9] = [
-    "data block",
+    "data block is",
     "flags is",
     "magic is",
     "bitmap is",
