@@ -8,7 +8,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Folders that are not ours to judge: what is built, git's own, inputs that a fuzzer made.
+/// What is not ours to judge: what is built, git's own (a folder, or in a second work tree a file), inputs that a fuzzer made.
 const SKIPPED: [&str; 6] = ["target", ".git", "artifacts", "coverage", "corpus", "proptest-regressions"];
 
 /// Something that is not as it should be.
@@ -128,10 +128,11 @@ fn read_folder(root: &Path, folder: &Path, texts: &mut Vec<Text>) -> io::Result<
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let (path, kind) = (entry.path(), entry.file_type()?);
+        if SKIPPED.iter().any(|skipped| entry.file_name() == *skipped) {
+            continue;
+        }
         if kind.is_dir() {
-            if !SKIPPED.iter().any(|skipped| entry.file_name() == *skipped) {
-                read_folder(root, &path, texts)?;
-            }
+            read_folder(root, &path, texts)?;
         } else if kind.is_file() {
             let bytes = match fs::read(&path) {
                 // Another test's scratch file, gone between the listing and the reading.
