@@ -7,5 +7,6 @@
 //! Clients of NBD are hostile (bounded memory, bounded time, a broken one costs only itself); the kernel's FUSE is trusted.
 #![forbid(unsafe_code)]
 
+pub mod blkif;
 pub mod fuse;
 pub mod nbd;

@@ -1,0 +1,390 @@
+//! A queue of the back end: requests out of a ring become bios, their ends become answers.
+//!
+//! One turn takes what is in the ring, once around at most, and lets the front end know of all answers at once. When the
+//! ring is empty the front end is asked to ring the bell at the next request; while there is work it need not.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use blockwork_engine::{
+    Bio, Completion, Context, Done, Env, Errno, Flags, Op, Port, PortState, RingStats, Sector, Sectors,
+    VolumeId,
+};
+use blockwork_format::blkif::{
+    Data, Direct, INDIRECT_PAGES_MAX, Kind, Operation, PAGE_BYTES, Request, Response, SEGMENT_BYTES,
+    SEGMENTS_MAX, SEGMENTS_PER_PAGE, Segment as PageSegment, Status, decode_segments,
+};
+use blockwork_memory::{Segment, Segments};
+use slab::Slab;
+
+use super::ids::Ids;
+use super::mapper::Mapper;
+use super::pages::words_of;
+use super::{Access, BackRing, EventChannel, Grants};
+
+/// What a queue of the back end needs to know.
+#[derive(Clone, Debug)]
+pub struct BackConfig {
+    /// Whose queue it is, for the log.
+    pub name: String,
+    /// What it serves.
+    pub volume: VolumeId,
+    /// Whether the front end uses the same pages again and again, so that they stay mapped.
+    pub persistent: bool,
+    /// Most segments of an indirect request; 0: there are none.
+    pub max_indirect_segments: u32,
+    /// Where the ring is counted.
+    pub stats: Arc<RingStats>,
+}
+
+/// How a queue came to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// It was closed, and everything that was taken is answered.
+    Closed,
+    /// The front end broke the protocol so that no answer helps: this is how.
+    Broken(String),
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    close: AtomicBool,
+    ended: OnceLock<Ended>,
+}
+
+/// A handle on a queue, from any thread.
+#[derive(Clone, Debug)]
+pub struct BackEnd {
+    shared: Arc<Shared>,
+}
+
+impl BackEnd {
+    /// Asks it to take no more requests, and to end when those it has are answered. It hears of it at its next turn: give it
+    /// one ([`Worker::poke`](blockwork_engine::Worker::poke)).
+    pub fn close(&self) {
+        self.shared.close.store(true, Ordering::Release);
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&self) -> Option<&Ended> {
+        self.shared.ended.get()
+    }
+}
+
+/// A request that has become a bio.
+struct InFlight {
+    id: u64,
+    operation: Operation,
+    /// What follows when the flush is done.
+    then: Option<Bio>,
+}
+
+/// A request that is not done, and what is told of it.
+struct Refusal(Status, String);
+
+impl Refusal {
+    fn error(why: impl ToString) -> Refusal {
+        Refusal(Status::Error, why.to_string())
+    }
+}
+
+/// A queue of the back end. See the module's head.
+pub struct BackPort<E: Env> {
+    config: BackConfig,
+    ring: BackRing,
+    channel: Box<dyn EventChannel<E>>,
+    mapper: Mapper,
+    requests: Slab<InFlight>,
+    ids: Ids,
+    /// A barrier that waits for what was taken before it.
+    held: Option<Request>,
+    /// A barrier is under way: its place in `requests`.
+    barrier: Option<usize>,
+    /// Answers that the front end does not know of.
+    answered: u32,
+    shared: Arc<Shared>,
+    stopping: bool,
+    broken: Option<String>,
+    /// Segments and pages of the request at hand.
+    segments: Vec<PageSegment>,
+    pages: Vec<Segment>,
+}
+
+impl<E: Env> BackPort<E> {
+    /// A queue over a ring that the front end has made.
+    pub fn new(
+        config: BackConfig,
+        ring: BackRing,
+        channel: Box<dyn EventChannel<E>>,
+        grants: Box<dyn Grants>,
+    ) -> (BackPort<E>, BackEnd) {
+        let slots = ring.slots() as usize;
+        let kept = if config.persistent { slots * SEGMENTS_MAX } else { 0 };
+        let shared = Arc::new(Shared::default());
+        let port = BackPort {
+            channel,
+            mapper: Mapper::new(grants, kept),
+            requests: Slab::with_capacity(slots),
+            ids: Ids::new(ring.slots()),
+            ring,
+            held: None,
+            barrier: None,
+            answered: 0,
+            shared: shared.clone(),
+            stopping: false,
+            broken: None,
+            segments: Vec::new(),
+            pages: Vec::new(),
+            config,
+        };
+        (port, BackEnd { shared })
+    }
+
+    /// Whether the next request may be taken.
+    #[inline]
+    fn accepts(&self) -> bool {
+        !self.stopping && self.broken.is_none() && self.held.is_none() && self.barrier.is_none()
+    }
+
+    fn serve(&mut self, cx: &mut Context<'_, E>) {
+        // Answers first: they make room.
+        self.publish(cx);
+        self.begin_barrier(cx);
+        let mut budget = self.ring.slots();
+        while self.accepts() {
+            let pending = match self.ring.pending() {
+                Ok(0) => match self.ring.rearm() {
+                    Ok(false) => break,
+                    Ok(true) => continue,
+                    Err(run_away) => return self.break_off(&run_away),
+                },
+                Ok(pending) => pending,
+                Err(run_away) => return self.break_off(&run_away),
+            };
+            if budget == 0 {
+                // The others first; the front end may put in faster than we take out.
+                cx.wake_me();
+                break;
+            }
+            let count = pending.min(budget);
+            budget -= count;
+            self.take(cx, count);
+        }
+        self.publish(cx);
+    }
+
+    /// Takes up to `count` requests.
+    fn take(&mut self, cx: &mut Context<'_, E>, count: u32) {
+        let mut taken = 0;
+        while taken < count && self.accepts() {
+            taken += 1;
+            match self.ring.take() {
+                Ok(request) => self.begin(cx, request),
+                Err(malformed) => {
+                    log::debug!("xen: {}: {malformed}", self.config.name);
+                    self.answer(malformed.id, malformed.operation, malformed.status());
+                }
+            }
+        }
+        self.config.stats.taken(taken, cx.now());
+    }
+
+    fn begin(&mut self, cx: &mut Context<'_, E>, request: Request) {
+        if !self.ids.insert(request.id) {
+            return self.break_off(&format_args!(
+                "id {:#x} is used by two requests at a time, expected one that is not under way",
+                request.id
+            ));
+        }
+        if matches!(request.kind, Kind::Direct(Direct::Barrier, _)) {
+            self.held = Some(request);
+            return self.begin_barrier(cx);
+        }
+        if let Err(Refusal(status, why)) = self.submit(cx, &request) {
+            log::debug!("xen: {}: request {:#x}: {why}", self.config.name, request.id);
+            self.ids.remove(request.id);
+            self.answer(request.id, request.operation(), status);
+        }
+    }
+
+    /// Begins the barrier that waits, if nothing is under way any more.
+    fn begin_barrier(&mut self, cx: &mut Context<'_, E>) {
+        if !self.requests.is_empty() {
+            return;
+        }
+        let Some(request) = self.held.take() else { return };
+        match self.submit(cx, &request) {
+            Ok(place) => self.barrier = Some(place),
+            Err(Refusal(status, why)) => {
+                log::debug!("xen: {}: barrier {:#x}: {why}", self.config.name, request.id);
+                self.ids.remove(request.id);
+                self.answer(request.id, request.operation(), status);
+            }
+        }
+    }
+
+    /// Submits what is asked for; where it stands in `requests`.
+    fn submit(&mut self, cx: &mut Context<'_, E>, request: &Request) -> Result<usize, Refusal> {
+        let Request { sector, .. } = *request;
+        let (bio, then) = match &request.kind {
+            Kind::Discard { secure: true, .. } => {
+                let why = "a secure discard, which was not offered";
+                return Err(Refusal(Status::NotSupported, why.to_owned()));
+            }
+            Kind::Discard { nr_sectors, .. } => (discard(sector, *nr_sectors), None),
+            Kind::Direct(direct, segments) => {
+                self.segments.clear();
+                self.segments.extend_from_slice(segments.as_slice());
+                match direct {
+                    Direct::Read => (self.data(Op::Read, sector)?, None),
+                    Direct::Write => (self.data(Op::Write, sector)?, None),
+                    Direct::Flush => (Bio::flush(), self.data_or_none(Flags::NONE, sector)?),
+                    Direct::Barrier => (Bio::flush(), self.data_or_none(Flags::FUA, sector)?),
+                }
+            }
+            Kind::Indirect { data, nr_segments, grefs } => {
+                self.fetch_segments(usize::from(*nr_segments), grefs)?;
+                let op = if *data == Data::Read { Op::Read } else { Op::Write };
+                (self.data(op, sector)?, None)
+            }
+        };
+        let place = self.requests.insert(InFlight { id: request.id, operation: request.operation(), then });
+        cx.submit(self.config.volume, place as u64, bio);
+        Ok(place)
+    }
+
+    /// Copies the segments of an indirect request out of their pages, once, and checks them.
+    fn fetch_segments(&mut self, count: usize, grefs: &[u32; INDIRECT_PAGES_MAX]) -> Result<(), Refusal> {
+        let most = self.config.max_indirect_segments as usize;
+        if count > most {
+            let why = format!("nr_segments is {count}, expected at most {most}, as was offered");
+            return Err(Refusal::error(why));
+        }
+        let grefs = &grefs[..count.div_ceil(SEGMENTS_PER_PAGE)];
+        let pages = self.mapper.pages(grefs.iter().copied(), Access::Read, &mut self.pages);
+        pages.map_err(Refusal::error)?;
+        self.segments.clear();
+        let mut left = count * SEGMENT_BYTES;
+        let mut bytes = [0; PAGE_BYTES];
+        for page in self.pages.drain(..) {
+            let len = left.min(PAGE_BYTES);
+            words_of(&page, &mut bytes[..len]);
+            decode_segments(&bytes[..len], &mut self.segments).map_err(Refusal::error)?;
+            left -= len;
+        }
+        Ok(())
+    }
+
+    /// A read or write of the segments at hand.
+    fn data(&mut self, op: Op, sector: u64) -> Result<Bio, Refusal> {
+        // The guest's pages are written to by reads.
+        let access = if op == Op::Read { Access::Write } else { Access::Read };
+        let refs = self.segments.iter().map(|segment| segment.gref);
+        self.mapper.pages(refs, access, &mut self.pages).map_err(Refusal::error)?;
+        let mut data = Segments::new();
+        for (segment, page) in self.segments.iter().zip(self.pages.drain(..)) {
+            let sectors = segment.sectors().map_err(Refusal::error)?;
+            let part = page.slice(
+                usize::from(segment.first_sect) * blockwork_engine::SECTOR as usize,
+                Sectors(sectors).byte_len(),
+            );
+            let extended = data.last_mut().is_some_and(|last: &mut Segment| last.extend(&part));
+            if !extended {
+                data.push(part);
+            }
+        }
+        Ok(Bio::with_data(op, Flags::NONE, Sector(sector), data))
+    }
+
+    /// A write of the segments at hand, if there are any.
+    fn data_or_none(&mut self, flags: Flags, sector: u64) -> Result<Option<Bio>, Refusal> {
+        if self.segments.is_empty() {
+            return Ok(None);
+        }
+        let bio = self.data(Op::Write, sector)?;
+        Ok(Some(Bio { flags, ..bio }))
+    }
+
+    #[inline]
+    fn answer(&mut self, id: u64, operation: Operation, status: Status) {
+        self.ring.put(Response { id, operation, status });
+        self.answered += 1;
+    }
+
+    /// Lets the front end know of what was answered.
+    #[inline]
+    fn publish(&mut self, cx: &mut Context<'_, E>) {
+        if self.answered == 0 || self.broken.is_some() {
+            return;
+        }
+        self.config.stats.answered(self.answered, cx.now());
+        self.answered = 0;
+        if self.ring.publish() {
+            self.channel.notify(cx);
+        }
+    }
+
+    fn break_off(&mut self, reason: &dyn std::fmt::Display) {
+        log::warn!("xen: {}: {reason}; its ring is not served any more", self.config.name);
+        self.broken = Some(reason.to_string());
+    }
+
+    fn end(&mut self, cx: &Context<'_, E>) -> PortState {
+        self.config.stats.closed(cx.now());
+        let ended = self.broken.take().map_or(Ended::Closed, Ended::Broken);
+        self.shared.ended.set(ended).expect("a port ends once");
+        PortState::Closed
+    }
+}
+
+fn discard(sector: u64, nr: u64) -> Bio {
+    Bio::without_data(Op::Discard, Flags::NONE, Sector(sector), Sectors(nr))
+}
+
+fn status(result: Result<(), Errno>) -> Status {
+    match result {
+        Ok(()) => Status::Okay,
+        Err(Errno::EOPNOTSUPP) => Status::NotSupported,
+        Err(_) => Status::Error,
+    }
+}
+
+impl<E: Env> Port<E> for BackPort<E> {
+    fn open(&mut self, cx: &mut Context<'_, E>) {
+        self.channel.open(cx);
+    }
+
+    fn event(&mut self, cx: &mut Context<'_, E>, local: u32, completion: Completion) {
+        self.channel.event(cx, local, completion);
+    }
+
+    #[inline]
+    fn done(&mut self, cx: &mut Context<'_, E>, done: Done) {
+        let place = usize::try_from(done.cookie).expect("a place in memory");
+        let request = &mut self.requests[place];
+        if let (Ok(()), Some(next)) = (done.result, request.then.take()) {
+            cx.submit(self.config.volume, done.cookie, next);
+            return;
+        }
+        let InFlight { id, operation, .. } = self.requests.remove(place);
+        if self.barrier == Some(place) {
+            self.barrier = None;
+        }
+        self.ids.remove(id);
+        self.answer(id, operation, status(done.result));
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_, E>) -> PortState {
+        self.stopping |= self.shared.close.load(Ordering::Acquire);
+        self.serve(cx);
+        let ends = self.stopping || self.broken.is_some();
+        if ends && self.requests.is_empty() && (self.held.is_none() || self.broken.is_some()) {
+            return self.end(cx);
+        }
+        PortState::Open
+    }
+
+    fn drain(&mut self, _: &mut Context<'_, E>) {
+        self.stopping = true;
+    }
+}

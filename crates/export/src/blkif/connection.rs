@@ -1,0 +1,492 @@
+//! How both ends of a device find each other: keys and states in xenstore.
+//!
+//! ```text
+//!   front end                       back end
+//!   Initialising                    Initialising: publishes what it can do
+//!                                   InitWait
+//!   makes rings, publishes them
+//!   Initialised                     maps the rings, publishes what the device is
+//!                                   Connected
+//!   Connected
+//! ```
+//!
+//! Either end may go away and begin again; then the other lets go of the old rings first. A back end that comes up while the
+//! front end is connected waits for that: rings with answers of another back end do not tell which requests are open.
+//! (Linux' front end does not begin again by itself: there the tools take the device away and give it back.) Nothing here watches the store or
+//! has rings: whoever runs a device calls it when the other end's state has changed, and does what the step says.
+
+use blockwork_engine::Volume;
+use blockwork_format::blkif::{
+    Abi, BackFeatures, BackProperties, Discards, FrontParameters, KeyError, Limits, Pairs, XenbusState, ring,
+    vdisk,
+};
+
+use super::{StoreError, Xenstore};
+
+/// Why two ends do not come together.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The other end's keys.
+    #[error("{folder}: {source}")]
+    Key {
+        /// Its folder in the store.
+        folder: String,
+        /// Which key.
+        source: KeyError,
+    },
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// Most segments of an indirect request that a back end offers: 1 MiB.
+const INDIRECT_SEGMENTS: u32 = 256;
+/// Most queues that it offers.
+const QUEUES: u32 = 16;
+
+/// What a back end publishes of a volume.
+pub fn describe(volume: &Volume) -> (BackFeatures, BackProperties) {
+    let limits = volume.limits();
+    let takes_discards = limits.discard_granularity > 0 && limits.max_discard.0 > 0;
+    let discards =
+        takes_discards.then_some(Discards { granularity: limits.discard_granularity, alignment: 0 });
+    let features = BackFeatures {
+        max_ring_page_order: ring::PAGES_MAX.ilog2(),
+        max_queues: QUEUES,
+        barrier: true,
+        flush: true,
+        discards,
+        persistent: true,
+        max_indirect_segments: INDIRECT_SEGMENTS,
+    };
+    let properties = BackProperties {
+        sectors: volume.sectors().0,
+        info: if volume.read_only { vdisk::READ_ONLY } else { 0 },
+        sector_size: limits.logical_block_size,
+        physical_sector_size: limits.physical_block_size,
+    };
+    (features, properties)
+}
+
+/// One end's side of the store.
+#[derive(Debug)]
+struct Folders<S> {
+    store: S,
+    mine: String,
+    theirs: String,
+    state: XenbusState,
+}
+
+impl<S: Xenstore> Folders<S> {
+    fn new(store: S, mine: &str, theirs: &str) -> Folders<S> {
+        let (mine, theirs) = (mine.to_owned(), theirs.to_owned());
+        Folders { store, mine, theirs, state: XenbusState::Initialising }
+    }
+
+    fn publish(&mut self, pairs: Pairs) -> Result<(), StoreError> {
+        pairs.into_iter().try_for_each(|(key, value)| {
+            let path = format!("{}/{key}", self.mine);
+            self.store.write(&path, &value)
+        })
+    }
+
+    fn switch(&mut self, state: XenbusState) -> Result<(), StoreError> {
+        self.state = state;
+        self.publish(vec![("state".to_owned(), state.text())])
+    }
+
+    fn their_state(&self) -> Result<XenbusState, StoreError> {
+        let text = self.store.read(&format!("{}/state", self.theirs))?;
+        Ok(text.map_or(XenbusState::Unknown, |text| XenbusState::from_text(&text)))
+    }
+
+    /// Reads something of the other end's keys.
+    fn theirs<T>(
+        &self,
+        read: impl FnOnce(&mut dyn FnMut(&str) -> Option<String>) -> Result<T, KeyError>,
+    ) -> Result<T, ConnectError> {
+        let mut failed = None;
+        let found = read(&mut |key| match self.store.read(&format!("{}/{key}", self.theirs)) {
+            Ok(value) => value,
+            Err(error) => {
+                failed.get_or_insert(error);
+                None
+            }
+        });
+        match failed {
+            Some(error) => Err(error.into()),
+            None => found.map_err(|source| ConnectError::Key { folder: self.theirs.clone(), source }),
+        }
+    }
+}
+
+/// What whoever runs the back end does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BackStep {
+    /// Nothing.
+    Wait,
+    /// Maps these rings and serves them; then says [`BackDevice::connected`], or [`BackDevice::refuse`].
+    Connect(FrontParameters),
+    /// Stops serving the rings; then says [`BackDevice::disconnected`].
+    Disconnect,
+}
+
+/// The back end's side of a device.
+#[derive(Debug)]
+pub struct BackDevice<S> {
+    folders: Folders<S>,
+    features: BackFeatures,
+    has_rings: bool,
+}
+
+impl<S: Xenstore> BackDevice<S> {
+    /// Publishes what it can do. Paths are the folders of both ends, such as `/local/domain/0/backend/vbd/3/51712` and
+    /// `/local/domain/3/device/vbd/51712`.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn new(
+        store: S,
+        back: &str,
+        front: &str,
+        features: BackFeatures,
+    ) -> Result<BackDevice<S>, StoreError> {
+        let mut device = BackDevice { folders: Folders::new(store, back, front), features, has_rings: false };
+        device.offer()?;
+        Ok(device)
+    }
+
+    fn offer(&mut self) -> Result<(), StoreError> {
+        self.folders.publish(self.features.pairs())?;
+        self.folders.switch(XenbusState::InitWait)
+    }
+
+    /// Where it is.
+    pub fn state(&self) -> XenbusState {
+        self.folders.state
+    }
+
+    /// The front end's state has changed, or may have.
+    ///
+    /// # Errors
+    /// The store; or the front end's keys, and then the device is closed with the reason in its `error` key.
+    pub fn front_changed(&mut self) -> Result<BackStep, ConnectError> {
+        let state = self.folders.state;
+        match self.folders.their_state()? {
+            XenbusState::Initialised if state == XenbusState::InitWait => {
+                let BackFeatures { max_ring_page_order, max_queues, .. } = self.features;
+                let limits = Limits { max_ring_page_order, max_queues };
+                match self.folders.theirs(|read| FrontParameters::read(read, limits)) {
+                    Ok(parameters) => {
+                        self.has_rings = true;
+                        Ok(BackStep::Connect(parameters))
+                    }
+                    Err(error) => {
+                        self.refuse(&error.to_string())?;
+                        Err(error)
+                    }
+                }
+            }
+            XenbusState::Initialising if self.has_rings => self.let_go(),
+            XenbusState::Initialising if state == XenbusState::Closed => {
+                self.offer()?;
+                Ok(BackStep::Wait)
+            }
+            XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown if self.has_rings => {
+                self.let_go()
+            }
+            XenbusState::Closing | XenbusState::Closed if state != XenbusState::Closed => {
+                self.folders.switch(XenbusState::Closed)?;
+                Ok(BackStep::Wait)
+            }
+            _ => Ok(BackStep::Wait),
+        }
+    }
+
+    fn let_go(&mut self) -> Result<BackStep, ConnectError> {
+        if self.folders.state == XenbusState::Closing {
+            return Ok(BackStep::Wait); // it was said before
+        }
+        self.folders.switch(XenbusState::Closing)?;
+        Ok(BackStep::Disconnect)
+    }
+
+    /// The rings are served; the device is this.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn connected(&mut self, properties: &BackProperties) -> Result<(), StoreError> {
+        self.folders.publish(properties.pairs())?;
+        self.folders.switch(XenbusState::Connected)
+    }
+
+    /// The device has another size now. The front end looks at it when the back end's state is written again.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn resized(&mut self, properties: &BackProperties) -> Result<(), StoreError> {
+        if self.folders.state == XenbusState::Connected { self.connected(properties) } else { Ok(()) }
+    }
+
+    /// The rings cannot be served: the device is closed, and `error` says why.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn refuse(&mut self, reason: &str) -> Result<(), StoreError> {
+        self.has_rings = false;
+        self.folders.publish(vec![("error".to_owned(), reason.to_owned())])?;
+        self.folders.switch(XenbusState::Closed)
+    }
+
+    /// The rings are not served any more. Where the front end begins again, so does this end.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn disconnected(&mut self) -> Result<(), ConnectError> {
+        self.has_rings = false;
+        self.folders.switch(XenbusState::Closed)?;
+        self.front_changed().map(|_| ())
+    }
+}
+
+/// What a front end would like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrontWants {
+    /// Pages of each ring: a power of two.
+    pub ring_pages: u32,
+    /// Queues.
+    pub queues: u32,
+    /// Layout of its rings.
+    pub abi: Abi,
+    /// Whether to keep pages granted.
+    pub persistent: bool,
+    /// Most segments of an indirect request.
+    pub max_indirect_segments: u32,
+}
+
+/// What whoever runs the front end does next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FrontStep {
+    /// Nothing.
+    Wait,
+    /// Makes as many rings of that size as this says and grants them; then says [`FrontDevice::publish`].
+    SetUp(FrontWants, BackFeatures),
+    /// Uses them: the device is this.
+    Use(BackProperties),
+    /// Stops using them: the back end is gone, or goes. It may come back, and then [`FrontStep::SetUp`] comes again.
+    Lost,
+}
+
+/// The front end's side of a device.
+#[derive(Debug)]
+pub struct FrontDevice<S> {
+    folders: Folders<S>,
+    wants: FrontWants,
+}
+
+impl<S: Xenstore> FrontDevice<S> {
+    /// Waits for the back end.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn new(store: S, front: &str, back: &str, wants: FrontWants) -> Result<FrontDevice<S>, StoreError> {
+        let mut device = FrontDevice { folders: Folders::new(store, front, back), wants };
+        device.folders.switch(XenbusState::Initialising)?;
+        Ok(device)
+    }
+
+    /// Where it is.
+    pub fn state(&self) -> XenbusState {
+        self.folders.state
+    }
+
+    /// The back end's state has changed, or may have.
+    ///
+    /// # Errors
+    /// The store, or the back end's keys.
+    pub fn back_changed(&mut self) -> Result<FrontStep, ConnectError> {
+        let uses_rings = matches!(self.folders.state, XenbusState::Initialised | XenbusState::Connected);
+        match self.folders.their_state()? {
+            XenbusState::InitWait if uses_rings => self.begin_again(),
+            XenbusState::InitWait if self.folders.state == XenbusState::Initialising => {
+                let features = self.folders.theirs(BackFeatures::read)?;
+                let wants = FrontWants {
+                    ring_pages: self
+                        .wants
+                        .ring_pages
+                        .min(1 << features.max_ring_page_order)
+                        .min(ring::PAGES_MAX),
+                    queues: self.wants.queues.min(features.max_queues).max(1),
+                    persistent: self.wants.persistent && features.persistent,
+                    max_indirect_segments: self
+                        .wants
+                        .max_indirect_segments
+                        .min(features.max_indirect_segments),
+                    abi: self.wants.abi,
+                };
+                Ok(FrontStep::SetUp(wants, features))
+            }
+            XenbusState::Connected if self.folders.state == XenbusState::Initialised => {
+                let properties = self.folders.theirs(BackProperties::read)?;
+                self.folders.switch(XenbusState::Connected)?;
+                Ok(FrontStep::Use(properties))
+            }
+            XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown if uses_rings => {
+                self.begin_again()
+            }
+            _ => Ok(FrontStep::Wait),
+        }
+    }
+
+    fn begin_again(&mut self) -> Result<FrontStep, ConnectError> {
+        self.folders.switch(XenbusState::Initialising)?;
+        Ok(FrontStep::Lost)
+    }
+
+    /// The rings are made.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn publish(&mut self, parameters: &FrontParameters) -> Result<(), StoreError> {
+        self.folders.publish(parameters.pairs())?;
+        self.folders.switch(XenbusState::Initialised)
+    }
+
+    /// Uses the device no more.
+    ///
+    /// # Errors
+    /// The store.
+    pub fn close(&mut self) -> Result<(), StoreError> {
+        self.folders.switch(XenbusState::Closing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blkif::in_process::Store;
+    use blockwork_format::blkif::QueueParameters;
+
+    const BACK: &str = "/local/domain/0/backend/vbd/3/51712";
+    const FRONT: &str = "/local/domain/3/device/vbd/51712";
+
+    fn features() -> BackFeatures {
+        BackFeatures {
+            max_ring_page_order: 3,
+            max_queues: 4,
+            barrier: true,
+            flush: true,
+            discards: None,
+            persistent: true,
+            max_indirect_segments: 256,
+        }
+    }
+
+    const WANTS: FrontWants = FrontWants {
+        ring_pages: 16,
+        queues: 2,
+        abi: Abi::Bits64,
+        persistent: true,
+        max_indirect_segments: 32,
+    };
+
+    const PROPERTIES: BackProperties =
+        BackProperties { sectors: 2048, info: 0, sector_size: 512, physical_sector_size: 4096 };
+
+    fn parameters(wants: &FrontWants) -> FrontParameters {
+        let queue = |n| QueueParameters {
+            ring_refs: (0..wants.ring_pages).map(|page| 8 + n * 100 + page).collect(),
+            event_channel: n + 1,
+        };
+        FrontParameters {
+            abi: wants.abi,
+            persistent: wants.persistent,
+            queues: (0..wants.queues).map(queue).collect(),
+        }
+    }
+
+    fn ends() -> (Store, FrontDevice<Store>, BackDevice<Store>) {
+        let store = Store::default();
+        let front = FrontDevice::new(store.clone(), FRONT, BACK, WANTS).unwrap();
+        let back = BackDevice::new(store.clone(), BACK, FRONT, features()).unwrap();
+        (store, front, back)
+    }
+
+    fn connect(front: &mut FrontDevice<Store>, back: &mut BackDevice<Store>) -> FrontParameters {
+        let FrontStep::SetUp(wants, _) = front.back_changed().unwrap() else { panic!("{front:?}") };
+        front.publish(&parameters(&wants)).unwrap();
+        let BackStep::Connect(found) = back.front_changed().unwrap() else { panic!("{back:?}") };
+        back.connected(&PROPERTIES).unwrap();
+        assert_eq!(front.back_changed(), Ok(FrontStep::Use(PROPERTIES)));
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait));
+        assert_eq!((front.state(), back.state()), (XenbusState::Connected, XenbusState::Connected));
+        found
+    }
+
+    #[test]
+    fn both_ends_come_together_on_what_both_can_do() {
+        let (_, mut front, mut back) = ends();
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait));
+        let found = connect(&mut front, &mut back);
+        assert_eq!(found, parameters(&FrontWants { ring_pages: 8, ..WANTS }));
+    }
+
+    #[test]
+    fn a_back_end_that_is_started_anew_gets_the_front_end_again() {
+        let (store, mut front, mut back) = ends();
+        connect(&mut front, &mut back);
+        drop(back); // killed: its state stays in the store
+        let mut back = BackDevice::new(store, BACK, FRONT, features()).unwrap();
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait), "those rings are not its own");
+        assert_eq!(front.back_changed(), Ok(FrontStep::Lost));
+        connect(&mut front, &mut back);
+    }
+
+    #[test]
+    fn a_front_end_that_begins_again_is_let_go_first() {
+        let (store, mut front, mut back) = ends();
+        connect(&mut front, &mut back);
+        drop(front);
+        let mut front = FrontDevice::new(store, FRONT, BACK, WANTS).unwrap();
+        assert_eq!(back.front_changed(), Ok(BackStep::Disconnect));
+        assert_eq!(front.back_changed(), Ok(FrontStep::Wait));
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait));
+        back.disconnected().unwrap();
+        connect(&mut front, &mut back);
+    }
+
+    #[test]
+    fn a_front_end_that_closes_is_let_go() {
+        let (_, mut front, mut back) = ends();
+        connect(&mut front, &mut back);
+        front.close().unwrap();
+        assert_eq!(back.front_changed(), Ok(BackStep::Disconnect));
+        back.disconnected().unwrap();
+        assert_eq!(back.state(), XenbusState::Closed);
+    }
+
+    #[test]
+    fn keys_that_make_no_sense_close_the_device_with_the_reason() {
+        let (mut store, mut front, mut back) = ends();
+        let FrontStep::SetUp(wants, _) = front.back_changed().unwrap() else { panic!("{front:?}") };
+        front.publish(&parameters(&wants)).unwrap();
+        store.write(&format!("{FRONT}/queue-1/ring-ref7"), "x").unwrap();
+        let error = back.front_changed().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "/local/domain/3/device/vbd/51712: queue-1/ring-ref7 is \"x\", expected a number from 0 to 4294967295"
+        );
+        assert_eq!(back.state(), XenbusState::Closed);
+        assert_eq!(store.read(&format!("{BACK}/error")), Ok(Some(error)));
+    }
+
+    #[test]
+    fn a_device_that_grew_says_so() {
+        let (_, mut front, mut back) = ends();
+        connect(&mut front, &mut back);
+        back.resized(&BackProperties { sectors: 4096, ..PROPERTIES }).unwrap();
+        assert_eq!(front.back_changed(), Ok(FrontStep::Wait));
+        let read = front.folders.theirs(BackProperties::read).unwrap();
+        assert_eq!(read.sectors, 4096);
+    }
+}

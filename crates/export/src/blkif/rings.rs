@@ -1,0 +1,304 @@
+//! One end's view of a ring: what it has put in and taken out, and what the other end wants to hear of.
+//!
+//! Indices count all entries since the ring was made, and wrap at 2^32. Requests and responses share the slots: a response
+//! goes to the next slot whose request was taken, whichever request it answers.
+
+use std::sync::atomic::{Ordering, fence};
+
+use blockwork_format::blkif::{
+    Abi, Malformed, REQUEST_BYTES_MAX, Request, Response, request_len, ring, wants_event,
+};
+
+use super::SharedPages;
+
+/// The other end's index says that there is more in the ring than fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{index} is {found}, {ahead} entries ahead of {base}, expected at most {most}")]
+pub struct RunAway {
+    /// Which index.
+    pub index: &'static str,
+    /// What it says.
+    pub found: u32,
+    /// Where it may count from.
+    pub base: u32,
+    /// How far it is from there.
+    pub ahead: u32,
+    /// How far it may be.
+    pub most: u32,
+}
+
+/// The back end's view.
+#[derive(Debug)]
+pub struct BackRing {
+    pages: SharedPages,
+    abi: Abi,
+    slots: u32,
+    /// Requests that were taken.
+    req_cons: u32,
+    /// Responses that were put in, and those of them that the front end knows of.
+    rsp_prod: u32,
+    rsp_published: u32,
+}
+
+impl BackRing {
+    /// Of a ring that the front end has made. What it says was answered before is not asked for again.
+    pub fn new(pages: SharedPages, abi: Abi) -> BackRing {
+        let slots = abi.slots(pages.count());
+        let start = pages.load(ring::RSP_PROD, Ordering::Acquire);
+        BackRing { pages, abi, slots, req_cons: start, rsp_prod: start, rsp_published: start }
+    }
+
+    /// Requests that fit.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Requests that wait to be taken.
+    ///
+    /// # Errors
+    /// The front end says that there are more than fit beside those that were not answered.
+    #[inline]
+    pub fn pending(&self) -> Result<u32, RunAway> {
+        // Whoever sees the index sees the requests: it was stored after them.
+        let found = self.pages.load(ring::REQ_PROD, Ordering::Acquire);
+        let ahead = found.wrapping_sub(self.rsp_prod);
+        let taken = self.req_cons.wrapping_sub(self.rsp_prod);
+        if ahead > self.slots || ahead < taken {
+            let most = self.slots;
+            return Err(RunAway { index: "req_prod", found, base: self.rsp_prod, ahead, most });
+        }
+        Ok(ahead - taken)
+    }
+
+    /// Takes the next one. To be called for as many as are [`pending`](BackRing::pending).
+    ///
+    /// # Errors
+    /// It breaks the protocol, and is to be answered so.
+    #[inline]
+    pub fn take(&mut self) -> Result<Request, Malformed> {
+        let at = self.abi.slot_at(self.req_cons, self.slots);
+        self.req_cons = self.req_cons.wrapping_add(1);
+        let mut bytes = [0; REQUEST_BYTES_MAX];
+        let mut first = [0; 4];
+        self.pages.copy_out(at, &mut first);
+        // What the first word says decides how much is copied, so it is not loaded again.
+        let len = request_len(self.abi, first);
+        bytes[..4].copy_from_slice(&first);
+        self.pages.copy_out(at + 4, &mut bytes[4..len]);
+        Request::decode(self.abi, &bytes[..len])
+    }
+
+    /// Puts in an answer to a request that was taken.
+    #[inline]
+    pub fn put(&mut self, response: Response) {
+        debug_assert_ne!(self.rsp_prod, self.req_cons, "an answer to a request that was taken");
+        let at = self.abi.slot_at(self.rsp_prod, self.slots);
+        self.pages.copy_in(at, &response.encode()[..self.abi.response_bytes()]);
+        self.rsp_prod = self.rsp_prod.wrapping_add(1);
+    }
+
+    /// Lets the front end know of all answers that were put in. Whether it wants to be notified.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.rsp_published, self.rsp_prod);
+        if old == new {
+            return false;
+        }
+        self.rsp_published = new;
+        self.pages.store(ring::RSP_PROD, new, Ordering::Release);
+        // The other end sets its event, then looks for responses; we the other way round: one of us sees the other.
+        fence(Ordering::SeqCst);
+        wants_event(old, new, self.pages.load(ring::RSP_EVENT, Ordering::Relaxed))
+    }
+
+    /// Asks to be notified of the next request. Whether there is one already.
+    ///
+    /// # Errors
+    /// See [`BackRing::pending`].
+    #[inline]
+    pub fn rearm(&mut self) -> Result<bool, RunAway> {
+        self.pages.store(ring::REQ_EVENT, self.req_cons.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Ok(self.pending()? > 0)
+    }
+}
+
+/// The front end's view.
+#[derive(Debug)]
+pub struct FrontRing {
+    pages: SharedPages,
+    abi: Abi,
+    slots: u32,
+    /// Requests that were put in, and those of them that the back end knows of.
+    req_prod: u32,
+    req_published: u32,
+    /// Responses that were taken.
+    rsp_cons: u32,
+}
+
+impl FrontRing {
+    /// Makes an empty ring of pages that nobody else has yet.
+    pub fn new(pages: SharedPages, abi: Abi) -> FrontRing {
+        let slots = abi.slots(pages.count());
+        for (index, value) in
+            [(ring::REQ_PROD, 0), (ring::RSP_PROD, 0), (ring::REQ_EVENT, 1), (ring::RSP_EVENT, 1)]
+        {
+            pages.store(index, value, Ordering::Release);
+        }
+        FrontRing { pages, abi, slots, req_prod: 0, req_published: 0, rsp_cons: 0 }
+    }
+
+    /// Requests that fit.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Requests for which there is room.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        self.slots - self.req_prod.wrapping_sub(self.rsp_cons)
+    }
+
+    /// Puts in a request.
+    ///
+    /// # Panics
+    /// If there is no room.
+    #[inline]
+    pub fn put(&mut self, request: &Request) {
+        assert!(self.room() > 0, "a request for which there is room");
+        let (bytes, len) = request.encode(self.abi);
+        self.pages.copy_in(self.abi.slot_at(self.req_prod, self.slots), &bytes[..len]);
+        self.req_prod = self.req_prod.wrapping_add(1);
+    }
+
+    /// Lets the back end know of all requests that were put in. Whether it wants to be notified.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.req_published, self.req_prod);
+        if old == new {
+            return false;
+        }
+        self.req_published = new;
+        self.pages.store(ring::REQ_PROD, new, Ordering::Release);
+        fence(Ordering::SeqCst);
+        wants_event(old, new, self.pages.load(ring::REQ_EVENT, Ordering::Relaxed))
+    }
+
+    /// Responses that wait to be taken.
+    ///
+    /// # Errors
+    /// The back end says that there are more than there were requests.
+    #[inline]
+    pub fn pending(&self) -> Result<u32, RunAway> {
+        let found = self.pages.load(ring::RSP_PROD, Ordering::Acquire);
+        let ahead = found.wrapping_sub(self.rsp_cons);
+        let most = self.req_published.wrapping_sub(self.rsp_cons);
+        if ahead > most {
+            return Err(RunAway { index: "rsp_prod", found, base: self.rsp_cons, ahead, most });
+        }
+        Ok(ahead)
+    }
+
+    /// Takes the next one. To be called for as many as are [`pending`](FrontRing::pending).
+    #[inline]
+    pub fn take(&mut self) -> Response {
+        let mut bytes = [0; 12];
+        self.pages.copy_out(self.abi.slot_at(self.rsp_cons, self.slots), &mut bytes);
+        self.rsp_cons = self.rsp_cons.wrapping_add(1);
+        Response::decode(&bytes)
+    }
+
+    /// Asks to be notified of the next response. Whether there is one already.
+    ///
+    /// # Errors
+    /// See [`FrontRing::pending`].
+    #[inline]
+    pub fn rearm(&mut self) -> Result<bool, RunAway> {
+        self.pages.store(ring::RSP_EVENT, self.rsp_cons.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        Ok(self.pending()? > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockwork_format::blkif::{Direct, Kind, PAGE_BYTES, Segments, Status};
+    use blockwork_memory::{Buffer, Segment};
+
+    fn pages(count: usize) -> SharedPages {
+        let page = |_| Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES);
+        SharedPages::new((0..count).map(page).collect()).unwrap()
+    }
+
+    fn flush(id: u64) -> Request {
+        Request { id, handle: 0, sector: 0, kind: Kind::Direct(Direct::Flush, Segments::default()) }
+    }
+
+    fn answer(request: Request) -> Response {
+        Response { id: request.id, operation: request.operation(), status: Status::Okay }
+    }
+
+    #[test]
+    fn entries_go_round_and_indices_wrap() {
+        for abi in [Abi::Bits64, Abi::Bits32] {
+            let shared = pages(2);
+            let mut front = FrontRing::new(shared.clone(), abi);
+            // As if four thousand million requests had been before.
+            let start = u32::MAX - 40;
+            for index in [ring::REQ_PROD, ring::RSP_PROD] {
+                shared.store(index, start, Ordering::Relaxed);
+            }
+            (front.req_prod, front.req_published, front.rsp_cons) = (start, start, start);
+            let mut back = BackRing::new(shared, abi);
+            assert_eq!((front.slots(), back.slots()), (64, 64));
+            for round in 0..5u64 {
+                (0..64).for_each(|n| front.put(&flush(round * 64 + n)));
+                assert!(front.room() == 0 && front.publish());
+                assert_eq!(back.pending(), Ok(64));
+                let taken: Vec<_> = (0..64).map(|_| back.take().unwrap()).collect();
+                assert_eq!(taken[63], flush(round * 64 + 63));
+                assert_eq!(back.rearm(), Ok(false));
+                taken.iter().rev().for_each(|request| back.put(answer(*request)));
+                back.publish();
+                assert_eq!(front.pending(), Ok(64));
+                (0..64).rev().for_each(|n| assert_eq!(front.take().id, round * 64 + n));
+                assert_eq!(front.rearm(), Ok(false));
+            }
+        }
+    }
+
+    #[test]
+    fn who_is_at_work_is_not_notified() {
+        let shared = pages(1);
+        let mut front = FrontRing::new(shared.clone(), Abi::NATIVE);
+        let mut back = BackRing::new(shared, Abi::NATIVE);
+        front.put(&flush(1));
+        assert!(front.publish(), "the back end sleeps");
+        front.put(&flush(2));
+        assert!(!front.publish(), "it has been woken, and has not gone to sleep again");
+        (0..2).for_each(|n| assert_eq!(back.take(), Ok(flush(n + 1))));
+        assert_eq!(back.rearm(), Ok(false));
+        front.put(&flush(3));
+        assert!(front.publish());
+        assert_eq!(back.rearm(), Ok(true), "a request that came meanwhile is seen");
+    }
+
+    #[test]
+    fn an_index_that_runs_away_is_refused() {
+        let shared = pages(1);
+        let mut back = BackRing::new(shared.clone(), Abi::NATIVE);
+        shared.store(ring::REQ_PROD, 33, Ordering::Relaxed);
+        let said = back.pending().unwrap_err().to_string();
+        assert_eq!(said, "req_prod is 33, 33 entries ahead of 0, expected at most 32");
+        shared.store(ring::REQ_PROD, 4, Ordering::Relaxed);
+        (0..4).for_each(|_| assert!(back.take().is_err(), "nobody has put these in"));
+        shared.store(ring::REQ_PROD, 3, Ordering::Relaxed);
+        assert!(back.pending().is_err(), "it goes back below what was taken");
+        let mut front = FrontRing::new(pages(1), Abi::NATIVE);
+        front.put(&flush(1));
+        front.publish();
+        front.pages.store(ring::RSP_PROD, 2, Ordering::Relaxed);
+        assert!(front.pending().is_err(), "more answers than requests");
+    }
+}

@@ -1,0 +1,114 @@
+//! A worker over one simulated device, and ports on it.
+
+use std::sync::Arc;
+
+use blockwork_engine::{
+    CounterTable, LeafId, LeafLayer, LeafSource, NodeId, RingStats, Sectors, Volume, VolumeId, Wait, Worker,
+    WorkerConfig,
+};
+use blockwork_export::blkif::in_process::{Bell, Device, GrantTable, connect};
+use blockwork_export::blkif::{BackConfig, BackEnd, BackPort, BackRing, FrontRing, FrontWants, SharedPages};
+use blockwork_format::blkif::{Abi, PAGE_BYTES};
+use blockwork_memory::{Buffer, Segment};
+use blockwork_sim::{DeviceModel, SimEnv, World};
+
+pub const VOLUME: VolumeId = VolumeId(0);
+/// Of the device.
+pub const SECTORS: u64 = 1 << 14;
+
+pub const WANTS: FrontWants =
+    FrontWants { ring_pages: 1, queues: 1, abi: Abi::Bits64, persistent: false, max_indirect_segments: 256 };
+
+pub struct Rig {
+    pub world: World,
+    pub worker: Worker<SimEnv>,
+    pub stats: Vec<Arc<RingStats>>,
+}
+
+impl Rig {
+    pub fn new(seed: u64) -> Rig {
+        Rig::with(seed, |_| {})
+    }
+
+    pub fn with(seed: u64, change: impl FnOnce(&mut DeviceModel)) -> Rig {
+        let world = World::new(seed);
+        let mut model = DeviceModel::nvme(Sectors(SECTORS));
+        change(&mut model);
+        let device = world.add_device(model);
+        let source: Arc<dyn LeafSource> = world.source(device);
+        let layer = LeafLayer::new(LeafId(0), NodeId(0), source.sectors(), source.limits().clone());
+        let volumes: Arc<[Volume]> = Arc::new([Volume::new("disk", Arc::new(layer), false)]);
+        let counters = Arc::new(CounterTable::new(1));
+        let config = WorkerConfig::new(volumes, Arc::new([(NodeId(0), source)]), counters);
+        let worker = Worker::new(world.env(), config);
+        Rig { world, worker, stats: Vec::new() }
+    }
+
+    /// Both ends of a device on the volume.
+    pub fn connect(&mut self, wants: FrontWants) -> Device<SimEnv> {
+        let volume = self.worker.volumes()[0].clone();
+        let stats = &mut self.stats;
+        let device = connect(wants, VOLUME, &volume, |number, slots| {
+            let ring = Arc::new(RingStats::new(format!("queue {number}"), slots));
+            stats.push(ring.clone());
+            ring
+        });
+        device.expect("what is wanted is offered")
+    }
+
+    /// Turns the worker, and lets the next thing happen.
+    pub fn step(&mut self) {
+        self.worker.turn(Wait::Poll);
+        self.world.step();
+    }
+
+    /// Turns the worker until nothing more happens by itself.
+    pub fn settle(&mut self) {
+        loop {
+            self.worker.turn(Wait::Poll);
+            if self.worker.is_idle() && self.world.is_at_rest() {
+                self.worker.turn(Wait::Poll);
+                return;
+            }
+            self.world.step();
+        }
+    }
+}
+
+/// A ring that nobody serves yet.
+pub struct Fresh {
+    pub pages: Vec<Segment>,
+    pub front: Option<FrontRing>,
+}
+
+impl Rig {
+    /// A ring of one page, of the wide layout.
+    pub fn fresh_ring(&self) -> Fresh {
+        let pages = vec![Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)];
+        let shared = SharedPages::new(pages.clone()).expect("one page");
+        Fresh { pages, front: Some(FrontRing::new(shared, Abi::Bits64)) }
+    }
+
+    /// Serves it to a guest with these grants.
+    pub fn serve(&mut self, ring: Fresh, grants: &GrantTable) -> BackEnd {
+        let stats = Arc::new(RingStats::new("ring", 32));
+        self.stats.push(stats.clone());
+        let config = BackConfig {
+            name: "guest".to_owned(),
+            volume: VOLUME,
+            persistent: false,
+            max_indirect_segments: 256,
+            stats,
+        };
+        let ring = BackRing::new(SharedPages::new(ring.pages).expect("one page"), Abi::Bits64);
+        let (_, bell) = Bell::pair();
+        let (port, end) = BackPort::new(config, ring, Box::new(bell), Box::new(grants.clone()));
+        self.worker.add_port(Box::new(port));
+        end
+    }
+}
+
+/// Panics if a queue of the back end has ended.
+pub fn still_serves(back: &BackEnd) {
+    assert_eq!(back.ended(), None);
+}
