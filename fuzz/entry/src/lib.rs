@@ -23,6 +23,7 @@ mod nbd;
 mod partition;
 mod reach;
 pub mod seeds;
+mod thin_edit;
 mod thin_metadata;
 
 pub use blktrace::blktrace;
@@ -35,6 +36,7 @@ pub use md::{md_bad_blocks, md_bitmap, md_superblock};
 pub use nbd::nbd;
 pub use partition::{gpt, mbr, partition};
 pub use reach::{reached, take_reached};
+pub use thin_edit::thin_edit;
 pub use thin_metadata::thin_metadata;
 
 /// A target's body.
@@ -57,6 +59,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("dm_raid", dm_raid),
     ("exception_store", exception_store),
     ("thin_metadata", thin_metadata),
+    ("thin_edit", thin_edit),
 ];
 
 /// Asserts that text is safe to print: what comes out of an image must have been escaped.

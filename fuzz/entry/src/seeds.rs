@@ -21,6 +21,7 @@ use crate::lvm2;
 use crate::md::{FIX_CHECKSUM, FIX_PLACE};
 use crate::nbd;
 use crate::partition::{BLOCKS_OF_4096, FIX_CRCS, GPT_HEADER_BYTES, PIECE_MISSING, WITH_HINT};
+use crate::thin_edit::Operation;
 use crate::thin_metadata::{BLOCKS, KINDS, SEAL};
 
 /// One file of a corpus.
@@ -98,6 +99,11 @@ pub fn seeds() -> Vec<Seed> {
     add("exception_store", "empty", exception_store_input(1, 0));
     for (name, flags, mappings) in [("empty", SEAL, 0), ("as-it-is", 0, 20), ("two-levels", SEAL, 253)] {
         add("thin_metadata", name, thin_input(flags, mappings));
+    }
+    for (name, mappings) in [("one-level", 120), ("two-levels", 253)] {
+        let operations: Vec<_> = THIN_OPERATIONS.iter().flat_map(thin_operation).collect();
+        let count = u8::try_from(THIN_OPERATIONS.len()).expect("few");
+        add("thin_edit", name, [&[count][..], &operations, &thin_input(SEAL, mappings)].concat());
     }
     all
 }
@@ -188,6 +194,34 @@ fn md_bitmap_input(sync_size: u64, chunk_bytes: u32) -> Vec<u8> {
 }
 
 /// A pool with so many mappings in device 1, and a snapshot of that.
+/// Operations on a pool with the devices 1 and 2: which, on what device, from where, how many blocks.
+const THIN_OPERATIONS: [(Operation, u8, u16, u16); 20] = [
+    (Operation::Map, 1, 10, 30),
+    (Operation::Create, 3, 0, 0),
+    (Operation::Map, 3, 0, 300),
+    (Operation::Commit, 0, 0, 0),
+    (Operation::Snapshot, 4, 3, 0),
+    (Operation::Map, 4, 100, 1),
+    (Operation::Snapshot, 5, 4, 0),
+    (Operation::Unmap, 3, 10, 200),
+    (Operation::Hold, 0, 0, 0),
+    (Operation::Map, 5, 90, 20),
+    (Operation::Commit, 0, 0, 0),
+    (Operation::LookUp, 5, 80, 50),
+    (Operation::Delete, 1, 0, 0),
+    (Operation::Delete, 3, 0, 0),
+    (Operation::Unmap, 2, 0, 600),
+    (Operation::Release, 0, 0, 0),
+    (Operation::GrowData, 0, 0, 40_000),
+    (Operation::Commit, 0, 0, 0),
+    (Operation::Release, 0, 0, 0),
+    (Operation::Delete, 4, 0, 0),
+];
+
+fn thin_operation((operation, device, first, blocks): &(Operation, u8, u16, u16)) -> Vec<u8> {
+    [&[*operation as u8, *device][..], &first.to_le_bytes(), &blocks.to_le_bytes()].concat()
+}
+
 fn thin_input(flags: u8, mappings: u64) -> Vec<u8> {
     let details = DeviceDetails { snapshotted_time: 1, ..DeviceDetails::default() };
     let own = (0..mappings).map(|n| (2 * n, BlockTime { block: n, time: 0 })).collect();

@@ -23,7 +23,11 @@ pub(crate) const KINDS: [BlockKind; 4] =
 /// A metadata device of 64 blocks. The input: flags u8; then of each block that is not zeros its number u8, its kind u8, how many words
 /// are not zero u8, and these: which u16, value u64.
 pub fn thin_metadata(data: &[u8]) {
-    let mut input = Input(data);
+    read(&device(&mut Input(data)));
+}
+
+/// The device that the rest of an input describes.
+pub(crate) fn device(input: &mut Input<'_>) -> Sparse {
     let flags = input.u8();
     let mut device = Sparse::new(u64::from(BLOCKS) * BLOCK_BYTES as u64, Vec::new());
     while !input.0.is_empty() {
@@ -38,7 +42,7 @@ pub fn thin_metadata(data: &[u8]) {
         }
         device.write(nr * BLOCK_BYTES as u64, block.to_vec());
     }
-    read(&device);
+    device
 }
 
 fn read(device: &Sparse) {

@@ -129,6 +129,19 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
             "thin_metadata",
             &[("superblock", 100), ("mappings", 60), ("bitmap", 150), ("dump", 20), ("refused", 300)],
         ),
+        (
+            "thin_edit",
+            &[
+                ("mapped", 250),
+                ("unmapped", 90),
+                ("snapshot", 150),
+                ("deleted", 200),
+                ("held", 80),
+                ("released", 130),
+                ("committed", 250),
+                ("refused", 500),
+            ],
+        ),
     ]);
     for (target, body) in TARGETS {
         let files: Vec<_> = corpus(target).into_iter().map(|(_, bytes)| bytes).collect();

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use blockwork_format::thin::build::{Contents, build};
-use blockwork_format::thin::edit::{EditError, Editor};
+use blockwork_format::thin::edit::{Commit, EditError, Editor};
 use blockwork_format::thin::{BLOCK_BYTES, Block, DeviceDetails, Superblock};
 
 use crate::tool;
@@ -46,6 +46,8 @@ pub struct Pool {
     pub device: Vec<u8>,
     pub read: BTreeMap<u64, Arc<Block>>,
     pub editor: Editor,
+    /// A commit is being written.
+    pub is_committing: bool,
 }
 
 impl Pool {
@@ -65,7 +67,7 @@ impl Pool {
     pub fn open(device: Vec<u8>) -> Pool {
         let superblock = Superblock::decode(block(&device, 0).unwrap()).unwrap().unwrap();
         let editor = Editor::new(superblock, u64::try_from(device.len() / BLOCK_BYTES).unwrap()).unwrap();
-        Pool { device, read: BTreeMap::new(), editor }
+        Pool { device, read: BTreeMap::new(), editor, is_committing: false }
     }
 
     /// Does an operation; what it needs is read, and a transaction that has used up what is free is committed.
@@ -75,15 +77,17 @@ impl Pool {
     ) -> Result<T, EditError> {
         loop {
             match op(&mut self.editor, &self.read) {
-                Err(EditError::Missing(nr)) => {
-                    let found =
-                        block(&self.device, nr).unwrap_or_else(|| panic!("block {nr} is beyond the end"));
-                    assert!(self.read.insert(nr, Arc::new(*found)).is_none(), "block {nr} is there");
-                }
-                Err(EditError::NoMetadata) if self.editor.is_dirty() => self.commit(),
+                Err(EditError::Missing(nr)) => self.fetch(nr),
+                Err(EditError::NoMetadata) if self.editor.is_dirty() && !self.is_committing => self.commit(),
                 result => return result,
             }
         }
+    }
+
+    /// Reads a block that is not in memory.
+    pub fn fetch(&mut self, nr: u64) {
+        let found = block(&self.device, nr).unwrap_or_else(|| panic!("block {nr} is beyond the end"));
+        assert!(self.read.insert(nr, Arc::new(*found)).is_none(), "block {nr} is there");
     }
 
     /// What is written before the superblock, and then that.
@@ -93,7 +97,18 @@ impl Pool {
 
     /// As [`Pool::commit`]; looks at the device as it is before the superblock is written.
     pub fn commit_and(&mut self, before: impl FnOnce(&[u8])) {
+        let commit = self.begin_commit();
+        self.end_commit(&commit, before);
+        assert!(!self.editor.is_dirty());
+    }
+
+    pub fn begin_commit(&mut self) -> Commit {
         let commit = self.op(|editor, read| editor.commit(read)).unwrap();
+        self.is_committing = true;
+        commit
+    }
+
+    pub fn end_commit(&mut self, commit: &Commit, before: impl FnOnce(&[u8])) {
         assert!(commit.writes.windows(2).all(|pair| pair[0].0 < pair[1].0), "in rising order");
         for (nr, bytes) in &commit.writes {
             assert_ne!(*nr, 0);
@@ -104,7 +119,7 @@ impl Pool {
         before(&self.device);
         self.device[..BLOCK_BYTES].copy_from_slice(&commit.superblock[..]);
         self.editor.committed();
-        assert!(!self.editor.is_dirty());
+        self.is_committing = false;
     }
 
     /// A run of free data blocks, mapped.

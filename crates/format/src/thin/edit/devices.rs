@@ -63,7 +63,7 @@ impl State {
     fn snapshot(&mut self, from: Committed<'_>, device: u64, origin: u64) -> Result<(), EditError> {
         self.check_new(from, device)?;
         let of = self.details(from, origin)?;
-        let time = self.superblock.time + 1;
+        let time = self.superblock.time.saturating_add(1);
         if time >= TIMES_MAX {
             let expected = format!("below {TIMES_MAX}");
             return Err(FormatError::limit("thin superblock", 44, "time", time, expected).into());

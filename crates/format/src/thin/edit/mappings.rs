@@ -7,6 +7,7 @@ use crate::thin::BlockKind;
 use crate::thin::node::Node;
 use crate::thin::value::{BlockTime, DeviceDetails};
 
+use super::remove::first_leaf;
 use super::tree::{self, Committed, Edit, Plain, Roots, Run};
 use super::{Blocks, EditError, Editor, State, Uses};
 
@@ -174,11 +175,13 @@ impl State {
     }
 
     fn unmap(&mut self, from: Committed<'_>, device: u64, range: Range<u64>) -> Result<Unmapped, EditError> {
-        if !self.has_mapping(from, device, &range)? {
-            return Ok(Unmapped::default());
+        let root = self.root(from, device)?;
+        let first = first_leaf(&mut self.mappings, from, root, &range)?;
+        if first.start.is_none() {
+            return Ok(Unmapped { next: first.next, ..Unmapped::default() });
         }
         let root = self.own_root(from, device)?;
-        let (mut after, mut freed, mut count, mut next) = (root, Vec::new(), 0, Some(range.start));
+        let (mut after, mut freed, mut count, mut next) = (root, Vec::new(), 0, first.start);
         for _ in 0..LEAVES_MAX {
             let Some(start) = next else { break };
             let (root, taken) = self.mapping_edit(from).remove_leaf(after, start..range.end)?;
@@ -188,27 +191,6 @@ impl State {
         }
         self.settle_device(from, device, (root, after), (count, 0))?;
         Ok(Unmapped { count, freed: ranges(freed), next })
-    }
-
-    /// Whether the first leaves of a range have a mapping in it: where there is none, nothing is to be copied.
-    fn has_mapping(
-        &mut self,
-        from: Committed<'_>,
-        device: u64,
-        range: &Range<u64>,
-    ) -> Result<bool, EditError> {
-        let root = self.root(from, device)?;
-        let mut start = range.start;
-        while start < range.end {
-            let (place, leaf) = tree::leaf(&mut self.mappings, from, root, start)?;
-            let at = leaf.keys.partition_point(|key| *key < start);
-            match (leaf.keys.get(at), place.high) {
-                (Some(key), _) => return Ok(*key < range.end),
-                (None, Some(high)) if high > start => start = high,
-                _ => return Ok(false),
-            }
-        }
-        Ok(false)
     }
 
     fn look_up(

@@ -45,7 +45,7 @@ use crate::FormatError;
 use super::node::Node;
 use super::superblock::Superblock;
 use super::value::{BlockTime, DeviceDetails};
-use super::{Block, METADATA_BLOCKS_MAX};
+use super::{Block, DATA_BLOCKS_MAX, METADATA_BLOCKS_MAX};
 use space::{Data, Metadata};
 use store::Store;
 use tree::Committed;
@@ -87,7 +87,7 @@ pub enum EditError {
     #[error("{0} is no number of a thin device: they are below {max}", max = super::DEVICES_MAX)]
     DeviceNumber(u64),
     /// A range of blocks that there is not.
-    #[error("blocks {first} to {end} are not among the {blocks} of the pool", end = first + (length - 1))]
+    #[error("blocks {first} to {end} are not among the {blocks} of the pool", end = first.saturating_add(length - 1))]
     Range {
         /// Its first block.
         first: u64,
@@ -379,7 +379,11 @@ impl Editor {
             return Err(EditError::Smaller { now, wanted });
         }
         let bitmaps = (wanted - now) / super::BITMAP_ENTRIES;
-        if wanted > super::DATA_BLOCKS_MAX || bitmaps > self.state.metadata.usable() {
+        if wanted > DATA_BLOCKS_MAX {
+            let expected = format!("at most {DATA_BLOCKS_MAX}");
+            return Err(FormatError::limit("thin superblock", 64, "blocks of data", wanted, expected).into());
+        }
+        if bitmaps > self.state.metadata.usable() {
             return Err(EditError::NoMetadata);
         }
         self.operation(blocks, Uses::Space, |state, from| state.data.grow(from, wanted))?;

@@ -11,7 +11,8 @@ use crate::thin::value::Value;
 
 use super::EditError;
 use super::space::Space;
-use super::tree::{Edit, Owner, leaf, read};
+use super::store::Store;
+use super::tree::{Committed, Edit, Owner, leaf, read};
 
 /// Leaves without a wanted entry that are looked at before a step ends: there is at most one in a whole tree.
 const EMPTY_MAX: usize = 64;
@@ -31,27 +32,17 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
     /// Takes what one leaf has of a range out of a tree; the root then.
     pub fn remove_leaf(&mut self, root: u64, range: Range<u64>) -> Result<(u64, Taken<V>), EditError> {
         let mut taken = Taken { values: Vec::new(), count: 0, next: None };
-        let mut start = range.start;
-        for _ in 0..EMPTY_MAX {
-            let (place, entries) = leaf(self.nodes, self.from, root, start)?;
-            let (high, found) = (place.high, has_one(&entries.keys, &(start..range.end)));
-            taken.next = high.filter(|high| *high < range.end && *high > start);
-            if found {
-                let root = self.own(Place::root(root))?;
-                self.take(Place::root(root), &(start..range.end), &mut taken)?;
-                return Ok((self.shrink(root)?, taken));
-            }
-            match taken.next {
-                Some(next) => start = next,
-                None => break,
-            }
-        }
-        Ok((root, taken))
+        let first = first_leaf(self.nodes, self.from, root, &range)?;
+        taken.next = first.next;
+        let Some(start) = first.start else { return Ok((root, taken)) };
+        let root = self.own(Place::root(root))?;
+        self.take(Place::root(root), &(start..range.end), &mut taken)?;
+        Ok((self.shrink(root)?, taken))
     }
 
     /// Takes entries out of the leaf for the first key of a range, below a node that is one's own.
     fn take(&mut self, place: Place, range: &Range<u64>, taken: &mut Taken<V>) -> Result<(), EditError> {
-        let children = match self.owned(place.nr) {
+        let children = match self.owned(place.nr)? {
             Node::Leaf(leaf) => {
                 taken_from(leaf, range, taken);
                 return Ok(());
@@ -69,7 +60,7 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
             if self.drop_node(child.nr)? == 0 {
                 taken.values.extend(leaf.values);
             }
-            self.children(place.nr).remove(at);
+            self.children(place.nr)?.remove(at);
             return Ok(());
         }
         let child = self.own_child(place, at)?;
@@ -79,40 +70,40 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
 
     /// Sees to a child, one's own, that has lost entries.
     fn mend(&mut self, parent: Place, at: usize) -> Result<(), EditError> {
-        let child = parent.child(self.children(parent.nr), at);
-        let node = self.owned(child.nr);
+        let child = parent.child(self.children(parent.nr)?, at);
+        let node = self.owned(child.nr)?;
         if node.is_empty() {
             self.drop_node(child.nr)?;
-            self.children(parent.nr).remove(at);
+            self.children(parent.nr)?.remove(at);
             return Ok(());
         }
-        if node.len() >= node.min_entries() || self.children(parent.nr).keys.len() < 2 {
+        if node.len() >= node.min_entries() || self.children(parent.nr)?.keys.len() < 2 {
             return Ok(());
         }
         let left = at.saturating_sub(1);
         let (before, behind) = (self.own_child(parent, left)?, self.own_child(parent, left + 1)?);
-        let (most, count) = (self.owned(before.nr).max_entries(), self.owned(before.nr).len());
-        let total = count + self.owned(behind.nr).len();
-        let moved = std::mem::replace(self.owned(behind.nr), Node::Leaf(Entries::default()));
+        let (most, count) = (self.owned(before.nr)?.max_entries(), self.owned(before.nr)?.len());
+        let total = count + self.owned(behind.nr)?.len();
+        let moved = std::mem::replace(self.owned(behind.nr)?, Node::Leaf(Entries::default()));
         self.append(before, moved)?;
         // Two that are just full enough would be too empty again at once.
         if total <= most / 4 * 3 {
             self.drop_node(behind.nr)?;
-            self.children(parent.nr).remove(left + 1);
+            self.children(parent.nr)?.remove(left + 1);
             return Ok(());
         }
-        let rest = self.owned(before.nr).split_off(total / 2);
-        self.children(parent.nr).keys[left + 1] = rest.keys()[0];
-        *self.owned(behind.nr) = rest;
+        let rest = self.owned(before.nr)?.split_off(total / 2);
+        self.children(parent.nr)?.keys[left + 1] = rest.keys()[0];
+        *self.owned(behind.nr)? = rest;
         Ok(())
     }
 
     /// Takes nodes with a single child away from the top of a tree that is one's own.
     fn shrink(&mut self, mut root: u64) -> Result<u64, EditError> {
         loop {
-            match self.owned(root) {
+            match self.owned(root)? {
                 Node::Internal(children) if children.keys.is_empty() => {
-                    *self.owned(root) = Node::Leaf(Entries::default());
+                    *self.owned(root)? = Node::Leaf(Entries::default());
                 }
                 Node::Internal(children) if children.keys.len() == 1 => {
                     let child = Place::root(root).child(children, 0);
@@ -128,6 +119,34 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
             }
         }
     }
+}
+
+/// Where in a range the first leaf with an entry in it is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FirstLeaf {
+    /// A key that leads there; none: none was found yet.
+    pub start: Option<u64>,
+    /// Where the next leaf begins, if that is in the range.
+    pub next: Option<u64>,
+}
+
+/// Looks for the first leaf that has an entry in a range.
+pub(super) fn first_leaf<V: Value>(
+    nodes: &mut Store<Node<V>>,
+    from: Committed<'_>,
+    root: u64,
+    range: &Range<u64>,
+) -> Result<FirstLeaf, EditError> {
+    let mut next = Some(range.start);
+    for _ in 0..EMPTY_MAX {
+        let Some(start) = next.filter(|start| *start < range.end) else { break };
+        let (place, entries) = leaf(nodes, from, root, start)?;
+        next = place.high.filter(|high| *high < range.end && *high > start);
+        if has_one(&entries.keys, &(start..range.end)) {
+            return Ok(FirstLeaf { start: Some(start), next });
+        }
+    }
+    Ok(FirstLeaf { start: None, next })
 }
 
 fn has_one(keys: &[u64], range: &Range<u64>) -> bool {

@@ -184,15 +184,23 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
         Ok(nr)
     }
 
-    /// A node of the transaction that is nobody else's: it may be changed.
-    pub(super) fn owned(&mut self, nr: u64) -> &mut Node<V> {
-        self.nodes.change(nr).expect("a node that was made one's own is held")
+    /// A node that was made one's own: it may be changed. Gone it is only where counts lie about what refers to it.
+    pub(super) fn owned(&mut self, nr: u64) -> Result<&mut Node<V>, EditError> {
+        self.nodes.change(nr).ok_or_else(|| in_two_places(nr))
     }
 
-    pub(super) fn children(&mut self, nr: u64) -> &mut Entries<u64> {
-        match self.owned(nr) {
-            Node::Internal(children) => children,
-            Node::Leaf(_) => unreachable!("a node that has a child"),
+    pub(super) fn children(&mut self, nr: u64) -> Result<&mut Entries<u64>, EditError> {
+        match self.owned(nr)? {
+            Node::Internal(children) => Ok(children),
+            Node::Leaf(_) => Err(in_two_places(nr)),
+        }
+    }
+
+    /// The children of a node that was made one's own, to be looked at: a change begins with a copy for the way back.
+    fn see_children(&self, nr: u64) -> Result<&Entries<u64>, EditError> {
+        match self.nodes.get(nr) {
+            Some(Node::Internal(children)) => Ok(children),
+            _ => Err(in_two_places(nr)),
         }
     }
 
@@ -228,10 +236,10 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
 
     /// Makes a child of a node that is one's own likewise; its place then.
     pub(super) fn own_child(&mut self, parent: Place, at: usize) -> Result<Place, EditError> {
-        let place = parent.child(self.children(parent.nr), at);
+        let place = parent.child(self.see_children(parent.nr)?, at);
         let nr = self.own(place)?;
         if nr != place.nr {
-            self.children(parent.nr).values[at] = nr;
+            self.children(parent.nr)?.values[at] = nr;
         }
         Ok(place.moved(nr))
     }
@@ -265,7 +273,7 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
             root = self.own(Place::root(root))?;
             root = self.make_room_at_root(root, run.first + done)?;
             let place = self.descend(root, run.first + done)?;
-            done = self.fill(place, &run, done, replaced);
+            done = self.fill(place, &run, done, replaced)?;
         }
         Ok(root)
     }
@@ -282,7 +290,7 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
         if !self.is_full(root, key) {
             return Ok(root);
         }
-        let first = self.owned(root).keys()[0];
+        let first = self.owned(root)?.keys()[0];
         let above = self.add(Node::Internal(Entries { keys: vec![first.min(key)], values: vec![root] }))?;
         self.make_room(Place::root(above), 0, key)?;
         Ok(above)
@@ -291,15 +299,18 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
     /// The leaf for a key, with room in it, below a root that has room: all of the way is one's own then.
     fn descend(&mut self, root: u64, key: u64) -> Result<Place, EditError> {
         let mut place = Place::root(root);
-        while let Node::Internal(children) = self.owned(place.nr) {
-            let at = children.below(key).unwrap_or_else(|| {
-                children.keys[0] = key;
-                0
-            });
+        while let Some(Node::Internal(children)) = self.nodes.get(place.nr) {
+            let at = match children.below(key) {
+                Some(at) => at,
+                None => {
+                    self.children(place.nr)?.keys[0] = key;
+                    0
+                }
+            };
             let child = self.own_child(place, at)?;
             if self.is_full(child.nr, key) {
                 let at = self.make_room(place, at, key)?;
-                place = place.child(self.children(place.nr), at);
+                place = place.child(self.see_children(place.nr)?, at);
             } else {
                 place = child;
             }
@@ -309,42 +320,43 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
 
     /// Makes room for a key below a full child of a node that has room; below which child it belongs then.
     fn make_room(&mut self, parent: Place, at: usize, key: u64) -> Result<usize, EditError> {
-        let nr = self.children(parent.nr).values[at];
-        let node = self.owned(nr);
+        let nr = self.see_children(parent.nr)?.values[at];
+        let node = self.owned(nr)?;
         let (most, least) = (node.max_entries(), node.min_entries());
         let rises = node.keys().last().is_some_and(|last| key > *last);
         if rises && at > 0 && self.top_up(parent, at)? {
             return Ok(at);
         }
-        let behind = self.owned(nr).split_off(if rises { most - least } else { most / 2 });
+        let behind = self.owned(nr)?.split_off(if rises { most - least } else { most / 2 });
         let first = behind.keys()[0];
         let behind = self.add(behind)?;
-        self.children(parent.nr).insert(at + 1, first, behind);
+        self.children(parent.nr)?.insert(at + 1, first, behind);
         Ok(if key >= first { at + 1 } else { at })
     }
 
     /// Moves the first entries of a full child to the end of the one before it, if that is worth it.
     fn top_up(&mut self, parent: Place, at: usize) -> Result<bool, EditError> {
-        let before = parent.child(self.children(parent.nr), at - 1);
-        let before = read(self.nodes, self.from, before)?;
-        let (most, least) = (before.max_entries(), before.min_entries());
-        let count = most.saturating_sub(before.len()).min(most - least);
-        if count < most / 8 {
+        let nr = self.see_children(parent.nr)?.values[at];
+        let node = self.owned(nr)?;
+        let (most, least) = (node.max_entries(), node.min_entries());
+        let before = parent.child(self.see_children(parent.nr)?, at - 1);
+        let room = most.saturating_sub(read(self.nodes, self.from, before)?.len());
+        if room < most / 8 {
             return Ok(false);
         }
+        let count = room.min(most - least);
         let before = self.own_child(parent, at - 1)?;
-        let nr = self.children(parent.nr).values[at];
-        let rest = self.owned(nr).split_off(count);
+        let rest = self.owned(nr)?.split_off(count);
         let first = rest.keys()[0];
-        let moved = std::mem::replace(self.owned(nr), rest);
+        let moved = std::mem::replace(self.owned(nr)?, rest);
         self.append(before, moved)?;
-        self.children(parent.nr).keys[at] = first;
+        self.children(parent.nr)?.keys[at] = first;
         Ok(true)
     }
 
     /// Puts the entries of the next node at the end of one.
     pub(super) fn append(&mut self, place: Place, behind: Node<V>) -> Result<(), EditError> {
-        if self.owned(place.nr).append(behind) {
+        if self.owned(place.nr)?.append(behind) {
             return Ok(());
         }
         Err(KIND.wrong(place.nr, 4, "flags", "other ones than its neighbour's", "leaves at one depth").into())
@@ -357,8 +369,8 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
         run: &Run<impl Fn(u64) -> V>,
         mut done: u64,
         replaced: &mut Vec<V>,
-    ) -> u64 {
-        let Node::Leaf(leaf) = self.owned(place.nr) else { unreachable!("the way down ends at a leaf") };
+    ) -> Result<u64, EditError> {
+        let Node::Leaf(leaf) = self.owned(place.nr)? else { return Err(in_two_places(place.nr)) };
         let most = max_entries(V::BYTES);
         while done < run.length && place.high.is_none_or(|high| run.first + done < high) {
             let (key, value) = (run.first + done, (run.value)(done));
@@ -372,6 +384,12 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
             }
             done += 1;
         }
-        done
+        Ok(done)
     }
+}
+
+/// A block that is a node of the transaction, and something else besides.
+fn in_two_places(nr: u64) -> EditError {
+    let found = "none, or another node";
+    KIND.wrong(nr, 0, "node", found, "the one that leads there: its reference count was too low").into()
 }
