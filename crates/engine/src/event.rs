@@ -93,6 +93,14 @@ pub enum Reason {
     Resync,
     /// Where blocks of a thin volume lie is read from the metadata of its pool.
     ReadMap,
+    /// A write of a thin volume needs blocks of its own.
+    Provision,
+    /// Blocks of a thin volume are being filled by other writes.
+    Fill,
+    /// Blocks of a thin volume are given back to its pool.
+    Unmap,
+    /// A transaction of a thin pool is made durable.
+    Commit,
 }
 
 impl Reason {
@@ -122,6 +130,10 @@ impl Reason {
             Reason::Merge => "merge",
             Reason::Resync => "resync",
             Reason::ReadMap => "read map",
+            Reason::Provision => "provision",
+            Reason::Fill => "fill",
+            Reason::Unmap => "unmap",
+            Reason::Commit => "commit",
         }
     }
 }

@@ -12,8 +12,6 @@
 //! The mapping tree has two levels: device → root of its own tree; virtual block → data block and time ([`BlockTime`]). A snapshot
 //! is one more reference to such a root. Counts of 0 to 2 are in bitmaps, larger ones in a tree beside them.
 //!
-//! [`tree`] reads, [`build`] makes a new pool, [`edit`] changes one in transactions.
-//!
 //! Invariants: (1) nothing of a block is believed before its checksum, number and kind were checked; (2) the keys of a node
 //! that was decoded rise strictly; (3) a walk of a tree ([`tree`]) visits each key range once and goes [`DEPTH_MAX`] deep at most, so
 //! that trees with loops end in an error; (4) errors name the metadata block, beside its offset in bytes.

@@ -234,26 +234,6 @@ proptest! {
     }
 
     #[test]
-    fn free_entries_of_bitmaps_are_found_and_counted(
-        used in proptest::collection::vec((0..100u64, 1u32..4), 0..150),
-        others in proptest::collection::vec((0..100u64, 1u32..4), 0..150),
-        (from, end) in (0..110u64, 0..110u64),
-    ) {
-        let bitmap = |entries: &[(u64, u32)]| {
-            let mut bitmap = Bitmap::default();
-            entries.iter().for_each(|(entry, count)| bitmap.set(*entry, *count));
-            bitmap
-        };
-        let (one, two) = (bitmap(&used), bitmap(&others));
-        let is_free = |entry: &u64| one.get(*entry) == 0 && two.get(*entry) == 0;
-        prop_assert_eq!(Bitmap::first_free(&[&one, &two], from, end), (from..end).find(is_free));
-        let free = (0..end).filter(|entry| one.get(*entry) == 0).count();
-        prop_assert_eq!(one.free(end), length(free));
-        let freed = (0..BITMAP_ENTRIES).filter(|entry| one.get(*entry) == 0 && two.get(*entry) > 0).count();
-        prop_assert_eq!(one.freed(&[&two]), length(freed));
-    }
-
-    #[test]
     fn values_are_read_as_they_were_written(block in 0..DATA_BLOCKS_MAX, time in 0u32..1 << 24) {
         let (mapping, mut bytes) = (BlockTime { block, time }, [0; 8]);
         mapping.encode(&mut bytes);

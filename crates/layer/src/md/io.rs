@@ -26,7 +26,7 @@ pub(crate) async fn read(
 }
 
 /// Writes memory; durable after a flush.
-pub(super) async fn store(
+pub(crate) async fn store(
     cx: &TaskContext,
     layer: &Arc<dyn Layer>,
     sector: Sector,

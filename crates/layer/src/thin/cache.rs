@@ -9,9 +9,12 @@
 //! frame may do so while others read it, and they find out. Single entries of a page that stays may be replaced at any time.
 //!
 //! Filling takes the set's lock. A set comes to be when something is put into it.
+//!
+//! A page of level 0 has a time: that of its device's last snapshot, as of when the page was filled. Its word that a block is not shared
+//! counts only as long as that is still so; where blocks lie, it knows at any time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Entries of a page.
 pub(super) const PAGE_ENTRIES: u64 = 256;
@@ -55,6 +58,8 @@ struct Set {
     keys: [AtomicU64; WAYS],
     /// Of each frame: odd while it is filled.
     versions: [AtomicU64; WAYS],
+    /// Of each frame: the time of what is in it.
+    times: [AtomicU64; WAYS],
     /// Of each frame: somebody has read it since the hand came by.
     used: [AtomicBool; WAYS],
     /// Where the search for a way to give up goes on.
@@ -71,9 +76,16 @@ pub(super) struct Page<'a> {
     /// The frame's version, as it is now and as it was when the page was found.
     now: &'a AtomicU64,
     version: u64,
+    time: &'a AtomicU64,
 }
 
 impl Page<'_> {
+    /// Its time; that of another page, if it is no longer here.
+    #[inline]
+    pub fn time(&self) -> u64 {
+        self.time.load(Ordering::Relaxed)
+    }
+
     /// Entry number `at`, below [`PAGE_ENTRIES`]; none: the page is no longer here.
     #[inline]
     pub fn get(&self, at: u64) -> Option<u64> {
@@ -124,21 +136,46 @@ impl MapCache {
         if !set.used[way].load(Ordering::Relaxed) {
             set.used[way].store(true, Ordering::Relaxed);
         }
-        Some(Page { frame: &set.frames[way], now, version })
+        Some(Page { frame: &set.frames[way], now, version, time: &set.times[way] })
     }
 
-    /// Puts a page here, unless it is here already, in the place of one that was not used lately. What `fill` gets are its
-    /// entries, all zeros; or as they are, if it was here.
-    pub fn update(&self, key: Key, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
+    /// Puts a page here, in the place of one that was not used lately: what `update` gives are its entries, the others are zeros. If it
+    /// is here already, and has that time, the others stay as they are.
+    pub fn update(&self, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
         let set = self.place(key).get_or_init(Set::new);
-        let mut hand = set.hand.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = set.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0);
-        if let Some(way) = here {
-            let entries = &set.frames[way];
-            return update(&mut |at, entry| entries[at as usize % ENTRIES].store(entry, Ordering::Release));
+        let mut hand = set.hand();
+        match set.way(key) {
+            Some(way) if set.times[way].load(Ordering::Relaxed) == time => set.change(way, update),
+            Some(way) => set.fill(way, key, time, update),
+            None => set.fill(set.victim(&mut hand), key, time, update),
         }
-        let way = set.victim(&mut hand);
-        set.fill(way, key, update);
+    }
+
+    /// Changes entries of a page, if it is here and has that time; whether it is.
+    pub fn change(&self, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) -> bool {
+        let Some(set) = self.place(key).get() else { return false };
+        let _hand = set.hand();
+        let way = set.way(key).filter(|way| set.times[*way].load(Ordering::Relaxed) == time);
+        way.inspect(|way| set.change(*way, update)).is_some()
+    }
+
+    /// Puts an entry in the place of another one, if that is there, whatever the page's time.
+    pub fn replace(&self, key: Key, at: u64, from: u64, to: u64) {
+        let Some(set) = self.place(key).get() else { return };
+        let _hand = set.hand();
+        if let Some(way) = set.way(key) {
+            let entry = &set.frames[way][at as usize % ENTRIES];
+            let _ = entry.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
+    /// Makes entries of a page zeros, if it is here, whatever its time.
+    pub fn clear(&self, key: Key, entries: std::ops::Range<u64>) {
+        let Some(set) = self.place(key).get() else { return };
+        let _hand = set.hand();
+        if let Some(way) = set.way(key) {
+            set.change(way, |put| entries.for_each(|at| put(at, 0)));
+        }
     }
 }
 
@@ -147,10 +184,27 @@ impl Set {
         Box::new(Set {
             keys: Default::default(),
             versions: Default::default(),
+            times: Default::default(),
             used: Default::default(),
             hand: Mutex::new(0),
             frames: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
         })
+    }
+
+    fn hand(&self) -> MutexGuard<'_, usize> {
+        // Nothing panics while it is held.
+        self.hand.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a page is. Under the set's lock.
+    fn way(&self, key: Key) -> Option<usize> {
+        self.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0)
+    }
+
+    /// Changes entries of what is in a way. Under the set's lock.
+    fn change(&self, way: usize, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
+        let entries = &self.frames[way];
+        update(&mut |at, entry| entries[at as usize % ENTRIES].store(entry, Ordering::Release));
     }
 
     /// A way that is empty, or was not used since the hand came by last.
@@ -168,13 +222,14 @@ impl Set {
     }
 
     /// Replaces what is in a way. Under the set's lock.
-    fn fill(&self, way: usize, key: Key, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
+    fn fill(&self, way: usize, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
         let (frame, now) = (&self.frames[way], &self.versions[way]);
         let version = now.load(Ordering::Relaxed);
         now.store(version + 1, Ordering::Relaxed);
         // Whoever sees one of the stores that follow sees the odd version too; pairs with the fence in `Page::get`.
         fence(Ordering::Release);
         self.keys[way].store(key.0, Ordering::Relaxed);
+        self.times[way].store(time, Ordering::Relaxed);
         frame.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
         update(&mut |at, entry| frame[at as usize % ENTRIES].store(entry, Ordering::Relaxed));
         // What is read once makes room before what is read again.

@@ -1,97 +1,85 @@
 //! A pool: a data device, and the metadata that says which of its blocks belong where.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroU64;
-use std::sync::Arc;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockwork_engine::{Errno, Layer, Sectors, TaskContext, Turns};
-use blockwork_format::thin::tree::Reader;
-use blockwork_format::thin::{DeviceDetails, Superblock, metadata_blocks};
-use blockwork_format::{FormatError, Source};
+use blockwork_format::Source;
+use blockwork_format::thin::edit::{Blocks, EditError, Editor};
+use blockwork_format::thin::{Superblock, metadata_blocks};
 
-use super::cache::{Key, MapCache, PAGE_ENTRIES, SLOTS_MAX};
-use super::nodes::{NodeError, Nodes};
-use super::page::{Bounds, Gather, HOLE, Mapped};
+use super::blocks::MetadataBlocks;
+use super::cache::{MapCache, SLOTS_MAX};
+use super::config::{PoolConfig, PoolError, PoolFeatures};
+use super::current::Current;
+use super::device::Device;
+use super::fill::Fills;
+use super::mode::{Mode, ModeCell};
+use super::request::Requests;
 use crate::divisor::Divisor;
 
 /// Pages that are read at once; which of these turns a page takes follows from its key.
-const LOADS: usize = 16;
+pub(super) const LOADS: usize = 16;
 
-/// What a pool is made of.
-#[derive(Debug)]
-pub struct PoolConfig {
-    /// What messages call it.
-    pub name: String,
-    /// The data device.
-    pub data: Arc<dyn Layer>,
-    /// The metadata device.
-    pub metadata: Arc<dyn Layer>,
-    /// What the metadata begins with.
-    pub superblock: Superblock,
-    /// Memory for the map, bytes: [`CACHE_BYTES`](super::CACHE_BYTES), if nothing speaks for another size.
-    pub cache_bytes: usize,
-}
+/// Things that were said of the metadata: not again, or a client could fill the log.
+const TOLD_MAX: u32 = 64;
 
-/// Why a pool or a volume of it cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PoolError {
-    /// The superblock knows of more blocks than there are.
-    #[error(
-        "its metadata is about {wanted} blocks of data of {sectors} sectors, and the data device has only {found}: was it cut?"
-    )]
-    Data {
-        /// Blocks of the data space map.
-        wanted: u64,
-        /// Sectors of a block.
-        sectors: u32,
-        /// Blocks of the device.
-        found: u64,
-    },
-    /// The metadata device is smaller than its space map.
-    #[error("its metadata has {wanted} blocks, and the device only {found}: was it cut?")]
-    Metadata {
-        /// Blocks of the metadata space map.
-        wanted: u64,
-        /// Blocks of the device.
-        found: u64,
-    },
-    /// Too many volumes.
-    #[error("more than {SLOTS_MAX} volumes of a pool")]
-    Volumes,
-}
-
-/// A pool that volumes are read from. Shared by them and by all workers.
+/// A pool. Shared by its volumes and by all workers.
 #[derive(Debug)]
 pub struct Pool {
-    name: String,
-    pub(super) data: Arc<dyn Layer>,
-    pub(super) metadata: Arc<dyn Layer>,
+    pub(super) name: String,
+    pub(super) data: Current<Arc<dyn Layer>>,
+    pub(super) metadata: Current<Arc<dyn Layer>>,
     pub(super) block: Divisor,
-    block_sectors: u32,
-    bounds: Bounds,
-    cache: MapCache,
-    nodes: Nodes,
-    loads: [Turns; LOADS],
-    slots: AtomicU64,
+    pub(super) features: PoolFeatures,
+    pub(super) cache: Arc<MapCache>,
+    pub(super) fills: Arc<Fills>,
+    pub(super) blocks: MetadataBlocks,
+    editor: Mutex<Editor>,
+    pub(super) loads: [Turns; LOADS],
+    /// Who may change the metadata.
+    pub(super) turns: Turns,
+    pub(super) requests: Requests,
+    pub(super) mode: ModeCell,
+    /// The number of the transaction under way, counted from when the pool was opened.
+    pub(super) transaction: AtomicU64,
+    /// All up to this transaction are on stable storage.
+    pub(super) durable: AtomicU64,
+    devices: Mutex<Devices>,
+    books: Mutex<Books>,
+    itself: Weak<Pool>,
 }
 
-/// A device of a pool, as far as its map goes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Tree {
-    /// Its number in keys of the cache.
-    pub slot: u64,
-    pub root: u64,
-    pub details: DeviceDetails,
+#[derive(Debug, Default)]
+struct Devices {
+    open: BTreeMap<u64, Weak<Device>>,
+    slots: u64,
 }
 
-/// A run of blocks of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
-    /// Where it lies, one block after the other; none: it is a hole.
-    pub at: Option<Mapped>,
-    /// Its length: at least 1.
-    pub blocks: u64,
+/// What only the one who has the turn changes.
+#[derive(Debug, Default)]
+pub(super) struct Books {
+    /// Data blocks that became free in the transaction under way, and are to be passed down.
+    pub discarded: Vec<Range<u64>>,
+    /// Something became free in the transaction under way.
+    pub freed: bool,
+    /// A task commits now and then.
+    pub upkeep: bool,
+    /// Little space is left, and that was told.
+    pub low_water_told: bool,
+    /// Why it is read-only, if it is.
+    pub why_read_only: Option<String>,
+    /// That it needs a check was written down.
+    pub needs_check: bool,
+    told: u32,
 }
+
+/// A device of a pool that is in use: to make a volume of it.
+#[derive(Clone, Debug)]
+pub struct OpenDevice(pub(super) Arc<Device>);
 
 impl Pool {
     /// A pool on those devices.
@@ -100,133 +88,201 @@ impl Pool {
     ///
     /// They are smaller than the metadata has it.
     pub fn new(config: PoolConfig) -> Result<Arc<Pool>, PoolError> {
-        let PoolConfig { name, data, metadata, superblock, cache_bytes } = config;
+        let PoolConfig { name, data, metadata, superblock, cache_bytes, features } = config;
         let block_sectors = superblock.data_block_sectors;
         let block =
             NonZeroU64::new(block_sectors.into()).expect("a superblock's block is 128 sectors or more");
-        let data_blocks = data.sectors().0 / block;
-        let wanted = superblock.data_space_map.blocks;
-        if wanted > data_blocks {
-            return Err(PoolError::Data { wanted, sectors: block_sectors, found: data_blocks });
+        let (wanted, found) = (superblock.data_space_map.blocks, data.sectors().0 / block);
+        if wanted > found {
+            return Err(PoolError::Data { wanted, sectors: block_sectors, found });
         }
-        let found = metadata_blocks(metadata.sectors().bytes());
-        let wanted = superblock.metadata_space_map.blocks;
+        let (wanted, found) =
+            (superblock.metadata_space_map.blocks, metadata_blocks(metadata.sectors().bytes()));
         if wanted > found {
             return Err(PoolError::Metadata { wanted, found });
         }
-        Ok(Arc::new(Pool {
+        let why_read_only = why_read_only(&superblock, &features);
+        let mode = if why_read_only.is_some() { Mode::ReadOnly } else { Mode::Write };
+        // Features that only a reader may ignore are no obstacle to one.
+        let editor = Editor::new(Superblock { compat_ro: 0, ..superblock }, found)?;
+        Ok(Arc::new_cyclic(|itself| Pool {
             name,
-            nodes: Nodes::new(metadata.clone()),
-            data,
-            metadata,
+            data: Current::new(data),
+            metadata: Current::new(metadata),
             block: Divisor::new(block),
-            block_sectors,
-            bounds: Bounds { metadata_blocks: found, data_blocks: superblock.data_space_map.blocks },
-            cache: MapCache::new(cache_bytes),
+            features,
+            cache: Arc::new(MapCache::new(cache_bytes)),
+            fills: Arc::default(),
+            blocks: MetadataBlocks::default(),
+            editor: Mutex::new(editor),
             loads: Default::default(),
-            slots: AtomicU64::new(0),
+            turns: Turns::default(),
+            requests: Requests::default(),
+            mode: ModeCell::new(mode),
+            transaction: AtomicU64::new(1),
+            durable: AtomicU64::new(0),
+            devices: Mutex::default(),
+            books: Mutex::new(Books { why_read_only, ..Books::default() }),
+            itself: itself.clone(),
         }))
     }
 
     /// Size of a block of data.
     pub fn block(&self) -> Sectors {
-        Sectors(self.block_sectors.into())
+        Sectors(self.block.get())
     }
 
-    /// A place for one more volume in the cache.
-    pub(super) fn tree(&self, root: u64, details: DeviceDetails) -> Result<Tree, PoolError> {
-        let slot = self.slots.fetch_add(1, Ordering::Relaxed);
-        if slot < SLOTS_MAX { Ok(Tree { slot, root, details }) } else { Err(PoolError::Volumes) }
+    /// What it can do now.
+    pub fn mode(&self) -> Mode {
+        self.mode.get()
     }
 
-    /// The run that begins with `block`, of `most` blocks at most; none: the map has to be read first.
-    #[inline]
-    pub(super) fn look_up(&self, tree: &Tree, block: u64, most: u64) -> Option<Run> {
-        let (page, within) = (block / PAGE_ENTRIES, block % PAGE_ENTRIES);
-        let most = most.min(PAGE_ENTRIES - within);
-        let Some(found) = self.cache.find(Key::new(tree.slot, 0, page)) else {
-            return self.is_hole(tree, page)?.then_some(Run { at: None, blocks: most });
-        };
-        let entry = found.get(within)?;
-        // The entries of a run rise with its blocks, those of a hole are all the same.
-        let step = if entry == 0 { 0 } else { 2 };
-        let mut blocks = 1;
-        while blocks < most && found.get(within + blocks)? == entry + step * blocks {
-            blocks += 1;
-        }
-        Some(Run { at: Mapped::of_entry(entry), blocks })
+    pub(super) fn itself(&self) -> Arc<Pool> {
+        self.itself.upgrade().expect("who calls a pool has it")
     }
 
-    /// Whether a whole page is known to map nothing; none: not known.
-    fn is_hole(&self, tree: &Tree, page: u64) -> Option<bool> {
-        let above = self.cache.find(Key::new(tree.slot, 1, page / PAGE_ENTRIES))?;
-        Some(above.get(page % PAGE_ENTRIES)? == HOLE)
+    /// Held only for as long as it takes to look or to alter, never across a wait.
+    pub(super) fn editor(&self) -> MutexGuard<'_, Editor> {
+        self.editor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_cached(&self, tree: &Tree, page: u64) -> bool {
-        self.cache.find(Key::new(tree.slot, 0, page)).is_some() || self.is_hole(tree, page) == Some(true)
+    /// Held only for as long as it takes to look or to alter, never across a wait.
+    pub(super) fn books(&self) -> MutexGuard<'_, Books> {
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads what is not cached of the map of some blocks.
-    pub(super) async fn load(
+    /// Does something with the metadata; what it lacks of it is read first.
+    pub(super) async fn edit<T>(
         &self,
         cx: &TaskContext,
-        tree: &Tree,
-        first: u64,
-        last: u64,
-    ) -> Result<(), Errno> {
-        for page in first / PAGE_ENTRIES..=last / PAGE_ENTRIES {
-            let key = Key::new(tree.slot, 0, page);
-            let _turn = self.loads[key.stripe(LOADS)].take().await;
-            // Whoever had the turn before may have read it.
-            if self.is_cached(tree, page) {
-                continue;
-            }
-            let mut gather = self.gather(tree, page);
-            while let Some(place) = gather.wanted() {
-                let taken = match self.nodes.node(cx, place).await {
-                    Ok(node) => gather.take(place, &node).map_err(NodeError::from),
-                    Err(error) => Err(error),
-                };
-                if let Err(error) = taken {
-                    if self.nodes.tell(place.nr) {
-                        log::error!("{}: reads that need this fail: {error}", self.name);
-                    }
-                    return Err(Errno::EIO);
-                }
-            }
-            self.publish(tree, page, &gather);
+        mut act: impl FnMut(&mut Editor, &dyn Blocks) -> Result<T, EditError>,
+    ) -> Result<T, Refused> {
+        loop {
+            let missing = match act(&mut self.editor(), &self.blocks) {
+                Err(EditError::Missing(nr)) => nr,
+                other => return other.map_err(Refused::Edit),
+            };
+            let read = self.blocks.read(cx, self.metadata.get(), missing).await;
+            read.map_err(|errno| Refused::Read { nr: missing, errno })?;
         }
-        Ok(())
     }
 
-    /// Reads the map of a block while volumes are assembled, so that what is looked for there can be read at once.
+    /// As `edit`, while there is no worker.
+    pub(super) fn edit_now<T>(
+        &self,
+        source: &dyn Source,
+        mut act: impl FnMut(&mut Editor, &dyn Blocks) -> Result<T, EditError>,
+    ) -> Result<T, EditError> {
+        loop {
+            match act(&mut self.editor(), &self.blocks) {
+                Err(EditError::Missing(nr)) => self.blocks.read_now(source, nr)?,
+                other => return other,
+            }
+        }
+    }
+
+    /// A device of the pool, while there is no worker: its metadata is read from `source`.
     ///
     /// # Errors
     ///
-    /// What cannot be read, or is damaged.
-    pub(super) fn load_now(&self, source: &dyn Source, tree: &Tree, block: u64) -> Result<(), FormatError> {
-        let page = block / PAGE_ENTRIES;
-        let (mut gather, reader) = (self.gather(tree, page), Reader::new(source));
-        while let Some(place) = gather.wanted() {
-            gather.take(place, &reader.node(place)?)?;
-        }
-        self.publish(tree, page, &gather);
-        Ok(())
+    /// There is none with that number; the metadata cannot be read, or is damaged; too many are in use.
+    pub fn device_now(&self, source: &dyn Source, id: u64) -> Result<OpenDevice, PoolError> {
+        let details = self.edit_now(source, |editor, blocks| editor.details(blocks, id))?;
+        self.use_device(id, details.snapshotted_time.into())
     }
 
-    fn gather(&self, tree: &Tree, page: u64) -> Gather {
-        Gather::new(tree.root, tree.details, self.bounds, page)
+    /// A device of the pool.
+    ///
+    /// # Errors
+    ///
+    /// There is none with that number; the metadata cannot be read, or is damaged; too many are in use.
+    pub async fn device(&self, cx: &TaskContext, id: u64) -> Result<OpenDevice, super::VerbError> {
+        let details = self.edit(cx, |editor, blocks| editor.details(blocks, id)).await?;
+        Ok(self.use_device(id, details.snapshotted_time.into())?)
     }
 
-    fn publish(&self, tree: &Tree, page: u64, gather: &Gather) {
-        let holes = gather.holes();
-        if holes.is_empty() {
-            let entries = gather.entries();
-            let set = |put: &mut dyn FnMut(u64, u64)| entries.iter().for_each(|(at, entry)| put(*at, *entry));
-            return self.cache.update(Key::new(tree.slot, 0, page), set);
-        }
-        let above = Key::new(tree.slot, 1, page / PAGE_ENTRIES);
-        self.cache.update(above, |put| holes.for_each(|page| put(page, HOLE)));
+    fn devices(&self) -> MutexGuard<'_, Devices> {
+        self.devices.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn use_device(&self, id: u64, snapshotted: u64) -> Result<OpenDevice, PoolError> {
+        let mut devices = self.devices();
+        if let Some(device) = devices.open.get(&id).and_then(Weak::upgrade) {
+            return Ok(OpenDevice(device));
+        }
+        // Never one that was used before: the cache may still have pages of that.
+        let slot = devices.slots;
+        if slot >= SLOTS_MAX {
+            return Err(PoolError::Volumes);
+        }
+        devices.slots += 1;
+        let device = Arc::new(Device::new(id, slot, snapshotted));
+        devices.open.insert(id, Arc::downgrade(&device));
+        Ok(OpenDevice(device))
+    }
+
+    /// A device, if somebody uses it.
+    pub(super) fn device_in_use(&self, id: u64) -> Option<Arc<Device>> {
+        self.devices().open.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Tells of something that is wrong with the metadata, unless that was done often.
+    pub(super) fn tell(&self, refused: &Refused) {
+        let told = {
+            let mut books = self.books();
+            books.told += 1;
+            books.told
+        };
+        if told <= TOLD_MAX {
+            log::error!("{}: what needs this of its metadata fails: {refused}", self.name);
+        }
+    }
+
+    /// Whether all that this device was changed by is on stable storage.
+    #[inline]
+    pub(super) fn is_durable(&self, device: &Device) -> bool {
+        device.changed() <= self.durable.load(Ordering::Acquire)
+    }
+}
+
+fn why_read_only(superblock: &Superblock, features: &PoolFeatures) -> Option<String> {
+    if features.read_only {
+        return Some("it was opened read-only".into());
+    }
+    if superblock.needs_check {
+        return Some("its metadata needs a check (needs_check): run `thin_check`, and `thin_repair` if that finds something".into());
+    }
+    (superblock.compat_ro != 0).then(|| {
+        format!("its metadata has features {:#x} that only a reader may ignore", superblock.compat_ro)
+    })
+}
+
+/// Why something was not done to the metadata.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refused {
+    /// A block of it cannot be read.
+    #[error("metadata block {nr} cannot be read: {errno}")]
+    Read {
+        /// Which.
+        nr: u64,
+        /// Why.
+        errno: Errno,
+    },
+    /// A block of it cannot be written.
+    #[error("metadata block {nr} cannot be written: {errno}")]
+    Write {
+        /// Which; 0 also where it is the flush that failed.
+        nr: u64,
+        /// Why.
+        errno: Errno,
+    },
+    /// The data that it leads to cannot be made durable.
+    #[error("the data device cannot be flushed: {errno}")]
+    Data {
+        /// Why.
+        errno: Errno,
+    },
+    /// It cannot be done.
+    #[error(transparent)]
+    Edit(EditError),
 }

@@ -3,55 +3,68 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Defer, Errno, Layer, Limits, NodeId, Op, Preparation, Reason, Resolver, Sector, Sectors, Shape, Span,
-    TaskContext,
+    Defer, Errno, Flags, Layer, Limits, NodeId, Op, Preparation, Reason, Resolver, Sector, Sectors, Shape,
+    Span, TaskContext,
 };
-use blockwork_format::thin::DeviceDetails;
-use blockwork_format::{FormatError, Source};
+use blockwork_format::Source;
+use blockwork_format::thin::edit::EditError;
 
-use super::pool::{Pool, PoolError, Tree};
+use super::config::Discards;
+use super::device::Device;
+use super::entry::Mapped;
+use super::fill::{Filling, Meeting, Part};
+use super::map::Run;
+use super::mode::Mode;
+use super::pool::{OpenDevice, Pool};
+
+/// What of a volume is discarded at once at most: 16 GiB, as in the kernel.
+const DISCARD_MAX: Sectors = Sectors(1 << 25);
+
+/// What of a volume is made zeros at once at most; more goes in pieces, one after the other.
+pub(super) const WRITE_ZEROES_MAX: Sectors = Sectors(1 << 15);
 
 /// What a volume is.
 #[derive(Debug)]
 pub struct ThinConfig {
     /// Its pool.
     pub pool: Arc<Pool>,
-    /// The root of its tree.
-    pub root: u64,
-    /// What the pool knows of it.
-    pub details: DeviceDetails,
+    /// Which device of it.
+    pub device: OpenDevice,
     /// Its size, which the pool does not know.
     pub sectors: Sectors,
-    /// What is read where it maps nothing; behind its end, or without one, there are zeros.
+    /// What is read where it maps nothing; behind its end, or without one, there are zeros. Nobody may write to it.
     pub external_origin: Option<Arc<dyn Layer>>,
 }
 
-/// A volume of a pool, for reading.
-#[derive(Clone, Debug)]
-pub struct Thin {
-    pool: Arc<Pool>,
-    tree: Tree,
-    external_origin: Option<Arc<dyn Layer>>,
-    shape: Shape,
+/// What the tasks of a volume share with it.
+#[derive(Debug)]
+pub(super) struct Volume {
+    pub pool: Arc<Pool>,
+    pub device: Arc<Device>,
+    pub external_origin: Option<Arc<dyn Layer>>,
+    pub shape: Shape,
 }
+
+/// A volume of a pool.
+#[derive(Clone, Debug)]
+pub struct Thin(Arc<Volume>);
 
 impl Thin {
     /// The volume.
-    ///
-    /// # Errors
-    ///
-    /// The pool has no room for more.
-    pub fn new(node: NodeId, config: ThinConfig) -> Result<Thin, PoolError> {
-        let ThinConfig { pool, root, details, sectors, external_origin } = config;
-        let below = std::iter::once(&pool.data).chain(&external_origin);
+    pub fn new(node: NodeId, config: ThinConfig) -> Thin {
+        let ThinConfig { pool, device, sectors, external_origin } = config;
+        let below = std::iter::once(pool.data.get()).chain(&external_origin);
         let mut limits = Limits::stacked(below.map(|layer| layer.limits()));
-        limits.read_only = true;
-        limits.io_opt = u32::try_from(pool.block().bytes()).unwrap_or(u32::MAX);
-        limits.discard_granularity = 0;
-        limits.max_discard = Sectors::ZERO;
-        limits.max_hw_discard = Sectors::ZERO;
-        let tree = pool.tree(root, details)?;
-        Ok(Thin { pool, tree, external_origin, shape: Shape { node, sectors, limits } })
+        limits.read_only = pool.data.get().limits().read_only;
+        let block = pool.block();
+        limits.io_opt = u32::try_from(block.bytes()).unwrap_or(u32::MAX);
+        let takes_discards = pool.features.discards != Discards::Ignore;
+        limits.discard_granularity =
+            if takes_discards { u32::try_from(block.bytes()).unwrap_or(u32::MAX) } else { 0 };
+        limits.max_discard = if takes_discards { DISCARD_MAX.max(block) } else { Sectors::ZERO };
+        limits.max_hw_discard = limits.max_discard;
+        let shape = Shape { node, sectors, limits };
+        Thin(Arc::new(Volume { pool, device: device.0, external_origin, shape }))
     }
 
     /// Reads the map around a sector while there is no worker: volumes are looked into before they are served, and what was
@@ -60,8 +73,28 @@ impl Thin {
     /// # Errors
     ///
     /// What of it cannot be read, or is damaged.
-    pub fn load(&self, metadata: &dyn Source, sector: Sector) -> Result<(), FormatError> {
-        self.pool.load_now(metadata, &self.tree, self.pool.block.divide(sector.0).0)
+    pub fn load(&self, metadata: &dyn Source, sector: Sector) -> Result<(), EditError> {
+        let block = self.0.pool.block.divide(sector.0).0;
+        self.0.pool.load_now(metadata, &self.0.device, block)
+    }
+
+    /// Its number in the pool.
+    pub fn device(&self) -> u64 {
+        self.0.device.id
+    }
+}
+
+/// A piece of a span on one run of blocks.
+struct Piece {
+    span: Span,
+    run: Run,
+    /// Sectors of the run's first block before it.
+    within: u64,
+}
+
+impl Volume {
+    fn defer(&self, span: Span, reason: Reason) -> Defer {
+        Defer { node: self.shape.node, span, reason }
     }
 
     /// What is read where nothing is mapped.
@@ -79,46 +112,28 @@ impl Thin {
         }
         Ok(())
     }
-}
 
-impl Layer for Thin {
-    fn shape(&self) -> &Shape {
-        &self.shape
-    }
-
+    /// Hands a span on, run by run.
     #[inline]
-    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let node = self.shape.node;
-        match span.op {
-            Op::Read => {}
-            Op::Flush => {
-                cx.pass(node, span.sector, &*self.pool.data, span)?;
-                return cx.pass(node, span.sector, &*self.pool.metadata, span);
-            }
-            Op::Write | Op::Discard | Op::WriteZeroes => {
-                cx.error(span, Errno::EROFS);
-                return Ok(());
-            }
-        }
+    fn map(
+        &self,
+        span: Span,
+        cx: &mut Resolver<'_>,
+        to: impl Fn(&Volume, Piece, &mut Resolver<'_>) -> Result<(), Defer>,
+    ) -> Result<(), Defer> {
+        let size = self.pool.block.get();
         let mut rest = span;
         loop {
             let (block, within) = self.pool.block.divide(rest.sector.0);
-            let size = self.pool.block.get();
             let most = (within + rest.nr.0).div_ceil(size);
-            let Some(run) = self.pool.look_up(&self.tree, block, most) else {
-                return Err(Defer { node, span: rest, reason: Reason::ReadMap });
+            let Some(run) = self.pool.look_up(&self.device, block, most) else {
+                return Err(self.defer(rest, Reason::ReadMap));
             };
             let piece = rest.piece(Sectors::ZERO, rest.nr.min(Sectors(run.blocks * size - within)));
             if piece.nr < rest.nr {
-                cx.split(node, piece, 2, Reason::Chunk);
+                cx.split(self.shape.node, piece, 2, Reason::Chunk);
             }
-            match run.at {
-                Some(mapped) => {
-                    let to = Sector(mapped.block * size + within);
-                    cx.pass(node, piece.sector, &*self.pool.data, piece.moved_to(to))?;
-                }
-                None => self.unmapped(piece, cx)?,
-            }
+            to(self, Piece { span: piece, run, within }, cx)?;
             if piece.nr == rest.nr {
                 return Ok(());
             }
@@ -126,15 +141,162 @@ impl Layer for Thin {
         }
     }
 
+    #[inline]
+    fn pass(&self, mapped: Mapped, piece: &Piece, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let to = Sector(mapped.block * self.pool.block.get() + piece.within);
+        cx.pass(self.shape.node, piece.span.sector, &**self.pool.data.get(), piece.span.moved_to(to))
+    }
+
+    #[inline]
+    fn read(&self, piece: Piece, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        match piece.run.at {
+            None => self.unmapped(piece.span, cx),
+            Some(mapped) if mapped.is_filling => {
+                let data = mapped.block..mapped.block + piece.run.blocks;
+                if data.into_iter().any(|block| self.pool.fills.has(block)) {
+                    return Err(self.defer(piece.span, Reason::Fill));
+                }
+                self.pass(mapped, &piece, cx)
+            }
+            Some(mapped) => self.pass(mapped, &piece, cx),
+        }
+    }
+
+    /// A write, or write-zeroes.
+    #[inline]
+    fn write(&self, piece: Piece, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        match piece.run.at {
+            Some(mapped) if !(mapped.is_shared || mapped.is_filling || piece.run.is_outdated) => {
+                self.pass(mapped, &piece, cx)
+            }
+            Some(mapped) if mapped.is_filling && !piece.run.is_outdated => self.fill(mapped, piece, cx),
+            None if piece.span.op == Op::WriteZeroes && self.reads_zeros(piece.span) => {
+                cx.zero(piece.span);
+                Ok(())
+            }
+            _ => Err(self.defer(piece.span, Reason::Provision)),
+        }
+    }
+
+    /// Whether holes are as good as zeros, for this.
+    fn reads_zeros(&self, span: Span) -> bool {
+        self.external_origin.is_none() && !span.flags.has(Flags::NO_UNMAP)
+    }
+
+    /// A write to blocks that are being filled: by it, or by others that it waits for.
+    #[cold]
+    fn fill(&self, mapped: Mapped, piece: Piece, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let size = self.pool.block.get();
+        for nth in 0..piece.run.blocks {
+            let (start, end) = (nth * size, (nth + 1) * size);
+            let (from, to) = (piece.within.max(start), (piece.within + piece.span.nr.0).min(end));
+            let part = Part { start: from - start, end: to - start };
+            match self.pool.fills.meet(mapped.block + nth, part) {
+                Meeting::Over => {}
+                Meeting::Waits => return Err(self.defer(piece.span, Reason::Fill)),
+                Meeting::Fills => {
+                    let (fills, cache) = (&self.pool.fills, &self.pool.cache);
+                    cx.watch(Arc::new(Filling::new(fills, cache, mapped.block + nth, part)));
+                }
+            }
+        }
+        self.pass(mapped, &piece, cx)
+    }
+
+    /// Nothing is handed on: blocks are given back to the pool, which hands on what nobody has any more.
+    fn discard(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        if self.pool.features.discards == Discards::Ignore {
+            cx.error(span, Errno::EOPNOTSUPP);
+            return Ok(());
+        }
+        let size = self.pool.block.get();
+        let has_whole_blocks = span.sector.0.div_ceil(size) < span.end().0 / size;
+        if has_whole_blocks && !cx.was_prepared(self.shape.node) && self.pool.mode() < Mode::ReadOnly {
+            return Err(self.defer(span, Reason::Unmap));
+        }
+        cx.zero(span);
+        Ok(())
+    }
+
+    fn flush(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        // What others change meanwhile is not this flush's business.
+        if !self.pool.is_durable(&self.device) && !cx.was_prepared(self.shape.node) {
+            return Err(self.defer(span, Reason::Commit));
+        }
+        cx.pass(self.shape.node, span.sector, &**self.pool.data.get(), span)
+    }
+}
+
+impl Layer for Thin {
+    fn shape(&self) -> &Shape {
+        &self.0.shape
+    }
+
+    #[inline]
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let volume = &*self.0;
+        match span.op {
+            Op::Read => return volume.map(span, cx, Volume::read),
+            Op::Write => volume.map(span, cx, Volume::write)?,
+            Op::WriteZeroes if span.nr > WRITE_ZEROES_MAX => {
+                if !cx.was_prepared(volume.shape.node) {
+                    return Err(volume.defer(span, Reason::WriteZeroesMax));
+                }
+                cx.zero(span);
+            }
+            Op::WriteZeroes => volume.map(span, cx, Volume::write)?,
+            Op::Flush => return volume.flush(span, cx),
+            Op::Discard => return volume.discard(span, cx),
+        }
+        // Looked at after the map: whoever changes the map says so first.
+        if span.flags.has(Flags::FUA) && !volume.pool.is_durable(&volume.device) {
+            cx.flush_after();
+        }
+        Ok(())
+    }
+
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
-        let block = |sector: u64| self.pool.block.divide(sector).0;
-        let (first, last) = (block(defer.span.sector.0), block(defer.span.end().0 - 1));
-        let (pool, tree) = (self.pool.clone(), self.tree);
-        Box::pin(async move { pool.load(&cx, &tree, first, last).await })
+        let (volume, top) = (self.0.clone(), self.clone());
+        Box::pin(async move {
+            let span = defer.span;
+            let size = volume.pool.block.get();
+            let blocks = span.sector.0 / size..span.end().0.div_ceil(size);
+            match defer.reason {
+                Reason::ReadMap => volume.pool.load(&cx, &volume.device, blocks).await,
+                Reason::Fill => volume.pool.await_fills(&cx, &volume.device, blocks).await,
+                Reason::Commit => volume.pool.make_durable(&cx, volume.device.changed()).await,
+                Reason::Unmap => {
+                    let whole = span.sector.0.div_ceil(size)..span.end().0 / size;
+                    volume.pool.discard(&cx, &volume.device, whole).await
+                }
+                Reason::WriteZeroesMax => top.write_zeroes(span, &cx).await,
+                _ => volume.pool.clone().make_ready(volume, span, &cx).await,
+            }
+        })
+    }
+
+    fn close(&self, cx: TaskContext) -> Option<Preparation> {
+        let volume = self.0.clone();
+        Some(Box::pin(async move { volume.pool.make_durable(&cx, volume.device.changed()).await }))
     }
 
     fn below(&self) -> Vec<Arc<dyn Layer>> {
-        let both = [&self.pool.data, &self.pool.metadata];
-        both.into_iter().chain(&self.external_origin).cloned().collect()
+        let both = [self.0.pool.data.get(), self.0.pool.metadata.get()];
+        both.into_iter().chain(&self.0.external_origin).cloned().collect()
+    }
+}
+
+impl Thin {
+    /// Makes a large range zeros, piece by piece.
+    async fn write_zeroes(&self, span: Span, cx: &TaskContext) -> Result<(), Errno> {
+        let own: Arc<dyn Layer> = Arc::new(self.clone());
+        let mut at = span.sector;
+        while at < span.end() {
+            let nr = (span.end().since(at)).min(WRITE_ZEROES_MAX);
+            let bio = blockwork_engine::Bio::without_data(Op::WriteZeroes, span.flags, at, nr);
+            cx.bio(&own, bio).await.0?;
+            at = at + nr;
+        }
+        Ok(())
     }
 }

@@ -4,14 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, LeafId, LeafLayer, Limits, NodeId, Sectors};
-use blockwork_format::thin::build::{Contents, Device, Mappings, build};
-use blockwork_format::thin::{BLOCK_SECTORS, BlockTime, DeviceDetails, Superblock, read_block, tree::Reader};
+use blockwork_format::thin::build::{self, Contents, Mappings, build};
+use blockwork_format::thin::{BLOCK_SECTORS, BlockTime, DeviceDetails, Superblock, read_block};
 use blockwork_format::{Sparse, thin};
 use proptest::prelude::*;
 
 use super::cache::{Key, MapCache, PAGE_ENTRIES};
-use super::page::Mapped;
-use super::pool::{Run, Tree};
+use super::device::Device;
+use super::entry::Mapped;
+use super::map::Run;
 use super::*;
 
 const METADATA_BLOCKS: u64 = 4096;
@@ -32,7 +33,7 @@ fn metadata(map: Map) -> Sparse {
         metadata_blocks: METADATA_BLOCKS,
         time: 5,
         transaction_id: 1,
-        devices: BTreeMap::from([(1, Device { details, mappings: Mappings::Own(map) })]),
+        devices: BTreeMap::from([(1, build::Device { details, mappings: Mappings::Own(map) })]),
     };
     Sparse::new(METADATA_BLOCKS * BLOCK_SECTORS * 512, build(&contents).unwrap())
 }
@@ -41,40 +42,42 @@ fn superblock(metadata: &Sparse) -> Superblock {
     Superblock::decode(&read_block(metadata, 0).unwrap()).unwrap().unwrap()
 }
 
-fn pool(metadata: &Sparse, cache_bytes: usize) -> (Arc<Pool>, Tree) {
-    let superblock = superblock(metadata);
+fn pool(metadata: &Sparse, cache_bytes: usize) -> (Arc<Pool>, Arc<Device>) {
     let pool = Pool::new(PoolConfig {
         name: "vg/pool".into(),
         data: leaf(0, DATA_BLOCKS * 128),
         metadata: leaf(1, METADATA_BLOCKS * BLOCK_SECTORS),
-        superblock,
+        superblock: superblock(metadata),
         cache_bytes,
+        features: PoolFeatures::default(),
     });
-    let (pool, reader) = (pool.unwrap(), Reader::new(metadata));
-    let root = reader.look_up(superblock.mapping_root, 1).unwrap().unwrap();
-    let details = reader.look_up(superblock.details_root, 1).unwrap().unwrap();
-    let tree = pool.tree(root, details).unwrap();
-    (pool, tree)
+    let pool = pool.unwrap();
+    let device = pool.device_now(metadata, 1).unwrap();
+    (pool, device.0)
 }
 
 /// The run at a block, read first if that is needed; and whether it was.
-fn run(pool: &Pool, metadata: &Sparse, tree: &Tree, block: u64, most: u64) -> (Run, bool) {
-    if let Some(run) = pool.look_up(tree, block, most) {
+fn run(pool: &Pool, metadata: &Sparse, device: &Device, block: u64, most: u64) -> (Run, bool) {
+    if let Some(run) = pool.look_up(device, block, most) {
         return (run, false);
     }
-    pool.load_now(metadata, tree, block).unwrap();
-    (pool.look_up(tree, block, most).expect("it was just read"), true)
+    pool.load_now(metadata, device, block).unwrap();
+    (pool.look_up(device, block, most).expect("it was just read"), true)
 }
 
 /// By hand: where a run goes that begins with `block`; it ends with its page.
 fn by_hand(map: &Map, block: u64, most: u64) -> Run {
     let most = most.min(PAGE_ENTRIES - block % PAGE_ENTRIES);
     let at = |block: u64| {
-        map.get(&block).map(|mapping| Mapped { block: mapping.block, is_shared: mapping.time < 5 })
+        map.get(&block).map(|mapping| Mapped {
+            block: mapping.block,
+            is_shared: mapping.time < 5,
+            is_filling: false,
+        })
     };
     let first = at(block);
     let follows = |n: &u64| at(block + n) == first.map(|mapped| Mapped { block: mapped.block + n, ..mapped });
-    Run { at: first, blocks: 1 + (1..most).take_while(follows).count() as u64 }
+    Run { at: first, blocks: 1 + (1..most).take_while(follows).count() as u64, is_outdated: false }
 }
 
 /// Runs of blocks, with holes between them.
@@ -95,9 +98,9 @@ proptest! {
         map in maps(), places in prop::collection::vec((0u64..60_000, 1u64..600), 1..200),
     ) {
         let metadata = metadata(map.clone());
-        let (pool, tree) = pool(&metadata, 0);
+        let (pool, device) = pool(&metadata, 0);
         for (block, most) in places {
-            prop_assert_eq!(run(&pool, &metadata, &tree, block, most).0, by_hand(&map, block, most), "{}", block);
+            prop_assert_eq!(run(&pool, &metadata, &device, block, most).0, by_hand(&map, block, most), "{}", block);
         }
     }
 }
@@ -115,28 +118,32 @@ fn a_hole_of_any_size_is_read_once_for_256_pages() {
     let far = 1 << 30;
     let metadata =
         metadata(Map::from([(0, BlockTime { block: 7, time: 0 }), (far, BlockTime { block: 8, time: 6 })]));
-    let (pool, tree) = pool(&metadata, CACHE_BYTES);
+    let (pool, device) = pool(&metadata, CACHE_BYTES);
     let mut reads = 0;
     for page in 1..2048 {
-        let (found, was_read) = run(&pool, &metadata, &tree, page * PAGE_ENTRIES + 9, 1000);
-        assert_eq!(found, Run { at: None, blocks: PAGE_ENTRIES - 9 });
+        let (found, was_read) = run(&pool, &metadata, &device, page * PAGE_ENTRIES + 9, 1000);
+        assert_eq!(found, Run { at: None, blocks: PAGE_ENTRIES - 9, is_outdated: false });
         reads += u32::from(was_read);
     }
     assert_eq!(reads, 8);
-    let mapped = |block, is_shared| Some(Mapped { block, is_shared });
-    assert_eq!(run(&pool, &metadata, &tree, 0, 5).0, Run { at: mapped(7, true), blocks: 1 });
-    assert_eq!(run(&pool, &metadata, &tree, far, 5).0, Run { at: mapped(8, false), blocks: 1 });
-    assert_eq!(run(&pool, &metadata, &tree, far + 1, 5).0, Run { at: None, blocks: 5 });
+    let found = |block, is_shared| Run {
+        at: Some(Mapped { block, is_shared, is_filling: false }),
+        blocks: 1,
+        is_outdated: false,
+    };
+    assert_eq!(run(&pool, &metadata, &device, 0, 5).0, found(7, true));
+    assert_eq!(run(&pool, &metadata, &device, far, 5).0, found(8, false));
+    assert_eq!(run(&pool, &metadata, &device, far + 1, 5).0, Run { at: None, blocks: 5, is_outdated: false });
 }
 
 #[test]
 fn what_is_used_stays_when_others_come_and_go() {
     let cache = MapCache::new(0);
     let hot = Key::new(0, 0, 1);
-    cache.update(hot, |put| put(3, 33));
+    cache.update(hot, 0, |put| put(3, 33));
     for page in 2..100 {
         assert_eq!(cache.find(hot).and_then(|found| found.get(3)), Some(33), "after page {page}");
-        cache.update(Key::new(0, 0, page), |put| put(0, page));
+        cache.update(Key::new(0, 0, page), 0, |put| put(0, page));
     }
     let kept = (2..100).filter(|page| cache.find(Key::new(0, 0, *page)).is_some()).count();
     assert_eq!(kept, 7);
@@ -145,10 +152,10 @@ fn what_is_used_stays_when_others_come_and_go() {
 #[test]
 fn a_page_that_was_given_up_is_not_read_any_more() {
     let cache = MapCache::new(0);
-    cache.update(Key::new(0, 0, 0), |put| put(1, 11));
+    cache.update(Key::new(0, 0, 0), 0, |put| put(1, 11));
     let page = cache.find(Key::new(0, 0, 0)).unwrap();
     assert_eq!((page.get(1), page.get(2)), (Some(11), Some(0)));
-    (1..20).for_each(|n| cache.update(Key::new(0, 0, n), |put| put(1, n)));
+    (1..20).for_each(|n| cache.update(Key::new(0, 0, n), 0, |put| put(1, n)));
     assert_eq!(page.get(1), None);
 }
 
@@ -180,7 +187,7 @@ fn readers_never_see_another_page_while_frames_are_filled_under_them() {
             .collect();
         for round in 0..20_000 {
             let n = round * 7 % PAGES;
-            cache.update(Key::new(0, 0, n), |put| (0..PAGE_ENTRIES).for_each(|at| put(at, n * 1000 + at)));
+            cache.update(Key::new(0, 0, n), 0, |put| (0..PAGE_ENTRIES).for_each(|at| put(at, n * 1000 + at)));
         }
         is_done.store(true, order);
         let seen: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
@@ -197,6 +204,7 @@ fn devices_that_are_smaller_than_the_metadata_has_it_are_refused() {
         metadata: leaf(1, blocks * BLOCK_SECTORS),
         superblock: superblock(&metadata),
         cache_bytes: 0,
+        features: PoolFeatures::default(),
     };
     let error = Pool::new(config(DATA_BLOCKS * 128 - 1, METADATA_BLOCKS)).unwrap_err();
     assert_eq!(error, PoolError::Data { wanted: DATA_BLOCKS, sectors: 128, found: DATA_BLOCKS - 1 });
@@ -207,8 +215,8 @@ fn devices_that_are_smaller_than_the_metadata_has_it_are_refused() {
 #[test]
 fn a_mapping_beyond_the_data_device_is_an_error_that_names_it() {
     let metadata = metadata(Map::from([(3, BlockTime { block: DATA_BLOCKS, time: 0 })]));
-    let (pool, tree) = pool(&metadata, 0);
-    let error = pool.load_now(&metadata, &tree, 0).unwrap_err().to_string();
+    let (pool, device) = pool(&metadata, 0);
+    let error = pool.load_now(&metadata, &device, 0).unwrap_err().to_string();
     assert!(error.contains("data block is 100000 for block 3"), "{error}");
     assert_eq!(thin::metadata_blocks(u64::MAX), thin::METADATA_BLOCKS_MAX);
 }

@@ -12,12 +12,13 @@ use std::sync::Arc;
 use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
+use blockwork_format::thin::edit::EditError;
 use blockwork_format::thin::tree::Reader;
 use blockwork_format::thin::{
     BLOCK_SECTORS, DEVICES_MAX, DeviceDetails, Superblock, metadata_blocks, read_block,
 };
 use blockwork_format::{FormatError, Source, escape};
-use blockwork_layer::thin::{CACHE_BYTES, Pool, PoolConfig, Thin, ThinConfig};
+use blockwork_layer::thin::{CACHE_BYTES, Pool, PoolConfig, PoolError, PoolFeatures, Thin, ThinConfig};
 
 use super::stack::{Built, Volume};
 use crate::assembly::Assembly;
@@ -79,7 +80,6 @@ impl PoolUsage {
 /// A pool that can be read.
 struct Opened {
     pool: Arc<Pool>,
-    superblock: Superblock,
     metadata: Arc<dyn Layer>,
 }
 
@@ -138,11 +138,17 @@ impl Assembly {
                            `lvconvert --repair` mends it";
             self.graph.warn(device, warning.into());
         }
-        let config =
-            PoolConfig { name, data, metadata: metadata.clone(), superblock, cache_bytes: CACHE_BYTES };
+        let config = PoolConfig {
+            name,
+            data,
+            metadata: metadata.clone(),
+            superblock,
+            cache_bytes: CACHE_BYTES,
+            features: PoolFeatures { read_only: true, ..PoolFeatures::default() },
+        };
         let pool = Pool::new(config).map_err(|error| error.to_string())?;
         let usage = PoolUsage::new(&superblock, &details);
-        Ok((Opened { pool, superblock, metadata }, usage))
+        Ok((Opened { pool, metadata }, usage))
     }
 }
 
@@ -195,19 +201,18 @@ impl Volume {
             Some(ThinPool { usage: Err(why), .. }) => return Err(format!("its pool {pool_name}: {why}")),
             _ => return Err(format!("its pool {pool_name} is not assembled")),
         };
-        let (pool, superblock, metadata) = (opened.pool.clone(), opened.superblock, opened.metadata.clone());
-        let (root, details) = assembly
-            .read(&*metadata, |source| look_up(source, &superblock, *device_id))
-            .map_err(|error| format!("its pool {pool_name}: {error}"))?
-            .ok_or_else(|| {
-                format!(
+        let (pool, metadata) = (opened.pool.clone(), opened.metadata.clone());
+        let device = assembly
+            .read(&*metadata, |source| pool.device_now(source, *device_id))
+            .map_err(|error| match error {
+                PoolError::Edit(EditError::NoDevice(_)) => format!(
                     "its pool {pool_name} knows no device {device_id}: where it was just made, LVM makes it when the pool is activated"
-                )
+                ),
+                other => format!("its pool {pool_name}: {other}"),
             })?;
         let external_origin = external_origin.map(|origin| self.part(assembly, text, origin)).transpose()?;
         let node = self.node(assembly, NodeKind::Thin, alone)?;
-        let config = ThinConfig { pool, root, details, sectors, external_origin };
-        let thin = Thin::new(node, config).map_err(|error| error.to_string())?;
+        let thin = Thin::new(node, ThinConfig { pool, device, sectors, external_origin });
         // What volumes hold is told by what is at their ends.
         for sector in [Sector(0), Sector(sectors.0.saturating_sub(1))] {
             if let Err(error) = assembly.read(&*metadata, |source| thin.load(source, sector)) {
@@ -216,16 +221,4 @@ impl Volume {
         }
         Ok(Arc::new(thin))
     }
-}
-
-/// The root of a device and what is known of it.
-fn look_up(
-    source: &dyn Source,
-    superblock: &Superblock,
-    device: u64,
-) -> Result<Option<(u64, DeviceDetails)>, FormatError> {
-    let reader = Reader::new(source);
-    let root = reader.look_up::<u64>(superblock.mapping_root, device)?;
-    let details = reader.look_up::<DeviceDetails>(superblock.details_root, device)?;
-    Ok(root.zip(details))
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::bytes::index;
+use crate::bytes::index as place_of;
 use crate::thin::Block;
 use crate::thin::node::Node;
 use crate::thin::space_map::{Bitmap, MetadataIndex, SpaceMapRoot};
@@ -67,9 +67,9 @@ impl State {
         let low = &mut self.metadata.low;
         if low.pages.changed() > 0 {
             let index = low.index.get_or_insert_default();
-            index.resize(nth_bitmap(low.pages.bitmaps()), IndexEntry::default());
+            index.resize(place_of_bitmap(low.pages.bitmaps()), IndexEntry::default());
             low.pages.seal(|at, entry, map| {
-                index[nth_bitmap(at)] = entry;
+                index[place_of_bitmap(at)] = entry;
                 bitmap(at, entry, map);
             });
             let index = MetadataIndex { entries: index.clone() };
@@ -94,8 +94,8 @@ impl State {
 }
 
 /// A bitmap of the metadata, of which there are 255 at most.
-fn nth_bitmap(at: u64) -> usize {
-    index(u32::try_from(at).expect("at most 255 bitmaps"))
+fn place_of_bitmap(at: u64) -> usize {
+    place_of(u32::try_from(at).expect("at most 255 bitmaps"))
 }
 
 fn seal_nodes<V: Value>(nodes: &mut Store<Node<V>>, writes: &mut Vec<(u64, Arc<Block>)>) {
@@ -149,7 +149,7 @@ impl Editor {
         if self.sealed.is_some() {
             return Err(EditError::Committing);
         }
-        self.operation(blocks, Uses::Nothing, State::place_space_maps)?;
+        self.operation(blocks, Uses::Reserve, State::place_space_maps)?;
         let writes = self.state.seal();
         let superblock: Superblock = self.state.superblock;
         self.sealed = Some(superblock);

@@ -236,7 +236,7 @@ impl Editor {
     ///
     /// No such device; [`EditError::Missing`]; damage.
     pub fn details(&mut self, blocks: &dyn Blocks, device: u64) -> Result<DeviceDetails, EditError> {
-        self.operation(blocks, Uses::Nothing, |state, from| state.details(from, device))
+        self.operation(blocks, Uses::Reserve, |state, from| state.details(from, device))
     }
 
     /// All devices, by their numbers, and what is known of them.
@@ -245,7 +245,7 @@ impl Editor {
     ///
     /// [`EditError::Missing`]; damage.
     pub fn devices(&mut self, blocks: &dyn Blocks) -> Result<Vec<(u64, DeviceDetails)>, EditError> {
-        self.operation(blocks, Uses::Nothing, |state, from| {
+        self.operation(blocks, Uses::Reserve, |state, from| {
             tree::all(&mut state.details, from, state.superblock.details_root)
         })
     }

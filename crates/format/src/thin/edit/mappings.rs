@@ -251,7 +251,7 @@ impl Editor {
         first: u64,
         most: u64,
     ) -> Result<VirtualRun, EditError> {
-        self.operation(blocks, Uses::Nothing, |state, from| state.look_up(from, device, first, most))
+        self.operation(blocks, Uses::Reserve, |state, from| state.look_up(from, device, first, most))
     }
 
     /// The root of a device's tree as it is now; its nodes are on the device, or [`Editor::node`] has them.
@@ -260,7 +260,7 @@ impl Editor {
     ///
     /// As for [`Editor::look_up`].
     pub fn root(&mut self, blocks: &dyn Blocks, device: u64) -> Result<u64, EditError> {
-        self.operation(blocks, Uses::Nothing, |state, from| state.root(from, device))
+        self.operation(blocks, Uses::Reserve, |state, from| state.root(from, device))
     }
 
     /// A node of a device's tree that is not durable yet. None: the device has it, or it is none.
@@ -274,7 +274,7 @@ impl Editor {
     ///
     /// There is no such block; [`EditError::Missing`]; damage.
     pub fn is_shared(&mut self, blocks: &dyn Blocks, data_block: u64) -> Result<bool, EditError> {
-        self.operation(blocks, Uses::Nothing, |state, from| Ok(state.data.count(from, data_block)? > 1))
+        self.operation(blocks, Uses::Reserve, |state, from| Ok(state.data.count(from, data_block)? > 1))
     }
 
     /// Gives out up to `most` free data blocks that follow each other, behind those that were given out last. They are the caller's,

@@ -133,8 +133,8 @@ enum Uses {
     Space,
     /// It gives some back, or needs next to nothing.
     Little,
-    /// It only looks, or is the commit, for which room was kept.
-    Nothing,
+    /// It is the commit, for which there is room.
+    Reserve,
 }
 
 /// What the pool will be.
@@ -217,7 +217,7 @@ impl State {
         let least = match uses {
             Uses::Space => self.commit_needs() + self.reserve(),
             Uses::Little => self.commit_needs(),
-            Uses::Nothing => 0,
+            Uses::Reserve => 0,
         };
         if self.metadata.usable() < least { Err(EditError::NoMetadata) } else { Ok(()) }
     }
@@ -246,8 +246,7 @@ pub struct Editor {
 }
 
 impl Editor {
-    /// Begins where a superblock ends. The metadata device has so many blocks. Whether a pool that [needs a
-    /// check](Superblock::needs_check) may be changed is the caller's business.
+    /// Begins where a superblock ends. The metadata device has so many blocks.
     ///
     /// # Errors
     ///

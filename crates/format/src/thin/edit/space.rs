@@ -190,11 +190,10 @@ impl Metadata {
     }
 
     fn set(&mut self, from: Committed<'_>, block: u64, old: u32, count: u32) -> Result<(), EditError> {
-        // Its bitmap first: what the tree reads may take the place of one that has not changed.
-        self.low.pages.set(block, count);
         if old >= LARGE || count >= LARGE {
             self.large.set(&mut self.low, from, block, count)?;
         }
+        self.low.pages.set(block, count);
         Ok(())
     }
 
@@ -311,10 +310,10 @@ impl Data {
         old: u32,
         count: u32,
     ) -> Result<(), EditError> {
-        self.pages.set(block, count);
         if old >= LARGE || count >= LARGE {
             self.large.set(space, from, block, count)?;
         }
+        self.pages.set(block, count);
         Ok(())
     }
 

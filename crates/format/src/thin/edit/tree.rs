@@ -75,7 +75,7 @@ pub(super) fn read<'s, V: Value>(
     Ok(node)
 }
 
-/// The leaf in which a key is or would be, and its place.
+/// The leaf in which a key is or would be. None: the key is less than all.
 pub(super) fn leaf<'s, V: Value>(
     nodes: &'s mut Store<Node<V>>,
     from: Committed<'_>,

@@ -1,0 +1,228 @@
+//! Making transactions durable, and what is done when that fails or space runs out.
+//!
+//! Order of a commit, which a power cut at any instant survives:
+//!
+//! 1. no block is being filled any more (`fill.rs`);
+//! 2. the data device is flushed: all content that the tree leads to is on it;
+//! 3. what changed of the metadata is written, to blocks that the last committed state does not use, and flushed;
+//! 4. the superblock is written, with FUA;
+//! 5. bios that were resolved to blocks which became free have come to their end ([`TaskContext::quiesce`], meanwhile), and those blocks
+//!    are discarded on the data device, if that is wanted;
+//! 6. blocks that became free may be given out again.
+//!
+//! A commit is made for a flush, or for FUA, of a volume that has changed since the last one, once a second while anything has, when
+//! much has, and with each verb. Whoever wants one while one is made gets the next, together with all others.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockwork_engine::{Bio, Errno, Flags, Nanos, Op, Sector, Sectors, TaskContext};
+use blockwork_format::thin::edit::Commit;
+use blockwork_format::thin::{BLOCK_BYTES, BLOCK_SECTORS, Block, Superblock};
+use blockwork_memory::Segment;
+
+use super::config::Discards;
+use super::mode::Mode;
+use super::pool::{Pool, Refused};
+use super::request::{Answer, Flush, Want};
+use crate::md::io;
+
+/// How long something may stay uncommitted that nobody asks for, as in the kernel.
+const COMMIT_PERIOD: Nanos = Nanos::secs(1);
+
+/// Metadata blocks that are written by one request at most, and such requests at a time.
+const RUN_MAX: usize = 256;
+const RUNS_MAX: usize = 8;
+
+impl Pool {
+    /// Waits until everything up to a transaction is durable.
+    pub(super) async fn make_durable(&self, cx: &TaskContext, transaction: u64) -> Result<(), Errno> {
+        if transaction <= self.durable() {
+            return Ok(());
+        }
+        let answer = Arc::<Answer>::default();
+        self.requests.flush(Flush { transaction, answer: answer.clone() });
+        self.served(cx, &answer).await.map(|_| ())
+    }
+
+    /// Makes everything durable that was changed. With the turn.
+    pub(super) async fn commit(&self, cx: &TaskContext) -> Result<(), Errno> {
+        if self.mode() == Mode::ReadOnly {
+            return Err(Errno::EIO);
+        }
+        self.settle_fills(cx).await;
+        if self.editor().is_dirty() {
+            let committed = self.write_down(cx).await;
+            if let Err(refused) = committed {
+                let why = format!("a transaction could not be committed: {refused}");
+                self.fail_metadata(&why, cx).await;
+                return Err(Errno::EIO);
+            }
+        }
+        let transaction = self.transaction.fetch_add(1, Ordering::AcqRel);
+        self.durable.store(transaction, Ordering::Release);
+        self.look_for_space();
+        Ok(())
+    }
+
+    async fn write_down(&self, cx: &TaskContext) -> Result<(), Refused> {
+        let flushed = io::flush(cx, self.data.get()).await;
+        flushed.map_err(|errno| Refused::Data { errno })?;
+        let commit = self.edit(cx, |editor, blocks| editor.commit(blocks)).await?;
+        let (freed, discarded) = {
+            let mut books = self.books();
+            (std::mem::take(&mut books.freed), std::mem::take(&mut books.discarded))
+        };
+        let quiet = async {
+            if freed {
+                cx.quiesce().await;
+            }
+            Ok(())
+        };
+        type Step<'a> = Pin<Box<dyn Future<Output = Result<(), Refused>> + 'a>>;
+        let steps: Vec<Step<'_>> = vec![Box::pin(self.write_blocks(&commit, cx)), Box::pin(quiet)];
+        io::together(steps).await.into_iter().collect::<Result<(), _>>()?;
+        for range in discarded {
+            self.pass_down(range, cx).await;
+        }
+        self.blocks.wrote(commit.writes.iter().cloned());
+        self.editor().committed();
+        Ok(())
+    }
+
+    async fn write_blocks(&self, commit: &Commit, cx: &TaskContext) -> Result<(), Refused> {
+        self.blocks.overtake(commit.writes.iter().map(|(nr, _)| nr));
+        let follows = |a: &(u64, Arc<Block>), b: &(u64, Arc<Block>)| a.0 + 1 == b.0;
+        let runs: Vec<_> = commit.writes.chunk_by(follows).flat_map(|run| run.chunks(RUN_MAX)).collect();
+        for some in runs.chunks(RUNS_MAX) {
+            let writes = some.iter().map(|run| self.write_run(run, cx));
+            io::together(writes.collect()).await.into_iter().collect::<Result<(), _>>()?;
+        }
+        let metadata = self.metadata.get();
+        let flushed = io::flush(cx, metadata).await;
+        flushed.map_err(|errno| Refused::Write { nr: 0, errno })?;
+        self.write_superblock(&commit.superblock, cx).await
+    }
+
+    async fn write_run(&self, run: &[(u64, Arc<Block>)], cx: &TaskContext) -> Result<(), Refused> {
+        let bytes = run.len() * BLOCK_BYTES;
+        let memory = Segment::new(cx.pool().get(bytes), 0, bytes);
+        for (nth, (_, block)) in run.iter().enumerate() {
+            memory.write_at(nth * BLOCK_BYTES, &block[..]);
+        }
+        let nr = run[0].0;
+        let written = io::store(cx, self.metadata.get(), Sector(nr * BLOCK_SECTORS), memory).await;
+        written.map_err(|errno| Refused::Write { nr, errno })
+    }
+
+    async fn write_superblock(&self, block: &Block, cx: &TaskContext) -> Result<(), Refused> {
+        let written = io::write_bytes(cx, self.metadata.get(), Sector(0), block).await;
+        written.map_err(|errno| Refused::Write { nr: 0, errno })
+    }
+
+    /// The data device hears that nobody has these blocks any more.
+    async fn pass_down(&self, blocks: std::ops::Range<u64>, cx: &TaskContext) {
+        let (data, size) = (self.data.get(), self.block.get());
+        if self.features.discards != Discards::Passdown || data.limits().max_discard == Sectors::ZERO {
+            return;
+        }
+        let (start, nr) = (Sector(blocks.start * size), Sectors((blocks.end - blocks.start) * size));
+        let bio = Bio::without_data(Op::Discard, Flags::NONE, start, nr);
+        if let Err(errno) = cx.bio(data, bio).await.0 {
+            log::warn!("{}: a discard of its data device at sector {start} failed: {errno}", self.name);
+        }
+    }
+
+    /// Has somebody commit now and then, if nobody does. With the turn.
+    pub(super) fn start_upkeep(&self, cx: &TaskContext) {
+        if !self.editor().is_dirty() || std::mem::replace(&mut self.books().upkeep, true) {
+            return;
+        }
+        let (pool, own) = (self.itself(), cx.clone());
+        cx.spawn(async move { pool.look_after(&own).await });
+    }
+
+    async fn look_after(&self, cx: &TaskContext) {
+        loop {
+            let goes_on = cx.pause(COMMIT_PERIOD).await;
+            let _turn = self.turns.take().await;
+            // The volumes are flushed, and closed, when a worker ends.
+            if !goes_on || !self.editor().is_dirty() || self.commit(cx).await.is_err() {
+                self.books().upkeep = false;
+                return;
+            }
+        }
+    }
+
+    /// The metadata cannot be changed any more: says so there, in the last transaction that is durable. With the turn.
+    pub(super) async fn fail_metadata(&self, why: &str, cx: &TaskContext) {
+        if self.mode() == Mode::ReadOnly {
+            return;
+        }
+        log::error!("{}: from now on its metadata is read-only: {why}", self.name);
+        self.mode.set(Mode::ReadOnly);
+        self.books().why_read_only = Some(why.to_owned());
+        self.requests.fail_parked(Errno::EIO);
+        let last = Superblock { needs_check: true, ..*self.editor().durable() };
+        match self.write_superblock(&last.encode(0), cx).await {
+            Ok(()) => self.books().needs_check = true,
+            Err(refused) => {
+                log::error!("{}: that it needs a check cannot be written either: {refused}", self.name);
+            }
+        }
+    }
+
+    /// No data block is free: who needs one waits, or hears of it.
+    pub(super) fn out_of_data(&self, wants: Vec<Want>, cx: &TaskContext) {
+        if self.mode() == Mode::Write {
+            log::error!(
+                "{}: it has no free data blocks: extend it, or discard what is not needed",
+                self.name
+            );
+            self.start_timeout(self.mode.run_out(), cx);
+        }
+        if self.features.error_if_no_space || self.mode.has_timed_out() {
+            wants.iter().for_each(|want| want.answer.give(Err(Errno::ENOSPC)));
+        } else {
+            self.requests.park(wants);
+        }
+    }
+
+    fn start_timeout(&self, period: u64, cx: &TaskContext) {
+        let Some(timeout) = self.features.no_space_timeout.filter(|_| !self.features.error_if_no_space)
+        else {
+            return;
+        };
+        let (pool, own) = (self.itself(), cx.clone());
+        cx.spawn(async move {
+            own.pause(timeout).await;
+            let _turn = pool.turns.take().await;
+            if pool.mode.time_out(period) {
+                log::warn!("{}: no space has come: writes that need it fail", pool.name);
+                pool.requests.fail_parked(Errno::ENOSPC);
+            }
+        });
+    }
+
+    /// After a commit: space that came back is for those who wait for it.
+    fn look_for_space(&self) {
+        let free = self.editor().free_data();
+        if free > 0 && self.mode() == Mode::OutOfDataSpace {
+            log::info!("{}: {free} data blocks are free again", self.name);
+            self.mode.set(Mode::Write);
+            self.requests.resume();
+        }
+        self.look_at_low_water();
+    }
+
+    /// Tells once when little space is left.
+    pub(super) fn look_at_low_water(&self) {
+        let (free, mark) = (self.editor().free_data(), self.features.low_water);
+        let is_low = free <= mark && mark > 0;
+        let was_told = std::mem::replace(&mut self.books().low_water_told, is_low);
+        if is_low && !was_told {
+            log::warn!("{}: {free} data blocks are free: the low water mark of {mark} is reached", self.name);
+        }
+    }
+}

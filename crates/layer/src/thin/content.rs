@@ -1,0 +1,187 @@
+//! Bringing content to new blocks: zeros and copies, neighbours in one piece, several pieces at a time.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use blockwork_engine::{Bio, Errno, Flags, Layer, Op, Sector, Sectors, TaskContext};
+
+use super::device::Device;
+use super::fill::{Left, Part};
+use super::pool::Pool;
+use crate::md::io;
+
+/// What is copied by one read and one write.
+const PIECE: u64 = 2048;
+
+/// Pieces on their way at a time: so many have memory.
+const PIECES_MAX: usize = 8;
+
+/// What a new block holds before it is written.
+#[derive(Clone, Debug)]
+pub(super) enum Content {
+    Zeros,
+    /// What is on a layer from that sector on, as far as it goes; zeros behind that.
+    Layer {
+        layer: Arc<dyn Layer>,
+        at: u64,
+        sectors: u64,
+    },
+}
+
+/// What some part of a new block gets.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub data: u64,
+    pub part: Part,
+    pub content: Content,
+}
+
+/// What has to be written to some sectors of the data device.
+#[derive(Clone, Debug)]
+struct Piece {
+    from: From,
+    to: Range<u64>,
+}
+
+#[derive(Clone, Debug)]
+enum From {
+    Zeros,
+    Layer(Arc<dyn Layer>, u64),
+}
+
+impl Job {
+    fn pieces(self, size: u64) -> impl Iterator<Item = Piece> {
+        let (start, Part { start: first, end }) = (self.data * size, self.part);
+        let (copy, there) = match self.content {
+            Content::Zeros => (None, first),
+            Content::Layer { layer, at, sectors } => {
+                let there = sectors.clamp(first, end);
+                (
+                    Some(Piece { from: From::Layer(layer, at + first), to: start + first..start + there }),
+                    there,
+                )
+            }
+        };
+        let zeros = Piece { from: From::Zeros, to: start + there..start + end };
+        copy.into_iter().chain([zeros]).filter(|piece| !piece.to.is_empty())
+    }
+}
+
+impl Piece {
+    /// Whether another one goes on where this one ends, here and where it comes from.
+    fn goes_on(&self, next: &Piece) -> bool {
+        self.to.end == next.to.start
+            && match (&self.from, &next.from) {
+                (From::Zeros, From::Zeros) => true,
+                (From::Layer(one, at), From::Layer(other, next_at)) => {
+                    Arc::ptr_eq(one, other) && at + (self.to.end - self.to.start) == *next_at
+                }
+                _ => false,
+            }
+    }
+
+    /// Cut where a copy would need too much memory.
+    fn cut(self) -> Vec<Piece> {
+        let From::Layer(layer, at) = &self.from else { return vec![self] };
+        let length = self.to.end - self.to.start;
+        let starts = (0..length).step_by(PIECE as usize);
+        let cut = |skip: u64| {
+            let to = self.to.start + skip..self.to.start + (skip + PIECE).min(length);
+            Piece { from: From::Layer(layer.clone(), at + skip), to }
+        };
+        starts.map(cut).collect()
+    }
+}
+
+impl Pool {
+    /// Does the jobs; the data blocks for which that failed.
+    pub(super) async fn work_off(&self, jobs: Vec<Job>, cx: &TaskContext) -> BTreeSet<u64> {
+        let size = self.block.get();
+        let mut pieces: Vec<Piece> = jobs.into_iter().flat_map(|job| job.pieces(size)).collect();
+        pieces.sort_by_key(|piece| piece.to.start);
+        let mut joined: Vec<Piece> = Vec::new();
+        for piece in pieces {
+            match joined.last_mut() {
+                Some(last) if last.goes_on(&piece) => last.to.end = piece.to.end,
+                _ => joined.push(piece),
+            }
+        }
+        let pieces: Vec<_> = joined.into_iter().flat_map(Piece::cut).collect();
+        let mut bad = BTreeSet::new();
+        for some in pieces.chunks(PIECES_MAX) {
+            let work = some.iter().map(|piece| self.bring(piece, cx));
+            for (piece, result) in some.iter().zip(io::together(work.collect()).await) {
+                if let Err(errno) = result {
+                    log::error!(
+                        "{}: new blocks at sector {} cannot be written: {errno}",
+                        self.name,
+                        piece.to.start
+                    );
+                    bad.extend(piece.to.start / size..piece.to.end.div_ceil(size));
+                }
+            }
+        }
+        bad
+    }
+
+    async fn bring(&self, piece: &Piece, cx: &TaskContext) -> Result<(), Errno> {
+        let (to, nr) = (Sector(piece.to.start), Sectors(piece.to.end - piece.to.start));
+        let data = self.data.get();
+        match &piece.from {
+            From::Zeros => cx.bio(data, Bio::without_data(Op::WriteZeroes, Flags::NONE, to, nr)).await.0,
+            From::Layer(layer, at) => {
+                let memory = io::read(cx, layer, Sector(*at), nr).await?;
+                io::store(cx, data, to, memory).await
+            }
+        }
+    }
+
+    /// Content for parts of blocks whose writes do not come. With the turn.
+    async fn stand_in(&self, jobs: Vec<Job>, cx: &TaskContext) {
+        let parts: Vec<_> = jobs.iter().map(|job| (job.data, job.part)).collect();
+        let _ = self.work_off(jobs, cx).await;
+        // Where even that fails, whoever reads the block will most likely hear of it from the device.
+        parts.iter().for_each(|(data, part)| self.fills.filled(*data, *part, &self.cache));
+    }
+
+    /// Waits until nothing is being filled. With the turn.
+    pub(super) async fn settle_fills(&self, cx: &TaskContext) {
+        loop {
+            match self.fills.left(None) {
+                Left::Nothing => return,
+                Left::Bring(jobs) => self.stand_in(jobs, cx).await,
+                Left::Due => {
+                    // What was due before is resolved when every worker has looked up once.
+                    let due = self.fills.all_due();
+                    cx.quiesce().await;
+                    self.fills.overdue(&due);
+                }
+                Left::Wait => {
+                    let is_over = || (!matches!(self.fills.left(None), Left::Wait)).then_some(());
+                    self.fills.bell().wait(is_over).await;
+                }
+            }
+        }
+    }
+
+    /// Waits until some blocks of a device are no longer being filled.
+    pub(super) async fn await_fills(
+        &self,
+        cx: &TaskContext,
+        device: &Device,
+        blocks: Range<u64>,
+    ) -> Result<(), Errno> {
+        let left = || self.fills.left(Some((device, &blocks)));
+        loop {
+            self.fills.bell().wait(|| matches!(left(), Left::Nothing | Left::Bring(_)).then_some(())).await;
+            if matches!(left(), Left::Nothing) {
+                return Ok(());
+            }
+            let _turn = self.turns.take().await;
+            if let Left::Bring(jobs) = left() {
+                self.stand_in(jobs, cx).await;
+            }
+        }
+    }
+}

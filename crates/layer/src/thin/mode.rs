@@ -1,0 +1,80 @@
+//! What a pool can do now, as in the kernel.
+//!
+//! | mode | writes to blocks of one's own | writes that need blocks | discards | flushes |
+//! | --- | --- | --- | --- | --- |
+//! | `Write` | go | get them | unmap | commit what was changed |
+//! | `OutOfDataSpace` | go | wait for space, or fail with ENOSPC | unmap | commit what was changed |
+//! | `ReadOnly` | go | fail with EIO | do nothing | fail with EIO where something cannot be committed any more |
+//!
+//! `OutOfDataSpace` ends when space comes back: a discard, a device that is deleted, a data device that grew. Writes wait for that as
+//! long as `no_space_timeout` says; when it is over, they and all later ones fail, until space comes back.
+//!
+//! `ReadOnly` is for good: the metadata is full, or could not be written. The last transaction that was committed stays, and says that
+//! the pool has to be checked (`needs_check`), if that can still be written. The kernel drops what was not committed from memory; here
+//! it can still be read until the server ends, and no flush ever said that it was safe. There is no `Fail`: where metadata cannot be
+//! read, the reads that need it fail.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+/// The modes, each worse than the one before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Mode {
+    /// All is well.
+    Write,
+    /// No data block is free.
+    OutOfDataSpace,
+    /// The metadata cannot be changed.
+    ReadOnly,
+}
+
+/// A pool's mode. Changed only with its turn.
+#[derive(Debug)]
+pub(super) struct ModeCell {
+    mode: AtomicU8,
+    /// It has been out of space for so long that nobody waits any more.
+    timed_out: AtomicBool,
+    /// How often it has run out of space.
+    periods: AtomicU64,
+}
+
+impl ModeCell {
+    pub fn new(mode: Mode) -> ModeCell {
+        ModeCell {
+            mode: AtomicU8::new(mode as u8),
+            timed_out: AtomicBool::new(false),
+            periods: AtomicU64::new(0),
+        }
+    }
+
+    pub fn get(&self) -> Mode {
+        match self.mode.load(Ordering::Acquire) {
+            0 => Mode::Write,
+            1 => Mode::OutOfDataSpace,
+            _ => Mode::ReadOnly,
+        }
+    }
+
+    pub fn set(&self, mode: Mode) {
+        self.mode.store(mode as u8, Ordering::Release);
+    }
+
+    /// It runs out of space: the number of this time.
+    pub fn run_out(&self) -> u64 {
+        self.timed_out.store(false, Ordering::Release);
+        self.set(Mode::OutOfDataSpace);
+        self.periods.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// Space has not come in time. False: it has, or this is about an earlier time.
+    pub fn time_out(&self, period: u64) -> bool {
+        let is_now = self.get() == Mode::OutOfDataSpace && self.periods.load(Ordering::Acquire) == period;
+        self.timed_out.fetch_or(is_now, Ordering::AcqRel);
+        is_now
+    }
+
+    /// Whether nobody waits for space any more.
+    pub fn has_timed_out(&self) -> bool {
+        self.get() == Mode::OutOfDataSpace && self.timed_out.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,418 @@
+//! Giving blocks to writes that need them, a batch at a time.
+//!
+//! A write needs a block where nothing is mapped, and where what is mapped may be shared. Whoever leads takes what all wait for, in the
+//! order of devices and virtual blocks, so that neighbours get neighbouring data blocks. Order, for each block:
+//!
+//! 1. a data block is given out, in memory only;
+//! 2. its content is brought there (`content.rs`): zeros, what is shared so far, or what the external origin has. Not where the writes
+//!    that wait cover all of it: see `fill.rs`;
+//! 3. it is mapped, in the tree and in the cache at once: from then on the write may go, and readers come.
+//!
+//! The commit flushes the data device before it makes the tree durable (`commit.rs`).
+//!
+//! Whether a block is shared goes by the times of mapping and device, as in the kernel: sometimes a block is copied that nobody else
+//! has any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockwork_engine::{Errno, Layer, Span, TaskContext};
+use blockwork_format::thin::edit::{Blocks, EditError, Editor, VirtualRun};
+
+use super::content::{Content, Job};
+use super::device::Device;
+use super::fill::Part;
+use super::mode::Mode;
+use super::pool::{Pool, Refused};
+use super::request::{Answer, Outcome, Promises, Want, Work};
+use super::target::Volume;
+
+/// Blocks that a batch gives out at most.
+const BATCH_BLOCKS: usize = 1024;
+
+/// Metadata blocks that a transaction may change before it is committed: 16 MiB.
+pub(super) const DIRTY_MAX: usize = 4096;
+
+/// A block that is needed.
+#[derive(Debug)]
+struct Need {
+    device: Arc<Device>,
+    /// What it holds until it is written.
+    content: Content,
+    /// Who needs it, by number, and what they write of it.
+    by: Vec<(usize, Part)>,
+    /// What was given out for it.
+    data: Option<u64>,
+}
+
+/// Blocks that are needed, by device and virtual block.
+type Needs = BTreeMap<(u64, u64), Need>;
+
+/// Blocks of one device that follow each other, and so do the data blocks that were given out for them.
+struct Row {
+    device: Arc<Device>,
+    first: u64,
+    data: Range<u64>,
+    /// Whether the writes that need them fill them.
+    is_filling: bool,
+}
+
+/// How a batch ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// All was done that could be.
+    Done,
+    NoData,
+    NoMetadata,
+}
+
+/// A batch under way.
+struct Batch {
+    wants: Vec<Want>,
+    needs: Needs,
+    /// Those of the wants that have failed.
+    failed: BTreeSet<usize>,
+    /// Those that need more than a batch has room for: they get part of it, and come again.
+    is_partial: BTreeSet<usize>,
+    end: End,
+}
+
+impl Pool {
+    /// Gets blocks for a write.
+    pub(super) async fn make_ready(
+        self: Arc<Pool>,
+        volume: Arc<Volume>,
+        span: Span,
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
+        let answer = Arc::<Answer>::default();
+        self.requests.want(Want {
+            volume,
+            op: span.op,
+            flags: span.flags,
+            start: span.sector,
+            end: span.end(),
+            answer: answer.clone(),
+        });
+        let promises = self.served(cx, &answer).await?;
+        // The bio is resolved right after this, in the same turn of its worker.
+        promises.into_iter().for_each(|(data, part)| self.fills.due(data, part));
+        Ok(())
+    }
+
+    /// Waits for an answer, or leads until it is there.
+    pub(super) async fn served(&self, cx: &TaskContext, answer: &Answer) -> Result<Promises, Errno> {
+        loop {
+            match answer.wait(&self.turns).await {
+                Outcome::Answer(result) => return result,
+                Outcome::Lead(_turn) => {
+                    while answer.is_waiting() {
+                        self.serve(cx).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Serves all that wait. With the turn.
+    async fn serve(&self, cx: &TaskContext) {
+        let Work { wants, flushes, commit_first } = self.requests.take();
+        let is_large = self.editor().dirty_blocks() > DIRTY_MAX;
+        // Before anything new is given out: a commit waits for what is being filled.
+        if commit_first || is_large || flushes.iter().any(|flush| flush.transaction > self.durable()) {
+            let result = self.commit(cx).await;
+            log::debug!("{}: committed for {} flushes: {result:?}", self.name, flushes.len());
+        }
+        for flush in flushes {
+            let is_durable = flush.transaction <= self.durable();
+            flush.answer.give(if is_durable { Ok(Promises::new()) } else { Err(Errno::EIO) });
+        }
+        if !wants.is_empty() {
+            self.provision(wants, cx).await;
+        }
+    }
+
+    pub(super) fn durable(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    async fn provision(&self, wants: Vec<Want>, cx: &TaskContext) {
+        if self.mode() == Mode::ReadOnly {
+            wants.iter().for_each(|want| want.answer.give(Err(Errno::EIO)));
+            return;
+        }
+        let mut batch = self.gather(wants, cx).await;
+        self.give_out(&mut batch, cx).await;
+        self.bring_content(&mut batch, cx).await;
+        let promises = self.enter(&mut batch, cx).await;
+        self.conclude(batch, promises, cx).await;
+    }
+
+    /// What is needed for some writes.
+    async fn gather(&self, wants: Vec<Want>, cx: &TaskContext) -> Batch {
+        let mut batch = Batch {
+            needs: Needs::new(),
+            failed: BTreeSet::new(),
+            is_partial: BTreeSet::new(),
+            end: End::Done,
+            wants,
+        };
+        for nth in 0..batch.wants.len() {
+            let want = batch.wants[nth].clone();
+            match self.needs_of(nth, &want, &mut batch.needs, cx).await {
+                Ok(true) => {}
+                Ok(false) => _ = batch.is_partial.insert(nth),
+                Err(refused) => {
+                    self.tell(&refused);
+                    batch.failed.insert(nth);
+                }
+            }
+        }
+        batch
+    }
+
+    /// Enters what a write needs; false: part of it, since a batch has no room for more.
+    async fn needs_of(
+        &self,
+        nth: usize,
+        want: &Want,
+        needs: &mut Needs,
+        cx: &TaskContext,
+    ) -> Result<bool, Refused> {
+        let (size, device) = (self.block.get(), &want.volume.device);
+        let (mut at, end) = (want.start.0 / size, want.end.0.div_ceil(size));
+        while at < end {
+            let look = |editor: &mut Editor, blocks: &dyn Blocks| {
+                let run = editor.look_up(blocks, device.id, at, end - at)?;
+                let details = editor.details(blocks, device.id)?;
+                // A page that is too old to let the write go is filled anew.
+                self.refresh(editor, blocks, device, at)?;
+                Ok((run, details))
+            };
+            let (run, details) = self.edit(cx, look).await?;
+            let (length, shared) = match run {
+                VirtualRun::Hole { length } => (length, None),
+                VirtualRun::Mapped { first, length } if details.may_share(first) => {
+                    (length, Some(first.block))
+                }
+                VirtualRun::Mapped { length, .. } => {
+                    at += length.max(1);
+                    continue;
+                }
+            };
+            let is_zeros = want.op == blockwork_engine::Op::WriteZeroes
+                && want.volume.external_origin.is_none()
+                && !want.flags.has(blockwork_engine::Flags::NO_UNMAP);
+            if shared.is_none() && is_zeros {
+                at += length.max(1);
+                continue;
+            }
+            for block in at..at + length.clamp(1, end - at) {
+                if needs.len() >= BATCH_BLOCKS && !needs.contains_key(&(device.id, block)) {
+                    return Ok(false);
+                }
+                let (from, to) = (block * size, (block + 1) * size);
+                let part = Part { start: want.start.0.max(from) - from, end: want.end.0.min(to) - from };
+                let content = match (shared, &want.volume.external_origin) {
+                    (Some(first), _) => self.content_of(self.data.get(), first + (block - at)),
+                    (None, Some(origin)) => self.content_of(origin, block),
+                    (None, None) => Content::Zeros,
+                };
+                let new = || Need { device: device.clone(), content, by: Vec::new(), data: None };
+                needs.entry((device.id, block)).or_insert_with(new).by.push((nth, part));
+            }
+            at += length.clamp(1, end - at);
+        }
+        Ok(true)
+    }
+
+    /// Gives out data blocks for what is needed, as far as there are any.
+    async fn give_out(&self, batch: &mut Batch, cx: &TaskContext) {
+        let keys: Vec<_> = batch.needs.keys().copied().collect();
+        let mut rest = &keys[..];
+        while !rest.is_empty() {
+            let wanted = rest.len() as u64;
+            match self.edit(cx, |editor, blocks| editor.allocate(blocks, wanted)).await {
+                Ok(data) => {
+                    let (own, others) = rest.split_at((data.end - data.start) as usize);
+                    for (key, block) in own.iter().zip(data) {
+                        if let Some(need) = batch.needs.get_mut(key) {
+                            need.data = Some(block);
+                        }
+                    }
+                    rest = others;
+                }
+                Err(refused) => {
+                    self.stopped(batch, &refused);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Why a batch goes no further.
+    fn stopped(&self, batch: &mut Batch, refused: &Refused) {
+        batch.end = match refused {
+            Refused::Edit(EditError::NoData) => End::NoData,
+            Refused::Edit(EditError::NoMetadata) => End::NoMetadata,
+            _ => {
+                self.tell(refused);
+                let left = batch.needs.values().filter(|need| need.data.is_none());
+                batch.failed.extend(left.flat_map(|need| need.by.iter().map(|(nth, _)| *nth)));
+                End::Done
+            }
+        };
+    }
+
+    /// Brings content to the blocks that were given out; one that gets none is given back.
+    async fn bring_content(&self, batch: &mut Batch, cx: &TaskContext) {
+        let is_wanted = |need: &&Need| {
+            let stays = matches!(need.content, Content::Zeros) && !self.features.zero_new_blocks;
+            !stays && !self.is_covered(batch, need)
+        };
+        let part = Part { start: 0, end: self.block.get() };
+        let job = |need: &Need| Some(Job { data: need.data?, part, content: need.content.clone() });
+        let jobs = batch.needs.values().filter(is_wanted).filter_map(job).collect();
+        let bad = self.work_off(jobs, cx).await;
+        for need in batch.needs.values_mut() {
+            if let Some(data) = need.data.filter(|data| bad.contains(data)) {
+                need.data = None;
+                self.editor().release(data..data + 1);
+                batch.failed.extend(need.by.iter().map(|(nth, _)| *nth));
+            }
+        }
+    }
+
+    /// What a layer has in place of one of its blocks.
+    fn content_of(&self, layer: &Arc<dyn Layer>, block: u64) -> Content {
+        let (size, at) = (self.block.get(), block * self.block.get());
+        let sectors = layer.sectors().0.saturating_sub(at).min(size);
+        Content::Layer { layer: layer.clone(), at, sectors }
+    }
+
+    /// Whether those who need a block write all of it.
+    fn is_covered(&self, batch: &Batch, need: &Need) -> bool {
+        let fills = |nth: &usize| batch.wants[*nth].fills() && !batch.is_partial.contains(nth);
+        let mut parts: Vec<_> = need.by.iter().filter(|(nth, _)| fills(nth)).map(|(_, part)| *part).collect();
+        parts.sort_by_key(|part| part.start);
+        let covered = parts.iter().fold(0, |to, part| if part.start <= to { to.max(part.end) } else { to });
+        covered >= self.block.get()
+    }
+
+    /// Maps the blocks that were given out; what is promised to whom.
+    async fn enter(&self, batch: &mut Batch, cx: &TaskContext) -> BTreeMap<usize, Promises> {
+        let mut promises: BTreeMap<usize, Promises> = BTreeMap::new();
+        for row in self.rows(batch) {
+            let entered = self.edit(cx, |editor, blocks| self.enter_row(editor, blocks, &row, batch)).await;
+            let count = row.data.end - row.data.start;
+            if let Err(refused) = entered {
+                self.stopped(batch, &refused);
+                for nth in 0..count {
+                    let key = (row.device.id, row.first + nth);
+                    let need = batch.needs.get_mut(&key).and_then(|need| need.data.take());
+                    need.into_iter().for_each(|data| self.editor().release(data..data + 1));
+                }
+                continue;
+            }
+            for nth in (0..count).filter(|_| row.is_filling) {
+                let Some(need) = batch.needs.get(&(row.device.id, row.first + nth)) else { continue };
+                for (by, part) in need.by.iter().filter(|(by, _)| self.may_fill(batch, *by)) {
+                    promises.entry(*by).or_default().push((row.data.start + nth, *part));
+                }
+            }
+        }
+        promises
+    }
+
+    fn may_fill(&self, batch: &Batch, nth: usize) -> bool {
+        batch.wants[nth].fills() && !batch.is_partial.contains(&nth)
+    }
+
+    /// What was given out, in rows.
+    fn rows(&self, batch: &Batch) -> Vec<Row> {
+        let mut rows: Vec<Row> = Vec::new();
+        for ((_, block), need) in &batch.needs {
+            let Some(data) = need.data else { continue };
+            let is_filling = self.is_covered(batch, need);
+            match rows.last_mut() {
+                Some(row)
+                    if row.device.id == need.device.id
+                        && row.first + (row.data.end - row.data.start) == *block
+                        && row.data.end == data
+                        && row.is_filling == is_filling =>
+                {
+                    row.data.end += 1;
+                }
+                _ => rows.push(Row {
+                    device: need.device.clone(),
+                    first: *block,
+                    data: data..data + 1,
+                    is_filling,
+                }),
+            }
+        }
+        rows
+    }
+
+    fn enter_row(
+        &self,
+        editor: &mut Editor,
+        blocks: &dyn Blocks,
+        row: &Row,
+        batch: &Batch,
+    ) -> Result<(), EditError> {
+        let mapped = editor.map(blocks, row.device.id, row.first, row.data.clone())?;
+        row.device.set_changed(self.transaction.load(Ordering::Acquire));
+        self.books().freed |= !mapped.freed.is_empty();
+        if row.is_filling {
+            for (virtual_block, data) in (row.first..).zip(row.data.clone()) {
+                let Some(need) = batch.needs.get(&(row.device.id, virtual_block)) else { continue };
+                let by = need.by.iter().filter(|(by, _)| self.may_fill(batch, *by));
+                let parts = by.map(|(_, part)| *part).collect();
+                let of = (row.device.clone(), virtual_block);
+                self.fills.open(data, of, parts, need.content.clone());
+            }
+        }
+        self.publish(editor, &row.device, row.first, &row.data, row.is_filling);
+        Ok(())
+    }
+
+    /// Answers; what could not be served waits for a commit, or for space.
+    async fn conclude(&self, batch: Batch, mut promises: BTreeMap<usize, Promises>, cx: &TaskContext) {
+        let Batch { wants, needs, failed, end, .. } = batch;
+        let unserved = needs.values().filter(|need| need.data.is_none());
+        let unserved: BTreeSet<usize> =
+            unserved.flat_map(|need| need.by.iter().map(|(nth, _)| *nth)).collect();
+        let mut left = Vec::new();
+        for (nth, want) in wants.into_iter().enumerate() {
+            let own = promises.remove(&nth).unwrap_or_default();
+            if failed.contains(&nth) || unserved.contains(&nth) {
+                // What it was to fill is filled by others, or with zeros: it comes later, if at all.
+                own.iter().for_each(|(data, part)| self.fills.abandon(*data, *part));
+            }
+            if failed.contains(&nth) {
+                want.answer.give(Err(Errno::EIO));
+            } else if unserved.contains(&nth) {
+                left.push(want);
+            } else {
+                want.answer.give(Ok(own));
+            }
+        }
+        self.start_upkeep(cx);
+        self.look_at_low_water();
+        let may_come = self.books().freed || self.editor().is_dirty();
+        match end {
+            _ if left.is_empty() => {}
+            End::NoData if self.books().freed => self.requests.again_after_commit(left),
+            End::NoMetadata if may_come => self.requests.again_after_commit(left),
+            End::NoMetadata => {
+                self.fail_metadata("it has no free blocks", cx).await;
+                left.iter().for_each(|want| want.answer.give(Err(Errno::EIO)));
+            }
+            End::NoData => self.out_of_data(left, cx),
+            End::Done => self.requests.again_after_commit(left),
+        }
+    }
+}

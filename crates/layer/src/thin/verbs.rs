@@ -1,0 +1,251 @@
+//! What can be told a pool while it is served: the messages of dm's `thin-pool`, and that its devices have grown.
+//!
+//! Each takes the pool's turn, does its work in the trees, and is committed when it returns, as in the kernel. What lasts (deleting a
+//! large device) gives the turn away between two steps. A verb that fails has changed nothing, or says so in the log.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Errno, Layer, TaskContext};
+use blockwork_format::thin::DeviceDetails;
+use blockwork_format::thin::edit::{Blocks, EditError, Editor};
+use blockwork_format::thin::metadata_blocks;
+
+use super::config::PoolError;
+use super::mode::Mode;
+use super::pool::{Pool, Refused};
+use super::provision::DIRTY_MAX;
+
+/// Bitmaps of data blocks that one step of growing adds at most.
+const GROWTH_MAX: u64 = 1024 * blockwork_format::thin::BITMAP_ENTRIES;
+
+/// Why a verb was not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum VerbError {
+    /// The metadata does not allow it.
+    #[error(transparent)]
+    Edit(#[from] EditError),
+    /// The metadata cannot be read.
+    #[error("metadata block {nr} cannot be read: {errno}")]
+    Read {
+        /// Which.
+        nr: u64,
+        /// Why.
+        errno: Errno,
+    },
+    /// It could not be made durable.
+    #[error("it could not be committed, and the pool is read-only from now on: see the log")]
+    Commit,
+    /// The pool is read-only.
+    #[error("the pool is read-only: {0}")]
+    ReadOnly(String),
+    /// Somebody uses the device.
+    #[error("thin device {0} is in use: stop serving it first")]
+    InUse(u64),
+    /// The pool does not go on one of its devices.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// Its devices were replaced too often.
+    #[error(
+        "its devices have grown {} times while it was served: restart the server",
+        super::current::REPLACED_MAX
+    )]
+    Replaced,
+}
+
+impl From<Refused> for VerbError {
+    fn from(refused: Refused) -> VerbError {
+        match refused {
+            Refused::Edit(error) => VerbError::Edit(error),
+            Refused::Read { nr, errno } => VerbError::Read { nr, errno },
+            Refused::Write { .. } | Refused::Data { .. } => VerbError::Commit,
+        }
+    }
+}
+
+impl Pool {
+    fn check_writable(&self) -> Result<(), VerbError> {
+        if self.mode() < Mode::ReadOnly {
+            return Ok(());
+        }
+        Err(VerbError::ReadOnly(self.books().why_read_only.clone().unwrap_or_default()))
+    }
+
+    /// Does something with the trees, with the turn, and commits it. Where metadata is short, what the transaction has left behind
+    /// comes first.
+    async fn carry_out<T>(
+        &self,
+        cx: &TaskContext,
+        mut act: impl FnMut(&mut Editor, &dyn Blocks) -> Result<T, EditError>,
+    ) -> Result<T, VerbError> {
+        self.check_writable()?;
+        let mut done = self.edit(cx, &mut act).await;
+        if let Err(Refused::Edit(EditError::NoMetadata)) = done {
+            self.commit(cx).await.map_err(|_| VerbError::Commit)?;
+            done = self.edit(cx, &mut act).await;
+        }
+        let done = done?;
+        self.commit(cx).await.map_err(|_| VerbError::Commit)?;
+        Ok(done)
+    }
+
+    /// `create_thin`: a device that maps nothing.
+    ///
+    /// # Errors
+    ///
+    /// See [`VerbError`].
+    pub async fn create_thin(&self, cx: &TaskContext, id: u64) -> Result<(), VerbError> {
+        let _turn = self.turns.take().await;
+        self.carry_out(cx, |editor, blocks| editor.create_device(blocks, id)).await
+    }
+
+    /// `create_snap`: a device that maps what `origin` does. The origin need not be at rest: the snapshot has all that was
+    /// acknowledged before this call, and nothing that was submitted after it has returned.
+    ///
+    /// # Errors
+    ///
+    /// See [`VerbError`].
+    pub async fn create_snap(&self, cx: &TaskContext, id: u64, origin: u64) -> Result<(), VerbError> {
+        let _turn = self.turns.take().await;
+        self.check_writable()?;
+        let device = self.device_in_use(origin);
+        if let Some(device) = &device {
+            // Writes that come from now on wait for the turn; those on their way go where they were sent to.
+            device.set_snapshotted(u64::MAX);
+            self.settle_fills(cx).await;
+            cx.quiesce().await;
+        }
+        let made = self.carry_out(cx, |editor, blocks| editor.create_snapshot(blocks, id, origin)).await;
+        if let Some(device) = device {
+            let details = self.edit(cx, |editor, blocks| editor.details(blocks, origin)).await;
+            // Where even that is not known, all that it has counts as shared.
+            let time = details.map_or(u64::MAX, |details| details.snapshotted_time.into());
+            device.set_snapshotted(time);
+        }
+        made
+    }
+
+    /// `delete`: takes a device away that nobody uses. What it shares with no other one becomes free.
+    ///
+    /// # Errors
+    ///
+    /// See [`VerbError`].
+    pub async fn delete(&self, cx: &TaskContext, id: u64) -> Result<(), VerbError> {
+        loop {
+            let _turn = self.turns.take().await;
+            self.check_writable()?;
+            if self.device_in_use(id).is_some() {
+                return Err(VerbError::InUse(id));
+            }
+            let is_gone = self.edit(cx, |editor, blocks| editor.delete_device(blocks, id)).await;
+            self.books().freed = true;
+            let is_short = matches!(is_gone, Err(Refused::Edit(EditError::NoMetadata)));
+            let is_gone = if is_short { false } else { is_gone? };
+            if is_gone || is_short || self.editor().dirty_blocks() > DIRTY_MAX {
+                let was_dirty = self.editor().is_dirty();
+                self.commit(cx).await.map_err(|_| VerbError::Commit)?;
+                if is_short && !was_dirty {
+                    return Err(VerbError::Edit(EditError::NoMetadata));
+                }
+            }
+            if is_gone {
+                return Ok(());
+            }
+        }
+    }
+
+    /// `set_transaction_id`: the number that LVM counts its changes with.
+    ///
+    /// # Errors
+    ///
+    /// See [`VerbError`].
+    pub async fn set_transaction_id(
+        &self,
+        cx: &TaskContext,
+        current: u64,
+        new: u64,
+    ) -> Result<(), VerbError> {
+        let _turn = self.turns.take().await;
+        self.carry_out(cx, |editor, _| editor.set_transaction_id(current, new)).await
+    }
+
+    /// `reserve_metadata_snap`: keeps the metadata as it is now, for others to read.
+    ///
+    /// # Errors
+    ///
+    /// See [`VerbError`].
+    pub async fn reserve_metadata_snap(&self, cx: &TaskContext) -> Result<(), VerbError> {
+        let _turn = self.turns.take().await;
+        // What the snapshot leads to is to be on the disk: what was changed before it is committed first.
+        self.check_writable()?;
+        self.commit(cx).await.map_err(|_| VerbError::Commit)?;
+        self.carry_out(cx, |editor, blocks| editor.reserve_metadata_snap(blocks)).await
+    }
+
+    /// `release_metadata_snap`.
+    ///
+    /// # Errors
+    ///
+    /// See [`VerbError`].
+    pub async fn release_metadata_snap(&self, cx: &TaskContext) -> Result<(), VerbError> {
+        loop {
+            let _turn = self.turns.take().await;
+            self.books().freed = true;
+            if self.carry_out(cx, |editor, blocks| editor.release_metadata_snap(blocks)).await? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The devices of the pool, by their numbers, and what is known of them.
+    ///
+    /// # Errors
+    ///
+    /// See [`VerbError`].
+    pub async fn devices_of(&self, cx: &TaskContext) -> Result<Vec<(u64, DeviceDetails)>, VerbError> {
+        Ok(self.edit(cx, |editor, blocks| editor.devices(blocks)).await?)
+    }
+
+    /// The data device has grown: `data` takes its place, which begins with what is on it. Writes that wait for space go on.
+    ///
+    /// # Errors
+    ///
+    /// It is smaller than what the pool counts; see [`VerbError`].
+    pub async fn grow_data(&self, cx: &TaskContext, data: Arc<dyn Layer>) -> Result<(), VerbError> {
+        let _turn = self.turns.take().await;
+        self.check_writable()?;
+        let (now, wanted) = (self.editor().data_blocks(), data.sectors().0 / self.block.get());
+        if wanted < now {
+            return Err(EditError::Smaller { now, wanted }.into());
+        }
+        if !self.data.replace(data) {
+            return Err(VerbError::Replaced);
+        }
+        let mut counted = now;
+        while counted < wanted {
+            counted = wanted.min(counted + GROWTH_MAX);
+            self.carry_out(cx, |editor, blocks| editor.grow_data(blocks, counted)).await?;
+        }
+        Ok(())
+    }
+
+    /// As [`Pool::grow_data`], for the metadata device.
+    ///
+    /// # Errors
+    ///
+    /// It is smaller than what the pool counts; see [`VerbError`].
+    pub async fn grow_metadata(&self, cx: &TaskContext, metadata: Arc<dyn Layer>) -> Result<(), VerbError> {
+        let _turn = self.turns.take().await;
+        self.check_writable()?;
+        let (now, wanted) = (self.editor().metadata_blocks(), metadata_blocks(metadata.sectors().bytes()));
+        if wanted < now {
+            return Err(EditError::Smaller { now, wanted }.into());
+        }
+        if !self.metadata.replace(metadata) {
+            return Err(VerbError::Replaced);
+        }
+        if wanted > now {
+            self.carry_out(cx, |editor, blocks| editor.grow_metadata(blocks, wanted)).await?;
+        }
+        Ok(())
+    }
+}

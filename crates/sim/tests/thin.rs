@@ -1,0 +1,148 @@
+//! The crash lab for thin pools: several volumes and snapshots of one pool, written at once by clients on one or more workers, with
+//! snapshots made and deleted meanwhile, pools that are full, disks that fail, and power cuts at any instant. What must hold is listed
+//! in `thin_lab/mod.rs`.
+//!
+//! A violation prints one line that replays it, as in `crash.rs`.
+
+mod running;
+mod thin_lab;
+
+use blockwork_engine::{Errno, FileId};
+use blockwork_sim::{Fault, Faults, Lies};
+
+use running::{from_environment, quietly};
+use thin_lab::{Plan, Verdict};
+
+/// The line that replays a violation.
+fn report(plan: &Plan, verdict: &Verdict) -> String {
+    let violation = verdict.violations.first().map_or("", String::as_str);
+    let (seed, cuts) = (plan.seed, &plan.cuts);
+    format!(
+        "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test thin replay -- --nocapture",
+        cuts[0]
+    )
+}
+
+#[test]
+fn replay() {
+    let Some(seed) = from_environment("SEED") else { return };
+    let mut plan =
+        if from_environment("TROUBLE").is_some() { Plan::draw_trouble(seed) } else { Plan::draw(seed) };
+    if let Some(cut) = from_environment("CUT") {
+        plan.cuts[0] = cut;
+    }
+    let verdict = plan.run_with(from_environment("JOURNAL").is_some());
+    verdict.journal.iter().for_each(|line| println!("{line}"));
+    println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
+    verdict.violations.iter().for_each(|violation| println!("{violation}"));
+    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+}
+
+fn run_all(plans: impl Iterator<Item = Plan>) -> Verdict {
+    let mut sums = Verdict::default();
+    let mut bad = Vec::new();
+    let mut runs = 0;
+    quietly(|| {
+        for plan in plans {
+            let verdict = plan.run();
+            if !verdict.violations.is_empty() {
+                bad.push(report(&plan, &verdict));
+            }
+            runs += 1;
+            sums.events += verdict.events;
+            sums.answered += verdict.answered;
+            sums.failed += verdict.failed;
+            sums.durable += verdict.durable;
+            sums.faults += verdict.faults;
+            sums.read_only += verdict.read_only;
+            sums.out_of_space += verdict.out_of_space;
+            sums.data_used += verdict.data_used;
+            for (verb, count) in verdict.verbs {
+                *sums.verbs.entry(verb).or_default() += count;
+            }
+        }
+    });
+    println!("{runs} runs: {sums:?}");
+    assert!(bad.is_empty(), "{} of {runs} runs:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    sums
+}
+
+#[test]
+fn volumes_keep_what_was_flushed_and_snapshots_stay_as_their_origins_were() {
+    let seeds = from_environment("SEEDS").unwrap_or(400);
+    let sums = run_all((0..seeds).map(Plan::draw));
+    // A lab in which nothing happens would find nothing.
+    assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.data_used > 2 * seeds);
+    assert!(
+        sums.verbs["snapshot"] > seeds / 2 && sums.verbs["delete"] > seeds / 10 && sums.verbs["grow"] > 0
+    );
+    assert_eq!(sums.read_only, 0);
+}
+
+#[test]
+fn pools_that_are_full_or_fail_lose_nothing_that_was_flushed() {
+    let seeds = from_environment("SEEDS").unwrap_or(400);
+    let sums = run_all((0..seeds).map(Plan::draw_trouble));
+    assert!(sums.read_only > seeds / 20 && sums.out_of_space > seeds / 20 && sums.faults > seeds / 10);
+}
+
+#[test]
+fn every_cut_of_a_short_run_is_survived() {
+    let mut plans = Vec::new();
+    for seed in 1_000_000..1_000_006 {
+        let mut plan = Plan::draw(seed);
+        (plan.bios, plan.cuts, plan.verbs) = (14, vec![0], 3);
+        let events = plan.run().events;
+        for cut in 1..=events.min(120) {
+            plan.cuts = vec![cut];
+            plans.push(plan.clone());
+        }
+    }
+    assert!(plans.len() > 200, "only {} cuts were tried", plans.len());
+    run_all(plans.into_iter());
+}
+
+/// As SQLite's tests do: the n-th request of the metadata device fails, for n = 0, 1, 2 ... until the run ends before it.
+#[test]
+fn each_request_of_the_metadata_device_in_turn_may_fail_in_each_way() {
+    let faults = [Fault::Error(Errno::EIO), Fault::Latent, Fault::ForEver, Fault::Short, Fault::LostFlush];
+    let mut struck = 0;
+    for (seed, fault) in (2_000_000..2_000_003).flat_map(|seed| faults.map(|fault| (seed, fault))) {
+        let mut plan = Plan::draw(seed);
+        (plan.faults, plan.bios, plan.cuts) = ([Faults::default(), Faults::default()], 24, vec![0]);
+        for n in 0.. {
+            plan.planned = vec![(FileId(0), n, fault)];
+            let verdict = quietly(|| plan.run());
+            let line = report(&plan, &verdict);
+            assert!(verdict.violations.is_empty(), "request {n} suffers {fault:?}: {line}");
+            if verdict.faults == 0 {
+                break;
+            }
+            struck += 1;
+        }
+    }
+    assert!(struck > 50, "only {struck} requests failed");
+}
+
+#[test]
+fn one_seed_is_one_history() {
+    for seed in 0..20 {
+        let (a, b) = (Plan::draw(seed).run(), Plan::draw(seed).run());
+        assert_eq!((a.log_hash, a.events, a.answered), (b.log_hash, b.events, b.answered), "seed {seed}");
+    }
+}
+
+/// Whether the lab notices `lies`.
+fn are_found(lies: Lies) -> bool {
+    quietly(|| (0..200).any(|seed| !Plan { lies, ..Plan::draw(seed) }.run().violations.is_empty()))
+}
+
+#[test]
+fn devices_that_acknowledge_flushes_without_doing_them_are_found_out() {
+    assert!(are_found(Lies { flush: true, ..Lies::default() }));
+}
+
+#[test]
+fn devices_that_ignore_fua_are_found_out() {
+    assert!(are_found(Lies { fua: true, ..Lies::default() }));
+}
