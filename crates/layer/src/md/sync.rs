@@ -13,7 +13,8 @@
 //! nothing begins by itself until something changes, or somebody asks for it.
 //!
 //! Before anything is decided, the task waits in [`TaskContext::quiesce`]: whoever resolves a bio then knows that the array is
-//! out of order, if it is, so a device that is not in sync can be given a role.
+//! out of order, if it is, so a device that is not in sync can be given a role. Where it has only become so meanwhile, it waits once
+//! more.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -140,7 +141,6 @@ impl Array {
 
     /// Does the most urgent thing that is due. Whether there may be more.
     async fn do_what_is_due(&self, cx: &TaskContext) -> bool {
-        cx.quiesce().await;
         let Some(pass) = self.next_pass(cx).await else {
             self.sync.state().status.action = SyncAction::Idle;
             return false;
@@ -160,10 +160,22 @@ impl Array {
         more
     }
 
+    /// The turn, when whoever resolves a bio knows whether the array is out of order; none where its state cannot be written.
+    async fn turn_when_known(&self, cx: &TaskContext) -> Option<Turn> {
+        loop {
+            let was_irregular = self.irregular.load(Ordering::Acquire);
+            cx.quiesce().await;
+            let turn = self.turns.take().await;
+            self.settle_with_turn(cx).await.ok()?;
+            if was_irregular || !self.irregular.load(Ordering::Acquire) {
+                return Some(turn);
+            }
+        }
+    }
+
     /// The most urgent thing that is due.
     async fn next_pass(&self, cx: &TaskContext) -> Option<Pass> {
-        let _turn = self.turns.take().await;
-        self.settle_with_turn(cx).await.ok()?;
+        let _turn = self.turn_when_known(cx).await?;
         self.sync.due.store(false, Ordering::Release);
         self.sync.stop.store(false, Ordering::Release);
         let (requested, halted) = {
@@ -190,6 +202,7 @@ impl Array {
                 return Some(Pass { kind: Kind::Resync, start: start.0.min(total), total });
             }
         }
+        self.choose_freely_again();
         let (action, start) = requested?;
         let kind = Kind::Check { repair: action == SyncAction::Repair };
         Some(Pass { kind, start, total: self.geometry().sectors().0 })

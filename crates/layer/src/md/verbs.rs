@@ -393,9 +393,13 @@ impl Array {
         };
         for index in &gone {
             let role = self.devices.role_of(*index);
-            let faulty = self.devices.get(*index).is_some_and(Member::is_faulty);
-            let Some(role) = role else { continue };
-            if !faulty {
+            let Some(member) = self.devices.get(*index) else { continue };
+            let Some(role) = role else {
+                // It must not get a role any more while what is on its way to it comes to its end.
+                member.fail();
+                continue;
+            };
+            if !member.is_faulty() {
                 return Err(VerbError::InUse { array: self.name.clone(), device: device.to_owned(), role });
             }
             let holders = self.devices.holders(role);

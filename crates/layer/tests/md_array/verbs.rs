@@ -1,6 +1,7 @@
 //! What people do to an array that is served.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 use blockwork_engine::{Bio, Errno, FileId, Flags, Layer, Nanos, Op, Sector, Sectors};
 use blockwork_format::md::Role;
@@ -165,6 +166,31 @@ fn a_member_that_failed_is_more_than_one_event_behind() {
     let events = |device| rig.superblock(device).events;
     assert!(events(1) + 2 <= events(0), "mdadm would take it for current: {} of {}", events(1), events(0));
     assert_eq!(events(0), events(2));
+}
+
+#[test]
+fn a_spare_that_is_being_removed_takes_no_place() {
+    let mut rig = Rig::new(Make::raid1(2).with_spares(1).of_sectors(4096));
+    rig.write(0, 8, 1).unwrap();
+    let removed = Rc::new(RefCell::new(None));
+    let result = removed.clone();
+    rig.verb(|array, cx| async move {
+        // It asks for its turn while the failure is written down, and so before who would give the spare a place.
+        let (same, own) = (array.clone(), cx.clone());
+        cx.spawn(async move {
+            let removed = same.remove("d2", &own).await;
+            *result.borrow_mut() = Some(removed);
+        });
+        array.fail("d1", &cx).await
+    })
+    .unwrap();
+    rig.rest(Nanos::millis(100));
+    assert_eq!(removed.take().unwrap().unwrap(), ["d2"]);
+    rig.wait_sync();
+    assert_eq!(rig.states(), [MemberState::InSync, MemberState::Faulty]);
+    assert_eq!(rig.add(2).unwrap(), Added::Recovering { role: 1 });
+    rig.wait_sync();
+    assert_eq!(rig.states(), [MemberState::InSync, MemberState::InSync]);
 }
 
 #[test]
