@@ -6,6 +6,7 @@
 //! [`Layer::prepare`] as an async task, and resolves the whole bio again. Nothing of a bio is submitted before all of
 //! it is resolved.
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::future::Future;
 use std::pin::Pin;
@@ -185,9 +186,46 @@ pub struct Shape {
 
 /// The layer of `node` in the stack under `root`.
 pub(crate) fn find(root: &dyn Layer, node: NodeId) -> Option<Arc<dyn Layer>> {
-    root.below()
-        .into_iter()
-        .find_map(|layer| if layer.node() == node { Some(layer) } else { find(&*layer, node) })
+    find_where(root, &mut Seen::new(), &|layer| layer.node() == node)
+}
+
+/// Whether a layer under `root` can do without a part of what lies below it.
+pub(crate) fn any_redundant(root: &dyn Layer) -> bool {
+    root.is_redundant() || find_where(root, &mut Seen::new(), &|layer| layer.is_redundant()).is_some()
+}
+
+/// Layers that were looked at, by address: where many ways lead to a layer, there may be more of them than anybody can go.
+type Seen = BTreeSet<*const ()>;
+
+fn is_new(layer: &Arc<dyn Layer>, seen: &mut Seen) -> bool {
+    seen.insert(Arc::as_ptr(layer).cast::<()>())
+}
+
+fn find_where(
+    root: &dyn Layer,
+    seen: &mut Seen,
+    is_it: &dyn Fn(&dyn Layer) -> bool,
+) -> Option<Arc<dyn Layer>> {
+    let mut new =
+        root.below().into_iter().filter(|layer| is_new(layer, seen)).collect::<Vec<_>>().into_iter();
+    new.find_map(|layer| if is_it(&*layer) { Some(layer) } else { find_where(&*layer, seen, is_it) })
+}
+
+/// All layers of some stacks, each once: the topmost first, and none before one that lies on it. Of layers with one number,
+/// such as a device and what sets a limit of it, that is the lowest.
+pub fn topmost_first(roots: impl IntoIterator<Item = Arc<dyn Layer>>) -> Vec<Arc<dyn Layer>> {
+    fn visit(layer: Arc<dyn Layer>, seen: &mut Seen, order: &mut Vec<Arc<dyn Layer>>) {
+        if is_new(&layer, seen) {
+            layer.below().into_iter().for_each(|below| visit(below, seen, order));
+            order.push(layer);
+        }
+    }
+    let (mut seen, mut order) = (Seen::new(), Vec::new());
+    roots.into_iter().for_each(|root| visit(root, &mut seen, &mut order));
+    let mut known = BTreeSet::new();
+    order.retain(|layer| known.insert(layer.node()));
+    order.reverse();
+    order
 }
 
 /// Collects a bio's extents while it is resolved, counts, and traces.

@@ -48,6 +48,7 @@ pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
 pub use gather::Waiting;
 pub use layer::{
     Cure, Defer, Extent, Failure, Layer, LeafLayer, NodeId, Preparation, Resolver, Shape, Span, Target,
+    topmost_first,
 };
 pub use leaf::{Allocation, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 pub use limits::{Limits, Merges, SettingError};

@@ -4,7 +4,6 @@
 //! tasks, unplug the queues, and give finished bios to their ports; last, let every port that was touched send what it
 //! has gathered. So one wake-up takes many requests, submits them together and answers them together.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +15,7 @@ use crate::counters::CounterTable;
 use crate::env::{Completion, Env, Notify, Owner, Wait};
 use crate::event::Tracer;
 use crate::gather::{Gatherer, Waiting};
-use crate::layer::{Layer, NodeId};
+use crate::layer::{Layer, NodeId, topmost_first};
 use crate::leaf::{LeafId, LeafSource, WriteTap};
 use crate::port::{Context, Port, PortId, PortState};
 use crate::quiesce::Quiescence;
@@ -359,19 +358,7 @@ impl<E: Env> Worker<E> {
 
     /// The layers of all volumes, each once, the topmost first.
     fn layers(&self) -> Vec<Arc<dyn Layer>> {
-        let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
-        let mut next: Vec<_> = self.core.volumes.iter().map(|volume| volume.root.clone()).collect();
-        while !next.is_empty() {
-            let below = next.iter().flat_map(|layer| layer.below()).collect();
-            layers.append(&mut next);
-            next = below;
-        }
-        // One that several volumes lie on comes after all that lie on it.
-        let mut seen = BTreeSet::new();
-        layers.reverse();
-        layers.retain(|layer| seen.insert(layer.node()));
-        layers.reverse();
-        layers
+        topmost_first(self.core.volumes.iter().map(|volume| volume.root.clone()))
     }
 
     /// Runs a task on this worker, which does not end before it does: one that lasts goes by [`TaskContext::pause`].

@@ -14,7 +14,7 @@ use super::Core;
 use crate::bio::{Errno, Op};
 use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Tracer};
-use crate::layer::{Cure, Defer, Failure, Layer, NodeId, Resolver, Span, find};
+use crate::layer::{Cure, Defer, Failure, Layer, NodeId, Resolver, Span, any_redundant, find};
 use crate::leaf::LeafId;
 use crate::notes::Notes;
 use crate::task::Command;
@@ -72,10 +72,6 @@ fn piece_of(step: &Step, end: Span, failure: &LeafFailure) -> Span {
 
 fn overlaps(end: Span, failure: &LeafFailure) -> bool {
     failure.nr == Sectors::ZERO || (failure.sector < end.end() && end.sector < failure.sector + failure.nr)
-}
-
-fn any_redundant(layer: &dyn Layer) -> bool {
-    layer.is_redundant() || layer.below().iter().any(|below| any_redundant(&**below))
 }
 
 impl Core {

@@ -11,10 +11,7 @@
 //! (new disks may be physical volumes of no group); from then on the change is made. What a cut keeps from the last two steps is
 //! harmless: a label without the flag, which the next change mends, or a disk whose old text is outdated.
 
-use std::collections::BTreeSet;
-use std::sync::Arc;
-
-use blockwork_engine::{Errno, Layer, TaskContext};
+use blockwork_engine::{Errno, TaskContext, topmost_first};
 use blockwork_format::lvm2::commit::{self, Effect};
 use blockwork_format::lvm2::{AreaHeader, Label};
 use blockwork_format::{Piece, SECTOR_BYTES};
@@ -102,19 +99,8 @@ impl Commit {
 
 /// Closes all layers below the physical volumes, the topmost first: an array that was written to records that it is clean.
 async fn close(targets: &[Target], cx: &TaskContext) -> Result<(), Errno> {
-    let mut layers: Vec<Arc<dyn Layer>> = Vec::new();
-    let mut next: Vec<_> = targets.iter().map(|target| target.layer.clone()).collect();
-    while !next.is_empty() {
-        let below = next.iter().flat_map(|layer| layer.below()).collect();
-        layers.append(&mut next);
-        next = below;
-    }
-    // One that several lie on is closed once, after all of them.
-    let mut seen = BTreeSet::new();
-    layers.reverse();
-    layers.retain(|layer| seen.insert(layer.node()));
     let mut result = Ok(());
-    for layer in layers.into_iter().rev() {
+    for layer in topmost_first(targets.iter().map(|target| target.layer.clone())) {
         if let Some(closing) = layer.close(cx.clone()) {
             result = result.and(closing.await);
         }
