@@ -374,6 +374,22 @@ fn a_data_block_that_was_freed_is_not_given_out_before_the_commit_is_durable() {
     assert_eq!(allocate(&mut pool), Err(EditError::NoData), "it may still come to nothing");
     pool.end_commit(&commit, |_| {});
     assert_eq!(allocate(&mut pool), Ok(10..20));
+
+    // Nor one that no commit has ever seen in use, also if the one before it is still being written.
+    pool.editor.release(10..20);
+    for before_the_commit in [false, true] {
+        let begun = before_the_commit.then(|| pool.begin_commit());
+        assert_eq!(pool.map_new(1, 300, 10), Ok(10..20));
+        pool.op(|editor, read| editor.unmap(read, 1, 300..310)).unwrap();
+        assert_eq!(allocate(&mut pool), Err(EditError::NoData));
+        if let Some(commit) = begun {
+            pool.end_commit(&commit, |_| {});
+            assert_eq!(allocate(&mut pool), Err(EditError::NoData), "freed after that");
+        }
+        pool.commit();
+        assert_eq!(allocate(&mut pool), Ok(10..20));
+        pool.editor.release(10..20);
+    }
 }
 
 #[test]

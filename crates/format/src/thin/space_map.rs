@@ -136,6 +136,11 @@ impl Bitmap {
         None
     }
 
+    /// What is not 0 in another one is not 0 here either.
+    pub(super) fn unite(&mut self, other: &Bitmap) {
+        self.0.iter_mut().zip(&other.0[..]).skip(HEADER_BYTES).for_each(|(own, other)| *own |= other);
+    }
+
     /// How many entries are 0 here and not in all of `others`.
     pub(super) fn freed(&self, others: &[&Bitmap]) -> u64 {
         let words = 0..usize::try_from(BITMAP_ENTRIES / WORD_ENTRIES).expect("510");

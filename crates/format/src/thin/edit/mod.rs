@@ -11,7 +11,8 @@
 //! Invariants:
 //! 1. An operation takes place as a whole, or not at all; after any error all is as it was before.
 //! 2. A block of the last committed state is never written to, nor given out before the commit that frees it is durable: neither
-//!    metadata nor data.
+//!    metadata nor data. A data block that is mapped and freed in one transaction waits for its commit too, since writes may be on
+//!    their way to it.
 //! 3. After each operation there are as many free metadata blocks as its commit can need at most. Operations that use up space
 //!    leave those alone that Linux holds back too ([`EditError::NoMetadata`]); those that give space back may use them.
 //! 4. Nothing that was read is believed before it was checked: metadata that contradicts itself ends in an error, not in a loop.

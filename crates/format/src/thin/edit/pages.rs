@@ -1,7 +1,9 @@
 //! The bitmaps of a space map, each as it was committed and as it is now.
 //!
 //! A block is given out only if it is free now and was free in the last committed state, so that a power cut leads back to a state of
-//! which nothing was overwritten. While a commit is being written, both that one and the one before it count.
+//! which nothing was overwritten. While a commit is being written, both that one and the one before it count. Where others may
+//! still be at work on a block when its last reference goes ([`Reuse::AfterCommit`]), one that was given out and freed again in one
+//! transaction waits likewise.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,21 +25,33 @@ pub(super) struct Page {
     before: Arc<Bitmap>,
     /// As the commit has it that is being written.
     sealed: Option<Arc<Bitmap>>,
+    /// What the transaction under way has freed beside that.
+    freed: Option<Arc<Bitmap>>,
     now: Arc<Bitmap>,
 }
 
 impl Page {
     fn new(entry: IndexEntry, bitmap: Arc<Bitmap>) -> Page {
-        Page { entry, before: bitmap.clone(), sealed: None, now: bitmap }
+        Page { entry, before: bitmap.clone(), sealed: None, freed: None, now: bitmap }
     }
 
-    fn last(&self) -> [&Bitmap; 2] {
-        [&self.before, self.sealed.as_ref().unwrap_or(&self.before)]
+    /// What must not be given out, beside what is in use now.
+    fn late(&self) -> [&Bitmap; 3] {
+        [
+            &self.before,
+            self.sealed.as_ref().unwrap_or(&self.before),
+            self.freed.as_ref().unwrap_or(&self.before),
+        ]
+    }
+
+    /// Keeps a block from being given out before the commit.
+    fn hold_back(&mut self, within: u64) {
+        Arc::make_mut(self.freed.get_or_insert_default()).set(within, 1);
     }
 
     /// Blocks that are free now and must not be given out yet.
     fn freed(&self) -> u64 {
-        self.now.freed(&self.last())
+        self.now.freed(&self.late())
     }
 }
 
@@ -54,10 +68,20 @@ pub(super) struct Tally {
     pub next: u64,
 }
 
+/// When a block may be given out again that was given out and freed in one transaction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reuse {
+    /// At once.
+    AtOnce,
+    /// When the commit is durable.
+    AfterCommit,
+}
+
 /// The bitmaps of a space map that are in memory.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Pages {
     pages: Store<Page>,
+    reuse: Reuse,
     pub tally: Tally,
     kept: Tally,
 }
@@ -66,8 +90,8 @@ pub(super) struct Pages {
 pub(super) type EntryOf<'a> = &'a mut dyn FnMut(u64) -> Result<IndexEntry, EditError>;
 
 impl Pages {
-    pub fn new(tally: Tally) -> Pages {
-        Pages { pages: Store::default(), tally, kept: tally }
+    pub fn new(tally: Tally, reuse: Reuse) -> Pages {
+        Pages { pages: Store::default(), reuse, tally, kept: tally }
     }
 
     pub fn bitmaps(&self) -> u64 {
@@ -96,8 +120,12 @@ impl Pages {
     pub fn set(&mut self, block: u64, count: u32) {
         let page = self.pages.change(block / BITMAP_ENTRIES).expect("its count was asked for");
         let within = block % BITMAP_ENTRIES;
-        let (old, late) = (page.now.get(within), page.last().iter().any(|map| map.get(within) != 0));
+        let (old, mut late) = (page.now.get(within), page.late().iter().any(|map| map.get(within) != 0));
         Arc::make_mut(&mut page.now).set(within, count);
+        if old != 0 && count == 0 && !late && self.reuse == Reuse::AfterCommit {
+            page.hold_back(within);
+            late = true;
+        }
         let entry = &mut page.entry;
         let within = u32::try_from(within).expect("an entry of a bitmap");
         match (old == 0, count == 0) {
@@ -137,8 +165,9 @@ impl Pages {
                 let begin = (start - first).max(hint.none_free_before.into());
                 let end = (range.end - first).min(BITMAP_ENTRIES);
                 let page = self.page(from, at, entry)?;
-                let [before, sealed] = page.last();
-                if let Some(free) = Bitmap::first_free(&[before, sealed, &page.now], begin, end) {
+                let [before, sealed, freed] = page.late();
+                let used = [before, sealed, freed, &page.now];
+                if let Some(free) = Bitmap::first_free(&used, begin, end) {
                     return Ok(Some(first + free));
                 }
             }
@@ -200,6 +229,9 @@ impl Pages {
     pub fn seal(&mut self, mut each: impl FnMut(u64, IndexEntry, Bitmap)) {
         self.pages.seal(|at, page| {
             page.sealed = Some(page.now.clone());
+            if let Some(freed) = page.freed.take() {
+                Arc::make_mut(&mut page.before).unite(&freed);
+            }
             each(at, page.entry, (*page.now).clone());
         });
     }

@@ -13,7 +13,7 @@ use crate::thin::space_map::{BITMAP_ENTRIES, SpaceMapRoot};
 use crate::thin::value::IndexEntry;
 
 use super::EditError;
-use super::pages::{Pages, Tally, wrong_count};
+use super::pages::{Pages, Reuse, Tally, wrong_count};
 use super::store::Store;
 use super::tree::{Committed, Edit, Plain, look_up};
 
@@ -179,7 +179,7 @@ impl Large {
 impl Metadata {
     pub fn new(root: SpaceMapRoot) -> Metadata {
         let tally = Tally { blocks: root.blocks, used: root.allocated, freed: 0, next: 0 };
-        let low = Low { pages: Pages::new(tally), index: None, index_block: root.bitmap_root };
+        let low = Low { pages: Pages::new(tally, Reuse::AtOnce), index: None, index_block: root.bitmap_root };
         Metadata { low, large: Large::new(root.ref_count_root) }
     }
 
@@ -267,7 +267,8 @@ impl Data {
     pub fn new(root: SpaceMapRoot) -> Data {
         let tally = Tally { blocks: root.blocks, used: root.allocated, freed: 0, next: 0 };
         Data {
-            pages: Pages::new(tally),
+            // Writes may be on their way to a block that is unmapped.
+            pages: Pages::new(tally, Reuse::AfterCommit),
             index: Store::default(),
             index_root: root.bitmap_root,
             large: Large::new(root.ref_count_root),
