@@ -10,7 +10,9 @@ use std::sync::Arc;
 
 use blockwork_format::thin::build::{Contents, build};
 use blockwork_format::thin::edit::{Commit, EditError, Editor};
-use blockwork_format::thin::{BLOCK_BYTES, Block, DeviceDetails, Superblock};
+use blockwork_format::thin::{
+    BITMAP_ENTRIES, BLOCK_BYTES, Bitmap, Block, DeviceDetails, MetadataIndex, Superblock,
+};
 
 use crate::tool;
 
@@ -110,8 +112,9 @@ impl Pool {
 
     pub fn end_commit(&mut self, commit: &Commit, before: impl FnOnce(&[u8])) {
         assert!(commit.writes.windows(2).all(|pair| pair[0].0 < pair[1].0), "in rising order");
+        let last = self.metadata_in_use();
         for (nr, bytes) in &commit.writes {
-            assert_ne!(*nr, 0);
+            assert!(!last.contains(nr), "block {nr} is in use by the last committed state");
             let at = usize::try_from(*nr).unwrap() * BLOCK_BYTES;
             self.device[at..at + BLOCK_BYTES].copy_from_slice(&bytes[..]);
             self.read.insert(*nr, bytes.clone());
@@ -120,6 +123,20 @@ impl Pool {
         self.device[..BLOCK_BYTES].copy_from_slice(&commit.superblock[..]);
         self.editor.committed();
         self.is_committing = false;
+    }
+
+    /// Metadata blocks that the last committed state uses, as its own space map has it.
+    fn metadata_in_use(&self) -> BTreeSet<u64> {
+        let whole = |nr| block(&self.device, nr).unwrap();
+        let root = Superblock::decode(whole(0)).unwrap().unwrap().metadata_space_map;
+        let index = MetadataIndex::decode(root.bitmap_root, whole(root.bitmap_root), root.bitmaps()).unwrap();
+        let bitmaps = index.entries.iter().map(|entry| (entry.block, whole(entry.block)));
+        let bitmaps = bitmaps.map(|(nr, bytes)| Bitmap::decode(nr, Box::new(*bytes)).unwrap()).zip(0u64..);
+        let used = bitmaps.flat_map(|(bitmap, nth)| {
+            let used = (0..BITMAP_ENTRIES).filter(move |entry| bitmap.get(*entry) > 0);
+            used.map(move |entry| nth * BITMAP_ENTRIES + entry)
+        });
+        used.collect()
     }
 
     /// A run of free data blocks, mapped.
