@@ -421,6 +421,20 @@ fn a_pool_without_metadata_blocks_is_left_whole_and_gets_out_of_it() {
 }
 
 #[test]
+fn a_commit_that_lacks_a_block_halfway_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    // The index of so many bitmaps has three leaves: the first one moves, and the last one fills up, before the second is missed.
+    let mut pool = Pool::open(with_device(6_500_000, 2048, 16).device);
+    pool.map_new(1, 100, 16).unwrap();
+    pool.op(|editor, read| editor.grow_data(read, 7_200_000)).unwrap();
+    let missing = pool.editor.commit(&pool.read).unwrap_err();
+    assert!(matches!(missing, EditError::Missing(_)), "{missing}");
+    pool.commit();
+    check(&pool.device, folder.path());
+    assert_eq!(Pool::open(pool.device).editor.free_data(), 7_200_000 - 32);
+}
+
+#[test]
 fn an_operation_that_fails_changes_nothing() {
     let mut pool = with_device(4000, 512, 3200);
     pool.op(|editor, read| editor.create_snapshot(read, 2, 1)).unwrap();

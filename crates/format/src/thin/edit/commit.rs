@@ -4,6 +4,7 @@
 //! metadata are given places until no further one has changed: there are 255 of them at most.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::sync::Arc;
 
 use crate::bytes::index as place_of;
@@ -19,13 +20,18 @@ use super::tree::{Committed, Edit, Plain};
 use super::{Blocks, EditError, Editor, State, Uses};
 
 /// A transaction to be written.
-#[derive(Debug)]
 pub struct Commit {
     /// Blocks and their numbers, in rising order: to be durable before the superblock is written. None is in use by the last
     /// committed state.
     pub writes: Vec<(u64, Arc<Block>)>,
     /// Block 0: with it the transaction is committed.
     pub superblock: Arc<Block>,
+}
+
+impl fmt::Debug for Commit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Commit").field(&self.writes.iter().map(|(nr, _)| nr).collect::<Vec<_>>()).finish()
+    }
 }
 
 impl State {
