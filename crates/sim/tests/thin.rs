@@ -124,6 +124,28 @@ fn each_request_of_the_metadata_device_in_turn_may_fail_in_each_way() {
     assert!(struck > 50, "only {struck} requests failed");
 }
 
+/// The tools' own judgement of what some runs leave behind.
+#[test]
+#[allow(clippy::disallowed_methods, reason = "another program reads what was simulated")]
+fn thin_check_finds_nothing_in_a_sample() {
+    let file = concat!(env!("CARGO_TARGET_TMPDIR"), "/thin-metadata");
+    for seed in (0..120).step_by(10) {
+        let plan = Plan {
+            wants_image: true,
+            ..if seed % 20 == 0 { Plan::draw(seed) } else { Plan::draw_trouble(seed) }
+        };
+        let verdict = quietly(|| plan.run());
+        assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+        std::fs::write(file, &verdict.image).unwrap();
+        let judged = std::process::Command::new("thin_check").arg(file).output();
+        let judged = judged.unwrap_or_else(|error| {
+            panic!("thin_check cannot be run ({error}): this test needs the Debian package thin-provisioning-tools")
+        });
+        assert!(judged.status.success(), "seed {seed}: {}", String::from_utf8_lossy(&judged.stderr));
+    }
+    std::fs::remove_file(file).unwrap();
+}
+
 #[test]
 fn one_seed_is_one_history() {
     for seed in 0..20 {

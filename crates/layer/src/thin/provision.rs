@@ -14,9 +14,11 @@
 //! has any more.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
 use blockwork_engine::{Errno, Layer, Span, TaskContext};
 use blockwork_format::thin::edit::{Blocks, EditError, Editor, VirtualRun};
@@ -108,6 +110,8 @@ impl Pool {
             match answer.wait(&self.turns).await {
                 Outcome::Answer(result) => return result,
                 Outcome::Lead(_turn) => {
+                    // Others that came in by the same wake-up are asked what they want, too.
+                    yield_once().await;
                     while answer.is_waiting() {
                         self.serve(cx).await;
                     }
@@ -402,10 +406,11 @@ impl Pool {
         }
         self.start_upkeep(cx);
         self.look_at_low_water();
-        let may_come = self.books().freed || self.editor().is_dirty();
+        let freed = self.books().freed;
+        let may_come = freed || self.editor().is_dirty();
         match end {
             _ if left.is_empty() => {}
-            End::NoData if self.books().freed => self.requests.again_after_commit(left),
+            End::NoData if freed => self.requests.again_after_commit(left),
             End::NoMetadata if may_come => self.requests.again_after_commit(left),
             End::NoMetadata => {
                 self.fail_metadata("it has no free blocks", cx).await;
@@ -415,4 +420,17 @@ impl Pool {
             End::Done => self.requests.again_after_commit(left),
         }
     }
+}
+
+/// Lets the worker's other tasks run that are ready.
+async fn yield_once() {
+    let mut has_yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }

@@ -1,0 +1,7 @@
+//! Thin pools as layers, on simulated devices: what reaches the data and the metadata device for what clients do, what messages do,
+//! and what becomes of pools that are full.
+
+mod rig;
+mod space;
+mod verbs;
+mod writes;

@@ -1,0 +1,139 @@
+//! Pools that run out of space, of data or of metadata, and pools that may not be written.
+
+use std::pin::Pin;
+
+use blockwork_engine::{Errno, Nanos, Op};
+use blockwork_layer::thin::{Mode, PoolFeatures, VerbError};
+
+use super::rig::{BLOCK, Make, part, superblock, together};
+
+/// One of several that run at once.
+type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+fn small(error_if_no_space: bool) -> Make {
+    let features = PoolFeatures { error_if_no_space, ..PoolFeatures::default() };
+    Make { data_blocks: (4, 16), features, ..Make::default() }
+}
+
+#[test]
+fn a_write_without_space_waits_a_minute_and_what_is_mapped_goes_on() {
+    small(false).play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 4 * BLOCK, 7).await.unwrap();
+        let began = stand.cx.now();
+        let late = async {
+            let result = stand.write(thin, 10 * BLOCK, 8, 1).await;
+            (result, stand.cx.now().since(began))
+        };
+        let others = async {
+            stand.cx.sleep(Nanos::secs(1)).await;
+            assert_eq!(stand.pool.mode(), Mode::OutOfDataSpace);
+            assert!(stand.pool.status().to_string().contains(" 4/4 - out_of_data_space "));
+            stand.write(thin, 0, 8, 9).await.unwrap();
+            stand.flush(thin).await.unwrap();
+            assert_eq!(stand.read(thin, 0, 16).await, [[9; 8], [7; 8]].concat());
+            (Ok(()), Nanos(0))
+        };
+        let tasks: Vec<Task<(Result<(), Errno>, Nanos)>> = vec![Box::pin(late), Box::pin(others)];
+        let (result, took) = together(tasks).await[0];
+        assert_eq!(result, Err(Errno::ENOSPC));
+        assert!((Nanos::secs(60)..Nanos::secs(62)).contains(&took), "{took:?}");
+        // From now on nobody waits.
+        let began = stand.cx.now();
+        assert_eq!(stand.write(thin, 10 * BLOCK, 8, 1).await, Err(Errno::ENOSPC));
+        assert!(stand.cx.now().since(began) < Nanos::secs(1));
+    });
+}
+
+#[test]
+fn a_write_without_space_fails_at_once_where_that_is_wanted_and_only_until_there_is_some() {
+    small(true).play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 4 * BLOCK, 7).await.unwrap();
+        assert_eq!(stand.write(thin, 10 * BLOCK, 8, 1).await, Err(Errno::ENOSPC));
+        stand.range(thin, Op::Discard, BLOCK, BLOCK).await.unwrap();
+        stand.write(thin, 10 * BLOCK, 8, 1).await.unwrap();
+        assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::Write, 4));
+    });
+}
+
+#[test]
+fn writes_that_wait_for_space_go_on_when_it_comes() {
+    for way in ["discard", "delete", "grow"] {
+        let make = Make { volumes: vec![64, 4], ..small(false) };
+        make.play(move |stand| async move {
+            let thin = &stand.thins[0];
+            stand.write(thin, 0, 3 * BLOCK, 7).await.unwrap();
+            stand.pool.create_snap(&stand.cx, 9, 0).await.unwrap();
+            stand.write(thin, 0, BLOCK, 8).await.unwrap();
+            let waiting = async { stand.write(thin, 10 * BLOCK, 8, 1).await };
+            let helping = async {
+                stand.cx.sleep(Nanos::secs(5)).await;
+                match way {
+                    "discard" => stand.range(thin, Op::Discard, 0, BLOCK).await,
+                    "delete" => stand.pool.delete(&stand.cx, 9).await.map_err(|_| Errno::EIO),
+                    _ => {
+                        let data = part(&stand.disks[1], 8 * BLOCK);
+                        stand.pool.grow_data(&stand.cx, data).await.map_err(|_| Errno::EIO)
+                    }
+                }
+            };
+            let tasks: Vec<Task<Result<(), Errno>>> = vec![Box::pin(waiting), Box::pin(helping)];
+            assert_eq!(together(tasks).await, [Ok(()), Ok(())], "{way}");
+            assert!(stand.cx.now() < Nanos::secs(10));
+            assert_eq!(stand.read(thin, 10 * BLOCK, 8).await, [1; 8]);
+            assert_eq!(stand.pool.mode(), Mode::Write);
+        });
+    }
+}
+
+#[test]
+fn a_pool_without_free_metadata_is_read_only_and_says_that_it_needs_a_check() {
+    let make = Make {
+        metadata_blocks: (32, 64),
+        data_blocks: (2000, 2000),
+        volumes: vec![4_000_000],
+        ..Make::default()
+    };
+    let world = make.play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 8, 7).await.unwrap();
+        stand.flush(thin).await.unwrap();
+        let mut written = 0;
+        // Far from each other: many leaves.
+        for n in 1..2000 {
+            if stand.write(thin, n * 2000 * BLOCK, 8, 1).await.is_err() {
+                break;
+            }
+            written = n;
+        }
+        assert!((3..1999).contains(&written), "{written}");
+        assert_eq!(stand.pool.mode(), Mode::ReadOnly);
+        let status = stand.pool.status().to_string();
+        assert!(status.contains(" ro ") && status.contains(" needs_check "), "{status}");
+        // What is mapped goes on.
+        stand.write(thin, 0, 8, 9).await.unwrap();
+        assert_eq!(stand.read(thin, 0, 16).await, [[9; 8], [0; 8]].concat());
+        assert_eq!(stand.read(thin, 4000 * BLOCK, 8).await, [1; 8]);
+        stand.range(thin, Op::Discard, 0, BLOCK).await.unwrap();
+        let refused = stand.pool.create_thin(&stand.cx, 9).await;
+        assert!(matches!(refused, Err(VerbError::ReadOnly(_))), "{refused:?}");
+    });
+    assert!(superblock(&world).needs_check);
+}
+
+#[test]
+fn a_pool_that_may_not_be_changed_takes_what_needs_no_change() {
+    let read_only = PoolFeatures { read_only: true, ..PoolFeatures::default() };
+    for make in
+        [Make { features: read_only, ..Make::default() }, Make { needs_check: true, ..Make::default() }]
+    {
+        make.play(|stand| async move {
+            let thin = &stand.thins[0];
+            assert_eq!(stand.write(thin, 0, 8, 1).await, Err(Errno::EIO));
+            stand.flush(thin).await.unwrap();
+            assert!(stand.pool.create_thin(&stand.cx, 3).await.is_err());
+            assert_eq!(stand.read(thin, 0, 8).await, [0; 8]);
+        });
+    }
+}

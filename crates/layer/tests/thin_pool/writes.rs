@@ -1,0 +1,186 @@
+//! First writes, writes to what is shared, discards, flushes: what reaches the devices for them.
+
+use blockwork_engine::{Errno, Flags, Op};
+use blockwork_layer::thin::{Discards, PoolFeatures};
+
+use super::rig::{BLOCK, DATA, METADATA, Make, report, together};
+
+#[test]
+fn a_part_of_a_block_that_is_written_first_is_in_zeros() {
+    Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        assert_eq!(stand.read(thin, 0, 256).await, [0; 256]);
+        stand.write(thin, 130, 2, 7).await.unwrap();
+        let mut expected = [0; 256];
+        expected[130..132].fill(7);
+        assert_eq!(stand.read(thin, 0, 256).await, expected);
+        assert_eq!(stand.pool.status().data_used, 1, "reading has given out nothing");
+    });
+}
+
+#[test]
+fn blocks_that_are_written_as_a_whole_are_neither_zeroed_nor_read() {
+    let world = Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 4 * BLOCK, 7).await.unwrap();
+        // Two writes that wait together, and cover a block together.
+        let halves = [(4 * BLOCK, 9), (4 * BLOCK + 64, 8)];
+        let writes = halves.map(|(at, fill)| stand.write(thin, at, 64, fill));
+        assert!(together(writes.into()).await.iter().all(Result::is_ok));
+        assert_eq!(stand.read(thin, 0, 512).await, [7; 512]);
+        assert_eq!(stand.read(thin, 512, 128).await, [[9; 64], [8; 64]].concat());
+        let counters = stand.world.counters(DATA);
+        assert_eq!((counters.zeroes, counters.written_bytes), (0, 5 * BLOCK * 512));
+    });
+    assert_eq!(report(&world).data_used, 5);
+}
+
+#[test]
+fn writes_that_come_together_get_neighbours_in_their_order() {
+    Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        // Once it is known that nothing is mapped, all of them wait for the same.
+        assert_eq!(stand.read(thin, 0, 8).await, [0; 8]);
+        // From the last to the first, small ones: each block is zeroed, and all by one request.
+        let writes = (0..16).rev().map(|block| stand.write(thin, block * BLOCK + 5, 1, block as u8 + 1));
+        assert!(together(writes.collect()).await.iter().all(Result::is_ok));
+        assert_eq!(stand.world.counters(DATA).zeroes, 1);
+        for block in 0..16 {
+            assert_eq!(stand.world.peek(DATA, block * BLOCK + 5), [block as u8 + 1; 512]);
+        }
+    });
+}
+
+#[test]
+fn what_is_shared_is_copied_once_and_what_is_not_is_not() {
+    Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 8 * BLOCK, 7).await.unwrap();
+        stand.pool.create_snap(&stand.cx, 5, 0).await.unwrap();
+        let before = stand.world.counters(DATA);
+        let writes = (0..4).map(|block| stand.write(thin, block * BLOCK + 9, 1, 9));
+        assert!(together(writes.collect()).await.iter().all(Result::is_ok));
+        stand.write(thin, 9, 1, 10).await.unwrap();
+        let after = stand.world.counters(DATA);
+        // Neighbours by one read.
+        assert_eq!((after.reads - before.reads, after.read_bytes - before.read_bytes), (1, 4 * BLOCK * 512));
+        let snapshot = stand.open(5, 64).await;
+        assert_eq!(stand.read(&snapshot, 0, 1024).await, [7; 1024]);
+        let mut expected = [7; 512];
+        (0..4).for_each(|block| expected[block * 128 + 9] = if block == 0 { 10 } else { 9 });
+        assert_eq!(stand.read(thin, 0, 512).await, expected);
+        assert_eq!(stand.pool.status().data_used, 12);
+    });
+}
+
+#[test]
+fn an_external_origin_is_read_and_copied_as_far_as_it_goes() {
+    let make = Make { origin: Some(BLOCK + 64), ..Make::default() };
+    make.play(|stand| async move {
+        let thin = &stand.thins[0];
+        let old = |at: usize| [[0x77; 192].as_slice(), &[0; 320]].concat()[at];
+        assert_eq!(stand.read(thin, 0, 512).await, (0..512).map(old).collect::<Vec<_>>());
+        stand.write(thin, 130, 1, 1).await.unwrap();
+        stand.write(thin, 300, 1, 2).await.unwrap();
+        let expected = |at| match at {
+            130 => 1,
+            300 => 2,
+            _ => old(at),
+        };
+        assert_eq!(stand.read(thin, 0, 512).await, (0..512).map(expected).collect::<Vec<_>>());
+        // What is given back is the origin's again.
+        stand.range(thin, Op::Discard, 0, 512).await.unwrap();
+        assert_eq!(stand.read(thin, 0, 512).await, (0..512).map(old).collect::<Vec<_>>());
+    });
+}
+
+#[test]
+fn a_discard_gives_whole_blocks_back_and_one_range_down_once_that_is_durable() {
+    let world = Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 16 * BLOCK, 7).await.unwrap();
+        stand.flush(thin).await.unwrap();
+        stand.range(thin, Op::Discard, 2 * BLOCK + 1, 8 * BLOCK).await.unwrap();
+        assert_eq!(stand.world.counters(DATA).discards, 0, "it is not durable yet");
+        let mut expected = [7; 2048];
+        expected[384..1280].fill(0);
+        assert_eq!(stand.read(thin, 0, 2048).await, expected);
+        stand.flush(thin).await.unwrap();
+        assert_eq!(stand.world.counters(DATA).discards, 1);
+        assert_eq!(stand.pool.status().data_used, 9);
+    });
+    assert_eq!(report(&world).data_used, 9);
+}
+
+#[test]
+fn a_discard_of_what_a_snapshot_has_too_goes_no_further() {
+    Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 4 * BLOCK, 7).await.unwrap();
+        stand.pool.create_snap(&stand.cx, 5, 0).await.unwrap();
+        stand.range(thin, Op::Discard, 0, 4 * BLOCK).await.unwrap();
+        stand.flush(thin).await.unwrap();
+        assert_eq!((stand.world.counters(DATA).discards, stand.pool.status().data_used), (0, 4));
+        assert_eq!(stand.read(thin, 0, 512).await, [0; 512]);
+        let snapshot = stand.open(5, 64).await;
+        assert_eq!(stand.read(&snapshot, 0, 512).await, [7; 512]);
+    });
+}
+
+#[test]
+fn discards_are_refused_or_kept_to_the_pool_where_that_is_wanted() {
+    for (discards, result) in [(Discards::Ignore, Err(Errno::EOPNOTSUPP)), (Discards::NoPassdown, Ok(()))] {
+        let make = Make { features: PoolFeatures { discards, ..PoolFeatures::default() }, ..Make::default() };
+        make.play(move |stand| async move {
+            let thin = &stand.thins[0];
+            stand.write(thin, 0, 4 * BLOCK, 7).await.unwrap();
+            assert_eq!(stand.range(thin, Op::Discard, 0, 4 * BLOCK).await, result);
+            stand.flush(thin).await.unwrap();
+            assert_eq!(stand.world.counters(DATA).discards, 0);
+            assert_eq!(stand.pool.status().data_used, if result.is_ok() { 0 } else { 4 });
+        });
+    }
+}
+
+#[test]
+fn zeros_for_holes_need_nothing_and_others_go_where_the_data_is() {
+    Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 2 * BLOCK, 7).await.unwrap();
+        stand.range(thin, Op::WriteZeroes, 64, 64 * BLOCK - 64).await.unwrap();
+        assert_eq!(stand.read(thin, 0, 384).await, [[7; 64].as_slice(), &[0; 320]].concat());
+        assert_eq!(stand.pool.status().data_used, 2);
+    });
+}
+
+#[test]
+fn flushes_share_a_commit_and_one_without_a_change_writes_nothing() {
+    Make { volumes: vec![64, 64], ..Make::default() }.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        for thin in [one, other] {
+            stand.write(thin, 0, 8, 7).await.unwrap();
+        }
+        let flushes = (0..20).map(|n| stand.flush(&stand.thins[n % 2]));
+        assert!(together(flushes.collect()).await.iter().all(Result::is_ok));
+        let counters = stand.world.counters(METADATA);
+        assert_eq!((counters.fua_writes, counters.flushes), (1, 1));
+        // A volume that has not changed since is nobody's business here.
+        stand.write(one, 0, 8, 8).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.write(one, 20 * BLOCK, 8, 8).await.unwrap();
+        stand.flush(other).await.unwrap();
+        assert_eq!(stand.world.counters(METADATA), counters);
+        stand.write_with(one, 30 * BLOCK, 8, 8, Flags::FUA).await.unwrap();
+        assert_eq!(stand.world.counters(METADATA).fua_writes, 2);
+    });
+}
+
+#[test]
+fn what_nobody_flushes_is_durable_after_a_while() {
+    Make::default().play(|stand| async move {
+        stand.write(&stand.thins[0], 0, 8, 7).await.unwrap();
+        assert_eq!(report(&stand.world).data_used, 0);
+        stand.cx.sleep(blockwork_engine::Nanos::secs(2)).await;
+        assert_eq!(report(&stand.world).data_used, 1);
+    });
+}
