@@ -175,6 +175,22 @@ pub(crate) enum ReproduceReport {
         device. To have the old behaviour on disks of yours: `blockwork serve --set nomerges=2 ...`"
     )]
     Merge(ReproduceMergeArgs),
+    /// A Xen guest's ring of one page (xen/block: add multi-page ring support): reads of a fast disk, with one page and with eight.
+    #[command(
+        after_help = "Example:\n  blockwork reproduce ring --json\n\nRates are virtual: reads a second on such a device. Whether a \
+        guest of yours fills its ring: `blockwork serve --stats ...`"
+    )]
+    Ring(ReproduceRingArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReproduceRingArgs {
+    /// Seed of the simulator.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -5,15 +5,21 @@ use std::io::{BufWriter, IsTerminal, Write};
 use anyhow::{Result, bail};
 use blockwork_insight::reproduce::discard::{self, DiscardPlan};
 use blockwork_insight::reproduce::merge::{self, MergePlan};
+use blockwork_insight::reproduce::ring::{self, RingPlan};
 use blockwork_insight::reproduce::{Behaviour, Rate, Reproduction, Requests, Row};
 
-use crate::args::{ReproduceArgs, ReproduceDiscardArgs, ReproduceMergeArgs, ReproduceReport};
+use crate::args::{
+    ReproduceArgs, ReproduceDiscardArgs, ReproduceMergeArgs, ReproduceReport, ReproduceRingArgs,
+};
 use crate::scan::lines;
+
+mod rings;
 
 pub(crate) fn run(args: &ReproduceArgs) -> Result<()> {
     match &args.report {
         ReproduceReport::Discard(args) => discard(args),
         ReproduceReport::Merge(args) => merge(args),
+        ReproduceReport::Ring(args) => ring(args),
     }
 }
 
@@ -21,6 +27,14 @@ fn merge(args: &ReproduceMergeArgs) -> Result<()> {
     let plan = MergePlan { seed: args.seed, ..MergePlan::default() };
     let mut bar = Bar::default();
     let result = merge::reproduce(&plan, &mut |done| bar.show(done));
+    bar.clear();
+    print(&result?, args.json)
+}
+
+fn ring(args: &ReproduceRingArgs) -> Result<()> {
+    let plan = RingPlan { seed: args.seed, ..RingPlan::default() };
+    let mut bar = Bar::default();
+    let result = ring::reproduce(&plan, &mut |done| bar.show(done));
     bar.clear();
     print(&result?, args.json)
 }
@@ -58,7 +72,10 @@ fn print(reproduction: &Reproduction, json: bool) -> Result<()> {
 
 fn text(reproduction: &Reproduction) -> String {
     let mut text = format!("{}\n{}\n\n", reproduction.title, reproduction.source);
-    text.push_str(&lines(&table(&reproduction.rows), &[3, 4, 5]));
+    if !reproduction.rows.is_empty() {
+        text.push_str(&lines(&table(&reproduction.rows), &[3, 4, 5]));
+    }
+    text.push_str(&rings::text(&reproduction.rings));
     if let Some(calibration) = &reproduction.calibration {
         text.push_str("\n* The model's one figure from the report:\n");
         text.push_str(&wrapped(calibration));

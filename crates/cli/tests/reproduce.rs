@@ -50,6 +50,26 @@ fn the_report_on_merging_is_run_again() {
 }
 
 #[test]
+fn the_report_on_rings_is_run_again() {
+    let scratch = Scratch::new();
+    let said = run(&mut scratch.blockwork(["reproduce", "ring", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let rings = json["rings"].as_array().expect("rings");
+    let iops = |pages: u64, in_flight: u64| {
+        let is_it = |ring: &&serde_json::Value| {
+            !ring["report_iops"].is_null() && ring["ring_pages"] == pages && ring["in_flight"] == in_flight
+        };
+        rings.iter().find(is_it).expect("a row of the report")["iops"].as_f64().expect("a number")
+    };
+    assert!((18e3..20e3).contains(&iops(1, 4)), "{}", iops(1, 4));
+    assert!(iops(8, 256) / iops(1, 256) > 1.58, "{} {}", iops(8, 256), iops(1, 256));
+    let text = run(&mut scratch.blockwork(["reproduce", "ring"]));
+    for part in ["multi-page ring support", "IN FLIGHT  REPORT  1 PAGE", "19 K*", "209 K", "READS/REQUEST"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
 fn an_array_that_there_is_not_is_refused() {
     let scratch = Scratch::new();
     let output = scratch.blockwork(["reproduce", "discard", "--stack", "n9"]).output().expect("it starts");

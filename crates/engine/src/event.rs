@@ -101,6 +101,8 @@ pub enum Reason {
     Unmap,
     /// A transaction of a thin pool is made durable.
     Commit,
+    /// A client's ring holds no more: what the client has besides waits on its side.
+    RingFull,
 }
 
 impl Reason {
@@ -134,6 +136,7 @@ impl Reason {
             Reason::Fill => "fill",
             Reason::Unmap => "unmap",
             Reason::Commit => "commit",
+            Reason::RingFull => "ring full",
         }
     }
 }
@@ -159,6 +162,13 @@ pub enum Payload {
         from: NodeId,
         /// The sector there.
         sector: Sector,
+    },
+    /// S: figures of a ring that is full.
+    Ring {
+        /// Requests that fit.
+        size: u32,
+        /// For how long it was full before.
+        full: Nanos,
     },
 }
 
@@ -201,6 +211,24 @@ impl Event {
             nr,
             payload: Payload::None,
             reason: Reason::None,
+            errno: 0,
+        }
+    }
+}
+
+impl Event {
+    /// A client's ring on the volume of that node is full.
+    pub(crate) fn ring_full(time: Nanos, node: NodeId, size: u32, full: Nanos) -> Event {
+        Event {
+            time,
+            node,
+            action: Action::Sleep,
+            op: Op::Read,
+            flags: Flags::NONE,
+            sector: Sector(0),
+            nr: Sectors::ZERO,
+            payload: Payload::Ring { size, full },
+            reason: Reason::RingFull,
             errno: 0,
         }
     }

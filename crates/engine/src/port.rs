@@ -10,7 +10,9 @@
 use crate::bio::{Bio, Done, Errno, Flags, Op};
 use crate::core::{Core, Owner};
 use crate::env::{Completion, Env, Token};
+use crate::event::Event;
 use crate::leaf::Allocation;
+use crate::ring::{RingSnapshot, RingStats};
 use crate::units::{Nanos, Sector, Sectors};
 use crate::volume::{Volume, VolumeId};
 use blockwork_memory::{Pool, Segments};
@@ -115,6 +117,15 @@ impl<E: Env> Context<'_, E> {
     /// Asks for a turn of this port even if nothing else happens to it.
     pub fn wake_me(&mut self) {
         self.core.mark_dirty(self.port);
+    }
+
+    /// Tells whoever traces that a client's ring on that volume has become full.
+    pub fn ring_is_full(&mut self, volume: VolumeId, ring: &RingStats) {
+        if self.core.tracer.on() {
+            let (time, node) = (self.env.now(), self.volume(volume).node());
+            let RingSnapshot { size, full, .. } = ring.snapshot();
+            self.core.tracer.push(Event::ring_full(time, node, size, full));
+        }
     }
 
     /// Asks for a turn of another port of this worker. Of one that has closed: nothing happens.

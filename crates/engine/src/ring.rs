@@ -62,9 +62,10 @@ impl RingStats {
         }
     }
 
-    /// The export took `count` requests out of it.
+    /// The export took `count` requests out of it. Whether it is full by that, and was not before: worth
+    /// [`Context::ring_is_full`](crate::Context::ring_is_full).
     #[inline]
-    pub fn taken(&self, count: u32, now: Nanos) {
+    pub fn taken(&self, count: u32, now: Nanos) -> bool {
         // One thread writes, so plain loads and stores lose nothing.
         let in_flight = self.in_flight.load(Relaxed).saturating_add(count);
         self.in_flight.store(in_flight, Relaxed);
@@ -72,9 +73,11 @@ impl RingStats {
         if in_flight > self.high_water.load(Relaxed) {
             self.high_water.store(in_flight, Relaxed);
         }
-        if in_flight >= self.size.load(Relaxed) && self.full_since.load(Relaxed) == NOT_FULL {
+        let fills = in_flight >= self.size.load(Relaxed) && self.full_since.load(Relaxed) == NOT_FULL;
+        if fills {
             self.full_since.store(now.0, Relaxed);
         }
+        fills
     }
 
     /// The client can see the answers to `count` of them.
@@ -151,10 +154,8 @@ mod tests {
     #[test]
     fn a_ring_is_full_from_the_request_that_fills_it_to_the_first_answer() {
         let ring = RingStats::new("a", 4);
-        ring.taken(3, Nanos(10));
-        assert!(!ring.snapshot().is_full);
-        ring.taken(1, Nanos(20));
-        assert!(ring.snapshot().is_full);
+        assert!(!ring.taken(3, Nanos(10)) && !ring.snapshot().is_full);
+        assert!(ring.taken(1, Nanos(20)) && ring.snapshot().is_full);
         ring.answered(1, Nanos(50));
         ring.taken(1, Nanos(60));
         ring.answered(4, Nanos(65));

@@ -4,7 +4,8 @@
 //! completions into replies. It works in batches: one receive may bring many requests, all of which are submitted
 //! before anything is waited for, and all replies of a turn leave together.
 //!
-//! Clients of NBD are hostile (bounded memory, bounded time, a broken one costs only itself); the kernel's FUSE is trusted.
+//! Clients of NBD and guests of Xen are hostile (bounded memory, bounded time, a broken one costs only itself); the kernel's
+//! FUSE is trusted.
 #![forbid(unsafe_code)]
 
 pub mod blkif;

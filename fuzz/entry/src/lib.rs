@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod blkif;
 mod blktrace;
 mod dm_raid;
 mod dm_table;
@@ -26,6 +27,7 @@ pub mod seeds;
 mod thin_edit;
 mod thin_metadata;
 
+pub use blkif::blkif;
 pub use blktrace::blktrace;
 pub use dm_raid::dm_raid;
 pub use dm_table::dm_table;
@@ -48,6 +50,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("mbr", mbr),
     ("partition", partition),
     ("dm_table", dm_table),
+    ("blkif", blkif),
     ("blktrace", blktrace),
     ("log_writes", log_writes),
     ("nbd", nbd),

@@ -16,6 +16,7 @@ use blockwork_format::snapshot::{self, Exception, Header};
 use blockwork_format::thin::build::{self, Contents, Mappings, build};
 use blockwork_format::thin::{BLOCK_BYTES, BlockKind, BlockTime, DeviceDetails};
 
+use crate::blkif;
 use crate::exception_store::FIX_HEADER;
 use crate::lvm2;
 use crate::md::{FIX_CHECKSUM, FIX_PLACE};
@@ -56,6 +57,17 @@ pub fn seeds() -> Vec<Seed> {
     add("partition", "zero", vec![12, 1, 0]);
     for (name, text) in DM_TABLES {
         add("dm_table", name, text.as_bytes().to_vec());
+    }
+    for (name, flags) in [
+        ("64", 0),
+        ("32", blkif::BITS_32),
+        ("persistent", blkif::PERSISTENT),
+        ("32-persistent", blkif::BITS_32 | blkif::PERSISTENT),
+    ] {
+        add("blkif", name, blkif_input(flags));
+    }
+    for (name, text) in BLKIF_KEYS {
+        add("blkif", name, [&[blkif::KEYS], text.as_bytes()].concat());
     }
     add("blktrace", "v7", blktrace_input(false));
     add("blktrace", "v8", blktrace_input(true));
@@ -500,4 +512,39 @@ fn nbd_input(flags_of_session: u8, options: &[u8]) -> Vec<u8> {
     out.push(nbd::SHUTDOWN);
     out.extend([nbd::REQUEST, 0, 0, 1, 0, 9, 8, 0, 9]);
     out
+}
+
+/// Keys that guests publish: with one page, as Linux writes them with eight, and of two queues.
+const BLKIF_KEYS: [(&str, &str); 3] = [
+    ("keys-page", "ring-ref=8\nevent-channel=4\nprotocol=x86_64-abi\nfeature-persistent=1\n"),
+    (
+        "keys-pages",
+        "ring-page-order=1\nring-ref0=8\nring-ref1=9\nevent-channel=4\nprotocol=x86_32-abi\nnum-ring-pages=2\n",
+    ),
+    (
+        "keys-queues",
+        "multi-queue-num-queues=2\nqueue-0/ring-ref=8\nqueue-0/event-channel=4\nqueue-1/ring-ref=9\n\
+         queue-1/event-channel=5\n",
+    ),
+];
+
+/// A guest that reads, writes, discards, flushes and asks for a barrier, each by itself and all at once; and indirectly.
+fn blkif_input(flags: u8) -> Vec<u8> {
+    // The whole of the first page.
+    let page = [0, 0x70];
+    let request = |operation: u8, id: u8, segments: u8| {
+        let head = [blkif::REQUEST, operation, segments, id, id, 0];
+        [&head[..], &page.repeat(segments.into())].concat()
+    };
+    let look = vec![blkif::RING, 0];
+    let list = [&[blkif::LIST, 3][..], &page.repeat(3)].concat();
+    let indirect = vec![blkif::REQUEST, 6, 3 << 1, 9, 8, 0];
+    let mut input = vec![flags];
+    for operation in [0, 1, 2, 3, 5] {
+        input.extend(request(operation, operation, u8::from(operation != 5)));
+        input.extend(&look);
+    }
+    (0..6).for_each(|n| input.extend(request(n % 4, 20 + n, 2)));
+    input.extend([list, indirect, look].concat());
+    input
 }

@@ -84,6 +84,7 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
         ("mbr", &[("mbr", 300), ("partition", 400), ("entry left out", 100)]),
         ("partition", &[("gpt", 10), ("mbr", 30), ("no table", 300)]),
         ("dm_table", &[("table", 20), ("refused", 400)]),
+        ("blkif", &[("okay", 300), ("refused", 300), ("broken", 30), ("keys", 20), ("keys refused", 30)]),
         ("blktrace", &[("record", 2000), ("line", 1000), ("refused", 300)]),
         ("log_writes", &[("log", 400), ("entry", 1200), ("entry refused", 60), ("refused", 10)]),
         (

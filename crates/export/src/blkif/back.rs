@@ -186,7 +186,9 @@ impl<E: Env> BackPort<E> {
                 }
             }
         }
-        self.config.stats.taken(taken, cx.now());
+        if self.config.stats.taken(taken, cx.now()) {
+            cx.ring_is_full(self.config.volume, &self.config.stats);
+        }
     }
 
     fn begin(&mut self, cx: &mut Context<'_, E>, request: Request) {

@@ -12,7 +12,7 @@ use blockwork_export::blkif::in_process::Bell;
 use blockwork_export::blkif::{Ended, EventChannel, FrontQueue, FrontWants, Refused};
 use blockwork_format::blkif::Abi;
 use blockwork_memory::{Buffer, Segment, Segments, slice_segments};
-use blockwork_sim::{Chaos, Random, SimEnv};
+use blockwork_sim::{Chaos, Fault, Random, SimEnv};
 
 use crate::rig::{Rig, SECTORS, WANTS, still_serves};
 
@@ -342,6 +342,27 @@ fn a_back_end_that_comes_back_gets_what_was_not_answered() {
     (0..10).for_each(|n| {
         assert_eq!(rig.world.peek(blockwork_engine::FileId(0), n * 8)[0], n as u8 + 1);
     });
+    still_serves(&end);
+}
+
+#[test]
+fn a_read_that_the_device_fails_fails_and_the_others_do_not() {
+    let mut rig = Rig::new(17);
+    rig.world.fail_nth(blockwork_engine::FileId(0), 3, Fault::Error(Errno::EIO));
+    let device = rig.connect(WANTS);
+    let [(mut queue, _)] = <[_; 1]>::try_from(device.front).ok().expect("one queue");
+    let [(port, end)] = <[_; 1]>::try_from(device.back).ok().expect("one queue");
+    for n in 0..8 {
+        let memory = Segments::from_iter([Segment::new(Buffer::new(4096), 0, 4096)]);
+        queue.submit(n, Bio::with_data(Op::Read, Flags::NONE, Sector(n * 800), memory)).unwrap();
+    }
+    queue.publish();
+    rig.worker.add_port(Box::new(port));
+    rig.settle();
+    let mut answers = Vec::new();
+    queue.answers(&mut answers).unwrap();
+    let failed = answers.iter().filter(|done| done.result == Err(Errno::EIO)).count();
+    assert_eq!((answers.len(), failed), (8, 1));
     still_serves(&end);
 }
 

@@ -162,6 +162,7 @@ fn bad_requests_are_answered_with_an_error_and_the_next_is_served() {
     guest.request(5, read(0xffff_ffff));
     guest.request(6, Kind::Discard { nr_sectors: 8, secure: true });
     guest.request(7, Kind::Discard { nr_sectors: u64::MAX, secure: false });
+    guest.request(8, Kind::Discard { nr_sectors: 0, secure: false });
     guest.ring();
     let mut answers = guest.answers();
     answers.sort_by_key(|(id, _)| *id);
@@ -173,6 +174,7 @@ fn bad_requests_are_answered_with_an_error_and_the_next_is_served() {
         (5, Status::Error),
         (6, Status::NotSupported),
         (7, Status::Error),
+        (8, Status::Okay),
     ];
     assert_eq!(answers, expected);
     let mut bytes = [0; PAGE_BYTES];

@@ -5,14 +5,17 @@
 //! | --- | --- |
 //! | [`discard`] | discards under md's RAID10 were cut to chunks (Launchpad 1896578) |
 //! | [`merge`] | reads through an LVM snapshot were not merged on the way to an NVMe disk (Launchpad 1833319) |
+//! | [`ring`] | a Xen guest's ring of one page starves a fast disk (xen/block: add multi-page ring support) |
 //!
 //! Invariants, for every report: (1) nothing is modelled but devices and clients: what lies between is the code that
 //! serves; (2) a figure of the report that a model was calibrated by is named in [`Reproduction::calibration`], and there is
 //! at most one; (3) a seed gives the same result on any machine.
 
 pub mod discard;
+mod excerpt;
 mod lab;
 pub mod merge;
+pub mod ring;
 mod runs;
 
 use blockwork_sim::DeviceCounters;
@@ -36,6 +39,9 @@ pub struct Reproduction {
     /// What clients get in a second whose work has no end.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rates: Vec<Rate>,
+    /// What guests get through rings of different sizes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rings: Vec<RingRate>,
     /// What happened on the device, as traces show it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub traces: Vec<Excerpt>,
@@ -75,6 +81,37 @@ pub struct Rate {
     pub mb_per_second: f64,
     /// Requests that the device got.
     pub devices: Vec<Requests>,
+}
+
+/// What a guest gets through a ring.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RingRate {
+    /// What it does.
+    pub client: String,
+    /// What is between it and the device, apart from the ring.
+    pub path: String,
+    /// Reads that the guest has under way.
+    pub in_flight: u32,
+    /// Pages of the ring.
+    pub ring_pages: u32,
+    /// Whether the host merges requests at the device.
+    pub is_merged_at_leaf: bool,
+    /// What the report measured, reads a second; nothing where it says nothing.
+    pub report_iops: Option<f64>,
+    /// What came out here, reads a virtual second.
+    pub iops: f64,
+    /// What the model was calibrated by: no prediction.
+    pub is_calibration: bool,
+    /// Reads in a request of the ring, on average: what the guest's queue merged.
+    pub reads_per_request: f64,
+    /// Requests that the ring holds.
+    pub ring_size: u32,
+    /// The most that were in it.
+    pub ring_high_water: u32,
+    /// Part of the time during which it was full, 0 to 1.
+    pub ring_full: f64,
+    /// Requests that the device got.
+    pub device: Requests,
 }
 
 /// A piece of a trace.

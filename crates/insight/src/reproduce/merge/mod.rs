@@ -7,19 +7,18 @@
 //! What a client does is in `clients.rs`, what it reads from in `stack.rs`.
 
 mod clients;
-mod excerpt;
 mod stack;
 
 use blockwork_engine::{Errno, Merges, Sector};
 use blockwork_format::FormatError;
 use blockwork_layer::snapshot::FamilyError;
 
+use super::excerpt::Listener;
 use super::lab::{Lab, Outcome, Progress, Workload};
 use super::runs::run_all;
 use super::{Behaviour, Excerpt, Rate, Reproduction, Requests, Row};
 use clients::{Cat, PAGE, RandomReads};
-use excerpt::Listener;
-use stack::{DATA_START, NODES, Stack, VOLUME, device, nomerges};
+use stack::{DATA_START, NODES, Stack, VOLUME, device, nodes, nomerges};
 
 /// Where the file begins on the volume: what the report's trace of the snapshot begins with.
 const FILE_START: Sector = Sector(835_584);
@@ -168,6 +167,7 @@ pub fn reproduce(plan: &MergePlan, progress: &mut dyn FnMut(f64)) -> Result<Repr
         calibration: None,
         rows,
         rates,
+        rings: Vec::new(),
         traces: traces.into_iter().collect::<Result<_, _>>()?,
         notes: notes(),
     })
@@ -230,7 +230,7 @@ impl Run {
 
 /// What happens to the first bios, cut at chunks.
 fn trace(plan: &MergePlan, merges: Merges) -> Result<Excerpt, MergeError> {
-    let listener = Listener::new();
+    let listener = Listener::new(&nodes());
     let plan = MergePlan { pages: plan.pages.min(TRACED), ..plan.clone() };
     let run = Run { client: Client::Cat { bio: 1 }, stack: Stack::Snapshot, merges };
     let lab = Lab::new(plan.seed, &device(merges), 1).traced_by(listener.hub.tracer(0));

@@ -4,11 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockwork_engine::NodeId;
+use blockwork_engine::{NodeId, NodeInfo};
 use blockwork_format::FormatError;
 use blockwork_format::blktrace::{Decoder, Formatter, Note};
 
-use super::stack::nodes;
 use crate::trace::{Batch, NodeSet, Received, Subscription, TraceHub};
 
 /// The process in an excerpt, whatever its number is today: a seed gives the same trace each time.
@@ -21,8 +20,9 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    pub(super) fn new() -> Listener {
-        let hub = TraceHub::new(&nodes());
+    /// To the first of these nodes, the device.
+    pub(super) fn new(nodes: &[NodeInfo]) -> Listener {
+        let hub = TraceHub::new(nodes);
         let subscription = hub.subscribe(Some([NodeId(0)].into_iter().collect::<NodeSet>()));
         Listener { hub, subscription }
     }
