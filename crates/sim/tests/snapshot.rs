@@ -26,8 +26,12 @@ fn report(plan: &Plan, verdict: &Verdict) -> String {
 #[test]
 fn replay() {
     let Some(seed) = from_environment("SEED") else { return };
-    let mut plan =
-        if from_environment("TROUBLE").is_some() { Plan::draw_trouble(seed) } else { Plan::draw(seed) };
+    let mut plan = match (from_environment("MERGE").is_some(), from_environment("TROUBLE").is_some()) {
+        (false, false) => Plan::draw(seed),
+        (false, true) => Plan::draw_trouble(seed),
+        (true, false) => Plan::draw_merge(seed),
+        (true, true) => Plan::draw_merge_trouble(seed),
+    };
     if let Some(cut) = from_environment("CUT") {
         plan.cuts[0] = cut;
     }
@@ -58,6 +62,8 @@ fn run_all(plans: impl Iterator<Item = Plan>) -> Verdict {
             sums.lost += verdict.lost;
             sums.unrecorded += verdict.unrecorded;
             sums.overflowed += verdict.overflowed;
+            sums.merged += verdict.merged;
+            sums.merge_failed += verdict.merge_failed;
         }
     });
     println!("{runs} runs: {sums:?}");
@@ -90,6 +96,36 @@ fn every_cut_of_a_short_run_is_survived() {
         let events = plan.run().events;
         for cut in 1..=events.min(150) {
             plan.cuts = vec![cut];
+            plans.push(plan.clone());
+        }
+    }
+    assert!(plans.len() > 200, "only {} cuts were tried", plans.len());
+    run_all(plans.into_iter());
+}
+
+#[test]
+fn a_snapshot_is_merged_under_its_clients_and_through_power_cuts() {
+    let seeds = from_environment("SEEDS").unwrap_or(600);
+    let sums = run_all((0..seeds).map(Plan::draw_merge));
+    assert!(sums.merged == seeds && sums.merge_failed == 0);
+}
+
+#[test]
+fn a_merge_that_fails_is_taken_up_later_and_nothing_is_lost() {
+    let seeds = from_environment("SEEDS").unwrap_or(400);
+    let sums = run_all((0..seeds).map(Plan::draw_merge_trouble));
+    assert!(sums.merged > seeds / 4 && sums.merge_failed > seeds / 40);
+}
+
+#[test]
+fn every_cut_of_a_merge_is_survived() {
+    let mut plans = Vec::new();
+    for seed in 3_000_000..3_000_006 {
+        let mut plan = Plan::draw_merge(seed);
+        (plan.bios, plan.cuts, plan.merge) = (20, vec![0, 0], Some((1, 0)));
+        let events = plan.run().events;
+        for cut in 1..=events.min(200) {
+            plan.cuts = vec![0, cut];
             plans.push(plan.clone());
         }
     }

@@ -120,6 +120,11 @@ impl Exception {
         out
     }
 
+    /// The exceptions in bytes of a list, up to its end.
+    pub fn decode_all(bytes: &[u8]) -> Vec<Exception> {
+        bytes.chunks_exact(EXCEPTION_BYTES as usize).map_while(Exception::decode).collect()
+    }
+
     /// The exception in 16 bytes; none: the list ends here.
     fn decode(bytes: &[u8]) -> Option<Exception> {
         let (old, new) = (u64_le(bytes, 0), u64_le(bytes, 8));

@@ -37,7 +37,7 @@ pub(crate) async fn store(
 }
 
 /// Reads whole sectors, also on a device with larger blocks.
-pub(super) async fn read_bytes(
+pub(crate) async fn read_bytes(
     cx: &TaskContext,
     layer: &Arc<dyn Layer>,
     sector: Sector,

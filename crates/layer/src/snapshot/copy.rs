@@ -19,10 +19,10 @@ use super::store::{Persistence, State, Store};
 use crate::md::io;
 
 /// What is copied by one read and one write.
-const PIECE: Sectors = Sectors(2048);
+pub(super) const PIECE: Sectors = Sectors(2048);
 
 /// Pieces on their way at a time: so many have memory.
-const PIECES_MAX: usize = 8;
+pub(super) const PIECES_MAX: usize = 8;
 
 /// How much of the origin a batch covers, unless a single chunk is larger.
 const BATCH: Sectors = Sectors(32_768);
@@ -189,6 +189,9 @@ impl Family {
 /// The chunks that a store lacks of what is wanted, up to a batch; and which of them the origin is about to overwrite.
 fn missing(store: &Store, nth: usize, wants: &[Want]) -> (BTreeSet<u64>, BTreeSet<u64>) {
     let (mut needed, mut by_origin) = (BTreeSet::new(), BTreeSet::new());
+    if store.is_merging {
+        return (needed, by_origin);
+    }
     let most = (BATCH.0 / store.layout.chunk_sectors()).max(1).min(store.batch_room());
     for want in wants {
         let is_origin = want.by == Writer::Origin;

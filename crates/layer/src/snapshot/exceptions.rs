@@ -7,7 +7,8 @@
 //! element of the first array.
 //!
 //! Invariants: (1) there is one writer at a time; readers see an exception whole or not at all, since its old chunk is stored
-//! before its slot; (2) a slot is never taken back, so that a reader who probes finds what is behind it; (3) no search takes more than [`PROBES_MAX`] steps, whatever a hostile
+//! before its slot; (2) a slot is never taken back, so that a reader who probes finds what is behind it: of an exception that is
+//! removed only the old chunk goes, and nothing is entered after that; (3) no search takes more than [`PROBES_MAX`] steps, whatever a hostile
 //! store or client has chosen.
 
 use std::sync::OnceLock;
@@ -118,6 +119,13 @@ impl Exceptions {
         }
         Err(Crowded)
     }
+
+    /// Removes an exception that was entered. No other one may be entered after that.
+    pub(super) fn remove(&self, exception: Exception) {
+        if let Some(old) = self.old.get(exception.new) {
+            old.store(0, Ordering::Release);
+        }
+    }
 }
 
 /// A number's bits, well stirred (the finish of MurmurHash3).
@@ -172,6 +180,17 @@ mod tests {
                 assert_eq!(table.find(old), model.get(&old).copied(), "chunk {old}");
             }
         }
+    }
+
+    #[test]
+    fn what_is_removed_is_not_found_and_what_lies_behind_it_is() {
+        let table = Exceptions::new(400, 1000);
+        let all: Vec<_> = (0..400).map(|n| Exception { old: n * 3, new: 2 + n }).collect();
+        all.iter().for_each(|exception| table.insert(*exception).unwrap());
+        let (kept, gone) = all.split_at(150);
+        gone.iter().for_each(|exception| table.remove(*exception));
+        assert!(kept.iter().all(|exception| table.find(exception.old) == Some(exception.new)));
+        assert!(gone.iter().all(|exception| table.find(exception.old).is_none()));
     }
 
     #[test]

@@ -43,6 +43,14 @@ pub enum FamilyError {
         /// Three chunks.
         needed: u64,
     },
+    /// A store that could not be merged.
+    #[error("snapshot {name} cannot be merged: {why}")]
+    Unmergeable {
+        /// The snapshot.
+        name: String,
+        /// Why.
+        why: &'static str,
+    },
     /// The chunk numbers of the store are such that looking them up would take for ever.
     #[error(
         "snapshot {name}: its exceptions cannot be looked up in reasonable time; that looks like malice: remove the snapshot"
@@ -89,20 +97,38 @@ impl Family {
     ///
     /// Sizes that do not go together; a store whose exceptions cannot be looked up.
     pub fn new(origin: Arc<dyn Layer>, snapshots: Vec<StoreConfig>) -> Result<Arc<Family>, FamilyError> {
-        let stores = snapshots.into_iter().map(|config| {
-            let name = config.name.clone();
-            let store = Store::new(config).ok_or(FamilyError::Crowded { name })?;
-            check(&store, &*origin)?;
-            Ok(store)
-        });
-        let stores = stores.collect::<Result<_, _>>()?;
-        Ok(Arc::new(Family {
-            origin,
-            stores,
-            turns: Turns::default(),
-            wanted: Mutex::default(),
-            batches: AtomicU64::new(0),
-        }))
+        let stores = stores(&origin, snapshots)?;
+        Ok(Family::of(origin, stores))
+    }
+
+    /// An origin with its snapshots, of which `merging` is being merged into it: nothing is kept for that one any more.
+    ///
+    /// # Errors
+    ///
+    /// As [`Family::new`]; a store in memory only, or one that cannot be believed.
+    pub fn with_merge(
+        origin: Arc<dyn Layer>,
+        snapshots: Vec<StoreConfig>,
+        merging: usize,
+    ) -> Result<Arc<Family>, FamilyError> {
+        let mut stores = stores(&origin, snapshots)?;
+        if let Some(store) = stores.get_mut(merging) {
+            let unmergeable = |why| Err(FamilyError::Unmergeable { name: store.name.clone(), why });
+            if !store.is_persistent() {
+                return unmergeable("its exceptions are in memory only, expected a store of kind P");
+            }
+            if store.state() == State::Losing {
+                return unmergeable("what its store holds cannot be believed");
+            }
+            store.is_merging = true;
+        }
+        Ok(Family::of(origin, stores))
+    }
+
+    fn of(origin: Arc<dyn Layer>, stores: Vec<Store>) -> Arc<Family> {
+        let stores = stores.into();
+        let (turns, wanted, batches) = (Turns::default(), Mutex::default(), AtomicU64::new(0));
+        Arc::new(Family { origin, stores, turns, wanted, batches })
     }
 
     /// How many snapshots there are.
@@ -129,12 +155,16 @@ impl Family {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether the origin may be written there, as far as its snapshots are concerned.
+    #[inline]
+    pub(super) fn lets_write(&self, start: Sector, end: Sector) -> bool {
+        self.stores.iter().all(|store| store.lets_write(start, end))
+    }
+
     /// Whether a write may go, or must fail; none: not yet.
     pub(super) fn verdict(&self, want: &Want) -> Option<Result<(), Errno>> {
         match want.by {
-            Writer::Origin => {
-                self.stores.iter().all(|store| store.lets_write(want.start, want.end)).then_some(Ok(()))
-            }
+            Writer::Origin => self.lets_write(want.start, want.end).then_some(Ok(())),
             Writer::Snapshot(nth) => {
                 let store = &self.stores[nth];
                 if store.state() != State::Valid {
@@ -144,6 +174,16 @@ impl Family {
             }
         }
     }
+}
+
+fn stores(origin: &Arc<dyn Layer>, snapshots: Vec<StoreConfig>) -> Result<Vec<Store>, FamilyError> {
+    let stores = snapshots.into_iter().map(|config| {
+        let name = config.name.clone();
+        let store = Store::new(config).ok_or(FamilyError::Crowded { name })?;
+        check(&store, &**origin)?;
+        Ok(store)
+    });
+    stores.collect()
 }
 
 fn check(store: &Store, origin: &dyn Layer) -> Result<(), FamilyError> {

@@ -1,11 +1,13 @@
 //! The list of exceptions on a store's disk: entering what is new, so that it is durable.
 //!
-//! What has been entered is known by its number alone; only the block that is being filled is kept in memory. Where a write was cut
+//! What has been entered is known by its number alone; only the block that is being filled is kept in memory. A merge takes
+//! exceptions back from the end: their bytes become zeros, and nothing else of the list changes. Where a write was cut
 //! off by a power cut, something may lie behind the end of the list: it is made zeros, durably, before the list grows.
 //!
 //! Invariants: (1) behind the last exception there are zeros, to the end of its area, before it is entered; an area that
-//! becomes full is followed by one of zeros; (2) what is in memory is what the disk has, or the store is lost.
+//! becomes full is followed by one of zeros, and exceptions are taken back area by area; (2) what is in memory is what the disk has, or the store is lost.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use blockwork_engine::{Bio, Errno, Flags, Layer, Op, SECTOR, Sector, Sectors, TaskContext};
@@ -15,6 +17,9 @@ use crate::md::io;
 
 /// What is written at once, at least: a page of the kernel's, and a block of most disks.
 const BLOCK_BYTES: u64 = 4096;
+
+/// How many exceptions are read, and taken back, at once.
+const LAST_MAX: u64 = 4096;
 
 /// A list as far as it has been written.
 #[derive(Clone, Debug)]
@@ -107,6 +112,76 @@ impl List {
     fn open_block(&self) -> u64 {
         let within = self.count % self.layout.exceptions_per_area() * EXCEPTION_BYTES;
         self.layout.area_chunk(self.area()) * self.layout.chunk_bytes() + within / self.block * self.block
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The chunk behind the last one in use, if chunks were given out in the order of the list.
+    pub(super) fn next_if_in_order(&self) -> u64 {
+        self.layout.area_chunk(self.area()) + self.count % self.layout.exceptions_per_area() + 1
+    }
+
+    /// Numbers of the last exceptions of the list, at most so many, of one area.
+    fn last_numbers(&self, most: u64) -> Range<u64> {
+        let area = self.count.saturating_sub(1) / self.layout.exceptions_per_area();
+        let start = area * self.layout.exceptions_per_area();
+        start.max(self.count.saturating_sub(most.min(LAST_MAX)))..self.count
+    }
+
+    /// Where exception number `nth` is, bytes.
+    fn place(&self, nth: u64) -> u64 {
+        let per_area = self.layout.exceptions_per_area();
+        let area = self.layout.area_chunk(nth / per_area) * self.layout.chunk_bytes();
+        area + nth % per_area * EXCEPTION_BYTES
+    }
+
+    /// Whole blocks that hold the exceptions of these numbers, which are of one area: from where to where, bytes.
+    fn blocks(&self, numbers: &Range<u64>) -> Range<u64> {
+        let (start, end) = (self.place(numbers.start), self.place(numbers.end - 1) + EXCEPTION_BYTES);
+        start / self.block * self.block..end.next_multiple_of(self.block)
+    }
+
+    /// The last exceptions of the list as they are on the disk, at most so many, of one area.
+    pub(super) async fn last(
+        &self,
+        cx: &TaskContext,
+        store: &Arc<dyn Layer>,
+        most: u64,
+    ) -> Result<Vec<Exception>, Errno> {
+        let numbers = self.last_numbers(most);
+        if numbers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let blocks = self.blocks(&numbers);
+        let nr = Sectors((blocks.end - blocks.start) / SECTOR);
+        let bytes = io::read_bytes(cx, store, Sector(blocks.start / SECTOR), nr).await?;
+        let skip = (self.place(numbers.start) - blocks.start) as usize;
+        let length = ((numbers.end - numbers.start) * EXCEPTION_BYTES) as usize;
+        Ok(Exception::decode_all(&bytes[skip..skip + length]))
+    }
+
+    /// Takes the last exceptions from the list, no more than [`List::last`] gives; durable when this returns.
+    pub(super) async fn take_back(
+        &mut self,
+        cx: &TaskContext,
+        store: &Arc<dyn Layer>,
+        exceptions: u64,
+    ) -> Result<(), Errno> {
+        let numbers = self.count - exceptions..self.count;
+        if numbers.is_empty() {
+            return Ok(());
+        }
+        let blocks = self.blocks(&numbers);
+        let kept = (self.place(numbers.start) - blocks.start) as usize;
+        let first = Sector(blocks.start / SECTOR);
+        let mut bytes = io::read_bytes(cx, store, first, Sectors(self.block / SECTOR)).await?;
+        bytes.truncate(kept);
+        self.open = bytes.clone();
+        self.count = numbers.start;
+        bytes.resize((blocks.end - blocks.start) as usize, 0);
+        io::write_bytes(cx, store, first, &bytes).await
     }
 
     async fn make_ready(&mut self, cx: &TaskContext, store: &Arc<dyn Layer>) -> Result<(), Errno> {

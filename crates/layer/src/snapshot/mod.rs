@@ -5,6 +5,7 @@
 //! | [`Family`] | an origin's device, all its snapshots, and what copies chunks out; the layers share it |
 //! | [`Origin`] | `snapshot-origin`: the origin as its users see it |
 //! | [`Snapshot`] | `snapshot`: one of its snapshots |
+//! | [`Merging`] | `snapshot-merge`: the origin while a snapshot is merged into it; [`Merge`] does that, step by step |
 //!
 //! Reads never wait: what a snapshot shares with its origin is read from there, the rest from its store. A write to the origin,
 //! or to a snapshot, of a chunk that has to be kept first is deferred until it has been copied out; copies are made in batches
@@ -32,12 +33,17 @@ mod copy;
 mod exceptions;
 mod family;
 mod list;
+mod merge;
+mod merging;
 mod origin;
 mod status;
 mod store;
 mod target;
+mod window;
 
 pub use family::{Family, FamilyError};
+pub use merge::{Merge, MergeError, Step};
+pub use merging::Merging;
 pub use origin::Origin;
 pub use status::SnapshotStatus;
 pub use store::{Features, Persistence, StoreConfig};

@@ -47,7 +47,7 @@ impl Layer for Origin {
                 return Ok(());
             }
             Op::Write | Op::WriteZeroes => {
-                if !self.family.stores.iter().all(|store| store.lets_write(span.sector, span.end())) {
+                if !self.family.lets_write(span.sector, span.end()) {
                     return Err(Defer { node: self.shape.node, span, reason: Reason::CopyOut });
                 }
             }

@@ -20,9 +20,16 @@ pub enum SnapshotStatus {
     Invalid,
     /// The store is full: it can be read, but no longer be written.
     Overflow,
+    /// A merge was begun, and has failed.
+    MergeFailed,
 }
 
 impl SnapshotStatus {
+    /// Whether there is not a single exception in the store: a snapshot that is being merged is merged.
+    pub fn is_empty(&self) -> bool {
+        matches!(self, SnapshotStatus::Used { used, metadata, .. } if used == metadata)
+    }
+
     /// Percent of the store that are in use; none: that says nothing any more.
     pub fn percent(&self) -> Option<f64> {
         match self {
@@ -40,6 +47,7 @@ impl fmt::Display for SnapshotStatus {
             SnapshotStatus::Used { used, total, metadata } => write!(f, "{used}/{total} {metadata}"),
             SnapshotStatus::Invalid => write!(f, "Invalid"),
             SnapshotStatus::Overflow => write!(f, "Overflow"),
+            SnapshotStatus::MergeFailed => write!(f, "Merge failed"),
         }
     }
 }

@@ -5,10 +5,10 @@
 //! family's turn.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockwork_engine::{Layer, Sector, Sectors, TaskContext};
+use blockwork_engine::{Errno, Layer, Sector, Sectors, TaskContext};
 use blockwork_format::snapshot::{CHUNKS_MAX, Exception, Found, Header, Layout};
 
 use super::exceptions::Exceptions;
@@ -85,6 +85,9 @@ pub(super) struct Store {
     /// Exceptions whose content is below this chunk are settled.
     settled: AtomicU64,
     state: AtomicU8,
+    /// It is being merged into its origin: nothing is kept in it any more.
+    pub(super) is_merging: bool,
+    merge_failed: AtomicBool,
     books: Mutex<Books>,
 }
 
@@ -136,6 +139,8 @@ impl Store {
             exceptions,
             settled: AtomicU64::new(next),
             state: AtomicU8::new(state as u8),
+            is_merging: false,
+            merge_failed: AtomicBool::new(false),
             books: Mutex::new(Books { next, list }),
         })
     }
@@ -191,6 +196,7 @@ impl Store {
     #[inline]
     pub(super) fn lets_write(&self, start: Sector, end: Sector) -> bool {
         match self.state() {
+            _ if self.is_merging => true,
             State::Valid | State::Overflow => self.first_unsettled(self.chunks(start, end)).is_none(),
             State::Losing => false,
             State::Lost => true,
@@ -240,6 +246,26 @@ impl Store {
         }
     }
 
+    /// Takes the last exceptions from the list, durably, and then from the table.
+    pub(super) async fn take_back(&self, cx: &TaskContext, last: &[Exception]) -> Result<(), Errno> {
+        let mut list = self.books().list.clone();
+        list.take_back(cx, &self.layer, last.len() as u64).await?;
+        last.iter().for_each(|exception| self.exceptions.remove(*exception));
+        let mut books = self.books();
+        // What the kernel counts from then on, in whatever order chunks were given out.
+        books.next = list.next_if_in_order();
+        books.list = list;
+        Ok(())
+    }
+
+    pub(super) fn has_failed_to_merge(&self) -> bool {
+        self.merge_failed.load(Ordering::Acquire)
+    }
+
+    pub(super) fn fail_to_merge(&self) {
+        self.merge_failed.store(true, Ordering::Release);
+    }
+
     /// All exceptions that were published are settled.
     pub(super) fn settle(&self) {
         let next = self.books().next;
@@ -262,8 +288,9 @@ impl Store {
 
     pub(super) fn status(&self) -> SnapshotStatus {
         match self.state() {
-            State::Overflow => SnapshotStatus::Overflow,
             State::Losing | State::Lost => SnapshotStatus::Invalid,
+            _ if self.has_failed_to_merge() => SnapshotStatus::MergeFailed,
+            State::Overflow => SnapshotStatus::Overflow,
             State::Valid => {
                 let books = self.books();
                 let (used, metadata) = self.layout.used_sectors(books.next, books.list.area());

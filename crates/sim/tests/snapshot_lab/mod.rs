@@ -4,7 +4,9 @@
 //! What must hold: (1) every client's oracle: an origin and a snapshot are volumes like any other, and each snapshot begins as a
 //! copy of its origin, which was made when the power was last cut before there were snapshots; (2) a store that has
 //! room, on devices without faults, is never lost; (3) whatever happens to a store, the clients of the origin do not notice; (4) a
-//! snapshot that was lost stays lost; (5) what is found on a store after a cut contradicts the format nowhere.
+//! snapshot that was lost stays lost; (5) what is found on a store after a cut contradicts the format nowhere; (6) from the moment
+//! that a snapshot is merged, the origin's clients see that snapshot, whatever is merged so far, and in the end the origin's device
+//! has it without any layer.
 
 use std::cell::RefCell;
 use std::io;
@@ -19,7 +21,7 @@ use blockwork_format::Source;
 use blockwork_format::snapshot::{Found, Layout, read};
 use blockwork_layer::Linear;
 use blockwork_layer::snapshot::{
-    Family, Features, Origin, Persistence, Snapshot, SnapshotStatus, StoreConfig,
+    Family, Features, Merge, Merging, Origin, Persistence, Snapshot, SnapshotStatus, Step, StoreConfig,
 };
 use blockwork_sim::{
     Chaos, ClientConfig, Closing, DeviceModel, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient,
@@ -62,6 +64,8 @@ pub struct Plan {
     pub region: u64,
     /// After which event the power is cut, life by life; 0: only when all is done.
     pub cuts: Vec<u64>,
+    /// From which life on which snapshot is being merged.
+    pub merge: Option<(usize, usize)>,
 }
 
 /// What a run came to.
@@ -80,6 +84,9 @@ pub struct Verdict {
     pub unrecorded: u64,
     /// Snapshots that overflowed.
     pub overflowed: u64,
+    /// Merges that came to their end, and those that failed.
+    pub merged: u64,
+    pub merge_failed: u64,
     pub journal: Vec<String>,
 }
 
@@ -119,7 +126,29 @@ impl Plan {
             cuts: (0..random.between(1, 3))
                 .map(|_| if random.chance(1, 5) { 0 } else { random.between(1, bios * 12) })
                 .collect(),
+            merge: None,
         }
+    }
+
+    /// As `draw`; after a life or two, a snapshot is merged while clients are at work on the origin and on the other snapshots.
+    pub fn draw_merge(seed: u64) -> Plan {
+        let mut plan = Plan::draw(seed);
+        plan.begin_merge(&mut Random::part(seed, 4));
+        plan
+    }
+
+    /// The same where devices fail, that of the origin among them.
+    pub fn draw_merge_trouble(seed: u64) -> Plan {
+        let mut plan = Plan::draw_trouble(seed);
+        plan.begin_merge(&mut Random::part(seed, 4));
+        plan
+    }
+
+    fn begin_merge(&mut self, random: &mut Random) {
+        let first = self.cuts.len().min(2);
+        self.cuts.truncate(first);
+        self.cuts.extend((0..random.between(1, 3)).map(|_| random.between(1, self.bios * 12)));
+        self.merge = Some((first, random.index(self.stores.len())));
     }
 
     /// Stores that are too small, or whose devices fail.
@@ -227,6 +256,16 @@ impl Source for Bytes<'_> {
     }
 }
 
+/// The layers of a life.
+struct Built {
+    stack: Stack,
+    family: Arc<Family>,
+    /// What is being merged.
+    merge: Option<Arc<Merge>>,
+    /// Whose referee each volume has.
+    seats: Vec<usize>,
+}
+
 /// A run under way.
 struct Run<'a> {
     plan: &'a Plan,
@@ -237,6 +276,8 @@ struct Run<'a> {
     lost: Vec<bool>,
     /// Those of which the server said so in this life.
     gone: Vec<bool>,
+    /// The snapshot that is being merged.
+    merging: Option<usize>,
     verdict: Verdict,
 }
 
@@ -265,13 +306,22 @@ impl<'a> Run<'a> {
         });
         let referees = referees.collect();
         let none = vec![false; plan.stores.len()];
-        Run { plan, world, referees, lost: none.clone(), gone: none, verdict: Verdict::default() }
+        Run {
+            plan,
+            world,
+            referees,
+            lost: none.clone(),
+            gone: none,
+            merging: None,
+            verdict: Verdict::default(),
+        }
     }
 
     fn lives(&mut self, journal: bool) {
         let planned = self.plan.planned.iter();
         planned.for_each(|(device, n, fault)| self.world.fail_nth(*device, *n, *fault));
         for (life, cut) in (0u64..).zip(&self.plan.cuts) {
+            self.begin_merge(life as usize);
             self.live(life, *cut);
             let was_off = self.world.is_off();
             self.verdict.journal.append(&mut self.world.journal());
@@ -288,6 +338,57 @@ impl<'a> Run<'a> {
                 return;
             }
         }
+        self.finish_merge();
+    }
+
+    /// From here on the origin is seen as the snapshot that is merged into it. A snapshot that is lost cannot be merged.
+    fn begin_merge(&mut self, life: usize) {
+        if let Some((first, nth)) = self.plan.merge
+            && (first == life && !self.lost[nth])
+        {
+            self.merging = Some(nth);
+            self.referees[0] = self.referees[nth + 1].clone();
+        }
+    }
+
+    /// Merges what is left; then the origin has it all, without any layer.
+    fn finish_merge(&mut self) {
+        let Some(nth) = self.merging else { return };
+        let Some(Built { stack, family, merge: Some(merge), .. }) = self.build(Lies::default()) else {
+            return;
+        };
+        let mut merger = worker(&stack, self.world.env(), 0, false, &Quiescence::default());
+        let steps = Rc::new(RefCell::new(Vec::new()));
+        let told = steps.clone();
+        merger.spawn(|cx| async move {
+            loop {
+                let step = merge.step(&cx).await;
+                told.borrow_mut().push(step.clone());
+                if step != Ok(Step::More) {
+                    return;
+                }
+            }
+        });
+        merger.handle().stop();
+        run_all(&self.world, vec![merger]);
+        if steps.borrow().last() != Some(&Ok(Step::Done)) {
+            self.accuse(format!("the merge does not come to its end: {:?}", steps.borrow().last()));
+            return;
+        }
+        self.verdict.merged += 1;
+        self.look_at_states(&family);
+        self.world = self.world.power_cut();
+        self.look_at_headers(false);
+        let (device, start) = self.plan.place(nth);
+        let bytes = Bytes { world: &self.world, device, start, sectors: self.plan.stores[nth].sectors };
+        match read(&bytes, self.plan.origin_sectors) {
+            Ok(Found::New) => {}
+            Ok(Found::Valid(contents)) if contents.exceptions.is_empty() => {}
+            other => self.accuse(format!("after the merge, the store holds {other:?}")),
+        }
+        self.merging = None;
+        self.lost[nth] = true;
+        self.judge();
     }
 
     fn accuse(&mut self, violation: String) {
@@ -295,7 +396,7 @@ impl<'a> Run<'a> {
     }
 
     /// The layers of this life, over what is on the devices.
-    fn build(&mut self, lies: Lies) -> Option<(Stack, Arc<Family>)> {
+    fn build(&mut self, lies: Lies) -> Option<Built> {
         let (plan, world) = (self.plan, self.world.clone());
         let mut nodes = Nodes::default();
         let mut leaves: Vec<(NodeId, Arc<dyn LeafSource>)> = Vec::new();
@@ -333,23 +434,34 @@ impl<'a> Run<'a> {
                 }),
             }
         }
-        let family = Family::new(origin, snapshots).expect("a family that fits");
-        let mut volumes =
-            vec![Volume::new("origin", Arc::new(Origin::new(nodes.next(), family.clone())), false)];
-        for nth in 0..plan.stores.len() {
+        let family = match self.merging {
+            Some(nth) => Family::with_merge(origin, snapshots, nth),
+            None => Family::new(origin, snapshots),
+        };
+        let family = family.expect("a family that fits");
+        let merge = Merge::new(family.clone());
+        let top: Arc<dyn Layer> = match &merge {
+            Some(merge) => Arc::new(Merging::new(nodes.next(), merge.clone())),
+            None => Arc::new(Origin::new(nodes.next(), family.clone())),
+        };
+        let (mut volumes, mut seats) = (vec![Volume::new("origin", top, false)], vec![0]);
+        for nth in (0..plan.stores.len()).filter(|nth| self.merging != Some(*nth)) {
             let layer = Snapshot::new(nodes.next(), family.clone(), nth).expect("there are so many");
             volumes.push(Volume::new(format!("snapshot {nth}"), Arc::new(layer), false));
+            seats.push(nth + 1);
         }
         let nodes = nodes.0.into();
-        Some((Stack { volumes: volumes.into(), leaves: leaves.into(), nodes }, family))
+        let stack = Stack { volumes: volumes.into(), leaves: leaves.into(), nodes };
+        Some(Built { stack, family, merge, seats })
     }
 
     /// One life: clients at work until they are done, or the power is cut.
     fn live(&mut self, life: u64, cut: u64) {
-        let Some((stack, family)) = self.build(self.plan.lies) else { return };
+        let Some(Built { stack, family, merge, seats }) = self.build(self.plan.lies) else { return };
         let (plan, world) = (self.plan, self.world.clone());
         world.set_chaos(plan.chaos);
-        (1..world.devices()).for_each(|n| world.set_faults(FileId(n), plan.faults.clone()));
+        let first = if merge.is_some() { 0 } else { 1 };
+        (first..world.devices()).for_each(|n| world.set_faults(FileId(n), plan.faults.clone()));
         if cut > 0 {
             world.cut_at_event(world.events() + cut);
         }
@@ -358,15 +470,18 @@ impl<'a> Run<'a> {
             (0..plan.workers).map(|n| worker(&stack, world.env(), n as u16, false, &quiescence)).collect();
         let closing = Closing::new(workers.iter().map(Worker::handle).collect());
         for n in 0..plan.clients {
-            let volume = n % self.referees.len();
+            let volume = n % seats.len();
             let seed = plan.seed ^ life.rotate_left(32);
             let number = n as u32 + 100 * life as u32;
             let bios = plan.bios / plan.clients as u64;
             let mut config = ClientConfig::new(number, VolumeId(volume as u16), bios, plan.depth, seed);
             config.region = plan.region;
             config.len_max = 24 << 10;
-            let client = SimClient::new(config, self.referees[volume].clone(), closing.clone());
+            let client = SimClient::new(config, self.referees[seats[volume]].clone(), closing.clone());
             workers[n % plan.workers].add_port(Box::new(client));
+        }
+        if merge.is_some() {
+            workers[0].open();
         }
         let ended_well = run_all(&world, workers);
         if ended_well && !world.is_off() {
@@ -387,6 +502,12 @@ impl<'a> Run<'a> {
             let status = family.status(nth);
             self.verdict.overflowed += u64::from(status == Some(SnapshotStatus::Overflow));
             self.gone[nth] = status == Some(SnapshotStatus::Invalid);
+            if status == Some(SnapshotStatus::MergeFailed) && !self.world.is_off() {
+                self.verdict.merge_failed += 1;
+                if self.verdict.faults == 0 {
+                    self.accuse(format!("the merge of snapshot {nth} failed without a reason"));
+                }
+            }
             if self.gone[nth] && !self.may_be_lost(nth) && !self.world.is_off() {
                 self.accuse(format!("snapshot {nth} was lost without a reason"));
             }
@@ -419,11 +540,12 @@ impl<'a> Run<'a> {
 
     /// After a cut: what is on the devices, read through a new stack.
     fn judge(&mut self) {
-        let Some((stack, _)) = self.build(Lies::default()) else { return };
+        let Some(Built { stack, seats, .. }) = self.build(Lies::default()) else { return };
         let mut checker = worker(&stack, self.world.env(), 0, false, &Quiescence::default());
         let closing = Closing::new(vec![checker.handle()]);
-        for (volume, referee) in (0..).zip(&self.referees) {
-            if volume == 0 || !self.lost[volume as usize - 1] {
+        for (volume, seat) in (0..).zip(seats) {
+            let referee = &self.referees[seat];
+            if seat == 0 || !self.lost[seat - 1] {
                 checker.add_port(Box::new(SimCheck::new(VolumeId(volume), referee.clone(), closing.clone())));
             } else {
                 referee.borrow_mut().oracle.cut();
@@ -434,6 +556,7 @@ impl<'a> Run<'a> {
     }
 
     fn book(&mut self) {
+        let is_merging = self.merging.is_some();
         let verdict = &mut self.verdict;
         verdict.log_hash = verdict.log_hash.rotate_left(1) ^ self.world.log_hash();
         verdict.events += self.world.events();
@@ -442,7 +565,8 @@ impl<'a> Run<'a> {
             let referee = &mut *referee.borrow_mut();
             // A snapshot that may be lost may refuse anything; but what it answers must be right.
             let roomy = volume == 0 || self.plan.stores[volume - 1].is_roomy;
-            let may_fail = volume > 0 && (!roomy || verdict.faults > 0);
+            let may_fail =
+                if volume > 0 { !roomy || verdict.faults > 0 } else { is_merging && verdict.faults > 0 };
             let mut violations = std::mem::take(&mut referee.violations);
             violations
                 .retain(|violation| !(may_fail && violation.contains("without a fault that explains it")));
@@ -451,7 +575,7 @@ impl<'a> Run<'a> {
             }
             let (failed, excused) =
                 (std::mem::take(&mut referee.failed), std::mem::take(&mut referee.excused));
-            if volume == 0 && failed > excused {
+            if volume == 0 && failed > excused && !may_fail {
                 verdict.violations.push(format!("{} bios of the origin failed", failed - excused));
             }
             verdict.answered += std::mem::take(&mut referee.answered);

@@ -1,0 +1,277 @@
+//! Merging a snapshot back into its origin: its exceptions go, from the last of the list to the first, as the kernel does it, so
+//! that either can go on with what the other has begun.
+//!
+//! A step merges the last exceptions of the list, many at once:
+//!
+//! 1. what other snapshots need of their chunks is copied out and settled (`copy.rs`);
+//! 2. from here on, writes to the chunks wait for the end of the step; those under way come to their end;
+//! 3. the chunks are copied from the store to the origin, and the origin is flushed;
+//! 4. their exceptions are taken from the end of the list, and that is durable (FUA);
+//! 5. in memory they are gone too: reads and writes of the chunks go to the origin (`merging.rs`).
+//!
+//! So a power cut leaves exceptions whose content may be in the origin already, and merging it again changes nothing: no write
+//! goes past an exception that is still on the disk. A step that fails ends the merge: what is not merged stays in the store.
+//! Where it cannot be known whether exceptions have left the disk (4 failed), their chunks are written no more in this life.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext, Turns};
+use blockwork_format::snapshot::Exception;
+
+use super::copy::{PIECE, PIECES_MAX};
+use super::family::{Family, Want, Writer};
+use super::status::SnapshotStatus;
+use super::store::{State, Store};
+use super::window::{RUNS_MAX, Window};
+use crate::md::io;
+
+/// What a step merges, unless a single chunk is larger.
+const STEP: Sectors = Sectors(16_384);
+
+/// Longest pause between two steps.
+const PAUSE_MAX: Nanos = Nanos::millis(100);
+
+/// What a step of a merge came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There are exceptions left.
+    More,
+    /// There are none: nobody needs the store any more.
+    Done,
+}
+
+/// Why a merge cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MergeError {
+    /// There is nothing left that could be merged.
+    #[error("{name}: the snapshot is invalid: it cannot be merged, only removed")]
+    Invalid {
+        /// The snapshot.
+        name: String,
+    },
+    /// A device has failed.
+    #[error(
+        "{name}: {what}: {errno}; what is not merged stays in the store, and a merge that is begun anew goes on there"
+    )]
+    Failed {
+        /// The snapshot.
+        name: String,
+        /// What could not be done.
+        what: &'static str,
+        /// Why.
+        errno: Errno,
+    },
+    /// What the list has is not what it had when it was opened.
+    #[error(
+        "{name}: the list of exceptions on its store has been changed by somebody else; is the store in use twice?"
+    )]
+    Changed {
+        /// The snapshot.
+        name: String,
+    },
+    /// It has failed before.
+    #[error("{name}: the merge has failed before; it can go on when the volume is opened anew")]
+    Before {
+        /// The snapshot.
+        name: String,
+    },
+}
+
+/// A merge: of the one snapshot of a family that is made for that.
+#[derive(Debug)]
+pub struct Merge {
+    pub(super) family: Arc<Family>,
+    nth: usize,
+    /// Held for a step; whoever waits for the end of one takes it.
+    turns: Turns,
+    /// What is being merged: chunks of the origin.
+    window: Window,
+    /// A client was at work since this was looked at.
+    is_busy: AtomicBool,
+}
+
+/// Exceptions that follow each other in the origin, in the store and in the list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    old: u64,
+    new: u64,
+    chunks: u64,
+}
+
+impl Merge {
+    /// The merge of a family that was made by [`Family::with_merge`]; none: it was not.
+    pub fn new(family: Arc<Family>) -> Option<Arc<Merge>> {
+        let nth = family.stores.iter().position(|store| store.is_merging)?;
+        let (turns, window) = (Turns::default(), Window::default());
+        Some(Arc::new(Merge { family, nth, turns, window, is_busy: AtomicBool::new(false) }))
+    }
+
+    /// How far it is.
+    pub fn status(&self) -> SnapshotStatus {
+        self.store().status()
+    }
+
+    #[inline]
+    pub(super) fn store(&self) -> &Store {
+        &self.family.stores[self.nth]
+    }
+
+    /// Whether a write to chunks that have exceptions has to wait.
+    #[inline]
+    pub(super) fn is_under_way(&self, chunks: Range<u64>) -> bool {
+        self.window.touches(chunks)
+    }
+
+    /// A client is at work.
+    #[inline]
+    pub(super) fn note_client(&self) {
+        // A store that changes nothing would take the line from the other workers.
+        if !self.is_busy.load(Ordering::Relaxed) {
+            self.is_busy.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Merges the last exceptions of the list: as many as one step takes.
+    ///
+    /// # Errors
+    ///
+    /// A disk fails, or the snapshot is lost: the merge is over in this life.
+    pub async fn step(&self, cx: &TaskContext) -> Result<Step, MergeError> {
+        let _turn = self.turns.take().await;
+        let store = self.store();
+        if store.state() >= State::Losing {
+            return Err(MergeError::Invalid { name: store.name.clone() });
+        }
+        if store.has_failed_to_merge() {
+            return Err(MergeError::Before { name: store.name.clone() });
+        }
+        let result = self.step_with_turn(cx).await;
+        if result.is_err() {
+            store.fail_to_merge();
+        }
+        result
+    }
+
+    async fn step_with_turn(&self, cx: &TaskContext) -> Result<Step, MergeError> {
+        let exceptions = self.last(cx).await?;
+        if exceptions.is_empty() {
+            return Ok(Step::Done);
+        }
+        let runs = runs(&exceptions);
+        for run in &runs {
+            let (start, end) = self.place(run);
+            let want = Want { start, end, by: Writer::Origin };
+            let copied = self.family.make_ready(want, cx).await;
+            copied.map_err(|errno| self.failed("what other snapshots need cannot be copied out", errno))?;
+        }
+        self.window.open(runs.iter().map(|run| run.old..run.old + run.chunks));
+        cx.quiesce().await;
+        if let Err(error) = self.copy_back(&runs, cx).await {
+            self.window.close();
+            return Err(error);
+        }
+        // Where this fails the window stays open: nobody knows what the disk has.
+        let taken = self.store().take_back(cx, &exceptions).await;
+        taken.map_err(|errno| self.failed("the list of exceptions cannot be written", errno))?;
+        self.window.close();
+        Ok(if self.store().books().list.is_empty() { Step::Done } else { Step::More })
+    }
+
+    /// The exceptions at the end of the list that a step takes, in the list's order.
+    async fn last(&self, cx: &TaskContext) -> Result<Vec<Exception>, MergeError> {
+        let store = self.store();
+        let list = store.books().list.clone();
+        let most = (STEP.0 / store.layout.chunk_sectors()).max(1);
+        let found = list.last(cx, &store.layer, most).await;
+        let mut found = found.map_err(|errno| self.failed("the list of exceptions cannot be read", errno))?;
+        if found.iter().any(|exception| store.exceptions.find(exception.old) != Some(exception.new)) {
+            return Err(MergeError::Changed { name: store.name.clone() });
+        }
+        let runs = runs(&found);
+        let left: u64 = runs[..runs.len().saturating_sub(RUNS_MAX)].iter().map(|run| run.chunks).sum();
+        Ok(found.split_off(left as usize))
+    }
+
+    /// Where a run lies in the origin. What a chunk has behind the origin's end is nobody's.
+    fn place(&self, run: &Run) -> (Sector, Sector) {
+        let chunk = self.store().layout.chunk_sectors();
+        let end = ((run.old + run.chunks) * chunk).min(self.family.origin.sectors().0);
+        (Sector(run.old * chunk), Sector(end))
+    }
+
+    /// Copies runs to the origin, so that they are durable there.
+    async fn copy_back(&self, runs: &[Run], cx: &TaskContext) -> Result<(), MergeError> {
+        let chunk = self.store().layout.chunk_sectors();
+        let pieces = runs.iter().flat_map(|run| {
+            let (start, end) = self.place(run);
+            let from = Sector(run.new * chunk);
+            (0..end.since(start).0).step_by(PIECE.0 as usize).map(move |skip| {
+                let skip = Sectors(skip);
+                (from + skip, start + skip, Sectors(PIECE.0.min(end.since(start + skip).0)))
+            })
+        });
+        let pieces: Vec<_> = pieces.collect();
+        for some in pieces.chunks(PIECES_MAX) {
+            let copies = some.iter().map(|(from, to, nr)| self.copy_piece(*from, *to, *nr, cx));
+            io::together(copies.collect()).await.into_iter().collect::<Result<(), _>>()?;
+        }
+        let flushed = io::flush(cx, &self.family.origin).await;
+        flushed.map_err(|errno| self.failed("the origin cannot be flushed", errno))
+    }
+
+    async fn copy_piece(
+        &self,
+        from: Sector,
+        to: Sector,
+        nr: Sectors,
+        cx: &TaskContext,
+    ) -> Result<(), MergeError> {
+        let data = io::read(cx, &self.store().layer, from, nr).await;
+        let data = data.map_err(|errno| self.failed("its store cannot be read", errno))?;
+        let written = io::store(cx, &self.family.origin, to, data).await;
+        written.map_err(|errno| self.failed("the origin cannot be written", errno))
+    }
+
+    fn failed(&self, what: &'static str, errno: Errno) -> MergeError {
+        MergeError::Failed { name: self.store().name.clone(), what, errno }
+    }
+
+    /// Merges, step by step, until all is merged, something fails, or the worker is to end. While clients are at work, it rests
+    /// as long as it works.
+    pub(super) async fn run(&self, cx: &TaskContext) {
+        let name = &self.store().name;
+        log::info!("{name}: the snapshot is being merged into its origin");
+        let mut pause = Nanos(0);
+        while cx.pause(pause).await {
+            let begun = cx.now();
+            match self.step(cx).await {
+                Ok(Step::More) => {}
+                Ok(Step::Done) => {
+                    log::info!("{name}: the snapshot is merged; nobody needs its store any more");
+                    return;
+                }
+                Err(error) => {
+                    log::error!("{error}");
+                    return;
+                }
+            }
+            let is_busy = self.is_busy.swap(false, Ordering::Relaxed);
+            pause = if is_busy { cx.now().since(begun).min(PAUSE_MAX) } else { Nanos(0) };
+        }
+    }
+
+    /// Waits until a step is over. A window that is still open then is so for ever.
+    pub(super) async fn wait_for_step(&self, chunks: Range<u64>) -> Result<(), Errno> {
+        let _turn = self.turns.take().await;
+        if self.is_under_way(chunks) { Err(Errno::EIO) } else { Ok(()) }
+    }
+}
+
+/// Exceptions in the order of the list, as runs.
+fn runs(exceptions: &[Exception]) -> Vec<Run> {
+    let follows = |a: &Exception, b: &Exception| a.old + 1 == b.old && a.new + 1 == b.new;
+    let runs = exceptions.chunk_by(follows);
+    runs.map(|run| Run { old: run[0].old, new: run[0].new, chunks: run.len() as u64 }).collect()
+}
