@@ -132,6 +132,8 @@ pub enum NodeKind {
     SnapshotOrigin,
     /// dm-snapshot.
     Snapshot,
+    /// dm-snapshot's origin while a snapshot is merged into it.
+    SnapshotMerge,
     /// Something else (tests, layers to come).
     Other(&'static str),
 }
@@ -152,6 +154,7 @@ impl NodeKind {
             NodeKind::Thin => "thin",
             NodeKind::SnapshotOrigin => "snapshot-origin",
             NodeKind::Snapshot => "snapshot",
+            NodeKind::SnapshotMerge => "snapshot-merge",
             NodeKind::Other(name) => name,
         }
     }

@@ -53,7 +53,8 @@ fn several_devices_are_read_as_dmsetup_prints_them_and_may_use_earlier_ones() {
 fn snapshots_are_read_as_dmsetup_prints_them() {
     let text = "real: 0 96 linear a 0\norigin: 0 96 snapshot-origin /dev/mapper/real\n\
                 s: 0 96 snapshot /dev/mapper/real b P 8\nt: 0 90 snapshot dm/real c PO 16 1 discard_zeroes_cow\n\
-                u: 0 90 snapshot dm/real d N 16 2 discard_zeroes_cow discard_passdown_origin\n";
+                u: 0 90 snapshot dm/real d N 16 2 discard_zeroes_cow discard_passdown_origin\n\
+                v: 0 90 snapshot-merge dm/real e PO 16\n";
     let table = parse(text).unwrap();
     assert_eq!(table.to_string(), text);
     let TargetKind::Snapshot(snapshot) = &table.devices[3].targets[0].kind else { panic!("no snapshot") };
@@ -76,7 +77,7 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("0", "line 1: length is missing, expected a number of sectors"),
         (
             "0 8",
-            "line 1: target is missing, expected linear, striped, raid, zero, error, snapshot-origin or snapshot",
+            "line 1: target is missing, expected linear, striped, raid, zero, error, snapshot-origin, snapshot or snapshot-merge",
         ),
         ("x 8 zero", "line 1: start is \"x\", expected a decimal number, at most 36028797018963967"),
         ("0 +8 zero", "length is \"+8\""),
@@ -103,21 +104,22 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("0 10 striped 2 2 a 0 b 0", "length is 10, expected a multiple of 2 stripes x chunk 2"),
         ("0 16 striped 2 8 a 0", "device is missing"),
         (
-            "0 8 snapshot-merge a b P 8",
-            "target is snapshot-merge, which is not supported yet, expected linear, striped, raid, zero, error, snapshot-origin or \
-             snapshot",
+            "0 8 crypt a b",
+            "target is crypt, which is not supported yet, expected linear, striped, raid, zero, error, snapshot-origin, snapshot or \
+             snapshot-merge",
         ),
         ("8 8 snapshot-origin a", "start is 8, expected 0: a snapshot's sectors"),
         ("0 8 snapshot a b X 8", "kind of store is \"X\", expected P, PO or N"),
         ("0 8 snapshot a b P 12", "chunk is 12, expected a power of two up to 2097152 sectors"),
         ("0 8 snapshot a b P 8 3 x", "number of features is \"3\", expected 0 to 2"),
+        ("0 8 snapshot-merge a b N 8", "kind of store is N, expected P or PO: what is only in memory"),
         ("0 8 snapshot a b P 8 1 x", "feature is \"x\", expected discard_zeroes_cow or"),
         ("0 8 snapshot a b P 8 1 discard_passdown_origin", "expected discard_zeroes_cow besides"),
         ("0 8 snapshot dm/a b P 8", "device is \"dm/a\", expected a device that is defined above"),
         ("a: 0 8 snapshot x dm/a P 8", "device is \"dm/a\", itself"),
         (
             "0 8 bogus",
-            "target is \"bogus\", expected linear, striped, raid, zero, error, snapshot-origin or snapshot",
+            "target is \"bogus\", expected linear, striped, raid, zero, error, snapshot-origin, snapshot or snapshot-merge",
         ),
         ("0 8 raid raid5 1 8 2 - a - b", "RAID type is \"raid5\", expected raid0, raid1 or raid10"),
         ("0 8 raid raid1 0 2 - a - b", "number of RAID parameters is 0, expected 1 (the chunk) to"),

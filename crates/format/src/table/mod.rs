@@ -13,6 +13,7 @@
 //! | `zero`, `error` | | |
 //! | `snapshot-origin` | `ORIGIN` | starts at 0 |
 //! | `snapshot` | `ORIGIN STORE P\|PO\|N CHUNK [N FEATURE×N]` | starts at 0; the chunk is a power of two; features are `discard_zeroes_cow` and, only with that, `discard_passdown_origin` |
+//! | `snapshot-merge` | as `snapshot`, but for `N` | starts at 0; the origin while that snapshot is merged into it |
 //!
 //! Invariants of a [`Table`] that [`parse`] returns: (1) it has at least one device, and each device at least one
 //! target; (2) a device's targets start at 0 and follow each other without gap or overlap; (3) no range of sectors
@@ -118,6 +119,8 @@ pub enum TargetKind {
     SnapshotOrigin(Below),
     /// A snapshot.
     Snapshot(Box<Snapshot>),
+    /// An origin into which this snapshot is being merged.
+    SnapshotMerge(Box<Snapshot>),
 }
 
 /// A snapshot.
@@ -170,6 +173,7 @@ impl TargetKind {
             TargetKind::Error => "error",
             TargetKind::SnapshotOrigin(_) => "snapshot-origin",
             TargetKind::Snapshot(_) => "snapshot",
+            TargetKind::SnapshotMerge(_) => "snapshot-merge",
         }
     }
 
@@ -177,7 +181,7 @@ impl TargetKind {
     pub fn below(&self) -> Vec<&Below> {
         match self {
             TargetKind::Linear(below) | TargetKind::SnapshotOrigin(below) => vec![below],
-            TargetKind::Snapshot(snapshot) => vec![&snapshot.origin],
+            TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) => vec![&snapshot.origin],
             TargetKind::Striped { stripes, .. } => stripes.iter().collect(),
             TargetKind::Raid(raid) => raid.present().collect(),
             TargetKind::Zero | TargetKind::Error => Vec::new(),
@@ -214,7 +218,9 @@ impl fmt::Display for Target {
             TargetKind::Striped { chunk, stripes } => write!(f, " {} {chunk}", stripes.len())?,
             TargetKind::Raid(raid) => return write!(f, " {raid}"),
             TargetKind::SnapshotOrigin(origin) => return write!(f, " {}", Quoted(&origin.dev)),
-            TargetKind::Snapshot(snapshot) => return write!(f, " {snapshot}"),
+            TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) => {
+                return write!(f, " {snapshot}");
+            }
             _ => {}
         }
         for below in self.kind.below() {

@@ -14,13 +14,12 @@ use crate::snapshot::{CHUNK_SECTORS_MAX, Layout};
 use crate::{ErrorKind, FormatError, escape};
 
 const PLACE: &str = "dm table";
-const SUPPORTED: &str = "linear, striped, raid, zero, error, snapshot-origin or snapshot";
+const SUPPORTED: &str = "linear, striped, raid, zero, error, snapshot-origin, snapshot or snapshot-merge";
 
 const FEATURES: &str = "discard_zeroes_cow or discard_passdown_origin";
 
 /// Targets of the kernel that this crate knows to exist.
 const NOT_YET: &[&str] = &[
-    "snapshot-merge",
     "thin",
     "thin-pool",
     "mirror",
@@ -156,7 +155,7 @@ impl Parser {
             TargetKind::Raid(raid) => raid.device_sectors(target.length).unwrap_or(target.length),
             _ => target.length,
         };
-        if let TargetKind::Snapshot(snapshot) = &target.kind {
+        if let TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) = &target.kind {
             self.check_reference(target.line_number, &snapshot.store, 0)?;
         }
         for below in target.kind.below() {
@@ -301,6 +300,7 @@ fn target(line_number: u64, words: &mut Words) -> Result<Target, FormatError> {
         "error" => TargetKind::Error,
         "snapshot-origin" => TargetKind::SnapshotOrigin(words.whole(start)?),
         "snapshot" => TargetKind::Snapshot(Box::new(snapshot(words, start)?)),
+        "snapshot-merge" => TargetKind::SnapshotMerge(Box::new(merging(words, start)?)),
         _ => return Err(unknown(line_number, &name)),
     };
     words.end(kind.name())?;
@@ -359,6 +359,15 @@ fn snapshot(words: &mut Words, start: u64) -> Result<Snapshot, FormatError> {
         return Err(invalid(line, "feature", DISCARD_PASSDOWN_ORIGIN, "discard_zeroes_cow besides"));
     }
     Ok(target)
+}
+
+fn merging(words: &mut Words, start: u64) -> Result<Snapshot, FormatError> {
+    let snapshot = snapshot(words, start)?;
+    if snapshot.persistence == Persistence::Transient {
+        let expected = "P or PO: what is only in memory cannot be merged";
+        return Err(invalid(words.line, "kind of store", "N", expected));
+    }
+    Ok(snapshot)
 }
 
 fn striped(words: &mut Words, length: u64) -> Result<TargetKind, FormatError> {

@@ -34,20 +34,58 @@ impl Builder<'_> {
         let layer = layer.map_err(|why| self.refuse(line, format!("{}: {why}", escape(dev))))?;
         let table: &Table = self.table;
         let (mut by_line, mut stores, mut configs) = (HashMap::new(), Vec::new(), Vec::new());
+        let mut merging = None;
         for target in table.devices.iter().flat_map(|device| &device.targets) {
-            let TargetKind::Snapshot(snapshot) = &target.kind else { continue };
+            let (TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot)) = &target.kind else {
+                continue;
+            };
             if self.known_device(&snapshot.origin.dev) != Some(origin) {
                 continue;
             }
             let (store, config) = self.store(target, snapshot)?;
+            if stores.contains(&store) {
+                let what = format!("{} is the store of another snapshot", escape(&snapshot.store));
+                return Err(self.refuse(target.line_number, what));
+            }
+            if matches!(target.kind, TargetKind::SnapshotMerge(_)) {
+                self.check_merge(target.line_number, origin, merging)?;
+                merging = Some(configs.len());
+            }
             by_line.insert(target.line_number, configs.len());
             stores.push(store);
             configs.push(config);
         }
-        let family = Family::new(layer, configs).map_err(|error| self.refuse(line, error.to_string()))?;
+        let family = match merging {
+            Some(nth) => Family::with_merge(layer, configs, nth),
+            None => Family::new(layer, configs),
+        };
+        let family = family.map_err(|error| self.refuse(line, error.to_string()))?;
         let kin = Kin { family, by_line, stores };
         self.kin.insert(origin, kin.clone());
         Ok(kin)
+    }
+
+    /// While a snapshot is merged, its origin is seen through the merge alone: whoever wrote it directly would write what the
+    /// merge overwrites.
+    fn check_merge(&self, line: u64, origin: DeviceId, other: Option<usize>) -> Result<(), VolumeError> {
+        if other.is_some() {
+            return Err(self.refuse(line, "another snapshot is being merged into the same origin".into()));
+        }
+        let is_origin = |target: &&Target| match &target.kind {
+            TargetKind::SnapshotOrigin(of) => self.known_device(&of.dev) == Some(origin),
+            _ => false,
+        };
+        match self.table.devices.iter().flat_map(|device| &device.targets).find(is_origin) {
+            None => Ok(()),
+            Some(other) => {
+                let what = format!(
+                    "line {} has a snapshot-origin of the same origin; while a snapshot is merged into it, snapshot-merge takes \
+                     its place",
+                    other.line_number
+                );
+                Err(self.refuse(line, what))
+            }
+        }
     }
 
     fn store(
