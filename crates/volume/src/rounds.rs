@@ -187,7 +187,7 @@ impl Assembly {
         let group = GroupId(self.graph.groups.len());
         let lvs = vec![None; text.lvs.len()];
         let refused = refusal.clone();
-        let (thin_pools, snapshots) = (BTreeMap::new(), HashMap::new());
+        let (thin_pools, snapshots, merges) = (BTreeMap::new(), HashMap::new(), HashMap::new());
         self.graph.groups.push(Group {
             name,
             text: text.clone(),
@@ -195,6 +195,7 @@ impl Assembly {
             lvs,
             thin_pools,
             snapshots,
+            merges,
             refused,
             read_only,
             warnings,
@@ -223,8 +224,7 @@ impl Assembly {
             let device = self.graph.add(NewDevice {
                 name: self.graph.unused_name(&name),
                 kind: DeviceKind::Lv { group, lv },
-                // A snapshot is as large as its origin, whatever its store has.
-                sectors: blockwork_engine::Sectors(text.lv_sectors(verdicts.origin(lv).unwrap_or(lv))),
+                sectors: blockwork_engine::Sectors(verdicts.sectors(lv)),
                 below,
                 stack,
                 is_offered: visible[lv.0],

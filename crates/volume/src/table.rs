@@ -11,7 +11,7 @@ use blockwork_format::escape;
 use blockwork_format::md::{FarSets, Raid10Layout};
 use blockwork_format::table::{self, Below, Device, Raid, Raid10Format, RaidKind, Target, TargetKind};
 use blockwork_layer::md::{self, ArrayConfig, Geometry, MemberConfig, Record, Unrecorded};
-use blockwork_layer::snapshot::{Merge, Merging, Origin, Snapshot};
+use blockwork_layer::snapshot::{Merge, Merging, Origin, STEP as MERGE_STEP, Snapshot};
 use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
 use crate::assembly::Assembly;
@@ -123,10 +123,15 @@ impl Builder<'_> {
                 let kin = self.kin(line, &snapshot.origin.dev)?;
                 self.stands_on(line, &snapshot.origin.dev, &kin)?;
                 let node = self.node(&name, NodeKind::SnapshotMerge)?;
-                let merge = Merge::new(kin.family);
+                let merge = Merge::new(kin.family, MERGE_STEP);
                 let merge =
                     merge.ok_or_else(|| self.refuse(line, "it is no snapshot of its origin".into()))?;
-                self.cut(line, &name, Arc::new(Merging::new(node, merge)), sectors)?
+                self.cut(
+                    line,
+                    &name,
+                    Arc::new(Merging::new(node, merge, !self.assembly.plan.read_only)),
+                    sectors,
+                )?
             }
             TargetKind::Error => Arc::new(ErrorTarget::new(self.node(&name, NodeKind::Error)?, sectors)),
             TargetKind::Linear(below) => {

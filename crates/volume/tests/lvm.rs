@@ -252,7 +252,7 @@ fn a_volume_is_written_only_if_its_metadata_and_its_snapshots_allow_it() {
     assert!(!snap.volume.read_only && snap.volume.sectors() == origin.volume.sectors());
     let why = |name| chosen(name).err().unwrap().to_string();
     let why = ["vg0/merged", "vg0/goes", "vg0/snapshot0"].map(why);
-    assert!(why[0].contains("the snapshot goes is being merged into it"), "{why:#?}");
+    assert!(why[0].contains("part of its data is in goes, which is merged into it"), "{why:#?}");
     assert!(why[1].contains("it is a part of another volume"), "{why:#?}");
     assert!(why[2].starts_with("no volume is called"), "a tie is nothing by itself: {why:#?}");
     assert!(

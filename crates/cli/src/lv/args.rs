@@ -27,6 +27,11 @@ pub(crate) enum LvVerb {
         When it is full, the snapshot is lost, and the origin goes on."
     )]
     Snapshot(SnapshotArgs),
+    /// Merge a snapshot back into its origin: that becomes what the snapshot is, and the snapshot goes.
+    #[command(after_help = "Example:\n  blockwork lv merge vg0/before --disk a.img b.img\n\n\
+        Whoever opens the group during the merge finds in the origin what the snapshot was. ^C stops it, and the same command goes on \
+        with it; so does `blockwork serve` of the origin, and Linux. Other snapshots of the origin stay as they are.")]
+    Merge(MergeArgs),
     /// Make a linear or striped volume larger, or smaller; or a snapshot larger.
     #[command(after_help = "Examples:\n  blockwork lv resize vg0/root --size +2G --disk a.img b.img\n  \
         blockwork lv resize vg0/root --extents +100%FREE --disk a.img b.img\n\n\
@@ -117,6 +122,15 @@ pub(crate) struct SnapshotArgs {
     /// Tags for the snapshot.
     #[arg(long, value_name = "TAG")]
     pub(crate) addtag: Vec<String>,
+    #[command(flatten)]
+    pub(crate) disks: Disks,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MergeArgs {
+    /// The snapshot.
+    #[arg(value_name = "VG/LV")]
+    pub(crate) volume: String,
     #[command(flatten)]
     pub(crate) disks: Disks,
 }

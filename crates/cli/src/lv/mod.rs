@@ -2,6 +2,7 @@
 
 mod amount;
 mod args;
+mod merge;
 mod show;
 mod snapshot;
 
@@ -18,6 +19,7 @@ pub(crate) fn run(args: &LvArgs) -> Result<()> {
     match &args.verb {
         LvVerb::Create(args) => create(args),
         LvVerb::Snapshot(args) => snapshot::run(args),
+        LvVerb::Merge(args) => merge::run(args),
         LvVerb::Resize(args) => resize(args),
         LvVerb::Rename(args) => rename(args),
         LvVerb::Remove(args) => remove(args),

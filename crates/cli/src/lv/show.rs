@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::{Area, LvIndex, SegmentType};
+use blockwork_format::lvm2::vg::{Area, LvIndex, SegmentType, Snapshot};
 use blockwork_format::{SECTOR_BYTES, escape};
 use blockwork_layer::snapshot::SnapshotStatus;
 use blockwork_volume::Assembly;
@@ -45,14 +45,21 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
     Ok(())
 }
 
-/// How full a snapshot is; none where nobody can tell.
+/// How full a snapshot is, or how much an origin lacks of what is being merged into it; none where nobody can tell.
 fn status(assembly: &mut Assembly, group: &str, vg: &VolumeGroup, lv: LvIndex) -> Option<SnapshotStatus> {
-    origin(vg, lv)?;
+    let is_it = |one: &Snapshot| one.store == lv || (one.merging && one.origin == lv);
+    let snapshot = vg.snapshots().find(is_it)?;
+    let volume = if snapshot.merging { snapshot.origin } else { lv };
     // What the store holds is read when the snapshot is built; where that cannot be done, nothing is known of it.
-    assembly.choose(&[format!("{group}/{}", vg.lvs[lv.0].name)]).ok()?;
+    assembly.choose(&[format!("{group}/{}", vg.lvs[volume.0].name)]).ok()?;
     let group = assembly.graph().groups.iter().find(|found| found.name == group)?;
-    let (family, nth) = group.snapshots.get(&lv)?;
+    let (family, nth) = group.snapshots.get(&snapshot.store)?;
     family.status(*nth)
+}
+
+/// As `lvs` has it; where the store has nothing to say of that, why.
+fn data_percent(status: SnapshotStatus) -> String {
+    status.percent().map_or_else(|| status.to_string(), |percent| format!("{percent:.2}"))
 }
 
 fn row(
@@ -70,7 +77,7 @@ fn row(
         size(vg.lv_sectors(lv) * SECTOR_BYTES),
         type_name(vg, lv),
         origin(vg, lv).unwrap_or_default(),
-        status.and_then(|status| status.percent()).map_or(String::new(), |percent| format!("{percent:.2}")),
+        status.map_or(String::new(), data_percent),
         areas(vg, lv).join(","),
         volume.tags.iter().map(|tag| escape(tag)).collect::<Vec<_>>().join(","),
     ]
@@ -125,6 +132,8 @@ fn json(
         "type": type_name(vg, lv),
         "origin": origin(vg, lv),
         "data_percent": status.and_then(|status| status.percent()),
+        "status": status.map(|status| status.to_string()),
+        "merging": vg.snapshots().any(|one| one.merging && (one.store == lv || one.origin == lv)),
         "visible": is_visible,
         "areas": areas(vg, lv),
         "tags": volume.tags,

@@ -15,6 +15,7 @@ use anyhow::Result;
 
 pub(crate) use args::MdArgs;
 use args::MdVerb;
+pub(crate) use progress::Progress;
 
 pub(crate) fn run(args: &MdArgs) -> Result<()> {
     match &args.verb {

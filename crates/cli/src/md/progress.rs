@@ -1,4 +1,4 @@
-//! How far a resync, recovery, check or repair is: a line as in `/proc/mdstat`, drawn over and over on a terminal.
+//! How far a resync, recovery, check, repair or merge is: a line as in `/proc/mdstat`, drawn over and over on a terminal.
 
 use std::io::{IsTerminal, Write};
 
@@ -9,14 +9,14 @@ const WIDTH: usize = 20;
 
 /// The line on standard error, which is left alone where that is no terminal.
 #[derive(Default)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     action: Option<String>,
     is_drawn: bool,
 }
 
 impl Progress {
     /// Draws it.
-    pub(super) fn show(&mut self, sync: &SyncStatus) {
+    pub(crate) fn show(&mut self, sync: &SyncStatus) {
         if sync.runs() {
             self.action = Some(sync.action.clone());
         }

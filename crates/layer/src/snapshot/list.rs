@@ -143,23 +143,24 @@ impl List {
         start / self.block * self.block..end.next_multiple_of(self.block)
     }
 
-    /// The last exceptions of the list as they are on the disk, at most so many, of one area.
+    /// The last exceptions of the list as they are on the disk, at most so many, of one area; none: the disk has fewer.
     pub(super) async fn last(
         &self,
         cx: &TaskContext,
         store: &Arc<dyn Layer>,
         most: u64,
-    ) -> Result<Vec<Exception>, Errno> {
+    ) -> Result<Option<Vec<Exception>>, Errno> {
         let numbers = self.last_numbers(most);
         if numbers.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Some(Vec::new()));
         }
         let blocks = self.blocks(&numbers);
         let nr = Sectors((blocks.end - blocks.start) / SECTOR);
         let bytes = io::read_bytes(cx, store, Sector(blocks.start / SECTOR), nr).await?;
         let skip = (self.place(numbers.start) - blocks.start) as usize;
         let length = ((numbers.end - numbers.start) * EXCEPTION_BYTES) as usize;
-        Ok(Exception::decode_all(&bytes[skip..skip + length]))
+        let found = Exception::decode_all(&bytes[skip..skip + length]);
+        Ok(Some(found).filter(|found| found.len() as u64 == numbers.end - numbers.start))
     }
 
     /// Takes the last exceptions from the list, no more than [`List::last`] gives; durable when this returns.

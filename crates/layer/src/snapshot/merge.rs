@@ -27,8 +27,8 @@ use super::store::{State, Store};
 use super::window::{RUNS_MAX, Window};
 use crate::md::io;
 
-/// What a step merges, unless a single chunk is larger.
-const STEP: Sectors = Sectors(16_384);
+/// What a step merges where nobody says otherwise.
+pub const STEP: Sectors = Sectors(16_384);
 
 /// Longest pause between two steps.
 const PAUSE_MAX: Nanos = Nanos::millis(100);
@@ -84,6 +84,8 @@ pub enum MergeError {
 pub struct Merge {
     pub(super) family: Arc<Family>,
     nth: usize,
+    /// What a step merges, unless a single chunk is larger.
+    step: Sectors,
     /// Held for a step; whoever waits for the end of one takes it.
     turns: Turns,
     /// What is being merged: chunks of the origin.
@@ -101,11 +103,11 @@ struct Run {
 }
 
 impl Merge {
-    /// The merge of a family that was made by [`Family::with_merge`]; none: it was not.
-    pub fn new(family: Arc<Family>) -> Option<Arc<Merge>> {
+    /// The merge of a family that was made by [`Family::with_merge`], in steps of at most `step`; none: it was not.
+    pub fn new(family: Arc<Family>, step: Sectors) -> Option<Arc<Merge>> {
         let nth = family.stores.iter().position(|store| store.is_merging)?;
         let (turns, window) = (Turns::default(), Window::default());
-        Some(Arc::new(Merge { family, nth, turns, window, is_busy: AtomicBool::new(false) }))
+        Some(Arc::new(Merge { family, nth, step, turns, window, is_busy: AtomicBool::new(false) }))
     }
 
     /// How far it is.
@@ -183,12 +185,13 @@ impl Merge {
     async fn last(&self, cx: &TaskContext) -> Result<Vec<Exception>, MergeError> {
         let store = self.store();
         let list = store.books().list.clone();
-        let most = (STEP.0 / store.layout.chunk_sectors()).max(1);
+        let most = (self.step.0 / store.layout.chunk_sectors()).max(1);
         let found = list.last(cx, &store.layer, most).await;
-        let mut found = found.map_err(|errno| self.failed("the list of exceptions cannot be read", errno))?;
-        if found.iter().any(|exception| store.exceptions.find(exception.old) != Some(exception.new)) {
+        let found = found.map_err(|errno| self.failed("the list of exceptions cannot be read", errno))?;
+        let is_known = |exception: &Exception| store.exceptions.find(exception.old) == Some(exception.new);
+        let Some(mut found) = found.filter(|found| found.iter().all(is_known)) else {
             return Err(MergeError::Changed { name: store.name.clone() });
-        }
+        };
         let runs = runs(&found);
         let left: u64 = runs[..runs.len().saturating_sub(RUNS_MAX)].iter().map(|run| run.chunks).sum();
         Ok(found.split_off(left as usize))

@@ -23,12 +23,13 @@ use super::merge::Merge;
 #[derive(Debug)]
 pub struct Merging {
     merge: Arc<Merge>,
+    goes_on: bool,
     shape: Shape,
 }
 
 impl Merging {
-    /// The origin as it is seen during `merge`.
-    pub fn new(node: NodeId, merge: Arc<Merge>) -> Merging {
+    /// The origin as it is seen during `merge`, which goes on while this is served, or rests: then nothing may be written to it.
+    pub fn new(node: NodeId, merge: Arc<Merge>, goes_on: bool) -> Merging {
         let family = &merge.family;
         let stores = || family.stores.iter().map(|store| store.layer.limits());
         let mut limits = Limits::stacked([family.origin.limits(), merge.store().layer.limits()]);
@@ -37,7 +38,8 @@ impl Merging {
         limits.max_discard = Sectors::ZERO;
         limits.max_hw_discard = Sectors::ZERO;
         let shape = Shape { node, sectors: family.origin.sectors(), limits };
-        Merging { merge, shape }
+        let goes_on = goes_on && !shape.limits.read_only;
+        Merging { merge, goes_on, shape }
     }
 
     /// Hands on what `span` covers: to the store where there are exceptions, the rest to the origin.
@@ -107,7 +109,7 @@ impl Layer for Merging {
     }
     /// The merge goes on for as long as there is something to merge, and the worker lasts.
     fn open(&self, cx: TaskContext) -> Option<Preparation> {
-        if self.shape.limits.read_only {
+        if !self.goes_on {
             return None;
         }
         let (merge, own) = (self.merge.clone(), cx.clone());

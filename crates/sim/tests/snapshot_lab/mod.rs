@@ -66,6 +66,8 @@ pub struct Plan {
     pub cuts: Vec<u64>,
     /// From which life on which snapshot is being merged.
     pub merge: Option<(usize, usize)>,
+    /// Sectors that a step of it merges at most.
+    pub merge_step: u64,
 }
 
 /// What a run came to.
@@ -127,6 +129,7 @@ impl Plan {
                 .map(|_| if random.chance(1, 5) { 0 } else { random.between(1, bios * 12) })
                 .collect(),
             merge: None,
+            merge_step: 0,
         }
     }
 
@@ -149,6 +152,7 @@ impl Plan {
         self.cuts.truncate(first);
         self.cuts.extend((0..random.between(1, 3)).map(|_| random.between(1, self.bios * 12)));
         self.merge = Some((first, random.index(self.stores.len())));
+        self.merge_step = *random.choose(&[1, 8, 24, 40, 1000]);
     }
 
     /// Stores that are too small, or whose devices fail.
@@ -439,9 +443,9 @@ impl<'a> Run<'a> {
             None => Family::new(origin, snapshots),
         };
         let family = family.expect("a family that fits");
-        let merge = Merge::new(family.clone());
+        let merge = Merge::new(family.clone(), Sectors(plan.merge_step));
         let top: Arc<dyn Layer> = match &merge {
-            Some(merge) => Arc::new(Merging::new(nodes.next(), merge.clone())),
+            Some(merge) => Arc::new(Merging::new(nodes.next(), merge.clone(), true)),
             None => Arc::new(Origin::new(nodes.next(), family.clone())),
         };
         let (mut volumes, mut seats) = (vec![Volume::new("origin", top, false)], vec![0]);

@@ -24,7 +24,7 @@ use std::sync::Arc;
 
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area as AreaOf, LvIndex};
-use blockwork_layer::snapshot::Family;
+use blockwork_layer::snapshot::{Family, Merge};
 
 use crate::graph::DeviceId;
 
@@ -50,6 +50,8 @@ pub struct Group {
     pub refused: Option<String>,
     /// Of each store whose snapshot is served: its family, and which of that.
     pub snapshots: HashMap<LvIndex, (Arc<Family>, usize)>,
+    /// Of each origin that is served while a snapshot is merged into it: that merge.
+    pub merges: HashMap<LvIndex, Arc<Merge>>,
     /// Why none of its volumes may be written.
     pub read_only: Option<String>,
     /// What people should know.

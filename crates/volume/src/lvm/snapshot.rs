@@ -1,10 +1,12 @@
 //! Snapshots of LVM: an origin and all its snapshots are built together, whichever of them was asked for.
 //!
 //! What LVM calls a snapshot's volume is its store: the snapshot itself is as large as its origin. As in device-mapper, the bare
-//! volumes below are called NAME-real and NAME-cow.
+//! volumes below are called NAME-real and NAME-cow. While a snapshot is merged into its origin, the origin is what that snapshot
+//! was; the snapshot is no volume any more, and the merge goes on whenever the origin is served to be written.
 //!
 //! Invariants: (1) an origin that can be written has all its snapshots in its stack, or they are lost, and their stores say so;
-//! (2) where it is not known what a store holds (a disk is missing, or cannot be read), the origin is read-only.
+//! (2) where it is not known what a store holds (a disk is missing, or cannot be read), the origin is read-only; where that store
+//! is being merged, the origin's own data is in it, and nothing of the family is served.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -14,25 +16,31 @@ use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, Snapshot as SnapshotText};
 use blockwork_format::snapshot::{Found, Header, Layout, read, read_header};
 use blockwork_format::{ErrorKind, FormatError, escape};
-use blockwork_layer::snapshot::{Family, Features, Origin, Persistence, Snapshot, StoreConfig};
+use blockwork_layer::snapshot::{
+    Family, Features, Merge, Merging, Origin, Persistence, STEP, Snapshot, StoreConfig,
+};
 
-use super::stack::{Built, Volume};
+use super::stack::{Built, Volume, raid10_chunk};
 use crate::assembly::Assembly;
 use crate::graph::{GroupId, Stack};
 use crate::nodes::MAJOR_DM;
 
 /// The origin to whose family a volume belongs, if it belongs to one. (A volume that claims to be a store and an origin is a store.)
 pub(super) fn origin_of(text: &VolumeGroup, lv: LvIndex) -> Option<LvIndex> {
-    let snapshots = || text.snapshots().filter(|one| !one.merging);
-    let of_store = snapshots().find(|one| one.store == lv).map(|one| one.origin);
-    of_store.or_else(|| snapshots().find(|one| one.origin == lv).map(|one| one.origin))
+    let of_store = text.snapshots().find(|one| one.store == lv).map(|one| one.origin);
+    of_store.or_else(|| text.snapshots().find(|one| one.origin == lv).map(|one| one.origin))
+}
+
+/// How large a snapshot is: as its origin was when it was made. One that is being merged is the origin.
+pub(crate) fn snapshot_sectors(text: &VolumeGroup, snapshot: &SnapshotText) -> u64 {
+    text.lv_sectors(if snapshot.merging { snapshot.origin } else { snapshot.tie })
 }
 
 /// The snapshots of an origin, each store once.
 fn snapshots_of(text: &VolumeGroup, origin: LvIndex) -> Vec<SnapshotText> {
     let mut seen = HashSet::from([origin]);
     text.snapshots()
-        .filter(|one| !one.merging && one.origin == origin && origin_of(text, one.store) == Some(origin))
+        .filter(|one| one.origin == origin && origin_of(text, one.store) == Some(origin))
         .filter(|one| seen.insert(one.store))
         .collect()
 }
@@ -51,7 +59,15 @@ pub(crate) fn family_of(text: &VolumeGroup, lv: LvIndex) -> Vec<LvIndex> {
 const INVALID: &str =
     "the snapshot is invalid: its store was full, or could not be written; it can only be removed";
 
-/// A store, as it goes into a family.
+/// A store that goes into a family.
+struct Kept {
+    store: LvIndex,
+    merging: bool,
+    /// It is there only to be called lost, for this reason.
+    lost: Option<String>,
+}
+
+/// What is found of a store.
 enum Member {
     /// Kept; where there is a reason, only to be called lost.
     Kept(StoreConfig, Option<String>),
@@ -75,6 +91,10 @@ impl Assembly {
         for (lv, built) in self.family(group, &text, origin, &refused) {
             let Some(device) = self.graph.groups[group.0].lv(lv) else { continue };
             let built = refused.get(&lv).map_or(built, |why| Err(why.clone()));
+            let name = self.graph.device(device).name.clone();
+            let chunk = raid10_chunk(&text, lv);
+            let built = built
+                .and_then(|layer| self.with_settings(&name, layer, chunk).map_err(|error| error.to_string()));
             self.graph.devices[device.0].stack = match built {
                 Ok(layer) => Stack::Ready(layer),
                 Err(why) => Stack::Refused(why),
@@ -106,71 +126,108 @@ impl Assembly {
             None if origin_of(text, origin) != Some(origin) => Err("it is itself a snapshot".to_owned()),
             None => self.bare(group, origin, "real"),
         };
+        let refuse_all = |why: String| {
+            let of_snapshot = format!("its origin {name} cannot be served: {why}");
+            let refuse = |one: &SnapshotText| (one.store, Err(of_snapshot.clone()));
+            snapshots.iter().map(refuse).chain([(origin, Err(why))]).collect()
+        };
         let real = match real {
             Ok(real) => real,
-            Err(why) => {
-                let of_snapshot = format!("its origin {name} cannot be served: {why}");
-                let refuse = |one: &SnapshotText| (one.store, Err(of_snapshot.clone()));
-                return snapshots.iter().map(refuse).chain([(origin, Err(why))]).collect();
-            }
+            Err(why) => return refuse_all(why),
         };
+        if snapshots.iter().filter(|one| one.merging).count() > 1 {
+            return refuse_all("its metadata says that several snapshots are being merged into it".into());
+        }
         let (mut outcomes, mut kept, mut configs) = (Outcomes::new(), Vec::new(), Vec::new());
         for snapshot in &snapshots {
             let member = match refused.get(&snapshot.store) {
                 Some(why) => Member::Unknown(why.clone()),
                 None => self.member(group, text, snapshot),
             };
+            let store = escape(&text.lvs[snapshot.store.0].name);
             match member {
-                Member::Kept(config, why) => {
-                    kept.push((snapshot.store, why));
+                Member::Kept(config, None) => {
+                    kept.push(Kept { store: snapshot.store, merging: snapshot.merging, lost: None });
+                    configs.push(config);
+                }
+                Member::Kept(_, Some(why)) | Member::Dead(why) | Member::Unknown(why) if snapshot.merging => {
+                    return refuse_all(format!(
+                        "part of its data is in {store}, which is merged into it: {why}"
+                    ));
+                }
+                Member::Kept(config, lost) => {
+                    kept.push(Kept { store: snapshot.store, merging: false, lost });
                     configs.push(config);
                 }
                 Member::Dead(why) => outcomes.push((snapshot.store, Err(why))),
                 Member::Unknown(why) => {
-                    let store = escape(&text.lvs[snapshot.store.0].name);
-                    self.hold(
-                        group,
-                        origin,
-                        format!("its snapshot {store} could not be kept as it is: {why}"),
-                    );
+                    let held = format!("its snapshot {store} could not be kept as it is: {why}");
+                    self.hold(group, origin, held);
                     outcomes.push((snapshot.store, Err(why)));
                 }
             }
         }
+        let is_merging = kept.iter().any(|kept| kept.merging);
         match self.join(group, origin, real.clone(), &kept, configs) {
             Ok(joined) => outcomes.extend(joined),
+            Err(why) if is_merging => return refuse_all(why),
             Err(why) => {
                 self.hold(group, origin, format!("its snapshots could not be kept as they are: {why}"));
                 outcomes.push((origin, Ok(real)));
-                outcomes.extend(kept.into_iter().map(|(store, _)| (store, Err(why.clone()))));
+                outcomes.extend(kept.into_iter().map(|kept| (kept.store, Err(why.clone()))));
             }
         }
         outcomes
     }
 
-    /// Makes a family of an origin and stores, some of which are there only to be called lost.
+    /// Makes a family of an origin and stores.
     fn join(
         &mut self,
         group: GroupId,
         origin: LvIndex,
         real: Arc<dyn Layer>,
-        stores: &[(LvIndex, Option<String>)],
+        stores: &[Kept],
         configs: Vec<StoreConfig>,
     ) -> Result<Outcomes, String> {
-        let family = Family::new(real, configs).map_err(|error| error.to_string())?;
-        let node = self.family_node(group, origin, NodeKind::SnapshotOrigin)?;
-        let mut outcomes: Outcomes = vec![(origin, Ok(Arc::new(Origin::new(node, family.clone()))))];
-        for (nth, (store, lost)) in stores.iter().enumerate() {
+        let merging = stores.iter().position(|kept| kept.merging);
+        let family = match merging {
+            Some(nth) => Family::with_merge(real, configs, nth),
+            None => Family::new(real, configs),
+        };
+        let family = family.map_err(|error| error.to_string())?;
+        let top: Arc<dyn Layer> = match Merge::new(family.clone(), STEP) {
+            Some(merge) => {
+                let node = self.family_node(group, origin, NodeKind::SnapshotMerge)?;
+                self.graph.groups[group.0].merges.insert(origin, merge.clone());
+                Arc::new(Merging::new(node, merge, self.may_be_written(group, origin)))
+            }
+            None => {
+                let node = self.family_node(group, origin, NodeKind::SnapshotOrigin)?;
+                Arc::new(Origin::new(node, family.clone()))
+            }
+        };
+        let mut outcomes: Outcomes = vec![(origin, Ok(top))];
+        for (nth, Kept { store, merging, lost }) in stores.iter().enumerate() {
             if let Some(why) = lost {
                 outcomes.push((*store, Err(why.clone())));
+                continue;
+            }
+            self.graph.groups[group.0].snapshots.insert(*store, (family.clone(), nth));
+            if *merging {
+                outcomes.push((*store, Err("it is being merged into its origin: serve that".into())));
                 continue;
             }
             let node = self.family_node(group, *store, NodeKind::Snapshot)?;
             let snapshot = Snapshot::new(node, family.clone(), nth).ok_or("there are fewer snapshots")?;
             outcomes.push((*store, Ok(Arc::new(snapshot))));
-            self.graph.groups[group.0].snapshots.insert(*store, (family.clone(), nth));
         }
         Ok(outcomes)
+    }
+
+    fn may_be_written(&self, group: GroupId, lv: LvIndex) -> bool {
+        let device = self.graph.groups[group.0].lv(lv);
+        let read_only = device.is_none_or(|device| self.graph.device(device).read_only.is_some());
+        !read_only && !self.plan.read_only
     }
 
     fn family_node(&mut self, group: GroupId, lv: LvIndex, kind: NodeKind) -> Result<NodeId, String> {
@@ -188,12 +245,12 @@ impl Assembly {
 
     /// The store of a snapshot, and what it holds.
     fn member(&mut self, group: GroupId, text: &VolumeGroup, snapshot: &SnapshotText) -> Member {
-        let SnapshotText { origin, store, chunk_size, .. } = *snapshot;
+        let SnapshotText { store, chunk_size, merging, .. } = *snapshot;
         let layer = match self.bare(group, store, "cow") {
             Ok(layer) => layer,
             Err(why) => return Member::Unknown(why),
         };
-        let sectors = text.lv_sectors(origin);
+        let sectors = snapshot_sectors(text, snapshot);
         let header = match self.read(&*layer, |source| read_header(source)) {
             Ok(header) => header,
             Err(error) => return Member::of_error(&error),
@@ -214,7 +271,8 @@ impl Assembly {
             unusable: false,
         };
         match found {
-            Ok(Found::Invalid(_)) => Member::Dead(INVALID.to_owned()),
+            // An invalid one has nothing that could be merged: the origin is as it is.
+            Ok(Found::Invalid(_)) if !merging => Member::Dead(INVALID.to_owned()),
             Ok(found) => {
                 config.found = found;
                 Member::Kept(config, None)

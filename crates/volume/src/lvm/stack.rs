@@ -30,17 +30,15 @@ impl Assembly {
             (Stack::Unbuilt, DeviceKind::Lv { group, lv }) => {
                 let (group, lv, name) = (*group, *lv, device.name.clone());
                 let text = self.graph.groups[group.0].text.clone();
-                let built = match origin_of(&text, lv) {
-                    None => Volume::new(id, group, lv, name.clone()).build(self),
-                    Some(origin) => {
-                        self.build_family(group, origin);
-                        match &self.graph.device(id).stack {
-                            Stack::Ready(layer) => Ok(layer.clone()),
-                            Stack::Refused(why) => Err(why.clone()),
-                            Stack::Unbuilt => Err("it cannot be told from its snapshots".into()),
-                        }
-                    }
-                };
+                if let Some(origin) = origin_of(&text, lv) {
+                    self.build_family(group, origin);
+                    return match &self.graph.device(id).stack {
+                        Stack::Ready(layer) => Ok(layer.clone()),
+                        Stack::Refused(why) => Err(why.clone()),
+                        Stack::Unbuilt => Err("it cannot be told from its snapshots".into()),
+                    };
+                }
+                let built = Volume::new(id, group, lv, name.clone()).build(self);
                 let chunk = raid10_chunk(&text, lv);
                 built.and_then(|layer| {
                     self.with_settings(&name, layer, chunk).map_err(|error| error.to_string())
@@ -185,7 +183,7 @@ impl Volume {
 }
 
 /// The chunk of a volume that is a RAID10; zero of others.
-fn raid10_chunk(text: &VolumeGroup, lv: LvIndex) -> Sectors {
+pub(super) fn raid10_chunk(text: &VolumeGroup, lv: LvIndex) -> Sectors {
     match text.lvs[lv.0].segments.first().map(|segment| &segment.kind) {
         Some(SegmentType::Raid { level: RaidLevel::Raid10, stripe_size, .. }) => Sectors(*stripe_size),
         _ => Sectors::ZERO,

@@ -5,22 +5,19 @@ use std::collections::HashMap;
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType, Snapshot, VolumeGroup};
 
+use super::snapshot::snapshot_sectors;
 use super::thin::READ_ONLY;
 
 /// What the snapshots of a group mean for its other volumes.
 pub(crate) struct Verdicts<'a> {
     vg: &'a VolumeGroup,
     by_store: HashMap<LvIndex, Snapshot>,
-    /// What is being merged, by origin.
-    merging: HashMap<LvIndex, Snapshot>,
 }
 
 impl<'a> Verdicts<'a> {
     pub(crate) fn new(vg: &'a VolumeGroup) -> Verdicts<'a> {
         let by_store = vg.snapshots().map(|found| (found.store, found)).collect();
-        let merging =
-            vg.snapshots().filter(|found| found.merging).map(|found| (found.origin, found)).collect();
-        Verdicts { vg, by_store, merging }
+        Verdicts { vg, by_store }
     }
 
     /// Whether the volume is nothing but the tie between a snapshot and its origin.
@@ -28,19 +25,14 @@ impl<'a> Verdicts<'a> {
         matches!(self.vg.lvs[lv.0].segments[0].kind, SegmentType::Snapshot { .. })
     }
 
-    /// Of what the volume is a snapshot.
-    pub(crate) fn origin(&self, lv: LvIndex) -> Option<LvIndex> {
-        self.by_store.get(&lv).map(|snapshot| snapshot.origin)
+    /// The size of the volume as it is served: of a snapshot, whatever its store has, that of the origin when it was made.
+    pub(crate) fn sectors(&self, lv: LvIndex) -> u64 {
+        let snapshot = self.by_store.get(&lv);
+        snapshot.map_or_else(|| self.vg.lv_sectors(lv), |snapshot| snapshot_sectors(self.vg, snapshot))
     }
 
     /// Why the volume cannot be served, by itself: what lies below it is not asked.
     pub(crate) fn refusal(&self, lv: LvIndex) -> Option<String> {
-        if let Some(snapshot) = self.merging.get(&lv) {
-            let store = escape(&self.vg.lvs[snapshot.store.0].name);
-            return Some(format!(
-                "the snapshot {store} is being merged into it, so that its data is in both: let Linux finish that"
-            ));
-        }
         self.vg.lvs[lv.0].segments.iter().find_map(of_segment)
     }
 

@@ -11,7 +11,9 @@
 //! (new disks may be physical volumes of no group); from then on the change is made. What a cut keeps from the last two steps is
 //! harmless: a label without the flag, which the next change mends, or a disk whose old text is outdated.
 
-use blockwork_engine::{Errno, TaskContext, topmost_first};
+use std::sync::Arc;
+
+use blockwork_engine::{Errno, Layer, TaskContext, topmost_first};
 use blockwork_format::lvm2::commit::{self, Effect};
 use blockwork_format::lvm2::{AreaHeader, Label};
 use blockwork_format::{Piece, SECTOR_BYTES};
@@ -93,14 +95,15 @@ impl Commit {
             let result = carry_out(steps, &targets, cx).await;
             result.map_err(|source| CommitError::Step { source, state })?;
         }
-        close(&targets, cx).await.map_err(CommitError::Close)
+        let layers = targets.into_iter().map(|target| target.layer).collect();
+        close(layers, cx).await.map_err(CommitError::Close)
     }
 }
 
-/// Closes all layers below the physical volumes, the topmost first: an array that was written to records that it is clean.
-async fn close(targets: &[Target], cx: &TaskContext) -> Result<(), Errno> {
+/// Closes these layers and all below them, the topmost first: an array that was written to records that it is clean.
+pub(super) async fn close(layers: Vec<Arc<dyn Layer>>, cx: &TaskContext) -> Result<(), Errno> {
     let mut result = Ok(());
-    for layer in topmost_first(targets.iter().map(|target| target.layer.clone())) {
+    for layer in topmost_first(layers) {
         if let Some(closing) = layer.close(cx.clone()) {
             result = result.and(closing.await);
         }

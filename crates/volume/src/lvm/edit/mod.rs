@@ -19,6 +19,7 @@ mod create;
 mod data;
 mod draft;
 mod error;
+mod merge;
 mod open;
 mod raid;
 mod remove;
@@ -35,6 +36,7 @@ pub use create::{Created, NewVolume, REGION_DEFAULT, STRIPE_DEFAULT, Shape, Size
 pub use data::WIPE_BYTES;
 pub use draft::{Author, Draft, NewPv, TagChange};
 pub use error::EditError;
+pub use merge::Merger;
 pub use open::GroupEditor;
 pub use resize::{Resize, Resized};
 pub use snapshot::{CHUNK_DEFAULT, NewSnapshot, Snapshotted, StoreSize};

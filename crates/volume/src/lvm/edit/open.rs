@@ -118,6 +118,10 @@ impl GroupEditor {
         &self.assembly
     }
 
+    pub(super) fn assembly_mut(&mut self) -> &mut Assembly {
+        &mut self.assembly
+    }
+
     /// Whether a device is a physical volume of the group already.
     pub fn has_device(&self, name: &str) -> bool {
         let id = self.device(name);

@@ -37,19 +37,21 @@ impl Draft {
     ///
     /// No such volume; others need it, such as its snapshots; or a kind of volume that is not removed here.
     pub fn remove_volume(&mut self, name: &str) -> Result<Vec<String>, EditError> {
+        let is_merging = |lv: LvIndex| self.snapshot_of_store(lv).is_some_and(|snapshot| snapshot.merging);
+        if self.group().lv(name).is_some_and(is_merging) {
+            let why = "it is being merged into its origin, which is nothing without it; `blockwork lv merge` finishes that";
+            return Err(EditError::volume(name, why));
+        }
         let lv = self.visible(name)?;
         let mut gone = vec![lv];
-        if let Some(snapshot) = self.snapshot_of_store(lv) {
-            if snapshot.merging {
-                return Err(EditError::volume(
-                    name,
-                    "it is being merged into its origin: let Linux finish that",
-                ));
-            }
-            gone.push(snapshot.tie);
-        }
+        gone.extend(self.snapshot_of_store(lv).map(|snapshot| snapshot.tie));
         self.check_not_needed(lv, &gone)?;
         self.collect_parts(lv, &mut gone)?;
+        self.take_out(&gone)
+    }
+
+    /// Takes LVs out of the group; their names.
+    pub(super) fn take_out(&mut self, gone: &[LvIndex]) -> Result<Vec<String>, EditError> {
         let names: Vec<String> = gone.iter().map(|lv| self.group().lvs[lv.0].name.clone()).collect();
         self.change(|vg, _| {
             let list = lv_list(vg);
@@ -124,7 +126,7 @@ impl Draft {
     }
 
     /// What a volume is made of, and nobody sees.
-    fn collect_parts(&self, lv: LvIndex, gone: &mut Vec<LvIndex>) -> Result<(), EditError> {
+    pub(super) fn collect_parts(&self, lv: LvIndex, gone: &mut Vec<LvIndex>) -> Result<(), EditError> {
         let vg = self.group();
         for segment in &vg.lvs[lv.0].segments {
             let known = matches!(

@@ -1,7 +1,8 @@
 //! Volumes that become larger or smaller: linear and striped ones, and stores of snapshots.
 //!
 //! A volume grows as its last segment is made: as many stripes, of the same size. What follows its last extents directly becomes
-//! part of that segment, as in LVM. What is cut off a volume is cut off at its end.
+//! part of that segment, as in LVM. What is cut off a volume is cut off at its end. An origin only grows, and its snapshots stay
+//! as long as they are.
 
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{Area, Lv, LvIndex, PvIndex, SECTORS_MAX, Segment, SegmentType};
@@ -137,16 +138,6 @@ impl Draft {
     fn check_kind(&self, lv: LvIndex) -> Result<(), EditError> {
         let vg = self.group();
         let name = &vg.lvs[lv.0].name;
-        let of_origin: Vec<&str> = vg
-            .snapshots()
-            .filter(|snapshot| snapshot.origin == lv)
-            .map(|snapshot| vg.lvs[snapshot.store.0].name.as_str())
-            .collect();
-        if !of_origin.is_empty() {
-            let why =
-                format!("it has snapshots, whose size is its own: remove {} first", of_origin.join(", "));
-            return Err(EditError::volume(name, why));
-        }
         let on_it = vg.lvs.iter().find(|other| {
             other.segments.iter().any(|segment| {
                 let (areas, _) = segment.areas();
@@ -227,6 +218,10 @@ impl Draft {
         to: u64,
         may_shrink: bool,
     ) -> Result<(), EditError> {
+        if self.group().snapshots().any(|snapshot| snapshot.origin == lv) {
+            let why = "it has snapshots, which need what lies at its end; it can only become larger";
+            return Err(EditError::volume(name, why));
+        }
         if self.group().snapshots().any(|snapshot| snapshot.store == lv) {
             return Err(EditError::volume(
                 name,

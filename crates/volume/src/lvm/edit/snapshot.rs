@@ -109,7 +109,7 @@ impl Draft {
             return refuse(format!("it is a snapshot itself, and those have none: make another one of {of}"));
         }
         if vg.snapshots().any(|snapshot| snapshot.origin == origin && snapshot.merging) {
-            return refuse("a snapshot is being merged into it: let Linux finish that".into());
+            return refuse("a snapshot is being merged into it; `blockwork lv merge` finishes that".into());
         }
         for segment in &lv.segments {
             let kind = escape(&segment.type_name);

@@ -289,7 +289,13 @@ fn an_origin_stays_as_long_as_it_has_snapshots_and_a_snapshot_goes_with_its_stor
         draft.remove_volume("origin"),
         "it is the origin of these snapshots, which are nothing without it: snap",
     );
-    refused(draft.resize_volume("origin", Resize::MoreExtents(1), false), "it has snapshots");
+    refused(draft.resize_volume("origin", Resize::LessExtents(1), true), "it can only become larger");
+    draft.resize_volume("origin", Resize::MoreExtents(1), false).unwrap();
+    assert_ne!(
+        lv(&draft, "snapshot0").extents(),
+        lv(&draft, "origin").extents(),
+        "snapshots stay as they are"
+    );
     refused(draft.resize_volume("snap", Resize::LessExtents(1), true), "it is a snapshot");
     draft.resize_volume("snap", Resize::MoreExtents(1), false).unwrap();
     assert_eq!(draft.remove_volume("snap").unwrap(), ["snap", "snapshot0"]);

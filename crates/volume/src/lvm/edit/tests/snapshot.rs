@@ -206,3 +206,33 @@ fn origins_of_types_that_are_not_known_here_are_left_to_lvm() {
         "a snapshot is being merged into it",
     );
 }
+
+#[test]
+fn a_snapshot_that_is_merged_is_written_as_lvconvert_does_and_then_it_is_gone() {
+    let mut draft = with_origin(&[60]);
+    let before = lv_names(&draft);
+    for name in ["snap", "other"] {
+        draft.create_snapshot(&snapshot("origin", name, extents(2))).unwrap();
+    }
+    let plain = String::from_utf8(draft.text()).unwrap();
+    let found = draft.mergeable("snap").unwrap();
+    draft.mark_as_merging("snap", &found).unwrap();
+    // As LVM 2.03.16 wrote it for `lvconvert --merge`: the tie is not seen any more, and names the store otherwise.
+    let (head, tie) = plain.split_at(plain.find("\nsnapshot0 {").unwrap());
+    let tie =
+        tie.replacen("\"WRITE\", \"VISIBLE\"", "\"WRITE\"", 1).replacen("cow_store", "merging_store", 1);
+    assert_eq!(String::from_utf8(draft.text()).unwrap(), format!("{head}{tie}"));
+
+    refused(draft.remove_volume("snap"), "`blockwork lv merge` finishes that");
+    refused(draft.mergeable("other").map(drop), "snap is being merged into the same origin");
+    refused(draft.mergeable("origin").map(drop), "it is no snapshot");
+    refused(draft.mergeable("nobody").map(drop), "no logical volume");
+    draft.end_merge("snap").unwrap();
+    refused(draft.end_merge("other"), "it is not being merged");
+    draft.remove_volume("other").unwrap();
+    assert_eq!(lv_names(&draft), before);
+}
+
+fn lv_names(draft: &Draft) -> Vec<String> {
+    draft.group().lvs.iter().map(|lv| lv.name.clone()).collect()
+}

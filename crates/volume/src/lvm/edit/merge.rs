@@ -1,0 +1,151 @@
+//! A snapshot that is merged back into its origin: first the text says so, then it is done, then the text has no snapshot.
+//!
+//! As LVM does it: the tie names the store as `merging_store` and is seen no more. From then on the origin is what the snapshot was, and
+//! whoever serves it goes on with the merge, Linux as well as we; when all is merged, tie and store go.
+
+use std::sync::Arc;
+
+use blockwork_engine::{Errno, Layer, TaskContext};
+use blockwork_format::escape;
+use blockwork_format::lvm2::vg::{LvIndex, SegmentType, Snapshot};
+use blockwork_layer::snapshot::{Merge, MergeError, SnapshotStatus, Step};
+
+use super::commit::close;
+use super::draft::{Draft, lv_section};
+use super::error::EditError;
+use super::open::GroupEditor;
+use super::section::strings;
+
+/// A merge that is under way: by the text of its group, and of this process.
+#[derive(Clone, Debug)]
+pub struct Merger {
+    merge: Arc<Merge>,
+    /// The origin.
+    top: Arc<dyn Layer>,
+}
+
+impl Merger {
+    /// How far it is.
+    pub fn status(&self) -> SnapshotStatus {
+        self.merge.status()
+    }
+
+    /// Merges a piece.
+    ///
+    /// # Errors
+    ///
+    /// A disk fails: what is not merged stays in the store.
+    pub async fn step(&self, cx: &TaskContext) -> Result<Step, MergeError> {
+        self.merge.step(cx).await
+    }
+
+    /// Leaves what lies below in order: arrays record that they are clean.
+    ///
+    /// # Errors
+    ///
+    /// An array cannot record it: it is checked when it is opened next.
+    pub async fn close(&self, cx: &TaskContext) -> Result<(), Errno> {
+        close(vec![self.top.clone()], cx).await
+    }
+}
+
+impl GroupEditor {
+    /// Plans that a snapshot is being merged; false: the text says so already. What could not be merged is refused.
+    ///
+    /// # Errors
+    ///
+    /// It is no snapshot, or an invalid one, or another one is being merged into the same origin.
+    pub fn begin_merge(&mut self, name: &str) -> Result<bool, EditError> {
+        let snapshot = self.draft().mergeable(name)?;
+        if snapshot.merging {
+            return Ok(false);
+        }
+        let group = self.draft().group().id;
+        let groups = &self.assembly().graph().groups;
+        let found = groups.iter().find(|found| found.text.id == group);
+        let device = found.and_then(|found| found.lv(snapshot.store));
+        let layer = device.map(|device| self.assembly_mut().layer(device));
+        if let Some(Err(why)) = layer {
+            return Err(EditError::volume(name, format!("it cannot be merged: {why}")));
+        }
+        self.draft_mut().mark_as_merging(name, &snapshot)?;
+        Ok(true)
+    }
+
+    /// What merges a snapshot of which the text on the disks says that it is being merged.
+    ///
+    /// # Errors
+    ///
+    /// The origin cannot be served, or only be read.
+    pub fn merger(&mut self, name: &str) -> Result<Merger, EditError> {
+        let snapshot = self.draft().mergeable(name)?;
+        let group = self.draft().group().id;
+        let Some(at) = self.assembly().graph().groups.iter().position(|found| found.text.id == group) else {
+            return Err(EditError::volume(name, "its group is gone"));
+        };
+        let device = self.assembly().graph().groups[at].lv(snapshot.origin);
+        let device = device.ok_or_else(|| EditError::volume(name, "its origin is no volume"))?;
+        let top = self.assembly_mut().layer(device).map_err(|why| EditError::volume(name, why))?;
+        if let Some(why) = &self.assembly().graph().device(device).read_only {
+            return Err(EditError::volume(name, format!("its origin must not be written: {why}")));
+        }
+        let merge = self.assembly().graph().groups[at].merges.get(&snapshot.origin).cloned();
+        let merge = merge.ok_or_else(|| EditError::volume(name, "it is not being merged"))?;
+        Ok(Merger { merge, top })
+    }
+}
+
+impl Draft {
+    /// The snapshot of a name, which is being merged or could be.
+    pub(super) fn mergeable(&self, name: &str) -> Result<Snapshot, EditError> {
+        let vg = self.group();
+        let refuse = |why: String| Err(EditError::volume(name, why));
+        let lv = match vg.lv(name) {
+            Some(lv) => lv,
+            None => self.visible(name)?,
+        };
+        if vg.lvs[lv.0].segments.iter().any(|segment| matches!(segment.kind, SegmentType::Thin { .. })) {
+            return refuse(
+                "it is a thin volume, whose merge is not done here: use `lvconvert --merge`".into(),
+            );
+        }
+        let Some(snapshot) = vg.snapshots().find(|snapshot| snapshot.store == lv) else {
+            return refuse("it is no snapshot, and only those are merged: into their origin".into());
+        };
+        let other = |one: &Snapshot| one.merging && one.origin == snapshot.origin && one.store != lv;
+        if let Some(other) = vg.snapshots().find(other) {
+            let other = escape(&vg.lvs[other.store.0].name);
+            return refuse(format!("{other} is being merged into the same origin; merge that first"));
+        }
+        Ok(snapshot)
+    }
+
+    pub(super) fn mark_as_merging(&mut self, store: &str, snapshot: &Snapshot) -> Result<(), EditError> {
+        let tie = self.group().lvs[snapshot.tie.0].name.clone();
+        self.change(|vg, _| {
+            let tie = lv_section(vg, &tie);
+            tie.set("status", strings(["READ", "WRITE"]));
+            if let Some(segment) = tie.section_mut("segment1") {
+                segment.rename("cow_store", "merging_store");
+                segment.set("merging_store", store.into());
+            }
+            Ok(())
+        })
+    }
+
+    /// Takes a snapshot that is merged out of the group, with its store.
+    ///
+    /// # Errors
+    ///
+    /// It is not being merged.
+    pub fn end_merge(&mut self, name: &str) -> Result<(), EditError> {
+        let snapshot = self.mergeable(name)?;
+        if !snapshot.merging {
+            return Err(EditError::volume(name, "it is not being merged"));
+        }
+        let mut gone: Vec<LvIndex> = vec![snapshot.store, snapshot.tie];
+        self.collect_parts(snapshot.store, &mut gone)?;
+        self.take_out(&gone)?;
+        Ok(())
+    }
+}
