@@ -3,12 +3,17 @@
 
 mod kernel;
 mod support;
+#[path = "support/task.rs"]
+mod task;
 
 use std::process::Stdio;
 
+use blockwork_layer::snapshot::Step;
+use blockwork_volume::{Assembly, Plan};
 use kernel::{Facts, MIB, Machine};
 use support::nbd::fio;
 use support::run;
+use task::on_worker;
 
 /// Three snapshots of one origin, made at different times, each half as full as the one before; and what they hold by the kernel.
 const MAKE: &str = "
@@ -144,4 +149,95 @@ fn a_snapshot_whose_store_overflows_through_us_is_invalid_for_the_kernel_and_the
     let facts = Facts(&judged.stdout);
     assert_eq!(facts.get("tiny", "status"), "Invalid");
     assert_eq!([facts.get("origin", "sha256"), facts.get("roomy", "sha256")], [&*origin, &*kept]);
+}
+
+/// An origin whose snapshots differ from it in thousands of places, each by itself, so that there are many steps to a merge.
+const SCATTER: &str = "
+vgcreate -s 256k vg /d/a >&2
+lvcreate -y -n origin -l 64 vg >&2
+whole write /dev/vg/origin 1
+scatter() { fio --name=x --filename=$1 --rw=randwrite --bs=4k --randseed=$2 --size=16m --io_size=$3 --ioengine=psync >&2; }
+lvcreate -y -s -n small -c 4k -l 80 vg/origin >&2
+scatter /dev/vg/origin 1 6m
+scatter /dev/vg/small 2 1m
+lvcreate -y -s -n large -c 64k -l 80 vg/origin >&2
+scatter /dev/vg/origin 3 1m
+sync
+";
+
+/// Has us merge so many pieces of what is being merged into the group's origin, and no more.
+fn merge_a_little(machine: &Machine, steps: usize) {
+    let disks = machine.disks().iter().map(|disk| machine.scratch.at(disk)).collect();
+    let mut assembly = Assembly::open(Plan { disks, ..Plan::default() }).expect("disks");
+    assembly.choose(&["vg/origin".to_owned()]).expect("the origin");
+    let merge = assembly.graph().groups[0].merges.values().next().expect("it is being merged").clone();
+    on_worker(&assembly, |cx| async move {
+        for _ in 0..steps {
+            assert_eq!(
+                merge.step(&cx).await.expect("no disk fails"),
+                Step::More,
+                "the merge is over too early"
+            );
+        }
+    });
+}
+
+#[test]
+fn a_merge_that_the_kernel_has_begun_goes_on_with_us_and_then_with_the_kernel_again() {
+    let mut machine = Machine::new();
+    machine.disk("a", 96 * MIB);
+    let begun = machine.run(&format!(
+        "{SCATTER}
+         for one in small large; do fact $one sha256 $(sha256 /dev/vg/$one); done
+         lvconvert -y --merge -b -i 1000 vg/small >&2
+         dmsetup suspend --nolockfs vg-origin
+         fact merge status \"$(dmsetup status vg-origin | cut -d ' ' -f 4-)\"
+         dmsetup resume vg-origin
+         fact merge sha256 $(sha256 /dev/vg/origin)
+         dmsetup suspend --nolockfs vg-origin
+         fact merge later \"$(dmsetup status vg-origin | cut -d ' ' -f 4-)\"
+         dmsetup remove vg-origin"
+    ));
+    let facts = Facts(&begun.stdout);
+    let (small, large) = (facts.get("small", "sha256").to_owned(), facts.get("large", "sha256").to_owned());
+    assert_eq!(facts.get("merge", "sha256"), small);
+    let before = machine.prints();
+    let expect = |what: &str| {
+        let served = machine.serve(&["a"], &["--read-only"]);
+        assert_eq!(machine.sha256("vg/origin"), small, "the origin {what}");
+        assert_eq!(machine.sha256("vg/large"), large, "another snapshot {what}");
+        served.stop();
+    };
+    expect("as the kernel has left it");
+    machine.expect_untouched(&before);
+    assert_eq!(status(&machine, "small"), facts.get("merge", "later"), "not interrupted, or not understood");
+    merge_a_little(&machine, 1);
+    expect("after a step of ours");
+
+    let went_on = machine.run(
+        "lvchange -ay vg/origin >&2
+         dmsetup suspend --nolockfs vg-origin
+         fact merge status \"$(dmsetup status vg-origin | cut -d ' ' -f 4-)\"
+         dmsetup resume vg-origin
+         fact merge sha256 $(sha256 /dev/vg/origin)
+         is_merged() { dmsetup status vg-origin | grep -q ' 16/[0-9]* 16$'; }
+         wait_for is_merged
+         fact origin sha256 $(sha256 /dev/vg/origin)
+         fact large sha256 $(sha256 /dev/vg/large)",
+    );
+    let facts = Facts(&went_on.stdout);
+    for (name, expected) in [("merge", &small), ("origin", &small), ("large", &large)] {
+        assert_eq!(facts.get(name, "sha256"), expected, "{name}, by the kernel");
+    }
+    run(&mut machine.scratch.blockwork(["lv", "merge", "vg/small", "--disk", "a"]));
+    run(&mut machine.scratch.blockwork(["lv", "merge", "vg/large", "--disk", "a"]));
+    let judged = machine.run(
+        "vgck vg
+         lvchange -ay vg/origin >&2
+         fact origin sha256 $(sha256 /dev/vg/origin)
+         fact all volumes $(lvs --noheadings -o lv_name vg)",
+    );
+    let facts = Facts(&judged.stdout);
+    assert_eq!(facts.get("origin", "sha256"), large);
+    assert_eq!(facts.get("all", "volumes"), "origin");
 }

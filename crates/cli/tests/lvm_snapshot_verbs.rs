@@ -2,11 +2,15 @@
 //! and write them. The kernel itself judges in `kernel_lvm_verbs`.
 
 mod support;
+#[path = "support/task.rs"]
+mod task;
 
+use blockwork_volume::lvm::edit::{Author, GroupEditor};
 use serde_json::Value;
 use support::lvm::Lab;
 use support::nbd::fio;
 use support::{both, output, run, run_refused, tool};
+use task::on_worker;
 
 const MIB: usize = 1 << 20;
 
@@ -139,7 +143,8 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
         (&["lv", "snapshot", "vg/origin", "--size", "1M", "-c", "512K"], "at least 3 chunks of 512 KiB"),
         (&["lv", "snapshot", "vg/origin", "--extents", "200%ORIGIN"], "expected 1 to 100"),
         (&["lv", "remove", "vg/origin"], "it is the origin of these snapshots"),
-        (&["lv", "resize", "vg/origin", "--extents", "+1"], "it has snapshots"),
+        (&["lv", "resize", "vg/origin", "--extents", "-1", "--force"], "it can only become larger"),
+        (&["lv", "merge", "vg/origin"], "it is no snapshot"),
         (&["lv", "resize", "vg/snap", "--extents", "-1", "--force"], "it is a snapshot"),
     ] {
         let said = lab.refused(args);
@@ -148,4 +153,97 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
     lab.verb(&["lv", "create", "vg/all", "--extents", "100%FREE"]);
     let said = lab.refused(&["lv", "snapshot", "vg/origin", "--size", "2M"]);
     assert!(said.contains("2 extents (2 MiB) are needed, 0 extents"), "{said}");
+}
+
+/// All bytes of a volume, by a server of it alone.
+fn bytes_of(lab: &Lab, volume: &str) -> Vec<u8> {
+    let server = lab.scratch.serve(lab.args(&[volume, "--read-only"]));
+    run(tool("nbdcopy").args([lab.scratch.uri(volume), lab.scratch.at("copied")]));
+    server.stop_quietly();
+    lab.scratch.read("copied")
+}
+
+/// Two snapshots, and an origin that both of them differ from, in many places.
+fn two_snapshots(lab: &Lab) {
+    lab.verb(&["lv", "snapshot", "vg/origin", "--extents", "100%ORIGIN", "--name", "one"]);
+    lab.verb(&["lv", "snapshot", "vg/origin", "--extents", "100%ORIGIN", "--name", "two", "-c", "64K"]);
+    let server = lab.scratch.serve(lab.args(&["vg/origin", "vg/one", "vg/two"]));
+    for (volume, seed) in [("vg/origin", 1), ("vg/one", 2), ("vg/two", 3)] {
+        let seed = format!("--randseed={seed}");
+        let job = ["--rw=randwrite", "--bs=4k", "--iodepth=16", "--size=16M", "--io_size=3M", &seed];
+        run(&mut fio(&lab.scratch, &lab.scratch.uri(volume), &job));
+    }
+    server.stop_quietly();
+}
+
+#[test]
+fn a_snapshot_goes_back_into_its_origin_and_the_other_one_stays_as_it_is() {
+    let lab = lab();
+    two_snapshots(&lab);
+    let (one, two) = (bytes_of(&lab, "vg/one"), bytes_of(&lab, "vg/two"));
+    let said = lab.verb(&["lv", "merge", "vg/one"]);
+    assert!(
+        said.starts_with("vg/one: ") && said.ends_with(" are merged into its origin, and it is gone\n"),
+        "{said}"
+    );
+    assert!(bytes_of(&lab, "vg/origin") == one, "the origin is not what the snapshot was");
+    assert!(bytes_of(&lab, "vg/two") == two, "another snapshot was merged, and this one has changed");
+    assert_eq!(by_lvm(&lab).iter().map(|row| row[0].as_str()).collect::<Vec<_>>(), ["origin", "two"]);
+    let said = lab.refused(&["lv", "merge", "vg/one"]);
+    assert!(said.contains("no logical volume \"vg/one\""), "{said}");
+}
+
+/// Has the text say that `vg/one` is being merged, and merges nothing: as `lvconvert --merge` of an origin that is in use.
+fn plan_merge(lab: &Lab) {
+    let disks = ["a", "b"].map(|disk| lab.scratch.at(disk));
+    let ids = Box::new(|| unreachable!("nothing is made"));
+    let author = Author { host: "host".into(), time: 1_700_000_000, command: "test".into(), ids };
+    let mut editor = GroupEditor::open(&disks, "vg", author).expect("the group");
+    assert!(editor.begin_merge("one").expect("a snapshot"));
+    let commit = editor.plan().expect("room for the text");
+    on_worker(editor.assembly(), |cx| async move { commit.run(&cx).await }).expect("it is written");
+}
+
+#[test]
+fn a_merge_that_is_planned_begins_when_the_origin_is_served_and_a_client_writes_meanwhile() {
+    let lab = lab();
+    two_snapshots(&lab);
+    let (mut one, two) = (bytes_of(&lab, "vg/one"), bytes_of(&lab, "vg/two"));
+    plan_merge(&lab);
+    lab.expect_sound();
+    let said = lab.lvm(&["lvs -a --noheadings -o lv_name,lv_merging vg"]);
+    assert!(said[0].contains("[one]") && said[0].contains("merging"), "{said:?}");
+    assert!(bytes_of(&lab, "vg/origin") == one, "the origin is the snapshot from now on");
+    let fill = shown(&lab, "origin")["data_percent"].as_f64().expect("a number");
+    assert!(fill > 20.0, "{fill}");
+    for (args, why) in [
+        (&["lv", "merge", "vg/two"][..], "one is being merged into the same origin"),
+        (&["lv", "remove", "vg/one"], "`blockwork lv merge` finishes that"),
+        (&["lv", "snapshot", "vg/origin", "--size", "1M"], "`blockwork lv merge` finishes that"),
+    ] {
+        let said = lab.refused(args);
+        assert!(said.contains(why), "{said}");
+    }
+    let server = lab.scratch.serve(lab.args(&["vg/origin", "vg/two"]));
+    run(&mut fio(&lab.scratch, &lab.scratch.uri("vg/origin"), &["--rw=write", "--bs=64k", "--size=2M"]));
+    run(tool("nbdcopy").args([lab.scratch.uri("vg/origin"), lab.scratch.at("copied")]));
+    server.stop_quietly();
+    let now = lab.scratch.read("copied");
+    assert!(now[2 * MIB..] == one[2 * MIB..] && now[..2 * MIB] != one[..2 * MIB]);
+    one = now;
+    // Whatever the server has merged: the rest goes the same way.
+    lab.verb(&["lv", "merge", "vg/one"]);
+    assert!(bytes_of(&lab, "vg/origin") == one && bytes_of(&lab, "vg/two") == two);
+}
+
+#[test]
+fn an_origin_grows_and_its_snapshots_stay_as_long_as_they_are() {
+    let lab = lab();
+    lab.verb(&["lv", "snapshot", "vg/origin", "--size", "3M", "--name", "snap"]);
+    let frozen = bytes_of(&lab, "vg/snap");
+    lab.verb(&["lv", "resize", "vg/origin", "--extents", "+4"]);
+    assert!(bytes_of(&lab, "vg/snap") == frozen && bytes_of(&lab, "vg/origin").len() == 20 * MIB);
+    lab.verb(&["lv", "merge", "vg/snap"]);
+    let merged = bytes_of(&lab, "vg/origin");
+    assert!(merged.len() == 20 * MIB && merged[..16 * MIB] == frozen);
 }

@@ -119,3 +119,51 @@ fn pieces_of_a_half_copied_snapshot_are_large_requests_again_at_the_disks() {
     // What is read ahead where a MiB ends is read in vain.
     assert!((SIZE..SIZE * 3 / 2).contains(&read("read_bytes")), "{} bytes", read("read_bytes"));
 }
+
+#[test]
+fn a_table_merges_a_snapshot_while_its_origin_is_read_and_written_and_another_snapshot_stays() {
+    let scratch = Scratch::new();
+    let frozen = scratch.noise("disk.img", 4 * MIB, 1);
+    scratch.sparse("first.cow", 6 * MIB as u64);
+    scratch.sparse("second.cow", 6 * MIB as u64);
+    let real = "real: 0 8192 linear disk.img 0\n";
+    let other = "second: 0 8192 snapshot dm/real second.cow P 64\n";
+    let before = scratch.write(
+        "before.table",
+        format!("{real}origin: 0 8192 snapshot-origin dm/real\nfirst: 0 8192 snapshot dm/real first.cow P 8\n{other}"),
+    );
+    let server = scratch.serve(["--table", &before, "dm/origin", "dm/first", "dm/second"]);
+    write(&scratch, "dm/origin", 100_000, 1, 3_000_000);
+    write(&scratch, "dm/first", 50_000, 2, 300_000);
+    server.stop_quietly();
+    let mut merged = frozen.clone();
+    merged[50_000..350_000].fill(2);
+
+    let merge = scratch
+        .write("merge.table", format!("{real}origin: 0 8192 snapshot-merge dm/real first.cow P 8\n{other}"));
+    let server = scratch.serve(["--table", &merge, "dm/origin", "dm/second"]);
+    assert!(content(&scratch, "dm/origin") == merged);
+    write(&scratch, "dm/origin", 200_000, 3, 1_000_000);
+    merged[200_000..1_200_000].fill(3);
+    // The list of exceptions begins in the second chunk.
+    support::until("all is merged", || scratch.read("first.cow")[4096..8192].iter().all(|byte| *byte == 0));
+    assert!(content(&scratch, "dm/origin") == merged);
+    assert!(content(&scratch, "dm/second") == frozen);
+    server.stop_quietly();
+    assert!(scratch.read("disk.img") == merged, "nothing is left that only the store has");
+
+    let both = scratch.write(
+        "both.table",
+        format!("{real}o: 0 8192 snapshot-origin dm/real\nm: 0 8192 snapshot-merge dm/real first.cow P 8\n"),
+    );
+    let said = scratch.refused(["--table", &both]);
+    assert!(said.contains("snapshot-merge takes its place"), "{said}");
+    let twice = scratch.write(
+        "twice.table",
+        format!(
+            "{real}m: 0 8192 snapshot-merge dm/real first.cow P 8\ns: 0 8192 snapshot dm/real first.cow P 8\n"
+        ),
+    );
+    let said = scratch.refused(["--table", &twice]);
+    assert!(said.contains("the store of another snapshot"), "{said}");
+}

@@ -37,6 +37,10 @@ pub struct VolumeStatus {
     pub read_only: bool,
     /// Where clients find it, such as `nbd:unix:/run/blockwork.nbd`.
     pub exports: Vec<String>,
+    /// Of a snapshot, or of an origin into which one is merged: how full the store is, as `dmsetup status` has it (`USED/TOTAL METADATA`
+    /// in sectors, `Invalid`, `Overflow`, `Merge failed`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
     /// What its stack allows.
     pub limits: LimitsStatus,
 }
@@ -119,6 +123,7 @@ impl ControlState {
             bytes: bytes(volume.sectors()),
             read_only: volume.read_only,
             exports,
+            status: None,
             limits: limits(volume.limits()),
         };
         self.volumes.push((status, volume.root.clone()));
@@ -133,9 +138,10 @@ impl ControlState {
     pub fn status(&self) -> Status {
         let disk =
             |disk: &Disk| DiskStatus { failed: disk.source.shared().has_failed(), ..disk.status.clone() };
-        // An array may have grown.
+        // An array may have grown, and stores fill up.
         let volume = |(volume, root): &(VolumeStatus, Arc<dyn Layer>)| VolumeStatus {
             bytes: bytes(root.sectors()),
+            status: root.status(),
             ..volume.clone()
         };
         Status {

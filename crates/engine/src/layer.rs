@@ -152,6 +152,10 @@ pub trait Layer: Send + Sync + Debug {
         let _ = cx;
         None
     }
+    /// How it is now, in the words of `dmsetup status`, where its target has any.
+    fn status(&self) -> Option<String> {
+        None
+    }
     /// The layers directly below; none for what ends a stack.
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         Vec::new()

@@ -103,6 +103,22 @@ fn every_cut_of_a_short_run_is_survived() {
     run_all(plans.into_iter());
 }
 
+/// Origin and snapshot write the same two chunks at once, which are copied out at most once in a run: so there are many short ones.
+#[test]
+fn what_a_snapshot_writes_to_a_chunk_that_is_being_copied_out_is_not_lost() {
+    let mut plans = Vec::new();
+    for seed in 4_000_000..4_000_150 {
+        let mut plan = Plan::draw(seed);
+        plan.narrow();
+        let events = plan.run().events;
+        for cut in 4..=events.min(40) {
+            plan.cuts = vec![cut];
+            plans.push(plan.clone());
+        }
+    }
+    run_all(plans.into_iter());
+}
+
 #[test]
 fn a_snapshot_is_merged_under_its_clients_and_through_power_cuts() {
     let seeds = from_environment("SEEDS").unwrap_or(600);

@@ -278,3 +278,17 @@ fn runs(exceptions: &[Exception]) -> Vec<Run> {
     let runs = exceptions.chunk_by(follows);
     runs.map(|run| Run { old: run[0].old, new: run[0].new, chunks: run.len() as u64 }).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_goes_on_only_where_both_the_origin_and_the_store_do() {
+        // The kernel enters exceptions in the order in which copies end, which need not be that of their chunks.
+        let list = [(3, 2), (4, 3), (5, 5), (6, 4), (7, 6), (8, 7), (9, 9), (8, 10)];
+        let list: Vec<_> = list.map(|(old, new)| Exception { old, new }).into();
+        let found: Vec<_> = runs(&list).iter().map(|run| (run.old, run.new, run.chunks)).collect();
+        assert_eq!(found, [(3, 2, 2), (5, 5, 1), (6, 4, 1), (7, 6, 2), (9, 9, 1), (8, 10, 1)]);
+    }
+}

@@ -118,6 +118,9 @@ impl Layer for Merging {
             Ok(())
         }))
     }
+    fn status(&self) -> Option<String> {
+        Some(self.merge.status().to_string())
+    }
     /// The stores too: what is flushed, or closed, of an origin goes for what keeps its snapshots right.
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         let family = &self.merge.family;

@@ -120,6 +120,9 @@ impl Layer for Snapshot {
         let want = Want { start: defer.span.sector, end: defer.span.end(), by: Writer::Snapshot(self.nth) };
         preparation(self.family.clone(), want, cx)
     }
+    fn status(&self) -> Option<String> {
+        self.family.status(self.nth).map(|status| status.to_string())
+    }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         vec![self.family.origin.clone(), self.store().layer.clone()]
     }

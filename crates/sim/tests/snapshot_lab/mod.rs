@@ -18,7 +18,7 @@ use blockwork_engine::{
     Worker,
 };
 use blockwork_format::Source;
-use blockwork_format::snapshot::{Found, Layout, read};
+use blockwork_format::snapshot::{Exception, Found, Header, Layout, read};
 use blockwork_layer::Linear;
 use blockwork_layer::snapshot::{
     Family, Features, Merge, Merging, Origin, Persistence, Snapshot, SnapshotStatus, Step, StoreConfig,
@@ -147,6 +147,14 @@ impl Plan {
         plan
     }
 
+    /// One life of a few bios, all of them for the first two chunks of an origin and of its only snapshot.
+    pub fn narrow(&mut self) {
+        self.stores.truncate(1);
+        let chunk = self.stores[0].layout.chunk_sectors();
+        (self.region, self.bios, self.clients, self.depth) = (2 * chunk * 512, 24, 2, 4);
+        self.cuts = vec![0];
+    }
+
     fn begin_merge(&mut self, random: &mut Random) {
         let first = self.cuts.len().min(2);
         self.cuts.truncate(first);
@@ -260,6 +268,15 @@ impl Source for Bytes<'_> {
     }
 }
 
+/// An area without exceptions, but for what a write has left behind its end that was cut off.
+fn remains(layout: Layout, random: &mut Random) -> Vec<u8> {
+    let mut area = vec![0; layout.chunk_bytes() as usize];
+    let nth = random.between(1, layout.exceptions_per_area().min(12)) as usize;
+    let exception = Exception { old: random.below(4), new: 1 + nth as u64 };
+    area.chunks_mut(16).skip(nth).take(1).for_each(|entry| entry.copy_from_slice(&exception.encode()));
+    area
+}
+
 /// The layers of a life.
 struct Built {
     stack: Stack,
@@ -300,6 +317,11 @@ impl<'a> Run<'a> {
             let (device, start) = plan.place(nth);
             let rest = vec![0xee; (plan.stores[nth].sectors as usize - 8) * 512];
             world.preload(device, start + 8, &rest);
+            if random.chance(1, 4) {
+                let layout = plan.stores[nth].layout;
+                world.preload(device, start, &Header { valid: true, layout }.encode());
+                world.preload(device, start + layout.chunk_sectors(), &remains(layout, random));
+            }
         }
         let referees = (0..=plan.stores.len()).map(|_| {
             let referee = Referee::new(plan.origin_sectors);

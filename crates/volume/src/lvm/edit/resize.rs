@@ -139,10 +139,10 @@ impl Draft {
         let vg = self.group();
         let name = &vg.lvs[lv.0].name;
         let on_it = vg.lvs.iter().find(|other| {
-            other.segments.iter().any(|segment| {
+            other.segments.iter().filter(|segment| !is_tie(segment)).any(|segment| {
                 let (areas, _) = segment.areas();
                 areas.iter().any(|area| matches!(area, Area::Lv { lv: on, .. } if *on == lv))
-                    || (segment.kind.whole_lvs().contains(&lv) && !is_tie(segment))
+                    || segment.kind.whole_lvs().contains(&lv)
                     || segment.kind.shared_lvs().contains(&lv)
             })
         });
