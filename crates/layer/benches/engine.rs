@@ -9,7 +9,7 @@
 //!   bench/instructions                                            # instructions, by callgrind
 //! ```
 //!
-//! `--stack N --ios M` runs one stack only, for callgrind.
+//! `--stack N --ios M [--nomerges K]` runs one stack only, for callgrind.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -245,7 +245,8 @@ fn main() {
     let value =
         |name: &str| args.iter().position(|arg| arg == name).map(|i| args[i + 1].parse::<u64>().unwrap());
     if let Some(layers) = value("--stack") {
-        let mut worker = stand(usize::try_from(layers).unwrap(), "0").worker(Op::Read);
+        let nomerges = value("--nomerges").unwrap_or(0).to_string();
+        let mut worker = stand(usize::try_from(layers).unwrap(), &nomerges).worker(Op::Read);
         run(&mut worker, value("--ios").unwrap_or(100_000));
         return;
     }

@@ -33,7 +33,7 @@ impl LeafQueue {
         part: Part,
         data: &[Segment],
     ) -> bool {
-        if self.limits.merges == Merges::None || piece.flags.has(Flags::NO_MERGE) {
+        if !self.may_merge || self.limits.merges == Merges::None || piece.flags.has(Flags::NO_MERGE) {
             return false;
         }
         let newest = self.requests.newest;

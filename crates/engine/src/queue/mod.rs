@@ -6,7 +6,8 @@
 //!                                         backlog ───────────────┘◀──requeue──┘  (short transfers, failed merges)
 //! ```
 //!
-//! Everything that arrives in a turn of the worker is plugged, then sorted and merged at once, as the kernel's plug does.
+//! Everything that arrives in a turn of the worker is plugged, then sorted and merged at once, as the kernel's plug does; that is left
+//! out where nothing of it adjoins, and no request waits that it could adjoin.
 //! At most `nr_requests` requests are in flight; those that wait can still be merged with what arrives later.
 //!
 //! Invariants:
@@ -18,6 +19,7 @@
 //!    a small `discard_max_bytes`), only as many exist as can be in flight soon; the rest waits in the backlog, uncut.
 //! 6. Once a flush has failed, writes and flushes fail (see the crate's invariant 5).
 
+mod adjoining;
 mod complete;
 mod flush;
 mod merge;
@@ -41,6 +43,7 @@ use crate::limits::{Limits, Merges};
 use crate::turn::Taking;
 use crate::units::{Nanos, Sector, Sectors};
 
+use adjoining::Ends;
 use flush::Flushes;
 use read_ahead::ReadAhead;
 pub(crate) use split::sectors_in_segments;
@@ -88,6 +91,9 @@ pub(crate) struct LeafQueue {
     leaf: Box<dyn Leaf>,
     limits: Limits,
     plug: Vec<Plugged>,
+    ends: Ends,
+    /// What is cut now may find something to merge with.
+    may_merge: bool,
     backlog: VecDeque<Plugged>,
     requests: Requests,
     pending: VecDeque<u32>,
@@ -112,6 +118,8 @@ impl LeafQueue {
             source,
             limits,
             plug: Vec::new(),
+            ends: Ends::default(),
+            may_merge: true,
             backlog: VecDeque::new(),
             requests: Requests::default(),
             pending: VecDeque::new(),
@@ -163,6 +171,9 @@ impl LeafQueue {
     /// Puts an extent into the plug.
     #[inline]
     pub(crate) fn add(&mut self, plugged: Plugged) {
+        if self.limits.merges == Merges::All {
+            self.ends.mark(plugged.span.end());
+        }
         self.plug.push(plugged);
     }
 
@@ -175,8 +186,8 @@ impl LeafQueue {
         if cx.tracer.on() {
             self.trace_plug(cx, plug.len());
         }
-        if self.limits.merges == Merges::All && !plug.is_sorted_by_key(order) {
-            plug.sort_by_key(order); // stable: equal starts keep their order of arrival
+        if self.limits.merges == Merges::All {
+            self.sort(&mut plug);
         }
         self.requests.start_batch();
         for plugged in plug.drain(..) {
@@ -184,8 +195,20 @@ impl LeafQueue {
             self.admit(cx, plugged);
         }
         self.plug = plug; // keeps its memory
+        self.may_merge = true;
         self.flush_if_due(cx);
         self.issue(cx);
+    }
+
+    /// Brings together what adjoins; where nothing does, it is left as it came.
+    #[inline]
+    fn sort(&mut self, plug: &mut [Plugged]) {
+        let adjoin = plug.len() > 1 && self.ends.adjoin(plug);
+        self.ends.start_batch();
+        if adjoin && !plug.is_sorted_by_key(order) {
+            plug.sort_by_key(order); // stable: equal starts keep their order of arrival
+        }
+        self.may_merge = adjoin || !self.pending.is_empty() || !self.backlog.is_empty();
     }
 
     /// Turns one extent into what becomes of it.
