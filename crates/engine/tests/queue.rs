@@ -337,6 +337,26 @@ fn a_sequential_reader_at_depth_1_is_served_from_large_reads() {
 }
 
 #[test]
+fn a_reader_that_leaves_out_every_other_piece_is_served_from_large_reads_and_one_that_leaves_out_more_is_not()
+{
+    for (stride, most) in [(16, rig::SECTORS / 512 + 4), (24, rig::SECTORS / 24 + 1)] {
+        let mut ahead = limits();
+        ahead.read_ahead = Sectors(512);
+        let mut rig = Rig::new(ahead);
+        let reads = rig::SECTORS / stride;
+        for i in 0..reads {
+            let bio = rig.read(i * stride, 8);
+            rig.batch([bio]);
+        }
+        rig.all_succeeded(reads as usize);
+        let seen = rig.seen();
+        assert!(seen.len() as u64 <= most, "{} device reads for {reads}", seen.len());
+        let is_ahead = rig.count(Counter::ReadAheadHit) > 0;
+        assert_eq!(is_ahead, stride == 16, "every {stride} sectors");
+    }
+}
+
+#[test]
 fn what_was_read_ahead_is_forgotten_when_the_leaf_is_written_to() {
     let mut ahead = limits();
     ahead.read_ahead = Sectors(512);

@@ -3,6 +3,7 @@
 //! Merging cannot help a reader with one small request in flight, and at depth 32 it makes 128 KiB of 4 KiB reads at
 //! best. So a sequential stream of small reads is served from slots of up to `read_ahead` that are read as one request
 //! each; touching a slot starts the next. The kernel's page cache does the same for buffered readers (`read_ahead_kb`).
+//! A stream may leave out as much as it asks for: so an origin is read through a snapshot that has every other chunk.
 //!
 //! Invariants:
 //! 1. A slot serves a read only if no write to the leaf, by any worker, has started or completed since the slot's own
@@ -24,7 +25,7 @@ use crate::units::{Nanos, Sector, Sectors};
 const STREAMS: usize = 4;
 /// Slots: two for each stream, the one being read and the next.
 const SLOTS: usize = 2 * STREAMS;
-/// Contiguous reads, one after the other, that make a stream.
+/// Reads, each behind the one before, that make a stream.
 const RUN: u32 = 4;
 /// How long a filled slot is believed.
 const EXPIRES: Nanos = Nanos::secs(1);
@@ -76,7 +77,12 @@ impl ReadAhead {
     /// Whether `span` continues a stream for long enough; remembers it either way.
     fn is_stream(&mut self, span: Span) -> bool {
         self.clock += 1;
-        let found = self.streams.iter().position(|stream| stream.run > 0 && stream.next == span.sector);
+        let position = |continues: fn(&Stream, Span) -> bool| {
+            self.streams.iter().position(|stream| stream.run > 0 && continues(stream, span))
+        };
+        let found = position(|stream, span| stream.next == span.sector).or_else(|| {
+            position(|stream, span| stream.next < span.sector && span.sector <= stream.next + span.nr)
+        });
         let oldest = || (0..STREAMS).min_by_key(|&i| self.streams[i].used).expect("there are streams");
         let i = found.unwrap_or_else(oldest);
         let run = if found.is_some() { self.streams[i].run.saturating_add(1) } else { 1 };
