@@ -1,15 +1,16 @@
 //! The engine alone: nanoseconds, allocations and (under callgrind) instructions per 4 KiB I/O, in all and per layer.
 //!
 //! One worker over leaves that complete at once and touch no data, with a client that keeps 32 reads (or writes) going, on
-//! stacks of 0 to 3 layers (linear over striped over linear), and on a linear volume over a RAID10 of four leaves; then of
-//! several workers on one stack, each with such a client. Run it with
+//! stacks of 0 to 3 layers (linear over striped over linear), on a linear volume over a RAID10 of four leaves, and on a snapshot
+//! and its origin; then of several workers on one stack, each with such a client. Run it with
 //!
 //! ```text
 //!   cargo bench -p blockwork-layer --bench engine                 # ns and allocations
 //!   bench/instructions                                            # instructions, by callgrind
 //! ```
 //!
-//! `--stack N --ios M [--nomerges K]` runs one stack only, for callgrind.
+//! `--stack N --ios M [--nomerges K] [--write 1] [--sequential 1]` runs one stack only, for callgrind; 4 is the RAID10, 5 the snapshot, 6
+//! the origin.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -19,7 +20,9 @@ use std::time::Instant;
 
 use blockwork_engine::*;
 use blockwork_format::md::{FarSets, Raid10Layout};
+use blockwork_format::snapshot::{Contents, Exception, Found, Layout as StoreLayout};
 use blockwork_layer::md::{Array, ArrayConfig, ArrayState, Geometry, MemberConfig, Record, Site};
+use blockwork_layer::snapshot::{Family, Features, Origin, Persistence, Snapshot, StoreConfig};
 use blockwork_layer::{Linear, Stripe, Striped};
 use blockwork_memory::{Segment, Segments};
 
@@ -103,9 +106,24 @@ impl Env for NoEnv {
     }
 }
 
-/// Submits a batch of random reads each turn, with memory of its own that it uses again.
-struct Client {
+/// What a client does.
+#[derive(Clone, Copy)]
+struct Load {
     op: Op,
+    sequential: bool,
+    /// Where.
+    sectors: u64,
+}
+
+impl Load {
+    fn random(op: Op) -> Load {
+        Load { op, sequential: false, sectors: SECTORS / 4 }
+    }
+}
+
+/// Submits a batch of I/Os each turn, with memory of its own that it uses again.
+struct Client {
+    load: Load,
     state: u64,
     memory: Vec<Segments>,
 }
@@ -127,9 +145,15 @@ impl Port<NoEnv> for Client {
             return PortState::Open;
         }
         while let Some(data) = self.memory.pop() {
-            self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            let sector = Sector((self.state >> 33) % (SECTORS / 32) * 8);
-            cx.submit(VolumeId(0), 0, Bio::with_data(self.op, Flags::NONE, sector, data));
+            let place = if self.load.sequential {
+                self.state += 1;
+                self.state
+            } else {
+                self.state = self.state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                self.state >> 33
+            };
+            let sector = Sector(place % (self.load.sectors / 8) * 8);
+            cx.submit(VolumeId(0), 0, Bio::with_data(self.load.op, Flags::NONE, sector, data));
         }
         PortState::Open
     }
@@ -193,8 +217,42 @@ fn raid10(limits: &Limits) -> Arc<dyn Layer> {
     Arc::new(Linear::new(NodeId(5), array, Sector(2048), sectors).unwrap())
 }
 
-/// Which stack of `stack`, or the RAID10.
+/// Sectors of the origin that has a snapshot.
+const ORIGIN_SECTORS: u64 = 1 << 21;
+
+/// A linear volume of one leaf with a snapshot, in chunks of 4 KiB, whose store is a linear volume of another. Of the snapshot every
+/// other MiB has been copied out, in order; of the origin, where it is written, all.
+fn snapshot(limits: &Limits, is_origin: bool) -> Arc<dyn Layer> {
+    let linear = |node: u16, sectors| {
+        let leaf = Arc::new(LeafLayer::new(LeafId(node), NodeId(node), Sectors(SECTORS), limits.clone()));
+        Arc::new(Linear::new(NodeId(4 + node), leaf, Sector(2048), Sectors(sectors)).unwrap())
+    };
+    let layout = StoreLayout::new(8).unwrap();
+    let copied = (0..ORIGIN_SECTORS / 8).filter(|chunk| is_origin || chunk / 256 % 2 == 1);
+    let new = (0..).filter(|new| !layout.is_metadata(*new));
+    let exceptions = copied.zip(new).map(|(old, new)| Exception { old, new }).collect();
+    let config = StoreConfig {
+        name: "bench".into(),
+        store: linear(1, 2 * ORIGIN_SECTORS),
+        sectors: Sectors(ORIGIN_SECTORS),
+        layout,
+        persistence: Persistence::Persistent { overflow: false },
+        features: Features::default(),
+        found: Found::Valid(Contents { layout, exceptions, remains: false }),
+        unusable: false,
+    };
+    let family = Family::new(linear(0, ORIGIN_SECTORS), vec![config]).unwrap();
+    if is_origin {
+        Arc::new(Origin::new(NodeId(3), family))
+    } else {
+        Arc::new(Snapshot::new(NodeId(3), family, 0).unwrap())
+    }
+}
+
+/// Which stack: one of `stack`, or one of these.
 const RAID10: usize = 4;
+const SNAPSHOT: usize = 5;
+const ORIGIN: usize = 6;
 
 /// A stack with its leaves, for any number of workers.
 struct Stand {
@@ -205,10 +263,10 @@ struct Stand {
 
 impl Stand {
     /// A worker on it, with a client.
-    fn worker(&self, op: Op) -> Worker<NoEnv> {
+    fn worker(&self, load: Load) -> Worker<NoEnv> {
         let config = WorkerConfig::new(self.volumes.clone(), self.leaves.clone(), self.stats.worker());
         let mut worker = Worker::new(NoEnv, config);
-        worker.add_port(Box::new(Client { op, state: 1, memory: Vec::new() }));
+        worker.add_port(Box::new(Client { load, state: 1, memory: Vec::new() }));
         worker
     }
 }
@@ -218,7 +276,11 @@ fn stand(layers: usize, nomerges: &str) -> Stand {
     limits.set("nomerges", nomerges).unwrap();
     let node = |i| NodeInfo { name: format!("node{i}"), kind: NodeKind::Other("bench"), device: (253, i) };
     let stats = Stats::new((0..6).map(node).collect());
-    let top = if layers == RAID10 { raid10(&limits) } else { stack(layers, &limits) };
+    let top = match layers {
+        RAID10 => raid10(&limits),
+        SNAPSHOT | ORIGIN => snapshot(&limits, layers == ORIGIN),
+        _ => stack(layers, &limits),
+    };
     let volumes: Arc<[Volume]> = Arc::new([Volume::new("bench", top, false)]);
     let source = |i| {
         let source: Arc<dyn LeafSource> =
@@ -226,7 +288,7 @@ fn stand(layers: usize, nomerges: &str) -> Stand {
         (NodeId(i), source)
     };
     let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> =
-        (0..if layers == RAID10 { 4 } else { 1 }).map(source).collect();
+        (0..if layers >= RAID10 { 4 } else { 1 }).map(source).collect();
     Stand { volumes, leaves, stats }
 }
 
@@ -246,7 +308,9 @@ fn main() {
         |name: &str| args.iter().position(|arg| arg == name).map(|i| args[i + 1].parse::<u64>().unwrap());
     if let Some(layers) = value("--stack") {
         let nomerges = value("--nomerges").unwrap_or(0).to_string();
-        let mut worker = stand(usize::try_from(layers).unwrap(), &nomerges).worker(Op::Read);
+        let op = if value("--write") == Some(1) { Op::Write } else { Op::Read };
+        let load = Load { op, sequential: value("--sequential") == Some(1), sectors: ORIGIN_SECTORS };
+        let mut worker = stand(usize::try_from(layers).unwrap(), &nomerges).worker(load);
         run(&mut worker, value("--ios").unwrap_or(100_000));
         return;
     }
@@ -256,7 +320,7 @@ fn main() {
     for nomerges in ["0", "2"] {
         let mut before = None;
         for (layers, name) in names.iter().enumerate() {
-            let (best, allocated) = measure(&mut stand(layers, nomerges).worker(Op::Read));
+            let (best, allocated) = measure(&mut stand(layers, nomerges).worker(Load::random(Op::Read)));
             let added = before.map_or(String::new(), |before: f64| format!("{:+.1}", best - before));
             println!("| {name} | {nomerges} | {best:.1} | {added} | {allocated:.6} |");
             before = Some(best);
@@ -266,8 +330,8 @@ fn main() {
     println!("| linear over RAID10 of four leaves | ns per I/O | one leaf | ratio | allocations per I/O |");
     println!("| --- | --- | --- | --- | --- |");
     for (op, name) in [(Op::Read, "read"), (Op::Write, "write: two leaves")] {
-        let (leaf, _) = measure(&mut stand(0, "0").worker(op));
-        let (raid, allocated) = measure(&mut stand(RAID10, "0").worker(op));
+        let (leaf, _) = measure(&mut stand(0, "0").worker(Load::random(op)));
+        let (raid, allocated) = measure(&mut stand(RAID10, "0").worker(Load::random(op)));
         println!("| {name} | {raid:.1} | {leaf:.1} | {:.2} | {allocated:.6} |", raid / leaf);
     }
     println!();
@@ -289,7 +353,7 @@ fn together(stand: &Stand, workers: usize) -> f64 {
     let best = |times: Vec<f64>| times.into_iter().fold(f64::MAX, f64::min);
     let slowest = std::thread::scope(|scope| {
         let run_one = || {
-            let mut worker = stand.worker(Op::Read);
+            let mut worker = stand.worker(Load::random(Op::Read));
             run(&mut worker, 200_000);
             // The least disturbed of several runs, all workers at once in each.
             let times = (0..7).map(|_| {

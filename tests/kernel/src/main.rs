@@ -31,6 +31,9 @@ struct Run {
     /// A disk: a raw file, which the script finds as /d/NAME; without NAME= that is the file's name without its extension.
     #[arg(long = "disk", value_name = "[NAME=]FILE")]
     disks: Vec<String>,
+    /// A disk that an NBD server exports at a Unix socket.
+    #[arg(long = "nbd", value_name = "NAME=SOCKET,EXPORT")]
+    exports: Vec<String>,
     /// Make disks that are not there, sparse, of so many MiB.
     #[arg(long, value_name = "MIB")]
     create: Option<u64>,
@@ -71,6 +74,12 @@ fn run_script(run: &Run) -> Result<()> {
             create_disk(&path, mebibytes << 20)?;
         }
         scenario = scenario.disk(&name, Disk::file(path));
+    }
+    for export in &run.exports {
+        let parts = export.split_once('=').and_then(|(name, rest)| Some((name, rest.split_once(',')?)));
+        let (name, (socket, export)) =
+            parts.with_context(|| format!("--nbd {export}: expected NAME=SOCKET,EXPORT"))?;
+        scenario = scenario.disk(name, Disk::nbd(socket, export));
     }
     for path in &run.inputs {
         let name = path.file_name().context("--input needs a file")?.to_string_lossy();

@@ -1,8 +1,9 @@
 //! Copying out: what is about to be overwritten goes to the stores that need it, a batch at a time.
 //!
 //! Every write that has to wait says which range it wants. Whoever has the family's turn takes what all of them want, up to a
-//! batch: one exception for each chunk, neighbouring chunks copied by one large read and one large write (a read serves all
-//! snapshots that need the same chunks), one flush and one write of the list for each store. The others find their chunks settled.
+//! batch, and what sequential writers will want next (`ahead.rs`): one exception for each chunk; neighbours in the origin are read at
+//! once, for all snapshots that need them, and neighbours in a store written at once; one flush and one write of the list for each
+//! store. The others find their chunks settled.
 //! The order of steps is that of the head of this folder's `mod.rs`; entering exceptions and waiting for readers go
 //! side by side, since readers find the content in the store as soon as it is there.
 
@@ -12,20 +13,26 @@ use std::sync::Arc;
 
 use blockwork_engine::{Bio, Errno, Flags, Op, Sector, Sectors, TaskContext};
 use blockwork_format::snapshot::Exception;
-use blockwork_memory::Segments;
+use blockwork_memory::{Segment, Segments};
 
 use super::family::{Family, Want, Writer};
 use super::store::{Persistence, State, Store};
 use crate::md::io;
 
-/// What is copied by one read and one write.
+/// What is copied by one read, or one write.
 pub(super) const PIECE: Sectors = Sectors(2048);
 
-/// Pieces on their way at a time: so many have memory.
-pub(super) const PIECES_MAX: usize = 8;
+/// What is on its way at a time, and so in memory.
+const UNDER_WAY: Sectors = Sectors(16_384);
+
+/// Pieces on their way at a time.
+const PIECES_MAX: usize = 256;
 
 /// How much of the origin a batch covers, unless a single chunk is larger.
 const BATCH: Sectors = Sectors(32_768);
+
+/// What is copied ahead takes one in so many of the chunks that are free, at most.
+const AHEAD_SHARE: u64 = 16;
 
 /// What a store gets by a batch.
 #[derive(Debug, Default)]
@@ -37,6 +44,9 @@ struct Share {
 
 /// A place in a store that a piece of the origin goes to.
 type Destination = (usize, Sector);
+
+/// Pieces of the origin, and where each goes.
+type Pieces = BTreeMap<(Sector, Sectors), Vec<Destination>>;
 
 impl Family {
     /// Waits until a write may go.
@@ -109,37 +119,73 @@ impl Family {
 
     /// Gives out chunks of the stores for what is wanted, up to a batch.
     fn shares(&self, own: Want) -> Vec<Share> {
-        let wants = {
-            let mut wanted = self.wanted();
-            wanted.retain(|want| self.verdict(want).is_none());
-            // Its own first, so that whoever has the turn gets on.
-            let others = wanted.iter().copied().filter(|want| *want != own);
-            std::iter::once(own).chain(others).collect::<Vec<_>>()
-        };
+        let wants = self.wants(own);
+        let chunks = self.stores.iter().map(|store| Sectors(store.layout.chunk_sectors()));
+        let ahead = self.ahead().after(&wants, chunks.max().unwrap_or(Sectors::ZERO));
         let shares = self.stores.iter().enumerate().map(|(nth, store)| {
             if store.state() >= State::Losing {
                 return Share { exceptions: Vec::new(), lost: store.state() == State::Losing };
             }
-            let (needed, by_origin) = missing(store, nth, &wants);
-            allocate(store, &needed, &by_origin)
+            let mut missing = Missing::new(store, nth);
+            missing.add(&wants);
+            missing.add_ahead(&ahead);
+            allocate(store, &missing.needed, &missing.by_origin)
         });
         shares.collect()
     }
 
+    /// What has to wait still.
+    fn wants(&self, own: Want) -> Vec<Want> {
+        let mut wanted = self.wanted();
+        wanted.retain(|want| self.verdict(want).is_none());
+        // Its own first, so that whoever has the turn gets on.
+        let others = wanted.iter().copied().filter(|want| *want != own);
+        std::iter::once(own).chain(others).collect()
+    }
+
     /// Copies the content of all exceptions to their stores. A store that fails is lost.
     async fn copy(&self, shares: &mut [Share], cx: &TaskContext) {
-        let pieces: Vec<_> = self.pieces(shares).into_iter().collect();
-        for some in pieces.chunks(PIECES_MAX) {
-            let copies = some.iter().map(|((start, nr), to)| self.copy_piece(*start, *nr, to, cx));
-            for failed in io::together(copies.collect()).await.into_iter().flatten() {
+        let mut pieces = self.pieces(shares);
+        while !pieces.is_empty() {
+            let some = take_some(&mut pieces);
+            for failed in self.copy_some(some, cx).await {
                 shares[failed].lost = true;
             }
         }
     }
 
+    /// Copies pieces; gives the stores that failed.
+    async fn copy_some(&self, pieces: Pieces, cx: &TaskContext) -> Vec<usize> {
+        let reads = pieces.into_iter().map(|((start, nr), to)| async move {
+            let data = io::read(cx, &self.origin, start, nr).await;
+            if let Err(errno) = data {
+                log::error!("what snapshots need of the origin, at sector {start}, cannot be read: {errno}");
+            }
+            (nr, to, data.ok())
+        });
+        let mut failed = Vec::new();
+        let mut contents: BTreeMap<Destination, (Sectors, Segment)> = BTreeMap::new();
+        for (nr, to, data) in io::together(reads.collect()).await {
+            match data {
+                Some(data) => contents.extend(to.into_iter().map(|to| (to, (nr, data.clone())))),
+                None => failed.extend(to.iter().map(|(nth, _)| *nth)),
+            }
+        }
+        let writes = gather(contents).into_iter().map(|((nth, at), data)| async move {
+            let store = &self.stores[nth];
+            let result = cx.bio(&store.layer, Bio::with_data(Op::Write, Flags::NONE, at, data)).await.0;
+            result.err().map(|errno| {
+                log::error!("{}: its store cannot be written at sector {at}: {errno}", store.name);
+                nth
+            })
+        });
+        failed.extend(io::together(writes.collect()).await.into_iter().flatten());
+        failed
+    }
+
     /// What has to be copied, in pieces of the origin: from where, how much, and to where.
-    fn pieces(&self, shares: &[Share]) -> BTreeMap<(Sector, Sectors), Vec<Destination>> {
-        let mut pieces: BTreeMap<_, Vec<Destination>> = BTreeMap::new();
+    fn pieces(&self, shares: &[Share]) -> Pieces {
+        let mut pieces = Pieces::new();
         for (nth, (store, share)) in self.stores.iter().zip(shares).enumerate() {
             let chunk = store.layout.chunk_sectors();
             let follows = |a: &Exception, b: &Exception| a.old + 1 == b.old && a.new + 1 == b.new;
@@ -155,65 +201,85 @@ impl Family {
         }
         pieces
     }
-
-    /// Copies a piece; gives the stores that failed.
-    async fn copy_piece(
-        &self,
-        start: Sector,
-        nr: Sectors,
-        to: &[Destination],
-        cx: &TaskContext,
-    ) -> Vec<usize> {
-        let data = match io::read(cx, &self.origin, start, nr).await {
-            Ok(data) => data,
-            Err(errno) => {
-                log::error!("what snapshots need of the origin, at sector {start}, cannot be read: {errno}");
-                return to.iter().map(|(nth, _)| *nth).collect();
-            }
-        };
-        let writes = to.iter().map(|(nth, at)| {
-            let (store, data) = (&self.stores[*nth], Segments::from_iter([data.clone()]));
-            async move {
-                let bio = Bio::with_data(Op::Write, Flags::NONE, *at, data);
-                let result = cx.bio(&store.layer, bio).await.0;
-                result.err().map(|errno| {
-                    log::error!("{}: its store cannot be written at sector {at}: {errno}", store.name);
-                    *nth
-                })
-            }
-        });
-        io::together(writes.collect()).await.into_iter().flatten().collect()
-    }
 }
 
-/// The chunks that a store lacks of what is wanted, up to a batch; and which of them the origin is about to overwrite.
-fn missing(store: &Store, nth: usize, wants: &[Want]) -> (BTreeSet<u64>, BTreeSet<u64>) {
-    let (mut needed, mut by_origin) = (BTreeSet::new(), BTreeSet::new());
-    if store.is_merging {
-        return (needed, by_origin);
+/// Takes as many pieces as there is memory for.
+fn take_some(pieces: &mut Pieces) -> Pieces {
+    let (mut some, mut total) = (Pieces::new(), Sectors::ZERO);
+    while let Some(((start, nr), to)) = pieces.pop_first() {
+        total += nr;
+        if total > UNDER_WAY || some.len() == PIECES_MAX {
+            pieces.insert((start, nr), to);
+            break;
+        }
+        some.insert((start, nr), to);
     }
-    let most = (BATCH.0 / store.layout.chunk_sectors()).max(1).min(store.batch_room());
-    for want in wants {
-        let is_origin = want.by == Writer::Origin;
-        if !is_origin && want.by != Writer::Snapshot(nth) {
-            continue;
-        }
-        if !is_origin && store.state() != State::Valid {
-            continue;
-        }
-        let mut chunks = store.chunks(want.start, want.end);
-        while let Some(chunk) = store.first_unsettled(chunks.clone()) {
-            if needed.len() as u64 >= most && !needed.contains(&chunk) {
-                break;
+    some
+}
+
+/// Joins contents that are neighbours in their store, to writes of a piece at most.
+fn gather(contents: BTreeMap<Destination, (Sectors, Segment)>) -> Vec<(Destination, Segments)> {
+    let mut writes: Vec<(Destination, Segments)> = Vec::new();
+    let (mut end, mut total) = (None, Sectors::ZERO);
+    for ((nth, at), (nr, data)) in contents {
+        match writes.last_mut() {
+            Some((_, joined)) if end == Some((nth, at)) && total + nr <= PIECE => joined.push(data),
+            _ => {
+                writes.push(((nth, at), Segments::from_iter([data])));
+                total = Sectors::ZERO;
             }
-            needed.insert(chunk);
-            if is_origin {
-                by_origin.insert(chunk);
+        }
+        (end, total) = (Some((nth, at + nr)), total + nr);
+    }
+    writes
+}
+
+/// The chunks that a store lacks of what is wanted, up to a batch.
+struct Missing<'a> {
+    store: &'a Store,
+    nth: usize,
+    most: u64,
+    needed: BTreeSet<u64>,
+    /// Which of them the origin is about to overwrite.
+    by_origin: BTreeSet<u64>,
+}
+
+impl<'a> Missing<'a> {
+    fn new(store: &'a Store, nth: usize) -> Missing<'a> {
+        let most = (BATCH.0 / store.layout.chunk_sectors()).max(1).min(store.batch_room());
+        Missing { store, nth, most, needed: BTreeSet::new(), by_origin: BTreeSet::new() }
+    }
+
+    fn add(&mut self, wants: &[Want]) {
+        if self.store.is_merging {
+            return;
+        }
+        for want in wants {
+            let is_origin = want.by == Writer::Origin;
+            if !is_origin && (want.by != Writer::Snapshot(self.nth) || self.store.state() != State::Valid) {
+                continue;
             }
-            chunks.start = chunk + 1;
+            let mut chunks = self.store.chunks(want.start, want.end);
+            while let Some(chunk) = self.store.first_unsettled(chunks.clone()) {
+                if self.needed.len() as u64 >= self.most && !self.needed.contains(&chunk) {
+                    break;
+                }
+                self.needed.insert(chunk);
+                if is_origin {
+                    self.by_origin.insert(chunk);
+                }
+                chunks.start = chunk + 1;
+            }
         }
     }
-    (needed, by_origin)
+
+    /// Adds what may be wanted next, as far as that takes little of the room there is.
+    fn add_ahead(&mut self, ahead: &[Want]) {
+        let (wanted, free) = (self.needed.len() as u64, self.store.free_chunks());
+        let spare = (free / AHEAD_SHARE).min(free.saturating_sub(wanted));
+        self.most = self.most.min(wanted + spare);
+        self.add(ahead);
+    }
 }
 
 /// Gives out chunks; where the store is full, the snapshot is lost, or overflows.

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use blockwork_format::snapshot::Exception;
 
 /// Elements of a page.
-const PAGE: u64 = 4096;
+const PAGE: usize = 4096;
 
 /// Slots of old chunks that are neighbours.
 const GROUP: u64 = 8;
@@ -55,19 +55,24 @@ impl Exceptions {
         Exceptions { old: Pages::new(store_chunks), slots: Pages::new(groups * GROUP), groups }
     }
 
-    /// The slots that are searched for an old chunk, in order.
+    /// The slot that an old chunk is looked for first.
     #[inline]
-    fn probes(&self, old: u64) -> impl Iterator<Item = u64> {
-        let slots = self.groups * GROUP;
+    fn first_slot(&self, old: u64) -> u64 {
         let spread = u128::from(mix(old / GROUP)) * u128::from(self.groups);
-        let start = (spread >> 64) as u64 * GROUP + old % GROUP;
-        (start..slots).chain(0..start).take(PROBES_MAX as usize)
+        (spread >> 64) as u64 * GROUP + old % GROUP
+    }
+
+    /// The slot that is searched after this one.
+    #[inline]
+    fn next_slot(&self, slot: u64) -> u64 {
+        if slot + 1 == self.groups * GROUP { 0 } else { slot + 1 }
     }
 
     /// The chunk of the store that has the content of `old`.
     #[inline]
     pub(super) fn find(&self, old: u64) -> Option<u64> {
-        for slot in self.probes(old) {
+        let mut slot = self.first_slot(old);
+        for _ in 0..PROBES_MAX {
             let new = u64::from(self.slots.get(slot)?.load(Ordering::Acquire));
             if new == 0 {
                 return None;
@@ -75,6 +80,7 @@ impl Exceptions {
             if self.old_of(new) == old + 1 {
                 return Some(new);
             }
+            slot = self.next_slot(slot);
         }
         None
     }
@@ -109,13 +115,15 @@ impl Exceptions {
     pub(super) fn insert(&self, exception: Exception) -> Result<(), Crowded> {
         let Exception { old, new } = exception;
         let number = u32::try_from(new).map_err(|_| Crowded)?;
-        for slot in self.probes(old) {
-            let slot = self.slots.make(slot);
-            if slot.load(Ordering::Relaxed) == 0 {
+        let mut slot = self.first_slot(old);
+        for _ in 0..PROBES_MAX {
+            let place = self.slots.make(slot);
+            if place.load(Ordering::Relaxed) == 0 {
                 self.old.make(new).store(old + 1, Ordering::Release);
-                slot.store(number, Ordering::Release);
+                place.store(number, Ordering::Release);
                 return Ok(());
             }
+            slot = self.next_slot(slot);
         }
         Err(Crowded)
     }
@@ -128,36 +136,34 @@ impl Exceptions {
     }
 }
 
-/// A number's bits, well stirred (the finish of MurmurHash3).
+/// A number's bits, stirred: multiplied by 2^64 through the golden ratio, and the upper half, which that serves best, over the lower.
 #[inline]
 fn mix(number: u64) -> u64 {
-    let mut bits = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    bits = (bits ^ (bits >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
-    bits = (bits ^ (bits >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
-    bits ^ (bits >> 33)
+    let bits = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    (bits ^ (bits >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// An array whose pages are made when they are needed, and stay where they are.
 #[derive(Debug)]
 struct Pages<T> {
-    pages: Box<[OnceLock<Box<[T]>>]>,
+    pages: Box<[OnceLock<Box<[T; PAGE]>>]>,
 }
 
 impl<T: Default> Pages<T> {
     fn new(len: u64) -> Pages<T> {
-        Pages { pages: (0..len.div_ceil(PAGE)).map(|_| OnceLock::new()).collect() }
+        Pages { pages: (0..len.div_ceil(PAGE as u64)).map(|_| OnceLock::new()).collect() }
     }
 
     /// The element; none: nobody has needed its page, or it is beyond the end.
     #[inline]
     fn get(&self, at: u64) -> Option<&T> {
-        self.pages.get((at / PAGE) as usize)?.get()?.get((at % PAGE) as usize)
+        Some(&self.pages.get((at / PAGE as u64) as usize)?.get()?[at as usize % PAGE])
     }
 
     /// The element, which is within the array.
     fn make(&self, at: u64) -> &T {
-        let page = self.pages[(at / PAGE) as usize].get_or_init(|| (0..PAGE).map(|_| T::default()).collect());
-        &page[(at % PAGE) as usize]
+        let new_page = || Box::new(std::array::from_fn(|_| T::default()));
+        &self.pages[(at / PAGE as u64) as usize].get_or_init(new_page)[at as usize % PAGE]
     }
 }
 
@@ -218,7 +224,7 @@ mod tests {
         let old = lengths(table.old.pages.iter().map(|page| Some(page.get()?.len())).collect());
         let slots = lengths(table.slots.pages.iter().map(|page| Some(page.get()?.len())).collect());
         let bytes = pages(old, 8) + pages(slots, 4);
-        assert!(bytes as u64 <= 16 * capacity + 8 * PAGE, "{bytes} bytes for {capacity} exceptions");
+        assert!(bytes as u64 <= 16 * capacity + 8 * PAGE as u64, "{bytes} bytes for {capacity} exceptions");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use blockwork_engine::{Errno, Layer, SECTOR, Sector, Sectors, Turns};
 
+use super::ahead::Ahead;
 use super::status::SnapshotStatus;
 use super::store::{State, Store, StoreConfig};
 
@@ -70,6 +71,7 @@ pub struct Family {
     /// Who copies chunks out.
     pub(super) turns: Turns,
     wanted: Mutex<Vec<Want>>,
+    ahead: Mutex<Ahead>,
     batches: AtomicU64,
 }
 
@@ -128,7 +130,7 @@ impl Family {
     fn of(origin: Arc<dyn Layer>, stores: Vec<Store>) -> Arc<Family> {
         let stores = stores.into();
         let (turns, wanted, batches) = (Turns::default(), Mutex::default(), AtomicU64::new(0));
-        Arc::new(Family { origin, stores, turns, wanted, batches })
+        Arc::new(Family { origin, stores, turns, wanted, ahead: Mutex::default(), batches })
     }
 
     /// How many snapshots there are.
@@ -159,6 +161,11 @@ impl Family {
     #[inline]
     pub(super) fn lets_write(&self, start: Sector, end: Sector) -> bool {
         self.stores.iter().all(|store| store.lets_write(start, end))
+    }
+
+    /// Held only for as long as it takes to look or to alter, never across a wait.
+    pub(super) fn ahead(&self) -> MutexGuard<'_, Ahead> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a write may go, or must fail; none: not yet.

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext, Turns};
 use blockwork_format::snapshot::Exception;
 
-use super::copy::{PIECE, PIECES_MAX};
+use super::copy::PIECE;
 use super::family::{Family, Want, Writer};
 use super::status::SnapshotStatus;
 use super::store::{State, Store};
@@ -29,6 +29,9 @@ use crate::md::io;
 
 /// What a step merges where nobody says otherwise.
 pub const STEP: Sectors = Sectors(16_384);
+
+/// Pieces on their way at a time: so many have memory.
+const PIECES_MAX: usize = 8;
 
 /// Longest pause between two steps.
 const PAUSE_MAX: Nanos = Nanos::millis(100);

@@ -29,6 +29,7 @@
 //!
 //! [`TaskContext::quiesce`]: blockwork_engine::TaskContext::quiesce
 
+mod ahead;
 mod copy;
 mod exceptions;
 mod family;

@@ -79,6 +79,8 @@ pub(super) struct Store {
     /// Size of the snapshot.
     pub(super) sectors: Sectors,
     pub(super) layout: Layout,
+    /// A chunk is 2 to this power of sectors: no bio has to wait for a division.
+    chunk_shift: u32,
     pub(super) persistence: Persistence,
     pub(super) features: Features,
     pub(super) exceptions: Exceptions,
@@ -134,6 +136,7 @@ impl Store {
             layer: store,
             sectors,
             layout,
+            chunk_shift: layout.chunk_sectors().ilog2(),
             persistence,
             features,
             exceptions,
@@ -168,8 +171,19 @@ impl Store {
     /// The chunks of this snapshot that a range of sectors touches; what is behind the snapshot's end is not its business.
     #[inline]
     pub(super) fn chunks(&self, start: Sector, end: Sector) -> Range<u64> {
-        let chunk = self.layout.chunk_sectors();
-        start.0 / chunk..end.0.min(self.sectors.0).div_ceil(chunk)
+        self.chunk_of(start)..self.end_chunk(end.min(Sector(self.sectors.0)))
+    }
+
+    /// The chunk that a sector is in.
+    #[inline]
+    pub(super) fn chunk_of(&self, sector: Sector) -> u64 {
+        sector.0 >> self.chunk_shift
+    }
+
+    /// One past the chunk that the last sector before `end` is in.
+    #[inline]
+    pub(super) fn end_chunk(&self, end: Sector) -> u64 {
+        (end.0 + (1 << self.chunk_shift) - 1) >> self.chunk_shift
     }
 
     /// Whether chunks of the store up to `end` are settled.
@@ -203,9 +217,19 @@ impl Store {
         }
     }
 
+    /// How many chunks have not been given out.
+    pub(super) fn free_chunks(&self) -> u64 {
+        self.chunks_of_store().saturating_sub(self.books().next)
+    }
+
+    /// How many chunks can be used.
+    fn chunks_of_store(&self) -> u64 {
+        (self.layer.sectors().0 / self.layout.chunk_sectors()).min(CHUNKS_MAX)
+    }
+
     /// Gives out the next chunk for an old one; none: the store is full.
     pub(super) fn allocate(&self, books: &mut Books, old: u64, ahead: u64) -> Option<Exception> {
-        let chunks = (self.layer.sectors().0 / self.layout.chunk_sectors()).min(CHUNKS_MAX);
+        let chunks = self.chunks_of_store();
         let new = books.next;
         if new >= chunks {
             return None;

@@ -46,8 +46,8 @@ impl Snapshot {
         let chunk = store.layout.chunk_sectors();
         let mut rest = span;
         loop {
-            let (first, within) = (rest.sector.0 / chunk, rest.sector.0 % chunk);
-            let run = store.exceptions.run(first, (within + rest.nr.0).div_ceil(chunk));
+            let (first, within) = (store.chunk_of(rest.sector), rest.sector.0 & (chunk - 1));
+            let run = store.exceptions.run(first, store.end_chunk(rest.end()) - first);
             let piece = rest.piece(Sectors::ZERO, rest.nr.min(Sectors(run.chunks * chunk - within)));
             if piece.nr < rest.nr {
                 cx.split(self.shape.node, piece, 2, Reason::Chunk);
