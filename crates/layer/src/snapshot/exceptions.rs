@@ -55,17 +55,20 @@ impl Exceptions {
         Exceptions { old: Pages::new(store_chunks), slots: Pages::new(groups * GROUP), groups }
     }
 
-    /// The slot that an old chunk is looked for first.
+    /// The slot that an old chunk is looked for first. Neighbours have the slots of one group, in an order that differs from
+    /// group to group, so that chunks at regular distances use all of them.
     #[inline]
     fn first_slot(&self, old: u64) -> u64 {
-        let spread = u128::from(mix(old / GROUP)) * u128::from(self.groups);
-        (spread >> 64) as u64 * GROUP + old % GROUP
+        let stirred = mix(old / GROUP);
+        let group = (u128::from(stirred) * u128::from(self.groups)) >> 64;
+        group as u64 * GROUP + (old ^ stirred) % GROUP
     }
 
-    /// The slot that is searched after this one.
+    /// The slot that is searched after this one: of the next group, which a neighbour is not likely to have taken.
     #[inline]
     fn next_slot(&self, slot: u64) -> u64 {
-        if slot + 1 == self.groups * GROUP { 0 } else { slot + 1 }
+        let (next, slots) = (slot + GROUP, self.groups * GROUP);
+        if next < slots { next } else { (next - slots + 1) % GROUP }
     }
 
     /// The chunk of the store that has the content of `old`.
@@ -200,6 +203,29 @@ mod tests {
     }
 
     #[test]
+    fn a_full_table_is_searched_in_few_steps_whatever_the_distance_of_its_chunks() {
+        for step in [1, 2, 7, 8, 64, 4096] {
+            let table = Exceptions::new(1 << 14, 1 << 15);
+            let olds = || (0..1 << 14).map(|n| n * step);
+            olds().zip(2..).for_each(|(old, new)| table.insert(Exception { old, new }).unwrap());
+            let steps = |old| {
+                let found = table.find(old).unwrap();
+                let slots =
+                    std::iter::successors(Some(table.first_slot(old)), |slot| Some(table.next_slot(*slot)));
+                let holds =
+                    |slot: &u64| u64::from(table.slots.get(*slot).unwrap().load(Ordering::Relaxed)) == found;
+                slots.take_while(|slot| !holds(slot)).count() + 1
+            };
+            let total: usize = olds().map(steps).sum();
+            assert!(
+                total < 2 << 14,
+                "{total} steps for {} chunks, each {step} behind the one before",
+                1 << 14
+            );
+        }
+    }
+
+    #[test]
     fn runs_end_where_the_origin_or_the_store_goes_on_elsewhere() {
         let table = Exceptions::new(100, 200);
         for (old, new) in [(10, 2), (11, 3), (12, 4), (13, 6), (20, 5), (21, 7)] {
@@ -229,10 +255,10 @@ mod tests {
 
     #[test]
     fn who_chooses_chunks_that_collide_is_refused_and_does_not_hang() {
-        let table = Exceptions::new(1 << 20, 1 << 20);
-        let near_the_start = (0u64..).map(|n| n * GROUP).filter(|old| {
-            let group = (u128::from(mix(old / GROUP)) * u128::from(table.groups)) >> 64;
-            group < 16
+        let table = Exceptions::new(1 << 14, 1 << 14);
+        let near_the_start = (0u64..).filter(|old| {
+            let slot = table.first_slot(*old);
+            slot < 16 * GROUP && slot % GROUP == 0
         });
         let mut entered = 0;
         for (old, new) in near_the_start.zip(2..10_000) {
