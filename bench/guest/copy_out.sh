@@ -1,17 +1,30 @@
-# First writes to the chunks of an origin with the kernel's dm-snapshot, beside plain writes: one JSON line a run, for the section
-# `snapshot` of bench/run. The disk is /d/a; it has room for all the volumes below.
-vgcreate -s 256k vg /d/a >&2
-lvcreate -y -n plain -L 40M vg >&2
-lvcreate -y -n origin -L 40M vg >&2
-blkdiscard /dev/vg/plain && blkdiscard /dev/vg/origin
+# First writes to the chunks of an origin with the kernel's dm-snapshot, beside plain writes: a line of JSON for each run, for section
+# `snapshot` of bench/run. /d/origin, /d/plain and /d/store are of one kind; CELLS has chunk, rw, depth and bytes, with slashes.
+sectors=$(blockdev --getsz /d/origin)
+dmsetup create plain --table "0 $sectors linear /d/plain 0"
 
-# load WHAT CHUNK VOLUME RW DEPTH
+# load WHAT DEVICE CHUNK_KIB RW DEPTH BYTES
 load() {
-    local size=16M
-    fio --name=load --ioengine=libaio --direct=1 --filename=/dev/vg/$3 --bs=$2 --rw=$4 --iodepth=$5 --size=$size \
-        --randseed=7 --output-format=json --output=/run/report >&2
-    python3 - "$@" <<<'' 2>/dev/null || true
-    local iops
-    iops=$(grep -m 2 '"iops" :' /run/report | tail -n 1 | tr -dc '0-9.')
-    echo "{\"what\": \"$1\", \"chunk\": \"$2\", \"rw\": \"$4\", \"depth\": $5, \"iops\": $iops}"
+    fio --name=load --ioengine=libaio --direct=1 --filename="/dev/mapper/$2" --bs="$3k" --rw="$4" --iodepth="$5" --size="$6" \
+        --output-format=terse --terse-version=3 --output=/run/report >&2
+    echo "{\"what\": \"$1\", \"chunk\": $3, \"rw\": \"$4\", \"depth\": $5, \"iops\": $(cut -d ';' -f 49 /run/report)}"
 }
+
+# Requests of the store since the guest has it: reads, writes, flushes.
+requests() { awk '{print $1, $5, $16}' "/sys/block/$(basename "$(readlink -f /d/store)")/stat"; }
+
+for cell in $CELLS; do
+    IFS=/ read -r chunk rw depth bytes <<<"$cell"
+    dd if=/dev/zero of=/d/store bs=4k count=1 oflag=direct status=none
+    dmsetup create snapshot --table "0 $sectors snapshot /d/origin /d/store P $((chunk * 2))"
+    dmsetup create origin --table "0 $sectors snapshot-origin /d/origin"
+    load plain plain "$chunk" "$rw" "$depth" "$bytes"
+    read -r reads writes flushes <<<"$(requests)"
+    load first origin "$chunk" "$rw" "$depth" "$bytes"
+    read -r reads_after writes_after flushes_after <<<"$(requests)"
+    echo "{\"what\": \"store\", \"chunk\": $chunk, \"rw\": \"$rw\", \"depth\": $depth," \
+        "\"writes\": $((writes_after - writes)), \"flushes\": $((flushes_after - flushes))}"
+    load again origin "$chunk" "$rw" "$depth" "$bytes"
+    dmsetup remove origin
+    dmsetup remove snapshot
+done

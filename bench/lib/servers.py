@@ -46,11 +46,11 @@ class Server:
         return self.wait_for(lambda: accepts(self.sock))
 
     def wait_for_ready_line(self):
-        """`blockwork serve` prints one line `ready ADDRESS...` when it accepts clients."""
+        """`blockwork serve` prints one line `ready ADDRESS...`, or the same as JSON, when it accepts clients."""
 
         def ready():
             readable, _, _ = select.select([self.process.stdout], [], [], 0)
-            return bool(readable) and self.process.stdout.readline().startswith(b"ready ")
+            return bool(readable) and self.process.stdout.readline().startswith((b"ready ", b'{"ready"'))
 
         return self.wait_for(ready)
 

@@ -1,0 +1,337 @@
+"""Section `snapshot`: what a snapshot costs. Sequential reads through one of which half has been copied out, beside the plain volume
+and the peers' overlays; and first writes to an origin's chunks, beside plain ones, by us and by the kernel in its guest."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+
+from . import clients, machine, servers
+from .tables import OURS, median, show, show_ratio
+
+MIB = 1 << 20
+READ_BYTES = 512 * MIB
+PIECE = 4096
+# (start, length) of what has been copied out, half of it all.
+PATTERNS = {
+    "first half": [(at, MIB) for at in range(0, READ_BYTES // 2, MIB)],
+    "every other MiB": [(at, MIB) for at in range(0, READ_BYTES, 2 * MIB)],
+    "every other chunk": [(at, PIECE) for at in range(0, READ_BYTES, 2 * PIECE)],
+}
+PLAIN, SNAPSHOT, QSD, NBDKIT = "plain volume", "snapshot", "qsd, qcow2 overlay", "nbdkit, cow filter"
+PEERS = [PLAIN, SNAPSHOT, QSD, NBDKIT]
+
+ORIGIN_BYTES = 64 * MIB
+# chunk in KiB, rw, depth, bytes
+CELLS = [(chunk, rw, depth, size * MIB) for chunk, size in ((4, 8), (32, 32)) for depth in (1, 32)
+         for rw in ("write", "randwrite")]
+KERNEL = "kernel"
+
+
+def snapshot(bench):
+    if not bench.nbdload or not machine.has("fio"):
+        return ["Skipped: needs nbdload (--build) and fio.", ""]
+    return reads(bench) + copy_outs(bench)
+
+
+def named(path, size):
+    """A file that has been written once, so that no write of it has to find room."""
+    if not os.path.exists(path) or os.stat(path).st_size != size:
+        with open(path, "wb") as file:
+            block = os.urandom(MIB)
+            for _ in range(size // MIB):
+                file.write(block)
+            os.fsync(file.fileno())
+    return path
+
+
+def empty_store(path, size):
+    named(path, size)
+    with open(path, "r+b") as store:
+        store.write(bytes(PIECE))
+        os.fsync(store.fileno())
+    return path
+
+
+def serve_table(starter, bench, table, *names):
+    """A server of a table; its statistics are in its log once it has ended."""
+    path = f"{bench.run_folder}/stack.table"
+    with open(path, "w") as file:
+        file.write(table)
+    sock, log = starter.paths(OURS)
+    command = [bench.blockwork, "serve", "--stats", "--json", "--table", path, "--nbd", f"unix:{sock}", *names]
+    return starter.start(OURS, bench.blockwork, lambda: servers.Server(OURS, command, log, sock).wait_for_ready_line())
+
+
+def statistics_in(log_path):
+    """All that a server of ours has printed of them: by leaf, what its queue counted."""
+    with open(log_path) as log:
+        text = log.read()
+    found, at = [], text.find("{")
+    while at >= 0:
+        nodes, at = json.JSONDecoder().raw_decode(text, at)
+        found.append({os.path.basename(node["name"]): node["counters"] for node in nodes["nodes"] if node["kind"] == "leaf"})
+        at = text.find("{", at)
+    return found
+
+
+def counted(server):
+    """What a server of ours has counted until now."""
+    had = len(statistics_in(server.log_path))
+    server.process.send_signal(signal.SIGUSR1)
+
+    def printed():
+        try:
+            return len(statistics_in(server.log_path)) > had
+        except json.JSONDecodeError:
+            return False
+    server.wait_for(printed)
+    return statistics_in(server.log_path)[-1]
+
+
+def since(server, before, counter, *names):
+    after = counted(server)
+    return sum(after[name][counter] - before[name][counter] for name in names or after)
+
+
+# Reads.
+
+def read_table(origin, store):
+    sectors = READ_BYTES // 512
+    return (f"plain: 0 {sectors} linear {origin} 0\norigin: 0 {sectors} snapshot-origin dm/plain\n"
+            f"snap: 0 {sectors} snapshot dm/plain {store} P {PIECE // 512}\n")
+
+
+def overwrite(sock, export, pattern):
+    """Writes what a pattern says, over a socket, many at a time."""
+    program = f"""
+import json, nbd, sys
+h = nbd.NBD()
+h.connect_uri({f"nbd+unix:///{export}?socket={sock}"!r})
+memory = {{}}
+for at, length in json.load(sys.stdin):
+    memory.setdefault(length, nbd.Buffer.from_bytearray(bytearray(b"x" * length)))
+    while h.aio_in_flight() >= 64:
+        h.poll(-1)
+    h.aio_pwrite(memory[length], at)
+while h.aio_in_flight():
+    h.poll(-1)
+h.flush()
+"""
+    subprocess.run(["/usr/bin/python3", "-c", program], input=json.dumps(PATTERNS[pattern]), text=True, check=True)
+
+
+def start_reader(bench, starter, peer, disk, pattern):
+    """(server, export) that is ready to be read; what is in memory only is written first."""
+    folder = bench.data
+    if peer in (PLAIN, SNAPSHOT):
+        files = (f"{folder}/snap-origin.img", f"{folder}/snap-store.img") if disk == "file" else ("null:512M", "null:600M")
+        names = ["dm/origin", "dm/snap"] if disk == "null" else ["dm/plain" if peer == PLAIN else "dm/snap"]
+        server = serve_table(starter, bench, read_table(*files), *names)
+        if server and disk == "null":
+            overwrite(server.sock, "dm/origin", pattern)
+        # Reads of an origin go straight to the volume.
+        return server, names[0] if peer == PLAIN else names[-1]
+    if disk == "null":
+        return None, ""
+    path = f"{folder}/snap-origin.img"
+    if peer == QSD:
+        file = f"driver=qcow2,node-name=n0,file.driver=file,file.filename={folder}/snap-overlay.qcow2,"
+        file += "file.aio=io_uring,file.cache.direct=on,backing.driver=raw,backing.file.driver=file,"
+        file += f"backing.file.filename={path},backing.file.aio=io_uring,backing.file.cache.direct=on,backing.file.locking=off"
+        return starter.qsd_nbd("qsd", file), ""
+    server = starter.nbdkit("nbdkit", "--filter=cow", "file", path)
+    if server:
+        overwrite(server.sock, "", pattern)
+    return server, ""
+
+
+def copy_out_half(bench, pattern):
+    """Makes the files: the origin with its store, and qemu's overlay of the same."""
+    origin = named(f"{bench.data}/snap-origin.img", READ_BYTES)
+    store = empty_store(f"{bench.data}/snap-store.img", READ_BYTES + 64 * MIB)
+    with bench.starter() as starter:
+        server = serve_table(starter, bench, read_table(origin, store), "dm/origin", "dm/snap")
+        overwrite(server.sock, "dm/origin", pattern)
+    overlay = f"{bench.data}/snap-overlay.qcow2"
+    made = subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", origin, overlay],
+                          capture_output=True, text=True)
+    if made.returncode:
+        return
+    with bench.starter() as starter:
+        server, _ = start_reader(bench, starter, QSD, "file", pattern)
+        if server:
+            overwrite(server.sock, "", pattern)
+
+
+def read_once(bench, disk, pattern, peer, depth):
+    """A server from start to end. It gets its requests `depth` at a time, so that what can be merged does not vary."""
+    with bench.starter() as starter:
+        server, export = start_reader(bench, starter, peer, disk, pattern)
+        if not server:
+            return {}
+        before = counted(server) if peer in (PLAIN, SNAPSHOT) else None
+        extra = ["--bytes", str(READ_BYTES), "--refill", str(depth), "--export", export]
+        row = bench.nbdload(server, "read", "4k", depth, 1, extra=extra)
+        if before and not row.get("error"):
+            row["requests"] = since(server, before, "reads")
+            row["mib"] = since(server, before, "read_bytes") / MIB
+        return row
+
+
+def reads(bench):
+    rows = []
+    for pattern in PATTERNS:
+        copy_out_half(bench, pattern)
+        for rep in range(bench.reps):
+            for disk in ("file", "null"):
+                for depth in (32, 1):
+                    # One by one, the peers would take minutes.
+                    for peer in PEERS if disk == "file" and depth > 1 else (PLAIN, SNAPSHOT):
+                        cell = {"disk": disk, "copied out": pattern, "depth": depth}
+                        row = bench.row(cell, peer, "nbdload", rep,
+                                        lambda: read_once(bench, disk, pattern, peer, depth))
+                        rows.append(row)
+    keys = ["disk", "copied out", "depth"]
+    title = f"{READ_BYTES // MIB} MiB read in pieces of 4 KiB, MiB/s, and in brackets the share of the plain volume's in the same round (medians)"
+    lines = [f"**{title}**", "", "| " + " | ".join([*keys, *PEERS]) + " |", "|" + " --- |" * (len(keys) + len(PEERS))]
+    cells = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
+    for cell in cells:
+        match = dict(zip(keys, cell))
+        rates = [show(median(rows, "mibps", peer=peer, **match)) for peer in PEERS]
+        shares = [ratio(rows, peer, PLAIN, "mibps", match) for peer in PEERS]
+        values = [f"{rate} ({share:.2f})" if share else "" for rate, share in zip(rates, shares)]
+        lines.append("| " + " | ".join([*map(str, cell), *values]) + " |")
+    lines += ["", "**What reached our leaves: requests, MiB**", "", "| " + " | ".join([*keys, PLAIN, SNAPSHOT, "server CPU, us per I/O"]) + " |",
+              "|" + " --- |" * (len(keys) + 3)]
+    for cell in cells:
+        match = dict(zip(keys, cell))
+        ours = [f"{median(rows, 'requests', peer=peer, **match):.0f}, {median(rows, 'mib', peer=peer, **match):.0f}"
+                for peer in (PLAIN, SNAPSHOT)]
+        cpu = [show(median(rows, "server_us", peer=peer, **match)) for peer in (PLAIN, SNAPSHOT)]
+        lines.append("| " + " | ".join([*map(str, cell), *ours, ", ".join(cpu)]) + " |")
+    return lines + [""]
+
+
+def ratio(rows, peer, other, value, match):
+    """The median over the rounds of the ratio within a round."""
+    def values(which):
+        return {row["rep"]: row[value] for row in rows
+                if row["peer"] == which and row.get(value) and all(row[key] == match[key] for key in match)}
+    ours, theirs = values(peer), values(other)
+    both = [ours[rep] / theirs[rep] for rep in ours if rep in theirs]
+    return statistics.median(both) if both else None
+
+
+# First writes.
+
+def disks_for_writes(folder):
+    origin, plain = (named(f"{folder}/copy-{name}.img", ORIGIN_BYTES) for name in ("origin", "plain"))
+    return origin, plain, empty_store(f"{folder}/copy-store.img", ORIGIN_BYTES + 16 * MIB)
+
+
+def fio_once(server, export, chunk, rw, depth, size):
+    """All of `size` once, and not for a while: a chunk is written for the first time only once."""
+    report, error = clients.run(["fio", "--name=load", "--output-format=json", "--ioengine=nbd",
+                                 f"--uri=nbd+unix:///{export}?socket={server.sock}", f"--bs={chunk}k", f"--rw={rw}",
+                                 f"--iodepth={depth}", f"--size={size}"])
+    return {"error": error} if error or report is None else {"iops": report["jobs"][0]["write"]["iops"]}
+
+
+def our_writes(bench, folder, medium, rep):
+    rows = []
+    for chunk, rw, depth, size in CELLS:
+        origin, plain, store = disks_for_writes(folder)
+        sectors = ORIGIN_BYTES // 512
+        table = (f"plain: 0 {sectors} linear {plain} 0\norigin: 0 {sectors} snapshot-origin {origin}\n"
+                 f"snap: 0 {sectors} snapshot {origin} {store} P {chunk * 2}\n")
+        with bench.starter() as starter:
+            server = serve_table(starter, bench, table, "dm/plain", "dm/origin")
+            if not server:
+                return rows
+            for what, export in (("plain", "dm/plain"), ("first", "dm/origin"), ("again", "dm/origin")):
+                cell = {"medium": medium, "chunk": chunk, "rw": rw, "depth": depth, "what": what}
+                row = {**cell, "peer": OURS, "rep": rep, **fio_once(server, export, chunk, rw, depth, size)}
+                if what == "plain":
+                    before = counted(server)
+                elif what == "first":
+                    for counter in ("writes", "flushes"):
+                        row[counter] = since(server, before, counter, os.path.basename(store)) / (size // 1024 // chunk)
+                rows.append(bench.keep_row(row))
+    return rows
+
+
+def kernel_writes(bench, folder, medium, rep):
+    """The guest's disks are what a server of ours exports of the same files, so both sides have the same disk and the same flushes."""
+    disks = disks_for_writes(folder)
+    rows = []
+    with bench.starter() as starter:
+        sock, log = starter.paths("below")
+        command = [bench.blockwork, "serve", "--disk", *disks, "--nbd", f"unix:{sock}"]
+        server = starter.start("below", bench.blockwork, lambda: servers.Server("below", command, log, sock).wait_for_ready_line())
+        if not server:
+            return rows
+        exports = [f"--nbd={name}={sock},disk/{os.path.basename(path)}" for name, path in zip(("origin", "plain", "store"), disks)]
+        cells = " ".join("/".join(map(str, cell)) for cell in CELLS)
+        command = [bench.guest, "run", f"{bench.root}/bench/guest/copy_out.sh", *exports, "--variable", f"CELLS={cells}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            starter.note(f"the kernel's part is skipped: {done.stderr.strip()[-300:]}")
+            return rows
+        sizes = {(chunk, rw, depth): size for chunk, rw, depth, size in CELLS}
+        for line in done.stdout.splitlines():
+            row = {"medium": medium, "peer": KERNEL, "rep": rep, **json.loads(line)}
+            if row["what"] == "store":
+                chunks = sizes[row["chunk"], row["rw"], row["depth"]] // 1024 // row["chunk"]
+                row["writes"], row["flushes"] = row["writes"] / chunks, row["flushes"] / chunks
+            rows.append(bench.keep_row(row))
+    return rows
+
+
+def copy_outs(bench):
+    if not machine.has(bench.guest):
+        bench.notes.append(f"the kernel's part is skipped: {bench.guest} is not there")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="blockwork-bench-", dir="/dev/shm") as memory:
+        for rep in range(bench.reps):
+            for folder, medium in ((memory, "memory"), (bench.data, "disk")):
+                rows += our_writes(bench, folder, medium, rep)
+                if machine.has(bench.guest):
+                    rows += kernel_writes(bench, folder, medium, rep)
+    return copy_out_table(rows)
+
+
+def copy_out_table(rows):
+    keys = ["medium", "chunk", "rw", "depth"]
+    heads = [*keys, f"{OURS}: plain", "first", "again", f"{KERNEL}: plain", "first", "again", "first to plain, ours : kernel's",
+             "store's flushes per first write, ours, kernel's"]
+    lines = ["**First writes to an origin's chunks, and rewrites, IOPS, and in brackets the share of plain writes in the same round (medians)**", "",
+             "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
+    cells = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
+    for cell in cells:
+        match = dict(zip(keys, cell))
+        line, first = [str(key) for key in cell], {}
+        for peer in (OURS, KERNEL):
+            for what in ("plain", "first", "again"):
+                rate = show(median(rows, "iops", peer=peer, what=what, **match))
+                share = share_of_plain(rows, peer, what, match)
+                first[peer] = share if what == "first" else first.get(peer)
+                line.append(f"{rate} ({share:.2f})" if share and what != "plain" else rate)
+        both = first[OURS] / first[KERNEL] if first[OURS] and first[KERNEL] else None
+        flushes = [show(median(rows, "flushes", peer=OURS, what="first", **match)),
+                   show(median(rows, "flushes", peer=KERNEL, what="store", **match))]
+        lines.append("| " + " | ".join([*line, show_ratio(both) if both else "", ", ".join(flushes)]) + " |")
+    return lines + ["", "(`memory`: files on tmpfs, where a flush costs nothing; `disk`: files where it costs what it costs. The guest is an",
+                    "emulated machine, its plain writes are slower than ours: so shares are compared, not rates. Ours counts the FUA write of",
+                    "each batch's list as a write; the kernel's guest has no FUA, so there each is a flush more.)", ""]
+
+
+def share_of_plain(rows, peer, what, match):
+    def rates(which):
+        return {row["rep"]: row["iops"] for row in rows if row["peer"] == peer and row["what"] == which and row.get("iops")
+                and all(row[key] == match[key] for key in match)}
+    these, plain = rates(what), rates("plain")
+    both = [these[rep] / plain[rep] for rep in these if rep in plain]
+    return statistics.median(both) if both else None
