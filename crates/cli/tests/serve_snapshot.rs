@@ -117,7 +117,13 @@ impl Pair {
     /// Overwrites every other piece of the origin.
     fn copy_out_half(&self, piece: &str) {
         let server = self.serve("dm/origin");
-        let job = [&*format!("--rw=write:{piece}"), &format!("--bs={piece}"), "--iodepth=16", "--size=64M", "--io_size=32M"];
+        let job = [
+            &*format!("--rw=write:{piece}"),
+            &format!("--bs={piece}"),
+            "--iodepth=16",
+            "--size=64M",
+            "--io_size=32M",
+        ];
         run(&mut fio(&self.scratch, &self.uri("dm/origin"), &job));
         server.stop_for_stats();
     }
@@ -141,7 +147,8 @@ fn pieces_of_a_half_copied_snapshot_are_large_requests_again_at_the_disks() {
             let stats = server.stop_for_stats();
             let read = |counter: &str| stats.count("disk.img", counter) + stats.count("a.cow", counter);
             let case = format!("every other {piece}, {depth}: {}", read("reads"));
-            assert!((64..=2_100 / 8).contains(&read("reads")), "{case} reads of the disks");
+            // At the beginning of each MiB, who reads one by one has not been recognized yet.
+            assert!((64..=2_200 / 8).contains(&read("reads")), "{case} reads of the disks");
             // What is read ahead where a MiB ends is read in vain, and so is what the snapshot has itself.
             assert!(
                 (SIZE..SIZE * 8 / 5).contains(&read("read_bytes")),
@@ -172,6 +179,8 @@ fn a_sequential_writer_of_an_origin_does_not_wait_for_each_chunk() {
     // What is copied ahead is at most what has been written.
     let copied = stats.count("a.cow", "write_bytes");
     assert!((4 << 20..6 << 20).contains(&copied), "{copied} bytes written to the store");
+    let read = stats.count("disk.img", "read_bytes");
+    assert!((4 << 20..6 << 20).contains(&read), "{read} bytes read of the origin: copies are not read ahead");
 }
 
 #[test]

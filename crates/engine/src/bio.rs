@@ -54,6 +54,8 @@ impl Flags {
     pub const SYNC: Flags = Flags(16);
     /// Read-ahead: nobody waits for it yet (blktrace's `A`).
     pub const READ_AHEAD: Flags = Flags(32);
+    /// What lies behind it is not going to be read: nothing is to be read ahead for it.
+    pub const NO_READ_AHEAD: Flags = Flags(64);
 
     /// Whether all bits of `other` are set.
     #[inline]
@@ -81,6 +83,7 @@ impl fmt::Debug for Flags {
             (Flags::NO_MERGE, "NO_MERGE"),
             (Flags::SYNC, "SYNC"),
             (Flags::READ_AHEAD, "READ_AHEAD"),
+            (Flags::NO_READ_AHEAD, "NO_READ_AHEAD"),
         ];
         let set: Vec<_> = names.iter().filter(|(flag, _)| self.has(*flag)).map(|(_, name)| *name).collect();
         write!(f, "Flags({})", set.join("|"))

@@ -357,6 +357,19 @@ fn a_reader_that_leaves_out_every_other_piece_is_served_from_large_reads_and_one
 }
 
 #[test]
+fn nothing_is_read_ahead_for_who_asks_for_that() {
+    let mut ahead = limits();
+    ahead.read_ahead = Sectors(512);
+    let mut rig = Rig::new(ahead);
+    for i in 0..16 {
+        let data = rig.memory(8, 0);
+        rig.batch([Bio::with_data(Op::Read, Flags::NO_READ_AHEAD, Sector(i * 8), data)]);
+    }
+    rig.all_succeeded(16);
+    assert_eq!(rig.seen().len(), 16);
+}
+
+#[test]
 fn what_was_read_ahead_is_forgotten_when_the_leaf_is_written_to() {
     let mut ahead = limits();
     ahead.read_ahead = Sectors(512);

@@ -117,7 +117,7 @@ impl LeafQueue {
     pub(super) fn admit_read(&mut self, cx: &mut QueueContext<'_>, plugged: Plugged) {
         let Plugged { bio, mut span } = plugged;
         let small = span.nr.0 <= self.read_ahead.window.0 / 4;
-        if !small {
+        if !small || span.flags.has(Flags::NO_READ_AHEAD) {
             self.admit_plain(cx, plugged);
             return;
         }

@@ -20,8 +20,28 @@ pub(crate) async fn read(
     sector: Sector,
     nr: Sectors,
 ) -> Result<Segment, Errno> {
+    read_with(cx, layer, sector, nr, Flags::NONE).await
+}
+
+/// Reads `nr` sectors, and nothing ahead of them.
+pub(crate) async fn read_once(
+    cx: &TaskContext,
+    layer: &Arc<dyn Layer>,
+    sector: Sector,
+    nr: Sectors,
+) -> Result<Segment, Errno> {
+    read_with(cx, layer, sector, nr, Flags::NO_READ_AHEAD).await
+}
+
+async fn read_with(
+    cx: &TaskContext,
+    layer: &Arc<dyn Layer>,
+    sector: Sector,
+    nr: Sectors,
+    flags: Flags,
+) -> Result<Segment, Errno> {
     let data = memory(cx, nr);
-    let bio = Bio::with_data(Op::Read, Flags::NONE, sector, Segments::from_iter([data.clone()]));
+    let bio = Bio::with_data(Op::Read, flags, sector, Segments::from_iter([data.clone()]));
     cx.bio(layer, bio).await.0.map(|()| data)
 }
 

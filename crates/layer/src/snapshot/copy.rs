@@ -157,7 +157,8 @@ impl Family {
     /// Copies pieces; gives the stores that failed.
     async fn copy_some(&self, pieces: Pieces, cx: &TaskContext) -> Vec<usize> {
         let reads = pieces.into_iter().map(|((start, nr), to)| async move {
-            let data = io::read(cx, &self.origin, start, nr).await;
+            // The write that is waiting comes next: what was read ahead would be forgotten.
+            let data = io::read_once(cx, &self.origin, start, nr).await;
             if let Err(errno) = data {
                 log::error!("what snapshots need of the origin, at sector {start}, cannot be read: {errno}");
             }
