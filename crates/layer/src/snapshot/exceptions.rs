@@ -258,7 +258,7 @@ mod tests {
         let table = Exceptions::new(1 << 14, 1 << 14);
         let near_the_start = (0u64..).filter(|old| {
             let slot = table.first_slot(*old);
-            slot < 16 * GROUP && slot % GROUP == 0
+            slot < 16 * GROUP && slot.is_multiple_of(GROUP)
         });
         let mut entered = 0;
         for (old, new) in near_the_start.zip(2..10_000) {
