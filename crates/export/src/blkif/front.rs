@@ -11,6 +11,7 @@ use blockwork_format::blkif::{
 };
 use blockwork_memory::{Buffer, Segment, Segments, bytes_in, copy_between};
 use slab::Slab;
+use smallvec::SmallVec;
 
 use super::{Access, FrontRing, GrantRef, Offers, RunAway};
 
@@ -68,15 +69,18 @@ struct Granted {
     page: Segment,
 }
 
+/// Pages of a request. Those of small ones need no allocation.
+type Pages = SmallVec<[Granted; 2]>;
+
 /// A request that is not answered.
 struct Shadow {
     request: Request,
     cookie: u64,
     op: Op,
     data: Segments,
-    pages: Vec<Granted>,
+    pages: Pages,
     /// Those that hold the segments.
-    lists: Vec<Granted>,
+    lists: Pages,
 }
 
 /// A queue of the front end. See the module's head.
@@ -87,13 +91,15 @@ pub struct FrontQueue {
     shadows: Slab<Shadow>,
     /// Pages that stay granted and are not in use; the one that was used last is used first.
     spare: Vec<Granted>,
+    /// Segments of the request at hand.
+    segments: Vec<PageSegment>,
 }
 
 impl FrontQueue {
     /// A queue over a new ring.
     pub fn new(config: FrontConfig, ring: FrontRing, offers: Box<dyn Offers>) -> FrontQueue {
         let shadows = Slab::with_capacity(ring.slots() as usize);
-        FrontQueue { config, ring, offers, shadows, spare: Vec::new() }
+        FrontQueue { config, ring, offers, shadows, spare: Vec::new(), segments: Vec::new() }
     }
 
     /// Requests that fit.
@@ -133,12 +139,13 @@ impl FrontQueue {
             Op::Discard => return self.discard(cookie, bio),
             Op::Write | Op::WriteZeroes => return Err(Refused::NotSupported(bio.op)),
         };
-        let (segments, pages) = if self.config.persistent { self.copied(&bio)? } else { self.granted(&bio)? };
-        let mut lists = Vec::new();
-        let kind = match (InRequest::new(&segments), direct) {
+        self.segments.clear();
+        let pages = if self.config.persistent { self.copied(&bio)? } else { self.granted(&bio)? };
+        let mut lists = Pages::new();
+        let kind = match (InRequest::new(&self.segments), direct) {
             (Some(segments), direct) => Kind::Direct(direct, segments),
-            (None, Direct::Read) => self.indirect(Data::Read, &segments, &mut lists),
-            (None, _) => self.indirect(Data::Write, &segments, &mut lists),
+            (None, Direct::Read) => self.indirect(Data::Read, &mut lists),
+            (None, _) => self.indirect(Data::Write, &mut lists),
         };
         self.put(Shadow {
             request: Request { id: 0, handle: 0, sector: bio.sector.0, kind },
@@ -154,7 +161,7 @@ impl FrontQueue {
     fn discard(&mut self, cookie: u64, bio: Bio) -> Result<(), Refused> {
         let kind = Kind::Discard { nr_sectors: bio.nr.0, secure: false };
         let request = Request { id: 0, handle: 0, sector: bio.sector.0, kind };
-        let (pages, lists) = (Vec::new(), Vec::new());
+        let (pages, lists) = (Pages::new(), Pages::new());
         self.put(Shadow { request, cookie, op: bio.op, data: bio.data, pages, lists });
         Ok(())
     }
@@ -173,49 +180,52 @@ impl FrontQueue {
     }
 
     /// Grants the pages that the data lies in.
-    fn granted(&mut self, bio: &Bio) -> Result<(Vec<PageSegment>, Vec<Granted>), Refused> {
-        let mut parts: Vec<(Segment, u8, u8)> = Vec::new();
+    fn granted(&mut self, bio: &Bio) -> Result<Pages, Refused> {
+        let mut count = 0;
+        for segment in &bio.data {
+            let (start, end) = (segment.offset(), segment.offset() + segment.len());
+            if start % SECTOR != 0 || end % SECTOR != 0 {
+                return Err(Refused::Unaligned);
+            }
+            count += end.div_ceil(PAGE_BYTES) - start / PAGE_BYTES;
+        }
+        self.check(bio, count)?;
+        // The back end writes to what it reads into.
+        let access = if bio.op == Op::Read { Access::Write } else { Access::Read };
+        let mut pages = Pages::new();
         for segment in &bio.data {
             let mut at = segment.offset();
             let end = at + segment.len();
-            if at % SECTOR != 0 || end % SECTOR != 0 {
-                return Err(Refused::Unaligned);
-            }
             while at < end {
                 let start = at / PAGE_BYTES * PAGE_BYTES;
                 let stop = end.min(start + PAGE_BYTES);
                 let page = Segment::new(segment.buffer().clone(), start, PAGE_BYTES);
-                parts.push((page, sector_of(at - start), sector_of(stop - start) - 1));
+                let gref = self.offers.grant(page.clone(), access);
+                let (first_sect, last_sect) = (sector_of(at - start), sector_of(stop - start) - 1);
+                self.segments.push(PageSegment { gref, first_sect, last_sect });
+                pages.push(Granted { gref, page });
                 at = stop;
             }
         }
-        self.check(bio, parts.len())?;
-        // The back end writes to what it reads into.
-        let access = if bio.op == Op::Read { Access::Write } else { Access::Read };
-        let grant = |(page, first_sect, last_sect): (Segment, u8, u8)| {
-            let gref = self.offers.grant(page.clone(), access);
-            (PageSegment { gref, first_sect, last_sect }, Granted { gref, page })
-        };
-        Ok(parts.into_iter().map(grant).unzip())
+        Ok(pages)
     }
 
     /// Takes pages that stay granted, with a copy of what is to be written.
-    fn copied(&mut self, bio: &Bio) -> Result<(Vec<PageSegment>, Vec<Granted>), Refused> {
-        let bytes = bytes_in(&bio.data);
-        self.check(bio, bytes.div_ceil(PAGE_BYTES))?;
-        let mut left = bytes;
-        let (mut segments, mut pages) = (Vec::new(), Vec::new());
+    fn copied(&mut self, bio: &Bio) -> Result<Pages, Refused> {
+        let mut left = bytes_in(&bio.data);
+        self.check(bio, left.div_ceil(PAGE_BYTES))?;
+        let mut pages = Pages::new();
         while left > 0 {
             let len = left.min(PAGE_BYTES);
             let page = self.spare_page();
-            segments.push(PageSegment { gref: page.gref, first_sect: 0, last_sect: sector_of(len) - 1 });
+            self.segments.push(PageSegment { gref: page.gref, first_sect: 0, last_sect: sector_of(len) - 1 });
             pages.push(page);
             left -= len;
         }
         if bio.op == Op::Write {
             copy_between(&bio.data, &whole(&pages));
         }
-        Ok((segments, pages))
+        Ok(pages)
     }
 
     fn spare_page(&mut self) -> Granted {
@@ -225,7 +235,9 @@ impl FrontQueue {
         })
     }
 
-    fn indirect(&mut self, data: Data, segments: &[PageSegment], lists: &mut Vec<Granted>) -> Kind {
+    /// The segments at hand, in pages of their own.
+    fn indirect(&mut self, data: Data, lists: &mut Pages) -> Kind {
+        let segments = std::mem::take(&mut self.segments);
         let mut grefs = [0; INDIRECT_PAGES_MAX];
         for (gref, part) in grefs.iter_mut().zip(segments.chunks(SEGMENTS_PER_PAGE)) {
             let page = self.spare_page();
@@ -234,6 +246,7 @@ impl FrontQueue {
             lists.push(page);
         }
         let nr_segments = u16::try_from(segments.len()).expect("at most what was offered");
+        self.segments = segments;
         Kind::Indirect { data, nr_segments, grefs }
     }
 

@@ -6,12 +6,12 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use blockwork_engine::{Completion, Context, Env, PortId, RingStats, Volume, VolumeId};
 use blockwork_format::blkif::{BackFeatures, BackProperties, FrontParameters, PAGE_BYTES, QueueParameters};
 use blockwork_memory::{Buffer, Segment};
 use slab::Slab;
-use std::sync::Arc;
 
 use super::{
     Access, BackConfig, BackDevice, BackEnd, BackPort, BackRing, BackStep, ConnectError, EventChannel,

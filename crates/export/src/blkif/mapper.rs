@@ -48,7 +48,16 @@ impl Mapper {
             return self.grants.map(&self.missing, access, out);
         }
         self.missing.clear();
-        self.missing.extend(refs.clone().filter(|gref| !self.kept.contains_key(gref)));
+        for gref in refs.clone() {
+            match self.kept.get(&gref) {
+                Some(page) => out.push(page.clone()),
+                None => self.missing.push(gref),
+            }
+        }
+        if self.missing.is_empty() {
+            return Ok(());
+        }
+        out.clear();
         self.missing.sort_unstable();
         self.missing.dedup();
         self.grants.map(&self.missing, Access::Write, &mut self.mapped)?;
