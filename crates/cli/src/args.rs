@@ -29,6 +29,7 @@ pub(crate) enum Verb {
     #[command(after_help = "Examples:\n  blockwork serve --disk disk.img --nbd unix:/tmp/disk.sock\n  \
         blockwork serve --disk disk.img disk/disk.img/1 --fuse /mnt/part1.img\n  \
         blockwork serve --disk sda.img sdb.img vg0/root --nbd unix:/tmp/root.sock\n  \
+        blockwork serve --disk sda.img sdb.img vg0/root --vhost-user /run/root.sock\n  \
         blockwork serve --table stripes.table --nbd 127.0.0.1:10809 --stats\n\n\
         It prints `ready ADDRESS...` once every export accepts clients. SIGTERM and SIGINT answer what clients have \
         asked for, flush the disks and end; a second one ends at once. SIGUSR1 prints statistics.")]
@@ -98,6 +99,14 @@ pub(crate) struct ServeArgs {
     /// Mount one volume over FILE, or any number as files in a folder.
     #[arg(long, value_name = "FILE")]
     pub(crate) fuse: Vec<PathBuf>,
+    /// Serve a volume to a virtual machine by vhost-user-blk, at a unix socket (`-chardev socket,id=c,path=PATH -device
+    /// vhost-user-blk-pci,chardev=c` of QEMU, whose memory must be shared). Once for each volume, in their order.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) vhost_user: Vec<PathBuf>,
+    /// Queues that a virtual machine may have on a disk; they are spread over the workers.
+    #[arg(long, value_name = "N", default_value_t = 64, requires = "vhost_user",
+          value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) queues: u16,
     /// Write nothing to any disk.
     #[arg(long)]
     pub(crate) read_only: bool,

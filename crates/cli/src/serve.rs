@@ -1,8 +1,8 @@
 //! `blockwork serve`: assembles the volumes, starts the workers and exports, waits for a signal, and takes it all down
 //! in an order that loses nothing.
 //!
-//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE ─▶ control socket ─▶ layers (arrays take up what is due) ─▶ `ready`.
-//! Down: control socket ─▶ mounts (the workers still answer what the kernel writes back) ─▶ what [`Workers::stop`] does ─▶
+//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user ─▶ control socket ─▶ layers (arrays take up what is due) ─▶ `ready`.
+//! Down: control socket ─▶ mounts and guests' rings (the workers still answer what is under way) ─▶ what [`Workers::stop`] does ─▶
 //! statistics.
 
 mod arrays;
@@ -19,6 +19,7 @@ use blockwork_daemon::{Control, ControlHandle, ControlState, socket_path};
 use blockwork_engine::{Stats, Volume, VolumeId};
 use blockwork_export::fuse;
 use blockwork_export::nbd::{self, Export, Exports, Listener, NbdConfig, Server, ServerTls};
+use blockwork_export::vhost::{VhostOptions, VhostServer};
 use blockwork_format::escape;
 use blockwork_insight::report;
 use blockwork_volume::{Assembly, Plan, parse_setting};
@@ -39,8 +40,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     // From here on a signal waits until it is looked at, so that none ends us half-way up.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1])?;
     let inherited = nbd::inherited(|name| std::env::var(name).ok())?;
-    if args.nbd.is_empty() && args.fuse.is_empty() && inherited.is_empty() {
-        bail!("nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT or --fuse FILE");
+    if args.nbd.is_empty() && args.fuse.is_empty() && args.vhost_user.is_empty() && inherited.is_empty() {
+        bail!("nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT, --fuse FILE or --vhost-user PATH");
     }
     let (disks, named) = disks_and_volumes(args);
     let mut assembly = assemble(args, disks)?;
@@ -128,6 +129,7 @@ struct Running {
     hear: mpsc::Receiver<News>,
     nbd: Option<Server>,
     mounts: Vec<fuse::Mount>,
+    guests: Vec<VhostServer>,
     control: Option<ControlHandle>,
     /// Where clients find it.
     addresses: Vec<String>,
@@ -154,6 +156,7 @@ impl Running {
             hear,
             nbd: None,
             mounts: Vec::new(),
+            guests: Vec::new(),
             control: None,
             addresses: Vec::new(),
             exports_of,
@@ -166,6 +169,7 @@ impl Running {
         for path in &args.fuse {
             self.export_fuse(path)?;
         }
+        self.export_vhost(args)?;
         if !args.no_control {
             self.open_control()?;
         }
@@ -213,6 +217,28 @@ impl Running {
         self.exports_of.iter_mut().for_each(|exports| exports.push(address.clone()));
         self.addresses.push(address);
         self.mounts.push(mount);
+        Ok(())
+    }
+
+    /// A socket is one disk, so each volume has its own.
+    fn export_vhost(&mut self, args: &ServeArgs) -> Result<()> {
+        let volumes = self.workers.volumes.clone();
+        if args.vhost_user.len() > volumes.len() {
+            bail!(
+                "{} times --vhost-user for {} volumes: each is the socket of one volume, in their order",
+                args.vhost_user.len(),
+                volumes.len()
+            );
+        }
+        let volumes = (0u16..).map(VolumeId).zip(volumes.iter());
+        for (first_worker, (path, of)) in args.vhost_user.iter().zip(volumes).enumerate() {
+            let options = VhostOptions { queues: args.queues, first_worker };
+            let stats = self.workers.stats.clone();
+            let server = VhostServer::start(path, of, options, &self.workers.handles, stats)?;
+            self.addresses.push(server.address().to_owned());
+            self.exports_of[usize::from(of.0.0)].push(server.address().to_owned());
+            self.guests.push(server);
+        }
         Ok(())
     }
 
@@ -272,6 +298,7 @@ impl Running {
                 note(error.into());
             }
         }
+        self.guests.drain(..).for_each(VhostServer::stop);
         self.workers.stop(&mut note);
         if args.stats {
             print_stats(&self.workers.stats, args.json);

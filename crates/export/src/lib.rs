@@ -4,10 +4,11 @@
 //! completions into replies. It works in batches: one receive may bring many requests, all of which are submitted
 //! before anything is waited for, and all replies of a turn leave together.
 //!
-//! Clients of NBD and guests of Xen are hostile (bounded memory, bounded time, a broken one costs only itself); the kernel's
+//! Clients of NBD, guests of Xen and of vhost-user are hostile (bounded memory, bounded time, a broken one costs only itself); the kernel's
 //! FUSE is trusted.
 #![forbid(unsafe_code)]
 
 pub mod blkif;
 pub mod fuse;
 pub mod nbd;
+pub mod vhost;

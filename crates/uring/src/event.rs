@@ -35,8 +35,8 @@ pub struct Signal {
 
 impl Signal {
     /// Signals by `fd`.
-    pub fn new(fd: OwnedFd) -> Signal {
-        Signal { fd: Arc::new(fd), queued_at: None, since: 0, fenced: false }
+    pub fn new(fd: Arc<OwnedFd>) -> Signal {
+        Signal { fd, queued_at: None, since: 0, fenced: false }
     }
 
     /// A signal has completed, well or not.
@@ -111,7 +111,7 @@ mod tests {
     fn signals_arrive_and_most_of_them_complete_unheard() {
         for mut uring in environments() {
             let theirs = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-            let mut signal = Signal::new(theirs.try_clone().unwrap());
+            let mut signal = Signal::new(Arc::new(theirs.try_clone().unwrap()));
             let mut heard = Vec::new();
             for turn in 0..1000 {
                 assert!(uring.signal(Token(7), &mut signal));
@@ -134,7 +134,7 @@ mod tests {
         let mut uring = Uring::new(&UringConfig::default()).unwrap();
         let full = eventfd(0, EventfdFlags::empty()).unwrap();
         rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        let mut signal = Signal::new(full.try_clone().unwrap());
+        let mut signal = Signal::new(Arc::new(full.try_clone().unwrap()));
         let mut heard = Vec::new();
         let sent = (0..1000).filter(|_| {
             let sent = uring.signal(Token(7), &mut signal);

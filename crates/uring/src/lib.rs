@@ -34,6 +34,7 @@ mod setup;
 mod slots;
 mod socket;
 mod wake;
+mod words;
 
 pub use direct::{NOW_SEGMENTS_MAX, read_now, write_now};
 pub use event::Signal;

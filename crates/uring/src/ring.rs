@@ -15,6 +15,7 @@ use crate::portion::Portion;
 use crate::setup::{Features, UringConfig, UringError, make};
 use crate::slots::{CANCEL, Kind, Slot, Slots, UNHEARD, WAKE};
 use crate::wake::Wake;
+use crate::words::Words;
 
 /// How long a drop waits for the kernel to give memory back before it leaks that memory instead.
 const DROP_PATIENCE: Nanos = Nanos::secs(30);
@@ -47,7 +48,8 @@ pub struct Uring {
     /// Descriptors from accepts that nobody has taken yet.
     pub(crate) accepted: Vec<RawFd>,
     random: Random,
-    look: Look,
+    pub(crate) look: Look,
+    pub(crate) words: Words,
     now: Nanos,
 }
 
@@ -75,6 +77,7 @@ impl Uring {
             accepted: Vec::new(),
             random: Random::default(),
             look: Look::new(config.look),
+            words: Words::default(),
             now: clock(),
         })
     }
@@ -362,11 +365,19 @@ impl Env for Uring {
     fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) {
         let before = out.len();
         self.gather(out);
+        if wait != Wait::Poll && !self.words.is_empty() {
+            let time = if wait == Wait::Soon { self.look.time } else { self.short_look() };
+            let found = self.look(time, before, out);
+            self.words.looked(found);
+            self.words.resolve(out);
+            self.now = clock();
+            return;
+        }
         let (enough, deadline) = match wait {
             Wait::Poll => (0, None),
             Wait::Until(time) => (1, time),
             Wait::Soon => {
-                if self.look(before, out) {
+                if !self.words.were_in_vain() && self.look(self.look.time, before, out) {
                     self.now = clock();
                     return;
                 }
@@ -420,7 +431,7 @@ impl Uring {
     ///
     /// Leaving and waking an idle processor can cost more than the whole request, in a virtual machine above all: for a
     /// client with one request under way, looking for a moment takes less of the processor than sleeping does.
-    fn look(&mut self, before: usize, out: &mut Vec<Completion>) -> bool {
+    fn look(&mut self, time: Nanos, before: usize, out: &mut Vec<Completion>) -> bool {
         let Some(_looking) = self.look.begin() else { return false };
         let mut start = None;
         loop {
@@ -428,14 +439,14 @@ impl Uring {
                 self.enter(0, true, None);
             }
             self.gather(out);
-            if out.len() > before {
+            if out.len() > before || self.words.have_changed() {
                 if start.is_some() {
                     self.look.found();
                 }
                 return true;
             }
             let now = clock();
-            if now.since(*start.get_or_insert(now)) >= self.look.time {
+            if now.since(*start.get_or_insert(now)) >= time {
                 self.look.in_vain();
                 return false;
             }

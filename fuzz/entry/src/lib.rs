@@ -26,6 +26,7 @@ mod reach;
 pub mod seeds;
 mod thin_edit;
 mod thin_metadata;
+mod virtqueue;
 
 pub use blkif::blkif;
 pub use blktrace::blktrace;
@@ -40,6 +41,7 @@ pub use partition::{gpt, mbr, partition};
 pub use reach::{reached, take_reached};
 pub use thin_edit::thin_edit;
 pub use thin_metadata::thin_metadata;
+pub use virtqueue::{vhost_user, virtqueue};
 
 /// A target's body.
 pub type Body = fn(&[u8]);
@@ -63,6 +65,8 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("exception_store", exception_store),
     ("thin_metadata", thin_metadata),
     ("thin_edit", thin_edit),
+    ("vhost_user", vhost_user),
+    ("virtqueue", virtqueue),
 ];
 
 /// Asserts that text is safe to print: what comes out of an image must have been escaped.

@@ -15,6 +15,11 @@ use blockwork_format::partition::{Guid, gpt};
 use blockwork_format::snapshot::{self, Exception, Header};
 use blockwork_format::thin::build::{self, Contents, Mappings, build};
 use blockwork_format::thin::{BLOCK_BYTES, BlockKind, BlockTime, DeviceDetails};
+use blockwork_format::vhost_user::inflight;
+use blockwork_format::vhost_user::{
+    ConfigPart, InflightArea, Message, Region as GuestRegion, VringAddr, VringFile, VringState,
+};
+use blockwork_format::virtio::{Descriptor, PackedDescriptor};
 
 use crate::blkif;
 use crate::exception_store::FIX_HEADER;
@@ -24,6 +29,7 @@ use crate::nbd;
 use crate::partition::{BLOCKS_OF_4096, FIX_CRCS, GPT_HEADER_BYTES, PIECE_MISSING, WITH_HINT};
 use crate::thin_edit::Operation;
 use crate::thin_metadata::{BLOCKS, KINDS, SEAL};
+use crate::virtqueue as ring;
 
 /// One file of a corpus.
 pub struct Seed {
@@ -80,6 +86,14 @@ pub fn seeds() -> Vec<Seed> {
     add("nbd", "export-name", nbd_input(nbd::PAYLOADS, &[1]));
     add("nbd", "tls", nbd_input(nbd::PAYLOADS | nbd::TLS, &[3, 5, 8, 10, 7]));
     add("nbd", "payloads", nbd_input(0, &[8, 7]));
+    for (name, flags) in [("split", 0), ("packed", ring::PACKED)] {
+        add("virtqueue", name, virtqueue_input(flags));
+        add("virtqueue", &format!("{name}-marks"), virtqueue_input(flags | ring::MARKS));
+        add("virtqueue", &format!("{name}-events"), virtqueue_input(flags | ring::EVENT_IDX));
+    }
+    for (name, message) in vhost_messages() {
+        add("vhost_user", name, message.encode(true));
+    }
     for (name, text) in lvm2::TEXTS {
         add("lvm2_text", name, [&[1], text.as_bytes()].concat());
         add("lvm2_pv", name, lvm2::pv_input(lvm2::MEND_HEADERS | lvm2::MEND_TEXT, 1, text));
@@ -547,4 +561,94 @@ fn blkif_input(flags: u8) -> Vec<u8> {
     (0..6).for_each(|n| input.extend(request(n % 4, 20 + n, 2)));
     input.extend([list, indirect, look].concat());
     input
+}
+
+/// A ring of eight descriptors with a read in three of them, and a write in an indirect table.
+fn virtqueue_input(flags: u8) -> Vec<u8> {
+    let is_packed = flags & ring::PACKED != 0;
+    let mut memory = vec![0; ring::CONTENT];
+    let at = |offset: u64| ring::MEMORY + offset;
+    let mut put = |place: usize, bytes: &[u8]| memory[place..place + bytes.len()].copy_from_slice(bytes);
+    // Header, data, status; the table of the second lies behind the marks.
+    let read = [(at(0x1000), 16, 1), (at(0x2000), 512, 3), (at(0x1010), 1, 2)];
+    let write = [(at(0x1020), 16, 1), (at(0x2200), 512, 1), (at(0x1030), 1, 2)];
+    let table = 0xb00;
+    for (i, (address, len, flags)) in (0_u16..).zip(write) {
+        let place = table + 16 * usize::from(i);
+        if is_packed {
+            put(place, &PackedDescriptor { address, len, id: 0, flags: flags & 2 }.encode());
+        } else {
+            put(place, &Descriptor { address, len, flags, next: i + 1 }.encode());
+        }
+    }
+    for (i, (address, len, flags)) in (0_u16..).zip(read).chain([(3, (at(table as u64), 48, 4))]) {
+        let place = 16 * usize::from(i);
+        if is_packed {
+            put(place, &PackedDescriptor { address, len, id: i / 3, flags: flags | 1 << 7 }.encode());
+        } else {
+            put(place, &Descriptor { address, len, flags, next: i + 1 }.encode());
+        }
+    }
+    if !is_packed {
+        // Index 2; chains 0 and 3.
+        put(ring::AVAILABLE, &[0, 0, 2, 0, 0, 0, 3, 0]);
+    }
+    if flags & ring::MARKS != 0 {
+        marks(is_packed).iter().for_each(|(place, bytes)| put(ring::MARKS_AT + place, bytes));
+    }
+    let steps = [
+        ring::RESUME,
+        ring::RESUME,
+        ring::NEXT,
+        ring::NEXT,
+        ring::COMPLETE,
+        ring::PUBLISH,
+        ring::WANT_CALLS,
+        ring::COMPLETE,
+    ];
+    let mut input = vec![flags, 3];
+    // A packed ring begins with both wrap counters set.
+    input.extend(if is_packed { 0x8000_8000_u32 } else { 0 }.to_le_bytes());
+    input.push(u8::try_from(steps.len()).expect("a few"));
+    steps.iter().for_each(|step| input.extend([*step, 1, 0, 0]));
+    input.extend(memory);
+    input
+}
+
+/// Marks for eight descriptors, of which the first is in flight.
+fn marks(is_packed: bool) -> Vec<(usize, Vec<u8>)> {
+    let mut all = vec![(inflight::VERSION, vec![1, 0, 8, 0])];
+    if !is_packed {
+        all.push((inflight::entry(0, false) + inflight::split::INFLIGHT, vec![1]));
+        return all;
+    }
+    use inflight::packed;
+    all.push((packed::FREE_HEAD, vec![1, 0, 1, 0]));
+    all.push((packed::USED_WRAP, vec![1, 1]));
+    for number in 0..8 {
+        all.push((inflight::entry(number, true) + packed::NEXT, (number + 1).to_le_bytes().to_vec()));
+    }
+    let first = inflight::entry(0, true);
+    all.push((first + packed::INFLIGHT, vec![1]));
+    all.push((first + packed::COUNT, vec![1, 0]));
+    let address = (ring::MEMORY + 0xb00).to_le_bytes();
+    let indirect = [&[5, 0, 4, 0, 48, 0, 0, 0][..], &address].concat();
+    all.push((first + packed::DESCRIPTOR, indirect));
+    all
+}
+
+fn vhost_messages() -> Vec<(&'static str, Message)> {
+    let region = GuestRegion { guest: 0, size: 4096, user: 1 << 40, offset: 0 };
+    let area = InflightArea { size: 4096, offset: 0, queues: 2, queue_size: 128 };
+    let address = VringAddr { index: 1, flags: 0, descriptors: 1, used: 2, available: 3, log: 0 };
+    vec![
+        ("table", Message::SetMemTable(vec![region, region])),
+        ("region", Message::AddMemReg(region)),
+        ("address", Message::SetVringAddr(address)),
+        ("kick", Message::SetVringKick(VringFile { index: 1, has_file: true })),
+        ("config", Message::SetConfig(ConfigPart { offset: 32, flags: 0, bytes: vec![1] })),
+        ("inflight", Message::SetInflightFd(area)),
+        ("features", Message::SetFeatures(1 << 32)),
+        ("base", Message::GetVringBase(VringState { index: 0, num: 0 })),
+    ]
 }

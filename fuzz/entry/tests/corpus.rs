@@ -126,6 +126,18 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
         ("md_bad_blocks", &[("list", 150), ("entry", 130), ("refused", 200)]),
         ("dm_raid", &[("superblock", 150), ("supported", 100), ("refused", 150)]),
         ("exception_store", &[("valid", 300), ("exception", 4000), ("refused", 40), ("written again", 200)]),
+        ("vhost_user", &[("message", 80), ("refused", 150), ("no header", 200)]),
+        (
+            "virtqueue",
+            &[
+                ("chain", 700),
+                ("request", 500),
+                ("completed", 250),
+                ("broken", 200),
+                ("no ring", 1),
+                ("resumed", 60),
+            ],
+        ),
         (
             "thin_metadata",
             &[("superblock", 100), ("mappings", 60), ("bitmap", 150), ("dump", 20), ("refused", 300)],

@@ -1,6 +1,7 @@
 //! A machine that boots when it is needed, and runs scenarios one after the other.
 
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -26,12 +27,32 @@ const POWER_CUT: &str = "@@ power cut @@\n";
 #[derive(Debug, Default)]
 pub struct Guest {
     machine: Mutex<Option<Machine>>,
+    vhost_disks: Vec<VhostDisk>,
+}
+
+/// A disk that a vhost-user-blk server of ours serves: the guest has it from its boot on, as `/dev/vdb` and so on, in their order.
+/// Its server must listen by then; when it goes, QEMU looks for the next one every second.
+#[derive(Clone, Debug)]
+pub struct VhostDisk {
+    /// Where the server listens.
+    pub socket: PathBuf,
+    /// Queues.
+    pub queues: u16,
+    /// Descriptors of each.
+    pub queue_size: u16,
+    /// Packed rings.
+    pub packed: bool,
 }
 
 impl Guest {
     /// A guest of its own, for scenarios that are better alone.
     pub fn new() -> Guest {
         Guest::default()
+    }
+
+    /// One of its own, with disks by vhost-user.
+    pub fn with_vhost_disks(disks: Vec<VhostDisk>) -> Guest {
+        Guest { vhost_disks: disks, ..Guest::default() }
     }
 
     /// The guest that all tests of this process share.
@@ -50,12 +71,19 @@ impl Guest {
     /// # Errors
     /// There is nothing to boot from, or the kernel does not come up.
     pub fn boot(&self) -> Result<String, GuestError> {
-        Ok(running(&mut self.machine())?.release.clone())
+        Ok(self.running(&mut self.machine())?.release.clone())
     }
 
     /// Switches it off at once. What it had written to its disks is in their files.
     pub fn power_off(&self) {
         *self.machine() = None;
+    }
+
+    fn running<'a>(&self, slot: &'a mut Option<Machine>) -> Result<&'a mut Machine, GuestError> {
+        match slot {
+            Some(machine) => Ok(machine),
+            None => Ok(slot.insert(Machine::boot(&self.vhost_disks)?)),
+        }
     }
 
     fn machine(&self) -> MutexGuard<'_, Option<Machine>> {
@@ -70,7 +98,7 @@ impl Guest {
 
     pub(crate) fn run(&self, scenario: &Scenario<'_>) -> Result<Output, GuestError> {
         let mut slot = self.machine();
-        let result = running(&mut slot)?.run(scenario);
+        let result = self.running(&mut slot)?.run(scenario);
         let left = match (&result, slot.as_mut()) {
             (Ok(_) | Err(GuestError::Failed { .. } | GuestError::TimedOut { .. }), Some(machine)) => {
                 machine.clean_up(scenario)
@@ -86,17 +114,10 @@ impl Guest {
 
     pub(crate) fn run_until_power_cut(&self, scenario: &Scenario<'_>) -> Result<Output, GuestError> {
         let mut slot = self.machine();
-        let result = running(&mut slot)?.run_until_power_cut(scenario);
+        let result = self.running(&mut slot)?.run_until_power_cut(scenario);
         // Killed before anybody is told, so that the disks do not change any more.
         *slot = None;
         result
-    }
-}
-
-fn running(slot: &mut Option<Machine>) -> Result<&mut Machine, GuestError> {
-    match slot {
-        Some(machine) => Ok(machine),
-        None => Ok(slot.insert(Machine::boot()?)),
     }
 }
 
@@ -119,10 +140,10 @@ enum Ending {
 }
 
 impl Machine {
-    fn boot() -> Result<Machine, GuestError> {
+    fn boot(vhost_disks: &[VhostDisk]) -> Result<Machine, GuestError> {
         // Until QEMU has opened the files, nobody may replace them.
         let cache = Cache::open()?;
-        let (qemu, lines) = Qemu::start(&cache.boot_files()?)?;
+        let (qemu, lines) = Qemu::start(&cache.boot_files()?, vhost_disks)?;
         drop(cache);
         let control = Qmp::new(lines.control)?;
         let agent = Port::new(lines.agent).map_err(GuestError::file("cannot set up", "the agent's line"))?;

@@ -41,7 +41,7 @@ mod system;
 mod wire;
 
 pub use error::GuestError;
-pub use guest::Guest;
+pub use guest::{Guest, VhostDisk};
 pub use scenario::{Disk, Output, Scenario, create_disk};
 
 /// Makes what a guest boots from, where that is not there yet, and says where it is. The first time needs the network.

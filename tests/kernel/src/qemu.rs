@@ -15,6 +15,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::cache::BootFiles;
 use crate::error::GuestError;
+use crate::guest::VhostDisk;
 use crate::programs::{command, not_started, tail};
 
 /// Processors and memory (MiB) of a guest.
@@ -41,7 +42,7 @@ pub(crate) struct Lines {
 
 impl Qemu {
     /// Starts it, and takes its calls on both lines.
-    pub(crate) fn start(files: &BootFiles) -> Result<(Qemu, Lines), GuestError> {
+    pub(crate) fn start(files: &BootFiles, vhost_disks: &[VhostDisk]) -> Result<(Qemu, Lines), GuestError> {
         // Only until all are connected or open.
         let folder = tempfile::Builder::new()
             .prefix("blockwork-guest-")
@@ -53,6 +54,7 @@ impl Qemu {
         let said = create(&said_path)?;
         let said_by_qemu = said.try_clone().map_err(GuestError::file("cannot share", &said_path))?;
         let mut command = command_line(files, folder.path());
+        vhost_disks.iter().enumerate().for_each(|(number, disk)| add_vhost(&mut command, number, disk));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said_by_qemu);
         let (process, ended) = keep(command)?;
         let qemu = Qemu { process, ended, console, said };
@@ -163,7 +165,10 @@ fn command_line(files: &BootFiles, folder: &Path) -> Command {
         "-display",
         "none",
         "-machine",
-        "pc,hpet=off",
+        // A server's process sees the memory of a disk that it serves by vhost-user.
+        "pc,hpet=off,memory-backend=memory",
+        "-object",
+        &format!("memory-backend-memfd,id=memory,size={MEMORY}M,share=on"),
     ]);
     // 57-bit addresses make the emulated memory management slower, and nothing here needs them.
     command.args([
@@ -196,4 +201,14 @@ fn command_line(files: &BootFiles, folder: &Path) -> Command {
     command.args(["-chardev", &format!("socket,id=control,path={}/qmp", folder.display())]);
     command.args(["-mon", "chardev=control,mode=control"]);
     command
+}
+
+fn add_vhost(command: &mut Command, number: usize, disk: &VhostDisk) {
+    let VhostDisk { socket, queues, queue_size, packed } = disk;
+    let packed = if *packed { "on" } else { "off" };
+    let line = format!("socket,id=vhost{number},path={},reconnect=1", socket.display());
+    let device = format!(
+        "vhost-user-blk-pci,chardev=vhost{number},num-queues={queues},queue-size={queue_size},packed={packed}"
+    );
+    command.args(["-chardev", &line, "-device", &device]);
 }

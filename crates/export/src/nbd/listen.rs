@@ -173,12 +173,12 @@ impl Listener {
         }
     }
 
-    pub(super) fn fd(&self) -> &Arc<OwnedFd> {
+    pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
     }
 
     /// Stops clients from connecting: removes the socket's file if it is still ours.
-    pub(super) fn close(&mut self) {
+    pub(crate) fn close(&mut self) {
         if let Place::Unix { path, identity } = &self.place
             && self::identity(path).is_ok_and(|now| now == *identity)
         {

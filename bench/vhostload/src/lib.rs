@@ -1,0 +1,22 @@
+//! A vhost-user-blk front end in a process of its own: what a virtual machine monitor and its guest's driver do, without
+//! either. Tests drive the export with it; `vhostload` measures with it.
+//!
+//! [`Client`] speaks the protocol, [`Guest`] is the memory, [`Ring`] the driver's side of a virtqueue (split or packed, with
+//! or without indirect descriptors and event indices), [`Disk`] puts them together, and comes back after its server has died.
+//!
+//! It trusts its server as a guest trusts its device; errors are for a person who reads a test's output.
+#![forbid(unsafe_code)]
+
+mod client;
+mod disk;
+mod guest;
+mod packed;
+mod ring;
+mod split;
+
+pub use client::Client;
+pub use disk::{Disk, Finished, Options, Queue, Request};
+pub use guest::{Area, Guest, Layout};
+pub use packed::PackedDriver;
+pub use ring::{Chain, Piece, Ring};
+pub use split::SplitDriver;

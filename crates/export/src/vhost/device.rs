@@ -1,0 +1,109 @@
+//! A volume as a virtio block device: its features, its configuration, its name.
+
+use blockwork_engine::{SECTOR, Volume};
+use blockwork_format::vhost_user::{FEATURE_PROTOCOL, protocol};
+use blockwork_format::virtio::blk::{Config, ID_BYTES, RangeLimits, feature as blk};
+use blockwork_format::virtio::feature;
+
+use super::queue::RANGES_MAX;
+
+/// Descriptors of data in a request at most: a ring of 128, QEMU's default, has room for them and the two ends even where the
+/// driver has no indirect tables.
+const SEGMENTS_MAX: u32 = 126;
+/// Largest write-zeroes of a disk that can only write them, sectors: 16 MiB.
+const WRITTEN_ZEROES_MAX: u32 = 32768;
+
+/// What the export offers.
+pub(super) struct Device {
+    volume: Volume,
+    queues: u16,
+}
+
+impl Device {
+    pub(super) fn new(volume: Volume, queues: u16) -> Device {
+        Device { volume, queues }
+    }
+
+    /// Size now: arrays grow.
+    pub(super) fn sectors(&self) -> u64 {
+        self.volume.sectors().0
+    }
+
+    /// Queues that there may be.
+    pub(super) fn queues(&self) -> u16 {
+        self.queues
+    }
+
+    pub(super) fn features(&self) -> u64 {
+        let always = feature::VERSION_1
+            | feature::INDIRECT_DESC
+            | feature::EVENT_IDX
+            | feature::RING_PACKED
+            | FEATURE_PROTOCOL
+            | blk::SEG_MAX
+            | blk::BLK_SIZE
+            | blk::TOPOLOGY
+            | blk::FLUSH
+            | blk::CONFIG_WCE
+            | blk::MQ;
+        let writes = if self.volume.read_only { blk::RO } else { blk::WRITE_ZEROES };
+        let discards =
+            if !self.volume.read_only && self.volume.limits().discards() { blk::DISCARD } else { 0 };
+        always | writes | discards
+    }
+
+    pub(super) fn protocol_features(&self) -> u64 {
+        protocol::MQ
+            | protocol::REPLY_ACK
+            | protocol::BACKEND_REQ
+            | protocol::CONFIG
+            | protocol::INFLIGHT_SHMFD
+            | protocol::RESET_DEVICE
+            | protocol::CONFIGURE_MEM_SLOTS
+            | protocol::STATUS
+    }
+
+    pub(super) fn config(&self, writeback: bool) -> Config {
+        let limits = self.volume.limits();
+        let block = limits.logical_block_size;
+        let sectors = |sectors: u64| u32::try_from(sectors).unwrap_or(u32::MAX);
+        let ranges = |sectors: u32| RangeLimits { sectors, ranges: RANGES_MAX };
+        let zeroes = match sectors(limits.max_write_zeroes.0) {
+            0 => WRITTEN_ZEROES_MAX,
+            most => most,
+        };
+        let has_discards = !self.volume.read_only && limits.discards();
+        Config {
+            capacity: self.sectors(),
+            size_max: 0,
+            seg_max: SEGMENTS_MAX,
+            blk_size: block,
+            physical_block_exp: (limits.physical_block_size / block).checked_ilog2().unwrap_or(0) as u8,
+            min_io_size: u16::try_from(limits.io_min / block).unwrap_or(u16::MAX),
+            opt_io_size: limits.io_opt / block,
+            writeback,
+            num_queues: self.queues,
+            discard: if has_discards {
+                ranges(sectors(limits.max_discard.0))
+            } else {
+                RangeLimits::default()
+            },
+            discard_sector_alignment: if has_discards {
+                limits.discard_granularity / SECTOR as u32
+            } else {
+                0
+            },
+            write_zeroes: if self.volume.read_only { RangeLimits::default() } else { ranges(zeroes) },
+            write_zeroes_may_unmap: !self.volume.read_only,
+        }
+    }
+
+    /// The volume's name, as much as fits: of a long one the end, which tells more.
+    pub(super) fn id(&self) -> [u8; ID_BYTES] {
+        let name = self.volume.name.as_bytes();
+        let end = &name[name.len().saturating_sub(ID_BYTES)..];
+        let mut id = [0; ID_BYTES];
+        id[..end.len()].copy_from_slice(end);
+        id
+    }
+}

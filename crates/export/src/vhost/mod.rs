@@ -1,0 +1,31 @@
+//! vhost-user-blk: a volume as a virtual machine's disk, its rings served in the guest's own memory.
+//!
+//! ```text
+//!   front end (QEMU) ──socket──▶ VhostServer's thread: Session ──start, stop──▶ QueuePort (on a worker, one a queue)
+//!   guest's driver   ◀────── ring in shared memory, eventfds both ways ──────▶     └─▶ bios on the volume
+//! ```
+//!
+//! The session (`session`) speaks the protocol, rare and slow, in a thread of its own. A queue (`queue`) is a port: it takes
+//! requests from its ring (`ring`: split or packed), and their data is the guest's memory, which goes to the kernel as it
+//! is. `marks` keeps what is in flight where the next server finds it.
+//!
+//! Guests and front ends are hostile: see `ring` for what a driver may not do, `socket` and `session` for front ends. A
+//! bad one loses its own device and nothing else.
+//!
+//! Not here: the log of written pages, which live migration needs (QEMU then says that it cannot migrate); IOMMUs; polling
+//! for a guest that cannot call.
+
+mod control;
+mod device;
+mod marks;
+mod queue;
+mod request;
+pub mod ring;
+mod server;
+mod session;
+mod socket;
+
+pub use marks::Marks;
+pub use queue::{BYTES_MAX, RANGES_MAX, REQUEST_BYTES_MAX};
+pub use request::Request;
+pub use server::{VhostError, VhostOptions, VhostServer};

@@ -1,0 +1,484 @@
+//! One virtqueue as a port of a worker: requests in, bios out, answers back.
+//!
+//! A turn answers what has finished, all of it with one call of the driver's (none, if that has said that it will look by
+//! itself), then takes what is new. The data of a request is the guest's memory itself, all the way to the kernel. While
+//! there is more to take, the driver is not asked to call. When there is nothing, and nothing under way either, the worker
+//! looks at the ring for a moment, if that pays (`Uring::look_at`); then the driver is asked, and the ring looked at once more.
+//!
+//! Invariants:
+//! 1. A request that was taken is answered once, also when it is malformed; it is marked as in flight until then.
+//! 2. With a write cache that the driver does not know of (no flush agreed, or it has chosen write-through), a write is durable
+//!    when it is answered.
+//! 3. At most as many requests as the ring has descriptors, and [`BYTES_MAX`] bytes (one more request may go beyond), are
+//!    under way; the rest stays in the ring.
+//! 4. A ring that is broken is not touched any more but to answer what is in flight; the front end is told by its error
+//!    eventfd, and we by the log, once. Nobody else notices.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use blockwork_engine::{
+    Bio, Completion, Context, Done, Errno, Flags, Op, Port, PortState, RingStats, SECTOR, Sector, Sectors,
+    VolumeId,
+};
+use blockwork_format::virtio::blk::{ID_BYTES, Range, request, status};
+use blockwork_memory::{GuestLayout, GuestMemory, Segment, Segments, bytes_in};
+use blockwork_uring::{Signal, Uring, more};
+use slab::Slab;
+
+use super::control::{Command, Presence};
+use super::request::Request;
+use super::ring::{Chain, Head, Ring, RingError};
+
+/// Largest request, bytes of data.
+pub const REQUEST_BYTES_MAX: usize = 32 << 20;
+/// Data of the requests of one queue that are under way, bytes.
+pub const BYTES_MAX: usize = 128 << 20;
+/// Ranges in a discard or write-zeroes.
+pub const RANGES_MAX: u32 = 64;
+/// Requests taken in one turn; then what they ask for is submitted before more are taken.
+const BATCH: usize = 128;
+
+/// The port's own operations: the driver's calls.
+const KICK: u32 = 0;
+/// One of our calls has completed.
+const CALL: u32 = 1;
+/// The worker has looked at the ring.
+const LOOK: u32 = 2;
+
+/// What a queue is made of.
+pub(super) struct QueueParts {
+    /// Which queue of its device.
+    pub(super) index: u32,
+    /// For people: the export.
+    pub(super) name: String,
+    pub(super) volume: VolumeId,
+    pub(super) layout: GuestLayout,
+    pub(super) ring: RingParts,
+    pub(super) kick: Arc<OwnedFd>,
+    pub(super) call: Option<Arc<OwnedFd>>,
+    pub(super) error: Option<Arc<OwnedFd>>,
+    /// Whether a flush is agreed upon.
+    pub(super) has_flush: bool,
+    /// Whether the driver has chosen write-back.
+    pub(super) writeback: Arc<AtomicBool>,
+    pub(super) id: [u8; ID_BYTES],
+    pub(super) stats: Arc<RingStats>,
+    pub(super) presence: Presence,
+}
+
+/// How to make the ring, on the worker: what it is made of is not for other threads.
+pub(super) type RingParts = Box<dyn FnOnce(&GuestLayout) -> Result<Ring, RingError> + Send>;
+
+/// A request that is under way.
+struct InFlight {
+    head: Head,
+    status: Segment,
+    /// Bytes that are written when it succeeds, besides the status.
+    room: u32,
+    /// Bytes that count against [`BYTES_MAX`].
+    bytes: usize,
+    /// Bios that have not completed.
+    bios: u32,
+    error: Option<Errno>,
+}
+
+/// A virtqueue that is served.
+pub(super) struct QueuePort {
+    index: u32,
+    name: String,
+    volume: VolumeId,
+    layout: GuestLayout,
+    memory: GuestMemory,
+    ring: Option<Ring>,
+    chain: Chain,
+    in_flight: Slab<InFlight>,
+    bytes: usize,
+    kick: Arc<OwnedFd>,
+    call: Option<Signal>,
+    error: Option<Arc<OwnedFd>>,
+    has_flush: bool,
+    writeback: Arc<AtomicBool>,
+    id: [u8; ID_BYTES],
+    stats: Arc<RingStats>,
+    presence: Presence,
+    /// Answers since the driver could last see them.
+    answers: u32,
+    /// The driver has been asked to call.
+    calls_wanted: bool,
+    /// The worker looks at the ring, or has done so since the last request was taken.
+    looked: bool,
+    /// The worker has not said yet what it saw.
+    looking: bool,
+    /// Requests of before a restart are still to be taken up.
+    resuming: bool,
+    watching: bool,
+    stopping: bool,
+    broken: bool,
+}
+
+impl QueuePort {
+    /// The port. A ring that cannot be is broken from the beginning.
+    pub(super) fn new(parts: QueueParts) -> QueuePort {
+        let QueueParts { layout, ring, .. } = parts;
+        let made = ring(&layout);
+        let mut port = QueuePort {
+            index: parts.index,
+            name: parts.name,
+            volume: parts.volume,
+            memory: GuestMemory::new(&layout),
+            layout,
+            ring: None,
+            chain: Chain::default(),
+            in_flight: Slab::new(),
+            bytes: 0,
+            kick: parts.kick,
+            call: parts.call.map(Signal::new),
+            error: parts.error,
+            has_flush: parts.has_flush,
+            writeback: parts.writeback,
+            id: parts.id,
+            stats: parts.stats,
+            presence: parts.presence,
+            answers: 0,
+            calls_wanted: true,
+            looked: true,
+            looking: false,
+            resuming: true,
+            watching: false,
+            stopping: false,
+            broken: false,
+        };
+        match made {
+            Ok(ring) => port.ring = Some(ring),
+            Err(error) => port.break_off(&error),
+        }
+        port
+    }
+
+    fn obey(&mut self, cx: &mut Context<'_, Uring>) {
+        for command in self.presence.commands() {
+            match command {
+                Command::Call(file) => {
+                    self.call = file.map(Signal::new);
+                    // What was announced by the old one may not have been heard.
+                    self.call_driver(cx);
+                }
+                Command::Error(file) => self.error = file,
+                Command::Stop => self.stopping = true,
+            }
+        }
+    }
+
+    fn call_driver(&mut self, cx: &mut Context<'_, Uring>) {
+        let token = cx.token(CALL);
+        if let Some(call) = &mut self.call
+            && !cx.env.signal(token, call)
+        {
+            log::debug!("{}: queue {}: its calls do not go through", self.name, self.index);
+        }
+    }
+
+    #[cold]
+    fn break_off(&mut self, error: &RingError) {
+        if std::mem::replace(&mut self.broken, true) {
+            return;
+        }
+        log::warn!(
+            "{}: queue {} is broken and not served any more: {error}; reset the device in the guest, and have its driver \
+             mended",
+            self.name,
+            self.index
+        );
+        if let Some(file) = &self.error {
+            // Nobody may listen; and to whom should a failure be told?
+            let _ = rustix::io::write(file, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Lets the driver see what is done.
+    #[inline]
+    fn publish(&mut self, cx: &mut Context<'_, Uring>) {
+        if self.answers == 0 {
+            return;
+        }
+        let Some(ring) = &mut self.ring else { return };
+        let wanted = ring.publish();
+        self.stats.answered(self.answers, cx.now());
+        self.answers = 0;
+        if wanted {
+            self.call_driver(cx);
+        }
+    }
+
+    /// Takes requests until there are none, a batch is full, or enough are under way.
+    fn take(&mut self, cx: &mut Context<'_, Uring>) {
+        if self.layout.is_torn() {
+            return self.break_off(&RingError::Torn);
+        }
+        let mut taken = 0;
+        loop {
+            if self.stopping || self.broken || self.bytes >= BYTES_MAX {
+                break;
+            }
+            if taken >= BATCH {
+                cx.wake_me();
+                break;
+            }
+            match self.take_one(cx) {
+                Ok(true) => taken += 1,
+                Ok(false) => {
+                    if self.rest(cx) {
+                        break;
+                    }
+                }
+                Err(error) => self.break_off(&error),
+            }
+        }
+        if taken > 0 {
+            let count = u32::try_from(taken).expect("at most a batch");
+            self.stats.taken(count, cx.now());
+        }
+    }
+
+    fn take_one(&mut self, cx: &mut Context<'_, Uring>) -> Result<bool, RingError> {
+        let Some(ring) = &mut self.ring else { return Ok(false) };
+        if self.resuming {
+            self.resuming = ring.resume(&mut self.memory, &mut self.chain)?;
+            if self.resuming {
+                self.start(cx)?;
+                return Ok(true);
+            }
+        }
+        if !ring.next(&mut self.memory, &mut self.chain)? {
+            return Ok(false);
+        }
+        self.looked = self.looking;
+        if self.calls_wanted {
+            ring.disable_calls();
+            self.calls_wanted = false;
+        }
+        self.start(cx)?;
+        Ok(true)
+    }
+
+    /// There is nothing to take: has the worker look for more, or asks the driver to call. Tells whether there is still nothing.
+    fn rest(&mut self, cx: &mut Context<'_, Uring>) -> bool {
+        let Some(ring) = &mut self.ring else { return true };
+        if self.calls_wanted || self.looking {
+            return true;
+        }
+        if !self.looked && self.in_flight.is_empty() {
+            (self.looked, self.looking) = (true, true);
+            let token = cx.token(LOOK);
+            let (buffer, offset, seen) = ring.tell_tale();
+            cx.env.look_at(token, buffer, offset, seen);
+            return !ring.has_more();
+        }
+        self.calls_wanted = true;
+        !ring.enable_calls()
+    }
+
+    /// Starts the request in `self.chain`.
+    #[inline]
+    fn start(&mut self, cx: &mut Context<'_, Uring>) -> Result<(), RingError> {
+        let head = self.chain.head;
+        let request = Request::take(&mut self.chain)?;
+        match request.header.kind {
+            request::IN => self.transfer(cx, head, request, Op::Read),
+            request::OUT => self.transfer(cx, head, request, Op::Write),
+            request::FLUSH => {
+                let cookie = self.begin(head, request.status, 0, 0, 1);
+                cx.submit(self.volume, cookie, Bio::flush());
+            }
+            request::GET_ID => self.tell_id(head, &request),
+            request::DISCARD => self.ranges(cx, head, request, Op::Discard),
+            request::WRITE_ZEROES => self.ranges(cx, head, request, Op::WriteZeroes),
+            _ => self.answer(head, &request.status, 0, status::UNSUPP),
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn transfer(&mut self, cx: &mut Context<'_, Uring>, head: Head, request: Request, op: Op) {
+        let data = if op == Op::Read { request.room } else { request.sent };
+        let bytes = bytes_in(&data);
+        let offset = request.header.sector.checked_mul(SECTOR);
+        let (Some(offset), true) = (offset, bytes <= REQUEST_BYTES_MAX && bytes.is_multiple_of(512)) else {
+            return self.answer(head, &request.status, 0, status::IOERR);
+        };
+        let room = if op == Op::Read { bytes as u32 } else { 0 };
+        let cookie = self.begin(head, request.status, room, bytes, 1);
+        let flags = if op == Op::Write { self.write_flags() } else { Flags::NONE };
+        submit(cx, self.volume, cookie, (op, flags), offset, bytes as u64, data);
+    }
+
+    fn write_flags(&self) -> Flags {
+        if self.has_flush && self.writeback.load(Ordering::Relaxed) { Flags::NONE } else { Flags::FUA }
+    }
+
+    fn ranges(&mut self, cx: &mut Context<'_, Uring>, head: Head, request: Request, op: Op) {
+        let max = usize::try_from(RANGES_MAX).expect("a small number");
+        let Some(ranges) = request.ranges(max) else {
+            return self.answer(head, &request.status, 0, status::IOERR);
+        };
+        let known = if op == Op::WriteZeroes { Range::UNMAP } else { 0 };
+        if ranges.iter().any(|range| range.flags & !known != 0) {
+            return self.answer(head, &request.status, 0, status::UNSUPP);
+        }
+        if ranges.iter().any(|range| range.sector.checked_mul(SECTOR).is_none()) {
+            return self.answer(head, &request.status, 0, status::IOERR);
+        }
+        let count = u32::try_from(ranges.len()).expect("at most RANGES_MAX");
+        let cookie = self.begin(head, request.status, 0, 0, count);
+        for range in ranges {
+            let keep = op == Op::WriteZeroes && range.flags & Range::UNMAP == 0;
+            let durable = if op == Op::WriteZeroes { self.write_flags() } else { Flags::NONE };
+            let flags = if keep { durable.with(Flags::NO_UNMAP) } else { durable };
+            let len = u64::from(range.sectors) * SECTOR;
+            submit(cx, self.volume, cookie, (op, flags), range.sector * SECTOR, len, Segments::new());
+        }
+    }
+
+    fn tell_id(&mut self, head: Head, request: &Request) {
+        let mut at = 0;
+        for segment in &request.room {
+            let len = segment.len().min(ID_BYTES - at);
+            segment.write_at(0, &self.id[at..at + len]);
+            at += len;
+        }
+        // A shorter place than an id is no place for one.
+        let result = if at == ID_BYTES { status::OK } else { status::IOERR };
+        self.answer(head, &request.status, at as u32, result);
+    }
+
+    #[inline]
+    fn begin(&mut self, head: Head, status: Segment, room: u32, bytes: usize, bios: u32) -> u64 {
+        self.bytes += bytes;
+        self.in_flight.insert(InFlight { head, status, room, bytes, bios, error: None }) as u64
+    }
+
+    /// Answers a request; the driver sees it when the turn publishes.
+    #[inline]
+    fn answer(&mut self, head: Head, place: &Segment, written: u32, result: u8) {
+        place.write_at(0, &[result]);
+        if let Some(ring) = &mut self.ring {
+            ring.complete(head, written.saturating_add(1));
+            self.answers += 1;
+        }
+    }
+
+    fn watch(&mut self, cx: &mut Context<'_, Uring>) {
+        if !self.watching {
+            let token = cx.token(KICK);
+            cx.env.watch(token, self.kick.clone());
+            self.watching = true;
+        }
+    }
+
+    fn close(&mut self, cx: &mut Context<'_, Uring>) {
+        if self.watching {
+            let token = cx.token(KICK);
+            cx.env.cancel(token);
+        }
+        self.stats.closed(cx.now());
+        if let Some(ring) = &self.ring {
+            self.presence.ended(ring.base());
+        }
+    }
+}
+
+/// Submits a range of bytes, by the fast path if it is whole blocks.
+#[inline]
+fn submit(
+    cx: &mut Context<'_, Uring>,
+    volume: VolumeId,
+    cookie: u64,
+    (op, flags): (Op, Flags),
+    offset: u64,
+    len: u64,
+    data: Segments,
+) {
+    let block = u64::from(cx.volume(volume).limits().logical_block_size);
+    if (offset | len) & (block - 1) == 0 {
+        let bio =
+            Bio { op, flags, sector: Sector(offset / SECTOR), nr: Sectors::from_bytes_floor(len), data };
+        cx.submit(volume, cookie, bio);
+    } else {
+        cx.submit_bytes(volume, cookie, op, flags, offset, len, data);
+    }
+}
+
+/// What an error is to a driver.
+fn status_of(errno: Errno) -> u8 {
+    if errno == Errno::EOPNOTSUPP { status::UNSUPP } else { status::IOERR }
+}
+
+impl Port<Uring> for QueuePort {
+    fn open(&mut self, cx: &mut Context<'_, Uring>) {
+        self.watch(cx);
+        // Requests may be waiting already, and what was answered before may not have been heard.
+        self.call_driver(cx);
+        cx.wake_me();
+    }
+
+    fn event(&mut self, _cx: &mut Context<'_, Uring>, local: u32, completion: Completion) {
+        if local == CALL {
+            if let Some(call) = &mut self.call {
+                call.completed();
+            }
+            return;
+        }
+        if local == LOOK {
+            self.looking = false;
+            return;
+        }
+        self.watching = more(completion.flags);
+        if !self.watching && completion.result >= 0 {
+            // A kernel without lasting polls: the count is read, or the next one would complete at once. It does not block,
+            // as the session has seen to.
+            let _ = rustix::io::read(&*self.kick, &mut [0; 8]);
+        }
+        if completion.result < 0 && !self.stopping {
+            self.watching = true; // not once more
+            self.break_off(&RingError::Kick(Errno(-completion.result).to_string()));
+        }
+    }
+
+    #[inline]
+    fn done(&mut self, _cx: &mut Context<'_, Uring>, done: Done) {
+        let key = usize::try_from(done.cookie).expect("a cookie is a key of the slab");
+        let request = &mut self.in_flight[key];
+        request.bios -= 1;
+        if let Err(errno) = done.result {
+            request.error.get_or_insert(errno);
+        }
+        if request.bios > 0 {
+            return;
+        }
+        let InFlight { head, status: place, room, bytes, error, .. } = self.in_flight.remove(key);
+        self.bytes -= bytes;
+        match error {
+            None => self.answer(head, &place, room, status::OK),
+            Some(errno) => self.answer(head, &place, 0, status_of(errno)),
+        }
+    }
+
+    fn turn(&mut self, cx: &mut Context<'_, Uring>) -> PortState {
+        self.obey(cx);
+        self.publish(cx);
+        self.take(cx);
+        self.publish(cx); // what was answered at once
+        if self.stopping && self.in_flight.is_empty() {
+            self.close(cx);
+            return PortState::Closed;
+        }
+        self.watch(cx);
+        PortState::Open
+    }
+
+    fn drain(&mut self, _cx: &mut Context<'_, Uring>) {
+        self.stopping = true;
+    }
+}

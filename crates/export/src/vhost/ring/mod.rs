@@ -1,0 +1,325 @@
+//! A virtqueue as the device sees it: which requests there are, and that they are done. Split and packed ([`split`],
+//! [`packed`]).
+//!
+//! The driver is hostile, and changes memory while it is looked at. Invariants:
+//!
+//! 1. Every index, descriptor and address is loaded once, checked, and used as it was checked.
+//! 2. A chain has at most as many descriptors as its ring, or [`INDIRECT_MAX`] in an indirect table; no more of it is read.
+//! 3. Never are more chains in flight than the ring has descriptors, nor one twice: what a driver can make us keep is bounded.
+//! 4. A chain's memory lies in the guest's, and stays alive for the I/O whatever the front end does.
+//! 5. After an error the ring is not looked at any more ([`RingError`] says what was wrong); what is in flight is still
+//!    answered.
+
+mod packed;
+mod split;
+
+use std::sync::atomic::Ordering;
+
+use blockwork_format::vhost_user::VringAddr;
+use blockwork_format::virtio::{DESCRIPTOR_BYTES, descriptor_flag};
+use blockwork_memory::{Buffer, GuestLayout, GuestMemory, NotGuestMemory, Segment, Segments, copy_between};
+
+use super::marks::Marks;
+use packed::PackedRing;
+pub(crate) use packed::Position;
+use split::SplitRing;
+
+/// Descriptors of an indirect table, at most: the data of a request of the largest size in single pages, and its two ends.
+pub const INDIRECT_MAX: usize = 1026;
+
+/// What a driver did that no driver may do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RingError {
+    /// Part of the ring is not in the guest's memory.
+    #[error("its {what} are not in the guest's memory: {source}")]
+    Outside {
+        /// Which part.
+        what: &'static str,
+        /// Where it should be.
+        source: NotGuestMemory,
+    },
+    /// Part of the ring is at an odd address.
+    #[error("its {what} are at {address:#x}, expected a multiple of {expected}")]
+    Misaligned {
+        /// Which part.
+        what: &'static str,
+        /// Where it is.
+        address: u64,
+        /// What it must be a multiple of.
+        expected: u64,
+    },
+    /// It has no descriptors, too many, or a number that this kind of ring cannot have.
+    #[error("it has {0} descriptors, expected a power of two (packed: any number) from 1 to 32768")]
+    Size(u32),
+    /// The driver's index is further ahead than there is room.
+    #[error("the available index is {found}, expected at most {size} after {next}")]
+    RunAway {
+        /// The driver's index.
+        found: u16,
+        /// Ours.
+        next: u16,
+        /// The ring's size.
+        size: u16,
+    },
+    /// A number of a descriptor or of a buffer that does not exist.
+    #[error("{what} is {found}, expected less than {size}")]
+    Number {
+        /// Which number.
+        what: &'static str,
+        /// What it is.
+        found: u16,
+        /// The number of descriptors.
+        size: usize,
+    },
+    /// A loop, or a chain that no driver makes.
+    #[error("a chain of more than {0} descriptors")]
+    Long(usize),
+    /// It is in flight already.
+    #[error("descriptor {0} was made available a second time before it was used")]
+    Twice(u16),
+    /// An indirect descriptor where none may be.
+    #[error("an indirect descriptor {0}")]
+    Indirect(&'static str),
+    /// An indirect table that is no table.
+    #[error("an indirect table of {0} bytes, expected a multiple of 16, at most 16416")]
+    TableLength(u32),
+    /// Memory that the device reads after memory that it writes.
+    #[error("memory that the device reads follows memory that it writes")]
+    Order,
+    /// Memory that is not the guest's.
+    #[error(transparent)]
+    Memory(#[from] NotGuestMemory),
+    /// A chain without what every request has.
+    #[error("a request of {readable} bytes to read and {writable} to write, expected at least 16 and 1")]
+    Short {
+        /// Bytes for the device to read.
+        readable: usize,
+        /// Bytes for it to write.
+        writable: usize,
+    },
+    /// The marks of requests in flight do not fit the ring.
+    #[error("the marks of requests in flight: {0}")]
+    Marks(String),
+    /// What the driver calls us by is no eventfd.
+    #[error("its kicks cannot be waited for: {0}")]
+    Kick(String),
+    /// The front end took the memory away.
+    #[error("the file of the guest's memory was cut short")]
+    Torn,
+}
+
+/// Which chain it is, to the ring that it came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    /// Split: its first descriptor; packed: the driver's name for it.
+    pub id: u16,
+    /// Packed: descriptors that it has in the ring.
+    pub count: u16,
+    /// Packed: the entry where it is marked as in flight.
+    pub mark: u16,
+}
+
+/// A request's memory.
+#[derive(Debug, Default)]
+pub struct Chain {
+    /// Which it is.
+    pub head: Head,
+    /// What the device reads.
+    pub readable: Segments,
+    /// What it writes.
+    pub writable: Segments,
+}
+
+impl Chain {
+    fn clear(&mut self) {
+        self.readable.clear();
+        self.writable.clear();
+    }
+
+    #[inline]
+    fn add(&mut self, memory: &mut GuestMemory, address: u64, len: u32, flags: u16) -> Result<(), RingError> {
+        let out = if flags & descriptor_flag::WRITE != 0 {
+            &mut self.writable
+        } else if self.writable.is_empty() {
+            &mut self.readable
+        } else {
+            return Err(RingError::Order);
+        };
+        Ok(memory.segments(address, len.into(), out)?)
+    }
+}
+
+/// Where a ring is, and of which kind.
+#[derive(Clone, Copy, Debug)]
+pub struct RingPlace {
+    /// Descriptors.
+    pub size: u32,
+    /// One ring for both directions.
+    pub is_packed: bool,
+    /// Each side says when it wants to be told.
+    pub event_idx: bool,
+    /// Addresses, the front end's.
+    pub address: VringAddr,
+}
+
+/// A virtqueue.
+#[derive(Debug)]
+pub enum Ring {
+    /// With a ring for each direction.
+    Split(SplitRing),
+    /// With one.
+    Packed(PackedRing),
+}
+
+impl Ring {
+    /// The ring at `place`, from where `base` says. With `marks`, from what those say, if there are any requests in
+    /// flight: see [`Ring::resume`].
+    ///
+    /// # Errors
+    /// It cannot be there, or the marks do not belong to it.
+    pub fn new(
+        layout: &GuestLayout,
+        place: &RingPlace,
+        base: u32,
+        marks: Option<Marks>,
+    ) -> Result<Ring, RingError> {
+        Ok(if place.is_packed {
+            Ring::Packed(PackedRing::new(layout, place, base, marks)?)
+        } else {
+            Ring::Split(SplitRing::new(layout, place, base, marks)?)
+        })
+    }
+
+    /// The next request that was taken before a restart and not answered, in the order in which they came.
+    ///
+    /// # Errors
+    /// It is no request (any more).
+    pub fn resume(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+        chain.clear();
+        match self {
+            Ring::Split(ring) => ring.resume(memory, chain),
+            Ring::Packed(ring) => ring.resume(memory, chain),
+        }
+    }
+
+    /// The next request, if there is one.
+    ///
+    /// # Errors
+    /// It is none. The ring is not to be asked again.
+    #[inline]
+    pub fn next(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+        chain.clear();
+        match self {
+            Ring::Split(ring) => ring.next(memory, chain),
+            Ring::Packed(ring) => ring.next(memory, chain),
+        }
+    }
+
+    /// Whether the driver has made more available.
+    #[inline]
+    pub fn has_more(&self) -> bool {
+        match self {
+            Ring::Split(ring) => ring.has_more(),
+            Ring::Packed(ring) => ring.has_more(),
+        }
+    }
+
+    /// A request is done, `written` bytes of its memory were written.
+    #[inline]
+    pub fn complete(&mut self, head: Head, written: u32) {
+        match self {
+            Ring::Split(ring) => ring.complete(head, written),
+            Ring::Packed(ring) => ring.complete(head, written),
+        }
+    }
+
+    /// Lets the driver see what was completed, and tells whether it wants to be called.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        match self {
+            Ring::Split(ring) => ring.publish(),
+            Ring::Packed(ring) => ring.publish(),
+        }
+    }
+
+    /// Asks the driver to call us for the next request. Tells whether one has come meanwhile, for which it may not call.
+    #[inline]
+    pub fn enable_calls(&mut self) -> bool {
+        match self {
+            Ring::Split(ring) => ring.enable_calls(),
+            Ring::Packed(ring) => ring.enable_calls(),
+        }
+    }
+
+    /// Tells the driver that it need not call: we look by ourselves.
+    #[inline]
+    pub fn disable_calls(&mut self) {
+        match self {
+            Ring::Split(ring) => ring.disable_calls(),
+            Ring::Packed(ring) => ring.disable_calls(),
+        }
+    }
+
+    /// The word that changes when there is a next request: its place, and what it is until then.
+    pub fn tell_tale(&self) -> (&Buffer, usize, u16) {
+        match self {
+            Ring::Split(ring) => ring.tell_tale(),
+            Ring::Packed(ring) => ring.tell_tale(),
+        }
+    }
+
+    /// Where to go on, when nothing is in flight: as the protocol's GET_VRING_BASE says it.
+    pub fn base(&self) -> u32 {
+        match self {
+            Ring::Split(ring) => ring.base(),
+            Ring::Packed(ring) => ring.base(),
+        }
+    }
+}
+
+/// Part of a ring, as a buffer.
+fn area(
+    layout: &GuestLayout,
+    what: &'static str,
+    address: u64,
+    bytes: usize,
+    alignment: u64,
+) -> Result<Buffer, RingError> {
+    let place = layout.place(address, bytes as u64).map_err(|source| RingError::Outside { what, source })?;
+    // The mapping begins at a page, so its offset tells.
+    if !address.is_multiple_of(alignment) || !(place.offset as u64).is_multiple_of(alignment) {
+        return Err(RingError::Misaligned { what, address, expected: alignment });
+    }
+    Ok(Buffer::of_mapping(&place.mapping, place.offset, bytes))
+}
+
+/// An indirect table, in one piece.
+#[inline]
+fn table(memory: &mut GuestMemory, address: u64, len: u32) -> Result<(Segment, usize), RingError> {
+    let bytes = len as usize;
+    let count = bytes / DESCRIPTOR_BYTES;
+    if !bytes.is_multiple_of(DESCRIPTOR_BYTES) || count == 0 || count > INDIRECT_MAX {
+        return Err(RingError::TableLength(len));
+    }
+    let mut pieces = Segments::new();
+    memory.segments(address, len.into(), &mut pieces)?;
+    if let [only] = &pieces[..] {
+        return Ok((only.clone(), count));
+    }
+    // It reaches over the edge of two regions of memory.
+    let whole = Segment::new(Buffer::new(bytes), 0, bytes);
+    copy_between(&pieces, std::slice::from_ref(&whole));
+    Ok((whole, count))
+}
+
+/// Descriptor number `i` of a table or ring.
+#[inline]
+fn descriptor(table: &Segment, i: usize) -> [u8; DESCRIPTOR_BYTES] {
+    table.buffer().read_16(table.offset() + i * DESCRIPTOR_BYTES)
+}
+
+/// Between what the other side must see in this order; also before the loads that follow.
+#[inline]
+fn full_fence() {
+    std::sync::atomic::fence(Ordering::SeqCst);
+}

@@ -1,0 +1,288 @@
+//! A packed virtqueue: one ring of descriptors, which the driver makes available and the device uses in place. Each side counts
+//! its turns around the ring in one bit.
+
+use std::sync::atomic::Ordering;
+
+use blockwork_format::virtio::{
+    DESCRIPTOR_BYTES, PackedDescriptor, RING_SIZE_MAX, descriptor_flag, need_event, packed_event,
+};
+use blockwork_memory::{Buffer, GuestLayout, GuestMemory, Segment};
+
+use super::{Chain, Head, RingError, RingPlace, area, descriptor, full_fence, table};
+use crate::vhost::marks::{Marks, PackedLeft};
+
+/// Where the flags are in a descriptor.
+const FLAGS: usize = 14;
+
+/// A place in the ring, and on which turn around it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Position {
+    pub(crate) index: u16,
+    pub(crate) wrap: bool,
+}
+
+impl Position {
+    /// As the protocol and the event structures have it.
+    fn decode(word: u16) -> Position {
+        Position { index: word & !packed_event::WRAP, wrap: word & packed_event::WRAP != 0 }
+    }
+
+    fn encode(self) -> u16 {
+        self.index | if self.wrap { packed_event::WRAP } else { 0 }
+    }
+
+    fn advance(&mut self, by: u16, size: u16) {
+        self.index += by; // both at most 32768
+        if self.index >= size {
+            self.index -= size;
+            self.wrap = !self.wrap;
+        }
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct PackedRing {
+    size: u16,
+    descriptors: Segment,
+    /// What the driver says about when it wants to be called.
+    driver_event: Buffer,
+    /// What we say.
+    device_event: Buffer,
+    event_idx: bool,
+    next: Position,
+    next_used: Position,
+    /// Descriptors that were used since the driver was last considered.
+    unannounced: u16,
+    /// Buffers that are in flight, by the driver's name for them.
+    taken: Vec<bool>,
+    /// Descriptors in flight.
+    in_flight: u16,
+    marks: Option<Marks>,
+    /// What was in flight when the device before us ended, the latest first.
+    left: Vec<PackedLeft>,
+}
+
+impl PackedRing {
+    pub(super) fn new(
+        layout: &GuestLayout,
+        place: &RingPlace,
+        base: u32,
+        marks: Option<Marks>,
+    ) -> Result<PackedRing, RingError> {
+        let size = u16::try_from(place.size).ok().filter(|n| (1..=RING_SIZE_MAX).contains(n));
+        let size = size.ok_or(RingError::Size(place.size))?;
+        let bytes = DESCRIPTOR_BYTES * usize::from(size);
+        let descriptors = area(layout, "descriptors", place.address.descriptors, bytes, 16)?;
+        let event = |what, address| area(layout, what, address, packed_event::BYTES, 4);
+        let halves = [base & 0xffff, base >> 16].map(|half| u16::try_from(half).expect("16 bits"));
+        let [next, next_used] = halves.map(Position::decode);
+        for at in [next, next_used] {
+            if at.index >= size {
+                let what = "where to begin";
+                return Err(RingError::Number { what, found: at.index, size: size.into() });
+            }
+        }
+        let mut ring = PackedRing {
+            size,
+            descriptors: Segment::new(descriptors, 0, bytes),
+            driver_event: event("driver's event words", place.address.available)?,
+            device_event: event("device's event words", place.address.used)?,
+            event_idx: place.event_idx,
+            next,
+            next_used,
+            unannounced: 0,
+            taken: vec![false; usize::from(size)],
+            in_flight: 0,
+            marks,
+            left: Vec::new(),
+        };
+        if let Some(marks) = &mut ring.marks {
+            let is_used = |at: Position| {
+                let flags = ring.descriptors.buffer().load_u16(flags_of(at.index), Ordering::Acquire);
+                is(flags, descriptor_flag::USED) == at.wrap && is(flags, descriptor_flag::AVAIL) == at.wrap
+            };
+            let recovered = marks.recover_packed(next_used, is_used)?;
+            ring.next_used = recovered.used;
+            ring.next = recovered.used;
+            let in_flight: u32 = recovered.left.iter().map(|left| u32::from(left.head.count)).sum();
+            if in_flight > size.into() {
+                return Err(RingError::Marks(format!("{in_flight} descriptors are in flight, of {size}")));
+            }
+            ring.in_flight = u16::try_from(in_flight).expect("at most the ring's size");
+            ring.next.advance(ring.in_flight, size);
+            ring.left = recovered.left;
+        }
+        Ok(ring)
+    }
+
+    pub(super) fn resume(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+        let Some(left) = self.left.pop() else { return Ok(false) };
+        // The ring's own descriptors may have been overwritten by those that were used: the marks have copies.
+        chain.head = left.head;
+        self.name(left.head.id)?;
+        self.gather(memory, &left.descriptors, chain)?;
+        Ok(true)
+    }
+
+    #[inline]
+    fn is_available(&self, at: Position) -> bool {
+        let flags = self.descriptors.buffer().load_u16(flags_of(at.index), Ordering::Acquire);
+        is(flags, descriptor_flag::AVAIL) == at.wrap && is(flags, descriptor_flag::USED) != at.wrap
+    }
+
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        self.in_flight < self.size && self.is_available(self.next)
+    }
+
+    pub(super) fn next(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+        if !self.has_more() {
+            return Ok(false);
+        }
+        let mut all = smallvec::SmallVec::<[PackedDescriptor; 4]>::new();
+        let mut at = self.next;
+        loop {
+            let last = PackedDescriptor::decode(&descriptor(&self.descriptors, at.index.into()));
+            all.push(last);
+            at.advance(1, self.size);
+            if !is(last.flags, descriptor_flag::NEXT) {
+                break;
+            }
+            if all.len() >= usize::from(self.size - self.in_flight) {
+                return Err(RingError::Long(all.len()));
+            }
+        }
+        let id = all.last().expect("at least one").id;
+        self.name(id)?;
+        let count = u16::try_from(all.len()).expect("at most as many as the ring has");
+        chain.head = Head { id, count, mark: 0 };
+        if let Some(marks) = &mut self.marks {
+            chain.head.mark = marks.take_packed(&all)?;
+        }
+        self.next = at;
+        self.in_flight += count;
+        self.gather(memory, &all, chain)?;
+        Ok(true)
+    }
+
+    /// Notes that the buffer of this name is in flight.
+    fn name(&mut self, id: u16) -> Result<(), RingError> {
+        let size = self.taken.len();
+        let number = RingError::Number { what: "the id of a buffer", found: id, size };
+        let taken = self.taken.get_mut(usize::from(id)).ok_or(number)?;
+        if std::mem::replace(taken, true) {
+            return Err(RingError::Twice(id));
+        }
+        Ok(())
+    }
+
+    fn gather(
+        &self,
+        memory: &mut GuestMemory,
+        all: &[PackedDescriptor],
+        chain: &mut Chain,
+    ) -> Result<(), RingError> {
+        for at in all {
+            if !is(at.flags, descriptor_flag::INDIRECT) {
+                chain.add(memory, at.address, at.len, at.flags)?;
+                continue;
+            }
+            if all.len() > 1 {
+                return Err(RingError::Indirect("in a chain"));
+            }
+            // All of a table is one chain, in its order; of the flags only that it is written counts.
+            let (table, count) = table(memory, at.address, at.len)?;
+            for i in 0..count {
+                let at = PackedDescriptor::decode(&descriptor(&table, i));
+                if is(at.flags, descriptor_flag::INDIRECT) {
+                    return Err(RingError::Indirect("in an indirect table"));
+                }
+                chain.add(memory, at.address, at.len, at.flags)?;
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    pub(super) fn complete(&mut self, head: Head, written: u32) {
+        let at = self.next_used;
+        let place = DESCRIPTOR_BYTES * usize::from(at.index);
+        let mut bytes = [0; 6];
+        bytes[..4].copy_from_slice(&written.to_le_bytes());
+        bytes[4..].copy_from_slice(&head.id.to_le_bytes());
+        let mut next = at;
+        next.advance(head.count, self.size);
+        if let Some(marks) = &mut self.marks {
+            marks.complete_packed(head, next);
+        }
+        let buffer = self.descriptors.buffer();
+        buffer.write_at(place + 8, &bytes);
+        let wrap = if at.wrap { descriptor_flag::AVAIL | descriptor_flag::USED } else { 0 };
+        let flags = if written > 0 { wrap | descriptor_flag::WRITE } else { wrap };
+        buffer.store_u16(flags_of(at.index), flags, Ordering::Release);
+        if let Some(marks) = &mut self.marks {
+            marks.published_packed(head);
+        }
+        self.next_used = next;
+        self.unannounced = self.unannounced.saturating_add(head.count);
+        self.in_flight -= head.count;
+        self.taken[usize::from(head.id)] = false;
+    }
+
+    /// What is used is seen at once.
+    pub(super) fn publish(&mut self) -> bool {
+        let used = std::mem::take(&mut self.unannounced);
+        if used == 0 {
+            return false;
+        }
+        full_fence();
+        match self.driver_event.load_u16(packed_event::FLAGS, Ordering::Acquire) {
+            packed_event::DISABLE => false,
+            packed_event::AT if self.event_idx => {
+                let event = Position::decode(self.driver_event.load_u16(0, Ordering::Relaxed));
+                let new = self.next_used.index;
+                let mut at = event.index;
+                if event.wrap != self.next_used.wrap {
+                    at = at.wrapping_sub(self.size);
+                }
+                need_event(at, new, new.wrapping_sub(used))
+            }
+            _ => true,
+        }
+    }
+
+    pub(super) fn enable_calls(&mut self) -> bool {
+        let flags = if self.event_idx {
+            self.device_event.store_u16(0, self.next.encode(), Ordering::Relaxed);
+            packed_event::AT
+        } else {
+            packed_event::ENABLE
+        };
+        self.device_event.store_u16(packed_event::FLAGS, flags, Ordering::Release);
+        full_fence();
+        self.has_more()
+    }
+
+    pub(super) fn disable_calls(&mut self) {
+        self.device_event.store_u16(packed_event::FLAGS, packed_event::DISABLE, Ordering::Relaxed);
+    }
+
+    /// See [`SplitRing::tell_tale`](super::split::SplitRing::tell_tale).
+    pub(super) fn tell_tale(&self) -> (&Buffer, usize, u16) {
+        let (buffer, place) = (self.descriptors.buffer(), flags_of(self.next.index));
+        (buffer, place, buffer.load_u16(place, Ordering::Relaxed))
+    }
+
+    pub(super) fn base(&self) -> u32 {
+        u32::from(self.next.encode()) | u32::from(self.next_used.encode()) << 16
+    }
+}
+
+fn flags_of(index: u16) -> usize {
+    DESCRIPTOR_BYTES * usize::from(index) + FLAGS
+}
+
+fn is(flags: u16, flag: u16) -> bool {
+    flags & flag != 0
+}

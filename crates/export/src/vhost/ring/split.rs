@@ -1,0 +1,235 @@
+//! A split virtqueue: descriptors, a ring in which the driver makes chains of them available, a ring in which the device says
+//! that they are used.
+
+use std::sync::atomic::Ordering;
+
+use blockwork_format::virtio::{
+    DESCRIPTOR_BYTES, Descriptor, RING_SIZE_MAX, descriptor_flag, need_event, split,
+};
+use blockwork_memory::{Buffer, GuestLayout, GuestMemory, Segment};
+
+use super::{Chain, Head, RingError, RingPlace, area, descriptor, full_fence, table};
+use crate::vhost::marks::Marks;
+
+/// See the module.
+#[derive(Debug)]
+pub struct SplitRing {
+    size: u16,
+    descriptors: Segment,
+    available: Buffer,
+    used: Buffer,
+    event_idx: bool,
+    /// Where the next chain is taken from.
+    next: u16,
+    /// The driver's index, when it was last loaded.
+    seen: u16,
+    /// Where the next used chain is entered.
+    next_used: u16,
+    /// The used index that the driver sees.
+    published: u16,
+    /// Chains that are in flight, by their first descriptor.
+    taken: Vec<bool>,
+    marks: Option<Marks>,
+    /// What was in flight when the device before us ended, the latest first.
+    left: Vec<u16>,
+}
+
+impl SplitRing {
+    pub(super) fn new(
+        layout: &GuestLayout,
+        place: &RingPlace,
+        base: u32,
+        marks: Option<Marks>,
+    ) -> Result<SplitRing, RingError> {
+        let size = u16::try_from(place.size).ok().filter(|n| n.is_power_of_two() && *n <= RING_SIZE_MAX);
+        let size = size.ok_or(RingError::Size(place.size))?;
+        let bytes = DESCRIPTOR_BYTES * usize::from(size);
+        let descriptors = area(layout, "descriptors", place.address.descriptors, bytes, 16)?;
+        let available =
+            area(layout, "available entries", place.address.available, split::avail_bytes(size), 2)?;
+        let used = area(layout, "used entries", place.address.used, split::used_bytes(size), 4)?;
+        // The used index is the device's own; the driver only reads it, so it is where we were.
+        let published = used.load_u16(split::INDEX, Ordering::Acquire);
+        let base = u16::try_from(base & 0xffff).expect("16 bits");
+        let mut ring = SplitRing {
+            size,
+            descriptors: Segment::new(descriptors, 0, bytes),
+            available,
+            used,
+            event_idx: place.event_idx,
+            next: base,
+            seen: base,
+            next_used: published,
+            published,
+            taken: vec![false; usize::from(size)],
+            marks,
+            left: Vec::new(),
+        };
+        if let Some(marks) = &mut ring.marks {
+            ring.left = marks.recover_split(published)?;
+            if let Some(head) = ring.left.iter().find(|head| **head >= size) {
+                return Err(RingError::Marks(format!("descriptor {head} is in flight, of {size}")));
+            }
+            let in_flight = u16::try_from(ring.left.len()).expect("no more than descriptors");
+            ring.next = published.wrapping_add(in_flight);
+            ring.seen = ring.next;
+        }
+        Ok(ring)
+    }
+
+    pub(super) fn resume(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+        let Some(head) = self.left.pop() else { return Ok(false) };
+        self.taken[usize::from(head)] = true;
+        self.walk(memory, head, chain)?;
+        Ok(true)
+    }
+
+    #[inline]
+    pub(super) fn has_more(&self) -> bool {
+        self.available.load_u16(split::INDEX, Ordering::Acquire) != self.next
+    }
+
+    #[inline]
+    pub(super) fn next(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+        if self.next == self.seen {
+            let found = self.available.load_u16(split::INDEX, Ordering::Acquire);
+            if found.wrapping_sub(self.next) > self.size {
+                return Err(RingError::RunAway { found, next: self.next, size: self.size });
+            }
+            self.seen = found;
+            if found == self.next {
+                return Ok(false);
+            }
+        }
+        let place = split::ENTRIES + split::AVAIL_ENTRY * usize::from(self.next & (self.size - 1));
+        let head = self.available.load_u16(place, Ordering::Relaxed);
+        match self.taken.get_mut(usize::from(head)) {
+            None => {
+                let size = usize::from(self.size);
+                return Err(RingError::Number { what: "an available descriptor", found: head, size });
+            }
+            Some(true) => return Err(RingError::Twice(head)),
+            Some(taken) => *taken = true,
+        }
+        if let Some(marks) = &mut self.marks {
+            marks.take_split(head);
+        }
+        self.next = self.next.wrapping_add(1);
+        self.walk(memory, head, chain)?;
+        Ok(true)
+    }
+
+    /// Collects the memory of a chain.
+    #[inline]
+    fn walk(&self, memory: &mut GuestMemory, head: u16, chain: &mut Chain) -> Result<(), RingError> {
+        chain.head = Head { id: head, count: 0, mark: 0 };
+        let first = Descriptor::decode(&descriptor(&self.descriptors, usize::from(head)));
+        if first.has(descriptor_flag::INDIRECT) {
+            return self.walk_table(memory, first, chain);
+        }
+        self.walk_list(memory, &self.descriptors, usize::from(self.size), first, chain)
+    }
+
+    fn walk_table(
+        &self,
+        memory: &mut GuestMemory,
+        at: Descriptor,
+        chain: &mut Chain,
+    ) -> Result<(), RingError> {
+        if at.has(descriptor_flag::NEXT) {
+            return Err(RingError::Indirect("that goes on"));
+        }
+        let (table, count) = table(memory, at.address, at.len)?;
+        let first = Descriptor::decode(&descriptor(&table, 0));
+        if first.has(descriptor_flag::INDIRECT) {
+            return Err(RingError::Indirect("in an indirect table"));
+        }
+        self.walk_list(memory, &table, count, first, chain)
+    }
+
+    #[inline]
+    fn walk_list(
+        &self,
+        memory: &mut GuestMemory,
+        list: &Segment,
+        count: usize,
+        first: Descriptor,
+        chain: &mut Chain,
+    ) -> Result<(), RingError> {
+        let mut at = first;
+        for _ in 0..count {
+            chain.add(memory, at.address, at.len, at.flags)?;
+            if !at.has(descriptor_flag::NEXT) {
+                return Ok(());
+            }
+            let next = usize::from(at.next);
+            if next >= count {
+                return Err(RingError::Number { what: "the next descriptor", found: at.next, size: count });
+            }
+            at = Descriptor::decode(&descriptor(list, next));
+            if at.has(descriptor_flag::INDIRECT) {
+                return Err(RingError::Indirect("in a chain"));
+            }
+        }
+        Err(RingError::Long(count))
+    }
+
+    #[inline]
+    pub(super) fn complete(&mut self, head: Head, written: u32) {
+        let place = split::ENTRIES + split::USED_ENTRY * usize::from(self.next_used & (self.size - 1));
+        let mut entry = [0; split::USED_ENTRY];
+        entry[..4].copy_from_slice(&u32::from(head.id).to_le_bytes());
+        entry[4..].copy_from_slice(&written.to_le_bytes());
+        self.used.write_at(place, &entry);
+        self.next_used = self.next_used.wrapping_add(1);
+        self.taken[usize::from(head.id)] = false;
+        if let Some(marks) = &mut self.marks {
+            marks.complete_split(head.id);
+        }
+    }
+
+    #[inline]
+    pub(super) fn publish(&mut self) -> bool {
+        if self.published == self.next_used {
+            return false;
+        }
+        let old = std::mem::replace(&mut self.published, self.next_used);
+        self.used.store_u16(split::INDEX, self.next_used, Ordering::Release);
+        if let Some(marks) = &mut self.marks {
+            marks.published_split(self.next_used);
+        }
+        full_fence();
+        if self.event_idx {
+            let event = self.available.load_u16(split::used_event(self.size), Ordering::Relaxed);
+            need_event(event, self.next_used, old)
+        } else {
+            self.available.load_u16(0, Ordering::Relaxed) & split::AVAIL_NO_INTERRUPT == 0
+        }
+    }
+
+    pub(super) fn enable_calls(&mut self) -> bool {
+        if self.event_idx {
+            self.used.store_u16(split::avail_event(self.size), self.next, Ordering::Relaxed);
+        } else {
+            self.used.store_u16(0, 0, Ordering::Relaxed);
+        }
+        full_fence();
+        self.has_more()
+    }
+
+    pub(super) fn disable_calls(&mut self) {
+        // By event index there is nothing to do: the driver calls once, when it passes the index that was set last.
+        if !self.event_idx {
+            self.used.store_u16(0, split::USED_NO_NOTIFY, Ordering::Relaxed);
+        }
+    }
+
+    /// The word that tells of the next request, and what it is while there is none.
+    pub(super) fn tell_tale(&self) -> (&Buffer, usize, u16) {
+        (&self.available, split::INDEX, self.next)
+    }
+
+    pub(super) fn base(&self) -> u32 {
+        self.next.into()
+    }
+}

@@ -1,0 +1,571 @@
+//! What a front end asks for, message by message, in a thread of its own: rare things, that may wait for a queue to come to rest.
+//!
+//! Invariants:
+//! 1. A queue runs while it has a ring, memory, a kick and is enabled; whatever alters one of these stops it first, which
+//!    waits for its requests, and starts it again where it was.
+//! 2. A message that cannot be obeyed is refused, if the front end waits for an answer; otherwise it is the end of the session.
+//!    Either is logged with what was wrong.
+//! 3. When the session ends, so do its queues, before the next one is accepted.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use blockwork_engine::{Stats, VolumeId, WorkerHandle};
+use blockwork_format::vhost_user::{
+    CONFIG_CHANGE, CONFIG_PART_MAX, ConfigPart, FEATURE_PROTOCOL, Header, InflightArea, Message, Region,
+    VringAddr, VringFile, VringState, inflight,
+};
+use blockwork_format::virtio::{RING_SIZE_MAX, blk, feature};
+use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, LayoutError, MapError, Mapping, Place};
+use blockwork_uring::Uring;
+use rustix::fs::{
+    MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create,
+};
+
+use super::control::{Command, QueueHandle};
+use super::device::Device;
+use super::marks::Marks;
+use super::queue::{QueueParts, RingParts};
+use super::ring::{Ring, RingPlace};
+use super::socket::{self, SocketError};
+
+/// How often the volume's size is looked at: an array that grows tells nobody.
+const SIZE_LOOK: Duration = Duration::from_secs(1);
+
+/// Why a message was not obeyed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Refusal {
+    /// There is no such queue.
+    #[error("queue {found}, expected less than {queues}")]
+    NoQueue {
+        /// Which.
+        found: u32,
+        /// How many there are.
+        queues: usize,
+    },
+    /// Features that were not offered.
+    #[error("{what} {found:#x}, expected none but {offered:#x}")]
+    Features {
+        /// Of what.
+        what: &'static str,
+        /// What is asked for.
+        found: u64,
+        /// What there is.
+        offered: u64,
+    },
+    /// A number that cannot be.
+    #[error("{what} is {found}, expected {expected}")]
+    Number {
+        /// Which.
+        what: &'static str,
+        /// What it is.
+        found: u64,
+        /// What it may be.
+        expected: String,
+    },
+    /// Not something that we do.
+    #[error("{0}")]
+    Unknown(String),
+    /// A region's file.
+    #[error("memory of {len} bytes at guest address {guest:#x}: {source}")]
+    Map {
+        /// Where.
+        guest: u64,
+        /// How much.
+        len: u64,
+        /// Why not.
+        source: MapError,
+    },
+    /// Regions.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The kernel says no.
+    #[error("{what}: {source}")]
+    Io {
+        /// The call.
+        what: &'static str,
+        /// Its error.
+        source: rustix::io::Errno,
+    },
+}
+
+/// What is sent back.
+enum Answer {
+    /// Nothing, or zero where the front end waits.
+    Done,
+    Payload(Vec<u8>),
+    File(Vec<u8>, OwnedFd),
+}
+
+/// Memory for the marks of requests in flight.
+struct InflightMemory {
+    mapping: Arc<Mapping>,
+    area: InflightArea,
+}
+
+#[derive(Default)]
+struct Queue {
+    size: u32,
+    address: Option<VringAddr>,
+    base: u32,
+    kick: Option<Arc<OwnedFd>>,
+    call: Option<Arc<OwnedFd>>,
+    error: Option<Arc<OwnedFd>>,
+    enabled: bool,
+    running: Option<QueueHandle>,
+}
+
+/// What a session serves, and by whom.
+pub(super) struct Service {
+    /// For people: the export's address.
+    pub(super) name: String,
+    pub(super) device: Device,
+    pub(super) volume: VolumeId,
+    pub(super) workers: Vec<WorkerHandle<Uring>>,
+    /// The worker of the first queue.
+    pub(super) first_worker: usize,
+    pub(super) stats: Arc<Stats>,
+}
+
+/// One front end.
+pub(super) struct Session<'a> {
+    service: &'a Service,
+    socket: Arc<OwnedFd>,
+    /// What the driver has agreed to.
+    features: u64,
+    /// What the front end has.
+    protocol: u64,
+    regions: Vec<GuestRegion>,
+    layout: GuestLayout,
+    queues: Vec<Queue>,
+    inflight: Option<InflightMemory>,
+    /// Where the front end hears from us.
+    backend: Option<OwnedFd>,
+    writeback: Arc<AtomicBool>,
+    /// The size that the front end knows of, sectors.
+    announced: u64,
+    /// As the driver has set it.
+    status: u64,
+}
+
+impl<'a> Session<'a> {
+    pub(super) fn new(service: &'a Service, socket: Arc<OwnedFd>) -> Session<'a> {
+        let queues = usize::from(service.device.queues());
+        Session {
+            service,
+            socket,
+            features: 0,
+            protocol: 0,
+            regions: Vec::new(),
+            layout: GuestLayout::default(),
+            queues: std::iter::repeat_with(Queue::default).take(queues).collect(),
+            inflight: None,
+            backend: None,
+            writeback: Arc::new(AtomicBool::new(true)),
+            announced: service.device.sectors(),
+            status: 0,
+        }
+    }
+
+    /// Serves it until it goes.
+    pub(super) fn run(&mut self) -> Result<(), SocketError> {
+        let socket = self.socket.clone();
+        loop {
+            if !socket::wait(socket.as_fd(), SIZE_LOOK)? {
+                self.announce_size();
+                continue;
+            }
+            let (header, message, files) = match socket::receive(socket.as_fd()) {
+                Err(SocketError::Gone) => return Ok(()),
+                other => other?,
+            };
+            let name = format!("{message:?}");
+            log::debug!("{}: {name}", self.service.name);
+            match self.obey(message, files) {
+                Ok(answer) => self.reply(&header, answer)?,
+                Err(refusal) => {
+                    log::warn!("{}: the front end's {name} is refused: {refusal}", self.service.name);
+                    if !header.needs_reply() {
+                        return Ok(());
+                    }
+                    let bytes = header.reply(&1_u64.to_ne_bytes());
+                    socket::send(socket.as_fd(), &bytes, None)?;
+                }
+            }
+        }
+    }
+
+    fn reply(&self, header: &Header, answer: Answer) -> Result<(), SocketError> {
+        let socket = self.socket.as_fd();
+        match answer {
+            Answer::Done if header.needs_reply() => {
+                socket::send(socket, &header.reply(&0_u64.to_ne_bytes()), None)
+            }
+            Answer::Done => Ok(()),
+            Answer::Payload(payload) => socket::send(socket, &header.reply(&payload), None),
+            Answer::File(payload, file) => socket::send(socket, &header.reply(&payload), Some(&file)),
+        }
+    }
+
+    /// Tells the front end that the configuration has changed, if the volume has another size.
+    fn announce_size(&mut self) {
+        let now = self.service.device.sectors();
+        if now == self.announced {
+            return;
+        }
+        self.announced = now;
+        let Some(backend) = &self.backend else { return };
+        let header = Header { request: CONFIG_CHANGE, flags: 1, size: 0 };
+        match socket::send(backend.as_fd(), &header.encode(), None) {
+            Ok(()) => log::info!("{}: the volume has {now} sectors now", self.service.name),
+            Err(error) => {
+                log::warn!("{}: cannot tell the front end of the new size: {error}", self.service.name);
+            }
+        }
+    }
+
+    fn obey(&mut self, message: Message, files: Vec<File>) -> Result<Answer, Refusal> {
+        let number = |n: u64| Ok(Answer::Payload(n.to_ne_bytes().to_vec()));
+        let mut files = files.into_iter();
+        match message {
+            Message::GetFeatures => return number(self.service.device.features()),
+            Message::GetProtocolFeatures => return number(self.service.device.protocol_features()),
+            Message::GetQueueNum => return number(self.service.device.queues().into()),
+            Message::GetMaxMemSlots => return number(GUEST_REGIONS_MAX as u64),
+            Message::GetStatus => return number(self.status),
+            Message::GetConfig(part) => return self.get_config(&part),
+            Message::GetInflightFd(area) => return self.get_inflight(area),
+            Message::GetVringBase(VringState { index, .. }) => return self.get_base(index),
+            Message::SetFeatures(features) => self.set_features(features)?,
+            Message::SetProtocolFeatures(features) => {
+                let offered = self.service.device.protocol_features();
+                check_features("features of the protocol", features, offered)?;
+                self.protocol = features;
+            }
+            Message::SetOwner => {}
+            Message::ResetOwner | Message::ResetDevice => self.reset(),
+            Message::SetStatus(status) => {
+                self.status = status;
+                if status == 0 {
+                    self.reset();
+                }
+            }
+            Message::SetMemTable(table) => self.set_memory(&table, files)?,
+            Message::AddMemReg(region) => self.add_memory(region, files)?,
+            Message::RemMemReg(region) => self.remove_memory(region)?,
+            Message::SetVringNum(VringState { index, num }) => self.set_size(index, num)?,
+            Message::SetVringAddr(address) => {
+                self.change(address.index, |queue| queue.address = Some(address))?
+            }
+            Message::SetVringBase(VringState { index, num }) => {
+                self.change(index, |queue| queue.base = num)?
+            }
+            Message::SetVringEnable(VringState { index, num }) => {
+                self.change(index, |queue| queue.enabled = num != 0)?;
+            }
+            Message::SetVringKick(file) => self.set_kick(file, files.next())?,
+            Message::SetVringCall(VringFile { index, .. }) => {
+                let call = files.next().map(|file| Arc::new(OwnedFd::from(file)));
+                let queue = self.queue(index)?;
+                queue.call.clone_from(&call);
+                if let Some(running) = &queue.running {
+                    running.tell(Command::Call(call));
+                }
+            }
+            Message::SetVringErr(VringFile { index, .. }) => {
+                let error = files.next().map(|file| Arc::new(OwnedFd::from(file)));
+                let queue = self.queue(index)?;
+                queue.error.clone_from(&error);
+                if let Some(running) = &queue.running {
+                    running.tell(Command::Error(error));
+                }
+            }
+            Message::SetBackendReqFd => self.backend = files.next().map(OwnedFd::from),
+            Message::SetConfig(part) => self.set_config(&part)?,
+            Message::SetInflightFd(area) => self.set_inflight(area, files)?,
+            Message::SetLogBase(_) | Message::SetLogFd => {
+                return Err(Refusal::Unknown(
+                    "there is no log of written pages (F_LOG_ALL is not offered)".into(),
+                ));
+            }
+            Message::Unknown(found) => {
+                return Err(Refusal::Unknown(format!("message {found}, expected one of those known here")));
+            }
+        }
+        Ok(Answer::Done)
+    }
+
+    fn queue(&mut self, index: u32) -> Result<&mut Queue, Refusal> {
+        let queues = self.queues.len();
+        let refusal = Refusal::NoQueue { found: index, queues };
+        usize::try_from(index).ok().and_then(|index| self.queues.get_mut(index)).ok_or(refusal)
+    }
+
+    /// Alters a queue, which rests meanwhile.
+    fn change(&mut self, index: u32, act: impl FnOnce(&mut Queue)) -> Result<(), Refusal> {
+        self.queue(index)?.rest();
+        act(self.queue(index)?);
+        self.start(index);
+        Ok(())
+    }
+
+    /// Starts a queue, if it has all it needs.
+    fn start(&mut self, index: u32) {
+        let always_enabled = self.features & FEATURE_PROTOCOL == 0;
+        let has_memory = !self.layout.regions().is_empty();
+        let queue = &self.queues[index as usize];
+        let (Some(kick), Some(address), true) = (&queue.kick, queue.address, has_memory) else { return };
+        if queue.size == 0 || queue.running.is_some() || !(queue.enabled || always_enabled) {
+            return;
+        }
+        let place = RingPlace {
+            size: queue.size,
+            is_packed: self.features & feature::RING_PACKED != 0,
+            event_idx: self.features & feature::EVENT_IDX != 0,
+            address,
+        };
+        let service = self.service;
+        let worker = (service.first_worker + index as usize) % service.workers.len();
+        let stats = service.stats.ring(&format!("{} queue {index}", service.name), queue.size);
+        let parts = |presence| QueueParts {
+            index,
+            name: service.name.clone(),
+            volume: service.volume,
+            layout: self.layout.clone(),
+            ring: self.ring(index, place, queue.base),
+            kick: kick.clone(),
+            call: queue.call.clone(),
+            error: queue.error.clone(),
+            has_flush: self.features & blk::feature::FLUSH != 0,
+            writeback: self.writeback.clone(),
+            id: service.device.id(),
+            stats,
+            presence,
+        };
+        let running = QueueHandle::start(&service.workers[worker], parts);
+        self.queues[index as usize].running = Some(running);
+    }
+
+    fn ring(&self, index: u32, place: RingPlace, base: u32) -> RingParts {
+        let marks = self.inflight.as_ref().filter(|memory| index < memory.area.queues.into()).map(|memory| {
+            let InflightArea { queue_size, offset, .. } = memory.area;
+            let bytes = inflight::queue_bytes(queue_size, place.is_packed) as u64;
+            // Within the area, as was checked when it came.
+            let offset = usize::try_from(offset + u64::from(index) * bytes).expect("it is mapped");
+            (Place { mapping: memory.mapping.clone(), offset }, queue_size)
+        });
+        Box::new(move |layout| {
+            let marks = marks.map(|(at, size)| Marks::new(&at, size, place.is_packed));
+            Ring::new(layout, &place, base, marks)
+        })
+    }
+
+    /// Has all queues rest while the guest's memory changes.
+    fn change_memory(&mut self, regions: Vec<GuestRegion>) -> Result<(), Refusal> {
+        let layout = GuestLayout::new(regions.clone())?;
+        let running: Vec<u32> =
+            (0..).zip(&self.queues).filter(|(_, q)| q.running.is_some()).map(|(i, _)| i).collect();
+        self.queues.iter_mut().for_each(Queue::rest);
+        (self.regions, self.layout) = (regions, layout);
+        if running.is_empty() {
+            (0..self.service.device.queues().into()).for_each(|index| self.start(index));
+        } else {
+            running.into_iter().for_each(|index| self.start(index));
+        }
+        Ok(())
+    }
+
+    fn set_memory(&mut self, table: &[Region], files: impl Iterator<Item = File>) -> Result<(), Refusal> {
+        let regions = table.iter().zip(files).map(|(region, file)| map(region, &file));
+        let regions = regions.collect::<Result<_, _>>()?;
+        self.change_memory(regions)
+    }
+
+    fn add_memory(&mut self, region: Region, files: impl Iterator<Item = File>) -> Result<(), Refusal> {
+        let mut regions = self.regions.clone();
+        for file in files.take(1) {
+            regions.push(map(&region, &file)?);
+        }
+        self.change_memory(regions)
+    }
+
+    fn remove_memory(&mut self, region: Region) -> Result<(), Refusal> {
+        let mut regions = self.regions.clone();
+        let is_it = |known: &GuestRegion| {
+            (known.guest, known.user, known.len) == (region.guest, region.user, region.size)
+        };
+        let place = regions.iter().position(is_it).ok_or_else(|| Refusal::Number {
+            what: "the guest address of memory to remove",
+            found: region.guest,
+            expected: "a region that was added".into(),
+        })?;
+        regions.remove(place);
+        self.change_memory(regions)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
+        check_features("features", features, self.service.device.features())?;
+        self.queues.iter_mut().for_each(Queue::rest);
+        self.features = features;
+        (0..self.service.device.queues().into()).for_each(|index| self.start(index));
+        Ok(())
+    }
+
+    fn set_size(&mut self, index: u32, num: u32) -> Result<(), Refusal> {
+        if num == 0 || num > RING_SIZE_MAX.into() {
+            let expected = format!("1 to {RING_SIZE_MAX}");
+            return Err(Refusal::Number { what: "the size of a ring", found: num.into(), expected });
+        }
+        self.change(index, |queue| queue.size = num)
+    }
+
+    fn set_kick(&mut self, at: VringFile, file: Option<File>) -> Result<(), Refusal> {
+        let Some(file) = file else {
+            return Err(Refusal::Unknown("a ring without a kick: it is not polled for ever".into()));
+        };
+        // See the queue: where the count has to be read, that must not block.
+        let set = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags | OFlags::NONBLOCK));
+        set.map_err(|source| Refusal::Io { what: "fcntl of a kick", source })?;
+        let kick = Arc::new(OwnedFd::from(file));
+        self.change(at.index, |queue| queue.kick = Some(kick))
+    }
+
+    fn get_base(&mut self, index: u32) -> Result<Answer, Refusal> {
+        let queue = self.queue(index)?;
+        queue.rest();
+        queue.kick = None;
+        let base = queue.base;
+        let payload = [index.to_ne_bytes(), base.to_ne_bytes()].concat();
+        Ok(Answer::Payload(payload))
+    }
+
+    fn reset(&mut self) {
+        self.queues.iter_mut().for_each(Queue::rest);
+        for queue in &mut self.queues {
+            *queue = Queue { call: queue.call.take(), error: queue.error.take(), ..Queue::default() };
+        }
+        self.writeback.store(true, Ordering::Relaxed);
+        self.inflight = None;
+    }
+
+    fn get_config(&self, part: &ConfigPart) -> Result<Answer, Refusal> {
+        let mut all = [0; CONFIG_PART_MAX];
+        let config = self.service.device.config(self.writeback.load(Ordering::Relaxed)).encode();
+        all[..config.len()].copy_from_slice(&config);
+        let start = usize::try_from(part.offset).unwrap_or(usize::MAX);
+        let bytes = start.checked_add(part.bytes.len()).and_then(|end| all.get(start..end));
+        let bytes = bytes.ok_or_else(|| Refusal::Number {
+            what: "the end of a part of the configuration",
+            found: u64::from(part.offset) + part.bytes.len() as u64,
+            expected: format!("at most {CONFIG_PART_MAX}"),
+        })?;
+        let answer = ConfigPart { bytes: bytes.to_vec(), ..*part };
+        Ok(Answer::Payload(answer.encode()))
+    }
+
+    fn set_config(&mut self, part: &ConfigPart) -> Result<(), Refusal> {
+        match (part.offset, &part.bytes[..]) {
+            (offset, [byte]) if offset == blk::CONFIG_WRITEBACK as u32 => {
+                self.writeback.store(*byte != 0, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Err(Refusal::Number {
+                what: "the place of a change to the configuration",
+                found: part.offset.into(),
+                expected: format!("{} (writeback), one byte", blk::CONFIG_WRITEBACK),
+            }),
+        }
+    }
+
+    /// Bytes that the marks of so many queues need.
+    fn inflight_bytes(&self, area: &InflightArea) -> Result<u64, Refusal> {
+        let most = self.service.device.queues();
+        if area.queues == 0 || area.queues > most {
+            let expected = format!("1 to {most}");
+            let found = area.queues.into();
+            return Err(Refusal::Number { what: "the number of queues", found, expected });
+        }
+        if area.queue_size == 0 || area.queue_size > RING_SIZE_MAX {
+            let expected = format!("1 to {RING_SIZE_MAX}");
+            let found = area.queue_size.into();
+            return Err(Refusal::Number { what: "the size of a queue", found, expected });
+        }
+        let is_packed = self.features & feature::RING_PACKED != 0;
+        Ok(u64::from(area.queues) * inflight::queue_bytes(area.queue_size, is_packed) as u64)
+    }
+
+    fn get_inflight(&mut self, asked: InflightArea) -> Result<Answer, Refusal> {
+        let size = self.inflight_bytes(&asked)?;
+        let io = |what| move |source| Refusal::Io { what, source };
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = memfd_create("blockwork-inflight", flags).map_err(io("memfd_create"))?;
+        ftruncate(&file, size).map_err(io("ftruncate"))?;
+        let seals = SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
+        fcntl_add_seals(&file, seals).map_err(io("sealing a memfd"))?;
+        let area = InflightArea { size, offset: 0, ..asked };
+        Ok(Answer::File(area.encode(), file))
+    }
+
+    fn set_inflight(
+        &mut self,
+        area: InflightArea,
+        mut files: impl Iterator<Item = File>,
+    ) -> Result<(), Refusal> {
+        let needed = self.inflight_bytes(&area)?;
+        let aligned = area.offset.is_multiple_of(8);
+        let Some(end) = area.offset.checked_add(needed).filter(|_| needed <= area.size && aligned) else {
+            let expected = format!("at least {needed}, at an offset that is a multiple of 8");
+            let found = area.size;
+            return Err(Refusal::Number {
+                what: "the size of the marks of requests in flight",
+                found,
+                expected,
+            });
+        };
+        let file = files.next().expect("as many files as the message has");
+        let mapping =
+            Mapping::new(file.as_fd(), end).map_err(|source| Refusal::Map { guest: 0, len: end, source })?;
+        let running: Vec<u32> =
+            (0..).zip(&self.queues).filter(|(_, q)| q.running.is_some()).map(|(i, _)| i).collect();
+        self.queues.iter_mut().for_each(Queue::rest);
+        self.inflight = Some(InflightMemory { mapping, area });
+        running.into_iter().for_each(|index| self.start(index));
+        Ok(())
+    }
+}
+
+impl Queue {
+    /// Stops it, if it runs, and notes where to go on.
+    fn rest(&mut self) {
+        if let Some(running) = self.running.take()
+            && let Some(base) = running.stop()
+        {
+            self.base = base;
+        }
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        // All at once, then one after the other waited for.
+        for running in self.queues.iter().filter_map(|queue| queue.running.as_ref()) {
+            running.tell(Command::Stop);
+        }
+        self.queues.iter_mut().for_each(Queue::rest);
+    }
+}
+
+fn check_features(what: &'static str, found: u64, offered: u64) -> Result<(), Refusal> {
+    if found & !offered == 0 { Ok(()) } else { Err(Refusal::Features { what, found, offered }) }
+}
+
+fn map(region: &Region, file: &File) -> Result<GuestRegion, Refusal> {
+    let Region { guest, size: len, user, offset } = *region;
+    // From the file's beginning: of huge pages only whole ones can be mapped.
+    let end = offset.checked_add(len).ok_or(LayoutError::Outside { guest, len })?;
+    let mapping = Mapping::new(file.as_fd(), end).map_err(|source| Refusal::Map { guest, len, source })?;
+    Ok(GuestRegion { guest, user, len, mapping, offset })
+}

@@ -1,0 +1,263 @@
+//! Front ends and drivers that do what they must not: each loses its own device, and the next one is served.
+
+mod vhost_support;
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use blockwork_format::vhost_user::{
+    ConfigPart, InflightArea, LogArea, Message, Region, VringAddr, VringFile, VringState,
+};
+use blockwork_format::virtio::blk::{request, status};
+use blockwork_format::virtio::{Descriptor, descriptor_flag, split};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::ftruncate;
+use vhost_support::{Rig, kinds, read, write};
+use vhostload::{Client, Disk, Options, Request};
+
+/// The server still serves, and its disk still works.
+fn still_serves(rig: &Rig) {
+    let mut disk = rig.disk(Options::default());
+    assert_eq!(write(&mut disk, 0, 8, &[7; 4096]).status, status::OK);
+    assert!(read(&mut disk, 0, 8, 4096).1 == [7; 4096]);
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+#[test]
+fn what_is_no_message_ends_the_session_and_nothing_else() {
+    let rig = Rig::new("memory:16M", 1);
+    let header = |request: u32, flags: u32, size: u32| {
+        [request, flags, size].iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>()
+    };
+    let bad = [
+        b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+        header(1, 2, 0),
+        header(5, 1, u32::MAX),
+        [header(5, 1, 8), vec![0xff; 8]].concat(),
+        [header(9, 1, 39), vec![0; 39]].concat(),
+        header(99, 1, 0),
+        header(12, 1, 8).into_iter().chain([0; 8]).collect(), // a kick without its file
+    ];
+    for bytes in bad {
+        let client = Client::connect(&rig.socket()).unwrap();
+        client.send_raw(&bytes, &[]).unwrap();
+        assert!(client.is_closed(), "{bytes:?}");
+    }
+    // Gone in the middle of a message.
+    let client = Client::connect(&rig.socket()).unwrap();
+    client.send_raw(&header(5, 1, 72)[..7], &[]).unwrap();
+    drop(client);
+    still_serves(&rig);
+    rig.stop();
+}
+
+#[test]
+fn what_cannot_be_obeyed_is_refused() {
+    let rig = Rig::new("memory:16M", 1);
+    let disk = rig.disk(Options::default());
+    let client = disk.client().unwrap();
+    let state = |index, num| VringState { index, num };
+    let region = Region { guest: 0, size: 4096, user: 0, offset: 0 };
+    let area = InflightArea { size: 1 << 20, offset: 0, queues: 1, queue_size: 128 };
+    let null = File::open("/dev/null").unwrap();
+    let memory = disk.guest.file.as_fd();
+    let refused: Vec<(Message, Vec<BorrowedFd<'_>>)> = vec![
+        (Message::SetFeatures(1 << 60), vec![]),
+        (Message::SetProtocolFeatures(1 << 60), vec![]),
+        (Message::SetVringNum(state(8, 128)), vec![]),
+        (Message::SetVringNum(state(u32::MAX, 128)), vec![]),
+        (Message::SetVringNum(state(0, 0)), vec![]),
+        (Message::SetVringNum(state(0, 40000)), vec![]),
+        (Message::SetVringKick(VringFile { index: 0, has_file: false }), vec![]),
+        (Message::SetMemTable(vec![region]), vec![null.as_fd()]),
+        (Message::SetMemTable(vec![Region { size: 1 << 62, ..region }]), vec![memory]),
+        (Message::SetMemTable(vec![Region { offset: u64::MAX, ..region }]), vec![memory]),
+        (Message::SetMemTable(vec![region, region]), vec![memory, memory]),
+        (Message::AddMemReg(disk.guest.region()), vec![memory]),
+        (Message::RemMemReg(region), vec![]),
+        (Message::SetInflightFd(InflightArea { size: 64, ..area }), vec![memory]),
+        (Message::SetInflightFd(InflightArea { offset: u64::MAX, ..area }), vec![memory]),
+        (Message::SetInflightFd(InflightArea { queues: 0, ..area }), vec![memory]),
+        (Message::SetConfig(ConfigPart { offset: 0, flags: 0, bytes: vec![0; 8] }), vec![]),
+        (Message::SetLogBase(LogArea { size: 4096, offset: 0 }), vec![memory]),
+        (Message::Unknown(77), vec![]),
+    ];
+    for (message, files) in refused {
+        let error = client.tell(&message, &files).unwrap_err().to_string();
+        assert!(error.contains("was refused"), "{message:?}: {error}");
+    }
+    drop(disk);
+    still_serves(&rig);
+    rig.stop();
+}
+
+#[test]
+fn descriptors_that_nobody_asked_for_are_closed() {
+    let rig = Rig::new("memory:16M", 1);
+    still_serves(&rig);
+    let before = descriptors();
+    let file = File::open("/dev/null").unwrap();
+    let flood: Vec<BorrowedFd<'_>> = (0..60).map(|_| file.as_fd()).collect();
+    for _ in 0..50 {
+        let client = Client::connect(&rig.socket()).unwrap();
+        client.send_raw(&Message::GetFeatures.encode(false), &flood).unwrap();
+        assert!(client.is_closed());
+    }
+    still_serves(&rig);
+    // Others open some meanwhile; 3,000 came.
+    assert!(descriptors() <= before + 256, "{} descriptors, {before} before", descriptors());
+    rig.stop();
+}
+
+/// A disk with an error eventfd, whose first descriptor the test sets as it likes.
+struct Broken {
+    disk: Disk,
+    error: std::os::fd::OwnedFd,
+}
+
+impl Broken {
+    fn new(rig: &Rig) -> Broken {
+        let options = Options { indirect: false, event_idx: false, ring_size: 8, ..Options::default() };
+        let disk = rig.disk(options);
+        let error = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let at = VringFile { index: 0, has_file: true };
+        disk.client().unwrap().tell(&Message::SetVringErr(at), &[error.as_fd()]).unwrap();
+        Broken { disk, error }
+    }
+
+    /// Makes these descriptors available, from the first on, and waits until the device says that it is broken.
+    fn offer(self, head: u16, index: u16, descriptors: &[Descriptor]) {
+        let memory = &self.disk.guest.memory;
+        // As laid out by the front end: descriptors, available ring, used ring.
+        for (i, descriptor) in descriptors.iter().enumerate() {
+            memory.write_at(16 * i, &descriptor.encode());
+        }
+        let available = 128;
+        memory.write_at(available + split::ENTRIES, &head.to_le_bytes());
+        memory.write_at(available + split::INDEX, &index.to_le_bytes());
+        let mut disk = self.disk;
+        disk.queues[0].kick();
+        let mut count = [0; 8];
+        // Blocks until it is told.
+        assert_eq!(rustix::io::read(&self.error, &mut count), Ok(8));
+        // It is broken, yet it can be stopped.
+        disk.client().unwrap().ask(&Message::GetVringBase(VringState { index: 0, num: 0 })).unwrap();
+    }
+}
+
+#[test]
+fn a_driver_that_breaks_its_ring_hears_of_it_and_loses_only_that() {
+    let rig = Rig::new("memory:16M", 1);
+    const NEXT: u16 = descriptor_flag::NEXT;
+    const WRITE: u16 = descriptor_flag::WRITE;
+    const INDIRECT: u16 = descriptor_flag::INDIRECT;
+    let good = rig.disk(Options::default()).guest.region().guest;
+    let d = |address, len, flags, next| Descriptor { address, len, flags, next };
+    let cases: Vec<(u16, u16, Vec<Descriptor>)> = vec![
+        (8, 1, vec![]),                                                      // no such descriptor
+        (0, 9, vec![]),                                                      // further than there is room
+        (0, 1, vec![d(good, 16, NEXT, 0)]),                                  // a loop
+        (0, 1, vec![d(good, 16, NEXT, 1), d(good, 1, NEXT | WRITE, 0)]),     // a longer one
+        (0, 1, vec![d(good, 16, NEXT, 8)]),                                  // out of the table
+        (0, 1, vec![d(1, 16, NEXT, 1), d(good, 1, WRITE, 0)]),               // not its memory
+        (0, 1, vec![d(u64::MAX - 3, 16, 0, 0)]),                             // around the end
+        (0, 1, vec![d(good, u32::MAX, NEXT, 1), d(good, 1, WRITE, 0)]),      // over the end
+        (0, 1, vec![d(good, 16, 0, 0)]),                                     // no status
+        (0, 1, vec![d(good, 15, NEXT, 1), d(good, 1, WRITE, 0)]),            // no whole header
+        (0, 1, vec![d(good, 1, WRITE | NEXT, 1), d(good, 16, 0, 0)]),        // the wrong way round
+        (0, 1, vec![d(good, 17, INDIRECT, 0)]),                              // no whole table
+        (0, 1, vec![d(good, 0, INDIRECT, 0)]),                               // an empty one
+        (0, 1, vec![d(good, 1 << 20, INDIRECT, 0)]),                         // a huge one
+        (0, 1, vec![d(good, 16, INDIRECT | NEXT, 1), d(good, 1, WRITE, 0)]), // one that goes on
+        (0, 1, vec![d(good, 16, NEXT, 1), d(good, 16, INDIRECT, 0)]),        // one in a chain
+        (0, 1, vec![d(good, 16, INDIRECT, 0)]),                              // one in itself
+    ];
+    for (head, index, descriptors) in cases {
+        Broken::new(&rig).offer(head, index, &descriptors);
+        still_serves(&rig);
+    }
+    rig.stop();
+}
+
+#[test]
+fn memory_that_is_cut_short_costs_the_guest_its_disk() {
+    let rig = Rig::new("memory:16M", 1);
+    for kind in kinds() {
+        let mut disk = rig.disk(kind);
+        write(&mut disk, 0, 0, &[1; 4096]);
+        ftruncate(&disk.guest.file, 0).unwrap();
+        disk.queues[0].kick();
+        // The device finds out and lets go; the session goes on until the front end does.
+        disk.client().unwrap().ask(&Message::GetVringBase(VringState { index: 0, num: 0 })).unwrap();
+        drop(disk);
+        still_serves(&rig);
+    }
+    rig.stop();
+}
+
+#[test]
+fn memory_may_be_taken_away_while_requests_are_in_flight() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.img");
+    std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    let rig = Rig::new(path.to_str().unwrap(), 2);
+    for round in 0..20 {
+        let options = Options { requests: 64, data_bytes: 64 << 10, ..Options::default() };
+        let mut disk = rig.disk(options);
+        for i in 0..64 {
+            let sector = (round * 64 + i) % 200 * 128;
+            disk.start(0, Request { kind: request::OUT, sector, len: 64 << 10 }).unwrap();
+        }
+        let region = disk.guest.region();
+        disk.client().unwrap().tell(&Message::RemMemReg(region), &[]).unwrap();
+        // What was taken is answered before the removal is.
+        let done = std::iter::from_fn(|| disk.finished(0)).count();
+        let file = disk.guest.file.try_clone().unwrap();
+        disk.client().unwrap().tell(&Message::AddMemReg(region), &[file.as_fd()]).unwrap();
+        disk.client()
+            .unwrap()
+            .tell(
+                &Message::SetVringKick(VringFile { index: 0, has_file: true }),
+                &[eventfd(1, EventfdFlags::empty()).unwrap().as_fd()],
+            )
+            .unwrap();
+        for _ in done..64 {
+            assert_eq!(disk.wait(0, Duration::from_secs(20)).unwrap().status, status::OK);
+        }
+        if round % 2 == 0 {
+            // Gone with requests in flight.
+            for i in 0..64 {
+                disk.start(0, Request { kind: request::OUT, sector: i * 128, len: 64 << 10 }).unwrap();
+            }
+        }
+    }
+    still_serves(&rig);
+    rig.stop();
+}
+
+#[test]
+fn a_ring_that_cannot_be_where_it_is_said_to_be_is_broken() {
+    let rig = Rig::new("memory:16M", 1);
+    for kind in kinds() {
+        let disk = rig.disk(kind);
+        let good = disk.queues[0].address(0);
+        let client = disk.client().unwrap();
+        for bad in [
+            VringAddr { descriptors: 1, ..good },
+            VringAddr { descriptors: good.descriptors + 1, ..good },
+            VringAddr { available: good.available + 1, ..good },
+            VringAddr { used: u64::MAX, ..good },
+            VringAddr { used: good.descriptors + disk.guest.region().size - 2, ..good },
+        ] {
+            client.tell(&Message::SetVringAddr(bad), &[]).unwrap();
+        }
+        client.tell(&Message::SetVringAddr(good), &[]).unwrap();
+        drop(disk);
+    }
+    still_serves(&rig);
+    rig.stop();
+}

@@ -1,0 +1,121 @@
+//! A vhost-user server in this process, over one disk by its spec, and the front end of `bench/vhostload`.
+#![allow(dead_code, reason = "each test uses what it needs of this")]
+
+use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use blockwork_engine::{
+    Counter, Errno, LeafId, LeafLayer, NodeId, NodeInfo, NodeKind, Stats, Volume, VolumeId, Worker,
+    WorkerConfig, WorkerHandle,
+};
+use blockwork_export::vhost::{VhostOptions, VhostServer};
+use blockwork_format::virtio::blk::request;
+use blockwork_uring::{Uring, UringConfig};
+use vhostload::{Disk, Finished, Options, Request};
+
+/// A running server.
+pub struct Rig {
+    server: Option<VhostServer>,
+    pub folder: tempfile::TempDir,
+    pub stats: Arc<Stats>,
+    workers: Vec<(WorkerHandle<Uring>, WorkerThread)>,
+}
+
+/// How a worker ends: what its last flush said, and how often it called the kernel.
+type WorkerThread = JoinHandle<(Result<(), Errno>, u64)>;
+
+impl Rig {
+    /// Serves a disk at `socket` in a scratch folder.
+    pub fn new(spec: &str, workers: usize) -> Rig {
+        Rig::with(spec, workers, false)
+    }
+
+    pub fn with(spec: &str, workers: usize, read_only: bool) -> Rig {
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let leaf = blockwork_leaf::open(spec, &Default::default()).expect("the disk opens").source;
+        let info = NodeInfo { name: "disk".into(), kind: NodeKind::Leaf, device: (0, 0) };
+        let stats = Arc::new(Stats::new(vec![info]));
+        let layer = LeafLayer::new(LeafId(0), NodeId(0), leaf.sectors(), leaf.limits().clone());
+        let volumes: Arc<[Volume]> = Arc::new([Volume::new("disk/test", Arc::new(layer), read_only)]);
+        let leaves: Arc<[_]> = Arc::new([(NodeId(0), leaf)]);
+        let workers: Vec<_> = (0..workers)
+            .map(|index| {
+                let (volumes, leaves, stats) = (volumes.clone(), leaves.clone(), stats.clone());
+                let (send, receive) = mpsc::channel();
+                let thread = std::thread::spawn(move || {
+                    let env = Uring::new(&UringConfig::default()).expect("io_uring works here");
+                    let config = WorkerConfig {
+                        index: u16::try_from(index).unwrap(),
+                        ..WorkerConfig::new(volumes, leaves, stats.worker())
+                    };
+                    let mut worker = Worker::new(env, config);
+                    send.send(worker.handle()).expect("somebody waits for it");
+                    (worker.run(), worker.env.enters())
+                });
+                (receive.recv().expect("the worker starts"), thread)
+            })
+            .collect();
+        let mut rig = Rig { server: None, folder, stats, workers };
+        rig.serve(&volumes[0]);
+        rig
+    }
+
+    fn serve(&mut self, volume: &Volume) {
+        let handles: Vec<_> = self.workers.iter().map(|(handle, _)| handle.clone()).collect();
+        let options = VhostOptions { queues: 8, first_worker: 0 };
+        let id = (VolumeId(0), volume);
+        let server = VhostServer::start(&self.socket(), id, options, &handles, self.stats.clone());
+        self.server = Some(server.expect("the server starts"));
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("socket")
+    }
+
+    /// A disk of this server's.
+    pub fn disk(&self, options: Options) -> Disk {
+        Disk::new(&self.socket(), options).expect("the server takes a front end")
+    }
+
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.stats.get(NodeId(0), counter)
+    }
+
+    /// Ends it; gives how often the kernel was called.
+    pub fn stop(mut self) -> u64 {
+        self.server.take().expect("it runs").stop();
+        self.workers.iter().for_each(|(handle, _)| handle.stop());
+        let mut enters = 0;
+        for (_, thread) in self.workers.drain(..) {
+            let (result, calls) = thread.join().expect("no worker panics");
+            assert_eq!(result, Ok(()));
+            enters += calls;
+        }
+        enters
+    }
+}
+
+/// Every kind of ring.
+pub fn kinds() -> impl Iterator<Item = Options> {
+    let flags = |bits: u32, n: u32| bits >> n & 1 != 0;
+    (0..8).map(move |bits| Options {
+        packed: flags(bits, 0),
+        indirect: flags(bits, 1),
+        event_idx: flags(bits, 2),
+        ..Options::default()
+    })
+}
+
+pub fn write(disk: &mut Disk, queue: usize, sector: u64, data: &[u8]) -> Finished {
+    let id = disk.queues[queue].next_id().expect("room");
+    disk.write_data(queue, id, data);
+    disk.run(queue, Request { kind: request::OUT, sector, len: data.len() }).expect("an answer")
+}
+
+pub fn read(disk: &mut Disk, queue: usize, sector: u64, len: usize) -> (Finished, Vec<u8>) {
+    let finished = disk.run(queue, Request { kind: request::IN, sector, len }).expect("an answer");
+    let mut data = vec![0; len];
+    disk.read_data(queue, finished.id, &mut data);
+    (finished, data)
+}

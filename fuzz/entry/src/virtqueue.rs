@@ -1,0 +1,185 @@
+//! Rings of a hostile driver, split and packed, with marks of requests in flight that a hostile front end has written; and the
+//! messages of such a front end.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use blockwork_export::vhost::ring::{Chain, Head, Ring, RingPlace};
+use blockwork_export::vhost::{Marks, REQUEST_BYTES_MAX, Request};
+use blockwork_format::vhost_user::{HEADER_BYTES, Header, Message, VringAddr};
+use blockwork_memory::{Buffer, GuestLayout, GuestMemory, GuestRegion, Mapping, Place, bytes_in};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+use crate::input::Input;
+use crate::{assert_printable, reached};
+
+pub(crate) const PACKED: u8 = 1;
+pub(crate) const EVENT_IDX: u8 = 2;
+/// There are marks of requests in flight.
+pub(crate) const MARKS: u8 = 4;
+
+/// The guest's memory: all addresses from here on, both the guest's and the front end's.
+pub(crate) const MEMORY: u64 = 0x10000;
+const BYTES: usize = 16 << 10;
+/// Places in it.
+pub(crate) const AVAILABLE: usize = 0x400;
+pub(crate) const USED: usize = 0x600;
+pub(crate) const MARKS_AT: usize = 0x800;
+/// What of the memory is in the input.
+pub(crate) const CONTENT: usize = 0xc00;
+
+/// Steps, modulo 6.
+pub(crate) const NEXT: u8 = 0;
+pub(crate) const COMPLETE: u8 = 1;
+pub(crate) const PUBLISH: u8 = 2;
+pub(crate) const WANT_CALLS: u8 = 3;
+/// The driver changes a byte: where u16, what u8.
+pub(crate) const CHANGE: u8 = 4;
+pub(crate) const RESUME: u8 = 5;
+
+/// The input: flags u8, size as a power of two u8, base u32, steps (count u8, then as many), and the memory's content: at 0
+/// descriptors, then the available ring (what a packed ring's driver says about events), the used ring, marks.
+pub fn virtqueue(data: &[u8]) {
+    let mut input = Input(data);
+    let (flags, size, base) = (input.u8(), 1_u32 << (input.u8() % 5), input.u32());
+    let count = input.u8();
+    let steps = input.bytes(usize::from(count) * 4);
+    let file = File::from(memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd"));
+    ftruncate(&file, BYTES as u64).expect("a size");
+    let mapping = Mapping::new(file.as_fd(), BYTES as u64).expect("a mapping");
+    let memory = Buffer::of_mapping(&mapping, 0, BYTES);
+    memory.write_at(0, input.bytes(CONTENT));
+    let region =
+        GuestRegion { guest: MEMORY, user: MEMORY, len: BYTES as u64, mapping: mapping.clone(), offset: 0 };
+    let layout = GuestLayout::new(vec![region]).expect("one region");
+    let address = VringAddr {
+        index: 0,
+        flags: 0,
+        descriptors: MEMORY,
+        used: MEMORY + USED as u64,
+        available: MEMORY + AVAILABLE as u64,
+        log: 0,
+    };
+    let is_packed = flags & PACKED != 0;
+    let place = RingPlace { size, is_packed, event_idx: flags & EVENT_IDX != 0, address };
+    let marks = (flags & MARKS != 0).then(|| {
+        let size = u16::try_from(size).expect("small");
+        Marks::new(&Place { mapping, offset: MARKS_AT }, size, is_packed)
+    });
+    match Ring::new(&layout, &place, base, marks) {
+        Ok(ring) => {
+            Driven { ring, memory, guest: GuestMemory::new(&layout), size, in_flight: Vec::new() }.run(steps)
+        }
+        Err(error) => {
+            reached("no ring");
+            assert_printable(&error.to_string());
+        }
+    }
+}
+
+struct Driven {
+    ring: Ring,
+    memory: Buffer,
+    guest: GuestMemory,
+    size: u32,
+    in_flight: Vec<Head>,
+}
+
+impl Driven {
+    fn run(mut self, steps: &[u8]) {
+        for step in steps.chunks(4) {
+            let mut step = Input(step);
+            let result = match step.u8() % 6 {
+                COMPLETE => {
+                    if !self.in_flight.is_empty() {
+                        let head = self.in_flight.remove(0);
+                        self.ring.complete(head, step.u8().into());
+                        reached("completed");
+                    }
+                    continue;
+                }
+                PUBLISH => {
+                    self.ring.publish();
+                    continue;
+                }
+                WANT_CALLS => {
+                    self.ring.enable_calls();
+                    continue;
+                }
+                CHANGE => {
+                    let at = usize::from(step.u16()) % BYTES;
+                    self.memory.write_at(at, &[step.u8()]);
+                    continue;
+                }
+                kind => self.take(kind == RESUME),
+            };
+            match result {
+                Ok(()) => {}
+                Err(error) => {
+                    reached("broken");
+                    assert_printable(&error.to_string());
+                    break;
+                }
+            }
+        }
+        // What is in flight is answered, also in a ring that is broken.
+        for head in self.in_flight.drain(..) {
+            self.ring.complete(head, 1);
+        }
+        self.ring.publish();
+    }
+
+    fn take(&mut self, resume: bool) -> Result<(), blockwork_export::vhost::ring::RingError> {
+        let mut chain = Chain::default();
+        let took = if resume {
+            self.ring.resume(&mut self.guest, &mut chain)?
+        } else {
+            self.ring.next(&mut self.guest, &mut chain)?
+        };
+        if !took {
+            return Ok(());
+        }
+        reached(if resume { "resumed" } else { "chain" });
+        assert!(!self.in_flight.iter().any(|head| head.id == chain.head.id), "{:?} twice", chain.head);
+        self.in_flight.push(chain.head);
+        assert!(self.in_flight.len() <= self.size as usize);
+        for segment in chain.readable.iter().chain(&chain.writable) {
+            assert!(!segment.is_empty() && segment.offset() + segment.len() <= BYTES);
+        }
+        let request = Request::take(&mut chain)?;
+        reached("request");
+        assert_eq!(request.status.len(), 1);
+        if let Some(ranges) = request.ranges(64) {
+            assert!(!ranges.is_empty() && ranges.len() * 16 == bytes_in(&request.sent));
+        }
+        assert!(bytes_in(&request.room) < REQUEST_BYTES_MAX * 64);
+        Ok(())
+    }
+}
+
+/// A message of a front end: its header and what follows.
+pub fn vhost_user(data: &[u8]) {
+    let Some((head, payload)) = data.split_first_chunk::<HEADER_BYTES>() else { return };
+    let header = match Header::decode(head) {
+        Ok(header) => header,
+        Err(error) => {
+            reached("no header");
+            return assert_printable(&error.to_string());
+        }
+    };
+    match Message::decode(&header, payload) {
+        Ok(Message::Unknown(number)) => assert_eq!(number, header.request),
+        Ok(message) => {
+            reached("message");
+            let bytes = message.encode(header.needs_reply());
+            let again = Message::decode(&header, &bytes[HEADER_BYTES..]);
+            assert_eq!(again.as_ref(), Ok(&message));
+            let (least, most) = message.files();
+            assert!(least <= most && most <= 8);
+        }
+        Err(error) => {
+            reached("refused");
+            assert_printable(&error.to_string());
+        }
+    }
+}
