@@ -77,7 +77,7 @@ fn a_guest_goes_on_when_its_server_is_killed_and_comes_back() {
     for packed in [false, true] {
         let scratch = Scratch::new();
         let path = scratch.sparse("disk.img", 256 * MIB);
-        let mut server = serve(&scratch, &["disk.img"]);
+        let mut server = Some(serve(&scratch, &["disk.img"]));
         let guest = guest(&scratch, 2, 128, packed);
         guest.boot().unwrap();
         let written = || fs::metadata(&path).map_or(0, |data| data.blocks() * 512);
@@ -86,13 +86,13 @@ fn a_guest_goes_on_when_its_server_is_killed_and_comes_back() {
             for round in 1..=3 {
                 until("the guest writes", || written() > round * 4 * MIB || verified.is_finished());
                 assert!(!verified.is_finished(), "the guest was done before round {round}");
-                server.kill();
-                server = serve(&scratch, &["disk.img"]);
+                server.take().map(Server::kill);
+                server = Some(serve(&scratch, &["disk.img"]));
             }
             assert!(verified.join().unwrap().contains("verified"));
         });
         drop(guest);
-        server.stop();
+        server.map(Server::stop);
     }
 }
 
