@@ -228,6 +228,11 @@ impl QueuePort {
             }
             match self.take_one(cx) {
                 Ok(true) => taken += 1,
+                Ok(false) if taken > 0 => {
+                    // An instant device has answered by the next turn, which comes before the worker sleeps.
+                    cx.wake_me();
+                    break;
+                }
                 Ok(false) => {
                     if self.rest(cx) {
                         break;
