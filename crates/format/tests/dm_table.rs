@@ -63,6 +63,49 @@ fn snapshots_are_read_as_dmsetup_prints_them() {
 }
 
 #[test]
+fn thin_pools_and_their_volumes_are_read_as_dmsetup_prints_them() {
+    let text = "pool: 0 20480 thin-pool 253:1 /dev/sdb 128 32768 0\n\
+                other: 0 20480 thin-pool meta data 256 0 4 skip_block_zeroing ignore_discard read_only error_if_no_space\n\
+                a: 0 2097152 thin /dev/mapper/pool 0\nb: 0 4096 thin dm/pool 16777215 /dev/sdc\n";
+    let table = parse(text).unwrap();
+    assert_eq!(table.to_string(), text);
+    let TargetKind::ThinPool(pool) = &table.devices[1].targets[0].kind else { panic!("no pool") };
+    let set = |word| pool.features.words().contains(&word);
+    assert!(set("read_only") && set("ignore_discard") && !set("no_discard_passdown"));
+    let TargetKind::Thin(thin) = &table.devices[3].targets[0].kind else { panic!("no thin volume") };
+    assert_eq!((thin.device_id, thin.external_origin.as_deref()), (16_777_215, Some("/dev/sdc")));
+    let short = parse("0 20480 thin-pool m d 128 5").unwrap();
+    assert_eq!(short.to_string(), "0 20480 thin-pool m d 128 5 0\n");
+}
+
+#[test]
+fn each_mistake_in_a_thin_pool_or_volume_is_named() {
+    let pool = "p: 0 8192 thin-pool m d 128 0\n";
+    let cases = [
+        ("0 8 thin-pool m d 100 0", "block is 100, expected a multiple of 128 sectors, from 128 to 2097152"),
+        ("0 8 thin-pool m d 4194304 0", "block is 4194304"),
+        ("8 8 thin-pool m d 128 0", "start is 8, expected 0"),
+        ("0 8 thin-pool m d 128 0 5 a b c d e", "number of features is \"5\", expected 0 to 4"),
+        (
+            "0 8 thin-pool m d 128 0 1 fast",
+            "feature is \"fast\", expected skip_block_zeroing, ignore_discard",
+        ),
+        ("0 8 thin-pool m d 128 0 2 read_only", "feature is missing"),
+        ("0 8 thin-pool m d 128 0 0 more", "argument is \"more\""),
+        ("0 8 thin-pool m d 128 0\n8 8 zero", "line 2: target is zero, expected no other target"),
+        ("0 8 thin x 16777216", "device number is 16777216, expected less than 16777216"),
+        ("0 8 thin dm/p 0", "device is \"dm/p\", expected a device that is defined above"),
+        (&format!("{pool}t: 0 8 thin dm/p 0 dm/p"), "external origin is \"dm/p\""),
+        (&format!("{pool}t: 0 8 thin dm/p 0 a b"), "argument is \"b\""),
+        ("d: 0 8 zero\np: 0 16 thin-pool m dm/d 128 0", "end of the range below is 16, expected at most 8"),
+    ];
+    for (text, expected) in cases {
+        let message = error(text).to_string();
+        assert!(message.contains(expected), "{text:?}: {message}\nexpected {expected}");
+    }
+}
+
+#[test]
 fn a_backslash_takes_the_next_character_as_it_is() {
     let table = parse("0 8 linear /my\\ disks/\\#1\\\\ 0").unwrap();
     assert_eq!(table.devices[0].targets[0].kind, TargetKind::Linear(below("/my disks/#1\\", 0)));
@@ -77,7 +120,7 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("0", "line 1: length is missing, expected a number of sectors"),
         (
             "0 8",
-            "line 1: target is missing, expected linear, striped, raid, zero, error, snapshot-origin, snapshot or snapshot-merge",
+            "line 1: target is missing, expected linear, striped, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin",
         ),
         ("x 8 zero", "line 1: start is \"x\", expected a decimal number, at most 36028797018963967"),
         ("0 +8 zero", "length is \"+8\""),
@@ -105,8 +148,8 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("0 16 striped 2 8 a 0", "device is missing"),
         (
             "0 8 crypt a b",
-            "target is crypt, which is not supported yet, expected linear, striped, raid, zero, error, snapshot-origin, snapshot or \
-             snapshot-merge",
+            "target is crypt, which is not supported yet, expected linear, striped, raid, zero, error, snapshot-origin, snapshot, \
+             snapshot-merge, thin-pool or thin",
         ),
         ("8 8 snapshot-origin a", "start is 8, expected 0: a snapshot's sectors"),
         ("0 8 snapshot a b X 8", "kind of store is \"X\", expected P, PO or N"),
@@ -119,7 +162,7 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("a: 0 8 snapshot x dm/a P 8", "device is \"dm/a\", itself"),
         (
             "0 8 bogus",
-            "target is \"bogus\", expected linear, striped, raid, zero, error, snapshot-origin, snapshot or snapshot-merge",
+            "target is \"bogus\", expected linear, striped, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin",
         ),
         ("0 8 raid raid5 1 8 2 - a - b", "RAID type is \"raid5\", expected raid0, raid1 or raid10"),
         ("0 8 raid raid1 0 2 - a - b", "number of RAID parameters is 0, expected 1 (the chunk) to"),
@@ -188,8 +231,8 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         let message = error(text).to_string();
         assert!(message.contains(expected), "{text:?}: {message}\nexpected {expected}");
     }
-    assert_eq!(error("0 8 thin a 1").kind, ErrorKind::Unsupported);
-    assert_eq!(error("\n0 8 thin a 1").position, Position::Line(2));
+    assert_eq!(error("0 8 cache a 1").kind, ErrorKind::Unsupported);
+    assert_eq!(error("\n0 8 cache a 1").position, Position::Line(2));
 }
 
 #[test]

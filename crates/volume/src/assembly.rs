@@ -257,7 +257,7 @@ impl Assembly {
 }
 
 /// A table's text; not much more of it than a table may have, so that the parser can refuse it and memory is bounded.
-fn read_table(path: &str) -> std::io::Result<String> {
+pub(crate) fn read_table(path: &str) -> std::io::Result<String> {
     let mut text = String::new();
     fs::File::open(path)?.take(TABLE_BYTES_MAX as u64 + 1).read_to_string(&mut text)?;
     Ok(text)

@@ -29,6 +29,7 @@ mod signature;
 mod source;
 mod steps;
 mod table;
+mod thin;
 mod volumes;
 
 pub use assembly::{Assembly, DEPTH_MAX};
@@ -43,4 +44,5 @@ pub use scan::{
 };
 pub use signature::{Signature, signature};
 pub use steps::{Step, StepError, Target, Write, carry_out};
+pub use thin::{PoolChange, PoolCommit, PoolEditError};
 pub use volumes::Chosen;

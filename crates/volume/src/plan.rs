@@ -37,11 +37,23 @@ pub enum LayerKey {
     SyncSpeedMin,
     /// `sync_speed_max`, likewise.
     SyncSpeedMax,
+    /// `no_space_timeout`, seconds that writes to a full thin pool wait for space; 0: for ever.
+    NoSpaceTimeout,
 }
 
+/// Of a thin pool, which no layer is.
+pub(crate) const THIN_POOL: NodeKind = NodeKind::Other("thin-pool");
+
 /// Kinds of devices that have settings, by the names that statistics show.
-const LAYERS: [NodeKind; 6] =
-    [NodeKind::Md, NodeKind::Raid, NodeKind::Linear, NodeKind::Striped, NodeKind::Table, NodeKind::Partition];
+const LAYERS: [NodeKind; 7] = [
+    NodeKind::Md,
+    NodeKind::Raid,
+    NodeKind::Linear,
+    NodeKind::Striped,
+    NodeKind::Table,
+    NodeKind::Partition,
+    THIN_POOL,
+];
 
 /// What is to be opened, and how.
 #[derive(Clone, Debug, Default)]
@@ -82,7 +94,8 @@ impl Plan {
 
 impl LayerKey {
     /// All of them.
-    const ALL: [LayerKey; 3] = [LayerKey::DiscardMaxBytes, LayerKey::SyncSpeedMin, LayerKey::SyncSpeedMax];
+    const ALL: [LayerKey; 4] =
+        [LayerKey::DiscardMaxBytes, LayerKey::SyncSpeedMin, LayerKey::SyncSpeedMax, LayerKey::NoSpaceTimeout];
 
     /// Its name, which is Linux's.
     pub fn name(self) -> &'static str {
@@ -90,12 +103,17 @@ impl LayerKey {
             LayerKey::DiscardMaxBytes => "discard_max_bytes",
             LayerKey::SyncSpeedMin => "sync_speed_min",
             LayerKey::SyncSpeedMax => "sync_speed_max",
+            LayerKey::NoSpaceTimeout => "no_space_timeout",
         }
     }
 
     /// Whether a device of that kind has it.
     fn is_of(self, kind: NodeKind) -> bool {
-        self == LayerKey::DiscardMaxBytes || matches!(kind, NodeKind::Md | NodeKind::Raid)
+        match self {
+            LayerKey::DiscardMaxBytes => kind != THIN_POOL,
+            LayerKey::SyncSpeedMin | LayerKey::SyncSpeedMax => matches!(kind, NodeKind::Md | NodeKind::Raid),
+            LayerKey::NoSpaceTimeout => kind == THIN_POOL,
+        }
     }
 }
 
@@ -153,7 +171,7 @@ fn parse_layer_setting(layer: &str, key: &str, value: &str) -> Result<Setting, S
         return Err(format!("{layer} has no setting {key:?}; there are: {}", keys.join(", ")));
     };
     let value = value.parse().map_err(|_| format!("{key}={value}: expected a whole number"))?;
-    if value == 0 && found != LayerKey::DiscardMaxBytes {
+    if value == 0 && matches!(found, LayerKey::SyncSpeedMin | LayerKey::SyncSpeedMax) {
         return Err(format!("{key}={value}: expected at least 1 (KiB a second)"));
     }
     Ok(Setting::Layer(LayerSetting { layer: layer.to_owned(), key: found, value }))
@@ -185,7 +203,7 @@ mod tests {
             ("no_merges=2", "no queue setting is called \"no_merges\"; there are: nomerges"),
             (
                 "raid5:nomerges=2",
-                "no layer is called \"raid5\"; expected leaf, md, raid, linear, striped, dm, part, or a",
+                "no layer is called \"raid5\"; expected leaf, md, raid, linear, striped, dm, part, thin-pool, or a",
             ),
             (
                 "md:nomerges=2",

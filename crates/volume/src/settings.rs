@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, NodeKind, Sectors};
+use blockwork_engine::{Layer, Nanos, NodeKind, Sectors};
 use blockwork_layer::DiscardMax;
 use blockwork_layer::md::{self, SYNC_SPEED_DEFAULT};
 
 use crate::assembly::Assembly;
 use crate::error::VolumeError;
-use crate::plan::{LayerKey, LayerSetting};
+use crate::plan::{LayerKey, LayerSetting, THIN_POOL};
 
 impl Assembly {
     /// The layer of a device with its settings. `raid10_chunk` is the chunk of a RAID10, and zero for anything else: Linux's
@@ -47,13 +47,24 @@ impl Assembly {
             match setting.key {
                 LayerKey::SyncSpeedMin => min = Some(setting.value),
                 LayerKey::SyncSpeedMax => max = Some(setting.value),
-                LayerKey::DiscardMaxBytes => {}
+                LayerKey::DiscardMaxBytes | LayerKey::NoSpaceTimeout => {}
             }
         }
         if min.or(max).is_some() {
             array.set_speed(min.unwrap_or(SYNC_SPEED_DEFAULT.0), max.unwrap_or(SYNC_SPEED_DEFAULT.1));
         }
         Ok(())
+    }
+
+    /// How long writes to a full pool wait for space, if that was asked for: none is for ever.
+    ///
+    /// # Errors
+    ///
+    /// A setting that the pool cannot have.
+    pub(crate) fn no_space_timeout(&mut self, pool: &str) -> Result<Option<Option<Nanos>>, VolumeError> {
+        let settings = self.settings_for(pool, THIN_POOL)?;
+        let last = settings.iter().rfind(|setting| setting.key == LayerKey::NoSpaceTimeout);
+        Ok(last.map(|setting| Some(setting.value).filter(|value| *value > 0).map(Nanos::secs)))
     }
 
     /// The settings that are for this device.

@@ -1,6 +1,7 @@
 //! `--table FILE`: stacks in dmsetup's syntax, over disks named by path or over tables that stand before.
 
 mod snapshot;
+mod thin;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,7 +15,8 @@ use blockwork_layer::md::{self, ArrayConfig, Geometry, MemberConfig, Record, Unr
 use blockwork_layer::snapshot::{Merge, Merging, Origin, STEP as MERGE_STEP, Snapshot};
 use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
-use crate::assembly::Assembly;
+use self::thin::TablePool;
+use crate::assembly::{Assembly, read_table};
 use crate::dm_raid::{self, DmRaidLevel};
 use crate::error::VolumeError;
 use crate::graph::{DeviceId, DeviceKind, NewDevice, Stack};
@@ -23,20 +25,23 @@ use snapshot::Kin;
 
 /// Assembles every device that `text` (the content of `path`) defines, and adds it as `dm/NAME`.
 pub(crate) fn assemble(assembly: &mut Assembly, path: &str, text: &str) -> Result<(), VolumeError> {
-    let parsed = table::parse(text)
-        .map_err(|source| VolumeError::Table { path: path.to_owned(), source: Box::new(source) })?;
-    let mut builder = Builder {
-        assembly,
-        path,
-        table: &parsed,
-        devices: HashMap::new(),
-        below: Vec::new(),
-        kin: HashMap::new(),
-    };
+    let parsed = parse(path, text)?;
+    let mut builder = Builder::new(assembly, path, &parsed);
     for device in &parsed.devices {
         builder.device(device)?;
     }
     Ok(())
+}
+
+/// The table in a file.
+fn read(path: &str) -> Result<table::Table, VolumeError> {
+    let text = read_table(path).map_err(|source| VolumeError::File { path: path.to_owned(), source })?;
+    parse(path, &text)
+}
+
+fn parse(path: &str, text: &str) -> Result<table::Table, VolumeError> {
+    table::parse(text)
+        .map_err(|source| VolumeError::Table { path: path.to_owned(), source: Box::new(source) })
 }
 
 struct Builder<'a> {
@@ -50,6 +55,15 @@ struct Builder<'a> {
     below: Vec<DeviceId>,
     /// Origins of snapshots so far, with those.
     kin: HashMap<DeviceId, Kin>,
+    /// Thin pools so far.
+    pools: HashMap<DeviceId, TablePool>,
+}
+
+impl<'a> Builder<'a> {
+    fn new(assembly: &'a mut Assembly, path: &'a str, table: &'a table::Table) -> Builder<'a> {
+        let (devices, kin, pools) = (HashMap::new(), HashMap::new(), HashMap::new());
+        Builder { assembly, path, table, devices, below: Vec::new(), kin, pools }
+    }
 }
 
 impl Builder<'_> {
@@ -59,6 +73,12 @@ impl Builder<'_> {
         if self.assembly.graph.find(&full).is_some() {
             let line = device.targets.first().map_or(0, |target| target.line_number);
             return Err(self.refuse(line, format!("{full} is defined twice")));
+        }
+        if let [target @ Target { kind: TargetKind::ThinPool(pool), .. }] = &device.targets[..] {
+            let pool = self.thin_pool(&full, target, pool)?;
+            let id = self.add(name, full, Sectors(target.length), Stack::Refused(thin::NOT_SERVED.into()));
+            self.pools.insert(id, pool);
+            return Ok(());
         }
         let mut segments = Vec::new();
         for target in &device.targets {
@@ -79,20 +99,26 @@ impl Builder<'_> {
             _ => Sectors::ZERO,
         };
         let root = self.assembly.with_settings(&full, root, raid10_chunk)?;
+        self.add(name, full, root.sectors(), Stack::Ready(root));
+        Ok(())
+    }
+
+    /// Adds the device that was built, upon what its targets were found to stand on.
+    fn add(&mut self, name: String, full: String, sectors: Sectors, stack: Stack) -> DeviceId {
         let mut below = std::mem::take(&mut self.below);
         below.sort_unstable();
         below.dedup();
         let id = self.assembly.graph.add(NewDevice {
             name: full,
             kind: DeviceKind::Table,
-            sectors: root.sectors(),
+            sectors,
             below,
-            stack: Stack::Ready(root),
-            is_offered: true,
+            is_offered: matches!(stack, Stack::Ready(_)),
+            stack,
             read_only: None,
         });
         self.devices.insert(name, id);
-        Ok(())
+        id
     }
 
     fn node(&mut self, name: &str, kind: NodeKind) -> Result<NodeId, VolumeError> {
@@ -159,6 +185,10 @@ impl Builder<'_> {
                 Arc::new(striped.map_err(|error| self.refuse(line, error.to_string()))?)
             }
             TargetKind::Raid(raid) => self.raid(device, target, raid)?,
+            TargetKind::Thin(thin) => self.thin(device, target, thin)?,
+            TargetKind::ThinPool(_) => {
+                return Err(self.refuse(line, "a thin-pool is the only target of its device".into()));
+            }
         })
     }
 

@@ -14,6 +14,8 @@
 //! | `snapshot-origin` | `ORIGIN` | starts at 0 |
 //! | `snapshot` | `ORIGIN STORE P\|PO\|N CHUNK [N FEATURE×N]` | starts at 0; the chunk is a power of two; features are `discard_zeroes_cow` and, only with that, `discard_passdown_origin` |
 //! | `snapshot-merge` | as `snapshot`, but for `N` | starts at 0; the origin while that snapshot is merged into it |
+//! | `thin-pool` | `METADATA DATA BLOCK LOW_WATER [N FEATURE×N]` | starts at 0; the block is a multiple of 128 sectors; features are `skip_block_zeroing`, `ignore_discard`, `no_discard_passdown`, `read_only` and `error_if_no_space` |
+//! | `thin` | `POOL DEVICE_ID [EXTERNAL_ORIGIN]` | the pool is a device of the table |
 //!
 //! Invariants of a [`Table`] that [`parse`] returns: (1) it has at least one device, and each device at least one
 //! target; (2) a device's targets start at 0 and follow each other without gap or overlap; (3) no range of sectors
@@ -26,11 +28,13 @@
 
 mod parse;
 mod raid;
+mod thin;
 
 use std::fmt;
 
 pub use parse::parse;
 pub use raid::{RAID_CHUNK_MIN, RAID_DEVICES_MAX, Raid, Raid10Format, RaidKind};
+pub use thin::{Thin, ThinPool, ThinPoolFeatures};
 
 use crate::snapshot::Layout;
 
@@ -121,6 +125,10 @@ pub enum TargetKind {
     Snapshot(Box<Snapshot>),
     /// An origin into which this snapshot is being merged.
     SnapshotMerge(Box<Snapshot>),
+    /// A pool of thin volumes.
+    ThinPool(Box<ThinPool>),
+    /// A thin volume.
+    Thin(Thin),
 }
 
 /// A snapshot.
@@ -174,6 +182,8 @@ impl TargetKind {
             TargetKind::SnapshotOrigin(_) => "snapshot-origin",
             TargetKind::Snapshot(_) => "snapshot",
             TargetKind::SnapshotMerge(_) => "snapshot-merge",
+            TargetKind::ThinPool(_) => "thin-pool",
+            TargetKind::Thin(_) => "thin",
         }
     }
 
@@ -182,9 +192,11 @@ impl TargetKind {
         match self {
             TargetKind::Linear(below) | TargetKind::SnapshotOrigin(below) => vec![below],
             TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) => vec![&snapshot.origin],
+            TargetKind::ThinPool(pool) => vec![&pool.data],
             TargetKind::Striped { stripes, .. } => stripes.iter().collect(),
             TargetKind::Raid(raid) => raid.present().collect(),
-            TargetKind::Zero | TargetKind::Error => Vec::new(),
+            // A volume of a pool lies anywhere in it.
+            TargetKind::Zero | TargetKind::Error | TargetKind::Thin(_) => Vec::new(),
         }
     }
 }
@@ -221,6 +233,8 @@ impl fmt::Display for Target {
             TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) => {
                 return write!(f, " {snapshot}");
             }
+            TargetKind::ThinPool(pool) => return write!(f, " {pool}"),
+            TargetKind::Thin(thin) => return write!(f, " {thin}"),
             _ => {}
         }
         for below in self.kind.below() {

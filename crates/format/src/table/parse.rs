@@ -1,6 +1,7 @@
 //! Text to [`Table`], with an error that names line, field, found, expected.
 
 mod raid;
+mod thin;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,14 +15,13 @@ use crate::snapshot::{CHUNK_SECTORS_MAX, Layout};
 use crate::{ErrorKind, FormatError, escape};
 
 const PLACE: &str = "dm table";
-const SUPPORTED: &str = "linear, striped, raid, zero, error, snapshot-origin, snapshot or snapshot-merge";
+const SUPPORTED: &str =
+    "linear, striped, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin";
 
 const FEATURES: &str = "discard_zeroes_cow or discard_passdown_origin";
 
 /// Targets of the kernel that this crate knows to exist.
 const NOT_YET: &[&str] = &[
-    "thin",
-    "thin-pool",
     "mirror",
     "crypt",
     "delay",
@@ -122,6 +122,11 @@ impl Parser {
             let expected = format!("{end}, where the targets before it end (there is {what})");
             return Err(invalid(number, "start", target.start, expected));
         }
+        let is_pool = |target: &Target| matches!(target.kind, TargetKind::ThinPool(_));
+        if device.targets.iter().any(is_pool) {
+            let expected = "no other target: a thin-pool is the only one of its device";
+            return Err(invalid(number, "target", target.kind.name(), expected));
+        }
         device.targets.push(target);
         Ok(())
     }
@@ -155,8 +160,14 @@ impl Parser {
             TargetKind::Raid(raid) => raid.device_sectors(target.length).unwrap_or(target.length),
             _ => target.length,
         };
-        if let TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) = &target.kind {
-            self.check_reference(target.line_number, &snapshot.store, 0)?;
+        let whole = match &target.kind {
+            TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) => vec![&snapshot.store],
+            TargetKind::ThinPool(pool) => vec![&pool.metadata],
+            TargetKind::Thin(thin) => std::iter::once(&thin.pool).chain(&thin.external_origin).collect(),
+            _ => Vec::new(),
+        };
+        for dev in whole {
+            self.check_reference(target.line_number, dev, 0)?;
         }
         for below in target.kind.below() {
             self.check_reference(target.line_number, &below.dev, below.offset + per_device)?;
@@ -301,6 +312,8 @@ fn target(line_number: u64, words: &mut Words) -> Result<Target, FormatError> {
         "snapshot-origin" => TargetKind::SnapshotOrigin(words.whole(start)?),
         "snapshot" => TargetKind::Snapshot(Box::new(snapshot(words, start)?)),
         "snapshot-merge" => TargetKind::SnapshotMerge(Box::new(merging(words, start)?)),
+        "thin-pool" => TargetKind::ThinPool(Box::new(thin::thin_pool(words, start)?)),
+        "thin" => TargetKind::Thin(thin::thin(words)?),
         _ => return Err(unknown(line_number, &name)),
     };
     words.end(kind.name())?;

@@ -30,8 +30,10 @@ use crate::graph::DeviceId;
 
 pub(crate) use snapshot::family_of;
 
+pub use crate::thin::PoolUsage;
 pub use pv::{Area, Pv};
-pub use thin::{PoolUsage, ThinPool};
+pub use thin::ThinPool;
+pub(crate) use thin::check_transaction;
 
 /// A volume group that was assembled.
 #[derive(Debug)]

@@ -56,7 +56,7 @@ impl Assembly {
 
 /// A logical volume that is being built.
 pub(super) struct Volume {
-    device: DeviceId,
+    pub(super) device: DeviceId,
     pub(super) group: GroupId,
     pub(super) lv: LvIndex,
     pub(super) name: String,

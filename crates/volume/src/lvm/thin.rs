@@ -4,89 +4,25 @@
 //! volumes. Both count the pool's changes: unless the counts agree, one of the two is older, and nothing of the pool can be
 //! trusted. A pool is opened once, when its group is assembled, and all of its volumes share what it keeps in memory.
 //!
-//! Thin volumes are served for reading: see [`READ_ONLY`].
+//! A pool that Linux wants to be checked first is only read.
 
-use std::fmt;
-use std::sync::Arc;
-
-use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
+use blockwork_engine::{NodeKind, Sectors};
+use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
-use blockwork_format::thin::edit::EditError;
-use blockwork_format::thin::tree::Reader;
-use blockwork_format::thin::{
-    BLOCK_SECTORS, DEVICES_MAX, DeviceDetails, Superblock, metadata_blocks, read_block,
-};
-use blockwork_format::{FormatError, Source, escape};
-use blockwork_layer::thin::{CACHE_BYTES, Pool, PoolConfig, PoolError, PoolFeatures, Thin, ThinConfig};
+use blockwork_format::lvm2::vg::{Lv, LvIndex, SegmentType};
+use blockwork_layer::thin::{Discards, PoolFeatures};
 
 use super::stack::{Built, Volume};
 use crate::assembly::Assembly;
 use crate::graph::{DeviceId, GroupId};
-
-/// Why no thin volume is written.
-pub(crate) const READ_ONLY: &str = "it is a thin volume, and those cannot be written yet";
-
-/// Blocks of metadata that Linux keeps for itself, at most, and counts as used.
-const RESERVE_MAX: u64 = 4096;
+use crate::thin::{NEVER_USED, OpenPool, PoolUsage, ThinVolume};
 
 /// A thin pool of a group.
 #[derive(Debug)]
 pub struct ThinPool {
     /// How full it is, or why it cannot be used.
     pub usage: Result<PoolUsage, String>,
-    opened: Option<Opened>,
-}
-
-/// How full a pool is, as its superblock has it and `dmsetup status` shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolUsage {
-    /// Sectors of a block of data.
-    pub block_sectors: u64,
-    /// Blocks of data that are in use.
-    pub data_used: u64,
-    /// Blocks of data.
-    pub data_blocks: u64,
-    /// Blocks of metadata (of 4 KiB) that are in use, with those that Linux keeps for itself.
-    pub metadata_used: u64,
-    /// Blocks of metadata.
-    pub metadata_blocks: u64,
-    /// Blocks of data that each device maps, by its number, in order.
-    pub mapped: Vec<(u64, u64)>,
-}
-
-impl PoolUsage {
-    fn new(superblock: &Superblock, details: &[(u64, DeviceDetails)]) -> PoolUsage {
-        let metadata = superblock.metadata_space_map;
-        // While a pool is in use Linux counts a tenth of its metadata, up to 16 MiB, as used: a reserve for deleting things.
-        let reserve = (metadata.blocks / 10).min(RESERVE_MAX);
-        PoolUsage {
-            block_sectors: superblock.data_block_sectors.into(),
-            data_used: superblock.data_space_map.allocated.min(superblock.data_space_map.blocks),
-            data_blocks: superblock.data_space_map.blocks,
-            metadata_used: metadata.allocated.saturating_add(reserve).min(metadata.blocks),
-            metadata_blocks: metadata.blocks,
-            mapped: details.iter().map(|(device, details)| (*device, details.mapped_blocks)).collect(),
-        }
-    }
-
-    /// Blocks of data that a device maps.
-    pub fn mapped(&self, device: u64) -> Option<u64> {
-        let at = self.mapped.binary_search_by_key(&device, |(device, _)| *device).ok()?;
-        Some(self.mapped[at].1)
-    }
-}
-
-/// A pool that can be read.
-struct Opened {
-    pool: Arc<Pool>,
-    metadata: Arc<dyn Layer>,
-}
-
-impl fmt::Debug for Opened {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Opened({:?})", self.pool)
-    }
+    opened: Option<OpenPool>,
 }
 
 impl Assembly {
@@ -96,7 +32,12 @@ impl Assembly {
         for lv in (0..text.lvs.len()).map(LvIndex).filter(is_pool) {
             let Some(device) = self.graph.groups[group.0].lv(lv) else { continue };
             let opened = self.open_thin_pool(group, text, lv, device);
-            if let Err(why) = &opened {
+            // One without volumes is made a pool of when it gets the first.
+            let is_of_it =
+                |other: &Lv| matches!(other.segments[0].kind, SegmentType::Thin { pool, .. } if pool == lv);
+            if let Err(why) = &opened
+                && text.lvs.iter().any(is_of_it)
+            {
                 self.graph.warn(device, format!("its volumes cannot be served: {why}"));
             }
             let pool = match opened {
@@ -113,7 +54,7 @@ impl Assembly {
         text: &VolumeGroup,
         lv: LvIndex,
         device: DeviceId,
-    ) -> Result<(Opened, PoolUsage), String> {
+    ) -> Result<(OpenPool, PoolUsage), String> {
         let SegmentType::ThinPool { metadata, data, transaction_id, chunk_size, ref messages, .. } =
             text.lvs[lv.0].segments[0].kind
         else {
@@ -123,10 +64,10 @@ impl Assembly {
         let volume = Volume::new(device, group, lv, name.clone());
         let metadata = volume.part(self, text, metadata)?;
         let data = volume.part(self, text, data)?;
-        let read = self.read(&*metadata, |source| read(source)).map_err(|error| error.to_string())?;
-        let (superblock, details) =
-            read.ok_or("it was never used: Linux makes a pool of it when it is activated")?;
-        check_transaction(&superblock, transaction_id, !messages.is_empty())?;
+        let found = self.pool_metadata(&*metadata)?;
+        let found = found.ok_or(NEVER_USED)?;
+        let superblock = found.0;
+        check_transaction(superblock.transaction_id, transaction_id, !messages.is_empty())?;
         if u64::from(superblock.data_block_sectors) != chunk_size {
             return Err(format!(
                 "its superblock has blocks of {} sectors, and the group's metadata {chunk_size}",
@@ -138,33 +79,35 @@ impl Assembly {
                            `lvconvert --repair` mends it";
             self.graph.warn(device, warning.into());
         }
-        let config = PoolConfig {
-            name,
-            data,
-            metadata: metadata.clone(),
-            superblock,
-            cache_bytes: CACHE_BYTES,
-            features: PoolFeatures { read_only: true, ..PoolFeatures::default() },
-        };
-        let pool = Pool::new(config).map_err(|error| error.to_string())?;
-        let usage = PoolUsage::new(&superblock, &details);
-        Ok((Opened { pool, metadata }, usage))
+        let features = features(&text.lvs[lv.0], self.graph.groups[group.0].read_only.is_some());
+        self.open_pool(name, metadata, data, found, features)
     }
 }
 
-type Found = Option<(Superblock, Vec<(u64, DeviceDetails)>)>;
-
-/// What is read of a pool when it is opened; none: it was never used.
-fn read(source: &dyn Source) -> Result<Found, FormatError> {
-    let Some(superblock) = Superblock::decode(&*read_block(source, 0)?)? else { return Ok(None) };
-    // Two devices cannot have the same number, and each takes 24 bytes of a node.
-    let most = DEVICES_MAX.min(metadata_blocks(source.size()) * BLOCK_SECTORS * 512 / 24);
-    let details = Reader::new(source).all(superblock.details_root, most, "devices")?;
-    Ok(Some((superblock, details)))
+/// What a pool's text says of how it behaves.
+fn features(lv: &Lv, is_read_only: bool) -> PoolFeatures {
+    let SegmentType::ThinPool { ref discards, zero_new_blocks, .. } = lv.segments[0].kind else {
+        unreachable!("only pools come here")
+    };
+    PoolFeatures {
+        zero_new_blocks,
+        discards: match discards.as_deref() {
+            Some("ignore") => Discards::Ignore,
+            Some("nopassdown") => Discards::NoPassdown,
+            _ => Discards::Passdown,
+        },
+        read_only: is_read_only,
+        error_if_no_space: lv.flags.has("ERROR_WHEN_FULL"),
+        ..PoolFeatures::default()
+    }
 }
 
-fn check_transaction(superblock: &Superblock, text: u64, has_messages: bool) -> Result<(), String> {
-    let found = superblock.transaction_id;
+/// Whether a pool's transaction is that of the group's text, or the one before where the text has messages for the pool.
+///
+/// # Errors
+///
+/// It is not: which of the two is older.
+pub(crate) fn check_transaction(found: u64, text: u64, has_messages: bool) -> Result<(), String> {
     // What LVM has yet to tell the pool counts in its text already.
     if found == text || has_messages && found.checked_add(1) == Some(text) {
         return Ok(());
@@ -201,24 +144,27 @@ impl Volume {
             Some(ThinPool { usage: Err(why), .. }) => return Err(format!("its pool {pool_name}: {why}")),
             _ => return Err(format!("its pool {pool_name} is not assembled")),
         };
-        let (pool, metadata) = (opened.pool.clone(), opened.metadata.clone());
-        let device = assembly
-            .read(&*metadata, |source| pool.device_now(source, *device_id))
-            .map_err(|error| match error {
-                PoolError::Edit(EditError::NoDevice(_)) => format!(
-                    "its pool {pool_name} knows no device {device_id}: where it was just made, LVM makes it when the pool is activated"
-                ),
-                other => format!("its pool {pool_name}: {other}"),
-            })?;
+        let opened = opened.clone();
         let external_origin = external_origin.map(|origin| self.part(assembly, text, origin)).transpose()?;
         let node = self.node(assembly, NodeKind::Thin, alone)?;
-        let thin = Thin::new(node, ThinConfig { pool, device, sectors, external_origin });
-        // What volumes hold is told by what is at their ends.
-        for sector in [Sector(0), Sector(sectors.0.saturating_sub(1))] {
-            if let Err(error) = assembly.read(&*metadata, |source| thin.load(source, sector)) {
-                self.warn(assembly, format!("not all of it can be read: {error}"));
-            }
+        let volume = ThinVolume { node, device: *device_id, sectors, external_origin };
+        let found =
+            assembly.thin(&opened, volume).map_err(|error| format!("its pool {pool_name}: {error}"))?;
+        let (thin, unread) = found.ok_or_else(|| {
+            format!(
+                "its pool {pool_name} knows no device {device_id}: where it was just made, LVM makes it when the pool is activated"
+            )
+        })?;
+        if !assembly.plan.read_only
+            && let Some(why) = opened.why_read_only()
+        {
+            assembly.graph.devices[self.device.0]
+                .read_only
+                .get_or_insert(format!("its pool {pool_name}: {why}"));
         }
-        Ok(Arc::new(thin))
+        for error in unread {
+            self.warn(assembly, format!("not all of it can be read: {error}"));
+        }
+        Ok(thin)
     }
 }

@@ -6,7 +6,6 @@ use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType, Snapshot, VolumeGroup};
 
 use super::snapshot::snapshot_sectors;
-use super::thin::READ_ONLY;
 
 /// What the snapshots of a group mean for its other volumes.
 pub(crate) struct Verdicts<'a> {
@@ -38,9 +37,6 @@ impl<'a> Verdicts<'a> {
 
     /// Why the volume must not be written.
     pub(crate) fn read_only(&self, lv: LvIndex) -> Option<String> {
-        if self.vg.lvs[lv.0].segments.iter().any(|segment| matches!(segment.kind, SegmentType::Thin { .. })) {
-            return Some(READ_ONLY.into());
-        }
         let writable = self.vg.lvs[lv.0].writable();
         (!writable).then(|| "its metadata does not allow writing; `lvchange -p rw` changes that".into())
     }

@@ -203,7 +203,7 @@ impl Draft {
         Ok(Created { extents: size, rounded })
     }
 
-    fn check_limit_of_volumes(&self) -> Result<(), EditError> {
+    pub(super) fn check_limit_of_volumes(&self) -> Result<(), EditError> {
         let vg = self.group();
         let most = blockwork_format::lvm2::vg::LVS_MAX;
         if vg.lvs.len() + 2 * usize::try_from(raid::LEGS_MAX).expect("a small number") < most {
@@ -281,7 +281,7 @@ impl Draft {
         }
     }
 
-    fn place(&self, free: &mut FreeExtents, shape: &Shape, volume: u64) -> Option<Vec<Round>> {
+    pub(super) fn place(&self, free: &mut FreeExtents, shape: &Shape, volume: u64) -> Option<Vec<Round>> {
         let Extents { column, meta, .. } = self.extents(shape, volume);
         let columns = usize::try_from(shape.stripes() * shape.copies()).expect("at most STRIPES_MAX of them");
         let request = Request {
@@ -330,7 +330,7 @@ impl Draft {
         Ok((size, rounds))
     }
 
-    fn no_room(&self, free: &FreeExtents, shape: &Shape, volume: u64) -> EditError {
+    pub(super) fn no_room(&self, free: &FreeExtents, shape: &Shape, volume: u64) -> EditError {
         let Extents { column, meta, .. } = self.extents(shape, volume);
         let columns = shape.stripes() * shape.copies();
         let each = self.extents_shown(column.saturating_add(meta));
@@ -422,7 +422,7 @@ impl Draft {
     }
 
     /// A part of another volume, over these runs.
-    fn add_hidden(&mut self, name: &str, runs: &[Piece]) -> Result<(), EditError> {
+    pub(super) fn add_hidden(&mut self, name: &str, runs: &[Piece]) -> Result<(), EditError> {
         let id: Uuid = (self.author.ids)();
         let vg = self.group();
         let mut start = 0;
@@ -440,7 +440,7 @@ impl Draft {
     }
 
     /// LVM lists the volumes that are seen before those that are not.
-    fn add_visible(&mut self, name: &str, section: Section) -> Result<(), EditError> {
+    pub(super) fn add_visible(&mut self, name: &str, section: Section) -> Result<(), EditError> {
         self.change(|vg, old| {
             let visible = old.lvs.iter().zip(old.visible()).filter(|(_, visible)| *visible);
             let seen: Vec<&str> = visible.map(|(lv, _)| lv.name.as_str()).collect();

@@ -20,12 +20,14 @@ mod data;
 mod draft;
 mod error;
 mod merge;
+mod messages;
 mod open;
 mod raid;
 mod remove;
 mod resize;
 mod section;
 mod snapshot;
+mod thin;
 
 #[cfg(test)]
 mod tests;
@@ -37,6 +39,8 @@ pub use data::WIPE_BYTES;
 pub use draft::{Author, Draft, NewPv, TagChange};
 pub use error::EditError;
 pub use merge::Merger;
+pub use messages::Untold;
 pub use open::GroupEditor;
 pub use resize::{Resize, Resized};
 pub use snapshot::{CHUNK_DEFAULT, NewSnapshot, Snapshotted, StoreSize};
+pub use thin::{Discards, NewPool, NewThin, NewThinPool, NewThinSnapshot};

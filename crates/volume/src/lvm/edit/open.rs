@@ -122,6 +122,16 @@ impl GroupEditor {
         &mut self.assembly
     }
 
+    /// How a logical volume is read and written that the group had when it was opened.
+    pub(super) fn layer_of(&mut self, lv: &str) -> Result<Arc<dyn Layer>, String> {
+        let id = self.draft.group().id;
+        let groups = &self.assembly.graph().groups;
+        let group = groups.iter().find(|group| group.text.id == id).ok_or("its group is not assembled")?;
+        let device = group.text.lv(lv).and_then(|lv| group.lv(lv));
+        let device = device.ok_or_else(|| format!("{} is not assembled", escape(lv)))?;
+        self.assembly.layer(device)
+    }
+
     /// Whether a device is a physical volume of the group already.
     pub fn has_device(&self, name: &str) -> bool {
         let id = self.device(name);

@@ -47,19 +47,26 @@ impl Draft {
         gone.extend(self.snapshot_of_store(lv).map(|snapshot| snapshot.tie));
         self.check_not_needed(lv, &gone)?;
         self.collect_parts(lv, &mut gone)?;
+        if let SegmentType::Thin { pool, device_id, .. } = self.group().lvs[lv.0].segments[0].kind {
+            self.leave_pool(name, pool, device_id)?;
+        }
         self.take_out(&gone)
     }
 
-    /// Takes LVs out of the group; their names.
+    /// Takes LVs out of the group, and the spare that no pool needs then; their names.
     pub(super) fn take_out(&mut self, gone: &[LvIndex]) -> Result<Vec<String>, EditError> {
-        let names: Vec<String> = gone.iter().map(|lv| self.group().lvs[lv.0].name.clone()).collect();
+        let mut names: Vec<String> = gone.iter().map(|lv| self.group().lvs[lv.0].name.clone()).collect();
         self.change(|vg, _| {
             let list = lv_list(vg);
             for name in &names {
                 list.remove(name);
             }
+            Ok(())
+        })?;
+        names.extend(self.drop_needless_spare()?);
+        self.change(|vg, _| {
             // LVM has no such section where there are no volumes.
-            if list.entries.is_empty() {
+            if lv_list(vg).entries.is_empty() {
                 vg.remove("logical_volumes");
             }
             Ok(())
@@ -137,6 +144,8 @@ impl Draft {
                     | SegmentType::Mirror { .. }
                     | SegmentType::Error
                     | SegmentType::Zero
+                    | SegmentType::ThinPool { .. }
+                    | SegmentType::Thin { merge: None, .. }
             );
             if !known {
                 let why = format!(

@@ -1,4 +1,4 @@
-//! Volumes that become larger or smaller: linear and striped ones, and stores of snapshots.
+//! Volumes that become larger or smaller: linear and striped ones, stores of snapshots, thin pools and their volumes.
 //!
 //! A volume grows as its last segment is made: as many stripes, of the same size. What follows its last extents directly becomes
 //! part of that segment, as in LVM. What is cut off a volume is cut off at its end. An origin only grows, and its snapshots stay
@@ -83,26 +83,61 @@ impl Draft {
         may_shrink: bool,
     ) -> Result<Resized, EditError> {
         let lv = self.visible(name)?;
+        match self.group().lvs[lv.0].segments[0].kind {
+            SegmentType::Thin { .. } => return self.resize_thin(name, resize, may_shrink),
+            SegmentType::ThinPool { .. } => return self.grow_pool(name, resize),
+            _ => {}
+        }
         self.check_kind(lv)?;
-        let from = self.group().lvs[lv.0].extents();
-        let end = self.end(lv)?;
-        let to = self.target(resize, &self.group().lvs[lv.0], end.columns.len() as u64);
-        let to = match to {
-            Some(to) if to > 0 => to,
+        let (from, to) = self.new_extents(lv, resize, self.end(lv)?.columns.len() as u64)?;
+        let (to, capped) = self.capped_store(lv, from, to);
+        if to < from {
+            self.check_shrink(name, lv, from, to, may_shrink)?;
+        }
+        self.resize_to(name, lv, from, to)?;
+        Ok(Resized { from, to, capped })
+    }
+
+    /// The same for a volume of which others are made: whoever asks looks after these.
+    pub(super) fn resize_plain(
+        &mut self,
+        name: &str,
+        lv: LvIndex,
+        resize: Resize,
+    ) -> Result<Resized, EditError> {
+        let (from, to) = self.new_extents(lv, resize, self.end(lv)?.columns.len() as u64)?;
+        self.resize_to(name, lv, from, to)?;
+        Ok(Resized { from, to, capped: None })
+    }
+
+    fn resize_to(&mut self, name: &str, lv: LvIndex, from: u64, to: u64) -> Result<(), EditError> {
+        if to > from {
+            let end = self.end(lv)?;
+            self.grow(name, lv, &end, to - from)
+        } else if to < from {
+            self.shrink(name, lv, to)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Extents before and after.
+    pub(super) fn new_extents(
+        &self,
+        lv: LvIndex,
+        resize: Resize,
+        stripes: u64,
+    ) -> Result<(u64, u64), EditError> {
+        let volume = &self.group().lvs[lv.0];
+        let from = volume.extents();
+        match self.target(resize, volume, stripes) {
+            Some(to) if to > 0 => Ok((from, to)),
             _ => {
                 let expected = format!("at least 1 extent to be left of {from}, and less than 8 EiB");
                 let found = resize.to_string();
-                return Err(EditError::Value { what: "the size", found, expected });
+                Err(EditError::Value { what: "the size", found, expected })
             }
-        };
-        let (to, capped) = self.capped_store(lv, from, to);
-        if to > from {
-            self.grow(name, lv, &end, to - from)?;
-        } else if to < from {
-            self.check_shrink(name, lv, from, to, may_shrink)?;
-            self.shrink(name, lv, to)?;
         }
-        Ok(Resized { from, to, capped })
     }
 
     /// Extents after the change, whole stripes at its end; none where there is no such number.
@@ -127,7 +162,8 @@ impl Draft {
         } else {
             lv.segments.iter().find(|segment| to < segment.start_extent + segment.extent_count).map(
                 |segment| {
-                    let stripes = segment.areas().0.len() as u64;
+                    // A volume of a pool has none.
+                    let stripes = segment.areas().0.len().max(1) as u64;
                     segment.start_extent + (to - segment.start_extent).next_multiple_of(stripes)
                 },
             )?
@@ -210,7 +246,7 @@ impl Draft {
         })
     }
 
-    fn check_shrink(
+    pub(super) fn check_shrink(
         &self,
         name: &str,
         lv: LvIndex,

@@ -241,7 +241,7 @@ impl Draft {
     }
 
     /// The name behind the last of a row, as LVM numbers.
-    fn next_name(&self, start: &str) -> String {
+    pub(super) fn next_name(&self, start: &str) -> String {
         let number = |name: &str| name.strip_prefix(start)?.parse::<u32>().ok();
         let last = self.group().lvs.iter().filter_map(|lv| number(&lv.name)).max();
         format!("{start}{}", last.map_or(0, |last| u64::from(last) + 1))

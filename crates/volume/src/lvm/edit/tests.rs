@@ -9,6 +9,7 @@ use super::data::Content;
 use super::*;
 
 mod snapshot;
+mod thin;
 
 /// Sectors of an extent of 4 MiB.
 const EXTENT: u64 = 8192;

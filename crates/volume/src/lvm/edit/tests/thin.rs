@@ -1,0 +1,187 @@
+//! Thin pools and their volumes in drafts.
+
+use blockwork_format::lvm2::vg::Message;
+
+use super::super::{Discards, NewThin, NewThinPool, NewThinSnapshot, Resize};
+use super::*;
+
+fn pool(name: &str, size: Size) -> NewThinPool {
+    NewThinPool {
+        name: name.into(),
+        size,
+        chunk_sectors: None,
+        metadata_bytes: None,
+        zero: true,
+        discards: Discards::Passdown,
+        error_when_full: false,
+        tags: Vec::new(),
+    }
+}
+
+fn thin(name: &str, pool: &str, mib: u64) -> NewThin {
+    NewThin { name: name.into(), pool: pool.into(), bytes: mib << 20, tags: Vec::new() }
+}
+
+fn snapshot(origin: &str, name: &str) -> NewThinSnapshot {
+    NewThinSnapshot { origin: origin.into(), name: Some(name.into()), tags: Vec::new() }
+}
+
+/// Transaction, and messages.
+fn told(draft: &Draft, name: &str) -> (u64, Vec<Message>) {
+    match &lv(draft, name).segments[0].kind {
+        SegmentType::ThinPool { transaction_id, messages, .. } => (*transaction_id, messages.clone()),
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+fn device(draft: &Draft, name: &str) -> u64 {
+    match &lv(draft, name).segments[0].kind {
+        SegmentType::Thin { device_id, .. } => *device_id,
+        other => panic!("{name}: {other:?}"),
+    }
+}
+
+#[test]
+fn a_pool_and_a_volume_are_what_lvcreate_writes() {
+    let mut draft = group(&[39, 15]);
+    let asked = NewThinPool { metadata_bytes: Some(8 << 20), ..pool("pool", Size::Extents(24)) };
+    let made = draft.create_thin_pool(&asked).unwrap();
+    assert_eq!((made.extents, made.metadata_extents, made.chunk_sectors), (24, 2, 128));
+    draft.create_thin(&thin("t1", "pool", 63)).unwrap();
+    let text = String::from_utf8(draft.text()).unwrap();
+    let born =
+        "flags = []\ncreation_time = 1700000000\ncreation_host = \"host\"\nsegment_count = 1\n\nsegment1 {\n";
+    let plain = |pv: &str, start: u64, count: u64| {
+        format!(
+            "start_extent = 0\nextent_count = {count}\n\ntype = \"striped\"\nstripe_count = 1\n\nstripes = [\n\"{pv}\", {start}\n]\n}}\n}}\n"
+        )
+    };
+    // As LVM 2.03.16 wrote it, but for identifiers, times and places; and for the message, which it had sent by then.
+    for expected in [
+        format!(
+            "status = [\"READ\", \"WRITE\", \"VISIBLE\"]\n{born}start_extent = 0\nextent_count = 24\n\ntype = \"thin-pool\"\n\
+             metadata = \"pool_tmeta\"\npool = \"pool_tdata\"\ntransaction_id = 1\nchunk_size = 128\n\
+             discards = \"passdown\"\nzero_new_blocks = 1\n\nmessage1 {{\ncreate = \"t1\"\n}}\n}}\n}}\n\nt1 {{\n"
+        ),
+        format!(
+            "status = [\"READ\", \"WRITE\", \"VISIBLE\"]\n{born}start_extent = 0\nextent_count = 16\n\ntype = \"thin\"\n\
+             thin_pool = \"pool\"\ntransaction_id = 0\ndevice_id = 1\n}}\n}}\n\npool_tdata {{\n"
+        ),
+        format!("status = [\"READ\", \"WRITE\"]\n{born}{}\npool_tmeta {{\n", plain("pv0", 0, 24)),
+        format!("status = [\"READ\", \"WRITE\"]\n{born}{}\nlvol0_pmspare {{\n", plain("pv0", 24, 2)),
+        format!("status = [\"READ\", \"WRITE\"]\n{born}{}", plain("pv0", 26, 2)),
+    ] {
+        assert!(text.contains(&expected), "{text}\nexpected {expected}");
+    }
+}
+
+#[test]
+fn a_new_map_begins_with_zeros_and_data_is_left_alone() {
+    let mut draft = group(&[100]);
+    draft.create_thin_pool(&pool("pool", Size::Extents(20))).unwrap();
+    let metadata = segments(&draft, "pool_tmeta");
+    assert_eq!(metadata, [(0, 1, vec![(0, 20)])]);
+    let start = (2048 + 20 * EXTENT) * 512;
+    let end = start + EXTENT * 512;
+    assert!(draft.data.iter().any(|write| write.offset == start));
+    for write in &draft.data {
+        assert!(matches!(write.content, Content::Zeros(_)), "{write:?}");
+        assert!((start..end).contains(&write.offset), "{write:?}");
+    }
+}
+
+#[test]
+fn sizes_follow_lvm() {
+    // 40 TiB of data in 64 KiB blocks would need a map of 40 GiB: blocks grow until it needs 128 MiB.
+    let mut draft = Draft::new_group("vg", EXTENT, &[], author()).unwrap();
+    let id = Uuid::from_compact(format!("pv{:030}", 0).as_bytes()).unwrap();
+    let pv = NewPv { id, device_hint: "d".into(), dev_sectors: 48 << 31, pe_start: 2048 };
+    draft.add_pv(&pv).unwrap();
+    let made = draft.create_thin_pool(&pool("large", Size::Bytes(40 << 40))).unwrap();
+    assert_eq!((made.chunk_sectors, made.metadata_extents), (65_536, 20));
+    // All of a group, with its map and the spare.
+    let mut draft = group(&[50]);
+    let made = draft.create_thin_pool(&pool("all", Size::PercentFree(100))).unwrap();
+    assert_eq!((made.extents, made.metadata_extents, draft.free().total()), (48, 1, 0));
+}
+
+#[test]
+fn each_change_is_a_message_and_a_transaction_and_numbers_are_not_given_twice() {
+    let mut draft = group(&[60]);
+    draft.create_thin_pool(&pool("pool", Size::Extents(10))).unwrap();
+    assert_eq!(told(&draft, "pool"), (0, vec![]));
+    draft.create_thin(&thin("one", "pool", 100)).unwrap();
+    let one = draft.group().lv("one").unwrap();
+    assert_eq!(told(&draft, "pool"), (1, vec![Message::Create(one)]));
+    assert_eq!(draft.create_thin_snapshot(&snapshot("one", "snap")).unwrap(), "snap");
+    assert_eq!((device(&draft, "one"), device(&draft, "snap")), (1, 2));
+    assert_eq!(lv(&draft, "snap").extents(), lv(&draft, "one").extents());
+    draft.settle("pool").unwrap();
+    assert_eq!(told(&draft, "pool"), (1, vec![]));
+    // What was a snapshot of it stands by itself.
+    assert_eq!(draft.remove_volume("one").unwrap(), ["one"]);
+    assert!(matches!(lv(&draft, "snap").segments[0].kind, SegmentType::Thin { origin: None, .. }));
+    assert_eq!(told(&draft, "pool"), (2, vec![Message::Delete(1)]));
+    draft.settle("pool").unwrap();
+    draft.remove_volume("snap").unwrap();
+    draft.create_thin(&thin("two", "pool", 1)).unwrap();
+    assert_eq!(device(&draft, "two"), 3, "the pool still has number 2");
+    refused(draft.remove_volume("pool"), "these volumes are made of it: two");
+    // The pool never heard of it, and of what it has yet to hear one thing is left.
+    draft.remove_volume("two").unwrap();
+    assert_eq!(told(&draft, "pool"), (3, vec![Message::Delete(2)]));
+    draft.settle("pool").unwrap();
+    draft.create_thin(&thin("three", "pool", 1)).unwrap();
+    draft.remove_volume("three").unwrap();
+    assert_eq!(told(&draft, "pool"), (3, vec![]));
+    let mut gone = draft.remove_volume("pool").unwrap();
+    gone.sort();
+    assert_eq!(gone, ["lvol0_pmspare", "pool", "pool_tdata", "pool_tmeta"]);
+    assert_eq!(draft.free().total(), 60);
+}
+
+#[test]
+fn pools_their_maps_and_their_volumes_are_resized() {
+    let mut draft = group(&[60]);
+    draft.create_thin_pool(&pool("pool", Size::Extents(10))).unwrap();
+    draft.create_thin(&thin("one", "pool", 40)).unwrap();
+    assert_eq!(draft.resize_volume("pool", Resize::MoreExtents(5), false).unwrap().to, 15);
+    assert_eq!((lv(&draft, "pool").extents(), lv(&draft, "pool_tdata").extents()), (15, 15));
+    refused(draft.resize_volume("pool", Resize::LessExtents(1), true), "do not become smaller");
+    assert_eq!(draft.grow_pool_metadata("pool", Resize::MoreExtents(2)).unwrap().to, 3);
+    assert_eq!((lv(&draft, "pool_tmeta").extents(), lv(&draft, "lvol0_pmspare").extents()), (3, 3));
+    assert_eq!(draft.resize_volume("one", Resize::ToExtents(1_000_000), false).unwrap().to, 1_000_000);
+    refused(draft.resize_volume("one", Resize::ToExtents(9), false), "--force");
+    assert_eq!(draft.resize_volume("one", Resize::ToExtents(9), true).unwrap().to, 9);
+    assert_eq!(lv(&draft, "one").segments.len(), 1);
+    draft.rename_volume("pool", "basin").unwrap();
+    assert!(draft.group().lv("basin_tdata").is_some() && draft.group().lv("basin_tmeta").is_some());
+    assert!(matches!(told(&draft, "basin").1[..], [Message::Create(_)]));
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let mut draft = group(&[20]);
+    let with = |change: &dyn Fn(&mut NewThinPool)| {
+        let mut new = pool("pool", Size::Extents(10));
+        change(&mut new);
+        new
+    };
+    refused(draft.create_thin_pool(&with(&|new| new.chunk_sectors = Some(96))), "--chunksize 48 KiB");
+    refused(
+        draft.create_thin_pool(&with(&|new| new.metadata_bytes = Some(1 << 20))),
+        "--pool-metadata-size 1 MiB",
+    );
+    refused(draft.create_thin_pool(&with(&|new| new.chunk_sectors = Some(1 << 20))), "at least one block");
+    refused(draft.create_thin_pool(&with(&|new| new.size = Size::Extents(20))), "needed");
+    draft.create_volume(&linear("thick", 2)).unwrap();
+    refused(
+        draft.create_thin(&thin("one", "thick", 4)),
+        "there is no thin pool \"vg/thick\"; there are: none",
+    );
+    refused(draft.create_thin_snapshot(&snapshot("thick", "snap")), "it is no thin volume");
+    draft.create_thin_pool(&pool("pool", Size::Extents(10))).unwrap();
+    draft.create_thin(&thin("one", "pool", 4)).unwrap();
+    refused(draft.create_thin(&thin("one", "pool", 4)), "exists already");
+    refused(draft.create_thin(&thin("two", "pool", 0)), "at least one extent");
+}
