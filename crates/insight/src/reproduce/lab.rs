@@ -107,7 +107,7 @@ impl Outcome {
     }
 }
 
-/// Devices of one model, each a leaf under the numbers 0, 1 ...
+/// Devices, each a leaf under the numbers 0, 1 ...
 pub(super) struct Lab {
     world: World,
     leaves: Vec<(NodeId, Arc<dyn LeafSource>)>,
@@ -115,10 +115,16 @@ pub(super) struct Lab {
 }
 
 impl Lab {
+    /// Devices of one model.
     pub(super) fn new(seed: u64, model: &DeviceModel, devices: u16) -> Lab {
+        Lab::of(seed, vec![model.clone(); devices.into()])
+    }
+
+    /// Devices of these models.
+    pub(super) fn of(seed: u64, models: Vec<DeviceModel>) -> Lab {
         let world = World::new(seed);
-        let leaves = (0..devices).map(|number| {
-            let device = world.add_device(DeviceModel { keeps_content: false, ..model.clone() });
+        let leaves = (0..).zip(models).map(|(number, model)| {
+            let device = world.add_device(DeviceModel { keeps_content: false, ..model });
             (NodeId(number), world.source(device))
         });
         Lab { leaves: leaves.collect(), world, tracer: Tracer::default() }

@@ -6,10 +6,11 @@
 //! | [`discard`] | discards under md's RAID10 were cut to chunks (Launchpad 1896578) |
 //! | [`merge`] | reads through an LVM snapshot were not merged on the way to an NVMe disk (Launchpad 1833319) |
 //! | [`ring`] | a Xen guest's ring of one page starves a fast disk (xen/block: add multi-page ring support) |
+//! | [`thin`] | thin volumes were a third as fast as thick ones: look-ups under the pool's lock (dm-devel) |
 //!
-//! Invariants, for every report: (1) nothing is modelled but devices and clients: what lies between is the code that
-//! serves; (2) a figure of the report that a model was calibrated by is named in [`Reproduction::calibration`], and there is
-//! at most one; (3) a seed gives the same result on any machine.
+//! Invariants, for every report: (1) nothing is modelled but devices and clients, and an old behaviour that we do not have: what lies
+//! between is the code that serves; (2) figures of the report that a model was calibrated by are named in
+//! [`Reproduction::calibration`], and marked where they are shown; (3) a seed gives the same result on any machine.
 
 pub mod discard;
 mod excerpt;
@@ -17,6 +18,7 @@ mod lab;
 pub mod merge;
 pub mod ring;
 mod runs;
+pub mod thin;
 
 use blockwork_sim::DeviceCounters;
 use serde::Serialize;
@@ -32,7 +34,7 @@ pub struct Reproduction {
     pub source: &'static str,
     /// What was simulated: devices and clients, with reasons.
     pub assumptions: Vec<String>,
-    /// The one figure of the report that went into the model, and where; none: no figure did.
+    /// The figures of the report that went into the model, and where; none: no figure did.
     pub calibration: Option<String>,
     /// What was run.
     pub rows: Vec<Row>,
@@ -42,6 +44,9 @@ pub struct Reproduction {
     /// What guests get through rings of different sizes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<RingRate>,
+    /// How many reads clients get in a second.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub reads: Vec<ReadRate>,
     /// What happened on the device, as traces show it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub traces: Vec<Excerpt>,
@@ -110,6 +115,25 @@ pub struct RingRate {
     pub ring_high_water: u32,
     /// Part of the time during which it was full, 0 to 1.
     pub ring_full: f64,
+    /// Requests that the device got.
+    pub device: Requests,
+}
+
+/// How many reads a client gets in a second.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReadRate {
+    /// What it does.
+    pub client: String,
+    /// On what.
+    pub stack: String,
+    /// Which behaviour.
+    pub behaviour: Behaviour,
+    /// What the report measured, reads a second; nothing where it says nothing.
+    pub report_iops: Option<f64>,
+    /// What came out here, reads a virtual second.
+    pub iops: f64,
+    /// What the model was calibrated by: no prediction.
+    pub is_calibration: bool,
     /// Requests that the device got.
     pub device: Requests,
 }

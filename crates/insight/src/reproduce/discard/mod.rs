@@ -168,6 +168,7 @@ pub fn reproduce(plan: &DiscardPlan, progress: &mut dyn FnMut(f64)) -> Result<Re
         rows,
         rates: Vec::new(),
         rings: Vec::new(),
+        reads: Vec::new(),
         traces: Vec::new(),
         notes: notes(),
     })

@@ -168,6 +168,7 @@ pub fn reproduce(plan: &MergePlan, progress: &mut dyn FnMut(f64)) -> Result<Repr
         rows,
         rates,
         rings: Vec::new(),
+        reads: Vec::new(),
         traces: traces.into_iter().collect::<Result<_, _>>()?,
         notes: notes(),
     })

@@ -261,6 +261,7 @@ pub fn reproduce(plan: &RingPlan, progress: &mut dyn FnMut(f64)) -> Result<Repro
         ),
         rows: Vec::new(),
         rates: Vec::new(),
+        reads: Vec::new(),
         rings,
         traces: traces.into_iter().collect::<Result<_, _>>()?,
         notes: notes(),
