@@ -9,6 +9,7 @@ mod at_once;
 mod demo;
 mod lv;
 mod md;
+mod message;
 mod nbd_client;
 mod reproduce;
 mod scan;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Verb::Md(args) => md::run(&args),
         Verb::Vg(args) => vg::run(&args),
         Verb::Lv(args) => lv::run(&args),
+        Verb::Message(args) => message::run(&args),
         Verb::Reproduce(args) => reproduce::run(&args),
         Verb::Demo(args) => demo::run(&args),
     };

@@ -6,10 +6,12 @@ use anyhow::{Result, bail};
 use blockwork_insight::reproduce::discard::{self, DiscardPlan};
 use blockwork_insight::reproduce::merge::{self, MergePlan};
 use blockwork_insight::reproduce::ring::{self, RingPlan};
-use blockwork_insight::reproduce::{Behaviour, Rate, Reproduction, Requests, Row};
+use blockwork_insight::reproduce::thin::{self, ThinPlan};
+use blockwork_insight::reproduce::{Behaviour, Rate, ReadRate, Reproduction, Requests, Row};
 
 use crate::args::{
     ReproduceArgs, ReproduceDiscardArgs, ReproduceMergeArgs, ReproduceReport, ReproduceRingArgs,
+    ReproduceThinArgs,
 };
 use crate::scan::lines;
 
@@ -20,7 +22,16 @@ pub(crate) fn run(args: &ReproduceArgs) -> Result<()> {
         ReproduceReport::Discard(args) => discard(args),
         ReproduceReport::Merge(args) => merge(args),
         ReproduceReport::Ring(args) => ring(args),
+        ReproduceReport::Thin(args) => thin(args),
     }
+}
+
+fn thin(args: &ReproduceThinArgs) -> Result<()> {
+    let plan = ThinPlan { seed: args.seed, ..ThinPlan::default() };
+    let mut bar = Bar::default();
+    let result = thin::reproduce(&plan, &mut |done| bar.show(done));
+    bar.clear();
+    print(&result?, args.json)
 }
 
 fn merge(args: &ReproduceMergeArgs) -> Result<()> {
@@ -76,8 +87,11 @@ fn text(reproduction: &Reproduction) -> String {
         text.push_str(&lines(&table(&reproduction.rows), &[3, 4, 5]));
     }
     text.push_str(&rings::text(&reproduction.rings));
+    if !reproduction.reads.is_empty() {
+        text.push_str(&lines(&reads(&reproduction.reads), &[3, 4]));
+    }
     if let Some(calibration) = &reproduction.calibration {
-        text.push_str("\n* The model's one figure from the report:\n");
+        text.push_str("\n* The model has this from the report:\n");
         text.push_str(&wrapped(calibration));
     }
     if !reproduction.rates.is_empty() {
@@ -116,6 +130,22 @@ fn rates(rates: &[Rate]) -> Vec<[String; 5]> {
         [rate.client.clone(), rate.stack.clone(), report, speed(rate.mb_per_second), requests(&rate.devices)]
     });
     std::iter::once(titles).chain(rows).collect()
+}
+
+fn reads(rates: &[ReadRate]) -> Vec<[String; 6]> {
+    let titles = ["CLIENT", "STACK", "BEHAVIOUR", "REPORT", "HERE", "REQUESTS"].map(String::from);
+    let rows = rates.iter().map(|rate| {
+        let behaviour = if rate.behaviour == Behaviour::Old { "old" } else { "new" };
+        let report = rate.report_iops.map(iops).unwrap_or_default();
+        let here = format!("{}{}", iops(rate.iops), if rate.is_calibration { "*" } else { " " });
+        let requests = requests(std::slice::from_ref(&rate.device));
+        [rate.client.clone(), rate.stack.clone(), behaviour.into(), report, here, requests]
+    });
+    std::iter::once(titles).chain(rows).collect()
+}
+
+fn iops(iops: f64) -> String {
+    format!("{:.1} K IOPS", iops / 1e3)
 }
 
 /// As `time` prints it, but in thousandths where it is short.

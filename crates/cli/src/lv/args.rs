@@ -13,18 +13,26 @@ pub(crate) struct LvArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum LvVerb {
     /// Make a volume.
-    #[command(after_help = "Examples:\n  blockwork lv create vg0/root --size 10G --disk a.img b.img\n  \
+    // `-V` is `--virtual-size`, as for lvcreate.
+    #[command(
+        disable_version_flag = true,
+        after_help = "Examples:\n  blockwork lv create vg0/root --size 10G --disk a.img b.img\n  \
         blockwork lv create vg0/all --extents 100%FREE --type striped --stripes 2 --disk a.img b.img\n  \
-        blockwork lv create vg0/data --size 4G --type raid1 --disk a.img b.img\n\n\
+        blockwork lv create vg0/data --size 4G --type raid1 --disk a.img b.img\n  \
+        blockwork lv create vg0/pool --thin-pool --size 100G --disk a.img b.img\n  \
+        blockwork lv create vg0/vm1 --thin pool --virtual-size 1T --disk a.img b.img\n\n\
         It lies where `lvcreate` would put it. 128 KiB at its start and end are zeroed. The mirrors of a RAID are made the \
-        same by whoever serves it first, unless --nosync says that they need not be.")]
+        same by whoever serves it first, unless --nosync says that they need not be."
+    )]
     Create(CreateArgs),
     /// Make a snapshot: a volume that stays as another one is now, and can be written by itself.
     #[command(
         after_help = "Examples:\n  blockwork lv snapshot vg0/root --size 1G --name before --disk a.img b.img\n  \
-        blockwork lv snapshot vg0/root --extents 100%ORIGIN --disk a.img b.img\n\n\
+        blockwork lv snapshot vg0/root --extents 100%ORIGIN --disk a.img b.img\n  \
+        blockwork lv snapshot vg0/vm1 --name vm1-before --disk a.img b.img\n\n\
         Its size is what it can keep of the origin's old data and of its own new data: a chunk for each that is written. \
-        When it is full, the snapshot is lost, and the origin goes on."
+        When it is full, the snapshot is lost, and the origin goes on. A snapshot of a thin volume lies in the pool and has no \
+        size of its own."
     )]
     Snapshot(SnapshotArgs),
     /// Merge a snapshot back into its origin: that becomes what the snapshot is, and the snapshot goes.
@@ -32,9 +40,10 @@ pub(crate) enum LvVerb {
         Whoever opens the group during the merge finds in the origin what the snapshot was. ^C stops it, and the same command goes on \
         with it; so does `blockwork serve` of the origin, and Linux. Other snapshots of the origin stay as they are.")]
     Merge(MergeArgs),
-    /// Make a linear or striped volume larger, or smaller; or a snapshot larger.
+    /// Make a linear, striped or thin volume larger, or smaller; or a snapshot or a thin pool larger.
     #[command(after_help = "Examples:\n  blockwork lv resize vg0/root --size +2G --disk a.img b.img\n  \
-        blockwork lv resize vg0/root --extents +100%FREE --disk a.img b.img\n\n\
+        blockwork lv resize vg0/root --extents +100%FREE --disk a.img b.img\n  \
+        blockwork lv resize vg0/pool --pool-metadata-size +64M --disk a.img b.img\n\n\
         File systems are not told: grow them afterwards, shrink them before.")]
     Resize(ResizeArgs),
     /// Give a volume another name.
@@ -61,7 +70,7 @@ pub(crate) enum Type {
 }
 
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("how_large").required(true).args(["size", "extents"]))]
+#[command(group = ArgGroup::new("how_large").required(true).args(["size", "extents", "virtual_size"]))]
 pub(crate) struct CreateArgs {
     /// The new volume.
     #[arg(value_name = "VG/LV")]
@@ -97,16 +106,65 @@ pub(crate) struct CreateArgs {
     #[arg(long)]
     pub(crate) no_wipe: bool,
     #[command(flatten)]
+    pub(crate) thin: ThinArgs,
+    #[command(flatten)]
     pub(crate) disks: Disks,
 }
 
+/// Of thin pools and their volumes, with LVM's names.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("how_large").required(true).args(["size", "extents"]))]
+pub(crate) struct ThinArgs {
+    /// Make a thin pool.
+    #[arg(long, conflicts_with_all = ["kind", "stripes", "mirrors", "nosync", "no_wipe", "thin", "virtual_size"])]
+    pub(crate) thin_pool: bool,
+    /// Make a thin volume in this pool.
+    #[arg(long, value_name = "POOL", alias = "thinpool", requires = "virtual_size",
+          conflicts_with_all = ["kind", "stripes", "mirrors", "nosync", "no_wipe"])]
+    pub(crate) thin: Option<String>,
+    /// How large a thin volume looks, rounded up to whole extents: more than its pool has is fine.
+    #[arg(short = 'V', long, value_name = "SIZE", alias = "virtualsize", requires = "thin")]
+    pub(crate) virtual_size: Option<String>,
+    /// Of a thin pool: what is given to its volumes at once, a multiple of 64K up to 1G. Default: 64K, or as much more as keeps
+    /// the map within 128M.
+    #[arg(short, long, value_name = "SIZE", requires = "thin_pool")]
+    pub(crate) chunksize: Option<String>,
+    /// Of a thin pool: room for its map. Default: 64 bytes for each chunk, 2M at least.
+    #[arg(long, value_name = "SIZE", alias = "poolmetadatasize", requires = "thin_pool")]
+    pub(crate) pool_metadata_size: Option<String>,
+    /// Of a thin pool: zero what is given to a volume, unless it is written whole.
+    #[arg(short = 'Z', long, value_name = "y|n", default_value = "y", requires = "thin_pool")]
+    pub(crate) zero: YesNo,
+    /// Of a thin pool: what becomes of discards. They free chunks (`nopassdown`), and go on to the disks (`passdown`), or
+    /// there are none (`ignore`).
+    #[arg(long, value_name = "HOW", default_value = "passdown", requires = "thin_pool")]
+    pub(crate) discards: Discards,
+    /// Of a thin pool: let writes fail at once when it is full. Otherwise they wait for room, a minute at most.
+    #[arg(long, value_name = "y|n", default_value = "n", alias = "errorwhenfull", requires = "thin_pool")]
+    pub(crate) error_when_full: YesNo,
+}
+
+/// `y` or `n`, as LVM's tools take them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum YesNo {
+    Y,
+    N,
+}
+
+/// What becomes of discards in a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Discards {
+    Passdown,
+    Nopassdown,
+    Ignore,
+}
+
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("how_large").args(["size", "extents"]))]
 pub(crate) struct SnapshotArgs {
     /// Of what.
     #[arg(value_name = "VG/LV")]
     pub(crate) volume: String,
-    /// How much it can keep, rounded up to whole extents.
+    /// How much it can keep, rounded up to whole extents. A thin volume's snapshot has none.
     #[arg(short = 'L', long, value_name = "SIZE")]
     pub(crate) size: Option<String>,
     /// The same in extents, or in hundredths of what is free (50%FREE), of the group (5%VG), or of the origin's data
@@ -117,7 +175,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(short, long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// What is kept at once, a power of two from 4K to 512K.
-    #[arg(short, long, value_name = "SIZE", default_value = "4K")]
+    #[arg(short, long, value_name = "SIZE", default_value = "4K", requires = "how_large")]
     pub(crate) chunksize: String,
     /// Tags for the snapshot.
     #[arg(long, value_name = "TAG")]
@@ -136,7 +194,7 @@ pub(crate) struct MergeArgs {
 }
 
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("how_large").required(true).args(["size", "extents"]))]
+#[command(group = ArgGroup::new("how_large").required(true).args(["size", "extents", "pool_metadata_size"]))]
 pub(crate) struct ResizeArgs {
     /// The volume.
     #[arg(value_name = "VG/LV")]
@@ -147,6 +205,9 @@ pub(crate) struct ResizeArgs {
     /// The same in extents; or +N%FREE, hundredths of what is free.
     #[arg(short = 'l', long, value_name = "[+|-]N", allow_hyphen_values = true)]
     pub(crate) extents: Option<String>,
+    /// Of a thin pool: the size of its map, or by how much it is to grow.
+    #[arg(long, value_name = "[+]SIZE", alias = "poolmetadatasize")]
+    pub(crate) pool_metadata_size: Option<String>,
     /// It may become smaller: what lies behind its new end is lost.
     #[arg(long)]
     pub(crate) force: bool,

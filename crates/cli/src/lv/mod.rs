@@ -5,6 +5,7 @@ mod args;
 mod merge;
 mod show;
 mod snapshot;
+mod thin;
 
 use anyhow::{Result, anyhow, bail};
 use blockwork_volume::lvm::edit::{GroupEditor, NewVolume, Shape, TagChange};
@@ -30,6 +31,12 @@ pub(crate) fn run(args: &LvArgs) -> Result<()> {
 
 fn create(args: &CreateArgs) -> Result<()> {
     let (group, name) = split(&args.volume)?;
+    if args.thin.thin_pool {
+        return thin::create_pool(args);
+    }
+    if let Some(pool) = &args.thin.thin {
+        return thin::create_volume(args, pool);
+    }
     let size = amount::new_size(args.size.as_deref(), args.extents.as_deref())?;
     let shape = shape(args)?;
     if args.nosync && !shape.is_raid() {
@@ -81,16 +88,25 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
 
 fn resize(args: &ResizeArgs) -> Result<()> {
     let (group, name) = split(&args.volume)?;
-    let resize = amount::resize(args.size.as_deref(), args.extents.as_deref())?;
-    let mut editor = GroupEditor::open(&args.disks.disk, group, author()?)?;
-    let resized = editor.draft_mut().resize_volume(name, resize, args.force)?;
+    let map_size = args.pool_metadata_size.as_deref();
+    let resize = amount::resize(map_size.or(args.size.as_deref()), args.extents.as_deref())?;
+    let mut editor = thin::open(&args.disks.disk, group)?;
+    let resized = match map_size {
+        Some(_) => editor.draft_mut().grow_pool_metadata(name, resize)?,
+        None => editor.draft_mut().resize_volume(name, resize, args.force)?,
+    };
     if let Some(capped) = &resized.capped {
         log::warn!("{capped}");
     }
     if resized.from == resized.to {
         bail!("{}: it has {} already", args.volume, size_of(&editor, resized.to));
     }
-    commit(&mut editor)?;
+    let editor = if editor.draft().is_thin_pool(name)? {
+        thin::commit_and_grow(editor, name, &args.disks.disk)?
+    } else {
+        commit(&mut editor)?;
+        editor
+    };
     let sizes = [resized.from, resized.to].map(|extents| size_of(&editor, extents));
     let said = format!("{}: {}, before it was {}", args.volume, sizes[1], sizes[0]);
     announce(&editor, &said, Some(json_of(&editor, name)), args.disks.json);
@@ -118,11 +134,11 @@ fn remove(args: &RemoveArgs) -> Result<()> {
     if let Some((other, _)) = volumes.iter().find(|(other, _)| *other != group) {
         bail!("the volumes are of two groups ({group} and {other}): remove them one group at a time");
     }
-    let mut editor = GroupEditor::open(&args.disks.disk, group, author()?)?;
+    let mut editor = thin::open(&args.disks.disk, group)?;
     for (_, name) in &volumes {
         editor.draft_mut().remove_volume(name)?;
     }
-    commit(&mut editor)?;
+    let editor = thin::commit_and_tell(editor, &args.disks.disk)?;
     announce(&editor, &format!("removed {}", args.volumes.join(", ")), None, args.disks.json);
     Ok(())
 }

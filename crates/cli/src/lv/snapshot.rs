@@ -4,14 +4,18 @@ use anyhow::{Result, anyhow, bail};
 use blockwork_volume::lvm::edit::{GroupEditor, NewSnapshot, StoreSize};
 
 use super::args::SnapshotArgs;
-use super::{amount, json_of, size_of, split};
+use super::{amount, json_of, size_of, split, thin};
 use crate::vg::change::{announce, author, commit, sectors};
 
 pub(super) fn run(args: &SnapshotArgs) -> Result<()> {
     let (group, origin) = split(&args.volume)?;
+    let name = args.name.as_deref().map(|name| in_group(group, name)).transpose()?;
+    if args.size.is_none() && args.extents.is_none() {
+        return thin::snapshot(args, group, origin, name);
+    }
     let new = NewSnapshot {
         origin: origin.to_owned(),
-        name: args.name.as_deref().map(|name| in_group(group, name)).transpose()?,
+        name,
         size: store_size(args.size.as_deref(), args.extents.as_deref())?,
         chunk_sectors: sectors("--chunksize", &args.chunksize)?,
         tags: args.addtag.clone(),

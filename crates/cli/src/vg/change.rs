@@ -42,6 +42,11 @@ pub(crate) fn commit(editor: &mut GroupEditor) -> Result<()> {
     for warning in editor.assembly().warnings() {
         log::warn!("{warning}");
     }
+    write(editor)
+}
+
+/// The same, where everything there is to know about the disks was said before.
+pub(crate) fn write(editor: &mut GroupEditor) -> Result<()> {
     let commit = editor.plan()?;
     at_once::run(editor.assembly(), |cx| async move { commit.run(&cx).await })??;
     Ok(())

@@ -1,0 +1,145 @@
+//! Thin pools, thin volumes and snapshots of them that our verbs make in groups: LVM's own tools read them, `thin_check` finds
+//! each pool's metadata whole, and both count the same transactions.
+
+mod support;
+
+use std::fs;
+
+use serde_json::Value;
+use support::lvm::Lab;
+use support::{output, run, tool};
+
+const EXTENT: usize = 4 << 20;
+const PE_START: usize = 1 << 20;
+
+/// The metadata of a pool that lies in one piece of one extent on the first disk.
+fn metadata(lab: &Lab, pool: &str) -> String {
+    let said = run(&mut lab.scratch.blockwork(lab.args(&["lv", "show", "--all", "--json", "vg"])));
+    let volumes: Value = serde_json::from_str(&said).expect("JSON");
+    let part = format!("{pool}_tmeta");
+    let part = volumes.as_array().expect("volumes").iter().find(|lv| lv["name"] == *part).expect("a map");
+    let area = part["areas"][0].as_str().expect("a place");
+    let extent: usize =
+        area.strip_prefix("pv0(").and_then(|rest| rest.strip_suffix(')')).unwrap().parse().unwrap();
+    let start = PE_START + extent * EXTENT;
+    let bytes = lab.scratch.read("a")[start..start + EXTENT].to_vec();
+    lab.scratch.write("map", bytes)
+}
+
+/// What `thin_dump` makes of a pool; `thin_check` has nothing to say.
+fn dumped(lab: &Lab, pool: &str) -> String {
+    let map = metadata(lab, pool);
+    let checked = output(tool("thin_check").args(["-q", &map]));
+    assert!(checked.status.success(), "{checked:?}");
+    run(tool("thin_dump").arg(&map))
+}
+
+fn columns(lab: &Lab, fields: &str) -> Vec<String> {
+    let command = format!("lvs -a --noheadings --separator ; --units m --nosuffix -O lv_name -o {fields} vg");
+    lab.lvm(&[&command]).remove(0).lines().map(|line| line.trim().to_owned()).collect()
+}
+
+#[test]
+fn pools_and_volumes_are_what_lvm_reads_and_the_pool_knows_them() {
+    let lab = Lab::new(&[("a", 161)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    let said = lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "40M"]);
+    assert_eq!(said, "vg/pool: a thin pool of 40M in chunks of 64K, with a map of 4M\n");
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "1T"]);
+    lab.verb(&["lv", "create", "vg/two", "--thin", "vg/pool", "--virtual-size", "10M", "--addtag", "t"]);
+    lab.verb(&["lv", "snapshot", "vg/one", "--name", "snap"]);
+    let expected = [
+        "[lvol0_pmspare];linear;4.00;;;;",
+        "one;thin;1048576.00;pool;;1;0",
+        "pool;thin-pool;40.00;;;;3",
+        "[pool_tdata];linear;40.00;;;;",
+        "[pool_tmeta];linear;4.00;;;;",
+        "snap;thin;1048576.00;pool;one;3;2",
+        "two;thin;12.00;pool;;2;1",
+    ];
+    assert_eq!(columns(&lab, "lv_name,segtype,lv_size,pool_lv,origin,thin_id,transaction_id"), expected);
+    let dump = dumped(&lab, "pool");
+    assert!(dump.contains("time=\"1\" transaction=\"3\""), "{dump}");
+    assert!(dump.contains("data_block_size=\"128\" nr_data_blocks=\"640\""), "{dump}");
+    for device in [
+        "1\" mapped_blocks=\"0\" transaction=\"0",
+        "2\" mapped_blocks=\"0\" transaction=\"1",
+        "3\" mapped_blocks=\"0\" transaction=\"2",
+    ] {
+        assert!(dump.contains(&format!("dev_id=\"{device}\"")), "{dump}");
+    }
+
+    lab.verb(&["lv", "remove", "vg/one"]);
+    lab.verb(&["lv", "resize", "vg/two", "--size", "20M"]);
+    lab.verb(&["lv", "resize", "vg/pool", "--size", "+8M"]);
+    lab.verb(&["lv", "rename", "vg/pool", "basin"]);
+    let dump = dumped(&lab, "basin");
+    assert!(dump.contains("transaction=\"4\"") && !dump.contains("dev_id=\"1\""), "{dump}");
+    let expected = [
+        "basin;;48.00",
+        "[basin_tdata];;48.00",
+        "[basin_tmeta];;4.00",
+        "[lvol0_pmspare];;4.00",
+        "snap;;1048576.00",
+        "two;;20.00",
+    ];
+    assert_eq!(columns(&lab, "lv_name,origin,lv_size"), expected);
+    lab.verb(&["lv", "resize", "vg/basin", "--pool-metadata-size", "+4M"]);
+    assert!(columns(&lab, "lv_name,lv_size").contains(&"[lvol0_pmspare];8.00".to_owned()));
+
+    lab.verb(&["lv", "remove", "vg/snap", "vg/two", "vg/basin"]);
+    assert_eq!(columns(&lab, "lv_name"), [] as [&str; 0]);
+}
+
+#[test]
+fn what_a_pool_cannot_be_is_refused_and_nothing_is_written() {
+    let lab = Lab::new(&[("a", 81)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    for (args, expected) in [
+        (
+            &["--thin-pool", "--size", "40M", "--chunksize", "32K"][..],
+            "--chunksize 32 KiB: expected a multiple of 64 KiB",
+        ),
+        (
+            &["--thin-pool", "--size", "40M", "--pool-metadata-size", "1M"],
+            "--pool-metadata-size 1 MiB: expected 2 MiB",
+        ),
+        (&["--thin-pool", "--size", "100M"], "needed"),
+        (&["--thin", "pool", "-V", "1G"], "there is no logical volume \"vg/pool\""),
+        (&["--thin", "other/pool", "-V", "1G"], "a volume is in the group of its pool, not in other"),
+    ] {
+        let said = lab.refused(&[&["lv", "create", "vg/new"], args].concat());
+        assert!(said.contains(expected), "{args:?}: {said}");
+    }
+    lab.verb(&[
+        "lv",
+        "create",
+        "vg/pool",
+        "--thin-pool",
+        "--size",
+        "40M",
+        "--zero",
+        "n",
+        "--discards",
+        "ignore",
+    ]);
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "1G"]);
+    let said = lab.refused(&["lv", "remove", "vg/pool"]);
+    assert!(said.contains("these volumes are made of it: one"), "{said}");
+    let said = lab.refused(&["lv", "resize", "vg/pool", "--size", "-8M", "--force"]);
+    assert!(said.contains("do not become smaller"), "{said}");
+    // Metadata of which LVM's text and the pool have different numbers is not touched.
+    let map = metadata(&lab, "pool");
+    run(tool("thin_dump").args(["-o", &lab.scratch.at("xml"), &map]));
+    let dump = fs::read_to_string(lab.scratch.path("xml")).unwrap();
+    let older = lab
+        .scratch
+        .write("xml", dump.replace("time=\"0\" transaction=\"1\"", "time=\"0\" transaction=\"7\""));
+    run(tool("thin_restore").args(["-i", &older, "-o", &map]));
+    let mut disk = lab.scratch.read("a");
+    let at = PE_START + 10 * EXTENT;
+    disk[at..at + EXTENT].copy_from_slice(&lab.scratch.read("map"));
+    lab.scratch.write("a", &disk);
+    let said = run(&mut lab.scratch.blockwork(["scan", "a"]));
+    assert!(said.contains("its superblock has transaction 7, and the group's metadata 1"), "{said}");
+}

@@ -1,0 +1,311 @@
+//! `serve --table` with thin pools: real clients of several volumes of one pool, full pools, and servers that are killed. The judges
+//! are bytes that the tests keep by themselves, nbdload's log of promises, `thin_check` and `thin_dump`.
+
+mod support;
+
+use std::path::Path;
+
+use support::nbd::{load, nbdload, python};
+use support::{Background, Scratch, output, run, tool, until};
+
+/// Metadata of a pool of `blocks` blocks of 64 KiB with the volumes 1 and 2, of which 2 is a snapshot of 1, both empty.
+fn pool(scratch: &Scratch, blocks: u64) {
+    let device = |id: u64| {
+        format!(
+            "<device dev_id=\"{id}\" mapped_blocks=\"0\" transaction=\"0\" creation_time=\"0\" snap_time=\"0\"></device>"
+        )
+    };
+    let text = format!(
+        "<superblock uuid=\"\" time=\"0\" transaction=\"0\" version=\"2\" data_block_size=\"128\" nr_data_blocks=\"{blocks}\">{}{}</superblock>",
+        device(1),
+        device(2)
+    );
+    let xml = scratch.write("pool.xml", text);
+    let metadata = scratch.sparse("meta.img", 4 << 20);
+    run(tool("thin_restore").args(["-i", &xml, "-o", &metadata]));
+    scratch.sparse("data.img", blocks << 16);
+}
+
+/// A table with the pool and its two volumes, of 16 MiB each.
+fn table(scratch: &Scratch, blocks: u64, features: &str) -> String {
+    let lines = format!(
+        "pool: 0 {} thin-pool meta.img data.img 128 0 {features}\na: 0 32768 thin dm/pool 1\nb: 0 32768 thin dm/pool 2\n",
+        blocks * 128
+    );
+    scratch.write("thin.table", lines)
+}
+
+/// What `thin_dump` makes of the pool, with which `thin_check` is content.
+fn dumped(scratch: &Scratch) -> String {
+    let metadata = scratch.at("meta.img");
+    let checked = output(tool("thin_check").args(["-q", &metadata]));
+    assert!(checked.status.success(), "{}", support::both(&checked));
+    run(tool("thin_dump").arg(&metadata))
+}
+
+/// Blocks that a volume maps.
+fn mapped(dump: &str, device: u32) -> u64 {
+    let at = format!("dev_id=\"{device}\" mapped_blocks=\"");
+    let rest = dump.split(&at).nth(1).unwrap_or_else(|| panic!("{dump}: no device {device}"));
+    rest.split('"').next().unwrap().parse().unwrap()
+}
+
+/// Changes two exports at random and at the same time; then each holds what was written to it.
+const SCRIBBLE: &str = "
+import random
+names, rng = ['dm/a', 'dm/b'], random.Random(SEED)
+handles = [connect(URI.replace('EXPORT', name)) for name in names]
+size = handles[0].get_size()
+models = [bytearray(h.pread(size, 0)) for h in handles]
+for n in range(200):
+    which = rng.randrange(2)
+    h, model = handles[which], models[which]
+    length = rng.choice([512, 4096, 4608, 65536, 196608, 1 << 20])
+    offset = rng.randrange(0, size - length + 1) // 512 * 512
+    what = rng.choice(['write', 'write', 'write', 'fua', 'zero', 'discard', 'flush'])
+    data = rng.randbytes(512) * (length // 512)
+    if what == 'write' or what == 'fua':
+        h.pwrite(data, offset, nbd.CMD_FLAG_FUA if what == 'fua' else 0)
+    elif what == 'zero':
+        h.zero(length, offset)
+        data = bytes(length)
+    elif what == 'discard':
+        h.trim(length, offset)
+        data = bytes(h.pread(length, offset))
+    else:
+        h.flush()
+        continue
+    model[offset:offset + length] = data
+for h, model, name in zip(handles, models, names):
+    h.flush()
+    open('PLACE/' + name[3:] + '.bin', 'wb').write(model)
+    print(name, 'as written' if h.pread(size, 0) == model else 'differs')
+";
+
+#[test]
+fn volumes_of_a_pool_are_written_at_once_and_keep_what_was_written_to_them() {
+    let scratch = Scratch::new();
+    pool(&scratch, 640);
+    let table = table(&scratch, 640, "");
+    for seed in 1..=2 {
+        let server = scratch.serve(["--table", &table]);
+        let script = SCRIBBLE
+            .replace("SEED", &seed.to_string())
+            .replace("PLACE", &scratch.at(""))
+            .replace("URI", &format!("{:?}", scratch.uri("EXPORT")));
+        assert_eq!(python(&script), "dm/a as written\ndm/b as written\n");
+        server.stop_quietly();
+        let dump = dumped(&scratch);
+        assert!((1..=256).contains(&mapped(&dump, 1)) && (1..=256).contains(&mapped(&dump, 2)), "{dump}");
+    }
+    // The next server finds all of it.
+    let server = scratch.serve(["--table", &table, "--read-only"]);
+    for name in ["a", "b"] {
+        run(tool("nbdcopy").args([&scratch.uri(&format!("dm/{name}")), &scratch.at("copied")]));
+        assert!(scratch.read("copied") == scratch.read(&format!("{name}.bin")), "{name}");
+    }
+    server.stop_quietly();
+}
+
+#[test]
+fn a_pool_is_made_and_gets_volumes_by_messages() {
+    let scratch = Scratch::new();
+    pool(&scratch, 64);
+    scratch.write("meta.img", vec![0; 4 << 20]);
+    let table = table(&scratch, 64, "");
+    let said = scratch.refused(["--table", &table]);
+    assert!(said.contains("meta.img: it was never used"), "{said}");
+    let message = |words: &[&str]| {
+        let head = ["message", "--table", &table, "dm/pool", "0"];
+        scratch.blockwork([&head, words].concat())
+    };
+    run(&mut message(&["create_thin", "1"]));
+    run(&mut message(&["create_snap 2 1"]));
+    run(&mut message(&["create_thin 3"]));
+    run(&mut message(&["delete 3"]));
+    run(&mut message(&["set_transaction_id", "0", "9"]));
+    for (words, expected) in [
+        (&["create_thin 2"][..], "meta.img: the pool has a thin device 2 already"),
+        (&["create_snap 4 3"], "the pool has no thin device 3"),
+        (&["set_transaction_id 0 10"], "the pool's transaction is 9, expected 0"),
+        (&["frob 1"], "is no message of a thin pool; expected create_thin ID"),
+    ] {
+        let said = support::run_refused(&mut message(words));
+        assert!(said.contains(expected), "{words:?}: {said}");
+    }
+    let dump = dumped(&scratch);
+    assert!(dump.contains("time=\"1\" transaction=\"9\""), "{dump}");
+    assert_eq!((mapped(&dump, 1), mapped(&dump, 2)), (0, 0));
+    let server = scratch.serve(["--table", &table]);
+    let said = support::run_refused(&mut message(&["create_thin 4"]));
+    assert!(said.contains("meta.img: it is locked by process"), "{said}");
+    python(&format!("h = connect({:?})\nh.pwrite(b'a' * 100000, 5)\nh.flush()\n", scratch.uri("dm/b")));
+    server.stop_quietly();
+    assert_eq!(mapped(&dumped(&scratch), 2), 2);
+}
+
+#[test]
+fn a_read_provisions_nothing() {
+    let scratch = Scratch::new();
+    pool(&scratch, 64);
+    let table = table(&scratch, 64, "");
+    let server = scratch.serve(["--table", &table]);
+    run(tool("nbdcopy").args([&scratch.uri("dm/a"), &scratch.at("copied")]));
+    assert!(scratch.read("copied").iter().all(|byte| *byte == 0));
+    server.stop_quietly();
+    let dump = dumped(&scratch);
+    assert_eq!((mapped(&dump, 1), mapped(&dump, 2)), (0, 0));
+}
+
+/// What a server says of a full pool, once.
+const FULL: &str = "dm/pool: it has no free data blocks: extend it, or discard what is not needed";
+
+#[test]
+fn a_full_pool_refuses_what_needs_space_and_goes_on_when_there_is_some_again() {
+    let scratch = Scratch::new();
+    pool(&scratch, 32);
+    let table = table(&scratch, 32, "1 error_if_no_space");
+    let server = scratch.serve(["--table", &table]);
+    let said = python(&format!(
+        "a, b = connect({:?}), connect({:?})
+block = 65536
+for n in range(32):
+    a.pwrite(bytes([n + 1]) * block, n * block)
+a.flush()
+print(refused(lambda: a.pwrite(b'x' * block, 32 * block)) == errno.ENOSPC)
+print(refused(lambda: b.pwrite(b'x' * block, 0)) == errno.ENOSPC)
+a.pwrite(b'y' * block, 0)
+print(a.pread(block, 0) == b'y' * block, all(a.pread(block, n * block) == bytes([n + 1]) * block for n in range(1, 32)))
+a.trim(2 * block, 8 * block)
+a.flush()
+b.pwrite(b'z' * 2 * block, 0)
+b.flush()
+print(b.pread(2 * block, 0) == b'z' * 2 * block, a.pread(block, 8 * block) == bytes(block))
+",
+        scratch.uri("dm/a"),
+        scratch.uri("dm/b")
+    ));
+    assert_eq!(said, "True\nTrue\nTrue True\nTrue True\n");
+    let said = server.stop().stderr;
+    assert!(said.contains(FULL) && said.lines().count() == 1, "{said}");
+    let dump = dumped(&scratch);
+    assert_eq!((mapped(&dump, 1), mapped(&dump, 2)), (30, 2));
+}
+
+#[test]
+fn a_write_to_a_full_pool_waits_for_space() {
+    let scratch = Scratch::new();
+    pool(&scratch, 32);
+    let table = table(&scratch, 32, "");
+    let server = scratch.serve(["--table", &table]);
+    let said = python(&format!(
+        "a, b = connect({:?}), connect({:?})
+block = 65536
+a.pwrite(b'a' * 32 * block, 0)
+waiting = b.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(b'b' * block)), 0)
+# A read of what is mapped overtakes it.
+print(a.pread(block, 31 * block) == b'a' * block, b.aio_command_completed(waiting))
+a.trim(block, 0)
+a.flush()
+while not b.aio_command_completed(waiting):
+    b.poll(-1)
+print(b.pread(block, 0) == b'b' * block)
+",
+        scratch.uri("dm/a"),
+        scratch.uri("dm/b")
+    ));
+    assert_eq!(said, "True False\nTrue\n");
+    let said = server.stop().stderr;
+    assert!(said.contains(FULL) && said.lines().count() == 1, "{said}");
+    dumped(&scratch);
+}
+
+#[test]
+fn a_write_to_a_full_pool_waits_no_longer_than_it_was_set_to() {
+    let scratch = Scratch::new();
+    pool(&scratch, 32);
+    let table = table(&scratch, 32, "");
+    let server = scratch.serve(["--table", &table, "--set", "dm/pool:no_space_timeout=1"]);
+    let said = python(&format!(
+        "import time
+a = connect({:?})
+block = 65536
+a.pwrite(b'a' * 32 * block, 0)
+start = time.monotonic()
+print(refused(lambda: a.pwrite(b'b', 40 * block)) == errno.ENOSPC, time.monotonic() - start > 0.9)
+print(a.pread(32 * block, 0) == b'a' * 32 * block)
+",
+        scratch.uri("dm/a")
+    ));
+    assert_eq!(said, "True True\nTrue\n");
+    let said = server.stop().stderr;
+    assert!(said.contains(FULL), "{said}");
+    dumped(&scratch);
+    let said = scratch.refused(["--table", &table, "--set", "dm/a:no_space_timeout=1"]);
+    assert!(said.contains("dm/a, a device of the kind thin, has no such setting"), "{said}");
+}
+
+/// Promises in nbdload's log so far.
+fn promises(log: &Path) -> usize {
+    std::fs::read_to_string(log).unwrap_or_default().lines().skip(1).count()
+}
+
+#[test]
+fn every_flushed_block_of_a_thin_volume_is_there_after_kill_9_and_the_pool_is_whole() {
+    let scratch = Scratch::new();
+    pool(&scratch, 640);
+    let table = table(&scratch, 640, "");
+    let serve = ["--table", &table];
+    for round in 1..=3 {
+        let server = scratch.serve(serve);
+        let log = scratch.path(&format!("promises{round}"));
+        let mut client = nbdload();
+        client
+            .arg(format!("unix:{}", scratch.at("socket")))
+            .args(["--export", "dm/a", "--verify", "--log"])
+            .arg(&log);
+        let seed = round.to_string();
+        client.args(["--depth", "16", "--connections", "2", "--seconds", "100", "--seed", &seed]);
+        let client = Background::start(client.args(["--rw", "randrw", "--bs", "4k", "--flush-every", "32"]));
+        until("the server has promised much", || promises(&log) > 400);
+        server.kill();
+        assert_eq!(client.finish().0, Some(3), "the client saw its server die");
+        assert!(mapped(&dumped(&scratch), 1) > 0);
+        let server = scratch.serve(serve);
+        let log = log.to_str().unwrap();
+        let report = load(&scratch.at("socket"), &["--export", "dm/a", "--verify-only", "--log", log]);
+        assert_eq!((&report["wrong_blocks"], &report["errors"]), (&0.into(), &0.into()), "{report}");
+        server.stop_quietly();
+    }
+    dumped(&scratch);
+}
+
+#[test]
+fn lines_that_are_no_pool_or_no_volume_of_one_are_refused_by_name() {
+    let scratch = Scratch::new();
+    pool(&scratch, 32);
+    scratch.sparse("empty.img", 4 << 20);
+    let cases = [
+        ("p: 0 4096 thin-pool empty.img data.img 128 0\nt: 0 8 thin dm/p 1", "empty.img: it was never used"),
+        (
+            "p: 0 4096 thin-pool meta.img data.img 256 0\nt: 0 8 thin dm/p 1",
+            "blocks of 128 sectors, and the line 256",
+        ),
+        ("p: 0 4096 thin-pool meta.img data.img 128 0\nt: 0 8 thin dm/p 7", "dm/p knows no device 7"),
+        (
+            "p: 0 2048 thin-pool meta.img data.img 128 0\nt: 0 8 thin dm/p 1",
+            "32 blocks of data of 128 sectors",
+        ),
+        ("p: 0 4096 thin-pool meta.img meta.img 128 0\nt: 0 8 thin dm/p 1", "the same device"),
+        ("p: 0 8 linear data.img 0\nt: 0 8 thin dm/p 1", "dm/p: expected a thin-pool that is defined above"),
+        (
+            "p: 0 4096 thin-pool meta.img data.img 128 0\nt: 0 8 linear dm/p 0",
+            "it is a thin pool, whose volumes can be served",
+        ),
+    ];
+    for (lines, expected) in cases {
+        let table = scratch.write("wrong.table", format!("{lines}\n"));
+        let said = scratch.refused(["--table", &table]);
+        assert!(said.contains(expected), "{lines}: {said}");
+    }
+}
