@@ -141,7 +141,7 @@ impl Pool {
     async fn stand_in(&self, jobs: Vec<Job>, cx: &TaskContext) {
         let parts: Vec<_> = jobs.iter().map(|job| (job.data, job.part)).collect();
         let _ = self.work_off(jobs, cx).await;
-        // Where even that fails, whoever reads the block will most likely hear of it from the device.
+        // Where even that fails, the part keeps what was on the device: whoever wrote it has heard of an error, and the log tells.
         parts.iter().for_each(|(data, part)| self.fills.filled(*data, *part, &self.cache));
     }
 
@@ -165,7 +165,7 @@ impl Pool {
         }
     }
 
-    /// Waits until some blocks of a device are no longer being filled.
+    /// Waits until some blocks of a device are no longer being filled. Where that takes more than waiting, it sees to it.
     pub(super) async fn await_fills(
         &self,
         cx: &TaskContext,
@@ -174,13 +174,13 @@ impl Pool {
     ) -> Result<(), Errno> {
         let left = || self.fills.left(Some((device, &blocks)));
         loop {
-            self.fills.bell().wait(|| matches!(left(), Left::Nothing | Left::Bring(_)).then_some(())).await;
+            self.fills.bell().wait(|| (!matches!(left(), Left::Wait)).then_some(())).await;
             if matches!(left(), Left::Nothing) {
                 return Ok(());
             }
             let _turn = self.turns.take().await;
-            if let Left::Bring(jobs) = left() {
-                self.stand_in(jobs, cx).await;
+            if matches!(left(), Left::Bring(_) | Left::Due) {
+                self.settle_fills(cx).await;
             }
         }
     }

@@ -29,16 +29,17 @@ pub(super) struct Run {
 }
 
 impl Pool {
-    /// The run that begins with `block`, of `most` blocks at most; none: the map has to be read first.
+    /// The run that begins with `block`, of `most` blocks at most; none: the map has to be read first. Only a write asks whether it is
+    /// outdated.
     #[inline]
-    pub(super) fn look_up(&self, device: &Device, block: u64, most: u64) -> Option<Run> {
+    pub(super) fn look_up(&self, device: &Device, block: u64, most: u64, is_write: bool) -> Option<Run> {
         let (page, within) = (block / PAGE_ENTRIES, block % PAGE_ENTRIES);
         let most = most.min(PAGE_ENTRIES - within);
         let Some(found) = self.cache.find(Key::new(device.slot, 0, page)) else {
             let run = Run { at: None, blocks: most, is_outdated: false };
             return self.is_hole(device, page)?.then_some(run);
         };
-        let is_outdated = found.time() != device.snapshotted();
+        let is_outdated = is_write && found.time() != device.snapshotted();
         let entry = found.get(within)?;
         // The entries of a run rise with its blocks, those of a hole are all the same.
         let step = if entry == 0 { 0 } else { STEP };

@@ -126,7 +126,7 @@ impl Volume {
         loop {
             let (block, within) = self.pool.block.divide(rest.sector.0);
             let most = (within + rest.nr.0).div_ceil(size);
-            let Some(run) = self.pool.look_up(&self.device, block, most) else {
+            let Some(run) = self.pool.look_up(&self.device, block, most, span.op != Op::Read) else {
                 return Err(self.defer(rest, Reason::ReadMap));
             };
             let piece = rest.piece(Sectors::ZERO, rest.nr.min(Sectors(run.blocks * size - within)));

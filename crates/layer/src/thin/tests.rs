@@ -58,11 +58,11 @@ fn pool(metadata: &Sparse, cache_bytes: usize) -> (Arc<Pool>, Arc<Device>) {
 
 /// The run at a block, read first if that is needed; and whether it was.
 fn run(pool: &Pool, metadata: &Sparse, device: &Device, block: u64, most: u64) -> (Run, bool) {
-    if let Some(run) = pool.look_up(device, block, most) {
+    if let Some(run) = pool.look_up(device, block, most, true) {
         return (run, false);
     }
     pool.load_now(metadata, device, block).unwrap();
-    (pool.look_up(device, block, most).expect("it was just read"), true)
+    (pool.look_up(device, block, most, true).expect("it was just read"), true)
 }
 
 /// By hand: where a run goes that begins with `block`; it ends with its page.

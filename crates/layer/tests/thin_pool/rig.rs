@@ -41,6 +41,7 @@ pub struct Make {
     /// Sectors of the external origin of volume 0, if it has one: full of 0x77.
     pub origin: Option<u64>,
     pub needs_check: bool,
+    pub cache_bytes: usize,
 }
 
 impl Default for Make {
@@ -52,6 +53,7 @@ impl Default for Make {
             volumes: vec![64],
             origin: None,
             needs_check: false,
+            cache_bytes: CACHE_BYTES,
         }
     }
 }
@@ -130,7 +132,7 @@ impl Make {
         let metadata = part(&disks[0], self.metadata_blocks.0 * BLOCK_SECTORS);
         let data = part(&disks[1], self.data_blocks.0 * BLOCK);
         let (superblock, name) = (superblock(&world), "pool".to_owned());
-        let (features, cache_bytes) = (self.features, CACHE_BYTES);
+        let (features, cache_bytes) = (self.features, self.cache_bytes);
         let config = PoolConfig { name, data, metadata, superblock, cache_bytes, features };
         let pool = Pool::new(config).unwrap();
         let thins: Vec<Arc<dyn Layer>> = (0..)

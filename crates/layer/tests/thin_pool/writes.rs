@@ -184,3 +184,32 @@ fn what_nobody_flushes_is_durable_after_a_while() {
         assert_eq!(report(&stand.world).data_used, 1);
     });
 }
+
+#[test]
+fn what_was_mapped_is_found_however_small_the_cache() {
+    let make = Make { volumes: vec![1 << 20], cache_bytes: 0, ..Make::default() };
+    make.play(|stand| async move {
+        let thin = &stand.thins[0];
+        // A block in each of more pages than the cache has room for, where it was known that nothing is.
+        let places = (0..40u64).map(|n| (n * 300 * BLOCK, n as u8 + 1));
+        for (at, _) in places.clone() {
+            assert_eq!(stand.read(thin, at, 8).await, [0; 8]);
+        }
+        for (at, fill) in places.clone() {
+            stand.write(thin, at, 8, fill).await.unwrap();
+        }
+        for _ in 0..2 {
+            for (at, fill) in places.clone() {
+                assert_eq!(stand.read(thin, at, 16).await, [[fill; 8], [0; 8]].concat(), "sector {at}");
+            }
+        }
+        // The same after a snapshot, when all of them have to be copied.
+        stand.pool.create_snap(&stand.cx, 5, 0).await.unwrap();
+        for (at, fill) in places.clone().take(20) {
+            stand.write(thin, at + 8, 8, fill).await.unwrap();
+        }
+        for (at, fill) in places.take(20) {
+            assert_eq!(stand.read(thin, at, 16).await, [fill; 16], "sector {at}");
+        }
+    });
+}
