@@ -371,6 +371,22 @@ fn a_table_file_that_is_missing_or_no_text_is_named() {
 }
 
 #[test]
+fn devices_upon_more_devices_than_any_io_can_go_through_are_refused() {
+    let stack = |levels: usize, lines: &dyn Fn(usize) -> String| -> String {
+        (1..levels).map(lines).fold("d0: 0 1024 linear a.img 0\n".to_owned(), |all, more| all + &more)
+    };
+    let chain = |level: usize| format!("d{level}: 0 1024 linear dm/d{} 0\n", level - 1);
+    let said = refused(&stack(200, &chain));
+    assert!(said.contains("more than 100 devices lie below it"), "{said}");
+    let pairs = |level: usize| {
+        let half = |start: usize| format!("d{level}: {start} 512 linear dm/d{} {start}\n", level - 1);
+        half(0) + &half(512)
+    };
+    let said = refused(&stack(40, &pairs));
+    assert!(said.contains("more than 1048576 ways lead through the devices below it"), "{said}");
+}
+
+#[test]
 fn a_volume_that_does_not_exist_is_refused_with_those_that_do() {
     let scratch = Scratch::new();
     scratch.sparse("a.img", 1 << 20);

@@ -8,7 +8,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, LeafSource, Sectors};
+use blockwork_engine::{Layer, LeafSource, NodeId, Sectors};
 use blockwork_format::lvm2::vg::LvIndex;
 use blockwork_format::md::Superblock;
 use blockwork_format::partition::{Partition, PartitionTable};
@@ -82,6 +82,12 @@ pub enum Content {
     Signature(Signature),
 }
 
+/// Devices on top of each other that can be read and written: each is a few calls deeper on a worker's stack.
+const STACK_DEPTH_MAX: usize = 100;
+
+/// Ways that lead from a device to disks, at most. A volume of 10,000 pieces on an array of 24 disks has 240,000.
+const WAYS_MAX: u64 = 1 << 20;
+
 /// How a device is read and written.
 #[derive(Debug)]
 pub(crate) enum Stack {
@@ -152,6 +158,8 @@ pub struct Graph {
     /// The volume groups.
     pub groups: Vec<Group>,
     by_name: HashMap<String, DeviceId>,
+    /// How many ways lead from a layer to disks, of those that devices are.
+    ways: HashMap<NodeId, u64>,
     pub(crate) nodes: Nodes,
 }
 
@@ -237,6 +245,13 @@ impl Graph {
         let id = DeviceId(self.devices.len());
         assert!(new.below.iter().all(|below| *below < id), "{:?} stands upon what is not there", new.name);
         let depth = new.below.iter().map(|below| self.device(*below).depth + 1).max().unwrap_or(0);
+        let stack = match new.stack {
+            Stack::Ready(_) | Stack::Unbuilt if depth > STACK_DEPTH_MAX => Stack::Refused(format!(
+                "more than {STACK_DEPTH_MAX} devices lie below it, one on top of the other: more than any I/O goes through here"
+            )),
+            Stack::Ready(layer) => self.with_few_ways(layer).map_or_else(Stack::Refused, Stack::Ready),
+            stack => stack,
+        };
         let read_only = new.read_only.or_else(|| self.inherited(&new.below));
         let before = self.by_name.insert(new.name.clone(), id);
         assert!(before.is_none(), "two devices are called {:?}", new.name);
@@ -249,10 +264,33 @@ impl Graph {
             is_offered: new.is_offered,
             read_only,
             warnings: Vec::new(),
-            stack: new.stack,
+            stack,
             depth,
         });
         id
+    }
+
+    /// A device's layer, unless more ways lead through it to disks than a flush, which goes all of them, can go.
+    ///
+    /// # Errors
+    ///
+    /// There are more.
+    pub(crate) fn with_few_ways(&mut self, layer: Arc<dyn Layer>) -> Result<Arc<dyn Layer>, String> {
+        let ways = self.ways_down(&*layer);
+        if ways > WAYS_MAX {
+            return Err(format!(
+                "more than {WAYS_MAX} ways lead through the devices below it: more than a flush goes here"
+            ));
+        }
+        self.ways.insert(layer.node(), ways);
+        Ok(layer)
+    }
+
+    fn ways_down(&self, layer: &dyn Layer) -> u64 {
+        let of = |below: &Arc<dyn Layer>| {
+            self.ways.get(&below.node()).copied().unwrap_or_else(|| self.ways_down(&**below))
+        };
+        layer.below().iter().map(of).fold(0, u64::saturating_add).max(1)
     }
 
     /// Another name for a device; without effect where the name is taken.

@@ -46,6 +46,7 @@ impl Assembly {
             }
             (Stack::Unbuilt, _) => unreachable!("only logical volumes are built when they are asked for"),
         };
+        let built = built.and_then(|layer| self.graph.with_few_ways(layer));
         self.graph.devices[id.0].stack = match &built {
             Ok(layer) => Stack::Ready(layer.clone()),
             Err(why) => Stack::Refused(why.clone()),
