@@ -26,8 +26,11 @@ fn report(plan: &Plan, verdict: &Verdict) -> String {
 #[test]
 fn replay() {
     let Some(seed) = from_environment("SEED") else { return };
-    let mut plan =
-        if from_environment("TROUBLE").is_some() { Plan::draw_trouble(seed) } else { Plan::draw(seed) };
+    let mut plan = match () {
+        () if from_environment("TROUBLE").is_some() => Plan::draw_trouble(seed),
+        () if from_environment("BAD_WRITES").is_some() => Plan::draw_bad_writes(seed),
+        () => Plan::draw(seed),
+    };
     if let Some(cut) = from_environment("CUT") {
         plan.cuts[0] = cut;
     }
@@ -84,6 +87,13 @@ fn pools_that_are_full_or_fail_lose_nothing_that_was_flushed() {
     let seeds = from_environment("SEEDS").unwrap_or(400);
     let sums = run_all((0..seeds).map(Plan::draw_trouble));
     assert!(sums.read_only > seeds / 20 && sums.out_of_space > seeds / 20 && sums.faults > seeds / 10);
+}
+
+#[test]
+fn where_data_cannot_be_written_nobody_finds_what_was_there_before() {
+    let seeds = from_environment("SEEDS").unwrap_or(400);
+    let sums = run_all((0..seeds).map(Plan::draw_bad_writes));
+    assert!(sums.failed > seeds && sums.durable > seeds && sums.read_only > 0);
 }
 
 #[test]

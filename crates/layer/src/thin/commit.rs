@@ -52,6 +52,9 @@ impl Pool {
             return Err(Errno::EIO);
         }
         self.settle_fills(cx).await;
+        if self.mode() == Mode::ReadOnly {
+            return Err(Errno::EIO);
+        }
         if self.editor().is_dirty() {
             let committed = self.write_down(cx).await;
             if let Err(refused) = committed {

@@ -5,9 +5,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use blockwork_engine::{Bio, Errno, Flags, Layer, Op, Sector, Sectors, TaskContext};
+use blockwork_format::thin::edit::{Blocks, Editor};
 
 use super::device::Device;
 use super::fill::{Left, Part};
+use super::mode::Mode;
 use super::pool::Pool;
 use crate::md::io;
 
@@ -26,7 +28,16 @@ pub(super) enum Content {
         layer: Arc<dyn Layer>,
         at: u64,
         sectors: u64,
+        /// It is a block of the pool, which was mapped so far; not so what is read where nothing is.
+        is_shared: bool,
     },
+}
+
+impl Content {
+    /// Whether it is what is read where nothing is mapped.
+    pub fn is_of_hole(&self) -> bool {
+        !matches!(self, Content::Layer { is_shared: true, .. })
+    }
 }
 
 /// What some part of a new block gets.
@@ -55,7 +66,7 @@ impl Job {
         let (start, Part { start: first, end }) = (self.data * size, self.part);
         let (copy, there) = match self.content {
             Content::Zeros => (None, first),
-            Content::Layer { layer, at, sectors } => {
+            Content::Layer { layer, at, sectors, .. } => {
                 let there = sectors.clamp(first, end);
                 (
                     Some(Piece { from: From::Layer(layer, at + first), to: start + first..start + there }),
@@ -140,16 +151,38 @@ impl Pool {
     /// Content for parts of blocks whose writes do not come. With the turn.
     async fn stand_in(&self, jobs: Vec<Job>, cx: &TaskContext) {
         let parts: Vec<_> = jobs.iter().map(|job| (job.data, job.part)).collect();
-        let _ = self.work_off(jobs, cx).await;
-        // Where even that fails, the part keeps what was on the device: whoever wrote it has heard of an error, and the log tells.
-        parts.iter().for_each(|(data, part)| self.fills.filled(*data, *part, &self.cache));
+        let bad = self.work_off(jobs, cx).await;
+        let good = parts.iter().filter(|(data, _)| !bad.contains(data));
+        good.for_each(|(data, part)| self.fills.filled(*data, *part, &self.cache));
+        for data in bad {
+            self.give_up(data, cx).await;
+        }
     }
 
-    /// Waits until nothing is being filled. With the turn.
+    /// Not all of a block can be written: what was on the device before, perhaps another volume's, must not be found in it, now or
+    /// later. Where nothing was mapped before, and nothing has been written, nothing is mapped again. Otherwise the block cannot be
+    /// read, and no transaction that leads to it is committed. With the turn.
+    async fn give_up(&self, data: u64, cx: &TaskContext) {
+        if self.mode() != Mode::ReadOnly
+            && let Some((device, block)) = self.fills.untouched_hole(data)
+        {
+            let undo =
+                |editor: &mut Editor, from: &dyn Blocks| self.unmap(editor, from, &device, block..block + 1);
+            match self.edit(cx, undo).await {
+                Ok(_) => return,
+                Err(refused) => self.tell(&refused),
+            }
+        }
+        self.fills.lose(data);
+        let why = format!("block {data} of its data device was mapped, and some of it cannot be written");
+        self.fail_metadata(&why, cx).await;
+    }
+
+    /// Waits until nothing is being filled: all blocks are full, or the pool is read-only. With the turn.
     pub(super) async fn settle_fills(&self, cx: &TaskContext) {
         loop {
             match self.fills.left(None) {
-                Left::Nothing => return,
+                Left::Nothing | Left::Lost => return,
                 Left::Bring(jobs) => self.stand_in(jobs, cx).await,
                 Left::Due => {
                     // What was due before is resolved when every worker has looked up once.
@@ -165,7 +198,8 @@ impl Pool {
         }
     }
 
-    /// Waits until some blocks of a device are no longer being filled. Where that takes more than waiting, it sees to it.
+    /// Waits until some blocks of a device are no longer being filled. Where that takes more than waiting, it sees to it. An error, if
+    /// one of them is lost.
     pub(super) async fn await_fills(
         &self,
         cx: &TaskContext,
@@ -175,8 +209,10 @@ impl Pool {
         let left = || self.fills.left(Some((device, &blocks)));
         loop {
             self.fills.bell().wait(|| (!matches!(left(), Left::Wait)).then_some(())).await;
-            if matches!(left(), Left::Nothing) {
-                return Ok(());
+            match left() {
+                Left::Nothing => return Ok(()),
+                Left::Lost => return Err(Errno::EIO),
+                Left::Wait | Left::Due | Left::Bring(_) => {}
             }
             let _turn = self.turns.take().await;
             if matches!(left(), Left::Bring(_) | Left::Due) {

@@ -76,7 +76,8 @@ impl Pool {
         }
     }
 
-    fn unmap(
+    /// Unmaps the beginning of a range, as far as a step goes; where to go on.
+    pub(super) fn unmap(
         &self,
         editor: &mut Editor,
         from: &dyn Blocks,

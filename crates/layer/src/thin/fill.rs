@@ -10,10 +10,13 @@
 //!                                │ a commit has waited         │ failed, or deferred again
 //!                                ▼                             ▼
 //!                            Abandoned ◀───────────────────────┘
+//!                                │ content that stands in for it ──▶ Filled, or Lost
 //! ```
 //!
 //! A part of a block that was abandoned gets what the block would have held without the write, by whoever has the pool's turn and needs
-//! it to be over. What its write does afterwards, if it comes, is an ordinary write.
+//! it to be over. What its write does afterwards, if it comes, is an ordinary write. Where that content cannot be written either, the
+//! block is unmapped, if it was a hole before and nothing of it is written; otherwise the part is lost: no I/O gets to its block any
+//! more, and the pool is read-only before a tree that leads to it is committed.
 //!
 //! Invariants: (1) such content goes to a part only while no write to it is under way that counts on it; (2) a block is taken out of the table, and
 //! its entry in the map changed, under the table's lock, which those who fill pages of the map hold too.
@@ -40,6 +43,8 @@ enum State {
     Filled,
     /// Its write does not come, or has failed.
     Abandoned,
+    /// What was to stand in for its write has failed as well.
+    Lost,
 }
 
 /// Sectors of a block, from its beginning.
@@ -69,17 +74,6 @@ pub(super) struct Fills {
     changed: Bell,
 }
 
-/// What a write does that is resolved to a block which is being filled.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Meeting {
-    /// It is one of those that fill it.
-    Fills,
-    /// It is over by now.
-    Over,
-    /// It has to wait.
-    Waits,
-}
-
 /// What there is to do before no block of some is being filled.
 #[derive(Debug)]
 pub(super) enum Left {
@@ -90,6 +84,8 @@ pub(super) enum Left {
     Due,
     /// These parts were abandoned.
     Bring(Vec<Job>),
+    /// Nothing can be done for them: some part is lost.
+    Lost,
 }
 
 type Table<'a> = MutexGuard<'a, BTreeMap<u64, Fill>>;
@@ -119,20 +115,14 @@ impl Fills {
         FillsHeld(self.blocks())
     }
 
-    /// A write of `part` is resolved to this block.
-    pub fn meet(&self, data: u64, part: Part) -> Meeting {
+    /// A write of `part` is resolved to this block. True: it is one of those that fill it. Otherwise it has to wait, if only to look
+    /// again where it goes: the block may have been filled, or taken away, since it has looked.
+    pub fn meet(&self, data: u64, part: Part) -> bool {
         let mut blocks = self.blocks();
-        let Some(fill) = blocks.get_mut(&data) else { return Meeting::Over };
         // One of two that are the same waits for the other.
-        let own = fill.parts.iter_mut().find(|(own, state)| *own == part && *state == State::Due);
-        let Some((_, state)) = own else { return Meeting::Waits };
-        *state = State::UnderWay;
-        Meeting::Fills
-    }
-
-    /// Whether a block is being filled.
-    pub fn has(&self, data: u64) -> bool {
-        self.count.load(Ordering::Acquire) > 0 && self.blocks().contains_key(&data)
+        let is_own = |(own, state): &&mut (Part, State)| *own == part && *state == State::Due;
+        let own = blocks.get_mut(&data).and_then(|fill| fill.parts.iter_mut().find(is_own));
+        own.map(|(_, state)| *state = State::UnderWay).is_some()
     }
 
     fn set(&self, data: u64, part: Part, from: &[State], to: State) {
@@ -156,6 +146,24 @@ impl Fills {
     /// The write of a part has failed, or waits for something else.
     pub fn abandon(&self, data: u64, part: Part) {
         self.set(data, part, &[State::Promised, State::Due, State::UnderWay], State::Abandoned);
+    }
+
+    /// The device and the block on it that a block was given to, if that was a hole before and none of its writes has come, or may come
+    /// yet.
+    pub fn untouched_hole(&self, data: u64) -> Option<(Arc<Device>, u64)> {
+        let blocks = self.blocks();
+        let fill = blocks.get(&data).filter(|fill| fill.content.is_of_hole())?;
+        let is_untouched = fill.parts.iter().all(|(_, state)| *state == State::Abandoned);
+        is_untouched.then(|| (fill.device.clone(), fill.virtual_block))
+    }
+
+    /// What was abandoned of a block cannot be written.
+    pub fn lose(&self, data: u64) {
+        if let Some(fill) = self.blocks().get_mut(&data) {
+            let abandoned = fill.parts.iter_mut().filter(|(_, state)| *state == State::Abandoned);
+            abandoned.for_each(|(_, state)| *state = State::Lost);
+        }
+        self.changed.ring();
     }
 
     /// A part has its content. With the last one, readers may come.
@@ -202,10 +210,12 @@ impl Fills {
                 fill.device.id == device.id && range.contains(&fill.virtual_block)
             })
         };
-        let (mut jobs, mut is_due, mut is_open) = (Vec::new(), false, false);
+        let (mut jobs, mut is_due, mut is_open, mut is_lost) = (Vec::new(), false, false, false);
         for (data, fill) in blocks.iter().filter(|(_, fill)| is_meant(fill)) {
-            is_open = true;
-            is_due |= fill.parts.iter().any(|(_, state)| *state == State::Due);
+            let has = |wanted: State| fill.parts.iter().any(|(_, state)| *state == wanted);
+            is_open |= has(State::Promised) || has(State::UnderWay);
+            is_due |= has(State::Due);
+            is_lost |= has(State::Lost);
             let abandoned = fill.parts.iter().filter(|(_, state)| *state == State::Abandoned);
             jobs.extend(abandoned.map(|(part, _)| Job {
                 data: *data,
@@ -217,6 +227,7 @@ impl Fills {
             () if !jobs.is_empty() => Left::Bring(jobs),
             () if is_due => Left::Due,
             () if is_open => Left::Wait,
+            () if is_lost => Left::Lost,
             () => Left::Nothing,
         }
     }

@@ -9,10 +9,10 @@
 //! `OutOfDataSpace` ends when space comes back: a discard, a device that is deleted, a data device that grew. Writes wait for that as
 //! long as `no_space_timeout` says; when it is over, they and all later ones fail, until space comes back.
 //!
-//! `ReadOnly` is for good: the metadata is full, or could not be written. The last transaction that was committed stays, and says that
-//! the pool has to be checked (`needs_check`), if that can still be written. The kernel drops what was not committed from memory; here
-//! it can still be read until the server ends, and no flush ever said that it was safe. There is no `Fail`: where metadata cannot be
-//! read, the reads that need it fail.
+//! `ReadOnly` is for good: the metadata is full, could not be written, or leads to a block whose content could not be written. The last
+//! transaction that was committed stays, and says that the pool has to be checked (`needs_check`), if that can still be written. The
+//! kernel drops what was not committed from memory; here it can still be read until the server ends, and no flush ever said that it was
+//! safe. There is no `Fail`: where metadata cannot be read, the reads that need it fail.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 

@@ -220,8 +220,8 @@ impl Pool {
                 let (from, to) = (block * size, (block + 1) * size);
                 let part = Part { start: want.start.0.max(from) - from, end: want.end.0.min(to) - from };
                 let content = match (shared, &want.volume.external_origin) {
-                    (Some(first), _) => self.content_of(self.data.get(), first + (block - at)),
-                    (None, Some(origin)) => self.content_of(origin, block),
+                    (Some(first), _) => self.content_of(self.data.get(), first + (block - at), true),
+                    (None, Some(origin)) => self.content_of(origin, block, false),
                     (None, None) => Content::Zeros,
                 };
                 let new = || Need { device: device.clone(), content, by: Vec::new(), data: None };
@@ -290,10 +290,10 @@ impl Pool {
     }
 
     /// What a layer has in place of one of its blocks.
-    fn content_of(&self, layer: &Arc<dyn Layer>, block: u64) -> Content {
+    fn content_of(&self, layer: &Arc<dyn Layer>, block: u64, is_shared: bool) -> Content {
         let (size, at) = (self.block.get(), block * self.block.get());
         let sectors = layer.sectors().0.saturating_sub(at).min(size);
-        Content::Layer { layer: layer.clone(), at, sectors }
+        Content::Layer { layer: layer.clone(), at, sectors, is_shared }
     }
 
     /// Whether those who need a block write all of it.

@@ -12,7 +12,7 @@ use blockwork_format::thin::edit::EditError;
 use super::config::Discards;
 use super::device::Device;
 use super::entry::Mapped;
-use super::fill::{Filling, Meeting, Part};
+use super::fill::{Filling, Part};
 use super::map::Run;
 use super::mode::Mode;
 use super::pool::{OpenDevice, Pool};
@@ -151,13 +151,7 @@ impl Volume {
     fn read(&self, piece: Piece, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         match piece.run.at {
             None => self.unmapped(piece.span, cx),
-            Some(mapped) if mapped.is_filling => {
-                let data = mapped.block..mapped.block + piece.run.blocks;
-                if data.into_iter().any(|block| self.pool.fills.has(block)) {
-                    return Err(self.defer(piece.span, Reason::Fill));
-                }
-                self.pass(mapped, &piece, cx)
-            }
+            Some(mapped) if mapped.is_filling => Err(self.defer(piece.span, Reason::Fill)),
             Some(mapped) => self.pass(mapped, &piece, cx),
         }
     }
@@ -191,14 +185,11 @@ impl Volume {
             let (start, end) = (nth * size, (nth + 1) * size);
             let (from, to) = (piece.within.max(start), (piece.within + piece.span.nr.0).min(end));
             let part = Part { start: from - start, end: to - start };
-            match self.pool.fills.meet(mapped.block + nth, part) {
-                Meeting::Over => {}
-                Meeting::Waits => return Err(self.defer(piece.span, Reason::Fill)),
-                Meeting::Fills => {
-                    let (fills, cache) = (&self.pool.fills, &self.pool.cache);
-                    cx.watch(Arc::new(Filling::new(fills, cache, mapped.block + nth, part)));
-                }
+            if !self.pool.fills.meet(mapped.block + nth, part) {
+                return Err(self.defer(piece.span, Reason::Fill));
             }
+            let (fills, cache) = (&self.pool.fills, &self.pool.cache);
+            cx.watch(Arc::new(Filling::new(fills, cache, mapped.block + nth, part)));
         }
         self.pass(mapped, &piece, cx)
     }

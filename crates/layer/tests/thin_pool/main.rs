@@ -1,6 +1,7 @@
 //! Thin pools as layers, on simulated devices: what reaches the data and the metadata device for what clients do, what messages do,
-//! and what becomes of pools that are full.
+//! and what becomes of pools that are full, or whose data cannot be written.
 
+mod failures;
 mod rig;
 mod space;
 mod verbs;

@@ -223,21 +223,23 @@ impl Stand {
 
     /// What sectors hold: the byte that each is full of.
     pub async fn read(&self, layer: &Arc<dyn Layer>, at: u64, nr: u64) -> Vec<u8> {
+        self.try_read(layer, at, nr).await.unwrap()
+    }
+
+    pub async fn try_read(&self, layer: &Arc<dyn Layer>, at: u64, nr: u64) -> Result<Vec<u8>, Errno> {
         let len = nr as usize * 512;
         let memory = Segment::new(self.cx.pool().get(len), 0, len);
         memory.fill(0xab);
         let bio = Bio::with_data(Op::Read, Flags::NONE, Sector(at), Segments::from_iter([memory.clone()]));
-        self.cx.bio(layer, bio).await.0.unwrap();
+        self.cx.bio(layer, bio).await.0?;
         let mut bytes = vec![0; len];
         memory.read_at(0, &mut bytes);
         let (sectors, _) = bytes.as_chunks::<512>();
-        sectors
-            .iter()
-            .map(|sector| {
-                assert!(sector.iter().all(|byte| *byte == sector[0]), "a sector is full of one byte");
-                sector[0]
-            })
-            .collect()
+        let byte_of = |sector: &[u8; 512]| {
+            assert!(sector.iter().all(|byte| *byte == sector[0]), "a sector is full of one byte");
+            sector[0]
+        };
+        Ok(sectors.iter().map(byte_of).collect())
     }
 
     pub async fn flush(&self, layer: &Arc<dyn Layer>) -> Result<(), Errno> {

@@ -168,6 +168,13 @@ impl Plan {
         plan
     }
 
+    /// A pool with room whose data device often fails to write: data, copies, and zeros.
+    pub fn draw_bad_writes(seed: u64) -> Plan {
+        let mut plan = Plan::draw(seed);
+        plan.faults[1] = Faults { write_errors: 80_000, discard_errors: 80_000, ..Faults::default() };
+        plan
+    }
+
     /// Runs it. A panic in the engine is a verdict too.
     pub fn run(&self) -> Verdict {
         self.run_with(false)

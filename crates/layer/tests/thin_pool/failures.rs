@@ -1,0 +1,96 @@
+//! Data devices on which writes fail: what was there before, here bytes of 0xee, is found by nobody.
+
+use blockwork_engine::{Errno, Op};
+use blockwork_layer::thin::Mode;
+use blockwork_sim::{Fault, Faults};
+
+use super::rig::{BLOCK, DATA, Make, Stand, report, superblock, together};
+
+const ALWAYS: u32 = 1_000_000;
+
+/// Nothing can be written to the data device, or only zeros cannot.
+fn fail(stand: &Stand, write_errors: u32) {
+    let faults = Faults { write_errors, discard_errors: ALWAYS, ..Faults::default() };
+    stand.world.set_faults(DATA, faults);
+}
+
+#[test]
+fn a_new_block_that_cannot_be_written_is_a_hole_again() {
+    for origin in [None, Some(4 * BLOCK)] {
+        let make = Make { origin, ..Make::default() };
+        let world = make.play(move |stand| async move {
+            let thin = &stand.thins[0];
+            let old = if origin.is_some() { 0x77 } else { 0 };
+            fail(&stand, ALWAYS);
+            assert_eq!(stand.write(thin, 0, 3 * BLOCK, 7).await, Err(Errno::EIO));
+            assert_eq!(stand.read(thin, 0, 384).await, [old; 384]);
+            assert_eq!(stand.write(thin, BLOCK, 2 * BLOCK, 8).await, Err(Errno::EIO));
+            stand.flush(thin).await.unwrap();
+            assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::Write, 0));
+            stand.world.set_faults(DATA, Faults::default());
+            stand.write(thin, BLOCK, BLOCK, 9).await.unwrap();
+            stand.flush(thin).await.unwrap();
+            assert_eq!(stand.read(thin, 0, 384).await, [[old; 128], [9; 128], [old; 128]].concat());
+        });
+        assert_eq!(report(&world).data_used, 1);
+    }
+}
+
+#[test]
+fn a_block_that_fails_gets_what_it_would_have_held_where_that_can_be_written() {
+    Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 2 * BLOCK, 7).await.unwrap();
+        stand.pool.create_snap(&stand.cx, 5, 0).await.unwrap();
+        for (at, old) in [(0, 7), (2 * BLOCK, 0)] {
+            stand.world.set_faults(DATA, Faults { write_errors: ALWAYS, ..Faults::default() });
+            assert_eq!(stand.write(thin, at, BLOCK, 8).await, Err(Errno::EIO));
+            stand.world.set_faults(DATA, Faults::default());
+            assert_eq!(stand.read(thin, at, 128).await, [old; 128]);
+        }
+        stand.flush(thin).await.unwrap();
+        assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::Write, 4));
+    });
+}
+
+#[test]
+fn a_copy_that_cannot_be_made_is_never_read_and_never_committed() {
+    let world = Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 2 * BLOCK, 7).await.unwrap();
+        stand.pool.create_snap(&stand.cx, 5, 0).await.unwrap();
+        let snapshot = stand.open(5, 64).await;
+        fail(&stand, ALWAYS);
+        assert_eq!(stand.write(thin, 0, BLOCK, 8).await, Err(Errno::EIO));
+        assert_eq!(stand.range(thin, Op::WriteZeroes, 8, 8).await, Err(Errno::EIO));
+        stand.world.set_faults(DATA, Faults::default());
+        for at in [0, 64] {
+            assert_eq!(stand.try_read(thin, at, 64).await, Err(Errno::EIO));
+            assert_eq!(stand.write(thin, at, 64, 9).await, Err(Errno::EIO));
+        }
+        assert_eq!(stand.pool.mode(), Mode::ReadOnly);
+        assert_eq!(stand.flush(thin).await, Err(Errno::EIO));
+        assert_eq!(stand.read(thin, BLOCK, 128).await, [7; 128]);
+        assert_eq!(stand.read(&snapshot, 0, 256).await, [7; 256]);
+    });
+    assert_eq!((report(&world).data_used, superblock(&world).needs_check), (2, true));
+}
+
+#[test]
+fn half_a_block_that_was_written_is_not_taken_back_with_the_other_half() {
+    let world = Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        assert_eq!(stand.read(thin, 0, 8).await, [0; 8]);
+        fail(&stand, 0);
+        // The first request for data writes one half, the second one the other.
+        stand.world.fail_nth(DATA, 1, Fault::Error(Errno::EIO));
+        let halves = [0, 64].map(|at| stand.write(thin, at, 64, 7));
+        assert_eq!(together(halves.into()).await, [Ok(()), Err(Errno::EIO)]);
+        for at in [0, 64] {
+            assert_eq!(stand.try_read(thin, at, 64).await, Err(Errno::EIO));
+        }
+        assert_eq!(stand.pool.mode(), Mode::ReadOnly);
+        assert_eq!(stand.flush(thin).await, Err(Errno::EIO));
+    });
+    assert_eq!((report(&world).data_used, superblock(&world).needs_check), (0, true));
+}
