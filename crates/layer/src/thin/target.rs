@@ -266,6 +266,16 @@ impl Layer for Thin {
         })
     }
 
+    fn open(&self, cx: TaskContext) -> Option<Preparation> {
+        let pool = self.0.pool.clone();
+        Some(Box::pin(async move {
+            if let Err(error) = pool.count_growth(&cx).await {
+                log::error!("{}: its devices have grown, and that is not counted: {error}", pool.name);
+            }
+            Ok(())
+        }))
+    }
+
     fn close(&self, cx: TaskContext) -> Option<Preparation> {
         let volume = self.0.clone();
         Some(Box::pin(async move { volume.pool.make_durable(&cx, volume.device.changed()).await }))

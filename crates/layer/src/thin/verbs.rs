@@ -220,12 +220,7 @@ impl Pool {
         if !self.data.replace(data) {
             return Err(VerbError::Replaced);
         }
-        let mut counted = now;
-        while counted < wanted {
-            counted = wanted.min(counted + GROWTH_MAX);
-            self.carry_out(cx, |editor, blocks| editor.grow_data(blocks, counted)).await?;
-        }
-        Ok(())
+        self.count_data(cx, wanted).await
     }
 
     /// As [`Pool::grow_data`], for the metadata device.
@@ -243,8 +238,40 @@ impl Pool {
         if !self.metadata.replace(metadata) {
             return Err(VerbError::Replaced);
         }
+        self.count_metadata(cx, wanted).await
+    }
+
+    /// Counts what the devices have more than the metadata knows of: they have grown while nobody served the pool. The kernel does that
+    /// when a pool is resumed. A pool that is only read stays as it is.
+    pub(super) async fn count_growth(&self, cx: &TaskContext) -> Result<(), VerbError> {
+        let _turn = self.turns.take().await;
+        if self.mode() == Mode::ReadOnly {
+            return Ok(());
+        }
+        self.count_data(cx, self.data.get().sectors().0 / self.block.get()).await?;
+        self.count_metadata(cx, metadata_blocks(self.metadata.get().sectors().bytes())).await
+    }
+
+    /// With the turn.
+    async fn count_data(&self, cx: &TaskContext, wanted: u64) -> Result<(), VerbError> {
+        let now = self.editor().data_blocks();
+        let mut counted = now;
+        while counted < wanted {
+            counted = wanted.min(counted + GROWTH_MAX);
+            self.carry_out(cx, |editor, blocks| editor.grow_data(blocks, counted)).await?;
+        }
+        if wanted > now {
+            log::info!("{}: its data device has grown from {now} to {wanted} blocks", self.name);
+        }
+        Ok(())
+    }
+
+    /// With the turn.
+    async fn count_metadata(&self, cx: &TaskContext, wanted: u64) -> Result<(), VerbError> {
+        let now = self.editor().metadata_blocks();
         if wanted > now {
             self.carry_out(cx, |editor, blocks| editor.grow_metadata(blocks, wanted)).await?;
+            log::info!("{}: its metadata device has grown from {now} to {wanted} blocks", self.name);
         }
         Ok(())
     }

@@ -35,6 +35,8 @@ pub struct Make {
     /// Blocks that the pool counts, and that its devices have.
     pub data_blocks: (u64, u64),
     pub metadata_blocks: (u64, u64),
+    /// It is served on the whole devices: they have grown.
+    pub has_grown: bool,
     pub features: PoolFeatures,
     /// Blocks of its volumes, whose numbers are 0, 1, ...
     pub volumes: Vec<u64>,
@@ -49,6 +51,7 @@ impl Default for Make {
         Make {
             data_blocks: (64, 128),
             metadata_blocks: (256, 512),
+            has_grown: false,
             features: PoolFeatures::default(),
             volumes: vec![64],
             origin: None,
@@ -129,8 +132,9 @@ impl Make {
             disks.push(Arc::new(LeafLayer::new(LeafId(device), NodeId(device), sectors, limits)));
             leaves.push((NodeId(device), source));
         }
-        let metadata = part(&disks[0], self.metadata_blocks.0 * BLOCK_SECTORS);
-        let data = part(&disks[1], self.data_blocks.0 * BLOCK);
+        let size = |(counted, there): (u64, u64)| if self.has_grown { there } else { counted };
+        let metadata = part(&disks[0], size(self.metadata_blocks) * BLOCK_SECTORS);
+        let data = part(&disks[1], size(self.data_blocks) * BLOCK);
         let (superblock, name) = (superblock(&world), "pool".to_owned());
         let (features, cache_bytes) = (self.features, self.cache_bytes);
         let config = PoolConfig { name, data, metadata, superblock, cache_bytes, features };

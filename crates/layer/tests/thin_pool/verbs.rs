@@ -92,3 +92,22 @@ fn devices_that_have_grown_are_used_and_smaller_ones_refused() {
         assert_eq!(stand.read(thin, 0, 64 * BLOCK).await, vec![2; 64 * BLOCK as usize]);
     });
 }
+
+#[test]
+fn what_devices_have_grown_by_while_nobody_served_the_pool_is_counted_when_it_is_opened() {
+    let make = Make { data_blocks: (2, 64), metadata_blocks: (64, 512), has_grown: true, ..Make::default() };
+    let world = make.clone().play(|stand| async move {
+        let thin = &stand.thins[0];
+        thin.open(stand.cx.clone()).unwrap().await.unwrap();
+        let status = stand.pool.status();
+        assert_eq!((status.data_blocks, status.metadata_blocks), (64, 512));
+        stand.write(thin, 0, 64 * BLOCK, 2).await.unwrap();
+        assert_eq!(stand.read(thin, 0, 64 * BLOCK).await, vec![2; 64 * BLOCK as usize]);
+    });
+    assert_eq!(superblock(&world).data_space_map.blocks, 64);
+    // Who only reads changes nothing.
+    let world = Make { needs_check: true, ..make }.play(|stand| async move {
+        stand.thins[0].open(stand.cx.clone()).unwrap().await.unwrap();
+    });
+    assert_eq!(superblock(&world).data_space_map.blocks, 2);
+}
