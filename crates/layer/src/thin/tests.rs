@@ -137,6 +137,19 @@ fn a_hole_of_any_size_is_read_once_for_256_pages() {
 }
 
 #[test]
+fn a_hole_ends_where_something_is_mapped_within_a_page_of_either_level() {
+    for end in [PAGE_ENTRIES + 7, 3 * PAGE_ENTRIES - 1, 300 * PAGE_ENTRIES + 1, 512 * PAGE_ENTRIES] {
+        let map = Map::from([(end, BlockTime { block: 7, time: 6 })]);
+        let metadata = metadata(map.clone());
+        let (pool, device) = pool(&metadata, CACHE_BYTES);
+        for block in [0, 9, end - 1, end, end + 1, end + 1000 * PAGE_ENTRIES] {
+            let found = run(&pool, &metadata, &device, block, 1).0;
+            assert_eq!(found, by_hand(&map, block, 1), "block {block} of a hole until {end}");
+        }
+    }
+}
+
+#[test]
 fn what_is_used_stays_when_others_come_and_go() {
     let cache = MapCache::new(0);
     let hot = Key::new(0, 0, 1);

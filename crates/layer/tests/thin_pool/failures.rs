@@ -94,3 +94,37 @@ fn half_a_block_that_was_written_is_not_taken_back_with_the_other_half() {
     });
     assert_eq!((report(&world).data_used, superblock(&world).needs_check), (0, true));
 }
+
+/// A write of a new block has failed, and nobody has seen to it yet.
+async fn leave_unfilled(stand: &Stand) {
+    stand.world.set_faults(DATA, Faults { write_errors: ALWAYS, ..Faults::default() });
+    assert_eq!(stand.write(&stand.thins[0], 0, BLOCK, 7).await, Err(Errno::EIO));
+    stand.world.set_faults(DATA, Faults::default());
+}
+
+#[test]
+fn a_block_that_was_discarded_gets_nothing_for_a_write_that_failed() {
+    Make::default().play(|stand| async move {
+        leave_unfilled(&stand).await;
+        stand.range(&stand.thins[0], Op::Discard, 0, BLOCK).await.unwrap();
+        stand.flush(&stand.thins[0]).await.unwrap();
+        assert_eq!((stand.world.counters(DATA).zeroes, stand.pool.status().data_used), (0, 0));
+    });
+}
+
+#[test]
+fn a_block_without_content_is_not_read_when_its_page_of_the_map_has_come_anew() {
+    Make { volumes: vec![1 << 20], cache_bytes: 0, ..Make::default() }.play(|stand| async move {
+        let thin = &stand.thins[0];
+        // A page with something in it for each place.
+        for n in 1..20 {
+            stand.write(thin, n * 300 * BLOCK, 8, 1).await.unwrap();
+        }
+        stand.flush(thin).await.unwrap();
+        leave_unfilled(&stand).await;
+        for n in 1..20 {
+            assert_eq!(stand.read(thin, n * 300 * BLOCK, 8).await, [1; 8]);
+        }
+        assert_eq!(stand.read(thin, 0, 128).await, [0; 128]);
+    });
+}

@@ -4,8 +4,9 @@ use std::pin::Pin;
 
 use blockwork_engine::{Errno, Nanos, Op};
 use blockwork_layer::thin::{Mode, PoolFeatures, VerbError};
+use blockwork_sim::Faults;
 
-use super::rig::{BLOCK, Make, part, superblock, together};
+use super::rig::{BLOCK, DATA, Make, part, superblock, together};
 
 /// One of several that run at once.
 type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
@@ -85,6 +86,47 @@ fn writes_that_wait_for_space_go_on_when_it_comes() {
             assert_eq!(stand.pool.mode(), Mode::Write);
         });
     }
+}
+
+#[test]
+fn what_becomes_free_when_a_block_is_copied_is_space() {
+    small(true).play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 3 * BLOCK, 7).await.unwrap();
+        // Going by the times, what the snapshot had counts as shared when it is gone, too.
+        stand.pool.create_snap(&stand.cx, 9, 0).await.unwrap();
+        stand.pool.delete(&stand.cx, 9).await.unwrap();
+        stand.write(thin, 0, BLOCK, 8).await.unwrap();
+        stand.write(thin, 10 * BLOCK, BLOCK, 9).await.unwrap();
+        assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::Write, 4));
+        assert_eq!(stand.read(thin, 0, 256).await, [[8; 128], [7; 128]].concat());
+    });
+}
+
+#[test]
+fn a_block_that_was_given_back_is_nobody_elses_before_the_last_write_to_it_has_ended() {
+    Make { volumes: vec![64, 64], ..small(false) }.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        stand.write(one, 0, 4 * BLOCK, 7).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.world.set_faults(DATA, Faults { stalls: 1_000_000, ..Faults::default() });
+        let slow = async {
+            stand.write(one, 0, BLOCK, 8).await.unwrap();
+            stand.cx.now()
+        };
+        let others = async {
+            stand.cx.sleep(Nanos::secs(1)).await;
+            stand.world.set_faults(DATA, Faults::default());
+            stand.range(one, Op::Discard, 0, BLOCK).await.unwrap();
+            stand.write(other, 0, BLOCK, 9).await.unwrap();
+            stand.cx.now()
+        };
+        let tasks: Vec<Task<Nanos>> = vec![Box::pin(slow), Box::pin(others)];
+        let ended = together(tasks).await;
+        assert!(ended[0] > Nanos::secs(30) && ended[1] >= ended[0], "{ended:?}");
+        assert_eq!(stand.read(other, 0, 128).await, [9; 128]);
+        assert_eq!(stand.read(one, 0, 256).await, [[0; 128], [7; 128]].concat());
+    });
 }
 
 #[test]
