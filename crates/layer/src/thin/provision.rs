@@ -312,12 +312,13 @@ impl Pool {
             let entered = self.edit(cx, |editor, blocks| self.enter_row(editor, blocks, &row, batch)).await;
             let count = row.data.end - row.data.start;
             if let Err(refused) = entered {
-                self.stopped(batch, &refused);
                 for nth in 0..count {
                     let key = (row.device.id, row.first + nth);
                     let need = batch.needs.get_mut(&key).and_then(|need| need.data.take());
                     need.into_iter().for_each(|data| self.editor().release(data..data + 1));
                 }
+                // Last: those who need what was given back here go no further either.
+                self.stopped(batch, &refused);
                 continue;
             }
             for nth in (0..count).filter(|_| row.is_filling) {
