@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use blockwork_format::virtio::blk::{request, status};
+use rustix::process::Signal;
 use support::{Scratch, Server, run, run_refused, until};
 use vhostload::{Disk, Options, Request};
 
@@ -111,6 +112,10 @@ fn killed_under_load(options: Options) {
     let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 64 * MIB / BLOCK as u64);
     for round in 0..5 {
         guest.run(500 + round * 37);
+        // Of some it is not known how far they are; the last ones it cannot even have seen.
+        guest.fill();
+        server.signal(Signal::STOP);
+        guest.take();
         guest.fill();
         server.kill();
         guest.take();
@@ -139,6 +144,34 @@ fn likewise_where_requests_take_several_descriptors() {
     for packed in [false, true] {
         let options = Options { requests: 16, ring_size: 64, indirect: false, packed, ..Options::default() };
         killed_under_load(Options { event_idx: false, ..options });
+    }
+}
+
+#[test]
+fn a_server_that_was_killed_while_it_was_busy_is_called_by_a_driver_that_comes_later() {
+    for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {
+        let scratch = Scratch::new();
+        scratch.sparse("disk.img", 64 * MIB);
+        let server = Server::start(&mut serve(&scratch, &["disk.img"]));
+        let options = Options { requests: 16, packed, event_idx, ..Options::default() };
+        let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 64 * MIB / BLOCK as u64);
+        guest.run(500);
+        // In the midst of requests it has asked not to be called; it answers nothing any more, nor takes that back.
+        server.signal(Signal::STOP);
+        guest.take();
+        guest.fill();
+        server.kill();
+        let server = Server::start(&mut serve(&scratch, &["disk.img"]));
+        guest.disk.connect().unwrap();
+        until("what was in flight is answered", || {
+            guest.take();
+            guest.in_flight.is_empty()
+        });
+        // Now it rests; the next request has to call it.
+        guest.run(1);
+        guest.verify();
+        drop(guest);
+        server.stop_quietly();
     }
 }
 

@@ -68,6 +68,18 @@ stop_all() {
     ! something_up || { dmsetup ls; cat /proc/mdstat; return 1; } >&2
 }
 
+# Without udev it is LVM that makes the links to volumes, and takes them away: what a script removed by dmsetup has left some, and
+# the next one could not make a group of that name.
+forget_links() {
+    local link
+    for link in /dev/*/*; do
+        if [ -L "$link" ] && [ ! -e "$link" ]; then
+            rm -f "$link"
+            rmdir "${link%/*}" 2>/dev/null || true
+        fi
+    done
+}
+
 # Sets `device` to the name of the disk at a SCSI target.
 device_at() {
     local found=("/sys/bus/scsi/devices/0:0:$1:0/block/"*)
@@ -101,4 +113,5 @@ disks_out() {
     wait
     for disk; do wait_for disk_gone "${disk%%:*}"; done
     rm -rf /d/*
+    forget_links
 }

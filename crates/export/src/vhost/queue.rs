@@ -142,7 +142,8 @@ impl QueuePort {
             stats: parts.stats,
             presence: parts.presence,
             answers: 0,
-            calls_wanted: true,
+            // A server of before may have left word that no call is wanted.
+            calls_wanted: false,
             looked: true,
             looking: false,
             resuming: true,

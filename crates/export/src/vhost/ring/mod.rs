@@ -1,5 +1,5 @@
-//! A virtqueue as the device sees it: which requests there are, and that they are done. Split and packed ([`split`],
-//! [`packed`]).
+//! A virtqueue as the device sees it: which requests there are, and that they are done. Split and packed (`split`,
+//! `packed`).
 //!
 //! The driver is hostile, and changes memory while it is looked at. Invariants:
 //!
