@@ -237,6 +237,11 @@ impl Disk {
         Some(id)
     }
 
+    /// Has all rings say that the device wants no call, as it leaves them if it dies while it is busy.
+    pub fn hush(&self) {
+        self.queues.iter().for_each(|queue| queue.ring.hush(&self.guest.memory));
+    }
+
     /// The data of a request.
     pub fn read_data(&self, queue: usize, id: u16, into: &mut [u8]) {
         self.guest.memory.read_at(self.queues[queue].data(id).offset, into);

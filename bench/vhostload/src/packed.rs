@@ -136,6 +136,11 @@ impl PackedDriver {
         }
     }
 
+    pub(crate) fn hush(&self, memory: &Buffer) {
+        let place = self.device_event.offset + packed_event::FLAGS;
+        memory.store_u16(place, packed_event::DISABLE, Ordering::Relaxed);
+    }
+
     fn is_used(&self, memory: &Buffer) -> bool {
         let flags = memory.load_u16(self.flags_at(self.next_used), Ordering::Acquire);
         let [available, used] = [descriptor_flag::AVAIL, descriptor_flag::USED].map(|flag| flags & flag != 0);

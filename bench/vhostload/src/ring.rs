@@ -83,6 +83,14 @@ impl Ring {
         }
     }
 
+    /// Has it say that the device wants no call: so a device leaves it that dies while it is busy.
+    pub fn hush(&self, memory: &Buffer) {
+        match self {
+            Ring::Split(ring) => ring.hush(memory),
+            Ring::Packed(ring) => ring.hush(memory),
+        }
+    }
+
     /// The next request that is done: its name, and what the device says it has written.
     pub fn used(&mut self, memory: &Buffer) -> Option<(u16, u32)> {
         match self {

@@ -95,6 +95,15 @@ impl SplitDriver {
         }
     }
 
+    pub(crate) fn hush(&self, memory: &Buffer) {
+        if self.event_idx {
+            let far = self.next.wrapping_add(u16::MAX / 2);
+            memory.store_u16(self.used.offset + split::avail_event(self.size), far, Ordering::Relaxed);
+        } else {
+            memory.store_u16(self.used.offset, split::USED_NO_NOTIFY, Ordering::Relaxed);
+        }
+    }
+
     pub(crate) fn used(&mut self, memory: &Buffer) -> Option<(u16, u32)> {
         if memory.load_u16(self.used.offset + split::INDEX, Ordering::Acquire) == self.next_used {
             return None;

@@ -156,18 +156,15 @@ fn a_server_that_was_killed_while_it_was_busy_is_called_by_a_driver_that_comes_l
         let options = Options { requests: 16, packed, event_idx, ..Options::default() };
         let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 64 * MIB / BLOCK as u64);
         guest.run(500);
-        // In the midst of requests it has asked not to be called; it answers nothing any more, nor takes that back.
-        server.signal(Signal::STOP);
-        guest.take();
-        guest.fill();
-        server.kill();
-        let server = Server::start(&mut serve(&scratch, &["disk.img"]));
-        guest.disk.connect().unwrap();
-        until("what was in flight is answered", || {
+        until("all is answered", || {
             guest.take();
             guest.in_flight.is_empty()
         });
-        // Now it rests; the next request has to call it.
+        server.kill();
+        guest.disk.hush();
+        let server = Server::start(&mut serve(&scratch, &["disk.img"]));
+        guest.disk.connect().unwrap();
+        // It has nothing to take up, and rests: the next request has to call it.
         guest.run(1);
         guest.verify();
         drop(guest);
