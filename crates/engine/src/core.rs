@@ -389,7 +389,7 @@ impl Core {
         let cx = self.executor.context().clone();
         self.executor.spawn(async move {
             let result = layer.prepare(defer, cx.clone()).await;
-            cx.command(Command::Resume { bio, prepared: vec![defer.node], result });
+            cx.command(Command::Resume { bio, prepared: vec![(defer.node, defer.span)], result });
         });
     }
 
@@ -471,7 +471,7 @@ impl Core {
             }
             Command::Resume { bio, prepared, result: Ok(()) } => {
                 let notes = &mut self.bios.all[bio as usize].notes;
-                prepared.into_iter().for_each(|node| notes.prepared(node));
+                prepared.into_iter().for_each(|(node, span)| notes.prepared(node, span));
                 self.resolve(bio);
             }
             Command::Resume { bio, result: Err(errno), .. } => {

@@ -270,10 +270,10 @@ impl<'a> Resolver<'a> {
         Resolver { trail: Some(trail), watched: true, ..self }
     }
 
-    /// Whether the [`Layer::prepare`] of `node` has succeeded for this bio since it was submitted. What a layer only has to
-    /// do once for a bio, such as to make durable what was written before a flush, it so need not do again.
-    pub fn was_prepared(&self, node: NodeId) -> bool {
-        self.notes.was_prepared(node)
+    /// Whether the [`Layer::prepare`] of `node` has succeeded for just this piece of the bio since it was submitted. What a layer
+    /// only has to do once for a bio, such as to make durable what was written before a flush, it so need not do again.
+    pub fn was_prepared(&self, node: NodeId, span: Span) -> bool {
+        self.notes.was_prepared(node, span)
     }
 
     /// `watch` hears when the bio has come to its end, if all of it is resolved now.

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crate::bio::Errno;
-use crate::layer::NodeId;
+use crate::layer::{NodeId, Span};
 
 /// Somebody who wants to hear when a bio that was resolved has come to its end. See [`Resolver::watch`](crate::Resolver::watch).
 pub trait Watch: Send + Sync + Debug {
@@ -21,8 +21,9 @@ pub(crate) struct Notes(Option<Box<Entries>>);
 
 #[derive(Debug, Default)]
 struct Entries {
-    /// Layers whose `prepare` has succeeded since the bio was submitted.
-    prepared: Vec<NodeId>,
+    /// Layers whose `prepare` has succeeded since the bio was submitted, and for what. Of a layer that the bio reaches on several ways
+    /// one piece says nothing about the others.
+    prepared: Vec<(NodeId, Span)>,
     watches: Vec<Arc<dyn Watch>>,
     flush_after: bool,
 }
@@ -32,13 +33,13 @@ impl Notes {
         self.0.get_or_insert_default()
     }
 
-    pub(crate) fn was_prepared(&self, node: NodeId) -> bool {
-        self.0.as_ref().is_some_and(|notes| notes.prepared.contains(&node))
+    pub(crate) fn was_prepared(&self, node: NodeId, span: Span) -> bool {
+        self.0.as_ref().is_some_and(|notes| notes.prepared.contains(&(node, span)))
     }
 
-    pub(crate) fn prepared(&mut self, node: NodeId) {
-        if !self.was_prepared(node) {
-            self.entries().prepared.push(node);
+    pub(crate) fn prepared(&mut self, node: NodeId, span: Span) {
+        if !self.was_prepared(node, span) {
+            self.entries().prepared.push((node, span));
         }
     }
 

@@ -19,7 +19,7 @@ use slab::Slab;
 use crate::bio::{Bio, Errno};
 use crate::core::Owner;
 use crate::env::Notify;
-use crate::layer::{Layer, NodeId};
+use crate::layer::{Layer, NodeId, Span};
 use crate::quiesce::Quiescence;
 use crate::turn::Turn;
 use crate::units::Nanos;
@@ -28,8 +28,8 @@ use crate::units::Nanos;
 pub(crate) enum Command {
     /// Run this bio on that stack.
     Submit { root: Arc<dyn Layer>, bio: Bio, reply: Reply },
-    /// The slow path of a deferred bio has finished, that of these layers: resolve it again, or fail it.
-    Resume { bio: u32, prepared: Vec<NodeId>, result: Result<(), Errno> },
+    /// The slow path of a deferred bio has finished, that of these layers for these pieces: resolve it again, or fail it.
+    Resume { bio: u32, prepared: Vec<(NodeId, Span)>, result: Result<(), Errno> },
     /// A leaf's queue has the turn to flush that it asked for.
     FlushTurn { leaf: crate::LeafId, turn: Turn },
     /// Run this task too.

@@ -35,7 +35,7 @@ impl Layer for Watcher {
     }
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let defer = Defer { node: self.shape.node, span, reason: Reason::ReadMap };
-        if span.op == Op::Flush && !cx.was_prepared(self.shape.node) {
+        if span.op == Op::Flush && !cx.was_prepared(self.shape.node, span) {
             return Err(defer);
         }
         let mut flags = span.flags;

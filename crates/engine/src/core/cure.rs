@@ -132,7 +132,7 @@ impl Core {
             let (mut result, mut prepared) = (Ok(()), Vec::new());
             for (layer, defer) in deferred {
                 result = result.and(layer.prepare(defer, cx.clone()).await);
-                prepared.push(defer.node);
+                prepared.push((defer.node, defer.span));
             }
             cx.command(Command::Resume { bio, prepared, result });
         });

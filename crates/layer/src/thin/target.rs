@@ -202,7 +202,7 @@ impl Volume {
         }
         let size = self.pool.block.get();
         let has_whole_blocks = span.sector.0.div_ceil(size) < span.end().0 / size;
-        if has_whole_blocks && !cx.was_prepared(self.shape.node) && self.pool.mode() < Mode::ReadOnly {
+        if has_whole_blocks && !cx.was_prepared(self.shape.node, span) && self.pool.mode() < Mode::ReadOnly {
             return Err(self.defer(span, Reason::Unmap));
         }
         cx.zero(span);
@@ -211,7 +211,7 @@ impl Volume {
 
     fn flush(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         // What others change meanwhile is not this flush's business.
-        if !self.pool.is_durable(&self.device) && !cx.was_prepared(self.shape.node) {
+        if !self.pool.is_durable(&self.device) && !cx.was_prepared(self.shape.node, span) {
             return Err(self.defer(span, Reason::Commit));
         }
         cx.pass(self.shape.node, span.sector, &**self.pool.data.get(), span)
@@ -230,7 +230,7 @@ impl Layer for Thin {
             Op::Read => return volume.map(span, cx, Volume::read),
             Op::Write => volume.map(span, cx, Volume::write)?,
             Op::WriteZeroes if span.nr > WRITE_ZEROES_MAX => {
-                if !cx.was_prepared(volume.shape.node) {
+                if !cx.was_prepared(volume.shape.node, span) {
                     return Err(volume.defer(span, Reason::WriteZeroesMax));
                 }
                 cx.zero(span);

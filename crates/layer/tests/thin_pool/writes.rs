@@ -1,7 +1,10 @@
 //! First writes, writes to what is shared, discards, flushes: what reaches the devices for them.
 
-use blockwork_engine::{Errno, Flags, Op};
+use std::sync::Arc;
+
+use blockwork_engine::{Errno, Flags, Layer, NodeId, Op, Sector, Sectors};
 use blockwork_layer::thin::{Discards, PoolFeatures};
+use blockwork_layer::{Linear, Segment, Table};
 
 use super::rig::{BLOCK, DATA, METADATA, Make, report, together};
 
@@ -150,6 +153,35 @@ fn zeros_for_holes_need_nothing_and_others_go_where_the_data_is() {
         stand.range(thin, Op::WriteZeroes, 64, 64 * BLOCK - 64).await.unwrap();
         assert_eq!(stand.read(thin, 0, 384).await, [[7; 64].as_slice(), &[0; 320]].concat());
         assert_eq!(stand.pool.status().data_used, 2);
+    });
+}
+
+/// A device of two targets, both of which are parts of one volume.
+fn two_parts(thin: &Arc<dyn Layer>, [first, second]: [u64; 2], blocks: u64) -> Arc<dyn Layer> {
+    let part = |n: u16, at: u64| {
+        let (node, nr) = (NodeId(60 + n), Sectors(blocks * BLOCK));
+        let target = Arc::new(Linear::new(node, thin.clone(), Sector(at * BLOCK), nr).unwrap());
+        Segment { start: Sector(u64::from(n) * blocks * BLOCK), target }
+    };
+    Arc::new(Table::new(NodeId(62), vec![part(0, first), part(1, second)]).unwrap())
+}
+
+#[test]
+fn zeros_and_discards_reach_all_parts_of_a_volume_that_they_come_to_by_two_ways() {
+    Make { volumes: vec![1000], ..Make::default() }.play(|stand| async move {
+        let thin = &stand.thins[0];
+        let table = two_parts(thin, [0, 500], 400);
+        for op in [Op::WriteZeroes, Op::Discard] {
+            for block in [10, 510] {
+                stand.write(thin, block * BLOCK, BLOCK, 7).await.unwrap();
+            }
+            stand.range(&table, op, 0, 800 * BLOCK).await.unwrap();
+            for block in [10, 510] {
+                assert_eq!(stand.read(thin, block * BLOCK, 8).await, [0; 8], "{op:?}, block {block}");
+            }
+        }
+        stand.flush(thin).await.unwrap();
+        assert_eq!(stand.pool.status().data_used, 0);
     });
 }
 

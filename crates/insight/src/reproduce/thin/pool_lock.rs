@@ -40,7 +40,7 @@ impl Layer for PoolLock {
 
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let node = self.shape.node;
-        if cx.was_prepared(node) {
+        if cx.was_prepared(node, span) {
             return cx.pass(node, Sector(span.sector.0), &*self.thin, span);
         }
         Err(Defer { node, span, reason: Reason::ReadMap })
