@@ -169,6 +169,14 @@ impl MapCache {
         }
     }
 
+    /// Forgets all pages.
+    pub fn forget_all(&self) {
+        for set in self.sets.iter().filter_map(OnceLock::get) {
+            let _hand = set.hand();
+            (0..WAYS).for_each(|way| set.empty(way));
+        }
+    }
+
     /// Makes entries of a page zeros, if it is here, whatever its time.
     pub fn clear(&self, key: Key, entries: std::ops::Range<u64>) {
         let Some(set) = self.place(key).get() else { return };
@@ -223,15 +231,27 @@ impl Set {
 
     /// Replaces what is in a way. Under the set's lock.
     fn fill(&self, way: usize, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
-        let (frame, now) = (&self.frames[way], &self.versions[way]);
+        self.replace(way, |frame| {
+            self.keys[way].store(key.0, Ordering::Relaxed);
+            self.times[way].store(time, Ordering::Relaxed);
+            frame.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
+            update(&mut |at, entry| frame[at as usize % ENTRIES].store(entry, Ordering::Relaxed));
+        });
+    }
+
+    /// Takes away what is in a way. Under the set's lock.
+    fn empty(&self, way: usize) {
+        self.replace(way, |_| self.keys[way].store(0, Ordering::Relaxed));
+    }
+
+    /// Puts something else into a way: who reads the frame meanwhile finds that out. Under the set's lock.
+    fn replace(&self, way: usize, act: impl FnOnce(&Frame)) {
+        let now = &self.versions[way];
         let version = now.load(Ordering::Relaxed);
         now.store(version + 1, Ordering::Relaxed);
         // Whoever sees one of the stores that follow sees the odd version too; pairs with the fence in `Page::get`.
         fence(Ordering::Release);
-        self.keys[way].store(key.0, Ordering::Relaxed);
-        self.times[way].store(time, Ordering::Relaxed);
-        frame.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
-        update(&mut |at, entry| frame[at as usize % ENTRIES].store(entry, Ordering::Relaxed));
+        act(&self.frames[way]);
         // What is read once makes room before what is read again.
         self.used[way].store(false, Ordering::Relaxed);
         now.store(version + 2, Ordering::Release);

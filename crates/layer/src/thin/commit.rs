@@ -58,6 +58,9 @@ impl Pool {
         if self.editor().is_dirty() {
             let committed = self.write_down(cx).await;
             if let Err(refused) = committed {
+                if matches!(refused, Refused::Data { .. }) {
+                    self.abandon();
+                }
                 let why = format!("a transaction could not be committed: {refused}");
                 self.fail_metadata(&why, cx).await;
                 return Err(Errno::EIO);
@@ -67,6 +70,15 @@ impl Pool {
         self.durable.store(transaction, Ordering::Release);
         self.look_for_space();
         Ok(())
+    }
+
+    /// The pool is what the last commit has made it. With the turn, before the pool is read-only: what the data device has lost
+    /// with a flush that failed may be the content of any block that was mapped since then, and another volume's is found there.
+    fn abandon(&self) {
+        // Held until no page is left: who fills one from now on takes it from what is committed.
+        let mut editor = self.editor();
+        editor.abandon();
+        self.cache.forget_all();
     }
 
     async fn write_down(&self, cx: &TaskContext) -> Result<(), Refused> {

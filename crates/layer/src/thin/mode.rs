@@ -12,7 +12,8 @@
 //! `ReadOnly` is for good: the metadata is full, could not be written, or leads to a block whose content could not be written. The last
 //! transaction that was committed stays, and says that the pool has to be checked (`needs_check`), if that can still be written. The
 //! kernel drops what was not committed from memory; here it can still be read until the server ends, and no flush ever said that it was
-//! safe. There is no `Fail`: where metadata cannot be read, the reads that need it fail.
+//! safe. Not so where it is the data device that a commit could not flush: what it has lost may be the content of new blocks, so
+//! these are dropped here too (a read that was on its way already may still come too late). There is no `Fail`: where metadata cannot be read, the reads that need it fail.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 

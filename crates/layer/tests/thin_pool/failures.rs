@@ -128,3 +128,34 @@ fn a_block_without_content_is_not_read_when_its_page_of_the_map_has_come_anew() 
         assert_eq!(stand.read(thin, 0, 128).await, [0; 128]);
     });
 }
+
+#[test]
+fn what_a_failed_flush_has_lost_is_a_hole_again_and_not_what_others_had_there() {
+    let make = Make { volumes: vec![64, 64], ..Make::default() };
+    let world = make.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        stand.write(one, 0, 2 * BLOCK, 7).await.unwrap();
+        stand.write(other, 0, BLOCK, 8).await.unwrap();
+        stand.flush(one).await.unwrap();
+        // New blocks, one zeroed and one written as a whole, and a copy of what is shared.
+        stand.pool.create_snap(&stand.cx, 5, 0).await.unwrap();
+        stand.write(other, 3 * BLOCK, 8, 9).await.unwrap();
+        stand.write(other, 5 * BLOCK, BLOCK, 9).await.unwrap();
+        stand.write(one, 8, 8, 9).await.unwrap();
+        stand.world.set_faults(DATA, Faults { lost_flushes: ALWAYS, ..Faults::default() });
+        assert_eq!(stand.flush(one).await, Err(Errno::EIO));
+        stand.world.set_faults(DATA, Faults::default());
+        for at in [3 * BLOCK, 5 * BLOCK] {
+            assert_eq!(stand.read(other, at, 128).await, [0; 128], "sector {at}");
+        }
+        assert_eq!(stand.read(one, 0, 256).await, [7; 256]);
+        assert_eq!(stand.read(other, 0, 128).await, [8; 128]);
+        let status = stand.pool.status();
+        assert_eq!((status.mode, status.data_used), (Mode::ReadOnly, 3));
+        for thin in [one, other] {
+            assert_eq!(stand.flush(thin).await, Err(Errno::EIO));
+            assert_eq!(stand.write(thin, 9 * BLOCK, 8, 1).await, Err(Errno::EIO));
+        }
+    });
+    assert_eq!((report(&world).data_used, superblock(&world).needs_check), (3, true));
+}

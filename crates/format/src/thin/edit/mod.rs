@@ -305,6 +305,14 @@ impl Editor {
         result
     }
 
+    /// Forgets all that is not durable: the pool is what the last commit has made it.
+    pub fn abandon(&mut self) {
+        self.state = State::new(self.durable);
+        self.sealed = None;
+        self.given.clear();
+        self.exhausted = false;
+    }
+
     /// What the superblock will be, but for the space maps, which are settled by the commit.
     pub fn superblock(&self) -> &Superblock {
         &self.state.superblock
