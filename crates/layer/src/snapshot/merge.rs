@@ -167,6 +167,10 @@ impl Merge {
         let runs = runs(&exceptions);
         for run in &runs {
             let (start, end) = self.place(run);
+            if self.family.lets_write(start, end) {
+                // Who waits is known until the next batch, and where nobody needs one there is none.
+                continue;
+            }
             let want = Want { start, end, by: Writer::Origin };
             let copied = self.family.make_ready(want, cx).await;
             copied.map_err(|errno| self.failed("what other snapshots need cannot be copied out", errno))?;
