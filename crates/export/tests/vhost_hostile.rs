@@ -7,12 +7,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use blockwork_format::vhost_user::{
-    ConfigPart, InflightArea, LogArea, Message, Region, VringAddr, VringFile, VringState,
+    ConfigPart, InflightArea, LogArea, Message, Region, VringAddr, VringFile, VringState, inflight,
 };
 use blockwork_format::virtio::blk::{request, status};
 use blockwork_format::virtio::{Descriptor, descriptor_flag, split};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::fs::ftruncate;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost_support::{Rig, kinds, read, write};
 use vhostload::{Client, Disk, Options, Request};
 
@@ -121,16 +121,30 @@ struct Broken {
 
 impl Broken {
     fn new(rig: &Rig) -> Broken {
+        Broken::telling(rig, 0)
+    }
+
+    /// The eventfd has this count at first.
+    fn telling(rig: &Rig, count: u64) -> Broken {
         let options = Options { indirect: false, event_idx: false, ring_size: 8, ..Options::default() };
         let disk = rig.disk(options);
         let error = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        rustix::io::write(&error, &count.to_ne_bytes()).unwrap();
         let at = VringFile { index: 0, has_file: true };
         disk.client().unwrap().tell(&Message::SetVringErr(at), &[error.as_fd()]).unwrap();
         Broken { disk, error }
     }
 
     /// Makes these descriptors available, from the first on, and waits until the device says that it is broken.
-    fn offer(self, head: u16, index: u16, descriptors: &[Descriptor]) {
+    fn offer(mut self, head: u16, index: u16, descriptors: &[Descriptor]) {
+        self.send(head, index, descriptors);
+        let mut count = [0; 8];
+        // Blocks until it is told.
+        assert_eq!(rustix::io::read(&self.error, &mut count), Ok(8));
+        self.stop();
+    }
+
+    fn send(&mut self, head: u16, index: u16, descriptors: &[Descriptor]) {
         let memory = &self.disk.guest.memory;
         // As laid out by the front end: descriptors, available ring, used ring.
         for (i, descriptor) in descriptors.iter().enumerate() {
@@ -139,13 +153,12 @@ impl Broken {
         let available = 128;
         memory.write_at(available + split::ENTRIES, &head.to_le_bytes());
         memory.write_at(available + split::INDEX, &index.to_le_bytes());
-        let mut disk = self.disk;
-        disk.queues[0].kick();
-        let mut count = [0; 8];
-        // Blocks until it is told.
-        assert_eq!(rustix::io::read(&self.error, &mut count), Ok(8));
-        // It is broken, yet it can be stopped.
-        disk.client().unwrap().ask(&Message::GetVringBase(VringState { index: 0, num: 0 })).unwrap();
+        self.disk.queues[0].kick();
+    }
+
+    /// It is broken, yet it can be stopped.
+    fn stop(self) {
+        self.disk.client().unwrap().ask(&Message::GetVringBase(VringState { index: 0, num: 0 })).unwrap();
     }
 }
 
@@ -258,6 +271,47 @@ fn a_ring_that_cannot_be_where_it_is_said_to_be_is_broken() {
         client.tell(&Message::SetVringAddr(good), &[]).unwrap();
         drop(disk);
     }
+    still_serves(&rig);
+    rig.stop();
+}
+
+#[test]
+fn who_cannot_be_told_of_an_error_keeps_nobody_waiting() {
+    let rig = Rig::new("memory:16M", 1);
+    // It takes no more: whoever writes to it waits.
+    let mut broken = Broken::telling(&rig, u64::MAX - 1);
+    broken.send(8, 1, &[]);
+    broken.stop();
+    still_serves(&rig);
+    rig.stop();
+}
+
+#[test]
+fn marks_that_do_not_fit_the_ring_break_it() {
+    let rig = Rig::new("memory:16M", 1);
+    let memory = memfd_create("marks", MemfdFlags::CLOEXEC).unwrap();
+    let size = inflight::queue_bytes(128, false) as u64;
+    ftruncate(&memory, size).unwrap();
+    let area = InflightArea { size, offset: 0, queues: 1, queue_size: 128 };
+    for packed in [false, true] {
+        let mut disk = rig.disk(Options { packed, ..Options::default() });
+        // For fewer descriptors than the ring has.
+        let few = Message::SetInflightFd(InflightArea { queue_size: 1, ..area });
+        disk.client().unwrap().tell(&few, &[memory.as_fd()]).unwrap();
+        for _ in 0..16 {
+            disk.start(0, Request { kind: request::IN, sector: 0, len: 512 }).unwrap();
+        }
+        disk.client().unwrap().ask(&Message::GetVringBase(VringState { index: 0, num: 0 })).unwrap();
+        drop(disk);
+        still_serves(&rig);
+    }
+    // As large as those of the one kind of ring, and then it is of the other kind.
+    let disk = rig.disk(Options::default());
+    let client = disk.client().unwrap();
+    client.tell(&Message::SetInflightFd(area), &[memory.as_fd()]).unwrap();
+    let all = client.number(&Message::GetFeatures).unwrap();
+    client.tell(&Message::SetFeatures(all), &[]).unwrap();
+    drop(disk);
     still_serves(&rig);
     rig.stop();
 }

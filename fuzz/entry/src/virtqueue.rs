@@ -64,7 +64,7 @@ pub fn virtqueue(data: &[u8]) {
     let place = RingPlace { size, is_packed, event_idx: flags & EVENT_IDX != 0, address };
     let marks = (flags & MARKS != 0).then(|| {
         let size = u16::try_from(size).expect("small");
-        Marks::new(&Place { mapping, offset: MARKS_AT }, size, is_packed)
+        Marks::new(&Place { mapping, offset: MARKS_AT }, size, is_packed).expect("there is room for them")
     });
     match Ring::new(&layout, &place, base, marks) {
         Ok(ring) => {

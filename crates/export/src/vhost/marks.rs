@@ -57,11 +57,15 @@ fn wrong(what: String) -> RingError {
 impl Marks {
     /// The marks of a queue of `size` descriptors, at `place`.
     ///
-    /// # Panics
-    /// If there are no [`inflight::queue_bytes`] at that place.
-    pub fn new(place: &Place, size: u16, is_packed: bool) -> Marks {
+    /// # Errors
+    /// There are no [`inflight::queue_bytes`] at that place: its memory came when the ring was to be of the other kind.
+    pub fn new(place: &Place, size: u16, is_packed: bool) -> Result<Marks, RingError> {
         let bytes = inflight::queue_bytes(size, is_packed);
-        Marks {
+        let room = place.mapping.len().saturating_sub(place.offset);
+        if bytes > room {
+            return Err(wrong(format!("they have {room} bytes, expected {bytes} for {size} descriptors")));
+        }
+        Ok(Marks {
             area: Buffer::of_mapping(&place.mapping, place.offset, bytes),
             size,
             is_packed,
@@ -69,7 +73,18 @@ impl Marks {
             batch: Vec::new(),
             free: Vec::new(),
             chains: vec![SmallVec::new(); if is_packed { size.into() } else { 0 }],
+        })
+    }
+
+    /// Checks that there is an entry for each descriptor of a ring.
+    pub(super) fn check_room(&self, descriptors: u32) -> Result<(), RingError> {
+        if descriptors <= self.size.into() {
+            return Ok(());
         }
+        let size = self.size;
+        Err(wrong(format!(
+            "they are for {size} descriptors, expected at least {descriptors} as the ring has"
+        )))
     }
 
     fn entry(&self, number: u16) -> usize {

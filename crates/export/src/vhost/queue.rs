@@ -46,6 +46,8 @@ const KICK: u32 = 0;
 const CALL: u32 = 1;
 /// The worker has looked at the ring.
 const LOOK: u32 = 2;
+/// The front end was told that the ring is broken.
+const TOLD: u32 = 3;
 
 /// What a queue is made of.
 pub(super) struct QueueParts {
@@ -97,7 +99,7 @@ pub(super) struct QueuePort {
     bytes: usize,
     kick: Arc<OwnedFd>,
     call: Option<Signal>,
-    error: Option<Arc<OwnedFd>>,
+    error: Option<Signal>,
     has_flush: bool,
     writeback: Arc<AtomicBool>,
     id: [u8; ID_BYTES],
@@ -116,6 +118,8 @@ pub(super) struct QueuePort {
     watching: bool,
     stopping: bool,
     broken: bool,
+    /// It is broken, and the front end has not been told.
+    untold: bool,
 }
 
 impl QueuePort {
@@ -135,7 +139,7 @@ impl QueuePort {
             bytes: 0,
             kick: parts.kick,
             call: parts.call.map(Signal::new),
-            error: parts.error,
+            error: parts.error.map(Signal::new),
             has_flush: parts.has_flush,
             writeback: parts.writeback,
             id: parts.id,
@@ -150,6 +154,7 @@ impl QueuePort {
             watching: false,
             stopping: false,
             broken: false,
+            untold: false,
         };
         match made {
             Ok(ring) => port.ring = Some(ring),
@@ -166,7 +171,7 @@ impl QueuePort {
                     // What was announced by the old one may not have been heard.
                     self.call_driver(cx);
                 }
-                Command::Error(file) => self.error = file,
+                Command::Error(file) => self.error = file.map(Signal::new),
                 Command::Stop => self.stopping = true,
             }
         }
@@ -192,9 +197,18 @@ impl QueuePort {
             self.name,
             self.index
         );
-        if let Some(file) = &self.error {
-            // Nobody may listen; and to whom should a failure be told?
-            let _ = rustix::io::write(file, &1_u64.to_ne_bytes());
+        self.untold = true;
+    }
+
+    /// Tells the front end that the ring is broken.
+    #[cold]
+    fn tell_error(&mut self, cx: &mut Context<'_, Uring>) {
+        self.untold = false;
+        let token = cx.token(TOLD);
+        if let Some(error) = &mut self.error {
+            // Nobody may listen; and to whom should a failure be told? It goes through the ring, as what takes no more would have
+            // the worker wait.
+            let _ = cx.env.signal(token, error);
         }
     }
 
@@ -440,6 +454,9 @@ impl Port<Uring> for QueuePort {
             self.looking = false;
             return;
         }
+        if local == TOLD {
+            return;
+        }
         self.watching = more(completion.flags);
         if !self.watching && completion.result >= 0 {
             // A kernel without lasting polls: the count is read, or the next one would complete at once. It does not block,
@@ -476,6 +493,9 @@ impl Port<Uring> for QueuePort {
         self.publish(cx);
         self.take(cx);
         self.publish(cx); // what was answered at once
+        if self.untold {
+            self.tell_error(cx);
+        }
         if self.stopping && self.in_flight.is_empty() {
             self.close(cx);
             return PortState::Closed;

@@ -358,7 +358,7 @@ impl<'a> Session<'a> {
             (Place { mapping: memory.mapping.clone(), offset }, queue_size)
         });
         Box::new(move |layout| {
-            let marks = marks.map(|(at, size)| Marks::new(&at, size, place.is_packed));
+            let marks = marks.map(|(at, size)| Marks::new(&at, size, place.is_packed)).transpose()?;
             Ring::new(layout, &place, base, marks)
         })
     }

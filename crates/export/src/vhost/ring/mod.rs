@@ -183,6 +183,7 @@ impl Ring {
         base: u32,
         marks: Option<Marks>,
     ) -> Result<Ring, RingError> {
+        marks.as_ref().map_or(Ok(()), |marks| marks.check_room(place.size))?;
         Ok(if place.is_packed {
             Ring::Packed(PackedRing::new(layout, place, base, marks)?)
         } else {
