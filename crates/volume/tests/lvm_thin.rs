@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use blockwork_format::thin::build::{Contents, Device, Mappings, build};
 use blockwork_format::thin::{BLOCK_BYTES, BlockKind, BlockTime, DeviceDetails};
+use blockwork_volume::{Assembly, Plan};
 use lab::{
     EXTENT, Group, HIDDEN, Lab, PE_START, SEEN, commit, content, linear, lv, numbered, pv, refused, volume,
     warning,
@@ -167,4 +168,40 @@ fn a_pool_that_needs_a_check_is_read_with_a_warning_and_a_damaged_one_not_at_all
     let said = refused(&mut lab.open(&[&disk]), "vg0/thin");
     assert!(said.contains("thin superblock at 0: checksum is"), "{said}");
     assert!(said.contains("thin_repair"), "{said}");
+}
+
+#[test]
+fn two_pools_of_a_table_have_no_device_in_common() {
+    let lab = Lab::new();
+    let contents = Contents {
+        data_block_sectors: 128,
+        data_blocks: 32,
+        metadata_blocks: 256,
+        time: 0,
+        transaction_id: 0,
+        devices: BTreeMap::new(),
+    };
+    let metadata: Vec<_> = ["m1", "m2"].map(|name| lab.disk(name, 256 * 8)).into();
+    for piece in build(&contents).unwrap() {
+        metadata.iter().for_each(|disk| disk.write(piece.offset, &piece.bytes));
+    }
+    let data: Vec<_> = ["d1", "d2"].map(|name| lab.disk(name, 32 * BLOCK)).into();
+    let line = |name: &str, metadata: &lab::Disk, data: &lab::Disk| {
+        let length = 32 * BLOCK;
+        format!("{name}: 0 {length} thin-pool {} {} 128 0\n", metadata.path.display(), data.path.display())
+    };
+    let assemble = |lines: String| {
+        let table = lab.disk("table", 0);
+        table.write(0, lines.as_bytes());
+        let tables = vec![table.path.to_str().unwrap().to_owned()];
+        let made = Assembly::open(Plan { tables, ..Plan::default() }).map(drop);
+        std::fs::remove_file(&table.path).unwrap();
+        made
+    };
+    let first = line("one", &metadata[0], &data[0]);
+    assemble(first.clone() + &line("two", &metadata[1], &data[1])).unwrap();
+    for (m, d) in [(0, 1), (1, 0)] {
+        let error = assemble(first.clone() + &line("two", &metadata[m], &data[d])).unwrap_err().to_string();
+        assert!(error.contains("is part of another thin-pool"), "{error}");
+    }
 }

@@ -121,6 +121,12 @@ impl Builder<'_> {
     ) -> Result<TablePool, VolumeError> {
         let line = target.line_number;
         let Parts { metadata, data, ids } = self.parts(device, target, pool)?;
+        // Each would give out blocks that are the other's.
+        for (id, dev) in ids.iter().zip([&pool.data.dev, &pool.metadata]) {
+            if self.pools.values().any(|other| other.below.contains(id)) {
+                return Err(self.refuse(line, format!("{} is part of another thin-pool", escape(dev))));
+            }
+        }
         let refuse =
             |this: &Self, why: String| this.refuse(line, format!("{}: {why}", escape(&pool.metadata)));
         let found = self.assembly.pool_metadata(&*metadata).map_err(|why| refuse(self, why))?;
