@@ -219,10 +219,13 @@ impl<'a> Session<'a> {
         self.announced = now;
         let Some(backend) = &self.backend else { return };
         let header = Header { request: CONFIG_CHANGE, flags: 1, size: 0 };
-        match socket::send(backend.as_fd(), &header.encode(), None) {
+        // Whoever waited for a front end that does not listen there would not hear that the server is to end.
+        match socket::send_now(backend.as_fd(), &header.encode()) {
             Ok(()) => log::info!("{}: the volume has {now} sectors now", self.service.name),
             Err(error) => {
                 log::warn!("{}: cannot tell the front end of the new size: {error}", self.service.name);
+                // Half a message may have gone.
+                self.backend = None;
             }
         }
     }

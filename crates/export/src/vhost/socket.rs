@@ -112,6 +112,20 @@ fn fill(socket: BorrowedFd<'_>, bytes: &mut [u8], files: &mut Vec<File>) -> Resu
 
 /// Sends a message, with a file.
 pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], file: Option<&OwnedFd>) -> Result<(), SocketError> {
+    send_with(socket, bytes, file, SendFlags::NOSIGNAL)
+}
+
+/// Sends a message that the other end may not be there to take: where there is no room for it, that is an error.
+pub(super) fn send_now(socket: BorrowedFd<'_>, bytes: &[u8]) -> Result<(), SocketError> {
+    send_with(socket, bytes, None, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+}
+
+fn send_with(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    file: Option<&OwnedFd>,
+    flags: SendFlags,
+) -> Result<(), SocketError> {
     let mut at = 0;
     while at < bytes.len() {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -121,7 +135,7 @@ pub(super) fn send(socket: BorrowedFd<'_>, bytes: &[u8], file: Option<&OwnedFd>)
             let fits = control.push(SendAncillaryMessage::ScmRights(fds));
             assert!(fits, "there is room for one descriptor");
         }
-        match sendmsg(socket, &[IoSlice::new(&bytes[at..])], &mut control, SendFlags::NOSIGNAL) {
+        match sendmsg(socket, &[IoSlice::new(&bytes[at..])], &mut control, flags) {
             Ok(sent) => at += sent,
             Err(Errno::INTR) => {}
             Err(Errno::PIPE | Errno::CONNRESET) => return Err(SocketError::Gone),
@@ -136,4 +150,21 @@ pub(super) fn wait_for_end(socket: BorrowedFd<'_>, time: Duration) -> Result<(),
     let time = Timespec::try_from(time).expect("a short time");
     let mut polled = [PollFd::from_borrowed_fd(socket, PollFlags::empty())];
     poll(&mut polled, Some(&time)).map(drop).map_err(io_error("poll"))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketType, socketpair};
+
+    use super::*;
+
+    #[test]
+    fn who_does_not_listen_is_not_waited_for() {
+        let pair =
+            socketpair(AddressFamily::UNIX, SocketType::STREAM, rustix::net::SocketFlags::CLOEXEC, None);
+        let (ours, _theirs) = pair.unwrap();
+        let refused = (0..1_000_000).find_map(|_| send_now(ours.as_fd(), &[0; 4096]).err());
+        let Some(SocketError::Io { source, .. }) = refused else { panic!("{refused:?}") };
+        assert_eq!(source.kind(), io::ErrorKind::WouldBlock);
+    }
 }
