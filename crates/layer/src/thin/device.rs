@@ -16,8 +16,9 @@ pub(super) struct Device {
 }
 
 impl Device {
-    pub fn new(id: u64, slot: u64, snapshotted: u64) -> Device {
-        Device { id, slot, snapshotted: AtomicU64::new(snapshotted), changed: AtomicU64::new(0) }
+    pub fn new(id: u64, slot: u64, snapshotted: u64, changed: u64) -> Device {
+        let [snapshotted, changed] = [snapshotted, changed].map(AtomicU64::new);
+        Device { id, slot, snapshotted, changed }
     }
 
     #[inline]

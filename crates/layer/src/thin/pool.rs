@@ -206,6 +206,8 @@ impl Pool {
     }
 
     fn use_device(&self, id: u64, snapshotted: u64) -> Result<OpenDevice, PoolError> {
+        // It may have been in use before, and have been changed then.
+        let changed = if self.editor().is_dirty() { self.transaction.load(Ordering::Acquire) } else { 0 };
         let mut devices = self.devices();
         if let Some(device) = devices.open.get(&id).and_then(Weak::upgrade) {
             return Ok(OpenDevice(device));
@@ -216,7 +218,7 @@ impl Pool {
             return Err(PoolError::Volumes);
         }
         devices.slots += 1;
-        let device = Arc::new(Device::new(id, slot, snapshotted));
+        let device = Arc::new(Device::new(id, slot, snapshotted, changed));
         devices.open.insert(id, Arc::downgrade(&device));
         Ok(OpenDevice(device))
     }

@@ -108,6 +108,7 @@ impl Pool {
         let _turn = self.turns.take().await;
         self.check_writable()?;
         let device = self.device_in_use(origin);
+        let before = device.as_ref().map_or(0, |device| device.snapshotted());
         if let Some(device) = &device {
             // Writes that come from now on wait for the turn; those on their way go where they were sent to.
             device.set_snapshotted(u64::MAX);
@@ -117,8 +118,8 @@ impl Pool {
         let made = self.carry_out(cx, |editor, blocks| editor.create_snapshot(blocks, id, origin)).await;
         if let Some(device) = device {
             let details = self.edit(cx, |editor, blocks| editor.details(blocks, origin)).await;
-            // Where even that is not known, all that it has counts as shared.
-            let time = details.map_or(u64::MAX, |details| details.snapshotted_time.into());
+            // Where that cannot be read there was no snapshot made either.
+            let time = details.map_or(before, |details| details.snapshotted_time.into());
             device.set_snapshotted(time);
         }
         made

@@ -186,6 +186,20 @@ fn zeros_and_discards_reach_all_parts_of_a_volume_that_they_come_to_by_two_ways(
 }
 
 #[test]
+fn a_volume_that_is_opened_again_knows_of_what_was_not_committed() {
+    Make::default().play(|stand| async move {
+        stand.pool.create_thin(&stand.cx, 5).await.unwrap();
+        let five = stand.open(5, 8).await;
+        stand.write(&five, 0, 8, 7).await.unwrap();
+        drop(five);
+        let five = stand.open(5, 8).await;
+        let before = stand.world.counters(METADATA).fua_writes;
+        stand.flush(&five).await.unwrap();
+        assert_eq!(stand.world.counters(METADATA).fua_writes, before + 1);
+    });
+}
+
+#[test]
 fn flushes_share_a_commit_and_one_without_a_change_writes_nothing() {
     Make { volumes: vec![64, 64], ..Make::default() }.play(|stand| async move {
         let (one, other) = (&stand.thins[0], &stand.thins[1]);
