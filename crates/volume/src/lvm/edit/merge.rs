@@ -14,6 +14,7 @@ use super::commit::close;
 use super::draft::{Draft, lv_section};
 use super::error::EditError;
 use super::open::GroupEditor;
+use super::resize::only_segment;
 use super::section::strings;
 
 /// A merge that is under way: by the text of its group, and of this process.
@@ -125,10 +126,9 @@ impl Draft {
         self.change(|vg, _| {
             let tie = lv_section(vg, &tie);
             tie.set("status", strings(["READ", "WRITE"]));
-            if let Some(segment) = tie.section_mut("segment1") {
-                segment.rename("cow_store", "merging_store");
-                segment.set("merging_store", store.into());
-            }
+            let segment = only_segment(tie);
+            segment.rename("cow_store", "merging_store");
+            segment.set("merging_store", store.into());
             Ok(())
         })
     }

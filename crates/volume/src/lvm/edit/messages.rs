@@ -11,7 +11,7 @@ use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
 use super::draft::{Draft, lv_section};
 use super::error::EditError;
 use super::open::GroupEditor;
-use super::section::segment_key;
+use super::resize::only_segment;
 use crate::lvm::check_transaction;
 use crate::thin::{PoolChange, PoolCommit, PoolEditor};
 
@@ -144,9 +144,8 @@ impl Draft {
     pub fn settle(&mut self, pool: &str) -> Result<(), EditError> {
         self.pool(pool)?;
         self.change(|vg, _| {
-            if let Some(segment) = lv_section(vg, pool).section_mut(&segment_key(1)) {
-                segment.entries.retain(|entry| !entry.key.starts_with("message"));
-            }
+            let segment = only_segment(lv_section(vg, pool));
+            segment.entries.retain(|entry| !entry.key.starts_with("message"));
             Ok(())
         })
     }

@@ -323,6 +323,11 @@ fn start_of(entry: &Entry) -> Option<u64> {
     }
 }
 
+/// The only segment of an LV: what it is called is for whoever wrote it to say.
+pub(super) fn only_segment(section: &mut Section) -> &mut Section {
+    segment_at(section, 0)
+}
+
 /// The segment of an LV that begins at an extent.
 fn segment_at(section: &mut Section, start: u64) -> &mut Section {
     let entry = section.entries.iter_mut().find(|entry| start_of(entry) == Some(start));

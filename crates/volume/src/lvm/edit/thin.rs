@@ -20,8 +20,8 @@ use super::create::{Shape, Size, columns};
 use super::data::{Piece, wiped};
 use super::draft::{Draft, check_tags, lv_list, lv_section};
 use super::error::{EditError, bytes_shown};
-use super::resize::{Resize, Resized};
-use super::section::{Birth, Keys, number, segment_key, strings, volume};
+use super::resize::{Resize, Resized, only_segment};
+use super::section::{Birth, Keys, number, strings, volume};
 
 /// Map that LVM makes at least, bytes.
 const METADATA_MIN: u64 = 2 << 20;
@@ -450,9 +450,7 @@ impl Draft {
     /// Sets the size of a volume that is one segment.
     fn set_extents(&mut self, name: &str, extents: u64) -> Result<(), EditError> {
         self.change(|vg, _| {
-            if let Some(segment) = lv_section(vg, name).section_mut(&segment_key(1)) {
-                segment.set("extent_count", number(extents));
-            }
+            only_segment(lv_section(vg, name)).set("extent_count", number(extents));
             Ok(())
         })
     }
@@ -466,9 +464,7 @@ impl Draft {
         let orphans: Vec<String> = vg.lvs.iter().filter(is_of_it).map(|lv| lv.name.clone()).collect();
         self.change(|vg, _| {
             for orphan in &orphans {
-                if let Some(segment) = lv_section(vg, orphan).section_mut(&segment_key(1)) {
-                    segment.remove("origin");
-                }
+                only_segment(lv_section(vg, orphan)).remove("origin");
             }
             Ok(())
         })?;
@@ -489,16 +485,19 @@ impl Draft {
 
     /// Takes back that a pool is to be told of a new volume, and its transaction, where it was the only one.
     fn forget_creation(&mut self, pool: &str, name: &str) -> Result<(), EditError> {
-        let text = self.pool(pool)?;
+        let before = self.pool(pool)?.transaction_id.checked_sub(1);
+        let before = before.ok_or_else(|| {
+            EditError::volume(pool, "its transaction is 0, though its text has a message of a later one")
+        })?;
         self.change(|vg, _| {
-            let segment = lv_section(vg, pool).section_mut(&segment_key(1)).expect("a pool has one segment");
+            let segment = only_segment(lv_section(vg, pool));
             let is_about_it = |node: &Node| {
                 let created = node.as_section().and_then(|message| message.get("create"));
                 matches!(created, Some(Node::Value(value)) if value.as_str() == Some(name))
             };
             segment.entries.retain(|entry| !is_about_it(&entry.node));
             if !segment.entries.iter().any(|entry| entry.key.starts_with("message")) {
-                segment.set("transaction_id", number(text.transaction_id - 1));
+                segment.set("transaction_id", number(before));
             }
             Ok(())
         })
@@ -530,10 +529,15 @@ impl Draft {
             unreachable!("it is a pool")
         };
         let is_first = messages.is_empty();
+        let next = text.transaction_id + 1;
+        if i64::try_from(next).is_err() {
+            let why = format!("its transaction is {}, and there is none after that", text.transaction_id);
+            return Err(EditError::volume(pool, why));
+        }
         self.change(|vg, _| {
-            let segment = lv_section(vg, pool).section_mut(&segment_key(1)).expect("a pool has one segment");
+            let segment = only_segment(lv_section(vg, pool));
             if is_first {
-                segment.set("transaction_id", number(text.transaction_id + 1));
+                segment.set("transaction_id", number(next));
             }
             let key = super::draft::unused(|n| format!("message{}", n + 1), |key| segment.get(key).is_some());
             segment.set(&key, Node::Section(message));

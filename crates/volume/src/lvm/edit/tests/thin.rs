@@ -2,6 +2,9 @@
 
 use blockwork_format::lvm2::vg::Message;
 
+use super::super::draft::lv_section;
+use super::super::resize::only_segment;
+use super::super::section::number;
 use super::super::{Discards, NewThin, NewThinPool, NewThinSnapshot, Resize};
 use super::*;
 
@@ -73,6 +76,31 @@ fn a_pool_and_a_volume_are_what_lvcreate_writes() {
     ] {
         assert!(text.contains(&expected), "{text}\nexpected {expected}");
     }
+}
+
+#[test]
+fn a_segment_may_have_any_name_and_a_pool_a_number_that_cannot_be_counted_on() {
+    let mut draft = group(&[100]);
+    draft.create_thin_pool(&pool("pool", Size::Extents(20))).unwrap();
+    let alter = |draft: &mut Draft, act: &dyn Fn(&mut Section)| {
+        let altered = draft.change(|vg, _| {
+            act(lv_section(vg, "pool"));
+            Ok(())
+        });
+        altered.unwrap();
+    };
+    alter(&mut draft, &|pool| pool.rename("segment1", "segment_of_it"));
+    draft.create_thin(&thin("t1", "pool", 63)).unwrap();
+    assert_eq!(told(&draft, "pool"), (1, vec![Message::Create(draft.group().lv("t1").unwrap())]));
+    let count = |draft: &mut Draft, n: u64| {
+        alter(draft, &|pool| _ = only_segment(pool).set("transaction_id", number(n)));
+    };
+    count(&mut draft, 0);
+    refused(draft.remove_volume("t1"), "its transaction is 0");
+    draft.settle("pool").unwrap();
+    assert_eq!(told(&draft, "pool"), (0, vec![]));
+    count(&mut draft, i64::MAX as u64);
+    refused(draft.create_thin(&thin("t2", "pool", 63)), "there is none after that");
 }
 
 #[test]
