@@ -93,7 +93,7 @@ fn a_segment_may_have_any_name_and_a_pool_a_number_that_cannot_be_counted_on() {
     draft.create_thin(&thin("t1", "pool", 63)).unwrap();
     assert_eq!(told(&draft, "pool"), (1, vec![Message::Create(draft.group().lv("t1").unwrap())]));
     let count = |draft: &mut Draft, n: u64| {
-        alter(draft, &|pool| _ = only_segment(pool).set("transaction_id", number(n)));
+        alter(draft, &|pool| only_segment(pool).set("transaction_id", number(n)));
     };
     count(&mut draft, 0);
     refused(draft.remove_volume("t1"), "its transaction is 0");
