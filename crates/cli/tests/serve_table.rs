@@ -328,7 +328,7 @@ fn a_table_that_is_wrong_is_refused_with_file_and_line() {
         (
             "0 8 zero\n8 8 frob\n",
             2,
-            "target is \"frob\", expected linear, striped, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin",
+            "target is \"frob\", expected linear, striped, delay, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin",
         ),
         ("0 100 linear dm/other 0\n", 1, "\"dm/other\""),
         ("x: 0 8 linear dm/x 0\n", 1, "itself"),

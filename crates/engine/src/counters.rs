@@ -122,6 +122,8 @@ pub enum NodeKind {
     Zero,
     /// dm-error.
     Error,
+    /// dm-delay.
+    Delay,
     /// An md array.
     Md,
     /// An LVM volume that is an array: dm-raid.
@@ -149,6 +151,7 @@ impl NodeKind {
             NodeKind::Striped => "striped",
             NodeKind::Zero => "zero",
             NodeKind::Error => "error",
+            NodeKind::Delay => "delay",
             NodeKind::Md => "md",
             NodeKind::Raid => "raid",
             NodeKind::Thin => "thin",

@@ -103,6 +103,8 @@ pub enum Reason {
     Commit,
     /// A client's ring holds no more: what the client has besides waits on its side.
     RingFull,
+    /// A delay target holds it back.
+    Delay,
 }
 
 impl Reason {
@@ -137,6 +139,7 @@ impl Reason {
             Reason::Unmap => "unmap",
             Reason::Commit => "commit",
             Reason::RingFull => "ring full",
+            Reason::Delay => "delay",
         }
     }
 }

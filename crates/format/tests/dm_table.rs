@@ -18,7 +18,7 @@ fn error(text: &str) -> FormatError {
 #[test]
 fn a_table_of_all_targets_is_read_with_comments_and_blank_lines() {
     let text = "# a stack\n\n0 1024 linear /dev/sdb,direct=off 8\n  1024 96 striped 3 16 a 0 b 10 null:10G 0 # three\n\
-                1120 8 zero\n\t1128 8 error\r\n";
+                1120 8 zero\n\t1128 8 error\r\n1136 64 delay c 8 250\n";
     let table = parse(text).unwrap();
     let [Device { name: None, targets }] = &table.devices[..] else { panic!("{table:?}") };
     let stripes = vec![below("a", 0), below("b", 10), below("null:10G", 0)];
@@ -27,13 +27,15 @@ fn a_table_of_all_targets_is_read_with_comments_and_blank_lines() {
         TargetKind::Striped { chunk: 16, stripes },
         TargetKind::Zero,
         TargetKind::Error,
+        TargetKind::Delay { below: below("c", 8), delay_ms: 250 },
     ];
     assert_eq!(targets.iter().map(|t| t.kind.clone()).collect::<Vec<_>>(), kinds);
-    assert_eq!(targets.iter().map(|t| t.line_number).collect::<Vec<_>>(), [3, 4, 5, 6]);
-    assert_eq!(table.devices[0].sectors(), 1136);
+    assert_eq!(targets.iter().map(|t| t.line_number).collect::<Vec<_>>(), [3, 4, 5, 6, 7]);
+    assert_eq!(table.devices[0].sectors(), 1200);
     assert_eq!(
         table.to_string(),
-        "0 1024 linear /dev/sdb,direct=off 8\n1024 96 striped 3 16 a 0 b 10 null:10G 0\n1120 8 zero\n1128 8 error\n"
+        "0 1024 linear /dev/sdb,direct=off 8\n1024 96 striped 3 16 a 0 b 10 null:10G 0\n1120 8 zero\n1128 8 error\n\
+         1136 64 delay c 8 250\n"
     );
 }
 
@@ -117,10 +119,10 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
     let cases = [
         ("", "dm table, line 1: table is empty, expected at least one line `START LENGTH TARGET ARGS...`"),
         ("# only\n\n", "dm table, line 2: table is empty"),
-        ("0", "line 1: length is missing, expected a number of sectors"),
+        ("0", "line 1: length is missing, expected a number"),
         (
             "0 8",
-            "line 1: target is missing, expected linear, striped, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin",
+            "line 1: target is missing, expected linear, striped, delay, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin",
         ),
         ("x 8 zero", "line 1: start is \"x\", expected a decimal number, at most 36028797018963967"),
         ("0 +8 zero", "length is \"+8\""),
@@ -139,6 +141,12 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("0 8 linear a -1", "offset is \"-1\""),
         ("0 8 linear a 36028797018963960", "offset is 36028797018963960, expected at most 36028797018963959"),
         ("0 8 linear a 0 b", "argument is \"b\""),
+        ("0 8 delay a 0", "delay is missing, expected a number"),
+        ("0 8 delay a 0 4294967296", "delay is 4294967296, expected at most 4294967295 milliseconds"),
+        (
+            "0 8 delay a 0 1 b 0 2",
+            "argument is \"b\", expected the end of the line after the arguments of delay",
+        ),
         ("0 8 striped 0 8 a 0", "number of stripes is 0, expected 1 to 4096"),
         ("0 8 striped 4097 8 a 0", "number of stripes is 4097"),
         ("0 8 striped 1 0 a 0", "chunk is 0"),
@@ -148,7 +156,7 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("0 16 striped 2 8 a 0", "device is missing"),
         (
             "0 8 crypt a b",
-            "target is crypt, which is not supported yet, expected linear, striped, raid, zero, error, snapshot-origin, snapshot, \
+            "target is crypt, which is not supported yet, expected linear, striped, delay, raid, zero, error, snapshot-origin, snapshot, \
              snapshot-merge, thin-pool or thin",
         ),
         ("8 8 snapshot-origin a", "start is 8, expected 0: a snapshot's sectors"),
@@ -162,7 +170,7 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
         ("a: 0 8 snapshot x dm/a P 8", "device is \"dm/a\", itself"),
         (
             "0 8 bogus",
-            "target is \"bogus\", expected linear, striped, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin",
+            "target is \"bogus\", expected linear, striped, delay, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin",
         ),
         ("0 8 raid raid5 1 8 2 - a - b", "RAID type is \"raid5\", expected raid0, raid1 or raid10"),
         ("0 8 raid raid1 0 2 - a - b", "number of RAID parameters is 0, expected 1 (the chunk) to"),
@@ -306,7 +314,9 @@ fn any_kind() -> impl Strategy<Value = (TargetKind, u64)> {
     prop_oneof![
         length.clone().prop_map(|length| (TargetKind::Zero, length)),
         length.clone().prop_map(|length| (TargetKind::Error, length)),
-        (below.clone(), length).prop_map(|(below, length)| (TargetKind::Linear(below), length)),
+        (below.clone(), length.clone()).prop_map(|(below, length)| (TargetKind::Linear(below), length)),
+        (below.clone(), any::<u32>(), length)
+            .prop_map(|(below, delay_ms, length)| (TargetKind::Delay { below, delay_ms }, length)),
         any_raid(),
         (proptest::collection::vec(below, 1..5), 1u32..5000, 1u64..5000).prop_map(
             |(stripes, chunk, rows)| {

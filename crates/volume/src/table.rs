@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, NodeId, NodeKind, Sector, Sectors};
+use blockwork_engine::{Layer, Nanos, NodeId, NodeKind, Sector, Sectors};
 use blockwork_format::escape;
 use blockwork_format::md::{FarSets, Raid10Layout};
 use blockwork_format::table::{self, Below, Device, Raid, Raid10Format, RaidKind, Target, TargetKind};
 use blockwork_layer::md::{self, ArrayConfig, Geometry, MemberConfig, Record, Unrecorded};
 use blockwork_layer::snapshot::{Merge, Merging, Origin, STEP as MERGE_STEP, Snapshot};
-use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
+use blockwork_layer::{Delay, ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
 use self::thin::TablePool;
 use crate::assembly::{Assembly, read_table};
@@ -165,14 +165,15 @@ impl Builder<'_> {
                 let node = self.node(&name, NodeKind::Linear)?;
                 let size = layer.sectors();
                 let linear = Linear::new(node, layer, Sector(below.offset), sectors);
-                Arc::new(linear.ok_or_else(|| {
-                    let end = below.offset.saturating_add(target.length);
-                    let what = format!(
-                        "sectors {} to {end} of {} are asked for, which has {size}",
-                        below.offset, below.dev
-                    );
-                    self.refuse(line, what)
-                })?)
+                Arc::new(linear.ok_or_else(|| self.outside(target, below, size))?)
+            }
+            TargetKind::Delay { below, delay_ms } => {
+                let layer = self.below(line, below)?;
+                let node = self.node(&name, NodeKind::Delay)?;
+                let size = layer.sectors();
+                let delay = Nanos::millis(u64::from(*delay_ms));
+                let delay = Delay::new(node, layer, Sector(below.offset), sectors, delay);
+                Arc::new(delay.ok_or_else(|| self.outside(target, below, size))?)
             }
             TargetKind::Striped { chunk, stripes } => {
                 let chunk = Sectors(u64::from(*chunk));
@@ -190,6 +191,14 @@ impl Builder<'_> {
                 return Err(self.refuse(line, "a thin-pool is the only target of its device".into()));
             }
         })
+    }
+
+    /// What a target wants of a device that has only `size` sectors.
+    fn outside(&self, target: &Target, below: &Below, size: Sectors) -> VolumeError {
+        let end = below.offset.saturating_add(target.length);
+        let what =
+            format!("sectors {} to {end} of {} are asked for, which has {size}", below.offset, below.dev);
+        self.refuse(target.line_number, what)
     }
 
     /// An array without metadata: nothing is written about it (see [`Unrecorded`]).

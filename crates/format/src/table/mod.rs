@@ -10,6 +10,7 @@
 //! | `linear` | `DEV OFFSET` | |
 //! | `striped` | `N CHUNK (DEV OFFSET)×N` | the length divides by N, and what each stripe gets by CHUNK |
 //! | `raid` | `TYPE N_PARAMS CHUNK [PARAM...] N_DEVICES (- DEV)×N` | raid0, raid1 or raid10, without metadata devices |
+//! | `delay` | `DEV OFFSET MS` | one device and one time for reads, writes and flushes |
 //! | `zero`, `error` | | |
 //! | `snapshot-origin` | `ORIGIN` | starts at 0 |
 //! | `snapshot` | `ORIGIN STORE P\|PO\|N CHUNK [N FEATURE×N]` | starts at 0; the chunk is a power of two; features are `discard_zeroes_cow` and, only with that, `discard_passdown_origin` |
@@ -113,6 +114,13 @@ pub enum TargetKind {
         /// In the order in which they take turns; at least 1.
         stripes: Vec<Below>,
     },
+    /// The sectors of another device, some time later.
+    Delay {
+        /// Where they are.
+        below: Below,
+        /// How much later, milliseconds.
+        delay_ms: u32,
+    },
     /// An array.
     Raid(Raid),
     /// Reads zeros; writes vanish.
@@ -176,6 +184,7 @@ impl TargetKind {
         match self {
             TargetKind::Linear(_) => "linear",
             TargetKind::Striped { .. } => "striped",
+            TargetKind::Delay { .. } => "delay",
             TargetKind::Raid(_) => "raid",
             TargetKind::Zero => "zero",
             TargetKind::Error => "error",
@@ -190,7 +199,9 @@ impl TargetKind {
     /// The places that it is mapped to.
     pub fn below(&self) -> Vec<&Below> {
         match self {
-            TargetKind::Linear(below) | TargetKind::SnapshotOrigin(below) => vec![below],
+            TargetKind::Linear(below)
+            | TargetKind::Delay { below, .. }
+            | TargetKind::SnapshotOrigin(below) => vec![below],
             TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) => vec![&snapshot.origin],
             TargetKind::ThinPool(pool) => vec![&pool.data],
             TargetKind::Striped { stripes, .. } => stripes.iter().collect(),
@@ -228,6 +239,9 @@ impl fmt::Display for Target {
         write!(f, "{} {} {}", self.start, self.length, self.kind.name())?;
         match &self.kind {
             TargetKind::Striped { chunk, stripes } => write!(f, " {} {chunk}", stripes.len())?,
+            TargetKind::Delay { below, delay_ms } => {
+                return write!(f, " {} {} {delay_ms}", Quoted(&below.dev), below.offset);
+            }
             TargetKind::Raid(raid) => return write!(f, " {raid}"),
             TargetKind::SnapshotOrigin(origin) => return write!(f, " {}", Quoted(&origin.dev)),
             TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) => {

@@ -16,7 +16,7 @@ use crate::{ErrorKind, FormatError, escape};
 
 const PLACE: &str = "dm table";
 const SUPPORTED: &str =
-    "linear, striped, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin";
+    "linear, striped, delay, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin";
 
 const FEATURES: &str = "discard_zeroes_cow or discard_passdown_origin";
 
@@ -24,7 +24,6 @@ const FEATURES: &str = "discard_zeroes_cow or discard_passdown_origin";
 const NOT_YET: &[&str] = &[
     "mirror",
     "crypt",
-    "delay",
     "flakey",
     "dust",
     "cache",
@@ -251,7 +250,7 @@ impl Words {
     }
 
     fn number(&mut self, field: &'static str) -> Result<u64, FormatError> {
-        let word = self.next(field, "a number of sectors")?;
+        let word = self.next(field, "a number")?;
         // Not `parse` alone: it takes a leading plus, which dmsetup's readers would not print.
         let digits = word.bytes().all(|c| c.is_ascii_digit());
         let number = word.parse().ok().filter(|n| digits && *n <= SECTORS_MAX);
@@ -306,6 +305,7 @@ fn target(line_number: u64, words: &mut Words) -> Result<Target, FormatError> {
     let kind = match name.as_str() {
         "linear" => TargetKind::Linear(words.below(length)?),
         "striped" => striped(words, length)?,
+        "delay" => delay(words, length)?,
         "raid" => raid::raid(words, length)?,
         "zero" => TargetKind::Zero,
         "error" => TargetKind::Error,
@@ -381,6 +381,14 @@ fn merging(words: &mut Words, start: u64) -> Result<Snapshot, FormatError> {
         return Err(invalid(words.line, "kind of store", "N", expected));
     }
     Ok(snapshot)
+}
+
+fn delay(words: &mut Words, length: u64) -> Result<TargetKind, FormatError> {
+    let below = words.below(length)?;
+    let delay = words.number("delay")?;
+    let delay_ms = u32::try_from(delay)
+        .map_err(|_| invalid(words.line, "delay", delay, "at most 4294967295 milliseconds"))?;
+    Ok(TargetKind::Delay { below, delay_ms })
 }
 
 fn striped(words: &mut Words, length: u64) -> Result<TargetKind, FormatError> {
