@@ -101,6 +101,15 @@ fn a_device_says_what_it_is() {
 }
 
 #[test]
+fn a_request_may_have_as_many_segments_as_its_ring_has_room_for() {
+    let rig = Rig::new("null:1M", 1);
+    for (ring_size, expected) in [(16, 14), (128, 126), (256, 254), (4096, 1024)] {
+        let disk = rig.disk(Options { ring_size, ..Options::default() });
+        assert_eq!(disk.config().unwrap().seg_max, expected, "a ring of {ring_size}");
+    }
+}
+
+#[test]
 fn ranges_are_zeroed_and_discarded() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("disk.img");

@@ -2,8 +2,8 @@
 //!
 //! A [`Uring`] belongs to one worker, on the thread that made it. What the worker starts during a turn is handed to the
 //! kernel by the `io_uring_enter` that also waits for what comes next: a batch costs one system call, however many
-//! operations are in it. Only scattered operations on files go earlier, in portions of four, so that the disk begins with the
-//! first while the turn still starts others (`portion`).
+//! operations are in it. Only scattered operations on files go earlier, in portions, so that a disk that has little to do
+//! begins with the first while the turn still starts others (`portion`).
 //!
 //! Invariants:
 //! 1. Memory that the kernel may read or write (segments, iovecs, message headers, timespecs) is static, or owned by the

@@ -5,11 +5,15 @@
 //! together, be answered together and come back together: the disk idles while we work, we while it does. In portions, the disk
 //! works on the first while the turn prepares the last, and the requests spread out.
 //!
+//! A disk that has a good deal to do already needs nothing early: portions grow with what the kernel has. And where requests are
+//! prepared in no time, as those of a guest's ring are, the disk waits for nothing: such a client asks for larger portions
+//! ([`Portion::keep_together`]).
+//!
 //! Operations that continue the one before are kept together, for the block layer to merge.
 
 use blockwork_engine::{FileId, FileOp};
 
-/// File operations that make a portion.
+/// File operations that make a portion, at least; and at least half of those that the kernel has.
 ///
 /// Measured on a virtio disk, 2 processors, 4 KiB at random over NBD at depth 32, O_DIRECT, medians of 4 rounds in turn: without
 /// portions 53,000 reads and 68,000 writes a second; of 16, 55,000 and 74,000; of 8, 56,000 and 80,000; of 4, 59,000 and 84,000; of 2,
@@ -21,25 +25,35 @@ pub(crate) const PORTION: usize = 4;
 #[derive(Default)]
 pub(crate) struct Portion {
     waiting: usize,
+    /// As many as a client has asked for.
+    asked: usize,
     /// Where the last operation ended.
     end: Option<(FileId, u64)>,
 }
 
 impl Portion {
-    /// This operation was queued; tells whether to call the kernel now.
+    /// This operation was queued; tells whether to call the kernel now, which has `in_kernel` of all kinds, this one and
+    /// others that wait included.
     #[inline]
-    pub(crate) fn queued(&mut self, op: &FileOp<'_>) -> bool {
+    pub(crate) fn queued(&mut self, op: &FileOp<'_>, in_kernel: usize) -> bool {
         let continues = self.end == Some((op.file, op.offset));
         // Where there is no sum, nothing continues it (the kernel refuses the operation).
         self.end = op.offset.checked_add(op.len).map(|end| (op.file, end));
         self.waiting += 1;
-        self.waiting >= PORTION && !continues
+        let enough = (in_kernel.saturating_sub(self.waiting) / 2).max(PORTION).max(self.asked);
+        self.waiting >= enough && !continues
     }
 
     /// All that was queued has been handed over.
     #[inline]
     pub(crate) fn submitted(&mut self) {
-        self.waiting = 0;
+        (self.waiting, self.asked) = (0, 0);
+    }
+
+    /// Until the kernel is called next, so many make a portion, at least.
+    #[inline]
+    pub(crate) fn keep_together(&mut self, operations: usize) {
+        self.asked = self.asked.max(operations);
     }
 }
 
@@ -49,13 +63,13 @@ mod tests {
 
     use super::*;
 
-    /// After how many operations of 4 KiB at these offsets the kernel is called.
-    fn calls(offsets: impl IntoIterator<Item = u64>) -> Vec<usize> {
+    /// After how many operations of 4 KiB at these offsets the kernel is called, which has so many from before.
+    fn calls(before: usize, offsets: impl IntoIterator<Item = u64>) -> Vec<usize> {
         let mut portion = Portion::default();
         let mut calls = Vec::new();
         for (number, offset) in (1..).zip(offsets) {
             let op = FileOp { file: FileId(3), kind: FileOpKind::Read, offset, len: 4096, data: &[] };
-            if portion.queued(&op) {
+            if portion.queued(&op, before + number) {
                 portion.submitted();
                 calls.push(number);
             }
@@ -65,14 +79,30 @@ mod tests {
 
     #[test]
     fn scattered_operations_go_in_portions() {
-        assert_eq!(calls((0..32).map(|i| i * 8192)), [4, 8, 12, 16, 20, 24, 28, 32]);
+        let scattered = || (0..32).map(|i| i * 8192);
+        assert_eq!(calls(0, scattered()), [4, 8, 12, 18, 27]);
+        assert_eq!(calls(20, scattered()), [10, 25]);
+        assert_eq!(calls(64, scattered()), [32]);
+    }
+
+    #[test]
+    fn what_is_asked_for_holds_until_the_kernel_is_called() {
+        let mut portion = Portion::default();
+        let queued = |portion: &mut Portion, number: u64| {
+            let (file, kind) = (FileId(3), FileOpKind::Read);
+            portion.queued(&FileOp { file, kind, offset: number * 8192, len: 4096, data: &[] }, 0)
+        };
+        portion.keep_together(16);
+        assert_eq!((0..20).position(|number| queued(&mut portion, number)), Some(15));
+        portion.submitted();
+        assert_eq!((20..40).position(|number| queued(&mut portion, number)), Some(3));
     }
 
     #[test]
     fn a_run_is_not_torn_apart() {
-        assert_eq!(calls((0..1000).map(|i| i * 4096)), []);
+        assert_eq!(calls(0, (0..1000).map(|i| i * 4096)), []);
         // Two runs: the second one's start ends the first.
-        assert_eq!(calls((0..20).map(|i| i * 4096 + if i < 10 { 0 } else { 1 << 30 })), [11]);
-        assert_eq!(calls([u64::MAX; 5]), [4]);
+        assert_eq!(calls(0, (0..20).map(|i| i * 4096 + if i < 10 { 0 } else { 1 << 30 })), [11]);
+        assert_eq!(calls(0, [u64::MAX; 5]), [4]);
     }
 }

@@ -93,6 +93,17 @@ impl Uring {
         self.slots.occupied()
     }
 
+    /// Operations on files that are started until the kernel is called next go to it in portions of so many, at least: for
+    /// requests that are prepared in so little time that the disk does not wait for the first of them.
+    pub fn keep_together(&mut self, operations: usize) {
+        self.portion.keep_together(operations);
+    }
+
+    /// Hands over to the kernel what was started so far, which else the next wait does.
+    pub fn submit_now(&mut self) {
+        self.enter(0, false, None);
+    }
+
     /// Cancels all operations with this token. Each still completes: with ECANCELED, or as if it had not been
     /// cancelled, if that came too late (a write that has begun, an ioctl at the helper).
     pub fn cancel(&mut self, token: Token) {
@@ -357,7 +368,7 @@ impl Env for Uring {
             }
         };
         self.submit(name, entry);
-        if self.portion.queued(&op) {
+        if self.portion.queued(&op, self.in_kernel) {
             self.enter(0, false, None);
         }
     }

@@ -6,10 +6,12 @@ use blockwork_format::virtio::blk::{Config, ID_BYTES, RangeLimits, feature as bl
 use blockwork_format::virtio::feature;
 
 use super::queue::RANGES_MAX;
+use super::ring::INDIRECT_MAX;
 
-/// Descriptors of data in a request at most: a ring of 128, QEMU's default, has room for them and the two ends even where the
-/// driver has no indirect tables.
-const SEGMENTS_MAX: u32 = 126;
+/// Descriptors of a ring of unknown size: QEMU's default.
+const RING_DEFAULT: u32 = 128;
+/// Descriptors of a request that are not of its data: the two ends.
+const ENDS: u32 = 2;
 /// Largest write-zeroes of a disk that can only write them, sectors: 16 MiB.
 const WRITTEN_ZEROES_MAX: u32 = 32768;
 
@@ -63,7 +65,9 @@ impl Device {
             | protocol::STATUS
     }
 
-    pub(super) fn config(&self, writeback: bool) -> Config {
+    /// The configuration for a driver whose rings have at least `ring` descriptors, as far as that is known. A request's data
+    /// may take as many as one of them has room for, even where the driver has no indirect tables.
+    pub(super) fn config(&self, writeback: bool, ring: Option<u32>) -> Config {
         let limits = self.volume.limits();
         let block = limits.logical_block_size;
         let sectors = |sectors: u64| u32::try_from(sectors).unwrap_or(u32::MAX);
@@ -76,7 +80,7 @@ impl Device {
         Config {
             capacity: self.sectors(),
             size_max: 0,
-            seg_max: SEGMENTS_MAX,
+            seg_max: ring.unwrap_or(RING_DEFAULT).min(INDIRECT_MAX as u32).saturating_sub(ENDS).max(1),
             blk_size: block,
             physical_block_exp: (limits.physical_block_size / block).checked_ilog2().unwrap_or(0) as u8,
             min_io_size: u16::try_from(limits.io_min / block).unwrap_or(u16::MAX),

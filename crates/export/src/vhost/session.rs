@@ -456,7 +456,9 @@ impl<'a> Session<'a> {
 
     fn get_config(&self, part: &ConfigPart) -> Result<Answer, Refusal> {
         let mut all = [0; CONFIG_PART_MAX];
-        let config = self.service.device.config(self.writeback.load(Ordering::Relaxed)).encode();
+        let writeback = self.writeback.load(Ordering::Relaxed);
+        let smallest = self.queues.iter().map(|queue| queue.size).filter(|&size| size > 0).min();
+        let config = self.service.device.config(writeback, smallest).encode();
         all[..config.len()].copy_from_slice(&config);
         let start = usize::try_from(part.offset).unwrap_or(usize::MAX);
         let bytes = start.checked_add(part.bytes.len()).and_then(|end| all.get(start..end));
