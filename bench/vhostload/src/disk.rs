@@ -265,6 +265,18 @@ impl Disk {
         self.queues[queue].wait(&self.guest, time)
     }
 
+    /// Sleeps until the device calls about any queue, at most this long; whether it did.
+    pub fn sleep(&self, time: Duration) -> bool {
+        let time = Timespec::try_from(time).expect("a short time");
+        let calls = self.queues.iter().map(|queue| &queue.call);
+        let mut polled: Vec<_> = calls.map(|call| PollFd::new(call, PollFlags::IN)).collect();
+        let called = poll(&mut polled, Some(&time)).is_ok_and(|ready| ready > 0);
+        for queue in self.queues.iter().filter(|_| called) {
+            let _ = rustix::io::read(&queue.call, &mut [0; 8]);
+        }
+        called
+    }
+
     /// One request, from start to end.
     ///
     /// # Errors

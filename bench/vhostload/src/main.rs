@@ -1,4 +1,4 @@
-//! `vhostload`: requests to a vhost-user-blk server in a closed loop, by one queue, measured at both ends. Prints one JSON object.
+//! `vhostload`: requests to a vhost-user-blk server in a closed loop, by one thread, measured at both ends. Prints one JSON object.
 #![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
@@ -10,8 +10,6 @@ use clap::{Parser, ValueEnum};
 use serde::Serialize;
 use vhostload::{Disk, Options, Request};
 
-/// Clock ticks of /proc/PID/stat in a second: what every kernel has.
-const TICKS: f64 = 100.0;
 /// Longest sleep: a call that is lost shows as a stall, and not as a hang.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -32,10 +30,13 @@ struct Args {
     /// What to do.
     #[arg(long, value_enum, default_value = "randread")]
     rw: Kind,
-    /// Requests in flight.
+    /// Requests in flight in each queue; none: how much of a processor an idle guest takes.
     #[arg(long, default_value_t = 32)]
     depth: u16,
-    /// Descriptors of the ring.
+    /// Queues.
+    #[arg(long, default_value_t = 1)]
+    queues: u16,
+    /// Descriptors of each ring.
     #[arg(long, default_value_t = 128)]
     queue_size: u16,
     /// Bytes of a request.
@@ -68,6 +69,8 @@ struct Report {
     kicks_per_io: f64,
     stalls: u64,
     server_cpu_us_per_io: Option<f64>,
+    /// Of one processor.
+    server_cpu_share: Option<f64>,
 }
 
 fn main() -> Result<()> {
@@ -78,8 +81,9 @@ fn main() -> Result<()> {
 
 fn run(args: &Args) -> Result<Report> {
     let options = Options {
+        queues: args.queues,
         ring_size: args.queue_size,
-        requests: args.depth,
+        requests: args.depth.max(1),
         data_bytes: args.bs,
         packed: args.packed,
         indirect: !args.direct,
@@ -88,28 +92,38 @@ fn run(args: &Args) -> Result<Report> {
     let mut disk = Disk::new(&args.socket, options)?;
     let blocks = disk.config()?.capacity * 512 / args.bs as u64;
     ensure!(blocks > 0, "the disk is smaller than one request");
+    let started = vec![vec![Instant::now(); args.depth.into()]; args.queues.into()];
+    let mut load = Load { args, blocks, next: 0, started, took: Vec::new(), in_flight: 0 };
+    if args.depth == 0 {
+        // A device that was never used might sleep deeper.
+        let first = load.request();
+        (0..args.queues.into()).try_for_each(|queue| disk.run(queue, first).map(drop))?;
+    }
     let before = args.pid.map(cpu_seconds).transpose()?;
-    let mut load =
-        Load { args, blocks, next: 0, started: vec![Instant::now(); args.depth.into()], took: Vec::new() };
     let begin = Instant::now();
     let stalls = load.run(&mut disk, begin + Duration::from_secs_f64(args.seconds))?;
     let seconds = begin.elapsed().as_secs_f64();
     let after = args.pid.map(cpu_seconds).transpose()?;
+    let cpu = before.zip(after).map(|(before, after)| after - before);
     let mut took = load.took;
     took.sort_unstable();
     let requests = took.len() as u64;
-    ensure!(requests > 0, "nothing was answered");
-    let quantile = |q: f64| took[(q * (took.len() - 1) as f64) as usize].as_secs_f64() * 1e6;
+    ensure!(requests > 0 || args.depth == 0, "nothing was answered");
+    let quantile = |q: f64| {
+        let at = (q * took.len().saturating_sub(1) as f64) as usize;
+        took.get(at).map_or(0.0, |time| time.as_secs_f64() * 1e6)
+    };
+    let kicks: u64 = disk.queues.iter().map(|queue| queue.kicks).sum();
+    let per_io = 1.0 / requests.max(1) as f64;
     Ok(Report {
         iops: requests as f64 / seconds,
         p50_us: quantile(0.5),
         p99_us: quantile(0.99),
         requests,
-        kicks_per_io: disk.queues[0].kicks as f64 / requests as f64,
+        kicks_per_io: kicks as f64 * per_io,
         stalls,
-        server_cpu_us_per_io: before
-            .zip(after)
-            .map(|(before, after)| (after - before) * 1e6 / requests as f64),
+        server_cpu_us_per_io: cpu.filter(|_| requests > 0).map(|cpu| cpu * 1e6 * per_io),
+        server_cpu_share: cpu.map(|cpu| cpu / seconds),
     })
 }
 
@@ -117,8 +131,10 @@ struct Load<'a> {
     args: &'a Args,
     blocks: u64,
     next: u64,
-    started: Vec<Instant>,
+    /// By queue and request.
+    started: Vec<Vec<Instant>>,
     took: Vec<Duration>,
+    in_flight: u32,
 }
 
 impl Load<'_> {
@@ -138,45 +154,61 @@ impl Load<'_> {
     /// Until `end`, then until all is answered; how often a call did not come.
     fn run(&mut self, disk: &mut Disk, end: Instant) -> Result<u64> {
         let mut stalls = 0;
-        let mut in_flight = 0_u32;
-        disk.queues[0].want_calls(&disk.guest, !self.args.poll);
+        for queue in &mut disk.queues {
+            queue.want_calls(&disk.guest, !self.args.poll);
+        }
         loop {
-            let now = Instant::now();
-            while let Some(finished) = disk.finished(0) {
-                ensure!(finished.status == status::OK, "{finished:?}");
-                self.took.push(now - self.started[usize::from(finished.id)]);
-                in_flight -= 1;
+            for queue in 0..disk.queues.len() {
+                self.turn(disk, queue, end)?;
             }
-            let mut any = false;
-            while now < end && disk.queues[0].next_id().is_some() {
-                let request = self.request();
-                let Some(id) = disk.queues[0].prepare(&disk.guest, request) else { break };
-                self.started[usize::from(id)] = now;
-                in_flight += 1;
-                any = true;
-            }
-            if any {
-                disk.queues[0].publish(&disk.guest);
-            }
-            if in_flight == 0 && now >= end {
+            if self.in_flight == 0 && Instant::now() >= end {
                 return Ok(stalls);
             }
-            if !self.args.poll
-                && !disk.queues[0].want_calls(&disk.guest, true)
-                && !disk.queues[0].sleep(PATIENCE)
-            {
+            if !self.args.poll && !any_is_done(disk) && !disk.sleep(PATIENCE) && self.in_flight > 0 {
                 stalls += 1;
             }
         }
     }
+
+    /// Takes the answers of a queue, and has it as full as it may be.
+    fn turn(&mut self, disk: &mut Disk, queue: usize, end: Instant) -> Result<()> {
+        let now = Instant::now();
+        while let Some(finished) = disk.finished(queue) {
+            ensure!(finished.status == status::OK, "{finished:?}");
+            self.took.push(now - self.started[queue][usize::from(finished.id)]);
+            self.in_flight -= 1;
+        }
+        let mut any = false;
+        while now < end && self.args.depth > 0 && disk.queues[queue].next_id().is_some() {
+            let request = self.request();
+            let Some(id) = disk.queues[queue].prepare(&disk.guest, request) else { break };
+            self.started[queue][usize::from(id)] = now;
+            self.in_flight += 1;
+            any = true;
+        }
+        if any {
+            disk.queues[queue].publish(&disk.guest);
+        }
+        Ok(())
+    }
 }
 
-/// Processor time that a process has used.
+/// Has all queues call from now on; whether something is done in one already.
+fn any_is_done(disk: &mut Disk) -> bool {
+    let guest = &disk.guest;
+    // All are asked, also where the first has something.
+    disk.queues.iter_mut().filter_map(|queue| queue.want_calls(guest, true).then_some(())).count() > 0
+}
+
+/// Processor time that the threads of a process have used, to the nanosecond (what /proc/PID/stat tells is in ticks of 10 ms).
 fn cpu_seconds(pid: u32) -> Result<f64> {
-    let path = Path::new("/proc").join(pid.to_string()).join("stat");
-    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    let behind = text.rsplit_once(") ").context("no name")?.1;
-    let field =
-        |n: usize| behind.split(' ').nth(n).and_then(|word| word.parse::<f64>().ok()).context("no number");
-    Ok((field(11)? + field(12)?) / TICKS)
+    let tasks = Path::new("/proc").join(pid.to_string()).join("task");
+    let mut nanos = 0;
+    for task in std::fs::read_dir(&tasks).with_context(|| tasks.display().to_string())? {
+        // One that ends meanwhile took next to nothing since it was listed.
+        let Ok(text) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        let first = text.split(' ').next().and_then(|word| word.parse::<u64>().ok());
+        nanos += first.context("schedstat holds no number")?;
+    }
+    Ok(nanos as f64 / 1e9)
 }

@@ -1,0 +1,184 @@
+"""Section `vhost`: rings of guests (vhost-user-blk), ours beside qemu-storage-daemon's and, for files, fio with io_uring on the file itself.
+
+The client is `vhostload`, which sleeps between answers as a guest does, or looks for them (`polling`)."""
+
+import os
+
+from . import clients, machine, servers
+from .tables import OURS, errors, median, show, table
+
+QSD = "qsd"
+RAW = "raw fio"
+NULL_DEPTHS = (1, 16, 32, 64, 128, 256, 512, 1024)
+FILE_DEPTHS = (1, 32, 128)
+RINGS = (32, 64, 128, 256)
+QUEUES = (1, 2, 4)
+QUEUES_MAX = max(QUEUES)
+NULL_BYTES = 4 << 30
+DELAY_MS = 1
+EVENTS = {"raw_syscalls:sys_enter": "syscalls", "syscalls:sys_enter_io_uring_enter": "enters"}
+
+
+def start_ours(starter, *disk):
+    sock, log = starter.paths("blockwork-vhost")
+    command = [starter.blockwork, "serve", *disk, "--vhost-user", sock, "--queues", str(QUEUES_MAX)]
+    make = lambda: servers.Server(OURS, command, log, sock).wait_for_ready_line()  # noqa: E731
+    return starter.start(OURS, starter.blockwork, make)
+
+
+def start_qsd(starter, blockdev):
+    sock, log = starter.paths("qsd-vhost")
+    command = ["qemu-storage-daemon", "--blockdev", blockdev, "--export",
+               f"type=vhost-user-blk,id=e0,node-name=n0,addr.type=unix,addr.path={sock},writable=on,num-queues={QUEUES_MAX}"]
+    make = lambda: servers.Server(QSD, command, log, sock).wait_for(lambda: os.path.exists(sock))  # noqa: E731
+    return starter.start(QSD, command[0], make)
+
+
+def load(bench, server, cell, seconds):
+    command = [bench.vhostload, "--socket", server.sock, "--pid", str(server.pid), "--seconds", str(seconds),
+               "--rw", cell.get("rw", "randread"), "--depth", str(cell["depth"]), "--queue-size", str(cell["ring"]),
+               "--queues", str(cell.get("queues", 1)), *(["--poll"] if cell.get("client") == "polling" else [])]
+    report, error = clients.run(command)
+    if error or report is None:
+        return {"error": error}
+    if report["stalls"]:
+        report["error"] = f"{report['stalls']} calls did not come"
+    return {"iops": report["iops"], "p50_us": report["p50_us"], "server_us": report["server_cpu_us_per_io"],
+            "kicks": report["kicks_per_io"], "share": report["server_cpu_share"], "error": report.get("error")}
+
+
+def count(bench, server, cell):
+    """System calls of the server's per I/O. Counted apart: tracing slows it down."""
+    output = f"{bench.run_folder}/perf"
+    command = ["perf", "stat", "-x", ",", "-o", output, "-e", ",".join(EVENTS), "-p", str(server.pid), "--",
+               bench.vhostload, "--socket", server.sock, "--seconds", "0.5", "--depth", str(cell["depth"]),
+               "--queue-size", str(cell["ring"]), "--rw", cell.get("rw", "randread")]
+    report, error = clients.run(command)
+    if error or report is None:
+        return {"error": error}
+    with open(output) as file:
+        fields = [line.split(",") for line in file if "," in line]
+    counts = {event: float(line[0]) for line in fields for event in EVENTS if event in line and line[0].isdigit()}
+    return {EVENTS[event]: counted / report["requests"] for event, counted in counts.items()}
+
+
+def cell_of(kind, depth, ring=None, **more):
+    return {"kind": kind, "client": "sleeping", "depth": depth, "ring": ring or max(128, depth), **more}
+
+
+def in_turns(bench, running, cells, with_counts, extra=None):
+    """All servers for each cell; in the first round also their system calls."""
+    rows = []
+    for rep in range(bench.reps):
+        for cell in cells:
+            for server in running:
+                rows.append(bench.row(cell, server.name, "vhostload", rep, lambda: load(bench, server, cell, bench.seconds)))
+                if rep == 0 and with_counts and cell["client"] == "sleeping":
+                    rows.append({**cell, "peer": server.name, "rep": rep, **count(bench, server, cell)})
+            if extra:
+                rows.append(bench.row(cell, RAW, "fio", rep, lambda: extra(cell)))
+    return rows
+
+
+def measure(bench, kind, ours, blockdev, cells, with_counts=False, extra=None):
+    with bench.starter() as starter:
+        started = [start_ours(starter, *ours), start_qsd(starter, blockdev)]
+        running = [server for server in started if server]
+        rows = in_turns(bench, running, cells, with_counts, extra)
+        idle = cell_of(f"{kind} idle", 0)
+        for server in running:
+            rows.append(bench.row(idle, server.name, "vhostload", 0, lambda: load(bench, server, idle, 2)))
+    return rows
+
+
+def slow_table(bench):
+    path = f"{bench.run_folder}/slow.table"
+    with open(path, "w") as file:
+        file.write(f"0 {NULL_BYTES // 512} delay null:{NULL_BYTES} 0 {DELAY_MS}\n")
+    return path
+
+
+def vhost(bench):
+    if not machine.has(bench.vhostload):
+        return ["Skipped: vhostload is not built.", ""]
+    counted = machine.has("perf") and machine.is_root()
+    null = f"driver=null-co,node-name=n0,size={NULL_BYTES},read-zeroes=on"
+    cells = [cell_of("null", depth) for depth in NULL_DEPTHS]
+    cells += [{**cell_of("null", depth), "client": "polling"} for depth in (1, 32)]
+    cells += [cell_of("queues", 32, queues=queues) for queues in QUEUES]
+    rows = measure(bench, "null", ["--disk", f"null:{NULL_BYTES}", "--workers", str(QUEUES_MAX)], null, cells, counted)
+
+    slow = [cell_of("slow", ring, ring) for ring in RINGS]
+    delayed = f"{null},latency-ns={DELAY_MS * 1000000}"
+    rows += measure(bench, "slow", ["--table", slow_table(bench)], delayed, slow)
+
+    path = bench.file("raw")
+    files = [cell_of("file", depth, rw=rw) for rw in ("randread", "randwrite") for depth in FILE_DEPTHS]
+    raw = lambda cell: clients.fio_file(path, cell["rw"], "4k", cell["depth"], 1, bench.seconds)  # noqa: E731
+    # One file for all, one after the other: where it lies on the disk decides.
+    rows += measure(bench, "file", ["--disk", f"{path},direct=on,lock=off"], f"{servers.qsd_file(path)},locking=off",
+                    files, counted, raw if machine.has("fio") else None)
+    return tables_of(rows) + goals(rows) + [machine.noise(rows), ""] + errors(rows)
+
+
+def tables_of(rows):
+    of = lambda *kinds: [row for row in rows if row["kind"] in kinds]  # noqa: E731
+    lines = ["### Null disk, 4 KiB touched; a ring as large as the depth, at least 128", ""]
+    null, keys = of("null"), ["client", "depth"]
+    lines += table("I/O per second", null, keys, [OURS, QSD], "iops", max)
+    lines += table("p50, us", null, keys, [OURS, QSD], "p50_us", min)
+    lines += table("Server CPU, us per I/O", null, keys, [OURS, QSD], "server_us", min)
+    lines += table("Server system calls per I/O", null, ["depth"], [OURS, QSD], "syscalls", min)
+    lines += table(f"I/O per second, 32 in flight in each queue, {QUEUES_MAX} workers", of("queues"), ["queues"],
+                   [OURS, QSD], "iops", max)
+    file, keys = of("file"), ["rw", "depth"]
+    lines += ["### File with O_DIRECT", ""]
+    lines += table("I/O per second", file, keys, [OURS, QSD, RAW], "iops", max, [QSD])
+    lines += table("I/O per second against raw fio", file, keys, [OURS, RAW], "iops", max, [RAW])
+    lines += table("p50, us", file, keys, [OURS, QSD, RAW], "p50_us", min, [QSD])
+    lines += table("Server CPU, us per I/O", file, keys, [OURS, QSD], "server_us", min)
+    lines += table("Server system calls per I/O", file, keys, [OURS, QSD], "syscalls", min)
+    lines += table("io_uring_enter per I/O", file, keys, [OURS, QSD], "enters", min)
+    lines += [f"### A disk that takes {DELAY_MS} ms for everything, rings full", ""]
+    lines += table("I/O per second", of("slow"), ["ring"], [OURS, QSD], "iops", max)
+    return lines
+
+
+def goals(rows):
+    """What issue 7 asks for, beside what came of it."""
+    def ours(value, **match):
+        return median(rows, value, peer=OURS, **match)
+
+    def ratio(value, peer, **match):
+        mine, theirs = ours(value, **match), median(rows, value, peer=peer, **match)
+        return mine / theirs if mine and theirs else None
+
+    def worst(values, choose=min):
+        values = [value for value in values if value is not None]
+        return choose(values) if values else None
+
+    null, file = {"kind": "null", "client": "sleeping"}, {"kind": "file", "rw": "randread"}
+    rates = [ours("iops", depth=depth, **null) for depth in NULL_DEPTHS]
+    # To what share of an earlier rate a deeper queue falls.
+    falls = [now / max(rates[:at]) for at, now in enumerate(rates) if at > 0 and now and all(rates[:at])]
+    slow = [ours("iops", kind="slow", ring=ring) for ring in RINGS]
+    idle = worst([ours("share", kind=f"{kind} idle") for kind in ("null", "slow", "file")], max)
+    lines = [
+        ("null, depth 1, client sleeping: p50, us", "<= 12", ours("p50_us", depth=1, **null)),
+        ("null, depth 1, client polling: p50, us", "<= 1.95", ours("p50_us", kind="null", client="polling", depth=1)),
+        ("null, depth 32: CPU per I/O, us", "<= 0.6", ours("server_us", depth=32, **null)),
+        ("null, depth 16 and deeper: rate against qsd, worst", ">= 2",
+         worst([ratio("iops", QSD, depth=depth, **null) for depth in NULL_DEPTHS[1:]])),
+        ("null: a deeper queue's rate against a less deep one's, worst", "1 within noise", worst(falls)),
+        ("file, depth 1: p50, us", "<= 40", ours("p50_us", depth=1, **file)),
+        ("file, depth 32: CPU per I/O, us", "<= 4", ours("server_us", depth=32, **file)),
+        ("file, depth 32: system calls per I/O", "<= 0.3", ours("syscalls", depth=32, **file)),
+        ("file, depth 32: io_uring_enter per I/O", "<= 0.1", ours("enters", depth=32, **file)),
+        ("file, depth 32: rate against raw fio", ">= 0.95", ratio("iops", RAW, depth=32, **file)),
+        ("file, depth 128: rate against raw fio", ">= 0.95", ratio("iops", RAW, depth=128, **file)),
+        (f"{DELAY_MS} ms, rings of {RINGS[0]} to {RINGS[-1]}: rate * latency / in flight, worst", ">= 0.95",
+         worst([iops * DELAY_MS / 1000 / ring for iops, ring in zip(slow, RINGS) if iops])),
+        ("idle guest: share of a processor, %", "< 1", None if idle is None else idle * 100),
+    ]
+    return (["### The goals", "", "| what | goal | reached |", "| --- | --- | --- |"]
+            + [f"| {what} | {goal} | {show(value)} |" for what, goal, value in lines] + [""])
