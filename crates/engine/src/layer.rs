@@ -276,6 +276,11 @@ impl<'a> Resolver<'a> {
         self.notes.was_prepared(node, span)
     }
 
+    /// Whether the [`Layer::prepare`] of `node` has succeeded for any piece of the bio since it was submitted.
+    pub fn has_prepared(&self, node: NodeId) -> bool {
+        self.notes.has_prepared(node)
+    }
+
     /// `watch` hears when the bio has come to its end, if all of it is resolved now.
     pub fn watch(&mut self, watch: Arc<dyn Watch>) {
         self.notes.watch(watch);

@@ -37,6 +37,10 @@ impl Notes {
         self.0.as_ref().is_some_and(|notes| notes.prepared.contains(&(node, span)))
     }
 
+    pub(crate) fn has_prepared(&self, node: NodeId) -> bool {
+        self.0.as_ref().is_some_and(|notes| notes.prepared.iter().any(|(layer, _)| *layer == node))
+    }
+
     pub(crate) fn prepared(&mut self, node: NodeId, span: Span) {
         if !self.was_prepared(node, span) {
             self.entries().prepared.push((node, span));

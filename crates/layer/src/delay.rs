@@ -41,7 +41,7 @@ impl Layer for Delay {
         &self.shape
     }
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        if self.delay > Nanos(0) && !cx.was_prepared(self.shape.node) {
+        if self.delay > Nanos(0) && !cx.has_prepared(self.shape.node) {
             return Err(Defer { node: self.shape.node, span, reason: Reason::Delay });
         }
         let target =
