@@ -204,14 +204,17 @@ impl Pool {
         }
     }
 
+    /// Waiting ends when it has lasted for as long as it may, and when the worker is to end, which waits for its writes.
     fn start_timeout(&self, period: u64, cx: &TaskContext) {
-        let Some(timeout) = self.features.no_space_timeout.filter(|_| !self.features.error_if_no_space)
-        else {
+        if self.features.error_if_no_space {
             return;
-        };
+        }
         let (pool, own) = (self.itself(), cx.clone());
         cx.spawn(async move {
-            own.pause(timeout).await;
+            match pool.features.no_space_timeout {
+                Some(timeout) => _ = own.pause(timeout).await,
+                None => while pool.mode.is_out(period) && own.pause(COMMIT_PERIOD).await {},
+            }
             let _turn = pool.turns.take().await;
             if pool.mode.time_out(period) {
                 log::warn!("{}: no space has come: writes that need it fail", pool.name);

@@ -7,7 +7,8 @@
 //! | `ReadOnly` | go | fail with EIO | do nothing | fail with EIO where something cannot be committed any more |
 //!
 //! `OutOfDataSpace` ends when space comes back: a discard, a device that is deleted, a data device that grew. Writes wait for that as
-//! long as `no_space_timeout` says; when it is over, they and all later ones fail, until space comes back.
+//! long as `no_space_timeout` says, and no longer than the worker lasts; when it is over, they and all later ones fail, until space
+//! comes back.
 //!
 //! `ReadOnly` is for good: the metadata is full, could not be written, or leads to a block whose content could not be written. The last
 //! transaction that was committed stays, and says that the pool has to be checked (`needs_check`), if that can still be written. The
@@ -67,9 +68,14 @@ impl ModeCell {
         self.periods.fetch_add(1, Ordering::AcqRel) + 1
     }
 
+    /// Whether it is out of space, and for the time with that number.
+    pub fn is_out(&self, period: u64) -> bool {
+        self.get() == Mode::OutOfDataSpace && self.periods.load(Ordering::Acquire) == period
+    }
+
     /// Space has not come in time. False: it has, or this is about an earlier time.
     pub fn time_out(&self, period: u64) -> bool {
-        let is_now = self.get() == Mode::OutOfDataSpace && self.periods.load(Ordering::Acquire) == period;
+        let is_now = self.is_out(period);
         self.timed_out.fetch_or(is_now, Ordering::AcqRel);
         is_now
     }

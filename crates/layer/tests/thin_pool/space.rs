@@ -47,6 +47,22 @@ fn a_write_without_space_waits_a_minute_and_what_is_mapped_goes_on() {
 }
 
 #[test]
+fn a_worker_that_is_to_end_waits_for_no_space_however_long_its_writes_would() {
+    let features = PoolFeatures { no_space_timeout: None, ..PoolFeatures::default() };
+    Make { features, ..small(false) }.play(|stand| async move {
+        stand.write(&stand.thins[0], 0, 4 * BLOCK, 7).await.unwrap();
+        let waiting = stand.clone();
+        stand.cx.spawn(async move {
+            let result = waiting.write(&waiting.thins[0], 10 * BLOCK, 8, 1).await;
+            assert_eq!(result, Err(Errno::ENOSPC));
+        });
+        stand.cx.sleep(Nanos::secs(1000)).await;
+        assert!(stand.pool.status().to_string().contains(" out_of_data_space "));
+        assert!(!stand.pool.status().error_if_no_space, "it still waits");
+    });
+}
+
+#[test]
 fn a_write_without_space_fails_at_once_where_that_is_wanted_and_only_until_there_is_some() {
     small(true).play(|stand| async move {
         let thin = &stand.thins[0];
