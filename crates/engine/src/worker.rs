@@ -5,7 +5,7 @@
 //! has gathered. So one wake-up takes many requests, submits them together and answers them together.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockwork_memory::{Pool, Segments};
 
@@ -73,10 +73,17 @@ const ROUNDS: usize = 4;
 type Message<E> = Box<dyn FnOnce(&mut Worker<E>) + Send>;
 
 struct Inbox<E: Env> {
-    messages: Mutex<Vec<Message<E>>>,
+    /// None: the worker has ended.
+    messages: Mutex<Option<Vec<Message<E>>>>,
     any: AtomicBool,
     stop: AtomicBool,
     notify: Arc<dyn Notify>,
+}
+
+impl<E: Env> Inbox<E> {
+    fn messages(&self) -> MutexGuard<'_, Option<Vec<Message<E>>>> {
+        self.messages.lock().expect("no holder of this lock panics")
+    }
 }
 
 /// Speaks to a worker from any thread.
@@ -93,7 +100,10 @@ impl<E: Env> Clone for WorkerHandle<E> {
 impl<E: Env> WorkerHandle<E> {
     /// Runs `act` on the worker, soon. Dropped unrun if the worker has ended.
     pub fn run(&self, act: impl FnOnce(&mut Worker<E>) + Send + 'static) {
-        self.inbox.messages.lock().expect("no holder of this lock panics").push(Box::new(act));
+        match &mut *self.inbox.messages() {
+            Some(messages) => messages.push(Box::new(act)),
+            None => return,
+        }
         self.inbox.any.store(true, Ordering::Release); // pairs with the swap in `take_messages`
         self.inbox.notify.notify();
     }
@@ -127,6 +137,14 @@ pub struct Worker<E: Env> {
     final_flush: Option<Vec<Reply>>,
 }
 
+impl<E: Env> Drop for Worker<E> {
+    /// Who waits for what a message carries with it hears that it does not come: it is dropped.
+    fn drop(&mut self) {
+        let unread = self.inbox.messages().take();
+        drop(unread);
+    }
+}
+
 impl<E: Env> Worker<E> {
     /// A worker over `env`.
     pub fn new(env: E, config: WorkerConfig) -> Worker<E> {
@@ -142,7 +160,7 @@ impl<E: Env> Worker<E> {
         };
         let core = Core::new(parts, notify.clone());
         let inbox = Inbox {
-            messages: Mutex::default(),
+            messages: Mutex::new(Some(Vec::new())),
             any: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             notify,
@@ -305,9 +323,8 @@ impl<E: Env> Worker<E> {
 
     fn take_messages(&mut self) {
         if self.inbox.any.swap(false, Ordering::AcqRel) {
-            let messages =
-                std::mem::take(&mut *self.inbox.messages.lock().expect("no holder of this lock panics"));
-            for message in messages {
+            let messages = self.inbox.messages().as_mut().map(std::mem::take);
+            for message in messages.into_iter().flatten() {
                 message(self);
             }
         }

@@ -165,3 +165,19 @@ fn a_stack_through_which_more_ways_lead_than_anybody_can_go_is_opened_cured_and_
     let log = log.lock().unwrap();
     assert_eq!(log[..], [("open", 5), ("open", 6), ("open", 7), ("close", 7), ("close", 6), ("close", 5)]);
 }
+
+#[test]
+fn what_is_asked_of_a_worker_that_has_ended_is_dropped() {
+    let rig = Rig::new(limits());
+    let handle = rig.worker.handle();
+    let ask = || {
+        let carried = Arc::new(());
+        let seen = Arc::downgrade(&carried);
+        handle.run(move |_| drop(carried));
+        seen
+    };
+    let before = ask();
+    assert!(before.upgrade().is_some());
+    drop(rig);
+    assert!(before.upgrade().is_none() && ask().upgrade().is_none());
+}
