@@ -8,6 +8,7 @@
 //!             Defer └── resumed by its task
 //! ```
 
+mod ahead;
 mod cure;
 
 use std::cell::Cell;
@@ -25,7 +26,7 @@ use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
 use crate::notes::Notes;
 use crate::port::PortId;
-use crate::queue::{LeafQueue, Plugged, QueueContext, sectors_in_segments};
+use crate::queue::{LeafQueue, Plugged, QueueContext, Wish, sectors_in_segments};
 use crate::quiesce::{Attendance, Quiescence};
 use crate::task::{Command, Executor, Reply};
 use crate::unaligned;
@@ -135,6 +136,8 @@ pub(crate) struct Core {
     lost: bool,
     /// Leaves whose queues wait for their turn to flush.
     flush_turns: Vec<LeafId>,
+    /// Readers that have come to what was read ahead for them.
+    wishes: Vec<Wish>,
     /// Bios on their way to their ports.
     pub(crate) finished: Vec<(PortId, Done)>,
     pub(crate) dirty_ports: Vec<PortId>,
@@ -178,6 +181,7 @@ impl Core {
             failures: Vec::new(),
             lost: false,
             flush_turns: Vec::new(),
+            wishes: Vec::new(),
             finished: Vec::new(),
             dirty_ports: Vec::new(),
             now: Nanos(0),
@@ -386,7 +390,12 @@ impl Core {
         }
         let layer = if root.node() == defer.node { Some(root) } else { find(&*root, defer.node) };
         let layer = layer.expect("a layer that defers belongs to the stack");
-        let cx = self.executor.context().clone();
+        let mut cx = self.executor.context().clone();
+        if defer.span.op == Op::Write {
+            let mut data = Segments::new();
+            self.bios.slice(bio, defer.span.at, defer.span.nr, &mut data);
+            cx = cx.with_written(data);
+        }
         self.executor.spawn(async move {
             let result = layer.prepare(defer, cx.clone()).await;
             cx.command(Command::Resume { bio, prepared: vec![(defer.node, defer.span)], result });
@@ -417,6 +426,7 @@ impl Core {
                 self.with_queue(env, i, |queue, cx| queue.unplug(cx));
             }
         }
+        self.read_ahead(env);
         any |= self.ask_for_flush_turns();
         any | self.settle()
     }
@@ -458,6 +468,7 @@ impl Core {
             completed: &mut self.completed,
             failures: &mut self.failures,
             flush_turns: &mut self.flush_turns,
+            wishes: &mut self.wishes,
             now: self.now,
         };
         act(&mut self.queues[i], &mut cx);

@@ -46,6 +46,7 @@ use crate::units::{Nanos, Sector, Sectors};
 use adjoining::Ends;
 use flush::Flushes;
 use read_ahead::ReadAhead;
+pub(crate) use read_ahead::{Allowance, Behind, Stretch, Wish};
 pub(crate) use split::sectors_in_segments;
 
 use request::{Part, Requests, Stage};
@@ -64,6 +65,8 @@ pub(crate) struct QueueContext<'a> {
     pub(crate) failures: &'a mut Vec<LeafFailure>,
     /// Leaves whose queues wait for their turn to flush.
     pub(crate) flush_turns: &'a mut Vec<LeafId>,
+    /// Readers whose next reads are to be made now.
+    pub(crate) wishes: &'a mut Vec<Wish>,
     pub(crate) now: Nanos,
 }
 

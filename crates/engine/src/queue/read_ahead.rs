@@ -2,7 +2,9 @@
 //!
 //! Merging cannot help a reader with one small request in flight, and at depth 32 it makes 128 KiB of 4 KiB reads at
 //! best. So a sequential stream of small reads is served from slots of up to `read_ahead` that are read as one request
-//! each; touching a slot starts the next. The kernel's page cache does the same for buffered readers (`read_ahead_kb`).
+//! each. The kernel's page cache does the same for buffered readers (`read_ahead_kb`).
+//! Who comes to a slot for the first time is asked for what it will want next, which its stack knows (`core/ahead.rs`): so a
+//! slot ends where the stream goes on elsewhere, and the next one is on the leaf where that is.
 //! A stream may leave out as much as it asks for: so an origin is read through a snapshot that has every other chunk.
 //!
 //! Invariants:
@@ -19,6 +21,7 @@ use crate::bio::{Flags, Op};
 use crate::counters::Counter;
 use crate::event::{Action, Payload, Reason};
 use crate::layer::{NodeId, Span};
+use crate::leaf::LeafId;
 use crate::units::{Nanos, Sector, Sectors};
 
 /// Streams that are told apart; more than that at once on one leaf take turns being forgotten.
@@ -27,6 +30,8 @@ const STREAMS: usize = 4;
 const SLOTS: usize = 2 * STREAMS;
 /// Reads, each behind the one before, that make a stream.
 const RUN: u32 = 4;
+/// Slots that one stream has on a leaf, at most.
+const SLOTS_OF_STREAM: u32 = 4;
 /// How long a filled slot is believed.
 const EXPIRES: Nanos = Nanos::secs(1);
 
@@ -57,6 +62,54 @@ struct Slot {
     filled: Option<Nanos>,
     waiters: Vec<Plugged>,
     used: u64,
+    /// Somebody has read of it, and what comes next is seen to.
+    reached: bool,
+}
+
+/// A bio has come to a slot: what its reader will want next is to be read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub(crate) bio: u32,
+    pub(crate) leaf: LeafId,
+    /// Size of a slot on that leaf.
+    pub(crate) window: Sectors,
+}
+
+/// What a stream will want of a leaf, from a place on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) start: Sector,
+    /// As far as it is known.
+    pub(crate) end: Sector,
+    pub(crate) behind: Behind,
+}
+
+/// What is done about what lies behind the end of a stretch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Behind {
+    /// The stream goes on elsewhere.
+    Ends,
+    /// It may go on, and is soon there: more is read.
+    GoesOn,
+    /// It may go on: what does not fill a slot is left until more of it is known.
+    Later,
+}
+
+/// What a stream may still have on a leaf.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Allowance {
+    slots: u32,
+    sectors: Sectors,
+}
+
+impl Allowance {
+    fn take(&mut self, nr: Sectors) {
+        self.slots -= 1;
+        self.sectors = Sectors(self.sectors.0.saturating_sub(nr.0));
+    }
+    pub(crate) fn is_used_up(&self) -> bool {
+        self.slots == 0 || self.sectors == Sectors::ZERO
+    }
 }
 
 impl ReadAhead {
@@ -125,15 +178,11 @@ impl LeafQueue {
         while let Some(i) = self.slot_for(cx, span.sector, is_stream) {
             let slot = self.read_ahead.slots[i].as_ref().expect("slot_for gives one that is there");
             let take = (slot.sector + slot.nr).since(span.sector).min(span.nr);
-            let next = slot.sector + slot.nr;
             let last = take == span.nr;
             if !last {
                 cx.bios.one_more_part(bio);
             }
             self.serve(cx, i, Plugged { bio, span: span.piece(Sectors::ZERO, take) });
-            if is_stream {
-                self.slot_for(cx, next, true);
-            }
             if last {
                 return;
             }
@@ -144,13 +193,52 @@ impl LeafQueue {
 
     /// The slot that holds `sector`; one that is started now, if a stream wants it.
     fn slot_for(&mut self, cx: &mut QueueContext<'_>, sector: Sector, start: bool) -> Option<usize> {
-        let changes = self.shared().changes();
-        let found = self.read_ahead.slot_at(sector, changes, cx.now);
-        if found.is_some() || !start || sector.0 >= self.read_ahead.device.0 {
+        let found = self.read_ahead.slot_at(sector, self.shared().changes(), cx.now);
+        if found.is_some() || !start {
             return found;
         }
+        self.start_slot(cx, sector, self.read_ahead.window)
+    }
+
+    /// What a stream may have here.
+    pub(crate) fn allowance(&self) -> Allowance {
+        Allowance { slots: SLOTS_OF_STREAM, sectors: self.read_ahead.window + self.read_ahead.window }
+    }
+
+    /// Reads what a stream will want, as far as that is not done already and allowed.
+    pub(crate) fn read_ahead(
+        &mut self,
+        cx: &mut QueueContext<'_>,
+        stretch: Stretch,
+        allowance: &mut Allowance,
+    ) {
+        let (window, mut at) = (self.read_ahead.window, stretch.start);
+        while self.read_ahead.is_on() && !allowance.is_used_up() {
+            let known = Sectors(stretch.end.0.saturating_sub(at.0));
+            let nr = match stretch.behind {
+                Behind::GoesOn => window,
+                Behind::Ends => window.min(known),
+                Behind::Later if known < window => Sectors::ZERO,
+                Behind::Later => window,
+            };
+            let found = self.read_ahead.slot_at(at, self.shared().changes(), cx.now);
+            let start = || (nr > Sectors::ZERO).then(|| self.start_slot(cx, at, nr)).flatten();
+            let Some(i) = found.or_else(start) else { break };
+            let slot = self.read_ahead.slots[i].as_ref().expect("a slot that was found or started is there");
+            allowance.take(slot.nr);
+            at = slot.sector + slot.nr;
+        }
+        self.issue(cx);
+    }
+
+    /// Starts to read `nr` sectors, or what there is of them, into a slot; none: all slots are being read.
+    fn start_slot(&mut self, cx: &mut QueueContext<'_>, sector: Sector, nr: Sectors) -> Option<usize> {
+        let left = self.read_ahead.device.0.saturating_sub(sector.0);
+        if left == 0 {
+            return None;
+        }
         let i = self.read_ahead.place()?;
-        let mut nr = self.read_ahead.window.min(Sectors(self.read_ahead.device.0 - sector.0));
+        let mut nr = nr.min(Sectors(left));
         if self.limits.chunk_sectors > Sectors::ZERO {
             nr = nr.min(Sectors(self.limits.chunk_sectors.0 - sector.0 % self.limits.chunk_sectors.0));
         }
@@ -159,9 +247,9 @@ impl LeafQueue {
         let id = self.requests.take(stage, Op::Read, Flags::READ_AHEAD, sector, nr);
         self.requests[id].push_data(std::slice::from_ref(&memory));
         self.pending.push_back(id);
-        let used = self.read_ahead.clock;
-        self.read_ahead.slots[i] =
-            Some(Slot { sector, nr, memory, changes, filled: None, waiters: Vec::new(), used });
+        let (used, changes) = (self.read_ahead.clock, self.shared().changes());
+        let (waiters, filled, reached) = (Vec::new(), None, false);
+        self.read_ahead.slots[i] = Some(Slot { sector, nr, memory, changes, filled, waiters, used, reached });
         cx.counters.add(self.node, Counter::ReadAheadIssued, 1);
         if cx.tracer.on() {
             let what = (Op::Read, Flags::READ_AHEAD, sector, nr);
@@ -176,6 +264,9 @@ impl LeafQueue {
         let (node, clock) = (self.node, self.read_ahead.clock);
         let slot = self.read_ahead.slots[i].as_mut().expect("a slot that serves is there");
         slot.used = clock;
+        if !std::mem::replace(&mut slot.reached, true) {
+            cx.wishes.push(Wish { bio: plugged.bio, leaf: self.id, window: self.read_ahead.window });
+        }
         cx.counters.add(self.node, Counter::ReadAheadHit, 1);
         if slot.filled.is_some() {
             copy_out(cx, node, slot, plugged);
