@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
-use blockwork_memory::{Pool, Segments};
+use blockwork_memory::{Pool, Segment, Segments};
 use slab::Slab;
 
 use crate::bio::{Bio, Errno};
@@ -119,6 +119,8 @@ pub struct TaskContext {
     shared: Rc<Shared>,
     pool: Pool,
     quiescence: Quiescence,
+    /// What the bio that is prepared for writes.
+    written: Option<Rc<Segments>>,
 }
 
 impl TaskContext {
@@ -127,6 +129,16 @@ impl TaskContext {
         let reply = Reply::default();
         self.command(Command::Submit { root: root.clone(), bio, reply: reply.clone() });
         reply.await
+    }
+
+    /// In a [`Layer::prepare`] of a write: the data of the span that was deferred. It may still change, where a client's
+    /// memory is shared with it, until the write is done.
+    pub fn written(&self) -> Option<&[Segment]> {
+        self.written.as_deref().map(|data| &data[..])
+    }
+
+    pub(crate) fn with_written(self, data: Segments) -> TaskContext {
+        TaskContext { written: Some(Rc::new(data)), ..self }
     }
 
     /// The worker's stock of memory.
@@ -227,7 +239,7 @@ impl Executor {
         Executor {
             tasks: Slab::new(),
             ready: Arc::new(ready),
-            context: TaskContext { shared: Rc::new(shared), pool, quiescence },
+            context: TaskContext { shared: Rc::new(shared), pool, quiescence, written: None },
         }
     }
 

@@ -52,8 +52,7 @@ pub(crate) async fn store(
     sector: Sector,
     data: Segment,
 ) -> Result<(), Errno> {
-    let bio = Bio::with_data(Op::Write, Flags::NONE, sector, Segments::from_iter([data]));
-    cx.bio(layer, bio).await.0
+    write_with(cx, layer, sector, data, Flags::NONE).await
 }
 
 /// Reads whole sectors, also on a device with larger blocks.
@@ -79,17 +78,37 @@ pub(crate) async fn write(
     sector: Sector,
     data: Segment,
 ) -> Result<(), Errno> {
-    let bio = Bio::with_data(Op::Write, Flags::FUA, sector, Segments::from_iter([data]));
+    write_with(cx, layer, sector, data, Flags::FUA).await
+}
+
+async fn write_with(
+    cx: &TaskContext,
+    layer: &Arc<dyn Layer>,
+    sector: Sector,
+    data: Segment,
+    flags: Flags,
+) -> Result<(), Errno> {
+    let bio = Bio::with_data(Op::Write, flags, sector, Segments::from_iter([data]));
     cx.bio(layer, bio).await.0
 }
 
-/// Writes whole sectors so that they are durable when this returns. On a device with larger blocks, what else is in them is
-/// read and written back.
+/// Writes whole sectors so that they are durable when this returns.
 pub(crate) async fn write_bytes(
     cx: &TaskContext,
     layer: &Arc<dyn Layer>,
     sector: Sector,
     bytes: &[u8],
+) -> Result<(), Errno> {
+    write_bytes_with(cx, layer, sector, bytes, Flags::FUA).await
+}
+
+/// Writes whole sectors. On a device with larger blocks, what else is in them is read and written back.
+pub(crate) async fn write_bytes_with(
+    cx: &TaskContext,
+    layer: &Arc<dyn Layer>,
+    sector: Sector,
+    bytes: &[u8],
+    flags: Flags,
 ) -> Result<(), Errno> {
     let block = Sectors::from_bytes_ceil(layer.limits().logical_block_size.into()).0.max(1);
     let nr = Sectors::from_bytes_ceil(bytes.len() as u64);
@@ -98,7 +117,7 @@ pub(crate) async fn write_bytes(
     let whole = Sectors(end - start.0);
     let data = if whole == nr { memory(cx, nr) } else { read(cx, layer, start, whole).await? };
     data.write_at(sector.since(start).byte_len(), bytes);
-    write(cx, layer, start, data).await
+    write_with(cx, layer, start, data, flags).await
 }
 
 /// Makes durable what was written.

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use blockwork_engine::{Errno, Layer, SECTOR, Sector, Sectors, Turns};
 
 use super::ahead::Ahead;
+use super::copy::Share;
+use super::overwrite::Waiting;
 use super::status::SnapshotStatus;
 use super::store::{State, Store, StoreConfig};
 
@@ -70,8 +72,10 @@ pub struct Family {
     pub(super) stores: Box<[Store]>,
     /// Who copies chunks out.
     pub(super) turns: Turns,
-    wanted: Mutex<Vec<Want>>,
+    wanted: Mutex<Vec<Waiting>>,
     ahead: Mutex<Ahead>,
+    /// What was copied out last, by store: durable there, and not on record yet. Changed only with the turn.
+    pending: Mutex<Vec<Share>>,
     batches: AtomicU64,
 }
 
@@ -130,7 +134,8 @@ impl Family {
     fn of(origin: Arc<dyn Layer>, stores: Vec<Store>) -> Arc<Family> {
         let stores = stores.into();
         let (turns, wanted, batches) = (Turns::default(), Mutex::default(), AtomicU64::new(0));
-        Arc::new(Family { origin, stores, turns, wanted, ahead: Mutex::default(), batches })
+        let (ahead, pending) = (Mutex::default(), Mutex::default());
+        Arc::new(Family { origin, stores, turns, wanted, ahead, pending, batches })
     }
 
     /// How many snapshots there are.
@@ -143,7 +148,7 @@ impl Family {
         self.stores.get(nth).map(Store::status)
     }
 
-    /// How many batches of chunks were copied out: each takes one write of a list, and one flush, for each snapshot.
+    /// How many batches of chunks were copied out: each takes one write of a list, and one flush or two, for each snapshot.
     pub fn batches(&self) -> u64 {
         self.batches.load(Ordering::Relaxed)
     }
@@ -153,7 +158,7 @@ impl Family {
     }
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
-    pub(super) fn wanted(&self) -> MutexGuard<'_, Vec<Want>> {
+    pub(super) fn wanted(&self) -> MutexGuard<'_, Vec<Waiting>> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -166,6 +171,11 @@ impl Family {
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn ahead(&self) -> MutexGuard<'_, Ahead> {
         self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held only for as long as it takes to look or to alter, never across a wait.
+    pub(super) fn pending(&self) -> MutexGuard<'_, Vec<Share>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a write may go, or must fail; none: not yet.

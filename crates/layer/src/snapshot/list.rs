@@ -44,10 +44,23 @@ enum Ready {
     Remains,
 }
 
-/// A write to the store: where, in bytes, and what.
-struct Write {
+/// A write of the list to the store: where, in bytes, and what.
+#[derive(Debug)]
+pub(super) struct ListWrite {
     at: u64,
     bytes: Vec<u8>,
+}
+
+impl ListWrite {
+    /// Writes it; with FUA, it is durable when this returns.
+    pub(super) async fn run(
+        self,
+        cx: &TaskContext,
+        store: &Arc<dyn Layer>,
+        flags: Flags,
+    ) -> Result<(), Errno> {
+        io::write_bytes_with(cx, store, Sector(self.at / SECTOR), &self.bytes, flags).await
+    }
 }
 
 impl List {
@@ -77,27 +90,23 @@ impl List {
         self.layout.exceptions_per_area() - self.count % self.layout.exceptions_per_area()
     }
 
-    /// Enters exceptions, no more than there is [`List::room`] for, once what was written to the store before is durable.
-    pub(super) async fn enter(
+    /// Makes ready for so many exceptions, no more than there is [`List::room`] for: a flush, and then they can be entered.
+    pub(super) async fn prepare(
         &mut self,
         cx: &TaskContext,
         store: &Arc<dyn Layer>,
-        exceptions: &[Exception],
+        exceptions: u64,
     ) -> Result<(), Errno> {
-        if exceptions.is_empty() {
-            return Ok(());
-        }
         self.make_ready(cx, store).await?;
-        if exceptions.len() as u64 == self.room() {
+        if exceptions == self.room() {
             self.zero_area(cx, store, self.area() + 1).await?;
         }
-        io::flush(cx, store).await?;
-        let write = self.append(exceptions);
-        io::write_bytes(cx, store, Sector(write.at / SECTOR), &write.bytes).await
+        Ok(())
     }
 
-    /// Takes exceptions into the list, and gives what has to be written: whole blocks.
-    fn append(&mut self, exceptions: &[Exception]) -> Write {
+    /// Enters exceptions that the list was made ready for, once what they stand for is durable; gives what has to be written:
+    /// whole blocks.
+    pub(super) fn append(&mut self, exceptions: &[Exception]) -> ListWrite {
         let at = self.open_block();
         let mut bytes = std::mem::take(&mut self.open);
         bytes.extend(exceptions.iter().flat_map(Exception::encode));
@@ -105,7 +114,7 @@ impl List {
         let whole = bytes.len() - bytes.len() % self.block as usize;
         self.open = bytes[whole..].to_vec();
         bytes.resize(bytes.len().next_multiple_of(self.block as usize), 0);
-        Write { at, bytes }
+        ListWrite { at, bytes }
     }
 
     /// Where the block is that the next exception goes to, bytes.

@@ -14,8 +14,8 @@
 //! Durability, in this order, for each chunk that is copied out:
 //!
 //! 1. its old content is written to the store, and the store is flushed;
-//! 2. its exception is entered into the store's list, and that is durable (FUA);
-//! 3. reads of the snapshot that still go to the origin have come to their end ([`TaskContext::quiesce`]);
+//! 2. reads of the snapshot that still go to the origin have come to their end ([`TaskContext::quiesce`]);
+//! 3. its exception is entered into the store's list, and that is durable (FUA, or the flush of the next batch);
 //! 4. only then is the chunk *settled*: writes to it go, in the origin and in the snapshot.
 //!
 //! So a power cut at any instant leaves a store whose list is right, and no write that was acknowledged depends on a list that
@@ -37,6 +37,7 @@ mod list;
 mod merge;
 mod merging;
 mod origin;
+mod overwrite;
 mod status;
 mod store;
 mod target;

@@ -8,12 +8,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockwork_engine::{Errno, Layer, Sector, Sectors, TaskContext};
+use blockwork_engine::{Errno, Flags, Layer, Sector, Sectors, TaskContext};
 use blockwork_format::snapshot::{CHUNKS_MAX, Exception, Found, Header, Layout};
 
 use super::exceptions::Exceptions;
-use super::list::{List, write_header};
+use super::list::{List, ListWrite, write_header};
 use super::status::SnapshotStatus;
+use crate::md::io;
 
 /// Whether a store outlives its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,10 +201,23 @@ impl Store {
             let run = self.exceptions.run(at, chunks.end - at);
             match run.new {
                 Some(new) if self.is_settled(new + run.chunks) => at += run.chunks,
-                _ => return Some(at),
+                Some(new) => return Some(at + self.settled.load(Ordering::Acquire).saturating_sub(new)),
+                None => return Some(at),
             }
         }
         None
+    }
+
+    /// Whether all chunks in the range have exceptions.
+    pub(super) fn has_all(&self, mut chunks: Range<u64>) -> bool {
+        while chunks.start < chunks.end {
+            let run = self.exceptions.run(chunks.start, chunks.end - chunks.start);
+            if run.new.is_none() {
+                return false;
+            }
+            chunks.start += run.chunks;
+        }
+        true
     }
 
     /// Whether the origin may write there as far as this snapshot is concerned.
@@ -252,22 +266,35 @@ impl Store {
         if self.is_persistent() { self.books().list.room() } else { u64::MAX }
     }
 
-    /// Enters exceptions whose content was written to the store, durably; the error is told in the log.
-    pub(super) async fn enter(&self, cx: &TaskContext, exceptions: &[Exception]) -> bool {
-        if !self.is_persistent() {
+    /// Makes durable what was written to the store, and the list ready for so many exceptions; the error is told in the log.
+    pub(super) async fn flush(&self, cx: &TaskContext, exceptions: u64) -> bool {
+        if !self.is_persistent() || exceptions == 0 {
             return true;
         }
         let mut list = self.books().list.clone();
-        match list.enter(cx, &self.layer, exceptions).await {
-            Ok(()) => {
-                self.books().list = list;
-                true
-            }
-            Err(errno) => {
-                log::error!("{}: its list of exceptions cannot be written: {errno}", self.name);
-                false
-            }
+        if let Err(errno) = list.prepare(cx, &self.layer, exceptions).await {
+            log::error!("{}: its list of exceptions cannot be prepared: {errno}", self.name);
+            return false;
         }
+        self.books().list = list;
+        let flushed = io::flush(cx, &self.layer).await;
+        flushed
+            .inspect_err(|errno| log::error!("{}: its store cannot be flushed: {errno}", self.name))
+            .is_ok()
+    }
+
+    /// Enters exceptions into the list; gives what has to be written for that.
+    pub(super) fn append(&self, exceptions: &[Exception]) -> Option<ListWrite> {
+        let enters = self.is_persistent() && !exceptions.is_empty() && self.state() < State::Losing;
+        enters.then(|| self.books().list.append(exceptions))
+    }
+
+    /// Writes what was entered; the error is told in the log.
+    pub(super) async fn write_list(&self, cx: &TaskContext, write: ListWrite, flags: Flags) -> bool {
+        let written = write.run(cx, &self.layer, flags).await;
+        let tell =
+            |errno: &Errno| log::error!("{}: its list of exceptions cannot be written: {errno}", self.name);
+        written.inspect_err(tell).is_ok()
     }
 
     /// Takes the last exceptions from the list, durably, and then from the table.
@@ -290,10 +317,9 @@ impl Store {
         self.merge_failed.store(true, Ordering::Release);
     }
 
-    /// All exceptions that were published are settled.
-    pub(super) fn settle(&self) {
-        let next = self.books().next;
-        self.settled.store(next, Ordering::Release);
+    /// All exceptions below this chunk, which were published, are settled.
+    pub(super) fn settle(&self, end: u64) {
+        self.settled.fetch_max(end, Ordering::AcqRel);
     }
 
     /// Writes down, durably, that the snapshot is lost.
