@@ -37,7 +37,7 @@ def start_qsd(starter, blockdev):
 def load(bench, server, cell, seconds):
     command = [bench.vhostload, "--socket", server.sock, "--pid", str(server.pid), "--seconds", str(seconds),
                "--rw", cell.get("rw", "randread"), "--depth", str(cell["depth"]), "--queue-size", str(cell["ring"]),
-               "--queues", str(cell.get("queues", 1)), *(["--poll"] if cell.get("client") == "polling" else [])]
+               "--queues", str(cell.get("queues", 1)), *(["--poll"] if cell["guest"] == "polling" else [])]
     report, error = clients.run(command)
     if error or report is None:
         return {"error": error}
@@ -63,7 +63,7 @@ def count(bench, server, cell):
 
 
 def cell_of(kind, depth, ring=None, **more):
-    return {"kind": kind, "client": "sleeping", "depth": depth, "ring": ring or max(128, depth), **more}
+    return {"kind": kind, "guest": "sleeping", "depth": depth, "ring": ring or max(128, depth), **more}
 
 
 def in_turns(bench, running, cells, with_counts, extra=None):
@@ -73,7 +73,7 @@ def in_turns(bench, running, cells, with_counts, extra=None):
         for cell in cells:
             for server in running:
                 rows.append(bench.row(cell, server.name, "vhostload", rep, lambda: load(bench, server, cell, bench.seconds)))
-                if rep == 0 and with_counts and cell["client"] == "sleeping":
+                if rep == 0 and with_counts and cell["guest"] == "sleeping":
                     rows.append({**cell, "peer": server.name, "rep": rep, **count(bench, server, cell)})
             if extra:
                 rows.append(bench.row(cell, RAW, "fio", rep, lambda: extra(cell)))
@@ -104,7 +104,7 @@ def vhost(bench):
     counted = machine.has("perf") and machine.is_root()
     null = f"driver=null-co,node-name=n0,size={NULL_BYTES},read-zeroes=on"
     cells = [cell_of("null", depth) for depth in NULL_DEPTHS]
-    cells += [{**cell_of("null", depth), "client": "polling"} for depth in (1, 32)]
+    cells += [{**cell_of("null", depth), "guest": "polling"} for depth in (1, 32)]
     cells += [cell_of("queues", 32, queues=queues) for queues in QUEUES]
     rows = measure(bench, "null", ["--disk", f"null:{NULL_BYTES}", "--workers", str(QUEUES_MAX)], null, cells, counted)
 
@@ -124,7 +124,7 @@ def vhost(bench):
 def tables_of(rows):
     of = lambda *kinds: [row for row in rows if row["kind"] in kinds]  # noqa: E731
     lines = ["### Null disk, 4 KiB touched; a ring as large as the depth, at least 128", ""]
-    null, keys = of("null"), ["client", "depth"]
+    null, keys = of("null"), ["guest", "depth"]
     lines += table("I/O per second", null, keys, [OURS, QSD], "iops", max)
     lines += table("p50, us", null, keys, [OURS, QSD], "p50_us", min)
     lines += table("Server CPU, us per I/O", null, keys, [OURS, QSD], "server_us", min)
@@ -157,15 +157,15 @@ def goals(rows):
         values = [value for value in values if value is not None]
         return choose(values) if values else None
 
-    null, file = {"kind": "null", "client": "sleeping"}, {"kind": "file", "rw": "randread"}
+    null, file = {"kind": "null", "guest": "sleeping"}, {"kind": "file", "rw": "randread"}
     rates = [ours("iops", depth=depth, **null) for depth in NULL_DEPTHS]
     # To what share of an earlier rate a deeper queue falls.
     falls = [now / max(rates[:at]) for at, now in enumerate(rates) if at > 0 and now and all(rates[:at])]
     slow = [ours("iops", kind="slow", ring=ring) for ring in RINGS]
     idle = worst([ours("share", kind=f"{kind} idle") for kind in ("null", "slow", "file")], max)
     lines = [
-        ("null, depth 1, client sleeping: p50, us", "<= 12", ours("p50_us", depth=1, **null)),
-        ("null, depth 1, client polling: p50, us", "<= 1.95", ours("p50_us", kind="null", client="polling", depth=1)),
+        ("null, depth 1, guest sleeping: p50, us", "<= 12", ours("p50_us", depth=1, **null)),
+        ("null, depth 1, guest polling: p50, us", "<= 1.95", ours("p50_us", kind="null", guest="polling", depth=1)),
         ("null, depth 32: CPU per I/O, us", "<= 0.6", ours("server_us", depth=32, **null)),
         ("null, depth 16 and deeper: rate against qsd, worst", ">= 2",
          worst([ratio("iops", QSD, depth=depth, **null) for depth in NULL_DEPTHS[1:]])),
