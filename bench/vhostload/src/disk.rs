@@ -1,12 +1,14 @@
 //! A disk as a guest has it: requests by several queues, and a server that may come and go.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use blockwork_format::vhost_user::{
-    ConfigPart, FEATURE_PROTOCOL, InflightArea, Message, VringAddr, VringFile, VringState, protocol,
+    ConfigPart, FEATURE_LOG_ALL, FEATURE_PROTOCOL, InflightArea, Message, VringAddr, VringFile, VringState,
+    protocol,
 };
 use blockwork_format::virtio::blk::{self, CONFIG_BYTES, Config, RequestHeader};
 use blockwork_format::virtio::feature;
@@ -15,6 +17,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use crate::client::{Client, wait_for_config_change};
 use crate::guest::{Area, Guest, Layout};
 use crate::ring::{Chain, Piece, Ring};
+use crate::write_log::WriteLog;
 
 /// What kind of disk, and how it is used.
 #[derive(Clone, Debug)]
@@ -110,6 +113,7 @@ pub struct Disk {
     /// What was agreed upon.
     pub features: u64,
     inflight: Option<(InflightArea, OwnedFd)>,
+    log: Option<WriteLog>,
     backend: Option<OwnedFd>,
 }
 
@@ -130,6 +134,7 @@ impl Disk {
             client: None,
             features: 0,
             inflight: None,
+            log: None,
             backend: None,
         };
         disk.connect()?;
@@ -147,6 +152,7 @@ impl Disk {
         let known = client.number(&Message::GetProtocolFeatures)?;
         let wanted = protocol::MQ
             | protocol::CONFIG
+            | protocol::LOG_SHMFD
             | protocol::REPLY_ACK
             | protocol::INFLIGHT_SHMFD
             | protocol::BACKEND_REQ
@@ -199,6 +205,27 @@ impl Disk {
         }
         let (area, file) = self.inflight.as_ref().expect("just set");
         client.tell(&Message::SetInflightFd(*area), &[file.as_fd()])
+    }
+
+    /// Has the device mark the pages that it writes from now on, or not any more.
+    ///
+    /// # Errors
+    /// It cannot, or will not.
+    pub fn log_writes(&mut self, wanted: bool) -> Result<()> {
+        if self.log.is_none() {
+            self.log = Some(WriteLog::new(&self.guest)?);
+        }
+        let log = self.log.as_ref().expect("just set");
+        if wanted {
+            self.client()?.tell(&Message::SetLogBase(log.area()), &[log.file()])?;
+        }
+        let flag = if wanted { FEATURE_LOG_ALL } else { 0 };
+        self.client()?.tell(&Message::SetFeatures(self.features | flag), &[])
+    }
+
+    /// The pages that the device says it has written since this was asked last, by their offset in the guest's memory.
+    pub fn written_pages(&self) -> BTreeSet<usize> {
+        self.log.as_ref().map_or_else(BTreeSet::new, WriteLog::take)
     }
 
     /// The connection.
@@ -332,6 +359,11 @@ impl Queue {
     /// Where its ring is, as queue `index`.
     pub fn address(&self, index: u32) -> VringAddr {
         self.ring.address(index)
+    }
+
+    /// Where the status of a request is.
+    pub fn status(&self, id: u16) -> Area {
+        self.slots[usize::from(id)].status
     }
 
     /// The memory of a request's data.

@@ -31,6 +31,15 @@ pub struct Area {
 }
 
 impl Area {
+    /// That many bytes at this address of the front end's.
+    ///
+    /// # Panics
+    /// If it is none.
+    pub fn at_user(address: u64, len: usize) -> Area {
+        let offset = address.checked_sub(USER_BASE).and_then(|offset| usize::try_from(offset).ok());
+        Area { offset: offset.expect("an address of the guest's memory"), len }
+    }
+
     /// The guest's address.
     pub fn guest(self) -> u64 {
         GUEST_BASE + self.offset as u64
@@ -52,6 +61,11 @@ impl Guest {
         ftruncate(&file, len as u64).context("ftruncate")?;
         let mapping = Mapping::new(file.as_fd(), len as u64).context("mapping the guest's memory")?;
         Ok(Guest { file, memory: Buffer::of_mapping(&mapping, 0, len) })
+    }
+
+    /// The first guest address.
+    pub(crate) fn base() -> u64 {
+        GUEST_BASE
     }
 
     /// It as the protocol's region.

@@ -13,6 +13,7 @@ mod guest;
 mod packed;
 mod ring;
 mod split;
+mod write_log;
 
 pub use client::Client;
 pub use disk::{Disk, Finished, Options, Queue, Request};

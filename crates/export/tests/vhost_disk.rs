@@ -2,12 +2,13 @@
 
 mod vhost_support;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use blockwork_engine::Counter;
 use blockwork_format::virtio::blk::{Range, feature, request, status};
 use vhost_support::{Rig, kinds, read, write};
-use vhostload::{Options, Request};
+use vhostload::{Area, Options, Request};
 
 const MIB: u64 = 1 << 20;
 
@@ -189,4 +190,48 @@ fn the_guests_memory_goes_to_the_disk_without_a_copy_and_in_batches() {
     assert!(kicks <= ROUNDS, "{kicks} kicks for {ROUNDS} batches");
     let requests = ROUNDS * 64;
     assert!(enters * 5 < requests, "{enters} calls of the kernel for {requests} requests");
+}
+
+/// The pages of some memory.
+fn pages(area: Area) -> impl Iterator<Item = usize> {
+    (area.offset / 4096..=(area.offset + area.len - 1) / 4096).map(|page| page * 4096)
+}
+
+#[test]
+fn what_is_written_while_a_guest_moves_is_marked_and_nothing_else() {
+    for packed in [false, true] {
+        let rig = Rig::new("memory:16M", 1);
+        let options = Options { requests: 24, ring_size: 64, data_bytes: 8192, packed, ..Options::default() };
+        let mut disk = rig.disk(options);
+        disk.log_writes(true).unwrap();
+        disk.written_pages(); // a queue that starts may say at once whether it wants to be called
+        let address = disk.queues[0].address(0);
+        let ring = if packed {
+            vec![Area::at_user(address.descriptors, 64 * 16), Area::at_user(address.used, 4)]
+        } else {
+            vec![Area::at_user(address.used, 6 + 8 * 64)]
+        };
+        for round in 0..50_u64 {
+            let kind = if round % 3 == 0 { request::OUT } else { request::IN };
+            let len = if round % 2 == 0 { 8192 } else { 512 };
+            let finished = disk.run(0, Request { kind, sector: round * 16, len }).unwrap();
+            assert_eq!(finished.status, status::OK);
+            let id = finished.id;
+            let data = Area { len, ..disk.queues[0].data(id) };
+            let mut expected: BTreeSet<usize> = ring.iter().copied().flat_map(pages).collect();
+            expected.extend(pages(disk.queues[0].status(id)));
+            if kind == request::IN {
+                expected.extend(pages(data));
+            }
+            disk.log_writes(true).unwrap(); // the queue has rested in between: all that it does is done
+            assert_eq!(disk.written_pages(), expected, "round {round}, packed: {packed}");
+        }
+        disk.log_writes(false).unwrap();
+        disk.written_pages();
+        assert_eq!(read(&mut disk, 0, 0, 4096).0.status, status::OK);
+        disk.log_writes(false).unwrap();
+        assert!(disk.written_pages().is_empty(), "no longer wanted");
+        drop(disk);
+        rig.stop();
+    }
 }

@@ -132,6 +132,17 @@ impl GuestLayout {
         Ok(Place { mapping: region.mapping.clone(), offset })
     }
 
+    /// The guest's address of an address of the front end's; none where nothing of the guest's is.
+    pub fn guest_address(&self, user: u64) -> Option<u64> {
+        let region = self.regions.iter().find(|region| user.wrapping_sub(region.user) < region.len)?;
+        Some(region.guest + (user - region.user))
+    }
+
+    /// One past the guest's last address.
+    pub fn end(&self) -> u64 {
+        self.regions.iter().map(|region| region.guest + region.len).max().unwrap_or(0)
+    }
+
     /// Whether any file of it was cut short.
     pub fn is_torn(&self) -> bool {
         self.regions.iter().any(|region| region.mapping.is_torn())
@@ -192,6 +203,12 @@ impl GuestMemory {
             address = address.wrapping_add(take);
         }
         Ok(())
+    }
+
+    /// The guest's address of a segment of its memory; none of one that is not.
+    pub fn address_of(&self, segment: &Segment) -> Option<u64> {
+        let window = self.windows.iter().find(|window| window.buffer.same(segment.buffer()))?;
+        Some(window.guest + segment.offset() as u64)
     }
 
     #[inline]

@@ -1,6 +1,6 @@
 //! Words of a buffer that somebody else reads and writes at the same time: the indices and entries of a ring in shared pages.
 
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
 use crate::buffer::Buffer;
 
@@ -55,6 +55,29 @@ impl Buffer {
         // any bits. Volatile, so that the compiler does not load again what it has loaded.
         let Pair(low, high) = unsafe { at.read_volatile() };
         (u128::from(u64::from_le(low)) | u128::from(u64::from_le(high)) << 64).to_le_bytes()
+    }
+
+    /// Sets bits of the byte at `offset`, and returns what it was. Whoever sees them set sees all that this thread wrote before.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    pub fn set_bits(&self, offset: usize, bits: u8) -> u8 {
+        self.byte(offset).fetch_or(bits, Ordering::AcqRel)
+    }
+
+    /// Takes the byte at `offset` out: it is zero afterwards.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    pub fn take_byte(&self, offset: usize) -> u8 {
+        self.byte(offset).swap(0, Ordering::AcqRel)
+    }
+
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        assert!(offset < self.len(), "a byte at {offset} of a buffer of {}", self.len());
+        let at = self.as_ptr().wrapping_add(offset);
+        // SAFETY: in bounds (checked), and alive as long as `self`; see `word`.
+        unsafe { AtomicU8::from_ptr(at) }
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! A volume as a virtio block device: its features, its configuration, its name.
 
 use blockwork_engine::{SECTOR, Volume};
-use blockwork_format::vhost_user::{FEATURE_PROTOCOL, protocol};
+use blockwork_format::vhost_user::{FEATURE_LOG_ALL, FEATURE_PROTOCOL, protocol};
 use blockwork_format::virtio::blk::{Config, ID_BYTES, RangeLimits, feature as blk};
 use blockwork_format::virtio::feature;
 
@@ -42,6 +42,7 @@ impl Device {
             | feature::EVENT_IDX
             | feature::RING_PACKED
             | FEATURE_PROTOCOL
+            | FEATURE_LOG_ALL
             | blk::SEG_MAX
             | blk::BLK_SIZE
             | blk::TOPOLOGY
@@ -56,6 +57,7 @@ impl Device {
 
     pub(super) fn protocol_features(&self) -> u64 {
         protocol::MQ
+            | protocol::LOG_SHMFD
             | protocol::REPLY_ACK
             | protocol::BACKEND_REQ
             | protocol::CONFIG

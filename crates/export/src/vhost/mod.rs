@@ -12,11 +12,13 @@
 //! Guests and front ends are hostile: see `ring` for what a driver may not do, `socket` and `session` for front ends. A
 //! bad one loses its own device and nothing else.
 //!
-//! Not here: the log of written pages, which live migration needs (QEMU then says that it cannot migrate); IOMMUs; polling
-//! for a guest that cannot call.
+//! While a guest moves to another host, what is written into its memory is marked (`dirty`).
+//!
+//! Not here: IOMMUs; polling for a guest that cannot call.
 
 mod control;
 mod device;
+mod dirty;
 mod marks;
 mod queue;
 mod request;

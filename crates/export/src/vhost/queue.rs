@@ -11,7 +11,8 @@
 //!    when it is answered.
 //! 3. At most as many requests as the ring has descriptors, and [`BYTES_MAX`] bytes (one more request may go beyond), are
 //!    under way; the rest stays in the ring.
-//! 4. A ring that is broken is not touched any more but to answer what is in flight; the front end is told by its error
+//! 4. What is written of the guest's memory is marked, where the front end wants that (see `dirty`).
+//! 5. A ring that is broken is not touched any more but to answer what is in flight; the front end is told by its error
 //!    eventfd, and we by the log, once. Nobody else notices.
 
 use std::os::fd::OwnedFd;
@@ -28,6 +29,7 @@ use blockwork_uring::{Signal, Uring, more};
 use slab::Slab;
 
 use super::control::{Command, Presence};
+use super::dirty::DirtyLog;
 use super::request::Request;
 use super::ring::{Chain, Head, Ring, RingError};
 
@@ -60,6 +62,8 @@ pub(super) struct QueueParts {
     pub(super) volume: VolumeId,
     pub(super) layout: GuestLayout,
     pub(super) ring: RingParts,
+    /// If what is written is to be marked.
+    pub(super) log: Option<LogParts>,
     pub(super) kick: Arc<OwnedFd>,
     pub(super) call: Option<Arc<OwnedFd>>,
     pub(super) error: Option<Arc<OwnedFd>>,
@@ -71,6 +75,9 @@ pub(super) struct QueueParts {
     pub(super) stats: Arc<RingStats>,
     pub(super) presence: Presence,
 }
+
+/// How to make the log of written pages, likewise.
+pub(super) type LogParts = Box<dyn FnOnce(&GuestLayout) -> DirtyLog + Send>;
 
 /// How to make the ring, on the worker: what it is made of is not for other threads.
 pub(super) type RingParts = Box<dyn FnOnce(&GuestLayout) -> Result<Ring, RingError> + Send>;
@@ -96,6 +103,7 @@ pub(super) struct QueuePort {
     layout: GuestLayout,
     memory: GuestMemory,
     ring: Option<Ring>,
+    log: Option<DirtyLog>,
     chain: Chain,
     in_flight: Slab<InFlight>,
     bytes: usize,
@@ -127,8 +135,9 @@ pub(super) struct QueuePort {
 impl QueuePort {
     /// The port. A ring that cannot be is broken from the beginning.
     pub(super) fn new(parts: QueueParts) -> QueuePort {
-        let QueueParts { layout, ring, .. } = parts;
+        let QueueParts { layout, ring, log, .. } = parts;
         let made = ring(&layout);
+        let log = log.map(|log| log(&layout));
         let mut port = QueuePort {
             index: parts.index,
             name: parts.name,
@@ -136,6 +145,7 @@ impl QueuePort {
             memory: GuestMemory::new(&layout),
             layout,
             ring: None,
+            log,
             chain: Chain::default(),
             in_flight: Slab::new(),
             bytes: 0,
@@ -222,6 +232,7 @@ impl QueuePort {
         }
         let Some(ring) = &mut self.ring else { return };
         let wanted = ring.publish();
+        self.log.iter().for_each(DirtyLog::ring);
         self.stats.answered(self.answers, cx.now());
         self.answers = 0;
         let more = ring.has_more();
@@ -288,6 +299,7 @@ impl QueuePort {
         self.looked = self.looking;
         if self.calls_wanted {
             ring.disable_calls();
+            self.log.iter().for_each(DirtyLog::ring);
             self.calls_wanted = false;
         }
         self.start(cx)?;
@@ -308,7 +320,9 @@ impl QueuePort {
             return !ring.has_more();
         }
         self.calls_wanted = true;
-        !ring.enable_calls()
+        let has_more = ring.enable_calls();
+        self.log.iter().for_each(DirtyLog::ring);
+        !has_more
     }
 
     /// Starts the request in `self.chain`.
@@ -377,6 +391,8 @@ impl QueuePort {
         for segment in &request.room {
             let len = segment.len().min(ID_BYTES - at);
             segment.write_at(0, &self.id[at..at + len]);
+            // Not all of it: a driver may give as much room as it likes.
+            self.log.iter().for_each(|log| log.data(&self.memory, &[segment.slice(0, len)]));
             at += len;
         }
         // A shorter place than an id is no place for one.
@@ -394,6 +410,7 @@ impl QueuePort {
     #[inline]
     fn answer(&mut self, head: Head, place: &Segment, written: u32, result: u8) {
         place.write_at(0, &[result]);
+        self.log.iter().for_each(|log| log.data(&self.memory, std::slice::from_ref(place)));
         if let Some(ring) = &mut self.ring {
             ring.complete(head, written.saturating_add(1));
             self.answers += 1;
@@ -483,6 +500,9 @@ impl Port<Uring> for QueuePort {
     #[inline]
     fn done(&mut self, _cx: &mut Context<'_, Uring>, done: Done) {
         let key = usize::try_from(done.cookie).expect("a cookie is a key of the slab");
+        if done.op == Op::Read {
+            self.log.iter().for_each(|log| log.data(&self.memory, &done.data));
+        }
         let request = &mut self.in_flight[key];
         request.bios -= 1;
         if let Err(errno) = done.result {

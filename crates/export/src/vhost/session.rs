@@ -15,8 +15,8 @@ use std::time::Duration;
 
 use blockwork_engine::{Stats, VolumeId, WorkerHandle};
 use blockwork_format::vhost_user::{
-    CONFIG_CHANGE, CONFIG_PART_MAX, ConfigPart, FEATURE_PROTOCOL, Header, InflightArea, Message, Region,
-    VringAddr, VringFile, VringState, inflight,
+    CONFIG_CHANGE, CONFIG_PART_MAX, ConfigPart, FEATURE_LOG_ALL, FEATURE_PROTOCOL, Header, InflightArea,
+    LogArea, Message, Region, VringAddr, VringFile, VringState, inflight,
 };
 use blockwork_format::virtio::{RING_SIZE_MAX, blk, feature};
 use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, LayoutError, MapError, Mapping, Place};
@@ -27,8 +27,9 @@ use rustix::fs::{
 
 use super::control::{Command, QueueHandle};
 use super::device::Device;
+use super::dirty::{DirtyLog, LogMemory, bytes_for};
 use super::marks::Marks;
-use super::queue::{QueueParts, RingParts};
+use super::queue::{LogParts, QueueParts, RingParts};
 use super::ring::{Ring, RingPlace};
 use super::socket::{self, SocketError};
 
@@ -142,6 +143,8 @@ pub(super) struct Session<'a> {
     layout: GuestLayout,
     queues: Vec<Queue>,
     inflight: Option<InflightMemory>,
+    /// Where written pages are marked, while F_LOG_ALL is set.
+    log: Option<LogMemory>,
     /// Where the front end hears from us.
     backend: Option<OwnedFd>,
     writeback: Arc<AtomicBool>,
@@ -163,6 +166,7 @@ impl<'a> Session<'a> {
             layout: GuestLayout::default(),
             queues: std::iter::repeat_with(Queue::default).take(queues).collect(),
             inflight: None,
+            log: None,
             backend: None,
             writeback: Arc::new(AtomicBool::new(true)),
             announced: service.device.sectors(),
@@ -289,9 +293,13 @@ impl<'a> Session<'a> {
             Message::SetBackendReqFd => self.backend = files.next().map(OwnedFd::from),
             Message::SetConfig(part) => self.set_config(&part)?,
             Message::SetInflightFd(area) => self.set_inflight(area, files)?,
-            Message::SetLogBase(_) | Message::SetLogFd => {
+            Message::SetLogBase(area) => {
+                self.set_log(area, files)?;
+                return number(0); // answered, whether or not the front end waits for all
+            }
+            Message::SetLogFd => {
                 return Err(Refusal::Unknown(
-                    "there is no log of written pages (F_LOG_ALL is not offered)".into(),
+                    "nobody is called about the log: it is read when it is wanted".into(),
                 ));
             }
             Message::Unknown(found) => {
@@ -339,6 +347,7 @@ impl<'a> Session<'a> {
             volume: service.volume,
             layout: self.layout.clone(),
             ring: self.ring(index, place, queue.base),
+            log: self.log_parts(place),
             kick: kick.clone(),
             call: queue.call.clone(),
             error: queue.error.clone(),
@@ -366,9 +375,44 @@ impl<'a> Session<'a> {
         })
     }
 
+    fn log_parts(&self, place: RingPlace) -> Option<LogParts> {
+        let memory = self.log.clone().filter(|_| self.features & FEATURE_LOG_ALL != 0)?;
+        Some(Box::new(move |layout| DirtyLog::new(&memory, layout, &place)))
+    }
+
+    fn set_log(&mut self, area: LogArea, mut files: impl Iterator<Item = File>) -> Result<(), Refusal> {
+        check_log(area.size, &self.layout)?;
+        let number = |found| Refusal::Number {
+            what: "the end of the log of written pages",
+            found,
+            expected: "what can be mapped".into(),
+        };
+        let end = area.offset.checked_add(area.size).ok_or_else(|| number(u64::MAX))?;
+        let offset = usize::try_from(area.offset).map_err(|_| number(end))?;
+        let len = usize::try_from(area.size).map_err(|_| number(end))?;
+        let file = files.next().expect("as many files as the message has");
+        let mapping =
+            Mapping::new(file.as_fd(), end).map_err(|source| Refusal::Map { guest: 0, len: end, source })?;
+        let log = LogMemory { at: Place { mapping, offset }, len };
+        self.with_queues_at_rest(|session| session.log = Some(log));
+        Ok(())
+    }
+
+    /// Changes what queues are made of.
+    fn with_queues_at_rest(&mut self, change: impl FnOnce(&mut Self)) {
+        let running: Vec<u32> =
+            (0..).zip(&self.queues).filter(|(_, q)| q.running.is_some()).map(|(i, _)| i).collect();
+        self.queues.iter_mut().for_each(Queue::rest);
+        change(self);
+        running.into_iter().for_each(|index| self.start(index));
+    }
+
     /// Has all queues rest while the guest's memory changes.
     fn change_memory(&mut self, regions: Vec<GuestRegion>) -> Result<(), Refusal> {
         let layout = GuestLayout::new(regions.clone())?;
+        if let Some(log) = &self.log {
+            check_log(log.len as u64, &layout)?;
+        }
         let running: Vec<u32> =
             (0..).zip(&self.queues).filter(|(_, q)| q.running.is_some()).map(|(i, _)| i).collect();
         self.queues.iter_mut().for_each(Queue::rest);
@@ -451,7 +495,7 @@ impl<'a> Session<'a> {
             *queue = Queue { call: queue.call.take(), error: queue.error.take(), ..Queue::default() };
         }
         self.writeback.store(true, Ordering::Relaxed);
-        self.inflight = None;
+        (self.inflight, self.log) = (None, None);
     }
 
     fn get_config(&self, part: &ConfigPart) -> Result<Answer, Refusal> {
@@ -533,11 +577,7 @@ impl<'a> Session<'a> {
         let file = files.next().expect("as many files as the message has");
         let mapping =
             Mapping::new(file.as_fd(), end).map_err(|source| Refusal::Map { guest: 0, len: end, source })?;
-        let running: Vec<u32> =
-            (0..).zip(&self.queues).filter(|(_, q)| q.running.is_some()).map(|(i, _)| i).collect();
-        self.queues.iter_mut().for_each(Queue::rest);
-        self.inflight = Some(InflightMemory { mapping, area });
-        running.into_iter().for_each(|index| self.start(index));
+        self.with_queues_at_rest(|session| session.inflight = Some(InflightMemory { mapping, area }));
         Ok(())
     }
 }
@@ -565,6 +605,16 @@ impl Drop for Session<'_> {
 
 fn check_features(what: &'static str, found: u64, offered: u64) -> Result<(), Refusal> {
     if found & !offered == 0 { Ok(()) } else { Err(Refusal::Features { what, found, offered }) }
+}
+
+/// Whether a log is large enough.
+fn check_log(size: u64, layout: &GuestLayout) -> Result<(), Refusal> {
+    let least = bytes_for(layout.end());
+    if size >= least {
+        return Ok(());
+    }
+    let expected = format!("at least {least}, a bit for each page of 4096 bytes");
+    Err(Refusal::Number { what: "the size of the log of written pages", found: size, expected })
 }
 
 fn map(region: &Region, file: &File) -> Result<GuestRegion, Refusal> {
