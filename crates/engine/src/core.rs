@@ -574,9 +574,10 @@ impl Core {
     fn give_back(&mut self, owner: Owner, op: Op, result: Result<(), Errno>, data: Segments) {
         match owner {
             Owner::Port { port, cookie } => {
-                // What fails for a task is for the task to deal with: an array can do without one of its members.
-                if result == Err(Errno::EIO) {
-                    self.lost |= op != Op::Read && self.queues.iter().any(LeafQueue::has_failed);
+                // What fails for a task is for the task to deal with: an array can do without one of its members. A discard has
+                // nothing to lose.
+                if result == Err(Errno::EIO) && !matches!(op, Op::Read | Op::Discard) {
+                    self.lost |= self.queues.iter().any(LeafQueue::has_failed);
                 }
                 self.finished.push((port, Done { cookie, op, result, data }));
             }

@@ -81,6 +81,14 @@ fn mirrors_differ_only_where_it_is_known_and_nothing_durable_is_lost_with_a_memb
     assert!(sums.given_up > seeds / 10 && sums.mended > seeds / 10);
 }
 
+/// Found by a run of more seeds than the test above has.
+#[test]
+fn a_discard_that_fails_when_a_member_has_been_given_up_keeps_no_array_from_its_rest() {
+    let plan = Plan::draw(1108);
+    let verdict = quietly(|| plan.run());
+    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+}
+
 #[test]
 fn a_bit_is_cleared_only_when_all_members_have_what_was_written() {
     let mut bad = Vec::new();
