@@ -293,7 +293,8 @@ def our_writes(bench, folder, medium, rep):
                 if what == "plain":
                     before = counted(server)
                 elif what == "first":
-                    # Each flush is followed by a write of the list with FUA, which is as good as another.
+                    # A flush may be followed by a write of the list with FUA, which is as good as another. At most: under load, the
+                    # next flush does for that.
                     flushes = 2 * since(server, before, "flushes", os.path.basename(store))
                     row["flushes"] = flushes / (size // 1024 // chunk)
                 rows.append(bench.keep_row(row))
@@ -352,7 +353,7 @@ def copy_outs(bench):
 def copy_out_table(rows):
     keys = ["medium", "chunk", "rw", "depth"]
     heads = [*keys, f"{OURS}: plain", "first", "again", f"{KERNEL}: plain", "first", "again", "first to plain, ours : kernel's",
-             "store's flushes and FUA writes per first write, ours, kernel's"]
+             "store's flushes and FUA writes per first write, ours at most, kernel's"]
     lines = ["**First writes to an origin's chunks, and rewrites, IOPS, and in brackets the share of plain writes in the same round (medians; "
              f"the kernel's of one round); goals: again {AGAIN_GOAL}, ours : kernel's {FIRST_GOAL}**", "",
              "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
