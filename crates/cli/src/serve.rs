@@ -310,9 +310,11 @@ impl Running {
 fn print_stats(stats: &Stats, json: bool) {
     let snapshot = stats.snapshot();
     if json {
-        eprintln!("{}", report::Report::new(&snapshot).with_rings(&stats.rings()).json());
+        let report = report::Report::new(&snapshot).with_rings(&stats.rings());
+        eprintln!("{}", report.with_linearize(&stats.linearize()).json());
     } else {
-        eprint!("{}{}", report::table(&snapshot), report::ring_table(&stats.rings()));
+        let linearize = report::linearize_table(&stats.linearize(), &snapshot);
+        eprint!("{}{}{linearize}", report::table(&snapshot), report::ring_table(&stats.rings()));
     }
 }
 

@@ -177,7 +177,7 @@ fn limits(limits: &Limits) -> LimitsStatus {
         Merges::None => 2,
     };
     let cache = if limits.write_cache { "write back" } else { "write through" };
-    let all: [(&str, serde_json::Value); 20] = [
+    let all: [(&str, serde_json::Value); 21] = [
         ("logical_block_size", limits.logical_block_size.into()),
         ("physical_block_size", limits.physical_block_size.into()),
         ("minimum_io_size", limits.io_min.into()),
@@ -198,6 +198,7 @@ fn limits(limits: &Limits) -> LimitsStatus {
         ("nr_requests", limits.nr_requests.into()),
         ("nomerges", merges.into()),
         ("read_ahead_kb", kib(limits.read_ahead).into()),
+        ("linearize", limits.linearize.name().into()),
     ];
     all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

@@ -224,7 +224,8 @@ impl Core {
 
     /// Takes a bio for a volume. See [`Context::submit`](crate::Context::submit).
     #[inline]
-    pub(crate) fn submit(&mut self, volume: VolumeId, owner: Owner, bio: Bio) {
+    pub(crate) fn submit(&mut self, volume: VolumeId, owner: Owner, mut bio: Bio) {
+        bio.flags = self.asked_for(volume, bio.op, bio.flags);
         let size = self.volumes[volume.0 as usize].sectors().0;
         let mut refused = self.refusal(volume, bio.op, bio.sector.0.checked_add(bio.nr.0), size);
         let block = u64::from(self.volumes[volume.0 as usize].limits().logical_block_size) / SECTOR;
@@ -243,6 +244,13 @@ impl Core {
         self.start(Root::Volume(volume), node, owner, bio);
     }
 
+    /// A client's flags, with what the volume demands besides.
+    #[inline]
+    fn asked_for(&self, volume: VolumeId, op: Op, flags: Flags) -> Flags {
+        let alters = matches!(op, Op::Write | Op::Discard | Op::WriteZeroes);
+        if alters && self.volumes[volume.0 as usize].limits().sync { flags.with(Flags::FUA) } else { flags }
+    }
+
     /// As `submit`, for bytes.
     pub(crate) fn submit_bytes(
         &mut self,
@@ -254,6 +262,7 @@ impl Core {
         len: u64,
         data: Segments,
     ) {
+        let flags = self.asked_for(volume, op, flags);
         let top = &self.volumes[volume.0 as usize];
         let block = u64::from(top.limits().logical_block_size);
         if offset.is_multiple_of(block) && len.is_multiple_of(block) {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::bio::Op;
 use crate::layer::NodeId;
+use crate::linearize::{self, Choices, LinearizeSnapshot};
 use crate::ring::{RingSnapshot, RingStats, Rings};
 use crate::units::Nanos;
 
@@ -47,6 +48,8 @@ counters! {
     SplitDiscard => "split_discard",
     /// Requests whose data went through another buffer because of its alignment.
     Bounced => "bounced",
+    /// Requests whose data was copied to, or from, one piece of memory: `linearize`.
+    Linearized => "linearized",
     /// Bios that waited for a slow path.
     Deferred => "deferred",
     /// Bios that were run again after a layer had done something about a failure below it.
@@ -181,6 +184,7 @@ impl Default for Cell {
 /// One worker's counters. Written by that worker only.
 pub struct CounterTable {
     cells: Box<[Cell]>,
+    pub(crate) choices: Choices,
 }
 
 #[inline]
@@ -214,7 +218,7 @@ fn first(latency: &OnceLock<Latencies>) -> &Latencies {
 impl CounterTable {
     /// A table for `nodes` nodes, all zero.
     pub fn new(nodes: usize) -> CounterTable {
-        CounterTable { cells: (0..nodes).map(|_| Cell::default()).collect() }
+        CounterTable { cells: (0..nodes).map(|_| Cell::default()).collect(), choices: Choices::default() }
     }
     /// Number of nodes.
     pub(crate) fn len(&self) -> u16 {
@@ -356,6 +360,11 @@ impl Stats {
     /// The rings that there are or were.
     pub fn rings(&self) -> Vec<RingSnapshot> {
         self.rings.snapshot()
+    }
+    /// What the workers have found out about requests of several elements: `linearize=auto`.
+    pub fn linearize(&self) -> Vec<LinearizeSnapshot> {
+        let workers = self.workers.lock().expect("no holder of this lock panics");
+        linearize::snapshot(workers.iter().map(|table| &table.choices))
     }
     /// The sum over all workers of one counter.
     pub fn get(&self, node: NodeId, counter: Counter) -> u64 {

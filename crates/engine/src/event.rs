@@ -65,6 +65,10 @@ pub enum Reason {
     WriteZeroesMax,
     /// Memory that the device's dma_alignment does not allow.
     Alignment,
+    /// Memory in several pieces, which costs more than a copy: `linearize`.
+    Linearize,
+    /// Memory in several pieces, copied to see what that costs: `linearize=auto`.
+    LinearizeTrial,
     /// A range that is not whole logical blocks: read, modified, written.
     Unaligned,
     /// A device without write-zeroes: zeros are written instead.
@@ -120,6 +124,8 @@ impl Reason {
             Reason::DiscardMax => "discard_max_bytes",
             Reason::WriteZeroesMax => "write_zeroes_max_bytes",
             Reason::Alignment => "dma_alignment",
+            Reason::Linearize => "linearize",
+            Reason::LinearizeTrial => "linearize trial",
             Reason::Unaligned => "logical_block_size",
             Reason::NoWriteZeroes => "no write zeroes",
             Reason::NoFua => "no FUA",

@@ -26,6 +26,7 @@ mod gather;
 mod layer;
 mod leaf;
 mod limits;
+mod linearize;
 mod notes;
 mod port;
 mod queue;
@@ -52,6 +53,7 @@ pub use layer::{
 };
 pub use leaf::{Allocation, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 pub use limits::{Limits, Merges, SettingError};
+pub use linearize::{Boundaries, Linearize, LinearizeSnapshot, RequestClass, Verdict, Way};
 pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};
 pub use quiesce::Quiescence;

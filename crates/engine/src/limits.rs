@@ -2,6 +2,7 @@
 //!
 //! Sources: the kernel's `Documentation/ABI/stable/sysfs-block` and the behaviour of `blk_stack_limits`.
 
+use crate::linearize::Linearize;
 use crate::units::{SECTOR, Sectors};
 
 /// What a queue may merge (sysfs `nomerges`).
@@ -46,6 +47,8 @@ pub struct Limits {
     pub dma_alignment: u32,
     /// A completed write may be lost in a power cut until a flush (`write_cache`: write back).
     pub write_cache: bool,
+    /// Whatever alters the volume is to be durable when it completes, though nobody asked for that.
+    pub sync: bool,
     /// The device can complete a single write durably (`fua`).
     pub fua: bool,
     /// A disk with heads.
@@ -58,6 +61,9 @@ pub struct Limits {
     pub merges: Merges,
     /// How far to read ahead of a sequential reader; zero: not (`read_ahead_kb`).
     pub read_ahead: Sectors,
+    /// What to do with requests whose memory is in several pieces (`linearize`). Leaves do it; above
+    /// them it says what some leaf below does.
+    pub linearize: Linearize,
 }
 
 impl Default for Limits {
@@ -78,12 +84,14 @@ impl Default for Limits {
             max_write_zeroes: Sectors::MAX,
             dma_alignment: 1,
             write_cache: false,
+            sync: false,
             fua: true,
             rotational: false,
             read_only: false,
             nr_requests: 128,
             merges: Merges::All,
             read_ahead: Sectors::ZERO,
+            linearize: Linearize::Off,
         }
     }
 }
@@ -119,6 +127,8 @@ impl Limits {
         "write_zeroes_max_bytes",
         "nr_requests",
         "read_ahead_kb",
+        "linearize",
+        "fua",
     ];
 
     /// Makes these the limits of something that lies over `below` as well: the strictest of both; the optimal size is
@@ -141,11 +151,15 @@ impl Limits {
         self.max_write_zeroes = self.max_write_zeroes.min(below.max_write_zeroes);
         self.dma_alignment = self.dma_alignment.max(below.dma_alignment);
         self.write_cache |= below.write_cache;
+        self.sync |= below.sync;
         self.fua &= below.fua;
         self.rotational |= below.rotational;
         self.read_only |= below.read_only;
         self.nr_requests = self.nr_requests.min(below.nr_requests);
         self.read_ahead = Sectors(self.read_ahead.0.max(below.read_ahead.0));
+        if self.linearize == Linearize::Off || below.linearize == Linearize::Auto {
+            self.linearize = below.linearize;
+        }
     }
 
     /// The limits of something over all of `below`.
@@ -219,6 +233,17 @@ impl Limits {
                 }
                 self.read_ahead = Sectors(kb * 2);
             }
+            "linearize" => {
+                self.linearize = Linearize::parse(value).ok_or_else(|| refuse("auto, on or off"))?;
+            }
+            "fua" => {
+                self.fua = match value {
+                    "0" => false,
+                    "1" if self.fua => true,
+                    "1" => return Err(refuse("0: the device has none")),
+                    _ => return Err(refuse("0 (a flush follows instead) or 1")),
+                }
+            }
             _ => return Err(SettingError::Unknown { key: key.to_owned() }),
         }
         Ok(())
@@ -281,9 +306,18 @@ mod tests {
         assert_eq!(limits.max_discard, Sectors(1024));
         limits.set("read_ahead_kb", "128").unwrap();
         assert_eq!(limits.read_ahead, Sectors(256));
-        for (key, value) in
-            [("nomerges", "3"), ("max_sectors_kb", "4000"), ("max_sectors_kb", "0"), ("nr_requests", "0")]
-        {
+        limits.set("linearize", "auto").unwrap();
+        assert_eq!(limits.linearize, Linearize::Auto);
+        limits.set("fua", "0").unwrap();
+        assert!(!limits.fua);
+        for (key, value) in [
+            ("linearize", "perhaps"),
+            ("fua", "1"),
+            ("nomerges", "3"),
+            ("max_sectors_kb", "4000"),
+            ("max_sectors_kb", "0"),
+            ("nr_requests", "0"),
+        ] {
             assert!(limits.set(key, value).is_err(), "{key}={value}");
         }
         let error = limits.set("no_merges", "1").unwrap_err().to_string();

@@ -318,6 +318,70 @@ fn memory_that_the_device_cannot_take_goes_through_a_buffer() {
 }
 
 #[test]
+fn where_everything_is_to_be_durable_writes_get_fua_and_discards_a_flush() {
+    for (fua, flushes) in [("1", 2), ("0", 3)] {
+        let mut limits = Limits { sync: true, ..limits() };
+        limits.set("fua", fua).unwrap();
+        let mut rig = Rig::new(limits);
+        let write = rig.write(40, 8, 1);
+        rig.batch([write]);
+        rig.batch([Bio::without_data(Op::Discard, Flags::NONE, Sector(80), Sectors(8))]);
+        rig.batch([Bio::without_data(Op::WriteZeroes, Flags::NONE, Sector(160), Sectors(8))]);
+        rig.all_succeeded(3);
+        let seen = rig.seen();
+        let count = |op| seen.iter().filter(|seen| seen.op == op).count();
+        assert_eq!((count(Op::Write), count(Op::Discard), count(Op::WriteZeroes)), (1, 1, 1));
+        assert_eq!(count(Op::Flush), flushes, "fua={fua}: {seen:?}");
+        assert!(seen[0].flags.has(Flags::FUA), "{seen:?}");
+    }
+}
+
+/// Memory in `n` pieces of one sector that do not adjoin.
+fn in_pieces(rig: &Rig, n: u64, fill: u8) -> Segments {
+    (0..n).map(|_| rig.memory(8, fill)[0].slice(1024, 512)).collect()
+}
+
+#[test]
+fn elements_are_one_for_the_device_where_that_is_asked_for() {
+    for (setting, segments, copied) in [("on", 1, 2), ("off", 8, 0)] {
+        let mut limits = limits();
+        limits.set("linearize", setting).unwrap();
+        let mut rig = Rig::new(limits);
+        let data = in_pieces(&rig, 8, 0);
+        data.iter().zip(1..).for_each(|(segment, fill)| segment.fill(fill));
+        rig.batch([Bio::with_data(Op::Write, Flags::NONE, Sector(40), data)]);
+        let data = in_pieces(&rig, 8, 0xee);
+        rig.batch([Bio::with_data(Op::Read, Flags::NONE, Sector(40), data)]);
+        rig.all_succeeded(2);
+        assert!(rig.seen().iter().all(|seen| seen.segments == segments), "{setting}: {:?}", rig.seen());
+        let mut sector = [0; 512];
+        for (i, fill) in (0..8).zip(1..) {
+            rig.client.borrow().done[1].data[i].read_at(0, &mut sector);
+            assert_eq!(sector, [fill; 512], "{setting}: sector {i}");
+        }
+        assert_eq!((rig.count(Counter::Linearized), rig.count(Counter::Bounced)), (copied, 0));
+    }
+}
+
+#[test]
+fn both_ways_are_tried_and_what_came_of_it_is_told() {
+    let mut limits = limits();
+    limits.set("linearize", "auto").unwrap();
+    let mut rig = Rig::new(limits);
+    for i in 0..64 {
+        let data = in_pieces(&rig, 4, i);
+        rig.batch([Bio::with_data(Op::Write, Flags::NONE, Sector(u64::from(i) * 16), data)]);
+        assert_eq!(rig.bytes(u64::from(i) * 16, 4), vec![i; 2048]);
+    }
+    rig.all_succeeded(64);
+    let linear = rig.seen().iter().filter(|seen| seen.segments == 1).count();
+    assert!((8..56).contains(&linear), "{linear}");
+    let told = rig.stats.linearize();
+    assert_eq!((told.len(), told[0].requests), (1, [64 - linear as u64, linear as u64]));
+    assert_eq!(told[0].class.to_string(), "writes of 2 KiB in 512 B off pages");
+}
+
+#[test]
 fn a_sequential_reader_at_depth_1_is_served_from_large_reads() {
     let mut ahead = limits();
     ahead.read_ahead = Sectors(512);

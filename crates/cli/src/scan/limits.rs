@@ -6,7 +6,7 @@ use blockwork_volume::{DeviceReport, ScanReport};
 use super::columns::lines;
 use super::words::size;
 
-const TITLES: [&str; 16] = [
+const TITLES: [&str; 17] = [
     "NAME",
     "LOG-SEC",
     "PHY-SEC",
@@ -23,6 +23,7 @@ const TITLES: [&str; 16] = [
     "ROTA",
     "NR",
     "RA-KB",
+    "LINEAR",
 ];
 
 /// The table of all devices that have limits.
@@ -40,7 +41,7 @@ pub(super) fn table(report: &ScanReport) -> String {
     lines(&rows, &numbers)
 }
 
-fn row(device: &DeviceReport) -> Option<[String; 16]> {
+fn row(device: &DeviceReport) -> Option<[String; 17]> {
     let limits = device.limits.as_ref()?;
     let flag = |flag: bool| u8::from(flag).to_string();
     Some([
@@ -61,5 +62,6 @@ fn row(device: &DeviceReport) -> Option<[String; 16]> {
         flag(limits.rotational),
         limits.nr_requests.to_string(),
         limits.read_ahead_kb.to_string(),
+        limits.linearize.to_owned(),
     ])
 }

@@ -20,6 +20,7 @@
 //! 6. Once a flush has failed, writes and flushes fail (see the crate's invariant 5).
 
 mod adjoining;
+mod bounce;
 mod complete;
 mod flush;
 mod merge;
@@ -44,6 +45,7 @@ use crate::turn::Taking;
 use crate::units::{Nanos, Sector, Sectors};
 
 use adjoining::Ends;
+use bounce::Bounces;
 use flush::Flushes;
 use read_ahead::ReadAhead;
 pub(crate) use read_ahead::{Allowance, Behind, Stretch, Wish};
@@ -103,6 +105,7 @@ pub(crate) struct LeafQueue {
     in_flight: u32,
     flushes: Flushes,
     read_ahead: ReadAhead,
+    bounces: Bounces,
     /// Zeros to write, where the device has no write-zeroes.
     zeros: Option<Buffer>,
     /// Written to since the last flush.
@@ -114,6 +117,7 @@ impl LeafQueue {
         let limits = source.limits().clone();
         assert!(limits.nr_requests > 0 && limits.max_sectors > Sectors::ZERO && limits.max_segments > 0);
         let read_ahead = ReadAhead::new(limits.read_ahead, limits.max_sectors, source.sectors());
+        let linearize = limits.linearize;
         LeafQueue {
             id,
             node,
@@ -129,6 +133,7 @@ impl LeafQueue {
             in_flight: 0,
             flushes: Flushes::default(),
             read_ahead,
+            bounces: Bounces::new(linearize),
             zeros: None,
             dirty: false,
         }
@@ -280,6 +285,7 @@ impl LeafQueue {
 
     /// Issues one request.
     fn submit(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+        self.share_time(cx);
         self.bounce_if_needed(cx, id);
         let changes = self.limits.read_ahead > Sectors::ZERO;
         let request = &mut self.requests[id];
@@ -307,24 +313,6 @@ impl LeafQueue {
         if let Submitted::Now(result) = self.leaf.submit(cx.env, io) {
             let bytes = result.map(|()| nr.bytes());
             self.finish(cx, id, bytes);
-        }
-    }
-
-    /// Data at addresses that the device cannot take goes through a buffer of ours.
-    fn bounce_if_needed(&mut self, cx: &mut QueueContext<'_>, id: u32) {
-        let mask = u64::from(self.limits.dma_alignment - 1);
-        let request = &self.requests[id];
-        // A single block in more pieces than the device takes cannot be cut: it is gathered.
-        let too_many = request.io_data().len() > self.limits.max_segments as usize;
-        if !too_many && (mask == 0 || !request.is_misaligned(mask)) {
-            return;
-        }
-        self.requests[id].bounce(cx.pool);
-        cx.counters.add(self.node, Counter::Bounced, 1);
-        if cx.tracer.on() {
-            let what = self.requests[id].what();
-            let reason = if too_many { Reason::MaxSegments } else { Reason::Alignment };
-            trace(cx, self.node, Action::Bounce, what, Payload::None, reason);
         }
     }
 

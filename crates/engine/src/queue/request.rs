@@ -5,6 +5,7 @@ use std::ops::{Index, IndexMut};
 use blockwork_memory::{Pool, Segment, Segments, bytes_in, copy_between, slice_segments};
 
 use crate::bio::{Flags, Op};
+use crate::linearize::Watched;
 use crate::units::{Nanos, Sector, Sectors};
 
 /// A bio's share of a request.
@@ -42,6 +43,10 @@ pub(super) struct Request {
     /// What the device works on instead of `data`: a bounce buffer, or what is left after a short transfer.
     instead: Option<Segments>,
     bounced: Option<Segment>,
+    /// What the comparison of ways wants to know when this submission is done.
+    pub(super) watched: Option<Watched>,
+    /// Bytes of a copy that the device did not demand.
+    pub(super) copied: usize,
     /// Sectors transferred before the current submission.
     pub(super) done: Sectors,
     pub(super) issued: Nanos,
@@ -60,6 +65,8 @@ impl Default for Request {
             data: Vec::new(),
             instead: None,
             bounced: None,
+            watched: None,
+            copied: 0,
             done: Sectors::ZERO,
             issued: Nanos(0),
             in_flight: false,

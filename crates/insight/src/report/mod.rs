@@ -1,12 +1,13 @@
 //! Statistics of every node, for people and programs.
 //!
-//! [`table`] and [`ring_table`] are what `serve --stats` prints. [`Report`] is the JSON of `/v1/stats`; its field names are kept stable.
+//! [`table`], [`ring_table`] and [`linearize_table`] are what `serve --stats` prints. [`Report`] is the JSON of `/v1/stats`; its field names are kept stable.
 //! [`prometheus`] is `/metrics`. All of them come from one [`Snapshot`] of the engine's counters, which is not a moment
 //! frozen: counters of workers that run move on while they are read.
 //!
 //! Latencies are known by their bucket (four per doubling): a quantile is its bucket's upper bound, at most a quarter too
 //! high.
 
+mod linearize;
 mod prometheus;
 mod rings;
 mod table;
@@ -14,9 +15,10 @@ mod table;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-use blockwork_engine::{Histogram, RingSnapshot, Snapshot};
+use blockwork_engine::{Histogram, LinearizeSnapshot, RingSnapshot, Snapshot};
 use blockwork_format::escape;
 
+pub use linearize::{LinearizeReport, linearize_table};
 pub use prometheus::prometheus;
 pub use rings::{RingReport, ring_table, rings_prometheus};
 pub use table::table;
@@ -35,6 +37,9 @@ pub struct Report {
     /// Rings that clients share with exports; left out where there was none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<RingReport>,
+    /// What was found out about requests of several elements; left out where there was none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub linearize: Vec<LinearizeReport>,
 }
 
 /// One node.
@@ -98,12 +103,17 @@ impl Report {
                 .filter_map(|(class, histogram)| Some(((*class).to_owned(), LatencyReport::of(histogram)?)))
                 .collect(),
         });
-        Report { nodes: nodes.collect(), rings: Vec::new() }
+        Report { nodes: nodes.collect(), rings: Vec::new(), linearize: Vec::new() }
     }
 
     /// With the rings of clients ([`Stats::rings`](blockwork_engine::Stats::rings)).
     pub fn with_rings(self, rings: &[RingSnapshot]) -> Report {
         Report { rings: rings.iter().map(RingReport::from).collect(), ..self }
+    }
+
+    /// With what was found out by `linearize=auto` ([`Stats::linearize`](blockwork_engine::Stats::linearize)).
+    pub fn with_linearize(self, classes: &[LinearizeSnapshot]) -> Report {
+        Report { linearize: classes.iter().map(LinearizeReport::from).collect(), ..self }
     }
 
     /// As one line of JSON.

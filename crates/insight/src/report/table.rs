@@ -78,7 +78,10 @@ fn flow(snapshot: &Snapshot) -> String {
 
 /// What should be rare, and read-ahead.
 fn odd(snapshot: &Snapshot) -> String {
-    let mut words = list(snapshot, &[(Counter::Errors, "errors"), (Counter::Bounced, "bounced")]);
+    let mut words = list(
+        snapshot,
+        &[(Counter::Errors, "errors"), (Counter::Bounced, "bounced"), (Counter::Linearized, "linearized")],
+    );
     words.extend(list(
         snapshot,
         &[

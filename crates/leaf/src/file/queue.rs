@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use blockwork_engine::{Limits, SECTOR, Sectors};
+use blockwork_engine::{Limits, Linearize, SECTOR, Sectors};
 use rustix::fs::{Stat, ioctl_blkpbszget, ioctl_blksszget, major, minor};
 
 use super::direct::OpenedFile;
@@ -117,6 +117,7 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         nr_requests,
         // The page cache reads ahead by itself.
         read_ahead: if opened.direct.is_some() { READ_AHEAD } else { Sectors::ZERO },
+        linearize: Linearize::Auto,
         // RWF_DSYNC: the kernel knows best how (FUA, or a flush).
         fua: true,
         // Through the page cache nothing is durable until a flush, whatever the device does.

@@ -24,6 +24,7 @@ pub struct LimitsReport {
     pub nr_requests: u32,
     pub nomerges: u32,
     pub read_ahead_kb: u64,
+    pub linearize: &'static str,
 }
 
 impl From<&Limits> for LimitsReport {
@@ -46,6 +47,7 @@ impl From<&Limits> for LimitsReport {
             nr_requests: limits.nr_requests,
             nomerges: limits.merges as u32,
             read_ahead_kb: limits.read_ahead.bytes() / 1024,
+            linearize: limits.linearize.name(),
         }
     }
 }

@@ -1,0 +1,133 @@
+//! Classes of requests that are compared with each other only.
+
+use blockwork_memory::Segment;
+
+use crate::bio::Op;
+
+/// Where the boundaries between a request's elements lie. Linux's NFS client makes one RPC of elements whose common boundaries lie
+/// between pages, and one of each where they do not; other drivers have rules of that kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Boundaries {
+    /// Between pages, all of them.
+    Pages,
+    /// Some between pages, some within.
+    Mixed,
+    /// Within pages, all of them.
+    Within,
+}
+
+/// What is alike in the requests of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestClass {
+    /// Read or write.
+    pub op: Op,
+    /// Writes that are durable when they complete.
+    pub fua: bool,
+    /// The least length, bytes; the class ends below twice that.
+    pub bytes: u64,
+    /// The least mean length of an element, bytes; likewise.
+    pub element_bytes: u64,
+    /// Boundaries between elements.
+    pub boundaries: Boundaries,
+}
+
+const SIZES: usize = 14;
+const ELEMENTS: usize = 8;
+const ALIGNMENTS: usize = 3;
+/// Of classes.
+pub(super) const NUMBERS: usize = 3 * SIZES * ELEMENTS * ALIGNMENTS;
+/// Lengths from this one on have classes, as a power of two.
+const LEAST: u32 = 9;
+const PAGE: usize = 4096;
+
+/// The number of the class of a read or write of that memory, which has at least two elements.
+#[inline]
+pub(super) fn number(op: Op, fua: bool, data: &[Segment], bytes: u64) -> usize {
+    let mut within = 0;
+    for pair in data.windows(2) {
+        let end = pair[0].as_ptr().addr() + pair[0].len();
+        within += usize::from(!(end | pair[1].as_ptr().addr()).is_multiple_of(PAGE));
+    }
+    let boundaries = match within {
+        0 => 0,
+        n if n == data.len() - 1 => 2,
+        _ => 1,
+    };
+    let octave =
+        |bytes: u64, most: usize| (bytes.max(1).ilog2().saturating_sub(LEAST) as usize).min(most - 1);
+    let op = if op == Op::Read { 0 } else { 1 + usize::from(fua) };
+    let size = octave(bytes, SIZES);
+    let element = octave(bytes / data.len() as u64, ELEMENTS);
+    ((op * SIZES + size) * ELEMENTS + element) * ALIGNMENTS + boundaries
+}
+
+impl RequestClass {
+    /// The class of that number.
+    pub(super) fn of(number: usize) -> RequestClass {
+        let (rest, boundaries) = (number / ALIGNMENTS, number % ALIGNMENTS);
+        let (rest, element) = (rest / ELEMENTS, rest % ELEMENTS);
+        let (op, size) = (rest / SIZES, rest % SIZES);
+        RequestClass {
+            op: if op == 0 { Op::Read } else { Op::Write },
+            fua: op == 2,
+            bytes: 1 << (LEAST as usize + size),
+            element_bytes: 1 << (LEAST as usize + element),
+            boundaries: [Boundaries::Pages, Boundaries::Mixed, Boundaries::Within][boundaries],
+        }
+    }
+}
+
+impl std::fmt::Display for RequestClass {
+    /// As in `writes of 32 KiB in elements of 4 KiB within pages`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let op = match (self.op, self.fua) {
+            (Op::Read, _) => "reads",
+            (_, true) => "FUA writes",
+            _ => "writes",
+        };
+        let boundaries = match self.boundaries {
+            Boundaries::Pages => "at pages",
+            Boundaries::Mixed => "partly at pages",
+            Boundaries::Within => "off pages",
+        };
+        write!(f, "{op} of {} in {} {boundaries}", size(self.bytes), size(self.element_bytes))
+    }
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{} KiB", bytes >> 10),
+        _ => format!("{} MiB", bytes >> 20),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockwork_memory::Buffer;
+
+    use super::*;
+
+    fn class(op: Op, lengths: &[(usize, usize)]) -> RequestClass {
+        let buffers =
+            lengths.iter().map(|&(offset, len)| Segment::new(Buffer::new(offset + len), offset, len));
+        let data: Vec<_> = buffers.collect();
+        RequestClass::of(number(op, false, &data, data.iter().map(|segment| segment.len() as u64).sum()))
+    }
+
+    #[test]
+    fn elements_are_told_apart_by_their_boundaries_not_by_the_outer_ends() {
+        let pages = class(Op::Write, &[(512, 3584), (0, 4096), (0, 512)]);
+        assert_eq!((pages.boundaries, pages.bytes, pages.element_bytes), (Boundaries::Pages, 8192, 2048));
+        assert_eq!(class(Op::Read, &[(512, 4096); 8]).boundaries, Boundaries::Within);
+        assert_eq!(class(Op::Read, &[(0, 4096), (0, 512), (0, 512)]).boundaries, Boundaries::Mixed);
+    }
+
+    #[test]
+    fn every_number_is_a_class_of_its_own() {
+        let text: std::collections::BTreeSet<_> =
+            (0..NUMBERS).map(|number| RequestClass::of(number).to_string()).collect();
+        assert_eq!(text.len(), NUMBERS);
+        assert!(text.contains("writes of 32 KiB in 4 KiB off pages"));
+    }
+}

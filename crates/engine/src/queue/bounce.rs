@@ -1,0 +1,110 @@
+//! Memory that does not go to the device as it is: a buffer of ours goes instead, and data is copied.
+//!
+//! There are three reasons: the device cannot take it (`dma_alignment`), the device cannot take so many elements of a single block
+//! (`max_segments`), or its elements cost the device more than a copy costs us (`linearize`, see `crate::linearize`).
+
+use super::{LeafQueue, QueueContext, trace};
+use crate::bio::{Flags, Op};
+use crate::counters::Counter;
+use crate::event::{Action, Payload, Reason};
+use crate::linearize::{Busy, COPIES_MAX, Linearize, Linearizer, Way};
+use crate::units::Sectors;
+
+/// What a queue knows of the ways in which requests of several elements can go.
+pub(super) struct Bounces {
+    setting: Linearize,
+    busy: Busy,
+    linearizer: Linearizer,
+    /// Bytes of copies under way that are not demanded by the device.
+    copies: usize,
+}
+
+impl Bounces {
+    pub(super) fn new(setting: Linearize) -> Bounces {
+        Bounces { setting, busy: Busy::default(), linearizer: Linearizer::new(), copies: 0 }
+    }
+}
+
+impl LeafQueue {
+    /// Decides in which form the memory of a request goes to the device.
+    #[inline]
+    pub(super) fn bounce_if_needed(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+        let mask = u64::from(self.limits.dma_alignment - 1);
+        let request = &self.requests[id];
+        // A single block in more pieces than the device takes cannot be cut: it is gathered.
+        let too_many = request.io_data().len() > self.limits.max_segments as usize;
+        if too_many || (mask != 0 && request.is_misaligned(mask)) {
+            let reason = if too_many { Reason::MaxSegments } else { Reason::Alignment };
+            self.bounce(cx, id, Counter::Bounced, reason);
+        } else if self.bounces.setting != Linearize::Off && request.io_data().len() > 1 {
+            self.linearize(cx, id);
+        }
+    }
+
+    fn bounce(&mut self, cx: &mut QueueContext<'_>, id: u32, counter: Counter, reason: Reason) {
+        self.requests[id].bounce(cx.pool);
+        cx.counters.add(self.node, counter, 1);
+        if cx.tracer.on() {
+            trace(cx, self.node, Action::Bounce, self.requests[id].what(), Payload::None, reason);
+        }
+    }
+
+    /// A request of several elements that the device can take as they are.
+    fn linearize(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+        let request = &self.requests[id];
+        let bytes = request.nr.byte_len();
+        if self.bounces.copies + bytes > COPIES_MAX {
+            return;
+        }
+        let mut reason = Reason::Linearize;
+        if self.bounces.setting == Linearize::Auto {
+            // What is left of a short transfer is no whole request, and says nothing about those.
+            let is_whole = request.done == Sectors::ZERO;
+            let fua = request.op == Op::Write && request.flags.has(Flags::FUA);
+            let paid = self.bounces.busy.at(cx.now, self.in_flight);
+            let data = self.requests[id].io_data();
+            let watched = is_whole
+                .then(|| self.bounces.linearizer.start(self.requests[id].op, fua, data, bytes as u64, paid));
+            let Some(watched) = watched.flatten() else { return };
+            self.requests[id].watched = Some(watched);
+            if watched.way() == Way::Vectored {
+                return;
+            }
+            if watched.is_trial() {
+                reason = Reason::LinearizeTrial;
+            }
+        }
+        self.bounces.copies += bytes;
+        self.requests[id].copied = bytes;
+        self.bounce(cx, id, Counter::Linearized, reason);
+    }
+
+    /// One more request is about to be given to the device, or one is done: those under way share what went by until now.
+    #[inline]
+    pub(super) fn share_time(&mut self, cx: &QueueContext<'_>) {
+        if self.bounces.setting == Linearize::Auto {
+            self.bounces.busy.at(cx.now, self.in_flight);
+        }
+    }
+
+    /// A request has come back; `whole`: with success, all of it.
+    #[inline]
+    pub(super) fn heed(&mut self, cx: &mut QueueContext<'_>, id: u32, whole: bool) {
+        self.bounces.copies -= std::mem::take(&mut self.requests[id].copied);
+        let Some(watched) = self.requests[id].watched.take() else { return };
+        let bytes = self.requests[id].nr.bytes();
+        let paid = whole.then(|| self.bounces.busy.at(cx.now, self.in_flight));
+        let Some(news) = self.bounces.linearizer.done(watched, paid, bytes) else { return };
+        cx.counters.choices.tell(self.node, &news);
+        if news.settled {
+            log::info!(
+                "{}: {}: {}, by {:.1} MB/s vectored and {:.1} MB/s linear",
+                self.source.name(),
+                news.class(),
+                news.choice.verdict,
+                1e3 / news.choice.vectored,
+                1e3 / news.choice.linear
+            );
+        }
+    }
+}
