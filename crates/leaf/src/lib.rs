@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod aligned;
+mod cache;
 mod error;
 mod file;
 mod memory;
@@ -20,6 +21,7 @@ mod open;
 mod size;
 mod spec;
 
+pub use cache::Cache;
 pub use error::LeafError;
 pub use file::{Direct, FileOptions, FileSource};
 pub use memory::MemorySource;

@@ -55,6 +55,9 @@ pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
             let lock = spec.lock && !options.unlocked;
             let file = FileOptions { read_only, direct: spec.direct, lock, looks };
             let mut source = FileSource::open(Path::new(path), &file)?;
+            if let Some(cache) = spec.cache {
+                cache.apply(source.limits_mut());
+            }
             tune(source.limits_mut())?;
             let warnings = source.warnings().to_vec();
             Ok(Opened { source: Arc::new(source), warnings })

@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 
+use crate::cache::Cache;
 use crate::error::LeafError;
 use crate::file::Direct;
 use crate::size::parse_size;
@@ -28,6 +29,8 @@ pub struct Spec {
     pub kind: Kind,
     /// `direct=on|off|auto`.
     pub direct: Direct,
+    /// `cache=none|writeback|directsync|writethrough|unsafe`, which decides on `direct` as well.
+    pub cache: Option<Cache>,
     /// `ro`, or `ro=on|off`.
     pub read_only: bool,
     /// `lock=on|off`.
@@ -52,8 +55,15 @@ impl Spec {
             (_, Some(size)) => Kind::Memory(parse_size(size).map_err(refuse)?),
             _ => Kind::File(PathBuf::from(&name)),
         };
-        let mut spec =
-            Spec { name, kind, direct: Direct::Auto, read_only: false, lock: true, settings: Vec::new() };
+        let mut spec = Spec {
+            name,
+            kind,
+            direct: Direct::Auto,
+            cache: None,
+            read_only: false,
+            lock: true,
+            settings: Vec::new(),
+        };
         for option in parts {
             spec.set(&option).map_err(refuse)?;
         }
@@ -65,8 +75,16 @@ impl Spec {
         let is_file = matches!(self.kind, Kind::File(_));
         match key {
             "" => Err("an option is empty (a comma in a path is written twice)".into()),
-            "direct" | "lock" if !is_file => Err(format!("{key}= is for files and block devices only")),
+            "direct" | "cache" | "lock" if !is_file => {
+                Err(format!("{key}= is for files and block devices only"))
+            }
             "direct" => {
+                if self.cache.is_some() {
+                    return Err(
+                        "direct= says again, or otherwise, what cache= has said: leave one of them out"
+                            .into(),
+                    );
+                }
                 self.direct = match value {
                     "on" => Direct::On,
                     "off" => Direct::Off,
@@ -75,6 +93,13 @@ impl Spec {
                 };
                 Ok(())
             }
+            "cache" if self.direct != Direct::Auto => {
+                Err("cache= says again, or otherwise, what direct= has said: leave one of them out".into())
+            }
+            "cache" => Cache::parse(value).map(|cache| {
+                self.cache = Some(cache);
+                self.direct = cache.direct();
+            }),
             "ro" => on_or_off(key, value).map(|on| self.read_only = on),
             "lock" => on_or_off(key, value).map(|on| self.lock = on),
             _ if option.contains('=') => {
@@ -82,7 +107,7 @@ impl Spec {
                 Ok(())
             }
             _ => Err(format!(
-                "{option:?} is no option: expected ro, direct=on|off|auto, lock=on|off, or a queue setting such as \
+                "{option:?} is no option: expected ro, direct=on|off|auto, cache=MODE, lock=on|off, or a queue setting such as \
                  nomerges=2 (a comma in a path is written twice)"
             )),
         }
@@ -145,6 +170,9 @@ mod tests {
             ("a.img,writable", "writable"),
             ("a.img,ro=yes", "ro=yes"),
             ("null:1G,direct=on", "files"),
+            ("null:1G,cache=none", "files"),
+            ("a.img,cache=fast", "none, writeback, directsync, writethrough, unsafe"),
+            ("a.img,cache=none,direct=off", "cache="),
         ] {
             let error = Spec::parse(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");

@@ -249,6 +249,29 @@ fn limits_of_a_file_meet_the_needs_of_large_sequential_reads_and_discards() {
 }
 
 #[test]
+fn cache_modes_are_those_of_qemu() {
+    let _alone = lab::alone();
+    let file = sparse(1 << 20);
+    let path = file.path().display();
+    for (mode, is_direct, sync, flushes) in [
+        ("none", true, false, true),
+        ("writeback", false, false, true),
+        ("directsync", true, true, true),
+        ("writethrough", false, true, true),
+        ("unsafe", false, false, false),
+    ] {
+        let opened = open(&format!("{path},cache={mode}"), &OpenOptions::default()).unwrap();
+        let limits = opened.source.limits();
+        assert_eq!(
+            (limits.dma_alignment > 1, limits.sync, limits.write_cache),
+            (is_direct, sync, flushes),
+            "{mode}"
+        );
+        assert!(opened.warnings.is_empty(), "{mode}: {:?}", opened.warnings);
+    }
+}
+
+#[test]
 fn where_o_direct_is_not_possible_the_warning_says_why_and_on_is_an_error() {
     let _alone = lab::alone();
     let ram = Mount::new(&["-t", "ramfs", "none"]);

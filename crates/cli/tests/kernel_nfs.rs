@@ -1,0 +1,88 @@
+//! `linearize=auto` on a file of the kernel's own NFS client, over nfsd on loopback: we run within the guest, and the kernel
+//! counts the calls that it makes of our requests.
+
+mod support;
+
+use std::fs;
+use std::process::Command;
+
+use blockwork_kernel::Guest;
+use support::{Scratch, run};
+
+/// An ext4 exported as NFS 4.2 and mounted. nfsd asks for exports through caches in /proc, which are filled here: no daemons.
+const MOUNT: &str = "
+modprobe nfsd; modprobe nfsv4
+busybox ip link set lo up
+mkfs.ext4 -q /d/a; mkdir /tmp/exported /tmp/mounted; mount /d/a /tmp/exported
+truncate -s 64M /tmp/exported/disk.img
+mount -t nfsd nfsd /proc/fs/nfsd || mountpoint -q /proc/fs/nfsd
+echo '-2 -3 +4 +4.1 +4.2' >/proc/fs/nfsd/versions
+until=$(($(date +%s) + 86400))
+echo \"nfsd 127.0.0.1 $until all\" >/proc/net/rpc/auth.unix.ip/channel
+# Flags: the root of what is exported, from any port, without looking at folders above; root stays root.
+printf 'all /tmp/exported %s %s 65534 65534 0\\n' $until $((0x2000 + 0x0002 + 0x0400)) >/proc/net/rpc/nfsd.export/channel
+printf 'all 1 \\\\x00000000 %s /tmp/exported\\n' $until >/proc/net/rpc/nfsd.fh/channel
+echo 10 >/proc/fs/nfsd/nfsv4leasetime
+echo 10 >/proc/fs/nfsd/nfsv4gracetime
+echo 'tcp 2049' >/proc/fs/nfsd/portlist
+echo 4 >/proc/fs/nfsd/threads
+mount -i -t nfs -o vers=4.2,addr=127.0.0.1,clientaddr=127.0.0.1 127.0.0.1:/ /tmp/mounted
+";
+
+/// Writes in sequence, by a server on the mounted file: `writes WAY LENGTH COUNT` tells how many calls they were, and leaves the
+/// server's statistics in /out/WAY.LENGTH. Small writes come in a page each, so elements of 512 bytes end within pages.
+const WRITES: &str = "
+calls() { while read -r op n rest; do [ \"$op\" = WRITE: ] && echo $n && return; done </proc/self/mountstats; }
+writes() {
+    /in/blockwork serve --disk /tmp/mounted/disk.img --set linearize=$1 --workers 1 --stats --json --nbd unix:/tmp/socket \
+        >/tmp/ready 2>/out/$1.$2 &
+    server=$!
+    until grep -q ready /tmp/ready; do busybox usleep 20000; kill -0 $server; done
+    before=$(calls)
+    fio --name=w --ioengine=nbd --uri='nbd+unix:///?socket=/tmp/socket' --rw=write --bs=$2 --iodepth=32 --iodepth_batch=8 \
+        --iodepth_batch_complete_min=8 --size=32M --io_size=$(($2 * $3)) >&2
+    echo $1 $2 $(($(calls) - before))
+    kill -TERM $server; wait $server
+}
+chmod +x /in/blockwork
+";
+
+const STOP: &str = "umount /tmp/mounted; echo 0 >/proc/fs/nfsd/threads; echo f >/proc/fs/nfsd/unlock_filesystem 2>/dev/null || true
+exportfs_flush() { for cache in nfsd.fh nfsd.export auth.unix.ip; do echo $(($(date +%s) + 1)) >/proc/net/rpc/$cache/flush; done; }
+exportfs_flush; until umount /tmp/exported; do exportfs_flush; busybox usleep 200000; done";
+
+/// This program without what debuggers need, which would fill the guest's memory.
+fn stripped(scratch: &Scratch) -> Vec<u8> {
+    let path = scratch.path("stripped");
+    run(Command::new("strip").arg("-o").arg(&path).arg(env!("CARGO_BIN_EXE_blockwork")));
+    fs::read(path).expect("it was stripped")
+}
+
+/// Calls that `writes WAY LENGTH` told of.
+fn calls(said: &str, run: &str) -> u64 {
+    let line = said.lines().find_map(|line| line.strip_prefix(run));
+    line.and_then(|calls| calls.trim().parse().ok()).unwrap_or_else(|| panic!("{run}: {said}"))
+}
+
+#[test]
+fn elements_off_pages_are_linear_on_nfs_and_those_at_pages_need_not_be() {
+    let scratch = Scratch::new();
+    let disk = scratch.sparse("a.img", 256 << 20);
+    let runs = "writes off 512 2000; writes auto 512 20000; writes off 4096 4000; writes auto 4096 4000";
+    let scenario = Guest::shared().scenario().disk("a", disk).input("blockwork", stripped(&scratch));
+    let output = match scenario.script(format!("{MOUNT}\n{WRITES}\n{runs}\n{STOP}")).run() {
+        Ok(output) => output,
+        Err(error) => panic!("in the guest: {error}"),
+    };
+    let said = &output.stdout;
+    assert_eq!(calls(said, "off 512"), 2000, "each element is a call of its own");
+    assert!(calls(said, "auto 512") < 20_000 / 3, "{said}");
+    // Merged by the kernel as they are; both ways are some tens of elements a call.
+    assert!(calls(said, "off 4096") < 4000 / 4 && calls(said, "auto 4096") < 4000 / 4, "{said}");
+    let stats = String::from_utf8_lossy(&output.files["auto.512"]).into_owned();
+    let line = stats.lines().rfind(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{stats}"));
+    let json: serde_json::Value = serde_json::from_str(line).expect("JSON");
+    let classes = json["linearize"].as_array().expect("classes");
+    let decided = |decision: &str| classes.iter().filter(|class| class["decision"] == decision).count();
+    assert!(decided("linear") > 0 && decided("vectored") == 0, "{stats}");
+}
