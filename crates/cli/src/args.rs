@@ -221,6 +221,32 @@ pub(crate) enum ReproduceReport {
         and so many cores."
     )]
     Thin(ReproduceThinArgs),
+    /// Direct I/O to a file on NFS (raw-posix: Linearize direct I/O on Linux NFS): ffsb's jobs with linearize off, on and auto.
+    #[command(
+        after_help = "Examples:\n  blockwork reproduce linearize\n  blockwork reproduce linearize --kernel mended-later --noise 0.5 \
+        --json\n\nRates are virtual. What was found out about a file of yours: `blockwork serve --stats ...`"
+    )]
+    Linearize(ReproduceLinearizeArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReproduceLinearizeArgs {
+    /// What the client's kernel does with elements: reported (a call of each), half (one of those that meet between pages, as in
+    /// Linux 6.1), mended (one in all), mended-later, broken-later (in mid-run).
+    #[arg(long, value_name = "KERNEL", default_value = "reported")]
+    pub(crate) kernel: String,
+    /// How much the times of calls vary: the deviation of their logarithm.
+    #[arg(long, value_name = "SIGMA", default_value_t = 0.2)]
+    pub(crate) noise: f64,
+    /// Requests of each run.
+    #[arg(long, value_name = "N", default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]
+    pub(crate) requests: u32,
+    /// Seed of the simulator.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print JSON, rates in MB a virtual second.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

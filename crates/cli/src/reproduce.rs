@@ -4,14 +4,15 @@ use std::io::{BufWriter, IsTerminal, Write};
 
 use anyhow::{Result, bail};
 use blockwork_insight::reproduce::discard::{self, DiscardPlan};
+use blockwork_insight::reproduce::linearize::{self, Kernel, LinearizePlan, LinearizeRate};
 use blockwork_insight::reproduce::merge::{self, MergePlan};
 use blockwork_insight::reproduce::ring::{self, RingPlan};
 use blockwork_insight::reproduce::thin::{self, ThinPlan};
 use blockwork_insight::reproduce::{Behaviour, Rate, ReadRate, Reproduction, Requests, Row};
 
 use crate::args::{
-    ReproduceArgs, ReproduceDiscardArgs, ReproduceMergeArgs, ReproduceReport, ReproduceRingArgs,
-    ReproduceThinArgs,
+    ReproduceArgs, ReproduceDiscardArgs, ReproduceLinearizeArgs, ReproduceMergeArgs, ReproduceReport,
+    ReproduceRingArgs, ReproduceThinArgs,
 };
 use crate::scan::lines;
 
@@ -23,7 +24,27 @@ pub(crate) fn run(args: &ReproduceArgs) -> Result<()> {
         ReproduceReport::Merge(args) => merge(args),
         ReproduceReport::Ring(args) => ring(args),
         ReproduceReport::Thin(args) => thin(args),
+        ReproduceReport::Linearize(args) => linearize(args),
     }
+}
+
+fn linearize(args: &ReproduceLinearizeArgs) -> Result<()> {
+    let kernel = match Kernel::NAMES.iter().find(|(name, _)| *name == args.kernel) {
+        Some((_, kernel)) => *kernel,
+        None => bail!(
+            "--kernel {}: expected one of {}",
+            args.kernel,
+            Kernel::NAMES.map(|(name, _)| name).join(", ")
+        ),
+    };
+    if !(0.0..=2.0).contains(&args.noise) {
+        bail!("--noise {}: expected 0 to 2", args.noise);
+    }
+    let plan = LinearizePlan { seed: args.seed, requests: args.requests, kernel, noise: args.noise };
+    let mut bar = Bar::default();
+    let result = linearize::reproduce(&plan, &mut |done| bar.show(done));
+    bar.clear();
+    print(&result?, args.json)
 }
 
 fn thin(args: &ReproduceThinArgs) -> Result<()> {
@@ -90,6 +111,10 @@ fn text(reproduction: &Reproduction) -> String {
     if !reproduction.reads.is_empty() {
         text.push_str(&lines(&reads(&reproduction.reads), &[3, 4]));
     }
+    if !reproduction.linearize.is_empty() {
+        let is_calibrated = reproduction.calibration.is_some();
+        text.push_str(&lines(&jobs(&reproduction.linearize, is_calibrated), &[1, 2, 3, 4, 5, 6, 7]));
+    }
     if let Some(calibration) = &reproduction.calibration {
         text.push_str("\n* The model has this from the report:\n");
         text.push_str(&wrapped(calibration));
@@ -140,6 +165,27 @@ fn reads(rates: &[ReadRate]) -> Vec<[String; 6]> {
         let here = format!("{}{}", iops(rate.iops), if rate.is_calibration { "*" } else { " " });
         let requests = requests(std::slice::from_ref(&rate.device));
         [rate.client.clone(), rate.stack.clone(), behaviour.into(), report, here, requests]
+    });
+    std::iter::once(titles).chain(rows).collect()
+}
+
+/// Rates in MB a second.
+fn jobs(rates: &[LinearizeRate], is_calibrated: bool) -> Vec<[String; 8]> {
+    let titles =
+        ["CLIENT", "THREADS", "UNPATCHED", "PATCHED", "OFF", "ON", "AUTO", "AUTO:BETTER"].map(String::from);
+    let mark = if is_calibrated { "*" } else { "" };
+    let speed = |rate: f64| format!("{rate:.1}");
+    let rows = rates.iter().map(|rate| {
+        [
+            rate.client.clone(),
+            rate.threads.to_string(),
+            speed(rate.report_unpatched),
+            speed(rate.report_patched),
+            speed(rate.off) + mark,
+            speed(rate.on) + mark,
+            speed(rate.auto),
+            format!("{:.3}", rate.auto_of_better),
+        ]
     });
     std::iter::once(titles).chain(rows).collect()
 }

@@ -70,6 +70,28 @@ fn the_report_on_rings_is_run_again() {
 }
 
 #[test]
+fn the_report_on_elements_is_run_again() {
+    let scratch = Scratch::new();
+    let args = ["reproduce", "linearize", "--requests", "20000", "--kernel", "mended", "--json"];
+    let said = run(&mut scratch.blockwork(args));
+    let json: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let rows = json["linearize"].as_array().expect("rows");
+    assert_eq!((rows.len(), &json["calibration"]), (14, &serde_json::Value::Null));
+    for row in rows {
+        let part = |column: &str| row[column].as_f64().expect("a number");
+        assert!(part("off") > 0.99 * part("on") && part("auto_of_better") > 0.985, "{row}");
+    }
+    let text = run(&mut scratch.blockwork(["reproduce", "linearize", "--requests", "100"]));
+    for part in ["Linearize direct I/O", "AUTO:BETTER", "mail server", "112.0", "0.54 ns a byte"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let output =
+        scratch.blockwork(["reproduce", "linearize", "--kernel", "new"]).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("--kernel new: expected one of reported"), "{said}");
+}
+
+#[test]
 fn an_array_that_there_is_not_is_refused() {
     let scratch = Scratch::new();
     let output = scratch.blockwork(["reproduce", "discard", "--stack", "n9"]).output().expect("it starts");

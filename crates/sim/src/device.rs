@@ -116,6 +116,8 @@ pub(crate) struct Device {
     channels: Channels,
     discard_channels: Channels,
     buckets: Vec<Bucket>,
+    /// Until when the elements of earlier requests are dealt with.
+    elements_until: Nanos,
     last_end: u64,
     latent: BTreeSet<u64>,
     for_ever: BTreeSet<u64>,
@@ -136,6 +138,7 @@ impl Device {
             channels: Channels::new(model.parallelism),
             discard_channels: Channels::new(model.discards_at_once),
             buckets: model.caps.iter().copied().map(Bucket::new).collect(),
+            elements_until: Nanos(0),
             last_end: 0,
             latent: BTreeSet::new(),
             for_ever: BTreeSet::new(),
@@ -323,7 +326,7 @@ impl Device {
         split_sectors(op.data)
     }
 
-    /// When a request that arrives now is done: channel, then caps, then service.
+    /// When a request that arrives now is done: channel, then caps, then elements, then service.
     fn done_at(&mut self, now: Nanos, op: &FileOp<'_>, fault: Option<Fault>) -> Nanos {
         let discards = matches!(op.kind, FileOpKind::PunchHole | FileOpKind::BlkDiscard);
         let mut begin = if discards { &mut self.discard_channels } else { &mut self.channels }.free_at(now);
@@ -332,6 +335,11 @@ impl Device {
             let write = op.kind != FileOpKind::Read;
             for bucket in &mut self.buckets {
                 begin = bucket.admit(write, op.len, begin);
+            }
+            if let Some(elements) = &self.model.elements {
+                let start = begin.max(self.elements_until);
+                begin = start + elements.time(start, op, &mut self.random);
+                self.elements_until = begin;
             }
         }
         let mut service = self.latency(op).0 + self.model.overhead.0;

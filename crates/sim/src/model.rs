@@ -1,7 +1,7 @@
 //! What a simulated device is like: how big, how fast, within which limits, and what it forgets in a power cut.
 //!
 //! A request waits for one of `parallelism` channels (a discard for one of `discards_at_once`, which others do not use),
-//! then for each cap's tokens, and is then served for `overhead + latency + bytes / channel_bandwidth`. All of it is
+//! then for each cap's tokens and for what its elements cost (`Elements`), and is then served for `overhead + latency + bytes / channel_bandwidth`. All of it is
 //! arithmetic on virtual nanoseconds.
 //!
 //! Sources of the presets' figures (all public):
@@ -24,6 +24,7 @@
 
 use blockwork_engine::{Limits, Nanos, SECTOR, Sectors};
 
+use crate::elements::Elements;
 use crate::random::{Random, exp};
 
 /// How long an operation takes.
@@ -154,6 +155,8 @@ pub struct DeviceModel {
     pub channel_bandwidth: u64,
     /// Caps, all of which must be met.
     pub caps: Vec<Cap>,
+    /// What the elements of a request's memory cost, one request after the other, before the rest; none: nothing.
+    pub elements: Option<Elements>,
     /// Bytes of completed writes that the volatile cache holds before it destages the oldest; 0: no volatile cache,
     /// a write is durable when it completes.
     pub cache_bytes: u64,
@@ -201,6 +204,7 @@ impl DeviceModel {
             overhead: Nanos(0),
             channel_bandwidth: 0,
             caps: Vec::new(),
+            elements: None,
             cache_bytes: 0,
             atomic_write_unit: 512,
             limits: Limits {

@@ -13,7 +13,7 @@ use blockwork_engine::{
     Nanos, NodeId, Op, Port, PortState, Sector, Sectors, Tracer, Volume, VolumeId, Worker, WorkerConfig,
     WorkerHandle,
 };
-use blockwork_memory::{Segment, Segments};
+use blockwork_memory::{Pool, Segment, Segments};
 use blockwork_sim::{DeviceCounters, DeviceModel, SimEnv, World};
 
 /// A bio that a client asks for.
@@ -43,6 +43,10 @@ pub(super) trait Workload {
     fn next(&mut self, under_way: usize) -> Next;
     /// A bio has come back.
     fn done(&mut self, ask: Ask);
+    /// Memory for a bio that carries data.
+    fn memory(&mut self, pool: &Pool, ask: Ask) -> Segments {
+        Segments::from_iter([Segment::new(pool.get(ask.nr.byte_len()), 0, ask.nr.byte_len())])
+    }
 }
 
 /// A part of what a client does.
@@ -229,8 +233,7 @@ impl Client {
     fn submit(&mut self, cx: &mut Context<'_, SimEnv>, ask: Ask) {
         let Ask { op, start, nr } = ask;
         let bio = if op.has_data() {
-            let memory = Segment::new(cx.pool().get(nr.byte_len()), 0, nr.byte_len());
-            Bio::with_data(op, Flags::NONE, start, Segments::from_iter([memory]))
+            Bio::with_data(op, Flags::NONE, start, self.workload.memory(cx.pool(), ask))
         } else {
             Bio::without_data(op, Flags::NONE, start, nr)
         };

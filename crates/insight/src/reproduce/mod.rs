@@ -4,6 +4,7 @@
 //! | report | what was wrong |
 //! | --- | --- |
 //! | [`discard`] | discards under md's RAID10 were cut to chunks (Launchpad 1896578) |
+//! | [`linearize`] | each element of a vectored request became a request of its own on NFS (raw-posix: Linearize direct I/O) |
 //! | [`merge`] | reads through an LVM snapshot were not merged on the way to an NVMe disk (Launchpad 1833319) |
 //! | [`ring`] | a Xen guest's ring of one page starves a fast disk (xen/block: add multi-page ring support) |
 //! | [`thin`] | thin volumes were a third as fast as thick ones: look-ups under the pool's lock (dm-devel) |
@@ -15,6 +16,7 @@
 pub mod discard;
 mod excerpt;
 mod lab;
+pub mod linearize;
 pub mod merge;
 pub mod ring;
 mod runs;
@@ -47,6 +49,9 @@ pub struct Reproduction {
     /// How many reads clients get in a second.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub reads: Vec<ReadRate>,
+    /// What jobs get whose memory is in pieces.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub linearize: Vec<linearize::LinearizeRate>,
     /// What happened on the device, as traces show it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub traces: Vec<Excerpt>,

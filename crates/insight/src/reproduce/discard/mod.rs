@@ -169,6 +169,7 @@ pub fn reproduce(plan: &DiscardPlan, progress: &mut dyn FnMut(f64)) -> Result<Re
         rates: Vec::new(),
         rings: Vec::new(),
         reads: Vec::new(),
+        linearize: Vec::new(),
         traces: Vec::new(),
         notes: notes(),
     })

@@ -169,6 +169,7 @@ pub fn reproduce(plan: &MergePlan, progress: &mut dyn FnMut(f64)) -> Result<Repr
         rates,
         rings: Vec::new(),
         reads: Vec::new(),
+        linearize: Vec::new(),
         traces: traces.into_iter().collect::<Result<_, _>>()?,
         notes: notes(),
     })

@@ -263,6 +263,7 @@ pub fn reproduce(plan: &RingPlan, progress: &mut dyn FnMut(f64)) -> Result<Repro
         rates: Vec::new(),
         reads: Vec::new(),
         rings,
+        linearize: Vec::new(),
         traces: traces.into_iter().collect::<Result<_, _>>()?,
         notes: notes(),
     })

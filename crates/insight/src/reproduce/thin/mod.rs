@@ -176,6 +176,7 @@ pub fn reproduce(plan: &ThinPlan, progress: &mut dyn FnMut(f64)) -> Result<Repro
         rates: Vec::new(),
         rings: Vec::new(),
         reads: runs.iter().zip(&outcomes).map(|(run, outcome)| run.rate(plan, outcome)).collect(),
+        linearize: Vec::new(),
         traces: Vec::new(),
         notes: notes(),
     })
