@@ -67,9 +67,10 @@ fn calls(said: &str, run: &str) -> u64 {
 #[test]
 fn elements_off_pages_are_linear_on_nfs_and_those_at_pages_need_not_be() {
     let scratch = Scratch::new();
-    let disk = scratch.sparse("a.img", 256 << 20);
+    scratch.sparse("a.img", 256 << 20);
     let runs = "writes off 512 2000; writes auto 512 20000; writes off 4096 4000; writes auto 4096 4000";
-    let scenario = Guest::shared().scenario().disk("a", disk).input("blockwork", stripped(&scratch));
+    let scenario =
+        Guest::shared().scenario().disk("a", scratch.path("a.img")).input("blockwork", stripped(&scratch));
     let output = match scenario.script(format!("{MOUNT}\n{WRITES}\n{runs}\n{STOP}")).run() {
         Ok(output) => output,
         Err(error) => panic!("in the guest: {error}"),

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::fs::print_of;
+use support::fs::{Loop, print_of};
 use support::nbd::{Raw, fio, load, nbdload, python};
 use support::{BLOCKWORK, Background, Lines, Scratch, Server, Stats, output, run, run_refused, tool, until};
 
@@ -407,6 +407,45 @@ fn sequential_reads_of_4_kib_one_by_one_are_read_ahead() {
     let reads = stats.count("disk.img", "reads");
     assert!(reads <= 512, "{reads} reads");
     assert!(stats.count("disk.img", "read_ahead_hit") > 30_000);
+}
+
+#[test]
+fn clients_of_512_bytes_share_the_blocks_of_a_4096_byte_device() {
+    let scratch = Scratch::new();
+    let backing = scratch.sparse("disk.img", 8 * MIB);
+    let looped = Loop::with(&["--direct-io=on", "--sector-size=4096"], &backing);
+    let server = scratch.serve(["--disk", &looped.device, "--workers", "2", "--stats", "--json"]);
+    // Each of eight neighbours in a block is written by itself, some at the same time as others; each must keep what it got.
+    let job =
+        ["--rw=randwrite", "--bs=512", "--iodepth=16", "--size=1M", "--verify=crc32c", "--verify_fatal=1"];
+    let said = run(&mut fio(&scratch, &scratch.uri(""), &job));
+    assert!(said.contains("err= 0"), "{said}");
+    let stats = server.stop_for_stats();
+    assert_eq!(stats.count(&looped.device, "errors"), 0);
+    assert!(stats.count(&looped.device, "unaligned") >= 2048);
+}
+
+#[test]
+fn cache_modes_decide_what_is_durable_without_a_flush() {
+    for (mode, syncs) in
+        [("none", 1), ("writeback", 1), ("directsync", 64), ("writethrough", 64), ("unsafe", 0)]
+    {
+        let scratch = Scratch::new();
+        scratch.sparse("disk.img", MIB);
+        // With fua=0 a write that must be durable has a flush behind it, which is counted.
+        let disk = format!("disk.img,cache={mode},fua=0");
+        let server = scratch.serve(["--disk", &disk, "--stats", "--json"]);
+        let socket = scratch.at("socket");
+        load(
+            &socket,
+            &["--rw", "write", "--bs", "4k", "--depth", "1", "--bytes", "256k", "--flush-every", "64"],
+        );
+        let flushes = server.stop_for_stats().count("disk.img", "flushes");
+        assert!(
+            (syncs..syncs + 4).contains(&flushes) && (syncs > 0 || flushes == 0),
+            "{mode}: {flushes} flushes"
+        );
+    }
 }
 
 #[test]

@@ -74,10 +74,12 @@ const STRETCH_SETTLED: f64 = 256.0;
 const SETTLED_MAX: f64 = 1_000_000.0;
 /// Pairs that a settled class remembers.
 const RECENT: usize = 8;
-/// Requests whose cost is compared with the other way's in a settled class.
-const WINDOW: u32 = 64;
-/// By how much they must be dearer.
+/// Requests whose cost is compared with the other way's in a settled class; by how much they must be dearer, and in how many windows
+/// in a row. Much dearer counts twice.
+const WINDOW: u32 = 16;
 const DEARER: f64 = 1.1;
+const MUCH_DEARER: f64 = 1.5;
+const WINDOWS: u32 = 4;
 
 /// Where in its sequence of blocks the class is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,6 +145,8 @@ pub(crate) struct Rule {
     /// Requests of the pair that is under way that went against the leader.
     against: u32,
     flying: [u32; 2],
+    /// A request has come back. Those that were started at once with the first pay for part of their wait only.
+    is_warm: bool,
     /// While trying all pairs; when settled the newest.
     evidence: Evidence,
     /// When settled: the deviation of a pair.
@@ -160,7 +164,8 @@ impl Rule {
             settled: false,
             leader: Way::Vectored,
             step: Step::First,
-            way: Way::Vectored,
+            // The way that may be much dearer is tried once per two pairs so, and not twice.
+            way: Way::Linear,
             block: 0,
             goal: SAMPLES_MIN,
             had: 0,
@@ -169,6 +174,7 @@ impl Rule {
             first: 0.0,
             against: 0,
             flying: [0; 2],
+            is_warm: false,
             evidence: Evidence::default(),
             deviation: 0.0,
             known: Pair::default(),
@@ -208,7 +214,7 @@ impl Rule {
                 self.give_up();
             }
         }
-        let is_pure = self.flying[self.way.other() as usize] == 0;
+        let is_pure = self.is_warm && self.flying[self.way.other() as usize] == 0;
         let is_trial = self.way != self.leader;
         self.against += u32::from(is_trial);
         self.flying[self.way as usize] += 1;
@@ -219,6 +225,7 @@ impl Rule {
     #[inline]
     pub(crate) fn done(&mut self, ticket: Ticket, cost: Option<f64>, bytes: u64) {
         self.flying[ticket.way as usize] -= 1;
+        self.is_warm = true;
         let Some(cost) = cost else { return };
         if ticket.block != Some(self.block) {
             return;
@@ -345,9 +352,13 @@ impl Rule {
     fn window(&mut self) {
         let each = std::mem::take(&mut self.sum).each();
         let (_, other) = self.own_and_other();
-        self.dearer = if each > other * DEARER { self.dearer + 1 } else { 0 };
+        self.dearer = match each / other {
+            times if times > MUCH_DEARER => self.dearer + 2,
+            times if times > DEARER => self.dearer + 1,
+            _ => 0,
+        };
         if let Step::Stretch(left) = &mut self.step
-            && self.dearer >= 2
+            && self.dearer >= WINDOWS
             && *left < self.not_before
         {
             *left = 1;

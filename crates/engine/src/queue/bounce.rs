@@ -4,7 +4,7 @@
 //! (`max_segments`), or its elements cost the device more than a copy costs us (`linearize`, see `crate::linearize`).
 
 use super::{LeafQueue, QueueContext, trace};
-use crate::bio::{Flags, Op};
+use crate::bio::{Errno, Flags, Op};
 use crate::counters::Counter;
 use crate::event::{Action, Payload, Reason};
 use crate::linearize::{Busy, COPIES_MAX, Linearize, Linearizer, Way};
@@ -87,12 +87,16 @@ impl LeafQueue {
         }
     }
 
-    /// A request has come back; `whole`: with success, all of it.
+    /// A request has come back.
     #[inline]
-    pub(super) fn heed(&mut self, cx: &mut QueueContext<'_>, id: u32, whole: bool) {
+    pub(super) fn heed(&mut self, cx: &mut QueueContext<'_>, id: u32, outcome: Result<u64, Errno>) {
+        if self.bounces.setting == Linearize::Off {
+            return;
+        }
         self.bounces.copies -= std::mem::take(&mut self.requests[id].copied);
         let Some(watched) = self.requests[id].watched.take() else { return };
         let bytes = self.requests[id].nr.bytes();
+        let whole = outcome.is_ok_and(|done| done >= bytes);
         let paid = whole.then(|| self.bounces.busy.at(cx.now, self.in_flight));
         let Some(news) = self.bounces.linearizer.done(watched, paid, bytes) else { return };
         cx.counters.choices.tell(self.node, &news);

@@ -24,8 +24,7 @@ impl LeafQueue {
     /// Request `id` has transferred so many bytes, or failed.
     pub(super) fn finish(&mut self, cx: &mut QueueContext<'_>, id: u32, outcome: Result<u64, Errno>) {
         self.share_time(cx);
-        let whole = outcome.is_ok_and(|bytes| bytes >= self.requests[id].nr.bytes());
-        self.heed(cx, id, whole);
+        self.heed(cx, id, outcome);
         self.in_flight -= 1;
         let request = &mut self.requests[id];
         request.state_done();

@@ -2,14 +2,10 @@
 
 use super::*;
 
-fn rates(kernel: Kernel, noise: f64, requests: u32) -> Vec<LinearizeRate> {
-    let plan = LinearizePlan { kernel, noise, requests, ..LinearizePlan::default() };
-    reproduce(&plan, &mut |_| ()).unwrap().linearize
-}
-
 #[test]
 fn both_columns_are_the_reports_and_auto_is_the_better_one() {
-    for rate in rates(Kernel::Reported, 0.2, 30_000) {
+    let plan = LinearizePlan::default();
+    for rate in reproduce(&plan, &mut |_| ()).unwrap().linearize {
         for (here, reported) in [(rate.off, rate.report_unpatched), (rate.on, rate.report_patched)] {
             assert!((0.95..1.05).contains(&(here / reported)), "{rate:?}");
         }
@@ -19,12 +15,17 @@ fn both_columns_are_the_reports_and_auto_is_the_better_one() {
 
 #[test]
 fn other_kernels_and_more_noise_do_not_mislead_it() {
-    // In fewer requests trying costs a larger part.
     for (kernel, noise) in
         [(Kernel::Mended, 0.2), (Kernel::Half, 0.5), (Kernel::MendedLater, 0.2), (Kernel::BrokenLater, 0.2)]
     {
-        for rate in rates(kernel, noise, 8_000) {
-            assert!(rate.auto_of_better > 0.96, "{kernel:?}, noise {noise}: {rate:?}");
+        let plan = LinearizePlan { kernel, noise, requests: 20_000, seed: 7 };
+        // Large creates and random reads, where much was to be gained, and where copies lost.
+        for row in [&ROWS[0], &ROWS[4], &ROWS[8]] {
+            let rate = |way| run(row, way, &plan, Box::new(|_| ())).unwrap();
+            let [off, on, auto] = [Linearize::Off, Linearize::On, Linearize::Auto].map(rate);
+            let part = auto / off.max(on);
+            // What it takes to notice is a larger part of so few requests.
+            assert!(part > 0.97, "{kernel:?}, noise {noise}, {}: {part} of {off} and {on}", row.job);
         }
     }
 }

@@ -1,0 +1,70 @@
+"""Section `linearize`: vectored writes to a real file with linearize off, on and auto, by the leaf crate's own benchmark. Instructions of
+the process come from callgrind (two lengths of run, the difference divided); times from runs in turns."""
+
+import json
+import re
+import statistics
+import subprocess
+
+from . import machine
+
+WAYS = ("off", "on", "auto")
+# Elements, bytes of one, requests of a timed run.
+SHAPES = ((8, 4096, 60_000), (16, 65536, 12_000))
+DEPTH = 16
+FEW, MANY = 20_000, 60_000
+
+
+def binary(bench):
+    done = subprocess.run(["cargo", "bench", "--quiet", "-p", "blockwork-leaf", "--bench", "linearize", "--no-run",
+                           "--message-format=json"], cwd=bench.root, capture_output=True, text=True)
+    found = re.findall(r'"executable":"([^"]*linearize-[^"]*)"', done.stdout)
+    return found[-1] if found else None
+
+
+def run(program, path, way, elements, element, requests):
+    return [program, f"{path},direct=on", way, str(elements), str(element), str(DEPTH), str(requests), "write"]
+
+
+def instructions(program, path, way, elements, element):
+    """For a request, once what is tried at the beginning is over: nothing but what each one costs."""
+    def count(requests):
+        command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null",
+                   *run(program, path, way, elements, element, requests)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        found = re.search(r"Collected : (\d+)", done.stderr)
+        return int(found.group(1)) if done.returncode == 0 and found else None
+    few, many = count(FEW), count(MANY)
+    return None if few is None or many is None else (many - few) / (MANY - FEW)
+
+
+def linearize(bench):
+    program = binary(bench)
+    if not program:
+        return ["Skipped: crates/leaf/benches/linearize.rs did not build.", ""]
+    path = bench.file("linearize")
+    lines = ["| writes, depth 16 | off | on | auto | auto : better of both | copied by auto |", "| --- | --- | --- | --- | --- | --- |"]
+    for elements, element, requests in SHAPES:
+        title = f"{elements} x {element // 1024} KiB"
+        rows = []
+        for rep in range(bench.reps):
+            for way in WAYS:
+                command = run(program, path, way, elements, element, requests // (10 if bench.quick else 1))
+                measure = lambda: json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+                row = bench.keep_row({"shape": title, "way": way, "rep": rep, **bench.quietly(measure)})
+                rows.append({**row, "rate": row["requests"] / row["seconds"]})
+        rate = {way: statistics.median(row["rate"] for row in rows if row["way"] == way) for way in WAYS}
+        ratio = statistics.median(
+            next(row["rate"] for row in rows if (row["rep"], row["way"]) == (rep, "auto"))
+            / max(row["rate"] for row in rows if row["rep"] == rep and row["way"] != "auto")
+            for rep in range(bench.reps))
+        share = statistics.median(row["copied"] / row["requests"] for row in rows if row["way"] == "auto")
+        cells = " | ".join(f"{rate[way]:.0f}/s" for way in WAYS)
+        lines.append(f"| {title} | {cells} | {ratio:.3f} | {100 * share:.1f} % |")
+        if machine.has("valgrind") and element == 4096:
+            counts = {way: instructions(program, path, way, elements, element) for way in WAYS}
+            if None not in counts.values():
+                cells = " | ".join(f"{counts[way]:.0f}" for way in WAYS)
+                better = min(counts["off"], counts["on"])
+                lines.append(f"| {title}, instructions of the process | {cells} | {counts['auto'] / better:.3f} | |")
+    return [*lines, ""]
