@@ -46,11 +46,13 @@ pub(crate) enum Verb {
     Vg(VgArgs),
     /// Make, change and show logical volumes of LVM2.
     Lv(LvArgs),
-    /// Tell a thin pool of a table something, as `dmsetup message` does, while nobody serves it.
-    #[command(after_help = "Examples:\n  blockwork message --table thin.table dm/pool 0 create_thin 0\n  \
+    /// Tell a thin pool of a table something, as `dmsetup message` does, whether it is served or not.
+    #[command(
+        after_help = "Examples:\n  blockwork message dm/pool 0 create_thin 0\n  blockwork message --table thin.table dm/pool 0 create_thin 0\n  \
         blockwork message --table thin.table dm/pool 0 'create_snap 1 0'\n\n\
         Messages: create_thin ID, create_snap ID ORIGIN, delete ID, set_transaction_id CURRENT NEW, reserve_metadata_snap, \
-        release_metadata_snap. A metadata device that begins with 4 KiB of zeros is made a pool first, as by Linux.")]
+        release_metadata_snap. A metadata device that begins with 4 KiB of zeros is made a pool first, as by Linux."
+    )]
     Message(MessageArgs),
     /// Run a field report about Linux's block stack again: simulated devices, Linux's old behaviour beside ours.
     #[command(after_help = "Example:\n  blockwork reproduce discard --stack n2 --json")]
@@ -118,7 +120,8 @@ pub(crate) struct ServeArgs {
     pub(crate) read_only: bool,
     /// A queue setting of all disks by its sysfs name, such as nomerges=2 or read_ahead_kb=1024; or, with LAYER, of all devices of
     /// a kind (md, raid, linear, striped, dm, part, thin-pool) or of one volume: discard_max_bytes, and sync_speed_min and sync_speed_max
-    /// (KiB a second) of arrays. `md:discard_max_bytes=524288` is how Linux's RAID10 was before 5.13.
+    /// (KiB a second) of arrays, no_space_timeout (seconds), thin_pool_autoextend_threshold and thin_pool_autoextend_percent of thin pools,
+    /// which are extended by so many percent when more of them is in use (100: never). `md:discard_max_bytes=524288` is how Linux's RAID10 was before 5.13.
     #[arg(long, value_name = "[LAYER:]KEY=VALUE")]
     pub(crate) set: Vec<String>,
     /// Threads that serve; connections are spread over them. Default: one a processor, at most 8.
@@ -170,11 +173,12 @@ pub(crate) struct DemoArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct MessageArgs {
-    /// The table with the pool. What stands behind the pool in it may not be there yet.
+    /// The table with the pool, which nobody serves. What stands behind the pool in it may not be there yet. Without a table, the running
+    /// server that has the pool tells it.
     #[arg(long, value_name = "FILE")]
-    pub(crate) table: String,
+    pub(crate) table: Option<String>,
     /// Disks with volumes that the table names.
-    #[arg(long, value_name = "DISK")]
+    #[arg(long, value_name = "DISK", requires = "table")]
     pub(crate) disk: Vec<String>,
     /// The pool: dm/NAME.
     #[arg(value_name = "DEVICE")]

@@ -1,6 +1,8 @@
-//! `blockwork message`: tells a thin pool of a table what `dmsetup message` tells the kernel's, while nobody serves it.
+//! `blockwork message`: tells a thin pool of a table what `dmsetup message` tells the kernel's: one that is served, or, by its table, one
+//! that nobody serves.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
+use blockwork_daemon::{ClientError, PoolRequest, find_pool, tell_pool};
 use blockwork_volume::{Assembly, Plan, PoolChange};
 
 use crate::args::MessageArgs;
@@ -15,8 +17,9 @@ pub(crate) fn run(args: &MessageArgs) -> Result<()> {
         bail!("{}: sector {}: a thin pool is one target, which begins at sector 0", args.device, args.sector);
     }
     let change = change(&args.message)?;
+    let Some(table) = &args.table else { return tell_served(args) };
     let mut assembly = Assembly::open(Plan { disks: args.disk.clone(), ..Plan::default() })?;
-    let commit = assembly.change_table_pool(&args.table, &args.device, change)?;
+    let commit = assembly.change_table_pool(table, &args.device, change)?;
     for warning in assembly.warnings() {
         log::warn!("{warning}");
     }
@@ -24,8 +27,17 @@ pub(crate) fn run(args: &MessageArgs) -> Result<()> {
     Ok(())
 }
 
+fn tell_served(args: &MessageArgs) -> Result<()> {
+    let socket = find_pool(&args.device).map_err(|error| match error {
+        ClientError::Nowhere { .. } => anyhow!("{error}; for one that nobody serves, add --table FILE"),
+        error => error.into(),
+    })?;
+    tell_pool(&socket, &PoolRequest { pool: args.device.clone(), message: args.message.join(" ") })?;
+    Ok(())
+}
+
 /// The words of a message, which may come as one argument, as `dmsetup` takes them.
-fn change(message: &[String]) -> Result<PoolChange> {
+pub(crate) fn change(message: &[String]) -> Result<PoolChange> {
     let words: Vec<&str> = message.iter().flat_map(|part| part.split_whitespace()).collect();
     let number = |word: &str| -> Result<u64> {
         match word.parse() {

@@ -1,11 +1,16 @@
 //! `blockwork serve`: assembles the volumes, starts the workers and exports, waits for a signal, and takes it all down
 //! in an order that loses nothing.
 //!
-//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user ─▶ control socket ─▶ layers (arrays take up what is due) ─▶ `ready`.
-//! Down: control socket ─▶ mounts and guests' rings (the workers still answer what is under way) ─▶ what [`Workers::stop`] does ─▶
-//! statistics.
+//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user ─▶ who looks after pools ─▶ control socket ─▶ layers (arrays take up what
+//! is due) ─▶ `ready`.
+//! Down: control socket ─▶ who looks after pools ─▶ mounts and guests' rings (the workers still answer what is under way) ─▶ what
+//! [`Workers::stop`] does ─▶ statistics.
 
 mod arrays;
+mod autoextend;
+mod groups;
+mod offers;
+mod served;
 mod workers;
 
 use std::os::fd::OwnedFd;
@@ -16,7 +21,7 @@ use std::thread;
 
 use anyhow::{Result, anyhow, bail};
 use blockwork_daemon::{Control, ControlHandle, ControlState, socket_path};
-use blockwork_engine::{Stats, Volume, VolumeId};
+use blockwork_engine::{Stats, Volume};
 use blockwork_export::fuse;
 use blockwork_export::nbd::{self, Export, Exports, Listener, NbdConfig, Server, ServerTls};
 use blockwork_export::vhost::{VhostOptions, VhostServer};
@@ -29,6 +34,9 @@ use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
 pub(crate) use arrays::{ServedArrays, arrays_of};
+use autoextend::Autoextender;
+use groups::ServedGroups;
+use offers::Offers;
 pub(crate) use workers::{Workers, WorkersConfig};
 
 /// Workers at most, where nobody says how many.
@@ -129,11 +137,11 @@ struct Running {
     hear: mpsc::Receiver<News>,
     nbd: Option<Server>,
     mounts: Vec<fuse::Mount>,
-    guests: Vec<VhostServer>,
+    offers: Offers,
     control: Option<ControlHandle>,
+    autoextend: Option<Autoextender>,
     /// Where clients find it.
     addresses: Vec<String>,
-    exports_of: Vec<Vec<String>>,
 }
 
 impl Running {
@@ -149,17 +157,16 @@ impl Running {
         // Nobody waits any more when the server is being stopped.
         let on_end = move |worker| drop(tell.send(News::Ended(worker)));
         let workers = Workers::start(&config, assembly, volumes, Arc::new(on_end))?;
-        let exports_of = vec![Vec::new(); workers.volumes.len()];
         Ok(Running {
             workers,
             news,
             hear,
             nbd: None,
             mounts: Vec::new(),
-            guests: Vec::new(),
+            offers: Offers::new(args.read_only),
             control: None,
+            autoextend: None,
             addresses: Vec::new(),
-            exports_of,
         })
     }
 
@@ -170,14 +177,15 @@ impl Running {
             self.export_fuse(path)?;
         }
         self.export_vhost(args)?;
+        let state = ControlState::new(self.workers.stats.clone(), self.workers.hub.clone());
+        self.offers.tell(state.volumes());
+        let serves_all = disks_and_volumes(args).1.is_empty() && args.table.is_empty();
+        let groups = Arc::new(ServedGroups::new(&self.workers, self.offers.clone(), serves_all));
+        self.autoextend = Some(Autoextender::start(groups.clone())?);
         if !args.no_control {
-            self.open_control()?;
+            self.open_control(state, groups)?;
         }
         Ok(())
-    }
-
-    fn numbered(&self) -> Vec<(VolumeId, &Volume)> {
-        (0u16..).map(VolumeId).zip(self.workers.volumes.iter()).collect()
     }
 
     fn export_nbd(&mut self, args: &ServeArgs, inherited: Vec<OwnedFd>) -> Result<()> {
@@ -192,29 +200,31 @@ impl Running {
             return Ok(());
         }
         let listeners = listeners.into_iter().map(|listener| listener.insecure(args.insecure)).collect();
-        let exports = self.numbered().into_iter().map(|(id, volume)| Export::new(id, volume, args.read_only));
-        let mut config = NbdConfig::new(Exports::new(exports.collect())?);
+        let volumes = self.workers.served.all();
+        let exports = volumes.iter().map(|(id, volume)| Export::new(*id, volume, args.read_only));
+        let exports = Exports::new(exports.collect())?;
+        let mut config = NbdConfig::new(exports.clone());
         if let Some(folder) = &args.tls_certificates {
             config.tls = Some(ServerTls::from_folder(folder, args.tls_verify_peer)?);
         }
         let server = Server::start(config, listeners, &self.workers.handles)?;
         self.addresses.extend(server.addresses().iter().cloned());
-        for exports in &mut self.exports_of {
-            exports.extend(server.addresses().iter().cloned());
-        }
+        self.offers.by_nbd(exports, server.addresses());
         self.nbd = Some(server);
         Ok(())
     }
 
     fn export_fuse(&mut self, path: &Path) -> Result<()> {
-        let (session, mount) = fuse::mount(path, &self.numbered(), fuse::Options::default())?;
+        let volumes = self.workers.served.all();
+        let numbered: Vec<_> = volumes.iter().map(|(id, volume)| (*id, volume)).collect();
+        let (session, mount) = fuse::mount(path, &numbered, fuse::Options::default())?;
         // A file system's requests come one after the other; one worker, not always the same, takes each mount.
         let worker = &self.workers.handles[self.mounts.len() % self.workers.handles.len()];
         worker.run(move |worker| {
             worker.add_port(Box::new(session.into_port()));
         });
         let address = format!("fuse:{}", mount.path().display());
-        self.exports_of.iter_mut().for_each(|exports| exports.push(address.clone()));
+        self.offers.by_files(address.clone(), volumes.iter().map(|(id, _)| *id));
         self.addresses.push(address);
         self.mounts.push(mount);
         Ok(())
@@ -222,7 +232,7 @@ impl Running {
 
     /// A socket is one disk, so each volume has its own.
     fn export_vhost(&mut self, args: &ServeArgs) -> Result<()> {
-        let volumes = self.workers.volumes.clone();
+        let volumes = self.workers.served.all();
         if args.vhost_user.len() > volumes.len() {
             bail!(
                 "{} times --vhost-user for {} volumes: each is the socket of one volume, in their order",
@@ -230,25 +240,23 @@ impl Running {
                 volumes.len()
             );
         }
-        let volumes = (0u16..).map(VolumeId).zip(volumes.iter());
-        for (first_worker, (path, of)) in args.vhost_user.iter().zip(volumes).enumerate() {
+        for (first_worker, (path, (id, volume))) in args.vhost_user.iter().zip(&volumes).enumerate() {
             let options = VhostOptions { queues: args.queues, first_worker };
             let stats = self.workers.stats.clone();
-            let server = VhostServer::start(path, of, options, &self.workers.handles, stats)?;
+            let server = VhostServer::start(path, (*id, volume), options, &self.workers.handles, stats)?;
             self.addresses.push(server.address().to_owned());
-            self.exports_of[usize::from(of.0.0)].push(server.address().to_owned());
-            self.guests.push(server);
+            self.offers.by_guest(*id, server);
         }
         Ok(())
     }
 
-    fn open_control(&mut self) -> Result<()> {
-        let mut state = ControlState::new(self.workers.stats.clone(), self.workers.hub.clone());
-        for (volume, exports) in self.workers.volumes.iter().zip(&self.exports_of) {
-            state.add_volume(volume, exports.clone());
+    fn open_control(&mut self, mut state: ControlState, groups: Arc<ServedGroups>) -> Result<()> {
+        for (id, volume) in self.workers.served.all() {
+            state.volumes().add(&volume, self.offers.of(id));
         }
         self.workers.leaves().iter().for_each(|(_, leaf)| state.disks().add(leaf.clone()));
         state.set_arrays(Arc::new(ServedArrays::new(&self.workers, state.disks())));
+        state.set_groups(groups);
         let path = socket_path()?;
         self.control = Some(Control::start(state, &path)?);
         Ok(())
@@ -293,12 +301,13 @@ impl Running {
             }
         };
         drop(self.control.take());
+        self.autoextend.take().into_iter().for_each(Autoextender::stop);
         for mount in self.mounts.drain(..) {
             if let Err(error) = mount.unmount() {
                 note(error.into());
             }
         }
-        self.guests.drain(..).for_each(VhostServer::stop);
+        self.offers.stop_guests();
         self.workers.stop(&mut note);
         if args.stats {
             print_stats(&self.workers.stats, args.json);

@@ -100,3 +100,50 @@ fn write(machine: &Machine, volume: &str, at: u64, mib: u64) {
         "h = connect({uri:?})\nfor at in range({mib}):\n    h.pwrite(os.urandom(1 << 20), ({at} + at) << 20)\nh.flush()\n"
     ));
 }
+
+#[test]
+fn what_changed_while_it_was_served_the_kernel_activates_and_goes_on_with() {
+    let mut machine = Machine::new();
+    machine.disk("a", 96 * MIB);
+    machine.disk("b", 64 * MIB);
+    verb(&machine, &["vg", "create", "vg", "a", "b"]);
+    verb(&machine, &["lv", "create", "vg/pool", "--thin-pool", "--size", "20M"]);
+    verb(&machine, &["lv", "create", "vg/one", "--thin", "pool", "-V", "40M"]);
+    let extended = ["--set", "thin-pool:thin_pool_autoextend_threshold=60"];
+    let served = machine.serve(&["a", "b"], &extended);
+    let ask = |args: &[&str]| {
+        machine.note("asked", &args.join(" "));
+        run(&mut machine.scratch.blockwork(args))
+    };
+    write(&machine, "vg/one", 0, 9);
+    ask(&["lv", "snapshot", "vg/one", "--name", "snap"]);
+    write(&machine, "vg/one", 4, 12);
+    ask(&["lv", "create", "vg/two", "--thin", "pool", "-V", "1G"]);
+    ask(&["lv", "create", "vg/plain", "--size", "8M"]);
+    ask(&["lv", "resize", "vg/plain", "--size", "+4M"]);
+    for (volume, at) in [("vg/two", 1000), ("vg/snap", 30), ("vg/plain", 9)] {
+        write(&machine, volume, at, 2);
+    }
+    ask(&["lv", "snapshot", "vg/snap", "--name", "gone"]);
+    ask(&["lv", "rename", "vg/two", "vg/second"]);
+    ask(&["lv", "resize", "vg/pool", "--pool-metadata-size", "+4M"]);
+    let names = ["one", "snap", "second", "plain"];
+    let hashes = names.map(|name| machine.sha256(&format!("vg/{name}")));
+    ask(&["lv", "remove", "vg/gone"]);
+    served.stop();
+    let judged = machine.run(&format!(
+        "{FUNCTIONS}
+        up
+        for name in one snap second plain; do fact $name sha256 $(sha256 /dev/vg/$name); done
+        fact pool mib $(lvs --noheadings --units m --nosuffix -o lv_size vg/pool | cut -d. -f1)
+        lvcreate -y -s -n theirs vg/snap >&2
+        lvremove -y vg/snap >&2
+        down"
+    ));
+    let facts = Facts(&judged.stdout);
+    for (name, hash) in names.iter().zip(&hashes) {
+        assert_eq!(facts.get(name, "sha256"), hash, "{name}");
+    }
+    assert!(facts.number("pool", "mib") > 20, "it has extended itself");
+    assert_eq!(facts.get("pool", "transaction"), "7");
+}

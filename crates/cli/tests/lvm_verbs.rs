@@ -137,7 +137,7 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
         (&["lv", "create", "none/x", "--size", "1M"], "there is no volume group \"none\"; there are: vg"),
         (&["lv", "create", "x", "--size", "1M"], "expected VG/LV"),
         (&["lv", "resize", "vg/lv", "--size", "-1M"], "add --force"),
-        (&["lv", "resize", "vg/lv", "--size", "20M"], "it has 20M already"),
+        (&["lv", "resize", "vg/lv", "--size", "20M"], "it has 20 extents (20 MiB) already"),
         (&["lv", "remove", "vg/none"], "no logical volume \"vg/none\"; there are: lv"),
         (&["lv", "rename", "vg/lv", "other/lv"], "cannot go to another group"),
         (&["vg", "tag", "vg", "--addtag", "a b"], "the tag \"a b\""),

@@ -22,6 +22,7 @@ use blockwork_format::escape;
 
 use crate::arrays::{ArrayAnswer, ArrayList, ArrayRequest, ArrayStatus};
 use crate::directory::{self, DirectoryError, control_dir, shown};
+use crate::groups::{GroupAnswer, GroupList, GroupRequest, GroupStatus, PoolList, PoolRequest};
 use crate::status::Status;
 
 /// Longest answer that is read into memory, bytes.
@@ -35,6 +36,10 @@ const VERB_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Where arrays are asked about, and for something.
 const ARRAYS: &str = "/v1/arrays";
+
+/// Where volume groups and thin pools are.
+const GROUPS: &str = "/v1/groups";
+const POOLS: &str = "/v1/pools";
 
 /// Sockets in the folder that are looked at.
 const SOCKETS_MAX: usize = 1024;
@@ -80,6 +85,26 @@ pub enum ClientError {
     #[error("the array {name} is served by several servers: {}; name it by its UUID, md/UUID", .sockets.join(", "))]
     SeveralArrays {
         /// The array, escaped.
+        name: String,
+        /// The servers' sockets, escaped.
+        sockets: Vec<String>,
+    },
+    /// No server has that.
+    #[error("no running server serves the {what} {name}; {}", served(.there, "no server of this user has one"))]
+    Nowhere {
+        /// What was looked for: `volume group`.
+        what: &'static str,
+        /// Its name, escaped.
+        name: String,
+        /// Those that are served, escaped.
+        there: Vec<String>,
+    },
+    /// Several servers have it.
+    #[error("the {what} {name} is served by several servers: {}; ask one of their sockets", .sockets.join(", "))]
+    Several {
+        /// What was looked for.
+        what: &'static str,
+        /// Its name, escaped.
         name: String,
         /// The servers' sockets, escaped.
         sockets: Vec<String>,
@@ -267,6 +292,90 @@ pub fn array_at(socket: &Path, name: &str) -> Result<ArrayStatus, ClientError> {
 pub fn ask_array(socket: &Path, request: &ArrayRequest) -> Result<ArrayAnswer, ClientError> {
     let body = serde_json::to_vec(request).expect("what we ask is JSON");
     receive(socket, Asked { method: Method::POST, path: ARRAYS, body, patience: VERB_TIMEOUT })
+}
+
+/// Where a volume group, or a thin pool of a table, is served.
+///
+/// # Errors
+///
+/// Nowhere, or by several servers; or servers cannot be listed.
+fn find_place(
+    what: &'static str,
+    name: &str,
+    names_at: impl Fn(&Path) -> Result<Vec<String>, ClientError>,
+) -> Result<PathBuf, ClientError> {
+    let (mut found, mut there) = (Vec::new(), Vec::new());
+    for server in servers()? {
+        let names = names_at(&server.socket).unwrap_or_else(|error| {
+            // One that is ending is no reason not to find what another has.
+            log::warn!("{error}");
+            Vec::new()
+        });
+        if names.iter().any(|known| known == name) {
+            found.push(server.socket);
+        }
+        there.extend(names.iter().map(|name| escape(name)));
+    }
+    match found.len() {
+        1 => Ok(found.remove(0)),
+        0 => Err(ClientError::Nowhere { what, name: escape(name), there }),
+        _ => {
+            let sockets = found.iter().map(|socket| shown(socket)).collect();
+            Err(ClientError::Several { what, name: escape(name), sockets })
+        }
+    }
+}
+
+/// The socket of the server that serves volumes of a group.
+///
+/// # Errors
+///
+/// None does, or several do, or servers cannot be listed.
+pub fn find_group(name: &str) -> Result<PathBuf, ClientError> {
+    find_place("volume group", name, |socket| {
+        Ok(groups_at(socket)?.into_iter().map(|group| group.name).collect())
+    })
+}
+
+/// The socket of the server that serves a table with this thin pool (`dm/NAME`).
+///
+/// # Errors
+///
+/// None does, or several do, or servers cannot be listed.
+pub fn find_pool(name: &str) -> Result<PathBuf, ClientError> {
+    find_place("thin pool", name, |socket| {
+        let list = get_json::<PoolList>(socket, POOLS)?;
+        Ok(list.pools.into_iter().map(|pool| pool.name).collect())
+    })
+}
+
+/// The groups of a server.
+///
+/// # Errors
+///
+/// It does not answer.
+pub fn groups_at(socket: &Path) -> Result<Vec<GroupStatus>, ClientError> {
+    get_json::<GroupList>(socket, GROUPS).map(|list| list.groups)
+}
+
+/// Asks a server to change a group, and waits until that is done.
+///
+/// # Errors
+///
+/// The server does not answer, or does not do it.
+pub fn ask_group(socket: &Path, request: &GroupRequest) -> Result<GroupAnswer, ClientError> {
+    let body = serde_json::to_vec(request).expect("what we ask is JSON");
+    receive(socket, Asked { method: Method::POST, path: GROUPS, body, patience: VERB_TIMEOUT })
+}
+
+/// Asks a server to tell a pool something, and waits until that is durable.
+///
+/// # Errors
+///
+/// The server does not answer, or the pool does not do it.
+pub fn tell_pool(socket: &Path, request: &PoolRequest) -> Result<PoolList, ClientError> {
+    let body = serde_json::to_vec(request).expect("what we ask is JSON");
+    receive(socket, Asked { method: Method::POST, path: POOLS, body, patience: VERB_TIMEOUT })
 }
 
 /// What an error of the control API says; what is no such error, as it is.

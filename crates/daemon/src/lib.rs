@@ -1,9 +1,10 @@
 //! The control API of a running server: HTTP/1.1 on a unix socket, and the client that the command line uses.
 //!
 //! A server answers in a thread of its own, which touches nothing of the data path but counters and the trace hub. What
-//! can be asked is in `docs/control-api.md`; what alters something is asked of [`Arrays`], which whoever serves implements.
+//! can be asked is in `docs/control-api.md`; what alters something is asked of [`Arrays`] and [`Groups`], which
+//! whoever serves implements.
 //!
-//! HTTP is hyper's, on a single-threaded tokio runtime, without a framework: five paths need no router, and a trace that
+//! HTTP is hyper's, on a single-threaded tokio runtime, without a framework: seven paths need no router, and a trace that
 //! streams for hours and must end when its reader goes is what simple blocking servers are bad at. Both ends are hyper's,
 //! so no bytes of HTTP are parsed here.
 //!
@@ -19,6 +20,7 @@
 mod arrays;
 mod client;
 mod directory;
+mod groups;
 mod metrics;
 mod routes;
 mod server;
@@ -30,10 +32,15 @@ pub use arrays::{
     SyncStatus, Verb, WAIT_MILLIS_MAX, no_array,
 };
 pub use client::{
-    ArrayPlace, ClientError, ServerInfo, Stream, array_at, ask_array, find_array, find_array_in, find_volume,
-    find_volume_in, get_json, servers, servers_in, stream, trace_path,
+    ArrayPlace, ClientError, ServerInfo, Stream, array_at, ask_array, ask_group, find_array, find_array_in,
+    find_group, find_pool, find_volume, find_volume_in, get_json, groups_at, servers, servers_in, stream,
+    tell_pool, trace_path,
 };
 pub use directory::{DirectoryError, control_dir, socket_path};
+pub use groups::{
+    GroupAnswer, GroupList, GroupRequest, GroupStatus, Groups, LvStatus, PoolList, PoolRequest, PoolStatus,
+    absent,
+};
 pub use routes::BODY_BYTES_MAX;
 pub use server::{CONNECTIONS_MAX, Control, ControlError, ControlHandle, HEAD_BYTES_MAX};
-pub use status::{ControlState, DiskStatus, Disks, LimitsStatus, Status, VolumeStatus};
+pub use status::{ControlState, DiskStatus, Disks, LimitsStatus, Status, VolumeStatus, Volumes};

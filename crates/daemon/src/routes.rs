@@ -9,12 +9,15 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Bytes};
 use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use hyper::{Method, Request, Response, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use blockwork_insight::report::Report;
 use blockwork_insight::trace::TextMerge;
 
-use crate::arrays::{ArrayList, ArrayRequest, RefusalKind};
+use crate::arrays::{ArrayList, ArrayRequest, Refusal, RefusalKind};
+use crate::groups::{GroupList, GroupRequest, PoolList, PoolRequest};
 use crate::metrics;
 use crate::status::ControlState;
 use crate::trace_body::{Form, TraceBody};
@@ -27,9 +30,11 @@ const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const BINARY: &str = "application/octet-stream";
 
 const ARRAYS: &str = "/v1/arrays";
-const PATHS: [&str; 5] = ["/v1/status", "/v1/stats", ARRAYS, "/v1/trace", "/metrics"];
+const GROUPS: &str = "/v1/groups";
+const POOLS: &str = "/v1/pools";
+const PATHS: [&str; 7] = ["/v1/status", "/v1/stats", ARRAYS, GROUPS, POOLS, "/v1/trace", "/metrics"];
 
-/// Longest body that is read, bytes: names of an array and of devices.
+/// Longest body that is read, bytes: names of an array, a group, devices and volumes.
 pub const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// A body must be there after that time.
@@ -43,7 +48,7 @@ where
 {
     let path = request.uri().path();
     let allowed = match path {
-        ARRAYS => "GET, POST",
+        ARRAYS | GROUPS | POOLS => "GET, POST",
         path if PATHS.contains(&path) => "GET",
         _ => {
             let error = format!("no such path; there are: {}", PATHS.join(", "));
@@ -51,11 +56,28 @@ where
         }
     };
     match *request.method() {
+        // A list of groups waits while one is changed.
+        Method::GET if path == GROUPS => {
+            let groups = Arc::clone(&state.groups);
+            in_its_time(move || Ok(GroupList { groups: groups.list() })).await
+        }
         Method::GET => get(state, path, request.uri().query().unwrap_or("")),
-        Method::POST if path == ARRAYS => match read_request(request.into_body()).await {
-            Ok(asked) => act(state, asked).await,
-            Err((status, error)) => refuse(status, &json!({ "error": error })),
-        },
+        Method::POST if path == ARRAYS => {
+            let arrays = Arc::clone(&state.arrays);
+            let form = r#"{"array": "md/NAME", "verb": "check"}"#;
+            act(request.into_body(), form, move |asked: ArrayRequest| arrays.act(&asked)).await
+        }
+        Method::POST if path == GROUPS => {
+            let groups = Arc::clone(&state.groups);
+            let form = r#"{"group": "VG", "verb": "remove", "volumes": ["LV"]}"#;
+            act(request.into_body(), form, move |asked: GroupRequest| groups.change(&asked)).await
+        }
+        Method::POST if path == POOLS => {
+            let groups = Arc::clone(&state.groups);
+            let form = r#"{"pool": "dm/NAME", "message": "create_thin 1"}"#;
+            let tell = move |asked: PoolRequest| Ok(PoolList { pools: vec![groups.tell(&asked)?] });
+            act(request.into_body(), form, tell).await
+        }
         _ => {
             let error = json!({ "error": format!("only {allowed} is answered here") });
             let mut answer = refuse(StatusCode::METHOD_NOT_ALLOWED, &error);
@@ -76,6 +98,7 @@ fn get(state: &ControlState, path: &str, query: &str) -> Answer {
             whole(ok, JSON, report.json().into_bytes())
         }
         ARRAYS => json_of(&ArrayList { arrays: state.arrays.list() }),
+        POOLS => json_of(&PoolList { pools: state.groups.pools() }),
         "/metrics" => {
             let text = metrics::text(&state.status(), &state.stats, &state.arrays.list());
             whole(ok, METRICS, text.into_bytes())
@@ -84,11 +107,30 @@ fn get(state: &ControlState, path: &str, query: &str) -> Answer {
     }
 }
 
-/// What is asked of an array, from a body of bounded length that comes in time.
-async fn read_request<B>(body: B) -> Result<ArrayRequest, (StatusCode, String)>
+/// Does what a body asks for; `form` is what one may look like.
+async fn act<B, T, A>(
+    body: B,
+    form: &str,
+    act: impl FnOnce(T) -> Result<A, Refusal> + Send + 'static,
+) -> Answer
 where
     B: Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    T: DeserializeOwned + Send + 'static,
+    A: Serialize + Send + 'static,
+{
+    match read_request::<B, T>(body, form).await {
+        Ok(asked) => in_its_time(move || act(asked)).await,
+        Err((status, error)) => refuse(status, &json!({ "error": error })),
+    }
+}
+
+/// What is asked, from a body of bounded length that comes in time.
+async fn read_request<B, T>(body: B, form: &str) -> Result<T, (StatusCode, String)>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    T: DeserializeOwned,
 {
     let body = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, BODY_BYTES_MAX).collect()).await;
     let body = body
@@ -96,7 +138,6 @@ where
     let body =
         body.map_err(|error| (StatusCode::BAD_REQUEST, format!("the body cannot be read: {error}")))?;
     serde_json::from_slice(&body.to_bytes()).map_err(|error| {
-        let form = r#"{"array": "md/NAME", "verb": "check"}"#;
         (
             StatusCode::BAD_REQUEST,
             format!("the body is not understood: {error}; expected JSON such as {form}"),
@@ -104,11 +145,12 @@ where
     })
 }
 
-/// In a thread where it may take its time.
-async fn act(state: &ControlState, asked: ArrayRequest) -> Answer {
-    let arrays = Arc::clone(&state.arrays);
-    let done = tokio::task::spawn_blocking(move || arrays.act(&asked)).await;
-    match done {
+/// Does something in a thread where it may take its time.
+async fn in_its_time<A>(act: impl FnOnce() -> Result<A, Refusal> + Send + 'static) -> Answer
+where
+    A: Serialize + Send + 'static,
+{
+    match tokio::task::spawn_blocking(act).await {
         Ok(Ok(answer)) => json_of(&answer),
         Ok(Err(refusal)) => {
             let status = match refusal.kind {

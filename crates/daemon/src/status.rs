@@ -10,6 +10,7 @@ use blockwork_engine::{Layer, LeafSource, Limits, Merges, SECTOR, Sectors, Stats
 use blockwork_insight::trace::{NodeSet, TraceHub};
 
 use crate::arrays::{Arrays, NoArrays};
+use crate::groups::{Groups, NoGroups};
 
 /// The answer to `/v1/status`. Field names are kept stable.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -67,7 +68,8 @@ pub struct ControlState {
     pub(crate) stats: Arc<Stats>,
     pub(crate) trace: Arc<TraceHub>,
     pub(crate) arrays: Arc<dyn Arrays>,
-    volumes: Vec<(VolumeStatus, Arc<dyn Layer>)>,
+    pub(crate) groups: Arc<dyn Groups>,
+    volumes: Volumes,
     disks: Disks,
     started: Instant,
 }
@@ -93,6 +95,50 @@ impl Disks {
     }
 }
 
+/// The volumes that a server serves. They may come and go while it runs.
+#[derive(Clone, Default)]
+pub struct Volumes(Arc<Mutex<Vec<Served>>>);
+
+struct Served {
+    status: VolumeStatus,
+    root: Arc<dyn Layer>,
+}
+
+impl Volumes {
+    /// Adds one, and where clients find it.
+    pub fn add(&self, volume: &Volume, exports: Vec<String>) {
+        self.all().push(served(volume, exports));
+    }
+
+    /// Another one, in the place of the one that has been called `name`.
+    pub fn replace(&self, name: &str, volume: &Volume) {
+        if let Some(known) = self.all().iter_mut().find(|known| known.status.name == name) {
+            *known = served(volume, std::mem::take(&mut known.status.exports));
+        }
+    }
+
+    /// Takes one out.
+    pub fn remove(&self, name: &str) {
+        self.all().retain(|known| known.status.name != name);
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Served>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn served(volume: &Volume, exports: Vec<String>) -> Served {
+    let status = VolumeStatus {
+        name: volume.name.clone(),
+        bytes: bytes(volume.sectors()),
+        read_only: volume.read_only,
+        exports,
+        status: None,
+        limits: limits(volume.limits()),
+    };
+    Served { status, root: volume.root.clone() }
+}
+
 struct Disk {
     status: DiskStatus,
     source: Arc<dyn LeafSource>,
@@ -105,7 +151,8 @@ impl ControlState {
             stats,
             trace,
             arrays: Arc::new(NoArrays),
-            volumes: Vec::new(),
+            groups: Arc::new(NoGroups),
+            volumes: Volumes::default(),
             disks: Disks::default(),
             started: Instant::now(),
         }
@@ -116,17 +163,14 @@ impl ControlState {
         self.arrays = arrays;
     }
 
-    /// Adds a volume, and where clients find it.
-    pub fn add_volume(&mut self, volume: &Volume, exports: Vec<String>) {
-        let status = VolumeStatus {
-            name: volume.name.clone(),
-            bytes: bytes(volume.sectors()),
-            read_only: volume.read_only,
-            exports,
-            status: None,
-            limits: limits(volume.limits()),
-        };
-        self.volumes.push((status, volume.root.clone()));
+    /// Its volume groups and pools, which can be asked for something.
+    pub fn set_groups(&mut self, groups: Arc<dyn Groups>) {
+        self.groups = groups;
+    }
+
+    /// Its volumes, to be changed.
+    pub fn volumes(&self) -> Volumes {
+        self.volumes.clone()
     }
 
     /// Its disks, to be added to.
@@ -139,28 +183,29 @@ impl ControlState {
         let disk =
             |disk: &Disk| DiskStatus { failed: disk.source.shared().has_failed(), ..disk.status.clone() };
         // An array may have grown, and stores fill up.
-        let volume = |(volume, root): &(VolumeStatus, Arc<dyn Layer>)| VolumeStatus {
-            bytes: bytes(root.sectors()),
-            status: root.status(),
-            ..volume.clone()
+        let volume = |served: &Served| VolumeStatus {
+            bytes: bytes(served.root.sectors()),
+            status: served.root.status(),
+            ..served.status.clone()
         };
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            volumes: self.volumes.iter().map(volume).collect(),
+            volumes: self.volumes.all().iter().map(volume).collect(),
             disks: self.disks.all().iter().map(disk).collect(),
         }
     }
 
     /// The nodes of a volume's stack as it is now: an array's members may come and go.
     pub(crate) fn nodes(&self, volume: &str) -> Option<NodeSet> {
-        let (_, root) = self.volumes.iter().find(|(status, _)| status.name == volume)?;
-        Some(NodeSet::under(&**root))
+        let volumes = self.volumes.all();
+        let found = volumes.iter().find(|served| served.status.name == volume)?;
+        Some(NodeSet::under(&*found.root))
     }
 
-    pub(crate) fn volume_names(&self) -> Vec<&str> {
-        self.volumes.iter().map(|(status, _)| status.name.as_str()).collect()
+    pub(crate) fn volume_names(&self) -> Vec<String> {
+        self.volumes.all().iter().map(|served| served.status.name.clone()).collect()
     }
 }
 

@@ -114,7 +114,7 @@ impl Bios {
 /// A worker's state, without its environment and ports.
 pub(crate) struct Core {
     pub(crate) pool: Pool,
-    pub(crate) volumes: Arc<[Volume]>,
+    pub(crate) volumes: Vec<Volume>,
     queues: Vec<LeafQueue>,
     bios: Bios,
     pub(crate) executor: Executor,
@@ -169,7 +169,7 @@ impl Core {
             attendance: parts.quiescence.join(notify.clone()),
             executor: Executor::new(notify, parts.pool.clone(), parts.quiescence),
             pool: parts.pool,
-            volumes: parts.volumes,
+            volumes: parts.volumes.to_vec(),
             bios: Bios::default(),
             commands: Vec::new(),
             counters: parts.counters,
@@ -193,6 +193,18 @@ impl Core {
         assert_eq!(usize::from(leaf.0), self.queues.len(), "leaves are added in the order of their numbers");
         self.is_leaf[usize::from(node.0)] = true;
         self.queues.push(LeafQueue::new(leaf, node, source));
+    }
+
+    /// One more volume, or another one in the place of one.
+    pub(crate) fn set_volume(&mut self, id: VolumeId, volume: Volume) {
+        let count = self.volumes.len();
+        match self.volumes.get_mut(usize::from(id.0)) {
+            Some(slot) => *slot = volume,
+            None => {
+                assert_eq!(usize::from(id.0), count, "volumes are added in the order of their numbers");
+                self.volumes.push(volume);
+            }
+        }
     }
 
     /// Bios and tasks under way.

@@ -89,7 +89,7 @@ counters! {
 }
 
 /// Most nodes that can be added to a server's [`Stats`] while it runs.
-pub const ADDED_NODES_MAX: usize = 64;
+pub const ADDED_NODES_MAX: usize = 1024;
 
 const COUNTERS: usize = Counter::ALL.len();
 /// Classes of operation that have a histogram of their own: read, write, flush, discard and write-zeroes.
@@ -331,6 +331,10 @@ impl Stats {
     /// The nodes that there were from the beginning.
     pub fn nodes(&self) -> &[NodeInfo] {
         &self.nodes
+    }
+    /// How many nodes there are now.
+    pub fn node_count(&self) -> usize {
+        self.nodes.len() + self.added.lock().expect("no holder of this lock panics").len()
     }
     /// One more node.
     ///

@@ -29,6 +29,15 @@ impl Volume {
     pub fn new(name: impl Into<String>, root: Arc<dyn Layer>, read_only: bool) -> Volume {
         Volume { name: name.into(), root, read_only, modify: Turns::default() }
     }
+    /// The same volume with another stack, such as one that has grown.
+    #[must_use]
+    pub fn with_root(&self, root: Arc<dyn Layer>) -> Volume {
+        Volume { root, ..self.clone() }
+    }
+    /// Waits until every read-modify-write that was begun before has ended.
+    pub async fn settle(&self) {
+        drop(self.modify.take().await);
+    }
     /// Size.
     pub fn sectors(&self) -> Sectors {
         self.root.sectors()

@@ -21,7 +21,7 @@ use crate::port::{Context, Port, PortId, PortState};
 use crate::quiesce::Quiescence;
 use crate::task::{Reply, TaskContext};
 use crate::units::Nanos;
-use crate::volume::Volume;
+use crate::volume::{Volume, VolumeId};
 
 /// What a worker is made of, besides its environment.
 pub struct WorkerConfig {
@@ -393,6 +393,17 @@ impl<E: Env> Worker<E> {
     /// `leaf` is not the number that comes next.
     pub fn add_leaf(&mut self, leaf: LeafId, node: NodeId, source: Arc<dyn LeafSource>) {
         self.core.add_leaf(leaf, node, source);
+    }
+
+    /// One more volume, or another one in the place of one: what is resolved from now on goes by that. Bios that were resolved before go
+    /// where they were sent to; [`TaskContext::quiesce`](crate::TaskContext::quiesce) waits for them. All workers of a server get
+    /// the same volumes; each serves by its own list, so that this costs a bio nothing.
+    ///
+    /// # Panics
+    ///
+    /// `id` is neither that of a volume nor the number that comes next.
+    pub fn set_volume(&mut self, id: VolumeId, volume: Volume) {
+        self.core.set_volume(id, volume);
     }
 
     /// Opens the layers of all volumes, the lowest first: see [`Layer::open`](crate::Layer::open). For one worker of a

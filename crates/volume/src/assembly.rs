@@ -1,6 +1,6 @@
 //! Disks to leaves, and leaves to the graph of devices: one [`Assembly`] holds all of it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -12,6 +12,7 @@ use blockwork_engine::{
 use blockwork_format::partition::Partition;
 use blockwork_format::table::TABLE_BYTES_MAX;
 use blockwork_layer::Linear;
+use blockwork_layer::thin::Pool;
 use blockwork_leaf::{OpenOptions, Opened};
 
 use crate::error::VolumeError;
@@ -22,6 +23,7 @@ use crate::plan::{LayerSetting, Plan};
 use crate::probe::{How, probe};
 use crate::source::StackSource;
 use crate::table;
+use crate::thin::OpenPool;
 
 /// Leaves that one process can number.
 const LEAVES_MAX: usize = 4096;
@@ -46,6 +48,10 @@ pub struct Assembly {
     pub(crate) texts: Texts,
     /// Settings of layers that were for some device.
     pub(crate) settings_used: Vec<LayerSetting>,
+    /// The thin pools of tables, by their devices' names.
+    pub(crate) table_pools: BTreeMap<String, OpenPool>,
+    /// Workers serve volumes of it: what these keep in memory is ahead of the disks, so that pools are not read behind their back.
+    pub(crate) is_served: bool,
     /// For reading through stacks.
     counters: Option<(usize, CounterTable)>,
 }
@@ -84,6 +90,21 @@ impl Assembly {
     /// What people should know, each with whom it is about.
     pub fn warnings(&self) -> Vec<String> {
         self.graph.warnings()
+    }
+
+    /// Workers begin to serve volumes of it.
+    pub fn begin_to_serve(&mut self) {
+        self.is_served = true;
+    }
+
+    /// The thin pool of a table that has this name (`dm/NAME`).
+    pub fn table_pool(&self, name: &str) -> Option<Arc<Pool>> {
+        self.table_pools.get(name).map(OpenPool::pool)
+    }
+
+    /// The names of the thin pools of tables.
+    pub fn table_pools(&self) -> impl Iterator<Item = &str> {
+        self.table_pools.keys().map(String::as_str)
     }
 
     /// The leaves, by [`LeafId`].

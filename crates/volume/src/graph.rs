@@ -298,6 +298,25 @@ impl Graph {
         self.by_name.entry(alias).or_insert(id);
     }
 
+    /// Gives a device another name, or one as much like it as is not in use; the name it has then.
+    pub(crate) fn rename(&mut self, id: DeviceId, name: &str) -> String {
+        self.by_name.retain(|_, named| *named != id);
+        let name = self.unused_name(name);
+        self.by_name.insert(name.clone(), id);
+        self.devices[id.0].name.clone_from(&name);
+        name
+    }
+
+    /// A device is no more: nothing can be had of it, it stands upon nothing, and its name is free.
+    pub(crate) fn retire(&mut self, id: DeviceId) {
+        self.by_name.retain(|_, named| *named != id);
+        let device = &mut self.devices[id.0];
+        device.stack = Stack::Refused("it was removed".into());
+        device.is_offered = false;
+        device.below.clear();
+        device.content = Content::Nothing;
+    }
+
     /// Why a device upon these must not be written.
     fn inherited(&self, below: &[DeviceId]) -> Option<String> {
         below.iter().map(|below| self.device(*below)).find_map(|below| {

@@ -42,6 +42,7 @@ pub use scan::{
     MdMemberReport, MemberReport, PartitionReport, PvMemberReport, PvReport, ScanReport, SegmentReport,
     StoreReport, TableReport, UsageReport, scan,
 };
+pub use settings::Autoextend;
 pub use signature::{Signature, signature};
 pub use steps::{Step, StepError, Target, Write, carry_out};
 pub use thin::{PoolChange, PoolCommit, PoolEditError};

@@ -20,6 +20,8 @@ pub(crate) const MAJOR_MD: u32 = 9;
 #[derive(Debug, Default)]
 pub(crate) struct Nodes {
     infos: Vec<NodeInfo>,
+    /// Of the layers of logical volumes, by name and kind.
+    of_volumes: HashMap<(String, &'static str), NodeId>,
     minors: HashMap<u32, u32>,
 }
 
@@ -34,6 +36,23 @@ impl Nodes {
         *minor += 1;
         self.infos.push(NodeInfo { name: name.to_owned(), kind, device });
         Ok(NodeId(u16::try_from(self.infos.len() - 1).expect("NODES_MAX is below 65536")))
+    }
+
+    /// The node of a logical volume's layer: the one that the layer of that name and kind had before, where it is built anew because
+    /// the volume has changed.
+    pub(crate) fn of_volume(
+        &mut self,
+        name: &str,
+        kind: NodeKind,
+        major: u32,
+    ) -> Result<NodeId, VolumeError> {
+        let key = (name.to_owned(), kind.name());
+        if let Some(node) = self.of_volumes.get(&key) {
+            return Ok(*node);
+        }
+        let node = self.add(name, kind, major)?;
+        self.of_volumes.insert(key, node);
+        Ok(node)
     }
 
     /// Their descriptions, by number.

@@ -39,6 +39,10 @@ pub enum LayerKey {
     SyncSpeedMax,
     /// `no_space_timeout`, seconds that writes to a full thin pool wait for space; 0: for ever.
     NoSpaceTimeout,
+    /// `thin_pool_autoextend_threshold`, percent of a pool of a group beyond which it is extended; 100: never, as in lvm.conf.
+    AutoextendThreshold,
+    /// `thin_pool_autoextend_percent`, by how much of what it has.
+    AutoextendPercent,
 }
 
 /// Of a thin pool, which no layer is.
@@ -94,8 +98,14 @@ impl Plan {
 
 impl LayerKey {
     /// All of them.
-    const ALL: [LayerKey; 4] =
-        [LayerKey::DiscardMaxBytes, LayerKey::SyncSpeedMin, LayerKey::SyncSpeedMax, LayerKey::NoSpaceTimeout];
+    const ALL: [LayerKey; 6] = [
+        LayerKey::DiscardMaxBytes,
+        LayerKey::SyncSpeedMin,
+        LayerKey::SyncSpeedMax,
+        LayerKey::NoSpaceTimeout,
+        LayerKey::AutoextendThreshold,
+        LayerKey::AutoextendPercent,
+    ];
 
     /// Its name, which is Linux's.
     pub fn name(self) -> &'static str {
@@ -104,6 +114,8 @@ impl LayerKey {
             LayerKey::SyncSpeedMin => "sync_speed_min",
             LayerKey::SyncSpeedMax => "sync_speed_max",
             LayerKey::NoSpaceTimeout => "no_space_timeout",
+            LayerKey::AutoextendThreshold => "thin_pool_autoextend_threshold",
+            LayerKey::AutoextendPercent => "thin_pool_autoextend_percent",
         }
     }
 
@@ -112,7 +124,9 @@ impl LayerKey {
         match self {
             LayerKey::DiscardMaxBytes => kind != THIN_POOL,
             LayerKey::SyncSpeedMin | LayerKey::SyncSpeedMax => matches!(kind, NodeKind::Md | NodeKind::Raid),
-            LayerKey::NoSpaceTimeout => kind == THIN_POOL,
+            LayerKey::NoSpaceTimeout | LayerKey::AutoextendThreshold | LayerKey::AutoextendPercent => {
+                kind == THIN_POOL
+            }
         }
     }
 }
@@ -174,6 +188,12 @@ fn parse_layer_setting(layer: &str, key: &str, value: &str) -> Result<Setting, S
     if value == 0 && matches!(found, LayerKey::SyncSpeedMin | LayerKey::SyncSpeedMax) {
         return Err(format!("{key}={value}: expected at least 1 (KiB a second)"));
     }
+    if value > 100 && found == LayerKey::AutoextendThreshold {
+        return Err(format!("{key}={value}: expected percent, 50 to 100 (never)"));
+    }
+    if value == 0 && found == LayerKey::AutoextendPercent {
+        return Err(format!("{key}={value}: expected at least 1 (percent)"));
+    }
     Ok(Setting::Layer(LayerSetting { layer: layer.to_owned(), key: found, value }))
 }
 
@@ -215,6 +235,8 @@ mod tests {
             ),
             ("md:discard_max_bytes=512K", "expected a whole number"),
             ("md:sync_speed_max=0", "expected at least 1"),
+            ("thin-pool:thin_pool_autoextend_threshold=101", "expected percent, 50 to 100"),
+            ("thin-pool:thin_pool_autoextend_percent=0", "expected at least 1 (percent)"),
         ];
         for (what, expected) in cases {
             let message = error(what);

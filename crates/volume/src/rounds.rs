@@ -210,28 +210,40 @@ impl Assembly {
         let visible = text.visible();
         let verdicts = Verdicts::new(text);
         for lv in in_order(text) {
-            if verdicts.is_tie(lv) {
-                continue;
+            if !verdicts.is_tie(lv) {
+                self.add_volume(group, &verdicts, lv, visible[lv.0], refusal);
             }
-            let known = &self.graph.groups[group.0];
-            let below = known.below(lv);
-            let name = format!("{}/{}", known.name, text.lvs[lv.0].name);
-            let read_only = known.read_only.clone().or_else(|| verdicts.read_only(lv));
-            let stack = match refusal.cloned().or_else(|| verdicts.refusal(lv)) {
-                Some(why) => Stack::Refused(why),
-                None => Stack::Unbuilt,
-            };
-            let device = self.graph.add(NewDevice {
-                name: self.graph.unused_name(&name),
-                kind: DeviceKind::Lv { group, lv },
-                sectors: blockwork_engine::Sectors(verdicts.sectors(lv)),
-                below,
-                stack,
-                is_offered: visible[lv.0],
-                read_only,
-            });
-            self.graph.groups[group.0].lvs[lv.0] = Some(device);
         }
+    }
+
+    /// Makes a device of a logical volume; those that it is made of are devices already.
+    pub(crate) fn add_volume(
+        &mut self,
+        group: GroupId,
+        verdicts: &Verdicts<'_>,
+        lv: LvIndex,
+        is_offered: bool,
+        refusal: Option<&String>,
+    ) -> DeviceId {
+        let known = &self.graph.groups[group.0];
+        let below = known.below(lv);
+        let name = format!("{}/{}", known.name, known.text.lvs[lv.0].name);
+        let read_only = known.read_only.clone().or_else(|| verdicts.read_only(lv));
+        let stack = match refusal.cloned().or_else(|| verdicts.refusal(lv)) {
+            Some(why) => Stack::Refused(why),
+            None => Stack::Unbuilt,
+        };
+        let device = self.graph.add(NewDevice {
+            name: self.graph.unused_name(&name),
+            kind: DeviceKind::Lv { group, lv },
+            sectors: blockwork_engine::Sectors(verdicts.sectors(lv)),
+            below,
+            stack,
+            is_offered,
+            read_only,
+        });
+        self.graph.groups[group.0].lvs[lv.0] = Some(device);
+        device
     }
 
     /// A name that no group has yet.
@@ -270,7 +282,7 @@ fn claims(group: &Group, pv: &Pv) -> bool {
 }
 
 /// The logical volumes of a group, each after those that it is made of.
-fn in_order(text: &VolumeGroup) -> Vec<LvIndex> {
+pub(crate) fn in_order(text: &VolumeGroup) -> Vec<LvIndex> {
     let mut order = Vec::with_capacity(text.lvs.len());
     let mut seen = vec![false; text.lvs.len()];
     for first in 0..text.lvs.len() {

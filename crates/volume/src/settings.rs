@@ -10,6 +10,20 @@ use crate::assembly::Assembly;
 use crate::error::VolumeError;
 use crate::plan::{LayerKey, LayerSetting, THIN_POOL};
 
+/// By how much pools are extended where nobody says, percent: as in lvm.conf.
+const AUTOEXTEND_PERCENT: u64 = 20;
+/// LVM extends no pool that is emptier, percent.
+const AUTOEXTEND_LEAST: u64 = 50;
+
+/// When a thin pool is extended by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Autoextend {
+    /// When more of it is in use, percent.
+    pub threshold: u64,
+    /// By how much of what it has, percent.
+    pub percent: u64,
+}
+
 impl Assembly {
     /// The layer of a device with its settings. `raid10_chunk` is the chunk of a RAID10, and zero for anything else: Linux's
     /// RAID10 cut discards there, as long as it had a limit on them.
@@ -47,7 +61,10 @@ impl Assembly {
             match setting.key {
                 LayerKey::SyncSpeedMin => min = Some(setting.value),
                 LayerKey::SyncSpeedMax => max = Some(setting.value),
-                LayerKey::DiscardMaxBytes | LayerKey::NoSpaceTimeout => {}
+                LayerKey::DiscardMaxBytes
+                | LayerKey::NoSpaceTimeout
+                | LayerKey::AutoextendThreshold
+                | LayerKey::AutoextendPercent => {}
             }
         }
         if min.or(max).is_some() {
@@ -65,6 +82,15 @@ impl Assembly {
         let settings = self.settings_for(pool, THIN_POOL)?;
         let last = settings.iter().rfind(|setting| setting.key == LayerKey::NoSpaceTimeout);
         Ok(last.map(|setting| Some(setting.value).filter(|value| *value > 0).map(Nanos::secs)))
+    }
+
+    /// When a pool of a group is extended, and by how much; none: never. The threshold is at least 50, as for LVM.
+    pub(crate) fn autoextend(&mut self, pool: &str) -> Result<Option<Autoextend>, VolumeError> {
+        let settings = self.settings_for(pool, THIN_POOL)?;
+        let last = |key| settings.iter().rfind(|setting| setting.key == key).map(|setting| setting.value);
+        let threshold = last(LayerKey::AutoextendThreshold).filter(|threshold| *threshold < 100);
+        let percent = last(LayerKey::AutoextendPercent).unwrap_or(AUTOEXTEND_PERCENT);
+        Ok(threshold.map(|threshold| Autoextend { threshold: threshold.max(AUTOEXTEND_LEAST), percent }))
     }
 
     /// The settings that are for this device.

@@ -64,15 +64,16 @@ pub struct StepError {
 /// A write that is not whole sectors.
 pub async fn carry_out(steps: Vec<Step>, targets: &[Target], cx: &TaskContext) -> Result<(), StepError> {
     for Step { what, writes } in steps {
-        let mut touched = vec![false; targets.len()];
+        let mut counts = vec![0; targets.len()];
+        writes.iter().for_each(|write| counts[write.device] += requests(&write.piece));
         for Write { device, piece } in &writes {
             let target = &targets[*device];
-            touched[*device] = true;
+            // One write is made durable by itself, several by one flush.
+            let flags = if counts[*device] == 1 { Flags::FUA } else { Flags::NONE };
             let failed = |errno| failed(target, what, piece.offset, errno);
-            write(cx, &target.layer, piece).await.map_err(failed)?;
+            write(cx, &target.layer, piece, flags).await.map_err(failed)?;
         }
-        // Devices without FUA have flushed already, each of their writes by itself; this is one more request a step.
-        for (target, _) in targets.iter().zip(touched).filter(|(_, touched)| *touched) {
+        for (target, _) in targets.iter().zip(counts).filter(|(_, count)| *count > 1) {
             let result = cx.bio(&target.layer, Bio::flush()).await.0;
             result.map_err(|errno| failed(target, what, 0, errno))?;
         }
@@ -80,13 +81,17 @@ pub async fn carry_out(steps: Vec<Step>, targets: &[Target], cx: &TaskContext) -
     Ok(())
 }
 
+/// Writes that a piece is.
+fn requests(piece: &Piece) -> usize {
+    piece.bytes.len().div_ceil(WRITE_BYTES_MAX)
+}
+
 fn failed(target: &Target, what: &'static str, offset: u64, errno: Errno) -> StepError {
     StepError { name: escape(&target.name), what, offset, errno }
 }
 
-/// Writes sectors so that they are durable when this returns. On a device with larger blocks, what else is in them is
-/// read and written back.
-async fn write(cx: &TaskContext, layer: &Arc<dyn Layer>, piece: &Piece) -> Result<(), Errno> {
+/// Writes sectors. On a device with larger blocks, what else is in them is read and written back.
+async fn write(cx: &TaskContext, layer: &Arc<dyn Layer>, piece: &Piece, flags: Flags) -> Result<(), Errno> {
     let block = u64::from(layer.limits().logical_block_size).max(SECTOR);
     for (bytes, at) in piece.bytes.chunks(WRITE_BYTES_MAX).zip((piece.offset..).step_by(WRITE_BYTES_MAX)) {
         let end = at + bytes.len() as u64;
@@ -100,7 +105,7 @@ async fn write(cx: &TaskContext, layer: &Arc<dyn Layer>, piece: &Piece) -> Resul
             cx.bio(layer, bio(Op::Read, Flags::NONE)).await.0?;
         }
         data.write_at(Sectors::from_bytes_floor(at - start).byte_len(), bytes);
-        cx.bio(layer, bio(Op::Write, Flags::FUA)).await.0?;
+        cx.bio(layer, bio(Op::Write, flags)).await.0?;
     }
     Ok(())
 }

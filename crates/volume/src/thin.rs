@@ -75,6 +75,11 @@ pub(crate) struct OpenPool {
 }
 
 impl OpenPool {
+    /// The pool itself, to be told something.
+    pub(crate) fn pool(&self) -> Arc<Pool> {
+        self.pool.clone()
+    }
+
     /// Why nothing of it can be written.
     pub(crate) fn why_read_only(&self) -> Option<String> {
         self.pool.status().why_read_only
@@ -151,10 +156,11 @@ impl Assembly {
             found => found.map_err(|error| error.to_string())?,
         };
         let thin = Thin::new(node, ThinConfig { pool: pool.pool.clone(), device, sectors, external_origin });
-        // What volumes hold is told by what is at their ends.
+        // What volumes hold is told by what is at their ends; one that joins while others are served is not looked into.
         let ends = [Sector(0), Sector(sectors.0.saturating_sub(1))];
+        let ends = if self.is_served { &ends[..0] } else { &ends[..] };
         let load = |sector: Sector| self.read(&*pool.metadata, |source| thin.load(source, sector)).err();
-        let unread = ends.into_iter().filter_map(load).collect();
+        let unread = ends.iter().copied().filter_map(load).collect();
         Ok(Some((Arc::new(thin), unread)))
     }
 }

@@ -2,7 +2,7 @@
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
-use crate::vg::{Disks, Tags};
+use crate::vg::{Disks, Place, Tags};
 
 #[derive(Debug, Args)]
 pub(crate) struct LvArgs {
@@ -20,8 +20,8 @@ pub(crate) enum LvVerb {
         blockwork lv create vg0/all --extents 100%FREE --type striped --stripes 2 --disk a.img b.img\n  \
         blockwork lv create vg0/data --size 4G --type raid1 --disk a.img b.img\n  \
         blockwork lv create vg0/pool --thin-pool --size 100G --disk a.img b.img\n  \
-        blockwork lv create vg0/vm1 --thin pool --virtual-size 1T --disk a.img b.img\n\n\
-        It lies where `lvcreate` would put it. 128 KiB at its start and end are zeroed. The mirrors of a RAID are made the \
+        blockwork lv create vg0/vm1 --thin pool --virtual-size 1T\n\n\
+        Without --disk, the server that serves volumes of the group does it, and serves the new one. It lies where `lvcreate` would put it. 128 KiB at its start and end are zeroed. The mirrors of a RAID are made the \
         same by whoever serves it first, unless --nosync says that they need not be."
     )]
     Create(CreateArgs),
@@ -29,7 +29,7 @@ pub(crate) enum LvVerb {
     #[command(
         after_help = "Examples:\n  blockwork lv snapshot vg0/root --size 1G --name before --disk a.img b.img\n  \
         blockwork lv snapshot vg0/root --extents 100%ORIGIN --disk a.img b.img\n  \
-        blockwork lv snapshot vg0/vm1 --name vm1-before --disk a.img b.img\n\n\
+        blockwork lv snapshot vg0/vm1 --name vm1-before\n\n\
         Its size is what it can keep of the origin's old data and of its own new data: a chunk for each that is written. \
         When it is full, the snapshot is lost, and the origin goes on. A snapshot of a thin volume lies in the pool and has no \
         size of its own."
@@ -50,7 +50,10 @@ pub(crate) enum LvVerb {
     #[command(after_help = "Example:\n  blockwork lv rename vg0/root system --disk a.img b.img")]
     Rename(RenameArgs),
     /// Remove volumes, with what they hold.
-    #[command(after_help = "Example:\n  blockwork lv remove vg0/old vg0/older --disk a.img b.img")]
+    #[command(
+        after_help = "Examples:\n  blockwork lv remove vg0/old vg0/older --disk a.img b.img\n  blockwork lv remove vg0/old\n\n\
+        What a client of a server has open is not removed."
+    )]
     Remove(RemoveArgs),
     /// Add tags to a volume, and take some away.
     #[command(after_help = "Example:\n  blockwork lv tag vg0/root --addtag db --disk a.img b.img")]
@@ -108,7 +111,7 @@ pub(crate) struct CreateArgs {
     #[command(flatten)]
     pub(crate) thin: ThinArgs,
     #[command(flatten)]
-    pub(crate) disks: Disks,
+    pub(crate) place: Place,
 }
 
 /// Of thin pools and their volumes, with LVM's names.
@@ -181,7 +184,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(long, value_name = "TAG")]
     pub(crate) addtag: Vec<String>,
     #[command(flatten)]
-    pub(crate) disks: Disks,
+    pub(crate) place: Place,
 }
 
 #[derive(Debug, Args)]
@@ -212,7 +215,7 @@ pub(crate) struct ResizeArgs {
     #[arg(long)]
     pub(crate) force: bool,
     #[command(flatten)]
-    pub(crate) disks: Disks,
+    pub(crate) place: Place,
 }
 
 #[derive(Debug, Args)]
@@ -224,7 +227,7 @@ pub(crate) struct RenameArgs {
     #[arg(value_name = "NEW")]
     pub(crate) new: String,
     #[command(flatten)]
-    pub(crate) disks: Disks,
+    pub(crate) place: Place,
 }
 
 #[derive(Debug, Args)]
@@ -233,7 +236,7 @@ pub(crate) struct RemoveArgs {
     #[arg(value_name = "VG/LV", required = true)]
     pub(crate) volumes: Vec<String>,
     #[command(flatten)]
-    pub(crate) disks: Disks,
+    pub(crate) place: Place,
 }
 
 #[derive(Debug, Args)]
@@ -244,7 +247,7 @@ pub(crate) struct TagArgs {
     #[command(flatten)]
     pub(crate) tags: Tags,
     #[command(flatten)]
-    pub(crate) disks: Disks,
+    pub(crate) place: Place,
 }
 
 #[derive(Debug, Args)]
@@ -256,5 +259,5 @@ pub(crate) struct ShowArgs {
     #[arg(short, long)]
     pub(crate) all: bool,
     #[command(flatten)]
-    pub(crate) disks: Disks,
+    pub(crate) place: Place,
 }

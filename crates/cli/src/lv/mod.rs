@@ -1,4 +1,5 @@
-//! `blockwork lv`: logical volumes of LVM2 are made, changed and shown, on disks that nobody uses.
+//! `blockwork lv`: logical volumes of LVM2 are made, changed and shown, on disks that nobody uses, or by the server that serves
+//! volumes of the group.
 
 mod amount;
 mod args;
@@ -8,11 +9,10 @@ mod snapshot;
 mod thin;
 
 use anyhow::{Result, anyhow, bail};
-use blockwork_volume::lvm::edit::{GroupEditor, NewVolume, Shape, TagChange};
-use serde_json::{Value, json};
+use blockwork_volume::lvm::edit::{Change, NewVolume, Shape, TagChange};
 
-use crate::scan::size;
-use crate::vg::change::{announce, author, commit, sectors};
+use crate::vg::change::sectors;
+use crate::vg::target::change;
 pub(crate) use args::LvArgs;
 use args::{CreateArgs, LvVerb, RemoveArgs, RenameArgs, ResizeArgs, TagArgs, Type};
 
@@ -32,10 +32,10 @@ pub(crate) fn run(args: &LvArgs) -> Result<()> {
 fn create(args: &CreateArgs) -> Result<()> {
     let (group, name) = split(&args.volume)?;
     if args.thin.thin_pool {
-        return thin::create_pool(args);
+        return change(&args.place, group, Change::CreateThinPool(thin::new_pool(args, name)?));
     }
     if let Some(pool) = &args.thin.thin {
-        return thin::create_volume(args, pool);
+        return change(&args.place, group, Change::CreateThin(thin::new_volume(args, group, name, pool)?));
     }
     let size = amount::new_size(args.size.as_deref(), args.extents.as_deref())?;
     let shape = shape(args)?;
@@ -50,15 +50,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         wipe: !args.no_wipe,
         no_sync: args.nosync,
     };
-    let mut editor = GroupEditor::open(&args.disks.disk, group, author()?)?;
-    let created = editor.draft_mut().create_volume(&new)?;
-    if let Some(rounded) = &created.rounded {
-        log::warn!("{rounded}");
-    }
-    commit(&mut editor)?;
-    let said = format!("{}: {}", args.volume, size_of(&editor, created.extents));
-    announce(&editor, &said, Some(json_of(&editor, name)), args.disks.json);
-    Ok(())
+    change(&args.place, group, Change::Create(new))
 }
 
 /// What a new volume is to be made of.
@@ -89,28 +81,13 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
 fn resize(args: &ResizeArgs) -> Result<()> {
     let (group, name) = split(&args.volume)?;
     let map_size = args.pool_metadata_size.as_deref();
-    let resize = amount::resize(map_size.or(args.size.as_deref()), args.extents.as_deref())?;
-    let mut editor = thin::open(&args.disks.disk, group)?;
-    let resized = match map_size {
-        Some(_) => editor.draft_mut().grow_pool_metadata(name, resize)?,
-        None => editor.draft_mut().resize_volume(name, resize, args.force)?,
+    let to = amount::resize(map_size.or(args.size.as_deref()), args.extents.as_deref())?;
+    let volume = name.to_owned();
+    let resize = match map_size {
+        Some(_) => Change::ResizePoolMetadata { volume, to },
+        None => Change::Resize { volume, to, may_shrink: args.force },
     };
-    if let Some(capped) = &resized.capped {
-        log::warn!("{capped}");
-    }
-    if resized.from == resized.to {
-        bail!("{}: it has {} already", args.volume, size_of(&editor, resized.to));
-    }
-    let editor = if editor.draft().is_thin_pool(name)? {
-        thin::commit_and_grow(editor, name, &args.disks.disk)?
-    } else {
-        commit(&mut editor)?;
-        editor
-    };
-    let sizes = [resized.from, resized.to].map(|extents| size_of(&editor, extents));
-    let said = format!("{}: {}, before it was {}", args.volume, sizes[1], sizes[0]);
-    announce(&editor, &said, Some(json_of(&editor, name)), args.disks.json);
-    Ok(())
+    change(&args.place, group, resize)
 }
 
 fn rename(args: &RenameArgs) -> Result<()> {
@@ -120,12 +97,7 @@ fn rename(args: &RenameArgs) -> Result<()> {
         Some((same, new)) if same == group => new,
         Some((other, _)) => bail!("{}: a volume cannot go to another group ({other})", args.volume),
     };
-    let mut editor = GroupEditor::open(&args.disks.disk, group, author()?)?;
-    editor.draft_mut().rename_volume(old, new)?;
-    commit(&mut editor)?;
-    let said = format!("{} is {group}/{new} now", args.volume);
-    announce(&editor, &said, Some(json_of(&editor, new)), args.disks.json);
-    Ok(())
+    change(&args.place, group, Change::Rename { volume: old.to_owned(), new: new.to_owned() })
 }
 
 fn remove(args: &RemoveArgs) -> Result<()> {
@@ -134,29 +106,14 @@ fn remove(args: &RemoveArgs) -> Result<()> {
     if let Some((other, _)) = volumes.iter().find(|(other, _)| *other != group) {
         bail!("the volumes are of two groups ({group} and {other}): remove them one group at a time");
     }
-    let mut editor = thin::open(&args.disks.disk, group)?;
-    for (_, name) in &volumes {
-        editor.draft_mut().remove_volume(name)?;
-    }
-    let editor = thin::commit_and_tell(editor, &args.disks.disk)?;
-    announce(&editor, &format!("removed {}", args.volumes.join(", ")), None, args.disks.json);
-    Ok(())
+    let volumes = volumes.iter().map(|(_, name)| (*name).to_owned()).collect();
+    change(&args.place, group, Change::Remove { volumes })
 }
 
 fn tag(args: &TagArgs) -> Result<()> {
     let (group, name) = split(&args.volume)?;
-    let mut editor = GroupEditor::open(&args.disks.disk, group, author()?)?;
-    editor.draft_mut().tag_volume(name, &TagChange::from(&args.tags))?;
-    commit(&mut editor)?;
-    let vg = editor.draft().group();
-    let tags = vg.lv(name).map(|lv| vg.lvs[lv.0].tags.join(", ")).unwrap_or_default();
-    announce(
-        &editor,
-        &format!("{}: tags {tags}", args.volume),
-        Some(json_of(&editor, name)),
-        args.disks.json,
-    );
-    Ok(())
+    let tags = TagChange::from(&args.tags);
+    change(&args.place, group, Change::TagVolume { volume: name.to_owned(), tags })
 }
 
 /// `VG/LV` as two names.
@@ -166,24 +123,4 @@ fn split(volume: &str) -> Result<(&str, &str)> {
         Some((group, name)) if !group.is_empty() && !name.is_empty() => Ok((group, name)),
         _ => bail!("{volume:?}: expected VG/LV, the group's name and the volume's"),
     }
-}
-
-fn size_of(editor: &GroupEditor, extents: u64) -> String {
-    size(extents * editor.draft().group().extent_sectors * 512)
-}
-
-/// A volume, for programs.
-fn json_of(editor: &GroupEditor, name: &str) -> Value {
-    let vg = editor.draft().group();
-    vg.lv(name).map_or(Value::Null, |lv| {
-        let volume = &vg.lvs[lv.0];
-        json!({
-            "name": volume.name,
-            "uuid": volume.id.to_string(),
-            "bytes": vg.lv_sectors(lv) * 512,
-            "type": show::type_name(vg, lv),
-            "origin": show::origin(vg, lv),
-            "tags": volume.tags,
-        })
-    })
 }

@@ -1,35 +1,23 @@
 //! `blockwork lv snapshot`: a volume that stays as another one is now.
 
 use anyhow::{Result, anyhow, bail};
-use blockwork_volume::lvm::edit::{GroupEditor, NewSnapshot, StoreSize};
+use blockwork_volume::lvm::edit::{Change, NewSnapshot, NewThinSnapshot, StoreSize};
 
 use super::args::SnapshotArgs;
-use super::{amount, json_of, size_of, split, thin};
-use crate::vg::change::{announce, author, commit, sectors};
+use super::{amount, split};
+use crate::vg::change::sectors;
+use crate::vg::target::change;
 
 pub(super) fn run(args: &SnapshotArgs) -> Result<()> {
     let (group, origin) = split(&args.volume)?;
     let name = args.name.as_deref().map(|name| in_group(group, name)).transpose()?;
+    let (origin, tags) = (origin.to_owned(), args.addtag.clone());
     if args.size.is_none() && args.extents.is_none() {
-        return thin::snapshot(args, group, origin, name);
+        return change(&args.place, group, Change::SnapshotThin(NewThinSnapshot { origin, name, tags }));
     }
-    let new = NewSnapshot {
-        origin: origin.to_owned(),
-        name,
-        size: store_size(args.size.as_deref(), args.extents.as_deref())?,
-        chunk_sectors: sectors("--chunksize", &args.chunksize)?,
-        tags: args.addtag.clone(),
-    };
-    let mut editor = GroupEditor::open(&args.disks.disk, group, author()?)?;
-    let made = editor.draft_mut().create_snapshot(&new)?;
-    if let Some(rounded) = &made.rounded {
-        log::warn!("{rounded}");
-    }
-    commit(&mut editor)?;
-    let room = size_of(&editor, made.extents);
-    let said = format!("{group}/{}: a snapshot of {origin}, with room for {room}", made.name);
-    announce(&editor, &said, Some(json_of(&editor, &made.name)), args.disks.json);
-    Ok(())
+    let size = store_size(args.size.as_deref(), args.extents.as_deref())?;
+    let chunk_sectors = sectors("--chunksize", &args.chunksize)?;
+    change(&args.place, group, Change::Snapshot(NewSnapshot { origin, name, size, chunk_sectors, tags }))
 }
 
 /// A name, before which its group may stand.

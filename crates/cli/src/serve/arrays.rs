@@ -10,24 +10,21 @@
 use std::collections::HashSet;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
 use blockwork_daemon::{
     ArrayAnswer, ArrayRequest, ArrayStatus, Arrays, DeviceStatus, Disks, Refusal, RefusalKind, SyncStatus,
     Verb, WAIT_MILLIS_MAX, no_array,
 };
-use blockwork_engine::{
-    ADDED_NODES_MAX, Layer, Nanos, NodeId, SECTOR, Sectors, Stats, TaskContext, Volume, WorkerHandle,
-};
+use blockwork_engine::{Layer as _, Nanos, NodeId, SECTOR, Sectors, TaskContext, topmost_first};
 use blockwork_format::escape;
 use blockwork_format::md::{Level, Superblock, Uuid};
-use blockwork_insight::trace::TraceHub;
 use blockwork_layer::md::{self, Added, MemberState, MemberStatus, NewMember, SyncAction, VerbError};
-use blockwork_uring::Uring;
 use blockwork_volume::{Assembly, Attached, NEWCOMER_NODES_MAX, Newcomer, Purpose};
 use ring::rand::{SecureRandom, SystemRandom};
 
+use super::served::Served;
 use super::workers::Workers;
 
 /// An array that is served.
@@ -46,11 +43,8 @@ struct Known {
 /// See the module's head.
 pub(crate) struct ServedArrays {
     known: Vec<Known>,
-    volumes: Arc<[Volume]>,
+    served: Arc<Served>,
     assembly: Arc<Mutex<Assembly>>,
-    handles: Vec<WorkerHandle<Uring>>,
-    stats: Arc<Stats>,
-    hub: Arc<TraceHub>,
     /// Where a disk that is brought in is told of.
     disks: Disks,
     /// What is written is recorded, disk by disk: none can come.
@@ -60,16 +54,13 @@ pub(crate) struct ServedArrays {
 impl ServedArrays {
     /// Those of `workers`; what is brought in is added to `disks`.
     pub(crate) fn new(workers: &Workers, disks: Disks) -> ServedArrays {
-        let reached = nodes_under(&workers.volumes);
+        let reached = nodes_under(&workers.served);
         let mut known = assembled(&lock(&workers.assembly));
         known.retain(|known| reached.contains(&known.array.node()));
         ServedArrays {
             known,
-            volumes: workers.volumes.clone(),
+            served: workers.served.clone(),
             assembly: workers.assembly.clone(),
-            handles: workers.handles.clone(),
-            stats: workers.stats.clone(),
-            hub: workers.hub.clone(),
             disks,
             is_logged: workers.log.is_some(),
         }
@@ -90,16 +81,9 @@ impl ServedArrays {
         F: Future<Output = T>,
         T: Send + 'static,
     {
-        let (send, receive) = mpsc::channel();
         let array = known.array.clone();
-        self.handles[0].run(move |worker| {
-            worker.spawn(|cx| async move {
-                // Nobody waits any more if the server is being stopped.
-                let _ = send.send(task(array, cx).await);
-            });
-        });
-        let stopped = |_| Refusal::new(RefusalKind::Failed, format!("{}: the server stops", known.name));
-        receive.recv().map_err(stopped)
+        let done = self.served.run(move |cx| task(array, cx));
+        done.map_err(|error| Refusal::new(RefusalKind::Failed, format!("{}: {error}", known.name)))
     }
 
     /// As `run`, of what the array may refuse.
@@ -148,37 +132,24 @@ impl ServedArrays {
 
     /// Opens a disk, unless it is open, and tells all workers of it.
     fn bring_in(&self, known: &Known, device: &str, force: bool) -> Result<Newcomer, Refusal> {
-        let served: Vec<&str> = self.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        let served = self.served.all();
+        let served: Vec<&str> = served.iter().map(|(_, volume)| volume.name.as_str()).collect();
         let attached = self.attached(known);
         let purpose = Purpose { array: known.uuid, served: &served, attached: &attached, force };
         // Held until all workers have the disk: they must all number the next one alike.
         let mut assembly = lock(&self.assembly);
         let conflict = |text: String| Refusal::new(RefusalKind::Conflict, text);
-        let room = self.stats.nodes().len() + ADDED_NODES_MAX;
-        let full = assembly.node_count() + NEWCOMER_NODES_MAX > room;
+        let full = self.served.room_for_nodes(&assembly) < NEWCOMER_NODES_MAX;
         if !assembly.has_open(device) && (full || self.is_logged) {
             let why = if full { TOO_MANY } else { LOGGED };
             return Err(conflict(format!("{}: it cannot be opened: {why}", escape(device))));
         }
         let newcomer = assembly.bring_in(device, &purpose).map_err(|error| conflict(error.to_string()))?;
         newcomer.warnings.iter().for_each(|warning| log::warn!("{}: {warning}", newcomer.name));
-        for info in &newcomer.nodes {
-            let node = self.stats.add(info.clone()).map_err(|error| conflict(error.to_string()))?;
-            self.hub.add(node, info);
-        }
-        if let Some((leaf, node, source)) = &newcomer.leaf {
-            let (send, told) = mpsc::channel::<()>();
-            for handle in &self.handles {
-                let (leaf, node, source, send) = (*leaf, *node, source.clone(), send.clone());
-                handle.run(move |worker| {
-                    worker.add_leaf(leaf, node, source);
-                    drop(send);
-                });
-            }
-            drop(send);
-            // It ends when the last of them has it.
-            let _ = told.recv();
+        self.served.name_nodes(&assembly).map_err(|error| conflict(error.to_string()))?;
+        if let Some((leaf, node, source)) = newcomer.leaf.clone() {
             self.disks.add(source.clone());
+            self.served.each_worker(move |worker| worker.add_leaf(leaf, node, source.clone()));
         }
         Ok(newcomer)
     }
@@ -417,16 +388,12 @@ async fn rests_within(array: &md::Array, cx: &TaskContext, limit: Nanos) -> bool
     .await
 }
 
-/// Numbers of all layers of these volumes.
-fn nodes_under(volumes: &[Volume]) -> HashSet<NodeId> {
-    let mut found = HashSet::new();
-    let mut left: Vec<Arc<dyn Layer>> = volumes.iter().map(|volume| volume.root.clone()).collect();
-    while let Some(layer) = left.pop() {
-        if found.insert(layer.node()) {
-            left.extend(layer.below());
-        }
-    }
-    found
+/// Numbers of all layers of the volumes that are served.
+fn nodes_under(served: &Served) -> HashSet<NodeId> {
+    topmost_first(served.all().into_iter().map(|(_, volume)| volume.root))
+        .iter()
+        .map(|layer| layer.node())
+        .collect()
 }
 
 fn refusal(error: &VerbError) -> Refusal {

@@ -17,6 +17,8 @@ use blockwork_insight::trace::TraceHub;
 use blockwork_uring::{Uring, UringConfig};
 use blockwork_volume::Assembly;
 
+use super::served::Served;
+
 /// How workers are started.
 #[derive(Debug, Default)]
 pub(crate) struct WorkersConfig {
@@ -36,7 +38,7 @@ pub(crate) type OnEnd = Arc<dyn Fn(u16) + Send + Sync>;
 
 /// Workers that run.
 pub(crate) struct Workers {
-    pub(crate) volumes: Arc<[Volume]>,
+    pub(crate) served: Arc<Served>,
     pub(crate) handles: Vec<WorkerHandle<Uring>>,
     pub(crate) stats: Arc<Stats>,
     pub(crate) hub: Arc<TraceHub>,
@@ -55,33 +57,31 @@ impl Workers {
         volumes: Vec<Volume>,
         on_end: OnEnd,
     ) -> Result<Workers> {
-        let stats = Arc::new(assembly.stats());
-        let mut workers = Workers {
-            volumes: volumes.into(),
-            handles: Vec::with_capacity(config.count),
-            hub: TraceHub::new(stats.nodes()),
-            stats,
-            log: config.log_writes.as_deref().map(|path| log_writes(path, &assembly)).transpose()?,
-            assembly: Arc::new(Mutex::new(assembly)),
-            threads: Vec::with_capacity(config.count),
-            on_end,
-        };
-        let leaves = workers.leaves();
+        let (stats, leaves) = (Arc::new(assembly.stats()), assembly.leaves());
+        let hub = TraceHub::new(stats.nodes());
+        let log = config.log_writes.as_deref().map(|path| log_writes(path, &assembly)).transpose()?;
+        let parts = Parts { volumes: volumes.into(), leaves, stats, log };
         let quiescence = Quiescence::default();
         let mut uring = UringConfig::default();
         uring.look = config.poll.map_or(uring.look, |us| Nanos::micros(us.into()));
+        let (mut handles, mut threads) = (Vec::new(), Vec::new());
         for index in (0u16..).take(config.count) {
-            let mut worker = workers.config(leaves.clone());
+            let mut worker = parts.config();
             worker.index = index;
-            worker.tracer = workers.hub.tracer(index);
+            worker.tracer = hub.tracer(index);
             worker.quiescence = quiescence.clone();
             worker.waiting = if config.poll.is_some() { Waiting::Looking } else { Waiting::Measured };
-            let ended = Ended { index, on_end: workers.on_end.clone() };
+            let ended = Ended { index, on_end: on_end.clone() };
             let (handle, thread) = start_worker(worker, ended, &uring, Worker::run)?;
-            workers.handles.push(handle);
-            workers.threads.push(thread);
+            handles.push(handle);
+            threads.push(thread);
         }
-        Ok(workers)
+        let Parts { volumes, stats, log, .. } = parts;
+        let served = Served::new(&volumes, handles.clone(), stats.clone(), hub.clone());
+        let mut assembly = assembly;
+        assembly.begin_to_serve();
+        let (served, assembly) = (Arc::new(served), Arc::new(Mutex::new(assembly)));
+        Ok(Workers { served, handles, stats, hub, log, assembly, threads, on_end })
     }
 
     /// Has the layers take up what is due: an array its resync.
@@ -96,12 +96,6 @@ impl Workers {
     /// The disks that are open now.
     pub(crate) fn leaves(&self) -> Leaves {
         self.assembly().leaves()
-    }
-
-    fn config(&self, leaves: Leaves) -> WorkerConfig {
-        let mut config = WorkerConfig::new(self.volumes.clone(), leaves, self.stats.worker());
-        config.tap = self.log.clone().map(|log| log as _);
-        config
     }
 
     /// Ends them, in order. What fails on the way, which `note` is told, does not keep the rest from being done.
@@ -133,9 +127,14 @@ impl Workers {
 
     /// Has the layers record what they have to, on one last worker.
     fn close_layers(&self) -> Result<()> {
-        let leaves = self.leaves();
+        let parts = Parts {
+            volumes: self.served.all().into_iter().map(|(_, volume)| volume).collect(),
+            leaves: self.leaves(),
+            stats: self.stats.clone(),
+            log: self.log.clone(),
+        };
         let ended = Ended { index: 0, on_end: self.on_end.clone() };
-        let (_, thread) = start_worker(self.config(leaves), ended, &UringConfig::default(), Worker::close)?;
+        let (_, thread) = start_worker(parts.config(), ended, &UringConfig::default(), Worker::close)?;
         match thread.join() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(errno)) => Err(anyhow!(
@@ -146,6 +145,22 @@ impl Workers {
                 Err(anyhow!("closing the arrays has panicked: they are checked when they are opened next"))
             }
         }
+    }
+}
+
+/// What all workers have.
+struct Parts {
+    volumes: Arc<[Volume]>,
+    leaves: Leaves,
+    stats: Arc<Stats>,
+    log: Option<Arc<LogWrites>>,
+}
+
+impl Parts {
+    fn config(&self) -> WorkerConfig {
+        let mut config = WorkerConfig::new(self.volumes.clone(), self.leaves.clone(), self.stats.worker());
+        config.tap = self.log.clone().map(|log| log as _);
+        config
     }
 }
 

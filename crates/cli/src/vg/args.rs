@@ -26,7 +26,9 @@ pub(crate) enum VgVerb {
     #[command(after_help = "Example:\n  blockwork vg rename vg0 vg1 --disk a.img b.img")]
     Rename(RenameArgs),
     /// Add tags to a group, and take some away.
-    #[command(after_help = "Example:\n  blockwork vg tag vg0 --addtag db --deltag old --disk a.img b.img")]
+    #[command(
+        after_help = "Examples:\n  blockwork vg tag vg0 --addtag db --deltag old\n  blockwork vg tag vg0 --addtag db --disk a.img b.img"
+    )]
     Tag(TagArgs),
     /// Show groups, as `vgs` does. Writes nothing.
     #[command(after_help = "Example:\n  blockwork vg show --disk a.img b.img")]
@@ -39,6 +41,21 @@ pub(crate) struct Disks {
     /// The disks of the group, all of them: PATH[,option=value...].
     #[arg(long, value_name = "DISK", num_args = 1.., required = true)]
     pub(crate) disk: Vec<String>,
+    /// Print JSON, sizes in bytes.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Where a group is that may be served.
+#[derive(Debug, Args)]
+pub(crate) struct Place {
+    /// The disks of the group, all of them: PATH[,option=value...]. Without them, the running server that serves volumes of the group
+    /// is asked.
+    #[arg(long, value_name = "DISK", num_args = 1..)]
+    pub(crate) disk: Vec<String>,
+    /// Of a server that was told which volumes to serve: serve what is new as well.
+    #[arg(long)]
+    pub(crate) serve: bool,
     /// Print JSON, sizes in bytes.
     #[arg(long)]
     pub(crate) json: bool,
@@ -124,7 +141,7 @@ pub(crate) struct TagArgs {
     #[command(flatten)]
     pub(crate) tags: Tags,
     #[command(flatten)]
-    pub(crate) disks: Disks,
+    pub(crate) place: Place,
 }
 
 /// What is done with tags.

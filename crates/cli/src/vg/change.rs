@@ -15,12 +15,19 @@ use super::args::Tags;
 use crate::at_once;
 use crate::scan::size;
 
+/// Characters of a command line that a group's text keeps at most.
+const COMMAND_MAX: usize = 1024;
+
 /// This host, now, by this command line.
 pub(crate) fn author() -> Result<Author> {
+    author_of(Some(&std::env::args().skip(1).collect::<Vec<_>>().join(" ")))
+}
+
+/// This host, now, by the command of that name and these words.
+pub(crate) fn author_of(words: Option<&str>) -> Result<Author> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).context("the clock stands before 1970")?;
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let mut words: Vec<String> = std::env::args().skip(1).collect();
-    words.insert(0, "blockwork".to_owned());
+    let words: String = words.unwrap_or("serve").chars().take(COMMAND_MAX).collect();
     // Asked for once now, as one could not say later that there are none.
     let random = SystemRandom::new();
     random.fill(&mut [0; 32]).map_err(|_| anyhow!("the kernel gives no random numbers"))?;
@@ -32,7 +39,7 @@ pub(crate) fn author() -> Result<Author> {
     Ok(Author {
         host: host.trim().to_owned(),
         time: i64::try_from(now.as_secs()).context("the clock is wrong")?,
-        command: words.join(" "),
+        command: format!("blockwork {words}"),
         ids: Box::new(new_id),
     })
 }

@@ -1,16 +1,19 @@
-//! `blockwork vg`: volume groups of LVM2 are made, changed and shown, on disks that nobody uses.
+//! `blockwork vg`: volume groups of LVM2 are made, changed and shown, on disks that nobody uses; tags also while volumes are served.
 
 mod args;
 pub(crate) mod change;
 mod show;
+pub(crate) mod status;
+pub(crate) mod target;
+pub(crate) mod words;
 
 use anyhow::Result;
-use blockwork_volume::lvm::edit::{GroupEditor, TagChange};
+use blockwork_volume::lvm::edit::{Change, GroupEditor, TagChange};
 
 use args::{CreateArgs, ExtendArgs, ReduceArgs, RenameArgs, TagArgs, VgVerb};
-pub(crate) use args::{Disks, Tags, VgArgs};
+pub(crate) use args::{Disks, Place, Tags, VgArgs};
 use change::{announce, author, commit, room, sectors};
-pub(crate) use show::{groups, look, table};
+pub(crate) use show::{Shown, groups, look, table};
 
 pub(crate) fn run(args: &VgArgs) -> Result<()> {
     match &args.verb {
@@ -73,10 +76,5 @@ fn rename(args: &RenameArgs) -> Result<()> {
 }
 
 fn tag(args: &TagArgs) -> Result<()> {
-    let mut editor = GroupEditor::open(&args.disks.disk, &args.group, author()?)?;
-    editor.draft_mut().tag_group(&TagChange::from(&args.tags))?;
-    commit(&mut editor)?;
-    let said = format!("{}: tags {}", args.group, editor.draft().group().tags.join(", "));
-    announce(&editor, &said, None, args.disks.json);
-    Ok(())
+    target::change(&args.place, &args.group, Change::TagGroup(TagChange::from(&args.tags)))
 }

@@ -51,8 +51,8 @@ impl Rig {
             Volume::new(source.name(), Arc::new(layer), n == 1)
         };
         let volumes: Arc<[Volume]> = sources.iter().zip(0..).map(volume).collect();
-        let mut state = ControlState::new(stats.clone(), hub.clone());
-        volumes.iter().for_each(|volume| state.add_volume(volume, vec!["nbd:unix:/x".to_owned()]));
+        let state = ControlState::new(stats.clone(), hub.clone());
+        volumes.iter().for_each(|volume| state.volumes().add(volume, vec!["nbd:unix:/x".to_owned()]));
         sources.iter().for_each(|source| state.disks().add(source.clone()));
         let (worker, thread) = start(volumes, sources, &stats, &hub);
         let socket = folder.path().join(format!("{}.sock", std::process::id()));

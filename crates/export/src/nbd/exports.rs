@@ -1,6 +1,6 @@
 //! What a server offers: volumes under names, and what clients are told of them.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_format::nbd::{NAME_MAX, PAYLOAD_MAX, transmission_flags as flags};
@@ -58,10 +58,27 @@ impl Export {
     }
 }
 
-/// All exports of a server, in order: the first is the default one, which clients get for the empty name.
+/// All exports of a server, in order: the first is the default one, which clients get for the empty name. Clones share them, and they
+/// may come and go: what a client has opened stays what it was when it was opened.
+///
+/// Invariant: whoever has opened an export has a share of it, taken while the list was held; so one that nobody else has a share of
+/// can be taken out without anybody noticing.
 #[derive(Clone, Debug)]
 pub struct Exports {
-    all: Arc<[Arc<Export>]>,
+    all: Arc<Mutex<Vec<Entry>>>,
+}
+
+/// An export, and what clients may still have open that was in its place before.
+#[derive(Debug)]
+struct Entry {
+    now: Arc<Export>,
+    before: Vec<Weak<Export>>,
+}
+
+impl Entry {
+    fn clients(&self) -> usize {
+        Arc::strong_count(&self.now) - 1 + self.before.iter().map(Weak::strong_count).sum::<usize>()
+    }
 }
 
 /// Why a set of exports was refused.
@@ -76,6 +93,12 @@ pub enum ExportsError {
     /// A name cannot be sent.
     #[error("an export's name has {0} bytes, NBD allows {NAME_MAX}")]
     NameTooLong(usize),
+    /// Clients have it open.
+    #[error("{clients} NBD client{} it open", if *.clients == 1 { " has" } else { "s have" })]
+    InUse {
+        /// How many.
+        clients: usize,
+    },
 }
 
 impl Exports {
@@ -87,30 +110,89 @@ impl Exports {
         if all.is_empty() {
             return Err(ExportsError::Empty);
         }
-        let mut seen = std::collections::HashSet::new();
-        for export in &all {
-            if export.name.len() > NAME_MAX {
-                return Err(ExportsError::NameTooLong(export.name.len()));
-            }
-            if !seen.insert(&export.name) {
-                return Err(ExportsError::Duplicate(export.name.clone()));
-            }
+        let exports = Exports { all: Arc::default() };
+        for export in all {
+            exports.add(export)?;
         }
-        Ok(Exports { all: all.iter().cloned().map(Arc::new).collect() })
+        Ok(exports)
+    }
+
+    fn all(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more.
+    ///
+    /// # Errors
+    ///
+    /// Its name is taken, or cannot be sent.
+    pub fn add(&self, export: Export) -> Result<(), ExportsError> {
+        let mut all = self.all();
+        check_name(&export.name, &all)?;
+        all.push(Entry { now: Arc::new(export), before: Vec::new() });
+        Ok(())
+    }
+
+    /// Another one in the place of `name`, for clients that come from now on.
+    ///
+    /// # Errors
+    ///
+    /// Its name is that of a third one, or cannot be sent.
+    pub fn replace(&self, name: &str, export: Export) -> Result<(), ExportsError> {
+        let mut all = self.all();
+        let Some(at) = all.iter().position(|known| known.now.name == name) else { return Ok(()) };
+        if export.name != name {
+            check_name(&export.name, &all)?;
+        }
+        let entry = &mut all[at];
+        let before = std::mem::replace(&mut entry.now, Arc::new(export));
+        entry.before.retain(|known| known.strong_count() > 0);
+        entry.before.push(Arc::downgrade(&before));
+        Ok(())
+    }
+
+    /// Takes one out that nobody has open; without effect where there is none of that name.
+    ///
+    /// # Errors
+    ///
+    /// Clients have it open.
+    pub fn remove(&self, name: &str) -> Result<(), ExportsError> {
+        let mut all = self.all();
+        let Some(at) = all.iter().position(|known| known.now.name == name) else { return Ok(()) };
+        let clients = all[at].clients();
+        if clients > 0 {
+            return Err(ExportsError::InUse { clients });
+        }
+        all.remove(at);
+        Ok(())
     }
 
     /// The export of that name.
-    pub fn find(&self, name: &[u8]) -> Option<&Arc<Export>> {
-        if name.is_empty() {
-            return self.all.first();
-        }
-        self.all.iter().find(|export| export.name.as_bytes() == name)
+    pub fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
+        let all = self.all();
+        let found = if name.is_empty() {
+            all.first()
+        } else {
+            all.iter().find(|known| known.now.name.as_bytes() == name)
+        };
+        found.map(|known| known.now.clone())
     }
 
     /// Those that LIST names.
-    pub fn listed(&self) -> impl Iterator<Item = &Arc<Export>> {
-        self.all.iter().take(Exports::LISTED_MAX)
+    pub fn listed(&self) -> Vec<Arc<Export>> {
+        self.all().iter().take(Exports::LISTED_MAX).map(|known| known.now.clone()).collect()
     }
+}
+
+/// Whether an export may be called so beside the others.
+fn check_name(name: &str, others: &[Entry]) -> Result<(), ExportsError> {
+    if name.len() > NAME_MAX {
+        return Err(ExportsError::NameTooLong(name.len()));
+    }
+    if others.iter().any(|known| known.now.name == name) {
+        return Err(ExportsError::Duplicate(name.to_owned()));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -152,5 +234,25 @@ pub(crate) mod tests {
         assert_eq!(Exports::new(twice).unwrap_err(), ExportsError::Duplicate("a".into()));
         let long = vec![export(&"x".repeat(NAME_MAX + 1), 1)];
         assert_eq!(Exports::new(long).unwrap_err(), ExportsError::NameTooLong(NAME_MAX + 1));
+    }
+
+    #[test]
+    fn exports_come_and_go_and_stay_while_they_are_open() {
+        let exports = Exports::new(vec![export("a", 1)]).unwrap();
+        let of_a_session = exports.clone();
+        exports.add(export("b", 2)).unwrap();
+        assert_eq!(exports.add(export("b", 3)).unwrap_err(), ExportsError::Duplicate("b".into()));
+        let open = of_a_session.find(b"b").unwrap();
+        exports.replace("b", export("c", 3)).unwrap();
+        assert_eq!(exports.replace("c", export("a", 3)).unwrap_err(), ExportsError::Duplicate("a".into()));
+        assert_eq!((open.size, of_a_session.find(b"c").unwrap().size), (2, 3));
+        assert!(of_a_session.find(b"b").is_none());
+        let later = of_a_session.find(b"c").unwrap();
+        assert_eq!(exports.remove("c").unwrap_err(), ExportsError::InUse { clients: 2 });
+        drop(later);
+        assert_eq!(exports.remove("c").unwrap_err(), ExportsError::InUse { clients: 1 });
+        drop(open);
+        exports.remove("c").unwrap();
+        assert_eq!(of_a_session.listed().len(), 1);
     }
 }

@@ -1,5 +1,7 @@
 //! A volume as a virtio block device: its features, its configuration, its name.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use blockwork_engine::{SECTOR, Volume};
 use blockwork_format::vhost_user::{FEATURE_LOG_ALL, FEATURE_PROTOCOL, protocol};
 use blockwork_format::virtio::blk::{Config, ID_BYTES, RangeLimits, feature as blk};
@@ -17,18 +19,28 @@ const WRITTEN_ZEROES_MAX: u32 = 32768;
 
 /// What the export offers.
 pub(super) struct Device {
-    volume: Volume,
+    /// As it is now: it may get another size.
+    volume: Mutex<Volume>,
     queues: u16,
 }
 
 impl Device {
     pub(super) fn new(volume: Volume, queues: u16) -> Device {
-        Device { volume, queues }
+        Device { volume: Mutex::new(volume), queues }
     }
 
-    /// Size now: arrays grow.
+    fn volume(&self) -> MutexGuard<'_, Volume> {
+        self.volume.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The volume has changed: what the front end asks for from now on is told by this one.
+    pub(super) fn set_volume(&self, volume: Volume) {
+        *self.volume() = volume;
+    }
+
+    /// Size now: arrays grow, and volumes.
     pub(super) fn sectors(&self) -> u64 {
-        self.volume.sectors().0
+        self.volume().sectors().0
     }
 
     /// Queues that there may be.
@@ -49,9 +61,9 @@ impl Device {
             | blk::FLUSH
             | blk::CONFIG_WCE
             | blk::MQ;
-        let writes = if self.volume.read_only { blk::RO } else { blk::WRITE_ZEROES };
-        let discards =
-            if !self.volume.read_only && self.volume.limits().discards() { blk::DISCARD } else { 0 };
+        let volume = self.volume();
+        let writes = if volume.read_only { blk::RO } else { blk::WRITE_ZEROES };
+        let discards = if !volume.read_only && volume.limits().discards() { blk::DISCARD } else { 0 };
         always | writes | discards
     }
 
@@ -70,7 +82,8 @@ impl Device {
     /// The configuration for a driver whose rings have at least `ring` descriptors, as far as that is known. A request's data
     /// may take as many as one of them has room for, even where the driver has no indirect tables.
     pub(super) fn config(&self, writeback: bool, ring: Option<u32>) -> Config {
-        let limits = self.volume.limits();
+        let volume = self.volume();
+        let limits = volume.limits();
         let block = limits.logical_block_size;
         let sectors = |sectors: u64| u32::try_from(sectors).unwrap_or(u32::MAX);
         let ranges = |sectors: u32| RangeLimits { sectors, ranges: RANGES_MAX };
@@ -78,9 +91,9 @@ impl Device {
             0 => WRITTEN_ZEROES_MAX,
             most => most,
         };
-        let has_discards = !self.volume.read_only && limits.discards();
+        let has_discards = !volume.read_only && limits.discards();
         Config {
-            capacity: self.sectors(),
+            capacity: volume.sectors().0,
             size_max: 0,
             seg_max: ring.unwrap_or(RING_DEFAULT).min(INDIRECT_MAX as u32).saturating_sub(ENDS).max(1),
             blk_size: block,
@@ -99,14 +112,15 @@ impl Device {
             } else {
                 0
             },
-            write_zeroes: if self.volume.read_only { RangeLimits::default() } else { ranges(zeroes) },
-            write_zeroes_may_unmap: !self.volume.read_only,
+            write_zeroes: if volume.read_only { RangeLimits::default() } else { ranges(zeroes) },
+            write_zeroes_may_unmap: !volume.read_only,
         }
     }
 
     /// The volume's name, as much as fits: of a long one the end, which tells more.
     pub(super) fn id(&self) -> [u8; ID_BYTES] {
-        let name = self.volume.name.as_bytes();
+        let volume = self.volume();
+        let name = volume.name.as_bytes();
         let end = &name[name.len().saturating_sub(ID_BYTES)..];
         let mut id = [0; ID_BYTES];
         id[..end.len()].copy_from_slice(end);

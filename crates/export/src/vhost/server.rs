@@ -55,6 +55,7 @@ impl Shared {
 /// A volume that is served by vhost-user. Stop it while its workers still run.
 pub struct VhostServer {
     shared: Arc<Shared>,
+    device: Arc<Device>,
     listener: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
     address: String,
@@ -75,9 +76,10 @@ impl VhostServer {
         assert!(!workers.is_empty(), "an export needs a worker");
         let listener = Listener::unix(path)?;
         let address = format!("vhost-user:{}", path.display());
+        let device = Arc::new(Device::new(volume.clone(), options.queues));
         let service = Service {
             name: format!("{} at {address}", volume.name),
-            device: Device::new(volume.clone(), options.queues),
+            device: device.clone(),
             volume: id,
             workers: workers.to_vec(),
             first_worker: options.first_worker,
@@ -90,12 +92,17 @@ impl VhostServer {
             .name("vhost-user".into())
             .spawn(move || serve(&service, listener, &known))
             .map_err(VhostError::Thread)?;
-        Ok(VhostServer { shared, listener: fd, thread: Some(thread), address })
+        Ok(VhostServer { shared, device, listener: fd, thread: Some(thread), address })
     }
 
     /// Where front ends reach it, such as `vhost-user:/run/disk.sock`.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// The volume has changed, such as its size: the front end is told of that.
+    pub fn set_volume(&self, volume: &Volume) {
+        self.device.set_volume(volume.clone());
     }
 
     /// Ends it: what was taken is answered, the rest stays in the guest's rings.

@@ -123,7 +123,7 @@ struct Queue {
 pub(super) struct Service {
     /// For people: the export's address.
     pub(super) name: String,
-    pub(super) device: Device,
+    pub(super) device: Arc<Device>,
     pub(super) volume: VolumeId,
     pub(super) workers: Vec<WorkerHandle<Uring>>,
     /// The worker of the first queue.

@@ -196,6 +196,7 @@ impl Pool {
                 self.name
             );
             self.start_timeout(self.mode.run_out(), cx);
+            self.look_at_watch();
         }
         if self.features.error_if_no_space || self.mode.has_timed_out() {
             wants.iter().for_each(|want| want.answer.give(Err(Errno::ENOSPC)));
@@ -236,6 +237,7 @@ impl Pool {
 
     /// Tells once when little space is left.
     pub(super) fn look_at_low_water(&self) {
+        self.look_at_watch();
         let (free, mark) = (self.editor().free_data(), self.features.low_water);
         let is_low = free <= mark && mark > 0;
         let was_told = std::mem::replace(&mut self.books().low_water_told, is_low);

@@ -18,7 +18,7 @@
 //! | `cache`, `entry`, `map` | the map: pages, their entries, and how they follow the trees |
 //! | `pool`, `device`, `config`, `blocks`, `current` | what all share, and the metadata as it was committed |
 //! | `request`, `provision`, `content`, `fill`, `bell` | blocks for writes |
-//! | `commit`, `mode` | transactions; what a pool can do when it is full, or fails |
+//! | `commit`, `mode`, `watch` | transactions; what a pool can do when it is full, or fails; who hears that it fills up |
 //! | `discard`, `verbs`, `status` | blocks that are given back; messages; what is said of a pool |
 //! | `check` | judges the metadata of a pool as `thin_check` does |
 //!
@@ -56,6 +56,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod verbs;
+mod watch;
 
 pub use cache::CACHE_BYTES;
 pub use config::{Discards, PoolConfig, PoolError, PoolFeatures};

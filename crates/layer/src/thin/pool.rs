@@ -19,6 +19,7 @@ use super::device::Device;
 use super::fill::Fills;
 use super::mode::{Mode, ModeCell};
 use super::request::Requests;
+use super::watch::Watched;
 use crate::divisor::Divisor;
 
 /// Pages that are read at once; which of these turns a page takes follows from its key.
@@ -44,6 +45,7 @@ pub struct Pool {
     pub(super) turns: Turns,
     pub(super) requests: Requests,
     pub(super) mode: ModeCell,
+    pub(super) watched: Watched,
     /// The number of the transaction under way, counted from when the pool was opened.
     pub(super) transaction: AtomicU64,
     /// All up to this transaction are on stable storage.
@@ -119,6 +121,7 @@ impl Pool {
             turns: Turns::default(),
             requests: Requests::default(),
             mode: ModeCell::new(mode),
+            watched: Watched::default(),
             transaction: AtomicU64::new(1),
             durable: AtomicU64::new(0),
             devices: Mutex::default(),
@@ -187,6 +190,9 @@ impl Pool {
     ///
     /// There is none with that number; the metadata cannot be read, or is damaged; too many are in use.
     pub fn device_now(&self, source: &dyn Source, id: u64) -> Result<OpenDevice, PoolError> {
+        if let Some(device) = self.device_in_use(id) {
+            return Ok(OpenDevice(device));
+        }
         let details = self.edit_now(source, |editor, blocks| editor.details(blocks, id))?;
         self.use_device(id, details.snapshotted_time.into())
     }
@@ -226,6 +232,11 @@ impl Pool {
     /// A device, if somebody uses it.
     pub(super) fn device_in_use(&self, id: u64) -> Option<Arc<Device>> {
         self.devices().open.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// Whether somebody uses a device: a volume is made of it, or I/O of one that was is still under way.
+    pub fn is_in_use(&self, id: u64) -> bool {
+        self.device_in_use(id).is_some()
     }
 
     /// Tells of something that is wrong with the metadata, unless that was done often.

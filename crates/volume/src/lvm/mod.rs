@@ -14,6 +14,7 @@ pub mod edit;
 pub(crate) mod metadata;
 mod pv;
 mod raid;
+pub mod served;
 mod snapshot;
 pub(crate) mod stack;
 mod thin;

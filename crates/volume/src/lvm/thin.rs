@@ -6,15 +6,18 @@
 //!
 //! A pool that Linux wants to be checked first is only read.
 
+use std::sync::Arc;
+
 use blockwork_engine::{NodeKind, Sectors};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Lv, LvIndex, SegmentType};
-use blockwork_layer::thin::{Discards, PoolFeatures};
+use blockwork_layer::thin::{Discards, Pool, PoolFeatures};
 
 use super::stack::{Built, Volume};
 use crate::assembly::Assembly;
 use crate::graph::{DeviceId, GroupId};
+use crate::settings::Autoextend;
 use crate::thin::{NEVER_USED, OpenPool, PoolUsage, ThinVolume};
 
 /// A thin pool of a group.
@@ -23,6 +26,15 @@ pub struct ThinPool {
     /// How full it is, or why it cannot be used.
     pub usage: Result<PoolUsage, String>,
     opened: Option<OpenPool>,
+    /// When it is extended by itself, if it is.
+    pub autoextend: Option<Autoextend>,
+}
+
+impl ThinPool {
+    /// The pool, where it could be opened.
+    pub fn pool(&self) -> Option<Arc<Pool>> {
+        self.opened.as_ref().map(OpenPool::pool)
+    }
 }
 
 impl Assembly {
@@ -30,22 +42,32 @@ impl Assembly {
     pub(crate) fn open_thin_pools(&mut self, group: GroupId, text: &VolumeGroup) {
         let is_pool = |lv: &LvIndex| matches!(text.lvs[lv.0].segments[0].kind, SegmentType::ThinPool { .. });
         for lv in (0..text.lvs.len()).map(LvIndex).filter(is_pool) {
-            let Some(device) = self.graph.groups[group.0].lv(lv) else { continue };
-            let opened = self.open_thin_pool(group, text, lv, device);
-            // One without volumes is made a pool of when it gets the first.
-            let is_of_it =
-                |other: &Lv| matches!(other.segments[0].kind, SegmentType::Thin { pool, .. } if pool == lv);
-            if let Err(why) = &opened
-                && text.lvs.iter().any(is_of_it)
-            {
-                self.graph.warn(device, format!("its volumes cannot be served: {why}"));
-            }
-            let pool = match opened {
-                Ok((opened, usage)) => ThinPool { usage: Ok(usage), opened: Some(opened) },
-                Err(why) => ThinPool { usage: Err(why), opened: None },
-            };
-            self.graph.groups[group.0].thin_pools.insert(lv, pool);
+            self.open_pool_of_group(group, text, lv);
         }
+    }
+
+    /// Opens a pool of a group, which is not open; or finds out why that cannot be.
+    pub(crate) fn open_pool_of_group(&mut self, group: GroupId, text: &VolumeGroup, lv: LvIndex) {
+        let Some(device) = self.graph.groups[group.0].lv(lv) else { return };
+        let opened = self.open_thin_pool(group, text, lv, device);
+        // One without volumes is made a pool of when it gets the first.
+        let is_of_it =
+            |other: &Lv| matches!(other.segments[0].kind, SegmentType::Thin { pool, .. } if pool == lv);
+        if let Err(why) = &opened
+            && text.lvs.iter().any(is_of_it)
+        {
+            self.graph.warn(device, format!("its volumes cannot be served: {why}"));
+        }
+        let name = self.graph.device(device).name.clone();
+        let autoextend = self.autoextend(&name).unwrap_or_else(|error| {
+            self.graph.warn(device, error.to_string());
+            None
+        });
+        let pool = match opened {
+            Ok((opened, usage)) => ThinPool { usage: Ok(usage), opened: Some(opened), autoextend },
+            Err(why) => ThinPool { usage: Err(why), opened: None, autoextend },
+        };
+        self.graph.groups[group.0].thin_pools.insert(lv, pool);
     }
 
     fn open_thin_pool(

@@ -140,6 +140,7 @@ impl Builder<'_> {
         let features = features(pool);
         let opened = self.assembly.open_pool(device.to_owned(), metadata, data, found, features);
         let (opened, _) = opened.map_err(|why| self.refuse(line, why))?;
+        self.assembly.table_pools.insert(device.to_owned(), opened.clone());
         Ok(TablePool { opened, below: ids })
     }
 

@@ -75,6 +75,17 @@ pub enum PoolChange {
     ReleaseMetadataSnap,
 }
 
+impl PoolChange {
+    /// Whether it was refused because it is made already: of what LVM tells a pool, a part may have come before a power cut.
+    pub(crate) fn is_made(&self, error: &EditError) -> bool {
+        match self {
+            PoolChange::Create { .. } | PoolChange::Snapshot { .. } => matches!(error, EditError::Exists(_)),
+            PoolChange::Delete { .. } => matches!(error, EditError::NoDevice(_)),
+            _ => false,
+        }
+    }
+}
+
 /// A pool that is being changed in memory.
 pub(crate) struct PoolEditor {
     name: String,

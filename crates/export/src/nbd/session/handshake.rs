@@ -210,8 +210,7 @@ impl Handshake {
         if self.style == Style::Extended {
             return Err(CloseReason::ExportNameAfterExtended);
         }
-        let export =
-            self.exports.find(name).filter(|_| !self.shutdown).ok_or(CloseReason::NoSuchExport)?.clone();
+        let export = self.exports.find(name).filter(|_| !self.shutdown).ok_or(CloseReason::NoSuchExport)?;
         let transmission = self.choose(export);
         export_name_reply(out, transmission.export().size, transmission.flags(), !self.no_zeroes);
         Ok(Progress::Go(transmission))
@@ -249,7 +248,7 @@ impl Handshake {
                 return Progress::More;
             }
         };
-        let Some(export) = self.exports.find(request.name).cloned() else {
+        let Some(export) = self.exports.find(request.name) else {
             option_error(out, number, reply::ERR_UNKNOWN, "there is no export of that name");
             return Progress::More;
         };
@@ -316,7 +315,7 @@ impl Handshake {
             Ok(request) => request,
             Err(malformed) => return refuse(out, number, &malformed),
         };
-        let Some(export) = self.exports.find(request.name).cloned() else {
+        let Some(export) = self.exports.find(request.name) else {
             return option_error(out, number, reply::ERR_UNKNOWN, "there is no export of that name");
         };
         let mut queries = request.queries().peekable();

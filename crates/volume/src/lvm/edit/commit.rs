@@ -85,6 +85,17 @@ impl Commit {
     ///
     /// The first write or flush that fails: nothing is written after it.
     pub async fn run(self, cx: &TaskContext) -> Result<(), CommitError> {
+        let layers = self.targets.iter().map(|target| target.layer.clone()).collect();
+        self.write(cx).await?;
+        close(layers, cx).await.map_err(CommitError::Close)
+    }
+
+    /// Writes it all, by a worker that serves what lies on the same disks.
+    ///
+    /// # Errors
+    ///
+    /// The first write or flush that fails: nothing is written after it.
+    pub async fn write(self, cx: &TaskContext) -> Result<(), CommitError> {
         let targets = self.targets;
         let parts = [
             (self.before, "nothing has changed"),
@@ -95,8 +106,7 @@ impl Commit {
             let result = carry_out(steps, &targets, cx).await;
             result.map_err(|source| CommitError::Step { source, state })?;
         }
-        let layers = targets.into_iter().map(|target| target.layer).collect();
-        close(layers, cx).await.map_err(CommitError::Close)
+        Ok(())
     }
 }
 

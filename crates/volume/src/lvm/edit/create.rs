@@ -2,6 +2,7 @@
 
 use blockwork_format::lvm2::vg::{PvIndex, SECTORS_MAX};
 use blockwork_format::lvm2::{Node, Section, Uuid};
+use serde::{Deserialize, Serialize};
 
 use super::allocate::{FreeExtents, Policy, Request, Round, allocate};
 use super::data::{Piece, wiped};
@@ -20,7 +21,8 @@ pub const REGION_DEFAULT: u64 = 4096;
 pub const STRIPE_DEFAULT: u64 = 128;
 
 /// How large a volume is to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Size {
     /// Bytes, rounded up to whole extents.
     Bytes(u64),
@@ -44,7 +46,8 @@ impl std::fmt::Display for Size {
 }
 
 /// What a volume is made of. Sizes are sectors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Shape {
     /// One run after the other.
     Linear,
@@ -76,7 +79,7 @@ pub enum Shape {
 }
 
 /// A volume to be.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewVolume {
     /// Its name.
     pub name: String,
@@ -85,6 +88,7 @@ pub struct NewVolume {
     /// Of what.
     pub shape: Shape,
     /// Tags.
+    #[serde(default)]
     pub tags: Vec<String>,
     /// Zero its start and end, so that nothing that was there before is taken for its content.
     pub wipe: bool,

@@ -9,6 +9,7 @@ use std::fmt;
 use blockwork_format::lvm2::vg::{Area, LvIndex};
 use blockwork_format::lvm2::{Node, Section, Style, Uuid, VolumeGroup, names};
 use blockwork_format::{ErrorKind, FormatError, escape};
+use serde::{Deserialize, Serialize};
 
 use super::allocate::FreeExtents;
 use super::data::DataWrite;
@@ -60,11 +61,13 @@ pub struct NewPv {
 }
 
 /// What is done with tags.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TagChange {
     /// Tags to add; those that are there already stay.
+    #[serde(default)]
     pub add: Vec<String>,
     /// Tags to take away; those that are not there are no error, as for LVM.
+    #[serde(default)]
     pub remove: Vec<String>,
 }
 

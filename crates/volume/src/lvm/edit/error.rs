@@ -81,19 +81,19 @@ pub enum EditError {
 }
 
 impl EditError {
-    pub(super) fn group(name: &str, why: impl Into<String>) -> EditError {
+    pub(crate) fn group(name: &str, why: impl Into<String>) -> EditError {
         EditError::Refused { what: "the volume group", name: name.to_owned(), why: why.into() }
     }
 
-    pub(super) fn volume(name: &str, why: impl Into<String>) -> EditError {
+    pub(crate) fn volume(name: &str, why: impl Into<String>) -> EditError {
         EditError::Refused { what: "the logical volume", name: name.to_owned(), why: why.into() }
     }
 
-    pub(super) fn metadata(title: &str, source: FormatError) -> EditError {
+    pub(crate) fn metadata(title: &str, source: FormatError) -> EditError {
         EditError::Metadata { title: title.to_owned(), source: Box::new(source) }
     }
 
-    pub(super) fn disk(name: &str, why: impl Into<String>) -> EditError {
+    pub(crate) fn disk(name: &str, why: impl Into<String>) -> EditError {
         EditError::Refused { what: "the disk", name: name.to_owned(), why: why.into() }
     }
 }

@@ -10,10 +10,11 @@ use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
 
 use super::draft::{Draft, lv_section};
 use super::error::EditError;
-use super::open::GroupEditor;
+use super::open::{GroupEditor, layer_of};
 use super::resize::only_segment;
+use crate::assembly::Assembly;
 use crate::lvm::check_transaction;
-use crate::thin::{PoolChange, PoolCommit, PoolEditor};
+use crate::thin::{PoolChange, PoolCommit, PoolEditError, PoolEditor};
 
 /// A pool that has yet to be told of changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,27 +37,11 @@ impl GroupEditor {
     pub fn tell_pools(&mut self) -> Result<Vec<PoolCommit>, EditError> {
         let mut commits = Vec::new();
         for untold in self.draft().untold()? {
-            commits.extend(self.tell_pool(&untold)?);
+            let (assembly, draft) = self.parts();
+            commits.extend(tell_idle_pool(assembly, draft, &untold)?);
             self.draft_mut().settle(&untold.pool)?;
         }
         Ok(commits)
-    }
-
-    fn tell_pool(&mut self, untold: &Untold) -> Result<Option<PoolCommit>, EditError> {
-        let refuse = |why: String| EditError::volume(&untold.pool, why);
-        let mut pool = self.pool_editor(&untold.pool)?;
-        let found = pool.transaction_id();
-        check_transaction(found, untold.transaction_id, true).map_err(refuse)?;
-        if found == untold.transaction_id {
-            return Ok(None);
-        }
-        let new = untold.transaction_id;
-        let count = PoolChange::TransactionId { current: found, new };
-        for change in untold.changes.iter().copied().chain([count]) {
-            pool.change(self.assembly_mut(), change).map_err(|error| refuse(error.to_string()))?;
-        }
-        let commit = pool.plan(self.assembly_mut());
-        commit.map(Some).map_err(|error| refuse(error.to_string()))
     }
 
     /// What there is to write so that a pool counts all of its devices, after they have grown; none where it does, or was never
@@ -66,7 +51,8 @@ impl GroupEditor {
     ///
     /// No such pool; its metadata cannot be read, or has no room for the change.
     pub fn grow_pool_to_devices(&mut self, pool: &str) -> Result<Option<PoolCommit>, EditError> {
-        let mut editor = self.pool_editor(pool)?;
+        let (assembly, draft) = self.parts();
+        let mut editor = pool_editor(assembly, draft, pool)?;
         if editor.is_new() {
             return Ok(None);
         }
@@ -74,22 +60,48 @@ impl GroupEditor {
         let commit = grown.and_then(|()| editor.plan(self.assembly_mut()));
         commit.map(Some).map_err(|error| EditError::volume(pool, error.to_string()))
     }
+}
 
-    fn pool_editor(&mut self, name: &str) -> Result<PoolEditor, EditError> {
-        let refuse = |why: String| EditError::volume(name, why);
-        let pool = self.draft().pool(name)?;
-        let vg = self.draft().group();
-        let SegmentType::ThinPool { chunk_size, .. } = vg.lvs[pool.lv.0].segments[0].kind else {
-            unreachable!("it is a pool")
-        };
-        let block =
-            u32::try_from(chunk_size).map_err(|_| refuse(format!("its blocks have {chunk_size} sectors")))?;
-        let (data, title) = (Sectors(vg.lv_sectors(pool.data)), format!("{}/{name}", vg.name));
-        let metadata = vg.lvs[pool.metadata.0].name.clone();
-        let metadata = self.layer_of(&metadata).map_err(refuse)?;
-        let editor = PoolEditor::open(self.assembly_mut(), &title, metadata, data, block);
-        editor.map_err(|error| refuse(error.to_string()))
+/// What there is to write so that a pool knows of changes, which nobody uses; none, if it does. Of a change that was cut short it may
+/// know a part: what it has is not made again, as for LVM.
+pub(crate) fn tell_idle_pool(
+    assembly: &mut Assembly,
+    draft: &Draft,
+    untold: &Untold,
+) -> Result<Option<PoolCommit>, EditError> {
+    let refuse = |why: String| EditError::volume(&untold.pool, why);
+    let mut pool = pool_editor(assembly, draft, &untold.pool)?;
+    let found = pool.transaction_id();
+    check_transaction(found, untold.transaction_id, true).map_err(refuse)?;
+    if found == untold.transaction_id {
+        return Ok(None);
     }
+    for change in &untold.changes {
+        let changed = pool.change(assembly, *change);
+        let knows = matches!(&changed, Err(PoolEditError::Edit(error)) if change.is_made(error));
+        if !knows {
+            changed.map_err(|error| refuse(error.to_string()))?;
+        }
+    }
+    let count = PoolChange::TransactionId { current: found, new: untold.transaction_id };
+    pool.change(assembly, count).map_err(|error| refuse(error.to_string()))?;
+    let commit = pool.plan(assembly);
+    commit.map(Some).map_err(|error| refuse(error.to_string()))
+}
+
+fn pool_editor(assembly: &mut Assembly, draft: &Draft, name: &str) -> Result<PoolEditor, EditError> {
+    let refuse = |why: String| EditError::volume(name, why);
+    let pool = draft.pool(name)?;
+    let vg = draft.group();
+    let SegmentType::ThinPool { chunk_size, .. } = vg.lvs[pool.lv.0].segments[0].kind else {
+        unreachable!("it is a pool")
+    };
+    let block =
+        u32::try_from(chunk_size).map_err(|_| refuse(format!("its blocks have {chunk_size} sectors")))?;
+    let (data, title) = (Sectors(vg.lv_sectors(pool.data)), format!("{}/{name}", vg.name));
+    let metadata = layer_of(assembly, draft, &vg.lvs[pool.metadata.0].name).map_err(refuse)?;
+    let editor = PoolEditor::open(assembly, &title, metadata, data, block);
+    editor.map_err(|error| refuse(error.to_string()))
 }
 
 impl Draft {

@@ -14,6 +14,7 @@
 //! (`blockwork_format::lvm2::commit`).
 
 mod allocate;
+mod change;
 mod commit;
 mod create;
 mod data;
@@ -33,6 +34,7 @@ mod thin;
 mod tests;
 
 pub use allocate::{FreeExtents, Policy};
+pub use change::{Change, Made};
 pub use commit::{Commit, CommitError};
 pub use create::{Created, NewVolume, REGION_DEFAULT, STRIPE_DEFAULT, Shape, Size};
 pub use data::WIPE_BYTES;
@@ -40,7 +42,9 @@ pub use draft::{Author, Draft, NewPv, TagChange};
 pub use error::EditError;
 pub use merge::Merger;
 pub use messages::Untold;
+pub(crate) use messages::tell_idle_pool;
 pub use open::GroupEditor;
+pub(crate) use open::{Opened, find, open};
 pub use resize::{Resize, Resized};
 pub use snapshot::{CHUNK_DEFAULT, NewSnapshot, Snapshotted, StoreSize};
 pub use thin::{Discards, NewPool, NewThin, NewThinPool, NewThinSnapshot};

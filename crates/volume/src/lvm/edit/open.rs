@@ -11,7 +11,7 @@ use super::commit::Commit;
 use super::draft::{Author, Draft, NewPv, shown};
 use super::error::EditError;
 use crate::assembly::Assembly;
-use crate::graph::{Content, DeviceId, DeviceKind};
+use crate::graph::{Content, DeviceId, DeviceKind, GroupId};
 use crate::held::held;
 use crate::lvm::{Group, Pv};
 use crate::newcomer::{identity, partition_of};
@@ -59,27 +59,8 @@ impl GroupEditor {
     /// A disk cannot be opened or is in use; no such group; or something about it says that it must not be changed.
     pub fn open(disks: &[String], name: &str, author: Author) -> Result<GroupEditor, EditError> {
         let mut assembly = assemble(disks)?;
-        let groups = &assembly.graph().groups;
-        let Some(at) = groups.iter().position(|group| group.name == name) else {
-            let there_are = shown(groups.iter().map(|group| group.name.clone()));
-            let there_are = if there_are.is_empty() { "none on these disks".to_owned() } else { there_are };
-            return Err(EditError::Absent { what: "volume group", name: name.to_owned(), there_are });
-        };
-        check_group(&assembly, &groups[at])?;
-        let text = groups[at].text.clone();
-        let devices: Vec<DeviceId> =
-            groups[at].pvs.iter().filter_map(|pv| pv.as_ref().ok().copied()).collect();
-        let mut sites = Vec::with_capacity(devices.len());
-        let mut tree = None;
-        for device in devices {
-            let (site, found) = member(&mut assembly, device, &text)?;
-            sites.push(site);
-            tree = tree.or(found);
-        }
-        let tree = tree.ok_or_else(|| {
-            EditError::group(name, "its metadata cannot be read again: is somebody else changing it?")
-        })?;
-        let draft = Draft::of(tree, author).map_err(|source| EditError::metadata(name, source))?;
+        let group = find(&assembly, name)?;
+        let Opened { draft, sites } = open(&mut assembly, group, author)?;
         Ok(GroupEditor { assembly, draft, sites })
     }
 
@@ -122,14 +103,9 @@ impl GroupEditor {
         &mut self.assembly
     }
 
-    /// How a logical volume is read and written that the group had when it was opened.
-    pub(super) fn layer_of(&mut self, lv: &str) -> Result<Arc<dyn Layer>, String> {
-        let id = self.draft.group().id;
-        let groups = &self.assembly.graph().groups;
-        let group = groups.iter().find(|group| group.text.id == id).ok_or("its group is not assembled")?;
-        let device = group.text.lv(lv).and_then(|lv| group.lv(lv));
-        let device = device.ok_or_else(|| format!("{} is not assembled", escape(lv)))?;
-        self.assembly.layer(device)
+    /// Its disks, and the group.
+    pub(super) fn parts(&mut self) -> (&mut Assembly, &Draft) {
+        (&mut self.assembly, &self.draft)
     }
 
     /// Whether a device is a physical volume of the group already.
@@ -340,6 +316,59 @@ impl GroupEditor {
         let tail = if wipe { TAIL_BYTES.min(bytes - data) } else { 0 };
         Ok((Label { sector: LABEL_SECTOR, pv }, vec![area], Role::New { head: data, tail }))
     }
+}
+
+/// A group as it is on its disks, to be changed.
+pub(crate) struct Opened {
+    pub(crate) draft: Draft,
+    pub(super) sites: Vec<Site>,
+}
+
+impl Opened {
+    /// What there is to write.
+    pub(crate) fn commit(&self) -> Result<Commit, EditError> {
+        Commit::new(&self.draft, &self.sites)
+    }
+}
+
+/// The group of that name.
+pub(crate) fn find(assembly: &Assembly, name: &str) -> Result<GroupId, EditError> {
+    let groups = &assembly.graph().groups;
+    groups.iter().position(|group| group.name == name).map(GroupId).ok_or_else(|| {
+        let there_are = shown(groups.iter().map(|group| group.name.clone()));
+        let there_are = if there_are.is_empty() { "none on these disks".to_owned() } else { there_are };
+        EditError::Absent { what: "volume group", name: name.to_owned(), there_are }
+    })
+}
+
+/// Reads what there is of a group that is assembled.
+pub(crate) fn open(assembly: &mut Assembly, group: GroupId, author: Author) -> Result<Opened, EditError> {
+    let found = &assembly.graph().groups[group.0];
+    check_group(assembly, found)?;
+    let (name, text) = (found.name.clone(), found.text.clone());
+    let devices: Vec<DeviceId> = found.pvs.iter().filter_map(|pv| pv.as_ref().ok().copied()).collect();
+    let mut sites = Vec::with_capacity(devices.len());
+    let mut tree = None;
+    for device in devices {
+        let (site, found) = member(assembly, device, &text)?;
+        sites.push(site);
+        tree = tree.or(found);
+    }
+    let tree = tree.ok_or_else(|| {
+        EditError::group(&name, "its metadata cannot be read again: is somebody else changing it?")
+    })?;
+    let draft = Draft::of(tree, author).map_err(|source| EditError::metadata(&name, source))?;
+    Ok(Opened { draft, sites })
+}
+
+/// How a logical volume is read and written that a group had when it was assembled.
+pub(super) fn layer_of(assembly: &mut Assembly, draft: &Draft, lv: &str) -> Result<Arc<dyn Layer>, String> {
+    let id = draft.group().id;
+    let groups = &assembly.graph().groups;
+    let group = groups.iter().find(|group| group.text.id == id).ok_or("its group is not assembled")?;
+    let device = group.text.lv(lv).and_then(|lv| group.lv(lv));
+    let device = device.ok_or_else(|| format!("{} is not assembled", escape(lv)))?;
+    assembly.layer(device)
 }
 
 /// Opens disks for writing: whoever else has them is told of. Of `PATH/NUMBER` that is the disk; what is neither is a device on them.

@@ -7,6 +7,7 @@
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{Area, Lv, LvIndex, PvIndex, SECTORS_MAX, Segment, SegmentType};
 use blockwork_format::lvm2::{Entry, Node, Section};
+use serde::{Deserialize, Serialize};
 
 use super::allocate::{Policy, Request, Round, allocate};
 use super::create::room;
@@ -15,7 +16,8 @@ use super::error::{EditError, bytes_shown};
 use super::section::{number, segment_key, striped};
 
 /// How large a volume is to become.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Resize {
     /// So many bytes, rounded up to whole extents.
     ToBytes(u64),

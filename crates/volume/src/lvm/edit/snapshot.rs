@@ -14,6 +14,7 @@ use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{Area, LvIndex, SegmentType};
 use blockwork_format::lvm2::{Node, Section};
 use blockwork_format::snapshot::{HEADER_BYTES, Header, Layout};
+use serde::{Deserialize, Serialize};
 
 use super::create::{NewVolume, Shape, Size};
 use super::data::{Content, DataWrite, Piece, WIPE_BYTES, offset, zeros};
@@ -29,7 +30,8 @@ const CHUNKS: RangeInclusive<u64> = 8..=1024;
 const CHUNKS_LEAST: u64 = 3;
 
 /// How large a store is to be.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum StoreSize {
     /// As any volume.
     Of(Size),
@@ -38,7 +40,7 @@ pub enum StoreSize {
 }
 
 /// A snapshot to be.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewSnapshot {
     /// The volume that it is to stay the same as.
     pub origin: String,
@@ -49,6 +51,7 @@ pub struct NewSnapshot {
     /// Sectors that are kept at once.
     pub chunk_sectors: u64,
     /// Tags.
+    #[serde(default)]
     pub tags: Vec<String>,
 }
 

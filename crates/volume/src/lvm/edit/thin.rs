@@ -15,6 +15,7 @@ use blockwork_format::lvm2::{Node, Section};
 use blockwork_format::thin::{
     BLOCK_BYTES, DATA_BLOCK_SECTORS_MAX, DATA_BLOCK_SECTORS_MIN, DEVICES_MAX, METADATA_BLOCKS_MAX,
 };
+use serde::{Deserialize, Serialize};
 
 use super::create::{Shape, Size, columns};
 use super::data::{Piece, wiped};
@@ -37,7 +38,8 @@ const FIRST_DEVICE: u64 = 1;
 pub(super) const SPARE: &str = "_pmspare";
 
 /// What becomes of discards in a pool.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Discards {
     /// They free blocks, and go on to the disks.
     #[default]
@@ -60,7 +62,7 @@ impl Discards {
 }
 
 /// A pool to be.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewThinPool {
     /// Its name.
     pub name: String,
@@ -77,6 +79,7 @@ pub struct NewThinPool {
     /// Whether writes fail at once when it is full, in place of waiting for room.
     pub error_when_full: bool,
     /// Tags.
+    #[serde(default)]
     pub tags: Vec<String>,
 }
 
@@ -92,7 +95,7 @@ pub struct NewPool {
 }
 
 /// A volume of a pool to be.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewThin {
     /// Its name.
     pub name: String,
@@ -101,17 +104,19 @@ pub struct NewThin {
     /// How large it looks, bytes: rounded up to whole extents.
     pub bytes: u64,
     /// Tags.
+    #[serde(default)]
     pub tags: Vec<String>,
 }
 
 /// A snapshot in a pool to be: as large as its origin, of which it shares all blocks.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewThinSnapshot {
     /// The thin volume that it is to stay the same as.
     pub origin: String,
     /// Its name; otherwise the next of `lvol0`, `lvol1`, ..., as for LVM.
     pub name: Option<String>,
     /// Tags.
+    #[serde(default)]
     pub tags: Vec<String>,
 }
 

@@ -1,0 +1,499 @@
+//! The volume groups and thin pools of a server, which are changed while their volumes are served.
+//!
+//! A change is planned on the group's text by whoever asks (a thread of the control API), written by a task of a worker, and then
+//! followed by the devices, the pools, the workers' volumes and what clients are offered. One change is made at a time.
+//!
+//! Invariants: (1) nothing that a client has open goes; (2) the text on the disks is the old one or the new one, and pools are told in
+//! LVM's order, so that a server which is killed in the middle leaves what any next one, or LVM, makes complete; (3) what a change has
+//! taken from clients and could not be made is given back.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use anyhow::Result;
+use blockwork_daemon::{
+    GroupAnswer, GroupRequest, GroupStatus, Groups, PoolRequest, PoolStatus, Refusal, RefusalKind, absent,
+};
+use blockwork_engine::{Volume, VolumeId};
+use blockwork_format::escape;
+use blockwork_format::lvm2::VolumeGroup;
+use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
+use blockwork_layer::thin::{Pool, VerbError};
+use blockwork_volume::Assembly;
+use blockwork_volume::lvm::Group;
+use blockwork_volume::lvm::edit::{Change, Commit, EditError};
+use blockwork_volume::lvm::served::{Adopted, GrowingPool, Telling, grow, message, tell};
+
+use super::autoextend::Caller;
+use super::offers::Offers;
+use super::served::Served;
+use super::workers::Workers;
+use crate::vg::change::author_of;
+use crate::vg::status::{Fullness, of_group, snapshot_of};
+use crate::vg::words::said;
+
+/// Nodes that a change may need: a volume of eight mirrored stripes has about thirty.
+const NODES_LEAST: usize = 64;
+
+/// See the module's head.
+pub(crate) struct ServedGroups {
+    served: Arc<Served>,
+    assembly: Arc<Mutex<Assembly>>,
+    offers: Offers,
+    /// Volumes that are new are served as well: nobody has said which are to be served.
+    serves_all: bool,
+    /// Held by whoever changes something.
+    turn: Mutex<()>,
+    /// Who is called when a pool fills up.
+    caller: OnceLock<Caller>,
+}
+
+/// A change that was planned.
+struct Planned {
+    commit: Commit,
+    text: Arc<VolumeGroup>,
+    said: String,
+    note: Option<String>,
+    volume: Option<String>,
+    /// Volumes that go, with their partitions, by their whole names.
+    gone: Vec<String>,
+}
+
+/// A volume that clients cannot open any more.
+struct Withdrawn {
+    name: String,
+    /// With its layers; none: those of a thin volume are let go.
+    volume: Option<Volume>,
+}
+
+impl ServedGroups {
+    /// Those of `workers`.
+    pub(super) fn new(workers: &Workers, offers: Offers, serves_all: bool) -> ServedGroups {
+        let (served, assembly) = (workers.served.clone(), workers.assembly.clone());
+        ServedGroups { served, assembly, offers, serves_all, turn: Mutex::new(()), caller: OnceLock::new() }
+    }
+
+    /// Has `caller` called for every pool that passes the mark beyond which it is to be extended.
+    pub(super) fn call_when_filling(&self, caller: Caller) {
+        let _ = self.caller.set(caller);
+        self.watch_pools();
+    }
+
+    /// Pools may have come, and room for those that are beyond their mark.
+    fn watch_pools(&self) {
+        let Some(caller) = self.caller.get() else { return };
+        let pools = self.assembly().autoextended();
+        for (pool, autoextend) in pools {
+            let (of_pool, itself) = (caller.clone(), Arc::downgrade(&pool));
+            pool.watch(autoextend.threshold, move || {
+                itself.upgrade().iter().for_each(|pool| of_pool.call(pool))
+            });
+            if pool.is_beyond(autoextend.threshold) != (false, false) {
+                caller.call(&pool);
+            }
+        }
+    }
+
+    /// What a pool is called that is to be extended by itself, and how large it is.
+    pub(super) fn growing_pool(&self, pool: &Arc<Pool>) -> Option<GrowingPool> {
+        self.assembly().growing_pool(pool)
+    }
+
+    fn assembly(&self) -> MutexGuard<'_, Assembly> {
+        // Whoever panicked had only read it, or has ended the server.
+        self.assembly.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn plan(&self, request: &GroupRequest) -> Result<Planned, Refusal> {
+        let mut assembly = self.assembly();
+        if self.served.room_for_nodes(&assembly) < NODES_LEAST {
+            let why = "too many volumes were made since the server was started: start it anew to make more";
+            return Err(Refusal::new(RefusalKind::Conflict, why));
+        }
+        let author = author_of(request.command.as_deref()).map_err(failed)?;
+        let mut editor = assembly.edit_group(&request.group, author).map_err(refused)?;
+        let made = editor.draft_mut().make(&request.change).map_err(refused)?;
+        let (commit, text) = editor.plan().map_err(refused)?;
+        let said = said(editor.draft(), &request.change, &made);
+        let gone = match &request.change {
+            Change::Remove { volumes } => {
+                let names = volumes.iter().map(|volume| format!("{}/{volume}", request.group));
+                names.flat_map(|name| [assembly.partitions_on(&name), vec![name]].concat()).collect()
+            }
+            _ => Vec::new(),
+        };
+        let volume = request.change.volume(&made).map(str::to_owned);
+        Ok(Planned { commit, text, said, note: made.note().map(str::to_owned), volume, gone })
+    }
+
+    /// Takes volumes away from clients that may come; what has been taken, to be given back.
+    fn withdraw(&self, names: &[String]) -> Result<Vec<Withdrawn>, Refusal> {
+        let mut withdrawn = Vec::new();
+        for name in names {
+            let Some((id, volume)) = self.served.find(name) else { continue };
+            if let Err(error) = self.offers.remove(id, name) {
+                self.give_back(withdrawn);
+                return Err(Refusal::new(RefusalKind::Conflict, error));
+            }
+            self.served.withdraw(id);
+            withdrawn.push(Withdrawn { name: name.clone(), volume: Some(volume) });
+        }
+        let unused = self.settle(&withdrawn).and_then(|()| self.release_thin(&mut withdrawn));
+        if let Err(error) = unused.and_then(|()| self.put_pools_to_rest(names)) {
+            self.give_back(withdrawn);
+            return Err(Refusal::new(RefusalKind::Conflict, error));
+        }
+        Ok(withdrawn)
+    }
+
+    /// Waits for I/O of clients that have gone.
+    fn settle(&self, withdrawn: &[Withdrawn]) -> Result<()> {
+        if withdrawn.is_empty() {
+            return Ok(());
+        }
+        let volumes: Vec<Volume> = withdrawn.iter().filter_map(|one| one.volume.clone()).collect();
+        self.served.run(|cx| async move {
+            cx.quiesce().await;
+            for volume in volumes {
+                volume.settle().await;
+            }
+            cx.quiesce().await;
+        })
+    }
+
+    /// Lets go of the layers of thin volumes: a pool deletes none that somebody holds on to. A write may wait for room in a full pool.
+    fn release_thin(&self, withdrawn: &mut [Withdrawn]) -> Result<()> {
+        let mut assembly = self.assembly();
+        for Withdrawn { name, volume } in withdrawn {
+            let Some((pool, device)) = assembly.thin_device(name) else { continue };
+            *volume = None;
+            assembly.forget_layers(name);
+            if pool.is_in_use(device) {
+                let name = escape(name);
+                anyhow::bail!(
+                    "{name} is in use: I/O of a client that has gone is still under way; try again"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Pools that go have nothing left to write: where they lie, something else may be from then on.
+    fn put_pools_to_rest(&self, names: &[String]) -> Result<()> {
+        for name in names {
+            let Some(pool) = self.assembly().open_pool_named(name) else { continue };
+            let committed = self.served.run(|cx| async move {
+                let transaction = pool.status().transaction_id;
+                pool.set_transaction_id(&cx, transaction, transaction).await
+            })?;
+            // One that is read-only writes nothing anyhow.
+            if let Err(error) = committed
+                && !matches!(error, VerbError::ReadOnly(_))
+            {
+                anyhow::bail!("{}: its last changes cannot be written: {error}", escape(name));
+            }
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, withdrawn: Vec<Withdrawn>) {
+        for Withdrawn { name, volume } in withdrawn {
+            let given = match volume {
+                Some(volume) => self.offer(volume).map(|_| ()),
+                None => self.add(&name).map(|_| ()),
+            };
+            if let Err(error) = given {
+                log::error!("{}: it cannot be served again: {error}", escape(&name));
+            }
+        }
+    }
+
+    /// Serves a volume.
+    fn offer(&self, volume: Volume) -> Result<VolumeId> {
+        let id = self.served.add(volume.clone())?;
+        match self.offers.add(id, &volume) {
+            Ok(_) => Ok(id),
+            Err(error) => {
+                self.served.withdraw(id);
+                Err(error)
+            }
+        }
+    }
+
+    fn write(&self, commit: Commit) -> Result<(), Refusal> {
+        let written = self.served.run(|cx| async move { commit.write(&cx).await }).map_err(failed)?;
+        written.map_err(failed)
+    }
+
+    fn adopt(&self, group: &str, text: Arc<VolumeGroup>) -> Result<Adopted, Refusal> {
+        let mut assembly = self.assembly();
+        let adopted = assembly.adopt(group, text).map_err(refused)?;
+        self.served.name_nodes(&assembly).map_err(failed)?;
+        Ok(adopted)
+    }
+
+    /// Tells pools what the group's text has for them, and notes there that they know.
+    fn tell_pools(&self, group: &str, command: Option<&str>) -> Result<(), Refusal> {
+        let (tellings, commit, text) = {
+            let mut assembly = self.assembly();
+            let mut editor =
+                assembly.edit_group(group, author_of(command).map_err(failed)?).map_err(refused)?;
+            let all = editor.draft().untold().map_err(refused)?;
+            if all.is_empty() {
+                return Ok(());
+            }
+            let mut tellings = Vec::new();
+            for untold in all {
+                let telling = editor.telling(&untold).map_err(refused)?;
+                editor.draft_mut().settle(&untold.pool).map_err(refused)?;
+                tellings.push((untold, telling));
+            }
+            let (commit, text) = editor.plan().map_err(refused)?;
+            (tellings, commit, text)
+        };
+        let mut made = Vec::new();
+        for (untold, telling) in tellings {
+            let pool = untold.pool.clone();
+            let told = match telling {
+                Telling::Open(pool) => {
+                    let told = self.served.run(|cx| async move { tell(&pool, &untold, &cx).await });
+                    told.map_err(failed)?.map_err(|error| error.to_string())
+                }
+                Telling::Idle(commit) => {
+                    made.push(pool.clone());
+                    let told = self.served.run(|cx| async move {
+                        match commit {
+                            Some(commit) => commit.run(&cx).await,
+                            None => Ok(()),
+                        }
+                    });
+                    told.map_err(failed)?.map_err(|error| error.to_string())
+                }
+            };
+            told.map_err(|error| Refusal::new(RefusalKind::Conflict, format!("the pool {pool}: {error}")))?;
+        }
+        self.write(commit)?;
+        self.adopt(group, text)?;
+        let mut assembly = self.assembly();
+        made.iter().try_for_each(|pool| assembly.open_made_pool(group, pool)).map_err(refused)?;
+        self.served.name_nodes(&assembly).map_err(failed)
+    }
+
+    /// What is new in the text and no pool could be told of goes again.
+    fn take_back(&self, request: &GroupRequest, volume: Option<&String>) {
+        let (Change::CreateThin(_) | Change::SnapshotThin(_), Some(volume)) = (&request.change, volume)
+        else {
+            return;
+        };
+        let change = Change::Remove { volumes: vec![volume.clone()] };
+        let again = GroupRequest { change, ..request.clone() };
+        let undone = self.plan(&again).and_then(|planned| {
+            self.write(planned.commit)?;
+            self.adopt(&request.group, planned.text)
+        });
+        if let Err(error) = undone {
+            log::error!("{}: {volume} cannot be taken back: {error}", escape(&request.group));
+        }
+    }
+
+    /// The workers and the clients get what has changed; what people should know of that.
+    fn follow(&self, adopted: Adopted, serve: bool) -> Vec<String> {
+        let mut notes = Vec::new();
+        let mut note = |what: &str, done: Result<Option<String>>| match done {
+            Ok(note) => notes.extend(note.map(|note| format!("{}: {note}", escape(what)))),
+            Err(error) => notes.push(format!("{}: {error}", escape(what))),
+        };
+        for grown in adopted.pools {
+            let counted = self.served.run(|cx| async move { grow(grown, &cx).await });
+            note("the pool has grown, and", counted.and_then(|counted| Ok(counted.map(|()| None)?)));
+        }
+        for (old, new) in adopted.renamed {
+            note(&new, self.rename(&old, &new).map(|()| None));
+        }
+        for name in adopted.resized {
+            note(&name, self.resize(&name).map(|()| None));
+        }
+        for name in adopted.added {
+            if self.serves_all || serve {
+                note(&name, self.add(&name));
+            }
+        }
+        notes
+    }
+
+    fn rename(&self, old: &str, new: &str) -> Result<()> {
+        let Some((id, volume)) = self.served.find(old) else { return Ok(()) };
+        let mut volume = volume;
+        volume.name = new.to_owned();
+        self.served.set(id, volume.clone());
+        self.offers.change(old, id, &volume)
+    }
+
+    /// A volume that is served gets its new layers.
+    fn resize(&self, name: &str) -> Result<()> {
+        let Some((id, volume)) = self.served.find(name) else { return Ok(()) };
+        let volume = volume.with_root(self.build(name)?.root);
+        self.served.set(id, volume.clone());
+        self.offers.change(name, id, &volume)
+    }
+
+    fn add(&self, name: &str) -> Result<Option<String>> {
+        let (is_pool, pool_of) = {
+            let assembly = self.assembly();
+            (assembly.is_pool(name), assembly.thin_device(name))
+        };
+        if is_pool {
+            return Ok(None);
+        }
+        // Once it is open, its layer needs nothing that would have to be read.
+        let device = match pool_of {
+            Some((pool, id)) => Some(self.served.run(move |cx| async move { pool.device(&cx, id).await })??),
+            None => None,
+        };
+        let before = self.served.layers();
+        let volume = self.build(name)?;
+        drop(device);
+        self.served.open(&volume.root, &before)?;
+        self.offer(volume)?;
+        Ok(self.offers.note())
+    }
+
+    /// The volume of that name, with layers that all counters know.
+    fn build(&self, name: &str) -> Result<Volume> {
+        let mut assembly = self.assembly();
+        let chosen = assembly.choose(&[name.to_owned()]);
+        self.served.name_nodes(&assembly)?;
+        let mut chosen = chosen?;
+        Ok(chosen.remove(0).volume)
+    }
+
+    fn status_of(&self, group: &str) -> Option<GroupStatus> {
+        self.list().into_iter().find(|known| known.name == group)
+    }
+
+    /// Blocks that each device of the open pools of a group maps, by pool and device.
+    fn mapped(&self, pools: &[(LvIndex, Arc<Pool>)]) -> HashMap<(LvIndex, u64), u64> {
+        let mut all = HashMap::new();
+        for (lv, pool) in pools {
+            let pool = pool.clone();
+            let details = self.served.run(|cx| async move { pool.devices_of(&cx).await });
+            // A pool whose metadata cannot be read says so itself.
+            let details = details.ok().and_then(Result::ok).unwrap_or_default();
+            all.extend(details.into_iter().map(|(device, details)| ((*lv, device), details.mapped_blocks)));
+        }
+        all
+    }
+}
+
+impl Groups for ServedGroups {
+    fn list(&self) -> Vec<GroupStatus> {
+        let groups: Vec<Shown> = self.assembly().graph().groups.iter().map(Shown::of).collect();
+        groups
+            .into_iter()
+            .map(|group| {
+                let mapped = self.mapped(&group.pools);
+                of_group(&group.name, &group.text, |lv| group.fullness(lv, &mapped))
+            })
+            .collect()
+    }
+
+    fn change(&self, request: &GroupRequest) -> Result<GroupAnswer, Refusal> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let command = request.command.as_deref();
+        // What was cut short before comes first.
+        self.tell_pools(&request.group, command)?;
+        let planned = self.plan(request)?;
+        let withdrawn = self.withdraw(&planned.gone)?;
+        if let Err(error) = self.write(planned.commit) {
+            self.give_back(withdrawn);
+            return Err(error);
+        }
+        // A pool deletes only what nobody has layers of.
+        drop(withdrawn);
+        let adopted = self.adopt(&request.group, planned.text)?;
+        if let Err(error) = self.tell_pools(&request.group, command) {
+            self.take_back(request, planned.volume.as_ref());
+            return Err(error);
+        }
+        let mut notes: Vec<String> = planned.note.into_iter().collect();
+        notes.extend(self.follow(adopted, request.serve));
+        self.watch_pools();
+        let group = self.status_of(&request.group);
+        let group = group.ok_or_else(|| absent("volume group", &request.group, []))?;
+        let is_it = |name: &String| group.volumes.iter().find(|volume| volume.name == *name).cloned();
+        let volume = planned.volume.as_ref().and_then(is_it);
+        Ok(GroupAnswer { said: planned.said, notes, volume, group })
+    }
+
+    fn pools(&self) -> Vec<PoolStatus> {
+        let assembly = self.assembly();
+        let pool = |name: &str| {
+            let pool = assembly.table_pool(name)?;
+            Some(PoolStatus { name: name.to_owned(), status: pool.status().to_string() })
+        };
+        assembly.table_pools().filter_map(pool).collect()
+    }
+
+    fn tell(&self, request: &PoolRequest) -> Result<PoolStatus, Refusal> {
+        let conflict = |error: String| Refusal::new(RefusalKind::Conflict, error);
+        let change = crate::message::change(std::slice::from_ref(&request.message));
+        let change = change.map_err(|error| conflict(error.to_string()))?;
+        let pool = {
+            let assembly = self.assembly();
+            let found = assembly.table_pool(&request.pool);
+            found.ok_or_else(|| absent("thin pool of a table", &request.pool, assembly.table_pools()))?
+        };
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let of_task = pool.clone();
+        let told = self.served.run(move |cx| async move { message(&of_task, change, &cx).await });
+        told.map_err(failed)?.map_err(|error| conflict(format!("{}: {error}", escape(&request.pool))))?;
+        Ok(PoolStatus { name: request.pool.clone(), status: pool.status().to_string() })
+    }
+}
+
+/// What is told of a group, without holding on to the assembly.
+struct Shown {
+    name: String,
+    text: Arc<VolumeGroup>,
+    pools: Vec<(LvIndex, Arc<Pool>)>,
+    snapshots: HashMap<LvIndex, Fullness>,
+}
+
+impl Shown {
+    fn of(group: &Group) -> Shown {
+        let pools = group.thin_pools.iter().filter_map(|(lv, pool)| Some((*lv, pool.pool()?))).collect();
+        let full = |(store, (family, nth)): (&LvIndex, &(Arc<blockwork_layer::snapshot::Family>, usize))| {
+            Some((*store, family.status(*nth)?.into()))
+        };
+        let snapshots = group.snapshots.iter().filter_map(full).collect();
+        Shown { name: group.name.clone(), text: group.text.clone(), pools, snapshots }
+    }
+
+    fn fullness(&self, lv: LvIndex, mapped: &HashMap<(LvIndex, u64), u64>) -> Fullness {
+        let pool_at = |lv: LvIndex| self.pools.iter().find(|(pool, _)| *pool == lv).map(|(_, pool)| pool);
+        if let Some(pool) = pool_at(lv) {
+            return Fullness::from(&pool.status());
+        }
+        if let SegmentType::Thin { pool, device_id, .. } = self.text.lvs[lv.0].segments[0].kind {
+            let found = pool_at(pool).zip(mapped.get(&(pool, device_id)));
+            let sectors = self.text.lv_sectors(lv);
+            return found.map_or_else(Fullness::default, |(pool, blocks)| {
+                Fullness::of_thin(*blocks, pool.block().0, sectors)
+            });
+        }
+        let snapshot = snapshot_of(&self.text, lv);
+        snapshot.and_then(|snapshot| self.snapshots.get(&snapshot.store)).cloned().unwrap_or_default()
+    }
+}
+
+fn refused(error: EditError) -> Refusal {
+    let kind = match error {
+        EditError::Absent { .. } => RefusalKind::NotFound,
+        _ => RefusalKind::Conflict,
+    };
+    Refusal::new(kind, error)
+}
+
+fn failed(error: impl std::fmt::Display) -> Refusal {
+    Refusal::new(RefusalKind::Failed, error)
+}

@@ -1,0 +1,135 @@
+//! By what clients reach the volumes of a server, where these come, change and go.
+//!
+//! An NBD server offers what comes later as well. A folder of files (FUSE) and a guest's disk (vhost-user) stay with what they were
+//! started with; a guest is told of a new size.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use anyhow::{Result, anyhow, bail};
+use blockwork_daemon::Volumes;
+use blockwork_engine::{Volume, VolumeId};
+use blockwork_export::nbd::{Export, Exports};
+use blockwork_export::vhost::VhostServer;
+use blockwork_format::escape;
+
+/// See the module's head.
+#[derive(Clone, Default)]
+pub(crate) struct Offers {
+    nbd: Option<Exports>,
+    /// Where the NBD server is.
+    nbd_addresses: Vec<String>,
+    /// Where files of the volumes are, and of which.
+    fuse: Vec<String>,
+    in_files: HashSet<VolumeId>,
+    guests: Arc<Mutex<Vec<(VolumeId, VhostServer)>>>,
+    /// What the control API tells of them.
+    told: Volumes,
+    /// Whatever comes is read-only.
+    read_only: bool,
+}
+
+impl Offers {
+    pub(super) fn new(read_only: bool) -> Offers {
+        Offers { read_only, ..Offers::default() }
+    }
+
+    /// What the control API tells of volumes is changed with them.
+    pub(super) fn tell(&mut self, told: Volumes) {
+        self.told = told;
+    }
+
+    pub(super) fn by_nbd(&mut self, exports: Exports, addresses: &[String]) {
+        self.nbd = Some(exports);
+        self.nbd_addresses = addresses.to_vec();
+    }
+
+    pub(super) fn by_files(&mut self, address: String, volumes: impl Iterator<Item = VolumeId>) {
+        self.fuse.push(address);
+        self.in_files.extend(volumes);
+    }
+
+    pub(super) fn by_guest(&mut self, volume: VolumeId, server: VhostServer) {
+        self.guests().push((volume, server));
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Vec<(VolumeId, VhostServer)>> {
+        self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where clients find a volume.
+    pub(super) fn of(&self, id: VolumeId) -> Vec<String> {
+        let files: &[String] = if self.in_files.contains(&id) { &self.fuse } else { &[] };
+        let mut all = [&self.nbd_addresses[..], files].concat();
+        let guests = self.guests();
+        all.extend(guests.iter().filter(|(of, _)| *of == id).map(|(_, server)| server.address().to_owned()));
+        all
+    }
+
+    /// A volume has come.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be offered under its name.
+    pub(crate) fn add(&self, id: VolumeId, volume: &Volume) -> Result<Vec<String>> {
+        if let Some(exports) = &self.nbd {
+            exports.add(Export::new(id, volume, self.read_only))?;
+        }
+        self.told.add(volume, self.of(id));
+        Ok(self.of(id))
+    }
+
+    /// A volume has another size, or another name than `name`.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be offered under its name.
+    pub(crate) fn change(&self, name: &str, id: VolumeId, volume: &Volume) -> Result<()> {
+        self.told.replace(name, volume);
+        for (_, server) in self.guests().iter().filter(|(of, _)| *of == id) {
+            server.set_volume(volume);
+        }
+        match &self.nbd {
+            Some(exports) => Ok(exports.replace(name, Export::new(id, volume, self.read_only))?),
+            None => Ok(()),
+        }
+    }
+
+    /// A volume goes: nobody can open it any more.
+    ///
+    /// # Errors
+    ///
+    /// A client has it open.
+    pub(crate) fn remove(&self, id: VolumeId, name: &str) -> Result<()> {
+        let shown = escape(name);
+        if self.in_files.contains(&id) {
+            bail!(
+                "{shown} is in use: it is a file of {}, which stays until the server stops",
+                self.fuse.join(", ")
+            );
+        }
+        if let Some((_, server)) = self.guests().iter().find(|(of, _)| *of == id) {
+            bail!(
+                "{shown} is in use: it is the disk at {}, which stays until the server stops",
+                server.address()
+            );
+        }
+        if let Some(exports) = &self.nbd {
+            let addresses = self.nbd_addresses.join(", ");
+            exports.remove(name).map_err(|error| anyhow!("{shown} is in use: {error} ({addresses})"))?;
+        }
+        self.told.remove(name);
+        Ok(())
+    }
+
+    /// What people should know of a volume that has come.
+    pub(crate) fn note(&self) -> Option<String> {
+        let folder = self.fuse.first()?;
+        Some(format!("it becomes a file of {folder} when the server is started anew"))
+    }
+
+    /// Ends what guests have. Mounts and the NBD server have their own ends.
+    pub(super) fn stop_guests(&self) {
+        self.guests().drain(..).for_each(|(_, server)| server.stop());
+    }
+}

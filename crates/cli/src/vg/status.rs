@@ -1,0 +1,151 @@
+//! Groups and their volumes as `lv show` and the control API tell of them.
+
+use blockwork_daemon::{GroupStatus, LvStatus};
+use blockwork_format::lvm2::VolumeGroup;
+use blockwork_format::lvm2::vg::{Area, LvIndex, SegmentType, Snapshot};
+use blockwork_format::{SECTOR_BYTES, escape};
+use blockwork_layer::snapshot::SnapshotStatus;
+use blockwork_layer::thin::PoolStatus;
+use blockwork_volume::lvm::PoolUsage;
+use blockwork_volume::lvm::edit::FreeExtents;
+
+/// How full a volume is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Fullness {
+    data_percent: Option<f64>,
+    metadata_percent: Option<f64>,
+    /// As `dmsetup status` has it.
+    status: Option<String>,
+}
+
+impl From<SnapshotStatus> for Fullness {
+    fn from(status: SnapshotStatus) -> Fullness {
+        let (data_percent, status) = (status.percent(), Some(status.to_string()));
+        Fullness { data_percent, metadata_percent: None, status }
+    }
+}
+
+impl From<&PoolStatus> for Fullness {
+    fn from(pool: &PoolStatus) -> Fullness {
+        Fullness {
+            data_percent: percent(pool.data_used, pool.data_blocks),
+            metadata_percent: percent(pool.metadata_used, pool.metadata_blocks),
+            status: Some(pool.to_string()),
+        }
+    }
+}
+
+impl From<&PoolUsage> for Fullness {
+    fn from(pool: &PoolUsage) -> Fullness {
+        Fullness {
+            data_percent: percent(pool.data_used, pool.data_blocks),
+            metadata_percent: percent(pool.metadata_used, pool.metadata_blocks),
+            status: None,
+        }
+    }
+}
+
+impl Fullness {
+    /// Of a thin volume of so many sectors, of which so many blocks are mapped.
+    pub(crate) fn of_thin(mapped: u64, block_sectors: u64, sectors: u64) -> Fullness {
+        let mapped = mapped.saturating_mul(block_sectors).min(sectors);
+        Fullness { data_percent: percent(mapped, sectors), ..Fullness::default() }
+    }
+}
+
+fn percent(used: u64, all: u64) -> Option<f64> {
+    (all > 0).then(|| used as f64 * 100.0 / all as f64)
+}
+
+/// A group that is called so.
+pub(crate) fn of_group(
+    name: &str,
+    vg: &VolumeGroup,
+    mut fullness: impl FnMut(LvIndex) -> Fullness,
+) -> GroupStatus {
+    let bytes = |extents: u64| extents * vg.extent_sectors * SECTOR_BYTES;
+    let visible = vg.visible();
+    let volumes = (0..vg.lvs.len()).map(LvIndex);
+    GroupStatus {
+        name: name.to_owned(),
+        uuid: vg.id.to_string(),
+        seqno: vg.seqno,
+        extent_bytes: bytes(1),
+        bytes: bytes(vg.pvs.iter().map(|pv| pv.pe_count).sum()),
+        free_bytes: bytes(FreeExtents::of(vg).total()),
+        disks: vg.pvs.len(),
+        tags: vg.tags.clone(),
+        volumes: volumes.map(|lv| of_volume(name, vg, lv, visible[lv.0], fullness(lv))).collect(),
+    }
+}
+
+fn of_volume(group: &str, vg: &VolumeGroup, lv: LvIndex, visible: bool, fullness: Fullness) -> LvStatus {
+    let volume = &vg.lvs[lv.0];
+    let Fullness { data_percent, metadata_percent, status } = fullness;
+    LvStatus {
+        group: group.to_owned(),
+        name: volume.name.clone(),
+        uuid: volume.id.to_string(),
+        bytes: vg.lv_sectors(lv) * SECTOR_BYTES,
+        kind: type_name(vg, lv),
+        origin: origin(vg, lv),
+        pool: pool(vg, lv),
+        data_percent,
+        metadata_percent,
+        status,
+        merging: vg.snapshots().any(|one| one.merging && (one.store == lv || one.origin == lv)),
+        visible,
+        areas: areas(vg, lv),
+        tags: volume.tags.clone(),
+    }
+}
+
+/// The snapshot that tells how full a volume is: one that it is, or that is being merged into it.
+pub(crate) fn snapshot_of(vg: &VolumeGroup, lv: LvIndex) -> Option<Snapshot> {
+    vg.snapshots().find(|one| one.store == lv || (one.merging && one.origin == lv))
+}
+
+/// The type of a volume, as `lvs -o segtype` has it: that of its last segment, or what it is to others.
+pub(crate) fn type_name(vg: &VolumeGroup, lv: LvIndex) -> String {
+    if vg.snapshots().any(|snapshot| snapshot.store == lv) {
+        return "snapshot".to_owned();
+    }
+    let last = vg.lvs[lv.0].segments.last();
+    last.map_or(String::new(), |segment| match segment.kind {
+        SegmentType::Linear(_) => "linear".to_owned(),
+        _ => escape(&segment.type_name),
+    })
+}
+
+/// Of what a volume is a snapshot.
+pub(crate) fn origin(vg: &VolumeGroup, lv: LvIndex) -> Option<String> {
+    let of_store = vg.snapshots().find(|snapshot| snapshot.store == lv).map(|snapshot| snapshot.origin);
+    let of_thin = match vg.lvs[lv.0].segments[0].kind {
+        SegmentType::Thin { origin, .. } => origin,
+        _ => None,
+    };
+    of_store.or(of_thin).map(|origin| escape(&vg.lvs[origin.0].name))
+}
+
+/// The thin pool that a volume lies in.
+fn pool(vg: &VolumeGroup, lv: LvIndex) -> Option<String> {
+    match vg.lvs[lv.0].segments[0].kind {
+        SegmentType::Thin { pool, .. } => Some(escape(&vg.lvs[pool.0].name)),
+        _ => None,
+    }
+}
+
+/// What a volume lies on, with first extents, as `lvs -o devices` has it.
+fn areas(vg: &VolumeGroup, lv: LvIndex) -> Vec<String> {
+    let mut all = Vec::new();
+    for segment in &vg.lvs[lv.0].segments {
+        all.extend(segment.areas().0.iter().map(|area| match *area {
+            Area::Pv { pv, extent } => format!("{}({extent})", escape(&vg.pvs[pv.0].name)),
+            Area::Lv { lv, extent } => format!("{}({extent})", escape(&vg.lvs[lv.0].name)),
+        }));
+        if let SegmentType::Raid { images, .. } = &segment.kind {
+            all.extend(images.iter().map(|image| format!("{}(0)", escape(&vg.lvs[image.0].name))));
+        }
+    }
+    all
+}

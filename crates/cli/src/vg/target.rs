@@ -1,0 +1,176 @@
+//! Who changes a group: the running server that serves volumes of it, or this process, which opens its disks for that.
+//!
+//! Both are asked by the same words ([`Change`]), which are made in the text by the same code.
+
+use std::path::Path;
+
+use anyhow::{Result, anyhow, bail};
+use blockwork_daemon::{ClientError, GroupAnswer, GroupRequest, ask_group, find_group};
+use blockwork_format::escape;
+use blockwork_leaf::LeafError;
+use blockwork_volume::VolumeError;
+use blockwork_volume::lvm::edit::{Change, EditError, GroupEditor, Made};
+use serde_json::{Value, json};
+
+use super::args::Place;
+use super::change::{announce, author, commit, write};
+use super::status::{origin, type_name};
+use super::words::said;
+use crate::at_once;
+
+/// Has a change made, and says what was done.
+pub(crate) fn change(place: &Place, group: &str, change: Change) -> Result<()> {
+    if place.disk.is_empty() {
+        let socket = find_group(group).map_err(both_ways)?;
+        return ask(&socket, place, group, change);
+    }
+    if place.serve {
+        bail!("--serve: nobody serves disks that are named by --disk");
+    }
+    let mut editor = open(&place.disk, group)?;
+    let made = editor.draft_mut().make(&change)?;
+    if let Some(note) = made.note() {
+        log::warn!("{note}");
+    }
+    let sentence = said(editor.draft(), &change, &made);
+    let editor = match grown_pool(&editor, &change, &made)? {
+        Some(pool) => commit_and_grow(editor, &pool, &place.disk)?,
+        None => commit_and_tell(editor, &place.disk)?,
+    };
+    announce(&editor, &sentence, change.volume(&made).map(|name| json_of(&editor, name)), place.json);
+    Ok(())
+}
+
+fn ask(socket: &Path, place: &Place, group: &str, change: Change) -> Result<()> {
+    let command = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+    let serve = place.serve;
+    let request = GroupRequest { group: group.to_owned(), change, serve, command: Some(command) };
+    let answer = ask_group(socket, &request)?;
+    answer.notes.iter().for_each(|note| log::warn!("{note}"));
+    if place.json {
+        println!("{:#}", json_of_answer(&answer));
+    } else {
+        println!("{}", answer.said);
+    }
+    Ok(())
+}
+
+/// As [`announce`] has it.
+fn json_of_answer(answer: &GroupAnswer) -> Value {
+    let group = &answer.group;
+    let mut value = json!({
+        "group": group.name,
+        "uuid": group.uuid,
+        "seqno": group.seqno,
+        "extent_bytes": group.extent_bytes,
+        "disks": group.disks,
+        "volumes": group.volumes.iter().filter(|volume| volume.visible).count(),
+        "bytes": group.bytes,
+        "free_bytes": group.free_bytes,
+        "tags": group.tags,
+    });
+    if let Some(volume) = &answer.volume {
+        value["volume"] = json!(volume);
+    }
+    value
+}
+
+/// A volume, for programs.
+pub(crate) fn json_of(editor: &GroupEditor, name: &str) -> Value {
+    let vg = editor.draft().group();
+    vg.lv(name).map_or(Value::Null, |lv| {
+        let volume = &vg.lvs[lv.0];
+        json!({
+            "name": volume.name,
+            "uuid": volume.id.to_string(),
+            "bytes": vg.lv_sectors(lv) * 512,
+            "type": type_name(vg, lv),
+            "origin": origin(vg, lv),
+            "tags": volume.tags,
+        })
+    })
+}
+
+/// The pool whose devices a change makes larger.
+fn grown_pool(editor: &GroupEditor, change: &Change, made: &Made) -> Result<Option<String>> {
+    match (change, made) {
+        (Change::Resize { volume, .. } | Change::ResizePoolMetadata { volume, .. }, Made::Resized(_))
+            if editor.draft().is_thin_pool(volume)? =>
+        {
+            Ok(Some(volume.clone()))
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Opens a group to change it. What a change before has left to be told to pools is told first: it was cut short.
+fn open(disks: &[String], group: &str) -> Result<GroupEditor> {
+    let mut editor = GroupEditor::open(disks, group, author()?).map_err(|error| in_use(error, group))?;
+    if editor.draft().untold()?.is_empty() {
+        return Ok(editor);
+    }
+    log::info!("{group}: a change that was cut short is made complete first");
+    tell(&mut editor)?;
+    drop(editor);
+    Ok(GroupEditor::open(disks, group, author()?)?)
+}
+
+/// Writes what was planned, and tells the pools what it means to them, in the order that a power cut cannot break: the text that
+/// says what they will be told, the pools, the text without it.
+fn commit_and_tell(editor: GroupEditor, disks: &[String]) -> Result<GroupEditor> {
+    let mut editor = editor;
+    commit(&mut editor)?;
+    if editor.draft().untold()?.is_empty() {
+        return Ok(editor);
+    }
+    let group = editor.draft().group().name.clone();
+    // The group is opened again as it is now; its disks have to be free for that.
+    drop(editor);
+    let mut editor = GroupEditor::open(disks, &group, author()?)?;
+    tell(&mut editor)?;
+    Ok(editor)
+}
+
+/// Writes that a pool has grown, and lets it count what it has got.
+fn commit_and_grow(editor: GroupEditor, pool: &str, disks: &[String]) -> Result<GroupEditor> {
+    let mut editor = editor;
+    commit(&mut editor)?;
+    let group = editor.draft().group().name.clone();
+    drop(editor);
+    let mut editor = GroupEditor::open(disks, &group, author()?)?;
+    if let Some(commit) = editor.grow_pool_to_devices(pool)? {
+        at_once::run(editor.assembly(), |cx| async move { commit.run(&cx).await })??;
+    }
+    Ok(editor)
+}
+
+fn tell(editor: &mut GroupEditor) -> Result<()> {
+    for commit in editor.tell_pools()? {
+        at_once::run(editor.assembly(), |cx| async move { commit.run(&cx).await })??;
+    }
+    write(editor)
+}
+
+/// Neither found: there are two ways to name a group.
+fn both_ways(error: ClientError) -> anyhow::Error {
+    match error {
+        ClientError::Nowhere { .. } => {
+            anyhow!(
+                "{error}; serve it, or have this command open its disks: add --disk DISK... (all of the group's)"
+            )
+        }
+        error => error.into(),
+    }
+}
+
+/// A group that is served is best changed through its server.
+fn in_use(error: EditError, group: &str) -> anyhow::Error {
+    let is_locked = matches!(&error, EditError::Volume(VolumeError::Leaf(LeafError::InUse { .. })));
+    if is_locked && find_group(group).is_ok() {
+        let group = escape(group);
+        return anyhow!(
+            "{error}; a running server has {group}: without --disk, this command asks that server"
+        );
+    }
+    error.into()
+}

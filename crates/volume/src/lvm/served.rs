@@ -1,0 +1,512 @@
+//! Groups whose volumes are served while they are changed: the text is planned by the same [`Draft`] as that of an idle group, and written
+//! through the layers that are open; then the devices of the group follow it.
+//!
+//! Who serves does that in this order, one change of a group at a time:
+//!
+//! ```text
+//!   edit_group ─▶ Draft::make ─▶ Commit::write (a worker's task) ─▶ adopt ─▶ the workers get what is new ─▶ pools are told
+//! ```
+//!
+//! Invariants: (1) a device whose volume stays keeps its number, and its layers unless its size has changed; (2) layers that are built
+//! anew keep their nodes; (3) what workers keep in memory (pools, families of snapshots) is neither opened twice nor read behind
+//! their back.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use blockwork_engine::{Layer, TaskContext};
+use blockwork_format::escape;
+use blockwork_format::lvm2::vg::{Lv, LvIndex, SegmentType};
+use blockwork_format::lvm2::{Uuid, VolumeGroup};
+use blockwork_layer::thin::{Pool, VerbError};
+
+use super::edit::{self, Author, Commit, Draft, EditError, Opened, Untold};
+use super::verdict::Verdicts;
+use super::{Group, check_transaction, family_of};
+use crate::assembly::Assembly;
+use crate::graph::{Content, DeviceId, DeviceKind, GroupId, Stack};
+use crate::rounds::in_order;
+use crate::settings::Autoextend;
+use crate::thin::{PoolChange, PoolCommit};
+
+/// A group of which volumes are served, as it is on its disks.
+pub struct ServedEditor<'a> {
+    assembly: &'a mut Assembly,
+    group: GroupId,
+    opened: Opened,
+}
+
+/// How a pool hears of a change.
+pub enum Telling {
+    /// By this, since it is open.
+    Open(Arc<Pool>),
+    /// By what there is to write: it was never used. None: it knows.
+    Idle(Option<PoolCommit>),
+}
+
+/// What has changed with a text.
+#[derive(Default)]
+pub struct Adopted {
+    /// Volumes that are new, and may be asked for.
+    pub added: Vec<String>,
+    /// Volumes that have another name: the old one, the new one.
+    pub renamed: Vec<(String, String)>,
+    /// Volumes that have another size.
+    pub resized: Vec<String>,
+    /// Pools whose parts have grown.
+    pub pools: Vec<GrownPool>,
+}
+
+/// An open pool whose devices have grown: with what takes the place of them.
+pub struct GrownPool {
+    /// The pool.
+    pub pool: Arc<Pool>,
+    /// Its data device.
+    pub data: Option<Arc<dyn Layer>>,
+    /// Its metadata device.
+    pub metadata: Option<Arc<dyn Layer>>,
+}
+
+/// A pool of a group that is extended by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GrowingPool {
+    /// The group.
+    pub group: String,
+    /// Its name in that.
+    pub name: String,
+    /// When it is extended.
+    pub autoextend: Autoextend,
+    /// Extents of its data.
+    pub data_extents: u64,
+    /// Extents of its map.
+    pub metadata_extents: u64,
+    /// Extents that the group has left.
+    pub free_extents: u64,
+}
+
+impl Assembly {
+    /// Begins a change of a group of which volumes are served.
+    ///
+    /// # Errors
+    ///
+    /// No such group; or something says that it must not be changed.
+    pub fn edit_group(&mut self, name: &str, author: Author) -> Result<ServedEditor<'_>, EditError> {
+        let group = edit::find(self, name)?;
+        if self.plan.read_only {
+            let why = "it is served read-only: start the server without --read-only to change it";
+            return Err(EditError::group(name, why));
+        }
+        let opened = edit::open(self, group, author)?;
+        Ok(ServedEditor { assembly: self, group, opened })
+    }
+
+    /// The devices of a group follow its new text. Layers are built when they are asked for ([`Assembly::choose`]).
+    ///
+    /// # Errors
+    ///
+    /// No such group; or a layer of a pool that has grown cannot be built.
+    pub fn adopt(&mut self, name: &str, text: Arc<VolumeGroup>) -> Result<Adopted, EditError> {
+        let group = edit::find(self, name)?;
+        let old = std::mem::replace(&mut self.graph.groups[group.0].text, text.clone());
+        let kept = self.match_volumes(group, &old, &text);
+        let mut adopted = Adopted::default();
+        let (verdicts, visible) = (Verdicts::new(&text), text.visible());
+        let mut resized = Vec::new();
+        for Kept { was, now, device } in kept {
+            let renamed = self.update(device, group, &verdicts, now, visible[now.0]);
+            adopted.renamed.extend(renamed.filter(|_| visible[now.0]));
+            if old.lv_sectors(was) != text.lv_sectors(now) {
+                self.forget_stack(device);
+                resized.push(now);
+                if visible[now.0] {
+                    adopted.resized.push(self.graph.device(device).name.clone());
+                }
+            }
+        }
+        for lv in in_order(&text) {
+            if self.graph.groups[group.0].lv(lv).is_none() && !verdicts.is_tie(lv) {
+                let device = self.add_volume(group, &verdicts, lv, visible[lv.0], None);
+                if visible[lv.0] {
+                    adopted.added.push(self.graph.device(device).name.clone());
+                }
+            }
+        }
+        self.open_new_pools(group, &text);
+        adopted.pools = self.grown_pools(group, &text, &resized)?;
+        Ok(adopted)
+    }
+
+    /// Finds the volumes of a text in the next one, by their identifiers; what is gone is retired.
+    fn match_volumes(&mut self, group: GroupId, old: &VolumeGroup, text: &VolumeGroup) -> Vec<Kept> {
+        let by_id: HashMap<Uuid, LvIndex> =
+            text.lvs.iter().enumerate().map(|(at, lv)| (lv.id, LvIndex(at))).collect();
+        let now = |lv: LvIndex| by_id.get(&old.lvs[lv.0].id).copied();
+        let known = &mut self.graph.groups[group.0];
+        let before = std::mem::replace(&mut known.lvs, vec![None; text.lvs.len()]);
+        let pools = std::mem::take(&mut known.thin_pools);
+        known.thin_pools = pools.into_iter().filter_map(|(lv, pool)| Some((now(lv)?, pool))).collect();
+        let snapshots = std::mem::take(&mut known.snapshots);
+        known.snapshots = snapshots.into_iter().filter_map(|(lv, one)| Some((now(lv)?, one))).collect();
+        let merges = std::mem::take(&mut known.merges);
+        known.merges = merges.into_iter().filter_map(|(lv, one)| Some((now(lv)?, one))).collect();
+        let mut kept = Vec::new();
+        for (was, device) in before.into_iter().enumerate() {
+            let (was, Some(device)) = (LvIndex(was), device) else { continue };
+            match now(was) {
+                Some(now) => {
+                    self.graph.groups[group.0].lvs[now.0] = Some(device);
+                    kept.push(Kept { was, now, device });
+                }
+                None => self.retire_with_partitions(device),
+            }
+        }
+        kept
+    }
+
+    fn retire_with_partitions(&mut self, device: DeviceId) {
+        for above in self.partitions_of(device) {
+            self.graph.retire(above);
+        }
+        self.graph.retire(device);
+    }
+
+    /// The partitions of a device.
+    fn partitions_of(&self, device: DeviceId) -> Vec<DeviceId> {
+        let is_one = |kind: &DeviceKind| matches!(kind, DeviceKind::Partition(_));
+        let all = self.graph.iter().filter(|(_, one)| is_one(&one.kind) && one.below.contains(&device));
+        all.map(|(id, _)| id).collect()
+    }
+
+    /// What a device is by the new text; the names that it had and has, if these differ.
+    fn update(
+        &mut self,
+        id: DeviceId,
+        group: GroupId,
+        verdicts: &Verdicts<'_>,
+        lv: LvIndex,
+        is_offered: bool,
+    ) -> Option<(String, String)> {
+        let known = &self.graph.groups[group.0];
+        let (below, wanted) = (known.below(lv), format!("{}/{}", known.name, known.text.lvs[lv.0].name));
+        let device = &mut self.graph.devices[id.0];
+        let was = device.name.clone();
+        device.kind = DeviceKind::Lv { group, lv };
+        device.sectors = blockwork_engine::Sectors(verdicts.sectors(lv));
+        device.is_offered = is_offered;
+        device.below = below;
+        let is_named = was == wanted || was.strip_prefix(&wanted).is_some_and(|rest| rest.starts_with('#'));
+        (!is_named).then(|| (was, self.graph.rename(id, &wanted)))
+    }
+
+    /// Its layers are built anew when somebody asks for them.
+    fn forget_stack(&mut self, device: DeviceId) {
+        let stack = &mut self.graph.devices[device.0].stack;
+        if matches!(stack, Stack::Ready(_)) {
+            *stack = Stack::Unbuilt;
+        }
+    }
+
+    fn open_new_pools(&mut self, group: GroupId, text: &VolumeGroup) {
+        let is_pool = |lv: &Lv| matches!(lv.segments[0].kind, SegmentType::ThinPool { .. });
+        for lv in (0..text.lvs.len()).map(LvIndex).filter(|lv| is_pool(&text.lvs[lv.0])) {
+            if !self.graph.groups[group.0].thin_pools.contains_key(&lv) {
+                self.open_pool_of_group(group, text, lv);
+            }
+        }
+    }
+
+    fn grown_pools(
+        &mut self,
+        group: GroupId,
+        text: &VolumeGroup,
+        resized: &[LvIndex],
+    ) -> Result<Vec<GrownPool>, EditError> {
+        let known = &self.graph.groups[group.0];
+        let open: Vec<(LvIndex, Arc<Pool>)> =
+            known.thin_pools.iter().filter_map(|(lv, pool)| Some((*lv, pool.pool()?))).collect();
+        let mut grown = Vec::new();
+        for (lv, pool) in open {
+            let SegmentType::ThinPool { metadata, data, .. } = text.lvs[lv.0].segments[0].kind else {
+                continue;
+            };
+            let mut part = |part: LvIndex| -> Result<Option<Arc<dyn Layer>>, EditError> {
+                if !resized.contains(&part) {
+                    return Ok(None);
+                }
+                let Some(device) = self.graph.groups[group.0].lv(part) else { return Ok(None) };
+                let built = self.layer(device);
+                built.map(Some).map_err(|why| EditError::volume(&text.lvs[part.0].name, why))
+            };
+            let (data, metadata) = (part(data)?, part(metadata)?);
+            if data.is_some() || metadata.is_some() {
+                grown.push(GrownPool { pool, data, metadata });
+            }
+        }
+        Ok(grown)
+    }
+
+    /// A pool that was never used before has been made by what was written: it is open from now on.
+    pub fn open_made_pool(&mut self, group: &str, pool: &str) -> Result<(), EditError> {
+        let group = edit::find(self, group)?;
+        let text = self.graph.groups[group.0].text.clone();
+        if let Some(lv) = text.lv(pool) {
+            self.open_pool_of_group(group, &text, lv);
+        }
+        Ok(())
+    }
+
+    /// The open pools that are to be extended by themselves, and when.
+    pub fn autoextended(&self) -> Vec<(Arc<Pool>, Autoextend)> {
+        let pools = self.graph.groups.iter().flat_map(|group| group.thin_pools.values());
+        pools.filter_map(|pool| Some((pool.pool()?, pool.autoextend?))).collect()
+    }
+
+    /// What a pool is called that is to be extended by itself, and how large it is.
+    pub fn growing_pool(&self, pool: &Arc<Pool>) -> Option<GrowingPool> {
+        let is_it = |known: &super::ThinPool| known.pool().is_some_and(|known| Arc::ptr_eq(&known, pool));
+        self.graph.groups.iter().find_map(|group| {
+            let (lv, known) = group.thin_pools.iter().find(|(_, known)| is_it(known))?;
+            let SegmentType::ThinPool { metadata, data, .. } = group.text.lvs[lv.0].segments[0].kind else {
+                return None;
+            };
+            Some(GrowingPool {
+                group: group.name.clone(),
+                name: group.text.lvs[lv.0].name.clone(),
+                autoextend: known.autoextend?,
+                data_extents: group.text.lvs[data.0].extents(),
+                metadata_extents: group.text.lvs[metadata.0].extents(),
+                free_extents: edit::FreeExtents::of(&group.text).total(),
+            })
+        })
+    }
+
+    /// The open pool and the number in it of a thin volume.
+    pub fn thin_device(&self, volume: &str) -> Option<(Arc<Pool>, u64)> {
+        let (group, lv) = self.lv_named(volume)?;
+        let SegmentType::Thin { pool, device_id, .. } = group.text.lvs[lv.0].segments[0].kind else {
+            return None;
+        };
+        Some((group.thin_pools.get(&pool)?.pool()?, device_id))
+    }
+
+    /// Whether a volume is a thin pool, which is not served itself.
+    pub fn is_pool(&self, volume: &str) -> bool {
+        let is_one = |(group, lv): (&Group, LvIndex)| {
+            matches!(group.text.lvs[lv.0].segments[0].kind, SegmentType::ThinPool { .. })
+        };
+        self.lv_named(volume).is_some_and(is_one)
+    }
+
+    /// The open pool that a volume is.
+    pub fn open_pool_named(&self, volume: &str) -> Option<Arc<Pool>> {
+        let (group, lv) = self.lv_named(volume)?;
+        group.thin_pools.get(&lv)?.pool()
+    }
+
+    fn lv_named(&self, volume: &str) -> Option<(&Group, LvIndex)> {
+        match self.graph.device(self.graph.find(volume)?).kind {
+            DeviceKind::Lv { group, lv } => Some((&self.graph.groups[group.0], lv)),
+            _ => None,
+        }
+    }
+
+    /// The layers of a volume are held on to here no more. They are built anew when somebody asks for the volume.
+    pub fn forget_layers(&mut self, volume: &str) {
+        if let Some(device) = self.graph.find(volume) {
+            self.forget_stack(device);
+        }
+    }
+
+    /// The names of the volumes that are partitions of this one.
+    pub fn partitions_on(&self, volume: &str) -> Vec<String> {
+        let Some(id) = self.graph.find(volume) else { return Vec::new() };
+        self.partitions_of(id).into_iter().map(|id| self.graph.device(id).name.clone()).collect()
+    }
+}
+
+/// A volume that both texts have.
+struct Kept {
+    was: LvIndex,
+    now: LvIndex,
+    device: DeviceId,
+}
+
+impl ServedEditor<'_> {
+    /// The group.
+    pub fn draft(&self) -> &Draft {
+        &self.opened.draft
+    }
+
+    /// The group, to be changed.
+    pub fn draft_mut(&mut self) -> &mut Draft {
+        &mut self.opened.draft
+    }
+
+    /// What there is to write, and what the text says then. Nothing has been written when this has failed.
+    ///
+    /// # Errors
+    ///
+    /// An area has no room for the text, or the change is one that cannot be made while volumes are served.
+    pub fn plan(&self) -> Result<(Commit, Arc<VolumeGroup>), EditError> {
+        let draft = &self.opened.draft;
+        let text = VolumeGroup::from_text(&draft.text());
+        let text = text.map_err(|source| EditError::metadata(&draft.group().name, source))?;
+        self.check(&text)?;
+        Ok((self.opened.commit()?, Arc::new(text)))
+    }
+
+    /// What is true of the layers that are in use must stay so.
+    fn check(&self, text: &VolumeGroup) -> Result<(), EditError> {
+        let old = &self.assembly.graph.groups[self.group.0].text;
+        for (was, lv) in old.lvs.iter().enumerate().map(|(at, lv)| (LvIndex(at), lv)) {
+            let now = text.lvs.iter().position(|new| new.id == lv.id).map(LvIndex);
+            self.check_family(old, was, text, now)?;
+            match now {
+                None => self.check_unused(was, lv)?,
+                Some(now) if text.lv_sectors(now) < old.lv_sectors(was) && self.is_built(was) => {
+                    let why = "it is served, and a client may be using what would be cut off: stop serving it first";
+                    return Err(EditError::volume(&lv.name, why));
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether layers of a volume were built.
+    fn is_built(&self, lv: LvIndex) -> bool {
+        let device = self.assembly.graph.groups[self.group.0].lv(lv);
+        device.is_some_and(|device| self.assembly.graph.device(device).layer().is_some())
+    }
+
+    /// An origin and its snapshots that are served know each other: who is one of them stays, as large as it is.
+    fn check_family(
+        &self,
+        old: &VolumeGroup,
+        was: LvIndex,
+        text: &VolumeGroup,
+        now: Option<LvIndex>,
+    ) -> Result<(), EditError> {
+        let names = |text: &VolumeGroup, lv: LvIndex| {
+            let mut ids: Vec<(Uuid, u64)> = family_of(text, lv)
+                .into_iter()
+                .map(|one| (text.lvs[one.0].id, text.lv_sectors(one)))
+                .collect();
+            ids.sort_unstable();
+            ids
+        };
+        let before = names(old, was);
+        let is_alone = before.len() == 1 && now.is_none_or(|now| family_of(text, now).len() == 1);
+        if is_alone || !self.is_built(was) || now.is_some_and(|now| names(text, now) == before) {
+            return Ok(());
+        }
+        let why = "it is served, and so what it is to its snapshots, or to its origin, cannot be changed: stop serving it first";
+        Err(EditError::volume(&old.lvs[was.0].name, why))
+    }
+
+    /// What goes must not be a part of anything: not of another group, an array or a table.
+    fn check_unused(&self, lv: LvIndex, text: &Lv) -> Result<(), EditError> {
+        let graph = &self.assembly.graph;
+        let Some(device) = graph.groups[self.group.0].lv(lv) else { return Ok(()) };
+        let is_of_group =
+            |kind: &DeviceKind| matches!(kind, DeviceKind::Lv { group, .. } if *group == self.group);
+        let mut left = vec![device];
+        while let Some(id) = left.pop() {
+            if id != device && matches!(graph.device(id).content, Content::Pv(_) | Content::MdMember(_)) {
+                let name = escape(graph.device(id).title());
+                return Err(EditError::volume(&text.name, format!("{name} is part of an array or a group")));
+            }
+            for (above, one) in graph.iter().filter(|(_, one)| one.below.contains(&id)) {
+                match &one.kind {
+                    DeviceKind::Partition(_) => left.push(above),
+                    kind if is_of_group(kind) => {}
+                    _ => {
+                        let why = format!("{} lies on it: remove that first", escape(&one.name));
+                        return Err(EditError::volume(&text.name, why));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// How a pool hears of what it is yet to be told.
+    ///
+    /// # Errors
+    ///
+    /// Its metadata cannot be read, or is another one than the text is about.
+    pub fn telling(&mut self, untold: &Untold) -> Result<Telling, EditError> {
+        let known = &self.assembly.graph.groups[self.group.0];
+        let lv = known.text.lv(&untold.pool);
+        let open = lv.and_then(|lv| known.thin_pools.get(&lv)).and_then(super::ThinPool::pool);
+        match open {
+            Some(pool) => Ok(Telling::Open(pool)),
+            None => edit::tell_idle_pool(self.assembly, &self.opened.draft, untold).map(Telling::Idle),
+        }
+    }
+}
+
+/// Why a pool was not told.
+#[derive(Debug, thiserror::Error)]
+pub enum TellError {
+    /// Its transaction is not that before the text's.
+    #[error("{0}")]
+    Transaction(String),
+    /// It refuses.
+    #[error(transparent)]
+    Verb(#[from] VerbError),
+}
+
+/// Tells an open pool of changes, and counts its transaction up. What it knows already of a change that was cut short is not made again.
+///
+/// # Errors
+///
+/// It refuses one: those before it are made.
+pub async fn tell(pool: &Pool, untold: &Untold, cx: &TaskContext) -> Result<(), TellError> {
+    let found = pool.status().transaction_id;
+    check_transaction(found, untold.transaction_id, true).map_err(TellError::Transaction)?;
+    if found == untold.transaction_id {
+        return Ok(());
+    }
+    for change in &untold.changes {
+        match message(pool, *change, cx).await {
+            Err(VerbError::Edit(error)) if change.is_made(&error) => {}
+            told => told?,
+        }
+    }
+    Ok(pool.set_transaction_id(cx, found, untold.transaction_id).await?)
+}
+
+/// Makes a change of an open pool.
+///
+/// # Errors
+///
+/// It refuses it.
+pub async fn message(pool: &Pool, change: PoolChange, cx: &TaskContext) -> Result<(), VerbError> {
+    match change {
+        PoolChange::Create { device } => pool.create_thin(cx, device).await,
+        PoolChange::Snapshot { device, origin } => pool.create_snap(cx, device, origin).await,
+        PoolChange::Delete { device } => pool.delete(cx, device).await,
+        PoolChange::TransactionId { current, new } => pool.set_transaction_id(cx, current, new).await,
+        // An open pool counts its devices whenever one takes the place of another.
+        PoolChange::Grow => Ok(()),
+        PoolChange::ReserveMetadataSnap => pool.reserve_metadata_snap(cx).await,
+        PoolChange::ReleaseMetadataSnap => pool.release_metadata_snap(cx).await,
+    }
+}
+
+/// Lets a pool have what has taken the place of its devices.
+///
+/// # Errors
+///
+/// It cannot count them.
+pub async fn grow(grown: GrownPool, cx: &TaskContext) -> Result<(), VerbError> {
+    // The map first: it has to have room for what is counted of the data.
+    if let Some(metadata) = grown.metadata {
+        grown.pool.grow_metadata(cx, metadata).await?;
+    }
+    match grown.data {
+        Some(data) => grown.pool.grow_data(cx, data).await,
+        None => Ok(()),
+    }
+}
