@@ -123,8 +123,9 @@ impl Pool {
         let (details, highest) = found.await?;
         let size = self.block.get();
         Ok(ThinStatus {
-            mapped_sectors: details.mapped_blocks * size,
-            highest_sector: highest.map(|block| (block + 1) * size - 1),
+            // Both are what the metadata says, which may be anything.
+            mapped_sectors: details.mapped_blocks.saturating_mul(size),
+            highest_sector: highest.map(|block| block.saturating_add(1).saturating_mul(size) - 1),
         })
     }
 }
