@@ -11,7 +11,11 @@ load() {
 }
 
 # Flushes of the store since the guest has it.
-flushes() { awk '{print $16}' "/sys/block/$(basename "$(readlink -f /d/store)")/stat"; }
+flushes() {
+    local stat
+    read -r -a stat <"/sys/block/$(basename "$(readlink -f /d/store)")/stat"
+    echo "${stat[15]}"
+}
 
 for cell in $CELLS; do
     IFS=/ read -r chunk rw depth bytes <<<"$cell"

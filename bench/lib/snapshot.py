@@ -323,7 +323,7 @@ def kernel_writes(bench, folder, medium, rep):
             failed = f"it took more than {GUEST_SECONDS} s"
         if failed:
             with open(log_path) as guest_log:
-                said = [line.strip() for line in guest_log if line.strip()]
+                said = [line.strip() for line in guest_log.read().partition("Stack backtrace")[0].splitlines() if line.strip()]
             starter.note(f"the kernel's part on {medium} is skipped: {failed}: {' | '.join(said[-5:])[-500:]} (all of it: {log_path})")
             return rows
         sizes = {(chunk, rw, depth): size for chunk, rw, depth, size in CELLS}
