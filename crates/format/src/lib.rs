@@ -31,6 +31,7 @@ pub mod log_writes;
 pub mod lvm2;
 pub mod md;
 pub mod nbd;
+pub mod nfs3;
 pub mod partition;
 pub mod snapshot;
 pub mod table;

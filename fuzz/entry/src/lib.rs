@@ -21,6 +21,7 @@ mod log_writes;
 mod lvm2;
 mod md;
 mod nbd;
+mod nfs3;
 mod partition;
 mod reach;
 pub mod seeds;
@@ -37,6 +38,7 @@ pub use log_writes::log_writes;
 pub use lvm2::{lvm2_pv, lvm2_text};
 pub use md::{md_bad_blocks, md_bitmap, md_superblock};
 pub use nbd::nbd;
+pub use nfs3::nfs3;
 pub use partition::{gpt, mbr, partition};
 pub use reach::{reached, take_reached};
 pub use thin_edit::thin_edit;
@@ -56,6 +58,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("blktrace", blktrace),
     ("log_writes", log_writes),
     ("nbd", nbd),
+    ("nfs3", nfs3),
     ("lvm2_pv", lvm2_pv),
     ("lvm2_text", lvm2_text),
     ("md_superblock", md_superblock),

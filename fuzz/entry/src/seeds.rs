@@ -26,6 +26,7 @@ use crate::exception_store::FIX_HEADER;
 use crate::lvm2;
 use crate::md::{FIX_CHECKSUM, FIX_PLACE};
 use crate::nbd;
+use crate::nfs3;
 use crate::partition::{BLOCKS_OF_4096, FIX_CRCS, GPT_HEADER_BYTES, PIECE_MISSING, WITH_HINT};
 use crate::thin_edit::Operation;
 use crate::thin_metadata::{BLOCKS, KINDS, SEAL};
@@ -86,6 +87,15 @@ pub fn seeds() -> Vec<Seed> {
     add("nbd", "export-name", nbd_input(nbd::PAYLOADS, &[1]));
     add("nbd", "tls", nbd_input(nbd::PAYLOADS | nbd::TLS, &[3, 5, 8, 10, 7]));
     add("nbd", "payloads", nbd_input(0, &[8, 7]));
+    for (name, procedure, values) in NFS_REPLIES {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_be_bytes()).collect();
+        add("nfs3", name, [&[nfs3::MEND_HEAD, *procedure], &bytes[..]].concat());
+    }
+    add(
+        "nfs3",
+        "as-it-is",
+        [0, 1].into_iter().chain([9u32, 1, 0, 0, 0, 0, 70].into_iter().flat_map(u32::to_be_bytes)).collect(),
+    );
     for (name, flags) in [("split", 0), ("packed", ring::PACKED)] {
         add("virtqueue", name, virtqueue_input(flags));
         add("virtqueue", &format!("{name}-marks"), virtqueue_input(flags | ring::MARKS));
@@ -480,6 +490,20 @@ fn log_writes_input(sectorsize: u32) -> Vec<u8> {
     log[..superblock.len()].copy_from_slice(&superblock);
     [&[16, 0], &log[..]].concat()
 }
+
+/// Answers of an NFS server: to which call (see the target), and the units of the result.
+const NFS_REPLIES: &[(&str, u8, &[u32])] = &[
+    ("port", 0, &[2049]),
+    ("mount", 1, &[0, 8, 1, 2, 1, 1]),
+    ("attributes", 2, &[0, 1, 420, 1, 0, 0, 0, 4096, 0, 4096, 0, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0]),
+    ("lookup", 3, &[0, 4, 7, 0]),
+    ("access", 4, &[0, 0, 13]),
+    ("fsinfo", 5, &[0, 0, 1 << 20, 1 << 20, 512, 1 << 20, 1 << 20, 512, 4096, 1, 0, 0, 1, 15]),
+    ("read", 6, &[0, 0, 512, 1, 512]),
+    ("write", 7, &[0, 1, 0, 4096, 0, 0, 0, 0, 0, 512, 2, 17, 18]),
+    ("commit", 8, &[0, 0, 0, 17, 18]),
+    ("error", 7, &[28, 0, 0]),
+];
 
 /// A session that begins with these options, makes one request of each kind, and is still there when the server goes down.
 fn nbd_input(flags_of_session: u8, options: &[u8]) -> Vec<u8> {

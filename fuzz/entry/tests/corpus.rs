@@ -98,6 +98,7 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
                 ("closed", 200),
             ],
         ),
+        ("nfs3", &[("head", 400), ("result", 90), ("status", 120), ("short", 90), ("refused", 150)]),
         (
             "lvm2_pv",
             &[
