@@ -19,7 +19,7 @@ use slab::Slab;
 
 use crate::bio::{Bio, Done, Errno, Flags, Op};
 use crate::counters::{Counter, CounterTable};
-use crate::env::{Env, Notify};
+use crate::env::{Completion, Env, Notify};
 use crate::event::{Action, Event, Reason, Tracer};
 use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Span, Target, find};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
@@ -470,6 +470,11 @@ impl Core {
     #[inline]
     pub(crate) fn request_completed(&mut self, env: &mut dyn Env, leaf: u16, request: u32, result: i32) {
         self.with_queue(env, leaf as usize, |queue, cx| queue.completed(cx, request, result));
+    }
+
+    /// An operation of a leaf's own has completed.
+    pub(crate) fn leaf_event(&mut self, env: &mut dyn Env, leaf: u16, local: u32, completion: Completion) {
+        self.with_queue(env, leaf as usize, |queue, cx| queue.leaf_event(cx, local, completion));
     }
 
     #[inline]

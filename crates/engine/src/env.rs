@@ -7,6 +7,7 @@
 //! its segments is kept alive and is not otherwise touched until then; (3) completions may come in any order;
 //! (4) a read or write may transfer less than asked, as the kernel's may.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use blockwork_memory::Segment;
@@ -24,6 +25,8 @@ pub struct Token(pub u64);
 
 impl Token {
     const PORT: u64 = 1 << 63;
+    const LEAF: u64 = 1 << 62;
+    const LEAF_NUMBER: u64 = 0xffff << 32;
 
     /// A request of a leaf's queue.
     #[inline]
@@ -36,6 +39,14 @@ impl Token {
         debug_assert!(port < 1 << 31);
         Token(Token::PORT | u64::from(port) << 32 | u64::from(local))
     }
+    /// An operation of the leaf's own, of that leaf which this token belongs to already: `local` is what the leaf makes of it
+    /// ([`Leaf::event`](crate::Leaf::event)).
+    #[inline]
+    #[must_use]
+    pub fn of_leaf(self, local: u32) -> Token {
+        debug_assert!(self.0 & Token::PORT == 0, "a token of a port");
+        Token(Token::LEAF | self.0 & Token::LEAF_NUMBER | u64::from(local))
+    }
     /// Whose it is.
     #[inline]
     pub(crate) fn owner(self) -> Owner {
@@ -43,6 +54,8 @@ impl Token {
         let high = ((self.0 & !Token::PORT) >> 32) as u32;
         if self.0 & Token::PORT != 0 {
             Owner::Port { port: high, local: low }
+        } else if self.0 & Token::LEAF != 0 {
+            Owner::Leaf { leaf: high as u16, local: low }
         } else {
             Owner::Request { leaf: high as u16, request: low }
         }
@@ -52,6 +65,7 @@ impl Token {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     Request { leaf: u16, request: u32 },
+    Leaf { leaf: u16, local: u32 },
     Port { port: u32, local: u32 },
 }
 
@@ -147,6 +161,30 @@ pub trait Env {
     fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>);
     /// A handle that wakes this worker.
     fn notifier(&self) -> Arc<dyn Notify>;
+    /// Its network, if it has one.
+    fn network(&mut self) -> Option<&mut dyn Network> {
+        None
+    }
+}
+
+/// A connection, as its environment calls it. May be used again once it was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamId(pub u32);
+
+/// Connections over TCP and timers: for leaves that lie elsewhere. All operations complete as those on files do (see the
+/// module's contract), under tokens of [`Token::of_leaf`].
+pub trait Network {
+    /// Connects to `to`, where it may from a port below 1024, as some servers demand. Result: 0, or why not; the stream must be
+    /// closed either way.
+    fn connect(&mut self, token: Token, to: SocketAddr) -> Result<StreamId, Errno>;
+    /// Sends all of `data`, 1,024 segments at most. Result: bytes; fewer than given only if the connection is lost.
+    fn send(&mut self, token: Token, stream: StreamId, data: &[Segment]);
+    /// Receives into `into`. Result: bytes, which may be fewer than asked; 0: the other end has closed.
+    fn receive(&mut self, token: Token, stream: StreamId, into: Segment);
+    /// Ends a connection. What is under way on it completes soon, whichever way.
+    fn close(&mut self, stream: StreamId);
+    /// Completes after that time, with whatever result.
+    fn timer(&mut self, token: Token, after: Nanos);
 }
 
 #[cfg(test)]
@@ -160,6 +198,9 @@ mod tests {
             Token::request(u16::MAX, u32::MAX).owner(),
             Owner::Request { leaf: u16::MAX, request: u32::MAX }
         );
+        let own = Token::request(u16::MAX, 99).of_leaf(5);
+        assert_eq!(own.owner(), Owner::Leaf { leaf: u16::MAX, local: 5 });
+        assert_eq!(own.of_leaf(u32::MAX).owner(), Owner::Leaf { leaf: u16::MAX, local: u32::MAX });
         assert_eq!(Token::port(3, 5).owner(), Owner::Port { port: 3, local: 5 });
     }
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blockwork_memory::Segment;
 
 use crate::bio::{Errno, Flags, Op};
-use crate::env::{Env, Token};
+use crate::env::{Completion, Env, Token};
 use crate::limits::Limits;
 use crate::turn::Turns;
 use crate::units::{Sector, Sectors};
@@ -39,8 +39,18 @@ pub struct LeafIo<'a> {
 pub enum Submitted {
     /// It is done already.
     Now(Result<(), Errno>),
-    /// One operation was started in the environment under the request's token; its result is the request's.
+    /// Either one operation was started in the environment under the request's token, and its result is the request's; or the leaf
+    /// does it by operations of its own, and tells of its end in [`Leaf::event`].
     Started,
+}
+
+/// A request that a leaf did by operations of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// The token that it was submitted with.
+    pub token: Token,
+    /// Bytes transferred (anything for a flush), or what went wrong.
+    pub result: Result<u32, Errno>,
 }
 
 /// What a range of a leaf holds.
@@ -58,6 +68,17 @@ pub enum Allocation {
 pub trait Leaf {
     /// Starts `io`, or does it on the spot.
     fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted;
+
+    /// All requests of a batch were submitted: what is better done for several at once is done now.
+    fn submitted(&mut self, env: &mut dyn Env) {
+        let _ = env;
+    }
+
+    /// An operation that the leaf started under a token of its own ([`Token::of_leaf`]) has completed. Requests that have come
+    /// to their end by it are added to `ended`, each once.
+    fn event(&mut self, env: &mut dyn Env, local: u32, completion: Completion, ended: &mut Vec<Ended>) {
+        let _ = (env, local, completion, ended);
+    }
 
     /// What the device holds at `sector`, and how far (at most `nr`, at least one sector) that goes.
     fn allocation(&mut self, sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {

@@ -44,14 +44,14 @@ pub use counters::{
     ADDED_NODES_MAX, Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats,
     StatsFull,
 };
-pub use env::{Completion, Env, FileId, FileOp, FileOpKind, Notify, Token, Wait};
+pub use env::{Completion, Env, FileId, FileOp, FileOpKind, Network, Notify, StreamId, Token, Wait};
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
 pub use gather::Waiting;
 pub use layer::{
     Cure, Defer, Extent, Failure, Layer, LeafLayer, NodeId, Preparation, Resolver, Shape, Span, Target,
     topmost_first,
 };
-pub use leaf::{Allocation, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
+pub use leaf::{Allocation, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 pub use limits::{Limits, Merges, SettingError};
 pub use linearize::{Boundaries, Linearize, LinearizeSnapshot, RequestClass, Verdict, Way};
 pub use notes::Watch;

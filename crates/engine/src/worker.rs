@@ -255,6 +255,9 @@ impl<E: Env> Worker<E> {
                 Owner::Request { leaf, request } => {
                     self.core.request_completed(&mut self.env, leaf, request, completion.result);
                 }
+                Owner::Leaf { leaf, local } => {
+                    self.core.leaf_event(&mut self.env, leaf, local, completion);
+                }
                 Owner::Port { port, local } => {
                     self.with_port(PortId(port), |port, cx| port.event(cx, local, completion));
                 }

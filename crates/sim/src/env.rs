@@ -3,9 +3,13 @@
 //! Several workers of one world run on one thread, in turns. `wait` lets virtual time pass up to the first event that
 //! concerns this worker, or to its deadline; what happens to others meanwhile is kept for them.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
-use blockwork_engine::{Completion, Env, FileOp, Nanos, Notify, Token, Wait};
+use blockwork_engine::{Completion, Env, Errno, FileOp, Nanos, Network, Notify, StreamId, Token, Wait};
+use blockwork_memory::Segment;
+
+use crate::net::LATENCY;
 
 use crate::world::{Inner, World};
 
@@ -131,5 +135,42 @@ impl Env for SimEnv {
 
     fn notifier(&self) -> Arc<dyn Notify> {
         self.world.inner().workers[self.worker].notified.clone()
+    }
+
+    fn network(&mut self) -> Option<&mut dyn Network> {
+        Some(self)
+    }
+}
+
+impl Network for SimEnv {
+    fn connect(&mut self, token: Token, to: SocketAddr) -> Result<StreamId, Errno> {
+        let inner = &mut *self.world.inner_mut();
+        let (stream, number) = inner.net.connect(self.worker, token, to);
+        inner.schedule_arrival(inner.now() + LATENCY, number);
+        Ok(stream)
+    }
+
+    fn send(&mut self, token: Token, stream: StreamId, data: &[Segment]) {
+        let inner = &mut *self.world.inner_mut();
+        let number = inner.net.send(token, stream, data);
+        inner.schedule_arrival(inner.now() + LATENCY, number);
+    }
+
+    fn receive(&mut self, token: Token, stream: StreamId, into: Segment) {
+        let inner = &mut *self.world.inner_mut();
+        if let Some(completion) = inner.net.receive(token, stream, into) {
+            inner.workers[self.worker].ready.push_back(completion);
+        }
+    }
+
+    fn close(&mut self, stream: StreamId) {
+        let inner = &mut *self.world.inner_mut();
+        if let Some(completion) = inner.net.close(stream) {
+            inner.workers[self.worker].ready.push_back(completion);
+        }
+    }
+
+    fn timer(&mut self, token: Token, after: Nanos) {
+        self.timeout(token, after);
     }
 }

@@ -11,6 +11,7 @@
 use std::cell::{Ref, RefCell, RefMut};
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,6 +25,7 @@ use crate::device::{Device, DeviceCounters};
 use crate::env::SimEnv;
 use crate::faults::{Chaos, Fault, Faults, Lies};
 use crate::model::DeviceModel;
+use crate::net::{Host, Net};
 use crate::random::{Random, split_mix};
 use crate::source::SimSource;
 
@@ -49,6 +51,7 @@ pub(crate) struct Inner {
     log: u64,
     journal: Option<Vec<String>>,
     chaos: Chaos,
+    pub(crate) net: Net,
 }
 
 /// What the world keeps for one worker's environment.
@@ -79,13 +82,23 @@ struct Scheduled {
     number: u64,
     worker: usize,
     token: u64,
-    /// The device's number, for a request; else a timer.
-    device: Option<usize>,
+    what: Happening,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    /// A request of that device ends.
+    Request(usize),
+    /// Somebody's time has come.
+    Timer,
+    /// Something of that number arrives over the network.
+    Arrival(u64),
 }
 
 const DEVICE_STREAMS: u64 = 1 << 32;
 const WORKER_STREAMS: u64 = 2 << 32;
 const CHAOS_STREAMS: u64 = 3 << 32;
+const NET_STREAM: u64 = 4 << 32;
 
 impl World {
     /// An empty world.
@@ -109,6 +122,7 @@ impl World {
             log: seed,
             journal: None,
             chaos: Chaos::default(),
+            net: Net::new(Random::part(seed, NET_STREAM)),
         };
         World { inner: Rc::new(RefCell::new(inner)) }
     }
@@ -141,6 +155,11 @@ impl World {
         let model = &there.model;
         let name = format!("sim:{}:{}", model.name, device.0);
         SimSource::new(name, device, (model.sectors, model.limits()), lies, there.all())
+    }
+
+    /// Adds a machine that can be reached over TCP.
+    pub fn add_host(&self, address: SocketAddr, host: Rc<RefCell<dyn Host>>) {
+        self.inner_mut().net.add_host(address, host);
     }
 
     /// An environment for one more worker.
@@ -315,10 +334,11 @@ impl Inner {
     fn happen(&mut self) {
         let Some(Reverse(next)) = self.queue.pop() else { return };
         self.now = Nanos(self.now.0.max(next.at));
-        let result = match next.device {
-            None => 0,
-            Some(_) if self.off => -Errno::EIO.0,
-            Some(number) => {
+        let result = match next.what {
+            Happening::Timer => 0,
+            Happening::Arrival(number) => return self.arrive(number),
+            Happening::Request(_) if self.off => -Errno::EIO.0,
+            Happening::Request(number) => {
                 let finished = self.devices[number].finish(next.number);
                 self.lost_data |= finished.lost_data;
                 self.note("done", number, next.number, finished.result);
@@ -326,9 +346,31 @@ impl Inner {
             }
         };
         self.workers[next.worker].ready.push_back(Completion { token: Token(next.token), result, flags: 0 });
-        if next.device.is_some() {
+        if next.what != Happening::Timer {
             self.count_event();
         }
+    }
+
+    /// Lets something arrive over the network.
+    fn arrive(&mut self, number: u64) {
+        let now = self.now;
+        for value in [now.0, number] {
+            self.mix(value);
+        }
+        let outcome = self.net.arrive(now, number);
+        for (after, number) in outcome.follows {
+            self.schedule_arrival(now + after, number);
+        }
+        for (worker, completion) in outcome.completions {
+            self.workers[worker].ready.push_back(completion);
+        }
+    }
+
+    /// Lets what the network keeps under `number` arrive at `at`.
+    pub(crate) fn schedule_arrival(&mut self, at: Nanos, number: u64) {
+        let (worker, token, what) = (0, 0, Happening::Arrival(number));
+        self.queue.push(Reverse(Scheduled { at: at.0, number: self.scheduled, worker, token, what }));
+        self.scheduled += 1;
     }
 
     /// Starts a request for a worker.
@@ -349,7 +391,8 @@ impl Inner {
             .start(number, now, op)
             .0;
         self.note_start(device, number, op);
-        self.queue.push(Reverse(Scheduled { at, number, worker, token: token.0, device: Some(device) }));
+        let what = Happening::Request(device);
+        self.queue.push(Reverse(Scheduled { at, number, worker, token: token.0, what }));
         self.count_event();
     }
 
@@ -357,7 +400,8 @@ impl Inner {
     pub(crate) fn timer(&mut self, worker: usize, token: Token, at: Nanos) {
         let number = self.scheduled;
         self.scheduled += 1;
-        self.queue.push(Reverse(Scheduled { at: at.0, number, worker, token: token.0, device: None }));
+        let what = Happening::Timer;
+        self.queue.push(Reverse(Scheduled { at: at.0, number, worker, token: token.0, what }));
     }
 
     fn count_event(&mut self) {
@@ -376,7 +420,7 @@ impl Inner {
         let mut later = std::mem::take(&mut self.queue).into_sorted_vec();
         later.reverse();
         for Reverse(event) in later {
-            if event.device.is_some() {
+            if matches!(event.what, Happening::Request(_)) {
                 let completion = Completion { token: Token(event.token), result: -Errno::EIO.0, flags: 0 };
                 self.workers[event.worker].ready.push_back(completion);
             } else {

@@ -28,6 +28,7 @@ mod direct;
 mod enter;
 mod event;
 mod look;
+mod network;
 mod portion;
 mod ring;
 mod setup;

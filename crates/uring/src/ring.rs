@@ -4,13 +4,14 @@ use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
-use blockwork_engine::{Completion, Env, FileOp, FileOpKind, Nanos, Notify, Token, Wait};
+use blockwork_engine::{Completion, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait};
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::blocking::{Helper, RangeCall};
 use crate::enter::Door;
 use crate::look::Look;
+use crate::network::connected;
 use crate::portion::Portion;
 use crate::setup::{Features, UringConfig, UringError, make};
 use crate::slots::{CANCEL, Kind, Slot, Slots, UNHEARD, WAKE};
@@ -47,6 +48,8 @@ pub struct Uring {
     unheard: Vec<Arc<OwnedFd>>,
     /// Descriptors from accepts that nobody has taken yet.
     pub(crate) accepted: Vec<RawFd>,
+    /// Connections to servers, by their numbers.
+    pub(crate) streams: Vec<(StreamId, Arc<OwnedFd>)>,
     random: Random,
     pub(crate) look: Look,
     pub(crate) words: Words,
@@ -75,6 +78,7 @@ impl Uring {
             portion: Portion::default(),
             unheard: Vec::new(),
             accepted: Vec::new(),
+            streams: Vec::new(),
             random: Random::default(),
             look: Look::new(config.look),
             words: Words::default(),
@@ -228,7 +232,7 @@ impl Uring {
                 let call = if zero { RangeCall::ZeroOut } else { RangeCall::Discard };
                 return self.help(name, fd, call, range);
             }
-            Kind::Free | Kind::Plain | Kind::Helper => unreachable!("these complete at once"),
+            Kind::Free | Kind::Plain | Kind::Connect | Kind::Helper => unreachable!("these complete at once"),
         };
         self.submit(name, entry);
     }
@@ -277,6 +281,7 @@ enum Next {
 fn settle(slot: &mut Slot, result: i32, more: bool) -> Next {
     match slot.kind {
         Kind::Send { sent } => settle_send(slot, sent, result),
+        Kind::Connect => Next::Done(connected(slot, result)),
         Kind::Accept { multishot: true } if !more && result == -libc::EINVAL => {
             // Before 5.19, or a socket that does not listen: then the plain accept says so.
             slot.kind = Kind::Accept { multishot: false };
@@ -417,6 +422,10 @@ impl Env for Uring {
 
     fn notifier(&self) -> Arc<dyn Notify> {
         self.wake.notifier()
+    }
+
+    fn network(&mut self) -> Option<&mut dyn Network> {
+        Some(self)
     }
 }
 

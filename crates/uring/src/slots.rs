@@ -27,6 +27,8 @@ pub(crate) enum Kind {
     Send {
         sent: u32,
     },
+    /// A poll of a socket that is being connected.
+    Connect,
     /// Multishot, or, where the kernel has no such thing, started again after each completion.
     Accept {
         multishot: bool,

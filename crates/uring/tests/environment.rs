@@ -4,6 +4,7 @@
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
+use std::net::TcpListener;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use blockwork_engine::{Completion, Env, FileId, FileOp, FileOpKind, Nanos, Token, Wait};
+use blockwork_engine::{Completion, Env, FileId, FileOp, FileOpKind, Nanos, Network, Token, Wait};
 use blockwork_memory::{Buffer, Segment};
 use blockwork_uring::{AsKernel, Uring, UringConfig, more};
 
@@ -517,4 +518,43 @@ fn random_numbers_differ() {
     let mut env = Uring::new(&UringConfig::default()).unwrap();
     let numbers: HashSet<u64> = (0..1000).map(|_| env.random()).collect();
     assert_eq!(numbers.len(), 1000);
+}
+
+#[test]
+fn a_stream_connects_carries_bytes_both_ways_and_ends_when_it_is_closed() {
+    everywhere(|mut env| {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = env.connect(Token(1), listener.local_addr().unwrap()).unwrap();
+        let connected = one(&mut env);
+        assert_eq!((connected.token, connected.result), (Token(1), 0));
+        let (mut peer, _) = listener.accept().unwrap();
+        let into = empty(100);
+        env.receive(Token(2), stream, into.clone());
+        Network::send(&mut env, Token(3), stream, &[filled(b"ques"), filled(b"tion")]);
+        assert_eq!(one(&mut env).token, Token(3));
+        let mut question = [0; 8];
+        peer.read_exact(&mut question).unwrap();
+        assert_eq!(&question, b"question");
+        peer.write_all(b"answer").unwrap();
+        let received = one(&mut env);
+        assert_eq!((received.token, received.result), (Token(2), 6));
+        assert_eq!(bytes(&[into.slice(0, 6)]), b"answer");
+        // A receive that waits ends when the stream is closed from our side.
+        env.receive(Token(4), stream, into);
+        env.wait(Wait::Poll, &mut Vec::new());
+        env.close(stream);
+        let ended = one(&mut env);
+        assert_eq!(ended.token, Token(4));
+        assert!(ended.result <= 0, "{ended:?}");
+    });
+}
+
+#[test]
+fn a_stream_to_where_nobody_listens_is_refused() {
+    everywhere(|mut env| {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let stream = env.connect(Token(1), free).unwrap();
+        assert_eq!(one(&mut env).result, -libc::ECONNREFUSED);
+        env.close(stream);
+    });
 }

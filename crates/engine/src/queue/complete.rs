@@ -4,21 +4,36 @@ use super::{LeafQueue, Part, Plugged, QueueContext, Stage, trace};
 use crate::bio::{Errno, Flags, Op};
 use crate::core::LeafFailure;
 use crate::counters::Counter;
+use crate::env::{Completion, Owner};
 use crate::event::{Action, Event, Payload, Reason};
 use crate::layer::Span;
+use crate::leaf::Ended;
 use crate::units::{SECTOR, Sectors};
 
 impl LeafQueue {
     /// An operation that was started in the environment for request `id` has completed.
     pub(crate) fn completed(&mut self, cx: &mut QueueContext<'_>, id: u32, result: i32) {
-        let request = &self.requests[id];
-        let outcome = match u32::try_from(result) {
-            Err(_) => Err(Errno(-result)),
-            Ok(bytes) if request.op.has_data() => Ok(u64::from(bytes)),
-            Ok(_) => Ok(request.nr.bytes()),
-        };
-        self.finish(cx, id, outcome);
+        self.end(cx, id, u32::try_from(result).map_err(|_| Errno(-result)));
         self.issue(cx);
+    }
+
+    /// An operation of the leaf's own has completed, and perhaps requests by it.
+    pub(crate) fn leaf_event(&mut self, cx: &mut QueueContext<'_>, local: u32, completion: Completion) {
+        let mut ended = std::mem::take(&mut self.ended);
+        self.leaf.event(cx.env, local, completion, &mut ended);
+        for Ended { token, result } in ended.drain(..) {
+            let Owner::Request { request, .. } = token.owner() else { unreachable!("a request's token") };
+            self.end(cx, request, result);
+        }
+        self.ended = ended; // keeps its memory
+        self.issue(cx);
+    }
+
+    fn end(&mut self, cx: &mut QueueContext<'_>, id: u32, result: Result<u32, Errno>) {
+        let request = &self.requests[id];
+        let whole = request.nr.bytes();
+        let has_data = request.op.has_data();
+        self.finish(cx, id, result.map(|bytes| if has_data { bytes.into() } else { whole }));
     }
 
     /// Request `id` has transferred so many bytes, or failed.

@@ -76,6 +76,7 @@ impl LeafQueue {
         self.flushes.asked = false;
         self.flushes.turn = Some(turn);
         self.flush_if_due(cx);
+        self.end_batch(cx);
     }
 
     /// A flush has come to its end.

@@ -39,7 +39,7 @@ use crate::counters::{Counter, CounterTable};
 use crate::env::{Env, Token};
 use crate::event::{Action, Event, Payload, Reason, Tracer};
 use crate::layer::{NodeId, Span};
-use crate::leaf::{Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
+use crate::leaf::{Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 use crate::limits::{Limits, Merges};
 use crate::turn::Taking;
 use crate::units::{Nanos, Sector, Sectors};
@@ -110,6 +110,9 @@ pub(crate) struct LeafQueue {
     zeros: Option<Buffer>,
     /// Written to since the last flush.
     dirty: bool,
+    /// Requests were started that the leaf has not been told the end of.
+    batch: bool,
+    ended: Vec<Ended>,
 }
 
 impl LeafQueue {
@@ -136,6 +139,8 @@ impl LeafQueue {
             bounces: Bounces::new(linearize),
             zeros: None,
             dirty: false,
+            batch: false,
+            ended: Vec::new(),
         }
     }
 
@@ -281,6 +286,14 @@ impl LeafQueue {
         if self.in_flight >= self.limits.nr_requests && !self.pending.is_empty() {
             cx.counters.add(self.node, Counter::Waited, 1);
         }
+        self.end_batch(cx);
+    }
+
+    /// Tells the leaf that no more requests come at once.
+    fn end_batch(&mut self, cx: &mut QueueContext<'_>) {
+        if std::mem::take(&mut self.batch) {
+            self.leaf.submitted(cx.env);
+        }
     }
 
     /// Issues one request.
@@ -310,9 +323,9 @@ impl LeafQueue {
             alone: self.in_flight == 0,
         };
         self.in_flight += 1;
-        if let Submitted::Now(result) = self.leaf.submit(cx.env, io) {
-            let bytes = result.map(|()| nr.bytes());
-            self.finish(cx, id, bytes);
+        match self.leaf.submit(cx.env, io) {
+            Submitted::Started => self.batch = true,
+            Submitted::Now(result) => self.finish(cx, id, result.map(|()| nr.bytes())),
         }
     }
 

@@ -1,0 +1,112 @@
+//! Connections to servers: for leaves that lie elsewhere.
+//!
+//! A stream's number is its descriptor's. It is closed when the kernel has done with its last operation; until then the number
+//! is not used again. A closed stream is shut down at once, which ends those operations.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use blockwork_engine::{Errno, Nanos, Network, StreamId, Token};
+use blockwork_memory::Segment;
+use io_uring::{opcode, types};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{
+    AddressFamily, Shutdown, SocketFlags, SocketType, bind, connect, ipproto, shutdown, socket_with, sockopt,
+};
+
+use crate::ring::Uring;
+use crate::slots::{Kind, Slot};
+
+/// Ports that only root may bind, and that no well-known service has: as Linux's own client uses.
+const RESERVED_PORTS: std::ops::Range<u16> = 665..1024;
+
+impl Network for Uring {
+    fn connect(&mut self, token: Token, to: SocketAddr) -> Result<StreamId, Errno> {
+        let fd = self.start_connect(to).map_err(|error| Errno::from_io(&error))?;
+        let id = StreamId(u32::try_from(fd.as_raw_fd()).expect("an open descriptor is not negative"));
+        self.streams.push((id, fd.clone()));
+        let (name, slot) = self.slots.take(token, Kind::Connect);
+        let events = u32::from(libc::POLLOUT.unsigned_abs());
+        let entry = opcode::PollAdd::new(types::Fd(fd.as_raw_fd()), events).build();
+        slot.file = Some(fd);
+        self.submit(name, entry);
+        Ok(id)
+    }
+
+    fn send(&mut self, token: Token, stream: StreamId, data: &[Segment]) {
+        let fd = self.stream(stream);
+        Uring::send(self, token, fd, data);
+    }
+
+    fn receive(&mut self, token: Token, stream: StreamId, into: Segment) {
+        let fd = self.stream(stream);
+        self.recv(token, fd, into);
+    }
+
+    fn close(&mut self, stream: StreamId) {
+        let place = self.streams.iter().position(|(id, _)| *id == stream);
+        let (_, fd) = self.streams.swap_remove(place.expect("a stream is closed once"));
+        // One that was never connected has nothing to shut down, and its poll ends by that.
+        let _ = shutdown(&fd, Shutdown::Both);
+    }
+
+    fn timer(&mut self, token: Token, after: Nanos) {
+        self.timeout(token, after);
+    }
+}
+
+impl Uring {
+    fn stream(&self, stream: StreamId) -> Arc<OwnedFd> {
+        let found = self.streams.iter().find(|(id, _)| *id == stream);
+        found.expect("only open streams are used").1.clone()
+    }
+
+    /// A socket that is being connected.
+    fn start_connect(&mut self, to: SocketAddr) -> io::Result<Arc<OwnedFd>> {
+        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+        sockopt::set_tcp_nodelay(&fd, true)?;
+        sockopt::set_socket_keepalive(&fd, true)?;
+        let start = blockwork_engine::Env::random(self);
+        bind_reserved(&fd, to, start)?;
+        match connect(&fd, &to) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(Arc::new(fd)),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Binds a port below 1024, beginning the search somewhere, where that is permitted and one is free.
+fn bind_reserved(fd: &OwnedFd, to: SocketAddr, start: u64) -> io::Result<()> {
+    let any: IpAddr = match to {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let count = RESERVED_PORTS.end - RESERVED_PORTS.start;
+    let first = u16::try_from(start % u64::from(count)).expect("a remainder is small");
+    for i in 0..count {
+        let port = RESERVED_PORTS.start + (first + i) % count;
+        match bind(fd, &SocketAddr::new(any, port)) {
+            Ok(()) | Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => return Ok(()),
+            Err(rustix::io::Errno::ADDRINUSE) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// The poll of a connecting socket has ended: how the connection stands. From here on the ring waits for it.
+pub(crate) fn connected(slot: &Slot, result: i32) -> i32 {
+    if result < 0 {
+        return result;
+    }
+    let fd = slot.file.as_ref().expect("a port's operation holds its descriptor").as_fd();
+    let outcome = match sockopt::socket_error(fd) {
+        Ok(Ok(())) => fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags - OFlags::NONBLOCK)),
+        Ok(Err(error)) | Err(error) => Err(error),
+    };
+    outcome.map_or_else(|error| -error.raw_os_error(), |()| 0)
+}
