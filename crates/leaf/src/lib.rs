@@ -1,4 +1,4 @@
-//! Leaf devices: what stands at the bottom of a stack. Files and block devices, memory, and nothing at all.
+//! Leaf devices: what stands at the bottom of a stack. Files and block devices, files on NFS servers, memory, and nothing at all.
 //!
 //! A leaf does one request at a time as told, within the limits that it states; queueing, merging and splitting are the
 //! engine's business, and how an operation gets to the kernel is the environment's. So a leaf is mostly knowledge: what
@@ -16,6 +16,7 @@ mod cache;
 mod error;
 mod file;
 mod memory;
+mod nfs;
 mod null;
 mod open;
 mod size;
@@ -25,6 +26,7 @@ pub use cache::Cache;
 pub use error::LeafError;
 pub use file::{Direct, FileOptions, FileSource};
 pub use memory::MemorySource;
+pub use nfs::{NfsAddress, NfsFile, NfsOptions, NfsSource, UNCOMMITTED_BYTES};
 pub use null::NullSource;
 pub use open::{OpenOptions, Opened, open};
 pub use size::parse_size;

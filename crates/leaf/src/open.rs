@@ -8,6 +8,7 @@ use blockwork_engine::{LeafSource, Limits};
 use crate::error::LeafError;
 use crate::file::{FileOptions, FileSource};
 use crate::memory::MemorySource;
+use crate::nfs::NfsSource;
 use crate::null::NullSource;
 use crate::spec::{Kind, Spec};
 
@@ -31,7 +32,7 @@ pub struct Opened {
     pub warnings: Vec<String>,
 }
 
-/// Opens the disk `spec`: `PATH[,option=value...]`, `null:SIZE` or `memory:SIZE`.
+/// Opens the disk `spec`: `PATH[,option=value...]`, `nfs://SERVER/PATH`, `null:SIZE` or `memory:SIZE`.
 pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
     let spec = Spec::parse(spec)?;
     let read_only = options.read_only || spec.read_only;
@@ -50,6 +51,12 @@ pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
             let mut source = MemorySource::new(*size, &spec.name)?;
             tune(source.limits_mut())?;
             Ok(Opened { source: Arc::new(source), warnings: Vec::new() })
+        }
+        Kind::Nfs(address) => {
+            let mut source = NfsSource::open(&spec.name, address, read_only)?;
+            tune(source.limits_mut())?;
+            let warnings = source.warnings().to_vec();
+            Ok(Opened { source: Arc::new(source), warnings })
         }
         Kind::File(path) => {
             let lock = spec.lock && !options.unlocked;

@@ -1,4 +1,4 @@
-//! How a disk is named on the command line: `PATH[,option=value...]`, `null:SIZE`, `memory:SIZE`.
+//! How a disk is named on the command line: `PATH[,option=value...]`, `nfs://SERVER/PATH`, `null:SIZE`, `memory:SIZE`.
 //!
 //! A comma in a path is written twice, as QEMU has it.
 
@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use crate::cache::Cache;
 use crate::error::LeafError;
 use crate::file::Direct;
+use crate::nfs::NfsAddress;
 use crate::size::parse_size;
 
 /// What kind of leaf.
@@ -14,6 +15,8 @@ use crate::size::parse_size;
 pub enum Kind {
     /// A regular file or a block device.
     File(PathBuf),
+    /// A file on an NFS server.
+    Nfs(NfsAddress),
     /// Reads as zeros, forgets what is written. Size in bytes.
     Null(u64),
     /// In memory. Size in bytes.
@@ -47,13 +50,16 @@ impl Spec {
         let name = parts.next().expect("a split text has at least one part");
         if name.is_empty() {
             return Err(refuse(
-                "no disk is named: expected PATH[,option=value...], null:SIZE or memory:SIZE".into(),
+                "no disk is named: expected PATH[,option=value...], nfs://SERVER/PATH, null:SIZE or memory:SIZE".into(),
             ));
         }
         let kind = match (name.strip_prefix("null:"), name.strip_prefix("memory:")) {
             (Some(size), _) => Kind::Null(parse_size(size).map_err(refuse)?),
             (_, Some(size)) => Kind::Memory(parse_size(size).map_err(refuse)?),
-            _ => Kind::File(PathBuf::from(&name)),
+            _ => match name.strip_prefix("nfs://") {
+                Some(place) => Kind::Nfs(NfsAddress::parse(place).map_err(refuse)?),
+                None => Kind::File(PathBuf::from(&name)),
+            },
         };
         let mut spec = Spec {
             name,

@@ -1,26 +1,31 @@
 //! Connections to servers: for leaves that lie elsewhere.
 //!
 //! A stream's number is its descriptor's. It is closed when the kernel has done with its last operation; until then the number
-//! is not used again. A closed stream is shut down at once, which ends those operations.
+//! is not used again. What is under way on a stream that is closed is cancelled, and what was not sent yet is not sent any more: the
+//! other end must not get half of it later.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockwork_engine::{Errno, Nanos, Network, StreamId, Token};
 use blockwork_memory::Segment;
 use io_uring::{opcode, types};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::{
-    AddressFamily, Shutdown, SocketFlags, SocketType, bind, connect, ipproto, shutdown, socket_with, sockopt,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, socket_with, sockopt};
 
 use crate::ring::Uring;
 use crate::slots::{Kind, Slot};
 
 /// Ports that only root may bind, and that no well-known service has: as Linux's own client uses.
 const RESERVED_PORTS: std::ops::Range<u16> = 665..1024;
+
+/// How often to ask the other machine for a sign of life, and how many may be missing: a connection to one that is gone ends
+/// after 20 seconds.
+const KEEPALIVE: Duration = Duration::from_secs(5);
+const KEEPALIVES: u32 = 3;
 
 impl Network for Uring {
     fn connect(&mut self, token: Token, to: SocketAddr) -> Result<StreamId, Errno> {
@@ -48,8 +53,7 @@ impl Network for Uring {
     fn close(&mut self, stream: StreamId) {
         let place = self.streams.iter().position(|(id, _)| *id == stream);
         let (_, fd) = self.streams.swap_remove(place.expect("a stream is closed once"));
-        // One that was never connected has nothing to shut down, and its poll ends by that.
-        let _ = shutdown(&fd, Shutdown::Both);
+        self.cancel_all_of(&fd);
     }
 
     fn timer(&mut self, token: Token, after: Nanos) {
@@ -70,6 +74,12 @@ impl Uring {
         let fd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
         sockopt::set_tcp_nodelay(&fd, true)?;
         sockopt::set_socket_keepalive(&fd, true)?;
+        sockopt::set_tcp_keepidle(&fd, KEEPALIVE)?;
+        sockopt::set_tcp_keepintvl(&fd, KEEPALIVE)?;
+        sockopt::set_tcp_keepcnt(&fd, KEEPALIVES)?;
+        sockopt::set_tcp_user_timeout(&fd, (KEEPALIVE * (KEEPALIVES + 1)).as_millis() as u32)?;
+        // The end is a reset, which throws away what was not sent.
+        sockopt::set_socket_linger(&fd, Some(Duration::ZERO))?;
         let start = blockwork_engine::Env::random(self);
         bind_reserved(&fd, to, start)?;
         match connect(&fd, &to) {

@@ -116,6 +116,14 @@ impl Uring {
         }
     }
 
+    /// Cancels all operations on this descriptor, as [`Uring::cancel`] does.
+    pub(crate) fn cancel_all_of(&mut self, fd: &Arc<OwnedFd>) {
+        let holds = |slot: &Slot| slot.file.as_ref().is_some_and(|file| Arc::ptr_eq(file, fd));
+        for name in self.slots.names(holds) {
+            self.push(&opcode::AsyncCancel::new(name).build().user_data(CANCEL));
+        }
+    }
+
     /// Queues the entry of an operation that occupies a slot.
     pub(crate) fn submit(&mut self, name: u64, entry: squeue::Entry) {
         self.push(&entry.user_data(name));

@@ -291,5 +291,7 @@ fn base_name(name: &str) -> String {
             return kind.to_owned();
         }
     }
+    // How to speak with the server is no part of what the disk is called.
+    let name = if name.starts_with("nfs://") { name.split('?').next().unwrap_or(name) } else { name };
     Path::new(name).file_name().map_or_else(|| name.to_owned(), |file| file.to_string_lossy().into_owned())
 }

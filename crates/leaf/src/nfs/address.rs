@@ -1,0 +1,174 @@
+//! How a disk on an NFS server is named: `nfs://SERVER[:PORT]/PATH/FILE[?OPTION=VALUE&...]`, as libnfs and QEMU have it.
+
+/// A file on a server, and how to reach it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NfsAddress {
+    /// The server's name or address.
+    pub server: String,
+    /// The port of NFS; the port mapper is asked if there is none.
+    pub port: Option<u16>,
+    /// The path of the file on the server, from its root. Which part of it is exported is found out.
+    pub path: String,
+    /// What the query says.
+    pub options: NfsOptions,
+}
+
+/// How to speak with a server: names and meanings as in nfs(5).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NfsOptions {
+    /// `mountport`: the port of the mount protocol; the port mapper is asked if there is none.
+    pub mount_port: Option<u16>,
+    /// `uid`: as whom to ask; the process' own if it is not said.
+    pub uid: Option<u32>,
+    /// `gid`.
+    pub gid: Option<u32>,
+    /// `nconnect`: connections of each worker.
+    pub connections: u8,
+    /// `timeo`: tenths of a second without an answer after which a connection is given up, and everything asked on a new one.
+    pub timeo: u32,
+    /// `soft`: how often at most; then I/O fails. `None` (`hard`): as often as it takes.
+    pub retrans: Option<u32>,
+    /// `rsize` and `wsize`: largest READ and WRITE, bytes, if less than the server's limits.
+    pub read_size: Option<u32>,
+    /// See `read_size`.
+    pub write_size: Option<u32>,
+}
+
+impl Default for NfsOptions {
+    fn default() -> NfsOptions {
+        NfsOptions {
+            mount_port: None,
+            uid: None,
+            gid: None,
+            connections: 1,
+            timeo: 600,
+            retrans: None,
+            read_size: None,
+            write_size: None,
+        }
+    }
+}
+
+/// Most connections of a worker, as in Linux.
+const CONNECTIONS_MAX: u8 = 16;
+/// Retransmissions of a soft mount, where it does not say how many: as in Linux.
+const RETRANS: u32 = 2;
+
+impl NfsAddress {
+    /// Takes apart what follows `nfs://`.
+    pub(crate) fn parse(text: &str) -> Result<NfsAddress, String> {
+        let (place, query) = text.split_once('?').unwrap_or((text, ""));
+        let (host, path) = place.split_once('/').unwrap_or((place, ""));
+        let (server, port) = server_and_port(host)?;
+        let path = format!("/{}", path.trim_start_matches('/'));
+        if path.ends_with('/') || path.split('/').any(|name| name == "..") {
+            return Err(
+                "expected nfs://SERVER[:PORT]/PATH/FILE, the path of a file from the server's root".into()
+            );
+        }
+        let mut options = NfsOptions::default();
+        query.split('&').filter(|option| !option.is_empty()).try_for_each(|option| options.set(option))?;
+        Ok(NfsAddress { server, port, path, options })
+    }
+}
+
+/// `SERVER`, `SERVER:PORT`, or an address of IPv6 in brackets.
+fn server_and_port(host: &str) -> Result<(String, Option<u16>), String> {
+    let (server, port) = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((address, rest)) => (address, rest.strip_prefix(':')),
+        None => host.split_once(':').map_or((host, None), |(server, port)| (server, Some(port))),
+    };
+    if server.is_empty() {
+        return Err("no server is named: expected nfs://SERVER[:PORT]/PATH/FILE".into());
+    }
+    let port = port.map(|port| number("the server's port", port)).transpose()?;
+    Ok((server.to_owned(), port))
+}
+
+fn number<T: std::str::FromStr>(key: &str, value: &str) -> Result<T, String> {
+    value.parse().map_err(|_| format!("{key} is {value:?}: expected a number"))
+}
+
+impl NfsOptions {
+    fn set(&mut self, option: &str) -> Result<(), String> {
+        let (key, value) = option.split_once('=').unwrap_or((option, ""));
+        match key {
+            "mountport" => self.mount_port = Some(number(key, value)?),
+            "uid" => self.uid = Some(number(key, value)?),
+            "gid" => self.gid = Some(number(key, value)?),
+            "nconnect" => {
+                self.connections = number(key, value)?;
+                if !(1..=CONNECTIONS_MAX).contains(&self.connections) {
+                    return Err(format!("nconnect={value}: expected 1 to {CONNECTIONS_MAX}"));
+                }
+            }
+            "timeo" => {
+                self.timeo = number(key, value)?;
+                if self.timeo == 0 {
+                    return Err("timeo=0: expected tenths of a second, at least 1".into());
+                }
+            }
+            "retrans" => self.retrans = Some(number(key, value)?),
+            "soft" => self.retrans = Some(self.retrans.unwrap_or(RETRANS)),
+            "hard" => self.retrans = None,
+            "rsize" => self.read_size = Some(size(key, value)?),
+            "wsize" => self.write_size = Some(size(key, value)?),
+            _ => {
+                return Err(format!(
+                    "{option:?} is no option of NFS: expected mountport=, uid=, gid=, nconnect=, timeo=, soft, hard, \
+                     retrans= (which means soft), rsize= or wsize="
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn size(key: &str, value: &str) -> Result<u32, String> {
+    let bytes = number(key, value)?;
+    if bytes < 4096 { Err(format!("{key}={value}: expected 4096 bytes at least")) } else { Ok(bytes) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_taken_apart() {
+        let plain = NfsAddress::parse("store/vm/a.img").unwrap();
+        assert_eq!((plain.server.as_str(), plain.port, plain.path.as_str()), ("store", None, "/vm/a.img"));
+        assert_eq!(plain.options, NfsOptions::default());
+        let all = "[::1]:20490//vm/a.img?mountport=635&uid=7&gid=8&nconnect=4&timeo=20&soft&rsize=65536&wsize=32768";
+        let all = NfsAddress::parse(all).unwrap();
+        assert_eq!((all.server.as_str(), all.port, all.path.as_str()), ("::1", Some(20490), "/vm/a.img"));
+        let options = NfsOptions {
+            mount_port: Some(635),
+            uid: Some(7),
+            gid: Some(8),
+            connections: 4,
+            timeo: 20,
+            retrans: Some(2),
+            read_size: Some(65536),
+            write_size: Some(32768),
+        };
+        assert_eq!(all.options, options);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, word) in [
+            ("", "SERVER"),
+            ("/a", "SERVER"),
+            ("store", "PATH/FILE"),
+            ("store/a/", "PATH/FILE"),
+            ("store/a/../b", "PATH/FILE"),
+            ("store:x/a", "port"),
+            ("store/a?nconnect=17", "1 to 16"),
+            ("store/a?wsize=5", "4096"),
+            ("store/a?vers=4", "vers=4"),
+        ] {
+            let error = NfsAddress::parse(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! A worker's handle on a file: requests become calls, answers end them.
+
+use std::collections::VecDeque;
+use std::sync::MutexGuard;
+
+use blockwork_engine::{Completion, Ended, Env, Errno, Flags, Leaf, LeafIo, Nanos, Op, Submitted, Token};
+use blockwork_format::nfs3::{ReadReply, Refusal, Stable, Status, WriteReply};
+use blockwork_memory::{Pool, Segments, copy_between, slice_segments};
+
+use super::call::{Call, Calls, Kind, Outcome, Read, Taker, Write, Writer};
+use super::commit::Commit;
+use super::connection::{Connection, Happening, local, parts};
+use super::incoming::Broken;
+use super::ledger::{Landing, Ledger, Piece};
+use super::{Shared, remedy};
+
+/// Unused memory that is kept for the next call, bytes.
+const POOL_BYTES: usize = 4 << 20;
+const SECTOR_BYTES: u32 = 512;
+/// How long to wait where the server asks for patience (JUKEBOX).
+const PATIENCE: Nanos = Nanos::secs(1);
+
+pub(super) struct NfsLeaf {
+    pub(super) shared: std::sync::Arc<Shared>,
+    /// Any token of this leaf, once there was one.
+    pub(super) token: Token,
+    pub(super) calls: Calls,
+    pub(super) connections: Vec<Connection>,
+    pool: Pool,
+    pub(super) commit: Option<Commit>,
+    /// A flush that came while something else was being committed.
+    pub(super) next_flush: Option<Token>,
+    /// Calls that are asked again after a while.
+    patient: Vec<u32>,
+    /// Whether an alarm is set.
+    alarmed: bool,
+    /// The server does not answer, and it was said.
+    silent: bool,
+    complaints: Vec<Status>,
+}
+
+impl NfsLeaf {
+    pub(super) fn new(shared: std::sync::Arc<Shared>) -> NfsLeaf {
+        let connections = (0..usize::from(shared.connections)).map(Connection::new).collect();
+        NfsLeaf {
+            shared,
+            token: Token(0),
+            calls: Calls::new(),
+            connections,
+            pool: Pool::new(POOL_BYTES),
+            commit: None,
+            next_flush: None,
+            patient: Vec::new(),
+            alarmed: false,
+            silent: false,
+            complaints: Vec::new(),
+        }
+    }
+
+    pub(super) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.shared.ledger.lock().expect("no holder of this lock panics")
+    }
+
+    /// Asks; the message goes out when the batch ends.
+    pub(super) fn ask(&mut self, env: &mut dyn Env, kind: Kind) {
+        let now = env.now();
+        self.ask_since(env, kind, now);
+    }
+
+    fn ask_since(&mut self, env: &mut dyn Env, kind: Kind, since: Nanos) {
+        let xid = self.calls.new_xid(|| env.random());
+        let least =
+            self.connections.iter_mut().enumerate().min_by_key(|(_, connection)| connection.outstanding);
+        let (number, connection) = least.expect("at least one connection");
+        let names = (&self.shared.credential, &self.shared.handle);
+        let call = Call::new(xid, kind, names, &self.pool, number, since);
+        connection.outstanding += 1;
+        connection.enqueue(xid);
+        self.calls.insert(xid, call);
+    }
+
+    /// A call is over.
+    fn take(&mut self, xid: u32) -> Option<Call> {
+        let call = self.calls.remove(xid)?;
+        self.connections[call.connection].outstanding -= 1;
+        Some(call)
+    }
+
+    /// Lets everything that waits go out.
+    fn pump(&mut self, env: &mut dyn Env) {
+        for connection in &mut self.connections {
+            connection.pump(env, self.token, self.shared.address, &mut self.calls);
+        }
+        if !self.alarmed && !self.calls.is_empty() {
+            self.alarmed = true;
+            self.set_timer(env, Happening::Alarm, Nanos(self.shared.timeo.0 / 4));
+        }
+    }
+
+    fn set_timer(&mut self, env: &mut dyn Env, what: Happening, after: Nanos) {
+        let token = self.token.of_leaf(local(what, 0, 0));
+        if let Some(network) = env.network() {
+            network.timer(token, after);
+        }
+    }
+
+    fn read(&mut self, env: &mut dyn Env, io: &LeafIo<'_>) -> Submitted {
+        let (start, len) = (io.sector.bytes(), io.nr.bytes());
+        let kept = self.ledger().kept(start, start + len);
+        let data: Segments = io.data.iter().cloned().collect();
+        if kept.iter().map(|piece| piece.len as u64).sum::<u64>() == len {
+            overlay(&kept, start, &data, len);
+            return Submitted::Now(Ok(()));
+        }
+        let len = u32::try_from(len).expect("a request within the limits");
+        self.ask(env, Kind::Read(Read { request: io.token, data, offset: start, len, got: 0, kept }));
+        Submitted::Started
+    }
+
+    fn write(&mut self, env: &mut dyn Env, io: &LeafIo<'_>) -> Submitted {
+        let (offset, bytes) = (io.sector.bytes(), io.nr.bytes());
+        let len = u32::try_from(bytes).expect("a request within the limits");
+        let flight = self.ledger().begin(offset, offset + bytes);
+        let fua = io.flags.has(Flags::FUA);
+        let block = if fua { None } else { self.shared.arena.take(len as usize) };
+        let data: Segments = match &block {
+            Some(block) => {
+                let copy = block.segment(0, len as usize);
+                copy_between(io.data, std::slice::from_ref(&copy));
+                std::iter::once(copy).collect()
+            }
+            None => io.data.iter().cloned().collect(),
+        };
+        let stable = if block.is_some() { Stable::Unstable } else { Stable::DataSync };
+        let writer = Writer::Client(io.token);
+        let write = Write { writer, flight, data, block, offset, len, stable, done: 0, verifier: None };
+        self.ask(env, Kind::Write(write));
+        Submitted::Started
+    }
+
+    fn flush(&mut self, env: &mut dyn Env, token: Token) -> Submitted {
+        if self.commit.is_some() {
+            self.next_flush = Some(token);
+        } else if self.ledger().is_clean() {
+            return Submitted::Now(Ok(()));
+        } else {
+            self.start_commit(env, Some(token));
+        }
+        Submitted::Started
+    }
+
+    /// A connection has received something, or will not any more.
+    fn received(
+        &mut self,
+        env: &mut dyn Env,
+        number: usize,
+        result: Result<u32, Errno>,
+        ended: &mut Vec<Ended>,
+    ) {
+        let bytes = match result {
+            Ok(0) => return self.lose(env, number, "the server has closed the connection"),
+            Err(errno) => return self.lose(env, number, &errno.to_string()),
+            Ok(bytes) => bytes,
+        };
+        let mut answered = VecDeque::new();
+        let connection = &mut self.connections[number];
+        let segment = connection.received(bytes);
+        let mut taker = Taker {
+            calls: &mut self.calls,
+            connection: number,
+            reading: &mut connection.reading,
+            answered: &mut answered,
+        };
+        let outcome = connection.incoming.feed(&segment, &mut taker);
+        if !answered.is_empty() {
+            self.hear(number);
+        }
+        for (xid, outcome) in answered {
+            if let Some(call) = self.take(xid) {
+                self.answered(env, call, outcome, ended);
+            }
+        }
+        match outcome {
+            Ok(()) => self.connections[number].receive(env, self.token),
+            Err(Broken::Reply(error)) => self.lose(env, number, &error.to_string()),
+            Err(Broken::Length(missing)) => {
+                self.lose(env, number, &format!("a reply that ends {missing} bytes too early"));
+            }
+        }
+    }
+
+    /// The server is there.
+    fn hear(&mut self, number: usize) {
+        self.connections[number].answered();
+        if std::mem::take(&mut self.silent) {
+            log::warn!("{}: the server answers again", self.shared.name);
+        }
+    }
+
+    fn lose(&mut self, env: &mut dyn Env, number: usize, why: &str) {
+        let connection = &mut self.connections[number];
+        if connection.outstanding > 0 && !self.silent {
+            self.silent = true;
+            log::warn!(
+                "{}: {} does not answer ({why}): what was asked is asked again until it does",
+                self.shared.name,
+                self.shared.address
+            );
+        }
+        connection.lose(env, self.token, &mut self.calls);
+    }
+
+    fn answered(&mut self, env: &mut dyn Env, call: Call, outcome: Outcome, ended: &mut Vec<Ended>) {
+        let Call { kind, since, .. } = call;
+        match (kind, outcome) {
+            (Kind::Read(read), Outcome::Read(reply)) => self.has_read(env, read, reply, since, ended),
+            (Kind::Write(write), Outcome::Write(reply)) => self.has_written(env, write, reply, since, ended),
+            (Kind::Commit, Outcome::Commit(reply)) => self.has_committed(reply.verifier),
+            (kind, Outcome::Status(Status::JUKEBOX)) => self.be_patient(env, kind, since),
+            (kind, Outcome::Status(status)) => {
+                self.complain(&kind, status);
+                self.failed(kind, Errno(status.errno()), ended);
+            }
+            (kind, Outcome::Refused(refusal)) => {
+                log::error!("{}: the server refuses a call: {refusal}", self.shared.name);
+                self.failed(kind, errno_of(refusal), ended);
+            }
+            (kind, _) => self.failed(kind, Errno::EIO, ended),
+        }
+    }
+
+    fn has_read(
+        &mut self,
+        env: &mut dyn Env,
+        mut read: Read,
+        reply: ReadReply,
+        since: Nanos,
+        ended: &mut Vec<Ended>,
+    ) {
+        if read.got + reply.count < read.len && !reply.eof {
+            // Whole sectors only: one whose halves were read at two times may be neither old nor new.
+            let count = reply.count / SECTOR_BYTES * SECTOR_BYTES;
+            if count > 0 {
+                read.got += count;
+                return self.ask_since(env, Kind::Read(read), since);
+            }
+            let (name, asked) = (&self.shared.name, read.len - read.got);
+            log::error!(
+                "{name}: the server has given {} of {asked} bytes at {}, and says that the file goes on",
+                reply.count,
+                read.offset + u64::from(read.got)
+            );
+            return self.failed(Kind::Read(read), Errno::EIO, ended);
+        }
+        read.got += reply.count;
+        overlay(&read.kept, read.offset, &read.data, read.got.into());
+        ended.push(Ended { token: read.request, result: Ok(read.got) });
+    }
+
+    fn has_written(
+        &mut self,
+        env: &mut dyn Env,
+        mut write: Write,
+        reply: WriteReply,
+        since: Nanos,
+        ended: &mut Vec<Ended>,
+    ) {
+        // Whole sectors only: what is left must be such too.
+        let count = reply.count / SECTOR_BYTES * SECTOR_BYTES;
+        if count == 0 || reply.committed < write.stable {
+            log::error!(
+                "{}: the server has written {} of {} bytes at {}, {:?} where {:?} was asked for, and calls that success",
+                self.shared.name,
+                reply.count,
+                write.len - write.done,
+                write.offset,
+                reply.committed,
+                write.stable
+            );
+            return self.failed(Kind::Write(write), Errno::EIO, ended);
+        }
+        write.done += count;
+        // Parts that two lives of the server have taken are kept by none of them as a whole.
+        let first = *write.verifier.get_or_insert(reply.verifier);
+        let whole = write.stable > Stable::Unstable || first == reply.verifier;
+        let landed = whole && write.done == write.len && self.land(&write, reply, ended);
+        if landed {
+            return self.commit_if_half_full(env);
+        }
+        if !whole || write.done == write.len {
+            (write.done, write.verifier) = (0, None);
+        }
+        self.ask_since(env, Kind::Write(write), since);
+    }
+
+    /// Books a write that is all there; whether that is all.
+    fn land(&mut self, write: &Write, reply: WriteReply, ended: &mut Vec<Ended>) -> bool {
+        match write.writer {
+            Writer::Client(token) => {
+                let keeps = reply.committed == Stable::Unstable;
+                let kept = write.block.clone().filter(|_| keeps).map(|block| (reply.verifier, block));
+                if self.ledger().land(write.flight, kept) == Landing::Again {
+                    return false;
+                }
+                ended.push(Ended { token, result: Ok(write.len) });
+            }
+            Writer::Again(number) => {
+                self.ledger().resent(write.flight, number, reply.verifier);
+                self.has_resent(Ok(()));
+            }
+        }
+        true
+    }
+
+    fn be_patient(&mut self, env: &mut dyn Env, kind: Kind, since: Nanos) {
+        self.ask_since(env, kind, since);
+        let xid = self.calls.last();
+        let connection = self.calls.get(xid).expect("just asked").connection;
+        self.connections[connection].forget(xid);
+        if self.patient.is_empty() {
+            self.set_timer(env, Happening::Patience, PATIENCE);
+        }
+        self.patient.push(xid);
+    }
+
+    /// A call has come to nothing.
+    fn failed(&mut self, kind: Kind, errno: Errno, ended: &mut Vec<Ended>) {
+        match kind {
+            Kind::Read(read) => ended.push(Ended { token: read.request, result: Err(errno) }),
+            Kind::Write(write) => {
+                self.ledger().fail(write.flight);
+                match write.writer {
+                    Writer::Client(token) => ended.push(Ended { token, result: Err(errno) }),
+                    Writer::Again(_) => self.has_resent(Err(errno)),
+                }
+            }
+            Kind::Commit => self.commit_failed(errno),
+        }
+    }
+
+    fn complain(&mut self, kind: &Kind, status: Status) {
+        if self.complaints.contains(&status) {
+            return;
+        }
+        self.complaints.push(status);
+        let what = match kind {
+            Kind::Read(read) => format!("READ at byte {}", read.offset),
+            Kind::Write(write) => format!("WRITE at byte {}", write.offset),
+            Kind::Commit => "COMMIT".to_owned(),
+        };
+        log::error!("{}: {what}: the server says {status}; {}", self.shared.name, remedy(status));
+    }
+
+    /// Looks for what was not answered in time.
+    fn look_for_silence(&mut self, env: &mut dyn Env, ended: &mut Vec<Ended>) {
+        self.alarmed = false;
+        let now = env.now();
+        let timeo = self.shared.timeo;
+        for number in 0..self.connections.len() {
+            let waits = self.connections[number].waits_since(&mut self.calls);
+            let silence = waits.map_or(Nanos(0), |since| now.since(since));
+            if silence > timeo {
+                self.lose(env, number, "its time is over");
+            } else if silence.0 > timeo.0 / 4 && !self.silent {
+                self.silent = true;
+                log::warn!(
+                    "{}: {} has not answered for {} s: it is waited for",
+                    self.shared.name,
+                    self.shared.address,
+                    silence.0 / 1_000_000_000
+                );
+            }
+        }
+        let Some(retrans) = self.shared.retrans else { return };
+        let patience = Nanos(timeo.0.saturating_mul(u64::from(retrans) + 1));
+        if now <= patience {
+            return;
+        }
+        for xid in self.calls.older_than(Nanos(now.0 - patience.0)) {
+            self.give_up(env, xid, patience, ended);
+        }
+    }
+
+    /// The time of a call on a soft mount is over.
+    fn give_up(&mut self, env: &mut dyn Env, xid: u32, patience: Nanos, ended: &mut Vec<Ended>) {
+        let Some(call) = self.take(xid) else { return };
+        let (name, seconds) = (&self.shared.name, patience.0 / 1_000_000_000);
+        log::error!("{name}: no answer for {seconds} s; it is a soft mount, so I/O fails");
+        self.patient.retain(|patient| *patient != xid);
+        self.connections[call.connection].forget(xid);
+        if call.sent.is_some() {
+            // Its memory goes back to the client, and must not be sent any more.
+            self.lose(env, call.connection, "its time is over");
+        }
+        self.failed(call.kind, Errno(libc::ETIMEDOUT), ended);
+    }
+
+    fn end_patience(&mut self) {
+        for xid in std::mem::take(&mut self.patient) {
+            if let Some(call) = self.calls.get(xid) {
+                self.connections[call.connection].enqueue(xid);
+            }
+        }
+    }
+}
+
+impl Leaf for NfsLeaf {
+    fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        if env.network().is_none() {
+            return Submitted::Now(Err(Errno::EOPNOTSUPP));
+        }
+        self.token = io.token;
+        match io.op {
+            Op::Read => self.read(env, &io),
+            Op::Write => self.write(env, &io),
+            Op::Flush => self.flush(env, io.token),
+            // NFS version 3 has no call for these; the limits say so.
+            Op::Discard | Op::WriteZeroes => Submitted::Now(Err(Errno::EOPNOTSUPP)),
+        }
+    }
+
+    fn submitted(&mut self, env: &mut dyn Env) {
+        self.pump(env);
+    }
+
+    fn event(&mut self, env: &mut dyn Env, local: u32, completion: Completion, ended: &mut Vec<Ended>) {
+        let (what, number, life) = parts(local);
+        let of_connection = !matches!(what, Happening::Alarm | Happening::Patience);
+        if of_connection && !self.connections[number].lives(life) {
+            return;
+        }
+        let result = completion.outcome();
+        match (what, result) {
+            (Happening::Connected, Ok(_)) => self.connections[number].connected(env, self.token, &self.pool),
+            (Happening::Connected | Happening::Sent, Err(errno)) => {
+                self.lose(env, number, &errno.to_string())
+            }
+            // A send that is short is followed by the loss of the connection.
+            (Happening::Sent, Ok(_)) => self.connections[number].sent(),
+            (Happening::Received, result) => self.received(env, number, result, ended),
+            (Happening::Retry, _) => self.connections[number].retry(),
+            (Happening::Alarm, _) => self.look_for_silence(env, ended),
+            (Happening::Patience, _) => self.end_patience(),
+        }
+        self.go_on_with_commit(env, ended);
+        self.pump(env);
+    }
+}
+
+/// Puts what is newer here over what the server has given: `got` bytes from byte `start` on.
+fn overlay(kept: &[Piece], start: u64, data: &Segments, got: u64) {
+    for piece in kept {
+        let at = piece.start - start;
+        let len = (piece.len as u64).min(got.saturating_sub(at)) as usize;
+        if len > 0 {
+            let mut target = Segments::new();
+            slice_segments(data, at as usize, len, &mut target);
+            copy_between(&[piece.block.segment(piece.at, len)], &target);
+        }
+    }
+}
+
+fn errno_of(refusal: Refusal) -> Errno {
+    Errno(if matches!(refusal, Refusal::Credential(_)) { libc::EACCES } else { libc::EIO })
+}

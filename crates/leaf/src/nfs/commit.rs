@@ -1,0 +1,167 @@
+//! Making durable what the server may still forget: COMMIT, and after a restart of the server everything once more.
+//!
+//! ```text
+//!   COMMIT ──▶ all of its verifier ──▶ done
+//!     ▲            │ else: another life of the server had it
+//!     └── WRITE ◀──┘
+//! ```
+//!
+//! For a flush, or because the memory for what is uncommitted is half full. One at a time in each worker; any worker's covers
+//! what all workers have written.
+
+use blockwork_engine::{Ended, Env, Errno, Token};
+use blockwork_format::nfs3::{Stable, Verifier};
+
+use super::call::{Kind, Write, Writer};
+use super::client::NfsLeaf;
+use super::ledger::Resend;
+
+/// WRITEs under way while all is sent again.
+const RESENDS_MAX: usize = 16;
+/// A server that has another verifier each time is not asked for ever.
+const ROUNDS_MAX: u32 = 100;
+
+/// What is being committed.
+pub(super) struct Commit {
+    /// The flush that waits for it.
+    flush: Option<Token>,
+    /// What was answered up to here is covered.
+    cutoff: u64,
+    step: Step,
+    rounds: u32,
+    failed: Option<Errno>,
+}
+
+enum Step {
+    /// The server commits.
+    Committing,
+    /// It has restarted.
+    Resending {
+        /// Its verifier now.
+        verifier: Verifier,
+        /// Where to look for what must be sent next; `None`: all was.
+        from: Option<u64>,
+        under_way: usize,
+    },
+    Over,
+}
+
+impl NfsLeaf {
+    /// Begins to commit all that was answered.
+    pub(super) fn start_commit(&mut self, env: &mut dyn Env, flush: Option<Token>) {
+        let cutoff = self.ledger().cutoff();
+        self.commit = Some(Commit { flush, cutoff, step: Step::Committing, rounds: 0, failed: None });
+        self.ask(env, Kind::Commit);
+    }
+
+    /// Begins to, if the memory for what is uncommitted gets scarce.
+    pub(super) fn commit_if_half_full(&mut self, env: &mut dyn Env) {
+        if self.commit.is_none() && self.shared.arena.is_half_full() {
+            self.start_commit(env, None);
+        }
+    }
+
+    /// The server has committed, in the life of that verifier.
+    pub(super) fn has_committed(&mut self, verifier: Verifier) {
+        let Some(mut commit) = self.commit.take() else { return };
+        commit.rounds += 1;
+        let left = self.ledger().committed(commit.cutoff, verifier);
+        commit.step = if left == 0 {
+            Step::Over
+        } else if commit.rounds == ROUNDS_MAX {
+            log::error!("{}: the server has another write verifier each time it is asked", self.shared.name);
+            commit.failed = Some(Errno::EIO);
+            Step::Over
+        } else {
+            log::warn!(
+                "{}: the server has restarted: {left} bytes that it may have forgotten are sent again",
+                self.shared.name
+            );
+            Step::Resending { verifier, from: Some(0), under_way: 0 }
+        };
+        self.commit = Some(commit);
+    }
+
+    /// COMMIT has failed.
+    pub(super) fn commit_failed(&mut self, errno: Errno) {
+        if let Some(commit) = &mut self.commit {
+            commit.failed = Some(errno);
+            commit.step = Step::Over;
+        }
+    }
+
+    /// A piece that was sent again has come to its end.
+    pub(super) fn has_resent(&mut self, result: Result<(), Errno>) {
+        if let Some(Commit { step: Step::Resending { from, under_way, .. }, failed, .. }) = &mut self.commit {
+            *under_way -= 1;
+            if let Err(errno) = result {
+                failed.get_or_insert(errno);
+                *from = None;
+            }
+        }
+    }
+
+    /// Takes the next steps, as far as they can be taken now.
+    pub(super) fn go_on_with_commit(&mut self, env: &mut dyn Env, ended: &mut Vec<Ended>) {
+        let Some(mut commit) = self.commit.take() else { return };
+        if let Step::Resending { verifier, from, under_way } = &mut commit.step {
+            while *under_way < RESENDS_MAX
+                && let Some(place) = *from
+            {
+                let next = self.ledger().resend(place, commit.cutoff, *verifier);
+                *from = next.as_ref().map(|resend| resend.piece.start + 1);
+                if let Some(resend) = next {
+                    *under_way += 1;
+                    self.send_again(env, resend);
+                }
+            }
+            if *under_way == 0 {
+                commit.step = if commit.failed.is_some() { Step::Over } else { Step::Committing };
+                if commit.failed.is_none() {
+                    self.ask(env, Kind::Commit);
+                }
+            }
+        }
+        if !matches!(commit.step, Step::Over) {
+            self.commit = Some(commit);
+            return;
+        }
+        self.end_commit(&commit, ended);
+        if let Some(flush) = self.next_flush.take() {
+            self.start_commit(env, Some(flush));
+        }
+    }
+
+    fn send_again(&mut self, env: &mut dyn Env, resend: Resend) {
+        let Resend { flight, number, piece } = resend;
+        let write = Write {
+            writer: Writer::Again(number),
+            flight,
+            data: std::iter::once(piece.block.segment(piece.at, piece.len)).collect(),
+            block: Some(piece.block),
+            offset: piece.start,
+            len: u32::try_from(piece.len).expect("no longer than a request"),
+            stable: Stable::Unstable,
+            done: 0,
+            verifier: None,
+        };
+        self.ask(env, Kind::Write(write));
+    }
+
+    fn end_commit(&mut self, commit: &Commit, ended: &mut Vec<Ended>) {
+        match (commit.flush, commit.failed) {
+            (Some(token), failed) => ended.push(Ended { token, result: failed.map_or(Ok(0), Err) }),
+            (None, Some(errno)) => {
+                // Nobody asked for it: whoever flushes next must hear of it.
+                if self.shared.leaf.fail() {
+                    log::error!(
+                        "{}: COMMIT failed: {errno}. What was written since the last flush may be lost, so writes and \
+                         flushes are refused from now on; reads go on. Check the server, then serve it again.",
+                        self.shared.name
+                    );
+                }
+            }
+            (None, None) => {}
+        }
+    }
+}

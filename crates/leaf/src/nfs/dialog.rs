@@ -1,0 +1,117 @@
+//! One question at a time to a server, before there is a worker: finding a file, and reading what it holds.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use blockwork_format::nfs3::{
+    Credential, Handle, MARK_BYTES, REPLY_MAX, Refusal, ReplyError, Status, decode_mark, read, read_reply,
+    reply,
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, socket_with, sockopt};
+
+/// Longest wait for a server that is only looked for.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Most bytes that one READ asks for.
+const READ_BYTES: u32 = 1 << 20;
+/// Ports that only root may bind: some servers answer no other.
+const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 665..=1023;
+
+/// A connection on which one call at a time is made.
+pub(super) struct Dialog {
+    stream: TcpStream,
+    xid: u32,
+}
+
+fn other(error: impl ToString) -> io::Error {
+    io::Error::other(error.to_string())
+}
+
+impl Dialog {
+    /// Connects, where it may from a port below 1024.
+    pub(super) fn connect(to: SocketAddr) -> io::Result<Dialog> {
+        let (family, any): (_, IpAddr) = match to {
+            SocketAddr::V4(_) => (AddressFamily::INET, Ipv4Addr::UNSPECIFIED.into()),
+            SocketAddr::V6(_) => (AddressFamily::INET6, Ipv6Addr::UNSPECIFIED.into()),
+        };
+        let fd = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP))?;
+        for timeout in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
+            sockopt::set_socket_timeout(&fd, timeout, Some(PATIENCE))?;
+        }
+        // From the top, unlike the workers: so they meet seldom. Not permitted, or none free: any port will do.
+        let bound = |port: u16| bind(&fd, &SocketAddr::new(any, port));
+        let _ = RESERVED_PORTS.rev().map(bound).find(|bound| *bound != Err(rustix::io::Errno::ADDRINUSE));
+        connect(&fd, &to)?;
+        Ok(Dialog { stream: TcpStream::from(fd), xid: std::process::id() })
+    }
+
+    /// Asks, and decodes the answer: its result begins at the offset that `decode` is given.
+    pub(super) fn ask<T>(
+        &mut self,
+        call: impl FnOnce(u32) -> Vec<u8>,
+        decode: impl FnOnce(&[u8], usize) -> Result<T, ReplyError>,
+    ) -> io::Result<Result<T, Refusal>> {
+        let message = self.exchange(call, REPLY_MAX)?;
+        match reply(&message).map_err(other)?.outcome {
+            Ok(at) => decode(&message, at).map(Ok).map_err(other),
+            Err(refusal) => Ok(Err(refusal)),
+        }
+    }
+
+    /// Sends a call and receives its answer, of which nothing but the xid is looked at.
+    fn exchange(&mut self, call: impl FnOnce(u32) -> Vec<u8>, longest: usize) -> io::Result<Vec<u8>> {
+        self.xid = self.xid.wrapping_add(1);
+        self.stream.write_all(&call(self.xid))?;
+        let mut message = Vec::new();
+        loop {
+            let mut mark = [0; MARK_BYTES];
+            self.stream.read_exact(&mut mark)?;
+            let (len, last) = decode_mark(mark);
+            let start = message.len();
+            if start + len as usize > longest {
+                return Err(other(format_args!("an answer of more than {longest} bytes")));
+            }
+            message.resize(start + len as usize, 0);
+            self.stream.read_exact(&mut message[start..])?;
+            if last {
+                break;
+            }
+        }
+        let answered = reply(&message).map_err(other)?.xid;
+        if answered != self.xid {
+            return Err(other(format_args!("an answer to call {answered:#x}: expected {:#x}", self.xid)));
+        }
+        Ok(message)
+    }
+
+    /// Reads `into.len()` bytes at byte `offset`.
+    pub(super) fn read(
+        &mut self,
+        credential: &Credential,
+        handle: &Handle,
+        offset: u64,
+        read_max: u32,
+        into: &mut [u8],
+    ) -> io::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let left = u32::try_from(into.len() - done).unwrap_or(u32::MAX);
+            let count = left.min(read_max).min(READ_BYTES);
+            let at = offset + done as u64;
+            let longest = REPLY_MAX + count as usize + 4;
+            let message = self.exchange(|xid| read(xid, credential, handle, at, count), longest)?;
+            let result_at = reply(&message).map_err(other)?.outcome.map_err(other)?;
+            let found = read_reply(&message, result_at).map_err(other)?;
+            let got = found.map_err(|status: Status| io::Error::from_raw_os_error(status.errno()))?;
+            let len = got.count.min(count) as usize;
+            let bytes =
+                message.get(got.data_at..got.data_at + len).ok_or_else(|| other(ReplyError::Short))?;
+            if bytes.is_empty() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            into[done..done + len].copy_from_slice(bytes);
+            done += len;
+        }
+        Ok(())
+    }
+}

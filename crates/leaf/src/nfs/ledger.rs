@@ -1,0 +1,339 @@
+//! The ledger of one file, shared by all workers: which writes are under way, and which the server may still forget.
+//!
+//! An unstable write that was answered is *uncommitted*: a server that restarts forgets it. Its data is kept here until a COMMIT
+//! of the same life of the server (the same verifier) has covered it; if the verifier is another one, it is sent again.
+//!
+//! Sending again must not overtake newer data. No worker waits for another one; what might have been overtaken goes again:
+//!
+//! * Every write has a rank, in the order in which they began; what is sent again after a restart has the lowest.
+//! * If two overlapping writes were under way at the same time, nobody knows which the server did last. The one with the higher
+//!   rank goes again when it is answered, until it was alone with lower ranks gone. Then it is what the server has.
+//! * Only then is it answered, and entered here; it takes the place of what it overlaps.
+//!
+//! Invariants:
+//! 1. Uncommitted ranges do not overlap; each holds what was answered last there.
+//! 2. A read of an uncommitted range is answered from here: a server that has restarted, and has not been told, would give
+//!    what it had before.
+//! 3. `Ledger::committed` with nothing left up to `cutoff` means: all that was answered before `cutoff` is durable.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use blockwork_format::nfs3::Verifier;
+
+use super::arena::Block;
+
+/// A write that is under way.
+struct Flight {
+    id: u64,
+    rank: u64,
+    start: u64,
+    end: u64,
+    /// It may have been overtaken.
+    again: bool,
+}
+
+/// What a server may forget.
+struct Uncommitted {
+    end: u64,
+    /// When it was answered.
+    number: u64,
+    verifier: Verifier,
+    block: Arc<Block>,
+    /// Where in the block it starts.
+    at: usize,
+}
+
+/// Data of a range, in memory.
+pub(super) struct Piece {
+    /// First byte, in the file.
+    pub(super) start: u64,
+    pub(super) len: usize,
+    pub(super) block: Arc<Block>,
+    /// Where in the block.
+    pub(super) at: usize,
+}
+
+/// A piece that must be sent again, and is under way from now on.
+pub(super) struct Resend {
+    pub(super) flight: u64,
+    /// When it was answered.
+    pub(super) number: u64,
+    pub(super) piece: Piece,
+}
+
+/// How a write that was answered stands.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Landing {
+    /// It is done.
+    Done,
+    /// It may have been overtaken: it must be sent once more, and is under way again.
+    Again,
+}
+
+#[derive(Default)]
+pub(super) struct Ledger {
+    flights: Vec<Flight>,
+    uncommitted: BTreeMap<u64, Uncommitted>,
+    last: u64,
+}
+
+impl Ledger {
+    fn next(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// A write of `start..end` begins. Returns its name.
+    pub(super) fn begin(&mut self, start: u64, end: u64) -> u64 {
+        let id = self.next();
+        self.depart(id, id, start, end);
+        id
+    }
+
+    fn depart(&mut self, id: u64, rank: u64, start: u64, end: u64) {
+        let mut again = false;
+        for other in self.flights.iter_mut().filter(|other| other.start < end && start < other.end) {
+            if other.rank < rank {
+                again = true;
+            } else {
+                other.again = true;
+            }
+        }
+        self.flights.push(Flight { id, rank, start, end, again });
+    }
+
+    fn arrive(&mut self, id: u64) -> Flight {
+        let place =
+            self.flights.iter().position(|flight| flight.id == id).expect("a write that is under way");
+        self.flights.swap_remove(place)
+    }
+
+    /// The write has failed.
+    pub(super) fn fail(&mut self, id: u64) {
+        self.arrive(id);
+    }
+
+    /// The server has answered the write: durable, or under `kept` with its data.
+    pub(super) fn land(&mut self, id: u64, kept: Option<(Verifier, Arc<Block>)>) -> Landing {
+        let flight = self.arrive(id);
+        if flight.again {
+            self.depart(id, flight.rank, flight.start, flight.end);
+            return Landing::Again;
+        }
+        self.supersede(flight.start, flight.end);
+        if let Some((verifier, block)) = kept {
+            let number = self.next();
+            let entry = Uncommitted { end: flight.end, number, verifier, block, at: 0 };
+            self.uncommitted.insert(flight.start, entry);
+        }
+        Landing::Done
+    }
+
+    /// Starts of the entries that overlap a range.
+    fn overlapping(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, &Uncommitted)> {
+        let before = self.uncommitted.range(..start).next_back().filter(|(_, entry)| entry.end > start);
+        before.into_iter().chain(self.uncommitted.range(start..end)).map(|(start, entry)| (*start, entry))
+    }
+
+    /// Something newer is in `start..end`.
+    fn supersede(&mut self, start: u64, end: u64) {
+        let starts: Vec<u64> = self.overlapping(start, end).map(|(start, _)| start).collect();
+        for first in starts {
+            let old = self.uncommitted.remove(&first).expect("just found");
+            if old.end > end {
+                let at = old.at + length(end - first);
+                let Uncommitted { number, verifier, .. } = old;
+                let rest = Uncommitted { end: old.end, number, verifier, block: old.block.clone(), at };
+                self.uncommitted.insert(end, rest);
+            }
+            if first < start {
+                self.uncommitted.insert(first, Uncommitted { end: start, ..old });
+            }
+        }
+    }
+
+    /// What is kept of `start..end`, in order.
+    pub(super) fn kept(&self, start: u64, end: u64) -> Vec<Piece> {
+        if self.uncommitted.is_empty() {
+            return Vec::new();
+        }
+        let cut = |(first, entry): (u64, &Uncommitted)| {
+            let from = first.max(start);
+            Piece {
+                start: from,
+                len: length(entry.end.min(end) - from),
+                block: entry.block.clone(),
+                at: entry.at + length(from - first),
+            }
+        };
+        self.overlapping(start, end).map(cut).collect()
+    }
+
+    /// Whether all that was answered is durable.
+    pub(super) fn is_clean(&self) -> bool {
+        self.uncommitted.is_empty()
+    }
+
+    /// What is answered from now on has a larger number.
+    pub(super) fn cutoff(&self) -> u64 {
+        self.last
+    }
+
+    /// A COMMIT that was sent after `cutoff` was taken has been answered: forgets what it covers. Bytes that are left up to
+    /// `cutoff`, since another life of the server had them.
+    pub(super) fn committed(&mut self, cutoff: u64, verifier: Verifier) -> u64 {
+        self.uncommitted.retain(|_, entry| entry.number > cutoff || entry.verifier != verifier);
+        let left = self.uncommitted.iter().filter(|(_, entry)| entry.number <= cutoff);
+        left.map(|(start, entry)| entry.end - start).sum()
+    }
+
+    /// The first entry up to `cutoff` at `from` or behind it that is not of this life of the server. It is under way from now on.
+    pub(super) fn resend(&mut self, from: u64, cutoff: u64, verifier: Verifier) -> Option<Resend> {
+        let wanted = |entry: &Uncommitted| entry.number <= cutoff && entry.verifier != verifier;
+        let (start, entry) = self.uncommitted.range(from..).find(|(_, entry)| wanted(entry))?;
+        let (start, end, number) = (*start, entry.end, entry.number);
+        let piece = Piece { start, len: length(end - start), block: entry.block.clone(), at: entry.at };
+        let flight = self.next();
+        self.depart(flight, 0, start, end);
+        Some(Resend { flight, number, piece })
+    }
+
+    /// What was sent again was answered.
+    pub(super) fn resent(&mut self, flight: u64, number: u64, verifier: Verifier) {
+        let Flight { start, end, .. } = self.arrive(flight);
+        for (_, entry) in self.uncommitted.range_mut(start..end) {
+            if entry.number == number {
+                entry.verifier = verifier;
+            }
+        }
+    }
+}
+
+/// A length within a request.
+fn length(n: u64) -> usize {
+    usize::try_from(n).expect("no longer than a request")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::arena::Arena;
+    use super::*;
+
+    const ONE: Verifier = [1; 8];
+    const TWO: Verifier = [2; 8];
+
+    struct Rig {
+        ledger: Ledger,
+        arena: Arc<Arena>,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            Rig { ledger: Ledger::default(), arena: Arena::new(1 << 20).unwrap() }
+        }
+        fn block(&self, value: u8) -> Arc<Block> {
+            let block = self.arena.take(4096).unwrap();
+            block.segment(0, 4096).fill(value);
+            block
+        }
+        fn land(&mut self, id: u64, value: u8) -> Landing {
+            let block = self.block(value);
+            self.ledger.land(id, Some((ONE, block)))
+        }
+        fn write(&mut self, start: u64, end: u64, value: u8) {
+            let id = self.ledger.begin(start, end);
+            assert_eq!(self.land(id, value), Landing::Done);
+        }
+        /// What is kept of 0..16, a letter a byte.
+        fn text(&self) -> String {
+            let mut text = vec![b'.'; 16];
+            for piece in self.ledger.kept(0, 16) {
+                let at = usize::try_from(piece.start).unwrap();
+                piece.block.segment(piece.at, piece.len).read_at(0, &mut text[at..at + piece.len]);
+            }
+            String::from_utf8(text).unwrap()
+        }
+    }
+
+    #[test]
+    fn what_is_kept_is_what_was_answered_last() {
+        let mut rig = Rig::new();
+        rig.write(2, 10, b'a');
+        rig.write(4, 6, b'b');
+        rig.write(9, 12, b'c');
+        rig.write(0, 3, b'd');
+        assert_eq!(rig.text(), "dddabbaaaccc....");
+        let durable = rig.ledger.begin(5, 11);
+        assert_eq!(rig.ledger.land(durable, None), Landing::Done);
+        assert_eq!(rig.text(), "dddab......c....");
+        assert!(rig.ledger.kept(5, 11).is_empty());
+        assert_eq!(rig.ledger.kept(4, 12).len(), 2);
+    }
+
+    #[test]
+    fn of_two_that_overlap_the_later_goes_again_until_the_earlier_is_gone() {
+        let mut rig = Rig::new();
+        let first = rig.ledger.begin(0, 8);
+        let second = rig.ledger.begin(4, 12);
+        let apart = rig.ledger.begin(12, 16);
+        assert_eq!(rig.land(apart, b'x'), Landing::Done);
+        assert_eq!(rig.land(second, b'b'), Landing::Again);
+        assert_eq!(rig.land(second, b'b'), Landing::Again);
+        assert_eq!(rig.land(first, b'a'), Landing::Done);
+        // It was under way beside the first one until now.
+        assert_eq!(rig.land(second, b'b'), Landing::Again);
+        assert_eq!(rig.land(second, b'b'), Landing::Done);
+        assert_eq!(rig.text(), "aaaabbbbbbbbxxxx");
+    }
+
+    #[test]
+    fn a_commit_of_the_same_life_covers_what_was_answered_before_it() {
+        let mut rig = Rig::new();
+        rig.write(0, 4, b'a');
+        let cutoff = rig.ledger.cutoff();
+        rig.write(8, 12, b'b');
+        assert_eq!(rig.ledger.committed(cutoff, ONE), 0);
+        assert_eq!(rig.text(), "........bbbb....");
+        assert!(!rig.ledger.is_clean());
+    }
+
+    #[test]
+    fn after_a_restart_all_of_the_other_life_is_sent_again_and_newer_data_wins() {
+        let mut rig = Rig::new();
+        rig.write(0, 8, b'a');
+        rig.write(12, 16, b'b');
+        let cutoff = rig.ledger.cutoff();
+        assert_eq!(rig.ledger.committed(cutoff, TWO), 12);
+        let newer = rig.ledger.begin(4, 6);
+        let old = rig.ledger.resend(0, cutoff, TWO).unwrap();
+        assert_eq!((old.piece.start, old.piece.len), (0, 8));
+        let other = rig.ledger.resend(old.piece.start + 1, cutoff, TWO).unwrap();
+        assert_eq!(other.piece.start, 12);
+        assert!(rig.ledger.resend(13, cutoff, TWO).is_none());
+        // It may have come before what was sent again.
+        assert_eq!(rig.land(newer, b'n'), Landing::Again);
+        rig.ledger.resent(old.flight, old.number, TWO);
+        assert_eq!(rig.land(newer, b'n'), Landing::Again);
+        assert_eq!(rig.land(newer, b'n'), Landing::Done);
+        rig.ledger.resent(other.flight, other.number, TWO);
+        assert_eq!(rig.text(), "aaaannaa....bbbb");
+        assert_eq!(rig.ledger.committed(cutoff, TWO), 0);
+        assert_eq!(rig.text(), "....nn..........");
+    }
+
+    #[test]
+    fn what_was_superseded_while_it_was_sent_again_is_not_sent_once_more() {
+        let mut rig = Rig::new();
+        rig.write(0, 8, b'a');
+        let cutoff = rig.ledger.cutoff();
+        rig.write(2, 4, b'n');
+        let first = rig.ledger.resend(0, cutoff, TWO).unwrap();
+        assert_eq!((first.piece.start, first.piece.len), (0, 2));
+        let second = rig.ledger.resend(1, cutoff, TWO).unwrap();
+        assert_eq!((second.piece.start, second.piece.len, second.piece.at), (4, 4, 4));
+        rig.ledger.fail(second.flight);
+        rig.ledger.resent(first.flight, first.number, TWO);
+        assert_eq!(rig.ledger.committed(cutoff, TWO), 4);
+    }
+}

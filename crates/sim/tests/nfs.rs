@@ -1,0 +1,261 @@
+//! The NFS leaf against a model of a server that restarts, forgets, loses answers, gives them twice, late, or in part.
+
+mod nfs_lab;
+mod running;
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use blockwork_engine::{
+    Errno, Flags, LeafId, LeafLayer, LeafSource, Nanos, Op, Quiescence, Submitted, Volume, VolumeId, Worker,
+};
+use blockwork_leaf::NfsOptions;
+use blockwork_sim::{ClientConfig, Closing, Random, Referee, SimCheck, SimClient, World};
+
+use nfs_lab::server::{Asked, Habits, Server};
+use nfs_lab::{Hand, address, filled, source};
+use running::devices::draw_chaos;
+use running::{Nodes, Stack, caught, from_environment, quietly, run_all, worker};
+
+const DISK: usize = 256 << 10;
+const ROOM: usize = 1 << 20;
+
+fn hand() -> Hand {
+    Hand::new(Server::new(1, DISK), ROOM, &NfsOptions::default())
+}
+
+#[test]
+fn a_vectored_write_is_one_call_and_a_batch_of_them_one_flush() {
+    let mut hand = hand();
+    let pieces: Vec<_> = (1..9).map(|value| filled(4096, value)).collect();
+    assert_eq!(hand.write(Flags::NONE, 8, &pieces), Ok(8 * 4096));
+    let once = Asked { writes: 1, ..Asked::default() };
+    assert_eq!(hand.server.borrow().asked, once);
+    for number in 0..4 {
+        hand.start(number, Op::Write, Flags::NONE, 128 + 8 * number, &[filled(4096, 9)]);
+    }
+    assert_eq!(hand.wait(4).len(), 4);
+    assert_eq!(hand.flush(), Ok(0));
+    assert_eq!(hand.server.borrow().asked, Asked { writes: 5, commits: 1, ..once });
+    // Nothing was written since.
+    assert_eq!(hand.flush(), Ok(0));
+    assert_eq!(hand.server.borrow().asked.commits, 1);
+    let server = hand.server.borrow();
+    assert!((0..8).all(|i| server.durable(4096 * (1 + i), 4096).iter().all(|byte| *byte == i as u8 + 1)));
+}
+
+#[test]
+fn fua_is_a_stable_write_and_needs_no_commit() {
+    let mut hand = hand();
+    assert_eq!(hand.write(Flags::FUA, 1, &[filled(512, 7)]), Ok(512));
+    assert_eq!(hand.server.borrow().durable(512, 512), [7; 512]);
+    assert_eq!(hand.flush(), Ok(0));
+    assert_eq!(hand.server.borrow().asked, Asked { writes: 1, stable_writes: 1, ..Asked::default() });
+}
+
+#[test]
+fn what_a_restarted_server_has_forgotten_is_read_right_and_sent_again() {
+    let mut hand = hand();
+    hand.write(Flags::NONE, 0, &[filled(8192, 1)]).unwrap();
+    hand.write(Flags::NONE, 4, &[filled(2048, 2)]).unwrap();
+    hand.server.borrow_mut().restart(0);
+    // Nobody has noticed; the server would say zeros.
+    let mut expected = vec![1; 8192];
+    expected[2048..4096].fill(2);
+    assert_eq!(hand.read(0, 8192).unwrap(), expected);
+    assert_eq!(hand.server.borrow().asked.reads, 0);
+    expected.extend([0; 512]);
+    assert_eq!(hand.read(0, 8704).unwrap(), expected);
+    assert_eq!(hand.flush(), Ok(0));
+    let server = hand.server.borrow();
+    assert_eq!(server.durable(0, 8704), expected);
+    // Two of the client, three that were sent again (the first was cut in two), and two COMMITs.
+    assert_eq!(server.asked, Asked { reads: 1, writes: 5, commits: 2, stable_writes: 0 });
+}
+
+#[test]
+fn where_the_memory_for_uncommitted_writes_ends_it_commits_by_itself_and_writes_stably() {
+    let mut hand = Hand::new(Server::new(1, DISK), 16 << 10, &NfsOptions::default());
+    for number in 0..8 {
+        hand.start(number, Op::Write, Flags::NONE, 8 * number, &[filled(4096, 3)]);
+    }
+    assert!(hand.wait(8).iter().all(|ended| ended.result == Ok(4096)));
+    assert_eq!(hand.server.borrow().asked.stable_writes, 4);
+    for number in 0..20 {
+        hand.write(Flags::NONE, 8 * number, &[filled(4096, 4)]).unwrap();
+    }
+    let asked = hand.server.borrow().asked;
+    assert!(asked.commits >= 3 && asked.commits <= 12, "{asked:?}");
+    assert_eq!(hand.flush(), Ok(0));
+    assert!(hand.server.borrow().durable(0, 20 * 4096).iter().all(|byte| *byte == 4));
+}
+
+#[test]
+fn what_the_server_refuses_fails_by_linuxs_number() {
+    let mut hand = hand();
+    for (status, errno) in [(28, 28), (69, 122), (70, 116), (5, 5), (13, 13)] {
+        hand.server.borrow_mut().status = status;
+        assert_eq!(hand.write(Flags::NONE, 0, &[filled(512, 1)]), Err(Errno(errno)));
+    }
+    hand.server.borrow_mut().status = 0;
+    hand.write(Flags::NONE, 0, &[filled(512, 1)]).unwrap();
+    hand.server.borrow_mut().status = 28;
+    assert_eq!(hand.flush(), Err(Errno(28)));
+}
+
+#[test]
+fn a_commit_that_fails_while_all_is_sent_again_fails_the_flush() {
+    let mut hand = hand();
+    for sector in 0..40 {
+        hand.write(Flags::NONE, 2 * sector, &[filled(512, 1)]).unwrap();
+    }
+    hand.server.borrow_mut().fickle = true;
+    // It says another verifier at every COMMIT, so nothing is ever known to be safe.
+    assert_eq!(hand.flush(), Err(Errno::EIO));
+    assert_eq!(hand.server.borrow().asked.commits, 100);
+}
+
+#[test]
+fn a_file_that_was_cut_short_reads_short() {
+    let mut hand = hand();
+    hand.server.borrow_mut().shrink(1024);
+    let data = filled(2048, 0xee);
+    hand.start(1, Op::Read, Flags::NONE, 0, std::slice::from_ref(&data));
+    assert_eq!(hand.wait(1)[0].result, Ok(1024));
+    hand.start(1, Op::Read, Flags::NONE, 2, &[data]);
+    assert_eq!(hand.wait(1)[0].result, Ok(0));
+}
+
+#[test]
+fn a_soft_mount_gives_up_and_a_hard_one_does_not() {
+    let soft = NfsOptions { retrans: Some(1), timeo: 10, ..NfsOptions::default() };
+    let mut hand = Hand::new(Server::new(1, DISK), ROOM, &soft);
+    hand.server.borrow_mut().mute = true;
+    assert_eq!(hand.write(Flags::NONE, 0, &[filled(512, 1)]), Err(Errno(110)));
+    let asked = hand.server.borrow().asked.writes;
+    assert!((2..=3).contains(&asked), "asked {asked} times");
+    hand.server.borrow_mut().mute = false;
+    assert_eq!(hand.write(Flags::NONE, 0, &[filled(512, 1)]), Ok(512));
+    let hard = NfsOptions { timeo: 10, ..NfsOptions::default() };
+    let mut hand = Hand::new(Server::new(1, DISK), ROOM, &hard);
+    // Of ten answers nine are lost.
+    hand.server.borrow_mut().habits = Habits { lost: 900_000, ..Habits::default() };
+    assert_eq!(hand.write(Flags::NONE, 0, &[filled(512, 1)]), Ok(512));
+}
+
+#[test]
+fn discards_are_not_asked_for() {
+    let mut hand = hand();
+    let discard = hand.start(1, Op::Discard, Flags::NONE, 0, &[]);
+    assert_eq!(discard, Submitted::Now(Err(Errno::EOPNOTSUPP)));
+    let server = Server::new(1, DISK);
+    let source = source(&server, ROOM, &NfsOptions::default());
+    let limits = source.limits();
+    assert!(!limits.discards() && limits.write_cache && limits.fua);
+    assert_eq!((limits.max_sectors.0, limits.max_write_zeroes.0), (128, 0));
+}
+
+fn habits(random: &mut Random) -> Habits {
+    let slowness = *random.choose(&[Nanos(0), Nanos::micros(200), Nanos::millis(5)]);
+    let none = Habits { slowness, ..Habits::default() };
+    match random.below(7) {
+        0 => none,
+        1 => Habits { restarts: 20_000, ..none },
+        2 => Habits { lost: 20_000, doubled: 100_000, ..none },
+        3 => Habits { short: 300_000, doubled: 50_000, ..none },
+        4 => Habits { closes: 30_000, short: 50_000, ..none },
+        5 => Habits { jukebox: 50_000, restarts: 5_000, ..none },
+        _ => {
+            Habits { restarts: 10_000, lost: 10_000, doubled: 50_000, short: 100_000, closes: 10_000, ..none }
+        }
+    }
+}
+
+/// What runs came to.
+#[derive(Debug, Default)]
+struct Sum {
+    answered: u64,
+    durable: u64,
+    restarts: u64,
+    sent_again: u64,
+}
+
+/// A stack of one volume on the server's file.
+fn stack(server: &Rc<RefCell<Server>>, room: usize, options: &NfsOptions) -> Stack {
+    let mut nodes = Nodes::default();
+    let node = nodes.next();
+    let source = Arc::new(source(&server.borrow(), room, options));
+    let leaf = LeafLayer::new(LeafId(0), node, source.sectors(), source.limits().clone());
+    let volume = Volume::new("disk", Arc::new(leaf), false);
+    Stack { volumes: Arc::new([volume]), leaves: Arc::new([(node, source)]), nodes: 1 }
+}
+
+/// Clients write and read over a server with habits; in the end the server forgets what it may, and is read.
+fn run(seed: u64, sum: &mut Sum) -> Vec<String> {
+    let random = &mut Random::part(seed, 1);
+    let world = World::new(seed);
+    let mut model = Server::new(seed, DISK);
+    model.habits = habits(random);
+    let server = Rc::new(RefCell::new(model));
+    world.add_host(address(), server.clone());
+    world.set_chaos(draw_chaos(random));
+    let options = NfsOptions { connections: *random.choose(&[1, 1, 3]), timeo: 5, ..NfsOptions::default() };
+    let room = *random.choose(&[16 << 10, 256 << 10, ROOM]);
+    let first = stack(&server, room, &options);
+    let referee = Referee::new(first.volumes[0].sectors().0);
+    let quiescence = Quiescence::default();
+    let count = *random.choose(&[1u16, 1, 2]);
+    let mut workers: Vec<_> =
+        (0..count).map(|n| worker(&first, world.env(), n, false, &quiescence)).collect();
+    let closing = Closing::new(workers.iter().map(Worker::handle).collect());
+    for number in 0..4 {
+        let depth = *random.choose(&[1, 4, 16]);
+        let mut config = ClientConfig::new(number, VolumeId(0), random.between(20, 120), depth, seed);
+        config.region = *random.choose(&[16 << 10, 64 << 10, u64::MAX]);
+        let client = SimClient::new(config, referee.clone(), closing.clone());
+        let at = number as usize % workers.len();
+        workers[at].add_port(Box::new(client));
+    }
+    if run_all(&world, workers) {
+        let oracle = &mut referee.borrow_mut().oracle;
+        let flush = oracle.begin_flush();
+        oracle.end_flush(flush, true);
+    } else {
+        referee.borrow_mut().violations.push("the last flush has failed".to_owned());
+    }
+    let restarts = server.borrow().restarts;
+    server.borrow_mut().restart(0);
+    server.borrow_mut().habits = Habits::default();
+    world.heal();
+    let second = stack(&server, room, &options);
+    let mut checker = worker(&second, world.env(), 9, false, &Quiescence::default());
+    let closing = Closing::new(vec![checker.handle()]);
+    checker.add_port(Box::new(SimCheck::new(VolumeId(0), referee.clone(), closing)));
+    run_all(&world, vec![checker]);
+    let referee = &mut *referee.borrow_mut();
+    sum.answered += referee.answered;
+    sum.durable += referee.durable;
+    sum.restarts += restarts;
+    sum.sent_again += u64::from(restarts > 0);
+    std::mem::take(&mut referee.violations)
+}
+
+#[test]
+fn nothing_that_was_flushed_is_lost_and_nothing_is_ever_read_wrong() {
+    let seeds = from_environment("SIM_SEED")
+        .map_or(0..from_environment("SIM_SEEDS").unwrap_or(200), |seed| seed..seed + 1);
+    let mut sum = Sum::default();
+    quietly(|| {
+        for seed in seeds.clone() {
+            let mut violations = Vec::new();
+            let outcome = caught(|| violations = run(seed, &mut sum));
+            violations.extend(outcome.err());
+            assert!(violations.is_empty(), "SIM_SEED={seed}: {violations:#?}");
+        }
+    });
+    if seeds.end - seeds.start >= 200 {
+        assert!(sum.answered > 30_000 && sum.durable > 3_000, "{sum:?}");
+        assert!(sum.restarts > 100 && sum.sent_again > 30, "{sum:?}");
+    }
+}

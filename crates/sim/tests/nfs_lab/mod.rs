@@ -1,0 +1,107 @@
+//! A file on a simulated NFS server, and a leaf on it that is driven by hand.
+
+pub mod server;
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use blockwork_engine::{
+    Ended, Env, Errno, Flags, Leaf, LeafIo, LeafSource, Op, Sector, Sectors, Submitted, Token, Wait,
+};
+use blockwork_format::nfs3::{Credential, Handle};
+use blockwork_leaf::{NfsFile, NfsOptions, NfsSource};
+use blockwork_memory::{Buffer, Segment};
+use blockwork_sim::{SimEnv, World};
+
+use server::{FILE, Server};
+
+/// Where the server is.
+pub fn address() -> SocketAddr {
+    SocketAddr::from(([192, 0, 2, 1], 2049))
+}
+
+/// A source for the server's file.
+pub fn source(server: &Server, uncommitted_bytes: usize, options: &NfsOptions) -> NfsSource {
+    let file = NfsFile {
+        name: "nfs://sim/disk".to_owned(),
+        address: address(),
+        handle: Handle::new(FILE).unwrap(),
+        credential: Credential::new("sim", 0, 0, &[]),
+        bytes: server.size(),
+        read_max: 64 << 10,
+        write_max: 64 << 10,
+        read_only: false,
+        uncommitted_bytes,
+    };
+    NfsSource::new(&file, options).unwrap()
+}
+
+/// A server, and a leaf on its file.
+pub struct Hand {
+    pub server: Rc<RefCell<Server>>,
+    env: SimEnv,
+    leaf: Box<dyn Leaf>,
+    ended: Vec<Ended>,
+}
+
+impl Hand {
+    pub fn new(server: Server, uncommitted_bytes: usize, options: &NfsOptions) -> Hand {
+        let world = World::new(1);
+        let leaf = source(&server, uncommitted_bytes, options).open();
+        let server = Rc::new(RefCell::new(server));
+        world.add_host(address(), server.clone());
+        Hand { server, env: world.env(), leaf, ended: Vec::new() }
+    }
+
+    /// Starts a request without waiting for it.
+    pub fn start(&mut self, number: u64, op: Op, flags: Flags, sector: u64, data: &[Segment]) -> Submitted {
+        let nr = Sectors::from_bytes_floor(blockwork_memory::bytes_in(data) as u64);
+        let io = LeafIo { token: Token(number), op, flags, sector: Sector(sector), nr, data, alone: false };
+        self.leaf.submit(&mut self.env, io)
+    }
+
+    /// Tells the leaf that a batch ends, and lets time pass until so many requests have ended.
+    pub fn wait(&mut self, count: usize) -> Vec<Ended> {
+        self.leaf.submitted(&mut self.env);
+        let mut completions = Vec::new();
+        while self.ended.len() < count {
+            self.env.wait(Wait::Until(None), &mut completions);
+            for completion in completions.drain(..) {
+                let local = (completion.token.0 & 0xffff_ffff) as u32;
+                self.leaf.event(&mut self.env, local, completion, &mut self.ended);
+            }
+        }
+        std::mem::take(&mut self.ended)
+    }
+
+    fn one(&mut self, op: Op, flags: Flags, sector: u64, data: &[Segment]) -> Result<u32, Errno> {
+        match self.start(1, op, flags, sector, data) {
+            Submitted::Now(result) => result.map(|()| 0),
+            Submitted::Started => self.wait(1)[0].result,
+        }
+    }
+
+    pub fn write(&mut self, flags: Flags, sector: u64, data: &[Segment]) -> Result<u32, Errno> {
+        self.one(Op::Write, flags, sector, data)
+    }
+
+    pub fn flush(&mut self) -> Result<u32, Errno> {
+        self.one(Op::Flush, Flags::NONE, 0, &[])
+    }
+
+    pub fn read(&mut self, sector: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
+        let data = filled(bytes, 0xee);
+        self.one(Op::Read, Flags::NONE, sector, std::slice::from_ref(&data))?;
+        let mut out = vec![0; bytes];
+        data.read_at(0, &mut out);
+        Ok(out)
+    }
+}
+
+/// Memory full of one value.
+pub fn filled(bytes: usize, value: u8) -> Segment {
+    let segment = Segment::new(Buffer::new(bytes), 0, bytes);
+    segment.fill(value);
+    segment
+}
