@@ -11,9 +11,11 @@ use crate::vg::VgArgs;
 /// Linux's block I/O stack in user space.
 #[derive(Debug, Parser)]
 #[command(name = "blockwork", version, propagate_version = true, max_term_width = 120)]
-#[command(after_help = "A DISK is a path, null:SIZE or memory:SIZE; options follow after commas, as in \
+#[command(
+    after_help = "A DISK is a path, nfs://SERVER/PATH, null:SIZE or memory:SIZE; options follow after commas, as in \
     disk.img,direct=off,nr_requests=64.\nA VOLUME is VG/LV, md/NAME, disk/FILENAME, disk/FILENAME/PARTITION or \
-    dm/NAME; `blockwork scan` shows them.")]
+    dm/NAME; `blockwork scan` shows them."
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) verb: Verb,
@@ -83,7 +85,7 @@ pub(crate) struct ScanArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
-    /// Disks: PATH[,option=value...], null:SIZE or memory:SIZE. What follows the first and is no file is a VOLUME.
+    /// Disks: PATH[,option=value...], nfs://SERVER/PATH, null:SIZE or memory:SIZE. What follows the first and is no file is a VOLUME.
     #[arg(long, value_name = "DISK", num_args = 1.., required_unless_present = "table")]
     pub(crate) disk: Vec<String>,
     /// A stack in dmsetup's table syntax, served as dm/NAME: NAME stands before the lines, or is the file's stem.

@@ -9,6 +9,7 @@ pub mod fs;
 pub mod lvm;
 pub mod md;
 pub mod nbd;
+pub mod nfs;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -35,7 +36,10 @@ const PACKAGES: &[(&str, &str)] = &[
     ("e2fsck", "e2fsprogs"),
     ("fio", "fio"),
     ("fstrim", "util-linux"),
+    ("ganesha.nfsd", "nfs-ganesha"),
     ("losetup", "mount"),
+    ("nsenter", "util-linux"),
+    ("unshare", "util-linux"),
     ("mkfs.ext4", "e2fsprogs"),
     ("mkfs.xfs", "xfsprogs"),
     ("nbdcopy", "libnbd-bin"),

@@ -1,0 +1,108 @@
+//! Disks on a real NFS server (nfs-ganesha): served over NBD, while the server crashes, hangs and comes back; judged by fio's
+//! checksums, and by the file as the server has it. Needs root, for a network of its own.
+
+mod support;
+
+use support::nbd::fio;
+use support::nfs::NfsServer;
+use support::{Background, Scratch, Server, run, run_refused, tool, until};
+
+const MIB: u64 = 1 << 20;
+
+/// `blockwork serve` of a file of the server, over NBD.
+fn serve(scratch: &Scratch, nfs: &NfsServer, url: &str) -> Server {
+    let mut command =
+        scratch.blockwork(["serve", "--stats", "--json", "--nbd", "unix:socket", "--disk", url]);
+    Server::start(&mut nfs.beside(command.args(["--workers", "2"])))
+}
+
+#[test]
+fn a_disk_on_a_server_holds_what_was_written_to_it() {
+    let scratch = Scratch::new();
+    let nfs = NfsServer::start(&scratch);
+    scratch.sparse("export/disk.img", 32 * MIB);
+    scratch.noise("noise", 32 << 20, 5);
+    let url = nfs.url("disk.img", "?nconnect=2");
+    let listed = run(&mut nfs.beside(&scratch.blockwork(["scan", &url])));
+    assert!(listed.contains("disk/disk.img ") && listed.contains("32M"), "{listed}");
+    let server = serve(&scratch, &nfs, &url);
+    let (uri, noise) = (scratch.uri(""), scratch.at("noise"));
+    let copy = ["convert", "-n", "-t", "writeback", "-f", "raw", "-O", "raw", &noise, &uri];
+    run(tool("qemu-img").args(copy));
+    // Through the disk, and, after the flush that ends the copy, on the server.
+    run(tool("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &noise, &uri]));
+    assert!(scratch.read("export/disk.img") == scratch.read("noise"), "the server has other data");
+    let stats = server.stop_for_stats();
+    let writes = stats.count("export/disk.img?nconnect=2", "writes");
+    // Each of the largest request, but for a few at the edges of the copy's own pieces.
+    assert!((32..=64).contains(&writes), "{writes} WRITE calls for 32 MiB");
+}
+
+#[test]
+fn a_server_that_crashes_and_one_that_hangs_lose_nothing() {
+    let scratch = Scratch::new();
+    let mut nfs = NfsServer::start(&scratch);
+    scratch.sparse("export/disk.img", 256 * MIB);
+    let server = serve(&scratch, &nfs, &nfs.url("disk.img", "?timeo=10"));
+    let uri = scratch.uri("");
+    let job = [
+        "--rw=randwrite",
+        "--bsrange=4k-64k",
+        "--iodepth=16",
+        "--size=256m",
+        "--verify=crc32c",
+        "--fsync=64",
+    ];
+    let more = ["--end_fsync=1", "--verify_backlog=512"];
+    let mut fio = Background::start(fio(&scratch, &uri, &job).args(more));
+    let written = || allocated(&scratch);
+    for step in 1..=3 {
+        until("fio has written more", || written() > step * 32 * MIB);
+        assert!(fio.is_running(), "fio is too fast for this test");
+        if step == 2 {
+            nfs.freeze();
+            until("the silence is noticed", || server.said().matches("does not answer").count() >= 2);
+            nfs.thaw();
+        } else {
+            nfs.kill();
+            nfs.start_again();
+        }
+        until("the server is heard again", || {
+            server.said().matches("answers again").count() >= step as usize
+        });
+    }
+    fio.succeed();
+    run(tool("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &scratch.at("export/disk.img"), &uri]));
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+}
+
+/// What the server's file takes on disk, bytes.
+fn allocated(scratch: &Scratch) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(scratch.path("export/disk.img")).expect("it is there").blocks() * 512
+}
+
+#[test]
+fn what_cannot_be_a_disk_is_refused_with_what_to_do() {
+    let scratch = Scratch::new();
+    let nfs = NfsServer::start(&scratch);
+    std::fs::create_dir(scratch.path("export/folder")).expect("a folder");
+    scratch.sparse("export/folder/small.img", 100);
+    let refused = |url: &str| run_refused(&mut nfs.beside(&scratch.blockwork(["scan", url])));
+    for (url, words) in [
+        (nfs.url("none.img", ""), ["NFS3ERR_NOENT", "see that the file is there"]),
+        (nfs.url("folder", ""), ["is a folder", "regular file"]),
+        (nfs.url("folder/small.img", ""), ["100 bytes", "truncate"]),
+        ("nfs://127.0.0.1/elsewhere/a".to_owned(), ["does not export /elsewhere", "showmount"]),
+        ("nfs://127.0.0.1:9/a?mountport=9".to_owned(), ["127.0.0.1:9", "see that the server runs"]),
+        (nfs.url("a", "?vers=4"), ["vers=4", "nconnect="]),
+    ] {
+        let said = refused(&url);
+        assert!(words.iter().all(|word| said.contains(word)), "{url}: {said}");
+    }
+    // What lies deeper than the export is found.
+    scratch.sparse("export/folder/disk.img", MIB);
+    let found = run(&mut nfs.beside(&scratch.blockwork(["scan", &nfs.url("folder/disk.img", "")])));
+    assert!(found.contains("1M"), "{found}");
+}

@@ -1,0 +1,124 @@
+//! A real NFS server, nfs-ganesha, in namespaces of its own: its ports and its port mapper are seen by nobody else.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdin, Command, Stdio};
+
+use rustix::process::Signal;
+
+use super::{Background, Scratch, tool, until};
+
+/// Sets up the network, starts the port mapper, says so, and undoes it when its input ends.
+const NAMESPACE: &str = "set -e
+    ip link set lo up
+    mount -t tmpfs tmpfs /run
+    mkdir /run/rpcbind
+    rpcbind -f -w & mapper=$!
+    echo up
+    cat
+    kill $mapper";
+
+/// A network with a port mapper, and a server in it that exports one folder of a scratch.
+pub struct NfsServer {
+    namespace: Child,
+    /// Closed, it ends the namespace.
+    input: Option<ChildStdin>,
+    server: Option<Background>,
+    config: String,
+    log: String,
+    folder: String,
+}
+
+impl NfsServer {
+    /// A server that exports `export` in `scratch`.
+    pub fn start(scratch: &Scratch) -> NfsServer {
+        let mut unshare = tool("unshare");
+        unshare.args(["--mount", "--net", "--propagation", "private", "sh", "-c", NAMESPACE]);
+        let spawned = unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut namespace = spawned.unwrap_or_else(|error| panic!("{unshare:?}: {error}"));
+        let mut line = String::new();
+        let stdout = namespace.stdout.take().expect("it is piped");
+        BufReader::new(stdout).read_line(&mut line).expect("a line");
+        assert_eq!(line, "up\n", "network namespaces need root");
+        let folder = scratch.at("export");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let config = scratch.write("ganesha.conf", configuration(&folder));
+        let input = namespace.stdin.take();
+        let log = scratch.at("ganesha.log");
+        let mut server = NfsServer { namespace, input, server: None, config, log, folder };
+        server.start_again();
+        server
+    }
+
+    /// Starts it, in a new life.
+    pub fn start_again(&mut self) {
+        // Of an earlier life there is none: the file may not be there.
+        let _ = std::fs::remove_file(&self.log);
+        let mut ganesha = self.enter(&["--mount"]);
+        ganesha.arg(tool("ganesha.nfsd").get_program());
+        ganesha.args(["-F", "-f", &self.config, "-L", &self.log, "-p", "/run/ganesha.pid"]);
+        self.server = Some(Background::start(&mut ganesha));
+        until("the NFS server is up", || {
+            std::fs::read_to_string(&self.log).is_ok_and(|log| log.contains("NFS SERVER INITIALIZED"))
+        });
+    }
+
+    /// Ends it as a crash would.
+    pub fn kill(&mut self) {
+        let server = self.server.take().expect("it runs");
+        server.signal(Signal::KILL);
+        server.finish();
+    }
+
+    /// Stops it where it is: it answers nothing until it goes on.
+    pub fn freeze(&self) {
+        self.server.as_ref().expect("it runs").signal(Signal::STOP);
+    }
+
+    pub fn thaw(&self) {
+        self.server.as_ref().expect("it runs").signal(Signal::CONT);
+    }
+
+    fn enter(&self, also: &[&str]) -> Command {
+        let mut nsenter = tool("nsenter");
+        nsenter.args(["--target", &self.namespace.id().to_string(), "--net"]).args(also);
+        nsenter
+    }
+
+    /// The same command, in the server's network.
+    pub fn beside(&self, command: &Command) -> Command {
+        let mut nsenter = self.enter(&[]);
+        nsenter.arg(command.get_program()).args(command.get_args());
+        nsenter.current_dir(command.get_current_dir().expect("it runs in its scratch folder"));
+        for (key, value) in command.get_envs() {
+            match value {
+                Some(value) => nsenter.env(key, value),
+                None => nsenter.env_remove(key),
+            };
+        }
+        nsenter
+    }
+
+    /// How a file of the export is named as a disk.
+    pub fn url(&self, file: &str, query: &str) -> String {
+        format!("nfs://127.0.0.1{}/{file}{query}", self.folder)
+    }
+}
+
+impl Drop for NfsServer {
+    fn drop(&mut self) {
+        self.server = None;
+        // The end of its input is what the namespace waits for.
+        self.input = None;
+        let _ = self.namespace.wait();
+    }
+}
+
+fn configuration(folder: &str) -> String {
+    format!(
+        "NFS_CORE_PARAM {{ Protocols = 3; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; }}
+         EXPORT {{ Export_Id = 1; Path = {folder}; Pseudo = /export; Access_Type = RW; Squash = No_Root_Squash;
+                   Protocols = 3; SecType = sys; Transports = TCP; PrivilegedPort = true; FSAL {{ Name = VFS; }} }}
+         LOG {{ Default_Log_Level = EVENT; }}
+         "
+    )
+}
