@@ -1,0 +1,147 @@
+"""Section `nfs`: a file on an NFS server (nfs-ganesha, in a network namespace of its own), served over NBD by us and by
+qemu-storage-daemon's nfs driver (libnfs), which is also asked with a larger request.
+
+Both ask the same server over loopback, which takes most of the processor: ratios tell, and say less than the difference between
+the clients is. On files in memory (tmpfs), where what is written is durable at once, the protocol alone is measured. On the disk every
+64th write is followed by a flush: without, libnfs leaves all in the server's memory and would lose it when the server crashes, while
+ours has the server commit what it keeps for that, and so goes at the disk's pace. How the server's writes are cut is counted in a run of
+its own."""
+
+import os
+import re
+import subprocess
+import tempfile
+
+from . import clients, machine
+from .servers import Server
+from .tables import OURS, table
+
+QSD = "qsd"
+LOADS = [("64k random writes", "randwrite", "64k", 16), ("64k sequential writes", "write", "64k", 16),
+         ("4k sequential writes", "write", "4k", 16), ("4k random writes", "randwrite", "4k", 16),
+         ("64k random reads", "randread", "64k", 16)]
+MEMORY = "/dev/shm"
+NAMESPACE = """set -e
+ip link set lo up
+mount -t tmpfs tmpfs /run
+mkdir /run/rpcbind
+rpcbind -f -w & mapper=$!
+echo up
+cat
+kill $mapper"""
+
+
+class Ganesha:
+    """The server, its network, and the folder that it exports."""
+
+    def __init__(self, folder, log_folder):
+        self.folder, self.log = folder, f"{log_folder}/ganesha.log"
+        if os.path.exists(self.log):
+            os.unlink(self.log)  # of an earlier one, which was up too
+        config = f"{log_folder}/ganesha.conf"
+        with open(config, "w") as file:
+            file.write("NFS_CORE_PARAM { Protocols = 3; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; }\n"
+                       f"EXPORT {{ Export_Id = 1; Path = {folder}; Pseudo = /export; Access_Type = RW; "
+                       "Squash = No_Root_Squash; Protocols = 3; SecType = sys; Transports = TCP; FSAL { Name = VFS; } }\n"
+                       "LOG { Default_Log_Level = EVENT; }\n")
+        self.namespace = subprocess.Popen(
+            ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", NAMESPACE],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.namespace.stdout.readline()
+        command = ["nsenter", "--target", str(self.namespace.pid), "--net", "--mount", "ganesha.nfsd", "-F", "-f", config,
+                   "-L", self.log, "-p", "/run/ganesha.pid"]
+        self.server = Server("nfs-ganesha", command, f"{log_folder}/ganesha.out").wait_for(self.is_up)
+
+    def is_up(self):
+        return os.path.exists(self.log) and "NFS SERVER INITIALIZED" in open(self.log, errors="replace").read()
+
+    def beside(self, command):
+        """The same command, in the server's network."""
+        return ["nsenter", "--target", str(self.namespace.pid), "--net", *command]
+
+    def stop(self):
+        self.server.process.kill()
+        self.server.stop()
+        self.namespace.stdin.close()
+        self.namespace.wait()
+
+
+def nfs(bench):
+    missing = [p for p in ("ganesha.nfsd", "rpcbind", "nsenter", "ip", "fio") if not machine.has(p)]
+    if missing or not machine.is_root():
+        return [f"Skipped: needs root, nfs-ganesha, rpcbind and fio (missing: {', '.join(missing) or 'root'}).", ""]
+    lines = []
+    for place, where, extra in (("memory", MEMORY, []), ("disk", bench.data, ["--fsync=64"])):
+        with tempfile.TemporaryDirectory(dir=where, prefix="blockwork-nfs-") as folder:
+            ganesha = Ganesha(folder, bench.run_folder)
+            try:
+                lines += measure(bench, ganesha, place, folder, extra)
+            finally:
+                ganesha.stop()
+    return lines
+
+
+def measure(bench, ganesha, place, folder, extra):
+    bytes_each = min(bench.file_bytes, 512 << 20)
+    with bench.starter() as starter:
+        peers = {}
+        for peer in (OURS, QSD):
+            path = f"{folder}/{peer}.img"
+            with open(path, "wb") as file:
+                file.truncate(bytes_each)
+            server = start(starter, ganesha, peer, path)
+            if server:
+                peers[peer] = server
+        rows = []
+        for load, rw, bs, depth in LOADS:
+            for rep in range(bench.reps):
+                for peer, server in peers.items():
+                    flushes = extra if "write" in rw else []
+                    one = lambda: client(bench, server, rw, bs, depth, flushes)  # noqa: E731, B023
+                    rows.append(bench.row({"load": load, "place": place}, peer, "fio", rep, one))
+        lines = table(f"MiB/s, depth 16, one connection on both sides, {place}", rows, ["load"], list(peers), "mibps", max,
+                      rivals=[QSD])
+        lines += table(f"Processor time of the NBD server, µs per I/O, {place}", rows, ["load"], list(peers), "server_us",
+                       min, rivals=[QSD])
+        counts = counted(bench, ganesha, peers) if place == "memory" else []
+        return lines + [machine.noise(rows), ""] + counts
+
+
+def start(starter, ganesha, peer, path):
+    name = f"{peer} nfs"
+    sock, log = starter.paths(name)
+    if peer == OURS:
+        command = [starter.blockwork, "serve", "--disk", f"nfs://127.0.0.1{path}", "--nbd", f"unix:{sock}", "--workers", "1"]
+        ready = Server.wait_for_ready_line
+    else:
+        folder, file = os.path.split(path)
+        where = f"driver=nfs,node-name=n0,server.type=inet,server.host=127.0.0.1,path={folder}/{file}"
+        command = ["qemu-storage-daemon", "--blockdev", where,
+                   "--nbd-server", f"addr.type=unix,addr.path={sock}", "--export", "type=nbd,id=e0,node-name=n0,name=,writable=on"]
+        ready = Server.wait_for_socket
+    return starter.start(name, command[0], lambda: ready(Server(name, ganesha.beside(command), log, sock)))
+
+
+def client(bench, server, rw, bs, depth, extra):
+    return clients.fio(["--ioengine=nbd", f"--uri=nbd+unix:///?socket={server.sock}", f"--rw={rw}", f"--bs={bs}",
+                        f"--iodepth={depth}", *extra], bench.seconds, server.pid)
+
+
+def counted(bench, ganesha, peers):
+    """WRITE calls and their sizes, for 32 MiB written in sequence in 4 KiB pieces: what reaches the server's file is
+    what the server was asked to write."""
+    lines = ["**pwrites of the NFS server for 32 MiB of 4 KiB sequential writes, depth 16**", "",
+             "| | pwrites | KiB each |", "| --- | --- | --- |"]
+    for peer, server in peers.items():
+        trace = f"{bench.run_folder}/{peer}.strace"
+        tracer = subprocess.Popen(["strace", "-f", "-qq", "-e", "trace=pwrite64,pwritev,pwritev2", "-o", trace,
+                                   "-p", str(ganesha.server.pid)], stderr=subprocess.PIPE)
+        subprocess.run(["fio", "--name=count", "--ioengine=nbd", f"--uri=nbd+unix:///?socket={server.sock}", "--rw=write",
+                        "--bs=4k", "--iodepth=16", "--size=32m", "--end_fsync=1"], capture_output=True, check=True)
+        tracer.terminate()
+        tracer.wait()
+        with open(trace, errors="replace") as file:
+            sizes = [int(found) for found in re.findall(r"= (\d+)$", file.read(), re.MULTILINE) if int(found) > 0]
+        if sizes:
+            lines.append(f"| {peer} | {len(sizes)} | {sum(sizes) / len(sizes) / 1024:.1f} |")
+    return lines + [""]
