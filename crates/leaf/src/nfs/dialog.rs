@@ -38,6 +38,8 @@ impl Dialog {
         for timeout in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
             sockopt::set_socket_timeout(&fd, timeout, Some(PATIENCE))?;
         }
+        // Each look at a disk is a connection of its own: its port is free again when it ends.
+        sockopt::set_socket_linger(&fd, Some(Duration::ZERO))?;
         // From the top, unlike the workers: so they meet seldom. Not permitted, or none free: any port will do.
         let bound = |port: u16| bind(&fd, &SocketAddr::new(any, port));
         let _ = RESERVED_PORTS.rev().map(bound).find(|bound| *bound != Err(rustix::io::Errno::ADDRINUSE));
