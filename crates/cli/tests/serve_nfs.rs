@@ -42,14 +42,14 @@ fn a_disk_on_a_server_holds_what_was_written_to_it() {
 fn a_server_that_crashes_and_one_that_hangs_lose_nothing() {
     let scratch = Scratch::new();
     let mut nfs = NfsServer::start(&scratch);
-    scratch.sparse("export/disk.img", 256 * MIB);
-    let server = serve(&scratch, &nfs, &nfs.url("disk.img", "?timeo=10"));
+    scratch.sparse("export/disk.img", 128 * MIB);
+    let server = serve(&scratch, &nfs, &nfs.url("disk.img", "?timeo=100"));
     let uri = scratch.uri("");
     let job = [
         "--rw=randwrite",
         "--bsrange=4k-64k",
         "--iodepth=16",
-        "--size=256m",
+        "--size=128m",
         "--verify=crc32c",
         "--fsync=64",
     ];
@@ -57,11 +57,11 @@ fn a_server_that_crashes_and_one_that_hangs_lose_nothing() {
     let mut fio = Background::start(fio(&scratch, &uri, &job).args(more));
     let written = || allocated(&scratch);
     for step in 1..=3 {
-        until("fio has written more", || written() > step * 32 * MIB);
+        until("fio has written more", || written() > step * 12 * MIB);
         assert!(fio.is_running(), "fio is too fast for this test");
         if step == 2 {
             nfs.freeze();
-            until("the silence is noticed", || server.said().matches("does not answer").count() >= 2);
+            until("the silence is noticed", || server.said().contains("has not answered"));
             nfs.thaw();
         } else {
             nfs.kill();
