@@ -18,9 +18,11 @@ use blockwork_memory::{Segment, Segments};
 use slab::Slab;
 
 use super::ids::Ids;
+use super::ledger::Record;
 use super::mapper::Mapper;
 use super::pages::words_of;
-use super::{Access, BackRing, EventChannel, Grants};
+use super::rings::Entry;
+use super::{Access, BackRing, EventChannel, Grants, Ledger};
 
 /// What a queue of the back end needs to know.
 #[derive(Clone, Debug)]
@@ -75,6 +77,7 @@ impl BackEnd {
 struct InFlight {
     id: u64,
     operation: Operation,
+    record: Record,
     /// What follows when the flush is done.
     then: Option<Bio>,
 }
@@ -96,8 +99,9 @@ pub struct BackPort<E: Env> {
     mapper: Mapper,
     requests: Slab<InFlight>,
     ids: Ids,
+    ledger: Option<Ledger>,
     /// A barrier that waits for what was taken before it.
-    held: Option<Request>,
+    held: Option<(Request, Record)>,
     /// A barrier is under way: its place in `requests`.
     barrier: Option<usize>,
     /// Answers that the front end does not know of.
@@ -127,6 +131,7 @@ impl<E: Env> BackPort<E> {
             requests: Slab::with_capacity(slots),
             ids: Ids::new(ring.slots()),
             ring,
+            ledger: None,
             held: None,
             barrier: None,
             answered: 0,
@@ -140,6 +145,13 @@ impl<E: Env> BackPort<E> {
         (port, BackEnd { shared })
     }
 
+    /// Keeps a ledger, and begins with what is left in it; the ring is to be [resumed](BackRing::resume) behind that.
+    #[must_use]
+    pub fn with_ledger(mut self, ledger: Ledger) -> BackPort<E> {
+        self.ledger = Some(ledger);
+        self
+    }
+
     /// Whether the next request may be taken.
     #[inline]
     fn accepts(&self) -> bool {
@@ -150,6 +162,7 @@ impl<E: Env> BackPort<E> {
         // Answers first: they make room.
         self.publish(cx);
         self.begin_barrier(cx);
+        self.take_left(cx);
         let mut budget = self.ring.slots();
         while self.accepts() {
             let pending = match self.ring.pending() {
@@ -173,25 +186,44 @@ impl<E: Env> BackPort<E> {
         self.publish(cx);
     }
 
+    /// Takes up what an earlier back end has left.
+    fn take_left(&mut self, cx: &mut Context<'_, E>) {
+        let mut taken = 0;
+        while self.accepts()
+            && let Some((record, entry)) = self.ledger.as_mut().and_then(Ledger::next_left)
+        {
+            taken += 1;
+            self.begin(cx, &entry, record);
+        }
+        self.count_taken(cx, taken);
+    }
+
     /// Takes up to `count` requests.
     fn take(&mut self, cx: &mut Context<'_, E>, count: u32) {
         let mut taken = 0;
         while taken < count && self.accepts() {
             taken += 1;
-            match self.ring.take() {
-                Ok(request) => self.begin(cx, request),
-                Err(malformed) => {
-                    log::debug!("xen: {}: {malformed}", self.config.name);
-                    self.answer(malformed.id, malformed.operation, malformed.status());
-                }
-            }
+            let entry = self.ring.take();
+            let record = self.ledger.as_mut().map_or(Record::NONE, |ledger| ledger.take(&entry));
+            self.begin(cx, &entry, record);
         }
+        self.count_taken(cx, taken);
+    }
+
+    fn count_taken(&self, cx: &mut Context<'_, E>, taken: u32) {
         if self.config.stats.taken(taken, cx.now()) {
             cx.ring_is_full(self.config.volume, &self.config.stats);
         }
     }
 
-    fn begin(&mut self, cx: &mut Context<'_, E>, request: Request) {
+    fn begin(&mut self, cx: &mut Context<'_, E>, entry: &Entry, record: Record) {
+        let request = match entry.decode() {
+            Ok(request) => request,
+            Err(malformed) => {
+                log::debug!("xen: {}: {malformed}", self.config.name);
+                return self.answer(malformed.id, malformed.operation, malformed.status(), record);
+            }
+        };
         if !self.ids.insert(request.id) {
             return self.break_off(&format_args!(
                 "id {:#x} is used by two requests at a time, expected one that is not under way",
@@ -199,13 +231,11 @@ impl<E: Env> BackPort<E> {
             ));
         }
         if matches!(request.kind, Kind::Direct(Direct::Barrier, _)) {
-            self.held = Some(request);
+            self.held = Some((request, record));
             return self.begin_barrier(cx);
         }
-        if let Err(Refusal(status, why)) = self.submit(cx, &request) {
-            log::debug!("xen: {}: request {:#x}: {why}", self.config.name, request.id);
-            self.ids.remove(request.id);
-            self.answer(request.id, request.operation(), status);
+        if let Err(refusal) = self.submit(cx, &request, record) {
+            self.refuse(&request, record, refusal);
         }
     }
 
@@ -214,19 +244,26 @@ impl<E: Env> BackPort<E> {
         if !self.requests.is_empty() {
             return;
         }
-        let Some(request) = self.held.take() else { return };
-        match self.submit(cx, &request) {
+        let Some((request, record)) = self.held.take() else { return };
+        match self.submit(cx, &request, record) {
             Ok(place) => self.barrier = Some(place),
-            Err(Refusal(status, why)) => {
-                log::debug!("xen: {}: barrier {:#x}: {why}", self.config.name, request.id);
-                self.ids.remove(request.id);
-                self.answer(request.id, request.operation(), status);
-            }
+            Err(refusal) => self.refuse(&request, record, refusal),
         }
     }
 
+    fn refuse(&mut self, request: &Request, record: Record, Refusal(status, why): Refusal) {
+        log::debug!("xen: {}: request {:#x}: {why}", self.config.name, request.id);
+        self.ids.remove(request.id);
+        self.answer(request.id, request.operation(), status, record);
+    }
+
     /// Submits what is asked for; where it stands in `requests`.
-    fn submit(&mut self, cx: &mut Context<'_, E>, request: &Request) -> Result<usize, Refusal> {
+    fn submit(
+        &mut self,
+        cx: &mut Context<'_, E>,
+        request: &Request,
+        record: Record,
+    ) -> Result<usize, Refusal> {
         let Request { sector, .. } = *request;
         let (bio, then) = match &request.kind {
             Kind::Discard { secure: true, .. } => {
@@ -250,7 +287,8 @@ impl<E: Env> BackPort<E> {
                 (self.data(op, sector)?, None)
             }
         };
-        let place = self.requests.insert(InFlight { id: request.id, operation: request.operation(), then });
+        let (id, operation) = (request.id, request.operation());
+        let place = self.requests.insert(InFlight { id, operation, record, then });
         cx.submit(self.config.volume, place as u64, bio);
         Ok(place)
     }
@@ -308,7 +346,10 @@ impl<E: Env> BackPort<E> {
     }
 
     #[inline]
-    fn answer(&mut self, id: u64, operation: Operation, status: Status) {
+    fn answer(&mut self, id: u64, operation: Operation, status: Status, record: Record) {
+        if let Some(ledger) = &mut self.ledger {
+            ledger.answer(record, self.ring.next_answer());
+        }
         self.ring.put(Response { id, operation, status });
         self.answered += 1;
     }
@@ -321,7 +362,11 @@ impl<E: Env> BackPort<E> {
         }
         self.config.stats.answered(self.answered, cx.now());
         self.answered = 0;
-        if self.ring.publish() {
+        let wanted = self.ring.publish();
+        if let Some(ledger) = &mut self.ledger {
+            ledger.published();
+        }
+        if wanted {
             self.channel.notify(cx);
         }
     }
@@ -331,7 +376,8 @@ impl<E: Env> BackPort<E> {
         self.broken = Some(reason.to_string());
     }
 
-    fn end(&mut self, cx: &Context<'_, E>) -> PortState {
+    fn end(&mut self, cx: &mut Context<'_, E>) -> PortState {
+        self.channel.close(cx);
         self.config.stats.closed(cx.now());
         let ended = self.broken.take().map_or(Ended::Closed, Ended::Broken);
         self.shared.ended.set(ended).expect("a port ends once");
@@ -368,12 +414,12 @@ impl<E: Env> Port<E> for BackPort<E> {
             cx.submit(self.config.volume, done.cookie, next);
             return;
         }
-        let InFlight { id, operation, .. } = self.requests.remove(place);
+        let InFlight { id, operation, record, .. } = self.requests.remove(place);
         if self.barrier == Some(place) {
             self.barrier = None;
         }
         self.ids.remove(id);
-        self.answer(id, operation, status(done.result));
+        self.answer(id, operation, status(done.result), record);
     }
 
     fn turn(&mut self, cx: &mut Context<'_, E>) -> PortState {

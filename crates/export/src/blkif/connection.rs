@@ -11,9 +11,11 @@
 //! ```
 //!
 //! Either end may go away and begin again; then the other lets go of the old rings first. A back end that comes up while the
-//! front end is connected waits for that: rings with answers of another back end do not tell which requests are open.
-//! (Linux' front end does not begin again by itself: there the tools take the device away and give it back.) Nothing here watches the store or
-//! has rings: whoever runs a device calls it when the other end's state has changed, and does what the step says.
+//! front end is connected has two ways. With the ledgers of the one before it ([`Ledger`](super::Ledger)) it goes on with the same
+//! rings ([`BackDevice::resume`]), and a front end sees nothing of it: Linux' needs that, since it takes a back end that closes
+//! for a disk that is gone. Without, it waits for the front end to begin again: the rings alone do not tell which requests are
+//! open. Nothing here watches the store or has rings: whoever runs a device calls it when the other end's state has changed, and
+//! does what the step says.
 
 use blockwork_engine::Volume;
 use blockwork_format::blkif::{
@@ -156,6 +158,29 @@ impl<S: Xenstore> BackDevice<S> {
         Ok(device)
     }
 
+    /// Goes on for a back end that is gone, with the rings that it had: says which. As after [`BackStep::Connect`], they are to
+    /// be mapped and served, then [`BackDevice::connected`] is to be said. Until then the front end hears of nothing.
+    ///
+    /// # Errors
+    /// The store, or the front end's keys.
+    pub fn resume(
+        store: S,
+        back: &str,
+        front: &str,
+        features: BackFeatures,
+    ) -> Result<(BackDevice<S>, FrontParameters), ConnectError> {
+        let mut device = BackDevice { folders: Folders::new(store, back, front), features, has_rings: true };
+        device.folders.state = XenbusState::InitWait;
+        let parameters = device.parameters()?;
+        Ok((device, parameters))
+    }
+
+    fn parameters(&self) -> Result<FrontParameters, ConnectError> {
+        let BackFeatures { max_ring_page_order, max_queues, .. } = self.features;
+        let limits = Limits { max_ring_page_order, max_queues };
+        self.folders.theirs(|read| FrontParameters::read(read, limits))
+    }
+
     fn offer(&mut self) -> Result<(), StoreError> {
         self.folders.publish(self.features.pairs())?;
         self.folders.switch(XenbusState::InitWait)
@@ -173,20 +198,16 @@ impl<S: Xenstore> BackDevice<S> {
     pub fn front_changed(&mut self) -> Result<BackStep, ConnectError> {
         let state = self.folders.state;
         match self.folders.their_state()? {
-            XenbusState::Initialised if state == XenbusState::InitWait => {
-                let BackFeatures { max_ring_page_order, max_queues, .. } = self.features;
-                let limits = Limits { max_ring_page_order, max_queues };
-                match self.folders.theirs(|read| FrontParameters::read(read, limits)) {
-                    Ok(parameters) => {
-                        self.has_rings = true;
-                        Ok(BackStep::Connect(parameters))
-                    }
-                    Err(error) => {
-                        self.refuse(&error.to_string())?;
-                        Err(error)
-                    }
+            XenbusState::Initialised if state == XenbusState::InitWait => match self.parameters() {
+                Ok(parameters) => {
+                    self.has_rings = true;
+                    Ok(BackStep::Connect(parameters))
                 }
-            }
+                Err(error) => {
+                    self.refuse(&error.to_string())?;
+                    Err(error)
+                }
+            },
             XenbusState::Initialising if self.has_rings => self.let_go(),
             XenbusState::Initialising if state == XenbusState::Closed => {
                 self.offer()?;
@@ -440,6 +461,21 @@ mod tests {
         assert_eq!(back.front_changed(), Ok(BackStep::Wait), "those rings are not its own");
         assert_eq!(front.back_changed(), Ok(FrontStep::Lost));
         connect(&mut front, &mut back);
+    }
+
+    #[test]
+    fn a_back_end_that_has_the_ledgers_goes_on_with_the_same_rings() {
+        let (store, mut front, mut back) = ends();
+        let before = connect(&mut front, &mut back);
+        drop(back); // killed: its state stays in the store
+        let (mut back, found) = BackDevice::resume(store, BACK, FRONT, features()).unwrap();
+        assert_eq!(found, before);
+        assert_eq!(front.back_changed(), Ok(FrontStep::Wait), "it hears of nothing");
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait));
+        back.connected(&PROPERTIES).unwrap();
+        assert_eq!(front.back_changed(), Ok(FrontStep::Wait));
+        front.close().unwrap();
+        assert_eq!(back.front_changed(), Ok(BackStep::Disconnect));
     }
 
     #[test]

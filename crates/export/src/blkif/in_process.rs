@@ -105,6 +105,10 @@ impl<E: Env> EventChannel<E> for Bell {
             cx.wake(port);
         }
     }
+
+    fn close(&mut self, _: &mut Context<'_, E>) {
+        self.mine.set(None);
+    }
 }
 
 /// A store of keys. Cloning gives another handle on the same one.

@@ -11,6 +11,7 @@
 //! | [`BackRing`], [`FrontRing`] | one end's view of a ring: indices, entries, whether to notify |
 //! | [`BackPort`] | a queue of the back end, a port of a worker |
 //! | [`FrontQueue`] | a queue of the front end, for whoever is the guest |
+//! | [`Ledger`] | what a queue of the back end has taken and not answered, for the back end that comes after it |
 //!
 //! Invariants:
 //! 1. The other end is hostile. What it writes to shared pages is copied out by one load for each word, and checked in
@@ -25,6 +26,7 @@ mod connection;
 mod front;
 mod ids;
 pub mod in_process;
+mod ledger;
 mod mapper;
 mod pages;
 mod rings;
@@ -37,8 +39,9 @@ use blockwork_memory::Segment;
 pub use back::{BackConfig, BackEnd, BackPort, Ended};
 pub use connection::{BackDevice, BackStep, ConnectError, FrontDevice, FrontStep, FrontWants, describe};
 pub use front::{FrontConfig, FrontQueue, Misbehaved, Refused};
+pub use ledger::{Ledger, NotALedger};
 pub use pages::{NotARing, SharedPages};
-pub use rings::{BackRing, FrontRing, RunAway};
+pub use rings::{BackRing, Entry, FrontRing, RunAway};
 
 /// The number of a grant: the one domain's permission for another to use one of its pages.
 pub type GrantRef = u32;
@@ -89,6 +92,8 @@ pub trait EventChannel<E: Env> {
     fn event(&mut self, cx: &mut Context<'_, E>, local: u32, completion: Completion);
     /// Rings at the other end.
     fn notify(&mut self, cx: &mut Context<'_, E>);
+    /// Listens no more: the port ends.
+    fn close(&mut self, cx: &mut Context<'_, E>);
 }
 
 /// A store of keys, by path. What changes is watched by whoever runs the two devices.

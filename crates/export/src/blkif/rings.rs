@@ -27,6 +27,35 @@ pub struct RunAway {
     pub most: u32,
 }
 
+/// An entry of a ring, copied out.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    abi: Abi,
+    bytes: [u8; REQUEST_BYTES_MAX],
+}
+
+impl Entry {
+    /// One that was copied out before.
+    pub(super) fn new(abi: Abi, bytes: [u8; REQUEST_BYTES_MAX]) -> Entry {
+        Entry { abi, bytes }
+    }
+
+    /// As it was in the ring, and zeros.
+    pub(super) fn bytes(&self) -> &[u8; REQUEST_BYTES_MAX] {
+        &self.bytes
+    }
+
+    /// What it asks for.
+    ///
+    /// # Errors
+    /// It breaks the protocol, and is to be answered so.
+    #[inline]
+    pub fn decode(&self) -> Result<Request, Malformed> {
+        let [a, b, c, d, ..] = self.bytes;
+        Request::decode(self.abi, &self.bytes[..request_len(self.abi, [a, b, c, d])])
+    }
+}
+
 /// The back end's view.
 #[derive(Debug)]
 pub struct BackRing {
@@ -48,9 +77,24 @@ impl BackRing {
         BackRing { pages, abi, slots, req_cons: start, rsp_prod: start, rsp_published: start }
     }
 
+    /// Goes on where an earlier back end was: so many requests were taken and are not answered.
+    ///
+    /// # Errors
+    /// The front end says that there are not as many, or more than fit beside them.
+    pub fn resume(&mut self, taken: u32) -> Result<(), RunAway> {
+        self.req_cons = self.rsp_prod.wrapping_add(taken);
+        self.pending().map(drop)
+    }
+
     /// Requests that fit.
     pub fn slots(&self) -> u32 {
         self.slots
+    }
+
+    /// The index of the next answer.
+    #[inline]
+    pub fn next_answer(&self) -> u32 {
+        self.rsp_prod
     }
 
     /// Requests that wait to be taken.
@@ -71,11 +115,8 @@ impl BackRing {
     }
 
     /// Takes the next one. To be called for as many as are [`pending`](BackRing::pending).
-    ///
-    /// # Errors
-    /// It breaks the protocol, and is to be answered so.
     #[inline]
-    pub fn take(&mut self) -> Result<Request, Malformed> {
+    pub fn take(&mut self) -> Entry {
         let at = self.abi.slot_at(self.req_cons, self.slots);
         self.req_cons = self.req_cons.wrapping_add(1);
         let mut bytes = [0; REQUEST_BYTES_MAX];
@@ -85,7 +126,7 @@ impl BackRing {
         let len = request_len(self.abi, first);
         bytes[..4].copy_from_slice(&first);
         self.pages.copy_out(at + 4, &mut bytes[4..len]);
-        Request::decode(self.abi, &bytes[..len])
+        Entry { abi: self.abi, bytes }
     }
 
     /// Puts in an answer to a request that was taken.
@@ -256,7 +297,7 @@ mod tests {
                 (0..64).for_each(|n| front.put(&flush(round * 64 + n)));
                 assert!(front.room() == 0 && front.publish());
                 assert_eq!(back.pending(), Ok(64));
-                let taken: Vec<_> = (0..64).map(|_| back.take().unwrap()).collect();
+                let taken: Vec<_> = (0..64).map(|_| back.take().decode().unwrap()).collect();
                 assert_eq!(taken[63], flush(round * 64 + 63));
                 assert_eq!(back.rearm(), Ok(false));
                 taken.iter().rev().for_each(|request| back.put(answer(*request)));
@@ -277,7 +318,7 @@ mod tests {
         assert!(front.publish(), "the back end sleeps");
         front.put(&flush(2));
         assert!(!front.publish(), "it has been woken, and has not gone to sleep again");
-        (0..2).for_each(|n| assert_eq!(back.take(), Ok(flush(n + 1))));
+        (0..2).for_each(|n| assert_eq!(back.take().decode(), Ok(flush(n + 1))));
         assert_eq!(back.rearm(), Ok(false));
         front.put(&flush(3));
         assert!(front.publish());
@@ -292,9 +333,14 @@ mod tests {
         let said = back.pending().unwrap_err().to_string();
         assert_eq!(said, "req_prod is 33, 33 entries ahead of 0, expected at most 32");
         shared.store(ring::REQ_PROD, 4, Ordering::Relaxed);
-        (0..4).for_each(|_| assert!(back.take().is_err(), "nobody has put these in"));
+        (0..4).for_each(|_| assert!(back.take().decode().is_err(), "nobody has put these in"));
         shared.store(ring::REQ_PROD, 3, Ordering::Relaxed);
         assert!(back.pending().is_err(), "it goes back below what was taken");
+        shared.store(ring::REQ_PROD, 4, Ordering::Relaxed);
+        let mut next = BackRing::new(shared.clone(), Abi::NATIVE);
+        assert!(next.resume(5).is_err(), "fewer were put in than are said to be taken");
+        next.resume(3).unwrap();
+        assert_eq!(next.pending(), Ok(1));
         let mut front = FrontRing::new(pages(1), Abi::NATIVE);
         front.put(&flush(1));
         front.publish();

@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    CounterTable, LeafId, LeafLayer, LeafSource, NodeId, RingStats, Sectors, Volume, VolumeId, Wait, Worker,
-    WorkerConfig,
+    CounterTable, LeafId, LeafLayer, LeafSource, NodeId, PortId, RingStats, Sectors, Volume, VolumeId, Wait,
+    Worker, WorkerConfig,
 };
 use blockwork_export::blkif::in_process::{Bell, Device, GrantTable, connect};
-use blockwork_export::blkif::{BackConfig, BackEnd, BackPort, BackRing, FrontRing, FrontWants, SharedPages};
+use blockwork_export::blkif::{
+    BackConfig, BackEnd, BackPort, BackRing, FrontRing, FrontWants, Ledger, SharedPages,
+};
 use blockwork_format::blkif::{Abi, PAGE_BYTES};
 use blockwork_memory::{Buffer, Segment};
 use blockwork_sim::{DeviceModel, SimEnv, World};
@@ -23,6 +25,9 @@ pub struct Rig {
     pub world: World,
     pub worker: Worker<SimEnv>,
     pub stats: Vec<Arc<RingStats>>,
+    /// The ring that was served last.
+    pub port: Option<PortId>,
+    source: Arc<dyn LeafSource>,
 }
 
 impl Rig {
@@ -36,12 +41,14 @@ impl Rig {
         change(&mut model);
         let device = world.add_device(model);
         let source: Arc<dyn LeafSource> = world.source(device);
-        let layer = LeafLayer::new(LeafId(0), NodeId(0), source.sectors(), source.limits().clone());
-        let volumes: Arc<[Volume]> = Arc::new([Volume::new("disk", Arc::new(layer), false)]);
-        let counters = Arc::new(CounterTable::new(1));
-        let config = WorkerConfig::new(volumes, Arc::new([(NodeId(0), source)]), counters);
-        let worker = Worker::new(world.env(), config);
-        Rig { world, worker, stats: Vec::new() }
+        let worker = worker(&world, &source);
+        Rig { world, worker, stats: Vec::new(), port: None, source }
+    }
+
+    /// Ends the worker with all that it has, and starts another; what the device was asked for, it does before that.
+    pub fn kill_worker(&mut self) {
+        self.worker = worker(&self.world, &self.source);
+        while self.world.step() {}
     }
 
     /// Both ends of a device on the volume.
@@ -103,9 +110,48 @@ impl Rig {
         let ring = BackRing::new(SharedPages::new(ring.pages).expect("one page"), Abi::Bits64);
         let (_, bell) = Bell::pair();
         let (port, end) = BackPort::new(config, ring, Box::new(bell), Box::new(grants.clone()));
-        self.worker.add_port(Box::new(port));
+        self.port = Some(self.worker.add_port(Box::new(port)));
         end
     }
+
+    /// Serves a ring that keeps a ledger, a new one or what another back end has left. How much that is.
+    pub fn resume(
+        &mut self,
+        pages: SharedPages,
+        abi: Abi,
+        memory: &Buffer,
+        grants: &GrantTable,
+        is_new: bool,
+    ) -> (BackEnd, u32) {
+        let mut ring = BackRing::new(pages, abi);
+        let stats = Arc::new(RingStats::new("ring", ring.slots()));
+        let ledger = if is_new {
+            Ledger::new(memory.clone(), ring.slots())
+        } else {
+            Ledger::resume(memory.clone(), abi, ring.slots(), ring.next_answer()).expect("our own")
+        };
+        let left = ledger.left();
+        ring.resume(left).expect("what was taken was put in");
+        let config = BackConfig {
+            name: "guest".to_owned(),
+            volume: VOLUME,
+            persistent: true,
+            max_indirect_segments: 0,
+            stats,
+        };
+        let (_, bell) = Bell::pair();
+        let (port, end) = BackPort::new(config, ring, Box::new(bell), Box::new(grants.clone()));
+        self.port = Some(self.worker.add_port(Box::new(port.with_ledger(ledger))));
+        (end, left)
+    }
+}
+
+fn worker(world: &World, source: &Arc<dyn LeafSource>) -> Worker<SimEnv> {
+    let layer = LeafLayer::new(LeafId(0), NodeId(0), source.sectors(), source.limits().clone());
+    let volumes: Arc<[Volume]> = Arc::new([Volume::new("disk", Arc::new(layer), false)]);
+    let counters = Arc::new(CounterTable::new(1));
+    let config = WorkerConfig::new(volumes, Arc::new([(NodeId(0), source.clone())]), counters);
+    Worker::new(world.env(), config)
 }
 
 /// Panics if a queue of the back end has ended.
