@@ -11,6 +11,9 @@
 //! `--pages N --reads M`, and `--kept` for pages that stay, run one of them only, for callgrind: what two lengths of run differ by
 //! is the same on every run, whatever else the machine does.
 
+#[path = "../../layer/benches/rig/mod.rs"]
+mod rig;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,64 +22,13 @@ use blockwork_export::blkif::in_process::{Bell, connect};
 use blockwork_export::blkif::{EventChannel, FrontQueue, FrontWants};
 use blockwork_format::blkif::Abi;
 use blockwork_memory::{Segment, Segments};
+use rig::{AtOnce, NoEnv, option};
 
 const SECTORS: u64 = 1 << 30;
 /// Reads of a measurement.
 const READS: u64 = 2_000_000;
 /// Measurements, of which the median counts.
 const REPEATS: usize = 5;
-
-struct AtOnce;
-impl Leaf for AtOnce {
-    fn submit(&mut self, _env: &mut dyn Env, _io: LeafIo<'_>) -> Submitted {
-        Submitted::Now(Ok(()))
-    }
-}
-
-struct Source {
-    limits: Limits,
-    shared: LeafShared,
-}
-impl LeafSource for Source {
-    fn open(&self) -> Box<dyn Leaf> {
-        Box::new(AtOnce)
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-    fn sectors(&self) -> Sectors {
-        Sectors(SECTORS)
-    }
-    fn name(&self) -> &str {
-        "null"
-    }
-    fn read_now(&self, _offset: u64, into: &mut [u8]) -> std::io::Result<()> {
-        into.fill(0);
-        Ok(())
-    }
-    fn shared(&self) -> &LeafShared {
-        &self.shared
-    }
-}
-
-struct NoEnv;
-struct Deaf;
-impl Notify for Deaf {
-    fn notify(&self) {}
-}
-impl Env for NoEnv {
-    fn now(&self) -> Nanos {
-        Nanos(1)
-    }
-    fn random(&mut self) -> u64 {
-        4
-    }
-    fn start(&mut self, _token: Token, _op: FileOp<'_>) {}
-    fn wait(&mut self, _wait: Wait, _out: &mut Vec<Completion>) {}
-    fn notifier(&self) -> Arc<dyn Notify> {
-        Arc::new(Deaf)
-    }
-}
 
 /// Keeps its ring full of random reads, with memory that it uses again.
 struct Guest {
@@ -125,8 +77,7 @@ impl Port<NoEnv> for Guest {
 /// Nanoseconds of a read.
 fn measure(ring_pages: u32, persistent: bool, reads: u64) -> f64 {
     let limits = Limits { nr_requests: 1024, merges: Merges::None, ..Limits::default() };
-    let source: Arc<dyn LeafSource> =
-        Arc::new(Source { limits: limits.clone(), shared: LeafShared::default() });
+    let source: Arc<dyn LeafSource> = Arc::new(AtOnce::null(Sectors(SECTORS), limits.clone()));
     let leaf = LeafLayer::new(LeafId(0), NodeId(0), Sectors(SECTORS), limits);
     let volume = Volume::new("null", Arc::new(leaf), false);
     let counters = Arc::new(CounterTable::new(1));
@@ -150,11 +101,6 @@ fn measure(ring_pages: u32, persistent: bool, reads: u64) -> f64 {
     let begun = Instant::now();
     worker.run().expect("nothing fails");
     begun.elapsed().as_nanos() as f64 / reads as f64
-}
-
-/// What stands behind an option.
-fn option(name: &str) -> Option<u64> {
-    std::env::args().skip_while(|arg| arg != name).nth(1)?.parse().ok()
 }
 
 fn main() {

@@ -12,9 +12,9 @@
 //! `--stack N --ios M [--nomerges K] [--write 1] [--sequential 1]` runs one stack only, for callgrind; 4 is the RAID10, 5 the snapshot, 6
 //! the origin.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod rig;
+
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
@@ -25,85 +25,14 @@ use blockwork_layer::md::{Array, ArrayConfig, ArrayState, Geometry, MemberConfig
 use blockwork_layer::snapshot::{Family, Features, Origin, Persistence, Snapshot, StoreConfig};
 use blockwork_layer::{Linear, Stripe, Striped};
 use blockwork_memory::{Segment, Segments};
+use rig::{AtOnce, NoEnv, allocations, option};
 
 const DEPTH: u64 = 32;
 const SECTORS: u64 = 1 << 30;
 
-/// Counts allocations.
-struct Counting;
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
 thread_local! {
     /// I/Os that have come back to this thread's worker.
     static DONE: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is handed to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: the caller keeps `alloc`'s contract.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps `dealloc`'s contract.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-struct Instant0;
-impl Leaf for Instant0 {
-    fn submit(&mut self, _env: &mut dyn Env, _io: LeafIo<'_>) -> Submitted {
-        Submitted::Now(Ok(()))
-    }
-}
-
-struct Source {
-    limits: Limits,
-    shared: LeafShared,
-}
-impl LeafSource for Source {
-    fn open(&self) -> Box<dyn Leaf> {
-        Box::new(Instant0)
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-    fn sectors(&self) -> Sectors {
-        Sectors(SECTORS)
-    }
-    fn name(&self) -> &str {
-        "null"
-    }
-    fn read_now(&self, _offset: u64, into: &mut [u8]) -> std::io::Result<()> {
-        into.fill(0);
-        Ok(())
-    }
-    fn shared(&self) -> &LeafShared {
-        &self.shared
-    }
-}
-
-struct NoEnv;
-struct Deaf;
-impl Notify for Deaf {
-    fn notify(&self) {}
-}
-impl Env for NoEnv {
-    fn now(&self) -> Nanos {
-        Nanos(1)
-    }
-    fn random(&mut self) -> u64 {
-        4
-    }
-    fn start(&mut self, _token: Token, _op: FileOp<'_>) {}
-    fn wait(&mut self, _wait: Wait, _out: &mut Vec<Completion>) {}
-    fn notifier(&self) -> Arc<dyn Notify> {
-        Arc::new(Deaf)
-    }
 }
 
 /// What a client does.
@@ -283,8 +212,7 @@ fn stand(layers: usize, nomerges: &str) -> Stand {
     };
     let volumes: Arc<[Volume]> = Arc::new([Volume::new("bench", top, false)]);
     let source = |i| {
-        let source: Arc<dyn LeafSource> =
-            Arc::new(Source { limits: limits.clone(), shared: LeafShared::default() });
+        let source: Arc<dyn LeafSource> = Arc::new(AtOnce::null(Sectors(SECTORS), limits.clone()));
         (NodeId(i), source)
     };
     let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> =
@@ -303,15 +231,12 @@ fn run(worker: &mut Worker<NoEnv>, ios: u64) {
 
 #[allow(clippy::disallowed_methods, reason = "what is measured here is real time")]
 fn main() {
-    let args: Vec<String> = std::env::args().collect();
-    let value =
-        |name: &str| args.iter().position(|arg| arg == name).map(|i| args[i + 1].parse::<u64>().unwrap());
-    if let Some(layers) = value("--stack") {
-        let nomerges = value("--nomerges").unwrap_or(0).to_string();
-        let op = if value("--write") == Some(1) { Op::Write } else { Op::Read };
-        let load = Load { op, sequential: value("--sequential") == Some(1), sectors: ORIGIN_SECTORS };
+    if let Some(layers) = option("--stack") {
+        let nomerges = option("--nomerges").unwrap_or(0).to_string();
+        let op = if option("--write") == Some(1) { Op::Write } else { Op::Read };
+        let load = Load { op, sequential: option("--sequential") == Some(1), sectors: ORIGIN_SECTORS };
         let mut worker = stand(usize::try_from(layers).unwrap(), &nomerges).worker(load);
-        run(&mut worker, value("--ios").unwrap_or(100_000));
+        run(&mut worker, option("--ios").unwrap_or(100_000));
         return;
     }
     println!("| stack | nomerges | ns per I/O | per layer added | allocations per I/O |");
@@ -375,7 +300,7 @@ fn together(stand: &Stand, workers: usize) -> f64 {
 fn measure(worker: &mut Worker<NoEnv>) -> (f64, f64) {
     const IOS: u64 = 2_000_000;
     run(worker, 200_000);
-    let allocated = ALLOCATIONS.load(Relaxed);
+    let allocated = allocations();
     // The least disturbed of several runs: what the code costs, not what the neighbours do.
     let times = (0..7).map(|_| {
         let start = Instant::now();
@@ -383,5 +308,5 @@ fn measure(worker: &mut Worker<NoEnv>) -> (f64, f64) {
         start.elapsed().as_nanos() as f64 / (IOS / 7) as f64
     });
     let best = times.fold(f64::MAX, f64::min);
-    (best, (ALLOCATIONS.load(Relaxed) - allocated) as f64 / IOS as f64)
+    (best, (allocations() - allocated) as f64 / IOS as f64)
 }

@@ -5,12 +5,15 @@
 //! ```text
 //!   cargo bench -p blockwork-layer --bench thin
 //! ```
+//!
+//! `--stand N --ios M [--write 1] [--blocks K]` runs one stand only, for callgrind: 0 is linear, 1 thin and mapped, 2 thin and a hole, 3
+//! zero. Of the mapped one, K blocks of 64 KiB are used: a map that fits the processor's caches costs less than one that does not.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+mod rig;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Barrier, Mutex};
+use std::sync::{Arc, Barrier};
 use std::time::Instant;
 
 use blockwork_engine::*;
@@ -20,6 +23,7 @@ use blockwork_format::{Source as _, Sparse};
 use blockwork_layer::thin::{CACHE_BYTES, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig};
 use blockwork_layer::{Linear, Zero};
 use blockwork_memory::{Segment, Segments};
+use rig::{AtOnce, NoEnv, allocations, option};
 
 const DEPTH: u64 = 32;
 
@@ -28,97 +32,9 @@ const BLOCKS: u64 = 1 << 19;
 const BLOCK: u64 = 128;
 const METADATA_BLOCKS: u64 = 32_768;
 
-/// Counts allocations.
-struct Counting;
-static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
-
 thread_local! {
     /// I/Os that have come back to this thread's worker.
     static DONE: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is handed to the system's allocator as it is.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Relaxed);
-        // SAFETY: the caller keeps `alloc`'s contract.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps `dealloc`'s contract.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// A leaf that keeps what is written, or one that does not.
-struct Source {
-    bytes: Option<Arc<Mutex<Vec<u8>>>>,
-    sectors: Sectors,
-    limits: Limits,
-    shared: LeafShared,
-}
-
-struct Handle(Option<Arc<Mutex<Vec<u8>>>>);
-
-impl Leaf for Handle {
-    fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
-        if let Some(bytes) = &self.0 {
-            let mut bytes = bytes.lock().expect("nothing panics while it is held");
-            let mut at = io.sector.bytes() as usize;
-            for segment in io.data {
-                match io.op {
-                    Op::Read => segment.write_at(0, &bytes[at..at + segment.len()]),
-                    _ => segment.read_at(0, &mut bytes[at..at + segment.len()]),
-                }
-                at += segment.len();
-            }
-        }
-        Submitted::Now(Ok(()))
-    }
-}
-
-impl LeafSource for Source {
-    fn open(&self) -> Box<dyn Leaf> {
-        Box::new(Handle(self.bytes.clone()))
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-    fn sectors(&self) -> Sectors {
-        self.sectors
-    }
-    fn name(&self) -> &str {
-        "bench"
-    }
-    fn read_now(&self, _offset: u64, into: &mut [u8]) -> std::io::Result<()> {
-        into.fill(0);
-        Ok(())
-    }
-    fn shared(&self) -> &LeafShared {
-        &self.shared
-    }
-}
-
-struct NoEnv;
-struct Deaf;
-impl Notify for Deaf {
-    fn notify(&self) {}
-}
-impl Env for NoEnv {
-    fn now(&self) -> Nanos {
-        Nanos(1)
-    }
-    fn random(&mut self) -> u64 {
-        4
-    }
-    fn start(&mut self, _token: Token, _op: FileOp<'_>) {}
-    fn wait(&mut self, _wait: Wait, _out: &mut Vec<Completion>) {}
-    fn notifier(&self) -> Arc<dyn Notify> {
-        Arc::new(Deaf)
-    }
 }
 
 /// What a client does.
@@ -220,18 +136,20 @@ fn stand(bytes: Option<Vec<u8>>, top: impl FnOnce([Arc<dyn Layer>; 2]) -> Arc<dy
     let node = |i| NodeInfo { name: format!("node{i}"), kind: NodeKind::Other("bench"), device: (253, i) };
     let stats = Stats::new((0..4).map(node).collect());
     let metadata = Sectors(METADATA_BLOCKS * BLOCK_SECTORS);
-    let sizes = [Sectors(BLOCKS * BLOCK), metadata];
-    let bytes = [None, bytes.map(|bytes| Arc::new(Mutex::new(bytes)))];
-    let mut leaves: Vec<(NodeId, Arc<dyn LeafSource>)> = Vec::new();
+    let disk = match bytes {
+        Some(bytes) => AtOnce::memory(bytes, limits()),
+        None => AtOnce::null(metadata, limits()),
+    };
+    let data = AtOnce::null(Sectors(BLOCKS * BLOCK), limits());
+    let leaves: [(NodeId, Arc<dyn LeafSource>); 2] =
+        [(NodeId(0), Arc::new(data)), (NodeId(1), Arc::new(disk))];
     let layers = [0u16, 1].map(|i| -> Arc<dyn Layer> {
-        let (sectors, bytes) = (sizes[usize::from(i)], bytes[usize::from(i)].clone());
-        let source = Source { bytes, sectors, limits: limits(), shared: LeafShared::default() };
-        leaves.push((NodeId(i), Arc::new(source)));
+        let sectors = leaves[usize::from(i)].1.sectors();
         Arc::new(LeafLayer::new(LeafId(i), NodeId(i), sectors, limits()))
     });
     Stand {
         volumes: Arc::new([Volume::new("bench", top(layers), false)]),
-        leaves: leaves.into(),
+        leaves: Arc::new(leaves),
         stats,
         quiescence: Quiescence::default(),
     }
@@ -299,10 +217,10 @@ fn compare(workers: &mut [Worker<NoEnv>]) -> Vec<(f64, f64)> {
     let mut best = vec![(f64::MAX, 0.0); workers.len()];
     for _ in 0..9 {
         for (worker, best) in workers.iter_mut().zip(&mut best) {
-            let (start, allocated) = (Instant::now(), ALLOCATIONS.load(Relaxed));
+            let (start, allocated) = (Instant::now(), allocations());
             run(worker, IOS);
             best.0 = best.0.min(start.elapsed().as_nanos() as f64 / IOS as f64);
-            best.1 = (ALLOCATIONS.load(Relaxed) - allocated) as f64 / IOS as f64;
+            best.1 = (allocations() - allocated) as f64 / IOS as f64;
         }
     }
     best
@@ -357,6 +275,13 @@ fn first_writes(job: Job, ios: u64, workers: u64) -> f64 {
 }
 
 fn main() {
+    if let Some(which) = option("--stand") {
+        let stand = [linear, || thin(true), || thin(false), zero][which as usize]();
+        let op = if option("--write") == Some(1) { Op::Write } else { Op::Read };
+        let sectors = option("--blocks").unwrap_or(BLOCKS) * BLOCK;
+        run(&mut stand.worker(Job { sectors, ..Job::random(op) }, 1), option("--ios").unwrap_or(100_000));
+        return;
+    }
     println!(
         "| 4 KiB random, depth 32 | ns per I/O | of | ns per I/O | times as fast | allocations per I/O |"
     );

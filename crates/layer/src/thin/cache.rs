@@ -2,13 +2,14 @@
 //!
 //! A page is what 256 neighbouring entries are: of level 0, where 256 blocks of a device lie; of level 1, which of 256 pages of
 //! level 0 map nothing, so that a large hole costs little memory. Pages are kept in sets of eight ways, as a processor keeps its
-//! cache: the key of a page says in which set it is, and one line of memory holds the keys of a set.
+//! cache: the key of a page says in which set it is. What a look-up costs is the lines of memory that it waits for, so they are few, and
+//! known early: one with the keys of a set, one with what is to know of the way, and that of the entry.
 //!
 //! Each frame has a version, which is odd while it is filled. Whoever reads an entry looks at the version before and afterwards: if it
 //! is the same and even, the entry is the page's. So nothing has to be reclaimed, and nobody waits for readers: whoever fills a
 //! frame may do so while others read it, and they find out. Single entries of a page that stays may be replaced at any time.
 //!
-//! Filling takes the set's lock. A set comes to be when something is put into it.
+//! Filling takes the set's lock. Memory comes to be with what is put into it: sets by the group, frames one by one.
 //!
 //! A page of level 0 has a time: that of its device's last snapshot, as of when the page was filled. Its word that a block is not shared
 //! counts only as long as that is still so; where blocks lie, it knows at any time.
@@ -52,38 +53,48 @@ impl Key {
     }
 }
 
-/// Laid out so that a look-up takes few lines of memory: keys, versions beside them, and the entry.
-#[repr(C, align(128))]
+#[repr(C, align(64))]
+#[derive(Default)]
 struct Set {
+    /// Of each way: the key of its page; 0: none yet.
     keys: [AtomicU64; WAYS],
-    /// Of each frame: odd while it is filled.
-    versions: [AtomicU64; WAYS],
-    /// Of each frame: the time of what is in it.
-    times: [AtomicU64; WAYS],
-    /// Of each frame: somebody has read it since the hand came by.
-    used: [AtomicBool; WAYS],
+    ways: [Way; WAYS],
     /// Where the search for a way to give up goes on.
     hand: Mutex<usize>,
-    frames: [Frame; WAYS],
+}
+
+/// A line of memory.
+#[repr(align(64))]
+#[derive(Default)]
+struct Way {
+    /// Odd while it is filled.
+    version: AtomicU64,
+    frame: OnceLock<Box<Frame>>,
+    /// The time of what is in it.
+    time: AtomicU64,
+    /// Somebody has read it since the hand came by.
+    used: AtomicBool,
 }
 
 type Frame = [AtomicU64; ENTRIES];
 
+/// Sets whose memory comes to be at once, so that the list of groups is short, and near.
+const GROUP: usize = 64;
+
 /// A page that was found; it may be given up for another one at any time.
 #[derive(Clone, Copy)]
 pub(super) struct Page<'a> {
+    way: &'a Way,
     frame: &'a Frame,
-    /// The frame's version, as it is now and as it was when the page was found.
-    now: &'a AtomicU64,
+    /// As it was when the page was found.
     version: u64,
-    time: &'a AtomicU64,
 }
 
 impl Page<'_> {
     /// Its time; that of another page, if it is no longer here.
     #[inline]
     pub fn time(&self) -> u64 {
-        self.time.load(Ordering::Relaxed)
+        self.way.time.load(Ordering::Relaxed)
     }
 
     /// Entry number `at`, below [`PAGE_ENTRIES`]; none: the page is no longer here.
@@ -92,60 +103,75 @@ impl Page<'_> {
         let entry = self.frame[(at % PAGE_ENTRIES) as usize].load(Ordering::Relaxed);
         // The entry is loaded before the version is looked at again; pairs with the fence in `fill`.
         fence(Ordering::Acquire);
-        (self.now.load(Ordering::Relaxed) == self.version).then_some(entry)
+        (self.way.version.load(Ordering::Relaxed) == self.version).then_some(entry)
     }
 }
 
 /// The cache.
 pub(super) struct MapCache {
-    sets: Box<[OnceLock<Box<Set>>]>,
+    groups: Box<[OnceLock<Box<[Set]>>]>,
+    /// Sets in all groups.
+    sets: usize,
 }
 
 impl std::fmt::Debug for MapCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let in_use = self.sets.iter().filter(|set| set.get().is_some()).count();
-        write!(f, "MapCache({in_use} of {} sets)", self.sets.len())
+        let in_use = self.groups.iter().filter(|group| group.get().is_some()).count();
+        write!(f, "MapCache({in_use} of {} groups)", self.groups.len())
     }
 }
 
 impl MapCache {
     /// A cache that takes at most so much memory; one set (17 KiB) if that is less.
     pub fn new(bytes: usize) -> MapCache {
-        let sets = (bytes / size_of::<Set>()).max(1);
-        // A power of two, so that a mask finds the set.
-        let sets = 1 << sets.ilog2();
-        MapCache { sets: (0..sets).map(|_| OnceLock::new()).collect() }
+        let sets = (bytes / (size_of::<Set>() + WAYS * size_of::<Frame>())).max(1);
+        MapCache { groups: (0..sets.div_ceil(GROUP)).map(|_| OnceLock::new()).collect(), sets }
+    }
+
+    /// In which group a key's set is, and where there.
+    #[inline]
+    fn place(&self, key: Key) -> (usize, usize) {
+        // The upper half of a product, in place of a remainder.
+        let set = (((key.hash() & u64::from(u32::MAX)) * self.sets as u64) >> 32) as usize;
+        (set / GROUP, set % GROUP)
     }
 
     #[inline]
-    fn place(&self, key: Key) -> &OnceLock<Box<Set>> {
-        &self.sets[key.hash() as usize & (self.sets.len() - 1)]
+    fn set(&self, key: Key) -> Option<&Set> {
+        let (group, within) = self.place(key);
+        self.groups[group].get()?.get(within)
+    }
+
+    fn make_set(&self, key: Key) -> &Set {
+        let (group, within) = self.place(key);
+        let make = || (group * GROUP..self.sets.min((group + 1) * GROUP)).map(|_| Set::default()).collect();
+        &self.groups[group].get_or_init(make)[within]
     }
 
     /// The page of that key, if it is here.
-    #[inline]
+    #[inline(always)]
     pub fn find(&self, key: Key) -> Option<Page<'_>> {
-        let set = self.place(key).get()?;
-        let way = set.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0)?;
-        let now = &set.versions[way];
-        let version = now.load(Ordering::Acquire);
+        let set = self.set(key)?;
+        let at = set.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0)?;
+        let way = &set.ways[at];
+        let version = way.version.load(Ordering::Acquire);
         // The key may have been replaced between the two: what is in the frame is known only together with its version.
-        if version & 1 != 0 || set.keys[way].load(Ordering::Relaxed) != key.0 {
+        if version & 1 != 0 || set.keys[at].load(Ordering::Relaxed) != key.0 {
             return None;
         }
-        if !set.used[way].load(Ordering::Relaxed) {
-            set.used[way].store(true, Ordering::Relaxed);
+        if !way.used.load(Ordering::Relaxed) {
+            way.used.store(true, Ordering::Relaxed);
         }
-        Some(Page { frame: &set.frames[way], now, version, time: &set.times[way] })
+        Some(Page { way, frame: way.frame.get()?, version })
     }
 
     /// Puts a page here, in the place of one that was not used lately: what `update` gives are its entries, the others are zeros. If it
     /// is here already, and has that time, the others stay as they are.
     pub fn update(&self, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
-        let set = self.place(key).get_or_init(Set::new);
+        let set = self.make_set(key);
         let mut hand = set.hand();
         match set.way(key) {
-            Some(way) if set.times[way].load(Ordering::Relaxed) == time => set.change(way, update),
+            Some(way) if set.ways[way].time.load(Ordering::Relaxed) == time => set.change(way, update),
             Some(way) => set.fill(way, key, time, update),
             None => set.fill(set.victim(&mut hand), key, time, update),
         }
@@ -153,25 +179,25 @@ impl MapCache {
 
     /// Changes entries of a page, if it is here and has that time; whether it is.
     pub fn change(&self, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) -> bool {
-        let Some(set) = self.place(key).get() else { return false };
+        let Some(set) = self.set(key) else { return false };
         let _hand = set.hand();
-        let way = set.way(key).filter(|way| set.times[*way].load(Ordering::Relaxed) == time);
+        let way = set.way(key).filter(|way| set.ways[*way].time.load(Ordering::Relaxed) == time);
         way.inspect(|way| set.change(*way, update)).is_some()
     }
 
     /// Puts an entry in the place of another one, if that is there, whatever the page's time.
     pub fn replace(&self, key: Key, at: u64, from: u64, to: u64) {
-        let Some(set) = self.place(key).get() else { return };
+        let Some(set) = self.set(key) else { return };
         let _hand = set.hand();
         if let Some(way) = set.way(key) {
-            let entry = &set.frames[way][at as usize % ENTRIES];
+            let entry = &set.ways[way].frame()[at as usize % ENTRIES];
             let _ = entry.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed);
         }
     }
 
     /// Forgets all pages.
     pub fn forget_all(&self) {
-        for set in self.sets.iter().filter_map(OnceLock::get) {
+        for set in self.groups.iter().filter_map(OnceLock::get).flatten() {
             let _hand = set.hand();
             (0..WAYS).for_each(|way| set.empty(way));
         }
@@ -179,7 +205,7 @@ impl MapCache {
 
     /// Makes entries of a page zeros, if it is here, whatever its time.
     pub fn clear(&self, key: Key, entries: std::ops::Range<u64>) {
-        let Some(set) = self.place(key).get() else { return };
+        let Some(set) = self.set(key) else { return };
         let _hand = set.hand();
         if let Some(way) = set.way(key) {
             set.change(way, |put| entries.for_each(|at| put(at, 0)));
@@ -187,18 +213,13 @@ impl MapCache {
     }
 }
 
-impl Set {
-    fn new() -> Box<Set> {
-        Box::new(Set {
-            keys: Default::default(),
-            versions: Default::default(),
-            times: Default::default(),
-            used: Default::default(),
-            hand: Mutex::new(0),
-            frames: std::array::from_fn(|_| std::array::from_fn(|_| AtomicU64::new(0))),
-        })
+impl Way {
+    fn frame(&self) -> &Frame {
+        self.frame.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))))
     }
+}
 
+impl Set {
     fn hand(&self) -> MutexGuard<'_, usize> {
         // Nothing panics while it is held.
         self.hand.lock().unwrap_or_else(PoisonError::into_inner)
@@ -211,7 +232,7 @@ impl Set {
 
     /// Changes entries of what is in a way. Under the set's lock.
     fn change(&self, way: usize, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
-        let entries = &self.frames[way];
+        let entries = self.ways[way].frame();
         update(&mut |at, entry| entries[at as usize % ENTRIES].store(entry, Ordering::Release));
     }
 
@@ -223,7 +244,7 @@ impl Set {
         loop {
             let way = *hand;
             *hand = (way + 1) % WAYS;
-            if !self.used[way].swap(false, Ordering::Relaxed) {
+            if !self.ways[way].used.swap(false, Ordering::Relaxed) {
                 return way;
             }
         }
@@ -231,9 +252,10 @@ impl Set {
 
     /// Replaces what is in a way. Under the set's lock.
     fn fill(&self, way: usize, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
-        self.replace(way, |frame| {
+        self.replace(way, |own| {
+            let frame = own.frame();
             self.keys[way].store(key.0, Ordering::Relaxed);
-            self.times[way].store(time, Ordering::Relaxed);
+            own.time.store(time, Ordering::Relaxed);
             frame.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
             update(&mut |at, entry| frame[at as usize % ENTRIES].store(entry, Ordering::Relaxed));
         });
@@ -245,15 +267,15 @@ impl Set {
     }
 
     /// Puts something else into a way: who reads the frame meanwhile finds that out. Under the set's lock.
-    fn replace(&self, way: usize, act: impl FnOnce(&Frame)) {
-        let now = &self.versions[way];
-        let version = now.load(Ordering::Relaxed);
-        now.store(version + 1, Ordering::Relaxed);
+    fn replace(&self, way: usize, act: impl FnOnce(&Way)) {
+        let own = &self.ways[way];
+        let version = own.version.load(Ordering::Relaxed);
+        own.version.store(version + 1, Ordering::Relaxed);
         // Whoever sees one of the stores that follow sees the odd version too; pairs with the fence in `Page::get`.
         fence(Ordering::Release);
-        act(&self.frames[way]);
+        act(own);
         // What is read once makes room before what is read again.
-        self.used[way].store(false, Ordering::Relaxed);
-        now.store(version + 2, Ordering::Release);
+        own.used.store(false, Ordering::Relaxed);
+        own.version.store(version + 2, Ordering::Release);
     }
 }

@@ -26,5 +26,12 @@ impl Mapped {
     }
 }
 
+/// The data block of an entry that leads to one with all its content, for a write: one that is nobody else's.
+#[inline(always)]
+pub(super) fn settled(entry: u64, is_write: bool) -> Option<u64> {
+    let obstacles = 2 + u64::from(is_write);
+    if entry & obstacles == 0 { (entry / STEP).checked_sub(1) } else { None }
+}
+
 /// The entry of a page of level 1 for a page that maps nothing; 0: not known.
 pub(super) const HOLE: u64 = 1;

@@ -11,7 +11,7 @@ use blockwork_format::{FormatError, Source};
 
 use super::cache::{Key, PAGE_ENTRIES};
 use super::device::Device;
-use super::entry::{HOLE, Mapped, STEP};
+use super::entry::{HOLE, Mapped, STEP, settled};
 use super::pool::{LOADS, Pool};
 
 /// How far a hole is followed when a page is filled: as far as a page of the second level goes.
@@ -29,9 +29,16 @@ pub(super) struct Run {
 }
 
 impl Pool {
+    /// Where a block lies in which everything is as it should be, the way of almost all I/O; none: [`Pool::look_up`] says what is the matter.
+    #[inline(always)]
+    pub(super) fn settled(&self, device: &Device, block: u64, is_write: bool) -> Option<u64> {
+        let found = self.cache.find(Key::new(device.slot, 0, block / PAGE_ENTRIES))?;
+        let is_outdated = is_write && found.time() != device.snapshotted();
+        settled(found.get(block % PAGE_ENTRIES)?, is_write).filter(|_| !is_outdated)
+    }
+
     /// The run that begins with `block`, of `most` blocks at most; none: the map has to be read first. Only a write asks whether it is
     /// outdated.
-    #[inline]
     pub(super) fn look_up(&self, device: &Device, block: u64, most: u64, is_write: bool) -> Option<Run> {
         let (page, within) = (block / PAGE_ENTRIES, block % PAGE_ENTRIES);
         let most = most.min(PAGE_ENTRIES - within);

@@ -113,8 +113,19 @@ impl Volume {
         Ok(())
     }
 
+    /// Where a span goes that lies within one block, if nothing is the matter with that.
+    #[inline(always)]
+    fn straight(&self, span: Span) -> Option<Sector> {
+        let size = self.pool.block.get();
+        let (block, within) = self.pool.block.divide(span.sector.0);
+        if within + span.nr.0 > size {
+            return None;
+        }
+        let data = self.pool.settled(&self.device, block, span.op != Op::Read)?;
+        Some(Sector(data * size + within))
+    }
+
     /// Hands a span on, run by run.
-    #[inline]
     fn map(
         &self,
         span: Span,
@@ -125,7 +136,7 @@ impl Volume {
         let mut rest = span;
         loop {
             let (block, within) = self.pool.block.divide(rest.sector.0);
-            let most = (within + rest.nr.0).div_ceil(size);
+            let most = self.pool.block.divide((within + rest.nr.0).saturating_sub(1)).0 + 1;
             let Some(run) = self.pool.look_up(&self.device, block, most, span.op != Op::Read) else {
                 return Err(self.defer(rest, Reason::ReadMap));
             };
@@ -141,13 +152,11 @@ impl Volume {
         }
     }
 
-    #[inline]
     fn pass(&self, mapped: Mapped, piece: &Piece, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let to = Sector(mapped.block * self.pool.block.get() + piece.within);
         cx.pass(self.shape.node, piece.span.sector, &**self.pool.data.get(), piece.span.moved_to(to))
     }
 
-    #[inline]
     fn read(&self, piece: Piece, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         match piece.run.at {
             None => self.unmapped(piece.span, cx),
@@ -157,7 +166,6 @@ impl Volume {
     }
 
     /// A write, or write-zeroes.
-    #[inline]
     fn write(&self, piece: Piece, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         match piece.run.at {
             Some(mapped) if !(mapped.is_shared || mapped.is_filling || piece.run.is_outdated) => {
@@ -226,6 +234,13 @@ impl Layer for Thin {
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let volume = &*self.0;
+        if matches!(span.op, Op::Read | Op::Write)
+            && !span.flags.has(Flags::FUA)
+            && let Some(to) = volume.straight(span)
+        {
+            let data = &**volume.pool.data.get();
+            return cx.pass(volume.shape.node, span.sector, data, span.moved_to(to));
+        }
         match span.op {
             Op::Read => return volume.map(span, cx, Volume::read),
             Op::Write => volume.map(span, cx, Volume::write)?,

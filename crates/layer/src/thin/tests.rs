@@ -100,7 +100,12 @@ proptest! {
         let metadata = metadata(map.clone());
         let (pool, device) = pool(&metadata, 0);
         for (block, most) in places {
-            prop_assert_eq!(run(&pool, &metadata, &device, block, most).0, by_hand(&map, block, most), "{}", block);
+            let run = run(&pool, &metadata, &device, block, most).0;
+            prop_assert_eq!(run, by_hand(&map, block, most), "{}", block);
+            for is_write in [false, true] {
+                let settled = run.at.filter(|at| !is_write || !at.is_shared).map(|at| at.block);
+                prop_assert_eq!(pool.settled(&device, block, is_write), settled, "{} {}", block, is_write);
+            }
         }
     }
 }

@@ -1,0 +1,131 @@
+//! What the benches of the engine share: leaves that complete at once, an environment in which nothing happens, and an allocator
+//! that counts.
+//!
+//! Not of this crate only: the export crate's benches take it too.
+
+#![allow(dead_code, reason = "no bench uses all of it")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+
+use blockwork_engine::*;
+
+/// Hands everything to the system's allocator, and counts.
+pub struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+/// How often memory was allocated, since the program began.
+pub fn allocations() -> u64 {
+    ALLOCATIONS.load(Relaxed)
+}
+
+// SAFETY: everything is handed to the system's allocator as it is.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller keeps `alloc`'s contract.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps `dealloc`'s contract.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// What a leaf of memory holds; all who have opened it share it.
+type Content = Arc<Mutex<Vec<u8>>>;
+
+/// A leaf that completes at once, and keeps what is written or touches no data at all.
+pub struct AtOnce {
+    content: Option<Content>,
+    sectors: Sectors,
+    limits: Limits,
+    shared: LeafShared,
+}
+
+impl AtOnce {
+    /// One that touches no data.
+    pub fn null(sectors: Sectors, limits: Limits) -> AtOnce {
+        AtOnce { content: None, sectors, limits, shared: LeafShared::default() }
+    }
+
+    /// One that holds that.
+    pub fn memory(bytes: Vec<u8>, limits: Limits) -> AtOnce {
+        let sectors = Sectors(bytes.len() as u64 / SECTOR);
+        AtOnce { content: Some(Arc::new(Mutex::new(bytes))), ..AtOnce::null(sectors, limits) }
+    }
+}
+
+impl LeafSource for AtOnce {
+    fn open(&self) -> Box<dyn Leaf> {
+        Box::new(Handle(self.content.clone()))
+    }
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+    fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    fn name(&self) -> &str {
+        "bench"
+    }
+    fn read_now(&self, _offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        into.fill(0);
+        Ok(())
+    }
+    fn shared(&self) -> &LeafShared {
+        &self.shared
+    }
+}
+
+struct Handle(Option<Content>);
+
+impl Leaf for Handle {
+    fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        if let Some(content) = &self.0 {
+            let mut bytes = content.lock().expect("nothing panics while it is held");
+            let mut at = io.sector.bytes() as usize;
+            for segment in io.data {
+                match io.op {
+                    Op::Read => segment.write_at(0, &bytes[at..at + segment.len()]),
+                    _ => segment.read_at(0, &mut bytes[at..at + segment.len()]),
+                }
+                at += segment.len();
+            }
+        }
+        Submitted::Now(Ok(()))
+    }
+}
+
+/// An environment in which no time passes and nothing comes in.
+pub struct NoEnv;
+
+struct Deaf;
+
+impl Notify for Deaf {
+    fn notify(&self) {}
+}
+
+impl Env for NoEnv {
+    fn now(&self) -> Nanos {
+        Nanos(1)
+    }
+    fn random(&mut self) -> u64 {
+        4
+    }
+    fn start(&mut self, _token: Token, _op: FileOp<'_>) {}
+    fn wait(&mut self, _wait: Wait, _out: &mut Vec<Completion>) {}
+    fn notifier(&self) -> Arc<dyn Notify> {
+        Arc::new(Deaf)
+    }
+}
+
+/// The number behind an option of the command line.
+pub fn option(name: &str) -> Option<u64> {
+    std::env::args().skip_while(|arg| arg != name).nth(1)?.parse().ok()
+}
