@@ -317,13 +317,14 @@ impl Running {
 }
 
 fn print_stats(stats: &Stats, json: bool) {
-    let snapshot = stats.snapshot();
+    let (snapshot, rings, locks) = (stats.snapshot(), stats.rings(), stats.locks());
     if json {
-        let report = report::Report::new(&snapshot).with_rings(&stats.rings());
-        eprintln!("{}", report.with_linearize(&stats.linearize()).json());
+        let report = report::Report::new(&snapshot).with_rings(&rings).with_linearize(&stats.linearize());
+        eprintln!("{}", report.with_locks(&locks).json());
     } else {
         let linearize = report::linearize_table(&stats.linearize(), &snapshot);
-        eprint!("{}{}{linearize}", report::table(&snapshot), report::ring_table(&stats.rings()));
+        let (rings, locks) = (report::ring_table(&rings), report::lock_table(&locks));
+        eprint!("{}{rings}{linearize}{locks}", report::table(&snapshot));
     }
 }
 

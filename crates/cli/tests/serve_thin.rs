@@ -3,7 +3,10 @@
 
 mod support;
 
+use std::collections::BTreeMap;
 use std::path::Path;
+
+use serde_json::Value;
 
 use support::nbd::{load, nbdload, python};
 use support::{Background, Scratch, output, run, tool, until};
@@ -243,6 +246,35 @@ print(a.pread(32 * block, 0) == b'a' * 32 * block)
     dumped(&scratch);
     let said = scratch.refused(["--table", &table, "--set", "dm/a:no_space_timeout=1"]);
     assert!(said.contains("dm/a, a device of the kind thin, has no such setting"), "{said}");
+}
+
+/// How often the locks of the pool were taken, by name, while a server ran on which a client did that with the volume `a`.
+fn pool_locks(scratch: &Scratch, table: &str, what: &str) -> BTreeMap<String, u64> {
+    let server = scratch.serve(["--table", table, "--workers", "1", "--stats", "--json"]);
+    python(&format!("a, block = connect({:?}), 65536\n{what}", scratch.uri("dm/a")));
+    let said = server.stop().stderr;
+    let report: Value = said.lines().find_map(|line| serde_json::from_str(line).ok()).expect("statistics");
+    let locks = report["locks"].as_array().expect("locks were taken").iter();
+    let name = |lock: &Value| lock["name"].as_str().expect("a name").to_owned();
+    let of_pool = locks.filter(|lock| name(lock).starts_with("dm/pool: "));
+    of_pool.map(|lock| (name(lock), lock["acquisitions"].as_u64().expect("a number"))).collect()
+}
+
+#[test]
+fn the_locks_of_a_pool_are_told_of_and_none_is_taken_for_what_is_mapped() {
+    let scratch = Scratch::new();
+    pool(&scratch, 64);
+    let table = table(&scratch, 64, "");
+    let written = pool_locks(&scratch, &table, "a.pwrite(b'a' * 32 * block, 0)\na.flush()\n");
+    for lock in ["metadata", "editor", "requests", "map cache"] {
+        assert!(written.get(&format!("dm/pool: {lock}")).is_some_and(|n| *n > 0), "{lock}: {written:?}");
+    }
+    let [once, often] = [1, 50].map(|times| {
+        let reads = format!("for n in range({times}):\n    a.pread(32 * block, 0)\n");
+        pool_locks(&scratch, &table, &reads)
+    });
+    assert!(once["dm/pool: editor"] > 0, "the map was read: {once:?}");
+    assert_eq!(once, often);
 }
 
 /// Promises in nbdload's log so far.

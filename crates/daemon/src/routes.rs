@@ -92,9 +92,11 @@ fn get(state: &ControlState, path: &str, query: &str) -> Answer {
     match path {
         "/v1/status" => json_of(&state.status()),
         "/v1/stats" => {
-            let report = Report::new(&state.stats.snapshot())
-                .with_rings(&state.stats.rings())
-                .with_linearize(&state.stats.linearize());
+            let stats = &state.stats;
+            let report = Report::new(&stats.snapshot())
+                .with_rings(&stats.rings())
+                .with_linearize(&stats.linearize())
+                .with_locks(&stats.locks());
             whole(ok, JSON, report.json().into_bytes())
         }
         ARRAYS => json_of(&ArrayList { arrays: state.arrays.list() }),

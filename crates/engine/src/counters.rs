@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::bio::Op;
 use crate::layer::NodeId;
 use crate::linearize::{self, Choices, LinearizeSnapshot};
+use crate::lock::{LockSnapshot, Locks};
 use crate::ring::{RingSnapshot, RingStats, Rings};
 use crate::units::Nanos;
 
@@ -321,12 +322,19 @@ pub struct Stats {
     added: Mutex<Vec<NodeInfo>>,
     workers: Mutex<Vec<Arc<CounterTable>>>,
     rings: Rings,
+    locks: Locks,
 }
 
 impl Stats {
     /// Counters for these nodes: a [`NodeId`] is an index into them.
     pub fn new(nodes: Vec<NodeInfo>) -> Stats {
-        Stats { nodes, added: Mutex::default(), workers: Mutex::default(), rings: Rings::default() }
+        Stats {
+            nodes,
+            added: Mutex::default(),
+            workers: Mutex::default(),
+            rings: Rings::default(),
+            locks: Locks::default(),
+        }
     }
     /// The nodes that there were from the beginning.
     pub fn nodes(&self) -> &[NodeInfo] {
@@ -369,6 +377,14 @@ impl Stats {
     pub fn linearize(&self) -> Vec<LinearizeSnapshot> {
         let workers = self.workers.lock().expect("no holder of this lock panics");
         linearize::snapshot(workers.iter().map(|table| &table.choices))
+    }
+    /// Whom [`Stats::locks`] asks.
+    pub fn watch_locks(&self, source: impl Fn() -> Vec<LockSnapshot> + Send + Sync + 'static) {
+        self.locks.watch(Box::new(source));
+    }
+    /// The locks that workers share and that were ever taken; those that were waited for most come first.
+    pub fn locks(&self) -> Vec<LockSnapshot> {
+        self.locks.snapshot()
     }
     /// The sum over all workers of one counter.
     pub fn get(&self, node: NodeId, counter: Counter) -> u64 {

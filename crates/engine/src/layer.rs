@@ -18,6 +18,7 @@ use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Event, Payload, Reason, Tracer};
 use crate::leaf::LeafId;
 use crate::limits::Limits;
+use crate::lock::LockSnapshot;
 use crate::notes::{Notes, Watch};
 use crate::task::TaskContext;
 use crate::units::{Nanos, Sector, Sectors};
@@ -155,6 +156,10 @@ pub trait Layer: Send + Sync + Debug {
     /// How it is now, in the words of `dmsetup status`, where its target has any.
     fn status(&self) -> Option<String> {
         None
+    }
+    /// What is known of the locks that it has; those of layers below they tell themselves. Two that tell of one lock call it the same.
+    fn locks(&self) -> Vec<LockSnapshot> {
+        Vec::new()
     }
     /// The layers directly below; none for what ends a stack.
     fn below(&self) -> Vec<Arc<dyn Layer>> {

@@ -7,6 +7,7 @@ use blockwork_memory::Segment;
 use crate::bio::{Errno, Flags, Op};
 use crate::env::{Completion, Env, Token};
 use crate::limits::Limits;
+use crate::lock::LockSnapshot;
 use crate::turn::Turns;
 use crate::units::{Sector, Sectors};
 
@@ -114,6 +115,10 @@ pub struct LeafShared {
 }
 
 impl LeafShared {
+    /// What is known of the lock that all handles share.
+    pub fn locks(&self, leaf: &str) -> LockSnapshot {
+        self.flush_turns.snapshot(format!("{leaf}: flush"))
+    }
     /// A flush failed: nothing that was written since the last one is known to be safe, so writing stops (invariant 5
     /// of the crate). Returns whether this was the first to say so.
     pub fn fail(&self) -> bool {

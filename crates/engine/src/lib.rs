@@ -27,6 +27,7 @@ mod layer;
 mod leaf;
 mod limits;
 mod linearize;
+mod lock;
 mod notes;
 mod port;
 mod queue;
@@ -54,6 +55,7 @@ pub use layer::{
 pub use leaf::{Allocation, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 pub use limits::{Limits, Merges, SettingError};
 pub use linearize::{Boundaries, Linearize, LinearizeSnapshot, RequestClass, Verdict, Way};
+pub use lock::{Lock, LockSnapshot, Times};
 pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};
 pub use quiesce::Quiescence;

@@ -14,10 +14,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use std::task::{Poll, Waker};
 
 use crate::env::Notify;
+use crate::lock::{Lock, LockSnapshot};
 
 /// What the workers of one server share so that a slow path can wait for all of them. Cloning shares it.
 #[derive(Clone, Default)]
@@ -26,7 +27,7 @@ pub struct Quiescence(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     epoch: AtomicU64,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 #[derive(Default)]
@@ -52,8 +53,12 @@ impl fmt::Debug for Quiescence {
 
 impl Quiescence {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Nothing panics while it is held.
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
+    }
+
+    /// What is known of the lock that is taken where somebody waits.
+    pub fn locks(&self) -> LockSnapshot {
+        self.0.state.snapshot("workers: quiescence")
     }
 
     /// One more worker.

@@ -9,8 +9,8 @@ use std::collections::BinaryHeap;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 use blockwork_memory::{Pool, Segment, Segments};
@@ -20,6 +20,7 @@ use crate::bio::{Bio, Errno};
 use crate::core::Owner;
 use crate::env::Notify;
 use crate::layer::{Layer, NodeId, Span};
+use crate::lock::{Lock, LockSnapshot, tell_time};
 use crate::quiesce::Quiescence;
 use crate::turn::Turn;
 use crate::units::Nanos;
@@ -207,10 +208,16 @@ struct Task {
 }
 
 /// Tasks that were woken, possibly from another thread.
-struct Ready {
-    queue: Mutex<Vec<usize>>,
+pub(crate) struct Ready {
+    queue: Lock<Vec<usize>>,
     any: AtomicBool,
     notify: Arc<dyn Notify>,
+}
+
+impl Ready {
+    pub(crate) fn snapshot(&self, name: String) -> LockSnapshot {
+        self.queue.snapshot(name)
+    }
 }
 
 struct TaskWaker {
@@ -220,7 +227,7 @@ struct TaskWaker {
 
 impl Wake for TaskWaker {
     fn wake(self: Arc<Self>) {
-        self.ready.queue.lock().expect("no holder of this lock panics").push(self.task);
+        self.ready.queue.lock().push(self.task);
         self.ready.any.store(true, Ordering::Release); // pairs with the swap in `run`
         self.ready.notify.notify();
     }
@@ -235,12 +242,16 @@ impl Executor {
             timer_count: Cell::default(),
             stopping: Cell::default(),
         };
-        let ready = Ready { queue: Mutex::default(), any: AtomicBool::new(false), notify };
+        let ready = Ready { queue: Lock::default(), any: AtomicBool::new(false), notify };
         Executor {
             tasks: Slab::new(),
             ready: Arc::new(ready),
             context: TaskContext { shared: Rc::new(shared), pool, quiescence, written: None },
         }
+    }
+
+    pub(crate) fn ready(&self) -> &Arc<Ready> {
+        &self.ready
     }
 
     pub(crate) fn context(&self) -> &TaskContext {
@@ -252,7 +263,7 @@ impl Executor {
         let task = entry.key();
         let waker = Waker::from(Arc::new(TaskWaker { task, ready: self.ready.clone() }));
         entry.insert(Task { future: Box::pin(future), waker });
-        self.ready.queue.lock().expect("no holder of this lock panics").push(task);
+        self.ready.queue.lock().push(task);
         self.ready.any.store(true, Ordering::Release);
     }
 
@@ -286,6 +297,7 @@ impl Executor {
     /// Tells the time to tasks, and wakes those whose time has come.
     #[inline]
     pub(crate) fn set_time(&mut self, now: Nanos) {
+        tell_time(now);
         if self.tasks.is_empty() {
             self.context.shared.now.set(now);
             return;
@@ -304,7 +316,7 @@ impl Executor {
         if !self.ready.any.swap(false, Ordering::AcqRel) {
             return false;
         }
-        let ready = std::mem::take(&mut *self.ready.queue.lock().expect("no holder of this lock panics"));
+        let ready = std::mem::take(&mut *self.ready.queue.lock());
         for id in ready {
             // A task that has finished may have been woken once more: nothing to do then.
             let Some(task) = self.tasks.get_mut(id) else { continue };

@@ -2,6 +2,7 @@
 //!
 //! Strictly in order, so that a run in the simulator is the same each time and nobody starves: whoever ends a turn gives
 //! it to the one that has waited longest. (Libraries' async locks let latecomers overtake, by the clock.)
+//! How often turns were taken and waited for, and how long, is counted: see [`lock`](crate::lock).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -9,6 +10,9 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+
+use crate::lock::{LockSnapshot, Times, time};
+use crate::units::Nanos;
 
 /// Who may go on with something that only one may do at a time. Cloning shares it.
 #[derive(Clone, Default)]
@@ -21,10 +25,17 @@ struct State {
     waiting: VecDeque<(u64, Waker)>,
     /// Whose turn it is, given to a waiter that has not been polled since.
     given_to: Option<u64>,
+    acquisitions: u64,
+    contentions: u64,
+    waits: Times,
+    holds: Times,
 }
 
 /// The right to go on; dropped, it is the next one's.
-pub struct Turn(Turns);
+pub struct Turn {
+    turns: Turns,
+    since: Option<Nanos>,
+}
 
 impl Turns {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -39,12 +50,29 @@ impl Turns {
             return None;
         }
         state.taken = true;
-        Some(Turn(self.clone()))
+        state.acquisitions += 1;
+        Some(self.turn())
+    }
+
+    fn turn(&self) -> Turn {
+        Turn { turns: self.clone(), since: time() }
     }
 
     /// Waits for the turn.
     pub fn take(&self) -> Taking {
-        Taking { turns: self.clone(), number: None }
+        Taking { turns: self.clone(), number: None, asked: None }
+    }
+
+    /// What was counted.
+    pub fn snapshot(&self, name: impl Into<String>) -> LockSnapshot {
+        let state = self.state();
+        LockSnapshot {
+            name: name.into(),
+            contentions: state.contentions,
+            acquisitions: state.acquisitions,
+            waits: Some(state.waits),
+            holds: Some(state.holds),
+        }
     }
 }
 
@@ -57,7 +85,8 @@ impl fmt::Debug for Turns {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut state = self.0.state();
+        let mut state = self.turns.state();
+        state.holds.add(self.since);
         match state.waiting.pop_front() {
             None => state.taken = false,
             Some((number, waker)) => {
@@ -74,6 +103,8 @@ pub struct Taking {
     turns: Turns,
     /// Our number in the queue, once we are in it.
     number: Option<u64>,
+    /// When it came to the queue.
+    asked: Option<Nanos>,
 }
 
 impl Future for Taking {
@@ -84,20 +115,24 @@ impl Future for Taking {
         match self.number {
             None if !state.taken => {
                 state.taken = true;
+                state.acquisitions += 1;
                 drop(state);
-                return Poll::Ready(Turn(turns));
+                return Poll::Ready(turns.turn());
             }
             None => {
                 let number = state.next_number;
                 state.next_number += 1;
+                state.contentions += 1;
                 state.waiting.push_back((number, cx.waker().clone()));
-                self.number = Some(number);
+                (self.number, self.asked) = (Some(number), time());
             }
             Some(number) if state.given_to == Some(number) => {
                 state.given_to = None;
+                state.acquisitions += 1;
+                state.waits.add(self.asked);
                 self.number = None;
                 drop(state);
-                return Poll::Ready(Turn(turns));
+                return Poll::Ready(turns.turn());
             }
             Some(number) => {
                 let ours = state.waiting.iter_mut().find(|(waiting, _)| *waiting == number);
@@ -117,7 +152,7 @@ impl Drop for Taking {
             // It was given to us while we went away: pass it on.
             state.given_to = None;
             drop(state);
-            drop(Turn(self.turns.clone()));
+            drop(Turn { turns: self.turns.clone(), since: None });
         }
     }
 }
@@ -125,6 +160,7 @@ impl Drop for Taking {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::tell_time;
 
     fn poll(taking: &mut Pin<Box<Taking>>) -> Option<Turn> {
         match taking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
@@ -159,5 +195,26 @@ mod tests {
         drop(second); // it was given to this one
         assert!(poll(&mut third).is_some());
         assert!(turns.try_take().is_some());
+    }
+
+    #[test]
+    fn waits_and_holds_are_timed_by_the_workers_turns() {
+        let turns = Turns::default();
+        tell_time(Nanos(100));
+        let first = turns.try_take().unwrap();
+        let mut second = Box::pin(turns.take());
+        assert!(poll(&mut second).is_none());
+        tell_time(Nanos(107));
+        drop(first);
+        tell_time(Nanos(110));
+        let held = poll(&mut second).unwrap();
+        drop(held);
+        drop(turns.try_take());
+        let snapshot = turns.snapshot("pool");
+        assert_eq!((snapshot.contentions, snapshot.acquisitions), (1, 3));
+        let times = |count, min, max, total| {
+            Some(Times { count, min: Nanos(min), max: Nanos(max), total: Nanos(total) })
+        };
+        assert_eq!((snapshot.waits, snapshot.holds), (times(1, 10, 10, 10), times(3, 0, 7, 7)));
     }
 }

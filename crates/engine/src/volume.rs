@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use crate::layer::{Layer, NodeId};
+use crate::layer::{Layer, NodeId, topmost_first};
 use crate::limits::Limits;
+use crate::lock::LockSnapshot;
 use crate::turn::Turns;
 use crate::units::Sectors;
 
@@ -45,6 +46,12 @@ impl Volume {
     /// The stacked limits.
     pub fn limits(&self) -> &Limits {
         self.root.limits()
+    }
+    /// What is known of its own lock, and those of all layers of its stack.
+    pub fn locks(&self) -> Vec<LockSnapshot> {
+        let own = self.modify.snapshot(format!("{}: unaligned writes", self.name));
+        let layers = topmost_first([self.root.clone()]);
+        layers.iter().flat_map(|layer| layer.locks()).chain([own]).collect()
     }
     /// Its node in counters and traces.
     pub fn node(&self) -> NodeId {

@@ -4,8 +4,8 @@
 //! tasks, unplug the queues, and give finished bios to their ports; last, let every port that was touched send what it
 //! has gathered. So one wake-up takes many requests, submits them together and answers them together.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use blockwork_memory::{Pool, Segments};
 
@@ -17,9 +17,10 @@ use crate::event::Tracer;
 use crate::gather::{Gatherer, Waiting};
 use crate::layer::{Layer, NodeId, topmost_first};
 use crate::leaf::{LeafId, LeafSource, WriteTap};
+use crate::lock::{Lock, LockSnapshot};
 use crate::port::{Context, Port, PortId, PortState};
 use crate::quiesce::Quiescence;
-use crate::task::{Reply, TaskContext};
+use crate::task::{Ready, Reply, TaskContext};
 use crate::units::Nanos;
 use crate::volume::{Volume, VolumeId};
 
@@ -74,16 +75,12 @@ type Message<E> = Box<dyn FnOnce(&mut Worker<E>) + Send>;
 
 struct Inbox<E: Env> {
     /// None: the worker has ended.
-    messages: Mutex<Option<Vec<Message<E>>>>,
+    messages: Lock<Option<Vec<Message<E>>>>,
+    /// Tasks that others may wake.
+    tasks: Arc<Ready>,
     any: AtomicBool,
     stop: AtomicBool,
     notify: Arc<dyn Notify>,
-}
-
-impl<E: Env> Inbox<E> {
-    fn messages(&self) -> MutexGuard<'_, Option<Vec<Message<E>>>> {
-        self.messages.lock().expect("no holder of this lock panics")
-    }
 }
 
 /// Speaks to a worker from any thread.
@@ -100,12 +97,18 @@ impl<E: Env> Clone for WorkerHandle<E> {
 impl<E: Env> WorkerHandle<E> {
     /// Runs `act` on the worker, soon. Dropped unrun if the worker has ended.
     pub fn run(&self, act: impl FnOnce(&mut Worker<E>) + Send + 'static) {
-        match &mut *self.inbox.messages() {
+        match &mut *self.inbox.messages.lock() {
             Some(messages) => messages.push(Box::new(act)),
             None => return,
         }
         self.inbox.any.store(true, Ordering::Release); // pairs with the swap in `take_messages`
         self.inbox.notify.notify();
+    }
+
+    /// What is known of the locks under which others leave it something; `worker` is what it is called there.
+    pub fn locks(&self, worker: &str) -> [LockSnapshot; 2] {
+        let (messages, tasks) = (format!("{worker}: messages"), format!("{worker}: tasks"));
+        [self.inbox.messages.snapshot(messages), self.inbox.tasks.snapshot(tasks)]
     }
 
     /// Asks the worker to end: its ports are drained, its leaves flushed, then [`Worker::run`] returns.
@@ -140,7 +143,7 @@ pub struct Worker<E: Env> {
 impl<E: Env> Drop for Worker<E> {
     /// Who waits for what a message carries with it hears that it does not come: it is dropped.
     fn drop(&mut self) {
-        let unread = self.inbox.messages().take();
+        let unread = self.inbox.messages.lock().take();
         drop(unread);
     }
 }
@@ -160,7 +163,8 @@ impl<E: Env> Worker<E> {
         };
         let core = Core::new(parts, notify.clone());
         let inbox = Inbox {
-            messages: Mutex::new(Some(Vec::new())),
+            messages: Lock::new(Some(Vec::new())),
+            tasks: core.executor.ready().clone(),
             any: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             notify,
@@ -326,7 +330,7 @@ impl<E: Env> Worker<E> {
 
     fn take_messages(&mut self) {
         if self.inbox.any.swap(false, Ordering::AcqRel) {
-            let messages = self.inbox.messages().as_mut().map(std::mem::take);
+            let messages = self.inbox.messages.lock().as_mut().map(std::mem::take);
             for message in messages.into_iter().flatten() {
                 message(self);
             }

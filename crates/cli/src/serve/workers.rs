@@ -81,7 +81,26 @@ impl Workers {
         let mut assembly = assembly;
         assembly.begin_to_serve();
         let (served, assembly) = (Arc::new(served), Arc::new(Mutex::new(assembly)));
-        Ok(Workers { served, handles, stats, hub, log, assembly, threads, on_end })
+        let workers = Workers { served, handles, stats, hub, log, assembly, threads, on_end };
+        workers.watch_locks(quiescence);
+        Ok(workers)
+    }
+
+    /// Has the statistics tell of all locks that the workers share, as long as there is something to be served.
+    fn watch_locks(&self, quiescence: Quiescence) {
+        let (served, assembly) = (Arc::downgrade(&self.served), Arc::downgrade(&self.assembly));
+        let handles = self.handles.clone();
+        self.stats.watch_locks(move || {
+            let (Some(served), Some(assembly)) = (served.upgrade(), assembly.upgrade()) else {
+                return Vec::new();
+            };
+            let leaves = assembly.lock().unwrap_or_else(PoisonError::into_inner).leaves();
+            let flushes = leaves.iter().map(|(_, leaf)| leaf.shared().locks(leaf.name()));
+            let workers = handles.iter().enumerate().flat_map(|(n, one)| one.locks(&format!("worker {n}")));
+            let volumes = served.all();
+            let layers = volumes.iter().flat_map(|(_, volume)| volume.locks());
+            layers.chain(flushes).chain(workers).chain([quiescence.locks()]).collect()
+        });
     }
 
     /// Has the layers take up what is due: an array its resync.

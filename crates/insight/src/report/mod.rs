@@ -1,6 +1,7 @@
 //! Statistics of every node, for people and programs.
 //!
-//! [`table`], [`ring_table`] and [`linearize_table`] are what `serve --stats` prints. [`Report`] is the JSON of `/v1/stats`; its field names are kept stable.
+//! [`table`], [`ring_table`], [`linearize_table`] and [`lock_table`] are what `serve --stats` prints. [`Report`] is the JSON of
+//! `/v1/stats`; its field names are kept stable.
 //! [`prometheus`] is `/metrics`. All of them come from one [`Snapshot`] of the engine's counters, which is not a moment
 //! frozen: counters of workers that run move on while they are read.
 //!
@@ -8,6 +9,7 @@
 //! high.
 
 mod linearize;
+mod locks;
 mod prometheus;
 mod rings;
 mod table;
@@ -15,10 +17,11 @@ mod table;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-use blockwork_engine::{Histogram, LinearizeSnapshot, RingSnapshot, Snapshot};
+use blockwork_engine::{Histogram, LinearizeSnapshot, LockSnapshot, RingSnapshot, Snapshot};
 use blockwork_format::escape;
 
 pub use linearize::{LinearizeReport, linearize_table};
+pub use locks::{LockReport, TimesReport, lock_table};
 pub use prometheus::prometheus;
 pub use rings::{RingReport, ring_table, rings_prometheus};
 pub use table::table;
@@ -40,6 +43,9 @@ pub struct Report {
     /// What was found out about requests of several elements; left out where there was none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub linearize: Vec<LinearizeReport>,
+    /// Locks that workers share; left out where none was ever taken.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub locks: Vec<LockReport>,
 }
 
 /// One node.
@@ -103,7 +109,7 @@ impl Report {
                 .filter_map(|(class, histogram)| Some(((*class).to_owned(), LatencyReport::of(histogram)?)))
                 .collect(),
         });
-        Report { nodes: nodes.collect(), rings: Vec::new(), linearize: Vec::new() }
+        Report { nodes: nodes.collect(), rings: Vec::new(), linearize: Vec::new(), locks: Vec::new() }
     }
 
     /// With the rings of clients ([`Stats::rings`](blockwork_engine::Stats::rings)).
@@ -114,6 +120,11 @@ impl Report {
     /// With what was found out by `linearize=auto` ([`Stats::linearize`](blockwork_engine::Stats::linearize)).
     pub fn with_linearize(self, classes: &[LinearizeSnapshot]) -> Report {
         Report { linearize: classes.iter().map(LinearizeReport::from).collect(), ..self }
+    }
+
+    /// With the locks of the engine ([`Stats::locks`](blockwork_engine::Stats::locks)).
+    pub fn with_locks(self, locks: &[LockSnapshot]) -> Report {
+        Report { locks: locks.iter().map(LockReport::from).collect(), ..self }
     }
 
     /// As one line of JSON.

@@ -1,7 +1,7 @@
 //! One set of counters in all three forms.
 
 use super::*;
-use blockwork_engine::{Counter, Nanos, NodeId, NodeInfo, NodeKind, Op, Stats};
+use blockwork_engine::{Counter, Nanos, NodeId, NodeInfo, NodeKind, Op, Stats, Times};
 
 /// A volume with a hostile name, and a leaf that did nothing.
 fn stats() -> Stats {
@@ -91,4 +91,51 @@ fn prometheus_text_has_one_line_per_sample_and_cumulative_buckets() {
     let at = |le: f64| buckets.iter().find(|(bound, _)| *bound >= le).unwrap().1;
     assert_eq!((at(1e-6), at(1e-4), at(4.0), at(f64::INFINITY)), (98.0, 99.0, 100.0, 100.0));
     assert!(text.contains(r#",op="read"} 100"#), "{text}");
+}
+
+/// A lock that was waited for and timed, with a hostile name, and one that is counted only.
+fn locks() -> Vec<LockSnapshot> {
+    let times =
+        |count, min, max, total| Some(Times { count, min: Nanos(min), max: Nanos(max), total: Nanos(total) });
+    let timed = LockSnapshot {
+        name: "vg/p\u{1b}: metadata".into(),
+        contentions: 2,
+        acquisitions: 8,
+        waits: times(2, 1_100, 310_420, 311_520),
+        holds: times(7, 0, 2_000_000, 7_000_000),
+    };
+    let counted = LockSnapshot {
+        name: "worker 0: tasks".into(),
+        contentions: 0,
+        acquisitions: 5,
+        waits: None,
+        holds: None,
+    };
+    vec![timed, counted]
+}
+
+#[test]
+fn locks_have_the_columns_of_lock_stat() {
+    let text = lock_table(&locks());
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let columns = "locks, us contentions waittime-min waittime-max waittime-total waittime-avg acquisitions holdtime-min \
+                   holdtime-max holdtime-total holdtime-avg";
+    assert_eq!(lines[0].join(" "), columns);
+    let timed = "vg/p\\u{1b}: metadata 2 1.10 310.42 311.52 155.76 8 0.00 2000.00 7000.00 1000.00";
+    assert_eq!(lines[1].join(" "), timed);
+    assert_eq!(lines[2].join(" "), "worker 0: tasks 0 - - - - 5 - - - -");
+    assert_eq!(lock_table(&[]), "");
+}
+
+#[test]
+fn json_has_the_locks_if_there_are_any() {
+    let report = Report::new(&stats().snapshot());
+    assert!(!report.json().contains("\"locks\""));
+    let report = report.with_locks(&locks());
+    let json = report.json();
+    assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
+    let wait =
+        r#""contentions":2,"acquisitions":8,"wait_ns":{"min":1100,"max":310420,"total":311520,"avg":155760}"#;
+    assert!(json.contains(wait), "{json}");
+    assert!(json.contains(r#"{"name":"worker 0: tasks","contentions":0,"acquisitions":5}"#), "{json}");
 }

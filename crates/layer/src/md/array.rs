@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockwork_engine::{
-    Cure, Defer, Failure, Layer, Limits, NodeId, Preparation, Reason, Resolver, SECTOR, Sector, Sectors,
-    Shape, Span, TaskContext, Turns,
+    Cure, Defer, Failure, Layer, Limits, LockSnapshot, NodeId, Preparation, Reason, Resolver, SECTOR, Sector,
+    Sectors, Shape, Span, TaskContext, Turns,
 };
 
 use super::devices::{Devices, Holders};
@@ -435,6 +435,10 @@ impl Layer for Array {
         self.record.as_ref()?;
         let array = self.itself();
         Some(Box::pin(async move { array.put_to_rest(&cx).await }))
+    }
+
+    fn locks(&self) -> Vec<LockSnapshot> {
+        vec![self.turns.snapshot(format!("{}: state", self.name))]
     }
 
     fn below(&self) -> Vec<Arc<dyn Layer>> {

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use blockwork_engine::{Errno, Layer, SECTOR, Sector, Sectors, Turns};
+use blockwork_engine::{Errno, Layer, LockSnapshot, SECTOR, Sector, Sectors, Turns};
 
 use super::ahead::Ahead;
 use super::copy::Share;
@@ -136,6 +136,12 @@ impl Family {
         let (turns, wanted, batches) = (Turns::default(), Mutex::default(), AtomicU64::new(0));
         let (ahead, pending) = (Mutex::default(), Mutex::default());
         Arc::new(Family { origin, stores, turns, wanted, ahead, pending, batches })
+    }
+
+    /// What is known of the lock that all of them share.
+    pub(super) fn locks(&self) -> Vec<LockSnapshot> {
+        let name = self.stores.first().map_or("", |store| &store.name);
+        vec![self.turns.snapshot(format!("{name} and its family: copies"))]
     }
 
     /// How many snapshots there are.

@@ -11,8 +11,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Defer, Errno, Layer, Limits, NodeId, Op, Preparation, Reason, Resolver, Sector, Sectors, Shape, Span,
-    TaskContext,
+    Defer, Errno, Layer, Limits, LockSnapshot, NodeId, Op, Preparation, Reason, Resolver, Sector, Sectors,
+    Shape, Span, TaskContext,
 };
 
 use super::copy::preparation;
@@ -122,6 +122,9 @@ impl Layer for Merging {
         Some(self.merge.status().to_string())
     }
     /// The stores too: what is flushed, or closed, of an origin goes for what keeps its snapshots right.
+    fn locks(&self) -> Vec<LockSnapshot> {
+        self.merge.family.locks()
+    }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         let family = &self.merge.family;
         let stores = family.stores.iter().map(|store| store.layer.clone());

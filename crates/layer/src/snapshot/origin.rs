@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Defer, Errno, Layer, NodeId, Op, Preparation, Reason, Resolver, Sectors, Shape, Span, TaskContext,
+    Defer, Errno, Layer, LockSnapshot, NodeId, Op, Preparation, Reason, Resolver, Sectors, Shape, Span,
+    TaskContext,
 };
 
 use super::copy::preparation;
@@ -59,6 +60,9 @@ impl Layer for Origin {
         preparation(self.family.clone(), want, cx)
     }
     /// The stores too: what is flushed, or closed, of an origin goes for what keeps its snapshots right.
+    fn locks(&self) -> Vec<LockSnapshot> {
+        self.family.locks()
+    }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         let stores = self.family.stores.iter().map(|store| store.layer.clone());
         std::iter::once(self.family.origin.clone()).chain(stores).collect()

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Defer, Errno, Flags, Layer, Limits, NodeId, Op, Preparation, Reason, Resolver, Sector, Sectors, Shape,
-    Span, TaskContext,
+    Defer, Errno, Flags, Layer, Limits, LockSnapshot, NodeId, Op, Preparation, Reason, Resolver, Sector,
+    Sectors, Shape, Span, TaskContext,
 };
 
 use super::copy::preparation;
@@ -122,6 +122,9 @@ impl Layer for Snapshot {
     }
     fn status(&self) -> Option<String> {
         self.family.status(self.nth).map(|status| status.to_string())
+    }
+    fn locks(&self) -> Vec<LockSnapshot> {
+        self.family.locks()
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         vec![self.family.origin.clone(), self.store().layer.clone()]

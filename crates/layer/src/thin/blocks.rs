@@ -4,9 +4,9 @@
 //! the same block is dropped.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
-use blockwork_engine::{Errno, Layer, Sector, Sectors, TaskContext};
+use blockwork_engine::{Errno, Layer, Lock, LockSnapshot, Sector, Sectors, TaskContext};
 use blockwork_format::thin::edit::Blocks;
 use blockwork_format::thin::{BLOCK_BYTES, BLOCK_SECTORS, Block, read_block};
 use blockwork_format::{FormatError, Source};
@@ -19,7 +19,7 @@ const KEPT_MAX: usize = 2048;
 /// The blocks.
 #[derive(Debug, Default)]
 pub(super) struct MetadataBlocks {
-    kept: Mutex<Kept>,
+    kept: Lock<Kept>,
 }
 
 #[derive(Debug, Default)]
@@ -87,8 +87,12 @@ impl Blocks for MetadataBlocks {
 
 impl MetadataBlocks {
     fn kept(&self) -> MutexGuard<'_, Kept> {
-        // Nothing panics while it is held.
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
+    }
+
+    /// What is known of its lock.
+    pub fn locks(&self, name: String) -> LockSnapshot {
+        self.kept.snapshot(name)
     }
 
     /// Reads a block that is not here.

@@ -15,7 +15,9 @@
 //! counts only as long as that is still so; where blocks lie, it knows at any time.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{MutexGuard, OnceLock};
+
+use blockwork_engine::{Lock, LockSnapshot};
 
 /// Entries of a page.
 pub(super) const PAGE_ENTRIES: u64 = 256;
@@ -60,7 +62,7 @@ struct Set {
     keys: [AtomicU64; WAYS],
     ways: [Way; WAYS],
     /// Where the search for a way to give up goes on.
-    hand: Mutex<usize>,
+    hand: Lock<usize>,
 }
 
 /// A line of memory.
@@ -195,6 +197,12 @@ impl MapCache {
         }
     }
 
+    /// What is known of the locks of all sets.
+    pub fn locks(&self, name: String) -> LockSnapshot {
+        let sets = self.groups.iter().filter_map(OnceLock::get).flatten();
+        LockSnapshot::sum(name, sets.map(|set| set.hand.snapshot("")))
+    }
+
     /// Forgets all pages.
     pub fn forget_all(&self) {
         for set in self.groups.iter().filter_map(OnceLock::get).flatten() {
@@ -221,8 +229,7 @@ impl Way {
 
 impl Set {
     fn hand(&self) -> MutexGuard<'_, usize> {
-        // Nothing panics while it is held.
-        self.hand.lock().unwrap_or_else(PoisonError::into_inner)
+        self.hand.lock()
     }
 
     /// Where a page is. Under the set's lock.

@@ -23,9 +23,9 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
-use blockwork_engine::{Errno, Watch};
+use blockwork_engine::{Errno, Lock, LockSnapshot, Watch};
 
 use super::bell::Bell;
 use super::cache::{Key, MapCache, PAGE_ENTRIES};
@@ -68,7 +68,7 @@ struct Fill {
 /// The table, by data blocks.
 #[derive(Debug, Default)]
 pub(super) struct Fills {
-    blocks: Mutex<BTreeMap<u64, Fill>>,
+    blocks: Lock<BTreeMap<u64, Fill>>,
     /// How many there are: the look that costs nothing.
     count: AtomicUsize,
     changed: Bell,
@@ -92,8 +92,12 @@ type Table<'a> = MutexGuard<'a, BTreeMap<u64, Fill>>;
 
 impl Fills {
     fn blocks(&self) -> Table<'_> {
-        // Nothing panics while it is held.
-        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.blocks.lock()
+    }
+
+    /// What is known of its lock.
+    pub fn locks(&self, name: String) -> LockSnapshot {
+        self.blocks.snapshot(name)
     }
 
     /// Rung whenever a part changes.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use blockwork_engine::{Errno, Layer, Sectors, TaskContext, Turns};
+use blockwork_engine::{Errno, Layer, Lock, LockSnapshot, Sectors, TaskContext, Turns};
 use blockwork_format::Source;
 use blockwork_format::thin::edit::{Blocks, EditError, Editor};
 use blockwork_format::thin::{Superblock, metadata_blocks};
@@ -39,7 +39,7 @@ pub struct Pool {
     pub(super) cache: Arc<MapCache>,
     pub(super) fills: Arc<Fills>,
     pub(super) blocks: MetadataBlocks,
-    editor: Mutex<Editor>,
+    editor: Lock<Editor>,
     pub(super) loads: [Turns; LOADS],
     /// Who may change the metadata.
     pub(super) turns: Turns,
@@ -51,7 +51,7 @@ pub struct Pool {
     /// All up to this transaction are on stable storage.
     pub(super) durable: AtomicU64,
     devices: Mutex<Devices>,
-    books: Mutex<Books>,
+    books: Lock<Books>,
     itself: Weak<Pool>,
 }
 
@@ -116,7 +116,7 @@ impl Pool {
             cache: Arc::new(MapCache::new(cache_bytes)),
             fills: Arc::default(),
             blocks: MetadataBlocks::default(),
-            editor: Mutex::new(editor),
+            editor: Lock::new(editor),
             loads: Default::default(),
             turns: Turns::default(),
             requests: Requests::default(),
@@ -125,7 +125,7 @@ impl Pool {
             transaction: AtomicU64::new(1),
             durable: AtomicU64::new(0),
             devices: Mutex::default(),
-            books: Mutex::new(Books { why_read_only, ..Books::default() }),
+            books: Lock::new(Books { why_read_only, ..Books::default() }),
             itself: itself.clone(),
         }))
     }
@@ -140,18 +140,34 @@ impl Pool {
         self.mode.get()
     }
 
+    /// What is known of its locks.
+    pub(super) fn locks(&self) -> Vec<LockSnapshot> {
+        let name = |what: &str| format!("{}: {what}", self.name);
+        let loads = self.loads.iter().map(|turns| turns.snapshot(""));
+        vec![
+            self.turns.snapshot(name("metadata")),
+            LockSnapshot::sum(name("pages being read"), loads),
+            self.editor.snapshot(name("editor")),
+            self.books.snapshot(name("books")),
+            self.fills.locks(name("blocks being filled")),
+            self.requests.locks(name("requests")),
+            self.blocks.locks(name("metadata blocks")),
+            self.cache.locks(name("map cache")),
+        ]
+    }
+
     pub(super) fn itself(&self) -> Arc<Pool> {
         self.itself.upgrade().expect("who calls a pool has it")
     }
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn editor(&self) -> MutexGuard<'_, Editor> {
-        self.editor.lock().unwrap_or_else(PoisonError::into_inner)
+        self.editor.lock()
     }
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock()
     }
 
     /// Does something with the metadata; what it lacks of it is read first.

@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use blockwork_engine::{Errno, Flags, Op, Sector, Taking, Turn, Turns};
+use blockwork_engine::{Errno, Flags, Lock, LockSnapshot, Op, Sector, Taking, Turn, Turns};
 
 use super::fill::Part;
 use super::target::Volume;
@@ -116,7 +116,7 @@ pub(super) struct Flush {
 
 /// What waits.
 #[derive(Debug, Default)]
-pub(super) struct Requests(Mutex<Waiting>);
+pub(super) struct Requests(Lock<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
@@ -137,8 +137,12 @@ pub(super) struct Work {
 
 impl Requests {
     fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        // Nothing panics while it is held.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
+    }
+
+    /// What is known of its lock.
+    pub fn locks(&self, name: String) -> LockSnapshot {
+        self.0.snapshot(name)
     }
 
     pub fn want(&self, want: Want) {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Defer, Errno, Flags, Layer, Limits, NodeId, Op, Preparation, Reason, Resolver, Sector, Sectors, Shape,
-    Span, TaskContext,
+    Defer, Errno, Flags, Layer, Limits, LockSnapshot, NodeId, Op, Preparation, Reason, Resolver, Sector,
+    Sectors, Shape, Span, TaskContext,
 };
 use blockwork_format::Source;
 use blockwork_format::thin::edit::EditError;
@@ -294,6 +294,10 @@ impl Layer for Thin {
     fn close(&self, cx: TaskContext) -> Option<Preparation> {
         let volume = self.0.clone();
         Some(Box::pin(async move { volume.pool.make_durable(&cx, volume.device.changed()).await }))
+    }
+
+    fn locks(&self) -> Vec<LockSnapshot> {
+        self.0.pool.locks()
     }
 
     fn below(&self) -> Vec<Arc<dyn Layer>> {
