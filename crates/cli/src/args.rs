@@ -223,8 +223,8 @@ pub(crate) enum ReproduceReport {
     Ring(ReproduceRingArgs),
     /// Random reads of thin volumes (dm-devel): fio with 16 jobs of 32 reads on a device of 560,000 IOPS, against thick ones.
     #[command(
-        after_help = "Example:\n  blockwork reproduce thin --json\n\nRates are virtual: what there would be on such a device \
-        and so many cores."
+        after_help = "Examples:\n  blockwork reproduce thin --json\n  blockwork reproduce thin --real\n\nWithout --real, rates are \
+        virtual: what there would be on such a device and so many cores."
     )]
     Thin(ReproduceThinArgs),
     /// Direct I/O to a file on NFS (raw-posix: Linearize direct I/O on Linux NFS): ffsb's jobs with linearize off, on and auto.
@@ -270,7 +270,10 @@ pub(crate) struct ReproduceThinArgs {
     /// Seed of the simulator.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Print JSON, rates in reads a virtual second.
+    /// Read on this machine, with a worker for each processor, from devices that answer at once; takes some seconds.
+    #[arg(long, conflicts_with = "seed")]
+    pub(crate) real: bool,
+    /// Print JSON, rates in reads a second.
     #[arg(long)]
     pub(crate) json: bool,
 }

@@ -50,7 +50,8 @@ fn linearize(args: &ReproduceLinearizeArgs) -> Result<()> {
 fn thin(args: &ReproduceThinArgs) -> Result<()> {
     let plan = ThinPlan { seed: args.seed, ..ThinPlan::default() };
     let mut bar = Bar::default();
-    let result = thin::reproduce(&plan, &mut |done| bar.show(done));
+    let reproduce = if args.real { thin::reproduce_for_real } else { thin::reproduce };
+    let result = reproduce(&plan, &mut |done| bar.show(done));
     bar.clear();
     print(&result?, args.json)
 }
@@ -128,6 +129,9 @@ fn text(reproduction: &Reproduction) -> String {
     for (title, sentences) in
         [("What was simulated", &reproduction.assumptions), ("What to know", &reproduction.notes)]
     {
+        if sentences.is_empty() {
+            continue;
+        }
         text.push_str(&format!("\n{title}\n"));
         sentences.iter().for_each(|sentence| text.push_str(&wrapped(sentence)));
     }

@@ -50,6 +50,38 @@ fn the_report_on_merging_is_run_again() {
 }
 
 #[test]
+fn the_report_on_thin_volumes_is_run_again_on_a_model_and_on_this_machine() {
+    let scratch = Scratch::new();
+    let reads = |more: &[&str]| {
+        let said = run(scratch.blockwork(["reproduce", "thin", "--json"]).args(more));
+        let json: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        assert_eq!(json["name"], "thin");
+        json["reads"].as_array().expect("reads").clone()
+    };
+    let rows = |reads: &[serde_json::Value]| -> Vec<(String, String)> {
+        let word = |row: &serde_json::Value, key: &str| row[key].as_str().expect("a word").to_owned();
+        reads.iter().map(|row| (word(row, "stack"), word(row, "behaviour"))).collect()
+    };
+    let (model, real) = (reads(&[]), reads(&["--real"]));
+    for (row, reported) in [(0, 560_000.0), (1, 200_000.0), (3, 29_417.0)] {
+        assert_eq!(model[row]["report_iops"], reported);
+        let ratio = model[row]["iops"].as_f64().expect("a number") / reported;
+        assert!((0.93..1.07).contains(&ratio), "{}", model[row]);
+    }
+    assert_eq!(rows(&real), rows(&model));
+    for row in &real {
+        assert!(row["report_iops"].is_null() && row["iops"].as_f64().is_some_and(|iops| iops > 0.0), "{row}");
+        let is_request = row["device"]["reads"].as_u64().is_some_and(|reads| reads > 0);
+        assert_eq!(is_request, row["stack"] != "thin, never written", "{row}");
+    }
+    let text = run(&mut scratch.blockwork(["reproduce", "thin", "--real"]));
+    for part in ["dm-devel mailing list", "thin, two pools", "This machine, now"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("What was simulated"), "{text}");
+}
+
+#[test]
 fn the_report_on_rings_is_run_again() {
     let scratch = Scratch::new();
     let said = run(&mut scratch.blockwork(["reproduce", "ring", "--json"]));

@@ -108,7 +108,7 @@ pub struct RingRate {
     pub is_merged_at_leaf: bool,
     /// What the report measured, reads a second; nothing where it says nothing.
     pub report_iops: Option<f64>,
-    /// What came out here, reads a virtual second.
+    /// What came out here, reads a second, a virtual one where the device is simulated.
     pub iops: f64,
     /// What the model was calibrated by: no prediction.
     pub is_calibration: bool,
@@ -135,7 +135,7 @@ pub struct ReadRate {
     pub behaviour: Behaviour,
     /// What the report measured, reads a second; nothing where it says nothing.
     pub report_iops: Option<f64>,
-    /// What came out here, reads a virtual second.
+    /// What came out here, reads a second, a virtual one where the device is simulated.
     pub iops: f64,
     /// What the model was calibrated by: no prediction.
     pub is_calibration: bool,

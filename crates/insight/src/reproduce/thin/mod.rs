@@ -4,9 +4,10 @@
 //! written was read by the pool's one worker. Two pools were nearly twice as fast as one. Here the old behaviour is a layer over ours
 //! ([`PoolLock`]), which makes each look-up wait for its turn.
 //!
-//! What is read from is in `stack.rs`, the old behaviour in `pool_lock.rs`.
+//! What is read from is in `stack.rs`, the old behaviour in `pool_lock.rs`; in `real.rs` there is neither a simulated device nor virtual time.
 
 mod pool_lock;
+mod real;
 mod stack;
 
 use blockwork_engine::{Errno, Nanos, Op, Sector, Sectors};
@@ -17,7 +18,8 @@ use blockwork_sim::{DeviceModel, Random};
 use super::lab::{Ask, Lab, Next, Outcome, Progress, Workload};
 use super::runs::run_all;
 use super::{Behaviour, ReadRate, Reproduction, Requests};
-pub use pool_lock::PoolLock;
+pub use pool_lock::{PoolLock, Turn};
+pub use real::reproduce_for_real;
 use stack::{NODES, Stack, VOLUME, device};
 
 /// Jobs of the report's fio, each on a core of its own.
@@ -41,6 +43,12 @@ pub enum ThinError {
     /// Two volumes do not make one.
     #[error(transparent)]
     Table(#[from] TableError),
+    /// A device without content could not be had.
+    #[error(transparent)]
+    Device(#[from] blockwork_leaf::LeafError),
+    /// There is no io_uring for a worker.
+    #[error(transparent)]
+    Uring(#[from] blockwork_uring::UringError),
     /// A read failed, on a device that has no faults: the engine is wrong.
     #[error("random reads of {stack}: {errno}, on a device without faults")]
     Io {
@@ -138,16 +146,24 @@ impl Run {
     fn outcome(self, plan: &ThinPlan, progress: Progress) -> Result<Outcome, ThinError> {
         let lab = Lab::of(plan.seed, vec![device(), DeviceModel::null(stack::METADATA)]);
         let (devices, node) = lab.layers();
-        let root = self.stack.build(&devices, node, self.behaviour)?;
+        let root = self.stack.build(&devices, node, self.behaviour, Turn::Calibrated)?;
         let size = if self.stack == Stack::TwoPools { Sectors(2 * VOLUME.0) } else { VOLUME };
         let workload = RandomReads::new(plan.seed, size, plan.reads, self.jobs());
         let outcome = lab.run_workload(root, NODES, Box::new(workload), progress);
-        outcome.map_err(|errno| ThinError::Io { stack: self.stack.name(), errno })
+        outcome.map_err(|errno| self.io_error(errno))
+    }
+
+    fn io_error(self, errno: Errno) -> ThinError {
+        ThinError::Io { stack: self.stack.name(), errno }
+    }
+
+    fn client(self) -> String {
+        format!("random reads of 4 KiB, {} jobs x {DEPTH}", self.jobs())
     }
 
     fn rate(self, plan: &ThinPlan, outcome: &Outcome) -> ReadRate {
         ReadRate {
-            client: format!("random reads of 4 KiB, {} jobs x {DEPTH}", self.jobs()),
+            client: self.client(),
             stack: self.stack.name().into(),
             behaviour: self.behaviour,
             report_iops: self.reported,
@@ -167,19 +183,30 @@ pub fn reproduce(plan: &ThinPlan, progress: &mut dyn FnMut(f64)) -> Result<Repro
     let runs = runs();
     let outcomes = run_all(&runs, |run, progress| run.outcome(plan, progress), progress)?;
     Ok(Reproduction {
+        assumptions: assumptions(),
+        calibration: Some(calibration()),
+        reads: runs.iter().zip(&outcomes).map(|(run, outcome)| run.rate(plan, outcome)).collect(),
+        notes: notes(),
+        ..blank()
+    })
+}
+
+/// What is the same of the report, wherever it is run again.
+fn blank() -> Reproduction {
+    Reproduction {
         name: "thin",
         title: "Poor thin performance, relative to thick",
         source: "dm-devel mailing list",
-        assumptions: assumptions(),
-        calibration: Some(calibration()),
+        assumptions: Vec::new(),
+        calibration: None,
         rows: Vec::new(),
         rates: Vec::new(),
         rings: Vec::new(),
-        reads: runs.iter().zip(&outcomes).map(|(run, outcome)| run.rate(plan, outcome)).collect(),
+        reads: Vec::new(),
         linearize: Vec::new(),
         traces: Vec::new(),
-        notes: notes(),
-    })
+        notes: Vec::new(),
+    }
 }
 
 fn calibration() -> String {

@@ -1,7 +1,8 @@
 //! Linux's old behaviour, as a layer over a thin volume: a look-up takes its turn at the lock of the pool, and what is not mapped its turn
 //! at the pool's worker.
 //!
-//! How long a turn lasts is what the report's figures say; who waits for whom is the engine's own lock, held across that time.
+//! How long a turn lasts is what the report's figures say, or no longer than it has to; who waits for whom is the engine's own lock, held
+//! across that time.
 
 use std::sync::Arc;
 
@@ -15,11 +16,21 @@ const LOCK: Nanos = Nanos::micros(5);
 /// while that is not free for others.
 const WORKER: Nanos = Nanos(29_000);
 
+/// How long a turn lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// As long as the report's figures say, in the environment's time.
+    Calibrated,
+    /// As long as it takes to have had it.
+    AsItIs,
+}
+
 /// A volume of a pool with locks. See the module's head.
 #[derive(Debug)]
 pub struct PoolLock {
     thin: Arc<dyn Layer>,
     is_mapped: bool,
+    turn: Turn,
     lock: Turns,
     worker: Turns,
     shape: Shape,
@@ -27,9 +38,9 @@ pub struct PoolLock {
 
 impl PoolLock {
     /// Over a volume that has its pool for itself: of which all blocks are mapped, or none.
-    pub fn new(node: NodeId, thin: Arc<dyn Layer>, is_mapped: bool) -> PoolLock {
+    pub fn new(node: NodeId, thin: Arc<dyn Layer>, is_mapped: bool, turn: Turn) -> PoolLock {
         let shape = Shape { node, sectors: thin.sectors(), limits: thin.limits().clone() };
-        PoolLock { thin, is_mapped, lock: Turns::default(), worker: Turns::default(), shape }
+        PoolLock { thin, is_mapped, turn, lock: Turns::default(), worker: Turns::default(), shape }
     }
 }
 
@@ -48,16 +59,22 @@ impl Layer for PoolLock {
 
     fn prepare(&self, _: Defer, cx: TaskContext) -> Preparation {
         let (lock, worker, is_mapped) = (self.lock.clone(), self.worker.clone(), self.is_mapped);
+        let turn = self.turn;
         Box::pin(async move {
+            let last = async |time| {
+                if turn == Turn::Calibrated {
+                    cx.sleep(time).await;
+                }
+            };
             let look_up = async || {
                 let _turn = lock.take().await;
-                cx.sleep(LOCK).await;
+                last(LOCK).await;
             };
             look_up().await;
             if !is_mapped {
                 let _turn = worker.take().await;
                 look_up().await;
-                cx.sleep(WORKER).await;
+                last(WORKER).await;
             }
             Ok(())
         })

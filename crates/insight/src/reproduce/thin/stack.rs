@@ -12,7 +12,7 @@ use blockwork_layer::{Linear, Segment, Table};
 use blockwork_sim::{CapOn, DeviceModel};
 
 use super::ThinError;
-use super::pool_lock::PoolLock;
+use super::pool_lock::{PoolLock, Turn};
 use crate::reproduce::Behaviour;
 
 /// Size of the volume, and of what it maps: 8 GiB.
@@ -54,12 +54,13 @@ impl Stack {
         }
     }
 
-    /// The layers on the devices for data and for metadata.
+    /// The layers on the devices for data and for metadata; `turn` is what the old behaviour takes.
     pub(super) fn build(
         self,
         devices: &[Arc<dyn Layer>],
         node: NodeId,
         behaviour: Behaviour,
+        turn: Turn,
     ) -> Result<Arc<dyn Layer>, ThinError> {
         let pool = |nth: u16| -> Result<Arc<dyn Layer>, ThinError> {
             let node = NodeId(node.0 + 4 * nth);
@@ -68,7 +69,7 @@ impl Stack {
             let thin = thin(NodeId(node.0 + 1), data, devices[1].clone(), is_mapped)?;
             Ok(match behaviour {
                 Behaviour::New => thin,
-                Behaviour::Old => Arc::new(PoolLock::new(NodeId(node.0 + 2), thin, is_mapped)),
+                Behaviour::Old => Arc::new(PoolLock::new(NodeId(node.0 + 2), thin, is_mapped, turn)),
             })
         };
         match self {

@@ -37,3 +37,17 @@ fn what_was_never_written_is_no_request() {
         assert_eq!(rate(&rates, Stack::Mapped, behaviour).device.reads, 20_000);
     }
 }
+
+#[test]
+fn on_this_machine_no_read_is_lost_and_what_was_never_written_is_no_request() {
+    let plan = ThinPlan { reads: 4_000, ..ThinPlan::default() };
+    let mut told = 0.0;
+    let rates = reproduce_for_real(&plan, &mut |done| told = done).unwrap().reads;
+    assert_eq!((rates.len(), told), (7, 1.0));
+    for rate in &rates {
+        let expected = if rate.stack == Stack::Unmapped.name() { 0 } else { 5 * plan.reads };
+        // Each worker's share is a whole number, and neighbours may be merged.
+        let is_as_expected = rate.device.reads <= expected + 5 * 64 && rate.device.reads * 10 >= expected * 9;
+        assert!(is_as_expected && rate.iops > 0.0 && rate.report_iops.is_none(), "{rate:?}");
+    }
+}
