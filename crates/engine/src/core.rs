@@ -21,7 +21,7 @@ use crate::bio::{Bio, Done, Errno, Flags, Op};
 use crate::counters::{Counter, CounterTable};
 use crate::env::{Completion, Env, Notify};
 use crate::event::{Action, Event, Reason, Tracer};
-use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Span, Target, find};
+use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Span, Target, any_redundant, find};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
 use crate::notes::Notes;
@@ -519,6 +519,12 @@ impl Core {
                 self.with_queue(env, usize::from(leaf.0), |queue, cx| queue.take_flush_turn(cx, turn));
             }
             Command::Spawn(task) => self.executor.spawn(task),
+            Command::Allocation { root, sector, nr, answer } => {
+                // Copies may differ where nobody has written: what one of them has says nothing of another.
+                let one_way = !any_redundant(&*root);
+                let found = one_way.then(|| self.allocation_of(&*root, sector, nr).ok()).flatten();
+                answer.give(found.unwrap_or((Allocation::Data, nr)));
+            }
             Command::Finish { owner, op, result, data } => self.give_back(owner, op, result, data),
         }
     }
@@ -641,6 +647,17 @@ impl Core {
         sector: Sector,
         nr: Sectors,
     ) -> Result<(Allocation, Sectors), Errno> {
+        let root = self.volumes[volume.0 as usize].root.clone();
+        self.allocation_of(&*root, sector, nr)
+    }
+
+    /// Likewise, of any stack.
+    fn allocation_of(
+        &mut self,
+        root: &dyn Layer,
+        sector: Sector,
+        nr: Sectors,
+    ) -> Result<(Allocation, Sectors), Errno> {
         // Bounded, since a finely striped range has an extent a chunk; who wants to know more asks again.
         let nr = nr.min(ALLOCATION_STEP);
         let span = Span { op: Op::Read, flags: Flags::NONE, sector, nr, at: Sectors::ZERO };
@@ -649,7 +666,6 @@ impl Core {
         let nodes = usize::from(self.node_count());
         let quiet = self.questions.get_or_insert_with(|| CounterTable::new(nodes));
         let mut tracer = Tracer::default();
-        let root = self.volumes[volume.0 as usize].root.clone();
         if root.resolve(span, &mut Resolver::new(&mut extents, quiet, &mut tracer)).is_err() {
             return Ok((Allocation::Data, nr));
         }

@@ -20,10 +20,11 @@ use crate::bio::{Bio, Errno};
 use crate::core::Owner;
 use crate::env::Notify;
 use crate::layer::{Layer, NodeId, Span};
+use crate::leaf::Allocation;
 use crate::lock::{Lock, LockSnapshot, tell_time};
 use crate::quiesce::Quiescence;
 use crate::turn::Turn;
-use crate::units::Nanos;
+use crate::units::{Nanos, Sector, Sectors};
 
 /// What a task asks of the core.
 pub(crate) enum Command {
@@ -35,24 +36,39 @@ pub(crate) enum Command {
     FlushTurn { leaf: crate::LeafId, turn: Turn },
     /// Run this task too.
     Spawn(Pin<Box<dyn Future<Output = ()>>>),
+    /// Say what that stack holds there.
+    Allocation { root: Arc<dyn Layer>, sector: Sector, nr: Sectors, answer: Answer<(Allocation, Sectors)> },
     /// A client's operation that a task carried out as a whole is done.
     Finish { owner: Owner, op: crate::Op, result: Result<(), Errno>, data: Segments },
 }
 
-/// Where the answer to a task's bio goes.
-#[derive(Clone, Default)]
-pub(crate) struct Reply(Rc<RefCell<ReplyState>>);
+/// Where the answer to what a task has asked goes.
+pub(crate) struct Answer<T>(Rc<RefCell<Asked<T>>>);
 
-#[derive(Default)]
-struct ReplyState {
-    answer: Option<(Result<(), Errno>, Segments)>,
+struct Asked<T> {
+    answer: Option<T>,
     waker: Option<Waker>,
 }
 
-impl Reply {
-    pub(crate) fn answer(&self, result: Result<(), Errno>, data: Segments) {
+/// Where the answer to a task's bio goes.
+pub(crate) type Reply = Answer<(Result<(), Errno>, Segments)>;
+
+impl<T> Default for Answer<T> {
+    fn default() -> Answer<T> {
+        Answer(Rc::new(RefCell::new(Asked { answer: None, waker: None })))
+    }
+}
+
+impl<T> Clone for Answer<T> {
+    fn clone(&self) -> Answer<T> {
+        Answer(self.0.clone())
+    }
+}
+
+impl<T> Answer<T> {
+    pub(crate) fn give(&self, answer: T) {
         let mut state = self.0.borrow_mut();
-        state.answer = Some((result, data));
+        state.answer = Some(answer);
         if let Some(waker) = state.waker.take() {
             waker.wake();
         }
@@ -60,15 +76,19 @@ impl Reply {
 }
 
 impl Reply {
+    pub(crate) fn answer(&self, result: Result<(), Errno>, data: Segments) {
+        self.give((result, data));
+    }
+
     /// The result, if it is there; for those who are no task.
     pub(crate) fn take(&self) -> Option<Result<(), Errno>> {
         self.0.borrow_mut().answer.take().map(|(result, _)| result)
     }
 }
 
-impl Future for Reply {
-    type Output = (Result<(), Errno>, Segments);
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+impl<T> Future for Answer<T> {
+    type Output = T;
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
         let mut state = self.0.borrow_mut();
         match state.answer.take() {
             Some(answer) => Poll::Ready(answer),
@@ -140,6 +160,19 @@ impl TaskContext {
 
     pub(crate) fn with_written(self, data: Segments) -> TaskContext {
         TaskContext { written: Some(Rc::new(data)), ..self }
+    }
+
+    /// What the stack under `root` holds at `sector`, and how far (at most `nr`) that goes. A hole reads as zeros, on whichever way it is
+    /// read, until it is written to.
+    pub async fn allocation(
+        &self,
+        root: &Arc<dyn Layer>,
+        sector: Sector,
+        nr: Sectors,
+    ) -> (Allocation, Sectors) {
+        let answer = Answer::default();
+        self.command(Command::Allocation { root: root.clone(), sector, nr, answer: answer.clone() });
+        answer.await
     }
 
     /// The worker's stock of memory.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-use blockwork_engine::{Bio, Errno, Flags, Layer, Op, Sector, Sectors, TaskContext};
+use blockwork_engine::{Allocation, Bio, Errno, Flags, Layer, Op, Sector, Sectors, TaskContext};
 use blockwork_format::thin::edit::{Blocks, Editor};
 
 use super::device::Device;
@@ -92,6 +92,10 @@ impl Piece {
             }
     }
 
+    fn sectors(&self) -> (Sector, Sectors) {
+        (Sector(self.to.start), Sectors(self.to.end - self.to.start))
+    }
+
     /// Cut where a copy would need too much memory.
     fn cut(self) -> Vec<Piece> {
         let From::Layer(layer, at) = &self.from else { return vec![self] };
@@ -119,6 +123,7 @@ impl Pool {
             }
         }
         let pieces: Vec<_> = joined.into_iter().flat_map(Piece::cut).collect();
+        let pieces = self.without_holes(pieces, cx).await;
         let mut bad = BTreeSet::new();
         for some in pieces.chunks(PIECES_MAX) {
             let work = some.iter().map(|piece| self.bring(piece, cx));
@@ -136,8 +141,22 @@ impl Pool {
         bad
     }
 
+    /// Without those that are to be zeros and are holes of a file: they are zeros, and to make them so again costs more than all else of
+    /// a first write.
+    async fn without_holes(&self, pieces: Vec<Piece>, cx: &TaskContext) -> Vec<Piece> {
+        let is_hole = async |piece: &Piece| {
+            if !matches!(piece.from, From::Zeros) {
+                return false;
+            }
+            let (to, nr) = piece.sectors();
+            cx.allocation(self.data.get(), to, nr).await == (Allocation::Hole, nr)
+        };
+        let holes = io::together(pieces.iter().map(&is_hole).collect()).await;
+        pieces.into_iter().zip(holes).filter(|(_, is_hole)| !is_hole).map(|(piece, _)| piece).collect()
+    }
+
     async fn bring(&self, piece: &Piece, cx: &TaskContext) -> Result<(), Errno> {
-        let (to, nr) = (Sector(piece.to.start), Sectors(piece.to.end - piece.to.start));
+        let (to, nr) = piece.sectors();
         let data = self.data.get();
         match &piece.from {
             From::Zeros => cx.bio(data, Bio::without_data(Op::WriteZeroes, Flags::NONE, to, nr)).await.0,
