@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use support::nbd::{load, nbdload, python};
+use support::nbd::{fio, load, nbdload, python};
 use support::{Background, Scratch, output, run, tool, until};
 
 /// Metadata of a pool of `blocks` blocks of 64 KiB with the volumes 1 and 2, of which 2 is a snapshot of 1, both empty.
@@ -248,6 +248,34 @@ print(a.pread(32 * block, 0) == b'a' * 32 * block)
     assert!(said.contains("dm/a, a device of the kind thin, has no such setting"), "{said}");
 }
 
+#[test]
+fn what_is_a_hole_of_the_data_file_is_not_made_zeros_again_and_what_is_not_is() {
+    let write_zeroes = [false, true].map(|is_full| {
+        let scratch = Scratch::new();
+        pool(&scratch, 64);
+        if is_full {
+            scratch.write("data.img", vec![b'x'; 64 << 16]);
+        }
+        let table = table(&scratch, 64, "");
+        let server = scratch.serve(["--table", &table, "--stats", "--json"]);
+        let said = python(&format!(
+            "a, block = connect({:?}), 65536
+for n in (0, 1, 2, 5, 7):
+    a.pwrite(b'a' * 4096, n * block + 8192)
+a.flush()
+one = bytes(8192) + b'a' * 4096 + bytes(block - 12288)
+print(all(a.pread(block, n * block) == (one if n in (0, 1, 2, 5, 7) else bytes(block)) for n in range(9)))
+",
+            scratch.uri("dm/a")
+        ));
+        assert_eq!(said, "True\n");
+        let stats = server.stop_for_stats();
+        assert_eq!(mapped(&dumped(&scratch), 1), 5);
+        stats.count("data.img", "write_zeroes")
+    });
+    assert!(write_zeroes[0] == 0 && write_zeroes[1] > 0, "{write_zeroes:?}");
+}
+
 /// How often the locks of the pool were taken, by name, while a server ran on which a client did that with the volume `a`.
 fn pool_locks(scratch: &Scratch, table: &str, what: &str) -> BTreeMap<String, u64> {
     let server = scratch.serve(["--table", table, "--workers", "1", "--stats", "--json"]);
@@ -340,4 +368,48 @@ fn lines_that_are_no_pool_or_no_volume_of_one_are_refused_by_name() {
         let said = scratch.refused(["--table", &table]);
         assert!(said.contains(expected), "{lines}: {said}");
     }
+}
+
+/// fio's checksums: what a client writes with, and checks by.
+const CHECKSUMS: [&str; 5] =
+    ["--bs=4k", "--iodepth=16", "--verify=crc32c", "--verify_fatal=1", "--randseed=7"];
+
+#[test]
+fn fio_finds_what_it_wrote_to_a_pool_that_was_full_meanwhile() {
+    let scratch = Scratch::new();
+    pool(&scratch, 48);
+    let table = table(&scratch, 48, "");
+    let server = scratch.serve(["--table", &table]);
+    let [a, b] = ["dm/a", "dm/b"].map(|name| scratch.uri(name));
+    python(&format!("b = connect({b:?})\nb.pwrite(b'b' * (32 << 16), 0)\nb.flush()\n"));
+    // It wants 32 blocks, of which there are 16.
+    let writes = [&CHECKSUMS[..], &["--rw=randwrite", "--size=2m"]].concat();
+    let writer = Background::start(&mut fio(&scratch, &a, &writes));
+    until("the pool is full", || server.said().contains(FULL));
+    python(&format!("b = connect({b:?})\nb.trim(32 << 16, 0)\nb.flush()\n"));
+    writer.succeed();
+    server.stop();
+    let dump = dumped(&scratch);
+    assert_eq!((mapped(&dump, 1), mapped(&dump, 2)), (32, 0));
+}
+
+#[test]
+fn fio_finds_what_it_flushed_before_a_full_pool_was_killed_under_its_writes() {
+    let scratch = Scratch::new();
+    pool(&scratch, 48);
+    let table = table(&scratch, 48, "");
+    let uri = scratch.uri("dm/a");
+    let with = |more: &[&str]| fio(&scratch, &uri, &[&CHECKSUMS[..], more].concat());
+    let server = scratch.serve(["--table", &table]);
+    run(&mut with(&["--rw=randwrite", "--size=1m", "--do_verify=0", "--end_fsync=1"]));
+    let writer =
+        Background::start(&mut with(&["--rw=randwrite", "--offset=4m", "--size=4m", "--do_verify=0"]));
+    until("the pool is full, and writes wait", || server.said().contains(FULL));
+    server.kill();
+    assert_ne!(writer.finish().0, Some(0), "its server has died");
+    dumped(&scratch);
+    let server = scratch.serve(["--table", &table]);
+    run(&mut with(&["--rw=randwrite", "--size=1m", "--verify_only=1"]));
+    server.stop();
+    assert!(mapped(&dumped(&scratch), 1) >= 16);
 }
