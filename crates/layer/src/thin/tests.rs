@@ -183,33 +183,32 @@ fn readers_never_see_another_page_while_frames_are_filled_under_them() {
     const PAGES: u64 = 40;
     let cache = MapCache::new(0);
     let is_done = std::sync::atomic::AtomicBool::new(false);
+    let seen = std::sync::atomic::AtomicU64::new(0);
     let order = std::sync::atomic::Ordering::Relaxed;
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 scope.spawn(|| {
-                    let mut seen = 0;
                     while !is_done.load(order) {
                         for n in 0..PAGES {
                             let Some(page) = cache.find(Key::new(0, 0, n)) else { continue };
                             for at in [0, 100, 255] {
                                 let Some(entry) = page.get(at) else { break };
                                 assert_eq!(entry, n * 1000 + at);
-                                seen += 1;
+                                seen.fetch_add(1, order);
                             }
                         }
                     }
-                    seen
                 })
             })
             .collect();
-        for round in 0..20_000 {
+        // On a busy machine it takes a while until a reader has its turn.
+        for round in (0..).take_while(|round| *round < 20_000 || seen.load(order) == 0) {
             let n = round * 7 % PAGES;
             cache.update(Key::new(0, 0, n), 0, |put| (0..PAGE_ENTRIES).for_each(|at| put(at, n * 1000 + at)));
         }
         is_done.store(true, order);
-        let seen: u64 = readers.into_iter().map(|reader| reader.join().unwrap()).sum();
-        assert!(seen > 0);
+        readers.into_iter().for_each(|reader| reader.join().unwrap());
     });
 }
 
