@@ -387,7 +387,8 @@ fn a_server_that_is_killed_in_the_middle_of_changes_leaves_what_everybody_can_go
         server.kill();
         assert_eq!(client.finish().0, Some(3), "the client saw its server die");
         changes.finish();
-        lab.expect_sound();
+        // What was to become the next text may stand in its slot still, as LVM leaves it: the next change takes that.
+        assert_eq!(lab.lvm(&["vgck vg"]), [""]);
         dumped(&lab, "pool");
         // Whoever opens the group next makes complete what was cut short.
         lab.verb(&["lv", "create", "vg/after", "--thin", "pool", "-V", "4M"]);
