@@ -23,6 +23,13 @@ impl Pair {
     fn over(self, n: f64) -> Pair {
         Pair { vectored: self.vectored / n, linear: self.linear / n }
     }
+    /// A sixteenth of the way to `other`: what is known does not jump with each pair.
+    pub(super) fn toward(self, other: Pair) -> Pair {
+        Pair {
+            vectored: self.vectored + (other.vectored - self.vectored) / 16.0,
+            linear: self.linear + (other.linear - self.linear) / 16.0,
+        }
+    }
     fn usual(self) -> f64 {
         (self.vectored + self.linear) / 2.0
     }

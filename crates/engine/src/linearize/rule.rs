@@ -19,8 +19,8 @@
 //! - after [`PAIRS_MAX`] pairs, linear if it gained a percent on average.
 //!
 //! Revisions: a settled class makes a pair so rarely that the other way costs a quarter of a percent of the time at most. If the newest
-//! pairs, at most eight, point the other way by two and a half deviations, the class is tried anew. A pair is made early where
-//! requests have become dearer than the other way was when it was last tried.
+//! pairs, at most eight, point the other way by two and a half deviations, the class is tried anew. So it is where requests have
+//! become dearer than the other way was when it was last tried.
 
 use super::evidence::{Evidence, Pair};
 
@@ -152,7 +152,7 @@ pub(crate) struct Rule {
     /// When settled: the deviation of a pair.
     deviation: f64,
     known: Pair,
-    /// When settled: requests of the stretch until a pair may be made early.
+    /// When settled: requests that are left of the stretch when it may be tried anew, at most.
     not_before: u32,
     dearer: u32,
     settlements: u32,
@@ -310,29 +310,35 @@ impl Rule {
         self.settlements += 1;
         self.deviation = self.evidence.deviation().unwrap_or_default();
         self.evidence.clear();
-        self.settled_stretch(against);
+        self.settled_stretch(against, self.known);
     }
 
     /// A pair has been made in a settled class.
     fn look_again(&mut self, pair: Pair) {
         let against = self.against.max(1);
         self.evidence.keep_newest(RECENT);
-        self.known = self.evidence.mean().unwrap_or(pair);
+        self.known = self.known.toward(pair);
         let against_it = |gain: f64| if self.leader == Way::Linear { -gain } else { gain };
         let contradicts = self
             .evidence
             .estimate(Some(self.deviation))
             .is_some_and(|it| against_it(it.gain) > WORTH && against_it(it.gain) > 2.5 * it.error);
         if !contradicts {
-            return self.settled_stretch(against);
+            return self.settled_stretch(against, pair);
         }
+        self.try_anew();
+    }
+
+    /// What was found out holds no longer.
+    fn try_anew(&mut self) {
         self.settled = false;
         self.evidence.clear();
         self.stretch(0);
     }
 
-    fn settled_stretch(&mut self, against: u32) {
-        let (own, other) = self.own_and_other();
+    /// `pair`: what the other way costs, as far as was seen last.
+    fn settled_stretch(&mut self, against: u32, pair: Pair) {
+        let (own, other) = self.own_and_other(pair);
         let loss = if own > 0.0 { (other / own - 1.0).max(0.0) } else { 0.0 };
         let requests = f64::from(against) * (loss / SHARE).max(STRETCH_SETTLED);
         // In range: the least is 256.
@@ -341,27 +347,27 @@ impl Rule {
         self.stretch(requests);
     }
 
-    fn own_and_other(&self) -> (f64, f64) {
+    fn own_and_other(&self, pair: Pair) -> (f64, f64) {
         match self.leader {
-            Way::Vectored => (self.known.vectored, self.known.linear),
-            Way::Linear => (self.known.linear, self.known.vectored),
+            Way::Vectored => (pair.vectored, pair.linear),
+            Way::Linear => (pair.linear, pair.vectored),
         }
     }
 
     /// So many requests of a settled class have been measured: are they dearer than the other way was?
     fn window(&mut self) {
         let each = std::mem::take(&mut self.sum).each();
-        let (_, other) = self.own_and_other();
+        let (_, other) = self.own_and_other(self.known);
         self.dearer = match each / other {
             times if times > MUCH_DEARER => self.dearer + 2,
             times if times > DEARER => self.dearer + 1,
             _ => 0,
         };
-        if let Step::Stretch(left) = &mut self.step
+        if let Step::Stretch(left) = self.step
             && self.dearer >= WINDOWS
-            && *left < self.not_before
+            && left < self.not_before
         {
-            *left = 1;
+            self.try_anew();
         }
     }
 }
