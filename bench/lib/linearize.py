@@ -1,18 +1,15 @@
-"""Section `linearize`: vectored writes to a real file with linearize off, on and auto, by the leaf crate's own benchmark. Instructions of
-the process come from callgrind (two lengths of run, the difference divided); times from runs in turns."""
+"""Section `linearize`: vectored writes to a real file with linearize off, on and auto, by the leaf crate's own benchmark, in turns.
+The share that auto copies says what it costs the processor besides: valgrind cannot run io_uring."""
 
 import json
 import re
 import statistics
 import subprocess
 
-from . import machine
-
 WAYS = ("off", "on", "auto")
 # Elements, bytes of one, requests of a timed run.
 SHAPES = ((8, 4096, 60_000), (16, 65536, 12_000))
 DEPTH = 16
-FEW, MANY = 20_000, 60_000
 
 
 def binary(bench):
@@ -24,18 +21,6 @@ def binary(bench):
 
 def run(program, path, way, elements, element, requests):
     return [program, f"{path},direct=on", way, str(elements), str(element), str(DEPTH), str(requests), "write"]
-
-
-def instructions(program, path, way, elements, element):
-    """For a request, once what is tried at the beginning is over: nothing but what each one costs."""
-    def count(requests):
-        command = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null",
-                   *run(program, path, way, elements, element, requests)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        found = re.search(r"Collected : (\d+)", done.stderr)
-        return int(found.group(1)) if done.returncode == 0 and found else None
-    few, many = count(FEW), count(MANY)
-    return None if few is None or many is None else (many - few) / (MANY - FEW)
 
 
 def linearize(bench):
@@ -61,10 +46,4 @@ def linearize(bench):
         share = statistics.median(row["copied"] / row["requests"] for row in rows if row["way"] == "auto")
         cells = " | ".join(f"{rate[way]:.0f}/s" for way in WAYS)
         lines.append(f"| {title} | {cells} | {ratio:.3f} | {100 * share:.1f} % |")
-        if machine.has("valgrind") and element == 4096:
-            counts = {way: instructions(program, path, way, elements, element) for way in WAYS}
-            if None not in counts.values():
-                cells = " | ".join(f"{counts[way]:.0f}" for way in WAYS)
-                better = min(counts["off"], counts["on"])
-                lines.append(f"| {title}, instructions of the process | {cells} | {counts['auto'] / better:.3f} | |")
     return [*lines, ""]

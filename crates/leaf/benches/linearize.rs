@@ -1,5 +1,5 @@
 //! Vectored requests to a real file with `linearize` off, on or auto: how long they take, and what was chosen. `bench/run linearize`
-//! runs it, and callgrind counts its instructions there.
+//! runs it.
 //!
 //! ```text
 //!   linearize FILE off|on|auto ELEMENTS ELEMENT_BYTES DEPTH REQUESTS read|write      # prints one line of JSON
