@@ -1,21 +1,15 @@
 //! Groups that are changed on disks: by the engine, in real files. What was written is found again, and after a power cut at any
 //! point the old group or the new one is.
 
+mod cuts;
 mod lab;
 
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
-
-use blockwork_engine::{
-    Flags, LeafId, NodeId, Op, Quiescence, Sector, Sectors, TaskContext, Worker, WorkerConfig, WriteTap,
-};
 use blockwork_format::Source;
 use blockwork_format::lvm2::{Label, Uuid, VolumeGroup};
-use blockwork_memory::Segment;
-use blockwork_uring::{Uring, UringConfig};
 use blockwork_volume::lvm::edit::{
     Author, EditError, GroupEditor, NewVolume, REGION_DEFAULT, Resize, Shape, Size, TagChange,
 };
+use cuts::{Chance, Cut, Event, are_durable, logged};
 use lab::{Disk, Lab};
 
 /// Sectors of an extent: small ones, so that disks are.
@@ -30,52 +24,10 @@ fn author(seed: u64) -> Author {
     Author { host: "host".into(), time: 1_700_000_000, command: format!("test {seed}"), ids }
 }
 
-/// Something that happened to a disk.
-#[derive(Clone)]
-enum Event {
-    Write { leaf: usize, offset: u64, bytes: Vec<u8>, is_durable: bool },
-    Flush { leaf: usize },
-}
-
-/// All that happened, in order.
-#[derive(Default)]
-struct Log(Mutex<Vec<Event>>);
-
-impl WriteTap for Log {
-    fn altered(&self, leaf: LeafId, op: Op, flags: Flags, sector: Sector, nr: Sectors, data: &[Segment]) {
-        assert_eq!(op, Op::Write, "metadata is data");
-        let mut bytes = vec![0; nr.byte_len()];
-        let mut at = 0;
-        for segment in data {
-            segment.read_at(0, &mut bytes[at..at + segment.len()]);
-            at += segment.len();
-        }
-        let (leaf, is_durable) = (usize::from(leaf.0), flags.has(Flags::FUA));
-        self.0.lock().unwrap().push(Event::Write { leaf, offset: sector.bytes(), bytes, is_durable });
-    }
-    fn flush_started(&self, leaf: LeafId) -> u64 {
-        leaf.0.into()
-    }
-    fn flushed(&self, leaf: LeafId, _ticket: u64) {
-        self.0.lock().unwrap().push(Event::Flush { leaf: usize::from(leaf.0) });
-    }
-}
-
 /// Writes a change; what happened.
 fn commit(mut editor: GroupEditor) -> Vec<Event> {
     let commit = editor.plan().unwrap();
-    let log = Arc::new(Log::default());
-    let assembly = editor.assembly();
-    let leaves: Arc<[(NodeId, Arc<dyn blockwork_engine::LeafSource>)]> = assembly.leaves();
-    let mut config = WorkerConfig::new(Arc::from([]), leaves, assembly.stats().worker());
-    config.tap = Some(log.clone());
-    config.quiescence = Quiescence::default();
-    let mut worker = Worker::new(Uring::new(&UringConfig::default()).unwrap(), config);
-    worker.spawn(move |cx: TaskContext| async move { commit.run(&cx).await.unwrap() });
-    worker.handle().stop();
-    worker.run().unwrap();
-    drop(worker);
-    std::mem::take(&mut *log.0.lock().unwrap())
+    logged(editor.assembly(), |cx| async move { commit.run(&cx).await.unwrap() })
 }
 
 fn paths(disks: &[&Disk]) -> Vec<String> {
@@ -284,67 +236,16 @@ fn outdated_and_damaged_areas_get_the_next_text() {
     assert_eq!(assembly.warnings(), [] as [&str; 0]);
 }
 
-/// Disks as they were, and as they are after some of what happened to them.
-struct Cut {
-    _folder: tempfile::TempDir,
-    paths: Vec<PathBuf>,
-}
-
-/// The disks after a power cut behind the first `count` events: what was durable by then, and of the rest what `kept` says,
-/// sector by sector.
-fn cut(before: &[Vec<u8>], events: &[Event], kept: &mut impl FnMut() -> bool) -> Cut {
-    let mut images = before.to_vec();
-    for (nth, event) in events.iter().enumerate() {
-        let Event::Write { leaf, offset, bytes, is_durable } = event else { continue };
-        let flushed = |later: &Event| matches!(later, Event::Flush { leaf: flushed } if flushed == leaf);
-        let is_safe = *is_durable || events[nth..].iter().any(flushed);
-        for (n, sector) in bytes.chunks(512).enumerate() {
-            if is_safe || kept() {
-                let at = usize::try_from(*offset).unwrap() + n * 512;
-                images[*leaf][at..at + sector.len()].copy_from_slice(sector);
-            }
-        }
-    }
-    let folder = tempfile::tempdir().unwrap();
-    let write = |(nth, image): (usize, &Vec<u8>)| {
-        let path = folder.path().join(format!("disk{nth}"));
-        std::fs::write(&path, image).unwrap();
-        path
-    };
-    let paths = images.iter().enumerate().map(write).collect();
-    Cut { _folder: folder, paths }
-}
-
-impl Cut {
-    fn open(&self) -> blockwork_volume::Assembly {
-        let disks = self.paths.iter().map(|path| path.to_str().unwrap().to_owned()).collect();
-        let plan = blockwork_volume::Plan { disks, read_only: true, ..Default::default() };
-        blockwork_volume::Assembly::open(plan).unwrap()
-    }
-}
-
 /// A change on the disks, and all cuts in it: the group is the old one, and from one event on the new one.
 fn cut_everywhere(disks: &[&Disk], old: Option<u64>, editor: GroupEditor, content: Option<(&str, &[u8])>) {
     let before: Vec<Vec<u8>> = disks.iter().map(|disk| disk.bytes()).collect();
     let new = editor.draft().group().seqno + 1;
     let events = commit(editor);
-    let mut bits = 0x9e37_79b9_7f4a_7c15u64;
-    let mut kept = || {
-        bits ^= bits << 13;
-        bits ^= bits >> 7;
-        bits ^= bits << 17;
-        bits & 1 == 0
-    };
     let mut was_new = false;
+    let mut chance = Chance::default();
     for count in 0..=events.len() {
         for _ in 0..3 {
-            // What is under way when the power goes may be there or not.
-            let mut happened = events[..count].to_vec();
-            if let Some(Event::Write { leaf, offset, bytes, .. }) = events.get(count) {
-                let (leaf, offset, bytes) = (*leaf, *offset, bytes.clone());
-                happened.push(Event::Write { leaf, offset, bytes, is_durable: false });
-            }
-            let cut = cut(&before, &happened, &mut kept);
+            let cut = Cut::at(&before, &events, count, &mut || chance.bit());
             let mut assembly = cut.open();
             let groups = &assembly.graph().groups;
             let seqno = groups.first().map(|group| {
@@ -362,9 +263,9 @@ fn cut_everywhere(disks: &[&Disk], old: Option<u64>, editor: GroupEditor, conten
                 assert!(lab::content(&assembly, &volume) == bytes, "event {count}: data was changed");
             }
         }
-        let whole = cut(&before, &events[..count], &mut || true);
+        let whole = Cut::of(&before, &events[..count], &mut || true);
         was_new |= whole.open().graph().groups.first().is_some_and(|group| group.text.seqno == new)
-            && events[..count].last().is_some_and(|event| matches!(event, Event::Flush { .. }));
+            && are_durable(&events[..count]);
     }
     assert!(was_new, "it was made at last");
 }
