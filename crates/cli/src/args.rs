@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use blockwork_format::blkif::VirtualDevice;
 use clap::{Args, Parser, Subcommand};
 
 use crate::lv::LvArgs;
@@ -32,6 +33,7 @@ pub(crate) enum Verb {
         blockwork serve --disk disk.img disk/disk.img/1 --fuse /mnt/part1.img\n  \
         blockwork serve --disk sda.img sdb.img vg0/root --nbd unix:/tmp/root.sock\n  \
         blockwork serve --disk sda.img sdb.img vg0/root --vhost-user /run/root.sock\n  \
+        blockwork serve --disk sda.img sdb.img vg0/root --xen 3/xvda\n  \
         blockwork serve --table stripes.table --nbd 127.0.0.1:10809 --stats\n\n\
         It prints `ready ADDRESS...` once every export accepts clients. SIGTERM and SIGINT answer what clients have \
         asked for, flush the disks and end; a second one ends at once. SIGUSR1 prints statistics.")]
@@ -117,6 +119,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 64, requires = "vhost_user",
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: u16,
+    /// Serve a volume to a guest of Xen's as its disk VDEV (xvda, or a number), from dom0 or a driver domain. The guest is there
+    /// already, running or paused (`xl create -p`), and its configuration does not name the disk. Once for each volume, in their order.
+    #[arg(long, value_name = "DOMID/VDEV", value_parser = xen_disk)]
+    pub(crate) xen: Vec<(u16, VirtualDevice)>,
     /// Write nothing to any disk.
     #[arg(long)]
     pub(crate) read_only: bool,
@@ -145,6 +151,19 @@ pub(crate) struct ServeArgs {
     /// Print the ready line and the statistics as JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Domains have numbers below this.
+const FIRST_RESERVED_DOMAIN: u16 = 0x7ff0;
+
+/// `3/xvda`: a guest and its disk.
+fn xen_disk(text: &str) -> Result<(u16, VirtualDevice), String> {
+    let (domain, device) = text.split_once('/').ok_or("expected DOMID/VDEV, such as 3/xvda")?;
+    let number = domain.parse().ok().filter(|number| (1..FIRST_RESERVED_DOMAIN).contains(number));
+    let expected =
+        || format!("the domain is {domain:?}, expected its number, such as 3; `xl domid NAME` tells it");
+    let device = device.parse().map_err(|error: blockwork_format::blkif::NotADevice| error.to_string())?;
+    Ok((number.ok_or_else(expected)?, device))
 }
 
 #[derive(Debug, Args)]
@@ -299,4 +318,25 @@ pub(crate) struct ReproduceDiscardArgs {
     /// Print JSON, times in virtual seconds.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_of_a_guest_is_its_domain_and_its_name_or_number() {
+        for text in ["3/xvdb", "3/51728"] {
+            assert_eq!(xen_disk(text), Ok((3, VirtualDevice { number: 51728 })));
+        }
+        for (text, said) in [
+            ("xvda", "expected DOMID/VDEV"),
+            ("0/xvda", "the domain is \"0\", expected its number"),
+            ("vm/xvda", "the domain is \"vm\""),
+            ("3/sda", "\"sda\" is no virtual disk"),
+        ] {
+            let error = xen_disk(text).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
 }

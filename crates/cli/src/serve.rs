@@ -1,14 +1,15 @@
 //! `blockwork serve`: assembles the volumes, starts the workers and exports, waits for a signal, and takes it all down
 //! in an order that loses nothing.
 //!
-//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user ─▶ who looks after pools ─▶ control socket ─▶ layers (arrays take up what
-//! is due) ─▶ `ready`.
+//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools ─▶ control socket ─▶ layers (arrays take up
+//! what is due) ─▶ `ready`.
 //! Down: control socket ─▶ who looks after pools ─▶ mounts and guests' rings (the workers still answer what is under way) ─▶ what
 //! [`Workers::stop`] does ─▶ statistics.
 
 mod arrays;
 mod autoextend;
 mod groups;
+mod guests;
 mod offers;
 mod served;
 mod workers;
@@ -25,6 +26,7 @@ use blockwork_engine::{Stats, Volume};
 use blockwork_export::fuse;
 use blockwork_export::nbd::{self, Export, Exports, Listener, NbdConfig, Server, ServerTls};
 use blockwork_export::vhost::{VhostOptions, VhostServer};
+use blockwork_export::xen::{XenOptions, XenServer};
 use blockwork_format::escape;
 use blockwork_insight::report;
 use blockwork_volume::{Assembly, Plan, parse_setting};
@@ -48,8 +50,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     // From here on a signal waits until it is looked at, so that none ends us half-way up.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1])?;
     let inherited = nbd::inherited(|name| std::env::var(name).ok())?;
-    if args.nbd.is_empty() && args.fuse.is_empty() && args.vhost_user.is_empty() && inherited.is_empty() {
-        bail!("nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT, --fuse FILE or --vhost-user PATH");
+    let guests = args.vhost_user.len() + args.xen.len();
+    if args.nbd.is_empty() && args.fuse.is_empty() && guests == 0 && inherited.is_empty() {
+        bail!(
+            "nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT, --fuse FILE, --vhost-user PATH or --xen DOMID/VDEV"
+        );
     }
     let (disks, named) = disks_and_volumes(args);
     let mut assembly = assemble(args, disks)?;
@@ -177,6 +182,7 @@ impl Running {
             self.export_fuse(path)?;
         }
         self.export_vhost(args)?;
+        self.export_xen(args)?;
         let state = ControlState::new(self.workers.stats.clone(), self.workers.hub.clone());
         self.offers.tell(state.volumes());
         let serves_all = disks_and_volumes(args).1.is_empty() && args.table.is_empty();
@@ -244,6 +250,30 @@ impl Running {
             let options = VhostOptions { queues: args.queues, first_worker };
             let stats = self.workers.stats.clone();
             let server = VhostServer::start(path, (*id, volume), options, &self.workers.handles, stats)?;
+            self.addresses.push(server.address().to_owned());
+            self.offers.by_guest(*id, server);
+        }
+        Ok(())
+    }
+
+    /// A device of a guest is one disk, so each volume has its own.
+    fn export_xen(&mut self, args: &ServeArgs) -> Result<()> {
+        let volumes = self.workers.served.all();
+        if args.xen.len() > volumes.len() {
+            bail!(
+                "{} times --xen for {} volumes: each is the disk of one volume, in their order",
+                args.xen.len(),
+                volumes.len()
+            );
+        }
+        if args.xen.is_empty() {
+            return Ok(());
+        }
+        let ledgers = socket_path()?.parent().map(Path::to_owned).unwrap_or_default();
+        for (first_worker, (&(domain, device), (id, volume))) in args.xen.iter().zip(&volumes).enumerate() {
+            let options = XenOptions { domain, device, first_worker, ledgers: ledgers.clone() };
+            let stats = self.workers.stats.clone();
+            let server = XenServer::start(options, (*id, volume), &self.workers.handles, stats)?;
             self.addresses.push(server.address().to_owned());
             self.offers.by_guest(*id, server);
         }

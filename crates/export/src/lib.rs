@@ -12,3 +12,4 @@ pub mod blkif;
 pub mod fuse;
 pub mod nbd;
 pub mod vhost;
+pub mod xen;

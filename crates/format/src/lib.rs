@@ -38,6 +38,7 @@ pub mod table;
 pub mod thin;
 pub mod vhost_user;
 pub mod virtio;
+pub mod xenstore;
 
 pub use error::{ErrorKind, FormatError, Position};
 pub use escape::escape;

@@ -1,4 +1,4 @@
-//! Memory for I/O, reference-counted: a page-aligned allocation of ours, or a part of a mapping.
+//! Memory for I/O, reference-counted: a page-aligned allocation of ours, a part of a mapping, or pages that were granted.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
@@ -6,6 +6,7 @@ use std::ptr::{self, NonNull};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
+use crate::granted::GrantedPages;
 use crate::mapping::Mapping;
 use crate::pool::Shelf;
 
@@ -25,6 +26,8 @@ enum Owner {
     Heap(Layout),
     /// A mapping, which lives as long as parts of it.
     Mapping { _keeps_it: Arc<Mapping> },
+    /// Another domain does: it is unmapped with the allocation.
+    Granted { _keeps_it: GrantedPages },
 }
 
 impl Drop for Allocation {
@@ -67,6 +70,12 @@ impl Buffer {
         let start = mapping.range(offset, len);
         let owner = Owner::Mapping { _keeps_it: mapping.clone() };
         Buffer { memory: Some(Rc::new(Allocation { start, size: len, owner, home: Weak::new() })) }
+    }
+
+    pub(crate) fn of_granted(pages: GrantedPages) -> Buffer {
+        let (start, size) = (pages.start(), pages.len());
+        let owner = Owner::Granted { _keeps_it: pages };
+        Buffer { memory: Some(Rc::new(Allocation { start, size, owner, home: Weak::new() })) }
     }
 
     pub(crate) fn from_shelf(memory: Rc<Allocation>) -> Buffer {

@@ -1,5 +1,5 @@
-//! I/O memory: page-aligned buffers, a pool of them per worker, memory shared with other processes, and segments that
-//! point into either.
+//! I/O memory: page-aligned buffers, a pool of them per worker, memory shared with other processes or granted by other
+//! domains of Xen's, and segments that point into any of them.
 //!
 //! This is one of the few crates that contain `unsafe` (see ARCHITECTURE.md): it owns raw memory that the kernel
 //! reads and writes behind Rust's back (io_uring), so nothing here ever hands out a `&[u8]` or `&mut [u8]` to that
@@ -20,6 +20,7 @@
 
 mod buffer;
 mod fault;
+mod granted;
 mod guest;
 mod mapping;
 mod pool;
@@ -27,6 +28,7 @@ mod segment;
 mod words;
 
 pub use buffer::{Buffer, PAGE};
+pub use granted::GrantDevice;
 pub use guest::{
     GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRegion, LayoutError, NotGuestMemory, Place,
 };

@@ -16,7 +16,8 @@
 //! 4. Once warm, starting and completing operations allocates nothing.
 //!
 //! `unsafe` lives in `enter` (the system call), `ring` (submission), `slots` (addresses for the kernel), `socket` (accepted
-//! descriptors), `wake` (the eventfd's read), `blocking` (two ioctls) and `direct` (readv and writev without the ring).
+//! descriptors), `wake` (the eventfd's read), `blocking` (two ioctls), `evtchn` (two more) and `direct` (readv and writev without
+//! the ring).
 //!
 //! A descriptor given as a [`FileId`](blockwork_engine::FileId) must stay open until the `wait` that follows the
 //! start has returned: from then on the kernel holds the file itself.
@@ -27,6 +28,7 @@ mod blocking;
 mod direct;
 mod enter;
 mod event;
+mod evtchn;
 mod look;
 mod network;
 mod portion;
@@ -39,6 +41,7 @@ mod words;
 
 pub use direct::{NOW_SEGMENTS_MAX, read_now, write_now};
 pub use event::Signal;
+pub use evtchn::EventPort;
 pub use ring::Uring;
 pub use setup::{AsKernel, UringConfig, UringError};
 

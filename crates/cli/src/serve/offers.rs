@@ -1,6 +1,6 @@
 //! By what clients reach the volumes of a server, where these come, change and go.
 //!
-//! An NBD server offers what comes later as well. A folder of files (FUSE) and a guest's disk (vhost-user) stay with what they were
+//! An NBD server offers what comes later as well. A folder of files (FUSE) and a guest's disk (vhost-user, Xen) stay with what they were
 //! started with; a guest is told of a new size.
 
 use std::collections::HashSet;
@@ -10,8 +10,9 @@ use anyhow::{Result, anyhow, bail};
 use blockwork_daemon::Volumes;
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_export::nbd::{Export, Exports};
-use blockwork_export::vhost::VhostServer;
 use blockwork_format::escape;
+
+use super::guests::Guest;
 
 /// See the module's head.
 #[derive(Clone, Default)]
@@ -22,7 +23,7 @@ pub(crate) struct Offers {
     /// Where files of the volumes are, and of which.
     fuse: Vec<String>,
     in_files: HashSet<VolumeId>,
-    guests: Arc<Mutex<Vec<(VolumeId, VhostServer)>>>,
+    guests: Arc<Mutex<Vec<(VolumeId, Guest)>>>,
     /// What the control API tells of them.
     told: Volumes,
     /// Whatever comes is read-only.
@@ -49,11 +50,11 @@ impl Offers {
         self.in_files.extend(volumes);
     }
 
-    pub(super) fn by_guest(&mut self, volume: VolumeId, server: VhostServer) {
-        self.guests().push((volume, server));
+    pub(super) fn by_guest(&mut self, volume: VolumeId, guest: impl Into<Guest>) {
+        self.guests().push((volume, guest.into()));
     }
 
-    fn guests(&self) -> MutexGuard<'_, Vec<(VolumeId, VhostServer)>> {
+    fn guests(&self) -> MutexGuard<'_, Vec<(VolumeId, Guest)>> {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -62,7 +63,7 @@ impl Offers {
         let files: &[String] = if self.in_files.contains(&id) { &self.fuse } else { &[] };
         let mut all = [&self.nbd_addresses[..], files].concat();
         let guests = self.guests();
-        all.extend(guests.iter().filter(|(of, _)| *of == id).map(|(_, server)| server.address().to_owned()));
+        all.extend(guests.iter().filter(|(of, _)| *of == id).map(|(_, guest)| guest.address().to_owned()));
         all
     }
 
@@ -86,8 +87,8 @@ impl Offers {
     /// It cannot be offered under its name.
     pub(crate) fn change(&self, name: &str, id: VolumeId, volume: &Volume) -> Result<()> {
         self.told.replace(name, volume);
-        for (_, server) in self.guests().iter().filter(|(of, _)| *of == id) {
-            server.set_volume(volume);
+        for (_, guest) in self.guests().iter().filter(|(of, _)| *of == id) {
+            guest.set_volume(volume);
         }
         match &self.nbd {
             Some(exports) => Ok(exports.replace(name, Export::new(id, volume, self.read_only))?),
@@ -108,10 +109,10 @@ impl Offers {
                 self.fuse.join(", ")
             );
         }
-        if let Some((_, server)) = self.guests().iter().find(|(of, _)| *of == id) {
+        if let Some((_, guest)) = self.guests().iter().find(|(of, _)| *of == id) {
             bail!(
                 "{shown} is in use: it is the disk at {}, which stays until the server stops",
-                server.address()
+                guest.address()
             );
         }
         if let Some(exports) = &self.nbd {
@@ -130,6 +131,6 @@ impl Offers {
 
     /// Ends what guests have. Mounts and the NBD server have their own ends.
     pub(super) fn stop_guests(&self) {
-        self.guests().drain(..).for_each(|(_, server)| server.stop());
+        self.guests().drain(..).for_each(|(_, guest)| guest.stop());
     }
 }

@@ -2,7 +2,11 @@
 //!
 //! One turn takes what is in the ring, once around at most, and lets the front end know of all answers at once. When the
 //! ring is empty the front end is asked to ring the bell at the next request; while there is work it need not.
+//!
+//! Data is moved straight to and from the front end's pages, or through buffers of the worker's where those pages must not be given
+//! to the kernel ([`BackPort::with_own_buffers`]).
 
+use std::mem;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -14,7 +18,7 @@ use blockwork_format::blkif::{
     Data, Direct, INDIRECT_PAGES_MAX, Kind, Operation, PAGE_BYTES, Request, Response, SEGMENT_BYTES,
     SEGMENTS_MAX, SEGMENTS_PER_PAGE, Segment as PageSegment, Status, decode_segments,
 };
-use blockwork_memory::{Segment, Segments};
+use blockwork_memory::{Segment, Segments, bytes_in, copy_between};
 use slab::Slab;
 
 use super::ids::Ids;
@@ -80,7 +84,15 @@ struct InFlight {
     record: Record,
     /// What follows when the flush is done.
     then: Option<Bio>,
+    /// Pages of the front end that a read's data is copied to, if it is.
+    read_to: Segments,
+    /// Of the worker's own buffers.
+    own_bytes: usize,
 }
+
+/// Data that a queue has in buffers of the worker's at most before it takes another request, bytes: a front end of a ring of 16 pages
+/// may ask for 512 MiB at a time.
+const OWN_BYTES_MAX: usize = 16 << 20;
 
 /// A request that is not done, and what is told of it.
 struct Refusal(Status, String);
@@ -100,6 +112,9 @@ pub struct BackPort<E: Env> {
     requests: Slab<InFlight>,
     ids: Ids,
     ledger: Option<Ledger>,
+    /// Whether data goes through buffers of the worker's, and how many bytes are in some.
+    copies: bool,
+    own_bytes: usize,
     /// A barrier that waits for what was taken before it.
     held: Option<(Request, Record)>,
     /// A barrier is under way: its place in `requests`.
@@ -132,6 +147,8 @@ impl<E: Env> BackPort<E> {
             ids: Ids::new(ring.slots()),
             ring,
             ledger: None,
+            copies: false,
+            own_bytes: 0,
             held: None,
             barrier: None,
             answered: 0,
@@ -152,10 +169,23 @@ impl<E: Env> BackPort<E> {
         self
     }
 
+    /// Moves data through buffers of the worker's. Pages that another domain has granted are nothing that the kernel may have for I/O:
+    /// Linux' gntdev unmaps them when a process is killed, whoever still has them pinned. And a guest that changes its data while it is
+    /// written changes nothing any more.
+    #[must_use]
+    pub fn with_own_buffers(mut self) -> BackPort<E> {
+        self.copies = true;
+        self
+    }
+
     /// Whether the next request may be taken.
     #[inline]
     fn accepts(&self) -> bool {
-        !self.stopping && self.broken.is_none() && self.held.is_none() && self.barrier.is_none()
+        !self.stopping
+            && self.broken.is_none()
+            && self.held.is_none()
+            && self.barrier.is_none()
+            && self.own_bytes < OWN_BYTES_MAX
     }
 
     fn serve(&mut self, cx: &mut Context<'_, E>) {
@@ -265,7 +295,7 @@ impl<E: Env> BackPort<E> {
         record: Record,
     ) -> Result<usize, Refusal> {
         let Request { sector, .. } = *request;
-        let (bio, then) = match &request.kind {
+        let (mut bio, mut then) = match &request.kind {
             Kind::Discard { secure: true, .. } => {
                 let why = "a secure discard, which was not offered";
                 return Err(Refusal(Status::NotSupported, why.to_owned()));
@@ -287,8 +317,17 @@ impl<E: Env> BackPort<E> {
                 (self.data(op, sector)?, None)
             }
         };
+        let mut own_bytes = 0;
+        let mut read_to = Segments::new();
+        if self.copies {
+            for bio in then.iter_mut().chain([&mut bio]) {
+                own_bytes += bytes_in(&bio.data);
+                read_to = use_own_buffer(cx, bio);
+            }
+        }
+        self.own_bytes += own_bytes;
         let (id, operation) = (request.id, request.operation());
-        let place = self.requests.insert(InFlight { id, operation, record, then });
+        let place = self.requests.insert(InFlight { id, operation, record, then, read_to, own_bytes });
         cx.submit(self.config.volume, place as u64, bio);
         Ok(place)
     }
@@ -385,6 +424,21 @@ impl<E: Env> BackPort<E> {
     }
 }
 
+/// Puts a buffer of the worker's in the place of the front end's pages, with what is to be written. Where a read's data goes then.
+fn use_own_buffer<E: Env>(cx: &Context<'_, E>, bio: &mut Bio) -> Segments {
+    let len = bytes_in(&bio.data);
+    if len == 0 {
+        return Segments::new();
+    }
+    let own = Segments::from_iter([Segment::new(cx.pool().get(len), 0, len)]);
+    let pages = mem::replace(&mut bio.data, own);
+    if bio.op == Op::Read {
+        return pages;
+    }
+    copy_between(&pages, &bio.data);
+    Segments::new()
+}
+
 fn discard(sector: u64, nr: u64) -> Bio {
     Bio::without_data(Op::Discard, Flags::NONE, Sector(sector), Sectors(nr))
 }
@@ -414,7 +468,11 @@ impl<E: Env> Port<E> for BackPort<E> {
             cx.submit(self.config.volume, done.cookie, next);
             return;
         }
-        let InFlight { id, operation, record, .. } = self.requests.remove(place);
+        let InFlight { id, operation, record, read_to, own_bytes, .. } = self.requests.remove(place);
+        if done.result.is_ok() {
+            copy_between(&done.data, &read_to);
+        }
+        self.own_bytes -= own_bytes;
         if self.barrier == Some(place) {
             self.barrier = None;
         }

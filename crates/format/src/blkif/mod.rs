@@ -15,6 +15,7 @@
 
 mod keys;
 mod request;
+mod vdev;
 
 pub use keys::{
     BackFeatures, BackProperties, Discards, FrontParameters, KeyError, Limits, Pairs, QueueParameters, vdisk,
@@ -23,6 +24,7 @@ pub use request::{
     Data, Direct, Fault, Kind, Malformed, Operation, Request, Response, Segment, Segments, Status,
     decode_segments, encode_segments, operation, request_len,
 };
+pub use vdev::{NotADevice, VirtualDevice};
 
 /// Bytes of a page of a ring, of an indirect page, and of what a grant gives access to.
 pub const PAGE_BYTES: usize = 4096;

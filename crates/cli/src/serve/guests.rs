@@ -1,0 +1,51 @@
+//! A guest that has a volume as its disk, by whichever way.
+
+use blockwork_engine::Volume;
+use blockwork_export::vhost::VhostServer;
+use blockwork_export::xen::XenServer;
+
+/// See the module's head.
+pub(super) enum Guest {
+    /// By a socket.
+    Vhost(VhostServer),
+    /// As a domain of Xen's.
+    Xen(XenServer),
+}
+
+impl From<VhostServer> for Guest {
+    fn from(server: VhostServer) -> Guest {
+        Guest::Vhost(server)
+    }
+}
+
+impl From<XenServer> for Guest {
+    fn from(server: XenServer) -> Guest {
+        Guest::Xen(server)
+    }
+}
+
+impl Guest {
+    /// Where it has the disk.
+    pub(super) fn address(&self) -> &str {
+        match self {
+            Guest::Vhost(server) => server.address(),
+            Guest::Xen(server) => server.address(),
+        }
+    }
+
+    /// The volume has changed, such as its size: the guest is told of that.
+    pub(super) fn set_volume(&self, volume: &Volume) {
+        match self {
+            Guest::Vhost(server) => server.set_volume(volume),
+            Guest::Xen(server) => server.set_volume(volume),
+        }
+    }
+
+    /// What was taken is answered, the rest stays in the guest's rings.
+    pub(super) fn stop(self) {
+        match self {
+            Guest::Vhost(server) => server.stop(),
+            Guest::Xen(server) => server.stop(),
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! A queue of a device: its ring mapped, its event channel bound, and both given to a port of a worker.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use blockwork_engine::{Completion, Context, PortId, Stats, VolumeId, Worker, WorkerHandle};
+use blockwork_format::blkif::{Abi, PAGE_BYTES, QueueParameters};
+use blockwork_memory::{Buffer, GrantDevice, Place, Segment};
+use blockwork_uring::{EventPort, Uring, more};
+use rustix::fd::OwnedFd;
+
+use crate::blkif::{
+    Access, BackConfig, BackEnd, BackPort, BackRing, Ended, EventChannel, GrantError, GrantRef, Grants,
+    Ledger, SharedPages,
+};
+
+/// How long a server that was killed may still have the other end of an event channel, and how long to wait before it is tried
+/// again.
+const BIND_TIME: Duration = Duration::from_secs(10);
+const BIND_PAUSE: Duration = Duration::from_millis(10);
+
+/// What all queues of a device have in common.
+pub(super) struct Common {
+    /// For people: the export.
+    pub(super) name: String,
+    pub(super) volume: VolumeId,
+    /// The guest.
+    pub(super) domain: u32,
+    pub(super) abi: Abi,
+    pub(super) persistent: bool,
+    pub(super) max_indirect_segments: u32,
+    pub(super) stats: Arc<Stats>,
+    /// Written to when a queue has ended.
+    pub(super) bell: Arc<OwnedFd>,
+}
+
+/// A queue that is served.
+pub(super) struct Queue {
+    worker: WorkerHandle<Uring>,
+    port: PortId,
+    back: BackEnd,
+    life: Arc<Life>,
+    /// Requests that an earlier server has left, and that are done again.
+    pub(super) left: u32,
+}
+
+/// Whether there is (or will be) a port.
+struct Life {
+    ended: Mutex<bool>,
+    changed: Condvar,
+    bell: Arc<OwnedFd>,
+}
+
+impl Life {
+    fn ended(&self) -> MutexGuard<'_, bool> {
+        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The port's end of a [`Life`]: when it is dropped, the port is gone.
+struct Presence(Arc<Life>);
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        *self.0.ended() = true;
+        self.0.changed.notify_all();
+        // An eventfd that cannot be written to is full, and so readable.
+        let _ = rustix::io::write(&*self.0.bell, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Queue {
+    /// Has `worker` serve a queue. `resumes`: another server has served it, and left a ledger.
+    ///
+    /// # Errors
+    /// What of it cannot be had, for people.
+    pub(super) fn start(
+        worker: &WorkerHandle<Uring>,
+        common: &Arc<Common>,
+        index: usize,
+        parameters: &QueueParameters,
+        ledger: Place,
+        resumes: bool,
+    ) -> Result<Queue, String> {
+        let remote = parameters.event_channel;
+        let bell = bind(common.domain, remote)
+            .map_err(|error| format!("queue {index}: event-channel {remote} cannot be bound to: {error}"))?;
+        let life =
+            Arc::new(Life { ended: Mutex::new(false), changed: Condvar::new(), bell: common.bell.clone() });
+        let channel = Channel { bell, name: common.name.clone(), _presence: Presence(life.clone()) };
+        let (tell, told) = mpsc::channel();
+        let (common, refs) = (common.clone(), parameters.ring_refs.clone());
+        worker.run(move |worker| {
+            let made = Parts { common: &common, index, refs: &refs, ledger, resumes }.add(worker, channel);
+            // The thread waits for it, unless it has panicked.
+            let _ = tell.send(made);
+        });
+        let (port, back, left) = told.recv().map_err(|_| "its worker has ended".to_owned())??;
+        Ok(Queue { worker: worker.clone(), port, back, life, left })
+    }
+
+    /// Asks it to end when what it has taken is answered.
+    pub(super) fn close(&self) {
+        self.back.close();
+        let port = self.port;
+        self.worker.run(move |worker| worker.poke(port));
+    }
+
+    /// Waits until it has ended.
+    pub(super) fn join(self) {
+        let ended = self.life.ended();
+        drop(self.life.changed.wait_while(ended, |ended| !*ended));
+    }
+
+    /// Why it serves no more, if it does not.
+    pub(super) fn broken(&self) -> Option<String> {
+        match self.back.ended() {
+            Some(Ended::Broken(reason)) => Some(reason.clone()),
+            Some(Ended::Closed) => Some("it was closed with its worker".to_owned()),
+            None => self.life.ended().then(|| "its worker has ended".to_owned()),
+        }
+    }
+}
+
+/// Binds to an event channel that a server which has just been killed may still have.
+fn bind(domain: u32, remote: u32) -> io::Result<EventPort> {
+    let end = Instant::now() + BIND_TIME;
+    loop {
+        match EventPort::bind(domain, remote) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput && Instant::now() < end => {
+                pause();
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Between two tries.
+#[allow(clippy::disallowed_methods, reason = "nobody tells when another process's event channels are closed")]
+fn pause() {
+    thread::sleep(BIND_PAUSE);
+}
+
+/// What a port is made of.
+struct Parts<'a> {
+    common: &'a Common,
+    index: usize,
+    refs: &'a [GrantRef],
+    ledger: Place,
+    resumes: bool,
+}
+
+impl Parts<'_> {
+    fn add(self, worker: &mut Worker<Uring>, channel: Channel) -> Result<(PortId, BackEnd, u32), String> {
+        let index = self.index;
+        let (port, back, left) = self.port(channel).map_err(|reason| format!("queue {index}: {reason}"))?;
+        Ok((worker.add_port(Box::new(port)), back, left))
+    }
+
+    fn port(self, channel: Channel) -> Result<(BackPort<Uring>, BackEnd, u32), String> {
+        let Parts { common, index, refs, ledger, resumes } = self;
+        let device = GrantDevice::open().map_err(|error| format!("/dev/xen/gntdev: {error}"))?;
+        let mut grants = Mapped { device, domain: common.domain };
+        let mut pages = Vec::new();
+        grants.map(refs, Access::Write, &mut pages).map_err(|error| format!("its ring: {error}"))?;
+        let pages = SharedPages::new(pages).map_err(|error| error.to_string())?;
+        let mut ring = BackRing::new(pages, common.abi);
+        let slots = ring.slots();
+        let memory = Buffer::of_mapping(&ledger.mapping, ledger.offset, Ledger::bytes(slots));
+        let ledger = if resumes {
+            Ledger::resume(memory, common.abi, slots, ring.next_answer())
+                .map_err(|error| error.to_string())?
+        } else {
+            Ledger::new(memory, slots)
+        };
+        let left = ledger.left();
+        ring.resume(left).map_err(|error| error.to_string())?;
+        let name = format!("{} queue {index}", common.name);
+        let config = BackConfig {
+            stats: common.stats.ring(&name, slots),
+            name,
+            volume: common.volume,
+            persistent: common.persistent,
+            max_indirect_segments: common.max_indirect_segments,
+        };
+        let (port, back) = BackPort::new(config, ring, Box::new(channel), Box::new(grants));
+        Ok((port.with_own_buffers().with_ledger(ledger), back, left))
+    }
+}
+
+/// A guest's pages.
+struct Mapped {
+    device: Arc<GrantDevice>,
+    domain: u32,
+}
+
+impl Grants for Mapped {
+    fn map(&mut self, refs: &[GrantRef], access: Access, out: &mut Vec<Segment>) -> Result<(), GrantError> {
+        let Some(&first) = refs.first() else { return Ok(()) };
+        let pages = self.device.map(self.domain, refs, access == Access::Write).map_err(|error| {
+            let which = if refs.len() > 1 {
+                format!("or one of {} behind it", refs.len() - 1)
+            } else {
+                String::new()
+            };
+            GrantError {
+                gref: first,
+                reason: format!("{which} cannot be mapped {access}: {error}").trim().to_owned(),
+            }
+        })?;
+        let page = |n| Segment::new(pages.clone(), n * PAGE_BYTES, PAGE_BYTES);
+        out.extend((0..refs.len()).map(page));
+        Ok(())
+    }
+}
+
+/// An event channel to a guest.
+struct Channel {
+    bell: EventPort,
+    name: String,
+    _presence: Presence,
+}
+
+/// The channel's only operation.
+const RUNG: u32 = 0;
+
+impl Channel {
+    fn watch(&self, cx: &mut Context<'_, Uring>) {
+        let token = cx.token(RUNG);
+        cx.env.watch(token, self.bell.fd().clone());
+    }
+
+    fn rearm(&self) {
+        if let Err(error) = self.bell.rearm() {
+            log::warn!("xen: {}: its event channel: {error}", self.name);
+        }
+    }
+}
+
+impl EventChannel<Uring> for Channel {
+    fn open(&mut self, cx: &mut Context<'_, Uring>) {
+        self.watch(cx);
+        // What came before there was anybody to hear of it; and what was answered before may not have been heard.
+        self.notify(cx);
+        cx.wake_me();
+    }
+
+    fn event(&mut self, cx: &mut Context<'_, Uring>, _local: u32, completion: Completion) {
+        if completion.result < 0 {
+            return; // cancelled by `close`
+        }
+        self.rearm();
+        if !more(completion.flags) {
+            self.watch(cx);
+        }
+    }
+
+    fn notify(&mut self, _cx: &mut Context<'_, Uring>) {
+        if let Err(error) = self.bell.notify() {
+            log::debug!("xen: {}: the guest cannot be notified: {error}", self.name);
+        }
+    }
+
+    fn close(&mut self, cx: &mut Context<'_, Uring>) {
+        let token = cx.token(RUNG);
+        cx.env.cancel(token);
+    }
+}
