@@ -3,11 +3,12 @@
 CARGO ?= cargo
 FUZZ_SECONDS ?= 60
 
-.PHONY: help demo test check bench fuzz tools
+.PHONY: help demo test test-xen check bench fuzz tools
 
 help:
 	@echo 'make demo    build, and show the main job on four disks that a real kernel wrote'
 	@echo 'make test    install what the tests need (as root: apt-get), and run every check and test'
+	@echo 'make test-xen  serve guests of Xen, booted under QEMU (tests/xen; a quarter of an hour)'
 	@echo 'make check   the checks alone: fmt, tidy, clippy, doc, deny'
 	@echo 'make bench   measure Blockwork and its peers side by side, into bench/RESULTS.md'
 	@echo 'make fuzz    $(FUZZ_SECONDS) s of libFuzzer for each target (FUZZ_SECONDS=N; nightly and cargo-fuzz)'
@@ -22,6 +23,11 @@ tools:
 
 test: tools
 	scripts/test
+
+# Not in `make test`: it downloads 140 MB and is slow.
+test-xen:
+	$(CARGO) build --release --locked -p blockwork
+	tests/xen/run
 
 check:
 	scripts/test --quick
