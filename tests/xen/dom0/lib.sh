@@ -87,13 +87,16 @@ until_gone() {
 
 # serve ARGS...: starts a server, and waits until it is ready.
 serve() {
+    # What the one before has said is not taken for its own.
+    rm -f "$work/ready.txt"
     blockwork serve --stats "$@" >"$work/ready.txt" 2>>"$work/server.txt" &
     server=$!
-    wait_for 60 ready && is_ready || fail "the server is not ready"
+    wait_for 60 ready || fail "the server is not ready after 60 s"
+    is_ready || fail "the server has ended before it was ready"
 }
 
 is_ready() {
-    grep -q '^ready' "$work/ready.txt"
+    grep -qs '^ready' "$work/ready.txt"
 }
 
 # Or gone.

@@ -17,8 +17,9 @@
 //! 1. The other end is hostile. What it writes to shared pages is copied out by one load for each word, and checked in
 //!    the copy; its indices are bounded by the ring's size; what it asks for beyond the protocol ends in an error answer, and
 //!    what cannot be answered ends the ring with a reason that is logged. Others go on.
-//! 2. Each request that was taken is answered once, and a page that was mapped for it stays mapped until then.
-//! 3. A ring's memory is bounded: by its size, times the segments that a request may have.
+//! 2. Each request that was taken is answered once, and a page that its data is moved to or from stays mapped as long as that takes.
+//! 3. A ring's memory is bounded: by its size, times the segments that a request may have; where data is copied, by 16 MiB and one
+//!    request more.
 //! 4. A barrier is begun when nothing of its ring is under way, and nothing is taken until it is done.
 
 mod back;

@@ -11,8 +11,8 @@
 //!
 //! Invariants:
 //! 1. The text's length is stored after everything else, so that a ledger which has one is whole.
-//! 2. Who has the file open has it locked, so that a device has one server, and a server that was killed is gone with all that the
-//!    kernel did for it before the next one begins.
+//! 2. Who has the file open has it locked, so that a device has one server. What the kernel still does for one that was killed is over
+//!    before the next one begins: until then the disks, which are claimed, are not to be had.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;

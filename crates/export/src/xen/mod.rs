@@ -7,8 +7,9 @@
 //! ```
 //!
 //! The thread (`server`) keeps the connection: it writes the device's nodes (`nodes`), watches the front end's, and does what
-//! [`BackDevice`](crate::blkif::BackDevice) says. A queue (`queue`) has its ring mapped, and its data are the guest's pages, which
-//! go to the kernel as they are. `ledger` keeps what was taken and not answered in a file, so that the guest sees nothing of a
+//! [`BackDevice`](crate::blkif::BackDevice) says. A queue (`queue`) has its ring mapped; its data is copied between
+//! the guest's pages and the worker's own buffers, since a process that is killed while the kernel does I/O on pages of gntdev's takes
+//! the machine's memory with it. `ledger` keeps what was taken and not answered in a file, so that the guest sees nothing of a
 //! server that is killed and started again.
 //!
 //! The front end is hostile, see [`blkif`](crate::blkif); xenstored, which runs with the same rights as we do, is not.
@@ -18,6 +19,7 @@
 //!    that is gone.
 //! 2. One server at a time has a device: it holds the lock on its ledger.
 //! 3. A bad front end loses its own device and nothing else.
+//! 4. Pages that are mapped from the guest are read and written by us alone: none is ever given to the kernel for I/O.
 
 mod ledger;
 mod nodes;

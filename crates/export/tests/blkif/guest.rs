@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use blockwork_engine::{
-    Bio, Completion, Context, Done, Errno, Flags, Op, Port, PortState, Sector, Sectors, WorkerHandle,
+    Bio, Completion, Context, Done, Errno, Flags, Op, Port, PortState, Sector, Sectors, Wait, WorkerHandle,
 };
 use blockwork_export::blkif::in_process::Bell;
 use blockwork_export::blkif::{Ended, EventChannel, FrontQueue, FrontWants, Refused};
@@ -196,8 +196,17 @@ impl Port<SimEnv> for Guest {
     fn drain(&mut self, _: &mut Context<'_, SimEnv>) {}
 }
 
+/// How the back end moves data.
+#[derive(Clone, Copy)]
+enum Data {
+    /// Straight to and from the guest's pages.
+    Straight,
+    /// Through buffers of the worker's.
+    Copied,
+}
+
 /// Runs guests of one device until all that they ask for is done.
-fn run(seed: u64, wants: FrontWants, depth: usize, bios: u64) -> (u64, u64) {
+fn run(seed: u64, wants: FrontWants, depth: usize, bios: u64, data: Data) -> (u64, u64) {
     let mut rig = Rig::new(seed);
     rig.world.set_chaos(Chaos {
         spurious_wakeups: 10_000,
@@ -208,7 +217,10 @@ fn run(seed: u64, wants: FrontWants, depth: usize, bios: u64) -> (u64, u64) {
     let judge = Rc::new(RefCell::new(Judge { left: device.front.len(), ..Judge::default() }));
     let mut ends = Vec::new();
     for (n, ((queue, bell), (port, end))) in (0..).zip(device.front.into_iter().zip(device.back)) {
-        rig.worker.add_port(Box::new(port));
+        rig.worker.add_port(Box::new(match data {
+            Data::Straight => port,
+            Data::Copied => port.with_own_buffers(),
+        }));
         ends.push(end);
         rig.worker.add_port(Box::new(Guest {
             queue,
@@ -246,8 +258,10 @@ fn what_is_read_is_what_was_written() {
                 for max_indirect_segments in [0, 256] {
                     seed += 1;
                     let wants = FrontWants { ring_pages, queues, abi, persistent, max_indirect_segments };
-                    let (read, written) = run(seed, wants, depth, 1000);
-                    assert!(read > 30 && written > 50, "{wants:?}: {read} read, {written} written");
+                    for data in [Data::Straight, Data::Copied] {
+                        let (read, written) = run(seed, wants, depth, 1000, data);
+                        assert!(read > 30 && written > 50, "{wants:?}: {read} read, {written} written");
+                    }
                 }
             }
         }
@@ -280,6 +294,49 @@ fn a_larger_ring_takes_more_at_a_time() {
         assert!(figures.full.0 > 50_000, "it was full until the first answer: {figures:?}");
         still_serves(&end);
     }
+}
+
+#[test]
+fn buffers_of_the_workers_are_bounded_whatever_a_ring_asks_for() {
+    let mut rig = Rig::new(5);
+    let device = rig.connect(FrontWants { ring_pages: 16, ..WANTS });
+    let [(mut queue, _)] = <[_; 1]>::try_from(device.front).ok().expect("one queue");
+    let [(port, end)] = <[_; 1]>::try_from(device.back).ok().expect("one queue");
+    for n in 0..100 {
+        let memory = Segment::new(Buffer::new(1 << 20), 0, 1 << 20);
+        let read = Bio::with_data(Op::Read, Flags::NONE, Sector(0), Segments::from_iter([memory]));
+        queue.submit(n, read).unwrap();
+    }
+    queue.publish();
+    rig.worker.add_port(Box::new(port.with_own_buffers()));
+    rig.settle();
+    let mut answers = Vec::new();
+    queue.answers(&mut answers).unwrap();
+    assert!(answers.len() == 100 && answers.iter().all(|done| done.result.is_ok()));
+    assert_eq!(rig.stats[0].snapshot().high_water, 16, "requests of 1 MiB at a time");
+    still_serves(&end);
+}
+
+#[test]
+fn what_a_guest_writes_is_what_it_had_when_its_request_was_taken() {
+    let mut rig = Rig::new(19);
+    let device = rig.connect(WANTS);
+    let [(mut queue, _)] = <[_; 1]>::try_from(device.front).ok().expect("one queue");
+    let [(port, _)] = <[_; 1]>::try_from(device.back).ok().expect("one queue");
+    let memory = Segment::new(Buffer::new(4096), 0, 4096);
+    memory.fill(1);
+    let data = Segments::from_iter([memory.clone()]);
+    queue.submit(0, Bio::with_data(Op::Write, Flags::FUA, Sector(80), data)).unwrap();
+    queue.publish();
+    rig.worker.add_port(Box::new(port.with_own_buffers()));
+    rig.worker.turn(Wait::Poll);
+    memory.fill(2);
+    rig.settle();
+    let mut answers = Vec::new();
+    queue.answers(&mut answers).unwrap();
+    assert!(answers.len() == 1 && answers[0].result.is_ok());
+    let block = rig.world.peek(blockwork_engine::FileId(0), 80);
+    assert!(block[..512].iter().all(|&byte| byte == 1));
 }
 
 #[test]
@@ -353,16 +410,21 @@ fn a_read_that_the_device_fails_fails_and_the_others_do_not() {
     let [(mut queue, _)] = <[_; 1]>::try_from(device.front).ok().expect("one queue");
     let [(port, end)] = <[_; 1]>::try_from(device.back).ok().expect("one queue");
     for n in 0..8 {
-        let memory = Segments::from_iter([Segment::new(Buffer::new(4096), 0, 4096)]);
-        queue.submit(n, Bio::with_data(Op::Read, Flags::NONE, Sector(n * 800), memory)).unwrap();
+        let memory = Segment::new(Buffer::new(4096), 0, 4096);
+        memory.fill(0xee);
+        let data = Segments::from_iter([memory]);
+        queue.submit(n, Bio::with_data(Op::Read, Flags::NONE, Sector(n * 800), data)).unwrap();
     }
     queue.publish();
-    rig.worker.add_port(Box::new(port));
+    rig.worker.add_port(Box::new(port.with_own_buffers()));
     rig.settle();
     let mut answers = Vec::new();
     queue.answers(&mut answers).unwrap();
-    let failed = answers.iter().filter(|done| done.result == Err(Errno::EIO)).count();
-    assert_eq!((answers.len(), failed), (8, 1));
+    let failed: Vec<_> = answers.iter().filter(|done| done.result == Err(Errno::EIO)).collect();
+    assert_eq!((answers.len(), failed.len()), (8, 1));
+    let mut found = [0; 4096];
+    failed[0].data[0].read_at(0, &mut found);
+    assert_eq!(found, [0xee; 4096], "nothing of the worker's buffer is the guest's to see");
     still_serves(&end);
 }
 

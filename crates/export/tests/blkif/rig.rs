@@ -114,7 +114,8 @@ impl Rig {
         end
     }
 
-    /// Serves a ring that keeps a ledger, a new one or what another back end has left. How much that is.
+    /// Serves a ring as a server under Xen does: it keeps a ledger, a new one or what another back end has left, and copies data. How
+    /// much was left.
     pub fn resume(
         &mut self,
         pages: SharedPages,
@@ -141,7 +142,8 @@ impl Rig {
         };
         let (_, bell) = Bell::pair();
         let (port, end) = BackPort::new(config, ring, Box::new(bell), Box::new(grants.clone()));
-        self.port = Some(self.worker.add_port(Box::new(port.with_ledger(ledger))));
+        let port = port.with_own_buffers().with_ledger(ledger);
+        self.port = Some(self.worker.add_port(Box::new(port)));
         (end, left)
     }
 }
