@@ -4,7 +4,7 @@ use blockwork_engine::{Errno, Op};
 use blockwork_layer::thin::Mode;
 use blockwork_sim::{Fault, Faults};
 
-use super::rig::{BLOCK, DATA, Make, Stand, report, superblock, together};
+use super::rig::{BLOCK, DATA, METADATA, Make, Stand, report, superblock, together};
 
 const ALWAYS: u32 = 1_000_000;
 
@@ -158,4 +158,18 @@ fn what_a_failed_flush_has_lost_is_a_hole_again_and_not_what_others_had_there() 
         }
     });
     assert_eq!((report(&world).data_used, superblock(&world).needs_check), (3, true));
+}
+
+#[test]
+fn blocks_of_a_commit_that_fails_are_not_passed_down() {
+    Make::default().play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 4 * BLOCK, 7).await.unwrap();
+        stand.flush(thin).await.unwrap();
+        stand.range(thin, Op::Discard, 0, 4 * BLOCK).await.unwrap();
+        stand.world.set_faults(METADATA, Faults { write_errors: ALWAYS, ..Faults::default() });
+        assert_eq!(stand.flush(thin).await, Err(Errno::EIO));
+        // What is committed still leads to them.
+        assert_eq!(stand.world.counters(DATA).discards, 0);
+    });
 }
