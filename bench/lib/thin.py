@@ -64,13 +64,14 @@ def mapped_table(folder):
     """A thick volume, and two pools with a volume that is mapped, another one (half as large), and one that is a hole."""
     sectors, lines = MAPPED_BLOCKS * BLOCK // 512, []
     lines.append(f"thick: 0 {sectors} linear null:{MAPPED_BLOCKS * BLOCK} 0")
-    for pool in "ab":
+    # A null disk is one by its size: each pool has one of its own.
+    for pool, size in (("a", 2 * MAPPED_BLOCKS * BLOCK), ("b", (2 * MAPPED_BLOCKS + 1) * BLOCK)):
         path = f"{folder}/mapped-{pool}.img"
         if not os.path.exists(path):
             half = MAPPED_BLOCKS // 2
             metadata(path, 2 * MAPPED_BLOCKS, device(1, MAPPED_BLOCKS, scattered),
                      device(2, half, lambda at: MAPPED_BLOCKS + scattered(2 * at) % MAPPED_BLOCKS), device(3, 0, None))
-        lines += [f"{pool}: 0 {2 * sectors} thin-pool {path} null:{2 * MAPPED_BLOCKS * BLOCK} {BLOCK // 512} 0 1 skip_block_zeroing",
+        lines += [f"{pool}: 0 {2 * sectors} thin-pool {path} null:{size} {BLOCK // 512} 0 1 skip_block_zeroing",
                   f"{pool}1: 0 {sectors} thin dm/{pool} 1", f"{pool}2: 0 {sectors // 2} thin dm/{pool} 2",
                   f"{pool}3: 0 {sectors} thin dm/{pool} 3"]
     return "\n".join(lines) + "\n"
