@@ -182,8 +182,10 @@ fn command_line(files: &BootFiles, folder: &Path) -> Command {
         MEMORY,
     ]);
     command.arg("-kernel").arg(&files.kernel).arg("-initrd").arg(&files.initrd);
-    command
-        .args(["-append", "console=ttyS0 loglevel=4 panic=-1 nokaslr no_timer_check mitigations=off random.trust_cpu=on"]);
+    command.args([
+        "-append",
+        "console=ttyS0 loglevel=4 panic=-1 nokaslr no_timer_check mitigations=off random.trust_cpu=on",
+    ]);
     let root = format!("if=none,id=root,format=raw,readonly=on,file={}", files.root.display());
     command.args(["-drive", &root, "-device", "virtio-blk-pci,drive=root"]);
     command.args([
