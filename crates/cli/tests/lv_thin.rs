@@ -5,39 +5,8 @@ mod support;
 
 use std::fs;
 
-use serde_json::Value;
-use support::lvm::Lab;
-use support::{output, run, tool};
-
-const EXTENT: usize = 4 << 20;
-const PE_START: usize = 1 << 20;
-
-/// The metadata of a pool that lies in one piece of one extent on the first disk.
-fn metadata(lab: &Lab, pool: &str) -> String {
-    let said = run(&mut lab.scratch.blockwork(lab.args(&["lv", "show", "--all", "--json", "vg"])));
-    let volumes: Value = serde_json::from_str(&said).expect("JSON");
-    let part = format!("{pool}_tmeta");
-    let part = volumes.as_array().expect("volumes").iter().find(|lv| lv["name"] == *part).expect("a map");
-    let area = part["areas"][0].as_str().expect("a place");
-    let extent: usize =
-        area.strip_prefix("pv0(").and_then(|rest| rest.strip_suffix(')')).unwrap().parse().unwrap();
-    let start = PE_START + extent * EXTENT;
-    let bytes = lab.scratch.read("a")[start..start + EXTENT].to_vec();
-    lab.scratch.write("map", bytes)
-}
-
-/// What `thin_dump` makes of a pool; `thin_check` has nothing to say.
-fn dumped(lab: &Lab, pool: &str) -> String {
-    let map = metadata(lab, pool);
-    let checked = output(tool("thin_check").args(["-q", &map]));
-    assert!(checked.status.success(), "{checked:?}");
-    run(tool("thin_dump").arg(&map))
-}
-
-fn columns(lab: &Lab, fields: &str) -> Vec<String> {
-    let command = format!("lvs -a --noheadings --separator ; --units m --nosuffix -O lv_name -o {fields} vg");
-    lab.lvm(&[&command]).remove(0).lines().map(|line| line.trim().to_owned()).collect()
-}
+use support::lvm::{EXTENT, Lab, PE_START};
+use support::{run, tool};
 
 #[test]
 fn pools_and_volumes_are_what_lvm_reads_and_the_pool_knows_them() {
@@ -57,8 +26,8 @@ fn pools_and_volumes_are_what_lvm_reads_and_the_pool_knows_them() {
         "snap;thin;1048576.00;pool;one;3;2",
         "two;thin;12.00;pool;;2;1",
     ];
-    assert_eq!(columns(&lab, "lv_name,segtype,lv_size,pool_lv,origin,thin_id,transaction_id"), expected);
-    let dump = dumped(&lab, "pool");
+    assert_eq!(lab.columns("lv_name,segtype,lv_size,pool_lv,origin,thin_id,transaction_id"), expected);
+    let dump = lab.dumped("pool");
     assert!(dump.contains("time=\"1\" transaction=\"3\""), "{dump}");
     assert!(dump.contains("data_block_size=\"128\" nr_data_blocks=\"640\""), "{dump}");
     for device in [
@@ -73,7 +42,7 @@ fn pools_and_volumes_are_what_lvm_reads_and_the_pool_knows_them() {
     lab.verb(&["lv", "resize", "vg/two", "--size", "20M"]);
     lab.verb(&["lv", "resize", "vg/pool", "--size", "+8M"]);
     lab.verb(&["lv", "rename", "vg/pool", "basin"]);
-    let dump = dumped(&lab, "basin");
+    let dump = lab.dumped("basin");
     assert!(dump.contains("transaction=\"4\"") && !dump.contains("dev_id=\"1\""), "{dump}");
     let expected = [
         "basin;;48.00",
@@ -83,12 +52,12 @@ fn pools_and_volumes_are_what_lvm_reads_and_the_pool_knows_them() {
         "snap;;1048576.00",
         "two;;20.00",
     ];
-    assert_eq!(columns(&lab, "lv_name,origin,lv_size"), expected);
+    assert_eq!(lab.columns("lv_name,origin,lv_size"), expected);
     lab.verb(&["lv", "resize", "vg/basin", "--pool-metadata-size", "+4M"]);
-    assert!(columns(&lab, "lv_name,lv_size").contains(&"[lvol0_pmspare];8.00".to_owned()));
+    assert!(lab.columns("lv_name,lv_size").contains(&"[lvol0_pmspare];8.00".to_owned()));
 
     lab.verb(&["lv", "remove", "vg/snap", "vg/two", "vg/basin"]);
-    assert_eq!(columns(&lab, "lv_name"), [] as [&str; 0]);
+    assert_eq!(lab.columns("lv_name"), [] as [&str; 0]);
 }
 
 #[test]
@@ -129,7 +98,7 @@ fn what_a_pool_cannot_be_is_refused_and_nothing_is_written() {
     let said = lab.refused(&["lv", "resize", "vg/pool", "--size", "-8M", "--force"]);
     assert!(said.contains("do not become smaller"), "{said}");
     // Metadata of which LVM's text and the pool have different numbers is not touched.
-    let map = metadata(&lab, "pool");
+    let map = lab.metadata("pool");
     run(tool("thin_dump").args(["-o", &lab.scratch.at("xml"), &map]));
     let dump = fs::read_to_string(lab.scratch.path("xml")).unwrap();
     let older = lab

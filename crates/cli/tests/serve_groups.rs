@@ -6,13 +6,12 @@ mod support;
 
 use std::path::Path;
 
+use blockwork_format::virtio::blk::{request, status};
 use serde_json::Value;
 use support::lvm::Lab;
 use support::nbd::{fio, load, nbdload, python};
-use support::{Background, output, run, run_refused, tool, until};
-
-const EXTENT: usize = 4 << 20;
-const PE_START: usize = 1 << 20;
+use support::{Background, Server, output, run, run_refused, tool, until};
+use vhostload::{Disk, Options, Request};
 
 /// A verb that the running server is asked for.
 fn served(lab: &Lab, args: &[&str]) -> String {
@@ -29,36 +28,6 @@ fn shown(lab: &Lab, name: &str) -> Value {
     let said = served(lab, &["lv", "show", "--json", name]);
     let mut all: Value = serde_json::from_str(&said).expect("JSON");
     all[0].take()
-}
-
-/// What `thin_dump` makes of a pool whose map lies on the first disk; `thin_check` has nothing to say.
-fn dumped(lab: &Lab, pool: &str) -> String {
-    let said = run(&mut lab.scratch.blockwork(lab.args(&["lv", "show", "--all", "--json", "vg"])));
-    let volumes: Value = serde_json::from_str(&said).expect("JSON");
-    let part = format!("{pool}_tmeta");
-    let part = volumes.as_array().expect("volumes").iter().find(|lv| lv["name"] == *part).expect("a map");
-    let size = usize::try_from(part["bytes"].as_u64().expect("a size")).expect("it fits");
-    let areas = part["areas"].as_array().expect("places");
-    // In one piece, or in pieces of an extent each.
-    let length = if areas.len() == 1 { size } else { EXTENT };
-    let disk = lab.scratch.read("a");
-    let piece = |area: &Value| {
-        let extent =
-            area.as_str().and_then(|area| area.strip_prefix("pv0(")?.strip_suffix(')')).expect("a place");
-        let start = PE_START + extent.parse::<usize>().expect("a number") * EXTENT;
-        disk[start..start + length].to_vec()
-    };
-    let bytes: Vec<u8> = areas.iter().flat_map(piece).collect();
-    assert_eq!(bytes.len(), size);
-    let map = lab.scratch.write("map", bytes);
-    let checked = output(tool("thin_check").args(["-q", &map]));
-    assert!(checked.status.success(), "{checked:?}");
-    run(tool("thin_dump").arg(&map))
-}
-
-fn columns(lab: &Lab, fields: &str) -> Vec<String> {
-    let command = format!("lvs -a --noheadings --separator ; --units m --nosuffix -O lv_name -o {fields} vg");
-    lab.lvm(&[&command]).remove(0).lines().map(|line| line.trim().to_owned()).collect()
 }
 
 /// A group with a pool of `mib` and a volume `one` of 64 MiB.
@@ -147,10 +116,10 @@ fn thin_volumes_and_snapshots_come_and_go_while_a_client_writes() {
 
     lab.expect_sound();
     assert_eq!(
-        columns(&lab, "lv_name,origin,thin_id,transaction_id"),
+        lab.columns("lv_name,origin,thin_id,transaction_id"),
         ["[lvol0_pmspare];;;", "one;;1;0", "pool;;;5", "[pool_tdata];;;", "[pool_tmeta];;;", "snap;one;2;1"]
     );
-    let dump = dumped(&lab, "pool");
+    let dump = lab.dumped("pool");
     assert!(
         dump.contains("transaction=\"5\"") && dump.contains("dev_id=\"2\"") && !dump.contains("dev_id=\"3\""),
         "{dump}"
@@ -188,9 +157,9 @@ fn a_full_pool_that_grows_lets_writes_that_wait_go_on() {
     let ended = server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     lab.expect_sound();
-    let dump = dumped(&lab, "pool");
+    let dump = lab.dumped("pool");
     assert!(dump.contains("nr_data_blocks=\"768\""), "{dump}");
-    assert!(columns(&lab, "lv_name,lv_size").contains(&"pool;48.00".to_owned()));
+    assert!(lab.columns("lv_name,lv_size").contains(&"pool;48.00".to_owned()));
 }
 
 #[test]
@@ -211,7 +180,7 @@ fn a_pool_that_fills_up_extends_itself_and_nothing_is_lost() {
     let ended = server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     lab.expect_sound();
-    let dump = dumped(&lab, "pool");
+    let dump = lab.dumped("pool");
     assert!(dump.contains("mapped_blocks=\"896\""), "{dump}");
 
     // Where the group has no room, that is told, and the pool is as it was.
@@ -224,7 +193,51 @@ fn a_pool_that_fills_up_extends_itself_and_nothing_is_lost() {
     let ended = server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
     lab.expect_sound();
-    dumped(&lab, "pool");
+    lab.dumped("pool");
+}
+
+#[test]
+fn the_map_of_a_pool_that_fills_up_is_extended_too() {
+    const GIB: u64 = 1 << 30;
+    let lab = Lab::new(&[("a", 24 << 10)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "20G", "--pool-metadata-size", "4M"]);
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "8G"]);
+    let set = ["--set", "vg/pool:thin_pool_autoextend_threshold=50"];
+    let server = lab.scratch.serve(["--disk", "a"].iter().chain(&set));
+    let map = || shown(&lab, "vg/pool")["metadata_percent"].as_f64().expect("a share");
+    assert!(map() < 30.0);
+    // Blocks of their own for zeros, in an order that leaves half of each leaf empty.
+    let script = format!(
+        "h = connect({:?})\nfor part in reversed(range(62)):\n    h.zero({}, part * {}, nbd.CMD_FLAG_NO_HOLE)\nh.flush()\n",
+        lab.scratch.uri("vg/one"),
+        GIB / 8,
+        GIB / 8
+    );
+    python(&script);
+    until("the map is larger", || map() < 50.0);
+    assert!(lab.columns("lv_name,lv_size").contains(&"[pool_tmeta];8.00".to_owned()));
+    server.stop_quietly();
+    lab.expect_sound();
+    let dump = lab.dumped("pool");
+    assert!(dump.contains("mapped_blocks=\"126976\""), "{}", &dump[..dump.len().min(400)]);
+}
+
+#[test]
+fn a_guest_is_told_that_its_volume_has_grown() {
+    let lab = pool(96, 161);
+    let socket = lab.scratch.at("socket");
+    let serve = ["serve", "--vhost-user", &socket, "--disk", "a", "vg/one"];
+    let server = Server::start(&mut lab.scratch.blockwork(serve));
+    let mut disk = Disk::new(Path::new(&socket), Options::default()).expect("a disk");
+    assert_eq!(disk.config().expect("its configuration").capacity, (64 << 20) / 512);
+    served(&lab, &["lv", "resize", "vg/one", "--size", "128M"]);
+    disk.wait_for_config_change().expect("word of it");
+    assert_eq!(disk.config().expect("its configuration").capacity, (128 << 20) / 512);
+    let last = Request { kind: request::OUT, sector: (128 << 20) / 512 - 8, len: 4096 };
+    assert_eq!(disk.run(0, last).expect("an answer").status, status::OK);
+    drop(disk);
+    server.stop_quietly();
 }
 
 #[test]
@@ -277,7 +290,7 @@ fn plain_volumes_come_grow_and_go_while_others_are_served() {
     drop(holder);
     server.stop_quietly();
     lab.expect_sound();
-    let names = columns(&lab, "lv_name,lv_size,lv_tags");
+    let names = lab.columns("lv_name,lv_size,lv_tags");
     assert!(
         names.contains(&"root;16.00;db".to_owned()) && names.contains(&"mirror;8.00;".to_owned()),
         "{names:?}"
@@ -309,7 +322,7 @@ fn a_server_that_was_told_what_to_serve_serves_no_more_unless_it_is_told_to() {
     ));
     server.stop_quietly();
     lab.expect_sound();
-    assert_eq!(columns(&lab, "lv_name,lv_size"), ["plain;80.00"]);
+    assert_eq!(lab.columns("lv_name,lv_size"), ["plain;80.00"]);
 }
 
 #[test]
@@ -389,10 +402,10 @@ fn a_server_that_is_killed_in_the_middle_of_changes_leaves_what_everybody_can_go
         changes.finish();
         // What was to become the next text may stand in its slot still, as LVM leaves it: the next change takes that.
         assert_eq!(lab.lvm(&["vgck vg"]), [""]);
-        dumped(&lab, "pool");
+        lab.dumped("pool");
         // Whoever opens the group next makes complete what was cut short.
         lab.verb(&["lv", "create", "vg/after", "--thin", "pool", "-V", "4M"]);
-        dumped(&lab, "pool");
+        lab.dumped("pool");
         let server = lab.scratch.serve(["--disk", "a"]);
         let log = log.to_str().unwrap();
         let report =
@@ -404,7 +417,7 @@ fn a_server_that_is_killed_in_the_middle_of_changes_leaves_what_everybody_can_go
         all.extend(names.filter(|name| !["vg/one", "vg/small"].contains(name)).map(str::to_owned));
         run(&mut lab.scratch.blockwork(all));
         server.stop_quietly();
-        let dump = dumped(&lab, "pool");
+        let dump = lab.dumped("pool");
         assert_eq!(dump.matches("dev_id=").count(), 2, "{dump}");
     }
 }

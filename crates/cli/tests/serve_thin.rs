@@ -9,7 +9,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use support::nbd::{fio, load, nbdload, python};
-use support::{Background, Scratch, output, run, tool, until};
+use support::{Background, Scratch, run, thin_dump, tool, until};
 
 /// Metadata of a pool of `blocks` blocks of 64 KiB with the volumes 1 and 2, of which 2 is a snapshot of 1, both empty.
 fn pool(scratch: &Scratch, blocks: u64) {
@@ -40,10 +40,7 @@ fn table(scratch: &Scratch, blocks: u64, features: &str) -> String {
 
 /// What `thin_dump` makes of the pool, with which `thin_check` is content.
 fn dumped(scratch: &Scratch) -> String {
-    let metadata = scratch.at("meta.img");
-    let checked = output(tool("thin_check").args(["-q", &metadata]));
-    assert!(checked.status.success(), "{}", support::both(&checked));
-    run(tool("thin_dump").arg(&metadata))
+    thin_dump(&scratch.at("meta.img"))
 }
 
 /// Blocks that a volume maps.

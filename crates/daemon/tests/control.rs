@@ -224,7 +224,13 @@ fn servers_are_found_and_sockets_of_dead_ones_removed() {
     let found = servers_in(rig.folder()).unwrap();
     let [only] = &found[..] else { panic!("{found:?}") };
     assert_eq!((only.pid, &only.socket), (std::process::id(), &rig.socket));
-    assert!(!dead.exists() && starting.exists() && unrelated.exists());
+    // A child that another test begins just now has the closed listener as well, until it becomes another program.
+    let start = std::time::Instant::now();
+    while dead.exists() {
+        assert!(start.elapsed() < PATIENCE, "the socket of a dead server stays");
+        servers_in(rig.folder()).unwrap();
+    }
+    assert!(starting.exists() && unrelated.exists());
     assert_eq!(find_volume_in(rig.folder(), HOSTILE).unwrap().socket, rig.socket);
     let error = find_volume_in(rig.folder(), "VG/x\n").unwrap_err().to_string();
     assert!(

@@ -12,7 +12,7 @@
 //!    targets of a [`table::Device`] cover it without gap or overlap.
 //! 3. An error names the place, the field, what was found, what was expected, and where there is one, the remedy
 //!    ([`FormatError`]).
-//! 4. Text that comes out of an image (names, messages) is returned as it is; whoever prints it calls [`escape`].
+//! 4. Text that comes out of an image (names, messages) is returned as it is; whoever prints it calls [`escape()`].
 //!
 //! Units: a *sector* is always 512 bytes, whatever the disk's logical block size. Offsets and sizes are bytes unless
 //! their name says otherwise.

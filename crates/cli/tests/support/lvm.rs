@@ -4,11 +4,18 @@
 //! activates nothing.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
+
+use serde_json::Value;
 
 use super::fs::Loop;
-use super::{Scratch, both, output, run, run_refused, tool};
+use super::{Scratch, both, output, run, run_refused, thin_dump, tool};
 
 const MIB: u64 = 1 << 20;
+
+/// Of the groups that our verbs make: size of an extent, and where the first one lies on a disk.
+pub const EXTENT: usize = 4 << 20;
+pub const PE_START: usize = 1 << 20;
 
 /// Disks, ours by their names, and LVM's as loop devices while it runs.
 pub struct Lab {
@@ -58,8 +65,14 @@ impl Lab {
 
     /// LVM's commands, one after the other, each with the devices in place of `DISKS` and of `DISK0`, ...; what they printed.
     pub fn lvm(&self, commands: &[&str]) -> Vec<String> {
-        let loops: Vec<Loop> =
-            self.disks.iter().map(|disk| Loop::with(&[], &self.scratch.at(disk))).collect();
+        self.lvm_on(&self.loops(), commands)
+    }
+
+    fn loops(&self) -> Vec<Loop> {
+        self.disks.iter().map(|disk| Loop::with(&[], &self.scratch.at(disk))).collect()
+    }
+
+    fn lvm_on(&self, loops: &[Loop], commands: &[&str]) -> Vec<String> {
         let ours: String = loops.iter().map(|it| format!("\"a|^{}$|\",", it.device)).collect();
         let configuration = format!(
             "devices {{ obtain_device_list_from_udev = 0 use_devicesfile = 0 external_device_info_source = \"none\"\n\
@@ -103,34 +116,62 @@ impl Lab {
         }
     }
 
+    /// A file with the metadata of a pool that lies on the first disk, in one piece or in pieces of one size.
+    pub fn metadata(&self, pool: &str) -> String {
+        let shown = |args: &[&str]| -> Value {
+            let said = run(&mut self.scratch.blockwork(self.args(args)));
+            serde_json::from_str(&said).expect("JSON")
+        };
+        let extent = shown(&["vg", "show", "--json", "vg"])[0]["extent_bytes"].as_u64().expect("a size");
+        let volumes = shown(&["lv", "show", "--all", "--json", "vg"]);
+        let part = format!("{pool}_tmeta");
+        let part = volumes.as_array().expect("volumes").iter().find(|lv| lv["name"] == *part);
+        let part = part.expect("a map");
+        let size = usize::try_from(part["bytes"].as_u64().expect("a size")).expect("it fits");
+        let areas = part["areas"].as_array().expect("places");
+        let length = size / areas.len();
+        let disk = fs::File::open(self.scratch.path(&self.disks[0])).expect("a disk");
+        let piece = |area: &Value| {
+            let at =
+                area.as_str().and_then(|area| area.strip_prefix("pv0(")?.strip_suffix(')')).expect("a place");
+            let start = PE_START as u64 + at.parse::<u64>().expect("a number") * extent;
+            let mut bytes = vec![0; length];
+            disk.read_exact_at(&mut bytes, start).expect("it is there");
+            bytes
+        };
+        let bytes: Vec<u8> = areas.iter().flat_map(piece).collect();
+        assert_eq!(bytes.len(), size);
+        self.scratch.write("map", bytes)
+    }
+
+    /// What `thin_dump` makes of a pool on the first disk.
+    pub fn dumped(&self, pool: &str) -> String {
+        thin_dump(&self.metadata(pool))
+    }
+
+    /// Fields of all volumes, as LVM tells them, by name.
+    pub fn columns(&self, fields: &str) -> Vec<String> {
+        let command =
+            format!("lvs -a --noheadings --separator ; --units m --nosuffix -O lv_name -o {fields} vg");
+        self.lvm(&[&command]).remove(0).lines().map(|line| line.trim().to_owned()).collect()
+    }
+
     /// Where all volumes lie, as LVM tells: by name, each segment with its extents and its places.
     pub fn layout(&self, group: &str) -> Vec<String> {
         let command = format!(
             "lvs -a --noheadings -O lv_name,seg_start_pe --separator ; --units s --nosuffix \
              -o lv_name,segtype,seg_start_pe,seg_size_pe,stripes,stripe_size,region_size,seg_le_ranges,lv_tags {group}"
         );
-        let said = self.lvm(&[&command]).remove(0);
-        // Devices differ from run to run.
+        let loops = self.loops();
+        let said = self.lvm_on(&loops, &[&command]).remove(0);
+        // Devices differ from run to run, also in their order.
         let plain = |line: &str| {
             let mut words = line.trim().to_owned();
-            for (number, device) in devices_in(&said).iter().enumerate() {
-                words = words.replace(&format!("{device}:"), &format!("DISK{number}:"));
+            for (number, one) in loops.iter().enumerate() {
+                words = words.replace(&format!("{}:", one.device), &format!("DISK{number}:"));
             }
             words
         };
         said.lines().map(plain).collect()
     }
-}
-
-/// The loop devices that are named in a text, in order of their numbers: that is the order of the disks only where they are
-/// attached in that order, which is what the kernel does with the lowest free ones.
-fn devices_in(said: &str) -> Vec<String> {
-    let mut found: Vec<u32> = said
-        .split("/dev/loop")
-        .skip(1)
-        .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok())
-        .collect();
-    found.sort_unstable();
-    found.dedup();
-    found.into_iter().map(|number| format!("/dev/loop{number}")).collect()
 }

@@ -94,6 +94,13 @@ pub fn run_refused(command: &mut Command) -> String {
     both(&done)
 }
 
+/// What `thin_dump` makes of a pool's metadata, with which `thin_check` is content.
+pub fn thin_dump(metadata: &str) -> String {
+    let checked = output(tool("thin_check").args(["-q", metadata]));
+    assert!(checked.status.success(), "{}", both(&checked));
+    run(tool("thin_dump").arg(metadata))
+}
+
 /// Standard output and error, for reading.
 pub fn both(output: &Output) -> String {
     format!("{}{}", text(&output.stdout), text(&output.stderr))

@@ -67,7 +67,7 @@ impl SetName {
         Ok(Self(out))
     }
 
-    /// Its bytes up to the first NUL: whatever was there, so [`escape`] it for printing.
+    /// Its bytes up to the first NUL: whatever was there, so [`escape()`] it for printing.
     pub fn as_bytes(&self) -> &[u8] {
         let end = self.0.iter().position(|byte| *byte == 0).unwrap_or(self.0.len());
         &self.0[..end]

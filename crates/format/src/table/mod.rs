@@ -18,7 +18,7 @@
 //! | `thin-pool` | `METADATA DATA BLOCK LOW_WATER [N FEATURE×N]` | starts at 0; the block is a multiple of 128 sectors; features are `skip_block_zeroing`, `ignore_discard`, `no_discard_passdown`, `read_only` and `error_if_no_space` |
 //! | `thin` | `POOL DEVICE_ID [EXTERNAL_ORIGIN]` | the pool is a device of the table |
 //!
-//! Invariants of a [`Table`] that [`parse`] returns: (1) it has at least one device, and each device at least one
+//! Invariants of a [`Table`] that [`parse()`] returns: (1) it has at least one device, and each device at least one
 //! target; (2) a device's targets start at 0 and follow each other without gap or overlap; (3) no range of sectors
 //! exceeds [`SECTORS_MAX`], so that it can be counted in bytes; (4) a reference to a device of the table leads to an
 //! earlier one and lies inside it; (5) printed with `Display` and parsed again, it is the same table (but for the line
