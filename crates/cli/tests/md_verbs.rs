@@ -242,6 +242,8 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_the_remedy() {
         (&["check", "md/other"], &["no running server serves the array md/other; served are: md/data"]),
         (&["check", "md/data", "--disk", "a.img"], &["locked by process", "without --disk"]),
         (&["sync-speed", "md/data", "--min", "9", "--max", "3"], &["9 to 3 KiB/s"]),
+        (&["sync-speed", "md/data", "--disk", "a.img"], &["unexpected argument '--disk'"]),
+        (&["stop-sync", "md/data", "--disk", "a.img"], &["unexpected argument '--disk'"]),
     ] {
         let said = lab.refused(args);
         assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");

@@ -3,7 +3,8 @@
 use clap::{Args, Subcommand, ValueEnum};
 
 use super::verb_args::{
-    AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, SpeedArgs, StatusArgs, SyncArgs, Which,
+    AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, ServedArgs, SpeedArgs, StatusArgs, SyncArgs,
+    Which,
 };
 
 #[derive(Debug, Args)]
@@ -51,9 +52,13 @@ pub(crate) enum MdVerb {
     Check(SyncArgs),
     /// Compare all copies, and make them equal.
     Repair(SyncArgs),
-    /// Stop what is being synced, checked or repaired.
-    StopSync(Which),
-    /// Limit the speed of syncing.
+    /// Stop what a running server is syncing, checking or repairing.
+    #[command(
+        after_help = "What a command syncs that has opened the disks itself (--disk) ends with that command: ^C."
+    )]
+    StopSync(ServedArgs),
+    /// Limit the speed at which a running server syncs.
+    #[command(after_help = "A command that opens the disks itself (--disk) takes --sync-speed-max.")]
     SyncSpeed(SpeedArgs),
     /// Make use of what members have more than they had.
     Grow(GrowArgs),

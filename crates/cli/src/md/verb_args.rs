@@ -27,6 +27,24 @@ pub(crate) struct Place {
     pub(crate) json: bool,
 }
 
+/// An array of a running server.
+#[derive(Debug, Args)]
+pub(crate) struct ServedArgs {
+    /// The array: md/NAME, or md/UUID.
+    #[arg(value_name = "ARRAY")]
+    array: String,
+    /// Print JSON: {"said": ..., "devices": [...], "array": {...}}, the array as docs/control-api.md has it.
+    #[arg(long)]
+    json: bool,
+}
+
+impl From<&ServedArgs> for Which {
+    fn from(args: &ServedArgs) -> Which {
+        let place = Place { disk: Vec::new(), sync_speed_max: None, json: args.json };
+        Which { array: args.array.clone(), place }
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct AddArgs {
     #[command(flatten)]
@@ -102,7 +120,7 @@ pub(crate) struct GrowArgs {
 #[derive(Debug, Args)]
 pub(crate) struct SpeedArgs {
     #[command(flatten)]
-    pub(crate) which: Which,
+    pub(crate) served: ServedArgs,
     /// KiB/s of each member that syncing may take even while clients are served.
     #[arg(long, value_name = "KIB", default_value_t = SYNC_SPEED_DEFAULT.0)]
     pub(crate) min: u64,

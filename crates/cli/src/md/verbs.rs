@@ -12,7 +12,9 @@ use signal_hook::flag;
 
 use super::progress::Progress;
 use super::target::Target;
-use super::verb_args::{AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, SpeedArgs, SyncArgs, Which};
+use super::verb_args::{
+    AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, ServedArgs, SpeedArgs, SyncArgs, Which,
+};
 
 /// How long one look at what is being synced takes.
 const STEP_MILLIS: u32 = 500;
@@ -58,22 +60,12 @@ pub(crate) fn wait(which: &Which) -> Result<()> {
     Work { which, takes_up: true, wait: true }.run([])
 }
 
-pub(crate) fn stop_sync(which: &Which) -> Result<()> {
-    served_only(which, "stop-sync", "what it syncs ends with the command that syncs it")?;
-    Work::brief(which).run([Verb::Idle])
+pub(crate) fn stop_sync(args: &ServedArgs) -> Result<()> {
+    Work::brief(&args.into()).run([Verb::Idle])
 }
 
 pub(crate) fn sync_speed(args: &SpeedArgs) -> Result<()> {
-    served_only(&args.which, "sync-speed", "give --sync-speed-max to the command that syncs it")?;
-    Work::brief(&args.which).run([Verb::SyncSpeed { min_kib: args.min, max_kib: args.max }])
-}
-
-fn served_only(which: &Which, verb: &str, instead: &str) -> Result<()> {
-    if which.place.disk.is_empty() {
-        Ok(())
-    } else {
-        bail!("md {verb} is for an array of a running server: {instead}")
-    }
+    Work::brief(&(&args.served).into()).run([Verb::SyncSpeed { min_kib: args.min, max_kib: args.max }])
 }
 
 /// What is asked for, and how it is gone about.
