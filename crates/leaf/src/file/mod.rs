@@ -134,13 +134,13 @@ impl FileSource {
             ));
         }
         if options.looks && !is_device {
-            probe::presume(&opened.file, &mut limits);
+            probe::presume(&opened.file, path, &mut limits);
         } else if !options.read_only && !is_device {
             zero_range = probe::fallocate(&opened.file, path, bytes, &mut limits, &mut warnings);
         }
         Ok(FileSource {
             name,
-            punch_now: locked && !is_device && punch::possible(&opened.file),
+            punch_now: locked && !is_device && punch::possible(&stat),
             file: Arc::new(opened.file),
             is_device,
             read_unit: opened.direct.map_or(1, |direct| u64::from(direct.offset)),

@@ -1,4 +1,4 @@
-//! What fallocate(2) can do on a file, tried without altering it; or presumed, where it must not even be tried.
+//! What fallocate(2) can do on a file, tried without altering it; or on one beside it, where it must not even be tried.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -42,13 +42,17 @@ pub(super) fn fallocate(
     zero_range_works(path, block)
 }
 
-/// Fills in the same limits as [`fallocate`] without trying anything: by what file systems are known to do. For who only
-/// looks, and has opened the file for reading.
-pub(super) fn presume(file: &OwnedFd, limits: &mut Limits) {
-    const PUNCH_HOLES: [&str; 7] =
-        ["on ext4", "on xfs", "on btrfs", "on tmpfs", "on overlayfs", "on f2fs", "on bcachefs"];
-    if PUNCH_HOLES.contains(&&*file_system(file)) {
-        can_punch(block_size(file), limits);
+/// Fills in the same limits as [`fallocate`] without touching the file, for who only looks: by what a nameless file in the same folder can
+/// do. Where nobody may write, holes are presumed; where such files cannot be made at all, as on network file systems, they are not.
+pub(super) fn presume(file: &OwnedFd, path: &Path, limits: &mut Limits) {
+    let block = block_size(file);
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let works = match nameless_beside(path) {
+        Ok(nameless) => retry(|| call(&nameless, punch, 0, u64::from(block))).is_ok(),
+        Err(errno) => matches!(errno, Errno::ACCESS | Errno::PERM | Errno::ROFS),
+    };
+    if works {
+        can_punch(block, limits);
     }
 }
 
@@ -64,13 +68,15 @@ fn can_punch(block: u32, limits: &mut Limits) {
 /// it is tried on a nameless file in the same folder. Where that cannot be made: probably; if not, the engine hears of
 /// it at the first request, and writes zeros instead.
 fn zero_range_works(path: &Path, block: u32) -> bool {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let Ok(nameless) = open(folder, flags, Mode::RUSR | Mode::WUSR) else {
-        return true;
-    };
+    let Ok(nameless) = nameless_beside(path) else { return true };
     let zero = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     retry(|| call(&nameless, zero, 0, u64::from(block))) != Err(Errno::OPNOTSUPP)
+}
+
+/// A file without a name, in the same folder.
+fn nameless_beside(path: &Path) -> Result<OwnedFd, Errno> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    open(folder, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR)
 }
 
 /// The unit in which the file system frees space.

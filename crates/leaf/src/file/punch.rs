@@ -9,7 +9,9 @@
 //!    task that submitted it (IOCB_DIO_CALLER_COMP, DEFER_TASKRUN): a worker that waits in fallocate for its own write waits
 //!    for ever. Other workers' and processes' I/O completes without us;
 //! 2. nobody else in this process has the file open for I/O, or 1 would say nothing: the lock sees to that;
-//! 3. the file system is a local one that answers lseek(SEEK_DATA) from what it has in memory or on its own disk;
+//! 3. the file system lies on a block device of this machine: it answers lseek(SEEK_DATA) from what it has in memory or on that disk,
+//!    and does not ask a server, for which the worker would wait, and with it all its clients. (A few such file systems do ask: a
+//!    process, fuseblk's, or each other, those of clusters. To them 5 applies.);
 //! 4. the range holds no data, as far as this worker knows: it remembers where lseek found the next data, and what it has
 //!    itself written since. That others have written there costs time only. Preallocated space is no data but is given back all the same, so the call is made even
 //!    where there seems to be nothing to punch;
@@ -21,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use blockwork_engine::Errno;
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fstatfs, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, Stat, fallocate, major, minor, seek};
 
 /// What a worker may spend on one call; those that wait behind it wait that long. Well above what a busy machine's
 /// scheduler takes the processor away for.
@@ -95,12 +97,7 @@ impl Punch {
     }
 }
 
-/// Whether the file lies on a file system of which invariant 3 is known. On others, such as NFS, both calls may take a
-/// round trip or wait for a server.
-pub(super) fn possible(file: &OwnedFd) -> bool {
-    const EXT4: u64 = 0xef53;
-    const XFS: u64 = 0x5846_5342;
-    const TMPFS: u64 = 0x0102_1994;
-    let kind = fstatfs(file).ok().and_then(|stat| u64::try_from(stat.f_type).ok());
-    kind.is_some_and(|kind| [EXT4, XFS, TMPFS].contains(&kind))
+/// Whether invariant 3 holds of the file with this status.
+pub(super) fn possible(stat: &Stat) -> bool {
+    std::path::Path::new(&format!("/sys/dev/block/{}:{}", major(stat.st_dev), minor(stat.st_dev))).exists()
 }
