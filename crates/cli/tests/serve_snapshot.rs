@@ -266,3 +266,27 @@ fn a_table_merges_a_snapshot_while_its_origin_is_read_and_written_and_another_sn
     let said = scratch.refused(["--table", &twice]);
     assert!(said.contains("the store of another snapshot"), "{said}");
 }
+
+#[test]
+fn what_copies_cost_in_locks_is_told_of() {
+    let scratch = Scratch::new();
+    scratch.noise("disk.img", 4 * MIB, 1);
+    let table = scratch.write(
+        "t.table",
+        "real: 0 8192 linear disk.img 0\norigin: 0 8192 snapshot-origin dm/real\n\
+         snap: 0 8192 snapshot dm/real memory:6M P 8\n",
+    );
+    let server = scratch.serve(["--table", &table, "--stats", "--json", "dm/origin", "dm/snap"]);
+    write(&scratch, "dm/origin", MIB, 1, 65536);
+    let said = server.stop().stderr;
+    let report: serde_json::Value =
+        said.lines().find_map(|line| serde_json::from_str(line).ok()).expect("statistics");
+    let locks = report["locks"].as_array().expect("locks were taken");
+    for name in ["copies", "who waits", "what is copied next", "stores", "memory"] {
+        let is_it = |lock: &&serde_json::Value| {
+            lock["name"].as_str().is_some_and(|whole| whole.ends_with(&format!(": {name}")))
+        };
+        let taken = locks.iter().find(is_it).and_then(|lock| lock["acquisitions"].as_u64());
+        assert!(taken > Some(0), "{name}: {locks:?}");
+    }
+}

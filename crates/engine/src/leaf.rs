@@ -102,6 +102,10 @@ pub trait LeafSource: Send + Sync {
     fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()>;
     /// The state that all handles share.
     fn shared(&self) -> &LeafShared;
+    /// What is known of the locks that all handles share.
+    fn locks(&self) -> Vec<LockSnapshot> {
+        vec![self.shared().locks(self.name())]
+    }
 }
 
 /// What the workers' queues on one leaf share: read-mostly.

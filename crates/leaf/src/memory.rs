@@ -9,11 +9,11 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
 use blockwork_engine::{
-    Allocation, Env, Errno, Flags, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, Sector, Sectors,
-    Submitted,
+    Allocation, Env, Errno, Flags, Leaf, LeafIo, LeafShared, LeafSource, Limits, Lock, LockSnapshot, Op,
+    Sector, Sectors, Submitted,
 };
 use blockwork_memory::Segment;
 
@@ -36,7 +36,7 @@ pub struct MemorySource {
 }
 
 struct Extents {
-    shards: [Mutex<Shard>; SHARDS],
+    shards: [Lock<Shard>; SHARDS],
 }
 
 struct MemoryLeaf {
@@ -61,7 +61,7 @@ impl MemorySource {
             discard_granularity: 4096,
             ..Limits::default()
         };
-        let extents = Arc::new(Extents { shards: std::array::from_fn(|_| Mutex::default()) });
+        let extents = Arc::new(Extents { shards: std::array::from_fn(|_| Lock::default()) });
         Ok(MemorySource { name: name.to_owned(), sectors, limits, shared: LeafShared::default(), extents })
     }
 
@@ -71,7 +71,7 @@ impl MemorySource {
 
     /// Bytes of memory that its extents take.
     pub fn resident_bytes(&self) -> u64 {
-        let count = |shard: &Mutex<Shard>| lock(shard).len() as u64 * EXTENT_BYTES;
+        let count = |shard: &Lock<Shard>| shard.lock().len() as u64 * EXTENT_BYTES;
         self.extents.shards.iter().map(count).sum()
     }
 }
@@ -107,6 +107,10 @@ impl LeafSource for MemorySource {
     }
     fn shared(&self) -> &LeafShared {
         &self.shared
+    }
+    fn locks(&self) -> Vec<LockSnapshot> {
+        let shards = self.extents.shards.iter().map(|shard| shard.snapshot(""));
+        vec![self.shared.locks(&self.name), LockSnapshot::sum(format!("{}: memory", self.name), shards)]
     }
 }
 
@@ -146,7 +150,7 @@ const ALLOCATION_EXTENTS: usize = 16 << 10;
 impl Extents {
     fn shard(&self, extent: u64) -> MutexGuard<'_, Shard> {
         let index = usize::try_from(extent % SHARDS as u64).expect("a remainder is small");
-        lock(&self.shards[index])
+        self.shards[index].lock()
     }
 
     fn has(&self, extent: u64) -> bool {
@@ -191,13 +195,9 @@ impl Extents {
             (first_whole..end_whole).for_each(|extent| drop(self.shard(extent).remove(&extent)));
         } else {
             let gone = |extent: &u64| (first_whole..end_whole).contains(extent);
-            self.shards.iter().for_each(|shard| lock(shard).retain(|extent, _| !gone(extent)));
+            self.shards.iter().for_each(|shard| shard.lock().retain(|extent, _| !gone(extent)));
         }
     }
-}
-
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().expect("no holder of this lock panics")
 }
 
 fn blank() -> Box<[u8; EXTENT]> {

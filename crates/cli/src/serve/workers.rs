@@ -95,11 +95,11 @@ impl Workers {
                 return Vec::new();
             };
             let leaves = assembly.lock().unwrap_or_else(PoisonError::into_inner).leaves();
-            let flushes = leaves.iter().map(|(_, leaf)| leaf.shared().locks(leaf.name()));
+            let leaves = leaves.iter().flat_map(|(_, leaf)| leaf.locks());
             let workers = handles.iter().enumerate().flat_map(|(n, one)| one.locks(&format!("worker {n}")));
             let volumes = served.all();
             let layers = volumes.iter().flat_map(|(_, volume)| volume.locks());
-            layers.chain(flushes).chain(workers).chain([quiescence.locks()]).collect()
+            layers.chain(leaves).chain(workers).chain([quiescence.locks()]).collect()
         });
     }
 

@@ -29,11 +29,11 @@
 //!    copied: it may have forgotten what was acknowledged. (Of reads that are on their way to it then, nobody can say.)
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blockwork_engine::{
-    Cure, Defer, Failure, Layer, Limits, LockSnapshot, NodeId, Preparation, Reason, Resolver, SECTOR, Sector,
-    Sectors, Shape, Span, TaskContext, Turns,
+    Cure, Defer, Failure, Layer, Limits, Lock, LockSnapshot, NodeId, Preparation, Reason, Resolver, SECTOR,
+    Sector, Sectors, Shape, Span, TaskContext, Turns,
 };
 
 use super::devices::{Devices, Holders};
@@ -151,7 +151,7 @@ pub struct Array {
     pub(super) failed: Mutex<Vec<FailedMember>>,
     /// Who may change the array's state: superblocks, bitmap, which members take part.
     pub(super) turns: Turns,
-    books: Mutex<Books>,
+    books: Lock<Books>,
 }
 
 /// What only the one who has the turn looks at and changes (and who asks for the status).
@@ -245,7 +245,7 @@ impl Array {
                 distrusts: AtomicU64::new(0),
                 failed: Mutex::default(),
                 turns: Turns::default(),
-                books: Mutex::new(books),
+                books: Lock::new(books),
             };
             array.irregular.store(array.is_irregular(), Ordering::Release);
             array
@@ -275,7 +275,7 @@ impl Array {
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock()
     }
 
     /// The member of a role, if it takes part.
@@ -438,7 +438,10 @@ impl Layer for Array {
     }
 
     fn locks(&self) -> Vec<LockSnapshot> {
-        vec![self.turns.snapshot(format!("{}: state", self.name))]
+        let of_array = |what: &str| format!("{}: {what}", self.name);
+        let bitmap = self.intent().map(|intent| intent.locks(of_array("bitmap")));
+        let own = [self.turns.snapshot(of_array("state")), self.books.snapshot(of_array("books"))];
+        own.into_iter().chain(bitmap).collect()
     }
 
     fn below(&self) -> Vec<Arc<dyn Layer>> {

@@ -12,10 +12,10 @@
 //!
 //! Ready implies on disk. The order in which they change, and why that is right, is told in `upkeep.rs`.
 
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use blockwork_engine::{Nanos, Sector, Sectors};
+use blockwork_engine::{Lock, LockSnapshot, Nanos, Sector, Sectors};
 use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 
 use super::atomic_bits::{AtomicBits, bits_of};
@@ -51,7 +51,7 @@ pub(super) struct Intent {
     noted: AtomicBits,
     any_wanted: AtomicBool,
     any_kept: AtomicBool,
-    disk: Mutex<OnDisk>,
+    disk: Lock<OnDisk>,
 }
 
 /// The bitmap as it is, or is about to be, on the members.
@@ -89,7 +89,7 @@ impl Intent {
             noted: AtomicBits::new(chunks),
             any_wanted: AtomicBool::new(false),
             any_kept: AtomicBool::new(false),
-            disk: Mutex::new(OnDisk::new(config.superblock, config.bits)),
+            disk: Lock::new(OnDisk::new(config.superblock, config.bits)),
         };
         if config.may_differ {
             let disk = intent.disk();
@@ -102,9 +102,14 @@ impl Intent {
         intent
     }
 
+    /// What is known of its lock.
+    pub(super) fn locks(&self, name: String) -> LockSnapshot {
+        self.disk.snapshot(name)
+    }
+
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn disk(&self) -> MutexGuard<'_, OnDisk> {
-        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+        self.disk.lock()
     }
 
     /// The chunks of a range of the array, first and last.

@@ -1,9 +1,9 @@
 //! An origin's device and all its snapshots: what their layers share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
-use blockwork_engine::{Errno, Layer, LockSnapshot, SECTOR, Sector, Sectors, Turns};
+use blockwork_engine::{Errno, Layer, Lock, LockSnapshot, SECTOR, Sector, Sectors, Turns};
 
 use super::ahead::Ahead;
 use super::copy::Share;
@@ -72,10 +72,10 @@ pub struct Family {
     pub(super) stores: Box<[Store]>,
     /// Who copies chunks out.
     pub(super) turns: Turns,
-    wanted: Mutex<Vec<Waiting>>,
-    ahead: Mutex<Ahead>,
+    wanted: Lock<Vec<Waiting>>,
+    ahead: Lock<Ahead>,
     /// What was copied out last, by store: durable there, and not on record yet. Changed only with the turn.
-    pending: Mutex<Vec<Share>>,
+    pending: Lock<Vec<Share>>,
     batches: AtomicU64,
 }
 
@@ -133,15 +133,25 @@ impl Family {
 
     fn of(origin: Arc<dyn Layer>, stores: Vec<Store>) -> Arc<Family> {
         let stores = stores.into();
-        let (turns, wanted, batches) = (Turns::default(), Mutex::default(), AtomicU64::new(0));
-        let (ahead, pending) = (Mutex::default(), Mutex::default());
+        let (turns, wanted, batches) = (Turns::default(), Lock::default(), AtomicU64::new(0));
+        let (ahead, pending) = (Lock::default(), Lock::default());
         Arc::new(Family { origin, stores, turns, wanted, ahead, pending, batches })
     }
 
-    /// What is known of the lock that all of them share.
+    /// What is known of the locks that all of them share.
     pub(super) fn locks(&self) -> Vec<LockSnapshot> {
         let name = self.stores.first().map_or("", |store| &store.name);
-        vec![self.turns.snapshot(format!("{name} and its family: copies"))]
+        let of_family = |what: &str| format!("{name} and its family: {what}");
+        let books = self.stores.iter().map(Store::locks);
+        vec![
+            self.turns.snapshot(of_family("copies")),
+            self.wanted.snapshot(of_family("who waits")),
+            LockSnapshot::sum(
+                of_family("what is copied next"),
+                [self.ahead.snapshot(""), self.pending.snapshot("")],
+            ),
+            LockSnapshot::sum(of_family("stores"), books),
+        ]
     }
 
     /// How many snapshots there are.
@@ -165,7 +175,7 @@ impl Family {
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn wanted(&self) -> MutexGuard<'_, Vec<Waiting>> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.wanted.lock()
     }
 
     /// Whether the origin may be written there, as far as its snapshots are concerned.
@@ -176,12 +186,12 @@ impl Family {
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn ahead(&self) -> MutexGuard<'_, Ahead> {
-        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ahead.lock()
     }
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn pending(&self) -> MutexGuard<'_, Vec<Share>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 
     /// Whether a write may go, or must fail; none: not yet.

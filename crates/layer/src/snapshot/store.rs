@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
-use blockwork_engine::{Errno, Flags, Layer, Sector, Sectors, TaskContext};
+use blockwork_engine::{Errno, Flags, Layer, Lock, LockSnapshot, Sector, Sectors, TaskContext};
 use blockwork_format::snapshot::{CHUNKS_MAX, Exception, Found, Header, Layout};
 
 use super::exceptions::Exceptions;
@@ -91,7 +91,7 @@ pub(super) struct Store {
     /// It is being merged into its origin: nothing is kept in it any more.
     pub(super) is_merging: bool,
     merge_failed: AtomicBool,
-    books: Mutex<Books>,
+    books: Lock<Books>,
 }
 
 /// What only the one who has the family's turn changes.
@@ -145,13 +145,17 @@ impl Store {
             state: AtomicU8::new(state as u8),
             is_merging: false,
             merge_failed: AtomicBool::new(false),
-            books: Mutex::new(Books { next, list }),
+            books: Lock::new(Books { next, list }),
         })
     }
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
     pub(super) fn books(&self) -> MutexGuard<'_, Books> {
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        self.books.lock()
+    }
+
+    pub(super) fn locks(&self) -> LockSnapshot {
+        self.books.snapshot("")
     }
 
     #[inline]
