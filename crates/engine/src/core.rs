@@ -29,7 +29,7 @@ use crate::port::PortId;
 use crate::queue::{LeafQueue, Plugged, QueueContext, Wish, sectors_in_segments};
 use crate::quiesce::{Attendance, Quiescence};
 use crate::task::{Command, Executor, Reply};
-use crate::unaligned;
+use crate::unaligned::Ragged;
 use crate::units::{Nanos, SECTOR, Sector, Sectors};
 use crate::volume::{Volume, VolumeId};
 
@@ -287,8 +287,8 @@ impl Core {
             self.give_back(owner, op, Err(errno), data);
             return;
         }
-        let volume = self.volumes[volume.0 as usize].clone();
-        self.counters.add(volume.node(), Counter::Unaligned, 1);
+        let (node, modify) = (top.node(), top.modify.clone());
+        self.counters.add(node, Counter::Unaligned, 1);
         if self.tracer.on() {
             let span = Span {
                 op,
@@ -297,13 +297,26 @@ impl Core {
                 nr: Sectors::from_bytes_ceil(len),
                 at: Sectors::ZERO,
             };
-            self.trace(volume.node(), Action::Defer, span, Reason::Unaligned, 0);
+            self.trace(node, Action::Defer, span, Reason::Unaligned, 0);
         }
         let cx = self.executor.context().clone();
+        let ragged = Ragged { cx: cx.clone(), volume, block, offset, end: offset + len, flags };
         self.executor.spawn(async move {
-            let (result, data) = unaligned::run(cx.clone(), volume, op, flags, offset, len, data).await;
+            let (result, data) = ragged.run(modify, op, data).await;
             cx.command(Command::Finish { owner, op, result, data });
         });
+    }
+
+    /// A part of something that was let in a while ago: the volume may have become smaller since.
+    fn submit_late(&mut self, volume: VolumeId, owner: Owner, bio: Bio) {
+        let top = &self.volumes[usize::from(volume.0)];
+        // The ragged end of an uneven volume is read and written by whole blocks.
+        let block = u64::from(top.limits().logical_block_size) / SECTOR;
+        let (node, size) = (top.node(), top.sectors().0.next_multiple_of(block));
+        match self.refusal(volume, bio.op, bio.sector.0.checked_add(bio.nr.0), size) {
+            Some(errno) => self.give_back(owner, bio.op, Err(errno), bio.data),
+            None => self.start(Root::Volume(volume), node, owner, bio),
+        }
     }
 
     /// Why a volume will not do that, if so: it is read-only, or the range ends (at `end`, in the unit of `size`; `None`
@@ -372,6 +385,22 @@ impl Core {
             Err(defer) => self.defer(bio, defer),
         }
         self.extents = extents;
+    }
+
+    /// Maps a bio once more. Meanwhile its volume may have become smaller, and what was behind its end somebody else's.
+    fn resolve_again(&mut self, bio: u32) {
+        let BioState { span, op, .. } = self.bios.all[bio as usize];
+        if span.end().0 > self.root_of(bio).sectors().0 {
+            self.fail(bio, if op.is_write() { Errno::ENOSPC } else { Errno::EINVAL });
+        } else {
+            self.resolve(bio);
+        }
+    }
+
+    /// Ends a bio that is not queued.
+    fn fail(&mut self, bio: u32, errno: Errno) {
+        self.bios.all[bio as usize].parts.set(1);
+        self.completed.push((bio, Err(errno)));
     }
 
     #[inline]
@@ -506,15 +535,15 @@ impl Core {
                 let node = root.node();
                 self.start(Root::Layer(root), node, Owner::Task(reply), bio);
             }
+            Command::SubmitToVolume { volume, bio, reply } => {
+                self.submit_late(volume, Owner::Task(reply), bio)
+            }
             Command::Resume { bio, prepared, result: Ok(()) } => {
                 let notes = &mut self.bios.all[bio as usize].notes;
                 prepared.into_iter().for_each(|(node, span)| notes.prepared(node, span));
-                self.resolve(bio);
+                self.resolve_again(bio);
             }
-            Command::Resume { bio, result: Err(errno), .. } => {
-                self.bios.all[bio as usize].parts.set(1);
-                self.completed.push((bio, Err(errno)));
-            }
+            Command::Resume { bio, result: Err(errno), .. } => self.fail(bio, errno),
             Command::FlushTurn { leaf, turn } => {
                 self.with_queue(env, usize::from(leaf.0), |queue, cx| queue.take_flush_turn(cx, turn));
             }

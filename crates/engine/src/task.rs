@@ -25,11 +25,14 @@ use crate::lock::{Lock, LockSnapshot, tell_time};
 use crate::quiesce::Quiescence;
 use crate::turn::Turn;
 use crate::units::{Nanos, Sector, Sectors};
+use crate::volume::VolumeId;
 
 /// What a task asks of the core.
 pub(crate) enum Command {
     /// Run this bio on that stack.
     Submit { root: Arc<dyn Layer>, bio: Bio, reply: Reply },
+    /// Run this bio on what a volume lies on whenever it is resolved.
+    SubmitToVolume { volume: VolumeId, bio: Bio, reply: Reply },
     /// The slow path of a deferred bio has finished, that of these layers for these pieces: resolve it again, or fail it.
     Resume { bio: u32, prepared: Vec<(NodeId, Span)>, result: Result<(), Errno> },
     /// A leaf's queue has the turn to flush that it asked for.
@@ -149,6 +152,13 @@ impl TaskContext {
     pub async fn bio(&self, root: &Arc<dyn Layer>, bio: Bio) -> (Result<(), Errno>, Segments) {
         let reply = Reply::default();
         self.command(Command::Submit { root: root.clone(), bio, reply: reply.clone() });
+        reply.await
+    }
+
+    /// As [`TaskContext::bio`], on a volume, whose stack may change while the bio waits.
+    pub(crate) async fn volume_bio(&self, volume: VolumeId, bio: Bio) -> (Result<(), Errno>, Segments) {
+        let reply = Reply::default();
+        self.command(Command::SubmitToVolume { volume, bio, reply: reply.clone() });
         reply.await
     }
 

@@ -4,51 +4,41 @@
 //! from the read to the write, by whichever worker: two ragged writes to the two halves of one block both survive.
 //! (A client that overlaps an aligned write with a ragged one has a race of its own making.)
 
-use std::sync::Arc;
-
 use blockwork_memory::{Segment, Segments, bytes_in, copy_between, slice_segments};
 
 use crate::bio::{Bio, Errno, Flags, Op};
-use crate::layer::Layer;
 use crate::task::TaskContext;
+use crate::turn::Turns;
 use crate::units::{Sector, Sectors};
-use crate::volume::Volume;
+use crate::volume::VolumeId;
 
-/// Does `op` on `len` bytes at `offset` of `volume`, inside which they lie. Gives the memory back.
-pub(crate) async fn run(
-    cx: TaskContext,
-    volume: Volume,
-    op: Op,
-    flags: Flags,
-    offset: u64,
-    len: u64,
-    data: Segments,
-) -> (Result<(), Errno>, Segments) {
-    let block = u64::from(volume.limits().logical_block_size);
-    let span = Ragged { cx, root: volume.root.clone(), block, offset, end: offset + len, flags };
-    let result = match op {
-        Op::Flush => unreachable!("a flush has no range"),
-        Op::Read => span.read(&data).await,
-        // What a discard does to part of a block is nothing.
-        Op::Discard => span.discard().await,
-        Op::Write | Op::WriteZeroes => {
-            let _exclusive = volume.modify.take().await;
-            if op == Op::Write { span.write(&data).await } else { span.write_zeroes().await }
-        }
-    };
-    (result, data)
-}
-
-struct Ragged {
-    cx: TaskContext,
-    root: Arc<dyn Layer>,
-    block: u64,
-    offset: u64,
-    end: u64,
-    flags: Flags,
+/// A range of bytes of a volume, inside which it lies. The volume is gone by as it is when each bio is resolved: its stack may change.
+pub(crate) struct Ragged {
+    pub(crate) cx: TaskContext,
+    pub(crate) volume: VolumeId,
+    /// Bytes of the volume's logical block.
+    pub(crate) block: u64,
+    pub(crate) offset: u64,
+    pub(crate) end: u64,
+    pub(crate) flags: Flags,
 }
 
 impl Ragged {
+    /// Does `op` on the range; `modify` is held while it is read, modified and written. Gives the memory back.
+    pub(crate) async fn run(self, modify: Turns, op: Op, data: Segments) -> (Result<(), Errno>, Segments) {
+        let result = match op {
+            Op::Flush => unreachable!("a flush has no range"),
+            Op::Read => self.read(&data).await,
+            // What a discard does to part of a block is nothing.
+            Op::Discard => self.discard().await,
+            Op::Write | Op::WriteZeroes => {
+                let _exclusive = modify.take().await;
+                if op == Op::Write { self.write(&data).await } else { self.write_zeroes().await }
+            }
+        };
+        (result, data)
+    }
+
     /// The smallest range of whole blocks around ours.
     fn outer(&self) -> (u64, u64) {
         (self.offset / self.block * self.block, self.end.next_multiple_of(self.block))
@@ -62,7 +52,7 @@ impl Ragged {
     async fn bio(&self, op: Op, flags: Flags, start: u64, end: u64, data: Segments) -> Result<(), Errno> {
         let nr = Sectors::from_bytes_floor(end - start);
         let bio = Bio { op, flags, sector: Sector(start / crate::SECTOR), nr, data };
-        self.cx.bio(&self.root, bio).await.0
+        self.cx.volume_bio(self.volume, bio).await.0
     }
 
     fn memory(&self, len: u64) -> Segment {
@@ -121,7 +111,7 @@ impl Ragged {
     async fn patch_zeros(&self, start: u64, end: u64) -> Result<(), Errno> {
         let zeros = self.memory(end - start);
         zeros.fill(0);
-        let part = Ragged { cx: self.cx.clone(), root: self.root.clone(), offset: start, end, ..*self };
+        let part = Ragged { cx: self.cx.clone(), offset: start, end, ..*self };
         let mut data = Segments::new();
         slice_segments(&[zeros], 0, (end - start) as usize, &mut data);
         part.write(&data).await

@@ -138,7 +138,8 @@ impl ServedGroups {
             self.served.withdraw(id);
             withdrawn.push(Withdrawn { name: name.clone(), volume: Some(volume) });
         }
-        let unused = self.settle(&withdrawn).and_then(|()| self.release_thin(&mut withdrawn));
+        let volumes = withdrawn.iter().filter_map(|one| one.volume.clone()).collect();
+        let unused = self.settle(volumes).and_then(|()| self.release_thin(&mut withdrawn));
         if let Err(error) = unused.and_then(|()| self.put_pools_to_rest(names)) {
             self.give_back(withdrawn);
             return Err(Refusal::new(RefusalKind::Conflict, error));
@@ -146,12 +147,11 @@ impl ServedGroups {
         Ok(withdrawn)
     }
 
-    /// Waits for I/O of clients that have gone.
-    fn settle(&self, withdrawn: &[Withdrawn]) -> Result<()> {
-        if withdrawn.is_empty() {
+    /// Waits for I/O on volumes as they were.
+    fn settle(&self, volumes: Vec<Volume>) -> Result<()> {
+        if volumes.is_empty() {
             return Ok(());
         }
-        let volumes: Vec<Volume> = withdrawn.iter().filter_map(|one| one.volume.clone()).collect();
         self.served.run(|cx| async move {
             cx.quiesce().await;
             for volume in volumes {
@@ -332,9 +332,12 @@ impl ServedGroups {
     /// A volume that is served gets its new layers.
     fn resize(&self, name: &str) -> Result<()> {
         let Some((id, volume)) = self.served.find(name) else { return Ok(()) };
-        let volume = volume.with_root(self.build(name)?.root);
-        self.served.set(id, volume.clone());
-        self.offers.change(name, id, &volume)
+        let resized = volume.with_root(self.build(name)?.root);
+        let is_smaller = resized.sectors() < volume.sectors();
+        self.served.set(id, resized.clone());
+        self.offers.change(name, id, &resized)?;
+        // What it has lost is somebody else's with the next change.
+        self.settle(if is_smaller { vec![volume] } else { Vec::new() })
     }
 
     fn add(&self, name: &str) -> Result<Option<String>> {

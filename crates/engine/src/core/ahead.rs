@@ -125,7 +125,8 @@ impl Core {
         let root = self.root_of(wish.bio);
         let asked = self.bios.get(wish.bio).span;
         let sector = asked.end();
-        let left = Sectors(root.sectors().0 - sector.0);
+        // It may have become smaller since.
+        let left = Sectors(root.sectors().0.saturating_sub(sector.0));
         let nr = Sectors(wish.window.0 * HORIZON).min(left);
         if nr == Sectors::ZERO {
             return View::default();

@@ -118,7 +118,7 @@ impl Core {
     /// Runs the slow paths one after the other, then the bio again.
     fn run_cures(&mut self, bio: u32, deferred: Vec<(Arc<dyn Layer>, Defer)>) {
         if deferred.is_empty() {
-            self.resolve(bio);
+            self.resolve_again(bio);
             return;
         }
         for (_, defer) in &deferred {
