@@ -589,8 +589,13 @@ impl Core {
         let state = &mut self.bios.all[bio as usize];
         let discards = matches!(state.span.op, Op::Discard | Op::WriteZeroes);
         state.notes.tell(state.error.map_or(Ok(()), Err));
-        if let Some(epoch) = state.epoch.take() {
-            self.attendance.end(epoch);
+        if let Some(epoch) = state.epoch.take()
+            && self.attendance.end(epoch)
+            && state.op == Op::Read
+        {
+            state.error = None;
+            self.resolve_again(bio);
+            return;
         }
         // No device has FUA for discards: what they did is made durable by a flush.
         let flushes = discards && state.span.flags.has(Flags::FUA) || state.notes.take_flush();

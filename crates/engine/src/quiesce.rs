@@ -10,6 +10,10 @@
 //! Why it is right: what was published before the epoch was raised (release) is seen by every bio that is resolved after its
 //! worker has seen the epoch (acquire); and bios resolved before that are waited for. A bio that waits for its slow
 //! path is not resolved, and not counted, so slow paths may wait here.
+//!
+//! Who cannot wait, since what reads are on their way to is lost already, raises the epoch all the same: reads of earlier ones are
+//! distrusted, and resolved again when they come to their end. That costs those only whose epoch is over. A worker in the middle of
+//! a turn may still give out reads of before until that ends.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -27,6 +31,8 @@ pub struct Quiescence(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     epoch: AtomicU64,
+    /// Reads of earlier epochs than this are distrusted.
+    distrusted: AtomicU64,
     state: Lock<State>,
 }
 
@@ -72,10 +78,27 @@ impl Quiescence {
         Attendance { all: self.clone(), number, epoch, count: 0, earlier: VecDeque::new() }
     }
 
+    /// Begins an epoch; which.
+    fn raise(&self, is_distrusted: bool) -> u64 {
+        // One at a time, so that whoever sees the epoch sees what is distrusted.
+        let state = self.state();
+        let next = self.0.epoch.load(Ordering::Relaxed) + 1;
+        if is_distrusted {
+            self.0.distrusted.store(next, Ordering::Relaxed);
+        }
+        self.0.epoch.store(next, Ordering::Release);
+        state.members.iter().for_each(|member| member.notify.notify());
+        next
+    }
+
+    /// Reads that were resolved before this call are distrusted.
+    pub(crate) fn distrust(&self) {
+        self.raise(true);
+    }
+
     /// Waits until every bio that was resolved before this call has completed.
     pub(crate) async fn wait(&self) {
-        let wanted = self.0.epoch.fetch_add(1, Ordering::AcqRel) + 1;
-        self.state().members.iter().for_each(|member| member.notify.notify());
+        let wanted = self.raise(false);
         std::future::poll_fn(|cx| {
             let mut state = self.state();
             if state.members.iter().all(|member| member.reached >= wanted) {
@@ -131,14 +154,15 @@ impl Attendance {
         self.epoch
     }
 
-    /// A bio that was resolved in `epoch` has come to its end.
+    /// A bio that was resolved in `epoch` has come to its end. True: if it is a read, it is distrusted.
     #[inline]
-    pub(crate) fn end(&mut self, epoch: u64) {
+    pub(crate) fn end(&mut self, epoch: u64) -> bool {
         if epoch == self.epoch {
             self.count -= 1;
-        } else {
-            self.end_earlier(epoch);
+            return false;
         }
+        self.end_earlier(epoch);
+        epoch < self.all.0.distrusted.load(Ordering::Relaxed)
     }
 
     #[cold]
@@ -203,6 +227,23 @@ mod tests {
         two.end(second);
         assert!(done(&mut wait), "what began later is not waited for");
         one.end(later);
+    }
+
+    #[test]
+    fn what_is_distrusted_was_resolved_before_and_nothing_else() {
+        let all = Quiescence::default();
+        let mut one = all.join(Arc::new(Nobody));
+        let (before, under_way) = (one.begin(), one.begin());
+        assert!(!one.end(before));
+        all.distrust();
+        one.look();
+        let later = one.begin();
+        assert!(one.end(under_way));
+        let mut wait = pin!(all.wait());
+        assert!(!done(&mut wait));
+        one.look();
+        assert!(!one.end(later), "only an epoch is over, in which nothing was lost");
+        assert!(done(&mut wait));
     }
 
     #[test]

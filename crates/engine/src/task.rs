@@ -227,6 +227,12 @@ impl TaskContext {
         self.quiescence.wait().await;
     }
 
+    /// Reads that were resolved before this call and are under way still, on any worker, may find what nobody is to have: they are
+    /// resolved again when they come to their end, by what the caller published before.
+    pub fn distrust_reads(&self) {
+        self.quiescence.distrust();
+    }
+
     /// Runs another task on this worker. The worker does not end before it does: one that lasts goes by
     /// [`TaskContext::pause`].
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {

@@ -59,7 +59,7 @@ impl Pool {
             let committed = self.write_down(cx).await;
             if let Err(refused) = committed {
                 if matches!(refused, Refused::Data { .. }) {
-                    self.abandon();
+                    self.abandon(cx);
                 }
                 let why = format!("a transaction could not be committed: {refused}");
                 self.fail_metadata(&why, cx).await;
@@ -74,11 +74,12 @@ impl Pool {
 
     /// The pool is what the last commit has made it. With the turn, before the pool is read-only: what the data device has lost
     /// with a flush that failed may be the content of any block that was mapped since then, and another volume's is found there.
-    fn abandon(&self) {
+    fn abandon(&self, cx: &TaskContext) {
         // Held until no page is left: who fills one from now on takes it from what is committed.
         let mut editor = self.editor();
         editor.abandon();
         self.cache.forget_all();
+        cx.distrust_reads();
     }
 
     async fn write_down(&self, cx: &TaskContext) -> Result<(), Refused> {

@@ -1,10 +1,10 @@
 //! Data devices on which writes fail: what was there before, here bytes of 0xee, is found by nobody.
 
-use blockwork_engine::{Errno, Op};
+use blockwork_engine::{Errno, Nanos, Op};
 use blockwork_layer::thin::Mode;
 use blockwork_sim::{Fault, Faults};
 
-use super::rig::{BLOCK, DATA, METADATA, Make, Stand, report, superblock, together};
+use super::rig::{BLOCK, DATA, METADATA, Make, Stand, Task, report, superblock, together};
 
 const ALWAYS: u32 = 1_000_000;
 
@@ -158,6 +158,34 @@ fn what_a_failed_flush_has_lost_is_a_hole_again_and_not_what_others_had_there() 
         }
     });
     assert_eq!((report(&world).data_used, superblock(&world).needs_check), (3, true));
+}
+
+#[test]
+fn a_read_that_was_on_its_way_when_a_flush_has_lost_its_block_finds_a_hole() {
+    let make = Make { volumes: vec![64, 64], ..Make::default() };
+    make.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        stand.write(one, 0, BLOCK, 7).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.write(other, 0, BLOCK, 8).await.unwrap();
+        stand.world.set_faults(DATA, Faults { lost_flushes: ALWAYS, stalls: ALWAYS, ..Faults::default() });
+        // Some of them take what is there when they begin, others what is there when they end.
+        let reading = async {
+            let reads = (0..16).map(|n| stand.read(other, n * 8, 4));
+            together(reads.collect()).await.concat()
+        };
+        let flushing = async {
+            // The read is on its way by now.
+            stand.cx.sleep(Nanos::millis(1)).await;
+            stand.world.set_faults(DATA, Faults { lost_flushes: ALWAYS, ..Faults::default() });
+            assert_eq!(stand.flush(other).await, Err(Errno::EIO));
+            assert!(stand.cx.now() < Nanos::secs(30), "the reads are still on their way");
+            Vec::new()
+        };
+        let tasks: Vec<Task<Vec<u8>>> = vec![Box::pin(reading), Box::pin(flushing)];
+        assert_eq!(together(tasks).await[0], [0; 64]);
+        assert!(stand.cx.now() > Nanos::secs(30));
+    });
 }
 
 #[test]

@@ -255,6 +255,9 @@ impl Stand {
     }
 }
 
+/// One of several that run at once.
+pub type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
 /// Runs all of them at once, and gives their results in order.
 pub async fn together<T>(futures: Vec<impl Future<Output = T>>) -> Vec<T> {
     let mut running: Vec<(Pin<Box<_>>, Option<T>)> =

@@ -1,15 +1,10 @@
 //! Pools that run out of space, of data or of metadata, and pools that may not be written.
 
-use std::pin::Pin;
-
 use blockwork_engine::{Errno, Nanos, Op};
 use blockwork_layer::thin::{Mode, PoolFeatures, VerbError};
 use blockwork_sim::Faults;
 
-use super::rig::{BLOCK, DATA, Make, part, superblock, together};
-
-/// One of several that run at once.
-type Task<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+use super::rig::{BLOCK, DATA, Make, Task, part, superblock, together};
 
 fn small(error_if_no_space: bool) -> Make {
     let features = PoolFeatures { error_if_no_space, ..PoolFeatures::default() };
