@@ -349,12 +349,12 @@ impl Running {
 fn print_stats(stats: &Stats, json: bool) {
     let (snapshot, rings, locks) = (stats.snapshot(), stats.rings(), stats.locks());
     if json {
-        let report = report::Report::new(&snapshot).with_rings(&rings).with_linearize(&stats.linearize());
+        let report = report::Report::new(&snapshot).with_rings(&rings).with_choices(&stats.choices());
         eprintln!("{}", report.with_locks(&locks).json());
     } else {
-        let linearize = report::linearize_table(&stats.linearize(), &snapshot);
+        let choices = report::choice_table(&stats.choices(), &snapshot);
         let (rings, locks) = (report::ring_table(&rings), report::lock_table(&locks));
-        eprint!("{}{rings}{linearize}{locks}", report::table(&snapshot));
+        eprint!("{}{rings}{choices}{locks}", report::table(&snapshot));
     }
 }
 

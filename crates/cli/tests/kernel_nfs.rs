@@ -83,7 +83,12 @@ fn elements_off_pages_are_linear_on_nfs_and_those_at_pages_need_not_be() {
     let stats = String::from_utf8_lossy(&output.files["auto.512"]).into_owned();
     let line = stats.lines().rfind(|line| line.starts_with('{')).unwrap_or_else(|| panic!("{stats}"));
     let json: serde_json::Value = serde_json::from_str(line).expect("JSON");
-    let classes = json["linearize"].as_array().expect("classes");
-    let decided = |decision: &str| classes.iter().filter(|class| class["decision"] == decision).count();
+    let classes = json["choices"].as_array().expect("classes");
+    let decided = |decision: &str| {
+        classes
+            .iter()
+            .filter(|class| class["setting"] == "linearize" && class["decision"] == decision)
+            .count()
+    };
     assert!(decided("linear") > 0 && decided("vectored") == 0, "{stats}");
 }

@@ -435,8 +435,8 @@ fn cache_modes_decide_what_is_durable_without_a_flush() {
     {
         let scratch = Scratch::new();
         scratch.sparse("disk.img", MIB);
-        // With fua=0 a write that must be durable has a flush behind it, which is counted.
-        let disk = format!("disk.img,cache={mode},fua=0");
+        // With fua=flush a write that must be durable has a flush behind it, which is counted.
+        let disk = format!("disk.img,cache={mode},fua=flush");
         let server = scratch.serve(["--disk", &disk, "--stats", "--json"]);
         let socket = scratch.at("socket");
         load(

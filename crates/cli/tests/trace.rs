@@ -37,7 +37,9 @@ fn with<'a>(events: &'a [Event], letter: &str) -> Vec<(&'a str, &'a str)> {
 
 fn server(scratch: &Scratch) -> Server {
     scratch.sparse("disk.img", 16 * MIB);
-    scratch.serve(["--disk", "disk.img", "--workers", "1", "--set", "read_ahead_kb=0"])
+    // FUA writes as they come, and not as they turn out to be faster.
+    let set = ["--set", "read_ahead_kb=0", "--set", "fua=dsync"];
+    scratch.serve(["--disk", "disk.img", "--workers", "1"].iter().chain(&set))
 }
 
 /// Two contiguous reads in one batch, and one apart; a FUA write; a discard; a flush. They are done when this returns.

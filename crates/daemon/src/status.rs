@@ -237,7 +237,7 @@ fn limits(limits: &Limits) -> LimitsStatus {
         ("write_zeroes_max_bytes", bytes(limits.max_write_zeroes).into()),
         ("dma_alignment", limits.dma_alignment.saturating_sub(1).into()),
         ("write_cache", cache.into()),
-        ("fua", u8::from(limits.fua).into()),
+        ("fua", limits.fua.name().into()),
         ("rotational", u8::from(limits.rotational).into()),
         ("ro", u8::from(limits.read_only).into()),
         ("nr_requests", limits.nr_requests.into()),

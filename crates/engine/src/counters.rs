@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::bio::Op;
+use crate::choice::{self, ChoiceSnapshot, Choices};
 use crate::layer::NodeId;
-use crate::linearize::{self, Choices, LinearizeSnapshot};
 use crate::lock::{LockSnapshot, Locks};
 use crate::ring::{RingSnapshot, RingStats, Rings};
 use crate::units::Nanos;
@@ -373,10 +373,10 @@ impl Stats {
     pub fn rings(&self) -> Vec<RingSnapshot> {
         self.rings.snapshot()
     }
-    /// What the workers have found out about requests of several elements: `linearize=auto`.
-    pub fn linearize(&self) -> Vec<LinearizeSnapshot> {
+    /// What the workers have found out on the client's own requests: `linearize=auto`, `fua=auto`.
+    pub fn choices(&self) -> Vec<ChoiceSnapshot> {
         let workers = self.workers.lock().expect("no holder of this lock panics");
-        linearize::snapshot(workers.iter().map(|table| &table.choices))
+        choice::snapshot(workers.iter().map(|table| &table.choices))
     }
     /// Whom [`Stats::locks`] asks.
     pub fn watch_locks(&self, source: impl Fn() -> Vec<LockSnapshot> + Send + Sync + 'static) {

@@ -73,8 +73,10 @@ pub enum Reason {
     Unaligned,
     /// A device without write-zeroes: zeros are written instead.
     NoWriteZeroes,
-    /// A device without FUA: flushed afterwards.
-    NoFua,
+    /// A FUA write goes as a plain one, and a flush follows it: `fua`.
+    FlushFollows,
+    /// A FUA write goes the other way to see what that costs: `fua=auto`.
+    FuaTrial,
     /// A merged request failed: its parts are tried one by one.
     Retry,
     /// The device transferred less than asked: the rest is asked for again.
@@ -128,7 +130,8 @@ impl Reason {
             Reason::LinearizeTrial => "linearize trial",
             Reason::Unaligned => "logical_block_size",
             Reason::NoWriteZeroes => "no write zeroes",
-            Reason::NoFua => "no FUA",
+            Reason::FlushFollows => "flush follows",
+            Reason::FuaTrial => "fua trial",
             Reason::Retry => "retry",
             Reason::Short => "short transfer",
             Reason::ReadAhead => "read ahead",

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod bio;
+mod choice;
 mod core;
 mod counters;
 mod env;
@@ -26,7 +27,6 @@ mod gather;
 mod layer;
 mod leaf;
 mod limits;
-mod linearize;
 mod lock;
 mod notes;
 mod port;
@@ -41,6 +41,7 @@ mod volume;
 mod worker;
 
 pub use bio::{Bio, Done, Errno, Flags, Op};
+pub use choice::{Boundaries, ChoiceSnapshot, Fua, Linearize, RequestClass, Subject};
 pub use counters::{
     ADDED_NODES_MAX, Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats,
     StatsFull,
@@ -54,7 +55,6 @@ pub use layer::{
 };
 pub use leaf::{Allocation, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 pub use limits::{Limits, Merges, SettingError};
-pub use linearize::{Boundaries, Linearize, LinearizeSnapshot, RequestClass, Verdict, Way};
 pub use lock::{Lock, LockSnapshot, Times};
 pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};

@@ -2,7 +2,7 @@
 //!
 //! Sources: the kernel's `Documentation/ABI/stable/sysfs-block` and the behaviour of `blk_stack_limits`.
 
-use crate::linearize::Linearize;
+use crate::choice::{Fua, Linearize};
 use crate::units::{SECTOR, Sectors};
 
 /// What a queue may merge (sysfs `nomerges`).
@@ -49,8 +49,10 @@ pub struct Limits {
     pub write_cache: bool,
     /// Whatever alters the volume is to be durable when it completes, though nobody asked for that.
     pub sync: bool,
-    /// The device can complete a single write durably (`fua`).
-    pub fua: bool,
+    /// The device can make a single write durable; where it cannot, `fua` is flush.
+    pub hw_fua: bool,
+    /// How a single write is made durable (`fua`).
+    pub fua: Fua,
     /// A disk with heads.
     pub rotational: bool,
     /// Refuses writes (`ro`).
@@ -85,7 +87,8 @@ impl Default for Limits {
             dma_alignment: 1,
             write_cache: false,
             sync: false,
-            fua: true,
+            hw_fua: true,
+            fua: Fua::Dsync,
             rotational: false,
             read_only: false,
             nr_requests: 128,
@@ -132,7 +135,7 @@ impl Limits {
     ];
 
     /// Makes these the limits of something that lies over `below` as well: the strictest of both; the optimal size is
-    /// the least common multiple; a feature is there if any member has it (discards) or every member (FUA, zeroes).
+    /// the least common multiple; a feature is there if any member has it (discards) or every member (zeroes).
     pub fn stack(&mut self, below: &Limits) {
         self.logical_block_size = self.logical_block_size.max(below.logical_block_size);
         self.physical_block_size = self.physical_block_size.max(below.physical_block_size);
@@ -152,7 +155,8 @@ impl Limits {
         self.dma_alignment = self.dma_alignment.max(below.dma_alignment);
         self.write_cache |= below.write_cache;
         self.sync |= below.sync;
-        self.fua &= below.fua;
+        self.hw_fua &= below.hw_fua;
+        self.fua = self.fua.over(below.fua);
         self.rotational |= below.rotational;
         self.read_only |= below.read_only;
         self.nr_requests = self.nr_requests.min(below.nr_requests);
@@ -237,11 +241,16 @@ impl Limits {
                 self.linearize = Linearize::parse(value).ok_or_else(|| refuse("auto, on or off"))?;
             }
             "fua" => {
-                self.fua = match value {
-                    "0" => false,
-                    "1" if self.fua => true,
-                    "1" => return Err(refuse("0: the device has none")),
-                    _ => return Err(refuse("0 (a flush follows instead) or 1")),
+                let fua = Fua::parse(value).ok_or_else(|| refuse("auto, dsync or flush"))?;
+                match (self.hw_fua, fua) {
+                    (true, fua) => self.fua = fua,
+                    (false, Fua::Auto | Fua::Flush) => {}
+                    (false, Fua::Dsync) => {
+                        return Err(refuse(
+                            "auto or flush: the device has no other way, or goes through the page cache, where a lost write might be \
+                             told to a DSYNC write of something else",
+                        ));
+                    }
                 }
             }
             _ => return Err(SettingError::Unknown { key: key.to_owned() }),
@@ -282,7 +291,7 @@ mod tests {
             logical_block_size: 4096,
             max_sectors: Sectors(2560),
             io_opt: 2 << 16,
-            fua: false,
+            fua: Fua::Flush,
             ..Limits::default()
         };
         let both = Limits::stacked([&a, &b]);
@@ -290,7 +299,7 @@ mod tests {
         assert_eq!(both.max_sectors, Sectors(512));
         assert_eq!(both.io_opt, 6 << 16);
         assert!(both.write_cache);
-        assert!(!both.fua);
+        assert_eq!(both.fua, Fua::Flush);
         assert_eq!(both, Limits::stacked([&b, &a]));
     }
 
@@ -308,11 +317,17 @@ mod tests {
         assert_eq!(limits.read_ahead, Sectors(256));
         limits.set("linearize", "auto").unwrap();
         assert_eq!(limits.linearize, Linearize::Auto);
-        limits.set("fua", "0").unwrap();
-        assert!(!limits.fua);
+        limits.set("fua", "auto").unwrap();
+        limits.set("fua", "flush").unwrap();
+        assert_eq!(limits.fua, Fua::Flush);
+        limits.set("fua", "dsync").unwrap();
+        assert_eq!(limits.fua, Fua::Dsync);
+        (limits.hw_fua, limits.fua) = (false, Fua::Flush);
+        limits.set("fua", "auto").unwrap();
+        assert_eq!(limits.fua, Fua::Flush);
         for (key, value) in [
             ("linearize", "perhaps"),
-            ("fua", "1"),
+            ("fua", "dsync"),
             ("nomerges", "3"),
             ("max_sectors_kb", "4000"),
             ("max_sectors_kb", "0"),

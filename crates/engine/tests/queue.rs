@@ -191,7 +191,7 @@ fn after_a_failed_flush_nothing_is_written_any_more_but_reads_go_on() {
 #[test]
 fn without_fua_a_fua_write_completes_only_after_a_flush() {
     let mut none = limits();
-    none.fua = false;
+    none.fua = Fua::Flush;
     let mut rig = Rig::new(none);
     rig.hold();
     let mut fua = rig.write(16, 8, 1);
@@ -205,6 +205,59 @@ fn without_fua_a_fua_write_completes_only_after_a_flush() {
     assert_eq!(held.op, Op::Flush);
     rig.complete(held, Ok(()));
     rig.all_succeeded(1);
+}
+
+#[test]
+fn fua_writes_are_tried_both_ways_and_each_is_durable_when_it_completes() {
+    let mut auto = limits();
+    auto.fua = Fua::Auto;
+    let mut rig = Rig::new(auto);
+    let (mut dsync, mut flushed) = (0, 0);
+    for i in 0..64 {
+        rig.hold();
+        let mut write = rig.write(i * 8, 8, 1);
+        write.flags = Flags::FUA;
+        rig.batch([write]);
+        let held = rig.next_held();
+        let asked = rig.seen().last().unwrap().flags.has(Flags::FUA);
+        rig.complete(held, Ok(()));
+        if asked {
+            dsync += 1;
+        } else {
+            assert!(rig.results().is_empty(), "write {i} is not durable yet");
+            let held = rig.next_held();
+            assert_eq!(held.op, Op::Flush);
+            rig.complete(held, Ok(()));
+            flushed += 1;
+        }
+        assert_eq!(rig.results(), [(0, Ok(()))], "write {i}");
+        rig.client.borrow_mut().done.clear();
+    }
+    assert!(dsync >= 8 && flushed >= 8, "{dsync} and {flushed}");
+    let told = rig.stats.choices();
+    assert_eq!((told.len(), told[0].requests), (1, [dsync, flushed]));
+    assert_eq!(
+        (told[0].subject.to_string().as_str(), told[0].subject.setting()),
+        ("FUA writes of 4 KiB", "fua")
+    );
+}
+
+#[test]
+fn a_fua_write_that_fails_either_way_is_watched_no_longer() {
+    let mut auto = limits();
+    auto.fua = Fua::Auto;
+    let mut rig = Rig::new(auto);
+    rig.device.lock().unwrap().bad = vec![80];
+    for i in 0..200 {
+        let mut write = rig.write(if i % 3 == 0 { 80 } else { i * 16 }, 8, 1);
+        write.flags = Flags::FUA;
+        rig.batch([write]);
+        let done = rig.client.borrow_mut().done.pop().unwrap();
+        assert_eq!(done.result.is_err(), i % 3 == 0 || i == 5, "write {i}");
+    }
+    // Both ways went on being tried: neither waits for what failed.
+    let [dsync, flushed] = rig.stats.choices()[0].requests;
+    assert!(dsync > 20 && flushed > 20, "{dsync} and {flushed}");
 }
 
 #[test]
@@ -319,7 +372,7 @@ fn memory_that_the_device_cannot_take_goes_through_a_buffer() {
 
 #[test]
 fn where_everything_is_to_be_durable_writes_get_fua_and_discards_a_flush() {
-    for (fua, flushes) in [("1", 2), ("0", 3)] {
+    for (fua, flushes) in [("dsync", 2), ("flush", 3)] {
         let mut limits = Limits { sync: true, ..limits() };
         limits.set("fua", fua).unwrap();
         let mut rig = Rig::new(limits);
@@ -332,7 +385,7 @@ fn where_everything_is_to_be_durable_writes_get_fua_and_discards_a_flush() {
         let count = |op| seen.iter().filter(|seen| seen.op == op).count();
         assert_eq!((count(Op::Write), count(Op::Discard), count(Op::WriteZeroes)), (1, 1, 1));
         assert_eq!(count(Op::Flush), flushes, "fua={fua}: {seen:?}");
-        assert!(seen[0].flags.has(Flags::FUA), "{seen:?}");
+        assert_eq!(seen[0].flags.has(Flags::FUA), fua == "dsync", "{seen:?}");
     }
 }
 
@@ -376,9 +429,9 @@ fn both_ways_are_tried_and_what_came_of_it_is_told() {
     rig.all_succeeded(64);
     let linear = rig.seen().iter().filter(|seen| seen.segments == 1).count();
     assert!((8..56).contains(&linear), "{linear}");
-    let told = rig.stats.linearize();
+    let told = rig.stats.choices();
     assert_eq!((told.len(), told[0].requests), (1, [64 - linear as u64, linear as u64]));
-    assert_eq!(told[0].class.to_string(), "writes of 2 KiB in 512 B off pages");
+    assert_eq!(told[0].subject.to_string(), "writes of 2 KiB in 512 B off pages");
 }
 
 #[test]

@@ -210,8 +210,8 @@ fn a_write_of_a_file_opened_with_o_dsync_is_durable_when_it_returns() {
     plain.write_all_at(&[1; 4096], 4096).unwrap();
     let fua = |&(op, flags): &(Op, Flags)| op == Op::Write && flags.has(Flags::FUA);
     let written: Vec<_> = server.altered().iter().map(fua).collect();
-    assert_eq!(written, [true, false]);
-    assert_eq!(server.count(0, Counter::Flushes), 0);
+    let [by_the_device, false] = written[..] else { panic!("{written:?}") };
+    assert_eq!(server.count(0, Counter::Flushes), u64::from(!by_the_device), "one or the other, once");
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn main() {
     let began = Instant::now();
     worker.run().expect("the worker runs");
     let seconds = began.elapsed().as_secs_f64();
-    let found = stats.linearize();
+    let found = stats.choices();
     let copied: u64 = found.iter().map(|class| class.requests[1]).sum();
     let workers: Vec<_> = found.iter().map(|class| class.workers).collect();
     println!(

@@ -11,7 +11,7 @@
 //! Without a mode it is `none` where that is possible, and else `writeback`, with a warning. A mode that is named is had or
 //! refused.
 
-use blockwork_engine::Limits;
+use blockwork_engine::{Fua, Limits};
 
 use crate::file::Direct;
 
@@ -63,8 +63,8 @@ impl Cache {
         match self {
             Cache::None | Cache::WriteBack => {}
             Cache::DirectSync | Cache::WriteThrough => limits.sync = true,
-            // A queue does not flush what has no cache.
-            Cache::Unsafe => limits.write_cache = false,
+            // A queue does not flush what has no cache, and no write is durable otherwise.
+            Cache::Unsafe => (limits.write_cache, limits.hw_fua, limits.fua) = (false, false, Fua::Flush),
         }
     }
 }

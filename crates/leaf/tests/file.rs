@@ -7,7 +7,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use blockwork_engine::{Allocation, Errno, Flags, LeafSource, Op, Sector, Sectors};
+use blockwork_engine::{Allocation, Errno, Flags, Fua, LeafSource, Op, Sector, Sectors};
 use blockwork_leaf::{Direct, FileOptions, FileSource, OpenOptions, open};
 use lab::{Lab, LoopDevice, Mount, pattern, run};
 
@@ -247,7 +247,11 @@ fn limits_of_a_file_meet_the_needs_of_large_sequential_reads_and_discards() {
     }
     assert!(u64::from(limits.max_segments) * 4096 >= limits.max_sectors.bytes());
     assert!(limits.max_segments <= 1024);
-    assert!(limits.write_cache && limits.fua && !limits.read_only);
+    assert!(limits.write_cache && !limits.read_only);
+    assert_eq!((limits.hw_fua, limits.fua), (true, Fua::Auto));
+    let cached = FileSource::open(file.path(), &FileOptions { lock: false, ..BUFFERED }).unwrap();
+    let cached = cached.limits();
+    assert_eq!((cached.hw_fua, cached.fua), (false, Fua::Flush));
     let mut lab = Lab::new(&source);
     lab.run(Op::Discard, Flags::NONE, 0, source.sectors().0, &[]).unwrap();
 }

@@ -22,7 +22,7 @@
 //! - Latency distributions around those figures are log-normal, with a slow tail of one in a thousand: a plain
 //!   assumption, marked so.
 
-use blockwork_engine::{Limits, Nanos, SECTOR, Sectors};
+use blockwork_engine::{Fua, Limits, Nanos, SECTOR, Sectors};
 
 use crate::elements::Elements;
 use crate::random::{Random, exp};
@@ -321,7 +321,8 @@ impl DeviceModel {
             max_hw_discard: Sectors(4_194_240),
             max_discard: Sectors(4_194_240),
             write_cache: true,
-            fua: false,
+            hw_fua: false,
+            fua: Fua::Flush,
             max_write_zeroes: Sectors::ZERO,
             nr_requests: 32,
             ..model.limits
@@ -355,7 +356,8 @@ impl DeviceModel {
             max_discard: Sectors::ZERO,
             max_write_zeroes: Sectors::ZERO,
             write_cache: true,
-            fua: false,
+            hw_fua: false,
+            fua: Fua::Flush,
             rotational: true,
             nr_requests: 32,
             ..model.limits

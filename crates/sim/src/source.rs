@@ -101,10 +101,7 @@ impl Leaf for SimLeaf {
         self.check(&io);
         let kind = match io.op {
             Op::Read => FileOpKind::Read,
-            // A device without FUA takes no notice of the flag.
-            Op::Write => {
-                FileOpKind::Write { dsync: io.flags.has(Flags::FUA) && self.limits.fua && !self.lies.fua }
-            }
+            Op::Write => FileOpKind::Write { dsync: io.flags.has(Flags::FUA) && !self.lies.fua },
             Op::Flush if self.lies.flush => return Submitted::Now(Ok(())),
             Op::Flush => FileOpKind::Sync,
             Op::Discard => FileOpKind::BlkDiscard,

@@ -8,7 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Errno, Flags, LeafId, LeafLayer, LeafSource, Nanos, Op, Quiescence, Submitted, Volume, VolumeId, Worker,
+    Errno, Flags, Fua, LeafId, LeafLayer, LeafSource, Nanos, Op, Quiescence, Submitted, Volume, VolumeId,
+    Worker,
 };
 use blockwork_leaf::NfsOptions;
 use blockwork_sim::{ClientConfig, Closing, Random, Referee, SimCheck, SimClient, World};
@@ -152,7 +153,7 @@ fn discards_are_not_asked_for() {
     let server = Server::new(1, DISK);
     let source = source(&server, ROOM, &NfsOptions::default());
     let limits = source.limits();
-    assert!(!limits.discards() && limits.write_cache && limits.fua);
+    assert!(!limits.discards() && limits.write_cache && limits.fua == Fua::Dsync);
     assert_eq!((limits.max_sectors.0, limits.max_write_zeroes.0), (128, 0));
 }
 

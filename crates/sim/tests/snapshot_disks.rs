@@ -10,8 +10,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Bio, Errno, FileId, Flags, Layer, LeafId, LeafLayer, LeafSource, Nanos, NodeId, Op, Quiescence, Sector,
-    Sectors, TaskContext, Volume,
+    Bio, Errno, FileId, Flags, Fua, Layer, LeafId, LeafLayer, LeafSource, Nanos, NodeId, Op, Quiescence,
+    Sector, Sectors, TaskContext, Volume,
 };
 use blockwork_format::Source;
 use blockwork_format::snapshot::{Contents, Exception, Found, Header, Layout, read};
@@ -167,7 +167,7 @@ fn disk(sectors: Sectors) -> DeviceModel {
     let mut disk = DeviceModel::null(sectors);
     let fixed = |micros| Latency::Fixed(Nanos::micros(micros));
     disk.latency = Latencies { read: fixed(100), write: fixed(100), flush: fixed(1000), ..disk.latency };
-    (disk.parallelism, disk.cache_bytes, disk.limits.fua) = (64, 16 << 20, false);
+    (disk.parallelism, disk.cache_bytes, disk.limits.fua) = (64, 16 << 20, Fua::Flush);
     disk
 }
 

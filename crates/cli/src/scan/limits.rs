@@ -58,7 +58,7 @@ fn row(device: &DeviceReport) -> Option<[String; 17]> {
         size(limits.write_zeroes_max_bytes),
         limits.dma_alignment.to_string(),
         if limits.write_cache == "write back" { "back" } else { "through" }.to_owned(),
-        flag(limits.fua),
+        limits.fua.to_owned(),
         flag(limits.rotational),
         limits.nr_requests.to_string(),
         limits.read_ahead_kb.to_string(),

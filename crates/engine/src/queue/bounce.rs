@@ -1,27 +1,29 @@
 //! Memory that does not go to the device as it is: a buffer of ours goes instead, and data is copied.
 //!
 //! There are three reasons: the device cannot take it (`dma_alignment`), the device cannot take so many elements of a single block
-//! (`max_segments`), or its elements cost the device more than a copy costs us (`linearize`, see `crate::linearize`).
+//! (`max_segments`), or its elements cost the device more than a copy costs us (`linearize`, see `crate::choice`).
 
 use super::{LeafQueue, QueueContext, trace};
 use crate::bio::{Errno, Flags, Op};
+use crate::choice::{Busy, Linearize, Way, linearize_class};
 use crate::counters::Counter;
 use crate::event::{Action, Payload, Reason};
-use crate::linearize::{Busy, COPIES_MAX, Linearize, Linearizer, Way};
 use crate::units::Sectors;
+
+/// Bytes of copies under way that the device does not demand, by one worker on one leaf; what is beyond goes as it is.
+const COPIES_MAX: usize = 64 << 20;
 
 /// What a queue knows of the ways in which requests of several elements can go.
 pub(super) struct Bounces {
     setting: Linearize,
     busy: Busy,
-    linearizer: Linearizer,
     /// Bytes of copies under way that are not demanded by the device.
     copies: usize,
 }
 
 impl Bounces {
     pub(super) fn new(setting: Linearize) -> Bounces {
-        Bounces { setting, busy: Busy::default(), linearizer: Linearizer::new(), copies: 0 }
+        Bounces { setting, busy: Busy::default(), copies: 0 }
     }
 }
 
@@ -60,14 +62,13 @@ impl LeafQueue {
         if self.bounces.setting == Linearize::Auto {
             // What is left of a short transfer is no whole request, and says nothing about those.
             let is_whole = request.done == Sectors::ZERO;
-            let fua = request.op == Op::Write && request.flags.has(Flags::FUA);
+            let dsync = request.op == Op::Write && request.device_flags().has(Flags::FUA);
+            let class = linearize_class(request.op, dsync, request.io_data(), bytes as u64);
             let paid = self.bounces.busy.at(cx.now, self.in_flight);
-            let data = self.requests[id].io_data();
-            let watched = is_whole
-                .then(|| self.bounces.linearizer.start(self.requests[id].op, fua, data, bytes as u64, paid));
+            let watched = is_whole.then(|| self.chooser.start(class, paid));
             let Some(watched) = watched.flatten() else { return };
             self.requests[id].watched = Some(watched);
-            if watched.way() == Way::Vectored {
+            if watched.way() == Way::Usual {
                 return;
             }
             if watched.is_trial() {
@@ -98,17 +99,6 @@ impl LeafQueue {
         let bytes = self.requests[id].nr.bytes();
         let whole = outcome.is_ok_and(|done| done >= bytes);
         let paid = whole.then(|| self.bounces.busy.at(cx.now, self.in_flight));
-        let Some(news) = self.bounces.linearizer.done(watched, paid, bytes) else { return };
-        cx.counters.choices.tell(self.node, &news);
-        if news.settled {
-            log::info!(
-                "{}: {}: {}, by {:.1} MB/s vectored and {:.1} MB/s linear",
-                self.source.name(),
-                news.class(),
-                news.choice.verdict,
-                1e3 / news.choice.vectored,
-                1e3 / news.choice.linear
-            );
-        }
+        self.chosen(cx, watched, paid, bytes);
     }
 }

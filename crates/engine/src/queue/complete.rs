@@ -92,7 +92,7 @@ impl LeafQueue {
         let request = &mut self.requests[id];
         request.unbounce();
         let (sector, nr) = request.whole();
-        let (op, flags, stage) = (request.op, request.flags, request.stage);
+        let (op, stage) = (request.op, request.stage);
         cx.counters.latency(self.node, op, cx.now.since(request.issued));
         self.trace_complete(cx, id, 0);
         match stage {
@@ -112,11 +112,16 @@ impl LeafQueue {
         if op.is_write() {
             self.dirty = true;
             if let Some(tap) = cx.tap {
-                let durable = if self.limits.fua { flags } else { flags.without(Flags::FUA) };
+                let durable = self.requests[id].device_flags();
                 tap.altered(self.id, op, durable, sector, nr, &self.requests[id].data);
             }
         }
-        let must_flush = op == Op::Write && flags.has(Flags::FUA) && !self.limits.fua;
+        let must_flush = self.requests[id].flush_follows;
+        match self.requests[id].watched_fua.take() {
+            Some(watched) if must_flush => self.flushes.watch(watched, nr.bytes()),
+            Some(watched) => self.fua_done(cx, watched, true, nr.bytes()),
+            None => {}
+        }
         for i in 0..self.requests[id].parts.len() {
             let part = self.requests[id].parts[i];
             if must_flush {
@@ -134,6 +139,9 @@ impl LeafQueue {
     fn failed(&mut self, cx: &mut QueueContext<'_>, id: u32, errno: Errno) {
         let request = &mut self.requests[id];
         request.unbounce();
+        if let Some(watched) = request.watched_fua.take() {
+            self.fua_done(cx, watched, false, 0);
+        }
         self.trace_complete(cx, id, errno.0);
         let request = &self.requests[id];
         match request.stage {

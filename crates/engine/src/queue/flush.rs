@@ -8,6 +8,7 @@
 
 use super::{LeafQueue, QueueContext, Stage};
 use crate::bio::{Errno, Flags, Op};
+use crate::choice::Watched;
 use crate::core::LeafFailure;
 use crate::counters::Counter;
 use crate::turn::Turn;
@@ -19,6 +20,10 @@ pub(super) struct Flushes {
     waiting: Vec<u32>,
     /// Bios that the flush in flight will complete.
     running: Vec<u32>,
+    /// FUA writes among those that wait, and their bytes, of which the comparison of ways wants to know when they are durable.
+    waiting_watched: Vec<(Watched, u64)>,
+    /// Likewise of those that the flush in flight will complete.
+    running_watched: Vec<(Watched, u64)>,
     in_flight: bool,
     /// Held from before a flush is issued until its result is known to all workers.
     turn: Option<Turn>,
@@ -29,6 +34,10 @@ pub(super) struct Flushes {
 impl Flushes {
     pub(super) fn wait(&mut self, bio: u32) {
         self.waiting.push(bio);
+    }
+    /// One of those that wait is watched.
+    pub(super) fn watch(&mut self, watched: Watched, bytes: u64) {
+        self.waiting_watched.push((watched, bytes));
     }
     /// Whether nobody waits for a flush.
     pub(super) fn is_idle(&self) -> bool {
@@ -52,6 +61,7 @@ impl LeafQueue {
             }
         }
         std::mem::swap(&mut self.flushes.waiting, &mut self.flushes.running);
+        std::mem::swap(&mut self.flushes.waiting_watched, &mut self.flushes.running_watched);
         let shared = self.flushes.running.len() as u64 - 1;
         cx.counters.add(self.node, Counter::FlushMerged, shared);
         let ticket = cx.tap.map_or(0, |tap| tap.flush_started(self.id));
@@ -101,6 +111,7 @@ impl LeafQueue {
         }
         // Not before the failure, if it is one, is known to all.
         self.flushes.turn = None;
+        self.flushed(cx, result.is_ok());
         for bio in self.flushes.running.drain(..) {
             match result {
                 Ok(()) => cx.completed.push((bio, Ok(()))),
@@ -111,5 +122,14 @@ impl LeafQueue {
             }
         }
         self.flush_if_due(cx);
+    }
+
+    /// FUA writes that waited for a flush are durable, or lost.
+    fn flushed(&mut self, cx: &mut QueueContext<'_>, well: bool) {
+        let mut watched = std::mem::take(&mut self.flushes.running_watched);
+        for (one, bytes) in watched.drain(..) {
+            self.fua_done(cx, one, well, bytes);
+        }
+        self.flushes.running_watched = watched; // keeps its memory
     }
 }

@@ -22,6 +22,7 @@
 mod adjoining;
 mod bounce;
 mod complete;
+mod durable;
 mod flush;
 mod merge;
 mod read_ahead;
@@ -34,6 +35,7 @@ use std::sync::Arc;
 use blockwork_memory::{Buffer, Pool};
 
 use crate::bio::{Errno, Flags, Op};
+use crate::choice::{Chooser, Watched};
 use crate::core::{Bios, LeafFailure};
 use crate::counters::{Counter, CounterTable};
 use crate::env::{Env, Token};
@@ -46,6 +48,7 @@ use crate::units::{Nanos, Sector, Sectors};
 
 use adjoining::Ends;
 use bounce::Bounces;
+use durable::Durable;
 use flush::Flushes;
 use read_ahead::ReadAhead;
 pub(crate) use read_ahead::{Allowance, Behind, Stretch, Wish};
@@ -106,6 +109,8 @@ pub(crate) struct LeafQueue {
     flushes: Flushes,
     read_ahead: ReadAhead,
     bounces: Bounces,
+    durable: Durable,
+    chooser: Chooser,
     /// Zeros to write, where the device has no write-zeroes.
     zeros: Option<Buffer>,
     /// Written to since the last flush.
@@ -120,12 +125,14 @@ impl LeafQueue {
         let limits = source.limits().clone();
         assert!(limits.nr_requests > 0 && limits.max_sectors > Sectors::ZERO && limits.max_segments > 0);
         let read_ahead = ReadAhead::new(limits.read_ahead, limits.max_sectors, source.sectors());
-        let linearize = limits.linearize;
         LeafQueue {
             id,
             node,
             leaf: source.open(),
             source,
+            bounces: Bounces::new(limits.linearize),
+            durable: Durable::new(limits.fua),
+            chooser: Chooser::default(),
             limits,
             plug: Vec::new(),
             ends: Ends::default(),
@@ -136,7 +143,6 @@ impl LeafQueue {
             in_flight: 0,
             flushes: Flushes::default(),
             read_ahead,
-            bounces: Bounces::new(linearize),
             zeros: None,
             dirty: false,
             batch: false,
@@ -299,10 +305,12 @@ impl LeafQueue {
     /// Issues one request.
     fn submit(&mut self, cx: &mut QueueContext<'_>, id: u32) {
         self.share_time(cx);
+        let reason = self.make_durable(cx, id);
         self.bounce_if_needed(cx, id);
         let changes = self.limits.read_ahead > Sectors::ZERO;
         let request = &mut self.requests[id];
-        let (op, flags, sector, nr) = request.what();
+        let (op, _, sector, nr) = request.what();
+        let flags = request.device_flags();
         request.issued = cx.now;
         request.state_issue();
         if changes && op.is_write() {
@@ -311,7 +319,7 @@ impl LeafQueue {
         cx.counters.add(self.node, Counter::Out, 1);
         cx.counters.operation(self.node, op, nr.bytes());
         if cx.tracer.on() {
-            trace(cx, self.node, Action::Issue, (op, flags, sector, nr), Payload::None, Reason::None);
+            trace(cx, self.node, Action::Issue, (op, flags, sector, nr), Payload::None, reason);
         }
         let io = LeafIo {
             token: Token::request(self.id.0, id),
@@ -326,6 +334,16 @@ impl LeafQueue {
         match self.leaf.submit(cx.env, io) {
             Submitted::Started => self.batch = true,
             Submitted::Now(result) => self.finish(cx, id, result.map(|()| nr.bytes())),
+        }
+    }
+
+    /// A request that the comparison of ways had an eye on is done; `paid` is `None` where its time says nothing.
+    #[inline]
+    fn chosen(&mut self, cx: &mut QueueContext<'_>, watched: Watched, paid: Option<f64>, bytes: u64) {
+        let Some(news) = self.chooser.done(watched, paid, bytes) else { return };
+        cx.counters.choices.tell(self.node, &news);
+        if news.settled {
+            log::info!("{}: {news}", self.source.name());
         }
     }
 

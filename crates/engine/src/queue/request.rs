@@ -5,7 +5,7 @@ use std::ops::{Index, IndexMut};
 use blockwork_memory::{Pool, Segment, Segments, bytes_in, copy_between, slice_segments};
 
 use crate::bio::{Flags, Op};
-use crate::linearize::Watched;
+use crate::choice::Watched;
 use crate::units::{Nanos, Sector, Sectors};
 
 /// A bio's share of a request.
@@ -45,6 +45,10 @@ pub(super) struct Request {
     bounced: Option<Segment>,
     /// What the comparison of ways wants to know when this submission is done.
     pub(super) watched: Option<Watched>,
+    /// A FUA write that a flush makes durable: the device is not asked to.
+    pub(super) flush_follows: bool,
+    /// What the comparison of ways wants to know when this FUA write is durable.
+    pub(super) watched_fua: Option<Watched>,
     /// Bytes of a copy that the device did not demand.
     pub(super) copied: usize,
     /// Sectors transferred before the current submission.
@@ -66,6 +70,8 @@ impl Default for Request {
             instead: None,
             bounced: None,
             watched: None,
+            flush_follows: false,
+            watched_fua: None,
             copied: 0,
             done: Sectors::ZERO,
             issued: Nanos(0),
@@ -80,6 +86,10 @@ impl Request {
     }
     pub(super) fn what(&self) -> (Op, Flags, Sector, Sectors) {
         (self.op, self.flags, self.sector, self.nr)
+    }
+    /// The flags as far as they are the device's business.
+    pub(super) fn device_flags(&self) -> Flags {
+        if self.flush_follows { self.flags.without(Flags::FUA) } else { self.flags }
     }
     pub(super) fn state_issue(&mut self) {
         assert!(!self.in_flight, "a request was issued twice");
@@ -170,6 +180,7 @@ impl Request {
         self.data.clear();
         self.instead = None;
         self.bounced = None;
+        self.flush_follows = false;
         self.done = Sectors::ZERO;
     }
 }

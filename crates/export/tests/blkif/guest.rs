@@ -6,7 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use blockwork_engine::{
-    Bio, Completion, Context, Done, Errno, Flags, Op, Port, PortState, Sector, Sectors, Wait, WorkerHandle,
+    Bio, Completion, Context, Done, Errno, Flags, Fua, Op, Port, PortState, Sector, Sectors, Wait,
+    WorkerHandle,
 };
 use blockwork_export::blkif::in_process::Bell;
 use blockwork_export::blkif::{Ended, EventChannel, FrontQueue, FrontWants, Refused};
@@ -345,7 +346,7 @@ fn a_write_that_overtakes_no_barrier_is_durable_when_that_is_done() {
     let mut rig = Rig::with(3, |model| {
         model.cache_bytes = 1 << 30;
         model.limits.write_cache = true;
-        model.limits.fua = false;
+        model.limits.fua = Fua::Flush;
     });
     let device = rig.connect(WANTS);
     let [(mut queue, _)] = <[_; 1]>::try_from(device.front).ok().expect("one queue");

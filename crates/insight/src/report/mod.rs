@@ -1,14 +1,14 @@
 //! Statistics of every node, for people and programs.
 //!
-//! [`table`], [`ring_table`], [`linearize_table`] and [`lock_table`] are what `serve --stats` prints. [`Report`] is the JSON of
+//! [`table()`], [`ring_table`], [`choice_table`] and [`lock_table`] are what `serve --stats` prints. [`Report`] is the JSON of
 //! `/v1/stats`; its field names are kept stable.
-//! [`prometheus`] is `/metrics`. All of them come from one [`Snapshot`] of the engine's counters, which is not a moment
+//! [`prometheus()`] is `/metrics`. All of them come from one [`Snapshot`] of the engine's counters, which is not a moment
 //! frozen: counters of workers that run move on while they are read.
 //!
 //! Latencies are known by their bucket (four per doubling): a quantile is its bucket's upper bound, at most a quarter too
 //! high.
 
-mod linearize;
+mod choices;
 mod locks;
 mod prometheus;
 mod rings;
@@ -17,10 +17,10 @@ mod table;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-use blockwork_engine::{Histogram, LinearizeSnapshot, LockSnapshot, RingSnapshot, Snapshot};
+use blockwork_engine::{ChoiceSnapshot, Histogram, LockSnapshot, RingSnapshot, Snapshot};
 use blockwork_format::escape;
 
-pub use linearize::{LinearizeReport, linearize_table};
+pub use choices::{ChoiceReport, choice_table};
 pub use locks::{LockReport, TimesReport, lock_table};
 pub use prometheus::prometheus;
 pub use rings::{RingReport, ring_table, rings_prometheus};
@@ -40,9 +40,9 @@ pub struct Report {
     /// Rings that clients share with exports; left out where there was none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<RingReport>,
-    /// What was found out about requests of several elements; left out where there was none.
+    /// What was found out about requests that can go two ways; left out where there was none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub linearize: Vec<LinearizeReport>,
+    pub choices: Vec<ChoiceReport>,
     /// Locks that workers share; left out where none was ever taken.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub locks: Vec<LockReport>,
@@ -109,7 +109,7 @@ impl Report {
                 .filter_map(|(class, histogram)| Some(((*class).to_owned(), LatencyReport::of(histogram)?)))
                 .collect(),
         });
-        Report { nodes: nodes.collect(), rings: Vec::new(), linearize: Vec::new(), locks: Vec::new() }
+        Report { nodes: nodes.collect(), rings: Vec::new(), choices: Vec::new(), locks: Vec::new() }
     }
 
     /// With the rings of clients ([`Stats::rings`](blockwork_engine::Stats::rings)).
@@ -117,9 +117,9 @@ impl Report {
         Report { rings: rings.iter().map(RingReport::from).collect(), ..self }
     }
 
-    /// With what was found out by `linearize=auto` ([`Stats::linearize`](blockwork_engine::Stats::linearize)).
-    pub fn with_linearize(self, classes: &[LinearizeSnapshot]) -> Report {
-        Report { linearize: classes.iter().map(LinearizeReport::from).collect(), ..self }
+    /// With what was found out on the clients' requests ([`Stats::choices`](blockwork_engine::Stats::choices)).
+    pub fn with_choices(self, classes: &[ChoiceSnapshot]) -> Report {
+        Report { choices: classes.iter().map(ChoiceReport::from).collect(), ..self }
     }
 
     /// With the locks of the engine ([`Stats::locks`](blockwork_engine::Stats::locks)).

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use blockwork_engine::{
-    Bio, CounterTable, Errno, FileId, Flags, Layer, LeafId, LeafLayer, LeafSource, NodeId, Op, Sector,
+    Bio, CounterTable, Errno, FileId, Flags, Fua, Layer, LeafId, LeafLayer, LeafSource, NodeId, Op, Sector,
     Sectors, TaskContext, Volume, Worker, WorkerConfig,
 };
 use blockwork_format::Source;
@@ -106,7 +106,7 @@ impl Make {
         for sectors in sizes {
             let mut model = DeviceModel::null(Sectors(sectors));
             model.cache_bytes = 64 << 20;
-            (model.limits.write_cache, model.limits.fua) = (true, true);
+            (model.limits.write_cache, model.limits.fua) = (true, Fua::Dsync);
             world.add_device(model);
         }
         for piece in build(&self.contents()).unwrap() {

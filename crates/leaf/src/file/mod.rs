@@ -7,7 +7,7 @@
 //! | operation | regular file | block device |
 //! | --- | --- | --- |
 //! | flush | fdatasync | fdatasync |
-//! | write with FUA | RWF_DSYNC; with the setting `fua=0` a flush follows | likewise |
+//! | write with FUA | RWF_DSYNC, or a flush follows: the setting `fua` | likewise |
 //! | discard | PUNCH_HOLE | BLKDISCARD |
 //! | write-zeroes, may unmap | PUNCH_HOLE | PUNCH_HOLE |
 //! | write-zeroes, must not unmap | ZERO_RANGE | BLKZEROOUT |
@@ -92,8 +92,6 @@ struct FileLeaf {
     id: FileId,
     is_device: bool,
     zero_range: bool,
-    /// Whether a write is made durable by RWF_DSYNC; else the queue sends a flush behind it.
-    fua: bool,
     punch: Punch,
 }
 
@@ -213,7 +211,6 @@ impl LeafSource for FileSource {
             id: FileId(id),
             is_device: self.is_device,
             zero_range: self.zero_range,
-            fua: self.limits.fua,
             punch: Punch::new(self.punch_now),
         })
     }
@@ -276,7 +273,7 @@ impl Leaf for FileLeaf {
     fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
         let kind = match io.op {
             Op::Read => FileOpKind::Read,
-            Op::Write => FileOpKind::Write { dsync: self.fua && io.flags.has(Flags::FUA) },
+            Op::Write => FileOpKind::Write { dsync: io.flags.has(Flags::FUA) },
             Op::Flush => FileOpKind::Sync,
             Op::Discard if self.is_device => FileOpKind::BlkDiscard,
             Op::Discard => FileOpKind::PunchHole,

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use blockwork_engine::{Limits, Linearize, SECTOR, Sectors};
+use blockwork_engine::{Fua, Limits, Linearize, SECTOR, Sectors};
 use rustix::fs::{Stat, ioctl_blkpbszget, ioctl_blksszget, major, minor};
 
 use super::direct::OpenedFile;
@@ -118,8 +118,10 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         // The page cache reads ahead by itself.
         read_ahead: if opened.direct.is_some() { READ_AHEAD } else { Sectors::ZERO },
         linearize: Linearize::Auto,
-        // RWF_DSYNC: the kernel knows best how (FUA, or a flush).
-        fua: true,
+        // A lost page is told to one fsync or DSYNC write of the file only, whichever comes first. In turns, and alone, flushes hear of
+        // it; a DSYNC write beside them would take the report for an error of its own.
+        hw_fua: opened.direct.is_some(),
+        fua: if opened.direct.is_some() { Fua::Auto } else { Fua::Flush },
         // Through the page cache nothing is durable until a flush, whatever the device does.
         write_cache: !(is_device && opened.direct.is_some() && queue.write_through),
         max_discard: Sectors::ZERO,

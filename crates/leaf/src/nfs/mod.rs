@@ -185,7 +185,6 @@ fn limits(file: &NfsFile) -> Limits {
         read_ahead: READ_AHEAD,
         read_only: file.read_only,
         write_cache: true,
-        fua: true,
         max_discard: Sectors::ZERO,
         max_hw_discard: Sectors::ZERO,
         max_write_zeroes: Sectors::ZERO,

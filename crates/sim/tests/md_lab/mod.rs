@@ -21,7 +21,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use blockwork_engine::{
-    Completion, Context, Done, FileId, Nanos, Port, PortState, Quiescence, VolumeId, Worker,
+    Completion, Context, Done, FileId, Fua, Nanos, Port, PortState, Quiescence, VolumeId, Worker,
 };
 use blockwork_sim::{
     Chaos, ClientConfig, Closing, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient, SimEnv, World,
@@ -168,7 +168,7 @@ impl Plan {
         let random = &mut Random::part(seed, 2);
         (plan.array.absent, plan.array.recovering, plan.array.bitmap_chunk) = (None, None, Some(8 << 10));
         for model in &mut plan.array.devices {
-            (model.cache_bytes, model.parallelism, model.limits.fua) = (16 << 20, 64, true);
+            (model.cache_bytes, model.parallelism, model.limits.fua) = (16 << 20, 64, Fua::Dsync);
         }
         (plan.pace, plan.clients, plan.bios, plan.region) = (Pace::Trickle, 4, 120, u64::MAX);
         plan.slowness.stalls = *random.choose(&[0, 15_000]);

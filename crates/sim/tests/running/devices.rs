@@ -1,7 +1,7 @@
 //! Random devices, and how they and their environment behave.
 #![allow(dead_code, reason = "each test file uses its part")]
 
-use blockwork_engine::{Limits, Merges, Nanos, Sectors};
+use blockwork_engine::{Fua, Limits, Merges, Nanos, Sectors};
 use blockwork_sim::{Chaos, DeviceModel, Latencies, Latency, Random};
 
 /// A device of so many sectors, perhaps with blocks of 4 KiB.
@@ -48,7 +48,7 @@ fn draw_limits(random: &mut Random, big_blocks: bool) -> Limits {
         max_discard,
         max_write_zeroes: *random.choose(&[Sectors::ZERO, Sectors(16), Sectors(1 << 32)]),
         dma_alignment: *random.choose(&[1, 4, 512]),
-        fua: random.coin(),
+        fua: *random.choose(&[Fua::Auto, Fua::Dsync, Fua::Flush]),
         nr_requests: *random.choose(&[1, 2, 8, 128]),
         merges: *random.choose(&[Merges::All, Merges::All, Merges::Simple, Merges::None]),
         read_ahead: Sectors(*random.choose(&[0, 0, 32, 256])),

@@ -12,26 +12,26 @@
 /// What a byte cost, both ways, nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Pair {
-    pub(super) vectored: f64,
-    pub(super) linear: f64,
+    pub(super) usual: f64,
+    pub(super) instead: f64,
 }
 
 impl Pair {
     fn plus(self, other: Pair) -> Pair {
-        Pair { vectored: self.vectored + other.vectored, linear: self.linear + other.linear }
+        Pair { usual: self.usual + other.usual, instead: self.instead + other.instead }
     }
     fn over(self, n: f64) -> Pair {
-        Pair { vectored: self.vectored / n, linear: self.linear / n }
+        Pair { usual: self.usual / n, instead: self.instead / n }
     }
     /// A sixteenth of the way to `other`: what is known does not jump with each pair.
     pub(super) fn toward(self, other: Pair) -> Pair {
         Pair {
-            vectored: self.vectored + (other.vectored - self.vectored) / 16.0,
-            linear: self.linear + (other.linear - self.linear) / 16.0,
+            usual: self.usual + (other.usual - self.usual) / 16.0,
+            instead: self.instead + (other.instead - self.instead) / 16.0,
         }
     }
-    fn usual(self) -> f64 {
-        (self.vectored + self.linear) / 2.0
+    fn typical(self) -> f64 {
+        (self.usual + self.instead) / 2.0
     }
 }
 
@@ -53,7 +53,7 @@ pub(super) struct Evidence {
     pairs: u32,
 }
 
-/// What linear saves, as a part of the usual cost: above 0 it is the better way.
+/// What the way instead saves, as a part of the usual cost: above 0 it is the better one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Estimate {
     /// The mean of all pairs.
@@ -109,12 +109,12 @@ impl Evidence {
     /// `None` without evidence. `deviation`: of a single pair, where it is known from elsewhere.
     pub(super) fn estimate(&self, deviation: Option<f64>) -> Option<Estimate> {
         let n = self.entries.len() as f64;
-        let usual = median(self.entries.iter().map(|pair| pair.usual()).collect())?;
-        if usual <= 0.0 {
+        let typical = median(self.entries.iter().map(|pair| pair.typical()).collect())?;
+        if typical <= 0.0 {
             return None; // a clock that stands still says nothing
         }
         let mut gains: Vec<f64> =
-            self.entries.iter().map(|pair| (pair.vectored - pair.linear) / usual).collect();
+            self.entries.iter().map(|pair| (pair.usual - pair.instead) / typical).collect();
         let center = median(gains.clone())?;
         let spread = median(gains.iter().map(|gain| (gain - center).abs()).collect())?;
         let (prior, count) = PRIOR;
@@ -159,16 +159,16 @@ fn median(mut of: Vec<f64>) -> Option<f64> {
 mod tests {
     use super::*;
 
-    fn pair(vectored: f64, linear: f64) -> Pair {
-        Pair { vectored, linear }
+    fn pair(usual: f64, instead: f64) -> Pair {
+        Pair { usual, instead }
     }
 
     #[test]
     fn a_clear_difference_is_sure_after_few_pairs_and_a_small_one_after_more() {
-        let needed = |linear: f64| {
+        let needed = |instead: f64| {
             let mut evidence = Evidence::default();
             (1..100).find(|_| {
-                evidence.push(pair(1.0, linear));
+                evidence.push(pair(1.0, instead));
                 evidence.estimate(None).is_some_and(|it| it.gain > it.half_width)
             })
         };
@@ -194,7 +194,7 @@ mod tests {
         }
         assert!(evidence.entries.len() <= ENTRIES && evidence.entries.capacity() <= 2 * ENTRIES);
         let mean = evidence.mean().unwrap();
-        assert!((mean.vectored - 0.5).abs() < 0.01 && (mean.linear - 3.0).abs() < 1e-9, "{mean:?}");
+        assert!((mean.usual - 0.5).abs() < 0.01 && (mean.instead - 3.0).abs() < 1e-9, "{mean:?}");
         assert_eq!(evidence.pairs(), 100_000);
     }
 }

@@ -90,37 +90,37 @@ impl World {
     fn regret(&self) -> (f64, Rule) {
         let mut rule = Rule::new();
         let ours = self.run(Ok(&mut rule));
-        let best = self.run(Err(Way::Vectored)).min(self.run(Err(Way::Linear)));
+        let best = self.run(Err(Way::Usual)).min(self.run(Err(Way::Instead)));
         (ours as f64 / best as f64 - 1.0, rule)
     }
 }
 
-fn vectored_is(times: f64) -> impl Fn(Way) -> f64 {
-    move |way| if way == Way::Vectored { times * 100.0 } else { 100.0 }
+fn usual_is(times: f64) -> impl Fn(Way) -> f64 {
+    move |way| if way == Way::Usual { times * 100.0 } else { 100.0 }
 }
 fn ten_times_dearer(way: Way, _: u32) -> f64 {
-    vectored_is(10.0)(way)
+    usual_is(10.0)(way)
 }
 fn slightly_dearer(way: Way, _: u32) -> f64 {
-    vectored_is(1.05)(way)
+    usual_is(1.05)(way)
 }
 fn alike(way: Way, _: u32) -> f64 {
-    vectored_is(1.0)(way)
+    usual_is(1.0)(way)
 }
 fn slightly_cheaper(way: Way, _: u32) -> f64 {
-    vectored_is(0.95)(way)
+    usual_is(0.95)(way)
 }
 fn half_as_dear(way: Way, _: u32) -> f64 {
-    vectored_is(0.5)(way)
+    usual_is(0.5)(way)
 }
 fn breaks_in_mid_run(way: Way, n: u32) -> f64 {
-    vectored_is(if n < 25_000 { 0.95 } else { 4.0 })(way)
+    usual_is(if n < 25_000 { 0.95 } else { 4.0 })(way)
 }
 fn mended_in_mid_run(way: Way, n: u32) -> f64 {
-    vectored_is(if n < 25_000 { 4.0 } else { 0.9 })(way)
+    usual_is(if n < 25_000 { 4.0 } else { 0.9 })(way)
 }
 fn drifts(way: Way, n: u32) -> f64 {
-    vectored_is(2.0)(way) * (1.0 + f64::from(n) / 10_000.0)
+    usual_is(2.0)(way) * (1.0 + f64::from(n) / 10_000.0)
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn what_trying_costs_is_below_a_percent_whichever_way_is_better() {
             let world = World { servers, depth, requests, ..World::quiet(cost) };
             let (regret, rule) = world.regret();
             let verdict = rule.verdict();
-            assert!(regret < 0.01, "world {nth}, {servers} servers, depth {depth}: {regret}, {verdict}");
+            assert!(regret < 0.01, "world {nth}, {servers} servers, depth {depth}: {regret}, {verdict:?}");
         }
     }
 }
@@ -141,7 +141,7 @@ fn what_trying_costs_is_below_a_percent_whichever_way_is_better() {
 #[test]
 fn a_kernel_that_is_mended_or_broken_in_mid_run_is_noticed() {
     for (cost, way) in
-        [(breaks_in_mid_run as fn(Way, u32) -> f64, Way::Linear), (mended_in_mid_run, Way::Vectored)]
+        [(breaks_in_mid_run as fn(Way, u32) -> f64, Way::Instead), (mended_in_mid_run, Way::Usual)]
     {
         for (noise, depth) in [(0.0, 1), (0.3, 1), (0.0, 8), (0.5, 8)] {
             let world = World { noise, depth, requests: 100_000, ..World::quiet(cost) };
@@ -157,7 +157,7 @@ fn noise_and_stalls_mislead_it_rarely() {
     let (mut wrong, mut sum, runs) = (0, 0.0, 12);
     for seed in 1..=runs {
         for (cost, better) in
-            [(ten_times_dearer as fn(Way, u32) -> f64, Way::Linear), (half_as_dear, Way::Vectored)]
+            [(ten_times_dearer as fn(Way, u32) -> f64, Way::Instead), (half_as_dear, Way::Usual)]
         {
             for depth in [1, 8] {
                 let world = World { noise: 1.0, stalls: 300, seed: seed * 7919, depth, ..World::quiet(cost) };
@@ -192,42 +192,42 @@ fn small_differences_in_much_noise_cost_less_than_they_are_worth() {
 #[test]
 fn requests_that_never_come_back_stop_nothing() {
     let mut rule = Rule::new();
-    // The first block's requests are never answered, nor is anything that goes linear.
+    // The first block's requests are never answered, nor is anything that goes the other way.
     for _ in 0..100_000 {
         let ticket = rule.start();
-        if ticket.way == Way::Vectored {
+        if ticket.way == Way::Usual {
             rule.done(ticket, Some(1000.0), 4096);
         }
     }
-    let mut linear = 0;
+    let mut instead = 0;
     for _ in 0..100_000 {
         let ticket = rule.start();
-        linear += u32::from(ticket.way == Way::Linear);
-        rule.done(ticket, (ticket.way == Way::Vectored).then_some(1000.0), 4096);
+        instead += u32::from(ticket.way == Way::Instead);
+        rule.done(ticket, (ticket.way == Way::Usual).then_some(1000.0), 4096);
     }
-    assert!(linear < 2_000, "{linear} requests went where no answer comes from");
+    assert!(instead < 2_000, "{instead} requests went where no answer comes from");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
     fn any_device_is_understood(
-        vectored in 0.1f64..20.0, servers in 1usize..9, depth in 1usize..17, noise in 0.0f64..0.3, seed in 1u64..1_000_000,
+        ratio in 0.1f64..20.0, servers in 1usize..9, depth in 1usize..17, noise in 0.0f64..0.3, seed in 1u64..1_000_000,
     ) {
         let mut rule = Rule::new();
         let world = World { servers, depth, noise, seed, requests: 30_000, ..World::quiet(|_, _| 0.0) };
-        let ours = run_with(&world, vectored, Ok(&mut rule));
-        let best = run_with(&world, vectored, Err(Way::Vectored)).min(run_with(&world, vectored, Err(Way::Linear)));
+        let ours = run_with(&world, ratio, Ok(&mut rule));
+        let best = run_with(&world, ratio, Err(Way::Usual)).min(run_with(&world, ratio, Err(Way::Instead)));
         let regret = ours as f64 / best as f64 - 1.0;
         // Nobody can know before some requests have gone the wrong way.
-        let tried = 5.0 * (depth + 3) as f64 * vectored.max(1.0 / vectored) / f64::from(world.requests);
+        let tried = 5.0 * (depth + 3) as f64 * ratio.max(1.0 / ratio) / f64::from(world.requests);
         prop_assert!(regret < 0.015 + tried, "{regret} {tried} {:?}", rule.verdict());
     }
 }
 
-/// As [`World::run`], vectored costing `times` what linear does.
+/// As [`World::run`], the usual way costing `times` what the other does.
 fn run_with(world: &World, times: f64, choose: Result<&mut Rule, Way>) -> u64 {
     thread_local!(static TIMES: std::cell::Cell<f64> = const { std::cell::Cell::new(1.0) });
     TIMES.set(times);
-    World { cost: |way, _| vectored_is(TIMES.get())(way), ..*world }.run(choose)
+    World { cost: |way, _| usual_is(TIMES.get())(way), ..*world }.run(choose)
 }

@@ -13,31 +13,35 @@
 //! throughput, and with one request at a time it is latency.
 //!
 //! Decisions:
-//! - linear, if it is better by the bound of `evidence`: copying costs a processor what no latency shows, so it has to be proved;
-//! - vectored, if by the same bound linear is not better by half a percent; or if two deviations say so after sixteen pairs, since
-//!   that much is lost at most by what is easily put right later;
-//! - after [`PAIRS_MAX`] pairs, linear if it gained a percent on average.
+//! - the way instead, if it is better by the bound of `evidence`: what it costs besides (a copy, a flush of what others have written) no
+//!   latency of these requests shows, so it has to be proved;
+//! - the usual way, if by the same bound the other is not better by half a percent; or if two deviations say so after sixteen pairs,
+//!   since that much is lost at most by what is easily put right later;
+//! - after [`PAIRS_MAX`] pairs, the way instead if it gained a percent on average.
+//!
+//! Where the two newest pairs lie five deviations off the others, conditions have changed before a decision, and the others count no more.
 //!
 //! Revisions: a settled class makes a pair so rarely that the other way costs a quarter of a percent of the time at most. If the newest
-//! pairs, at most eight, point the other way by two and a half deviations, the class is tried anew. So it is where requests have
-//! become dearer than the other way was when it was last tried.
+//! pairs, at most eight, point the other way by two and a half deviations, the class is tried anew. So it is at once where requests have
+//! become dearer than the other way was when it was last tried, by more than chance explains; but where that was in vain before, not
+//! before an eighth of the stretch has passed, so that times that rise and fall for both ways cost no more than that share.
 
-use super::evidence::{Evidence, Pair};
+use super::evidence::{Estimate, Evidence, Pair};
 
-/// How the memory of a request goes to the device.
+/// How a request goes to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
-    /// As it is, element by element.
-    Vectored,
-    /// Copied to, or from, one piece of memory.
-    Linear,
+pub(crate) enum Way {
+    /// As it would go if nobody asked.
+    Usual,
+    /// The other way.
+    Instead,
 }
 
 impl Way {
     pub(super) fn other(self) -> Way {
         match self {
-            Way::Vectored => Way::Linear,
-            Way::Linear => Way::Vectored,
+            Way::Usual => Way::Instead,
+            Way::Instead => Way::Usual,
         }
     }
 }
@@ -57,9 +61,12 @@ const PAIRS_MIN: u32 = 4;
 const PLAIN: (u32, f64) = (2, 1.0);
 /// A decision after that many, whatever they say.
 const PAIRS_MAX: u32 = 2048;
-/// No decision for vectored by two deviations on fewer pairs.
+/// No decision for the usual way by two deviations on fewer pairs.
 const PAIRS_LAX: u32 = 16;
-/// What linear has to gain to be worth a copy.
+/// While trying: if the two newest pairs lie so many deviations off all of so many pairs or more, these tell of other times.
+const CHANGED: f64 = 5.0;
+const CHANGED_PAIRS: u32 = 8;
+/// What the way instead has to gain to be worth its price.
 const WORTH: f64 = 0.005;
 /// Measured requests in a block, at least; where more are under way, half as many as those. So many more for every 16 pairs, at most
 /// eight times: where a decision takes long, fewer changes of ways are in vain.
@@ -74,11 +81,11 @@ const STRETCH_SETTLED: f64 = 256.0;
 const SETTLED_MAX: f64 = 1_000_000.0;
 /// Pairs that a settled class remembers.
 const RECENT: usize = 8;
-/// Requests whose cost is compared with the other way's in a settled class; by how much they must be dearer, and in how many windows
-/// in a row. Much dearer counts twice.
+/// Requests whose cost is compared with the other way's in a settled class; by how much they must be dearer, as a part and in deviations of
+/// such a window, and in how many windows in a row. Much dearer counts twice.
 const WINDOW: u32 = 16;
-const DEARER: f64 = 1.1;
-const MUCH_DEARER: f64 = 1.5;
+const DEARER: (f64, f64) = (0.03, 2.5);
+const MUCH_DEARER: (f64, f64) = (0.3, 4.0);
 const WINDOWS: u32 = 4;
 
 /// Where in its sequence of blocks the class is.
@@ -110,21 +117,11 @@ impl Sum {
 
 /// How far a class has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub(crate) enum Verdict {
     /// Not sure yet.
     Trying,
     /// Settled.
     Settled(Way),
-}
-
-impl std::fmt::Display for Verdict {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Verdict::Trying => "trying both ways",
-            Verdict::Settled(Way::Vectored) => "vectored",
-            Verdict::Settled(Way::Linear) => "linear",
-        })
-    }
 }
 
 /// The rule for one class of requests.
@@ -149,23 +146,30 @@ pub(crate) struct Rule {
     is_warm: bool,
     /// While trying all pairs; when settled the newest.
     evidence: Evidence,
+    newest: [Pair; 2],
     /// When settled: the deviation of a pair.
     deviation: f64,
     known: Pair,
+    /// When settled: the deviation of a window's cost, as a part of it.
+    window_deviation: f64,
     /// When settled: requests that are left of the stretch when it may be tried anew, at most.
     not_before: u32,
     dearer: u32,
+    /// It was tried anew since requests had become dearer, and nothing else came out.
+    in_vain: bool,
     settlements: u32,
+    /// What was decided last.
+    last: Option<Way>,
 }
 
 impl Rule {
     pub(crate) fn new() -> Rule {
         Rule {
             settled: false,
-            leader: Way::Vectored,
+            leader: Way::Usual,
             step: Step::First,
             // The way that may be much dearer is tried once per two pairs so, and not twice.
-            way: Way::Linear,
+            way: Way::Instead,
             block: 0,
             goal: SAMPLES_MIN,
             had: 0,
@@ -176,20 +180,24 @@ impl Rule {
             flying: [0; 2],
             is_warm: false,
             evidence: Evidence::default(),
+            newest: [Pair::default(); 2],
             deviation: 0.0,
             known: Pair::default(),
+            window_deviation: 0.0,
             not_before: 0,
             dearer: 0,
+            in_vain: false,
             settlements: 0,
+            last: None,
         }
     }
 
     pub(crate) fn verdict(&self) -> Verdict {
         if self.settled { Verdict::Settled(self.leader) } else { Verdict::Trying }
     }
-    /// What a byte costs, nanoseconds, vectored and linear, as far as it is known; 0: not yet.
-    pub(crate) fn costs(&self) -> (f64, f64) {
-        (self.known.vectored, self.known.linear)
+    /// What a byte costs, nanoseconds, the usual way and instead, as far as it is known; 0: not yet.
+    pub(crate) fn costs(&self) -> [f64; 2] {
+        [self.known.usual, self.known.instead]
     }
     /// Pairs since the class was last tried anew.
     pub(crate) fn pairs(&self) -> u32 {
@@ -271,15 +279,17 @@ impl Rule {
             return;
         }
         let pair = match self.way {
-            Way::Linear => Pair { vectored: self.first, linear: each },
-            Way::Vectored => Pair { vectored: each, linear: self.first },
+            Way::Instead => Pair { usual: self.first, instead: each },
+            Way::Usual => Pair { usual: each, instead: self.first },
         };
         self.evidence.push(pair);
+        self.newest = [self.newest[1], pair];
         if self.settled { self.look_again(pair) } else { self.look() }
     }
 
     /// A pair has been made while trying.
     fn look(&mut self) {
+        self.forget_other_times();
         let (against, pairs) = (self.against.max(1), self.evidence.pairs());
         self.known = self.evidence.mean().unwrap_or_default();
         let Some(it) = self.evidence.estimate(None) else { return self.stretch(0) };
@@ -287,20 +297,20 @@ impl Rule {
         let decision = if pairs < PAIRS_MIN && !is_plain {
             None
         } else if it.gain > it.half_width && it.gain > WORTH {
-            Some(Way::Linear)
+            Some(Way::Instead)
         } else if it.gain + it.half_width < WORTH || (pairs >= PAIRS_LAX && it.gain + 2.0 * it.error < WORTH)
         {
-            Some(Way::Vectored)
+            Some(Way::Usual)
         } else if pairs >= PAIRS_MAX {
-            Some(if it.gain > 2.0 * WORTH { Way::Linear } else { Way::Vectored })
+            Some(if it.gain > 2.0 * WORTH { Way::Instead } else { Way::Usual })
         } else {
             None
         };
         self.leader = match decision {
             Some(way) => way,
-            // While nobody knows, no copies but for the sake of knowing.
-            None if it.gain > it.error => Way::Linear,
-            None => Way::Vectored,
+            // While nobody knows, the usual way, but for the sake of knowing.
+            None if it.gain > it.error => Way::Instead,
+            None => Way::Usual,
         };
         if decision.is_none() {
             let pair = 2 * self.goal;
@@ -308,9 +318,28 @@ impl Rule {
         }
         self.settled = true;
         self.settlements += 1;
+        // A pair's difference varies as two blocks do, which have half as many samples as it.
+        let samples = f64::from(self.goal) / f64::from(WINDOW);
+        self.window_deviation = it.error * f64::from(pairs).sqrt() * (samples / 2.0).sqrt();
+        self.in_vain = self.last == decision;
+        self.last = decision;
         self.deviation = self.evidence.deviation().unwrap_or_default();
         self.evidence.clear();
         self.settled_stretch(against, self.known);
+    }
+
+    fn forget_other_times(&mut self) {
+        let Some(all) = self.evidence.estimate(None).filter(|_| self.evidence.pairs() >= CHANGED_PAIRS)
+        else {
+            return;
+        };
+        let deviation = all.error * f64::from(self.evidence.pairs()).sqrt();
+        let mut newest = Evidence::default();
+        self.newest.iter().for_each(|pair| newest.push(*pair));
+        let has_changed = |new: Estimate| (new.gain - all.gain).abs() > CHANGED * new.error;
+        if newest.estimate(Some(deviation)).is_some_and(has_changed) {
+            self.evidence = newest;
+        }
     }
 
     /// A pair has been made in a settled class.
@@ -318,15 +347,16 @@ impl Rule {
         let against = self.against.max(1);
         self.evidence.keep_newest(RECENT);
         self.known = self.known.toward(pair);
-        let against_it = |gain: f64| if self.leader == Way::Linear { -gain } else { gain };
+        let against_it = |gain: f64| if self.leader == Way::Instead { -gain } else { gain };
         let contradicts = self
             .evidence
             .estimate(Some(self.deviation))
             .is_some_and(|it| against_it(it.gain) > WORTH && against_it(it.gain) > 2.5 * it.error);
-        if !contradicts {
-            return self.settled_stretch(against, pair);
+        if contradicts {
+            return self.try_anew();
         }
-        self.try_anew();
+        self.in_vain = false;
+        self.settled_stretch(against, pair);
     }
 
     /// What was found out holds no longer.
@@ -336,21 +366,26 @@ impl Rule {
         self.stretch(0);
     }
 
-    /// `pair`: what the other way costs, as far as was seen last.
+    /// `pair`: what both ways cost, as far as was seen last.
     fn settled_stretch(&mut self, against: u32, pair: Pair) {
-        let (own, other) = self.own_and_other(pair);
-        let loss = if own > 0.0 { (other / own - 1.0).max(0.0) } else { 0.0 };
+        let loss = |pair| match self.own_and_other(pair) {
+            (own, other) if own > 0.0 => (other / own - 1.0).max(0.0),
+            _ => 0.0,
+        };
+        // One stall is not to keep the other way from being tried for long; what has really become dearer is known after a few pairs.
+        let loss = loss(pair).min(4.0 * loss(self.known));
         let requests = f64::from(against) * (loss / SHARE).max(STRETCH_SETTLED);
         // In range: the least is 256.
         let requests = requests.min(SETTLED_MAX) as u32;
-        (self.not_before, self.dearer) = (requests - requests / 8, 0);
+        self.not_before = if self.in_vain { requests - requests / 8 } else { requests };
+        self.dearer = 0;
         self.stretch(requests);
     }
 
     fn own_and_other(&self, pair: Pair) -> (f64, f64) {
         match self.leader {
-            Way::Vectored => (pair.vectored, pair.linear),
-            Way::Linear => (pair.linear, pair.vectored),
+            Way::Usual => (pair.usual, pair.instead),
+            Way::Instead => (pair.instead, pair.usual),
         }
     }
 
@@ -358,10 +393,12 @@ impl Rule {
     fn window(&mut self) {
         let each = std::mem::take(&mut self.sum).each();
         let (_, other) = self.own_and_other(self.known);
-        self.dearer = match each / other {
-            times if times > MUCH_DEARER => self.dearer + 2,
-            times if times > DEARER => self.dearer + 1,
-            _ => 0,
+        let excess = each / other - 1.0;
+        let is = |(part, deviations): (f64, f64)| excess > part.max(deviations * self.window_deviation);
+        self.dearer = match (is(MUCH_DEARER), is(DEARER)) {
+            (true, _) => self.dearer + 2,
+            (false, true) => self.dearer + 1,
+            (false, false) => 0,
         };
         if let Step::Stretch(left) = self.step
             && self.dearer >= WINDOWS

@@ -1,4 +1,4 @@
-//! Classes of requests that are compared with each other only.
+//! Which requests are compared with each other only: those of a class.
 
 use blockwork_memory::Segment;
 
@@ -16,7 +16,19 @@ pub enum Boundaries {
     Within,
 }
 
-/// What is alike in the requests of a class.
+/// A question, and the requests that it is asked about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Whether these are copied to one piece of memory first.
+    Linearize(RequestClass),
+    /// Whether FUA writes get a flush behind them instead of RWF_DSYNC.
+    Fua {
+        /// The least length, bytes; the class ends below twice that.
+        bytes: u64,
+    },
+}
+
+/// What is alike in requests of several elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestClass {
     /// Read or write.
@@ -34,15 +46,17 @@ pub struct RequestClass {
 const SIZES: usize = 14;
 const ELEMENTS: usize = 8;
 const ALIGNMENTS: usize = 3;
+/// Classes of requests of several elements; those of FUA writes follow.
+const LINEARIZE: usize = 3 * SIZES * ELEMENTS * ALIGNMENTS;
 /// Of classes.
-pub(super) const NUMBERS: usize = 3 * SIZES * ELEMENTS * ALIGNMENTS;
+pub(super) const NUMBERS: usize = LINEARIZE + SIZES;
 /// Lengths from this one on have classes, as a power of two.
 const LEAST: u32 = 9;
 const PAGE: usize = 4096;
 
 /// The number of the class of a read or write of that memory, which has at least two elements.
 #[inline]
-pub(super) fn number(op: Op, fua: bool, data: &[Segment], bytes: u64) -> usize {
+pub(crate) fn linearize(op: Op, fua: bool, data: &[Segment], bytes: u64) -> usize {
     let mut within = 0;
     for pair in data.windows(2) {
         let end = pair[0].as_ptr().addr() + pair[0].len();
@@ -53,17 +67,60 @@ pub(super) fn number(op: Op, fua: bool, data: &[Segment], bytes: u64) -> usize {
         n if n == data.len() - 1 => 2,
         _ => 1,
     };
-    let octave =
-        |bytes: u64, most: usize| (bytes.max(1).ilog2().saturating_sub(LEAST) as usize).min(most - 1);
     let op = if op == Op::Read { 0 } else { 1 + usize::from(fua) };
     let size = octave(bytes, SIZES);
     let element = octave(bytes / data.len() as u64, ELEMENTS);
     ((op * SIZES + size) * ELEMENTS + element) * ALIGNMENTS + boundaries
 }
 
+/// The number of the class of a FUA write of so many bytes.
+#[inline]
+pub(crate) fn fua(bytes: u64) -> usize {
+    LINEARIZE + octave(bytes, SIZES)
+}
+
+#[inline]
+fn octave(bytes: u64, most: usize) -> usize {
+    (bytes.max(1).ilog2().saturating_sub(LEAST) as usize).min(most - 1)
+}
+
+impl Subject {
+    /// That of the classes of this number.
+    pub(super) fn of(number: usize) -> Subject {
+        match number.checked_sub(LINEARIZE) {
+            None => Subject::Linearize(RequestClass::of(number)),
+            Some(size) => Subject::Fua { bytes: 1 << (LEAST as usize + size) },
+        }
+    }
+    /// The setting that answers the question.
+    pub fn setting(self) -> &'static str {
+        match self {
+            Subject::Linearize(_) => "linearize",
+            Subject::Fua { .. } => "fua",
+        }
+    }
+    /// What the two ways are called.
+    pub fn ways(self) -> [&'static str; 2] {
+        match self {
+            Subject::Linearize(_) => ["vectored", "linear"],
+            Subject::Fua { .. } => ["dsync", "flush"],
+        }
+    }
+}
+
+impl std::fmt::Display for Subject {
+    /// As in `writes of 32 KiB in 4 KiB off pages`, or `FUA writes of 4 KiB`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Subject::Linearize(class) => class.fmt(f),
+            Subject::Fua { bytes } => write!(f, "FUA writes of {}", size(*bytes)),
+        }
+    }
+}
+
 impl RequestClass {
     /// The class of that number.
-    pub(super) fn of(number: usize) -> RequestClass {
+    fn of(number: usize) -> RequestClass {
         let (rest, boundaries) = (number / ALIGNMENTS, number % ALIGNMENTS);
         let (rest, element) = (rest / ELEMENTS, rest % ELEMENTS);
         let (op, size) = (rest / SIZES, rest % SIZES);
@@ -78,7 +135,6 @@ impl RequestClass {
 }
 
 impl std::fmt::Display for RequestClass {
-    /// As in `writes of 32 KiB in elements of 4 KiB within pages`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let op = match (self.op, self.fua) {
             (Op::Read, _) => "reads",
@@ -112,7 +168,7 @@ mod tests {
         let buffers =
             lengths.iter().map(|&(offset, len)| Segment::new(Buffer::new(offset + len), offset, len));
         let data: Vec<_> = buffers.collect();
-        RequestClass::of(number(op, false, &data, data.iter().map(|segment| segment.len() as u64).sum()))
+        RequestClass::of(linearize(op, false, &data, data.iter().map(|segment| segment.len() as u64).sum()))
     }
 
     #[test]
@@ -126,8 +182,9 @@ mod tests {
     #[test]
     fn every_number_is_a_class_of_its_own() {
         let text: std::collections::BTreeSet<_> =
-            (0..NUMBERS).map(|number| RequestClass::of(number).to_string()).collect();
+            (0..NUMBERS).map(|number| Subject::of(number).to_string()).collect();
         assert_eq!(text.len(), NUMBERS);
         assert!(text.contains("writes of 32 KiB in 4 KiB off pages"));
+        assert_eq!(Subject::of(fua(5000)), Subject::Fua { bytes: 4096 });
     }
 }

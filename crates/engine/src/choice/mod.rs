@@ -1,0 +1,138 @@
+//! Which of two ways requests go, where nobody can know from outside which is faster: both are tried on the client's own requests.
+//!
+//! | question | the usual way | instead | why nobody can know |
+//! | --- | --- | --- | --- |
+//! | [`linearize`](Linearize) | elements go as they are | copied to one piece of memory first | some drivers make a request of each element, others had that mended |
+//! | [`fua`](Fua) | RWF_DSYNC | a flush behind the write, which others share | devices with and without FUA; how much else a flush has to write |
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `class.rs` | which requests are compared with each other only: by question, direction, length, elements |
+//! | `rule.rs` | when which way is tried, when that is enough, and when it is done again |
+//! | `evidence.rs` | what the trials have shown, and how sure that is |
+//! | `told.rs` | what came of it, for whoever asks |
+//!
+//! Invariants:
+//! 1. No clock but the worker's, no chance: the same requests at the same times are decided the same.
+//! 2. Both ways are right at any time: a choice is about speed only.
+//! 3. Memory is bounded: [`CLASSES_MAX`] classes of less than a kilobyte each; what is beyond goes the usual way.
+//! 4. Each worker finds out for itself: nothing is shared but what is reported.
+
+mod class;
+mod evidence;
+mod rule;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod told;
+
+use crate::units::Nanos;
+
+pub use class::{Boundaries, RequestClass, Subject};
+pub(crate) use class::{fua as fua_class, linearize as linearize_class};
+pub(crate) use rule::Way;
+use rule::{Rule, Ticket};
+pub use settings::{Fua, Linearize};
+pub use told::ChoiceSnapshot;
+pub(crate) use told::{Choices, News, snapshot};
+
+/// Classes of one leaf and worker that are tried; those that come later go the usual way.
+const CLASSES_MAX: usize = 128;
+/// What stands for a class that has not been seen.
+const UNSEEN: u8 = u8::MAX;
+
+/// The device's time, as requests share it: while n of them are under way, each pays for an n-th of what goes by. So what requests
+/// cost adds up to the time during which the device was busy, however many were under way at once.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Busy {
+    paid: f64,
+    last: Nanos,
+}
+
+impl Busy {
+    /// The time is `now`; until now `under_way` requests were under way. Returns what a request has paid that was under way always.
+    #[inline]
+    pub(crate) fn at(&mut self, now: Nanos, under_way: u32) -> f64 {
+        if now > self.last {
+            if under_way > 0 {
+                self.paid += (now.0 - self.last.0) as f64 / f64::from(under_way);
+            }
+            self.last = now;
+        }
+        self.paid
+    }
+}
+
+/// A request that the comparison has an eye on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watched {
+    class: u8,
+    ticket: Ticket,
+    /// What had been paid when it was started.
+    paid: f64,
+}
+
+impl Watched {
+    pub(crate) fn way(&self) -> Way {
+        self.ticket.way
+    }
+    pub(crate) fn is_trial(&self) -> bool {
+        self.ticket.is_trial
+    }
+}
+
+struct Class {
+    number: usize,
+    rule: Rule,
+    requests: [u64; 2],
+    settlements: u32,
+}
+
+/// The comparison, for one leaf and worker.
+#[derive(Default)]
+pub(crate) struct Chooser {
+    /// The index of each class by its number, once one was seen.
+    index: Vec<u8>,
+    classes: Vec<Class>,
+}
+
+impl Chooser {
+    /// A request of that class is about to be started. `None`: it goes the usual way.
+    #[inline]
+    pub(crate) fn start(&mut self, number: usize, paid: f64) -> Option<Watched> {
+        let class = self.class(number)?;
+        let it = &mut self.classes[usize::from(class)];
+        let ticket = it.rule.start();
+        it.requests[ticket.way as usize] += 1;
+        Some(Watched { class, ticket, paid })
+    }
+
+    fn class(&mut self, number: usize) -> Option<u8> {
+        match self.index.get(number) {
+            Some(&class) if class != UNSEEN => Some(class),
+            _ if self.classes.len() == CLASSES_MAX => None,
+            _ => {
+                self.index.resize(class::NUMBERS, UNSEEN);
+                let class = u8::try_from(self.classes.len()).expect("fewer than 255 classes");
+                self.index[number] = class;
+                self.classes.push(Class { number, rule: Rule::new(), requests: [0; 2], settlements: 0 });
+                Some(class)
+            }
+        }
+    }
+
+    /// It is done; `paid` is `None` where its time says nothing. Returns what is worth a report.
+    #[inline]
+    pub(crate) fn done(&mut self, watched: Watched, paid: Option<f64>, bytes: u64) -> Option<News> {
+        let class = &mut self.classes[usize::from(watched.class)];
+        class.rule.done(watched.ticket, paid.map(|paid| paid - watched.paid), bytes);
+        let settled = class.rule.settlements() != class.settlements;
+        let requests = class.requests[0] + class.requests[1];
+        // Often while there are few, and seldom when there are many.
+        if !settled && !requests.is_power_of_two() && !requests.is_multiple_of(1024) {
+            return None;
+        }
+        class.settlements = class.rule.settlements();
+        Some(News::new(class.number, settled, &class.rule, class.requests))
+    }
+}
