@@ -347,7 +347,7 @@ impl Running {
 }
 
 fn print_stats(stats: &Stats, json: bool) {
-    let (snapshot, rings, locks) = (stats.snapshot(), stats.rings(), stats.locks());
+    let (snapshot, rings, locks) = (stats.snapshot(), stats.rings(blockwork_uring::clock()), stats.locks());
     if json {
         let report = report::Report::new(&snapshot).with_rings(&rings).with_choices(&stats.choices());
         eprintln!("{}", report.with_locks(&locks).json());

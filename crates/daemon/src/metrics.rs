@@ -11,7 +11,7 @@ use crate::status::Status;
 
 pub(crate) fn text(status: &Status, stats: &Stats, arrays: &[ArrayStatus]) -> String {
     let mut text = report::prometheus(&stats.snapshot());
-    text.push_str(&report::rings_prometheus(&stats.rings()));
+    text.push_str(&report::rings_prometheus(&stats.rings(blockwork_uring::clock())));
     let info = format!("{{version=\"{}\"}}", status.version);
     gauge(&mut text, "info", "Always 1; the version is a label", [(info, 1)]);
     let none = String::new;

@@ -369,9 +369,9 @@ impl Stats {
     pub fn ring(&self, name: &str, size: u32) -> Arc<RingStats> {
         self.rings.ring(name, size)
     }
-    /// The rings that there are or were.
-    pub fn rings(&self) -> Vec<RingSnapshot> {
-        self.rings.snapshot()
+    /// The rings that there are or were, at `now` of the workers' clock.
+    pub fn rings(&self, now: Nanos) -> Vec<RingSnapshot> {
+        self.rings.snapshot(now)
     }
     /// What the workers have found out on the client's own requests: `linearize=auto`, `fua=auto`.
     pub fn choices(&self) -> Vec<ChoiceSnapshot> {

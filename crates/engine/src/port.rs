@@ -123,7 +123,7 @@ impl<E: Env> Context<'_, E> {
     pub fn ring_is_full(&mut self, volume: VolumeId, ring: &RingStats) {
         if self.core.tracer.on() {
             let (time, node) = (self.env.now(), self.volume(volume).node());
-            let RingSnapshot { size, full, .. } = ring.snapshot();
+            let RingSnapshot { size, full, .. } = ring.snapshot(time);
             self.core.tracer.push(Event::ring_full(time, node, size, full));
         }
     }

@@ -14,9 +14,6 @@ use crate::units::Nanos;
 /// Most rings of a server that are counted; further ones work, and nobody sees their figures.
 pub const RINGS_MAX: usize = 4096;
 
-/// Stands in `full_since` for "not full".
-const NOT_FULL: u64 = u64::MAX;
-
 /// What is counted of one ring.
 #[derive(Debug)]
 pub struct RingStats {
@@ -25,8 +22,35 @@ pub struct RingStats {
     in_flight: AtomicU32,
     high_water: AtomicU32,
     requests: AtomicU64,
-    full_ns: AtomicU64,
-    full_since: AtomicU64,
+    full: AtomicU64,
+}
+
+/// For how long a ring was full, and whether it is, in one word, so that whoever reads it sees both as of one moment: the lowest
+/// bit says whether it is; above it are nanoseconds, of a ring that is full less the time since when (which wraps).
+#[derive(Clone, Copy)]
+struct Fullness(u64);
+
+impl Fullness {
+    fn is_full(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// For how long, up to `now`.
+    fn time(self, now: Nanos) -> Nanos {
+        if !self.is_full() {
+            return Nanos(self.0 >> 1);
+        }
+        let time = (self.0 >> 1).wrapping_add(now.0) << 1 >> 1;
+        // Whoever looked at the clock before it became full finds less than nothing.
+        Nanos(if time >> 62 == 0 { time } else { 0 })
+    }
+
+    /// As it is if from `now` on the ring is full, or is not.
+    fn turned(self, is_full: bool, now: Nanos) -> Fullness {
+        let time = self.time(now).0;
+        let half = if is_full { time.wrapping_sub(now.0) } else { time };
+        Fullness(half << 1 | u64::from(is_full))
+    }
 }
 
 /// A ring's figures at one moment.
@@ -42,7 +66,7 @@ pub struct RingSnapshot {
     pub high_water: u32,
     /// Requests that were taken, in all.
     pub requests: u64,
-    /// For how long it was full, until it last had room again.
+    /// For how long it was full, up to that moment.
     pub full: Nanos,
     /// Whether it is full now.
     pub is_full: bool,
@@ -57,15 +81,14 @@ impl RingStats {
             in_flight: AtomicU32::new(0),
             high_water: AtomicU32::new(0),
             requests: AtomicU64::new(0),
-            full_ns: AtomicU64::new(0),
-            full_since: AtomicU64::new(NOT_FULL),
+            full: AtomicU64::new(0),
         }
     }
 
-    /// The export took `count` requests out of it. Whether it is full by that, and was not before: worth
-    /// [`Context::ring_is_full`](crate::Context::ring_is_full).
+    /// The export took `count` requests out of it, and it may have no room (`is_full`) by that. Whether it had some before:
+    /// then that is worth [`Context::ring_is_full`](crate::Context::ring_is_full).
     #[inline]
-    pub fn taken(&self, count: u32, now: Nanos) -> bool {
+    pub fn taken(&self, count: u32, is_full: bool, now: Nanos) -> bool {
         // One thread writes, so plain loads and stores lose nothing.
         let in_flight = self.in_flight.load(Relaxed).saturating_add(count);
         self.in_flight.store(in_flight, Relaxed);
@@ -73,48 +96,45 @@ impl RingStats {
         if in_flight > self.high_water.load(Relaxed) {
             self.high_water.store(in_flight, Relaxed);
         }
-        let fills = in_flight >= self.size.load(Relaxed) && self.full_since.load(Relaxed) == NOT_FULL;
-        if fills {
-            self.full_since.store(now.0, Relaxed);
-        }
-        fills
+        self.turn(is_full, now) && is_full
     }
 
-    /// The client can see the answers to `count` of them.
+    /// The client can see the answers to `count` of them; it may have no room all the same.
     #[inline]
-    pub fn answered(&self, count: u32, now: Nanos) {
+    pub fn answered(&self, count: u32, is_full: bool, now: Nanos) {
         let in_flight = self.in_flight.load(Relaxed).saturating_sub(count);
         self.in_flight.store(in_flight, Relaxed);
-        if in_flight < self.size.load(Relaxed) {
-            self.has_room(now);
-        }
+        self.turn(is_full, now);
     }
 
     /// The client is gone, and with it what was in flight.
     pub fn closed(&self, now: Nanos) {
         self.in_flight.store(0, Relaxed);
-        self.has_room(now);
+        self.turn(false, now);
     }
 
-    fn has_room(&self, now: Nanos) {
-        let since = self.full_since.load(Relaxed);
-        if since != NOT_FULL {
-            self.full_since.store(NOT_FULL, Relaxed);
-            let full = self.full_ns.load(Relaxed).saturating_add(now.0.saturating_sub(since));
-            self.full_ns.store(full, Relaxed);
+    /// Whether that is another state than before.
+    #[inline]
+    fn turn(&self, is_full: bool, now: Nanos) -> bool {
+        let before = Fullness(self.full.load(Relaxed));
+        let turns = before.is_full() != is_full;
+        if turns {
+            self.full.store(before.turned(is_full, now).0, Relaxed);
         }
+        turns
     }
 
-    /// Its figures now.
-    pub fn snapshot(&self) -> RingSnapshot {
+    /// Its figures at `now`, of the clock of the environment whose worker counts.
+    pub fn snapshot(&self, now: Nanos) -> RingSnapshot {
+        let full = Fullness(self.full.load(Relaxed));
         RingSnapshot {
             name: self.name.clone(),
             size: self.size.load(Relaxed),
             in_flight: self.in_flight.load(Relaxed),
             high_water: self.high_water.load(Relaxed),
             requests: self.requests.load(Relaxed),
-            full: Nanos(self.full_ns.load(Relaxed)),
-            is_full: self.full_since.load(Relaxed) != NOT_FULL,
+            full: full.time(now),
+            is_full: full.is_full(),
         }
     }
 }
@@ -129,8 +149,6 @@ impl Rings {
     pub(crate) fn ring(&self, name: &str, size: u32) -> Arc<RingStats> {
         let mut all = self.all.lock().expect("no holder of this lock panics");
         if let Some(known) = all.iter().find(|ring| ring.name == name) {
-            known.in_flight.store(0, Relaxed);
-            known.full_since.store(NOT_FULL, Relaxed);
             known.size.store(size, Relaxed);
             return known.clone();
         }
@@ -141,9 +159,9 @@ impl Rings {
         ring
     }
 
-    pub(crate) fn snapshot(&self) -> Vec<RingSnapshot> {
+    pub(crate) fn snapshot(&self, now: Nanos) -> Vec<RingSnapshot> {
         let all = self.all.lock().expect("no holder of this lock panics");
-        all.iter().map(|ring| ring.snapshot()).collect()
+        all.iter().map(|ring| ring.snapshot(now)).collect()
     }
 }
 
@@ -154,12 +172,16 @@ mod tests {
     #[test]
     fn a_ring_is_full_from_the_request_that_fills_it_to_the_first_answer() {
         let ring = RingStats::new("a", 4);
-        assert!(!ring.taken(3, Nanos(10)) && !ring.snapshot().is_full);
-        assert!(ring.taken(1, Nanos(20)) && ring.snapshot().is_full);
-        ring.answered(1, Nanos(50));
-        ring.taken(1, Nanos(60));
-        ring.answered(4, Nanos(65));
-        let figures = ring.snapshot();
+        assert!(!ring.taken(3, false, Nanos(10)) && !ring.snapshot(Nanos(15)).is_full);
+        assert!(ring.taken(1, true, Nanos(20)) && !ring.taken(0, true, Nanos(25)));
+        assert_eq!(ring.snapshot(Nanos(19)).full, Nanos(0), "by a clock that was read before");
+        let meanwhile = ring.snapshot(Nanos(40));
+        assert!(meanwhile.is_full && meanwhile.full == Nanos(20), "{meanwhile:?}");
+        ring.answered(1, false, Nanos(50));
+        assert_eq!(ring.snapshot(Nanos(1000)).full, Nanos(30));
+        ring.taken(1, true, Nanos(60));
+        ring.answered(4, false, Nanos(65));
+        let figures = ring.snapshot(Nanos(70));
         assert_eq!(figures.full, Nanos(35));
         assert_eq!((figures.in_flight, figures.high_water, figures.requests), (0, 4, 5));
     }
@@ -168,11 +190,11 @@ mod tests {
     fn a_ring_that_comes_back_goes_on_with_its_figures() {
         let rings = Rings::default();
         let first = rings.ring("guest 1, queue 0", 32);
-        first.taken(32, Nanos(5));
+        first.taken(32, true, Nanos(5));
         first.closed(Nanos(9));
         let again = rings.ring("guest 1, queue 0", 256);
-        again.taken(1, Nanos(20));
-        let figures = rings.snapshot();
+        again.taken(1, false, Nanos(20));
+        let figures = rings.snapshot(Nanos(30));
         assert_eq!(figures.len(), 1);
         assert_eq!((figures[0].size, figures[0].high_water, figures[0].requests), (256, 32, 33));
         assert_eq!((figures[0].full, figures[0].in_flight), (Nanos(4), 1));
@@ -182,6 +204,6 @@ mod tests {
     fn rings_that_are_counted_are_bounded() {
         let rings = Rings::default();
         (0..RINGS_MAX + 3).for_each(|n| drop(rings.ring(&n.to_string(), 1)));
-        assert_eq!(rings.snapshot().len(), RINGS_MAX);
+        assert_eq!(rings.snapshot(Nanos(0)).len(), RINGS_MAX);
     }
 }

@@ -73,7 +73,7 @@ fn many_requests_in_flight_end_in_any_order_and_each_once() {
             assert!(read(&mut disk, 1, sector, 4096).1 == pattern(sector, 4096), "{kind:?}: sector {sector}");
         }
     }
-    let rings = rig.stats.rings();
+    let rings = rig.stats.rings(blockwork_uring::clock());
     assert_eq!(rings.len(), 3);
     assert!(rings.iter().all(|ring| ring.high_water > 1 && ring.in_flight == 0), "{rings:?}");
     rig.stop();
@@ -234,4 +234,31 @@ fn what_is_written_while_a_guest_moves_is_marked_and_nothing_else() {
         drop(disk);
         rig.stop();
     }
+}
+
+#[test]
+fn a_ring_is_full_when_one_more_request_like_the_last_has_no_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk");
+    std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
+    let rig = Rig::new(path.to_str().unwrap(), 1);
+    let full = || rig.stats.rings(blockwork_uring::clock()).iter().map(|ring| ring.full.0).sum::<u64>();
+    // Without indirect tables a request takes three of the eight descriptors.
+    for (indirect, requests, is_full) in
+        [(false, 1, false), (false, 2, true), (true, 7, false), (true, 8, true)]
+    {
+        let before = full();
+        let mut disk = rig.disk(Options { indirect, ring_size: 8, requests: 8, ..Options::default() });
+        for n in 0..requests {
+            let read = Request { kind: request::IN, sector: n * 64, len: 4096 };
+            disk.queues[0].prepare(&disk.guest, read).unwrap();
+        }
+        disk.queues[0].publish(&disk.guest);
+        for _ in 0..requests {
+            assert_eq!(disk.wait(0, Duration::from_secs(20)).unwrap().status, status::OK);
+        }
+        drop(disk);
+        assert_eq!(full() > before, is_full, "{requests} requests, indirect: {indirect}");
+    }
+    rig.stop();
 }

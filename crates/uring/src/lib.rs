@@ -42,7 +42,7 @@ mod words;
 pub use direct::{NOW_SEGMENTS_MAX, read_now, write_now};
 pub use event::Signal;
 pub use evtchn::EventPort;
-pub use ring::Uring;
+pub use ring::{Uring, clock};
 pub use setup::{AsKernel, UringConfig, UringError};
 
 /// Whether a multishot operation goes on: more completions with its token will follow this one.

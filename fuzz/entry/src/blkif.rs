@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use blockwork_engine::{
-    CounterTable, LeafId, LeafLayer, LeafSource, NodeId, PortId, RingStats, Sectors, Volume, VolumeId, Wait,
-    Worker, WorkerConfig,
+    CounterTable, LeafId, LeafLayer, LeafSource, Nanos, NodeId, PortId, RingStats, Sectors, Volume, VolumeId,
+    Wait, Worker, WorkerConfig,
 };
 use blockwork_export::blkif::in_process::{Bell, GrantTable};
 use blockwork_export::blkif::{
@@ -202,7 +202,7 @@ impl Guest {
             reached("broken");
             assert_printable(reason);
         } else {
-            assert_eq!(self.stats.snapshot().in_flight, 0);
+            assert_eq!(self.stats.snapshot(Nanos(0)).in_flight, 0);
         }
     }
 }

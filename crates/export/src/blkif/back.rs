@@ -241,7 +241,7 @@ impl<E: Env> BackPort<E> {
     }
 
     fn count_taken(&self, cx: &mut Context<'_, E>, taken: u32) {
-        if self.config.stats.taken(taken, cx.now()) {
+        if self.config.stats.taken(taken, self.ring.is_full(), cx.now()) {
             cx.ring_is_full(self.config.volume, &self.config.stats);
         }
     }
@@ -399,9 +399,9 @@ impl<E: Env> BackPort<E> {
         if self.answered == 0 || self.broken.is_some() {
             return;
         }
-        self.config.stats.answered(self.answered, cx.now());
-        self.answered = 0;
         let wanted = self.ring.publish();
+        self.config.stats.answered(self.answered, self.ring.is_full(), cx.now());
+        self.answered = 0;
         if let Some(ledger) = &mut self.ledger {
             ledger.published();
         }

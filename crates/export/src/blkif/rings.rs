@@ -91,6 +91,12 @@ impl BackRing {
         self.slots
     }
 
+    /// Whether the front end can put in no more, as far as it knows.
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.req_cons.wrapping_sub(self.rsp_published) >= self.slots
+    }
+
     /// The index of the next answer.
     #[inline]
     pub fn next_answer(&self) -> u32 {

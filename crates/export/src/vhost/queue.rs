@@ -233,7 +233,7 @@ impl QueuePort {
         let Some(ring) = &mut self.ring else { return };
         let wanted = ring.publish();
         self.log.iter().for_each(DirtyLog::ring);
-        self.stats.answered(self.answers, cx.now());
+        self.stats.answered(self.answers, ring.is_full(), cx.now());
         self.answers = 0;
         let more = ring.has_more();
         if wanted {
@@ -278,7 +278,8 @@ impl QueuePort {
             // To take one takes us about a hundredth of what it takes a disk.
             cx.env.keep_together(BATCH);
             let count = u32::try_from(taken).expect("at most a batch");
-            if self.stats.taken(count, cx.now()) {
+            let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
+            if self.stats.taken(count, is_full, cx.now()) {
                 cx.ring_is_full(self.volume, &self.stats);
             }
         }

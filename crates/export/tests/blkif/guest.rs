@@ -239,7 +239,7 @@ fn run(seed: u64, wants: FrontWants, depth: usize, bios: u64, data: Data) -> (u6
     rig.worker.run().expect("the device flushes");
     ends.iter().for_each(|end| assert_eq!(end.ended(), Some(&Ended::Closed)));
     for ring in &rig.stats {
-        let figures = ring.snapshot();
+        let figures = ring.snapshot(rig.worker.now());
         assert!(figures.requests >= bios && figures.in_flight == 0, "{figures:?}");
         assert!(figures.high_water <= figures.size && figures.high_water as usize <= depth, "{figures:?}");
     }
@@ -290,7 +290,7 @@ fn a_larger_ring_takes_more_at_a_time() {
         let mut answers = Vec::new();
         queue.answers(&mut answers).unwrap();
         assert_eq!(answers.len() as u64, fit);
-        let figures = rig.stats[0].snapshot();
+        let figures = rig.stats[0].snapshot(rig.worker.now());
         assert_eq!((u64::from(figures.high_water), u64::from(figures.size)), (fit, fit));
         assert!(figures.full.0 > 50_000, "it was full until the first answer: {figures:?}");
         still_serves(&end);
@@ -314,7 +314,7 @@ fn buffers_of_the_workers_are_bounded_whatever_a_ring_asks_for() {
     let mut answers = Vec::new();
     queue.answers(&mut answers).unwrap();
     assert!(answers.len() == 100 && answers.iter().all(|done| done.result.is_ok()));
-    assert_eq!(rig.stats[0].snapshot().high_water, 16, "requests of 1 MiB at a time");
+    assert_eq!(rig.stats[0].snapshot(rig.worker.now()).high_water, 16, "requests of 1 MiB at a time");
     still_serves(&end);
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use blockwork_engine::RingSnapshot;
+use blockwork_engine::{Nanos, RingSnapshot};
 use blockwork_format::escape;
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +21,7 @@ pub struct RingReport {
     pub high_water: u32,
     /// Requests in all.
     pub requests: u64,
-    /// For how long it was full until it last had room, nanoseconds.
+    /// For how long it was full, nanoseconds.
     pub full_ns: u64,
     /// Whether it is full now.
     pub is_full: bool,
@@ -58,8 +58,7 @@ pub fn ring_table(rings: &[RingSnapshot]) -> String {
         format_args!("{:<36} {size:>7} {in_flight:>9} {most:>5} {requests:>11} {full:>10}", "rings"),
     );
     for ring in rings {
-        let advice =
-            if ring.high_water >= ring.size { "   was full: a larger one may be faster" } else { "" };
+        let advice = if ring.full > Nanos(0) { "   was full: a larger one may be faster" } else { "" };
         let (name, full) = (escape(&ring.name), time(ring.full.0));
         let RingSnapshot { size, in_flight, high_water, requests, .. } = ring;
         put(
@@ -108,7 +107,6 @@ fn put(out: &mut String, line: std::fmt::Arguments<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use blockwork_engine::Nanos;
 
     fn ring() -> RingSnapshot {
         RingSnapshot {
@@ -124,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_ring_that_was_full_is_said_so() {
-        let roomy = RingSnapshot { size: 256, ..ring() };
+        let roomy = RingSnapshot { size: 256, full: Nanos(0), ..ring() };
         let text = ring_table(&[ring(), roomy]);
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[1].contains("\\u{1b}lv") && lines[1].contains("2.1 s   was full"), "{text}");

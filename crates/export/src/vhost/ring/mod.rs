@@ -113,7 +113,7 @@ pub enum RingError {
 pub struct Head {
     /// Split: its first descriptor; packed: the driver's name for it.
     pub id: u16,
-    /// Packed: descriptors that it has in the ring.
+    /// Descriptors that it has in the ring.
     pub count: u16,
     /// Packed: the entry where it is marked as in flight.
     pub mark: u16,
@@ -222,6 +222,14 @@ impl Ring {
         match self {
             Ring::Split(ring) => ring.has_more(),
             Ring::Packed(ring) => ring.has_more(),
+        }
+    }
+
+    /// Whether there is no room for another request like the last one.
+    pub fn is_full(&self) -> bool {
+        match self {
+            Ring::Split(ring) => ring.is_full(),
+            Ring::Packed(ring) => ring.is_full(),
         }
     }
 

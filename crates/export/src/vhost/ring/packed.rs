@@ -58,6 +58,8 @@ pub struct PackedRing {
     taken: Vec<bool>,
     /// Descriptors in flight.
     in_flight: u16,
+    /// Those of the request that was taken last.
+    last: u16,
     marks: Option<Marks>,
     /// What was in flight when the device before us ended, the latest first.
     left: Vec<PackedLeft>,
@@ -94,6 +96,7 @@ impl PackedRing {
             unannounced: 0,
             taken: vec![false; usize::from(size)],
             in_flight: 0,
+            last: 1,
             marks,
             left: Vec::new(),
         };
@@ -120,6 +123,7 @@ impl PackedRing {
         let Some(left) = self.left.pop() else { return Ok(false) };
         // The ring's own descriptors may have been overwritten by those that were used: the marks have copies.
         chain.head = left.head;
+        self.last = left.head.count;
         self.name(left.head.id)?;
         self.gather(memory, &left.descriptors, chain)?;
         Ok(true)
@@ -162,6 +166,7 @@ impl PackedRing {
         }
         self.next = at;
         self.in_flight += count;
+        self.last = count;
         self.gather(memory, &all, chain)?;
         Ok(true)
     }
@@ -202,6 +207,10 @@ impl PackedRing {
             }
         }
         Ok(())
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.size - self.in_flight < self.last
     }
 
     #[inline]

@@ -29,6 +29,10 @@ pub struct SplitRing {
     published: u16,
     /// Chains that are in flight, by their first descriptor.
     taken: Vec<bool>,
+    /// Descriptors that they have in the ring. One may be in several chains, so that they are more than there are.
+    in_flight: usize,
+    /// Those of the chain that was taken last.
+    last: u16,
     marks: Option<Marks>,
     /// What was in flight when the device before us ended, the latest first.
     left: Vec<u16>,
@@ -62,6 +66,8 @@ impl SplitRing {
             next_used: published,
             published,
             taken: vec![false; usize::from(size)],
+            in_flight: 0,
+            last: 1,
             marks,
             left: Vec::new(),
         };
@@ -121,13 +127,18 @@ impl SplitRing {
 
     /// Collects the memory of a chain.
     #[inline]
-    fn walk(&self, memory: &mut GuestMemory, head: u16, chain: &mut Chain) -> Result<(), RingError> {
-        chain.head = Head { id: head, count: 0, mark: 0 };
+    fn walk(&mut self, memory: &mut GuestMemory, head: u16, chain: &mut Chain) -> Result<(), RingError> {
         let first = Descriptor::decode(&descriptor(&self.descriptors, usize::from(head)));
-        if first.has(descriptor_flag::INDIRECT) {
-            return self.walk_table(memory, first, chain);
-        }
-        self.walk_list(memory, &self.descriptors, usize::from(self.size), first, chain)
+        let count = if first.has(descriptor_flag::INDIRECT) {
+            self.walk_table(memory, first, chain)?;
+            1
+        } else {
+            self.walk_list(memory, &self.descriptors, usize::from(self.size), first, chain)?
+        };
+        chain.head = Head { id: head, count, mark: 0 };
+        self.in_flight += usize::from(count);
+        self.last = count;
+        Ok(())
     }
 
     fn walk_table(
@@ -144,9 +155,10 @@ impl SplitRing {
         if first.has(descriptor_flag::INDIRECT) {
             return Err(RingError::Indirect("in an indirect table"));
         }
-        self.walk_list(memory, &table, count, first, chain)
+        self.walk_list(memory, &table, count, first, chain).map(drop)
     }
 
+    /// Tells how many descriptors of the list it has.
     #[inline]
     fn walk_list(
         &self,
@@ -155,12 +167,12 @@ impl SplitRing {
         count: usize,
         first: Descriptor,
         chain: &mut Chain,
-    ) -> Result<(), RingError> {
+    ) -> Result<u16, RingError> {
         let mut at = first;
-        for _ in 0..count {
+        for length in (1..).take(count) {
             chain.add(memory, at.address, at.len, at.flags)?;
             if !at.has(descriptor_flag::NEXT) {
-                return Ok(());
+                return Ok(length);
             }
             let next = usize::from(at.next);
             if next >= count {
@@ -174,6 +186,10 @@ impl SplitRing {
         Err(RingError::Long(count))
     }
 
+    pub(super) fn is_full(&self) -> bool {
+        self.in_flight + usize::from(self.last) > usize::from(self.size)
+    }
+
     #[inline]
     pub(super) fn complete(&mut self, head: Head, written: u32) {
         let place = split::ENTRIES + split::USED_ENTRY * usize::from(self.next_used & (self.size - 1));
@@ -183,6 +199,7 @@ impl SplitRing {
         self.used.write_at(place, &entry);
         self.next_used = self.next_used.wrapping_add(1);
         self.taken[usize::from(head.id)] = false;
+        self.in_flight -= usize::from(head.count);
         if let Some(marks) = &mut self.marks {
             marks.complete_split(head.id);
         }

@@ -175,7 +175,7 @@ impl Run {
     }
 
     fn rate(&self, plan: &RingPlan, outcome: &Outcome) -> RingRate {
-        let ring = outcome.ring.snapshot();
+        let ring = outcome.ring.snapshot(outcome.time);
         let client = match self.access {
             Access::Random => "random reads of 4 KiB",
             Access::Sequential => "sequential reads of 4 KiB",
