@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use blockwork_format::blkif::VirtualDevice;
-use clap::{Args, Parser, Subcommand};
+use blockwork_uring::Io;
+use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::lv::LvArgs;
 use crate::md::MdArgs;
@@ -135,6 +136,9 @@ pub(crate) struct ServeArgs {
     /// Threads that serve; connections are spread over them. Default: one a processor, at most 8.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) workers: Option<u16>,
+    /// Who does the I/O: io_uring, or threads where it is forbidden (by a container's seccomp profile, or a sysctl) or missing.
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = IoArg::Auto)]
+    pub(crate) io: IoArg,
     /// While requests are under way, look for their completions for up to so many microseconds before sleeping: less
     /// latency and higher rates, for more processor time. At most half of the processors look at a time.
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u16).range(1..=1000))]
@@ -318,6 +322,28 @@ pub(crate) struct ReproduceDiscardArgs {
     /// Print JSON, times in virtual seconds.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Who does the I/O of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum IoArg {
+    /// io_uring, and threads where there is none for us, with a warning that says why
+    Auto,
+    /// io_uring, or not at all
+    #[value(name = "io_uring")]
+    Uring,
+    /// Threads, at several times the processor time for each request
+    Threads,
+}
+
+impl From<IoArg> for Io {
+    fn from(it: IoArg) -> Io {
+        match it {
+            IoArg::Auto => Io::Auto,
+            IoArg::Uring => Io::Uring,
+            IoArg::Threads => Io::Threads,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -154,6 +154,7 @@ impl Running {
         let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let config = WorkersConfig {
             count: args.workers.map_or(processors.min(WORKERS_DEFAULT_MAX), usize::from),
+            io: args.io.into(),
             poll: args.poll,
             log_writes: args.log_writes.clone(),
         };

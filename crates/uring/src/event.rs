@@ -95,16 +95,17 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
-    use crate::{AsKernel, UringConfig};
+    use crate::{AsKernel, Io, UringConfig};
 
     fn count(fd: &OwnedFd) -> Option<u64> {
         let mut bytes = [0; 8];
         rustix::io::read(fd, &mut bytes).ok().map(|_| u64::from_ne_bytes(bytes))
     }
 
-    fn environments() -> [Uring; 2] {
-        [AsKernel::Newest, AsKernel::V5_11]
-            .map(|as_kernel| Uring::new(&UringConfig { as_kernel, ..UringConfig::default() }).unwrap())
+    fn environments() -> [Uring; 3] {
+        [(Io::Uring, AsKernel::Newest), (Io::Uring, AsKernel::V5_11), (Io::Threads, AsKernel::Newest)].map(
+            |(io, as_kernel)| Uring::new(&UringConfig { io, as_kernel, ..UringConfig::default() }).unwrap(),
+        )
     }
 
     #[test]
@@ -131,18 +132,45 @@ mod tests {
 
     #[test]
     fn an_eventfd_that_takes_no_more_is_not_written_to_for_ever() {
-        let mut uring = Uring::new(&UringConfig::default()).unwrap();
-        let full = eventfd(0, EventfdFlags::empty()).unwrap();
-        rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
-        let mut signal = Signal::new(Arc::new(full.try_clone().unwrap()));
+        for mut uring in environments() {
+            let full = eventfd(0, EventfdFlags::empty()).unwrap();
+            rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+            let held = Arc::new(full.try_clone().unwrap());
+            let mut signal = Signal::new(held.clone());
+            let mut heard = Vec::new();
+            let sent = (0..1000).filter(|_| {
+                let sent = uring.signal(Token(7), &mut signal);
+                uring.wait(Wait::Poll, &mut heard);
+                sent
+            });
+            assert_eq!(sent.count(), 2 * SIGNALS_FENCE as usize + 1);
+            assert!(heard.is_empty());
+            // Here, in the signal, and in the slot of the one that completes.
+            assert_eq!(Arc::strong_count(&held), 3, "descriptors are not kept for the others");
+        }
+    }
+
+    #[test]
+    fn without_a_ring_an_eventfd_is_written_to_only_as_far_as_it_takes_that() {
+        let mut uring = Uring::new(&UringConfig { io: Io::Threads, ..UringConfig::default() }).unwrap();
+        let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+        rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+        let mut signal = Signal::new(Arc::new(theirs.try_clone().unwrap()));
         let mut heard = Vec::new();
-        let sent = (0..1000).filter(|_| {
-            let sent = uring.signal(Token(7), &mut signal);
+        while uring.signal(Token(7), &mut signal) {
             uring.wait(Wait::Poll, &mut heard);
-            sent
-        });
-        assert_eq!(sent.count(), 2 * SIGNALS_FENCE as usize + 1);
-        assert!(heard.is_empty());
+        }
+        assert_eq!(count(&theirs), Some(u64::MAX - 1));
+        // Room for one: for the one that completes, since the others were dropped.
+        rustix::io::write(&theirs, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        uring.wait(Wait::Until(None), &mut heard);
+        let [completion] = heard[..] else { panic!("{heard:?}") };
+        assert_eq!((completion.token, completion.result), (Token(7), 8));
+        signal.completed();
+        assert_eq!(count(&theirs), Some(u64::MAX - 1));
+        assert!(uring.signal(Token(7), &mut signal));
+        uring.wait(Wait::Poll, &mut heard);
+        assert_eq!(count(&theirs), Some(1));
     }
 
     #[test]

@@ -7,17 +7,20 @@
 //!
 //! Invariants:
 //! 1. Memory that the kernel may read or write (segments, iovecs, message headers, timespecs) is static, or owned by the
-//!    slot of its operation and stays where it is until the kernel has said that it is done with it. If it never says so,
-//!    which [`Uring`]'s drop waits for but not for ever, that memory is leaked, never freed.
-//! 2. Each operation that was started completes exactly once (multishot ones: once without [`more`]), also when it is
+//!    slot of its operation and stays where it is until the kernel, or the thread that makes the call, has said that it is done with
+//!    it. If it never says so, which [`Uring`]'s drop waits for but not for ever, that memory is leaked, never freed.
+//! 2. Each operation that was started completes exactly once (multishot ones: once without [`more`]; signals: now and then one), also when it is
 //!    cancelled, when the submission queue is full, and when there are more completions than the queue holds.
 //! 3. A completion is matched to its operation by slot number and generation: a late one can never complete the
 //!    wrong operation.
-//! 4. Once warm, starting and completing operations allocates nothing.
+//! 4. Once warm, starting and completing operations in a ring allocates nothing.
 //!
-//! `unsafe` lives in `enter` (the system call), `ring` (submission), `slots` (addresses for the kernel), `socket` (accepted
-//! descriptors), `wake` (the eventfd's read), `blocking` (two ioctls), `evtchn` (two more) and `direct` (readv and writev without
-//! the ring).
+//! `unsafe` lives in `enter` (the system call), `queues` and `ring` (submission), `slots` (addresses for the kernel), `socket` (accepted
+//! descriptors), `wake` (the eventfd's read), `blocking` (threads' calls), `stand_in` (calls that do not block), `evtchn` (two ioctls) and
+//! `direct` (readv and writev without the ring).
+//!
+//! Where io_uring is forbidden (a container's seccomp profile, a sysctl) or missing, `queues` leads to a stand-in: the same entries and
+//! completions, by poll(2) for descriptors and by threads for files. Everything else here is the same, and no port knows.
 //!
 //! A descriptor given as a [`FileId`](blockwork_engine::FileId) must stay open until the `wait` that follows the
 //! start has returned: from then on the kernel holds the file itself.
@@ -32,10 +35,12 @@ mod evtchn;
 mod look;
 mod network;
 mod portion;
+mod queues;
 mod ring;
 mod setup;
 mod slots;
 mod socket;
+mod stand_in;
 mod wake;
 mod words;
 
@@ -43,7 +48,7 @@ pub use direct::{NOW_SEGMENTS_MAX, read_now, write_now};
 pub use event::Signal;
 pub use evtchn::EventPort;
 pub use ring::{Uring, clock};
-pub use setup::{AsKernel, UringConfig, UringError};
+pub use setup::{AsKernel, Io, UringConfig, UringError};
 
 /// Whether a multishot operation goes on: more completions with its token will follow this one.
 #[inline]

@@ -3,22 +3,23 @@
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockwork_engine::{Completion, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait};
-use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use io_uring::{cqueue, opcode, squeue, types};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::blocking::{Helper, RangeCall};
-use crate::enter::Door;
+use crate::blocking::{Call, Helpers, Vectors, signed};
 use crate::look::Look;
 use crate::network::connected;
 use crate::portion::Portion;
-use crate::setup::{Features, UringConfig, UringError, make};
+use crate::queues::Queues;
+use crate::setup::{Features, UringConfig, UringError};
 use crate::slots::{CANCEL, Kind, Slot, Slots, UNHEARD, WAKE};
 use crate::wake::Wake;
 use crate::words::Words;
 
-/// How long a drop waits for the kernel to give memory back before it leaks that memory instead.
+/// How long a drop waits for the kernel, and for threads, to give memory back before it leaks that memory instead.
 const DROP_PATIENCE: Nanos = Nanos::secs(30);
 
 /// fallocate(2)'s modes, from the kernel's include/uapi/linux/falloc.h.
@@ -30,12 +31,11 @@ const BLOCK_DISCARD: u32 = 0x1200;
 
 /// Real time, real files: one worker's io_uring. Not `Send`: it stays on the thread that made it.
 pub struct Uring {
-    ring: IoUring,
-    door: Door,
+    queues: Queues,
     pub(crate) features: Features,
     pub(crate) slots: Slots,
     wake: Wake,
-    helper: Helper,
+    helpers: Helpers,
     /// Completions that had to be taken out while room was made for a submission.
     early: Vec<Completion>,
     /// Operations to be submitted once more: the rest of a send, a multishot operation that the kernel has not.
@@ -60,17 +60,16 @@ impl Uring {
     /// A ring for this thread. Lowers the thread's timer slack to a microsecond, since the default of 50 would make a
     /// [`Wait::Gather`] longer than it is worth.
     pub fn new(config: &UringConfig) -> Result<Uring, UringError> {
-        let (ring, features) = make(config)?;
+        let (queues, features) = Queues::new(config)?;
         let wake = Wake::new().map_err(|source| UringError::Other { what: "eventfd", source })?;
         // Where it is refused, timers are only less exact.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
         Ok(Uring {
-            door: Door::new(&ring, features.registered_ring),
-            ring,
+            queues,
             features,
             slots: Slots::default(),
             wake,
-            helper: Helper::default(),
+            helpers: Helpers::default(),
             early: Vec::new(),
             again: Vec::new(),
             helped: Vec::new(),
@@ -86,10 +85,11 @@ impl Uring {
         })
     }
 
-    /// How often `io_uring_enter` was called. The environment makes no other system call on the worker's thread but to
-    /// hand BLKDISCARD and BLKZEROOUT to a helper thread where the ring cannot take them.
+    /// How often `io_uring_enter` was called. With a ring, the environment makes no other system call on the worker's thread for I/O, but
+    /// to hand BLKDISCARD and BLKZEROOUT to other threads where the ring cannot take them. Without one: how often the stand-in was
+    /// entered, which makes the calls that do not block itself.
     pub fn enters(&self) -> u64 {
-        self.door.calls
+        self.queues.enters()
     }
 
     /// Operations that were started and have not completed.
@@ -109,7 +109,7 @@ impl Uring {
     }
 
     /// Cancels all operations with this token. Each still completes: with ECANCELED, or as if it had not been
-    /// cancelled, if that came too late (a write that has begun, an ioctl at the helper).
+    /// cancelled, if that came too late (a write that has begun, a call that a thread makes).
     pub fn cancel(&mut self, token: Token) {
         for name in self.slots.names(|slot| slot.token == token && slot.kind != Kind::Helper) {
             self.push(&opcode::AsyncCancel::new(name).build().user_data(CANCEL));
@@ -140,7 +140,7 @@ impl Uring {
         // SAFETY: whatever an entry points to lies in a slot's segments, vectors, header or timespec, or in `self.wake`,
         // all of which stay where they are and live until the operation has completed (invariant 1 of the crate), or is
         // static.
-        while unsafe { self.ring.submission().push(entry) }.is_err() {
+        while !unsafe { self.queues.push(entry) } {
             self.make_room();
         }
     }
@@ -151,7 +151,7 @@ impl Uring {
         self.enter(0, false, None);
         // If the kernel takes nothing more until completions are taken out (before 5.19, when its queue has overflowed;
         // or when it is short of memory), take them; else leave them to the next wait.
-        if self.ring.submission().is_full() {
+        if self.queues.are_full() {
             self.take_completed(&mut early);
             self.enter(0, true, None);
         }
@@ -170,9 +170,8 @@ impl Uring {
     fn try_enter(&mut self, want: u32, get: bool, time: Option<Nanos>) -> io::Result<()> {
         // What the kernel does not take now is in the queue at the next call, whatever that is made for.
         self.portion.submitted();
-        let submit = length(self.ring.submission().len());
-        let Err(error) = self.door.enter(submit, want, get, time) else {
-            if !self.unheard.is_empty() && self.ring.submission().is_empty() {
+        let Err(error) = self.queues.enter(want, get, time) else {
+            if !self.unheard.is_empty() && self.queues.queued() == 0 {
                 self.unheard.clear();
             }
             return Ok(());
@@ -190,40 +189,37 @@ impl Uring {
 
     /// Moves what has completed to `out`. No system call.
     fn take_completed(&mut self, out: &mut Vec<Completion>) {
-        for entry in self.ring.completion() {
-            let (name, result, flags) = (entry.user_data(), entry.result(), entry.flags());
-            match name {
-                WAKE => self.wake.disarm(),
-                CANCEL | UNHEARD => {}
-                _ => {
-                    let slot = self.slots.get(name).expect("the kernel completes only what is in flight");
-                    let more = cqueue::more(flags);
-                    if !more {
-                        self.in_kernel -= 1;
-                    }
-                    if matches!(slot.kind, Kind::Accept { .. }) && result >= 0 {
-                        self.accepted.push(result);
-                    }
-                    match settle(slot, result, more) {
-                        Next::Done(result) => {
-                            out.push(Completion { token: slot.token, result, flags });
-                            if !more {
-                                self.slots.release(name);
-                            }
+        self.queues.take(|name, result, flags| match name {
+            WAKE => self.wake.disarm(),
+            CANCEL | UNHEARD => {}
+            _ => {
+                let slot = self.slots.get(name).expect("the kernel completes only what is in flight");
+                let more = cqueue::more(flags);
+                if !more {
+                    self.in_kernel -= 1;
+                }
+                if matches!(slot.kind, Kind::Accept { .. }) && result >= 0 {
+                    self.accepted.push(result);
+                }
+                match settle(slot, result, more) {
+                    Next::Done(result) => {
+                        out.push(Completion { token: slot.token, result, flags });
+                        if !more {
+                            self.slots.release(name);
                         }
-                        Next::Again { report: true } => {
-                            let flags = flags | CQE_F_MORE;
-                            out.push(Completion { token: slot.token, result, flags });
-                            self.again.push(name);
-                        }
-                        Next::Again { report: false } => self.again.push(name),
                     }
+                    Next::Again { report: true } => {
+                        let flags = flags | CQE_F_MORE;
+                        out.push(Completion { token: slot.token, result, flags });
+                        self.again.push(name);
+                    }
+                    Next::Again { report: false } => self.again.push(name),
                 }
             }
-        }
-        self.helper.collect(&mut self.helped);
+        });
+        self.helpers.collect(&mut self.helped);
         for (name, result) in self.helped.drain(..) {
-            let slot = self.slots.get(name).expect("the helper completes only what is in flight");
+            let slot = self.slots.get(name).expect("helpers complete only what is in flight");
             out.push(Completion { token: slot.token, result, flags: 0 });
             self.slots.release(name);
         }
@@ -237,29 +233,23 @@ impl Uring {
             Kind::Accept { .. } => slot.accept_entry(),
             Kind::Watch { .. } => slot.watch_entry(),
             Kind::BlockCommand { fd, zero, range } => {
-                let call = if zero { RangeCall::ZeroOut } else { RangeCall::Discard };
-                return self.help(name, fd, call, range);
+                let call = if zero { Call::ZeroOut(range) } else { Call::Discard(range) };
+                return self.help(name, fd, call);
             }
             Kind::Free | Kind::Plain | Kind::Connect | Kind::Helper => unreachable!("these complete at once"),
         };
         self.submit(name, entry);
     }
 
-    /// Has a blocking call made by the helper thread.
-    fn help(&mut self, name: u64, fd: RawFd, call: RangeCall, range: [u64; 2]) {
+    /// Has a blocking call made by another thread.
+    fn help(&mut self, name: u64, fd: RawFd, call: Call) {
         let slot = self.slots.get(name).expect("only what is in flight goes on");
         slot.kind = Kind::Helper;
         let token = slot.token;
-        if let Err(errno) = self.helper.start(name, fd, call, range, &self.wake.notifier()) {
+        if let Err(errno) = self.helpers.start(name, fd, call, &self.wake.notifier()) {
             self.slots.release(name);
             self.early.push(Completion { token, result: -errno, flags: 0 });
         }
-    }
-
-    /// Whether calling the kernel is of any use: it has completions that it gives only then, or we have submissions.
-    fn kernel_has_something(&mut self) -> bool {
-        let queue = self.ring.submission();
-        !queue.is_empty() || queue.taskrun() || queue.cq_overflow()
     }
 
     /// Takes what has completed, and prepares what goes on.
@@ -323,6 +313,23 @@ fn settle_send(slot: &mut Slot, sent: u32, result: i32) -> Next {
     Next::Again { report: false }
 }
 
+/// The call by which a thread does `op`, which occupies that slot.
+fn call(slot: &mut Slot, op: &FileOp<'_>) -> Call {
+    slot.list();
+    let count = i32::try_from(slot.iovecs.len()).expect("a thousand segments at most");
+    let vectors = Vectors { first: slot.iovecs.as_ptr(), count, offset: signed(op.offset) };
+    let range = [op.offset, op.len];
+    match op.kind {
+        FileOpKind::Read => Call::Read(vectors),
+        FileOpKind::Write { dsync } => Call::Write(vectors, if dsync { libc::RWF_DSYNC } else { 0 }),
+        FileOpKind::Sync => Call::Sync,
+        FileOpKind::PunchHole => Call::Allocate(PUNCH_HOLE, range),
+        FileOpKind::ZeroRange => Call::Allocate(ZERO_RANGE, range),
+        FileOpKind::BlkDiscard => Call::Discard(range),
+        FileOpKind::BlkZeroOut => Call::ZeroOut(range),
+    }
+}
+
 impl Env for Uring {
     #[inline]
     fn now(&self) -> Nanos {
@@ -338,6 +345,10 @@ impl Env for Uring {
         let file = types::Fd(fd);
         let (name, slot) = self.slots.take(token, Kind::Plain);
         slot.hold(op.data);
+        if self.queues.are_stand_in() {
+            let call = call(slot, &op);
+            return self.help(name, fd, call);
+        }
         let entry = match op.kind {
             FileOpKind::Read => match op.data {
                 [only] => {
@@ -373,11 +384,9 @@ impl Env for Uring {
                 command[..8].copy_from_slice(&op.len.to_ne_bytes()); // the entry's `addr3`
                 opcode::UringCmd16::new(file, BLOCK_DISCARD).cmd(command).addr(Some(op.offset)).build()
             }
-            FileOpKind::BlkDiscard => {
-                return self.help(name, fd, RangeCall::Discard, [op.offset, op.len]);
-            }
-            FileOpKind::BlkZeroOut => {
-                return self.help(name, fd, RangeCall::ZeroOut, [op.offset, op.len]);
+            FileOpKind::BlkDiscard | FileOpKind::BlkZeroOut => {
+                let call = call(slot, &op);
+                return self.help(name, fd, call);
             }
         };
         self.submit(name, entry);
@@ -394,6 +403,7 @@ impl Env for Uring {
             let found = self.look(time, before, out);
             self.words.looked(found);
             self.words.resolve(out);
+            self.helpers.end_turn();
             self.now = clock();
             return;
         }
@@ -402,6 +412,7 @@ impl Env for Uring {
             Wait::Until(time) => (1, time),
             Wait::Soon => {
                 if !self.words.were_in_vain() && self.look(self.look.time, before, out) {
+                    self.helpers.end_turn();
                     self.now = clock();
                     return;
                 }
@@ -415,7 +426,7 @@ impl Env for Uring {
             let sleep = there < enough && time != Some(Nanos(0)) && self.wake.prepare_to_sleep();
             if sleep {
                 self.enter(length(enough - there), true, time);
-            } else if self.kernel_has_something() {
+            } else if self.queues.have_something() {
                 self.enter(0, true, None);
             }
             let notified = self.wake.awake();
@@ -425,6 +436,7 @@ impl Env for Uring {
                 break;
             }
         }
+        self.helpers.end_turn();
         self.now = clock();
     }
 
@@ -438,13 +450,13 @@ impl Env for Uring {
 }
 
 impl Drop for Uring {
-    /// Cancels what is in flight, and waits until the kernel has done with its memory.
+    /// Cancels what is in flight, and waits until the kernel and the threads have done with its memory.
     fn drop(&mut self) {
-        self.helper.join();
-        if std::thread::panicking() || !self.drain() {
+        let have_ended = self.helpers.close(Duration::from_nanos(DROP_PATIENCE.0));
+        if std::thread::panicking() || !self.drain() || !have_ended {
             self.slots.leak();
         }
-        self.door.close(&self.ring);
+        self.queues.close();
         for fd in self.accepted.drain(..) {
             // SAFETY: the kernel gave us this descriptor in an accept's completion, and `take_accepted` has not given
             // it away (it would not be in the list).
@@ -463,7 +475,7 @@ impl Uring {
         let Some(_looking) = self.look.begin() else { return false };
         let mut start = None;
         loop {
-            if self.kernel_has_something() {
+            if self.queues.have_something() {
                 self.enter(0, true, None);
             }
             self.gather(out);

@@ -14,6 +14,8 @@ pub struct UringConfig {
     pub completions: u32,
     /// How long [`Wait::Soon`](blockwork_engine::Wait::Soon) looks before it sleeps.
     pub look: Nanos,
+    /// Whether to use a ring.
+    pub io: Io,
     /// Leave out features that older kernels have not; for tests, and to find out whether one of them is at fault.
     pub as_kernel: AsKernel,
 }
@@ -24,8 +26,26 @@ const LOOK_DEFAULT: Nanos = Nanos::micros(60);
 
 impl Default for UringConfig {
     fn default() -> UringConfig {
-        UringConfig { submissions: 512, completions: 4096, look: LOOK_DEFAULT, as_kernel: AsKernel::Newest }
+        UringConfig {
+            submissions: 512,
+            completions: 4096,
+            look: LOOK_DEFAULT,
+            io: Io::Auto,
+            as_kernel: AsKernel::Newest,
+        }
     }
+}
+
+/// Who does the I/O.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Io {
+    /// The ring, where there is one; else threads, with a warning that says why.
+    #[default]
+    Auto,
+    /// The ring, or nobody.
+    Uring,
+    /// Threads, even where there is a ring.
+    Threads,
 }
 
 /// Which kernel's features to use.
@@ -42,14 +62,19 @@ pub enum AsKernel {
 pub enum UringError {
     /// The kernel has no io_uring at all.
     #[error(
-        "this kernel has no io_uring (io_uring_setup: ENOSYS): use Linux 5.11 or later, built with CONFIG_IO_URING; \
+        "this kernel has no io_uring ({call}: ENOSYS): use Linux 5.11 or later, built with CONFIG_IO_URING; \
          in a container or sandbox, its seccomp profile may hide the call: allow io_uring_setup, io_uring_enter and \
          io_uring_register"
     )]
-    Missing,
+    Missing {
+        /// The one of io_uring's three calls that is not there.
+        call: &'static str,
+    },
     /// It is there, but not for us.
-    #[error("io_uring is forbidden here (io_uring_setup: EPERM): {remedy}")]
+    #[error("io_uring is forbidden here ({call}: EPERM): {remedy}")]
     Forbidden {
+        /// The one of io_uring's three calls that is refused.
+        call: &'static str,
         /// Who forbids it, as far as can be told, and what to change.
         remedy: String,
     },
@@ -77,6 +102,14 @@ pub enum UringError {
     },
 }
 
+impl UringError {
+    /// Whether there is no ring for us at all, which threads can stand in for. A want of memory has its own remedy, and may come to only
+    /// some of a process's workers.
+    pub(crate) fn is_want_of_ring(&self) -> bool {
+        matches!(self, UringError::Missing { .. } | UringError::Forbidden { .. } | UringError::TooOld { .. })
+    }
+}
+
 /// What the running kernel can do beyond the minimum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Features {
@@ -88,17 +121,29 @@ pub(crate) struct Features {
     pub whole_sends: bool,
     /// Operations that complete only if they fail (5.17).
     pub silent: bool,
-    /// Commands for block devices (URING_CMD). One that is refused goes to the helper thread.
+    /// Commands for block devices (URING_CMD). One that is refused goes to a thread (`blocking`).
     pub block_commands: bool,
+}
+
+impl Features {
+    /// Those of the plainest ring that we know how to use.
+    pub(crate) const NONE: Features = Features {
+        multishot: false,
+        registered_ring: false,
+        whole_sends: false,
+        silent: false,
+        block_commands: false,
+    };
 }
 
 pub(crate) fn make(config: &UringConfig) -> Result<(IoUring, Features), UringError> {
     let ring = with_best_flags(config)?;
     let newest = config.as_kernel == AsKernel::Newest;
     let mut probe = Probe::new();
-    ring.submitter()
-        .register_probe(&mut probe)
-        .map_err(|source| UringError::Other { what: "io_uring_register(PROBE)", source })?;
+    let registered = ring.submitter().register_probe(&mut probe);
+    registered.map_err(|source| explain("io_uring_register", source))?;
+    // It has nothing to submit; but a sandbox that refuses the call is better met here than with I/O under way.
+    ring.submitter().submit().map_err(|source| explain("io_uring_enter", source))?;
     let too_old = |what| UringError::TooOld { what, release: release() };
     let needed = [
         (ring.params().is_feature_ext_arg(), "waiting with a timeout (IORING_FEAT_EXT_ARG)"),
@@ -145,19 +190,25 @@ fn with_best_flags(config: &UringConfig) -> Result<IoUring, UringError> {
         match builder.build(config.submissions) {
             Ok(ring) => return Ok(ring),
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = Some(error),
-            Err(error) => return Err(explain(error)),
+            Err(error) => return Err(explain_setup(error)),
         }
     }
-    Err(explain(refused.expect("at least one setup was tried")))
+    Err(explain_setup(refused.expect("at least one setup was tried")))
 }
 
-fn explain(source: io::Error) -> UringError {
+fn explain_setup(source: io::Error) -> UringError {
     match source.raw_os_error() {
-        Some(libc::ENOSYS) => UringError::Missing,
-        Some(libc::EPERM | libc::EACCES) => UringError::Forbidden { remedy: who_forbids() },
         Some(libc::ENOMEM) => UringError::NoMemory,
         Some(libc::EINVAL) => UringError::TooOld { what: "the plainest setup", release: release() },
-        _ => UringError::Other { what: "io_uring_setup", source },
+        _ => explain("io_uring_setup", source),
+    }
+}
+
+fn explain(call: &'static str, source: io::Error) -> UringError {
+    match source.raw_os_error() {
+        Some(libc::ENOSYS) => UringError::Missing { call },
+        Some(libc::EPERM | libc::EACCES) => UringError::Forbidden { call, remedy: who_forbids() },
+        _ => UringError::Other { what: call, source },
     }
 }
 
@@ -195,9 +246,20 @@ mod tests {
         assert!(remedy_for("1").contains("io_uring_group"));
         assert!(remedy_for("0").contains("seccomp"));
         assert!(remedy_for("").contains("seccomp"));
-        let error = explain(io::Error::from_raw_os_error(libc::EPERM)).to_string();
+        let refused = |errno| explain_setup(io::Error::from_raw_os_error(errno));
+        let error = refused(libc::EPERM).to_string();
         assert!(error.contains("EPERM"), "{error}");
-        assert!(explain(io::Error::from_raw_os_error(libc::ENOSYS)).to_string().contains("5.11"));
+        assert!(refused(libc::ENOSYS).to_string().contains("5.11"));
+    }
+
+    #[test]
+    fn threads_stand_in_for_no_ring_and_for_one_that_is_forbidden_but_not_for_memory() {
+        let stands_in = |errno| explain_setup(io::Error::from_raw_os_error(errno)).is_want_of_ring();
+        for errno in [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EINVAL] {
+            assert!(stands_in(errno), "{errno}");
+        }
+        assert!(!stands_in(libc::ENOMEM));
+        assert!(!stands_in(libc::EMFILE));
     }
 
     #[test]

@@ -37,13 +37,13 @@ pub(crate) enum Kind {
     Watch {
         multishot: bool,
     },
-    /// A command for a block device in the ring; goes to the helper if the kernel does not know it.
+    /// A command for a block device in the ring; goes to a thread if the kernel does not know it.
     BlockCommand {
         fd: i32,
         zero: bool,
         range: [u64; 2],
     },
-    /// At the helper thread.
+    /// At a thread (`blocking`).
     Helper,
 }
 

@@ -1,4 +1,4 @@
-//! BLKDISCARD and BLKZEROOUT, as commands in the ring and by the helper thread, on a loop device. Needs root.
+//! BLKDISCARD and BLKZEROOUT, as commands in the ring and by threads, on a loop device. Needs root.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -57,7 +57,7 @@ fn complete(env: &mut Uring, n: usize) -> Vec<Completion> {
 }
 
 #[test]
-fn discards_free_and_zeroes_zero_by_ring_and_by_helper() {
+fn discards_free_and_zeroes_zero_by_ring_and_by_threads() {
     for as_kernel in [AsKernel::Newest, AsKernel::V5_11] {
         let device = LoopDevice::new();
         let before = device.blocks();
@@ -105,14 +105,4 @@ fn a_range_that_the_device_refuses_is_an_error() {
         start(&mut env, 2, &read_only, FileOpKind::BlkDiscard, 0, MIB);
         assert_eq!(complete(&mut env, 1)[0].result, -libc::EBADF);
     }
-}
-
-#[test]
-fn a_drop_waits_for_the_helper() {
-    let device = LoopDevice::new();
-    let before = device.blocks();
-    let mut env = Uring::new(&UringConfig { as_kernel: AsKernel::V5_11, ..UringConfig::default() }).unwrap();
-    start(&mut env, 1, &device.open(), FileOpKind::BlkDiscard, 0, MIB);
-    drop(env);
-    assert_eq!(before - device.blocks(), MIB / 512);
 }

@@ -14,7 +14,7 @@ use blockwork_engine::{
 };
 use blockwork_insight::LogWrites;
 use blockwork_insight::trace::TraceHub;
-use blockwork_uring::{Uring, UringConfig};
+use blockwork_uring::{Io, Uring, UringConfig};
 use blockwork_volume::Assembly;
 
 use super::served::Served;
@@ -24,6 +24,8 @@ use super::served::Served;
 pub(crate) struct WorkersConfig {
     /// How many.
     pub(crate) count: usize,
+    /// Who does their I/O.
+    pub(crate) io: Io,
     /// They look for completions for so many microseconds before they sleep.
     pub(crate) poll: Option<u16>,
     /// Where everything that is written is recorded.
@@ -47,6 +49,7 @@ pub(crate) struct Workers {
     pub(crate) assembly: Arc<Mutex<Assembly>>,
     threads: Vec<WorkerThread>,
     on_end: OnEnd,
+    io: Io,
 }
 
 impl Workers {
@@ -62,7 +65,7 @@ impl Workers {
         let log = config.log_writes.as_deref().map(|path| log_writes(path, &assembly)).transpose()?;
         let parts = Parts { volumes: volumes.into(), leaves, stats, log };
         let quiescence = Quiescence::default();
-        let mut uring = UringConfig::default();
+        let mut uring = UringConfig { io: config.io, ..UringConfig::default() };
         uring.look = config.poll.map_or(uring.look, |us| Nanos::micros(us.into()));
         let (mut handles, mut threads) = (Vec::new(), Vec::new());
         for index in (0u16..).take(config.count) {
@@ -81,7 +84,7 @@ impl Workers {
         let mut assembly = assembly;
         assembly.begin_to_serve();
         let (served, assembly) = (Arc::new(served), Arc::new(Mutex::new(assembly)));
-        let workers = Workers { served, handles, stats, hub, log, assembly, threads, on_end };
+        let workers = Workers { served, handles, stats, hub, log, assembly, threads, on_end, io: config.io };
         workers.watch_locks(quiescence);
         Ok(workers)
     }
@@ -153,7 +156,8 @@ impl Workers {
             log: self.log.clone(),
         };
         let ended = Ended { index: 0, on_end: self.on_end.clone() };
-        let (_, thread) = start_worker(parts.config(), ended, &UringConfig::default(), Worker::close)?;
+        let uring = UringConfig { io: self.io, ..UringConfig::default() };
+        let (_, thread) = start_worker(parts.config(), ended, &uring, Worker::close)?;
         match thread.join() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(errno)) => Err(anyhow!(

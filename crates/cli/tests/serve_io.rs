@@ -1,0 +1,88 @@
+//! `serve` without io_uring: threads do the I/O, because somebody asked for it or because the ring is forbidden, as in a container.
+
+mod support;
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+use support::fs::LeftMount;
+use support::nbd::fio;
+use support::{Scratch, Server, run, tool};
+
+const MIB: u64 = 1 << 20;
+
+/// Runs a program where io_uring_setup(2) fails with EPERM: a seccomp filter, as Docker's default profile has it. `io_uring_setup` has
+/// this number on every machine.
+const FORBIDDEN: &str = r#"
+import ctypes, os, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
+text = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *step) for step in steps))
+program = ctypes.create_string_buffer(struct.pack('HxxxxxxP', len(steps), ctypes.addressof(text)))
+assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())
+os.execv(sys.argv[1], sys.argv[1:])
+"#;
+
+fn verifies(scratch: &Scratch) {
+    for options in [["--bs=4k", "--fsync=16", "--iodepth=16"], ["--bs=3584", "--numjobs=1", "--iodepth=1"]] {
+        let job = ["--rw=randrw", "--verify=crc32c", "--verify_fatal=1", "--size=16M", "--io_size=8M"];
+        let said = run(fio(scratch, &scratch.uri(""), &job).args(options));
+        assert!(said.contains("err= 0"), "{said}");
+    }
+}
+
+/// A server where the ring is forbidden, so that only threads can have done what it does.
+fn without_ring<'a>(scratch: &Scratch, args: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = tool("/usr/bin/python3");
+    command.current_dir(scratch.path("")).env("BLOCKWORK_RUN_DIR", scratch.path("run"));
+    command
+        .args(["-c", FORBIDDEN, env!("CARGO_BIN_EXE_blockwork"), "serve", "--disk", "disk.img"])
+        .args(args);
+    command
+}
+
+#[test]
+fn threads_serve_nbd_with_the_same_answers() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 16 * MIB);
+    let args = ["--nbd", "unix:socket", "--io", "threads", "--workers", "2", "--stats", "--json"];
+    let server = Server::start(&mut without_ring(&scratch, args));
+    verifies(&scratch);
+    let stats = server.stop_for_stats();
+    assert_eq!(stats.count("disk.img", "errors"), 0);
+    assert!(stats.count("disk.img", "flushes") > 10);
+}
+
+#[test]
+fn threads_serve_a_file() {
+    let scratch = Scratch::new();
+    let content = scratch.noise("disk.img", 4 << 20, 3);
+    let place = scratch.at("fuse.img");
+    let _left = LeftMount(place.clone().into());
+    let server = Server::start(&mut without_ring(&scratch, ["--fuse", &place, "--io", "threads"]));
+    assert!(fs::read(&place).unwrap() == content);
+    let file = OpenOptions::new().write(true).open(&place).unwrap();
+    file.write_all_at(&[7; 10_000], 12_345).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    run(tool("fallocate").args(["--punch-hole", "--offset", "1M", "--length", "1M", &place]));
+    server.stop_quietly();
+    let after = scratch.read("disk.img");
+    assert!(after[12_345..22_345].iter().all(|byte| *byte == 7) && after[..12_345] == content[..12_345]);
+    assert!(after[1 << 20..2 << 20].iter().all(|byte| *byte == 0) && after[2 << 20..] == content[2 << 20..]);
+}
+
+#[test]
+fn where_the_ring_is_forbidden_threads_stand_in_and_a_warning_says_why() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 16 * MIB);
+    let forbidden = |io| without_ring(&scratch, ["--nbd", "unix:socket", "--io", io]);
+    let server = Server::start(&mut forbidden("auto"));
+    verifies(&scratch);
+    let said = server.stop().stderr;
+    assert!(said.contains("threads do the I/O") && said.contains("seccomp"), "{said}");
+    let refused = support::output(&mut forbidden("io_uring"));
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(support::both(&refused).contains("io_uring is forbidden here"), "{}", support::both(&refused));
+}
