@@ -132,8 +132,13 @@ pub enum Wait {
     Poll,
     /// Until at least one completion or notification is there, or the time (if any) has come.
     Until(Option<Nanos>),
-    /// As `Until(None)`, where the next completion is likely to come within moments: worth looking for before sleeping.
-    Soon,
+    /// As `Until`, where the next completion is likely to come within moments: worth looking for before sleeping.
+    Soon {
+        /// From there.
+        of: Awaited,
+        /// As in `Until`.
+        until: Option<Nanos>,
+    },
     /// To gather a batch: until `completions` are there, or `for_at_most` has passed. Then as `Until` without waiting.
     Gather {
         /// Enough of them to go on with.
@@ -141,6 +146,15 @@ pub enum Wait {
         /// Bound on the time slept.
         for_at_most: Nanos,
     },
+}
+
+/// Of whom something is likely to come. Where looking is in vain for one, it may pay for the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Awaited {
+    /// A client, which has been answered.
+    Client,
+    /// A device, which has been asked.
+    Device,
 }
 
 /// Wakes a worker from any thread: its `wait` returns soon.

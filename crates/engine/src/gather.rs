@@ -12,7 +12,7 @@
 //!
 //! Invariant: a worker with nothing under way sleeps without a time limit.
 
-use crate::env::Wait;
+use crate::env::{Awaited, Wait};
 use crate::port::PortId;
 use crate::units::Nanos;
 
@@ -106,11 +106,21 @@ impl Gatherer {
         }
     }
 
-    /// A turn is over at `now`: how to wait for the next, with so many requests in flight at the devices.
-    pub(crate) fn wait(&mut self, now: Nanos, in_flight: u32) -> Wait {
+    /// A turn is over at `now`: how to wait for the next, with so many requests in flight at the devices, and a task that wants to
+    /// go on at `timer`.
+    pub(crate) fn wait_until(&mut self, now: Nanos, in_flight: u32, timer: Option<Nanos>) -> Wait {
+        match self.wait(now, in_flight) {
+            Wait::Gather { .. } if timer.is_some_and(|at| at < now + PAUSE_MAX) => Wait::Until(timer),
+            Wait::Soon { of, .. } => Wait::Soon { of, until: timer },
+            Wait::Until(_) => Wait::Until(timer),
+            wait => wait,
+        }
+    }
+
+    fn wait(&mut self, now: Nanos, in_flight: u32) -> Wait {
         if self.waiting == Waiting::Looking {
             let busy = std::mem::take(&mut self.finished) > 0 || in_flight > 0;
-            return if busy { Wait::Soon } else { Wait::Until(None) };
+            return if busy { soon(in_flight) } else { Wait::Until(None) };
         }
         let took = now.since(self.turn_started).0.min(TURN_MAX.0);
         let finished = std::mem::take(&mut self.finished);
@@ -127,10 +137,10 @@ impl Gatherer {
         };
         if company && pause {
             Wait::Gather { completions: ENOUGH, for_at_most: PAUSE_MAX }
-        } else if self.lone_turns >= LONE && in_flight == 0 {
-            // A single client that asks for one thing at a time asks for the next when it has been answered. With several
-            // clients the processor is better left to them.
-            Wait::Soon
+        } else if self.lone_turns >= LONE && in_flight <= 1 {
+            // A single client that asks for one thing at a time asks for the next when it has been answered, and a fast device
+            // answers soon. With several clients the processor is better left to them.
+            soon(in_flight)
         } else {
             Wait::Until(None)
         }
@@ -163,6 +173,11 @@ impl Gatherer {
         self.last_verdict = pause;
         self.phase = Phase::Hold { pause, turns: self.hold };
     }
+}
+
+/// With so many requests at the devices.
+fn soon(in_flight: u32) -> Wait {
+    Wait::Soon { of: if in_flight == 0 { Awaited::Client } else { Awaited::Device }, until: None }
 }
 
 /// Whether `with` is slower than `without` by more than the tolerance.
@@ -226,12 +241,14 @@ mod tests {
 
     #[test]
     fn the_next_request_of_a_lone_client_is_looked_for_and_not_that_of_several() {
-        for (clients, expected) in [(1, Wait::Soon), (2, Wait::Until(None))] {
+        for (clients, in_flight, expected) in
+            [(1, 0, soon(0)), (1, 1, soon(1)), (1, 2, Wait::Until(None)), (2, 0, Wait::Until(None))]
+        {
             let mut gatherer = Gatherer::new(Waiting::Measured);
             let mut last = Wait::Poll;
             for turn in 0..1000 {
                 gatherer.finished(PortId(turn % clients));
-                last = gatherer.wait(Nanos(u64::from(turn) * 20_000), 0);
+                last = gatherer.wait(Nanos(u64::from(turn) * 20_000), in_flight);
             }
             assert_eq!(last, expected);
         }
@@ -241,10 +258,26 @@ mod tests {
     fn a_worker_that_is_to_look_does_so_while_something_is_under_way() {
         let mut gatherer = Gatherer::new(Waiting::Looking);
         assert_eq!(gatherer.wait(Nanos(0), 0), Wait::Until(None));
-        assert_eq!(gatherer.wait(Nanos(0), 3), Wait::Soon);
+        assert_eq!(gatherer.wait(Nanos(0), 3), soon(3));
         gatherer.finished(PortId(1));
-        assert_eq!(gatherer.wait(Nanos(0), 0), Wait::Soon);
+        assert_eq!(gatherer.wait(Nanos(0), 0), soon(0));
         assert_eq!(gatherer.wait(Nanos(0), 0), Wait::Until(None));
+    }
+
+    #[test]
+    fn whichever_way_it_waits_a_task_is_woken_in_time() {
+        let mut gatherer = Gatherer::new(Waiting::Looking);
+        let timer = Some(Nanos(70_000));
+        assert_eq!(gatherer.wait_until(Nanos(0), 0, timer), Wait::Until(timer));
+        let soon = Wait::Soon { of: Awaited::Device, until: timer };
+        assert_eq!(gatherer.wait_until(Nanos(0), 3, timer), soon);
+        let mut gatherer = Gatherer::new(Waiting::Measured);
+        gatherer.phase = Phase::Hold { pause: true, turns: 9 };
+        for (at, gathers) in [(70_000, false), (90_000, true)] {
+            gatherer.finished(PortId(0));
+            let wait = gatherer.wait_until(Nanos(0), 0, Some(Nanos(at)));
+            assert_eq!(matches!(wait, Wait::Gather { .. }), gathers, "{wait:?}");
+        }
     }
 
     #[test]

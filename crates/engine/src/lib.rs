@@ -46,7 +46,9 @@ pub use counters::{
     ADDED_NODES_MAX, Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats,
     StatsFull,
 };
-pub use env::{Completion, Env, FileId, FileOp, FileOpKind, Network, Notify, StreamId, Token, Wait};
+pub use env::{
+    Awaited, Completion, Env, FileId, FileOp, FileOpKind, Network, Notify, StreamId, Token, Wait,
+};
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
 pub use gather::Waiting;
 pub use layer::{

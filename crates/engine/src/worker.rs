@@ -354,10 +354,8 @@ impl<E: Env> Worker<E> {
         if self.draining && self.open_ports == 0 && self.is_idle() {
             return Wait::Poll;
         }
-        match self.core.executor.next_timer() {
-            Some(at) => Wait::Until(Some(at)),
-            None => self.gatherer.wait(self.core.now, self.core.in_flight()),
-        }
+        let timer = self.core.executor.next_timer();
+        self.gatherer.wait_until(self.core.now, self.core.in_flight(), timer)
     }
 
     /// Whether a worker that was asked to stop has done all there was to do, and how its last flush went. For who turns

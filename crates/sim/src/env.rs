@@ -120,8 +120,7 @@ impl Env for SimEnv {
         match wait {
             _ if spurious => return,
             Wait::Poll => {}
-            Wait::Until(deadline) => self.wait_until(inner, deadline),
-            Wait::Soon => self.wait_until(inner, None),
+            Wait::Until(deadline) | Wait::Soon { until: deadline, .. } => self.wait_until(inner, deadline),
             Wait::Gather { completions, for_at_most } => self.gather(inner, completions, for_at_most),
         }
         let n = self.deliver(inner, out);

@@ -32,6 +32,7 @@ mod direct;
 mod enter;
 mod event;
 mod evtchn;
+mod late;
 mod look;
 mod network;
 mod portion;

@@ -5,7 +5,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use blockwork_engine::Nanos;
+use blockwork_engine::{Awaited, Nanos};
 
 /// Waits between looks, at most, where looking has been in vain.
 const BACK_OFF_MAX: u32 = 1024;
@@ -34,20 +34,36 @@ impl Drop for Looking {
     }
 }
 
-/// What became of the looks so far.
+/// Looks for clients, and looks for devices.
 #[derive(Debug)]
-pub(crate) struct Look {
-    /// How long to look.
+pub(crate) struct Looks {
+    /// How long to look, at most.
     pub(crate) time: Nanos,
+    client: Look,
+    device: Look,
+}
+
+impl Looks {
+    pub(crate) fn new(time: Nanos) -> Looks {
+        Looks { time, client: Look::default(), device: Look::default() }
+    }
+
+    pub(crate) fn of(&mut self, of: Awaited) -> &mut Look {
+        match of {
+            Awaited::Client => &mut self.client,
+            Awaited::Device => &mut self.device,
+        }
+    }
+}
+
+/// What became of the looks so far.
+#[derive(Debug, Default)]
+pub(crate) struct Look {
     back_off: u32,
     to_skip: u32,
 }
 
 impl Look {
-    /// Looks take at most `time`.
-    pub(crate) fn new(time: Nanos) -> Look {
-        Look { time, back_off: 0, to_skip: 0 }
-    }
     /// The right to look this time, if it is worth it.
     pub(crate) fn begin(&mut self) -> Option<Looking> {
         let skip = self.to_skip > 0;
@@ -74,7 +90,7 @@ mod tests {
     #[test]
     fn looks_in_vain_become_rare_and_one_that_finds_something_brings_them_back() {
         drop(Looking::begin().expect("nobody looks"));
-        let mut look = Look::new(Nanos::micros(60));
+        let mut look = Look::default();
         let looks = (0..100_000).filter(|_| {
             let began = look.begin().is_some();
             if began {

@@ -5,12 +5,15 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockwork_engine::{Completion, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait};
+use blockwork_engine::{
+    Awaited, Completion, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait,
+};
 use io_uring::{cqueue, opcode, squeue, types};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::blocking::{Call, Helpers, Vectors, signed};
-use crate::look::Look;
+use crate::late::Late;
+use crate::look::Looks;
 use crate::network::connected;
 use crate::portion::Portion;
 use crate::queues::Queues;
@@ -51,8 +54,9 @@ pub struct Uring {
     /// Connections to servers, by their numbers.
     pub(crate) streams: Vec<(StreamId, Arc<OwnedFd>)>,
     random: Random,
-    pub(crate) look: Look,
+    pub(crate) looks: Looks,
     pub(crate) words: Words,
+    late: Late,
     now: Nanos,
 }
 
@@ -79,8 +83,9 @@ impl Uring {
             accepted: Vec::new(),
             streams: Vec::new(),
             random: Random::default(),
-            look: Look::new(config.look),
+            looks: Looks::new(config.look),
             words: Words::default(),
+            late: Late::default(),
             now: clock(),
         })
     }
@@ -398,42 +403,17 @@ impl Env for Uring {
     fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) {
         let before = out.len();
         self.gather(out);
-        if wait != Wait::Poll && !self.words.is_empty() {
-            let time = if wait == Wait::Soon { self.look.time } else { self.short_look() };
-            let found = self.look(time, before, out);
-            self.words.looked(found);
-            self.words.resolve(out);
-            self.helpers.end_turn();
-            self.now = clock();
-            return;
-        }
-        let (enough, deadline) = match wait {
-            Wait::Poll => (0, None),
-            Wait::Until(time) => (1, time),
-            Wait::Soon => {
-                if !self.words.were_in_vain() && self.look(self.look.time, before, out) {
-                    self.helpers.end_turn();
-                    self.now = clock();
-                    return;
+        if !self.look_first(wait, before, out) {
+            match wait {
+                Wait::Poll => self.sleep(0, None, Nanos(0), before, out),
+                Wait::Until(until) | Wait::Soon { until, .. } => {
+                    self.sleep(1, until, self.late.expected(), before, out);
                 }
-                (1, None)
-            }
-            Wait::Gather { completions, for_at_most } => (completions as usize, Some(clock() + for_at_most)),
-        };
-        loop {
-            let there = out.len() - before;
-            let time = deadline.map(|deadline| deadline.since(clock()));
-            let sleep = there < enough && time != Some(Nanos(0)) && self.wake.prepare_to_sleep();
-            if sleep {
-                self.enter(length(enough - there), true, time);
-            } else if self.queues.have_something() {
-                self.enter(0, true, None);
-            }
-            let notified = self.wake.awake();
-            self.gather(out);
-            // A sleep may have been ended by a signal, by an old wake-up, or by what the kernel could not submit.
-            if !sleep || notified || out.len() - before >= enough {
-                break;
+                // When exactly it ends does not matter.
+                Wait::Gather { completions, for_at_most } => {
+                    let end = clock() + for_at_most;
+                    self.sleep(completions as usize, Some(end), Nanos(0), before, out);
+                }
             }
         }
         self.helpers.end_turn();
@@ -466,13 +446,74 @@ impl Drop for Uring {
 }
 
 impl Uring {
+    /// Looks before the worker sleeps, where that is asked for. Tells whether there is something to do by that, if only for ports
+    /// whose words have not changed.
+    fn look_first(&mut self, wait: Wait, before: usize, out: &mut Vec<Completion>) -> bool {
+        let within =
+            |time: Nanos, until: Option<Nanos>| until.map_or(time, |until| time.min(until.since(clock())));
+        match wait {
+            Wait::Poll => false,
+            _ if !self.words.is_empty() => {
+                let (of, time) = match wait {
+                    Wait::Soon { of, until } => (of, within(self.looks.time, until)),
+                    Wait::Until(until) => (Awaited::Client, within(self.short_look(), until)),
+                    _ => (Awaited::Client, self.short_look()),
+                };
+                let found = time > Nanos(0) && self.look(of, time, before, out);
+                self.words.looked(found);
+                self.words.resolve(out);
+                true
+            }
+            Wait::Soon { of, until } => {
+                let time = within(self.looks.time, until);
+                !self.words.were_in_vain() && time > Nanos(0) && self.look(of, time, before, out)
+            }
+            Wait::Until(_) | Wait::Gather { .. } => false,
+        }
+    }
+
+    /// Submits what was started, and sleeps until there are `enough` completions, somebody notifies us, or the time has come. Looks the
+    /// last `early` of that away.
+    fn sleep(
+        &mut self,
+        enough: usize,
+        deadline: Option<Nanos>,
+        early: Nanos,
+        before: usize,
+        out: &mut Vec<Completion>,
+    ) {
+        loop {
+            let there = out.len() - before;
+            let now = clock();
+            let left = deadline.map(|deadline| deadline.since(now));
+            let limit = left.map(|left| Nanos(left.0.saturating_sub(early.0)));
+            let sleep = there < enough && limit != Some(Nanos(0)) && self.wake.prepare_to_sleep();
+            if sleep {
+                self.enter(length(enough - there), true, limit);
+            } else if self.queues.have_something() {
+                self.enter(0, true, None);
+            }
+            let notified = self.wake.awake();
+            self.gather(out);
+            // A sleep may have been ended by a signal, by an old wake-up, or by what the kernel could not submit.
+            if notified || out.len() - before >= enough || left == Some(Nanos(0)) {
+                break;
+            }
+            match limit {
+                _ if !sleep => std::hint::spin_loop(),
+                Some(limit) if now + limit <= clock() => self.late.learn(clock().since(now + limit)),
+                _ => {}
+            }
+        }
+    }
+
     /// Submits what was started, and looks for completions for a moment without sleeping; tells whether one came. Where
     /// looking is in vain it is tried less and less often.
     ///
     /// Leaving and waking an idle processor can cost more than the whole request, in a virtual machine above all: for a
     /// client with one request under way, looking for a moment takes less of the processor than sleeping does.
-    fn look(&mut self, time: Nanos, before: usize, out: &mut Vec<Completion>) -> bool {
-        let Some(_looking) = self.look.begin() else { return false };
+    fn look(&mut self, of: Awaited, time: Nanos, before: usize, out: &mut Vec<Completion>) -> bool {
+        let Some(_looking) = self.looks.of(of).begin() else { return false };
         let mut start = None;
         loop {
             if self.queues.have_something() {
@@ -481,13 +522,13 @@ impl Uring {
             self.gather(out);
             if out.len() > before || self.words.have_changed() {
                 if start.is_some() {
-                    self.look.found();
+                    self.looks.of(of).found();
                 }
                 return true;
             }
             let now = clock();
             if now.since(*start.get_or_insert(now)) >= time {
-                self.look.in_vain();
+                self.looks.of(of).in_vain();
                 return false;
             }
             std::hint::spin_loop();

@@ -77,6 +77,6 @@ impl Uring {
 
     /// How long to look at words where no lone client is expected.
     pub(crate) fn short_look(&self) -> Nanos {
-        Nanos(self.look.time.0 / SHARE)
+        Nanos(self.looks.time.0 / SHARE)
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use blockwork_engine::{Completion, Env, FileId, FileOp, FileOpKind, Nanos, Network, Token, Wait};
+use blockwork_engine::{Awaited, Completion, Env, FileId, FileOp, FileOpKind, Nanos, Network, Token, Wait};
 use blockwork_memory::{Buffer, Segment};
 use blockwork_uring::{AsKernel, Io, Uring, UringConfig, more};
 
@@ -262,6 +262,22 @@ fn a_wait_ends_when_its_time_has_come_and_not_before() {
         assert!(env.now().since(start) >= Nanos::millis(30));
         assert!(out.is_empty());
     });
+}
+
+#[test]
+fn a_look_ends_when_the_wait_does() {
+    for config in configs() {
+        let mut env = Uring::new(&UringConfig { look: Nanos::secs(5), ..config }).unwrap();
+        let mut out = Vec::new();
+        env.wait(Wait::Poll, &mut out);
+        let start = env.now();
+        let until = start + Nanos::millis(20);
+        env.wait(Wait::Soon { of: Awaited::Client, until: Some(until) }, &mut out);
+        assert!((Nanos::millis(20)..Nanos::secs(2)).contains(&env.now().since(start)));
+        env.wait(Wait::Soon { of: Awaited::Client, until: Some(until) }, &mut out);
+        assert!(env.now().since(start) < Nanos::secs(2), "a time that has passed is not waited for");
+        assert!(out.is_empty());
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! A turn answers what has finished, all of it with one call of the driver's (none, if that has said that it will look by
 //! itself), then takes what is new. The data of a request is the guest's memory itself, all the way to the kernel. While
-//! there is more to take, the driver is not asked to call. When there is nothing, and nothing under way either, the worker
+//! there is more to take, the driver is not asked to call. When there is nothing, and one request under way at most, the worker
 //! looks at the ring for a moment, if that pays (`Uring::look_at`); then the driver is asked, and the ring looked at once more.
 //!
 //! Invariants:
@@ -119,7 +119,7 @@ pub(super) struct QueuePort {
     answers: u32,
     /// The driver has been asked to call.
     calls_wanted: bool,
-    /// The worker looks at the ring, or has done so since the last request was taken.
+    /// The worker looks at the ring, or has done so since the last request was taken or done.
     looked: bool,
     /// The worker has not said yet what it saw.
     looking: bool,
@@ -313,7 +313,7 @@ impl QueuePort {
         if self.calls_wanted || self.looking {
             return true;
         }
-        if !self.looked && self.in_flight.is_empty() {
+        if !self.looked && self.in_flight.len() <= 1 {
             (self.looked, self.looking) = (true, true);
             let token = cx.token(LOOK);
             let (buffer, offset, seen) = ring.tell_tale();
@@ -501,6 +501,7 @@ impl Port<Uring> for QueuePort {
     #[inline]
     fn done(&mut self, _cx: &mut Context<'_, Uring>, done: Done) {
         let key = usize::try_from(done.cookie).expect("a cookie is a key of the slab");
+        self.looked = self.looking;
         if done.op == Op::Read {
             self.log.iter().for_each(|log| log.data(&self.memory, &done.data));
         }
