@@ -1,8 +1,8 @@
 //! Answers of an NFS server.
 
 use blockwork_format::nfs3::{
-    REPLY_MAX, ReplyError, Status, access_reply, attributes_reply, commit_reply, fsinfo_reply, lookup_reply,
-    mount_reply, port_reply, read_reply, reply, reply_xid, write_reply,
+    REPLY_MAX, ReplyError, Status, access_reply, address_reply, attributes_reply, commit_reply, fsinfo_reply,
+    link_reply, lookup_reply, mount_reply, port_reply, read_reply, reply, reply_xid, write_reply,
 };
 
 use crate::input::Input;
@@ -31,7 +31,7 @@ pub fn nfs3(data: &[u8]) {
         }
     };
     assert!(at <= message.len());
-    match procedure % 9 {
+    match procedure % 11 {
         0 => check(port_reply(message, at).map(Ok)),
         1 => check(mount_reply(message, at)),
         2 => check(attributes_reply(message, at)),
@@ -46,7 +46,9 @@ pub fn nfs3(data: &[u8]) {
             check(found);
         }
         7 => check(write_reply(message, at)),
-        _ => check(commit_reply(message, at)),
+        8 => check(commit_reply(message, at)),
+        9 => check(address_reply(message, at).map(Ok)),
+        _ => check(link_reply(message, at)),
     }
 }
 

@@ -1,10 +1,10 @@
-//! What a client asks. Each function gives a whole message with its record mark; that of [`write`] counts the data, which the
+//! What a client asks. Each function gives a whole message with its record mark; that of [`write()`] counts the data, which the
 //! caller sends behind it.
 
 use super::xdr::Writer;
 use super::{
-    HANDLE_MAX, LAST_FRAGMENT, MARK_BYTES, MOUNT_PROGRAM, NFS_PROGRAM, PORT_MAPPER_PROGRAM,
-    PORT_MAPPER_VERSION, VERSION,
+    HANDLE_MAX, LAST_FRAGMENT, MARK_BYTES, MOUNT_PROGRAM, NFS_PROGRAM, PORT_MAPPER_ADDRESS_VERSION,
+    PORT_MAPPER_PROGRAM, PORT_MAPPER_VERSION, VERSION,
 };
 
 /// Version of RPC itself.
@@ -118,10 +118,19 @@ fn nfs(xid: u32, procedure: u32, credential: &Credential, handle: &Handle) -> Wr
     out
 }
 
-/// GETPORT: on which TCP port a program is.
+/// GETPORT: on which TCP port a program is, over IPv4.
 pub fn get_port(xid: u32, program: u32, version: u32) -> Vec<u8> {
     let mut out = head(xid, PORT_MAPPER_PROGRAM, PORT_MAPPER_VERSION, 3, None);
     [program, version, TCP, 0].into_iter().for_each(|value| out.u32(value));
+    finish(out, 0)
+}
+
+/// GETADDR: at which address a program is, over TCP on IPv6, of which GETPORT knows nothing.
+pub fn get_address(xid: u32, program: u32, version: u32) -> Vec<u8> {
+    let mut out = head(xid, PORT_MAPPER_PROGRAM, PORT_MAPPER_ADDRESS_VERSION, 3, None);
+    [program, version].into_iter().for_each(|value| out.u32(value));
+    // The address and the owner are of no interest to who asks.
+    ["tcp6", "", ""].into_iter().for_each(|text| out.opaque(text.as_bytes()));
     finish(out, 0)
 }
 
@@ -142,6 +151,11 @@ pub fn lookup(xid: u32, credential: &Credential, folder: &Handle, name: &str) ->
     let mut out = nfs(xid, 3, credential, folder);
     out.opaque(name.as_bytes());
     finish(out, 0)
+}
+
+/// READLINK: what a symbolic link says.
+pub fn read_link(xid: u32, credential: &Credential, link: &Handle) -> Vec<u8> {
+    finish(nfs(xid, 5, credential, link), 0)
 }
 
 /// ACCESS: whether a file may be read (bit 0), and written (bits 2 and 3).

@@ -1,10 +1,11 @@
 //! Messages of NFS version 3 and of what it stands on: XDR, ONC RPC over TCP, the port mapper and the mount protocol. What a
 //! client sends is encoded, what a server answers is decoded.
 //!
-//! Only what a client needs that has one file as its disk: to find it (GETPORT, MNT, LOOKUP, GETATTR, FSINFO, ACCESS), and to use
-//! it (READ, WRITE, COMMIT).
+//! Only what a client needs that has one file as its disk: to find it (GETPORT, GETADDR, MNT, LOOKUP, READLINK, GETATTR, FSINFO,
+//! ACCESS), and to use it (READ, WRITE, COMMIT).
 //!
-//! Sources: RFC 4506 (XDR), RFC 5531 (RPC), RFC 1813 (NFS version 3 and the mount protocol), RFC 1833 (port mapper).
+//! Sources: RFC 4506 (XDR), RFC 5531 (RPC), RFC 1813 (NFS version 3 and the mount protocol), RFC 1833 (port mapper), RFC 5665
+//! (addresses in text).
 //!
 //! Invariants:
 //! 1. A reply is hostile: every length in it is checked against its limit in the protocol before it is used, and nothing is
@@ -21,13 +22,13 @@ mod status;
 mod xdr;
 
 pub use call::{
-    Credential, Handle, HandleError, Stable, access, commit, fsinfo, get_attributes, get_port, lookup, mount,
-    read, write,
+    Credential, Handle, HandleError, Stable, access, commit, fsinfo, get_address, get_attributes, get_port,
+    lookup, mount, read, read_link, write,
 };
 pub use reply::{
     Attributes, CommitReply, FileKind, FsInfo, ReadReply, Refusal, Reply, ReplyError, WriteReply,
-    access_reply, attributes_reply, commit_reply, fsinfo_reply, lookup_reply, mount_reply, port_reply,
-    read_reply, reply, reply_xid, write_reply,
+    access_reply, address_reply, attributes_reply, commit_reply, fsinfo_reply, link_reply, lookup_reply,
+    mount_reply, port_reply, read_reply, reply, reply_xid, write_reply,
 };
 pub use status::Status;
 
@@ -43,15 +44,17 @@ pub const PORT_MAPPER_PROGRAM: u32 = 100_000;
 pub const VERSION: u32 = 3;
 /// The port mapper's version that has GETPORT.
 pub const PORT_MAPPER_VERSION: u32 = 2;
+/// The one that has GETADDR.
+pub const PORT_MAPPER_ADDRESS_VERSION: u32 = 3;
 
 /// Longest handle of a file, bytes.
 pub const HANDLE_MAX: usize = 64;
-/// Longest path that the mount protocol takes, bytes.
+/// Longest path that the mount protocol takes, and longest content of a symbolic link that is followed, bytes.
 pub const PATH_MAX: usize = 1024;
 /// Longest name of a file, bytes: what every server takes.
 pub const NAME_MAX: usize = 255;
-/// Most bytes of a reply but for what a READ brings. The largest is that of a LOOKUP.
-pub const REPLY_MAX: usize = 1024;
+/// Most bytes of a reply but for what a READ brings. The largest is that of a READLINK.
+pub const REPLY_MAX: usize = 2048;
 
 /// Bytes of a record mark: length of the fragment, and whether it is the last of its record.
 pub const MARK_BYTES: usize = 4;

@@ -3,11 +3,13 @@
 use std::fmt;
 
 use super::xdr::Reader;
-use super::{HANDLE_MAX, Handle, Stable, Status, Verifier};
+use super::{HANDLE_MAX, Handle, PATH_MAX, Stable, Status, Verifier};
 use crate::error::FormatError;
 
 /// Longest body of a verifier of RPC (RFC 5531).
 const AUTH_MAX: usize = 400;
+/// Longest address in text that is believed, bytes: one of IPv6 with its scope is shorter.
+const ADDRESS_MAX: usize = 128;
 /// Most flavours of authentication that a MNT reply may name.
 const FLAVOURS_MAX: u32 = 64;
 /// Bytes of the attributes of a file behind its type.
@@ -256,6 +258,25 @@ pub fn port_reply(message: &[u8], at: usize) -> Result<u16, ReplyError> {
     u16::try_from(found).map_err(|_| reader.invalid("port", found, "0 to 65535"))
 }
 
+/// Decodes the answer to GETADDR, such as `::.8.1`, of which the port is what matters: 0 if there is no such program.
+pub fn address_reply(message: &[u8], at: usize) -> Result<u16, ReplyError> {
+    let mut reader = Reader::new(message, at);
+    let text = reader.opaque("address", ADDRESS_MAX)?;
+    if text.is_empty() {
+        return Ok(0);
+    }
+    let port = |text: &str| {
+        let mut numbers = text.rsplit('.').map(|number| number.parse::<u8>().ok());
+        let low = numbers.next()??;
+        Some(u16::from_be_bytes([numbers.next()??, low]))
+    };
+    let found = std::str::from_utf8(text).ok();
+    found.and_then(port).ok_or_else(|| {
+        let found = crate::escape(&String::from_utf8_lossy(text));
+        reader.invalid("address", found, "one that ends with the two bytes of a port, such as ::1.8.1")
+    })
+}
+
 /// Decodes the answer to MNT.
 pub fn mount_reply(message: &[u8], at: usize) -> Result<Result<Handle, Status>, ReplyError> {
     result(message, at, |reader| {
@@ -277,6 +298,14 @@ pub fn attributes_reply(message: &[u8], at: usize) -> Result<Result<Attributes, 
 /// Decodes the answer to LOOKUP.
 pub fn lookup_reply(message: &[u8], at: usize) -> Result<Result<Handle, Status>, ReplyError> {
     result(message, at, handle)
+}
+
+/// Decodes the answer to READLINK.
+pub fn link_reply(message: &[u8], at: usize) -> Result<Result<&[u8], Status>, ReplyError> {
+    result(message, at, |reader| {
+        maybe_attributes(reader)?;
+        reader.opaque("path of a symbolic link", PATH_MAX)
+    })
 }
 
 /// Decodes the answer to ACCESS.

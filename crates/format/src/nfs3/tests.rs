@@ -44,10 +44,12 @@ fn calls_have_their_programs_versions_and_procedures() {
     let (who, file) = (credential(), handle());
     for (call, program, version, procedure) in [
         (get_port(1, NFS_PROGRAM, VERSION), 100_000, 2, 3),
+        (get_address(1, NFS_PROGRAM, VERSION), 100_000, 3, 3),
         (mount(1, &who, "/a"), 100_005, 3, 1),
         (get_attributes(1, &who, &file), 100_003, 3, 1),
         (lookup(1, &who, &file, "a"), 100_003, 3, 3),
         (access(1, &who, &file, 13), 100_003, 3, 4),
+        (read_link(1, &who, &file), 100_003, 3, 5),
         (read(1, &who, &file, 0, 512), 100_003, 3, 6),
         (fsinfo(1, &who, &file), 100_003, 3, 19),
         (commit(1, &who, &file), 100_003, 3, 21),
@@ -116,6 +118,11 @@ fn replies_decode_whole_and_are_short_when_they_are_cut() {
     assert_eq!(every_beginning(&message, mount_reply).unwrap(), handle());
     let message = with(&[&ok, &units(&[6]), b"handle\0\0"]);
     assert_eq!(every_beginning(&message, lookup_reply).unwrap(), handle());
+    let message = with(&[&ok, &one, &file(5, 3), &units(&[3]), b"a/b\0"]);
+    for len in 0..message.len() {
+        assert_eq!(link_reply(&message[..len], 24).unwrap_err(), ReplyError::Short, "{len} bytes");
+    }
+    assert_eq!(link_reply(&message, 24).unwrap(), Ok(b"a/b".as_slice()));
     let message = with(&[&ok, &none, &units(&[13])]);
     assert_eq!(every_beginning(&message, access_reply).unwrap(), 13);
     let message = with(&[&units(&[69])]);
@@ -144,10 +151,26 @@ fn what_contradicts_the_protocol_is_named() {
         (write_reply(&result(&[0, 0, 0, 512, 3]), 24).unwrap_err(), "committed"),
         (attributes_reply(&result(&[0, 8]), 24).unwrap_err(), "type of a file"),
         (port_reply(&result(&[65536]), 24).unwrap_err(), "port"),
+        (address_reply(&result(&[129]), 24).unwrap_err(), "a length of 128"),
+        (address_reply(&[&result(&[4])[..], b":::1"].concat(), 24).unwrap_err(), ":::1"),
+        (address_reply(&[&result(&[8])[..], b"::.1.256"].concat(), 24).unwrap_err(), "::.1.256"),
+        (address_reply(&[&result(&[4])[..], b"\xff.1\n"].concat(), 24).unwrap_err(), "\\n"),
+        (link_reply(&result(&[0, 0, 1025]), 24).unwrap_err(), "symbolic link"),
     ];
     for (error, word) in errors {
         assert!(error.to_string().contains(word), "{word}: {error}");
     }
+}
+
+#[test]
+fn an_address_of_ipv6_tells_the_port() {
+    let reply = |text: &str| {
+        let mut out = xdr::Writer(head(9));
+        out.opaque(text.as_bytes());
+        address_reply(&out.0, 24)
+    };
+    let ports = ["", "::.8.1", "::1.0.111", "fe80::1%eth0.255.255"].map(|text| reply(text).unwrap());
+    assert_eq!(ports, [0, 2049, 111, 65535]);
 }
 
 #[test]

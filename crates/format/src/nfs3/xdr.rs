@@ -97,7 +97,12 @@ impl<'a> Reader<'a> {
     }
 
     /// The unit that was taken last is wrong.
-    pub(super) fn invalid(&self, field: &'static str, found: u32, expected: &str) -> ReplyError {
+    pub(super) fn invalid(
+        &self,
+        field: &'static str,
+        found: impl std::fmt::Display,
+        expected: &str,
+    ) -> ReplyError {
         let offset = crate::bytes::length(self.at.saturating_sub(4));
         ReplyError::Invalid(FormatError::invalid(PLACE, offset, field, found, expected))
     }
