@@ -21,14 +21,9 @@ LOADS = [("64k random writes", "randwrite", "64k", 16), ("64k sequential writes"
          ("4k sequential writes", "write", "4k", 16), ("4k random writes", "randwrite", "4k", 16),
          ("64k random reads", "randread", "64k", 16)]
 MEMORY = "/dev/shm"
-NAMESPACE = """set -e
-ip link set lo up
-mount -t tmpfs tmpfs /run
-mkdir /run/rpcbind
-rpcbind -f -w & mapper=$!
-echo up
-cat
-kill $mapper"""
+GOAL = 1.3
+# The tests use the same server.
+SETUP = os.path.join(os.path.dirname(__file__), "../../tests/nfs")
 
 
 class Ganesha:
@@ -39,13 +34,10 @@ class Ganesha:
         if os.path.exists(self.log):
             os.unlink(self.log)  # of an earlier one, which was up too
         config = f"{log_folder}/ganesha.conf"
-        with open(config, "w") as file:
-            file.write("NFS_CORE_PARAM { Protocols = 3; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; }\n"
-                       f"EXPORT {{ Export_Id = 1; Path = {folder}; Pseudo = /export; Access_Type = RW; "
-                       "Squash = No_Root_Squash; Protocols = 3; SecType = sys; Transports = TCP; FSAL { Name = VFS; } }\n"
-                       "LOG { Default_Log_Level = EVENT; }\n")
+        with open(f"{SETUP}/ganesha.conf") as template, open(config, "w") as file:
+            file.write(template.read().replace("@FOLDER@", folder).replace("@ACCESS@", "RW"))
         self.namespace = subprocess.Popen(
-            ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", NAMESPACE],
+            ["unshare", "--mount", "--net", "--propagation", "private", "sh", f"{SETUP}/network.sh"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.namespace.stdout.readline()
         command = ["nsenter", "--target", str(self.namespace.pid), "--net", "--mount", "ganesha.nfsd", "-F", "-f", config,
@@ -99,7 +91,7 @@ def measure(bench, ganesha, place, folder, extra):
                     flushes = extra if "write" in rw else []
                     one = lambda: client(bench, server, rw, bs, depth, flushes)  # noqa: E731, B023
                     rows.append(bench.row({"load": load, "place": place}, peer, "fio", rep, one))
-        lines = table(f"MiB/s, depth 16, one connection on both sides, {place}", rows, ["load"], list(peers), "mibps", max,
+        lines = table(f"MiB/s, depth 16, one client, {place}; goal for writes of 64 KiB: {GOAL}", rows, ["load"], list(peers), "mibps", max,
                       rivals=[QSD])
         lines += table(f"Processor time of the NBD server, µs per I/O, {place}", rows, ["load"], list(peers), "server_us",
                        min, rivals=[QSD])

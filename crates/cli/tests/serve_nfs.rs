@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
+
 use support::nbd::fio;
 use support::nfs::NfsServer;
 use support::{Background, Scratch, Server, run, run_refused, tool, until};
@@ -89,6 +91,9 @@ fn what_cannot_be_a_disk_is_refused_with_what_to_do() {
     let nfs = NfsServer::start(&scratch);
     std::fs::create_dir(scratch.path("export/folder")).expect("a folder");
     scratch.sparse("export/folder/small.img", 100);
+    link(&scratch, "/elsewhere/disk.img", "absolute.img");
+    link(&scratch, "../noise", "above.img");
+    link(&scratch, "circle.img", "circle.img");
     let refused = |url: &str| run_refused(&mut nfs.beside(&scratch.blockwork(["scan", url])));
     for (url, words) in [
         (nfs.url("none.img", ""), ["NFS3ERR_NOENT", "see that the file is there"]),
@@ -97,12 +102,87 @@ fn what_cannot_be_a_disk_is_refused_with_what_to_do() {
         ("nfs://127.0.0.1/elsewhere/a".to_owned(), ["does not export /elsewhere", "showmount"]),
         ("nfs://127.0.0.1:9/a?mountport=9".to_owned(), ["127.0.0.1:9", "see that the server runs"]),
         (nfs.url("a", "?vers=4"), ["vers=4", "nconnect="]),
+        (nfs.url("absolute.img", ""), ["leads to /elsewhere/disk.img", "own path"]),
+        (nfs.url("above.img", ""), ["above the export", "own path"]),
+        (nfs.url("circle.img", ""), ["leads to circle.img", "own path"]),
     ] {
         let said = refused(&url);
         assert!(words.iter().all(|word| said.contains(word)), "{url}: {said}");
     }
-    // What lies deeper than the export is found.
-    scratch.sparse("export/folder/disk.img", MIB);
-    let found = run(&mut nfs.beside(&scratch.blockwork(["scan", &nfs.url("folder/disk.img", "")])));
-    assert!(found.contains("1M"), "{found}");
+}
+
+/// A symbolic link in the export.
+fn link(scratch: &Scratch, to: &str, name: &str) {
+    std::os::unix::fs::symlink(to, scratch.path("export").join(name)).expect("a link");
+}
+
+#[test]
+fn a_file_is_found_by_every_name_that_leads_to_it() {
+    let scratch = Scratch::new();
+    let nfs = NfsServer::start(&scratch);
+    for folder in ["export/Gäste 1", "export/folder"] {
+        std::fs::create_dir(scratch.path(folder)).expect("a folder");
+    }
+    scratch.sparse("export/Gäste 1/100%.img", MIB);
+    scratch.sparse("export/folder/disk.img", 2 * MIB);
+    link(&scratch, "folder", "current");
+    link(&scratch, "current/./../folder/disk.img", "disk.img");
+    let disk = nfs.path("disk.img");
+    for (url, size) in [
+        (nfs.url("Gäste 1/100%25.img", ""), "1M"),
+        (nfs.url("G%C3%A4ste%201/100%25.img", ""), "1M"),
+        (nfs.url("folder/disk.img", ""), "2M"),
+        (nfs.url("current/disk.img", ""), "2M"),
+        (nfs.url("disk.img", ""), "2M"),
+        (format!("nfs://[::1]{disk}"), "2M"),
+        (format!("nfs://[::1]:2049{disk}?mountport=20048"), "2M"),
+        (format!("nfs://localhost:2049{disk}?mountport=20048"), "2M"),
+    ] {
+        let found = run(&mut nfs.beside(&scratch.blockwork(["scan", &url])));
+        assert!(found.contains(size), "{url}: {found}");
+    }
+    // With the I/O over IPv6 as well; the file ends within a page, and with a hole.
+    let mut content = scratch.noise("noise", (2 << 20) + 1536, 3);
+    content[1 << 20..].fill(0);
+    scratch.write("noise", &content);
+    run(tool("cp").args(["--sparse=always", &scratch.at("noise"), &scratch.at("export/folder/disk.img")]));
+    let server = serve(&scratch, &nfs, &format!("nfs://[::1]{disk}"));
+    run(tool("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &scratch.at("noise"), &scratch.uri("")]));
+    assert!(server.stop().status.success());
+}
+
+#[test]
+fn who_asks_and_the_export_decide_what_may_be_done() {
+    let scratch = Scratch::new();
+    let nfs = NfsServer::start(&scratch);
+    for (name, mode) in [("own.img", 0o600), ("group.img", 0o640)] {
+        let path = scratch.sparse(&format!("export/{name}"), MIB);
+        std::os::unix::fs::chown(&path, Some(1234), Some(1234)).expect("we are root");
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("we are root");
+    }
+    let refused = |url: &str| {
+        run_refused(&mut nfs.beside(&scratch.blockwork(["serve", "--nbd", "unix:socket", "--disk", url])))
+    };
+    serve(&scratch, &nfs, &nfs.url("own.img", "?uid=1234&gid=99")).stop();
+    let said = refused(&nfs.url("own.img", "?uid=99&gid=1234"));
+    assert!(said.contains("does not let it be read; see who may use the file there"), "{said}");
+    let group = nfs.url("group.img", "?uid=99&gid=1234");
+    let said = refused(&group);
+    assert!(said.contains("does not let it be written; open it with ',ro'"), "{said}");
+    serve(&scratch, &nfs, &(group + ",ro")).stop();
+}
+
+#[test]
+fn an_export_that_nobody_may_write_is_read() {
+    let scratch = Scratch::new();
+    let nfs = NfsServer::start_read_only(&scratch);
+    scratch.noise("export/disk.img", 1 << 20, 9);
+    let url = nfs.url("disk.img", "");
+    let said =
+        run_refused(&mut nfs.beside(&scratch.blockwork(["serve", "--nbd", "unix:socket", "--disk", &url])));
+    assert!(said.contains("does not let it be written") && said.contains("exported read-only"), "{said}");
+    let server = serve(&scratch, &nfs, &(url + ",ro"));
+    let (there, here) = (scratch.at("export/disk.img"), scratch.uri(""));
+    run(tool("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &there, &here]));
+    server.stop();
 }

@@ -185,6 +185,15 @@ pub trait Env {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId(pub u32);
 
+/// Ports below 1024 that no well-known service has, all of them, from any of them on: only root may bind these, and some servers
+/// answer no others.
+pub fn reserved_ports(start: u64) -> impl Iterator<Item = u16> {
+    const FIRST: u16 = 665;
+    const COUNT: u16 = 1024 - FIRST;
+    let start = start % u64::from(COUNT);
+    (0..COUNT).map(move |i| FIRST + ((start + u64::from(i)) % u64::from(COUNT)) as u16)
+}
+
 /// Connections over TCP and timers: for leaves that lie elsewhere. All operations complete as those on files do (see the
 /// module's contract), under tokens of [`Token::of_leaf`].
 pub trait Network {
@@ -204,6 +213,16 @@ pub trait Network {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reserved_ports_are_each_tried_once() {
+        for start in [0, 358, 359, u64::MAX] {
+            let mut ports: Vec<u16> = reserved_ports(start).collect();
+            ports.sort_unstable();
+            assert_eq!(ports, (665..1024).collect::<Vec<u16>>(), "from {start} on");
+        }
+        assert_eq!(reserved_ports(358).next(), Some(1023));
+    }
 
     #[test]
     fn a_token_tells_its_owner() {

@@ -48,6 +48,7 @@ pub use counters::{
 };
 pub use env::{
     Awaited, Completion, Env, FileId, FileOp, FileOpKind, Network, Notify, StreamId, Token, Wait,
+    reserved_ports,
 };
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
 pub use gather::Waiting;

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockwork_engine::{Errno, Nanos, Network, StreamId, Token};
+use blockwork_engine::{Errno, Nanos, Network, StreamId, Token, reserved_ports};
 use blockwork_memory::Segment;
 use io_uring::{opcode, types};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -18,9 +18,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto
 
 use crate::ring::Uring;
 use crate::slots::{Kind, Slot};
-
-/// Ports that only root may bind, and that no well-known service has: as Linux's own client uses.
-const RESERVED_PORTS: std::ops::Range<u16> = 665..1024;
 
 /// How often to ask the other machine for a sign of life, and how many may be missing: a connection to one that is gone ends
 /// after 20 seconds.
@@ -89,16 +86,13 @@ impl Uring {
     }
 }
 
-/// Binds a port below 1024, beginning the search somewhere, where that is permitted and one is free.
+/// Binds a reserved port, beginning the search somewhere, where that is permitted and one is free.
 fn bind_reserved(fd: &OwnedFd, to: SocketAddr, start: u64) -> io::Result<()> {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
-    let count = RESERVED_PORTS.end - RESERVED_PORTS.start;
-    let first = u16::try_from(start % u64::from(count)).expect("a remainder is small");
-    for i in 0..count {
-        let port = RESERVED_PORTS.start + (first + i) % count;
+    for port in reserved_ports(start) {
         match bind(fd, &SocketAddr::new(any, port)) {
             Ok(()) | Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => return Ok(()),
             Err(rustix::io::Errno::ADDRINUSE) => {}

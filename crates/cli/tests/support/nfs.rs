@@ -5,17 +5,12 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 
 use rustix::process::Signal;
 
-use super::{Background, Scratch, tool, until};
+use super::{Background, Scratch, run, tool, until};
 
 /// Sets up the network, starts the port mapper, says so, and undoes it when its input ends.
-const NAMESPACE: &str = "set -e
-    ip link set lo up
-    mount -t tmpfs tmpfs /run
-    mkdir /run/rpcbind
-    rpcbind -f -w & mapper=$!
-    echo up
-    cat
-    kill $mapper";
+const NETWORK: &str = include_str!("../../../../tests/nfs/network.sh");
+/// The server's configuration; `bench/run nfs` has the same server.
+const CONFIGURATION: &str = include_str!("../../../../tests/nfs/ganesha.conf");
 
 /// A network with a port mapper, and a server in it that exports one folder of a scratch.
 pub struct NfsServer {
@@ -31,8 +26,22 @@ pub struct NfsServer {
 impl NfsServer {
     /// A server that exports `export` in `scratch`.
     pub fn start(scratch: &Scratch) -> NfsServer {
+        NfsServer::start_with(scratch, "RW", None)
+    }
+
+    /// One that lets nobody write.
+    pub fn start_read_only(scratch: &Scratch) -> NfsServer {
+        NfsServer::start_with(scratch, "RO", None)
+    }
+
+    /// One whose export is a tmpfs with these options, which only it sees.
+    pub fn start_on_tmpfs(scratch: &Scratch, options: &str) -> NfsServer {
+        NfsServer::start_with(scratch, "RW", Some(options))
+    }
+
+    fn start_with(scratch: &Scratch, access: &str, tmpfs: Option<&str>) -> NfsServer {
         let mut unshare = tool("unshare");
-        unshare.args(["--mount", "--net", "--propagation", "private", "sh", "-c", NAMESPACE]);
+        unshare.args(["--mount", "--net", "--propagation", "private", "sh", "-c", NETWORK]);
         let spawned = unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut namespace = spawned.unwrap_or_else(|error| panic!("{unshare:?}: {error}"));
         let mut line = String::new();
@@ -41,10 +50,14 @@ impl NfsServer {
         assert_eq!(line, "up\n", "network namespaces need root");
         let folder = scratch.at("export");
         std::fs::create_dir_all(&folder).expect("a folder");
-        let config = scratch.write("ganesha.conf", configuration(&folder));
+        let configuration = CONFIGURATION.replace("@FOLDER@", &folder).replace("@ACCESS@", access);
+        let config = scratch.write("ganesha.conf", configuration);
         let input = namespace.stdin.take();
         let log = scratch.at("ganesha.log");
         let mut server = NfsServer { namespace, input, server: None, config, log, folder };
+        if let Some(options) = tmpfs {
+            server.within(&format!("mount -t tmpfs -o {options} tmpfs {}", server.folder));
+        }
         server.start_again();
         server
     }
@@ -78,6 +91,11 @@ impl NfsServer {
         self.server.as_ref().expect("it runs").signal(Signal::CONT);
     }
 
+    /// Runs a script of the shell where the server is, with its mounts.
+    pub fn within(&self, script: &str) {
+        run(self.enter(&["--mount"]).args(["sh", "-c", script]));
+    }
+
     fn enter(&self, also: &[&str]) -> Command {
         let mut nsenter = tool("nsenter");
         nsenter.args(["--target", &self.namespace.id().to_string(), "--net"]).args(also);
@@ -98,9 +116,14 @@ impl NfsServer {
         nsenter
     }
 
-    /// How a file of the export is named as a disk.
+    /// Where a file of the export is on the server.
+    pub fn path(&self, file: &str) -> String {
+        format!("{}/{file}", self.folder)
+    }
+
+    /// How it is named as a disk.
     pub fn url(&self, file: &str, query: &str) -> String {
-        format!("nfs://127.0.0.1{}/{file}{query}", self.folder)
+        format!("nfs://127.0.0.1{}{query}", self.path(file))
     }
 }
 
@@ -111,14 +134,4 @@ impl Drop for NfsServer {
         self.input = None;
         let _ = self.namespace.wait();
     }
-}
-
-fn configuration(folder: &str) -> String {
-    format!(
-        "NFS_CORE_PARAM {{ Protocols = 3; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; }}
-         EXPORT {{ Export_Id = 1; Path = {folder}; Pseudo = /export; Access_Type = RW; Squash = No_Root_Squash;
-                   Protocols = 3; SecType = sys; Transports = TCP; PrivilegedPort = true; FSAL {{ Name = VFS; }} }}
-         LOG {{ Default_Log_Level = EVENT; }}
-         "
-    )
 }

@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use blockwork_engine::reserved_ports;
 use blockwork_format::nfs3::{
     Credential, Handle, MARK_BYTES, REPLY_MAX, Refusal, ReplyError, Status, decode_mark, read, read_reply,
     reply,
@@ -14,8 +15,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Most bytes that one READ asks for.
 const READ_BYTES: u32 = 1 << 20;
-/// Ports that only root may bind: some servers answer no other.
-const RESERVED_PORTS: std::ops::RangeInclusive<u16> = 665..=1023;
 
 /// A connection on which one call at a time is made.
 pub(super) struct Dialog {
@@ -40,9 +39,11 @@ impl Dialog {
         }
         // Each look at a disk is a connection of its own: its port is free again when it ends.
         sockopt::set_socket_linger(&fd, Some(Duration::ZERO))?;
-        // From the top, unlike the workers: so they meet seldom. Not permitted, or none free: any port will do.
+        // Not permitted, or none free: any port will do.
         let bound = |port: u16| bind(&fd, &SocketAddr::new(any, port));
-        let _ = RESERVED_PORTS.rev().map(bound).find(|bound| *bound != Err(rustix::io::Errno::ADDRINUSE));
+        let _ = reserved_ports(std::process::id().into())
+            .map(bound)
+            .find(|bound| *bound != Err(rustix::io::Errno::ADDRINUSE));
         connect(&fd, &to)?;
         Ok(Dialog { stream: TcpStream::from(fd), xid: std::process::id() })
     }
@@ -70,6 +71,10 @@ impl Dialog {
             self.stream.read_exact(&mut mark)?;
             let (len, last) = decode_mark(mark);
             let start = message.len();
+            // Of such there could be any number, and no end.
+            if len == 0 && !last {
+                return Err(other("a fragment of an answer without a byte"));
+            }
             if start + len as usize > longest {
                 return Err(other(format_args!("an answer of more than {longest} bytes")));
             }
@@ -115,5 +120,49 @@ impl Dialog {
             done += len;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use blockwork_format::nfs3::{NFS_PROGRAM, VERSION, get_port, port_reply};
+
+    use super::*;
+
+    /// What comes of a question that is answered so, over and over, until nobody listens.
+    fn asked(answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> io::Result<Result<u16, Refusal>> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let to = listener.local_addr()?;
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("somebody connects");
+            let mut call = [0; 60];
+            stream.read_exact(&mut call).expect("a call");
+            let answer = answer(&call[4..8]);
+            while stream.write_all(&answer).is_ok() {}
+        });
+        let mut dialog = Dialog::connect(to)?;
+        let result = dialog.ask(|xid| get_port(xid, NFS_PROGRAM, VERSION), port_reply);
+        drop(dialog);
+        server.join().expect("it does not panic");
+        result
+    }
+
+    #[test]
+    fn an_answer_is_put_together_and_one_without_end_is_refused() {
+        let mark = |len: u32, last: u32| (len | last << 31).to_be_bytes().to_vec();
+        let units = |values: &[u32]| values.iter().flat_map(|value| value.to_be_bytes()).collect::<Vec<u8>>();
+        let whole =
+            asked(move |xid| [mark(4, 0), xid.to_vec(), mark(24, 1), units(&[1, 0, 0, 0, 0, 2049])].concat());
+        assert_eq!(whole.unwrap(), Ok(2049));
+        for (answer, said) in [
+            (mark(0, 0), "without a byte"),
+            ([mark(1024, 0), vec![0; 1024]].concat(), "more than 2048 bytes"),
+            ([mark(28, 1), units(&[7, 1, 0, 0, 0, 0, 2049])].concat(), "an answer to call 0x7: expected"),
+        ] {
+            let error = asked(move |_| answer.clone()).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
     }
 }
