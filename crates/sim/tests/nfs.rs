@@ -76,6 +76,22 @@ fn what_a_restarted_server_has_forgotten_is_read_right_and_sent_again() {
 }
 
 #[test]
+fn a_write_of_which_a_part_is_durable_is_sent_again_as_a_whole() {
+    let mut hand = hand();
+    hand.server.borrow_mut().habits = Habits { short: 1_000_000, promoted: 500_000, ..Habits::default() };
+    let value = |number: u64| number as u8 + 1;
+    for number in 0..16 {
+        hand.write(Flags::NONE, 16 * number, &[filled(8192, value(number))]).unwrap();
+    }
+    hand.server.borrow_mut().restart(0);
+    assert_eq!(hand.flush(), Ok(0));
+    let server = hand.server.borrow();
+    for number in 0..16 {
+        assert_eq!(server.durable(8192 * number as usize, 8192), [value(number); 8192], "write {number}");
+    }
+}
+
+#[test]
 fn where_the_memory_for_uncommitted_writes_ends_it_commits_by_itself_and_writes_stably() {
     let mut hand = Hand::new(Server::new(1, DISK), 16 << 10, &NfsOptions::default());
     for number in 0..8 {
@@ -164,7 +180,7 @@ fn habits(random: &mut Random) -> Habits {
         0 => none,
         1 => Habits { restarts: 20_000, ..none },
         2 => Habits { lost: 20_000, doubled: 100_000, ..none },
-        3 => Habits { short: 300_000, doubled: 50_000, ..none },
+        3 => Habits { short: 300_000, promoted: 200_000, doubled: 50_000, restarts: 5_000, ..none },
         4 => Habits { closes: 30_000, short: 50_000, ..none },
         5 => Habits { jukebox: 50_000, restarts: 5_000, ..none },
         _ => {

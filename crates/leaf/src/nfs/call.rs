@@ -46,9 +46,10 @@ pub(super) struct Write {
     pub(super) offset: u64,
     pub(super) len: u32,
     pub(super) stable: Stable,
-    /// Bytes that earlier replies have confirmed, and under which verifier.
+    /// Bytes that earlier replies have confirmed.
     pub(super) done: u32,
-    pub(super) verifier: Option<Verifier>,
+    /// How durable the least of them is, and which life of the server has them.
+    pub(super) taken: Option<(Stable, Verifier)>,
 }
 
 /// What is asked.

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::MutexGuard;
 
 use blockwork_engine::{Completion, Ended, Env, Errno, Flags, Leaf, LeafIo, Nanos, Op, Submitted, Token};
-use blockwork_format::nfs3::{ReadReply, Refusal, Stable, Status, WriteReply};
+use blockwork_format::nfs3::{ReadReply, Refusal, Stable, Status, Verifier, WriteReply};
 use blockwork_memory::{Pool, Segments, copy_between, slice_segments};
 
 use super::call::{Call, Calls, Kind, Outcome, Read, Taker, Write, Writer};
@@ -133,7 +133,7 @@ impl NfsLeaf {
         };
         let stable = if block.is_some() { Stable::Unstable } else { Stable::DataSync };
         let writer = Writer::Client(io.token);
-        let write = Write { writer, flight, data, block, offset, len, stable, done: 0, verifier: None };
+        let write = Write { writer, flight, data, block, offset, len, stable, done: 0, taken: None };
         self.ask(env, Kind::Write(write));
         Submitted::Started
     }
@@ -280,32 +280,35 @@ impl NfsLeaf {
             return self.failed(Kind::Write(write), Errno::EIO, ended);
         }
         write.done += count;
+        // A server may make parts durable that it need not: the whole is only what the least of them is.
+        let (weakest, verifier) = write.taken.unwrap_or((reply.committed, reply.verifier));
+        let committed = weakest.min(reply.committed);
+        write.taken = Some((committed, verifier));
         // Parts that two lives of the server have taken are kept by none of them as a whole.
-        let first = *write.verifier.get_or_insert(reply.verifier);
-        let whole = write.stable > Stable::Unstable || first == reply.verifier;
-        let landed = whole && write.done == write.len && self.land(&write, reply, ended);
+        let whole = committed > Stable::Unstable || verifier == reply.verifier;
+        let landed = whole && write.done == write.len && self.land(&write, committed, verifier, ended);
         if landed {
             return self.commit_if_half_full(env);
         }
         if !whole || write.done == write.len {
-            (write.done, write.verifier) = (0, None);
+            (write.done, write.taken) = (0, None);
         }
         self.ask_since(env, Kind::Write(write), since);
     }
 
-    /// Books a write that is all there; whether that is all.
-    fn land(&mut self, write: &Write, reply: WriteReply, ended: &mut Vec<Ended>) -> bool {
+    /// Books a write that is all there, so durable, in that life of the server; whether that is all.
+    fn land(&mut self, write: &Write, committed: Stable, verifier: Verifier, ended: &mut Vec<Ended>) -> bool {
         match write.writer {
             Writer::Client(token) => {
-                let keeps = reply.committed == Stable::Unstable;
-                let kept = write.block.clone().filter(|_| keeps).map(|block| (reply.verifier, block));
+                let keeps = committed == Stable::Unstable;
+                let kept = write.block.clone().filter(|_| keeps).map(|block| (verifier, block));
                 if self.ledger().land(write.flight, kept) == Landing::Again {
                     return false;
                 }
                 ended.push(Ended { token, result: Ok(write.len) });
             }
             Writer::Again(number) => {
-                self.ledger().resent(write.flight, number, reply.verifier);
+                self.ledger().resent(write.flight, number, verifier);
                 self.has_resent(Ok(()));
             }
         }

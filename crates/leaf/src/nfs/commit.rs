@@ -143,7 +143,7 @@ impl NfsLeaf {
             len: u32::try_from(piece.len).expect("no longer than a request"),
             stable: Stable::Unstable,
             done: 0,
-            verifier: None,
+            taken: None,
         };
         self.ask(env, Kind::Write(write));
     }

@@ -20,6 +20,8 @@ pub struct Habits {
     pub doubled: u32,
     /// READs and WRITEs that do less than asked.
     pub short: u32,
+    /// WRITEs that it makes durable though it need not.
+    pub promoted: u32,
     /// It asks for patience.
     pub jukebox: u32,
     /// It closes the connection instead.
@@ -183,6 +185,7 @@ impl Server {
         if self.strikes(self.habits.short) {
             count = self.random.between(512, count as u64) as usize;
         }
+        let stable = if self.strikes(self.habits.promoted) { 2 } else { stable };
         let whole = count / 512;
         for (i, bytes) in data.as_chunks::<512>().0.iter().take(whole).enumerate() {
             let sector = (offset / 512 + i) as u64;
