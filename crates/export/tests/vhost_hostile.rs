@@ -64,6 +64,8 @@ fn what_cannot_be_obeyed_is_refused() {
     let region = Region { guest: 0, size: 4096, user: 0, offset: 0 };
     let area = InflightArea { size: 1 << 20, offset: 0, queues: 1, queue_size: 128 };
     let null = File::open("/dev/null").unwrap();
+    // Of a file system that is not memory, wherever this runs.
+    let no_memory = File::open("/proc/self/status").unwrap();
     let memory = disk.guest.file.as_fd();
     let refused: Vec<(Message, Vec<BorrowedFd<'_>>)> = vec![
         (Message::SetFeatures(1 << 60), vec![]),
@@ -73,7 +75,11 @@ fn what_cannot_be_obeyed_is_refused() {
         (Message::SetVringNum(state(0, 0)), vec![]),
         (Message::SetVringNum(state(0, 40000)), vec![]),
         (Message::SetVringKick(VringFile { index: 0, has_file: false }), vec![]),
+        (Message::SetVringKick(VringFile { index: 0, has_file: true }), vec![null.as_fd()]),
+        (Message::SetVringCall(VringFile { index: 0, has_file: true }), vec![memory]),
+        (Message::SetVringErr(VringFile { index: 0, has_file: true }), vec![memory]),
         (Message::SetMemTable(vec![region]), vec![null.as_fd()]),
+        (Message::SetMemTable(vec![region]), vec![no_memory.as_fd()]),
         (Message::SetMemTable(vec![Region { size: 1 << 62, ..region }]), vec![memory]),
         (Message::SetMemTable(vec![Region { offset: u64::MAX, ..region }]), vec![memory]),
         (Message::SetMemTable(vec![region, region]), vec![memory, memory]),

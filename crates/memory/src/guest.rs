@@ -185,14 +185,32 @@ impl GuestMemory {
         GuestMemory { windows, last: 0 }
     }
 
+    /// The `len` bytes at a guest's address in one piece; none where they are not, or where there are none.
+    #[inline]
+    pub fn segment(&mut self, address: u64, len: u32) -> Option<Segment> {
+        let window = self.find(address)?;
+        let at = address - window.guest;
+        // Both are less than a window.
+        (len > 0 && u64::from(len) <= window.len - at)
+            .then(|| Segment::new(window.buffer.clone(), at as usize, len as usize))
+    }
+
     /// Appends the `len` bytes at a guest's address to `out`: one segment, but where they reach over the end of a region or
     /// of one of its windows of 1 GiB.
     ///
     /// # Errors
     /// Some of it is not the guest's; then `out` may have been added to.
     #[inline]
-    pub fn segments(&mut self, address: u64, len: u64, out: &mut Segments) -> Result<(), NotGuestMemory> {
-        let (mut address, mut left) = (address, len);
+    pub fn segments(&mut self, address: u64, len: u32, out: &mut Segments) -> Result<(), NotGuestMemory> {
+        match self.segment(address, len) {
+            Some(whole) => out.push(whole),
+            None => self.pieces(address, len, out)?,
+        }
+        Ok(())
+    }
+
+    fn pieces(&mut self, address: u64, len: u32, out: &mut Segments) -> Result<(), NotGuestMemory> {
+        let (mut address, mut left) = (address, u64::from(len));
         while left > 0 {
             let window = self.find(address).ok_or(NotGuestMemory { address, len: left })?;
             let at = address - window.guest;
@@ -269,7 +287,7 @@ mod tests {
         Buffer::of_mapping(&place.mapping, place.offset, 2).read_at(0, &mut bytes);
         assert_eq!(&bytes, b"ab");
         assert!(layout.place(0x5ffe, 3).is_err());
-        for (address, len) in [(0x12000, 1), (0x11fff, 2), (0xffff, 1), (u64::MAX, 2), (0x10000, u64::MAX)] {
+        for (address, len) in [(0x12000, 1), (0x11fff, 2), (0xffff, 1), (u64::MAX, 2), (0x10000, u32::MAX)] {
             assert!(guest.segments(address, len, &mut Segments::new()).is_err(), "{len} at {address:#x}");
         }
     }
@@ -319,6 +337,9 @@ mod tests {
         assert!(error.to_string().contains("4096"), "{error}");
         let null = File::open("/dev/null").unwrap();
         assert!(Mapping::new(null.as_fd(), 1).unwrap_err().to_string().contains("memfd"));
+        let disk = File::open(std::env::current_exe().unwrap()).unwrap();
+        assert!(matches!(Mapping::of_memory(disk.as_fd(), 1), Err(crate::MapError::NotMemory)));
+        assert!(Mapping::of_memory(file.as_fd(), 0x1000).is_ok());
         assert!(Mapping::new(file.as_fd(), 0).is_err());
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use rustix::fs::{FileType, fstat};
+use rustix::fs::{FileType, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::buffer::PAGE;
@@ -26,11 +26,17 @@ pub struct Mapping {
 /// Why a file could not be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// It is not memory.
+    /// It cannot be mapped at all.
     #[error(
         "the descriptor is not a file that can be mapped, expected a memfd or a file of tmpfs or hugetlbfs"
     )]
     NotAFile,
+    /// Its pages come from somewhere.
+    #[error(
+        "the descriptor's file is not memory, and whoever provides its pages could have us wait for them: expected a memfd, or a \
+         file of tmpfs or hugetlbfs (QEMU: -object memory-backend-memfd,share=on)"
+    )]
+    NotMemory,
     /// It ends too early.
     #[error("the file has {found} bytes, expected at least {expected}")]
     TooShort {
@@ -59,6 +65,17 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// As [`Mapping::new`], of a file that comes from who may mean harm: of memory only. A page of any other (of a file system of
+    /// FUSE's, say, or of another machine's) may not come, and whoever touches it waits for it.
+    ///
+    /// # Errors
+    /// See [`MapError`].
+    pub fn of_memory(file: BorrowedFd<'_>, len: u64) -> Result<Arc<Mapping>, MapError> {
+        // Files of tmpfs and hugetlbfs have seals, and no others; and nobody has to be asked for them.
+        fcntl_get_seals(file).map_err(|_| MapError::NotMemory)?;
+        Mapping::new(file, len)
+    }
+
     /// Maps the first `len` bytes of `file`, which must be that long.
     ///
     /// # Errors

@@ -15,6 +15,7 @@
 //! 5. A ring that is broken is not touched any more but to answer what is in flight; the front end is told by its error
 //!    eventfd, and we by the log, once. Nobody else notices.
 
+use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,6 +27,7 @@ use blockwork_engine::{
 use blockwork_format::virtio::blk::{ID_BYTES, Range, request, status};
 use blockwork_memory::{GuestLayout, GuestMemory, Segment, Segments, bytes_in};
 use blockwork_uring::{Signal, Uring, more};
+use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
 
 use super::control::{Command, Presence};
@@ -488,9 +490,10 @@ impl Port<Uring> for QueuePort {
         }
         self.watching = more(completion.flags);
         if !self.watching && completion.result >= 0 {
-            // A kernel without lasting polls: the count is read, or the next one would complete at once. It does not block,
-            // as the session has seen to.
-            let _ = rustix::io::read(&*self.kick, &mut [0; 8]);
+            // A kernel without lasting polls: the count is read, or the next one would complete at once. Not by a read that
+            // would wait if the front end has read it before us; nor is its eventfd ours to make one that never waits.
+            let count = &mut [0; 8];
+            let _ = preadv2(&*self.kick, &mut [IoSliceMut::new(count)], u64::MAX, ReadWriteFlags::NOWAIT);
         }
         if completion.result < 0 && !self.stopping {
             self.watching = true; // not once more

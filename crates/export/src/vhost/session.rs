@@ -8,7 +8,7 @@
 //! 3. When the session ends, so do its queues, before the next one is accepted.
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -21,9 +21,7 @@ use blockwork_format::vhost_user::{
 use blockwork_format::virtio::{RING_SIZE_MAX, blk, feature};
 use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, LayoutError, MapError, Mapping, Place};
 use blockwork_uring::Uring;
-use rustix::fs::{
-    MemfdFlags, OFlags, SealFlags, fcntl_add_seals, fcntl_getfl, fcntl_setfl, ftruncate, memfd_create,
-};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::control::{Command, QueueHandle};
 use super::device::Device;
@@ -83,6 +81,14 @@ pub(super) enum Refusal {
     /// Regions.
     #[error(transparent)]
     Layout(#[from] LayoutError),
+    /// What is no eventfd.
+    #[error("{what} is {found}, expected an eventfd")]
+    NoEventfd {
+        /// Which descriptor.
+        what: &'static str,
+        /// What it is.
+        found: String,
+    },
     /// The kernel says no.
     #[error("{what}: {source}")]
     Io {
@@ -275,7 +281,10 @@ impl<'a> Session<'a> {
             }
             Message::SetVringKick(file) => self.set_kick(file, files.next())?,
             Message::SetVringCall(VringFile { index, .. }) => {
-                let call = files.next().map(|file| Arc::new(OwnedFd::from(file)));
+                let call = files
+                    .next()
+                    .map(|file| eventfd("the descriptor to call a driver by", file))
+                    .transpose()?;
                 let queue = self.queue(index)?;
                 queue.call.clone_from(&call);
                 if let Some(running) = &queue.running {
@@ -283,7 +292,10 @@ impl<'a> Session<'a> {
                 }
             }
             Message::SetVringErr(VringFile { index, .. }) => {
-                let error = files.next().map(|file| Arc::new(OwnedFd::from(file)));
+                let error = files
+                    .next()
+                    .map(|file| eventfd("the descriptor to tell of errors by", file))
+                    .transpose()?;
                 let queue = self.queue(index)?;
                 queue.error.clone_from(&error);
                 if let Some(running) = &queue.running {
@@ -391,37 +403,29 @@ impl<'a> Session<'a> {
         let offset = usize::try_from(area.offset).map_err(|_| number(end))?;
         let len = usize::try_from(area.size).map_err(|_| number(end))?;
         let file = files.next().expect("as many files as the message has");
-        let mapping =
-            Mapping::new(file.as_fd(), end).map_err(|source| Refusal::Map { guest: 0, len: end, source })?;
+        let mapping = Mapping::of_memory(file.as_fd(), end).map_err(|source| Refusal::Map {
+            guest: 0,
+            len: end,
+            source,
+        })?;
         let log = LogMemory { at: Place { mapping, offset }, len };
         self.with_queues_at_rest(|session| session.log = Some(log));
         Ok(())
     }
 
-    /// Changes what queues are made of.
+    /// Changes what all queues are made of.
     fn with_queues_at_rest(&mut self, change: impl FnOnce(&mut Self)) {
-        let running: Vec<u32> =
-            (0..).zip(&self.queues).filter(|(_, q)| q.running.is_some()).map(|(i, _)| i).collect();
         self.queues.iter_mut().for_each(Queue::rest);
         change(self);
-        running.into_iter().for_each(|index| self.start(index));
+        (0..self.service.device.queues().into()).for_each(|index| self.start(index));
     }
 
-    /// Has all queues rest while the guest's memory changes.
     fn change_memory(&mut self, regions: Vec<GuestRegion>) -> Result<(), Refusal> {
         let layout = GuestLayout::new(regions.clone())?;
         if let Some(log) = &self.log {
             check_log(log.len as u64, &layout)?;
         }
-        let running: Vec<u32> =
-            (0..).zip(&self.queues).filter(|(_, q)| q.running.is_some()).map(|(i, _)| i).collect();
-        self.queues.iter_mut().for_each(Queue::rest);
-        (self.regions, self.layout) = (regions, layout);
-        if running.is_empty() {
-            (0..self.service.device.queues().into()).for_each(|index| self.start(index));
-        } else {
-            running.into_iter().for_each(|index| self.start(index));
-        }
+        self.with_queues_at_rest(|session| (session.regions, session.layout) = (regions, layout));
         Ok(())
     }
 
@@ -455,9 +459,7 @@ impl<'a> Session<'a> {
 
     fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
         check_features("features", features, self.service.device.features())?;
-        self.queues.iter_mut().for_each(Queue::rest);
-        self.features = features;
-        (0..self.service.device.queues().into()).for_each(|index| self.start(index));
+        self.with_queues_at_rest(|session| session.features = features);
         Ok(())
     }
 
@@ -473,10 +475,7 @@ impl<'a> Session<'a> {
         let Some(file) = file else {
             return Err(Refusal::Unknown("a ring without a kick: it is not polled for ever".into()));
         };
-        // See the queue: where the count has to be read, that must not block.
-        let set = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags | OFlags::NONBLOCK));
-        set.map_err(|source| Refusal::Io { what: "fcntl of a kick", source })?;
-        let kick = Arc::new(OwnedFd::from(file));
+        let kick = eventfd("the descriptor of a driver's calls", file)?;
         self.change(at.index, |queue| queue.kick = Some(kick))
     }
 
@@ -575,8 +574,11 @@ impl<'a> Session<'a> {
             });
         };
         let file = files.next().expect("as many files as the message has");
-        let mapping =
-            Mapping::new(file.as_fd(), end).map_err(|source| Refusal::Map { guest: 0, len: end, source })?;
+        let mapping = Mapping::of_memory(file.as_fd(), end).map_err(|source| Refusal::Map {
+            guest: 0,
+            len: end,
+            source,
+        })?;
         self.with_queues_at_rest(|session| session.inflight = Some(InflightMemory { mapping, area }));
         Ok(())
     }
@@ -607,6 +609,20 @@ fn check_features(what: &'static str, found: u64, offered: u64) -> Result<(), Re
     if found & !offered == 0 { Ok(()) } else { Err(Refusal::Features { what, found, offered }) }
 }
 
+/// An eventfd of the front end's. Of anything else, to ask whether it is ready might mean to ask a process (FUSE), and to wait for its
+/// answer.
+fn eventfd(what: &'static str, file: File) -> Result<Arc<OwnedFd>, Refusal> {
+    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match std::fs::read_link(&link) {
+        Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Ok(Arc::new(file.into())),
+        Ok(name) => {
+            let found = blockwork_format::escape(&name.to_string_lossy());
+            Err(Refusal::NoEventfd { what, found })
+        }
+        Err(error) => Err(Refusal::NoEventfd { what, found: format!("not to be told ({link}: {error})") }),
+    }
+}
+
 /// Whether a log is large enough.
 fn check_log(size: u64, layout: &GuestLayout) -> Result<(), Refusal> {
     let least = bytes_for(layout.end());
@@ -621,6 +637,7 @@ fn map(region: &Region, file: &File) -> Result<GuestRegion, Refusal> {
     let Region { guest, size: len, user, offset } = *region;
     // From the file's beginning: of huge pages only whole ones can be mapped.
     let end = offset.checked_add(len).ok_or(LayoutError::Outside { guest, len })?;
-    let mapping = Mapping::new(file.as_fd(), end).map_err(|source| Refusal::Map { guest, len, source })?;
+    let mapping =
+        Mapping::of_memory(file.as_fd(), end).map_err(|source| Refusal::Map { guest, len, source })?;
     Ok(GuestRegion { guest, user, len, mapping, offset })
 }

@@ -145,7 +145,7 @@ impl Chain {
         } else {
             return Err(RingError::Order);
         };
-        Ok(memory.segments(address, len.into(), out)?)
+        Ok(memory.segments(address, len, out)?)
     }
 }
 
@@ -310,12 +310,12 @@ fn table(memory: &mut GuestMemory, address: u64, len: u32) -> Result<(Segment, u
     if !bytes.is_multiple_of(DESCRIPTOR_BYTES) || count == 0 || count > INDIRECT_MAX {
         return Err(RingError::TableLength(len));
     }
-    let mut pieces = Segments::new();
-    memory.segments(address, len.into(), &mut pieces)?;
-    if let [only] = &pieces[..] {
-        return Ok((only.clone(), count));
+    if let Some(whole) = memory.segment(address, len) {
+        return Ok((whole, count));
     }
     // It reaches over the edge of two regions of memory.
+    let mut pieces = Segments::new();
+    memory.segments(address, len, &mut pieces)?;
     let whole = Segment::new(Buffer::new(bytes), 0, bytes);
     copy_between(&pieces, std::slice::from_ref(&whole));
     Ok((whole, count))
