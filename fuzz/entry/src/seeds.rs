@@ -101,6 +101,7 @@ pub fn seeds() -> Vec<Seed> {
         add("virtqueue", &format!("{name}-marks"), virtqueue_input(flags | ring::MARKS));
         add("virtqueue", &format!("{name}-events"), virtqueue_input(flags | ring::EVENT_IDX));
     }
+    add("virtqueue", "packed-marks-beyond", beyond_the_ring(virtqueue_input(ring::PACKED | ring::MARKS)));
     for (name, message) in vhost_messages() {
         add("vhost_user", name, message.encode(true));
     }
@@ -639,6 +640,21 @@ fn virtqueue_input(flags: u8) -> Vec<u8> {
     input.push(u8::try_from(steps.len()).expect("a few"));
     steps.iter().for_each(|step| input.extend([*step, 1, 0, 0]));
     input.extend(memory);
+    input
+}
+
+/// The input with 21 marks for its eight descriptors, which say that descriptor 20 is used next.
+fn beyond_the_ring(mut input: Vec<u8>) -> Vec<u8> {
+    const MARKS: u8 = 21;
+    input[1] |= MARKS << 3;
+    let marks = input.len() - ring::CONTENT + ring::MARKS_AT;
+    input[marks + inflight::ENTRIES] = MARKS;
+    input[marks + inflight::packed::USED_INDEX] = MARKS - 1;
+    input[marks + inflight::packed::OLD_USED_INDEX] = MARKS - 1;
+    for number in 8..MARKS {
+        // All of those are free.
+        input[marks + inflight::entry(number.into(), true) + inflight::packed::NEXT] = number + 1;
+    }
     input
 }
 

@@ -37,11 +37,12 @@ pub(crate) const WANT_CALLS: u8 = 3;
 pub(crate) const CHANGE: u8 = 4;
 pub(crate) const RESUME: u8 = 5;
 
-/// The input: flags u8, size as a power of two u8, base u32, steps (count u8, then as many), and the memory's content: at 0
+/// The input: flags u8, size u8 (modulo 8 as a power of two; divided by 8 the number of marks, 0: as many as descriptors), base u32, steps (count u8, then as many), and the memory's content: at 0
 /// descriptors, then the available ring (what a packed ring's driver says about events), the used ring, marks.
 pub fn virtqueue(data: &[u8]) {
     let mut input = Input(data);
-    let (flags, size, base) = (input.u8(), 1_u32 << (input.u8() % 5), input.u32());
+    let (flags, sizes, base) = (input.u8(), input.u8(), input.u32());
+    let size = 1_u32 << (sizes % 8 % 5);
     let count = input.u8();
     let steps = input.bytes(usize::from(count) * 4);
     let file = File::from(memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd"));
@@ -63,8 +64,8 @@ pub fn virtqueue(data: &[u8]) {
     let is_packed = flags & PACKED != 0;
     let place = RingPlace { size, is_packed, event_idx: flags & EVENT_IDX != 0, address };
     let marks = (flags & MARKS != 0).then(|| {
-        let size = u16::try_from(size).expect("small");
-        Marks::new(&Place { mapping, offset: MARKS_AT }, size, is_packed).expect("there is room for them")
+        let count = if sizes < 8 { u16::try_from(size).expect("small") } else { u16::from(sizes / 8) };
+        Marks::new(&Place { mapping, offset: MARKS_AT }, count, is_packed).expect("there is room for them")
     });
     match Ring::new(&layout, &place, base, marks) {
         Ok(ring) => {

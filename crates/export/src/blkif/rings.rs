@@ -106,16 +106,17 @@ impl BackRing {
     /// Requests that wait to be taken.
     ///
     /// # Errors
-    /// The front end says that there are more than fit beside those that were not answered.
+    /// The front end says that there are more than fit beside those of whose answers it does not know.
     #[inline]
     pub fn pending(&self) -> Result<u32, RunAway> {
         // Whoever sees the index sees the requests: it was stored after them.
         let found = self.pages.load(ring::REQ_PROD, Ordering::Acquire);
-        let ahead = found.wrapping_sub(self.rsp_prod);
-        let taken = self.req_cons.wrapping_sub(self.rsp_prod);
+        // An answer that was not published makes no room: of it the front end cannot know.
+        let base = self.rsp_published;
+        let ahead = found.wrapping_sub(base);
+        let taken = self.req_cons.wrapping_sub(base);
         if ahead > self.slots || ahead < taken {
-            let most = self.slots;
-            return Err(RunAway { index: "req_prod", found, base: self.rsp_prod, ahead, most });
+            return Err(RunAway { index: "req_prod", found, base, ahead, most: self.slots });
         }
         Ok(ahead - taken)
     }
@@ -342,6 +343,12 @@ mod tests {
         (0..4).for_each(|_| assert!(back.take().decode().is_err(), "nobody has put these in"));
         shared.store(ring::REQ_PROD, 3, Ordering::Relaxed);
         assert!(back.pending().is_err(), "it goes back below what was taken");
+        (0..4).for_each(|id| back.put(answer(flush(id))));
+        shared.store(ring::REQ_PROD, 33, Ordering::Relaxed);
+        assert!(back.pending().is_err(), "the front end does not know of the answers yet");
+        back.publish();
+        assert_eq!(back.pending(), Ok(29));
+        shared.store(ring::RSP_PROD, 0, Ordering::Relaxed);
         shared.store(ring::REQ_PROD, 4, Ordering::Relaxed);
         let mut next = BackRing::new(shared.clone(), Abi::NATIVE);
         assert!(next.resume(5).is_err(), "fewer were put in than are said to be taken");

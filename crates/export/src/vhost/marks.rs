@@ -112,12 +112,12 @@ impl Marks {
     }
 
     /// An index that the memory holds.
-    fn index(&self, offset: usize, what: &str) -> Result<u16, RingError> {
+    fn index(&self, offset: usize, what: &str, size: u16) -> Result<u16, RingError> {
         let found = self.load(offset);
-        if found < self.size {
+        if found < size {
             Ok(found)
         } else {
-            Err(wrong(format!("{what} is {found}, expected less than {}", self.size)))
+            Err(wrong(format!("{what} is {found}, expected less than {size}")))
         }
     }
 
@@ -165,7 +165,7 @@ impl Marks {
         }
         let mut at = LAST_OF_BATCH;
         for _ in 0..batch {
-            let head = self.index(at, "the last batch's next")?;
+            let head = self.index(at, "the last batch's next", self.size)?;
             self.area.write_at(self.entry(head) + split::INFLIGHT, &[0]);
             at = self.entry(head) + split::NEXT;
         }
@@ -204,18 +204,19 @@ impl Marks {
         self.area.store_u16(split::USED_INDEX, used, Ordering::Release);
     }
 
-    /// What was in flight. `begin` is where the ring begins if the marks are new; `is_used` says whether the driver sees the
-    /// descriptor at a place as used.
+    /// What was in flight in a ring of `ring` descriptors. `begin` is where that begins if the marks are new; `is_used` says
+    /// whether the driver sees the descriptor at a place as used.
     pub(super) fn recover_packed(
         &mut self,
         begin: Position,
+        ring: u16,
         is_used: impl Fn(Position) -> bool,
     ) -> Result<PackedRecovered, RingError> {
         if self.load(VERSION) == 0 {
             self.format_packed(begin);
         }
         self.was_used()?;
-        let (now, before) = (self.position(false)?, self.position(true)?);
+        let (now, before) = (self.position(false, ring)?, self.position(true, ring)?);
         let committed = now == before || is_used(before);
         let used = if committed { now } else { before };
         let field = if committed { packed::FREE_HEAD } else { packed::OLD_FREE_HEAD };
@@ -240,13 +241,14 @@ impl Marks {
         fence(Ordering::Release);
     }
 
-    fn position(&self, before: bool) -> Result<Position, RingError> {
+    /// A place in the ring, which may have fewer descriptors than there are entries.
+    fn position(&self, before: bool, ring: u16) -> Result<Position, RingError> {
         let (index, wrap) = if before {
             (packed::OLD_USED_INDEX, packed::OLD_USED_WRAP)
         } else {
             (packed::USED_INDEX, packed::USED_WRAP)
         };
-        Ok(Position { index: self.index(index, "the used index")?, wrap: self.load_byte(wrap) != 0 })
+        Ok(Position { index: self.index(index, "the used index", ring)?, wrap: self.load_byte(wrap) != 0 })
     }
 
     fn store_position(&self, at: Position, before: bool) {

@@ -105,7 +105,7 @@ impl PackedRing {
                 let flags = ring.descriptors.buffer().load_u16(flags_of(at.index), Ordering::Acquire);
                 is(flags, descriptor_flag::USED) == at.wrap && is(flags, descriptor_flag::AVAIL) == at.wrap
             };
-            let recovered = marks.recover_packed(next_used, is_used)?;
+            let recovered = marks.recover_packed(next_used, size, is_used)?;
             ring.next_used = recovered.used;
             ring.next = recovered.used;
             let in_flight: u32 = recovered.left.iter().map(|left| u32::from(left.head.count)).sum();
