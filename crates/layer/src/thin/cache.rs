@@ -2,8 +2,8 @@
 //!
 //! A page is what 256 neighbouring entries are: of level 0, where 256 blocks of a device lie; of level 1, which of 256 pages of
 //! level 0 map nothing, so that a large hole costs little memory. Pages are kept in sets of eight ways, as a processor keeps its
-//! cache: the key of a page says in which set it is. What a look-up costs is the lines of memory that it waits for, so they are few, and
-//! known early: one with the keys of a set, one with what is to know of the way, and that of the entry.
+//! cache: the key of a page says in which set it is, and which way of that it has if it can. What a look-up costs is the lines of memory
+//! that it waits for, so there are two: one with all that is to know of the way, and that of the entry.
 //!
 //! Each frame has a version, which is odd while it is filled. Whoever reads an entry looks at the version before and afterwards: if it
 //! is the same and even, the entry is the page's. So nothing has to be reclaimed, and nobody waits for readers: whoever fills a
@@ -38,12 +38,14 @@ const PAGE_BITS: u32 = 48;
 
 impl Key {
     /// Page number `page` of level `level` (0 or 1) of the device that has that slot.
+    #[inline(always)]
     pub fn new(slot: u64, level: u64, page: u64) -> Key {
         debug_assert!(slot < SLOTS_MAX && level < 2 && page < 1 << PAGE_BITS);
         Key((slot << 1 | level) << PAGE_BITS | page | 1 << 63)
     }
 
     /// Mixes its bits, so that neighbours are spread over all sets.
+    #[inline(always)]
     fn hash(self) -> u64 {
         let mixed = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed ^ mixed >> 32
@@ -55,11 +57,8 @@ impl Key {
     }
 }
 
-#[repr(C, align(64))]
 #[derive(Default)]
 struct Set {
-    /// Of each way: the key of its page; 0: none yet.
-    keys: [AtomicU64; WAYS],
     ways: [Way; WAYS],
     /// Where the search for a way to give up goes on.
     hand: Lock<usize>,
@@ -71,6 +70,8 @@ struct Set {
 struct Way {
     /// Odd while it is filled.
     version: AtomicU64,
+    /// The key of what is in it; 0: nothing.
+    key: AtomicU64,
     frame: OnceLock<Box<Frame>>,
     /// The time of what is in it.
     time: AtomicU64,
@@ -109,10 +110,20 @@ impl Page<'_> {
     }
 }
 
+/// Where a key's page is, if it can be there.
+#[derive(Clone, Copy)]
+struct Place {
+    group: usize,
+    /// Its set in the group.
+    within: usize,
+    /// The way of the set that is its own.
+    way: usize,
+}
+
 /// The cache.
 pub(super) struct MapCache {
-    groups: Box<[OnceLock<Box<[Set]>>]>,
-    /// Sets in all groups.
+    groups: Box<[OnceLock<Box<[Set; GROUP]>>]>,
+    /// Sets that are used.
     sets: usize,
 }
 
@@ -124,64 +135,63 @@ impl std::fmt::Debug for MapCache {
 }
 
 impl MapCache {
-    /// A cache that takes at most so much memory; one set (17 KiB) if that is less.
+    /// A cache that takes at most so much memory; one set, and the group that it is in (53 KiB), if that is less.
     pub fn new(bytes: usize) -> MapCache {
         let sets = (bytes / (size_of::<Set>() + WAYS * size_of::<Frame>())).max(1);
         MapCache { groups: (0..sets.div_ceil(GROUP)).map(|_| OnceLock::new()).collect(), sets }
     }
 
-    /// In which group a key's set is, and where there.
-    #[inline]
-    fn place(&self, key: Key) -> (usize, usize) {
+    #[inline(always)]
+    fn place(&self, key: Key) -> Place {
+        let hash = key.hash();
         // The upper half of a product, in place of a remainder.
-        let set = (((key.hash() & u64::from(u32::MAX)) * self.sets as u64) >> 32) as usize;
-        (set / GROUP, set % GROUP)
+        let set = (((hash & u64::from(u32::MAX)) * self.sets as u64) >> 32) as usize;
+        Place { group: set / GROUP, within: set % GROUP, way: (hash >> 40) as usize % WAYS }
     }
 
-    #[inline]
-    fn set(&self, key: Key) -> Option<&Set> {
-        let (group, within) = self.place(key);
-        self.groups[group].get()?.get(within)
+    #[inline(always)]
+    fn set(&self, place: Place) -> Option<&Set> {
+        Some(&self.groups[place.group].get()?[place.within])
     }
 
-    fn make_set(&self, key: Key) -> &Set {
-        let (group, within) = self.place(key);
-        let make = || (group * GROUP..self.sets.min((group + 1) * GROUP)).map(|_| Set::default()).collect();
-        &self.groups[group].get_or_init(make)[within]
+    /// The sets that have memory.
+    fn sets(&self) -> impl Iterator<Item = &Set> {
+        self.groups.iter().filter_map(OnceLock::get).flat_map(|group| group.iter())
+    }
+
+    fn make_set(&self, place: Place) -> &Set {
+        let make = || Box::new(std::array::from_fn(|_| Set::default()));
+        &self.groups[place.group].get_or_init(make)[place.within]
+    }
+
+    /// The page of that key, if it is where it is looked for first.
+    #[inline(always)]
+    pub fn find_first(&self, key: Key) -> Option<Page<'_>> {
+        let place = self.place(key);
+        self.set(place)?.ways[place.way].page(key)
     }
 
     /// The page of that key, if it is here.
-    #[inline(always)]
     pub fn find(&self, key: Key) -> Option<Page<'_>> {
-        let set = self.set(key)?;
-        let at = set.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0)?;
-        let way = &set.ways[at];
-        let version = way.version.load(Ordering::Acquire);
-        // The key may have been replaced between the two: what is in the frame is known only together with its version.
-        if version & 1 != 0 || set.keys[at].load(Ordering::Relaxed) != key.0 {
-            return None;
-        }
-        if !way.used.load(Ordering::Relaxed) {
-            way.used.store(true, Ordering::Relaxed);
-        }
-        Some(Page { way, frame: way.frame.get()?, version })
+        self.find_first(key).or_else(|| self.set(self.place(key))?.ways.iter().find_map(|way| way.page(key)))
     }
 
     /// Puts a page here, in the place of one that was not used lately: what `update` gives are its entries, the others are zeros. If it
     /// is here already, and has that time, the others stay as they are.
     pub fn update(&self, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
-        let set = self.make_set(key);
+        let place = self.place(key);
+        let set = self.make_set(place);
         let mut hand = set.hand();
         match set.way(key) {
             Some(way) if set.ways[way].time.load(Ordering::Relaxed) == time => set.change(way, update),
             Some(way) => set.fill(way, key, time, update),
-            None => set.fill(set.victim(&mut hand), key, time, update),
+            None => set.fill(set.victim(place.way, &mut hand), key, time, update),
         }
     }
 
     /// Changes entries of a page, if it is here and has that time; whether it is.
     pub fn change(&self, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) -> bool {
-        let Some(set) = self.set(key) else { return false };
+        let Some(set) = self.set(self.place(key)) else { return false };
         let _hand = set.hand();
         let way = set.way(key).filter(|way| set.ways[*way].time.load(Ordering::Relaxed) == time);
         way.inspect(|way| set.change(*way, update)).is_some()
@@ -189,7 +199,7 @@ impl MapCache {
 
     /// Puts an entry in the place of another one, if that is there, whatever the page's time.
     pub fn replace(&self, key: Key, at: u64, from: u64, to: u64) {
-        let Some(set) = self.set(key) else { return };
+        let Some(set) = self.set(self.place(key)) else { return };
         let _hand = set.hand();
         if let Some(way) = set.way(key) {
             let entry = &set.ways[way].frame()[at as usize % ENTRIES];
@@ -199,13 +209,12 @@ impl MapCache {
 
     /// What is known of the locks of all sets.
     pub fn locks(&self, name: String) -> LockSnapshot {
-        let sets = self.groups.iter().filter_map(OnceLock::get).flatten();
-        LockSnapshot::sum(name, sets.map(|set| set.hand.snapshot("")))
+        LockSnapshot::sum(name, self.sets().map(|set| set.hand.snapshot("")))
     }
 
     /// Forgets all pages.
     pub fn forget_all(&self) {
-        for set in self.groups.iter().filter_map(OnceLock::get).flatten() {
+        for set in self.sets() {
             let _hand = set.hand();
             (0..WAYS).for_each(|way| set.empty(way));
         }
@@ -213,7 +222,7 @@ impl MapCache {
 
     /// Makes entries of a page zeros, if it is here, whatever its time.
     pub fn clear(&self, key: Key, entries: std::ops::Range<u64>) {
-        let Some(set) = self.set(key) else { return };
+        let Some(set) = self.set(self.place(key)) else { return };
         let _hand = set.hand();
         if let Some(way) = set.way(key) {
             set.change(way, |put| entries.for_each(|at| put(at, 0)));
@@ -222,6 +231,20 @@ impl MapCache {
 }
 
 impl Way {
+    /// What is in it, if that has this key.
+    #[inline(always)]
+    fn page(&self, key: Key) -> Option<Page<'_>> {
+        let version = self.version.load(Ordering::Acquire);
+        // The key is what was there with that version, or the version has changed when an entry is read.
+        if self.key.load(Ordering::Relaxed) != key.0 || version & 1 != 0 {
+            return None;
+        }
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::Relaxed);
+        }
+        Some(Page { way: self, frame: self.frame.get()?, version })
+    }
+
     fn frame(&self) -> &Frame {
         self.frame.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))))
     }
@@ -234,7 +257,7 @@ impl Set {
 
     /// Where a page is. Under the set's lock.
     fn way(&self, key: Key) -> Option<usize> {
-        self.keys.iter().position(|own| own.load(Ordering::Relaxed) == key.0)
+        self.ways.iter().position(|way| way.key.load(Ordering::Relaxed) == key.0)
     }
 
     /// Changes entries of what is in a way. Under the set's lock.
@@ -243,10 +266,14 @@ impl Set {
         update(&mut |at, entry| entries[at as usize % ENTRIES].store(entry, Ordering::Release));
     }
 
-    /// A way that is empty, or was not used since the hand came by last.
-    fn victim(&self, hand: &mut usize) -> usize {
-        if let Some(empty) = self.keys.iter().position(|key| key.load(Ordering::Relaxed) == 0) {
+    /// A way that is empty, or was not used since the hand came by last: `own`, if it is one of those.
+    fn victim(&self, own: usize, hand: &mut usize) -> usize {
+        let is_empty = |way: &usize| self.ways[*way].key.load(Ordering::Relaxed) == 0;
+        if let Some(empty) = [own].into_iter().chain(0..WAYS).find(is_empty) {
             return empty;
+        }
+        if !self.ways[own].used.load(Ordering::Relaxed) {
+            return own;
         }
         loop {
             let way = *hand;
@@ -261,7 +288,7 @@ impl Set {
     fn fill(&self, way: usize, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
         self.replace(way, |own| {
             let frame = own.frame();
-            self.keys[way].store(key.0, Ordering::Relaxed);
+            own.key.store(key.0, Ordering::Relaxed);
             own.time.store(time, Ordering::Relaxed);
             frame.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
             update(&mut |at, entry| frame[at as usize % ENTRIES].store(entry, Ordering::Relaxed));
@@ -270,7 +297,7 @@ impl Set {
 
     /// Takes away what is in a way. Under the set's lock.
     fn empty(&self, way: usize) {
-        self.replace(way, |_| self.keys[way].store(0, Ordering::Relaxed));
+        self.replace(way, |own| own.key.store(0, Ordering::Relaxed));
     }
 
     /// Puts something else into a way: who reads the frame meanwhile finds that out. Under the set's lock.

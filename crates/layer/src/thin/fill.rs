@@ -32,6 +32,7 @@ use super::cache::{Key, MapCache, PAGE_ENTRIES};
 use super::content::{Content, Job};
 use super::device::Device;
 use super::entry::Mapped;
+use super::pool::Pool;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -263,24 +264,23 @@ impl FillsHeld<'_> {
 /// Sees to a part of a block while the bio that fills it is under way.
 #[derive(Debug)]
 pub(super) struct Filling {
-    fills: Arc<Fills>,
-    cache: Arc<MapCache>,
+    pool: Arc<Pool>,
     data: u64,
     part: Part,
 }
 
 impl Filling {
     /// For a part whose write has met its block.
-    pub fn new(fills: &Arc<Fills>, cache: &Arc<MapCache>, data: u64, part: Part) -> Filling {
-        Filling { fills: fills.clone(), cache: cache.clone(), data, part }
+    pub fn new(pool: &Arc<Pool>, data: u64, part: Part) -> Filling {
+        Filling { pool: pool.clone(), data, part }
     }
 }
 
 impl Watch for Filling {
     fn done(&self, result: Result<(), Errno>) {
         match result {
-            Ok(()) => self.fills.filled(self.data, self.part, &self.cache),
-            Err(_) => self.fills.abandon(self.data, self.part),
+            Ok(()) => self.pool.fills.filled(self.data, self.part, &self.pool.cache),
+            Err(_) => self.pool.fills.abandon(self.data, self.part),
         }
     }
 }
@@ -288,6 +288,6 @@ impl Watch for Filling {
 impl Drop for Filling {
     /// Without word that it is done, the bio has to wait for something else first.
     fn drop(&mut self) {
-        self.fills.abandon(self.data, self.part);
+        self.pool.fills.abandon(self.data, self.part);
     }
 }

@@ -29,10 +29,11 @@ pub(super) struct Run {
 }
 
 impl Pool {
-    /// Where a block lies in which everything is as it should be, the way of almost all I/O; none: [`Pool::look_up`] says what is the matter.
+    /// Where a block lies in which everything is as it should be, and whose page is looked for in one place only: the way of almost all
+    /// I/O; none: [`Pool::look_up`] says what is the matter, if anything.
     #[inline(always)]
     pub(super) fn settled(&self, device: &Device, block: u64, is_write: bool) -> Option<u64> {
-        let found = self.cache.find(Key::new(device.slot, 0, block / PAGE_ENTRIES))?;
+        let found = self.cache.find_first(Key::new(device.slot, 0, block / PAGE_ENTRIES))?;
         let is_outdated = is_write && found.time() != device.snapshotted();
         settled(found.get(block % PAGE_ENTRIES)?, is_write).filter(|_| !is_outdated)
     }
@@ -42,9 +43,14 @@ impl Pool {
     pub(super) fn look_up(&self, device: &Device, block: u64, most: u64, is_write: bool) -> Option<Run> {
         let (page, within) = (block / PAGE_ENTRIES, block % PAGE_ENTRIES);
         let most = most.min(PAGE_ENTRIES - within);
-        let Some(found) = self.cache.find(Key::new(device.slot, 0, page)) else {
-            let run = Run { at: None, blocks: most, is_outdated: false };
-            return self.is_hole(device, page)?.then_some(run);
+        let key = Key::new(device.slot, 0, page);
+        let found = match self.cache.find_first(key) {
+            Some(found) => found,
+            // Before all ways are searched: a page that maps nothing is mostly in none.
+            None if self.is_hole(device, page) => {
+                return Some(Run { at: None, blocks: most, is_outdated: false });
+            }
+            None => self.cache.find(key)?,
         };
         let is_outdated = is_write && found.time() != device.snapshotted();
         let entry = found.get(within)?;
@@ -57,14 +63,14 @@ impl Pool {
         Some(Run { at: Mapped::of_entry(entry), blocks, is_outdated })
     }
 
-    /// Whether a whole page is known to map nothing; none: not known.
-    fn is_hole(&self, device: &Device, page: u64) -> Option<bool> {
-        let above = self.cache.find(Key::new(device.slot, 1, page / PAGE_ENTRIES))?;
-        Some(above.get(page % PAGE_ENTRIES)? == HOLE)
+    /// Whether a whole page is known to map nothing.
+    fn is_hole(&self, device: &Device, page: u64) -> bool {
+        let above = self.cache.find(Key::new(device.slot, 1, page / PAGE_ENTRIES));
+        above.and_then(|above| above.get(page % PAGE_ENTRIES)) == Some(HOLE)
     }
 
     fn is_cached(&self, device: &Device, page: u64) -> bool {
-        self.cache.find(Key::new(device.slot, 0, page)).is_some() || self.is_hole(device, page) == Some(true)
+        self.cache.find(Key::new(device.slot, 0, page)).is_some() || self.is_hole(device, page)
     }
 
     /// Reads what is not cached of the map of some blocks.

@@ -113,9 +113,12 @@ impl Volume {
         Ok(())
     }
 
-    /// Where a span goes that lies within one block, if nothing is the matter with that.
+    /// Where a read or a write goes that lies within one block, if nothing is the matter with that.
     #[inline(always)]
     fn straight(&self, span: Span) -> Option<Sector> {
+        if !matches!(span.op, Op::Read | Op::Write) || span.flags.has(Flags::FUA) {
+            return None;
+        }
         let size = self.pool.block.get();
         let (block, within) = self.pool.block.divide(span.sector.0);
         if within + span.nr.0 > size {
@@ -123,6 +126,29 @@ impl Volume {
         }
         let data = self.pool.settled(&self.device, block, span.op != Op::Read)?;
         Some(Sector(data * size + within))
+    }
+
+    /// Everything that does not go straight to one block.
+    #[inline(never)]
+    fn resolve_otherwise(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        match span.op {
+            Op::Read => return self.map(span, cx, Volume::read),
+            Op::Write => self.map(span, cx, Volume::write)?,
+            Op::WriteZeroes if span.nr > WRITE_ZEROES_MAX => {
+                if !cx.was_prepared(self.shape.node, span) {
+                    return Err(self.defer(span, Reason::WriteZeroesMax));
+                }
+                cx.zero(span);
+            }
+            Op::WriteZeroes => self.map(span, cx, Volume::write)?,
+            Op::Flush => return self.flush(span, cx),
+            Op::Discard => return self.discard(span, cx),
+        }
+        // Looked at after the map: whoever changes the map says so first.
+        if span.flags.has(Flags::FUA) && !self.pool.is_durable(&self.device) {
+            cx.flush_after();
+        }
+        Ok(())
     }
 
     /// Hands a span on, run by run.
@@ -144,7 +170,11 @@ impl Volume {
             if piece.nr < rest.nr {
                 cx.split(self.shape.node, piece, 2, Reason::Chunk);
             }
-            to(self, Piece { span: piece, run, within }, cx)?;
+            to(self, Piece { span: piece, run, within }, cx).map_err(|defer| {
+                // What follows needs blocks as well, mostly: all of them by one batch.
+                let is_own = defer.node == self.shape.node && defer.reason == Reason::Provision;
+                if is_own { Defer { span: rest, ..defer } } else { defer }
+            })?;
             if piece.nr == rest.nr {
                 return Ok(());
             }
@@ -196,8 +226,7 @@ impl Volume {
             if !self.pool.fills.meet(mapped.block + nth, part) {
                 return Err(self.defer(piece.span, Reason::Fill));
             }
-            let (fills, cache) = (&self.pool.fills, &self.pool.cache);
-            cx.watch(Arc::new(Filling::new(fills, cache, mapped.block + nth, part)));
+            cx.watch(Arc::new(Filling::new(&self.pool, mapped.block + nth, part)));
         }
         self.pass(mapped, &piece, cx)
     }
@@ -234,31 +263,9 @@ impl Layer for Thin {
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let volume = &*self.0;
-        if matches!(span.op, Op::Read | Op::Write)
-            && !span.flags.has(Flags::FUA)
-            && let Some(to) = volume.straight(span)
-        {
-            let data = &**volume.pool.data.get();
-            return cx.pass(volume.shape.node, span.sector, data, span.moved_to(to));
-        }
-        match span.op {
-            Op::Read => return volume.map(span, cx, Volume::read),
-            Op::Write => volume.map(span, cx, Volume::write)?,
-            Op::WriteZeroes if span.nr > WRITE_ZEROES_MAX => {
-                if !cx.was_prepared(volume.shape.node, span) {
-                    return Err(volume.defer(span, Reason::WriteZeroesMax));
-                }
-                cx.zero(span);
-            }
-            Op::WriteZeroes => volume.map(span, cx, Volume::write)?,
-            Op::Flush => return volume.flush(span, cx),
-            Op::Discard => return volume.discard(span, cx),
-        }
-        // Looked at after the map: whoever changes the map says so first.
-        if span.flags.has(Flags::FUA) && !volume.pool.is_durable(&volume.device) {
-            cx.flush_after();
-        }
-        Ok(())
+        let Some(to) = volume.straight(span) else { return volume.resolve_otherwise(span, cx) };
+        let data = &**volume.pool.data.get();
+        cx.pass(volume.shape.node, span.sector, data, span.moved_to(to))
     }
 
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {

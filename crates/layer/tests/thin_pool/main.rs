@@ -2,6 +2,7 @@
 //! and what becomes of pools that are full, or whose data cannot be written.
 
 mod failures;
+mod look_ups;
 mod rig;
 mod space;
 mod verbs;

@@ -1,7 +1,6 @@
 //! A pool on simulated devices, and scripts that play on it.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
@@ -15,7 +14,7 @@ use blockwork_engine::{
 };
 use blockwork_format::Source;
 use blockwork_format::thin::build::{Contents, Device, Mappings, build};
-use blockwork_format::thin::{BLOCK_SECTORS, DeviceDetails, Superblock, read_block};
+use blockwork_format::thin::{BLOCK_SECTORS, BlockTime, DeviceDetails, Superblock, read_block};
 use blockwork_layer::Linear;
 use blockwork_layer::thin::check::{Report, check};
 use blockwork_layer::thin::{CACHE_BYTES, OpenDevice, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig};
@@ -40,6 +39,8 @@ pub struct Make {
     pub features: PoolFeatures,
     /// Blocks of its volumes, whose numbers are 0, 1, ...
     pub volumes: Vec<u64>,
+    /// So many blocks of volume 0 are mapped, every other one, to the first ones of the data.
+    pub mapped: u64,
     /// Sectors of the external origin of volume 0, if it has one: full of 0x77.
     pub origin: Option<u64>,
     pub needs_check: bool,
@@ -54,6 +55,7 @@ impl Default for Make {
             has_grown: false,
             features: PoolFeatures::default(),
             volumes: vec![64],
+            mapped: 0,
             origin: None,
             needs_check: false,
             cache_bytes: CACHE_BYTES,
@@ -89,12 +91,16 @@ pub struct Stand {
 
 impl Make {
     fn contents(&self) -> Contents {
-        let device = Device { details: DeviceDetails::default(), mappings: Mappings::Own(BTreeMap::new()) };
+        let device = |id: u64| {
+            let mapped = if id == 0 { self.mapped } else { 0 };
+            let own = (0..mapped).map(|block| (2 * block, BlockTime { block, time: 0 })).collect();
+            (id, Device { details: DeviceDetails::default(), mappings: Mappings::Own(own) })
+        };
         Contents {
             data_block_sectors: BLOCK as u32,
             data_blocks: self.data_blocks.0,
             metadata_blocks: self.metadata_blocks.0,
-            devices: (0..self.volumes.len() as u64).map(|id| (id, device.clone())).collect(),
+            devices: (0..self.volumes.len() as u64).map(device).collect(),
             ..Contents::default()
         }
     }

@@ -39,6 +39,19 @@ fn blocks_that_are_written_as_a_whole_are_neither_zeroed_nor_read() {
 }
 
 #[test]
+fn a_write_across_two_pages_of_the_map_gets_its_blocks_at_once_and_fills_all_of_them() {
+    Make { volumes: vec![512], ..Make::default() }.play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 250 * BLOCK, 12 * BLOCK, 7).await.unwrap();
+        let counters = stand.world.counters(DATA);
+        assert_eq!((counters.zeroes, counters.written_bytes), (0, 12 * BLOCK * 512));
+        assert_eq!(stand.read(thin, 249 * BLOCK, 14 * BLOCK).await, {
+            [vec![0; 128], vec![7; 12 * 128], vec![0; 128]].concat()
+        });
+    });
+}
+
+#[test]
 fn writes_that_come_together_get_neighbours_in_their_order() {
     Make::default().play(|stand| async move {
         let thin = &stand.thins[0];
