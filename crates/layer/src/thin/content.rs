@@ -3,12 +3,14 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blockwork_engine::{Allocation, Bio, Errno, Flags, Layer, Op, Sector, Sectors, TaskContext};
-use blockwork_format::thin::edit::{Blocks, Editor};
+use blockwork_format::thin::BlockTime;
+use blockwork_format::thin::edit::{Blocks, EditError, Editor};
 
 use super::device::Device;
-use super::fill::{Left, Part};
+use super::fill::{Given, Left, Part};
 use super::mode::Mode;
 use super::pool::Pool;
 use crate::md::io;
@@ -28,15 +30,18 @@ pub(super) enum Content {
         layer: Arc<dyn Layer>,
         at: u64,
         sectors: u64,
-        /// It is a block of the pool, which was mapped so far; not so what is read where nothing is.
-        is_shared: bool,
+        /// It is a block of the pool, which was mapped so far; none: it is what is read where nothing is.
+        mapping: Option<BlockTime>,
     },
 }
 
 impl Content {
-    /// Whether it is what is read where nothing is mapped.
-    pub fn is_of_hole(&self) -> bool {
-        !matches!(self, Content::Layer { is_shared: true, .. })
+    /// What was mapped so far.
+    pub fn mapping(&self) -> Option<BlockTime> {
+        match self {
+            Content::Layer { mapping, .. } => *mapping,
+            Content::Zeros => None,
+        }
     }
 }
 
@@ -179,22 +184,39 @@ impl Pool {
     }
 
     /// Not all of a block can be written: what was on the device before, perhaps another volume's, must not be found in it, now or
-    /// later. Where nothing was mapped before, and nothing has been written, nothing is mapped again. Otherwise the block cannot be
-    /// read, and no transaction that leads to it is committed. With the turn.
+    /// later. Where nothing of it has been written, what was mapped before is mapped again, as in the kernel, which maps a block only
+    /// when it is full. Otherwise the block cannot be read, and no transaction that leads to it is committed. With the turn.
     async fn give_up(&self, data: u64, cx: &TaskContext) {
         if self.mode() != Mode::ReadOnly
-            && let Some((device, block)) = self.fills.untouched_hole(data)
+            && let Some(given) = self.fills.untouched(data)
         {
-            let undo =
-                |editor: &mut Editor, from: &dyn Blocks| self.unmap(editor, from, &device, block..block + 1);
+            let undo = |editor: &mut Editor, from: &dyn Blocks| self.undo(editor, from, data, &given);
             match self.edit(cx, undo).await {
-                Ok(_) => return,
+                Ok(()) => return,
                 Err(refused) => self.tell(&refused),
             }
         }
         self.fills.lose(data);
         let why = format!("block {data} of its data device was mapped, and some of it cannot be written");
         self.fail_metadata(&why, cx).await;
+    }
+
+    /// A block is mapped no more, but what was before it.
+    fn undo(
+        &self,
+        editor: &mut Editor,
+        from: &dyn Blocks,
+        data: u64,
+        Given { device, block, before }: &Given,
+    ) -> Result<(), EditError> {
+        let own = *block..*block + 1;
+        let Some(mapping) = before else { return self.unmap(editor, from, device, own).map(|_| ()) };
+        editor.map_back(from, device.id, *block, *mapping)?;
+        device.set_changed(self.transaction.load(Ordering::Acquire));
+        self.books().freed = true;
+        self.publish_back(device, *block, data, *mapping);
+        self.fills.forget(device, &own);
+        Ok(())
     }
 
     /// Waits until nothing is being filled: all blocks are full, or the pool is read-only. With the turn.

@@ -14,8 +14,8 @@
 //! ```
 //!
 //! A part of a block that was abandoned gets what the block would have held without the write, by whoever has the pool's turn and needs
-//! it to be over. What its write does afterwards, if it comes, is an ordinary write. Where that content cannot be written either, the
-//! block is unmapped, if it was a hole before and nothing of it is written; otherwise the part is lost: no I/O gets to its block any
+//! it to be over. What its write does afterwards, if it comes, is an ordinary write. Where that content cannot be written either, what
+//! was mapped before is mapped again, if nothing of the block is written; otherwise the part is lost: no I/O gets to its block any
 //! more, and the pool is read-only before a tree that leads to it is committed.
 //!
 //! Invariants: (1) such content goes to a part only while no write to it is under way that counts on it; (2) a block is taken out of the table, and
@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use blockwork_engine::{Errno, Lock, LockSnapshot, Watch};
+use blockwork_format::thin::BlockTime;
 
 use super::bell::Bell;
 use super::cache::{Key, MapCache, PAGE_ENTRIES};
@@ -64,6 +65,16 @@ struct Fill {
     parts: Vec<(Part, State)>,
     /// What it would hold if it were not filled.
     content: Content,
+}
+
+/// What a block was given to.
+#[derive(Debug)]
+pub(super) struct Given {
+    pub device: Arc<Device>,
+    /// Its number on the device.
+    pub block: u64,
+    /// What it had there before; none: nothing was mapped.
+    pub before: Option<BlockTime>,
 }
 
 /// The table, by data blocks.
@@ -153,13 +164,16 @@ impl Fills {
         self.set(data, part, &[State::Promised, State::Due, State::UnderWay], State::Abandoned);
     }
 
-    /// The device and the block on it that a block was given to, if that was a hole before and none of its writes has come, or may come
-    /// yet.
-    pub fn untouched_hole(&self, data: u64) -> Option<(Arc<Device>, u64)> {
+    /// What a block was given to, if none of its writes has come, or may come yet.
+    pub fn untouched(&self, data: u64) -> Option<Given> {
         let blocks = self.blocks();
-        let fill = blocks.get(&data).filter(|fill| fill.content.is_of_hole())?;
+        let fill = blocks.get(&data)?;
         let is_untouched = fill.parts.iter().all(|(_, state)| *state == State::Abandoned);
-        is_untouched.then(|| (fill.device.clone(), fill.virtual_block))
+        is_untouched.then(|| Given {
+            device: fill.device.clone(),
+            block: fill.virtual_block,
+            before: fill.content.mapping(),
+        })
     }
 
     /// What was abandoned of a block cannot be written.

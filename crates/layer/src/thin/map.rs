@@ -6,6 +6,7 @@
 use std::ops::Range;
 
 use blockwork_engine::{Errno, TaskContext};
+use blockwork_format::thin::BlockTime;
 use blockwork_format::thin::edit::{Blocks, EditError, Editor, VirtualRun};
 use blockwork_format::{FormatError, Source};
 
@@ -209,6 +210,14 @@ impl Pool {
                 let _ = self.fill_page(editor, &self.blocks, device, page);
             }
         }
+    }
+
+    /// A block of a device that was given `data`, which was never filled, has what it had before. Others may have that too.
+    pub(super) fn publish_back(&self, device: &Device, block: u64, data: u64, before: BlockTime) {
+        let given = Mapped { block: data, is_shared: false, is_filling: true };
+        let back = Mapped { block: before.block, is_shared: true, is_filling: false };
+        let key = Key::new(device.slot, 0, block / PAGE_ENTRIES);
+        self.cache.replace(key, block % PAGE_ENTRIES, given.entry(), back.entry());
     }
 
     /// Blocks of a device are mapped no more.

@@ -21,6 +21,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 
 use blockwork_engine::{Errno, Layer, Span, TaskContext};
+use blockwork_format::thin::BlockTime;
 use blockwork_format::thin::edit::{Blocks, EditError, Editor, VirtualRun};
 
 use super::content::{Content, Job};
@@ -198,9 +199,7 @@ impl Pool {
             let (run, details) = self.edit(cx, look).await?;
             let (length, shared) = match run {
                 VirtualRun::Hole { length } => (length, None),
-                VirtualRun::Mapped { first, length } if details.may_share(first) => {
-                    (length, Some(first.block))
-                }
+                VirtualRun::Mapped { first, length } if details.may_share(first) => (length, Some(first)),
                 VirtualRun::Mapped { length, .. } => {
                     at += length.max(1);
                     continue;
@@ -220,8 +219,11 @@ impl Pool {
                 let (from, to) = (block * size, (block + 1) * size);
                 let part = Part { start: want.start.0.max(from) - from, end: want.end.0.min(to) - from };
                 let content = match (shared, &want.volume.external_origin) {
-                    (Some(first), _) => self.content_of(self.data.get(), first + (block - at), true),
-                    (None, Some(origin)) => self.content_of(origin, block, false),
+                    (Some(first), _) => {
+                        let mapping = BlockTime { block: first.block + (block - at), ..first };
+                        self.content_of(self.data.get(), mapping.block, Some(mapping))
+                    }
+                    (None, Some(origin)) => self.content_of(origin, block, None),
                     (None, None) => Content::Zeros,
                 };
                 let new = || Need { device: device.clone(), content, by: Vec::new(), data: None };
@@ -290,10 +292,10 @@ impl Pool {
     }
 
     /// What a layer has in place of one of its blocks.
-    fn content_of(&self, layer: &Arc<dyn Layer>, block: u64, is_shared: bool) -> Content {
+    fn content_of(&self, layer: &Arc<dyn Layer>, block: u64, mapping: Option<BlockTime>) -> Content {
         let (size, at) = (self.block.get(), block * self.block.get());
         let sectors = layer.sectors().0.saturating_sub(at).min(size);
-        Content::Layer { layer: layer.clone(), at, sectors, is_shared }
+        Content::Layer { layer: layer.clone(), at, sectors, mapping }
     }
 
     /// Whether those who need a block write all of it.

@@ -157,10 +157,10 @@ impl State {
         from: Committed<'_>,
         device: u64,
         first: u64,
-        data: Range<u64>,
+        (data, time): (Range<u64>, u32),
     ) -> Result<Mapped, EditError> {
         let root = self.own_root(from, device)?;
-        let (time, count) = (self.superblock.time, data.end - data.start);
+        let count = data.end - data.start;
         let mut replaced = Vec::new();
         let value = |at| BlockTime { block: data.start + at, time };
         let run = Run { first, length: count, value };
@@ -350,10 +350,30 @@ impl Editor {
             return Err(EditError::Range { first: data.start, length: count.max(1), blocks: all });
         }
         let own = data.clone();
-        let mapped =
-            self.operation(blocks, Uses::Space, |state, from| state.map(from, device, first, data))?;
+        let mapped = self.operation(blocks, Uses::Space, |state, from| {
+            let time = state.superblock.time;
+            state.map(from, device, first, (data, time))
+        })?;
         self.take_back(&own);
         Ok(mapped)
+    }
+
+    /// Gives a virtual block the mapping that it had until [`Editor::map`] has replaced it, in the transaction that is under way still.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Editor::map`].
+    pub fn map_back(
+        &mut self,
+        blocks: &dyn Blocks,
+        device: u64,
+        virtual_block: u64,
+        mapping: BlockTime,
+    ) -> Result<Mapped, EditError> {
+        let data = mapping.block..mapping.block + 1;
+        self.operation(blocks, Uses::Little, |state, from| {
+            state.map(from, device, virtual_block, (data, mapping.time))
+        })
     }
 
     /// Takes the mappings of a range of virtual blocks away, as far as a call goes: ask again from [`Unmapped::next`].
