@@ -189,6 +189,27 @@ impl Pool {
         }
     }
 
+    /// No metadata block is free, and everything is committed: nothing is changed until the metadata device has grown. With the turn.
+    pub(super) fn out_of_metadata(&self) {
+        if !self.mode().allows_changes() {
+            return;
+        }
+        let why = "its metadata is full: extend it";
+        log::error!("{}: nothing new is mapped from now on: {why}", self.name);
+        self.mode.set(Mode::OutOfMetadataSpace);
+        self.books().why_read_only = Some(why.to_owned());
+        self.requests.fail_parked(Errno::EIO);
+        self.look_at_watch();
+    }
+
+    /// Metadata blocks are free again. With the turn.
+    pub(super) fn leave_out_of_metadata(&self) {
+        if self.mode() == Mode::OutOfMetadataSpace {
+            self.mode.set(Mode::Write);
+            self.books().why_read_only = None;
+        }
+    }
+
     /// No data block is free: who needs one waits, or hears of it.
     pub(super) fn out_of_data(&self, wants: Vec<Want>, cx: &TaskContext) {
         if self.mode() == Mode::Write {

@@ -29,7 +29,7 @@ impl Pool {
         let mut at = blocks.start;
         while at < blocks.end {
             let _turn = self.turns.take().await;
-            if self.mode() == Mode::ReadOnly {
+            if !self.mode().allows_changes() {
                 return Ok(());
             }
             at = match self.discard_step(cx, device, at..blocks.end).await {
@@ -62,7 +62,7 @@ impl Pool {
                     let _ = self.commit(cx).await;
                 }
                 Err(refused @ Refused::Edit(EditError::NoMetadata)) => {
-                    self.fail_metadata("it has no free blocks", cx).await;
+                    self.out_of_metadata();
                     return Err(refused);
                 }
                 other => {

@@ -4,14 +4,19 @@
 //! | --- | --- | --- | --- | --- |
 //! | `Write` | go | get them | unmap | commit what was changed |
 //! | `OutOfDataSpace` | go | wait for space, or fail with ENOSPC | unmap | commit what was changed |
+//! | `OutOfMetadataSpace` | go | fail with EIO | do nothing | have nothing to commit |
 //! | `ReadOnly` | go | fail with EIO | do nothing | fail with EIO where something cannot be committed any more |
 //!
 //! `OutOfDataSpace` ends when space comes back: a discard, a device that is deleted, a data device that grew. Writes wait for that as
 //! long as `no_space_timeout` says, and no longer than the worker lasts; when it is over, they and all later ones fail, until space
 //! comes back.
 //!
-//! `ReadOnly` is for good: the metadata is full, could not be written, or leads to a block whose content could not be written. The last
-//! transaction that was committed stays, and says that the pool has to be checked (`needs_check`), if that can still be written. The
+//! `OutOfMetadataSpace` begins with everything committed and no metadata block free but those that are held back. It ends when the
+//! metadata device has grown. `dmsetup status` calls it `ro`, as it does in the kernel; nothing needs a check.
+//!
+//! `ReadOnly` is for good: the metadata could not be written, or leads to a block whose content could not be written. The last
+//! transaction that was committed stays, and says that the pool has to be checked (`needs_check`), if that can still be written. Until
+//! `thin_check` has cleared that, its devices cannot grow either. The
 //! kernel drops what was not committed from memory; here it can still be read until the server ends, and no flush ever said that it was
 //! safe. Not so where it is the data device that a commit could not flush: what it has lost may be the content of new blocks, so
 //! these are dropped here too, and reads that are on their way to them are resolved again. There is no `Fail`: where metadata cannot be
@@ -27,8 +32,17 @@ pub enum Mode {
     Write,
     /// No data block is free.
     OutOfDataSpace,
+    /// No metadata block is free.
+    OutOfMetadataSpace,
     /// The metadata cannot be changed.
     ReadOnly,
+}
+
+impl Mode {
+    /// Whether the metadata may be changed.
+    pub fn allows_changes(self) -> bool {
+        self < Mode::OutOfMetadataSpace
+    }
 }
 
 /// A pool's mode. Changed only with its turn.
@@ -54,6 +68,7 @@ impl ModeCell {
         match self.mode.load(Ordering::Acquire) {
             0 => Mode::Write,
             1 => Mode::OutOfDataSpace,
+            2 => Mode::OutOfMetadataSpace,
             _ => Mode::ReadOnly,
         }
     }

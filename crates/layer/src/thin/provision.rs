@@ -27,7 +27,6 @@ use blockwork_format::thin::edit::{Blocks, EditError, Editor, VirtualRun};
 use super::content::{Content, Job};
 use super::device::Device;
 use super::fill::Part;
-use super::mode::Mode;
 use super::pool::{Pool, Refused};
 use super::request::{Answer, Outcome, Promises, Want, Work};
 use super::target::Volume;
@@ -144,7 +143,7 @@ impl Pool {
     }
 
     async fn provision(&self, wants: Vec<Want>, cx: &TaskContext) {
-        if self.mode() == Mode::ReadOnly {
+        if !self.mode().allows_changes() {
             wants.iter().for_each(|want| want.answer.give(Err(Errno::EIO)));
             return;
         }
@@ -416,7 +415,7 @@ impl Pool {
             End::NoData if freed => self.requests.again_after_commit(left),
             End::NoMetadata if may_come => self.requests.again_after_commit(left),
             End::NoMetadata => {
-                self.fail_metadata("it has no free blocks", cx).await;
+                self.out_of_metadata();
                 left.iter().for_each(|want| want.answer.give(Err(Errno::EIO)));
             }
             End::NoData => self.out_of_data(left, cx),

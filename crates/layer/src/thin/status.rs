@@ -34,7 +34,7 @@ pub struct PoolStatus {
     pub held_root: u64,
     /// What it can do.
     pub mode: Mode,
-    /// Why it is read-only, if it is.
+    /// Why its metadata is not changed, if so.
     pub why_read_only: Option<String>,
     /// What becomes of discards.
     pub discards: Discards,
@@ -54,7 +54,7 @@ impl fmt::Display for PoolStatus {
         let mode = match self.mode {
             Mode::Write => "rw",
             Mode::OutOfDataSpace => "out_of_data_space",
-            Mode::ReadOnly => "ro",
+            Mode::OutOfMetadataSpace | Mode::ReadOnly => "ro",
         };
         let discards = match self.discards {
             Discards::Ignore => "ignore_discard",

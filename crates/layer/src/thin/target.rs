@@ -14,7 +14,6 @@ use super::device::Device;
 use super::entry::Mapped;
 use super::fill::{Filling, Part};
 use super::map::Run;
-use super::mode::Mode;
 use super::pool::{OpenDevice, Pool};
 
 /// What of a volume is discarded at once at most: 16 GiB, as in the kernel.
@@ -239,7 +238,7 @@ impl Volume {
         }
         let size = self.pool.block.get();
         let has_whole_blocks = span.sector.0.div_ceil(size) < span.end().0 / size;
-        if has_whole_blocks && !cx.was_prepared(self.shape.node, span) && self.pool.mode() < Mode::ReadOnly {
+        if has_whole_blocks && !cx.was_prepared(self.shape.node, span) && self.pool.mode().allows_changes() {
             return Err(self.defer(span, Reason::Unmap));
         }
         cx.zero(span);

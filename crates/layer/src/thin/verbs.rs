@@ -64,7 +64,7 @@ impl From<Refused> for VerbError {
 
 impl Pool {
     fn check_writable(&self) -> Result<(), VerbError> {
-        if self.mode() < Mode::ReadOnly {
+        if self.mode().allows_changes() {
             return Ok(());
         }
         Err(VerbError::ReadOnly(self.books().why_read_only.clone().unwrap_or_default()))
@@ -224,14 +224,16 @@ impl Pool {
         self.count_data(cx, wanted).await
     }
 
-    /// As [`Pool::grow_data`], for the metadata device.
+    /// As [`Pool::grow_data`], for the metadata device. A pool that was full of metadata goes on; not one that needs a check.
     ///
     /// # Errors
     ///
     /// It is smaller than what the pool counts; see [`VerbError`].
     pub async fn grow_metadata(&self, cx: &TaskContext, metadata: Arc<dyn Layer>) -> Result<(), VerbError> {
         let _turn = self.turns.take().await;
-        self.check_writable()?;
+        if self.mode() != Mode::OutOfMetadataSpace {
+            self.check_writable()?;
+        }
         let (now, wanted) = (self.editor().metadata_blocks(), metadata_blocks(metadata.sectors().bytes()));
         if wanted < now {
             return Err(EditError::Smaller { now, wanted }.into());
@@ -246,7 +248,7 @@ impl Pool {
     /// when a pool is resumed. A pool that is only read stays as it is.
     pub(super) async fn count_growth(&self, cx: &TaskContext) -> Result<(), VerbError> {
         let _turn = self.turns.take().await;
-        if self.mode() == Mode::ReadOnly {
+        if !self.mode().allows_changes() {
             return Ok(());
         }
         self.count_data(cx, self.data.get().sectors().0 / self.block.get()).await?;
@@ -271,6 +273,7 @@ impl Pool {
     async fn count_metadata(&self, cx: &TaskContext, wanted: u64) -> Result<(), VerbError> {
         let now = self.editor().metadata_blocks();
         if wanted > now {
+            self.leave_out_of_metadata();
             self.carry_out(cx, |editor, blocks| editor.grow_metadata(blocks, wanted)).await?;
             log::info!("{}: its metadata device has grown from {now} to {wanted} blocks", self.name);
         }

@@ -141,7 +141,7 @@ fn a_block_that_was_given_back_is_nobody_elses_before_the_last_write_to_it_has_e
 }
 
 #[test]
-fn a_pool_without_free_metadata_is_read_only_and_says_that_it_needs_a_check() {
+fn a_pool_without_free_metadata_is_read_only_until_it_has_more() {
     let make = Make {
         metadata_blocks: (32, 64),
         data_blocks: (2000, 2000),
@@ -161,18 +161,40 @@ fn a_pool_without_free_metadata_is_read_only_and_says_that_it_needs_a_check() {
             written = n;
         }
         assert!((3..1999).contains(&written), "{written}");
-        assert_eq!(stand.pool.mode(), Mode::ReadOnly);
+        assert_eq!(stand.pool.mode(), Mode::OutOfMetadataSpace);
         let status = stand.pool.status().to_string();
-        assert!(status.contains(" ro ") && status.contains(" needs_check "), "{status}");
+        assert!(status.contains(" ro ") && !status.contains("needs_check"), "{status}");
         // What is mapped goes on.
         stand.write(thin, 0, 8, 9).await.unwrap();
         assert_eq!(stand.read(thin, 0, 16).await, [[9; 8], [0; 8]].concat());
         assert_eq!(stand.read(thin, 4000 * BLOCK, 8).await, [1; 8]);
         stand.range(thin, Op::Discard, 0, BLOCK).await.unwrap();
+        assert_eq!(stand.read(thin, 0, 8).await, [9; 8], "nothing is given back");
+        stand.flush(thin).await.unwrap();
         let refused = stand.pool.create_thin(&stand.cx, 9).await;
         assert!(matches!(refused, Err(VerbError::ReadOnly(_))), "{refused:?}");
+        let next = (written + 1) * 2000 * BLOCK;
+        assert_eq!(stand.write(thin, next, 8, 1).await, Err(Errno::EIO));
+        stand.pool.grow_metadata(&stand.cx, part(&stand.disks[0], 64 * 8)).await.unwrap();
+        stand.write(thin, next, 8, 1).await.unwrap();
+        stand.flush(thin).await.unwrap();
+        let status = stand.pool.status().to_string();
+        assert!(status.contains(" rw ") && status.contains("/64 "), "{status}");
     });
-    assert!(superblock(&world).needs_check);
+    assert!(!superblock(&world).needs_check);
+}
+
+#[test]
+fn a_pool_that_needs_a_check_does_not_grow_before_that() {
+    Make { needs_check: true, ..Make::default() }.play(|stand| async move {
+        let (data, metadata) = (part(&stand.disks[1], 128 * BLOCK), part(&stand.disks[0], 512 * 8));
+        for grown in
+            [stand.pool.grow_data(&stand.cx, data).await, stand.pool.grow_metadata(&stand.cx, metadata).await]
+        {
+            let Err(VerbError::ReadOnly(why)) = grown else { panic!("{grown:?}") };
+            assert!(why.contains("thin_check"), "{why}");
+        }
+    });
 }
 
 #[test]
