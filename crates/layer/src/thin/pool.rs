@@ -1,6 +1,6 @@
 //! A pool: a data device, and the metadata that says which of its blocks belong where.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,6 +59,14 @@ pub struct Pool {
 struct Devices {
     open: BTreeMap<u64, Weak<Device>>,
     slots: u64,
+    /// Those that are being deleted, and have lost some of what they map.
+    going: BTreeSet<u64>,
+}
+
+impl Devices {
+    fn check_stays(&self, id: u64) -> Result<(), EditError> {
+        if self.going.contains(&id) { Err(EditError::NoDevice(id)) } else { Ok(()) }
+    }
 }
 
 /// What only the one who has the turn changes.
@@ -219,6 +227,8 @@ impl Pool {
     ///
     /// There is none with that number; the metadata cannot be read, or is damaged; too many are in use.
     pub async fn device(&self, cx: &TaskContext, id: u64) -> Result<OpenDevice, super::VerbError> {
+        // Or it could be deleted between the look and the use.
+        let _turn = self.turns.take().await;
         let details = self.edit(cx, |editor, blocks| editor.details(blocks, id)).await?;
         Ok(self.use_device(id, details.snapshotted_time.into())?)
     }
@@ -234,6 +244,7 @@ impl Pool {
         if let Some(device) = devices.open.get(&id).and_then(Weak::upgrade) {
             return Ok(OpenDevice(device));
         }
+        devices.check_stays(id)?;
         // Never one that was used before: the cache may still have pages of that.
         let slot = devices.slots;
         if slot >= SLOTS_MAX {
@@ -248,6 +259,24 @@ impl Pool {
     /// A device, if somebody uses it.
     pub(super) fn device_in_use(&self, id: u64) -> Option<Arc<Device>> {
         self.devices().open.get(&id).and_then(Weak::upgrade)
+    }
+
+    /// An error, if a device is being deleted.
+    pub(super) fn check_stays(&self, id: u64) -> Result<(), EditError> {
+        self.devices().check_stays(id)
+    }
+
+    /// From now on nobody can use a device. False: somebody does. With the turn.
+    pub(super) fn begin_to_delete(&self, id: u64) -> Result<bool, EditError> {
+        let mut devices = self.devices();
+        devices.check_stays(id)?;
+        let is_in_use = devices.open.get(&id).is_some_and(|device| device.strong_count() > 0);
+        Ok(!is_in_use && devices.going.insert(id))
+    }
+
+    /// A device is deleted, or is not going to be.
+    pub(super) fn end_deleting(&self, id: u64) {
+        self.devices().going.remove(&id);
     }
 
     /// Whether somebody uses a device: a volume is made of it, or I/O of one that was is still under way.

@@ -425,7 +425,7 @@ impl Pool {
 }
 
 /// Lets the worker's other tasks run that are ready.
-async fn yield_once() {
+pub(super) async fn yield_once() {
     let mut has_yielded = false;
     poll_fn(|cx| {
         if std::mem::replace(&mut has_yielded, true) {

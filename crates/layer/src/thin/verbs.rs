@@ -13,7 +13,7 @@ use blockwork_format::thin::metadata_blocks;
 use super::config::PoolError;
 use super::mode::Mode;
 use super::pool::{Pool, Refused};
-use super::provision::DIRTY_MAX;
+use super::provision::{DIRTY_MAX, yield_once};
 
 /// Bitmaps of data blocks that one step of growing adds at most.
 const GROWTH_MAX: u64 = 1024 * blockwork_format::thin::BITMAP_ENTRIES;
@@ -107,6 +107,7 @@ impl Pool {
     pub async fn create_snap(&self, cx: &TaskContext, id: u64, origin: u64) -> Result<(), VerbError> {
         let _turn = self.turns.take().await;
         self.check_writable()?;
+        self.check_stays(origin)?;
         let device = self.device_in_use(origin);
         let before = device.as_ref().map_or(0, |device| device.snapshotted());
         if let Some(device) = &device {
@@ -131,12 +132,23 @@ impl Pool {
     ///
     /// See [`VerbError`].
     pub async fn delete(&self, cx: &TaskContext, id: u64) -> Result<(), VerbError> {
-        loop {
+        {
             let _turn = self.turns.take().await;
-            self.check_writable()?;
-            if self.device_in_use(id).is_some() {
+            if !self.begin_to_delete(id)? {
                 return Err(VerbError::InUse(id));
             }
+        }
+        let deleted = self.delete_by_steps(cx, id).await;
+        self.end_deleting(id);
+        deleted
+    }
+
+    async fn delete_by_steps(&self, cx: &TaskContext, id: u64) -> Result<(), VerbError> {
+        loop {
+            // Whoever wants the turn on this worker has to run to ask for it.
+            yield_once().await;
+            let _turn = self.turns.take().await;
+            self.check_writable()?;
             let is_gone = self.edit(cx, |editor, blocks| editor.delete_device(blocks, id)).await;
             self.books().freed = true;
             let is_short = matches!(is_gone, Err(Refused::Edit(EditError::NoMetadata)));

@@ -1,9 +1,10 @@
 //! Messages of a pool.
 
+use blockwork_engine::{Bio, Flags, Op, Sector, Sectors};
 use blockwork_format::thin::edit::EditError;
 use blockwork_layer::thin::VerbError;
 
-use super::rig::{BLOCK, METADATA, Make, part, superblock};
+use super::rig::{BLOCK, METADATA, Make, Task, part, superblock, together};
 
 #[test]
 fn a_snapshot_takes_as_many_requests_whatever_the_size() {
@@ -59,6 +60,39 @@ fn devices_come_and_go_and_numbers_are_checked() {
         assert!(pool.status().to_string().starts_with("7 "), "{}", pool.status());
     });
     assert_eq!(superblock(&world).transaction_id, 7);
+}
+
+#[test]
+fn a_device_that_is_being_deleted_can_be_had_by_nobody() {
+    let make = Make { data_blocks: (4000, 4000), volumes: vec![64], ..Make::default() };
+    make.play(|stand| async move {
+        let (pool, cx) = (&stand.pool, &stand.cx);
+        pool.create_thin(cx, 3).await.unwrap();
+        let three = stand.open(3, 4000).await;
+        let zeros = Bio::without_data(Op::WriteZeroes, Flags::NO_UNMAP, Sector(0), Sectors(4000 * BLOCK));
+        cx.bio(&three, zeros).await.0.unwrap();
+        stand.flush(&three).await.unwrap();
+        drop(three);
+        let deleting = async { pool.delete(cx, 3).await };
+        let using = async {
+            // What asks for the turn meanwhile gets it between two steps.
+            let opened = pool.device(cx, 3).await.map(|_| ());
+            assert!(pool.status().data_used > 0, "some is left");
+            opened
+        };
+        let snapping = async { pool.create_snap(cx, 4, 3).await };
+        let tasks: Vec<Task<Result<(), VerbError>>> =
+            vec![Box::pin(deleting), Box::pin(using), Box::pin(snapping)];
+        let results = together(tasks).await;
+        assert!(results[0].is_ok(), "{results:?}");
+        for result in &results[1..] {
+            assert!(
+                matches!(result, Err(VerbError::Edit(EditError::NoDevice(3)) | VerbError::Pool(_))),
+                "{results:?}"
+            );
+        }
+        assert_eq!(pool.status().data_used, 0);
+    });
 }
 
 #[test]
