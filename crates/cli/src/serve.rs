@@ -3,8 +3,8 @@
 //!
 //! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools ─▶ control socket ─▶ layers (arrays take up
 //! what is due) ─▶ `ready`.
-//! Down: control socket ─▶ who looks after pools ─▶ mounts and guests' rings (the workers still answer what is under way) ─▶ what
-//! [`Workers::stop`] does ─▶ statistics.
+//! Down: control socket ─▶ who looks after pools ─▶ mounts ─▶ workers are asked to end (what waits for space in a pool waits no longer,
+//! what is under way is answered) ─▶ guests' rings ─▶ what [`Workers::stop`] does ─▶ statistics.
 
 mod arrays;
 mod autoextend;
@@ -240,13 +240,7 @@ impl Running {
     /// A socket is one disk, so each volume has its own.
     fn export_vhost(&mut self, args: &ServeArgs) -> Result<()> {
         let volumes = self.workers.served.all();
-        if args.vhost_user.len() > volumes.len() {
-            bail!(
-                "{} times --vhost-user for {} volumes: each is the socket of one volume, in their order",
-                args.vhost_user.len(),
-                volumes.len()
-            );
-        }
+        check_count("--vhost-user", "socket", args.vhost_user.len(), volumes.len())?;
         for (first_worker, (path, (id, volume))) in args.vhost_user.iter().zip(&volumes).enumerate() {
             let options = VhostOptions { queues: args.queues, first_worker };
             let stats = self.workers.stats.clone();
@@ -260,13 +254,7 @@ impl Running {
     /// A device of a guest is one disk, so each volume has its own.
     fn export_xen(&mut self, args: &ServeArgs) -> Result<()> {
         let volumes = self.workers.served.all();
-        if args.xen.len() > volumes.len() {
-            bail!(
-                "{} times --xen for {} volumes: each is the disk of one volume, in their order",
-                args.xen.len(),
-                volumes.len()
-            );
-        }
+        check_count("--xen", "disk", args.xen.len(), volumes.len())?;
         if args.xen.is_empty() {
             return Ok(());
         }
@@ -338,6 +326,7 @@ impl Running {
                 note(error.into());
             }
         }
+        self.workers.ask_to_end();
         self.offers.stop_guests();
         self.workers.stop(&mut note);
         if args.stats {
@@ -345,6 +334,16 @@ impl Running {
         }
         failure.map_or(Ok(()), Err)
     }
+}
+
+/// Each export of a kind that has one volume gets one, in their order.
+fn check_count(option: &str, what: &str, given: usize, volumes: usize) -> Result<()> {
+    if given > volumes {
+        bail!(
+            "{given} times {option} for {volumes} volumes: each is the {what} of one volume, in their order"
+        );
+    }
+    Ok(())
 }
 
 fn print_stats(stats: &Stats, json: bool) {

@@ -6,10 +6,12 @@ mod support;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use blockwork_format::virtio::blk::{request, status};
 use serde_json::Value;
 
 use support::nbd::{fio, load, nbdload, python};
-use support::{Background, Scratch, run, thin_dump, tool, until};
+use support::{Background, Scratch, Server, run, thin_dump, tool, until};
+use vhostload::{Disk, Options, Request};
 
 /// Metadata of a pool of `blocks` blocks of 64 KiB with the volumes 1 and 2, of which 2 is a snapshot of 1, both empty.
 fn pool(scratch: &Scratch, blocks: u64) {
@@ -243,6 +245,31 @@ print(a.pread(32 * block, 0) == b'a' * 32 * block)
     dumped(&scratch);
     let said = scratch.refused(["--table", &table, "--set", "dm/a:no_space_timeout=1"]);
     assert!(said.contains("dm/a, a device of the kind thin, has no such setting"), "{said}");
+}
+
+#[test]
+fn a_guests_write_that_waits_for_space_does_not_keep_the_server_from_ending() {
+    let scratch = Scratch::new();
+    pool(&scratch, 4);
+    let (table, socket) = (table(&scratch, 4, ""), scratch.path("socket"));
+    let socket_name = scratch.at("socket");
+    let set = ["--set", "dm/pool:no_space_timeout=0"];
+    let serve = ["serve", "--vhost-user", &socket_name, "--table", &table];
+    let server = Server::start(scratch.blockwork(serve).args(set).arg("dm/a"));
+    let mut guest = Disk::new(&socket, Options::default()).unwrap();
+    let write = |block: u64| Request { kind: request::OUT, sector: block * 128, len: 4096 };
+    for block in 0..4 {
+        assert_eq!(guest.run(0, write(block)).unwrap().status, status::OK);
+    }
+    guest.start(0, write(10)).unwrap();
+    until("the pool is full", || server.said().contains(FULL));
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(
+        guest.finished(0).is_some_and(|done| done.status == status::IOERR),
+        "it heard that there is no space"
+    );
+    dumped(&scratch);
 }
 
 #[test]

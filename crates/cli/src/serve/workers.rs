@@ -120,9 +120,14 @@ impl Workers {
         self.assembly().leaves()
     }
 
+    /// They take nothing new, answer what they have, and end.
+    pub(crate) fn ask_to_end(&self) {
+        self.handles.iter().for_each(WorkerHandle::stop);
+    }
+
     /// Ends them, in order. What fails on the way, which `note` is told, does not keep the rest from being done.
     pub(crate) fn stop(&mut self, note: &mut dyn FnMut(anyhow::Error)) {
-        self.handles.iter().for_each(WorkerHandle::stop);
+        self.ask_to_end();
         let mut panicked = false;
         for thread in self.threads.drain(..) {
             match thread.join() {
