@@ -34,15 +34,21 @@ fn legs(lab: &Lab, count: u8, kind: &str, extents: u64, keys: &str) -> Vec<Disk>
 
 /// A mirror of two whose legs have superblocks and clean bitmaps.
 fn mirror(lab: &Lab) -> Vec<Disk> {
+    mirror_that_was(lab, LEG)
+}
+
+/// The same where these tell of an array of so many extents.
+fn mirror_that_was(lab: &Lab, extents: u64) -> Vec<Disk> {
     let raids = "device_count = 2 region_size = 8 \
                  raids = [\"lv_rmeta_0\", \"lv_rimage_0\", \"lv_rmeta_1\", \"lv_rimage_1\"]";
     let disks = legs(lab, 2, "raid1", LEG, raids);
     for (disk, leg) in disks.iter().zip(0..) {
-        put(disk, &superblock(leg, 2, Level::Raid1));
+        let sectors = extents * EXTENT;
+        put(disk, &Superblock { array_sectors: sectors, sectors, ..superblock(leg, 2, Level::Raid1) });
         let bitmap = BitmapSuperblock {
             events: 10,
             events_cleared: 10,
-            ..BitmapSuperblock::new(Default::default(), LEG * EXTENT, 4096)
+            ..BitmapSuperblock::new(Default::default(), sectors, 4096)
         };
         let bits = Bits::clean(bitmap.chunks());
         disk.write(PE_START * 512 + dm_raid::BITMAP_OFFSET, &[&bitmap.encode(), bits.as_bytes()].concat());
@@ -165,6 +171,38 @@ fn a_leg_that_is_being_recovered_is_read_only_where_it_is_in_sync() {
     assert!(content(&assembly, &mirror)[16 * 512..] == data(1, 16, LEG * EXTENT - 16));
     let said = refused(&mut lab.open(&[&disks[0]]), "vg0/lv");
     assert!(said.contains("some data has no copy in sync"), "{said}");
+}
+
+#[test]
+fn what_is_new_of_a_mirror_that_has_grown_is_read_from_one_leg_and_can_be_written() {
+    let lab = Lab::new();
+    let disks = mirror_that_was(&lab, LEG - 1);
+    // The legs' sectors bear different numbers: what is read from both in turns would be of both.
+    let mut assembly = lab.open_for_writing(&[&disks[0], &disks[1]]);
+    let mirror = volume(&mut assembly, "vg0/lv");
+    assert!(!mirror.read_only);
+    assert_eq!(mirror.sectors().0, LEG * EXTENT);
+    let old = (LEG - 1) * EXTENT;
+    assert!(content(&assembly, &mirror)[old as usize * 512..] == data(0, old, EXTENT));
+    warning(&assembly, &format!("vg0/lv: it has grown since it was last in use: from sector {old} on"));
+}
+
+#[test]
+fn a_bitmap_of_a_larger_volume_is_not_that_of_one_that_has_grown() {
+    let lab = Lab::new();
+    let disks = mirror_that_was(&lab, LEG - 1);
+    // It claims to be of a size that is no smaller one of this volume.
+    for disk in &disks {
+        let bitmap = BitmapSuperblock::new(Default::default(), LEG * EXTENT + 8, 4096);
+        disk.write(PE_START * 512 + dm_raid::BITMAP_OFFSET, &bitmap.encode());
+    }
+    let mut assembly = lab.open_for_writing(&[&disks[0], &disks[1]]);
+    let chosen = assembly.choose(&["vg0/lv".to_owned()]).unwrap().remove(0);
+    let said = chosen.read_only.unwrap();
+    assert!(
+        said.starts_with("its write-intent bitmap cannot be kept: md bitmap at 4096: sync_size is"),
+        "{said}"
+    );
 }
 
 #[test]

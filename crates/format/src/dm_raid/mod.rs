@@ -241,6 +241,11 @@ impl Superblock {
         Ok(())
     }
 
+    /// Size of the array as it tells, sectors; none: it does not tell.
+    pub fn size(&self) -> Option<u64> {
+        Some(self.array_sectors).filter(|sectors| self.is_extended() && *sectors > 0)
+    }
+
     /// Whether the leg at `position` has failed.
     pub fn has_failed(&self, position: u16) -> bool {
         let (word, mask) = place(position);
@@ -255,7 +260,8 @@ impl Superblock {
         }
     }
 
-    fn is_extended(&self) -> bool {
+    /// Whether what is behind byte 60 counts.
+    pub fn is_extended(&self) -> bool {
         self.compat_features & Self::EXTENDED != 0
     }
 }

@@ -347,6 +347,21 @@ impl Bits {
         before & mask != 0
     }
 
+    /// These, of an array that has so many chunks now; what is new is clean.
+    ///
+    /// # Panics
+    ///
+    /// There are fewer than before, or more than [`BITS_MAX`].
+    pub fn grown(&self, chunks: u64) -> Self {
+        let mut bits = Self::clean(chunks);
+        let mut from = 0;
+        while let Some(chunk) = self.next_dirty(from) {
+            bits.set(chunk);
+            from = chunk + 1;
+        }
+        bits
+    }
+
     /// How many are dirty.
     pub fn dirty_chunks(&self) -> u64 {
         let all: u64 = self.bytes.iter().map(|byte| u64::from(byte.count_ones())).sum();
@@ -404,6 +419,15 @@ mod tests {
     use super::*;
     use crate::ErrorKind;
     use proptest::prelude::*;
+
+    #[test]
+    fn what_has_grown_keeps_its_bits_and_the_rest_is_clean() {
+        let mut bits = Bits::clean(11);
+        [0, 7, 10].into_iter().for_each(|chunk| _ = bits.set(chunk));
+        let grown = bits.grown(30);
+        assert_eq!((0..30).filter(|chunk| grown.is_dirty(*chunk)).collect::<Vec<_>>(), [0, 7, 10]);
+        assert_eq!(grown.as_bytes().len(), 4);
+    }
 
     fn superblock() -> BitmapSuperblock {
         BitmapSuperblock {

@@ -209,12 +209,7 @@ impl Intent {
         };
         superblock.sync_size = sectors.0;
         superblock.events = events;
-        let mut bits = Bits::clean(superblock.chunks());
-        let mut from = 0;
-        while let Some(chunk) = old.next_dirty(from) {
-            bits.set(chunk);
-            from = chunk + 1;
-        }
+        let bits = old.grown(superblock.chunks());
         let config = IntentConfig { superblock, bits, may_differ: false };
         let grown = Intent::new(config, events);
         for chunk in 0..old.chunks() {

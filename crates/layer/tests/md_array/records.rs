@@ -5,7 +5,7 @@ use blockwork_format::dm_raid::{IN_SYNC, Superblock};
 use blockwork_format::md::Uuid;
 use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 use blockwork_layer::md::{
-    Array, ArrayConfig, DmRaidLeg, DmRaidRecord, Geometry, IntentConfig, MemberConfig,
+    Array, ArrayConfig, DmRaidLeg, DmRaidRecord, DmRaidSize, Geometry, IntentConfig, MemberConfig,
 };
 use blockwork_sim::{DeviceModel, Fault, World};
 
@@ -30,6 +30,12 @@ fn bitmap() -> BitmapSuperblock {
 
 /// Devices 0 and 1 are the images, 2 and 3 the metadata.
 fn volume() -> Rig {
+    let world = devices();
+    let bits = Bits::clean(bitmap().chunks());
+    serve(world, bits, None, None)
+}
+
+fn devices() -> World {
     let world = World::new(2);
     for sectors in [SECTORS, SECTORS, 64, 64] {
         let mut model = DeviceModel::null(Sectors(sectors));
@@ -39,6 +45,10 @@ fn volume() -> Rig {
     for leg in 0..LEGS {
         world.preload(FileId(2 + u32::from(leg)), 0, &superblock(leg).encode());
     }
+    world
+}
+
+fn serve(world: World, bits: Bits, resync_from: Option<Sector>, grown: Option<DmRaidSize>) -> Rig {
     let served = Served::with(&world, |layers| {
         let member = |leg: u16| MemberConfig {
             name: format!("lv_rimage_{leg}"),
@@ -54,18 +64,102 @@ fn volume() -> Rig {
             layer: layers[usize::from(LEGS + leg)].clone(),
             superblock: superblock(leg),
         };
-        let bits = Bits::clean(bitmap().chunks());
         let config = ArrayConfig {
             name: "vg/lv".into(),
             geometry: Geometry::raid1(LEGS, Sectors(SECTORS)),
             members: (0..LEGS).map(|it| Some(member(it))).collect(),
-            resync_from: None,
+            resync_from,
             intent: Some(IntentConfig { superblock: bitmap(), bits, may_differ: true }),
-            record: Some(Box::new(DmRaidRecord::new((0..LEGS).map(leg).collect(), true))),
+            record: Some(Box::new(DmRaidRecord::new((0..LEGS).map(leg).collect(), true, grown))),
         };
         Array::new(NodeId(100), config).unwrap()
     });
     Rig::serving(world, Make::raid1(LEGS), served)
+}
+
+/// Where the array ended before it has grown.
+const OLD: u64 = 256;
+
+/// An array that has grown: its legs agree up to its old end, and superblocks and bitmaps are those of the smaller one.
+fn grown() -> World {
+    let world = devices();
+    for leg in 0..u32::from(LEGS) {
+        let small = BitmapSuperblock { sync_size: OLD, ..bitmap() };
+        let bits = Bits::clean(small.chunks());
+        world.preload(
+            FileId(2 + leg),
+            8,
+            &[&small.encode()[..], bits.as_bytes(), &[0xff; 252]].concat()[..512],
+        );
+        world.preload(FileId(leg), OLD, &vec![0xa0 + leg as u8; 512 * (SECTORS - OLD) as usize]);
+        let told = Superblock { array_sectors: OLD, sectors: OLD, ..superblock(leg as u16) };
+        world.preload(FileId(2 + leg), 0, &told.encode());
+    }
+    world
+}
+
+fn serve_grown(world: World) -> Rig {
+    let mut bits = Bits::clean(bitmap().chunks());
+    for chunk in OLD / 8..SECTORS / 8 {
+        bits.set(chunk);
+    }
+    let size = DmRaidSize { array: Sectors(SECTORS), leg: Sectors(SECTORS) };
+    serve(world, bits, Some(Sector(OLD)), Some(size))
+}
+
+#[test]
+fn an_array_that_has_grown_is_resynced_where_it_is_new_and_its_superblocks_tell_of_it() {
+    let mut rig = serve_grown(grown());
+    assert_eq!(rig.read(OLD, 8).unwrap(), [0xa0; 4096], "of one leg, wherever it is read");
+    assert_eq!(rig.read(SECTORS - 8, 8).unwrap(), [0xa0; 4096]);
+    rig.open();
+    rig.write(OLD + 8, 8, 3).unwrap();
+    rig.wait_sync();
+    rig.rest(Nanos::secs(12));
+    for leg in 0..2 {
+        let (superblock, bitmap, bits) = found(&rig.world, leg);
+        assert_eq!((superblock.array_sectors, superblock.sectors), (SECTORS, SECTORS));
+        assert_eq!((superblock.array_resync_offset, bitmap.sync_size), (IN_SYNC, SECTORS));
+        assert_eq!(bits.dirty_chunks(), 0);
+        for (sector, byte) in [(OLD, 0xa0), (OLD + 8, 3), (SECTORS - 1, 0xa0)] {
+            assert_eq!(rig.world.peek(FileId(leg), sector), [byte; 512], "sector {sector} of leg {leg}");
+        }
+    }
+}
+
+#[test]
+fn a_power_cut_leaves_what_has_grown_small_or_with_every_difference_on_record() {
+    let (mut small, mut large, mut done) = (0, 0, false);
+    for cut in 1.. {
+        let world = grown();
+        world.cut_at_event(cut);
+        let mut rig = serve_grown(world.clone());
+        rig.open();
+        let bio = rig.write_bio(OLD + 8, 8, 3, Flags::NONE);
+        rig.submit(bio);
+        rig.rest(Nanos::secs(12));
+        done |= !world.is_off();
+        let after = world.power_cut();
+        let legs = [0, 1].map(|leg| found(&after, leg));
+        let newest = legs.iter().max_by_key(|(superblock, ..)| superblock.events).unwrap();
+        if newest.0.array_sectors == OLD {
+            small += 1;
+            continue;
+        }
+        large += 1;
+        for sector in (OLD..SECTORS).step_by(8) {
+            let agree = after.peek(FileId(0), sector) == after.peek(FileId(1), sector);
+            let known = newest.0.array_resync_offset <= sector
+                && legs
+                    .iter()
+                    .all(|(_, bitmap, bits)| bitmap.sync_size == SECTORS && bits.is_dirty(sector / 8));
+            assert!(agree || known, "cut {cut}: sector {sector} differs, and nothing says so");
+        }
+        if done {
+            break;
+        }
+    }
+    assert!(small > 0 && large > 10, "{small} before the new size was on record, {large} after it");
 }
 
 fn found(world: &World, leg: u32) -> (Superblock, BitmapSuperblock, Bits) {

@@ -3,6 +3,10 @@
 //! The group's metadata says which legs there are; the superblocks in the metadata volumes say which of them can be believed,
 //! as in `crate::md`: the most events win, who is more than one behind or has failed is out. Linux keeps no note
 //! here that an array was stopped: what the bitmap has is what may differ, whatever the superblocks say.
+//!
+//! A volume that was made larger (`lvextend` of one that is not in use) is so in the group's metadata first. Until an array was made
+//! of it, superblocks and bitmaps tell of the old size: mirrors may differ in all that is new. Linux itself leaves a raid10 that it
+//! has made larger with a bitmap of as many sectors as a leg has, and resyncs no further: what is behind may differ as well.
 
 use std::sync::Arc;
 
@@ -10,11 +14,12 @@ use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
 use blockwork_format::dm_raid::{self, Superblock};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType};
+use blockwork_format::md::bitmap::BitmapSuperblock;
 use blockwork_format::md::{FarSets, Level, Raid10Layout, Uuid};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
 use blockwork_layer::Linear;
 use blockwork_layer::md::{
-    Array, ArrayConfig, DmRaidLeg, DmRaidRecord, Geometry, IntentConfig, MemberConfig, Record,
+    Array, ArrayConfig, DmRaidLeg, DmRaidRecord, DmRaidSize, Geometry, IntentConfig, MemberConfig, Record,
 };
 
 use super::stack::{Built, Volume};
@@ -65,7 +70,7 @@ impl Volume {
             }
             legs.push(leg.ok());
         }
-        let state = State::of(&raid, &mut legs)?;
+        let state = State::of(&raid, &mut legs, sectors)?;
         state.warnings.iter().for_each(|warning| self.warn(assembly, warning.clone()));
         let in_place =
             |place: u16| legs[usize::from(place)].as_ref().is_some_and(|leg| leg.config.recovered.is_none());
@@ -104,7 +109,10 @@ impl Volume {
                 sites.push(DmRaidLeg { role, name, layer, superblock });
             }
         }
-        let record = writes.then(|| Box::new(DmRaidRecord::new(sites, intent.is_some())) as Box<dyn Record>);
+        let leg = raid.geometry.sectors_on_member(0);
+        let grown = state.has_grown.then_some(DmRaidSize { array: sectors, leg });
+        let record =
+            writes.then(|| Box::new(DmRaidRecord::new(sites, intent.is_some(), grown)) as Box<dyn Record>);
         let node = self.node(assembly, NodeKind::Raid, true)?;
         let size = raid.geometry.sectors();
         let config = ArrayConfig {
@@ -179,10 +187,13 @@ fn read_superblock(source: &dyn Source) -> Result<Option<Superblock>, FormatErro
     Superblock::is_at(&bytes).then(|| Superblock::decode(&bytes)).transpose()
 }
 
-/// The bitmap behind the superblock, whose UUID is zero.
+/// The bitmap behind the superblock, whose UUID is zero. That of a smaller volume is one of this volume, which has grown.
 fn read_bitmap(source: &dyn Source, sync_sectors: u64) -> Copy {
-    let room = (source.size().saturating_sub(dm_raid::BITMAP_OFFSET)) / SECTOR_BYTES;
-    intent::read_at(source, dm_raid::BITMAP_OFFSET, Uuid::default(), sync_sectors, room)
+    let at = dm_raid::BITMAP_OFFSET;
+    let room = (source.size().saturating_sub(at)) / SECTOR_BYTES;
+    let covered = |bitmap: &BitmapSuperblock| (Uuid::default(), bitmap.sync_size.min(sync_sectors));
+    let found = intent::read_at(source, at, covered, room)?;
+    if found.0.sync_size == sync_sectors { Ok(found) } else { intent::grown(found, sync_sectors, room, at) }
 }
 
 /// Where the sectors of a volume of that size lie on its legs.
@@ -210,6 +221,8 @@ fn geometry(kind: &SegmentType, sectors: Sectors) -> Result<Geometry, String> {
 struct State {
     resync_from: Option<Sector>,
     intent: Option<IntentConfig>,
+    /// It is larger than the superblocks say.
+    has_grown: bool,
     /// Why it must not be written.
     refused: Option<String>,
     warnings: Vec<String>,
@@ -217,7 +230,7 @@ struct State {
 
 impl State {
     /// Takes out legs that cannot be believed.
-    fn of(raid: &Raid<'_>, legs: &mut [Option<Leg>]) -> Result<State, String> {
+    fn of(raid: &Raid<'_>, legs: &mut [Option<Leg>], sectors: Sectors) -> Result<State, String> {
         let mut state = State::default();
         if raid.geometry.copies() == 1 {
             return Ok(state);
@@ -245,6 +258,13 @@ impl State {
             state.warnings.push(
                 "it was not stopped properly, or not resynced to its end: its mirrors may differ".into(),
             );
+        }
+        if let Some(old) = truth.size().filter(|old| *old < sectors.0) {
+            state.has_grown = true;
+            state.resync_from = Some(state.resync_from.map_or(Sector(old), |from| from.min(Sector(old))));
+            state.warnings.push(format!(
+                "it has grown since it was last in use: from sector {old} on, its mirrors may differ"
+            ));
         }
         let copies = legs.iter_mut().flatten().filter_map(|leg| leg.meta.as_mut()?.bitmap.take()).collect();
         match intent::combine(copies, truth.events, false) {

@@ -1,7 +1,7 @@
 //! What one device says of the array that it is a member of: its superblock, its copy of the bitmap and its list of bad
 //! blocks, as they are on it. For people who look; nothing here is compared with other members.
 
-use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
+use blockwork_format::md::bitmap::{BitmapSuperblock, Bits};
 use blockwork_format::md::v1::Region;
 use blockwork_format::md::{Superblock, bad_blocks, v1};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source};
@@ -56,12 +56,7 @@ fn bitmap(source: &dyn Source, superblock: &Superblock) -> Option<Copy> {
 
 /// The bitmap at byte `offset`, as large as it says, with so much room.
 fn own_bitmap(source: &dyn Source, offset: u64, room: u64) -> Copy {
-    let mut head = [0; BITMAP_SUPERBLOCK_BYTES];
-    source
-        .read_at(offset, &mut head)
-        .map_err(|error| FormatError::unreadable("md bitmap", offset, &error))?;
-    let bitmap = BitmapSuperblock::decode(&head, offset)?;
-    intent::read_at(source, offset, bitmap.uuid, bitmap.sync_size, room)
+    intent::read_at(source, offset, |bitmap| (bitmap.uuid, bitmap.sync_size), room)
 }
 
 fn bad_block_list(source: &dyn Source, superblock: &Superblock) -> Option<Result<Vec<Region>, FormatError>> {

@@ -16,15 +16,23 @@ pub(crate) type Copy = Result<(BitmapSuperblock, Bits), FormatError>;
 pub(super) fn read(source: &dyn Source, superblock: &Superblock) -> Option<Copy> {
     let offset = superblock.bitmap_sector()?.saturating_mul(SECTOR_BYTES);
     let room = superblock.bitmap_room_sectors(source.size() / SECTOR_BYTES).unwrap_or(0);
-    Some(read_at(source, offset, superblock.set_uuid, superblock.sync_sectors().unwrap_or(0), room))
+    let sync_sectors = superblock.sync_sectors().unwrap_or(0);
+    Some(read_at(source, offset, |_| (superblock.set_uuid, sync_sectors), room))
 }
 
-/// Reads the bitmap at byte `offset`: that of the array with this UUID, for so many sectors, with so much room.
-pub(crate) fn read_at(source: &dyn Source, offset: u64, uuid: Uuid, sync_sectors: u64, room: u64) -> Copy {
+/// Reads the bitmap at byte `offset`, in so much room: that of the array with the UUID, and for as many sectors, as `expected` says of its
+/// superblock.
+pub(crate) fn read_at(
+    source: &dyn Source,
+    offset: u64,
+    expected: impl FnOnce(&BitmapSuperblock) -> (Uuid, u64),
+    room: u64,
+) -> Copy {
     let unreadable = |at| move |error| FormatError::unreadable("md bitmap", at, &error);
     let mut head = [0; BITMAP_SUPERBLOCK_BYTES];
     source.read_at(offset, &mut head).map_err(unreadable(offset))?;
     let bitmap = BitmapSuperblock::decode(&head, offset)?;
+    let (uuid, sync_sectors) = expected(&bitmap);
     bitmap.check_for(uuid, sync_sectors, room, offset)?;
     // `decode` has bounded their number, `check_for` their place.
     let mut bytes = vec![0; usize::try_from(bitmap.bits_bytes()).expect("at most BITS_MAX bits")];
@@ -32,6 +40,29 @@ pub(crate) fn read_at(source: &dyn Source, offset: u64, uuid: Uuid, sync_sectors
     source.read_at(at, &mut bytes).map_err(unreadable(at))?;
     let bits = Bits::decode(&bitmap, &bytes, at)?;
     Ok((bitmap, bits))
+}
+
+/// The bitmap of an array that has grown to so many sectors, in so much room: all that is new may differ. `offset` is for errors.
+pub(crate) fn grown(
+    (mut superblock, old): (BitmapSuperblock, Bits),
+    sync_sectors: u64,
+    room: u64,
+    offset: u64,
+) -> Copy {
+    // The last chunk of the old part may have sectors of the new one.
+    let first_new = superblock.sync_size / superblock.chunk_sectors();
+    superblock.sync_size = sync_sectors;
+    if superblock.sectors_reserved != 0 {
+        let needed = u32::try_from(superblock.disk_sectors()).unwrap_or(u32::MAX);
+        superblock.sectors_reserved = superblock.sectors_reserved.max(needed);
+    }
+    superblock.check(offset)?;
+    superblock.check_for(superblock.uuid, sync_sectors, room, offset)?;
+    let mut bits = old.grown(superblock.chunks());
+    for chunk in first_new..bits.chunks() {
+        bits.set(chunk);
+    }
+    Ok((superblock, bits))
 }
 
 /// What the copies of the members in place say together; `events` are the array's, `is_clean` whether it was stopped.
