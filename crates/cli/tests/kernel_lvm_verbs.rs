@@ -5,7 +5,9 @@ mod kernel;
 mod support;
 
 use std::fmt::Write;
+use std::fs::OpenOptions;
 
+use blockwork_kernel::pattern;
 use kernel::{Facts, MIB, Machine, expect_pattern, scribble};
 use support::nbd::fio;
 use support::{run, run_refused};
@@ -195,6 +197,99 @@ fn a_new_mirror_that_we_serve_first_is_whole_to_the_kernel() {
     ));
     let facts = Facts(&output.stdout);
     for ((name, _), sha256) in shapes.iter().zip(&written) {
+        let found = ["sha256", "after", "differs", "health"].map(|key| facts.get(name, key));
+        assert_eq!(found, [sha256, sha256, "0", ""], "{name}");
+    }
+}
+
+/// RAID volumes of 4 MiB that become 6 MiB: by our verb (k, s), by `lvextend` of an idle one (e), of one in use (a); the kernel
+/// activates k first, and all others are served first.
+const GROWING: &[(&str, &str)] = &[
+    ("k1", "raid1"),
+    ("k10", "raid10"),
+    ("s1", "raid1"),
+    ("s10", "raid10"),
+    ("e1", "raid1"),
+    ("e10", "raid10"),
+    ("a1", "raid1"),
+    ("a10", "raid10"),
+];
+
+#[test]
+fn raid_volumes_that_we_or_lvm_made_larger_are_whole_to_both() {
+    let mut machine = Machine::new();
+    for (seed, disk) in (100..).zip(DISKS) {
+        // What was on the disks before differs from leg to leg.
+        machine.disk(disk, 64 * MIB);
+        let file = OpenOptions::new().write(true).open(machine.scratch.path(disk)).expect("a disk");
+        pattern::write(&file, 0, 64 * MIB, seed).expect("it has room");
+    }
+    verb(&machine, &["vg", "create", "vg", "a", "b", "c", "d", "-s", "512K"], &["a"]);
+    for (name, kind) in GROWING {
+        verb(&machine, &["lv", "create", &format!("vg/{name}"), "--type", kind, "--size", "4M"], DISKS);
+    }
+    let names: Vec<&str> = GROWING.iter().map(|(name, _)| *name).collect();
+    machine.run(&format!(
+        "{FUNCTIONS}
+         lvcreate -y --type raid0 -i 2 -I 64k -l 8 -n r0 vg >&2
+         vgchange -ay vg >&2
+         whole write /dev/vg/r0 7
+         for name in {all}; do wait_for idle vg/$name; whole write /dev/vg/$name 7; done
+         for name in a1 a10; do lvextend -y -l +4 vg/$name >&2; wait_for idle vg/$name; done
+         vgchange -an vg >&2
+         for name in e1 e10; do lvextend -y -l +4 vg/$name >&2; done
+         sound",
+        all = names.join(" ")
+    ));
+
+    for name in ["k1", "k10", "s1", "s10", "r0"] {
+        verb(&machine, &["lv", "resize", &format!("vg/{name}"), "--size", "+2M"], DISKS);
+    }
+    let (first, served_first) = names.split_at(2);
+    let volumes: Vec<String> = served_first.iter().map(|name| format!("vg/{name}")).collect();
+    let served = machine.serve(DISKS, &volumes.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut written = Vec::new();
+    for (seed, (name, volume)) in (1..).zip(served_first.iter().zip(&volumes)) {
+        let copy = machine.copy_out(volume);
+        let file = OpenOptions::new().write(true).open(&copy).expect("it was copied");
+        assert_eq!(file.metadata().expect("a file").len(), 6 * MIB, "{name}");
+        file.set_len(4 * MIB).expect("a file");
+        expect_pattern(name, &copy, 7);
+        scribble(&machine, volume, seed);
+        written.push(machine.sha256(volume));
+    }
+    served.stop();
+
+    let output = machine.run(&format!(
+        "{FUNCTIONS}
+         sound
+         for name in {} r0; do
+             dmesg -C
+             lvchange -ay vg/$name >&2
+             pattern verify /dev/vg/$name 0 4194304 7
+             fact $name size $(blockdev --getsize64 /dev/vg/$name)
+             fact $name resyncs $(dmesg | grep -c 'resync of RAID' || true)
+         done
+         for name in {}; do mirrors $name; pattern verify /dev/vg/$name 0 4194304 7; done
+         for name in {}; do
+             lvchange -ay vg/$name >&2
+             fact $name sha256 $(sha256 /dev/vg/$name)
+             mirrors $name
+             fact $name after $(sha256 /dev/vg/$name)
+         done",
+        first.join(" "),
+        first.join(" "),
+        served_first.join(" ")
+    ));
+    let facts = Facts(&output.stdout);
+    for name in ["k1", "k10", "r0"] {
+        assert_eq!(facts.number(name, "size"), 6 * MIB, "{name}");
+    }
+    for name in first {
+        let found = ["resyncs", "differs", "health"].map(|key| facts.get(name, key));
+        assert_eq!(found, ["1", "0", ""], "{name}");
+    }
+    for (name, sha256) in served_first.iter().zip(&written) {
         let found = ["sha256", "after", "differs", "health"].map(|key| facts.get(name, key));
         assert_eq!(found, [sha256, sha256, "0", ""], "{name}");
     }

@@ -32,15 +32,17 @@ fn lvm_has_nothing_to_complain_of_after_any_step() {
     lab.verb(&["lv", "tag", "vg/mirror", "--deltag", "x"]);
     lab.verb(&["vg", "tag", "vg", "--addtag", "t", "--deltag", "new"]);
     lab.verb(&["lv", "remove", "vg/half", "vg/str"]);
+    lab.verb(&["lv", "resize", "vg/mirror", "--extents", "+2"]);
+    lab.verb(&["lv", "resize", "vg/r10", "--size", "11M"]);
     let said = lab.lvm(&[
         "lvs --noheadings -o lv_name,lv_size,lv_tags --units m vg",
         "vgs --noheadings -o vg_name,vg_tags,pv_count,lv_count,vg_seqno vg",
     ]);
     let words: Vec<Vec<&str>> = said[0].lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(words, [vec!["lin", "8.00m"], vec!["mirror", "7.00m", "y"], vec!["r10", "8.00m"]]);
-    assert_eq!(said[1].split_whitespace().collect::<Vec<_>>(), ["vg", "t", "4", "3", "13"]);
+    assert_eq!(words, [vec!["lin", "8.00m"], vec!["mirror", "9.00m", "y"], vec!["r10", "12.00m"]]);
+    assert_eq!(said[1].split_whitespace().collect::<Vec<_>>(), ["vg", "t", "4", "3", "15"]);
     let shown = json(&lab.verb(&["vg", "show", "--json"]));
-    assert_eq!((&shown[0]["seqno"], &shown[0]["volumes"]), (&13.into(), &3.into()));
+    assert_eq!((&shown[0]["seqno"], &shown[0]["volumes"]), (&15.into(), &3.into()));
     assert_eq!(shown[0]["attributes"], "wz--n-");
 }
 
@@ -70,6 +72,35 @@ fn volumes_lie_where_lvcreate_and_lvextend_put_them() {
         ours.verb(verb);
         theirs.lvm(&[command]);
         assert_eq!(ours.layout("vg"), theirs.layout("vg"), "after {command}");
+    }
+}
+
+/// As long as each leg has room on its own disks. Where it has none, `lvextend` lets two legs have parts on one disk, if only these are
+/// copies of different extents; we look for another disk.
+#[test]
+fn legs_of_a_volume_that_grows_lie_where_lvextend_puts_them() {
+    const SIZES: &[(&str, u64)] = &[("a", 40), ("b", 40), ("c", 40), ("d", 40), ("e", 30)];
+    const STEPS: &[(&str, &str)] = &[
+        ("vg/r1", "+3"),
+        ("vg/r10", "+4"),
+        ("vg/r1x3", "+2"),
+        ("vg/r1", "12"),
+        ("vg/r10", "+1"),
+        ("vg/between", "+2"),
+        ("vg/r1x3", "+6"),
+    ];
+    let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
+    for lab in [&ours, &theirs] {
+        run(&mut lab.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "d", "e", "-s", "1M"]));
+        lab.verb(&["lv", "create", "vg/r1", "--type", "raid1", "--extents", "7"]);
+        lab.verb(&["lv", "create", "vg/between", "--extents", "4"]);
+        lab.verb(&["lv", "create", "vg/r10", "--type", "raid10", "--extents", "8"]);
+        lab.verb(&["lv", "create", "vg/r1x3", "--mirrors", "2", "--type", "raid1", "--extents", "3"]);
+    }
+    for (volume, extents) in STEPS {
+        ours.verb(&["lv", "resize", volume, "--extents", extents]);
+        theirs.lvm(&[&format!("lvextend -y -l {extents} {volume}")]);
+        assert_eq!(ours.layout("vg"), theirs.layout("vg"), "after {extents} for {volume}");
     }
 }
 

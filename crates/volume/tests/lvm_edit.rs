@@ -294,7 +294,11 @@ fn after_a_power_cut_at_any_write_of_any_change_the_old_group_or_the_new_one_is_
     cut_everywhere(&[a, b, c], Some(3), editor, kept);
 
     let mut editor = edit(&[a, b, c], 4);
+    editor.draft_mut().resize_volume("mir", Resize::MoreExtents(1), false).unwrap();
+    cut_everywhere(&[a, b, c], Some(4), editor, kept);
+
+    let mut editor = edit(&[a, b, c], 5);
     editor.draft_mut().remove_volume("mir").unwrap();
     editor.remove_device(&devices[1]).unwrap();
-    cut_everywhere(&[a, b, c], Some(4), editor, kept);
+    cut_everywhere(&[a, b, c], Some(5), editor, kept);
 }

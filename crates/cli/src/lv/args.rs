@@ -40,11 +40,12 @@ pub(crate) enum LvVerb {
         Whoever opens the group during the merge finds in the origin what the snapshot was. ^C stops it, and the same command goes on \
         with it; so does `blockwork serve` of the origin, and Linux. Other snapshots of the origin stay as they are.")]
     Merge(MergeArgs),
-    /// Make a linear, striped or thin volume larger, or smaller; or a snapshot or a thin pool larger.
+    /// Make a linear, striped or thin volume larger, or smaller; or a RAID volume, a snapshot or a thin pool larger.
     #[command(after_help = "Examples:\n  blockwork lv resize vg0/root --size +2G --disk a.img b.img\n  \
         blockwork lv resize vg0/root --extents +100%FREE --disk a.img b.img\n  \
         blockwork lv resize vg0/pool --pool-metadata-size +64M --disk a.img b.img\n\n\
-        File systems are not told: grow them afterwards, shrink them before.")]
+        File systems are not told: grow them afterwards, shrink them before. The mirrors of what is new of a RAID volume are resynced by\n\
+        whoever serves it next, this program or Linux.")]
     Resize(ResizeArgs),
     /// Give a volume another name.
     #[command(after_help = "Example:\n  blockwork lv rename vg0/root system --disk a.img b.img")]

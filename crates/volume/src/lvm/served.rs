@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use blockwork_engine::{Layer, TaskContext};
 use blockwork_format::escape;
-use blockwork_format::lvm2::vg::{Lv, LvIndex, SegmentType};
+use blockwork_format::lvm2::vg::{Lv, LvIndex, RaidLevel, SegmentType};
 use blockwork_format::lvm2::{Uuid, VolumeGroup};
 use blockwork_layer::thin::{Pool, VerbError};
 
@@ -367,6 +367,14 @@ impl ServedEditor<'_> {
                     let why = "it is served, and a client may be using what would be cut off: stop serving it first";
                     return Err(EditError::volume(&lv.name, why));
                 }
+                Some(now)
+                    if text.lv_sectors(now) > old.lv_sectors(was)
+                        && self.is_built(was)
+                        && is_mirrored(lv) =>
+                {
+                    let why = "it is served, and its mirrors are kept at the size that it has: stop serving it first";
+                    return Err(EditError::volume(&lv.name, why));
+                }
                 Some(_) => {}
             }
         }
@@ -444,6 +452,14 @@ impl ServedEditor<'_> {
             None => edit::tell_idle_pool(self.assembly, &self.opened.draft, untold).map(Telling::Idle),
         }
     }
+}
+
+/// Whether a volume keeps a record of its mirrors, which no two arrays may do at once.
+fn is_mirrored(lv: &Lv) -> bool {
+    lv.segments.iter().any(|segment| {
+        let SegmentType::Raid { level, .. } = segment.kind else { return false };
+        matches!(level, RaidLevel::Raid1 | RaidLevel::Raid10)
+    })
 }
 
 /// Why a pool was not told.

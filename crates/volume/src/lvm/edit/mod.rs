@@ -26,6 +26,7 @@ mod open;
 mod raid;
 mod remove;
 mod resize;
+mod resize_raid;
 mod section;
 mod snapshot;
 mod thin;

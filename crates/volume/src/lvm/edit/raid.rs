@@ -15,7 +15,7 @@ use super::data::{Content, DataWrite, offset};
 /// Most legs of a RAID volume of LVM.
 pub(super) const LEGS_MAX: u64 = 64;
 /// Most bits of a bitmap: the kernel refuses smaller regions.
-const REGIONS_MAX: u64 = 1 << 21;
+pub(super) const REGIONS_MAX: u64 = 1 << 21;
 /// Smallest and largest region, sectors.
 const REGION_MIN: u64 = 8;
 const REGION_MAX: u64 = 1 << 21;

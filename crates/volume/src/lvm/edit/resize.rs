@@ -1,4 +1,5 @@
-//! Volumes that become larger or smaller: linear and striped ones, stores of snapshots, thin pools and their volumes.
+//! Volumes that become larger or smaller: linear and striped ones, stores of snapshots, thin pools and their volumes. (RAID volumes:
+//! `resize_raid.rs`.)
 //!
 //! A volume grows as its last segment is made: as many stripes, of the same size. What follows its last extents directly becomes
 //! part of that segment, as in LVM. What is cut off a volume is cut off at its end. An origin only grows, and its snapshots stay
@@ -61,15 +62,15 @@ pub struct Resized {
 }
 
 /// The last segment, as far as growing goes by it.
-struct End {
+pub(super) struct End {
     /// Where each stripe would go on.
-    columns: Vec<Option<(PvIndex, u64)>>,
+    pub(super) columns: Vec<Option<(PvIndex, u64)>>,
     /// Sectors of a chunk; 0 for one stripe.
     stripe_size: u64,
     /// Extents of the segment.
-    extents: u64,
+    pub(super) extents: u64,
     /// Where it begins.
-    start: u64,
+    pub(super) start: u64,
 }
 
 impl Draft {
@@ -88,6 +89,10 @@ impl Draft {
         match self.group().lvs[lv.0].segments[0].kind {
             SegmentType::Thin { .. } => return self.resize_thin(name, resize, may_shrink),
             SegmentType::ThinPool { .. } => return self.grow_pool(name, resize),
+            SegmentType::Raid { .. } => {
+                self.check_kind(lv)?;
+                return self.grow_raid(name, lv, resize);
+            }
             _ => {}
         }
         self.check_kind(lv)?;
@@ -191,14 +196,14 @@ impl Draft {
         Ok(())
     }
 
-    fn end(&self, lv: LvIndex) -> Result<End, EditError> {
+    pub(super) fn end(&self, lv: LvIndex) -> Result<End, EditError> {
         let lv = &self.group().lvs[lv.0];
         for segment in &lv.segments {
             let plain = matches!(segment.kind, SegmentType::Linear(_) | SegmentType::Striped { .. })
                 && segment.type_flags.is_empty();
             if !plain || on_pvs(segment).is_none() {
                 let why = format!(
-                    "it is of type {}, and only linear and striped volumes are resized here: use `lvresize`",
+                    "it is of type {}, and only linear, striped, RAID and thin volumes are resized here: use `lvresize`",
                     escape(&segment.type_name)
                 );
                 return Err(EditError::volume(&lv.name, why));
@@ -331,7 +336,7 @@ pub(super) fn only_segment(section: &mut Section) -> &mut Section {
 }
 
 /// The segment of an LV that begins at an extent.
-fn segment_at(section: &mut Section, start: u64) -> &mut Section {
+pub(super) fn segment_at(section: &mut Section, start: u64) -> &mut Section {
     let entry = section.entries.iter_mut().find(|entry| start_of(entry) == Some(start));
     match entry.map(|entry| &mut entry.node) {
         Some(Node::Section(segment)) => segment,
@@ -344,7 +349,7 @@ fn remove_segment(section: &mut Section, start: u64) {
     count_segments(section);
 }
 
-fn add_segment(section: &mut Section, segment: Section) {
+pub(super) fn add_segment(section: &mut Section, segment: Section) {
     let key = unused(|n| segment_key(n + 1), |key| section.get(key).is_some());
     section.set(&key, Node::Section(segment));
     count_segments(section);

@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::data::Content;
 use super::*;
 
+mod resize_raid;
 mod snapshot;
 mod thin;
 
@@ -339,7 +340,10 @@ fn parts_of_a_renamed_raid_are_renamed_and_removed_with_it() {
     draft.create_volume(&new("r", Size::Extents(2), RAID1)).unwrap();
     draft.create_volume(&linear("r_x", 2)).unwrap();
     refused(draft.remove_volume("r_rimage_0"), "it is a part of another volume");
-    refused(draft.resize_volume("r", Resize::MoreExtents(1), false), "only linear and striped volumes");
+    refused(
+        draft.resize_volume("r_rimage_0", Resize::MoreExtents(1), false),
+        "it is a part of another volume",
+    );
     draft.rename_volume("r", "mirror").unwrap();
     let names: Vec<&str> = draft.group().lvs.iter().map(|lv| lv.name.as_str()).collect();
     let parts = ["mirror_rimage_0", "mirror_rmeta_0", "mirror_rimage_1", "mirror_rmeta_1"];
