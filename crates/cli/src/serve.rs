@@ -8,6 +8,7 @@
 
 mod arrays;
 mod autoextend;
+mod families;
 mod groups;
 mod guests;
 mod offers;

@@ -111,6 +111,8 @@ pub enum Reason {
     RingFull,
     /// A delay target holds it back.
     Delay,
+    /// The volume is suspended: what it lies on is being changed.
+    Suspended,
 }
 
 impl Reason {
@@ -149,6 +151,7 @@ impl Reason {
             Reason::Commit => "commit",
             Reason::RingFull => "ring full",
             Reason::Delay => "delay",
+            Reason::Suspended => "suspended",
         }
     }
 }

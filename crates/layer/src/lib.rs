@@ -2,7 +2,8 @@
 //! of `blockwork-format`, and which layers make up a volume that of `blockwork-volume`.
 //!
 //! Here: the device-mapper targets `linear`, `striped`, `delay`, `zero` and `error`, the table that puts targets side by
-//! side, and the partition; md arrays ([`md`]); a smaller limit on discards over any of them. Sources: the kernel's
+//! side, and the partition; md arrays ([`md`]); a smaller limit on discards over any of them; what holds writes back while a stack is
+//! changed ([`Suspension`]). Sources: the kernel's
 //! `Documentation/admin-guide/device-mapper/{linear,striped,delay,zero}.rst`.
 //!
 //! Invariants, of every layer: (1) the pieces it hands on cover the span exactly, each sector once (for writes to
@@ -16,6 +17,7 @@ mod linear;
 pub mod md;
 pub mod snapshot;
 mod striped;
+mod suspended;
 mod table;
 pub mod thin;
 mod zero;
@@ -24,5 +26,6 @@ pub use delay::Delay;
 pub use discard_max::DiscardMax;
 pub use linear::Linear;
 pub use striped::{Stripe, Striped, StripedError};
+pub use suspended::Suspension;
 pub use table::{Segment, Table, TableError};
 pub use zero::{ErrorTarget, Zero};

@@ -229,27 +229,41 @@ impl Assembly {
         below: &Arc<dyn Layer>,
         partition: Partition,
     ) -> Result<DeviceId, String> {
+        let layer = self.partition_layer(disk, below, &partition)?;
         let Device { name, is_offered, .. } = self.graph.device(disk);
         let (name, is_offered) = (format!("{name}/{}", partition.number), *is_offered);
-        let (start, sectors) = (Sector(partition.start_sector), Sectors(partition.sectors));
-        let node = self.graph.nodes.add(&name, NodeKind::Partition, MAJOR_DISK);
-        let node = node.map_err(|error| error.to_string())?;
-        let layer = Linear::new(node, below.clone(), start, sectors).ok_or_else(|| {
-            let (end, disk) = (start.0.saturating_add(sectors.0), below.sectors());
-            format!("it (sectors {start} to {end}) does not lie within the {disk} sectors; it is left out")
-        })?;
-        let name = self.graph.unused_name(&name);
-        let layer = self.with_settings(&name, Arc::new(layer), Sectors::ZERO);
-        let layer = layer.map_err(|error| error.to_string())?;
         Ok(self.graph.add(NewDevice {
-            name,
+            name: self.graph.unused_name(&name),
+            sectors: Sectors(partition.sectors),
             kind: DeviceKind::Partition(partition),
-            sectors,
             below: vec![disk],
             stack: Stack::Ready(layer),
             is_offered,
             read_only: None,
         }))
+    }
+
+    /// The layer of a partition of `disk`, whose layer is `below`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Assembly::keep_partition`].
+    pub(crate) fn partition_layer(
+        &mut self,
+        disk: DeviceId,
+        below: &Arc<dyn Layer>,
+        partition: &Partition,
+    ) -> Result<Arc<dyn Layer>, String> {
+        let name = format!("{}/{}", self.graph.device(disk).name, partition.number);
+        let (start, sectors) = (Sector(partition.start_sector), Sectors(partition.sectors));
+        let node = self.graph.nodes.of_volume(&name, NodeKind::Partition, MAJOR_DISK);
+        let node = node.map_err(|error| error.to_string())?;
+        let layer = Linear::new(node, below.clone(), start, sectors).ok_or_else(|| {
+            let (end, disk) = (start.0.saturating_add(sectors.0), below.sectors());
+            format!("it (sectors {start} to {end}) does not lie within the {disk} sectors; it is left out")
+        })?;
+        let layer = self.with_settings(&name, Arc::new(layer), Sectors::ZERO);
+        layer.map_err(|error| error.to_string())
     }
 
     /// Looks at disks that only tables name, for reports: they take no part in arrays and groups.

@@ -307,6 +307,14 @@ impl Graph {
         name
     }
 
+    /// A device's layer is built anew when somebody asks for it, unless there is a reason why there is none.
+    pub(crate) fn unbuild(&mut self, id: DeviceId, refusal: Option<String>) {
+        let device = &mut self.devices[id.0];
+        if device.depth <= STACK_DEPTH_MAX {
+            device.stack = refusal.map_or(Stack::Unbuilt, Stack::Refused);
+        }
+    }
+
     /// A device is no more: nothing can be had of it, it stands upon nothing, and its name is free.
     pub(crate) fn retire(&mut self, id: DeviceId) {
         self.by_name.retain(|_, named| *named != id);

@@ -187,15 +187,16 @@ impl Assembly {
         let group = GroupId(self.graph.groups.len());
         let lvs = vec![None; text.lvs.len()];
         let refused = refusal.clone();
-        let (thin_pools, snapshots, merges) = (BTreeMap::new(), HashMap::new(), HashMap::new());
         self.graph.groups.push(Group {
             name,
             text: text.clone(),
             pvs,
             lvs,
-            thin_pools,
-            snapshots,
-            merges,
+            thin_pools: BTreeMap::new(),
+            snapshots: HashMap::new(),
+            families: HashMap::new(),
+            arrays: HashMap::new(),
+            merges: HashMap::new(),
             refused,
             read_only,
             warnings,

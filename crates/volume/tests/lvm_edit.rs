@@ -7,7 +7,8 @@ mod lab;
 use blockwork_format::Source;
 use blockwork_format::lvm2::{Label, Uuid, VolumeGroup};
 use blockwork_volume::lvm::edit::{
-    Author, EditError, GroupEditor, NewVolume, REGION_DEFAULT, Resize, Shape, Size, TagChange,
+    Author, Change, EditError, GroupEditor, NewSnapshot, NewVolume, REGION_DEFAULT, Resize, Shape, Size,
+    StoreSize, TagChange,
 };
 use cuts::{Chance, Cut, Event, are_durable, logged};
 use lab::{Disk, Lab};
@@ -301,4 +302,38 @@ fn after_a_power_cut_at_any_write_of_any_change_the_old_group_or_the_new_one_is_
     editor.draft_mut().remove_volume("mir").unwrap();
     editor.remove_device(&devices[1]).unwrap();
     cut_everywhere(&[a, b, c], Some(5), editor, kept);
+}
+
+#[test]
+fn the_family_of_an_origin_that_goes_with_its_snapshots_is_given_back_to_be_retired() {
+    let lab = Lab::new();
+    let disks = disks(&lab, 1, 40);
+    let disk = &[&disks[0]];
+    commit(create(disk));
+    let mut editor = edit(disk, 1);
+    editor.draft_mut().create_volume(&volume("root", 8, Shape::Linear)).unwrap();
+    editor.draft_mut().create_volume(&volume("other", 4, Shape::Linear)).unwrap();
+    commit(editor);
+    for (seed, name) in [(2, "one"), (3, "two")] {
+        let mut editor = edit(disk, seed);
+        let size = StoreSize::Of(Size::Extents(4));
+        let (name, tags) = (Some(name.to_owned()), Vec::new());
+        let snapshot = NewSnapshot { origin: "root".into(), name, size, chunk_sectors: 8, tags };
+        editor.draft_mut().make(&Change::Snapshot(snapshot)).unwrap();
+        commit(editor);
+    }
+    let mut assembly = lab.open_for_writing(disk);
+    let mut remove = |volumes: &[&str]| {
+        lab::volume(&mut assembly, "vg/root");
+        let volumes = volumes.iter().map(|name| (*name).to_owned()).collect();
+        let mut editor = assembly.edit_group("vg", author(4)).unwrap();
+        editor.draft_mut().make(&Change::Remove { volumes }).unwrap();
+        let (commit, text) = editor.plan().unwrap();
+        logged(&assembly, |cx| async move { commit.write(&cx).await.unwrap() });
+        let adopted = assembly.adopt("vg", text).unwrap();
+        adopted.families.into_iter().map(|one| (one.family.is_some(), one.volumes)).collect::<Vec<_>>()
+    };
+    assert_eq!(remove(&["other"]), []);
+    assert_eq!(remove(&["one"]), [(true, vec!["vg/root".to_owned(), "vg/two".to_owned()])]);
+    assert_eq!(remove(&["two", "root"]), [(true, Vec::new())]);
 }

@@ -32,7 +32,7 @@ pub(crate) enum LvVerb {
         blockwork lv snapshot vg0/vm1 --name vm1-before\n\n\
         Its size is what it can keep of the origin's old data and of its own new data: a chunk for each that is written. \
         When it is full, the snapshot is lost, and the origin goes on. A snapshot of a thin volume lies in the pool and has no \
-        size of its own."
+        size of its own. Without --disk, the server that serves volumes of the group makes it while clients write."
     )]
     Snapshot(SnapshotArgs),
     /// Merge a snapshot back into its origin: that becomes what the snapshot is, and the snapshot goes.

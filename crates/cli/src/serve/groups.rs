@@ -37,9 +37,9 @@ const NODES_LEAST: usize = 64;
 
 /// See the module's head.
 pub(crate) struct ServedGroups {
-    served: Arc<Served>,
+    pub(super) served: Arc<Served>,
     assembly: Arc<Mutex<Assembly>>,
-    offers: Offers,
+    pub(super) offers: Offers,
     /// Volumes that are new are served as well: nobody has said which are to be served.
     serves_all: bool,
     /// Held by whoever changes something.
@@ -303,6 +303,9 @@ impl ServedGroups {
             Ok(note) => notes.extend(note.map(|note| format!("{}: {note}", escape(what)))),
             Err(error) => notes.push(format!("{}: {error}", escape(what))),
         };
+        for family in adopted.families {
+            note("snapshots", self.switch(family).map(|()| None));
+        }
         for grown in adopted.pools {
             let counted = self.served.run(|cx| async move { grow(grown, &cx).await });
             note("the pool has grown, and", counted.and_then(|counted| Ok(counted.map(|()| None)?)));
@@ -362,7 +365,7 @@ impl ServedGroups {
     }
 
     /// The volume of that name, with layers that all counters know.
-    fn build(&self, name: &str) -> Result<Volume> {
+    pub(super) fn build(&self, name: &str) -> Result<Volume> {
         let mut assembly = self.assembly();
         let chosen = assembly.choose(&[name.to_owned()]);
         self.served.name_nodes(&assembly)?;

@@ -86,6 +86,9 @@ impl Family {
                 self.leave(&want);
                 return verdict;
             }
+            if self.is_retired() {
+                return Ok(());
+            }
             self.batch(want, cx).await;
         }
     }

@@ -1,6 +1,6 @@
 //! An origin's device and all its snapshots: what their layers share.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
 
 use blockwork_engine::{Errno, Layer, Lock, LockSnapshot, SECTOR, Sector, Sectors, Turns};
@@ -77,6 +77,8 @@ pub struct Family {
     /// What was copied out last, by store: durable there, and not on record yet. Changed only with the turn.
     pending: Lock<Vec<Share>>,
     batches: AtomicU64,
+    /// Something else has taken its place.
+    is_retired: AtomicBool,
 }
 
 /// A range that somebody wants to write, and what has to be settled for that.
@@ -135,7 +137,19 @@ impl Family {
         let stores = stores.into();
         let (turns, wanted, batches) = (Turns::default(), Lock::default(), AtomicU64::new(0));
         let (ahead, pending) = (Lock::default(), Lock::default());
-        Arc::new(Family { origin, stores, turns, wanted, ahead, pending, batches })
+        let is_retired = AtomicBool::new(false);
+        Arc::new(Family { origin, stores, turns, wanted, ahead, pending, batches, is_retired })
+    }
+
+    /// It does nothing any more, and its stores can be read as they are: nothing is copied out or entered from now on. Its volumes are
+    /// suspended: whoever waits for a chunk is let go, and meets what takes its place.
+    pub async fn retire(&self) {
+        let _turn = self.turns.take().await;
+        self.is_retired.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::Acquire)
     }
 
     /// What is known of the locks that all of them share.

@@ -23,6 +23,7 @@ pub(crate) mod verdict;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use blockwork_engine::Layer;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area as AreaOf, LvIndex};
 use blockwork_layer::snapshot::{Family, Merge};
@@ -51,8 +52,12 @@ pub struct Group {
     pub thin_pools: BTreeMap<LvIndex, ThinPool>,
     /// Why nothing of it can be believed.
     pub refused: Option<String>,
-    /// Of each store whose snapshot is served: its family, and which of that.
+    /// Of each store whose snapshot is served, or was lost while it was: its family, and which of that.
     pub snapshots: HashMap<LvIndex, (Arc<Family>, usize)>,
+    /// Of each origin that is open: what it shares with its snapshots.
+    pub(crate) families: HashMap<LvIndex, Arc<Family>>,
+    /// Of each RAID volume that is open: its array, of which there must not be two.
+    pub(crate) arrays: HashMap<LvIndex, Arc<dyn Layer>>,
     /// Of each origin that is served while a snapshot is merged into it: that merge.
     pub merges: HashMap<LvIndex, Arc<Merge>>,
     /// Why none of its volumes may be written.

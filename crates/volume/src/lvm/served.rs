@@ -7,7 +7,7 @@
 //!   edit_group ─▶ Draft::make ─▶ Commit::write (a worker's task) ─▶ adopt ─▶ the workers get what is new ─▶ pools are told
 //! ```
 //!
-//! Invariants: (1) a device whose volume stays keeps its number, and its layers unless its size has changed; (2) layers that are built
+//! Invariants: (1) a device whose volume stays keeps its number, and its layers unless its size, or its family of snapshots, has changed; (2) layers that are built
 //! anew keep their nodes; (3) what workers keep in memory (pools, families of snapshots) is neither opened twice nor read behind
 //! their back.
 
@@ -18,13 +18,14 @@ use blockwork_engine::{Layer, TaskContext};
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{Lv, LvIndex, RaidLevel, SegmentType};
 use blockwork_format::lvm2::{Uuid, VolumeGroup};
+use blockwork_layer::snapshot::Family;
 use blockwork_layer::thin::{Pool, VerbError};
 
 use super::edit::{self, Author, Commit, Draft, EditError, Opened, Untold};
 use super::verdict::Verdicts;
 use super::{Group, check_transaction, family_of};
 use crate::assembly::Assembly;
-use crate::graph::{Content, DeviceId, DeviceKind, GroupId, Stack};
+use crate::graph::{Content, DeviceId, DeviceKind, GroupId};
 use crate::rounds::in_order;
 use crate::settings::Autoextend;
 use crate::thin::{PoolChange, PoolCommit};
@@ -55,6 +56,17 @@ pub struct Adopted {
     pub resized: Vec<String>,
     /// Pools whose parts have grown.
     pub pools: Vec<GrownPool>,
+    /// Origins with other snapshots than before, or of another size, and those that are gone.
+    pub families: Vec<ChangedFamily>,
+}
+
+/// An origin and its snapshots, which are to be built anew from what their stores hold: by whoever has seen to it that nobody writes
+/// to them meanwhile.
+pub struct ChangedFamily {
+    /// What is to be retired first; none: there were no snapshots, or they were never asked for.
+    pub family: Option<Arc<Family>>,
+    /// The volumes that it has now, and their partitions; none: its origin is gone.
+    pub volumes: Vec<String>,
 }
 
 /// An open pool whose devices have grown: with what takes the place of them.
@@ -108,7 +120,7 @@ impl Assembly {
     pub fn adopt(&mut self, name: &str, text: Arc<VolumeGroup>) -> Result<Adopted, EditError> {
         let group = edit::find(self, name)?;
         let old = std::mem::replace(&mut self.graph.groups[group.0].text, text.clone());
-        let kept = self.match_volumes(group, &old, &text);
+        let (kept, gone) = self.match_volumes(group, &old, &text);
         let mut adopted = Adopted::default();
         let (verdicts, visible) = (Verdicts::new(&text), text.visible());
         let mut resized = Vec::new();
@@ -116,9 +128,11 @@ impl Assembly {
             let renamed = self.update(device, group, &verdicts, now, visible[now.0]);
             adopted.renamed.extend(renamed.filter(|_| visible[now.0]));
             if old.lv_sectors(was) != text.lv_sectors(now) {
-                self.forget_stack(device);
+                self.graph.unbuild(device, verdicts.refusal(now));
+                self.graph.groups[group.0].arrays.remove(&now);
                 resized.push(now);
-                if visible[now.0] {
+                // Of a family, all are built anew below.
+                if visible[now.0] && family_of(&text, now).len() == 1 {
                     adopted.resized.push(self.graph.device(device).name.clone());
                 }
             }
@@ -131,13 +145,23 @@ impl Assembly {
                 }
             }
         }
+        let changed = changed_families(&old, &text);
+        let changed = changed.into_iter().map(|origin| self.part_family(group, &verdicts, origin));
+        let gone = gone.into_iter().map(|family| ChangedFamily { family: Some(family), volumes: Vec::new() });
+        adopted.families = changed.chain(gone).collect();
         self.open_new_pools(group, &text);
         adopted.pools = self.grown_pools(group, &text, &resized)?;
         Ok(adopted)
     }
 
-    /// Finds the volumes of a text in the next one, by their identifiers; what is gone is retired.
-    fn match_volumes(&mut self, group: GroupId, old: &VolumeGroup, text: &VolumeGroup) -> Vec<Kept> {
+    /// Finds the volumes of a text in the next one, by their identifiers; what is gone is retired. The families of origins that are gone
+    /// are given back: they copy chunks out still.
+    fn match_volumes(
+        &mut self,
+        group: GroupId,
+        old: &VolumeGroup,
+        text: &VolumeGroup,
+    ) -> (Vec<Kept>, Vec<Arc<Family>>) {
         let by_id: HashMap<Uuid, LvIndex> =
             text.lvs.iter().enumerate().map(|(at, lv)| (lv.id, LvIndex(at))).collect();
         let now = |lv: LvIndex| by_id.get(&old.lvs[lv.0].id).copied();
@@ -149,6 +173,15 @@ impl Assembly {
         known.snapshots = snapshots.into_iter().filter_map(|(lv, one)| Some((now(lv)?, one))).collect();
         let merges = std::mem::take(&mut known.merges);
         known.merges = merges.into_iter().filter_map(|(lv, one)| Some((now(lv)?, one))).collect();
+        let mut gone = Vec::new();
+        for (lv, family) in std::mem::take(&mut known.families) {
+            match now(lv) {
+                Some(now) => drop(known.families.insert(now, family)),
+                None => gone.push(family),
+            }
+        }
+        let arrays = std::mem::take(&mut known.arrays);
+        known.arrays = arrays.into_iter().filter_map(|(lv, one)| Some((now(lv)?, one))).collect();
         let mut kept = Vec::new();
         for (was, device) in before.into_iter().enumerate() {
             let (was, Some(device)) = (LvIndex(was), device) else { continue };
@@ -160,7 +193,7 @@ impl Assembly {
                 None => self.retire_with_partitions(device),
             }
         }
-        kept
+        (kept, gone)
     }
 
     fn retire_with_partitions(&mut self, device: DeviceId) {
@@ -198,12 +231,23 @@ impl Assembly {
         (!is_named).then(|| (was, self.graph.rename(id, &wanted)))
     }
 
-    /// Its layers are built anew when somebody asks for them.
-    fn forget_stack(&mut self, device: DeviceId) {
-        let stack = &mut self.graph.devices[device.0].stack;
-        if matches!(stack, Stack::Ready(_)) {
-            *stack = Stack::Unbuilt;
+    /// An origin and its snapshots are no longer what they were: whoever asks for one of them has all built anew. What was known of each
+    /// snapshot stays until then: whether it is lost may be known nowhere else.
+    fn part_family(&mut self, group: GroupId, verdicts: &Verdicts<'_>, origin: LvIndex) -> ChangedFamily {
+        let known = &mut self.graph.groups[group.0];
+        let family = known.families.remove(&origin);
+        let members = family_of(&known.text, origin);
+        let mut volumes = Vec::new();
+        for lv in members {
+            let Some(device) = self.graph.groups[group.0].lv(lv) else { continue };
+            self.graph.unbuild(device, verdicts.refusal(lv));
+            volumes.push(self.graph.device(device).name.clone());
+            for partition in self.partitions_of(device) {
+                self.graph.unbuild(partition, None);
+                volumes.push(self.graph.device(partition).name.clone());
+            }
         }
+        ChangedFamily { family, volumes }
     }
 
     fn open_new_pools(&mut self, group: GroupId, text: &VolumeGroup) {
@@ -310,10 +354,10 @@ impl Assembly {
         }
     }
 
-    /// The layers of a volume are held on to here no more. They are built anew when somebody asks for the volume.
+    /// The layers of a volume that is served are held on to here no more. They are built anew when somebody asks for the volume.
     pub fn forget_layers(&mut self, volume: &str) {
         if let Some(device) = self.graph.find(volume) {
-            self.forget_stack(device);
+            self.graph.unbuild(device, None);
         }
     }
 
@@ -360,7 +404,6 @@ impl ServedEditor<'_> {
         let old = &self.assembly.graph.groups[self.group.0].text;
         for (was, lv) in old.lvs.iter().enumerate().map(|(at, lv)| (LvIndex(at), lv)) {
             let now = text.lvs.iter().position(|new| new.id == lv.id).map(LvIndex);
-            self.check_family(old, was, text, now)?;
             match now {
                 None => self.check_unused(was, lv)?,
                 Some(now) if text.lv_sectors(now) < old.lv_sectors(was) && self.is_built(was) => {
@@ -378,7 +421,7 @@ impl ServedEditor<'_> {
                 Some(_) => {}
             }
         }
-        Ok(())
+        changed_families(text, old).into_iter().try_for_each(|origin| self.check_family(old, origin, text))
     }
 
     /// Whether layers of a volume were built.
@@ -387,55 +430,58 @@ impl ServedEditor<'_> {
         device.is_some_and(|device| self.assembly.graph.device(device).layer().is_some())
     }
 
-    /// An origin and its snapshots that are served know each other: who is one of them stays, as large as it is.
-    fn check_family(
-        &self,
-        old: &VolumeGroup,
-        was: LvIndex,
-        text: &VolumeGroup,
-        now: Option<LvIndex>,
-    ) -> Result<(), EditError> {
-        let names = |text: &VolumeGroup, lv: LvIndex| {
-            let mut ids: Vec<(Uuid, u64)> = family_of(text, lv)
-                .into_iter()
-                .map(|one| (text.lvs[one.0].id, text.lv_sectors(one)))
-                .collect();
-            ids.sort_unstable();
-            ids
-        };
-        let before = names(old, was);
-        let is_alone = before.len() == 1 && now.is_none_or(|now| family_of(text, now).len() == 1);
-        if is_alone || !self.is_built(was) || now.is_some_and(|now| names(text, now) == before) {
+    /// An origin and its snapshots that are served are built anew when they change. What else lies on them would not hear of it.
+    fn check_family(&self, old: &VolumeGroup, origin: LvIndex, text: &VolumeGroup) -> Result<(), EditError> {
+        let members = family_of(old, origin);
+        if !members.iter().any(|lv| self.is_built(*lv)) {
             return Ok(());
         }
-        let why = "it is served, and so what it is to its snapshots, or to its origin, cannot be changed: stop serving it first";
-        Err(EditError::volume(&old.lvs[was.0].name, why))
+        let refuse = |lv: LvIndex, why: String| Err(EditError::volume(&old.lvs[lv.0].name, why));
+        let id = old.lvs[origin.0].id;
+        let is_merging =
+            |text: &VolumeGroup| text.snapshots().any(|one| one.merging && text.lvs[one.origin.0].id == id);
+        if is_merging(old) || is_merging(text) {
+            let why = "it is served, and a snapshot is being merged into it: let that come to its end, or stop serving it first";
+            return refuse(origin, why.into());
+        }
+        if !self.opened.has_one_block() {
+            let why = "it is served, and the disks of its group have logical blocks of several sizes: stop serving it first";
+            return refuse(origin, why.into());
+        }
+        for lv in members {
+            if let Some(user) = self.user_of(lv) {
+                return refuse(lv, format!("it is served, and {user}: stop serving it first"));
+            }
+        }
+        Ok(())
     }
 
     /// What goes must not be a part of anything: not of another group, an array or a table.
     fn check_unused(&self, lv: LvIndex, text: &Lv) -> Result<(), EditError> {
+        let refuse = |user| Err(EditError::volume(&text.name, format!("{user}: remove that first")));
+        self.user_of(lv).map_or(Ok(()), refuse)
+    }
+
+    /// What a volume, or a partition of it, is a part of besides this group.
+    fn user_of(&self, lv: LvIndex) -> Option<String> {
         let graph = &self.assembly.graph;
-        let Some(device) = graph.groups[self.group.0].lv(lv) else { return Ok(()) };
+        let device = graph.groups[self.group.0].lv(lv)?;
         let is_of_group =
             |kind: &DeviceKind| matches!(kind, DeviceKind::Lv { group, .. } if *group == self.group);
         let mut left = vec![device];
         while let Some(id) = left.pop() {
             if id != device && matches!(graph.device(id).content, Content::Pv(_) | Content::MdMember(_)) {
-                let name = escape(graph.device(id).title());
-                return Err(EditError::volume(&text.name, format!("{name} is part of an array or a group")));
+                return Some(format!("{} is part of an array or a group", escape(graph.device(id).title())));
             }
             for (above, one) in graph.iter().filter(|(_, one)| one.below.contains(&id)) {
                 match &one.kind {
                     DeviceKind::Partition(_) => left.push(above),
                     kind if is_of_group(kind) => {}
-                    _ => {
-                        let why = format!("{} lies on it: remove that first", escape(&one.name));
-                        return Err(EditError::volume(&text.name, why));
-                    }
+                    _ => return Some(format!("{} lies on it", escape(&one.name))),
                 }
             }
         }
-        Ok(())
+        None
     }
 
     /// How a pool hears of what it is yet to be told.
@@ -452,6 +498,27 @@ impl ServedEditor<'_> {
             None => edit::tell_idle_pool(self.assembly, &self.opened.draft, untold).map(Telling::Idle),
         }
     }
+}
+
+/// The origins, by their place in `text`, that have other snapshots there than in `other`, or of which one has another size.
+fn changed_families(other: &VolumeGroup, text: &VolumeGroup) -> Vec<LvIndex> {
+    let kin = |text: &VolumeGroup, origin: Uuid| {
+        let lv = text.lvs.iter().position(|lv| lv.id == origin).map(LvIndex)?;
+        let merging = text.snapshots().filter(|one| one.merging).map(|one| one.store).collect::<Vec<_>>();
+        let members = family_of(text, lv).into_iter();
+        let mut kin: Vec<_> =
+            members.map(|lv| (text.lvs[lv.0].id, text.lv_sectors(lv), merging.contains(&lv))).collect();
+        kin.sort_unstable();
+        Some(kin)
+    };
+    let origins =
+        |text: &VolumeGroup| text.snapshots().map(|one| text.lvs[one.origin.0].id).collect::<Vec<_>>();
+    let mut all = [origins(other), origins(text)].concat();
+    all.sort_unstable();
+    all.dedup();
+    all.retain(|origin| kin(other, *origin) != kin(text, *origin));
+    let place = |id: Uuid| text.lvs.iter().position(|lv| lv.id == id).map(LvIndex);
+    all.into_iter().filter_map(place).collect()
 }
 
 /// Whether a volume keeps a record of its mirrors, which no two arrays may do at once.

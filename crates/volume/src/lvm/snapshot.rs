@@ -6,7 +6,8 @@
 //!
 //! Invariants: (1) an origin that can be written has all its snapshots in its stack, or they are lost, and their stores say so;
 //! (2) where it is not known what a store holds (a disk is missing, or cannot be read), the origin is read-only; where that store
-//! is being merged, the origin's own data is in it, and nothing of the family is served.
+//! is being merged, the origin's own data is in it, and nothing of the family is served; (3) a snapshot that was lost stays lost, as long
+//! as the server lasts also where its store cannot say so.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,10 +18,10 @@ use blockwork_format::lvm2::vg::{LvIndex, Snapshot as SnapshotText};
 use blockwork_format::snapshot::{Found, Header, Layout, read, read_header};
 use blockwork_format::{ErrorKind, FormatError, escape};
 use blockwork_layer::snapshot::{
-    Family, Features, Merge, Merging, Origin, Persistence, STEP, Snapshot, StoreConfig,
+    Family, Features, Merge, Merging, Origin, Persistence, STEP, Snapshot, SnapshotStatus, StoreConfig,
 };
 
-use super::stack::{Built, Volume, raid10_chunk};
+use super::stack::{Built, raid10_chunk};
 use crate::assembly::Assembly;
 use crate::graph::{GroupId, Stack};
 use crate::nodes::MAJOR_DM;
@@ -195,6 +196,7 @@ impl Assembly {
             None => Family::new(real, configs),
         };
         let family = family.map_err(|error| error.to_string())?;
+        self.graph.groups[group.0].families.insert(origin, family.clone());
         let top: Arc<dyn Layer> = match Merge::new(family.clone(), STEP) {
             Some(merge) => {
                 let node = self.family_node(group, origin, NodeKind::SnapshotMerge)?;
@@ -240,12 +242,17 @@ impl Assembly {
     fn bare(&mut self, group: GroupId, lv: LvIndex, suffix: &str) -> Built {
         let device = self.graph.groups[group.0].lv(lv).ok_or("it is no volume by itself")?;
         let name = format!("{}-{suffix}", self.graph.device(device).name);
-        Volume::new(device, group, lv, name).build(self)
+        self.bare_layer(device, group, lv, name)
     }
 
     /// The store of a snapshot, and what it holds.
     fn member(&mut self, group: GroupId, text: &VolumeGroup, snapshot: &SnapshotText) -> Member {
         let SnapshotText { store, chunk_size, merging, .. } = *snapshot;
+        if !merging && self.is_lost(group, store) {
+            return Member::Dead(INVALID.to_owned());
+        }
+        // What else the family knew that the store was in before is in the store.
+        self.graph.groups[group.0].snapshots.remove(&store);
         let layer = match self.bare(group, store, "cow") {
             Ok(layer) => layer,
             Err(why) => return Member::Unknown(why),
@@ -283,6 +290,12 @@ impl Assembly {
                 Member::Kept(config, Some(format!("{error}; the snapshot is lost")))
             }
         }
+    }
+
+    /// Whether the family that the store was in before has lost it: its header may say otherwise, where that could not be written.
+    fn is_lost(&self, group: GroupId, store: LvIndex) -> bool {
+        let known = self.graph.groups[group.0].snapshots.get(&store);
+        known.and_then(|(family, nth)| family.status(*nth)) == Some(SnapshotStatus::Invalid)
     }
 
     /// Makes an origin read-only.

@@ -38,13 +38,21 @@ impl Assembly {
                         Stack::Unbuilt => Err("it cannot be told from its snapshots".into()),
                     };
                 }
-                let built = Volume::new(id, group, lv, name.clone()).build(self);
+                let built = self.bare_layer(id, group, lv, name.clone());
                 let chunk = raid10_chunk(&text, lv);
                 built.and_then(|layer| {
                     self.with_settings(&name, layer, chunk).map_err(|error| error.to_string())
                 })
             }
-            (Stack::Unbuilt, _) => unreachable!("only logical volumes are built when they are asked for"),
+            (Stack::Unbuilt, DeviceKind::Partition(partition)) => {
+                let (below, partition) = (device.below[0], partition.clone());
+                self.layer(below).and_then(|below_it| self.partition_layer(below, &below_it, &partition))
+            }
+            (Stack::Unbuilt, _) => {
+                unreachable!(
+                    "only logical volumes, and partitions of them, are built when they are asked for"
+                )
+            }
         };
         let built = built.and_then(|layer| self.graph.with_few_ways(layer));
         self.graph.devices[id.0].stack = match &built {
@@ -52,6 +60,28 @@ impl Assembly {
             Err(why) => Stack::Refused(why.clone()),
         };
         built
+    }
+}
+
+impl Assembly {
+    /// The layer of a volume without what its snapshots, or its origin, make of it. An array that is open stays the one there is.
+    pub(super) fn bare_layer(
+        &mut self,
+        device: DeviceId,
+        group: GroupId,
+        lv: LvIndex,
+        name: String,
+    ) -> Built {
+        if let Some(array) = self.graph.groups[group.0].arrays.get(&lv) {
+            return Ok(array.clone());
+        }
+        let built = Volume::new(device, group, lv, name).build(self)?;
+        let known = &mut self.graph.groups[group.0];
+        let is_raid = |segment: &SegmentText| matches!(segment.kind, SegmentType::Raid { .. });
+        if known.text.lvs[lv.0].segments.iter().any(is_raid) {
+            known.arrays.insert(lv, built.clone());
+        }
+        Ok(built)
     }
 }
 

@@ -329,6 +329,12 @@ impl Opened {
     pub(crate) fn commit(&self) -> Result<Commit, EditError> {
         Commit::new(&self.draft, &self.sites)
     }
+
+    /// Whether the logical blocks of all disks have one size.
+    pub(crate) fn has_one_block(&self) -> bool {
+        let blocks: Vec<u32> = self.sites.iter().map(|site| site.layer.limits().logical_block_size).collect();
+        blocks.windows(2).all(|two| two[0] == two[1])
+    }
 }
 
 /// The group of that name.

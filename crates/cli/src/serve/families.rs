@@ -1,0 +1,98 @@
+//! Origins and old snapshots that come, grow and go while they, or others of their family, are served.
+//!
+//! An origin and its snapshots share what copies chunks out, so all of them change together, as dm changes the table of a device:
+//!
+//! ```text
+//!   suspend (writes wait) ─▶ what was resolved ends ─▶ the old family is retired, the origin flushed ─▶ a new one is built from what
+//!   the stores hold ─▶ all workers have it ─▶ resume
+//! ```
+//!
+//! The group's text says so before. Until the volumes are suspended, the old family goes on: a snapshot that is new is what its origin
+//! was in that moment, and one that is gone is kept for nothing. What was its store is nobody else's until the old family is retired,
+//! also where the origin is gone with it, and nothing is built. A server that is killed between leaves what the text says: a
+//! new snapshot with nothing in its store is what the origin is then, and nobody was told that it had been made.
+
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow};
+use blockwork_engine::{Bio, Errno, Flags, Op, Sector, Sectors, Volume, VolumeId};
+use blockwork_format::escape;
+use blockwork_layer::{ErrorTarget, Suspension};
+use blockwork_volume::lvm::served::ChangedFamily;
+
+use super::groups::ServedGroups;
+
+impl ServedGroups {
+    /// Has the volumes of a family go by what it is now.
+    ///
+    /// # Errors
+    ///
+    /// The server is being stopped, or a volume cannot be built: it answers EIO from then on, since the old family does nothing any more.
+    pub(super) fn switch(&self, changed: ChangedFamily) -> Result<()> {
+        let volumes: Vec<(VolumeId, Volume)> =
+            changed.volumes.iter().filter_map(|name| self.served.find(name)).collect();
+        let suspension = Suspension::default();
+        for (id, volume) in &volumes {
+            self.served.set(*id, volume.with_root(suspension.over(volume.root.clone())));
+        }
+        if let Err(error) = self.put_to_rest(changed, &volumes) {
+            volumes.iter().for_each(|(id, volume)| self.served.set(*id, with_nothing(volume)));
+            return Err(error);
+        }
+        let (built, failures): (Vec<_>, Vec<_>) =
+            volumes.into_iter().map(|(id, volume)| self.build_anew(id, volume)).unzip();
+        for (id, volume) in &built {
+            self.served.set(*id, volume.with_root(suspension.over(volume.root.clone())));
+        }
+        // Who reads by the old family knows nothing of what the new one copies: no write before the last of those reads has ended.
+        let quiet = self.served.run(|cx| async move { cx.quiesce().await });
+        let mut failure = failures.into_iter().flatten().next().or(quiet.err());
+        for (id, volume) in built {
+            self.served.set(id, volume.clone());
+            failure = failure.or(self.offers.change(&volume.name, id, &volume).err());
+        }
+        drop(suspension);
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Waits until nothing is under way in the old stacks, and nothing waits there.
+    fn put_to_rest(&self, changed: ChangedFamily, volumes: &[(VolumeId, Volume)]) -> Result<()> {
+        let roots: Vec<_> = volumes.iter().map(|(_, volume)| volume.root.clone()).collect();
+        let flushed = self.served.run(|cx| async move {
+            if let Some(family) = changed.family {
+                family.retire().await;
+            }
+            cx.quiesce().await;
+            let mut flushed: Result<(), Errno> = Ok(());
+            for root in roots.iter().filter(|root| !root.limits().read_only) {
+                let flush = Bio::without_data(Op::Flush, Flags::NONE, Sector(0), Sectors::ZERO);
+                flushed = flushed.and(cx.bio(root, flush).await.0);
+            }
+            flushed
+        })?;
+        // The disk takes no more writes from now on, and whoever flushes next is told.
+        flushed
+            .unwrap_or_else(|errno| log::error!("what snapshots were made of could not be flushed: {errno}"));
+        Ok(())
+    }
+
+    /// A volume with its new stack; where there is none, with nothing, and why.
+    fn build_anew(&self, id: VolumeId, old: Volume) -> ((VolumeId, Volume), Option<anyhow::Error>) {
+        match self.build(&old.name) {
+            Ok(built) => {
+                let mut volume = old.with_root(built.root);
+                volume.read_only |= built.read_only;
+                ((id, volume), None)
+            }
+            Err(error) => {
+                let why = anyhow!("{} cannot be served any more: {error:#}", escape(&old.name));
+                ((id, with_nothing(&old)), Some(why))
+            }
+        }
+    }
+}
+
+/// A volume that answers EIO.
+fn with_nothing(volume: &Volume) -> Volume {
+    volume.with_root(Arc::new(ErrorTarget::new(volume.node(), volume.sectors())))
+}
