@@ -224,6 +224,58 @@ fn the_map_of_a_pool_that_fills_up_is_extended_too() {
 }
 
 #[test]
+fn a_pool_that_refuses_to_be_told_keeps_nothing_from_following_and_is_told_when_it_has_room() {
+    const STEP: u64 = 128 << 20;
+    let lab = Lab::new(&[("a", 9 << 10)]);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/root", "--size", "16M"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "8G", "--pool-metadata-size", "2M"]);
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "8G"]);
+    lab.verb(&["lv", "create", "vg/two", "--thin", "pool", "-V", "8M"]);
+    let server = lab.scratch.serve(["--disk", "a"]);
+    served(&lab, &["lv", "snapshot", "vg/root", "--size", "17M", "--name", "old"]);
+    // Blocks of their own, in an order that leaves half of each leaf of the map empty.
+    let fill = format!(
+        "h = connect({:?})\n\
+         try:\n    for part in reversed(range(64)):\n        h.zero({STEP}, part * {STEP}, nbd.CMD_FLAG_NO_HOLE)\n\
+         except nbd.Error as error:\n    print(error.errno)\n",
+        lab.scratch.uri("vg/one")
+    );
+    assert_eq!(python(&fill), "EIO\n");
+    let status = || shown(&lab, "vg/pool")["status"].as_str().expect("a status").to_owned();
+    assert!(status().contains(" ro "), "{}", status());
+
+    // The text is written, whatever the pool says to that: who keeps chunks for the snapshot has to stop.
+    until("the pool is what refuses", || {
+        refused(&lab, &["lv", "remove", "vg/two", "vg/old"]).contains("the pool pool: the pool is read-only")
+    });
+    let said = refused(&lab, &["lv", "create", "vg/new", "--extents", "100%FREE"]);
+    assert!(said.contains("the pool is read-only"), "{said}");
+    served(&lab, &["lv", "resize", "vg/pool", "--pool-metadata-size", "+2M"]);
+    assert!(status().contains(" rw "), "{}", status());
+    served(&lab, &["lv", "create", "vg/new", "--extents", "100%FREE"]);
+    let script = format!(
+        "new, root = connect({:?}), connect({:?})\n\
+         end = new.get_size()\n\
+         for at in range(0, end, 1 << 20):\n    new.pwrite(b'n' * (1 << 20), at)\nnew.flush()\n\
+         root.pwrite(b'r' * (16 << 20), 0)\nroot.flush()\n\
+         print(all(new.pread(1 << 20, at) == b'n' * (1 << 20) for at in range(0, end, 1 << 20)))\n",
+        lab.scratch.uri("vg/new"),
+        lab.scratch.uri("vg/root")
+    );
+    assert_eq!(python(&script), "True\n");
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    lab.expect_sound();
+    let dump = lab.dumped("pool");
+    assert!(
+        dump.contains("dev_id=\"1\"") && !dump.contains("dev_id=\"2\""),
+        "{}",
+        &dump[..dump.len().min(400)]
+    );
+}
+
+#[test]
 fn a_guest_is_told_that_its_volume_has_grown() {
     let lab = pool(96, 161);
     let socket = lab.scratch.at("socket");

@@ -1,11 +1,12 @@
 //! The volume groups and thin pools of a server, which are changed while their volumes are served.
 //!
 //! A change is planned on the group's text by whoever asks (a thread of the control API), written by a task of a worker, and then
-//! followed by the devices, the pools, the workers' volumes and what clients are offered. One change is made at a time.
+//! followed by the devices, the workers' volumes, the pools and what clients are offered. One change is made at a time.
 //!
 //! Invariants: (1) nothing that a client has open goes; (2) the text on the disks is the old one or the new one, and pools are told in
 //! LVM's order, so that a server which is killed in the middle leaves what any next one, or LVM, makes complete; (3) what a change has
-//! taken from clients and could not be made is given back.
+//! taken from clients and could not be made is given back; (4) what is in use follows a text that is written whatever else fails, before
+//! the next change may give away what the text calls free.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,7 +23,7 @@ use blockwork_layer::thin::{Pool, VerbError};
 use blockwork_volume::Assembly;
 use blockwork_volume::lvm::Group;
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
-use blockwork_volume::lvm::served::{Adopted, GrowingPool, Telling, grow, message, tell};
+use blockwork_volume::lvm::served::{Adopted, GrowingPool, GrownPool, Telling, grow, message, tell};
 
 use super::autoextend::Caller;
 use super::offers::Offers;
@@ -227,9 +228,7 @@ impl ServedGroups {
 
     fn adopt(&self, group: &str, text: Arc<VolumeGroup>) -> Result<Adopted, Refusal> {
         let mut assembly = self.assembly();
-        let adopted = assembly.adopt(group, text).map_err(refused)?;
-        self.served.name_nodes(&assembly).map_err(failed)?;
-        Ok(adopted)
+        assembly.adopt(group, text).map_err(refused)
     }
 
     /// Tells pools what the group's text has for them, and notes there that they know.
@@ -296,32 +295,39 @@ impl ServedGroups {
         }
     }
 
-    /// The workers and the clients get what has changed; what people should know of that.
-    fn follow(&self, adopted: Adopted, serve: bool) -> Vec<String> {
+    /// What is in use goes by the new text; what people should know of that.
+    fn follow(&self, adopted: Adopted) -> Vec<String> {
         let mut notes = Vec::new();
-        let mut note = |what: &str, done: Result<Option<String>>| match done {
-            Ok(note) => notes.extend(note.map(|note| format!("{}: {note}", escape(what)))),
-            Err(error) => notes.push(format!("{}: {error}", escape(what))),
+        let mut note = |what: &str, done: Result<()>| {
+            notes.extend(done.err().map(|error| format!("{}: {error}", escape(what))));
         };
         for family in adopted.families {
-            note("snapshots", self.switch(family).map(|()| None));
+            note("snapshots", self.switch(family));
         }
         for grown in adopted.pools {
-            let counted = self.served.run(|cx| async move { grow(grown, &cx).await });
-            note("the pool has grown, and", counted.and_then(|counted| Ok(counted.map(|()| None)?)));
+            note("the pool has grown, and", grown.map_err(Into::into).and_then(|grown| self.grow(grown)));
         }
         for (old, new) in adopted.renamed {
-            note(&new, self.rename(&old, &new).map(|()| None));
+            note(&new, self.rename(&old, &new));
         }
         for name in adopted.resized {
-            note(&name, self.resize(&name).map(|()| None));
-        }
-        for name in adopted.added {
-            if self.serves_all || serve {
-                note(&name, self.add(&name));
-            }
+            note(&name, self.resize(&name));
         }
         notes
+    }
+
+    fn grow(&self, grown: GrownPool) -> Result<()> {
+        self.served.name_nodes(&self.assembly())?;
+        Ok(self.served.run(|cx| async move { grow(grown, &cx).await })??)
+    }
+
+    /// Volumes that are new can be opened; what people should know of that.
+    fn add_all(&self, names: &[String]) -> Vec<String> {
+        let note = |name: &String| {
+            let note = self.add(name).unwrap_or_else(|error| Some(error.to_string()))?;
+            Some(format!("{}: {note}", escape(name)))
+        };
+        names.iter().filter_map(note).collect()
     }
 
     fn rename(&self, old: &str, new: &str) -> Result<()> {
@@ -406,8 +412,11 @@ impl Groups for ServedGroups {
     fn change(&self, request: &GroupRequest) -> Result<GroupAnswer, Refusal> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let command = request.command.as_deref();
-        // What was cut short before comes first.
-        self.tell_pools(&request.group, command)?;
+        // What was cut short before comes first; a pool may need the room that it is about to get for that.
+        let untold = self.tell_pools(&request.group, command).err();
+        if let Some(error) = untold.filter(|_| !makes_room(&request.change)) {
+            return Err(error);
+        }
         let planned = self.plan(request)?;
         let withdrawn = self.withdraw(&planned.gone)?;
         if let Err(error) = self.write(planned.commit) {
@@ -416,13 +425,23 @@ impl Groups for ServedGroups {
         }
         // A pool deletes only what nobody has layers of.
         drop(withdrawn);
-        let adopted = self.adopt(&request.group, planned.text)?;
-        if let Err(error) = self.tell_pools(&request.group, command) {
-            self.take_back(request, planned.volume.as_ref());
-            return Err(error);
-        }
+        let mut adopted = self.adopt(&request.group, planned.text)?;
+        let added = std::mem::take(&mut adopted.added);
         let mut notes: Vec<String> = planned.note.into_iter().collect();
-        notes.extend(self.follow(adopted, request.serve));
+        notes.extend(self.follow(adopted));
+        match self.tell_pools(&request.group, command) {
+            Ok(()) => {}
+            // It has the room, whatever else a pool has yet to be told.
+            Err(error) if makes_room(&request.change) => notes.push(error.to_string()),
+            Err(error) => {
+                notes.iter().for_each(|note| log::warn!("{note}"));
+                self.take_back(request, planned.volume.as_ref());
+                return Err(error);
+            }
+        }
+        if self.serves_all || request.serve {
+            notes.extend(self.add_all(&added));
+        }
         self.watch_pools();
         let group = self.status_of(&request.group);
         let group = group.ok_or_else(|| absent("volume group", &request.group, []))?;
@@ -455,6 +474,11 @@ impl Groups for ServedGroups {
         told.map_err(failed)?.map_err(|error| conflict(format!("{}: {error}", escape(&request.pool))))?;
         Ok(PoolStatus { name: request.pool.clone(), status: pool.status().to_string() })
     }
+}
+
+/// Whether a change gives a pool more room, and tells it nothing else.
+fn makes_room(change: &Change) -> bool {
+    matches!(change, Change::Resize { .. } | Change::ResizePoolMetadata { .. })
 }
 
 /// What is told of a group, without holding on to the assembly.

@@ -4,8 +4,11 @@
 //! Who serves does that in this order, one change of a group at a time:
 //!
 //! ```text
-//!   edit_group ─▶ Draft::make ─▶ Commit::write (a worker's task) ─▶ adopt ─▶ the workers get what is new ─▶ pools are told
+//!   edit_group ─▶ Draft::make ─▶ Commit::write (a worker's task) ─▶ adopt ─▶ what is in use follows ─▶ pools are told ─▶ what is new comes
 //! ```
+//!
+//! Once the text is written, what it has taken from a volume may be given to another one by the next change: so what is in use follows
+//! also where a pool refuses to be told.
 //!
 //! Invariants: (1) a device whose volume stays keeps its number, and its layers unless its size, or its family of snapshots, has changed; (2) layers that are built
 //! anew keep their nodes; (3) what workers keep in memory (pools, families of snapshots) is neither opened twice nor read behind
@@ -54,8 +57,8 @@ pub struct Adopted {
     pub renamed: Vec<(String, String)>,
     /// Volumes that have another size.
     pub resized: Vec<String>,
-    /// Pools whose parts have grown.
-    pub pools: Vec<GrownPool>,
+    /// Pools whose parts have grown; or why a layer of one cannot be built.
+    pub pools: Vec<Result<GrownPool, EditError>>,
     /// Origins with other snapshots than before, or of another size, and those that are gone.
     pub families: Vec<ChangedFamily>,
 }
@@ -116,7 +119,7 @@ impl Assembly {
     ///
     /// # Errors
     ///
-    /// No such group; or a layer of a pool that has grown cannot be built.
+    /// No such group.
     pub fn adopt(&mut self, name: &str, text: Arc<VolumeGroup>) -> Result<Adopted, EditError> {
         let group = edit::find(self, name)?;
         let old = std::mem::replace(&mut self.graph.groups[group.0].text, text.clone());
@@ -150,7 +153,7 @@ impl Assembly {
         let gone = gone.into_iter().map(|family| ChangedFamily { family: Some(family), volumes: Vec::new() });
         adopted.families = changed.chain(gone).collect();
         self.open_new_pools(group, &text);
-        adopted.pools = self.grown_pools(group, &text, &resized)?;
+        adopted.pools = self.grown_pools(group, &text, &resized);
         Ok(adopted)
     }
 
@@ -264,7 +267,7 @@ impl Assembly {
         group: GroupId,
         text: &VolumeGroup,
         resized: &[LvIndex],
-    ) -> Result<Vec<GrownPool>, EditError> {
+    ) -> Vec<Result<GrownPool, EditError>> {
         let known = &self.graph.groups[group.0];
         let open: Vec<(LvIndex, Arc<Pool>)> =
             known.thin_pools.iter().filter_map(|(lv, pool)| Some((*lv, pool.pool()?))).collect();
@@ -281,12 +284,13 @@ impl Assembly {
                 let built = self.layer(device);
                 built.map(Some).map_err(|why| EditError::volume(&text.lvs[part.0].name, why))
             };
-            let (data, metadata) = (part(data)?, part(metadata)?);
-            if data.is_some() || metadata.is_some() {
-                grown.push(GrownPool { pool, data, metadata });
+            match part(data).and_then(|data| Ok((data, part(metadata)?))) {
+                Ok((None, None)) => {}
+                Ok((data, metadata)) => grown.push(Ok(GrownPool { pool, data, metadata })),
+                Err(error) => grown.push(Err(error)),
             }
         }
-        Ok(grown)
+        grown
     }
 
     /// A pool that was never used before has been made by what was written: it is open from now on.
