@@ -24,8 +24,8 @@ PLAIN, SNAPSHOT, QSD, NBDKIT = "plain volume", "snapshot", "qsd, qcow2 overlay",
 PEERS = [PLAIN, SNAPSHOT, QSD, NBDKIT]
 
 ORIGIN_BYTES = 64 * MIB
-# chunk in KiB, rw, depth, bytes
-CELLS = [(chunk, rw, depth, size * MIB) for chunk, size in ((4, 8), (32, 32)) for depth in (1, 32)
+# chunk in KiB, rw, depth, bytes: one by one, a quarter of it does, since each first write then waits for two flushes.
+CELLS = [(chunk, rw, depth, size * MIB // (1 if depth > 1 else 4)) for chunk, size in ((4, 8), (32, 32)) for depth in (1, 32)
          for rw in ("write", "randwrite")]
 KERNEL = "kernel"
 # How long the guest may take for all cells: it is emulated, and needs half a minute to boot.

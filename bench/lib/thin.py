@@ -61,9 +61,11 @@ def scattered(at):
 
 
 def mapped_table(folder):
-    """A thick volume, and two pools with a volume that is mapped, another one (half as large), and one that is a hole."""
-    sectors, lines = MAPPED_BLOCKS * BLOCK // 512, []
-    lines.append(f"thick: 0 {sectors} linear null:{MAPPED_BLOCKS * BLOCK} 0")
+    """A thick volume, half of one on the same disk and half of one on another, and two pools with a volume that is mapped, another one (half
+    as large), and one that is a hole."""
+    size, sectors = MAPPED_BLOCKS * BLOCK, MAPPED_BLOCKS * BLOCK // 512
+    lines = [f"thick: 0 {sectors} linear null:{size} 0", f"thick2: 0 {sectors // 2} linear null:{size} {sectors // 2}",
+             f"thick3: 0 {sectors // 2} linear null:{size + BLOCK} 0"]
     # A null disk is one by its size: each pool has one of its own.
     for pool, size in (("a", 2 * MAPPED_BLOCKS * BLOCK), ("b", (2 * MAPPED_BLOCKS + 1) * BLOCK)):
         path = f"{folder}/mapped-{pool}.img"
@@ -151,13 +153,17 @@ def pools(bench, folder):
             return []
         for export in ("dm/a1", "dm/a2", "dm/b2"):
             bench.nbdload(server, "read", "64k", 32, 1, extra=["--export", export, "--bytes", str(MAPPED_BLOCKS * BLOCK // 2)])
+        pairs = {"one pool": ("dm/a1", "dm/a2"), "two pools": ("dm/a1", "dm/b2"),
+                 "thick, one disk": ("dm/thick", "dm/thick2"), "thick, two disks": ("dm/thick", "dm/thick3")}
         for rep in range(bench.reps):
-            for peer, exports in (("one pool", ("dm/a1", "dm/a2")), ("two pools", ("dm/a1", "dm/b2"))):
+            for peer, exports in pairs.items():
                 rows.append(bench.row({"rw": "randread"}, peer, "nbdload", rep, lambda: at_once(bench, server, exports)))
-    one = rate_and_share(rows, "one pool", "two pools", {"rw": "randread"})
-    share = ratio(rows, "one pool", "two pools", "iops", {"rw": "randread"})
+    match = {"rw": "randread"}
+    one, thick = (rate_and_share(rows, *pair, match) for pair in (("one pool", "two pools"), ("thick, one disk", "thick, two disks")))
+    share = ratio(rows, "one pool", "two pools", "iops", match)
     return [f"**Two clients, 4 KiB random reads at depth 32 each.** One pool: {one} IOPS; two pools: {show(median(rows, 'iops', peer='two pools'))}; "
-            f"{verdict(share, GOALS['pools'])}.", ""] + errors(rows)
+            f"{verdict(share, GOALS['pools'])}. Thick volumes, read in the same way: on one disk {thick}, on two "
+            f"{show(median(rows, 'iops', peer='thick, two disks'))}.", ""] + errors(rows)
 
 
 # First writes.
