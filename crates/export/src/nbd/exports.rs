@@ -1,6 +1,8 @@
 //! What a server offers: volumes under names, and what clients are told of them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_format::nbd::{NAME_MAX, PAYLOAD_MAX, transmission_flags as flags};
@@ -62,10 +64,54 @@ impl Export {
 /// may come and go: what a client has opened stays what it was when it was opened.
 ///
 /// Invariant: whoever has opened an export has a share of it, taken while the list was held; so one that nobody else has a share of
-/// can be taken out without anybody noticing.
+/// can be taken out, or withheld, without anybody noticing.
 #[derive(Clone, Debug)]
 pub struct Exports {
     all: Arc<Mutex<Vec<Entry>>>,
+    closed: Arc<OnceLock<Hook>>,
+}
+
+/// An export that somebody has opened, as it was then.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    export: Arc<Export>,
+    /// Dropped after the export: whoever is told finds it closed.
+    _told: Told,
+}
+
+impl Opened {
+    /// Whether both are one export.
+    pub fn is(&self, other: &Opened) -> bool {
+        Arc::ptr_eq(&self.export, &other.export)
+    }
+}
+
+impl Deref for Opened {
+    type Target = Export;
+    #[inline]
+    fn deref(&self) -> &Export {
+        &self.export
+    }
+}
+
+/// What is called whenever an export has been closed.
+struct Hook(Box<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Told(Arc<OnceLock<Hook>>);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        if let Some(hook) = self.0.get() {
+            (hook.0)();
+        }
+    }
 }
 
 /// An export, and what clients may still have open that was in its place before.
@@ -73,6 +119,8 @@ pub struct Exports {
 struct Entry {
     now: Arc<Export>,
     before: Vec<Weak<Export>>,
+    /// Nobody can open it at present.
+    is_withheld: bool,
 }
 
 impl Entry {
@@ -110,7 +158,7 @@ impl Exports {
         if all.is_empty() {
             return Err(ExportsError::Empty);
         }
-        let exports = Exports { all: Arc::default() };
+        let exports = Exports { all: Arc::default(), closed: Arc::default() };
         for export in all {
             exports.add(export)?;
         }
@@ -129,7 +177,7 @@ impl Exports {
     pub fn add(&self, export: Export) -> Result<(), ExportsError> {
         let mut all = self.all();
         check_name(&export.name, &all)?;
-        all.push(Entry { now: Arc::new(export), before: Vec::new() });
+        all.push(Entry { now: Arc::new(export), before: Vec::new(), is_withheld: false });
         Ok(())
     }
 
@@ -167,20 +215,51 @@ impl Exports {
         Ok(())
     }
 
+    /// Lets nobody open these any more, or open them again; clients that have them open keep them.
+    pub fn withhold(&self, names: &[String], withheld: bool) {
+        for known in self.all().iter_mut().filter(|known| names.contains(&known.now.name)) {
+            known.is_withheld = withheld;
+        }
+    }
+
+    /// Withholds exports that nobody has open: all of them, or none.
+    ///
+    /// # Errors
+    ///
+    /// Clients have one of them open: which, and how many.
+    pub fn withhold_unused(&self, names: &[String]) -> Result<(), (String, ExportsError)> {
+        let mut all = self.all();
+        let meant = |known: &Entry| names.contains(&known.now.name);
+        let in_use = all.iter().find(|known| meant(known) && known.clients() > 0);
+        if let Some(known) = in_use {
+            return Err((known.now.name.clone(), ExportsError::InUse { clients: known.clients() }));
+        }
+        all.iter_mut().filter(|known| meant(known)).for_each(|known| known.is_withheld = true);
+        Ok(())
+    }
+
+    /// Has `hook` called whenever a client has closed an export, on whichever thread that is: it must not wait. Only the first one counts.
+    pub fn when_closed(&self, hook: impl Fn() + Send + Sync + 'static) {
+        let _ = self.closed.set(Hook(Box::new(hook)));
+    }
+
     /// The export of that name.
-    pub fn find(&self, name: &[u8]) -> Option<Arc<Export>> {
+    pub fn find(&self, name: &[u8]) -> Option<Opened> {
         let all = self.all();
         let found = if name.is_empty() {
             all.first()
         } else {
             all.iter().find(|known| known.now.name.as_bytes() == name)
         };
-        found.map(|known| known.now.clone())
+        let found = found.filter(|known| !known.is_withheld)?;
+        Some(Opened { export: found.now.clone(), _told: Told(self.closed.clone()) })
     }
 
     /// Those that LIST names.
     pub fn listed(&self) -> Vec<Arc<Export>> {
-        self.all().iter().take(Exports::LISTED_MAX).map(|known| known.now.clone()).collect()
+        let all = self.all();
+        let open = all.iter().filter(|known| !known.is_withheld);
+        open.take(Exports::LISTED_MAX).map(|known| known.now.clone()).collect()
     }
 }
 
@@ -254,5 +333,39 @@ pub(crate) mod tests {
         drop(open);
         exports.remove("c").unwrap();
         assert_eq!(of_a_session.listed().len(), 1);
+    }
+
+    #[test]
+    fn what_is_withheld_stays_with_those_who_have_it_and_nobody_else_gets_it() {
+        let exports = Exports::new(vec![export("a", 1), export("b", 2)]).unwrap();
+        let both = ["a".to_owned(), "b".to_owned()];
+        let open = exports.find(b"b").unwrap();
+        let in_use = ("b".to_owned(), ExportsError::InUse { clients: 1 });
+        assert_eq!(exports.withhold_unused(&both).unwrap_err(), in_use);
+        assert!(exports.find(b"a").is_some(), "all or none");
+        exports.withhold(&both[1..], true);
+        assert!(exports.find(b"b").is_none() && open.size == 2);
+        assert_eq!(exports.withhold_unused(&both).unwrap_err(), in_use);
+        drop(open);
+        exports.withhold_unused(&both).unwrap();
+        assert!(exports.find(b"a").is_none() && exports.find(b"").is_none() && exports.listed().is_empty());
+        // What takes its place is withheld like it.
+        exports.replace("a", export("a", 3)).unwrap();
+        assert!(exports.find(b"a").is_none());
+        exports.withhold(&both, false);
+        assert_eq!([exports.find(b"").unwrap().size, exports.find(b"b").unwrap().size], [3, 2]);
+    }
+
+    #[test]
+    fn whoever_is_told_that_an_export_was_closed_finds_it_closed() {
+        let exports = Exports::new(vec![export("a", 1)]).unwrap();
+        let (again, found) = (exports.clone(), Arc::new(Mutex::new(Vec::new())));
+        let told = found.clone();
+        exports.when_closed(move || told.lock().unwrap().push(again.withhold_unused(&["a".into()]).is_ok()));
+        let (first, second) = (exports.find(b"a").unwrap(), exports.find(b"a").unwrap());
+        assert!(first.is(&second));
+        drop(first);
+        drop(second);
+        assert_eq!(*found.lock().unwrap(), [false, true]);
     }
 }

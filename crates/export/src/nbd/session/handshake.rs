@@ -1,9 +1,7 @@
 //! The handshake: from the greeting to the choice of an export.
 
-use std::sync::Arc;
-
 use super::{ALLOCATION_CONTEXT, CloseReason, OPTION_SKIP_MAX, OPTIONS_MAX, Transmission};
-use crate::nbd::exports::{Export, Exports};
+use crate::nbd::exports::{Exports, Opened};
 use blockwork_format::nbd::{
     InfoRequest, Malformed, MetaRequest, OPTION_MAX, OptionHeader, PAYLOAD_MAX, Style, base_allocation,
     client_flags, export_name_reply, greeting, handshake_flags, info, info_block_size, info_export,
@@ -52,7 +50,7 @@ pub struct Handshake {
     no_zeroes: bool,
     style: Style,
     /// The export for which `base:allocation` was chosen.
-    allocation_of: Option<Arc<Export>>,
+    allocation_of: Option<Opened>,
     /// The start of what `stage` wants; its rest has not come yet.
     partial: Vec<u8>,
     /// Bytes of an oversize option that are still to be thrown away.
@@ -333,9 +331,9 @@ impl Handshake {
     }
 
     /// The session that would follow if `export` were chosen now.
-    fn choose(&self, export: Arc<Export>) -> Transmission {
+    fn choose(&self, export: Opened) -> Transmission {
         // Contexts hold for the export that they were chosen for.
-        let allocation = self.allocation_of.as_ref().is_some_and(|of| Arc::ptr_eq(of, &export));
+        let allocation = self.allocation_of.as_ref().is_some_and(|of| of.is(&export));
         let df = if self.style == Style::Simple { 0 } else { transmission_flags::SEND_DF };
         let payload = if self.style == Style::Extended && allocation {
             transmission_flags::BLOCK_STATUS_PAYLOAD

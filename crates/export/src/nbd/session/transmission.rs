@@ -1,9 +1,7 @@
 //! The transmission phase: what each request is, and whether it may be done.
 
-use std::sync::Arc;
-
 use super::{ALLOCATION_CONTEXT, CloseReason};
-use crate::nbd::exports::Export;
+use crate::nbd::exports::{Export, Opened};
 use blockwork_format::nbd::{
     PAYLOAD_MAX, ReplyHead, Request, StatusPayload, Style, WireErrno, command, command_flags as flag,
     transmission_flags,
@@ -80,7 +78,7 @@ pub enum Step {
 /// The server's side of the transmission phase.
 #[derive(Clone, Debug)]
 pub struct Transmission {
-    export: Arc<Export>,
+    export: Opened,
     style: Style,
     flags: u16,
     /// `base:allocation` was chosen.
@@ -91,13 +89,13 @@ pub struct Transmission {
 }
 
 impl Transmission {
-    pub(super) fn new(export: Arc<Export>, style: Style, flags: u16, allocation: bool) -> Transmission {
+    pub(super) fn new(export: Opened, style: Style, flags: u16, allocation: bool) -> Transmission {
         Transmission { export, style, flags, allocation, shutdown: false, status: None }
     }
 
     /// What was chosen.
     #[inline]
-    pub fn export(&self) -> &Arc<Export> {
+    pub fn export(&self) -> &Export {
         &self.export
     }
 

@@ -1,6 +1,7 @@
 //! Requests against what the protocol demands of their answers.
 
 use super::*;
+use crate::nbd::exports::Exports;
 use crate::nbd::exports::tests::export;
 use proptest::prelude::*;
 
@@ -15,7 +16,8 @@ fn session_of(export: Export, style: Style) -> Transmission {
     if style != Style::Simple {
         flags |= transmission_flags::SEND_DF;
     }
-    Transmission::new(Arc::new(export), style, flags, style != Style::Simple)
+    let opened = Exports::new(vec![export]).unwrap().find(b"").unwrap();
+    Transmission::new(opened, style, flags, style != Style::Simple)
 }
 
 fn ask(
