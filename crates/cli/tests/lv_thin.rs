@@ -61,6 +61,28 @@ fn pools_and_volumes_are_what_lvm_reads_and_the_pool_knows_them() {
 }
 
 #[test]
+fn the_answer_to_each_verb_has_the_number_that_the_text_has_then() {
+    let lab = Lab::new(&[("a", 161)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    for args in [
+        // Written once; with messages for the pool, twice; a pool that counts what it has got, once.
+        &["lv", "create", "vg/plain", "--size", "4M"][..],
+        &["lv", "create", "vg/pool", "--thin-pool", "--size", "40M"],
+        &["lv", "create", "vg/one", "--thin", "pool", "-V", "1G"],
+        &["lv", "resize", "vg/plain", "--size", "8M"],
+        &["lv", "resize", "vg/pool", "--size", "+8M"],
+        &["lv", "resize", "vg/pool", "--pool-metadata-size", "+4M"],
+        &["lv", "remove", "vg/one"],
+        &["vg", "tag", "vg", "--addtag", "t"],
+    ] {
+        let said = lab.verb(&[args, &["--json"]].concat());
+        let answer: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        let by_lvm = lab.lvm(&["vgs --noheadings -o vg_seqno vg"]);
+        assert_eq!(answer["seqno"].to_string(), by_lvm[0].trim(), "{args:?}");
+    }
+}
+
+#[test]
 fn what_a_pool_cannot_be_is_refused_and_nothing_is_written() {
     let lab = Lab::new(&[("a", 81)]);
     lab.verb(&["vg", "create", "vg", "a"]);

@@ -96,7 +96,7 @@ pub(crate) fn json(editor: &GroupEditor) -> Value {
     json!({
         "group": vg.name,
         "uuid": vg.id.to_string(),
-        "seqno": vg.seqno + 1,
+        "seqno": editor.seqno(),
         "extent_bytes": vg.extent_sectors * SECTOR_BYTES,
         "disks": vg.pvs.len(),
         "volumes": vg.visible().iter().filter(|visible| **visible).count(),

@@ -27,6 +27,7 @@ pub struct GroupEditor {
     assembly: Assembly,
     draft: Draft,
     sites: Vec<Site>,
+    is_planned: bool,
 }
 
 /// A physical volume, and what becomes of it.
@@ -61,7 +62,7 @@ impl GroupEditor {
         let mut assembly = assemble(disks)?;
         let group = find(&assembly, name)?;
         let Opened { draft, sites } = open(&mut assembly, group, author)?;
-        Ok(GroupEditor { assembly, draft, sites })
+        Ok(GroupEditor { assembly, draft, sites, is_planned: false })
     }
 
     /// A new group on these disks, without physical volumes yet.
@@ -81,7 +82,7 @@ impl GroupEditor {
         if assembly.graph().groups.iter().any(|group| group.text.name == name) {
             return Err(EditError::Exists { what: "the volume group", name: name.to_owned() });
         }
-        Ok(GroupEditor { assembly, draft, sites: Vec::new() })
+        Ok(GroupEditor { assembly, draft, sites: Vec::new(), is_planned: false })
     }
 
     /// The group.
@@ -180,7 +181,14 @@ impl GroupEditor {
     ///
     /// An area has no room for the text, or no area is left.
     pub fn plan(&mut self) -> Result<Commit, EditError> {
-        Commit::new(&self.draft, &self.sites)
+        let commit = Commit::new(&self.draft, &self.sites)?;
+        self.is_planned = true;
+        Ok(commit)
+    }
+
+    /// The number of the text: of the one on the disks, or of the one that was planned.
+    pub fn seqno(&self) -> u64 {
+        self.draft.group().seqno + u64::from(self.is_planned)
     }
 
     fn device(&self, name: &str) -> Option<DeviceId> {
