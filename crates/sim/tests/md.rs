@@ -23,17 +23,9 @@ mod running;
 use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
-use md_lab::{CLEARING, KEPT, Plan, Verdict};
+use md_lab::{CLEARING, KEPT, Plan};
+use running::plans::{Plan as _, are_found, expect_one_history, run_plans};
 use running::{from_environment, quietly};
-
-/// The line that replays a violation.
-fn report(plan: &Plan, verdict: &Verdict) -> String {
-    let violation = verdict.violations.first().map_or("", String::as_str);
-    let (seed, cut) = (plan.seed, plan.lives[0].cut);
-    format!(
-        "seed {seed}: {violation}. Replay: SEED={seed} CUT={cut} cargo test -p blockwork-sim --test md replay -- --nocapture"
-    )
-}
 
 #[test]
 fn replay() {
@@ -47,34 +39,13 @@ fn replay() {
     verdict.tally.borrow().diary.iter().for_each(|line| println!("{line}"));
     println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
     verdict.violations.iter().for_each(|violation| println!("{violation}"));
-    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
 }
 
 #[test]
 fn mirrors_differ_only_where_it_is_known_and_nothing_durable_is_lost_with_a_member() {
     let seeds = from_environment("SEEDS").unwrap_or(400);
-    let mut sums = Verdict::default();
-    let mut bad = Vec::new();
-    quietly(|| {
-        for seed in 0..seeds {
-            let plan = Plan::draw(seed);
-            let verdict = plan.run();
-            if !verdict.violations.is_empty() {
-                bad.push(report(&plan, &verdict));
-            }
-            sums.events += verdict.events;
-            sums.answered += verdict.answered;
-            sums.failed += verdict.failed;
-            sums.durable += verdict.durable;
-            sums.faults += verdict.faults;
-            sums.rests += verdict.rests;
-            sums.differed += verdict.differed;
-            sums.given_up += verdict.given_up;
-            sums.mended += verdict.mended;
-        }
-    });
-    println!("{seeds} seeds: {sums:?}");
-    assert!(bad.is_empty(), "{} of {seeds} seeds:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    let sums = run_plans((0..seeds).map(Plan::draw));
     // A lab in which nothing happens would find nothing.
     assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.faults > seeds);
     assert!(sums.rests > seeds / 4 && sums.differed > seeds / 10);
@@ -86,22 +57,12 @@ fn mirrors_differ_only_where_it_is_known_and_nothing_durable_is_lost_with_a_memb
 fn a_discard_that_fails_when_a_member_has_been_given_up_keeps_no_array_from_its_rest() {
     let plan = Plan::draw(1108);
     let verdict = quietly(|| plan.run());
-    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
 }
 
 #[test]
 fn a_bit_is_cleared_only_when_all_members_have_what_was_written() {
-    let mut bad = Vec::new();
-    let mut differed = 0;
-    quietly(|| {
-        for seed in CLEARING..CLEARING + 400 {
-            let plan = Plan::draw_clearing(seed);
-            let verdict = plan.run();
-            differed += verdict.differed;
-            bad.extend((!verdict.violations.is_empty()).then(|| report(&plan, &verdict)));
-        }
-    });
-    assert!(bad.is_empty(), "{} seeds:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    let differed = run_plans((CLEARING..CLEARING + 400).map(Plan::draw_clearing)).differed;
     assert!(differed > 100, "copies differed in {differed} runs only");
 }
 
@@ -109,32 +70,7 @@ fn a_bit_is_cleared_only_when_all_members_have_what_was_written() {
 fn what_lives_and_is_looked_after_has_all_copies_of_all_that_was_flushed() {
     let seeds = from_environment("SEEDS").unwrap_or(200);
     let from = KEPT + from_environment("FROM").unwrap_or(0);
-    let mut sums = Verdict::default();
-    let mut bad = Vec::new();
-    quietly(|| {
-        for seed in from..from + seeds {
-            let plan = Plan::of(seed);
-            let verdict = plan.run();
-            if !verdict.violations.is_empty() {
-                bad.push(report(&plan, &verdict));
-            }
-            sums.events += verdict.events;
-            sums.answered += verdict.answered;
-            sums.durable += verdict.durable;
-            sums.faults += verdict.faults;
-            sums.differed += verdict.differed;
-            sums.given_up += verdict.given_up;
-            sums.mended += verdict.mended;
-            sums.resumed += verdict.resumed;
-            sums.listed += verdict.listed;
-            sums.settled += verdict.settled;
-            for (what, n) in &verdict.tally.borrow().counts {
-                *sums.tally.borrow_mut().counts.entry(what).or_default() += n;
-            }
-        }
-    });
-    println!("{seeds} seeds: {sums:?}");
-    assert!(bad.is_empty(), "{} of {seeds} seeds:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    let sums = run_plans((from..from + seeds).map(Plan::of));
     // A lab in which nothing happens would find nothing.
     assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.faults > seeds);
     assert!(sums.settled >= seeds && sums.resumed > seeds / 20 && sums.differed > seeds / 10);
@@ -146,27 +82,20 @@ fn what_lives_and_is_looked_after_has_all_copies_of_all_that_was_flushed() {
 
 #[test]
 fn every_cut_of_a_short_run_is_survived() {
-    let mut bad = Vec::new();
-    let mut cuts = 0;
-    quietly(|| {
-        for seed in 0..6 {
-            let mut plan = Plan::draw(1_000_000 + seed);
-            plan.bios = 12;
-            plan.lives.truncate(1);
-            plan.lives[0].cut = 0;
-            let events = plan.run().events;
-            for cut in 1..=events.min(200) {
-                plan.lives[0].cut = cut;
-                let verdict = plan.run();
-                cuts += 1;
-                if !verdict.violations.is_empty() {
-                    bad.push(report(&plan, &verdict));
-                }
-            }
+    let mut plans = Vec::new();
+    for seed in 0..6 {
+        let mut plan = Plan::draw(1_000_000 + seed);
+        plan.bios = 12;
+        plan.lives.truncate(1);
+        plan.lives[0].cut = 0;
+        let events = plan.run().events;
+        for cut in 1..=events.min(200) {
+            plan.lives[0].cut = cut;
+            plans.push(plan.clone());
         }
-    });
-    assert!(bad.is_empty(), "{} of {cuts} cuts:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
-    assert!(cuts > 300, "only {cuts} cuts were tried");
+    }
+    assert!(plans.len() > 300, "only {} cuts were tried", plans.len());
+    run_plans(plans);
 }
 
 /// As SQLite's tests do: the n-th request of a device fails, for n = 0, 1, 2 ... until the run ends before it.
@@ -198,7 +127,7 @@ fn each_request_of_a_member_in_turn_may_fail_in_each_way() {
                 plan.planned = vec![(FileId(0), n, fault)];
                 let verdict = plan.run();
                 if !verdict.violations.is_empty() {
-                    bad.push(format!("request {n} suffers {fault:?}: {}", report(&plan, &verdict)));
+                    bad.push(format!("request {n} suffers {fault:?}: {}", plan.report(&verdict)));
                 }
                 if verdict.faults == 0 {
                     break;
@@ -213,29 +142,16 @@ fn each_request_of_a_member_in_turn_may_fail_in_each_way() {
 
 #[test]
 fn one_seed_is_one_history() {
-    for seed in 0..20 {
-        let (a, b) = (Plan::draw(seed).run(), Plan::draw(seed).run());
-        assert_eq!((a.log_hash, a.events, a.answered), (b.log_hash, b.events, b.answered), "seed {seed}");
-    }
+    expect_one_history((0..20).map(Plan::draw));
     assert_ne!(Plan::draw(0).run().log_hash, Plan::draw(1).run().log_hash);
-}
-
-/// Whether the lab notices `lies`.
-fn are_found(lies: Lies) -> bool {
-    quietly(|| {
-        (0..100).any(|seed| {
-            let plan = Plan { lies, ..Plan::draw(seed) };
-            !plan.run().violations.is_empty()
-        })
-    })
 }
 
 #[test]
 fn members_that_acknowledge_flushes_without_doing_them_are_found_out() {
-    assert!(are_found(Lies { flush: true, ..Lies::default() }));
+    assert!(are_found(Lies { flush: true, ..Lies::default() }, (0..100).map(Plan::draw)));
 }
 
 #[test]
 fn members_that_ignore_fua_are_found_out() {
-    assert!(are_found(Lies { fua: true, ..Lies::default() }));
+    assert!(are_found(Lies { fua: true, ..Lies::default() }, (0..100).map(Plan::draw)));
 }

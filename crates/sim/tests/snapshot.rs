@@ -10,18 +10,9 @@ mod snapshot_lab;
 use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
+use running::plans::{Plan as _, are_found, expect_one_history, run_plans};
 use running::{from_environment, quietly};
-use snapshot_lab::{Plan, Verdict};
-
-/// The line that replays a violation.
-fn report(plan: &Plan, verdict: &Verdict) -> String {
-    let violation = verdict.violations.first().map_or("", String::as_str);
-    let (seed, cuts) = (plan.seed, &plan.cuts);
-    format!(
-        "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test snapshot replay -- --nocapture",
-        cuts[0]
-    )
-}
+use snapshot_lab::Plan;
 
 #[test]
 fn replay() {
@@ -39,42 +30,13 @@ fn replay() {
     verdict.journal.iter().for_each(|line| println!("{line}"));
     println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
     verdict.violations.iter().for_each(|violation| println!("{violation}"));
-    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
-}
-
-fn run_all(plans: impl Iterator<Item = Plan>) -> Verdict {
-    let mut sums = Verdict::default();
-    let mut bad = Vec::new();
-    let mut runs = 0;
-    quietly(|| {
-        for plan in plans {
-            let verdict = plan.run();
-            if !verdict.violations.is_empty() {
-                bad.push(report(&plan, &verdict));
-            }
-            runs += 1;
-            sums.events += verdict.events;
-            sums.answered += verdict.answered;
-            sums.failed += verdict.failed;
-            sums.durable += verdict.durable;
-            sums.faults += verdict.faults;
-            sums.batches += verdict.batches;
-            sums.lost += verdict.lost;
-            sums.unrecorded += verdict.unrecorded;
-            sums.overflowed += verdict.overflowed;
-            sums.merged += verdict.merged;
-            sums.merge_failed += verdict.merge_failed;
-        }
-    });
-    println!("{runs} runs: {sums:?}");
-    assert!(bad.is_empty(), "{} of {runs} runs:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
-    sums
+    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
 }
 
 #[test]
 fn an_origin_and_its_snapshots_keep_what_was_flushed_and_snapshots_stay_as_the_origin_was() {
     let seeds = from_environment("SEEDS").unwrap_or(600);
-    let sums = run_all((0..seeds).map(Plan::draw));
+    let sums = run_plans((0..seeds).map(Plan::draw));
     // A lab in which nothing happens would find nothing.
     assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.batches > 4 * seeds);
 }
@@ -82,7 +44,7 @@ fn an_origin_and_its_snapshots_keep_what_was_flushed_and_snapshots_stay_as_the_o
 #[test]
 fn stores_that_are_full_or_fail_cost_the_snapshot_and_never_the_origin() {
     let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_all((0..seeds).map(Plan::draw_trouble));
+    let sums = run_plans((0..seeds).map(Plan::draw_trouble));
     assert!(sums.lost > seeds / 4 && sums.overflowed > 0 && sums.faults > seeds / 10);
     assert!(sums.unrecorded < sums.lost / 4);
 }
@@ -100,7 +62,7 @@ fn every_cut_of_a_short_run_is_survived() {
         }
     }
     assert!(plans.len() > 200, "only {} cuts were tried", plans.len());
-    run_all(plans.into_iter());
+    run_plans(plans);
 }
 
 /// Origin and snapshot write the same two chunks at once, which are copied out at most once in a run: so there are many short ones.
@@ -116,20 +78,20 @@ fn what_a_snapshot_writes_to_a_chunk_that_is_being_copied_out_is_not_lost() {
             plans.push(plan.clone());
         }
     }
-    run_all(plans.into_iter());
+    run_plans(plans);
 }
 
 #[test]
 fn a_snapshot_is_merged_under_its_clients_and_through_power_cuts() {
     let seeds = from_environment("SEEDS").unwrap_or(600);
-    let sums = run_all((0..seeds).map(Plan::draw_merge));
+    let sums = run_plans((0..seeds).map(Plan::draw_merge));
     assert!(sums.merged == seeds && sums.merge_failed == 0);
 }
 
 #[test]
 fn a_merge_that_fails_is_taken_up_later_and_nothing_is_lost() {
     let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_all((0..seeds).map(Plan::draw_merge_trouble));
+    let sums = run_plans((0..seeds).map(Plan::draw_merge_trouble));
     assert!(sums.merged > seeds / 4 && sums.merge_failed > seeds / 40);
 }
 
@@ -146,7 +108,7 @@ fn every_cut_of_a_merge_is_survived() {
         }
     }
     assert!(plans.len() > 200, "only {} cuts were tried", plans.len());
-    run_all(plans.into_iter());
+    run_plans(plans);
 }
 
 /// As SQLite's tests do: the n-th request of a store fails, for n = 0, 1, 2 ... until the run ends before it.
@@ -161,7 +123,7 @@ fn each_request_of_a_store_in_turn_may_fail_in_each_way() {
         for n in 0.. {
             plan.planned = vec![(FileId(1), n, fault)];
             let verdict = quietly(|| plan.run());
-            let line = report(&plan, &verdict);
+            let line = plan.report(&verdict);
             assert!(verdict.violations.is_empty(), "request {n} suffers {fault:?}: {line}");
             if verdict.faults == 0 {
                 break;
@@ -174,23 +136,15 @@ fn each_request_of_a_store_in_turn_may_fail_in_each_way() {
 
 #[test]
 fn one_seed_is_one_history() {
-    for seed in 0..20 {
-        let (a, b) = (Plan::draw(seed).run(), Plan::draw(seed).run());
-        assert_eq!((a.log_hash, a.events, a.answered), (b.log_hash, b.events, b.answered), "seed {seed}");
-    }
-}
-
-/// Whether the lab notices `lies`.
-fn are_found(lies: Lies) -> bool {
-    quietly(|| (0..200).any(|seed| !Plan { lies, ..Plan::draw(seed) }.run().violations.is_empty()))
+    expect_one_history((0..20).map(Plan::draw));
 }
 
 #[test]
 fn devices_that_acknowledge_flushes_without_doing_them_are_found_out() {
-    assert!(are_found(Lies { flush: true, ..Lies::default() }));
+    assert!(are_found(Lies { flush: true, ..Lies::default() }, (0..200).map(Plan::draw)));
 }
 
 #[test]
 fn devices_that_ignore_fua_are_found_out() {
-    assert!(are_found(Lies { fua: true, ..Lies::default() }));
+    assert!(are_found(Lies { fua: true, ..Lies::default() }, (0..200).map(Plan::draw)));
 }

@@ -10,18 +10,9 @@ mod thin_lab;
 use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
+use running::plans::{Plan as _, are_found, expect_one_history, run_plans};
 use running::{from_environment, quietly};
-use thin_lab::{Plan, Verdict};
-
-/// The line that replays a violation.
-fn report(plan: &Plan, verdict: &Verdict) -> String {
-    let violation = verdict.violations.first().map_or("", String::as_str);
-    let (seed, cuts) = (plan.seed, &plan.cuts);
-    format!(
-        "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test thin replay -- --nocapture",
-        cuts[0]
-    )
-}
+use thin_lab::Plan;
 
 #[test]
 fn replay() {
@@ -38,42 +29,13 @@ fn replay() {
     verdict.journal.iter().for_each(|line| println!("{line}"));
     println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
     verdict.violations.iter().for_each(|violation| println!("{violation}"));
-    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
-}
-
-fn run_all(plans: impl Iterator<Item = Plan>) -> Verdict {
-    let mut sums = Verdict::default();
-    let mut bad = Vec::new();
-    let mut runs = 0;
-    quietly(|| {
-        for plan in plans {
-            let verdict = plan.run();
-            if !verdict.violations.is_empty() {
-                bad.push(report(&plan, &verdict));
-            }
-            runs += 1;
-            sums.events += verdict.events;
-            sums.answered += verdict.answered;
-            sums.failed += verdict.failed;
-            sums.durable += verdict.durable;
-            sums.faults += verdict.faults;
-            sums.read_only += verdict.read_only;
-            sums.out_of_space += verdict.out_of_space;
-            sums.data_used += verdict.data_used;
-            for (verb, count) in verdict.verbs {
-                *sums.verbs.entry(verb).or_default() += count;
-            }
-        }
-    });
-    println!("{runs} runs: {sums:?}");
-    assert!(bad.is_empty(), "{} of {runs} runs:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
-    sums
+    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
 }
 
 #[test]
 fn volumes_keep_what_was_flushed_and_snapshots_stay_as_their_origins_were() {
     let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_all((0..seeds).map(Plan::draw));
+    let sums = run_plans((0..seeds).map(Plan::draw));
     // A lab in which nothing happens would find nothing.
     assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.data_used > 2 * seeds);
     assert!(
@@ -85,14 +47,14 @@ fn volumes_keep_what_was_flushed_and_snapshots_stay_as_their_origins_were() {
 #[test]
 fn pools_that_are_full_or_fail_lose_nothing_that_was_flushed() {
     let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_all((0..seeds).map(Plan::draw_trouble));
+    let sums = run_plans((0..seeds).map(Plan::draw_trouble));
     assert!(sums.read_only > seeds / 20 && sums.out_of_space > seeds / 20 && sums.faults > seeds / 10);
 }
 
 #[test]
 fn where_data_cannot_be_written_nobody_finds_what_was_there_before() {
     let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_all((0..seeds).map(Plan::draw_bad_writes));
+    let sums = run_plans((0..seeds).map(Plan::draw_bad_writes));
     assert!(sums.failed > seeds && sums.durable > seeds && sums.read_only > 0);
 }
 
@@ -109,7 +71,7 @@ fn every_cut_of_a_short_run_is_survived() {
         }
     }
     assert!(plans.len() > 200, "only {} cuts were tried", plans.len());
-    run_all(plans.into_iter());
+    run_plans(plans);
 }
 
 /// As SQLite's tests do: the n-th request of the metadata device fails, for n = 0, 1, 2 ... until the run ends before it.
@@ -123,7 +85,7 @@ fn each_request_of_the_metadata_device_in_turn_may_fail_in_each_way() {
         for n in 0.. {
             plan.planned = vec![(FileId(0), n, fault)];
             let verdict = quietly(|| plan.run());
-            let line = report(&plan, &verdict);
+            let line = plan.report(&verdict);
             assert!(verdict.violations.is_empty(), "request {n} suffers {fault:?}: {line}");
             if verdict.faults == 0 {
                 break;
@@ -145,7 +107,7 @@ fn thin_check_finds_nothing_in_a_sample() {
             ..if seed % 20 == 0 { Plan::draw(seed) } else { Plan::draw_trouble(seed) }
         };
         let verdict = quietly(|| plan.run());
-        assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+        assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
         std::fs::write(file, &verdict.image).unwrap();
         let judged = std::process::Command::new("thin_check").arg(file).output();
         let judged = judged.unwrap_or_else(|error| {
@@ -158,23 +120,15 @@ fn thin_check_finds_nothing_in_a_sample() {
 
 #[test]
 fn one_seed_is_one_history() {
-    for seed in 0..20 {
-        let (a, b) = (Plan::draw(seed).run(), Plan::draw(seed).run());
-        assert_eq!((a.log_hash, a.events, a.answered), (b.log_hash, b.events, b.answered), "seed {seed}");
-    }
-}
-
-/// Whether the lab notices `lies`.
-fn are_found(lies: Lies) -> bool {
-    quietly(|| (0..200).any(|seed| !Plan { lies, ..Plan::draw(seed) }.run().violations.is_empty()))
+    expect_one_history((0..20).map(Plan::draw));
 }
 
 #[test]
 fn devices_that_acknowledge_flushes_without_doing_them_are_found_out() {
-    assert!(are_found(Lies { flush: true, ..Lies::default() }));
+    assert!(are_found(Lies { flush: true, ..Lies::default() }, (0..200).map(Plan::draw)));
 }
 
 #[test]
 fn devices_that_ignore_fua_are_found_out() {
-    assert!(are_found(Lies { fua: true, ..Lies::default() }));
+    assert!(are_found(Lies { fua: true, ..Lies::default() }, (0..200).map(Plan::draw)));
 }

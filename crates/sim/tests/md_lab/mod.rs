@@ -28,6 +28,7 @@ use blockwork_sim::{
 };
 
 use crate::running::devices::draw_chaos;
+use crate::running::plans::{self, end_life, new_world};
 use crate::running::{Stack, caught, run_all, worker};
 use caretaker::{Caretaker, Tally, Visit};
 use disks::{ArrayPlan, Built, Found};
@@ -195,17 +196,9 @@ impl Plan {
         plan
     }
 
-    /// Runs it. A panic in the engine is a verdict too.
-    pub fn run(&self) -> Verdict {
-        self.run_with(false)
-    }
-
     /// As `run`, with a journal.
     pub fn run_with(&self, journal: bool) -> Verdict {
-        let world = World::new(self.seed);
-        if journal {
-            world.keep_journal();
-        }
+        let world = new_world(self.seed, journal);
         self.array.make(&world);
         let referee = Referee::new(self.array.volume().1);
         let (in_sync, unsettled) = (true, Vec::new());
@@ -214,6 +207,50 @@ impl Plan {
         run.verdict.violations.extend(outcome.err());
         run.verdict.journal.append(&mut run.world.journal());
         run.verdict
+    }
+}
+
+impl plans::Plan for Plan {
+    type Verdict = Verdict;
+
+    fn run(&self) -> Verdict {
+        self.run_with(false)
+    }
+    fn report(&self, verdict: &Verdict) -> String {
+        let violation = verdict.violations.first().map_or("", String::as_str);
+        let (seed, cut) = (self.seed, self.lives[0].cut);
+        format!(
+            "seed {seed}: {violation}. Replay: SEED={seed} CUT={cut} cargo test -p blockwork-sim --test md replay -- --nocapture"
+        )
+    }
+    fn lying(self, lies: Lies) -> Plan {
+        Plan { lies, ..self }
+    }
+}
+
+impl plans::Verdict for Verdict {
+    fn violations(&self) -> &[String] {
+        &self.violations
+    }
+    fn add(&mut self, other: Verdict) {
+        self.events += other.events;
+        self.answered += other.answered;
+        self.failed += other.failed;
+        self.durable += other.durable;
+        self.faults += other.faults;
+        self.rests += other.rests;
+        self.differed += other.differed;
+        self.given_up += other.given_up;
+        self.mended += other.mended;
+        self.resumed += other.resumed;
+        self.listed += other.listed;
+        self.settled += other.settled;
+        for (what, n) in &other.tally.borrow().counts {
+            *self.tally.borrow_mut().counts.entry(what).or_default() += n;
+        }
+    }
+    fn history(&self) -> [u64; 3] {
+        [self.log_hash, self.events, self.answered]
     }
 }
 
@@ -327,12 +364,7 @@ impl Run<'_> {
         planned.for_each(|(device, n, fault)| self.world.fail_nth(*device, *n, *fault));
         for (number, life) in self.plan.lives.iter().enumerate() {
             let rests = self.live(number as u64, life);
-            self.verdict.journal.append(&mut self.world.journal());
-            self.world = self.world.power_cut();
-            self.world.heal();
-            if journal {
-                self.world.keep_journal();
-            }
+            end_life(&mut self.world, &mut self.verdict.journal, journal);
             if self.verdict.violations.is_empty() {
                 self.judge(rests, life);
             }

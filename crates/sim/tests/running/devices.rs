@@ -1,5 +1,4 @@
 //! Random devices, and how they and their environment behave.
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use blockwork_engine::{Fua, Limits, Merges, Nanos, Sectors};
 use blockwork_sim::{Chaos, DeviceModel, Latencies, Latency, Random};

@@ -1,6 +1,9 @@
-//! What the labs have in common: random devices, and workers that run until their clients have ended.
+//! What the labs have in common: random devices, workers that run until their clients have ended, plans that are run one after the other.
+#![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod bytes;
 pub mod devices;
+pub mod plans;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

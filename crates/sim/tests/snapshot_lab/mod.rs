@@ -9,7 +9,6 @@
 //! has it without any layer.
 
 use std::cell::RefCell;
-use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,7 +16,6 @@ use blockwork_engine::{
     FileId, Layer, LeafId, LeafLayer, LeafSource, NodeId, Quiescence, Sector, Sectors, Volume, VolumeId,
     Worker,
 };
-use blockwork_format::Source;
 use blockwork_format::snapshot::{Exception, Found, Header, Layout, read};
 use blockwork_layer::Linear;
 use blockwork_layer::snapshot::{
@@ -28,7 +26,9 @@ use blockwork_sim::{
     World,
 };
 
+use crate::running::bytes::Bytes;
 use crate::running::devices::{draw_chaos, draw_device};
+use crate::running::plans::{self, end_life, new_world};
 use crate::running::{Nodes, Stack, caught, run_all, worker};
 
 /// A snapshot of the plan.
@@ -190,18 +190,9 @@ impl Plan {
         plan
     }
 
-    /// Runs it. A panic in the engine is a verdict too.
-    pub fn run(&self) -> Verdict {
-        self.run_with(false)
-    }
-
     /// As `run`, with a journal.
     pub fn run_with(&self, journal: bool) -> Verdict {
-        let world = World::new(self.seed);
-        if journal {
-            world.keep_journal();
-        }
-        let mut run = Run::begin(self, world);
+        let mut run = Run::begin(self, new_world(self.seed, journal));
         let outcome = caught(|| run.lives(journal));
         run.verdict.violations.extend(outcome.err());
         run.verdict.journal.append(&mut run.world.journal());
@@ -216,6 +207,47 @@ impl Plan {
         let before: u64 = self.stores[..nth].iter().map(|store| store.sectors).sum();
         let all: u64 = self.stores.iter().map(|store| store.sectors).sum();
         (FileId(0), self.devices[0].sectors.0 - all + before)
+    }
+}
+
+impl plans::Plan for Plan {
+    type Verdict = Verdict;
+
+    fn run(&self) -> Verdict {
+        self.run_with(false)
+    }
+    fn report(&self, verdict: &Verdict) -> String {
+        let violation = verdict.violations.first().map_or("", String::as_str);
+        let (seed, cuts) = (self.seed, &self.cuts);
+        format!(
+            "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test snapshot replay -- --nocapture",
+            cuts[0]
+        )
+    }
+    fn lying(self, lies: Lies) -> Plan {
+        Plan { lies, ..self }
+    }
+}
+
+impl plans::Verdict for Verdict {
+    fn violations(&self) -> &[String] {
+        &self.violations
+    }
+    fn add(&mut self, other: Verdict) {
+        self.events += other.events;
+        self.answered += other.answered;
+        self.failed += other.failed;
+        self.durable += other.durable;
+        self.faults += other.faults;
+        self.batches += other.batches;
+        self.lost += other.lost;
+        self.unrecorded += other.unrecorded;
+        self.overflowed += other.overflowed;
+        self.merged += other.merged;
+        self.merge_failed += other.merge_failed;
+    }
+    fn history(&self) -> [u64; 3] {
+        [self.log_hash, self.events, self.answered]
     }
 }
 
@@ -242,29 +274,6 @@ impl StorePlan {
         self.layout = Layout::new(chunk as u32).expect("a power of two");
         self.is_roomy = false;
         self.sectors = self.sectors.max(3 * chunk);
-    }
-}
-
-/// A store's part of a device, as it would be read now.
-struct Bytes<'a> {
-    world: &'a World,
-    device: FileId,
-    start: u64,
-    sectors: u64,
-}
-
-impl Source for Bytes<'_> {
-    fn size(&self) -> u64 {
-        self.sectors * 512
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if offset + buf.len() as u64 > self.size() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        for (sector, piece) in (offset / 512..).zip(buf.chunks_mut(512)) {
-            piece.copy_from_slice(&self.world.peek(self.device, self.start + sector)[..piece.len()]);
-        }
-        Ok(())
     }
 }
 
@@ -350,12 +359,7 @@ impl<'a> Run<'a> {
             self.begin_merge(life as usize);
             self.live(life, *cut);
             let was_off = self.world.is_off();
-            self.verdict.journal.append(&mut self.world.journal());
-            self.world = self.world.power_cut();
-            self.world.heal();
-            if journal {
-                self.world.keep_journal();
-            }
+            end_life(&mut self.world, &mut self.verdict.journal, journal);
             self.look_at_headers(was_off);
             if self.verdict.violations.is_empty() {
                 self.judge();

@@ -14,7 +14,8 @@ use blockwork_layer::Linear;
 use blockwork_layer::thin::{Mode, Pool, VerbError};
 use blockwork_sim::{Random, Referee, World};
 
-use super::image::{Bytes, content};
+use super::image::content;
+use crate::running::bytes::Bytes;
 
 /// Where the devices of a pool are, and how much of them it has.
 #[derive(Clone, Copy, Debug)]
@@ -115,8 +116,8 @@ impl Caretaker {
             return;
         }
         let extent = *self.extent.borrow();
-        let metadata = Bytes { world: &self.world, device: FileId(0), sectors: extent.metadata };
-        let data = Bytes { world: &self.world, device: FileId(1), sectors: extent.data };
+        let metadata = Bytes { world: &self.world, device: FileId(0), start: 0, sectors: extent.metadata };
+        let data = Bytes { world: &self.world, device: FileId(1), start: 0, sectors: extent.data };
         let mut known = self.known.borrow_mut();
         match content(&metadata, &data, id, origin.sectors) {
             Ok(bytes) => {

@@ -1,35 +1,12 @@
 //! What is on the devices of a pool, read without the code that is tested: by format's reader, from the devices themselves.
 
 use std::collections::BTreeMap;
-use std::io;
 
-use blockwork_engine::FileId;
 use blockwork_format::Source;
 use blockwork_format::thin::tree::Reader;
 use blockwork_format::thin::{BlockTime, DeviceDetails, Superblock, read_block};
-use blockwork_sim::World;
 
-/// A device, as it would be read now.
-pub struct Bytes<'a> {
-    pub world: &'a World,
-    pub device: FileId,
-    pub sectors: u64,
-}
-
-impl Source for Bytes<'_> {
-    fn size(&self) -> u64 {
-        self.sectors * 512
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if offset + buf.len() as u64 > self.size() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        for (sector, piece) in (offset / 512..).zip(buf.chunks_mut(512)) {
-            piece.copy_from_slice(&self.world.peek(self.device, sector)[..piece.len()]);
-        }
-        Ok(())
-    }
-}
+use crate::running::bytes::Bytes;
 
 /// The superblock that is on a metadata device.
 pub fn superblock(metadata: &Bytes<'_>) -> Result<Superblock, String> {

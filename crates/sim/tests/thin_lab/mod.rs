@@ -29,10 +29,11 @@ use blockwork_sim::{
     World,
 };
 
+use crate::running::bytes::Bytes;
 use crate::running::devices::{draw_chaos, draw_device};
+use crate::running::plans::{self, end_life, new_world};
 use crate::running::{Nodes, Stack, caught, run_all, worker};
 use caretaker::{Caretaker, Extent, Known, Served};
-use image::Bytes;
 
 const METADATA: FileId = FileId(0);
 const DATA: FileId = FileId(1);
@@ -175,18 +176,9 @@ impl Plan {
         plan
     }
 
-    /// Runs it. A panic in the engine is a verdict too.
-    pub fn run(&self) -> Verdict {
-        self.run_with(false)
-    }
-
     /// As `run`, with a journal.
     pub fn run_with(&self, journal: bool) -> Verdict {
-        let world = World::new(self.seed);
-        if journal {
-            world.keep_journal();
-        }
-        let mut run = Run::begin(self, world);
+        let mut run = Run::begin(self, new_world(self.seed, journal));
         let outcome = caught(|| run.lives(journal));
         run.verdict.violations.extend(outcome.err());
         run.verdict.journal.append(&mut run.world.journal());
@@ -198,6 +190,47 @@ impl Plan {
             run.verdict.image = image;
         }
         run.verdict
+    }
+}
+
+impl plans::Plan for Plan {
+    type Verdict = Verdict;
+
+    fn run(&self) -> Verdict {
+        self.run_with(false)
+    }
+    fn report(&self, verdict: &Verdict) -> String {
+        let violation = verdict.violations.first().map_or("", String::as_str);
+        let (seed, cuts) = (self.seed, &self.cuts);
+        format!(
+            "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test thin replay -- --nocapture",
+            cuts[0]
+        )
+    }
+    fn lying(self, lies: Lies) -> Plan {
+        Plan { lies, ..self }
+    }
+}
+
+impl plans::Verdict for Verdict {
+    fn violations(&self) -> &[String] {
+        &self.violations
+    }
+    fn add(&mut self, other: Verdict) {
+        self.events += other.events;
+        self.answered += other.answered;
+        self.failed += other.failed;
+        self.durable += other.durable;
+        self.faults += other.faults;
+        self.read_only += other.read_only;
+        self.out_of_space += other.out_of_space;
+        self.data_used += other.data_used;
+        for (verb, count) in other.verbs {
+            *self.verbs.entry(verb).or_default() += count;
+        }
+    }
+    fn history(&self) -> [u64; 3] {
+        [self.log_hash, self.events, self.answered]
     }
 }
 
@@ -271,12 +304,7 @@ impl<'a> Run<'a> {
         planned.for_each(|(device, n, fault)| self.world.fail_nth(*device, *n, *fault));
         for (life, cut) in (0u64..).zip(&self.plan.cuts) {
             self.live(life, *cut);
-            self.verdict.journal.append(&mut self.world.journal());
-            self.world = self.world.power_cut();
-            self.world.heal();
-            if journal {
-                self.world.keep_journal();
-            }
+            end_life(&mut self.world, &mut self.verdict.journal, journal);
             self.examine();
             if self.verdict.violations.is_empty() {
                 self.judge();
@@ -295,7 +323,7 @@ impl<'a> Run<'a> {
     fn bytes(&self, device: FileId) -> Bytes<'_> {
         let extent = self.extent.borrow();
         let sectors = if device == METADATA { extent.metadata } else { extent.data };
-        Bytes { world: &self.world, device, sectors }
+        Bytes { world: &self.world, device, start: 0, sectors }
     }
 
     /// The layers of this life, over what is on the devices.

@@ -1,0 +1,79 @@
+//! Plans that are run one after the other, and what they come to together; and the lives of one run.
+
+use std::fmt::Debug;
+
+use blockwork_sim::{Lies, World};
+
+use super::quietly;
+
+/// Everything that a run does.
+pub trait Plan {
+    type Verdict: Verdict;
+
+    /// Runs it. A panic in the engine is a verdict too.
+    fn run(&self) -> Self::Verdict;
+
+    /// The line that replays a violation.
+    fn report(&self, verdict: &Self::Verdict) -> String;
+
+    /// The same on devices that lie.
+    fn lying(self, lies: Lies) -> Self;
+}
+
+/// What a run came to.
+pub trait Verdict: Debug + Default {
+    fn violations(&self) -> &[String];
+
+    /// Adds what another one came to.
+    fn add(&mut self, other: Self);
+
+    /// What is the same whenever a plan is run.
+    fn history(&self) -> [u64; 3];
+}
+
+/// Runs plans, in which nothing may be violated.
+pub fn run_plans<P: Plan>(plans: impl IntoIterator<Item = P>) -> P::Verdict {
+    let (mut sums, mut bad, mut runs) = (P::Verdict::default(), Vec::new(), 0);
+    quietly(|| {
+        for plan in plans {
+            let verdict = plan.run();
+            bad.extend((!verdict.violations().is_empty()).then(|| plan.report(&verdict)));
+            runs += 1;
+            sums.add(verdict);
+        }
+    });
+    println!("{runs} runs: {sums:?}");
+    assert!(bad.is_empty(), "{} of {runs} runs:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    sums
+}
+
+/// Whether some plan notices `lies`.
+pub fn are_found<P: Plan>(lies: Lies, plans: impl IntoIterator<Item = P>) -> bool {
+    quietly(|| plans.into_iter().any(|plan| !plan.lying(lies).run().violations().is_empty()))
+}
+
+/// Each plan comes to the same when it is run again.
+pub fn expect_one_history<P: Plan + Debug>(plans: impl IntoIterator<Item = P>) {
+    for plan in plans {
+        assert_eq!(plan.run().history(), plan.run().history(), "{plan:?}");
+    }
+}
+
+/// The devices of a run, which has just begun.
+pub fn new_world(seed: u64, keeps_journal: bool) -> World {
+    let world = World::new(seed);
+    if keeps_journal {
+        world.keep_journal();
+    }
+    world
+}
+
+/// A life is over: the power goes, and comes back over devices without faults.
+pub fn end_life(world: &mut World, journal: &mut Vec<String>, keeps_journal: bool) {
+    journal.append(&mut world.journal());
+    *world = world.power_cut();
+    world.heal();
+    if keeps_journal {
+        world.keep_journal();
+    }
+}
