@@ -1,9 +1,9 @@
 //! `blockwork serve`: assembles the volumes, starts the workers and exports, waits for a signal, and takes it all down
 //! in an order that loses nothing.
 //!
-//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools ─▶ control socket ─▶ layers (arrays take up
-//! what is due) ─▶ `ready`.
-//! Down: control socket ─▶ who looks after pools ─▶ mounts ─▶ workers are asked to end (what waits for space in a pool waits no longer,
+//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools and merges ─▶ control socket ─▶ layers (arrays
+//! take up what is due) ─▶ `ready`.
+//! Down: control socket ─▶ who looks after pools and merges ─▶ mounts ─▶ workers are asked to end (what waits for space in a pool waits no longer,
 //! what is under way is answered) ─▶ guests' rings ─▶ what [`Workers::stop`] does ─▶ statistics.
 
 mod arrays;
@@ -11,6 +11,7 @@ mod autoextend;
 mod families;
 mod groups;
 mod guests;
+mod merges;
 mod offers;
 mod served;
 mod workers;
@@ -39,6 +40,7 @@ use crate::args::ServeArgs;
 pub(crate) use arrays::{ServedArrays, arrays_of};
 use autoextend::Autoextender;
 use groups::ServedGroups;
+use merges::MergeKeeper;
 use offers::Offers;
 pub(crate) use workers::{Workers, WorkersConfig};
 
@@ -146,6 +148,7 @@ struct Running {
     offers: Offers,
     control: Option<ControlHandle>,
     autoextend: Option<Autoextender>,
+    merges: Option<MergeKeeper>,
     /// Where clients find it.
     addresses: Vec<String>,
 }
@@ -173,6 +176,7 @@ impl Running {
             offers: Offers::new(args.read_only),
             control: None,
             autoextend: None,
+            merges: None,
             addresses: Vec::new(),
         })
     }
@@ -190,6 +194,7 @@ impl Running {
         let serves_all = disks_and_volumes(args).1.is_empty() && args.table.is_empty();
         let groups = Arc::new(ServedGroups::new(&self.workers, self.offers.clone(), serves_all));
         self.autoextend = Some(Autoextender::start(groups.clone())?);
+        self.merges = Some(MergeKeeper::start(groups.clone())?);
         if !args.no_control {
             self.open_control(state, groups)?;
         }
@@ -322,6 +327,7 @@ impl Running {
         };
         drop(self.control.take());
         self.autoextend.take().into_iter().for_each(Autoextender::stop);
+        self.merges.take().into_iter().for_each(MergeKeeper::stop);
         for mount in self.mounts.drain(..) {
             if let Err(error) = mount.unmount() {
                 note(error.into());

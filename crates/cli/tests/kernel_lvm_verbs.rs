@@ -10,7 +10,7 @@ use std::fs::OpenOptions;
 use blockwork_kernel::pattern;
 use kernel::{Facts, MIB, Machine, expect_pattern, scribble};
 use support::nbd::fio;
-use support::{run, run_refused};
+use support::{run, run_refused, until};
 
 /// Volumes of the group `vg`, by our arguments, and whether they have mirrors.
 const VOLUMES: &[(&str, &[&str], bool)] = &[
@@ -378,4 +378,81 @@ fn the_kernel_keeps_snapshots_that_we_made_and_we_go_on_with_them() {
     let last = Facts(&judged.stdout);
     assert_eq!(last.get("origin", "sha256"), origin);
     assert_eq!(last.get("coarse", "sha256"), facts.get("coarse", "sha256"));
+}
+
+/// How much of `vg/fine` is left to be merged into its origin, percent of its store, by the server; none: that is over.
+fn left_to_merge(machine: &Machine) -> Option<f64> {
+    let text = run(&mut machine.scratch.blockwork(["lv", "show", "--json", "vg/origin"]));
+    let shown: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    (shown[0]["merging"] == true).then(|| shown[0]["data_percent"].as_f64().expect("how full it is"))
+}
+
+#[test]
+fn a_merge_goes_from_our_server_to_the_kernel_and_another_from_the_kernel_to_our_server() {
+    let machine = machine();
+    verb(&machine, &["vg", "create", "vg", "a", "b", "c", "d", "-s", "256K"], &["a"]);
+    verb(&machine, &["lv", "create", "vg/origin", "--size", "32M"], DISKS);
+    verb(&machine, &["lv", "snapshot", "vg/origin", "--extents", "100%ORIGIN", "--name", "fine"], DISKS);
+    let coarse = ["lv", "snapshot", "vg/origin", "--extents", "100%ORIGIN", "--name", "coarse", "-c", "64K"];
+    verb(&machine, &coarse, DISKS);
+    let served = machine.serve(DISKS, &[]);
+    for (seed, name, size) in [(1, "origin", "24M"), (2, "fine", "4M"), (3, "coarse", "1M")] {
+        let (seed, size) = (format!("--randseed={seed}"), format!("--io_size={size}"));
+        let job = ["--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=32M", &size, &seed];
+        run(&mut fio(&machine.scratch, &machine.scratch.uri(&format!("vg/{name}")), &job));
+    }
+    let [fine, coarse] = ["vg/fine", "vg/coarse"].map(|name| machine.sha256(name));
+    served.stop();
+
+    let served = machine.serve(DISKS, &[]);
+    let said = run(&mut machine.scratch.blockwork(["lv", "merge", "vg/fine"]));
+    assert!(said.contains("is being merged into vg/origin"), "{said}");
+    let all = left_to_merge(&machine).expect("it has not ended yet");
+    until("some of it is merged", || left_to_merge(&machine).is_none_or(|left| left < all));
+    served.kill();
+    let went_on = machine.run(&format!(
+        "{FUNCTIONS}
+         fact text merging \"$(lvs -a --noheadings -o lv_merging vg/fine | tr -d ' ')\"
+         lvchange -ay vg/origin >&2
+         fact merge sha256 $(sha256 /dev/vg/origin)
+         is_gone() {{ ! lvs vg/$1 2>/dev/null; }}
+         wait_for is_gone fine
+         fact origin sha256 $(sha256 /dev/vg/origin)
+         fact coarse sha256 $(sha256 /dev/vg/coarse)
+         sound
+         exec 9</dev/vg/origin
+         lvconvert -y --merge vg/coarse >/tmp/said 2>&1
+         fact text delayed $(grep -c 'Delaying merge\\|will occur on next activation' /tmp/said)
+         fact text still $(sha256 /dev/vg/origin)
+         exec 9<&-"
+    ));
+    let facts = Facts(&went_on.stdout);
+    assert_eq!(facts.get("text", "merging"), "merging", "our server had merged all before it was killed");
+    for (name, key, expected) in [
+        ("merge", "sha256", &fine),
+        ("origin", "sha256", &fine),
+        ("coarse", "sha256", &coarse),
+        ("text", "still", &fine),
+    ] {
+        assert_eq!(facts.get(name, key), expected, "{name} {key}, by the kernel");
+    }
+    assert!(facts.number("text", "delayed") > 0);
+
+    // What LVM has put off, our server begins when it begins to serve, and ends in the text as well.
+    let served = machine.serve(DISKS, &[]);
+    assert_eq!(machine.sha256("vg/origin"), coarse);
+    until("it is merged", || left_to_merge(&machine).is_none());
+    assert_eq!(machine.sha256("vg/origin"), coarse);
+    served.stop();
+    let judged = machine.run(&format!(
+        "{FUNCTIONS}
+         sound
+         lvchange -ay vg/origin >&2
+         fact origin sha256 $(sha256 /dev/vg/origin)
+         fact origin table \"$(dmsetup table vg-origin | cut -d ' ' -f 3 | sort -u | tr '\\n' ' ')\"
+         fact all volumes $(lvs -a --noheadings -o lv_name vg)"
+    ));
+    let facts = Facts(&judged.stdout);
+    let found = [("origin", "sha256"), ("origin", "table"), ("all", "volumes")];
+    assert_eq!(found.map(|(name, key)| facts.get(name, key)), [&*coarse, "linear", "origin"]);
 }

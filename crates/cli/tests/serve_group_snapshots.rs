@@ -3,12 +3,13 @@
 
 mod support;
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use support::fs::LeftMount;
 use support::lvm::Lab;
-use support::nbd::{fio, python};
-use support::{Background, output, run, run_refused, tool, until};
+use support::nbd::{self, Raw, fio, python};
+use support::{Background, SlowDisk, both, output, run, run_refused, tool, until};
 
 /// Blocks that the counting client writes, round and round.
 const BLOCKS: u32 = 512;
@@ -72,13 +73,9 @@ fn last_number(lab: &Lab, export: &str, first_block: u32) -> u64 {
     said.trim().parse().expect("a number")
 }
 
-/// Prints what tells one content of a volume from another.
+/// What tells one content of a volume from another.
 fn checksum(lab: &Lab, export: &str) -> String {
-    let uri = lab.scratch.uri(export);
-    python(&format!(
-        "import hashlib\nh = connect({uri:?})\nhash = hashlib.sha256()\n\
-         for at in range(0, h.get_size(), 1 << 20):\n    hash.update(h.pread(1 << 20, at))\nprint(hash.hexdigest())\n"
-    ))
+    nbd::checksum(&lab.scratch, export, 0..u64::MAX)
 }
 
 fn group(mib: u64) -> Lab {
@@ -320,5 +317,53 @@ fn a_snapshot_that_was_lost_stays_lost_also_where_its_store_could_not_be_told() 
     write("b'3'");
     let ended = server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
+    lab.expect_sound();
+}
+
+/// A client has its volume's chunks copied out, and goes; at once the volume goes too, with the snapshot. On a slow disk the copies would
+/// last for seconds; what is made of their extents has nothing of them.
+#[test]
+fn nothing_is_copied_to_the_store_of_a_snapshot_that_has_gone_with_its_origin() {
+    let lab = Lab::new(&[("a", 34), ("b", 45)]);
+    lab.verb(&["vg", "create", "vg", "a", "b", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/base", "--size", "1M"]);
+    lab.verb(&["lv", "create", "vg/root", "--size", "32M"]);
+    lab.verb(&["lv", "snapshot", "vg/root", "--size", "33M", "--name", "snap"]);
+    let slow = SlowDisk::over(&lab.scratch, "b", 45, 100);
+    let server = lab.scratch.serve(["--disk", "a", &slow.file, "--workers", "2"]);
+    let place = |name: &str| {
+        let said = served(&lab, &["lv", "show", "--json", &format!("vg/{name}")]);
+        serde_json::from_str::<serde_json::Value>(&said).expect("JSON")[0]["areas"].clone()
+    };
+    let store = place("snap");
+    let mut client = Raw::open_export(&lab.scratch.at("socket"), "vg/root");
+    // 4,096 chunks, of which the store takes 256 at a time.
+    client.write_unanswered(0, 16 << 20);
+    // The answers to these find nobody: that is how the server learns that the client has gone while its write is under way.
+    for n in 0..8_u64 {
+        client.stream.write_all(&Raw::request(0, 0, n, 20 << 20, 4096)).expect("the server reads");
+    }
+    drop(client);
+    until("nobody has them open", || {
+        let done = output(&mut lab.scratch.blockwork(["lv", "remove", "vg/root", "vg/snap"]));
+        assert!(done.status.success() || both(&done).contains(" has it open"), "{}", both(&done));
+        done.status.success()
+    });
+    served(&lab, &["lv", "create", "vg/first", "--size", "32M"]);
+    served(&lab, &["lv", "create", "vg/next", "--size", "33M"]);
+    assert_eq!(place("next"), store, "it lies elsewhere");
+    // Both ends of a new volume are zeros. The copies, and the list of them, would be there.
+    let zeros = || {
+        python(&format!(
+            "print(connect({:?}).pread(1 << 17, 0) == bytes(1 << 17))\n",
+            lab.scratch.uri("vg/next")
+        ))
+    };
+    assert_eq!(zeros(), "True\n");
+    server.stop_quietly();
+    let server = lab.scratch.serve(["--disk", "a", &slow.file]);
+    assert_eq!(zeros(), "True\n");
+    server.stop_quietly();
+    drop(slow);
     lab.expect_sound();
 }

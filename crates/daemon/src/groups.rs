@@ -57,6 +57,10 @@ pub struct LvStatus {
     pub status: Option<String>,
     /// Whether a snapshot is being merged, out of it or into it.
     pub merging: bool,
+    /// How far that is: `planned` (by the text; nobody does it), `waiting` (until no client has either of the two open), `running`, or
+    /// `failed`.
+    #[serde(default)]
+    pub merge: Option<String>,
     /// Whether people may name it: it is no part of another one.
     pub visible: bool,
     /// On what it lies, with first extents.
@@ -202,6 +206,10 @@ mod tests {
             (
                 r#"{"group":"vg0","verb":"remove","volumes":["a","b"]}"#,
                 Change::Remove { volumes: vec!["a".into(), "b".into()] },
+            ),
+            (
+                r#"{"group":"vg0","verb":"merge","volume":"before"}"#,
+                Change::Merge { volume: "before".into() },
             ),
         ] {
             assert_eq!(read(text), asked(expected));

@@ -2,7 +2,7 @@
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
-use crate::vg::{Disks, Place, Tags};
+use crate::vg::{Place, Tags};
 
 #[derive(Debug, Args)]
 pub(crate) struct LvArgs {
@@ -36,9 +36,14 @@ pub(crate) enum LvVerb {
     )]
     Snapshot(SnapshotArgs),
     /// Merge a snapshot back into its origin: that becomes what the snapshot is, and the snapshot goes.
-    #[command(after_help = "Example:\n  blockwork lv merge vg0/before --disk a.img b.img\n\n\
+    #[command(
+        after_help = "Examples:\n  blockwork lv merge vg0/before --disk a.img b.img\n  blockwork lv merge vg0/before\n\n\
         Whoever opens the group during the merge finds in the origin what the snapshot was. ^C stops it, and the same command goes on \
-        with it; so does `blockwork serve` of the origin, and Linux. Other snapshots of the origin stay as they are.")]
+        with it; so does `blockwork serve` of the origin, and Linux. Other snapshots of the origin stay as they are.\n\n\
+        Without --disk, the server that serves the origin does it, and the command does not wait for the end: `blockwork lv show` says \
+        what is left. While a client has the origin or the snapshot open, the merge waits, since it would change what the origin is \
+        under that client; nobody else can open the snapshot from then on."
+    )]
     Merge(MergeArgs),
     /// Make a linear, striped or thin volume larger, or smaller; or a RAID volume, a snapshot or a thin pool larger.
     #[command(after_help = "Examples:\n  blockwork lv resize vg0/root --size +2G --disk a.img b.img\n  \
@@ -194,7 +199,7 @@ pub(crate) struct MergeArgs {
     #[arg(value_name = "VG/LV")]
     pub(crate) volume: String,
     #[command(flatten)]
-    pub(crate) disks: Disks,
+    pub(crate) place: Place,
 }
 
 #[derive(Debug, Args)]

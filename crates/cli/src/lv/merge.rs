@@ -1,7 +1,8 @@
 //! `blockwork lv merge`: a snapshot goes back into its origin.
 //!
 //! The text says first that it is being merged, then it is done, here, to the end; then the text has no snapshot any more. A signal
-//! ends it between two steps: whoever opens the group next, this command, a server or Linux, goes on.
+//! ends it between two steps: whoever opens the group next, this command, a server or Linux, goes on. Without disks, the server that has
+//! the group is asked, and does all of it by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use anyhow::{Result, anyhow};
 use blockwork_daemon::SyncStatus;
 use blockwork_engine::TaskContext;
 use blockwork_layer::snapshot::{MergeError, SnapshotStatus, Step};
-use blockwork_volume::lvm::edit::{GroupEditor, Merger};
+use blockwork_volume::lvm::edit::{Change, GroupEditor, Merger};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -22,15 +23,19 @@ use crate::at_once;
 use crate::md::Progress;
 use crate::scan::size;
 use crate::vg::change::{announce, author, commit};
+use crate::vg::target::change;
 
 pub(super) fn run(args: &MergeArgs) -> Result<()> {
     let (group, name) = split(&args.volume)?;
+    if args.place.disk.is_empty() {
+        return change(&args.place, group, Change::Merge { volume: name.to_owned() });
+    }
     // The disks must be left in order: a signal is looked at, and no end.
     let is_stopped = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         flag::register(signal, is_stopped.clone())?;
     }
-    let disks = &args.disks.disk;
+    let disks = &args.place.disk;
     let mut editor = GroupEditor::open(disks, group, author()?)?;
     if editor.begin_merge(name)? {
         commit(&mut editor)?;
@@ -40,7 +45,16 @@ pub(super) fn run(args: &MergeArgs) -> Result<()> {
     }
     let merger = editor.merger(name)?;
     let work = Work { merger, is_stopped, progress: Progress::default() };
-    let End { merged, left } = at_once::run(editor.assembly(), |cx| work.run(cx))??;
+    let End { merged, left } = match at_once::run(editor.assembly(), |cx| work.run(cx))? {
+        Ok(end) => end,
+        Err(error) => {
+            if let Some(MergeError::Invalid { .. }) = error.downcast_ref() {
+                editor.draft_mut().give_up_merge(name)?;
+                commit(&mut editor)?;
+            }
+            return Err(error);
+        }
+    };
     if left > 0 {
         return Err(anyhow!(
             "{}: the merge was stopped, {} are left, and its origin is what it was all the same; go on with: blockwork lv merge \
@@ -53,7 +67,7 @@ pub(super) fn run(args: &MergeArgs) -> Result<()> {
     editor.draft_mut().end_merge(name)?;
     commit(&mut editor)?;
     let said = format!("{}: {} are merged into its origin, and it is gone", args.volume, size(merged));
-    announce(&editor, &said, Some(json!({ "merged": args.volume, "bytes": merged })), args.disks.json);
+    announce(&editor, &said, Some(json!({ "merged": args.volume, "bytes": merged })), args.place.json);
     Ok(())
 }
 

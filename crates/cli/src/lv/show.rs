@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::args::ShowArgs;
 use crate::scan::size;
-use crate::vg::status::{Fullness, of_group, snapshot_of};
+use crate::vg::status::{Fullness, of_group, snapshot_of, with_merges};
 use crate::vg::{groups, look, table};
 
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
@@ -68,8 +68,12 @@ fn served(name: Option<&str>) -> Result<Vec<GroupStatus>> {
 fn on_disks(disks: &[String], name: Option<&str>) -> Result<Vec<GroupStatus>> {
     let mut assembly = look(disks)?;
     let shown = groups(&assembly, name)?;
+    // Of this process' own looking, nothing is begun.
+    let merges = assembly.merges_of_text();
     let status = |shown: &crate::vg::Shown| {
-        of_group(&shown.name, &shown.text, |lv| fullness(&mut assembly, &shown.name, &shown.text, lv))
+        let status =
+            of_group(&shown.name, &shown.text, |lv| fullness(&mut assembly, &shown.name, &shown.text, lv));
+        with_merges(status, &merges)
     };
     Ok(shown.iter().map(status).collect())
 }
@@ -109,11 +113,12 @@ fn row(lv: &LvStatus) -> Vec<String> {
     let percent = |percent: Option<f64>| percent.map(|percent| format!("{percent:.2}"));
     // Where a store has nothing to say of how full it is, why.
     let data = percent(lv.data_percent).or_else(|| lv.status.clone());
+    let merge = lv.merge.as_ref().map(|merge| format!(", merge {merge}")).unwrap_or_default();
     vec![
         if lv.visible { name } else { format!("[{name}]") },
         escape(&lv.group),
         size(lv.bytes),
-        lv.kind.clone(),
+        format!("{}{merge}", lv.kind),
         lv.origin.clone().unwrap_or_default(),
         lv.pool.clone().unwrap_or_default(),
         data.unwrap_or_default(),

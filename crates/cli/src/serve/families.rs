@@ -23,46 +23,69 @@ use blockwork_volume::lvm::served::ChangedFamily;
 use super::groups::ServedGroups;
 
 impl ServedGroups {
-    /// Has the volumes of a family go by what it is now.
+    /// Has the volumes of a family go by what it is now. Those in `closed` are not what they were: nobody has them open, and what is still
+    /// on its way to them from clients that have gone fails.
     ///
     /// # Errors
     ///
     /// The server is being stopped, or a volume cannot be built: it answers EIO from then on, since the old family does nothing any more.
-    pub(super) fn switch(&self, changed: ChangedFamily) -> Result<()> {
+    pub(super) fn switch(&self, changed: ChangedFamily, closed: &[String]) -> Result<()> {
+        let before = self.served.layers();
         let volumes: Vec<(VolumeId, Volume)> =
             changed.volumes.iter().filter_map(|name| self.served.find(name)).collect();
         let suspension = Suspension::default();
-        for (id, volume) in &volumes {
-            self.served.set(*id, volume.with_root(suspension.over(volume.root.clone())));
-        }
-        if let Err(error) = self.put_to_rest(changed, &volumes) {
+        let is_closed = |volume: &Volume| closed.contains(&volume.name);
+        let meanwhile = |volume: &Volume| match is_closed(volume) {
+            true => with_nothing(volume),
+            false => volume.with_root(suspension.over(volume.root.clone())),
+        };
+        volumes.iter().for_each(|(id, volume)| self.served.set(*id, meanwhile(volume)));
+        if let Err(error) = self.put_to_rest(changed, &volumes, is_closed) {
             volumes.iter().for_each(|(id, volume)| self.served.set(*id, with_nothing(volume)));
             return Err(error);
         }
         let (built, failures): (Vec<_>, Vec<_>) =
             volumes.into_iter().map(|(id, volume)| self.build_anew(id, volume)).unzip();
-        for (id, volume) in &built {
-            self.served.set(*id, volume.with_root(suspension.over(volume.root.clone())));
-        }
+        built.iter().for_each(|(id, volume)| self.served.set(*id, meanwhile(volume)));
         // Who reads by the old family knows nothing of what the new one copies: no write before the last of those reads has ended.
         let quiet = self.served.run(|cx| async move { cx.quiesce().await });
         let mut failure = failures.into_iter().flatten().next().or(quiet.err());
-        for (id, volume) in built {
-            self.served.set(id, volume.clone());
-            failure = failure.or(self.offers.change(&volume.name, id, &volume).err());
+        for (id, volume) in &built {
+            self.served.set(*id, volume.clone());
+            failure = failure.or(self.offers.change(&volume.name, *id, volume).err());
         }
         drop(suspension);
+        let roots = built.into_iter().map(|(_, volume)| volume.root);
+        failure = failure.or(self.served.open(roots, &before).err());
         failure.map_or(Ok(()), Err)
     }
 
     /// Waits until nothing is under way in the old stacks, and nothing waits there.
-    fn put_to_rest(&self, changed: ChangedFamily, volumes: &[(VolumeId, Volume)]) -> Result<()> {
+    fn put_to_rest(
+        &self,
+        changed: ChangedFamily,
+        volumes: &[(VolumeId, Volume)],
+        is_closed: impl Fn(&Volume) -> bool,
+    ) -> Result<()> {
         let roots: Vec<_> = volumes.iter().map(|(_, volume)| volume.root.clone()).collect();
+        let closed: Vec<_> =
+            volumes.iter().map(|(_, volume)| volume).filter(|volume| is_closed(volume)).cloned().collect();
         let flushed = self.served.run(|cx| async move {
-            if let Some(family) = changed.family {
+            if let Some(family) = &changed.family {
                 family.retire().await;
             }
             cx.quiesce().await;
+            if !closed.is_empty() {
+                // Whoever has waited for the family has had its turn before this one, and fails; so does the rest of what is read,
+                // modified and written.
+                if let Some(family) = &changed.family {
+                    family.retire().await;
+                }
+                for volume in closed {
+                    volume.settle().await;
+                }
+                cx.quiesce().await;
+            }
             let mut flushed: Result<(), Errno> = Ok(());
             for root in roots.iter().filter(|root| !root.limits().read_only) {
                 let flush = Bio::without_data(Op::Flush, Flags::NONE, Sector(0), Sectors::ZERO);

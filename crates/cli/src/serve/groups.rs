@@ -26,11 +26,12 @@ use blockwork_volume::lvm::edit::{Change, Commit, EditError};
 use blockwork_volume::lvm::served::{Adopted, GrowingPool, GrownPool, Telling, grow, message, tell};
 
 use super::autoextend::Caller;
+use super::merges::MergeCaller;
 use super::offers::Offers;
 use super::served::Served;
 use super::workers::Workers;
 use crate::vg::change::author_of;
-use crate::vg::status::{Fullness, of_group, snapshot_of};
+use crate::vg::status::{Fullness, of_group, snapshot_of, with_merges};
 use crate::vg::words::said;
 
 /// Nodes that a change may need: a volume of eight mirrored stripes has about thirty.
@@ -47,6 +48,8 @@ pub(crate) struct ServedGroups {
     turn: Mutex<()>,
     /// Who is called when a pool fills up.
     caller: OnceLock<Caller>,
+    /// Who is called when a merge has ended.
+    pub(super) merge_caller: OnceLock<MergeCaller>,
 }
 
 /// A change that was planned.
@@ -71,7 +74,8 @@ impl ServedGroups {
     /// Those of `workers`.
     pub(super) fn new(workers: &Workers, offers: Offers, serves_all: bool) -> ServedGroups {
         let (served, assembly) = (workers.served.clone(), workers.assembly.clone());
-        ServedGroups { served, assembly, offers, serves_all, turn: Mutex::new(()), caller: OnceLock::new() }
+        let (caller, merge_caller) = (OnceLock::new(), OnceLock::new());
+        ServedGroups { served, assembly, offers, serves_all, turn: Mutex::new(()), caller, merge_caller }
     }
 
     /// Has `caller` called for every pool that passes the mark beyond which it is to be extended.
@@ -100,17 +104,27 @@ impl ServedGroups {
         self.assembly().growing_pool(pool)
     }
 
-    fn assembly(&self) -> MutexGuard<'_, Assembly> {
+    /// Nobody else changes anything meanwhile.
+    pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn assembly(&self) -> MutexGuard<'_, Assembly> {
         // Whoever panicked had only read it, or has ended the server.
         self.assembly.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(super) fn check_room(&self, assembly: &Assembly) -> Result<(), Refusal> {
+        if self.served.room_for_nodes(assembly) >= NODES_LEAST {
+            return Ok(());
+        }
+        let why = "too many volumes were made since the server was started: start it anew to make more";
+        Err(Refusal::new(RefusalKind::Conflict, why))
+    }
+
     fn plan(&self, request: &GroupRequest) -> Result<Planned, Refusal> {
         let mut assembly = self.assembly();
-        if self.served.room_for_nodes(&assembly) < NODES_LEAST {
-            let why = "too many volumes were made since the server was started: start it anew to make more";
-            return Err(Refusal::new(RefusalKind::Conflict, why));
-        }
+        self.check_room(&assembly)?;
         let author = author_of(request.command.as_deref()).map_err(failed)?;
         let mut editor = assembly.edit_group(&request.group, author).map_err(refused)?;
         let made = editor.draft_mut().make(&request.change).map_err(refused)?;
@@ -149,7 +163,7 @@ impl ServedGroups {
     }
 
     /// Waits for I/O on volumes as they were.
-    fn settle(&self, volumes: Vec<Volume>) -> Result<()> {
+    pub(super) fn settle(&self, volumes: Vec<Volume>) -> Result<()> {
         if volumes.is_empty() {
             return Ok(());
         }
@@ -221,12 +235,12 @@ impl ServedGroups {
         }
     }
 
-    fn write(&self, commit: Commit) -> Result<(), Refusal> {
+    pub(super) fn write(&self, commit: Commit) -> Result<(), Refusal> {
         let written = self.served.run(|cx| async move { commit.write(&cx).await }).map_err(failed)?;
         written.map_err(failed)
     }
 
-    fn adopt(&self, group: &str, text: Arc<VolumeGroup>) -> Result<Adopted, Refusal> {
+    pub(super) fn adopt(&self, group: &str, text: Arc<VolumeGroup>) -> Result<Adopted, Refusal> {
         let mut assembly = self.assembly();
         assembly.adopt(group, text).map_err(refused)
     }
@@ -296,13 +310,13 @@ impl ServedGroups {
     }
 
     /// What is in use goes by the new text; what people should know of that.
-    fn follow(&self, adopted: Adopted) -> Vec<String> {
+    pub(super) fn follow(&self, adopted: Adopted) -> Vec<String> {
         let mut notes = Vec::new();
         let mut note = |what: &str, done: Result<()>| {
             notes.extend(done.err().map(|error| format!("{}: {error}", escape(what))));
         };
         for family in adopted.families {
-            note("snapshots", self.switch(family));
+            note("snapshots", self.switch(family, &[]));
         }
         for grown in adopted.pools {
             note("the pool has grown, and", grown.map_err(Into::into).and_then(|grown| self.grow(grown)));
@@ -365,7 +379,7 @@ impl ServedGroups {
         let before = self.served.layers();
         let volume = self.build(name)?;
         drop(device);
-        self.served.open(&volume.root, &before)?;
+        self.served.open([volume.root.clone()], &before)?;
         self.offer(volume)?;
         Ok(self.offers.note())
     }
@@ -399,18 +413,21 @@ impl ServedGroups {
 
 impl Groups for ServedGroups {
     fn list(&self) -> Vec<GroupStatus> {
-        let groups: Vec<Shown> = self.assembly().graph().groups.iter().map(Shown::of).collect();
-        groups
-            .into_iter()
-            .map(|group| {
-                let mapped = self.mapped(&group.pools);
-                of_group(&group.name, &group.text, |lv| group.fullness(lv, &mapped))
-            })
-            .collect()
+        let (groups, merges) = {
+            let assembly = self.assembly();
+            let groups: Vec<Shown> = assembly.graph().groups.iter().map(Shown::of).collect();
+            (groups, assembly.merges_of_text())
+        };
+        let groups = groups.into_iter().map(|group| {
+            let mapped = self.mapped(&group.pools);
+            let status = of_group(&group.name, &group.text, |lv| group.fullness(lv, &mapped));
+            with_merges(status, &merges)
+        });
+        groups.collect()
     }
 
     fn change(&self, request: &GroupRequest) -> Result<GroupAnswer, Refusal> {
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn();
         let command = request.command.as_deref();
         // What was cut short before comes first; a pool may need the room that it is about to get for that.
         let untold = self.tell_pools(&request.group, command).err();
@@ -443,11 +460,15 @@ impl Groups for ServedGroups {
             notes.extend(self.add_all(&added));
         }
         self.watch_pools();
+        let said = match &request.change {
+            Change::Merge { volume } => self.begin_planned(&request.group, volume),
+            _ => planned.said,
+        };
         let group = self.status_of(&request.group);
         let group = group.ok_or_else(|| absent("volume group", &request.group, []))?;
         let is_it = |name: &String| group.volumes.iter().find(|volume| volume.name == *name).cloned();
         let volume = planned.volume.as_ref().and_then(is_it);
-        Ok(GroupAnswer { said: planned.said, notes, volume, group })
+        Ok(GroupAnswer { said, notes, volume, group })
     }
 
     fn pools(&self) -> Vec<PoolStatus> {
@@ -468,7 +489,7 @@ impl Groups for ServedGroups {
             let found = assembly.table_pool(&request.pool);
             found.ok_or_else(|| absent("thin pool of a table", &request.pool, assembly.table_pools()))?
         };
-        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn();
         let of_task = pool.clone();
         let told = self.served.run(move |cx| async move { message(&of_task, change, &cx).await });
         told.map_err(failed)?.map_err(|error| conflict(format!("{}: {error}", escape(&request.pool))))?;
@@ -516,7 +537,7 @@ impl Shown {
     }
 }
 
-fn refused(error: EditError) -> Refusal {
+pub(super) fn refused(error: EditError) -> Refusal {
     let kind = match error {
         EditError::Absent { .. } => RefusalKind::NotFound,
         _ => RefusalKind::Conflict,
@@ -524,6 +545,6 @@ fn refused(error: EditError) -> Refusal {
     Refusal::new(kind, error)
 }
 
-fn failed(error: impl std::fmt::Display) -> Refusal {
+pub(super) fn failed(error: impl std::fmt::Display) -> Refusal {
     Refusal::new(RefusalKind::Failed, error)
 }

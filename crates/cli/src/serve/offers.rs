@@ -30,6 +30,17 @@ pub(crate) struct Offers {
     read_only: bool,
 }
 
+/// Somebody has a volume open.
+#[derive(Debug)]
+pub(crate) struct InUse {
+    /// Which.
+    pub(crate) volume: String,
+    /// Who, in words.
+    pub(crate) by: String,
+    /// For as long as the server runs.
+    pub(crate) lasts: bool,
+}
+
 impl Offers {
     pub(super) fn new(read_only: bool) -> Offers {
         Offers { read_only, ..Offers::default() }
@@ -96,6 +107,44 @@ impl Offers {
         }
     }
 
+    /// Who has a volume for as long as the server runs.
+    fn lasting_user(&self, id: VolumeId) -> Option<String> {
+        if self.in_files.contains(&id) {
+            return Some(format!("it is a file of {}", self.fuse.join(", ")));
+        }
+        let guests = self.guests();
+        let (_, guest) = guests.iter().find(|(of, _)| *of == id)?;
+        Some(format!("it is the disk at {}", guest.address()))
+    }
+
+    /// Lets no client that comes open volumes of these names, or lets them again.
+    pub(crate) fn withhold(&self, names: &[String], withheld: bool) {
+        self.nbd.iter().for_each(|exports| exports.withhold(names, withheld));
+    }
+
+    /// Withholds volumes that nobody has open: all of them, or none.
+    ///
+    /// # Errors
+    ///
+    /// Somebody has one of them open.
+    pub(crate) fn withhold_unused(&self, volumes: &[(VolumeId, Volume)]) -> Result<(), InUse> {
+        for (id, volume) in volumes {
+            if let Some(by) = self.lasting_user(*id) {
+                return Err(InUse { volume: volume.name.clone(), by, lasts: true });
+            }
+        }
+        let names: Vec<String> = volumes.iter().map(|(_, volume)| volume.name.clone()).collect();
+        let withheld = self.nbd.as_ref().map_or(Ok(()), |exports| exports.withhold_unused(&names));
+        withheld.map_err(|(volume, error)| InUse { volume, by: error.to_string(), lasts: false })
+    }
+
+    /// Has `hook` called whenever a client may have closed a volume.
+    pub(super) fn when_closed(&self, hook: impl Fn() + Send + Sync + 'static) {
+        if let Some(exports) = &self.nbd {
+            exports.when_closed(hook);
+        }
+    }
+
     /// A volume goes: nobody can open it any more.
     ///
     /// # Errors
@@ -103,17 +152,8 @@ impl Offers {
     /// A client has it open.
     pub(crate) fn remove(&self, id: VolumeId, name: &str) -> Result<()> {
         let shown = escape(name);
-        if self.in_files.contains(&id) {
-            bail!(
-                "{shown} is in use: it is a file of {}, which stays until the server stops",
-                self.fuse.join(", ")
-            );
-        }
-        if let Some((_, guest)) = self.guests().iter().find(|(of, _)| *of == id) {
-            bail!(
-                "{shown} is in use: it is the disk at {}, which stays until the server stops",
-                guest.address()
-            );
+        if let Some(by) = self.lasting_user(id) {
+            bail!("{shown} is in use: {by}, which stays until the server stops");
         }
         if let Some(exports) = &self.nbd {
             let addresses = self.nbd_addresses.join(", ");

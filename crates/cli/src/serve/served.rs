@@ -163,13 +163,17 @@ impl Served {
         topmost_first(roots).iter().map(address).collect()
     }
 
-    /// Has the layers under `root` take up what is due, which no volume had `before`: an array its resync.
+    /// Has the layers under `roots` take up what is due, which no volume had `before`: an array its resync, a merge what is left of it.
     ///
     /// # Errors
     ///
     /// The server is being stopped.
-    pub(crate) fn open(&self, root: &Arc<dyn Layer>, before: &HashSet<usize>) -> Result<()> {
-        let mut layers = topmost_first([root.clone()]);
+    pub(crate) fn open(
+        &self,
+        roots: impl IntoIterator<Item = Arc<dyn Layer>>,
+        before: &HashSet<usize>,
+    ) -> Result<()> {
+        let mut layers = topmost_first(roots);
         layers.retain(|layer| !before.contains(&address(layer)));
         layers.reverse();
         self.run(|cx| async move {

@@ -11,7 +11,7 @@ use anyhow::Result;
 use blockwork_volume::lvm::edit::{Change, GroupEditor, TagChange};
 
 use args::{CreateArgs, ExtendArgs, ReduceArgs, RenameArgs, TagArgs, VgVerb};
-pub(crate) use args::{Disks, Place, Tags, VgArgs};
+pub(crate) use args::{Place, Tags, VgArgs};
 use change::{announce, author, commit, room, sectors};
 pub(crate) use show::{Shown, groups, look, table};
 

@@ -8,6 +8,7 @@ use blockwork_layer::snapshot::SnapshotStatus;
 use blockwork_layer::thin::PoolStatus;
 use blockwork_volume::lvm::PoolUsage;
 use blockwork_volume::lvm::edit::FreeExtents;
+use blockwork_volume::lvm::served::{MergeState, TextMerge};
 
 /// How full a volume is.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -94,10 +95,28 @@ fn of_volume(group: &str, vg: &VolumeGroup, lv: LvIndex, visible: bool, fullness
         metadata_percent,
         status,
         merging: vg.snapshots().any(|one| one.merging && (one.store == lv || one.origin == lv)),
+        merge: None,
         visible,
         areas: areas(vg, lv),
         tags: volume.tags.clone(),
     }
+}
+
+/// Says of what is being merged how far that is.
+pub(crate) fn with_merges(mut group: GroupStatus, merges: &[TextMerge]) -> GroupStatus {
+    for volume in group.volumes.iter_mut().filter(|volume| volume.merging) {
+        let is_it = |one: &&TextMerge| {
+            one.group == group.name && (one.origin == volume.name || one.snapshot == volume.name)
+        };
+        let failed = SnapshotStatus::MergeFailed.to_string();
+        volume.merge = merges.iter().find(is_it).map(|one| match one.state {
+            MergeState::Idle => "planned".to_owned(),
+            MergeState::Waiting | MergeState::Lost => "waiting".to_owned(),
+            MergeState::Begun if volume.status.as_ref() == Some(&failed) => "failed".to_owned(),
+            MergeState::Begun => "running".to_owned(),
+        });
+    }
+    group
 }
 
 /// The snapshot that tells how full a volume is: one that it is, or that is being merged into it.

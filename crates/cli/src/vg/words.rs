@@ -29,6 +29,7 @@ pub(crate) fn said(draft: &Draft, change: &Change, made: &Made) -> String {
         (_, Made::Resized(resized)) => {
             format!("{name}: {}, before it was {}", bytes(resized.to), bytes(resized.from))
         }
+        (Change::Merge { .. }, _) => format!("{name}: it is to be merged into its origin"),
         (Change::Rename { volume, .. }, _) => format!("{group}/{volume} is {name} now"),
         (Change::Remove { volumes }, _) => {
             let names: Vec<String> = volumes.iter().map(|volume| format!("{group}/{volume}")).collect();

@@ -217,6 +217,26 @@ pub struct Server {
     stdout: Option<JoinHandle<String>>,
 }
 
+/// A disk whose every request takes some time: a file of FUSE's, behind which another server delays what it does with the real one.
+pub struct SlowDisk {
+    pub file: String,
+    // In this order: nothing is left mounted by a server that has not ended.
+    _server: Server,
+    _left: fs::LeftMount,
+}
+
+impl SlowDisk {
+    /// One over a file of so many MiB.
+    pub fn over(scratch: &Scratch, disk: &str, mib: u64, delay_ms: u32) -> SlowDisk {
+        let line = format!("slow: 0 {} delay {disk} 0 {delay_ms}\n", mib * 2048);
+        let table = scratch.write("slow.table", line);
+        let file = scratch.at("slow");
+        let mut command = scratch.blockwork(["serve", "--table", &table, "--fuse", &file, "--no-control"]);
+        let _left = fs::LeftMount(file.clone().into());
+        SlowDisk { _server: Server::start(&mut command), _left, file }
+    }
+}
+
 /// How a server has ended.
 pub struct Ended {
     pub status: ExitStatus,

@@ -61,6 +61,16 @@ pub fn fio(scratch: &Scratch, uri: &str, args: &[&str]) -> Command {
     fio
 }
 
+/// What tells one content of a range of an export from another.
+pub fn checksum(scratch: &Scratch, export: &str, range: std::ops::Range<u64>) -> String {
+    let (uri, start, end) = (scratch.uri(export), range.start, range.end);
+    python(&format!(
+        "import hashlib\nh = connect({uri:?})\nhash = hashlib.sha256()\nend = min({end}, h.get_size())\n\
+         for at in range({start}, end, 1 << 20):\n    hash.update(h.pread(min(1 << 20, end - at), at))\n\
+         print(hash.hexdigest())\n"
+    ))
+}
+
 /// Runs a script with libnbd's Python module, with a function `connect(uri)` that gives a handle; what it prints.
 pub fn python(script: &str) -> String {
     let head = "import nbd, errno, sys, os\n\
@@ -90,12 +100,20 @@ impl Raw {
 
     /// Connects, and opens the default export.
     pub fn open(socket: &str) -> Raw {
+        Raw::open_export(socket, "")
+    }
+
+    /// Connects, and opens an export.
+    pub fn open_export(socket: &str, name: &str) -> Raw {
+        let length = u32::try_from(name.len()).expect("a short name");
         let mut raw = Raw::connect(socket);
         let mut go = 3u32.to_be_bytes().to_vec(); // fixed newstyle, no zeroes
         go.extend(b"IHAVEOPT");
         go.extend(7u32.to_be_bytes()); // NBD_OPT_GO
-        go.extend(6u32.to_be_bytes());
-        go.extend([0; 6]); // no name, no requests for information
+        go.extend((6 + length).to_be_bytes());
+        go.extend(length.to_be_bytes());
+        go.extend(name.as_bytes());
+        go.extend([0; 2]); // no requests for information
         raw.stream.write_all(&go).expect("the server reads");
         loop {
             let mut head = [0; 20];
@@ -109,6 +127,13 @@ impl Raw {
                 other => panic!("GO is answered by {other:#x}"),
             }
         }
+    }
+
+    /// Sends a write, and does not wait for its answer.
+    pub fn write_unanswered(&mut self, offset: u64, length: u32) {
+        let mut request = Raw::request(1, 0, 0, offset, length);
+        request.resize(request.len() + usize::try_from(length).expect("it fits"), 0xdd);
+        self.stream.write_all(&request).expect("the server reads");
     }
 
     /// The head of a request.

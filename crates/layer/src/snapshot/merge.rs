@@ -13,9 +13,10 @@
 //! goes past an exception that is still on the disk. A step that fails ends the merge: what is not merged stays in the store.
 //! Where it cannot be known whether exceptions have left the disk (4 failed), their chunks are written no more in this life.
 
+use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext, Turns};
 use blockwork_format::snapshot::Exception;
@@ -43,6 +44,24 @@ pub enum Step {
     More,
     /// There are none: nobody needs the store any more.
     Done,
+}
+
+/// How a merge that runs by itself has ended, where nothing is left to be merged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MergeEnd {
+    /// All is merged: nobody needs the store any more.
+    Merged,
+    /// The snapshot is invalid: the origin stays as it is.
+    Invalid,
+}
+
+/// Who hears of that.
+struct Hook(Box<dyn Fn(MergeEnd) + Send + Sync>);
+
+impl fmt::Debug for Hook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hook")
+    }
 }
 
 /// Why a merge cannot go on.
@@ -95,6 +114,8 @@ pub struct Merge {
     window: Window,
     /// A client was at work since this was looked at.
     is_busy: AtomicBool,
+    ended: OnceLock<MergeEnd>,
+    hook: OnceLock<Hook>,
 }
 
 /// Exceptions that follow each other in the origin, in the store and in the list.
@@ -110,12 +131,26 @@ impl Merge {
     pub fn new(family: Arc<Family>, step: Sectors) -> Option<Arc<Merge>> {
         let nth = family.stores.iter().position(|store| store.is_merging)?;
         let (turns, window) = (Turns::default(), Window::default());
-        Some(Arc::new(Merge { family, nth, step, turns, window, is_busy: AtomicBool::new(false) }))
+        let (is_busy, ended, hook) = (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
+        Some(Arc::new(Merge { family, nth, step, turns, window, is_busy, ended, hook }))
     }
 
     /// How far it is.
     pub fn status(&self) -> SnapshotStatus {
         self.store().status()
+    }
+
+    /// Has `hook` called when the merge, which goes on while its origin is served, has nothing left to do; maybe twice. It must not wait.
+    /// Only the first one counts.
+    pub fn when_ended(&self, hook: impl Fn(MergeEnd) + Send + Sync + 'static) {
+        let _ = self.hook.set(Hook(Box::new(hook)));
+        self.tell_end();
+    }
+
+    fn tell_end(&self) {
+        if let (Some(end), Some(hook)) = (self.ended.get(), self.hook.get()) {
+            (hook.0)(*end);
+        }
     }
 
     #[inline]
@@ -251,25 +286,35 @@ impl Merge {
     /// Merges, step by step, until all is merged, something fails, or the worker is to end. While clients are at work, it rests
     /// as long as it works.
     pub(super) async fn run(&self, cx: &TaskContext) {
-        let name = &self.store().name;
-        log::info!("{name}: the snapshot is being merged into its origin");
+        log::info!("{}: the snapshot is being merged into its origin", self.store().name);
+        if let Some(end) = self.steps(cx).await {
+            let _ = self.ended.set(end);
+            self.tell_end();
+        }
+    }
+
+    async fn steps(&self, cx: &TaskContext) -> Option<MergeEnd> {
         let mut pause = Nanos(0);
         while cx.pause(pause).await {
             let begun = cx.now();
             match self.step(cx).await {
                 Ok(Step::More) => {}
                 Ok(Step::Done) => {
-                    log::info!("{name}: the snapshot is merged; nobody needs its store any more");
-                    return;
+                    log::info!(
+                        "{}: the snapshot is merged; nobody needs its store any more",
+                        self.store().name
+                    );
+                    return Some(MergeEnd::Merged);
                 }
                 Err(error) => {
                     log::error!("{error}");
-                    return;
+                    return matches!(error, MergeError::Invalid { .. }).then_some(MergeEnd::Invalid);
                 }
             }
             let is_busy = self.is_busy.swap(false, Ordering::Relaxed);
             pause = if is_busy { cx.now().since(begun).min(PAUSE_MAX) } else { Nanos(0) };
         }
+        None
     }
 
     /// Waits until a step is over. A window that is still open then is so for ever.

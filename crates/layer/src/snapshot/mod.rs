@@ -44,7 +44,7 @@ mod target;
 mod window;
 
 pub use family::{Family, FamilyError};
-pub use merge::{Merge, MergeError, STEP, Step};
+pub use merge::{Merge, MergeEnd, MergeError, STEP, Step};
 pub use merging::Merging;
 pub use origin::Origin;
 pub use status::SnapshotStatus;

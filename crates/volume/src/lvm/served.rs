@@ -14,14 +14,16 @@
 //! anew keep their nodes; (3) what workers keep in memory (pools, families of snapshots) is neither opened twice nor read behind
 //! their back.
 
+mod merges;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, TaskContext};
 use blockwork_format::escape;
-use blockwork_format::lvm2::vg::{Lv, LvIndex, RaidLevel, SegmentType};
+use blockwork_format::lvm2::vg::{self, Lv, LvIndex, RaidLevel, SegmentType};
 use blockwork_format::lvm2::{Uuid, VolumeGroup};
-use blockwork_layer::snapshot::Family;
+use blockwork_layer::snapshot::{Family, SnapshotStatus};
 use blockwork_layer::thin::{Pool, VerbError};
 
 use super::edit::{self, Author, Commit, Draft, EditError, Opened, Untold};
@@ -32,6 +34,8 @@ use crate::graph::{Content, DeviceId, DeviceKind, GroupId};
 use crate::rounds::in_order;
 use crate::settings::Autoextend;
 use crate::thin::{PoolChange, PoolCommit};
+
+pub use merges::{MergeState, TextMerge};
 
 /// A group of which volumes are served, as it is on its disks.
 pub struct ServedEditor<'a> {
@@ -239,6 +243,7 @@ impl Assembly {
     fn part_family(&mut self, group: GroupId, verdicts: &Verdicts<'_>, origin: LvIndex) -> ChangedFamily {
         let known = &mut self.graph.groups[group.0];
         let family = known.families.remove(&origin);
+        known.merges.remove(&origin);
         let members = family_of(&known.text, origin);
         let mut volumes = Vec::new();
         for lv in members {
@@ -425,7 +430,25 @@ impl ServedEditor<'_> {
                 Some(_) => {}
             }
         }
+        planned_merges(old, text).iter().try_for_each(|snapshot| self.check_merge(old, snapshot))?;
         changed_families(text, old).into_iter().try_for_each(|origin| self.check_family(old, origin, text))
+    }
+
+    /// A snapshot that is to be merged is one still, as far as that is known, and its origin can be written.
+    fn check_merge(&self, old: &VolumeGroup, snapshot: &vg::Snapshot) -> Result<(), EditError> {
+        let known = &self.assembly.graph.groups[self.group.0];
+        let origin = known.lv(snapshot.origin).map(|device| self.assembly.graph.device(device));
+        if let Some(why) = origin.and_then(|origin| origin.read_only.as_ref()) {
+            let why = format!("its origin must not be written: {why}");
+            return Err(EditError::volume(&old.lvs[snapshot.store.0].name, why));
+        }
+        let family = known.snapshots.get(&snapshot.store);
+        if family.and_then(|(family, nth)| family.status(*nth)) == Some(SnapshotStatus::Invalid) {
+            let why =
+                "it cannot be merged: its store was full, or could not be written; it can only be removed";
+            return Err(EditError::volume(&old.lvs[snapshot.store.0].name, why));
+        }
+        self.check_open_family(old, snapshot.origin)
     }
 
     /// Whether layers of a volume were built.
@@ -436,18 +459,22 @@ impl ServedEditor<'_> {
 
     /// An origin and its snapshots that are served are built anew when they change. What else lies on them would not hear of it.
     fn check_family(&self, old: &VolumeGroup, origin: LvIndex, text: &VolumeGroup) -> Result<(), EditError> {
+        let id = old.lvs[origin.0].id;
+        // Where the old text alone says so, this is the end of that merge.
+        let is_merging = text.snapshots().any(|one| one.merging && text.lvs[one.origin.0].id == id);
+        if is_merging && family_of(old, origin).iter().any(|lv| self.is_built(*lv)) {
+            let why = "it is served, and a snapshot is being merged into it: let that come to its end, or stop serving it first";
+            return Err(EditError::volume(&old.lvs[origin.0].name, why));
+        }
+        self.check_open_family(old, origin)
+    }
+
+    fn check_open_family(&self, old: &VolumeGroup, origin: LvIndex) -> Result<(), EditError> {
         let members = family_of(old, origin);
         if !members.iter().any(|lv| self.is_built(*lv)) {
             return Ok(());
         }
         let refuse = |lv: LvIndex, why: String| Err(EditError::volume(&old.lvs[lv.0].name, why));
-        let id = old.lvs[origin.0].id;
-        let is_merging =
-            |text: &VolumeGroup| text.snapshots().any(|one| one.merging && text.lvs[one.origin.0].id == id);
-        if is_merging(old) || is_merging(text) {
-            let why = "it is served, and a snapshot is being merged into it: let that come to its end, or stop serving it first";
-            return refuse(origin, why.into());
-        }
         if !self.opened.has_one_block() {
             let why = "it is served, and the disks of its group have logical blocks of several sizes: stop serving it first";
             return refuse(origin, why.into());
@@ -504,14 +531,21 @@ impl ServedEditor<'_> {
     }
 }
 
-/// The origins, by their place in `text`, that have other snapshots there than in `other`, or of which one has another size.
+/// The snapshots, by their places in `old`, that `text` has merged and `old` has not.
+fn planned_merges(old: &VolumeGroup, text: &VolumeGroup) -> Vec<vg::Snapshot> {
+    let merging = text.snapshots().filter(|one| one.merging).map(|one| text.lvs[one.tie.0].id);
+    let merging: Vec<Uuid> = merging.collect();
+    let is_planned = |one: &vg::Snapshot| !one.merging && merging.contains(&old.lvs[one.tie.0].id);
+    old.snapshots().filter(is_planned).collect()
+}
+
+/// The origins, by their place in `text`, that have other snapshots there than in `other`, or of which one has another size. That one
+/// of them is to be merged changes nothing yet (`merges.rs`).
 fn changed_families(other: &VolumeGroup, text: &VolumeGroup) -> Vec<LvIndex> {
     let kin = |text: &VolumeGroup, origin: Uuid| {
         let lv = text.lvs.iter().position(|lv| lv.id == origin).map(LvIndex)?;
-        let merging = text.snapshots().filter(|one| one.merging).map(|one| one.store).collect::<Vec<_>>();
         let members = family_of(text, lv).into_iter();
-        let mut kin: Vec<_> =
-            members.map(|lv| (text.lvs[lv.0].id, text.lv_sectors(lv), merging.contains(&lv))).collect();
+        let mut kin: Vec<_> = members.map(|lv| (text.lvs[lv.0].id, text.lv_sectors(lv))).collect();
         kin.sort_unstable();
         Some(kin)
     };

@@ -40,6 +40,11 @@ pub enum Change {
         /// How large.
         to: Resize,
     },
+    /// A snapshot of the old kind is merged into its origin, by whoever serves that; then it is gone.
+    Merge {
+        /// The snapshot.
+        volume: String,
+    },
     /// Another name.
     Rename {
         /// The volume.
@@ -113,6 +118,7 @@ impl Change {
             (
                 Change::Resize { volume, .. }
                 | Change::ResizePoolMetadata { volume, .. }
+                | Change::Merge { volume }
                 | Change::TagVolume { volume, .. },
                 _,
             ) => Some(volume),
@@ -139,6 +145,10 @@ impl Draft {
             }
             Change::ResizePoolMetadata { volume, to } => {
                 Made::Resized(self.grow_pool_metadata(volume, *to)?).checked(self, volume)?
+            }
+            Change::Merge { volume } => {
+                self.plan_merge(volume)?;
+                Made::Done
             }
             Change::Rename { volume, new } => {
                 self.rename_volume(volume, new)?;

@@ -121,6 +121,20 @@ impl Draft {
         Ok(snapshot)
     }
 
+    /// Plans that a snapshot is being merged from now on.
+    ///
+    /// # Errors
+    ///
+    /// It is no snapshot, or one is being merged into its origin already.
+    pub(super) fn plan_merge(&mut self, name: &str) -> Result<(), EditError> {
+        let snapshot = self.mergeable(name)?;
+        if snapshot.merging {
+            let why = "it is being merged into its origin already; `blockwork lv show` says how much is left";
+            return Err(EditError::volume(name, why));
+        }
+        self.mark_as_merging(name, &snapshot)
+    }
+
     pub(super) fn mark_as_merging(&mut self, store: &str, snapshot: &Snapshot) -> Result<(), EditError> {
         let tie = self.group().lvs[snapshot.tie.0].name.clone();
         self.change(|vg, _| {
@@ -129,6 +143,25 @@ impl Draft {
             let segment = only_segment(tie);
             segment.rename("cow_store", "merging_store");
             segment.set("merging_store", store.into());
+            Ok(())
+        })
+    }
+
+    /// Makes a snapshot again of one that is being merged, and is invalid: nothing of it can be merged, and it can be removed.
+    ///
+    /// # Errors
+    ///
+    /// It is not being merged.
+    pub fn give_up_merge(&mut self, name: &str) -> Result<(), EditError> {
+        let snapshot = self.mergeable(name)?;
+        if !snapshot.merging {
+            return Err(EditError::volume(name, "it is not being merged"));
+        }
+        let tie = self.group().lvs[snapshot.tie.0].name.clone();
+        self.change(|vg, _| {
+            let tie = lv_section(vg, &tie);
+            tie.set("status", strings(["READ", "WRITE", "VISIBLE"]));
+            only_segment(tie).rename("merging_store", "cow_store");
             Ok(())
         })
     }

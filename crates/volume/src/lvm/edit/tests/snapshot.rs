@@ -3,7 +3,7 @@
 use blockwork_format::snapshot::{HEADER_BYTES, Header};
 
 use super::super::data::{Content, DataWrite};
-use super::super::{CHUNK_DEFAULT, NewSnapshot, StoreSize};
+use super::super::{CHUNK_DEFAULT, Change, NewSnapshot, StoreSize};
 use super::*;
 
 fn snapshot(origin: &str, name: &str, size: StoreSize) -> NewSnapshot {
@@ -231,6 +231,20 @@ fn a_snapshot_that_is_merged_is_written_as_lvconvert_does_and_then_it_is_gone() 
     refused(draft.end_merge("other"), "it is not being merged");
     draft.remove_volume("other").unwrap();
     assert_eq!(lv_names(&draft), before);
+}
+
+#[test]
+fn a_merge_that_is_given_up_leaves_the_snapshot_that_there_was() {
+    let mut draft = with_origin(&[60]);
+    draft.create_snapshot(&snapshot("origin", "snap", extents(2))).unwrap();
+    let plain = String::from_utf8(draft.text()).unwrap();
+    refused(draft.give_up_merge("snap"), "it is not being merged");
+    let merge = Change::Merge { volume: "snap".into() };
+    draft.make(&merge).unwrap();
+    refused(draft.make(&merge).map(drop), "it is being merged into its origin already");
+    draft.give_up_merge("snap").unwrap();
+    assert_eq!(String::from_utf8(draft.text()).unwrap(), plain);
+    draft.remove_volume("snap").unwrap();
 }
 
 fn lv_names(draft: &Draft) -> Vec<String> {
