@@ -10,7 +10,7 @@ use std::fs::OpenOptions;
 use blockwork_kernel::pattern;
 use kernel::{Facts, MIB, Machine, expect_pattern, scribble};
 use support::nbd::fio;
-use support::{run, run_refused, until};
+use support::{SlowDisk, run, run_refused, until};
 
 /// Volumes of the group `vg`, by our arguments, and whether they have mirrors.
 const VOLUMES: &[(&str, &[&str], bool)] = &[
@@ -391,25 +391,28 @@ fn left_to_merge(machine: &Machine) -> Option<f64> {
 fn a_merge_goes_from_our_server_to_the_kernel_and_another_from_the_kernel_to_our_server() {
     let machine = machine();
     verb(&machine, &["vg", "create", "vg", "a", "b", "c", "d", "-s", "256K"], &["a"]);
-    verb(&machine, &["lv", "create", "vg/origin", "--size", "32M"], DISKS);
+    verb(&machine, &["lv", "create", "vg/origin", "--size", "8M"], DISKS);
     verb(&machine, &["lv", "snapshot", "vg/origin", "--extents", "100%ORIGIN", "--name", "fine"], DISKS);
     let coarse = ["lv", "snapshot", "vg/origin", "--extents", "100%ORIGIN", "--name", "coarse", "-c", "64K"];
     verb(&machine, &coarse, DISKS);
     let served = machine.serve(DISKS, &[]);
-    for (seed, name, size) in [(1, "origin", "24M"), (2, "fine", "4M"), (3, "coarse", "1M")] {
+    for (seed, name, size) in [(1, "origin", "4M"), (2, "fine", "1M"), (3, "coarse", "1M")] {
         let (seed, size) = (format!("--randseed={seed}"), format!("--io_size={size}"));
-        let job = ["--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=32M", &size, &seed];
+        let job = ["--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=8M", &size, &seed];
         run(&mut fio(&machine.scratch, &machine.scratch.uri(&format!("vg/{name}")), &job));
     }
     let [fine, coarse] = ["vg/fine", "vg/coarse"].map(|name| machine.sha256(name));
     served.stop();
 
-    let served = machine.serve(DISKS, &[]);
+    // So slow that there is time to kill the server in the middle.
+    let slow = SlowDisk::over(&machine.scratch, "a", 40, 40);
+    let served = machine.serve(&[&*slow.file, "b", "c", "d"], &[]);
     let said = run(&mut machine.scratch.blockwork(["lv", "merge", "vg/fine"]));
     assert!(said.contains("is being merged into vg/origin"), "{said}");
     let all = left_to_merge(&machine).expect("it has not ended yet");
     until("some of it is merged", || left_to_merge(&machine).is_none_or(|left| left < all));
     served.kill();
+    drop(slow);
     let went_on = machine.run(&format!(
         "{FUNCTIONS}
          fact text merging \"$(lvs -a --noheadings -o lv_merging vg/fine | tr -d ' ')\"
@@ -420,11 +423,11 @@ fn a_merge_goes_from_our_server_to_the_kernel_and_another_from_the_kernel_to_our
          fact origin sha256 $(sha256 /dev/vg/origin)
          fact coarse sha256 $(sha256 /dev/vg/coarse)
          sound
-         exec 9</dev/vg/origin
+         exec 8</dev/vg/origin
          lvconvert -y --merge vg/coarse >/tmp/said 2>&1
          fact text delayed $(grep -c 'Delaying merge\\|will occur on next activation' /tmp/said)
          fact text still $(sha256 /dev/vg/origin)
-         exec 9<&-"
+         exec 8<&-"
     ));
     let facts = Facts(&went_on.stdout);
     assert_eq!(facts.get("text", "merging"), "merging", "our server had merged all before it was killed");

@@ -206,9 +206,7 @@ fn what_a_client_has_open_stays_what_it_is_and_the_merge_begins_when_the_last_ha
     drop(of_before);
     for n in 0..512_u32 {
         let at = u64::from(n * 31 % 8000) * 4096 + u64::from(n % 2 * 300);
-        let mut request = Raw::request(1, 0, n.into(), at, 4096);
-        request.extend([0xdd; 4096]);
-        of_root.stream.write_all(&request).expect("the server reads");
+        of_root.write_unanswered(at, 4096);
     }
     drop(of_root);
     until("the merge has begun", || merge(&lab).as_deref() != Some("waiting"));

@@ -23,7 +23,9 @@ use blockwork_layer::thin::{Pool, VerbError};
 use blockwork_volume::Assembly;
 use blockwork_volume::lvm::Group;
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
-use blockwork_volume::lvm::served::{Adopted, GrowingPool, GrownPool, Telling, grow, message, tell};
+use blockwork_volume::lvm::served::{
+    Adopted, ChangedFamily, GrowingPool, GrownPool, Telling, grow, message, tell,
+};
 
 use super::autoextend::Caller;
 use super::merges::MergeCaller;
@@ -66,7 +68,7 @@ struct Planned {
 /// A volume that clients cannot open any more.
 struct Withdrawn {
     name: String,
-    /// With its layers; none: those of a thin volume are let go.
+    /// With its layers; none: those of a thin volume, and of its old snapshots, are let go.
     volume: Option<Volume>,
 }
 
@@ -178,6 +180,7 @@ impl ServedGroups {
 
     /// Lets go of the layers of thin volumes: a pool deletes none that somebody holds on to. A write may wait for room in a full pool.
     fn release_thin(&self, withdrawn: &mut [Withdrawn]) -> Result<()> {
+        self.release_thin_families(withdrawn)?;
         let mut assembly = self.assembly();
         for Withdrawn { name, volume } in withdrawn {
             let Some((pool, device)) = assembly.thin_device(name) else { continue };
@@ -189,6 +192,28 @@ impl ServedGroups {
                     "{name} is in use: I/O of a client that has gone is still under way; try again"
                 );
             }
+        }
+        Ok(())
+    }
+
+    /// Old snapshots of thin volumes that go, and which go with them, hold on to their origins.
+    fn release_thin_families(&self, withdrawn: &mut [Withdrawn]) -> Result<()> {
+        let changed: Vec<ChangedFamily> = {
+            let mut assembly = self.assembly();
+            let is_thin = |name: &&String| assembly.thin_device(name).is_some();
+            let names = withdrawn.iter().map(|one| &one.name);
+            let thin: Vec<String> = names.filter(is_thin).cloned().collect();
+            thin.iter().filter_map(|name| assembly.forget_family(name)).collect()
+        };
+        for ChangedFamily { family, volumes } in changed {
+            if let Some(family) = family {
+                self.served.run(|cx| async move {
+                    family.retire().await;
+                    cx.quiesce().await;
+                })?;
+            }
+            let members = withdrawn.iter_mut().filter(|one| volumes.contains(&one.name));
+            members.for_each(|one| one.volume = None);
         }
         Ok(())
     }

@@ -161,17 +161,13 @@ impl ServedGroups {
 
     /// The origin is what the snapshot was from now on, and that is a volume no more. Nobody can open either of them.
     fn switch_to_merge(&self, merge: &TextMerge, snapshots: &[(VolumeId, Volume)]) -> Result<()> {
-        let changed = {
-            let mut assembly = self.assembly();
-            self.check_room(&assembly).map_err(|refusal| anyhow!(refusal.text))?;
-            assembly.part_merged(merge)?
-        };
-        let Some(changed) = changed else { return Ok(()) };
+        self.check_room(&self.assembly()).map_err(|refusal| anyhow!(refusal.text))?;
         for (id, volume) in snapshots {
             self.offers.remove(*id, &volume.name)?;
             self.served.withdraw(*id);
         }
         self.settle(snapshots.iter().map(|(_, volume)| volume.clone()).collect())?;
+        let Some(changed) = self.assembly().part_merged(merge)? else { return Ok(()) };
         let switched = self.switch(changed, &merge.origin_volumes);
         self.watch_merges();
         switched

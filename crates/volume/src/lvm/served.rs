@@ -370,6 +370,19 @@ impl Assembly {
         }
     }
 
+    /// The same of an origin with all its snapshots, where there are some. It is for whoever calls to retire the family. Should they be
+    /// asked for again, only their stores tell which of them are lost.
+    pub fn forget_family(&mut self, origin: &str) -> Option<ChangedFamily> {
+        let DeviceKind::Lv { group, lv } = self.graph.device(self.graph.find(origin)?).kind else {
+            return None;
+        };
+        let family = self.graph.groups[group.0].families.get(&lv)?.clone();
+        let text = self.graph.groups[group.0].text.clone();
+        let changed = self.part_family(group, &Verdicts::new(&text), lv);
+        self.graph.groups[group.0].snapshots.retain(|_, (known, _)| !Arc::ptr_eq(known, &family));
+        Some(changed)
+    }
+
     /// The names of the volumes that are partitions of this one.
     pub fn partitions_on(&self, volume: &str) -> Vec<String> {
         let Some(id) = self.graph.find(volume) else { return Vec::new() };

@@ -155,9 +155,7 @@ impl Draft {
                 Made::Done
             }
             Change::Remove { volumes } => {
-                for volume in volumes {
-                    self.remove_volume(volume)?;
-                }
+                self.remove_volumes(volumes)?;
                 Made::Done
             }
             Change::TagVolume { volume, tags } => {

@@ -31,6 +31,18 @@ const KEYS_OF_A_NAME: &[&str] = &[
 const KEYS_OF_NAMES: &[&str] = &["stripes", "mirrors", "raids", "raid0_lvs"];
 
 impl Draft {
+    /// Takes volumes out of the group, snapshots before what may be their origins, in whatever order they are named.
+    ///
+    /// # Errors
+    ///
+    /// As [`Draft::remove_volume`].
+    pub fn remove_volumes(&mut self, names: &[String]) -> Result<(), EditError> {
+        let is_snapshot =
+            |name: &&String| self.group().lv(name).is_some_and(|lv| self.snapshot_of_store(lv).is_some());
+        let (snapshots, others): (Vec<&String>, Vec<&String>) = names.iter().partition(is_snapshot);
+        snapshots.into_iter().chain(others).try_for_each(|name| self.remove_volume(name).map(drop))
+    }
+
     /// Takes a volume out of the group, with its parts; a snapshot with its store. The names of all that is gone.
     ///
     /// # Errors

@@ -247,6 +247,18 @@ fn a_merge_that_is_given_up_leaves_the_snapshot_that_there_was() {
     draft.remove_volume("snap").unwrap();
 }
 
+#[test]
+fn an_origin_goes_together_with_its_snapshots_in_whatever_order_they_are_named() {
+    let mut draft = with_origin(&[60]);
+    for name in ["snap", "other"] {
+        draft.create_snapshot(&snapshot("origin", name, extents(2))).unwrap();
+    }
+    let remove = |names: &[&str]| Change::Remove { volumes: names.iter().map(|&name| name.into()).collect() };
+    refused(draft.make(&remove(&["origin"])).map(drop), "it is the origin of these snapshots");
+    draft.make(&remove(&["snap", "origin", "other"])).unwrap();
+    assert_eq!(lv_names(&draft), [] as [&str; 0]);
+}
+
 fn lv_names(draft: &Draft) -> Vec<String> {
     draft.group().lvs.iter().map(|lv| lv.name.clone()).collect()
 }
