@@ -43,8 +43,11 @@ impl Layer for Slow {
     }
 }
 
-/// What comes of what `submit` submits to a volume that is half as large before any of it has its place: cookies and results.
-fn shrunk_meanwhile(submit: impl FnOnce(&mut Rig)) -> (Rig, Vec<(u64, Result<(), Errno>)>) {
+/// What became of bios, by their cookies.
+type Results = Vec<(u64, Result<(), Errno>)>;
+
+/// What comes of what `submit` submits to a volume that is half as large before any of it has its place.
+fn shrunk_meanwhile(submit: impl FnOnce(&mut Rig)) -> (Rig, Results) {
     let mut leaf = None;
     let mut rig = Rig::with_stack(limits(), |below| {
         leaf = Some(below.clone());
