@@ -1,7 +1,6 @@
 //! What a snapshot does to its disks: what need not be read of an origin, how many flushes first writes cost, and what its list
 //! holds where something was left behind its end.
 
-#[allow(dead_code, reason = "the labs use more of it")]
 mod running;
 
 use std::cell::RefCell;
