@@ -1,19 +1,23 @@
 //! A guest's memory: files that a front end shares, each at a range of the guest's physical addresses, and (for what the
 //! front end itself points to) of its own.
 //!
-//! [`GuestLayout`] is what all workers share; [`GuestMemory`] is one worker's view of it, that turns addresses into
-//! [`Segment`]s which go to the kernel as they are.
+//! [`GuestLayout`] is what all workers share; [`GuestMemory`] is one worker's view of it, that looks addresses up
+//! ([`GuestRange`]), and makes [`Segment`]s of what goes to the kernel as it is. What is only read or written here, such as a
+//! descriptor, needs no reference of its own to the memory: the view keeps that.
 //!
 //! Invariants:
 //! 1. Regions of a layout do not overlap, in either kind of address, and none wraps around.
 //! 2. What an address becomes lies in the layout's mappings, which it keeps alive: memory that a front end takes away is
 //!    still there for the I/O under way.
 
+use std::cell::Cell;
 use std::sync::Arc;
+
+use smallvec::SmallVec;
 
 use crate::buffer::Buffer;
 use crate::mapping::Mapping;
-use crate::segment::{Segment, Segments};
+use crate::segment::Segment;
 
 /// Regions of a guest's memory, at most: what QEMU uses at its largest.
 pub const GUEST_REGIONS_MAX: usize = 509;
@@ -149,12 +153,49 @@ impl GuestLayout {
     }
 }
 
+/// Bytes of a guest's memory in one piece, looked up and checked. Costs nothing to copy; means something to the view that gave it
+/// only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestRange {
+    window: u32,
+    offset: u32,
+    len: u32,
+}
+
+/// A list of them: header, data and status of most requests fit without an allocation.
+pub type GuestRanges = SmallVec<[GuestRange; 4]>;
+
+impl GuestRange {
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Whether it holds no byte.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The part of `len` bytes at `at`.
+    ///
+    /// # Panics
+    /// If it lies outside.
+    #[inline]
+    pub fn slice(&self, at: usize, len: usize) -> GuestRange {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.len()));
+        // Both are at most `self.len`.
+        GuestRange { window: self.window, offset: self.offset + at as u32, len: len as u32 }
+    }
+}
+
 /// One worker's view of a guest's memory.
 #[derive(Debug)]
 pub struct GuestMemory {
     windows: Vec<Window>,
     /// The one that was used last: most of what a guest asks for lies in one region.
-    last: usize,
+    last: Cell<usize>,
 }
 
 /// Part of a region, as a buffer.
@@ -182,45 +223,82 @@ impl GuestMemory {
                 left -= len;
             }
         }
-        GuestMemory { windows, last: 0 }
+        GuestMemory { windows, last: Cell::new(0) }
     }
 
     /// The `len` bytes at a guest's address in one piece; none where they are not, or where there are none.
     #[inline]
-    pub fn segment(&mut self, address: u64, len: u32) -> Option<Segment> {
-        let window = self.find(address)?;
+    pub fn range(&self, address: u64, len: u32) -> Option<GuestRange> {
+        let (number, window) = self.find(address)?;
         let at = address - window.guest;
-        // Both are less than a window.
-        (len > 0 && u64::from(len) <= window.len - at)
-            .then(|| Segment::new(window.buffer.clone(), at as usize, len as usize))
+        // Both are less than a window; and there are fewer windows than pages in an address space.
+        let range = GuestRange { window: number as u32, offset: at as u32, len };
+        (len > 0 && u64::from(len) <= window.len - at).then_some(range)
     }
 
-    /// Appends the `len` bytes at a guest's address to `out`: one segment, but where they reach over the end of a region or
+    /// Appends the `len` bytes at a guest's address to `out`: one range, but where they reach over the end of a region or
     /// of one of its windows of 1 GiB.
     ///
     /// # Errors
     /// Some of it is not the guest's; then `out` may have been added to.
     #[inline]
-    pub fn segments(&mut self, address: u64, len: u32, out: &mut Segments) -> Result<(), NotGuestMemory> {
-        match self.segment(address, len) {
+    pub fn ranges(&self, address: u64, len: u32, out: &mut GuestRanges) -> Result<(), NotGuestMemory> {
+        match self.range(address, len) {
             Some(whole) => out.push(whole),
             None => self.pieces(address, len, out)?,
         }
         Ok(())
     }
 
-    fn pieces(&mut self, address: u64, len: u32, out: &mut Segments) -> Result<(), NotGuestMemory> {
+    #[cold]
+    fn pieces(&self, address: u64, len: u32, out: &mut GuestRanges) -> Result<(), NotGuestMemory> {
         let (mut address, mut left) = (address, u64::from(len));
         while left > 0 {
-            let window = self.find(address).ok_or(NotGuestMemory { address, len: left })?;
+            let (number, window) = self.find(address).ok_or(NotGuestMemory { address, len: left })?;
             let at = address - window.guest;
             let take = left.min(window.len - at);
-            // Both are less than a window.
-            out.push(Segment::new(window.buffer.clone(), at as usize, take as usize));
+            // All of these are less than a window, or a number of one.
+            out.push(GuestRange { window: number as u32, offset: at as u32, len: take as u32 });
             left -= take;
             address = address.wrapping_add(take);
         }
         Ok(())
+    }
+
+    #[inline]
+    fn buffer(&self, range: GuestRange) -> &Buffer {
+        &self.windows[range.window as usize].buffer
+    }
+
+    /// The memory of a range, for I/O.
+    #[inline]
+    pub fn segment(&self, range: GuestRange) -> Segment {
+        Segment::new(self.buffer(range).clone(), range.offset as usize, range.len())
+    }
+
+    /// Copies out the 16 bytes at `at` of a range, as [`Buffer::read_16`] does.
+    ///
+    /// # Panics
+    /// If they lie outside.
+    #[inline]
+    pub fn read_16(&self, range: GuestRange, at: usize) -> [u8; 16] {
+        assert!(at.checked_add(16).is_some_and(|end| end <= range.len()));
+        self.buffer(range).read_16(range.offset as usize + at)
+    }
+
+    /// Copies `bytes` to the beginning of a range.
+    ///
+    /// # Panics
+    /// If it is shorter.
+    #[inline]
+    pub fn write(&self, range: GuestRange, bytes: &[u8]) {
+        assert!(bytes.len() <= range.len());
+        self.buffer(range).write_at(range.offset as usize, bytes);
+    }
+
+    /// The guest's address of a range.
+    pub fn address(&self, range: GuestRange) -> u64 {
+        self.windows[range.window as usize].guest + u64::from(range.offset)
     }
 
     /// The guest's address of a segment of its memory; none of one that is not.
@@ -230,13 +308,30 @@ impl GuestMemory {
     }
 
     #[inline]
-    fn find(&mut self, address: u64) -> Option<&Window> {
-        let holds = |window: &Window| address.wrapping_sub(window.guest) < window.len;
-        if !self.windows.get(self.last).is_some_and(holds) {
-            let next = self.windows.partition_point(|window| window.guest <= address);
-            self.last = next.checked_sub(1).filter(|&found| holds(&self.windows[found]))?;
+    fn find(&self, address: u64) -> Option<(usize, &Window)> {
+        let last = self.last.get();
+        match self.windows.get(last) {
+            Some(window) if window.holds(address) => Some((last, window)),
+            _ => self.find_other(address),
         }
-        self.windows.get(self.last)
+    }
+
+    #[cold]
+    fn find_other(&self, address: u64) -> Option<(usize, &Window)> {
+        let next = self.windows.partition_point(|window| window.guest <= address);
+        let number = next.checked_sub(1)?;
+        let window = &self.windows[number];
+        window.holds(address).then(|| {
+            self.last.set(number);
+            (number, window)
+        })
+    }
+}
+
+impl Window {
+    #[inline]
+    fn holds(&self, address: u64) -> bool {
+        address.wrapping_sub(self.guest) < self.len
     }
 }
 
@@ -272,23 +367,29 @@ mod tests {
             region(&mapping, 0x10000, 0x5000, 0x1000, 0x1000),
         ];
         let layout = GuestLayout::new(regions).unwrap();
-        let mut guest = GuestMemory::new(&layout);
-        let mut out = Segments::new();
-        guest.segments(0x10ffe, 4, &mut out).unwrap();
+        let guest = GuestMemory::new(&layout);
+        let mut out = GuestRanges::new();
+        guest.ranges(0x10ffe, 4, &mut out).unwrap();
         let mut bytes = Vec::new();
-        for segment in &out {
+        for range in &out {
+            let segment = guest.segment(*range);
             let mut part = vec![0; segment.len()];
             segment.read_at(0, &mut part);
             bytes.extend(part);
+            assert_eq!(guest.address_of(&segment), Some(guest.address(*range)));
         }
         assert_eq!(bytes, b"abcd");
+        assert_eq!(out.iter().map(|range| guest.address(*range)).collect::<Vec<_>>(), [0x10ffe, 0x11000]);
+        guest.write(out[1].slice(1, 1), b"x");
+        assert_eq!(&guest.read_16(guest.range(0x11000, 17).unwrap(), 1)[..1], b"x");
         let place = layout.place(0x5ffe, 2).unwrap();
         let mut bytes = [0; 2];
         Buffer::of_mapping(&place.mapping, place.offset, 2).read_at(0, &mut bytes);
         assert_eq!(&bytes, b"ab");
         assert!(layout.place(0x5ffe, 3).is_err());
         for (address, len) in [(0x12000, 1), (0x11fff, 2), (0xffff, 1), (u64::MAX, 2), (0x10000, u32::MAX)] {
-            assert!(guest.segments(address, len, &mut Segments::new()).is_err(), "{len} at {address:#x}");
+            assert!(guest.ranges(address, len, &mut GuestRanges::new()).is_err(), "{len} at {address:#x}");
+            assert_eq!(guest.range(address, len), None);
         }
     }
 

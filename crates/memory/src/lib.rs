@@ -30,7 +30,8 @@ mod words;
 pub use buffer::{Buffer, PAGE};
 pub use granted::GrantDevice;
 pub use guest::{
-    GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRegion, LayoutError, NotGuestMemory, Place,
+    GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRange, GuestRanges, GuestRegion, LayoutError,
+    NotGuestMemory, Place,
 };
 pub use mapping::{MapError, Mapping};
 pub use pool::Pool;

@@ -133,9 +133,9 @@ impl Driven {
     fn take(&mut self, resume: bool) -> Result<(), blockwork_export::vhost::ring::RingError> {
         let mut chain = Chain::default();
         let took = if resume {
-            self.ring.resume(&mut self.guest, &mut chain)?
+            self.ring.resume(&self.guest, &mut chain)?
         } else {
-            self.ring.next(&mut self.guest, &mut chain)?
+            self.ring.next(&self.guest, &mut chain)?
         };
         if !took {
             return Ok(());
@@ -144,10 +144,11 @@ impl Driven {
         assert!(!self.in_flight.iter().any(|head| head.id == chain.head.id), "{:?} twice", chain.head);
         self.in_flight.push(chain.head);
         assert!(self.in_flight.len() <= self.size as usize);
-        for segment in chain.readable.iter().chain(&chain.writable) {
+        for range in chain.readable.iter().chain(&chain.writable) {
+            let segment = self.guest.segment(*range);
             assert!(!segment.is_empty() && segment.offset() + segment.len() <= BYTES);
         }
-        let request = Request::take(&mut chain)?;
+        let request = Request::take(&chain, &self.guest)?;
         reached("request");
         assert_eq!(request.status.len(), 1);
         if let Some(ranges) = request.ranges(64) {

@@ -9,7 +9,7 @@
 //! Source: `docs/interop/vhost-user.rst` of QEMU, "Migration".
 
 use blockwork_format::virtio::{DESCRIPTOR_BYTES, split};
-use blockwork_memory::{Buffer, GuestLayout, GuestMemory, Place, Segment};
+use blockwork_memory::{Buffer, GuestLayout, GuestMemory, GuestRange, Place, Segment};
 
 use super::ring::RingPlace;
 
@@ -60,7 +60,12 @@ impl DirtyLog {
         self.ring.iter().for_each(|&(address, len)| self.mark(address, len));
     }
 
-    /// So was this memory of the guest's.
+    /// So was this range of the guest's memory.
+    pub(super) fn range(&self, memory: &GuestMemory, range: GuestRange) {
+        self.mark(memory.address(range), range.len() as u64);
+    }
+
+    /// So was what lies in these segments.
     pub(super) fn data(&self, memory: &GuestMemory, segments: &[Segment]) {
         for segment in segments {
             if let Some(address) = memory.address_of(segment) {

@@ -25,7 +25,7 @@ use blockwork_engine::{
     VolumeId,
 };
 use blockwork_format::virtio::blk::{ID_BYTES, Range, request, status};
-use blockwork_memory::{GuestLayout, GuestMemory, Segment, Segments, bytes_in};
+use blockwork_memory::{GuestLayout, GuestMemory, GuestRange, Segments, bytes_in};
 use blockwork_uring::{Signal, Uring, more};
 use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
@@ -87,7 +87,7 @@ pub(super) type RingParts = Box<dyn FnOnce(&GuestLayout) -> Result<Ring, RingErr
 /// A request that is under way.
 struct InFlight {
     head: Head,
-    status: Segment,
+    status: GuestRange,
     /// Bytes that are written when it succeeds, besides the status.
     room: u32,
     /// Bytes that count against [`BYTES_MAX`].
@@ -290,13 +290,13 @@ impl QueuePort {
     fn take_one(&mut self, cx: &mut Context<'_, Uring>) -> Result<bool, RingError> {
         let Some(ring) = &mut self.ring else { return Ok(false) };
         if self.resuming {
-            self.resuming = ring.resume(&mut self.memory, &mut self.chain)?;
+            self.resuming = ring.resume(&self.memory, &mut self.chain)?;
             if self.resuming {
                 self.start(cx)?;
                 return Ok(true);
             }
         }
-        if !ring.next(&mut self.memory, &mut self.chain)? {
+        if !ring.next(&self.memory, &mut self.chain)? {
             return Ok(false);
         }
         self.looked = self.looking;
@@ -332,7 +332,7 @@ impl QueuePort {
     #[inline]
     fn start(&mut self, cx: &mut Context<'_, Uring>) -> Result<(), RingError> {
         let head = self.chain.head;
-        let request = Request::take(&mut self.chain)?;
+        let request = Request::take(&self.chain, &self.memory)?;
         match request.header.kind {
             request::IN => self.transfer(cx, head, request, Op::Read),
             request::OUT => self.transfer(cx, head, request, Op::Write),
@@ -343,7 +343,7 @@ impl QueuePort {
             request::GET_ID => self.tell_id(head, &request),
             request::DISCARD => self.ranges(cx, head, request, Op::Discard),
             request::WRITE_ZEROES => self.ranges(cx, head, request, Op::WriteZeroes),
-            _ => self.answer(head, &request.status, 0, status::UNSUPP),
+            _ => self.answer(head, request.status, 0, status::UNSUPP),
         }
         Ok(())
     }
@@ -354,7 +354,7 @@ impl QueuePort {
         let bytes = bytes_in(&data);
         let offset = request.header.sector.checked_mul(SECTOR);
         let (Some(offset), true) = (offset, bytes <= REQUEST_BYTES_MAX && bytes.is_multiple_of(512)) else {
-            return self.answer(head, &request.status, 0, status::IOERR);
+            return self.answer(head, request.status, 0, status::IOERR);
         };
         let room = if op == Op::Read { bytes as u32 } else { 0 };
         let cookie = self.begin(head, request.status, room, bytes, 1);
@@ -369,14 +369,14 @@ impl QueuePort {
     fn ranges(&mut self, cx: &mut Context<'_, Uring>, head: Head, request: Request, op: Op) {
         let max = usize::try_from(RANGES_MAX).expect("a small number");
         let Some(ranges) = request.ranges(max) else {
-            return self.answer(head, &request.status, 0, status::IOERR);
+            return self.answer(head, request.status, 0, status::IOERR);
         };
         let known = if op == Op::WriteZeroes { Range::UNMAP } else { 0 };
         if ranges.iter().any(|range| range.flags & !known != 0) {
-            return self.answer(head, &request.status, 0, status::UNSUPP);
+            return self.answer(head, request.status, 0, status::UNSUPP);
         }
         if ranges.iter().any(|range| range.sector.checked_mul(SECTOR).is_none()) {
-            return self.answer(head, &request.status, 0, status::IOERR);
+            return self.answer(head, request.status, 0, status::IOERR);
         }
         let count = u32::try_from(ranges.len()).expect("at most RANGES_MAX");
         let cookie = self.begin(head, request.status, 0, 0, count);
@@ -400,20 +400,20 @@ impl QueuePort {
         }
         // A shorter place than an id is no place for one.
         let result = if at == ID_BYTES { status::OK } else { status::IOERR };
-        self.answer(head, &request.status, at as u32, result);
+        self.answer(head, request.status, at as u32, result);
     }
 
     #[inline]
-    fn begin(&mut self, head: Head, status: Segment, room: u32, bytes: usize, bios: u32) -> u64 {
+    fn begin(&mut self, head: Head, status: GuestRange, room: u32, bytes: usize, bios: u32) -> u64 {
         self.bytes += bytes;
         self.in_flight.insert(InFlight { head, status, room, bytes, bios, error: None }) as u64
     }
 
     /// Answers a request; the driver sees it when the turn publishes.
     #[inline]
-    fn answer(&mut self, head: Head, place: &Segment, written: u32, result: u8) {
-        place.write_at(0, &[result]);
-        self.log.iter().for_each(|log| log.data(&self.memory, std::slice::from_ref(place)));
+    fn answer(&mut self, head: Head, place: GuestRange, written: u32, result: u8) {
+        self.memory.write(place, &[result]);
+        self.log.iter().for_each(|log| log.range(&self.memory, place));
         if let Some(ring) = &mut self.ring {
             ring.complete(head, written.saturating_add(1));
             self.answers += 1;
@@ -519,8 +519,8 @@ impl Port<Uring> for QueuePort {
         let InFlight { head, status: place, room, bytes, error, .. } = self.in_flight.remove(key);
         self.bytes -= bytes;
         match error {
-            None => self.answer(head, &place, room, status::OK),
-            Some(errno) => self.answer(head, &place, 0, status_of(errno)),
+            None => self.answer(head, place, room, status::OK),
+            Some(errno) => self.answer(head, place, 0, status_of(errno)),
         }
     }
 

@@ -4,7 +4,9 @@
 //! begins with the header; what is written another, that ends with the status.
 
 use blockwork_format::virtio::blk::{HEADER_BYTES, RANGE_BYTES, Range, RequestHeader};
-use blockwork_memory::{Buffer, Segment, Segments, bytes_in, copy_between, slice_segments};
+use blockwork_memory::{
+    Buffer, GuestMemory, GuestRange, Segment, Segments, bytes_in, copy_between, slice_segments,
+};
 
 use super::ring::{Chain, RingError};
 
@@ -18,26 +20,30 @@ pub struct Request {
     /// Where the answer's data go.
     pub room: Segments,
     /// Where the status goes, one byte.
-    pub status: Segment,
+    pub status: GuestRange,
 }
 
 impl Request {
-    /// Takes a chain apart. Its memory moves into the request.
+    /// Takes apart a chain in the guest's `memory`.
     ///
     /// # Errors
     /// It has no header or no place for a status.
     #[inline]
-    pub fn take(chain: &mut Chain) -> Result<Request, RingError> {
-        let mut sent = std::mem::take(&mut chain.readable);
-        let mut room = std::mem::take(&mut chain.writable);
-        let header = match header(&mut sent) {
-            Some(header) => header,
-            None => return Err(short(&sent, &room)),
+    pub fn take(chain: &Chain, memory: &GuestMemory) -> Result<Request, RingError> {
+        let (header, sent) = match chain.readable.split_first() {
+            // As all drivers have it.
+            Some((first, rest)) if first.len() == HEADER_BYTES => {
+                (RequestHeader::decode(&memory.read_16(*first, 0)), segments(memory, rest))
+            }
+            _ => ragged_header(chain, memory).ok_or_else(|| short(chain))?,
         };
-        match status(&mut room) {
-            Some(status) => Ok(Request { header, sent, room, status }),
-            None => Err(short(&sent, &room)),
+        let Some((last, before)) = chain.writable.split_last() else { return Err(short(chain)) };
+        let mut room = segments(memory, before);
+        let at = last.len() - 1; // a chain holds no empty ranges
+        if at > 0 {
+            room.push(memory.segment(last.slice(0, at)));
         }
+        Ok(Request { header, sent, room, status: last.slice(at, 1) })
     }
 
     /// The ranges of a discard or write-zeroes; `None` if they are not whole, none, or more than `max`.
@@ -55,66 +61,80 @@ impl Request {
     }
 }
 
-fn short(sent: &Segments, room: &Segments) -> RingError {
-    RingError::Short { readable: bytes_in(sent), writable: bytes_in(room) }
+#[cold]
+fn short(chain: &Chain) -> RingError {
+    let bytes = |ranges: &[GuestRange]| ranges.iter().map(GuestRange::len).sum();
+    RingError::Short { readable: bytes(&chain.readable), writable: bytes(&chain.writable) }
 }
 
-/// Cuts the header off the front.
 #[inline]
-fn header(sent: &mut Segments) -> Option<RequestHeader> {
-    let first = sent.first()?;
-    if first.len() == HEADER_BYTES {
-        // As all drivers have it.
-        let header = RequestHeader::decode(&first.buffer().read_16(first.offset()));
-        sent.remove(0);
-        return Some(header);
-    }
-    let bytes = bytes_in(sent);
-    let rest = bytes.checked_sub(HEADER_BYTES)?;
+fn segments(memory: &GuestMemory, ranges: &[GuestRange]) -> Segments {
+    let mut segments = Segments::new();
+    // Not by `collect`: that makes more of one or two than they are.
+    ranges.iter().for_each(|range| segments.push(memory.segment(*range)));
+    segments
+}
+
+/// A header that does not have the first descriptor for itself, and what follows it.
+#[cold]
+fn ragged_header(chain: &Chain, memory: &GuestMemory) -> Option<(RequestHeader, Segments)> {
+    let sent = segments(memory, &chain.readable);
+    let rest = bytes_in(&sent).checked_sub(HEADER_BYTES)?;
     let mut front = Segments::new();
-    slice_segments(sent, 0, HEADER_BYTES, &mut front);
+    slice_segments(&sent, 0, HEADER_BYTES, &mut front);
     let copy = Segment::new(Buffer::new(HEADER_BYTES), 0, HEADER_BYTES);
     copy_between(&front, std::slice::from_ref(&copy));
     let mut data = Segments::new();
     if rest > 0 {
-        slice_segments(sent, HEADER_BYTES, rest, &mut data);
+        slice_segments(&sent, HEADER_BYTES, rest, &mut data);
     }
-    *sent = data;
-    Some(RequestHeader::decode(&copy.buffer().read_16(0)))
-}
-
-/// Cuts the status off the end.
-#[inline]
-fn status(room: &mut Segments) -> Option<Segment> {
-    let last = room.pop()?;
-    let at = last.len() - 1; // a chain holds no empty segments
-    if at > 0 {
-        room.push(last.slice(0, at));
-        return Some(last.slice(at, 1));
-    }
-    Some(last)
+    Some((RequestHeader::decode(&copy.buffer().read_16(0)), data))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+
+    use blockwork_memory::{GuestLayout, GuestRanges, GuestRegion, Mapping};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
     use super::*;
 
-    /// The text, cut after each of these lengths.
-    fn cut(text: &[u8], lens: &[usize]) -> Segments {
-        let buffer = Buffer::new(text.len());
-        buffer.write_at(0, text);
+    const MEMORY: u64 = 0x10000;
+    /// Where what the device writes begins.
+    const WRITABLE: u64 = 0x800;
+
+    /// A guest's memory that holds `readable` at its beginning and `writable` at [`WRITABLE`].
+    fn guest(readable: &[u8], writable: &[u8]) -> GuestMemory {
+        let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&file, 0x1000).unwrap();
+        let mapping = Mapping::new(file.as_fd(), 0x1000).unwrap();
+        let buffer = Buffer::of_mapping(&mapping, 0, 0x1000);
+        buffer.write_at(0, readable);
+        buffer.write_at(usize::try_from(WRITABLE).unwrap(), writable);
+        let region = GuestRegion { guest: MEMORY, user: MEMORY, len: 0x1000, mapping, offset: 0 };
+        GuestMemory::new(&GuestLayout::new(vec![region]).unwrap())
+    }
+
+    /// `len` bytes from `start` on, cut after each of these lengths.
+    fn cut(memory: &GuestMemory, start: u64, len: usize, lens: &[usize]) -> GuestRanges {
+        let mut ranges = GuestRanges::new();
         let mut at = 0;
-        let mut segments: Segments = lens
-            .iter()
-            .map(|&len| {
-                at += len;
-                Segment::new(buffer.clone(), at - len, len)
-            })
-            .collect();
-        if at < text.len() {
-            segments.push(Segment::new(buffer, at, text.len() - at));
+        for &piece in lens.iter().chain([&(len - lens.iter().sum::<usize>())]) {
+            let address = MEMORY + start + at as u64;
+            memory.ranges(address, u32::try_from(piece).unwrap(), &mut ranges).unwrap();
+            at += piece;
         }
-        segments
+        ranges
+    }
+
+    fn chain(memory: &GuestMemory, readable: (usize, &[usize]), writable: (usize, &[usize])) -> Chain {
+        Chain {
+            readable: cut(memory, 0, readable.0, readable.1),
+            writable: cut(memory, WRITABLE, writable.0, writable.1),
+            ..Chain::default()
+        }
     }
 
     #[test]
@@ -122,39 +142,36 @@ mod tests {
         let header = RequestHeader { kind: 13, sector: 0x1122_3344_5566 };
         let range = Range { sector: 9, sectors: 8, flags: 1 };
         let text = [header.encode(), range.encode()].concat();
+        let memory = guest(&text, b"abcdS");
         for lens in [&[16][..], &[1], &[15, 1], &[17], &[], &[4, 4, 4, 4, 4, 4, 4], &[31]] {
             for room in [&[][..], &[4], &[1, 1, 1], &[2, 2]] {
-                let mut chain = Chain::default();
-                (chain.readable, chain.writable) = (cut(&text, lens), cut(b"abcdS", room));
-                let request = Request::take(&mut chain).unwrap();
+                let request = Request::take(&chain(&memory, (32, lens), (5, room)), &memory).unwrap();
                 assert_eq!(request.header, header);
                 assert_eq!(request.ranges(1).unwrap(), [range], "{lens:?}");
-                assert_eq!(bytes_in(&request.room), 4);
+                let mut found = Vec::new();
+                for segment in &request.room {
+                    let mut bytes = vec![0; segment.len()];
+                    segment.read_at(0, &mut bytes);
+                    found.extend(bytes);
+                }
+                assert_eq!(found, b"abcd");
                 let mut status = [0];
-                request.status.read_at(0, &mut status);
-                assert_eq!(&status, b"S");
+                memory.segment(request.status).read_at(0, &mut status);
+                assert_eq!((&status, request.status.len()), (b"S", 1));
             }
         }
     }
 
     #[test]
     fn what_has_no_header_or_no_status_is_no_request() {
-        let take = |readable: &[u8], writable: &[u8]| {
-            let mut chain = Chain::default();
-            if !readable.is_empty() {
-                chain.readable = cut(readable, &[]);
-            }
-            if !writable.is_empty() {
-                chain.writable = cut(writable, &[]);
-            }
-            Request::take(&mut chain)
-        };
-        assert_eq!(take(&[0; 15], b"S").unwrap_err(), RingError::Short { readable: 15, writable: 1 });
-        assert!(take(&[], b"S").is_err());
-        assert!(take(&[0; 16], b"").is_err());
-        let request = take(&[0; 16 + 40], b"S").unwrap();
-        assert!(request.ranges(9).is_none(), "two ranges and a half");
-        assert!(take(&[0; 16 + 32], b"S").unwrap().ranges(1).is_none(), "more than allowed");
-        assert!(take(&[0; 16], b"S").unwrap().ranges(1).is_none());
+        let memory = guest(&[], &[]);
+        let take =
+            |readable, writable| Request::take(&chain(&memory, (readable, &[]), (writable, &[])), &memory);
+        assert_eq!(take(15, 1).unwrap_err(), RingError::Short { readable: 15, writable: 1 });
+        assert!(take(0, 1).is_err());
+        assert!(take(16, 0).is_err());
+        assert!(take(16 + 40, 1).unwrap().ranges(9).is_none(), "two ranges and a half");
+        assert!(take(16 + 32, 1).unwrap().ranges(1).is_none(), "more than allowed");
+        assert!(take(16, 1).unwrap().ranges(1).is_none());
     }
 }

@@ -17,7 +17,10 @@ use std::sync::atomic::Ordering;
 
 use blockwork_format::vhost_user::VringAddr;
 use blockwork_format::virtio::{DESCRIPTOR_BYTES, descriptor_flag};
-use blockwork_memory::{Buffer, GuestLayout, GuestMemory, NotGuestMemory, Segment, Segments, copy_between};
+use blockwork_memory::{
+    Buffer, GuestLayout, GuestMemory, GuestRange, GuestRanges, NotGuestMemory, Segment, Segments,
+    copy_between,
+};
 
 use super::marks::Marks;
 use packed::PackedRing;
@@ -124,10 +127,10 @@ pub struct Head {
 pub struct Chain {
     /// Which it is.
     pub head: Head,
-    /// What the device reads.
-    pub readable: Segments,
-    /// What it writes.
-    pub writable: Segments,
+    /// What the device reads. No range of it is empty.
+    pub readable: GuestRanges,
+    /// What it writes. Likewise.
+    pub writable: GuestRanges,
 }
 
 impl Chain {
@@ -137,7 +140,7 @@ impl Chain {
     }
 
     #[inline]
-    fn add(&mut self, memory: &mut GuestMemory, address: u64, len: u32, flags: u16) -> Result<(), RingError> {
+    fn add(&mut self, memory: &GuestMemory, address: u64, len: u32, flags: u16) -> Result<(), RingError> {
         let out = if flags & descriptor_flag::WRITE != 0 {
             &mut self.writable
         } else if self.writable.is_empty() {
@@ -145,7 +148,7 @@ impl Chain {
         } else {
             return Err(RingError::Order);
         };
-        Ok(memory.segments(address, len, out)?)
+        Ok(memory.ranges(address, len, out)?)
     }
 }
 
@@ -195,7 +198,7 @@ impl Ring {
     ///
     /// # Errors
     /// It is no request (any more).
-    pub fn resume(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+    pub fn resume(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
         chain.clear();
         match self {
             Ring::Split(ring) => ring.resume(memory, chain),
@@ -208,7 +211,7 @@ impl Ring {
     /// # Errors
     /// It is none. The ring is not to be asked again.
     #[inline]
-    pub fn next(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+    pub fn next(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
         chain.clear();
         match self {
             Ring::Split(ring) => ring.next(memory, chain),
@@ -302,29 +305,53 @@ fn area(
     Ok(Buffer::of_mapping(&place.mapping, place.offset, bytes))
 }
 
-/// An indirect table, in one piece.
-#[inline]
-fn table(memory: &mut GuestMemory, address: u64, len: u32) -> Result<(Segment, usize), RingError> {
-    let bytes = len as usize;
-    let count = bytes / DESCRIPTOR_BYTES;
-    if !bytes.is_multiple_of(DESCRIPTOR_BYTES) || count == 0 || count > INDIRECT_MAX {
-        return Err(RingError::TableLength(len));
-    }
-    if let Some(whole) = memory.segment(address, len) {
-        return Ok((whole, count));
-    }
-    // It reaches over the edge of two regions of memory.
-    let mut pieces = Segments::new();
-    memory.segments(address, len, &mut pieces)?;
-    let whole = Segment::new(Buffer::new(bytes), 0, bytes);
-    copy_between(&pieces, std::slice::from_ref(&whole));
-    Ok((whole, count))
+/// An indirect table.
+enum Table {
+    Whole(GuestRange),
+    /// It reaches over the edge of two regions of memory.
+    Copied(Buffer),
 }
 
-/// Descriptor number `i` of a table or ring.
+impl Table {
+    /// The table at that address, and how many descriptors it has.
+    #[inline]
+    fn new(memory: &GuestMemory, address: u64, len: u32) -> Result<(Table, usize), RingError> {
+        let bytes = len as usize;
+        let count = bytes / DESCRIPTOR_BYTES;
+        if !bytes.is_multiple_of(DESCRIPTOR_BYTES) || count == 0 || count > INDIRECT_MAX {
+            return Err(RingError::TableLength(len));
+        }
+        let table = match memory.range(address, len) {
+            Some(whole) => Table::Whole(whole),
+            None => Table::copied(memory, address, len)?,
+        };
+        Ok((table, count))
+    }
+
+    #[cold]
+    fn copied(memory: &GuestMemory, address: u64, len: u32) -> Result<Table, RingError> {
+        let mut ranges = GuestRanges::new();
+        memory.ranges(address, len, &mut ranges)?;
+        let pieces: Segments = ranges.into_iter().map(|range| memory.segment(range)).collect();
+        let copy = Buffer::new(len as usize);
+        copy_between(&pieces, &[Segment::new(copy.clone(), 0, len as usize)]);
+        Ok(Table::Copied(copy))
+    }
+
+    /// Its descriptor number `i`.
+    #[inline]
+    fn descriptor(&self, memory: &GuestMemory, i: usize) -> [u8; DESCRIPTOR_BYTES] {
+        match self {
+            Table::Whole(range) => memory.read_16(*range, i * DESCRIPTOR_BYTES),
+            Table::Copied(copy) => copy.read_16(i * DESCRIPTOR_BYTES),
+        }
+    }
+}
+
+/// Descriptor number `i` of a ring.
 #[inline]
-fn descriptor(table: &Segment, i: usize) -> [u8; DESCRIPTOR_BYTES] {
-    table.buffer().read_16(table.offset() + i * DESCRIPTOR_BYTES)
+fn descriptor(ring: &Buffer, i: usize) -> [u8; DESCRIPTOR_BYTES] {
+    ring.read_16(i * DESCRIPTOR_BYTES)
 }
 
 /// Between what the other side must see in this order; also before the loads that follow.

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use blockwork_format::virtio::{
     DESCRIPTOR_BYTES, PackedDescriptor, RING_SIZE_MAX, descriptor_flag, need_event, packed_event,
 };
-use blockwork_memory::{Buffer, GuestLayout, GuestMemory, Segment};
+use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
-use super::{Chain, Head, RingError, RingPlace, area, descriptor, full_fence, table};
+use super::{Chain, Head, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::marks::{Marks, PackedLeft};
 
 /// Where the flags are in a descriptor.
@@ -44,7 +44,7 @@ impl Position {
 #[derive(Debug)]
 pub struct PackedRing {
     size: u16,
-    descriptors: Segment,
+    descriptors: Buffer,
     /// What the driver says about when it wants to be called.
     driver_event: Buffer,
     /// What we say.
@@ -87,7 +87,7 @@ impl PackedRing {
         }
         let mut ring = PackedRing {
             size,
-            descriptors: Segment::new(descriptors, 0, bytes),
+            descriptors,
             driver_event: event("driver's event words", place.address.available)?,
             device_event: event("device's event words", place.address.used)?,
             event_idx: place.event_idx,
@@ -102,7 +102,7 @@ impl PackedRing {
         };
         if let Some(marks) = &mut ring.marks {
             let is_used = |at: Position| {
-                let flags = ring.descriptors.buffer().load_u16(flags_of(at.index), Ordering::Acquire);
+                let flags = ring.descriptors.load_u16(flags_of(at.index), Ordering::Acquire);
                 is(flags, descriptor_flag::USED) == at.wrap && is(flags, descriptor_flag::AVAIL) == at.wrap
             };
             let recovered = marks.recover_packed(next_used, size, is_used)?;
@@ -119,7 +119,7 @@ impl PackedRing {
         Ok(ring)
     }
 
-    pub(super) fn resume(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+    pub(super) fn resume(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
         let Some(left) = self.left.pop() else { return Ok(false) };
         // The ring's own descriptors may have been overwritten by those that were used: the marks have copies.
         chain.head = left.head;
@@ -131,7 +131,7 @@ impl PackedRing {
 
     #[inline]
     fn is_available(&self, at: Position) -> bool {
-        let flags = self.descriptors.buffer().load_u16(flags_of(at.index), Ordering::Acquire);
+        let flags = self.descriptors.load_u16(flags_of(at.index), Ordering::Acquire);
         is(flags, descriptor_flag::AVAIL) == at.wrap && is(flags, descriptor_flag::USED) != at.wrap
     }
 
@@ -140,7 +140,7 @@ impl PackedRing {
         self.in_flight < self.size && self.is_available(self.next)
     }
 
-    pub(super) fn next(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+    pub(super) fn next(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
         if !self.has_more() {
             return Ok(false);
         }
@@ -184,7 +184,7 @@ impl PackedRing {
 
     fn gather(
         &self,
-        memory: &mut GuestMemory,
+        memory: &GuestMemory,
         all: &[PackedDescriptor],
         chain: &mut Chain,
     ) -> Result<(), RingError> {
@@ -197,9 +197,9 @@ impl PackedRing {
                 return Err(RingError::Indirect("in a chain"));
             }
             // All of a table is one chain, in its order; of the flags only that it is written counts.
-            let (table, count) = table(memory, at.address, at.len)?;
+            let (table, count) = Table::new(memory, at.address, at.len)?;
             for i in 0..count {
-                let at = PackedDescriptor::decode(&descriptor(&table, i));
+                let at = PackedDescriptor::decode(&table.descriptor(memory, i));
                 if is(at.flags, descriptor_flag::INDIRECT) {
                     return Err(RingError::Indirect("in an indirect table"));
                 }
@@ -225,7 +225,7 @@ impl PackedRing {
         if let Some(marks) = &mut self.marks {
             marks.complete_packed(head, next);
         }
-        let buffer = self.descriptors.buffer();
+        let buffer = &self.descriptors;
         buffer.write_at(place + 8, &bytes);
         let wrap = if at.wrap { descriptor_flag::AVAIL | descriptor_flag::USED } else { 0 };
         let flags = if written > 0 { wrap | descriptor_flag::WRITE } else { wrap };
@@ -279,7 +279,7 @@ impl PackedRing {
 
     /// See [`SplitRing::tell_tale`](super::split::SplitRing::tell_tale).
     pub(super) fn tell_tale(&self) -> (&Buffer, usize, u16) {
-        let (buffer, place) = (self.descriptors.buffer(), flags_of(self.next.index));
+        let (buffer, place) = (&self.descriptors, flags_of(self.next.index));
         (buffer, place, buffer.load_u16(place, Ordering::Relaxed))
     }
 

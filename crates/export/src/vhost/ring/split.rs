@@ -6,16 +6,16 @@ use std::sync::atomic::Ordering;
 use blockwork_format::virtio::{
     DESCRIPTOR_BYTES, Descriptor, RING_SIZE_MAX, descriptor_flag, need_event, split,
 };
-use blockwork_memory::{Buffer, GuestLayout, GuestMemory, Segment};
+use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
-use super::{Chain, Head, RingError, RingPlace, area, descriptor, full_fence, table};
+use super::{Chain, Head, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::marks::Marks;
 
 /// See the module.
 #[derive(Debug)]
 pub struct SplitRing {
     size: u16,
-    descriptors: Segment,
+    descriptors: Buffer,
     available: Buffer,
     used: Buffer,
     event_idx: bool,
@@ -57,7 +57,7 @@ impl SplitRing {
         let base = u16::try_from(base & 0xffff).expect("16 bits");
         let mut ring = SplitRing {
             size,
-            descriptors: Segment::new(descriptors, 0, bytes),
+            descriptors,
             available,
             used,
             event_idx: place.event_idx,
@@ -83,7 +83,7 @@ impl SplitRing {
         Ok(ring)
     }
 
-    pub(super) fn resume(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+    pub(super) fn resume(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
         let Some(head) = self.left.pop() else { return Ok(false) };
         self.taken[usize::from(head)] = true;
         self.walk(memory, head, chain)?;
@@ -96,7 +96,7 @@ impl SplitRing {
     }
 
     #[inline]
-    pub(super) fn next(&mut self, memory: &mut GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
+    pub(super) fn next(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
         if self.next == self.seen {
             let found = self.available.load_u16(split::INDEX, Ordering::Acquire);
             if found.wrapping_sub(self.next) > self.size {
@@ -127,13 +127,14 @@ impl SplitRing {
 
     /// Collects the memory of a chain.
     #[inline]
-    fn walk(&mut self, memory: &mut GuestMemory, head: u16, chain: &mut Chain) -> Result<(), RingError> {
+    fn walk(&mut self, memory: &GuestMemory, head: u16, chain: &mut Chain) -> Result<(), RingError> {
         let first = Descriptor::decode(&descriptor(&self.descriptors, usize::from(head)));
         let count = if first.has(descriptor_flag::INDIRECT) {
             self.walk_table(memory, first, chain)?;
             1
         } else {
-            self.walk_list(memory, &self.descriptors, usize::from(self.size), first, chain)?
+            let next = |i| descriptor(&self.descriptors, i);
+            walk_list(memory, next, usize::from(self.size), first, chain)?
         };
         chain.head = Head { id: head, count, mark: 0 };
         self.in_flight += usize::from(count);
@@ -141,49 +142,16 @@ impl SplitRing {
         Ok(())
     }
 
-    fn walk_table(
-        &self,
-        memory: &mut GuestMemory,
-        at: Descriptor,
-        chain: &mut Chain,
-    ) -> Result<(), RingError> {
+    fn walk_table(&self, memory: &GuestMemory, at: Descriptor, chain: &mut Chain) -> Result<(), RingError> {
         if at.has(descriptor_flag::NEXT) {
             return Err(RingError::Indirect("that goes on"));
         }
-        let (table, count) = table(memory, at.address, at.len)?;
-        let first = Descriptor::decode(&descriptor(&table, 0));
+        let (table, count) = Table::new(memory, at.address, at.len)?;
+        let first = Descriptor::decode(&table.descriptor(memory, 0));
         if first.has(descriptor_flag::INDIRECT) {
             return Err(RingError::Indirect("in an indirect table"));
         }
-        self.walk_list(memory, &table, count, first, chain).map(drop)
-    }
-
-    /// Tells how many descriptors of the list it has.
-    #[inline]
-    fn walk_list(
-        &self,
-        memory: &mut GuestMemory,
-        list: &Segment,
-        count: usize,
-        first: Descriptor,
-        chain: &mut Chain,
-    ) -> Result<u16, RingError> {
-        let mut at = first;
-        for length in (1..).take(count) {
-            chain.add(memory, at.address, at.len, at.flags)?;
-            if !at.has(descriptor_flag::NEXT) {
-                return Ok(length);
-            }
-            let next = usize::from(at.next);
-            if next >= count {
-                return Err(RingError::Number { what: "the next descriptor", found: at.next, size: count });
-            }
-            at = Descriptor::decode(&descriptor(list, next));
-            if at.has(descriptor_flag::INDIRECT) {
-                return Err(RingError::Indirect("in a chain"));
-            }
-        }
-        Err(RingError::Long(count))
+        walk_list(memory, |i| table.descriptor(memory, i), count, first, chain).map(drop)
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -249,4 +217,31 @@ impl SplitRing {
     pub(super) fn base(&self) -> u32 {
         self.next.into()
     }
+}
+
+/// Collects the memory of a chain in a list of `count` descriptors. Tells how many of them it has.
+#[inline]
+fn walk_list(
+    memory: &GuestMemory,
+    list: impl Fn(usize) -> [u8; DESCRIPTOR_BYTES],
+    count: usize,
+    first: Descriptor,
+    chain: &mut Chain,
+) -> Result<u16, RingError> {
+    let mut at = first;
+    for length in (1..).take(count) {
+        chain.add(memory, at.address, at.len, at.flags)?;
+        if !at.has(descriptor_flag::NEXT) {
+            return Ok(length);
+        }
+        let next = usize::from(at.next);
+        if next >= count {
+            return Err(RingError::Number { what: "the next descriptor", found: at.next, size: count });
+        }
+        at = Descriptor::decode(&list(next));
+        if at.has(descriptor_flag::INDIRECT) {
+            return Err(RingError::Indirect("in a chain"));
+        }
+    }
+    Err(RingError::Long(count))
 }
