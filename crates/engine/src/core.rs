@@ -10,6 +10,7 @@
 
 mod ahead;
 mod cure;
+mod pauses;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::bio::{Bio, Done, Errno, Flags, Op};
 use crate::counters::{Counter, CounterTable};
 use crate::env::{Completion, Env, Notify};
 use crate::event::{Action, Event, Reason, Tracer};
-use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Span, Target, any_redundant, find};
+use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Shape, Span, Target, any_redundant, find};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
 use crate::notes::Notes;
@@ -34,6 +35,7 @@ use crate::units::{Nanos, SECTOR, Sector, Sectors};
 use crate::volume::{Volume, VolumeId};
 
 pub(crate) use cure::{LeafFailure, Step, Trail};
+use pauses::{Pause, Pauses};
 
 /// How far one question about allocation looks: 1 GiB.
 const ALLOCATION_STEP: Sectors = Sectors(1 << 21);
@@ -111,6 +113,25 @@ impl Bios {
     }
 }
 
+/// A client's flags, with what a volume of those limits demands besides.
+#[inline]
+fn asked_for(limits: &Limits, op: Op, flags: Flags) -> Flags {
+    if op.is_write() && limits.sync { flags.with(Flags::FUA) } else { flags }
+}
+
+/// Why a volume will not do that, if so: it is read-only, or the range ends (at `end`, in the unit of `size`; `None` if that
+/// overflows) beyond it.
+#[inline]
+fn refusal(read_only: bool, op: Op, end: Option<u64>, size: u64) -> Option<Errno> {
+    if op.is_write() && read_only {
+        return Some(Errno::EROFS);
+    }
+    if end.is_some_and(|end| end <= size) || op == Op::Flush {
+        return None;
+    }
+    Some(if op.is_write() { Errno::ENOSPC } else { Errno::EINVAL })
+}
+
 /// A worker's state, without its environment and ports.
 pub(crate) struct Core {
     pub(crate) pool: Pool,
@@ -118,6 +139,7 @@ pub(crate) struct Core {
     queues: Vec<LeafQueue>,
     bios: Bios,
     pub(crate) executor: Executor,
+    pauses: Pauses,
     commands: Vec<Command>,
     counters: Arc<CounterTable>,
     /// By node. What a leaf does is counted and traced by its queue, also where it is a volume by itself: counted as bios
@@ -171,6 +193,7 @@ impl Core {
             pool: parts.pool,
             volumes: parts.volumes.to_vec(),
             bios: Bios::default(),
+            pauses: Pauses::default(),
             commands: Vec::new(),
             counters: parts.counters,
             questions: None,
@@ -211,9 +234,14 @@ impl Core {
     pub(crate) fn busy(&self) -> usize {
         self.bios.all.len() + self.executor.len() + self.finished.len()
     }
-    /// Requests that devices have.
+    /// Requests that devices have, and bios that wait for their time: what comes by itself.
     pub(crate) fn in_flight(&self) -> u32 {
-        self.queues.iter().map(LeafQueue::in_flight).sum()
+        let paused = u32::try_from(self.pauses.len()).expect("bios in flight are bounded");
+        self.queues.iter().map(LeafQueue::in_flight).sum::<u32>() + paused
+    }
+    /// When there is something to do that only time brings.
+    pub(crate) fn next_timer(&self) -> Option<Nanos> {
+        [self.executor.next_timer(), self.pauses.next()].into_iter().flatten().min()
     }
     /// Whether every queue is at rest.
     pub(crate) fn queues_idle(&self) -> bool {
@@ -227,6 +255,7 @@ impl Core {
             && self.dirty_ports.is_empty()
             && self.flush_turns.is_empty()
             && !self.executor.is_ready()
+            && self.pauses.next().is_none_or(|at| at > self.now)
             && !self.queues.iter().any(LeafQueue::has_plugged)
     }
 
@@ -237,15 +266,17 @@ impl Core {
     /// Takes a bio for a volume. See [`Context::submit`](crate::Context::submit).
     #[inline]
     pub(crate) fn submit(&mut self, volume: VolumeId, owner: Owner, mut bio: Bio) {
-        bio.flags = self.asked_for(volume, bio.op, bio.flags);
-        let size = self.volumes[volume.0 as usize].sectors().0;
-        let mut refused = self.refusal(volume, bio.op, bio.sector.0.checked_add(bio.nr.0), size);
-        let block = u64::from(self.volumes[volume.0 as usize].limits().logical_block_size) / SECTOR;
+        let top = &self.volumes[usize::from(volume.0)];
+        let Shape { node, sectors, limits } = top.root.shape();
+        bio.flags = asked_for(limits, bio.op, bio.flags);
+        let end = bio.sector.0.checked_add(bio.nr.0);
+        let mut refused = refusal(top.read_only, bio.op, end, sectors.0);
+        let block = u64::from(limits.logical_block_size) / SECTOR;
         if (bio.sector.0 | bio.nr.0) & (block - 1) != 0 {
             // Not whole blocks: `submit_bytes` is for those.
             refused = refused.or(Some(Errno::EINVAL));
         }
-        let node = self.volumes[volume.0 as usize].node();
+        let node = *node;
         if bio.op.has_data() {
             debug_assert_eq!(bytes_in(&bio.data) as u64, bio.nr.bytes());
         }
@@ -254,13 +285,6 @@ impl Core {
             return;
         }
         self.start(Root::Volume(volume), node, owner, bio);
-    }
-
-    /// A client's flags, with what the volume demands besides.
-    #[inline]
-    fn asked_for(&self, volume: VolumeId, op: Op, flags: Flags) -> Flags {
-        let alters = matches!(op, Op::Write | Op::Discard | Op::WriteZeroes);
-        if alters && self.volumes[volume.0 as usize].limits().sync { flags.with(Flags::FUA) } else { flags }
     }
 
     /// As `submit`, for bytes.
@@ -274,15 +298,15 @@ impl Core {
         len: u64,
         data: Segments,
     ) {
-        let flags = self.asked_for(volume, op, flags);
         let top = &self.volumes[volume.0 as usize];
+        let flags = asked_for(top.limits(), op, flags);
         let block = u64::from(top.limits().logical_block_size);
-        if offset.is_multiple_of(block) && len.is_multiple_of(block) {
+        if (offset | len) & (block - 1) == 0 {
             let (sector, nr) = (Sector(offset / SECTOR), Sectors(len / SECTOR));
             self.submit(volume, owner, Bio { op, flags, sector, nr, data });
             return;
         }
-        let refused = self.refusal(volume, op, offset.checked_add(len), top.sectors().bytes());
+        let refused = refusal(top.read_only, op, offset.checked_add(len), top.sectors().bytes());
         if let Some(errno) = refused {
             self.give_back(owner, op, Err(errno), data);
             return;
@@ -313,23 +337,10 @@ impl Core {
         // The ragged end of an uneven volume is read and written by whole blocks.
         let block = u64::from(top.limits().logical_block_size) / SECTOR;
         let (node, size) = (top.node(), top.sectors().0.next_multiple_of(block));
-        match self.refusal(volume, bio.op, bio.sector.0.checked_add(bio.nr.0), size) {
+        match refusal(top.read_only, bio.op, bio.sector.0.checked_add(bio.nr.0), size) {
             Some(errno) => self.give_back(owner, bio.op, Err(errno), bio.data),
             None => self.start(Root::Volume(volume), node, owner, bio),
         }
-    }
-
-    /// Why a volume will not do that, if so: it is read-only, or the range ends (at `end`, in the unit of `size`; `None`
-    /// if that overflows) beyond it.
-    #[inline]
-    fn refusal(&self, volume: VolumeId, op: Op, end: Option<u64>, size: u64) -> Option<Errno> {
-        if op.is_write() && self.volumes[volume.0 as usize].read_only {
-            return Some(Errno::EROFS);
-        }
-        if end.is_some_and(|end| end <= size) || op == Op::Flush {
-            return None;
-        }
-        Some(if op.is_write() { Errno::ENOSPC } else { Errno::EINVAL })
     }
 
     #[inline]
@@ -440,6 +451,11 @@ impl Core {
         }
         let layer = if root.node() == defer.node { Some(root) } else { find(&*root, defer.node) };
         let layer = layer.expect("a layer that defers belongs to the stack");
+        if let Some(time) = layer.pause(&defer) {
+            let Defer { node, span, .. } = defer;
+            self.pauses.begin(self.now + time, Pause { bio, node, span });
+            return;
+        }
         let mut cx = self.executor.context().clone();
         if defer.span.op == Op::Write {
             let mut data = Segments::new();
@@ -450,6 +466,16 @@ impl Core {
             let result = layer.prepare(defer, cx.clone()).await;
             cx.command(Command::Resume { bio, prepared: vec![(defer.node, defer.span)], result });
         });
+    }
+
+    /// Lets bios go on whose time has come.
+    #[inline]
+    pub(crate) fn end_pauses(&mut self) {
+        for _ in 0..pauses::AT_ONCE {
+            let Some(Pause { bio, node, span }) = self.pauses.due(self.now) else { break };
+            self.bios.all[bio as usize].notes.prepared(node, span);
+            self.resolve_again(bio);
+        }
     }
 
     /// The stack that a bio runs on.

@@ -126,6 +126,11 @@ pub trait Layer: Send + Sync + Debug {
     /// Maps `span`, which lies within the layer, and hands the pieces on: [`Resolver::pass`] to a layer below, or
     /// [`Resolver::zero`], [`Resolver::error`]. A flush goes to everything below, once.
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer>;
+    /// How long the bio is to wait, if that is all that `defer` asks for: then [`Layer::prepare`] is not called.
+    fn pause(&self, defer: &Defer) -> Option<Nanos> {
+        let _ = defer;
+        None
+    }
     /// Does what `defer` asked for; afterwards the bio is resolved again.
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let _ = (defer, cx);

@@ -243,7 +243,7 @@ impl<E: Env> Worker<E> {
 
     /// When the first of its tasks that sleep wants to wake. For who turns several workers on one thread.
     pub fn next_timer(&self) -> Option<Nanos> {
-        self.core.executor.next_timer()
+        self.core.next_timer()
     }
 
     /// One turn of the loop, waiting first as told.
@@ -277,6 +277,7 @@ impl<E: Env> Worker<E> {
     /// outside is looked at before it goes on, so that a client on an instant device starves nobody.
     fn settle(&mut self) {
         for _ in 0..ROUNDS {
+            self.core.end_pauses();
             while self.core.advance(&mut self.env) | self.deliver() {}
             let mut touched = std::mem::take(&mut self.touched);
             for port in self.core.dirty_ports.drain(..) {
@@ -354,7 +355,7 @@ impl<E: Env> Worker<E> {
         if self.draining && self.open_ports == 0 && self.is_idle() {
             return Wait::Poll;
         }
-        let timer = self.core.executor.next_timer();
+        let timer = self.core.next_timer();
         self.gatherer.wait_until(self.core.now, self.core.in_flight(), timer)
     }
 

@@ -1,13 +1,11 @@
 //! dm-delay: a range of another layer, each bio some time later.
 //!
-//! Invariants: (1) a bio waits once, however many pieces of it come through; (2) bios that came together go on together, so a
-//! device so slow takes as many at once as it is given.
+//! Invariants: (1) a bio waits once, however many pieces of it come through; (2) none waits for another, so a device so slow takes
+//! as many at once as it is given.
 
 use std::sync::Arc;
 
-use blockwork_engine::{
-    Defer, Layer, Nanos, NodeId, Op, Preparation, Reason, Resolver, Sector, Sectors, Shape, Span, TaskContext,
-};
+use blockwork_engine::{Defer, Layer, Nanos, NodeId, Op, Reason, Resolver, Sector, Sectors, Shape, Span};
 
 /// `sectors` sectors of `below`, from `start`, after a delay.
 #[derive(Debug)]
@@ -48,12 +46,8 @@ impl Layer for Delay {
             if span.op == Op::Flush { span } else { span.moved_to(self.start + Sectors(span.sector.0)) };
         cx.pass(self.shape.node, span.sector, &*self.below, target)
     }
-    fn prepare(&self, _defer: Defer, cx: TaskContext) -> Preparation {
-        let delay = self.delay;
-        Box::pin(async move {
-            cx.sleep(delay).await;
-            Ok(())
-        })
+    fn pause(&self, _defer: &Defer) -> Option<Nanos> {
+        Some(self.delay)
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         vec![self.below.clone()]

@@ -5,12 +5,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Bio, CounterTable, FileId, Flags, Layer, LeafId, LeafLayer, LeafSource, Nanos, NodeId, Op, Sector,
-    Sectors, TaskContext, Volume, Worker, WorkerConfig,
+    Bio, Completion, Context, CounterTable, Done, Env, FileId, FileOp, Flags, Layer, LeafId, LeafLayer,
+    LeafSource, Nanos, NodeId, Notify, Op, Port, PortState, Sector, Sectors, TaskContext, Token, Volume,
+    VolumeId, Wait, Worker, WorkerConfig, WorkerHandle,
 };
 use blockwork_layer::{Delay, Linear, Stripe, Striped};
 use blockwork_memory::{Buffer, Segment, Segments};
-use blockwork_sim::{DeviceModel, World};
+use blockwork_sim::{DeviceModel, SimEnv, World};
 
 const DELAY: Nanos = Nanos::millis(3);
 
@@ -96,6 +97,93 @@ fn many_at_once_take_no_longer_than_one() {
         cx.sleep(Nanos::millis(4)).await;
         assert_eq!(*done.borrow(), vec![DELAY; 256]);
     });
+}
+
+/// An environment that notes how it was waited in.
+struct Noting {
+    env: SimEnv,
+    waits: Rc<RefCell<Vec<Wait>>>,
+}
+
+impl Env for Noting {
+    fn now(&self) -> Nanos {
+        self.env.now()
+    }
+    fn random(&mut self) -> u64 {
+        self.env.random()
+    }
+    fn start(&mut self, token: Token, op: FileOp<'_>) {
+        self.env.start(token, op);
+    }
+    fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) {
+        self.waits.borrow_mut().push(wait);
+        self.env.wait(wait, out);
+    }
+    fn notifier(&self) -> Arc<dyn Notify> {
+        self.env.notifier()
+    }
+}
+
+/// A client that keeps [`DEPTH`] reads going until it has had [`READS`], then ends its worker.
+struct Loop {
+    worker: WorkerHandle<Noting>,
+    started: u64,
+    done: u64,
+}
+
+const DEPTH: u64 = 24;
+/// Enough for pauses to be tried that would make larger batches.
+const READS: u64 = 200 * DEPTH;
+
+impl Loop {
+    fn fill(&mut self, cx: &mut Context<'_, Noting>) {
+        while self.started < READS.min(self.done + DEPTH) {
+            let data = Segments::from_iter([Segment::new(cx.pool().get(512), 0, 512)]);
+            let sector = Sector(self.started % DEPTH * 16);
+            cx.submit(VolumeId(0), 0, Bio::with_data(Op::Read, Flags::NONE, sector, data));
+            self.started += 1;
+        }
+    }
+}
+
+impl Port<Noting> for Loop {
+    fn open(&mut self, cx: &mut Context<'_, Noting>) {
+        self.fill(cx);
+    }
+    fn event(&mut self, _cx: &mut Context<'_, Noting>, _local: u32, _completion: Completion) {}
+    fn done(&mut self, _cx: &mut Context<'_, Noting>, done: Done) {
+        assert_eq!(done.result, Ok(()));
+        self.done += 1;
+    }
+    fn turn(&mut self, cx: &mut Context<'_, Noting>) -> PortState {
+        self.fill(cx);
+        if self.done < READS {
+            return PortState::Open;
+        }
+        self.worker.stop();
+        PortState::Closed
+    }
+    fn drain(&mut self, _cx: &mut Context<'_, Noting>) {}
+}
+
+#[test]
+fn bios_that_wait_for_their_time_come_by_themselves_and_nothing_is_gathered_meanwhile() {
+    let world = World::new(1);
+    world.add_device(DeviceModel::null(Sectors(1024)));
+    let source = world.source(FileId(0));
+    let leaf = LeafLayer::new(LeafId(0), NodeId(0), source.sectors(), source.limits().clone());
+    let volumes: Arc<[Volume]> = Arc::new([Volume::new("slow", delayed(Arc::new(leaf)), false)]);
+    let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> = Arc::new([(NodeId(0), source)]);
+    let config = WorkerConfig::new(volumes, leaves, Arc::new(CounterTable::new(10)));
+    let waits = Rc::new(RefCell::new(Vec::new()));
+    let mut worker = Worker::new(Noting { env: world.env(), waits: waits.clone() }, config);
+    let handle = worker.handle();
+    worker.add_port(Box::new(Loop { worker: handle, started: 0, done: 0 }));
+    assert_eq!(worker.run(), Ok(()));
+    let is_gathering = |wait: &&Wait| matches!(wait, Wait::Gather { .. });
+    assert_eq!(waits.borrow().iter().find(is_gathering), None);
+    let took = worker.env.now();
+    assert!(took >= Nanos(DELAY.0 * READS / DEPTH), "{took:?}");
 }
 
 #[test]

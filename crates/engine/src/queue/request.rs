@@ -173,6 +173,17 @@ impl Request {
         }
     }
 
+    /// Takes all the memory there is, of a request that has none.
+    #[inline]
+    pub(super) fn take_data(&mut self, mut segments: Segments) {
+        debug_assert!(self.data.is_empty());
+        match segments.len() {
+            // The usual case: one buffer a bio.
+            1 => self.data.extend(segments.pop()),
+            _ => self.push_data(&segments),
+        }
+    }
+
     fn reset(&mut self) {
         assert!(!self.in_flight);
         self.stage = Stage::Free;

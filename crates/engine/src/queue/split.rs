@@ -135,7 +135,7 @@ impl LeafQueue {
         let id = self.requests.take(Stage::Client, op, piece.flags, piece.sector, piece.nr);
         let request = &mut self.requests[id];
         request.parts.push(part);
-        request.push_data(&data);
+        request.take_data(data);
         self.requests.newest = Some(id);
         self.pending.push_back(id);
         if cx.tracer.on() {
