@@ -73,26 +73,56 @@ fn linux_uses_the_disk_by_split_and_packed_rings() {
 }
 
 #[test]
+fn linux_uses_the_disk_where_threads_do_the_io_and_their_server_is_killed() {
+    let scratch = Scratch::new();
+    let path = scratch.sparse("disk.img", 256 * MIB);
+    let socket = scratch.at("socket");
+    let serve = || {
+        let args =
+            ["serve", "--vhost-user", &socket, "--workers", "2", "--io", "threads", "--disk", "disk.img"];
+        Server::start(&mut scratch.without_ring(args))
+    };
+    let server = serve();
+    let guest = guest(&scratch, 2, 128, false);
+    let said = script(&guest, &format!("{LIMITS}\n{FILE_SYSTEM}"));
+    for expected in ["queues 2", "discarded", "zeroed"] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    let server = killed_under_fio(&guest, &path, server, serve);
+    drop(guest);
+    assert!(server.stop().status.success());
+}
+
+/// Kills the server three times while fio writes and verifies in the guest; the last one that was started.
+fn killed_under_fio(guest: &Guest, disk: &str, first: Server, serve: impl Fn() -> Server) -> Server {
+    let written = || fs::metadata(disk).map_or(0, |data| data.blocks() * 512);
+    let before = written();
+    let mut server = Some(first);
+    std::thread::scope(|scope| {
+        let verified = scope.spawn(|| script(guest, &fio("--offset=64M --size=24M --time_based=0")));
+        for round in 1..=3 {
+            let wrote = || written() > before + round * 4 * MIB;
+            until("the guest writes", || wrote() || verified.is_finished());
+            assert!(!verified.is_finished(), "the guest was done before round {round}");
+            server.take().map(Server::kill);
+            server = Some(serve());
+        }
+        assert!(verified.join().unwrap().contains("verified"));
+    });
+    server.expect("one was started")
+}
+
+#[test]
 fn a_guest_goes_on_when_its_server_is_killed_and_comes_back() {
     for packed in [false, true] {
         let scratch = Scratch::new();
         let path = scratch.sparse("disk.img", 256 * MIB);
-        let mut server = Some(serve(&scratch, &["disk.img"]));
+        let first = serve(&scratch, &["disk.img"]);
         let guest = guest(&scratch, 2, 128, packed);
         guest.boot().unwrap();
-        let written = || fs::metadata(&path).map_or(0, |data| data.blocks() * 512);
-        std::thread::scope(|scope| {
-            let verified = scope.spawn(|| script(&guest, &fio("--size=24M --time_based=0")));
-            for round in 1..=3 {
-                until("the guest writes", || written() > round * 4 * MIB || verified.is_finished());
-                assert!(!verified.is_finished(), "the guest was done before round {round}");
-                server.take().map(Server::kill);
-                server = Some(serve(&scratch, &["disk.img"]));
-            }
-            assert!(verified.join().unwrap().contains("verified"));
-        });
+        let last = killed_under_fio(&guest, &path, first, || serve(&scratch, &["disk.img"]));
         drop(guest);
-        server.map(Server::stop);
+        last.stop();
     }
 }
 

@@ -12,18 +12,6 @@ use support::{Scratch, Server, run, tool};
 
 const MIB: u64 = 1 << 20;
 
-/// Runs a program where io_uring_setup(2) fails with EPERM: a seccomp filter, as Docker's default profile has it. `io_uring_setup` has
-/// this number on every machine.
-const FORBIDDEN: &str = r#"
-import ctypes, os, struct, sys
-libc = ctypes.CDLL(None, use_errno=True)
-steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
-text = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *step) for step in steps))
-program = ctypes.create_string_buffer(struct.pack('HxxxxxxP', len(steps), ctypes.addressof(text)))
-assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())
-os.execv(sys.argv[1], sys.argv[1:])
-"#;
-
 fn verifies(scratch: &Scratch) {
     for options in [["--bs=4k", "--fsync=16", "--iodepth=16"], ["--bs=3584", "--numjobs=1", "--iodepth=1"]] {
         let job = ["--rw=randrw", "--verify=crc32c", "--verify_fatal=1", "--size=16M", "--io_size=8M"];
@@ -34,11 +22,8 @@ fn verifies(scratch: &Scratch) {
 
 /// A server where the ring is forbidden, so that only threads can have done what it does.
 fn without_ring<'a>(scratch: &Scratch, args: impl IntoIterator<Item = &'a str>) -> Command {
-    let mut command = tool("/usr/bin/python3");
-    command.current_dir(scratch.path("")).env("BLOCKWORK_RUN_DIR", scratch.path("run"));
-    command
-        .args(["-c", FORBIDDEN, env!("CARGO_BIN_EXE_blockwork"), "serve", "--disk", "disk.img"])
-        .args(args);
+    let mut command = scratch.without_ring(["serve", "--disk", "disk.img"]);
+    command.args(args);
     command
 }
 
