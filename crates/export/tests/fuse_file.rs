@@ -12,6 +12,7 @@ use blockwork_export::fuse::{FuseError, MountError, Options};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 mod fuse_support;
+mod tap;
 use fuse_support::{Disk, Server, noise, run, text};
 
 const MIB: u64 = 1 << 20;

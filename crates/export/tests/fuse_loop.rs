@@ -8,6 +8,7 @@ use std::path::Path;
 use blockwork_engine::Op;
 
 mod fuse_support;
+mod tap;
 use fuse_support::{Disk, Loop, Mounted, Server, noise, run, text};
 
 const MIB: u64 = 1 << 20;

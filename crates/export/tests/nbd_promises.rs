@@ -2,12 +2,13 @@
 //! without bound.
 
 mod nbd_support;
+mod tap;
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use blockwork_engine::{Flags, LeafId, Op, Sector, Sectors, WriteTap};
-use blockwork_memory::Segment;
+use blockwork_engine::{Flags, Op};
 use nbd_support::{Disk, Raw, Rig, request};
+use tap::{Log, Seen};
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
@@ -15,39 +16,6 @@ const FLUSH: u16 = 3;
 const TRIM: u16 = 4;
 const WRITE_ZEROES: u16 = 6;
 const BLOCK_STATUS: u16 = 7;
-
-/// What happened to the disk, in order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seen {
-    Altered(Op, Flags, u64),
-    FlushStarted,
-    Flushed,
-}
-
-#[derive(Default)]
-struct Log(Mutex<Vec<Seen>>);
-
-impl Log {
-    fn push(&self, seen: Seen) {
-        self.0.lock().unwrap().push(seen);
-    }
-    fn take(&self) -> Vec<Seen> {
-        std::mem::take(&mut *self.0.lock().unwrap())
-    }
-}
-
-impl WriteTap for Log {
-    fn altered(&self, _leaf: LeafId, op: Op, flags: Flags, sector: Sector, _nr: Sectors, _data: &[Segment]) {
-        self.push(Seen::Altered(op, flags, sector.0));
-    }
-    fn flush_started(&self, _leaf: LeafId) -> u64 {
-        self.push(Seen::FlushStarted);
-        0
-    }
-    fn flushed(&self, _leaf: LeafId, _ticket: u64) {
-        self.push(Seen::Flushed);
-    }
-}
 
 fn file(folder: &tempfile::TempDir, bytes: u64) -> Disk {
     let image = folder.path().join("image");
@@ -68,7 +36,7 @@ fn a_flush_on_one_connection_covers_what_was_answered_on_another() {
         assert_eq!(writer.reply(), (0, round));
         flusher.request(0, FLUSH, 100 + round, 0, 0);
         assert_eq!(flusher.reply(), (0, 100 + round));
-        let written = Seen::Altered(Op::Write, Flags::NONE, 8 * round);
+        let written = Seen::Altered(Op::Write, Flags::NONE, 8 * round, 8);
         assert_eq!(log.take(), [written, Seen::FlushStarted, Seen::Flushed]);
     }
 }
@@ -81,15 +49,15 @@ fn fua_is_durable_when_answered_for_writes_zeroes_and_trims() {
     let mut raw = Raw::go(&rig);
     raw.write(&[request(1, WRITE, 1, 0, 4096), vec![1; 4096]].concat());
     assert_eq!(raw.reply(), (0, 1));
-    let by_the_device = [Seen::Altered(Op::Write, Flags::FUA, 0)];
-    let by_a_flush = [Seen::Altered(Op::Write, Flags::NONE, 0), Seen::FlushStarted, Seen::Flushed];
+    let by_the_device = [Seen::Altered(Op::Write, Flags::FUA, 0, 8)];
+    let by_a_flush = [Seen::Altered(Op::Write, Flags::NONE, 0, 8), Seen::FlushStarted, Seen::Flushed];
     let seen = log.take();
     assert!(seen == by_the_device || seen == by_a_flush, "{seen:?}");
     for (command, op) in [(WRITE_ZEROES, Op::WriteZeroes), (TRIM, Op::Discard)] {
         raw.request(1, command, 2, 65536, 65536);
         assert_eq!(raw.reply(), (0, 2));
         let seen = log.take();
-        assert!(matches!(seen[0], Seen::Altered(found, _, 128) if found == op), "{seen:?}");
+        assert!(matches!(seen[0], Seen::Altered(found, _, 128, 128) if found == op), "{seen:?}");
         assert_eq!(seen[1..], [Seen::FlushStarted, Seen::Flushed], "{command}");
     }
 }
@@ -238,7 +206,7 @@ fn a_write_behind_large_reads_that_nobody_takes_is_done_and_all_reads_are_answer
     requests.extend([request(0, WRITE, 1000, place, 4096), vec![7; 4096]].concat());
     client.write(&requests);
     nbd_support::until("the write is done", || {
-        log.take().contains(&Seen::Altered(Op::Write, Flags::NONE, place / 512))
+        log.take().contains(&Seen::Altered(Op::Write, Flags::NONE, place / 512, 8))
     });
     let mut answered = Vec::new();
     while answered.len() as u64 <= READS {

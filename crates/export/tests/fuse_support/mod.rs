@@ -6,34 +6,19 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use blockwork_engine::{
     Counter, Errno, Flags, Layer, LeafId, LeafLayer, LeafSource, Limits, NodeId, NodeInfo, NodeKind, Op,
-    Sector, Sectors, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle, WriteTap,
+    Sector, Sectors, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle,
 };
 use blockwork_export::fuse::{self, Mount, Options};
 use blockwork_layer::{Stripe, Striped};
 use blockwork_leaf::OpenOptions;
-use blockwork_memory::Segment;
 use blockwork_uring::{Uring, UringConfig};
 
-/// Notes what alters the leaves.
-#[derive(Default)]
-struct Tap {
-    altered: Mutex<Vec<(Op, Flags, Sectors)>>,
-}
-
-impl WriteTap for Tap {
-    fn altered(&self, _: LeafId, op: Op, flags: Flags, _: Sector, nr: Sectors, _: &[Segment]) {
-        self.altered.lock().unwrap().push((op, flags, nr));
-    }
-    fn flush_started(&self, _: LeafId) -> u64 {
-        0
-    }
-    fn flushed(&self, _: LeafId, _: u64) {}
-}
+use crate::tap::{Log, Seen};
 
 /// A disk to serve.
 pub struct Disk {
@@ -80,7 +65,7 @@ pub struct Server {
     handle: WorkerHandle<Uring>,
     thread: Option<JoinHandle<Result<(), Errno>>>,
     stats: Arc<Stats>,
-    tap: Arc<Tap>,
+    tap: Arc<Log>,
     /// The mount point.
     pub path: PathBuf,
 }
@@ -105,7 +90,7 @@ impl Server {
         let leaves = (0u16..).zip(sources).map(|(i, source)| (NodeId(i), source)).collect();
         let shown: Vec<_> = (0u16..).zip(volumes.iter()).map(|(i, volume)| (VolumeId(i), volume)).collect();
         let (session, mount) = fuse::mount(path, &shown, Options::default()).unwrap();
-        let tap = Arc::new(Tap::default());
+        let tap = Arc::new(Log::default());
         let config = WorkerConfig {
             tap: Some(tap.clone()),
             ..WorkerConfig::new(volumes.clone(), leaves, stats.worker())
@@ -128,13 +113,19 @@ impl Server {
 
     /// What has altered the leaves so far, in order.
     pub fn altered(&self) -> Vec<(Op, Flags)> {
-        self.tap.altered.lock().unwrap().iter().map(|&(op, flags, _)| (op, flags)).collect()
+        self.alterations().map(|(op, flags, _)| (op, flags)).collect()
     }
 
     /// The lengths of all requests of one operation so far.
     pub fn altered_bytes(&self, wanted: Op) -> Vec<u64> {
-        let altered = self.tap.altered.lock().unwrap();
-        altered.iter().filter(|(op, ..)| *op == wanted).map(|(_, _, nr)| nr.bytes()).collect()
+        self.alterations().filter(|(op, ..)| *op == wanted).map(|(_, _, nr)| nr.bytes()).collect()
+    }
+
+    fn alterations(&self) -> impl Iterator<Item = (Op, Flags, Sectors)> {
+        self.tap.so_far().into_iter().filter_map(|seen| match seen {
+            Seen::Altered(op, flags, _, nr) => Some((op, flags, Sectors(nr))),
+            Seen::FlushStarted | Seen::Flushed => None,
+        })
     }
 
     /// Stops the worker and leaves the mount as a killed server would.
