@@ -16,6 +16,7 @@
 //!
 //! Not here: IOMMUs; polling for a guest that cannot call.
 
+mod batch;
 mod control;
 mod device;
 mod dirty;

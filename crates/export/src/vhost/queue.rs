@@ -30,6 +30,7 @@ use blockwork_uring::{Signal, Uring, more};
 use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
 
+use super::batch::{self, Batches};
 use super::control::{Command, Presence};
 use super::dirty::DirtyLog;
 use super::request::Request;
@@ -41,10 +42,6 @@ pub const REQUEST_BYTES_MAX: usize = 32 << 20;
 pub const BYTES_MAX: usize = 128 << 20;
 /// Ranges in a discard or write-zeroes.
 pub const RANGES_MAX: u32 = 64;
-/// Requests taken in one turn; then what they ask for is submitted, and what is done answered, before more are taken: the
-/// driver works on the first answers while we work on the next requests. Of a ring that is taken as a whole, one side would
-/// always wait for the other.
-const BATCH: usize = 32;
 
 /// The port's own operations: the driver's calls.
 const KICK: u32 = 0;
@@ -117,6 +114,7 @@ pub(super) struct QueuePort {
     id: [u8; ID_BYTES],
     stats: Arc<RingStats>,
     presence: Presence,
+    batches: Batches,
     /// Answers since the driver could last see them.
     answers: u32,
     /// The driver has been asked to call.
@@ -159,6 +157,7 @@ impl QueuePort {
             id: parts.id,
             stats: parts.stats,
             presence: parts.presence,
+            batches: Batches::default(),
             answers: 0,
             // A server of before may have left word that no call is wanted.
             calls_wanted: false,
@@ -234,6 +233,7 @@ impl QueuePort {
         }
         let Some(ring) = &mut self.ring else { return };
         let wanted = ring.publish();
+        self.batches.answered(wanted);
         self.log.iter().for_each(DirtyLog::ring);
         self.stats.answered(self.answers, ring.is_full(), cx.now());
         self.answers = 0;
@@ -252,12 +252,12 @@ impl QueuePort {
         if self.layout.is_torn() {
             return self.break_off(&RingError::Torn);
         }
-        let mut taken = 0;
+        let (mut taken, most) = (0, self.batches.size());
         loop {
             if self.stopping || self.broken || self.bytes >= BYTES_MAX {
                 break;
             }
-            if taken >= BATCH {
+            if taken >= most {
                 cx.wake_me();
                 break;
             }
@@ -278,7 +278,7 @@ impl QueuePort {
         }
         if taken > 0 {
             // To take one takes us about a hundredth of what it takes a disk.
-            cx.env.keep_together(BATCH);
+            cx.env.keep_together(batch::LARGE);
             let count = u32::try_from(taken).expect("at most a batch");
             let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
             if self.stats.taken(count, is_full, cx.now()) {
