@@ -25,7 +25,7 @@ use crate::event::{Action, Event, Reason, Tracer};
 use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Shape, Span, Target, any_redundant, find};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
-use crate::notes::Notes;
+use crate::notes::{Notes, Prepared};
 use crate::port::PortId;
 use crate::queue::{LeafQueue, Plugged, QueueContext, Wish, sectors_in_segments};
 use crate::quiesce::{Attendance, Quiescence};
@@ -464,7 +464,11 @@ impl Core {
         }
         self.executor.spawn(async move {
             let result = layer.prepare(defer, cx.clone()).await;
-            cx.command(Command::Resume { bio, prepared: vec![(defer.node, defer.span)], result });
+            cx.command(Command::Resume {
+                bio,
+                prepared: Prepared::from_buf([(defer.node, defer.span)]),
+                result,
+            });
         });
     }
 

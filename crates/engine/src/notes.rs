@@ -5,14 +5,23 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::bio::Errno;
 use crate::layer::{NodeId, Span};
+
+/// Layers that have prepared for something, and for which piece: mostly one.
+pub(crate) type Prepared = SmallVec<[(NodeId, Span); 1]>;
 
 /// Somebody who wants to hear when a bio that was resolved has come to its end. See [`Resolver::watch`](crate::Resolver::watch).
 pub trait Watch: Send + Sync + Debug {
     /// All parts of the bio are done, so or so; whoever submitted it has not heard of it yet. Called once for each time that the
     /// bio was resolved; takes no time, and does no I/O.
     fn done(&self, result: Result<(), Errno>);
+    /// As a failure that [`Watch::done`] hears of, but a layer below can do without what has failed: the bio is resolved again.
+    fn cured(&self, errno: Errno) {
+        self.done(Err(errno));
+    }
 }
 
 /// The notes of a bio.
@@ -23,7 +32,7 @@ pub(crate) struct Notes(Option<Box<Entries>>);
 struct Entries {
     /// Layers whose `prepare` has succeeded since the bio was submitted, and for what. Of a layer that the bio reaches on several ways
     /// one piece says nothing about the others.
-    prepared: Vec<(NodeId, Span)>,
+    prepared: Prepared,
     watches: Vec<Arc<dyn Watch>>,
     flush_after: bool,
 }
@@ -49,7 +58,7 @@ impl Notes {
 
     /// Who has prepared, by itself: to resolve the bio for the sake of a question.
     pub(crate) fn preparations(&self) -> Notes {
-        let prepared = self.0.as_ref().map_or_else(Vec::new, |notes| notes.prepared.clone());
+        let prepared = self.0.as_ref().map_or_else(Prepared::new, |notes| notes.prepared.clone());
         Notes(Some(Box::new(Entries { prepared, ..Entries::default() })))
     }
 
@@ -74,6 +83,13 @@ impl Notes {
     pub(crate) fn tell(&mut self, result: Result<(), Errno>) {
         if let Some(notes) = &mut self.0 {
             notes.watches.drain(..).for_each(|watch| watch.done(result));
+        }
+    }
+
+    /// The bio has failed, and is resolved again, since a layer can do without what has failed.
+    pub(crate) fn tell_cured(&mut self, errno: Errno) {
+        if let Some(notes) = &mut self.0 {
+            notes.watches.drain(..).for_each(|watch| watch.cured(errno));
         }
     }
 

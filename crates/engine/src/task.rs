@@ -19,9 +19,10 @@ use slab::Slab;
 use crate::bio::{Bio, Errno};
 use crate::core::Owner;
 use crate::env::Notify;
-use crate::layer::{Layer, NodeId, Span};
+use crate::layer::Layer;
 use crate::leaf::Allocation;
 use crate::lock::{Lock, LockSnapshot, tell_time};
+use crate::notes::Prepared;
 use crate::quiesce::Quiescence;
 use crate::turn::Turn;
 use crate::units::{Nanos, Sector, Sectors};
@@ -34,7 +35,7 @@ pub(crate) enum Command {
     /// Run this bio on what a volume lies on whenever it is resolved.
     SubmitToVolume { volume: VolumeId, bio: Bio, reply: Reply },
     /// The slow path of a deferred bio has finished, that of these layers for these pieces: resolve it again, or fail it.
-    Resume { bio: u32, prepared: Vec<(NodeId, Span)>, result: Result<(), Errno> },
+    Resume { bio: u32, prepared: Prepared, result: Result<(), Errno> },
     /// A leaf's queue has the turn to flush that it asked for.
     FlushTurn { leaf: crate::LeafId, turn: Turn },
     /// Run this task too.

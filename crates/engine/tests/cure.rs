@@ -2,8 +2,8 @@
 
 mod rig;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use blockwork_engine::*;
 use rig::{Rig, limits};
@@ -31,6 +31,19 @@ impl Layer for Half {
     }
 }
 
+/// Notes down what is heard of the ends of writes.
+#[derive(Debug, Default)]
+struct Heard(Mutex<Vec<(&'static str, Result<(), Errno>)>>);
+
+impl Watch for Heard {
+    fn done(&self, result: Result<(), Errno>) {
+        self.0.lock().unwrap().push(("done", result));
+    }
+    fn cured(&self, errno: Errno) {
+        self.0.lock().unwrap().push(("cured", Err(errno)));
+    }
+}
+
 /// Two copies; one that fails is left out. With `slow`, leaving it out takes a task.
 #[derive(Debug)]
 struct Mirror {
@@ -40,6 +53,7 @@ struct Mirror {
     slow: bool,
     asked: Arc<AtomicU32>,
     closed: Arc<AtomicU32>,
+    heard: Arc<Heard>,
 }
 
 impl Layer for Mirror {
@@ -49,6 +63,9 @@ impl Layer for Mirror {
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let good = (0..2).filter(|i| !self.failed[*i].load(Relaxed));
         let copies = if span.op == Op::Read { 1 } else { 2 };
+        if span.op == Op::Write {
+            cx.watch(self.heard.clone());
+        }
         for i in good.take(copies) {
             cx.pass(self.shape.node, span.sector, &*self.halves[i], span)?;
         }
@@ -96,10 +113,13 @@ struct Mirrored {
     failed: Arc<[AtomicBool; 2]>,
     asked: Arc<AtomicU32>,
     closed: Arc<AtomicU32>,
+    heard: Arc<Heard>,
 }
 
 fn mirrored(slow: bool) -> Mirrored {
     let (failed, asked, closed): (Arc<[AtomicBool; 2]>, Arc<AtomicU32>, Arc<AtomicU32>) = Default::default();
+    let heard = Arc::<Heard>::default();
+    let writes = heard.clone();
     let shape =
         |node, limits: &Limits| Shape { node: NodeId(node), sectors: Sectors(HALF), limits: limits.clone() };
     let (ours, told, ended) = (failed.clone(), asked.clone(), closed.clone());
@@ -116,14 +136,15 @@ fn mirrored(slow: bool) -> Mirrored {
             slow,
             asked: told,
             closed: ended,
+            heard: writes,
         })
     });
-    Mirrored { rig, failed, asked, closed }
+    Mirrored { rig, failed, asked, closed, heard }
 }
 
 #[test]
 fn a_write_that_one_copy_refuses_is_run_again_without_it() {
-    let Mirrored { mut rig, failed, asked, .. } = mirrored(false);
+    let Mirrored { mut rig, failed, asked, heard, .. } = mirrored(false);
     rig.device.lock().unwrap().bad = vec![105];
     let write = rig.write(100, 16, 7);
     rig.batch([write]);
@@ -133,6 +154,7 @@ fn a_write_that_one_copy_refuses_is_run_again_without_it() {
     assert_eq!(asked.load(Relaxed), 1);
     assert_eq!(rig.stats.get(NodeId(1), Counter::Cured), 1);
     assert_eq!(rig.stats.get(NodeId(1), Counter::Errors), 0);
+    assert_eq!(*heard.0.lock().unwrap(), [("cured", Err(Errno::EIO)), ("done", Ok(()))]);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Tracer};
 use crate::layer::{Cure, Defer, Failure, Layer, NodeId, Resolver, Span, any_redundant, find};
 use crate::leaf::LeafId;
-use crate::notes::Notes;
+use crate::notes::{Notes, Prepared};
 use crate::task::Command;
 use crate::units::{Sector, Sectors};
 
@@ -103,7 +103,9 @@ impl Core {
         if hopeless {
             return false;
         }
-        state.notes.tell(state.error.take().map_or(Ok(()), Err));
+        if let Some(errno) = state.error.take() {
+            state.notes.tell_cured(errno);
+        }
         state.notes.forget_wishes();
         state.cures += 1;
         let node = state.node;
@@ -129,7 +131,7 @@ impl Core {
         }
         let cx = self.executor.context().clone();
         self.executor.spawn(async move {
-            let (mut result, mut prepared) = (Ok(()), Vec::new());
+            let (mut result, mut prepared) = (Ok(()), Prepared::new());
             for (layer, defer) in deferred {
                 result = result.and(layer.prepare(defer, cx.clone()).await);
                 prepared.push((defer.node, defer.span));
