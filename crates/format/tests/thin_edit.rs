@@ -43,7 +43,8 @@ impl Run {
             0..=1 => self.create(),
             2..=4 => self.snapshot(),
             5 => self.delete(folder),
-            6..=21 => self.map(),
+            6..=17 => self.map(),
+            18..=21 => self.scatter(),
             22..=29 => self.unmap(),
             30 => self.transaction(),
             31 => self.grow(),
@@ -119,6 +120,27 @@ impl Run {
         match self.pool.map_new(id, first, most) {
             Ok(data) => self.mapped(id, first, data),
             Err(EditError::NoData | EditError::NoMetadata) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Rows of a few blocks each, anywhere, by one operation: all of them, or none.
+    fn scatter(&mut self) {
+        let Some(id) = self.device() else { return };
+        let most = 1 + self.random.below(120);
+        let Ok(data) = self.pool.op(|editor, read| editor.allocate(read, most)) else { return };
+        let (mut rows, mut at, mut first) = (Vec::new(), data.start, 0);
+        while at < data.end && first < VIRTUAL {
+            first += self.random.below(2 * VIRTUAL / (data.end - data.start + 1));
+            let end = data.end.min(at + 1 + self.random.below(4));
+            rows.push((first, at..end));
+            first += end - at;
+            at = end;
+        }
+        self.pool.editor.release(at..data.end);
+        match self.pool.op(|editor, read| editor.map_rows(read, id, &rows)) {
+            Ok(_) => rows.into_iter().for_each(|(first, data)| self.mapped(id, first, data)),
+            Err(EditError::NoMetadata) => self.pool.editor.release(data.start..at),
             Err(error) => panic!("{error}"),
         }
     }
@@ -243,9 +265,10 @@ impl Run {
         assert_eq!(again.unwrap_err(), EditError::Committing);
         let committed = self.model.clone();
         for _ in 0..self.random.below(8) {
-            match self.random.below(3) {
+            match self.random.below(4) {
                 0 => self.snapshot(),
                 1 => self.map(),
+                2 => self.scatter(),
                 _ => self.unmap(),
             }
         }
@@ -453,6 +476,11 @@ fn an_operation_that_fails_changes_nothing() {
         }
     }
     assert!(missing > 0 || pool.editor.dirty_blocks() > whole);
+    // Of several rows the first may be mapped before the last cannot be.
+    let (free, rows) = (pool.editor.free_data(), [(0, 3500..3510), (10, 3600..3601), (20, 3990..4001)]);
+    let beyond = pool.op(|editor, read| editor.map_rows(read, 2, &rows));
+    assert_eq!(beyond, Err(EditError::Range { first: 3990, length: 11, blocks: 4000 }));
+    assert_eq!(pool.editor.free_data(), free);
     let beyond = pool.op(|editor, read| editor.map(read, 2, 0, 3999..4001));
     assert_eq!(beyond, Err(EditError::Range { first: 3999, length: 2, blocks: 4000 }));
     assert_eq!(pool.op(|editor, read| editor.map(read, 7, 0, 3500..3501)), Err(EditError::NoDevice(7)));

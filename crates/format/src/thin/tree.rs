@@ -48,6 +48,26 @@ impl Place {
     ///
     /// It has keys that the nodes above it say are elsewhere, or children that are no blocks.
     pub fn check<V: Value>(&self, node: &Node<V>, blocks: u64) -> Result<(), FormatError> {
+        self.check_again(node)?;
+        let Node::Internal(children) = node else { return Ok(()) };
+        if let Some(outside) = children.values.iter().find(|child| **child == 0 || **child >= blocks) {
+            return Err(KIND.wrong(
+                self.nr,
+                32,
+                "child",
+                outside,
+                format!("a block from 1 to {}", blocks.saturating_sub(1)),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks what depends on the way on which one comes to a node, whose children were checked when it was read.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Place::check`].
+    pub(super) fn check_again<V: Value>(&self, node: &Node<V>) -> Result<(), FormatError> {
         if let Some(first) = node.keys().first().filter(|first| **first < self.low) {
             let expected = format!("at least {}, as the node above has it", self.low);
             return Err(KIND.wrong(self.nr, 32, "first key", first, expected));
@@ -57,19 +77,9 @@ impl Place {
             let expected = format!("less than {high}, where the next node begins");
             return Err(KIND.wrong(self.nr, at, "last key", last, expected));
         }
-        let Node::Internal(children) = node else { return Ok(()) };
-        if self.depth + 1 >= DEPTH_MAX {
+        if matches!(node, Node::Internal(_)) && self.depth + 1 >= DEPTH_MAX {
             let expected = format!("a leaf, {DEPTH_MAX} nodes below the root");
             return Err(KIND.wrong(self.nr, 4, "flags", "1 (internal)", expected));
-        }
-        if let Some(outside) = children.values.iter().find(|child| **child == 0 || **child >= blocks) {
-            return Err(KIND.wrong(
-                self.nr,
-                32,
-                "child",
-                outside,
-                format!("a block from 1 to {}", blocks.saturating_sub(1)),
-            ));
         }
         Ok(())
     }

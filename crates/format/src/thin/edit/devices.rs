@@ -236,7 +236,7 @@ impl Editor {
     ///
     /// No such device; [`EditError::Missing`]; damage.
     pub fn details(&mut self, blocks: &dyn Blocks, device: u64) -> Result<DeviceDetails, EditError> {
-        self.operation(blocks, Uses::Reserve, |state, from| state.details(from, device))
+        self.look(blocks, |state, from| state.details(from, device))
     }
 
     /// All devices, by their numbers, and what is known of them.
@@ -245,9 +245,7 @@ impl Editor {
     ///
     /// [`EditError::Missing`]; damage.
     pub fn devices(&mut self, blocks: &dyn Blocks) -> Result<Vec<(u64, DeviceDetails)>, EditError> {
-        self.operation(blocks, Uses::Reserve, |state, from| {
-            tree::all(&mut state.details, from, state.superblock.details_root)
-        })
+        self.look(blocks, |state, from| tree::all(&mut state.details, from, state.superblock.details_root))
     }
 
     /// Keeps the metadata as it is now for others to read, in the block that [`Superblock::held_root`] of the next commit names.

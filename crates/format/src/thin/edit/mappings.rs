@@ -152,21 +152,24 @@ impl State {
         Ok(freed)
     }
 
+    /// The way to the device's tree, and what is known of the device, change once, however many rows there are.
     fn map(
         &mut self,
         from: Committed<'_>,
         device: u64,
-        first: u64,
-        (data, time): (Range<u64>, u32),
+        rows: &[(u64, Range<u64>)],
+        time: u32,
     ) -> Result<Mapped, EditError> {
         let root = self.own_root(from, device)?;
-        let count = data.end - data.start;
-        let mut replaced = Vec::new();
-        let value = |at| BlockTime { block: data.start + at, time };
-        let run = Run { first, length: count, value };
-        let after = self.mapping_edit(from).insert_run(root, run, &mut replaced)?;
-        for block in data {
-            self.data.raise(&mut self.metadata, from, block)?;
+        let (mut after, mut count, mut replaced) = (root, 0, Vec::new());
+        for (first, data) in rows {
+            let value = |at| BlockTime { block: data.start + at, time };
+            let run = Run { first: *first, length: data.end - data.start, value };
+            count += run.length;
+            after = self.mapping_edit(from).insert_run(after, run, &mut replaced)?;
+            for block in data.clone() {
+                self.data.raise(&mut self.metadata, from, block)?;
+            }
         }
         let freed = self.lower_data(from, &replaced)?;
         let replaced = length(replaced.len());
@@ -251,7 +254,7 @@ impl Editor {
         first: u64,
         most: u64,
     ) -> Result<VirtualRun, EditError> {
-        self.operation(blocks, Uses::Reserve, |state, from| state.look_up(from, device, first, most))
+        self.look(blocks, |state, from| state.look_up(from, device, first, most))
     }
 
     /// The root of a device's tree as it is now; its nodes are on the device, or [`Editor::node`] has them.
@@ -260,7 +263,7 @@ impl Editor {
     ///
     /// As for [`Editor::look_up`].
     pub fn root(&mut self, blocks: &dyn Blocks, device: u64) -> Result<u64, EditError> {
-        self.operation(blocks, Uses::Reserve, |state, from| state.root(from, device))
+        self.look(blocks, |state, from| state.root(from, device))
     }
 
     /// A node of a device's tree that is not durable yet. None: the device has it, or it is none.
@@ -274,7 +277,7 @@ impl Editor {
     ///
     /// There is no such block; [`EditError::Missing`]; damage.
     pub fn is_shared(&mut self, blocks: &dyn Blocks, data_block: u64) -> Result<bool, EditError> {
-        self.operation(blocks, Uses::Reserve, |state, from| Ok(state.data.count(from, data_block)? > 1))
+        self.look(blocks, |state, from| Ok(state.data.count(from, data_block)? > 1))
     }
 
     /// Gives out up to `most` free data blocks that follow each other, behind those that were given out last. They are the caller's,
@@ -345,16 +348,43 @@ impl Editor {
         first: u64,
         data: Range<u64>,
     ) -> Result<Mapped, EditError> {
-        let (count, all) = (data.end.saturating_sub(data.start), self.data_blocks());
-        if count == 0 || data.end > all || first.checked_add(count).is_none() {
-            return Err(EditError::Range { first: data.start, length: count.max(1), blocks: all });
+        self.map_rows(blocks, device, &[(first, data)])
+    }
+
+    /// As [`Editor::map`], for several rows of virtual blocks (where each begins, and the data blocks for it) in rising order: all of
+    /// them, or none. Rows of one batch cost much less than one by one, since what they have in common is copied once.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Editor::map`].
+    pub fn map_rows(
+        &mut self,
+        blocks: &dyn Blocks,
+        device: u64,
+        rows: &[(u64, Range<u64>)],
+    ) -> Result<Mapped, EditError> {
+        let all = self.data_blocks();
+        for (first, data) in rows {
+            let count = data.end.saturating_sub(data.start);
+            if count == 0 || data.end > all || first.checked_add(count).is_none() {
+                return Err(EditError::Range { first: data.start, length: count.max(1), blocks: all });
+            }
         }
-        let own = data.clone();
         let mapped = self.operation(blocks, Uses::Space, |state, from| {
             let time = state.superblock.time;
-            state.map(from, device, first, (data, time))
+            state.map(from, device, rows, time)
         })?;
-        self.take_back(&own);
+        // What was given out together comes back together.
+        let mut next = 0;
+        while let Some((_, data)) = rows.get(next) {
+            let mut own = data.clone();
+            next += 1;
+            while let Some((_, behind)) = rows.get(next).filter(|(_, behind)| behind.start == own.end) {
+                own.end = behind.end;
+                next += 1;
+            }
+            self.take_back(&own);
+        }
         Ok(mapped)
     }
 
@@ -370,9 +400,9 @@ impl Editor {
         virtual_block: u64,
         mapping: BlockTime,
     ) -> Result<Mapped, EditError> {
-        let data = mapping.block..mapping.block + 1;
+        let row = (virtual_block, mapping.block..mapping.block + 1);
         self.operation(blocks, Uses::Little, |state, from| {
-            state.map(from, device, virtual_block, (data, mapping.time))
+            state.map(from, device, std::slice::from_ref(&row), mapping.time)
         })
     }
 

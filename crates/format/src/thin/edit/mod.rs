@@ -285,6 +285,17 @@ impl Editor {
         })
     }
 
+    /// Looks at something, which changes nothing: there is nothing to keep, and nothing to undo.
+    fn look<T>(
+        &mut self,
+        blocks: &dyn Blocks,
+        look: impl FnOnce(&mut State, Committed<'_>) -> Result<T, EditError>,
+    ) -> Result<T, EditError> {
+        let from = self.state.from(blocks);
+        self.state.metadata.low.load(from)?;
+        look(&mut self.state, from)
+    }
+
     /// Does an operation, or nothing.
     fn operation<T>(
         &mut self,
@@ -326,6 +337,11 @@ impl Editor {
     /// Whether anything is not part of a commit yet.
     pub fn is_dirty(&self) -> bool {
         self.state.changed() > 0 || self.state.superblock != self.sealed.unwrap_or(self.durable)
+    }
+
+    /// Whether everything is part of a commit that is durable.
+    pub fn is_durable(&self) -> bool {
+        !self.is_dirty() && self.sealed.is_none()
     }
 
     /// Blocks of 4 KiB that the transaction has changed: what its commit writes, roughly, and what is in memory of it.

@@ -68,10 +68,12 @@ pub(super) fn read<'s, V: Value>(
 ) -> Result<&'s Node<V>, EditError> {
     if nodes.get(place.nr).is_none() {
         let block = from.block(place.nr, "root of a tree")?;
-        nodes.add_clean(place.nr, Node::decode(place.nr, &block)?);
+        let node = Node::decode(place.nr, &block)?;
+        place.check(&node, from.limit)?;
+        nodes.add_clean(place.nr, node);
     }
     let node = nodes.get(place.nr).expect("it was added");
-    place.check(node, from.limit)?;
+    place.check_again(node)?;
     Ok(node)
 }
 
