@@ -155,10 +155,11 @@ impl Pool {
         block: u64,
     ) -> Result<(), EditError> {
         let page = block / PAGE_ENTRIES;
-        let is_current = self
-            .cache
-            .find(Key::new(device.slot, 0, page))
-            .is_some_and(|found| found.time() == device.snapshotted());
+        // Where a whole page maps nothing there is none to be outdated.
+        let is_current = match self.cache.find(Key::new(device.slot, 0, page)) {
+            Some(found) => found.time() == device.snapshotted(),
+            None => self.is_hole(device, page),
+        };
         if is_current { Ok(()) } else { self.fill_page(editor, blocks, device, page) }
     }
 
@@ -195,17 +196,24 @@ impl Pool {
         let end = first + (data.end - data.start);
         for page in first / PAGE_ENTRIES..end.div_ceil(PAGE_ENTRIES) {
             let above = Key::new(device.slot, 1, page / PAGE_ENTRIES);
+            let was_hole = self.is_hole(device, page);
             self.cache.change(above, 0, |put| put(page % PAGE_ENTRIES, 0));
             let start = page * PAGE_ENTRIES;
-            let own = first.max(start)..end.min(start + PAGE_ENTRIES);
-            let is_here = self.cache.change(Key::new(device.slot, 0, page), device.snapshotted(), |put| {
-                for block in own {
+            let put_own = |put: &mut dyn FnMut(u64, u64)| {
+                for block in first.max(start)..end.min(start + PAGE_ENTRIES) {
                     let block_of =
                         Mapped { block: data.start + (block - first), is_shared: false, is_filling };
                     put(block - start, block_of.entry());
                 }
-            });
-            if !is_here {
+            };
+            let (key, time) = (Key::new(device.slot, 0, page), device.snapshotted());
+            if self.cache.change(key, time, put_own) {
+                continue;
+            }
+            if was_hole {
+                // That is all there is in it, or the rest of the batch comes right after this.
+                self.cache.update(key, time, put_own);
+            } else {
                 // What cannot be filled now is when somebody looks it up.
                 let _ = self.fill_page(editor, &self.blocks, device, page);
             }

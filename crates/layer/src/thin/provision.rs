@@ -13,7 +13,7 @@
 //! Whether a block is shared goes by the times of mapping and device, as in the kernel: sometimes a block is copied that nobody else
 //! has any more.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::ops::Range;
 use std::sync::Arc;
@@ -33,6 +33,9 @@ use super::target::Volume;
 
 /// Blocks that a batch gives out at most.
 const BATCH_BLOCKS: usize = 1024;
+
+/// Rows that one operation maps at most: for the way back it keeps a copy of each node that it changes.
+const ROWS_MAX: usize = 64;
 
 /// Metadata blocks that a transaction may change before it is committed: 16 MiB.
 pub(super) const DIRTY_MAX: usize = 4096;
@@ -113,8 +116,11 @@ impl Pool {
                     // Others that came in by the same wake-up are asked what they want, too.
                     yield_once().await;
                     while answer.is_waiting() {
-                        self.serve(cx).await;
+                        // Apart, so that those who follow carry nothing of it.
+                        Box::pin(self.serve(cx)).await;
                     }
+                    // Those who have their answers wait for the turn no more, and need not hand it on from one to the next.
+                    yield_once().await;
                 }
             }
         }
@@ -299,37 +305,57 @@ impl Pool {
 
     /// Whether those who need a block write all of it.
     fn is_covered(&self, batch: &Batch, need: &Need) -> bool {
+        // Mostly one write needs it, and writes little of it.
+        let size = self.block.get();
+        if need.by.iter().map(|(_, part)| part.end - part.start).sum::<u64>() < size {
+            return false;
+        }
         let fills = |nth: &usize| batch.wants[*nth].fills() && !batch.is_partial.contains(nth);
         let mut parts: Vec<_> = need.by.iter().filter(|(nth, _)| fills(nth)).map(|(_, part)| *part).collect();
         parts.sort_by_key(|part| part.start);
         let covered = parts.iter().fold(0, |to, part| if part.start <= to { to.max(part.end) } else { to });
-        covered >= self.block.get()
+        covered >= size
     }
 
     /// Maps the blocks that were given out; what is promised to whom.
     async fn enter(&self, batch: &mut Batch, cx: &TaskContext) -> BTreeMap<usize, Promises> {
         let mut promises: BTreeMap<usize, Promises> = BTreeMap::new();
-        for row in self.rows(batch) {
-            let entered = self.edit(cx, |editor, blocks| self.enter_row(editor, blocks, &row, batch)).await;
-            let count = row.data.end - row.data.start;
-            if let Err(refused) = entered {
-                for nth in 0..count {
-                    let key = (row.device.id, row.first + nth);
-                    let need = batch.needs.get_mut(&key).and_then(|need| need.data.take());
-                    need.into_iter().for_each(|data| self.editor().release(data..data + 1));
-                }
-                // Last: those who need what was given back here go no further either.
-                self.stopped(batch, &refused);
-                continue;
-            }
-            for nth in (0..count).filter(|_| row.is_filling) {
-                let Some(need) = batch.needs.get(&(row.device.id, row.first + nth)) else { continue };
-                for (by, part) in need.by.iter().filter(|(by, _)| self.may_fill(batch, *by)) {
-                    promises.entry(*by).or_default().push((row.data.start + nth, *part));
+        let rows = self.rows(batch);
+        let of_one = |a: &Row, b: &Row| a.device.id == b.device.id;
+        let mut left: VecDeque<&[Row]> = rows.chunk_by(of_one).flat_map(|own| own.chunks(ROWS_MAX)).collect();
+        while let Some(some) = left.pop_front() {
+            let entered = self.edit(cx, |editor, blocks| self.enter_rows(editor, blocks, some, batch)).await;
+            match entered {
+                Ok(()) => some.iter().for_each(|row| self.promise(row, batch, &mut promises)),
+                // One by one: as many as there is room for.
+                Err(_) if some.len() > 1 => some.chunks(1).rev().for_each(|row| left.push_front(row)),
+                Err(refused) => {
+                    some.iter().for_each(|row| self.give_back(row, batch));
+                    // Last: those who need what was given back here go no further either.
+                    self.stopped(batch, &refused);
                 }
             }
         }
         promises
+    }
+
+    /// What a row was given that could not be mapped.
+    fn give_back(&self, row: &Row, batch: &mut Batch) {
+        for nth in 0..row.data.end - row.data.start {
+            let key = (row.device.id, row.first + nth);
+            let data = batch.needs.get_mut(&key).and_then(|need| need.data.take());
+            data.into_iter().for_each(|data| self.editor().release(data..data + 1));
+        }
+    }
+
+    /// What of a row that is mapped now is promised to whom.
+    fn promise(&self, row: &Row, batch: &Batch, promises: &mut BTreeMap<usize, Promises>) {
+        for nth in (0..row.data.end - row.data.start).filter(|_| row.is_filling) {
+            let Some(need) = batch.needs.get(&(row.device.id, row.first + nth)) else { continue };
+            for (by, part) in need.by.iter().filter(|(by, _)| self.may_fill(batch, *by)) {
+                promises.entry(*by).or_default().push((row.data.start + nth, *part));
+            }
+        }
     }
 
     fn may_fill(&self, batch: &Batch, nth: usize) -> bool {
@@ -362,27 +388,36 @@ impl Pool {
         rows
     }
 
-    fn enter_row(
+    /// Maps rows of one device, in the tree and in the cache at once; or none of them.
+    fn enter_rows(
         &self,
         editor: &mut Editor,
         blocks: &dyn Blocks,
-        row: &Row,
+        rows: &[Row],
         batch: &Batch,
     ) -> Result<(), EditError> {
-        let mapped = editor.map(blocks, row.device.id, row.first, row.data.clone())?;
-        row.device.set_changed(self.transaction.load(Ordering::Acquire));
+        let Some(Row { device, .. }) = rows.first() else { return Ok(()) };
+        let runs: Vec<_> = rows.iter().map(|row| (row.first, row.data.clone())).collect();
+        let mapped = editor.map_rows(blocks, device.id, &runs)?;
+        device.set_changed(self.transaction.load(Ordering::Acquire));
         self.books().freed |= !mapped.freed.is_empty();
-        if row.is_filling {
-            for (virtual_block, data) in (row.first..).zip(row.data.clone()) {
-                let Some(need) = batch.needs.get(&(row.device.id, virtual_block)) else { continue };
-                let by = need.by.iter().filter(|(by, _)| self.may_fill(batch, *by));
-                let parts = by.map(|(_, part)| *part).collect();
-                let of = (row.device.clone(), virtual_block);
-                self.fills.open(data, of, parts, need.content.clone());
+        for row in rows {
+            if row.is_filling {
+                self.open_fills(row, batch);
             }
+            self.publish(editor, device, row.first, &row.data, row.is_filling);
         }
-        self.publish(editor, &row.device, row.first, &row.data, row.is_filling);
         Ok(())
+    }
+
+    /// The blocks of a row are full when the writes that need them have come to their end.
+    fn open_fills(&self, row: &Row, batch: &Batch) {
+        for (virtual_block, data) in (row.first..).zip(row.data.clone()) {
+            let Some(need) = batch.needs.get(&(row.device.id, virtual_block)) else { continue };
+            let by = need.by.iter().filter(|(by, _)| self.may_fill(batch, *by));
+            let parts = by.map(|(_, part)| *part).collect();
+            self.fills.open(data, (row.device.clone(), virtual_block), parts, need.content.clone());
+        }
     }
 
     /// Answers; what could not be served waits for a commit, or for space.
