@@ -10,14 +10,21 @@
 //!    are discarded on the data device, if that is wanted;
 //! 6. blocks that became free may be given out again.
 //!
+//! A flush of a volume that has not changed since the last commit goes straight to the data device, and may be the one that hears that
+//! something is lost. That may be what *other* volumes have written to new blocks: so no later transaction leads to those, and they
+//! are dropped at once, not when the next commit is due ([`Flushing`]). (In Linux the one who flushed hears of it, and nobody else: the
+//! other volumes' blocks stay mapped, the next commit flushes again, successfully perhaps, and makes them durable.)
+//!
 //! A commit is made for a flush, or for FUA, of a volume that has changed since the last one, once a second while anything has, when
 //! much has, and with each verb. Whoever wants one while one is made gets the next, together with all others.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::Poll;
 
-use blockwork_engine::{Bio, Errno, Flags, Nanos, Op, Sector, Sectors, TaskContext};
+use blockwork_engine::{Bio, Errno, Flags, Nanos, Op, Sector, Sectors, TaskContext, Watch};
 use blockwork_format::thin::edit::Commit;
 use blockwork_format::thin::{BLOCK_BYTES, BLOCK_SECTORS, Block, Superblock};
 use blockwork_memory::Segment;
@@ -49,6 +56,10 @@ impl Pool {
     /// Makes everything durable that was changed. With the turn.
     pub(super) async fn commit(&self, cx: &TaskContext) -> Result<(), Errno> {
         if self.mode() == Mode::ReadOnly {
+            // What was not committed can still be read, as long as its content is there.
+            if self.has_lost_data() && !self.editor().is_durable() {
+                self.abandon(cx);
+            }
             return Err(Errno::EIO);
         }
         self.settle_fills(cx).await;
@@ -74,7 +85,7 @@ impl Pool {
 
     /// The pool is what the last commit has made it. With the turn, before the pool is read-only: what the data device has lost
     /// with a flush that failed may be the content of any block that was mapped since then, and another volume's is found there.
-    fn abandon(&self, cx: &TaskContext) {
+    pub(super) fn abandon(&self, cx: &TaskContext) {
         // Held until no page is left: who fills one from now on takes it from what is committed.
         let mut editor = self.editor();
         editor.abandon();
@@ -82,7 +93,20 @@ impl Pool {
         cx.distrust_reads();
     }
 
+    /// A flush of the data device has failed.
+    pub(super) fn lose_data(&self) {
+        self.data_lost.store(true, Ordering::Release);
+        self.alarm.ring();
+    }
+
+    fn has_lost_data(&self) -> bool {
+        self.data_lost.load(Ordering::Acquire)
+    }
+
     async fn write_down(&self, cx: &TaskContext) -> Result<(), Refused> {
+        if self.has_lost_data() {
+            return Err(Refused::Data { errno: Errno::EIO });
+        }
         let flushed = io::flush(cx, self.data.get()).await;
         flushed.map_err(|errno| Refused::Data { errno })?;
         let commit = self.edit(cx, |editor, blocks| editor.commit(blocks)).await?;
@@ -159,15 +183,27 @@ impl Pool {
         cx.spawn(async move { pool.look_after(&own).await });
     }
 
+    /// Waits until a commit is due: true; or until the worker is to end.
+    async fn until_due(&self, cx: &TaskContext) -> bool {
+        let mut pause = pin!(cx.pause(COMMIT_PERIOD));
+        poll_fn(|task| match pause.as_mut().poll(task) {
+            Poll::Pending => self.alarm.poll(task, || self.has_lost_data().then_some(true)),
+            over => over,
+        })
+        .await
+    }
+
     async fn look_after(&self, cx: &TaskContext) {
         loop {
-            let goes_on = cx.pause(COMMIT_PERIOD).await;
+            let goes_on = self.until_due(cx).await;
             let _turn = self.turns.take().await;
             // The volumes are flushed, and closed, when a worker ends.
-            if !goes_on || !self.editor().is_dirty() || self.commit(cx).await.is_err() {
+            if !goes_on || self.editor().is_durable() {
                 self.books().upkeep = false;
                 return;
             }
+            // Where it fails, it looks again: what cannot be committed is dropped when its content is lost.
+            let _ = self.commit(cx).await;
         }
     }
 
@@ -267,4 +303,25 @@ impl Pool {
             log::warn!("{}: {free} data blocks are free: the low water mark of {mark} is reached", self.name);
         }
     }
+}
+
+/// Hears how a flush of a volume ends that goes straight to the data device.
+#[derive(Debug)]
+pub(super) struct Flushing(Arc<Pool>);
+
+impl Flushing {
+    pub fn new(pool: &Arc<Pool>) -> Flushing {
+        Flushing(pool.clone())
+    }
+}
+
+impl Watch for Flushing {
+    fn done(&self, result: Result<(), Errno>) {
+        if result.is_err() {
+            self.0.lose_data();
+        }
+    }
+
+    /// What one copy has lost another one has.
+    fn cured(&self, _: Errno) {}
 }

@@ -197,6 +197,11 @@ impl Pool {
             }
         }
         self.fills.lose(data);
+        // A device that takes no writes may have lost what it took before, of any block that was mapped since the last commit.
+        if io::flush(cx, self.data.get()).await.is_err() {
+            self.lose_data();
+            self.abandon(cx);
+        }
         let why = format!("block {data} of its data device was mapped, and some of it cannot be written");
         self.fail_metadata(&why, cx).await;
     }

@@ -18,8 +18,8 @@
 //! transaction that was committed stays, and says that the pool has to be checked (`needs_check`), if that can still be written. Until
 //! `thin_check` has cleared that, its devices cannot grow either. The
 //! kernel drops what was not committed from memory; here it can still be read until the server ends, and no flush ever said that it was
-//! safe. Not so where it is the data device that a commit could not flush: what it has lost may be the content of new blocks, so
-//! these are dropped here too, and reads that are on their way to them are resolved again. There is no `Fail`: where metadata cannot be
+//! safe. Not so where it is the data device that could not be flushed, by a commit or for a volume: what it has lost may be the content of
+//! new blocks, so these are dropped here too, and reads that are on their way to them are resolved again. There is no `Fail`: where metadata cannot be
 //! read, the reads that need it fail.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};

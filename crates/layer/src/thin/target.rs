@@ -9,6 +9,7 @@ use blockwork_engine::{
 use blockwork_format::Source;
 use blockwork_format::thin::edit::EditError;
 
+use super::commit::Flushing;
 use super::config::Discards;
 use super::device::Device;
 use super::entry::Mapped;
@@ -250,6 +251,7 @@ impl Volume {
         if !self.pool.is_durable(&self.device) && !cx.was_prepared(self.shape.node, span) {
             return Err(self.defer(span, Reason::Commit));
         }
+        cx.watch(Arc::new(Flushing::new(&self.pool)));
         cx.pass(self.shape.node, span.sector, &**self.pool.data.get(), span)
     }
 }
@@ -268,23 +270,28 @@ impl Layer for Thin {
     }
 
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
-        let (volume, top) = (self.0.clone(), self.clone());
-        Box::pin(async move {
-            let span = defer.span;
-            let size = volume.pool.block.get();
-            let blocks = span.sector.0 / size..span.end().0.div_ceil(size);
-            match defer.reason {
-                Reason::ReadMap => volume.pool.load(&cx, &volume.device, blocks).await,
-                Reason::Fill => volume.pool.await_fills(&cx, &volume.device, blocks).await,
-                Reason::Commit => volume.pool.make_durable(&cx, volume.device.changed()).await,
-                Reason::Unmap => {
-                    let whole = span.sector.0.div_ceil(size)..span.end().0 / size;
-                    volume.pool.discard(&cx, &volume.device, whole).await
-                }
-                Reason::WriteZeroesMax => top.write_zeroes(span, &cx).await,
-                _ => volume.pool.clone().make_ready(volume, span, &cx).await,
+        let (volume, span) = (self.0.clone(), defer.span);
+        let size = volume.pool.block.get();
+        let blocks = span.sector.0 / size..span.end().0.div_ceil(size);
+        // Each by itself: a write that needs blocks, the only one that is frequent, carries nothing of what the others need.
+        match defer.reason {
+            Reason::ReadMap => Box::pin(async move { volume.pool.load(&cx, &volume.device, blocks).await }),
+            Reason::Fill => {
+                Box::pin(async move { volume.pool.await_fills(&cx, &volume.device, blocks).await })
             }
-        })
+            Reason::Commit => {
+                Box::pin(async move { volume.pool.make_durable(&cx, volume.device.changed()).await })
+            }
+            Reason::Unmap => {
+                let whole = span.sector.0.div_ceil(size)..span.end().0 / size;
+                Box::pin(async move { volume.pool.discard(&cx, &volume.device, whole).await })
+            }
+            Reason::WriteZeroesMax => {
+                let top = self.clone();
+                Box::pin(async move { top.write_zeroes(span, &cx).await })
+            }
+            _ => Box::pin(async move { volume.pool.clone().make_ready(volume, span, &cx).await }),
+        }
     }
 
     fn open(&self, cx: TaskContext) -> Option<Preparation> {

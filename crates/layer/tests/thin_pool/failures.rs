@@ -96,14 +96,18 @@ fn what_was_shared_once_and_cannot_be_copied_is_mapped_again_though_nobody_else_
     assert_eq!(report(&world).data_used, 22);
 }
 
+/// The first request for data writes both halves of a block. It fails, and so does the second of those for one half each.
+fn fail_second_half(stand: &Stand) {
+    [0, 2].iter().for_each(|nth| stand.world.fail_nth(DATA, *nth, Fault::Error(Errno::EIO)));
+}
+
 #[test]
 fn half_a_block_that_was_written_is_not_taken_back_with_the_other_half() {
     let world = Make::default().play(|stand| async move {
         let thin = &stand.thins[0];
         assert_eq!(stand.read(thin, 0, 8).await, [0; 8]);
         fail(&stand, 0);
-        // The first request for data writes one half, the second one the other.
-        stand.world.fail_nth(DATA, 1, Fault::Error(Errno::EIO));
+        fail_second_half(&stand);
         let halves = [0, 64].map(|at| stand.write(thin, at, 64, 7));
         assert_eq!(together(halves.into()).await, [Ok(()), Err(Errno::EIO)]);
         for at in [0, 64] {
@@ -206,6 +210,100 @@ fn a_read_that_was_on_its_way_when_a_flush_has_lost_its_block_finds_a_hole() {
         assert_eq!(together(tasks).await[0], [0; 64]);
         assert!(stand.cx.now() > Nanos::secs(30));
     });
+}
+
+/// Faults of a device that loses what it was to make durable.
+fn losing() -> Faults {
+    Faults { lost_flushes: ALWAYS, ..Faults::default() }
+}
+
+#[test]
+fn what_is_lost_with_another_volumes_flush_is_found_by_nobody_and_never_committed() {
+    let make = Make { volumes: vec![64, 64], ..Make::default() };
+    let world = make.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        stand.write(one, 0, BLOCK, 7).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.write(other, 0, BLOCK, 8).await.unwrap();
+        stand.world.set_faults(DATA, losing());
+        // This volume has not changed since the last commit: its flush makes none.
+        assert_eq!(stand.flush(one).await, Err(Errno::EIO));
+        stand.world.set_faults(DATA, Faults::default());
+        stand.cx.sleep(Nanos::millis(1)).await;
+        assert_eq!(stand.read(other, 0, 128).await, [0; 128], "not only when the next commit is due");
+        assert!(stand.cx.now() < Nanos::millis(500));
+        assert_eq!(stand.flush(other).await, Err(Errno::EIO));
+        assert_eq!(stand.read(one, 0, 128).await, [7; 128]);
+        assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::ReadOnly, 1));
+    });
+    assert_eq!((report(&world).data_used, superblock(&world).needs_check), (1, true));
+}
+
+#[test]
+fn what_one_half_of_a_mirror_has_lost_is_not_lost() {
+    let make = Make { volumes: vec![64, 64], is_mirrored: true, ..Make::default() };
+    let world = make.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        stand.write(one, 0, BLOCK, 7).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.write(other, 0, BLOCK, 8).await.unwrap();
+        stand.world.set_faults(DATA, losing());
+        stand.flush(one).await.unwrap();
+        stand.cx.sleep(Nanos::secs(3)).await;
+        assert_eq!(stand.read(other, 0, 128).await, [8; 128]);
+        stand.write(other, BLOCK, BLOCK, 9).await.unwrap();
+        stand.flush(other).await.unwrap();
+        assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::Write, 3));
+    });
+    assert_eq!((report(&world).data_used, world.counters(DATA).faults), (3, 1));
+}
+
+#[test]
+fn what_could_not_be_committed_is_read_until_its_content_is_lost() {
+    let make = Make { volumes: vec![64, 64], ..Make::default() };
+    make.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        stand.write(one, 0, BLOCK, 7).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.write(other, 0, BLOCK, 8).await.unwrap();
+        stand.world.set_faults(METADATA, Faults { write_errors: ALWAYS, ..Faults::default() });
+        assert_eq!(stand.flush(other).await, Err(Errno::EIO));
+        assert_eq!(stand.pool.mode(), Mode::ReadOnly);
+        stand.cx.sleep(Nanos::secs(5)).await;
+        stand.flush(one).await.unwrap();
+        assert_eq!(stand.read(other, 0, 128).await, [8; 128]);
+        // Written over since that flush, and lost with the next one.
+        stand.write(other, 0, BLOCK, 9).await.unwrap();
+        stand.world.set_faults(DATA, losing());
+        assert_eq!(stand.flush(one).await, Err(Errno::EIO));
+        stand.world.set_faults(DATA, Faults::default());
+        stand.cx.sleep(Nanos::millis(1)).await;
+        assert_eq!(stand.read(other, 0, 128).await, [0; 128]);
+        assert_eq!(stand.read(one, 0, 128).await, [7; 128]);
+    });
+}
+
+#[test]
+fn where_a_block_cannot_be_filled_since_the_device_has_failed_others_may_have_lost_theirs() {
+    let make = Make { volumes: vec![64, 64], ..Make::default() };
+    let world = make.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        assert_eq!(stand.read(one, 0, 8).await, [0; 8]);
+        fail_second_half(&stand);
+        let halves = [0, 64].map(|at| stand.write(one, at, 64, 7));
+        assert_eq!(together(halves.into()).await, [Ok(()), Err(Errno::EIO)]);
+        stand.write(other, 0, BLOCK, 8).await.unwrap();
+        // Somebody else has something on the same device, and the pool hears nothing of that.
+        stand.world.set_faults(DATA, losing());
+        assert_eq!(stand.flush(&stand.disks[1]).await, Err(Errno::EIO));
+        stand.world.set_faults(DATA, Faults::default());
+        assert_eq!(stand.flush(one).await, Err(Errno::EIO));
+        for thin in [one, other] {
+            assert_eq!(stand.read(thin, 0, 128).await, [0; 128]);
+        }
+        assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::ReadOnly, 0));
+    });
+    assert_eq!((report(&world).data_used, superblock(&world).needs_check), (0, true));
 }
 
 #[test]

@@ -16,6 +16,7 @@ use blockwork_format::Source;
 use blockwork_format::thin::build::{Contents, Device, Mappings, build};
 use blockwork_format::thin::{BLOCK_SECTORS, BlockTime, DeviceDetails, Superblock, read_block};
 use blockwork_layer::Linear;
+use blockwork_layer::md::{Array, ArrayConfig, Geometry, MemberConfig, Unrecorded};
 use blockwork_layer::thin::check::{Report, check};
 use blockwork_layer::thin::{CACHE_BYTES, OpenDevice, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig};
 use blockwork_memory::{Segment, Segments};
@@ -24,6 +25,8 @@ use blockwork_sim::{DeviceModel, SimEnv, World};
 pub const METADATA: FileId = FileId(0);
 pub const DATA: FileId = FileId(1);
 pub const ORIGIN: FileId = FileId(2);
+/// The other half of the data device, where that is a mirror.
+pub const MIRROR: FileId = FileId(3);
 
 /// Sectors of a block.
 pub const BLOCK: u64 = 128;
@@ -45,6 +48,8 @@ pub struct Make {
     pub origin: Option<u64>,
     pub needs_check: bool,
     pub cache_bytes: usize,
+    /// The data device is a RAID1 of two.
+    pub is_mirrored: bool,
 }
 
 impl Default for Make {
@@ -59,6 +64,7 @@ impl Default for Make {
             origin: None,
             needs_check: false,
             cache_bytes: CACHE_BYTES,
+            is_mirrored: false,
         }
     }
 }
@@ -107,8 +113,8 @@ impl Make {
 
     fn world(&self) -> World {
         let world = World::new(1);
-        let sizes =
-            [self.metadata_blocks.1 * BLOCK_SECTORS, self.data_blocks.1 * BLOCK, self.origin.unwrap_or(8)];
+        let data = self.data_blocks.1 * BLOCK;
+        let sizes = [self.metadata_blocks.1 * BLOCK_SECTORS, data, self.origin.unwrap_or(8), data];
         for sectors in sizes {
             let mut model = DeviceModel::null(Sectors(sectors));
             model.cache_bytes = 64 << 20;
@@ -122,7 +128,9 @@ impl Make {
             let superblock = superblock(&world);
             world.preload(METADATA, 0, &Superblock { needs_check: true, ..superblock }.encode(0)[..]);
         }
-        world.preload(DATA, 0, &vec![0xee; (self.data_blocks.1 * BLOCK * 512) as usize]);
+        for half in [DATA, MIRROR] {
+            world.preload(half, 0, &vec![0xee; (data * 512) as usize]);
+        }
         world.preload(ORIGIN, 0, &vec![0x77; (sizes[2] * 512) as usize]);
         world
     }
@@ -141,6 +149,7 @@ impl Make {
         let size = |(counted, there): (u64, u64)| if self.has_grown { there } else { counted };
         let metadata = part(&disks[0], size(self.metadata_blocks) * BLOCK_SECTORS);
         let data = part(&disks[1], size(self.data_blocks) * BLOCK);
+        let data = if self.is_mirrored { mirror(&disks) } else { data };
         let (superblock, name) = (superblock(&world), "pool".to_owned());
         let (features, cache_bytes) = (self.features, self.cache_bytes);
         let config = PoolConfig { name, data, metadata, superblock, cache_bytes, features };
@@ -187,6 +196,27 @@ pub fn report(world: &World) -> Report {
 
 pub fn superblock(world: &World) -> Superblock {
     Superblock::decode(&read_block(&Bytes(world), 0).unwrap()).unwrap().unwrap()
+}
+
+/// Both halves of the data device.
+fn mirror(disks: &[Arc<dyn Layer>]) -> Arc<dyn Layer> {
+    let member = |n: usize| MemberConfig {
+        name: format!("half {n}"),
+        layer: disks[n].clone(),
+        data_start: Sector(0),
+        recovered: None,
+        write_mostly: false,
+        bad: Vec::new(),
+    };
+    let config = ArrayConfig {
+        name: "mirror".into(),
+        geometry: Geometry::raid1(2, disks[1].sectors()),
+        members: vec![Some(member(1)), Some(member(3))],
+        resync_from: None,
+        intent: None,
+        record: Some(Box::new(Unrecorded)),
+    };
+    Array::new(NodeId(20), config).unwrap()
 }
 
 /// The first sectors of a device.
