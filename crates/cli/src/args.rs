@@ -332,7 +332,7 @@ pub(crate) enum IoArg {
     /// io_uring, or not at all
     #[value(name = "io_uring")]
     Uring,
-    /// Threads, at several times the processor time for each request
+    /// Threads, at up to three times the processor time for each request
     Threads,
 }
 

@@ -133,6 +133,6 @@ impl Queues {
 fn tell_once(error: &UringError) {
     static TOLD: std::sync::Once = std::sync::Once::new();
     TOLD.call_once(|| {
-        log::warn!("threads do the I/O, at several times the processor time for each request: {error}");
+        log::warn!("threads do the I/O, at up to three times the processor time for each request: {error}");
     });
 }
