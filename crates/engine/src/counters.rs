@@ -85,6 +85,8 @@ counters! {
     WriteBytes => "write_bytes",
     /// Bytes discarded or zeroed.
     DiscardBytes => "discard_bytes",
+    /// Writes of a leaf that the device was asked to make durable itself (FUA), and no flush behind them.
+    FuaWrites => "fua_writes",
     /// I/Os that failed.
     Errors => "errors",
 }

@@ -173,6 +173,11 @@ impl TaskContext {
         TaskContext { written: Some(Rc::new(data)), ..self }
     }
 
+    /// The same without the data of the write that is prepared for: for what goes on when that is done.
+    pub fn without_written(&self) -> TaskContext {
+        TaskContext { written: None, ..self.clone() }
+    }
+
     /// What the stack under `root` holds at `sector`, and how far (at most `nr`) that goes. A hole reads as zeros, on whichever way it is
     /// read, until it is written to.
     pub async fn allocation(

@@ -318,6 +318,9 @@ impl LeafQueue {
         }
         cx.counters.add(self.node, Counter::Out, 1);
         cx.counters.operation(self.node, op, nr.bytes());
+        if flags.has(Flags::FUA) {
+            cx.counters.add(self.node, Counter::FuaWrites, 1);
+        }
         if cx.tracer.on() {
             trace(cx, self.node, Action::Issue, (op, flags, sector, nr), Payload::None, reason);
         }

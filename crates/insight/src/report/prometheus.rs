@@ -104,6 +104,7 @@ fn help(counter: Counter) -> &'static str {
         Counter::ReadBytes => "Bytes read",
         Counter::WriteBytes => "Bytes written",
         Counter::DiscardBytes => "Bytes discarded or zeroed",
+        Counter::FuaWrites => "Writes that the disk was asked to make durable itself",
         Counter::Errors => "I/Os that failed",
     }
 }
