@@ -10,7 +10,7 @@
 //! ```
 //!
 //! `--stack N --ios M [--nomerges K] [--write 1] [--sequential 1]` runs one stack only, for callgrind; 4 is the RAID10, 5 the snapshot, 6
-//! the origin.
+//! the origin, 7 a snapshot of which every other chunk has been copied out, 8 the least that makes the same requests as that.
 
 mod rig;
 
@@ -150,14 +150,12 @@ fn raid10(limits: &Limits) -> Arc<dyn Layer> {
 const ORIGIN_SECTORS: u64 = 1 << 21;
 
 /// A linear volume of one leaf with a snapshot, in chunks of 4 KiB, whose store is a linear volume of another. Of the snapshot every
-/// other MiB has been copied out, in order; of the origin, where it is written, all.
-fn snapshot(limits: &Limits, is_origin: bool) -> Arc<dyn Layer> {
-    let linear = |node: u16, sectors| {
-        let leaf = Arc::new(LeafLayer::new(LeafId(node), NodeId(node), Sectors(SECTORS), limits.clone()));
-        Arc::new(Linear::new(NodeId(4 + node), leaf, Sector(2048), Sectors(sectors)).unwrap())
-    };
+/// other MiB (or chunk) has been copied out, in order; of the origin, where it is written, all.
+fn snapshot(limits: &Limits, which: usize) -> Arc<dyn Layer> {
+    let linear = |node: u16, sectors| linear_of(limits, node, sectors);
     let layout = StoreLayout::new(8).unwrap();
-    let copied = (0..ORIGIN_SECTORS / 8).filter(|chunk| is_origin || chunk / 256 % 2 == 1);
+    let (is_origin, run) = (which == ORIGIN, if which == SCATTERED { 1 } else { 256 });
+    let copied = (0..ORIGIN_SECTORS / 8).filter(|chunk| is_origin || chunk / run % 2 == 1);
     let new = (0..).filter(|new| !layout.is_metadata(*new));
     let exceptions = copied.zip(new).map(|(old, new)| Exception { old, new }).collect();
     let config = StoreConfig {
@@ -178,10 +176,48 @@ fn snapshot(limits: &Limits, is_origin: bool) -> Arc<dyn Layer> {
     }
 }
 
+/// A linear volume of a leaf of its own.
+fn linear_of(limits: &Limits, node: u16, sectors: u64) -> Arc<dyn Layer> {
+    let leaf = Arc::new(LeafLayer::new(LeafId(node), NodeId(node), Sectors(SECTORS), limits.clone()));
+    Arc::new(Linear::new(NodeId(4 + node), leaf, Sector(2048), Sectors(sectors)).unwrap())
+}
+
+/// Every other 4 KiB are where they are, and the others one behind the other on another leaf: the requests of a snapshot of which every
+/// other chunk has been copied out, by arithmetic alone.
+#[derive(Debug)]
+struct Alternating {
+    shape: Shape,
+    below: [Arc<dyn Layer>; 2],
+}
+
+impl Alternating {
+    fn new(limits: &Limits) -> Alternating {
+        let below = [linear_of(limits, 0, ORIGIN_SECTORS), linear_of(limits, 1, ORIGIN_SECTORS)];
+        let shape =
+            Shape { node: NodeId(3), sectors: Sectors(ORIGIN_SECTORS), limits: below[0].limits().clone() };
+        Alternating { shape, below }
+    }
+}
+
+impl Layer for Alternating {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let chunk = span.sector.0 / 8;
+        if chunk.is_multiple_of(2) {
+            return cx.pass(NodeId(3), span.sector, &*self.below[0], span);
+        }
+        cx.pass(NodeId(3), span.sector, &*self.below[1], span.moved_to(Sector(chunk / 2 * 8)))
+    }
+}
+
 /// Which stack: one of `stack`, or one of these.
 const RAID10: usize = 4;
 const SNAPSHOT: usize = 5;
 const ORIGIN: usize = 6;
+const SCATTERED: usize = 7;
+const ALTERNATING: usize = 8;
 
 /// A stack with its leaves, for any number of workers.
 struct Stand {
@@ -207,7 +243,8 @@ fn stand(layers: usize, nomerges: &str) -> Stand {
     let stats = Stats::new((0..6).map(node).collect());
     let top = match layers {
         RAID10 => raid10(&limits),
-        SNAPSHOT | ORIGIN => snapshot(&limits, layers == ORIGIN),
+        SNAPSHOT | ORIGIN | SCATTERED => snapshot(&limits, layers),
+        ALTERNATING => Arc::new(Alternating::new(&limits)),
         _ => stack(layers, &limits),
     };
     let volumes: Arc<[Volume]> = Arc::new([Volume::new("bench", top, false)]);
