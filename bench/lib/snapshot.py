@@ -2,11 +2,14 @@
 and the peers' overlays; and first writes to an origin's chunks, beside plain ones, by us and by the kernel in its guest."""
 
 import json
+import mmap
 import os
+import random
 import signal
 import statistics
 import subprocess
 import tempfile
+import time
 
 from . import clients, machine, servers
 from .tables import OURS, median, show, show_ratio
@@ -22,12 +25,13 @@ PATTERNS = {
 }
 PLAIN, SNAPSHOT, QSD, NBDKIT = "plain volume", "snapshot", "qsd, qcow2 overlay", "nbdkit, cow filter"
 PEERS = [PLAIN, SNAPSHOT, QSD, NBDKIT]
+BARE_READER = "bare reader"
 
 ORIGIN_BYTES = 64 * MIB
 # chunk in KiB, rw, depth, bytes: one by one, a quarter of it does, since each first write then waits for two flushes.
 CELLS = [(chunk, rw, depth, size * MIB // (1 if depth > 1 else 4)) for chunk, size in ((4, 8), (32, 32)) for depth in (1, 32)
          for rw in ("write", "randwrite")]
-KERNEL = "kernel"
+KERNEL, BARE_COPIER = "kernel", "bare copier"
 # How long the guest may take for all cells: it is emulated, and needs half a minute to boot.
 GUEST_SECONDS = 240
 READS_GOAL, AGAIN_GOAL, FIRST_GOAL, REQUESTS_GOAL = 0.97, 0.95, 2, 2100
@@ -194,8 +198,8 @@ def fio_reads(jobs):
 
 
 def bound_of(bench, pattern):
-    """What a reader without any server gets of the same extents, as a share of reading one file of that size. Where the pieces are small,
-    there are two ways: each by itself, or all of the origin and half of the store, of which a third is read in vain."""
+    """What a reader without any server gets of the same extents, by way, as a share of reading one file of that size. Where the pieces are
+    small, there are two ways: each by itself, or all of the origin and half of the store, of which a third is read in vain."""
     origin, store = f"{bench.data}/snap-origin.img", f"{bench.data}/snap-store.img"
     half, piece = READ_BYTES // 2, PATTERNS[pattern][0][1]
     large = ["--rw=read", "--bs=512k", "--iodepth=2"]
@@ -209,16 +213,16 @@ def bound_of(bench, pattern):
         ways["with the gaps"] = [[*large, f"--size={READ_BYTES}", f"--filename={origin}"], from_store]
     plain = fio_reads([["--rw=read", "--bs=512k", "--iodepth=4", f"--size={READ_BYTES}", f"--filename={origin}"]])
     took = {way: fio_reads(jobs) for way, jobs in ways.items()}
-    return ", ".join(f"{way} {plain / ms:.2f}" for way, ms in took.items() if plain and ms)
+    return {way: plain / ms for way, ms in took.items() if plain and ms}
 
 
 def reads(bench):
-    rows, bounds = [], []
+    rows, bounds = [], {}
     for pattern in PATTERNS:
         copy_out_half(bench, pattern)
         for rep in range(bench.reps):
-            if rep == 0:
-                bounds.append(f"{pattern}: {bound_of(bench, pattern)}")
+            for way, share in bound_of(bench, pattern).items():
+                bounds.setdefault(pattern, {}).setdefault(way, []).append(share)
             for disk in ("file", "null"):
                 for depth in (32, 1):
                     # One by one, the peers would take minutes.
@@ -230,16 +234,21 @@ def reads(bench):
     keys = ["disk", "copied out", "depth"]
     title = (f"{READ_BYTES // MIB} MiB read in pieces of 4 KiB, MiB/s, and in brackets the share of the plain volume's in the same round "
              f"(medians); goal for the snapshot: {READS_GOAL}")
-    lines = [f"**{title}**", "", "| " + " | ".join([*keys, *PEERS]) + " |", "|" + " --- |" * (len(keys) + len(PEERS))]
+    bounds = {pattern: {way: statistics.median(shares) for way, shares in ways.items()} for pattern, ways in bounds.items()}
+    heads = [*keys, *PEERS, BARE_READER]
+    lines = [f"**{title}**", "", "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     cells = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
     for cell in cells:
         match = dict(zip(keys, cell))
         rates = [show(median(rows, "mibps", peer=peer, **match)) for peer in PEERS]
         shares = [ratio(rows, peer, PLAIN, "mibps", match) for peer in PEERS]
         values = [f"{rate} ({share:.2f})" if share else "" for rate, share in zip(rates, shares)]
+        best = max(bounds.get(match["copied out"], {}).values(), default=None)
+        values.append(f"({best:.2f})" if best and match["disk"] == "file" and match["depth"] > 1 else "")
         lines.append("| " + " | ".join([*map(str, cell), *values]) + " |")
-    lines += ["", "A reader of the same extents of the files by io_uring alone, share of one that reads a plain file (one run): "
-              + "; ".join(bounds) + "."]
+    said = [f"{pattern}: " + ", ".join(f"{way} {share:.2f}" for way, share in ways.items()) for pattern, ways in bounds.items()]
+    lines += ["", f"({BARE_READER}: the same extents of the files read by io_uring without any server, large requests, the better of its ways, as a "
+              f"share of one that reads a plain file; medians. {'; '.join(said)}.)"]
     lines += ["", f"**What reached our leaves: requests, MiB; goal for files: {REQUESTS_GOAL} requests**", "", "| " + " | ".join([*keys, PLAIN, SNAPSHOT, "server CPU, us per I/O"]) + " |",
               "|" + " --- |" * (len(keys) + 3)]
     for cell in cells:
@@ -293,11 +302,47 @@ def our_writes(bench, folder, medium, rep):
                 if what == "plain":
                     before = counted(server)
                 elif what == "first":
-                    # A flush may be followed by a write of the list with FUA, which is as good as another. At most: under load, the
-                    # next flush does for that.
-                    flushes = 2 * since(server, before, "flushes", os.path.basename(store))
-                    row["flushes"] = flushes / (size // 1024 // chunk)
+                    writes = size // 1024 // chunk
+                    after = counted(server)
+                    def each(name, *counters):
+                        return sum(after[name][counter] - before[name][counter] for counter in counters) / writes
+                    store_name, origin_name = os.path.basename(store), os.path.basename(origin)
+                    row["flushes"] = each(store_name, "flushes", "fua_writes")
+                    # Of the store: contents and the list; of the origin: what is copied, and the writes themselves.
+                    row["store_writes"], row["origin_reads"] = each(store_name, "writes"), each(origin_name, "reads")
                 rows.append(bench.keep_row(row))
+    return rows
+
+
+def bare_writes(bench, folder, medium, rep):
+    """The steps of random first writes, one by one, without client or server."""
+    rows = []
+    for chunk, rw, depth, size in CELLS:
+        if depth > 1 or rw != "randwrite":
+            continue
+        origin, plain, store = (os.open(path, os.O_RDWR | os.O_DIRECT) for path in disks_for_writes(folder))
+        length, count = chunk * 1024, size // 1024 // chunk
+        block, entry = mmap.mmap(-1, length), mmap.mmap(-1, PIECE)
+        places = list(range(0, ORIGIN_BYTES, length))
+        random.Random(rep).shuffle(places)
+
+        def first(nth, at):
+            os.preadv(origin, [block], at)
+            os.pwritev(store, [block], 2 * MIB + nth * length)
+            os.fdatasync(store)
+            os.pwritev(store, [entry], nth // (PIECE // 16) * PIECE)
+            os.fdatasync(store)
+            os.pwritev(origin, [block], at)
+
+        for what, step in (("plain", lambda nth, at: os.pwritev(plain, [block], at)), ("first", first)):
+            begun = time.monotonic()
+            for nth, at in enumerate(places[:count]):
+                step(nth, at)
+            rate = count / (time.monotonic() - begun)
+            cell = {"medium": medium, "chunk": chunk, "rw": rw, "depth": depth, "what": what}
+            rows.append(bench.keep_row({**cell, "peer": BARE_COPIER, "rep": rep, "iops": rate}))
+        for disk in (origin, plain, store):
+            os.close(disk)
     return rows
 
 
@@ -343,7 +388,7 @@ def copy_outs(bench):
     with tempfile.TemporaryDirectory(prefix="blockwork-bench-", dir="/dev/shm") as memory:
         for rep in range(bench.reps):
             for folder, medium in ((memory, "memory"), (bench.data, "disk")):
-                rows += our_writes(bench, folder, medium, rep)
+                rows += our_writes(bench, folder, medium, rep) + bare_writes(bench, folder, medium, rep)
                 # Emulated, the kernel takes minutes: once.
                 if rep == 0 and machine.has(bench.guest):
                     rows += kernel_writes(bench, folder, medium, rep)
@@ -352,8 +397,9 @@ def copy_outs(bench):
 
 def copy_out_table(rows):
     keys = ["medium", "chunk", "rw", "depth"]
-    heads = [*keys, f"{OURS}: plain", "first", "again", f"{KERNEL}: plain", "first", "again", "first to plain, ours : kernel's",
-             "store's flushes and FUA writes per first write, ours at most, kernel's"]
+    heads = [*keys, f"{OURS}: plain", "first", "again", f"{KERNEL}: plain", "first", "again", f"first: share of plain, {OURS}", KERNEL, BARE_COPIER,
+             f"{OURS} : {KERNEL}", f"{OURS} : {BARE_COPIER}", f"store's flushes and FUA writes per first write, {OURS}, {KERNEL}",
+             "writes of the store, reads of the origin"]
     lines = ["**First writes to an origin's chunks, and rewrites, IOPS, and in brackets the share of plain writes in the same round (medians; "
              f"the kernel's of one round); goals: again {AGAIN_GOAL}, ours : kernel's {FIRST_GOAL}**", "",
              "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
@@ -367,12 +413,25 @@ def copy_out_table(rows):
                 share = share_of_plain(rows, peer, what, match)
                 first[peer] = share if what == "first" else first.get(peer)
                 line.append(f"{rate} ({share:.2f})" if share and what != "plain" else rate)
-        both = first[OURS] / first[KERNEL] if first[OURS] and first[KERNEL] else None
-        flushes = [show(median(rows, "flushes", peer=OURS, what="first", **match)),
-                   show(median(rows, "flushes", peer=KERNEL, what="store", **match))]
-        lines.append("| " + " | ".join([*line, show_ratio(both) if both else "", ", ".join(flushes)]) + " |")
+        first[BARE_COPIER] = share_of_bare_copies(rows, match)
+        line += [f"{first[peer]:.2f}" if first[peer] else "" for peer in (OURS, KERNEL, BARE_COPIER)]
+        line += [show_ratio(first[OURS] / first[peer]) if first[OURS] and first[peer] else "" for peer in (KERNEL, BARE_COPIER)]
+        def count(value, peer=OURS, what="first"):
+            return show(median(rows, value, peer=peer, what=what, **match))
+        line += [f"{count('flushes')}, {count('flushes', KERNEL, 'store')}", f"{count('store_writes')}, {count('origin_reads')}"]
+        lines.append("| " + " | ".join(line) + " |")
     return lines + ["", "(`memory`: files on tmpfs, where a flush costs nothing; `disk`: files where it costs what it costs. The guest is an",
-                    "emulated machine, its plain writes are slower than ours: so shares are compared, not rates.)", ""]
+                    "emulated machine, its plain writes are slower than ours: so shares are compared, not rates. Where the kernel's share is over 0.5, twice",
+                    "that would be faster than plain writes. The bare copier makes the same steps on the same files one after the other, by one system call",
+                    "each, with nobody to serve: read, write, flush, entry, flush, write. What they take besides the last one, added to what our plain write",
+                    "takes, gives its share.)", ""]
+
+
+def share_of_bare_copies(rows, match):
+    """What would be left of our plain rate if a first write took no more besides than what the bare copier takes."""
+    ours = median(rows, "iops", peer=OURS, what="plain", **match)
+    plain, first = (median(rows, "iops", peer=BARE_COPIER, what=what, **match) for what in ("plain", "first"))
+    return 1 / (1 + ours * (1 / first - 1 / plain)) if ours and plain and first else None
 
 
 def share_of_plain(rows, peer, what, match):
