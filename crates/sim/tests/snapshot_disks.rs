@@ -2,173 +2,14 @@
 //! holds where something was left behind its end.
 
 mod running;
+#[allow(dead_code, reason = "other tests use more of it")]
+mod snapshot_bed;
 
-use std::cell::RefCell;
-use std::io;
-use std::rc::Rc;
-use std::sync::Arc;
-
-use blockwork_engine::{
-    Bio, Errno, FileId, Flags, Fua, Layer, LeafId, LeafLayer, LeafSource, Nanos, NodeId, Op, Quiescence,
-    Sector, Sectors, TaskContext, Volume,
-};
-use blockwork_format::Source;
-use blockwork_format::snapshot::{Contents, Exception, Found, Header, Layout, read};
-use blockwork_layer::snapshot::{Family, Features, Origin, Persistence, Snapshot, StoreConfig};
+use blockwork_engine::{Bio, Errno, Flags, Op, Sector, Sectors, TaskContext};
+use blockwork_format::snapshot::{Exception, Header, Layout};
 use blockwork_memory::{Segment, Segments};
-use blockwork_sim::{DeviceModel, Latencies, Latency, World};
 
-use running::{Nodes, Stack, run_all, worker};
-
-const CHUNK: u64 = 64;
-const ORIGIN: FileId = FileId(0);
-const STORE: FileId = FileId(1);
-
-/// An origin and its snapshot, a disk each, and what is done with them.
-struct Bed {
-    world: World,
-    origin: Arc<dyn Layer>,
-    snapshot: Arc<dyn Layer>,
-    stack: Stack,
-}
-
-/// The store, as it would be read now.
-struct Store<'a>(&'a World);
-
-impl Source for Store<'_> {
-    fn size(&self) -> u64 {
-        self.0.source(STORE).sectors().bytes()
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        if offset + buf.len() as u64 > self.size() {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        for (sector, piece) in (offset / 512..).zip(buf.chunks_mut(512)) {
-            piece.copy_from_slice(&self.0.peek(STORE, sector)[..piece.len()]);
-        }
-        Ok(())
-    }
-}
-
-impl Bed {
-    fn new(chunks: u64) -> Bed {
-        Bed::with_store(chunks, &[])
-    }
-
-    /// With these bytes at the beginning of the store.
-    fn with_store(chunks: u64, store: &[u8]) -> Bed {
-        let world = World::new(1);
-        let mut nodes = Nodes::default();
-        let mut leaves: Vec<(NodeId, Arc<dyn LeafSource>)> = Vec::new();
-        let mut disks: Vec<Arc<dyn Layer>> = Vec::new();
-        for (nth, sectors) in [chunks * CHUNK, (chunks + 8) * CHUNK].into_iter().enumerate() {
-            let device = world.add_device(disk(Sectors(sectors)));
-            let (node, source) = (nodes.next(), world.source(device));
-            let limits = source.limits().clone();
-            disks.push(Arc::new(LeafLayer::new(LeafId(nth as u16), node, source.sectors(), limits)));
-            leaves.push((node, source));
-        }
-        let content: Vec<u8> =
-            (0..chunks * CHUNK).flat_map(|sector| [(sector / CHUNK % 100) as u8 + 1; 512]).collect();
-        world.preload(ORIGIN, 0, &content);
-        world.preload(STORE, 0, store);
-        let config = StoreConfig {
-            name: "snap".into(),
-            store: disks[1].clone(),
-            sectors: disks[0].sectors(),
-            layout: Layout::new(CHUNK as u32).unwrap(),
-            persistence: Persistence::Persistent { overflow: false },
-            features: Features { discard_zeroes_cow: true, ..Features::default() },
-            found: read(&Store(&world), chunks * CHUNK).unwrap(),
-            unusable: false,
-        };
-        let family = Family::new(disks[0].clone(), vec![config]).unwrap();
-        let origin: Arc<dyn Layer> = Arc::new(Origin::new(nodes.next(), family.clone()));
-        let snapshot: Arc<dyn Layer> = Arc::new(Snapshot::new(nodes.next(), family, 0).unwrap());
-        let volumes = [("origin", &origin), ("snap", &snapshot)];
-        let volumes = volumes.map(|(name, layer)| Volume::new(name, layer.clone(), false)).into();
-        let stack = Stack { volumes, leaves: leaves.into(), nodes: nodes.0.into() };
-        Bed { world, origin, snapshot, stack }
-    }
-
-    /// Runs tasks on a worker until all have ended.
-    fn run<T: Future<Output = ()> + 'static>(
-        &self,
-        tasks: impl IntoIterator<Item = Box<dyn FnOnce(TaskContext) -> T>>,
-    ) {
-        let mut worker = worker(&self.stack, self.world.env(), 0, false, &Quiescence::default());
-        tasks.into_iter().for_each(|task| worker.spawn(task));
-        worker.handle().stop();
-        assert!(run_all(&self.world, vec![worker]));
-    }
-
-    /// Does bios at once, and then the next ones.
-    fn do_all(&self, steps: Vec<Vec<(Arc<dyn Layer>, Bio)>>) {
-        for bios in steps {
-            let results = Rc::new(RefCell::new(Vec::new()));
-            let tasks = bios.into_iter().map(|(layer, bio)| {
-                let results = results.clone();
-                Box::new(move |cx: TaskContext| async move {
-                    let result = cx.bio(&layer, bio).await.0;
-                    results.borrow_mut().push(result);
-                }) as Box<dyn FnOnce(TaskContext) -> _>
-            });
-            self.run(tasks);
-            assert!(results.borrow().iter().all(Result::is_ok), "{:?}", results.borrow());
-        }
-    }
-
-    fn write(&self, layer: &Arc<dyn Layer>, sector: u64, nr: u64, fill: u8) -> (Arc<dyn Layer>, Bio) {
-        let pool = blockwork_memory::Pool::new(1 << 20);
-        let segment = Segment::new(pool.get(nr as usize * 512), 0, nr as usize * 512);
-        segment.fill(fill);
-        let data = Segments::from_iter([segment]);
-        (layer.clone(), Bio::with_data(Op::Write, Flags::NONE, Sector(sector), data))
-    }
-
-    /// The first byte of each sector of a chunk of the snapshot.
-    fn chunk(&self, chunk: u64) -> Vec<u8> {
-        let (layer, bytes) = (self.snapshot.clone(), Rc::new(RefCell::new(Vec::new())));
-        let found = bytes.clone();
-        self.run([Box::new(move |cx: TaskContext| async move {
-            let segment = Segment::new(cx.pool().get(CHUNK as usize * 512), 0, CHUNK as usize * 512);
-            let bio = Bio::with_data(
-                Op::Read,
-                Flags::NONE,
-                Sector(chunk * CHUNK),
-                Segments::from_iter([segment.clone()]),
-            );
-            assert_eq!(cx.bio(&layer, bio).await.0, Ok(()));
-            for sector in 0..CHUNK as usize {
-                let mut first = [0];
-                segment.read_at(sector * 512, &mut first);
-                found.borrow_mut().push(first[0]);
-            }
-        }) as Box<dyn FnOnce(TaskContext) -> _>]);
-        bytes.take()
-    }
-
-    /// What the store's list holds, as whoever opens it next reads it.
-    fn list(&self) -> Contents {
-        match read(&Store(&self.world), self.origin.sectors().0).unwrap() {
-            Found::Valid(contents) => contents,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn origin_reads(&self) -> u64 {
-        self.world.counters(ORIGIN).reads
-    }
-}
-
-/// A disk whose flushes take as long as ten writes.
-fn disk(sectors: Sectors) -> DeviceModel {
-    let mut disk = DeviceModel::null(sectors);
-    let fixed = |micros| Latency::Fixed(Nanos::micros(micros));
-    disk.latency = Latencies { read: fixed(100), write: fixed(100), flush: fixed(1000), ..disk.latency };
-    (disk.parallelism, disk.cache_bytes, disk.limits.fua) = (64, 16 << 20, Fua::Flush);
-    disk
-}
+use snapshot_bed::{Bed, CHUNK, STORE, Shape};
 
 #[test]
 fn a_chunk_that_a_snapshot_overwrites_as_a_whole_is_not_read_from_the_origin() {
@@ -242,7 +83,7 @@ fn what_lies_behind_the_end_of_a_list_is_no_part_of_it_when_it_grows() {
     store.resize(layout.chunk_bytes() as usize + per_block * 16, 0);
     store.extend(entry.encode());
     store.resize(2 * layout.chunk_bytes() as usize, 0);
-    let bed = Bed::with_store(300, &store);
+    let bed = Bed::with_store(&Shape::new(CHUNK, 300), &store);
     assert!(bed.list().remains && bed.list().exceptions.is_empty());
     // As many as a block of the list has, and one less first: the block is written with zeros behind its end.
     for chunks in [0..per_block as u64 - 1, per_block as u64 - 1..per_block as u64] {

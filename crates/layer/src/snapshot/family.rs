@@ -5,9 +5,9 @@ use std::sync::{Arc, MutexGuard};
 
 use blockwork_engine::{Errno, Layer, Lock, LockSnapshot, SECTOR, Sector, Sectors, Turns};
 
-use super::ahead::Ahead;
-use super::copy::Share;
-use super::overwrite::Waiting;
+use super::ahead::{Ahead, Marks};
+use super::batch::UnderWay;
+use super::overwrite::Wanted;
 use super::status::SnapshotStatus;
 use super::store::{State, Store, StoreConfig};
 
@@ -72,10 +72,11 @@ pub struct Family {
     pub(super) stores: Box<[Store]>,
     /// Who copies chunks out.
     pub(super) turns: Turns,
-    wanted: Lock<Vec<Waiting>>,
+    wanted: Lock<Wanted>,
     ahead: Lock<Ahead>,
-    /// What was copied out last, by store: durable there, and not on record yet. Changed only with the turn.
-    pending: Lock<Vec<Share>>,
+    pub(super) marks: Marks,
+    /// What is under way. Changed only with the turn.
+    under_way: Lock<UnderWay>,
     batches: AtomicU64,
     /// Something else has taken its place.
     is_retired: AtomicBool,
@@ -134,11 +135,18 @@ impl Family {
     }
 
     fn of(origin: Arc<dyn Layer>, stores: Vec<Store>) -> Arc<Family> {
-        let stores = stores.into();
-        let (turns, wanted, batches) = (Turns::default(), Lock::default(), AtomicU64::new(0));
-        let (ahead, pending) = (Lock::default(), Lock::default());
-        let is_retired = AtomicBool::new(false);
-        Arc::new(Family { origin, stores, turns, wanted, ahead, pending, batches, is_retired })
+        let chunks = stores.iter().map(|store| Sectors(store.layout.chunk_sectors())).collect();
+        Arc::new(Family {
+            origin,
+            stores: stores.into(),
+            turns: Turns::default(),
+            wanted: Lock::default(),
+            ahead: Lock::new(Ahead::new(chunks)),
+            marks: Marks::default(),
+            under_way: Lock::default(),
+            batches: AtomicU64::new(0),
+            is_retired: AtomicBool::new(false),
+        })
     }
 
     /// It does nothing any more, and its stores can be read as they are: nothing is copied out or entered from now on. Its volumes are
@@ -162,7 +170,7 @@ impl Family {
             self.wanted.snapshot(of_family("who waits")),
             LockSnapshot::sum(
                 of_family("what is copied next"),
-                [self.ahead.snapshot(""), self.pending.snapshot("")],
+                [self.ahead.snapshot(""), self.under_way.snapshot("")],
             ),
             LockSnapshot::sum(of_family("stores"), books),
         ]
@@ -178,7 +186,7 @@ impl Family {
         self.stores.get(nth).map(Store::status)
     }
 
-    /// How many batches of chunks were copied out: each takes one write of a list, and one flush or two, for each snapshot.
+    /// How many times chunks were copied out together, for whoever waited.
     pub fn batches(&self) -> u64 {
         self.batches.load(Ordering::Relaxed)
     }
@@ -188,7 +196,7 @@ impl Family {
     }
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
-    pub(super) fn wanted(&self) -> MutexGuard<'_, Vec<Waiting>> {
+    pub(super) fn wanted(&self) -> MutexGuard<'_, Wanted> {
         self.wanted.lock()
     }
 
@@ -204,8 +212,8 @@ impl Family {
     }
 
     /// Held only for as long as it takes to look or to alter, never across a wait.
-    pub(super) fn pending(&self) -> MutexGuard<'_, Vec<Share>> {
-        self.pending.lock()
+    pub(super) fn under_way(&self) -> MutexGuard<'_, UnderWay> {
+        self.under_way.lock()
     }
 
     /// Whether a write may go, or must fail; none: not yet.

@@ -90,6 +90,11 @@ impl List {
         self.layout.exceptions_per_area() - self.count % self.layout.exceptions_per_area()
     }
 
+    /// Whether so many exceptions can be entered as it is.
+    pub(super) fn is_ready(&self, exceptions: u64) -> bool {
+        self.ready == Ready::Yes && exceptions < self.room()
+    }
+
     /// Makes ready for so many exceptions, no more than there is [`List::room`] for: a flush, and then they can be entered.
     pub(super) async fn prepare(
         &mut self,

@@ -3,7 +3,7 @@
 //!
 //! A step merges the last exceptions of the list, many at once:
 //!
-//! 1. what other snapshots need of their chunks is copied out and settled (`copy.rs`);
+//! 1. what other snapshots need of their chunks is copied out and settled (`batch.rs`);
 //! 2. from here on, writes to the chunks wait for the end of the step; those under way come to their end;
 //! 3. the chunks are copied from the store to the origin, and the origin is flushed;
 //! 4. their exceptions are taken from the end of the list, and that is durable (FUA);

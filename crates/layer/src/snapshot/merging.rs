@@ -15,7 +15,7 @@ use blockwork_engine::{
     Shape, Span, TaskContext,
 };
 
-use super::copy::preparation;
+use super::batch::preparation;
 use super::family::{Want, Writer};
 use super::merge::Merge;
 

@@ -9,7 +9,7 @@
 //!
 //! Reads never wait: what a snapshot shares with its origin is read from there, the rest from its store. A write to the origin,
 //! or to a snapshot, of a chunk that has to be kept first is deferred until it has been copied out; copies are made in batches
-//! (`copy.rs`), whatever the number of bios that wait for them.
+//! (`batch.rs`), whatever the number of bios that wait for them.
 //!
 //! Durability, in this order, for each chunk that is copied out:
 //!
@@ -30,9 +30,11 @@
 //! [`TaskContext::quiesce`]: blockwork_engine::TaskContext::quiesce
 
 mod ahead;
+mod batch;
 mod copy;
 mod exceptions;
 mod family;
+mod give_out;
 mod list;
 mod merge;
 mod merging;

@@ -11,7 +11,7 @@ use blockwork_engine::{
     TaskContext,
 };
 
-use super::copy::preparation;
+use super::batch::preparation;
 use super::family::{Family, Want, Writer};
 
 /// The origin of a family.
@@ -48,7 +48,10 @@ impl Layer for Origin {
                 return Ok(());
             }
             Op::Write | Op::WriteZeroes => {
-                if !self.family.lets_write(span.sector, span.end()) {
+                let family = &self.family;
+                // At a mark, what is ahead is copied besides.
+                let is_marked = family.marks.touches(span.sector, span.end());
+                if is_marked || !family.lets_write(span.sector, span.end()) {
                     return Err(Defer { node: self.shape.node, span, reason: Reason::CopyOut });
                 }
             }

@@ -7,12 +7,14 @@
 //! Invariant: no more than [`KEPT_MAX`] bytes of what writers write are kept; where there is more, chunks are copied.
 
 use std::collections::BTreeMap;
+use std::task::Waker;
 
 use blockwork_engine::{SECTOR, Sector, TaskContext};
 use blockwork_memory::{Segment, bytes_in};
 
-use super::copy::{Destination, Share};
+use super::copy::Destination;
 use super::family::{Family, Want, Writer};
+use super::give_out::Share;
 use super::store::Store;
 
 /// What is kept of writes that wait, bytes.
@@ -21,31 +23,65 @@ const KEPT_MAX: usize = 8 << 20;
 /// What is written to stores in the place of what the origin has, by where it goes: whole chunks.
 pub(super) type Overwritten = BTreeMap<Destination, Vec<u8>>;
 
+/// Who waits.
+#[derive(Debug, Default)]
+pub(super) struct Wanted {
+    all: Vec<Waiting>,
+    /// How many have come.
+    came: u64,
+}
+
+impl Wanted {
+    pub(super) fn ranges(&self) -> Vec<Want> {
+        self.all.iter().map(|waiting| waiting.want).collect()
+    }
+}
+
 /// A write that waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
     pub(super) want: Want,
+    /// Its number among all that have come.
+    ticket: u64,
+    waker: Option<Waker>,
     /// What it writes, of snapshots' writers; nothing where that is not known, or too much.
     data: Vec<u8>,
 }
 
 impl Family {
-    /// Notes that a write waits.
-    pub(super) fn wait(&self, want: Want, cx: &TaskContext) {
+    /// Notes that a write waits; its ticket.
+    pub(super) fn wait(&self, want: Want, cx: &TaskContext) -> u64 {
         let is_whole = |data: &&[Segment]| bytes_in(data) as u64 == want.end.since(want.start).bytes();
         let data = cx.written().filter(|_| want.by != Writer::Origin).filter(is_whole);
         let mut wanted = self.wanted();
-        let kept: usize = wanted.iter().map(|waiting| waiting.data.len()).sum();
-        let data = data.filter(|data| kept + bytes_in(data) <= KEPT_MAX);
-        wanted.push(Waiting { want, data: data.map(bytes_of).unwrap_or_default() });
+        let kept: usize = wanted.all.iter().map(|waiting| waiting.data.len()).sum();
+        let data = data.filter(|data| kept + bytes_in(data) <= KEPT_MAX).map(bytes_of).unwrap_or_default();
+        wanted.came += 1;
+        let ticket = wanted.came;
+        wanted.all.push(Waiting { want, ticket, waker: None, data });
+        ticket
     }
 
     /// A write waits no more.
-    pub(super) fn leave(&self, want: &Want) {
+    pub(super) fn leave(&self, ticket: u64) {
+        self.wanted().all.retain(|waiting| waiting.ticket != ticket);
+    }
+
+    /// Whom to wake when what a write waits for is settled.
+    pub(super) fn wake_when_settled(&self, ticket: u64, waker: &Waker) {
         let mut wanted = self.wanted();
-        if let Some(at) = wanted.iter().position(|waiting| waiting.want == *want) {
-            wanted.remove(at);
+        if let Some(waiting) = wanted.all.iter_mut().find(|waiting| waiting.ticket == ticket) {
+            waiting.waker = Some(waker.clone());
         }
+    }
+
+    /// Wakes those whose chunks are settled.
+    pub(super) fn wake_settled(&self) {
+        let mut due = Vec::new();
+        for waiting in self.wanted().all.iter_mut().filter(|waiting| self.verdict(&waiting.want).is_some()) {
+            due.extend(waiting.waker.take());
+        }
+        due.into_iter().for_each(Waker::wake);
     }
 
     /// What need not be copied of these shares.
@@ -55,7 +91,7 @@ impl Family {
         for (nth, (store, share)) in self.stores.iter().zip(shares).enumerate() {
             let is_its =
                 |waiting: &&Waiting| waiting.want.by == Writer::Snapshot(nth) && !waiting.data.is_empty();
-            let writes: Vec<_> = wanted.iter().filter(is_its).collect();
+            let writes: Vec<_> = wanted.all.iter().filter(is_its).collect();
             if writes.is_empty() {
                 continue;
             }

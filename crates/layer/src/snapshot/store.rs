@@ -99,6 +99,8 @@ pub(super) struct Store {
 pub(super) struct Books {
     /// The chunk that is given out next.
     pub(super) next: u64,
+    /// How many were given out: those that were found, and those of this life.
+    given: u64,
     pub(super) list: List,
 }
 
@@ -119,6 +121,7 @@ impl Store {
             }
         }
         let block = store.limits().logical_block_size;
+        let given = contents.as_ref().map_or(0, |contents| contents.exceptions.len() as u64);
         let (list, next) = match &contents {
             Some(contents) => (List::found(contents, block), contents.next_chunk()),
             None => (List::new(layout, block), layout.data_chunk(0)),
@@ -145,7 +148,7 @@ impl Store {
             state: AtomicU8::new(state as u8),
             is_merging: false,
             merge_failed: AtomicBool::new(false),
-            books: Lock::new(Books { next, list }),
+            books: Lock::new(Books { next, given, list }),
         })
     }
 
@@ -212,16 +215,16 @@ impl Store {
         None
     }
 
-    /// Whether all chunks in the range have exceptions.
-    pub(super) fn has_all(&self, mut chunks: Range<u64>) -> bool {
+    /// The first chunk in the range that has no exception.
+    pub(super) fn first_without(&self, mut chunks: Range<u64>) -> Option<u64> {
         while chunks.start < chunks.end {
             let run = self.exceptions.run(chunks.start, chunks.end - chunks.start);
             if run.new.is_none() {
-                return false;
+                return Some(chunks.start);
             }
             chunks.start += run.chunks;
         }
-        true
+        None
     }
 
     /// Whether the origin may write there as far as this snapshot is concerned.
@@ -238,6 +241,14 @@ impl Store {
     /// How many chunks have not been given out.
     pub(super) fn free_chunks(&self) -> u64 {
         self.chunks_of_store().saturating_sub(self.books().next)
+    }
+
+    /// Whether it can never become full: there is a chunk for each one that the snapshot has not kept yet, and for their areas.
+    pub(super) fn has_room_for_all(&self) -> bool {
+        let books = self.books();
+        let left = self.sectors.0.div_ceil(self.layout.chunk_sectors()).saturating_sub(books.given);
+        let areas = left / self.layout.exceptions_per_area() + 2;
+        books.next + left + areas <= self.chunks_of_store()
     }
 
     /// How many chunks can be used.
@@ -258,6 +269,7 @@ impl Store {
             return None;
         }
         books.next = self.layout.data_chunk(new + 1);
+        books.given += 1;
         Some(Exception { old, new })
     }
 
@@ -270,12 +282,16 @@ impl Store {
         if self.is_persistent() { self.books().list.room() } else { u64::MAX }
     }
 
-    /// Makes durable what was written to the store, and the list ready for so many exceptions; the error is told in the log.
-    pub(super) async fn flush(&self, cx: &TaskContext, exceptions: u64) -> bool {
+    /// Makes durable what was written to the store, unless it is, and the list ready for so many exceptions; the error is told in the
+    /// log.
+    pub(super) async fn flush(&self, cx: &TaskContext, exceptions: u64, is_durable: bool) -> bool {
         if !self.is_persistent() || exceptions == 0 {
             return true;
         }
         let mut list = self.books().list.clone();
+        if is_durable && list.is_ready(exceptions) {
+            return true;
+        }
         if let Err(errno) = list.prepare(cx, &self.layer, exceptions).await {
             log::error!("{}: its list of exceptions cannot be prepared: {errno}", self.name);
             return false;

@@ -7,7 +7,7 @@ use blockwork_engine::{
     Sectors, Shape, Span, TaskContext,
 };
 
-use super::copy::preparation;
+use super::batch::preparation;
 use super::family::{Family, Want, Writer};
 use super::store::{State, Store};
 
