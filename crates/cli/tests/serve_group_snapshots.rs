@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use support::fs::LeftMount;
 use support::lvm::Lab;
 use support::nbd::{self, Raw, fio, python};
-use support::{Background, both, output, run, run_refused, tool, until};
+use support::{Background, SlowDisk, both, noise, output, run, run_refused, tool, until};
 
 /// Blocks that the counting client writes, round and round.
 const BLOCKS: u32 = 512;
@@ -355,4 +355,37 @@ fn a_thin_volume_and_its_old_snapshot_go_in_one_request_whatever_the_order() {
     assert!(!map.contains("<device"), "{map}");
     let said = lab.lvm(&["lvs --noheadings -O lv_name -o lv_name vg"]);
     assert_eq!(said[0].split_whitespace().collect::<Vec<_>>(), ["plain", "pool"]);
+}
+
+/// A client has its volume's chunks copied out, and goes; at once the volume goes too, with the snapshot. On a slow disk the copies would
+/// last for seconds after that, and their place may be another volume's by then.
+#[test]
+fn nothing_is_copied_to_the_store_of_a_snapshot_that_has_gone_with_its_origin() {
+    let lab = Lab::new(&[("a", 34), ("b", 45)]);
+    lab.verb(&["vg", "create", "vg", "a", "b", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/base", "--size", "1M"]);
+    lab.verb(&["lv", "create", "vg/root", "--size", "32M"]);
+    lab.verb(&["lv", "snapshot", "vg/root", "--size", "33M", "--name", "snap"]);
+    // What is copied out is not what lies in the store already: the origin begins at the second extent.
+    let mut disk = lab.scratch.read("a");
+    disk[2 << 20..34 << 20].copy_from_slice(&noise(32 << 20, 1));
+    lab.scratch.write("a", &disk);
+    let slow = SlowDisk::over(&lab.scratch, "b", 45, 100);
+    let server = lab.scratch.serve(["--disk", "a", &slow.file, "--workers", "2"]);
+    let mut client = Raw::open_export(&lab.scratch.at("socket"), "vg/root");
+    // The answer to the first finds nobody: that is how the server learns that the client has gone while it works for it. Of the other
+    // there are thousands of chunks, and the store takes 256 at a time.
+    client.write_unanswered(30 << 20, 64 << 10);
+    client.write_unanswered(0, 24 << 20);
+    drop(client);
+    until("nobody has them open", || {
+        let done = output(&mut lab.scratch.blockwork(["lv", "remove", "vg/root", "vg/snap"]));
+        assert!(done.status.success() || both(&done).contains(" has it open"), "{}", both(&done));
+        done.status.success()
+    });
+    let then = lab.scratch.read("b");
+    server.stop_quietly();
+    drop(slow);
+    assert!(lab.scratch.read("b") == then, "the disk of the store was written to after that");
+    lab.expect_sound();
 }
