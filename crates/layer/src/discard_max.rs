@@ -15,8 +15,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Cure, Defer, Errno, Failure, Flags, Layer, Op, Preparation, Reason, Resolver, SECTOR, Sector, Sectors,
-    SettingError, Shape, Span, TaskContext,
+    Cure, Defer, Errno, Failure, Flags, Layer, Nanos, Op, Preparation, Reason, Resolver, SECTOR, Sector,
+    Sectors, SettingError, Shape, Span, TaskContext,
 };
 
 /// A layer with a smaller limit on discards. See the module's head.
@@ -100,6 +100,9 @@ impl Layer for DiscardMax {
             return Ok(());
         }
         self.cut(Span { flags: span.flags.with(Flags::NO_MERGE), ..span }, cx)
+    }
+    fn pause(&self, defer: &Defer) -> Option<Nanos> {
+        self.below.pause(defer)
     }
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         self.below.prepare(defer, cx)

@@ -9,7 +9,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Cure, Defer, Failure, Layer, Op, Preparation, Reason, Resolver, Shape, Span, TaskContext, Turn, Turns,
+    Cure, Defer, Failure, Layer, Nanos, Op, Preparation, Reason, Resolver, Shape, Span, TaskContext, Turn,
+    Turns,
 };
 
 /// Volumes are suspended as long as this lives.
@@ -55,6 +56,9 @@ impl Layer for Suspended {
             return Err(Defer { node: self.node(), span, reason: Reason::Suspended });
         }
         self.below.resolve(span, cx)
+    }
+    fn pause(&self, defer: &Defer) -> Option<Nanos> {
+        if alters(defer.span.op) { None } else { self.below.pause(defer) }
     }
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         if !alters(defer.span.op) {

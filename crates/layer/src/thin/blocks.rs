@@ -13,7 +13,8 @@ use blockwork_format::{FormatError, Source};
 
 use crate::md::io;
 
-/// Blocks that are kept: 4 KiB each. An operation needs no more than a few dozen at once.
+/// Blocks that are kept: 4 KiB each. One that maps a single row needs no more than a thousand at once, for the counts
+/// of what a shared leaf leads to; of many rows see `provision.rs`.
 const KEPT_MAX: usize = 2048;
 
 /// The blocks.

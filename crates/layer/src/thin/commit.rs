@@ -11,8 +11,9 @@
 //! 6. blocks that became free may be given out again.
 //!
 //! A flush of a volume that has not changed since the last commit goes straight to the data device, and may be the one that hears that
-//! something is lost. That may be what *other* volumes have written to new blocks: so no later transaction leads to those, and they
-//! are dropped at once, not when the next commit is due ([`Flushing`]). (In Linux the one who flushed hears of it, and nobody else: the
+//! something is lost ([`Flushing`]). That may be what *other* volumes have written to new blocks: so the pool asks its data device at
+//! once, not when the next commit is due (the flush may have failed on another device that shares it), and if that is so, no later
+//! transaction leads to those blocks, and they are dropped. (In Linux the one who flushed hears of it, and nobody else: the
 //! other volumes' blocks stay mapped, the next commit flushes again, successfully perhaps, and makes them durable.)
 //!
 //! A commit is made for a flush, or for FUA, of a volume that has changed since the last one, once a second while anything has, when
@@ -57,7 +58,8 @@ impl Pool {
     pub(super) async fn commit(&self, cx: &TaskContext) -> Result<(), Errno> {
         if self.mode() == Mode::ReadOnly {
             // What was not committed can still be read, as long as its content is there.
-            if self.has_lost_data() && !self.editor().is_durable() {
+            let is_doubted = self.data_doubted.load(Ordering::Acquire) && !self.editor().is_durable();
+            if is_doubted && self.flush_data(cx).await.is_err() {
                 self.abandon(cx);
             }
             return Err(Errno::EIO);
@@ -93,21 +95,21 @@ impl Pool {
         cx.distrust_reads();
     }
 
-    /// A flush of the data device has failed.
-    pub(super) fn lose_data(&self) {
-        self.data_lost.store(true, Ordering::Release);
+    /// A flush has failed that went to the data device, and perhaps to others: it is asked itself, at once if anything depends on it.
+    fn doubt_data(&self) {
+        self.data_doubted.store(true, Ordering::Release);
         self.alarm.ring();
     }
 
-    fn has_lost_data(&self) -> bool {
-        self.data_lost.load(Ordering::Acquire)
+    /// A device that could not be flushed once says so from then on, whoever asks (`blockwork_engine::queue`): nothing is missed here.
+    pub(super) async fn flush_data(&self, cx: &TaskContext) -> Result<(), Errno> {
+        // First: a failure that is heard of meanwhile is asked after again.
+        self.data_doubted.store(false, Ordering::Release);
+        io::flush(cx, self.data.get()).await
     }
 
     async fn write_down(&self, cx: &TaskContext) -> Result<(), Refused> {
-        if self.has_lost_data() {
-            return Err(Refused::Data { errno: Errno::EIO });
-        }
-        let flushed = io::flush(cx, self.data.get()).await;
+        let flushed = self.flush_data(cx).await;
         flushed.map_err(|errno| Refused::Data { errno })?;
         let commit = self.edit(cx, |editor, blocks| editor.commit(blocks)).await?;
         let (freed, discarded) = {
@@ -187,7 +189,9 @@ impl Pool {
     async fn until_due(&self, cx: &TaskContext) -> bool {
         let mut pause = pin!(cx.pause(COMMIT_PERIOD));
         poll_fn(|task| match pause.as_mut().poll(task) {
-            Poll::Pending => self.alarm.poll(task, || self.has_lost_data().then_some(true)),
+            Poll::Pending => {
+                self.alarm.poll(task, || self.data_doubted.load(Ordering::Acquire).then_some(true))
+            }
             over => over,
         })
         .await
@@ -318,10 +322,12 @@ impl Flushing {
 impl Watch for Flushing {
     fn done(&self, result: Result<(), Errno>) {
         if result.is_err() {
-            self.0.lose_data();
+            self.0.doubt_data();
         }
     }
 
-    /// What one copy has lost another one has.
-    fn cured(&self, _: Errno) {}
+    /// By a mirror below the pool, which has another copy, or by one above it, for which the whole volume is but one.
+    fn cured(&self, _: Errno) {
+        self.0.doubt_data();
+    }
 }

@@ -198,8 +198,7 @@ impl Pool {
         }
         self.fills.lose(data);
         // A device that takes no writes may have lost what it took before, of any block that was mapped since the last commit.
-        if io::flush(cx, self.data.get()).await.is_err() {
-            self.lose_data();
+        if self.flush_data(cx).await.is_err() {
             self.abandon(cx);
         }
         let why = format!("block {data} of its data device was mapped, and some of it cannot be written");

@@ -51,8 +51,8 @@ pub struct Pool {
     pub(super) transaction: AtomicU64,
     /// All up to this transaction are on stable storage.
     pub(super) durable: AtomicU64,
-    /// A flush of the data device has failed: what was mapped since the last commit may have lost its content.
-    pub(super) data_lost: AtomicBool,
+    /// A flush has failed, perhaps the data device's: what was mapped since the last commit may have lost its content.
+    pub(super) data_doubted: AtomicBool,
     /// Rung then.
     pub(super) alarm: Bell,
     devices: Mutex<Devices>,
@@ -137,7 +137,7 @@ impl Pool {
             watched: Watched::default(),
             transaction: AtomicU64::new(1),
             durable: AtomicU64::new(0),
-            data_lost: AtomicBool::new(false),
+            data_doubted: AtomicBool::new(false),
             alarm: Bell::default(),
             devices: Mutex::default(),
             books: Lock::new(Books { why_read_only, ..Books::default() }),

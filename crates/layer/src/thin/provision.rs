@@ -324,10 +324,15 @@ impl Pool {
         let of_one = |a: &Row, b: &Row| a.device.id == b.device.id;
         let mut left: VecDeque<&[Row]> = rows.chunk_by(of_one).flat_map(|own| own.chunks(ROWS_MAX)).collect();
         while let Some(some) = left.pop_front() {
-            let entered = self.edit(cx, |editor, blocks| self.enter_rows(editor, blocks, some, batch)).await;
+            let entered = match some {
+                [_] => self.edit(cx, |editor, blocks| self.enter_rows(editor, blocks, some, batch)).await,
+                // Tried once: what many rows need of the metadata may be more than is kept in memory at a time, as where each of them
+                // is in a shared leaf of its own, below which every count rises.
+                _ => self.enter_rows(&mut self.editor(), &self.blocks, some, batch).map_err(Refused::Edit),
+            };
             match entered {
                 Ok(()) => some.iter().for_each(|row| self.promise(row, batch, &mut promises)),
-                // One by one: as many as there is room for.
+                // One by one: what is lacking is read for each, and there are as many as there is room for.
                 Err(_) if some.len() > 1 => some.chunks(1).rev().for_each(|row| left.push_front(row)),
                 Err(refused) => {
                     some.iter().for_each(|row| self.give_back(row, batch));

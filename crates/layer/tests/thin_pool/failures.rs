@@ -1,10 +1,13 @@
 //! Data devices on which writes fail: what was there before, here bytes of 0xee, is found by nobody.
 
-use blockwork_engine::{Errno, Nanos, Op};
+use std::sync::Arc;
+
+use blockwork_engine::{Errno, Layer, Nanos, NodeId, Op, Sector};
 use blockwork_layer::thin::Mode;
+use blockwork_layer::{Segment, Table};
 use blockwork_sim::{Fault, Faults};
 
-use super::rig::{BLOCK, DATA, METADATA, Make, Stand, Task, report, superblock, together};
+use super::rig::{BLOCK, DATA, METADATA, Make, ORIGIN, Stand, Task, mirror, report, superblock, together};
 
 const ALWAYS: u32 = 1_000_000;
 
@@ -256,6 +259,57 @@ fn what_one_half_of_a_mirror_has_lost_is_not_lost() {
         assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::Write, 3));
     });
     assert_eq!((report(&world).data_used, world.counters(DATA).faults), (3, 1));
+}
+
+#[test]
+fn what_another_disk_has_lost_of_a_volume_that_is_partly_there_is_not_the_pools_loss() {
+    let make = Make { volumes: vec![64, 64], ..Make::default() };
+    let world = make.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        stand.write(one, 0, BLOCK, 7).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.write(other, 0, BLOCK, 8).await.unwrap();
+        let segment = |start, target: &Arc<dyn Layer>| Segment { start, target: target.clone() };
+        let segments = vec![segment(Sector(0), one), segment(Sector(one.sectors().0), &stand.disks[2])];
+        let table: Arc<dyn Layer> = Arc::new(Table::new(NodeId(60), segments).unwrap());
+        // Written to, so that its flush says what became of that.
+        stand.write(&table, one.sectors().0, 8, 9).await.unwrap();
+        stand.world.set_faults(ORIGIN, losing());
+        assert_eq!(stand.flush(&table).await, Err(Errno::EIO));
+        stand.cx.sleep(Nanos::secs(3)).await;
+        assert_eq!(stand.read(other, 0, 128).await, [8; 128]);
+        // Nor with nothing under way.
+        assert_eq!(stand.flush(&table).await, Err(Errno::EIO));
+        stand.cx.sleep(Nanos::secs(3)).await;
+        stand.write(other, BLOCK, BLOCK, 9).await.unwrap();
+        stand.cx.sleep(Nanos::secs(3)).await;
+        assert_eq!(stand.read(other, BLOCK, 128).await, [9; 128]);
+        stand.flush(other).await.unwrap();
+        assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::Write, 3));
+    });
+    assert_eq!((report(&world).data_used, superblock(&world).needs_check), (3, false));
+}
+
+#[test]
+fn what_a_pool_has_lost_below_one_half_of_a_mirror_is_its_loss() {
+    let make = Make { volumes: vec![64, 64], ..Make::default() };
+    let world = make.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        let array = mirror([one, &stand.disks[3]]);
+        stand.write(&array, 0, BLOCK, 7).await.unwrap();
+        stand.flush(&array).await.unwrap();
+        stand.write(other, 0, BLOCK, 8).await.unwrap();
+        stand.world.set_faults(DATA, losing());
+        // The other half has it.
+        stand.flush(&array).await.unwrap();
+        stand.world.set_faults(DATA, Faults::default());
+        stand.cx.sleep(Nanos::millis(1)).await;
+        assert_eq!(stand.read(other, 0, 128).await, [0; 128]);
+        assert!(stand.cx.now() < Nanos::millis(500), "not only when the next commit is due");
+        assert_eq!(stand.read(&array, 0, 128).await, [7; 128]);
+        assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::ReadOnly, 1));
+    });
+    assert_eq!((report(&world).data_used, superblock(&world).needs_check), (1, true));
 }
 
 #[test]

@@ -149,7 +149,7 @@ impl Make {
         let size = |(counted, there): (u64, u64)| if self.has_grown { there } else { counted };
         let metadata = part(&disks[0], size(self.metadata_blocks) * BLOCK_SECTORS);
         let data = part(&disks[1], size(self.data_blocks) * BLOCK);
-        let data = if self.is_mirrored { mirror(&disks) } else { data };
+        let data = if self.is_mirrored { mirror([&disks[1], &disks[3]]) } else { data };
         let (superblock, name) = (superblock(&world), "pool".to_owned());
         let (features, cache_bytes) = (self.features, self.cache_bytes);
         let config = PoolConfig { name, data, metadata, superblock, cache_bytes, features };
@@ -198,11 +198,11 @@ pub fn superblock(world: &World) -> Superblock {
     Superblock::decode(&read_block(&Bytes(world), 0).unwrap()).unwrap().unwrap()
 }
 
-/// Both halves of the data device.
-fn mirror(disks: &[Arc<dyn Layer>]) -> Arc<dyn Layer> {
+/// A RAID1 of two, as large as the first.
+pub fn mirror(halves: [&Arc<dyn Layer>; 2]) -> Arc<dyn Layer> {
     let member = |n: usize| MemberConfig {
         name: format!("half {n}"),
-        layer: disks[n].clone(),
+        layer: halves[n].clone(),
         data_start: Sector(0),
         recovered: None,
         write_mostly: false,
@@ -210,8 +210,8 @@ fn mirror(disks: &[Arc<dyn Layer>]) -> Arc<dyn Layer> {
     };
     let config = ArrayConfig {
         name: "mirror".into(),
-        geometry: Geometry::raid1(2, disks[1].sectors()),
-        members: vec![Some(member(1)), Some(member(3))],
+        geometry: Geometry::raid1(2, halves[0].sectors()),
+        members: vec![Some(member(0)), Some(member(1))],
         resync_from: None,
         intent: None,
         record: Some(Box::new(Unrecorded)),
