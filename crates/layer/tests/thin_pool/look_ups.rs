@@ -1,6 +1,6 @@
 //! Look-ups that read the map from the metadata device, while others change it.
 
-use blockwork_engine::Nanos;
+use blockwork_engine::{Errno, Nanos};
 use blockwork_sim::Faults;
 
 use super::rig::{BLOCK, DATA, METADATA, Make, Task, together};
@@ -64,8 +64,15 @@ fn read_slowly_under_commits(commits: u64) {
         }
         together(tasks).await;
         assert!(stand.cx.now() > Nanos::secs(30));
-        for block in 0..MAPPED {
-            assert_eq!(stand.read(thin, 2 * block * BLOCK, 1).await, [mark(block)], "block {block}");
+        // By the nodes that are in memory; then, when a flush has failed, by what was kept of the last commit.
+        for has_failed in [false, true] {
+            for block in 0..MAPPED {
+                let found = stand.read(thin, 2 * block * BLOCK, 1).await;
+                assert_eq!(found, [mark(block)], "block {block}, {has_failed}");
+            }
+            stand.write(thin, (2 * MAPPED - 1) * BLOCK, 8, 7).await.unwrap_or_default();
+            stand.world.set_faults(DATA, Faults { lost_flushes: 1_000_000, ..Faults::default() });
+            assert_eq!(stand.flush(thin).await, Err(Errno::EIO));
         }
     });
 }
