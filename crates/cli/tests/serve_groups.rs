@@ -223,17 +223,11 @@ fn the_map_of_a_pool_that_fills_up_is_extended_too() {
     assert!(dump.contains("mapped_blocks=\"126976\""), "{}", &dump[..dump.len().min(400)]);
 }
 
-#[test]
-fn a_pool_that_refuses_to_be_told_keeps_nothing_from_following_and_is_told_when_it_has_room() {
-    const STEP: u64 = 128 << 20;
-    let lab = Lab::new(&[("a", 9 << 10)]);
-    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
-    lab.verb(&["lv", "create", "vg/root", "--size", "16M"]);
-    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "8G", "--pool-metadata-size", "2M"]);
-    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "8G"]);
-    lab.verb(&["lv", "create", "vg/two", "--thin", "pool", "-V", "8M"]);
-    let server = lab.scratch.serve(["--disk", "a"]);
-    served(&lab, &["lv", "snapshot", "vg/root", "--size", "17M", "--name", "old"]);
+/// Bytes that are made zeros at once.
+const STEP: u64 = 128 << 20;
+
+/// Writes zeros to vg/one, a volume of 8 GiB, until the map of its pool is full.
+fn fill_map(lab: &Lab) {
     // Blocks of their own, in an order that leaves half of each leaf of the map empty.
     let fill = format!(
         "h = connect({:?})\n\
@@ -242,6 +236,19 @@ fn a_pool_that_refuses_to_be_told_keeps_nothing_from_following_and_is_told_when_
         lab.scratch.uri("vg/one")
     );
     assert_eq!(python(&fill), "EIO\n");
+}
+
+#[test]
+fn a_pool_that_refuses_to_be_told_keeps_nothing_from_following_and_is_told_when_it_has_room() {
+    let lab = Lab::new(&[("a", 9 << 10)]);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/root", "--size", "16M"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "8G", "--pool-metadata-size", "2M"]);
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "8G"]);
+    lab.verb(&["lv", "create", "vg/two", "--thin", "pool", "-V", "8M"]);
+    let server = lab.scratch.serve(["--disk", "a"]);
+    served(&lab, &["lv", "snapshot", "vg/root", "--size", "17M", "--name", "old"]);
+    fill_map(&lab);
     let status = || shown(&lab, "vg/pool")["status"].as_str().expect("a status").to_owned();
     assert!(status().contains(" ro "), "{}", status());
 
@@ -270,6 +277,53 @@ fn a_pool_that_refuses_to_be_told_keeps_nothing_from_following_and_is_told_when_
     let dump = lab.dumped("pool");
     assert!(
         dump.contains("dev_id=\"1\"") && !dump.contains("dev_id=\"2\""),
+        "{}",
+        &dump[..dump.len().min(400)]
+    );
+}
+
+#[test]
+fn a_thin_volume_that_its_pool_refuses_leaves_nothing_behind_and_can_be_made_later() {
+    let lab = Lab::new(&[("a", 9 << 10)]);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "8G", "--pool-metadata-size", "2M"]);
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "8G"]);
+    let server = lab.scratch.serve(["--disk", "a"]);
+    fill_map(&lab);
+    let before = lab.columns("lv_name,origin,thin_id,transaction_id");
+    for verb in
+        [&["create", "vg/two", "--thin", "pool", "-V", "8M"][..], &["snapshot", "vg/one", "--name", "two"]]
+    {
+        let said = refused(&lab, &[&["lv"], verb].concat());
+        assert!(said.contains("the pool pool: the pool is read-only"), "{said}");
+        assert_eq!(lab.columns("lv_name,origin,thin_id,transaction_id"), before);
+        lab.expect_sound();
+    }
+    served(&lab, &["lv", "resize", "vg/pool", "--pool-metadata-size", "+2M"]);
+    served(&lab, &["lv", "create", "vg/two", "--thin", "pool", "-V", "8M"]);
+    served(&lab, &["lv", "snapshot", "vg/one", "--name", "three"]);
+    python(&format!("h = connect({:?})\nassert h.pread(512, 0) == bytes(512)\n", lab.scratch.uri("vg/two")));
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    lab.expect_sound();
+    // A line for each segment: the map is in two pieces.
+    let mut columns = lab.columns("lv_name,origin,thin_id,transaction_id");
+    columns.dedup();
+    assert_eq!(
+        columns,
+        [
+            "[lvol0_pmspare];;;",
+            "one;;1;0",
+            "pool;;;3",
+            "[pool_tdata];;;",
+            "[pool_tmeta];;;",
+            "three;one;3;2",
+            "two;;2;1"
+        ]
+    );
+    let dump = lab.dumped("pool");
+    assert!(
+        dump.contains("transaction=\"3\"") && dump.matches("dev_id=").count() == 3,
         "{}",
         &dump[..dump.len().min(400)]
     );

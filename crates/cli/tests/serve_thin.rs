@@ -10,24 +10,13 @@ use blockwork_format::virtio::blk::{request, status};
 use serde_json::Value;
 
 use support::nbd::{fio, load, nbdload, python};
+use support::thin::{expect_scribbled, mapped, restore, scribble};
 use support::{Background, Scratch, Server, run, thin_dump, tool, until};
 use vhostload::{Disk, Options, Request};
 
-/// Metadata of a pool of `blocks` blocks of 64 KiB with the volumes 1 and 2, of which 2 is a snapshot of 1, both empty.
+/// A pool of `blocks` blocks of 64 KiB with the volumes 1 and 2, both empty, and its data.
 fn pool(scratch: &Scratch, blocks: u64) {
-    let device = |id: u64| {
-        format!(
-            "<device dev_id=\"{id}\" mapped_blocks=\"0\" transaction=\"0\" creation_time=\"0\" snap_time=\"0\"></device>"
-        )
-    };
-    let text = format!(
-        "<superblock uuid=\"\" time=\"0\" transaction=\"0\" version=\"2\" data_block_size=\"128\" nr_data_blocks=\"{blocks}\">{}{}</superblock>",
-        device(1),
-        device(2)
-    );
-    let xml = scratch.write("pool.xml", text);
-    let metadata = scratch.sparse("meta.img", 4 << 20);
-    run(tool("thin_restore").args(["-i", &xml, "-o", &metadata]));
+    restore(scratch, "meta.img", 128, blocks);
     scratch.sparse("data.img", blocks << 16);
 }
 
@@ -45,45 +34,6 @@ fn dumped(scratch: &Scratch) -> String {
     thin_dump(&scratch.at("meta.img"))
 }
 
-/// Blocks that a volume maps.
-fn mapped(dump: &str, device: u32) -> u64 {
-    let at = format!("dev_id=\"{device}\" mapped_blocks=\"");
-    let rest = dump.split(&at).nth(1).unwrap_or_else(|| panic!("{dump}: no device {device}"));
-    rest.split('"').next().unwrap().parse().unwrap()
-}
-
-/// Changes two exports at random and at the same time; then each holds what was written to it.
-const SCRIBBLE: &str = "
-import random
-names, rng = ['dm/a', 'dm/b'], random.Random(SEED)
-handles = [connect(URI.replace('EXPORT', name)) for name in names]
-size = handles[0].get_size()
-models = [bytearray(h.pread(size, 0)) for h in handles]
-for n in range(200):
-    which = rng.randrange(2)
-    h, model = handles[which], models[which]
-    length = rng.choice([512, 4096, 4608, 65536, 196608, 1 << 20])
-    offset = rng.randrange(0, size - length + 1) // 512 * 512
-    what = rng.choice(['write', 'write', 'write', 'fua', 'zero', 'discard', 'flush'])
-    data = rng.randbytes(512) * (length // 512)
-    if what == 'write' or what == 'fua':
-        h.pwrite(data, offset, nbd.CMD_FLAG_FUA if what == 'fua' else 0)
-    elif what == 'zero':
-        h.zero(length, offset)
-        data = bytes(length)
-    elif what == 'discard':
-        h.trim(length, offset)
-        data = bytes(h.pread(length, offset))
-    else:
-        h.flush()
-        continue
-    model[offset:offset + length] = data
-for h, model, name in zip(handles, models, names):
-    h.flush()
-    open('PLACE/' + name[3:] + '.bin', 'wb').write(model)
-    print(name, 'as written' if h.pread(size, 0) == model else 'differs')
-";
-
 #[test]
 fn volumes_of_a_pool_are_written_at_once_and_keep_what_was_written_to_them() {
     let scratch = Scratch::new();
@@ -91,21 +41,14 @@ fn volumes_of_a_pool_are_written_at_once_and_keep_what_was_written_to_them() {
     let table = table(&scratch, 640, "");
     for seed in 1..=2 {
         let server = scratch.serve(["--table", &table]);
-        let script = SCRIBBLE
-            .replace("SEED", &seed.to_string())
-            .replace("PLACE", &scratch.at(""))
-            .replace("URI", &format!("{:?}", scratch.uri("EXPORT")));
-        assert_eq!(python(&script), "dm/a as written\ndm/b as written\n");
+        scribble(&scratch, seed);
         server.stop_quietly();
         let dump = dumped(&scratch);
         assert!((1..=256).contains(&mapped(&dump, 1)) && (1..=256).contains(&mapped(&dump, 2)), "{dump}");
     }
     // The next server finds all of it.
     let server = scratch.serve(["--table", &table, "--read-only"]);
-    for name in ["a", "b"] {
-        run(tool("nbdcopy").args([&scratch.uri(&format!("dm/{name}")), &scratch.at("copied")]));
-        assert!(scratch.read("copied") == scratch.read(&format!("{name}.bin")), "{name}");
-    }
+    expect_scribbled(&scratch);
     server.stop_quietly();
 }
 

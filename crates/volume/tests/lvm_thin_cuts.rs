@@ -18,6 +18,8 @@ use blockwork_layer::thin::check::check;
 use blockwork_volume::lvm::edit::{
     Author, Discards, GroupEditor, NewThin, NewThinPool, NewThinSnapshot, Size,
 };
+use blockwork_volume::lvm::served::{message, tell, untell};
+use blockwork_volume::{Assembly, Plan};
 use cuts::{Chance, Cut, Event, are_durable, logged};
 use lab::{Disk, Lab};
 
@@ -49,7 +51,7 @@ fn commit(editor: &mut GroupEditor) -> Vec<Event> {
 }
 
 /// Tells pools what they have yet to be told, as whoever opens the group next does; nothing where they were told all.
-fn tell(path: &str) -> Vec<Event> {
+fn tell_all(path: &str) -> Vec<Event> {
     let mut events = Vec::new();
     let mut editor = open(path, 0);
     if editor.draft().untold().unwrap().is_empty() {
@@ -201,7 +203,7 @@ fn recover(cut: &Cut, is_judged: bool) -> Result<State, String> {
     {
         return Err(format!("the pool knows transaction {transaction}, the text {}", found.text.0));
     }
-    tell(path);
+    tell_all(path);
     assert!(open(path, 0).draft().untold().unwrap().is_empty());
     let found = Found::on(path)?;
     if is_judged {
@@ -265,4 +267,38 @@ fn another_order_is_found_out() {
     assert!(early.contains("the pool knows transaction 1, the text 0"), "{early}");
     let late = change.cut_everywhere([0, 2, 1]).unwrap_err();
     assert!(late.contains("the text has (transaction, devices) (1, 1), the pool (0, 0)"), "{late}");
+}
+
+#[test]
+fn what_an_open_pool_was_told_by_half_is_taken_back_and_what_it_has_counted_is_not() {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let lab = Lab::new();
+    let disk = disk(&lab);
+    let made = Change::make(&disk, 3, create);
+    let plan = Plan { disks: vec![disk.path.to_str().unwrap().to_owned()], ..Plan::default() };
+    let mut assembly = Assembly::open(plan).unwrap();
+    assembly.choose(&["vg/one".to_owned()]).unwrap();
+    let pool = assembly.open_pool_named("vg/pool").unwrap();
+    let mut editor = assembly.edit_group("vg", author(9)).unwrap();
+    let new = NewThinSnapshot { origin: "one".into(), name: Some("snap".into()), tags: Vec::new() };
+    editor.draft_mut().create_thin_snapshot(&new).unwrap();
+    let [untold] = <[_; 1]>::try_from(editor.draft().untold().unwrap()).unwrap();
+    logged(&assembly, move |cx| async move {
+        let devices = async || pool.devices_of(&cx).await.unwrap().into_iter().map(|(id, _)| id).collect();
+        let nothing: Vec<u64> = devices().await;
+        assert_eq!(nothing, [1]);
+        // As far as the device, and not to the number of the change.
+        message(&pool, untold.changes[0], &cx).await.unwrap();
+        let half: Vec<u64> = devices().await;
+        assert_eq!(half, [1, 2]);
+        for _ in 0..2 {
+            assert!(untell(&pool, &untold, &cx).await.unwrap());
+            let back: Vec<u64> = devices().await;
+            assert_eq!((back, pool.status().transaction_id), (vec![1], made.new.0));
+        }
+        tell(&pool, &untold, &cx).await.unwrap();
+        assert!(!untell(&pool, &untold, &cx).await.unwrap());
+        let all: Vec<u64> = devices().await;
+        assert_eq!((all, pool.status().transaction_id), (vec![1, 2], made.new.0 + 1));
+    });
 }

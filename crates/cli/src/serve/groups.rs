@@ -24,7 +24,7 @@ use blockwork_volume::Assembly;
 use blockwork_volume::lvm::Group;
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
 use blockwork_volume::lvm::served::{
-    Adopted, ChangedFamily, GrowingPool, GrownPool, Telling, grow, message, tell,
+    Adopted, ChangedFamily, GrowingPool, GrownPool, Telling, grow, message, tell, untell,
 };
 
 use super::autoextend::Caller;
@@ -317,12 +317,49 @@ impl ServedGroups {
         self.served.name_nodes(&assembly).map_err(failed)
     }
 
-    /// What is new in the text and no pool could be told of goes again.
+    /// Takes back what pools were told of what is new; whether none of them has any of it.
+    fn untell_pools(&self, group: &str, command: Option<&str>) -> Result<bool, Refusal> {
+        let mut told = Vec::new();
+        {
+            let mut assembly = self.assembly();
+            let mut editor =
+                assembly.edit_group(group, author_of(command).map_err(failed)?).map_err(refused)?;
+            for untold in editor.draft().untold().map_err(refused)? {
+                match editor.telling(&untold) {
+                    Ok(Telling::Open(pool)) => told.push((pool, untold)),
+                    Ok(Telling::Idle(None)) => return Ok(false),
+                    // It hears all at once, and has not; or refuses.
+                    Ok(Telling::Idle(Some(_))) | Err(_) => {}
+                }
+            }
+        }
+        for (pool, untold) in told {
+            let untold = self.served.run(|cx| async move { untell(&pool, &untold, &cx).await });
+            if !untold.map_err(failed)?.map_err(failed)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// What is new in the text and no pool could be told of goes again. What a pool knows stays: the next change finds it there, with a
+    /// message that says so.
     fn take_back(&self, request: &GroupRequest, volume: Option<&String>) {
         let (Change::CreateThin(_) | Change::SnapshotThin(_), Some(volume)) = (&request.change, volume)
         else {
             return;
         };
+        match self.untell_pools(&request.group, request.command.as_deref()) {
+            Ok(true) => {}
+            Ok(false) => {
+                log::warn!("{}: {volume} is made all the same: its pool has it", escape(&request.group));
+                return;
+            }
+            Err(error) => {
+                log::error!("{}: {volume} cannot be taken back: {error}", escape(&request.group));
+                return;
+            }
+        }
         let change = Change::Remove { volumes: vec![volume.clone()] };
         let again = GroupRequest { change, ..request.clone() };
         let undone = self.plan(&again).and_then(|planned| {

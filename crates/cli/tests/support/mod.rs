@@ -10,6 +10,7 @@ pub mod lvm;
 pub mod md;
 pub mod nbd;
 pub mod nfs;
+pub mod thin;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};

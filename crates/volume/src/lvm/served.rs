@@ -611,6 +611,26 @@ pub async fn tell(pool: &Pool, untold: &Untold, cx: &TaskContext) -> Result<(), 
     Ok(pool.set_transaction_id(cx, found, untold.transaction_id).await?)
 }
 
+/// Takes back what an open pool was told of new devices, where it was not told to the end: one that stayed, and that the text does not
+/// know, would be taken for whatever gets its number next. False: the pool has counted the change, so that it is made.
+///
+/// # Errors
+///
+/// Its metadata cannot be read, or it does not let a device go.
+pub async fn untell(pool: &Pool, untold: &Untold, cx: &TaskContext) -> Result<bool, VerbError> {
+    if pool.status().transaction_id == untold.transaction_id {
+        return Ok(false);
+    }
+    let there = pool.devices_of(cx).await?;
+    for change in &untold.changes {
+        let (PoolChange::Create { device } | PoolChange::Snapshot { device, .. }) = *change else { continue };
+        if there.iter().any(|(id, _)| *id == device) {
+            message(pool, PoolChange::Delete { device }, cx).await?;
+        }
+    }
+    Ok(true)
+}
+
 /// Makes a change of an open pool.
 ///
 /// # Errors
