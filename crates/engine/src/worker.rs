@@ -153,7 +153,7 @@ impl<E: Env> Worker<E> {
     pub fn new(env: E, config: WorkerConfig) -> Worker<E> {
         let notify = env.notifier();
         let parts = CoreParts {
-            pool: Pool::new(config.pool_bytes),
+            pool: Pool::with_slabs(config.pool_bytes),
             volumes: config.volumes,
             leaves: config.leaves,
             counters: config.counters,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::granted::GrantedPages;
 use crate::mapping::Mapping;
 use crate::pool::Shelf;
+use crate::slab::{SLAB_BYTES, Slab};
 
 /// Alignment of every buffer, in bytes. Enough for `O_DIRECT` on any Linux block device.
 pub const PAGE: usize = 4096;
@@ -24,6 +25,8 @@ pub(crate) struct Allocation {
 enum Owner {
     /// We do: it is freed with the allocation.
     Heap(Layout),
+    /// A slab of ours, which lives as long as parts of it.
+    Slab(Rc<Slab>),
     /// A mapping, which lives as long as parts of it.
     Mapping { _keeps_it: Arc<Mapping> },
     /// Another domain does: it is unmapped with the allocation.
@@ -59,6 +62,16 @@ impl Buffer {
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
         Buffer { memory: Some(Rc::new(Allocation { start, size, owner: Owner::Heap(layout), home })) }
+    }
+
+    /// `len` bytes at `offset` of a slab, which they keep alive.
+    pub(crate) fn of_slab(slab: &Rc<Slab>, offset: usize, len: usize, home: Weak<Shelf>) -> Buffer {
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= SLAB_BYTES),
+            "{len} bytes at {offset} of a slab"
+        );
+        let (start, owner) = (slab.at(offset), Owner::Slab(slab.clone()));
+        Buffer { memory: Some(Rc::new(Allocation { start, size: len, owner, home })) }
     }
 
     /// `len` bytes at `offset` of a mapping, which they keep alive. Their content is shared with whoever has the same file
@@ -109,6 +122,15 @@ impl Buffer {
     #[inline]
     pub fn same(&self, other: &Buffer) -> bool {
         Rc::ptr_eq(self.memory(), other.memory())
+    }
+
+    /// The slab that it was cut from, if it was.
+    #[inline]
+    pub fn slab(&self) -> Option<&Rc<Slab>> {
+        match &self.memory().owner {
+            Owner::Slab(slab) => Some(slab),
+            Owner::Heap(_) | Owner::Mapping { .. } | Owner::Granted { .. } => None,
+        }
     }
 
     /// Whether this is the only reference.
@@ -201,5 +223,8 @@ impl fmt::Debug for Buffer {
 impl Allocation {
     pub(crate) fn size(&self) -> usize {
         self.size
+    }
+    pub(crate) fn is_of_slab(&self) -> bool {
+        matches!(self.owner, Owner::Slab(_))
     }
 }

@@ -1,4 +1,4 @@
-//! I/O memory: page-aligned buffers, a pool of them per worker, memory shared with other processes or granted by other
+//! I/O memory: page-aligned buffers, a pool of them per worker, most of it cut from slabs that the kernel can be told of, memory shared with other processes or granted by other
 //! domains of Xen's, and segments that point into any of them.
 //!
 //! This is one of the few crates that contain `unsafe` (see ARCHITECTURE.md): it owns raw memory that the kernel
@@ -25,6 +25,7 @@ mod guest;
 mod mapping;
 mod pool;
 mod segment;
+mod slab;
 mod words;
 
 pub use buffer::{Buffer, PAGE};
@@ -36,3 +37,4 @@ pub use guest::{
 pub use mapping::{MapError, Mapping};
 pub use pool::Pool;
 pub use segment::{Segment, Segments, bytes_in, copy_between, slice_segments};
+pub use slab::{SLAB_BYTES, Slab};

@@ -1,12 +1,15 @@
-//! A worker's stock of buffers, by size class.
+//! A worker's stock of buffers, by size class: cut from slabs as far as these go, and else allocated one by one.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use crate::buffer::{Allocation, Buffer};
+use crate::slab::{SLAB_BYTES, Slab};
 
 /// Size classes in bytes: a request gets the smallest that holds it. Larger ones are allocated exactly and not kept.
 const CLASSES: [usize; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// Slabs of a class at most: 128 buffers of 64 KiB. So many a burst may take for good, and leaves the other classes theirs.
+const SLABS_MAX: u32 = 4;
 
 /// A worker's stock of page-aligned buffers. Cloning shares the stock.
 #[derive(Clone)]
@@ -16,43 +19,115 @@ pub struct Pool {
 
 /// The shelves themselves; buffers hold a weak reference to find their way back.
 pub(crate) struct Shelf {
+    /// Those that were cut from slabs.
+    cut: [RefCell<Vec<Rc<Allocation>>>; CLASSES.len()],
+    /// Those that were allocated.
     free: [RefCell<Vec<Rc<Allocation>>>; CLASSES.len()],
+    newest: [RefCell<Newest>; CLASSES.len()],
+    slabs: Cell<u32>,
+    /// Bytes in slabs, in use or not, at most.
+    slab_bytes_max: usize,
     kept_bytes: Cell<usize>,
     kept_bytes_max: usize,
+}
+
+/// Where the next buffer of a class is cut.
+#[derive(Default)]
+struct Newest {
+    slab: Option<Rc<Slab>>,
+    used: usize,
+    /// Slabs that the class has.
+    slabs: u32,
 }
 
 impl Pool {
     /// A pool that keeps at most `kept_bytes_max` bytes of unused buffers; what comes back beyond that is freed.
     pub fn new(kept_bytes_max: usize) -> Pool {
-        Pool { shelf: Rc::new(Shelf { free: Default::default(), kept_bytes: Cell::new(0), kept_bytes_max }) }
+        Pool::with(kept_bytes_max, 0)
+    }
+
+    /// As [`Pool::new`]; buffers are cut from slabs first, which are among the `kept_bytes_max` and kept until the pool and all of
+    /// their buffers are gone.
+    pub fn with_slabs(kept_bytes_max: usize) -> Pool {
+        Pool::with(kept_bytes_max, kept_bytes_max)
+    }
+
+    fn with(kept_bytes_max: usize, slab_bytes_max: usize) -> Pool {
+        Pool {
+            shelf: Rc::new(Shelf {
+                cut: Default::default(),
+                free: Default::default(),
+                newest: Default::default(),
+                slabs: Cell::new(0),
+                slab_bytes_max,
+                kept_bytes: Cell::new(0),
+                kept_bytes_max,
+            }),
+        }
     }
 
     /// A buffer of at least `len` bytes. Its content is not defined.
     #[inline]
     pub fn get(&self, len: usize) -> Buffer {
         let Some(class) = class_for(len) else { return Buffer::new(len) };
+        if let Some(memory) = self.shelf.cut[class].borrow_mut().pop() {
+            return Buffer::from_shelf(memory);
+        }
+        self.get_another(class)
+    }
+
+    fn get_another(&self, class: usize) -> Buffer {
+        let home = Rc::downgrade(&self.shelf);
+        if let Some(buffer) = self.shelf.cut_another(class, &home) {
+            return buffer;
+        }
         if let Some(memory) = self.shelf.free[class].borrow_mut().pop() {
             self.shelf.kept_bytes.set(self.shelf.kept_bytes.get() - CLASSES[class]);
             return Buffer::from_shelf(memory);
         }
-        Buffer::with_home(CLASSES[class], Rc::downgrade(&self.shelf))
+        Buffer::with_home(CLASSES[class], home)
     }
 
-    /// Bytes in unused buffers.
+    /// Bytes in unused buffers that were allocated one by one.
     pub fn kept_bytes(&self) -> usize {
         self.shelf.kept_bytes.get()
     }
 }
 
 impl Shelf {
+    /// The next buffer of a slab of that class, of a new one if there may be one.
+    fn cut_another(&self, class: usize, home: &Weak<Shelf>) -> Option<Buffer> {
+        let (mut newest, size) = (self.newest[class].borrow_mut(), CLASSES[class]);
+        if newest.slab.is_none() || newest.used + size > SLAB_BYTES {
+            let may_grow = self.slab_bytes() + SLAB_BYTES <= self.slab_bytes_max;
+            if !may_grow || newest.slabs == SLABS_MAX || size > SLAB_BYTES {
+                return None;
+            }
+            let slab = Slab::new(self.slabs.get())?;
+            self.slabs.set(self.slabs.get() + 1);
+            *newest = Newest { slab: Some(Rc::new(slab)), used: 0, slabs: newest.slabs + 1 };
+        }
+        let at = newest.used;
+        newest.used += size;
+        newest.slab.as_ref().map(|slab| Buffer::of_slab(slab, at, size, home.clone()))
+    }
+
+    fn slab_bytes(&self) -> usize {
+        self.slabs.get() as usize * SLAB_BYTES
+    }
+
     pub(crate) fn put_back(&self, memory: Rc<Allocation>) {
         let size = memory.size();
-        let kept = self.kept_bytes.get() + size;
-        if kept > self.kept_bytes_max {
-            return; // dropped: freed
-        }
         let class = class_for(size).expect("only buffers of a class have a home");
         debug_assert_eq!(CLASSES[class], size);
+        if memory.is_of_slab() {
+            self.cut[class].borrow_mut().push(memory);
+            return;
+        }
+        let kept = self.kept_bytes.get() + size;
+        if kept + self.slab_bytes() > self.kept_bytes_max {
+            return; // dropped: freed
+        }
         self.kept_bytes.set(kept);
         self.free[class].borrow_mut().push(memory);
     }
@@ -108,5 +183,54 @@ mod tests {
         assert_eq!(a.len(), (4 << 20) + 4096);
         drop(a);
         assert_eq!(pool.kept_bytes(), 0);
+    }
+
+    #[test]
+    fn buffers_are_cut_from_slabs_without_overlap_and_beyond_their_number_allocated() {
+        let pool = Pool::with_slabs(64 << 20);
+        let each = SLAB_BYTES / (64 << 10);
+        let all: Vec<_> = (0..=SLABS_MAX as usize * each).map(|_| pool.get(50_000)).collect();
+        let numbers: Vec<_> = all.iter().filter_map(Buffer::slab).map(|slab| slab.number()).collect();
+        let expected: Vec<_> = (0..SLABS_MAX).flat_map(|number| std::iter::repeat_n(number, each)).collect();
+        assert_eq!(numbers, expected);
+        assert!(all.last().unwrap().slab().is_none(), "the last one is no slab's");
+        all.iter().zip(0_u32..).for_each(|(buffer, i)| {
+            assert!(buffer.as_ptr().addr().is_multiple_of(crate::PAGE));
+            buffer.fill(0, buffer.len(), (i % 251) as u8);
+        });
+        let mut bytes = vec![0; 64 << 10];
+        for (buffer, i) in all.iter().zip(0_u32..) {
+            buffer.read_at(0, &mut bytes);
+            assert!(bytes.iter().all(|byte| *byte == (i % 251) as u8), "buffer {i} is nobody else's");
+        }
+        assert_eq!(pool.get(4096).slab().map(|slab| slab.number()), Some(SLABS_MAX), "others have theirs");
+    }
+
+    #[test]
+    fn what_was_cut_is_taken_again_before_what_was_allocated() {
+        let pool = Pool::with_slabs(SLAB_BYTES + (1 << 20));
+        let (a, b, c) = (pool.get(1 << 20), pool.get(1 << 20), pool.get(1 << 20));
+        assert!(a.slab().is_some() && b.slab().is_some() && c.slab().is_none());
+        drop((a, b));
+        drop(c);
+        assert_eq!(pool.kept_bytes(), 1 << 20, "as much as is left beside the slab");
+        let (a, b, c) = (pool.get(1 << 20), pool.get(1 << 20), pool.get(1 << 20));
+        assert!(a.slab().is_some() && b.slab().is_some() && c.slab().is_none());
+        assert!(pool.get(4096).slab().is_none(), "there is no room for a second slab");
+        assert!(Pool::with_slabs(1 << 20).get(4096).slab().is_none(), "nor in a small pool for a first");
+    }
+
+    #[test]
+    fn a_slab_lives_as_long_as_who_holds_it() {
+        let pool = Pool::with_slabs(64 << 20);
+        let buffer = pool.get(4096);
+        let slab = buffer.slab().unwrap().clone();
+        assert!(slab.as_ptr().addr().is_multiple_of(SLAB_BYTES));
+        drop(pool);
+        buffer.write_at(4090, b"still ");
+        drop(buffer);
+        assert_eq!(Rc::strong_count(&slab), 1);
+        drop(slab);
+        assert!(Pool::with_slabs(64 << 20).get(5 << 20).slab().is_none(), "larger than the largest class");
     }
 }
