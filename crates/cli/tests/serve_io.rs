@@ -1,4 +1,5 @@
-//! `serve` without io_uring: threads do the I/O, because somebody asked for it or because the ring is forbidden, as in a container.
+//! `serve` without io_uring: threads do the I/O, because somebody asked for it or because the ring is forbidden, as in a container. And with
+//! registered buffers, and where these are refused.
 
 mod support;
 
@@ -8,7 +9,7 @@ use std::process::Command;
 
 use support::fs::LeftMount;
 use support::nbd::fio;
-use support::{Scratch, Server, run, tool};
+use support::{Scratch, Server, Stats, run, tool};
 
 const MIB: u64 = 1 << 20;
 
@@ -70,4 +71,56 @@ fn where_the_ring_is_forbidden_threads_stand_in_and_a_warning_says_why() {
     let refused = support::output(&mut forbidden("io_uring"));
     assert_eq!(refused.status.code(), Some(1));
     assert!(support::both(&refused).contains("io_uring is forbidden here"), "{}", support::both(&refused));
+}
+
+/// Runs a program that may lock no memory, neither as root.
+const NOTHING_LOCKED: &str = r#"
+import ctypes, os, resource, sys
+libc = ctypes.CDLL(None, use_errno=True)
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+libc.prctl(24, 14, 0, 0, 0) # PR_CAPBSET_DROP, CAP_IPC_LOCK: exec gives it to root else
+os.execv(sys.argv[1], sys.argv[1:])
+"#;
+
+#[test]
+fn requests_go_by_registered_buffers_as_the_setting_says() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 16 * MIB);
+    for (setting, is_all) in [("on", Some(true)), ("off", Some(false)), ("auto", None)] {
+        let fixed = format!("fixed={setting}");
+        let server = scratch.serve(["--disk", "disk.img", "--stats", "--json", "--set", &fixed]);
+        verifies(&scratch);
+        let stats = server.stop_for_stats();
+        let count = |counter| stats.count("disk.img", counter);
+        assert_eq!(count("errors"), 0);
+        match is_all {
+            // Not those whose memory is in several pieces.
+            Some(true) => {
+                assert!(count("fixed") > count("writes") / 2, "{} of {}", count("fixed"), count("writes"))
+            }
+            Some(false) => assert_eq!(count("fixed"), 0),
+            None => assert!(count("fixed") > 0 && stats.chosen().iter().any(|setting| setting == "fixed")),
+        }
+    }
+}
+
+#[test]
+fn where_no_memory_may_be_locked_requests_go_as_usual_and_a_warning_says_why() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 16 * MIB);
+    let mut command = tool("/usr/bin/python3");
+    command.current_dir(scratch.path("")).env("BLOCKWORK_RUN_DIR", scratch.path("run"));
+    command.args(["-c", NOTHING_LOCKED, env!("CARGO_BIN_EXE_blockwork"), "serve", "--disk", "disk.img"]);
+    let server =
+        Server::start(command.args(["--nbd", "unix:socket", "--set", "fixed=on", "--stats", "--json"]));
+    verifies(&scratch);
+    let said = server.stop().stderr;
+    assert!(
+        said.contains("registered") && said.contains("LimitMEMLOCK") && said.contains("fixed=off"),
+        "{said}"
+    );
+    let stats = Stats::all(&said);
+    let stats = stats.last().expect("statistics");
+    assert_eq!((stats.count("disk.img", "fixed"), stats.count("disk.img", "errors")), (0, 0));
+    assert!(stats.count("disk.img", "writes") > 1000);
 }

@@ -222,7 +222,7 @@ fn limits(limits: &Limits) -> LimitsStatus {
         Merges::None => 2,
     };
     let cache = if limits.write_cache { "write back" } else { "write through" };
-    let all: [(&str, serde_json::Value); 21] = [
+    let all: [(&str, serde_json::Value); 22] = [
         ("logical_block_size", limits.logical_block_size.into()),
         ("physical_block_size", limits.physical_block_size.into()),
         ("minimum_io_size", limits.io_min.into()),
@@ -244,6 +244,7 @@ fn limits(limits: &Limits) -> LimitsStatus {
         ("nomerges", merges.into()),
         ("read_ahead_kb", kib(limits.read_ahead).into()),
         ("linearize", limits.linearize.name().into()),
+        ("fixed", limits.fixed.name().into()),
     ];
     all.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }

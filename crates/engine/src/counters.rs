@@ -51,6 +51,8 @@ counters! {
     Bounced => "bounced",
     /// Requests whose data was copied to, or from, one piece of memory: `linearize`.
     Linearized => "linearized",
+    /// Requests that went by memory which the kernel knows: `fixed`.
+    Fixed => "fixed",
     /// Bios that waited for a slow path.
     Deferred => "deferred",
     /// Bios that were run again after a layer had done something about a failure below it.
@@ -375,7 +377,7 @@ impl Stats {
     pub fn rings(&self, now: Nanos) -> Vec<RingSnapshot> {
         self.rings.snapshot(now)
     }
-    /// What the workers have found out on the client's own requests: `linearize=auto`, `fua=auto`.
+    /// What the workers have found out on the client's own requests: `linearize=auto`, `fua=auto`, `fixed=auto`.
     pub fn choices(&self) -> Vec<ChoiceSnapshot> {
         let workers = self.workers.lock().expect("no holder of this lock panics");
         choice::snapshot(workers.iter().map(|table| &table.choices))

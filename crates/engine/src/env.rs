@@ -104,6 +104,8 @@ pub struct FileOp<'a> {
     pub len: u64,
     /// Memory for reads and writes. The environment keeps clones of these until the operation completes.
     pub data: &'a [Segment],
+    /// Tell the kernel where that memory lies by what it was told before ([`Env::knows`]), where that is so; else as usual.
+    pub fixed: bool,
 }
 
 /// An operation that has finished.
@@ -169,6 +171,12 @@ pub trait Env {
     fn now(&self) -> Nanos;
     /// A random number; from the seed, in the simulated world.
     fn random(&mut self) -> u64;
+    /// Whether the kernel knows this memory, so that an operation of nothing else may be `fixed`. Who asks has it told, where that is
+    /// possible: buffers that are cut from slabs.
+    fn knows(&mut self, memory: &Segment) -> bool {
+        let _ = memory;
+        false
+    }
     /// Starts an operation; it may reach the kernel only at the next `wait`.
     fn start(&mut self, token: Token, op: FileOp<'_>);
     /// Submits what was started, sleeps as told, appends what has completed to `out`.

@@ -77,6 +77,10 @@ pub enum Reason {
     FlushFollows,
     /// A FUA write goes the other way to see what that costs: `fua=auto`.
     FuaTrial,
+    /// Its memory is known to the kernel: `fixed`.
+    Fixed,
+    /// It goes the other way, by known memory or not, to see what that costs: `fixed=auto`.
+    FixedTrial,
     /// A merged request failed: its parts are tried one by one.
     Retry,
     /// The device transferred less than asked: the rest is asked for again.
@@ -134,6 +138,8 @@ impl Reason {
             Reason::NoWriteZeroes => "no write zeroes",
             Reason::FlushFollows => "flush follows",
             Reason::FuaTrial => "fua trial",
+            Reason::Fixed => "fixed",
+            Reason::FixedTrial => "fixed trial",
             Reason::Retry => "retry",
             Reason::Short => "short transfer",
             Reason::ReadAhead => "read ahead",

@@ -30,6 +30,8 @@ pub struct LeafIo<'a> {
     pub nr: Sectors,
     /// Memory of exactly `nr` sectors, for reads and writes.
     pub data: &'a [Segment],
+    /// To be handed on to the environment ([`FileOp::fixed`](crate::FileOp::fixed)), where the request becomes one operation of it.
+    pub fixed: bool,
     /// No other request of this worker is in flight on this leaf: a call that waits for those, as fallocate(2) does for direct
     /// I/O on its file, may be made on the spot. (It would wait for ever for one that needs this thread to complete.)
     pub alone: bool,

@@ -41,7 +41,7 @@ mod volume;
 mod worker;
 
 pub use bio::{Bio, Done, Errno, Flags, Op};
-pub use choice::{Boundaries, ChoiceSnapshot, Fua, Linearize, RequestClass, Subject};
+pub use choice::{Boundaries, ChoiceSnapshot, Fixed, Fua, Linearize, RequestClass, Subject};
 pub use counters::{
     ADDED_NODES_MAX, Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats,
     StatsFull,

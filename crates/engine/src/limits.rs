@@ -2,7 +2,7 @@
 //!
 //! Sources: the kernel's `Documentation/ABI/stable/sysfs-block` and the behaviour of `blk_stack_limits`.
 
-use crate::choice::{Fua, Linearize};
+use crate::choice::{Fixed, Fua, Linearize};
 use crate::units::{SECTOR, Sectors};
 
 /// What a queue may merge (sysfs `nomerges`).
@@ -66,6 +66,10 @@ pub struct Limits {
     /// What to do with requests whose memory is in several pieces (`linearize`). Leaves do it; above
     /// them it says what some leaf below does.
     pub linearize: Linearize,
+    /// Requests become operations of the environment that may go by memory which the kernel knows; where they do not, `fixed` is off.
+    pub hw_fixed: bool,
+    /// Whether they do where they may (`fixed`). As with `linearize`, leaves do it.
+    pub fixed: Fixed,
 }
 
 impl Default for Limits {
@@ -95,6 +99,8 @@ impl Default for Limits {
             merges: Merges::All,
             read_ahead: Sectors::ZERO,
             linearize: Linearize::Off,
+            hw_fixed: true,
+            fixed: Fixed::Off,
         }
     }
 }
@@ -132,6 +138,7 @@ impl Limits {
         "read_ahead_kb",
         "linearize",
         "fua",
+        "fixed",
     ];
 
     /// Makes these the limits of something that lies over `below` as well: the strictest of both; the optimal size is
@@ -163,6 +170,10 @@ impl Limits {
         self.read_ahead = Sectors(self.read_ahead.0.max(below.read_ahead.0));
         if self.linearize == Linearize::Off || below.linearize == Linearize::Auto {
             self.linearize = below.linearize;
+        }
+        self.hw_fixed &= below.hw_fixed;
+        if self.fixed == Fixed::Off || below.fixed == Fixed::Auto {
+            self.fixed = below.fixed;
         }
     }
 
@@ -253,6 +264,15 @@ impl Limits {
                     }
                 }
             }
+            "fixed" => match Fixed::parse(value).ok_or_else(|| refuse("auto, on or off"))? {
+                Fixed::On if !self.hw_fixed => {
+                    return Err(refuse(
+                        "auto or off: only files and block devices are reached by registered buffers",
+                    ));
+                }
+                fixed if self.hw_fixed => self.fixed = fixed,
+                Fixed::Auto | Fixed::On | Fixed::Off => {}
+            },
             _ => return Err(SettingError::Unknown { key: key.to_owned() }),
         }
         Ok(())
@@ -325,8 +345,15 @@ mod tests {
         (limits.hw_fua, limits.fua) = (false, Fua::Flush);
         limits.set("fua", "auto").unwrap();
         assert_eq!(limits.fua, Fua::Flush);
+        limits.set("fixed", "on").unwrap();
+        assert_eq!(limits.fixed, Fixed::On);
+        (limits.hw_fixed, limits.fixed) = (false, Fixed::Off);
+        limits.set("fixed", "auto").unwrap();
+        assert_eq!(limits.fixed, Fixed::Off, "it reaches no file");
+        assert!(limits.set("fixed", "on").is_err());
         for (key, value) in [
             ("linearize", "perhaps"),
+            ("fixed", "perhaps"),
             ("fua", "dsync"),
             ("nomerges", "3"),
             ("max_sectors_kb", "4000"),

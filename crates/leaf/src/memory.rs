@@ -59,6 +59,7 @@ impl MemorySource {
             max_sectors: Sectors(2560),
             // Smaller ones are done too (as zeros), but free nothing.
             discard_granularity: 4096,
+            hw_fixed: false,
             ..Limits::default()
         };
         let extents = Arc::new(Extents { shards: std::array::from_fn(|_| Lock::default()) });

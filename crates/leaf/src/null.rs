@@ -22,7 +22,12 @@ impl NullSource {
     pub fn new(bytes: u64, name: &str) -> Result<NullSource, LeafError> {
         let sectors = check_size(name, bytes)?;
         // The largest request of an ordinary disk, so that what is measured is merged as it would be there.
-        let limits = Limits { max_sectors: Sectors(2560), discard_granularity: 512, ..Limits::default() };
+        let limits = Limits {
+            max_sectors: Sectors(2560),
+            discard_granularity: 512,
+            hw_fixed: false,
+            ..Limits::default()
+        };
         Ok(NullSource { name: name.to_owned(), sectors, limits, shared: LeafShared::default() })
     }
 

@@ -7,7 +7,7 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-use blockwork_engine::{Allocation, Errno, Flags, Fua, LeafSource, Op, Sector, Sectors};
+use blockwork_engine::{Allocation, Env, Errno, Fixed, Flags, Fua, LeafSource, Op, Sector, Sectors};
 use blockwork_leaf::{Direct, FileOptions, FileSource, OpenOptions, open};
 use lab::{Lab, LoopDevice, Mount, pattern, run};
 
@@ -34,6 +34,44 @@ fn on_each_file_system(test: impl Fn(&Path)) {
         let path = folder.join("disk.img");
         File::create(&path).unwrap().set_len(4 << 20).unwrap();
         test(&path);
+    }
+}
+
+#[test]
+fn memory_that_the_kernel_knows_is_named_to_it_where_the_queue_says_so() {
+    let _alone = lab::alone();
+    on_each_file_system(|path| {
+        for options in [AUTO, BUFFERED] {
+            let source = FileSource::open(path, &options).unwrap();
+            // Through the page cache there is nothing to be gained.
+            let expected = if source.is_direct() { Fixed::Auto } else { Fixed::Off };
+            assert_eq!((source.limits().fixed, source.limits().hw_fixed), (expected, true));
+            let mut lab = Lab::new(&source);
+            let pool = blockwork_memory::Pool::with_slabs(64 << 20);
+            let data = blockwork_memory::Segment::new(pool.get(65536), 0, 65536);
+            assert!(lab.env.knows(&data));
+            let bytes = pattern(128, 11);
+            for fixed in [false, true] {
+                lab.fixed = fixed;
+                data.write_at(0, &bytes);
+                assert_eq!(lab.run(Op::Write, Flags::FUA, 128, 128, std::slice::from_ref(&data)), Ok(65536));
+                assert!(content(path)[65536..131072] == bytes);
+                data.fill(0xee);
+                assert_eq!(lab.run(Op::Read, Flags::NONE, 128, 128, std::slice::from_ref(&data)), Ok(65536));
+                let mut back = vec![0; 65536];
+                data.read_at(0, &mut back);
+                assert!(back == bytes);
+                assert_eq!(lab.env.fixed(), if fixed { 2 } else { 0 });
+            }
+        }
+    });
+    for (disk, setting, is_taken) in
+        [("null:1M", "on", false), ("null:1M", "auto", true), ("memory:1M", "off", true)]
+    {
+        let settings = vec![("fixed".to_owned(), setting.to_owned())];
+        let opened = open(disk, &OpenOptions { settings, ..OpenOptions::default() });
+        assert_eq!(opened.is_ok(), is_taken, "{disk}");
+        assert!(opened.is_ok_and(|opened| opened.source.limits().fixed == Fixed::Off) || !is_taken);
     }
 }
 

@@ -110,7 +110,7 @@ mod tests {
         let linear = [Segment::new(Buffer::new(2 * PAGE), 0, 2 * PAGE)];
         let time = |now: u64, data: &[Segment]| {
             let kind = FileOpKind::Write { dsync: false };
-            let op = FileOp { file: FileId(0), kind, offset: 0, len: 8192, data };
+            let op = FileOp { file: FileId(0), kind, offset: 0, len: 8192, data, fixed: false };
             elements.time(Nanos(now), &op, &mut Random::new(1)).0
         };
         assert_eq!((time(49, &data), time(50, &data), time(0, &linear)), (1100, 1000, 1040));

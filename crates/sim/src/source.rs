@@ -113,6 +113,7 @@ impl Leaf for SimLeaf {
             offset: io.sector.bytes(),
             len: io.nr.bytes(),
             data: if io.op.has_data() { io.data } else { &[] },
+            fixed: io.fixed,
         };
         env.start(io.token, op);
         Submitted::Started

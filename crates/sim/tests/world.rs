@@ -14,7 +14,7 @@ fn start(env: &mut SimEnv, token: u64, kind: FileOpKind, sector: u64, data: &Seg
     let len = if kind == FileOpKind::Sync { 0 } else { data.len() as u64 };
     let carries = matches!(kind, FileOpKind::Read | FileOpKind::Write { .. });
     let data = if carries { std::slice::from_ref(data) } else { &[] };
-    env.start(Token(token), FileOp { file: FileId(0), kind, offset: sector * 512, len, data });
+    env.start(Token(token), FileOp { file: FileId(0), kind, offset: sector * 512, len, data, fixed: false });
 }
 
 fn wait(env: &mut SimEnv, how: Wait) -> Vec<Completion> {

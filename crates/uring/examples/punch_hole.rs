@@ -72,7 +72,10 @@ fn prepare(file: &File, len: u64, allocated: bool) {
 
 fn punch(env: &mut Uring, file: &File, offset: u64, len: u64) {
     let id = FileId(u32::try_from(file.as_raw_fd()).expect("an open descriptor"));
-    env.start(Token(offset), FileOp { file: id, kind: FileOpKind::PunchHole, offset, len, data: &[] });
+    env.start(
+        Token(offset),
+        FileOp { file: id, kind: FileOpKind::PunchHole, offset, len, data: &[], fixed: false },
+    );
 }
 
 fn complete(env: &mut Uring, n: usize) {

@@ -15,7 +15,8 @@
 //!    wrong operation.
 //! 4. Once warm, starting and completing operations in a ring allocates nothing.
 //!
-//! `unsafe` lives in `enter` (the system call), `queues` and `ring` (submission), `slots` (addresses for the kernel), `socket` (accepted
+//! `unsafe` lives in `enter` (the system call), `queues` and `ring` (submission), `slots` (addresses for the kernel), `known` (memory that the kernel is told
+//! of), `socket` (accepted
 //! descriptors), `wake` (the eventfd's read), `blocking` (threads' calls), `stand_in` (calls that do not block), `evtchn` (two ioctls) and
 //! `direct` (readv and writev without the ring).
 //!
@@ -32,6 +33,7 @@ mod direct;
 mod enter;
 mod event;
 mod evtchn;
+mod known;
 mod late;
 mod look;
 mod network;
@@ -42,6 +44,7 @@ mod setup;
 mod slots;
 mod socket;
 mod stand_in;
+mod transfer;
 mod wake;
 mod words;
 

@@ -68,7 +68,14 @@ mod tests {
         let mut portion = Portion::default();
         let mut calls = Vec::new();
         for (number, offset) in (1..).zip(offsets) {
-            let op = FileOp { file: FileId(3), kind: FileOpKind::Read, offset, len: 4096, data: &[] };
+            let op = FileOp {
+                file: FileId(3),
+                kind: FileOpKind::Read,
+                offset,
+                len: 4096,
+                data: &[],
+                fixed: false,
+            };
             if portion.queued(&op, before + number) {
                 portion.submitted();
                 calls.push(number);
@@ -90,7 +97,8 @@ mod tests {
         let mut portion = Portion::default();
         let queued = |portion: &mut Portion, number: u64| {
             let (file, kind) = (FileId(3), FileOpKind::Read);
-            portion.queued(&FileOp { file, kind, offset: number * 8192, len: 4096, data: &[] }, 0)
+            portion
+                .queued(&FileOp { file, kind, offset: number * 8192, len: 4096, data: &[], fixed: false }, 0)
         };
         portion.keep_together(16);
         assert_eq!((0..20).position(|number| queued(&mut portion, number)), Some(15));

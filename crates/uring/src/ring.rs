@@ -8,10 +8,12 @@ use std::time::Duration;
 use blockwork_engine::{
     Awaited, Completion, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait,
 };
+use blockwork_memory::Segment;
 use io_uring::{cqueue, opcode, squeue, types};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::blocking::{Call, Helpers, Vectors, signed};
+use crate::known::Known;
 use crate::late::Late;
 use crate::look::Looks;
 use crate::network::connected;
@@ -19,6 +21,7 @@ use crate::portion::Portion;
 use crate::queues::Queues;
 use crate::setup::{Features, UringConfig, UringError};
 use crate::slots::{CANCEL, Kind, Slot, Slots, UNHEARD, WAKE};
+use crate::transfer;
 use crate::wake::Wake;
 use crate::words::Words;
 
@@ -37,6 +40,7 @@ pub struct Uring {
     queues: Queues,
     pub(crate) features: Features,
     pub(crate) slots: Slots,
+    known: Known,
     wake: Wake,
     helpers: Helpers,
     /// Completions that had to be taken out while room was made for a submission.
@@ -72,6 +76,7 @@ impl Uring {
             queues,
             features,
             slots: Slots::default(),
+            known: if features.known_memory { Known::default() } else { Known::nothing() },
             wake,
             helpers: Helpers::default(),
             early: Vec::new(),
@@ -91,10 +96,15 @@ impl Uring {
     }
 
     /// How often `io_uring_enter` was called. With a ring, the environment makes no other system call on the worker's thread for I/O, but
-    /// to hand BLKDISCARD and BLKZEROOUT to other threads where the ring cannot take them. Without one: how often the stand-in was
+    /// to hand BLKDISCARD and BLKZEROOUT to other threads where the ring cannot take them, and to tell it of memory, once for each slab. Without one: how often the stand-in was
     /// entered, which makes the calls that do not block itself.
     pub fn enters(&self) -> u64 {
         self.queues.enters()
+    }
+
+    /// How many operations were started by memory that the kernel knows.
+    pub fn fixed(&self) -> u64 {
+        self.known.operations
     }
 
     /// Operations that were started and have not completed.
@@ -142,8 +152,8 @@ impl Uring {
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: whatever an entry points to lies in a slot's segments, vectors, header or timespec, or in `self.wake`,
-        // all of which stay where they are and live until the operation has completed (invariant 1 of the crate), or is
+        // SAFETY: whatever an entry points to lies in a slot's segments (which, if it names memory that the kernel knows, are of just that),
+        // vectors, header or timespec, or in `self.wake`, all of which stay where they are and live until the operation has completed (invariant 1 of the crate), or is
         // static.
         while !unsafe { self.queues.push(entry) } {
             self.make_room();
@@ -345,6 +355,11 @@ impl Env for Uring {
         self.random.next()
     }
 
+    #[inline]
+    fn knows(&mut self, memory: &Segment) -> bool {
+        self.known.knows(&self.queues, memory)
+    }
+
     fn start(&mut self, token: Token, op: FileOp<'_>) {
         let fd = RawFd::try_from(op.file.0).unwrap_or(-1); // -1: EBADF
         let file = types::Fd(fd);
@@ -354,27 +369,15 @@ impl Env for Uring {
             let call = call(slot, &op);
             return self.help(name, fd, call);
         }
+        let known = match op.data {
+            [only] if op.fixed => self.known.index(only),
+            _ => None,
+        };
+        self.known.operations += u64::from(known.is_some());
         let entry = match op.kind {
-            FileOpKind::Read => match op.data {
-                [only] => {
-                    opcode::Read::new(file, only.as_ptr(), length(only.len())).offset(op.offset).build()
-                }
-                _ => opcode::Readv::new(file, slot.iovecs.as_ptr(), length(slot.iovecs.len()))
-                    .offset(op.offset)
-                    .build(),
-            },
+            FileOpKind::Read => transfer::read(slot, file, &op, known),
             FileOpKind::Write { dsync } => {
-                let flags = if dsync { libc::RWF_DSYNC } else { 0 };
-                match op.data {
-                    [only] => opcode::Write::new(file, only.as_ptr().cast_const(), length(only.len()))
-                        .offset(op.offset)
-                        .rw_flags(flags)
-                        .build(),
-                    _ => opcode::Writev::new(file, slot.iovecs.as_ptr(), length(slot.iovecs.len()))
-                        .offset(op.offset)
-                        .rw_flags(flags)
-                        .build(),
-                }
+                transfer::write(slot, file, &op, known, if dsync { libc::RWF_DSYNC } else { 0 })
             }
             FileOpKind::Sync => opcode::Fsync::new(file).flags(types::FsyncFlags::DATASYNC).build(),
             FileOpKind::PunchHole => {
@@ -435,6 +438,8 @@ impl Drop for Uring {
         let have_ended = self.helpers.close(Duration::from_nanos(DROP_PATIENCE.0));
         if std::thread::panicking() || !self.drain() || !have_ended {
             self.slots.leak();
+        } else {
+            self.known.close(&self.queues);
         }
         self.queues.close();
         for fd in self.accepted.drain(..) {

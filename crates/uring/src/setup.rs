@@ -53,7 +53,8 @@ pub enum Io {
 pub enum AsKernel {
     /// All that are there.
     Newest,
-    /// Those of Linux 5.11: no setup flags, no multishot operations, no registered ring, no commands for block devices.
+    /// Those of Linux 5.11: no setup flags, no multishot operations, no registered ring or buffers, no commands for block
+    /// devices.
     V5_11,
 }
 
@@ -123,6 +124,8 @@ pub(crate) struct Features {
     pub silent: bool,
     /// Commands for block devices (URING_CMD). One that is refused goes to a thread (`blocking`).
     pub block_commands: bool,
+    /// Registered buffers, one at a time (5.19). Where that is refused, operations go without.
+    pub known_memory: bool,
 }
 
 impl Features {
@@ -133,6 +136,7 @@ impl Features {
         whole_sends: false,
         silent: false,
         block_commands: false,
+        known_memory: false,
     };
 }
 
@@ -162,6 +166,7 @@ pub(crate) fn make(config: &UringConfig) -> Result<(IoUring, Features), UringErr
         whole_sends: newest,
         silent: newest && ring.params().is_feature_skip_cqe_on_success(),
         block_commands: newest && probe.is_supported(opcode::UringCmd16::CODE),
+        known_memory: newest,
     };
     Ok((ring, features))
 }

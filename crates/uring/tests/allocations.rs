@@ -48,7 +48,7 @@ fn once_warm_nothing_is_allocated() {
             let data = if i % 3 == 0 { &pieces[..] } else { &pieces[..1] };
             let kind = if i % 2 == 0 { FileOpKind::Read } else { FileOpKind::Write { dsync: false } };
             let len = blockwork_memory::bytes_in(data) as u64;
-            env.start(Token(i), FileOp { file: id, kind, offset: 0, len, data });
+            env.start(Token(i), FileOp { file: id, kind, offset: 0, len, data, fixed: false });
         }
         env.send(Token(100), near.clone(), &pieces[..4]);
         env.recv(Token(101), far.clone(), memory.clone());
@@ -61,7 +61,8 @@ fn once_warm_nothing_is_allocated() {
     };
     // Every slot has once held as much as it ever will.
     for i in 0..60 {
-        let op = FileOp { file: id, kind: FileOpKind::Read, offset: 0, len: 1 << 16, data: &pieces };
+        let op =
+            FileOp { file: id, kind: FileOpKind::Read, offset: 0, len: 1 << 16, data: &pieces, fixed: false };
         env.start(Token(i), op);
     }
     while env.in_flight() > 0 {

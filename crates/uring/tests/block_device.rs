@@ -44,7 +44,7 @@ impl Drop for LoopDevice {
 
 fn start(env: &mut Uring, token: u64, file: &File, kind: FileOpKind, offset: u64, len: u64) {
     let file = FileId(u32::try_from(file.as_raw_fd()).unwrap());
-    env.start(Token(token), FileOp { file, kind, offset, len, data: &[] });
+    env.start(Token(token), FileOp { file, kind, offset, len, data: &[], fixed: false });
 }
 
 fn complete(env: &mut Uring, n: usize) -> Vec<Completion> {

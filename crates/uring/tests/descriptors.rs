@@ -13,7 +13,10 @@ const LIMIT: u64 = 64;
 
 fn sync(env: &mut Uring, token: u64, file: &File) {
     let id = FileId(u32::try_from(file.as_raw_fd()).unwrap());
-    env.start(Token(token), FileOp { file: id, kind: FileOpKind::Sync, offset: 0, len: 0, data: &[] });
+    env.start(
+        Token(token),
+        FileOp { file: id, kind: FileOpKind::Sync, offset: 0, len: 0, data: &[], fixed: false },
+    );
 }
 
 fn complete(env: &mut Uring, n: usize) -> Vec<Completion> {

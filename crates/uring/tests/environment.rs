@@ -63,7 +63,7 @@ fn bytes(segments: &[Segment]) -> Vec<u8> {
 
 fn rw(env: &mut Uring, token: u64, file: &File, kind: FileOpKind, offset: u64, data: &[Segment]) {
     let len = blockwork_memory::bytes_in(data) as u64;
-    env.start(Token(token), FileOp { file: file_id(file), kind, offset, len, data });
+    env.start(Token(token), FileOp { file: file_id(file), kind, offset, len, data, fixed: false });
 }
 
 /// Waits until `n` completions are there; fails if that takes too long.
@@ -121,16 +121,29 @@ fn errors_come_as_negative_errnos() {
         let file = OpenOptions::new().read(true).open("/dev/null").unwrap();
         rw(&mut env, 1, &file, FileOpKind::Write { dsync: false }, 0, &[filled(b"x")]);
         assert_eq!(one(&mut env).result, -libc::EBADF);
-        let op = FileOp { file: FileId(u32::MAX), kind: FileOpKind::Sync, offset: 0, len: 0, data: &[] };
+        let op = FileOp {
+            file: FileId(u32::MAX),
+            kind: FileOpKind::Sync,
+            offset: 0,
+            len: 0,
+            data: &[],
+            fixed: false,
+        };
         env.start(Token(2), op);
         assert_eq!(one(&mut env).result, -libc::EBADF);
         // (Not /dev/null for this: it accepts every command of io_uring's.)
         let file = tempfile::tempfile().unwrap();
         for kind in [FileOpKind::BlkDiscard, FileOpKind::BlkZeroOut] {
-            env.start(Token(3), FileOp { file: file_id(&file), kind, offset: 0, len: 4096, data: &[] });
+            env.start(
+                Token(3),
+                FileOp { file: file_id(&file), kind, offset: 0, len: 4096, data: &[], fixed: false },
+            );
             let result = one(&mut env).result;
             assert_eq!(result, -libc::ENOTTY, "{kind:?}");
-            env.start(Token(4), FileOp { file: FileId(u32::MAX), kind, offset: 0, len: 4096, data: &[] });
+            env.start(
+                Token(4),
+                FileOp { file: FileId(u32::MAX), kind, offset: 0, len: 4096, data: &[], fixed: false },
+            );
             assert_eq!(one(&mut env).result, -libc::EBADF, "{kind:?}");
         }
     });
@@ -143,7 +156,14 @@ fn punching_a_hole_frees_blocks_and_zeroing_a_range_keeps_them() {
         file.write_all(&[7; 1 << 20]).unwrap();
         file.sync_all().unwrap();
         let before = file.metadata().unwrap().blocks();
-        let op = |kind, offset| FileOp { file: file_id(&file), kind, offset, len: 256 << 10, data: &[] };
+        let op = |kind, offset| FileOp {
+            file: file_id(&file),
+            kind,
+            offset,
+            len: 256 << 10,
+            data: &[],
+            fixed: false,
+        };
         env.start(Token(1), op(FileOpKind::ZeroRange, 0));
         assert_eq!(one(&mut env).result, 0);
         assert_eq!(file.metadata().unwrap().blocks(), before);

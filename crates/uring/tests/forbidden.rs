@@ -34,7 +34,7 @@ fn write(env: &mut Uring, file: &File) -> Vec<Completion> {
     let data = [Segment::new(Buffer::new(4096), 0, 4096)];
     data[0].fill(7);
     let kind = FileOpKind::Write { dsync: true };
-    env.start(Token(1), FileOp { file: id, kind, offset: 4096, len: 4096, data: &data });
+    env.start(Token(1), FileOp { file: id, kind, offset: 4096, len: 4096, data: &data, fixed: false });
     let mut out = Vec::new();
     while out.is_empty() {
         env.wait(Wait::Until(None), &mut out);

@@ -6,7 +6,7 @@ use blockwork_volume::{DeviceReport, ScanReport};
 use super::columns::lines;
 use super::words::size;
 
-const TITLES: [&str; 17] = [
+const TITLES: [&str; 18] = [
     "NAME",
     "LOG-SEC",
     "PHY-SEC",
@@ -24,6 +24,7 @@ const TITLES: [&str; 17] = [
     "NR",
     "RA-KB",
     "LINEAR",
+    "FIXED",
 ];
 
 /// The table of all devices that have limits.
@@ -41,7 +42,7 @@ pub(super) fn table(report: &ScanReport) -> String {
     lines(&rows, &numbers)
 }
 
-fn row(device: &DeviceReport) -> Option<[String; 17]> {
+fn row(device: &DeviceReport) -> Option<[String; 18]> {
     let limits = device.limits.as_ref()?;
     let flag = |flag: bool| u8::from(flag).to_string();
     Some([
@@ -63,5 +64,6 @@ fn row(device: &DeviceReport) -> Option<[String; 17]> {
         limits.nr_requests.to_string(),
         limits.read_ahead_kb.to_string(),
         limits.linearize.to_owned(),
+        limits.fixed.to_owned(),
     ])
 }

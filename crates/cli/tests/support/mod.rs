@@ -570,6 +570,12 @@ impl Stats {
         lines.map(|line| Stats(serde_json::from_str(line).expect("a line of JSON"))).collect()
     }
 
+    /// The settings that were found out, one for each class of requests.
+    pub fn chosen(&self) -> Vec<String> {
+        let classes = self.0["choices"].as_array().map_or(&[][..], Vec::as_slice);
+        classes.iter().map(|class| class["setting"].as_str().expect("a name").to_owned()).collect()
+    }
+
     /// A counter of the node that is named so, or whose name ends so after a slash.
     pub fn count(&self, node: &str, counter: &str) -> u64 {
         let nodes = self.0["nodes"].as_array().expect("a list");

@@ -26,6 +26,15 @@ pub enum Subject {
         /// The least length, bytes; the class ends below twice that.
         bytes: u64,
     },
+    /// Whether these, whose memory is one piece that the kernel knows, go by that.
+    Fixed {
+        /// Read or write.
+        op: Op,
+        /// Writes that are durable when they complete.
+        fua: bool,
+        /// The least length, bytes; the class ends below twice that.
+        bytes: u64,
+    },
 }
 
 /// What is alike in requests of several elements.
@@ -46,10 +55,11 @@ pub struct RequestClass {
 const SIZES: usize = 14;
 const ELEMENTS: usize = 8;
 const ALIGNMENTS: usize = 3;
-/// Classes of requests of several elements; those of FUA writes follow.
+/// Classes of requests of several elements; those of FUA writes follow, then those of requests in known memory.
 const LINEARIZE: usize = 3 * SIZES * ELEMENTS * ALIGNMENTS;
+const FIXED: usize = LINEARIZE + SIZES;
 /// Of classes.
-pub(super) const NUMBERS: usize = LINEARIZE + SIZES;
+pub(super) const NUMBERS: usize = FIXED + 3 * SIZES;
 /// Lengths from this one on have classes, as a power of two.
 const LEAST: u32 = 9;
 const PAGE: usize = 4096;
@@ -67,7 +77,7 @@ pub(crate) fn linearize(op: Op, fua: bool, data: &[Segment], bytes: u64) -> usiz
         n if n == data.len() - 1 => 2,
         _ => 1,
     };
-    let op = if op == Op::Read { 0 } else { 1 + usize::from(fua) };
+    let op = direction(op, fua);
     let size = octave(bytes, SIZES);
     let element = octave(bytes / data.len() as u64, ELEMENTS);
     ((op * SIZES + size) * ELEMENTS + element) * ALIGNMENTS + boundaries
@@ -79,6 +89,22 @@ pub(crate) fn fua(bytes: u64) -> usize {
     LINEARIZE + octave(bytes, SIZES)
 }
 
+/// The number of the class of a read or write of so many bytes in one piece of memory that the kernel knows.
+#[inline]
+pub(crate) fn fixed(op: Op, fua: bool, bytes: u64) -> usize {
+    FIXED + direction(op, fua) * SIZES + octave(bytes, SIZES)
+}
+
+#[inline]
+fn direction(op: Op, fua: bool) -> usize {
+    if op == Op::Read { 0 } else { 1 + usize::from(fua) }
+}
+
+/// The operation of a direction, and whether it is durable when it completes.
+fn of_direction(direction: usize) -> (Op, bool) {
+    (if direction == 0 { Op::Read } else { Op::Write }, direction == 2)
+}
+
 #[inline]
 fn octave(bytes: u64, most: usize) -> usize {
     (bytes.max(1).ilog2().saturating_sub(LEAST) as usize).min(most - 1)
@@ -87,9 +113,14 @@ fn octave(bytes: u64, most: usize) -> usize {
 impl Subject {
     /// That of the classes of this number.
     pub(super) fn of(number: usize) -> Subject {
-        match number.checked_sub(LINEARIZE) {
-            None => Subject::Linearize(RequestClass::of(number)),
-            Some(size) => Subject::Fua { bytes: 1 << (LEAST as usize + size) },
+        let bytes = |size: usize| 1 << (LEAST as usize + size);
+        match number {
+            0..LINEARIZE => Subject::Linearize(RequestClass::of(number)),
+            LINEARIZE..FIXED => Subject::Fua { bytes: bytes(number - LINEARIZE) },
+            _ => {
+                let (op, fua) = of_direction((number - FIXED) / SIZES);
+                Subject::Fixed { op, fua, bytes: bytes((number - FIXED) % SIZES) }
+            }
         }
     }
     /// The setting that answers the question.
@@ -97,6 +128,7 @@ impl Subject {
         match self {
             Subject::Linearize(_) => "linearize",
             Subject::Fua { .. } => "fua",
+            Subject::Fixed { .. } => "fixed",
         }
     }
     /// What the two ways are called.
@@ -104,16 +136,20 @@ impl Subject {
         match self {
             Subject::Linearize(_) => ["vectored", "linear"],
             Subject::Fua { .. } => ["dsync", "flush"],
+            Subject::Fixed { .. } => ["plain", "fixed"],
         }
     }
 }
 
 impl std::fmt::Display for Subject {
-    /// As in `writes of 32 KiB in 4 KiB off pages`, or `FUA writes of 4 KiB`.
+    /// As in `writes of 32 KiB in 4 KiB off pages`, `FUA writes of 4 KiB`, or `reads of 64 KiB in one piece`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Subject::Linearize(class) => class.fmt(f),
             Subject::Fua { bytes } => write!(f, "FUA writes of {}", size(*bytes)),
+            Subject::Fixed { op, fua, bytes } => {
+                write!(f, "{} of {} in one piece", plural(*op, *fua), size(*bytes))
+            }
         }
     }
 }
@@ -123,10 +159,11 @@ impl RequestClass {
     fn of(number: usize) -> RequestClass {
         let (rest, boundaries) = (number / ALIGNMENTS, number % ALIGNMENTS);
         let (rest, element) = (rest / ELEMENTS, rest % ELEMENTS);
-        let (op, size) = (rest / SIZES, rest % SIZES);
+        let (direction, size) = (rest / SIZES, rest % SIZES);
+        let (op, fua) = of_direction(direction);
         RequestClass {
-            op: if op == 0 { Op::Read } else { Op::Write },
-            fua: op == 2,
+            op,
+            fua,
             bytes: 1 << (LEAST as usize + size),
             element_bytes: 1 << (LEAST as usize + element),
             boundaries: [Boundaries::Pages, Boundaries::Mixed, Boundaries::Within][boundaries],
@@ -136,17 +173,21 @@ impl RequestClass {
 
 impl std::fmt::Display for RequestClass {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let op = match (self.op, self.fua) {
-            (Op::Read, _) => "reads",
-            (_, true) => "FUA writes",
-            _ => "writes",
-        };
+        let op = plural(self.op, self.fua);
         let boundaries = match self.boundaries {
             Boundaries::Pages => "at pages",
             Boundaries::Mixed => "partly at pages",
             Boundaries::Within => "off pages",
         };
         write!(f, "{op} of {} in {} {boundaries}", size(self.bytes), size(self.element_bytes))
+    }
+}
+
+fn plural(op: Op, fua: bool) -> &'static str {
+    match (op, fua) {
+        (Op::Read, _) => "reads",
+        (_, true) => "FUA writes",
+        _ => "writes",
     }
 }
 
@@ -186,5 +227,12 @@ mod tests {
         assert_eq!(text.len(), NUMBERS);
         assert!(text.contains("writes of 32 KiB in 4 KiB off pages"));
         assert_eq!(Subject::of(fua(5000)), Subject::Fua { bytes: 4096 });
+        for (op, fua) in [(Op::Read, false), (Op::Write, false), (Op::Write, true)] {
+            assert_eq!(Subject::of(fixed(op, fua, 65536)), Subject::Fixed { op, fua, bytes: 65536 });
+        }
+        assert!(
+            text.contains("reads of 64 KiB in one piece")
+                && text.contains("FUA writes of 4 KiB in one piece")
+        );
     }
 }

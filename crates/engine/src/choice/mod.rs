@@ -4,6 +4,7 @@
 //! | --- | --- | --- | --- |
 //! | [`linearize`](Linearize) | elements go as they are | copied to one piece of memory first | some drivers make a request of each element, others had that mended |
 //! | [`fua`](Fua) | RWF_DSYNC | a flush behind the write, which others share | devices with and without FUA; how much else a flush has to write |
+//! | [`fixed`](Fixed) | the kernel finds a request's pages | it was told of them before (registered buffers) | drivers and kernels: how dear pages are to find, how registered ones are cut |
 //!
 //! | file | what |
 //! | --- | --- |
@@ -29,10 +30,10 @@ mod told;
 use crate::units::Nanos;
 
 pub use class::{Boundaries, RequestClass, Subject};
-pub(crate) use class::{fua as fua_class, linearize as linearize_class};
+pub(crate) use class::{fixed as fixed_class, fua as fua_class, linearize as linearize_class};
 pub(crate) use rule::Way;
 use rule::{Rule, Ticket};
-pub use settings::{Fua, Linearize};
+pub use settings::{Fixed, Fua, Linearize};
 pub use told::ChoiceSnapshot;
 pub(crate) use told::{Choices, News, snapshot};
 
@@ -105,6 +106,15 @@ impl Chooser {
         let ticket = it.rule.start();
         it.requests[ticket.way as usize] += 1;
         Some(Watched { class, ticket, paid })
+    }
+
+    /// The way that requests of that class go while nobody watches: what is decided, or leads.
+    #[inline]
+    pub(crate) fn leader(&self, number: usize) -> Way {
+        match self.index.get(number) {
+            Some(&class) if class != UNSEEN => self.classes[usize::from(class)].rule.leader(),
+            _ => Way::Usual,
+        }
     }
 
     fn class(&mut self, number: usize) -> Option<u8> {

@@ -195,6 +195,11 @@ impl Rule {
     pub(crate) fn verdict(&self) -> Verdict {
         if self.settled { Verdict::Settled(self.leader) } else { Verdict::Trying }
     }
+    /// The way that is decided, or leads.
+    #[inline]
+    pub(crate) fn leader(&self) -> Way {
+        self.leader
+    }
     /// What a byte costs, nanoseconds, the usual way and instead, as far as it is known; 0: not yet.
     pub(crate) fn costs(&self) -> [f64; 2] {
         [self.known.usual, self.known.instead]

@@ -27,6 +27,33 @@ impl Linearize {
     }
 }
 
+/// Whether requests go by memory that the kernel was told of before, io_uring's registered buffers (`fixed`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fixed {
+    /// Whatever turns out to be faster.
+    Auto,
+    /// Where all of a request lies in such memory.
+    On,
+    /// Never.
+    #[default]
+    Off,
+}
+
+impl Fixed {
+    /// Its name in settings and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fixed::Auto => "auto",
+            Fixed::On => "on",
+            Fixed::Off => "off",
+        }
+    }
+    /// The one of that name.
+    pub fn parse(name: &str) -> Option<Fixed> {
+        [Fixed::Auto, Fixed::On, Fixed::Off].into_iter().find(|one| one.name() == name)
+    }
+}
+
 /// How a write that is to be durable when it completes is made so (`fua`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fua {

@@ -4,8 +4,8 @@
 //! (`max_segments`), or its elements cost the device more than a copy costs us (`linearize`, see `crate::choice`).
 
 use super::{LeafQueue, QueueContext, trace};
-use crate::bio::{Errno, Flags, Op};
-use crate::choice::{Busy, Linearize, Way, linearize_class};
+use crate::bio::{Flags, Op};
+use crate::choice::{Linearize, Way, linearize_class};
 use crate::counters::Counter;
 use crate::event::{Action, Payload, Reason};
 use crate::units::Sectors;
@@ -16,14 +16,13 @@ const COPIES_MAX: usize = 64 << 20;
 /// What a queue knows of the ways in which requests of several elements can go.
 pub(super) struct Bounces {
     setting: Linearize,
-    busy: Busy,
     /// Bytes of copies under way that are not demanded by the device.
     copies: usize,
 }
 
 impl Bounces {
     pub(super) fn new(setting: Linearize) -> Bounces {
-        Bounces { setting, busy: Busy::default(), copies: 0 }
+        Bounces { setting, copies: 0 }
     }
 }
 
@@ -64,7 +63,7 @@ impl LeafQueue {
             let is_whole = request.done == Sectors::ZERO;
             let dsync = request.op == Op::Write && request.device_flags().has(Flags::FUA);
             let class = linearize_class(request.op, dsync, request.io_data(), bytes as u64);
-            let paid = self.bounces.busy.at(cx.now, self.in_flight);
+            let paid = self.busy.at(cx.now, self.in_flight);
             let watched = is_whole.then(|| self.chooser.start(class, paid));
             let Some(watched) = watched.flatten() else { return };
             self.requests[id].watched = Some(watched);
@@ -80,25 +79,11 @@ impl LeafQueue {
         self.bounce(cx, id, Counter::Linearized, reason);
     }
 
-    /// One more request is about to be given to the device, or one is done: those under way share what went by until now.
+    /// A request has come back: a copy that the device did not demand is under way no more.
     #[inline]
-    pub(super) fn share_time(&mut self, cx: &QueueContext<'_>) {
-        if self.bounces.setting == Linearize::Auto {
-            self.bounces.busy.at(cx.now, self.in_flight);
+    pub(super) fn copy_done(&mut self, id: u32) {
+        if self.bounces.setting != Linearize::Off {
+            self.bounces.copies -= std::mem::take(&mut self.requests[id].copied);
         }
-    }
-
-    /// A request has come back.
-    #[inline]
-    pub(super) fn heed(&mut self, cx: &mut QueueContext<'_>, id: u32, outcome: Result<u64, Errno>) {
-        if self.bounces.setting == Linearize::Off {
-            return;
-        }
-        self.bounces.copies -= std::mem::take(&mut self.requests[id].copied);
-        let Some(watched) = self.requests[id].watched.take() else { return };
-        let bytes = self.requests[id].nr.bytes();
-        let whole = outcome.is_ok_and(|done| done >= bytes);
-        let paid = whole.then(|| self.bounces.busy.at(cx.now, self.in_flight));
-        self.chosen(cx, watched, paid, bytes);
     }
 }

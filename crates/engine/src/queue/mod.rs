@@ -23,6 +23,7 @@ mod adjoining;
 mod bounce;
 mod complete;
 mod durable;
+mod fixed;
 mod flush;
 mod merge;
 mod read_ahead;
@@ -35,7 +36,7 @@ use std::sync::Arc;
 use blockwork_memory::{Buffer, Pool};
 
 use crate::bio::{Errno, Flags, Op};
-use crate::choice::{Chooser, Watched};
+use crate::choice::{Busy, Chooser, Fixed, Linearize, Watched};
 use crate::core::{Bios, LeafFailure};
 use crate::counters::{Counter, CounterTable};
 use crate::env::{Env, Token};
@@ -110,6 +111,8 @@ pub(crate) struct LeafQueue {
     read_ahead: ReadAhead,
     bounces: Bounces,
     durable: Durable,
+    /// The device's time as requests share it, while that is asked for.
+    busy: Busy,
     chooser: Chooser,
     /// Zeros to write, where the device has no write-zeroes.
     zeros: Option<Buffer>,
@@ -132,6 +135,7 @@ impl LeafQueue {
             source,
             bounces: Bounces::new(limits.linearize),
             durable: Durable::new(limits.fua),
+            busy: Busy::default(),
             chooser: Chooser::default(),
             limits,
             plug: Vec::new(),
@@ -305,8 +309,10 @@ impl LeafQueue {
     /// Issues one request.
     fn submit(&mut self, cx: &mut QueueContext<'_>, id: u32) {
         self.share_time(cx);
-        let reason = self.make_durable(cx, id);
+        let durable = self.make_durable(cx, id);
         self.bounce_if_needed(cx, id);
+        let (fixed, by_memory) = self.fix(cx, id);
+        let reason = if durable == Reason::None { by_memory } else { durable };
         let changes = self.limits.read_ahead > Sectors::ZERO;
         let request = &mut self.requests[id];
         let (op, _, sector, nr) = request.what();
@@ -331,6 +337,7 @@ impl LeafQueue {
             sector,
             nr,
             data: self.requests[id].io_data(),
+            fixed,
             alone: self.in_flight == 0,
         };
         self.in_flight += 1;
@@ -338,6 +345,25 @@ impl LeafQueue {
             Submitted::Started => self.batch = true,
             Submitted::Now(result) => self.finish(cx, id, result.map(|()| nr.bytes())),
         }
+    }
+
+    /// One more request is about to be given to the device, or one is done: those under way share what went by until now.
+    #[inline]
+    fn share_time(&mut self, cx: &QueueContext<'_>) {
+        if self.limits.linearize == Linearize::Auto || self.limits.fixed == Fixed::Auto {
+            self.busy.at(cx.now, self.in_flight);
+        }
+    }
+
+    /// A request has come back: what was compared by it.
+    #[inline]
+    fn heed(&mut self, cx: &mut QueueContext<'_>, id: u32, outcome: Result<u64, Errno>) {
+        self.copy_done(id);
+        let Some(watched) = self.requests[id].watched.take() else { return };
+        let bytes = self.requests[id].nr.bytes();
+        let whole = outcome.is_ok_and(|done| done >= bytes);
+        let paid = whole.then(|| self.busy.at(cx.now, self.in_flight));
+        self.chosen(cx, watched, paid, bytes);
     }
 
     /// A request that the comparison of ways had an eye on is done; `paid` is `None` where its time says nothing.

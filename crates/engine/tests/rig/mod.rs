@@ -17,6 +17,7 @@ pub struct Seen {
     pub sector: u64,
     pub nr: u64,
     pub segments: usize,
+    pub fixed: bool,
 }
 
 /// A device of `len` bytes whose answers are scripted. Shared by test and leaf.
@@ -79,7 +80,14 @@ impl Leaf for Handle {
     fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
         let mut device = self.device.lock().unwrap();
         let (sector, nr) = (io.sector.0, io.nr.0);
-        device.seen.push(Seen { op: io.op, flags: io.flags, sector, nr, segments: io.data.len() });
+        device.seen.push(Seen {
+            op: io.op,
+            flags: io.flags,
+            sector,
+            nr,
+            segments: io.data.len(),
+            fixed: io.fixed,
+        });
         if device.bad.iter().any(|bad| (sector..sector + nr).contains(bad)) {
             return Submitted::Now(Err(Errno::EIO));
         }
@@ -115,6 +123,9 @@ fn transfer(bytes: &mut [u8], io: &LeafIo<'_>) {
 pub struct ManualEnv {
     pub ready: Rc<RefCell<Vec<Completion>>>,
     pub now: Nanos,
+    /// Whether all memory is known, and how often that was asked.
+    pub knows: bool,
+    pub asked: u64,
 }
 
 struct Deaf;
@@ -128,6 +139,10 @@ impl Env for ManualEnv {
     }
     fn random(&mut self) -> u64 {
         4
+    }
+    fn knows(&mut self, _memory: &Segment) -> bool {
+        self.asked += 1;
+        self.knows
     }
     fn start(&mut self, _token: Token, _op: FileOp<'_>) {
         unreachable!("the rig's leaf starts nothing")
@@ -225,7 +240,7 @@ impl Rig {
         let volumes: Arc<[Volume]> = Arc::new([Volume::new("rig", stack(leaf), false)]);
         let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> = Arc::new([(NodeId(0), Arc::new(source) as _)]);
         let ready = Rc::new(RefCell::new(Vec::new()));
-        let env = ManualEnv { ready: ready.clone(), now: Nanos(0) };
+        let env = ManualEnv { ready: ready.clone(), now: Nanos(0), knows: true, asked: 0 };
         let config = WorkerConfig::new(volumes, leaves, stats.worker());
         let mut worker = Worker::new(env, config);
         let client = Rc::new(RefCell::new(Client::default()));

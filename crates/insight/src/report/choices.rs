@@ -1,4 +1,4 @@
-//! What workers found out about requests that can go two ways (`linearize=auto`, `fua=auto`), for people and programs.
+//! What workers found out about requests that can go two ways (`linearize=auto`, `fua=auto`, `fixed=auto`), for people and programs.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use serde::{Deserialize, Serialize};
 pub struct ChoiceReport {
     /// The leaf's number.
     pub node: usize,
-    /// The setting that is auto: `linearize` or `fua`.
+    /// The setting that is auto: `linearize`, `fua` or `fixed`.
     pub setting: String,
     /// Which requests, such as `writes of 32 KiB in 4 KiB off pages`: at least so long, at least such elements on average, and where
     /// these meet.
     pub class: String,
-    /// `trying`, one of the ways (`vectored` or `linear`, `dsync` or `flush`), or `mixed` where workers differ.
+    /// `trying`, one of the ways (`vectored` or `linear`, `dsync` or `flush`, `plain` or `fixed`), or `mixed` where workers differ.
     pub decision: String,
     /// What a byte costs, by way, nanoseconds of the time that such requests share; null before both ways were tried.
     pub ns_per_byte: BTreeMap<String, Option<f64>>,

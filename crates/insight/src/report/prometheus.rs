@@ -87,6 +87,7 @@ fn help(counter: Counter) -> &'static str {
         Counter::SplitDiscard => "Cuts because of discard or write-zeroes limits",
         Counter::Bounced => "Requests that went through another buffer because of dma_alignment",
         Counter::Linearized => "Requests that were copied to one piece of memory because of linearize",
+        Counter::Fixed => "Requests that went by registered buffers because of fixed",
         Counter::Deferred => "Bios that waited for a slow path",
         Counter::Cured => "Bios run again after a layer dealt with a failure below it",
         Counter::Unaligned => "Byte ranges that were read, modified and written",

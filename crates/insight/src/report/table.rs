@@ -80,7 +80,12 @@ fn flow(snapshot: &Snapshot) -> String {
 fn odd(snapshot: &Snapshot) -> String {
     let mut words = list(
         snapshot,
-        &[(Counter::Errors, "errors"), (Counter::Bounced, "bounced"), (Counter::Linearized, "linearized")],
+        &[
+            (Counter::Errors, "errors"),
+            (Counter::Bounced, "bounced"),
+            (Counter::Linearized, "linearized"),
+            (Counter::Fixed, "by registered buffers"),
+        ],
     );
     words.extend(list(
         snapshot,

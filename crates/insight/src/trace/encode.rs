@@ -193,9 +193,9 @@ fn categories(op: Op, flags: Flags) -> Category {
 
 /// What a record cannot tell: why, and lengths beyond [`RANGE_MAX`].
 fn message(name: &str, event: &Event) -> Option<String> {
-    // That it is read ahead is said by the letter A already.
     let reason = event.reason.word();
-    let has_reason = !reason.is_empty() && event.reason != Reason::ReadAhead;
+    // That it is read ahead is said by the letter A already; and what all requests of a disk may have is no message each.
+    let has_reason = !reason.is_empty() && !matches!(event.reason, Reason::ReadAhead | Reason::Fixed);
     let is_long = event.nr > RANGE_MAX;
     if event.action != Action::Defer && !has_reason && !is_long {
         return None;

@@ -292,7 +292,7 @@ impl Leaf for FileLeaf {
         if io.op == Op::Write {
             self.punch.written(offset, len);
         }
-        env.start(io.token, FileOp { file: self.id, kind, offset, len, data: io.data });
+        env.start(io.token, FileOp { file: self.id, kind, offset, len, data: io.data, fixed: io.fixed });
         Submitted::Started
     }
 

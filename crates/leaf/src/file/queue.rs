@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use blockwork_engine::{Fua, Limits, Linearize, SECTOR, Sectors};
+use blockwork_engine::{Fixed, Fua, Limits, Linearize, SECTOR, Sectors};
 use rustix::fs::{Stat, ioctl_blkpbszget, ioctl_blksszget, major, minor};
 
 use super::direct::OpenedFile;
@@ -118,6 +118,9 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         // The page cache reads ahead by itself.
         read_ahead: if opened.direct.is_some() { READ_AHEAD } else { Sectors::ZERO },
         linearize: Linearize::Auto,
+        hw_fixed: true,
+        // Through the page cache data is copied, and no page has to be found for a device.
+        fixed: if opened.direct.is_some() { Fixed::Auto } else { Fixed::Off },
         // A lost page is told to one fsync or DSYNC write of the file only, whichever comes first. In turns, and alone, flushes hear of
         // it; a DSYNC write beside them would take the report for an error of its own.
         hw_fua: opened.direct.is_some(),

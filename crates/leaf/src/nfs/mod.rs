@@ -185,6 +185,7 @@ fn limits(file: &NfsFile) -> Limits {
         read_ahead: READ_AHEAD,
         read_only: file.read_only,
         write_cache: true,
+        hw_fixed: false,
         max_discard: Sectors::ZERO,
         max_hw_discard: Sectors::ZERO,
         max_write_zeroes: Sectors::ZERO,

@@ -18,11 +18,18 @@ pub struct Lab {
     pub leaf: Box<dyn Leaf>,
     /// What the leaf is told about other requests.
     pub alone: bool,
+    /// Whether memory that the kernel knows is to be used.
+    pub fixed: bool,
 }
 
 impl Lab {
     pub fn new(source: &dyn LeafSource) -> Lab {
-        Lab { env: Uring::new(&UringConfig::default()).unwrap(), leaf: source.open(), alone: true }
+        Lab {
+            env: Uring::new(&UringConfig::default()).unwrap(),
+            leaf: source.open(),
+            alone: true,
+            fixed: false,
+        }
     }
 
     /// Does one I/O; returns bytes transferred, or 0 where the leaf did it at once.
@@ -35,7 +42,8 @@ impl Lab {
         data: &[Segment],
     ) -> Result<u32, Errno> {
         let (sector, nr) = (Sector(sector), Sectors(nr));
-        let io = LeafIo { token: Token(1), op, flags, sector, nr, data, alone: self.alone };
+        let io =
+            LeafIo { token: Token(1), op, flags, sector, nr, data, fixed: self.fixed, alone: self.alone };
         match self.leaf.submit(&mut self.env, io) {
             Submitted::Now(result) => result.map(|()| 0),
             Submitted::Started => {

@@ -57,7 +57,16 @@ impl Hand {
     /// Starts a request without waiting for it.
     pub fn start(&mut self, number: u64, op: Op, flags: Flags, sector: u64, data: &[Segment]) -> Submitted {
         let nr = Sectors::from_bytes_floor(blockwork_memory::bytes_in(data) as u64);
-        let io = LeafIo { token: Token(number), op, flags, sector: Sector(sector), nr, data, alone: false };
+        let io = LeafIo {
+            token: Token(number),
+            op,
+            flags,
+            sector: Sector(sector),
+            nr,
+            data,
+            fixed: false,
+            alone: false,
+        };
         self.leaf.submit(&mut self.env, io)
     }
 

@@ -25,6 +25,7 @@ pub struct LimitsReport {
     pub nomerges: u32,
     pub read_ahead_kb: u64,
     pub linearize: &'static str,
+    pub fixed: &'static str,
 }
 
 impl From<&Limits> for LimitsReport {
@@ -48,6 +49,7 @@ impl From<&Limits> for LimitsReport {
             nomerges: limits.merges as u32,
             read_ahead_kb: limits.read_ahead.bytes() / 1024,
             linearize: limits.linearize.name(),
+            fixed: limits.fixed.name(),
         }
     }
 }
