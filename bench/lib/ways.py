@@ -1,8 +1,10 @@
-"""Section `io`: io_uring against threads, by servers that differ in that alone. Each has a file of its own; they take turns in each cell."""
+"""Sections `fixed` and `io`: one way of doing I/O against another, by servers that differ in that alone. Each has a file of its own and
+runs all the time, so that what `auto` has found out stays; they take turns in each cell."""
 
 from . import machine
 from .tables import errors, median, show
 
+WAYS = ("fixed=off", "fixed=on", "fixed=auto")
 THREADS = ("--io io_uring", "--io threads")
 
 
@@ -32,6 +34,16 @@ def ways_table(title, rows, names, value):
 def result(bench, rows, names):
     return [*ways_table("Server CPU, us per I/O", rows, names, "server_us"), *ways_table("IOPS", rows, names, "iops"),
             *ways_table("p50, us", rows, names, "p50_us"), machine.noise(rows), "", *errors(rows)]
+
+
+def fixed(bench):
+    if not bench.nbdload:
+        return ["Skipped: nbdload is not there (--build builds it).", ""]
+    cells = [{"rw": rw, "bs": bs, "depth": depth} for bs, depth in (("4k", 32), ("64k", 16)) for rw in ("randread", "randwrite")]
+    with bench.starter() as starter:
+        started = [starter.blockwork_nbd(way, f"{bench.file(way.replace('=', '-'))},direct=on,{way}", "--workers", "1") for way in WAYS]
+        rows = measure(bench, "file", started, cells)
+    return result(bench, rows, WAYS)
 
 
 def io(bench):
