@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use blockwork_engine::{Fixed, Fua, Limits, Linearize, SECTOR, Sectors};
 use rustix::fs::{Stat, ioctl_blkpbszget, ioctl_blksszget, major, minor};
+use rustix::process::{Resource, getrlimit};
+use rustix::thread::{CapabilitySet, capabilities};
 
 use super::direct::OpenedFile;
 
@@ -120,7 +122,7 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         linearize: Linearize::Auto,
         hw_fixed: true,
         // Through the page cache data is copied, and no page has to be found for a device.
-        fixed: if opened.direct.is_some() { Fixed::Auto } else { Fixed::Off },
+        fixed: if opened.direct.is_some() && may_lock_any() { Fixed::Auto } else { Fixed::Off },
         // A lost page is told to one fsync or DSYNC write of the file only, whichever comes first. In turns, and alone, flushes hear of
         // it; a DSYNC write beside them would take the report for an error of its own.
         hw_fua: opened.direct.is_some(),
@@ -133,6 +135,14 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         ..Limits::default()
     };
     if is_device { device_limits(common, queue) } else { file_limits(common, queue) }
+}
+
+/// Whether this process may lock as much memory as it likes. Where there is a limit, it holds for all processes of the user together, and
+/// rings count against it too (Linux 6.18 does so again): what one server locked without being asked would keep the next from starting.
+fn may_lock_any() -> bool {
+    let is_privileged =
+        || capabilities(None).is_ok_and(|may| may.effective.contains(CapabilitySet::IPC_LOCK));
+    getrlimit(Resource::Memlock).current.is_none() || is_privileged()
 }
 
 fn device_limits(common: Limits, queue: &Queue) -> Limits {
