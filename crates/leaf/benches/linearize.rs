@@ -73,7 +73,8 @@ fn main() {
     };
     let number = |text: &String| text.parse::<usize>().expect("a number");
     let (elements, element, depth) = (number(elements), number(element), number(depth));
-    let settings = vec![("linearize".to_owned(), way.clone())];
+    // Alone: what is found out about registered buffers besides is not the question.
+    let settings = vec![("linearize".to_owned(), way.clone()), ("fixed".to_owned(), "off".to_owned())];
     let source =
         open(file, &OpenOptions { settings, ..OpenOptions::default() }).expect("the file opens").source;
     let layer = LeafLayer::new(LeafId(0), NodeId(0), source.sectors(), source.limits().clone());
