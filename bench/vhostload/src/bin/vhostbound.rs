@@ -2,7 +2,8 @@
 //! ring, no disk. No back end answers a guest with one request under way in less. Prints one JSON object, microseconds, medians:
 //!
 //! - `both_sleep_us`: the back end sleeps in a read of its eventfd until it is kicked, the guest until it is called;
-//! - `back_end_looks_us`: the back end never sleeps, and the guest does: the least where the guest does not look by itself;
+//! - `back_end_looks_us`: the back end never sleeps, and answers before the guest has fallen asleep;
+//! - `guest_asleep_us`: it answers when the guest is fast asleep, [`SERVICE`] after it was asked, which is taken off: waking the guest;
 //! - `both_look_us`: nobody sleeps, nobody calls.
 //!
 //! Guest and back end are threads held to two processors.
@@ -19,6 +20,9 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Requests of one measurement.
 const ROUNDS: u32 = 20_000;
+
+/// Longer than a guest takes to fall asleep.
+const SERVICE: Duration = Duration::from_micros(30);
 
 /// What the two share.
 struct Shared {
@@ -43,7 +47,7 @@ fn ring(bell: &OwnedFd) {
 }
 
 /// The back end: answers until there is nothing more to come.
-fn answer(shared: &Shared, sleeps: bool, calls: bool) -> Result<()> {
+fn answer(shared: &Shared, sleeps: bool, calls: bool, service: Duration) -> Result<()> {
     hold_to(0)?;
     let mut last = 0;
     loop {
@@ -59,6 +63,10 @@ fn answer(shared: &Shared, sleeps: bool, calls: bool) -> Result<()> {
             continue;
         }
         last = now;
+        let start = Instant::now();
+        while start.elapsed() < service {
+            std::hint::spin_loop();
+        }
         shared.answered.store(now, Ordering::Release);
         if calls {
             ring(&shared.call);
@@ -93,29 +101,31 @@ fn ask(shared: &Shared, kicks: bool, sleeps: bool) -> Result<f64> {
     Ok(took[took.len() / 2].as_secs_f64() * 1e6)
 }
 
-fn measure(back_end_sleeps: bool, guest_sleeps: bool) -> Result<f64> {
+fn measure(back_end_sleeps: bool, guest_sleeps: bool, service: Duration) -> Result<f64> {
     let bell = || eventfd(0, EventfdFlags::CLOEXEC).context("eventfd");
     let shared =
         Shared { kick: bell()?, call: bell()?, asked: AtomicU32::new(0), answered: AtomicU32::new(0) };
     let shared = Arc::new(shared);
     let back_end = {
         let shared = shared.clone();
-        std::thread::spawn(move || answer(&shared, back_end_sleeps, guest_sleeps))
+        std::thread::spawn(move || answer(&shared, back_end_sleeps, guest_sleeps, service))
     };
     let took = ask(&shared, back_end_sleeps, guest_sleeps);
     // Also where that has failed, or the back end would wait for ever.
     shared.asked.store(END, Ordering::Release);
     ring(&shared.kick);
     back_end.join().expect("it does not panic")?;
-    took
+    Ok(took? - service.as_secs_f64() * 1e6)
 }
 
 fn main() -> Result<()> {
-    let both_sleep = measure(true, true)?;
-    let back_end_looks = measure(false, true)?;
-    let both_look = measure(false, false)?;
+    let both_sleep = measure(true, true, Duration::ZERO)?;
+    let back_end_looks = measure(false, true, Duration::ZERO)?;
+    let guest_asleep = measure(false, true, SERVICE)?;
+    let both_look = measure(false, false, Duration::ZERO)?;
     println!(
-        "{{\"both_sleep_us\": {both_sleep:.2}, \"back_end_looks_us\": {back_end_looks:.2}, \"both_look_us\": {both_look:.2}}}"
+        "{{\"both_sleep_us\": {both_sleep:.2}, \"back_end_looks_us\": {back_end_looks:.2}, \"guest_asleep_us\": {guest_asleep:.2}, \
+         \"both_look_us\": {both_look:.2}}}"
     );
     Ok(())
 }
