@@ -23,8 +23,9 @@ use blockwork_volume::lvm::served::ChangedFamily;
 use super::groups::ServedGroups;
 
 impl ServedGroups {
-    /// Has the volumes of a family go by what it is now. Those in `closed` are not what they were: nobody has them open, and what is still
-    /// on its way to them from clients that have gone fails.
+    /// Has the volumes of a family go by what it is now. Those in `closed` are not what they were: nobody has them open, and they get
+    /// numbers of their own, since what is still on its way to them from clients that have gone goes by the number that it was sent to. It
+    /// fails, whenever it goes on: a write may wait for minutes, below the family, for space in a pool.
     ///
     /// # Errors
     ///
@@ -35,24 +36,30 @@ impl ServedGroups {
             changed.volumes.iter().filter_map(|name| self.served.find(name)).collect();
         let suspension = Suspension::default();
         let is_closed = |volume: &Volume| closed.contains(&volume.name);
-        let meanwhile = |volume: &Volume| match is_closed(volume) {
-            true => with_nothing(volume),
-            false => volume.with_root(suspension.over(volume.root.clone())),
+        let meanwhile = |(id, volume): &(VolumeId, Volume)| match is_closed(volume) {
+            true => self.served.withdraw(*id),
+            false => self.served.set(*id, volume.with_root(suspension.over(volume.root.clone()))),
         };
-        volumes.iter().for_each(|(id, volume)| self.served.set(*id, meanwhile(volume)));
+        volumes.iter().for_each(meanwhile);
         if let Err(error) = self.put_to_rest(changed, &volumes, is_closed) {
             volumes.iter().for_each(|(id, volume)| self.served.set(*id, with_nothing(volume)));
             return Err(error);
         }
         let (built, failures): (Vec<_>, Vec<_>) =
             volumes.into_iter().map(|(id, volume)| self.build_anew(id, volume)).unzip();
-        built.iter().for_each(|(id, volume)| self.served.set(*id, meanwhile(volume)));
+        built.iter().filter(|(_, volume)| !is_closed(volume)).for_each(meanwhile);
         // Who reads by the old family knows nothing of what the new one copies: no write before the last of those reads has ended.
         let quiet = self.served.run(|cx| async move { cx.quiesce().await });
         let mut failure = failures.into_iter().flatten().next().or(quiet.err());
         for (id, volume) in &built {
-            self.served.set(*id, volume.clone());
-            failure = failure.or(self.offers.change(&volume.name, *id, volume).err());
+            let id = if is_closed(volume) {
+                self.served.add(volume.clone())
+            } else {
+                self.served.set(*id, volume.clone());
+                Ok(*id)
+            };
+            let offered = id.and_then(|id| self.offers.change(&volume.name, id, volume));
+            failure = failure.or(offered.err());
         }
         drop(suspension);
         let roots = built.into_iter().map(|(_, volume)| volume.root);

@@ -255,11 +255,11 @@ impl Exports {
         Some(Opened { export: found.now.clone(), _told: Told(self.closed.clone()) })
     }
 
-    /// Those that LIST names.
-    pub fn listed(&self) -> Vec<Arc<Export>> {
+    /// Those that LIST names: name and description. Whoever only asks for the list has no share of them.
+    pub fn listed(&self) -> Vec<(String, String)> {
         let all = self.all();
-        let open = all.iter().filter(|known| !known.is_withheld);
-        open.take(Exports::LISTED_MAX).map(|known| known.now.clone()).collect()
+        let open = all.iter().filter(|known| !known.is_withheld).take(Exports::LISTED_MAX);
+        open.map(|known| (known.now.name.clone(), known.now.description.clone())).collect()
     }
 }
 

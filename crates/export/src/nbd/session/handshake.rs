@@ -232,8 +232,8 @@ impl Handshake {
         if !data.is_empty() {
             return option_error(out, option::LIST, reply::ERR_INVALID, "LIST has no data");
         }
-        for export in self.exports.listed() {
-            server_entry(out, option::LIST, &export.name, &export.description);
+        for (name, description) in self.exports.listed() {
+            server_entry(out, option::LIST, &name, &description);
         }
         option_reply(out, option::LIST, reply::ACK, &[]);
     }
