@@ -347,3 +347,44 @@ fn partitions_of_an_origin_follow_its_merge_and_whoever_has_one_open_has_it_wait
     assert_eq!(sum(&lab, "vg/disk/1"), before);
     stop(server);
 }
+
+/// A group with the thin volume `root` in a pool of 4 MiB, and its old snapshot `before`: LVM makes those by more steps than are needed here.
+fn thin_group() -> Lab {
+    let lab = Lab::new(&[("a", 161)]);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "4M"]);
+    lab.verb(&["lv", "create", "vg/root", "--thin", "pool", "-V", "16M"]);
+    lab.verb(&["lv", "create", "vg/full", "--thin", "pool", "-V", "16M"]);
+    lab.verb(&["lv", "create", "vg/plain", "--size", "16M"]);
+    lab.verb(&["lv", "snapshot", "vg/plain", "--size", "18M", "--name", "before"]);
+    let text = lab.scratch.at("text");
+    lab.lvm(&[&format!("vgcfgbackup -f {text} vg")]);
+    let plain = std::fs::read_to_string(&text).expect("LVM has written it");
+    let thin = plain.replace("origin = \"plain\"", "origin = \"root\"");
+    assert_ne!(plain, thin);
+    std::fs::write(&text, thin).expect("a file");
+    lab.lvm(&[&format!("vgcfgrestore -y --force -f {text} vg")]);
+    lab
+}
+
+/// What a client that has gone had sent waits below the family, for space in a pool, when the merge begins; and goes on after that.
+#[test]
+fn a_write_that_waits_below_the_origin_is_not_in_what_is_merged() {
+    let lab = thin_group();
+    let server = lab.scratch.serve(["--disk", "a"]);
+    let fill = ["--rw=write", "--bs=1M", "--size=4M", "--iodepth=1"];
+    run(&mut fio(&lab.scratch, &lab.scratch.uri("vg/full"), &fill));
+    let before = sum(&lab, "vg/before");
+    assert_eq!(sum(&lab, "vg/root"), before);
+    let mut client = open(&lab, "vg/root");
+    client.write_unanswered(MIB, 4096);
+    until("it waits for space", || server.said().contains("it has no free data blocks"));
+    drop(client);
+    served(&lab, &["lv", "merge", "vg/before"]);
+    until("the merge begins", || merge(&lab).is_some_and(|merge| merge == "running"));
+    served(&lab, &["lv", "resize", "vg/pool", "--size", "+4M"]);
+    wait_for_the_end(&lab);
+    assert_eq!(sum(&lab, "vg/root"), before);
+    server.stop();
+    lab.expect_sound();
+}
