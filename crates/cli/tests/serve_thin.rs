@@ -4,12 +4,13 @@
 mod support;
 
 use std::collections::BTreeMap;
+use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 
 use blockwork_format::virtio::blk::{request, status};
 use serde_json::Value;
 
-use support::nbd::{fio, load, nbdload, python};
+use support::nbd::{Raw, fio, load, nbdload, python};
 use support::thin::{expect_scribbled, mapped, restore, scribble};
 use support::{Background, Scratch, Server, run, thin_dump, tool, until};
 use vhostload::{Disk, Options, Request};
@@ -143,23 +144,24 @@ fn a_write_to_a_full_pool_waits_for_space() {
     pool(&scratch, 32);
     let table = table(&scratch, 32, "");
     let server = scratch.serve(["--table", &table]);
-    let said = python(&format!(
-        "a, b = connect({:?}), connect({:?})
-block = 65536
-a.pwrite(b'a' * 32 * block, 0)
-waiting = b.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(b'b' * block)), 0)
-# A read of what is mapped overtakes it.
-print(a.pread(block, 31 * block) == b'a' * block, b.aio_command_completed(waiting))
-a.trim(block, 0)
-a.flush()
-while not b.aio_command_completed(waiting):
-    b.poll(-1)
-print(b.pread(block, 0) == b'b' * block)
-",
-        scratch.uri("dm/a"),
-        scratch.uri("dm/b")
-    ));
-    assert_eq!(said, "True False\nTrue\n");
+    let [a, b] = ["dm/a", "dm/b"].map(|name| scratch.uri(name));
+    python(&format!("a = connect({a:?})\na.pwrite(b'a' * 32 * 65536, 0)\n"));
+    let mut waiting = Raw::open_export(&scratch.at("socket"), "dm/b");
+    waiting.write_unanswered(0, 65536);
+    until("the pool is full", || server.said().contains(FULL));
+    // A read of what is mapped overtakes it.
+    let said = python(&format!("a = connect({a:?})\nprint(a.pread(65536, 31 * 65536) == b'a' * 65536)\n"));
+    assert_eq!(said, "True\n");
+    waiting.stream.set_nonblocking(true).unwrap();
+    let mut answer = [0xff; 16];
+    let none = waiting.stream.read(&mut answer).expect_err("it waits");
+    assert_eq!(none.kind(), ErrorKind::WouldBlock);
+    waiting.stream.set_nonblocking(false).unwrap();
+    python(&format!("a = connect({a:?})\na.trim(65536, 0)\na.flush()\n"));
+    waiting.stream.read_exact(&mut answer).expect("there is space");
+    assert_eq!(answer[..8], *b"gDf\x98\0\0\0\0", "a simple reply without an error");
+    let said = python(&format!("b = connect({b:?})\nprint(b.pread(65536, 0) == b'\\xdd' * 65536)\n"));
+    assert_eq!(said, "True\n");
     let said = server.stop().stderr;
     assert!(said.contains(FULL) && said.lines().count() == 1, "{said}");
     dumped(&scratch);
