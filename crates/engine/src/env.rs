@@ -155,6 +155,8 @@ pub enum Wait {
 pub enum Awaited {
     /// A client, which has been answered.
     Client,
+    /// Clients, which have been answered and of which was measured that they come soon.
+    Clients,
     /// A device, which has been asked.
     Device,
 }

@@ -1,11 +1,12 @@
-//! Whether to wait a moment for more to come, so that one wake-up serves many requests.
+//! How to wait for what comes next: asleep at once, asleep for a moment longer so that one wake-up serves many requests, or looking.
 //!
 //! A server that is faster than its client or its disk is woken for every single request or completion, and pays a system
 //! call and a context switch for each. Sleeping up to [`PAUSE_MAX`] longer lets several gather. For a client with
-//! many requests under way that costs nothing; one with a single request waits for nothing. No count of requests tells the
-//! two apart from outside, so it is measured: for [`TRIAL`] turns without pauses and as many with them, how many bios
-//! finish in how much time. The pause is kept unless it made that slower by more than [`TOLERANCE`]; the verdict holds for
-//! a growing number of turns, then it is tried again.
+//! many requests under way that costs nothing; one with a single request waits for nothing. Looking for the next requests
+//! spares both sides their wake-ups, which take longer than a batch does; but it takes a processor, which is well spent only where
+//! the client is waiting for us. No count of requests tells these apart from outside, so it is measured: for [`TRIAL`] turns and
+//! [`TRIAL_TIME`] each way, how many bios finish in how much time. The pause is kept unless it made that slower by more than
+//! [`TOLERANCE`]; looking has to make it faster by [`WORTH`]. The verdict holds for a growing time, then it is tried again.
 //!
 //! While devices have requests nothing is gathered: their completions come by themselves, and a pause that ends by its time
 //! limit costs the timer that it takes (3 µs of processor per I/O on a disk with 60,000 I/O a second, in a virtual machine).
@@ -21,28 +22,43 @@ use crate::units::Nanos;
 const PAUSE_MAX: Nanos = Nanos::micros(80);
 /// As many completions as end a pause early.
 const ENOUGH: u32 = 16;
-/// Turns in which something finished that make up one side of a trial.
+/// Turns in which something finished that make up one side of a trial, at least.
 const TRIAL: u32 = 16;
-/// Turns that a verdict holds, at first and at most.
-const HOLD_MIN: u32 = 256;
-const HOLD_MAX: u32 = 8192;
+/// And the time that they take together, at least.
+const TRIAL_TIME: u64 = Nanos::millis(2).0;
+/// Time at the beginning of a side that does not count: what has gathered while it was waited the other way is done in it.
+const SETTLES: u64 = Nanos::micros(300).0;
+/// How long a verdict holds, at first and at most: turns in which something finished count, for what they took.
+const HOLD_MIN: u64 = Nanos::millis(25).0;
+const HOLD_MAX: u64 = Nanos::millis(800).0;
 /// How much slower pauses may be, as a share: 1/16. They save processor time, so a draw goes to them.
 const TOLERANCE: u64 = 16;
+/// How much faster looking has to be, as a share: 1/3. It takes as much of a processor as there is.
+const WORTH: u64 = 3;
 /// A turn counts for at most this much time: a client that thinks for a while says nothing about pauses.
 const TURN_MAX: Nanos = Nanos::millis(1);
 
 /// Turns in a row that make a lone client.
 const LONE: u32 = 16;
 
+/// Ways to wait for clients, when nothing is under way at devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Asleep until something comes.
+    Sleep,
+    /// Asleep until much has come.
+    Pause,
+    /// Looking for it.
+    Look,
+}
+
 /// What is being found out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// How fast it goes without pauses.
-    Without,
-    /// How fast it goes with them.
-    With,
-    /// The verdict holds for so many more turns.
-    Hold { pause: bool, turns: u32 },
+    /// How fast it goes this way.
+    Try(Way),
+    /// The verdict holds for so many more nanoseconds.
+    Hold(Way, u64),
 }
 
 /// Bios that finished, and the time that took.
@@ -51,6 +67,20 @@ struct Rate {
     turns: u32,
     bios: u64,
     time: u64,
+}
+
+impl Rate {
+    /// Whether it is above `num / den` of that rate.
+    fn is_above(self, num: u64, den: u64, other: Rate) -> bool {
+        // bios/time compared crosswise, so that no division rounds.
+        let product = |a: u64, b: u64, c: u64| u128::from(a) * u128::from(b) * u128::from(c);
+        product(self.bios, other.time, den) > product(other.bios, self.time, num)
+    }
+
+    /// Whether a turn had more to do.
+    fn has_larger_turns(self, other: Rate) -> bool {
+        self.bios * u64::from(other.turns) > other.bios * u64::from(self.turns)
+    }
 }
 
 /// How a worker waits for what comes next.
@@ -67,10 +97,13 @@ pub enum Waiting {
 pub(crate) struct Gatherer {
     waiting: Waiting,
     phase: Phase,
-    without: Rate,
+    /// Of this side of the trial, what does not count.
+    settling: u64,
     current: Rate,
-    hold: u32,
-    last_verdict: bool,
+    sleeping: Rate,
+    pausing: Rate,
+    hold: u64,
+    last_verdict: Way,
     turn_started: Nanos,
     /// Bios finished since then.
     finished: u64,
@@ -84,11 +117,13 @@ impl Gatherer {
     pub(crate) fn new(waiting: Waiting) -> Gatherer {
         Gatherer {
             waiting,
-            phase: Phase::Without,
-            without: Rate::default(),
+            phase: Phase::Try(Way::Sleep),
+            settling: 0,
             current: Rate::default(),
+            sleeping: Rate::default(),
+            pausing: Rate::default(),
             hold: HOLD_MIN,
-            last_verdict: false,
+            last_verdict: Way::Sleep,
             turn_started: Nanos(0),
             finished: 0,
             port: None,
@@ -129,49 +164,66 @@ impl Gatherer {
             self.book(finished, took);
             self.lone_turns = if finished <= 2 { self.lone_turns.saturating_add(1) } else { 0 };
         }
-        let company = finished > 0 && in_flight == 0;
-        let pause = match self.phase {
-            Phase::Without => false,
-            Phase::With => true,
-            Phase::Hold { pause, .. } => pause,
-        };
-        if company && pause {
-            Wait::Gather { completions: ENOUGH, for_at_most: PAUSE_MAX }
-        } else if self.lone_turns >= LONE && in_flight <= 1 {
+        let answered = finished > 0 && in_flight == 0;
+        match self.phase {
+            Phase::Try(Way::Pause) | Phase::Hold(Way::Pause, _) if answered => {
+                Wait::Gather { completions: ENOUGH, for_at_most: PAUSE_MAX }
+            }
+            Phase::Try(Way::Look) | Phase::Hold(Way::Look, _) if answered => {
+                Wait::Soon { of: Awaited::Clients, until: None }
+            }
             // A single client that asks for one thing at a time asks for the next when it has been answered, and a fast device
             // answers soon. With several clients the processor is better left to them.
-            soon(in_flight)
-        } else {
-            Wait::Until(None)
+            _ if self.lone_turns >= LONE && in_flight <= 1 => soon(in_flight),
+            _ => Wait::Until(None),
         }
     }
 
     fn book(&mut self, bios: u64, time: u64) {
-        if let Phase::Hold { pause, turns } = self.phase {
-            self.phase = match turns.checked_sub(1) {
-                Some(turns) => Phase::Hold { pause, turns },
-                None => Phase::Without,
-            };
-            return;
-        }
+        let way = match self.phase {
+            Phase::Hold(way, left) => {
+                self.phase =
+                    left.checked_sub(time).map_or(Phase::Try(Way::Sleep), |left| Phase::Hold(way, left));
+                return;
+            }
+            Phase::Try(_) if self.settling < SETTLES => {
+                self.settling += time;
+                return;
+            }
+            Phase::Try(way) => way,
+        };
         self.current.turns += 1;
         self.current.bios += bios;
         self.current.time += time;
-        if self.current.turns < TRIAL {
+        if self.current.turns < TRIAL || self.current.time < TRIAL_TIME {
             return;
         }
         let rate = std::mem::take(&mut self.current);
-        if self.phase == Phase::Without {
-            self.without = rate;
-            self.phase = Phase::With;
-            return;
-        }
-        // As many turns each: a pause in which no more finished than without it gathers nothing, whatever the time says
+        self.settling = 0;
+        self.phase = match way {
+            Way::Sleep => {
+                self.sleeping = rate;
+                Phase::Try(Way::Pause)
+            }
+            Way::Pause => {
+                self.pausing = rate;
+                Phase::Try(Way::Look)
+            }
+            Way::Look => self.judge(rate),
+        };
+    }
+
+    fn judge(&mut self, looking: Rate) -> Phase {
+        let (sleeping, pausing) = (self.sleeping, self.pausing);
+        // A pause whose turns have no more to do than those without it gathers nothing, whatever the time says
         // (one turn that the scheduler held up outweighs all others).
-        let pause = rate.bios > self.without.bios && !is_slower(rate, self.without);
-        self.hold = if pause == self.last_verdict { (self.hold * 2).min(HOLD_MAX) } else { HOLD_MIN };
-        self.last_verdict = pause;
-        self.phase = Phase::Hold { pause, turns: self.hold };
+        let is_pause_right =
+            pausing.has_larger_turns(sleeping) && pausing.is_above(TOLERANCE - 1, TOLERANCE, sleeping);
+        let (asleep, rate) = if is_pause_right { (Way::Pause, pausing) } else { (Way::Sleep, sleeping) };
+        let way = if looking.is_above(WORTH + 1, WORTH, rate) { Way::Look } else { asleep };
+        self.hold = if way == self.last_verdict { (self.hold * 2).min(HOLD_MAX) } else { HOLD_MIN };
+        self.last_verdict = way;
+        Phase::Hold(way, self.hold)
     }
 }
 
@@ -180,38 +232,39 @@ fn soon(in_flight: u32) -> Wait {
     Wait::Soon { of: if in_flight == 0 { Awaited::Client } else { Awaited::Device }, until: None }
 }
 
-/// Whether `with` is slower than `without` by more than the tolerance.
-fn is_slower(with: Rate, without: Rate) -> bool {
-    // bios/time compared crosswise, so that no division rounds: with < without * (1 - 1/TOLERANCE).
-    let ours = u128::from(with.bios) * u128::from(without.time) * u128::from(TOLERANCE);
-    let theirs = u128::from(without.bios) * u128::from(with.time) * u128::from(TOLERANCE - 1);
-    ours < theirs
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A closed loop: `depth` requests, each `service` ns of the server's time, answered in batches. Gives the share of
-    /// the last turns in which the gatherer paused.
-    fn share_of_pauses(depth: u64, service: u64, client: u64) -> f64 {
+    /// Many turns, each of which takes a time and finishes so many bios by how it was waited for: of the time of the last half, the
+    /// share of pauses, and of looks.
+    fn shares(turn: impl Fn(Wait) -> (u64, u64)) -> (f64, f64) {
+        const TURNS: u32 = 40_000;
         let mut gatherer = Gatherer::new(Waiting::Measured);
         let mut now = Nanos(0);
-        let mut pauses = 0;
-        const TURNS: u32 = 20_000;
-        for turn in 0..TURNS {
-            // Before the wait: how many requests come in the time slept, one each `client` ns, at most `depth`.
-            let (slept, came) = match gatherer.wait(now, 0) {
-                Wait::Gather { for_at_most, .. } => {
-                    pauses += u32::from(turn >= TURNS / 2);
-                    (for_at_most.0, (for_at_most.0 / client).clamp(1, depth))
-                }
-                _ => (client, 1),
-            };
-            now = now + Nanos(slept + came * service);
-            (0..came).for_each(|_| gatherer.finished(PortId(0)));
+        let (mut pauses, mut looks, mut all) = (0, 0, 0);
+        let mut wait = Wait::Until(None);
+        for number in 0..TURNS {
+            let (took, bios) = turn(wait);
+            if number >= TURNS / 2 {
+                all += took;
+                pauses += if matches!(wait, Wait::Gather { .. }) { took } else { 0 };
+                looks += if matches!(wait, Wait::Soon { .. }) { took } else { 0 };
+            }
+            now = now + Nanos(took);
+            (0..bios).for_each(|_| gatherer.finished(PortId(0)));
+            wait = gatherer.wait(now, 0);
         }
-        f64::from(pauses) / f64::from(TURNS / 2)
+        let share = |time: u64| time as f64 / all as f64;
+        (share(pauses), share(looks))
+    }
+
+    /// Of pauses, in a closed loop: `depth` requests, each `service` ns of the server's time, answered in batches. One comes each
+    /// `client` ns.
+    fn share_of_pauses(depth: u64, service: u64, client: u64) -> f64 {
+        let came = |slept: u64| (slept / client).clamp(1, depth);
+        let pause = (PAUSE_MAX.0 + came(PAUSE_MAX.0) * service, came(PAUSE_MAX.0));
+        shares(|wait| if matches!(wait, Wait::Gather { .. }) { pause } else { (client + service, 1) }).0
     }
 
     #[test]
@@ -228,6 +281,31 @@ mod tests {
     fn a_few_requests_that_a_pause_would_only_delay_are_not_kept_waiting() {
         // Two requests come within 10 us; then the client waits for answers while we would sleep on.
         assert!(share_of_pauses(2, 3_000, 5_000) < 0.05);
+    }
+
+    #[test]
+    fn who_waits_for_us_is_looked_for_if_that_is_much_faster() {
+        // 32 requests come at once, 60 us after the answers if both have been asleep.
+        let looked_for = |took: u64| {
+            shares(|wait| match wait {
+                Wait::Gather { .. } => (120_000, 32),
+                Wait::Soon { .. } => (took, 32),
+                _ => (100_000, 32),
+            })
+        };
+        assert!(looked_for(60_000).1 > 0.95, "{:?}", looked_for(60_000));
+        let little_faster = looked_for(90_000);
+        assert!(little_faster.0 < 0.05 && little_faster.1 < 0.05, "{little_faster:?}");
+    }
+
+    #[test]
+    fn a_client_that_takes_its_time_is_not_looked_for() {
+        // One that spends 7 us on each of its requests, however it is waited for.
+        let (pauses, looks) = shares(|wait| match wait {
+            Wait::Gather { .. } => (84_000, 12),
+            _ => (7_000, 1),
+        });
+        assert!(pauses > 0.95 && looks < 0.05, "{pauses} {looks}");
     }
 
     #[test]
@@ -272,7 +350,7 @@ mod tests {
         let soon = Wait::Soon { of: Awaited::Device, until: timer };
         assert_eq!(gatherer.wait_until(Nanos(0), 3, timer), soon);
         let mut gatherer = Gatherer::new(Waiting::Measured);
-        gatherer.phase = Phase::Hold { pause: true, turns: 9 };
+        gatherer.phase = Phase::Hold(Way::Pause, HOLD_MAX);
         for (at, gathers) in [(70_000, false), (90_000, true)] {
             gatherer.finished(PortId(0));
             let wait = gatherer.wait_until(Nanos(0), 0, Some(Nanos(at)));

@@ -1,5 +1,5 @@
-//! Whether to look for completions for a moment before sleeping: only while that finds some, and only as long as half of
-//! the processors are left to others. A process that is held to one processor (its clients may have others) looks there, which is
+//! Whether to look for completions for a moment before sleeping: only while that finds some (or where the worker has measured that
+//! it pays), and only as long as half of the processors are left to others. A process that is held to one processor (its clients may have others) looks there, which is
 //! given up soon if it takes the processor from the client.
 
 use std::sync::OnceLock;
@@ -34,24 +34,45 @@ impl Drop for Looking {
     }
 }
 
-/// Looks for clients, and looks for devices.
+/// Who is looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LookedFor {
+    /// Whom the worker expects.
+    Awaited(Awaited),
+    /// Clients with much under way, for a short time.
+    Busy,
+}
+
+impl From<Awaited> for LookedFor {
+    fn from(of: Awaited) -> LookedFor {
+        LookedFor::Awaited(of)
+    }
+}
+
+/// All looks, by who is looked for: that one does not come soon says nothing of the others.
 #[derive(Debug)]
 pub(crate) struct Looks {
     /// How long to look, at most.
     pub(crate) time: Nanos,
     client: Look,
+    clients: Look,
     device: Look,
+    busy: Look,
 }
 
 impl Looks {
     pub(crate) fn new(time: Nanos) -> Looks {
-        Looks { time, client: Look::default(), device: Look::default() }
+        let always = Look { always: true, ..Look::default() };
+        let [client, device, busy] = Default::default();
+        Looks { time, client, clients: always, device, busy }
     }
 
-    pub(crate) fn of(&mut self, of: Awaited) -> &mut Look {
+    pub(crate) fn of(&mut self, of: LookedFor) -> &mut Look {
         match of {
-            Awaited::Client => &mut self.client,
-            Awaited::Device => &mut self.device,
+            LookedFor::Awaited(Awaited::Client) => &mut self.client,
+            LookedFor::Awaited(Awaited::Clients) => &mut self.clients,
+            LookedFor::Awaited(Awaited::Device) => &mut self.device,
+            LookedFor::Busy => &mut self.busy,
         }
     }
 }
@@ -59,6 +80,8 @@ impl Looks {
 /// What became of the looks so far.
 #[derive(Debug, Default)]
 pub(crate) struct Look {
+    /// The worker measures by itself whether it is worth it.
+    always: bool,
     back_off: u32,
     to_skip: u32,
 }
@@ -76,6 +99,9 @@ impl Look {
     }
     /// Nothing came.
     pub(crate) fn in_vain(&mut self) {
+        if self.always {
+            return;
+        }
         self.back_off = (self.back_off * 2).clamp(1, BACK_OFF_MAX);
         // One miss between hits is an accident.
         self.to_skip = self.back_off - 1;
@@ -101,6 +127,12 @@ mod tests {
         assert!(looks.count() < 120);
         look.found();
         while look.begin().is_none() {}
+        let mut looks = Looks::new(Nanos(1));
+        let clients = looks.of(LookedFor::Awaited(Awaited::Clients));
+        for _ in 0..100 {
+            assert!(clients.begin().is_some(), "whether it pays is measured by who asks");
+            clients.in_vain();
+        }
         let all: Vec<_> = std::iter::from_fn(Looking::begin).collect();
         assert!(look.begin().is_none(), "{} look already", all.len());
         drop(all);

@@ -5,9 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockwork_engine::{
-    Awaited, Completion, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait,
-};
+use blockwork_engine::{Completion, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait};
 use blockwork_memory::Segment;
 use io_uring::{cqueue, opcode, squeue, types};
 use rustix::time::{ClockId, clock_gettime};
@@ -15,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::blocking::{Call, Helpers, Vectors, signed};
 use crate::known::Known;
 use crate::late::Late;
-use crate::look::Looks;
+use crate::look::{LookedFor, Looks};
 use crate::network::connected;
 use crate::portion::Portion;
 use crate::queues::Queues;
@@ -460,9 +458,9 @@ impl Uring {
             Wait::Poll => false,
             _ if !self.words.is_empty() => {
                 let (of, time) = match wait {
-                    Wait::Soon { of, until } => (of, within(self.looks.time, until)),
-                    Wait::Until(until) => (Awaited::Client, within(self.short_look(), until)),
-                    _ => (Awaited::Client, self.short_look()),
+                    Wait::Soon { of, until } => (of.into(), within(self.looks.time, until)),
+                    Wait::Until(until) => (LookedFor::Busy, within(self.short_look(), until)),
+                    _ => (LookedFor::Busy, self.short_look()),
                 };
                 let found = time > Nanos(0) && self.look(of, time, before, out);
                 self.words.looked(found);
@@ -471,7 +469,7 @@ impl Uring {
             }
             Wait::Soon { of, until } => {
                 let time = within(self.looks.time, until);
-                !self.words.were_in_vain() && time > Nanos(0) && self.look(of, time, before, out)
+                !self.words.were_in_vain() && time > Nanos(0) && self.look(of.into(), time, before, out)
             }
             Wait::Until(_) | Wait::Gather { .. } => false,
         }
@@ -517,7 +515,7 @@ impl Uring {
     ///
     /// Leaving and waking an idle processor can cost more than the whole request, in a virtual machine above all: for a
     /// client with one request under way, looking for a moment takes less of the processor than sleeping does.
-    fn look(&mut self, of: Awaited, time: Nanos, before: usize, out: &mut Vec<Completion>) -> bool {
+    fn look(&mut self, of: LookedFor, time: Nanos, before: usize, out: &mut Vec<Completion>) -> bool {
         let Some(_looking) = self.looks.of(of).begin() else { return false };
         let mut start = None;
         loop {
