@@ -277,8 +277,7 @@ impl QueuePort {
             }
         }
         if taken > 0 {
-            // To take one takes us about a hundredth of what it takes a disk.
-            cx.env.keep_together(batch::LARGE);
+            cx.env.keep_together(batch::TOGETHER);
             let count = u32::try_from(taken).expect("at most a batch");
             let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
             if self.stats.taken(count, is_full, cx.now()) {
@@ -312,6 +311,7 @@ impl QueuePort {
     /// There is nothing to take: has the worker look for more, or asks the driver to call. Tells whether there is still nothing.
     fn rest(&mut self, cx: &mut Context<'_, Uring>) -> bool {
         let Some(ring) = &mut self.ring else { return true };
+        self.batches.rested();
         if self.calls_wanted || self.looking {
             return true;
         }
