@@ -315,10 +315,14 @@ def our_writes(bench, folder, medium, rep):
 
 
 def bare_writes(bench, folder, medium, rep):
-    """The steps of random first writes, one by one, without client or server."""
+    """The steps of first writes without client or server: one by one, or a batch's together."""
     rows = []
     for chunk, rw, depth, size in CELLS:
-        if depth > 1 or rw != "randwrite":
+        cell = {"medium": medium, "chunk": chunk, "rw": rw, "depth": depth, "peer": BARE_COPIER, "rep": rep}
+        if depth > 1:
+            rows.append(bench.keep_row({**cell, "what": "copies", "iops": bare_copies(folder, chunk, rw, depth, size)}))
+            continue
+        if rw != "randwrite":
             continue
         origin, plain, store = (os.open(path, os.O_RDWR | os.O_DIRECT) for path in disks_for_writes(folder))
         length, count = chunk * 1024, size // 1024 // chunk
@@ -339,11 +343,32 @@ def bare_writes(bench, folder, medium, rep):
             for nth, at in enumerate(places[:count]):
                 step(nth, at)
             rate = count / (time.monotonic() - begun)
-            cell = {"medium": medium, "chunk": chunk, "rw": rw, "depth": depth, "what": what}
-            rows.append(bench.keep_row({**cell, "peer": BARE_COPIER, "rep": rep, "iops": rate}))
+            rows.append(bench.keep_row({**cell, "what": what, "iops": rate}))
         for disk in (origin, plain, store):
             os.close(disk)
     return rows
+
+
+def bare_copies(folder, chunk, rw, depth, size):
+    """Chunks copied a second, `depth` at a time: read at once, written as one piece, flushed, their entries written, flushed."""
+    origin, _, store_path = disks_for_writes(folder)
+    length, count = chunk * 1024, size // 1024 // chunk
+    together = length * depth if rw == "write" else length
+    reads = fio_reads([[f"--rw={rw.replace('write', 'read')}", f"--bs={together}", f"--iodepth={1 if rw == 'write' else depth}",
+                        f"--size={ORIGIN_BYTES}", f"--io_size={size}", f"--filename={origin}"]])
+    if not reads:
+        return None
+    store = os.open(store_path, os.O_RDWR | os.O_DIRECT)
+    block, entry = mmap.mmap(-1, length * depth), mmap.mmap(-1, PIECE)
+    begun = time.monotonic()
+    for nth in range(count // depth):
+        os.pwritev(store, [block], 2 * MIB + nth * length * depth)
+        os.fdatasync(store)
+        os.pwritev(store, [entry], nth * depth // (PIECE // 16) * PIECE)
+        os.fdatasync(store)
+    took = time.monotonic() - begun + reads / 1000
+    os.close(store)
+    return count / took
 
 
 def kernel_writes(bench, folder, medium, rep):
@@ -422,14 +447,17 @@ def copy_out_table(rows):
         lines.append("| " + " | ".join(line) + " |")
     return lines + ["", "(`memory`: files on tmpfs, where a flush costs nothing; `disk`: files where it costs what it costs. The guest is an",
                     "emulated machine, its plain writes are slower than ours: so shares are compared, not rates. Where the kernel's share is over 0.5, twice",
-                    "that would be faster than plain writes. The bare copier makes the same steps on the same files one after the other, by one system call",
-                    "each, with nobody to serve: read, write, flush, entry, flush, write. What they take besides the last one, added to what our plain write",
-                    "takes, gives its share.)", ""]
+                    "that would be faster than plain writes. The bare copier makes the same steps on the same files one after the other, with nobody to",
+                    "serve: read, write, flush, entry, flush, write. What they take besides the last one, added to what our plain write takes, gives its",
+                    "share. At depth 1 each is a system call; at depth 32 the chunks of a batch are read together by io_uring and written as one piece.)", ""]
 
 
 def share_of_bare_copies(rows, match):
     """What would be left of our plain rate if a first write took no more besides than what the bare copier takes."""
     ours = median(rows, "iops", peer=OURS, what="plain", **match)
+    copies = median(rows, "iops", peer=BARE_COPIER, what="copies", **match)
+    if ours and copies:
+        return 1 / (1 + ours / copies)
     plain, first = (median(rows, "iops", peer=BARE_COPIER, what=what, **match) for what in ("plain", "first"))
     return 1 / (1 + ours * (1 / first - 1 / plain)) if ours and plain and first else None
 
