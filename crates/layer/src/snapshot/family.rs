@@ -72,6 +72,8 @@ pub struct Family {
     pub(super) stores: Box<[Store]>,
     /// Who copies chunks out.
     pub(super) turns: Turns,
+    /// Held for a step of the merge, if there is one; whoever waits for the end of one takes it.
+    pub(super) steps: Turns,
     wanted: Lock<Wanted>,
     ahead: Lock<Ahead>,
     pub(super) marks: Marks,
@@ -140,6 +142,7 @@ impl Family {
             origin,
             stores: stores.into(),
             turns: Turns::default(),
+            steps: Turns::default(),
             wanted: Lock::default(),
             ahead: Lock::new(Ahead::new(chunks)),
             marks: Marks::default(),
@@ -149,9 +152,11 @@ impl Family {
         })
     }
 
-    /// It does nothing any more, and its stores can be read as they are: nothing is copied out or entered from now on. Its volumes are
-    /// suspended: whoever waits for a chunk is let go, and meets what takes its place.
+    /// It does nothing any more, and its stores can be read as they are: nothing is copied out, entered or merged from now on. Its volumes
+    /// are suspended: whoever waits for a chunk is let go, and meets what takes its place.
     pub async fn retire(&self) {
+        // First, as a step takes the other turn: what it merges is copied out for other snapshots.
+        let _step = self.steps.take().await;
         let _turn = self.turns.take().await;
         self.is_retired.store(true, Ordering::Release);
     }

@@ -12,13 +12,14 @@
 //! So a power cut leaves exceptions whose content may be in the origin already, and merging it again changes nothing: no write
 //! goes past an exception that is still on the disk. A step that fails ends the merge: what is not merged stays in the store.
 //! Where it cannot be known whether exceptions have left the disk (4 failed), their chunks are written no more in this life.
+//! A family that is retired merges nothing more: what has taken its place goes on from what the store holds.
 
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext, Turns};
+use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext};
 use blockwork_format::snapshot::Exception;
 
 use super::copy::PIECE;
@@ -99,6 +100,12 @@ pub enum MergeError {
         /// The snapshot.
         name: String,
     },
+    /// Something else has taken the place of its family.
+    #[error("{name}: its origin was built anew meanwhile, and goes on with the merge")]
+    Retired {
+        /// The snapshot.
+        name: String,
+    },
 }
 
 /// A merge: of the one snapshot of a family that is made for that.
@@ -108,13 +115,13 @@ pub struct Merge {
     nth: usize,
     /// What a step merges, unless a single chunk is larger.
     step: Sectors,
-    /// Held for a step; whoever waits for the end of one takes it.
-    turns: Turns,
     /// What is being merged: chunks of the origin.
     window: Window,
     /// A client was at work since this was looked at.
     is_busy: AtomicBool,
     ended: OnceLock<MergeEnd>,
+    /// Why it does not go on in this life.
+    failure: OnceLock<MergeError>,
     hook: OnceLock<Hook>,
 }
 
@@ -130,14 +137,19 @@ impl Merge {
     /// The merge of a family that was made by [`Family::with_merge`], in steps of at most `step`; none: it was not.
     pub fn new(family: Arc<Family>, step: Sectors) -> Option<Arc<Merge>> {
         let nth = family.stores.iter().position(|store| store.is_merging)?;
-        let (turns, window) = (Turns::default(), Window::default());
-        let (is_busy, ended, hook) = (AtomicBool::new(false), OnceLock::new(), OnceLock::new());
-        Some(Arc::new(Merge { family, nth, step, turns, window, is_busy, ended, hook }))
+        let (window, is_busy) = (Window::default(), AtomicBool::new(false));
+        let (ended, failure, hook) = (OnceLock::new(), OnceLock::new(), OnceLock::new());
+        Some(Arc::new(Merge { family, nth, step, window, is_busy, ended, failure, hook }))
     }
 
     /// How far it is.
     pub fn status(&self) -> SnapshotStatus {
         self.store().status()
+    }
+
+    /// Why it has failed, if it has.
+    pub fn failure(&self) -> Option<&MergeError> {
+        self.failure.get()
     }
 
     /// Has `hook` called when the merge, which goes on while its origin is served, has nothing left to do; maybe twice. It must not wait.
@@ -177,10 +189,14 @@ impl Merge {
     ///
     /// # Errors
     ///
-    /// A disk fails, or the snapshot is lost: the merge is over in this life.
+    /// A disk fails, or the snapshot is lost: the merge is over in this life. Or its family is retired: nothing was done.
     pub async fn step(&self, cx: &TaskContext) -> Result<Step, MergeError> {
-        let _turn = self.turns.take().await;
+        let _turn = self.family.steps.take().await;
         let store = self.store();
+        // Nothing would be copied out any more for other snapshots, and the store may be somebody else's.
+        if self.family.is_retired() {
+            return Err(MergeError::Retired { name: store.name.clone() });
+        }
         if store.state() >= State::Losing {
             return Err(MergeError::Invalid { name: store.name.clone() });
         }
@@ -188,7 +204,8 @@ impl Merge {
             return Err(MergeError::Before { name: store.name.clone() });
         }
         let result = self.step_with_turn(cx).await;
-        if result.is_err() {
+        if let Err(error) = &result {
+            let _ = self.failure.set(error.clone());
             store.fail_to_merge();
         }
         result
@@ -306,6 +323,7 @@ impl Merge {
                     );
                     return Some(MergeEnd::Merged);
                 }
+                Err(MergeError::Retired { .. }) => return None,
                 Err(error) => {
                     log::error!("{error}");
                     return matches!(error, MergeError::Invalid { .. }).then_some(MergeEnd::Invalid);
@@ -319,7 +337,7 @@ impl Merge {
 
     /// Waits until a step is over. A window that is still open then is so for ever.
     pub(super) async fn wait_for_step(&self, chunks: Range<u64>) -> Result<(), Errno> {
-        let _turn = self.turns.take().await;
+        let _turn = self.family.steps.take().await;
         if self.is_under_way(chunks) { Err(Errno::EIO) } else { Ok(()) }
     }
 }

@@ -11,7 +11,7 @@ use blockwork_engine::{
 };
 use blockwork_format::Source;
 use blockwork_format::snapshot::{Contents, Found, Layout, read};
-use blockwork_layer::snapshot::{Family, Features, Origin, Persistence, Snapshot, StoreConfig};
+use blockwork_layer::snapshot::{Family, Features, Merge, Origin, Persistence, STEP, Snapshot, StoreConfig};
 use blockwork_memory::{Segment, Segments};
 use blockwork_sim::{DeviceModel, Latencies, Latency, World};
 
@@ -53,6 +53,7 @@ pub struct Bed {
     pub family: Arc<Family>,
     /// The disk of the origin, without any snapshot.
     pub plain: Arc<dyn Layer>,
+    store: Arc<dyn Layer>,
     shape: Shape,
     stack: Stack,
 }
@@ -98,24 +99,23 @@ impl Bed {
             (0..chunks * chunk).flat_map(|sector| [(sector / chunk % 100) as u8 + 1; 512]).collect();
         world.preload(ORIGIN, 0, &content);
         world.preload(STORE, 0, store);
-        let config = StoreConfig {
-            name: "snap".into(),
-            store: disks[1].clone(),
-            sectors: disks[0].sectors(),
-            layout: Layout::new(chunk as u32).unwrap(),
-            persistence: Persistence::Persistent { overflow: false },
-            features: Features { discard_zeroes_cow: true, ..Features::default() },
-            found: read(&Store(&world), chunks * chunk).unwrap(),
-            unusable: false,
-        };
+        let config = config(&world, disks[0].sectors(), &disks[1], chunk);
         let family = Family::new(disks[0].clone(), vec![config]).unwrap();
         let origin: Arc<dyn Layer> = Arc::new(Origin::new(nodes.next(), family.clone()));
         let snapshot: Arc<dyn Layer> = Arc::new(Snapshot::new(nodes.next(), family.clone(), 0).unwrap());
         let volumes = [("origin", &origin), ("snap", &snapshot), ("plain", &disks[0])];
         let volumes = volumes.map(|(name, layer)| Volume::new(name, layer.clone(), false)).into();
         let stack = Stack { volumes, leaves: leaves.into(), nodes: nodes.0.into() };
-        let (plain, shape) = (disks[0].clone(), shape.clone());
-        Bed { world, origin, snapshot, family, plain, shape, stack }
+        let (plain, store, shape) = (disks[0].clone(), disks[1].clone(), shape.clone());
+        Bed { world, origin, snapshot, family, plain, store, shape, stack }
+    }
+
+    /// Another family of what is on the disks now, whose snapshot is being merged.
+    pub fn merging(&self) -> (Arc<Family>, Arc<Merge>) {
+        let config = config(&self.world, self.plain.sectors(), &self.store, self.shape.chunk);
+        let family = Family::with_merge(self.plain.clone(), vec![config], 0).unwrap();
+        let merge = Merge::new(family.clone(), STEP).unwrap();
+        (family, merge)
     }
 
     /// Runs tasks on a worker until all have ended.
@@ -186,6 +186,20 @@ impl Bed {
 
     pub fn origin_reads(&self) -> u64 {
         self.world.counters(ORIGIN).reads
+    }
+}
+
+/// A snapshot of so many sectors, as its store has it now.
+fn config(world: &World, sectors: Sectors, store: &Arc<dyn Layer>, chunk: u64) -> StoreConfig {
+    StoreConfig {
+        name: "snap".into(),
+        store: store.clone(),
+        sectors,
+        layout: Layout::new(chunk as u32).unwrap(),
+        persistence: Persistence::Persistent { overflow: false },
+        features: Features { discard_zeroes_cow: true, ..Features::default() },
+        found: read(&Store(world), sectors.0).unwrap(),
+        unusable: false,
     }
 }
 
