@@ -6,11 +6,14 @@
 mod thin_pool;
 mod tool;
 
+use std::collections::BTreeMap;
 use std::env;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
-use blockwork_format::thin::edit::{EditError, Unmapped, VirtualRun};
+use blockwork_format::thin::edit::{EditError, Editor, Unmapped, VirtualRun};
+use blockwork_format::thin::{Block, Superblock};
 use thin_pool::{Device, Model, Pool, Random, check, dump};
 
 /// Virtual blocks of a device that are used.
@@ -457,31 +460,164 @@ fn a_commit_that_lacks_a_block_halfway_begins_anew() {
     assert_eq!(Pool::open(pool.device).editor.free_data(), 7_200_000 - 32);
 }
 
-#[test]
-fn an_operation_that_fails_changes_nothing() {
-    let mut pool = with_device(4000, 512, 3200);
+/// Something that is done to a pool.
+type Op = fn(&mut Editor, &BTreeMap<u64, Arc<Block>>) -> Result<(), EditError>;
+
+/// What is to be done when a pool has much in it, and changes of its own that are not committed.
+const OPS: [(&str, Op); 12] = [
+    ("a device", |editor, read| editor.create_device(read, 7)),
+    ("a snapshot", |editor, read| editor.create_snapshot(read, 7, 2)),
+    ("the end of a device", |editor, read| editor.delete_device(read, 1).map(drop)),
+    ("a row in place of another", |editor, read| editor.map(read, 2, 1000, 9000..9100).map(drop)),
+    ("rows in shared leaves", |editor, read| {
+        let rows: Vec<_> = (0..20).map(|n| (n * 150 + 1, 9000 + n * 2..9001 + n * 2)).collect();
+        editor.map_rows(read, 1, &rows).map(drop)
+    }),
+    ("nothing in many leaves", |editor, read| editor.unmap(read, 1, 700..2500).map(drop)),
+    ("blocks", |editor, read| editor.allocate(read, 300).map(drop)),
+    ("more data", |editor, read| editor.grow_data(read, 70_000)),
+    ("more metadata", |editor, read| editor.grow_metadata(read, 40_000)),
+    ("a metadata snapshot", |editor, read| editor.reserve_metadata_snap(read)),
+    ("a commit", |editor, read| editor.commit(read).map(drop)),
+    // Of several rows the first may be mapped before the last cannot be.
+    ("rows of a device that there is not", |editor, read| {
+        editor.map_rows(read, 8, &[(0, 9000..9010), (20, 9500..9501)]).map(drop)
+    }),
+];
+
+/// What is refused, whatever is in memory, and why.
+const REFUSED: [(Op, EditError); 8] = [
+    (
+        |editor, read| {
+            let rows = [(0, 9000..9010), (10, 9500..9501), (20, 39_990..40_001)];
+            editor.map_rows(read, 2, &rows).map(drop)
+        },
+        EditError::Range { first: 39_990, length: 11, blocks: 40_000 },
+    ),
+    (
+        |editor, read| editor.map(read, 2, 0, 39_999..40_001).map(drop),
+        EditError::Range { first: 39_999, length: 2, blocks: 40_000 },
+    ),
+    (|editor, read| editor.map(read, 7, 0, 9000..9001).map(drop), EditError::NoDevice(7)),
+    (|editor, read| editor.unmap(read, 7, 0..9).map(drop), EditError::NoDevice(7)),
+    (|editor, read| editor.create_snapshot(read, 7, 8), EditError::NoDevice(8)),
+    (|editor, read| editor.create_device(read, 2), EditError::Exists(2)),
+    (|editor, read| editor.grow_data(read, 39_999), EditError::Smaller { now: 40_000, wanted: 39_999 }),
+    (|editor, read| editor.release_metadata_snap(read).map(drop), EditError::NotHeld),
+];
+
+/// The same pool each time, of which nothing is in memory: a device, and a snapshot of it.
+fn fresh() -> Pool {
+    let mut pool = with_device(40_000, 2048, 3200);
     pool.op(|editor, read| editor.create_snapshot(read, 2, 1)).unwrap();
-    let whole = pool.editor.dirty_blocks();
-    // Each block that is needed is missing once, after others were changed.
+    pool.commit();
+    Pool::open(pool.device)
+}
+
+/// With a transaction under way: one more snapshot, mappings, and blocks that were given out.
+fn under_way() -> Pool {
+    let mut pool = fresh();
+    pool.op(|editor, read| editor.create_snapshot(read, 3, 2)).unwrap();
+    pool.map_new(2, 40, 20).unwrap();
+    pool.op(|editor, read| editor.unmap(read, 3, 3000..3050)).unwrap();
+    pool.op(|editor, read| editor.allocate(read, 5)).unwrap();
     pool.read.clear();
-    let mut missing = 0;
-    loop {
-        match pool.editor.map(&pool.read, 2, 1000, 3300..3400) {
-            Err(EditError::Missing(nr)) => {
-                missing += 1;
-                assert_eq!(pool.editor.dirty_blocks(), whole);
-                pool.fetch(nr);
-            }
-            result => break assert_eq!(result.unwrap().replaced, 100),
+    pool
+}
+
+/// All that can be told of a pool: the superblock, what is free, what the next blocks are, and every byte of its metadata after a commit.
+type Whole = (Superblock, [u64; 4], usize, Range<u64>, Vec<u8>);
+
+fn whole(mut pool: Pool) -> Whole {
+    // What was read may be damaged.
+    pool.read.clear();
+    let (superblock, changed) = (*pool.editor.superblock(), pool.editor.dirty_blocks());
+    let next = pool.map_new(2, 5000, 7).unwrap();
+    pool.commit();
+    let editor = &pool.editor;
+    let counts = [editor.free_data(), editor.free_metadata(), editor.data_blocks(), editor.metadata_blocks()];
+    (superblock, counts, changed, next, pool.device)
+}
+
+/// Does something when so many of the blocks have been read that it needs. The next one is not there, or is damaged.
+fn lacking(pool: &mut Pool, op: Op, reads: usize, is_damaged: bool) -> Result<(), EditError> {
+    for n in 0.. {
+        let nr = match op(&mut pool.editor, &pool.read) {
+            Err(EditError::Missing(nr)) if n < reads || (n == reads && is_damaged) => nr,
+            result => return result,
+        };
+        pool.fetch(nr);
+        if n == reads {
+            let mut damaged = *pool.read[&nr];
+            damaged[1000] ^= 1;
+            pool.read.insert(nr, Arc::new(damaged));
         }
     }
-    assert!(missing > 0 || pool.editor.dirty_blocks() > whole);
-    // Of several rows the first may be mapped before the last cannot be.
-    let (free, rows) = (pool.editor.free_data(), [(0, 3500..3510), (10, 3600..3601), (20, 3990..4001)]);
-    let beyond = pool.op(|editor, read| editor.map_rows(read, 2, &rows));
-    assert_eq!(beyond, Err(EditError::Range { first: 3990, length: 11, blocks: 4000 }));
-    assert_eq!(pool.editor.free_data(), free);
-    let beyond = pool.op(|editor, read| editor.map(read, 2, 0, 3999..4001));
-    assert_eq!(beyond, Err(EditError::Range { first: 3999, length: 2, blocks: 4000 }));
-    assert_eq!(pool.op(|editor, read| editor.map(read, 7, 0, 3500..3501)), Err(EditError::NoDevice(7)));
+    unreachable!("a pool has not so many blocks")
+}
+
+#[test]
+fn an_operation_that_fails_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    for make in [fresh, under_way] {
+        let untouched = whole(make());
+        assert!(untouched == whole(make()), "two that are made alike are alike");
+        check(&untouched.4, folder.path());
+        for (what, op) in OPS {
+            let reads = fail_everywhere(make, &untouched, what, op);
+            println!("{what}: {reads} blocks");
+            assert!(reads > 0 || make().editor.is_dirty(), "{what}: there was nothing to be missed");
+        }
+        for (op, expected) in REFUSED {
+            let mut pool = make();
+            assert_eq!(pool.op(op), Err(expected.clone()));
+            assert!(whole(pool) == untouched, "{expected}");
+        }
+    }
+}
+
+/// Each block that an operation needs is missing once, after others were changed; and each is damaged once. How many there are.
+fn fail_everywhere(make: fn() -> Pool, untouched: &Whole, what: &str, op: Op) -> usize {
+    for reads in 0.. {
+        let mut pool = make();
+        let Err(error) = lacking(&mut pool, op, reads, false) else { return reads };
+        assert!(whole(pool) == *untouched, "{what}, after {reads} blocks: {error}");
+        if !matches!(error, EditError::Missing(_)) {
+            return reads;
+        }
+        let mut pool = make();
+        let error = lacking(&mut pool, op, reads, true).unwrap_err();
+        assert!(matches!(error, EditError::Format(_)), "{what}, block {reads} is damaged: {error}");
+        assert!(whole(pool) == *untouched, "{what}, block {reads} is damaged");
+    }
+    unreachable!("a pool has not so many blocks")
+}
+
+#[test]
+fn an_operation_that_lacks_metadata_blocks_changes_nothing() {
+    let rows: Vec<_> = (0..60).map(|n| (n * 500 + 3, 30_000 + n..30_001 + n)).collect();
+    // Each in a leaf of its own, which is copied.
+    let full = || {
+        let mut pool = with_device(40_000, 256, 30_000);
+        pool.op(|editor, read| editor.create_snapshot(read, 2, 1)).unwrap();
+        pool.commit();
+        let mut pool = Pool::open(pool.device);
+        let mut next = 30_200;
+        while pool.editor.free_metadata() > 40 {
+            let at = (next - 30_200) * 252;
+            pool.op(|editor, read| editor.map(read, 1, at, next..next + 1)).unwrap();
+            next += 1;
+        }
+        assert!(pool.editor.is_dirty());
+        pool
+    };
+    let mut pool = full();
+    let refused = loop {
+        match pool.editor.map_rows(&pool.read, 2, &rows) {
+            Err(EditError::Missing(nr)) => pool.fetch(nr),
+            result => break result,
+        }
+    };
+    assert_eq!(refused, Err(EditError::NoMetadata));
+    assert!(whole(pool) == whole(full()));
 }
