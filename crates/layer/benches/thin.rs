@@ -20,7 +20,7 @@ use blockwork_engine::*;
 use blockwork_format::thin::build::{Contents, Device, Mappings, build};
 use blockwork_format::thin::{BLOCK_SECTORS, BlockTime, DeviceDetails, Superblock, read_block};
 use blockwork_format::{Source as _, Sparse};
-use blockwork_layer::thin::{CACHE_BYTES, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig};
+use blockwork_layer::thin::{CACHE_BYTES, METADATA_KEPT, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig};
 use blockwork_layer::{Linear, Zero};
 use blockwork_memory::{Segment, Segments};
 use rig::{AtOnce, NoEnv, allocations, option};
@@ -191,6 +191,7 @@ fn thin(is_mapped: bool) -> Stand {
             metadata: disk,
             superblock: superblock.expect("it was just made").expect("it is not blank"),
             cache_bytes: CACHE_BYTES,
+            metadata_kept: METADATA_KEPT,
             features: PoolFeatures::default(),
         };
         let pool = Pool::new(config).expect("it fits");

@@ -12,7 +12,9 @@ use blockwork_format::thin::{
     BLOCK_SECTORS, DEVICES_MAX, DeviceDetails, Superblock, metadata_blocks, read_block,
 };
 use blockwork_format::{FormatError, Source};
-use blockwork_layer::thin::{CACHE_BYTES, Pool, PoolConfig, PoolError, PoolFeatures, Thin, ThinConfig};
+use blockwork_layer::thin::{
+    CACHE_BYTES, METADATA_KEPT, Pool, PoolConfig, PoolError, PoolFeatures, Thin, ThinConfig,
+};
 
 use crate::assembly::Assembly;
 pub(crate) use editor::PoolEditor;
@@ -137,6 +139,7 @@ impl Assembly {
             metadata: metadata.clone(),
             superblock,
             cache_bytes: CACHE_BYTES,
+            metadata_kept: METADATA_KEPT,
             features: PoolFeatures { read_only, no_space_timeout, ..features },
         };
         let pool = Pool::new(config).map_err(|error| error.to_string())?;

@@ -13,12 +13,12 @@ use blockwork_format::{FormatError, Source};
 
 use crate::md::io;
 
-/// Blocks that are kept: 4 KiB each. One that maps a single row needs no more than a thousand at once, for the counts
-/// of what a shared leaf leads to; of many rows see `provision.rs`.
-const KEPT_MAX: usize = 2048;
+/// Metadata blocks that are kept where nothing speaks for another number: 4 KiB each. An operation that maps a single row needs no more
+/// than a thousand at once, for the counts of what a shared leaf leads to; of many rows see `provision.rs`.
+pub const METADATA_KEPT: usize = 2048;
 
 /// The blocks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct MetadataBlocks {
     kept: Lock<Kept>,
 }
@@ -31,6 +31,8 @@ struct Kept {
     /// Blocks that are being read, with the numbers of those reads that no commit has overtaken.
     reading: BTreeMap<u64, BTreeSet<u64>>,
     next_reading: u64,
+    /// How many are kept.
+    max: usize,
 }
 
 #[derive(Debug)]
@@ -48,7 +50,7 @@ impl Kept {
         }
         self.blocks.insert(nr, Entry { block, is_used: false });
         self.order.push_back(nr);
-        while self.blocks.len() > KEPT_MAX {
+        while self.blocks.len() > self.max {
             let Some(oldest) = self.order.pop_front() else { return };
             match self.blocks.get_mut(&oldest) {
                 Some(entry) if entry.is_used => {
@@ -87,6 +89,11 @@ impl Blocks for MetadataBlocks {
 }
 
 impl MetadataBlocks {
+    /// Keeps so many.
+    pub fn new(max: usize) -> MetadataBlocks {
+        MetadataBlocks { kept: Lock::new(Kept { max, ..Kept::default() }) }
+    }
+
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock()
     }
@@ -140,18 +147,19 @@ mod tests {
 
     #[test]
     fn what_is_asked_for_stays_and_the_rest_is_bounded() {
-        let blocks = MetadataBlocks::default();
-        for nr in 0..3 * KEPT_MAX as u64 {
+        const MAX: usize = 20;
+        let blocks = MetadataBlocks::new(MAX);
+        for nr in 0..3 * MAX as u64 {
             blocks.wrote([(nr, block(1))].into_iter());
             assert!(blocks.get(0).is_some(), "at {nr}");
         }
-        assert_eq!(blocks.kept().blocks.len(), KEPT_MAX);
+        assert_eq!(blocks.kept().blocks.len(), MAX);
         assert!(blocks.get(1).is_none());
     }
 
     #[test]
     fn a_read_that_a_commit_has_overtaken_is_not_kept() {
-        let blocks = MetadataBlocks::default();
+        let blocks = MetadataBlocks::new(METADATA_KEPT);
         let first = blocks.kept().begin(7);
         let second = blocks.kept().begin(7);
         assert!(blocks.kept().end(7, first));

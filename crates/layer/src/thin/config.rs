@@ -21,6 +21,9 @@ pub struct PoolConfig {
     pub superblock: Superblock,
     /// Memory for the map, bytes: [`CACHE_BYTES`](super::CACHE_BYTES), if nothing speaks for another size.
     pub cache_bytes: usize,
+    /// Metadata blocks that are kept in memory as they were committed: [`METADATA_KEPT`](super::METADATA_KEPT), if nothing speaks for
+    /// another number. Of what they say, half as many nodes and bitmaps of each kind are kept as well.
+    pub metadata_kept: usize,
     /// What it does beyond the usual.
     pub features: PoolFeatures,
 }

@@ -58,6 +58,7 @@ mod tests;
 mod verbs;
 mod watch;
 
+pub use blocks::METADATA_KEPT;
 pub use cache::CACHE_BYTES;
 pub use config::{Discards, PoolConfig, PoolError, PoolFeatures};
 pub use mode::Mode;

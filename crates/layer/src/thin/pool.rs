@@ -103,7 +103,7 @@ impl Pool {
     ///
     /// They are smaller than the metadata has it.
     pub fn new(config: PoolConfig) -> Result<Arc<Pool>, PoolError> {
-        let PoolConfig { name, data, metadata, superblock, cache_bytes, features } = config;
+        let PoolConfig { name, data, metadata, superblock, cache_bytes, metadata_kept, features } = config;
         let block_sectors = superblock.data_block_sectors;
         let block =
             NonZeroU64::new(block_sectors.into()).expect("a superblock's block is 128 sectors or more");
@@ -119,7 +119,8 @@ impl Pool {
         let why_read_only = why_read_only(&superblock, &features);
         let mode = if why_read_only.is_some() { Mode::ReadOnly } else { Mode::Write };
         // Features that only a reader may ignore are no obstacle to one.
-        let editor = Editor::new(Superblock { compat_ro: 0, ..superblock }, found)?;
+        let editor =
+            Editor::new(Superblock { compat_ro: 0, ..superblock }, found)?.keeping(metadata_kept / 2);
         Ok(Arc::new_cyclic(|itself| Pool {
             name,
             data: Current::new(data),
@@ -128,7 +129,7 @@ impl Pool {
             features,
             cache: MapCache::new(cache_bytes),
             fills: Fills::default(),
-            blocks: MetadataBlocks::default(),
+            blocks: MetadataBlocks::new(metadata_kept),
             editor: Lock::new(editor),
             loads: Default::default(),
             turns: Turns::default(),

@@ -49,6 +49,7 @@ fn pool(metadata: &Sparse, cache_bytes: usize) -> (Arc<Pool>, Arc<Device>) {
         metadata: leaf(1, METADATA_BLOCKS * BLOCK_SECTORS),
         superblock: superblock(metadata),
         cache_bytes,
+        metadata_kept: METADATA_KEPT,
         features: PoolFeatures::default(),
     });
     let pool = pool.unwrap();
@@ -226,6 +227,7 @@ fn devices_that_are_smaller_than_the_metadata_has_it_are_refused() {
         metadata: leaf(1, blocks * BLOCK_SECTORS),
         superblock: superblock(&metadata),
         cache_bytes: 0,
+        metadata_kept: METADATA_KEPT,
         features: PoolFeatures::default(),
     };
     let error = Pool::new(config(DATA_BLOCKS * 128 - 1, METADATA_BLOCKS)).unwrap_err();

@@ -18,7 +18,9 @@ use blockwork_format::thin::{BLOCK_SECTORS, BlockTime, DeviceDetails, Superblock
 use blockwork_layer::Linear;
 use blockwork_layer::md::{Array, ArrayConfig, Geometry, MemberConfig, Unrecorded};
 use blockwork_layer::thin::check::{Report, check};
-use blockwork_layer::thin::{CACHE_BYTES, OpenDevice, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig};
+use blockwork_layer::thin::{
+    CACHE_BYTES, METADATA_KEPT, OpenDevice, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig,
+};
 use blockwork_memory::{Segment, Segments};
 use blockwork_sim::{DeviceModel, SimEnv, World};
 
@@ -48,6 +50,9 @@ pub struct Make {
     pub origin: Option<u64>,
     pub needs_check: bool,
     pub cache_bytes: usize,
+    pub metadata_kept: usize,
+    /// The data device holds nothing from before, and takes no memory for that.
+    pub is_blank: bool,
     /// The data device is a RAID1 of two.
     pub is_mirrored: bool,
 }
@@ -64,6 +69,8 @@ impl Default for Make {
             origin: None,
             needs_check: false,
             cache_bytes: CACHE_BYTES,
+            metadata_kept: METADATA_KEPT,
+            is_blank: false,
             is_mirrored: false,
         }
     }
@@ -128,7 +135,7 @@ impl Make {
             let superblock = superblock(&world);
             world.preload(METADATA, 0, &Superblock { needs_check: true, ..superblock }.encode(0)[..]);
         }
-        for half in [DATA, MIRROR] {
+        for half in [DATA, MIRROR].into_iter().filter(|_| !self.is_blank) {
             world.preload(half, 0, &vec![0xee; (data * 512) as usize]);
         }
         world.preload(ORIGIN, 0, &vec![0x77; (sizes[2] * 512) as usize]);
@@ -151,8 +158,8 @@ impl Make {
         let data = part(&disks[1], size(self.data_blocks) * BLOCK);
         let data = if self.is_mirrored { mirror([&disks[1], &disks[3]]) } else { data };
         let (superblock, name) = (superblock(&world), "pool".to_owned());
-        let (features, cache_bytes) = (self.features, self.cache_bytes);
-        let config = PoolConfig { name, data, metadata, superblock, cache_bytes, features };
+        let (features, cache_bytes, metadata_kept) = (self.features, self.cache_bytes, self.metadata_kept);
+        let config = PoolConfig { name, data, metadata, superblock, cache_bytes, metadata_kept, features };
         let pool = Pool::new(config).unwrap();
         let thins: Vec<Arc<dyn Layer>> = (0..)
             .zip(&self.volumes)
@@ -187,6 +194,23 @@ impl Make {
         assert!(report.is_good(), "{:?}", report.problems);
         world
     }
+}
+
+/// `thin_check` finds nothing in what is on the metadata device.
+#[allow(clippy::disallowed_methods, reason = "another program reads what was simulated")]
+pub fn expect_checked(world: &World, name: &str) {
+    let mut image = vec![0; (512 * BLOCK_SECTORS * 512) as usize];
+    Bytes(world).read_at(0, &mut image).unwrap();
+    let file = format!("{}/{name}", env!("CARGO_TARGET_TMPDIR"));
+    std::fs::write(&file, &image).unwrap();
+    let judged = std::process::Command::new("thin_check").arg(&file).output();
+    let judged = judged.unwrap_or_else(|error| {
+        panic!(
+            "thin_check cannot be run ({error}): this test needs the Debian package thin-provisioning-tools"
+        )
+    });
+    assert!(judged.status.success(), "{}", String::from_utf8_lossy(&judged.stderr));
+    std::fs::remove_file(&file).unwrap();
 }
 
 /// What is on the metadata device.

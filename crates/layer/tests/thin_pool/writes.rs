@@ -1,12 +1,14 @@
 //! First writes, writes to what is shared, discards, flushes: what reaches the devices for them.
 
+use std::cell::Cell;
 use std::sync::Arc;
 
-use blockwork_engine::{Errno, Flags, Layer, NodeId, Op, Sector, Sectors};
+use blockwork_engine::{Errno, Flags, Layer, Nanos, NodeId, Op, Sector, Sectors};
 use blockwork_layer::thin::{Discards, PoolFeatures};
 use blockwork_layer::{Linear, Segment, Table};
+use blockwork_sim::Faults;
 
-use super::rig::{BLOCK, DATA, METADATA, Make, report, together};
+use super::rig::{BLOCK, DATA, METADATA, Make, Task, expect_checked, report, together};
 
 #[test]
 fn a_part_of_a_block_that_is_written_first_is_in_zeros() {
@@ -36,6 +38,62 @@ fn blocks_that_are_written_as_a_whole_are_neither_zeroed_nor_read() {
         assert_eq!((counters.zeroes, counters.written_bytes), (0, 5 * BLOCK * 512));
     });
     assert_eq!(report(&world).data_used, 5);
+}
+
+#[test]
+fn a_batch_in_more_shared_leaves_than_are_kept_in_memory_comes_to_its_end() {
+    // Of the tree of volume 0, which maps every other block.
+    const LEAVES: u64 = 64;
+    const LEAF: u64 = 2 * 252;
+    const KEPT: usize = 32;
+    const READS_MAX: u64 = 5000;
+    let mapped = LEAVES * LEAF / 2;
+    let make = Make {
+        data_blocks: (mapped + 100, mapped + 100),
+        metadata_blocks: (512, 512),
+        volumes: vec![LEAVES * LEAF],
+        mapped,
+        is_blank: true,
+        metadata_kept: KEPT,
+        ..Make::default()
+    };
+    let world = make.play(move |stand| async move {
+        let thin = &stand.thins[0];
+        stand.pool.create_snap(&stand.cx, 5, 0).await.unwrap();
+        let snapshot = stand.open(5, LEAVES * LEAF).await;
+        let holes: Vec<u64> = (0..LEAVES).map(|leaf| (leaf * LEAF + 1) * BLOCK).collect();
+        // That they are holes is known, so all of them wait for blocks at once.
+        for hole in &holes {
+            assert_eq!(stand.read(thin, *hole, 1).await, [0]);
+        }
+        // So that time passes while it reads.
+        let slow = Faults { stalls: 1_000_000, stall_time: Nanos::micros(100), ..Faults::default() };
+        stand.world.set_faults(METADATA, slow);
+        let reads = || stand.world.counters(METADATA).reads;
+        let (before, is_done) = (reads(), Cell::new(false));
+        let writing = async {
+            let writes = holes.iter().map(|hole| stand.write(thin, *hole, BLOCK, 7));
+            assert_eq!(together(writes.collect()).await, [Ok(()); LEAVES as usize]);
+            is_done.set(true);
+        };
+        let watching = async {
+            while !is_done.get() {
+                stand.cx.sleep(Nanos::millis(1)).await;
+                assert!(reads() - before < READS_MAX, "the same nodes are read again and again");
+            }
+        };
+        let tasks: Vec<Task<()>> = vec![Box::pin(writing), Box::pin(watching)];
+        together(tasks).await;
+        assert!(reads() - before > LEAVES, "a batch had all that it needed in memory");
+        stand.world.set_faults(METADATA, Faults::default());
+        stand.flush(thin).await.unwrap();
+        for hole in &holes {
+            let found = [stand.read(thin, *hole, BLOCK).await, stand.read(&snapshot, *hole, BLOCK).await];
+            assert_eq!(found, [[7; BLOCK as usize], [0; BLOCK as usize]]);
+        }
+    });
+    assert_eq!(report(&world).data_used, mapped + LEAVES);
+    expect_checked(&world, "many-shared-leaves");
 }
 
 #[test]

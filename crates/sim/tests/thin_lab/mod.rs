@@ -23,7 +23,9 @@ use blockwork_format::thin::build::{Contents, Device, Mappings, build};
 use blockwork_format::thin::{DeviceDetails, Superblock};
 use blockwork_layer::Linear;
 use blockwork_layer::thin::check::check;
-use blockwork_layer::thin::{Discards, Mode, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig};
+use blockwork_layer::thin::{
+    Discards, METADATA_KEPT, Mode, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig,
+};
 use blockwork_sim::{
     Chaos, ClientConfig, Closing, DeviceModel, Fault, Faults, Lies, Random, Referee, SimCheck, SimClient,
     World,
@@ -355,6 +357,7 @@ impl<'a> Run<'a> {
         let pool = Pool::new(PoolConfig {
             name: "pool".into(),
             data: part(1, extent.data),
+            metadata_kept: METADATA_KEPT,
             metadata: part(0, extent.metadata),
             superblock,
             cache_bytes: self.plan.cache_bytes,

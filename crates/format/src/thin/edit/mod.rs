@@ -168,6 +168,19 @@ impl State {
         }
     }
 
+    /// Keeps only so many of the nodes and of the bitmaps of each kind that are read.
+    fn bound(&mut self, clean_max: usize) {
+        self.metadata.low.pages.bound(clean_max);
+        self.metadata.large.nodes.bound(clean_max);
+        self.data.pages.bound(clean_max);
+        self.data.index.bound(clean_max);
+        self.data.large.nodes.bound(clean_max);
+        self.roots.bound(clean_max);
+        self.details.bound(clean_max);
+        self.mappings.bound(clean_max);
+        self.held.bound(clean_max);
+    }
+
     fn from<'a>(&self, blocks: &'a dyn Blocks) -> Committed<'a> {
         Committed { blocks, limit: self.metadata.low.pages.tally.blocks }
     }
@@ -244,6 +257,8 @@ pub struct Editor {
     given: BTreeMap<u64, u64>,
     /// No data block can be given out until something becomes free.
     exhausted: bool,
+    /// Nodes, and bitmaps, of each kind that are kept of those that were only read.
+    clean_max: usize,
 }
 
 impl Editor {
@@ -282,7 +297,16 @@ impl Editor {
             sealed: None,
             given: BTreeMap::new(),
             exhausted: false,
+            clean_max: store::CLEAN_MAX,
         })
+    }
+
+    /// The same with a bound of one's own for what is kept in memory of what was only read: nodes, and bitmaps, of each kind.
+    #[must_use]
+    pub fn keeping(mut self, clean_max: usize) -> Editor {
+        self.clean_max = clean_max;
+        self.state.bound(clean_max);
+        self
     }
 
     /// Looks at something, which changes nothing: there is nothing to keep, and nothing to undo.
@@ -319,6 +343,7 @@ impl Editor {
     /// Forgets all that is not durable: the pool is what the last commit has made it.
     pub fn abandon(&mut self) {
         self.state = State::new(self.durable);
+        self.state.bound(self.clean_max);
         self.sealed = None;
         self.given.clear();
         self.exhausted = false;

@@ -94,6 +94,11 @@ impl Pages {
         Pages { pages: Store::default(), reuse, tally, kept: tally }
     }
 
+    /// As [`Store::bound`].
+    pub fn bound(&mut self, clean_max: usize) {
+        self.pages.bound(clean_max);
+    }
+
     pub fn bitmaps(&self) -> u64 {
         self.tally.blocks.div_ceil(BITMAP_ENTRIES)
     }

@@ -6,8 +6,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-/// Values that were only read and are kept.
-const CLEAN_MAX: usize = 1024;
+/// Values that were only read and are kept, where nobody says otherwise.
+pub(super) const CLEAN_MAX: usize = 1024;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -37,15 +37,29 @@ pub(super) struct Store<T> {
     changed: usize,
     /// Those that may be forgotten, the oldest first; some have changed since.
     clean: VecDeque<u64>,
+    /// How many of those are kept.
+    clean_max: usize,
 }
 
 impl<T> Default for Store<T> {
     fn default() -> Self {
-        Store { held: BTreeMap::new(), operation: 1, undo: Vec::new(), changed: 0, clean: VecDeque::new() }
+        Store {
+            held: BTreeMap::new(),
+            operation: 1,
+            undo: Vec::new(),
+            changed: 0,
+            clean: VecDeque::new(),
+            clean_max: CLEAN_MAX,
+        }
     }
 }
 
 impl<T: Clone> Store<T> {
+    /// Keeps only so many of the values that are read from now on.
+    pub fn bound(&mut self, clean_max: usize) {
+        self.clean_max = clean_max;
+    }
+
     pub fn get(&self, nr: u64) -> Option<&T> {
         self.held.get(&nr).map(|held| &held.value)
     }
@@ -79,7 +93,7 @@ impl<T: Clone> Store<T> {
 
     fn forgettable(&mut self, nr: u64) {
         self.clean.push_back(nr);
-        while self.clean.len() > CLEAN_MAX
+        while self.clean.len() > self.clean_max
             && let Some(oldest) = self.clean.pop_front()
         {
             if oldest != nr && self.held.get(&oldest).is_some_and(|held| held.state == State::Clean) {

@@ -7,7 +7,9 @@ use blockwork_engine::{Layer, NodeId, Sector, Sectors};
 use blockwork_format::Sparse;
 use blockwork_format::thin::build::{Contents, Device, Mappings, build};
 use blockwork_format::thin::{BLOCK_SECTORS, BlockTime, DeviceDetails, Superblock, read_block};
-use blockwork_layer::thin::{CACHE_BYTES, Pool, PoolConfig, PoolError, PoolFeatures, Thin, ThinConfig};
+use blockwork_layer::thin::{
+    CACHE_BYTES, METADATA_KEPT, Pool, PoolConfig, PoolError, PoolFeatures, Thin, ThinConfig,
+};
 use blockwork_layer::{Linear, Segment, Table};
 use blockwork_sim::{CapOn, DeviceModel};
 
@@ -107,6 +109,7 @@ fn thin(
         metadata,
         superblock,
         cache_bytes: CACHE_BYTES,
+        metadata_kept: METADATA_KEPT,
         features: PoolFeatures::default(),
     };
     let pool = Pool::new(config)?;
