@@ -212,19 +212,19 @@ impl Plan {
 
 impl plans::Plan for Plan {
     type Verdict = Verdict;
+    const TEST: &'static str = "md";
 
     fn run(&self) -> Verdict {
         self.run_with(false)
     }
-    fn report(&self, verdict: &Verdict) -> String {
-        let violation = verdict.violations.first().map_or("", String::as_str);
-        let (seed, cut) = (self.seed, self.lives[0].cut);
-        format!(
-            "seed {seed}: {violation}. Replay: SEED={seed} CUT={cut} cargo test -p blockwork-sim --test md replay -- --nocapture"
-        )
+    fn seed(&self) -> u64 {
+        self.seed
     }
-    fn lying(self, lies: Lies) -> Plan {
-        Plan { lies, ..self }
+    fn cuts(&self) -> Vec<u64> {
+        self.lives.iter().map(|life| life.cut).collect()
+    }
+    fn lies(&mut self) -> &mut Lies {
+        &mut self.lies
     }
 }
 
@@ -232,12 +232,13 @@ impl plans::Verdict for Verdict {
     fn violations(&self) -> &[String] {
         &self.violations
     }
-    fn add(&mut self, other: Verdict) {
-        self.events += other.events;
-        self.answered += other.answered;
-        self.failed += other.failed;
-        self.durable += other.durable;
-        self.faults += other.faults;
+    fn log_hash(&self) -> u64 {
+        self.log_hash
+    }
+    fn counts(&mut self) -> [&mut u64; 5] {
+        [&mut self.events, &mut self.answered, &mut self.failed, &mut self.durable, &mut self.faults]
+    }
+    fn add_own(&mut self, other: Verdict) {
         self.rests += other.rests;
         self.differed += other.differed;
         self.given_up += other.given_up;
@@ -248,9 +249,6 @@ impl plans::Verdict for Verdict {
         for (what, n) in &other.tally.borrow().counts {
             *self.tally.borrow_mut().counts.entry(what).or_default() += n;
         }
-    }
-    fn history(&self) -> [u64; 3] {
-        [self.log_hash, self.events, self.answered]
     }
 }
 

@@ -7,28 +7,65 @@ use blockwork_sim::{Lies, World};
 use super::quietly;
 
 /// Everything that a run does.
-pub trait Plan {
+pub trait Plan: Sized {
     type Verdict: Verdict;
+
+    /// The file of tests that it is of.
+    const TEST: &'static str;
 
     /// Runs it. A panic in the engine is a verdict too.
     fn run(&self) -> Self::Verdict;
 
+    fn seed(&self) -> u64;
+
+    /// After which event the power is cut, life by life.
+    fn cuts(&self) -> Vec<u64>;
+
+    /// How its devices lie.
+    fn lies(&mut self) -> &mut Lies;
+
     /// The line that replays a violation.
-    fn report(&self, verdict: &Self::Verdict) -> String;
+    fn report(&self, verdict: &Self::Verdict) -> String {
+        let violation = verdict.violations().first().map_or("", String::as_str);
+        let (seed, cuts, test) = (self.seed(), self.cuts(), Self::TEST);
+        format!(
+            "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test {test} replay -- --nocapture",
+            cuts[0]
+        )
+    }
 
     /// The same on devices that lie.
-    fn lying(self, lies: Lies) -> Self;
+    fn lying(mut self, lies: Lies) -> Self {
+        *self.lies() = lies;
+        self
+    }
 }
 
 /// What a run came to.
 pub trait Verdict: Debug + Default {
     fn violations(&self) -> &[String];
 
+    fn log_hash(&self) -> u64;
+
+    /// What every lab counts: events; bios that were answered, of which some failed, and some are durable; faults.
+    fn counts(&mut self) -> [&mut u64; 5];
+
+    /// Adds what no other lab counts.
+    fn add_own(&mut self, other: Self);
+
     /// Adds what another one came to.
-    fn add(&mut self, other: Self);
+    fn add(&mut self, mut other: Self) {
+        for (own, other) in self.counts().into_iter().zip(other.counts()) {
+            *own += *other;
+        }
+        self.add_own(other);
+    }
 
     /// What is the same whenever a plan is run.
-    fn history(&self) -> [u64; 3];
+    fn history(&mut self) -> [u64; 3] {
+        let [events, answered, ..] = self.counts().map(|count| *count);
+        [self.log_hash(), events, answered]
+    }
 }
 
 /// Runs plans, in which nothing may be violated.

@@ -212,20 +212,19 @@ impl Plan {
 
 impl plans::Plan for Plan {
     type Verdict = Verdict;
+    const TEST: &'static str = "snapshot";
 
     fn run(&self) -> Verdict {
         self.run_with(false)
     }
-    fn report(&self, verdict: &Verdict) -> String {
-        let violation = verdict.violations.first().map_or("", String::as_str);
-        let (seed, cuts) = (self.seed, &self.cuts);
-        format!(
-            "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test snapshot replay -- --nocapture",
-            cuts[0]
-        )
+    fn seed(&self) -> u64 {
+        self.seed
     }
-    fn lying(self, lies: Lies) -> Plan {
-        Plan { lies, ..self }
+    fn cuts(&self) -> Vec<u64> {
+        self.cuts.clone()
+    }
+    fn lies(&mut self) -> &mut Lies {
+        &mut self.lies
     }
 }
 
@@ -233,21 +232,19 @@ impl plans::Verdict for Verdict {
     fn violations(&self) -> &[String] {
         &self.violations
     }
-    fn add(&mut self, other: Verdict) {
-        self.events += other.events;
-        self.answered += other.answered;
-        self.failed += other.failed;
-        self.durable += other.durable;
-        self.faults += other.faults;
+    fn log_hash(&self) -> u64 {
+        self.log_hash
+    }
+    fn counts(&mut self) -> [&mut u64; 5] {
+        [&mut self.events, &mut self.answered, &mut self.failed, &mut self.durable, &mut self.faults]
+    }
+    fn add_own(&mut self, other: Verdict) {
         self.batches += other.batches;
         self.lost += other.lost;
         self.unrecorded += other.unrecorded;
         self.overflowed += other.overflowed;
         self.merged += other.merged;
         self.merge_failed += other.merge_failed;
-    }
-    fn history(&self) -> [u64; 3] {
-        [self.log_hash, self.events, self.answered]
     }
 }
 

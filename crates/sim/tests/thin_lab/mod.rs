@@ -197,20 +197,19 @@ impl Plan {
 
 impl plans::Plan for Plan {
     type Verdict = Verdict;
+    const TEST: &'static str = "thin";
 
     fn run(&self) -> Verdict {
         self.run_with(false)
     }
-    fn report(&self, verdict: &Verdict) -> String {
-        let violation = verdict.violations.first().map_or("", String::as_str);
-        let (seed, cuts) = (self.seed, &self.cuts);
-        format!(
-            "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test thin replay -- --nocapture",
-            cuts[0]
-        )
+    fn seed(&self) -> u64 {
+        self.seed
     }
-    fn lying(self, lies: Lies) -> Plan {
-        Plan { lies, ..self }
+    fn cuts(&self) -> Vec<u64> {
+        self.cuts.clone()
+    }
+    fn lies(&mut self) -> &mut Lies {
+        &mut self.lies
     }
 }
 
@@ -218,21 +217,19 @@ impl plans::Verdict for Verdict {
     fn violations(&self) -> &[String] {
         &self.violations
     }
-    fn add(&mut self, other: Verdict) {
-        self.events += other.events;
-        self.answered += other.answered;
-        self.failed += other.failed;
-        self.durable += other.durable;
-        self.faults += other.faults;
+    fn log_hash(&self) -> u64 {
+        self.log_hash
+    }
+    fn counts(&mut self) -> [&mut u64; 5] {
+        [&mut self.events, &mut self.answered, &mut self.failed, &mut self.durable, &mut self.faults]
+    }
+    fn add_own(&mut self, other: Verdict) {
         self.read_only += other.read_only;
         self.out_of_space += other.out_of_space;
         self.data_used += other.data_used;
         for (verb, count) in other.verbs {
             *self.verbs.entry(verb).or_default() += count;
         }
-    }
-    fn history(&self) -> [u64; 3] {
-        [self.log_hash, self.events, self.answered]
     }
 }
 
@@ -357,10 +354,10 @@ impl<'a> Run<'a> {
         let pool = Pool::new(PoolConfig {
             name: "pool".into(),
             data: part(1, extent.data),
-            metadata_kept: METADATA_KEPT,
             metadata: part(0, extent.metadata),
             superblock,
             cache_bytes: self.plan.cache_bytes,
+            metadata_kept: METADATA_KEPT,
             features: self.plan.features,
         });
         let pool = pool.expect("a pool that fits its devices");
