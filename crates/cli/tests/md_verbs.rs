@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use md_lab::{Lab, MIB};
 use rustix::process::Signal;
 use support::nbd::{load, nbdload};
-use support::{Background, until};
+use support::{Background, run, until};
 
 #[test]
 fn a_blank_disk_takes_the_place_of_a_failed_member_under_load() {
@@ -226,6 +226,15 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_the_remedy() {
         said.contains("no running server serves the array md/data") && said.contains("--disk DISK..."),
         "{said}"
     );
+    // Nobody is told to use an option that there is not.
+    for verb in ["sync-speed", "stop-sync"] {
+        let said = lab.refused(&[verb, "md/data"]);
+        let is_told = said.contains("no running server serves the array md/data")
+            && said.contains("serve the array first");
+        assert!(is_told && !said.contains("--disk"), "{said}");
+        let help = run(&mut lab.scratch.blockwork(["md", verb, "--help"]));
+        assert!(help.contains("There is no --disk: ") && !help.contains("--disk <"), "{help}");
+    }
     let server = lab.serve(&disks);
     lab.blank("small.img", 8 * MIB);
     lab.scratch.noise("other.img", 1000, 1);

@@ -54,11 +54,13 @@ pub(crate) enum MdVerb {
     Repair(SyncArgs),
     /// Stop what a running server is syncing, checking or repairing.
     #[command(
-        after_help = "What a command syncs that has opened the disks itself (--disk) ends with that command: ^C."
+        after_help = "There is no --disk: what a command syncs that has opened the disks itself ends with that command, by ^C."
     )]
     StopSync(ServedArgs),
     /// Limit the speed at which a running server syncs.
-    #[command(after_help = "A command that opens the disks itself (--disk) takes --sync-speed-max.")]
+    #[command(
+        after_help = "There is no --disk: a command that opens the disks itself, such as `blockwork md add`, takes --sync-speed-max."
+    )]
     SyncSpeed(SpeedArgs),
     /// Make use of what members have more than they had.
     Grow(GrowArgs),

@@ -40,7 +40,7 @@ impl Target {
     pub(crate) fn find(which: &Which) -> Result<Target> {
         let array = which.array.clone();
         let who = if which.place.disk.is_empty() {
-            Who::Server(find_array(&array).map_err(both_ways)?.socket)
+            Who::Server(find_array(&array).map_err(|error| absent(error, which.place.may_open))?.socket)
         } else {
             Who::Ourselves(Box::new(Ourselves::open(which)?))
         };
@@ -102,9 +102,12 @@ impl Ourselves {
     }
 }
 
-/// Neither found: there are two ways to name an array.
-fn both_ways(error: ClientError) -> anyhow::Error {
+/// Not found: most verbs could open its disks as well.
+fn absent(error: ClientError, may_open: bool) -> anyhow::Error {
     match error {
+        ClientError::NoArray { .. } if !may_open => {
+            anyhow!("{error}; there is nothing to be done where no server runs: serve the array first")
+        }
         ClientError::NoArray { .. } => anyhow!(
             "{error}; serve it, or have this command open its disks: add --disk DISK... (all of the array's)"
         ),

@@ -19,6 +19,9 @@ pub(crate) struct Place {
     /// Open the array's disks in this process. Without it, the running server that has the array is asked.
     #[arg(long, value_name = "DISK", num_args = 1..)]
     pub(crate) disk: Vec<String>,
+    /// The verb has the option above.
+    #[arg(skip = true)]
+    pub(crate) may_open: bool,
     /// Of an array opened by --disk: sync at most so fast, KiB/s. Default: as fast as the disks are.
     #[arg(long, value_name = "KIB", requires = "disk", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) sync_speed_max: Option<u64>,
@@ -40,7 +43,7 @@ pub(crate) struct ServedArgs {
 
 impl From<&ServedArgs> for Which {
     fn from(args: &ServedArgs) -> Which {
-        let place = Place { disk: Vec::new(), sync_speed_max: None, json: args.json };
+        let place = Place { disk: Vec::new(), may_open: false, sync_speed_max: None, json: args.json };
         Which { array: args.array.clone(), place }
     }
 }
