@@ -10,6 +10,7 @@ use std::path::Path;
 use blockwork_format::virtio::blk::{request, status};
 use serde_json::Value;
 
+use support::fs::LeftMount;
 use support::nbd::{Raw, fio, load, nbdload, python};
 use support::thin::{expect_scribbled, mapped, restore, scribble};
 use support::{Background, Scratch, Server, run, thin_dump, tool, until};
@@ -214,6 +215,35 @@ fn a_guests_write_that_waits_for_space_does_not_keep_the_server_from_ending() {
         guest.finished(0).is_some_and(|done| done.status == status::IOERR),
         "it heard that there is no space"
     );
+    dumped(&scratch);
+}
+
+/// The same of a file of FUSE's.
+#[test]
+fn a_files_write_that_waits_for_space_does_not_keep_the_server_from_ending() {
+    let scratch = Scratch::new();
+    pool(&scratch, 4);
+    let (table, file) = (table(&scratch, 4, ""), scratch.at("file"));
+    let serve = ["serve", "--fuse", &file, "--table", &table, "--set", "dm/pool:no_space_timeout=0", "dm/a"];
+    let server = Server::start(&mut scratch.blockwork(serve));
+    let _left = LeftMount(file.clone().into());
+    let script = format!(
+        "import errno, mmap, os
+fd, page = os.open({file:?}, os.O_RDWR | os.O_DIRECT), mmap.mmap(-1, 4096)
+for n in range(4):
+    os.pwritev(fd, [page], n * 65536)
+try:
+    os.pwritev(fd, [page], 10 * 65536)
+except OSError as error:
+    print(errno.errorcode[error.errno])
+"
+    );
+    let client = Background::start(tool("/usr/bin/python3").args(["-c", &script]));
+    until("the pool is full", || server.said().contains(FULL));
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert_eq!(client.finish(), (Some(0), "ENOSPC\n".to_owned()));
+    assert!(!std::fs::exists(&file).unwrap(), "it is mounted still");
     dumped(&scratch);
 }
 

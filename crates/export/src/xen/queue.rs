@@ -114,13 +114,18 @@ impl Queue {
         drop(self.life.changed.wait_while(ended, |ended| !*ended));
     }
 
-    /// Why it serves no more, if it does not.
+    /// How the front end has broken the protocol, if it has.
     pub(super) fn broken(&self) -> Option<String> {
-        match self.back.ended() {
-            Some(Ended::Broken(reason)) => Some(reason.clone()),
-            Some(Ended::Closed) => Some("it was closed with its worker".to_owned()),
-            None => self.life.ended().then(|| "its worker has ended".to_owned()),
-        }
+        breach(self.back.ended())
+    }
+}
+
+/// How the front end of a queue has broken the protocol. One that has ended with its worker, since the server ends, is none to be refused
+/// for that: what is left in its ring is the next server's, and Linux takes a disk that was closed for one that is gone.
+fn breach(ended: Option<&Ended>) -> Option<String> {
+    match ended {
+        Some(Ended::Broken(how)) => Some(how.clone()),
+        Some(Ended::Closed) | None => None,
     }
 }
 
@@ -266,5 +271,17 @@ impl EventChannel<Uring> for Channel {
     fn close(&mut self, cx: &mut Context<'_, Uring>) {
         let token = cx.token(RUNG);
         cx.env.cancel(token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_has_ended_with_its_worker_is_not_refused() {
+        assert_eq!(breach(None), None);
+        assert_eq!(breach(Some(&Ended::Closed)), None);
+        assert_eq!(breach(Some(&Ended::Broken("how".into()))), Some("how".into()));
     }
 }

@@ -3,9 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use blockwork_engine::{Bio, Done, FileId, Flags, Op, Sector, Wait};
+use blockwork_engine::{Bio, Done, Errno, FileId, Flags, Op, Sector, Wait};
 use blockwork_export::blkif::in_process::GrantTable;
-use blockwork_export::blkif::{BackEnd, FrontConfig, FrontQueue, FrontRing, Ledger, SharedPages};
+use blockwork_export::blkif::{
+    BackEnd, BackRing, Ended, FrontConfig, FrontQueue, FrontRing, Ledger, SharedPages,
+};
 use blockwork_format::blkif::{Abi, PAGE_BYTES};
 use blockwork_memory::{Buffer, Segment, Segments};
 use blockwork_sim::Random;
@@ -138,4 +140,38 @@ fn a_worker_that_is_told_to_end_leaves_nothing_open() {
     assert!(end.ended().is_some());
     let (_, left) = rig.resume(shared, ABI, &ledger, &grants, false);
     assert_eq!(left, 0);
+}
+
+/// SIGTERM has come while a write waits for space in a pool, maybe for ever.
+#[test]
+fn a_write_that_waits_for_space_keeps_no_worker_from_ending_and_is_answered() {
+    let mut rig = Rig::on_pool(4);
+    let pages = vec![Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)];
+    let shared = SharedPages::new(pages).expect("one page");
+    let ledger = Buffer::new(Ledger::bytes(32));
+    let grants = GrantTable::default();
+    let config = FrontConfig { abi: ABI, persistent: true, max_indirect_segments: 0, barrier: true };
+    let mut queue = FrontQueue::new(config, FrontRing::new(shared.clone(), ABI), Box::new(grants.clone()));
+    let (end, _) = rig.resume(shared.clone(), ABI, &ledger, &grants, true);
+    for n in 0..6 {
+        let data = Segments::from_iter([Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)]);
+        queue.submit(n, Bio::with_data(Op::Write, Flags::NONE, Sector(n * 128), data)).unwrap();
+    }
+    queue.publish();
+    let mut heard = Vec::new();
+    let mut hear = |rig: &mut Rig| {
+        for _ in 0..10_000 {
+            rig.step();
+            queue.answers(&mut heard).expect("each answer is to a request that was not answered");
+        }
+        heard.drain(..).map(|done| done.result).collect::<Vec<_>>()
+    };
+    assert_eq!(hear(&mut rig), [Ok(()); 4], "two wait for space");
+    assert!(rig.worker.ended().is_none());
+    rig.worker.handle().stop();
+    assert_eq!(hear(&mut rig), [Err(Errno::EIO); 2]);
+    assert_eq!((end.ended(), rig.worker.ended()), (Some(&Ended::Closed), Some(Ok(()))));
+    let answered = BackRing::new(shared, ABI).next_answer();
+    let left = Ledger::resume(ledger, ABI, 32, answered).expect("our own").left();
+    assert_eq!((answered, left), (6, 0), "nothing is left open for the next server");
 }

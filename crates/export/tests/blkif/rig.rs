@@ -1,16 +1,21 @@
 //! A worker over one simulated device, and ports on it.
 
+use std::io;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    CounterTable, LeafId, LeafLayer, LeafSource, NodeId, PortId, RingStats, Sectors, Volume, VolumeId, Wait,
-    Worker, WorkerConfig,
+    CounterTable, FileId, Layer, LeafId, LeafLayer, LeafSource, NodeId, PortId, RingStats, Sectors, Volume,
+    VolumeId, Wait, Worker, WorkerConfig,
 };
 use blockwork_export::blkif::in_process::{Bell, Device, GrantTable, connect};
 use blockwork_export::blkif::{
     BackConfig, BackEnd, BackPort, BackRing, FrontRing, FrontWants, Ledger, SharedPages,
 };
+use blockwork_format::Source;
 use blockwork_format::blkif::{Abi, PAGE_BYTES};
+use blockwork_format::thin::build::{Contents, Device as ThinDevice, Mappings, build};
+use blockwork_format::thin::{BLOCK_SECTORS, DeviceDetails, Superblock, read_block};
+use blockwork_layer::thin::{CACHE_BYTES, METADATA_KEPT, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig};
 use blockwork_memory::{Buffer, Segment};
 use blockwork_sim::{DeviceModel, SimEnv, World};
 
@@ -43,6 +48,48 @@ impl Rig {
         let source: Arc<dyn LeafSource> = world.source(device);
         let worker = worker(&world, &source);
         Rig { world, worker, stats: Vec::new(), port: None, source }
+    }
+
+    /// On a volume of 64 blocks of a thin pool that has fewer, for which writes wait for ever.
+    pub fn on_pool(blocks: u64) -> Rig {
+        let world = World::new(1);
+        let devices = [256 * BLOCK_SECTORS, blocks * 128]
+            .map(|sectors| world.source(world.add_device(DeviceModel::nvme(Sectors(sectors)))));
+        let device = ThinDevice { details: DeviceDetails::default(), mappings: Mappings::Own([].into()) };
+        let contents = Contents {
+            data_block_sectors: 128,
+            data_blocks: blocks,
+            metadata_blocks: 256,
+            devices: [(0, device)].into(),
+            ..Contents::default()
+        };
+        for piece in build(&contents).expect("an empty pool is small") {
+            world.preload(FileId(0), piece.offset / 512, &piece.bytes);
+        }
+        let leaf = |n: u16| -> Arc<dyn Layer> {
+            let source = &devices[usize::from(n)];
+            Arc::new(LeafLayer::new(LeafId(n), NodeId(n), source.sectors(), source.limits().clone()))
+        };
+        let metadata = Metadata(&world);
+        let superblock = Superblock::decode(&read_block(&metadata, 0).expect("it is there"));
+        let pool = Pool::new(PoolConfig {
+            name: "pool".into(),
+            data: leaf(1),
+            metadata: leaf(0),
+            superblock: superblock.expect("it is whole").expect("it is there"),
+            cache_bytes: CACHE_BYTES,
+            metadata_kept: METADATA_KEPT,
+            features: PoolFeatures { no_space_timeout: None, ..PoolFeatures::default() },
+        });
+        let pool = pool.expect("it fits its devices");
+        let device = pool.device_now(&metadata, 0).expect("it is there");
+        let config = ThinConfig { pool, device, sectors: Sectors(64 * 128), external_origin: None };
+        let thin = Thin::new(NodeId(2), config);
+        let leaves = [0u16, 1].map(|n| (NodeId(n), devices[usize::from(n)].clone()));
+        let volumes: Arc<[Volume]> = Arc::new([Volume::new("thin", Arc::new(thin), false)]);
+        let counters = Arc::new(CounterTable::new(3));
+        let worker = Worker::new(world.env(), WorkerConfig::new(volumes, Arc::new(leaves), counters));
+        Rig { world, worker, stats: Vec::new(), port: None, source: devices[1].clone() }
     }
 
     /// Ends the worker with all that it has, and starts another; what the device was asked for, it does before that.
@@ -79,6 +126,21 @@ impl Rig {
             }
             self.world.step();
         }
+    }
+}
+
+/// The device with a pool's metadata.
+struct Metadata<'a>(&'a World);
+
+impl Source for Metadata<'_> {
+    fn size(&self) -> u64 {
+        256 * BLOCK_SECTORS * 512
+    }
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        for (sector, piece) in (offset / 512..).zip(buf.chunks_mut(512)) {
+            piece.copy_from_slice(&self.0.peek(FileId(0), sector)[..piece.len()]);
+        }
+        Ok(())
     }
 }
 
