@@ -320,13 +320,7 @@ fn partitions_of_an_origin_follow_its_merge_and_whoever_has_one_open_has_it_wait
     lab.verb(&["vg", "create", "vg", "a", "b", "-s", "1M"]);
     lab.verb(&["lv", "create", "vg/disk", "--type", "raid1", "--size", "16M", "--nosync"]);
     let server = lab.scratch.serve(["--disk", "a", "b"]);
-    // A partition of 8 MiB from 1 MiB on.
-    python(&format!(
-        "import struct\nh = connect({:?})\n\
-         entry = struct.pack('<B3sB3sII', 0, b'\\0\\0\\0', 0x83, b'\\0\\0\\0', 2048, 16384)\n\
-         h.pwrite(b'\\0' * 446 + entry + b'\\0' * 48 + b'\\x55\\xaa', 0)\nh.flush()\n",
-        lab.scratch.uri("vg/disk")
-    ));
+    lab.partition("vg/disk");
     stop(server);
     lab.verb(&["lv", "snapshot", "vg/disk", "--size", "8M", "--name", "snap"]);
     let server = lab.scratch.serve(["--disk", "a", "b", "--workers", "2"]);
@@ -357,13 +351,7 @@ fn thin_group() -> Lab {
     lab.verb(&["lv", "create", "vg/full", "--thin", "pool", "-V", "16M"]);
     lab.verb(&["lv", "create", "vg/plain", "--size", "16M"]);
     lab.verb(&["lv", "snapshot", "vg/plain", "--size", "18M", "--name", "before"]);
-    let text = lab.scratch.at("text");
-    lab.lvm(&[&format!("vgcfgbackup -f {text} vg")]);
-    let plain = std::fs::read_to_string(&text).expect("LVM has written it");
-    let thin = plain.replace("origin = \"plain\"", "origin = \"root\"");
-    assert_ne!(plain, thin);
-    std::fs::write(&text, thin).expect("a file");
-    lab.lvm(&[&format!("vgcfgrestore -y --force -f {text} vg")]);
+    lab.move_snapshots("plain", "root");
     lab
 }
 

@@ -5,10 +5,12 @@ mod support;
 
 use std::path::PathBuf;
 
-use support::fs::LeftMount;
+use support::fs::SmallDisk;
 use support::lvm::Lab;
 use support::nbd::{self, Raw, fio, python};
 use support::{Background, SlowDisk, both, noise, output, run, run_refused, tool, until};
+
+const MIB: u64 = 1 << 20;
 
 /// Blocks that the counting client writes, round and round.
 const BLOCKS: u32 = 512;
@@ -162,13 +164,7 @@ fn partitions_and_mirrors_below_follow_when_a_snapshot_is_made() {
     lab.verb(&["vg", "create", "vg", "a", "b", "-s", "1M"]);
     lab.verb(&["lv", "create", "vg/disk", "--type", "raid1", "--size", "16M", "--nosync"]);
     let server = lab.scratch.serve(["--disk", "a", "b"]);
-    // A partition of 8 MiB from 1 MiB on.
-    python(&format!(
-        "import struct\nh = connect({:?})\n\
-         entry = struct.pack('<B3sB3sII', 0, b'\\0\\0\\0', 0x83, b'\\0\\0\\0', 2048, 16384)\n\
-         h.pwrite(b'\\0' * 446 + entry + b'\\0' * 48 + b'\\x55\\xaa', 0)\nh.flush()\n",
-        lab.scratch.uri("vg/disk")
-    ));
+    lab.partition("vg/disk");
     server.stop_quietly();
     let server = lab.scratch.serve(["--disk", "a", "b", "--workers", "2"]);
     let counter = Counter::start(&lab, "vg/disk/1", 0);
@@ -262,25 +258,15 @@ fn what_lies_on_a_volume_keeps_its_snapshots_as_they_are() {
 
 #[test]
 fn a_snapshot_that_was_lost_stays_lost_also_where_its_store_could_not_be_told() {
-    const MIB: u64 = 1 << 20;
     let lab = Lab::new(&[("a", 33), ("b", 41)]);
-    // A disk that has no room for what was never written to it.
-    let tmpfs = LeftMount(lab.scratch.path("tmpfs"));
-    std::fs::create_dir(&tmpfs.0).expect("a folder");
-    run(tool("mount").args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(&tmpfs.0));
-    std::fs::remove_file(lab.scratch.path("b")).expect("it is there");
-    lab.scratch.sparse("tmpfs/b", 41 * MIB);
-    std::os::unix::fs::symlink(tmpfs.0.join("b"), lab.scratch.path("b")).expect("a link");
+    let small = SmallDisk::new(&lab.scratch, "b", 41, 8);
     lab.verb(&["vg", "create", "vg", "a", "b", "-s", "1M"]);
     lab.verb(&["lv", "create", "vg/root", "--size", "32M"]);
     let server = lab.scratch.serve(["--disk", "a", "b"]);
     served(&lab, &["lv", "snapshot", "vg/root", "--size", "8M", "--name", "lost"]);
-    // The group's text can be written, and nothing to the store, not even its header.
-    let disk = tmpfs.0.join("b");
-    run(tool("fallocate").args(["--length", "1M"]).arg(&disk));
-    run(tool("fallocate").args(["--punch-hole", "--offset", "1M", "--length", "8M"]).arg(&disk));
-    let filler = tmpfs.0.join("filler");
-    output(tool("dd").args(["if=/dev/zero", "bs=4k"]).arg(format!("of={}", filler.display())));
+    // Nothing can be written to the store, not even its header.
+    small.punch(MIB, 8 * MIB);
+    small.fill_up();
     let write = |bytes: &str| {
         let uri = lab.scratch.uri("vg/root");
         python(&format!("h = connect({uri:?})\nh.pwrite({bytes} * 65536, 0)\nh.flush()\n"));
@@ -289,7 +275,7 @@ fn a_snapshot_that_was_lost_stays_lost_also_where_its_store_could_not_be_told() 
     until("the loss is told in the log", || {
         server.said().contains("that it is lost cannot be written to its store")
     });
-    std::fs::remove_file(filler).expect("it is there");
+    small.make_room();
     let expect_lost = || {
         let said = served(&lab, &["lv", "show", "--json", "vg/lost"]);
         let shown: serde_json::Value = serde_json::from_str(&said).expect("JSON");
@@ -319,7 +305,59 @@ fn a_snapshot_that_was_lost_stays_lost_also_where_its_store_could_not_be_told() 
     lab.expect_sound();
 }
 
-/// LVM makes old snapshots of thin volumes, which the verbs here do not: a text says so in its place.
+#[test]
+fn a_snapshot_that_was_lost_stays_lost_where_it_cannot_be_removed_with_its_thin_origin() {
+    let lab = Lab::new(&[("a", 121)]);
+    let small = SmallDisk::new(&lab.scratch, "a", 121, 64);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "4M"]);
+    lab.verb(&["lv", "create", "vg/thin", "--thin", "pool", "-V", "16M"]);
+    lab.verb(&["lv", "create", "vg/plain", "--size", "16M"]);
+    lab.tag_until_a_text_takes_pages("vg/plain");
+    let write = |bytes: &str| {
+        let uri = lab.scratch.uri("vg/thin");
+        python(&format!("h = connect({uri:?})\nh.pwrite({bytes} * 65536, 0)\nh.flush()\n"));
+    };
+    let server = lab.scratch.serve(["--disk", "a"]);
+    write("b'0'");
+    server.stop_quietly();
+    lab.verb(&["lv", "snapshot", "vg/plain", "--size", "18M", "--name", "snap"]);
+    lab.move_snapshots("plain", "thin");
+    let server = lab.scratch.serve(["--disk", "a", "--workers", "2"]);
+    let said = served(&lab, &["lv", "show", "--json", "--all", "vg/snap"]);
+    let shown: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let place = shown[0]["areas"][0].as_str().and_then(|area| area.strip_prefix("pv0(")?.strip_suffix(')'));
+    let first: u64 = place.and_then(|place| place.parse().ok()).unwrap_or_else(|| panic!("{said}"));
+    small.punch((1 + first) * MIB, 18 * MIB);
+    small.fill_up();
+    write("b'1'");
+    until("the loss is told in the log", || {
+        server.said().contains("that it is lost cannot be written to its store")
+    });
+    let status = || {
+        let said = served(&lab, &["lv", "show", "--json", "vg/snap"]);
+        let shown: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        shown[0]["status"].as_str().map(str::to_owned)
+    };
+    assert_eq!(status().as_deref(), Some("Invalid"));
+    let remove = || output(&mut lab.scratch.blockwork(["lv", "remove", "vg/thin", "vg/snap"]));
+    until("nobody has them open, and the text cannot be written", || {
+        let done = remove();
+        assert!(!done.status.success(), "{}", both(&done));
+        both(&done).contains("could not be written")
+    });
+    small.make_room();
+    assert_eq!(status().as_deref(), Some("Invalid"));
+    let [thin, snap] = ["vg/thin", "vg/snap"].map(|export| {
+        let script = "try:\n    print(connect(URI).pread(1, 0))\nexcept nbd.Error:\n    print('refused')\n";
+        python(&script.replace("URI", &format!("{:?}", lab.scratch.uri(export))))
+    });
+    assert_eq!([thin.as_str(), snap.as_str()], ["bytearray(b'1')\n", "refused\n"]);
+    until("nobody has them open", || remove().status.success());
+    server.stop();
+    lab.expect_sound();
+}
+
 #[test]
 fn a_thin_volume_and_its_old_snapshot_go_in_one_request_whatever_the_order() {
     let lab = Lab::new(&[("a", 161)]);
@@ -328,13 +366,7 @@ fn a_thin_volume_and_its_old_snapshot_go_in_one_request_whatever_the_order() {
     lab.verb(&["lv", "create", "vg/thin", "--thin", "pool", "-V", "16M"]);
     lab.verb(&["lv", "create", "vg/plain", "--size", "16M"]);
     lab.verb(&["lv", "snapshot", "vg/plain", "--size", "18M", "--name", "snap"]);
-    let text = lab.scratch.at("text");
-    lab.lvm(&[&format!("vgcfgbackup -f {text} vg")]);
-    let plain = std::fs::read_to_string(&text).expect("LVM has written it");
-    let thin = plain.replace("origin = \"plain\"", "origin = \"thin\"");
-    assert_ne!(plain, thin);
-    std::fs::write(&text, thin).expect("a file");
-    lab.lvm(&[&format!("vgcfgrestore -y --force -f {text} vg")]);
+    lab.move_snapshots("plain", "thin");
     let server = lab.scratch.serve(["--disk", "a", "--workers", "2"]);
     let snap = checksum(&lab, "vg/snap");
     run(&mut fio(&lab.scratch, &lab.scratch.uri("vg/thin"), &["--rw=randwrite", "--bs=4k", "--size=4M"]));

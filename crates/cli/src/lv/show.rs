@@ -94,8 +94,7 @@ fn of_snapshot(assembly: &mut Assembly, group: usize, vg: &VolumeGroup, lv: LvIn
     let name = &assembly.graph().groups[group].name;
     // What the store holds is read when the snapshot is built; where that cannot be done, nothing is known of it.
     assembly.choose(&[format!("{name}/{}", vg.lvs[volume.0].name)]).ok()?;
-    let (family, nth) = assembly.graph().groups[group].snapshots.get(&snapshot.store)?;
-    family.status(*nth).map(Fullness::from)
+    assembly.graph().groups[group].snapshots.get(&snapshot.store)?.status().map(Fullness::from)
 }
 
 fn of_pool(group: &Group, vg: &VolumeGroup, lv: LvIndex) -> Option<Fullness> {

@@ -25,6 +25,7 @@ use blockwork_volume::lvm::Group;
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
 use blockwork_volume::lvm::served::{
     Adopted, ChangedFamily, GrowingPool, GrownPool, Telling, grow, message, tell, untell,
+use blockwork_volume::lvm::{Group, KnownSnapshot};
 };
 
 use super::autoextend::Caller;
@@ -208,11 +209,14 @@ impl ServedGroups {
         for ChangedFamily { family, volumes } in changed {
             if let Some(family) = family {
                 self.served.run(|cx| async move {
-                    family.retire().await;
+                    retired.retire().await;
+                let retired = family.clone();
                     cx.quiesce().await;
                 })?;
             }
             let members = withdrawn.iter_mut().filter(|one| volumes.contains(&one.name));
+                // Not before: until then it may still lose one of them.
+                self.assembly().let_go(&family);
             members.for_each(|one| one.volume = None);
         }
         Ok(())
@@ -575,9 +579,8 @@ struct Shown {
 impl Shown {
     fn of(group: &Group) -> Shown {
         let pools = group.thin_pools.iter().filter_map(|(lv, pool)| Some((*lv, pool.pool()?))).collect();
-        let full = |(store, (family, nth)): (&LvIndex, &(Arc<blockwork_layer::snapshot::Family>, usize))| {
-            Some((*store, family.status(*nth)?.into()))
-        };
+        let full =
+            |(store, known): (&LvIndex, &KnownSnapshot)| Some((*store, Fullness::from(known.status()?)));
         let snapshots = group.snapshots.iter().filter_map(full).collect();
         Shown { name: group.name.clone(), text: group.text.clone(), pools, snapshots }
     }

@@ -6,7 +6,7 @@ use std::hash::Hasher;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{noise, output, run, tool};
+use super::{Scratch, noise, output, run, tool};
 
 /// A loop device over a file; detached when dropped.
 pub struct Loop {
@@ -72,6 +72,47 @@ pub struct LeftMount(pub PathBuf);
 impl Drop for LeftMount {
     fn drop(&mut self) {
         output(tool("umount").arg("--lazy").arg("--quiet").arg(&self.0));
+    }
+}
+
+/// A disk of a scratch folder on a file system of its own, which has not room for all of it.
+pub struct SmallDisk {
+    tmpfs: LeftMount,
+    disk: PathBuf,
+}
+
+impl SmallDisk {
+    /// An empty one in the place of a disk of so many MiB.
+    pub fn new(scratch: &Scratch, disk: &str, mib: u64, room_mib: u64) -> SmallDisk {
+        let tmpfs = LeftMount(scratch.path("tmpfs"));
+        fs::create_dir(&tmpfs.0).expect("a folder");
+        run(tool("mount").args(["-t", "tmpfs", "-o", &format!("size={room_mib}m"), "tmpfs"]).arg(&tmpfs.0));
+        fs::remove_file(scratch.path(disk)).expect("it is there");
+        scratch.sparse(&format!("tmpfs/{disk}"), mib << 20);
+        let place = tmpfs.0.join(disk);
+        std::os::unix::fs::symlink(&place, scratch.path(disk)).expect("a link");
+        SmallDisk { tmpfs, disk: place }
+    }
+
+    /// What is there from `offset` on is given up: zeros are read.
+    pub fn punch(&self, offset: u64, length: u64) {
+        let (offset, length) = (offset.to_string(), length.to_string());
+        let punch = ["--punch-hole", "--offset", &offset, "--length", &length];
+        run(tool("fallocate").args(punch).arg(&self.disk));
+    }
+
+    /// From now on, only what holds something can be written: not what is free of the group's area for texts, at the beginning.
+    pub fn fill_up(&self) {
+        // A page less than that: it digs one more than it is told to, whatever that holds.
+        run(tool("fallocate").args(["--dig-holes", "--offset", "0", "--length", "1044480"]).arg(&self.disk));
+        let filler = format!("of={}", self.tmpfs.0.join("filler").display());
+        let full = output(tool("dd").args(["if=/dev/zero", "bs=4k"]).arg(filler));
+        assert!(!full.status.success(), "it ends when there is no room left");
+    }
+
+    /// There is room again.
+    pub fn make_room(&self) {
+        fs::remove_file(self.tmpfs.0.join("filler")).expect("it is there");
     }
 }
 

@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use serde_json::Value;
 
 use super::fs::Loop;
+use super::nbd::python;
 use super::{Scratch, both, output, run, run_refused, thin_dump, tool};
 
 const MIB: u64 = 1 << 20;
@@ -102,6 +103,35 @@ impl Lab {
             lines.map(|line| format!("{line}\n")).collect()
         };
         commands.iter().map(one).collect()
+    }
+
+    /// Makes the old snapshots of one volume those of another, as the text has them: LVM gives them to thin volumes, which the verbs here
+    /// do not.
+    pub fn move_snapshots(&self, from: &str, to: &str) {
+        let file = self.scratch.at("text");
+        self.lvm(&[&format!("vgcfgbackup -f {file} vg")]);
+        let before = fs::read_to_string(&file).expect("LVM has written it");
+        let after = before.replace(&format!("origin = \"{from}\""), &format!("origin = \"{to}\""));
+        assert_ne!(before, after, "{from} has no snapshot");
+        fs::write(&file, after).expect("a file");
+        self.lvm(&[&format!("vgcfgrestore -y --force -f {file} vg")]);
+    }
+
+    /// Gives a volume tags: a text is longer than a page of a file from then on, so the next one of it needs a new page.
+    pub fn tag_until_a_text_takes_pages(&self, volume: &str) {
+        let tags = ["p", "q", "r", "s", "t"].map(|tag| tag.repeat(1000));
+        let added: Vec<&str> = tags.iter().flat_map(|tag| ["--addtag", tag.as_str()]).collect();
+        self.verb(&[&["lv", "tag", volume], &added[..]].concat());
+    }
+
+    /// Puts a partition of 8 MiB from 1 MiB on on an export of the server that runs. It is found when that is started anew.
+    pub fn partition(&self, export: &str) {
+        python(&format!(
+            "import struct\nh = connect({:?})\n\
+             entry = struct.pack('<B3sB3sII', 0, b'\\0\\0\\0', 0x83, b'\\0\\0\\0', 2048, 16384)\n\
+             h.pwrite(b'\\0' * 446 + entry + b'\\0' * 48 + b'\\x55\\xaa', 0)\nh.flush()\n",
+            self.scratch.uri(export)
+        ));
     }
 
     /// LVM finds nothing to complain of.

@@ -34,6 +34,7 @@ pub(crate) use snapshot::family_of;
 
 pub use crate::thin::PoolUsage;
 pub use pv::{Area, Pv};
+pub use snapshot::KnownSnapshot;
 pub use thin::ThinPool;
 pub(crate) use thin::check_transaction;
 
@@ -52,8 +53,8 @@ pub struct Group {
     pub thin_pools: BTreeMap<LvIndex, ThinPool>,
     /// Why nothing of it can be believed.
     pub refused: Option<String>,
-    /// Of each store whose snapshot is served, or was lost while it was: its family, and which of that.
-    pub snapshots: HashMap<LvIndex, (Arc<Family>, usize)>,
+    /// Of each store whose snapshot is served, or was lost while it was: what is known of it.
+    pub snapshots: HashMap<LvIndex, KnownSnapshot>,
     /// Of each origin that is open: what it shares with its snapshots.
     pub(crate) families: HashMap<LvIndex, Arc<Family>>,
     /// Of each RAID volume that is open: its array, of which there must not be two.

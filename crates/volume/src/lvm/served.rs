@@ -28,7 +28,7 @@ use blockwork_layer::thin::{Pool, VerbError};
 
 use super::edit::{self, Author, Commit, Draft, EditError, Opened, Untold};
 use super::verdict::Verdicts;
-use super::{Group, check_transaction, family_of};
+use super::{Group, KnownSnapshot, check_transaction, family_of};
 use crate::assembly::Assembly;
 use crate::graph::{Content, DeviceId, DeviceKind, GroupId};
 use crate::rounds::in_order;
@@ -370,17 +370,23 @@ impl Assembly {
         }
     }
 
-    /// The same of an origin with all its snapshots, where there are some. It is for whoever calls to retire the family. Should they be
-    /// asked for again, only their stores tell which of them are lost.
+    /// The same of an origin with all its snapshots, where there are some. It is for whoever calls to retire the family, and then to have
+    /// it [let go](Assembly::let_go).
     pub fn forget_family(&mut self, origin: &str) -> Option<ChangedFamily> {
         let DeviceKind::Lv { group, lv } = self.graph.device(self.graph.find(origin)?).kind else {
             return None;
         };
-        let family = self.graph.groups[group.0].families.get(&lv)?.clone();
+        self.graph.groups[group.0].families.get(&lv)?;
         let text = self.graph.groups[group.0].text.clone();
-        let changed = self.part_family(group, &Verdicts::new(&text), lv);
-        self.graph.groups[group.0].snapshots.retain(|_, (known, _)| !Arc::ptr_eq(known, &family));
-        Some(changed)
+        Some(self.part_family(group, &Verdicts::new(&text), lv))
+    }
+
+    /// A family that is retired is held on to no more. Which of its snapshots were lost stays known, should they be asked for again: a
+    /// store may not say so.
+    pub fn let_go(&mut self, family: &Arc<Family>) {
+        for group in &mut self.graph.groups {
+            group.snapshots.retain(|_, known| known.let_go(family));
+        }
     }
 
     /// The names of the volumes that are partitions of this one.
@@ -455,8 +461,8 @@ impl ServedEditor<'_> {
             let why = format!("its origin must not be written: {why}");
             return Err(EditError::volume(&old.lvs[snapshot.store.0].name, why));
         }
-        let family = known.snapshots.get(&snapshot.store);
-        if family.and_then(|(family, nth)| family.status(*nth)) == Some(SnapshotStatus::Invalid) {
+        let status = known.snapshots.get(&snapshot.store).and_then(KnownSnapshot::status);
+        if status == Some(SnapshotStatus::Invalid) {
             let why =
                 "it cannot be merged: its store was full, or could not be written; it can only be removed";
             return Err(EditError::volume(&old.lvs[snapshot.store.0].name, why));

@@ -68,6 +68,37 @@ struct Kept {
     lost: Option<String>,
 }
 
+/// What a process knows of a snapshot that it serves, or has served.
+#[derive(Clone, Debug)]
+pub enum KnownSnapshot {
+    /// It is this one of a family, which may have been built anew since.
+    Of(Arc<Family>, usize),
+    /// It was lost, and its family is let go: its store may not say so.
+    Lost,
+}
+
+impl KnownSnapshot {
+    /// How it is.
+    pub fn status(&self) -> Option<SnapshotStatus> {
+        match self {
+            KnownSnapshot::Of(family, nth) => family.status(*nth),
+            KnownSnapshot::Lost => Some(SnapshotStatus::Invalid),
+        }
+    }
+
+    /// Holds on to that family no more; whether there is anything left that only this process knows.
+    pub(super) fn let_go(&mut self, family: &Arc<Family>) -> bool {
+        match self {
+            KnownSnapshot::Of(own, _) if Arc::ptr_eq(own, family) => {
+                let is_lost = self.status() == Some(SnapshotStatus::Invalid);
+                *self = KnownSnapshot::Lost;
+                is_lost
+            }
+            _ => true,
+        }
+    }
+}
+
 /// What is found of a store.
 enum Member {
     /// Kept; where there is a reason, only to be called lost.
@@ -214,7 +245,7 @@ impl Assembly {
                 outcomes.push((*store, Err(why.clone())));
                 continue;
             }
-            self.graph.groups[group.0].snapshots.insert(*store, (family.clone(), nth));
+            self.graph.groups[group.0].snapshots.insert(*store, KnownSnapshot::Of(family.clone(), nth));
             if *merging {
                 outcomes.push((*store, Err("it is being merged into its origin: serve that".into())));
                 continue;
@@ -295,7 +326,7 @@ impl Assembly {
     /// Whether the family that the store was in before has lost it: its header may say otherwise, where that could not be written.
     fn is_lost(&self, group: GroupId, store: LvIndex) -> bool {
         let known = self.graph.groups[group.0].snapshots.get(&store);
-        known.and_then(|(family, nth)| family.status(*nth)) == Some(SnapshotStatus::Invalid)
+        known.and_then(KnownSnapshot::status) == Some(SnapshotStatus::Invalid)
     }
 
     /// Makes an origin read-only.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{DeviceReport, Reader, bytes};
 use crate::graph::{DeviceId, Graph};
-use crate::lvm::Group;
+use crate::lvm::{Group, KnownSnapshot};
 
 /// A logical volume.
 #[derive(Clone, Debug, Serialize)]
@@ -290,8 +290,7 @@ impl Reader<'_> {
     }
 
     fn store(&self, relations: &Relations<'_>, lv: LvIndex) -> StoreReport {
-        let served = relations.group.snapshots.get(&lv);
-        let status = served.and_then(|(family, nth)| family.status(*nth));
+        let status = relations.group.snapshots.get(&lv).and_then(KnownSnapshot::status);
         let used = match status {
             Some(SnapshotStatus::Used { used, .. }) => Some(used.bytes()),
             _ => None,

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use blockwork_format::lvm2::vg::{LvIndex, Snapshot};
 use blockwork_layer::snapshot::{Merge, SnapshotStatus};
 
+use super::super::KnownSnapshot;
 use super::super::edit::{self, EditError};
 use super::super::verdict::Verdicts;
 use super::ChangedFamily;
@@ -75,8 +76,7 @@ impl Assembly {
         if !known.families.contains_key(&snapshot.origin) {
             return MergeState::Idle;
         }
-        let family = known.snapshots.get(&snapshot.store);
-        match family.and_then(|(family, nth)| family.status(*nth)) {
+        match known.snapshots.get(&snapshot.store).and_then(KnownSnapshot::status) {
             Some(SnapshotStatus::Invalid) => MergeState::Lost,
             _ => MergeState::Waiting,
         }
