@@ -11,6 +11,7 @@ mod autoextend;
 mod families;
 mod groups;
 mod guests;
+mod keeper;
 mod merges;
 mod offers;
 mod served;
@@ -40,6 +41,7 @@ use crate::args::ServeArgs;
 pub(crate) use arrays::{ServedArrays, arrays_of};
 use autoextend::Autoextender;
 use groups::ServedGroups;
+use keeper::OnPanic;
 use merges::MergeKeeper;
 use offers::Offers;
 pub(crate) use workers::{Workers, WorkersConfig};
@@ -136,6 +138,21 @@ enum News {
     Stop,
     /// This worker's thread has ended.
     Ended(u16),
+    /// What looks after something has panicked.
+    Panicked(&'static str),
+}
+
+impl News {
+    /// What that is for the server.
+    fn result(self) -> Result<()> {
+        match self {
+            News::Stop => Ok(()),
+            News::Ended(worker) => Err(anyhow!("worker {worker} ended by itself; see above")),
+            News::Panicked(what) => {
+                Err(anyhow!("{what} has panicked; see above. Report that, and start the server anew"))
+            }
+        }
+    }
 }
 
 /// A server that is up.
@@ -193,8 +210,10 @@ impl Running {
         self.offers.tell(state.volumes());
         let serves_all = disks_and_volumes(args).1.is_empty() && args.table.is_empty();
         let groups = Arc::new(ServedGroups::new(&self.workers, self.offers.clone(), serves_all));
-        self.autoextend = Some(Autoextender::start(groups.clone())?);
-        self.merges = Some(MergeKeeper::start(groups.clone())?);
+        let tell = self.news.clone();
+        let on_panic: OnPanic = Arc::new(move |what| drop(tell.send(News::Panicked(what))));
+        self.autoextend = Some(Autoextender::start(groups.clone(), on_panic.clone())?);
+        self.merges = Some(MergeKeeper::start(groups.clone(), on_panic)?);
         if !args.no_control {
             self.open_control(state, groups)?;
         }
@@ -306,10 +325,7 @@ impl Running {
                     let _ = news.send(News::Stop);
                 }
             });
-            let result = match self.hear.recv() {
-                Ok(News::Stop) | Err(_) => Ok(()),
-                Ok(News::Ended(worker)) => Err(anyhow!("worker {worker} ended by itself; see above")),
-            };
+            let result = self.hear.recv().unwrap_or(News::Stop).result();
             handle.close();
             result
         })
@@ -375,4 +391,20 @@ fn announce(args: &ServeArgs, addresses: &[String]) -> Result<()> {
     }
     out.flush()?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_ends_by_itself_is_a_failure_of_the_server() {
+        assert!(News::Stop.result().is_ok());
+        let said = [News::Ended(3), News::Panicked("the thread that does it")]
+            .map(|news| news.result().map_err(|error| error.to_string()).unwrap_err());
+        assert!(
+            said[0].starts_with("worker 3 ended")
+                && said[1].starts_with("the thread that does it has panicked")
+        );
+    }
 }

@@ -6,6 +6,7 @@ mod support;
 use std::io::{Read, Write};
 
 use serde_json::Value;
+use support::fs::SmallDisk;
 use support::lvm::Lab;
 use support::nbd::{Raw, checksum, fio, python};
 use support::{Server, both, output, run, run_refused, until};
@@ -315,6 +316,48 @@ fn a_snapshot_that_is_lost_while_its_merge_waits_is_given_up_and_can_be_removed(
 }
 
 #[test]
+fn a_merge_of_which_the_text_cannot_be_told_says_so_and_is_tried_again() {
+    let lab = Lab::new(&[("a", 33)]);
+    let small = SmallDisk::new(&lab.scratch, "a", 33, 32);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/root", "--size", "8M"]);
+    lab.tag_until_a_text_takes_pages("vg/root");
+    let server = lab.scratch.serve(["--disk", "a"]);
+    let fill = |fill: &str, mib: u64| {
+        let uri = lab.scratch.uri("vg/root");
+        python(&format!("h = connect({uri:?})\nh.pwrite({fill} * ({mib} << 20), 0)\nh.flush()\n"));
+    };
+    fill("b'1'", 8);
+    let before = sum(&lab, "vg/root");
+    served(&lab, &["lv", "snapshot", "vg/root", "--size", "9M", "--name", "before"]);
+    fill("b'2'", 1);
+    let client = open(&lab, "vg/root");
+    served(&lab, &["lv", "merge", "vg/before"]);
+    assert_eq!(merge(&lab).as_deref(), Some("waiting"));
+    // What is merged lies where something was written before; the text does not.
+    small.fill_up();
+    drop(client);
+    until("the text could not be written", || merge(&lab).as_deref() == Some("failed"));
+    let why = shown(&lab, "root").expect("the origin")["merge_failure"].clone();
+    let why = why.as_str().expect("a reason");
+    assert!(why.contains("all is merged, and the group's text cannot say so: "), "{why}");
+    assert!(why.contains("could not be written at byte ") && why.contains("nothing has changed"), "{why}");
+    let text = served(&lab, &["lv", "show", "vg/root"]);
+    let line = format!("vg/root: the merge has failed: {why}");
+    assert!(text.contains("linear, merge failed") && text.lines().any(|found| found == line), "{text}");
+    assert!(server.said().contains("it is tried again in 1 s"), "{}", server.said());
+    assert_eq!(sum(&lab, "vg/root"), before);
+    small.make_room();
+    wait_for_the_end(&lab);
+    assert_eq!(sum(&lab, "vg/root"), before);
+    assert_eq!(shown(&lab, "root").expect("the origin")["merge_failure"], Value::Null);
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    lab.expect_sound();
+    assert_eq!(names(&lab), ["root"]);
+}
+
+#[test]
 fn partitions_of_an_origin_follow_its_merge_and_whoever_has_one_open_has_it_wait() {
     let lab = Lab::new(&[("a", 101), ("b", 101)]);
     lab.verb(&["vg", "create", "vg", "a", "b", "-s", "1M"]);
@@ -342,7 +385,7 @@ fn partitions_of_an_origin_follow_its_merge_and_whoever_has_one_open_has_it_wait
     stop(server);
 }
 
-/// A group with the thin volume `root` in a pool of 4 MiB, and its old snapshot `before`: LVM makes those by more steps than are needed here.
+/// A group with the thin volume `root` in a pool of 4 MiB, and its old snapshot `before`.
 fn thin_group() -> Lab {
     let lab = Lab::new(&[("a", 161)]);
     lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);

@@ -61,6 +61,9 @@ pub struct LvStatus {
     /// `failed`.
     #[serde(default)]
     pub merge: Option<String>,
+    /// Why it has failed.
+    #[serde(default)]
+    pub merge_failure: Option<String>,
     /// Whether people may name it: it is no part of another one.
     pub visible: bool,
     /// On what it lies, with first extents.

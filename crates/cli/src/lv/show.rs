@@ -36,8 +36,13 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
             .map(str::to_owned)
             .to_vec(),
     ];
-    rows.extend(volumes.into_iter().map(row));
+    rows.extend(volumes.iter().map(|lv| row(lv)));
     print!("{}", table(&rows));
+    for lv in volumes {
+        if let Some(why) = &lv.merge_failure {
+            println!("{}/{}: the merge has failed: {why}", escape(&lv.group), escape(&lv.name));
+        }
+    }
     Ok(())
 }
 

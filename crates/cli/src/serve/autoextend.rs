@@ -5,7 +5,6 @@
 //! whoever opens the group next finds the pool as large as it is.
 
 use std::sync::{Arc, Weak, mpsc};
-use std::thread::{self, JoinHandle};
 
 use anyhow::Result;
 use blockwork_daemon::{GroupRequest, Groups, Refusal};
@@ -15,6 +14,7 @@ use blockwork_volume::lvm::edit::{Change, Resize};
 use blockwork_volume::lvm::served::GrowingPool;
 
 use super::groups::ServedGroups;
+use super::keeper::{Keeper, OnPanic};
 
 /// What the thread hears.
 enum News {
@@ -39,16 +39,17 @@ impl Caller {
 /// The thread that extends pools.
 pub(super) struct Autoextender {
     caller: Caller,
-    thread: JoinHandle<()>,
+    thread: Keeper,
 }
 
 impl Autoextender {
     /// Looks after the pools of these groups from now on.
-    pub(super) fn start(groups: Arc<ServedGroups>) -> Result<Autoextender> {
+    pub(super) fn start(groups: Arc<ServedGroups>, on_panic: OnPanic) -> Result<Autoextender> {
         let (send, hear) = mpsc::channel();
         let caller = Caller(send);
         groups.call_when_filling(caller.clone());
-        let thread = thread::Builder::new().name("autoextend".into()).spawn(move || {
+        let what = "the thread that extends thin pools";
+        let thread = Keeper::start("autoextend", what, on_panic, move || {
             for news in hear {
                 match news {
                     News::Filling(pool) => pool.upgrade().iter().for_each(|pool| look_after(&groups, pool)),
@@ -62,9 +63,7 @@ impl Autoextender {
     /// Ends it; a change that is being made is made to its end.
     pub(super) fn stop(self) {
         let _ = self.caller.0.send(News::Stop);
-        if self.thread.join().is_err() {
-            log::error!("the thread that extends thin pools has panicked");
-        }
+        self.thread.join();
     }
 }
 

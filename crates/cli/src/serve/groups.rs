@@ -29,7 +29,7 @@ use blockwork_volume::lvm::{Group, KnownSnapshot};
 };
 
 use super::autoextend::Caller;
-use super::merges::MergeCaller;
+use super::merges::{MergeCaller, MergeFailures};
 use super::offers::Offers;
 use super::served::Served;
 use super::workers::Workers;
@@ -52,6 +52,8 @@ pub(crate) struct ServedGroups {
     /// Who is called when a pool fills up.
     caller: OnceLock<Caller>,
     /// Who is called when a merge has ended.
+    /// Merges that do not go on.
+    pub(super) merge_failures: MergeFailures,
     pub(super) merge_caller: OnceLock<MergeCaller>,
 }
 
@@ -76,9 +78,10 @@ struct Withdrawn {
 impl ServedGroups {
     /// Those of `workers`.
     pub(super) fn new(workers: &Workers, offers: Offers, serves_all: bool) -> ServedGroups {
+        let (turn, merge_failures) = (Mutex::new(()), MergeFailures::default());
         let (served, assembly) = (workers.served.clone(), workers.assembly.clone());
         let (caller, merge_caller) = (OnceLock::new(), OnceLock::new());
-        ServedGroups { served, assembly, offers, serves_all, turn: Mutex::new(()), caller, merge_caller }
+        ServedGroups { served, assembly, offers, serves_all, turn, caller, merge_caller, merge_failures }
     }
 
     /// Has `caller` called for every pool that passes the mark beyond which it is to be extended.
@@ -479,9 +482,10 @@ impl ServedGroups {
 
 impl Groups for ServedGroups {
     fn list(&self) -> Vec<GroupStatus> {
-        let (groups, merges) = {
+        let (groups, mut merges) = {
             let assembly = self.assembly();
             let groups: Vec<Shown> = assembly.graph().groups.iter().map(Shown::of).collect();
+        self.merge_failures.add_to(&mut merges);
             (groups, assembly.merges_of_text())
         };
         let groups = groups.into_iter().map(|group| {

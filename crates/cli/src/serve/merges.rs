@@ -9,8 +9,9 @@
 //! origin as it is from then on; (3) a server that is killed at any time leaves a text by which the next one, or Linux, goes on: a merge
 //! that had not begun begins there.
 
-use std::sync::{Arc, Weak, mpsc};
-use std::thread::{self, JoinHandle};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use blockwork_daemon::Refusal;
@@ -21,64 +22,182 @@ use blockwork_volume::lvm::edit::{Draft, EditError};
 use blockwork_volume::lvm::served::{Adopted, MergeState, TextMerge};
 
 use super::groups::{ServedGroups, failed, refused};
+use super::keeper::{Keeper, OnPanic};
 use super::offers::InUse;
 use crate::vg::change::author_of;
 
-/// What the thread hears.
-enum News {
-    /// A client has closed a volume.
-    Closed,
-    /// A merge has nothing left to do.
-    Ended(Weak<Merge>, MergeEnd),
+/// How long what has failed rests before it is tried again: twice as long each time, up to the second of these.
+const PAUSE: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(600);
+
+/// What the thread hears, as far as it has not looked at it. That is bounded, however many clients come and go meanwhile.
+#[derive(Default)]
+struct Inbox {
+    /// A client has closed a volume, or something else says that what waits could begin.
+    begin: bool,
+    /// Merges that have nothing left to do, each once.
+    ended: Vec<(Weak<Merge>, MergeEnd)>,
     /// The server stops.
-    Stop,
+    stops: bool,
+}
+
+impl Inbox {
+    fn is_empty(&self) -> bool {
+        !self.begin && self.ended.is_empty() && !self.stops
+    }
 }
 
 /// Calls the thread.
-#[derive(Clone)]
-pub(super) struct MergeCaller(mpsc::Sender<News>);
+#[derive(Clone, Default)]
+pub(super) struct MergeCaller(Arc<(Mutex<Inbox>, Condvar)>);
 
 impl MergeCaller {
-    fn call(&self, news: News) {
-        // Nobody listens any more when the server is being stopped.
-        let _ = self.0.send(news);
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tell(&self, what: impl FnOnce(&mut Inbox)) {
+        what(&mut self.inbox());
+        self.0.1.notify_one();
+    }
+
+    fn begin(&self) {
+        self.tell(|inbox| inbox.begin = true);
+    }
+
+    fn end(&self, merge: &Weak<Merge>, end: MergeEnd) {
+        self.tell(|inbox| {
+            if !inbox.ended.iter().any(|(known, _)| known.ptr_eq(merge)) {
+                inbox.ended.push((merge.clone(), end));
+            }
+        });
+    }
+
+    /// Takes out what has come since; waits for something, or until then.
+    fn wait(&self, until: Option<Instant>) -> Inbox {
+        let mut inbox = self.inbox();
+        while inbox.is_empty() {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            inbox = match left {
+                Some(Duration::ZERO) => break,
+                Some(left) => self.0.1.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0,
+                None => self.0.1.wait(inbox).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        std::mem::take(&mut inbox)
     }
 }
 
 /// The thread that begins merges, and takes what is merged out of the text.
 pub(super) struct MergeKeeper {
     caller: MergeCaller,
-    thread: JoinHandle<()>,
+    thread: Keeper,
 }
 
 impl MergeKeeper {
     /// Looks after the merges of these groups from now on.
-    pub(super) fn start(groups: Arc<ServedGroups>) -> Result<MergeKeeper> {
-        let (send, hear) = mpsc::channel();
-        let caller = MergeCaller(send);
+    pub(super) fn start(groups: Arc<ServedGroups>, on_panic: OnPanic) -> Result<MergeKeeper> {
+        let caller = MergeCaller::default();
         let of_exports = caller.clone();
-        groups.offers.when_closed(move || of_exports.call(News::Closed));
+        groups.offers.when_closed(move || of_exports.begin());
         let _ = groups.merge_caller.set(caller.clone());
         groups.watch_merges();
-        let thread = thread::Builder::new().name("merges".into()).spawn(move || {
-            for news in hear {
-                match news {
-                    News::Closed => groups.begin_waiting(),
-                    News::Ended(merge, end) => {
-                        merge.upgrade().iter().for_each(|merge| groups.end(merge, end));
-                    }
-                    News::Stop => return,
-                }
-            }
+        let of_thread = caller.clone();
+        let what = "the thread that looks after merges";
+        let thread = Keeper::start("merges", what, on_panic, move || {
+            look_after(&of_thread, |due, next| groups.see_to(due, next));
         })?;
         Ok(MergeKeeper { caller, thread })
     }
 
     /// Ends it; what it is doing is done to its end.
     pub(super) fn stop(self) {
-        self.caller.call(News::Stop);
-        if self.thread.join().is_err() {
-            log::error!("the thread that looks after merges has panicked");
+        self.caller.tell(|inbox| inbox.stops = true);
+        self.thread.join();
+    }
+}
+
+/// What is to be done.
+#[derive(Clone, Debug)]
+enum Due {
+    /// What waits begins, as far as it can.
+    Begin,
+    /// What has nothing left to do is taken out of the text.
+    End(Weak<Merge>, MergeEnd),
+}
+
+impl Due {
+    fn is(&self, other: &Due) -> bool {
+        match (self, other) {
+            (Due::Begin, Due::Begin) => true,
+            (Due::End(one, _), Due::End(other, _)) => one.ptr_eq(other),
+            _ => false,
+        }
+    }
+}
+
+/// What has failed, and is tried again.
+struct Again {
+    due: Due,
+    at: Instant,
+    /// How long it rests when it fails once more.
+    pause: Duration,
+}
+
+/// Does what is due until the server stops, by `see_to`, which hears when that comes again if it fails, and tells whether it has not.
+fn look_after(caller: &MergeCaller, mut see_to: impl FnMut(&Due, Duration) -> bool) {
+    let mut again: Vec<Again> = Vec::new();
+    loop {
+        let Inbox { begin, ended, stops } = caller.wait(again.iter().map(|one| one.at).min());
+        if stops {
+            return;
+        }
+        let now = Instant::now();
+        let mut due: Vec<Due> = again.iter().filter(|one| one.at <= now).map(|one| one.due.clone()).collect();
+        let new = begin.then_some(Due::Begin).into_iter();
+        for new in new.chain(ended.into_iter().map(|(merge, end)| Due::End(merge, end))) {
+            if !due.iter().any(|known| known.is(&new)) {
+                due.push(new);
+            }
+        }
+        for due in due {
+            // What has failed before keeps its pauses, whoever asks for it.
+            let known = again.iter().position(|one| one.due.is(&due)).map(|at| again.swap_remove(at));
+            let pause = known.map_or(PAUSE, |known| known.pause);
+            if !see_to(&due, pause) {
+                again.push(Again { due, at: Instant::now() + pause, pause: (2 * pause).min(PAUSE_MAX) });
+            }
+        }
+    }
+}
+
+/// Why merges do not go on that could: by group and snapshot.
+#[derive(Default)]
+pub(super) struct MergeFailures(Mutex<BTreeMap<(String, String), String>>);
+
+impl MergeFailures {
+    fn all(&self) -> MutexGuard<'_, BTreeMap<(String, String), String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, merge: &TextMerge, failure: Option<String>) {
+        let key = (merge.group.clone(), merge.snapshot.clone());
+        match failure {
+            Some(why) => _ = self.all().insert(key, why),
+            None => _ = self.all().remove(&key),
+        }
+    }
+
+    /// Says so of these, which are all that there are.
+    pub(super) fn add_to(&self, merges: &mut [TextMerge]) {
+        let is_it = |merge: &TextMerge, (group, snapshot): &(String, String)| {
+            merge.group == *group && merge.snapshot == *snapshot
+        };
+        let mut all = self.all();
+        all.retain(|key, _| merges.iter().any(|merge| is_it(merge, key)));
+        for (key, why) in &*all {
+            let found = merges.iter_mut().find(|merge| is_it(merge, key));
+            found.into_iter().for_each(|merge| merge.failure = Some(why.clone()));
         }
     }
 }
@@ -99,7 +218,7 @@ impl ServedGroups {
         let merges = self.assembly().open_merges();
         for merge in merges {
             let (caller, itself) = (caller.clone(), Arc::downgrade(&merge));
-            merge.when_ended(move |end| caller.call(News::Ended(itself.clone(), end)));
+            merge.when_ended(move |end| caller.end(&itself, end));
         }
     }
 
@@ -111,11 +230,23 @@ impl ServedGroups {
             return format!("{}/{}: it is no snapshot any more", escape(group), escape(snapshot));
         };
         let begun = self.begin(&merge);
+        self.merge_failures.note(&merge, begun.as_ref().err().map(|error| format!("{error:#}")));
+        if let (Err(_), Some(caller)) = (&begun, self.merge_caller.get()) {
+            caller.begin();
+        }
         sentence(&merge, begun)
     }
 
-    /// A client has gone: what waited for that begins.
-    fn begin_waiting(&self) {
+    /// Does what is due; false: it has failed, and is tried again after that pause.
+    fn see_to(&self, due: &Due, pause: Duration) -> bool {
+        match due {
+            Due::Begin => self.begin_waiting(pause),
+            Due::End(merge, end) => merge.upgrade().is_none_or(|merge| self.end(&merge, *end, pause)),
+        }
+    }
+
+    /// A client has gone: what waited for that begins. False: something has failed, and is tried again after that pause.
+    fn begin_waiting(&self, pause: Duration) -> bool {
         let waiting = |groups: &ServedGroups| {
             let merges = groups.assembly().merges_of_text().into_iter();
             merges
@@ -123,16 +254,24 @@ impl ServedGroups {
                 .collect::<Vec<_>>()
         };
         if waiting(self).is_empty() {
-            return;
+            return true;
         }
         let _turn = self.turn();
+        let mut is_done = true;
         for merge in waiting(self) {
-            match self.begin(&merge) {
+            let begun = self.begin(&merge);
+            self.merge_failures.note(&merge, begun.as_ref().err().map(|error| format!("{error:#}")));
+            match begun {
                 Ok(Begun::Later(_)) => {}
                 Ok(Begun::Now) => log::info!("{}", sentence(&merge, Ok(Begun::Now))),
-                other => log::error!("{}", sentence(&merge, other)),
+                Ok(Begun::Never) => log::error!("{}", sentence(&merge, Ok(Begun::Never))),
+                Err(error) => {
+                    is_done = false;
+                    log::error!("{}; {}", sentence(&merge, Err(error)), tried_again(pause));
+                }
             }
         }
+        is_done
     }
 
     fn begin(&self, merge: &TextMerge) -> Result<Begun> {
@@ -177,17 +316,20 @@ impl ServedGroups {
         names.iter().filter_map(|name| self.served.find(name)).collect()
     }
 
-    /// Nothing is left to do of a merge: the text hears of that, and the origin is built anew.
-    fn end(&self, merge: &Arc<Merge>, end: MergeEnd) {
+    /// Nothing is left to do of a merge: the text hears of that, and the origin is built anew. False: that has failed, and is tried again
+    /// after that pause.
+    fn end(&self, merge: &Arc<Merge>, end: MergeEnd, pause: Duration) -> bool {
         let _turn = self.turn();
-        let Some(known) = self.assembly().text_of_merge(merge) else { return };
+        let Some(known) = self.assembly().text_of_merge(merge) else { return true };
         let name = format!("{}/{}", escape(&known.group), escape(&known.snapshot));
         let ended = match end {
             MergeEnd::Merged => self.take_out(&known),
             MergeEnd::Invalid => self.give_up(&known),
         };
+        let is_done = ended.is_ok();
         match ended {
             Ok(notes) => {
+                self.merge_failures.note(&known, None);
                 let origin = escape(&known.origin);
                 match end {
                     MergeEnd::Merged => log::info!("{name}: it is merged into {origin}, and gone"),
@@ -197,11 +339,22 @@ impl ServedGroups {
                 }
                 notes.iter().for_each(|note| log::warn!("{note}"));
             }
-            Err(error) => log::error!(
-                "{name}: all is merged, and the group's text cannot say so: {}; whoever serves or activates its origin next goes on there",
-                error.text
-            ),
+            Err(error) => {
+                let what = match end {
+                    MergeEnd::Merged => "all is merged, and the group's text cannot say so",
+                    MergeEnd::Invalid => {
+                        "it is invalid, and the group's text cannot say that nothing of it is merged"
+                    }
+                };
+                let why = format!("{what}: {}", error.text);
+                log::error!(
+                    "{name}: {why}; {}; whoever serves or activates its origin next goes on there",
+                    tried_again(pause)
+                );
+                self.merge_failures.note(&known, Some(why));
+            }
         }
+        is_done
     }
 
     fn take_out(&self, merge: &TextMerge) -> Result<Vec<String>, Refusal> {
@@ -216,7 +369,7 @@ impl ServedGroups {
         if merge.state == MergeState::Begun {
             let changed = self.assembly().part_merged(merge).map_err(refused)?;
             notes.extend(
-                changed.and_then(|changed| self.switch(changed, &[]).err()).map(|error| error.to_string()),
+                changed.and_then(|changed| self.switch(changed, &[]).err()).map(|error| format!("{error:#}")),
             );
         }
         self.offers.withhold(&merge.snapshot_volumes, false);
@@ -251,6 +404,10 @@ fn when_closed(in_use: &InUse) -> String {
     format!("{} is in use: {by}; it begins when {until}", escape(volume))
 }
 
+fn tried_again(pause: Duration) -> String {
+    format!("it is tried again in {} s", pause.as_secs())
+}
+
 /// What came of beginning a merge, for people.
 fn sentence(merge: &TextMerge, begun: Result<Begun>) -> String {
     let name = format!("{}/{}", escape(&merge.group), escape(&merge.snapshot));
@@ -266,5 +423,62 @@ fn sentence(merge: &TextMerge, begun: Result<Begun>) -> String {
         Err(error) => format!(
             "{name}: it is to be merged into {origin}, and that cannot begin: {error:#}; whoever opens the group next goes on with it"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn what_clients_close_while_the_thread_is_at_work_is_heard_of_once() {
+        let caller = MergeCaller::default();
+        let mut begun = 0;
+        caller.begin();
+        look_after(&caller, |due, _| {
+            assert!(matches!(due, Due::Begin));
+            begun += 1;
+            if begun == 1 {
+                // All of them close theirs before this is over.
+                (0..100_000).for_each(|_| caller.begin());
+            } else {
+                caller.tell(|inbox| inbox.stops = true);
+            }
+            true
+        });
+        assert_eq!(begun, 2);
+    }
+
+    #[test]
+    fn what_has_failed_comes_again_later_each_time_until_it_has_succeeded() {
+        let caller = MergeCaller::default();
+        let ended = Weak::new();
+        caller.end(&ended, MergeEnd::Merged);
+        caller.end(&ended, MergeEnd::Merged);
+        let mut pauses = Vec::new();
+        look_after(&caller, |due, pause| {
+            pauses.push((matches!(due, Due::End(..)), pause.as_secs()));
+            match pauses.len() {
+                // Of its own accord, by the clock.
+                1 => {}
+                // Whoever asks for it has it tried at once, and does not make its pauses shorter.
+                2..5 => caller.end(&ended, MergeEnd::Merged),
+                5 => caller.begin(),
+                _ => caller.tell(|inbox| inbox.stops = true),
+            }
+            pauses.len() >= 4
+        });
+        assert_eq!(pauses, [(true, 1), (true, 2), (true, 4), (true, 8), (true, 1), (false, 1)]);
+    }
+
+    #[test]
+    fn a_thread_that_waits_for_the_next_attempt_is_stopped_at_once() {
+        let caller = MergeCaller::default();
+        let of_thread = caller.clone();
+        let thread = thread::spawn(move || of_thread.wait(Some(Instant::now() + PAUSE_MAX)).stops);
+        caller.tell(|inbox| inbox.stops = true);
+        assert!(thread.join().unwrap());
     }
 }

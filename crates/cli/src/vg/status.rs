@@ -96,6 +96,7 @@ fn of_volume(group: &str, vg: &VolumeGroup, lv: LvIndex, visible: bool, fullness
         status,
         merging: vg.snapshots().any(|one| one.merging && (one.store == lv || one.origin == lv)),
         merge: None,
+        merge_failure: None,
         visible,
         areas: areas(vg, lv),
         tags: volume.tags.clone(),
@@ -109,7 +110,10 @@ pub(crate) fn with_merges(mut group: GroupStatus, merges: &[TextMerge]) -> Group
             one.group == group.name && (one.origin == volume.name || one.snapshot == volume.name)
         };
         let failed = SnapshotStatus::MergeFailed.to_string();
-        volume.merge = merges.iter().find(is_it).map(|one| match one.state {
+        let found = merges.iter().find(is_it);
+        volume.merge_failure = found.and_then(|one| one.failure.clone());
+        volume.merge = found.map(|one| match one.state {
+            _ if one.failure.is_some() => "failed".to_owned(),
             MergeState::Idle => "planned".to_owned(),
             MergeState::Waiting | MergeState::Lost => "waiting".to_owned(),
             MergeState::Begun if volume.status.as_ref() == Some(&failed) => "failed".to_owned(),

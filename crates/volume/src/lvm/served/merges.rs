@@ -32,6 +32,8 @@ pub struct TextMerge {
     pub snapshot_volumes: Vec<String>,
     /// How far it is.
     pub state: MergeState,
+    /// Why it does not go on.
+    pub failure: Option<String>,
 }
 
 /// How far a merge of the text is in this process.
@@ -64,6 +66,7 @@ impl Assembly {
             origin_volumes: self.volume_names(group, one.origin),
             snapshot_volumes: self.volume_names(group, one.store),
             state: self.merge_state(group, &one),
+            failure: known.merges.get(&one.origin).and_then(|merge| Some(merge.failure()?.to_string())),
         };
         merging.map(merge).collect()
     }
