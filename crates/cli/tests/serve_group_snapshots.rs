@@ -256,6 +256,31 @@ fn what_lies_on_a_volume_keeps_its_snapshots_as_they_are() {
     lab.expect_sound();
 }
 
+/// A disk is cut short under the server, so that one of a family cannot be built anew.
+#[test]
+fn a_volume_that_cannot_go_on_is_named_with_the_reason_and_what_to_do() {
+    let lab = Lab::new(&[("a", 61), ("b", 41)]);
+    lab.verb(&["vg", "create", "vg", "a", "b", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/root", "--size", "8M"]);
+    lab.verb(&["lv", "create", "vg/filler", "--size", "52M"]);
+    lab.verb(&["lv", "snapshot", "vg/root", "--size", "9M", "--name", "first"]);
+    lab.verb(&["lv", "remove", "vg/filler"]);
+    let server = lab.scratch.serve(["--disk", "a", "b"]);
+    let disk = std::fs::File::options().write(true).open(lab.scratch.path("b")).expect("a disk");
+    disk.set_len(MIB).expect("it is cut");
+    let done =
+        output(&mut lab.scratch.blockwork(["lv", "snapshot", "vg/root", "--size", "9M", "--name", "second"]));
+    disk.set_len(41 * MIB).expect("it is as long as it was");
+    let said = both(&done);
+    assert!(said.contains("vg/first cannot be served any more: "), "{said}");
+    assert!(
+        said.contains("its clients get errors until that is mended and the server started anew"),
+        "{said}"
+    );
+    server.stop();
+    lab.expect_sound();
+}
+
 #[test]
 fn a_snapshot_that_was_lost_stays_lost_also_where_its_store_could_not_be_told() {
     let lab = Lab::new(&[("a", 33), ("b", 41)]);

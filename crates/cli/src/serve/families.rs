@@ -30,6 +30,7 @@ impl ServedGroups {
     /// # Errors
     ///
     /// The server is being stopped, or a volume cannot be built: it answers EIO from then on, since the old family does nothing any more.
+    /// The error names it.
     pub(super) fn switch(&self, changed: ChangedFamily, closed: &[String]) -> Result<()> {
         let before = self.served.layers();
         let volumes: Vec<(VolumeId, Volume)> =
@@ -43,7 +44,8 @@ impl ServedGroups {
         volumes.iter().for_each(meanwhile);
         if let Err(error) = self.put_to_rest(changed, &volumes, is_closed) {
             volumes.iter().for_each(|(id, volume)| self.served.set(*id, with_nothing(volume)));
-            return Err(error);
+            let names: Vec<String> = volumes.iter().map(|(_, volume)| escape(&volume.name)).collect();
+            return Err(error.context(format!("{} cannot be served any more", names.join(", "))));
         }
         let (built, failures): (Vec<_>, Vec<_>) =
             volumes.into_iter().map(|(id, volume)| self.build_anew(id, volume)).unzip();
@@ -115,7 +117,10 @@ impl ServedGroups {
                 ((id, volume), None)
             }
             Err(error) => {
-                let why = anyhow!("{} cannot be served any more: {error:#}", escape(&old.name));
+                let why = anyhow!(
+                    "{} cannot be served any more: {error:#}; its clients get errors until that is mended and the server started anew",
+                    escape(&old.name)
+                );
                 ((id, with_nothing(&old)), Some(why))
             }
         }

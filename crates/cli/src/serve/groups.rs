@@ -21,12 +21,11 @@ use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
 use blockwork_layer::thin::{Pool, VerbError};
 use blockwork_volume::Assembly;
-use blockwork_volume::lvm::Group;
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
 use blockwork_volume::lvm::served::{
     Adopted, ChangedFamily, GrowingPool, GrownPool, Telling, grow, message, tell, untell,
-use blockwork_volume::lvm::{Group, KnownSnapshot};
 };
+use blockwork_volume::lvm::{Group, KnownSnapshot};
 
 use super::autoextend::Caller;
 use super::merges::{MergeCaller, MergeFailures};
@@ -52,9 +51,9 @@ pub(crate) struct ServedGroups {
     /// Who is called when a pool fills up.
     caller: OnceLock<Caller>,
     /// Who is called when a merge has ended.
+    pub(super) merge_caller: OnceLock<MergeCaller>,
     /// Merges that do not go on.
     pub(super) merge_failures: MergeFailures,
-    pub(super) merge_caller: OnceLock<MergeCaller>,
 }
 
 /// A change that was planned.
@@ -78,8 +77,8 @@ struct Withdrawn {
 impl ServedGroups {
     /// Those of `workers`.
     pub(super) fn new(workers: &Workers, offers: Offers, serves_all: bool) -> ServedGroups {
-        let (turn, merge_failures) = (Mutex::new(()), MergeFailures::default());
         let (served, assembly) = (workers.served.clone(), workers.assembly.clone());
+        let (turn, merge_failures) = (Mutex::new(()), MergeFailures::default());
         let (caller, merge_caller) = (OnceLock::new(), OnceLock::new());
         ServedGroups { served, assembly, offers, serves_all, turn, caller, merge_caller, merge_failures }
     }
@@ -211,15 +210,15 @@ impl ServedGroups {
         };
         for ChangedFamily { family, volumes } in changed {
             if let Some(family) = family {
+                let retired = family.clone();
                 self.served.run(|cx| async move {
                     retired.retire().await;
-                let retired = family.clone();
                     cx.quiesce().await;
                 })?;
-            }
-            let members = withdrawn.iter_mut().filter(|one| volumes.contains(&one.name));
                 // Not before: until then it may still lose one of them.
                 self.assembly().let_go(&family);
+            }
+            let members = withdrawn.iter_mut().filter(|one| volumes.contains(&one.name));
             members.for_each(|one| one.volume = None);
         }
         Ok(())
@@ -380,13 +379,12 @@ impl ServedGroups {
 
     /// What is in use goes by the new text; what people should know of that.
     pub(super) fn follow(&self, adopted: Adopted) -> Vec<String> {
-        let mut notes = Vec::new();
+        // It says itself of which volumes.
+        let switched = |family| self.switch(family, &[]).err().map(|error| format!("{error:#}"));
+        let mut notes: Vec<String> = adopted.families.into_iter().filter_map(switched).collect();
         let mut note = |what: &str, done: Result<()>| {
-            notes.extend(done.err().map(|error| format!("{}: {error}", escape(what))));
+            notes.extend(done.err().map(|error| format!("{}: {error:#}", escape(what))));
         };
-        for family in adopted.families {
-            note("snapshots", self.switch(family, &[]));
-        }
         for grown in adopted.pools {
             note("the pool has grown, and", grown.map_err(Into::into).and_then(|grown| self.grow(grown)));
         }
@@ -485,9 +483,9 @@ impl Groups for ServedGroups {
         let (groups, mut merges) = {
             let assembly = self.assembly();
             let groups: Vec<Shown> = assembly.graph().groups.iter().map(Shown::of).collect();
-        self.merge_failures.add_to(&mut merges);
             (groups, assembly.merges_of_text())
         };
+        self.merge_failures.add_to(&mut merges);
         let groups = groups.into_iter().map(|group| {
             let mapped = self.mapped(&group.pools);
             let status = of_group(&group.name, &group.text, |lv| group.fullness(lv, &mapped));
