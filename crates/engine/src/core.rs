@@ -10,6 +10,7 @@
 
 mod ahead;
 mod cure;
+mod joint;
 mod pauses;
 
 use std::cell::Cell;
@@ -35,6 +36,7 @@ use crate::units::{Nanos, SECTOR, Sector, Sectors};
 use crate::volume::{Volume, VolumeId};
 
 pub(crate) use cure::{LeafFailure, Step, Trail};
+use joint::Joint;
 use pauses::{Pause, Pauses};
 
 /// How far one question about allocation looks: 1 GiB.
@@ -140,6 +142,7 @@ pub(crate) struct Core {
     bios: Bios,
     pub(crate) executor: Executor,
     pauses: Pauses,
+    joint: Vec<Joint>,
     commands: Vec<Command>,
     counters: Arc<CounterTable>,
     /// By node. What a leaf does is counted and traced by its queue, also where it is a volume by itself: counted as bios
@@ -194,6 +197,7 @@ impl Core {
             volumes: parts.volumes.to_vec(),
             bios: Bios::default(),
             pauses: Pauses::default(),
+            joint: Vec::new(),
             commands: Vec::new(),
             counters: parts.counters,
             questions: None,
@@ -254,6 +258,7 @@ impl Core {
             && self.completed.is_empty()
             && self.dirty_ports.is_empty()
             && self.flush_turns.is_empty()
+            && self.joint.is_empty()
             && !self.executor.is_ready()
             && self.pauses.next().is_none_or(|at| at > self.now)
             && !self.queues.iter().any(LeafQueue::has_plugged)
@@ -456,6 +461,10 @@ impl Core {
             self.pauses.begin(self.now + time, Pause { bio, node, span });
             return;
         }
+        if layer.prepares_together(&defer) {
+            self.join(layer, bio, defer);
+            return;
+        }
         let mut cx = self.executor.context().clone();
         if defer.span.op == Op::Write {
             let mut data = Segments::new();
@@ -492,6 +501,7 @@ impl Core {
 
     /// Runs tasks, unplugs queues, and deals with what completed, once. Tells whether anything happened.
     pub(crate) fn advance(&mut self, env: &mut dyn Env) -> bool {
+        self.begin_joint();
         let mut any = self.executor.run();
         let mut commands = std::mem::take(&mut self.commands);
         self.executor.take_commands(&mut commands);

@@ -20,7 +20,7 @@ use crate::leaf::LeafId;
 use crate::limits::Limits;
 use crate::lock::LockSnapshot;
 use crate::notes::{Notes, Watch};
-use crate::task::TaskContext;
+use crate::task::{Deferred, TaskContext};
 use crate::units::{Nanos, Sector, Sectors};
 
 /// A node of a stack (a layer, a leaf) in counters and traces.
@@ -119,6 +119,9 @@ pub enum Cure {
 /// The future of a layer's slow path.
 pub type Preparation = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
+/// The future of a slow path that many bios share.
+pub type Preparations = Pin<Box<dyn Future<Output = ()>>>;
+
 /// One layer of a stack. Shared by all workers.
 pub trait Layer: Send + Sync + Debug {
     /// What all layers have.
@@ -135,6 +138,18 @@ pub trait Layer: Send + Sync + Debug {
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let _ = (defer, cx);
         unreachable!("a layer that never defers is never asked to prepare")
+    }
+    /// Whether all bios that it defers for this reason in one turn of a worker are prepared for together: then [`Layer::prepare_all`] is
+    /// called once for them, and not [`Layer::prepare`] for each. A task for each costs more than many slow paths do.
+    fn prepares_together(&self, defer: &Defer) -> bool {
+        let _ = defer;
+        false
+    }
+    /// Does what these asked for, and lets each go on as soon as its own part is done. It is not noted for what was prepared
+    /// ([`Resolver::was_prepared`]).
+    fn prepare_all(&self, deferred: Vec<Deferred>, cx: TaskContext) -> Preparations {
+        let _ = (deferred, cx);
+        unreachable!("a layer that prepares for each bio by itself is never asked to prepare for many")
     }
     /// Whether it can do without a part of what lies below, so that [`Layer::cure`] is worth asking.
     fn is_redundant(&self) -> bool {

@@ -53,8 +53,8 @@ pub use env::{
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
 pub use gather::Waiting;
 pub use layer::{
-    Cure, Defer, Extent, Failure, Layer, LeafLayer, NodeId, Preparation, Resolver, Shape, Span, Target,
-    topmost_first,
+    Cure, Defer, Extent, Failure, Layer, LeafLayer, NodeId, Preparation, Preparations, Resolver, Shape, Span,
+    Target, topmost_first,
 };
 pub use leaf::{Allocation, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
 pub use limits::{Limits, Merges, SettingError};
@@ -63,7 +63,7 @@ pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};
 pub use quiesce::Quiescence;
 pub use ring::{RINGS_MAX, RingSnapshot, RingStats};
-pub use task::TaskContext;
+pub use task::{Deferred, TaskContext};
 pub use turn::{Taking, Turn, Turns};
 pub use units::{Nanos, SECTOR, Sector, Sectors};
 pub use volume::{Volume, VolumeId};

@@ -6,6 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -19,7 +20,7 @@ use slab::Slab;
 use crate::bio::{Bio, Errno};
 use crate::core::Owner;
 use crate::env::Notify;
-use crate::layer::Layer;
+use crate::layer::{Defer, Layer, Span};
 use crate::leaf::Allocation;
 use crate::lock::{Lock, LockSnapshot, tell_time};
 use crate::notes::Prepared;
@@ -101,6 +102,46 @@ impl<T> Future for Answer<T> {
                 Poll::Pending
             }
         }
+    }
+}
+
+/// A bio that waits for a slow path which it shares with others ([`Layer::prepare_all`](crate::Layer::prepare_all)). Dropped before it
+/// was let go, it fails.
+pub struct Deferred {
+    defer: Defer,
+    /// None: it has gone.
+    bio: Option<u32>,
+    shared: Rc<Shared>,
+}
+
+impl Deferred {
+    /// What the layer is to prepare for.
+    pub fn span(&self) -> Span {
+        self.defer.span
+    }
+
+    /// The bio is resolved again, in this turn of its worker; or it fails.
+    pub fn go_on(mut self, result: Result<(), Errno>) {
+        self.resume(result);
+    }
+
+    fn resume(&mut self, result: Result<(), Errno>) {
+        if let Some(bio) = self.bio.take() {
+            let prepared = Prepared::new();
+            self.shared.commands.borrow_mut().push(Command::Resume { bio, prepared, result });
+        }
+    }
+}
+
+impl Drop for Deferred {
+    fn drop(&mut self) {
+        self.resume(Err(Errno::EIO));
+    }
+}
+
+impl fmt::Debug for Deferred {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Deferred").field(&self.defer).finish()
     }
 }
 
@@ -320,6 +361,11 @@ impl Executor {
         entry.insert(Task { future: Box::pin(future), waker });
         self.ready.queue.lock().push(task);
         self.ready.any.store(true, Ordering::Release);
+    }
+
+    /// A bio that waits for what is done for many.
+    pub(crate) fn deferred(&self, bio: u32, defer: Defer) -> Deferred {
+        Deferred { defer, bio: Some(bio), shared: self.context.shared.clone() }
     }
 
     /// The worker is to end: ends all pauses.
