@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockwork_format::thin::edit::{EditError, Editor, Unmapped, VirtualRun};
-use blockwork_format::thin::{Block, Superblock};
+use blockwork_format::thin::{BITMAP_ENTRIES, Block, Superblock};
 use thin_pool::{Device, Model, Pool, Random, check, dump};
 
 /// Virtual blocks of a device that are used.
@@ -620,4 +620,62 @@ fn an_operation_that_lacks_metadata_blocks_changes_nothing() {
     };
     assert_eq!(refused, Err(EditError::NoMetadata));
     assert!(whole(pool) == whole(full()));
+}
+
+#[test]
+fn rows_that_fail_halfway_leave_nothing_of_those_before_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut pool = with_device(4000, 512, 16);
+    for first in (32..3200).step_by(32) {
+        pool.map_new(1, first, 16).unwrap();
+    }
+    pool.commit();
+    let mut pool = Pool::open(pool.device);
+    // Of the first leaf, a part is of this transaction; the last one was not read.
+    pool.map_new(1, 20, 2).unwrap();
+    let data = pool.op(|editor, read| editor.allocate(read, 6)).unwrap();
+    let rows = |skip: u64| {
+        let block = |n: u64| data.start + (n + skip) % 6..data.start + (n + skip) % 6 + 1;
+        [(18, block(0)), (24, block(1)), (25, block(2)), (26, block(3)), (3190, block(4))]
+    };
+    let dirty = pool.editor.dirty_blocks();
+    let missing = pool.editor.map_rows(&pool.read, 1, &rows(0)).unwrap_err();
+    assert!(matches!(missing, EditError::Missing(_)), "{missing}");
+    assert_eq!(pool.editor.dirty_blocks(), dirty);
+    for (first, length) in [(17, 3), (22, 10)] {
+        let found = pool.editor.look_up(&pool.read, 1, first, length);
+        assert_eq!(found, Ok(VirtualRun::Hole { length }), "from {first} on");
+    }
+    let found = pool.editor.look_up(&pool.read, 1, 20, 9);
+    assert!(matches!(found, Ok(VirtualRun::Mapped { length: 2, .. })), "{found:?}");
+    // Others than before, so that what is left of those would be found replaced.
+    let mapped = pool.op(|editor, read| editor.map_rows(read, 1, &rows(1))).unwrap();
+    assert_eq!((mapped.replaced, mapped.freed), (0, vec![]));
+    pool.commit();
+    check(&pool.device, folder.path());
+    let mappings = &dump(&pool.device, folder.path()).devices[&1].mappings;
+    for (first, data) in rows(1) {
+        assert_eq!(mappings[&first], (data.start, 0));
+    }
+    assert_eq!(mappings.len(), 100 * 16 + 2 + 5);
+}
+
+#[test]
+fn blocks_are_given_out_up_to_the_next_one_in_use_over_the_ends_of_bitmaps() {
+    let mut pool = Pool::new(3 * BITMAP_ENTRIES, 512);
+    pool.op(|editor, read| editor.create_device(read, 1)).unwrap();
+    let all = pool.op(|editor, read| editor.allocate(read, u64::MAX)).unwrap();
+    assert_eq!(all, 0..3 * BITMAP_ENTRIES);
+    pool.editor.release(all);
+    // In use: the first block of the third bitmap, one more in the middle of a word, and one that is given out only.
+    let (first, second) = (2 * BITMAP_ENTRIES, 2 * BITMAP_ENTRIES + 75);
+    for (nth, block) in [(0, first), (1, second)] {
+        pool.op(|editor, read| editor.map(read, 1, nth, block..block + 1)).unwrap();
+    }
+    let mut next = |most| pool.op(|editor, read| editor.allocate(read, most)).unwrap();
+    assert_eq!(next(3), 0..3);
+    assert_eq!(next(u64::MAX), 3..first, "two bitmaps, up to one in use");
+    assert_eq!(next(u64::MAX), first + 1..second);
+    assert_eq!(next(10), second + 1..second + 11);
+    assert_eq!(next(u64::MAX), second + 11..3 * BITMAP_ENTRIES);
 }

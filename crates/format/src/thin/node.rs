@@ -14,8 +14,10 @@
 //!
 //! Where a key is looked for: in an internal node below the greatest key that is not greater, in a leaf at that very key.
 
+use std::ops::Range;
+
 use crate::FormatError;
-use crate::bytes::{index, put, u32_le, u64_le};
+use crate::bytes::{index, put, u32_le};
 
 use super::value::Value;
 use super::{BLOCK_BYTES, Block, BlockKind};
@@ -24,6 +26,9 @@ const HEADER_BYTES: usize = 32;
 const INTERNAL: u32 = 1;
 const LEAF: u32 = 2;
 const KIND: BlockKind = BlockKind::Node;
+
+/// Entries that a copy of a node has room for beside those that it has.
+const ADDED: usize = 16;
 
 /// How many entries fit into a node with values of so many bytes: a multiple of 3, as nodes are split and merged in thirds.
 pub const fn max_entries(value_bytes: usize) -> usize {
@@ -65,6 +70,23 @@ impl<V: Copy> Entries<V> {
         self.keys.partition_point(|own| *own <= key).checked_sub(1)
     }
 
+    /// Takes all entries of a range away.
+    fn take_out(&mut self, keys: &Range<u64>) {
+        let place = |key: u64| self.keys.partition_point(|own| *own < key);
+        let gone = place(keys.start)..place(keys.end);
+        self.keys.drain(gone.clone());
+        self.values.drain(gone);
+    }
+
+    /// A copy to which something can be added.
+    fn copy(&self) -> Entries<V> {
+        let room = self.keys.len() + ADDED;
+        let mut copy = Entries { keys: Vec::with_capacity(room), values: Vec::with_capacity(room) };
+        copy.keys.extend_from_slice(&self.keys);
+        copy.values.extend_from_slice(&self.values);
+        copy
+    }
+
     fn split_off(&mut self, at: usize) -> Entries<V> {
         Entries { keys: self.keys.split_off(at), values: self.values.split_off(at) }
     }
@@ -94,11 +116,10 @@ impl<V: Copy> Entries<V> {
 
 impl<V: Value> Entries<V> {
     fn decode(block: &Block, count: usize) -> Entries<V> {
-        let values = HEADER_BYTES + 8 * max_entries(V::BYTES);
-        let value = |at: usize| V::decode(&block[values + at * V::BYTES..values + (at + 1) * V::BYTES]);
+        let (keys, values) = block[HEADER_BYTES..].split_at(8 * max_entries(V::BYTES));
         Entries {
-            keys: (0..count).map(|at| u64_le(block, HEADER_BYTES + 8 * at)).collect(),
-            values: (0..count).map(value).collect(),
+            keys: keys.chunks_exact(8).take(count).map(<u64 as Value>::decode).collect(),
+            values: values.chunks_exact(V::BYTES).take(count).map(V::decode).collect(),
         }
     }
 
@@ -111,11 +132,9 @@ impl<V: Value> Entries<V> {
         put(&mut block[..], 16, &number(self.keys.len()));
         put(&mut block[..], 20, &number(most));
         put(&mut block[..], 24, &number(V::BYTES));
-        let values = HEADER_BYTES + 8 * most;
-        for (at, (key, value)) in self.keys.iter().zip(&self.values).enumerate() {
-            put(&mut block[..], HEADER_BYTES + 8 * at, &key.to_le_bytes());
-            value.encode(&mut block[values + at * V::BYTES..values + (at + 1) * V::BYTES]);
-        }
+        let (keys, values) = block[HEADER_BYTES..].split_at_mut(8 * most);
+        keys.chunks_exact_mut(8).zip(&self.keys).for_each(|(place, key)| key.encode(place));
+        values.chunks_exact_mut(V::BYTES).zip(&self.values).for_each(|(place, value)| value.encode(place));
         KIND.seal(nr, &mut block);
         block
     }
@@ -198,6 +217,21 @@ impl<V: Value> Node<V> {
         match self {
             Node::Internal(_) => max_entries(<u64 as Value>::BYTES),
             Node::Leaf(_) => max_entries(V::BYTES),
+        }
+    }
+
+    /// A copy to which something can be added, without another one.
+    pub(super) fn copy(&self) -> Node<V> {
+        match self {
+            Node::Internal(entries) => Node::Internal(entries.copy()),
+            Node::Leaf(entries) => Node::Leaf(entries.copy()),
+        }
+    }
+
+    /// Takes all entries of a range away, if it is a leaf.
+    pub(super) fn take_out(&mut self, keys: &Range<u64>) {
+        if let Node::Leaf(leaf) = self {
+            leaf.take_out(keys);
         }
     }
 

@@ -136,6 +136,20 @@ impl Bitmap {
         None
     }
 
+    /// The first entry from `from` on and below `end` that is not 0 in one of `maps`; `end`: there is none.
+    pub(super) fn first_used(maps: &[&Bitmap], from: u64, end: u64) -> u64 {
+        let mut entry = from;
+        while entry < end {
+            let at = usize::try_from(entry / WORD_ENTRIES).expect("below 510");
+            let used = maps.iter().fold(0, |used, map| used | map.used(at)) >> (2 * (entry % WORD_ENTRIES));
+            if used != 0 {
+                return end.min(entry + u64::from(used.trailing_zeros()) / 2);
+            }
+            entry = (entry / WORD_ENTRIES + 1) * WORD_ENTRIES;
+        }
+        end
+    }
+
     /// What is not 0 in another one is not 0 here either.
     pub(super) fn unite(&mut self, other: &Bitmap) {
         self.0.iter_mut().zip(&other.0[..]).skip(HEADER_BYTES).for_each(|(own, other)| *own |= other);

@@ -234,6 +234,19 @@ proptest! {
     }
 
     #[test]
+    fn the_first_entry_in_use_is_found_in_any_of_some_bitmaps(
+        used in proptest::collection::vec((0usize..2, 0..BITMAP_ENTRIES, 1u32..4), 0..12),
+        from in 0..BITMAP_ENTRIES,
+        length in 0u64..5000,
+    ) {
+        let mut maps = [Bitmap::default(), Bitmap::default()];
+        used.iter().for_each(|(map, entry, count)| maps[*map].set(*entry, *count));
+        let end = (from + length).min(BITMAP_ENTRIES);
+        let first = (from..end).find(|entry| maps.iter().any(|map| map.get(*entry) > 0));
+        prop_assert_eq!(Bitmap::first_used(&[&maps[0], &maps[1]], from, end), first.unwrap_or(end));
+    }
+
+    #[test]
     fn values_are_read_as_they_were_written(block in 0..DATA_BLOCKS_MAX, time in 0u32..1 << 24) {
         let (mapping, mut bytes) = (BlockTime { block, time }, [0; 8]);
         mapping.encode(&mut bytes);

@@ -449,8 +449,12 @@ fn end_of_run(
     let taken = given.range(first..).next().map_or(u64::MAX, |(next, _)| *next);
     let bound = first.saturating_add(most).min(state.data.pages.tally.blocks).min(taken);
     let mut end = first + 1;
-    while end < bound && state.data.find(from, end..end + 1)? == Some(end) {
-        end += 1;
+    while end < bound {
+        let run = state.data.end_of_free(from, end, bound)?;
+        if run == end {
+            break;
+        }
+        end = run;
     }
     Ok(end)
 }

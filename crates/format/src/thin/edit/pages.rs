@@ -104,12 +104,11 @@ impl Pages {
     }
 
     fn page(&mut self, from: Committed<'_>, at: u64, entry: EntryOf<'_>) -> Result<&Page, EditError> {
-        if self.pages.get(at).is_none() {
+        self.pages.get_or_read(at, || {
             let entry = entry(at)?;
             let bitmap = from.bitmap(entry.block)?;
-            self.pages.add_clean(at, Page::new(entry, Arc::new(bitmap)));
-        }
-        Ok(self.pages.get(at).expect("it was added"))
+            Ok(Page::new(entry, Arc::new(bitmap)))
+        })
     }
 
     /// The count of a block as its bitmap has it: 3 or more is 3.
@@ -125,8 +124,11 @@ impl Pages {
     pub fn set(&mut self, block: u64, count: u32) {
         let page = self.pages.change(block / BITMAP_ENTRIES).expect("its count was asked for");
         let within = block % BITMAP_ENTRIES;
-        let (old, mut late) = (page.now.get(within), page.late().iter().any(|map| map.get(within) != 0));
+        let old = page.now.get(within);
         Arc::make_mut(&mut page.now).set(within, count);
+        // Asked only where it counts: blocks come to be in use one by one, and mostly none of them has to wait.
+        let is_asked = if count == 0 { old != 0 } else { old == 0 && self.tally.freed > 0 };
+        let mut late = is_asked && page.late().iter().any(|map| map.get(within) != 0);
         if old != 0 && count == 0 && !late && self.reuse == Reuse::AfterCommit {
             page.hold_back(within);
             late = true;
@@ -179,6 +181,21 @@ impl Pages {
             start = first + BITMAP_ENTRIES;
         }
         Ok(None)
+    }
+
+    /// Where the blocks end that follow a block and may all be given out: not behind `end`, nor behind the bitmap that they are in.
+    pub fn end_of_free(
+        &mut self,
+        from: Committed<'_>,
+        block: u64,
+        end: u64,
+        entry: EntryOf<'_>,
+    ) -> Result<u64, EditError> {
+        let (at, first) = (block / BITMAP_ENTRIES, block / BITMAP_ENTRIES * BITMAP_ENTRIES);
+        let page = self.page(from, at, entry)?;
+        let [before, sealed, freed] = page.late();
+        let used = [before, sealed, freed, &page.now];
+        Ok(first + Bitmap::first_used(&used, block - first, (end - first).min(BITMAP_ENTRIES)))
     }
 
     /// Counts more blocks. The last bitmap so far must be in memory.

@@ -149,7 +149,8 @@ pub(super) fn first_leaf<V: Value>(
     Ok(FirstLeaf { start: None, next })
 }
 
-fn has_one(keys: &[u64], range: &Range<u64>) -> bool {
+/// Whether one of some rising keys is in a range.
+pub(super) fn has_one(keys: &[u64], range: &Range<u64>) -> bool {
     let at = keys.partition_point(|key| *key < range.start);
     keys.get(at).is_some_and(|key| *key < range.end)
 }

@@ -303,6 +303,12 @@ impl Data {
         pages.find(from, range, &mut entry)
     }
 
+    /// Where the blocks end that follow a block and may all be given out; not behind `end`. There may be more behind that.
+    pub fn end_of_free(&mut self, from: Committed<'_>, block: u64, end: u64) -> Result<u64, EditError> {
+        let (pages, mut entry) = self.parts(from);
+        pages.end_of_free(from, block, end, &mut entry)
+    }
+
     fn set(
         &mut self,
         space: &mut Metadata,

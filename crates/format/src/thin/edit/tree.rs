@@ -16,6 +16,7 @@ use crate::thin::tree::Place;
 use crate::thin::value::{BlockTime, Value};
 use crate::thin::{Block, BlockKind};
 
+use super::remove::has_one;
 use super::space::{Data, Metadata, Space};
 use super::store::Store;
 use super::{Blocks, EditError};
@@ -66,13 +67,12 @@ pub(super) fn read<'s, V: Value>(
     from: Committed<'_>,
     place: Place,
 ) -> Result<&'s Node<V>, EditError> {
-    if nodes.get(place.nr).is_none() {
+    let node = nodes.get_or_read(place.nr, || {
         let block = from.block(place.nr, "root of a tree")?;
         let node = Node::decode(place.nr, &block)?;
         place.check(&node, from.limit)?;
-        nodes.add_clean(place.nr, node);
-    }
-    let node = nodes.get(place.nr).expect("it was added");
+        Ok::<_, EditError>(node)
+    })?;
     place.check_again(node)?;
     Ok(node)
 }
@@ -209,14 +209,18 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
     /// Makes the node at a place one that may be changed; the block where it is then.
     pub fn own(&mut self, place: Place) -> Result<u64, EditError> {
         read(self.nodes, self.from, place)?;
+        if self.nodes.is_own(place.nr) {
+            return Ok(place.nr);
+        }
         let count = self.space.count(self.from, place.nr)?;
         if count == 0 {
             return Err(KIND.wrong(place.nr, 0, "reference count", 0, "at least 1, as it is in use").into());
         }
         if count == 1 && self.nodes.is_changed(place.nr) {
+            self.nodes.set_own(place.nr);
             return Ok(place.nr);
         }
-        let node = read(self.nodes, self.from, place)?.clone();
+        let node = read(self.nodes, self.from, place)?.copy();
         if count > 1 {
             self.raise_below(&node)?;
         }
@@ -283,8 +287,7 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
     /// Whether there is no room for what a key needs.
     fn is_full(&self, nr: u64, key: u64) -> bool {
         self.nodes.get(nr).is_some_and(|node| {
-            let replaces = matches!(node, Node::Leaf(leaf) if leaf.get(key).is_some());
-            node.len() >= node.max_entries() && !replaces
+            node.len() >= node.max_entries() && !matches!(node, Node::Leaf(leaf) if leaf.get(key).is_some())
         })
     }
 
@@ -372,7 +375,19 @@ impl<V: Value, S: Space, O: Owner<V, S>> Edit<'_, V, S, O> {
         mut done: u64,
         replaced: &mut Vec<V>,
     ) -> Result<u64, EditError> {
-        let Node::Leaf(leaf) = self.owned(place.nr)? else { return Err(in_two_places(place.nr)) };
+        let first = run.first + done;
+        let end = run.first.saturating_add(run.length).min(place.high.unwrap_or(u64::MAX));
+        let is_new = match self.nodes.get(place.nr) {
+            Some(Node::Leaf(leaf)) => !has_one(&leaf.keys, &(first..end)),
+            _ => false,
+        };
+        let node = if is_new {
+            let node = self.nodes.extend(place.nr, first..end, Node::take_out);
+            node.ok_or_else(|| in_two_places(place.nr))?
+        } else {
+            self.owned(place.nr)?
+        };
+        let Node::Leaf(leaf) = node else { return Err(in_two_places(place.nr)) };
         let most = max_entries(V::BYTES);
         while done < run.length && place.high.is_none_or(|high| run.first + done < high) {
             let (key, value) = (run.first + done, (run.value)(done));
