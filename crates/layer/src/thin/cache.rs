@@ -2,22 +2,29 @@
 //!
 //! A page is what 256 neighbouring entries are: of level 0, where 256 blocks of a device lie; of level 1, which of 256 pages of
 //! level 0 map nothing, so that a large hole costs little memory. Pages are kept in sets of eight ways, as a processor keeps its
-//! cache: the key of a page says in which set it is, and which way of that it has if it can. What a look-up costs is the lines of memory
-//! that it waits for, so there are two: one with all that is to know of the way, and that of the entry.
+//! cache: the key of a page says in which set it is, and which way of that it has if it can. Neighbours are in neighbouring sets, and in the
+//! same way of them.
+//!
+//! What a look-up costs is the memory that it waits for, so all that is to know of a way is in half a line, next to that of its neighbours,
+//! and where the entry is follows from the key alone: the processor gets both at a time. It is after a sleep, when its own caches, and those
+//! of pages' addresses, are cold, that this is most of what a thin volume costs more than a linear one.
 //!
 //! Each frame has a version, which is odd while it is filled. Whoever reads an entry looks at the version before and afterwards: if it
 //! is the same and even, the entry is the page's. So nothing has to be reclaimed, and nobody waits for readers: whoever fills a
 //! frame may do so while others read it, and they find out. Single entries of a page that stays may be replaced at any time.
 //!
-//! Filling takes the set's lock. Memory comes to be with what is put into it: sets by the group, frames one by one.
+//! Filling takes the set's lock. Memory comes to be with what is put into it, by the lane: one way of a group of neighbouring sets.
 //!
 //! A page of level 0 has a time: that of its device's last snapshot, as of when the page was filled. Its word that a block is not shared
 //! counts only as long as that is still so; where blocks lie, it knows at any time.
 
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{MutexGuard, OnceLock};
 
 use blockwork_engine::{Lock, LockSnapshot};
+
+use crate::divisor::Divisor;
 
 /// Entries of a page.
 pub(super) const PAGE_ENTRIES: u64 = 256;
@@ -44,35 +51,21 @@ impl Key {
         Key((slot << 1 | level) << PAGE_BITS | page | 1 << 63)
     }
 
-    /// Mixes its bits, so that neighbours are spread over all sets.
-    #[inline(always)]
-    fn hash(self) -> u64 {
-        let mixed = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mixed ^ mixed >> 32
-    }
-
     /// One of a few numbers, the same for the same key.
     pub fn stripe(self, of: usize) -> usize {
-        (self.hash() >> 8) as usize % of
+        let mixed = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        ((mixed ^ mixed >> 32) >> 8) as usize % of
     }
 }
 
-#[derive(Default)]
-struct Set {
-    ways: [Way; WAYS],
-    /// Where the search for a way to give up goes on.
-    hand: Lock<usize>,
-}
-
-/// A line of memory.
-#[repr(align(64))]
+/// All that is to know of a way.
+#[repr(align(32))]
 #[derive(Default)]
 struct Way {
     /// Odd while it is filled.
     version: AtomicU64,
     /// The key of what is in it; 0: nothing.
     key: AtomicU64,
-    frame: OnceLock<Box<Frame>>,
     /// The time of what is in it.
     time: AtomicU64,
     /// Somebody has read it since the hand came by.
@@ -81,8 +74,39 @@ struct Way {
 
 type Frame = [AtomicU64; ENTRIES];
 
-/// Sets whose memory comes to be at once, so that the list of groups is short, and near.
+/// Sets whose memory comes to be at once.
 const GROUP: usize = 64;
+
+/// One way of each set of a group.
+struct Lane {
+    ways: Box<[Way]>,
+    frames: Box<[Frame]>,
+}
+
+impl Lane {
+    fn new(sets: usize) -> Lane {
+        let frame = || std::array::from_fn(|_| AtomicU64::new(0));
+        Lane {
+            ways: (0..sets).map(|_| Way::default()).collect(),
+            frames: (0..sets).map(|_| frame()).collect(),
+        }
+    }
+
+    /// What is in that way of a set, if it has this key.
+    #[inline(always)]
+    fn page(&self, within: usize, key: Key) -> Option<Page<'_>> {
+        let (way, frame) = (&self.ways[within], &self.frames[within]);
+        let version = way.version.load(Ordering::Acquire);
+        // The key is what was there with that version, or the version has changed when an entry is read.
+        if way.key.load(Ordering::Relaxed) != key.0 || version & 1 != 0 {
+            return None;
+        }
+        if !way.used.load(Ordering::Relaxed) {
+            way.used.store(true, Ordering::Relaxed);
+        }
+        Some(Page { way, frame, version })
+    }
+}
 
 /// A page that was found; it may be given up for another one at any time.
 #[derive(Clone, Copy)]
@@ -120,70 +144,91 @@ struct Place {
     way: usize,
 }
 
+/// Where a search for a way to give up goes on, for each set of a group; under the set's lock.
+type Hands = Box<[Lock<usize>]>;
+
 /// The cache.
 pub(super) struct MapCache {
-    groups: Box<[OnceLock<Box<[Set; GROUP]>>]>,
-    /// Sets that are used.
-    sets: usize,
+    /// By group, and way.
+    lanes: Box<[OnceLock<Lane>]>,
+    /// By group.
+    hands: Box<[OnceLock<Hands>]>,
+    /// How many sets there are.
+    sets: Divisor,
 }
 
 impl std::fmt::Debug for MapCache {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let in_use = self.groups.iter().filter(|group| group.get().is_some()).count();
-        write!(f, "MapCache({in_use} of {} groups)", self.groups.len())
+        let in_use = self.lanes.iter().filter(|lane| lane.get().is_some()).count();
+        write!(f, "MapCache({in_use} of {} lanes)", self.lanes.len())
     }
 }
 
 impl MapCache {
-    /// A cache that takes at most so much memory; one set, and the group that it is in (53 KiB), if that is less.
+    /// A cache that takes at most so much memory; one set (17 KiB), if that is less.
     pub fn new(bytes: usize) -> MapCache {
-        let sets = (bytes / (size_of::<Set>() + WAYS * size_of::<Frame>())).max(1);
-        MapCache { groups: (0..sets.div_ceil(GROUP)).map(|_| OnceLock::new()).collect(), sets }
+        let set = size_of::<Lock<usize>>() + WAYS * (size_of::<Way>() + size_of::<Frame>());
+        let sets = (bytes / set).max(1);
+        let sets = if sets < GROUP { sets } else { sets / GROUP * GROUP };
+        let groups = sets.div_ceil(GROUP);
+        MapCache {
+            lanes: (0..groups * WAYS).map(|_| OnceLock::new()).collect(),
+            hands: (0..groups).map(|_| OnceLock::new()).collect(),
+            sets: Divisor::new(NonZeroU64::new(sets as u64).expect("at least one")),
+        }
     }
 
     #[inline(always)]
     fn place(&self, key: Key) -> Place {
-        let hash = key.hash();
-        // The upper half of a product, in place of a remainder.
-        let set = (((hash & u64::from(u32::MAX)) * self.sets as u64) >> 32) as usize;
-        Place { group: set / GROUP, within: set % GROUP, way: (hash >> 40) as usize % WAYS }
+        // Each device begins somewhere, with each of its levels, and goes on from set to set, round by round.
+        let begin = (key.0 >> PAGE_BITS).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        let (round, set) = self.sets.divide(begin + (key.0 & ((1 << PAGE_BITS) - 1)));
+        let set = set as usize;
+        Place { group: set / GROUP, within: set % GROUP, way: round as usize % WAYS }
     }
 
     #[inline(always)]
-    fn set(&self, place: Place) -> Option<&Set> {
-        Some(&self.groups[place.group].get()?[place.within])
+    fn lane(&self, group: usize, way: usize) -> Option<&Lane> {
+        self.lanes[group * WAYS + way].get()
     }
 
-    /// The sets that have memory.
-    fn sets(&self) -> impl Iterator<Item = &Set> {
-        self.groups.iter().filter_map(OnceLock::get).flat_map(|group| group.iter())
+    fn set(&self, place: Place) -> Set<'_> {
+        Set { cache: self, group: place.group, within: place.within }
     }
 
-    fn make_set(&self, place: Place) -> &Set {
-        let make = || Box::new(std::array::from_fn(|_| Set::default()));
-        &self.groups[place.group].get_or_init(make)[place.within]
+    /// The sets that may have something in them.
+    fn sets(&self) -> impl Iterator<Item = Set<'_>> {
+        let groups = (0..self.hands.len()).filter(|group| self.hands[*group].get().is_some());
+        groups.flat_map(move |group| (0..self.width()).map(move |within| Set { cache: self, group, within }))
+    }
+
+    /// How many sets a group has.
+    fn width(&self) -> usize {
+        GROUP.min(self.sets.get() as usize)
     }
 
     /// The page of that key, if it is where it is looked for first.
     #[inline(always)]
     pub fn find_first(&self, key: Key) -> Option<Page<'_>> {
         let place = self.place(key);
-        self.set(place)?.ways[place.way].page(key)
+        self.lane(place.group, place.way)?.page(place.within, key)
     }
 
     /// The page of that key, if it is here.
     pub fn find(&self, key: Key) -> Option<Page<'_>> {
-        self.find_first(key).or_else(|| self.set(self.place(key))?.ways.iter().find_map(|way| way.page(key)))
+        self.find_first(key).or_else(|| self.set(self.place(key)).find(key))
     }
 
     /// Puts a page here, in the place of one that was not used lately: what `update` gives are its entries, the others are zeros. If it
     /// is here already, and has that time, the others stay as they are.
     pub fn update(&self, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
         let place = self.place(key);
-        let set = self.make_set(place);
+        let set = self.set(place);
         let mut hand = set.hand();
         match set.way(key) {
-            Some(way) if set.ways[way].time.load(Ordering::Relaxed) == time => set.change(way, update),
+            Some(way) if set.lane(way).ways[set.within].time.load(Ordering::Relaxed) == time => {
+                set.change(way, update);
+            }
             Some(way) => set.fill(way, key, time, update),
             None => set.fill(set.victim(place.way, &mut hand), key, time, update),
         }
@@ -191,38 +236,40 @@ impl MapCache {
 
     /// Changes entries of a page, if it is here and has that time; whether it is.
     pub fn change(&self, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) -> bool {
-        let Some(set) = self.set(self.place(key)) else { return false };
+        let set = self.set(self.place(key));
         let _hand = set.hand();
-        let way = set.way(key).filter(|way| set.ways[*way].time.load(Ordering::Relaxed) == time);
-        way.inspect(|way| set.change(*way, update)).is_some()
+        let has_time = |way: &usize| set.lane(*way).ways[set.within].time.load(Ordering::Relaxed) == time;
+        set.way(key).filter(has_time).inspect(|way| set.change(*way, update)).is_some()
     }
 
     /// Puts an entry in the place of another one, if that is there, whatever the page's time.
     pub fn replace(&self, key: Key, at: u64, from: u64, to: u64) {
-        let Some(set) = self.set(self.place(key)) else { return };
+        let set = self.set(self.place(key));
         let _hand = set.hand();
         if let Some(way) = set.way(key) {
-            let entry = &set.ways[way].frame()[at as usize % ENTRIES];
+            let entry = &set.lane(way).frames[set.within][at as usize % ENTRIES];
             let _ = entry.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed);
         }
     }
 
     /// What is known of the locks of all sets.
     pub fn locks(&self, name: String) -> LockSnapshot {
-        LockSnapshot::sum(name, self.sets().map(|set| set.hand.snapshot("")))
+        let hands = self.hands.iter().filter_map(OnceLock::get);
+        LockSnapshot::sum(name, hands.flat_map(|hands| hands.iter().map(|hand| hand.snapshot(""))))
     }
 
     /// Forgets all pages.
     pub fn forget_all(&self) {
         for set in self.sets() {
             let _hand = set.hand();
-            (0..WAYS).for_each(|way| set.empty(way));
+            let in_use = (0..WAYS).filter(|way| self.lane(set.group, *way).is_some());
+            in_use.for_each(|way| set.empty(way));
         }
     }
 
     /// Makes entries of a page zeros, if it is here, whatever its time.
     pub fn clear(&self, key: Key, entries: std::ops::Range<u64>) {
-        let Some(set) = self.set(self.place(key)) else { return };
+        let set = self.set(self.place(key));
         let _hand = set.hand();
         if let Some(way) = set.way(key) {
             set.change(way, |put| entries.for_each(|at| put(at, 0)));
@@ -230,55 +277,61 @@ impl MapCache {
     }
 }
 
-impl Way {
-    /// What is in it, if that has this key.
-    #[inline(always)]
-    fn page(&self, key: Key) -> Option<Page<'_>> {
-        let version = self.version.load(Ordering::Acquire);
-        // The key is what was there with that version, or the version has changed when an entry is read.
-        if self.key.load(Ordering::Relaxed) != key.0 || version & 1 != 0 {
-            return None;
-        }
-        if !self.used.load(Ordering::Relaxed) {
-            self.used.store(true, Ordering::Relaxed);
-        }
-        Some(Page { way: self, frame: self.frame.get()?, version })
-    }
-
-    fn frame(&self) -> &Frame {
-        self.frame.get_or_init(|| Box::new(std::array::from_fn(|_| AtomicU64::new(0))))
-    }
+/// A set of the cache.
+#[derive(Clone, Copy)]
+struct Set<'a> {
+    cache: &'a MapCache,
+    group: usize,
+    /// Which of the group.
+    within: usize,
 }
 
-impl Set {
-    fn hand(&self) -> MutexGuard<'_, usize> {
-        self.hand.lock()
+impl<'a> Set<'a> {
+    fn hand(&self) -> MutexGuard<'a, usize> {
+        let new = || (0..self.cache.width()).map(|_| Lock::default()).collect();
+        self.cache.hands[self.group].get_or_init(new)[self.within].lock()
+    }
+
+    /// The lane of a way, which comes to be now at the latest.
+    fn lane(&self, way: usize) -> &'a Lane {
+        self.cache.lanes[self.group * WAYS + way].get_or_init(|| Lane::new(self.cache.width()))
+    }
+
+    fn find(&self, key: Key) -> Option<Page<'a>> {
+        (0..WAYS).find_map(|way| self.cache.lane(self.group, way)?.page(self.within, key))
+    }
+
+    /// The key of what is in a way; 0: nothing.
+    fn key(&self, way: usize) -> u64 {
+        let lane = self.cache.lane(self.group, way);
+        lane.map_or(0, |lane| lane.ways[self.within].key.load(Ordering::Relaxed))
     }
 
     /// Where a page is. Under the set's lock.
     fn way(&self, key: Key) -> Option<usize> {
-        self.ways.iter().position(|way| way.key.load(Ordering::Relaxed) == key.0)
+        (0..WAYS).find(|way| self.key(*way) == key.0)
     }
 
     /// Changes entries of what is in a way. Under the set's lock.
     fn change(&self, way: usize, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
-        let entries = self.ways[way].frame();
-        update(&mut |at, entry| entries[at as usize % ENTRIES].store(entry, Ordering::Release));
+        let frame = &self.lane(way).frames[self.within];
+        update(&mut |at, entry| frame[at as usize % ENTRIES].store(entry, Ordering::Release));
     }
 
     /// A way that is empty, or was not used since the hand came by last: `own`, if it is one of those.
     fn victim(&self, own: usize, hand: &mut usize) -> usize {
-        let is_empty = |way: &usize| self.ways[*way].key.load(Ordering::Relaxed) == 0;
+        let is_empty = |way: &usize| self.key(*way) == 0;
         if let Some(empty) = [own].into_iter().chain(0..WAYS).find(is_empty) {
             return empty;
         }
-        if !self.ways[own].used.load(Ordering::Relaxed) {
+        let used = |way: usize| &self.lane(way).ways[self.within].used;
+        if !used(own).load(Ordering::Relaxed) {
             return own;
         }
         loop {
             let way = *hand;
             *hand = (way + 1) % WAYS;
-            if !self.ways[way].used.swap(false, Ordering::Relaxed) {
+            if !used(way).swap(false, Ordering::Relaxed) {
                 return way;
             }
         }
@@ -286,8 +339,7 @@ impl Set {
 
     /// Replaces what is in a way. Under the set's lock.
     fn fill(&self, way: usize, key: Key, time: u64, update: impl FnOnce(&mut dyn FnMut(u64, u64))) {
-        self.replace(way, |own| {
-            let frame = own.frame();
+        self.replace(way, |own, frame| {
             own.key.store(key.0, Ordering::Relaxed);
             own.time.store(time, Ordering::Relaxed);
             frame.iter().for_each(|entry| entry.store(0, Ordering::Relaxed));
@@ -297,17 +349,18 @@ impl Set {
 
     /// Takes away what is in a way. Under the set's lock.
     fn empty(&self, way: usize) {
-        self.replace(way, |own| own.key.store(0, Ordering::Relaxed));
+        self.replace(way, |own, _| own.key.store(0, Ordering::Relaxed));
     }
 
     /// Puts something else into a way: who reads the frame meanwhile finds that out. Under the set's lock.
-    fn replace(&self, way: usize, act: impl FnOnce(&Way)) {
-        let own = &self.ways[way];
+    fn replace(&self, way: usize, act: impl FnOnce(&Way, &Frame)) {
+        let lane = self.lane(way);
+        let own = &lane.ways[self.within];
         let version = own.version.load(Ordering::Relaxed);
         own.version.store(version + 1, Ordering::Relaxed);
         // Whoever sees one of the stores that follow sees the odd version too; pairs with the fence in `Page::get`.
         fence(Ordering::Release);
-        act(own);
+        act(own, &lane.frames[self.within]);
         // What is read once makes room before what is read again.
         own.used.store(false, Ordering::Relaxed);
         own.version.store(version + 2, Ordering::Release);
