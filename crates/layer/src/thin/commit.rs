@@ -33,7 +33,7 @@ use blockwork_memory::Segment;
 use super::config::Discards;
 use super::mode::Mode;
 use super::pool::{Pool, Refused};
-use super::request::{Answer, Flush, Want};
+use super::request::{Answers, Flush, Want};
 use crate::md::io;
 
 /// How long something may stay uncommitted that nobody asks for, as in the kernel.
@@ -49,9 +49,11 @@ impl Pool {
         if transaction <= self.durable() {
             return Ok(());
         }
-        let answer = Arc::<Answer>::default();
-        self.requests.flush(Flush { transaction, answer: answer.clone() });
-        self.served(cx, &answer).await.map(|_| ())
+        let answers = Answers::new(1);
+        self.requests.flush(Flush { transaction, answer: answers.to(0) });
+        let mut result = Ok(());
+        self.served(cx, &answers, |_, given| result = given.map(|_| ())).await;
+        result
     }
 
     /// Makes everything durable that was changed. With the turn.

@@ -197,7 +197,9 @@ impl Pool {
         for page in first / PAGE_ENTRIES..end.div_ceil(PAGE_ENTRIES) {
             let above = Key::new(device.slot, 1, page / PAGE_ENTRIES);
             let was_hole = self.is_hole(device, page);
-            self.cache.change(above, 0, |put| put(page % PAGE_ENTRIES, 0));
+            if was_hole {
+                self.cache.change(above, 0, |put| put(page % PAGE_ENTRIES, 0));
+            }
             let start = page * PAGE_ENTRIES;
             let put_own = |put: &mut dyn FnMut(u64, u64)| {
                 for block in first.max(start)..end.min(start + PAGE_ENTRIES) {

@@ -20,21 +20,23 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use blockwork_engine::{Errno, Layer, Span, TaskContext};
+use blockwork_engine::{Deferred, Errno, Layer, Span, TaskContext};
 use blockwork_format::thin::BlockTime;
 use blockwork_format::thin::edit::{Blocks, EditError, Editor, VirtualRun};
+use smallvec::{SmallVec, smallvec};
 
 use super::content::{Content, Job};
 use super::device::Device;
 use super::fill::Part;
+use super::map::Run;
 use super::pool::{Pool, Refused};
-use super::request::{Answer, Outcome, Promises, Want, Work};
+use super::request::{Answers, Outcome, Promises, Want, Work};
 use super::target::Volume;
 
 /// Blocks that a batch gives out at most.
 const BATCH_BLOCKS: usize = 1024;
 
-/// Rows that one operation maps at most: for the way back it keeps a copy of each node that it changes.
+/// Rows that one operation maps at most: for the way back it keeps a copy of what it changes.
 const ROWS_MAX: usize = 64;
 
 /// Metadata blocks that a transaction may change before it is committed: 16 MiB.
@@ -43,25 +45,32 @@ pub(super) const DIRTY_MAX: usize = 4096;
 /// A block that is needed.
 #[derive(Debug)]
 struct Need {
-    device: Arc<Device>,
+    /// The number of its device, and its own there.
+    block: (u64, u64),
     /// What it holds until it is written.
     content: Content,
     /// Who needs it, by number, and what they write of it.
-    by: Vec<(usize, Part)>,
+    by: SmallVec<[(usize, Part); 1]>,
     /// What was given out for it.
     data: Option<u64>,
 }
 
-/// Blocks that are needed, by device and virtual block.
-type Needs = BTreeMap<(u64, u64), Need>;
-
 /// Blocks of one device that follow each other, and so do the data blocks that were given out for them.
 struct Row {
-    device: Arc<Device>,
-    first: u64,
+    /// Which of the needs of the batch.
+    needs: Range<usize>,
     data: Range<u64>,
     /// Whether the writes that need them fill them.
     is_filling: bool,
+}
+
+/// What blocks of a device lack for a write.
+enum Lack {
+    /// Nothing is mapped there.
+    Block,
+    /// What is mapped may be shared; where the first one of them lies.
+    OwnBlock(BlockTime),
+    Nothing,
 }
 
 /// How a batch ended.
@@ -76,7 +85,8 @@ enum End {
 /// A batch under way.
 struct Batch {
     wants: Vec<Want>,
-    needs: Needs,
+    /// In the order of devices and blocks, each once.
+    needs: Vec<Need>,
     /// Those of the wants that have failed.
     failed: BTreeSet<usize>,
     /// Those that need more than a batch has room for: they get part of it, and come again.
@@ -84,40 +94,87 @@ struct Batch {
     end: End,
 }
 
+impl Batch {
+    /// Whose the blocks of a row are to be.
+    fn device(&self, row: &Row) -> &Arc<Device> {
+        &self.wants[self.needs[row.needs.start].by[0].0].volume.device
+    }
+
+    /// The first block of a row on its device.
+    fn first(&self, row: &Row) -> u64 {
+        self.needs[row.needs.start].block.1
+    }
+}
+
 impl Pool {
     /// Gets blocks for a write.
     pub(super) async fn make_ready(
-        self: Arc<Pool>,
-        volume: Arc<Volume>,
+        &self,
+        volume: &Arc<Volume>,
         span: Span,
         cx: &TaskContext,
     ) -> Result<(), Errno> {
-        let answer = Arc::<Answer>::default();
-        self.requests.want(Want {
-            volume,
+        let answers = self.ask(volume, std::iter::once(span));
+        let mut result = Ok(Promises::new());
+        self.served(cx, &answers, |_, given| result = given).await;
+        // The bio is resolved right after this, in the same turn of its worker.
+        result.map(|promises| self.announce(promises))
+    }
+
+    /// Gets blocks for several writes, each of which goes as soon as it has them.
+    pub(super) async fn make_all_ready(
+        &self,
+        volume: &Arc<Volume>,
+        deferred: Vec<Deferred>,
+        cx: &TaskContext,
+    ) {
+        let answers = self.ask(volume, deferred.iter().map(Deferred::span));
+        let mut waiting: Vec<_> = deferred.into_iter().map(Some).collect();
+        self.served(cx, &answers, |nth, given| {
+            let result = given.map(|promises| self.announce(promises));
+            if let Some(deferred) = waiting[nth].take() {
+                deferred.go_on(result);
+            }
+        })
+        .await;
+    }
+
+    fn ask(&self, volume: &Arc<Volume>, spans: impl ExactSizeIterator<Item = Span>) -> Arc<Answers> {
+        let answers = Answers::new(spans.len());
+        self.requests.want(spans.enumerate().map(|(nth, span)| Want {
+            volume: volume.clone(),
             op: span.op,
             flags: span.flags,
             start: span.sector,
             end: span.end(),
-            answer: answer.clone(),
-        });
-        let promises = self.served(cx, &answer).await?;
-        // The bio is resolved right after this, in the same turn of its worker.
-        promises.into_iter().for_each(|(data, part)| self.fills.due(data, part));
-        Ok(())
+            answer: answers.to(nth),
+        }));
+        answers
     }
 
-    /// Waits for an answer, or leads until it is there.
-    pub(super) async fn served(&self, cx: &TaskContext, answer: &Answer) -> Result<Promises, Errno> {
-        loop {
-            match answer.wait(&self.turns).await {
-                Outcome::Answer(result) => return result,
+    /// A write is about to be resolved that is to fill these.
+    fn announce(&self, promises: Promises) {
+        promises.into_iter().for_each(|(data, part)| self.fills.due(data, part));
+    }
+
+    /// Waits for all answers, or leads until they are there; `tell` hears of each.
+    pub(super) async fn served(
+        &self,
+        cx: &TaskContext,
+        answers: &Answers,
+        mut tell: impl FnMut(usize, Result<Promises, Errno>),
+    ) {
+        while answers.is_open() {
+            match answers.wait(&self.turns).await {
+                Outcome::Answers(given) => given.into_iter().for_each(|(nth, result)| tell(nth, result)),
                 Outcome::Lead(_turn) => {
                     // Others that came in by the same wake-up are asked what they want, too.
                     yield_once().await;
-                    while answer.is_waiting() {
+                    while answers.is_waiting() {
                         // Apart, so that those who follow carry nothing of it.
                         Box::pin(self.serve(cx)).await;
+                        // At once: the next batch may need a commit, which waits for what is promised here to be filled.
+                        answers.take().into_iter().for_each(|(nth, result)| tell(nth, result));
                     }
                     // Those who have their answers wait for the turn no more, and need not hand it on from one to the next.
                     yield_once().await;
@@ -162,25 +219,27 @@ impl Pool {
 
     /// What is needed for some writes.
     async fn gather(&self, wants: Vec<Want>, cx: &TaskContext) -> Batch {
-        let mut batch = Batch {
-            needs: Needs::new(),
-            failed: BTreeSet::new(),
-            is_partial: BTreeSet::new(),
-            end: End::Done,
-            wants,
-        };
-        for nth in 0..batch.wants.len() {
-            let want = batch.wants[nth].clone();
-            match self.needs_of(nth, &want, &mut batch.needs, cx).await {
+        let (mut needs, mut failed, mut is_partial) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        for (nth, want) in wants.iter().enumerate() {
+            match self.needs_of(nth, want, &mut needs, cx).await {
                 Ok(true) => {}
-                Ok(false) => _ = batch.is_partial.insert(nth),
+                Ok(false) => _ = is_partial.insert(nth),
                 Err(refused) => {
                     self.tell(&refused);
-                    batch.failed.insert(nth);
+                    failed.insert(nth);
                 }
             }
         }
-        batch
+        // Of those for one block, who came first stays first.
+        needs.sort_by_key(|need| need.block);
+        needs.dedup_by(|later, first| {
+            let is_same = later.block == first.block;
+            if is_same {
+                first.by.append(&mut later.by);
+            }
+            is_same
+        });
+        Batch { wants, needs, failed, is_partial, end: End::Done }
     }
 
     /// Enters what a write needs; false: part of it, since a batch has no room for more.
@@ -188,72 +247,89 @@ impl Pool {
         &self,
         nth: usize,
         want: &Want,
-        needs: &mut Needs,
+        needs: &mut Vec<Need>,
         cx: &TaskContext,
     ) -> Result<bool, Refused> {
         let (size, device) = (self.block.get(), &want.volume.device);
         let (mut at, end) = (want.start.0 / size, want.end.0.div_ceil(size));
+        let is_zeros = want.op == blockwork_engine::Op::WriteZeroes
+            && want.volume.external_origin.is_none()
+            && !want.flags.has(blockwork_engine::Flags::NO_UNMAP);
         while at < end {
-            let look = |editor: &mut Editor, blocks: &dyn Blocks| {
-                let run = editor.look_up(blocks, device.id, at, end - at)?;
-                let details = editor.details(blocks, device.id)?;
-                // A page that is too old to let the write go is filled anew.
-                self.refresh(editor, blocks, device, at)?;
-                Ok((run, details))
+            let (length, lack) = self.lack(device, at, end - at, cx).await?;
+            let run = at..at + length.clamp(1, end - at);
+            at = run.end;
+            let shared = match lack {
+                Lack::Nothing => continue,
+                Lack::Block if is_zeros => continue,
+                Lack::Block => None,
+                Lack::OwnBlock(first) => Some(first),
             };
-            let (run, details) = self.edit(cx, look).await?;
-            let (length, shared) = match run {
-                VirtualRun::Hole { length } => (length, None),
-                VirtualRun::Mapped { first, length } if details.may_share(first) => (length, Some(first)),
-                VirtualRun::Mapped { length, .. } => {
-                    at += length.max(1);
-                    continue;
-                }
-            };
-            let is_zeros = want.op == blockwork_engine::Op::WriteZeroes
-                && want.volume.external_origin.is_none()
-                && !want.flags.has(blockwork_engine::Flags::NO_UNMAP);
-            if shared.is_none() && is_zeros {
-                at += length.max(1);
-                continue;
-            }
-            for block in at..at + length.clamp(1, end - at) {
-                if needs.len() >= BATCH_BLOCKS && !needs.contains_key(&(device.id, block)) {
+            for block in run.clone() {
+                if needs.len() >= BATCH_BLOCKS {
                     return Ok(false);
                 }
                 let (from, to) = (block * size, (block + 1) * size);
                 let part = Part { start: want.start.0.max(from) - from, end: want.end.0.min(to) - from };
                 let content = match (shared, &want.volume.external_origin) {
                     (Some(first), _) => {
-                        let mapping = BlockTime { block: first.block + (block - at), ..first };
+                        let mapping = BlockTime { block: first.block + (block - run.start), ..first };
                         self.content_of(self.data.get(), mapping.block, Some(mapping))
                     }
                     (None, Some(origin)) => self.content_of(origin, block, None),
                     (None, None) => Content::Zeros,
                 };
-                let new = || Need { device: device.clone(), content, by: Vec::new(), data: None };
-                needs.entry((device.id, block)).or_insert_with(new).by.push((nth, part));
+                let by = smallvec![(nth, part)];
+                needs.push(Need { block: (device.id, block), content, by, data: None });
             }
-            at += length.clamp(1, end - at);
         }
         Ok(true)
     }
 
+    /// What a write to blocks of a device lacks, and for how many of them that is so. With the turn: nobody else changes the map, so what the
+    /// cache has of it is what the trees have.
+    async fn lack(
+        &self,
+        device: &Device,
+        at: u64,
+        most: u64,
+        cx: &TaskContext,
+    ) -> Result<(u64, Lack), Refused> {
+        match self.look_up(device, at, most, true) {
+            Some(Run { at: None, blocks, is_outdated: false }) => return Ok((blocks, Lack::Block)),
+            Some(Run { at: Some(mapped), blocks, is_outdated: false }) if !mapped.is_shared => {
+                return Ok((blocks, Lack::Nothing));
+            }
+            _ => {}
+        }
+        let look = |editor: &mut Editor, blocks: &dyn Blocks| {
+            let run = editor.look_up(blocks, device.id, at, most)?;
+            let details = editor.details(blocks, device.id)?;
+            // A page that is too old to let the write go is filled anew.
+            self.refresh(editor, blocks, device, at)?;
+            Ok((run, details))
+        };
+        let (run, details) = self.edit(cx, look).await?;
+        Ok(match run {
+            VirtualRun::Hole { length } => (length, Lack::Block),
+            VirtualRun::Mapped { first, length } if details.may_share(first) => {
+                (length, Lack::OwnBlock(first))
+            }
+            VirtualRun::Mapped { length, .. } => (length, Lack::Nothing),
+        })
+    }
+
     /// Gives out data blocks for what is needed, as far as there are any.
     async fn give_out(&self, batch: &mut Batch, cx: &TaskContext) {
-        let keys: Vec<_> = batch.needs.keys().copied().collect();
-        let mut rest = &keys[..];
-        while !rest.is_empty() {
-            let wanted = rest.len() as u64;
+        let mut next = 0;
+        while next < batch.needs.len() {
+            let wanted = (batch.needs.len() - next) as u64;
             match self.edit(cx, |editor, blocks| editor.allocate(blocks, wanted)).await {
                 Ok(data) => {
-                    let (own, others) = rest.split_at((data.end - data.start) as usize);
-                    for (key, block) in own.iter().zip(data) {
-                        if let Some(need) = batch.needs.get_mut(key) {
-                            need.data = Some(block);
-                        }
+                    for (need, block) in batch.needs[next..].iter_mut().zip(data) {
+                        need.data = Some(block);
+                        next += 1;
                     }
-                    rest = others;
                 }
                 Err(refused) => {
                     self.stopped(batch, &refused);
@@ -270,7 +346,7 @@ impl Pool {
             Refused::Edit(EditError::NoMetadata) => End::NoMetadata,
             _ => {
                 self.tell(refused);
-                let left = batch.needs.values().filter(|need| need.data.is_none());
+                let left = batch.needs.iter().filter(|need| need.data.is_none());
                 batch.failed.extend(left.flat_map(|need| need.by.iter().map(|(nth, _)| *nth)));
                 End::Done
             }
@@ -285,9 +361,9 @@ impl Pool {
         };
         let part = Part { start: 0, end: self.block.get() };
         let job = |need: &Need| Some(Job { data: need.data?, part, content: need.content.clone() });
-        let jobs = batch.needs.values().filter(is_wanted).filter_map(job).collect();
+        let jobs = batch.needs.iter().filter(is_wanted).filter_map(job).collect();
         let bad = self.work_off(jobs, cx).await;
-        for need in batch.needs.values_mut() {
+        for need in &mut batch.needs {
             if let Some(data) = need.data.filter(|data| bad.contains(data)) {
                 need.data = None;
                 self.editor().release(data..data + 1);
@@ -321,7 +397,8 @@ impl Pool {
     async fn enter(&self, batch: &mut Batch, cx: &TaskContext) -> BTreeMap<usize, Promises> {
         let mut promises: BTreeMap<usize, Promises> = BTreeMap::new();
         let rows = self.rows(batch);
-        let of_one = |a: &Row, b: &Row| a.device.id == b.device.id;
+        let device = |row: &Row| batch.needs[row.needs.start].block.0;
+        let of_one = |a: &Row, b: &Row| device(a) == device(b);
         let mut left: VecDeque<&[Row]> = rows.chunk_by(of_one).flat_map(|own| own.chunks(ROWS_MAX)).collect();
         while let Some(some) = left.pop_front() {
             let entered = match some {
@@ -346,19 +423,18 @@ impl Pool {
 
     /// What a row was given that could not be mapped.
     fn give_back(&self, row: &Row, batch: &mut Batch) {
-        for nth in 0..row.data.end - row.data.start {
-            let key = (row.device.id, row.first + nth);
-            let data = batch.needs.get_mut(&key).and_then(|need| need.data.take());
-            data.into_iter().for_each(|data| self.editor().release(data..data + 1));
-        }
+        batch.needs[row.needs.clone()].iter_mut().for_each(|need| need.data = None);
+        self.editor().release(row.data.clone());
     }
 
     /// What of a row that is mapped now is promised to whom.
     fn promise(&self, row: &Row, batch: &Batch, promises: &mut BTreeMap<usize, Promises>) {
-        for nth in (0..row.data.end - row.data.start).filter(|_| row.is_filling) {
-            let Some(need) = batch.needs.get(&(row.device.id, row.first + nth)) else { continue };
+        if !row.is_filling {
+            return;
+        }
+        for (need, data) in batch.needs[row.needs.clone()].iter().zip(row.data.clone()) {
             for (by, part) in need.by.iter().filter(|(by, _)| self.may_fill(batch, *by)) {
-                promises.entry(*by).or_default().push((row.data.start + nth, *part));
+                promises.entry(*by).or_default().push((data, *part));
             }
         }
     }
@@ -370,24 +446,17 @@ impl Pool {
     /// What was given out, in rows.
     fn rows(&self, batch: &Batch) -> Vec<Row> {
         let mut rows: Vec<Row> = Vec::new();
-        for ((_, block), need) in &batch.needs {
+        let mut last = None;
+        for (nth, need) in batch.needs.iter().enumerate() {
             let Some(data) = need.data else { continue };
             let is_filling = self.is_covered(batch, need);
+            let follows = last == Some((need.block.0, need.block.1.wrapping_sub(1)));
+            last = Some(need.block);
             match rows.last_mut() {
-                Some(row)
-                    if row.device.id == need.device.id
-                        && row.first + (row.data.end - row.data.start) == *block
-                        && row.data.end == data
-                        && row.is_filling == is_filling =>
-                {
-                    row.data.end += 1;
+                Some(row) if follows && row.data.end == data && row.is_filling == is_filling => {
+                    (row.needs.end, row.data.end) = (nth + 1, data + 1);
                 }
-                _ => rows.push(Row {
-                    device: need.device.clone(),
-                    first: *block,
-                    data: data..data + 1,
-                    is_filling,
-                }),
+                _ => rows.push(Row { needs: nth..nth + 1, data: data..data + 1, is_filling }),
             }
         }
         rows
@@ -401,8 +470,9 @@ impl Pool {
         rows: &[Row],
         batch: &Batch,
     ) -> Result<(), EditError> {
-        let Some(Row { device, .. }) = rows.first() else { return Ok(()) };
-        let runs: Vec<_> = rows.iter().map(|row| (row.first, row.data.clone())).collect();
+        let Some(row) = rows.first() else { return Ok(()) };
+        let device = batch.device(row);
+        let runs: Vec<_> = rows.iter().map(|row| (batch.first(row), row.data.clone())).collect();
         let mapped = editor.map_rows(blocks, device.id, &runs)?;
         device.set_changed(self.transaction.load(Ordering::Acquire));
         self.books().freed |= !mapped.freed.is_empty();
@@ -410,25 +480,25 @@ impl Pool {
             if row.is_filling {
                 self.open_fills(row, batch);
             }
-            self.publish(editor, device, row.first, &row.data, row.is_filling);
+            self.publish(editor, device, batch.first(row), &row.data, row.is_filling);
         }
         Ok(())
     }
 
     /// The blocks of a row are full when the writes that need them have come to their end.
     fn open_fills(&self, row: &Row, batch: &Batch) {
-        for (virtual_block, data) in (row.first..).zip(row.data.clone()) {
-            let Some(need) = batch.needs.get(&(row.device.id, virtual_block)) else { continue };
+        for (need, data) in batch.needs[row.needs.clone()].iter().zip(row.data.clone()) {
             let by = need.by.iter().filter(|(by, _)| self.may_fill(batch, *by));
             let parts = by.map(|(_, part)| *part).collect();
-            self.fills.open(data, (row.device.clone(), virtual_block), parts, need.content.clone());
+            let of = (batch.device(row).clone(), need.block.1);
+            self.fills.open(data, of, parts, need.content.clone());
         }
     }
 
     /// Answers; what could not be served waits for a commit, or for space.
     async fn conclude(&self, batch: Batch, mut promises: BTreeMap<usize, Promises>, cx: &TaskContext) {
         let Batch { wants, needs, failed, end, .. } = batch;
-        let unserved = needs.values().filter(|need| need.data.is_none());
+        let unserved = needs.iter().filter(|need| need.data.is_none());
         let unserved: BTreeSet<usize> =
             unserved.flat_map(|need| need.by.iter().map(|(nth, _)| *nth)).collect();
         let mut left = Vec::new();

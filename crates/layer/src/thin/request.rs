@@ -1,7 +1,7 @@
 //! What bios wait for that need the pool's turn, and how they hear that it is done.
 //!
-//! Each says what it wants, and waits for the answer or for the turn, whichever comes first. Whoever gets the turn leads: it serves all
-//! that wait, until it has its own answer. So many bios share one batch, and one commit.
+//! A task says what it wants, one thing or many, and waits for answers or for the turn, whichever comes first. Whoever gets the turn leads:
+//! it serves all that wait, until it has its own answers. So many bios share one batch, and one commit.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -17,43 +17,80 @@ use super::target::Volume;
 pub(super) type Promises = Vec<(u64, Part)>;
 
 /// How it stands with a request.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
-    #[default]
     Waiting,
     /// It waits for space: nothing can be done for it.
     Parked,
-    Done(Result<Promises, Errno>),
+    Done,
 }
 
-/// Where the answer to a request goes.
-#[derive(Debug, Default)]
+/// What a task has asked for, by number, and the answers to that.
+#[derive(Debug)]
+pub(super) struct Answers(Mutex<State>);
+
+/// An answer, and to which request.
+pub(super) type Given = (usize, Result<Promises, Errno>);
+
+#[derive(Debug)]
+struct State {
+    each: Vec<Standing>,
+    /// How many are [`Standing::Waiting`].
+    waiting: usize,
+    /// Answers that the task has not taken.
+    given: Vec<Given>,
+    /// How many answers it still has to take.
+    left: usize,
+    waker: Option<Waker>,
+}
+
+/// Where the answer to one request goes.
+#[derive(Clone, Debug)]
 pub(super) struct Answer {
-    state: Mutex<(Standing, Option<Waker>)>,
+    of: Arc<Answers>,
+    nth: usize,
 }
 
 impl Answer {
-    fn state(&self) -> MutexGuard<'_, (Standing, Option<Waker>)> {
-        // Nothing panics while it is held.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, standing: Standing) {
-        let waker = {
-            let mut state = self.state();
-            state.0 = standing;
-            state.1.take()
-        };
+    fn set(&self, standing: Standing, given: Option<Result<Promises, Errno>>) {
+        let mut state = self.of.state();
+        let State { each, waiting, .. } = &mut *state;
+        let before = std::mem::replace(&mut each[self.nth], standing);
+        debug_assert_ne!(before, Standing::Done, "one answer is enough");
+        *waiting =
+            *waiting + usize::from(standing == Standing::Waiting) - usize::from(before == Standing::Waiting);
+        state.given.extend(given.map(|result| (self.nth, result)));
+        let waker = state.waker.take();
+        drop(state);
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
     pub fn give(&self, result: Result<Promises, Errno>) {
-        self.set(Standing::Done(result));
+        self.set(Standing::Done, Some(result));
+    }
+}
+
+impl Answers {
+    /// Those to so many requests.
+    pub fn new(count: usize) -> Arc<Answers> {
+        let each = vec![Standing::Waiting; count];
+        let state = State { each, waiting: count, given: Vec::new(), left: count, waker: None };
+        Arc::new(Answers(Mutex::new(state)))
     }
 
-    /// Waits for the answer, or for the turn; not for the turn while it is parked.
+    /// Where the answer to request number `nth` goes.
+    pub fn to(self: &Arc<Answers>, nth: usize) -> Answer {
+        Answer { of: self.clone(), nth }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for answers, or for the turn; not for the turn while all that is open is parked.
     pub async fn wait(&self, turns: &Turns) -> Outcome {
         let mut taking: Option<Taking> = None;
         poll_fn(|cx| self.poll(turns, &mut taking, cx)).await
@@ -61,12 +98,11 @@ impl Answer {
 
     fn poll(&self, turns: &Turns, taking: &mut Option<Taking>, cx: &mut Context<'_>) -> Poll<Outcome> {
         let mut state = self.state();
-        match std::mem::take(&mut state.0) {
-            Standing::Done(result) => return Poll::Ready(Outcome::Answer(result)),
-            other => state.0 = other,
+        if !state.given.is_empty() {
+            return Poll::Ready(Outcome::Answers(state.take()));
         }
-        state.1 = Some(cx.waker().clone());
-        let is_parked = matches!(state.0, Standing::Parked);
+        state.waker = Some(cx.waker().clone());
+        let is_parked = state.waiting == 0;
         drop(state);
         if is_parked {
             *taking = None;
@@ -76,15 +112,32 @@ impl Answer {
         turn.map(Outcome::Lead)
     }
 
-    /// Whether whoever leads has to go on for it.
+    /// The answers that are there and were not taken.
+    pub fn take(&self) -> Vec<Given> {
+        self.state().take()
+    }
+
+    /// Whether whoever leads has to go on for one of them.
     pub fn is_waiting(&self) -> bool {
-        matches!(self.state().0, Standing::Waiting)
+        self.state().waiting > 0
+    }
+
+    /// Whether there are answers that were not taken, or given.
+    pub fn is_open(&self) -> bool {
+        self.state().left > 0
     }
 }
 
-/// What a request came to.
+impl State {
+    fn take(&mut self) -> Vec<Given> {
+        self.left -= self.given.len();
+        std::mem::take(&mut self.given)
+    }
+}
+
+/// What waiting came to.
 pub(super) enum Outcome {
-    Answer(Result<Promises, Errno>),
+    Answers(Vec<Given>),
     Lead(Turn),
 }
 
@@ -96,7 +149,7 @@ pub(super) struct Want {
     pub flags: Flags,
     pub start: Sector,
     pub end: Sector,
-    pub answer: Arc<Answer>,
+    pub answer: Answer,
 }
 
 impl Want {
@@ -111,7 +164,7 @@ impl Want {
 #[derive(Clone, Debug)]
 pub(super) struct Flush {
     pub transaction: u64,
-    pub answer: Arc<Answer>,
+    pub answer: Answer,
 }
 
 /// What waits.
@@ -145,8 +198,8 @@ impl Requests {
         self.0.snapshot(name)
     }
 
-    pub fn want(&self, want: Want) {
-        self.waiting().wants.push(want);
+    pub fn want(&self, wants: impl Iterator<Item = Want>) {
+        self.waiting().wants.extend(wants);
     }
 
     pub fn flush(&self, flush: Flush) {
@@ -172,7 +225,7 @@ impl Requests {
 
     /// These wait for space.
     pub fn park(&self, wants: Vec<Want>) {
-        wants.iter().for_each(|want| want.answer.set(Standing::Parked));
+        wants.iter().for_each(|want| want.answer.set(Standing::Parked, None));
         self.waiting().parked.extend(wants);
     }
 
@@ -182,7 +235,7 @@ impl Requests {
         let parked = std::mem::take(&mut waiting.parked);
         waiting.wants.extend(parked.iter().cloned());
         drop(waiting);
-        parked.iter().for_each(|want| want.answer.set(Standing::Waiting));
+        parked.iter().for_each(|want| want.answer.set(Standing::Waiting, None));
     }
 
     /// Those that wait for space hear that there is none.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Defer, Errno, Flags, Layer, Limits, LockSnapshot, NodeId, Op, Preparation, Reason, Resolver, Sector,
-    Sectors, Shape, Span, TaskContext,
+    Defer, Deferred, Errno, Flags, Layer, Limits, LockSnapshot, NodeId, Op, Preparation, Preparations,
+    Reason, Resolver, Sector, Sectors, Shape, Span, TaskContext,
 };
 use blockwork_format::Source;
 use blockwork_format::thin::edit::EditError;
@@ -290,8 +290,17 @@ impl Layer for Thin {
                 let top = self.clone();
                 Box::pin(async move { top.write_zeroes(span, &cx).await })
             }
-            _ => Box::pin(async move { volume.pool.clone().make_ready(volume, span, &cx).await }),
+            _ => Box::pin(async move { volume.pool.make_ready(&volume, span, &cx).await }),
         }
+    }
+
+    fn prepares_together(&self, defer: &Defer) -> bool {
+        defer.reason == Reason::Provision
+    }
+
+    fn prepare_all(&self, deferred: Vec<Deferred>, cx: TaskContext) -> Preparations {
+        let volume = self.0.clone();
+        Box::pin(async move { volume.pool.make_all_ready(&volume, deferred, &cx).await })
     }
 
     fn open(&self, cx: TaskContext) -> Option<Preparation> {
