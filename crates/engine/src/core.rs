@@ -10,6 +10,7 @@
 
 mod ahead;
 mod cure;
+mod fresh;
 mod joint;
 mod pauses;
 
@@ -165,6 +166,8 @@ pub(crate) struct Core {
     wishes: Vec<Wish>,
     /// Bios on their way to their ports.
     pub(crate) finished: Vec<(PortId, Done)>,
+    /// What ports have submitted and nobody has resolved.
+    fresh: Vec<u32>,
     pub(crate) dirty_ports: Vec<PortId>,
     pub(crate) now: Nanos,
 }
@@ -210,6 +213,7 @@ impl Core {
             flush_turns: Vec::new(),
             wishes: Vec::new(),
             finished: Vec::new(),
+            fresh: Vec::new(),
             dirty_ports: Vec::new(),
             now: Nanos(0),
         }
@@ -255,6 +259,7 @@ impl Core {
     /// Whether nothing waits to be advanced, delivered or given a turn.
     pub(crate) fn is_settled(&self) -> bool {
         self.finished.is_empty()
+            && self.fresh.is_empty()
             && self.completed.is_empty()
             && self.dirty_ports.is_empty()
             && self.flush_turns.is_empty()
@@ -289,7 +294,9 @@ impl Core {
             self.give_back(owner, bio.op, Err(errno), bio.data);
             return;
         }
-        self.start(Root::Volume(volume), node, owner, bio);
+        if let Some(bio) = self.begin(Root::Volume(volume), node, owner, bio) {
+            self.fresh.push(bio);
+        }
     }
 
     /// As `submit`, for bytes.
@@ -348,8 +355,15 @@ impl Core {
         }
     }
 
-    #[inline]
     fn start(&mut self, root: Root, node: NodeId, owner: Owner, bio: Bio) {
+        if let Some(bio) = self.begin(root, node, owner, bio) {
+            self.resolve(bio);
+        }
+    }
+
+    /// Takes a bio, which is to be resolved; none: there is nothing to do about it.
+    #[inline]
+    fn begin(&mut self, root: Root, node: NodeId, owner: Owner, bio: Bio) -> Option<u32> {
         let Bio { op, flags, sector, nr, data } = bio;
         let span = Span { op, flags, sector, nr, at: Sectors::ZERO };
         self.counters.add(node, Counter::In, 1);
@@ -361,7 +375,7 @@ impl Core {
         }
         if nr == Sectors::ZERO && op != Op::Flush {
             self.give_back(owner, op, Ok(()), data);
-            return;
+            return None;
         }
         let state = BioState {
             owner,
@@ -377,8 +391,7 @@ impl Core {
             cures: 0,
             notes: Notes::default(),
         };
-        let bio = u32::try_from(self.bios.all.insert(state)).expect("bios in flight are bounded");
-        self.resolve(bio);
+        Some(u32::try_from(self.bios.all.insert(state)).expect("bios in flight are bounded"))
     }
 
     /// Maps a bio to extents, and hands those to the queues.
@@ -501,6 +514,7 @@ impl Core {
 
     /// Runs tasks, unplugs queues, and deals with what completed, once. Tells whether anything happened.
     pub(crate) fn advance(&mut self, env: &mut dyn Env) -> bool {
+        self.resolve_fresh();
         self.begin_joint();
         let mut any = self.executor.run();
         let mut commands = std::mem::take(&mut self.commands);

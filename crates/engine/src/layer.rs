@@ -129,6 +129,11 @@ pub trait Layer: Send + Sync + Debug {
     /// Maps `span`, which lies within the layer, and hands the pieces on: [`Resolver::pass`] to a layer below, or
     /// [`Resolver::zero`], [`Resolver::error`]. A flush goes to everything below, once.
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer>;
+    /// Brings near to the processor what [`Layer::resolve`] will look at soon for that span, without waiting for it. Called for many bios,
+    /// then resolve for each: of a large table the entries come at once instead of one after the other.
+    fn approach(&self, span: &Span) {
+        let _ = span;
+    }
     /// How long the bio is to wait, if that is all that `defer` asks for: then [`Layer::prepare`] is not called.
     fn pause(&self, defer: &Defer) -> Option<Nanos> {
         let _ = defer;

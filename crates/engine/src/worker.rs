@@ -268,6 +268,8 @@ impl<E: Env> Worker<E> {
             }
         }
         self.completions = completions;
+        // Before a message may change what they are resolved by.
+        self.core.resolve_fresh();
         self.take_messages();
         self.settle();
         self.core.tracer.hand_over(self.index);

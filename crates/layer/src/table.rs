@@ -100,6 +100,10 @@ impl Layer for Table {
             index += 1;
         }
     }
+    fn approach(&self, span: &Span) {
+        let Segment { start, target } = &self.segments[self.index_of(span.sector)];
+        target.approach(&span.moved_to(Sector(span.sector.0.saturating_sub(start.0))));
+    }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         self.segments.iter().map(|segment| segment.target.clone()).collect()
     }

@@ -23,6 +23,7 @@ mod fault;
 mod granted;
 mod guest;
 mod mapping;
+mod near;
 mod pool;
 mod segment;
 mod slab;
@@ -35,6 +36,7 @@ pub use guest::{
     NotGuestMemory, Place,
 };
 pub use mapping::{MapError, Mapping};
+pub use near::bring_near;
 pub use pool::Pool;
 pub use segment::{Segment, Segments, bytes_in, copy_between, slice_segments};
 pub use slab::{SLAB_BYTES, Slab};

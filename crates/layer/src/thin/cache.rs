@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{MutexGuard, OnceLock};
 
 use blockwork_engine::{Lock, LockSnapshot};
+use blockwork_memory::bring_near;
 
 use crate::divisor::Divisor;
 
@@ -205,6 +206,16 @@ impl MapCache {
     /// How many sets a group has.
     fn width(&self) -> usize {
         GROUP.min(self.sets.get() as usize)
+    }
+
+    /// Brings near what is to know of the page of that key, and its entry number `at`.
+    #[inline]
+    pub fn approach(&self, key: Key, at: u64) {
+        let place = self.place(key);
+        if let Some(lane) = self.lane(place.group, place.way) {
+            bring_near(&lane.ways[place.within]);
+            bring_near(&lane.frames[place.within][(at % PAGE_ENTRIES) as usize]);
+        }
     }
 
     /// The page of that key, if it is where it is looked for first.

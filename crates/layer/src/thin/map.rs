@@ -39,6 +39,12 @@ impl Pool {
         settled(found.get(block % PAGE_ENTRIES)?, is_write).filter(|_| !is_outdated)
     }
 
+    /// Brings near what [`Pool::settled`] will look at.
+    #[inline]
+    pub(super) fn approach(&self, device: &Device, block: u64) {
+        self.cache.approach(Key::new(device.slot, 0, block / PAGE_ENTRIES), block % PAGE_ENTRIES);
+    }
+
     /// The run that begins with `block`, of `most` blocks at most; none: the map has to be read first. Only a write asks whether it is
     /// outdated.
     pub(super) fn look_up(&self, device: &Device, block: u64, most: u64, is_write: bool) -> Option<Run> {

@@ -269,6 +269,11 @@ impl Layer for Thin {
         cx.pass(volume.shape.node, span.sector, data, span.moved_to(to))
     }
 
+    fn approach(&self, span: &Span) {
+        let pool = &self.0.pool;
+        pool.approach(&self.0.device, pool.block.divide(span.sector.0).0);
+    }
+
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let (volume, span) = (self.0.clone(), defer.span);
         let size = volume.pool.block.get();
