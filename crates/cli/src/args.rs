@@ -261,9 +261,12 @@ pub(crate) enum ReproduceReport {
 #[derive(Debug, Args)]
 pub(crate) struct ReproduceLinearizeArgs {
     /// What the client's kernel does with elements: reported (a call of each), half (one of those that meet between pages, as in
-    /// Linux 6.1), mended (one in all), mended-later, broken-later (in mid-run).
+    /// Linux 6.1), mended (one in all), mended-later, broken-later (in mid-run, see --change-at).
     #[arg(long, value_name = "KERNEL", default_value = "reported")]
     pub(crate) kernel: String,
+    /// When a kernel changes that does: after that part of the time that the requests take with the patch, 0 to 1.
+    #[arg(long, value_name = "PART", default_value_t = 0.5)]
+    pub(crate) change_at: f64,
     /// How much the times of calls vary: the deviation of their logarithm.
     #[arg(long, value_name = "SIGMA", default_value_t = 0.2)]
     pub(crate) noise: f64,

@@ -40,7 +40,11 @@ fn linearize(args: &ReproduceLinearizeArgs) -> Result<()> {
     if !(0.0..=2.0).contains(&args.noise) {
         bail!("--noise {}: expected 0 to 2", args.noise);
     }
-    let plan = LinearizePlan { seed: args.seed, requests: args.requests, kernel, noise: args.noise };
+    if !(0.0..=1.0).contains(&args.change_at) {
+        bail!("--change-at {}: expected 0 to 1", args.change_at);
+    }
+    let ReproduceLinearizeArgs { seed, requests, noise, change_at, .. } = *args;
+    let plan = LinearizePlan { seed, requests, kernel, noise, change_at };
     let mut bar = Bar::default();
     let result = linearize::reproduce(&plan, &mut |done| bar.show(done));
     bar.clear();

@@ -5,9 +5,11 @@
 //! the other: half the variance, which is a tenth where latencies are exponential.) Differences that lie further from their
 //! median than four deviations, by the median deviation, count as if they lay there: one stall of a server is no evidence.
 //!
-//! The bound: the chance that the n-th look at the evidence is farther off than [`Estimate::half_width`] is at most
-//! ERROR / n(n+1) where differences are normal; the sum over all n is ERROR, however often one looks. A deviation that is known from
-//! few pairs is not believed to be small: two more of a tenth each are counted in.
+//! The bound: the chance that the evidence of any number of pairs, however often one looks, is ever farther off than
+//! [`Estimate::half_width`] is about 1 / [`ERROR_ONE_IN`] where differences are normal. It is Robbins' boundary for sums (a mixture of normal
+//! alternatives: n pairs of deviation d add up to more than d sqrt((n + r) ln((n + r) / r e²)) with a chance of e), which grows hardly
+//! faster than a single look's. A deviation that is known from few pairs is not believed to be small: two more of a tenth each are counted
+//! in, and the bound is widened.
 
 /// What a byte cost, both ways, nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -23,12 +25,16 @@ impl Pair {
     fn over(self, n: f64) -> Pair {
         Pair { usual: self.usual / n, instead: self.instead / n }
     }
-    /// A sixteenth of the way to `other`: what is known does not jump with each pair.
-    pub(super) fn toward(self, other: Pair) -> Pair {
-        Pair {
-            usual: self.usual + (other.usual - self.usual) / 16.0,
-            instead: self.instead + (other.instead - self.instead) / 16.0,
-        }
+    /// A sixteenth of the way to `other`, which counts as if it lay no further off than by the part `most`: what is known does not
+    /// jump with each pair.
+    pub(super) fn toward(self, other: Pair, most: f64) -> Pair {
+        let toward = |from: f64, to: f64| from + (to - from).clamp(-most * from, most * from) / 16.0;
+        Pair { usual: toward(self.usual, other.usual), instead: toward(self.instead, other.instead) }
+    }
+    /// What the way instead saves, as a part of what both cost on average; -2 to 2.
+    pub(super) fn gain(self) -> f64 {
+        let typical = self.typical();
+        if typical > 0.0 { (self.usual - self.instead) / typical } else { 0.0 }
     }
     fn typical(self) -> f64 {
         (self.usual + self.instead) / 2.0
@@ -37,8 +43,9 @@ impl Pair {
 
 /// Entries kept. Where there are more pairs, neighbours are averaged and each entry stands for twice as many.
 const ENTRIES: usize = 32;
-/// The chance of a wrong decision, at most.
+/// The chance of a wrong decision, and the number of pairs near which the bound is tightest.
 const ERROR_ONE_IN: u64 = 100;
+const TIGHT: u64 = 4;
 /// What is believed of the deviation of pairs before there are any, and how many pairs that counts for.
 const PRIOR: (f64, f64) = (0.1, 2.0);
 
@@ -94,20 +101,24 @@ impl Evidence {
         self.entries.push(sum.over(f64::from(n)));
     }
 
-    /// Forgets all but the newest `n` pairs; for evidence that never holds more than an entry each.
-    pub(super) fn keep_newest(&mut self, n: usize) {
-        let excess = self.entries.len().saturating_sub(n);
-        self.entries.drain(..excess);
-    }
-
-    /// What a byte costs both ways, on average.
+    /// What a byte costs both ways, on average; one stall is no evidence here either.
     pub(super) fn mean(&self) -> Option<Pair> {
-        let sum = self.entries.iter().fold(Pair::default(), |sum, pair| sum.plus(*pair));
-        (!self.entries.is_empty()).then(|| sum.over(self.entries.len() as f64))
+        let mean = |way: fn(&Pair) -> f64| {
+            let mut costs: Vec<f64> = self.entries.iter().map(way).collect();
+            let center = median(costs.clone())?;
+            bring_near(&mut costs, center * self.prior().sqrt())?;
+            Some(costs.iter().sum::<f64>() / costs.len() as f64)
+        };
+        Some(Pair { usual: mean(|pair| pair.usual)?, instead: mean(|pair| pair.instead)? })
     }
 
-    /// `None` without evidence. `deviation`: of a single pair, where it is known from elsewhere.
-    pub(super) fn estimate(&self, deviation: Option<f64>) -> Option<Estimate> {
+    /// What is believed of the variance of an entry before there are any.
+    fn prior(&self) -> f64 {
+        PRIOR.0 * PRIOR.0 / f64::from(1u32 << self.weight)
+    }
+
+    /// `None` without evidence.
+    pub(super) fn estimate(&self) -> Option<Estimate> {
         let n = self.entries.len() as f64;
         let typical = median(self.entries.iter().map(|pair| pair.typical()).collect())?;
         if typical <= 0.0 {
@@ -115,37 +126,49 @@ impl Evidence {
         }
         let mut gains: Vec<f64> =
             self.entries.iter().map(|pair| (pair.usual - pair.instead) / typical).collect();
-        let center = median(gains.clone())?;
-        let spread = median(gains.iter().map(|gain| (gain - center).abs()).collect())?;
-        let (prior, count) = PRIOR;
-        let prior = prior * prior / f64::from(1u32 << self.weight);
-        // 1.4826 median deviations are a standard deviation, of what is normal.
-        let far = (4.0 * 1.4826 * spread).max(prior.sqrt());
-        gains.iter_mut().for_each(|gain| *gain = gain.clamp(center - far, center + far));
+        bring_near(&mut gains, self.prior().sqrt())?;
         let gain = gains.iter().sum::<f64>() / n;
         let squares: f64 = gains.iter().map(|one| (one - gain) * (one - gain)).sum();
-        let variance = match deviation {
-            Some(deviation) => deviation * deviation,
-            None => (squares + count * prior) / (n - 1.0 + count),
-        };
+        let variance = (squares + PRIOR.1 * self.prior()) / (n - 1.0 + PRIOR.1);
         let error = (variance / n).sqrt();
-        Some(Estimate { gain, error, half_width: error * self.quantile() })
+        Some(Estimate { gain, error, half_width: error * unsure(n).sqrt() * self.quantile() })
     }
 
     /// The deviation of a single pair, as far as it is known.
     pub(super) fn deviation(&self) -> Option<f64> {
-        let estimate = self.estimate(None)?;
+        let estimate = self.estimate()?;
         Some(estimate.error * (self.entries.len() as f64 * f64::from(1u32 << self.weight)).sqrt())
     }
 
-    /// How many deviations the bound is wide: a normal variable exceeds q at either side with a chance of at most 2 exp(-q²/2).
+    /// How many deviations of the mean the bound is wide.
     fn quantile(&self) -> f64 {
-        const LN_2: f64 = std::f64::consts::LN_2;
         let n = u64::from(self.pairs.max(1));
-        let odds = (2 * ERROR_ONE_IN).saturating_mul(n).saturating_mul(n + 1);
-        // The logarithm rounded up: the same on every machine.
-        (2.0 * LN_2 * f64::from(odds.ilog2() + 1)).sqrt()
+        let odds = (n + TIGHT) * ERROR_ONE_IN * ERROR_ONE_IN / TIGHT;
+        ((n + TIGHT) as f64 / n as f64 * ln_above(odds)).sqrt()
     }
+}
+
+/// The natural logarithm, rounded up by 0.06 at most: the same on every machine.
+fn ln_above(of: u64) -> f64 {
+    let whole = of.ilog2();
+    let part = of as f64 / (1u64 << whole) as f64 - 1.0;
+    // A chord of the logarithm lies below it by 0.0861 at most.
+    std::f64::consts::LN_2 * (f64::from(whole) + part + 0.0861)
+}
+
+/// Values further from their median than four deviations, by the median deviation, are put there; none that lies less than `near` off.
+fn bring_near(values: &mut [f64], near: f64) -> Option<()> {
+    let center = median(values.to_vec())?;
+    let spread = median(values.iter().map(|value| (value - center).abs()).collect())?;
+    // 1.4826 median deviations are a standard deviation, of what is normal.
+    let far = (4.0 * 1.4826 * spread * unsure(values.len() as f64)).max(near);
+    values.iter_mut().for_each(|value| *value = value.clamp(center - far, center + far));
+    Some(())
+}
+
+/// By how much a variance may be larger that was estimated from `n` values.
+fn unsure(n: f64) -> f64 {
+    (n + 3.0) / (n - 1.0).max(1.0)
 }
 
 fn median(mut of: Vec<f64>) -> Option<f64> {
@@ -169,7 +192,7 @@ mod tests {
             let mut evidence = Evidence::default();
             (1..100).find(|_| {
                 evidence.push(pair(1.0, instead));
-                evidence.estimate(None).is_some_and(|it| it.gain > it.half_width)
+                evidence.estimate().is_some_and(|it| it.gain > it.half_width)
             })
         };
         assert!(needed(0.2).unwrap() < 3);
@@ -178,12 +201,47 @@ mod tests {
     }
 
     #[test]
+    fn logarithms_are_rounded_up() {
+        for of in [1, 2, 3, 20_000, 36_000, u64::MAX] {
+            let above = ln_above(of) - (of as f64).ln();
+            assert!((0.0..0.0601).contains(&above), "{of}: {above}");
+        }
+    }
+
+    #[test]
+    fn chance_is_rarely_taken_for_a_difference_however_often_one_looks() {
+        let mut noise = 1u64;
+        let mut normal = || {
+            let mut sum = -6.0;
+            for _ in 0..12 {
+                noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                sum += (noise >> 11) as f64 / (1u64 << 53) as f64;
+            }
+            sum
+        };
+        let mut is_misled = || {
+            let mut evidence = Evidence::default();
+            (0..300).any(|_| {
+                evidence.push(pair(1.0 + 0.2 * normal(), 1.0 + 0.2 * normal()));
+                evidence.pairs() >= 4 && evidence.estimate().is_some_and(|it| it.gain.abs() > it.half_width)
+            })
+        };
+        let misled = (0..400).filter(|_| is_misled()).count();
+        assert!(misled <= 12, "{misled} of 400");
+    }
+
+    #[test]
     fn one_stall_is_no_evidence() {
         let mut evidence = Evidence::default();
         (0..9).for_each(|i| evidence.push(pair(1.0, 1.01 + 0.001 * f64::from(i % 3))));
         evidence.push(pair(1000.0, 1.01));
-        let estimate = evidence.estimate(None).unwrap();
+        let estimate = evidence.estimate().unwrap();
         assert!(estimate.gain.abs() < 0.02 && estimate.gain < estimate.half_width, "{estimate:?}");
+        // Nor does it hide what that way costs: a change is measured by it.
+        let mean = evidence.mean().unwrap();
+        assert!((mean.usual - 1.0).abs() < 0.02, "{mean:?}");
+        let known = pair(1.0, 1.01).toward(pair(1000.0, 1.01), 0.2);
+        assert!((known.usual - 1.0).abs() < 0.02, "{known:?}");
     }
 
     #[test]

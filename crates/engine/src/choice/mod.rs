@@ -11,6 +11,7 @@
 //! | `class.rs` | which requests are compared with each other only: by question, direction, length, elements |
 //! | `rule.rs` | when which way is tried, when that is enough, and when it is done again |
 //! | `evidence.rs` | what the trials have shown, and how sure that is |
+//! | `watch.rs` | whether times have changed |
 //! | `told.rs` | what came of it, for whoever asks |
 //!
 //! Invariants:
@@ -21,11 +22,14 @@
 
 mod class;
 mod evidence;
+#[cfg(test)]
+mod rows;
 mod rule;
 mod settings;
 #[cfg(test)]
 mod tests;
 mod told;
+mod watch;
 
 use crate::units::Nanos;
 

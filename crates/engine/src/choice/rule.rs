@@ -1,7 +1,7 @@
 //! Which way requests of one class go: the rule, without a clock and without I/O.
 //!
 //! ```text
-//!   Trying:   pair, stretch, pair, stretch ...   stretches go the way that leads; short at first, up to three pairs long
+//!   Trying:   pair, stretch, pair, stretch ...   stretches go the way that leads; short at first, up to fifteen pairs long
 //!      │ sure enough                 ▲
 //!      ▼                             │ the newest pairs contradict the decision
 //!   Settled:  long stretch, pair, long stretch ...
@@ -16,17 +16,23 @@
 //! - the way instead, if it is better by the bound of `evidence`: what it costs besides (a copy, a flush of what others have written) no
 //!   latency of these requests shows, so it has to be proved;
 //! - the usual way, if by the same bound the other is not better by half a percent; or if two deviations say so after sixteen pairs,
-//!   since that much is lost at most by what is easily put right later;
-//! - after [`PAIRS_MAX`] pairs, the way instead if it gained a percent on average.
+//!   since that much is lost at most by what is easily put right later; or if after 256 pairs not even one deviation speaks for the other;
+//! - after [`PAIRS_MAX`] pairs, the way instead if it gained a percent on average, and a deviation.
 //!
-//! Where the two newest pairs lie five deviations off the others, conditions have changed before a decision, and the others count no more.
+//! When times change (`watch`):
+//! - Requests that go the leading way have become dearer than the other way was when it was last tried, by more than chance explains:
+//!   that is seen without trying anything, and what they cost now is one half of a pair at once. What was found out counts no more.
+//!   Where nothing else comes out, the next alarm takes twice as much, so times that rise and fall for both ways cost little.
+//! - While trying: newer pairs lie off the others, by Page's test. The others count no more.
+//! - When settled, a pair is made so rarely that the other way costs a quarter of a percent of the time at most, and that what it costs
+//!   besides (a copy) is less than half a percent of that. If by Page's test pairs point the other way, the class is tried anew.
 //!
-//! Revisions: a settled class makes a pair so rarely that the other way costs a quarter of a percent of the time at most. If the newest
-//! pairs, at most eight, point the other way by two and a half deviations, the class is tried anew. So it is at once where requests have
-//! become dearer than the other way was when it was last tried, by more than chance explains; but where that was in vain before, not
-//! before an eighth of the stretch has passed, so that times that rise and fall for both ways cost no more than that share.
+//! What cannot be noticed at once: that the other way has become cheaper. With a gain of g, pairs whose deviation is d, and a pair for
+//! each s requests it takes about 6 d s / g requests, and costs 6 d s of what they cost: s is 256 requests of the other way, 32 where that is
+//! the usual one, and more where it was much dearer before.
 
-use super::evidence::{Estimate, Evidence, Pair};
+use super::evidence::{Evidence, Pair};
+use super::watch::{Page, WINDOW, Watch};
 
 /// How a request goes to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,32 +67,33 @@ const PAIRS_MIN: u32 = 4;
 const PLAIN: (u32, f64) = (2, 1.0);
 /// A decision after that many, whatever they say.
 const PAIRS_MAX: u32 = 2048;
-/// No decision for the usual way by two deviations on fewer pairs.
-const PAIRS_LAX: u32 = 16;
-/// While trying: if the two newest pairs lie so many deviations off all of so many pairs or more, these tell of other times.
-const CHANGED: f64 = 5.0;
+/// No decision for the usual way by two deviations on fewer pairs, nor for want of a single one the other way.
+const PAIRS_LAX: (u32, u32) = (16, 256);
+/// While trying, from so many pairs on, Page's test on whether newer ones tell of other times: what one counts for at most, in
+/// deviations, the slack, the alarm.
 const CHANGED_PAIRS: u32 = 8;
+const CHANGED: (f64, f64, f64) = (4.0, 0.5, 6.0);
+/// When settled, likewise, on whether the other way is better; the slack is a part of the cost.
+const CONTRARY: (f64, f64, f64) = (3.0, WORTH, 6.0);
+/// While trying, requests of the leading way are watched from so many pairs on.
+const WATCHED_PAIRS: u32 = 16;
 /// What the way instead has to gain to be worth its price.
 const WORTH: f64 = 0.005;
-/// Measured requests in a block, at least; where more are under way, half as many as those. So many more for every 16 pairs, at most
-/// eight times: where a decision takes long, fewer changes of ways are in vain.
+/// Measured requests in a block, at least; where more are under way, half as many as those. So many more for every four pairs, at most
+/// eight times: where a decision takes long, fewer requests are in vain that are under way while ways change.
 const SAMPLES_MIN: u32 = 2;
 const LONGER_MAX: u32 = 8;
-/// Stretches while trying, in pairs: one more for every four pairs, at most so many.
-const STRETCH_MAX: u32 = 3;
+/// Stretches while trying, in pairs: one more for every eight pairs, at most so many. What is undecided after as many differs little, or is
+/// decided but for a rare mistake: it needs no hurry, and costs little so.
+const STRETCH_MAX: u32 = 15;
+/// The way instead leads before it is decided if its gain is so many deviations.
+const LEADS: f64 = 0.5;
 /// What trying the other way may cost a settled class.
 const SHARE: f64 = 0.0025;
-/// Requests between pairs of a settled class, for each request of a block: at least, and in all at most.
-const STRETCH_SETTLED: f64 = 256.0;
+/// Requests between pairs of a settled class, for each request that goes the other way: at least, where that is the way instead
+/// (its price besides is not known) and where it is the usual one; and in all at most.
+const STRETCH_SETTLED: (f64, f64) = (256.0, 32.0);
 const SETTLED_MAX: f64 = 1_000_000.0;
-/// Pairs that a settled class remembers.
-const RECENT: usize = 8;
-/// Requests whose cost is compared with the other way's in a settled class; by how much they must be dearer, as a part and in deviations of
-/// such a window, and in how many windows in a row. Much dearer counts twice.
-const WINDOW: u32 = 16;
-const DEARER: (f64, f64) = (0.03, 2.5);
-const MUCH_DEARER: (f64, f64) = (0.3, 4.0);
-const WINDOWS: u32 = 4;
 
 /// Where in its sequence of blocks the class is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,19 +151,21 @@ pub(crate) struct Rule {
     flying: [u32; 2],
     /// A request has come back. Those that were started at once with the first pay for part of their wait only.
     is_warm: bool,
-    /// While trying all pairs; when settled the newest.
+    /// All pairs since it was last tried, or settled.
     evidence: Evidence,
-    newest: [Pair; 2],
-    /// When settled: the deviation of a pair.
-    deviation: f64,
     known: Pair,
-    /// When settled: the deviation of a window's cost, as a part of it.
-    window_deviation: f64,
-    /// When settled: requests that are left of the stretch when it may be tried anew, at most.
-    not_before: u32,
-    dearer: u32,
-    /// It was tried anew since requests had become dearer, and nothing else came out.
-    in_vain: bool,
+    /// To what part of it that is known.
+    known_to: f64,
+    /// Requests of the leading way, while nothing is tried.
+    watch: Watch,
+    is_watching: bool,
+    /// It is tried anew since these had become dearer.
+    is_alarmed: bool,
+    /// While trying: whether newer pairs lie above the others, or below.
+    rise: [Page; 2],
+    /// When settled: whether pairs point the other way, and what the deviation of one is.
+    contrary: Page,
+    deviation: f64,
     settlements: u32,
     /// What was decided last.
     last: Option<Way>,
@@ -180,13 +189,14 @@ impl Rule {
             flying: [0; 2],
             is_warm: false,
             evidence: Evidence::default(),
-            newest: [Pair::default(); 2],
-            deviation: 0.0,
             known: Pair::default(),
-            window_deviation: 0.0,
-            not_before: 0,
-            dearer: 0,
-            in_vain: false,
+            known_to: 0.0,
+            watch: Watch::default(),
+            is_watching: false,
+            is_alarmed: false,
+            rise: [Page::default(); 2],
+            contrary: Page::default(),
+            deviation: 0.0,
             settlements: 0,
             last: None,
         }
@@ -245,7 +255,7 @@ impl Rule {
         }
         self.sum.add(cost, bytes);
         match self.step {
-            Step::Stretch(_) if self.settled && self.sum.samples >= WINDOW => self.window(),
+            Step::Stretch(_) if self.is_watching => self.window_done(),
             Step::Stretch(_) => {}
             Step::First | Step::Second if self.sum.samples >= self.goal => self.block_done(),
             Step::First | Step::Second => {}
@@ -255,11 +265,19 @@ impl Rule {
     fn begin(&mut self, step: Step, way: Way) {
         (self.step, self.way) = (step, way);
         self.block = self.block.wrapping_add(1);
-        let pairs = if self.settled { 0 } else { self.evidence.pairs() };
-        let longer = (1 + pairs / 16).min(LONGER_MAX);
-        self.goal = SAMPLES_MIN.max((self.flying[0] + self.flying[1]) / 2) * longer;
+        self.goal = if self.settled { self.goal_settled() } else { self.goal_trying() };
         (self.had, self.most) = (0, most(self.goal));
         self.sum = Sum::default();
+    }
+
+    fn goal_trying(&self) -> u32 {
+        let longer = (1 + self.evidence.pairs() / 4).min(LONGER_MAX);
+        SAMPLES_MIN.max((self.flying[0] + self.flying[1]) / 2) * longer
+    }
+
+    /// Of a pair whose price decides when the next one is made: of as many requests as are under way, a third is measured, and not a fifth.
+    fn goal_settled(&self) -> u32 {
+        SAMPLES_MIN.max(self.flying[0] + self.flying[1])
     }
 
     fn stretch(&mut self, requests: u32) {
@@ -287,88 +305,108 @@ impl Rule {
             Way::Instead => Pair { usual: self.first, instead: each },
             Way::Usual => Pair { usual: each, instead: self.first },
         };
-        self.evidence.push(pair);
-        self.newest = [self.newest[1], pair];
-        if self.settled { self.look_again(pair) } else { self.look() }
+        if self.settled { self.look_again(pair) } else { self.look(pair) }
     }
 
     /// A pair has been made while trying.
-    fn look(&mut self) {
-        self.forget_other_times();
+    fn look(&mut self, pair: Pair) {
+        if self.tells_of_other_times(pair) {
+            self.forget();
+        }
+        self.evidence.push(pair);
         let (against, pairs) = (self.against.max(1), self.evidence.pairs());
         self.known = self.evidence.mean().unwrap_or_default();
-        let Some(it) = self.evidence.estimate(None) else { return self.stretch(0) };
+        let Some(it) = self.evidence.estimate() else { return self.stretch(0) };
+        self.known_to = 2.0 * it.error;
         let is_plain = pairs >= PLAIN.0 && it.gain.abs() > PLAIN.1;
+        let is_lax = (pairs >= PAIRS_LAX.0 && it.gain + 2.0 * it.error < WORTH)
+            || (pairs >= PAIRS_LAX.1 && it.gain < it.error);
         let decision = if pairs < PAIRS_MIN && !is_plain {
             None
         } else if it.gain > it.half_width && it.gain > WORTH {
             Some(Way::Instead)
-        } else if it.gain + it.half_width < WORTH || (pairs >= PAIRS_LAX && it.gain + 2.0 * it.error < WORTH)
-        {
+        } else if it.gain + it.half_width < WORTH || is_lax {
             Some(Way::Usual)
         } else if pairs >= PAIRS_MAX {
-            Some(if it.gain > 2.0 * WORTH { Way::Instead } else { Way::Usual })
+            Some(if it.gain > it.error.max(2.0 * WORTH) { Way::Instead } else { Way::Usual })
         } else {
             None
         };
+        let before = self.leader;
         self.leader = match decision {
             Some(way) => way,
             // While nobody knows, the usual way, but for the sake of knowing.
-            None if it.gain > it.error => Way::Instead,
+            None if it.gain > LEADS * it.error => Way::Instead,
             None => Way::Usual,
         };
-        if decision.is_none() {
-            let pair = 2 * self.goal;
-            return self.stretch(pair * (pairs / 4).min(STRETCH_MAX));
+        if decision.is_some() {
+            return self.settle();
         }
-        self.settled = true;
-        self.settlements += 1;
-        // A pair's difference varies as two blocks do, which have half as many samples as it.
-        let samples = f64::from(self.goal) / f64::from(WINDOW);
-        self.window_deviation = it.error * f64::from(pairs).sqrt() * (samples / 2.0).sqrt();
-        self.in_vain = self.last == decision;
-        self.last = decision;
-        self.deviation = self.evidence.deviation().unwrap_or_default();
-        self.evidence.clear();
-        self.settled_stretch(against, self.known);
+        if pairs >= WATCHED_PAIRS && (!self.is_watching || self.leader != before) {
+            self.begin_to_watch();
+        }
+        // With all that went while ways changed.
+        let pair = 2 * against;
+        self.stretch(pair * (pairs / 8).min(STRETCH_MAX));
     }
 
-    fn forget_other_times(&mut self) {
-        let Some(all) = self.evidence.estimate(None).filter(|_| self.evidence.pairs() >= CHANGED_PAIRS)
-        else {
-            return;
-        };
-        let deviation = all.error * f64::from(self.evidence.pairs()).sqrt();
-        let mut newest = Evidence::default();
-        self.newest.iter().for_each(|pair| newest.push(*pair));
-        let has_changed = |new: Estimate| (new.gain - all.gain).abs() > CHANGED * new.error;
-        if newest.estimate(Some(deviation)).is_some_and(has_changed) {
-            self.evidence = newest;
+    /// Whether the pair, with those just before it, lies off the others.
+    fn tells_of_other_times(&mut self, pair: Pair) -> bool {
+        if self.evidence.pairs() < CHANGED_PAIRS {
+            return false;
         }
+        let (Some(all), Some(deviation)) = (self.evidence.estimate(), self.evidence.deviation()) else {
+            return false;
+        };
+        let off = (pair.gain() - all.gain) / deviation;
+        let (most, slack, alarm) = CHANGED;
+        let [above, below] = &mut self.rise;
+        let sums = [above.add(off, most, slack), below.add(-off, most, slack)];
+        sums.iter().any(|sum| *sum > alarm)
+    }
+
+    /// What was found out counts no more.
+    fn forget(&mut self) {
+        self.evidence.clear();
+        self.rise = Default::default();
+        self.is_watching = false;
+    }
+
+    /// The leader is decided.
+    fn settle(&mut self) {
+        let against = self.against.max(1);
+        self.settled = true;
+        self.settlements += 1;
+        let repeated = self.last == Some(self.leader);
+        match std::mem::take(&mut self.is_alarmed) {
+            true if repeated => self.watch.was_in_vain(),
+            _ if !repeated => self.watch.was_right(),
+            _ => {}
+        }
+        self.last = Some(self.leader);
+        self.begin_to_watch();
+        // Pairs are shorter from now on.
+        let shorter = f64::from(self.goal) / f64::from(self.goal_settled());
+        self.deviation = self.evidence.deviation().unwrap_or_default() * shorter.max(1.0).sqrt();
+        self.contrary = Page::default();
+        self.evidence.clear();
+        self.settled_stretch(against, self.known);
     }
 
     /// A pair has been made in a settled class.
     fn look_again(&mut self, pair: Pair) {
         let against = self.against.max(1);
-        self.evidence.keep_newest(RECENT);
-        self.known = self.known.toward(pair);
-        let against_it = |gain: f64| if self.leader == Way::Instead { -gain } else { gain };
-        let contradicts = self
-            .evidence
-            .estimate(Some(self.deviation))
-            .is_some_and(|it| against_it(it.gain) > WORTH && against_it(it.gain) > 2.5 * it.error);
-        if contradicts {
-            return self.try_anew();
+        self.evidence.push(pair);
+        self.known = self.known.toward(pair, 2.0 * self.deviation);
+        let gain = if self.leader == Way::Instead { -pair.gain() } else { pair.gain() };
+        let (most, slack, alarm) = CONTRARY;
+        let sum = self.contrary.add(gain / self.deviation, most, slack / self.deviation);
+        if sum > alarm {
+            self.settled = false;
+            self.forget();
+            return self.stretch(0);
         }
-        self.in_vain = false;
         self.settled_stretch(against, pair);
-    }
-
-    /// What was found out holds no longer.
-    fn try_anew(&mut self) {
-        self.settled = false;
-        self.evidence.clear();
-        self.stretch(0);
     }
 
     /// `pair`: what both ways cost, as far as was seen last.
@@ -377,14 +415,14 @@ impl Rule {
             (own, other) if own > 0.0 => (other / own - 1.0).max(0.0),
             _ => 0.0,
         };
-        // One stall is not to keep the other way from being tried for long; what has really become dearer is known after a few pairs.
-        let loss = loss(pair).min(4.0 * loss(self.known));
-        let requests = f64::from(against) * (loss / SHARE).max(STRETCH_SETTLED);
-        // In range: the least is 256.
-        let requests = requests.min(SETTLED_MAX) as u32;
-        self.not_before = if self.in_vain { requests - requests / 8 } else { requests };
-        self.dearer = 0;
-        self.stretch(requests);
+        // A stall the other way is not to keep that from being tried for long, nor one this way to have it tried too often: what has
+        // really changed is known after a few pairs.
+        let known = loss(self.known);
+        let loss = loss(pair).clamp(known / 4.0, 4.0 * known);
+        let least = if self.leader == Way::Usual { STRETCH_SETTLED.0 } else { STRETCH_SETTLED.1 };
+        let requests = f64::from(against) * (loss / SHARE).max(least);
+        // In range: the least is 32.
+        self.stretch(requests.min(SETTLED_MAX) as u32);
     }
 
     fn own_and_other(&self, pair: Pair) -> (f64, f64) {
@@ -394,23 +432,41 @@ impl Rule {
         }
     }
 
-    /// So many requests of a settled class have been measured: are they dearer than the other way was?
-    fn window(&mut self) {
+    /// From now on requests of the leading way are watched.
+    fn begin_to_watch(&mut self) {
+        let (own, other) = self.own_and_other(self.known);
+        self.is_watching = own > 0.0 && other > 0.0;
+        if self.is_watching {
+            // A pair's difference varies as two blocks do. Neighbours vary less than requests far apart: a half more.
+            let pair = self.evidence.deviation().unwrap_or_default();
+            let window = pair * (f64::from(self.goal) / f64::from(2 * WINDOW)).sqrt();
+            self.watch.begin(own / other - 1.0, 1.5 * window);
+        }
+    }
+
+    /// A request of the leading way has been measured: if that makes a window, is it dearer than the other way was?
+    fn window_done(&mut self) {
+        if self.sum.samples < WINDOW.max(self.flying[0] + self.flying[1]) {
+            return;
+        }
         let each = std::mem::take(&mut self.sum).each();
         let (_, other) = self.own_and_other(self.known);
-        let excess = each / other - 1.0;
-        let is = |(part, deviations): (f64, f64)| excess > part.max(deviations * self.window_deviation);
-        self.dearer = match (is(MUCH_DEARER), is(DEARER)) {
-            (true, _) => self.dearer + 2,
-            (false, true) => self.dearer + 1,
-            (false, false) => 0,
-        };
-        if let Step::Stretch(left) = self.step
-            && self.dearer >= WINDOWS
-            && left < self.not_before
-        {
-            self.try_anew();
+        if self.watch.window(each, other, self.known_to) {
+            self.alarm();
         }
+    }
+
+    /// Requests have become dearer than the other way was: is it still?
+    fn alarm(&mut self) {
+        if std::mem::replace(&mut self.is_alarmed, true) {
+            // Before anything came out.
+            self.watch.was_in_vain();
+        }
+        self.settled = false;
+        self.forget();
+        self.first = self.watch.cost();
+        self.against = 0;
+        self.begin(Step::Second, self.leader.other());
     }
 }
 

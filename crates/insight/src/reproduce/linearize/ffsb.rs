@@ -70,14 +70,15 @@ impl Row {
         let wire = |on| Cap { on, unit: CapUnit::Bytes, per_second: WIRE, burst: self.bytes };
         model.caps = vec![wire(CapOn::Reads), wire(CapOn::Writes)];
         let times = self.calls();
-        let half = u64::from(plan.requests) * (times.request.0 + self.copy()) / 2;
+        let linear = u64::from(plan.requests) * (times.request.0 + self.copy() + self.besides());
+        let change = Nanos((linear as f64 * plan.change_at) as u64);
         model.elements = Some(Elements {
             read: times,
             write: times,
             noise: noise(plan.noise),
             copy: COPY,
             cuts: plan.kernel.cuts(),
-            later: plan.kernel.later().map(|cuts| (Nanos(half), cuts)),
+            later: plan.kernel.later().map(|cuts| (change, cuts)),
         });
         model.limits = Limits {
             max_hw_sectors: Sectors(2048),
@@ -95,10 +96,14 @@ impl Row {
         COPY.0 * self.bytes / 1024
     }
 
+    /// With one thread nothing hides the round trip.
+    fn besides(&self) -> u64 {
+        if self.threads == 1 { ROUND_TRIP.0 } else { 0 }
+    }
+
     fn calls(&self) -> CallTimes {
         let each = |rate: f64| self.bytes as f64 / rate * 1e3;
-        // With one thread nothing hides the round trip.
-        let besides = if self.threads == 1 { ROUND_TRIP.0 as f64 } else { 0.0 };
+        let besides = self.besides() as f64;
         let (vectored, linear) = (each(self.unpatched) - besides, each(self.patched) - besides);
         let request = if self.patched > self.unpatched { linear - self.copy() as f64 } else { vectored };
         let elements = (self.bytes / ELEMENT) as f64;

@@ -34,11 +34,13 @@ pub struct LinearizePlan {
     pub kernel: Kernel,
     /// How much the times of calls vary: the deviation of their logarithm.
     pub noise: f64,
+    /// For kernels that change: after what part of the time that the requests take with the patch.
+    pub change_at: f64,
 }
 
 impl Default for LinearizePlan {
     fn default() -> LinearizePlan {
-        LinearizePlan { seed: 1, requests: 40_000, kernel: Kernel::Reported, noise: 0.2 }
+        LinearizePlan { seed: 1, requests: 40_000, kernel: Kernel::Reported, noise: 0.2, change_at: 0.5 }
     }
 }
 
@@ -186,7 +188,8 @@ fn assumptions() -> Vec<String> {
          in elements of 4 KiB, the pages of a guest. File systems in the guest and the work of ffsb itself are in what a request takes.",
         "off, on and auto are the queue's own code. A copy takes no virtual time in it, so the server adds what it takes.",
         "--kernel half: elements that meet between pages are one call, as in Linux 6.1, and half of the requests have memory that does \
-         not; mended: one call always; mended-later and broken-later: the one becomes the other in mid-run.",
+         not; mended: one call always; mended-later and broken-later: the one becomes the other in mid-run, or after another part of \
+         the time (--change-at).",
     ]
     .map(String::from)
     .into()
@@ -196,6 +199,8 @@ fn notes() -> Vec<String> {
     [
         "auto tries both ways in pairs of short blocks, on the job's own requests. What it loses beside the better column is what \
          trying costs; where requests differ (--kernel half) or times change it may be better than both.",
+        "A change is not known at once. That the way in use has become dearer shows in each request, and is known after some windows of \
+         eight; that the other one has become cheaper shows only when it is tried, which is rare where it was much dearer.",
         "`blockwork serve --stats` shows what it has found out about a real file.",
     ]
     .map(String::from)

@@ -1,0 +1,152 @@
+//! Whether times have changed: Page's test, on what requests cost that go the leading way, and on what pairs say.
+//!
+//! Page's test adds up by how many deviations each value lies above a level, less a slack, and starts again at nothing where the sum falls
+//! below. While nothing has changed the sum stays small; a shift of d deviations makes it pass `h` after about h / (d - slack) values,
+//! and no other test that is wrong as rarely is faster against shifts of one size. A value counts for a few deviations at most, so that one
+//! stall changes nothing.
+//!
+//! What requests of the leading way cost is known without trying anything, so a change for the worse costs little: a shift of d deviations
+//! of a window is an alarm after about [`ALARM`] / (d - [`SLACK`]) windows, three at least. What the other way costs is seen in pairs only: that
+//! it became cheaper is noticed after some pairs, however rare these are.
+
+/// The sum.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Page(f64);
+
+impl Page {
+    /// One more value, in deviations above the level; it counts for `most` at most. Returns the sum.
+    pub(super) fn add(&mut self, deviations: f64, most: f64, slack: f64) -> f64 {
+        self.0 = (self.0 + deviations.clamp(-most, most) - slack).max(0.0);
+        self.0
+    }
+}
+
+/// Requests of the leading way that are looked at together, at least; where more are under way, as many as those: a stall holds up
+/// all that are under way, which are then in two windows at most.
+pub(super) const WINDOW: u32 = 8;
+/// The test of windows: what one counts for at most, in deviations, so that a stall's two are no alarm; the slack, the alarm.
+const MOST: f64 = 3.0;
+const SLACK: f64 = 0.5;
+const ALARM: f64 = 8.0;
+/// So many windows in a row that are dearer than the other way by that part are an alarm of their own.
+const MUCH: (u32, f64) = (3, 0.5);
+/// No window is believed to be surer than that.
+const DEVIATION_MIN: f64 = 0.02;
+/// So many windows tell what is usual, and weigh in it later.
+const USUAL: (u32, u32) = (16, 64);
+/// Each alarm in vain doubles what the next one takes, at most so often; so many windows without one halve it.
+const VAIN_MAX: u32 = 5;
+const CALM: u32 = 256;
+
+/// What requests cost that go the leading way, beside what the other way is known to cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Watch {
+    page: Page,
+    /// By how much windows are dearer than the other way, lately, and how much that varies.
+    mean: f64,
+    deviation: f64,
+    /// And usually; by so many windows.
+    usual: f64,
+    windows: u32,
+    much: u32,
+    /// What a byte cost in the newest windows, nanoseconds.
+    cost: f64,
+    vain: u32,
+    calm: u32,
+}
+
+impl Watch {
+    /// Begins anew: windows are dearer than the other way by `excess`, usually, with that deviation.
+    pub(super) fn begin(&mut self, excess: f64, deviation: f64) {
+        *self = Watch { mean: excess, deviation, vain: self.vain, ..Watch::default() };
+    }
+
+    /// What a byte cost in the newest windows.
+    pub(super) fn cost(&self) -> f64 {
+        self.cost
+    }
+
+    /// The last alarm was in vain.
+    pub(super) fn was_in_vain(&mut self) {
+        self.vain = (self.vain + 1).min(VAIN_MAX);
+    }
+
+    /// It was not.
+    pub(super) fn was_right(&mut self) {
+        self.vain = 0;
+    }
+
+    /// What is alarming above it: that which is usual, within what is known of the other way. Who knows that badly tries it again when anything
+    /// has changed for the worse.
+    fn level(&self, known_to: f64) -> f64 {
+        if self.windows < USUAL.0 { known_to } else { self.usual.clamp(-known_to, known_to) }
+    }
+
+    /// A window cost `each` a byte; the other way costs `other`, known to that part of it. Whether it is time to try that again.
+    pub(super) fn window(&mut self, each: f64, other: f64, known_to: f64) -> bool {
+        let excess = each / other - 1.0;
+        let deviation = self.deviation.max(DEVIATION_MIN);
+        let off = excess - self.mean;
+        self.mean += off.clamp(-2.0 * deviation, 2.0 * deviation) / 16.0;
+        // The mean deviation is 0.8 of what is normal.
+        self.deviation += (1.25 * off.abs().min(4.0 * deviation) - self.deviation) / 32.0;
+        self.cost = if self.cost > 0.0 { (self.cost + each) / 2.0 } else { each };
+        let above = excess - self.level(known_to);
+        self.windows += 1;
+        let weight = f64::from(self.windows.min(USUAL.1));
+        self.usual += (excess - self.usual).clamp(-4.0 * deviation, 4.0 * deviation) / weight;
+        self.much = if above > MUCH.1 { self.much + 1 } else { 0 };
+        let sum = self.page.add(above / deviation, MOST, SLACK);
+        let is_alarm = sum > ALARM * f64::from(1u32 << self.vain) || self.much >= MUCH.0 + self.vain;
+        self.calm = if is_alarm { 0 } else { self.calm + 1 };
+        if self.calm == CALM {
+            (self.calm, self.vain) = (0, self.vain.saturating_sub(1));
+        }
+        is_alarm
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Windows until the alarm, at most so many, each of which costs what `each` says of it.
+    fn alarm_after(watch: &mut Watch, most: usize, each: impl Fn(usize) -> f64) -> Option<usize> {
+        (0..most).find(|n| watch.window(each(*n), 1.0, 0.01))
+    }
+
+    fn watch() -> Watch {
+        let mut watch = Watch::default();
+        watch.begin(-0.02, 0.05);
+        watch
+    }
+
+    /// What windows cost while nothing changes: 2 % less than the other way, give or take 5 %.
+    fn usual(n: usize) -> f64 {
+        0.98 + [0.05, -0.05, -0.05, 0.05, 0.0][n % 5]
+    }
+
+    #[test]
+    fn a_stall_is_no_alarm_and_a_shift_is_one() {
+        assert_eq!(alarm_after(&mut watch(), 10_000, usual), None);
+        let stalls = |n: usize| if n % 100 < 2 { 3.0 } else { usual(n) };
+        assert_eq!(alarm_after(&mut watch(), 10_000, stalls), None);
+        assert!(alarm_after(&mut watch(), 100, |n| usual(n) + 0.12).unwrap() < 20);
+        assert_eq!(alarm_after(&mut watch(), 100, |_| 5.0), Some(2));
+    }
+
+    #[test]
+    fn alarms_in_vain_become_rarer_and_are_forgotten() {
+        let mut watch = watch();
+        let shifted = |n: usize| usual(n) + 0.08;
+        let first = alarm_after(&mut watch, 1000, shifted).unwrap();
+        watch.was_in_vain();
+        watch.begin(-0.02, 0.05);
+        let second = alarm_after(&mut watch, 1000, shifted).unwrap();
+        assert!(second > first + 5, "{first} {second}");
+        watch.begin(-0.02, 0.05);
+        assert_eq!(alarm_after(&mut watch, 2 * CALM as usize, usual), None);
+        watch.begin(-0.02, 0.05);
+        assert_eq!(alarm_after(&mut watch, 1000, shifted), Some(first));
+    }
+}
