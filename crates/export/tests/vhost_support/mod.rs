@@ -4,13 +4,14 @@
 use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use blockwork_engine::{
-    Counter, Errno, LeafId, LeafLayer, NodeId, NodeInfo, NodeKind, Stats, Volume, VolumeId, Worker,
-    WorkerConfig, WorkerHandle,
+    Counter, Errno, Layer, LeafId, LeafLayer, LeafSource, NodeId, NodeInfo, NodeKind, Stats, Volume,
+    VolumeId, Worker, WorkerConfig, WorkerHandle,
 };
 use blockwork_export::vhost::{VhostOptions, VhostServer};
-use blockwork_format::virtio::blk::request;
+use blockwork_format::virtio::blk::{request, status};
 use blockwork_uring::{Uring, UringConfig};
 use vhostload::{Disk, Finished, Options, Request};
 
@@ -93,6 +94,82 @@ impl Rig {
             enters += calls;
         }
         enters
+    }
+}
+
+/// A server whose worker takes its turns when it is told to, on the thread of the guest.
+pub struct Single {
+    pub worker: Worker<Uring>,
+    pub disk: Disk,
+    pub stats: Arc<Stats>,
+    server: VhostServer,
+    _folder: tempfile::TempDir,
+}
+
+impl Single {
+    /// Serves what `top` makes of a disk.
+    pub fn new(
+        leaf: Arc<dyn LeafSource>,
+        top: impl FnOnce(Arc<dyn Layer>) -> Arc<dyn Layer>,
+        options: Options,
+    ) -> Single {
+        let node = |name: &str| NodeInfo { name: name.into(), kind: NodeKind::Other("test"), device: (0, 0) };
+        let stats = Arc::new(Stats::new(vec![node("disk"), node("top")]));
+        let layer = LeafLayer::new(LeafId(0), NodeId(0), leaf.sectors(), leaf.limits().clone());
+        let volume = Volume::new("disk/test", top(Arc::new(layer)), false);
+        let leaves: Arc<[_]> = Arc::new([(NodeId(0), leaf)]);
+        let config = WorkerConfig::new(Arc::new([volume.clone()]), leaves, stats.worker());
+        let env = Uring::new(&UringConfig::default()).expect("io_uring works here");
+        let worker = Worker::new(env, config);
+        let folder = tempfile::tempdir().expect("a scratch folder");
+        let socket = folder.path().join("socket");
+        let which = VhostOptions { queues: 1, first_worker: 0 };
+        let server =
+            VhostServer::start(&socket, (VolumeId(0), &volume), which, &[worker.handle()], stats.clone());
+        let disk = Disk::new(&socket, options).expect("the server takes a front end");
+        Single { worker, disk, stats, server: server.expect("the server starts"), _folder: folder }
+    }
+
+    /// Starts so many reads of 4 KiB, and calls the device if it wants that; how often it did.
+    pub fn start(&mut self, reads: usize) -> u64 {
+        let Disk { guest, queues, .. } = &mut self.disk;
+        let before = queues[0].kicks;
+        for n in 0..reads {
+            let read = Request { kind: request::IN, sector: n as u64 * 64, len: 4096 };
+            queues[0].prepare(guest, read).expect("room");
+        }
+        queues[0].publish(guest);
+        queues[0].kicks - before
+    }
+
+    /// How many are answered that were not before. Those that are not shall be told of by a call.
+    pub fn answered(&mut self) -> usize {
+        let mut answered = 0;
+        while let Some(finished) = self.disk.finished(0) {
+            assert_eq!(finished.status, status::OK);
+            answered += 1;
+        }
+        self.disk.queues[0].want_calls(&self.disk.guest, true);
+        answered
+    }
+
+    /// Whether the device has called since this was asked last.
+    pub fn is_called(&self) -> bool {
+        self.disk.queues[0].sleep(Duration::ZERO)
+    }
+
+    /// Ends it.
+    pub fn stop(self) {
+        let Single { mut worker, server, disk, .. } = self;
+        drop(disk);
+        let handle = worker.handle();
+        // It waits for its queues, which the worker ends.
+        let ending = std::thread::spawn(move || {
+            server.stop();
+            handle.stop();
+        });
+        assert_eq!(worker.run(), Ok(()));
+        ending.join().expect("it does not panic");
     }
 }
 
