@@ -9,16 +9,15 @@
 //! ```
 
 mod ahead;
+mod bios;
 mod cure;
 mod fresh;
 mod joint;
 mod pauses;
 
-use std::cell::Cell;
 use std::sync::Arc;
 
-use blockwork_memory::{Pool, Segment, Segments, bytes_in, copy_between, slice_segments};
-use slab::Slab;
+use blockwork_memory::{Pool, Segments, bytes_in};
 
 use crate::bio::{Bio, Done, Errno, Flags, Op};
 use crate::counters::{Counter, CounterTable};
@@ -27,94 +26,23 @@ use crate::event::{Action, Event, Reason, Tracer};
 use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Shape, Span, Target, any_redundant, find};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
-use crate::notes::{Notes, Prepared};
+use crate::notes::Prepared;
 use crate::port::PortId;
-use crate::queue::{LeafQueue, Plugged, QueueContext, Wish, sectors_in_segments};
+use crate::queue::{LeafQueue, Plugged, QueueContext, Wish};
 use crate::quiesce::{Attendance, Quiescence};
 use crate::task::{Command, Executor, Reply};
 use crate::unaligned::Ragged;
 use crate::units::{Nanos, SECTOR, Sector, Sectors};
 use crate::volume::{Volume, VolumeId};
 
+use bios::{BioState, Root};
+pub(crate) use bios::{Bios, Owner};
 pub(crate) use cure::{LeafFailure, Step, Trail};
 use joint::Joint;
 use pauses::{Pause, Pauses};
 
 /// How far one question about allocation looks: 1 GiB.
 const ALLOCATION_STEP: Sectors = Sectors(1 << 21);
-
-/// Who gets a bio back.
-#[derive(Clone)]
-pub(crate) enum Owner {
-    Port { port: PortId, cookie: u64 },
-    Task(Reply),
-}
-
-/// The stack that a bio runs on.
-#[derive(Clone)]
-enum Root {
-    Volume(VolumeId),
-    Layer(Arc<dyn Layer>),
-}
-
-/// A bio that is under way.
-struct BioState {
-    owner: Owner,
-    root: Root,
-    node: NodeId,
-    op: Op,
-    /// What is being resolved and queued now; a flush, in the last stage of a FUA discard.
-    span: Span,
-    data: Segments,
-    /// Parts that have not completed.
-    parts: Cell<u32>,
-    error: Option<Errno>,
-    started: Nanos,
-    /// In which it was resolved; `None` while it waits for a slow path.
-    epoch: Option<u64>,
-    /// How often it was run again.
-    cures: u16,
-    notes: Notes,
-}
-
-/// All bios under way on a worker.
-#[derive(Default)]
-pub(crate) struct Bios {
-    all: Slab<BioState>,
-}
-
-impl Bios {
-    #[inline]
-    fn get(&self, bio: u32) -> &BioState {
-        &self.all[bio as usize]
-    }
-    /// A part of this bio was cut off and will complete by itself.
-    #[inline]
-    pub(crate) fn one_more_part(&self, bio: u32) {
-        let parts = &self.get(bio).parts;
-        parts.set(parts.get() + 1);
-    }
-    /// What the client asked for.
-    pub(crate) fn op(&self, bio: u32) -> Op {
-        self.get(bio).op
-    }
-    /// The memory of the part at `at`.
-    #[inline]
-    pub(crate) fn slice(&self, bio: u32, at: Sectors, nr: Sectors, out: &mut Segments) {
-        slice_segments(&self.get(bio).data, at.byte_len(), nr.byte_len(), out);
-    }
-    /// How much of the part at `at` fits a request's segments.
-    #[inline]
-    pub(crate) fn sectors_in_segments(&self, bio: u32, at: Sectors, nr: Sectors, limits: &Limits) -> Sectors {
-        sectors_in_segments(&self.get(bio).data, at, nr, limits)
-    }
-    /// Copies `from` to the part of a read that begins at `at`.
-    pub(crate) fn fill_from(&self, bio: u32, at: Sectors, from: &Segment) {
-        let mut to = Segments::new();
-        slice_segments(&self.get(bio).data, at.byte_len(), from.len(), &mut to);
-        copy_between(std::slice::from_ref(from), &to);
-    }
-}
 
 /// A client's flags, with what a volume of those limits demands besides.
 #[inline]
@@ -240,12 +168,21 @@ impl Core {
 
     /// Bios and tasks under way.
     pub(crate) fn busy(&self) -> usize {
-        self.bios.all.len() + self.executor.len() + self.finished.len()
+        self.bios.len() + self.executor.len() + self.finished.len()
     }
     /// Requests that devices have, and bios that wait for their time: what comes by itself.
     pub(crate) fn in_flight(&self) -> u32 {
         let paused = u32::try_from(self.pauses.len()).expect("bios in flight are bounded");
         self.queues.iter().map(LeafQueue::in_flight).sum::<u32>() + paused
+    }
+    /// Whether no device has a request.
+    pub(crate) fn devices_are_idle(&self) -> bool {
+        self.queues.iter().all(|queue| queue.in_flight() == 0)
+    }
+    /// Whether bios whose time has come are to go on in this turn.
+    #[inline]
+    pub(crate) fn more_is_due(&self) -> bool {
+        self.pauses.next().is_some_and(|at| at <= self.now)
     }
     /// When there is something to do that only time brings.
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
@@ -265,7 +202,7 @@ impl Core {
             && self.flush_turns.is_empty()
             && self.joint.is_empty()
             && !self.executor.is_ready()
-            && self.pauses.next().is_none_or(|at| at > self.now)
+            && !self.more_is_due()
             && !self.queues.iter().any(LeafQueue::has_plugged)
     }
 
@@ -377,21 +314,7 @@ impl Core {
             self.give_back(owner, op, Ok(()), data);
             return None;
         }
-        let state = BioState {
-            owner,
-            root,
-            node,
-            op,
-            span,
-            data,
-            parts: Cell::new(0),
-            error: None,
-            started: self.now,
-            epoch: None,
-            cures: 0,
-            notes: Notes::default(),
-        };
-        Some(u32::try_from(self.bios.all.insert(state)).expect("bios in flight are bounded"))
+        Some(self.bios.add(owner, root, node, span, data, self.now))
     }
 
     /// Maps a bio to extents, and hands those to the queues.
@@ -437,8 +360,8 @@ impl Core {
         let state = &mut self.bios.all[bio as usize];
         state.epoch = Some(self.attendance.begin());
         let count = u32::try_from(extents.len()).expect("a bio has fewer than 2^32 extents");
-        // One more, so that the bio cannot finish before all of it is queued.
-        state.parts.set(count + 1);
+        // None of them completes in here: what is plugged goes on when all is, and what is completed is booked then.
+        state.parts.set(count.max(1));
         for extent in extents {
             match extent.target {
                 Target::Leaf(leaf) => {
@@ -455,7 +378,9 @@ impl Core {
                 Target::Error(errno) => self.completed.push((bio, Err(errno))),
             }
         }
-        self.completed.push((bio, Ok(())));
+        if count == 0 {
+            self.completed.push((bio, Ok(())));
+        }
     }
 
     /// Runs the slow path that a layer asked for.
@@ -665,29 +590,24 @@ impl Core {
             self.resolve(bio);
             return;
         }
-        let state = self.bios.all.remove(bio as usize);
-        let result = state.error.map_or(Ok(()), Err);
-        let is_leaf = self.is_leaf[state.node.0 as usize];
+        let BioState { node, op, span, started, error, .. } = self.bios.all[bio as usize];
+        let (owner, data) = self.bios.end(bio);
+        let result = error.map_or(Ok(()), Err);
+        let is_leaf = self.is_leaf[node.0 as usize];
         if !is_leaf {
-            self.counters.latency(state.node, state.op, self.now.since(state.started));
+            self.counters.latency(node, op, self.now.since(started));
         }
         if let Err(errno) = result {
             if !is_leaf {
-                self.counters.add(state.node, Counter::Errors, 1);
+                self.counters.add(node, Counter::Errors, 1);
             }
-            log::debug!("{:?} at sector {} failed: {errno}", state.op, state.span.sector);
+            log::debug!("{op:?} at sector {} failed: {errno}", span.sector);
         }
         if self.tracer.on() && !is_leaf {
             let errno = result.err().map_or(0, |errno| errno.0);
-            self.trace(
-                state.node,
-                Action::Complete,
-                Span { op: state.op, ..state.span },
-                Reason::None,
-                errno,
-            );
+            self.trace(node, Action::Complete, Span { op, ..span }, Reason::None, errno);
         }
-        self.give_back(state.owner, state.op, result, state.data);
+        self.give_back(owner, op, result, data);
     }
 
     #[inline]

@@ -286,6 +286,12 @@ impl GuestMemory {
         self.buffer(range).read_16(range.offset as usize + at)
     }
 
+    /// Where a range lies: a buffer that holds it, and its place there.
+    #[inline]
+    pub fn place(&self, range: GuestRange) -> (&Buffer, usize) {
+        (self.buffer(range), range.offset as usize)
+    }
+
     /// Copies `bytes` to the beginning of a range.
     ///
     /// # Panics

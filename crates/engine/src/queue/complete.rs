@@ -116,19 +116,18 @@ impl LeafQueue {
                 tap.altered(self.id, op, durable, sector, nr, &self.requests[id].data);
             }
         }
-        let must_flush = self.requests[id].flush_follows;
-        match self.requests[id].watched_fua.take() {
+        let request = &mut self.requests[id];
+        let must_flush = request.flush_follows;
+        match request.watched_fua.take() {
             Some(watched) if must_flush => self.flushes.watch(watched, nr.bytes()),
             Some(watched) => self.fua_done(cx, watched, true, nr.bytes()),
             None => {}
         }
-        for i in 0..self.requests[id].parts.len() {
-            let part = self.requests[id].parts[i];
-            if must_flush {
-                self.flushes.wait(part.bio);
-            } else {
-                cx.completed.push((part.bio, Ok(())));
-            }
+        let bios = self.requests[id].parts.iter().map(|part| part.bio);
+        if must_flush {
+            bios.for_each(|bio| self.flushes.wait(bio));
+        } else {
+            cx.completed.extend(bios.map(|bio| (bio, Ok(()))));
         }
         self.requests.give_back(id);
         if must_flush {

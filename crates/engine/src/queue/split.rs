@@ -119,6 +119,18 @@ impl LeafQueue {
 
     /// Makes a request of a piece that is within the limits, or adds it to one.
     fn add_piece(&mut self, cx: &mut QueueContext<'_>, bio: u32, piece: Span) {
+        let part = Part { bio, at: piece.at, nr: piece.nr };
+        if piece.op.has_data()
+            && !self.may_merge
+            && let Some(only) = cx.bios.whole(bio, piece.nr)
+        {
+            // The usual case of random I/O: one buffer a bio, and nothing that it could be merged with.
+            let flags = request_flags(piece.op, piece.flags, &self.limits);
+            let only = only.clone();
+            let id = self.insert(cx, Span { flags, ..piece }, part);
+            self.requests[id].data.push(only);
+            return;
+        }
         let mut data = Segments::new();
         let mut op = piece.op;
         if op.has_data() {
@@ -127,22 +139,27 @@ impl LeafQueue {
             op = Op::Write;
             self.zero_data(piece.nr, &mut data);
         }
-        let part = Part { bio, at: piece.at, nr: piece.nr };
         let piece = Span { op, flags: request_flags(op, piece.flags, &self.limits), ..piece };
         if self.merge(cx, piece, part, &data) {
             return;
         }
-        let id = self.requests.take(Stage::Client, op, piece.flags, piece.sector, piece.nr);
-        let request = &mut self.requests[id];
-        request.parts.push(part);
-        request.take_data(data);
+        let id = self.insert(cx, piece, part);
+        self.requests[id].take_data(data);
+    }
+
+    /// A request of its own for a piece; it has no memory yet.
+    #[inline]
+    fn insert(&mut self, cx: &mut QueueContext<'_>, piece: Span, part: Part) -> u32 {
+        let id = self.requests.take(Stage::Client, piece.op, piece.flags, piece.sector, piece.nr);
+        self.requests[id].parts.push(part);
         self.requests.newest = Some(id);
         self.pending.push_back(id);
         if cx.tracer.on() {
-            let what = (op, piece.flags, piece.sector, piece.nr);
+            let what = (piece.op, piece.flags, piece.sector, piece.nr);
             trace(cx, self.node, Action::GetRequest, what, Payload::None, Reason::None);
             trace(cx, self.node, Action::Insert, what, Payload::None, Reason::None);
         }
+        id
     }
 
     fn zero_data(&mut self, nr: Sectors, data: &mut Segments) {

@@ -18,8 +18,7 @@ use std::sync::atomic::Ordering;
 use blockwork_format::vhost_user::VringAddr;
 use blockwork_format::virtio::{DESCRIPTOR_BYTES, descriptor_flag};
 use blockwork_memory::{
-    Buffer, GuestLayout, GuestMemory, GuestRange, GuestRanges, NotGuestMemory, Segment, Segments,
-    copy_between,
+    Buffer, GuestLayout, GuestMemory, GuestRanges, NotGuestMemory, Segment, Segments, copy_between,
 };
 
 use super::marks::Marks;
@@ -306,30 +305,34 @@ fn area(
 }
 
 /// An indirect table.
-enum Table {
-    Whole(GuestRange),
+enum Table<'a> {
+    /// It is in one piece, which begins at that place.
+    Whole(&'a Buffer, usize),
     /// It reaches over the edge of two regions of memory.
     Copied(Buffer),
 }
 
-impl Table {
+impl<'a> Table<'a> {
     /// The table at that address, and how many descriptors it has.
     #[inline]
-    fn new(memory: &GuestMemory, address: u64, len: u32) -> Result<(Table, usize), RingError> {
+    fn new(memory: &'a GuestMemory, address: u64, len: u32) -> Result<(Table<'a>, usize), RingError> {
         let bytes = len as usize;
         let count = bytes / DESCRIPTOR_BYTES;
         if !bytes.is_multiple_of(DESCRIPTOR_BYTES) || count == 0 || count > INDIRECT_MAX {
             return Err(RingError::TableLength(len));
         }
         let table = match memory.range(address, len) {
-            Some(whole) => Table::Whole(whole),
+            Some(whole) => {
+                let (buffer, at) = memory.place(whole);
+                Table::Whole(buffer, at)
+            }
             None => Table::copied(memory, address, len)?,
         };
         Ok((table, count))
     }
 
     #[cold]
-    fn copied(memory: &GuestMemory, address: u64, len: u32) -> Result<Table, RingError> {
+    fn copied(memory: &GuestMemory, address: u64, len: u32) -> Result<Table<'static>, RingError> {
         let mut ranges = GuestRanges::new();
         memory.ranges(address, len, &mut ranges)?;
         let pieces: Segments = ranges.into_iter().map(|range| memory.segment(range)).collect();
@@ -338,11 +341,11 @@ impl Table {
         Ok(Table::Copied(copy))
     }
 
-    /// Its descriptor number `i`.
+    /// Its descriptor number `i`, of which there must be so many.
     #[inline]
-    fn descriptor(&self, memory: &GuestMemory, i: usize) -> [u8; DESCRIPTOR_BYTES] {
+    fn descriptor(&self, i: usize) -> [u8; DESCRIPTOR_BYTES] {
         match self {
-            Table::Whole(range) => memory.read_16(*range, i * DESCRIPTOR_BYTES),
+            Table::Whole(buffer, at) => buffer.read_16(at + i * DESCRIPTOR_BYTES),
             Table::Copied(copy) => copy.read_16(i * DESCRIPTOR_BYTES),
         }
     }

@@ -199,7 +199,7 @@ impl PackedRing {
             // All of a table is one chain, in its order; of the flags only that it is written counts.
             let (table, count) = Table::new(memory, at.address, at.len)?;
             for i in 0..count {
-                let at = PackedDescriptor::decode(&table.descriptor(memory, i));
+                let at = PackedDescriptor::decode(&table.descriptor(i));
                 if is(at.flags, descriptor_flag::INDIRECT) {
                     return Err(RingError::Indirect("in an indirect table"));
                 }
