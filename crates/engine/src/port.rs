@@ -119,6 +119,18 @@ impl<E: Env> Context<'_, E> {
         self.core.mark_dirty(self.port);
     }
 
+    /// Whether this worker lets more bios go on before it waits, for which their time has come: what is told a client now reaches it
+    /// while the worker works on those.
+    #[inline]
+    pub fn more_is_due(&self) -> bool {
+        self.core.more_is_due()
+    }
+
+    /// Whether no device has a request of this worker's.
+    pub fn devices_are_idle(&self) -> bool {
+        self.core.devices_are_idle()
+    }
+
     /// Tells whoever traces that a client's ring on that volume has become full.
     pub fn ring_is_full(&mut self, volume: VolumeId, ring: &RingStats) {
         if self.core.tracer.on() {

@@ -10,6 +10,9 @@ use blockwork_engine::{Awaited, Nanos};
 /// Waits between looks, at most, where looking has been in vain.
 const BACK_OFF_MAX: u32 = 1024;
 
+/// Looks for the drivers of full rings take an eighth of the time, at most.
+const REFILL_SHARE: u64 = 8;
+
 /// Workers of this process that are looking just now.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 
@@ -41,6 +44,8 @@ pub(crate) enum LookedFor {
     Awaited(Awaited),
     /// Clients with much under way, for a short time.
     Busy,
+    /// The driver of a ring that was full, which has been told that there is room.
+    Refill,
 }
 
 impl From<Awaited> for LookedFor {
@@ -58,13 +63,15 @@ pub(crate) struct Looks {
     clients: Look,
     device: Look,
     busy: Look,
+    refill: Look,
+    budget: Budget,
 }
 
 impl Looks {
     pub(crate) fn new(time: Nanos) -> Looks {
         let always = Look { always: true, ..Look::default() };
-        let [client, device, busy] = Default::default();
-        Looks { time, client, clients: always, device, busy }
+        let [client, device, busy, refill] = Default::default();
+        Looks { time, client, clients: always, device, busy, refill, budget: Budget::default() }
     }
 
     pub(crate) fn of(&mut self, of: LookedFor) -> &mut Look {
@@ -73,7 +80,34 @@ impl Looks {
             LookedFor::Awaited(Awaited::Clients) => &mut self.clients,
             LookedFor::Awaited(Awaited::Device) => &mut self.device,
             LookedFor::Busy => &mut self.busy,
+            LookedFor::Refill => &mut self.refill,
         }
+    }
+
+    /// How long to look for a refill, if it is looked for at `now`.
+    pub(crate) fn refill_time(&mut self, now: Nanos) -> Nanos {
+        if self.budget.allows(now, self.time) { self.time } else { Nanos(0) }
+    }
+
+    /// A refill was looked for, for so long.
+    pub(crate) fn looked_for_refill(&mut self, time: Nanos) {
+        self.budget.left = Nanos(self.budget.left.0.saturating_sub(time.0));
+    }
+}
+
+/// Time that may be looked away: a share of what goes by, and not much more at once than one look takes.
+#[derive(Debug, Default)]
+struct Budget {
+    left: Nanos,
+    at: Nanos,
+}
+
+impl Budget {
+    fn allows(&mut self, now: Nanos, time: Nanos) -> bool {
+        let earned = now.since(self.at).0 / REFILL_SHARE;
+        self.left = Nanos(self.left.0.saturating_add(earned).min(2 * time.0));
+        self.at = now;
+        self.left >= time
     }
 }
 
@@ -137,5 +171,25 @@ mod tests {
         assert!(look.begin().is_none(), "{} look already", all.len());
         drop(all);
         assert!(look.begin().is_some());
+    }
+
+    #[test]
+    fn refills_are_looked_for_an_eighth_of_the_time_at_most() {
+        // A ring that is full each time, and refilled after 40 us: how long it is looked for in one second of such rounds.
+        let looked = |round: u64| {
+            let mut looks = Looks::new(Nanos::micros(60));
+            let (mut now, mut looked) = (Nanos::secs(7), 0);
+            while now < Nanos::secs(8) {
+                now = now + Nanos::micros(round);
+                if looks.refill_time(now) > Nanos(0) {
+                    looks.looked_for_refill(Nanos::micros(40));
+                    looked += 40;
+                }
+            }
+            looked
+        };
+        assert_eq!(looked(1000), 40 * 1000, "each time: it costs less than that");
+        let often = looked(50);
+        assert!((120_000..=125_100).contains(&often), "{often} us of a second");
     }
 }

@@ -457,11 +457,16 @@ impl Uring {
         match wait {
             Wait::Poll => false,
             _ if !self.words.is_empty() => {
+                let until = match wait {
+                    Wait::Soon { until, .. } | Wait::Until(until) => until,
+                    Wait::Poll | Wait::Gather { .. } => None,
+                };
                 let (of, time) = match wait {
-                    Wait::Soon { of, until } => (of.into(), within(self.looks.time, until)),
-                    Wait::Until(until) => (LookedFor::Busy, within(self.short_look(), until)),
+                    Wait::Soon { of, .. } => (of.into(), self.looks.time),
+                    _ if self.words.await_refill() => (LookedFor::Refill, self.looks.refill_time(clock())),
                     _ => (LookedFor::Busy, self.short_look()),
                 };
+                let time = within(time, until);
                 let found = time > Nanos(0) && self.look(of, time, before, out);
                 self.words.looked(found);
                 self.words.resolve(out);
@@ -518,7 +523,8 @@ impl Uring {
     fn look(&mut self, of: LookedFor, time: Nanos, before: usize, out: &mut Vec<Completion>) -> bool {
         let Some(_looking) = self.looks.of(of).begin() else { return false };
         let mut start = None;
-        loop {
+        let mut looked = Nanos(0);
+        let found = loop {
             if self.queues.have_something() {
                 self.enter(0, true, None);
             }
@@ -527,15 +533,20 @@ impl Uring {
                 if start.is_some() {
                     self.looks.of(of).found();
                 }
-                return true;
+                break true;
             }
             let now = clock();
-            if now.since(*start.get_or_insert(now)) >= time {
+            looked = now.since(*start.get_or_insert(now));
+            if looked >= time {
                 self.looks.of(of).in_vain();
-                return false;
+                break false;
             }
             std::hint::spin_loop();
+        };
+        if of == LookedFor::Refill {
+            self.looks.looked_for_refill(looked);
         }
+        found
     }
 
     /// Ends all operations; false if some did not end in time.

@@ -35,6 +35,8 @@ impl Word {
 #[derive(Debug, Default)]
 pub(crate) struct Words {
     all: Vec<Word>,
+    /// One of them is that of a ring that was full.
+    refill: bool,
     /// A look was in vain, and nothing has come since: no use to look again.
     in_vain: bool,
 }
@@ -42,6 +44,11 @@ pub(crate) struct Words {
 impl Words {
     pub(crate) fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+
+    /// Whether a ring that was full is to be filled again.
+    pub(crate) fn await_refill(&self) -> bool {
+        self.refill
     }
 
     /// Whether any has changed.
@@ -52,6 +59,7 @@ impl Words {
 
     /// Ends the looking: tells of each word whether it has changed.
     pub(crate) fn resolve(&mut self, out: &mut Vec<Completion>) {
+        self.refill = false;
         for word in self.all.drain(..) {
             out.push(Completion { token: word.token, result: word.has_changed().into(), flags: 0 });
         }
@@ -73,6 +81,14 @@ impl Uring {
     /// under `token`: by 1 if the word is other than `seen`; by 0 if not, and from then on nobody looks.
     pub fn look_at(&mut self, token: Token, buffer: &Buffer, offset: usize, seen: u16) {
         self.words.all.push(Word { token, buffer: buffer.clone(), offset, seen });
+    }
+
+    /// As [`Uring::look_at`], of a ring that was full, whose driver has just been told that there is room: what it has to ask for waits
+    /// for that, and is asked for as soon as the driver is awake. It is looked for longer, also where several requests are under way, but
+    /// not for more than a share of the time.
+    pub fn look_at_refill(&mut self, token: Token, buffer: &Buffer, offset: usize, seen: u16) {
+        self.look_at(token, buffer, offset, seen);
+        self.words.refill = true;
     }
 
     /// How long to look at words where no lone client is expected.

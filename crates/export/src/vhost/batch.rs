@@ -14,8 +14,9 @@ pub(super) const LARGE: usize = 16;
 const FIRST: usize = 8;
 /// For a driver that looks by itself.
 const SMALL: usize = 4;
-/// What is taken of these is given to the kernel together: to take one takes us about a hundredth of what it takes a disk.
-pub(super) const TOGETHER: usize = 32;
+/// What is taken of these is given to the kernel together: to take one takes us about a hundredth of what it takes a disk. One more
+/// than what drivers often have under way: that goes with the call that sleeps, and not by one just before.
+pub(super) const TOGETHER: usize = 33;
 /// After so many batches in a row for which the driver wanted no call it is taken for one that looks. One that sleeps has long
 /// been asleep by then, however deep its ring is.
 const UNCALLED: u32 = 256;

@@ -3,7 +3,8 @@
 //! A turn answers what has finished, all of it with one call of the driver's (none, if that has said that it will look by
 //! itself), then takes what is new. The data of a request is the guest's memory itself, all the way to the kernel. While
 //! there is more to take, the driver is not asked to call. When there is nothing, and one request under way at most, the worker
-//! looks at the ring for a moment, if that pays (`Uring::look_at`); then the driver is asked, and the ring looked at once more.
+//! looks at the ring for a moment, if that pays (`Uring::look_at`); likewise when the ring was full, no device has anything to do, and the
+//! driver has been called. Then the driver is asked, and the ring looked at once more.
 //!
 //! Invariants:
 //! 1. A request that was taken is answered once, also when it is malformed; it is marked as in flight until then.
@@ -115,6 +116,10 @@ pub(super) struct QueuePort {
     stats: Arc<RingStats>,
     presence: Presence,
     batches: Batches,
+    /// The ring was full by what was taken last.
+    filled: bool,
+    /// The driver was called, and nothing was taken since.
+    called: bool,
     /// Answers since the driver could last see them.
     answers: u32,
     /// The driver has been asked to call.
@@ -158,6 +163,8 @@ impl QueuePort {
             stats: parts.stats,
             presence: parts.presence,
             batches: Batches::default(),
+            filled: false,
+            called: false,
             answers: 0,
             // A server of before may have left word that no call is wanted.
             calls_wanted: false,
@@ -239,8 +246,9 @@ impl QueuePort {
         self.answers = 0;
         let more = ring.has_more();
         if wanted {
+            self.called = true;
             self.call_driver(cx);
-            if more {
+            if more || cx.more_is_due() {
                 // Not when there is nothing else to do, but while we work on what is there.
                 cx.env.submit_now();
             }
@@ -280,6 +288,7 @@ impl QueuePort {
             cx.env.keep_together(batch::TOGETHER);
             let count = u32::try_from(taken).expect("at most a batch");
             let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
+            (self.filled, self.called) = (is_full, false);
             if self.stats.taken(count, is_full, cx.now()) {
                 cx.ring_is_full(self.volume, &self.stats);
             }
@@ -312,14 +321,24 @@ impl QueuePort {
     fn rest(&mut self, cx: &mut Context<'_, Uring>) -> bool {
         let Some(ring) = &mut self.ring else { return true };
         self.batches.rested();
-        if self.calls_wanted || self.looking {
+        // Where a device still has something to do, that comes first, and the refill may wait.
+        let refill = self.filled && self.called && !self.looked && cx.devices_are_idle();
+        if self.looking || self.calls_wanted && !refill {
             return true;
         }
-        if !self.looked && self.in_flight.len() <= 1 {
-            (self.looked, self.looking) = (true, true);
+        if refill || !self.looked && self.in_flight.len() <= 1 {
+            if std::mem::take(&mut self.calls_wanted) {
+                ring.disable_calls();
+                self.log.iter().for_each(DirtyLog::ring);
+            }
+            (self.looked, self.looking, self.called) = (true, true, false);
             let token = cx.token(LOOK);
             let (buffer, offset, seen) = ring.tell_tale();
-            cx.env.look_at(token, buffer, offset, seen);
+            if refill {
+                cx.env.look_at_refill(token, buffer, offset, seen);
+            } else {
+                cx.env.look_at(token, buffer, offset, seen);
+            }
             return !ring.has_more();
         }
         self.calls_wanted = true;

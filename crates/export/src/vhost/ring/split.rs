@@ -147,11 +147,11 @@ impl SplitRing {
             return Err(RingError::Indirect("that goes on"));
         }
         let (table, count) = Table::new(memory, at.address, at.len)?;
-        let first = Descriptor::decode(&table.descriptor(memory, 0));
+        let first = Descriptor::decode(&table.descriptor(0));
         if first.has(descriptor_flag::INDIRECT) {
             return Err(RingError::Indirect("in an indirect table"));
         }
-        walk_list(memory, |i| table.descriptor(memory, i), count, first, chain).map(drop)
+        walk_list(memory, |i| table.descriptor(i), count, first, chain).map(drop)
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -203,8 +203,11 @@ impl SplitRing {
     }
 
     pub(super) fn disable_calls(&mut self) {
-        // By event index there is nothing to do: the driver calls once, when it passes the index that was set last.
-        if !self.event_idx {
+        if self.event_idx {
+            // One that it has passed already.
+            let passed = self.next.wrapping_sub(1);
+            self.used.store_u16(split::avail_event(self.size), passed, Ordering::Relaxed);
+        } else {
             self.used.store_u16(0, split::USED_NO_NOTIFY, Ordering::Relaxed);
         }
     }
