@@ -49,6 +49,8 @@ fn snapshots_of_snapshots_stay_what_they_were_whatever_becomes_of_those_between(
             let mut own = known[&(id - 1)];
             let (written, dropped) = (1 + id % 11, 1 + id * 5 % 11);
             stand.write(&device, written * BLOCK + 8, BLOCK - 8, id as u8).await.unwrap();
+            // The rest of it was copied.
+            assert_eq!(stand.read(&device, written * BLOCK, 8).await, [own[written as usize]; 8], "{id}");
             stand.write(&device, written * BLOCK, 8, id as u8).await.unwrap();
             own[written as usize] = id as u8;
             stand.range(&device, Op::Discard, dropped * BLOCK, BLOCK).await.unwrap();
