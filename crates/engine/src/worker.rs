@@ -288,6 +288,7 @@ impl<E: Env> Worker<E> {
             for &port in &touched {
                 self.port_turn(port);
             }
+            self.core.resolve_fresh();
             touched.clear();
             touched.append(&mut self.touched);
             self.touched = touched;
