@@ -152,35 +152,3 @@ fn what_is_due_at_once_is_told_of_while_the_rest_is_worked_on() {
     }
     panic!("never were all of them due at one moment");
 }
-
-#[test]
-fn a_batch_for_a_disk_goes_there_by_the_call_that_sleeps() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("disk.img");
-    std::fs::File::create(&path).unwrap().set_len(16 << 20).unwrap();
-    let leaf = blockwork_leaf::open(path.to_str().unwrap(), &Default::default()).unwrap().source;
-    let mut single = Single::new(leaf, |disk| disk, Options::default());
-    warm_up(&mut single, 32);
-    let taken = |single: &Single| single.stats.rings(clock())[0].requests;
-    for _ in 0..10 {
-        let kicks = single.start(32);
-        let (requests, mut enters) = (taken(&single), 0);
-        while taken(&single) == requests {
-            enters = single.worker.env.enters();
-            turn(&mut single);
-        }
-        assert_eq!(taken(&single), requests + 32, "one batch");
-        // One to hear of the kick, if there was one.
-        assert!(
-            single.worker.env.enters() - enters <= kicks,
-            "nothing is handed over while the worker does not sleep"
-        );
-        let mut answered = 0;
-        while answered < 32 {
-            turn(&mut single);
-            answered += single.answered();
-        }
-        settle_calls(&mut single);
-    }
-    single.stop();
-}
