@@ -58,6 +58,14 @@ impl Layer for Origin {
         }
         cx.pass(self.shape.node, span.sector, &*self.family.origin, span)
     }
+    #[inline]
+    fn approach(&self, span: &Span) {
+        if matches!(span.op, Op::Write | Op::WriteZeroes) {
+            for store in &self.family.stores {
+                store.exceptions.approach(store.chunk_of(span.sector));
+            }
+        }
+    }
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let want = Want { start: defer.span.sector, end: defer.span.end(), by: Writer::Origin };
         preparation(self.family.clone(), want, cx)

@@ -127,11 +127,12 @@ impl Store {
             None => (List::new(layout, block), layout.data_chunk(0)),
         };
         let store_chunks = store.sectors().0 / layout.chunk_sectors();
-        let capacity = store_chunks.min(sectors.0.div_ceil(layout.chunk_sectors()));
+        let origin_chunks = sectors.0.div_ceil(layout.chunk_sectors());
+        let capacity = store_chunks.min(origin_chunks);
         // No more than a chunk for each of the snapshot is given out, and some are skipped for the areas.
         let areas = capacity / layout.exceptions_per_area() + 2;
         let used_chunks = store_chunks.min(next + capacity + areas);
-        let exceptions = Exceptions::new(capacity, used_chunks);
+        let exceptions = Exceptions::new(capacity, used_chunks, origin_chunks);
         for exception in contents.iter().flat_map(|contents| &contents.exceptions) {
             exceptions.insert(*exception).ok()?;
         }

@@ -116,6 +116,11 @@ impl Layer for Snapshot {
         }
         if span.op == Op::Discard { self.discard(span, cx) } else { self.map(span, cx) }
     }
+    #[inline]
+    fn approach(&self, span: &Span) {
+        let store = self.store();
+        store.exceptions.approach(store.chunk_of(span.sector));
+    }
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let want = Want { start: defer.span.sector, end: defer.span.end(), by: Writer::Snapshot(self.nth) };
         preparation(self.family.clone(), want, cx)
