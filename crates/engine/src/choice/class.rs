@@ -136,7 +136,7 @@ impl Subject {
         match self {
             Subject::Linearize(_) => ["vectored", "linear"],
             Subject::Fua { .. } => ["dsync", "flush"],
-            Subject::Fixed { .. } => ["plain", "fixed"],
+            Subject::Fixed { .. } => ["fixed", "plain"],
         }
     }
 }

@@ -4,7 +4,7 @@
 //! | --- | --- | --- | --- |
 //! | [`linearize`](Linearize) | elements go as they are | copied to one piece of memory first | some drivers make a request of each element, others had that mended |
 //! | [`fua`](Fua) | RWF_DSYNC | a flush behind the write, which others share | devices with and without FUA; how much else a flush has to write |
-//! | [`fixed`](Fixed) | the kernel finds a request's pages | it was told of them before (registered buffers) | drivers and kernels: how dear pages are to find, how registered ones are cut |
+//! | [`fixed`](Fixed) | the kernel was told of a request's pages before (registered buffers) | it finds them | drivers and kernels: how dear pages are to find, how registered ones are cut |
 //!
 //! | file | what |
 //! | --- | --- |

@@ -2,7 +2,9 @@
 //!
 //! Else the kernel finds the pages of each request, holds them, and lets go of them at its end. What that costs, beside what such
 //! buffers cost in the kernel, depends on the driver, the direction, the length and on how large the pages are, so `fixed=auto`
-//! finds out (see `crate::choice`). Only requests whose whole memory is one piece of a slab may go so; what the kernel cannot be
+//! finds out (see `crate::choice`). There they are the usual way: what they save is the processor's time, of which the device's tells
+//! nothing (a read of 512 KiB: 2 us of the 60 that it takes here), so that pages are found each time only where that has proved
+//! faster. Only requests whose whole memory is one piece of a slab may go so; what the kernel cannot be
 //! told of (too little may be locked, no ring) goes as usual and is not compared.
 //!
 //! A request that `linearize` watches is not watched here as well: what is compared there must not change for another reason. It goes as its
@@ -28,9 +30,9 @@ impl LeafQueue {
         }
         let (way, is_trial) = match self.limits.fixed {
             Fixed::Auto => self.choose_fixed(cx, id),
-            Fixed::On | Fixed::Off => (Way::Instead, false),
+            Fixed::On | Fixed::Off => (Way::Usual, false),
         };
-        let fixed = way == Way::Instead;
+        let fixed = way == Way::Usual;
         if fixed {
             cx.counters.add(self.node, Counter::Fixed, 1);
         }
