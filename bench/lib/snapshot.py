@@ -27,6 +27,9 @@ PLAIN, SNAPSHOT, QSD, NBDKIT = "plain volume", "snapshot", "qsd, qcow2 overlay",
 PEERS = [PLAIN, SNAPSHOT, QSD, NBDKIT]
 BARE_READER = "bare reader"
 
+# Pairs of turns for each repetition.
+TURNS = 4
+
 ORIGIN_BYTES = 64 * MIB
 # chunk in KiB, rw, depth, bytes: one by one, a quarter of it does, since each first write then waits for two flushes.
 CELLS = [(chunk, rw, depth, size * MIB // (1 if depth > 1 else 4)) for chunk, size in ((4, 8), (32, 32)) for depth in (1, 32)
@@ -131,28 +134,28 @@ h.flush()
 
 
 def start_reader(bench, starter, peer, disk, pattern):
-    """(server, export) that is ready to be read; what is in memory only is written first."""
+    """(server, export) that is ready to be read; what is in memory only is written first. The plain volume and the snapshot are of one server."""
     folder = bench.data
     if peer in (PLAIN, SNAPSHOT):
+        # Reads of an origin go straight to the volume.
+        exports = {PLAIN: "dm/plain" if disk == "file" else "dm/origin", SNAPSHOT: "dm/snap"}
         files = (f"{folder}/snap-origin.img", f"{folder}/snap-store.img") if disk == "file" else ("null:512M", "null:600M")
-        names = ["dm/origin", "dm/snap"] if disk == "null" else ["dm/plain" if peer == PLAIN else "dm/snap"]
-        server = serve_table(starter, bench, read_table(*files), *names)
+        server = serve_table(starter, bench, read_table(*files), *exports.values(), *(["--read-only"] if disk == "file" else []))
         if server and disk == "null":
             overwrite(server.sock, "dm/origin", pattern)
-        # Reads of an origin go straight to the volume.
-        return server, names[0] if peer == PLAIN else names[-1]
+        return server, exports
     if disk == "null":
-        return None, ""
+        return None, {}
     path = f"{folder}/snap-origin.img"
     if peer == QSD:
         file = f"driver=qcow2,node-name=n0,file.driver=file,file.filename={folder}/snap-overlay.qcow2,"
         file += "file.aio=io_uring,file.cache.direct=on,backing.driver=raw,backing.file.driver=file,"
         file += f"backing.file.filename={path},backing.file.aio=io_uring,backing.file.cache.direct=on,backing.file.locking=off"
-        return starter.qsd_nbd("qsd", file), ""
+        return starter.qsd_nbd("qsd", file), {QSD: ""}
     server = starter.nbdkit("nbdkit", "--filter=cow", "file", path)
     if server:
         overwrite(server.sock, "", pattern)
-    return server, ""
+    return server, {NBDKIT: ""}
 
 
 def copy_out_half(bench, pattern):
@@ -173,19 +176,39 @@ def copy_out_half(bench, pattern):
             overwrite(server.sock, "", pattern)
 
 
-def read_once(bench, disk, pattern, peer, depth):
-    """A server from start to end. It gets its requests `depth` at a time, so that what can be merged does not vary."""
+def read_once(bench, server, export, depth, is_counted):
+    """All of it, `depth` requests at a time, so that what can be merged does not vary."""
+    before = counted(server) if is_counted else None
+    extra = ["--bytes", str(READ_BYTES), "--refill", str(depth), "--export", export]
+    row = bench.nbdload(server, "read", "4k", depth, 1, extra=extra)
+    if before and not row.get("error"):
+        row["requests"] = since(server, before, "reads")
+        row["mib"] = since(server, before, "read_bytes") / MIB
+    return row
+
+
+def read_in_turns(bench, disk, pattern, depth):
+    """The plain volume and the snapshot by turns, which one first by turns too: half a second each, since what a machine gives changes by more
+    from one to the next than the two differ. The peers once a round."""
+    rows = []
+    cell = {"disk": disk, "copied out": pattern, "depth": depth}
+    # One by one takes seconds.
+    turns = bench.reps * (TURNS if depth > 1 else 1)
     with bench.starter() as starter:
-        server, export = start_reader(bench, starter, peer, disk, pattern)
-        if not server:
-            return {}
-        before = counted(server) if peer in (PLAIN, SNAPSHOT) else None
-        extra = ["--bytes", str(READ_BYTES), "--refill", str(depth), "--export", export]
-        row = bench.nbdload(server, "read", "4k", depth, 1, extra=extra)
-        if before and not row.get("error"):
-            row["requests"] = since(server, before, "reads")
-            row["mib"] = since(server, before, "read_bytes") / MIB
-        return row
+        server, exports = start_reader(bench, starter, PLAIN, disk, pattern)
+        for turn in range(turns if server else 0):
+            for peer in [PLAIN, SNAPSHOT][:: 1 if turn % 2 else -1]:
+                measure = lambda: read_once(bench, server, exports[peer], depth, turn < bench.reps)  # noqa: E731
+                rows.append(bench.row(cell, peer, "nbdload", turn, measure))
+    # One by one, the peers would take minutes.
+    for peer in (QSD, NBDKIT) if disk == "file" and depth > 1 else ():
+        for rep in range(bench.reps):
+            with bench.starter() as starter:
+                server, exports = start_reader(bench, starter, peer, disk, pattern)
+                if server:
+                    measure = lambda: read_once(bench, server, exports[peer], depth, False)  # noqa: E731
+                    rows.append(bench.row(cell, peer, "nbdload", rep, measure))
+    return rows
 
 
 def fio_reads(jobs):
@@ -223,17 +246,12 @@ def reads(bench):
         for rep in range(bench.reps):
             for way, share in bound_of(bench, pattern).items():
                 bounds.setdefault(pattern, {}).setdefault(way, []).append(share)
-            for disk in ("file", "null"):
-                for depth in (32, 1):
-                    # One by one, the peers would take minutes.
-                    for peer in PEERS if disk == "file" and depth > 1 else (PLAIN, SNAPSHOT):
-                        cell = {"disk": disk, "copied out": pattern, "depth": depth}
-                        row = bench.row(cell, peer, "nbdload", rep,
-                                        lambda: read_once(bench, disk, pattern, peer, depth))
-                        rows.append(row)
+        for disk in ("file", "null"):
+            for depth in (32, 1):
+                rows += read_in_turns(bench, disk, pattern, depth)
     keys = ["disk", "copied out", "depth"]
     title = (f"{READ_BYTES // MIB} MiB read in pieces of 4 KiB, MiB/s, and in brackets the share of the plain volume's in the same round "
-             f"(medians); goal for the snapshot: {READS_GOAL}")
+             f"(medians, with the standard error where there are enough); goal for the snapshot: {READS_GOAL}")
     bounds = {pattern: {way: statistics.median(shares) for way, shares in ways.items()} for pattern, ways in bounds.items()}
     heads = [*keys, *PEERS, BARE_READER]
     lines = [f"**{title}**", "", "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
@@ -242,7 +260,8 @@ def reads(bench):
         match = dict(zip(keys, cell))
         rates = [show(median(rows, "mibps", peer=peer, **match)) for peer in PEERS]
         shares = [ratio(rows, peer, PLAIN, "mibps", match) for peer in PEERS]
-        values = [f"{rate} ({share:.2f})" if share else "" for rate, share in zip(rates, shares)]
+        errors = [error_of(ratios(rows, peer, PLAIN, "mibps", match)) if peer == SNAPSHOT else "" for peer in PEERS]
+        values = [f"{rate} ({share:.2f}{error})" if share else "" for rate, share, error in zip(rates, shares, errors)]
         best = max(bounds.get(match["copied out"], {}).values(), default=None)
         values.append(f"({best:.2f})" if best and match["disk"] == "file" and match["depth"] > 1 else "")
         lines.append("| " + " | ".join([*map(str, cell), *values]) + " |")
@@ -260,14 +279,26 @@ def reads(bench):
     return lines + [""]
 
 
+def error_of(shares):
+    """The standard error of their median, by the quartiles."""
+    if len(shares) < 8:
+        return ""
+    low, _, high = statistics.quantiles(shares, n=4)
+    return f" ± {1.2533 * (high - low) / 1.349 / len(shares) ** 0.5:.2f}"
+
+
 def ratio(rows, peer, other, value, match):
     """The median over the rounds of the ratio within a round."""
+    shares = ratios(rows, peer, other, value, match)
+    return statistics.median(shares) if shares else None
+
+
+def ratios(rows, peer, other, value, match):
     def values(which):
         return {row["rep"]: row[value] for row in rows
                 if row["peer"] == which and row.get(value) and all(row[key] == match[key] for key in match)}
     ours, theirs = values(peer), values(other)
-    both = [ours[rep] / theirs[rep] for rep in ours if rep in theirs]
-    return statistics.median(both) if both else None
+    return [ours[rep] / theirs[rep] for rep in ours if rep in theirs]
 
 
 # First writes.
