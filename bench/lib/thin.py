@@ -24,7 +24,7 @@ FIRST_SEQUENTIAL = 512 * MIB
 THICK, THIN, HOLE = "thick", "thin", "thin, hole"
 RAW, QCOW2 = "sparse raw file", "qsd, qcow2"
 # rw, bs, depth, flush after, I/Os
-FIRST = [("write", "1m", 4, None, FIRST_SEQUENTIAL // MIB), ("randwrite", "4k", 32, None, 8000), ("randwrite", "4k", 32, 32, 4000)]
+FIRST = [("write", "1m", 4, None, FIRST_SEQUENTIAL // MIB), ("randwrite", "4k", 32, None, 32_000), ("randwrite", "4k", 32, 32, 8000)]
 # What is wanted of each ratio.
 GOALS = {"mapped": 0.95, "hole": 0.9, "pools": 0.95, ("write", None): 0.8, ("randwrite", None): 0.7, ("randwrite", 32): 3.0}
 
