@@ -11,6 +11,8 @@ from .tables import OURS, errors, median, show, table
 
 QSD = "qsd"
 RAW = "raw fio"
+# Back ends that are nothing but a back end, by how they wait.
+BARE = {"bare, asleep": "sleeps", "bare, looking": "looks"}
 NULL_DEPTHS = (1, 16, 32, 64, 128, 256, 512, 1024)
 FILE_DEPTHS = (1, 32, 128)
 RINGS = (32, 64, 128, 256)
@@ -49,6 +51,15 @@ def load(bench, server, cell, seconds):
             "kicks": report["kicks_per_io"], "share": report["server_cpu_share"], "error": report.get("error")}
 
 
+def load_bare(bench, waits, cell, delay_us=0):
+    command = [bench.vhostload, "--bare", waits, "--delay", str(delay_us), "--seconds", str(bench.seconds), "--depth", str(cell["depth"]),
+               "--queue-size", str(cell["ring"]), *(["--poll"] if cell["guest"] == "polling" else [])]
+    report, error = clients.run(command)
+    if error or report is None:
+        return {"error": error}
+    return {"iops": report["iops"], "p50_us": report["p50_us"], "server_us": report["server_cpu_us_per_io"]}
+
+
 def count(bench, server, cell):
     """System calls of the server's per I/O. Counted apart: tracing slows it down."""
     output = f"{bench.run_folder}/perf"
@@ -68,7 +79,7 @@ def cell_of(kind, depth, ring=None, **more):
     return {"kind": kind, "guest": "sleeping", "depth": depth, "ring": ring or max(128, depth), **more}
 
 
-def in_turns(bench, running, cells, with_counts, extra=None):
+def in_turns(bench, running, cells, with_counts, extra):
     """All servers for each cell; in the first round also their system calls."""
     rows = []
     for rep in range(bench.reps):
@@ -77,12 +88,12 @@ def in_turns(bench, running, cells, with_counts, extra=None):
                 rows.append(bench.row(cell, server.name, "vhostload", rep, lambda: load(bench, server, cell, bench.seconds)))
                 if rep == 0 and with_counts and cell["guest"] == "sleeping":
                     rows.append({**cell, "peer": server.name, "rep": rep, **count(bench, server, cell)})
-            if extra:
-                rows.append(bench.row(cell, RAW, "fio", rep, lambda: extra(cell)))
+            for peer, client, run in extra:
+                rows.append(bench.row(cell, peer, client, rep, lambda: run(cell)))
     return rows
 
 
-def measure(bench, kind, ours, blockdev, cells, with_counts=False, extra=None):
+def measure(bench, kind, ours, blockdev, cells, with_counts=False, extra=()):
     with bench.starter() as starter:
         started = [start_ours(starter, *ours), start_qsd(starter, blockdev)]
         running = [server for server in started if server]
@@ -107,19 +118,23 @@ def vhost(bench):
     null = f"driver=null-co,node-name=n0,size={NULL_BYTES},read-zeroes=on"
     cells = [cell_of("null", depth) for depth in NULL_DEPTHS]
     cells += [{**cell_of("null", depth), "guest": "polling"} for depth in (1, 32)]
-    cells += [cell_of("queues", 32, queues=queues) for queues in QUEUES]
-    rows = measure(bench, "null", ["--disk", f"null:{NULL_BYTES}", "--workers", str(QUEUES_MAX)], null, cells, counted)
+    queues = [cell_of("queues", 32, queues=queues) for queues in QUEUES]
+    bare = [(peer, "vhostload", lambda cell, waits=waits: load_bare(bench, waits, cell)) for peer, waits in BARE.items()]
+    disk = ["--disk", f"null:{NULL_BYTES}", "--workers", str(QUEUES_MAX)]
+    rows = measure(bench, "null", disk, null, cells, counted, bare)
+    rows += measure(bench, "queues", disk, null, queues)
 
     slow = [cell_of("slow", ring, ring) for ring in RINGS]
     delayed = f"{null},latency-ns={DELAY_MS * 1000000}"
-    rows += measure(bench, "slow", ["--table", slow_table(bench)], delayed, slow)
+    looking = ("bare, looking", "vhostload", lambda cell: load_bare(bench, "looks", cell, DELAY_MS * 1000))
+    rows += measure(bench, "slow", ["--table", slow_table(bench)], delayed, slow, extra=[looking])
 
     path = bench.file("raw")
     files = [cell_of("file", depth, rw=rw) for rw in ("randread", "randwrite") for depth in FILE_DEPTHS]
     raw = lambda cell: clients.fio_file(path, cell["rw"], "4k", cell["depth"], 1, bench.seconds)  # noqa: E731
     # One file for all, one after the other: where it lies on the disk decides.
     rows += measure(bench, "file", ["--disk", f"{path},direct=on,lock=off"], f"{servers.qsd_file(path)},locking=off",
-                    files, counted, raw if machine.has("fio") else None)
+                    files, counted, [(RAW, "fio", raw)] if machine.has("fio") else [])
     return tables_of(rows) + goals(rows) + least(bench) + [machine.noise(rows), ""] + errors(rows)
 
 
@@ -142,10 +157,11 @@ def least(bench):
 def tables_of(rows):
     of = lambda *kinds: [row for row in rows if row["kind"] in kinds]  # noqa: E731
     lines = ["### Null disk, 4 KiB touched; a ring as large as the depth, at least 128", ""]
-    null, keys = of("null"), ["guest", "depth"]
-    lines += table("I/O per second", null, keys, [OURS, QSD], "iops", max)
-    lines += table("p50, us", null, keys, [OURS, QSD], "p50_us", min)
-    lines += table("Server CPU, us per I/O", null, keys, [OURS, QSD], "server_us", min)
+    null, keys, peers = of("null"), ["guest", "depth"], [OURS, QSD, *BARE]
+    lines += table("I/O per second", null, keys, peers, "iops", max, [QSD])
+    lines += table("p50, us", null, keys, peers, "p50_us", min, [QSD])
+    lines += table("Server CPU, us per I/O", null, keys, peers, "server_us", min, [QSD])
+    lines += table("I/O per second against the better of the bare ones", null, keys, [OURS, *BARE], "iops", max)
     lines += table("Server system calls per I/O", null, ["depth"], [OURS, QSD], "syscalls", min)
     lines += table(f"I/O per second, 32 in flight in each queue, {QUEUES_MAX} workers", of("queues"), ["queues"],
                    [OURS, QSD], "iops", max)
@@ -158,7 +174,7 @@ def tables_of(rows):
     lines += table("Server system calls per I/O", file, keys, [OURS, QSD], "syscalls", min)
     lines += table("io_uring_enter per I/O", file, keys, [OURS, QSD], "enters", min)
     lines += [f"### A disk that takes {DELAY_MS} ms for everything, rings full", ""]
-    lines += table("I/O per second", of("slow"), ["ring"], [OURS, QSD], "iops", max)
+    lines += table("I/O per second", of("slow"), ["ring"], [OURS, QSD, *BARE], "iops", max, [QSD])
     return lines
 
 

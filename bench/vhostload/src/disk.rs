@@ -89,6 +89,7 @@ struct Slot {
 /// A queue.
 pub struct Queue {
     ring: Ring,
+    ring_size: u16,
     slots: Vec<Slot>,
     /// Numbers of requests that may be made.
     free: Vec<u16>,
@@ -123,11 +124,22 @@ impl Disk {
     /// # Errors
     /// There is no server, or it does not do as it should.
     pub fn new(path: &Path, options: Options) -> Result<Disk> {
+        let mut disk = Disk::without_server(options)?;
+        path.clone_into(&mut disk.path);
+        disk.connect()?;
+        Ok(disk)
+    }
+
+    /// Memory and rings that no server has been told of.
+    ///
+    /// # Errors
+    /// The kernel has no memory or no descriptors.
+    pub fn without_server(options: Options) -> Result<Disk> {
         let mut layout = Layout::default();
         let queues = (0..options.queues).map(|_| Queue::new(&mut layout, &options)).collect::<Result<_>>()?;
         let guest = Guest::new(layout.len().next_multiple_of(4096))?;
-        let mut disk = Disk {
-            path: path.to_owned(),
+        Ok(Disk {
+            path: PathBuf::new(),
             options,
             guest,
             queues,
@@ -136,9 +148,7 @@ impl Disk {
             inflight: None,
             log: None,
             backend: None,
-        };
-        disk.connect()?;
-        Ok(disk)
+        })
     }
 
     /// Connects (once more), with the memory and the marks of requests in flight as they are.
@@ -174,7 +184,7 @@ impl Disk {
         }
         client.tell(&Message::SetMemTable(vec![self.guest.region()]), &[self.guest.file.as_fd()])?;
         for (index, queue) in (0..).zip(&self.queues) {
-            queue.set_up(&client, index, self.options.ring_size, &self.guest)?;
+            queue.set_up(&client, index, &self.guest)?;
         }
         self.client = Some(client);
         Ok(())
@@ -330,6 +340,7 @@ impl Queue {
             .collect();
         Ok(Queue {
             ring,
+            ring_size: options.ring_size,
             slots,
             free: (0..options.requests).rev().collect(),
             kick: eventfd(0, EventfdFlags::CLOEXEC).context("eventfd")?,
@@ -340,10 +351,10 @@ impl Queue {
         })
     }
 
-    fn set_up(&self, client: &Client, index: u32, size: u16, guest: &Guest) -> Result<()> {
+    fn set_up(&self, client: &Client, index: u32, guest: &Guest) -> Result<()> {
         let state = |num: u32| VringState { index, num };
         let file = VringFile { index, has_file: true };
-        client.tell(&Message::SetVringNum(state(size.into())), &[])?;
+        client.tell(&Message::SetVringNum(state(self.ring_size.into())), &[])?;
         client.tell(&Message::SetVringBase(state(self.ring.base(&guest.memory))), &[])?;
         client.tell(&Message::SetVringAddr(self.ring.address(index)), &[])?;
         client.tell(&Message::SetVringCall(file), &[self.call.as_fd()])?;
@@ -359,6 +370,16 @@ impl Queue {
     /// Where its ring is, as queue `index`.
     pub fn address(&self, index: u32) -> VringAddr {
         self.ring.address(index)
+    }
+
+    /// Descriptors of its ring.
+    pub(crate) fn ring_size(&self) -> u16 {
+        self.ring_size
+    }
+
+    /// By what it kicks, twice, and is called.
+    pub(crate) fn bells(&self) -> Result<(OwnedFd, OwnedFd, OwnedFd)> {
+        Ok((self.kick.try_clone()?, self.kick.try_clone()?, self.call.try_clone()?))
     }
 
     /// Where the status of a request is.

@@ -3,10 +3,12 @@
 //!
 //! [`Client`] speaks the protocol, [`Guest`] is the memory, [`Ring`] the driver's side of a virtqueue (split or packed, with
 //! or without indirect descriptors and event indices), [`Disk`] puts them together, and comes back after its server has died.
+//! [`Bare`] is a back end without all that, to measure others by.
 //!
 //! It trusts its server as a guest trusts its device; errors are for a person who reads a test's output.
 #![forbid(unsafe_code)]
 
+mod bare;
 mod client;
 mod disk;
 mod guest;
@@ -15,6 +17,7 @@ mod ring;
 mod split;
 mod write_log;
 
+pub use bare::Bare;
 pub use client::Client;
 pub use disk::{Disk, Finished, Options, Queue, Request};
 pub use guest::{Area, Guest, Layout};

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use blockwork_format::virtio::blk::{request, status};
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
-use vhostload::{Disk, Options, Request};
+use vhostload::{Bare, Disk, Options, Request};
 
 /// Longest sleep: a call that is lost shows as a stall, and not as a hang.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -21,12 +21,30 @@ enum Kind {
     Write,
 }
 
+/// How a bare back end waits for requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Waits {
+    /// Asleep.
+    Sleeps,
+    /// Looking.
+    Looks,
+}
+
+/// Bytes of its disk.
+const BARE_BYTES: u64 = 1 << 30;
+
 /// A closed loop of requests to a vhost-user-blk server.
 #[derive(Debug, Parser)]
 struct Args {
     /// The server's socket.
-    #[arg(long)]
-    socket: PathBuf,
+    #[arg(long, required_unless_present = "bare")]
+    socket: Option<PathBuf>,
+    /// In place of a server: a thread that does the least that one can, for random reads of one queue.
+    #[arg(long, value_enum, conflicts_with_all = ["socket", "packed", "direct", "queues", "pid", "rw"])]
+    bare: Option<Waits>,
+    /// What each of its requests takes, microseconds.
+    #[arg(long, default_value_t = 0, requires = "bare")]
+    delay: u64,
     /// What to do.
     #[arg(long, value_enum, default_value = "randread")]
     rw: Kind,
@@ -89,8 +107,16 @@ fn run(args: &Args) -> Result<Report> {
         indirect: !args.direct,
         ..Options::default()
     };
-    let mut disk = Disk::new(&args.socket, options)?;
-    let blocks = disk.config()?.capacity * 512 / args.bs as u64;
+    let (mut disk, bare) = match (&args.socket, args.bare) {
+        (Some(socket), _) => (Disk::new(socket, options)?, None),
+        (None, waits) => {
+            let disk = Disk::without_server(options)?;
+            let bare = Bare::start(&disk, waits == Some(Waits::Sleeps), Duration::from_micros(args.delay))?;
+            (disk, Some(bare))
+        }
+    };
+    let bytes = if bare.is_some() { BARE_BYTES } else { disk.config()?.capacity * 512 };
+    let blocks = bytes / args.bs as u64;
     ensure!(blocks > 0, "the disk is smaller than one request");
     let started = vec![vec![Instant::now(); args.depth.into()]; args.queues.into()];
     let mut load = Load { args, blocks, next: 0, started, took: Vec::new(), in_flight: 0 };
@@ -104,7 +130,10 @@ fn run(args: &Args) -> Result<Report> {
     let stalls = load.run(&mut disk, begin + Duration::from_secs_f64(args.seconds))?;
     let seconds = begin.elapsed().as_secs_f64();
     let after = args.pid.map(cpu_seconds).transpose()?;
-    let cpu = before.zip(after).map(|(before, after)| after - before);
+    let cpu = match bare {
+        Some(bare) => Some(bare.end()?.as_secs_f64()),
+        None => before.zip(after).map(|(before, after)| after - before),
+    };
     let mut took = load.took;
     took.sort_unstable();
     let requests = took.len() as u64;
