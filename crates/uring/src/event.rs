@@ -195,4 +195,34 @@ mod tests {
             assert_eq!(uring.in_flight(), 1);
         }
     }
+
+    #[test]
+    fn a_call_whose_owner_looks_by_itself_ends_no_sleep_and_the_next_one_does() {
+        let mut uring = Uring::new(&UringConfig::default()).unwrap();
+        let bells = [7, 9].map(|token| {
+            let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+            uring.watch(Token(token), bell.clone());
+            bell
+        });
+        let call = |bell: &OwnedFd| rustix::io::write(bell, &1_u64.to_ne_bytes()).unwrap();
+        let mut heard = Vec::new();
+        uring.wait(Wait::Poll, &mut heard);
+        bells.iter().for_each(|bell| _ = call(bell));
+        uring.submit_and_unhear(Token(9));
+        uring.wait(Wait::Until(None), &mut heard);
+        assert_eq!(heard.iter().map(|it| it.token).collect::<Vec<_>>(), [Token(7)], "the other one is heard");
+        heard.clear();
+        call(&bells[1]);
+        uring.wait(Wait::Until(None), &mut heard);
+        assert_eq!(heard.iter().map(|it| it.token).collect::<Vec<_>>(), [Token(9)]);
+        heard.clear();
+        // That a watch has ended is always told.
+        uring.cancel(Token(9));
+        uring.submit_and_unhear(Token(9));
+        uring.wait(Wait::Until(None), &mut heard);
+        assert_eq!(
+            heard.iter().map(|it| (it.token, crate::more(it.flags))).collect::<Vec<_>>(),
+            [(Token(9), false)]
+        );
+    }
 }

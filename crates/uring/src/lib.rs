@@ -9,7 +9,7 @@
 //! 1. Memory that the kernel may read or write (segments, iovecs, message headers, timespecs) is static, or owned by the
 //!    slot of its operation and stays where it is until the kernel, or the thread that makes the call, has said that it is done with
 //!    it. If it never says so, which [`Uring`]'s drop waits for but not for ever, that memory is leaked, never freed.
-//! 2. Each operation that was started completes exactly once (multishot ones: once without [`more`]; signals: now and then one), also when it is
+//! 2. Each operation that was started completes exactly once (multishot ones: once without [`more`], and of a watch what is unheard not; signals: now and then one), also when it is
 //!    cancelled, when the submission queue is full, and when there are more completions than the queue holds.
 //! 3. A completion is matched to its operation by slot number and generation: a late one can never complete the
 //!    wrong operation.

@@ -121,6 +121,16 @@ impl Uring {
         self.enter(0, false, None);
     }
 
+    /// As [`Uring::submit_now`], for somebody who looks by itself, next, for what the watch under `token` tells of: what that has told
+    /// until now is not told any more, and does not end the next sleep.
+    pub fn submit_and_unhear(&mut self, token: Token) {
+        self.enter(0, true, None);
+        let mut early = std::mem::take(&mut self.early);
+        self.take_completed(&mut early);
+        early.retain(|completion| completion.token != token || !crate::more(completion.flags));
+        self.early = early;
+    }
+
     /// Cancels all operations with this token. Each still completes: with ECANCELED, or as if it had not been
     /// cancelled, if that came too late (a write that has begun, a call that a thread makes).
     pub fn cancel(&mut self, token: Token) {

@@ -249,8 +249,11 @@ impl QueuePort {
             self.called = true;
             self.call_driver(cx);
             if more || cx.more_is_due() {
-                // Not when there is nothing else to do, but while we work on what is there.
-                cx.env.submit_now();
+                // Not when there is nothing else to do, but while we work on what is there. If the driver has called for that, the
+                // next turn finds it in the ring.
+                let kick = cx.token(KICK);
+                cx.env.submit_and_unhear(kick);
+                cx.wake_me();
             }
         }
     }
