@@ -518,8 +518,13 @@ impl Core {
                 self.submit_late(volume, Owner::Task(reply), bio)
             }
             Command::Resume { bio, prepared, result: Ok(()) } => {
-                let notes = &mut self.bios.all[bio as usize].notes;
-                prepared.into_iter().for_each(|(node, span)| notes.prepared(node, span));
+                let state = &mut self.bios.all[bio as usize];
+                state.idle_rounds = 0;
+                prepared.into_iter().for_each(|(node, span)| state.notes.prepared(node, span));
+                self.resolve_again(bio);
+            }
+            Command::ResumeIdle { bio, rounds } => {
+                self.bios.all[bio as usize].idle_rounds = rounds;
                 self.resolve_again(bio);
             }
             Command::Resume { bio, result: Err(errno), .. } => self.fail(bio, errno),

@@ -151,7 +151,7 @@ pub trait Layer: Send + Sync + Debug {
         false
     }
     /// Does what these asked for, and lets each go on as soon as its own part is done. It is not noted for what was prepared
-    /// ([`Resolver::was_prepared`]).
+    /// ([`Resolver::was_prepared`]); that there was nothing to do is counted ([`Deferred::go_on_idle`]).
     fn prepare_all(&self, deferred: Vec<Deferred>, cx: TaskContext) -> Preparations {
         let _ = (deferred, cx);
         unreachable!("a layer that prepares for each bio by itself is never asked to prepare for many")

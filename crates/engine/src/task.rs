@@ -37,6 +37,8 @@ pub(crate) enum Command {
     SubmitToVolume { volume: VolumeId, bio: Bio, reply: Reply },
     /// The slow path of a deferred bio has finished, that of these layers for these pieces: resolve it again, or fail it.
     Resume { bio: u32, prepared: Prepared, result: Result<(), Errno> },
+    /// The slow path has found nothing to do for it, so often in a row: resolve it again.
+    ResumeIdle { bio: u32, rounds: u16 },
     /// A leaf's queue has the turn to flush that it asked for.
     FlushTurn { leaf: crate::LeafId, turn: Turn },
     /// Run this task too.
@@ -111,6 +113,7 @@ pub struct Deferred {
     defer: Defer,
     /// None: it has gone.
     bio: Option<u32>,
+    idle_rounds: u16,
     shared: Rc<Shared>,
 }
 
@@ -123,6 +126,20 @@ impl Deferred {
     /// The bio is resolved again, in this turn of its worker; or it fails.
     pub fn go_on(mut self, result: Result<(), Errno>) {
         self.resume(result);
+    }
+
+    /// Likewise, where the layer has found nothing to do for it. Mostly somebody else has done that meanwhile. A layer that finds nothing
+    /// time after time, and defers the bio all the same, contradicts itself: so it is counted, and for the layer to end it.
+    pub fn go_on_idle(mut self) {
+        if let Some(bio) = self.bio.take() {
+            let rounds = self.idle_rounds.saturating_add(1);
+            self.shared.commands.borrow_mut().push(Command::ResumeIdle { bio, rounds });
+        }
+    }
+
+    /// How often in a row, until now, it went on by [`Deferred::go_on_idle`], and was deferred again.
+    pub fn idle_rounds(&self) -> u16 {
+        self.idle_rounds
     }
 
     fn resume(&mut self, result: Result<(), Errno>) {
@@ -363,9 +380,9 @@ impl Executor {
         self.ready.any.store(true, Ordering::Release);
     }
 
-    /// A bio that waits for what is done for many.
-    pub(crate) fn deferred(&self, bio: u32, defer: Defer) -> Deferred {
-        Deferred { defer, bio: Some(bio), shared: self.context.shared.clone() }
+    /// A bio that waits for what is done for many, and how often in a row nothing was done for it.
+    pub(crate) fn deferred(&self, bio: u32, defer: Defer, idle_rounds: u16) -> Deferred {
+        Deferred { defer, bio: Some(bio), idle_rounds, shared: self.context.shared.clone() }
     }
 
     /// The worker is to end: ends all pauses.

@@ -11,7 +11,8 @@ use rig::{Rig, limits};
 type Told = Arc<Mutex<Vec<usize>>>;
 
 /// Prepares for all writes together, once for each piece; flushes are prepared for one by one. What it is to do with a write is in its
-/// place: from sector 64 on it fails, from 128 on it is forgotten, from 192 on it waits for another turn of the tasks.
+/// place: from sector 64 on it fails, from 128 on it is forgotten, from 192 on it waits for another turn of the tasks, from 256 on there
+/// is nothing to do for it in each round but the fourth, until that has been so for [`ROUNDS`] rounds in a row.
 #[derive(Debug)]
 struct Joiner {
     shape: Shape,
@@ -20,6 +21,27 @@ struct Joiner {
     ready: Arc<Mutex<Vec<u64>>>,
     together: Told,
     alone: Told,
+    rounds: Rounds,
+}
+
+/// Nothing is to be done for a bio so often in a row at most.
+const ROUNDS: u16 = 5;
+
+/// What each round of a bio has said of those before it.
+type Rounds = Arc<Mutex<Vec<u16>>>;
+
+fn idle(deferred: Deferred, rounds: &Rounds) {
+    let before = deferred.idle_rounds();
+    let count = {
+        let mut rounds = rounds.lock().unwrap();
+        rounds.push(before);
+        rounds.len()
+    };
+    match count {
+        4 => deferred.go_on(Ok(())),
+        _ if before < ROUNDS => deferred.go_on_idle(),
+        _ => deferred.go_on(Err(Errno::EIO)),
+    }
 }
 
 impl Layer for Joiner {
@@ -46,7 +68,7 @@ impl Layer for Joiner {
     }
     fn prepare_all(&self, deferred: Vec<Deferred>, cx: TaskContext) -> Preparations {
         self.together.lock().unwrap().push(deferred.len());
-        let ready = self.ready.clone();
+        let (ready, rounds) = (self.ready.clone(), self.rounds.clone());
         Box::pin(async move {
             let mut late = Vec::new();
             for deferred in deferred {
@@ -58,7 +80,8 @@ impl Layer for Joiner {
                     }
                     1 => deferred.go_on(Err(Errno::ENOSPC)),
                     2 => drop(deferred),
-                    _ => late.push(deferred),
+                    3 => late.push(deferred),
+                    _ => idle(deferred, &rounds),
                 }
             }
             cx.sleep(Nanos(1)).await;
@@ -73,19 +96,21 @@ impl Layer for Joiner {
     }
 }
 
-fn joiner() -> (Rig, Told, Told) {
-    let (together, alone) = (Told::default(), Told::default());
+fn joiner() -> (Rig, Told, Told, Rounds) {
+    let (together, alone, rounds) = (Told::default(), Told::default(), Rounds::default());
+    let of_layer = rounds.clone();
     let told = (together.clone(), alone.clone());
     let rig = Rig::with_stack(limits(), move |below| {
         let shape = Shape { node: NodeId(1), sectors: below.sectors(), limits: below.limits().clone() };
-        Arc::new(Joiner { shape, below, ready: Arc::default(), together: told.0, alone: told.1 })
+        let (ready, rounds) = (Arc::default(), of_layer);
+        Arc::new(Joiner { shape, below, ready, together: told.0, alone: told.1, rounds })
     });
-    (rig, together, alone)
+    (rig, together, alone, rounds)
 }
 
 #[test]
 fn all_of_a_turn_are_prepared_for_at_once_and_others_one_by_one() {
-    let (mut rig, together, alone) = joiner();
+    let (mut rig, together, alone, _) = joiner();
     let bios = [rig.write(0, 8, 1), rig.write(16, 8, 2), rig.write(32, 8, 3), Bio::flush(), Bio::flush()];
     rig.batch(bios);
     rig.all_succeeded(5);
@@ -98,7 +123,7 @@ fn all_of_a_turn_are_prepared_for_at_once_and_others_one_by_one() {
 
 #[test]
 fn each_goes_on_by_itself_and_one_that_is_forgotten_fails() {
-    let (mut rig, together, _) = joiner();
+    let (mut rig, together, ..) = joiner();
     let bios = [rig.write(0, 8, 1), rig.write(64, 8, 2), rig.write(128, 8, 3), rig.write(192, 8, 4)];
     rig.batch(bios);
     let mut early = rig.results();
@@ -107,4 +132,18 @@ fn each_goes_on_by_itself_and_one_that_is_forgotten_fails() {
     rig.turn_with_event();
     assert_eq!(rig.results()[3..], [(3, Ok(()))], "time has passed");
     assert_eq!(*together.lock().unwrap(), [4]);
+}
+
+#[test]
+fn rounds_in_which_there_was_nothing_to_do_for_a_bio_are_counted_in_a_row() {
+    let (mut rig, _, _, rounds) = joiner();
+    let bio = rig.write(256, 8, 1);
+    rig.batch([bio]);
+    assert_eq!(rig.results(), [(0, Err(Errno::EIO))]);
+    // In the fourth round something was done.
+    assert_eq!(*rounds.lock().unwrap(), [0, 1, 2, 3, 0, 1, 2, 3, 4, 5]);
+    // Another bio in the same place of the list begins anew.
+    let bio = rig.write(256, 8, 1);
+    rig.batch([bio]);
+    assert_eq!(rounds.lock().unwrap()[10..], [0, 1, 2, 3, 4, 5]);
 }

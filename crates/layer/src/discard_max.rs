@@ -15,8 +15,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Cure, Defer, Errno, Failure, Flags, Layer, Nanos, Op, Preparation, Reason, Resolver, SECTOR, Sector,
-    Sectors, SettingError, Shape, Span, TaskContext,
+    Cure, Defer, Deferred, Errno, Failure, Flags, Layer, Nanos, Op, Preparation, Preparations, Reason,
+    Resolver, SECTOR, Sector, Sectors, SettingError, Shape, Span, TaskContext,
 };
 
 /// A layer with a smaller limit on discards. See the module's head.
@@ -106,6 +106,12 @@ impl Layer for DiscardMax {
     }
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         self.below.prepare(defer, cx)
+    }
+    fn prepares_together(&self, defer: &Defer) -> bool {
+        self.below.prepares_together(defer)
+    }
+    fn prepare_all(&self, deferred: Vec<Deferred>, cx: TaskContext) -> Preparations {
+        self.below.prepare_all(deferred, cx)
     }
     fn is_redundant(&self) -> bool {
         self.below.is_redundant()

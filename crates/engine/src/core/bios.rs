@@ -56,6 +56,8 @@ pub(super) struct BioState {
     pub(super) epoch: Option<u64>,
     /// How often it was run again.
     pub(super) cures: u16,
+    /// How often in a row a layer that had deferred it found nothing to do for it.
+    pub(super) idle_rounds: u16,
     pub(super) notes: Notes,
 }
 
@@ -92,7 +94,8 @@ impl Bios {
         state.root = root;
         (state.node, state.op, state.span) = (node, span.op, span);
         state.data = data;
-        (state.error, state.started, state.epoch, state.cures) = (None, now, None, 0);
+        (state.error, state.started, state.epoch) = (None, now, None);
+        (state.cures, state.idle_rounds) = (0, 0);
         bio
     }
 
@@ -119,6 +122,7 @@ impl Bios {
             started,
             epoch: None,
             cures: 0,
+            idle_rounds: 0,
             notes: Notes::default(),
         });
         bio

@@ -108,6 +108,7 @@ impl Core {
         }
         state.notes.forget_wishes();
         state.cures += 1;
+        state.idle_rounds = 0;
         let node = state.node;
         if let Some(epoch) = state.epoch.take() {
             self.attendance.end(epoch);

@@ -15,7 +15,8 @@ pub(super) struct Joint {
 impl Core {
     /// One more bio for which a layer prepares together with others.
     pub(super) fn join(&mut self, layer: Arc<dyn Layer>, bio: u32, defer: Defer) {
-        let deferred = self.executor.deferred(bio, defer);
+        let idle_rounds = self.bios.get(bio).idle_rounds;
+        let deferred = self.executor.deferred(bio, defer, idle_rounds);
         match self.joint.iter_mut().find(|joint| Arc::ptr_eq(&joint.layer, &layer)) {
             Some(joint) => joint.deferred.push(deferred),
             None => self.joint.push(Joint { layer, deferred: vec![deferred] }),

@@ -294,13 +294,18 @@ impl Pool {
 
     /// Tells of something that is wrong with the metadata, unless that was done often.
     pub(super) fn tell(&self, refused: &Refused) {
+        self.tell_unless_often(|| format!("{}: what needs this of its metadata fails: {refused}", self.name));
+    }
+
+    /// Tells of something that is wrong, unless that was done often.
+    pub(super) fn tell_unless_often(&self, what: impl FnOnce() -> String) {
         let told = {
             let mut books = self.books();
-            books.told += 1;
+            books.told = books.told.saturating_add(1);
             books.told
         };
         if told <= TOLD_MAX {
-            log::error!("{}: what needs this of its metadata fails: {refused}", self.name);
+            log::error!("{}", what());
         }
     }
 

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use blockwork_engine::{Deferred, Errno, Layer, Span, TaskContext};
+use blockwork_engine::{Deferred, Errno, Layer, SECTOR, Span, TaskContext};
 use blockwork_format::thin::BlockTime;
 use blockwork_format::thin::edit::{Blocks, EditError, Editor, VirtualRun};
 use smallvec::{SmallVec, smallvec};
@@ -30,7 +30,7 @@ use super::device::Device;
 use super::fill::Part;
 use super::map::Run;
 use super::pool::{Pool, Refused};
-use super::request::{Answers, Outcome, Promises, Want, Work};
+use super::request::{Answers, Got, Outcome, Promises, Want, Work};
 use super::target::Volume;
 
 /// Blocks that a batch gives out at most.
@@ -38,6 +38,10 @@ const BATCH_BLOCKS: usize = 1024;
 
 /// Rows that one operation maps at most: for the way back it keeps a copy of what it changes.
 const ROWS_MAX: usize = 64;
+
+/// How often in a row a write may be told that it lacks nothing, and come again all the same. Somebody else has got its blocks meanwhile,
+/// and then they have come to be shared once more: by a snapshot, of which so many are not made between two looks at the map.
+pub(super) const IDLE_ROUNDS_MAX: u16 = 16;
 
 /// Metadata blocks that a transaction may change before it is committed: 16 MiB.
 pub(super) const DIRTY_MAX: usize = 4096;
@@ -89,6 +93,8 @@ struct Batch {
     needs: Vec<Need>,
     /// Those of the wants that have failed.
     failed: BTreeSet<usize>,
+    /// Those that lack nothing.
+    idle: BTreeSet<usize>,
     /// Those that need more than a batch has room for: they get part of it, and come again.
     is_partial: BTreeSet<usize>,
     end: End,
@@ -107,21 +113,7 @@ impl Batch {
 }
 
 impl Pool {
-    /// Gets blocks for a write.
-    pub(super) async fn make_ready(
-        &self,
-        volume: &Arc<Volume>,
-        span: Span,
-        cx: &TaskContext,
-    ) -> Result<(), Errno> {
-        let answers = self.ask(volume, std::iter::once(span));
-        let mut result = Ok(Promises::new());
-        self.served(cx, &answers, |_, given| result = given).await;
-        // The bio is resolved right after this, in the same turn of its worker.
-        result.map(|promises| self.announce(promises))
-    }
-
-    /// Gets blocks for several writes, each of which goes as soon as it has them.
+    /// Gets blocks for writes, each of which goes as soon as it has them.
     pub(super) async fn make_all_ready(
         &self,
         volume: &Arc<Volume>,
@@ -131,12 +123,34 @@ impl Pool {
         let answers = self.ask(volume, deferred.iter().map(Deferred::span));
         let mut waiting: Vec<_> = deferred.into_iter().map(Some).collect();
         self.served(cx, &answers, |nth, given| {
-            let result = given.map(|promises| self.announce(promises));
-            if let Some(deferred) = waiting[nth].take() {
-                deferred.go_on(result);
+            let Some(deferred) = waiting[nth].take() else { return };
+            // The bio is resolved right after this, in the same turn of its worker.
+            match given {
+                Ok(Got::Blocks(promises)) => {
+                    self.announce(promises);
+                    deferred.go_on(Ok(()));
+                }
+                Ok(Got::Nothing) if deferred.idle_rounds() < IDLE_ROUNDS_MAX => deferred.go_on_idle(),
+                Ok(Got::Nothing) => {
+                    self.tell_unless_often(|| self.contradiction(volume.device.id, deferred.span()));
+                    deferred.go_on(Err(Errno::EIO));
+                }
+                Err(errno) => deferred.go_on(Err(errno)),
             }
         })
         .await;
+    }
+
+    /// A write waits for what it lacks, and lacks nothing: where bios look and where blocks are given out, the map is not the same.
+    pub(super) fn contradiction(&self, device: u64, span: Span) -> String {
+        let Span { sector, nr, .. } = span;
+        let byte = sector.0 * SECTOR;
+        format!(
+            "{}: thin device {device}: a write of {nr} sectors at sector {sector} (byte {byte}) waits for blocks, and lacks none: it fails \
+             after {IDLE_ROUNDS_MAX} rounds. This is a fault of blockwork, not of the disks. Nothing of it is written. Report \
+             this line, and start the server anew: then it reads the map from the disks again",
+            self.name
+        )
     }
 
     fn ask(&self, volume: &Arc<Volume>, spans: impl ExactSizeIterator<Item = Span>) -> Arc<Answers> {
@@ -162,7 +176,7 @@ impl Pool {
         &self,
         cx: &TaskContext,
         answers: &Answers,
-        mut tell: impl FnMut(usize, Result<Promises, Errno>),
+        mut tell: impl FnMut(usize, Result<Got, Errno>),
     ) {
         while answers.is_open() {
             match answers.wait(&self.turns).await {
@@ -194,7 +208,7 @@ impl Pool {
         }
         for flush in flushes {
             let is_durable = flush.transaction <= self.durable();
-            flush.answer.give(if is_durable { Ok(Promises::new()) } else { Err(Errno::EIO) });
+            flush.answer.give(if is_durable { Ok(Got::Nothing) } else { Err(Errno::EIO) });
         }
         if !wants.is_empty() {
             self.provision(wants, cx).await;
@@ -219,9 +233,12 @@ impl Pool {
 
     /// What is needed for some writes.
     async fn gather(&self, wants: Vec<Want>, cx: &TaskContext) -> Batch {
-        let (mut needs, mut failed, mut is_partial) = (Vec::new(), BTreeSet::new(), BTreeSet::new());
+        let mut needs = Vec::new();
+        let (mut failed, mut idle, mut is_partial) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for (nth, want) in wants.iter().enumerate() {
+            let before = needs.len();
             match self.needs_of(nth, want, &mut needs, cx).await {
+                Ok(true) if needs.len() == before => _ = idle.insert(nth),
                 Ok(true) => {}
                 Ok(false) => _ = is_partial.insert(nth),
                 Err(refused) => {
@@ -239,7 +256,7 @@ impl Pool {
             }
             is_same
         });
-        Batch { wants, needs, failed, is_partial, end: End::Done }
+        Batch { wants, needs, failed, idle, is_partial, end: End::Done }
     }
 
     /// Enters what a write needs; false: part of it, since a batch has no room for more.
@@ -497,7 +514,7 @@ impl Pool {
 
     /// Answers; what could not be served waits for a commit, or for space.
     async fn conclude(&self, batch: Batch, mut promises: BTreeMap<usize, Promises>, cx: &TaskContext) {
-        let Batch { wants, needs, failed, end, .. } = batch;
+        let Batch { wants, needs, failed, idle, end, .. } = batch;
         let unserved = needs.iter().filter(|need| need.data.is_none());
         let unserved: BTreeSet<usize> =
             unserved.flat_map(|need| need.by.iter().map(|(nth, _)| *nth)).collect();
@@ -513,7 +530,7 @@ impl Pool {
             } else if unserved.contains(&nth) {
                 left.push(want);
             } else {
-                want.answer.give(Ok(own));
+                want.answer.give(Ok(if idle.contains(&nth) { Got::Nothing } else { Got::Blocks(own) }));
             }
         }
         self.start_upkeep(cx);

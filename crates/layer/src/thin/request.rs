@@ -16,6 +16,15 @@ use super::target::Volume;
 /// Parts of blocks that a write is to fill: by data block.
 pub(super) type Promises = Vec<(u64, Part)>;
 
+/// What came of a request.
+#[derive(Debug)]
+pub(super) enum Got {
+    /// Blocks, or some of them, and what of them it is to fill.
+    Blocks(Promises),
+    /// There was nothing to do for it.
+    Nothing,
+}
+
 /// How it stands with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
@@ -30,7 +39,7 @@ enum Standing {
 pub(super) struct Answers(Mutex<State>);
 
 /// An answer, and to which request.
-pub(super) type Given = (usize, Result<Promises, Errno>);
+pub(super) type Given = (usize, Result<Got, Errno>);
 
 #[derive(Debug)]
 struct State {
@@ -52,7 +61,7 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    fn set(&self, standing: Standing, given: Option<Result<Promises, Errno>>) {
+    fn set(&self, standing: Standing, given: Option<Result<Got, Errno>>) {
         let mut state = self.of.state();
         let State { each, waiting, .. } = &mut *state;
         let before = std::mem::replace(&mut each[self.nth], standing);
@@ -67,7 +76,7 @@ impl Answer {
         }
     }
 
-    pub fn give(&self, result: Result<Promises, Errno>) {
+    pub fn give(&self, result: Result<Got, Errno>) {
         self.set(Standing::Done, Some(result));
     }
 }

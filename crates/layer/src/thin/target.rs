@@ -295,7 +295,7 @@ impl Layer for Thin {
                 let top = self.clone();
                 Box::pin(async move { top.write_zeroes(span, &cx).await })
             }
-            _ => Box::pin(async move { volume.pool.make_ready(&volume, span, &cx).await }),
+            _ => unreachable!("what lacks blocks is prepared for together"),
         }
     }
 

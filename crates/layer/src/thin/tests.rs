@@ -2,11 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-use blockwork_engine::{Layer, LeafId, LeafLayer, Limits, NodeId, Sectors};
+use blockwork_engine::{
+    Bio, CounterTable, Defer, Errno, FileId, Flags, Layer, LeafId, LeafLayer, LeafSource, Limits, NodeId, Op,
+    Resolver, Sector, Sectors, Shape, Span, Volume, Worker, WorkerConfig,
+};
 use blockwork_format::thin::build::{self, Contents, Mappings, build};
 use blockwork_format::thin::{BLOCK_SECTORS, BlockTime, DeviceDetails, Superblock, read_block};
 use blockwork_format::{Sparse, thin};
+use blockwork_memory::{Segment, Segments};
+use blockwork_sim::{DeviceModel, World};
 use proptest::prelude::*;
 
 use super::cache::{Key, MapCache, PAGE_ENTRIES};
@@ -26,16 +32,19 @@ fn leaf(id: u16, sectors: u64) -> Arc<dyn Layer> {
 
 /// The metadata of a pool with one device, number 1, of which a snapshot was made at time 5.
 fn metadata(map: Map) -> Sparse {
+    Sparse::new(METADATA_BLOCKS * BLOCK_SECTORS * 512, build(&contents(map)).unwrap())
+}
+
+fn contents(map: Map) -> Contents {
     let details = DeviceDetails { snapshotted_time: 5, ..DeviceDetails::default() };
-    let contents = Contents {
+    Contents {
         data_block_sectors: 128,
         data_blocks: DATA_BLOCKS,
         metadata_blocks: METADATA_BLOCKS,
         time: 5,
         transaction_id: 1,
         devices: BTreeMap::from([(1, build::Device { details, mappings: Mappings::Own(map) })]),
-    };
-    Sparse::new(METADATA_BLOCKS * BLOCK_SECTORS * 512, build(&contents).unwrap())
+    }
 }
 
 fn superblock(metadata: &Sparse) -> Superblock {
@@ -244,4 +253,85 @@ fn a_mapping_beyond_the_data_device_is_an_error_that_names_it() {
     let error = pool.load_now(&metadata, &device, 0).unwrap_err().to_string();
     assert!(error.contains("data block is 100000 for block 3"), "{error}");
     assert_eq!(thin::metadata_blocks(u64::MAX), thin::METADATA_BLOCKS_MAX);
+}
+
+/// Counts how often bios are resolved, and gives up one that is so for ever.
+#[derive(Debug)]
+struct Counting {
+    shape: Shape,
+    below: Arc<dyn Layer>,
+    resolved: Arc<AtomicU32>,
+}
+
+impl Layer for Counting {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        if self.resolved.fetch_add(1, Ordering::Relaxed) > 1000 {
+            cx.error(span, Errno::EINVAL);
+            return Ok(());
+        }
+        cx.pass(self.shape.node, span.sector, &*self.below, span)
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        vec![self.below.clone()]
+    }
+}
+
+#[test]
+fn a_write_that_waits_for_blocks_and_lacks_none_fails_after_some_rounds_and_the_log_says_where() {
+    let map = Map::from([(0, BlockTime { block: 7, time: 6 })]);
+    let (world, metadata) = (World::new(1), metadata(map.clone()));
+    for sectors in [DATA_BLOCKS * 128, METADATA_BLOCKS * BLOCK_SECTORS] {
+        world.add_device(DeviceModel::null(Sectors(sectors)));
+    }
+    for piece in build(&contents(map)).unwrap() {
+        world.preload(FileId(1), piece.offset / 512, &piece.bytes);
+    }
+    let (pool, device) = pool(&metadata, CACHE_BYTES);
+    let current = device.snapshotted();
+    let config = ThinConfig {
+        pool: pool.clone(),
+        device: OpenDevice(device.clone()),
+        sectors: Sectors(8 * 128),
+        external_origin: None,
+    };
+    let below: Arc<dyn Layer> = Arc::new(Thin::new(NodeId(2), config));
+    let shape = Shape { node: NodeId(3), ..below.shape().clone() };
+    let resolved = Arc::new(AtomicU32::new(0));
+    let top: Arc<dyn Layer> = Arc::new(Counting { shape, below, resolved: resolved.clone() });
+    let leaves =
+        [0u16, 1].map(|n| -> (NodeId, Arc<dyn LeafSource>) { (NodeId(n), world.source(FileId(n.into()))) });
+    let volumes = Arc::new([Volume::new("thin", top.clone(), false)]);
+    let config = WorkerConfig::new(volumes, Arc::new(leaves), Arc::new(CounterTable::new(4)));
+    let mut worker = Worker::new(world.env(), config);
+    let handle = worker.handle();
+    worker.spawn(move |cx| async move {
+        let write = || {
+            let data = Segments::from_iter([Segment::new(cx.pool().get(4096), 0, 4096)]);
+            cx.bio(&top, Bio::with_data(Op::Write, Flags::NONE, Sector(8), data))
+        };
+        // No page of the map is ever as new as this: a bio never sees that the block is its own, and the tree always says so.
+        device.set_snapshotted(u64::MAX);
+        assert_eq!(write().await.0, Err(Errno::EIO));
+        let rounds = resolved.swap(0, Ordering::Relaxed);
+        let most = u32::from(provision::IDLE_ROUNDS_MAX);
+        assert!((most..most + 5).contains(&rounds), "{rounds} rounds");
+        device.set_snapshotted(current);
+        assert_eq!(write().await.0, Ok(()));
+        assert!(resolved.load(Ordering::Relaxed) < 5);
+        handle.stop();
+    });
+    assert_eq!(worker.run(), Ok(()));
+    let nr = Sectors(8);
+    let span = Span { op: Op::Write, flags: Flags::NONE, sector: Sector(8), nr, at: Sectors::ZERO };
+    let told = pool.contradiction(1, span);
+    for words in [
+        "vg/pool: thin device 1: a write of 8 sectors at sector 8 (byte 4096)",
+        "fault of blockwork",
+        "Report this line",
+    ] {
+        assert!(told.contains(words), "{told}");
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use blockwork_engine::{Errno, Flags, Layer, Nanos, NodeId, Op, Sector, Sectors};
 use blockwork_layer::thin::{Discards, PoolFeatures};
-use blockwork_layer::{Linear, Segment, Table};
+use blockwork_layer::{DiscardMax, Linear, Segment, Table};
 use blockwork_sim::Faults;
 
 use super::rig::{BLOCK, DATA, METADATA, Make, Task, expect_checked, report, together};
@@ -38,6 +38,20 @@ fn blocks_that_are_written_as_a_whole_are_neither_zeroed_nor_read() {
         assert_eq!((counters.zeroes, counters.written_bytes), (0, 5 * BLOCK * 512));
     });
     assert_eq!(report(&world).data_used, 5);
+}
+
+#[test]
+fn a_volume_with_a_smaller_limit_on_discards_gets_its_blocks_as_any_other() {
+    Make::default().play(|stand| async move {
+        let capped: Arc<dyn Layer> = Arc::new(DiscardMax::new(stand.thins[0].clone(), "65536").unwrap());
+        assert_eq!(stand.read(&capped, 0, 128).await, [0; 128]);
+        let halves = [(0, 7), (64, 8)].map(|(at, fill)| stand.write(&capped, at, 64, fill));
+        assert!(together(halves.into()).await.iter().all(Result::is_ok));
+        assert_eq!(stand.read(&capped, 0, 128).await, [[7; 64], [8; 64]].concat());
+        assert_eq!(stand.world.counters(DATA).zeroes, 0, "they have filled it together");
+        stand.range(&capped, Op::Discard, 0, 2 * BLOCK).await.unwrap();
+        assert_eq!(stand.read(&capped, 0, 128).await, [0; 128]);
+    });
 }
 
 #[test]
