@@ -387,6 +387,30 @@ fn what_was_given_out_and_not_mapped_leaves_nothing_behind() {
     assert_eq!(pool.editor.free_data(), 740);
 }
 
+/// Two writers would have one block, and neither would know.
+#[test]
+fn what_was_given_out_is_nobody_elses_whatever_becomes_of_later_requests() {
+    let mut pool = Pool::open(with_device(2 * BITMAP_ENTRIES, 512, 16).device);
+    let first = pool.op(|editor, read| editor.allocate(read, 100)).unwrap();
+    assert_eq!(first, 16..116);
+    // The second bitmap was not read; then it is damaged.
+    let rest = |pool: &mut Pool| pool.editor.allocate(&pool.read, u64::MAX);
+    let missing = rest(&mut pool).unwrap_err();
+    let EditError::Missing(nr) = missing else { panic!("{missing}") };
+    pool.fetch(nr);
+    let whole = pool.read[&nr].clone();
+    let mut damaged = *whole;
+    damaged[1000] ^= 1;
+    pool.read.insert(nr, Arc::new(damaged));
+    let refused = rest(&mut pool);
+    assert!(matches!(refused, Err(EditError::Format(_))), "{refused:?}");
+    pool.read.insert(nr, whole);
+    assert_eq!(pool.op(|editor, read| editor.allocate(read, u64::MAX)), Ok(116..2 * BITMAP_ENTRIES));
+    assert_eq!(pool.op(|editor, read| editor.allocate(read, 1)), Err(EditError::NoData));
+    pool.editor.release(first.clone());
+    assert_eq!(pool.op(|editor, read| editor.allocate(read, u64::MAX)), Ok(first));
+}
+
 #[test]
 fn a_data_block_that_was_freed_is_not_given_out_before_the_commit_is_durable() {
     let mut pool = with_device(160, 512, 160);
