@@ -72,15 +72,31 @@ impl Guest {
     }
 }
 
+/// A guest's side of a queue, and what outlives its back ends.
+struct Setup {
+    queue: FrontQueue,
+    shared: SharedPages,
+    grants: GrantTable,
+    ledger: Buffer,
+}
+
+impl Setup {
+    /// With a ring of so many pages.
+    fn new(pages: usize) -> Setup {
+        let pages: Vec<_> =
+            (0..pages).map(|_| Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)).collect();
+        let shared = SharedPages::new(pages).expect("a power of two");
+        let grants = GrantTable::default();
+        let config = FrontConfig { abi: ABI, persistent: true, max_indirect_segments: 0, barrier: true };
+        let queue = FrontQueue::new(config, FrontRing::new(shared.clone(), ABI), Box::new(grants.clone()));
+        let ledger = Buffer::new(Ledger::bytes(queue.slots()));
+        Setup { queue, shared, grants, ledger }
+    }
+}
+
 fn lives(seed: u64) -> u32 {
     let mut rig = Rig::new(seed);
-    let pages: Vec<_> = (0..2).map(|_| Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)).collect();
-    let shared = SharedPages::new(pages).expect("two pages");
-    let grants = GrantTable::default();
-    let config = FrontConfig { abi: ABI, persistent: true, max_indirect_segments: 0, barrier: true };
-    let queue = FrontQueue::new(config, FrontRing::new(shared.clone(), ABI), Box::new(grants.clone()));
-    let slots = queue.slots();
-    let ledger = Buffer::new(Ledger::bytes(slots));
+    let Setup { queue, shared, grants, ledger } = Setup::new(2);
     let mut guest = Guest {
         queue,
         random: Random::new(seed),
@@ -122,12 +138,7 @@ fn what_a_killed_back_end_has_taken_is_answered_once_by_the_next() {
 #[test]
 fn a_worker_that_is_told_to_end_leaves_nothing_open() {
     let mut rig = Rig::new(3);
-    let pages = vec![Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)];
-    let shared = SharedPages::new(pages).expect("one page");
-    let ledger = Buffer::new(Ledger::bytes(32));
-    let grants = GrantTable::default();
-    let config = FrontConfig { abi: ABI, persistent: true, max_indirect_segments: 0, barrier: true };
-    let mut queue = FrontQueue::new(config, FrontRing::new(shared.clone(), ABI), Box::new(grants.clone()));
+    let Setup { mut queue, shared, grants, ledger } = Setup::new(1);
     let (end, _) = rig.resume(shared.clone(), ABI, &ledger, &grants, true);
     for n in 0..32 {
         queue.submit(n, Bio::flush()).unwrap();
@@ -146,12 +157,7 @@ fn a_worker_that_is_told_to_end_leaves_nothing_open() {
 #[test]
 fn a_write_that_waits_for_space_keeps_no_worker_from_ending_and_is_answered() {
     let mut rig = Rig::on_pool(4);
-    let pages = vec![Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)];
-    let shared = SharedPages::new(pages).expect("one page");
-    let ledger = Buffer::new(Ledger::bytes(32));
-    let grants = GrantTable::default();
-    let config = FrontConfig { abi: ABI, persistent: true, max_indirect_segments: 0, barrier: true };
-    let mut queue = FrontQueue::new(config, FrontRing::new(shared.clone(), ABI), Box::new(grants.clone()));
+    let Setup { mut queue, shared, grants, ledger } = Setup::new(1);
     let (end, _) = rig.resume(shared.clone(), ABI, &ledger, &grants, true);
     for n in 0..6 {
         let data = Segments::from_iter([Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)]);
