@@ -133,12 +133,9 @@ impl Pool {
         for some in pieces.chunks(PIECES_MAX) {
             let work = some.iter().map(|piece| self.bring(piece, cx));
             for (piece, result) in some.iter().zip(io::together(work.collect()).await) {
-                if let Err(errno) = result {
-                    log::error!(
-                        "{}: new blocks at sector {} cannot be written: {errno}",
-                        self.name,
-                        piece.to.start
-                    );
+                if let Err(why) = result {
+                    let at = piece.to.start;
+                    log::error!("{}: new blocks at sector {at} of its data device {why}", self.name);
                     bad.extend(piece.to.start / size..piece.to.end.div_ceil(size));
                 }
             }
@@ -160,16 +157,22 @@ impl Pool {
         pieces.into_iter().zip(holes).filter(|(_, is_hole)| !is_hole).map(|(piece, _)| piece).collect()
     }
 
-    async fn bring(&self, piece: &Piece, cx: &TaskContext) -> Result<(), Errno> {
+    /// An error says in words what failed.
+    async fn bring(&self, piece: &Piece, cx: &TaskContext) -> Result<(), String> {
         let (to, nr) = piece.sectors();
         let data = self.data.get();
-        match &piece.from {
+        let written = match &piece.from {
             From::Zeros => cx.bio(data, Bio::without_data(Op::WriteZeroes, Flags::NONE, to, nr)).await.0,
             From::Layer(layer, at) => {
-                let memory = io::read(cx, layer, Sector(*at), nr).await?;
+                let memory = io::read(cx, layer, Sector(*at), nr).await;
+                let from = if layer.node() == data.node() { "of it" } else { "of the external origin" };
+                let memory = memory.map_err(|errno| {
+                    format!("are not written: what they are to hold, at sector {at} {from}, cannot be read: {errno}")
+                })?;
                 io::store(cx, data, to, memory).await
             }
-        }
+        };
+        written.map_err(|errno| format!("cannot be written: {errno}"))
     }
 
     /// Content for parts of blocks whose writes do not come. With the turn.
