@@ -291,12 +291,17 @@ fn a_thin_volume_that_its_pool_refuses_leaves_nothing_behind_and_can_be_made_lat
     let server = lab.scratch.serve(["--disk", "a"]);
     fill_map(&lab);
     let before = lab.columns("lv_name,origin,thin_id,transaction_id");
+    let offered = || run(tool("nbdinfo").args(["--list", &lab.scratch.uri("")]));
+    let told = || served(&lab, &["lv", "show", "vg"]);
+    let seen_before = (offered(), told());
     for verb in
         [&["create", "vg/two", "--thin", "pool", "-V", "8M"][..], &["snapshot", "vg/one", "--name", "two"]]
     {
         let said = refused(&lab, &[&["lv"], verb].concat());
         assert!(said.contains("the pool pool: the pool is read-only"), "{said}");
         assert_eq!(lab.columns("lv_name,origin,thin_id,transaction_id"), before);
+        // Neither clients nor people see anything of it.
+        assert_eq!((offered(), told()), seen_before);
         lab.expect_sound();
     }
     served(&lab, &["lv", "resize", "vg/pool", "--pool-metadata-size", "+2M"]);

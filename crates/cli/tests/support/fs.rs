@@ -110,6 +110,13 @@ impl SmallDisk {
         assert!(!full.status.success(), "it ends when there is no room left");
     }
 
+    /// After [`SmallDisk::fill_up`]: there is room for so many pages of 4 KiB.
+    pub fn make_room_for(&self, pages: u64) {
+        let filler = fs::File::options().write(true).open(self.tmpfs.0.join("filler")).expect("it is there");
+        let length = filler.metadata().expect("its length").len();
+        filler.set_len(length / 4096 * 4096 - pages * 4096).expect("it is cut");
+    }
+
     /// There is room again.
     pub fn make_room(&self) {
         fs::remove_file(self.tmpfs.0.join("filler")).expect("it is there");

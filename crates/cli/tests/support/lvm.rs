@@ -146,8 +146,8 @@ impl Lab {
         }
     }
 
-    /// A file with the metadata of a pool that lies on the first disk, in one piece or in pieces of one size.
-    pub fn metadata(&self, pool: &str) -> String {
+    /// Where the metadata of a pool lies on the first disk, in one piece or in pieces of one size: where they begin, and how long they are.
+    pub fn metadata_places(&self, pool: &str) -> (Vec<u64>, usize) {
         let shown = |args: &[&str]| -> Value {
             let said = run(&mut self.scratch.blockwork(self.args(args)));
             serde_json::from_str(&said).expect("JSON")
@@ -159,18 +159,25 @@ impl Lab {
         let part = part.expect("a map");
         let size = usize::try_from(part["bytes"].as_u64().expect("a size")).expect("it fits");
         let areas = part["areas"].as_array().expect("places");
-        let length = size / areas.len();
-        let disk = fs::File::open(self.scratch.path(&self.disks[0])).expect("a disk");
-        let piece = |area: &Value| {
+        assert_eq!(size % areas.len(), 0);
+        let start = |area: &Value| {
             let at =
                 area.as_str().and_then(|area| area.strip_prefix("pv0(")?.strip_suffix(')')).expect("a place");
-            let start = PE_START as u64 + at.parse::<u64>().expect("a number") * extent;
+            PE_START as u64 + at.parse::<u64>().expect("a number") * extent
+        };
+        (areas.iter().map(start).collect(), size / areas.len())
+    }
+
+    /// A file with that metadata.
+    pub fn metadata(&self, pool: &str) -> String {
+        let (starts, length) = self.metadata_places(pool);
+        let disk = fs::File::open(self.scratch.path(&self.disks[0])).expect("a disk");
+        let piece = |start: u64| {
             let mut bytes = vec![0; length];
             disk.read_exact_at(&mut bytes, start).expect("it is there");
             bytes
         };
-        let bytes: Vec<u8> = areas.iter().flat_map(piece).collect();
-        assert_eq!(bytes.len(), size);
+        let bytes: Vec<u8> = starts.into_iter().flat_map(piece).collect();
         self.scratch.write("map", bytes)
     }
 

@@ -36,6 +36,13 @@ impl Pool {
         self.look_at_watch();
     }
 
+    /// Whoever was told has found that the mark is not passed any more. When it is passed from now on, or has been since, that is told
+    /// anew, also where nobody has looked meanwhile.
+    pub fn watch_again(&self) {
+        self.watched.told.store(false, Ordering::Release);
+        self.look_at_watch();
+    }
+
     /// Whether more of its data, and of its metadata, is in use than `threshold` percent.
     pub fn is_beyond(&self, threshold: u64) -> (bool, bool) {
         let editor = self.editor();

@@ -1,5 +1,8 @@
 //! Pools that run out of space, of data or of metadata, and pools that may not be written.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use blockwork_engine::{Errno, Nanos, Op};
 use blockwork_layer::thin::{Mode, PoolFeatures, VerbError};
 use blockwork_sim::Faults;
@@ -211,4 +214,37 @@ fn a_pool_that_may_not_be_changed_takes_what_needs_no_change() {
             assert_eq!(stand.read(thin, 0, 8).await, [0; 8]);
         });
     }
+}
+
+#[test]
+fn a_watcher_hears_each_time_that_the_mark_is_passed_also_where_nobody_has_looked_in_between() {
+    let make = Make { data_blocks: (128, 128), volumes: vec![128], ..Make::default() };
+    make.play(|stand| async move {
+        let heard = Arc::new(AtomicU32::new(0));
+        let count = heard.clone();
+        stand.pool.watch(50, move || _ = count.fetch_add(1, Ordering::Relaxed));
+        let heard = || heard.load(Ordering::Relaxed);
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 64 * BLOCK, 7).await.unwrap();
+        assert_eq!((stand.pool.is_beyond(50), heard()), ((false, false), 0));
+        for blocks in [65, 66] {
+            stand.write(thin, (blocks - 1) * BLOCK, BLOCK, 7).await.unwrap();
+            assert_eq!(heard(), 1, "{blocks} blocks");
+        }
+        // It comes below it, and passes it again before the next commit. Meanwhile the one who has heard of it has looked.
+        stand.range(thin, Op::Discard, 0, 2 * BLOCK).await.unwrap();
+        assert_eq!(stand.pool.is_beyond(50), (false, false));
+        stand.pool.watch_again();
+        assert_eq!(heard(), 1);
+        stand.write(thin, 0, 2 * BLOCK, 8).await.unwrap();
+        assert_eq!((stand.pool.is_beyond(50), heard()), ((true, false), 2));
+        // Who looks when that has just happened is told at once.
+        stand.pool.watch_again();
+        assert_eq!(heard(), 3);
+        // A commit has it looked at, too.
+        stand.range(thin, Op::Discard, 0, 2 * BLOCK).await.unwrap();
+        stand.flush(thin).await.unwrap();
+        stand.write(thin, 0, 2 * BLOCK, 9).await.unwrap();
+        assert_eq!(heard(), 4);
+    });
 }
