@@ -4,12 +4,16 @@
 mod support;
 
 use std::collections::HashMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
-use blockwork_format::virtio::blk::{request, status};
+use blockwork_format::virtio::blk::{Range, request, status};
 use rustix::process::Signal;
-use support::{Scratch, Server, run, run_refused, until};
+use support::fs::LeftMount;
+use support::{PATIENCE, Scratch, Server, run, run_refused, until};
 use vhostload::{Disk, Options, Request};
 
 const MIB: u64 = 1 << 20;
@@ -17,6 +21,14 @@ const BLOCK: usize = 4096;
 
 fn serve(scratch: &Scratch, more: &[&str]) -> Command {
     let mut command = scratch.blockwork(["serve", "--vhost-user", &scratch.at("socket"), "--disk"]);
+    command.args(more);
+    command
+}
+
+/// The same where the ring is forbidden, so that only threads can do what is done.
+fn serve_by_threads(scratch: &Scratch, more: &[&str]) -> Command {
+    let mut command =
+        scratch.without_ring(["serve", "--vhost-user", &scratch.at("socket"), "--io", "threads", "--disk"]);
     command.args(more);
     command
 }
@@ -105,7 +117,7 @@ impl Guest {
 }
 
 /// Kills the server under load, again and again; each next one takes up what the last one had.
-fn killed_under_load(options: Options) {
+fn killed_under_load(options: Options, serve: fn(&Scratch, &[&str]) -> Command) {
     let scratch = Scratch::new();
     scratch.sparse("disk.img", 64 * MIB);
     let mut server = Server::start(&mut serve(&scratch, &["disk.img", "--workers", "2"]));
@@ -131,19 +143,24 @@ fn killed_under_load(options: Options) {
 
 #[test]
 fn a_server_that_was_killed_is_followed_by_one_that_takes_up_its_requests() {
-    killed_under_load(Options { queues: 2, requests: 64, ..Options::default() });
+    killed_under_load(Options { queues: 2, requests: 64, ..Options::default() }, serve);
 }
 
 #[test]
 fn likewise_with_packed_rings() {
-    killed_under_load(Options { queues: 2, requests: 64, packed: true, ..Options::default() });
+    killed_under_load(Options { queues: 2, requests: 64, packed: true, ..Options::default() }, serve);
+}
+
+#[test]
+fn likewise_where_threads_do_the_io() {
+    killed_under_load(Options { queues: 2, requests: 64, ..Options::default() }, serve_by_threads);
 }
 
 #[test]
 fn likewise_where_requests_take_several_descriptors() {
     for packed in [false, true] {
         let options = Options { requests: 16, ring_size: 64, indirect: false, packed, ..Options::default() };
-        killed_under_load(Options { event_idx: false, ..options });
+        killed_under_load(Options { event_idx: false, ..options }, serve);
     }
 }
 
@@ -188,6 +205,75 @@ fn a_server_that_is_asked_to_stop_answers_what_it_has_taken_and_leaves_the_rest_
     guest.disk.connect().unwrap();
     guest.verify();
     server.stop_quietly();
+}
+
+/// One request of a guest that looks for its answer only when it is called.
+fn sleep_through(disk: &mut Disk, queue: usize, request: Request) -> u16 {
+    let Disk { guest, queues, .. } = &mut *disk;
+    assert!(!queues[queue].want_calls(guest, true), "nothing else is under way");
+    // Calls from before.
+    queues[queue].sleep(Duration::ZERO);
+    let id = disk.start(queue, request).expect("room");
+    let done = loop {
+        assert!(disk.queues[queue].sleep(PATIENCE), "{request:?}: nobody has called the guest");
+        if let Some(done) = disk.finished(queue) {
+            break done;
+        }
+    };
+    assert_eq!((done.id, done.status), (id, status::OK), "{request:?}");
+    id
+}
+
+/// The server behind it tells what has reached the disk: a flush, or a hole, that was only answered did not.
+#[test]
+fn where_threads_do_the_io_a_guest_is_heard_and_called_and_what_it_flushes_and_discards_reaches_the_disk() {
+    const ROUNDS: u64 = 6;
+    const LEN: usize = 64 << 10;
+    for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {
+        let scratch = Scratch::new();
+        let path = scratch.sparse("behind.img", 16 * MIB);
+        let place = scratch.at("disk.img");
+        let _left = LeftMount(place.clone().into());
+        let args = ["serve", "--disk", "behind.img", "--fuse", &place, "--no-control", "--stats", "--json"];
+        let behind = Server::start(&mut scratch.blockwork(args));
+        let server = Server::start(&mut serve_by_threads(&scratch, &["disk.img", "--workers", "2"]));
+        let options = Options { queues: 2, data_bytes: LEN, packed, event_idx, ..Options::default() };
+        let mut disk = Disk::new(&socket(&scratch), options).unwrap();
+        for round in 0..ROUNDS {
+            let (queue, sector) = (round as usize % 2, round * 1024);
+            let id = disk.queues[queue].next_id().expect("room");
+            disk.write_data(queue, id, &[round as u8 + 1; LEN]);
+            sleep_through(&mut disk, queue, Request { kind: request::OUT, sector, len: LEN });
+            sleep_through(&mut disk, queue, Request { kind: request::FLUSH, sector: 0, len: 0 });
+            // By the other queue: what one has written, all find.
+            let other = 1 - queue;
+            let id = sleep_through(&mut disk, other, Request { kind: request::IN, sector, len: LEN });
+            let mut found = vec![0; LEN];
+            disk.read_data(other, id, &mut found);
+            assert!(found == vec![round as u8 + 1; LEN], "packed: {packed}, round {round}");
+        }
+        let kicks: Vec<u64> = disk.queues.iter().map(|queue| queue.kicks).collect();
+        assert!(kicks.iter().all(|kicks| *kicks > 0), "{kicks:?}");
+        let blocks = || fs::metadata(&path).expect("it is there").blocks() * 512;
+        let before = blocks();
+        let discarded = Range { sector: 1024, sectors: LEN as u32 / 512, flags: 0 };
+        let bytes = discarded.encode();
+        let id = disk.queues[0].next_id().expect("room");
+        disk.write_data(0, id, &bytes);
+        sleep_through(&mut disk, 0, Request { kind: request::DISCARD, sector: 0, len: bytes.len() });
+        assert_eq!(blocks(), before - LEN as u64);
+        drop(disk);
+        // At its end it would flush of its own accord.
+        server.kill();
+        let flushes = behind.stop_for_stats().count("behind.img", "flushes");
+        assert!(flushes >= ROUNDS, "{flushes} flushes have reached the disk, of {ROUNDS}");
+        let content = scratch.read("behind.img");
+        for round in 0..ROUNDS {
+            let at = round as usize * 1024 * 512;
+            let expected = if round == 1 { 0 } else { round as u8 + 1 };
+            assert!(content[at..at + LEN] == vec![expected; LEN], "packed: {packed}, round {round}");
+        }
+    }
 }
 
 #[test]
