@@ -29,6 +29,8 @@ pub struct Shape {
     pub chunk: u64,
     /// Chunks of the origin.
     pub chunks: u64,
+    /// Sectors that the last of them lacks.
+    pub lacking: u64,
     /// Chunks that the store's disk has.
     pub store_chunks: u64,
     /// How long a flush takes, µs; a read or a write takes 100.
@@ -41,7 +43,14 @@ impl Shape {
     /// A store that has room for all, and flushes that take as long as ten writes.
     pub fn new(chunk: u64, chunks: u64) -> Shape {
         let store_chunks = chunks + chunks / (chunk * 32) + 8;
-        Shape { chunk, chunks, store_chunks, flush_us: 1000, fua: Fua::Flush }
+        Shape { chunk, chunks, lacking: 0, store_chunks, flush_us: 1000, fua: Fua::Flush }
+    }
+}
+
+impl Shape {
+    /// Of the origin.
+    pub fn sectors(&self) -> u64 {
+        self.chunks * self.chunk - self.lacking
     }
 }
 
@@ -87,8 +96,8 @@ impl Bed {
         let mut nodes = Nodes::default();
         let mut leaves: Vec<(NodeId, Arc<dyn LeafSource>)> = Vec::new();
         let mut disks: Vec<Arc<dyn Layer>> = Vec::new();
-        let (chunk, chunks) = (shape.chunk, shape.chunks);
-        for (nth, sectors) in [chunks * chunk, shape.store_chunks * chunk].into_iter().enumerate() {
+        let (chunk, sectors) = (shape.chunk, shape.sectors());
+        for (nth, sectors) in [sectors, shape.store_chunks * chunk].into_iter().enumerate() {
             let device = world.add_device(disk(Sectors(sectors), shape));
             let (node, source) = (nodes.next(), world.source(device));
             let limits = source.limits().clone();
@@ -96,7 +105,7 @@ impl Bed {
             leaves.push((node, source));
         }
         let content: Vec<u8> =
-            (0..chunks * chunk).flat_map(|sector| [(sector / chunk % 100) as u8 + 1; 512]).collect();
+            (0..sectors).flat_map(|sector| [(sector / chunk % 100) as u8 + 1; 512]).collect();
         world.preload(ORIGIN, 0, &content);
         world.preload(STORE, 0, store);
         let config = config(&world, disks[0].sectors(), &disks[1], chunk);
@@ -155,19 +164,20 @@ impl Bed {
 
     /// The first byte of each sector of a chunk of the snapshot.
     pub fn chunk(&self, chunk: u64) -> Vec<u8> {
-        let sectors = self.shape.chunk;
-        let (layer, bytes) = (self.snapshot.clone(), Rc::new(RefCell::new(Vec::new())));
+        let start = chunk * self.shape.chunk;
+        self.read(&self.snapshot, start, self.shape.chunk.min(self.shape.sectors() - start))
+    }
+
+    /// The first byte of each of some sectors.
+    pub fn read(&self, layer: &Arc<dyn Layer>, start: u64, nr: u64) -> Vec<u8> {
+        let (layer, bytes) = (layer.clone(), Rc::new(RefCell::new(Vec::new())));
         let found = bytes.clone();
         self.run([Box::new(move |cx: TaskContext| async move {
-            let segment = Segment::new(cx.pool().get(sectors as usize * 512), 0, sectors as usize * 512);
-            let bio = Bio::with_data(
-                Op::Read,
-                Flags::NONE,
-                Sector(chunk * sectors),
-                Segments::from_iter([segment.clone()]),
-            );
+            let segment = Segment::new(cx.pool().get(nr as usize * 512), 0, nr as usize * 512);
+            let data = Segments::from_iter([segment.clone()]);
+            let bio = Bio::with_data(Op::Read, Flags::NONE, Sector(start), data);
             assert_eq!(cx.bio(&layer, bio).await.0, Ok(()));
-            for sector in 0..sectors as usize {
+            for sector in 0..nr as usize {
                 let mut first = [0];
                 segment.read_at(sector * 512, &mut first);
                 found.borrow_mut().push(first[0]);

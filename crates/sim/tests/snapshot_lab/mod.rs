@@ -97,7 +97,9 @@ impl Plan {
     pub fn draw(seed: u64) -> Plan {
         let random = &mut Random::part(seed, 1);
         let small_blocks = random.chance(2, 3);
-        let origin_sectors = random.between(2, 40) * 8;
+        // Disks of small blocks may end anywhere.
+        let odd = if small_blocks { Random::part(seed, 5).below(8) } else { 0 };
+        let origin_sectors = random.between(2, 40) * 8 + odd;
         let one_disk = random.chance(1, 3);
         let stores: Vec<_> = (0..random.between(1, 3))
             .map(|_| StorePlan::draw(random, origin_sectors, small_blocks))
