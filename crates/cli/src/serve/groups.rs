@@ -348,23 +348,23 @@ impl ServedGroups {
         Ok(true)
     }
 
-    /// What is new in the text and no pool could be told of goes again. What a pool knows stays: the next change finds it there, with a
-    /// message that says so.
-    fn take_back(&self, request: &GroupRequest, volume: Option<&String>) {
+    /// What is new in the text and no pool could be told of goes again. What a pool knows stays: the next change finds it there, and whoever
+    /// has asked for it hears of that.
+    fn take_back(&self, request: &GroupRequest, volume: Option<&String>) -> Result<(), String> {
         let (Change::CreateThin(_) | Change::SnapshotThin(_), Some(volume)) = (&request.change, volume)
         else {
-            return;
+            return Ok(());
         };
-        match self.untell_pools(&request.group, request.command.as_deref()) {
-            Ok(true) => {}
-            Ok(false) => {
-                log::warn!("{}: {volume} is made all the same: its pool has it", escape(&request.group));
-                return;
-            }
-            Err(error) => {
-                log::error!("{}: {volume} cannot be taken back: {error}", escape(&request.group));
-                return;
-            }
+        let name = format!("{}/{}", escape(&request.group), escape(volume));
+        let stays = |error: Refusal| {
+            format!(
+                "{name} cannot be taken back: {error}; it stays in the text of its group, and the next change that its pool takes makes it"
+            )
+        };
+        if !self.untell_pools(&request.group, request.command.as_deref()).map_err(stays)? {
+            return Err(format!(
+                "{name} is made all the same, since its pool has it: it is served when the server is started anew"
+            ));
         }
         let change = Change::Remove { volumes: vec![volume.clone()] };
         let again = GroupRequest { change, ..request.clone() };
@@ -372,9 +372,7 @@ impl ServedGroups {
             self.write(planned.commit)?;
             self.adopt(&request.group, planned.text)
         });
-        if let Err(error) = undone {
-            log::error!("{}: {volume} cannot be taken back: {error}", escape(&request.group));
-        }
+        undone.map(|_| ()).map_err(stays)
     }
 
     /// What is in use goes by the new text; what people should know of that.
@@ -520,8 +518,13 @@ impl Groups for ServedGroups {
             Err(error) if makes_room(&request.change) => notes.push(error.to_string()),
             Err(error) => {
                 notes.iter().for_each(|note| log::warn!("{note}"));
-                self.take_back(request, planned.volume.as_ref());
-                return Err(error);
+                return Err(match self.take_back(request, planned.volume.as_ref()) {
+                    Ok(()) => error,
+                    Err(rest) => {
+                        log::error!("{rest}");
+                        Refusal::new(error.kind, format!("{}; but {rest}", error.text))
+                    }
+                });
             }
         }
         if self.serves_all || request.serve {
