@@ -38,9 +38,26 @@ impl Snapshot {
         &self.family.stores[self.nth]
     }
 
+    /// A read, mostly of one chunk: from the store, or from the origin.
+    #[inline]
+    fn read(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let (store, node) = (self.store(), self.shape.node);
+        let chunk = store.layout.chunk_sectors();
+        let within = span.sector.0 & (chunk - 1);
+        if within + span.nr.0 > chunk {
+            return self.map(span, cx);
+        }
+        match store.exceptions.find(store.chunk_of(span.sector)) {
+            Some(new) => {
+                cx.pass(node, span.sector, &*store.layer, span.moved_to(Sector(new * chunk + within)))
+            }
+            None => cx.pass(node, span.sector, &*self.family.origin, span),
+        }
+    }
+
     /// Hands on what `span` covers: to the store where there are exceptions, the rest to the origin. A write goes only to
     /// exceptions that are settled.
-    #[inline]
+    #[inline(never)]
     fn map(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let store = self.store();
         let chunk = store.layout.chunk_sectors();
@@ -114,7 +131,11 @@ impl Layer for Snapshot {
                 return Ok(());
             }
         }
-        if span.op == Op::Discard { self.discard(span, cx) } else { self.map(span, cx) }
+        match span.op {
+            Op::Read => self.read(span, cx),
+            Op::Discard => self.discard(span, cx),
+            _ => self.map(span, cx),
+        }
     }
     #[inline]
     fn approach(&self, span: &Span) {
