@@ -105,7 +105,8 @@ impl Leaf for Handle {
 /// An environment in which no time passes and nothing comes in.
 pub struct NoEnv;
 
-struct Deaf;
+/// Nobody to be woken.
+pub struct Deaf;
 
 impl Notify for Deaf {
     fn notify(&self) {}
