@@ -29,6 +29,7 @@ def fio(arguments, seconds, pid=None, jobs=1):
     side = job["read"] if job["read"]["total_ios"] else job["write"]
     elapsed = side["runtime"] / 1000
     row = {
+        "ios": ios,
         "iops": ios / elapsed,
         "mibps": side["io_bytes"] / elapsed / 2**20,
         "p50_us": side["clat_ns"]["percentile"]["50.000000"] / 1000,

@@ -7,14 +7,17 @@ the clients is. On files in memory (tmpfs), where what is written is durable at 
 ours has the server commit what it keeps for that, and so goes at the disk's pace. How the server's writes are cut is counted in a run of
 its own."""
 
+import json
 import os
 import re
+import resource
+import statistics
 import subprocess
 import tempfile
 
 from . import clients, machine
 from .servers import Server
-from .tables import OURS, table
+from .tables import OURS, median, show, table
 
 QSD = "qsd"
 LOADS = [("64k random writes", "randwrite", "64k", 16), ("64k sequential writes", "write", "64k", 16),
@@ -22,6 +25,9 @@ LOADS = [("64k random writes", "randwrite", "64k", 16), ("64k sequential writes"
          ("64k random reads", "randread", "64k", 16)]
 MEMORY = "/dev/shm"
 GOAL = 1.3
+# The load that the bare client makes as well (crates/leaf/examples/bare_nfs.rs), with as many connections as ours.
+BOUND = LOADS[0]
+BARE, CONNECTIONS = "bare client", 4
 # The tests use the same server.
 SETUP = os.path.join(os.path.dirname(__file__), "../../tests/nfs")
 
@@ -89,14 +95,16 @@ def measure(bench, ganesha, place, folder, extra):
             for rep in range(bench.reps):
                 for peer, server in peers.items():
                     flushes = extra if "write" in rw else []
-                    one = lambda: client(bench, server, rw, bs, depth, flushes)  # noqa: E731, B023
+                    one = lambda: client(bench, ganesha, server, rw, bs, depth, flushes)  # noqa: E731, B023
                     rows.append(bench.row({"load": load, "place": place}, peer, "fio", rep, one))
+        alone = [bench.row({"place": place}, BARE, BARE, rep, lambda: bare(bench, ganesha, f"{folder}/{OURS}.img"))
+                 for rep in range(bench.reps if OURS in peers and machine.has(bench.bare_nfs) else 0)]
         lines = table(f"MiB/s, depth 16, one client, {place}; goal for writes of 64 KiB: {GOAL}", rows, ["load"], list(peers), "mibps", max,
                       rivals=[QSD])
         lines += table(f"Processor time of the NBD server, µs per I/O, {place}", rows, ["load"], list(peers), "server_us",
                        min, rivals=[QSD])
         counts = counted(bench, ganesha, peers) if place == "memory" else []
-        return lines + [machine.noise(rows), ""] + counts
+        return lines + shares(place, rows, alone, list(peers)) + [machine.noise(rows), ""] + counts
 
 
 def start(starter, ganesha, peer, path):
@@ -114,9 +122,47 @@ def start(starter, ganesha, peer, path):
     return starter.start(name, command[0], lambda: ready(Server(name, ganesha.beside(command), log, sock)))
 
 
-def client(bench, server, rw, bs, depth, extra):
-    return clients.fio(["--ioengine=nbd", f"--uri=nbd+unix:///?socket={server.sock}", f"--rw={rw}", f"--bs={bs}",
-                        f"--iodepth={depth}", *extra], bench.seconds, server.pid)
+def client(bench, ganesha, server, rw, bs, depth, extra):
+    before = machine.cpu_seconds(ganesha.server.pid)
+    row = clients.fio(["--ioengine=nbd", f"--uri=nbd+unix:///?socket={server.sock}", f"--rw={rw}", f"--bs={bs}",
+                       f"--iodepth={depth}", *extra], bench.seconds, server.pid)
+    after = machine.cpu_seconds(ganesha.server.pid)
+    return {**row, "nfs_us": (after - before) * 1e6 / row["ios"]} if row.get("ios") else row
+
+
+def bare(bench, ganesha, path):
+    """The same writes by a client that does nothing else, and without NBD."""
+    def own():
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    _, _, bs, depth = BOUND
+    command = [bench.bare_nfs, f"nfs://127.0.0.1{path}", str(CONNECTIONS), str(depth), str(int(bs[:-1]) << 10), str(bench.seconds)]
+    before = own(), machine.cpu_seconds(ganesha.server.pid)
+    done = subprocess.run(ganesha.beside(command), capture_output=True, text=True)
+    if done.returncode:
+        return {"error": done.stderr[-500:]}
+    row = json.loads(done.stdout)
+    after = own(), machine.cpu_seconds(ganesha.server.pid)
+    client_us, nfs_us = ((b - a) * 1e6 / row["writes"] for a, b in zip(before, after))
+    return {"mibps": row["mibps"], "client_us": client_us, "nfs_us": nfs_us}
+
+
+def shares(place, rows, alone, peers):
+    """Where the processors' time goes in one write, and what would be left of it if the NBD server took none."""
+    load = BOUND[0]
+    lines = [f"**Processor time of a 64 KiB random write, µs, {place}; the bare client has no NBD before it and nothing to remember**", "",
+             "| | MiB/s | fio | NBD server, or bare client | NFS server | all | MiB/s if the NBD server took none |",
+             "| --- | --- | --- | --- | --- | --- | --- |"]
+    for name, some in [*((peer, [row for row in rows if row["peer"] == peer and row["load"] == load]) for peer in peers), (BARE, alone)]:
+        rate = median(some, "mibps", peer=name)
+        if not rate:
+            continue
+        parts = [statistics.median(row.get(key) or 0 for row in some)
+                 for key in (("client_us", "server_us", "nfs_us") if name != BARE else ("none", "client_us", "nfs_us"))]
+        without = rate * sum(parts) / (sum(parts) - parts[1]) if name != BARE else None
+        lines.append("| " + " | ".join([name, show(rate), *map(show, parts), show(sum(parts)), show(without) if without else ""]) + " |")
+    return lines + [""]
 
 
 def counted(bench, ganesha, peers):

@@ -60,7 +60,7 @@ const RETRANS: u32 = 2;
 
 impl NfsAddress {
     /// Takes apart what follows `nfs://`.
-    pub(crate) fn parse(text: &str) -> Result<NfsAddress, String> {
+    pub fn parse(text: &str) -> Result<NfsAddress, String> {
         let (place, query) = text.split_once('?').unwrap_or((text, ""));
         let (host, path) = place.split_once('/').unwrap_or((place, ""));
         let (server, port) = server_and_port(host)?;

@@ -88,6 +88,13 @@ pub struct NfsFile {
     pub uncommitted_bytes: usize,
 }
 
+impl NfsFile {
+    /// Finds the file at `address` on its server.
+    pub fn find(name: &str, address: &NfsAddress, read_only: bool) -> Result<NfsFile, LeafError> {
+        mount::find(name, address, read_only)
+    }
+}
+
 /// What the workers share.
 struct Shared {
     name: String,
@@ -114,7 +121,7 @@ pub struct NfsSource {
 impl NfsSource {
     /// Finds the file on its server.
     pub fn open(name: &str, address: &NfsAddress, read_only: bool) -> Result<NfsSource, LeafError> {
-        let file = mount::find(name, address, read_only)?;
+        let file = NfsFile::find(name, address, read_only)?;
         let mut source = NfsSource::new(&file, &address.options)?;
         if !read_only {
             source.warnings.push(
