@@ -4,6 +4,7 @@
 mod nbd_support;
 mod tap;
 
+use std::io::Read;
 use std::sync::Arc;
 
 use blockwork_engine::{Flags, Op};
@@ -219,4 +220,80 @@ fn a_write_behind_large_reads_that_nobody_takes_is_done_and_all_reads_are_answer
     }
     answered.sort_unstable();
     assert!(answered.iter().copied().eq((0..READS).chain([1000])), "{answered:?}");
+}
+
+/// Writes in rows of one length, each to a place of its own, reads and flushes between them, and a bad request now and then: what the
+/// client sends, what the disk then holds, and the bytes of all answers.
+fn rows_of_writes(disk_bytes: usize, mut number: impl FnMut(usize) -> usize) -> (Vec<u8>, Vec<u8>, usize) {
+    let (mut stream, mut disk, mut answers) = (Vec::new(), Vec::new(), 0);
+    let lengths = [65_536, 65_536, 40_960, 1 << 20, 300_032, 4096, 512];
+    let mut cookie = 0;
+    loop {
+        let len = lengths[number(lengths.len())];
+        for _ in 0..number(9) {
+            if disk.len() + len > disk_bytes {
+                return (stream, disk, answers);
+            }
+            let start = disk.len();
+            let value = number(251) as u8;
+            disk.extend((0..len).map(|at| value.wrapping_add((at / 512) as u8)));
+            stream.extend(request(0, WRITE, cookie, start as u64, len as u32));
+            stream.extend_from_slice(&disk[start..]);
+            (cookie, answers) = (cookie + 1, answers + 16);
+        }
+        answers += match number(4) {
+            0 => {
+                stream.extend(request(0, READ, cookie, disk_bytes as u64, 512));
+                16 + 512
+            }
+            1 => {
+                stream.extend(request(0, FLUSH, cookie, 0, 0));
+                16
+            }
+            // As long as those before, and refused: it lies beyond the disk.
+            2 => {
+                stream.extend(request(0, WRITE, cookie, 2 * disk_bytes as u64, len as u32));
+                stream.extend(vec![0xee; len]);
+                16
+            }
+            _ => 0,
+        };
+        cookie += 1;
+    }
+}
+
+#[test]
+fn rows_of_writes_may_be_followed_by_anything_in_any_pieces() {
+    const DISK: usize = 24 << 20;
+    for (seed, requests_max, bytes_max) in
+        [(1u64, 128, 32 << 20), (2, 128, 32 << 20), (3, 3, 32 << 20), (4, 128, 200_000)]
+    {
+        let mut state = seed;
+        let mut number = move |below: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % below
+        };
+        let rig = Rig::with(&[Disk::new("d", format!("memory:{}", DISK + 512))], 1, |config| {
+            (config.requests_max, config.bytes_max) = (requests_max, bytes_max);
+        });
+        let (stream, disk, answers) = rows_of_writes(DISK, &mut number);
+        let mut raw = Raw::go(&rig);
+        let mut answered = raw.stream.try_clone().unwrap();
+        let reader = std::thread::spawn(move || {
+            let mut bytes = vec![0; answers];
+            answered.read_exact(&mut bytes).expect("every request is answered");
+        });
+        let mut left = &stream[..];
+        while !left.is_empty() {
+            let (piece, rest) = left.split_at(left.len().min(1 + number(400_000)));
+            raw.write(piece);
+            left = rest;
+        }
+        reader.join().unwrap();
+        for (nth, expected) in disk.chunks(1 << 20).enumerate() {
+            raw.request(0, READ, 1, (nth << 20) as u64, expected.len() as u32);
+            assert_eq!(raw.reply(), (0, 1));
+            assert!(raw.read(expected.len()) == expected, "seed {seed}, MiB {nth}");
+        }
+    }
 }

@@ -24,6 +24,22 @@ impl Uring {
         self.submit(name, entry);
     }
 
+    /// One recvmsg(2) into all of `into`, in order. Result as of [`Uring::recv`].
+    ///
+    /// # Panics
+    /// If `into` has more than 1,024 segments.
+    pub fn recv_parts(&mut self, token: Token, fd: Arc<OwnedFd>, into: &[Segment]) {
+        assert!(into.len() <= SEGMENTS_MAX, "{} segments in one receive, {SEGMENTS_MAX} at most", into.len());
+        let (name, slot) = self.slots.take(token, Kind::Plain);
+        slot.file = Some(fd);
+        slot.hold(into);
+        slot.list();
+        slot.header.msg_iov = slot.iovecs.as_mut_ptr();
+        slot.header.msg_iovlen = slot.iovecs.len();
+        let entry = opcode::RecvMsg::new(slot.fd(), &raw mut slot.header).build();
+        self.submit(name, entry);
+    }
+
     /// Sends all of `data`, in order, without SIGPIPE. Result: bytes; fewer than given only if an error or a cancel came
     /// after some were sent (the next send will meet it too).
     ///

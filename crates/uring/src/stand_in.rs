@@ -77,6 +77,7 @@ impl Order {
                 opcode::PollAdd::CODE if ready & libc::POLLNVAL != 0 => return Some(-libc::EBADF),
                 opcode::PollAdd::CODE => return Some(ready.into()),
                 opcode::Recv::CODE => libc::recv(fd, self.memory(), len, now),
+                opcode::RecvMsg::CODE => libc::recvmsg(fd, self.memory().cast(), now),
                 opcode::Send::CODE => libc::send(fd, self.memory(), len, now),
                 opcode::SendMsg::CODE => libc::sendmsg(fd, self.memory().cast(), now),
                 opcode::Accept::CODE => libc::accept4(fd, ptr::null_mut(), ptr::null_mut(), flags) as isize,

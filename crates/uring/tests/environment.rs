@@ -402,6 +402,24 @@ fn a_stream_is_sent_whole_and_received_in_pieces() {
 }
 
 #[test]
+fn what_is_received_in_parts_fills_them_in_order() {
+    everywhere(|mut env| {
+        let (ours, mut theirs) = socketpair();
+        let parts = [empty(3), empty(100), empty(4)];
+        env.recv_parts(Token(1), ours.clone(), &parts);
+        let mut out = Vec::new();
+        env.wait(Wait::Poll, &mut out);
+        assert!(out.is_empty(), "nothing is there yet");
+        theirs.write_all(b"headpayload").unwrap();
+        assert_eq!(one(&mut env).result, 11);
+        assert_eq!(bytes(&[parts[0].clone(), parts[1].slice(0, 8)]), b"headpayload");
+        drop(theirs);
+        env.recv_parts(Token(2), ours, &parts);
+        assert_eq!(one(&mut env).result, 0, "end of the stream");
+    });
+}
+
+#[test]
 fn a_send_that_is_cut_short_tells_what_was_sent() {
     everywhere(|mut env| {
         let (ours, mut theirs) = socketpair();

@@ -8,7 +8,7 @@ use blockwork_memory::{Buffer, Pool, Segment};
 /// Size of the buffer of a client that sends little, bytes.
 const SMALL: usize = 16 << 10;
 /// Size of the buffer of one that sends much, bytes.
-const LARGE: usize = 256 << 10;
+pub(super) const LARGE: usize = 256 << 10;
 /// Less room than this is not worth a receive while something could be moved away.
 const ROOM_MIN: usize = 8 << 10;
 /// After so many receives in a row that the small buffer would have held, it is used again.
@@ -105,6 +105,15 @@ impl Inbox {
         self.end += bytes.len();
     }
 
+    /// Appends bytes that were received elsewhere; with those to be looked at they must not be more than [`LARGE`].
+    pub(super) fn put(&mut self, pool: &Pool, bytes: &Segment) {
+        if self.whole.len() - self.end < bytes.len() {
+            self.replace(pool, LARGE);
+        }
+        self.whole.buffer().copy_from(self.end, bytes.buffer(), bytes.offset(), bytes.len());
+        self.end += bytes.len();
+    }
+
     /// Makes the buffer large, and tells how much can be appended.
     pub(super) fn free(&mut self, pool: &Pool) -> usize {
         self.grow = true;
@@ -144,6 +153,22 @@ mod tests {
             step += 1;
         }
         assert!(seen == stream);
+    }
+
+    #[test]
+    fn bytes_from_elsewhere_follow_those_that_are_there() {
+        let pool = Pool::new(1 << 20);
+        let mut inbox = Inbox::new();
+        put(&mut inbox, &pool, &[1; SMALL]);
+        inbox.consume(SMALL - 2);
+        let buffer = Buffer::new(LARGE);
+        buffer.fill(0, LARGE, 2);
+        inbox.put(&pool, &Segment::new(buffer.clone(), 1000, LARGE - 5));
+        inbox.put(&pool, &Segment::new(buffer, 7, 3));
+        assert_eq!(inbox.len(), LARGE);
+        let mut bytes = vec![0; LARGE];
+        inbox.peek(&mut bytes);
+        assert!(bytes[..2] == [1; 2] && bytes[2..].iter().all(|byte| *byte == 2));
     }
 
     #[test]

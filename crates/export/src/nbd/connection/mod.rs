@@ -3,7 +3,7 @@
 //! A turn of the worker brings what was received: all complete requests in it are submitted at once; what they come to is
 //! gathered, and leaves in one send; then the next receive is started. At most one receive and one send are under way.
 //! Small payloads are copied out of the receive buffer into aligned memory; the rest of a large one is received straight
-//! into it. The data of a read is sent from where it was read to. Large reads are begun a few at a time, as the answers before them
+//! into it, and after a few of one length the next ones as a whole (`guess`). The data of a read is sent from where it was read to. Large reads are begun a few at a time, as the answers before them
 //! leave ([`AHEAD`]): what is sent is still in the processor's cache then, and other requests overtake them.
 //!
 //! Invariants:
@@ -16,6 +16,7 @@
 //! 5. In steady state nothing is allocated per request.
 
 mod cipher;
+mod guess;
 mod inbox;
 mod outbox;
 mod port;
@@ -31,6 +32,7 @@ use blockwork_memory::Segments;
 use blockwork_uring::Uring;
 
 use self::cipher::{Cipher, Decrypted};
+use self::guess::{Guess, Offered};
 use self::inbox::Inbox;
 use self::outbox::Outbox;
 use self::requests::{Filling, Requests};
@@ -71,6 +73,8 @@ enum Receiving {
     Nothing,
     Inbox,
     Payload,
+    /// What is guessed that comes.
+    Guessed,
 }
 
 /// Why no more is taken from the client.
@@ -99,6 +103,9 @@ pub(super) struct Connection {
     outbox: Outbox,
     requests: Requests,
     filling: Option<Filling>,
+    guess: Guess,
+    /// Memory for the next request, if that is what was guessed.
+    offered: Option<Offered>,
     /// Bytes of refused payload still to be thrown away.
     skip: usize,
     receiving: Receiving,
@@ -135,6 +142,8 @@ impl Connection {
             outbox: Outbox::default(),
             requests: Requests::default(),
             filling: None,
+            guess: Guess::default(),
+            offered: None,
             skip: 0,
             receiving: Receiving::Nothing,
             begun: 0,
@@ -290,10 +299,17 @@ impl Connection {
     /// Begins a request: at once, or for a write, when its payload is there.
     #[inline]
     fn begin(&mut self, cx: &mut Context<'_, Uring>, submit: Submit) {
+        if !matches!(submit.kind, Kind::Write { .. }) {
+            self.guess.saw_other();
+        }
         match submit.kind {
             Kind::Write { .. } => {
                 let len = usize::try_from(submit.len).expect("a payload fits memory");
-                self.filling = Some(Filling::new(cx.pool(), submit, len));
+                self.guess.saw_write(len);
+                self.filling = Some(match self.offered.take_if(|offered| offered.part.len() == len) {
+                    Some(Offered { part, there }) => Filling::begun(submit, part.data, part.held, there, len),
+                    None => Filling::new(cx.pool(), submit, len),
+                });
             }
             Kind::Read if self.must_wait() => self.requests.waiting.push_back(submit),
             Kind::Read => self.read(cx, submit),
@@ -316,6 +332,34 @@ impl Connection {
     #[inline]
     fn must_wait(&self) -> bool {
         self.begun >= AHEAD || self.outbox.queued() >= AHEAD || !self.requests.waiting.is_empty()
+    }
+
+    /// What was guessed was received into, so many bytes: writes where they belong, and whatever else.
+    fn take_guessed(&mut self, cx: &mut Context<'_, Uring>, bytes: usize) {
+        let (mut left, mut is_other) = (bytes, false);
+        while left > 0
+            && let Some(part) = self.guess.next()
+        {
+            let (head, there) = part.received(left);
+            left -= head + there;
+            if head > 0 {
+                self.inbox.put(cx.pool(), &part.head.slice(0, head));
+            }
+            self.offered = Some(Offered { part, there });
+            if !is_other {
+                self.take_input(cx);
+            }
+            if let Some(Offered { part, there }) = self.offered.take()
+                && there > 0
+            {
+                self.inbox.put(cx.pool(), &part.first.slice(0, there));
+                is_other = true;
+            }
+        }
+        self.guess.clear();
+        if is_other && !self.stalled && self.ended.is_none() {
+            self.take_input(cx);
+        }
     }
 
     /// Begins reads that had to wait, as far as answers have left.

@@ -87,6 +87,11 @@ impl Filling {
         Filling { submit, data, held, filled: 0, len }
     }
 
+    /// One whose memory was there before, with the first `filled` bytes.
+    pub(super) fn begun(submit: Submit, data: Segments, held: usize, filled: usize, len: usize) -> Filling {
+        Filling { submit, data, held, filled, len }
+    }
+
     /// Bytes that are missing.
     #[inline]
     pub(super) fn missing(&self) -> usize {
