@@ -226,7 +226,7 @@ fn a_write_behind_large_reads_that_nobody_takes_is_done_and_all_reads_are_answer
 /// client sends, what the disk then holds, and the bytes of all answers.
 fn rows_of_writes(disk_bytes: usize, mut number: impl FnMut(usize) -> usize) -> (Vec<u8>, Vec<u8>, usize) {
     let (mut stream, mut disk, mut answers) = (Vec::new(), Vec::new(), 0);
-    let lengths = [65_536, 65_536, 40_960, 1 << 20, 300_032, 4096, 512];
+    let lengths = [65_536, 65_536, 40_960, 262_144, 100_352, 1 << 20, 300_032, 4096, 512];
     let mut cookie = 0;
     loop {
         let len = lengths[number(lengths.len())];
@@ -295,5 +295,49 @@ fn rows_of_writes_may_be_followed_by_anything_in_any_pieces() {
             assert_eq!(raw.reply(), (0, 1));
             assert!(raw.read(expected.len()) == expected, "seed {seed}, MiB {nth}");
         }
+    }
+}
+
+#[test]
+fn of_a_payload_that_ends_with_its_client_nothing_is_written_though_it_was_expected() {
+    const LEN: u64 = 65_536;
+    let log = Arc::new(Log::default());
+    let rig = Rig::tapped(&[Disk::new("d", "memory:16M")], log.clone());
+    // How much of the last request comes, and whether it comes with those before or later.
+    for (part, at_once) in
+        [(5, true), (28, true), (28 + 512, true), (28 + 40_000, false), (28 + 65_535, true)]
+    {
+        let mut raw = Raw::go(&rig);
+        // At places that do not adjoin: each is a request of its own to the disk.
+        let write =
+            |n: u64| [request(0, WRITE, n, 2 * LEN * n, LEN as u32), vec![n as u8; LEN as usize]].concat();
+        for n in 0..8 {
+            raw.write(&write(n));
+            assert_eq!(raw.reply(), (0, n));
+        }
+        log.take();
+        let whole = [write(8), write(9)].concat();
+        let cut = write(10)[..part].to_vec();
+        if at_once {
+            raw.write(&[whole, cut].concat());
+        } else {
+            raw.write(&whole);
+            raw.write(&cut);
+        }
+        raw.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answers = [raw.reply(), raw.reply()];
+        answers.sort_unstable();
+        assert_eq!(answers, [(0, 8), (0, 9)]);
+        assert!(raw.is_closed());
+        let mut places: Vec<u64> = log
+            .take()
+            .into_iter()
+            .map(|seen| match seen {
+                Seen::Altered(Op::Write, _, first, nr) if nr == LEN / 512 => first * 512 / (2 * LEN),
+                other => panic!("{other:?} of a client that only writes"),
+            })
+            .collect();
+        places.sort_unstable();
+        assert_eq!(places, [8, 9], "{part} bytes of the last");
     }
 }

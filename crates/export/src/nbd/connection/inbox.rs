@@ -107,11 +107,23 @@ impl Inbox {
 
     /// Appends bytes that were received elsewhere; with those to be looked at they must not be more than [`LARGE`].
     pub(super) fn put(&mut self, pool: &Pool, bytes: &Segment) {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
         if self.whole.len() - self.end < bytes.len() {
             self.replace(pool, LARGE);
         }
         self.whole.buffer().copy_from(self.end, bytes.buffer(), bytes.offset(), bytes.len());
         self.end += bytes.len();
+    }
+
+    /// What comes next is received elsewhere: there is nothing to be looked at, and large memory is let go of.
+    pub(super) fn rest(&mut self, pool: &Pool) {
+        debug_assert_eq!(self.len(), 0);
+        if self.whole.len() > SMALL {
+            (self.start, self.end) = (0, 0);
+            self.replace(pool, SMALL);
+        }
     }
 
     /// Makes the buffer large, and tells how much can be appended.
@@ -161,14 +173,29 @@ mod tests {
         let mut inbox = Inbox::new();
         put(&mut inbox, &pool, &[1; SMALL]);
         inbox.consume(SMALL - 2);
-        let buffer = Buffer::new(LARGE);
-        buffer.fill(0, LARGE, 2);
+        let buffer = Buffer::new(2 * LARGE);
+        buffer.fill(0, 2 * LARGE, 2);
         inbox.put(&pool, &Segment::new(buffer.clone(), 1000, LARGE - 5));
         inbox.put(&pool, &Segment::new(buffer, 7, 3));
         assert_eq!(inbox.len(), LARGE);
         let mut bytes = vec![0; LARGE];
         inbox.peek(&mut bytes);
         assert!(bytes[..2] == [1; 2] && bytes[2..].iter().all(|byte| *byte == 2));
+        inbox.consume(LARGE);
+        inbox.rest(&pool);
+        assert_eq!((inbox.len(), inbox.whole.len()), (0, SMALL));
+    }
+
+    #[test]
+    fn headers_from_elsewhere_that_are_taken_at_once_need_no_large_memory() {
+        let pool = Pool::new(1 << 20);
+        let mut inbox = Inbox::new();
+        let header = Segment::new(Buffer::new(28), 0, 28);
+        for _ in 0..2 * SMALL / 28 {
+            inbox.put(&pool, &header);
+            inbox.consume(28);
+        }
+        assert_eq!(inbox.whole.len(), SMALL);
     }
 
     #[test]

@@ -3,8 +3,9 @@
 //! A turn of the worker brings what was received: all complete requests in it are submitted at once; what they come to is
 //! gathered, and leaves in one send; then the next receive is started. At most one receive and one send are under way.
 //! Small payloads are copied out of the receive buffer into aligned memory; the rest of a large one is received straight
-//! into it, and after a few of one length the next ones as a whole (`guess`). The data of a read is sent from where it was read to. Large reads are begun a few at a time, as the answers before them
-//! leave ([`AHEAD`]): what is sent is still in the processor's cache then, and other requests overtake them.
+//! into it, and after a few of one length the next ones as a whole (`guess`). The data of a read is sent from where it was read to.
+//! Large reads are begun a few at a time, as the answers before them leave ([`AHEAD`]): what is sent is still in the processor's cache
+//! then, and other requests overtake them.
 //!
 //! Invariants:
 //! 1. Requests, their memory, and answers that the client has not read all count against the client's limits. At a
@@ -334,17 +335,21 @@ impl Connection {
         self.begun >= AHEAD || self.outbox.queued() >= AHEAD || !self.requests.waiting.is_empty()
     }
 
-    /// What was guessed was received into, so many bytes: writes where they belong, and whatever else.
+    /// What was guessed was received into, so many bytes: the rest of a payload, writes where they belong, and whatever else.
     fn take_guessed(&mut self, cx: &mut Context<'_, Uring>, bytes: usize) {
         let (mut left, mut is_other) = (bytes, false);
+        if let Some(filling) = &mut self.filling {
+            let rest = filling.missing().min(left);
+            filling.filled(rest);
+            left -= rest;
+            self.take_input(cx);
+        }
         while left > 0
             && let Some(part) = self.guess.next()
         {
             let (head, there) = part.received(left);
             left -= head + there;
-            if head > 0 {
-                self.inbox.put(cx.pool(), &part.head.slice(0, head));
-            }
+            self.inbox.put(cx.pool(), &part.head.slice(0, head));
             self.offered = Some(Offered { part, there });
             if !is_other {
                 self.take_input(cx);
@@ -431,6 +436,7 @@ impl Connection {
             self.ended = Some(ended);
         }
         self.filling = None;
+        self.guess.clear();
     }
 }
 

@@ -5,6 +5,7 @@ use blockwork_memory::bytes_in;
 use blockwork_uring::Uring;
 use rustix::net::{Shutdown, shutdown};
 
+use super::requests::Filling;
 use super::{Connection, DIRECT_MIN, Ended, Phase, Receiving, local};
 
 impl Port<Uring> for Connection {
@@ -95,16 +96,18 @@ impl Connection {
         self.receiving = receiving;
     }
 
-    /// Receives what is guessed that comes next, if anything; only where a request begins, and nothing is encrypted.
+    /// Receives what is guessed that comes next, if anything; only where a request begins or its payload ends, and nothing is encrypted.
     #[inline]
     fn receive_guessed(&mut self, cx: &mut Context<'_, Uring>) -> bool {
         let Phase::Transmission(session) = &self.phase else { return false };
-        let is_between = self.filling.is_none() && self.skip == 0 && self.inbox.len() == 0;
-        if !is_between || self.cipher.is_some() {
+        if !self.guess.is_made() || self.cipher.is_some() || self.skip > 0 || self.inbox.len() > 0 {
             return false;
         }
+        // The payload under way is as long as those that are guessed, so one piece.
+        let rest = self.filling.as_ref().map(Filling::place);
         let token = cx.token(local::RECV);
-        let Some(parts) = self.guess.prepare(cx.pool(), session.wanted()) else { return false };
+        self.inbox.rest(cx.pool());
+        let parts = self.guess.prepare(cx.pool(), session.wanted(), rest);
         cx.env.recv_parts(token, self.fd.clone(), parts);
         self.receiving = Receiving::Guessed;
         true
