@@ -43,6 +43,8 @@ pub(crate) use told::{Choices, News, snapshot};
 
 /// Classes of one leaf and worker that are tried; those that come later go the usual way.
 const CLASSES_MAX: usize = 128;
+/// A class is told of again after so many requests, at most.
+const TELL_EVERY: u64 = 1024;
 /// What stands for a class that has not been seen.
 const UNSEEN: u8 = u8::MAX;
 
@@ -91,6 +93,8 @@ struct Class {
     rule: Rule,
     requests: [u64; 2],
     settlements: u32,
+    /// It is told again when it has had so many requests.
+    tell_at: u64,
 }
 
 /// The comparison, for one leaf and worker.
@@ -129,7 +133,13 @@ impl Chooser {
                 self.index.resize(class::NUMBERS, UNSEEN);
                 let class = u8::try_from(self.classes.len()).expect("fewer than 255 classes");
                 self.index[number] = class;
-                self.classes.push(Class { number, rule: Rule::new(), requests: [0; 2], settlements: 0 });
+                self.classes.push(Class {
+                    number,
+                    rule: Rule::new(),
+                    requests: [0; 2],
+                    settlements: 0,
+                    tell_at: 1,
+                });
                 Some(class)
             }
         }
@@ -142,10 +152,11 @@ impl Chooser {
         class.rule.done(watched.ticket, paid.map(|paid| paid - watched.paid), bytes);
         let settled = class.rule.settlements() != class.settlements;
         let requests = class.requests[0] + class.requests[1];
-        // Often while there are few, and seldom when there are many.
-        if !settled && !requests.is_power_of_two() && !requests.is_multiple_of(1024) {
+        if !settled && requests < class.tell_at {
             return None;
         }
+        // Often while there are few, and seldom when there are many.
+        class.tell_at = requests + requests.min(TELL_EVERY);
         class.settlements = class.rule.settlements();
         Some(News::new(class.number, settled, &class.rule, class.requests))
     }

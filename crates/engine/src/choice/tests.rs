@@ -6,7 +6,7 @@ use std::collections::BinaryHeap;
 use proptest::prelude::*;
 
 use super::rule::{Rule, Ticket, Verdict, Way};
-use super::{Busy, Nanos};
+use super::{Busy, Chooser, Nanos, TELL_EVERY, fua_class};
 
 /// Numbers that look like chance.
 pub(super) struct Noise(u64);
@@ -217,6 +217,26 @@ fn requests_that_never_come_back_stop_nothing() {
         rule.done(ticket, (ticket.way == Way::Usual).then_some(1000.0), 4096);
     }
     assert!(instead < 2_000, "{instead} requests went where no answer comes from");
+}
+
+#[test]
+fn a_class_is_told_of_however_its_requests_come() {
+    // So many at first, then four for four: their number is never a round one when one of them is done.
+    for first in [16, 17] {
+        let (mut chooser, number) = (Chooser::default(), fua_class(4096));
+        let start = |chooser: &mut Chooser| chooser.start(number, 0.0).unwrap();
+        let mut flying: std::collections::VecDeque<_> = (0..first).map(|_| start(&mut chooser)).collect();
+        let (mut since, mut most) = (0, 0);
+        for _ in 0..5000 {
+            for _ in 0..4 {
+                let told = chooser.done(flying.pop_front().unwrap(), Some(1000.0), 4096);
+                since = if told.is_some() { 0 } else { since + 1 };
+                most = most.max(since);
+            }
+            flying.extend((0..4).map(|_| start(&mut chooser)));
+        }
+        assert!(most <= TELL_EVERY + 4, "{first}: {most} requests without a word");
+    }
 }
 
 #[test]
