@@ -28,6 +28,8 @@ GOAL = 1.3
 # The load that the bare client makes as well (crates/leaf/examples/bare_nfs.rs), with as many connections as ours.
 BOUND = LOADS[0]
 BARE, CONNECTIONS = "bare client", 4
+# On the disk a flush follows so many writes.
+FLUSH_EVERY = 64
 # The tests use the same server.
 SETUP = os.path.join(os.path.dirname(__file__), "../../tests/nfs")
 
@@ -69,7 +71,7 @@ def nfs(bench):
     if missing or not machine.is_root():
         return [f"Skipped: needs root, nfs-ganesha, rpcbind and fio (missing: {', '.join(missing) or 'root'}).", ""]
     lines = []
-    for place, where, extra in (("memory", MEMORY, []), ("disk", bench.data, ["--fsync=64"])):
+    for place, where, extra in (("memory", MEMORY, []), ("disk", bench.data, [f"--fsync={FLUSH_EVERY}"])):
         with tempfile.TemporaryDirectory(dir=where, prefix="blockwork-nfs-") as folder:
             ganesha = Ganesha(folder, bench.run_folder)
             try:
@@ -97,7 +99,7 @@ def measure(bench, ganesha, place, folder, extra):
                     flushes = extra if "write" in rw else []
                     one = lambda: client(bench, ganesha, server, rw, bs, depth, flushes)  # noqa: E731, B023
                     rows.append(bench.row({"load": load, "place": place}, peer, "fio", rep, one))
-        alone = [bench.row({"place": place}, BARE, BARE, rep, lambda: bare(bench, ganesha, f"{folder}/{OURS}.img"))
+        alone = [bench.row({"place": place}, BARE, BARE, rep, lambda: bare(bench, ganesha, f"{folder}/{OURS}.img", bool(extra)))
                  for rep in range(bench.reps if OURS in peers and machine.has(bench.bare_nfs) else 0)]
         lines = table(f"MiB/s, depth 16, one client, {place}; goal for writes of 64 KiB: {GOAL}", rows, ["load"], list(peers), "mibps", max,
                       rivals=[QSD])
@@ -130,14 +132,15 @@ def client(bench, ganesha, server, rw, bs, depth, extra):
     return {**row, "nfs_us": (after - before) * 1e6 / row["ios"]} if row.get("ios") else row
 
 
-def bare(bench, ganesha, path):
+def bare(bench, ganesha, path, flushes):
     """The same writes by a client that does nothing else, and without NBD."""
     def own():
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
         return usage.ru_utime + usage.ru_stime
 
     _, _, bs, depth = BOUND
-    command = [bench.bare_nfs, f"nfs://127.0.0.1{path}", str(CONNECTIONS), str(depth), str(int(bs[:-1]) << 10), str(bench.seconds)]
+    command = [bench.bare_nfs, f"nfs://127.0.0.1{path}", str(CONNECTIONS), str(depth), str(int(bs[:-1]) << 10),
+               str(FLUSH_EVERY if flushes else 0), str(bench.seconds)]
     before = own(), machine.cpu_seconds(ganesha.server.pid)
     done = subprocess.run(ganesha.beside(command), capture_output=True, text=True)
     if done.returncode:

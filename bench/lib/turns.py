@@ -1,17 +1,28 @@
-"""Section `linearize`: vectored writes to a real file with linearize off, on and auto, by the leaf crate's own benchmark, in short turns.
-The first half of the turns is auto's to find out; both halves are told. The share that auto copies says what it costs the processor
-besides; what deciding costs, in instructions, is in section `instructions`: valgrind cannot run io_uring."""
+"""Section `linearize`, and a part of section `fixed`: a setting off, on and auto, by the leaf crate's own benchmark, in short turns on one file.
+
+Turns are summed by the six orders in which the ways take them. The better of off and on, by what requests take, is chosen by one half of these
+sums and compared by the other, and the other way round: the larger of two figures is what chance has favoured, and would make auto look
+worse than it is. Of the comparisons a tenth is left out at either end, so that a stall of the disk counts for neither side, and all is repeated until
+the error of their mean is small. Before its turns auto makes requests of its own until it has decided, which from such noise takes its time; how
+many is told.
+What deciding costs, in instructions, is in section `instructions`: valgrind cannot run io_uring."""
 
 import json
+import math
 import re
 import statistics
 import subprocess
 
 WAYS = ("off", "on", "auto")
-# Elements, bytes of one, requests of each way.
-SHAPES = ((8, 4096, 240_000), (16, 65536, 24_000))
-DEPTH = 16
-ROUNDS = 48
+# Elements, bytes of one, depth, requests of each way, direction.
+VECTORED = ((8, 4096, 16, 240_000, "write"), (16, 65536, 16, 24_000, "write"))
+ALONE = ((1, 4096, 32, 240_000, "read"), (1, 4096, 32, 240_000, "write"), (1, 65536, 16, 96_000, "read"), (1, 65536, 16, 96_000, "write"))
+# The benchmark's orders, and turns of each way.
+ORDERS, ROUNDS = 6, 240
+# What is left out at either end. The deviation of the mean, as a part of it, that is small enough, and how many times more repetitions it is worth.
+TRIMMED, ERROR, PATIENCE = 0.1, 0.004, 4
+MEASURES = (("seconds", "Requests a second", lambda seconds: f"{1 / seconds:.0f}"),
+            ("processor", "Processor time of a request, µs", lambda seconds: f"{seconds * 1e6:.2f}"))
 
 
 def binary(bench):
@@ -21,30 +32,79 @@ def binary(bench):
     return found[-1] if found else None
 
 
-def rate(row, way, requests, half):
-    """Requests a second in one half of the turns."""
-    turns = row[way][half * ROUNDS // 2:(half + 1) * ROUNDS // 2]
-    return requests / ROUNDS * len(turns) / sum(turns)
+def sums(rows):
+    """What a request took each way, seconds and processor's, in turns of all orders."""
+    parts = []
+    for row in rows:
+        for start in range(0, ROUNDS, ORDERS):
+            turns = {(way, measure): row[way][measure][start:start + ORDERS] for way in WAYS for measure, *_ in MEASURES}
+            parts.append({key: sum(some) / (len(some) * row["requests"]) for key, some in turns.items()})
+    return parts
 
 
-def linearize(bench):
+def trimmed(values):
+    """Their mean without either end, and the error of that."""
+    values, cut = sorted(values), int(len(values) * TRIMMED)
+    kept = values[cut:len(values) - cut]
+    pulled = [min(max(value, kept[0]), kept[-1]) for value in values]
+    return statistics.mean(kept), statistics.stdev(pulled) / ((1 - 2 * TRIMMED) * math.sqrt(len(values)))
+
+
+def beside_better(parts, measure):
+    """What auto took, as a part of what the faster way took, and the error of that."""
+    logs = []
+    for half in (0, 1):
+        chosen, compared = parts[half::2], parts[1 - half::2]
+        better = min(("off", "on"), key=lambda way: trimmed([part[way, "seconds"] for part in chosen])[0])
+        logs += [math.log(part["auto", measure] / part[better, measure]) for part in compared]
+    mean, error = trimmed(logs)
+    return math.exp(mean), error
+
+
+def measured(bench, program, shape):
+    """Runs, until the error is small."""
+    elements, element, depth, requests, direction = shape
+    requests = requests // (10 if bench.quick else 1)
+    command = [program, f"{bench.file('linearize')},direct=on,lock=off", *map(str, (elements, element, depth, requests, ROUNDS)), direction]
+    run = lambda: json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: E731
+    rows = []
+    while len(rows) < bench.reps or (not bench.quick and len(rows) < PATIENCE * bench.reps and beside_better(sums(rows), "seconds")[1] > ERROR):
+        rows.append(bench.keep_row({"shape": shape, "rep": len(rows), **bench.quietly(run)}))
+    return rows
+
+
+def tables(bench, shapes):
     program = binary(bench)
     if not program:
         return ["Skipped: crates/leaf/benches/linearize.rs did not build.", ""]
-    path = bench.file("linearize")
-    lines = ["| writes, depth 16 | turns | off | on | auto | auto : better of both | copied by auto |",
-             "| --- | --- | --- | --- | --- | --- | --- |"]
-    for elements, element, requests in SHAPES:
-        title = f"{elements} x {element // 1024} KiB"
-        requests = requests // (10 if bench.quick else 1)
-        command = [program, f"{path},direct=on", *map(str, (elements, element, DEPTH, requests, ROUNDS)), "write"]
-        measure = lambda: json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: B023
-        rows = [bench.keep_row({"shape": title, "rep": rep, **bench.quietly(measure)}) for rep in range(bench.reps)]
-        share = statistics.median(row["copied"] for row in rows)
-        for half, name in enumerate(("first half", "second half")):
-            rates = {way: statistics.median(rate(row, way, requests, half) for row in rows) for way in WAYS}
-            # The better way by all rounds: the larger of two single figures would be what chance has favoured.
-            ratio = rates["auto"] / max(rates["off"], rates["on"])
-            cells = " | ".join(f"{rates[way]:.0f}/s" for way in WAYS)
-            lines.append(f"| {title} | {name} | {cells} | {ratio:.3f} | {100 * share:.1f} % |")
+    return told(shapes, [measured(bench, program, shape) for shape in shapes])
+
+
+def told(shapes, all_rows):
+    lines = []
+    for measure, title, text in MEASURES:
+        lines += [f"**{title}**", "", "| | turns of each way | off | on | auto | auto beside the faster of both | error of that |",
+                  "| --- | --- | --- | --- | --- | --- | --- |"]
+        for shape, rows in zip(shapes, all_rows):
+            parts = sums(rows)
+            ratio, error = beside_better(parts, measure)
+            # Of rates it is the other way round.
+            ratio = 1 / ratio if measure == "seconds" else ratio
+            cells = " | ".join(text(trimmed([part[way, measure] for part in parts])[0]) for way in WAYS)
+            lines.append(f"| {name(shape)} | {len(parts) * ORDERS} | {cells} | {ratio:.4f} | {100 * error:.2f} % |")
+        lines.append("")
+    lines += ["**What auto did, in each run**", "", "| | requests until it had decided | in its turns | decisions in all |", "| --- | --- | --- | --- |"]
+    for shape, rows in zip(shapes, all_rows):
+        until = ", ".join(f"{row['until_decided']}" if row["decided"] else f"not by {row['until_decided']}" for row in rows)
+        ways = ", ".join(f"{100 * row['by_way'][0] / max(1, sum(row['by_way'])):.1f} % {row['ways'][0]}" for row in rows)
+        lines.append(f"| {name(shape)} | {until} | {ways} | {', '.join(str(row['decisions']) for row in rows)} |")
     return [*lines, ""]
+
+
+def name(shape):
+    elements, element, depth, _, direction = shape
+    return f"{elements} x {element // 1024} KiB {direction}s, depth {depth}"
+
+
+def linearize(bench):
+    return tables(bench, VECTORED)

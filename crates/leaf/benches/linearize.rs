@@ -1,12 +1,15 @@
-//! Vectored requests to a real file with `linearize` off, on and auto, in turns: how long each takes, and what auto has chosen.
-//! `bench/run linearize` runs it.
+//! Requests to a real file with a setting off, on and auto, in turns: how long each takes, and what auto has chosen. The setting is
+//! `linearize` where they have several elements, and `fixed` where they have one.
+//! `bench/run linearize fixed` runs it.
 //!
 //! ```text
 //!   linearize FILE ELEMENTS ELEMENT_BYTES DEPTH REQUESTS ROUNDS read|write      # prints one line of JSON
 //! ```
 //!
-//! Each way has a worker of its own on the one file. In each round all of them make their share of the requests, one way after the
-//! other, in another order each time: what a disk gives varies more from second to second than the ways differ.
+//! Each way has a worker of its own on the one file (so its lock has to be off: `FILE,lock=off`). In each round all of them make their share of
+//! the requests, one way after the other, in all orders by turns: what a disk gives varies more from second to second than the ways differ, and
+//! what one turn leaves behind in the disk falls on the next. Before that auto alone makes requests until it has decided, or has made
+//! [`UNTIL`] times as many as each way will: what it decides from is the same noise, so that takes its time.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,14 +17,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use blockwork_engine::{
-    Bio, Completion, Context, Done, Flags, LeafId, LeafLayer, NodeId, NodeInfo, NodeKind, Op, Port, PortId,
-    PortState, Sector, Sectors, Stats, Volume, VolumeId, Wait, Worker, WorkerConfig,
+    Bio, ChoiceSnapshot, Completion, Context, Done, Flags, LeafId, LeafLayer, NodeId, NodeInfo, NodeKind, Op,
+    Port, PortId, PortState, Sector, Sectors, Stats, Volume, VolumeId, Wait, Worker, WorkerConfig,
 };
 use blockwork_leaf::{OpenOptions, open};
 use blockwork_memory::{Buffer, Segment, Segments};
 use blockwork_uring::{Uring, UringConfig};
+use rustix::time::{ClockId, clock_gettime};
 
 const WAYS: [&str; 3] = ["off", "on", "auto"];
+/// Requests for finding out, at most, as a multiple of those of each way.
+const UNTIL: usize = 4;
+/// In which order they take their turns: each comes first, second and third, and behind each other one, as often.
+const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1], [2, 0, 1], [1, 0, 2]];
 
 #[derive(Clone, Copy)]
 struct Job {
@@ -33,6 +41,18 @@ struct Job {
 }
 
 impl Job {
+    /// What is asked about; of the other nothing is found out besides.
+    fn settings(self, way: &str) -> Vec<(String, String)> {
+        let [asked, other] = if self.elements > 1 { ["linearize", "fixed"] } else { ["fixed", "linearize"] };
+        vec![(asked.to_owned(), way.to_owned()), (other.to_owned(), "off".to_owned())]
+    }
+
+    /// Memory for the requests of a client, each element by `buffer`.
+    fn memory(self, buffer: impl Fn(usize) -> Buffer) -> Vec<Segments> {
+        let piece = |_| Segment::new(buffer(self.element), 0, self.element);
+        (0..self.depth).map(|_| (0..self.elements).map(piece).collect()).collect()
+    }
+
     fn nr(self) -> Sectors {
         Sectors::from_bytes_floor((self.elements * self.element) as u64)
     }
@@ -56,7 +76,12 @@ struct Client {
 }
 
 impl Port<Uring> for Client {
-    fn open(&mut self, _: &mut Context<'_, Uring>) {}
+    fn open(&mut self, cx: &mut Context<'_, Uring>) {
+        if self.job.elements == 1 {
+            // The worker's own memory, which can be registered.
+            self.idle = self.job.memory(|len| cx.pool().get(len));
+        }
+    }
     fn event(&mut self, _: &mut Context<'_, Uring>, _: u32, _: Completion) {}
     fn drain(&mut self, _: &mut Context<'_, Uring>) {}
 
@@ -89,9 +114,8 @@ struct Stand {
 }
 
 impl Stand {
-    fn new(file: &str, way: &str, job: Job) -> Stand {
-        // Alone: what is found out about registered buffers besides is not the question.
-        let settings = vec![("linearize".to_owned(), way.to_owned()), ("fixed".to_owned(), "off".to_owned())];
+    fn new(file: &str, way: &str, job: Job, memory: &[Segments]) -> Stand {
+        let settings = job.settings(way);
         let source =
             open(file, &OpenOptions { settings, ..OpenOptions::default() }).expect("the file opens").source;
         let layer = LeafLayer::new(LeafId(0), NodeId(0), source.sectors(), source.limits().clone());
@@ -101,27 +125,48 @@ impl Stand {
         let places = source.sectors().0 / job.nr().0;
         let config = WorkerConfig::new(volumes, vec![(NodeId(0), source)].into(), stats.worker());
         let mut worker = Worker::new(Uring::new(&UringConfig::default()).expect("io_uring works"), config);
-        let piece = |_| Segment::new(Buffer::new(job.element), 0, job.element);
-        let memory = |_| -> Segments { (0..job.elements).map(piece).collect() };
-        let idle = (0..job.depth).map(memory).collect();
         let progress = Rc::new(Progress::default());
-        let client = Client { job, places, asked: 0, progress: progress.clone(), idle };
+        let client = Client { job, places, asked: 0, progress: progress.clone(), idle: memory.to_vec() };
         let port = worker.add_port(Box::new(client));
         Stand { worker, port, progress, stats }
     }
 
-    /// Seconds that so many requests take.
-    fn run(&mut self, requests: u64) -> f64 {
+    /// Seconds that so many requests take, and seconds of the processor's time.
+    fn run(&mut self, requests: u64) -> [f64; 2] {
         let Progress { done, wanted } = &*self.progress;
         wanted.set(wanted.get() + requests);
-        let began = Instant::now();
+        let (began, before) = (Instant::now(), processor_seconds());
         self.worker.poke(self.port);
         self.worker.turn(Wait::Poll);
         while done.get() < wanted.get() {
             self.worker.turn(Wait::Until(None));
         }
-        began.elapsed().as_secs_f64()
+        [began.elapsed().as_secs_f64(), processor_seconds() - before]
     }
+}
+
+impl Stand {
+    /// What it found out about the requests of the benchmark: those that there are most of. (Two that happen to adjoin are one of another class.)
+    fn found(&self) -> Option<ChoiceSnapshot> {
+        self.stats.choices().into_iter().max_by_key(|class| class.requests.iter().sum::<u64>())
+    }
+
+    /// Requests that it made until it had decided, and whether it has; `each` at a time, `most` at most.
+    fn decide(&mut self, each: usize, most: usize) -> (usize, bool) {
+        let is_trying = |found: &ChoiceSnapshot| found.workers[0] > 0;
+        let mut made = 0;
+        while made < most && self.found().as_ref().is_none_or(is_trying) {
+            self.run(each as u64);
+            made += each;
+        }
+        (made, !self.found().as_ref().is_none_or(is_trying))
+    }
+}
+
+/// Of this thread, until now.
+fn processor_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
 fn main() {
@@ -135,27 +180,32 @@ fn main() {
     let op = if op == "read" { Op::Read } else { Op::Write };
     let job = Job { op, elements: number(elements), element: number(element), depth: number(depth) };
     let (requests, rounds) = (number(requests), number(rounds).max(1));
-    let mut stands = WAYS.map(|way| Stand::new(file, way, job));
-    let mut seconds = WAYS.map(|_| Vec::new());
-    for round in 0..rounds {
-        for turn in 0..WAYS.len() {
-            let way = (round + turn) % WAYS.len();
-            seconds[way].push(stands[way].run((requests / rounds) as u64));
+    // The same for all, one after the other: how many pages of it happen to lie side by side is part of what vectored requests cost.
+    let memory = if job.elements > 1 { job.memory(Buffer::new) } else { Vec::new() };
+    let mut stands = WAYS.map(|way| Stand::new(file, way, job, &memory));
+    let (made, is_decided) = stands[2].decide(requests / rounds, UNTIL * requests);
+    let before = stands[2].found().map_or([0; 2], |found| found.requests);
+    let mut turns = WAYS.map(|_| Vec::new());
+    for order in ORDERS.iter().cycle().take(rounds) {
+        for way in *order {
+            turns[way].push(stands[way].run((requests / rounds) as u64));
         }
     }
-    let found = stands[2].stats.choices();
-    let sum = |way: usize| found.iter().map(|class| class.requests[way]).sum::<u64>();
-    let (all, copied) = (sum(0) + sum(1), sum(1));
-    let told: Vec<_> = found
-        .iter()
-        .map(|class| (class.workers, class.ns_per_byte, class.pairs, class.settlements))
-        .collect();
-    let [off, on, auto] = seconds.map(|all| {
-        let rounds: Vec<String> = all.iter().map(|one| format!("{one:.6}")).collect();
-        format!("[{}]", rounds.join(", "))
-    });
+    let found = stands[2].found().expect("auto has made requests");
+    let [usual, instead] = [0, 1].map(|way| found.requests[way] - before[way]);
+    let list = |turns: &[[f64; 2]], what: usize| {
+        let turns: Vec<String> = turns.iter().map(|turn| format!("{:.6}", turn[what])).collect();
+        turns.join(", ")
+    };
+    let [off, on, auto] = turns
+        .map(|turns| format!("{{\"seconds\": [{}], \"processor\": [{}]}}", list(&turns, 0), list(&turns, 1)));
     println!(
-        "{{\"off\": {off}, \"on\": {on}, \"auto\": {auto}, \"copied\": {:.4}, \"found\": \"{told:?}\"}}",
-        copied as f64 / all.max(1) as f64
+        "{{\"requests\": {}, \"until_decided\": {made}, \"decided\": {is_decided}, \"off\": {off}, \"on\": {on}, \"auto\": {auto}, \
+         \"ways\": {:?}, \"by_way\": [{usual}, {instead}], \"ns_per_byte\": {:?}, \"pairs\": {}, \"decisions\": {}}}",
+        requests / rounds,
+        found.subject.ways(),
+        found.ns_per_byte,
+        found.pairs,
+        found.settlements,
     );
 }
