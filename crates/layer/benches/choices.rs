@@ -31,7 +31,7 @@ struct Slow {
     now: Nanos,
     free: Nanos,
     under_way: VecDeque<(Nanos, Completion)>,
-    /// What linear and fixed requests take, and vectored ones, percent of what they would.
+    /// What goes the way instead takes (copies, and what does not go by known memory), and what goes the usual way, percent of what it would.
     percent: [u64; 2],
     noise: u64,
 }
@@ -51,7 +51,8 @@ impl Env for Slow {
             self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         // Up to a tenth more or less.
         let varied = SERVICE * 9 / 10 + (self.noise >> 33) % (SERVICE / 5);
-        let is_instead = op.fixed || (op.data.len() == 1 && op.len > 4096);
+        // A copy, where there are several elements, and else what does not go by known memory.
+        let is_instead = if op.len > 4096 { op.data.len() == 1 } else { !op.fixed };
         let service = varied * self.percent[usize::from(!is_instead)] / 100;
         self.free = Nanos(self.free.0.max(self.now.0) + service);
         let completion =
