@@ -156,7 +156,9 @@ impl Chooser {
             return None;
         }
         // Often while there are few, and seldom when there are many.
-        class.tell_at = requests + requests.min(TELL_EVERY);
+        while class.tell_at <= requests {
+            class.tell_at += class.tell_at.min(TELL_EVERY);
+        }
         class.settlements = class.rule.settlements();
         Some(News::new(class.number, settled, &class.rule, class.requests))
     }
