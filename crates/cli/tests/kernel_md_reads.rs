@@ -87,6 +87,8 @@ const SHAPES: &[Shape] = &[
     shape("r1-bad-blocks", TWO, "--level=1").sparing(&["a", "c"]).then(
         "echo 4096 16 >$(md_sysfs $M)/rd0/bad_blocks
          grep -q '^4096 16' $(md_sysfs $M)/rd0/bad_blocks
+         # The list goes to the disk with the next superblock, which an array that is at rest by then does not write when it is stopped.
+         dd if=$M of=$M bs=4096 count=1 iflag=direct oflag=direct conv=notrunc status=none
          finish
          dd if=/dev/urandom of=$1 seek=4096 count=16 conv=notrunc,fsync status=none",
     ),
