@@ -116,13 +116,8 @@ impl Uring {
         self.portion.keep_together(operations);
     }
 
-    /// Hands over to the kernel what was started so far, which else the next wait does.
-    pub fn submit_now(&mut self) {
-        self.enter(0, false, None);
-    }
-
-    /// As [`Uring::submit_now`], for somebody who looks by itself, next, for what the watch under `token` tells of: what that has told
-    /// until now is not told any more, and does not end the next sleep.
+    /// Hands over to the kernel what was started so far, which else the next wait does. For somebody who looks by itself, next, for what the
+    /// watch under `token` tells of: what that has told until now is not told any more, and does not end the next sleep.
     pub fn submit_and_unhear(&mut self, token: Token) {
         self.enter(0, true, None);
         let mut early = std::mem::take(&mut self.early);

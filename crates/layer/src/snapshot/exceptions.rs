@@ -21,7 +21,7 @@ use blockwork_memory::bring_near;
 /// Elements of a page.
 const PAGE: usize = 4096;
 
-/// Slots of old chunks that are neighbours: a line of the processor's cache.
+/// Slots of old chunks that are neighbours: as many as a line of the processor's cache has.
 const GROUP: u64 = 16;
 
 /// Longest search. A table that is half full needs less than 1,000 even where it has 2^30 slots, unless somebody means to.
