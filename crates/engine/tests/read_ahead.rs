@@ -122,3 +122,22 @@ fn a_reader_that_has_come_to_the_end_of_the_volume_asks_for_nothing_more() {
     rig.all_succeeded(32);
     assert!(rig.seen().iter().all(|seen| seen.sector < SECTORS / 2), "{:?}", rig.seen());
 }
+
+#[test]
+fn what_a_stream_has_gone_by_makes_room_but_for_the_last_of_it() {
+    let mut rig = rig(SECTORS);
+    for sector in (0..6 * WINDOW).step_by(8) {
+        let bio = rig.read(sector, 8);
+        rig.batch([bio]);
+    }
+    let asked = rig.seen().len();
+    // A stream is one from its fourth read on.
+    let mut reads_at = |slot| {
+        let bio = rig.read(3 * 8 + slot * WINDOW, 8);
+        rig.batch([bio]);
+        rig.seen().len() - asked
+    };
+    assert_eq!(reads_at(5), 0, "the slot that it reads");
+    assert_eq!(reads_at(4), 0, "the one before");
+    assert_eq!(reads_at(3), 1, "the memory of what lies further back is used again");
+}

@@ -6,8 +6,9 @@ use std::rc::{Rc, Weak};
 use crate::buffer::{Allocation, Buffer};
 use crate::slab::{SLAB_BYTES, Slab};
 
-/// Size classes in bytes: a request gets the smallest that holds it. Larger ones are allocated exactly and not kept.
-const CLASSES: [usize; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// Size classes in bytes: a request gets the smallest that holds it. Larger ones are allocated exactly and not kept. Half a MiB is what is
+/// read ahead at once.
+const CLASSES: [usize; 7] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20];
 /// Slabs of a class at most: 128 buffers of 64 KiB. So many a burst may take for good, and leaves the other classes theirs.
 const SLABS_MAX: u32 = 4;
 

@@ -6,6 +6,8 @@
 //! Who comes to a slot for the first time is asked for what it will want next, which its stack knows (`core/ahead.rs`): so a
 //! slot ends where the stream goes on elsewhere, and the next one is on the leaf where that is.
 //! A stream may leave out as much as it asks for: so an origin is read through a snapshot that has every other chunk.
+//! Slots that a stream has gone by are the first to be used again, so a stream goes round in three of them: their memory stays near
+//! the processor, and among the buffers that the kernel knows.
 //!
 //! Invariants:
 //! 1. A slot serves a read only if no write to the leaf, by any worker, has started or completed since the slot's own
@@ -64,6 +66,8 @@ struct Slot {
     used: u64,
     /// Somebody has read of it, and what comes next is seen to.
     reached: bool,
+    /// Somebody has read to its end.
+    passed: bool,
 }
 
 /// A bio has come to a slot: what its reader will want next is to be read.
@@ -154,14 +158,21 @@ impl ReadAhead {
         })
     }
 
-    /// A place for a new slot: an empty one, or the filled one that was used longest ago.
+    /// A place for a new slot: of what was gone by, all but the last, which requests out of order may still come to; else an empty
+    /// one; else the filled one that was used longest ago.
     fn place(&self) -> Option<usize> {
-        if let Some(i) = self.slots.iter().position(Option::is_none) {
-            return Some(i);
-        }
         let age = |i: &usize| self.slots[*i].as_ref().map_or(0, |slot| slot.used);
-        let filled = |i: &usize| self.slots[*i].as_ref().is_some_and(|slot| slot.filled.is_some());
-        (0..SLOTS).filter(filled).min_by_key(age)
+        let are = |what: fn(&Slot) -> bool| {
+            (0..SLOTS).filter(move |i| {
+                self.slots[*i].as_ref().is_some_and(|slot| slot.filled.is_some() && what(slot))
+            })
+        };
+        let passed = || are(|slot| slot.passed);
+        if passed().nth(1).is_some() {
+            return passed().min_by_key(age);
+        }
+        let empty = self.slots.iter().position(Option::is_none);
+        empty.or_else(|| are(|_| true).min_by_key(age))
     }
 }
 
@@ -248,8 +259,10 @@ impl LeafQueue {
         self.requests[id].push_data(std::slice::from_ref(&memory));
         self.pending.push_back(id);
         let (used, changes) = (self.read_ahead.clock, self.shared().changes());
-        let (waiters, filled, reached) = (Vec::new(), None, false);
-        self.read_ahead.slots[i] = Some(Slot { sector, nr, memory, changes, filled, waiters, used, reached });
+        let (waiters, filled) = (Vec::new(), None);
+        let (reached, passed) = (false, false);
+        self.read_ahead.slots[i] =
+            Some(Slot { sector, nr, memory, changes, filled, waiters, used, reached, passed });
         cx.counters.add(self.node, Counter::ReadAheadIssued, 1);
         if cx.tracer.on() {
             let what = (Op::Read, Flags::READ_AHEAD, sector, nr);
@@ -264,6 +277,8 @@ impl LeafQueue {
         let (node, clock) = (self.node, self.read_ahead.clock);
         let slot = self.read_ahead.slots[i].as_mut().expect("a slot that serves is there");
         slot.used = clock;
+        // The next one may lie behind a gap.
+        slot.passed |= plugged.span.end() + plugged.span.nr >= slot.sector + slot.nr;
         if !std::mem::replace(&mut slot.reached, true) {
             cx.wishes.push(Wish { bio: plugged.bio, leaf: self.id, window: self.read_ahead.window });
         }
