@@ -29,6 +29,8 @@ BARE_READER = "bare reader"
 
 # Pairs of turns for each repetition.
 TURNS = 4
+# How long a turn of rewrites takes, s.
+REWRITES_SECONDS = 0.5
 
 ORIGIN_BYTES = 64 * MIB
 # chunk in KiB, rw, depth, bytes: one by one, a quarter of it does, since each first write then waits for two flushes.
@@ -308,11 +310,11 @@ def disks_for_writes(folder):
     return origin, plain, empty_store(f"{folder}/copy-store.img", ORIGIN_BYTES + 16 * MIB)
 
 
-def fio_once(server, export, chunk, rw, depth, size):
-    """All of `size` once, and not for a while: a chunk is written for the first time only once."""
+def fio_writes(server, export, chunk, rw, depth, size, *more):
+    """All of `size` once, unless `more` says something else: a chunk is written for the first time only once."""
     report, error = clients.run(["fio", "--name=load", "--output-format=json", "--ioengine=nbd",
                                  f"--uri=nbd+unix:///{export}?socket={server.sock}", f"--bs={chunk}k", f"--rw={rw}",
-                                 f"--iodepth={depth}", f"--size={size}"])
+                                 f"--iodepth={depth}", f"--size={size}", *more])
     return {"error": error} if error or report is None else {"iops": report["jobs"][0]["write"]["iops"]}
 
 
@@ -327,9 +329,9 @@ def our_writes(bench, folder, medium, rep):
             server = serve_table(starter, bench, table, "dm/plain", "dm/origin")
             if not server:
                 return rows
-            for what, export in (("plain", "dm/plain"), ("first", "dm/origin"), ("again", "dm/origin")):
-                cell = {"medium": medium, "chunk": chunk, "rw": rw, "depth": depth, "what": what}
-                row = {**cell, "peer": OURS, "rep": rep, **fio_once(server, export, chunk, rw, depth, size)}
+            cell = {"medium": medium, "chunk": chunk, "rw": rw, "depth": depth, "peer": OURS, "rep": rep}
+            for what, export in (("plain", "dm/plain"), ("first", "dm/origin")):
+                row = {**cell, "what": what, **fio_writes(server, export, chunk, rw, depth, size)}
                 if what == "plain":
                     before = counted(server)
                 elif what == "first":
@@ -342,6 +344,18 @@ def our_writes(bench, folder, medium, rep):
                     # Of the store: contents and the list; of the origin: what is copied, and the writes themselves.
                     row["store_writes"], row["origin_reads"] = each(store_name, "writes"), each(origin_name, "reads")
                 rows.append(bench.keep_row(row))
+            rows += rewrites(bench, server, cell, size)
+    return rows
+
+
+def rewrites(bench, server, cell, size):
+    """Chunks that have been copied out, beside a plain volume's, by turns, as reads are."""
+    rows = []
+    for turn in range(TURNS):
+        for what, export in [("plain again", "dm/plain"), ("again", "dm/origin")][:: 1 if turn % 2 else -1]:
+            written = fio_writes(server, export, cell["chunk"], cell["rw"], cell["depth"], size, "--time_based",
+                                 f"--runtime={REWRITES_SECONDS * 1000:.0f}ms")
+            rows.append(bench.keep_row({**cell, "turn": turn, "what": what, **written}))
     return rows
 
 
@@ -456,8 +470,8 @@ def copy_out_table(rows):
     heads = [*keys, f"{OURS}: plain", "first", "again", f"{KERNEL}: plain", "first", "again", f"first: share of plain, {OURS}", KERNEL, BARE_COPIER,
              f"{OURS} : {KERNEL}", f"{OURS} : {BARE_COPIER}", f"store's flushes and FUA writes per first write, {OURS}, {KERNEL}",
              "writes of the store, reads of the origin"]
-    lines = ["**First writes to an origin's chunks, and rewrites, IOPS, and in brackets the share of plain writes in the same round (medians; "
-             f"the kernel's of one round); goals: again {AGAIN_GOAL}, ours : kernel's {FIRST_GOAL}**", "",
+    lines = ["**First writes to an origin's chunks, and rewrites, IOPS, and in brackets the share of plain writes in the same round, of "
+             f"rewrites by turns with the standard error (medians; the kernel's of one round); goals: again {AGAIN_GOAL}, ours : kernel's {FIRST_GOAL}**", "",
              "| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     cells = list(dict.fromkeys(tuple(row[key] for key in keys) for row in rows))
     for cell in cells:
@@ -466,9 +480,11 @@ def copy_out_table(rows):
         for peer in (OURS, KERNEL):
             for what in ("plain", "first", "again"):
                 rate = show(median(rows, "iops", peer=peer, what=what, **match))
-                share = share_of_plain(rows, peer, what, match)
+                shares = shares_of_plain(rows, peer, what, match)
+                share = statistics.median(shares) if shares else None
                 first[peer] = share if what == "first" else first.get(peer)
-                line.append(f"{rate} ({share:.2f})" if share and what != "plain" else rate)
+                error = error_of(shares) if what == "again" else ""
+                line.append(f"{rate} ({share:.2f}{error})" if share and what != "plain" else rate)
         first[BARE_COPIER] = share_of_bare_copies(rows, match)
         line += [f"{first[peer]:.2f}" if first[peer] else "" for peer in (OURS, KERNEL, BARE_COPIER)]
         line += [show_ratio(first[OURS] / first[peer]) if first[OURS] and first[peer] else "" for peer in (KERNEL, BARE_COPIER)]
@@ -493,10 +509,12 @@ def share_of_bare_copies(rows, match):
     return 1 / (1 + ours * (1 / first - 1 / plain)) if ours and plain and first else None
 
 
-def share_of_plain(rows, peer, what, match):
+def shares_of_plain(rows, peer, what, match):
+    """Of plain writes in the same round; of rewrites, in the same turn of it, where they were made by turns."""
     def rates(which):
-        return {row["rep"]: row["iops"] for row in rows if row["peer"] == peer and row["what"] == which and row.get("iops")
+        return {(row["rep"], row.get("turn")): row["iops"] for row in rows if row["peer"] == peer and row["what"] == which and row.get("iops")
                 and all(row[key] == match[key] for key in match)}
     these, plain = rates(what), rates("plain")
-    both = [these[rep] / plain[rep] for rep in these if rep in plain]
-    return statistics.median(both) if both else None
+    if what == "again":
+        plain |= rates("plain again")
+    return [these[turn] / plain[turn] for turn in these if turn in plain]
