@@ -431,7 +431,8 @@ impl Executor {
 
     /// Runs every task that is ready, once; tells whether there was any.
     pub(crate) fn run(&mut self) -> bool {
-        if !self.ready.any.swap(false, Ordering::AcqRel) {
+        // Mostly there is none: a load costs less than a swap.
+        if !self.is_ready() || !self.ready.any.swap(false, Ordering::AcqRel) {
             return false;
         }
         let ready = std::mem::take(&mut *self.ready.queue.lock());

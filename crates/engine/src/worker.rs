@@ -333,7 +333,7 @@ impl<E: Env> Worker<E> {
     }
 
     fn take_messages(&mut self) {
-        if self.inbox.any.swap(false, Ordering::AcqRel) {
+        if self.inbox.any.load(Ordering::Relaxed) && self.inbox.any.swap(false, Ordering::AcqRel) {
             let messages = self.inbox.messages.lock().as_mut().map(std::mem::take);
             for message in messages.into_iter().flatten() {
                 message(self);

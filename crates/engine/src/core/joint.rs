@@ -24,7 +24,11 @@ impl Core {
     }
 
     /// Has them prepared for.
+    #[inline]
     pub(super) fn begin_joint(&mut self) {
+        if self.joint.is_empty() {
+            return;
+        }
         for Joint { layer, deferred } in std::mem::take(&mut self.joint) {
             let cx = self.executor.context().clone();
             self.executor.spawn(layer.prepare_all(deferred, cx));
