@@ -7,8 +7,11 @@
 //!               │   ▲
 //!             Defer └── resumed by its task
 //! ```
+//!
+//! One that can be done while it is submitted has no such life: see `at_once`.
 
 mod ahead;
+mod at_once;
 mod bios;
 mod cure;
 mod fresh;
@@ -96,6 +99,10 @@ pub(crate) struct Core {
     pub(crate) finished: Vec<(PortId, Done)>,
     /// What ports have submitted and nobody has resolved.
     fresh: Vec<u32>,
+    /// By volume: whether its next bio may well be done while it is submitted.
+    at_once: Vec<bool>,
+    /// Bios that were, since this was set to zero.
+    pub(crate) ran: u64,
     pub(crate) dirty_ports: Vec<PortId>,
     pub(crate) now: Nanos,
 }
@@ -125,6 +132,8 @@ impl Core {
             attendance: parts.quiescence.join(notify.clone()),
             executor: Executor::new(notify, parts.pool.clone(), parts.quiescence),
             pool: parts.pool,
+            at_once: vec![false; parts.volumes.len()],
+            ran: 0,
             volumes: parts.volumes.to_vec(),
             bios: Bios::default(),
             pauses: Pauses::default(),
@@ -162,6 +171,7 @@ impl Core {
             None => {
                 assert_eq!(usize::from(id.0), count, "volumes are added in the order of their numbers");
                 self.volumes.push(volume);
+                self.at_once.push(false);
             }
         }
     }
@@ -213,27 +223,32 @@ impl Core {
     /// Takes a bio for a volume. See [`Context::submit`](crate::Context::submit).
     #[inline]
     pub(crate) fn submit(&mut self, volume: VolumeId, owner: Owner, mut bio: Bio) {
+        match self.admit(volume, &mut bio) {
+            Err(errno) => self.give_back(owner, bio.op, Err(errno), bio.data),
+            Ok(node) => {
+                if let Some(bio) = self.begin(Root::Volume(volume), node, owner, bio) {
+                    self.fresh.push(bio);
+                }
+            }
+        }
+    }
+
+    /// Completes the flags of a bio for a volume, whose node that is; or why the volume will not do it.
+    #[inline]
+    fn admit(&self, volume: VolumeId, bio: &mut Bio) -> Result<NodeId, Errno> {
         let top = &self.volumes[usize::from(volume.0)];
         let Shape { node, sectors, limits } = top.root.shape();
         bio.flags = asked_for(limits, bio.op, bio.flags);
-        let end = bio.sector.0.checked_add(bio.nr.0);
-        let mut refused = refusal(top.read_only, bio.op, end, sectors.0);
-        let block = u64::from(limits.logical_block_size) / SECTOR;
-        if (bio.sector.0 | bio.nr.0) & (block - 1) != 0 {
-            // Not whole blocks: `submit_bytes` is for those.
-            refused = refused.or(Some(Errno::EINVAL));
-        }
-        let node = *node;
         if bio.op.has_data() {
             debug_assert_eq!(bytes_in(&bio.data) as u64, bio.nr.bytes());
         }
-        if let Some(errno) = refused {
-            self.give_back(owner, bio.op, Err(errno), bio.data);
-            return;
+        let end = bio.sector.0.checked_add(bio.nr.0);
+        if let Some(errno) = refusal(top.read_only, bio.op, end, sectors.0) {
+            return Err(errno);
         }
-        if let Some(bio) = self.begin(Root::Volume(volume), node, owner, bio) {
-            self.fresh.push(bio);
-        }
+        let block = u64::from(limits.logical_block_size) / SECTOR;
+        // What is not whole blocks is for `submit_bytes`.
+        if (bio.sector.0 | bio.nr.0) & (block - 1) == 0 { Ok(*node) } else { Err(Errno::EINVAL) }
     }
 
     /// As `submit`, for bytes.
@@ -334,7 +349,10 @@ impl Core {
         state.notes = cx.notes;
         match resolved {
             Ok(()) => self.queue(bio, &extents),
-            Err(defer) => self.defer(bio, defer),
+            Err(defer) => {
+                extents.clear(); // of a part of it
+                self.defer(bio, defer);
+            }
         }
         self.extents = extents;
     }

@@ -248,6 +248,18 @@ impl CounterTable {
         bump(&counts[ops as usize], 1);
         bump(&counts[size as usize], bytes);
     }
+    /// A request that the device has done while it was given it: as [`CounterTable::add`] of `Out`, [`CounterTable::operation`] and
+    /// [`CounterTable::latency`], by one look.
+    #[inline]
+    pub(crate) fn done_at_once(&self, node: NodeId, op: Op, bytes: u64) {
+        let Cell { counts, latency } = &self.cells[node.0 as usize];
+        let is_read = op == Op::Read;
+        bump(&counts[Counter::Out as usize], 1);
+        bump(&counts[if is_read { Counter::Reads } else { Counter::Writes } as usize], 1);
+        bump(&counts[if is_read { Counter::ReadBytes } else { Counter::WriteBytes } as usize], bytes);
+        let all = latency.get().unwrap_or_else(|| first(latency));
+        bump(&all[class(op)][bucket(Nanos(0))], 1);
+    }
     /// Records how long an operation took.
     #[inline]
     pub fn latency(&self, node: NodeId, op: Op, took: Nanos) {

@@ -131,10 +131,10 @@ impl Gatherer {
         }
     }
 
-    /// A bio was finished in this turn, for that port.
+    /// So many bios were finished in this turn, for that port.
     #[inline]
-    pub(crate) fn finished(&mut self, port: PortId) {
-        self.finished += 1;
+    pub(crate) fn finished(&mut self, port: PortId, bios: u64) {
+        self.finished += bios;
         if self.port != Some(port) {
             self.port = Some(port);
             self.lone_turns = 0;
@@ -252,7 +252,7 @@ mod tests {
                 looks += if matches!(wait, Wait::Soon { .. }) { took } else { 0 };
             }
             now = now + Nanos(took);
-            (0..bios).for_each(|_| gatherer.finished(PortId(0)));
+            gatherer.finished(PortId(0), bios);
             wait = gatherer.wait(now, 0);
         }
         let share = |time: u64| time as f64 / all as f64;
@@ -312,7 +312,7 @@ mod tests {
     fn nothing_is_gathered_while_a_device_works() {
         let mut gatherer = Gatherer::new(Waiting::Measured);
         for turn in 0..20_000u64 {
-            (0..8).for_each(|_| gatherer.finished(PortId(0)));
+            gatherer.finished(PortId(0), 8);
             assert_eq!(gatherer.wait(Nanos(turn * 50_000), 4), Wait::Until(None));
         }
     }
@@ -325,7 +325,7 @@ mod tests {
             let mut gatherer = Gatherer::new(Waiting::Measured);
             let mut last = Wait::Poll;
             for turn in 0..1000 {
-                gatherer.finished(PortId(turn % clients));
+                gatherer.finished(PortId(turn % clients), 1);
                 last = gatherer.wait(Nanos(u64::from(turn) * 20_000), in_flight);
             }
             assert_eq!(last, expected);
@@ -337,7 +337,7 @@ mod tests {
         let mut gatherer = Gatherer::new(Waiting::Looking);
         assert_eq!(gatherer.wait(Nanos(0), 0), Wait::Until(None));
         assert_eq!(gatherer.wait(Nanos(0), 3), soon(3));
-        gatherer.finished(PortId(1));
+        gatherer.finished(PortId(1), 1);
         assert_eq!(gatherer.wait(Nanos(0), 0), soon(0));
         assert_eq!(gatherer.wait(Nanos(0), 0), Wait::Until(None));
     }
@@ -352,7 +352,7 @@ mod tests {
         let mut gatherer = Gatherer::new(Waiting::Measured);
         gatherer.phase = Phase::Hold(Way::Pause, HOLD_MAX);
         for (at, gathers) in [(70_000, false), (90_000, true)] {
-            gatherer.finished(PortId(0));
+            gatherer.finished(PortId(0), 1);
             let wait = gatherer.wait_until(Nanos(0), 0, Some(Nanos(at)));
             assert_eq!(matches!(wait, Wait::Gather { .. }), gathers, "{wait:?}");
         }

@@ -67,10 +67,22 @@ pub enum Allocation {
     Zero,
 }
 
+/// What a leaf that never waits has besides: it does a read or write while it is called.
+pub trait AtOnce {
+    /// Reads into memory of whole sectors, or writes what is in it, within the limits. Where that fails, [`Leaf::submit`] is asked for the
+    /// same, and what that says counts.
+    fn transfer(&mut self, op: Op, sector: Sector, data: &[Segment]) -> Result<(), Errno>;
+}
+
 /// A worker's handle on a leaf device. It does what it is told, at once; queueing is the leaf queue's business.
 pub trait Leaf {
     /// Starts `io`, or does it on the spot.
     fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted;
+
+    /// Itself, if it does reads and writes on the spot, by [`Leaf::submit`] too: those that nothing could be merged with then need no request.
+    fn at_once(&mut self) -> Option<&mut dyn AtOnce> {
+        None
+    }
 
     /// All requests of a batch were submitted: what is better done for several at once is done now.
     fn submitted(&mut self, env: &mut dyn Env) {

@@ -56,7 +56,9 @@ pub use layer::{
     Cure, Defer, Extent, Failure, Layer, LeafLayer, NodeId, Preparation, Preparations, Resolver, Shape, Span,
     Target, topmost_first,
 };
-pub use leaf::{Allocation, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap};
+pub use leaf::{
+    Allocation, AtOnce, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap,
+};
 pub use limits::{Limits, Merges, SettingError};
 pub use lock::{Lock, LockSnapshot, Times};
 pub use notes::Watch;

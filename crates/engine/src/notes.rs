@@ -99,6 +99,12 @@ impl Notes {
         self.0.as_ref().is_some_and(|notes| notes.flush_after) && self.0.take().is_some()
     }
 
+    /// Whether there are none.
+    #[inline]
+    pub(crate) fn are_none(&self) -> bool {
+        self.0.is_none()
+    }
+
     /// What was prepared is known no more.
     #[inline]
     pub(crate) fn clear(&mut self) {

@@ -88,6 +88,14 @@ impl<E: Env> Context<'_, E> {
         self.core.submit(volume, Owner::Port { port: self.port, cookie }, bio);
     }
 
+    /// Does a read or write on the spot, where its volume and the devices below need not wait for anything: then it has succeeded, has its
+    /// memory still, and there is no [`Port::done`]. If not, it is submitted under that cookie, and false returned; also where it is not whole
+    /// logical blocks, as by `submit_bytes`.
+    #[inline]
+    pub fn run(&mut self, volume: VolumeId, bio: &mut Bio, cookie: impl FnOnce() -> u64) -> bool {
+        self.core.run(volume, self.port, bio, cookie)
+    }
+
     /// As `submit`, for a range of bytes that need not be whole logical blocks: such a range is read, and for writes
     /// modified and written back, on the slow path. `data` has exactly `len` bytes for reads and writes.
     pub fn submit_bytes(

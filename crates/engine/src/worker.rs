@@ -305,7 +305,7 @@ impl<E: Env> Worker<E> {
         }
         let mut finished = std::mem::take(&mut self.core.finished);
         for (port, done) in finished.drain(..) {
-            self.gatherer.finished(port);
+            self.gatherer.finished(port, 1);
             self.with_port(port, |port, cx| port.done(cx, done));
         }
         finished.append(&mut self.core.finished);
@@ -320,6 +320,10 @@ impl<E: Env> Worker<E> {
         if slot.port.turn(&mut cx) == PortState::Closed {
             self.open_ports -= 1;
             self.ports[id.0 as usize] = None;
+        }
+        match std::mem::take(&mut self.core.ran) {
+            0 => {}
+            ran => self.gatherer.finished(id, ran),
         }
     }
 

@@ -12,8 +12,8 @@ use std::io;
 use std::sync::{Arc, MutexGuard};
 
 use blockwork_engine::{
-    Allocation, Env, Errno, Flags, Leaf, LeafIo, LeafShared, LeafSource, Limits, Lock, LockSnapshot, Op,
-    Sector, Sectors, Submitted,
+    Allocation, AtOnce, Env, Errno, Flags, Leaf, LeafIo, LeafShared, LeafSource, Limits, Lock, LockSnapshot,
+    Op, Sector, Sectors, Submitted,
 };
 use blockwork_memory::Segment;
 
@@ -115,16 +115,23 @@ impl LeafSource for MemorySource {
     }
 }
 
+impl AtOnce for MemoryLeaf {
+    fn transfer(&mut self, op: Op, sector: Sector, data: &[Segment]) -> Result<(), Errno> {
+        let extents = &self.extents;
+        if op == Op::Read {
+            each_part(sector.bytes(), data, |piece, segment, at| extents.read(piece, segment, at));
+        } else {
+            each_part(sector.bytes(), data, |piece, segment, at| extents.write(piece, segment, at));
+        }
+        Ok(())
+    }
+}
+
 impl Leaf for MemoryLeaf {
     fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
         let offset = io.sector.bytes();
         match io.op {
-            Op::Read => {
-                each_part(offset, io.data, |piece, segment, at| self.extents.read(piece, segment, at))
-            }
-            Op::Write => {
-                each_part(offset, io.data, |piece, segment, at| self.extents.write(piece, segment, at))
-            }
+            Op::Read | Op::Write => return Submitted::Now(self.transfer(io.op, io.sector, io.data)),
             Op::Flush => {}
             Op::WriteZeroes if io.flags.has(Flags::NO_UNMAP) => {
                 pieces(offset, io.nr.bytes()).for_each(|piece| self.extents.zero(&piece, true));
@@ -132,6 +139,10 @@ impl Leaf for MemoryLeaf {
             Op::Discard | Op::WriteZeroes => self.extents.free(offset, io.nr.bytes()),
         }
         Submitted::Now(Ok(()))
+    }
+
+    fn at_once(&mut self) -> Option<&mut dyn AtOnce> {
+        Some(self)
     }
 
     fn allocation(&mut self, sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {

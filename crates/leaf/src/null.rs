@@ -1,8 +1,10 @@
 //! A device that reads as zeros and forgets what is written: for measuring everything but a device.
 
 use blockwork_engine::{
-    Allocation, Env, Errno, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, Sector, Sectors, Submitted,
+    Allocation, AtOnce, Env, Errno, Leaf, LeafIo, LeafShared, LeafSource, Limits, Op, Sector, Sectors,
+    Submitted,
 };
+use blockwork_memory::Segment;
 
 use crate::error::LeafError;
 use crate::open::check_size;
@@ -58,14 +60,25 @@ impl LeafSource for NullSource {
     }
 }
 
+impl AtOnce for NullLeaf {
+    #[inline]
+    fn transfer(&mut self, op: Op, _sector: Sector, data: &[Segment]) -> Result<(), Errno> {
+        if op == Op::Read {
+            // Not left as it is: a buffer holds some earlier request's data.
+            data.iter().for_each(|segment| segment.fill(0));
+        }
+        Ok(())
+    }
+}
+
 impl Leaf for NullLeaf {
     #[inline]
     fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
-        if io.op == Op::Read {
-            // Not left as it is: a buffer holds some earlier request's data.
-            io.data.iter().for_each(|segment| segment.fill(0));
-        }
-        Submitted::Now(Ok(()))
+        Submitted::Now(self.transfer(io.op, io.sector, io.data))
+    }
+
+    fn at_once(&mut self) -> Option<&mut dyn AtOnce> {
+        Some(self)
     }
 
     fn allocation(&mut self, _sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {

@@ -27,6 +27,9 @@ impl Core {
                 self.resolve(bio);
             }
         }
+        if let Some(&last) = fresh.last() {
+            self.learn(last);
+        }
         fresh.clear();
         debug_assert!(self.fresh.is_empty(), "nothing submits meanwhile");
         self.fresh = fresh;

@@ -124,7 +124,7 @@ impl LeafQueue {
 }
 
 /// Whether one request may cover that range.
-fn fits(limits: &Limits, op: Op, start: Sector, nr: Sectors) -> bool {
+pub(super) fn fits(limits: &Limits, op: Op, start: Sector, nr: Sectors) -> bool {
     match op {
         Op::Flush => false,
         Op::Discard => nr <= limits.max_discard,

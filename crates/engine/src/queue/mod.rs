@@ -9,6 +9,7 @@
 //! Everything that arrives in a turn of the worker is plugged, then sorted and merged at once, as the kernel's plug does; that is left
 //! out where nothing of it adjoins, and no request waits that it could adjoin.
 //! At most `nr_requests` requests are in flight; those that wait can still be merged with what arrives later.
+//! What a device that never waits can do as it is may go past all of this (`at_once`).
 //!
 //! Invariants:
 //! 1. Every part of a bio that was put in is reported once to `completed`.
@@ -20,6 +21,7 @@
 //! 6. Once a flush has failed, writes and flushes fail (see the crate's invariant 5).
 
 mod adjoining;
+mod at_once;
 mod bounce;
 mod complete;
 mod durable;
@@ -48,6 +50,7 @@ use crate::turn::Taking;
 use crate::units::{Nanos, Sector, Sectors};
 
 use adjoining::Ends;
+use at_once::Immediate;
 use bounce::Bounces;
 use durable::Durable;
 use flush::Flushes;
@@ -103,6 +106,7 @@ pub(crate) struct LeafQueue {
     ends: Ends,
     /// What is cut now may find something to merge with.
     may_merge: bool,
+    immediate: Immediate,
     backlog: VecDeque<Plugged>,
     requests: Requests,
     pending: VecDeque<u32>,
@@ -128,10 +132,12 @@ impl LeafQueue {
         let limits = source.limits().clone();
         assert!(limits.nr_requests > 0 && limits.max_sectors > Sectors::ZERO && limits.max_segments > 0);
         let read_ahead = ReadAhead::new(limits.read_ahead, limits.max_sectors, source.sectors());
+        let mut leaf = source.open();
         LeafQueue {
             id,
             node,
-            leaf: source.open(),
+            immediate: Immediate::new(&mut *leaf, &limits),
+            leaf,
             source,
             bounces: Bounces::new(limits.linearize),
             durable: Durable::new(limits.fua),
@@ -194,9 +200,11 @@ impl LeafQueue {
     /// Puts an extent into the plug.
     #[inline]
     pub(crate) fn add(&mut self, plugged: Plugged) {
+        let end = plugged.span.end();
         if self.limits.merges == Merges::All {
-            self.ends.mark(plugged.span.end());
+            self.ends.mark(end);
         }
+        self.immediate.ended(end);
         self.plug.push(plugged);
     }
 

@@ -32,6 +32,9 @@ pub struct Device {
     pub bad: Vec<u64>,
     /// The next flush fails.
     pub fail_flush: bool,
+    /// It does reads and writes at once; how many it has done so.
+    pub instant: bool,
+    pub at_once: usize,
 }
 
 pub struct Held {
@@ -51,7 +54,7 @@ pub struct Source {
 
 impl LeafSource for Source {
     fn open(&self) -> Box<dyn Leaf> {
-        Box::new(Handle { device: self.device.clone() })
+        Box::new(Handle { device: self.device.clone(), instant: self.device.lock().unwrap().instant })
     }
     fn limits(&self) -> &Limits {
         &self.limits
@@ -74,6 +77,20 @@ impl LeafSource for Source {
 
 struct Handle {
     device: Arc<Mutex<Device>>,
+    instant: bool,
+}
+
+impl AtOnce for Handle {
+    fn transfer(&mut self, op: Op, sector: Sector, data: &[Segment]) -> Result<(), Errno> {
+        let mut device = self.device.lock().unwrap();
+        let nr = blockwork_memory::bytes_in(data) as u64 / SECTOR;
+        if device.bad.iter().any(|bad| (sector.0..sector.0 + nr).contains(bad)) {
+            return Err(Errno::EIO);
+        }
+        device.at_once += 1;
+        transfer(&mut device.bytes, op, sector, Sectors(nr), data);
+        Ok(())
+    }
 }
 
 impl Leaf for Handle {
@@ -94,27 +111,30 @@ impl Leaf for Handle {
         if io.op == Op::Flush && std::mem::take(&mut device.fail_flush) {
             return Submitted::Now(Err(Errno::EIO));
         }
-        transfer(&mut device.bytes, &io);
+        transfer(&mut device.bytes, io.op, io.sector, io.nr, io.data);
         if device.manual {
             device.held.push_back(Held { token: io.token, op: io.op, sector, nr });
             return Submitted::Started;
         }
         Submitted::Now(Ok(()))
     }
+    fn at_once(&mut self) -> Option<&mut dyn AtOnce> {
+        if self.instant { Some(self) } else { None }
+    }
 }
 
-fn transfer(bytes: &mut [u8], io: &LeafIo<'_>) {
-    let mut at = io.sector.bytes() as usize;
-    match io.op {
-        Op::Read => io.data.iter().for_each(|segment| {
+fn transfer(bytes: &mut [u8], op: Op, sector: Sector, nr: Sectors, data: &[Segment]) {
+    let mut at = sector.bytes() as usize;
+    match op {
+        Op::Read => data.iter().for_each(|segment| {
             segment.write_at(0, &bytes[at..at + segment.len()]);
             at += segment.len();
         }),
-        Op::Write => io.data.iter().for_each(|segment| {
+        Op::Write => data.iter().for_each(|segment| {
             segment.read_at(0, &mut bytes[at..at + segment.len()]);
             at += segment.len();
         }),
-        Op::Discard | Op::WriteZeroes => bytes[at..at + io.nr.byte_len()].fill(0),
+        Op::Discard | Op::WriteZeroes => bytes[at..at + nr.byte_len()].fill(0),
         Op::Flush => {}
     }
 }
@@ -126,6 +146,10 @@ pub struct ManualEnv {
     /// Whether all memory is known, and how often that was asked.
     pub knows: bool,
     pub asked: u64,
+    /// How it was waited, since somebody wanted to know.
+    pub waits: Option<Vec<Wait>>,
+    /// Called whenever it is waited.
+    pub waiting: Option<Box<dyn FnMut()>>,
 }
 
 struct Deaf;
@@ -147,8 +171,10 @@ impl Env for ManualEnv {
     fn start(&mut self, _token: Token, _op: FileOp<'_>) {
         unreachable!("the rig's leaf starts nothing")
     }
-    fn wait(&mut self, _wait: Wait, out: &mut Vec<Completion>) {
+    fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) {
         self.now = self.now + Nanos(1000);
+        self.waits.iter_mut().for_each(|waits| waits.push(wait));
+        self.waiting.iter_mut().for_each(|waiting| waiting());
         out.append(&mut self.ready.borrow_mut());
     }
     fn notifier(&self) -> Arc<dyn Notify> {
@@ -160,6 +186,9 @@ impl Env for ManualEnv {
 #[derive(Default)]
 pub struct Client {
     pub to_submit: Vec<(u64, Bio)>,
+    /// To be done on the spot, if that can be; which were.
+    pub to_run: Vec<(u64, Bio)>,
+    pub ran: Vec<u64>,
     pub bytes_to_submit: Vec<(u64, Op, Flags, u64, u64, Segments)>,
     pub done: Vec<Done>,
     pub turns: usize,
@@ -174,6 +203,12 @@ impl Port<ManualEnv> for ClientPort {
         let mut client = self.0.borrow_mut();
         for (cookie, bio) in client.to_submit.drain(..) {
             _cx.submit(VolumeId(0), cookie, bio);
+        }
+        for (cookie, mut bio) in std::mem::take(&mut client.to_run) {
+            if _cx.run(VolumeId(0), &mut bio, || cookie) {
+                client.done.push(Done { cookie, op: bio.op, result: Ok(()), data: bio.data });
+                client.ran.push(cookie);
+            }
         }
         for (cookie, op, flags, offset, len, data) in client.bytes_to_submit.drain(..) {
             _cx.submit_bytes(VolumeId(0), cookie, op, flags, offset, len, data);
@@ -228,7 +263,18 @@ impl Rig {
 
     /// A rig whose volume is what `stack` makes of the leaf. Nodes 1 to 9 are the stack's.
     pub fn with_stack(limits: Limits, stack: impl FnOnce(Arc<dyn Layer>) -> Arc<dyn Layer>) -> Rig {
-        let device = Device { bytes: vec![0; (SECTORS * SECTOR) as usize], ..Device::default() };
+        Rig::with(limits, stack, false, |config| config)
+    }
+
+    /// Likewise, of a device that does reads and writes at once, or does not, and of a worker that is made otherwise.
+    pub fn with(
+        limits: Limits,
+        stack: impl FnOnce(Arc<dyn Layer>) -> Arc<dyn Layer>,
+        instant: bool,
+        configure: impl FnOnce(WorkerConfig) -> WorkerConfig,
+    ) -> Rig {
+        let bytes = vec![0; (SECTORS * SECTOR) as usize];
+        let device = Device { bytes, instant, ..Device::default() };
         let device = Arc::new(Mutex::new(device));
         let shared = Arc::new(LeafShared::default());
         let sectors = Sectors(SECTORS);
@@ -240,8 +286,15 @@ impl Rig {
         let volumes: Arc<[Volume]> = Arc::new([Volume::new("rig", stack(leaf), false)]);
         let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> = Arc::new([(NodeId(0), Arc::new(source) as _)]);
         let ready = Rc::new(RefCell::new(Vec::new()));
-        let env = ManualEnv { ready: ready.clone(), now: Nanos(0), knows: true, asked: 0 };
-        let config = WorkerConfig::new(volumes, leaves, stats.worker());
+        let env = ManualEnv {
+            ready: ready.clone(),
+            now: Nanos(0),
+            knows: true,
+            asked: 0,
+            waits: None,
+            waiting: None,
+        };
+        let config = configure(WorkerConfig::new(volumes, leaves, stats.worker()));
         let mut worker = Worker::new(env, config);
         let client = Rc::new(RefCell::new(Client::default()));
         let port = worker.add_port(Box::new(ClientPort(client.clone())));
@@ -269,6 +322,17 @@ impl Rig {
         let numbered = bios.into_iter().enumerate().map(|(i, bio)| (i as u64, bio));
         self.client.borrow_mut().to_submit.extend(numbered);
         self.turn_with_event();
+    }
+
+    /// Runs these in one turn of the worker, under the next numbers: which of them were done on the spot.
+    pub fn run(&mut self, bios: impl IntoIterator<Item = Bio>) -> Vec<bool> {
+        let first = self.results().len() as u64;
+        let numbered: Vec<_> = (first..).zip(bios).collect();
+        let end = first + numbered.len() as u64;
+        self.client.borrow_mut().to_run.extend(numbered);
+        self.turn_with_event();
+        let client = self.client.borrow();
+        (first..end).map(|cookie| client.ran.contains(&cookie)).collect()
     }
 
     pub fn turn_with_event(&mut self) {

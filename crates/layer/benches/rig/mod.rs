@@ -87,18 +87,28 @@ struct Handle(Option<Content>);
 
 impl Leaf for Handle {
     fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        Submitted::Now(blockwork_engine::AtOnce::transfer(self, io.op, io.sector, io.data))
+    }
+    fn at_once(&mut self) -> Option<&mut dyn blockwork_engine::AtOnce> {
+        Some(self)
+    }
+}
+
+impl blockwork_engine::AtOnce for Handle {
+    #[inline(always)]
+    fn transfer(&mut self, op: Op, sector: Sector, data: &[blockwork_memory::Segment]) -> Result<(), Errno> {
         if let Some(content) = &self.0 {
             let mut bytes = content.lock().expect("nothing panics while it is held");
-            let mut at = io.sector.bytes() as usize;
-            for segment in io.data {
-                match io.op {
+            let mut at = sector.bytes() as usize;
+            for segment in data {
+                match op {
                     Op::Read => segment.write_at(0, &bytes[at..at + segment.len()]),
                     _ => segment.read_at(0, &mut bytes[at..at + segment.len()]),
                 }
                 at += segment.len();
             }
         }
-        Submitted::Now(Ok(()))
+        Ok(())
     }
 }
 
