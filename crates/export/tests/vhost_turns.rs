@@ -3,13 +3,20 @@
 
 mod vhost_support;
 
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 use std::sync::Arc;
 
-use blockwork_engine::{Awaited, Layer, Nanos, NodeId, Sector, Token, Wait};
+use blockwork_engine::{
+    AtOnce, Awaited, Env, Errno, Layer, Leaf, LeafIo, LeafShared, LeafSource, Limits, Nanos, NodeId, Op,
+    Sector, Sectors, Submitted, Token, Wait,
+};
+use blockwork_format::virtio::blk::{request, status};
 use blockwork_layer::Delay;
+use blockwork_memory::Segment;
 use blockwork_uring::clock;
 use vhost_support::Single;
-use vhostload::Options;
+use vhostload::{Guest, Options, Request};
 
 /// Longer than anything takes that is waited for here.
 const PATIENCE: Nanos = Nanos::secs(20);
@@ -152,4 +159,116 @@ fn what_is_due_at_once_is_told_of_while_the_rest_is_worked_on() {
         settle_calls(&mut single);
     }
     panic!("never were all of them due at one moment");
+}
+
+#[test]
+fn a_driver_that_waits_for_one_answer_is_called_in_the_turn_that_gives_it() {
+    for packed in [false, true] {
+        let mut single = null(Options { packed, ..Options::default() });
+        warm_up(&mut single, 1);
+        for _ in 0..10 {
+            single.start(1);
+            let before = single.worker.env.enters();
+            turn(&mut single);
+            assert_eq!(single.answered(), 1);
+            assert!(single.is_called(), "not when the worker waits next (packed: {packed})");
+            assert!(single.worker.env.enters() - before <= 2);
+        }
+        single.stop();
+    }
+}
+
+thread_local! {
+    /// What happens while the device does something.
+    static MEANWHILE: RefCell<Box<dyn FnMut()>> = RefCell::new(Box::new(|| ()));
+}
+
+/// A device that does everything at once.
+#[derive(Default)]
+struct Meanwhile(LeafShared, Limits);
+
+struct MeanwhileLeaf;
+
+impl LeafSource for Meanwhile {
+    fn open(&self) -> Box<dyn Leaf> {
+        Box::new(MeanwhileLeaf)
+    }
+    fn limits(&self) -> &Limits {
+        &self.1
+    }
+    fn sectors(&self) -> Sectors {
+        Sectors(1 << 20)
+    }
+    fn name(&self) -> &str {
+        "meanwhile"
+    }
+    fn read_now(&self, _: u64, into: &mut [u8]) -> std::io::Result<()> {
+        into.fill(0);
+        Ok(())
+    }
+    fn shared(&self) -> &LeafShared {
+        &self.0
+    }
+}
+
+impl Leaf for MeanwhileLeaf {
+    fn submit(&mut self, _: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        Submitted::Now(self.transfer(io.op, io.sector, io.data))
+    }
+    fn at_once(&mut self) -> Option<&mut dyn AtOnce> {
+        Some(self)
+    }
+}
+
+impl AtOnce for MeanwhileLeaf {
+    fn transfer(&mut self, _: Op, _: Sector, _: &[Segment]) -> Result<(), Errno> {
+        MEANWHILE.with_borrow_mut(|meanwhile| meanwhile());
+        Ok(())
+    }
+}
+
+/// A driver that asks for one more thing, and calls for it, while the device does the one before: so there is always something behind what
+/// was taken, that the device was called for before it was done with that.
+#[test]
+fn a_call_that_comes_while_others_are_worked_on_is_not_lost() {
+    const READS: u64 = 1000;
+    for packed in [false, true] {
+        let options = Options { packed, ring_size: 64, requests: 64, ..Options::default() };
+        let mut single = Single::new(Arc::new(Meanwhile::default()), |disk| disk, options);
+        warm_up(&mut single, 1);
+        let queue = Rc::new(RefCell::new(single.disk.queues.pop().expect("it has one")));
+        let Guest { file, memory } = &single.disk.guest;
+        let guest = Guest { file: file.try_clone().expect("a descriptor"), memory: memory.clone() };
+        let started = Rc::new(Cell::new(0));
+        let ask = {
+            let (queue, started) = (queue.clone(), started.clone());
+            move || {
+                let (number, mut queue) = (started.get(), queue.borrow_mut());
+                let read = Request { kind: request::IN, sector: number % 1000 * 64, len: 4096 };
+                if number < READS && queue.prepare(&guest, read).is_some() {
+                    queue.want_calls(&guest, true);
+                    queue.publish(&guest);
+                    queue.kick();
+                    started.set(number + 1);
+                }
+            }
+        };
+        ask();
+        MEANWHILE.set(Box::new(ask));
+        let mut answered = 0;
+        for _ in 0..READS {
+            single.worker.turn(Wait::Poll);
+            while let Some(finished) = queue.borrow_mut().finished(&single.disk.guest) {
+                assert_eq!(finished.status, status::OK);
+                answered += 1;
+            }
+            if answered == started.get() {
+                // The ring had no room for more, and none can be lost.
+                MEANWHILE.with_borrow_mut(|ask| ask());
+            }
+        }
+        assert_eq!((started.get(), answered), (READS, READS), "packed: {packed}");
+        MEANWHILE.set(Box::new(|| ()));
+        single.stop();
+    }
 }

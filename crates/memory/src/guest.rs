@@ -241,7 +241,7 @@ impl GuestMemory {
     ///
     /// # Errors
     /// Some of it is not the guest's; then `out` may have been added to.
-    #[inline]
+    #[inline(always)]
     pub fn ranges(&self, address: u64, len: u32, out: &mut GuestRanges) -> Result<(), NotGuestMemory> {
         match self.range(address, len) {
             Some(whole) => out.push(whole),

@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use blockwork_export::vhost::ring::{Chain, Head, Ring, RingPlace};
 use blockwork_export::vhost::{Marks, REQUEST_BYTES_MAX, Request};
 use blockwork_format::vhost_user::{HEADER_BYTES, Header, Message, VringAddr};
-use blockwork_memory::{Buffer, GuestLayout, GuestMemory, GuestRegion, Mapping, Place, bytes_in};
+use blockwork_memory::{Buffer, GuestLayout, GuestMemory, GuestRange, GuestRegion, Mapping, Place};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use crate::input::Input;
@@ -148,13 +148,14 @@ impl Driven {
             let segment = self.guest.segment(*range);
             assert!(!segment.is_empty() && segment.offset() + segment.len() <= BYTES);
         }
-        let request = Request::take(&chain, &self.guest)?;
+        let request = Request::take(&mut chain, &self.guest)?;
         reached("request");
         assert_eq!(request.status.len(), 1);
-        if let Some(ranges) = request.ranges(64) {
-            assert!(!ranges.is_empty() && ranges.len() * 16 == bytes_in(&request.sent));
+        let bytes_in = |ranges: &[GuestRange]| ranges.iter().map(GuestRange::len).sum::<usize>();
+        if let Some(ranges) = request.ranges(&self.guest, 64) {
+            assert!(!ranges.is_empty() && ranges.len() * 16 == bytes_in(request.sent));
         }
-        assert!(bytes_in(&request.room) < REQUEST_BYTES_MAX * 64);
+        assert!(bytes_in(request.room) < REQUEST_BYTES_MAX * 64);
         Ok(())
     }
 }

@@ -1,10 +1,10 @@
 //! One virtqueue as a port of a worker: requests in, bios out, answers back.
 //!
 //! A turn answers what has finished, all of it with one call of the driver's (none, if that has said that it will look by
-//! itself), then takes what is new. The data of a request is the guest's memory itself, all the way to the kernel. While
-//! there is more to take, the driver is not asked to call. When there is nothing, and one request under way at most, the worker
-//! looks at the ring for a moment, if that pays (`Uring::look_at`); likewise when the ring was full, no device has anything to do, and the
-//! driver has been called. Then the driver is asked, and the ring looked at once more.
+//! itself), then takes what is new, and answers of that what was done at once ([`Context::run`]). The data of a request is the guest's
+//! memory itself, all the way to the kernel. While there is more to take, the driver is not asked to call. When there is nothing, and one
+//! request under way at most, the worker looks at the ring for a moment, if that pays (`Uring::look_at`); likewise when the ring was full,
+//! no device has anything to do, and the driver has been called. Then the driver is asked, and the ring looked at once more.
 //!
 //! Invariants:
 //! 1. A request that was taken is answered once, also when it is malformed; it is marked as in flight until then.
@@ -13,7 +13,9 @@
 //! 3. At most as many requests as the ring has descriptors, and [`BYTES_MAX`] bytes (one more request may go beyond), are
 //!    under way; the rest stays in the ring.
 //! 4. What is written of the guest's memory is marked, where the front end wants that (see `dirty`).
-//! 5. A ring that is broken is not touched any more but to answer what is in flight; the front end is told by its error
+//! 5. Calls of the driver's are unheard only where the ring is looked at afterwards, before the worker sleeps: in the same turn, or in the
+//!    one that is asked for where something was taken.
+//! 6. A ring that is broken is not touched any more but to answer what is in flight; the front end is told by its error
 //!    eventfd, and we by the log, once. Nobody else notices.
 
 use std::io::IoSliceMut;
@@ -26,7 +28,7 @@ use blockwork_engine::{
     VolumeId,
 };
 use blockwork_format::virtio::blk::{ID_BYTES, Range, request, status};
-use blockwork_memory::{GuestLayout, GuestMemory, GuestRange, Segments, bytes_in};
+use blockwork_memory::{GuestLayout, GuestMemory, GuestRange, Segment, Segments, bytes_in};
 use blockwork_uring::{Signal, Uring, more};
 use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
@@ -34,7 +36,7 @@ use slab::Slab;
 use super::batch::{self, Batches};
 use super::control::{Command, Presence};
 use super::dirty::DirtyLog;
-use super::request::Request;
+use super::request::{Request, segments};
 use super::ring::{Chain, Head, Ring, RingError};
 
 /// Largest request, bytes of data.
@@ -82,10 +84,16 @@ pub(super) type LogParts = Box<dyn FnOnce(&GuestLayout) -> DirtyLog + Send>;
 /// How to make the ring, on the worker: what it is made of is not for other threads.
 pub(super) type RingParts = Box<dyn FnOnce(&GuestLayout) -> Result<Ring, RingError> + Send>;
 
-/// A request that is under way.
-struct InFlight {
+/// Where the answer to a request goes.
+#[derive(Clone, Copy)]
+struct Asker {
     head: Head,
     status: GuestRange,
+}
+
+/// A request that is under way.
+struct InFlight {
+    from: Asker,
     /// Bytes that are written when it succeeds, besides the status.
     room: u32,
     /// Bytes that count against [`BYTES_MAX`].
@@ -232,9 +240,9 @@ impl QueuePort {
         }
     }
 
-    /// Lets the driver see what is done.
+    /// Lets the driver see what is done; `at_once` says that it was done since it was taken in this turn.
     #[inline]
-    fn publish(&mut self, cx: &mut Context<'_, Uring>) {
+    fn publish(&mut self, cx: &mut Context<'_, Uring>, at_once: bool) {
         if self.answers == 0 {
             return;
         }
@@ -248,35 +256,35 @@ impl QueuePort {
         if wanted {
             self.called = true;
             self.call_driver(cx);
-            if more || cx.more_is_due() {
-                // Not when there is nothing else to do, but while we work on what is there. If the driver has called for that, the
-                // next turn finds it in the ring.
+            if more || at_once || cx.more_is_due() {
+                // Not when there is nothing else to do, but while we work on what is there; nor when a driver has fallen asleep that was answered
+                // before it could. If the driver has called for what is there, the next look finds it in the ring (invariant 5).
                 let kick = cx.token(KICK);
                 cx.env.submit_and_unhear(kick);
-                cx.wake_me();
             }
         }
     }
 
-    /// Takes requests until there are none, a batch is full, or enough are under way.
-    fn take(&mut self, cx: &mut Context<'_, Uring>) {
+    /// Takes requests until there are none, a batch is full, or enough are under way. Tells whether that was all there
+    /// is, and all of it is done.
+    fn take(&mut self, cx: &mut Context<'_, Uring>) -> bool {
         if self.layout.is_torn() {
-            return self.break_off(&RingError::Torn);
+            self.break_off(&RingError::Torn);
+            return false;
         }
         let (mut taken, most) = (0, self.batches.size());
+        let mut was_last = false;
         loop {
             if self.stopping || self.broken || self.bytes >= BYTES_MAX {
                 break;
             }
             if taken >= most {
-                cx.wake_me();
                 break;
             }
             match self.take_one(cx) {
                 Ok(true) => taken += 1,
                 Ok(false) if taken > 0 => {
-                    // An instant device has answered by the next turn, which comes before the worker sleeps.
-                    cx.wake_me();
+                    was_last = self.in_flight.is_empty();
                     break;
                 }
                 Ok(false) => {
@@ -288,6 +296,11 @@ impl QueuePort {
             }
         }
         if taken > 0 {
+            if !was_last {
+                // There is more, or may be by then. Nor has anybody asked the driver to call: a fast device has answered by that turn, which
+                // comes before the worker sleeps.
+                cx.wake_me();
+            }
             cx.env.keep_together(batch::TOGETHER);
             let count = u32::try_from(taken).expect("at most a batch");
             let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
@@ -296,6 +309,7 @@ impl QueuePort {
                 cx.ring_is_full(self.volume, &self.stats);
             }
         }
+        was_last
     }
 
     fn take_one(&mut self, cx: &mut Context<'_, Uring>) -> Result<bool, RingError> {
@@ -354,66 +368,83 @@ impl QueuePort {
     #[inline]
     fn start(&mut self, cx: &mut Context<'_, Uring>) -> Result<(), RingError> {
         let head = self.chain.head;
-        let request = Request::take(&self.chain, &self.memory)?;
+        let request = Request::take(&mut self.chain, &self.memory)?;
+        let (to, sector) = (Asker { head, status: request.status }, request.header.sector);
         match request.header.kind {
-            request::IN => self.transfer(cx, head, request, Op::Read),
-            request::OUT => self.transfer(cx, head, request, Op::Write),
+            kind @ (request::IN | request::OUT) => {
+                let (op, data) =
+                    if kind == request::IN { (Op::Read, request.room) } else { (Op::Write, request.sent) };
+                let data = segments(&self.memory, data);
+                self.transfer(cx, to, op, sector, data);
+            }
             request::FLUSH => {
-                let cookie = self.begin(head, request.status, 0, 0, 1);
+                let cookie = self.begin(to, 0, 0, 1);
                 cx.submit(self.volume, cookie, Bio::flush());
             }
-            request::GET_ID => self.tell_id(head, &request),
-            request::DISCARD => self.ranges(cx, head, request, Op::Discard),
-            request::WRITE_ZEROES => self.ranges(cx, head, request, Op::WriteZeroes),
-            _ => self.answer(head, request.status, 0, status::UNSUPP),
+            request::GET_ID => {
+                let room = segments(&self.memory, request.room);
+                self.tell_id(to, &room);
+            }
+            kind @ (request::DISCARD | request::WRITE_ZEROES) => {
+                let max = usize::try_from(RANGES_MAX).expect("a small number");
+                let ranges = request.ranges(&self.memory, max);
+                let op = if kind == request::DISCARD { Op::Discard } else { Op::WriteZeroes };
+                self.ranges(cx, to, ranges, op);
+            }
+            _ => self.answer(to, 0, status::UNSUPP),
         }
         Ok(())
     }
 
     #[inline]
-    fn transfer(&mut self, cx: &mut Context<'_, Uring>, head: Head, request: Request, op: Op) {
-        let data = if op == Op::Read { request.room } else { request.sent };
+    fn transfer(&mut self, cx: &mut Context<'_, Uring>, to: Asker, op: Op, sector: u64, data: Segments) {
         let bytes = bytes_in(&data);
-        let offset = request.header.sector.checked_mul(SECTOR);
-        let (Some(offset), true) = (offset, bytes <= REQUEST_BYTES_MAX && bytes.is_multiple_of(512)) else {
-            return self.answer(head, request.status, 0, status::IOERR);
-        };
+        let is_whole = bytes <= REQUEST_BYTES_MAX && bytes.is_multiple_of(512);
+        if !is_whole || sector.checked_mul(SECTOR).is_none() {
+            return self.answer(to, 0, status::IOERR);
+        }
         let room = if op == Op::Read { bytes as u32 } else { 0 };
-        let cookie = self.begin(head, request.status, room, bytes, 1);
         let flags = if op == Op::Write { self.write_flags() } else { Flags::NONE };
-        submit(cx, self.volume, cookie, (op, flags), offset, bytes as u64, data);
+        let nr = Sectors::from_bytes_floor(bytes as u64);
+        let mut bio = Bio { op, flags, sector: Sector(sector), nr, data };
+        if cx.run(self.volume, &mut bio, || self.begin(to, room, bytes, 1)) {
+            if op == Op::Read {
+                self.log.iter().for_each(|log| log.data(&self.memory, &bio.data));
+            }
+            self.answer(to, room, status::OK);
+        }
     }
 
     fn write_flags(&self) -> Flags {
         if self.has_flush && self.writeback.load(Ordering::Relaxed) { Flags::NONE } else { Flags::FUA }
     }
 
-    fn ranges(&mut self, cx: &mut Context<'_, Uring>, head: Head, request: Request, op: Op) {
-        let max = usize::try_from(RANGES_MAX).expect("a small number");
-        let Some(ranges) = request.ranges(max) else {
-            return self.answer(head, request.status, 0, status::IOERR);
+    fn ranges(&mut self, cx: &mut Context<'_, Uring>, to: Asker, ranges: Option<Vec<Range>>, op: Op) {
+        let Some(ranges) = ranges else {
+            return self.answer(to, 0, status::IOERR);
         };
         let known = if op == Op::WriteZeroes { Range::UNMAP } else { 0 };
         if ranges.iter().any(|range| range.flags & !known != 0) {
-            return self.answer(head, request.status, 0, status::UNSUPP);
+            return self.answer(to, 0, status::UNSUPP);
         }
         if ranges.iter().any(|range| range.sector.checked_mul(SECTOR).is_none()) {
-            return self.answer(head, request.status, 0, status::IOERR);
+            return self.answer(to, 0, status::IOERR);
         }
         let count = u32::try_from(ranges.len()).expect("at most RANGES_MAX");
-        let cookie = self.begin(head, request.status, 0, 0, count);
+        let cookie = self.begin(to, 0, 0, count);
         for range in ranges {
             let keep = op == Op::WriteZeroes && range.flags & Range::UNMAP == 0;
             let durable = if op == Op::WriteZeroes { self.write_flags() } else { Flags::NONE };
             let flags = if keep { durable.with(Flags::NO_UNMAP) } else { durable };
             let len = u64::from(range.sectors) * SECTOR;
-            submit(cx, self.volume, cookie, (op, flags), range.sector * SECTOR, len, Segments::new());
+            // The engine sees to what is not whole blocks.
+            cx.submit_bytes(self.volume, cookie, op, flags, range.sector * SECTOR, len, Segments::new());
         }
     }
 
-    fn tell_id(&mut self, head: Head, request: &Request) {
+    fn tell_id(&mut self, to: Asker, room: &[Segment]) {
         let mut at = 0;
-        for segment in &request.room {
+        for segment in room {
             let len = segment.len().min(ID_BYTES - at);
             segment.write_at(0, &self.id[at..at + len]);
             // Not all of it: a driver may give as much room as it likes.
@@ -422,20 +453,20 @@ impl QueuePort {
         }
         // A shorter place than an id is no place for one.
         let result = if at == ID_BYTES { status::OK } else { status::IOERR };
-        self.answer(head, request.status, at as u32, result);
+        self.answer(to, at as u32, result);
     }
 
     #[inline]
-    fn begin(&mut self, head: Head, status: GuestRange, room: u32, bytes: usize, bios: u32) -> u64 {
+    fn begin(&mut self, from: Asker, room: u32, bytes: usize, bios: u32) -> u64 {
         self.bytes += bytes;
-        self.in_flight.insert(InFlight { head, status, room, bytes, bios, error: None }) as u64
+        self.in_flight.insert(InFlight { from, room, bytes, bios, error: None }) as u64
     }
 
     /// Answers a request; the driver sees it when the turn publishes.
     #[inline]
-    fn answer(&mut self, head: Head, place: GuestRange, written: u32, result: u8) {
-        self.memory.write(place, &[result]);
-        self.log.iter().for_each(|log| log.range(&self.memory, place));
+    fn answer(&mut self, Asker { head, status }: Asker, written: u32, result: u8) {
+        self.memory.write(status, &[result]);
+        self.log.iter().for_each(|log| log.range(&self.memory, status));
         if let Some(ring) = &mut self.ring {
             ring.complete(head, written.saturating_add(1));
             self.answers += 1;
@@ -459,27 +490,6 @@ impl QueuePort {
         if let Some(ring) = &self.ring {
             self.presence.ended(ring.base());
         }
-    }
-}
-
-/// Submits a range of bytes, by the fast path if it is whole blocks.
-#[inline]
-fn submit(
-    cx: &mut Context<'_, Uring>,
-    volume: VolumeId,
-    cookie: u64,
-    (op, flags): (Op, Flags),
-    offset: u64,
-    len: u64,
-    data: Segments,
-) {
-    let block = u64::from(cx.volume(volume).limits().logical_block_size);
-    if (offset | len) & (block - 1) == 0 {
-        let bio =
-            Bio { op, flags, sector: Sector(offset / SECTOR), nr: Sectors::from_bytes_floor(len), data };
-        cx.submit(volume, cookie, bio);
-    } else {
-        cx.submit_bytes(volume, cookie, op, flags, offset, len, data);
     }
 }
 
@@ -538,19 +548,22 @@ impl Port<Uring> for QueuePort {
         if request.bios > 0 {
             return;
         }
-        let InFlight { head, status: place, room, bytes, error, .. } = self.in_flight.remove(key);
+        let InFlight { from, room, bytes, error, .. } = self.in_flight.remove(key);
         self.bytes -= bytes;
         match error {
-            None => self.answer(head, place, room, status::OK),
-            Some(errno) => self.answer(head, place, 0, status_of(errno)),
+            None => self.answer(from, room, status::OK),
+            Some(errno) => self.answer(from, 0, status_of(errno)),
         }
     }
 
     fn turn(&mut self, cx: &mut Context<'_, Uring>) -> PortState {
         self.obey(cx);
-        self.publish(cx);
-        self.take(cx);
-        self.publish(cx); // what was answered at once
+        self.publish(cx, false);
+        let was_last = self.take(cx);
+        self.publish(cx, true);
+        if was_last && !self.rest(cx) {
+            cx.wake_me();
+        }
         if self.untold {
             self.tell_error(cx);
         }

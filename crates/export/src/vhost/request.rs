@@ -5,57 +5,62 @@
 
 use blockwork_format::virtio::blk::{HEADER_BYTES, RANGE_BYTES, Range, RequestHeader};
 use blockwork_memory::{
-    Buffer, GuestMemory, GuestRange, Segment, Segments, bytes_in, copy_between, slice_segments,
+    Buffer, GuestMemory, GuestRange, GuestRanges, Segment, Segments, bytes_in, copy_between,
 };
 
 use super::ring::{Chain, RingError};
 
-/// A request.
+/// A request. What it is about lies in its chain, less header and status.
 #[derive(Debug)]
-pub struct Request {
+pub struct Request<'a> {
     /// What to do, and where.
     pub header: RequestHeader,
     /// What the driver sends: of a write the data, of others what they are about.
-    pub sent: Segments,
+    pub sent: &'a [GuestRange],
     /// Where the answer's data go.
-    pub room: Segments,
+    pub room: &'a [GuestRange],
     /// Where the status goes, one byte.
     pub status: GuestRange,
 }
 
-impl Request {
+impl<'a> Request<'a> {
     /// Takes apart a chain in the guest's `memory`.
     ///
     /// # Errors
     /// It has no header or no place for a status.
     #[inline]
-    pub fn take(chain: &Chain, memory: &GuestMemory) -> Result<Request, RingError> {
-        let (header, sent) = match chain.readable.split_first() {
+    pub fn take(chain: &'a mut Chain, memory: &GuestMemory) -> Result<Request<'a>, RingError> {
+        let (header, skip) = match chain.readable.first() {
             // As all drivers have it.
-            Some((first, rest)) if first.len() == HEADER_BYTES => {
-                (RequestHeader::decode(&memory.read_16(*first, 0)), segments(memory, rest))
+            Some(first) if first.len() == HEADER_BYTES => {
+                (RequestHeader::decode(&memory.read_16(*first, 0)), 1)
             }
-            _ => ragged_header(chain, memory).ok_or_else(|| short(chain))?,
+            _ => (cut_header(chain, memory)?, 0),
         };
-        let Some((last, before)) = chain.writable.split_last() else { return Err(short(chain)) };
-        let mut room = segments(memory, before);
+        let end = chain.writable.len();
+        let Some(last) = chain.writable.last_mut() else { return Err(short(chain)) };
         let at = last.len() - 1; // a chain holds no empty ranges
-        if at > 0 {
-            room.push(memory.segment(last.slice(0, at)));
-        }
-        Ok(Request { header, sent, room, status: last.slice(at, 1) })
+        let status = last.slice(at, 1);
+        let end = if at > 0 {
+            *last = last.slice(0, at);
+            end
+        } else {
+            end - 1
+        };
+        Ok(Request { header, sent: &chain.readable[skip..], room: &chain.writable[..end], status })
     }
 
     /// The ranges of a discard or write-zeroes; `None` if they are not whole, none, or more than `max`.
-    pub fn ranges(&self, max: usize) -> Option<Vec<Range>> {
-        let bytes = bytes_in(&self.sent);
+    pub fn ranges(&self, memory: &GuestMemory, max: usize) -> Option<Vec<Range>> {
+        let sent = segments(memory, self.sent);
+        let bytes = bytes_in(&sent);
         let count = bytes / RANGE_BYTES;
         if !bytes.is_multiple_of(RANGE_BYTES) || count == 0 || count > max {
             return None;
         }
         // Into memory that the driver cannot change any more.
         let copy = Segment::new(Buffer::new(bytes), 0, bytes);
-        copy_between(&self.sent, std::slice::from_ref(&copy));
+        copy_between(&sent, std::slice::from_ref(&copy));
         let range = |i: usize| Range::decode(&copy.buffer().read_16(i * RANGE_BYTES));
         Some((0..count).map(range).collect())
     }
@@ -67,28 +72,33 @@ fn short(chain: &Chain) -> RingError {
     RingError::Short { readable: bytes(&chain.readable), writable: bytes(&chain.writable) }
 }
 
-#[inline]
-fn segments(memory: &GuestMemory, ranges: &[GuestRange]) -> Segments {
+/// Ranges of the guest's memory, for I/O.
+#[inline(always)]
+pub(super) fn segments(memory: &GuestMemory, ranges: &[GuestRange]) -> Segments {
     let mut segments = Segments::new();
     // Not by `collect`: that makes more of one or two than they are.
     ranges.iter().for_each(|range| segments.push(memory.segment(*range)));
     segments
 }
 
-/// A header that does not have the first descriptor for itself, and what follows it.
+/// Cuts off a header that does not have the first descriptor for itself.
 #[cold]
-fn ragged_header(chain: &Chain, memory: &GuestMemory) -> Option<(RequestHeader, Segments)> {
-    let sent = segments(memory, &chain.readable);
-    let rest = bytes_in(&sent).checked_sub(HEADER_BYTES)?;
-    let mut front = Segments::new();
-    slice_segments(&sent, 0, HEADER_BYTES, &mut front);
-    let copy = Segment::new(Buffer::new(HEADER_BYTES), 0, HEADER_BYTES);
-    copy_between(&front, std::slice::from_ref(&copy));
-    let mut data = Segments::new();
-    if rest > 0 {
-        slice_segments(&sent, HEADER_BYTES, rest, &mut data);
+fn cut_header(chain: &mut Chain, memory: &GuestMemory) -> Result<RequestHeader, RingError> {
+    let (mut header, mut found) = ([0; HEADER_BYTES], 0);
+    let mut rest = GuestRanges::new();
+    for range in &chain.readable {
+        let take = range.len().min(HEADER_BYTES - found);
+        memory.segment(range.slice(0, take)).read_at(0, &mut header[found..found + take]);
+        found += take;
+        if take < range.len() {
+            rest.push(range.slice(take, range.len() - take));
+        }
     }
-    Some((RequestHeader::decode(&copy.buffer().read_16(0)), data))
+    if found < HEADER_BYTES {
+        return Err(short(chain));
+    }
+    chain.readable = rest;
+    Ok(RequestHeader::decode(&header))
 }
 
 #[cfg(test)]
@@ -145,11 +155,12 @@ mod tests {
         let memory = guest(&text, b"abcdS");
         for lens in [&[16][..], &[1], &[15, 1], &[17], &[], &[4, 4, 4, 4, 4, 4, 4], &[31]] {
             for room in [&[][..], &[4], &[1, 1, 1], &[2, 2]] {
-                let request = Request::take(&chain(&memory, (32, lens), (5, room)), &memory).unwrap();
+                let mut chain = chain(&memory, (32, lens), (5, room));
+                let request = Request::take(&mut chain, &memory).unwrap();
                 assert_eq!(request.header, header);
-                assert_eq!(request.ranges(1).unwrap(), [range], "{lens:?}");
+                assert_eq!(request.ranges(&memory, 1).unwrap(), [range], "{lens:?}");
                 let mut found = Vec::new();
-                for segment in &request.room {
+                for segment in &segments(&memory, request.room) {
                     let mut bytes = vec![0; segment.len()];
                     segment.read_at(0, &mut bytes);
                     found.extend(bytes);
@@ -165,13 +176,14 @@ mod tests {
     #[test]
     fn what_has_no_header_or_no_status_is_no_request() {
         let memory = guest(&[], &[]);
-        let take =
-            |readable, writable| Request::take(&chain(&memory, (readable, &[]), (writable, &[])), &memory);
-        assert_eq!(take(15, 1).unwrap_err(), RingError::Short { readable: 15, writable: 1 });
-        assert!(take(0, 1).is_err());
-        assert!(take(16, 0).is_err());
-        assert!(take(16 + 40, 1).unwrap().ranges(9).is_none(), "two ranges and a half");
-        assert!(take(16 + 32, 1).unwrap().ranges(1).is_none(), "more than allowed");
-        assert!(take(16, 1).unwrap().ranges(1).is_none());
+        let chain = |readable, writable| chain(&memory, (readable, &[]), (writable, &[]));
+        let error = |mut chain: Chain| Request::take(&mut chain, &memory).unwrap_err();
+        assert_eq!(error(chain(15, 1)), RingError::Short { readable: 15, writable: 1 });
+        assert_eq!(error(chain(0, 1)), RingError::Short { readable: 0, writable: 1 });
+        assert_eq!(error(chain(16, 0)), RingError::Short { readable: 16, writable: 0 });
+        let ranges = |mut chain: Chain, max| Request::take(&mut chain, &memory).unwrap().ranges(&memory, max);
+        assert!(ranges(chain(16 + 40, 1), 9).is_none(), "two ranges and a half");
+        assert!(ranges(chain(16 + 32, 1), 1).is_none(), "more than allowed");
+        assert!(ranges(chain(16, 1), 1).is_none());
     }
 }

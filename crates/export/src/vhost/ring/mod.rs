@@ -138,7 +138,7 @@ impl Chain {
         self.writable.clear();
     }
 
-    #[inline]
+    #[inline(always)]
     fn add(&mut self, memory: &GuestMemory, address: u64, len: u32, flags: u16) -> Result<(), RingError> {
         let out = if flags & descriptor_flag::WRITE != 0 {
             &mut self.writable

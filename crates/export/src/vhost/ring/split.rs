@@ -126,7 +126,7 @@ impl SplitRing {
     }
 
     /// Collects the memory of a chain.
-    #[inline]
+    #[inline(always)]
     fn walk(&mut self, memory: &GuestMemory, head: u16, chain: &mut Chain) -> Result<(), RingError> {
         let first = Descriptor::decode(&descriptor(&self.descriptors, usize::from(head)));
         let count = if first.has(descriptor_flag::INDIRECT) {
@@ -142,6 +142,7 @@ impl SplitRing {
         Ok(())
     }
 
+    #[inline(always)]
     fn walk_table(&self, memory: &GuestMemory, at: Descriptor, chain: &mut Chain) -> Result<(), RingError> {
         if at.has(descriptor_flag::NEXT) {
             return Err(RingError::Indirect("that goes on"));
