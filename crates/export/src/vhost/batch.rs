@@ -5,11 +5,12 @@
 //! rest the first batch is small, and the driver wakes up while we do the others. One that looks for answers by itself
 //! takes them as they come: the smallest batches serve it best.
 //!
-//! 4 KiB from a null disk for a driver that sleeps, thousands of I/Os a second, medians of three, by the sizes of the first batch and
-//! of the others: at depth 32 762 (4, 32), 1,031 (4, 16), 1,090 (8, 16), 918 (1, 16); at depth 64 1,167, 1,132, 1,229 and 986.
+//! 4 KiB from a null disk for a driver that sleeps, thousands of I/Os a second, medians of six, by the sizes of the first batch and
+//! of the others, at depths 16, 32, 64 and 256: (8, 32) 541, 983, 1,281, 1,675; (8, 16) 512, 875, 1,046, 1,508; (4, 16) 571, 763,
+//! 1,164, 1,424; (2, 8) 451, 650, 1,032, 1,420.
 
 /// Requests in a batch for a driver that is called.
-pub(super) const LARGE: usize = 16;
+pub(super) const LARGE: usize = 32;
 /// In the first after a rest.
 const FIRST: usize = 8;
 /// For a driver that looks by itself.
