@@ -1,6 +1,7 @@
 """Section `vhost`: rings of guests (vhost-user-blk), ours beside qemu-storage-daemon's and, for files, fio with io_uring on the file itself.
 
-The client is `vhostload`, which sleeps between answers as a guest does, or looks for them (`polling`)."""
+The client is `vhostload`, which sleeps between answers as a guest does, or looks for them (`polling`). On the null disk the kernel places
+server and guest, and in a second table each has a processor of its own."""
 
 import json
 import os
@@ -13,6 +14,8 @@ QSD = "qsd"
 RAW = "raw fio"
 # Back ends that are nothing but a back end, by how they wait.
 BARE = {"bare, asleep": "sleeps", "bare, looking": "looks"}
+# Where the server and the guest run, if not where the kernel places them.
+SERVER_AT, GUEST_AT = (["taskset", "-c", cpu] for cpu in "01")
 NULL_DEPTHS = (1, 16, 32, 64, 128, 256, 512, 1024)
 FILE_DEPTHS = (1, 32, 128)
 RINGS = (32, 64, 128, 256)
@@ -23,23 +26,24 @@ DELAY_MS = 1
 EVENTS = {"raw_syscalls:sys_enter": "syscalls", "syscalls:sys_enter_io_uring_enter": "enters"}
 
 
-def start_ours(starter, *disk):
+def start_ours(starter, at, *disk):
     sock, log = starter.paths("blockwork-vhost")
-    command = [starter.blockwork, "serve", *disk, "--vhost-user", sock, "--queues", str(QUEUES_MAX)]
+    command = [*at, starter.blockwork, "serve", *disk, "--vhost-user", sock, "--queues", str(QUEUES_MAX)]
     make = lambda: servers.Server(OURS, command, log, sock).wait_for_ready_line()  # noqa: E731
     return starter.start(OURS, starter.blockwork, make)
 
 
-def start_qsd(starter, blockdev):
+def start_qsd(starter, at, blockdev):
     sock, log = starter.paths("qsd-vhost")
-    command = ["qemu-storage-daemon", "--blockdev", blockdev, "--export",
+    command = [*at, "qemu-storage-daemon", "--blockdev", blockdev, "--export",
                f"type=vhost-user-blk,id=e0,node-name=n0,addr.type=unix,addr.path={sock},writable=on,num-queues={QUEUES_MAX}"]
     make = lambda: servers.Server(QSD, command, log, sock).wait_for(lambda: os.path.exists(sock))  # noqa: E731
-    return starter.start(QSD, command[0], make)
+    return starter.start(QSD, "qemu-storage-daemon", make)
 
 
 def load(bench, server, cell, seconds):
-    command = [bench.vhostload, "--socket", server.sock, "--pid", str(server.pid), "--seconds", str(seconds),
+    at = GUEST_AT if cell["kind"] == "pinned" else []
+    command = [*at, bench.vhostload, "--socket", server.sock, "--pid", str(server.pid), "--seconds", str(seconds),
                "--rw", cell.get("rw", "randread"), "--depth", str(cell["depth"]), "--queue-size", str(cell["ring"]),
                "--queues", str(cell.get("queues", 1)), *(["--poll"] if cell["guest"] == "polling" else [])]
     report, error = clients.run(command)
@@ -95,7 +99,8 @@ def in_turns(bench, running, cells, with_counts, extra):
 
 def measure(bench, kind, ours, blockdev, cells, with_counts=False, extra=()):
     with bench.starter() as starter:
-        started = [start_ours(starter, *ours), start_qsd(starter, blockdev)]
+        at = SERVER_AT if kind == "pinned" else []
+        started = [start_ours(starter, at, *ours), start_qsd(starter, at, blockdev)]
         running = [server for server in started if server]
         rows = in_turns(bench, running, cells, with_counts, extra)
         idle = cell_of(f"{kind} idle", 0)
@@ -116,12 +121,14 @@ def vhost(bench):
         return ["Skipped: vhostload is not built.", ""]
     counted = machine.has("perf") and machine.is_root()
     null = f"driver=null-co,node-name=n0,size={NULL_BYTES},read-zeroes=on"
-    cells = [cell_of("null", depth) for depth in NULL_DEPTHS]
-    cells += [{**cell_of("null", depth), "guest": "polling"} for depth in (1, 32)]
+    null_cells = lambda kind: ([cell_of(kind, depth) for depth in NULL_DEPTHS]  # noqa: E731
+                               + [{**cell_of(kind, depth), "guest": "polling"} for depth in (1, 32)])
     queues = [cell_of("queues", 32, queues=queues) for queues in QUEUES]
     bare = [(peer, "vhostload", lambda cell, waits=waits: load_bare(bench, waits, cell)) for peer, waits in BARE.items()]
     disk = ["--disk", f"null:{NULL_BYTES}", "--workers", str(QUEUES_MAX)]
-    rows = measure(bench, "null", disk, null, cells, counted, bare)
+    rows = measure(bench, "null", disk, null, null_cells("null"), counted, bare)
+    if os.cpu_count() > 1 and machine.has("taskset"):
+        rows += measure(bench, "pinned", disk, null, null_cells("pinned"))
     rows += measure(bench, "queues", disk, null, queues)
 
     slow = [cell_of("slow", ring, ring) for ring in RINGS]
@@ -163,6 +170,12 @@ def tables_of(rows):
     lines += table("Server CPU, us per I/O", null, keys, peers, "server_us", min, [QSD])
     lines += table("I/O per second against the better of the bare ones", null, keys, [OURS, *BARE], "iops", max)
     lines += table("Server system calls per I/O", null, ["depth"], [OURS, QSD], "syscalls", min)
+    pinned = of("pinned")
+    lines += ["### The same, with a processor for the server and one for the guest", ""]
+    lines += table("I/O per second", pinned, keys, [OURS, QSD], "iops", max, [QSD])
+    lines += table("p50, us", pinned, keys, [OURS, QSD], "p50_us", min, [QSD])
+    lines += table("Server CPU, us per I/O", pinned, keys, [OURS, QSD], "server_us", min, [QSD])
+    lines += ["### Several queues", ""]
     lines += table(f"I/O per second, 32 in flight in each queue, {QUEUES_MAX} workers", of("queues"), ["queues"],
                    [OURS, QSD], "iops", max)
     file, keys = of("file"), ["rw", "depth"]
@@ -178,6 +191,22 @@ def tables_of(rows):
     return lines
 
 
+def null_goals(kind, ours, ratio, worst):
+    at = {"null": "null", "pinned": "null, a processor each"}[kind]
+    null = {"kind": kind, "guest": "sleeping"}
+    rates = [ours("iops", depth=depth, **null) for depth in NULL_DEPTHS]
+    # To what share of an earlier rate a deeper queue falls.
+    falls = [now / max(rates[:nth]) for nth, now in enumerate(rates) if nth > 0 and now and all(rates[:nth])]
+    return [
+        (f"{at}, depth 1, guest sleeping: p50, us", "<= 12", ours("p50_us", depth=1, **null)),
+        (f"{at}, depth 1, guest polling: p50, us", "<= 1.95", ours("p50_us", kind=kind, guest="polling", depth=1)),
+        (f"{at}, depth 32: CPU per I/O, us", "<= 0.6", ours("server_us", depth=32, **null)),
+        (f"{at}, depth 16 and deeper: rate against qsd, worst", ">= 2",
+         worst([ratio("iops", QSD, depth=depth, **null) for depth in NULL_DEPTHS[1:]])),
+        (f"{at}: a deeper queue's rate against a less deep one's, worst", "1 within noise", worst(falls)),
+    ]
+
+
 def goals(rows):
     """What issue 7 asks for, beside what came of it."""
     def ours(value, **match):
@@ -191,19 +220,11 @@ def goals(rows):
         values = [value for value in values if value is not None]
         return choose(values) if values else None
 
-    null, file = {"kind": "null", "guest": "sleeping"}, {"kind": "file", "rw": "randread"}
-    rates = [ours("iops", depth=depth, **null) for depth in NULL_DEPTHS]
-    # To what share of an earlier rate a deeper queue falls.
-    falls = [now / max(rates[:at]) for at, now in enumerate(rates) if at > 0 and now and all(rates[:at])]
+    file = {"kind": "file", "rw": "randread"}
+    lines = null_goals("null", ours, ratio, worst) + null_goals("pinned", ours, ratio, worst)
     slow = [ours("iops", kind="slow", ring=ring) for ring in RINGS]
     idle = worst([ours("share", kind=f"{kind} idle") for kind in ("null", "slow", "file")], max)
-    lines = [
-        ("null, depth 1, guest sleeping: p50, us", "<= 12", ours("p50_us", depth=1, **null)),
-        ("null, depth 1, guest polling: p50, us", "<= 1.95", ours("p50_us", kind="null", guest="polling", depth=1)),
-        ("null, depth 32: CPU per I/O, us", "<= 0.6", ours("server_us", depth=32, **null)),
-        ("null, depth 16 and deeper: rate against qsd, worst", ">= 2",
-         worst([ratio("iops", QSD, depth=depth, **null) for depth in NULL_DEPTHS[1:]])),
-        ("null: a deeper queue's rate against a less deep one's, worst", "1 within noise", worst(falls)),
+    lines += [
         ("file, depth 1: p50, us", "<= 40", ours("p50_us", depth=1, **file)),
         ("file, depth 32: CPU per I/O, us", "<= 4", ours("server_us", depth=32, **file)),
         ("file, depth 32: system calls per I/O", "<= 0.3", ours("syscalls", depth=32, **file)),

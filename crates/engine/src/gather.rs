@@ -6,7 +6,8 @@
 //! spares both sides their wake-ups, which take longer than a batch does; but it takes a processor, which is well spent only where
 //! the client is waiting for us. No count of requests tells these apart from outside, so it is measured: for [`TRIAL`] turns and
 //! [`TRIAL_TIME`] each way, how many bios finish in how much time. The pause is kept unless it made that slower by more than
-//! [`TOLERANCE`]; looking has to make it faster by [`WORTH`]. The verdict holds for a growing time, then it is tried again.
+//! [`TOLERANCE`]; looking has to make it faster by [`WORTH`]. The verdict holds for a growing time, then it is tried again; sooner
+//! where it goes much slower than in its trial, or a turn has come to have so much more or less to do that it is another load.
 //!
 //! While devices have requests nothing is gathered: their completions come by themselves, and a pause that ends by its time
 //! limit costs the timer that it takes (3 µs of processor per I/O on a disk with 60,000 I/O a second, in a virtual machine).
@@ -30,7 +31,13 @@ const TRIAL_TIME: u64 = Nanos::millis(2).0;
 const SETTLES: u64 = Nanos::micros(300).0;
 /// How long a verdict holds, at first and at most: turns in which something finished count, for what they took.
 const HOLD_MIN: u64 = Nanos::millis(25).0;
-const HOLD_MAX: u64 = Nanos::millis(800).0;
+const HOLD_MAX: u64 = Nanos::millis(200).0;
+/// A verdict is void if a turn has so many times more or less to do than in its trial, throughout [`HOLD_MIN`]. A client with one
+/// request under way and one with 16 differ by more; of one client it differs by less.
+const ANOTHER_LOAD: u64 = 4;
+/// And if it was faster by so many halves. A client and a server that are equally fast find each other awake, until one of
+/// them rests; what was best before it need not be best after it.
+const SLOWER: u64 = 3;
 /// How much slower pauses may be, as a share: 1/16. They save processor time, so a draw goes to them.
 const TOLERANCE: u64 = 16;
 /// How much faster looking has to be, as a share: 1/3. It takes as much of a processor as there is.
@@ -77,9 +84,19 @@ impl Rate {
         product(self.bios, other.time, den) > product(other.bios, self.time, num)
     }
 
-    /// Whether a turn had more to do.
-    fn has_larger_turns(self, other: Rate) -> bool {
-        self.bios * u64::from(other.turns) > other.bios * u64::from(self.turns)
+    /// Whether a turn had more to do, by so many times.
+    fn has_turns_larger(self, times: u64, other: Rate) -> bool {
+        self.bios * u64::from(other.turns) > times * other.bios * u64::from(self.turns)
+    }
+
+    fn is_another_load(self, other: Rate) -> bool {
+        self.has_turns_larger(ANOTHER_LOAD, other) || other.has_turns_larger(ANOTHER_LOAD, self)
+    }
+
+    fn add(&mut self, bios: u64, time: u64) {
+        self.turns += 1;
+        self.bios += bios;
+        self.time += time;
     }
 }
 
@@ -99,11 +116,14 @@ pub(crate) struct Gatherer {
     phase: Phase,
     /// Of this side of the trial, what does not count.
     settling: u64,
+    /// Of this side of the trial, or of the verdict in the last [`HOLD_MIN`].
     current: Rate,
     sleeping: Rate,
     pausing: Rate,
     hold: u64,
     last_verdict: Way,
+    /// Of that way when it was tried.
+    tried: Rate,
     turn_started: Nanos,
     /// Bios finished since then.
     finished: u64,
@@ -124,6 +144,7 @@ impl Gatherer {
             pausing: Rate::default(),
             hold: HOLD_MIN,
             last_verdict: Way::Sleep,
+            tried: Rate::default(),
             turn_started: Nanos(0),
             finished: 0,
             port: None,
@@ -165,16 +186,17 @@ impl Gatherer {
             self.lone_turns = if finished <= 2 { self.lone_turns.saturating_add(1) } else { 0 };
         }
         let answered = finished > 0 && in_flight == 0;
+        // A single client that asks for one thing at a time asks for the next when it has been answered, and a fast device
+        // answers soon. With several clients the processor is better left to them.
+        let is_lone = self.lone_turns >= LONE && in_flight <= 1;
         match self.phase {
             Phase::Try(Way::Pause) | Phase::Hold(Way::Pause, _) if answered => {
                 Wait::Gather { completions: ENOUGH, for_at_most: PAUSE_MAX }
             }
+            _ if is_lone => soon(in_flight),
             Phase::Try(Way::Look) | Phase::Hold(Way::Look, _) if answered => {
                 Wait::Soon { of: Awaited::Clients, until: None }
             }
-            // A single client that asks for one thing at a time asks for the next when it has been answered, and a fast device
-            // answers soon. With several clients the processor is better left to them.
-            _ if self.lone_turns >= LONE && in_flight <= 1 => soon(in_flight),
             _ => Wait::Until(None),
         }
     }
@@ -182,8 +204,7 @@ impl Gatherer {
     fn book(&mut self, bios: u64, time: u64) {
         let way = match self.phase {
             Phase::Hold(way, left) => {
-                self.phase =
-                    left.checked_sub(time).map_or(Phase::Try(Way::Sleep), |left| Phase::Hold(way, left));
+                self.phase = self.hold_on(way, left, bios, time);
                 return;
             }
             Phase::Try(_) if self.settling < SETTLES => {
@@ -192,9 +213,7 @@ impl Gatherer {
             }
             Phase::Try(way) => way,
         };
-        self.current.turns += 1;
-        self.current.bios += bios;
-        self.current.time += time;
+        self.current.add(bios, time);
         if self.current.turns < TRIAL || self.current.time < TRIAL_TIME {
             return;
         }
@@ -213,14 +232,33 @@ impl Gatherer {
         };
     }
 
+    fn hold_on(&mut self, way: Way, left: u64, bios: u64, time: u64) -> Phase {
+        self.current.add(bios, time);
+        let (mut is_over, left) = (left <= time, left.saturating_sub(time));
+        if self.current.time >= HOLD_MIN {
+            let lately = std::mem::take(&mut self.current);
+            if lately.is_another_load(self.tried) || self.tried.is_above(SLOWER, 2, lately) {
+                // The same verdict doubles it.
+                (is_over, self.hold) = (true, HOLD_MIN / 2);
+            }
+        }
+        if !is_over {
+            return Phase::Hold(way, left);
+        }
+        self.current = Rate::default();
+        Phase::Try(Way::Sleep)
+    }
+
     fn judge(&mut self, looking: Rate) -> Phase {
         let (sleeping, pausing) = (self.sleeping, self.pausing);
         // A pause whose turns have no more to do than those without it gathers nothing, whatever the time says
         // (one turn that the scheduler held up outweighs all others).
         let is_pause_right =
-            pausing.has_larger_turns(sleeping) && pausing.is_above(TOLERANCE - 1, TOLERANCE, sleeping);
+            pausing.has_turns_larger(1, sleeping) && pausing.is_above(TOLERANCE - 1, TOLERANCE, sleeping);
         let (asleep, rate) = if is_pause_right { (Way::Pause, pausing) } else { (Way::Sleep, sleeping) };
-        let way = if looking.is_above(WORTH + 1, WORTH, rate) { Way::Look } else { asleep };
+        let (way, rate) =
+            if looking.is_above(WORTH + 1, WORTH, rate) { (Way::Look, looking) } else { (asleep, rate) };
+        self.tried = rate;
         self.hold = if way == self.last_verdict { (self.hold * 2).min(HOLD_MAX) } else { HOLD_MIN };
         self.last_verdict = way;
         Phase::Hold(way, self.hold)
@@ -306,6 +344,28 @@ mod tests {
             _ => (7_000, 1),
         });
         assert!(pauses > 0.95 && looks < 0.05, "{pauses} {looks}");
+    }
+
+    #[test]
+    fn a_verdict_does_not_outlive_what_it_was_found_by() {
+        // Looking pays, and then no more: each turn has less to do in the same time, or it takes longer.
+        for (bios, takes) in [(4, 6_000), (32, 90_000)] {
+            let mut gatherer = Gatherer::new(Waiting::Measured);
+            let (mut now, mut wait) = (Nanos(0), Wait::Until(None));
+            let mut turn = |bios: u64, looking: u64, not_looking: u64| {
+                let looks = matches!(wait, Wait::Soon { .. });
+                let took = if looks { looking } else { not_looking };
+                now = now + Nanos(took);
+                gatherer.finished(PortId(0), bios);
+                wait = gatherer.wait(now, 0);
+                (looks, gatherer.phase)
+            };
+            let holds = |phase| matches!(phase, Phase::Hold(Way::Look, left) if left > HOLD_MAX * 7 / 8);
+            while !holds(turn(32, 50_000, 100_000).1) {}
+            let turns = u32::try_from(HOLD_MAX / takes).expect("some thousands");
+            let looked = (0..turns).filter(|_| turn(bios, takes, takes).0).count();
+            assert!((1..turns as usize / 2).contains(&looked), "{looked} of {turns}, with {bios} in {takes}");
+        }
     }
 
     #[test]

@@ -41,6 +41,17 @@ fn turn(single: &mut Single) {
     single.worker.turn(Wait::Soon { of: Awaited::Client, until: Some(until) });
 }
 
+fn taken(single: &Single) -> u64 {
+    single.stats.rings(clock())[0].requests
+}
+
+/// Turns until so many were taken, which wait for nothing.
+fn take(single: &mut Single, all: u64) {
+    while taken(single) < all {
+        single.worker.turn(Wait::Poll);
+    }
+}
+
 /// Has calls that were made reach the driver, which forgets them.
 fn settle_calls(single: &mut Single) {
     // No watch is of that token.
@@ -48,15 +59,14 @@ fn settle_calls(single: &mut Single) {
     single.is_called();
 }
 
-/// Batches of so many reads, each answered in one turn, until all is warm.
+/// So many reads at a time, until all is warm.
 fn warm_up(single: &mut Single, reads: usize) {
     for _ in 0..4 {
+        let all = taken(single) + reads as u64;
         single.start(reads);
-        let mut answered = 0;
-        while answered < reads {
-            turn(single);
-            answered += single.answered();
-        }
+        turn(single);
+        take(single, all);
+        assert_eq!(single.answered(), reads);
     }
     settle_calls(single);
 }
@@ -67,9 +77,10 @@ fn an_instant_device_calls_its_driver_for_the_first_answers_and_gives_the_others
         let mut single = null(Options { packed, ..Options::default() });
         warm_up(&mut single, 32);
         single.start(32);
-        let before = single.worker.env.enters();
+        let (before, all) = (single.worker.env.enters(), taken(&single) + 32);
         turn(&mut single);
         assert!(single.is_called(), "not only when the worker sleeps next (packed: {packed})");
+        take(&mut single, all);
         assert_eq!(single.answered(), 32, "packed: {packed}");
         assert!(single.worker.env.enters() - before <= 2, "one call for all (packed: {packed})");
         single.stop();
@@ -86,7 +97,6 @@ fn two_parts(second: usize) -> (u32, u64) {
     while single.answered() == 0 {
         turn(&mut single);
     }
-    let taken = |single: &Single| single.stats.rings(clock())[0].requests;
     let in_flight = |single: &Single| single.stats.rings(clock())[0].in_flight;
     single.start(4);
     while taken(&single) < 1 + 4 {

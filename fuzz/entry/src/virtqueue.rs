@@ -135,6 +135,9 @@ impl Driven {
         let took = if resume {
             self.ring.resume(&self.guest, &mut chain)?
         } else {
+            let waiting = self.ring.waiting();
+            assert_eq!(waiting > 0, self.ring.has_more());
+            assert!(waiting <= self.size as usize);
             self.ring.next(&self.guest, &mut chain)?
         };
         if !took {

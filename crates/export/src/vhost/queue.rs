@@ -248,7 +248,6 @@ impl QueuePort {
         }
         let Some(ring) = &mut self.ring else { return };
         let wanted = ring.publish();
-        self.batches.answered(wanted);
         self.log.iter().for_each(DirtyLog::ring);
         self.stats.answered(self.answers, ring.is_full(), cx.now());
         self.answers = 0;
@@ -272,7 +271,7 @@ impl QueuePort {
             self.break_off(&RingError::Torn);
             return false;
         }
-        let (mut taken, most) = (0, self.batches.size());
+        let (mut taken, most) = (0, self.batches.size(self.ring.as_ref().map_or(0, Ring::waiting)));
         let mut was_last = false;
         loop {
             if self.stopping || self.broken || self.bytes >= BYTES_MAX {
@@ -296,6 +295,7 @@ impl QueuePort {
             }
         }
         if taken > 0 {
+            self.batches.took(self.answers > 0);
             if !was_last {
                 // There is more, or may be by then. Nor has anybody asked the driver to call: a fast device has answered by that turn, which
                 // comes before the worker sleeps.
@@ -337,7 +337,6 @@ impl QueuePort {
     /// There is nothing to take: has the worker look for more, or asks the driver to call. Tells whether there is still nothing.
     fn rest(&mut self, cx: &mut Context<'_, Uring>) -> bool {
         let Some(ring) = &mut self.ring else { return true };
-        self.batches.rested();
         // Where a device still has something to do, that comes first, and the refill may wait.
         let refill = self.filled && self.called && !self.looked && cx.devices_are_idle();
         if self.looking || self.calls_wanted && !refill {

@@ -227,6 +227,17 @@ impl Ring {
         }
     }
 
+    /// Requests that the driver has made available, as far as that is told without reading them: of a packed ring, half of them at
+    /// least.
+    #[inline]
+    pub fn waiting(&self) -> usize {
+        let waiting = match self {
+            Ring::Split(ring) => ring.waiting(),
+            Ring::Packed(ring) => ring.waiting(),
+        };
+        waiting.into()
+    }
+
     /// Whether there is no room for another request like the last one.
     pub fn is_full(&self) -> bool {
         match self {
@@ -361,4 +372,61 @@ fn descriptor(ring: &Buffer, i: usize) -> [u8; DESCRIPTOR_BYTES] {
 #[inline]
 fn full_fence() {
     std::sync::atomic::fence(Ordering::SeqCst);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use blockwork_format::virtio::split;
+    use blockwork_memory::{GuestRegion, Mapping};
+
+    use super::*;
+
+    const SIZE: u16 = 64;
+    /// The guest's memory, and in it the available and the used ring.
+    const MEMORY: u64 = 1 << 20;
+    const AVAILABLE: u16 = 0x800;
+    const USED: u16 = 0xc00;
+
+    /// A ring of which everything up to `base` was used, and so many requests more are available.
+    fn ring_where_wait(is_packed: bool, base: u16, requests: u16) -> Ring {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(0x1000).unwrap();
+        let mapping = Mapping::new(file.as_fd(), 0x1000).unwrap();
+        let memory = Buffer::of_mapping(&mapping, 0, 0x1000);
+        let region = GuestRegion { guest: MEMORY, user: MEMORY, len: 0x1000, mapping, offset: 0 };
+        let layout = GuestLayout::new(vec![region]).unwrap();
+        let (available, used) = (MEMORY + u64::from(AVAILABLE), MEMORY + u64::from(USED));
+        let address = VringAddr { index: 0, flags: 0, descriptors: MEMORY, used, available, log: 0 };
+        let place = RingPlace { size: SIZE.into(), is_packed, event_idx: true, address };
+        if !is_packed {
+            let index = usize::from(AVAILABLE) + split::INDEX;
+            memory.store_u16(index, base.wrapping_add(requests), Ordering::Relaxed);
+            return Ring::new(&layout, &place, base.into(), None).unwrap();
+        }
+        for nth in (base % SIZE..).take(requests.into()) {
+            // The driver's mark is the other one where it has gone round.
+            let flags = if nth < SIZE { descriptor_flag::AVAIL } else { descriptor_flag::USED };
+            let at = usize::from(nth % SIZE) * DESCRIPTOR_BYTES + DESCRIPTOR_BYTES - 2;
+            memory.store_u16(at, flags, Ordering::Relaxed);
+        }
+        let position = u32::from((base % SIZE) | (1 << 15));
+        Ring::new(&layout, &place, (position << 16) | position, None).unwrap()
+    }
+
+    #[test]
+    fn what_waits_is_known_before_it_is_taken() {
+        for (base, requests) in [0, 5, 60].into_iter().flat_map(|base| (0..=SIZE).map(move |n| (base, n))) {
+            let exactly = usize::from(requests);
+            assert_eq!(ring_where_wait(false, base, requests).waiting(), exactly, "from {base}");
+            assert_eq!(
+                ring_where_wait(false, base.wrapping_sub(60), requests).waiting(),
+                exactly,
+                "from {base}"
+            );
+            let about = ring_where_wait(true, base, requests).waiting();
+            assert!((exactly.div_ceil(2)..=exactly).contains(&about), "{about} of {requests} from {base}");
+        }
+    }
 }

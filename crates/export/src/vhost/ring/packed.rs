@@ -140,6 +140,22 @@ impl PackedRing {
         self.in_flight < self.size && self.is_available(self.next)
     }
 
+    #[inline]
+    pub(super) fn waiting(&self) -> u16 {
+        if !self.has_more() {
+            return 0;
+        }
+        let mut found = 1;
+        loop {
+            let mut at = self.next;
+            at.advance(2 * found, self.size);
+            if 2 * found >= self.size - self.in_flight || !self.is_available(at) {
+                return found;
+            }
+            found *= 2;
+        }
+    }
+
     pub(super) fn next(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
         if !self.has_more() {
             return Ok(false);

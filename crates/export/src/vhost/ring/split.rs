@@ -96,6 +96,11 @@ impl SplitRing {
     }
 
     #[inline]
+    pub(super) fn waiting(&self) -> u16 {
+        self.available.load_u16(split::INDEX, Ordering::Acquire).wrapping_sub(self.next).min(self.size)
+    }
+
+    #[inline]
     pub(super) fn next(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
         if self.next == self.seen {
             let found = self.available.load_u16(split::INDEX, Ordering::Acquire);
