@@ -22,7 +22,7 @@ use blockwork_export::blkif::in_process::{Bell, connect};
 use blockwork_export::blkif::{EventChannel, FrontQueue, FrontWants};
 use blockwork_format::blkif::Abi;
 use blockwork_memory::{Segment, Segments};
-use rig::{AtOnce, NoEnv, option};
+use rig::{NoEnv, RigLeaf, option};
 
 const SECTORS: u64 = 1 << 30;
 /// Reads of a measurement.
@@ -77,7 +77,7 @@ impl Port<NoEnv> for Guest {
 /// Nanoseconds of a read.
 fn measure(ring_pages: u32, persistent: bool, reads: u64) -> f64 {
     let limits = Limits { nr_requests: 1024, merges: Merges::None, ..Limits::default() };
-    let source: Arc<dyn LeafSource> = Arc::new(AtOnce::null(Sectors(SECTORS), limits.clone()));
+    let source: Arc<dyn LeafSource> = Arc::new(RigLeaf::null(Sectors(SECTORS), limits.clone()));
     let leaf = LeafLayer::new(LeafId(0), NodeId(0), Sectors(SECTORS), limits);
     let volume = Volume::new("null", Arc::new(leaf), false);
     let counters = Arc::new(CounterTable::new(1));

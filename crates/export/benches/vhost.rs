@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use blockwork_engine::*;
 use blockwork_format::virtio::blk::{request, status};
 use blockwork_uring::{Uring, clock};
-use rig::{AtOnce, allocations, option};
+use rig::{RigLeaf, allocations, option};
 use vhost_support::Single;
 use vhostload::{Disk, Options, Request};
 
@@ -57,7 +57,7 @@ impl Stand {
             let spec = format!("null:{}", SECTORS * SECTOR);
             blockwork_leaf::open(&spec, &Default::default()).expect("there is room").source
         } else {
-            Arc::new(AtOnce::null(Sectors(SECTORS), Limits::default()))
+            Arc::new(RigLeaf::null(Sectors(SECTORS), Limits::default()))
         };
         let options = Options {
             requests: kind.depth,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use blockwork_engine::*;
 use blockwork_memory::{Buffer, Segment, Segments};
-use rig::{Deaf, option};
+use rig::{Deaf, RigLeaf, option};
 
 const DEPTH: usize = 16;
 const SECTORS: u64 = 1 << 30;
@@ -70,45 +70,6 @@ impl Env for Slow {
     }
 }
 
-/// A file of that environment.
-struct Source {
-    limits: Limits,
-    shared: LeafShared,
-}
-
-impl LeafSource for Source {
-    fn open(&self) -> Box<dyn Leaf> {
-        Box::new(File)
-    }
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-    fn sectors(&self) -> Sectors {
-        Sectors(SECTORS)
-    }
-    fn name(&self) -> &str {
-        "bench"
-    }
-    fn read_now(&self, _offset: u64, into: &mut [u8]) -> std::io::Result<()> {
-        into.fill(0);
-        Ok(())
-    }
-    fn shared(&self) -> &LeafShared {
-        &self.shared
-    }
-}
-
-struct File;
-
-impl Leaf for File {
-    fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
-        let (offset, len) = (io.sector.bytes(), io.nr.bytes());
-        let kind = FileOpKind::Write { dsync: false };
-        env.start(io.token, FileOp { file: FileId(0), kind, offset, len, data: io.data, fixed: io.fixed });
-        Submitted::Started
-    }
-}
-
 /// Keeps some writes under way, anywhere.
 struct Client {
     nr: u64,
@@ -153,7 +114,7 @@ fn main() {
     let layer = LeafLayer::new(LeafId(0), NodeId(0), Sectors(SECTORS), limits.clone());
     let stats = Stats::new(vec![NodeInfo { name: "leaf".into(), kind: NodeKind::Leaf, device: (0, 0) }]);
     let volumes: Arc<[Volume]> = Arc::new([Volume::new("bench", Arc::new(layer), false)]);
-    let source: Arc<dyn LeafSource> = Arc::new(Source { limits, shared: LeafShared::default() });
+    let source: Arc<dyn LeafSource> = Arc::new(RigLeaf::file(Sectors(SECTORS), limits));
     let config = WorkerConfig::new(volumes, vec![(NodeId(0), source)].into(), stats.worker());
     let percent = [100 + number("--dearer", 0), 100 + number("--vectored-dearer", 0)];
     let env = Slow { now: Nanos(1), free: Nanos(1), under_way: VecDeque::new(), percent, noise: 1 };

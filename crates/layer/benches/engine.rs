@@ -25,7 +25,7 @@ use blockwork_layer::md::{Array, ArrayConfig, ArrayState, Geometry, MemberConfig
 use blockwork_layer::snapshot::{Family, Features, Origin, Persistence, Snapshot, StoreConfig};
 use blockwork_layer::{Linear, Stripe, Striped};
 use blockwork_memory::{Segment, Segments};
-use rig::{AtOnce, NoEnv, allocations, option};
+use rig::{NoEnv, RigLeaf, allocations, option};
 
 const DEPTH: u64 = 32;
 const SECTORS: u64 = 1 << 30;
@@ -249,7 +249,7 @@ fn stand(layers: usize, nomerges: &str) -> Stand {
     };
     let volumes: Arc<[Volume]> = Arc::new([Volume::new("bench", top, false)]);
     let source = |i| {
-        let source: Arc<dyn LeafSource> = Arc::new(AtOnce::null(Sectors(SECTORS), limits.clone()));
+        let source: Arc<dyn LeafSource> = Arc::new(RigLeaf::null(Sectors(SECTORS), limits.clone()));
         (NodeId(i), source)
     };
     let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> =

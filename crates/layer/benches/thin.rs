@@ -23,7 +23,7 @@ use blockwork_format::{Source as _, Sparse};
 use blockwork_layer::thin::{CACHE_BYTES, METADATA_KEPT, Pool, PoolConfig, PoolFeatures, Thin, ThinConfig};
 use blockwork_layer::{Linear, Zero};
 use blockwork_memory::{Segment, Segments};
-use rig::{AtOnce, NoEnv, allocations, option};
+use rig::{NoEnv, RigLeaf, allocations, option};
 
 const DEPTH: u64 = 32;
 
@@ -137,10 +137,10 @@ fn stand(bytes: Option<Vec<u8>>, top: impl FnOnce([Arc<dyn Layer>; 2]) -> Arc<dy
     let stats = Stats::new((0..4).map(node).collect());
     let metadata = Sectors(METADATA_BLOCKS * BLOCK_SECTORS);
     let disk = match bytes {
-        Some(bytes) => AtOnce::memory(bytes, limits()),
-        None => AtOnce::null(metadata, limits()),
+        Some(bytes) => RigLeaf::memory(bytes, limits()),
+        None => RigLeaf::null(metadata, limits()),
     };
-    let data = AtOnce::null(Sectors(BLOCKS * BLOCK), limits());
+    let data = RigLeaf::null(Sectors(BLOCKS * BLOCK), limits());
     let leaves: [(NodeId, Arc<dyn LeafSource>); 2] =
         [(NodeId(0), Arc::new(data)), (NodeId(1), Arc::new(disk))];
     let layers = [0u16, 1].map(|i| -> Arc<dyn Layer> {

@@ -1,4 +1,4 @@
-//! What the benches of the engine share: leaves that complete at once, an environment in which nothing happens, and an allocator
+//! What the benches of the engine share: leaves, an environment in which nothing happens, and an allocator
 //! that counts.
 //!
 //! Not of this crate only: the export crate's benches take it too.
@@ -40,30 +40,50 @@ static ALLOCATOR: Counting = Counting;
 /// What a leaf of memory holds; all who have opened it share it.
 type Content = Arc<Mutex<Vec<u8>>>;
 
-/// A leaf that completes at once, and keeps what is written or touches no data at all.
-pub struct AtOnce {
-    content: Option<Content>,
+/// What becomes of an I/O on a leaf.
+#[derive(Clone)]
+enum Does {
+    /// It is done at once; no data is touched.
+    Nothing,
+    /// It is done at once, on that.
+    Memory(Content),
+    /// The environment is asked to do it.
+    Environment,
+}
+
+/// A leaf.
+pub struct RigLeaf {
+    does: Does,
     sectors: Sectors,
     limits: Limits,
     shared: LeafShared,
 }
 
-impl AtOnce {
-    /// One that touches no data.
-    pub fn null(sectors: Sectors, limits: Limits) -> AtOnce {
-        AtOnce { content: None, sectors, limits, shared: LeafShared::default() }
+impl RigLeaf {
+    fn new(does: Does, sectors: Sectors, limits: Limits) -> RigLeaf {
+        RigLeaf { does, sectors, limits, shared: LeafShared::default() }
     }
 
-    /// One that holds that.
-    pub fn memory(bytes: Vec<u8>, limits: Limits) -> AtOnce {
+    /// One that completes at once, and touches no data.
+    pub fn null(sectors: Sectors, limits: Limits) -> RigLeaf {
+        RigLeaf::new(Does::Nothing, sectors, limits)
+    }
+
+    /// One that completes at once, and holds that.
+    pub fn memory(bytes: Vec<u8>, limits: Limits) -> RigLeaf {
         let sectors = Sectors(bytes.len() as u64 / SECTOR);
-        AtOnce { content: Some(Arc::new(Mutex::new(bytes))), ..AtOnce::null(sectors, limits) }
+        RigLeaf::new(Does::Memory(Arc::new(Mutex::new(bytes))), sectors, limits)
+    }
+
+    /// A file of the environment's: reads and writes only.
+    pub fn file(sectors: Sectors, limits: Limits) -> RigLeaf {
+        RigLeaf::new(Does::Environment, sectors, limits)
     }
 }
 
-impl LeafSource for AtOnce {
+impl LeafSource for RigLeaf {
     fn open(&self) -> Box<dyn Leaf> {
-        Box::new(Handle(self.content.clone()))
+        Box::new(Handle(self.does.clone()))
     }
     fn limits(&self) -> &Limits {
         &self.limits
@@ -83,21 +103,34 @@ impl LeafSource for AtOnce {
     }
 }
 
-struct Handle(Option<Content>);
+struct Handle(Does);
 
 impl Leaf for Handle {
-    fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
-        Submitted::Now(blockwork_engine::AtOnce::transfer(self, io.op, io.sector, io.data))
+    fn submit(&mut self, env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        if !matches!(self.0, Does::Environment) {
+            return Submitted::Now(AtOnce::transfer(self, io.op, io.sector, io.data));
+        }
+        let kind = match io.op {
+            Op::Read => FileOpKind::Read,
+            _ => FileOpKind::Write { dsync: false },
+        };
+        let (offset, len) = (io.sector.bytes(), io.nr.bytes());
+        let file = FileId(0);
+        env.start(io.token, FileOp { file, kind, offset, len, data: io.data, fixed: io.fixed });
+        Submitted::Started
     }
-    fn at_once(&mut self) -> Option<&mut dyn blockwork_engine::AtOnce> {
-        Some(self)
+    fn at_once(&mut self) -> Option<&mut dyn AtOnce> {
+        match self.0 {
+            Does::Nothing | Does::Memory(_) => Some(self),
+            Does::Environment => None,
+        }
     }
 }
 
-impl blockwork_engine::AtOnce for Handle {
+impl AtOnce for Handle {
     #[inline(always)]
     fn transfer(&mut self, op: Op, sector: Sector, data: &[blockwork_memory::Segment]) -> Result<(), Errno> {
-        if let Some(content) = &self.0 {
+        if let Does::Memory(content) = &self.0 {
             let mut bytes = content.lock().expect("nothing panics while it is held");
             let mut at = sector.bytes() as usize;
             for segment in data {
