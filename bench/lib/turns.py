@@ -93,11 +93,13 @@ def told(shapes, all_rows):
             cells = " | ".join(text(trimmed([part[way, measure] for part in parts])[0]) for way in WAYS)
             lines.append(f"| {name(shape)} | {len(parts) * ORDERS} | {cells} | {ratio:.4f} | {100 * error:.2f} % |")
         lines.append("")
-    lines += ["**What auto did, in each run**", "", "| | requests until it had decided | in its turns | decisions in all |", "| --- | --- | --- | --- |"]
+    lines += ["**What auto did, in each run**", "", "| | requests until it had decided | in its turns | decisions | changes of mind | alarms |",
+              "| --- | --- | --- | --- | --- | --- |"]
     for shape, rows in zip(shapes, all_rows):
         until = ", ".join(f"{row['until_decided']}" if row["decided"] else f"not by {row['until_decided']}" for row in rows)
         ways = ", ".join(f"{100 * row['by_way'][0] / max(1, sum(row['by_way'])):.1f} % {row['ways'][0]}" for row in rows)
-        lines.append(f"| {name(shape)} | {until} | {ways} | {', '.join(str(row['decisions']) for row in rows)} |")
+        counts = " | ".join(", ".join(str(row[what]) for row in rows) for what in ("decisions", "changes", "alarms"))
+        lines.append(f"| {name(shape)} | {until} | {ways} | {counts} |")
     return [*lines, ""]
 
 

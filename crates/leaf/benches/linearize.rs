@@ -201,11 +201,13 @@ fn main() {
         .map(|turns| format!("{{\"seconds\": [{}], \"processor\": [{}]}}", list(&turns, 0), list(&turns, 1)));
     println!(
         "{{\"requests\": {}, \"until_decided\": {made}, \"decided\": {is_decided}, \"off\": {off}, \"on\": {on}, \"auto\": {auto}, \
-         \"ways\": {:?}, \"by_way\": [{usual}, {instead}], \"ns_per_byte\": {:?}, \"pairs\": {}, \"decisions\": {}}}",
+         \"ways\": {:?}, \"by_way\": [{usual}, {instead}], \"ns_per_byte\": {:?}, \"pairs\": {}, \"decisions\": {}, \"changes\": {}, \"alarms\": {}}}",
         requests / rounds,
         found.subject.ways(),
         found.ns_per_byte,
         found.pairs,
         found.settlements,
+        found.changes,
+        found.alarms,
     );
 }

@@ -2,6 +2,7 @@
 
 use blockwork_memory::Segment;
 
+use super::Question;
 use crate::bio::Op;
 
 /// Where the boundaries between a request's elements lie. Linux's NFS client makes one RPC of elements whose common boundaries lie
@@ -93,6 +94,16 @@ pub(crate) fn fua(bytes: u64) -> usize {
 #[inline]
 pub(crate) fn fixed(op: Op, fua: bool, bytes: u64) -> usize {
     FIXED + direction(op, fua) * SIZES + octave(bytes, SIZES)
+}
+
+/// The question of the classes of this number, if a queue may be calm about it. Not `fua`: such writes are few and dear, and are paid for in
+/// another time.
+pub(super) fn question(number: usize) -> Option<Question> {
+    match number {
+        0..LINEARIZE => Some(Question::Linearize),
+        LINEARIZE..FIXED => None,
+        _ => Some(Question::Fixed),
+    }
 }
 
 #[inline]

@@ -3,7 +3,9 @@
 //! A pair is two blocks of requests, one after the other, one each way. What counts of it is the difference of what a byte cost, as a
 //! part of what it usually costs both ways. (The logarithm of the ratio would be off where the costs of one way vary more than those of
 //! the other: half the variance, which is a tenth where latencies are exponential.) Differences that lie further from their
-//! median than four deviations, by the median deviation, count as if they lay there: one stall of a server is no evidence.
+//! median than four deviations, by the median deviation, count as if they lay there: one stall of a server is no evidence. A pair weighs as much as
+//! it has requests: blocks become longer while a class is tried, and a mean in which the first ones counted as much as the last would be
+//! twice as unsure.
 //!
 //! The bound: the chance that the evidence of any number of pairs, however often one looks, is ever farther off than
 //! [`Estimate::half_width`] is about 1 / [`ERROR_ONE_IN`] where differences are normal. It is Robbins' boundary for sums (a mixture of normal
@@ -19,12 +21,6 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    fn plus(self, other: Pair) -> Pair {
-        Pair { usual: self.usual + other.usual, instead: self.instead + other.instead }
-    }
-    fn over(self, n: f64) -> Pair {
-        Pair { usual: self.usual / n, instead: self.instead / n }
-    }
     /// A sixteenth of the way to `other`, which counts as if it lay no further off than by the part `most`: what is known does not
     /// jump with each pair.
     pub(super) fn toward(self, other: Pair, most: f64) -> Pair {
@@ -49,14 +45,34 @@ const TIGHT: u64 = 4;
 /// What is believed of the deviation of pairs before there are any, and how many pairs that counts for.
 const PRIOR: (f64, f64) = (0.1, 2.0);
 
-/// Pairs, averaged where there are many.
+/// Pairs, and how many requests they are of, each way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    pair: Pair,
+    requests: f64,
+}
+
+impl Entry {
+    /// Both, by their weights.
+    fn with(self, other: Entry) -> Entry {
+        let requests = self.requests + other.requests;
+        let mean = |one: f64, another: f64| (one * self.requests + another * other.requests) / requests;
+        let pair = Pair {
+            usual: mean(self.pair.usual, other.pair.usual),
+            instead: mean(self.pair.instead, other.pair.instead),
+        };
+        Entry { pair, requests }
+    }
+}
+
+/// Pairs, averaged where there are many. One of many requests says more than one of few.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Evidence {
-    entries: Vec<Pair>,
+    entries: Vec<Entry>,
     /// Pairs in an entry, as a power of two.
     weight: u32,
-    /// The sum of pairs that do not make an entry yet.
-    partial: (Pair, u32),
+    /// Pairs that do not make an entry yet, and how many.
+    partial: (Entry, u32),
     pairs: u32,
 }
 
@@ -78,18 +94,20 @@ impl Evidence {
 
     pub(super) fn clear(&mut self) {
         self.entries.clear();
-        (self.weight, self.partial, self.pairs) = (0, (Pair::default(), 0), 0);
+        (self.weight, self.partial, self.pairs) = (0, (Entry::default(), 0), 0);
     }
 
-    pub(super) fn push(&mut self, pair: Pair) {
+    /// One more, of so many requests each way.
+    pub(super) fn push(&mut self, pair: Pair, requests: u32) {
         self.pairs = self.pairs.saturating_add(1);
-        self.partial = (self.partial.0.plus(pair), self.partial.1 + 1);
+        let entry = Entry { pair, requests: f64::from(requests) };
+        self.partial = (self.partial.0.with(entry), self.partial.1 + 1);
         if self.partial.1 < 1 << self.weight {
             return;
         }
         if self.entries.len() == ENTRIES {
             for i in 0..ENTRIES / 2 {
-                self.entries[i] = self.entries[2 * i].plus(self.entries[2 * i + 1]).over(2.0);
+                self.entries[i] = self.entries[2 * i].with(self.entries[2 * i + 1]);
             }
             self.entries.truncate(ENTRIES / 2);
             self.weight = (self.weight + 1).min(30);
@@ -97,47 +115,58 @@ impl Evidence {
                 return;
             }
         }
-        let (sum, n) = std::mem::take(&mut self.partial);
-        self.entries.push(sum.over(f64::from(n)));
+        self.entries.push(std::mem::take(&mut self.partial).0);
     }
 
     /// What a byte costs both ways, on average; one stall is no evidence here either.
     pub(super) fn mean(&self) -> Option<Pair> {
         let mean = |way: fn(&Pair) -> f64| {
-            let mut costs: Vec<f64> = self.entries.iter().map(way).collect();
-            let center = median(costs.clone())?;
+            let mut costs: Vec<_> = self.weighted(|entry| way(&entry.pair));
+            let center = median(costs.iter().map(|(cost, _)| *cost).collect())?;
             bring_near(&mut costs, center * self.prior().sqrt())?;
-            Some(costs.iter().sum::<f64>() / costs.len() as f64)
+            Some(costs.iter().map(|(cost, weight)| cost * weight).sum::<f64>() / self.requests())
         };
         Some(Pair { usual: mean(|pair| pair.usual)?, instead: mean(|pair| pair.instead)? })
     }
 
-    /// What is believed of the variance of an entry before there are any.
+    fn weighted(&self, value: impl Fn(&Entry) -> f64) -> Vec<(f64, f64)> {
+        self.entries.iter().map(|entry| (value(entry), entry.requests)).collect()
+    }
+
+    fn requests(&self) -> f64 {
+        self.entries.iter().map(|entry| entry.requests).sum()
+    }
+
+    /// What is believed before there are any of the variance of a pair of one request each way: of those there are, if all were of
+    /// as many.
     fn prior(&self) -> f64 {
-        PRIOR.0 * PRIOR.0 / f64::from(1u32 << self.weight)
+        let pairs = self.entries.len() as f64 * f64::from(1u32 << self.weight);
+        PRIOR.0 * PRIOR.0 * self.requests() / pairs
     }
 
     /// `None` without evidence.
     pub(super) fn estimate(&self) -> Option<Estimate> {
         let n = self.entries.len() as f64;
-        let typical = median(self.entries.iter().map(|pair| pair.typical()).collect())?;
+        let typical = median(self.entries.iter().map(|entry| entry.pair.typical()).collect())?;
         if typical <= 0.0 {
             return None; // a clock that stands still says nothing
         }
-        let mut gains: Vec<f64> =
-            self.entries.iter().map(|pair| (pair.usual - pair.instead) / typical).collect();
+        let mut gains = self.weighted(|entry| (entry.pair.usual - entry.pair.instead) / typical);
         bring_near(&mut gains, self.prior().sqrt())?;
-        let gain = gains.iter().sum::<f64>() / n;
-        let squares: f64 = gains.iter().map(|one| (one - gain) * (one - gain)).sum();
+        let requests = self.requests();
+        let gain = gains.iter().map(|(one, weight)| one * weight).sum::<f64>() / requests;
+        let squares: f64 = gains.iter().map(|(one, weight)| weight * (one - gain) * (one - gain)).sum();
         let variance = (squares + PRIOR.1 * self.prior()) / (n - 1.0 + PRIOR.1);
-        let error = (variance / n).sqrt();
-        Some(Estimate { gain, error, half_width: error * unsure(n).sqrt() * self.quantile() })
+        let error = (variance / requests).sqrt();
+        // As many of one weight say as much.
+        let alike = requests * requests / gains.iter().map(|(_, weight)| weight * weight).sum::<f64>();
+        Some(Estimate { gain, error, half_width: error * unsure(alike).sqrt() * self.quantile() })
     }
 
-    /// The deviation of a single pair, as far as it is known.
-    pub(super) fn deviation(&self) -> Option<f64> {
+    /// The deviation of a pair of so many requests each way, as far as it is known.
+    pub(super) fn deviation(&self, requests: u32) -> Option<f64> {
         let estimate = self.estimate()?;
-        Some(estimate.error * (self.entries.len() as f64 * f64::from(1u32 << self.weight)).sqrt())
+        Some(estimate.error * (self.requests() / f64::from(requests)).sqrt())
     }
 
     /// How many deviations of the mean the bound is wide.
@@ -156,13 +185,18 @@ fn ln_above(of: u64) -> f64 {
     std::f64::consts::LN_2 * (f64::from(whole) + part + 0.0861)
 }
 
-/// Values further from their median than four deviations, by the median deviation, are put there; none that lies less than `near` off.
-fn bring_near(values: &mut [f64], near: f64) -> Option<()> {
-    let center = median(values.to_vec())?;
-    let spread = median(values.iter().map(|value| (value - center).abs()).collect())?;
+/// Values further from their median than four deviations, by the median deviation, are put there; none that lies less than `near` off. Each has
+/// a weight: deviations are those of weight one.
+fn bring_near(values: &mut [(f64, f64)], near: f64) -> Option<()> {
+    let center = median(values.iter().map(|(value, _)| *value).collect())?;
+    let spread =
+        median(values.iter().map(|(value, weight)| (value - center).abs() * weight.sqrt()).collect())?;
     // 1.4826 median deviations are a standard deviation, of what is normal.
     let far = (4.0 * 1.4826 * spread * unsure(values.len() as f64)).max(near);
-    values.iter_mut().for_each(|value| *value = value.clamp(center - far, center + far));
+    for (value, weight) in values {
+        let far = far / weight.sqrt();
+        *value = value.clamp(center - far, center + far);
+    }
     Some(())
 }
 
@@ -191,7 +225,7 @@ mod tests {
         let needed = |instead: f64| {
             let mut evidence = Evidence::default();
             (1..100).find(|_| {
-                evidence.push(pair(1.0, instead));
+                evidence.push(pair(1.0, instead), 2);
                 evidence.estimate().is_some_and(|it| it.gain > it.half_width)
             })
         };
@@ -222,7 +256,7 @@ mod tests {
         let mut is_misled = || {
             let mut evidence = Evidence::default();
             (0..300).any(|_| {
-                evidence.push(pair(1.0 + 0.2 * normal(), 1.0 + 0.2 * normal()));
+                evidence.push(pair(1.0 + 0.2 * normal(), 1.0 + 0.2 * normal()), 2);
                 evidence.pairs() >= 4 && evidence.estimate().is_some_and(|it| it.gain.abs() > it.half_width)
             })
         };
@@ -231,10 +265,27 @@ mod tests {
     }
 
     #[test]
+    fn a_pair_weighs_as_much_as_it_has_requests() {
+        let mut evidence = Evidence::default();
+        // As many pairs of two requests as of sixteen, by each of which the way instead saves little; the short ones vary eight times as much.
+        for n in 0..12 {
+            let off = |n: i32| if n % 2 == 0 { 0.05 } else { -0.05 };
+            evidence.push(pair(1.02 + off(n) * 8f64.sqrt(), 1.0), 2);
+            evidence.push(pair(1.02 + off(n / 2), 1.0), 16);
+        }
+        let of_all = evidence.estimate().unwrap();
+        assert!((of_all.gain - 0.0198).abs() < 0.002, "{of_all:?}");
+        // 216 requests of which one varies by 0.2 tell it to 0.0136. Did all pairs weigh the same, it would be 0.022.
+        assert!((0.012..0.0155).contains(&of_all.error), "{of_all:?}");
+        let [short, long] = [2, 16].map(|requests| evidence.deviation(requests).unwrap());
+        assert!((short / long - 8f64.sqrt()).abs() < 1e-9 && (0.04..0.06).contains(&long), "{short} {long}");
+    }
+
+    #[test]
     fn one_stall_is_no_evidence() {
         let mut evidence = Evidence::default();
-        (0..9).for_each(|i| evidence.push(pair(1.0, 1.01 + 0.001 * f64::from(i % 3))));
-        evidence.push(pair(1000.0, 1.01));
+        (0..9).for_each(|i| evidence.push(pair(1.0, 1.01 + 0.001 * f64::from(i % 3)), 2));
+        evidence.push(pair(1000.0, 1.01), 2);
         let estimate = evidence.estimate().unwrap();
         assert!(estimate.gain.abs() < 0.02 && estimate.gain < estimate.half_width, "{estimate:?}");
         // Nor does it hide what that way costs: a change is measured by it.
@@ -248,7 +299,7 @@ mod tests {
     fn memory_is_bounded_and_the_mean_is_kept() {
         let mut evidence = Evidence::default();
         for i in 0..100_000u32 {
-            evidence.push(pair(f64::from(i % 2), 3.0));
+            evidence.push(pair(f64::from(i % 2), 3.0), 2);
         }
         assert!(evidence.entries.len() <= ENTRIES && evidence.entries.capacity() <= 2 * ENTRIES);
         let mean = evidence.mean().unwrap();

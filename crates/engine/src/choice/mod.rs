@@ -12,14 +12,17 @@
 //! | `rule.rs` | when which way is tried, when that is enough, and when it is done again |
 //! | `evidence.rs` | what the trials have shown, and how sure that is |
 //! | `watch.rs` | whether times have changed |
+//! | `calm.rs` | whether requests have to be looked at one by one |
 //! | `told.rs` | what came of it, for whoever asks |
 //!
 //! Invariants:
 //! 1. No clock but the worker's, no chance: the same requests at the same times are decided the same.
 //! 2. Both ways are right at any time: a choice is about speed only.
-//! 3. Memory is bounded: [`CLASSES_MAX`] classes of less than a kilobyte each; what is beyond goes the usual way.
+//! 3. Memory is bounded: [`CLASSES_MAX`] classes of less than two kilobytes each; what is beyond goes the usual way.
 //! 4. Each worker finds out for itself: nothing is shared but what is reported.
+//! 5. A request that nobody looks at, since all is calm, goes as those of its class that were looked at.
 
+mod calm;
 mod class;
 mod evidence;
 #[cfg(test)]
@@ -33,6 +36,7 @@ mod watch;
 
 use crate::units::Nanos;
 
+use calm::{Calm, Said};
 pub use class::{Boundaries, RequestClass, Subject};
 pub(crate) use class::{fixed as fixed_class, fua as fua_class, linearize as linearize_class};
 pub(crate) use rule::Way;
@@ -68,6 +72,18 @@ impl Busy {
         }
         self.paid
     }
+
+    /// It is gone on with from `now` on.
+    fn resume(&mut self, now: Nanos) {
+        self.last = now;
+    }
+}
+
+/// The questions for which a queue may be calm: their number in `ways`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    Linearize,
+    Fixed,
 }
 
 /// A request that the comparison has an eye on.
@@ -75,8 +91,8 @@ impl Busy {
 pub(crate) struct Watched {
     class: u8,
     ticket: Ticket,
-    /// What had been paid when it was started.
-    paid: f64,
+    /// Calms before it.
+    calms: u32,
 }
 
 impl Watched {
@@ -90,6 +106,8 @@ impl Watched {
 
 struct Class {
     number: usize,
+    /// For which it may be calm.
+    question: Option<Question>,
     rule: Rule,
     requests: [u64; 2],
     settlements: u32,
@@ -103,17 +121,86 @@ pub(crate) struct Chooser {
     /// The index of each class by its number, once one was seen.
     index: Vec<u8>,
     classes: Vec<Class>,
+    /// The device's time, while requests are looked at.
+    busy: Busy,
+    calm: Calm,
 }
 
 impl Chooser {
+    /// A request is about to be given to the device, which has `under_way`.
+    #[inline]
+    pub(crate) fn starts(&mut self, now: Nanos, under_way: u32) {
+        if under_way == 0 {
+            self.calm.idle_until(now);
+        }
+        if !self.calm.is_on() {
+            self.busy.at(now, under_way);
+        }
+    }
+
+    /// One of the `under_way` requests that the device has is done.
+    #[inline]
+    pub(crate) fn ends(&mut self, now: Nanos, under_way: u32) {
+        if !self.calm.is_on() {
+            self.busy.at(now, under_way);
+            self.calm.drains();
+        }
+    }
+
+    /// One is done, and was told of; it has `under_way` still. Whether [`Chooser::window_done`] has to be called.
+    #[inline]
+    pub(crate) fn ended(&mut self, now: Nanos, under_way: u32) -> bool {
+        self.calm.one_done(now, under_way)
+    }
+
+    /// `bytes`: what the device was given until now.
+    pub(crate) fn window_done(&mut self, now: Nanos, under_way: u32, bytes: u64) {
+        match self.calm.window_done(now, under_way, bytes) {
+            Said::Nothing => {}
+            Said::Ready(class) => {
+                let Some(ways) = lead(&self.classes) else { return self.calm.is_none() };
+                let rule = &mut self.classes[usize::from(class)].rule;
+                self.calm.begin(ways, rule.calms(), under_way);
+                _ = self.calm.goes_on(rule.dear());
+            }
+            Said::Window { class, requests, each } => {
+                let class = &mut self.classes[usize::from(class)];
+                class.requests[class.rule.leader() as usize] += u64::from(requests);
+                let is_alarm = class.rule.window_of_calm(requests, each);
+                if is_alarm || !self.calm.goes_on(class.rule.dear()) {
+                    class.requests[class.rule.leader() as usize] += u64::from(self.calm.end(under_way));
+                    self.busy.resume(now);
+                }
+            }
+        }
+    }
+
+    /// How requests go that a question is asked about, while nobody has to look at them.
+    #[inline]
+    pub(crate) fn calm_way(&self, question: Question) -> Option<Way> {
+        self.calm.way(question as usize)
+    }
+
+    /// Nobody has to look at requests that it is asked about, and they go the usual way.
+    #[inline]
+    pub(crate) fn is_as_usual(&self, question: Question) -> bool {
+        self.calm.is_as_usual(question as usize)
+    }
+
+    /// What a request has paid that was under way always.
+    #[inline]
+    pub(crate) fn paid(&self) -> f64 {
+        self.busy.paid
+    }
+
     /// A request of that class is about to be started. `None`: it goes the usual way.
     #[inline]
     pub(crate) fn start(&mut self, number: usize, paid: f64) -> Option<Watched> {
         let class = self.class(number)?;
         let it = &mut self.classes[usize::from(class)];
-        let ticket = it.rule.start();
+        let ticket = it.rule.start(it.question.is_none() || !self.calm.is_draining(), paid);
         it.requests[ticket.way as usize] += 1;
-        Some(Watched { class, ticket, paid })
+        Some(Watched { class, ticket, calms: self.calm.number() })
     }
 
     /// The way that requests of that class go while nobody watches: what is decided, or leads.
@@ -135,6 +222,7 @@ impl Chooser {
                 self.index[number] = class;
                 self.classes.push(Class {
                     number,
+                    question: class::question(number),
                     rule: Rule::new(),
                     requests: [0; 2],
                     settlements: 0,
@@ -145,11 +233,15 @@ impl Chooser {
         }
     }
 
-    /// It is done; `paid` is `None` where its time says nothing. Returns what is worth a report.
+    /// It is done, at a time when `paid` was paid: whether well, else its time says nothing. Returns what is worth a report.
     #[inline]
-    pub(crate) fn done(&mut self, watched: Watched, paid: Option<f64>, bytes: u64) -> Option<News> {
+    pub(crate) fn done(&mut self, watched: Watched, well: bool, paid: f64, bytes: u64) -> Option<News> {
         let class = &mut self.classes[usize::from(watched.class)];
-        class.rule.done(watched.ticket, paid.map(|paid| paid - watched.paid), bytes);
+        let was_calm = class.question.is_some() && watched.calms != self.calm.number();
+        class.rule.done(watched.ticket, well && !was_calm, paid, bytes);
+        if class.question.is_some() && !self.calm.is_on() {
+            self.calm.looked(watched.class, class.rule.rest());
+        }
         let settled = class.rule.settlements() != class.settlements;
         let requests = class.requests[0] + class.requests[1];
         if !settled && requests < class.tell_at {
@@ -162,4 +254,17 @@ impl Chooser {
         class.settlements = class.rule.settlements();
         Some(News::new(class.number, settled, &class.rule, class.requests))
     }
+}
+
+/// How all classes go, by question; `None` if they differ.
+fn lead(classes: &[Class]) -> Option<[Way; 2]> {
+    let mut ways = [None; 2];
+    for class in classes {
+        let Some(question) = class.question else { continue };
+        let (way, leader) = (&mut ways[question as usize], class.rule.leader());
+        if *way.get_or_insert(leader) != leader {
+            return None;
+        }
+    }
+    Some(ways.map(|way| way.unwrap_or(Way::Usual)))
 }

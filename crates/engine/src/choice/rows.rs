@@ -7,9 +7,9 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::rule::{Rule, Ticket, Verdict, Way};
-use super::tests::Noise;
-use super::{Busy, Nanos};
+use super::Watched;
+use super::rule::{Verdict, Way};
+use super::tests::{Asked, Noise};
 
 /// Microseconds: what the server takes for a linear request, what it takes more for the elements of a vectored one, what a copy
 /// takes, and what a request's bytes take on the wire; with how many threads.
@@ -19,6 +19,7 @@ struct Row {
     copy: f64,
     wire: f64,
     threads: usize,
+    bytes: u64,
 }
 
 const ROUND_TRIP: f64 = 150.0;
@@ -31,7 +32,14 @@ fn row(threads: usize, kib: f64, vectored: f64, linear: f64) -> Row {
     let besides = if threads == 1 { ROUND_TRIP } else { 0.0 };
     let (vectored, linear) = (bytes / vectored - besides, bytes / linear - besides);
     let request = if linear < vectored { linear - copy } else { vectored };
-    Row { linear: request, further: (vectored - request).max(0.0), copy, wire: bytes / 112.0, threads }
+    Row {
+        linear: request,
+        further: (vectored - request).max(0.0),
+        copy,
+        wire: bytes / 112.0,
+        threads,
+        bytes: bytes as u64,
+    }
 }
 
 fn rows() -> [Row; 14] {
@@ -99,23 +107,18 @@ fn factor(noise: &mut Noise, sigma: f64) -> f64 {
 
 impl Row {
     /// Microseconds that all requests take.
-    fn run(&self, times: Times, seed: u64, mut choose: Result<&mut Rule, Way>) -> f64 {
+    fn run(&self, times: Times, seed: u64, mut choose: Result<&mut Asked, Way>) -> f64 {
         let mut noise = Noise::new(seed);
         let (mut now, mut wire, mut server, mut started) = (0.0f64, 0.0f64, 0.0f64, 0);
-        let mut busy = Busy::default();
         let besides = if self.threads == 1 { ROUND_TRIP } else { 0.0 };
         let all = f64::from(REQUESTS) * (self.linear + self.copy + besides);
         let change = times.change_at.map_or(f64::MAX, |part| part * all);
         // One after the other at the server, so answers come in the order of the requests.
-        let mut flying: VecDeque<(f64, Option<(Ticket, f64)>)> = VecDeque::new();
+        let mut flying: VecDeque<(f64, Option<Watched>)> = VecDeque::new();
         loop {
             while started < REQUESTS && flying.len() < self.threads {
-                let paid = busy.at(Nanos((now * 1e3) as u64), flying.len() as u32);
                 let (way, ticket) = match &mut choose {
-                    Ok(rule) => {
-                        let ticket = rule.start();
-                        (ticket.way, Some((ticket, paid)))
-                    }
+                    Ok(asked) => asked.start((now * 1e3) as u64, flying.len()),
                     Err(way) => (*way, None),
                 };
                 wire = wire.max(now) + self.wire;
@@ -129,11 +132,10 @@ impl Row {
             }
             let Some(&(end, ticket)) = flying.front() else { return now };
             now = end;
-            let paid = busy.at(Nanos((now * 1e3) as u64), flying.len() as u32);
-            flying.pop_front();
-            if let (Ok(rule), Some((ticket, at))) = (&mut choose, ticket) {
-                rule.done(ticket, Some(paid - at), 4096);
+            if let Ok(asked) = &mut choose {
+                asked.done((now * 1e3) as u64, flying.len(), ticket);
             }
+            flying.pop_front();
         }
     }
 }
@@ -156,23 +158,24 @@ fn auto_is_within_a_percent_of_the_better_column_in_every_row_whenever_the_kerne
             // An ordinary run has one seed for each row and kind of times, not the same for all.
             for seed in seeds.clone().unwrap_or(nth as u64..nth as u64 + 1) {
                 let seed = seed * 7919 + number as u64;
-                let mut rule = Rule::new();
-                let auto = row.run(times, seed, Ok(&mut rule));
+                let mut asked = Asked::default();
+                asked.request = Some(row.bytes);
+                let auto = row.run(times, seed, Ok(&mut asked));
                 let [off, on] = [Way::Usual, Way::Instead].map(|way| row.run(times, seed, Err(way)));
                 let part = off.min(on) / auto;
                 if part < worst.0 {
                     worst = (part, number, seed);
                 }
                 all.push(part);
-                decisions += rule.settlements();
+                decisions += asked.rule().settlements();
                 let worse = if off < on { Way::Instead } else { Way::Usual };
                 let clear = (off / on - 1.0).abs() > 0.01 && times.change_at.is_none();
-                wrong += u32::from(clear && rule.verdict() == Verdict::Settled(worse));
+                wrong += u32::from(clear && asked.verdict() == Verdict::Settled(worse));
                 if tells && part < 0.99 {
                     println!(
                         "{times:?}: row {number}, seed {seed}: {part:.4} {:?} {}",
-                        rule.verdict(),
-                        rule.settlements()
+                        asked.verdict(),
+                        asked.rule().settlements()
                     );
                 }
             }

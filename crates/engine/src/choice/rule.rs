@@ -7,10 +7,12 @@
 //!   Settled:  long stretch, pair, long stretch ...
 //! ```
 //!
-//! A pair is a block of requests each way, back to back, the first one the way that requests went before. Only requests are measured
-//! that are started while no request of the class is under way the other way, so that none pays for the other way's queue. What is
+//! A pair is a block of requests each way, back to back, the first one the way that requests went before. A block is measured while no
+//! request of the class is under way the other way, so that none pays for the other way's queue. What is
 //! compared is what a byte costs of the time during which the device is busy (see `Busy`): in a closed loop that is
-//! throughput, and with one request at a time it is latency.
+//! throughput, and with one request at a time it is latency. It is what the class has paid in all from the block's beginning to its end, by
+//! the bytes that were done in between, and not the sum of what single requests pay: where requests come in bursts, the first ones of a burst wait
+//! for little, the last ones have the device to themselves, and the mean of a few tells where in a burst they were.
 //!
 //! Decisions:
 //! - the way instead, if it is better by the bound of `evidence`: what it costs besides (a copy, a flush of what others have written) no
@@ -25,11 +27,12 @@
 //!   Where nothing else comes out, the next alarm takes twice as much, so times that rise and fall for both ways cost little.
 //! - While trying: newer pairs lie off the others, by Page's test. The others count no more.
 //! - When settled, a pair is made so rarely that the other way costs a quarter of a percent of the time at most, and that what it costs
-//!   besides (a copy) is less than half a percent of that. If by Page's test pairs point the other way, the class is tried anew.
+//!   besides (a copy, the dearer the larger it is) is less than half a percent of that. If by Page's test pairs point the other way, the class
+//!   is tried anew.
 //!
 //! What cannot be noticed at once: that the other way has become cheaper. With a gain of g, pairs whose deviation is d, and a pair for
 //! each s requests it takes about 6 d s / g requests, and costs 6 d s of what they cost: s is 256 requests of the other way, 32 where that is
-//! the usual one, and more where it was much dearer before.
+//! the usual one, and more where it was much dearer before, or requests are large.
 
 use super::evidence::{Evidence, Pair};
 use super::watch::{Page, WINDOW, Watch};
@@ -56,8 +59,6 @@ impl Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ticket {
     pub(crate) way: Way,
-    /// The block that it counts for.
-    block: Option<u32>,
     /// Whether it was sent that way for the sake of the comparison, against what is decided or leads.
     pub(crate) is_trial: bool,
 }
@@ -75,6 +76,8 @@ const CHANGED_PAIRS: u32 = 8;
 const CHANGED: (f64, f64, f64) = (4.0, 0.5, 6.0);
 /// When settled, likewise, on whether the other way is better; the slack is a part of the cost.
 const CONTRARY: (f64, f64, f64) = (3.0, WORTH, 6.0);
+/// When settled, so many pairs tell how much they vary.
+const DEVIATION_PAIRS: u32 = 8;
 /// While trying, requests of the leading way are watched from so many pairs on.
 const WATCHED_PAIRS: u32 = 16;
 /// What the way instead has to gain to be worth its price.
@@ -82,10 +85,12 @@ const WORTH: f64 = 0.005;
 /// Measured requests in a block, at least; where more are under way, half as many as those. So many more for every four pairs, at most
 /// eight times: where a decision takes long, fewer requests are in vain that are under way while ways change.
 const SAMPLES_MIN: u32 = 2;
-const LONGER_MAX: u32 = 8;
+const LONGER_MAX: u32 = 16;
 /// Stretches while trying, in pairs: one more for every eight pairs, at most so many. What is undecided after as many differs little, or is
 /// decided but for a rare mistake: it needs no hurry, and costs little so.
 const STRETCH_MAX: u32 = 15;
+/// So many times what the other way costs is seen at once.
+const DEAR: f64 = 2.0;
 /// The way instead leads before it is decided if its gain is so many deviations.
 const LEADS: f64 = 0.5;
 /// What trying the other way may cost a settled class.
@@ -94,6 +99,8 @@ const SHARE: f64 = 0.0025;
 /// (its price besides is not known) and where it is the usual one; and in all at most.
 const STRETCH_SETTLED: (f64, f64) = (256.0, 32.0);
 const SETTLED_MAX: f64 = 1_000_000.0;
+/// Bytes from which on the price of the way instead, a copy, is worth so many more requests between pairs as the request is larger.
+const LARGE: f64 = 32_768.0;
 
 /// Where in its sequence of blocks the class is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,21 +111,30 @@ enum Step {
     Second,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+/// What is being measured: all that the class has paid from one moment to another, and what was done between them. Requests that are done
+/// at one moment, as where answers come many at once, are counted together or not at all.
+#[derive(Clone, Copy, Debug)]
 struct Sum {
-    cost: f64,
+    /// What the class had paid when it began, and when the last request was done that counts.
+    from: f64,
+    to: f64,
+    /// These moments, as what a request has paid by then that was under way always.
+    began: f64,
+    last: f64,
+    /// Nothing of the class was under way when it began: what is done at that very moment was started in it.
+    idle: bool,
     bytes: f64,
     samples: u32,
 }
 
 impl Sum {
-    fn add(&mut self, cost: f64, bytes: u64) {
-        self.cost += cost;
-        self.bytes += bytes as f64;
-        self.samples += 1;
+    /// Begun at that moment, when so much had been paid in all.
+    fn at(moment: f64, paid: f64, idle: bool) -> Sum {
+        Sum { from: paid, to: paid, began: moment, last: moment, idle, bytes: 0.0, samples: 0 }
     }
-    fn each(self) -> f64 {
-        self.cost / self.bytes
+    /// What a byte cost.
+    fn each(&self) -> f64 {
+        (self.to - self.from) / self.bytes
     }
 }
 
@@ -139,16 +155,18 @@ pub(crate) struct Rule {
     leader: Way,
     step: Step,
     way: Way,
-    block: u32,
     /// Measured requests that the block needs, requests that it has had, and at most has.
     goal: u32,
     had: u32,
     most: u32,
-    sum: Sum,
+    /// None: not yet, since requests are under way the other way, or such as nobody looked at.
+    sum: Option<Sum>,
     first: f64,
     /// Requests of the pair that is under way that went against the leader.
     against: u32,
     flying: [u32; 2],
+    /// What requests have paid that are done, less what had been paid when those under way were started.
+    paid: f64,
     /// A request has come back. Those that were started at once with the first pay for part of their wait only.
     is_warm: bool,
     /// All pairs since it was last tried, or settled.
@@ -166,9 +184,13 @@ pub(crate) struct Rule {
     /// When settled: whether pairs point the other way, and what the deviation of one is.
     contrary: Page,
     deviation: f64,
+    /// Bytes of a request, in the newest block.
+    request: f64,
     settlements: u32,
-    /// What was decided last.
+    /// What was decided last, how often it was the opposite of what was decided before, and how often requests had become dearer.
     last: Option<Way>,
+    changes: u32,
+    alarms: u32,
 }
 
 impl Rule {
@@ -179,14 +201,14 @@ impl Rule {
             step: Step::First,
             // The way that may be much dearer is tried once per two pairs so, and not twice.
             way: Way::Instead,
-            block: 0,
             goal: SAMPLES_MIN,
             had: 0,
             most: most(SAMPLES_MIN),
-            sum: Sum::default(),
+            sum: None,
             first: 0.0,
             against: 0,
             flying: [0; 2],
+            paid: 0.0,
             is_warm: false,
             evidence: Evidence::default(),
             known: Pair::default(),
@@ -197,8 +219,11 @@ impl Rule {
             rise: [Page::default(); 2],
             contrary: Page::default(),
             deviation: 0.0,
+            request: 0.0,
             settlements: 0,
             last: None,
+            changes: 0,
+            alarms: 0,
         }
     }
 
@@ -223,9 +248,51 @@ impl Rule {
         self.settlements
     }
 
-    /// A request of the class is about to be started.
+    /// What is left of the stretch that goes on, if it is watched; 0 in a pair.
     #[inline]
-    pub(crate) fn start(&mut self) -> Ticket {
+    pub(super) fn rest(&self) -> u32 {
+        match self.step {
+            Step::Stretch(left) if self.is_watching => left,
+            _ => 0,
+        }
+    }
+
+    /// Nobody looks at requests from now on, which go on as in the stretch. Returns what is left of that.
+    pub(super) fn calms(&mut self) -> u32 {
+        self.sum = None;
+        self.rest()
+    }
+
+    /// A window of so many requests went by that nobody looked at; a byte cost so much, 0: not known. Whether that is an alarm.
+    pub(super) fn window_of_calm(&mut self, requests: u32, each: f64) -> bool {
+        if let Step::Stretch(left) = &mut self.step {
+            // Something is left for the request that ends the stretch.
+            *left = left.saturating_sub(requests).max(1);
+        }
+        let alarms = self.alarms;
+        if each > 0.0 {
+            self.window_done(each);
+        }
+        self.alarms != alarms
+    }
+
+    /// What a byte costs where times have changed so much that no whole window is needed to see it.
+    pub(super) fn dear(&self) -> f64 {
+        DEAR * self.own_and_other(self.known).1
+    }
+
+    /// How often the decision was the opposite of the one before.
+    pub(crate) fn changes(&self) -> u32 {
+        self.changes
+    }
+    /// How often it was tried anew since requests had become dearer.
+    pub(crate) fn alarms(&self) -> u32 {
+        self.alarms
+    }
+
+    /// A request of the class is about to be started. `is_alone`: no requests of a calm are under way. `paid`: see [`Busy`](super::Busy).
+    #[inline]
+    pub(crate) fn start(&mut self, is_alone: bool, paid: f64) -> Ticket {
         if let Step::Stretch(left) = &mut self.step {
             *left -= 1;
             if *left == 0 {
@@ -237,45 +304,108 @@ impl Rule {
                 self.give_up();
             }
         }
-        let is_pure = self.is_warm && self.flying[self.way.other() as usize] == 0;
+        if !is_alone {
+            self.sum = None;
+        } else if self.sum.is_none() {
+            self.measure(paid);
+        }
         let is_trial = self.way != self.leader;
         self.against += u32::from(is_trial);
         self.flying[self.way as usize] += 1;
-        Ticket { way: self.way, block: is_pure.then_some(self.block), is_trial }
+        self.paid -= paid;
+        Ticket { way: self.way, is_trial }
     }
 
-    /// It is done, and has cost so much of the device's time; `None` where that says nothing, as after a failure.
+    /// It is done; whether well, and what has been paid by now: what goes wrong says nothing.
     #[inline]
-    pub(crate) fn done(&mut self, ticket: Ticket, cost: Option<f64>, bytes: u64) {
+    pub(crate) fn done(&mut self, ticket: Ticket, well: bool, paid: f64, bytes: u64) {
         self.flying[ticket.way as usize] -= 1;
+        self.paid += paid;
         self.is_warm = true;
-        let Some(cost) = cost else { return };
-        if ticket.block != Some(self.block) {
+        if !well {
+            // The time since the last one that counts is left out.
+            let in_all = self.paid_in_all(paid);
+            if let Some(sum) = &mut self.sum {
+                sum.from += in_all - sum.to;
+                (sum.to, sum.last) = (in_all, paid);
+            }
             return;
         }
-        self.sum.add(cost, bytes);
-        match self.step {
-            Step::Stretch(_) if self.is_watching => self.window_done(),
-            Step::Stretch(_) => {}
-            Step::First | Step::Second if self.sum.samples >= self.goal => self.block_done(),
-            Step::First | Step::Second => {}
+        if let Some(sum) = self.sum.filter(|sum| paid > sum.last && self.is_enough(sum)) {
+            self.measured(sum);
         }
+        let in_all = self.paid_in_all(paid);
+        match &mut self.sum {
+            None => return self.measure(paid),
+            Some(sum) if paid > sum.began || sum.idle => {
+                (sum.to, sum.last) = (in_all, paid);
+                sum.bytes += bytes as f64;
+                sum.samples += 1;
+            }
+            Some(_) => return,
+        }
+        // Where nothing else is under way, nothing else is done at the same moment.
+        if self.flying == [0, 0]
+            && let Some(sum) = self.sum.filter(|sum| self.is_enough(sum))
+        {
+            self.measured(sum);
+        }
+    }
+
+    fn is_enough(&self, sum: &Sum) -> bool {
+        match self.step {
+            Step::Stretch(_) => {
+                self.is_watching && sum.samples >= WINDOW.max(self.flying[0] + self.flying[1])
+            }
+            Step::First | Step::Second => sum.samples >= self.goal || self.is_far_off(sum),
+        }
+    }
+
+    /// A block has become so dear that it is not worth its length: times have changed in it, or just before. Not for a single stall.
+    fn is_far_off(&self, sum: &Sum) -> bool {
+        let usual = self.known.usual.max(self.known.instead);
+        sum.samples >= WINDOW.max(self.goal_settled()) && usual > 0.0 && sum.each() > DEAR * usual
+    }
+
+    /// As much was measured as a window or a block needs.
+    fn measured(&mut self, sum: Sum) {
+        match self.step {
+            Step::Stretch(_) => {
+                self.sum = Some(Sum::at(sum.last, sum.to, self.flying == [0, 0]));
+                self.window_done(sum.each());
+            }
+            Step::First | Step::Second => {
+                self.request = sum.bytes / f64::from(sum.samples);
+                self.block_done(sum.each());
+            }
+        }
+    }
+
+    /// Begins to measure, unless requests are under way the other way.
+    fn measure(&mut self, paid: f64) {
+        if self.is_warm && self.flying[self.way.other() as usize] == 0 {
+            self.sum = Some(Sum::at(paid, self.paid_in_all(paid), self.flying == [0, 0]));
+        }
+    }
+
+    /// What the class has paid, with those under way.
+    fn paid_in_all(&self, paid: f64) -> f64 {
+        self.paid + f64::from(self.flying[0] + self.flying[1]) * paid
     }
 
     fn begin(&mut self, step: Step, way: Way) {
         (self.step, self.way) = (step, way);
-        self.block = self.block.wrapping_add(1);
         self.goal = if self.settled { self.goal_settled() } else { self.goal_trying() };
         (self.had, self.most) = (0, most(self.goal));
-        self.sum = Sum::default();
+        self.sum = None;
     }
 
     fn goal_trying(&self) -> u32 {
         let longer = (1 + self.evidence.pairs() / 4).min(LONGER_MAX);
-        SAMPLES_MIN.max((self.flying[0] + self.flying[1]) / 2) * longer
+        SAMPLES_MIN.max(self.flying[0] + self.flying[1]) * longer
     }
 
-    /// Of a pair whose price decides when the next one is made: of as many requests as are under way, a third is measured, and not a fifth.
+    /// Of a pair whose price decides when the next one is made: of twice as many requests as are under way half are measured.
     fn goal_settled(&self) -> u32 {
         SAMPLES_MIN.max(self.flying[0] + self.flying[1])
     }
@@ -294,8 +424,7 @@ impl Rule {
         self.stretch(32 * most(self.goal));
     }
 
-    fn block_done(&mut self) {
-        let each = self.sum.each();
+    fn block_done(&mut self, each: f64) {
         if self.step == Step::First {
             self.first = each;
             self.begin(Step::Second, self.way.other());
@@ -313,7 +442,7 @@ impl Rule {
         if self.tells_of_other_times(pair) {
             self.forget();
         }
-        self.evidence.push(pair);
+        self.evidence.push(pair, self.goal);
         let (against, pairs) = (self.against.max(1), self.evidence.pairs());
         self.known = self.evidence.mean().unwrap_or_default();
         let Some(it) = self.evidence.estimate() else { return self.stretch(0) };
@@ -355,7 +484,8 @@ impl Rule {
         if self.evidence.pairs() < CHANGED_PAIRS {
             return false;
         }
-        let (Some(all), Some(deviation)) = (self.evidence.estimate(), self.evidence.deviation()) else {
+        let (Some(all), Some(deviation)) = (self.evidence.estimate(), self.evidence.deviation(self.goal))
+        else {
             return false;
         };
         let off = (pair.gain() - all.gain) / deviation;
@@ -378,6 +508,7 @@ impl Rule {
         self.settled = true;
         self.settlements += 1;
         let repeated = self.last == Some(self.leader);
+        self.changes += u32::from(self.last.is_some() && !repeated);
         match std::mem::take(&mut self.is_alarmed) {
             true if repeated => self.watch.was_in_vain(),
             _ if !repeated => self.watch.was_right(),
@@ -385,9 +516,7 @@ impl Rule {
         }
         self.last = Some(self.leader);
         self.begin_to_watch();
-        // Pairs are shorter from now on.
-        let shorter = f64::from(self.goal) / f64::from(self.goal_settled());
-        self.deviation = self.evidence.deviation().unwrap_or_default() * shorter.max(1.0).sqrt();
+        self.deviation = self.evidence.deviation(self.goal_settled()).unwrap_or_default();
         self.contrary = Page::default();
         self.evidence.clear();
         self.settled_stretch(against, self.known);
@@ -396,7 +525,10 @@ impl Rule {
     /// A pair has been made in a settled class.
     fn look_again(&mut self, pair: Pair) {
         let against = self.against.max(1);
-        self.evidence.push(pair);
+        self.evidence.push(pair, self.goal);
+        if self.evidence.pairs() >= DEVIATION_PAIRS {
+            self.deviation = self.evidence.deviation(self.goal).unwrap_or(self.deviation);
+        }
         self.known = self.known.toward(pair, 2.0 * self.deviation);
         let gain = if self.leader == Way::Instead { -pair.gain() } else { pair.gain() };
         let (most, slack, alarm) = CONTRARY;
@@ -419,7 +551,10 @@ impl Rule {
         // really changed is known after a few pairs.
         let known = loss(self.known);
         let loss = loss(pair).clamp(known / 4.0, 4.0 * known);
-        let least = if self.leader == Way::Usual { STRETCH_SETTLED.0 } else { STRETCH_SETTLED.1 };
+        let least = match self.leader {
+            Way::Usual => STRETCH_SETTLED.0 * (self.request / LARGE).max(1.0),
+            Way::Instead => STRETCH_SETTLED.1,
+        };
         let requests = f64::from(against) * (loss / SHARE).max(least);
         // In range: the least is 32.
         self.stretch(requests.min(SETTLED_MAX) as u32);
@@ -438,18 +573,13 @@ impl Rule {
         self.is_watching = own > 0.0 && other > 0.0;
         if self.is_watching {
             // A pair's difference varies as two blocks do. Neighbours vary less than requests far apart: a half more.
-            let pair = self.evidence.deviation().unwrap_or_default();
-            let window = pair * (f64::from(self.goal) / f64::from(2 * WINDOW)).sqrt();
+            let window = self.evidence.deviation(2 * WINDOW).unwrap_or_default();
             self.watch.begin(own / other - 1.0, 1.5 * window);
         }
     }
 
     /// A request of the leading way has been measured: if that makes a window, is it dearer than the other way was?
-    fn window_done(&mut self) {
-        if self.sum.samples < WINDOW.max(self.flying[0] + self.flying[1]) {
-            return;
-        }
-        let each = std::mem::take(&mut self.sum).each();
+    fn window_done(&mut self, each: f64) {
         let (_, other) = self.own_and_other(self.known);
         if self.watch.window(each, other, self.known_to) {
             self.alarm();
@@ -458,14 +588,15 @@ impl Rule {
 
     /// Requests have become dearer than the other way was: is it still?
     fn alarm(&mut self) {
+        self.alarms += 1;
         if std::mem::replace(&mut self.is_alarmed, true) {
             // Before anything came out.
             self.watch.was_in_vain();
         }
-        self.settled = false;
         self.forget();
-        self.first = self.watch.cost();
+        self.settled = false;
         self.against = 0;
+        self.first = self.watch.cost();
         self.begin(Step::Second, self.leader.other());
     }
 }

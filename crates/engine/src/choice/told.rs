@@ -14,6 +14,8 @@ struct Choice {
     costs: [f64; 2],
     pairs: u32,
     settlements: u32,
+    changes: u32,
+    alarms: u32,
     requests: [u64; 2],
 }
 
@@ -33,6 +35,8 @@ impl News {
             costs: rule.costs(),
             pairs: rule.pairs(),
             settlements: rule.settlements(),
+            changes: rule.changes(),
+            alarms: rule.alarms(),
             requests,
         };
         News { number, settled, choice }
@@ -80,7 +84,12 @@ pub struct ChoiceSnapshot {
     pub pairs: u64,
     /// How often workers have decided.
     pub settlements: u64,
-    /// Requests that went each way, until this was last told.
+    /// How often they have decided the opposite of what they had decided before.
+    pub changes: u64,
+    /// How often they have tried anew since requests of the decided or leading way had become dearer.
+    pub alarms: u64,
+    /// Requests that went each way, until this was last told. Such that nobody looked at, since nothing changed, count for the class that was
+    /// seen next.
     pub requests: [u64; 2],
 }
 
@@ -98,6 +107,7 @@ fn sum(node: NodeId, number: usize, choices: &[Choice]) -> ChoiceSnapshot {
     let with = |verdict: Verdict| choices.iter().filter(|choice| choice.verdict == verdict).count() as u32;
     let measured = || choices.iter().filter(|choice| choice.costs.iter().all(|cost| *cost > 0.0));
     let n = measured().count().max(1) as f64;
+    let count = |what: fn(&Choice) -> u32| choices.iter().map(|choice| u64::from(what(choice))).sum();
     ChoiceSnapshot {
         node,
         subject: Subject::of(number),
@@ -107,8 +117,10 @@ fn sum(node: NodeId, number: usize, choices: &[Choice]) -> ChoiceSnapshot {
             with(Verdict::Settled(Way::Instead)),
         ],
         ns_per_byte: [0, 1].map(|way| measured().map(|choice| choice.costs[way]).sum::<f64>() / n),
-        pairs: choices.iter().map(|choice| u64::from(choice.pairs)).sum(),
-        settlements: choices.iter().map(|choice| u64::from(choice.settlements)).sum(),
+        pairs: count(|choice| choice.pairs),
+        settlements: count(|choice| choice.settlements),
+        changes: count(|choice| choice.changes),
+        alarms: count(|choice| choice.alarms),
         requests: [0, 1].map(|way| choices.iter().map(|choice| choice.requests[way]).sum()),
     }
 }

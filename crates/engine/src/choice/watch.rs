@@ -6,7 +6,7 @@
 //! stall changes nothing.
 //!
 //! What requests of the leading way cost is known without trying anything, so a change for the worse costs little: a shift of d deviations
-//! of a window is an alarm after about [`ALARM`] / (d - [`SLACK`]) windows, three at least. What the other way costs is seen in pairs only: that
+//! of a window is an alarm after about [`ALARM`] / (d - [`SLACK`]) windows, two at least. What the other way costs is seen in pairs only: that
 //! it became cheaper is noticed after some pairs, however rare these are.
 
 /// The sum.
@@ -22,21 +22,21 @@ impl Page {
 }
 
 /// Requests of the leading way that are looked at together, at least; where more are under way, as many as those: a stall holds up
-/// all that are under way, which are then in two windows at most.
-pub(super) const WINDOW: u32 = 8;
-/// The test of windows: what one counts for at most, in deviations, so that a stall's two are no alarm; the slack, the alarm.
+/// all that are under way, and its time falls into one window.
+pub(super) const WINDOW: u32 = 16;
+/// The test of windows: what one counts for at most, in deviations, so that two stalls are no alarm; the slack, the alarm.
 const MOST: f64 = 3.0;
-const SLACK: f64 = 0.5;
+const SLACK: f64 = 0.3;
 const ALARM: f64 = 8.0;
 /// So many windows in a row that are dearer than the other way by that part are an alarm of their own.
-const MUCH: (u32, f64) = (3, 0.5);
+const MUCH: (u32, f64) = (2, 0.5);
 /// No window is believed to be surer than that.
 const DEVIATION_MIN: f64 = 0.02;
 /// So many windows tell what is usual, and weigh in it later.
-const USUAL: (u32, u32) = (16, 64);
+const USUAL: (u32, u32) = (16, 256);
 /// Each alarm in vain doubles what the next one takes, at most so often; so many windows without one halve it.
 const VAIN_MAX: u32 = 5;
-const CALM: u32 = 256;
+const CALM: u32 = 4096;
 
 /// What requests cost that go the leading way, beside what the other way is known to cost.
 #[derive(Clone, Copy, Debug, Default)]
@@ -129,10 +129,10 @@ mod tests {
     #[test]
     fn a_stall_is_no_alarm_and_a_shift_is_one() {
         assert_eq!(alarm_after(&mut watch(), 10_000, usual), None);
-        let stalls = |n: usize| if n % 100 < 2 { 3.0 } else { usual(n) };
+        let stalls = |n: usize| if n.is_multiple_of(50) { 3.0 } else { usual(n) };
         assert_eq!(alarm_after(&mut watch(), 10_000, stalls), None);
         assert!(alarm_after(&mut watch(), 100, |n| usual(n) + 0.12).unwrap() < 20);
-        assert_eq!(alarm_after(&mut watch(), 100, |_| 5.0), Some(2));
+        assert_eq!(alarm_after(&mut watch(), 100, |_| 5.0), Some(1));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 
 use super::{LeafQueue, QueueContext, trace};
 use crate::bio::{Flags, Op};
-use crate::choice::{Linearize, Way, linearize_class};
+use crate::choice::{Linearize, Question, Way, linearize_class};
 use crate::counters::Counter;
 use crate::event::{Action, Payload, Reason};
 use crate::units::Sectors;
@@ -17,7 +17,7 @@ const COPIES_MAX: usize = 64 << 20;
 pub(super) struct Bounces {
     setting: Linearize,
     /// Bytes of copies under way that are not demanded by the device.
-    copies: usize,
+    pub(super) copies: usize,
 }
 
 impl Bounces {
@@ -37,8 +37,13 @@ impl LeafQueue {
         if too_many || (mask != 0 && request.is_misaligned(mask)) {
             let reason = if too_many { Reason::MaxSegments } else { Reason::Alignment };
             self.bounce(cx, id, Counter::Bounced, reason);
-        } else if self.bounces.setting != Linearize::Off && request.io_data().len() > 1 {
-            self.linearize(cx, id);
+            return;
+        }
+        match self.bounces.setting {
+            Linearize::Off => {}
+            // Nobody has to look at requests, and they go as they are.
+            Linearize::Auto if self.chooser.is_as_usual(Question::Linearize) => {}
+            Linearize::Auto | Linearize::On => self.linearize(cx, id),
         }
     }
 
@@ -50,9 +55,12 @@ impl LeafQueue {
         }
     }
 
-    /// A request of several elements that the device can take as they are.
+    /// A request that the device can take as it is.
     fn linearize(&mut self, cx: &mut QueueContext<'_>, id: u32) {
         let request = &self.requests[id];
+        if request.io_data().len() < 2 {
+            return;
+        }
         let bytes = request.nr.byte_len();
         if self.bounces.copies + bytes > COPIES_MAX {
             return;
@@ -60,30 +68,25 @@ impl LeafQueue {
         let mut reason = Reason::Linearize;
         if self.bounces.setting == Linearize::Auto {
             // What is left of a short transfer is no whole request, and says nothing about those.
-            let is_whole = request.done == Sectors::ZERO;
-            let dsync = request.op == Op::Write && request.device_flags().has(Flags::FUA);
-            let class = linearize_class(request.op, dsync, request.io_data(), bytes as u64);
-            let paid = self.busy.at(cx.now, self.in_flight);
-            let watched = is_whole.then(|| self.chooser.start(class, paid));
-            let Some(watched) = watched.flatten() else { return };
-            self.requests[id].watched = Some(watched);
-            if watched.way() == Way::Usual {
+            if request.done > Sectors::ZERO {
                 return;
             }
-            if watched.is_trial() {
-                reason = Reason::LinearizeTrial;
+            if self.chooser.calm_way(Question::Linearize).is_none() {
+                let dsync = request.op == Op::Write && request.device_flags().has(Flags::FUA);
+                let class = linearize_class(request.op, dsync, request.io_data(), bytes as u64);
+                let paid = self.chooser.paid();
+                let Some(watched) = self.chooser.start(class, paid) else { return };
+                self.requests[id].watched = Some(watched);
+                if watched.way() == Way::Usual {
+                    return;
+                }
+                if watched.is_trial() {
+                    reason = Reason::LinearizeTrial;
+                }
             }
         }
         self.bounces.copies += bytes;
         self.requests[id].copied = bytes;
         self.bounce(cx, id, Counter::Linearized, reason);
-    }
-
-    /// A request has come back: a copy that the device did not demand is under way no more.
-    #[inline]
-    pub(super) fn copy_done(&mut self, id: u32) {
-        if self.bounces.setting != Linearize::Off {
-            self.bounces.copies -= std::mem::take(&mut self.requests[id].copied);
-        }
     }
 }

@@ -38,9 +38,14 @@ impl LeafQueue {
 
     /// Request `id` has transferred so many bytes, or failed.
     pub(super) fn finish(&mut self, cx: &mut QueueContext<'_>, id: u32, outcome: Result<u64, Errno>) {
-        self.share_time(cx);
+        if self.chooses {
+            self.chooser.ends(cx.now, self.in_flight);
+        }
         self.heed(cx, id, outcome);
         self.in_flight -= 1;
+        if self.chooses && self.chooser.ended(cx.now, self.in_flight) {
+            self.window_done(cx);
+        }
         let request = &mut self.requests[id];
         request.state_done();
         if self.limits.read_ahead > Sectors::ZERO && request.op.is_write() {

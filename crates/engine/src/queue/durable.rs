@@ -70,6 +70,6 @@ impl LeafQueue {
     pub(super) fn fua_done(&mut self, cx: &mut QueueContext<'_>, watched: Watched, well: bool, bytes: u64) {
         let paid = self.durable.busy.at(cx.now, self.durable.open);
         self.durable.open -= 1;
-        self.chosen(cx, watched, well.then_some(paid), bytes);
+        self.chosen(cx, watched, (well, paid), bytes);
     }
 }

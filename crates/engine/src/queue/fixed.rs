@@ -11,7 +11,7 @@
 
 use super::{LeafQueue, QueueContext};
 use crate::bio::{Flags, Op};
-use crate::choice::{Fixed, Way, fixed_class};
+use crate::choice::{Fixed, Question, Way, fixed_class};
 use crate::counters::Counter;
 use crate::event::Reason;
 use crate::units::Sectors;
@@ -28,7 +28,7 @@ impl LeafQueue {
             return (false, Reason::None);
         }
         let (way, is_trial) = match self.limits.fixed {
-            Fixed::Auto => self.choose_fixed(cx, id),
+            Fixed::Auto => self.choose_fixed(id),
             Fixed::On | Fixed::Off => (Way::Usual, false),
         };
         let fixed = way == Way::Usual;
@@ -42,7 +42,15 @@ impl LeafQueue {
         }
     }
 
-    fn choose_fixed(&mut self, cx: &QueueContext<'_>, id: u32) -> (Way, bool) {
+    #[inline]
+    fn choose_fixed(&mut self, id: u32) -> (Way, bool) {
+        match self.chooser.calm_way(Question::Fixed) {
+            Some(way) => (way, false),
+            None => self.look_at_memory(id),
+        }
+    }
+
+    fn look_at_memory(&mut self, id: u32) -> (Way, bool) {
         let request = &self.requests[id];
         let dsync = request.op == Op::Write && request.device_flags().has(Flags::FUA);
         let class = fixed_class(request.op, dsync, request.nr.bytes());
@@ -50,8 +58,7 @@ impl LeafQueue {
         if request.watched.is_some() || request.done > Sectors::ZERO {
             return (self.chooser.leader(class), false);
         }
-        let paid = self.busy.at(cx.now, self.in_flight);
-        let watched = self.chooser.start(class, paid);
+        let watched = self.chooser.start(class, self.chooser.paid());
         self.requests[id].watched = watched;
         watched.map_or((Way::Usual, false), |watched| (watched.way(), watched.is_trial()))
     }

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use blockwork_memory::{Buffer, Pool};
 
 use crate::bio::{Errno, Flags, Op};
-use crate::choice::{Busy, Chooser, Fixed, Linearize, Watched};
+use crate::choice::{Chooser, Fixed, Linearize, Watched};
 use crate::core::{Bios, LeafFailure};
 use crate::counters::{Counter, CounterTable};
 use crate::env::{Env, Token};
@@ -115,8 +115,8 @@ pub(crate) struct LeafQueue {
     read_ahead: ReadAhead,
     bounces: Bounces,
     durable: Durable,
-    /// The device's time as requests share it, while that is asked for.
-    busy: Busy,
+    /// There is something to choose for all requests of a kind, not only for those that are to be durable.
+    chooses: bool,
     chooser: Chooser,
     /// Zeros to write, where the device has no write-zeroes.
     zeros: Option<Buffer>,
@@ -141,7 +141,7 @@ impl LeafQueue {
             source,
             bounces: Bounces::new(limits.linearize),
             durable: Durable::new(limits.fua),
-            busy: Busy::default(),
+            chooses: limits.linearize == Linearize::Auto || limits.fixed == Fixed::Auto,
             chooser: Chooser::default(),
             limits,
             plug: Vec::new(),
@@ -316,7 +316,9 @@ impl LeafQueue {
 
     /// Issues one request.
     fn submit(&mut self, cx: &mut QueueContext<'_>, id: u32) {
-        self.share_time(cx);
+        if self.chooses {
+            self.chooser.starts(cx.now, self.in_flight);
+        }
         let durable = self.make_durable(cx, id);
         self.bounce_if_needed(cx, id);
         let (fixed, by_memory) = self.fix(cx, id);
@@ -355,29 +357,34 @@ impl LeafQueue {
         }
     }
 
-    /// One more request is about to be given to the device, or one is done: those under way share what went by until now.
-    #[inline]
-    fn share_time(&mut self, cx: &QueueContext<'_>) {
-        if self.limits.linearize == Linearize::Auto || self.limits.fixed == Fixed::Auto {
-            self.busy.at(cx.now, self.in_flight);
-        }
-    }
-
     /// A request has come back: what was compared by it.
     #[inline]
     fn heed(&mut self, cx: &mut QueueContext<'_>, id: u32, outcome: Result<u64, Errno>) {
-        self.copy_done(id);
-        let Some(watched) = self.requests[id].watched.take() else { return };
-        let bytes = self.requests[id].nr.bytes();
-        let whole = outcome.is_ok_and(|done| done >= bytes);
-        let paid = whole.then(|| self.busy.at(cx.now, self.in_flight));
-        self.chosen(cx, watched, paid, bytes);
+        let request = &mut self.requests[id];
+        // A copy that the device did not demand is under way no more.
+        self.bounces.copies -= std::mem::take(&mut request.copied);
+        // Mostly there is nothing to take.
+        if request.watched.is_none() {
+            return;
+        }
+        let Some(watched) = request.watched.take() else { return };
+        let bytes = request.nr.bytes();
+        let well = outcome.is_ok_and(|done| done >= bytes);
+        let paid = self.chooser.paid();
+        self.chosen(cx, watched, (well, paid), bytes);
     }
 
-    /// A request that the comparison of ways had an eye on is done; `paid` is `None` where its time says nothing.
+    /// As many requests are done as are looked at together.
+    fn window_done(&mut self, cx: &QueueContext<'_>) {
+        let counters = [Counter::ReadBytes, Counter::WriteBytes, Counter::DiscardBytes];
+        let bytes = counters.iter().map(|counter| cx.counters.get(self.node, *counter)).sum();
+        self.chooser.window_done(cx.now, self.in_flight, bytes);
+    }
+
+    /// A request that the comparison of ways had an eye on is done: whether well, and what has been paid by now.
     #[inline]
-    fn chosen(&mut self, cx: &mut QueueContext<'_>, watched: Watched, paid: Option<f64>, bytes: u64) {
-        let Some(news) = self.chooser.done(watched, paid, bytes) else { return };
+    fn chosen(&mut self, cx: &mut QueueContext<'_>, watched: Watched, (well, paid): (bool, f64), bytes: u64) {
+        let Some(news) = self.chooser.done(watched, well, paid, bytes) else { return };
         cx.counters.choices.tell(self.node, &news);
         if news.settled {
             log::info!("{}: {news}", self.source.name());

@@ -24,6 +24,12 @@ pub struct ChoiceReport {
     pub pairs: u64,
     /// How often workers have decided.
     pub decisions: u64,
+    /// How often the decision was the opposite of the one before.
+    #[serde(default)]
+    pub changes: u64,
+    /// How often it was tried anew since requests had become dearer.
+    #[serde(default)]
+    pub alarms: u64,
     /// Requests by way, until this was last told.
     pub requests: BTreeMap<String, u64>,
 }
@@ -40,6 +46,8 @@ impl From<&ChoiceSnapshot> for ChoiceReport {
             ns_per_byte: ways.clone().into_iter().zip(known).collect(),
             pairs: it.pairs,
             decisions: it.settlements,
+            changes: it.changes,
+            alarms: it.alarms,
             requests: ways.into_iter().zip(it.requests).collect(),
         }
     }
@@ -106,6 +114,8 @@ mod tests {
             ns_per_byte: [58.6, if workers[0] == 0 { 11.3 } else { 0.0 }],
             pairs: 8,
             settlements: 1,
+            changes: 0,
+            alarms: 2,
             requests: [25, 4071],
         }
     }

@@ -1,0 +1,227 @@
+//! Whether each request has to be looked at: not while all are of one class, nothing is tried, and what they cost does not change.
+//!
+//! To look at a request (of which class it is, what it pays) takes a good tenth of the engine's instructions for one. So once all requests
+//! of some windows were of one class and lay within a stretch, they go as they went, for [`CALM`] times as many as were looked at. A clock and a
+//! count of bytes for each window say what they cost then, and the class's own watch is told of it, as of windows that were looked at:
+//! what a byte costs of one class alone is what a byte of all costs. So an alarm comes as early as without, and from the same figures.
+//!
+//! Invariants:
+//! 1. Requests go as is decided for their class, or as their class leads: a calm begins only where all classes that were ever seen under a
+//!    question lead alike. One that is new goes their way until the calm ends.
+//! 2. Requests that nobody looks at are counted as part of the stretch, so pairs are as frequent as without. None is measured while
+//!    such requests are under way.
+
+use super::rule::Way;
+use super::watch::WINDOW;
+use crate::units::Nanos;
+
+/// Windows that are looked at between calms, and windows of a calm for each of those, at most.
+const LOOK: u32 = 2;
+const CALM: u32 = 128;
+/// Windows that are looked at where no calm was possible.
+const LOOK_LONG: u32 = 64;
+/// A calm is not worth its beginning and its end if no more windows than that are left of a stretch.
+const REST_MIN: u32 = 8;
+
+/// What the end of a window comes to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Said {
+    Nothing,
+    /// A calm may begin, of that class.
+    Ready(u8),
+    /// So many requests of that class went by in a calm, and a byte cost so much.
+    Window {
+        class: u8,
+        requests: u32,
+        each: f64,
+    },
+}
+
+/// The state of a leaf and worker.
+#[derive(Clone, Debug)]
+pub(super) struct Calm {
+    is_on: bool,
+    /// How requests go while it is on, by question.
+    ways: [Way; 2],
+    /// It is on, and they go the usual way.
+    as_usual: [bool; 2],
+    /// Requests until the window ends, and of the window.
+    left: u32,
+    window: u32,
+    /// When it began, later by the time in which the device had nothing to do, and bytes until then.
+    began: Nanos,
+    bytes: u64,
+    idle_since: Nanos,
+    /// Bytes of a request, in the last window.
+    request: f64,
+    /// A window of a calm is over by then, however few requests are done.
+    late: Nanos,
+    /// The class that is looked at, and how many of the window's requests were of it.
+    class: u8,
+    seen: u32,
+    /// Requests to look at before the next calm.
+    looks: u32,
+    /// Requests that the calm lasts still.
+    lasts: u32,
+    /// Requests under way that nobody looked at; and such as somebody did, when the calm began.
+    draining: u32,
+    looked_at: u32,
+    /// Calms so far.
+    number: u32,
+}
+
+impl Default for Calm {
+    fn default() -> Calm {
+        Calm {
+            is_on: false,
+            ways: [Way::Usual; 2],
+            as_usual: [false; 2],
+            left: WINDOW,
+            window: WINDOW,
+            began: Nanos(0),
+            bytes: 0,
+            idle_since: Nanos(0),
+            request: 0.0,
+            late: Nanos(u64::MAX),
+            class: 0,
+            seen: 0,
+            looks: LOOK_LONG * WINDOW,
+            lasts: 0,
+            draining: 0,
+            looked_at: 0,
+            number: 0,
+        }
+    }
+}
+
+impl Calm {
+    #[inline]
+    pub(super) fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// How requests go that a question is asked about, if nobody has to look at them.
+    #[inline]
+    pub(super) fn way(&self, question: usize) -> Option<Way> {
+        self.is_on.then(|| self.ways[question])
+    }
+
+    /// Whether they go the usual way then.
+    #[inline]
+    pub(super) fn is_as_usual(&self, question: usize) -> bool {
+        self.as_usual[question]
+    }
+
+    /// Which calm it is, or was last: what was started before it and is done after it has not paid for all of its time.
+    #[inline]
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// A request is given to the device, which had nothing to do until now.
+    #[inline]
+    pub(super) fn idle_until(&mut self, now: Nanos) {
+        let idle = now.since(self.idle_since);
+        self.began = self.began + idle;
+        self.late = Nanos(self.late.0.saturating_add(idle.0));
+    }
+
+    /// A request is done that may be one nobody looked at.
+    #[inline]
+    pub(super) fn drains(&mut self) {
+        if self.draining > 0 {
+            self.draining -= 1;
+            self.seen += 1;
+        }
+    }
+
+    /// A request is done, and so many are under way still. Whether [`Calm::window_done`] has to be asked.
+    #[inline]
+    pub(super) fn one_done(&mut self, now: Nanos, under_way: u32) -> bool {
+        if under_way == 0 {
+            self.idle_since = now;
+        }
+        self.left -= 1;
+        self.left == 0 || now > self.late
+    }
+
+    /// Whether requests are under way that nobody looked at.
+    #[inline]
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining > 0
+    }
+
+    /// A request of that class was looked at. If it lay within a stretch that is watched, `rest` is what is left of that; else 0.
+    #[inline]
+    pub(super) fn looked(&mut self, class: u8, rest: u32) {
+        self.seen += 1;
+        if class != self.class {
+            self.class = class;
+            self.looks = LOOK_LONG * self.window;
+        } else if rest < REST_MIN * self.window {
+            self.looks = self.looks.max(LOOK * self.window);
+        } else {
+            self.looks = self.looks.saturating_sub(1);
+        }
+    }
+
+    /// The last request of a window is done, `under_way` are still; the device was given so many bytes in all.
+    pub(super) fn window_done(&mut self, now: Nanos, under_way: u32, bytes: u64) -> Said {
+        let requests = self.window - self.left;
+        let seen = std::mem::take(&mut self.seen);
+        self.window = WINDOW.max(under_way);
+        self.left = self.window;
+        let time = now.since(self.began).0 as f64;
+        let given = bytes.saturating_sub(self.bytes) as f64;
+        self.request = given / f64::from(requests.max(1));
+        if !self.is_on {
+            (self.began, self.bytes) = (now, bytes);
+            if seen < requests {
+                // There were others.
+                self.looks = LOOK_LONG * self.window;
+            }
+            return if self.looks == 0 { Said::Ready(self.class) } else { Said::Nothing };
+        }
+        self.lasts = self.lasts.saturating_sub(requests);
+        // At the same moment, as when a deep queue's answers come at once, nothing is known yet: the next window has this one's time too.
+        let each = if time > 0.0 && given > 0.0 { time / given } else { 0.0 };
+        if each > 0.0 {
+            (self.began, self.bytes) = (now, bytes);
+        }
+        let known = requests.min(self.looked_at);
+        self.looked_at -= known;
+        Said::Window { class: self.class, requests: requests - known, each }
+    }
+
+    /// A calm begins: requests go by these ways, and `rest` are left of the stretch.
+    pub(super) fn begin(&mut self, ways: [Way; 2], rest: u32, under_way: u32) {
+        (self.is_on, self.ways) = (true, ways);
+        self.as_usual = ways.map(|way| way == Way::Usual);
+        self.lasts = rest.min(CALM * LOOK * self.window);
+        self.number = self.number.wrapping_add(1);
+        self.looked_at = under_way;
+    }
+
+    /// No calm is possible for long.
+    pub(super) fn is_none(&mut self) {
+        self.looks = LOOK_LONG * self.window;
+    }
+
+    /// A calm goes on, if it has not lasted. Its window is over when bytes of it have cost `dear` nanoseconds each on average, however few are
+    /// done: what has become far dearer is not to last for a whole window.
+    pub(super) fn goes_on(&mut self, dear: f64) -> bool {
+        let time = dear * self.request * f64::from(self.window);
+        self.late = Nanos(self.began.0.saturating_add(time as u64));
+        self.lasts >= self.window
+    }
+
+    /// It ends. Returns how many requests are under way that nobody looked at.
+    pub(super) fn end(&mut self, under_way: u32) -> u32 {
+        (self.is_on, self.as_usual) = (false, [false; 2]);
+        self.late = Nanos(u64::MAX);
+        // Some of those that somebody looked at may be under way still, in the calm's first window.
+        self.draining = under_way - self.looked_at.min(under_way);
+        self.looks = LOOK * self.window;
+        self.draining
+    }
+}
