@@ -193,12 +193,13 @@ impl Chooser {
         self.busy.paid
     }
 
-    /// A request of that class is about to be started. `None`: it goes the usual way.
+    /// A request of that class is about to be started, where `under_way` share the time. `None`: it goes the usual way.
     #[inline]
-    pub(crate) fn start(&mut self, number: usize, paid: f64) -> Option<Watched> {
+    pub(crate) fn start(&mut self, number: usize, under_way: u32, paid: f64) -> Option<Watched> {
         let class = self.class(number)?;
         let it = &mut self.classes[usize::from(class)];
-        let ticket = it.rule.start(it.question.is_none() || !self.calm.is_draining(), paid);
+        let is_known = it.question.is_none() || !self.calm.is_draining();
+        let ticket = it.rule.start(is_known, under_way, paid);
         it.requests[ticket.way as usize] += 1;
         Some(Watched { class, ticket, calms: self.calm.number() })
     }

@@ -12,7 +12,9 @@
 //! compared is what a byte costs of the time during which the device is busy (see `Busy`): in a closed loop that is
 //! throughput, and with one request at a time it is latency. It is what the class has paid in all from the block's beginning to its end, by
 //! the bytes that were done in between, and not the sum of what single requests pay: where requests come in bursts, the first ones of a burst wait
-//! for little, the last ones have the device to themselves, and the mean of a few tells where in a burst they were.
+//! for little, the last ones have the device to themselves, and the mean of a few tells where in a burst they were. Where others are under
+//! way besides it is that sum: what all pay then depends on how many those are, which varies from block to block, and each request of the
+//! class pays its part as a whole.
 //!
 //! Decisions:
 //! - the way instead, if it is better by the bound of `evidence`: what it costs besides (a copy, a flush of what others have written) no
@@ -56,11 +58,15 @@ impl Way {
 }
 
 /// What a request was started as; given back when it is done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Ticket {
     pub(crate) way: Way,
     /// Whether it was sent that way for the sake of the comparison, against what is decided or leads.
     pub(crate) is_trial: bool,
+    /// The measurement that it was started in; 0: none.
+    sum: u32,
+    /// What a request had paid by then that was under way always.
+    paid: f64,
 }
 
 /// No decision on fewer pairs; but on two where one way is more than three times as dear.
@@ -101,6 +107,8 @@ const STRETCH_SETTLED: (f64, f64) = (256.0, 32.0);
 const SETTLED_MAX: f64 = 1_000_000.0;
 /// Bytes from which on the price of the way instead, a copy, is worth so many more requests between pairs as the request is larger.
 const LARGE: f64 = 32_768.0;
+/// Requests of the class since others were under way as well, from which on it counts as being alone.
+const ALONE: u32 = 64;
 
 /// Where in its sequence of blocks the class is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,7 +120,7 @@ enum Step {
 }
 
 /// What is being measured: all that the class has paid from one moment to another, and what was done between them. Requests that are done
-/// at one moment, as where answers come many at once, are counted together or not at all.
+/// at one moment, as where answers come many at once, are counted together or not at all. Or what requests have paid that were started since.
 #[derive(Clone, Copy, Debug)]
 struct Sum {
     /// What the class had paid when it began, and when the last request was done that counts.
@@ -161,6 +169,11 @@ pub(crate) struct Rule {
     most: u32,
     /// None: not yet, since requests are under way the other way, or such as nobody looked at.
     sum: Option<Sum>,
+    /// The number of that measurement, and whether it is a sum of single requests.
+    sums: u32,
+    is_single: bool,
+    /// Requests since others were under way as well.
+    alone: u32,
     first: f64,
     /// Requests of the pair that is under way that went against the leader.
     against: u32,
@@ -205,6 +218,9 @@ impl Rule {
             had: 0,
             most: most(SAMPLES_MIN),
             sum: None,
+            sums: 0,
+            is_single: false,
+            alone: ALONE,
             first: 0.0,
             against: 0,
             flying: [0; 2],
@@ -290,9 +306,12 @@ impl Rule {
         self.alarms
     }
 
-    /// A request of the class is about to be started. `is_alone`: no requests of a calm are under way. `paid`: see [`Busy`](super::Busy).
+    /// A request of the class is about to be started, where `under_way` share the time. `is_known`: none of those is of a calm. `paid`: see
+    /// [`Busy`](super::Busy).
     #[inline]
-    pub(crate) fn start(&mut self, is_alone: bool, paid: f64) -> Ticket {
+    pub(crate) fn start(&mut self, is_known: bool, under_way: u32, paid: f64) -> Ticket {
+        let is_alone = !is_known || under_way == self.flying[0] + self.flying[1];
+        self.alone = if is_alone { self.alone.saturating_add(1) } else { 0 };
         if let Step::Stretch(left) = &mut self.step {
             *left -= 1;
             if *left == 0 {
@@ -304,7 +323,7 @@ impl Rule {
                 self.give_up();
             }
         }
-        if !is_alone {
+        if !is_known {
             self.sum = None;
         } else if self.sum.is_none() {
             self.measure(paid);
@@ -313,7 +332,7 @@ impl Rule {
         self.against += u32::from(is_trial);
         self.flying[self.way as usize] += 1;
         self.paid -= paid;
-        Ticket { way: self.way, is_trial }
+        Ticket { way: self.way, is_trial, sum: self.sum.map_or(0, |_| self.sums), paid }
     }
 
     /// It is done; whether well, and what has been paid by now: what goes wrong says nothing.
@@ -322,6 +341,9 @@ impl Rule {
         self.flying[ticket.way as usize] -= 1;
         self.paid += paid;
         self.is_warm = true;
+        if self.is_single {
+            return self.single_done(ticket, well, paid, bytes);
+        }
         if !well {
             // The time since the last one that counts is left out.
             let in_all = self.paid_in_all(paid);
@@ -348,6 +370,17 @@ impl Rule {
         if self.flying == [0, 0]
             && let Some(sum) = self.sum.filter(|sum| self.is_enough(sum))
         {
+            self.measured(sum);
+        }
+    }
+
+    fn single_done(&mut self, ticket: Ticket, well: bool, paid: f64, bytes: u64) {
+        let Some(sum) = self.sum.as_mut().filter(|_| well && ticket.sum == self.sums) else { return };
+        sum.to += paid - ticket.paid;
+        sum.bytes += bytes as f64;
+        sum.samples += 1;
+        let sum = *sum;
+        if self.is_enough(&sum) {
             self.measured(sum);
         }
     }
@@ -384,6 +417,7 @@ impl Rule {
     /// Begins to measure, unless requests are under way the other way.
     fn measure(&mut self, paid: f64) {
         if self.is_warm && self.flying[self.way.other() as usize] == 0 {
+            self.sums = self.sums.wrapping_add(1).max(1);
             self.sum = Some(Sum::at(paid, self.paid_in_all(paid), self.flying == [0, 0]));
         }
     }
@@ -398,6 +432,10 @@ impl Rule {
         self.goal = if self.settled { self.goal_settled() } else { self.goal_trying() };
         (self.had, self.most) = (0, most(self.goal));
         self.sum = None;
+        if step != Step::Second {
+            // Both halves of a pair are measured the same way.
+            self.is_single = self.alone < ALONE;
+        }
     }
 
     fn goal_trying(&self) -> u32 {

@@ -44,6 +44,10 @@ pub(super) struct Asked {
 impl Asked {
     /// A request is given to the device, which has `under_way`.
     pub(super) fn start(&mut self, now: u64, under_way: usize) -> (Way, Option<Watched>) {
+        self.start_of(0, now, under_way)
+    }
+    /// One of class number `class`.
+    pub(super) fn start_of(&mut self, class: usize, now: u64, under_way: usize) -> (Way, Option<Watched>) {
         self.chooser.starts(Nanos(now), under_way as u32);
         self.bytes += self.request.unwrap_or(4096);
         let calm_way = self.chooser.calm_way(Question::Linearize);
@@ -51,7 +55,7 @@ impl Asked {
         if let Some(way) = calm_way {
             return (way, None);
         }
-        let watched = self.chooser.start(0, self.chooser.paid()).unwrap();
+        let watched = self.chooser.start(class, under_way as u32, self.chooser.paid()).unwrap();
         (watched.way(), Some(watched))
     }
     /// One of those that it has is done.
@@ -240,13 +244,15 @@ fn small_differences_in_much_noise_cost_less_than_they_are_worth() {
 
 #[test]
 fn requests_that_never_come_back_stop_nothing() {
-    let (mut rule, mut paid) = (Rule::new(), 0.0);
+    let (mut rule, mut paid, mut under_way) = (Rule::new(), 0.0, 0);
     // The first block's requests are never answered, nor is anything that goes the other way.
     let mut one = |answers_instead: bool| {
-        let ticket = rule.start(true, paid);
+        let ticket = rule.start(true, under_way, paid);
+        under_way += 1;
         paid += 1000.0;
         if ticket.way == Way::Usual || answers_instead {
             rule.done(ticket, ticket.way == Way::Usual, paid, 4096);
+            under_way -= 1;
         }
         u32::from(ticket.way == Way::Instead)
     };
@@ -261,7 +267,7 @@ fn a_class_is_told_of_however_its_requests_come() {
     // So many at first, then four for four: their number is never a round one when one of them is done.
     for first in [16, 17] {
         let (mut chooser, number) = (Chooser::default(), fua_class(4096));
-        let start = |chooser: &mut Chooser| chooser.start(number, 0.0).unwrap();
+        let start = |chooser: &mut Chooser| chooser.start(number, 0, 0.0).unwrap();
         let mut flying: std::collections::VecDeque<_> = (0..first).map(|_| start(&mut chooser)).collect();
         let (mut since, mut most) = (0, 0);
         for _ in 0..5000 {
@@ -349,7 +355,7 @@ fn no_calm_lets_requests_go_against_their_class() {
         let (number, better) = if n % 2 == 0 { (0, Way::Usual) } else { (1, Way::Instead) };
         chooser.starts(Nanos(now), 0);
         let calm_way = chooser.calm_way(Question::Linearize);
-        let watched = if calm_way.is_none() { chooser.start(number, chooser.paid()) } else { None };
+        let watched = if calm_way.is_none() { chooser.start(number, 0, chooser.paid()) } else { None };
         let way = calm_way.unwrap_or_else(|| watched.unwrap().way());
         wrong += u32::from(way != better);
         now += if way == better { 100_000 } else { 200_000 };
@@ -375,7 +381,7 @@ fn there_is_no_calm_where_requests_are_not_all_of_one_class() {
             let number = if n % 10 == 9 { other } else { Some(0) };
             chooser.starts(Nanos(now), 0);
             calm += u32::from(chooser.calm_way(Question::Linearize).is_some());
-            let watched = number.and_then(|number| chooser.start(number, chooser.paid()));
+            let watched = number.and_then(|number| chooser.start(number, 0, chooser.paid()));
             now +=
                 if watched.is_some_and(|watched| watched.way() == Way::Instead) { 200_000 } else { 100_000 };
             chooser.ends(Nanos(now), 1);

@@ -75,7 +75,7 @@ impl LeafQueue {
                 let dsync = request.op == Op::Write && request.device_flags().has(Flags::FUA);
                 let class = linearize_class(request.op, dsync, request.io_data(), bytes as u64);
                 let paid = self.chooser.paid();
-                let Some(watched) = self.chooser.start(class, paid) else { return };
+                let Some(watched) = self.chooser.start(class, self.in_flight, paid) else { return };
                 self.requests[id].watched = Some(watched);
                 if watched.way() == Way::Usual {
                     return;

@@ -52,7 +52,7 @@ impl LeafQueue {
         // What is left of a short transfer goes as the rest of it went.
         if request.done == Sectors::ZERO && request.watched_fua.is_none() {
             let paid = self.durable.busy.at(cx.now, self.durable.open);
-            let watched = self.chooser.start(fua_class(request.nr.bytes()), paid);
+            let watched = self.chooser.start(fua_class(request.nr.bytes()), self.durable.open, paid);
             self.durable.open += u32::from(watched.is_some());
             let request = &mut self.requests[id];
             request.flush_follows = watched.is_some_and(|watched| watched.way() == Way::Instead);

@@ -58,7 +58,7 @@ impl LeafQueue {
         if request.watched.is_some() || request.done > Sectors::ZERO {
             return (self.chooser.leader(class), false);
         }
-        let watched = self.chooser.start(class, self.chooser.paid());
+        let watched = self.chooser.start(class, self.in_flight, self.chooser.paid());
         self.requests[id].watched = watched;
         watched.map_or((Way::Usual, false), |watched| (watched.way(), watched.is_trial()))
     }
