@@ -88,8 +88,8 @@ pub struct ChoiceSnapshot {
     pub changes: u64,
     /// How often they have tried anew since requests of the decided or leading way had become dearer.
     pub alarms: u64,
-    /// Requests that went each way, until this was last told. Such that nobody looked at, since nothing changed, count for the class that was
-    /// seen next.
+    /// Requests that went each way, until this was last told. Such that nobody looked at, since nothing changed, count for the class that
+    /// all were of.
     pub requests: [u64; 2],
 }
 
