@@ -51,8 +51,8 @@ mod tests {
         assert_eq!(batches.size(64), MAX);
         batches.took(true);
         assert_eq!(
-            [0, 1, 16, 17, 64, 127, 1024].map(|waiting| batches.size(waiting)),
-            [4, 4, 4, 4, 16, 31, 32]
+            [0, 1, 16, 24, 32, 63, 64, 1024].map(|waiting| batches.size(waiting)),
+            [2, 2, 2, 4, 8, 31, 32, 32]
         );
         batches.took(false);
         assert_eq!(batches.size(64), MAX);
