@@ -437,7 +437,7 @@ fn lost_to_moods(times: f64, seed: u64) -> f64 {
 }
 
 #[test]
-fn moods_of_a_disk_change_no_mind() {
+fn moods_of_a_disk_cost_no_more_than_a_few_percent() {
     for (times, most) in [(0.8, 0.027), (0.9, 0.027), (1.1, 0.014), (1.2, 0.014)] {
         let lost = (1..=12).map(|seed| lost_to_moods(times, seed * 7919)).sum::<f64>() / 12.0;
         assert!(lost < most, "{times}: {lost}");

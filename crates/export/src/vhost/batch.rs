@@ -34,10 +34,14 @@ impl Batches {
         self.at_once = at_once;
     }
 
-    /// Requests in the next one, where so many wait.
+    /// Requests in the next one, where so many wait, which is asked only where it matters.
     #[inline]
-    pub(super) fn size(&self, waiting: usize) -> usize {
-        if self.at_once { (waiting * waiting / WHOLE).clamp(MIN, MAX) } else { MAX }
+    pub(super) fn size(&self, waiting: impl FnOnce() -> usize) -> usize {
+        if !self.at_once {
+            return MAX;
+        }
+        let waiting = waiting();
+        (waiting * waiting / WHOLE).clamp(MIN, MAX)
     }
 }
 
@@ -48,13 +52,13 @@ mod tests {
     #[test]
     fn what_a_device_does_at_once_is_answered_in_parts() {
         let mut batches = Batches::default();
-        assert_eq!(batches.size(64), MAX);
+        assert_eq!(batches.size(|| 64), MAX);
         batches.took(true);
         assert_eq!(
-            [0, 1, 16, 24, 32, 63, 64, 1024].map(|waiting| batches.size(waiting)),
+            [0, 1, 16, 24, 32, 63, 64, 1024].map(|waiting| batches.size(|| waiting)),
             [2, 2, 2, 4, 8, 31, 32, 32]
         );
         batches.took(false);
-        assert_eq!(batches.size(64), MAX);
+        assert_eq!(batches.size(|| 64), MAX);
     }
 }

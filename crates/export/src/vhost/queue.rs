@@ -271,7 +271,8 @@ impl QueuePort {
             self.break_off(&RingError::Torn);
             return false;
         }
-        let (mut taken, most) = (0, self.batches.size(self.ring.as_ref().map_or(0, Ring::waiting)));
+        let most = self.batches.size(|| self.ring.as_ref().map_or(0, Ring::waiting));
+        let mut taken = 0;
         let mut was_last = false;
         loop {
             if self.stopping || self.broken || self.bytes >= BYTES_MAX {
