@@ -69,9 +69,13 @@ impl NfsServer {
         let mut ganesha = self.enter(&["--mount"]);
         ganesha.arg(tool("ganesha.nfsd").get_program());
         ganesha.args(["-F", "-f", &self.config, "-L", &self.log, "-p", "/run/ganesha.pid"]);
-        self.server = Some(Background::start(&mut ganesha));
+        let server = self.server.insert(Background::start(&mut ganesha));
         until("the NFS server is up", || {
-            std::fs::read_to_string(&self.log).is_ok_and(|log| log.contains("NFS SERVER INITIALIZED"))
+            let ended = !server.is_running();
+            let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+            let up = log.contains("NFS SERVER INITIALIZED");
+            assert!(up || !ended, "the NFS server ended while it started; it said:\n{log}");
+            up
         });
     }
 
