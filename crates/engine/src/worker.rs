@@ -241,6 +241,12 @@ impl<E: Env> Worker<E> {
         self.core.busy() == 0 && self.core.queues_idle() && !self.core.executor.is_ready()
     }
 
+    /// Whether it has nothing to do before something happens outside. For who has it turn; otherwise [`Worker::run`] asks.
+    pub fn is_settled(&self) -> bool {
+        // Ports that were added since the last turn were touched; and `settle` may have stopped before its end.
+        self.touched.is_empty() && self.core.is_settled() && !self.inbox.any.load(Ordering::Acquire)
+    }
+
     /// When the first of its tasks that sleep wants to wake. For who turns several workers on one thread.
     pub fn next_timer(&self) -> Option<Nanos> {
         self.core.next_timer()
@@ -354,9 +360,7 @@ impl<E: Env> Worker<E> {
     }
 
     fn next_wait(&mut self) -> Wait {
-        // Ports that were added since the last turn were touched; and `settle` may have stopped before its end.
-        let more = !self.touched.is_empty() || !self.core.is_settled();
-        if more || self.inbox.any.load(Ordering::Acquire) {
+        if !self.is_settled() {
             return Wait::Poll;
         }
         if self.draining && self.open_ports == 0 && self.is_idle() {
