@@ -2,7 +2,7 @@
 //!
 //! A watch is one poll for as long as it lasts (multishot, edge-triggered): each write to the eventfd completes it once, and
 //! its count is never read, so a call costs us no system call. A signal is a write in the ring that has no completion, so that
-//! the `io_uring_enter` that submits it can also sleep.
+//! the `io_uring_enter` that submits it can also sleep; or, where it is to be heard at once, what `bell` does.
 //!
 //! Invariant: of a [`Signal`], the kernel never has more unfinished writes than twice [`SIGNALS_FENCE`] and one. An eventfd that takes
 //! no more (its count is full, and it blocks) would otherwise fill the kernel with writes that wait.
@@ -13,6 +13,7 @@ use std::sync::Arc;
 use blockwork_engine::Token;
 use io_uring::{opcode, squeue, types};
 
+use crate::bell::Bell;
 use crate::ring::Uring;
 use crate::slots::{Kind, Slot};
 
@@ -31,12 +32,24 @@ pub struct Signal {
     since: u32,
     /// One that completes has not.
     fenced: bool,
+    /// How it is done at once; none inside: not by a bell.
+    bell: Option<Option<Bell>>,
 }
 
 impl Signal {
     /// Signals by `fd`.
     pub fn new(fd: Arc<OwnedFd>) -> Signal {
-        Signal { fd, queued_at: None, since: 0, fenced: false }
+        Signal { fd, queued_at: None, since: 0, fenced: false, bell: None }
+    }
+
+    #[inline]
+    fn ring_bell(&mut self) -> bool {
+        let bell = self.bell.get_or_insert_with(|| Bell::new(&self.fd));
+        let rung = bell.as_mut().is_some_and(Bell::ring);
+        if !rung {
+            self.bell = Some(None);
+        }
+        rung
     }
 
     /// A signal has completed, well or not.
@@ -78,6 +91,24 @@ impl Uring {
             self.submit(name, entry);
         }
         true
+    }
+
+    /// As [`Uring::signal`], but at once, with whatever else was started so far.
+    pub fn signal_now(&mut self, token: Token, to: &mut Signal) -> bool {
+        if self.is_all_submitted() && to.ring_bell() {
+            self.bells += 1;
+            return true;
+        }
+        let sent = self.signal(token, to);
+        self.enter(0, true, None);
+        sent
+    }
+
+    /// For somebody who looks by itself, next, for what the watch under `token` tells of: what that has told until now is not told any more,
+    /// and does not end the next sleep.
+    pub fn unhear(&mut self, token: Token) {
+        self.have_told();
+        self.forget(|completion| completion.token == token && crate::more(completion.flags));
     }
 }
 
@@ -197,6 +228,37 @@ mod tests {
     }
 
     #[test]
+    fn a_call_at_once_has_come_when_that_returns_and_waits_for_no_room() {
+        for mut uring in environments() {
+            for flags in [EventfdFlags::NONBLOCK, EventfdFlags::empty()] {
+                let theirs = Arc::new(eventfd(0, flags).unwrap());
+                let mut signal = Signal::new(theirs.clone());
+                for calls in [1, 2, 70] {
+                    (0..calls).for_each(|_| assert!(uring.signal_now(Token(7), &mut signal)));
+                    let counts = if !uring.is_all_submitted() { 1..=calls } else { calls..=calls };
+                    assert!(counts.contains(&count(&theirs).unwrap()), "{calls} calls, {flags:?}");
+                }
+                rustix::io::write(&*theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+                (0..1000).for_each(|_| _ = uring.signal_now(Token(7), &mut signal));
+                assert!(count(&theirs).unwrap() >= u64::MAX - 1);
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_started_is_submitted_with_a_call_at_once() {
+        let mut uring = Uring::new(&UringConfig::default()).unwrap();
+        let mut bells = [(); 2].map(|()| Signal::new(Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap())));
+        let before = uring.enters();
+        let [first, second] = &mut bells;
+        assert!(uring.signal(Token(7), first) && uring.signal_now(Token(8), second));
+        assert_eq!((count(&first.fd), count(&second.fd)), (Some(1), Some(1)));
+        assert_eq!(uring.enters(), before + 1);
+        assert!(uring.signal_now(Token(8), second));
+        assert_eq!((count(&second.fd), uring.enters()), (Some(1), before + 2), "each is counted");
+    }
+
+    #[test]
     fn a_call_whose_owner_looks_by_itself_ends_no_sleep_and_the_next_one_does() {
         let mut uring = Uring::new(&UringConfig::default()).unwrap();
         let bells = [7, 9].map(|token| {
@@ -208,7 +270,7 @@ mod tests {
         let mut heard = Vec::new();
         uring.wait(Wait::Poll, &mut heard);
         bells.iter().for_each(|bell| _ = call(bell));
-        uring.submit_and_unhear(Token(9));
+        uring.unhear(Token(9));
         uring.wait(Wait::Until(None), &mut heard);
         assert_eq!(heard.iter().map(|it| it.token).collect::<Vec<_>>(), [Token(7)], "the other one is heard");
         heard.clear();
@@ -218,7 +280,7 @@ mod tests {
         heard.clear();
         // That a watch has ended is always told.
         uring.cancel(Token(9));
-        uring.submit_and_unhear(Token(9));
+        uring.unhear(Token(9));
         uring.wait(Wait::Until(None), &mut heard);
         assert_eq!(
             heard.iter().map(|it| (it.token, crate::more(it.flags))).collect::<Vec<_>>(),

@@ -15,7 +15,7 @@
 //!    wrong operation.
 //! 4. Once warm, starting and completing operations in a ring allocates nothing.
 //!
-//! `unsafe` lives in `enter` (the system call), `queues` and `ring` (submission), `slots` (addresses for the kernel), `known` (memory that the kernel is told
+//! `unsafe` lives in `enter` (the system call), `queues`, `ring` and `bell` (submission), `slots` (addresses for the kernel), `known` (memory that the kernel is told
 //! of), `socket` (accepted
 //! descriptors), `wake` (the eventfd's read), `blocking` (threads' calls), `stand_in` (calls that do not block), `evtchn` (two ioctls) and
 //! `direct` (readv and writev without the ring).
@@ -28,6 +28,7 @@
 //!
 //! Sources: io_uring_setup(2), io_uring_enter(2), io_uring_prep_*(3).
 
+mod bell;
 mod blocking;
 mod direct;
 mod enter;

@@ -49,6 +49,8 @@ pub struct Uring {
     /// Operations that the kernel has, or will have when the queue is submitted.
     in_kernel: usize,
     portion: Portion,
+    /// Calls at once that needed no entry of ours.
+    pub(crate) bells: u64,
     /// Descriptors of entries in the submission queue that no slot holds.
     unheard: Vec<Arc<OwnedFd>>,
     /// Descriptors from accepts that nobody has taken yet.
@@ -82,6 +84,7 @@ impl Uring {
             helped: Vec::new(),
             in_kernel: 0,
             portion: Portion::default(),
+            bells: 0,
             unheard: Vec::new(),
             accepted: Vec::new(),
             streams: Vec::new(),
@@ -97,7 +100,7 @@ impl Uring {
     /// to hand BLKDISCARD and BLKZEROOUT to other threads where the ring cannot take them, and to tell it of memory, once for each slab. Without one: how often the stand-in was
     /// entered, which makes the calls that do not block itself.
     pub fn enters(&self) -> u64 {
-        self.queues.enters()
+        self.queues.enters() + self.bells
     }
 
     /// How many operations were started by memory that the kernel knows.
@@ -116,14 +119,25 @@ impl Uring {
         self.portion.keep_together(operations);
     }
 
-    /// Hands over to the kernel what was started so far, which else the next wait does. For somebody who looks by itself, next, for what the
-    /// watch under `token` tells of: what that has told until now is not told any more, and does not end the next sleep.
-    pub fn submit_and_unhear(&mut self, token: Token) {
-        self.enter(0, true, None);
+    /// Whether the kernel has everything that was started.
+    #[inline]
+    pub(crate) fn is_all_submitted(&mut self) -> bool {
+        !self.queues.are_stand_in() && self.queues.queued() == 0
+    }
+
+    /// Has the kernel tell now of what has completed.
+    pub(crate) fn have_told(&mut self) {
+        if self.queues.have_something() {
+            self.enter(0, true, None);
+        }
         let mut early = std::mem::take(&mut self.early);
         self.take_completed(&mut early);
-        early.retain(|completion| completion.token != token || !crate::more(completion.flags));
         self.early = early;
+    }
+
+    /// Forgets completions that nobody has taken yet.
+    pub(crate) fn forget(&mut self, which: impl Fn(&Completion) -> bool) {
+        self.early.retain(|completion| !which(completion));
     }
 
     /// Cancels all operations with this token. Each still completes: with ECANCELED, or as if it had not been
@@ -178,7 +192,7 @@ impl Uring {
 
     /// Calls the kernel. Whether it did what was asked shows in the queues; errors that time or another try cures are
     /// left to the caller's loop.
-    fn enter(&mut self, want: u32, get: bool, time: Option<Nanos>) {
+    pub(crate) fn enter(&mut self, want: u32, get: bool, time: Option<Nanos>) {
         if let Err(error) = self.try_enter(want, get, time) {
             // Nothing that goes wrong on a device is reported here: it is a fault of ours, or lost completions (EBADR).
             panic!("io_uring_enter({want} wanted): {error}");

@@ -197,7 +197,7 @@ impl QueuePort {
                 Command::Call(file) => {
                     self.call = file.map(Signal::new);
                     // What was announced by the old one may not have been heard.
-                    self.call_driver(cx);
+                    self.call_driver(cx, false);
                 }
                 Command::Error(file) => self.error = file.map(Signal::new),
                 Command::Stop => self.stopping = true,
@@ -205,11 +205,12 @@ impl QueuePort {
         }
     }
 
-    fn call_driver(&mut self, cx: &mut Context<'_, Uring>) {
+    /// Calls the driver, by the next system call, or by one that is made for that.
+    fn call_driver(&mut self, cx: &mut Context<'_, Uring>, now: bool) {
         let token = cx.token(CALL);
-        if let Some(call) = &mut self.call
-            && !cx.env.signal(token, call)
-        {
+        let Some(call) = &mut self.call else { return };
+        let sent = if now { cx.env.signal_now(token, call) } else { cx.env.signal(token, call) };
+        if !sent {
             log::debug!("{}: queue {}: its calls do not go through", self.name, self.index);
         }
     }
@@ -254,12 +255,13 @@ impl QueuePort {
         let more = ring.has_more();
         if wanted {
             self.called = true;
-            self.call_driver(cx);
-            if more || at_once || cx.more_is_due() {
+            let now = more || at_once || cx.more_is_due();
+            self.call_driver(cx, now);
+            if now {
                 // Not when there is nothing else to do, but while we work on what is there; nor when a driver has fallen asleep that was answered
                 // before it could. If the driver has called for what is there, the next look finds it in the ring (invariant 5).
                 let kick = cx.token(KICK);
-                cx.env.submit_and_unhear(kick);
+                cx.env.unhear(kick);
             }
         }
     }
@@ -502,7 +504,7 @@ impl Port<Uring> for QueuePort {
     fn open(&mut self, cx: &mut Context<'_, Uring>) {
         self.watch(cx);
         // Requests may be waiting already, and what was answered before may not have been heard.
-        self.call_driver(cx);
+        self.call_driver(cx, false);
         cx.wake_me();
     }
 
@@ -513,11 +515,12 @@ impl Port<Uring> for QueuePort {
             }
             return;
         }
-        if local == LOOK {
-            self.looking = false;
+        if local == TOLD {
             return;
         }
-        if local == TOLD {
+        self.batches.rested();
+        if local == LOOK {
+            self.looking = false;
             return;
         }
         self.watching = more(completion.flags);
