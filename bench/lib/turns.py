@@ -1,4 +1,5 @@
-"""Section `linearize`, and a part of section `fixed`: a setting off, on and auto, by the leaf crate's own benchmark, in short turns on one file.
+"""Section `linearize`, and a part of section `fixed`: a setting off, on and auto, by the leaf crate's own benchmark, in short turns on one file: on the disk, and in
+memory, where what is measured varies less.
 
 Turns are summed by the six orders in which the ways take them. The better of off and on, by what requests take, is chosen by one half of these
 sums and compared by the other, and the other way round: the larger of two figures is what chance has favoured, and would make auto look
@@ -12,6 +13,8 @@ import math
 import re
 import statistics
 import subprocess
+
+from . import places
 
 WAYS = ("off", "on", "auto")
 # Elements, bytes of one, depth, requests of each way, direction.
@@ -61,15 +64,15 @@ def beside_better(parts, measure):
     return math.exp(mean), error
 
 
-def measured(bench, program, shape):
+def measured(bench, program, place, path, shape):
     """Runs, until the error is small."""
     elements, element, depth, requests, direction = shape
     requests = requests // (10 if bench.quick else 1)
-    command = [program, f"{bench.file('linearize')},direct=on,lock=off", *map(str, (elements, element, depth, requests, ROUNDS)), direction]
+    command = [program, f"{path},direct=on,lock=off", *map(str, (elements, element, depth, requests, ROUNDS)), direction]
     run = lambda: json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)  # noqa: E731
     rows = []
     while len(rows) < bench.reps or (not bench.quick and len(rows) < PATIENCE * bench.reps and beside_better(sums(rows), "seconds")[1] > ERROR):
-        rows.append(bench.keep_row({"shape": shape, "rep": len(rows), **bench.quietly(run)}))
+        rows.append(bench.keep_row({"place": place, "shape": shape, "rep": len(rows), **bench.quietly(run)}))
     return rows
 
 
@@ -77,29 +80,34 @@ def tables(bench, shapes):
     program = binary(bench)
     if not program:
         return ["Skipped: crates/leaf/benches/linearize.rs did not build.", ""]
-    return told(shapes, [measured(bench, program, shape) for shape in shapes])
+    rows = {}
+    with places.in_memory(bench, "turns") as memory:
+        for place, path in (("disk", bench.file("linearize")), ("memory", memory)):
+            if path:
+                rows |= {(place, shape): measured(bench, program, place, path, shape) for shape in shapes}
+    return told(rows)
 
 
-def told(shapes, all_rows):
+def told(all_rows):
     lines = []
     for measure, title, text in MEASURES:
-        lines += [f"**{title}**", "", "| | turns of each way | off | on | auto | auto beside the faster of both | error of that |",
-                  "| --- | --- | --- | --- | --- | --- | --- |"]
-        for shape, rows in zip(shapes, all_rows):
+        lines += [f"**{title}**", "", "| file | | turns of each way | off | on | auto | auto beside the faster of both | error of that |",
+                  "| --- | --- | --- | --- | --- | --- | --- | --- |"]
+        for (place, shape), rows in all_rows.items():
             parts = sums(rows)
             ratio, error = beside_better(parts, measure)
             # Of rates it is the other way round.
             ratio = 1 / ratio if measure == "seconds" else ratio
             cells = " | ".join(text(trimmed([part[way, measure] for part in parts])[0]) for way in WAYS)
-            lines.append(f"| {name(shape)} | {len(parts) * ORDERS} | {cells} | {ratio:.4f} | {100 * error:.2f} % |")
+            lines.append(f"| {place} | {name(shape)} | {len(parts) * ORDERS} | {cells} | {ratio:.4f} | {100 * error:.2f} % |")
         lines.append("")
-    lines += ["**What auto did, in each run**", "", "| | requests until it had decided | in its turns | decisions | changes of mind | alarms |",
-              "| --- | --- | --- | --- | --- | --- |"]
-    for shape, rows in zip(shapes, all_rows):
+    lines += ["**What auto did, in each run**", "", "| file | | requests until it had decided | in its turns | decisions | changes of mind | alarms |",
+              "| --- | --- | --- | --- | --- | --- | --- |"]
+    for (place, shape), rows in all_rows.items():
         until = ", ".join(f"{row['until_decided']}" if row["decided"] else f"not by {row['until_decided']}" for row in rows)
         ways = ", ".join(f"{100 * row['by_way'][0] / max(1, sum(row['by_way'])):.1f} % {row['ways'][0]}" for row in rows)
         counts = " | ".join(", ".join(str(row[what]) for row in rows) for what in ("decisions", "changes", "alarms"))
-        lines.append(f"| {name(shape)} | {until} | {ways} | {counts} |")
+        lines.append(f"| {place} | {name(shape)} | {until} | {ways} | {counts} |")
     return [*lines, ""]
 
 
