@@ -52,7 +52,10 @@ pub(super) struct Calm {
     began: Nanos,
     bytes: u64,
     idle_since: Nanos,
-    /// Bytes of a request, in the last window.
+    /// Requests that were under way when it began, and those done since before the last window.
+    flying: u32,
+    timeless: u32,
+    /// Bytes of a request, lately.
     request: f64,
     /// A window of a calm is over by then, however few requests are done.
     late: Nanos,
@@ -81,6 +84,8 @@ impl Default for Calm {
             began: Nanos(0),
             bytes: 0,
             idle_since: Nanos(0),
+            flying: 0,
+            timeless: 0,
             request: 0.0,
             late: Nanos(u64::MAX),
             class: 0,
@@ -172,10 +177,15 @@ impl Calm {
         self.window = WINDOW.max(under_way);
         self.left = self.window;
         let time = now.since(self.began).0 as f64;
-        let given = bytes.saturating_sub(self.bytes) as f64;
-        self.request = given / f64::from(requests.max(1));
+        // What was given since, and how many requests that was: where answers come many at once, a window ends in the middle of them, and what it
+        // was given is not what was done in it.
+        let done = self.timeless + requests;
+        let given = (done + under_way).saturating_sub(self.flying);
+        if given > 0 {
+            self.request = bytes.saturating_sub(self.bytes) as f64 / f64::from(given);
+        }
         if !self.is_on {
-            (self.began, self.bytes) = (now, bytes);
+            self.window_begins(now, under_way, bytes);
             if seen < requests {
                 // There were others.
                 self.looks = LOOK_LONG * self.window;
@@ -184,13 +194,20 @@ impl Calm {
         }
         self.lasts = self.lasts.saturating_sub(requests);
         // At the same moment, as when a deep queue's answers come at once, nothing is known yet: the next window has this one's time too.
-        let each = if time > 0.0 && given > 0.0 { time / given } else { 0.0 };
+        let worth = self.request * f64::from(done);
+        let each = if time > 0.0 && worth > 0.0 { time / worth } else { 0.0 };
         if each > 0.0 {
-            (self.began, self.bytes) = (now, bytes);
+            self.window_begins(now, under_way, bytes);
+        } else {
+            self.timeless = done;
         }
         let known = requests.min(self.looked_at);
         self.looked_at -= known;
         Said::Window { class: self.class, requests: requests - known, each }
+    }
+
+    fn window_begins(&mut self, now: Nanos, under_way: u32, bytes: u64) {
+        (self.began, self.bytes, self.flying, self.timeless) = (now, bytes, under_way, 0);
     }
 
     /// A calm begins: requests go by these ways, and `rest` are left of the stretch.
@@ -223,5 +240,44 @@ impl Calm {
         self.draining = under_way - self.looked_at.min(under_way);
         self.looks = LOOK * self.window;
         self.draining
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_is_worth_what_was_done_in_it_and_not_what_was_given() {
+        // Sixteen are under way. Of seventeen that are answered one comes first, and the others at once, four times as late; each is followed by
+        // another when all of its moment are done.
+        const BYTES: u64 = 4096;
+        let (mut calm, mut now, mut given, mut windows) = (Calm::default(), 0, 16 * BYTES, Vec::new());
+        let each = 17_000.0 / (17.0 * BYTES as f64);
+        calm.begin([Way::Usual; 2], 10_000, 16);
+        for _ in 0..200 {
+            for (took, done) in [(3_400, 1), (13_600, 16)] {
+                now += took;
+                for under_way in (16 - done..16).rev() {
+                    if !calm.one_done(Nanos(now), under_way) {
+                        continue;
+                    }
+                    if let Said::Window { each, .. } = calm.window_done(Nanos(now), under_way, given) {
+                        windows.push(each);
+                    }
+                    _ = calm.goes_on(2.0 * each);
+                }
+                given += u64::from(done) * BYTES;
+            }
+        }
+        let measured: Vec<_> = windows.iter().copied().filter(|each| *each > 0.0).skip(2).collect();
+        assert!(measured.len() > 150, "{}", measured.len());
+        // Now and then a window has the answers of one moment and a few.
+        let far = measured.iter().filter(|one| (*one / each - 1.0).abs() > 0.1).count();
+        let mean = measured.iter().sum::<f64>() / measured.len() as f64;
+        assert!(
+            far * 5 < measured.len() && (mean / each - 1.0).abs() < 0.15,
+            "{far} are far off, {mean} of {each}"
+        );
     }
 }

@@ -83,6 +83,8 @@ pub(super) struct Estimate {
     pub(super) gain: f64,
     /// Deviation of that mean.
     pub(super) error: f64,
+    /// That, wider where it is known from few pairs.
+    pub(super) wide_error: f64,
     /// The bound of the module's head.
     pub(super) half_width: f64,
 }
@@ -160,7 +162,8 @@ impl Evidence {
         let error = (variance / requests).sqrt();
         // As many of one weight say as much.
         let alike = requests * requests / gains.iter().map(|(_, weight)| weight * weight).sum::<f64>();
-        Some(Estimate { gain, error, half_width: error * unsure(alike).sqrt() * self.quantile() })
+        let wide_error = error * unsure(alike).sqrt();
+        Some(Estimate { gain, error, wide_error, half_width: wide_error * self.quantile() })
     }
 
     /// The deviation of a pair of so many requests each way, as far as it is known.

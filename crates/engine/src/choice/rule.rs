@@ -8,7 +8,10 @@
 //! ```
 //!
 //! A pair is a block of requests each way, back to back, the first one the way that requests went before. A block is measured while no
-//! request of the class is under way the other way, so that none pays for the other way's queue. What is
+//! request of the class is under way the other way, so that none pays for the other way's queue: from when the last one of before it is done,
+//! or, where it goes on the way of what was measured before, from the end of that. Not from anywhere between: where answers come some at
+//! once, a measurement that begins behind the first of them takes in their time and not that in which the next ones are made (on a virtual disk, of blocks
+//! of one round's requests the second was a sixth dearer for that, whichever way it went, and the way that led looked better than it was). What is
 //! compared is what a byte costs of the time during which the device is busy (see `Busy`): in a closed loop that is
 //! throughput, and with one request at a time it is latency. It is what the class has paid in all from the block's beginning to its end, by
 //! the bytes that were done in between, and not the sum of what single requests pay: where requests come in bursts, the first ones of a burst wait
@@ -19,14 +22,16 @@
 //! Decisions:
 //! - the way instead, if it is better by the bound of `evidence`: what it costs besides (a copy, a flush of what others have written) no
 //!   latency of these requests shows, so it has to be proved;
-//! - the usual way, if by the same bound the other is not better by half a percent; or if two deviations say so after sixteen pairs,
+//! - the usual way, if by the same bound the other is not better by half a percent; or if two deviations, wide ones, say so after sixteen pairs,
 //!   since that much is lost at most by what is easily put right later; or if after 256 pairs not even one deviation speaks for the other;
 //! - after [`PAIRS_MAX`] pairs, the way instead if it gained a percent on average, and a deviation.
 //!
 //! When times change (`watch`):
 //! - Requests that go the leading way have become dearer than the other way was when it was last tried, by more than chance explains:
 //!   that is seen without trying anything, and what they cost now is one half of a pair at once. What was found out counts no more.
-//!   Where nothing else comes out, the next alarm takes twice as much, so times that rise and fall for both ways cost little.
+//!   But who had decided may be quicker to decide the same again: most alarms come of times that rise and fall for both ways, and a change that
+//!   matters shows in the next pairs. So the old decision stands as soon as [`STANDS`] deviations speak for it. (Not where classes mix: what
+//!   another class tries at the moment would count.) The next alarm takes twice as much then.
 //! - While trying: newer pairs lie off the others, by Page's test. The others count no more.
 //! - When settled, a pair is made so rarely that the other way costs a quarter of a percent of the time at most, and that what it costs
 //!   besides (a copy, the dearer the larger it is) is less than half a percent of that. If by Page's test pairs point the other way, the class
@@ -36,7 +41,7 @@
 //! each s requests it takes about 6 d s / g requests, and costs 6 d s of what they cost: s is 256 requests of the other way, 32 where that is
 //! the usual one, and more where it was much dearer before, or requests are large.
 
-use super::evidence::{Evidence, Pair};
+use super::evidence::{Estimate, Evidence, Pair};
 use super::watch::{Page, WINDOW, Watch};
 
 /// How a request goes to the device.
@@ -65,17 +70,21 @@ pub(crate) struct Ticket {
     pub(crate) is_trial: bool,
     /// The measurement that it was started in; 0: none.
     sum: u32,
+    /// What it was started in (`Rule::number`).
+    number: u32,
     /// What a request had paid by then that was under way always.
     paid: f64,
 }
 
-/// No decision on fewer pairs; but on two where one way is more than three times as dear.
+/// No decision on fewer pairs; but on two where one way is more than three times as dear, and by the bound of two (one stall makes no such pairs).
 const PAIRS_MIN: u32 = 4;
 const PLAIN: (u32, f64) = (2, 1.0);
 /// A decision after that many, whatever they say.
 const PAIRS_MAX: u32 = 2048;
 /// No decision for the usual way by two deviations on fewer pairs, nor for want of a single one the other way.
 const PAIRS_LAX: (u32, u32) = (16, 256);
+/// After an alarm, what was decided stands if so many deviations say so.
+const STANDS: f64 = 2.0;
 /// While trying, from so many pairs on, Page's test on whether newer ones tell of other times: what one counts for at most, in
 /// deviations, the slack, the alarm.
 const CHANGED_PAIRS: u32 = 8;
@@ -88,7 +97,7 @@ const DEVIATION_PAIRS: u32 = 8;
 const WATCHED_PAIRS: u32 = 16;
 /// What the way instead has to gain to be worth its price.
 const WORTH: f64 = 0.005;
-/// Measured requests in a block, at least; where more are under way, half as many as those. So many more for every four pairs, at most
+/// Measured requests in a block, at least; where more are under way, more than those. So many times more for every four pairs, at most
 /// eight times: where a decision takes long, fewer requests are in vain that are under way while ways change.
 const SAMPLES_MIN: u32 = 2;
 const LONGER_MAX: u32 = 16;
@@ -163,6 +172,9 @@ pub(crate) struct Rule {
     leader: Way,
     step: Step,
     way: Way,
+    /// The number of that step, and the requests of before it that are under way still.
+    number: u32,
+    before: u32,
     /// Measured requests that the block needs, requests that it has had, and at most has.
     goal: u32,
     had: u32,
@@ -214,6 +226,8 @@ impl Rule {
             step: Step::First,
             // The way that may be much dearer is tried once per two pairs so, and not twice.
             way: Way::Instead,
+            number: 0,
+            before: 0,
             goal: SAMPLES_MIN,
             had: 0,
             most: most(SAMPLES_MIN),
@@ -315,7 +329,7 @@ impl Rule {
         if let Step::Stretch(left) = &mut self.step {
             *left -= 1;
             if *left == 0 {
-                self.begin(Step::First, self.way);
+                self.first_begins();
             }
         } else {
             self.had += 1;
@@ -325,6 +339,7 @@ impl Rule {
         }
         if !is_known {
             self.sum = None;
+            self.number_anew();
         } else if self.sum.is_none() {
             self.measure(paid);
         }
@@ -332,13 +347,15 @@ impl Rule {
         self.against += u32::from(is_trial);
         self.flying[self.way as usize] += 1;
         self.paid -= paid;
-        Ticket { way: self.way, is_trial, sum: self.sum.map_or(0, |_| self.sums), paid }
+        let sum = self.sum.map_or(0, |_| self.sums);
+        Ticket { way: self.way, is_trial, sum, number: self.number, paid }
     }
 
     /// It is done; whether well, and what has been paid by now: what goes wrong says nothing.
     #[inline]
     pub(crate) fn done(&mut self, ticket: Ticket, well: bool, paid: f64, bytes: u64) {
         self.flying[ticket.way as usize] -= 1;
+        self.before -= u32::from(ticket.number != self.number);
         self.paid += paid;
         self.is_warm = true;
         if self.is_single {
@@ -397,7 +414,7 @@ impl Rule {
     /// A block has become so dear that it is not worth its length: times have changed in it, or just before. Not for a single stall.
     fn is_far_off(&self, sum: &Sum) -> bool {
         let usual = self.known.usual.max(self.known.instead);
-        sum.samples >= WINDOW.max(self.goal_settled()) && usual > 0.0 && sum.each() > DEAR * usual
+        sum.samples >= WINDOW.max(self.round()) && usual > 0.0 && sum.each() > DEAR * usual
     }
 
     /// As much was measured as a window or a block needs.
@@ -410,13 +427,24 @@ impl Rule {
             Step::First | Step::Second => {
                 self.request = sum.bytes / f64::from(sum.samples);
                 self.block_done(sum.each());
+                if self.step == Step::First && !self.is_single {
+                    // The next pair goes on where this one ends.
+                    self.sum = Some(Sum::at(sum.last, sum.to, self.flying == [0, 0]));
+                }
             }
         }
     }
 
-    /// Begins to measure, unless requests are under way the other way.
+    /// Begins to measure, unless requests are under way the other way; a block, unless any of before it are.
     fn measure(&mut self, paid: f64) {
-        if self.is_warm && self.flying[self.way.other() as usize] == 0 {
+        let waits_for = match self.step {
+            Step::First | Step::Second if !self.is_single => self.before,
+            _ => self.flying[self.way.other() as usize],
+        };
+        if self.is_warm && waits_for == 0 {
+            if !matches!(self.step, Step::Stretch(_)) {
+                self.set_goal();
+            }
             self.sums = self.sums.wrapping_add(1).max(1);
             self.sum = Some(Sum::at(paid, self.paid_in_all(paid), self.flying == [0, 0]));
         }
@@ -429,8 +457,9 @@ impl Rule {
 
     fn begin(&mut self, step: Step, way: Way) {
         (self.step, self.way) = (step, way);
-        self.goal = if self.settled { self.goal_settled() } else { self.goal_trying() };
-        (self.had, self.most) = (0, most(self.goal));
+        self.number_anew();
+        (self.had, self.goal) = (0, 0);
+        self.set_goal();
         self.sum = None;
         if step != Step::Second {
             // Both halves of a pair are measured the same way.
@@ -438,14 +467,33 @@ impl Rule {
         }
     }
 
-    fn goal_trying(&self) -> u32 {
-        let longer = (1 + self.evidence.pairs() / 4).min(LONGER_MAX);
-        SAMPLES_MIN.max(self.flying[0] + self.flying[1]) * longer
+    /// What is under way was started before.
+    fn number_anew(&mut self) {
+        (self.number, self.before) = (self.number.wrapping_add(1), self.flying[0] + self.flying[1]);
     }
 
-    /// Of a pair whose price decides when the next one is made: of twice as many requests as are under way half are measured.
-    fn goal_settled(&self) -> u32 {
-        SAMPLES_MIN.max(self.flying[0] + self.flying[1])
+    /// A pair begins behind a stretch: its first block where the newest window began.
+    fn first_begins(&mut self) {
+        let sum = self.sum.filter(|_| self.is_watching);
+        self.begin(Step::First, self.way);
+        self.sum = sum.filter(|_| !self.is_single);
+    }
+
+    /// When a block begins, and when its measurement does: then those are under way that are looked at, where just after a calm none are.
+    fn set_goal(&mut self) {
+        let goal = if self.settled { self.round() } else { self.round() * self.longer() };
+        self.goal = self.goal.max(goal);
+        self.most = most(self.goal);
+    }
+
+    fn longer(&self) -> u32 {
+        (1 + self.evidence.pairs() / 4).min(LONGER_MAX)
+    }
+
+    /// More than are under way, with the one that is about to be: where answers come many at once, fewer may be those of one moment, and
+    /// of a part of the time that a round takes. A pair whose price decides when the next one is made has no more.
+    fn round(&self) -> u32 {
+        SAMPLES_MIN.max(self.flying[0] + self.flying[1] + 2)
     }
 
     fn stretch(&mut self, requests: u32) {
@@ -485,11 +533,13 @@ impl Rule {
         self.known = self.evidence.mean().unwrap_or_default();
         let Some(it) = self.evidence.estimate() else { return self.stretch(0) };
         self.known_to = 2.0 * it.error;
-        let is_plain = pairs >= PLAIN.0 && it.gain.abs() > PLAIN.1;
-        let is_lax = (pairs >= PAIRS_LAX.0 && it.gain + 2.0 * it.error < WORTH)
+        let is_plain = pairs >= PLAIN.0 && it.gain.abs() > PLAIN.1.max(it.half_width);
+        let is_lax = (pairs >= PAIRS_LAX.0 && it.gain + 2.0 * it.wide_error < WORTH)
             || (pairs >= PAIRS_LAX.1 && it.gain < it.error);
         let decision = if pairs < PAIRS_MIN && !is_plain {
             None
+        } else if self.still_stands(it) {
+            self.last
         } else if it.gain > it.half_width && it.gain > WORTH {
             Some(Way::Instead)
         } else if it.gain + it.half_width < WORTH || is_lax {
@@ -515,6 +565,17 @@ impl Rule {
         // With all that went while ways changed.
         let pair = 2 * against;
         self.stretch(pair * (pairs / 8).min(STRETCH_MAX));
+    }
+
+    /// Whether what was decided before an alarm is to be believed again.
+    fn still_stands(&self, it: Estimate) -> bool {
+        let by = STANDS * it.wide_error;
+        let stands = match self.last {
+            Some(Way::Usual) => it.gain + by < WORTH,
+            Some(Way::Instead) => it.gain > by,
+            None => false,
+        };
+        stands && self.is_alarmed && !self.is_single
     }
 
     /// Whether the pair, with those just before it, lies off the others.
@@ -554,7 +615,7 @@ impl Rule {
         }
         self.last = Some(self.leader);
         self.begin_to_watch();
-        self.deviation = self.evidence.deviation(self.goal_settled()).unwrap_or_default();
+        self.deviation = self.evidence.deviation(self.round()).unwrap_or_default();
         self.contrary = Page::default();
         self.evidence.clear();
         self.settled_stretch(against, self.known);
