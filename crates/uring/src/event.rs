@@ -233,9 +233,11 @@ mod tests {
             for flags in [EventfdFlags::NONBLOCK, EventfdFlags::empty()] {
                 let theirs = Arc::new(eventfd(0, flags).unwrap());
                 let mut signal = Signal::new(theirs.clone());
+                // Of the stand-in's some may be one: it writes when the eventfd is ready.
+                let is_ring = uring.is_all_submitted();
                 for calls in [1, 2, 70] {
                     (0..calls).for_each(|_| assert!(uring.signal_now(Token(7), &mut signal)));
-                    let counts = if !uring.is_all_submitted() { 1..=calls } else { calls..=calls };
+                    let counts = if is_ring { calls..=calls } else { 1..=calls };
                     assert!(counts.contains(&count(&theirs).unwrap()), "{calls} calls, {flags:?}");
                 }
                 rustix::io::write(&*theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
