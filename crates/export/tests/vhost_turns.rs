@@ -79,6 +79,12 @@ fn an_instant_device_calls_its_driver_for_the_first_answers_and_gives_the_others
         let (before, all) = (single.worker.env.enters(), taken(&single) + 32);
         turn(&mut single);
         assert!(single.is_called(), "not only when the worker sleeps next (packed: {packed})");
+        let first = taken(&single) + 32 - all;
+        assert_eq!(
+            first % 4,
+            1,
+            "of {first} not the first alone, and then four at a time (packed: {packed})"
+        );
         take(&mut single, all);
         assert_eq!(single.answered(), 32, "packed: {packed}");
         assert!(single.worker.env.enters() - before <= 2, "one call for all (packed: {packed})");
