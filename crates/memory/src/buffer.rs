@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::granted::GrantedPages;
 use crate::mapping::Mapping;
+use crate::near;
 use crate::pool::Shelf;
 use crate::slab::{SLAB_BYTES, Slab};
 
@@ -146,6 +147,12 @@ impl Buffer {
             "{len} bytes at {offset} of a buffer of {}",
             self.len()
         );
+    }
+
+    /// Has the processor fetch what is at `offset`, if that is in the buffer, to be written soon. See [`crate::bring_near`].
+    #[inline]
+    pub fn bring_near_to_write(&self, offset: usize) {
+        near::fetch_to_write(self.as_ptr().wrapping_add(offset));
     }
 
     /// Copies `bytes` into the buffer at `offset`.

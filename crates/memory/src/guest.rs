@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 
 use crate::buffer::Buffer;
 use crate::mapping::Mapping;
+use crate::near;
 use crate::segment::Segment;
 
 /// Regions of a guest's memory, at most: what QEMU uses at its largest.
@@ -157,8 +158,10 @@ impl GuestLayout {
 /// only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestRange {
-    window: u32,
-    offset: u32,
+    /// The number of a window, and the offset there in the lower half. In one word, since a list of ranges is read a word at a time, just after it
+    /// was written: the processor hands on what was written at once, but not what was written in parts, which waits until all writes
+    /// before it are done.
+    place: u64,
     len: u32,
 }
 
@@ -166,6 +169,22 @@ pub struct GuestRange {
 pub type GuestRanges = SmallVec<[GuestRange; 4]>;
 
 impl GuestRange {
+    /// Of a window's number, an offset there, and bytes, all less than 2^32.
+    #[inline]
+    fn new(window: usize, offset: u64, len: u32) -> GuestRange {
+        GuestRange { place: (window as u64) << 32 | offset, len }
+    }
+
+    #[inline]
+    fn window(self) -> usize {
+        (self.place >> 32) as usize
+    }
+
+    #[inline]
+    fn offset(self) -> usize {
+        self.place as u32 as usize // the lower half
+    }
+
     /// Bytes.
     #[inline]
     pub fn len(&self) -> usize {
@@ -185,8 +204,8 @@ impl GuestRange {
     #[inline]
     pub fn slice(&self, at: usize, len: usize) -> GuestRange {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len()));
-        // Both are at most `self.len`.
-        GuestRange { window: self.window, offset: self.offset + at as u32, len: len as u32 }
+        // Both are at most `self.len`, and a window ends below 2^32.
+        GuestRange { place: self.place + at as u64, len: len as u32 }
     }
 }
 
@@ -231,8 +250,8 @@ impl GuestMemory {
     pub fn range(&self, address: u64, len: u32) -> Option<GuestRange> {
         let (number, window) = self.find(address)?;
         let at = address - window.guest;
-        // Both are less than a window; and there are fewer windows than pages in an address space.
-        let range = GuestRange { window: number as u32, offset: at as u32, len };
+        // It is less than a window; and there are fewer windows than pages in an address space.
+        let range = GuestRange::new(number, at, len);
         (len > 0 && u64::from(len) <= window.len - at).then_some(range)
     }
 
@@ -258,7 +277,7 @@ impl GuestMemory {
             let at = address - window.guest;
             let take = left.min(window.len - at);
             // All of these are less than a window, or a number of one.
-            out.push(GuestRange { window: number as u32, offset: at as u32, len: take as u32 });
+            out.push(GuestRange::new(number, at, take as u32));
             left -= take;
             address = address.wrapping_add(take);
         }
@@ -267,13 +286,13 @@ impl GuestMemory {
 
     #[inline]
     fn buffer(&self, range: GuestRange) -> &Buffer {
-        &self.windows[range.window as usize].buffer
+        &self.windows[range.window()].buffer
     }
 
     /// The memory of a range, for I/O.
     #[inline]
     pub fn segment(&self, range: GuestRange) -> Segment {
-        Segment::new(self.buffer(range).clone(), range.offset as usize, range.len())
+        Segment::new(self.buffer(range).clone(), range.offset(), range.len())
     }
 
     /// Copies out the 16 bytes at `at` of a range, as [`Buffer::read_16`] does.
@@ -283,13 +302,13 @@ impl GuestMemory {
     #[inline]
     pub fn read_16(&self, range: GuestRange, at: usize) -> [u8; 16] {
         assert!(at.checked_add(16).is_some_and(|end| end <= range.len()));
-        self.buffer(range).read_16(range.offset as usize + at)
+        self.buffer(range).read_16(range.offset() + at)
     }
 
     /// Where a range lies: a buffer that holds it, and its place there.
     #[inline]
     pub fn place(&self, range: GuestRange) -> (&Buffer, usize) {
-        (self.buffer(range), range.offset as usize)
+        (self.buffer(range), range.offset())
     }
 
     /// Copies `bytes` to the beginning of a range.
@@ -299,12 +318,19 @@ impl GuestMemory {
     #[inline]
     pub fn write(&self, range: GuestRange, bytes: &[u8]) {
         assert!(bytes.len() <= range.len());
-        self.buffer(range).write_at(range.offset as usize, bytes);
+        self.buffer(range).write_at(range.offset(), bytes);
+    }
+
+    /// Has the processor fetch the beginning of a range that we look at soon, or write to. See [`crate::bring_near`].
+    #[inline]
+    pub fn bring_near(&self, range: GuestRange, to_write: bool) {
+        let at = self.buffer(range).as_ptr().wrapping_add(range.offset());
+        if to_write { near::fetch_to_write(at) } else { near::fetch(at) }
     }
 
     /// The guest's address of a range.
     pub fn address(&self, range: GuestRange) -> u64 {
-        self.windows[range.window as usize].guest + u64::from(range.offset)
+        self.windows[range.window()].guest + range.offset() as u64
     }
 
     /// The guest's address of a segment of its memory; none of one that is not.

@@ -5,11 +5,12 @@ use smallvec::SmallVec;
 use crate::buffer::Buffer;
 
 /// A range of a [`Buffer`], in bytes. Keeps the buffer alive.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Segment {
     buffer: Buffer,
-    offset: u32,
-    len: u32,
+    /// The offset, and the length in the upper half: two words in all, which are handed on in registers. What is handed on by memory is
+    /// read as a whole a moment after it was written in parts, and waits until all writes before it are done.
+    place: u64,
 }
 
 /// The data of a bio or a request, in order. One element needs no allocation.
@@ -30,19 +31,19 @@ impl Segment {
         );
         let offset = u32::try_from(offset).expect("a buffer is smaller than 4 GiB");
         let len = u32::try_from(len).expect("a segment is smaller than 4 GiB");
-        Segment { buffer, offset, len }
+        Segment { buffer, place: place(offset, len) }
     }
 
     /// Bytes.
     #[inline]
     pub fn len(&self) -> usize {
-        self.len as usize
+        (self.place >> 32) as usize
     }
 
     /// Whether it holds no byte.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// The buffer it lies in.
@@ -54,7 +55,7 @@ impl Segment {
     /// Where it starts in its buffer, in bytes.
     #[inline]
     pub fn offset(&self) -> usize {
-        self.offset as usize
+        self.place as u32 as usize // the lower half
     }
 
     /// Address of its first byte, for the kernel; valid while the segment lives.
@@ -96,15 +97,30 @@ impl Segment {
     /// Grows by `next` if that follows in the same buffer; tells whether it did.
     #[inline]
     pub fn extend(&mut self, next: &Segment) -> bool {
-        let adjoins =
-            self.offset.checked_add(self.len) == Some(next.offset) && self.buffer.same(&next.buffer);
-        match (adjoins, self.len.checked_add(next.len)) {
-            (true, Some(len)) => {
-                self.len = len;
+        let adjoins = self.offset() + self.len() == next.offset() && self.buffer.same(&next.buffer);
+        match u32::try_from(self.len() + next.len()) {
+            Ok(len) if adjoins => {
+                self.place = place(self.place as u32, len); // the lower half
                 true
             }
             _ => false,
         }
+    }
+}
+
+#[inline]
+fn place(offset: u32, len: u32) -> u64 {
+    u64::from(offset) | u64::from(len) << 32
+}
+
+impl std::fmt::Debug for Segment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (offset, len) = (self.offset(), self.len());
+        f.debug_struct("Segment")
+            .field("buffer", &self.buffer)
+            .field("offset", &offset)
+            .field("len", &len)
+            .finish()
     }
 }
 

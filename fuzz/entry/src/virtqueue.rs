@@ -138,20 +138,23 @@ impl Driven {
             let waiting = self.ring.waiting();
             assert_eq!(waiting > 0, self.ring.has_more());
             assert!(waiting <= self.size as usize);
+            self.ring.bring_near(&self.guest, waiting);
             self.ring.next(&self.guest, &mut chain)?
         };
         if !took {
             return Ok(());
         }
         reached(if resume { "resumed" } else { "chain" });
-        assert!(!self.in_flight.iter().any(|head| head.id == chain.head.id), "{:?} twice", chain.head);
+        assert!(!self.in_flight.iter().any(|head| head.id() == chain.head.id()), "{:?} twice", chain.head);
         self.in_flight.push(chain.head);
         assert!(self.in_flight.len() <= self.size as usize);
         for range in chain.readable.iter().chain(&chain.writable) {
             let segment = self.guest.segment(*range);
             assert!(!segment.is_empty() && segment.offset() + segment.len() <= BYTES);
         }
-        let request = Request::take(&mut chain, &self.guest)?;
+        let Some(request) = Request::take(&mut chain, &self.guest) else {
+            return Err(Request::too_short(&chain));
+        };
         reached("request");
         assert_eq!(request.status.len(), 1);
         let bytes_in = |ranges: &[GuestRange]| ranges.iter().map(GuestRange::len).sum::<usize>();

@@ -305,7 +305,7 @@ impl Marks {
         let Some(last) = descriptors.last() else {
             return Err(wrong(format!("the request at {head} has no descriptors")));
         };
-        let head_of = Head { id: last.id, count, mark: head };
+        let head_of = Head::new(last.id, count, head);
         self.chains[usize::from(head)] = chain;
         let counter = self.load_counter(self.entry(head) + packed::COUNTER);
         Ok(PackedLeft { head: head_of, descriptors, counter })
@@ -354,12 +354,12 @@ impl Marks {
 
     /// A chain is about to be used, after which the ring goes on at `next`.
     pub(super) fn complete_packed(&mut self, head: Head, next: Position) {
-        let chain = std::mem::take(&mut self.chains[usize::from(head.mark)]);
+        let chain = std::mem::take(&mut self.chains[usize::from(head.mark())]);
         let last = *chain.last().expect("a chain that is in flight");
         let free_head = self.free.last().copied().unwrap_or(self.size);
         self.store(self.entry(last) + packed::NEXT, free_head);
         fence(Ordering::Release);
-        self.store(packed::FREE_HEAD, head.mark);
+        self.store(packed::FREE_HEAD, head.mark());
         self.store_position(next, false);
         fence(Ordering::Release);
         self.free.extend(chain.into_iter().rev());
@@ -368,9 +368,9 @@ impl Marks {
     /// The driver sees that it was used.
     pub(super) fn published_packed(&mut self, head: Head) {
         fence(Ordering::Release);
-        self.area.write_at(self.entry(head.mark) + packed::INFLIGHT, &[0]);
+        self.area.write_at(self.entry(head.mark()) + packed::INFLIGHT, &[0]);
         fence(Ordering::Release);
-        self.store(packed::OLD_FREE_HEAD, head.mark);
+        self.store(packed::OLD_FREE_HEAD, head.mark());
         self.store(packed::OLD_USED_INDEX, self.load(packed::USED_INDEX));
         self.area.write_at(packed::OLD_USED_WRAP, &[self.load_byte(packed::USED_WRAP)]);
         fence(Ordering::Release);

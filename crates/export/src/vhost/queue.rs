@@ -37,7 +37,7 @@ use super::batch::{self, Batches};
 use super::control::{Command, Presence};
 use super::dirty::DirtyLog;
 use super::request::{Request, segments};
-use super::ring::{Chain, Head, Ring, RingError};
+use super::ring::{Chain, Head, NEAR, Ring, RingError};
 
 /// Largest request, bytes of data.
 pub const REQUEST_BYTES_MAX: usize = 32 << 20;
@@ -283,6 +283,11 @@ impl QueuePort {
             if taken >= most {
                 break;
             }
+            if taken.is_multiple_of(NEAR)
+                && let Some(ring) = &self.ring
+            {
+                ring.bring_near(&self.memory, most - taken);
+            }
             match self.take_one(cx) {
                 Ok(true) => taken += 1,
                 Ok(false) if taken > 0 => {
@@ -370,7 +375,9 @@ impl QueuePort {
     #[inline]
     fn start(&mut self, cx: &mut Context<'_, Uring>) -> Result<(), RingError> {
         let head = self.chain.head;
-        let request = Request::take(&mut self.chain, &self.memory)?;
+        let Some(request) = Request::take(&mut self.chain, &self.memory) else {
+            return Err(Request::too_short(&self.chain));
+        };
         let (to, sector) = (Asker { head, status: request.status }, request.header.sector);
         match request.header.kind {
             kind @ (request::IN | request::OUT) => {

@@ -24,12 +24,9 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Takes apart a chain in the guest's `memory`.
-    ///
-    /// # Errors
-    /// It has no header or no place for a status.
+    /// Takes apart a chain in the guest's `memory`; `None` if it has no header or no place for a status: see [`Request::too_short`].
     #[inline]
-    pub fn take(chain: &'a mut Chain, memory: &GuestMemory) -> Result<Request<'a>, RingError> {
+    pub fn take(chain: &'a mut Chain, memory: &GuestMemory) -> Option<Request<'a>> {
         let (header, skip) = match chain.readable.first() {
             // As all drivers have it.
             Some(first) if first.len() == HEADER_BYTES => {
@@ -38,7 +35,7 @@ impl<'a> Request<'a> {
             _ => (cut_header(chain, memory)?, 0),
         };
         let end = chain.writable.len();
-        let Some(last) = chain.writable.last_mut() else { return Err(short(chain)) };
+        let last = chain.writable.last_mut()?;
         let at = last.len() - 1; // a chain holds no empty ranges
         let status = last.slice(at, 1);
         let end = if at > 0 {
@@ -47,7 +44,14 @@ impl<'a> Request<'a> {
         } else {
             end - 1
         };
-        Ok(Request { header, sent: &chain.readable[skip..], room: &chain.writable[..end], status })
+        Some(Request { header, sent: &chain.readable[skip..], room: &chain.writable[..end], status })
+    }
+
+    /// What is wrong with a chain that is none.
+    #[cold]
+    pub fn too_short(chain: &Chain) -> RingError {
+        let bytes = |ranges: &[GuestRange]| ranges.iter().map(GuestRange::len).sum();
+        RingError::Short { readable: bytes(&chain.readable), writable: bytes(&chain.writable) }
     }
 
     /// The ranges of a discard or write-zeroes; `None` if they are not whole, none, or more than `max`.
@@ -66,12 +70,6 @@ impl<'a> Request<'a> {
     }
 }
 
-#[cold]
-fn short(chain: &Chain) -> RingError {
-    let bytes = |ranges: &[GuestRange]| ranges.iter().map(GuestRange::len).sum();
-    RingError::Short { readable: bytes(&chain.readable), writable: bytes(&chain.writable) }
-}
-
 /// Ranges of the guest's memory, for I/O.
 #[inline(always)]
 pub(super) fn segments(memory: &GuestMemory, ranges: &[GuestRange]) -> Segments {
@@ -83,7 +81,7 @@ pub(super) fn segments(memory: &GuestMemory, ranges: &[GuestRange]) -> Segments 
 
 /// Cuts off a header that does not have the first descriptor for itself.
 #[cold]
-fn cut_header(chain: &mut Chain, memory: &GuestMemory) -> Result<RequestHeader, RingError> {
+fn cut_header(chain: &mut Chain, memory: &GuestMemory) -> Option<RequestHeader> {
     let (mut header, mut found) = ([0; HEADER_BYTES], 0);
     let mut rest = GuestRanges::new();
     for range in &chain.readable {
@@ -95,10 +93,10 @@ fn cut_header(chain: &mut Chain, memory: &GuestMemory) -> Result<RequestHeader, 
         }
     }
     if found < HEADER_BYTES {
-        return Err(short(chain));
+        return None;
     }
     chain.readable = rest;
-    Ok(RequestHeader::decode(&header))
+    Some(RequestHeader::decode(&header))
 }
 
 #[cfg(test)]
@@ -177,7 +175,10 @@ mod tests {
     fn what_has_no_header_or_no_status_is_no_request() {
         let memory = guest(&[], &[]);
         let chain = |readable, writable| chain(&memory, (readable, &[]), (writable, &[]));
-        let error = |mut chain: Chain| Request::take(&mut chain, &memory).unwrap_err();
+        let error = |mut chain: Chain| {
+            assert!(Request::take(&mut chain, &memory).is_none());
+            Request::too_short(&chain)
+        };
         assert_eq!(error(chain(15, 1)), RingError::Short { readable: 15, writable: 1 });
         assert_eq!(error(chain(0, 1)), RingError::Short { readable: 0, writable: 1 });
         assert_eq!(error(chain(16, 0)), RingError::Short { readable: 16, writable: 0 });

@@ -10,6 +10,7 @@
 //! 5. After an error the ring is not looked at any more ([`RingError`] says what was wrong); what is in flight is still
 //!    answered.
 
+mod near;
 mod packed;
 mod split;
 
@@ -22,6 +23,7 @@ use blockwork_memory::{
 };
 
 use super::marks::Marks;
+pub use near::NEAR;
 use packed::PackedRing;
 pub(crate) use packed::Position;
 use split::SplitRing;
@@ -110,15 +112,43 @@ pub enum RingError {
     Torn,
 }
 
-/// Which chain it is, to the ring that it came from.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Head {
-    /// Split: its first descriptor; packed: the driver's name for it.
-    pub id: u16,
-    /// Descriptors that it has in the ring.
-    pub count: u16,
-    /// Packed: the entry where it is marked as in flight.
-    pub mark: u16,
+/// Which chain it is, to the ring that it came from. One word, as it is written and read a moment later: the processor hands on
+/// what was written at once, but not what was written in parts, which waits until all writes before it are done.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Head(u64);
+
+impl Head {
+    /// `id`, split: its first descriptor; packed: the driver's name for it. `count`: descriptors that it has in the ring. `mark`, packed: the
+    /// entry where it is marked as in flight.
+    #[inline]
+    pub fn new(id: u16, count: u16, mark: u16) -> Head {
+        Head(u64::from(id) | u64::from(count) << 16 | u64::from(mark) << 32)
+    }
+
+    /// See [`Head::new`].
+    #[inline]
+    pub fn id(self) -> u16 {
+        self.0 as u16 // its lowest 16 bits
+    }
+
+    /// See [`Head::new`].
+    #[inline]
+    pub fn count(self) -> u16 {
+        (self.0 >> 16) as u16 // likewise
+    }
+
+    /// See [`Head::new`].
+    #[inline]
+    pub fn mark(self) -> u16 {
+        (self.0 >> 32) as u16 // likewise
+    }
+}
+
+impl std::fmt::Debug for Head {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (id, count, mark) = (self.id(), self.count(), self.mark());
+        f.debug_struct("Head").field("id", &id).field("count", &count).field("mark", &mark).finish()
+    }
 }
 
 /// A request's memory.
@@ -215,6 +245,25 @@ impl Ring {
         match self {
             Ring::Split(ring) => ring.next(memory, chain),
             Ring::Packed(ring) => ring.next(memory, chain),
+        }
+    }
+
+    /// Has the processor fetch what is looked at first of the next requests, of `most`, of those there are and of [`NEAR`] at most, and where
+    /// the ring says that they are done.
+    #[inline]
+    pub fn bring_near(&self, memory: &GuestMemory, most: usize) {
+        let most = most.min(NEAR).min(self.waiting());
+        // One alone is waited for in any case.
+        if most < 2 {
+            return;
+        }
+        let most = u16::try_from(most).expect("at most NEAR");
+        match self {
+            Ring::Split(ring) => {
+                ring.bring_used_near(most);
+                ring.ends(memory, most, |ends| near::bring_near(memory, ends));
+            }
+            Ring::Packed(ring) => ring.ends(memory, most, |ends| near::bring_near(memory, ends)),
         }
     }
 
@@ -378,7 +427,7 @@ fn full_fence() {
 mod tests {
     use std::os::fd::AsFd;
 
-    use blockwork_format::virtio::split;
+    use blockwork_format::virtio::{Descriptor, PackedDescriptor, split};
     use blockwork_memory::{GuestRegion, Mapping};
 
     use super::*;
@@ -389,21 +438,33 @@ mod tests {
     const AVAILABLE: u16 = 0x800;
     const USED: u16 = 0xc00;
 
-    /// A ring of which everything up to `base` was used, and so many requests more are available.
-    fn ring_where_wait(is_packed: bool, base: u16, requests: u16) -> Ring {
+    /// A guest's memory, and as it sees that itself.
+    fn guest() -> (GuestLayout, Buffer) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(0x1000).unwrap();
         let mapping = Mapping::new(file.as_fd(), 0x1000).unwrap();
         let memory = Buffer::of_mapping(&mapping, 0, 0x1000);
         let region = GuestRegion { guest: MEMORY, user: MEMORY, len: 0x1000, mapping, offset: 0 };
-        let layout = GuestLayout::new(vec![region]).unwrap();
+        (GuestLayout::new(vec![region]).unwrap(), memory)
+    }
+
+    /// Its ring, which is taken from and was used up to `base`.
+    fn ring(layout: &GuestLayout, is_packed: bool, base: u16) -> Ring {
         let (available, used) = (MEMORY + u64::from(AVAILABLE), MEMORY + u64::from(USED));
         let address = VringAddr { index: 0, flags: 0, descriptors: MEMORY, used, available, log: 0 };
         let place = RingPlace { size: SIZE.into(), is_packed, event_idx: true, address };
+        let position = u32::from((base % SIZE) | (1 << 15));
+        let base = if is_packed { (position << 16) | position } else { base.into() };
+        Ring::new(layout, &place, base, None).unwrap()
+    }
+
+    /// A ring of which everything up to `base` was used, and so many requests more are available.
+    fn ring_where_wait(is_packed: bool, base: u16, requests: u16) -> Ring {
+        let (layout, memory) = guest();
         if !is_packed {
             let index = usize::from(AVAILABLE) + split::INDEX;
             memory.store_u16(index, base.wrapping_add(requests), Ordering::Relaxed);
-            return Ring::new(&layout, &place, base.into(), None).unwrap();
+            return ring(&layout, is_packed, base);
         }
         for nth in (base % SIZE..).take(requests.into()) {
             // The driver's mark is the other one where it has gone round.
@@ -411,8 +472,65 @@ mod tests {
             let at = usize::from(nth % SIZE) * DESCRIPTOR_BYTES + DESCRIPTOR_BYTES - 2;
             memory.store_u16(at, flags, Ordering::Relaxed);
         }
-        let position = u32::from((base % SIZE) | (1 << 15));
-        Ring::new(&layout, &place, (position << 16) | position, None).unwrap()
+        ring(&layout, is_packed, base)
+    }
+
+    /// Requests in a ring of `guest`'s, from its end on: one of three descriptors, one of a table at `0x400`, one of a table that is not there, one of a
+    /// single descriptor.
+    fn ring_of_all_kinds(layout: &GuestLayout, memory: &Buffer, is_packed: bool) -> Ring {
+        let put = |at: usize, address: u64, len: u32, flags: u16, next: u16| {
+            let marked =
+                if at == usize::from(SIZE - 1) { descriptor_flag::AVAIL } else { descriptor_flag::USED };
+            let bytes = if is_packed && at < usize::from(SIZE) {
+                PackedDescriptor { address, len, id: 0, flags: flags | marked }.encode()
+            } else {
+                Descriptor { address, len, flags, next }.encode()
+            };
+            memory.write_at(at * DESCRIPTOR_BYTES, &bytes);
+        };
+        let (next, indirect) = (descriptor_flag::NEXT, descriptor_flag::INDIRECT);
+        put(63, MEMORY + 0x100, 16, next, 0);
+        put(0, MEMORY + 0x200, 64, next, 1);
+        put(1, MEMORY + 0x300, 1, 0, 0);
+        put(2, MEMORY + 0x400, 64, indirect, 0);
+        [0xf00, 0xf10, 0xf20, 0xf30]
+            .into_iter()
+            .zip(64..)
+            .for_each(|(to, at)| put(at, MEMORY + to, 9, next, 1));
+        put(3, 0x400, 64, indirect, 0);
+        put(4, MEMORY + 0xfff, 1, 0, 0);
+        if is_packed {
+            return ring(layout, true, SIZE - 1);
+        }
+        for (nth, head) in [63, 2, 3, 4].into_iter().enumerate() {
+            let index = (usize::from(SIZE) - 1 + nth) % usize::from(SIZE);
+            memory.store_u16(usize::from(AVAILABLE) + split::ENTRIES + 2 * index, head, Ordering::Relaxed);
+        }
+        memory.store_u16(usize::from(AVAILABLE) + split::INDEX, 3, Ordering::Relaxed);
+        ring(layout, false, u16::MAX)
+    }
+
+    #[test]
+    fn what_is_looked_at_first_is_found_however_requests_are_described() {
+        for is_packed in [false, true] {
+            let (layout, memory) = guest();
+            let view = GuestMemory::new(&layout);
+            let ring = ring_of_all_kinds(&layout, &memory, is_packed);
+            let found = |most| {
+                let mut found = Vec::new();
+                let mut add = |ends: near::Ends| found.push(ends.map(|address| address - MEMORY));
+                match &ring {
+                    Ring::Split(ring) => ring.ends(&view, most, &mut add),
+                    Ring::Packed(ring) => ring.ends(&view, most, &mut add),
+                }
+                found.sort_unstable();
+                found
+            };
+            assert_eq!(found(4), [[0x100, 0x300], [0xf00, 0xf30], [0xfff, 0xfff]], "packed: {is_packed}");
+            assert_eq!(found(2), [[0x100, 0x300], [0xf00, 0xf30]], "packed: {is_packed}");
+            assert_eq!(found(1), [[0x100, 0x300]], "packed: {is_packed}");
+            ring.bring_near(&view, usize::MAX);
+        }
     }
 
     #[test]
@@ -427,6 +545,7 @@ mod tests {
             );
             let about = ring_where_wait(true, base, requests).waiting();
             assert!((exactly.div_ceil(2)..=exactly).contains(&about), "{about} of {requests} from {base}");
+            assert!(about == exactly || !exactly.is_power_of_two(), "{about} of {requests} from {base}");
         }
     }
 }

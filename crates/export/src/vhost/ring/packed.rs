@@ -8,6 +8,7 @@ use blockwork_format::virtio::{
 };
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
+use super::near::{Ends, Tables};
 use super::{Chain, Head, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::marks::{Marks, PackedLeft};
 
@@ -108,7 +109,7 @@ impl PackedRing {
             let recovered = marks.recover_packed(next_used, size, is_used)?;
             ring.next_used = recovered.used;
             ring.next = recovered.used;
-            let in_flight: u32 = recovered.left.iter().map(|left| u32::from(left.head.count)).sum();
+            let in_flight: u32 = recovered.left.iter().map(|left| u32::from(left.head.count())).sum();
             if in_flight > size.into() {
                 return Err(RingError::Marks(format!("{in_flight} descriptors are in flight, of {size}")));
             }
@@ -123,8 +124,8 @@ impl PackedRing {
         let Some(left) = self.left.pop() else { return Ok(false) };
         // The ring's own descriptors may have been overwritten by those that were used: the marks have copies.
         chain.head = left.head;
-        self.last = left.head.count;
-        self.name(left.head.id)?;
+        self.last = left.head.count();
+        self.name(left.head.id())?;
         self.gather(memory, &left.descriptors, chain)?;
         Ok(true)
     }
@@ -148,12 +149,40 @@ impl PackedRing {
         let mut found = 1;
         loop {
             let mut at = self.next;
-            at.advance(2 * found, self.size);
-            if 2 * found >= self.size - self.in_flight || !self.is_available(at) {
+            at.advance(2 * found - 1, self.size);
+            if 2 * found > self.size - self.in_flight || !self.is_available(at) {
                 return found;
             }
             found *= 2;
         }
+    }
+
+    /// Where the next `most` requests begin and end.
+    pub(super) fn ends(&self, memory: &GuestMemory, most: u16, mut found: impl FnMut(Ends)) {
+        let mut tables = Tables::default();
+        let (mut at, mut left) = (self.next, self.size - self.in_flight);
+        let read = |at: &mut Position, left: &mut u16| {
+            let read = PackedDescriptor::decode(&descriptor(&self.descriptors, at.index.into()));
+            at.advance(1, self.size);
+            *left -= 1;
+            read
+        };
+        for _ in 0..most {
+            if left == 0 || !self.is_available(at) {
+                break;
+            }
+            let first = read(&mut at, &mut left);
+            if is(first.flags, descriptor_flag::INDIRECT) {
+                tables.add(memory, first.address, first.len);
+                continue;
+            }
+            let mut last = first;
+            while is(last.flags, descriptor_flag::NEXT) && left > 0 {
+                last = read(&mut at, &mut left);
+            }
+            found([first.address, last.address]);
+        }
+        tables.ends(memory, found);
     }
 
     pub(super) fn next(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
@@ -176,10 +205,8 @@ impl PackedRing {
         let id = all.last().expect("at least one").id;
         self.name(id)?;
         let count = u16::try_from(all.len()).expect("at most as many as the ring has");
-        chain.head = Head { id, count, mark: 0 };
-        if let Some(marks) = &mut self.marks {
-            chain.head.mark = marks.take_packed(&all)?;
-        }
+        let mark = self.marks.as_mut().map_or(Ok(0), |marks| marks.take_packed(&all))?;
+        chain.head = Head::new(id, count, mark);
         self.next = at;
         self.in_flight += count;
         self.last = count;
@@ -235,9 +262,9 @@ impl PackedRing {
         let place = DESCRIPTOR_BYTES * usize::from(at.index);
         let mut bytes = [0; 6];
         bytes[..4].copy_from_slice(&written.to_le_bytes());
-        bytes[4..].copy_from_slice(&head.id.to_le_bytes());
+        bytes[4..].copy_from_slice(&head.id().to_le_bytes());
         let mut next = at;
-        next.advance(head.count, self.size);
+        next.advance(head.count(), self.size);
         if let Some(marks) = &mut self.marks {
             marks.complete_packed(head, next);
         }
@@ -250,9 +277,9 @@ impl PackedRing {
             marks.published_packed(head);
         }
         self.next_used = next;
-        self.unannounced = self.unannounced.saturating_add(head.count);
-        self.in_flight -= head.count;
-        self.taken[usize::from(head.id)] = false;
+        self.unannounced = self.unannounced.saturating_add(head.count());
+        self.in_flight -= head.count();
+        self.taken[usize::from(head.id())] = false;
     }
 
     /// What is used is seen at once.

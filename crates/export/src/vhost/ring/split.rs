@@ -8,6 +8,7 @@ use blockwork_format::virtio::{
 };
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
+use super::near::{Ends, Tables};
 use super::{Chain, Head, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::marks::Marks;
 
@@ -101,6 +102,45 @@ impl SplitRing {
     }
 
     #[inline]
+    fn available(&self, index: u16) -> u16 {
+        let place = split::ENTRIES + split::AVAIL_ENTRY * usize::from(index & (self.size - 1));
+        self.available.load_u16(place, Ordering::Relaxed)
+    }
+
+    /// Where so many requests are entered when they are done, which the driver has read when it was written the last time.
+    #[inline]
+    pub(super) fn bring_used_near(&self, requests: u16) {
+        let last = self.next_used.wrapping_add(requests - 1) & (self.size - 1);
+        self.used.bring_near_to_write(split::ENTRIES + split::USED_ENTRY * usize::from(last));
+    }
+
+    /// Where the next `most` requests begin and end.
+    #[inline]
+    pub(super) fn ends(&self, memory: &GuestMemory, most: u16, mut found: impl FnMut(Ends)) {
+        let mut tables = Tables::default();
+        for nth in 0..most {
+            let head = self.available(self.next.wrapping_add(nth));
+            if head >= self.size {
+                break;
+            }
+            let first = Descriptor::decode(&descriptor(&self.descriptors, head.into()));
+            if first.has(descriptor_flag::INDIRECT) {
+                tables.add(memory, first.address, first.len);
+                continue;
+            }
+            let mut last = first;
+            // Header, data in a piece, status.
+            for _ in 0..2 {
+                if last.has(descriptor_flag::NEXT) && last.next < self.size {
+                    last = Descriptor::decode(&descriptor(&self.descriptors, last.next.into()));
+                }
+            }
+            found([first.address, last.address]);
+        }
+        tables.ends(memory, found);
+    }
+
+    #[inline]
     pub(super) fn next(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
         if self.next == self.seen {
             let found = self.available.load_u16(split::INDEX, Ordering::Acquire);
@@ -112,8 +152,7 @@ impl SplitRing {
                 return Ok(false);
             }
         }
-        let place = split::ENTRIES + split::AVAIL_ENTRY * usize::from(self.next & (self.size - 1));
-        let head = self.available.load_u16(place, Ordering::Relaxed);
+        let head = self.available(self.next);
         match self.taken.get_mut(usize::from(head)) {
             None => {
                 let size = usize::from(self.size);
@@ -141,7 +180,7 @@ impl SplitRing {
             let next = |i| descriptor(&self.descriptors, i);
             walk_list(memory, next, usize::from(self.size), first, chain)?
         };
-        chain.head = Head { id: head, count, mark: 0 };
+        chain.head = Head::new(head, count, 0);
         self.in_flight += usize::from(count);
         self.last = count;
         Ok(())
@@ -168,14 +207,14 @@ impl SplitRing {
     pub(super) fn complete(&mut self, head: Head, written: u32) {
         let place = split::ENTRIES + split::USED_ENTRY * usize::from(self.next_used & (self.size - 1));
         let mut entry = [0; split::USED_ENTRY];
-        entry[..4].copy_from_slice(&u32::from(head.id).to_le_bytes());
+        entry[..4].copy_from_slice(&u32::from(head.id()).to_le_bytes());
         entry[4..].copy_from_slice(&written.to_le_bytes());
         self.used.write_at(place, &entry);
         self.next_used = self.next_used.wrapping_add(1);
-        self.taken[usize::from(head.id)] = false;
-        self.in_flight -= usize::from(head.count);
+        self.taken[usize::from(head.id())] = false;
+        self.in_flight -= usize::from(head.count());
         if let Some(marks) = &mut self.marks {
-            marks.complete_split(head.id);
+            marks.complete_split(head.id());
         }
     }
 
