@@ -36,7 +36,7 @@ use slab::Slab;
 use super::batch::{self, Batches};
 use super::control::{Command, Presence};
 use super::dirty::DirtyLog;
-use super::request::{Request, segments};
+use super::request::{Request, add_segments, segments};
 use super::ring::{Chain, Head, NEAR, Ring, RingError};
 
 /// Largest request, bytes of data.
@@ -381,10 +381,13 @@ impl QueuePort {
         let (to, sector) = (Asker { head, status: request.status }, request.header.sector);
         match request.header.kind {
             kind @ (request::IN | request::OUT) => {
-                let (op, data) =
+                let (op, ranges) =
                     if kind == request::IN { (Op::Read, request.room) } else { (Op::Write, request.sent) };
-                let data = segments(&self.memory, data);
-                self.transfer(cx, to, op, sector, data);
+                // In its place from the beginning: to move a list that was just written waits until all writes before it are done.
+                let (sector, nr, data) = (Sector(sector), Sectors::ZERO, Segments::new());
+                let mut bio = Bio { op, flags: Flags::NONE, sector, nr, data };
+                add_segments(&self.memory, ranges, &mut bio.data);
+                self.transfer(cx, to, &mut bio);
             }
             request::FLUSH => {
                 let cookie = self.begin(to, 0, 0, 1);
@@ -406,18 +409,19 @@ impl QueuePort {
     }
 
     #[inline]
-    fn transfer(&mut self, cx: &mut Context<'_, Uring>, to: Asker, op: Op, sector: u64, data: Segments) {
-        let bytes = bytes_in(&data);
+    fn transfer(&mut self, cx: &mut Context<'_, Uring>, to: Asker, bio: &mut Bio) {
+        let bytes = bytes_in(&bio.data);
         let is_whole = bytes <= REQUEST_BYTES_MAX && bytes.is_multiple_of(512);
-        if !is_whole || sector.checked_mul(SECTOR).is_none() {
+        if !is_whole || bio.sector.0.checked_mul(SECTOR).is_none() {
             return self.answer(to, 0, status::IOERR);
         }
-        let room = if op == Op::Read { bytes as u32 } else { 0 };
-        let flags = if op == Op::Write { self.write_flags() } else { Flags::NONE };
-        let nr = Sectors::from_bytes_floor(bytes as u64);
-        let mut bio = Bio { op, flags, sector: Sector(sector), nr, data };
-        if cx.run(self.volume, &mut bio, || self.begin(to, room, bytes, 1)) {
-            if op == Op::Read {
+        let room = if bio.op == Op::Read { bytes as u32 } else { 0 };
+        if bio.op == Op::Write {
+            bio.flags = self.write_flags();
+        }
+        bio.nr = Sectors::from_bytes_floor(bytes as u64);
+        if cx.run(self.volume, bio, || self.begin(to, room, bytes, 1)) {
+            if bio.op == Op::Read {
                 self.log.iter().for_each(|log| log.data(&self.memory, &bio.data));
             }
             self.answer(to, room, status::OK);

@@ -71,12 +71,17 @@ impl<'a> Request<'a> {
 }
 
 /// Ranges of the guest's memory, for I/O.
-#[inline(always)]
 pub(super) fn segments(memory: &GuestMemory, ranges: &[GuestRange]) -> Segments {
     let mut segments = Segments::new();
-    // Not by `collect`: that makes more of one or two than they are.
-    ranges.iter().for_each(|range| segments.push(memory.segment(*range)));
+    add_segments(memory, ranges, &mut segments);
     segments
+}
+
+/// Likewise, added to others.
+#[inline(always)]
+pub(super) fn add_segments(memory: &GuestMemory, ranges: &[GuestRange], to: &mut Segments) {
+    // Not by `extend`: that makes more of one or two than they are.
+    ranges.iter().for_each(|range| to.push(memory.segment(*range)));
 }
 
 /// Cuts off a header that does not have the first descriptor for itself.
