@@ -126,7 +126,8 @@ fn main() {
     let client = Client { nr, state: 1, idle: (0..DEPTH).map(memory).collect(), done: done.clone() };
     worker.add_port(Box::new(client));
     worker.poke(PortId(0));
-    while done.get() < number("--ios", 100_000) {
+    let ios = number("--ios", 100_000);
+    while done.get() < ios {
         worker.turn(Wait::Poll);
     }
     if option("--tell").is_some() {

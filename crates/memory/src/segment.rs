@@ -161,17 +161,19 @@ pub fn slice_segments(segments: &[Segment], offset: usize, len: usize, out: &mut
 /// Copies the byte string that `from` makes up to that of `to`; the shorter one ends it. Returns the bytes copied.
 pub fn copy_between(from: &[Segment], to: &[Segment]) -> usize {
     let (mut from, mut to) = (from.iter(), to.iter());
-    let (mut source, mut target) = (from.next().cloned(), to.next().cloned());
-    let mut copied = 0;
-    while let (Some(a), Some(b)) = (&source, &target) {
-        let step = a.len().min(b.len());
-        b.buffer.copy_from(b.offset(), &a.buffer, a.offset(), step);
-        copied += step;
-        let next_source =
-            if step == a.len() { from.next().cloned() } else { Some(a.slice(step, a.len() - step)) };
-        let next_target =
-            if step == b.len() { to.next().cloned() } else { Some(b.slice(step, b.len() - step)) };
-        (source, target) = (next_source, next_target);
+    let (mut source, mut target) = (from.next(), to.next());
+    // Bytes of these that were copied, and of all.
+    let (mut read, mut written, mut copied) = (0, 0, 0);
+    while let (Some(a), Some(b)) = (source, target) {
+        let step = (a.len() - read).min(b.len() - written);
+        b.buffer.copy_from(b.offset() + written, &a.buffer, a.offset() + read, step);
+        (read, written, copied) = (read + step, written + step, copied + step);
+        if read == a.len() {
+            (source, read) = (from.next(), 0);
+        }
+        if written == b.len() {
+            (target, written) = (to.next(), 0);
+        }
     }
     copied
 }

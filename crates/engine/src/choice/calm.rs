@@ -57,7 +57,8 @@ pub(super) struct Calm {
     timeless: u32,
     /// Bytes of a request, lately.
     request: f64,
-    /// A window of a calm is over by then, however few requests are done.
+    /// What a byte costs where it has become far dearer; and when a window of a calm is over for that, however few requests are done.
+    dear: f64,
     late: Nanos,
     /// The class that is looked at, and how many of the window's requests were of it.
     class: u8,
@@ -87,6 +88,7 @@ impl Default for Calm {
             flying: 0,
             timeless: 0,
             request: 0.0,
+            dear: 0.0,
             late: Nanos(u64::MAX),
             class: 0,
             seen: 0,
@@ -140,12 +142,15 @@ impl Calm {
         }
     }
 
-    /// A request is done, and so many are under way still. Whether [`Calm::window_done`] has to be asked.
+    /// The device has nothing to do from now on.
     #[inline]
-    pub(super) fn one_done(&mut self, now: Nanos, under_way: u32) -> bool {
-        if under_way == 0 {
-            self.idle_since = now;
-        }
+    pub(super) fn idle_from(&mut self, now: Nanos) {
+        self.idle_since = now;
+    }
+
+    /// A request is done. Whether [`Calm::window_done`] has to be asked.
+    #[inline]
+    pub(super) fn one_done(&mut self, now: Nanos) -> bool {
         self.left -= 1;
         self.left == 0 || now > self.late
     }
@@ -171,6 +176,7 @@ impl Calm {
     }
 
     /// The last request of a window is done, `under_way` are still; the device was given so many bytes in all.
+    #[inline]
     pub(super) fn window_done(&mut self, now: Nanos, under_way: u32, bytes: u64) -> Said {
         let requests = self.window - self.left;
         let seen = std::mem::take(&mut self.seen);
@@ -210,8 +216,10 @@ impl Calm {
         (self.began, self.bytes, self.flying, self.timeless) = (now, bytes, under_way, 0);
     }
 
-    /// A calm begins: requests go by these ways, and `rest` are left of the stretch.
-    pub(super) fn begin(&mut self, ways: [Way; 2], rest: u32, under_way: u32) {
+    /// A calm begins: requests go by these ways, and `rest` are left of the stretch. A window of it is over when bytes of it have cost `dear`
+    /// nanoseconds each on average, however few are done: what has become far dearer is not to last for a whole window.
+    pub(super) fn begin(&mut self, ways: [Way; 2], (rest, dear): (u32, f64), under_way: u32) {
+        self.dear = dear;
         (self.is_on, self.ways) = (true, ways);
         self.as_usual = ways.map(|way| way == Way::Usual);
         self.lasts = rest.min(CALM * LOOK * self.window);
@@ -224,10 +232,10 @@ impl Calm {
         self.looks = LOOK_LONG * self.window;
     }
 
-    /// A calm goes on, if it has not lasted. Its window is over when bytes of it have cost `dear` nanoseconds each on average, however few are
-    /// done: what has become far dearer is not to last for a whole window.
-    pub(super) fn goes_on(&mut self, dear: f64) -> bool {
-        let time = dear * self.request * f64::from(self.window);
+    /// A calm goes on, if it has not lasted.
+    #[inline]
+    pub(super) fn goes_on(&mut self) -> bool {
+        let time = self.dear * self.request * f64::from(self.window);
         self.late = Nanos(self.began.0.saturating_add(time as u64));
         self.lasts >= self.window
     }
@@ -254,18 +262,18 @@ mod tests {
         const BYTES: u64 = 4096;
         let (mut calm, mut now, mut given, mut windows) = (Calm::default(), 0, 16 * BYTES, Vec::new());
         let each = 17_000.0 / (17.0 * BYTES as f64);
-        calm.begin([Way::Usual; 2], 10_000, 16);
+        calm.begin([Way::Usual; 2], (10_000, 2.0 * each), 16);
         for _ in 0..200 {
             for (took, done) in [(3_400, 1), (13_600, 16)] {
                 now += took;
                 for under_way in (16 - done..16).rev() {
-                    if !calm.one_done(Nanos(now), under_way) {
+                    if !calm.one_done(Nanos(now)) {
                         continue;
                     }
                     if let Said::Window { each, .. } = calm.window_done(Nanos(now), under_way, given) {
                         windows.push(each);
                     }
-                    _ = calm.goes_on(2.0 * each);
+                    _ = calm.goes_on();
                 }
                 given += u64::from(done) * BYTES;
             }

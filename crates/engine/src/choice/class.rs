@@ -68,10 +68,13 @@ const PAGE: usize = 4096;
 /// The number of the class of a read or write of that memory, which has at least two elements.
 #[inline]
 pub(crate) fn linearize(op: Op, fua: bool, data: &[Segment], bytes: u64) -> usize {
+    let Some((first, others)) = data.split_first() else { unreachable!("at least two elements") };
     let mut within = 0;
-    for pair in data.windows(2) {
-        let end = pair[0].as_ptr().addr() + pair[0].len();
-        within += usize::from(!(end | pair[1].as_ptr().addr()).is_multiple_of(PAGE));
+    let mut end = first.as_ptr().addr() + first.len();
+    for element in others {
+        let start = element.as_ptr().addr();
+        within += usize::from(!(end | start).is_multiple_of(PAGE));
+        end = start + element.len();
     }
     let boundaries = match within {
         0 => 0,

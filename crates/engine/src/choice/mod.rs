@@ -118,6 +118,10 @@ struct Class {
 /// The comparison, for one leaf and worker.
 #[derive(Default)]
 pub(crate) struct Chooser {
+    /// Requests are looked at: there is something to choose for all of a kind, and no calm.
+    looks: bool,
+    /// [`Chooser::starts`] has to be called for the next request: it is looked at, or the device had nothing to do before it.
+    attends: bool,
     /// The index of each class by its number, once one was seen.
     index: Vec<u8>,
     classes: Vec<Class>,
@@ -127,30 +131,50 @@ pub(crate) struct Chooser {
 }
 
 impl Chooser {
+    /// `chooses`: there is something to choose for all requests of a kind, not only for those that are to be durable.
+    pub(crate) fn new(chooses: bool) -> Chooser {
+        Chooser { looks: chooses, attends: chooses, ..Chooser::default() }
+    }
+
+    /// Whether [`Chooser::starts`] has to be called for the next request. In a calm that is seldom, so to ask is all that most requests cost.
+    #[inline]
+    pub(crate) fn attends(&self) -> bool {
+        self.attends
+    }
+
+    /// Whether [`Chooser::ends`] has to be called for the next request that is done.
+    #[inline]
+    pub(crate) fn looks(&self) -> bool {
+        self.looks
+    }
+
     /// A request is about to be given to the device, which has `under_way`.
     #[inline]
     pub(crate) fn starts(&mut self, now: Nanos, under_way: u32) {
         if under_way == 0 {
             self.calm.idle_until(now);
         }
-        if !self.calm.is_on() {
+        if self.looks {
             self.busy.at(now, under_way);
         }
+        self.attends = self.looks;
     }
 
     /// One of the `under_way` requests that the device has is done.
     #[inline]
     pub(crate) fn ends(&mut self, now: Nanos, under_way: u32) {
-        if !self.calm.is_on() {
-            self.busy.at(now, under_way);
-            self.calm.drains();
-        }
+        self.busy.at(now, under_way);
+        self.calm.drains();
     }
 
     /// One is done, and was told of; it has `under_way` still. Whether [`Chooser::window_done`] has to be called.
     #[inline]
     pub(crate) fn ended(&mut self, now: Nanos, under_way: u32) -> bool {
-        self.calm.one_done(now, under_way)
+        if under_way == 0 {
+            self.calm.idle_from(now);
+            self.attends = true;
+        }
+        self.calm.one_done(now)
     }
 
     /// `bytes`: what the device was given until now.
@@ -160,16 +184,18 @@ impl Chooser {
             Said::Ready(class) => {
                 let Some(ways) = lead(&self.classes) else { return self.calm.is_none() };
                 let rule = &mut self.classes[usize::from(class)].rule;
-                self.calm.begin(ways, rule.calms(), under_way);
-                _ = self.calm.goes_on(rule.dear());
+                self.calm.begin(ways, (rule.calms(), rule.dear()), under_way);
+                _ = self.calm.goes_on();
+                (self.looks, self.attends) = (false, under_way == 0);
             }
             Said::Window { class, requests, each } => {
                 let class = &mut self.classes[usize::from(class)];
                 class.requests[class.rule.leader() as usize] += u64::from(requests);
                 let is_alarm = class.rule.window_of_calm(requests, each);
-                if is_alarm || !self.calm.goes_on(class.rule.dear()) {
+                if is_alarm || !self.calm.goes_on() {
                     class.requests[class.rule.leader() as usize] += u64::from(self.calm.end(under_way));
                     self.busy.resume(now);
+                    (self.looks, self.attends) = (true, true);
                 }
             }
         }

@@ -294,6 +294,7 @@ impl Rule {
     }
 
     /// A window of so many requests went by that nobody looked at; a byte cost so much, 0: not known. Whether that is an alarm.
+    #[inline]
     pub(super) fn window_of_calm(&mut self, requests: u32, each: f64) -> bool {
         if let Step::Stretch(left) = &mut self.step {
             // Something is left for the request that ends the stretch.
@@ -678,6 +679,7 @@ impl Rule {
     }
 
     /// A request of the leading way has been measured: if that makes a window, is it dearer than the other way was?
+    #[inline]
     fn window_done(&mut self, each: f64) {
         let (_, other) = self.own_and_other(self.known);
         if self.watch.window(each, other, self.known_to) {

@@ -31,7 +31,6 @@ impl Noise {
 }
 
 /// The comparison as a queue uses it, for requests of one class.
-#[derive(Default)]
 pub(super) struct Asked {
     chooser: Chooser,
     bytes: u64,
@@ -41,6 +40,12 @@ pub(super) struct Asked {
     pub(super) looked: [u32; 2],
 }
 
+impl Default for Asked {
+    fn default() -> Asked {
+        Asked { chooser: Chooser::new(true), bytes: 0, request: None, looked: [0; 2] }
+    }
+}
+
 impl Asked {
     /// A request is given to the device, which has `under_way`.
     pub(super) fn start(&mut self, now: u64, under_way: usize) -> (Way, Option<Watched>) {
@@ -48,7 +53,9 @@ impl Asked {
     }
     /// One of class number `class`.
     pub(super) fn start_of(&mut self, class: usize, now: u64, under_way: usize) -> (Way, Option<Watched>) {
-        self.chooser.starts(Nanos(now), under_way as u32);
+        if self.chooser.attends() {
+            self.chooser.starts(Nanos(now), under_way as u32);
+        }
         self.bytes += self.request.unwrap_or(4096);
         let calm_way = self.chooser.calm_way(Question::Linearize);
         self.looked[usize::from(calm_way.is_some())] += 1;
@@ -60,7 +67,9 @@ impl Asked {
     }
     /// One of those that it has is done.
     pub(super) fn done(&mut self, now: u64, under_way: usize, watched: Option<Watched>) {
-        self.chooser.ends(Nanos(now), under_way as u32);
+        if self.chooser.looks() {
+            self.chooser.ends(Nanos(now), under_way as u32);
+        }
         if let Some(watched) = watched {
             let paid = self.chooser.paid();
             self.chooser.done(watched, true, paid, self.request.unwrap_or(4096));
@@ -266,7 +275,7 @@ fn requests_that_never_come_back_stop_nothing() {
 fn a_class_is_told_of_however_its_requests_come() {
     // So many at first, then four for four: their number is never a round one when one of them is done.
     for first in [16, 17] {
-        let (mut chooser, number) = (Chooser::default(), fua_class(4096));
+        let (mut chooser, number) = (Chooser::new(true), fua_class(4096));
         let start = |chooser: &mut Chooser| chooser.start(number, 0, 0.0).unwrap();
         let mut flying: std::collections::VecDeque<_> = (0..first).map(|_| start(&mut chooser)).collect();
         let (mut since, mut most) = (0, 0);
@@ -349,17 +358,21 @@ fn the_larger_requests_are_the_more_rarely_they_are_copied_for_a_trial() {
 #[test]
 fn no_calm_lets_requests_go_against_their_class() {
     // Two classes, each of which has a way of its own: whoever did not look would send half of them the wrong way.
-    let mut chooser = Chooser::default();
+    let mut chooser = Chooser::new(true);
     let (mut now, mut wrong) = (0, 0);
     for n in 0..200_000u32 {
         let (number, better) = if n % 2 == 0 { (0, Way::Usual) } else { (1, Way::Instead) };
-        chooser.starts(Nanos(now), 0);
+        if chooser.attends() {
+            chooser.starts(Nanos(now), 0);
+        }
         let calm_way = chooser.calm_way(Question::Linearize);
         let watched = if calm_way.is_none() { chooser.start(number, 0, chooser.paid()) } else { None };
         let way = calm_way.unwrap_or_else(|| watched.unwrap().way());
         wrong += u32::from(way != better);
         now += if way == better { 100_000 } else { 200_000 };
-        chooser.ends(Nanos(now), 1);
+        if chooser.looks() {
+            chooser.ends(Nanos(now), 1);
+        }
         if let Some(watched) = watched {
             let paid = chooser.paid();
             chooser.done(watched, true, paid, 4096);
@@ -375,16 +388,20 @@ fn no_calm_lets_requests_go_against_their_class() {
 fn there_is_no_calm_where_requests_are_not_all_of_one_class() {
     // What a byte of all costs says nothing then about what one of a class costs. Of ten requests, one is of another class, or none is asked about it.
     for other in [None, Some(1)] {
-        let mut chooser = Chooser::default();
+        let mut chooser = Chooser::new(true);
         let (mut now, mut calm) = (0, 0);
         for n in 0..100_000u64 {
             let number = if n % 10 == 9 { other } else { Some(0) };
-            chooser.starts(Nanos(now), 0);
+            if chooser.attends() {
+                chooser.starts(Nanos(now), 0);
+            }
             calm += u32::from(chooser.calm_way(Question::Linearize).is_some());
             let watched = number.and_then(|number| chooser.start(number, 0, chooser.paid()));
             now +=
                 if watched.is_some_and(|watched| watched.way() == Way::Instead) { 200_000 } else { 100_000 };
-            chooser.ends(Nanos(now), 1);
+            if chooser.looks() {
+                chooser.ends(Nanos(now), 1);
+            }
             if let Some(watched) = watched {
                 let paid = chooser.paid();
                 chooser.done(watched, true, paid, 4096);

@@ -16,17 +16,29 @@ const COPIES_MAX: usize = 64 << 20;
 /// What a queue knows of the ways in which requests of several elements can go.
 pub(super) struct Bounces {
     setting: Linearize,
+    /// Some requests may be copied that the device could take, or have to be looked at. Not while all go as they are: then that is all that is asked.
+    asks: bool,
     /// Bytes of copies under way that are not demanded by the device.
     pub(super) copies: usize,
 }
 
 impl Bounces {
     pub(super) fn new(setting: Linearize) -> Bounces {
-        Bounces { setting, copies: 0 }
+        Bounces { setting, asks: setting != Linearize::Off, copies: 0 }
     }
 }
 
 impl LeafQueue {
+    /// A calm may have begun or ended: in one, nobody has to look at requests, which may go as they are.
+    #[inline]
+    pub(super) fn ask_of_copies(&mut self) {
+        self.bounces.asks = match self.bounces.setting {
+            Linearize::Off => false,
+            Linearize::On => true,
+            Linearize::Auto => !self.chooser.is_as_usual(Question::Linearize),
+        };
+    }
+
     /// Decides in which form the memory of a request goes to the device.
     #[inline]
     pub(super) fn bounce_if_needed(&mut self, cx: &mut QueueContext<'_>, id: u32) {
@@ -39,11 +51,8 @@ impl LeafQueue {
             self.bounce(cx, id, Counter::Bounced, reason);
             return;
         }
-        match self.bounces.setting {
-            Linearize::Off => {}
-            // Nobody has to look at requests, and they go as they are.
-            Linearize::Auto if self.chooser.is_as_usual(Question::Linearize) => {}
-            Linearize::Auto | Linearize::On => self.linearize(cx, id),
+        if self.bounces.asks {
+            self.linearize(cx, id);
         }
     }
 

@@ -38,7 +38,7 @@ impl LeafQueue {
 
     /// Request `id` has transferred so many bytes, or failed.
     pub(super) fn finish(&mut self, cx: &mut QueueContext<'_>, id: u32, outcome: Result<u64, Errno>) {
-        if self.chooses {
+        if self.chooser.looks() {
             self.chooser.ends(cx.now, self.in_flight);
         }
         self.heed(cx, id, outcome);

@@ -133,6 +133,7 @@ impl LeafQueue {
         assert!(limits.nr_requests > 0 && limits.max_sectors > Sectors::ZERO && limits.max_segments > 0);
         let read_ahead = ReadAhead::new(limits.read_ahead, limits.max_sectors, source.sectors());
         let mut leaf = source.open();
+        let chooses = limits.linearize == Linearize::Auto || limits.fixed == Fixed::Auto;
         LeafQueue {
             id,
             node,
@@ -141,8 +142,8 @@ impl LeafQueue {
             source,
             bounces: Bounces::new(limits.linearize),
             durable: Durable::new(limits.fua),
-            chooses: limits.linearize == Linearize::Auto || limits.fixed == Fixed::Auto,
-            chooser: Chooser::default(),
+            chooses,
+            chooser: Chooser::new(chooses),
             limits,
             plug: Vec::new(),
             ends: Ends::default(),
@@ -316,7 +317,7 @@ impl LeafQueue {
 
     /// Issues one request.
     fn submit(&mut self, cx: &mut QueueContext<'_>, id: u32) {
-        if self.chooses {
+        if self.chooser.attends() {
             self.chooser.starts(cx.now, self.in_flight);
         }
         let durable = self.make_durable(cx, id);
@@ -379,6 +380,7 @@ impl LeafQueue {
         let counters = [Counter::ReadBytes, Counter::WriteBytes, Counter::DiscardBytes];
         let bytes = counters.iter().map(|counter| cx.counters.get(self.node, *counter)).sum();
         self.chooser.window_done(cx.now, self.in_flight, bytes);
+        self.ask_of_copies();
     }
 
     /// A request that the comparison of ways had an eye on is done: whether well, and what has been paid by now.
