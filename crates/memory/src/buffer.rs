@@ -149,10 +149,11 @@ impl Buffer {
         );
     }
 
-    /// Has the processor fetch what is at `offset`, if that is in the buffer, to be written soon. See [`crate::bring_near`].
+    /// Has the processor fetch what is at `offset`, if that is in the buffer, to be looked at soon, or written. See [`crate::bring_near`].
     #[inline]
-    pub fn bring_near_to_write(&self, offset: usize) {
-        near::fetch_to_write(self.as_ptr().wrapping_add(offset));
+    pub fn bring_near(&self, offset: usize, to_write: bool) {
+        let at = self.as_ptr().wrapping_add(offset);
+        if to_write { near::fetch_to_write(at) } else { near::fetch(at) }
     }
 
     /// Copies `bytes` into the buffer at `offset`.

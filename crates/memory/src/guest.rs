@@ -17,7 +17,6 @@ use smallvec::SmallVec;
 
 use crate::buffer::Buffer;
 use crate::mapping::Mapping;
-use crate::near;
 use crate::segment::Segment;
 
 /// Regions of a guest's memory, at most: what QEMU uses at its largest.
@@ -321,11 +320,10 @@ impl GuestMemory {
         self.buffer(range).write_at(range.offset(), bytes);
     }
 
-    /// Has the processor fetch the beginning of a range that we look at soon, or write to. See [`crate::bring_near`].
+    /// Has the processor fetch the beginning of a range, as [`Buffer::bring_near`] does.
     #[inline]
     pub fn bring_near(&self, range: GuestRange, to_write: bool) {
-        let at = self.buffer(range).as_ptr().wrapping_add(range.offset());
-        if to_write { near::fetch_to_write(at) } else { near::fetch(at) }
+        self.buffer(range).bring_near(range.offset(), to_write);
     }
 
     /// The guest's address of a range.

@@ -102,11 +102,6 @@ impl Default for Calm {
 }
 
 impl Calm {
-    #[inline]
-    pub(super) fn is_on(&self) -> bool {
-        self.is_on
-    }
-
     /// How requests go that a question is asked about, if nobody has to look at them.
     #[inline]
     pub(super) fn way(&self, question: usize) -> Option<Way> {

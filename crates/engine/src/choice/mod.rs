@@ -266,7 +266,7 @@ impl Chooser {
         let class = &mut self.classes[usize::from(watched.class)];
         let was_calm = class.question.is_some() && watched.calms != self.calm.number();
         class.rule.done(watched.ticket, well && !was_calm, paid, bytes);
-        if class.question.is_some() && !self.calm.is_on() {
+        if class.question.is_some() && self.looks {
             self.calm.looked(watched.class, class.rule.rest());
         }
         let settled = class.rule.settlements() != class.settlements;

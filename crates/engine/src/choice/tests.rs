@@ -53,6 +53,7 @@ impl Asked {
     }
     /// One of class number `class`.
     pub(super) fn start_of(&mut self, class: usize, now: u64, under_way: usize) -> (Way, Option<Watched>) {
+        assert!(under_way > 0 || self.chooser.attends(), "it has to know how long the device was idle");
         if self.chooser.attends() {
             self.chooser.starts(Nanos(now), under_way as u32);
         }

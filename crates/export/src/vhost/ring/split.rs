@@ -111,7 +111,7 @@ impl SplitRing {
     #[inline]
     pub(super) fn bring_used_near(&self, requests: u16) {
         let last = self.next_used.wrapping_add(requests - 1) & (self.size - 1);
-        self.used.bring_near_to_write(split::ENTRIES + split::USED_ENTRY * usize::from(last));
+        self.used.bring_near(split::ENTRIES + split::USED_ENTRY * usize::from(last), true);
     }
 
     /// Where the next `most` requests begin and end.
