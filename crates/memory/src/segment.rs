@@ -213,10 +213,20 @@ mod tests {
 
     #[test]
     fn copying_between_lists_of_other_shapes_keeps_the_order() {
-        let from = [filled(b"ab"), filled(b"cdefg"), filled(b"h")];
-        let to = [filled(b"........"), filled(b"..")];
-        assert_eq!(copy_between(&from, &to), 8);
-        assert_eq!(text(&to), b"abcdefgh..");
+        let from = [filled(b"-ab").slice(1, 2), filled(b""), filled(b"cdefg"), filled(b"h-").slice(0, 1)];
+        for first in 0..=10 {
+            for second in 0..=10 - first {
+                let room = filled(b"<..........>");
+                let to = [(1, first), (1 + first, second), (1 + first + second, 10 - first - second)];
+                let to = to.map(|(at, len)| room.slice(at, len));
+                assert_eq!(copy_between(&from, &to), 8);
+                assert_eq!(text(std::slice::from_ref(&room)), b"<abcdefgh..>", "cut at {first} and {second}");
+                // And back, as far as there is room.
+                let back = [filled(b".."), filled(b"..."), filled(b".")];
+                assert_eq!(copy_between(&to, &back), 6);
+                assert_eq!(text(&back), b"abcdef", "cut at {first} and {second}");
+            }
+        }
     }
 
     #[test]
@@ -226,6 +236,9 @@ mod tests {
         assert!(head.extend(&a.slice(2, 3)));
         assert_eq!(text(&[head.clone()]), b"abcde");
         assert!(!head.extend(&a.slice(0, 1)));
+        let mut inner = a.slice(1, 2);
+        assert!(inner.extend(&a.slice(3, 1)) && !inner.extend(&a.slice(3, 1)));
+        assert_eq!(text(&[inner]), b"bcd");
         assert!(!head.extend(&filled(b"f").slice(0, 1)));
     }
 
