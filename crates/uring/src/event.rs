@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use blockwork_engine::Token;
 use io_uring::{opcode, squeue, types};
+use rustix::fs::{OFlags, fcntl_getfl};
 
 use crate::bell::Bell;
 use crate::ring::Uring;
@@ -34,12 +35,15 @@ pub struct Signal {
     fenced: bool,
     /// How it is done at once; none inside: not by a bell.
     bell: Option<Option<Bell>>,
+    /// A write to it never waits.
+    is_ready: bool,
 }
 
 impl Signal {
     /// Signals by `fd`.
     pub fn new(fd: Arc<OwnedFd>) -> Signal {
-        Signal { fd, queued_at: None, since: 0, fenced: false, bell: None }
+        let is_ready = fcntl_getfl(&*fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
+        Signal { fd, queued_at: None, since: 0, fenced: false, bell: None, is_ready }
     }
 
     #[inline]
@@ -95,7 +99,10 @@ impl Uring {
 
     /// As [`Uring::signal`], but at once, with whatever else was started so far.
     pub fn signal_now(&mut self, token: Token, to: &mut Signal) -> bool {
-        if self.is_all_submitted() && to.ring_bell() {
+        // A kernel that has something to tell is called for that sooner or later: now, and then one call does for both. Not for a write that a
+        // kernel's thread would take charge of.
+        let is_called_anyway = to.is_ready && self.has_something();
+        if !is_called_anyway && self.is_all_submitted() && to.ring_bell() {
             self.bells += 1;
             return true;
         }
@@ -258,6 +265,27 @@ mod tests {
         assert_eq!(uring.enters(), before + 1);
         assert!(uring.signal_now(Token(8), second));
         assert_eq!((count(&second.fd), uring.enters()), (Some(1), before + 2), "each is counted");
+    }
+
+    #[test]
+    fn one_call_of_the_kernel_tells_what_has_come_and_calls_at_once() {
+        let mut uring = Uring::new(&UringConfig::default()).unwrap();
+        let ours = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        uring.watch(Token(9), ours.clone());
+        let mut heard = Vec::new();
+        uring.wait(Wait::Poll, &mut heard);
+        for (flags, calls) in [(EventfdFlags::NONBLOCK, 1), (EventfdFlags::empty(), 2)] {
+            let theirs = Arc::new(eventfd(0, flags).unwrap());
+            let mut signal = Signal::new(theirs.clone());
+            rustix::io::write(&*ours, &1_u64.to_ne_bytes()).unwrap();
+            let before = uring.enters();
+            assert!(uring.signal_now(Token(7), &mut signal));
+            assert_eq!(count(&theirs), Some(1));
+            uring.unhear(Token(9));
+            assert_eq!(uring.enters() - before, calls, "{flags:?}");
+            uring.wait(Wait::Poll, &mut heard);
+            assert_eq!((uring.enters() - before, heard.len()), (calls, 0), "{flags:?}");
+        }
     }
 
     #[test]

@@ -125,9 +125,14 @@ impl Uring {
         !self.queues.are_stand_in() && self.queues.queued() == 0
     }
 
+    /// Whether the kernel is to be called, at the latest by the next wait.
+    pub(crate) fn has_something(&mut self) -> bool {
+        self.queues.have_something()
+    }
+
     /// Has the kernel tell now of what has completed.
     pub(crate) fn have_told(&mut self) {
-        if self.queues.have_something() {
+        if self.has_something() {
             self.enter(0, true, None);
         }
         let mut early = std::mem::take(&mut self.early);
