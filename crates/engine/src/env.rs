@@ -155,10 +155,10 @@ pub enum Wait {
 pub enum Awaited {
     /// A client, which has been answered.
     Client,
-    /// Clients, which have been answered and of which was measured that they come soon.
-    Clients,
     /// A device, which has been asked.
     Device,
+    /// Whoever it is: that looking pays was measured, and is again.
+    Measured,
 }
 
 /// Wakes a worker from any thread: its `wait` returns soon.

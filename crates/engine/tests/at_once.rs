@@ -296,9 +296,9 @@ fn a_worker_knows_a_lone_client_by_what_was_done_at_once() {
         let mut rig = Rig::with(limits(), |leaf| leaf, instant, |config| config);
         let (handle, client) = (rig.worker.handle(), rig.client.clone());
         let (ready, token) = (rig.ready.clone(), rig.token);
-        let bios: Vec<_> = (0..100).map(|n| rig.read(n * 64, 8)).collect();
+        let bios: Vec<_> = (0..4000).map(|n| rig.read(n % 100 * 64, 8)).collect();
         let mut bios = (0..).zip(bios);
-        rig.worker.env.waits = Some(Vec::new());
+        (rig.worker.env.waits, rig.worker.env.sleeps) = (Some(Vec::new()), Nanos(60_000));
         rig.worker.env.waiting = Some(Box::new(move || match bios.next() {
             Some(bio) => {
                 client.borrow_mut().to_run.push(bio);
@@ -307,10 +307,14 @@ fn a_worker_knows_a_lone_client_by_what_was_done_at_once() {
             None => handle.stop(),
         }));
         assert_eq!(rig.worker.run(), Ok(()));
-        rig.all_succeeded(100);
-        assert_eq!(rig.client.borrow().ran.len(), if instant { 99 } else { 0 });
+        rig.all_succeeded(4000);
+        assert_eq!(rig.client.borrow().ran.len(), if instant { 3999 } else { 0 });
         let waits = rig.worker.env.waits.take().unwrap();
-        let is_soon = |wait: &Wait| matches!(wait, Wait::Soon { of: Awaited::Client, .. });
-        assert!(waits.len() >= 100 && waits[50..100].iter().all(is_soon), "instant: {instant}, {waits:?}");
+        let is_soon = |wait: &Wait| matches!(wait, Wait::Soon { of: Awaited::Measured, .. });
+        let looks = waits[3000..4000].iter().filter(|wait| is_soon(wait)).count();
+        assert_eq!(
+            (looks, waits.iter().filter(|wait| **wait == Wait::Until(None)).count() > 30),
+            (1000, true)
+        );
     }
 }

@@ -60,8 +60,8 @@ pub(crate) struct Looks {
     /// How long to look, at most.
     pub(crate) time: Nanos,
     client: Look,
-    clients: Look,
     device: Look,
+    measured: Look,
     busy: Look,
     refill: Look,
     budget: Budget,
@@ -71,14 +71,14 @@ impl Looks {
     pub(crate) fn new(time: Nanos) -> Looks {
         let always = Look { always: true, ..Look::default() };
         let [client, device, busy, refill] = Default::default();
-        Looks { time, client, clients: always, device, busy, refill, budget: Budget::default() }
+        Looks { time, client, device, measured: always, busy, refill, budget: Budget::default() }
     }
 
     pub(crate) fn of(&mut self, of: LookedFor) -> &mut Look {
         match of {
             LookedFor::Awaited(Awaited::Client) => &mut self.client,
-            LookedFor::Awaited(Awaited::Clients) => &mut self.clients,
             LookedFor::Awaited(Awaited::Device) => &mut self.device,
+            LookedFor::Awaited(Awaited::Measured) => &mut self.measured,
             LookedFor::Busy => &mut self.busy,
             LookedFor::Refill => &mut self.refill,
         }
@@ -162,10 +162,10 @@ mod tests {
         look.found();
         while look.begin().is_none() {}
         let mut looks = Looks::new(Nanos(1));
-        let clients = looks.of(LookedFor::Awaited(Awaited::Clients));
+        let measured = looks.of(LookedFor::Awaited(Awaited::Measured));
         for _ in 0..100 {
-            assert!(clients.begin().is_some(), "whether it pays is measured by who asks");
-            clients.in_vain();
+            assert!(measured.begin().is_some(), "whether it pays is measured by who asks");
+            measured.in_vain();
         }
         let all: Vec<_> = std::iter::from_fn(Looking::begin).collect();
         assert!(look.begin().is_none(), "{} look already", all.len());

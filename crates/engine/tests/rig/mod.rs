@@ -148,6 +148,8 @@ pub struct ManualEnv {
     pub asked: u64,
     /// How it was waited, since somebody wanted to know.
     pub waits: Option<Vec<Wait>>,
+    /// What one takes that does not look.
+    pub sleeps: Nanos,
     /// Called whenever it is waited.
     pub waiting: Option<Box<dyn FnMut()>>,
 }
@@ -172,7 +174,8 @@ impl Env for ManualEnv {
         unreachable!("the rig's leaf starts nothing")
     }
     fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) {
-        self.now = self.now + Nanos(1000);
+        let looks = matches!(wait, Wait::Soon { .. });
+        self.now = self.now + if looks { Nanos(1000) } else { self.sleeps };
         self.waits.iter_mut().for_each(|waits| waits.push(wait));
         self.waiting.iter_mut().for_each(|waiting| waiting());
         out.append(&mut self.ready.borrow_mut());
@@ -292,6 +295,7 @@ impl Rig {
             knows: true,
             asked: 0,
             waits: None,
+            sleeps: Nanos(1000),
             waiting: None,
         };
         let config = configure(WorkerConfig::new(volumes, leaves, stats.worker()));

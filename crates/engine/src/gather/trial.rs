@@ -1,0 +1,202 @@
+//! Which way to wait serves the clients best: each is tried in turn, by how many bios finish in how much time.
+//!
+//! A pause is kept unless it made that slower by more than [`TOLERANCE`]; looking has to make it faster by [`WORTH`], or by [`WORTH_ALONE`]. The verdict
+//! holds for a growing time, then it is tried again; sooner where it goes much slower than in its trial, or a turn has come to have
+//! so much more or less to do that it is another load.
+
+use crate::units::Nanos;
+
+/// Turns in which something finished that make up one side of a trial, at least.
+const TRIAL: u32 = 16;
+/// And the time that they take together, at least.
+const TRIAL_TIME: u64 = Nanos::millis(2).0;
+/// Turns with a pause that show that there is one request at a time.
+const ENOUGH_ALONE: u32 = 8;
+/// Time at the beginning of a side that does not count: what has gathered while it was waited the other way is done in it.
+const SETTLES: u64 = Nanos::micros(300).0;
+/// How long a verdict holds, at first and at most: turns in which something finished count, for what they took.
+const HOLD_MIN: u64 = Nanos::millis(25).0;
+pub(super) const HOLD_MAX: u64 = Nanos::millis(200).0;
+/// At most, for a client with one request under way, each of which feels it when the other ways are tried.
+const HOLD_MAX_ALONE: u64 = Nanos::millis(800).0;
+/// A verdict is void if a turn has so many times more or less to do than in its trial, throughout [`HOLD_MIN`]. A client with one
+/// request under way and one with 16 differ by more; of one client it differs by less.
+const ANOTHER_LOAD: u64 = 4;
+/// And if it was faster by so many halves. A client and a server that are equally fast find each other awake, until one of
+/// them rests; what was best before it need not be best after it.
+const SLOWER: u64 = 3;
+/// How much slower pauses may be, as a share: 1/16. They save processor time, so a draw goes to them.
+const TOLERANCE: u64 = 16;
+/// How much faster looking has to be, as a share: 1/3. It takes as much of a processor as there is.
+const WORTH: u64 = 3;
+/// Of a client with one request under way, whose time is nothing but the wait.
+const WORTH_ALONE: u64 = 8;
+/// Bios of a turn at most, on average, where one request is under way: it may be cut in two.
+pub(super) const ALONE: u64 = 2;
+
+/// Ways to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Asleep until something comes.
+    Sleep,
+    /// Asleep until much has come.
+    Pause,
+    /// Looking for it.
+    Look,
+}
+
+/// What is being found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// How fast it goes this way.
+    Try(Way),
+    /// The verdict holds for so many more nanoseconds.
+    Hold(Way, u64),
+}
+
+/// Bios that finished, and the time that took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rate {
+    turns: u32,
+    bios: u64,
+    time: u64,
+}
+
+impl Rate {
+    /// Whether it is above `num / den` of that rate.
+    fn is_above(self, num: u64, den: u64, other: Rate) -> bool {
+        // bios/time compared crosswise, so that no division rounds.
+        let product = |a: u64, b: u64, c: u64| u128::from(a) * u128::from(b) * u128::from(c);
+        product(self.bios, other.time, den) > product(other.bios, self.time, num)
+    }
+
+    /// Whether a turn had more to do, by so many times.
+    fn has_turns_larger(self, times: u64, other: Rate) -> bool {
+        self.bios * u64::from(other.turns) > times * other.bios * u64::from(self.turns)
+    }
+
+    fn is_another_load(self, other: Rate) -> bool {
+        self.has_turns_larger(ANOTHER_LOAD, other) || other.has_turns_larger(ANOTHER_LOAD, self)
+    }
+
+    /// Whether it may be that of a client with one request under way.
+    fn is_of_one(self) -> bool {
+        self.bios <= ALONE * u64::from(self.turns)
+    }
+
+    fn add(&mut self, bios: u64, time: u64) {
+        self.turns += 1;
+        self.bios += bios;
+        self.time += time;
+    }
+}
+
+/// The trials of a worker.
+#[derive(Debug)]
+pub(super) struct Trials {
+    pub(super) phase: Phase,
+    /// Of this side of the trial, what does not count.
+    settling: u64,
+    /// Of this side of the trial, or of the verdict in the last [`HOLD_MIN`].
+    current: Rate,
+    /// The best of this trial so far.
+    best: (Way, Rate),
+    hold: u64,
+    last_verdict: Way,
+    /// Of that way when it was tried.
+    tried: Rate,
+}
+
+impl Trials {
+    pub(super) fn new() -> Trials {
+        Trials {
+            phase: Phase::Try(Way::Sleep),
+            settling: 0,
+            current: Rate::default(),
+            best: (Way::Sleep, Rate::default()),
+            hold: HOLD_MIN,
+            last_verdict: Way::Sleep,
+            tried: Rate::default(),
+        }
+    }
+
+    /// How to wait now.
+    pub(super) fn way(&self) -> Way {
+        match self.phase {
+            Phase::Try(way) | Phase::Hold(way, _) => way,
+        }
+    }
+
+    /// So many bios have finished in that time, waited for this way.
+    pub(super) fn book(&mut self, bios: u64, time: u64) {
+        let way = match self.phase {
+            Phase::Hold(way, left) => {
+                self.phase = self.hold_on(way, left, bios, time);
+                return;
+            }
+            Phase::Try(_) if self.settling < SETTLES => {
+                self.settling += time;
+                return;
+            }
+            Phase::Try(way) => way,
+        };
+        self.current.add(bios, time);
+        // One request at a time does not become more by waiting, and all that while nothing else is done.
+        let is_in_vain = way == Way::Pause && self.current.turns >= ENOUGH_ALONE && self.current.is_of_one();
+        if !is_in_vain && (self.current.turns < TRIAL || self.current.time < TRIAL_TIME) {
+            return;
+        }
+        let rate = std::mem::take(&mut self.current);
+        self.settling = 0;
+        self.compare(way, rate);
+        self.phase = match way {
+            Way::Sleep => Phase::Try(Way::Pause),
+            Way::Pause => Phase::Try(Way::Look),
+            Way::Look => self.judge(),
+        };
+    }
+
+    fn hold_on(&mut self, way: Way, left: u64, bios: u64, time: u64) -> Phase {
+        self.current.add(bios, time);
+        let (mut is_over, left) = (left <= time, left.saturating_sub(time));
+        if self.current.time >= HOLD_MIN {
+            let lately = std::mem::take(&mut self.current);
+            if lately.is_another_load(self.tried) || self.tried.is_above(SLOWER, 2, lately) {
+                // The same verdict doubles it.
+                (is_over, self.hold) = (true, HOLD_MIN / 2);
+            }
+        }
+        if !is_over {
+            return Phase::Hold(way, left);
+        }
+        self.current = Rate::default();
+        Phase::Try(Way::Sleep)
+    }
+
+    /// A side of the trial is over.
+    fn compare(&mut self, way: Way, rate: Rate) {
+        let (_, best) = self.best;
+        let is_better = match way {
+            Way::Sleep => true,
+            // A pause whose turns have no more to do than those without it gathers nothing, whatever the time says
+            // (one turn that the scheduler held up outweighs all others).
+            Way::Pause => rate.has_turns_larger(1, best) && rate.is_above(TOLERANCE - 1, TOLERANCE, best),
+            Way::Look => {
+                let worth = if best.is_of_one() { WORTH_ALONE } else { WORTH };
+                rate.is_above(worth + 1, worth, best)
+            }
+        };
+        if is_better {
+            self.best = (way, rate);
+        }
+    }
+
+    fn judge(&mut self) -> Phase {
+        let (way, rate) = self.best;
+        self.tried = rate;
+        let (times, max) = if rate.is_of_one() { (4, HOLD_MAX_ALONE) } else { (2, HOLD_MAX) };
+        self.hold = if way == self.last_verdict { (self.hold * times).min(max) } else { HOLD_MIN };
+        self.last_verdict = way;
+        Phase::Hold(way, self.hold)
+    }
+}
