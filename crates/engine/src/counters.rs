@@ -267,6 +267,13 @@ impl CounterTable {
         let all = latency.get().unwrap_or_else(|| first(latency));
         bump(&all[class(op)][bucket(took)], 1);
     }
+    /// Bytes read, written, and discarded or zeroed, in all.
+    #[inline]
+    pub(crate) fn bytes(&self, node: NodeId) -> u64 {
+        let counts = &self.cells[node.0 as usize].counts;
+        let bytes = [Counter::ReadBytes, Counter::WriteBytes, Counter::DiscardBytes];
+        bytes.iter().map(|counter| counts[*counter as usize].load(Relaxed)).sum()
+    }
     /// One counter's value.
     pub fn get(&self, node: NodeId, counter: Counter) -> u64 {
         self.cells[node.0 as usize].counts[counter as usize].load(Relaxed)

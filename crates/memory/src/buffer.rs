@@ -142,11 +142,9 @@ impl Buffer {
     #[inline]
     fn check(&self, offset: usize, len: usize) {
         let end = offset.checked_add(len);
-        assert!(
-            end.is_some_and(|end| end <= self.len()),
-            "{len} bytes at {offset} of a buffer of {}",
-            self.len()
-        );
+        if end.is_none_or(|end| end > self.len()) {
+            outside(offset, len, self.len());
+        }
     }
 
     /// Has the processor fetch what is at `offset`, if that is in the buffer, to be looked at soon, or written. See [`crate::bring_near`].
@@ -201,6 +199,12 @@ impl Buffer {
         // SAFETY: both in bounds (checked) and live; `ptr::copy` allows overlap.
         unsafe { ptr::copy(from.as_ptr().add(from_offset), self.as_ptr().add(offset), len) }
     }
+}
+
+/// Apart from [`Buffer::check`], which else keeps all that a message would tell in memory, for every copy.
+#[cold]
+fn outside(offset: usize, len: usize, size: usize) -> ! {
+    panic!("{len} bytes at {offset} of a buffer of {size}")
 }
 
 impl Clone for Buffer {

@@ -160,19 +160,21 @@ pub fn slice_segments(segments: &[Segment], offset: usize, len: usize, out: &mut
 
 /// Copies the byte string that `from` makes up to that of `to`; the shorter one ends it. Returns the bytes copied.
 pub fn copy_between(from: &[Segment], to: &[Segment]) -> usize {
-    let (mut from, mut to) = (from.iter(), to.iter());
-    let (mut source, mut target) = (from.next(), to.next());
-    // Bytes of these that were copied, and of all.
-    let (mut read, mut written, mut copied) = (0, 0, 0);
-    while let (Some(a), Some(b)) = (source, target) {
-        let step = (a.len() - read).min(b.len() - written);
-        b.buffer.copy_from(b.offset() + written, &a.buffer, a.offset() + read, step);
-        (read, written, copied) = (read + step, written + step, copied + step);
-        if read == a.len() {
-            (source, read) = (from.next(), 0);
-        }
-        if written == b.len() {
-            (target, written) = (to.next(), 0);
+    let Some((mut target, mut to)) = to.split_first() else { return 0 };
+    // Bytes of the target that were written, and of all.
+    let (mut written, mut copied) = (0, 0);
+    for source in from {
+        let mut read = 0;
+        loop {
+            let step = (source.len() - read).min(target.len() - written);
+            let at = (target.offset() + written, source.offset() + read);
+            target.buffer.copy_from(at.0, &source.buffer, at.1, step);
+            (read, written, copied) = (read + step, written + step, copied + step);
+            if read == source.len() {
+                break;
+            }
+            let Some((next, others)) = to.split_first() else { return copied };
+            (target, to, written) = (next, others, 0);
         }
     }
     copied

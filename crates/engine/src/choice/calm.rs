@@ -11,6 +11,7 @@
 //! 2. Requests that nobody looks at are counted as part of the stretch, so pairs are as frequent as without. None is measured while
 //!    such requests are under way.
 
+use super::float;
 use super::rule::Way;
 use super::watch::WINDOW;
 use crate::units::Nanos;
@@ -29,11 +30,10 @@ pub(super) enum Said {
     Nothing,
     /// A calm may begin, of that class.
     Ready(u8),
-    /// So many requests of that class went by in a calm, and a byte cost so much.
+    /// In a calm of that class a byte cost so much, if that is known.
     Window {
         class: u8,
-        requests: u32,
-        each: f64,
+        each: Option<f64>,
     },
 }
 
@@ -57,16 +57,19 @@ pub(super) struct Calm {
     timeless: u32,
     /// Bytes of a request, lately.
     request: f64,
-    /// What a byte costs where it has become far dearer; and when a window of a calm is over for that, however few requests are done.
+    /// What a byte costs where it has become far dearer; what a window takes then; and when one of a calm is over for that, however few
+    /// requests are done.
     dear: f64,
+    long: Nanos,
     late: Nanos,
     /// The class that is looked at, and how many of the window's requests were of it.
     class: u8,
     seen: u32,
     /// Requests to look at before the next calm.
     looks: u32,
-    /// Requests that the calm lasts still.
+    /// Requests that the calm lasts, and those that were done in it.
     lasts: u32,
+    went: u32,
     /// Requests under way that nobody looked at; and such as somebody did, when the calm began.
     draining: u32,
     looked_at: u32,
@@ -89,11 +92,13 @@ impl Default for Calm {
             timeless: 0,
             request: 0.0,
             dear: 0.0,
+            long: Nanos(0),
             late: Nanos(u64::MAX),
             class: 0,
             seen: 0,
             looks: LOOK_LONG * WINDOW,
             lasts: 0,
+            went: 0,
             draining: 0,
             looked_at: 0,
             number: 0,
@@ -174,39 +179,54 @@ impl Calm {
     #[inline]
     pub(super) fn window_done(&mut self, now: Nanos, under_way: u32, bytes: u64) -> Said {
         let requests = self.window - self.left;
-        let seen = std::mem::take(&mut self.seen);
-        self.window = WINDOW.max(under_way);
-        self.left = self.window;
-        let time = now.since(self.began).0 as f64;
         // What was given since, and how many requests that was: where answers come many at once, a window ends in the middle of them, and what it
         // was given is not what was done in it.
         let done = self.timeless + requests;
         let given = (done + under_way).saturating_sub(self.flying);
+        let mut request = self.request;
         if given > 0 {
-            self.request = bytes.saturating_sub(self.bytes) as f64 / f64::from(given);
+            request = float(bytes.saturating_sub(self.bytes)) / f64::from(given);
         }
+        let window = WINDOW.max(under_way);
+        if request != self.request || window != self.window {
+            (self.request, self.window) = (request, window);
+            self.long = self.long();
+        }
+        self.left = window;
         if !self.is_on {
             self.window_begins(now, under_way, bytes);
-            if seen < requests {
-                // There were others.
-                self.looks = LOOK_LONG * self.window;
-            }
-            return if self.looks == 0 { Said::Ready(self.class) } else { Said::Nothing };
+            return self.window_looked_at(requests);
         }
-        self.lasts = self.lasts.saturating_sub(requests);
+        self.went += requests;
         // At the same moment, as when a deep queue's answers come at once, nothing is known yet: the next window has this one's time too.
-        let worth = self.request * f64::from(done);
-        let each = if time > 0.0 && worth > 0.0 { time / worth } else { 0.0 };
-        if each > 0.0 {
+        let worth = request * f64::from(done);
+        let mut each = None;
+        if now > self.began && worth > 0.0 {
+            each = Some(float(now.0 - self.began.0) / worth);
             self.window_begins(now, under_way, bytes);
         } else {
             self.timeless = done;
         }
-        let known = requests.min(self.looked_at);
-        self.looked_at -= known;
-        Said::Window { class: self.class, requests: requests - known, each }
+        Said::Window { class: self.class, each }
     }
 
+    /// What a window takes that is far dearer than usual. Computed when what it depends on changes, which is seldom.
+    #[cold]
+    fn long(&self) -> Nanos {
+        let time = self.dear * self.request * f64::from(self.window);
+        Nanos((time as i64).unsigned_abs())
+    }
+
+    #[inline(never)]
+    fn window_looked_at(&mut self, requests: u32) -> Said {
+        if std::mem::take(&mut self.seen) < requests {
+            // There were others.
+            self.looks = LOOK_LONG * self.window;
+        }
+        if self.looks == 0 { Said::Ready(self.class) } else { Said::Nothing }
+    }
+
+    #[inline]
     fn window_begins(&mut self, now: Nanos, under_way: u32, bytes: u64) {
         (self.began, self.bytes, self.flying, self.timeless) = (now, bytes, under_way, 0);
     }
@@ -215,9 +235,10 @@ impl Calm {
     /// nanoseconds each on average, however few are done: what has become far dearer is not to last for a whole window.
     pub(super) fn begin(&mut self, ways: [Way; 2], (rest, dear): (u32, f64), under_way: u32) {
         self.dear = dear;
+        self.long = self.long();
         (self.is_on, self.ways) = (true, ways);
         self.as_usual = ways.map(|way| way == Way::Usual);
-        self.lasts = rest.min(CALM * LOOK * self.window);
+        (self.lasts, self.went) = (rest.min(CALM * LOOK * self.window), 0);
         self.number = self.number.wrapping_add(1);
         self.looked_at = under_way;
     }
@@ -230,19 +251,18 @@ impl Calm {
     /// A calm goes on, if it has not lasted.
     #[inline]
     pub(super) fn goes_on(&mut self) -> bool {
-        let time = self.dear * self.request * f64::from(self.window);
-        self.late = Nanos(self.began.0.saturating_add(time as u64));
-        self.lasts >= self.window
+        self.late = self.began + self.long;
+        self.went + self.window <= self.lasts
     }
 
-    /// It ends. Returns how many requests are under way that nobody looked at.
-    pub(super) fn end(&mut self, under_way: u32) -> u32 {
+    /// It ends. Returns how many requests nobody looked at: those that are done, and those under way.
+    pub(super) fn end(&mut self, under_way: u32) -> [u32; 2] {
         (self.is_on, self.as_usual) = (false, [false; 2]);
         self.late = Nanos(u64::MAX);
         // Some of those that somebody looked at may be under way still, in the calm's first window.
-        self.draining = under_way - self.looked_at.min(under_way);
+        self.draining = under_way.saturating_sub(self.looked_at.saturating_sub(self.went));
         self.looks = LOOK * self.window;
-        self.draining
+        [self.went.saturating_sub(self.looked_at), self.draining]
     }
 }
 
@@ -265,7 +285,9 @@ mod tests {
                     if !calm.one_done(Nanos(now)) {
                         continue;
                     }
-                    if let Said::Window { each, .. } = calm.window_done(Nanos(now), under_way, given) {
+                    if let Said::Window { each: Some(each), .. } =
+                        calm.window_done(Nanos(now), under_way, given)
+                    {
                         windows.push(each);
                     }
                     _ = calm.goes_on();
@@ -273,7 +295,7 @@ mod tests {
                 given += u64::from(done) * BYTES;
             }
         }
-        let measured: Vec<_> = windows.iter().copied().filter(|each| *each > 0.0).skip(2).collect();
+        let measured: Vec<_> = windows.iter().copied().skip(2).collect();
         assert!(measured.len() > 150, "{}", measured.len());
         // Now and then a window has the answers of one moment and a few.
         let far = measured.iter().filter(|one| (*one / each - 1.0).abs() > 0.1).count();
@@ -282,5 +304,44 @@ mod tests {
             far * 5 < measured.len() && (mean / each - 1.0).abs() < 0.15,
             "{far} are far off, {mean} of {each}"
         );
+    }
+
+    /// A calm of so many requests while eight are under way that were looked at, one done each nanosecond; ends after so many.
+    fn calm_of(lasts: u32, most: u32) -> (Calm, u32) {
+        let mut calm = Calm::default();
+        calm.begin([Way::Usual; 2], (lasts, 1.0), 8);
+        for done in 1..=most {
+            let now = Nanos(u64::from(done));
+            if calm.one_done(now) {
+                assert!(matches!(calm.window_done(now, 8, u64::from(done + 8) * 4096), Said::Window { .. }));
+                if !calm.goes_on() {
+                    return (calm, done);
+                }
+            }
+        }
+        (calm, most)
+    }
+
+    #[test]
+    fn a_calm_lasts_for_whole_windows_and_tells_whom_nobody_looked_at() {
+        let (mut calm, done) = calm_of(100, 1000);
+        assert_eq!((done, calm.end(8)), (96, [88, 8]));
+        // At the end of a window that is all, of sixteen: eight of those that were done were looked at. Before that none.
+        let (mut calm, done) = calm_of(16, 1000);
+        assert_eq!((done, calm.end(10)), (16, [8, 10]));
+        assert_eq!(calm_of(16, 3).0.end(10), [0, 2]);
+    }
+
+    #[test]
+    fn a_window_is_late_by_what_requests_are_worth_lately() {
+        let (mut calm, _) = calm_of(1000, 32);
+        assert_eq!(calm.late, Nanos(32 + 16 * 4096));
+        // The next sixteen are twice as large, and so are those after them.
+        for done in 33..=48 {
+            _ = calm.one_done(Nanos(done));
+        }
+        let given = (32 + 8) * 4096 + 16 * 8192;
+        assert!(matches!(calm.window_done(Nanos(48), 8, given), Said::Window { each: Some(_), .. }));
+        assert!(calm.goes_on() && calm.late == Nanos(48 + 16 * 8192), "{:?}", calm.late);
     }
 }

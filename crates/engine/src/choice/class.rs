@@ -69,22 +69,28 @@ const PAGE: usize = 4096;
 #[inline]
 pub(crate) fn linearize(op: Op, fua: bool, data: &[Segment], bytes: u64) -> usize {
     let Some((first, others)) = data.split_first() else { unreachable!("at least two elements") };
-    let mut within = 0;
+    // Of a place between pages all low bits are 0: mostly they are, and one look at all of them is enough.
+    let mut places = 0;
     let mut end = first.as_ptr().addr() + first.len();
     for element in others {
         let start = element.as_ptr().addr();
-        within += usize::from(!(end | start).is_multiple_of(PAGE));
+        places |= end | start;
         end = start + element.len();
     }
-    let boundaries = match within {
-        0 => 0,
-        n if n == data.len() - 1 => 2,
-        _ => 1,
-    };
+    let boundaries = if places.is_multiple_of(PAGE) { 0 } else { within(data) };
     let op = direction(op, fua);
     let size = octave(bytes, SIZES);
     let element = octave(bytes / data.len() as u64, ELEMENTS);
     ((op * SIZES + size) * ELEMENTS + element) * ALIGNMENTS + boundaries
+}
+
+/// How boundaries lie of which some are within pages: 1 where others are not, else 2.
+fn within(data: &[Segment]) -> usize {
+    let are_between = |pair: &[Segment]| {
+        let end = pair[0].as_ptr().addr() + pair[0].len();
+        (end | pair[1].as_ptr().addr()).is_multiple_of(PAGE)
+    };
+    if data.windows(2).any(are_between) { 1 } else { 2 }
 }
 
 /// The number of the class of a FUA write of so many bytes.

@@ -66,7 +66,7 @@ impl Busy {
     pub(crate) fn at(&mut self, now: Nanos, under_way: u32) -> f64 {
         if now > self.last {
             if under_way > 0 {
-                self.paid += (now.0 - self.last.0) as f64 / f64::from(under_way);
+                self.paid += float(now.0 - self.last.0) / f64::from(under_way);
             }
             self.last = now;
         }
@@ -77,6 +77,12 @@ impl Busy {
     fn resume(&mut self, now: Nanos) {
         self.last = now;
     }
+}
+
+/// A time or a length; neither comes near 2^63. A processor converts a signed number by one instruction, and an unsigned one by several.
+#[inline]
+fn float(of: u64) -> f64 {
+    of.cast_signed() as f64
 }
 
 /// The questions for which a queue may be calm: their number in `ways`.
@@ -161,7 +167,7 @@ impl Chooser {
     }
 
     /// One of the `under_way` requests that the device has is done.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn ends(&mut self, now: Nanos, under_way: u32) {
         self.busy.at(now, under_way);
         self.calm.drains();
@@ -177,28 +183,46 @@ impl Chooser {
         self.calm.one_done(now)
     }
 
-    /// `bytes`: what the device was given until now.
-    pub(crate) fn window_done(&mut self, now: Nanos, under_way: u32, bytes: u64) {
+    /// `bytes`: what the device was given until now. Whether a calm has begun or ended.
+    #[inline]
+    pub(crate) fn window_done(&mut self, now: Nanos, under_way: u32, bytes: u64) -> bool {
         match self.calm.window_done(now, under_way, bytes) {
-            Said::Nothing => {}
-            Said::Ready(class) => {
-                let Some(ways) = lead(&self.classes) else { return self.calm.is_none() };
-                let rule = &mut self.classes[usize::from(class)].rule;
-                self.calm.begin(ways, (rule.calms(), rule.dear()), under_way);
-                _ = self.calm.goes_on();
-                (self.looks, self.attends) = (false, under_way == 0);
-            }
-            Said::Window { class, requests, each } => {
-                let class = &mut self.classes[usize::from(class)];
-                class.requests[class.rule.leader() as usize] += u64::from(requests);
-                let is_alarm = class.rule.window_of_calm(requests, each);
-                if is_alarm || !self.calm.goes_on() {
-                    class.requests[class.rule.leader() as usize] += u64::from(self.calm.end(under_way));
-                    self.busy.resume(now);
-                    (self.looks, self.attends) = (true, true);
+            Said::Nothing => false,
+            Said::Ready(class) => self.calm_begins(usize::from(class), under_way),
+            Said::Window { class, each } => {
+                let class = usize::from(class);
+                let is_alarm = each.is_some_and(|each| self.classes[class].rule.window_done(each));
+                let ends = is_alarm || !self.calm.goes_on();
+                if ends {
+                    self.calm_ends(class, now, under_way);
                 }
+                ends
             }
         }
+    }
+
+    /// Unless classes lead differently.
+    #[cold]
+    fn calm_begins(&mut self, class: usize, under_way: u32) -> bool {
+        let Some(ways) = lead(&self.classes) else {
+            self.calm.is_none();
+            return false;
+        };
+        let rule = &mut self.classes[class].rule;
+        self.calm.begin(ways, (rule.calms(), rule.dear()), under_way);
+        _ = self.calm.goes_on();
+        (self.looks, self.attends) = (false, under_way == 0);
+        true
+    }
+
+    #[cold]
+    fn calm_ends(&mut self, class: usize, now: Nanos, under_way: u32) {
+        let class = &mut self.classes[class];
+        let [done, flying] = self.calm.end(under_way);
+        class.requests[class.rule.leader() as usize] += u64::from(done) + u64::from(flying);
+        class.rule.calm_ends(done);
+        self.busy.resume(now);
+        (self.looks, self.attends) = (true, true);
     }
 
     /// How requests go that a question is asked about, while nobody has to look at them.
@@ -239,25 +263,31 @@ impl Chooser {
         }
     }
 
+    #[inline]
     fn class(&mut self, number: usize) -> Option<u8> {
         match self.index.get(number) {
             Some(&class) if class != UNSEEN => Some(class),
-            _ if self.classes.len() == CLASSES_MAX => None,
-            _ => {
-                self.index.resize(class::NUMBERS, UNSEEN);
-                let class = u8::try_from(self.classes.len()).expect("fewer than 255 classes");
-                self.index[number] = class;
-                self.classes.push(Class {
-                    number,
-                    question: class::question(number),
-                    rule: Rule::new(),
-                    requests: [0; 2],
-                    settlements: 0,
-                    tell_at: 1,
-                });
-                Some(class)
-            }
+            _ => self.new_class(number),
         }
+    }
+
+    #[cold]
+    fn new_class(&mut self, number: usize) -> Option<u8> {
+        if self.classes.len() == CLASSES_MAX {
+            return None;
+        }
+        self.index.resize(class::NUMBERS, UNSEEN);
+        let class = u8::try_from(self.classes.len()).expect("fewer than 255 classes");
+        self.index[number] = class;
+        self.classes.push(Class {
+            number,
+            question: class::question(number),
+            rule: Rule::new(),
+            requests: [0; 2],
+            settlements: 0,
+            tell_at: 1,
+        });
+        Some(class)
     }
 
     /// It is done, at a time when `paid` was paid: whether well, else its time says nothing. Returns what is worth a report.

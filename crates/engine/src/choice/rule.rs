@@ -293,18 +293,12 @@ impl Rule {
         self.rest()
     }
 
-    /// A window of so many requests went by that nobody looked at; a byte cost so much, 0: not known. Whether that is an alarm.
-    #[inline]
-    pub(super) fn window_of_calm(&mut self, requests: u32, each: f64) -> bool {
+    /// So many requests of the stretch went by that nobody looked at.
+    pub(super) fn calm_ends(&mut self, requests: u32) {
         if let Step::Stretch(left) = &mut self.step {
             // Something is left for the request that ends the stretch.
             *left = left.saturating_sub(requests).max(1);
         }
-        let alarms = self.alarms;
-        if each > 0.0 {
-            self.window_done(each);
-        }
-        self.alarms != alarms
     }
 
     /// What a byte costs where times have changed so much that no whole window is needed to see it.
@@ -423,7 +417,7 @@ impl Rule {
         match self.step {
             Step::Stretch(_) => {
                 self.sum = Some(Sum::at(sum.last, sum.to, self.flying == [0, 0]));
-                self.window_done(sum.each());
+                _ = self.window_done(sum.each());
             }
             Step::First | Step::Second => {
                 self.request = sum.bytes / f64::from(sum.samples);
@@ -678,16 +672,19 @@ impl Rule {
         }
     }
 
-    /// A request of the leading way has been measured: if that makes a window, is it dearer than the other way was?
+    /// A window of the leading way has been measured: whether it is so much dearer than the other way was that this is tried.
     #[inline]
-    fn window_done(&mut self, each: f64) {
+    pub(super) fn window_done(&mut self, each: f64) -> bool {
         let (_, other) = self.own_and_other(self.known);
-        if self.watch.window(each, other, self.known_to) {
+        let is_alarm = self.watch.window(each, other, self.known_to);
+        if is_alarm {
             self.alarm();
         }
+        is_alarm
     }
 
     /// Requests have become dearer than the other way was: is it still?
+    #[cold]
     fn alarm(&mut self) {
         self.alarms += 1;
         if std::mem::replace(&mut self.is_alarmed, true) {

@@ -16,7 +16,7 @@ pub(super) struct Page(f64);
 impl Page {
     /// One more value, in deviations above the level; it counts for `most` at most. Returns the sum.
     pub(super) fn add(&mut self, deviations: f64, most: f64, slack: f64) -> f64 {
-        self.0 = (self.0 + deviations.clamp(-most, most) - slack).max(0.0);
+        self.0 = (self.0 + within(deviations, most) - slack).max(0.0);
         self.0
     }
 }
@@ -33,7 +33,7 @@ const MUCH: (u32, f64) = (2, 0.5);
 /// No window is believed to be surer than that.
 const DEVIATION_MIN: f64 = 0.02;
 /// So many windows tell what is usual, and weigh in it later.
-const USUAL: (u32, u32) = (16, 256);
+const USUAL: (f64, f64) = (16.0, 256.0);
 /// Each alarm in vain doubles what the next one takes, at most so often; so many windows without one halve it.
 const VAIN_MAX: u32 = 5;
 const CALM: u32 = 4096;
@@ -45,20 +45,24 @@ pub(super) struct Watch {
     /// By how much windows are dearer than the other way, lately, and how much that varies.
     mean: f64,
     deviation: f64,
-    /// And usually; by so many windows.
+    /// And usually; by so many windows, counted as far as they weigh.
     usual: f64,
-    windows: u32,
+    windows: f64,
     much: u32,
     /// What a byte cost in the newest windows, nanoseconds.
     cost: f64,
     vain: u32,
+    /// Windows without an alarm until one in vain is forgotten.
     calm: u32,
+    /// The sum that is an alarm.
+    alarm: f64,
 }
 
 impl Watch {
     /// Begins anew: windows are dearer than the other way by `excess`, usually, with that deviation.
     pub(super) fn begin(&mut self, excess: f64, deviation: f64) {
-        *self = Watch { mean: excess, deviation, vain: self.vain, ..Watch::default() };
+        let (vain, alarm) = (self.vain, alarm(self.vain));
+        *self = Watch { mean: excess, deviation, vain, calm: CALM, alarm, ..Watch::default() };
     }
 
     /// What a byte cost in the newest windows.
@@ -76,34 +80,80 @@ impl Watch {
         self.vain = 0;
     }
 
-    /// What is alarming above it: that which is usual, within what is known of the other way. Who knows that badly tries it again when anything
-    /// has changed for the worse.
-    fn level(&self, known_to: f64) -> f64 {
-        if self.windows < USUAL.0 { known_to } else { self.usual.clamp(-known_to, known_to) }
+    /// What a byte costs in the newest windows, the newest of which is `each`. And what is alarming above it: that which is usual, within what is
+    /// known of the other way. Who knows that badly tries it again when anything has changed for the worse.
+    #[inline]
+    fn now(&self, each: f64, known_to: f64) -> (f64, f64) {
+        let cost = (self.cost + each) / 2.0;
+        if self.windows >= USUAL.0 {
+            (cost, within(self.usual, known_to))
+        } else {
+            (if self.windows > 0.0 { cost } else { each }, known_to)
+        }
     }
 
     /// A window cost `each` a byte; the other way costs `other`, known to that part of it. Whether it is time to try that again.
+    #[inline(always)]
     pub(super) fn window(&mut self, each: f64, other: f64, known_to: f64) -> bool {
         let excess = each / other - 1.0;
         let deviation = self.deviation.max(DEVIATION_MIN);
         let off = excess - self.mean;
-        self.mean += off.clamp(-2.0 * deviation, 2.0 * deviation) / 16.0;
+        self.mean += within(off, 2.0 * deviation) / 16.0;
         // The mean deviation is 0.8 of what is normal.
-        self.deviation += (1.25 * off.abs().min(4.0 * deviation) - self.deviation) / 32.0;
-        self.cost = if self.cost > 0.0 { (self.cost + each) / 2.0 } else { each };
-        let above = excess - self.level(known_to);
-        self.windows += 1;
-        let weight = f64::from(self.windows.min(USUAL.1));
-        self.usual += (excess - self.usual).clamp(-4.0 * deviation, 4.0 * deviation) / weight;
-        self.much = if above > MUCH.1 { self.much + 1 } else { 0 };
+        self.deviation += (1.25 * less(off.abs(), 4.0 * deviation) - self.deviation) / 32.0;
+        let (cost, level) = self.now(each, known_to);
+        let above = excess - level;
+        self.cost = cost;
+        self.windows = less(self.windows + 1.0, USUAL.1);
+        self.usual += within(excess - self.usual, 4.0 * deviation) / self.windows;
         let sum = self.page.add(above / deviation, MOST, SLACK);
-        let is_alarm = sum > ALARM * f64::from(1u32 << self.vain) || self.much >= MUCH.0 + self.vain;
-        self.calm = if is_alarm { 0 } else { self.calm + 1 };
-        if self.calm == CALM {
-            (self.calm, self.vain) = (0, self.vain.saturating_sub(1));
+        if sum > self.alarm || self.is_much(above) {
+            self.calm = CALM;
+            return true;
         }
-        is_alarm
+        self.calm -= 1;
+        if self.calm == 0 {
+            self.was_calm();
+        }
+        false
     }
+
+    /// Whether one more window is so much dearer that it needs no sum.
+    #[inline]
+    fn is_much(&mut self, above: f64) -> bool {
+        if above > MUCH.1 {
+            self.much += 1;
+            self.much >= MUCH.0 + self.vain
+        } else {
+            self.much = 0;
+            false
+        }
+    }
+
+    /// No alarm for so long.
+    #[cold]
+    fn was_calm(&mut self) {
+        (self.calm, self.vain) = (CALM, self.vain.saturating_sub(1));
+        self.alarm = alarm(self.vain);
+    }
+}
+
+/// The sum that is an alarm after so many in vain.
+fn alarm(vain: u32) -> f64 {
+    ALARM * f64::from(1u32 << vain)
+}
+
+/// The lesser one. Numbers only: `min` has to care for what is none, and takes six instructions where this takes one.
+#[inline]
+fn less(one: f64, other: f64) -> f64 {
+    if one < other { one } else { other }
+}
+
+/// Not further from 0 than `most`, which is not below it: `clamp` without its question whether the bounds are in order.
+#[inline]
+fn within(value: f64, most: f64) -> f64 {
+    let value = less(value, most);
+    if value > -most { value } else { -most }
 }
 
 #[cfg(test)]

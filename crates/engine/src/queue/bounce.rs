@@ -30,7 +30,7 @@ impl Bounces {
 
 impl LeafQueue {
     /// A calm may have begun or ended: in one, nobody has to look at requests, which may go as they are.
-    #[inline]
+    #[cold]
     pub(super) fn ask_of_copies(&mut self) {
         self.bounces.asks = match self.bounces.setting {
             Linearize::Off => false,

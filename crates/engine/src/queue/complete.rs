@@ -123,10 +123,14 @@ impl LeafQueue {
         }
         let request = &mut self.requests[id];
         let must_flush = request.flush_follows;
-        match request.watched_fua.take() {
-            Some(watched) if must_flush => self.flushes.watch(watched, nr.bytes()),
-            Some(watched) => self.fua_done(cx, watched, true, nr.bytes()),
-            None => {}
+        // Mostly there is nothing to take.
+        if request.watched_fua.is_some()
+            && let Some(watched) = request.watched_fua.take()
+        {
+            match must_flush {
+                true => self.flushes.watch(watched, nr.bytes()),
+                false => self.fua_done(cx, watched, true, nr.bytes()),
+            }
         }
         let bios = self.requests[id].parts.iter().map(|part| part.bio);
         if must_flush {

@@ -376,11 +376,12 @@ impl LeafQueue {
     }
 
     /// As many requests are done as are looked at together.
+    #[inline(never)]
     fn window_done(&mut self, cx: &QueueContext<'_>) {
-        let counters = [Counter::ReadBytes, Counter::WriteBytes, Counter::DiscardBytes];
-        let bytes = counters.iter().map(|counter| cx.counters.get(self.node, *counter)).sum();
-        self.chooser.window_done(cx.now, self.in_flight, bytes);
-        self.ask_of_copies();
+        let bytes = cx.counters.bytes(self.node);
+        if self.chooser.window_done(cx.now, self.in_flight, bytes) {
+            self.ask_of_copies();
+        }
     }
 
     /// A request that the comparison of ways had an eye on is done: whether well, and what has been paid by now.

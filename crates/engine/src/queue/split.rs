@@ -216,11 +216,13 @@ fn aligned_piece(span: Span, max: Sectors, unit: Sectors, reason: Reason) -> (Se
 }
 
 /// Sectors of `nr` at `at` of a bio's `data` that `max` segments hold; at least one logical block.
+#[inline]
 pub(crate) fn sectors_in_segments(data: &[Segment], at: Sectors, nr: Sectors, limits: &Limits) -> Sectors {
+    if data.len() <= limits.max_segments as usize { nr } else { in_fewer_segments(data, at, nr, limits) }
+}
+
+fn in_fewer_segments(data: &[Segment], at: Sectors, nr: Sectors, limits: &Limits) -> Sectors {
     let max = limits.max_segments as usize;
-    if data.len() <= max {
-        return nr;
-    }
     let mut out = Segments::new();
     slice_segments(data, at.byte_len(), nr.byte_len(), &mut out);
     if out.len() <= max {
