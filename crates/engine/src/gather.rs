@@ -257,9 +257,24 @@ mod tests {
             // Wake-ups that are spared; and a server that is in its client's way.
             assert!(share_of_looks(18_000, 67_000, turns) > 0.98);
             assert!(share_of_looks(110_000, 188_000, turns) > 0.98);
+            assert!(share_of_looks(80_000, 100_000, turns) > 0.95, "several would have to be a third faster");
             assert!(share_of_looks(96_000, 88_000, turns) < 0.02);
             assert!(share_of_looks(100_000, 105_000, turns) < 0.02, "a processor is worth more than that");
         }
+    }
+
+    #[test]
+    fn pauses_are_hardly_tried_on_a_client_with_one_request_under_way() {
+        let mut gatherer = Gatherer::new(Waiting::Measured);
+        let (mut now, mut wait, mut pauses) = (Nanos(0), Wait::Until(None), 0);
+        while !matches!(wait, Wait::Soon { .. }) {
+            let is_pause = matches!(wait, Wait::Gather { .. });
+            pauses += u32::from(is_pause);
+            now = now + Nanos(if is_pause { 147_000 } else { 67_000 });
+            gatherer.finished(PortId(0), 1);
+            wait = gatherer.wait(now, 0);
+        }
+        assert!((1..14).contains(&pauses), "{pauses}");
     }
 
     #[test]

@@ -195,7 +195,9 @@ mod tests {
         let second = alarm_after(&mut watch, 1000, shifted).unwrap();
         assert!(second > first + 5, "{first} {second}");
         watch.begin(-0.02, 0.05);
+        assert_eq!(watch.alarm, 2.0 * ALARM);
         assert_eq!(alarm_after(&mut watch, 2 * CALM as usize, usual), None);
+        assert_eq!(watch.alarm, ALARM); // from then on, not only when it begins anew
         watch.begin(-0.02, 0.05);
         assert_eq!(alarm_after(&mut watch, 1000, shifted), Some(first));
     }
