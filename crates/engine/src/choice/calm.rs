@@ -214,6 +214,7 @@ impl Calm {
     #[cold]
     fn long(&self) -> Nanos {
         let time = self.dear * self.request * f64::from(self.window);
+        // Half of all times at most, so that one can be added to it.
         Nanos((time as i64).unsigned_abs())
     }
 

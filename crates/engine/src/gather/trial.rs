@@ -99,12 +99,10 @@ pub(super) struct Trials {
     settling: u64,
     /// Of this side of the trial, or of the verdict in the last [`HOLD_MIN`].
     current: Rate,
-    /// The best of this trial so far.
+    /// The best of this trial so far; of a verdict, that and its rate when it was tried.
     best: (Way, Rate),
     hold: u64,
     last_verdict: Way,
-    /// Of that way when it was tried.
-    tried: Rate,
 }
 
 impl Trials {
@@ -116,7 +114,6 @@ impl Trials {
             best: (Way::Sleep, Rate::default()),
             hold: HOLD_MIN,
             last_verdict: Way::Sleep,
-            tried: Rate::default(),
         }
     }
 
@@ -161,8 +158,9 @@ impl Trials {
         let (mut is_over, left) = (left <= time, left.saturating_sub(time));
         if self.current.time >= HOLD_MIN {
             let lately = std::mem::take(&mut self.current);
-            if lately.is_another_load(self.tried) || self.tried.is_above(SLOWER, 2, lately) {
-                // The same verdict doubles it.
+            let (_, tried) = self.best;
+            if lately.is_another_load(tried) || tried.is_above(SLOWER, 2, lately) {
+                // The same verdict makes it longer.
                 (is_over, self.hold) = (true, HOLD_MIN / 2);
             }
         }
@@ -193,7 +191,6 @@ impl Trials {
 
     fn judge(&mut self) -> Phase {
         let (way, rate) = self.best;
-        self.tried = rate;
         let (times, max) = if rate.is_of_one() { (4, HOLD_MAX_ALONE) } else { (2, HOLD_MAX) };
         self.hold = if way == self.last_verdict { (self.hold * times).min(max) } else { HOLD_MIN };
         self.last_verdict = way;
