@@ -3,6 +3,11 @@
 //! A pause is kept unless it made that slower by more than [`TOLERANCE`]; looking has to make it faster by [`WORTH`], or by [`WORTH_ALONE`]. The verdict
 //! holds for a growing time, then it is tried again; sooner where it goes much slower than in its trial, or a turn has come to have
 //! so much more or less to do that it is another load.
+//!
+//! With one request under way it matters most whether client and server share a processor, and that follows from how we wait: who looks
+//! drives the other away, which the kernel does in some 40 ms; who sleeps is brought together with it, in some 80. Reads of a file at
+//! depth 1 took 57 µs with a look, and 92 after 40 ms; then 155 asleep, and 75 after 80 ms (a virtual machine of two processors). So the
+//! sides of such a trial are long ([`SETTLES_ALONE`]), unless they are decided at once, and rare.
 
 use crate::units::Nanos;
 
@@ -14,11 +19,14 @@ const TRIAL_TIME: u64 = Nanos::millis(2).0;
 const ENOUGH_ALONE: u32 = 8;
 /// Time at the beginning of a side that does not count: what has gathered while it was waited the other way is done in it.
 const SETTLES: u64 = Nanos::micros(300).0;
+/// The same for a client with one request under way: until the kernel has brought it and us together, or apart.
+const SETTLES_ALONE: u64 = Nanos::millis(100).0;
 /// How long a verdict holds, at first and at most: turns in which something finished count, for what they took.
 const HOLD_MIN: u64 = Nanos::millis(25).0;
 pub(super) const HOLD_MAX: u64 = Nanos::millis(200).0;
-/// At most, for a client with one request under way, each of which feels it when the other ways are tried.
-const HOLD_MAX_ALONE: u64 = Nanos::millis(800).0;
+/// The same for a client with one request under way, each of which feels it when the other ways are tried.
+const HOLD_MIN_ALONE: u64 = Nanos::millis(800).0;
+const HOLD_MAX_ALONE: u64 = Nanos::millis(12_800).0;
 /// A verdict is void if a turn has so many times more or less to do than in its trial, throughout [`HOLD_MIN`]. A client with one
 /// request under way and one with 16 differ by more; of one client it differs by less.
 const ANOTHER_LOAD: u64 = 4;
@@ -31,6 +39,8 @@ const TOLERANCE: u64 = 16;
 const WORTH: u64 = 3;
 /// Of a client with one request under way, whose time is nothing but the wait.
 const WORTH_ALONE: u64 = 8;
+/// So many times as fast, and looking is better for such a client wherever the kernel puts it.
+const CLEAR: u64 = 2;
 /// Bios of a turn at most, on average, where one request is under way: it may be cut in two.
 pub(super) const ALONE: u64 = 2;
 
@@ -95,8 +105,10 @@ impl Rate {
 #[derive(Debug)]
 pub(super) struct Trials {
     pub(super) phase: Phase,
-    /// Of this side of the trial, what does not count.
+    /// What was done since the way changed: as long as that may have its effect on how fast it goes.
     settling: u64,
+    /// Whether there is one client with one request under way, as far as is known: when a pause was tried, nothing more came.
+    is_alone: bool,
     /// Of this side of the trial, or of the verdict in the last [`HOLD_MIN`].
     current: Rate,
     /// The best of this trial so far; of a verdict, that and its rate when it was tried.
@@ -110,6 +122,7 @@ impl Trials {
         Trials {
             phase: Phase::Try(Way::Sleep),
             settling: 0,
+            is_alone: false,
             current: Rate::default(),
             best: (Way::Sleep, Rate::default()),
             hold: HOLD_MIN,
@@ -124,51 +137,86 @@ impl Trials {
         }
     }
 
-    /// So many bios have finished in that time, waited for this way.
-    pub(super) fn book(&mut self, bios: u64, time: u64) {
-        let way = match self.phase {
-            Phase::Hold(way, left) => {
-                self.phase = self.hold_on(way, left, bios, time);
-                return;
-            }
-            Phase::Try(_) if self.settling < SETTLES => {
-                self.settling += time;
-                return;
-            }
-            Phase::Try(way) => way,
-        };
+    /// So many bios have finished in that time, waited for this way; whether all may be those of one client with one request under way.
+    pub(super) fn book(&mut self, bios: u64, time: u64, may_be_alone: bool) {
+        self.is_alone &= may_be_alone;
+        let is_new = self.settling < SETTLES;
+        self.settling = self.settling.saturating_add(time);
+        if is_new {
+            return;
+        }
         self.current.add(bios, time);
+        match self.phase {
+            Phase::Hold(way, left) => self.hold_on(way, left, time),
+            Phase::Try(way) => self.go_on(way, may_be_alone),
+        }
+    }
+
+    /// With a side of the trial, to the next if it is over.
+    fn go_on(&mut self, way: Way, may_be_alone: bool) {
         // One request at a time does not become more by waiting, and all that while nothing else is done.
         let is_in_vain = way == Way::Pause && self.current.turns >= ENOUGH_ALONE && self.current.is_of_one();
         if !is_in_vain && (self.current.turns < TRIAL || self.current.time < TRIAL_TIME) {
             return;
         }
         let rate = std::mem::take(&mut self.current);
-        self.settling = 0;
+        if !self.is_settled(way, rate) {
+            return;
+        }
         self.compare(way, rate);
-        self.phase = match way {
-            Way::Sleep => Phase::Try(Way::Pause),
-            Way::Pause => Phase::Try(Way::Look),
-            Way::Look => self.judge(),
-        };
+        match way {
+            Way::Sleep => self.begin(Phase::Try(Way::Pause)),
+            Way::Pause => {
+                self.is_alone = is_in_vain && may_be_alone;
+                self.begin(Phase::Try(Way::Look));
+            }
+            Way::Look => {
+                let verdict = self.judge();
+                self.begin(verdict);
+            }
+        }
     }
 
-    fn hold_on(&mut self, way: Way, left: u64, bios: u64, time: u64) -> Phase {
-        self.current.add(bios, time);
-        let (mut is_over, left) = (left <= time, left.saturating_sub(time));
+    fn begin(&mut self, phase: Phase) {
+        let before = self.way();
+        self.phase = phase;
+        self.current = Rate::default();
+        // What goes on the same way goes on as it was.
+        if self.way() != before {
+            self.settling = 0;
+        }
+    }
+
+    /// Whether `rate` is what this way comes to in the end, or says enough.
+    fn is_settled(&self, way: Way, rate: Rate) -> bool {
+        if !self.is_alone || self.settling >= SETTLES_ALONE {
+            return true;
+        }
+        let (standing, best) = self.best;
+        match way {
+            // Asleep it only gets better.
+            Way::Sleep => standing != Way::Sleep && rate.is_above(1, 1, best),
+            Way::Pause => true,
+            // And looking only worse.
+            Way::Look => rate.is_above(CLEAR, 1, best) || best.is_above(1, 1, rate),
+        }
+    }
+
+    fn hold_on(&mut self, way: Way, left: u64, time: u64) {
+        self.phase = Phase::Hold(way, left.saturating_sub(time));
+        let mut is_over = left <= time;
         if self.current.time >= HOLD_MIN {
             let lately = std::mem::take(&mut self.current);
             let (_, tried) = self.best;
-            if lately.is_another_load(tried) || tried.is_above(SLOWER, 2, lately) {
+            let is_settled = !self.is_alone || self.settling >= SETTLES_ALONE;
+            if lately.is_another_load(tried) || is_settled && tried.is_above(SLOWER, 2, lately) {
                 // The same verdict makes it longer.
                 (is_over, self.hold) = (true, HOLD_MIN / 2);
             }
         }
-        if !is_over {
-            return Phase::Hold(way, left);
+        if is_over {
+            self.begin(Phase::Try(Way::Sleep));
         }
-        self.current = Rate::default();
-        Phase::Try(Way::Sleep)
     }
 
     /// A side of the trial is over.
@@ -191,8 +239,9 @@ impl Trials {
 
     fn judge(&mut self) -> Phase {
         let (way, rate) = self.best;
-        let (times, max) = if rate.is_of_one() { (4, HOLD_MAX_ALONE) } else { (2, HOLD_MAX) };
-        self.hold = if way == self.last_verdict { (self.hold * times).min(max) } else { HOLD_MIN };
+        let (times, min, max) =
+            if rate.is_of_one() { (4, HOLD_MIN_ALONE, HOLD_MAX_ALONE) } else { (2, HOLD_MIN, HOLD_MAX) };
+        self.hold = if way == self.last_verdict { (self.hold * times).clamp(min, max) } else { min };
         self.last_verdict = way;
         Phase::Hold(way, self.hold)
     }
