@@ -14,6 +14,8 @@ QSD = "qsd"
 RAW = "raw fio"
 # Back ends that are nothing but a back end, by how they wait.
 BARE = {"bare, asleep": "sleeps", "bare, looking": "looks"}
+# The same with a file; the last hands reads to the kernel eight at a time. They only read, and the kernel places them.
+BARE_FILE = {"bare, asleep": [], "bare, looking": ["--looks"], "bare, in eights": ["--portion", "8"]}
 # Where the server and the guest run, if not where the kernel places them.
 SERVER_AT, GUEST_AT = (["taskset", "-c", cpu] for cpu in "01")
 NULL_DEPTHS = (1, 16, 32, 64, 128, 256, 512, 1024)
@@ -65,6 +67,14 @@ def load_bare(bench, waits, cell, delay_us=0):
     return {"iops": report["iops"], "p50_us": report["p50_us"], "server_us": report["server_cpu_us_per_io"]}
 
 
+def load_bare_file(bench, path, how, cell):
+    command = [bench.bare_ring, path, "--depth", str(cell["depth"]), "--seconds", str(bench.seconds), *how]
+    report, error = clients.run(command)
+    if error or report is None:
+        return {"error": error}
+    return {"iops": report["iops"], "p50_us": report["p50_us"], "server_us": report["server_cpu_us_per_io"]}
+
+
 def count(bench, server, cell):
     """System calls of the server's per I/O. Counted apart: tracing slows it down."""
     output = f"{bench.run_folder}/perf"
@@ -94,6 +104,8 @@ def in_turns(bench, running, cells, with_counts, extra):
                 if rep == 0 and with_counts and cell["guest"] == "sleeping":
                     rows.append({**cell, "peer": server.name, "rep": rep, **count(bench, server, cell)})
             for peer, client, run in extra:
+                if peer in BARE_FILE and cell.get("rw") == "randwrite":
+                    continue
                 rows.append(bench.row(cell, peer, client, rep, lambda: run(cell)))
     return rows
 
@@ -143,8 +155,10 @@ def vhost(bench):
     files = [cell_of("file", depth, rw=rw) for rw in ("randread", "randwrite") for depth in FILE_DEPTHS]
     raw = lambda cell: clients.fio_file(path, cell["rw"], "4k", cell["depth"], 1, bench.seconds)  # noqa: E731
     # One file for all, one after the other: where it lies on the disk decides.
-    rows += measure(bench, "file", ["--disk", f"{path},direct=on,lock=off"], f"{servers.qsd_file(path)},locking=off",
-                    files, counted, [(RAW, "fio", raw)] if machine.has("fio") else [])
+    beside = [(RAW, "fio", raw)] if machine.has("fio") else []
+    if machine.has(bench.bare_ring):
+        beside += [(peer, "bare_ring", lambda cell, how=how: load_bare_file(bench, path, how, cell)) for peer, how in BARE_FILE.items()]
+    rows += measure(bench, "file", ["--disk", f"{path},direct=on,lock=off"], f"{servers.qsd_file(path)},locking=off", files, counted, beside)
     return tables_of(rows) + goals(rows) + least(bench) + [machine.noise(rows), ""] + errors(rows)
 
 
@@ -189,6 +203,9 @@ def tables_of(rows):
     lines += table("I/O per second against raw fio", file, keys, [OURS, RAW], "iops", max, [RAW])
     lines += table("p50, us", file, keys, [OURS, QSD, RAW], "p50_us", min, [QSD])
     lines += table("Server CPU, us per I/O", file, keys, [OURS, QSD], "server_us", min)
+    reads = [row for row in file if row["rw"] == "randread"]
+    lines += table("Reads per second against the best of the bare ones", reads, ["depth"], [OURS, *BARE_FILE], "iops", max)
+    lines += table("Reads, p50, us", reads, ["depth"], [OURS, *BARE_FILE], "p50_us", min)
     lines += table("Server system calls per I/O", file, keys, [OURS, QSD], "syscalls", min)
     lines += table("io_uring_enter per I/O", file, keys, [OURS, QSD], "enters", min)
     lines += [f"### A disk that takes {DELAY_MS} ms for everything, rings full", ""]

@@ -377,9 +377,9 @@ impl Queue {
         self.ring_size
     }
 
-    /// By what it kicks, twice, and is called.
-    pub(crate) fn bells(&self) -> Result<(OwnedFd, OwnedFd, OwnedFd)> {
-        Ok((self.kick.try_clone()?, self.kick.try_clone()?, self.call.try_clone()?))
+    /// By what it kicks, and is called.
+    pub(crate) fn bells(&self) -> Result<(OwnedFd, OwnedFd)> {
+        Ok((self.kick.try_clone()?, self.call.try_clone()?))
     }
 
     /// Where the status of a request is.

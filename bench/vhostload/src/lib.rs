@@ -10,8 +10,10 @@
 
 mod bare;
 mod client;
+mod device;
 mod disk;
 mod guest;
+mod load;
 mod packed;
 mod ring;
 mod split;
@@ -19,8 +21,10 @@ mod write_log;
 
 pub use bare::Bare;
 pub use client::Client;
+pub use device::{DeviceRing, Read};
 pub use disk::{Disk, Finished, Options, Queue, Request};
 pub use guest::{Area, Guest, Layout};
+pub use load::{Load, Measured};
 pub use packed::PackedDriver;
 pub use ring::{Chain, Piece, Ring};
 pub use split::SplitDriver;
