@@ -227,7 +227,7 @@ mod tests {
     /// Of the time of a lone client's requests, the share of those that were looked for at every step. Each takes so long if it was, and so long if
     /// not; and so many turns, the last of which finishes it.
     fn share_of_looks(looking: u64, sleeping: u64, turns: u64) -> f64 {
-        const REQUESTS: u32 = 400_000;
+        const REQUESTS: u32 = 2_000_000;
         let mut gatherer = Gatherer::new(Waiting::Measured);
         let (mut now, mut looked_for, mut all) = (Nanos(0), 0, 0);
         let mut looks = false;
@@ -311,6 +311,12 @@ mod tests {
             let (looks, shared) = shares_where_the_kernel_moves(together, null);
             assert!(looks < 0.05 && shared > 0.9, "{looks}, {shared}");
         }
+    }
+
+    #[test]
+    fn looking_that_is_slower_at_once_is_not_tried_for_long() {
+        let (looks, _) = shares_where_the_kernel_moves(true, |looks, _| if looks { 18_000 } else { 6_000 });
+        assert!(looks < 0.002, "{looks}");
     }
 
     #[test]

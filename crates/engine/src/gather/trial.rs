@@ -39,8 +39,6 @@ const TOLERANCE: u64 = 16;
 const WORTH: u64 = 3;
 /// Of a client with one request under way, whose time is nothing but the wait.
 const WORTH_ALONE: u64 = 8;
-/// So many times as fast, and looking is better for such a client wherever the kernel puts it.
-const CLEAR: u64 = 2;
 /// Bios of a turn at most, on average, where one request is under way: it may be cut in two.
 pub(super) const ALONE: u64 = 2;
 
@@ -105,7 +103,7 @@ impl Rate {
 #[derive(Debug)]
 pub(super) struct Trials {
     pub(super) phase: Phase,
-    /// What was done since the way changed: as long as that may have its effect on how fast it goes.
+    /// Since this phase began: what was done before it may have its effect on how fast it goes.
     settling: u64,
     /// Whether there is one client with one request under way, as far as is known: when a pause was tried, nothing more came.
     is_alone: bool,
@@ -148,12 +146,12 @@ impl Trials {
         self.current.add(bios, time);
         match self.phase {
             Phase::Hold(way, left) => self.hold_on(way, left, time),
-            Phase::Try(way) => self.go_on(way, may_be_alone),
+            Phase::Try(way) => self.go_on(way),
         }
     }
 
     /// With a side of the trial, to the next if it is over.
-    fn go_on(&mut self, way: Way, may_be_alone: bool) {
+    fn go_on(&mut self, way: Way) {
         // One request at a time does not become more by waiting, and all that while nothing else is done.
         let is_in_vain = way == Way::Pause && self.current.turns >= ENOUGH_ALONE && self.current.is_of_one();
         if !is_in_vain && (self.current.turns < TRIAL || self.current.time < TRIAL_TIME) {
@@ -167,7 +165,7 @@ impl Trials {
         match way {
             Way::Sleep => self.begin(Phase::Try(Way::Pause)),
             Way::Pause => {
-                self.is_alone = is_in_vain && may_be_alone;
+                self.is_alone = is_in_vain;
                 self.begin(Phase::Try(Way::Look));
             }
             Way::Look => {
@@ -178,28 +176,15 @@ impl Trials {
     }
 
     fn begin(&mut self, phase: Phase) {
-        let before = self.way();
-        self.phase = phase;
-        self.current = Rate::default();
-        // What goes on the same way goes on as it was.
-        if self.way() != before {
-            self.settling = 0;
-        }
+        (self.phase, self.settling, self.current) = (phase, 0, Rate::default());
     }
 
     /// Whether `rate` is what this way comes to in the end, or says enough.
     fn is_settled(&self, way: Way, rate: Rate) -> bool {
-        if !self.is_alone || self.settling >= SETTLES_ALONE {
-            return true;
-        }
-        let (standing, best) = self.best;
-        match way {
-            // Asleep it only gets better.
-            Way::Sleep => standing != Way::Sleep && rate.is_above(1, 1, best),
-            Way::Pause => true,
-            // And looking only worse.
-            Way::Look => rate.is_above(CLEAR, 1, best) || best.is_above(1, 1, rate),
-        }
+        let (_, best) = self.best;
+        // Looking is at its best at once: what is slower then need not go on.
+        let is_decided = way == Way::Pause || way == Way::Look && best.is_above(1, 1, rate);
+        is_decided || !self.is_alone || self.settling >= SETTLES_ALONE
     }
 
     fn hold_on(&mut self, way: Way, left: u64, time: u64) {
