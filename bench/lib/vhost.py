@@ -61,14 +61,14 @@ def load(bench, server, cell, seconds):
 def load_bare(bench, waits, cell, delay_us=0):
     command = [bench.vhostload, "--bare", waits, "--delay", str(delay_us), "--seconds", str(bench.seconds), "--depth", str(cell["depth"]),
                "--queue-size", str(cell["ring"]), *(["--poll"] if cell["guest"] == "polling" else [])]
-    report, error = clients.run(command)
-    if error or report is None:
-        return {"error": error}
-    return {"iops": report["iops"], "p50_us": report["p50_us"], "server_us": report["server_cpu_us_per_io"]}
+    return row_of_bare(command)
 
 
 def load_bare_file(bench, path, how, cell):
-    command = [bench.bare_ring, path, "--depth", str(cell["depth"]), "--seconds", str(bench.seconds), *how]
+    return row_of_bare([bench.bare_ring, path, "--depth", str(cell["depth"]), "--seconds", str(bench.seconds), *how])
+
+
+def row_of_bare(command):
     report, error = clients.run(command)
     if error or report is None:
         return {"error": error}
@@ -104,8 +104,6 @@ def in_turns(bench, running, cells, with_counts, extra):
                 if rep == 0 and with_counts and cell["guest"] == "sleeping":
                     rows.append({**cell, "peer": server.name, "rep": rep, **count(bench, server, cell)})
             for peer, client, run in extra:
-                if peer in BARE_FILE and cell.get("rw") == "randwrite":
-                    continue
                 rows.append(bench.row(cell, peer, client, rep, lambda: run(cell)))
     return rows
 
@@ -152,13 +150,15 @@ def vhost(bench):
     rows += measure(bench, "slow", ["--table", slow_table(bench)], delayed, slow, extra=[looking])
 
     path = bench.file("raw")
-    files = [cell_of("file", depth, rw=rw) for rw in ("randread", "randwrite") for depth in FILE_DEPTHS]
+    cells = lambda rw: [cell_of("file", depth, rw=rw) for depth in FILE_DEPTHS]  # noqa: E731
     raw = lambda cell: clients.fio_file(path, cell["rw"], "4k", cell["depth"], 1, bench.seconds)  # noqa: E731
-    # One file for all, one after the other: where it lies on the disk decides.
     beside = [(RAW, "fio", raw)] if machine.has("fio") else []
-    if machine.has(bench.bare_ring):
-        beside += [(peer, "bare_ring", lambda cell, how=how: load_bare_file(bench, path, how, cell)) for peer, how in BARE_FILE.items()]
-    rows += measure(bench, "file", ["--disk", f"{path},direct=on,lock=off"], f"{servers.qsd_file(path)},locking=off", files, counted, beside)
+    reading = [(peer, "bare_ring", lambda cell, how=how: load_bare_file(bench, path, how, cell))
+               for peer, how in BARE_FILE.items() if machine.has(bench.bare_ring)]
+    # One file for all, one after the other: where it lies on the disk decides.
+    ours, blockdev = ["--disk", f"{path},direct=on,lock=off"], f"{servers.qsd_file(path)},locking=off"
+    rows += measure(bench, "file", ours, blockdev, cells("randread"), counted, beside + reading)
+    rows += measure(bench, "file", ours, blockdev, cells("randwrite"), counted, beside)
     return tables_of(rows) + goals(rows) + least(bench) + [machine.noise(rows), ""] + errors(rows)
 
 

@@ -131,3 +131,52 @@ impl Zeros {
         self.ring.publish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use blockwork_format::virtio::blk::{request, status};
+
+    use super::*;
+    use crate::{Load, Options, Request};
+
+    /// More than a ring holds, so that places come round.
+    fn load(disk: &mut Disk) {
+        let load = Load { kind: request::IN, random: true, block: 4096, blocks: 8, depth: 32, poll: false };
+        let measured = load.run(disk, Duration::from_millis(50)).unwrap();
+        assert!(measured.took.len() > 128, "{}", measured.took.len());
+    }
+
+    #[test]
+    fn it_answers_with_zeros_asleep_and_looking() {
+        for sleeps in [true, false] {
+            let mut disk = Disk::without_server(Options::default()).unwrap();
+            let bare = Bare::start(&disk, sleeps, Duration::ZERO).unwrap();
+            let id = disk.queues[0].next_id().unwrap();
+            disk.write_data(0, id, &[7; 4096]);
+            let finished = disk.run(0, Request { kind: request::IN, sector: 8, len: 4096 }).unwrap();
+            assert_eq!((finished.status, finished.written), (status::OK, 4097));
+            let mut data = [1; 4096];
+            disk.read_data(0, id, &mut data);
+            assert_eq!(data, [0; 4096]);
+            load(&mut disk);
+            bare.end().unwrap();
+        }
+    }
+
+    #[test]
+    fn what_it_does_can_be_said() {
+        let mut disk = Disk::without_server(Options::default()).unwrap();
+        let bare = Bare::run(&disk, |mut ring, stop| {
+            while !stop.load(Ordering::Acquire) {
+                while let Some(head) = ring.take() {
+                    let read = ring.read_of(head)?;
+                    ring.answer(&read);
+                }
+                ring.publish()?;
+            }
+            Ok(())
+        });
+        load(&mut disk);
+        bare.unwrap().end().unwrap();
+    }
+}

@@ -26,6 +26,8 @@ pub struct DeviceRing {
     size: u16,
     kick: OwnedFd,
     call: OwnedFd,
+    /// How many had come when that was last read: the driver's processor has to be asked for it.
+    came: u16,
     /// How many were taken, and answered, of all that ever came.
     taken: u16,
     answered: u16,
@@ -84,6 +86,7 @@ impl Shared {
             size: self.size,
             kick: self.kick,
             call: self.call,
+            came: 0,
             taken: 0,
             answered: 0,
             published: 0,
@@ -104,7 +107,7 @@ impl DeviceRing {
 
     /// The next chain's first descriptor.
     pub fn take(&mut self) -> Option<u16> {
-        if self.is_empty() {
+        if self.came == self.taken && self.waiting() == 0 {
             return None;
         }
         let place = usize::from(self.taken % self.size);
@@ -114,19 +117,16 @@ impl DeviceRing {
     }
 
     /// How many wait to be taken.
-    pub fn waiting(&self) -> u16 {
-        self.memory.load_u16(self.available + split::INDEX, Ordering::Acquire).wrapping_sub(self.taken)
-    }
-
-    fn is_empty(&self) -> bool {
-        self.waiting() == 0
+    pub fn waiting(&mut self) -> u16 {
+        self.came = self.memory.load_u16(self.available + split::INDEX, Ordering::Acquire);
+        self.came.wrapping_sub(self.taken)
     }
 
     /// Asks for a kick with the next request; whether there is none yet, so that a kick will come.
-    pub fn want_kick(&self) -> bool {
+    pub fn want_kick(&mut self) -> bool {
         self.memory.store_u16(self.used + split::avail_event(self.size), self.taken, Ordering::Relaxed);
         fence(Ordering::SeqCst);
-        self.is_empty()
+        self.waiting() == 0
     }
 
     /// What the chain wants.

@@ -19,7 +19,7 @@ pub struct Load {
     pub random: bool,
     /// Bytes of a request.
     pub block: usize,
-    /// Blocks of the disk.
+    /// Blocks of the disk, one at least.
     pub blocks: u64,
     /// Requests in flight in each queue.
     pub depth: u16,
@@ -61,9 +61,8 @@ impl Load {
     /// Does it for so long, and waits until all is answered.
     ///
     /// # Errors
-    /// A request fails, or a disk has no block of this size.
+    /// A request fails.
     pub fn run(&self, disk: &mut Disk, time: Duration) -> Result<Measured> {
-        ensure!(self.blocks > 0, "the disk is smaller than one request");
         let begin = Instant::now();
         let started = vec![vec![begin; self.depth.into()]; disk.queues.len()];
         let mut running = Running { load: *self, next: 0, started, took: Vec::new(), in_flight: 0 };

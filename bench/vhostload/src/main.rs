@@ -120,6 +120,7 @@ fn run(args: &Args) -> Result<Report> {
         Kind::Write => (request::OUT, false),
     };
     let blocks = bytes / args.bs as u64;
+    ensure!(blocks > 0, "the disk is smaller than one request");
     let load = Load { kind, random, block: args.bs, blocks, depth: args.depth, poll: args.poll };
     if args.depth == 0 {
         // A device that was never used might sleep deeper.

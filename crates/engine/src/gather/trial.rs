@@ -103,7 +103,7 @@ impl Rate {
 #[derive(Debug)]
 pub(super) struct Trials {
     pub(super) phase: Phase,
-    /// Since this phase began: what was done before it may have its effect on how fast it goes.
+    /// Time since this phase began: what was done before it may still have its effect on how fast it goes.
     settling: u64,
     /// Whether there is one client with one request under way, as far as is known: when a pause was tried, nothing more came.
     is_alone: bool,
@@ -184,7 +184,12 @@ impl Trials {
         let (_, best) = self.best;
         // Looking is at its best at once: what is slower then need not go on.
         let is_decided = way == Way::Pause || way == Way::Look && best.is_above(1, 1, rate);
-        is_decided || !self.is_alone || self.settling >= SETTLES_ALONE
+        is_decided || self.has_settled()
+    }
+
+    /// Whether what was done before this phase has had all its effect.
+    fn has_settled(&self) -> bool {
+        !self.is_alone || self.settling >= SETTLES_ALONE
     }
 
     fn hold_on(&mut self, way: Way, left: u64, time: u64) {
@@ -193,8 +198,7 @@ impl Trials {
         if self.current.time >= HOLD_MIN {
             let lately = std::mem::take(&mut self.current);
             let (_, tried) = self.best;
-            let is_settled = !self.is_alone || self.settling >= SETTLES_ALONE;
-            if lately.is_another_load(tried) || is_settled && tried.is_above(SLOWER, 2, lately) {
+            if lately.is_another_load(tried) || self.has_settled() && tried.is_above(SLOWER, 2, lately) {
                 // The same verdict makes it longer.
                 (is_over, self.hold) = (true, HOLD_MIN / 2);
             }
