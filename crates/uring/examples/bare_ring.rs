@@ -157,6 +157,9 @@ fn main() -> Outcome<()> {
     let Arguments { file, depth, seconds, looks, portion } = arguments()?;
     let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(file)?;
     let blocks = file.metadata()?.len() / BLOCK as u64;
+    if blocks == 0 {
+        return Err("the file is smaller than one request".into());
+    }
     let ring_size = depth.next_power_of_two().max(128);
     let mut disk = Disk::without_server(Options { requests: depth, ring_size, ..Options::default() })?;
     let bare = Bare::run(&disk, move |ring, stop| {
