@@ -1,9 +1,10 @@
 //! Whether each request has to be looked at: not while all are of one class, nothing is tried, and what they cost does not change.
 //!
 //! To look at a request (of which class it is, what it pays) takes a good tenth of the engine's instructions for one. So once all requests
-//! of some windows were of one class and lay within a stretch, they go as they went, for [`CALM`] times as many as were looked at. A clock and a
-//! count of bytes for each window say what they cost then, and the class's own watch is told of it, as of windows that were looked at:
-//! what a byte costs of one class alone is what a byte of all costs. So an alarm comes as early as without, and from the same figures.
+//! of some windows were of one class and lay within a stretch, they go as they went, for [`CALM`] times as many as were looked at, and for as
+//! long as they went so before, up to [`CALM_LONG`] times. A clock and a count of bytes for each window say what they cost then, and the
+//! class's own watch is told of it, as of windows that were looked at: what a byte costs of one class alone is what a byte of all costs. So
+//! an alarm comes as early as without, and from the same figures.
 //!
 //! Invariants:
 //! 1. Requests go as is decided for their class, or as their class leads: a calm begins only where all classes that were ever seen under a
@@ -16,9 +17,11 @@ use super::rule::Way;
 use super::watch::WINDOW;
 use crate::units::Nanos;
 
-/// Windows that are looked at between calms, and windows of a calm for each of those, at most.
+/// Windows that are looked at between calms, and windows of a calm for each of those, at most: where it is not known yet for how long all
+/// requests are of one class, and ever.
 const LOOK: u32 = 2;
 const CALM: u32 = 128;
+const CALM_LONG: u32 = 512;
 /// Windows that are looked at where no calm was possible.
 const LOOK_LONG: u32 = 64;
 /// A calm is not worth its beginning and its end if no more windows than that are left of a stretch.
@@ -67,9 +70,10 @@ pub(super) struct Calm {
     seen: u32,
     /// Requests to look at before the next calm.
     looks: u32,
-    /// Requests that the calm lasts, and those that were done in it.
+    /// Requests that the calm lasts, and those that were done in it; and in all before it, since others than of that class were seen.
     lasts: u32,
     went: u32,
+    went_before: u32,
     /// Requests under way that nobody looked at; and such as somebody did, when the calm began.
     draining: u32,
     looked_at: u32,
@@ -99,6 +103,7 @@ impl Default for Calm {
             looks: LOOK_LONG * WINDOW,
             lasts: 0,
             went: 0,
+            went_before: 0,
             draining: 0,
             looked_at: 0,
             number: 0,
@@ -167,7 +172,7 @@ impl Calm {
         self.seen += 1;
         if class != self.class {
             self.class = class;
-            self.looks = LOOK_LONG * self.window;
+            self.is_none();
         } else if rest < REST_MIN * self.window {
             self.looks = self.looks.max(LOOK * self.window);
         } else {
@@ -222,7 +227,7 @@ impl Calm {
     fn window_looked_at(&mut self, requests: u32) -> Said {
         if std::mem::take(&mut self.seen) < requests {
             // There were others.
-            self.looks = LOOK_LONG * self.window;
+            self.is_none();
         }
         if self.looks == 0 { Said::Ready(self.class) } else { Said::Nothing }
     }
@@ -239,14 +244,17 @@ impl Calm {
         self.long = self.long();
         (self.is_on, self.ways) = (true, ways);
         self.as_usual = ways.map(|way| way == Way::Usual);
-        (self.lasts, self.went) = (rest.min(CALM * LOOK * self.window), 0);
+        // As long as it was calm before: a new class does not wait for longer than there was reason to expect none.
+        let [least, most] = [CALM, CALM_LONG].map(|windows| windows * LOOK * self.window);
+        (self.lasts, self.went) = (rest.min(self.went_before.clamp(least, most)), 0);
         self.number = self.number.wrapping_add(1);
         self.looked_at = under_way;
     }
 
     /// No calm is possible for long.
+    #[cold]
     pub(super) fn is_none(&mut self) {
-        self.looks = LOOK_LONG * self.window;
+        (self.looks, self.went_before) = (LOOK_LONG * self.window, 0);
     }
 
     /// A calm goes on, if it has not lasted.
@@ -263,6 +271,7 @@ impl Calm {
         // Some of those that somebody looked at may be under way still, in the calm's first window.
         self.draining = under_way.saturating_sub(self.looked_at.saturating_sub(self.went));
         self.looks = LOOK * self.window;
+        self.went_before = self.went_before.saturating_add(self.went);
         [self.went.saturating_sub(self.looked_at), self.draining]
     }
 }
@@ -331,6 +340,39 @@ mod tests {
         let (mut calm, done) = calm_of(16, 1000);
         assert_eq!((done, calm.end(10)), (16, [8, 10]));
         assert_eq!(calm_of(16, 3).0.end(10), [0, 2]);
+    }
+
+    #[test]
+    fn a_calm_is_as_long_as_it_was_before_until_others_are_seen() {
+        let (mut calm, mut done) = (Calm::default(), 0u32);
+        let mut windows = |calm: &mut Calm| {
+            calm.begin([Way::Usual; 2], (u32::MAX, 1.0), 0);
+            let before = done;
+            loop {
+                done += 1;
+                let now = Nanos(u64::from(done));
+                if calm.one_done(now) {
+                    calm.window_done(now, 0, u64::from(done) * 4096);
+                    if !calm.goes_on() {
+                        calm.end(0);
+                        return (done - before) / WINDOW / LOOK;
+                    }
+                }
+            }
+        };
+        for others in 0..4 {
+            let lasted: Vec<_> = (0..5).map(|_| windows(&mut calm)).collect();
+            assert_eq!(lasted, [CALM, CALM, 2 * CALM, CALM_LONG, CALM_LONG], "{others}");
+            match others {
+                0 => calm.looked(1, u32::MAX),
+                1 => calm.is_none(),
+                _ => {
+                    // A window whose requests nobody asked about.
+                    (0..WINDOW).for_each(|_| _ = calm.one_done(Nanos(0)));
+                    assert_eq!(calm.window_done(Nanos(0), 0, 0), Said::Nothing);
+                }
+            }
+        }
     }
 
     #[test]

@@ -206,11 +206,17 @@ fn a_kernel_that_is_mended_or_broken_in_mid_run_is_noticed() {
     for (cost, way) in
         [(breaks_in_mid_run as fn(Way, u32) -> f64, Way::Instead), (mended_in_mid_run, Way::Usual)]
     {
-        for (noise, depth) in [(0.0, 1), (0.3, 1), (0.0, 8), (0.5, 8)] {
-            let world = World { noise, depth, requests: 100_000, ..World::quiet(cost) };
-            let mut rule = Asked::default();
-            world.run(Ok(&mut rule));
-            assert_eq!(rule.verdict(), Verdict::Settled(way), "noise {noise}, depth {depth}");
+        // That the usual way is four times as cheap as it was shows in pairs only, which are rare, and the rarer the more requests are in one: of
+        // a hundred seeds of the last world a third take more than 75,000 for it.
+        let worlds = [(0.0, 1, 100_000), (0.3, 1, 100_000), (0.0, 8, 100_000), (0.5, 8, 200_000)];
+        for (noise, depth, requests) in worlds {
+            for seed in 1..=4 {
+                let world = World { noise, depth, requests, seed: seed * 7919, ..World::quiet(cost) };
+                let mut rule = Asked::default();
+                world.run(Ok(&mut rule));
+                let verdict = rule.verdict();
+                assert_eq!(verdict, Verdict::Settled(way), "noise {noise}, depth {depth}, seed {seed}");
+            }
         }
     }
 }
