@@ -32,6 +32,7 @@ use blockwork_export::vhost::{VhostOptions, VhostServer};
 use blockwork_export::xen::{XenOptions, XenServer};
 use blockwork_format::escape;
 use blockwork_insight::report;
+use blockwork_uring::WakesWith;
 use blockwork_volume::{Assembly, Plan, parse_setting};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
@@ -155,6 +156,12 @@ impl News {
     }
 }
 
+/// Guests' rings alone are served best by all that a device has answered.
+fn wakes_with(args: &ServeArgs) -> WakesWith {
+    let has_others = !(args.nbd.is_empty() && args.fuse.is_empty() && args.xen.is_empty());
+    if has_others || args.vhost_user.is_empty() { WakesWith::First } else { WakesWith::All }
+}
+
 /// A server that is up.
 struct Running {
     workers: Workers,
@@ -177,6 +184,7 @@ impl Running {
             count: args.workers.map_or(processors.min(WORKERS_DEFAULT_MAX), usize::from),
             io: args.io.into(),
             poll: args.poll,
+            wakes_with: wakes_with(args),
             log_writes: args.log_writes.clone(),
         };
         let (news, hear) = mpsc::channel();
@@ -406,5 +414,24 @@ mod tests {
             said[0].starts_with("worker 3 ended")
                 && said[1].starts_with("the thread that does it has panicked")
         );
+    }
+
+    #[test]
+    fn workers_of_guests_alone_are_woken_by_all_that_a_device_has_answered() {
+        use clap::Parser;
+
+        use crate::args::{Cli, Verb};
+
+        let of = |exports: &[&str]| {
+            let words = ["blockwork", "serve", "--disk", "null:1M"].iter().chain(exports);
+            let Verb::Serve(args) = Cli::parse_from(words).verb else { unreachable!("it is serve") };
+            wakes_with(&args)
+        };
+        assert_eq!(of(&["--vhost-user", "a"]), WakesWith::All);
+        assert_eq!(of(&["--vhost-user", "a", "--nbd", "unix:b"]), WakesWith::First);
+        assert_eq!(of(&["--vhost-user", "a", "--fuse", "b"]), WakesWith::First);
+        assert_eq!(of(&["--vhost-user", "a", "--xen", "1/xvda"]), WakesWith::First);
+        // By sockets that a service manager has opened.
+        assert_eq!(of(&[]), WakesWith::First);
     }
 }

@@ -53,7 +53,7 @@ pub use direct::{NOW_SEGMENTS_MAX, read_now, write_now};
 pub use event::Signal;
 pub use evtchn::EventPort;
 pub use ring::{Uring, clock};
-pub use setup::{AsKernel, Io, UringConfig, UringError};
+pub use setup::{AsKernel, Io, UringConfig, UringError, WakesWith};
 
 /// Whether a multishot operation goes on: more completions with its token will follow this one.
 #[inline]

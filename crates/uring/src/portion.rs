@@ -6,7 +6,7 @@
 //! works on the first while the turn prepares the last, and the requests spread out.
 //!
 //! A disk that has a good deal to do already needs nothing early: portions grow with what the kernel has. And where requests are
-//! prepared in no time, as those of a guest's ring are, the disk waits for nothing: such a client asks for larger portions
+//! prepared in no time, as those of a guest's ring are, few portions do: such a client asks for larger ones
 //! ([`Portion::keep_together`]).
 //!
 //! Operations that continue the one before are kept together, for the block layer to merge.
@@ -25,7 +25,7 @@ pub(crate) const PORTION: usize = 4;
 #[derive(Default)]
 pub(crate) struct Portion {
     waiting: usize,
-    /// As many as a client has asked for.
+    /// As many as a client has asked for, in this turn.
     asked: usize,
     /// Where the last operation ended.
     end: Option<(FileId, u64)>,
@@ -47,10 +47,16 @@ impl Portion {
     /// All that was queued has been handed over.
     #[inline]
     pub(crate) fn submitted(&mut self) {
-        (self.waiting, self.asked) = (0, 0);
+        self.waiting = 0;
     }
 
-    /// Until the kernel is called next, so many make a portion, at least.
+    /// The turn is over.
+    #[inline]
+    pub(crate) fn turn_over(&mut self) {
+        self.asked = 0;
+    }
+
+    /// Until the turn is over, so many make a portion, at least.
     #[inline]
     pub(crate) fn keep_together(&mut self, operations: usize) {
         self.asked = self.asked.max(operations);
@@ -93,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_holds_until_the_kernel_is_called() {
+    fn what_is_asked_for_holds_until_the_turn_is_over() {
         let mut portion = Portion::default();
         let queued = |portion: &mut Portion, number: u64| {
             let (file, kind) = (FileId(3), FileOpKind::Read);
@@ -101,8 +107,11 @@ mod tests {
                 .queued(&FileOp { file, kind, offset: number * 8192, len: 4096, data: &[], fixed: false }, 0)
         };
         portion.keep_together(16);
-        assert_eq!((0..20).position(|number| queued(&mut portion, number)), Some(15));
-        portion.submitted();
+        for _ in 0..2 {
+            assert_eq!((0..20).position(|number| queued(&mut portion, number)), Some(15));
+            portion.submitted();
+        }
+        portion.turn_over();
         assert_eq!((20..40).position(|number| queued(&mut portion, number)), Some(3));
     }
 

@@ -113,8 +113,8 @@ impl Uring {
         self.slots.occupied()
     }
 
-    /// Operations on files that are started until the kernel is called next go to it in portions of so many, at least: for
-    /// requests that are prepared in so little time that the disk does not wait for the first of them.
+    /// Operations on files that are started until the next wait go to the kernel in portions of so many, at least: for requests that are
+    /// prepared in so little time that the disk hardly waits for the first of them.
     pub fn keep_together(&mut self, operations: usize) {
         self.portion.keep_together(operations);
     }
@@ -427,6 +427,7 @@ impl Env for Uring {
 
     fn wait(&mut self, wait: Wait, out: &mut Vec<Completion>) {
         let before = out.len();
+        self.portion.turn_over();
         self.gather(out);
         if !self.look_first(wait, before, out) {
             match wait {

@@ -16,6 +16,8 @@ pub struct UringConfig {
     pub look: Nanos,
     /// Whether to use a ring.
     pub io: Io,
+    /// What a sleep ends with, where a device answers many requests at a time.
+    pub wakes_with: WakesWith,
     /// Leave out features that older kernels have not; for tests, and to find out whether one of them is at fault.
     pub as_kernel: AsKernel,
 }
@@ -31,6 +33,7 @@ impl Default for UringConfig {
             completions: 4096,
             look: LOOK_DEFAULT,
             io: Io::Auto,
+            wakes_with: WakesWith::First,
             as_kernel: AsKernel::Newest,
         }
     }
@@ -46,6 +49,20 @@ pub enum Io {
     Uring,
     /// Threads, even where there is a ring.
     Threads,
+}
+
+/// Of completions that a device makes at a time, which a sleep for one ends with.
+///
+/// Measured with a virtual disk that answers 32 requests by one interrupt, at depth 32: NBD gets 7 % less through with all of them, since
+/// its client works on the first answer while we work on the others. A guest's ring gets as much through either way, but with all that takes
+/// two calls of the kernel for the 32, with the first one and then the others three.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WakesWith {
+    /// The first one, since Linux 6.13; the others come with the next call of the kernel. (Before 6.13: all.)
+    #[default]
+    First,
+    /// All that are there.
+    All,
 }
 
 /// Which kernel's features to use.
@@ -185,9 +202,12 @@ fn with_best_flags(config: &UringConfig) -> Result<IoUring, UringError> {
             builder.setup_submit_all().setup_coop_taskrun().setup_taskrun_flag();
         }
         if level <= 1 {
-            // 6.1. Only this thread submits, and completions are worked off in its io_uring_enter alone.
-            // COOP_TASKRUN is implied by DEFER_TASKRUN.
-            builder.setup_single_issuer().setup_defer_taskrun();
+            // 6.1. Only this thread submits.
+            builder.setup_single_issuer();
+            if config.wakes_with == WakesWith::First {
+                // Completions are worked off in its io_uring_enter alone, and no more of them than it waits for. Implies COOP_TASKRUN.
+                builder.setup_defer_taskrun();
+            }
         }
         if level == 0 {
             builder.setup_no_sqarray(); // 6.6

@@ -1,5 +1,5 @@
 //! The environment against the kernel: files, sockets, timers, wake-ups, full queues, cancellation, and dropping it with
-//! operations in flight. Everything runs with the newest features, as on Linux 5.11, and without a ring.
+//! operations in flight. Everything runs with the newest features, as on Linux 5.11, with sleeps that end with all completions, and without a ring.
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
@@ -14,14 +14,16 @@ use std::time::{Duration, Instant};
 
 use blockwork_engine::{Awaited, Completion, Env, FileId, FileOp, FileOpKind, Nanos, Network, Token, Wait};
 use blockwork_memory::{Buffer, Segment};
-use blockwork_uring::{AsKernel, Io, Uring, UringConfig, more};
+use blockwork_uring::{AsKernel, Io, Uring, UringConfig, WakesWith, more};
+use rustix::event::{EventfdFlags, eventfd};
 
 const SOON: Nanos = Nanos::secs(20);
 
-fn configs() -> [UringConfig; 3] {
+fn configs() -> [UringConfig; 4] {
     let newest = UringConfig { submissions: 64, completions: 128, ..UringConfig::default() };
     let plain = UringConfig { as_kernel: AsKernel::V5_11, ..newest };
-    [newest, plain, UringConfig { io: Io::Threads, ..newest }]
+    let all = UringConfig { wakes_with: WakesWith::All, ..newest };
+    [newest, plain, all, UringConfig { io: Io::Threads, ..newest }]
 }
 
 fn everywhere(test: impl Fn(Uring)) {
@@ -225,6 +227,38 @@ fn a_batch_costs_one_system_call() {
         env.wait(Wait::Poll, &mut out);
         assert_eq!(env.enters(), before, "polling when there is nothing is free");
     });
+}
+
+/// From now on this thread (and what it starts) runs on this processor only.
+fn stay_on_one_processor() {
+    let mut here = rustix::thread::CpuSet::new();
+    here.set(rustix::thread::sched_getcpu());
+    rustix::thread::sched_setaffinity(None, &here).unwrap();
+}
+
+#[test]
+fn a_sleep_ends_with_all_that_came_at_a_time_where_that_is_asked_for() {
+    const WATCHES: u64 = 8;
+    stay_on_one_processor();
+    let all = UringConfig { wakes_with: WakesWith::All, ..UringConfig::default() };
+    let mut env = Uring::new(&all).unwrap();
+    let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+    (0..WATCHES).for_each(|token| env.watch(Token(token), bell.clone()));
+    let mut out = Vec::new();
+    env.wait(Wait::Poll, &mut out);
+    let sleeper = format!("/proc/self/task/{}/stat", rustix::thread::gettid().as_raw_nonzero());
+    let caller = std::thread::spawn(move || {
+        // One write, once the other thread sleeps: on the same processor it goes on when all watches have been told.
+        while !std::fs::read_to_string(&sleeper).unwrap().contains(") S ") {
+            std::thread::yield_now();
+        }
+        rustix::io::write(&*bell, &1_u64.to_ne_bytes()).unwrap();
+    });
+    env.wait(Wait::Until(None), &mut out);
+    caller.join().unwrap();
+    let mut told: Vec<_> = out.iter().map(|completion| completion.token.0).collect();
+    told.sort_unstable();
+    assert_eq!(told, Vec::from_iter(0..WATCHES));
 }
 
 #[test]

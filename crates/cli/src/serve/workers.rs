@@ -14,7 +14,7 @@ use blockwork_engine::{
 };
 use blockwork_insight::LogWrites;
 use blockwork_insight::trace::TraceHub;
-use blockwork_uring::{Io, Uring, UringConfig};
+use blockwork_uring::{Io, Uring, UringConfig, WakesWith};
 use blockwork_volume::Assembly;
 
 use super::served::Served;
@@ -28,6 +28,8 @@ pub(crate) struct WorkersConfig {
     pub(crate) io: Io,
     /// They look for completions for so many microseconds before they sleep.
     pub(crate) poll: Option<u16>,
+    /// What their sleeps end with.
+    pub(crate) wakes_with: WakesWith,
     /// Where everything that is written is recorded.
     pub(crate) log_writes: Option<PathBuf>,
 }
@@ -65,7 +67,8 @@ impl Workers {
         let log = config.log_writes.as_deref().map(|path| log_writes(path, &assembly)).transpose()?;
         let parts = Parts { volumes: volumes.into(), leaves, stats, log };
         let quiescence = Quiescence::default();
-        let mut uring = UringConfig { io: config.io, ..UringConfig::default() };
+        let mut uring =
+            UringConfig { io: config.io, wakes_with: config.wakes_with, ..UringConfig::default() };
         uring.look = config.poll.map_or(uring.look, |us| Nanos::micros(us.into()));
         let (mut handles, mut threads) = (Vec::new(), Vec::new());
         for index in (0u16..).take(config.count) {

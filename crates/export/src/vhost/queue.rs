@@ -309,7 +309,7 @@ impl QueuePort {
                 // comes before the worker sleeps.
                 cx.wake_me();
             }
-            cx.env.keep_together(batch::TOGETHER);
+            cx.env.keep_together(batch::together(taken));
             let count = u32::try_from(taken).expect("at most a batch");
             let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
             (self.filled, self.called) = (is_full, false);
