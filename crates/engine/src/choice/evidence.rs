@@ -10,8 +10,8 @@
 //! The bound: the chance that the evidence of any number of pairs, however often one looks, is ever farther off than
 //! [`Estimate::half_width`] is about 1 / [`ERROR_ONE_IN`] where differences are normal. It is Robbins' boundary for sums (a mixture of normal
 //! alternatives: n pairs of deviation d add up to more than d sqrt((n + r) ln((n + r) / r e²)) with a chance of e), which grows hardly
-//! faster than a single look's. A deviation that is known from few pairs is not believed to be small: two more of a tenth each are counted
-//! in, and the bound is widened.
+//! faster than a single look's. A deviation that is known from few pairs is not believed to be small: two more of a tenth each, as long as
+//! the first ones, are counted in, and the bound is widened.
 
 /// What a byte cost, both ways, nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -42,7 +42,7 @@ const ENTRIES: usize = 32;
 /// The chance of a wrong decision, and the number of pairs near which the bound is tightest.
 const ERROR_ONE_IN: u64 = 100;
 const TIGHT: u64 = 4;
-/// What is believed of the deviation of pairs before there are any, and how many pairs that counts for.
+/// What is believed of the deviation of the first pairs before there are any, and how many pairs that counts for.
 const PRIOR: (f64, f64) = (0.1, 2.0);
 
 /// Pairs, and how many requests they are of, each way.
@@ -139,11 +139,15 @@ impl Evidence {
         self.entries.iter().map(|entry| entry.requests).sum()
     }
 
-    /// What is believed before there are any of the variance of a pair of one request each way: of those there are, if all were of
-    /// as many.
+    /// What is believed before there are any of the variance of a pair of one request each way. The first ones are the shortest, and it is
+    /// believed of those: were the same believed of longer ones, it would be what keeps a quiet device from being decided.
     fn prior(&self) -> f64 {
-        let pairs = self.entries.len() as f64 * f64::from(1u32 << self.weight);
-        PRIOR.0 * PRIOR.0 * self.requests() / pairs
+        let first = self.entries.first().map_or(0.0, |entry| entry.requests);
+        PRIOR.0 * PRIOR.0 * first / self.pairs_in_entry()
+    }
+
+    fn pairs_in_entry(&self) -> f64 {
+        f64::from(1u32 << self.weight)
     }
 
     /// `None` without evidence.
@@ -158,7 +162,9 @@ impl Evidence {
         let requests = self.requests();
         let gain = gains.iter().map(|(one, weight)| one * weight).sum::<f64>() / requests;
         let squares: f64 = gains.iter().map(|(one, weight)| weight * (one - gain) * (one - gain)).sum();
-        let variance = (squares + PRIOR.1 * self.prior()) / (n - 1.0 + PRIOR.1);
+        // In entries: what is believed counts for as few pairs as ever.
+        let believed = PRIOR.1 / self.pairs_in_entry();
+        let variance = (squares + believed * self.prior()) / (n - 1.0 + believed);
         let error = (variance / requests).sqrt();
         // As many of one weight say as much.
         let alike = requests * requests / gains.iter().map(|(_, weight)| weight * weight).sum::<f64>();
@@ -282,6 +288,24 @@ mod tests {
         assert!((0.012..0.0155).contains(&of_all.error), "{of_all:?}");
         let [short, long] = [2, 16].map(|requests| evidence.deviation(requests).unwrap());
         assert!((short / long - 8f64.sqrt()).abs() < 1e-9 && (0.04..0.06).contains(&long), "{short} {long}");
+    }
+
+    #[test]
+    fn what_is_believed_before_there_are_pairs_counts_for_no_more_than_two_of_the_first() {
+        // None of these pairs differs, so all that is unsure is what was believed.
+        let error = |pairs: u32, requests: fn(u32) -> u32| {
+            let mut evidence = Evidence::default();
+            (0..pairs).for_each(|n| evidence.push(pair(1.0, 1.0), requests(n)));
+            evidence.estimate().unwrap().error
+        };
+        // Two of a tenth each, of so many and one more; in however many entries they are.
+        for pairs in [8, 32, 128, 1024] {
+            let expected = 0.1 * 2f64.sqrt() / f64::from(pairs);
+            assert!((0.9..1.1).contains(&(error(pairs, |_| 2) / expected)), "{pairs}");
+        }
+        // Longer ones are not believed to vary as much.
+        let [short, long] = [error(12, |_| 2), error(12, |n| if n < 4 { 2 } else { 32 })];
+        assert!(long < short / 2.0, "{short} {long}");
     }
 
     #[test]

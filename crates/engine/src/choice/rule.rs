@@ -106,7 +106,7 @@ const LONGER_MAX: u32 = 16;
 const STRETCH_MAX: u32 = 15;
 /// So many times what the other way costs is seen at once.
 const DEAR: f64 = 2.0;
-/// The way instead leads before it is decided if its gain is so many deviations.
+/// The way instead leads before it is decided if its gain is so many deviations, and worth its price.
 const LEADS: f64 = 0.5;
 /// What trying the other way may cost a settled class.
 const SHARE: f64 = 0.0025;
@@ -548,7 +548,7 @@ impl Rule {
         self.leader = match decision {
             Some(way) => way,
             // While nobody knows, the usual way, but for the sake of knowing.
-            None if it.gain > LEADS * it.error => Way::Instead,
+            None if it.gain > WORTH.max(LEADS * it.error) => Way::Instead,
             None => Way::Usual,
         };
         if decision.is_some() {

@@ -259,6 +259,27 @@ fn small_differences_in_much_noise_cost_less_than_they_are_worth() {
 }
 
 #[test]
+fn ways_that_cost_the_same_are_decided_soon() {
+    // Where nothing varies, all that is unsure is what is believed of pairs before there are any.
+    for (depth, requests) in [(1, 2_000), (8, 12_000), (32, 40_000)] {
+        let (_, rule) = World { depth, requests, ..World::quiet(alike) }.regret();
+        assert_eq!(rule.verdict(), Verdict::Settled(Way::Usual), "depth {depth}");
+    }
+}
+
+#[test]
+fn what_gains_less_than_its_price_does_not_lead() {
+    let instead = (1..=32).map(|seed| {
+        let world = World { requests: 3_000, noise: 0.05, seed: seed * 7919, ..World::quiet(alike) };
+        let (_, rule) = world.regret();
+        rule.chooser.classes[0].requests[Way::Instead as usize]
+    });
+    // A quarter; were half a deviation enough, a third.
+    let instead = instead.sum::<u64>();
+    assert!(instead < 32 * 750, "{instead}");
+}
+
+#[test]
 fn requests_that_never_come_back_stop_nothing() {
     let (mut rule, mut paid, mut under_way) = (Rule::new(), 0.0, 0);
     // The first block's requests are never answered, nor is anything that goes the other way.
