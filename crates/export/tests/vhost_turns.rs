@@ -92,6 +92,31 @@ fn an_instant_device_calls_its_driver_for_the_first_answers_and_gives_the_others
     }
 }
 
+#[test]
+fn what_is_asked_of_a_file_goes_to_the_kernel_in_two_portions() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(16 << 20).unwrap();
+    let path = file.path().to_str().unwrap();
+    let leaf = blockwork_leaf::open(path, &Default::default()).unwrap().source;
+    let mut single = Single::new(leaf, |disk| disk, Options::default());
+    for round in 0..4 {
+        let all = taken(&single) + 32;
+        settle_calls(&mut single);
+        single.start(32);
+        let before = single.worker.env.enters();
+        take(&mut single, all);
+        // One tells of the driver's call, and one takes the first portion. The second one goes with the next wait.
+        let calls = single.worker.env.enters() - before;
+        assert!(round == 0 || calls == 2, "{calls}");
+        let mut answered = 0;
+        while answered < 32 {
+            turn(&mut single);
+            answered += single.answered();
+        }
+    }
+    single.stop();
+}
+
 /// Has a ring with room for eight answered in two parts, the second one a while after the first. After the first: how many are still
 /// under way, and how often the device wants to be called for what is asked for next.
 fn two_parts(second: usize) -> (u32, u64) {

@@ -300,6 +300,26 @@ fn scattered_operations_reach_the_file_in_portions_before_anybody_waits() {
 }
 
 #[test]
+fn portions_are_as_large_as_is_asked_for_until_the_next_wait() {
+    with_a_ring(|mut env| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        let place = empty(4096);
+        env.wait(Wait::Poll, &mut Vec::new()); // arms the eventfd
+        for (asked, calls) in [(Some(9), &[9, 18][..]), (None, &[4, 8, 12, 18])] {
+            asked.into_iter().for_each(|asked| env.keep_together(asked));
+            let before = env.enters();
+            for i in 0..20 {
+                rw(&mut env, i, &file, FileOpKind::Read, i * 8192, std::slice::from_ref(&place));
+                let expected = calls.iter().filter(|&&call| call <= i + 1).count();
+                assert_eq!(env.enters() - before, expected as u64, "{asked:?}, after operation {i}");
+            }
+            complete(&mut env, 20);
+        }
+    });
+}
+
+#[test]
 fn a_wait_ends_when_its_time_has_come_and_not_before() {
     everywhere(|mut env| {
         let mut out = Vec::new();
