@@ -58,7 +58,7 @@ pub enum Io {
 /// two calls of the kernel for the 32, with the first one and then the others three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WakesWith {
-    /// The first one, since Linux 6.13; the others come with the next call of the kernel. (Before 6.13: all.)
+    /// The first one, since Linux 6.13 (its commit f46b9cdb22f7); the others come with the next call of the kernel. Before that: all.
     #[default]
     First,
     /// All that are there.
