@@ -28,8 +28,8 @@ const TOGETHER: [usize; 2] = [9, 17];
 /// disk, but that begins only when it is told: so two portions, the second of which goes with the call that sleeps.
 ///
 /// Reads of a file on a virtual disk by turns with fio and io_uring, as parts of its rate, medians of 15 (in brackets calls of io_uring_enter
-/// for a request): depth 16 in one portion 0.81 (0.125), in two 0.875 (0.19); 32 in one 0.82 to 0.86 (0.063), in two 0.86 to 0.89 (0.094), in four 0.90
-/// (0.16). The least that there is (`bare_ring` in crates/uring): 0.85 in one, 0.92 to 0.98 in four.
+/// for a request): depth 16 in one portion 0.81 (0.125), in two 0.875 (0.19); 32 in one, by a worker that is woken
+/// by the first of them, 0.82 to 0.86 (0.095), in two 0.86 to 0.89 (0.094), in four 0.90 (0.16). The least that there is (`bare_ring` in crates/uring): 0.85 in one, 0.92 to 0.98 in four.
 #[inline]
 pub(super) fn together(taken: usize) -> usize {
     let [least, most] = TOGETHER;
