@@ -11,11 +11,13 @@ use std::ops::Deref;
 use std::path::Path;
 use std::rc::Rc;
 
+use rustix::fs::{FlockOperation, fcntl_lock};
+
 use blockwork_kernel::{Disk, Guest, Output, create_disk, pattern};
 
 use crate::support::fs::{Print, print_of};
 use crate::support::nbd::python;
-use crate::support::{Ended, Scratch, Server, run, tool};
+use crate::support::{Ended, Scratch, Server, run, tool, until};
 
 pub const KIB: u64 = 1 << 10;
 pub const MIB: u64 = 1 << 20;
@@ -55,7 +57,17 @@ impl Machine {
     }
 
     /// Runs a script in it with some of its disks.
+    ///
+    /// A server that was killed holds its disks for longer than it lives, until the kernel has wound up its io_uring. Our next
+    /// server waits for that; QEMU refuses such a disk at once.
     pub fn run_with(&self, disks: &[&str], script: &str) -> Output {
+        for name in disks {
+            let file =
+                File::options().read(true).write(true).open(self.scratch.path(name)).expect("it is a file");
+            until(&format!("nobody has {name} any more"), || {
+                fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
+            });
+        }
         let scenario = Guest::shared().scenario().input("tests.sh", LIBRARY);
         let scenario =
             disks.iter().fold(scenario, |it, name| it.disk(name, Disk::file(self.scratch.path(name))));
