@@ -1,7 +1,7 @@
 //! A call of another process at once: a ring that does nothing but to have the kernel count its completions in that process's eventfd.
 //!
-//! To write to the eventfd would do as well, but for a front end that has filled it: write(2) would wait for that, with the worker and all
-//! that it serves, and of a write in the worker's ring a thread of the kernel has to take charge where the eventfd is one that waits at
+//! For eventfds that wait, and for where there is no alarm. To write to one would do as well, but for a front end that has filled it:
+//! write(2) would wait for that, with the worker and all that it serves, and of a write in the worker's ring a thread of the kernel has to take charge where the eventfd is one that waits at
 //! all. A count of completions never waits. Measured here: 0.3 us by write(2), 0.6 by this, 0.9 by a write in a ring, and 70 by that where the
 //! eventfd is one that waits. A write in the worker's ring is still best where that is entered anyway (see [`Signal`](crate::Signal)).
 //!

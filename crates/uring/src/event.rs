@@ -2,7 +2,13 @@
 //!
 //! A watch is one poll for as long as it lasts (multishot, edge-triggered): each write to the eventfd completes it once, and
 //! its count is never read, so a call costs us no system call. A signal is a write in the ring that has no completion, so that
-//! the `io_uring_enter` that submits it can also sleep; or, where it is to be heard at once, what `bell` does.
+//! the `io_uring_enter` that submits it can also sleep; or, where it is to be heard at once, a plain write under an alarm (`alarm`), or what
+//! `bell` does.
+//!
+//! At once means before the other process is asleep: who calls within a microsecond or so of its last look saves it the whole way back. So each
+//! tenth of a microsecond counts. 4 KiB from a null disk for a driver that sleeps, where to wake it takes 22 us: by a write instead of a bell,
+//! medians of seven by turns, at depths 1, 4, 16, 64, 128: 164 K instead of 92, 574 instead of 407, 2,188 instead of 1,451, 4,623 instead
+//! of 3,876, 7,583 instead of 7,513.
 //!
 //! Invariant: of a [`Signal`], the kernel never has more unfinished writes than twice [`SIGNALS_FENCE`] and one. An eventfd that takes
 //! no more (its count is full, and it blocks) would otherwise fill the kernel with writes that wait.
@@ -13,6 +19,7 @@ use std::sync::Arc;
 use blockwork_engine::Token;
 use io_uring::{opcode, squeue, types};
 use rustix::fs::{OFlags, fcntl_getfl};
+use rustix::io::Errno;
 
 use crate::bell::Bell;
 use crate::ring::Uring;
@@ -35,7 +42,7 @@ pub struct Signal {
     fenced: bool,
     /// How it is done at once; none inside: not by a bell.
     bell: Option<Option<Bell>>,
-    /// A write to it never waits.
+    /// A write to it does not wait, unless the other process has made it so since.
     is_ready: bool,
 }
 
@@ -102,13 +109,34 @@ impl Uring {
         // A kernel that has something to tell is called for that sooner or later: now, and then one call does for both. Not for a write that a
         // kernel's thread would take charge of.
         let is_called_anyway = to.is_ready && self.has_something();
-        if !is_called_anyway && self.is_all_submitted() && to.ring_bell() {
+        if !is_called_anyway && self.is_all_submitted() && (self.write_now(to) || to.ring_bell()) {
             self.bells += 1;
             return true;
         }
         let sent = self.signal(token, to);
         self.enter(0, true, None);
         sent
+    }
+
+    /// Calls by a plain write, if that does not wait, or not for long; whether that was done.
+    #[inline]
+    fn write_now(&mut self, to: &Signal) -> bool {
+        if !to.is_ready || !self.alarm.set() {
+            return false;
+        }
+        match rustix::io::write(&*to.fd, &ONE.to_ne_bytes()) {
+            // Where it is full, whoever looks sees that.
+            Ok(_) | Err(Errno::AGAIN) => true,
+            Err(Errno::INTR) => {
+                log::warn!(
+                    "an eventfd that another process is called by was full and blocked: that process is broken or hostile; \
+                     who is served by this worker is called in a slower way from now on, which cannot be held up"
+                );
+                self.alarm.give_up();
+                false
+            }
+            Err(_) => false,
+        }
     }
 
     /// For somebody who looks by itself, next, for what the watch under `token` tells of: what that has told until now is not told any more,
@@ -129,7 +157,7 @@ impl Slot {
 
 #[cfg(test)]
 mod tests {
-    use blockwork_engine::{Env, Wait};
+    use blockwork_engine::{Env, Nanos, Wait};
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
@@ -252,6 +280,48 @@ mod tests {
                 assert!(count(&theirs).unwrap() >= u64::MAX - 1);
             }
         }
+    }
+
+    #[test]
+    fn who_fills_his_eventfd_and_has_it_block_holds_a_worker_up_once() {
+        let mut uring = Uring::new(&UringConfig::default()).unwrap();
+        let full = || {
+            let theirs = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+            let signal = Signal::new(theirs.clone());
+            rustix::fs::fcntl_setfl(&*theirs, OFlags::empty()).unwrap();
+            rustix::io::write(&*theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+            (theirs, signal)
+        };
+        let (theirs, mut signal) = full();
+        // It would wait for ever.
+        assert!(uring.signal_now(Token(7), &mut signal));
+        assert!(!uring.alarm.set() && !uring.alarm.runs(), "nothing is written to any more");
+        assert!(count(&theirs).unwrap() >= u64::MAX - 1);
+        let (_again, mut another) = full();
+        assert!(uring.signal_now(Token(7), &mut another));
+        // The first one is called as before.
+        assert!(uring.signal_now(Token(7), &mut signal));
+        assert_eq!(count(&theirs), Some(1));
+        assert!(signal.bell.is_some_and(|bell| bell.is_some()));
+    }
+
+    #[test]
+    fn who_sleeps_is_interrupted_three_times_at_most_after_its_last_call() {
+        let mut uring = Uring::new(&UringConfig::default()).unwrap();
+        let theirs = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let mut signal = Signal::new(theirs.clone());
+        assert!(uring.signal_now(Token(7), &mut signal) && uring.alarm.runs());
+        assert!(signal.bell.is_none(), "a write has done");
+        let before = uring.enters();
+        uring.timeout(Token(8), Nanos::millis(1000));
+        let mut heard = Vec::new();
+        uring.wait(Wait::Until(None), &mut heard);
+        assert_eq!(heard.iter().map(|it| it.token).collect::<Vec<_>>(), [Token(8)]);
+        assert!(!uring.alarm.runs());
+        // One that ends the sleep, and three that were interrupted, of which the first had submitted something and told of that instead.
+        assert!((2..=4).contains(&(uring.enters() - before)), "{}", uring.enters() - before);
+        assert!(uring.signal_now(Token(7), &mut signal) && uring.alarm.runs(), "and again");
+        assert_eq!(count(&theirs), Some(2));
     }
 
     #[test]

@@ -28,6 +28,7 @@
 //!
 //! Sources: io_uring_setup(2), io_uring_enter(2), io_uring_prep_*(3).
 
+mod alarm;
 mod bell;
 mod blocking;
 mod direct;

@@ -10,6 +10,7 @@ use blockwork_memory::Segment;
 use io_uring::{cqueue, opcode, squeue, types};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::alarm::Alarm;
 use crate::blocking::{Call, Helpers, Vectors, signed};
 use crate::known::Known;
 use crate::late::Late;
@@ -51,6 +52,7 @@ pub struct Uring {
     portion: Portion,
     /// Calls at once that needed no entry of ours.
     pub(crate) bells: u64,
+    pub(crate) alarm: Alarm,
     /// Descriptors of entries in the submission queue that no slot holds.
     unheard: Vec<Arc<OwnedFd>>,
     /// Descriptors from accepts that nobody has taken yet.
@@ -85,6 +87,7 @@ impl Uring {
             in_kernel: 0,
             portion: Portion::default(),
             bells: 0,
+            alarm: Alarm::default(),
             unheard: Vec::new(),
             accepted: Vec::new(),
             streams: Vec::new(),
@@ -96,7 +99,7 @@ impl Uring {
         })
     }
 
-    /// How often `io_uring_enter` was called. With a ring, the environment makes no other system call on the worker's thread for I/O, but
+    /// How often `io_uring_enter` was called, or an eventfd written to. With a ring, the environment makes no other system call on the worker's thread for I/O, but
     /// to hand BLKDISCARD and BLKZEROOUT to other threads where the ring cannot take them, and to tell it of memory, once for each slab. Without one: how often the stand-in was
     /// entered, which makes the calls that do not block itself.
     pub fn enters(&self) -> u64 {
@@ -214,7 +217,11 @@ impl Uring {
             return Ok(());
         };
         match error.raw_os_error() {
-            Some(libc::ETIME | libc::EINTR) => Ok(()),
+            Some(libc::ETIME) => Ok(()),
+            Some(libc::EINTR) => {
+                self.alarm.interrupted();
+                Ok(())
+            }
             Some(libc::EAGAIN | libc::EBUSY | libc::ENOMEM) => {
                 // No memory just now, or completions must be taken first. Not to burn the processor until it is cured:
                 std::thread::yield_now();
