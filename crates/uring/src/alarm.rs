@@ -16,6 +16,7 @@
 
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// So long a call waits at most: a hundredth of what a guest's driver takes for a hung disk, and so seldom that it costs nothing.
@@ -120,28 +121,33 @@ impl Drop for Timer {
     }
 }
 
-/// Handles the signal by doing nothing, on this thread too if it was blocked there.
+/// Has the process handle the signal by doing nothing, and this thread hear it if it did not.
 fn handle(signal: libc::c_int) -> Option<()> {
-    extern "C" fn nothing(_: libc::c_int) {}
-    let ours = nothing as extern "C" fn(libc::c_int) as usize;
-    // SAFETY: the structs are plain data, for which zeroes are a value (no flags: without SA_RESTART); they live during the calls. The handler
-    // does nothing, which is allowed at any time.
-    unsafe {
-        let mut before: libc::sigaction = std::mem::zeroed();
-        if libc::sigaction(signal, ptr::null(), &raw mut before) != 0 {
-            return None;
-        }
-        if before.sa_sigaction != ours {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = ours;
-            let is_free = before.sa_sigaction == libc::SIG_DFL;
-            if !is_free || libc::sigaction(signal, &raw const action, ptr::null_mut()) != 0 {
-                return None;
-            }
-        }
-        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    static IS_HANDLED: OnceLock<bool> = OnceLock::new();
+    if !*IS_HANDLED.get_or_init(|| install(signal)) {
+        return None;
+    }
+    let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the first call makes it a set, and it lives during the others.
+    let failed = unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), signal);
-        (libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut()) == 0).then_some(())
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, set.as_ptr(), ptr::null_mut())
+    };
+    (failed == 0).then_some(())
+}
+
+/// Installs the handler, if there is none; whether that was done.
+fn install(signal: libc::c_int) -> bool {
+    extern "C" fn nothing(_: libc::c_int) {}
+    // SAFETY: the structs are plain data, for which zeroes are a value (no flags: without SA_RESTART), and live during the calls. The handler does
+    // nothing, which is allowed at any time.
+    unsafe {
+        let mut before: libc::sigaction = std::mem::zeroed();
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+        libc::sigaction(signal, ptr::null(), &raw mut before) == 0
+            && before.sa_sigaction == libc::SIG_DFL
+            && libc::sigaction(signal, &raw const action, ptr::null_mut()) == 0
     }
 }
