@@ -250,12 +250,12 @@ impl QueuePort {
         let Some(ring) = &mut self.ring else { return };
         let wanted = ring.publish();
         self.log.iter().for_each(DirtyLog::ring);
-        self.stats.answered(self.answers, ring.is_full(), cx.now());
-        self.answers = 0;
-        let more = ring.has_more();
+        let is_full = ring.is_full();
+        let answers = std::mem::take(&mut self.answers);
         if wanted {
+            let now = at_once || ring.has_more() || cx.more_is_due();
             self.called = true;
-            let now = more || at_once || cx.more_is_due();
+            // Before anything else: it may still be awake.
             self.call_driver(cx, now);
             if now {
                 // Not when there is nothing else to do, but while we work on what is there; nor when a driver has fallen asleep that was answered
@@ -264,6 +264,7 @@ impl QueuePort {
                 cx.env.unhear(kick);
             }
         }
+        self.stats.answered(answers, is_full, cx.now());
     }
 
     /// Takes requests until there are none, a batch is full, or enough are under way. Tells whether that was all there
