@@ -58,22 +58,17 @@ impl Alarm {
     /// The thread was interrupted while it waited.
     pub fn interrupted(&mut self) {
         if self.runs && !std::mem::take(&mut self.is_wanted) {
-            self.stop();
+            self.runs = false;
+            if let Some(timer) = &self.timer {
+                timer.run(Duration::ZERO);
+            }
         }
     }
 
     /// It was needed: what it guards is not to be done any more.
     #[cold]
     pub fn give_up(&mut self) {
-        self.is_given_up = true;
-        self.stop();
-    }
-
-    fn stop(&mut self) {
-        self.runs = false;
-        if let Some(timer) = &self.timer {
-            timer.run(Duration::ZERO);
-        }
+        *self = Alarm { is_given_up: true, ..Alarm::default() };
     }
 
     #[cfg(test)]

@@ -275,6 +275,8 @@ mod tests {
                     let counts = if is_ring { calls..=calls } else { 1..=calls };
                     assert!(counts.contains(&count(&theirs).unwrap()), "{calls} calls, {flags:?}");
                 }
+                let is_written_to = signal.bell.is_none();
+                assert_eq!(is_written_to, !is_ring || flags == EventfdFlags::NONBLOCK, "{flags:?}");
                 rustix::io::write(&*theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
                 (0..1000).for_each(|_| _ = uring.signal_now(Token(7), &mut signal));
                 assert!(count(&theirs).unwrap() >= u64::MAX - 1);
