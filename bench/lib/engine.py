@@ -1,19 +1,23 @@
-"""Sections `engine` and `instructions`: the engine alone, by the layer crate's own benchmark; what they print is kept as it is."""
+"""Sections `engine`, `rings` and `instructions`: the engine alone, and rings of guests, by the crates' own benchmarks; what they print is kept as it is."""
 
-import os
 import subprocess
 
 from . import machine
 
 
+def output_of(bench, crate, name):
+    done = subprocess.run(["cargo", "bench", "--quiet", "-p", crate, "--bench", name], cwd=bench.root, capture_output=True, text=True)
+    return (done.stdout.strip(), None) if done.returncode == 0 else (None, ["Failed:", "", "```", done.stderr.strip()[-3000:], "```", ""])
+
+
 def engine(bench):
-    if not os.path.exists(f"{bench.root}/crates/layer/benches/engine.rs"):
-        return ["Skipped: crates/layer/benches/engine.rs is not there.", ""]
-    done = subprocess.run(["cargo", "bench", "--quiet", "-p", "blockwork-layer", "--bench", "engine"], cwd=bench.root,
-                          capture_output=True, text=True)
-    if done.returncode:
-        return ["Failed:", "", "```", done.stderr.strip()[-3000:], "```", ""]
-    return ["```", done.stdout.strip(), "```", ""]
+    printed, failure = output_of(bench, "blockwork-layer", "engine")
+    return failure or ["```", printed, "```", ""]
+
+
+def rings(bench):
+    printed, failure = output_of(bench, "blockwork-export", "rings")
+    return failure or [printed, ""]
 
 
 def instructions(bench):

@@ -77,11 +77,17 @@ impl BackEnd {
     }
 }
 
-/// A request that has become a bio.
-struct InFlight {
+/// Where the answer to a request goes.
+#[derive(Clone, Copy)]
+struct Asker {
     id: u64,
     operation: Operation,
     record: Record,
+}
+
+/// A request that has become a bio.
+struct InFlight {
+    from: Asker,
     /// What follows when the flush is done.
     then: Option<Bio>,
     /// Pages of the front end that a read's data is copied to, if it is.
@@ -276,7 +282,7 @@ impl<E: Env> BackPort<E> {
         }
         let Some((request, record)) = self.held.take() else { return };
         match self.submit(cx, &request, record) {
-            Ok(place) => self.barrier = Some(place),
+            Ok(place) => self.barrier = place,
             Err(refusal) => self.refuse(&request, record, refusal),
         }
     }
@@ -287,13 +293,13 @@ impl<E: Env> BackPort<E> {
         self.answer(request.id, request.operation(), status, record);
     }
 
-    /// Submits what is asked for; where it stands in `requests`.
+    /// Submits what is asked for; where it stands in `requests`, if that is asked for: of what has a flush or a discard in it.
     fn submit(
         &mut self,
         cx: &mut Context<'_, E>,
         request: &Request,
         record: Record,
-    ) -> Result<usize, Refusal> {
+    ) -> Result<Option<usize>, Refusal> {
         let Request { sector, .. } = *request;
         let (mut bio, mut then) = match &request.kind {
             Kind::Discard { secure: true, .. } => {
@@ -325,11 +331,48 @@ impl<E: Env> BackPort<E> {
                 read_to = use_own_buffer(cx, bio);
             }
         }
-        self.own_bytes += own_bytes;
-        let (id, operation) = (request.id, request.operation());
-        let place = self.requests.insert(InFlight { id, operation, record, then, read_to, own_bytes });
+        let from = Asker { id: request.id, operation: request.operation(), record };
+        if bio.op.has_data() && bio.nr > Sectors::ZERO {
+            self.transfer(cx, from, read_to, own_bytes, &mut bio);
+            return Ok(None);
+        }
+        let place = self.add(InFlight { from, then, read_to, own_bytes });
         cx.submit(self.config.volume, place as u64, bio);
-        Ok(place)
+        Ok(Some(place))
+    }
+
+    /// Has a read or write done; what the device does at once is answered.
+    #[inline]
+    fn transfer(
+        &mut self,
+        cx: &mut Context<'_, E>,
+        from: Asker,
+        mut read_to: Segments,
+        own_bytes: usize,
+        bio: &mut Bio,
+    ) {
+        let volume = self.config.volume;
+        let wait =
+            || self.add(InFlight { from, then: None, read_to: mem::take(&mut read_to), own_bytes }) as u64;
+        if cx.run(volume, bio, wait) {
+            self.finish(from, Ok(()), &bio.data, &read_to);
+        }
+    }
+
+    #[inline]
+    fn add(&mut self, request: InFlight) -> usize {
+        self.own_bytes += request.own_bytes;
+        self.requests.insert(request)
+    }
+
+    /// A request is done: what was read goes where it belongs, and it is answered.
+    #[inline]
+    fn finish(&mut self, from: Asker, result: Result<(), Errno>, data: &[Segment], read_to: &[Segment]) {
+        if result.is_ok() {
+            copy_between(data, read_to);
+        }
+        self.ids.remove(from.id);
+        self.answer(from.id, from.operation, status(result), from.record);
     }
 
     /// Copies the segments of an indirect request out of their pages, once, and checks them.
@@ -468,16 +511,12 @@ impl<E: Env> Port<E> for BackPort<E> {
             cx.submit(self.config.volume, done.cookie, next);
             return;
         }
-        let InFlight { id, operation, record, read_to, own_bytes, .. } = self.requests.remove(place);
-        if done.result.is_ok() {
-            copy_between(&done.data, &read_to);
-        }
+        let InFlight { from, read_to, own_bytes, .. } = self.requests.remove(place);
         self.own_bytes -= own_bytes;
         if self.barrier == Some(place) {
             self.barrier = None;
         }
-        self.ids.remove(id);
-        self.answer(id, operation, status(done.result), record);
+        self.finish(from, done.result, &done.data, &read_to);
     }
 
     fn turn(&mut self, cx: &mut Context<'_, E>) -> PortState {

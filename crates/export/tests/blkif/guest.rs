@@ -207,8 +207,7 @@ enum Data {
 }
 
 /// Runs guests of one device until all that they ask for is done.
-fn run(seed: u64, wants: FrontWants, depth: usize, bios: u64, data: Data) -> (u64, u64) {
-    let mut rig = Rig::new(seed);
+fn run(mut rig: Rig, seed: u64, wants: FrontWants, depth: usize, bios: u64, data: Data) -> (u64, u64) {
     rig.world.set_chaos(Chaos {
         spurious_wakeups: 10_000,
         partial_batches: 300_000,
@@ -260,8 +259,10 @@ fn what_is_read_is_what_was_written() {
                     seed += 1;
                     let wants = FrontWants { ring_pages, queues, abi, persistent, max_indirect_segments };
                     for data in [Data::Straight, Data::Copied] {
-                        let (read, written) = run(seed, wants, depth, 1000, data);
-                        assert!(read > 30 && written > 50, "{wants:?}: {read} read, {written} written");
+                        for rig in [Rig::new(seed), Rig::on_memory(seed)] {
+                            let (read, written) = run(rig, seed, wants, depth, 1000, data);
+                            assert!(read > 30 && written > 50, "{wants:?}: {read} read, {written} written");
+                        }
                     }
                 }
             }

@@ -46,6 +46,17 @@ impl Rig {
         change(&mut model);
         let device = world.add_device(model);
         let source: Arc<dyn LeafSource> = world.source(device);
+        Rig::over(world, source)
+    }
+
+    /// On a disk that does everything at once.
+    pub fn on_memory(seed: u64) -> Rig {
+        let spec = format!("memory:{}", SECTORS * 512);
+        let disk = blockwork_leaf::open(&spec, &Default::default()).expect("there is room");
+        Rig::over(World::new(seed), disk.source)
+    }
+
+    fn over(world: World, source: Arc<dyn LeafSource>) -> Rig {
         let worker = worker(&world, &source);
         Rig { world, worker, stats: Vec::new(), port: None, source }
     }
