@@ -292,14 +292,27 @@ impl Running {
             return Ok(());
         }
         let ledgers = socket_path()?.parent().map(Path::to_owned).unwrap_or_default();
+        let mut skipped = None;
         for (first_worker, (&(domain, device), (id, volume))) in args.xen.iter().zip(&volumes).enumerate() {
             let options = XenOptions { domain, device, first_worker, ledgers: ledgers.clone() };
             let stats = self.workers.stats.clone();
-            let server = XenServer::start(options, (*id, volume), &self.workers.handles, stats)?;
-            self.addresses.push(server.address().to_owned());
-            self.offers.by_guest(*id, server);
+            match XenServer::start(options, (*id, volume), &self.workers.handles, stats) {
+                Ok(server) => {
+                    self.addresses.push(server.address().to_owned());
+                    self.offers.by_guest(*id, server);
+                }
+                Err(error) if error.is_of_one_guest() => {
+                    log::error!("xen:{domain}/{device}: it is not served: {error}");
+                    skipped = Some(error);
+                }
+                Err(error) => return Err(error.into()),
+            }
         }
-        Ok(())
+        // A guest that is gone, or spoils its keys, must not keep what others use from being served again.
+        match skipped {
+            Some(error) if self.addresses.is_empty() => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     fn open_control(&mut self, mut state: ControlState, groups: Arc<ServedGroups>) -> Result<()> {

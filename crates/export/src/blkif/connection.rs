@@ -10,12 +10,21 @@
 //!   Connected
 //! ```
 //!
+//! Some front ends (edk2's, mini-os', U-Boot's) write `Connected` in the place of `Initialised` and wait for the back end; they are
+//! served as those that take both steps.
+//!
+//! A front end that is `Closing` would like to let go, and may use its rings until it is `Closed`: Linux' says so while a disk that it
+//! should give away is mounted. So the back end says `Closing` too, and serves on. Who was `Closed` may begin again.
+//!
 //! Either end may go away and begin again; then the other lets go of the old rings first. A back end that comes up while the
 //! front end is connected has two ways. With the ledgers of the one before it ([`Ledger`](super::Ledger)) it goes on with the same
 //! rings ([`BackDevice::resume`]), and a front end sees nothing of it: Linux' needs that, since it takes a back end that closes
-//! for a disk that is gone. Without, it waits for the front end to begin again: the rings alone do not tell which requests are
-//! open. Nothing here watches the store or has rings: whoever runs a device calls it when the other end's state has changed, and
-//! does what the step says.
+//! for a disk that is gone. Without ([`BackDevice::new`]), it is closed until the front end begins again: the rings alone do not tell
+//! which requests are open. Nothing here watches the store or has rings: whoever runs a device calls it when the other end's state
+//! has changed, and does what the step says.
+//!
+//! Invariant: a back end is `InitWait` only where the rings of a front end that says that it is connected are new, and nobody has
+//! served them.
 
 use blockwork_engine::Volume;
 use blockwork_format::blkif::{
@@ -45,6 +54,8 @@ pub enum ConnectError {
 const INDIRECT_SEGMENTS: u32 = 256;
 /// Most queues that it offers.
 const QUEUES: u32 = 16;
+/// What the `error` key tells at most, characters: xenstore takes 4096 bytes of path and value.
+const ERROR_CHARS: usize = 800;
 
 /// What a back end publishes of a volume.
 pub fn describe(volume: &Volume) -> (BackFeatures, BackProperties) {
@@ -98,8 +109,24 @@ impl<S: Xenstore> Folders<S> {
     }
 
     fn their_state(&self) -> Result<XenbusState, StoreError> {
-        let text = self.store.read(&format!("{}/state", self.theirs))?;
+        self.stored(&self.theirs)
+    }
+
+    /// The state in a folder.
+    fn stored(&self, folder: &str) -> Result<XenbusState, StoreError> {
+        let text = self.store.read(&format!("{folder}/state"))?;
         Ok(text.map_or(XenbusState::Unknown, |text| XenbusState::from_text(&text)))
+    }
+
+    /// Says in the `error` key what is wrong. Where it cannot be said there, the log has it all the same.
+    fn explain(&mut self, reason: &str) {
+        let mut cut: String = reason.chars().take(ERROR_CHARS).collect();
+        if cut.len() < reason.len() {
+            cut.push_str("...");
+        }
+        if let Err(error) = self.publish(vec![("error".to_owned(), cut)]) {
+            log::debug!("{error}; it was to be told: {reason}");
+        }
     }
 
     /// Reads something of the other end's keys.
@@ -133,17 +160,29 @@ pub enum BackStep {
     Disconnect,
 }
 
+/// What a back end has of the front end's rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rings {
+    /// None.
+    Nothing,
+    /// Whoever runs the device serves them.
+    Served,
+    /// He was told to stop, and has not said that he has.
+    LetGo,
+}
+
 /// The back end's side of a device.
 #[derive(Debug)]
 pub struct BackDevice<S> {
     folders: Folders<S>,
     features: BackFeatures,
-    has_rings: bool,
+    rings: Rings,
 }
 
 impl<S: Xenstore> BackDevice<S> {
     /// Publishes what it can do. Paths are the folders of both ends, such as `/local/domain/0/backend/vbd/3/51712` and
-    /// `/local/domain/3/device/vbd/51712`.
+    /// `/local/domain/3/device/vbd/51712`. Where the front end has rings that another back end has served, it is closed until the
+    /// front end begins again.
     ///
     /// # Errors
     /// The store.
@@ -153,29 +192,39 @@ impl<S: Xenstore> BackDevice<S> {
         front: &str,
         features: BackFeatures,
     ) -> Result<BackDevice<S>, StoreError> {
-        let mut device = BackDevice { folders: Folders::new(store, back, front), features, has_rings: false };
-        device.offer()?;
+        let folders = Folders::new(store, back, front);
+        let (before, theirs) = (folders.stored(back)?, folders.their_state()?);
+        let mut device = BackDevice { folders, features, rings: Rings::Nothing };
+        let has_served = !matches!(before, XenbusState::Initialising | XenbusState::InitWait);
+        if has_served && matches!(theirs, XenbusState::Connected | XenbusState::Closing) {
+            device.folders.switch(XenbusState::Closed)?;
+        } else {
+            device.offer()?;
+        }
         Ok(device)
     }
 
-    /// Goes on for a back end that is gone, with the rings that it had: says which. As after [`BackStep::Connect`], they are to
-    /// be mapped and served, then [`BackDevice::connected`] is to be said. Until then the front end hears of nothing.
+    /// Goes on for a back end that is gone, with the [rings](BackDevice::rings) that it had. As after [`BackStep::Connect`], they
+    /// are to be mapped and served, then [`BackDevice::connected`] is to be said. Until then the front end hears of nothing.
     ///
     /// # Errors
-    /// The store, or the front end's keys.
+    /// The store.
     pub fn resume(
         store: S,
         back: &str,
         front: &str,
         features: BackFeatures,
-    ) -> Result<(BackDevice<S>, FrontParameters), ConnectError> {
-        let mut device = BackDevice { folders: Folders::new(store, back, front), features, has_rings: true };
-        device.folders.state = XenbusState::InitWait;
-        let parameters = device.parameters()?;
-        Ok((device, parameters))
+    ) -> Result<BackDevice<S>, StoreError> {
+        let mut folders = Folders::new(store, back, front);
+        folders.state = folders.stored(back)?;
+        Ok(BackDevice { folders, features, rings: Rings::Served })
     }
 
-    fn parameters(&self) -> Result<FrontParameters, ConnectError> {
+    /// The rings that the front end's keys name.
+    ///
+    /// # Errors
+    /// The store, or the front end's keys.
+    pub fn rings(&self) -> Result<FrontParameters, ConnectError> {
         let BackFeatures { max_ring_page_order, max_queues, .. } = self.features;
         let limits = Limits { max_ring_page_order, max_queues };
         self.folders.theirs(|read| FrontParameters::read(read, limits))
@@ -196,25 +245,32 @@ impl<S: Xenstore> BackDevice<S> {
     /// # Errors
     /// The store; or the front end's keys, and then the device is closed with the reason in its `error` key.
     pub fn front_changed(&mut self) -> Result<BackStep, ConnectError> {
-        let state = self.folders.state;
+        let (state, has_rings) = (self.folders.state, self.rings != Rings::Nothing);
         match self.folders.their_state()? {
-            XenbusState::Initialised if state == XenbusState::InitWait => match self.parameters() {
-                Ok(parameters) => {
-                    self.has_rings = true;
-                    Ok(BackStep::Connect(parameters))
+            XenbusState::Initialised | XenbusState::Connected if state == XenbusState::InitWait => {
+                match self.rings() {
+                    Ok(parameters) => {
+                        self.rings = Rings::Served;
+                        Ok(BackStep::Connect(parameters))
+                    }
+                    Err(error) => {
+                        self.refuse(&error.to_string())?;
+                        Err(error)
+                    }
                 }
-                Err(error) => {
-                    self.refuse(&error.to_string())?;
-                    Err(error)
+            }
+            XenbusState::Closing if has_rings => {
+                if state != XenbusState::Closing {
+                    self.folders.switch(XenbusState::Closing)?;
                 }
-            },
-            XenbusState::Initialising if self.has_rings => self.let_go(),
+                Ok(BackStep::Wait)
+            }
+            XenbusState::Initialising | XenbusState::Closed | XenbusState::Unknown if has_rings => {
+                self.let_go()
+            }
             XenbusState::Initialising if state == XenbusState::Closed => {
                 self.offer()?;
                 Ok(BackStep::Wait)
-            }
-            XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown if self.has_rings => {
-                self.let_go()
             }
             XenbusState::Closing | XenbusState::Closed if state != XenbusState::Closed => {
                 self.folders.switch(XenbusState::Closed)?;
@@ -225,9 +281,10 @@ impl<S: Xenstore> BackDevice<S> {
     }
 
     fn let_go(&mut self) -> Result<BackStep, ConnectError> {
-        if self.folders.state == XenbusState::Closing {
+        if self.rings == Rings::LetGo {
             return Ok(BackStep::Wait); // it was said before
         }
+        self.rings = Rings::LetGo;
         self.folders.switch(XenbusState::Closing)?;
         Ok(BackStep::Disconnect)
     }
@@ -238,7 +295,11 @@ impl<S: Xenstore> BackDevice<S> {
     /// The store.
     pub fn connected(&mut self, properties: &BackProperties) -> Result<(), StoreError> {
         self.folders.publish(properties.pairs())?;
-        self.folders.switch(XenbusState::Connected)
+        match self.folders.state {
+            // Rings that were taken up while their front end is about to let go.
+            XenbusState::Closing => Ok(()),
+            _ => self.folders.switch(XenbusState::Connected),
+        }
     }
 
     /// The device has another size now. The front end looks at it when the back end's state is written again.
@@ -254,9 +315,15 @@ impl<S: Xenstore> BackDevice<S> {
     /// # Errors
     /// The store.
     pub fn refuse(&mut self, reason: &str) -> Result<(), StoreError> {
-        self.has_rings = false;
-        self.folders.publish(vec![("error".to_owned(), reason.to_owned())])?;
+        self.rings = Rings::Nothing;
+        self.folders.explain(reason);
         self.folders.switch(XenbusState::Closed)
+    }
+
+    /// Rings that another back end has served cannot be taken up: `error` says why, and nothing else changes until the front end lets
+    /// go of them. To close the device would cost its user what is under way, where another attempt may well succeed.
+    pub fn cannot_resume(&mut self, reason: &str) {
+        self.folders.explain(reason);
     }
 
     /// The rings are not served any more. Where the front end begins again, so does this end.
@@ -264,7 +331,7 @@ impl<S: Xenstore> BackDevice<S> {
     /// # Errors
     /// The store.
     pub fn disconnected(&mut self) -> Result<(), ConnectError> {
-        self.has_rings = false;
+        self.rings = Rings::Nothing;
         self.folders.switch(XenbusState::Closed)?;
         self.front_changed().map(|_| ())
     }
@@ -303,6 +370,8 @@ pub enum FrontStep {
 pub struct FrontDevice<S> {
     folders: Folders<S>,
     wants: FrontWants,
+    /// It was closed by its user, and does not begin again.
+    ends: bool,
 }
 
 impl<S: Xenstore> FrontDevice<S> {
@@ -311,7 +380,7 @@ impl<S: Xenstore> FrontDevice<S> {
     /// # Errors
     /// The store.
     pub fn new(store: S, front: &str, back: &str, wants: FrontWants) -> Result<FrontDevice<S>, StoreError> {
-        let mut device = FrontDevice { folders: Folders::new(store, front, back), wants };
+        let mut device = FrontDevice { folders: Folders::new(store, front, back), wants, ends: false };
         device.folders.switch(XenbusState::Initialising)?;
         Ok(device)
     }
@@ -326,10 +395,29 @@ impl<S: Xenstore> FrontDevice<S> {
     /// # Errors
     /// The store, or the back end's keys.
     pub fn back_changed(&mut self) -> Result<FrontStep, ConnectError> {
-        let uses_rings = matches!(self.folders.state, XenbusState::Initialised | XenbusState::Connected);
+        let state = self.folders.state;
+        let uses_rings = matches!(state, XenbusState::Initialised | XenbusState::Connected);
         match self.folders.their_state()? {
-            XenbusState::InitWait if uses_rings => self.begin_again(),
-            XenbusState::InitWait if self.folders.state == XenbusState::Initialising => {
+            XenbusState::InitWait | XenbusState::Closed if uses_rings => {
+                self.folders.switch(XenbusState::Initialising)?;
+                Ok(FrontStep::Lost)
+            }
+            // It is not done with the rings: who begins again before it is would be taken for somebody who still uses them.
+            XenbusState::Closing | XenbusState::Unknown if uses_rings => {
+                self.folders.switch(XenbusState::Closed)?;
+                Ok(FrontStep::Lost)
+            }
+            XenbusState::InitWait | XenbusState::Closed if state == XenbusState::Closed && !self.ends => {
+                self.folders.switch(XenbusState::Initialising)?;
+                self.back_changed()
+            }
+            XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown
+                if state == XenbusState::Closing =>
+            {
+                self.folders.switch(XenbusState::Closed)?;
+                Ok(FrontStep::Wait)
+            }
+            XenbusState::InitWait if state == XenbusState::Initialising => {
                 let features = self.folders.theirs(BackFeatures::read)?;
                 let wants = FrontWants {
                     ring_pages: self
@@ -347,21 +435,13 @@ impl<S: Xenstore> FrontDevice<S> {
                 };
                 Ok(FrontStep::SetUp(wants, features))
             }
-            XenbusState::Connected if self.folders.state == XenbusState::Initialised => {
+            XenbusState::Connected if state == XenbusState::Initialised => {
                 let properties = self.folders.theirs(BackProperties::read)?;
                 self.folders.switch(XenbusState::Connected)?;
                 Ok(FrontStep::Use(properties))
             }
-            XenbusState::Closing | XenbusState::Closed | XenbusState::Unknown if uses_rings => {
-                self.begin_again()
-            }
             _ => Ok(FrontStep::Wait),
         }
-    }
-
-    fn begin_again(&mut self) -> Result<FrontStep, ConnectError> {
-        self.folders.switch(XenbusState::Initialising)?;
-        Ok(FrontStep::Lost)
     }
 
     /// The rings are made.
@@ -373,12 +453,16 @@ impl<S: Xenstore> FrontDevice<S> {
         self.folders.switch(XenbusState::Initialised)
     }
 
-    /// Uses the device no more.
+    /// Uses the device no more: it is closed when the back end has heard of it.
     ///
     /// # Errors
     /// The store.
     pub fn close(&mut self) -> Result<(), StoreError> {
-        self.folders.switch(XenbusState::Closing)
+        self.ends = true;
+        match self.folders.state {
+            XenbusState::Closed => Ok(()),
+            _ => self.folders.switch(XenbusState::Closing),
+        }
     }
 }
 
@@ -460,6 +544,7 @@ mod tests {
         let mut back = BackDevice::new(store, BACK, FRONT, features()).unwrap();
         assert_eq!(back.front_changed(), Ok(BackStep::Wait), "those rings are not its own");
         assert_eq!(front.back_changed(), Ok(FrontStep::Lost));
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait));
         connect(&mut front, &mut back);
     }
 
@@ -468,14 +553,59 @@ mod tests {
         let (store, mut front, mut back) = ends();
         let before = connect(&mut front, &mut back);
         drop(back); // killed: its state stays in the store
-        let (mut back, found) = BackDevice::resume(store, BACK, FRONT, features()).unwrap();
-        assert_eq!(found, before);
+        let mut back = BackDevice::resume(store, BACK, FRONT, features()).unwrap();
+        assert_eq!(back.rings(), Ok(before));
         assert_eq!(front.back_changed(), Ok(FrontStep::Wait), "it hears of nothing");
         assert_eq!(back.front_changed(), Ok(BackStep::Wait));
         back.connected(&PROPERTIES).unwrap();
         assert_eq!(front.back_changed(), Ok(FrontStep::Wait));
         front.close().unwrap();
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait));
+        assert_eq!(front.back_changed(), Ok(FrontStep::Wait));
         assert_eq!(back.front_changed(), Ok(BackStep::Disconnect));
+    }
+
+    #[test]
+    fn rings_that_cannot_be_taken_up_stay_the_front_ends_until_it_lets_go() {
+        let (store, mut front, mut back) = ends();
+        connect(&mut front, &mut back);
+        let mut back = BackDevice::resume(store.clone(), BACK, FRONT, features()).unwrap();
+        back.cannot_resume(&"not there ".repeat(1000));
+        assert_eq!(store.read(&format!("{BACK}/error")).unwrap().unwrap().len(), ERROR_CHARS + 3);
+        assert_eq!((back.front_changed(), front.back_changed()), (Ok(BackStep::Wait), Ok(FrontStep::Wait)));
+        drop(front); // the guest has been started anew
+        let mut front = FrontDevice::new(store, FRONT, BACK, WANTS).unwrap();
+        assert_eq!(back.front_changed(), Ok(BackStep::Disconnect));
+        back.disconnected().unwrap();
+        connect(&mut front, &mut back);
+    }
+
+    /// As edk2, mini-os and U-Boot do it.
+    #[test]
+    fn a_front_end_that_says_connected_at_once_is_served_also_if_the_back_end_comes_after_it() {
+        let (mut store, mut front, mut back) = ends();
+        let FrontStep::SetUp(wants, _) = front.back_changed().unwrap() else { panic!("{front:?}") };
+        let published = parameters(&wants);
+        front.publish(&published).unwrap();
+        store.write(&format!("{FRONT}/state"), &XenbusState::Connected.text()).unwrap();
+        for _ in 0..2 {
+            // Killed, before it has looked.
+            back = BackDevice::new(store.clone(), BACK, FRONT, features()).unwrap();
+        }
+        assert_eq!(back.front_changed(), Ok(BackStep::Connect(published)));
+        back.connected(&PROPERTIES).unwrap();
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait));
+    }
+
+    #[test]
+    fn rings_that_another_has_served_are_not_served_however_often_the_back_end_is_started_anew() {
+        let (store, mut front, mut back) = ends();
+        connect(&mut front, &mut back);
+        for _ in 0..3 {
+            back = BackDevice::new(store.clone(), BACK, FRONT, features()).unwrap();
+            assert_eq!(back.front_changed(), Ok(BackStep::Wait));
+        }
+        assert_eq!(front.back_changed(), Ok(FrontStep::Lost));
     }
 
     #[test]
@@ -492,13 +622,44 @@ mod tests {
     }
 
     #[test]
-    fn a_front_end_that_closes_is_let_go() {
-        let (_, mut front, mut back) = ends();
+    fn a_front_end_that_closes_is_served_until_it_is_closed_and_then_let_go() {
+        let (store, mut front, mut back) = ends();
         connect(&mut front, &mut back);
         front.close().unwrap();
+        for _ in 0..2 {
+            assert_eq!(back.front_changed(), Ok(BackStep::Wait), "its disk may be mounted still");
+            assert_eq!(back.state(), XenbusState::Closing);
+        }
+        // A server that goes on meanwhile serves it, too, and does not say that it is connected.
+        let mut back = BackDevice::resume(store, BACK, FRONT, features()).unwrap();
+        back.connected(&PROPERTIES).unwrap();
+        assert_eq!((back.front_changed(), back.state()), (Ok(BackStep::Wait), XenbusState::Closing));
+        assert_eq!((front.back_changed(), front.state()), (Ok(FrontStep::Wait), XenbusState::Closed));
         assert_eq!(back.front_changed(), Ok(BackStep::Disconnect));
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait), "once");
         back.disconnected().unwrap();
         assert_eq!(back.state(), XenbusState::Closed);
+        assert_eq!((front.back_changed(), front.state()), (Ok(FrontStep::Wait), XenbusState::Closed));
+    }
+
+    #[test]
+    fn a_front_end_whose_back_end_closes_begins_again_when_that_is_closed() {
+        let (mut store, mut front, mut back) = ends();
+        connect(&mut front, &mut back);
+        // Tools do that, to take a disk away.
+        store.write(&format!("{BACK}/state"), &XenbusState::Closing.text()).unwrap();
+        assert_eq!((front.back_changed(), front.state()), (Ok(FrontStep::Lost), XenbusState::Closed));
+        assert_eq!(front.back_changed(), Ok(FrontStep::Wait));
+        assert_eq!(back.front_changed(), Ok(BackStep::Disconnect));
+        back.disconnected().unwrap();
+        assert_eq!((front.back_changed(), front.state()), (Ok(FrontStep::Wait), XenbusState::Initialising));
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait));
+        connect(&mut front, &mut back);
+        // One that is closed at once.
+        back.refuse("no more").unwrap();
+        assert_eq!((front.back_changed(), front.state()), (Ok(FrontStep::Lost), XenbusState::Initialising));
+        assert_eq!(back.front_changed(), Ok(BackStep::Wait));
+        connect(&mut front, &mut back);
     }
 
     #[test]
@@ -514,6 +675,39 @@ mod tests {
         );
         assert_eq!(back.state(), XenbusState::Closed);
         assert_eq!(store.read(&format!("{BACK}/error")), Ok(Some(error)));
+    }
+
+    /// Takes no value of more than 2000 bytes; and nothing at all below some path.
+    struct Narrow(Store, &'static str);
+
+    impl Xenstore for Narrow {
+        fn read(&self, path: &str) -> Result<Option<String>, StoreError> {
+            self.0.read(path)
+        }
+        fn write(&mut self, path: &str, value: &str) -> Result<(), StoreError> {
+            if value.len() > 2000 || path == self.1 {
+                let reason = format!("{} bytes are not taken", value.len());
+                return Err(StoreError { path: path.to_owned(), reason, is_refused: true });
+            }
+            self.0.write(path, value)
+        }
+    }
+
+    #[test]
+    fn a_device_is_closed_however_long_the_value_is_and_if_nothing_can_be_said_of_it() {
+        for refused in ["", "/local/domain/0/backend/vbd/3/51712/error"] {
+            let (mut store, mut front, _) = ends();
+            let mut back = BackDevice::new(Narrow(store.clone(), refused), BACK, FRONT, features()).unwrap();
+            let FrontStep::SetUp(wants, _) = front.back_changed().unwrap() else { panic!("{front:?}") };
+            front.publish(&parameters(&wants)).unwrap();
+            store.write(&format!("{FRONT}/protocol"), &"\u{1b}".repeat(4000)).unwrap();
+            let error = back.front_changed().unwrap_err();
+            assert!(matches!(error, ConnectError::Key { .. }), "{error}");
+            assert_eq!(back.state(), XenbusState::Closed);
+            assert_eq!(store.read(&format!("{BACK}/state")), Ok(Some("6".to_owned())));
+            let said = store.read(&format!("{BACK}/error")).unwrap();
+            assert_eq!(said, refused.is_empty().then(|| error.to_string()));
+        }
     }
 
     #[test]

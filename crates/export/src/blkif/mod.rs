@@ -119,6 +119,8 @@ pub struct StoreError {
     pub path: String,
     /// Why not.
     pub reason: String,
+    /// Whether the store works, and does not allow it: a key's owner may say so.
+    pub is_refused: bool,
 }
 
 impl fmt::Display for Access {

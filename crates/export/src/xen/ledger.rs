@@ -59,8 +59,7 @@ pub enum LedgerError {
     InUse(PathBuf),
     /// It is of other rings, or of none.
     #[error(
-        "the guest uses the disk already, and {path} does not say which of its requests are open: {found}, expected {expected:?}; \
-         have the guest let go of the disk (unmount it, and `xenstore-rm` its front end's folder), then start again",
+        "{path} does not say which of the guest's requests are open: {found}, expected {expected:?}",
         path = path.display()
     )]
     OtherRings {

@@ -62,7 +62,8 @@ impl Nodes {
         Ok(Nodes { domain, device, own, front: format!("{home}/device/vbd/{number}"), back })
     }
 
-    /// Whether the front end uses rings of a back end like us, which must be gone; its nodes are then left as they are.
+    /// Whether the front end uses rings that a back end like us has served, which must be gone; its nodes are then left as they are.
+    /// It uses them until it is closed, see [`BackDevice`](crate::blkif::BackDevice).
     pub(super) fn is_connected(&self, store: &Store) -> Result<bool, NodesError> {
         match store.read(&format!("{}/backend", self.front))? {
             None => return Ok(false),
@@ -73,14 +74,13 @@ impl Nodes {
                 return Err(NodesError::Taken { domain, device, back });
             }
         }
-        Ok(self.front_state(store)? == XenbusState::Connected)
+        let uses = |state| matches!(state, XenbusState::Connected | XenbusState::Closing);
+        Ok(uses(state(store, &self.front)?) && uses(state(store, &self.back)?))
     }
 
     /// Makes them, unless a front end has begun with those that are there.
     pub(super) fn make(&self, store: &mut Store, read_only: bool) -> Result<(), StoreError> {
-        if self.is_there(store)?
-            && matches!(self.front_state(store)?, XenbusState::Initialising | XenbusState::Initialised)
-        {
+        if self.is_there(store)? && self.has_begun(store)? {
             return Ok(());
         }
         store.remove(&self.front)?;
@@ -132,8 +132,20 @@ impl Nodes {
         Ok(store.read(&format!("/local/domain/{}/vm", self.domain))?.unwrap_or_default())
     }
 
-    fn front_state(&self, store: &Store) -> Result<XenbusState, StoreError> {
-        let state = store.read(&format!("{}/state", self.front))?;
-        Ok(state.map_or(XenbusState::Unknown, |state| XenbusState::from_text(&state)))
+    fn has_begun(&self, store: &Store) -> Result<bool, StoreError> {
+        Ok(match state(store, &self.front)? {
+            XenbusState::Initialising | XenbusState::Initialised => true,
+            // It waits for whoever was about to serve it.
+            XenbusState::Connected => {
+                matches!(state(store, &self.back)?, XenbusState::Initialising | XenbusState::InitWait)
+            }
+            _ => false,
+        })
     }
+}
+
+/// The state of one end.
+fn state(store: &Store, folder: &str) -> Result<XenbusState, StoreError> {
+    let state = store.read(&format!("{folder}/state"))?;
+    Ok(state.map_or(XenbusState::Unknown, |state| XenbusState::from_text(&state)))
 }

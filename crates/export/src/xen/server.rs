@@ -59,17 +59,23 @@ pub enum XenError {
     /// The front end.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// Its rings.
-    #[error("{name}: the guest uses the disk already, and its rings cannot be taken up again: {reason}")]
-    Rings {
-        /// The export.
-        name: String,
-        /// Why not.
-        reason: String,
-    },
     /// A descriptor or a thread.
     #[error("starting to serve a guest of Xen's: {0}")]
     Start(io::Error),
+}
+
+impl XenError {
+    /// Whether it is for reasons of this one guest's, or of its own making, so that other disks can be served.
+    pub fn is_of_one_guest(&self) -> bool {
+        match self {
+            XenError::Nodes(NodesError::NoDomain(_) | NodesError::Taken { .. }) => true,
+            XenError::Nodes(NodesError::Store(error)) | XenError::Connect(ConnectError::Store(error)) => {
+                error.is_refused
+            }
+            XenError::Connect(ConnectError::Key { .. }) => true,
+            XenError::NoXen { .. } | XenError::Ledger(_) | XenError::Start(_) => false,
+        }
+    }
 }
 
 impl From<StoreError> for XenError {
@@ -90,7 +96,8 @@ pub struct XenServer {
 
 impl XenServer {
     /// Makes the device's nodes, or takes up those of a server that is gone, and serves `volume` by `workers`, of which there must
-    /// be one.
+    /// be one. Rings that the guest uses already are taken up by the export's own thread: where that fails, the log says why, and
+    /// the disk is served when the guest has let go of it.
     ///
     /// # Errors
     /// See [`XenError`].
@@ -116,6 +123,7 @@ impl XenServer {
         let thread = thread::Builder::new()
             .name("xen".into())
             .spawn(move || {
+                session.take_up();
                 if let Err(error) = session.run(&told, &changed) {
                     log::error!("{}: it is served no more: {error}", session.name);
                 }
@@ -181,6 +189,8 @@ struct Session {
     queues: Vec<Queue>,
     /// The size that the front end knows of, sectors.
     announced: u64,
+    /// The front end has rings that another server has served.
+    resumes: bool,
 }
 
 impl Session {
@@ -193,18 +203,18 @@ impl Session {
     ) -> Result<Session, XenError> {
         let XenOptions { domain, device, first_worker, ref ledgers } = *options;
         let nodes = Nodes::find(&store, domain, device)?;
-        let is_connected = nodes.is_connected(&store)?;
+        let resumes = nodes.is_connected(&store)?;
         let ledger = LedgerFile::open(ledgers, domain, device)?;
         let (features, _) = describe(volume);
-        let (device, rings) = if is_connected {
-            let made = BackDevice::resume(store.clone(), &nodes.back, &nodes.front, features.clone())?;
-            (made.0, Some(made.1))
+        let begin = if resumes {
+            BackDevice::resume
         } else {
             nodes.make(&mut store, volume.read_only)?;
-            (BackDevice::new(store.clone(), &nodes.back, &nodes.front, features.clone())?, None)
+            BackDevice::new
         };
+        let device = begin(store.clone(), &nodes.back, &nodes.front, features.clone())?;
         store.watch(&nodes.front)?;
-        let mut session = Session {
+        Ok(Session {
             name: format!("{} as {} of domain {domain}", volume.name, options.device),
             store,
             nodes,
@@ -219,22 +229,35 @@ impl Session {
             bell,
             queues: Vec::new(),
             announced: 0,
-        };
-        if let Some(rings) = rings {
-            session.resume(&rings)?;
-        }
-        Ok(session)
+            resumes,
+        })
     }
 
-    /// Goes on with rings that another server has left.
-    fn resume(&mut self, rings: &FrontParameters) -> Result<(), XenError> {
+    /// Goes on with rings that another server has left, if there are any.
+    fn take_up(&mut self) {
+        if !self.resumes {
+            return;
+        }
+        if let Err(reason) = self.resume() {
+            log::error!(
+                "{}: the guest uses the disk already, and its rings cannot be taken up again: {reason}; it is served when the guest has \
+                 let go of it. Or take it away (`xenstore-rm {}`), and start the server anew",
+                self.name,
+                self.nodes.front
+            );
+            self.device.cannot_resume(&reason);
+        }
+    }
+
+    fn resume(&mut self) -> Result<(), String> {
+        let rings = self.device.rings().map_err(|error| error.to_string())?;
         let ledger = self.ledger.as_ref().expect("it has not ended");
-        let places = ledger.resume(&self.nodes.whose(&self.store)?, rings)?;
-        self.start(rings, places, true)
-            .map_err(|reason| XenError::Rings { name: self.name.clone(), reason })?;
+        let whose = self.nodes.whose(&self.store).map_err(|error| error.to_string())?;
+        let places = ledger.resume(&whose, &rings).map_err(|error| error.to_string())?;
+        self.start(&rings, places, true)?;
         let left: u32 = self.queues.iter().map(|queue| queue.left).sum();
         log::info!("{}: goes on with the guest's rings; {left} requests were open", self.name);
-        Ok(self.announce()?)
+        self.announce().map_err(|error| error.to_string())
     }
 
     /// Serves until it is told to end, or the disk is gone.
@@ -365,3 +388,6 @@ impl Session {
         self.stop_queues();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -55,6 +55,13 @@ enum WireError {
     Io(#[from] io::Error),
 }
 
+impl WireError {
+    fn of(&self, path: &str) -> StoreError {
+        let is_refused = matches!(self, WireError::Refused(_));
+        StoreError { path: path.to_owned(), reason: self.to_string(), is_refused }
+    }
+}
+
 impl From<Errno> for WireError {
     fn from(errno: Errno) -> WireError {
         WireError::Io(errno.into())
@@ -88,14 +95,14 @@ impl Store {
 
     fn ask(&self, kind: u32, parts: &[&str], value: &str) -> Result<Vec<u8>, StoreError> {
         let asked = self.connection().ask(kind, parts, value);
-        asked.map_err(|error| StoreError { path: parts[0].to_owned(), reason: error.to_string() })
+        asked.map_err(|error| error.of(parts[0]))
     }
 
     /// Removes a key and all below it, if it is there.
     pub(super) fn remove(&self, path: &str) -> Result<(), StoreError> {
         match self.connection().ask(kind::REMOVE, &[path], "") {
             Err(WireError::Refused(name)) if name == "ENOENT" => Ok(()),
-            Err(error) => Err(StoreError { path: path.to_owned(), reason: error.to_string() }),
+            Err(error) => Err(error.of(path)),
             Ok(_) => Ok(()),
         }
     }
@@ -115,7 +122,7 @@ impl Store {
     /// first.
     pub(super) fn wait(&self, bell: BorrowedFd<'_>, time: Duration) -> Result<bool, StoreError> {
         let waited = self.connection().wait(bell, time);
-        waited.map_err(|error| StoreError { path: "a watch".to_owned(), reason: error.to_string() })
+        waited.map_err(|error| error.of("a watch"))
     }
 }
 
@@ -124,7 +131,7 @@ impl Xenstore for Store {
         match self.connection().ask(kind::READ, &[path], "") {
             Ok(value) => Ok(Some(text(&value))),
             Err(WireError::Refused(name)) if name == "ENOENT" => Ok(None),
-            Err(error) => Err(StoreError { path: path.to_owned(), reason: error.to_string() }),
+            Err(error) => Err(error.of(path)),
         }
     }
 
@@ -211,4 +218,4 @@ fn poll_for(polled: &mut [PollFd<'_>], time: Duration) -> Result<usize, Errno> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -22,6 +22,8 @@ pub mod vdisk {
 const INDIRECT_OFFER_MAX: u32 = 256;
 /// Queues of a device at most, whatever the other end says.
 const QUEUES_MAX: u32 = 64;
+/// Characters of a value that an error tells of: the other end may have written thousands, and errors are written to the store, too.
+const FOUND_CHARS: usize = 64;
 
 /// A key that does not say what it should.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,7 +31,7 @@ const QUEUES_MAX: u32 = 64;
 pub struct KeyError {
     /// Its name, below the device's folder.
     pub key: String,
-    /// What it says, escaped, in quotes; or that it is missing.
+    /// How it begins, escaped, in quotes; or that it is missing.
     pub found: String,
     /// What it should say.
     pub expected: String,
@@ -38,7 +40,10 @@ pub struct KeyError {
 impl KeyError {
     fn new(key: &str, found: Option<&str>, expected: impl Into<String>) -> KeyError {
         let found = match found {
-            Some(text) => format!("\"{}\"", crate::escape(text)),
+            Some(text) => match text.char_indices().nth(FOUND_CHARS) {
+                Some((end, _)) => format!("\"{}...\"", crate::escape(&text[..end])),
+                None => format!("\"{}\"", crate::escape(text)),
+            },
             None => "missing".to_owned(),
         };
         KeyError { key: key.to_owned(), found, expected: expected.into() }

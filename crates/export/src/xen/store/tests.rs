@@ -70,7 +70,8 @@ fn reply(socket: &mut UnixStream, kind: u32, request: u32, text: &str) {
     socket.write_all(second).unwrap();
 }
 
-fn connect() -> (Store, JoinHandle<BTreeMap<String, String>>) {
+/// A store of its own; when all handles on it are gone, what it held.
+pub(in crate::xen) fn connect() -> (Store, JoinHandle<BTreeMap<String, String>>) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     (Store::over(ours.into()), server(theirs))
 }
@@ -86,6 +87,7 @@ fn keys_are_written_read_given_away_and_removed() {
     store.remove("/a/state").unwrap();
     let error = store.write("/secret/key", "1").unwrap_err();
     assert_eq!(error.to_string(), "xenstore, /secret/key: EACCES");
+    assert!(error.is_refused);
     assert!(store.read("/secret").is_err() && store.remove("/secret").is_err());
     let long = "x".repeat(5000);
     let error = store.write("/a/long", &long).unwrap_err().to_string();
@@ -127,6 +129,7 @@ fn a_store_that_goes_away_is_an_error() {
     let error = store.read("/a").unwrap_err().to_string();
     assert!(error.contains("length is 4294967295"), "{error}");
     answering.join().unwrap();
+    assert!(!store.read("/a").unwrap_err().is_refused);
     let error = store.read("/a").unwrap_err().to_string();
     assert!(error.contains("closed the connection") || error.contains("Broken pipe"), "{error}");
 }
