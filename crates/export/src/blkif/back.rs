@@ -23,7 +23,7 @@ use slab::Slab;
 
 use super::ids::Ids;
 use super::ledger::Record;
-use super::mapper::Mapper;
+use super::mapper::{KEPT_MAX, KeptPages, Mapper};
 use super::pages::words_of;
 use super::rings::Entry;
 use super::{Access, BackRing, EventChannel, Grants, Ledger};
@@ -144,7 +144,7 @@ impl<E: Env> BackPort<E> {
         grants: Box<dyn Grants>,
     ) -> (BackPort<E>, BackEnd) {
         let slots = ring.slots() as usize;
-        let kept = if config.persistent { slots * SEGMENTS_MAX } else { 0 };
+        let kept = if config.persistent { (slots * SEGMENTS_MAX).min(KEPT_MAX) } else { 0 };
         let shared = Arc::new(Shared::default());
         let port = BackPort {
             channel,
@@ -172,6 +172,13 @@ impl<E: Env> BackPort<E> {
     #[must_use]
     pub fn with_ledger(mut self, ledger: Ledger) -> BackPort<E> {
         self.ledger = Some(ledger);
+        self
+    }
+
+    /// Pages that it keeps mapped are of these, which it shares with others.
+    #[must_use]
+    pub fn keeping_within(mut self, all: &'static KeptPages) -> BackPort<E> {
+        self.mapper = self.mapper.within(all);
         self
     }
 

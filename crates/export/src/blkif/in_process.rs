@@ -71,7 +71,7 @@ impl Grants for GrantTable {
                 None => "no such grant".to_owned(),
             };
             out.truncate(before);
-            return Err(GrantError { gref, reason });
+            return Err(GrantError { gref, reason, no_room: false });
         }
         Ok(())
     }

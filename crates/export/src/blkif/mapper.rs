@@ -1,19 +1,48 @@
 //! Pages of a front end, mapped for its requests; those that it uses again and again stay mapped.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockwork_memory::Segment;
 
 use super::{Access, GrantError, GrantRef, Grants};
 
+/// Pages that a ring keeps at most: as many as Linux' back end does.
+pub const KEPT_MAX: usize = 1056;
+
+/// Pages that may be kept by all who share this. Each may be a mapping of its own, and a process has so many and no more: whoever
+/// would keep too many would have none left for others.
+#[derive(Debug)]
+pub struct KeptPages {
+    left: AtomicUsize,
+}
+
+impl KeptPages {
+    /// So many.
+    pub const fn new(most: usize) -> KeptPages {
+        KeptPages { left: AtomicUsize::new(most) }
+    }
+
+    /// Takes one, if there is one left.
+    fn take(&self) -> bool {
+        self.left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+
+    fn give_back(&self, count: usize) {
+        self.left.fetch_add(count, Ordering::Relaxed);
+    }
+}
+
 /// Maps pages for requests.
 ///
 /// Of a front end that said that it uses the same pages again (`feature-persistent`), pages are mapped to write, as the
-/// protocol says, and kept: as many as its ring can name at a time, the oldest making room for the newest.
+/// protocol says, and kept: as many as its ring can name at a time, up to [`KEPT_MAX`], the oldest making room for the newest.
+/// Where others have all that may be kept, they are mapped for their request only.
 pub(super) struct Mapper {
     grants: Box<dyn Grants>,
     /// Pages kept at most; 0: none.
     most: usize,
+    all: Option<&'static KeptPages>,
     kept: BTreeMap<GrantRef, Segment>,
     ages: VecDeque<GrantRef>,
     missing: Vec<GrantRef>,
@@ -26,11 +55,19 @@ impl Mapper {
         Mapper {
             grants,
             most,
+            all: None,
             kept: BTreeMap::new(),
             ages: VecDeque::new(),
             missing: Vec::new(),
             mapped: Vec::new(),
         }
+    }
+
+    /// Of these, which it shares with others. To be said before anything is kept.
+    pub(super) fn within(mut self, all: &'static KeptPages) -> Mapper {
+        debug_assert!(self.kept.is_empty(), "nothing is kept yet");
+        self.all = Some(all);
+        self
     }
 
     /// The pages of these grants, in their order.
@@ -40,14 +77,30 @@ impl Mapper {
         access: Access,
         out: &mut Vec<Segment>,
     ) -> Result<(), GrantError> {
+        match self.try_pages(refs.clone(), access, out) {
+            // What is kept is worth less than what is asked for.
+            Err(error) if error.no_room && !self.kept.is_empty() => {
+                log::debug!("xen: {error}; {} pages that were kept are given up for it", self.kept.len());
+                self.give_up();
+                self.try_pages(refs, access, out)
+            }
+            other => other,
+        }
+    }
+
+    fn try_pages(
+        &mut self,
+        refs: impl Iterator<Item = GrantRef> + Clone,
+        access: Access,
+        out: &mut Vec<Segment>,
+    ) -> Result<(), GrantError> {
         out.clear();
+        self.missing.clear();
         self.mapped.clear();
         if self.most == 0 {
-            self.missing.clear();
             self.missing.extend(refs);
             return self.grants.map(&self.missing, access, out);
         }
-        self.missing.clear();
         for gref in refs.clone() {
             match self.kept.get(&gref) {
                 Some(page) => out.push(page.clone()),
@@ -61,16 +114,41 @@ impl Mapper {
         self.missing.sort_unstable();
         self.missing.dedup();
         self.grants.map(&self.missing, Access::Write, &mut self.mapped)?;
+        out.extend(refs.map(|gref| match self.missing.binary_search(&gref) {
+            Ok(place) => self.mapped[place].clone(),
+            Err(_) => self.kept[&gref].clone(),
+        }));
+        self.keep();
+        Ok(())
+    }
+
+    /// Keeps what was mapped, as far as that may be.
+    fn keep(&mut self) {
         for (gref, page) in self.missing.drain(..).zip(self.mapped.drain(..)) {
+            if self.kept.len() == self.most {
+                let oldest = self.ages.pop_front().expect("each page that is kept has an age");
+                self.kept.remove(&oldest);
+            } else if !self.all.is_none_or(KeptPages::take) {
+                continue;
+            }
             self.kept.insert(gref, page);
             self.ages.push_back(gref);
         }
-        out.extend(refs.map(|gref| self.kept[&gref].clone()));
-        while self.kept.len() > self.most {
-            let oldest = self.ages.pop_front().expect("each page that is kept has an age");
-            self.kept.remove(&oldest);
+    }
+
+    /// Keeps nothing of what was kept.
+    fn give_up(&mut self) {
+        if let Some(all) = self.all {
+            all.give_back(self.kept.len());
         }
-        Ok(())
+        self.kept.clear();
+        self.ages.clear();
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        self.give_up();
     }
 }
 
@@ -84,7 +162,7 @@ mod tests {
 
     type Told = Rc<RefCell<Vec<(GrantRef, Access)>>>;
 
-    /// Maps any page, and tells which.
+    /// Maps any page but that of one grant, and tells which.
     struct Telling(Told);
 
     impl Grants for Telling {
@@ -95,7 +173,7 @@ mod tests {
             out: &mut Vec<Segment>,
         ) -> Result<(), GrantError> {
             if let Some(&gref) = refs.iter().find(|gref| **gref == 13) {
-                return Err(GrantError { gref, reason: "not granted".to_owned() });
+                return Err(GrantError { gref, reason: "not granted".to_owned(), no_room: false });
             }
             self.0.borrow_mut().extend(refs.iter().map(|gref| (*gref, access)));
             out.extend(refs.iter().map(|_| Segment::new(Buffer::new(4096), 0, 4096)));
@@ -137,5 +215,62 @@ mod tests {
         assert!(mapper.pages([1, 13].into_iter(), Access::Read, &mut out).is_err());
         assert!(out.is_empty());
         mapper.pages([1].into_iter(), Access::Read, &mut out).unwrap();
+    }
+
+    #[test]
+    fn who_shares_what_may_be_kept_maps_the_rest_each_time_and_gives_back_what_it_kept() {
+        static ALL: KeptPages = KeptPages::new(3);
+        let (first, _) = mapper(2);
+        let (second, told) = mapper(2);
+        let (mut first, mut second) = (first.within(&ALL), second.within(&ALL));
+        let mut out = Vec::new();
+        first.pages([1, 2].into_iter(), Access::Read, &mut out).unwrap();
+        for _ in 0..2 {
+            second.pages([7, 8, 7].into_iter(), Access::Read, &mut out).unwrap();
+            assert!(out.len() == 3 && out[0].buffer().same(out[2].buffer()));
+        }
+        let refs = |told: &Told| told.borrow_mut().drain(..).map(|(gref, _)| gref).collect::<Vec<_>>();
+        assert_eq!(refs(&told), [7, 8, 8], "there was room to keep one");
+        first.pages([3, 4].into_iter(), Access::Read, &mut out).unwrap();
+        second.pages([8].into_iter(), Access::Read, &mut out).unwrap();
+        assert_eq!(refs(&told), [8], "what one keeps in the place of another is the same room");
+        drop(first);
+        for _ in 0..2 {
+            second.pages([7, 8].into_iter(), Access::Read, &mut out).unwrap();
+        }
+        assert_eq!(refs(&told), [8], "the other has ended");
+        drop(second);
+        assert_eq!(ALL.left.load(Ordering::Relaxed), 3);
+    }
+
+    /// A process that has room for so many pages, and those that are mapped.
+    struct Narrow(usize, Vec<Segment>);
+
+    impl Grants for Narrow {
+        fn map(&mut self, refs: &[GrantRef], _: Access, out: &mut Vec<Segment>) -> Result<(), GrantError> {
+            // What nobody else has any more is unmapped.
+            self.1.retain(|page| !page.buffer().is_unique());
+            if self.1.len() + refs.len() > self.0 {
+                return Err(GrantError { gref: refs[0], reason: "no room".to_owned(), no_room: true });
+            }
+            let pages = refs.iter().map(|_| Segment::new(Buffer::new(4096), 0, 4096));
+            self.1.extend(pages);
+            out.extend_from_slice(&self.1[self.1.len() - refs.len()..]);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_is_kept_makes_room_for_what_is_asked_for_where_there_is_none() {
+        static ALL: KeptPages = KeptPages::new(100);
+        let mut mapper = Mapper::new(Box::new(Narrow(10, Vec::new())), 100).within(&ALL);
+        let mut out = Vec::new();
+        mapper.pages(0..8, Access::Read, &mut out).unwrap();
+        mapper.pages([3, 20, 21, 22].into_iter(), Access::Read, &mut out).unwrap();
+        assert_eq!((out.len(), ALL.left.load(Ordering::Relaxed)), (4, 96));
+        out.clear();
+        let error = mapper.pages(0..11, Access::Read, &mut out).unwrap_err();
+        assert!(error.no_room && out.is_empty(), "not even then");
+        mapper.pages(0..9, Access::Read, &mut out).unwrap();
     }
 }

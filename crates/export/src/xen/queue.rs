@@ -10,16 +10,21 @@ use blockwork_format::blkif::{Abi, PAGE_BYTES, QueueParameters};
 use blockwork_memory::{Buffer, GrantDevice, Place, Segment};
 use blockwork_uring::{EventPort, Uring, more};
 use rustix::fd::OwnedFd;
+use rustix::io::Errno;
 
 use crate::blkif::{
     Access, BackConfig, BackEnd, BackPort, BackRing, Ended, EventChannel, GrantError, GrantRef, Grants,
-    Ledger, SharedPages,
+    KeptPages, Ledger, SharedPages,
 };
 
 /// How long a server that was killed may still have the other end of an event channel, and how long to wait before it is tried
 /// again.
 const BIND_TIME: Duration = Duration::from_secs(10);
 const BIND_PAUSE: Duration = Duration::from_millis(10);
+
+/// Pages that all guests of this process together have mapped behind their requests: half of the mappings that Linux lets a process
+/// have (`vm.max_map_count` is 65530). The other half is for requests that are under way.
+static KEPT: KeptPages = KeptPages::new(32_768);
 
 /// What all queues of a device have in common.
 pub(super) struct Common {
@@ -191,7 +196,7 @@ impl Parts<'_> {
             max_indirect_segments: common.max_indirect_segments,
         };
         let (port, back) = BackPort::new(config, ring, Box::new(channel), Box::new(grants));
-        Ok((port.with_own_buffers().with_ledger(ledger), back, left))
+        Ok((port.keeping_within(&KEPT).with_own_buffers().with_ledger(ledger), back, left))
     }
 }
 
@@ -213,6 +218,7 @@ impl Grants for Mapped {
             GrantError {
                 gref: first,
                 reason: format!("{which} cannot be mapped {access}: {error}").trim().to_owned(),
+                no_room: error.raw_os_error() == Some(Errno::NOMEM.raw_os_error()),
             }
         })?;
         let page = |n| Segment::new(pages.clone(), n * PAGE_BYTES, PAGE_BYTES);
