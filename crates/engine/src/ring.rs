@@ -60,11 +60,11 @@ pub struct RingSnapshot {
     pub name: String,
     /// Requests that fit.
     pub size: u32,
-    /// Requests that were taken and are not answered.
+    /// Requests that the export has found in it and the client knows no answer to.
     pub in_flight: u32,
     /// The most that this ever was.
     pub high_water: u32,
-    /// Requests that were taken, in all.
+    /// Requests that were found, in all.
     pub requests: u64,
     /// For how long it was full, up to that moment.
     pub full: Nanos,
@@ -85,7 +85,7 @@ impl RingStats {
         }
     }
 
-    /// The export took `count` requests out of it, and it may have no room (`is_full`) by that. Whether it had some before:
+    /// The export has taken or found `count` requests in it, and it may have no room (`is_full`) by that. Whether it had some before:
     /// then that is worth [`Context::ring_is_full`](crate::Context::ring_is_full).
     #[inline]
     pub fn taken(&self, count: u32, is_full: bool, now: Nanos) -> bool {

@@ -25,7 +25,7 @@ use super::ids::Ids;
 use super::ledger::Record;
 use super::mapper::{KEPT_MAX, KeptPages, Mapper};
 use super::pages::words_of;
-use super::rings::Entry;
+use super::rings::{Entry, Found, RunAway};
 use super::{Access, BackRing, EventChannel, Grants, Ledger};
 
 /// What a queue of the back end needs to know.
@@ -207,9 +207,10 @@ impl<E: Env> BackPort<E> {
         self.begin_barrier(cx);
         self.take_left(cx);
         let mut budget = self.ring.slots();
-        while self.accepts() {
-            let pending = match self.ring.pending() {
-                Ok(0) => match self.ring.rearm() {
+        // A look also where nothing is taken, since a ring may fill up meanwhile.
+        while !self.stopping && self.broken.is_none() {
+            let pending = match self.look(cx) {
+                Ok(0) if self.accepts() => match self.ring.rearm() {
                     Ok(false) => break,
                     Ok(true) => continue,
                     Err(run_away) => return self.break_off(&run_away),
@@ -217,6 +218,9 @@ impl<E: Env> BackPort<E> {
                 Ok(pending) => pending,
                 Err(run_away) => return self.break_off(&run_away),
             };
+            if !self.accepts() {
+                break;
+            }
             if budget == 0 {
                 // The others first; the front end may put in faster than we take out.
                 cx.wake_me();
@@ -229,16 +233,22 @@ impl<E: Env> BackPort<E> {
         self.publish(cx);
     }
 
+    /// Requests that wait; those that have come are counted.
+    fn look(&mut self, cx: &mut Context<'_, E>) -> Result<u32, RunAway> {
+        let Found { pending, new } = self.ring.look()?;
+        if new > 0 && self.config.stats.taken(new, self.ring.is_full(), cx.now()) {
+            cx.ring_is_full(self.config.volume, &self.config.stats);
+        }
+        Ok(pending)
+    }
+
     /// Takes up what an earlier back end has left.
     fn take_left(&mut self, cx: &mut Context<'_, E>) {
-        let mut taken = 0;
         while self.accepts()
             && let Some((record, entry)) = self.ledger.as_mut().and_then(Ledger::next_left)
         {
-            taken += 1;
             self.begin(cx, &entry, record);
         }
-        self.count_taken(cx, taken);
     }
 
     /// Takes up to `count` requests.
@@ -249,13 +259,6 @@ impl<E: Env> BackPort<E> {
             let entry = self.ring.take();
             let record = self.ledger.as_mut().map_or(Record::NONE, |ledger| ledger.take(&entry));
             self.begin(cx, &entry, record);
-        }
-        self.count_taken(cx, taken);
-    }
-
-    fn count_taken(&self, cx: &mut Context<'_, E>, taken: u32) {
-        if self.config.stats.taken(taken, self.ring.is_full(), cx.now()) {
-            cx.ring_is_full(self.config.volume, &self.config.stats);
         }
     }
 

@@ -67,6 +67,17 @@ pub struct BackRing {
     /// Responses that were put in, and those of them that the front end knows of.
     rsp_prod: u32,
     rsp_published: u32,
+    /// Requests that were in the ring when it was looked at last.
+    seen: u32,
+}
+
+/// What a look at a ring has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Requests that wait to be taken.
+    pub(super) pending: u32,
+    /// Requests that no look has found before: at the first one, with those that an earlier back end has taken.
+    pub(super) new: u32,
 }
 
 impl BackRing {
@@ -74,7 +85,7 @@ impl BackRing {
     pub fn new(pages: SharedPages, abi: Abi) -> BackRing {
         let slots = abi.slots(pages.count());
         let start = pages.load(ring::RSP_PROD, Ordering::Acquire);
-        BackRing { pages, abi, slots, req_cons: start, rsp_prod: start, rsp_published: start }
+        BackRing { pages, abi, slots, req_cons: start, rsp_prod: start, rsp_published: start, seen: start }
     }
 
     /// Goes on where an earlier back end was: so many requests were taken and are not answered.
@@ -91,10 +102,24 @@ impl BackRing {
         self.slots
     }
 
-    /// Whether the front end can put in no more, as far as it knows.
+    /// Looks how many requests there are.
+    ///
+    /// # Errors
+    /// See [`BackRing::pending`].
+    #[inline]
+    pub(super) fn look(&mut self) -> Result<Found, RunAway> {
+        let pending = self.pending()?;
+        let all = self.req_cons.wrapping_add(pending);
+        let new = all.wrapping_sub(self.seen);
+        self.seen = all;
+        Ok(Found { pending, new })
+    }
+
+    /// Whether the front end could put in no more when the ring was looked at last, as far as it knows: taken or not, each of its
+    /// requests has a slot until it knows of the answer.
     #[inline]
     pub fn is_full(&self) -> bool {
-        self.req_cons.wrapping_sub(self.rsp_published) >= self.slots
+        self.seen.wrapping_sub(self.rsp_published) >= self.slots
     }
 
     /// The index of the next answer.
