@@ -543,3 +543,43 @@ impl<E: Env> Port<E> for BackPort<E> {
         self.stopping = true;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use blockwork_format::blkif::{Abi, encode_segments};
+    use blockwork_memory::Buffer;
+    use blockwork_sim::SimEnv;
+
+    use super::super::in_process::{Bell, GrantTable};
+    use super::super::pages::restless::against;
+    use super::super::{Offers, SharedPages};
+    use super::*;
+
+    /// The page is looked at once: what was checked is what is used.
+    #[test]
+    fn segments_are_used_as_they_were_checked_whatever_becomes_of_their_page_meanwhile() {
+        let page = || Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES);
+        let mut grants = GrantTable::default();
+        let config = BackConfig {
+            name: "guest".to_owned(),
+            volume: VolumeId(0),
+            persistent: false,
+            max_indirect_segments: 1024,
+            stats: Arc::new(RingStats::new("ring", 32)),
+        };
+        let ring = BackRing::new(SharedPages::new(vec![page()]).unwrap(), Abi::Bits64);
+        let (bell, _) = Bell::pair();
+        let (mut port, _) = BackPort::<SimEnv>::new(config, ring, Box::new(bell), Box::new(grants.clone()));
+        let segments: Vec<_> =
+            (0..700).map(|n| PageSegment { gref: n * 3, first_sect: 2, last_sect: 5 }).collect();
+        let mut grefs = [0; INDIRECT_PAGES_MAX];
+        for (gref, part) in grefs.iter_mut().zip(segments.chunks(SEGMENTS_PER_PAGE)) {
+            let list = page();
+            list.write_at(0, &encode_segments(part));
+            *gref = grants.grant(list, Access::Read);
+        }
+        against(|| port.fetch_segments(segments.len(), &grefs))
+            .unwrap_or_else(|refusal| panic!("{}", refusal.1));
+        assert_eq!(port.segments, segments);
+    }
+}

@@ -58,7 +58,7 @@ impl SharedPages {
     #[inline]
     pub(super) fn load(&self, offset: usize, order: Ordering) -> u32 {
         let (page, at) = self.place(offset);
-        page.buffer().load_u32(at, order)
+        load(page, at, order)
     }
 
     /// Sets the word at `offset`.
@@ -86,11 +86,47 @@ impl SharedPages {
     }
 }
 
+/// Loads a word of the other end's, who may change it at any time; `at` counts from the start of the page's buffer.
+#[inline]
+fn load(page: &Segment, at: usize, order: Ordering) -> u32 {
+    let value = page.buffer().load_u32(at, order);
+    #[cfg(test)]
+    restless::after_load(page, at);
+    value
+}
+
 /// Copies whole words out of one page, each by one load.
 pub(super) fn words_of(page: &Segment, bytes: &mut [u8]) {
     for (n, word) in bytes.chunks_exact_mut(WORD).enumerate() {
-        let value = page.buffer().load_u32(page.offset() + n * WORD, Ordering::Relaxed);
+        let value = load(page, page.offset() + n * WORD, Ordering::Relaxed);
         word.copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// Another end that changes each word as soon as it was loaded, for tests: whoever loads one twice finds two things.
+#[cfg(test)]
+pub(super) mod restless {
+    use std::cell::Cell;
+
+    use super::*;
+
+    thread_local! {
+        static IS_ON: Cell<bool> = const { Cell::new(false) };
+    }
+
+    /// Does something while the other end of all that this thread loads is so.
+    pub(in crate::blkif) fn against<T>(act: impl FnOnce() -> T) -> T {
+        IS_ON.set(true);
+        let done = act();
+        IS_ON.set(false);
+        done
+    }
+
+    pub(super) fn after_load(page: &Segment, at: usize) {
+        if IS_ON.get() {
+            let value = page.buffer().load_u32(at, Ordering::Relaxed);
+            page.buffer().store_u32(at, !value, Ordering::Relaxed);
+        }
     }
 }
 

@@ -295,8 +295,9 @@ impl FrontRing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pages::restless::against;
     use super::*;
-    use blockwork_format::blkif::{Direct, Kind, PAGE_BYTES, Segments, Status};
+    use blockwork_format::blkif::{Data, Direct, Kind, PAGE_BYTES, Segments, Status};
     use blockwork_memory::{Buffer, Segment};
 
     fn pages(count: usize) -> SharedPages {
@@ -337,6 +338,30 @@ mod tests {
                 assert_eq!(front.pending(), Ok(64));
                 (0..64).rev().for_each(|n| assert_eq!(front.take().id, round * 64 + n));
                 assert_eq!(front.rearm(), Ok(false));
+            }
+        }
+    }
+
+    /// Each word is loaded once, so that what was looked at is what is used.
+    #[test]
+    fn what_is_taken_is_one_state_of_the_slot_whatever_becomes_of_it_meanwhile() {
+        let segment = blockwork_format::blkif::Segment { gref: 77, first_sect: 1, last_sect: 6 };
+        let segments = Segments::new(&[segment; 11]).unwrap();
+        for abi in [Abi::Bits64, Abi::Bits32] {
+            for kind in [
+                Kind::Direct(Direct::Write, segments),
+                Kind::Indirect { data: Data::Read, nr_segments: 200, grefs: [9, 0, 0, 0, 0, 0, 0, 0] },
+                Kind::Discard { nr_sectors: 1 << 40, secure: false },
+            ] {
+                let shared = pages(1);
+                let mut front = FrontRing::new(shared.clone(), abi);
+                let mut back = BackRing::new(shared, abi);
+                let request = Request { id: 5, handle: 2, sector: 1 << 33, kind };
+                front.put(&request);
+                front.publish();
+                let (found, entry) = against(|| (back.look(), back.take()));
+                assert_eq!(found, Ok(Found { pending: 1, new: 1 }));
+                assert_eq!(entry.decode(), Ok(request), "{abi:?}");
             }
         }
     }

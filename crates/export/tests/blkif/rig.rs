@@ -1,11 +1,13 @@
 //! A worker over one simulated device, and ports on it.
 
+use std::cell::Cell;
 use std::io;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    CounterTable, FileId, Layer, LeafId, LeafLayer, LeafSource, NodeId, PortId, RingStats, Sectors, Volume,
-    VolumeId, Wait, Worker, WorkerConfig,
+    Completion, Context, CounterTable, Done, FileId, Layer, LeafId, LeafLayer, LeafSource, NodeId, Port,
+    PortId, PortState, RingStats, Sectors, Volume, VolumeId, Wait, Worker, WorkerConfig,
 };
 use blockwork_export::blkif::in_process::{Bell, Device, GrantTable, connect};
 use blockwork_export::blkif::{
@@ -188,21 +190,15 @@ impl Rig {
     }
 
     /// Serves a ring as a server under Xen does: it keeps a ledger, a new one or what another back end has left, and copies data. How
-    /// much was left.
-    pub fn resume(
-        &mut self,
-        pages: SharedPages,
-        abi: Abi,
-        memory: &Buffer,
-        grants: &GrantTable,
-        is_new: bool,
-    ) -> (BackEnd, u32) {
-        let mut ring = BackRing::new(pages, abi);
+    /// much was left. From when `death` says that it is dead, the back end gets no more turns.
+    pub fn resume(&mut self, ring: &Lasting, is_new: bool, death: Rc<Death>) -> (BackEnd, u32) {
+        let Lasting { shared, abi, max_indirect_segments, ledger, grants } = ring.clone();
+        let mut ring = BackRing::new(shared, abi);
         let stats = Arc::new(RingStats::new("ring", ring.slots()));
         let ledger = if is_new {
-            Ledger::new(memory.clone(), ring.slots())
+            Ledger::new(ledger, ring.slots())
         } else {
-            Ledger::resume(memory.clone(), abi, ring.slots(), ring.next_answer()).expect("our own")
+            Ledger::resume(ledger, abi, ring.slots(), ring.next_answer()).expect("our own")
         };
         let left = ledger.left();
         ring.resume(left).expect("what was taken was put in");
@@ -210,14 +206,59 @@ impl Rig {
             name: "guest".to_owned(),
             volume: VOLUME,
             persistent: true,
-            max_indirect_segments: 0,
+            max_indirect_segments,
             stats,
         };
         let (_, bell) = Bell::pair();
-        let (port, end) = BackPort::new(config, ring, Box::new(bell), Box::new(grants.clone()));
-        let port = port.with_own_buffers().with_ledger(ledger);
+        let (port, end) = BackPort::new(config, ring, Box::new(bell), Box::new(grants));
+        let port = Mortal { port: port.with_own_buffers().with_ledger(ledger), death };
         self.port = Some(self.worker.add_port(Box::new(port)));
         (end, left)
+    }
+}
+
+/// A queue's ring, and what else outlives its back ends.
+#[derive(Clone)]
+pub struct Lasting {
+    pub shared: SharedPages,
+    pub abi: Abi,
+    pub max_indirect_segments: u32,
+    pub ledger: Buffer,
+    pub grants: GrantTable,
+}
+
+/// Whether back ends are dead, and how many answers they have put into their rings that they did not publish.
+#[derive(Default)]
+pub struct Death {
+    pub is_dead: Cell<bool>,
+    pub unpublished: Cell<u32>,
+}
+
+/// A back end that may be killed when it has put answers into its ring and has not published them: both happen in one turn of its
+/// worker, and what is left out here is the rest of that.
+struct Mortal {
+    port: BackPort<SimEnv>,
+    death: Rc<Death>,
+}
+
+impl Port<SimEnv> for Mortal {
+    fn open(&mut self, cx: &mut Context<'_, SimEnv>) {
+        self.port.open(cx);
+    }
+    fn event(&mut self, cx: &mut Context<'_, SimEnv>, local: u32, completion: Completion) {
+        self.port.event(cx, local, completion);
+    }
+    fn done(&mut self, cx: &mut Context<'_, SimEnv>, done: Done) {
+        if self.death.is_dead.get() {
+            self.death.unpublished.set(self.death.unpublished.get() + 1);
+        }
+        self.port.done(cx, done);
+    }
+    fn turn(&mut self, cx: &mut Context<'_, SimEnv>) -> PortState {
+        if self.death.is_dead.get() { PortState::Open } else { self.port.turn(cx) }
+    }
+    fn drain(&mut self, cx: &mut Context<'_, SimEnv>) {
+        self.port.drain(cx);
     }
 }
 
