@@ -8,7 +8,7 @@ use crate::bio::{Errno, Flags, Op};
 use crate::env::{Completion, Env, Token};
 use crate::limits::Limits;
 use crate::lock::LockSnapshot;
-use crate::turn::Turns;
+use crate::turn::{Turn, Turns};
 use crate::units::{Sector, Sectors};
 
 /// A leaf's number, the same for all workers.
@@ -141,6 +141,11 @@ impl LeafShared {
     /// of the crate). Returns whether this was the first to say so.
     pub fn fail(&self) -> bool {
         !self.failed.swap(true, Ordering::AcqRel)
+    }
+    /// The turn to flush, if it is free and nobody waits for it: for a leaf that makes things durable though nobody asked, which may fail
+    /// as a flush does. It says so ([`LeafShared::fail`]) before it gives the turn back.
+    pub fn try_flush_turn(&self) -> Option<Turn> {
+        self.flush_turns.try_take()
     }
     /// Whether a flush has failed.
     #[inline]

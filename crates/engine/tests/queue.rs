@@ -189,6 +189,17 @@ fn after_a_failed_flush_nothing_is_written_any_more_but_reads_go_on() {
 }
 
 #[test]
+fn a_flush_beside_which_a_loss_was_told_to_somebody_else_fails() {
+    let mut rig = Rig::new(limits());
+    rig.hold();
+    rig.batch([Bio::flush()]);
+    rig.shared.fail();
+    let held = rig.next_held();
+    rig.complete(held, Ok(()));
+    assert_eq!(rig.results(), [(0, Err(Errno::EIO))]);
+}
+
+#[test]
 fn without_fua_a_fua_write_completes_only_after_a_flush() {
     let mut none = limits();
     none.fua = Fua::Flush;

@@ -29,6 +29,10 @@ pub trait Host {
     fn received(&mut self, now: Nanos, stream: StreamId, bytes: &[u8]) -> Vec<Reaction>;
     /// The client has closed.
     fn closed(&mut self, stream: StreamId);
+    /// How much has gone wrong there that explains why a client's I/O fails.
+    fn faults(&self) -> u64 {
+        0
+    }
 }
 
 /// What a machine does after a while.
@@ -90,6 +94,10 @@ impl Net {
 
     pub(crate) fn add_host(&mut self, address: SocketAddr, host: Rc<RefCell<dyn Host>>) {
         self.hosts.push((address, host));
+    }
+
+    pub(crate) fn faults(&self) -> u64 {
+        self.hosts.iter().map(|(_, host)| host.borrow().faults()).sum()
     }
 
     fn post(&mut self, arrival: Arrival) -> u64 {

@@ -233,9 +233,11 @@ impl World {
         self.inner().devices[device.0 as usize].counters
     }
 
-    /// Faults that have struck so far, on all devices.
+    /// Faults that have struck so far, on all devices and machines.
     pub fn faults(&self) -> u64 {
-        self.inner().devices.iter().map(|device| device.counters.faults).sum()
+        let inner = self.inner();
+        let devices: u64 = inner.devices.iter().map(|device| device.counters.faults).sum();
+        devices + inner.net.faults()
     }
 
     /// Whether a failed flush has made some device forget data.

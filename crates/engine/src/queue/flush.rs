@@ -4,7 +4,8 @@
 //! all who share it have arrived, so it covers what each of them must have covered.
 //!
 //! Why one at a time: the kernel tells of a lost write once. Of two fsyncs that overlap one may get the error and the
-//! other success, though both had to cover that write. In turns, the failure is known before the next one starts.
+//! other success, though both had to cover that write. In turns, the failure is known before the next one starts. A leaf that
+//! flushes by itself takes a turn too.
 
 use super::{LeafQueue, QueueContext, Stage};
 use crate::bio::{Errno, Flags, Op};
@@ -92,6 +93,8 @@ impl LeafQueue {
     /// A flush has come to its end.
     pub(super) fn end_flush(&mut self, cx: &mut QueueContext<'_>, ticket: u64, result: Result<(), Errno>) {
         self.flushes.in_flight = false;
+        // Where a loss was told to somebody else meanwhile, success proves nothing.
+        let result = result.and_then(|()| if self.shared().has_failed() { Err(Errno::EIO) } else { Ok(()) });
         match result {
             Ok(()) => {
                 if let Some(tap) = cx.tap {

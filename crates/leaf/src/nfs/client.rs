@@ -8,7 +8,7 @@ use blockwork_format::nfs3::{ReadReply, Refusal, Stable, Status, Verifier, Write
 use blockwork_memory::{Pool, Segments, copy_between, slice_segments};
 
 use super::call::{Call, Calls, Kind, Outcome, Read, Taker, Write, Writer};
-use super::commit::Commit;
+use super::commit::{Cause, Commit};
 use super::connection::{Connection, Happening, local, parts};
 use super::incoming::Broken;
 use super::ledger::{Landing, Ledger, Piece};
@@ -28,8 +28,6 @@ pub(super) struct NfsLeaf {
     pub(super) connections: Vec<Connection>,
     pool: Pool,
     pub(super) commit: Option<Commit>,
-    /// A flush that came while something else was being committed.
-    pub(super) next_flush: Option<Token>,
     /// Calls that are asked again after a while.
     patient: Vec<u32>,
     /// Whether an alarm is set.
@@ -49,7 +47,6 @@ impl NfsLeaf {
             connections,
             pool: Pool::new(POOL_BYTES),
             commit: None,
-            next_flush: None,
             patient: Vec::new(),
             alarmed: false,
             silent: false,
@@ -139,13 +136,10 @@ impl NfsLeaf {
     }
 
     fn flush(&mut self, env: &mut dyn Env, token: Token) -> Submitted {
-        if self.commit.is_some() {
-            self.next_flush = Some(token);
-        } else if self.ledger().is_clean() {
+        if self.ledger().is_clean() {
             return Submitted::Now(Ok(()));
-        } else {
-            self.start_commit(env, Some(token));
         }
+        self.start_commit(env, Cause::Flush(token));
         Submitted::Started
     }
 

@@ -6,10 +6,11 @@
 //!     └── WRITE ◀──┘
 //! ```
 //!
-//! For a flush, or because the memory for what is uncommitted is half full. One at a time in each worker; any worker's covers
-//! what all workers have written.
+//! For a flush, or because the memory for what is uncommitted is half full. One at a time over all workers, by the turns in which their
+//! queues flush: a server tells of what it has lost once, and of two COMMITs that overlap one might hear of it and the other
+//! succeed. Any worker's covers what all workers have written.
 
-use blockwork_engine::{Ended, Env, Errno, Token};
+use blockwork_engine::{Ended, Env, Errno, Token, Turn};
 use blockwork_format::nfs3::{Stable, Verifier};
 
 use super::call::{Kind, Write, Writer};
@@ -21,12 +22,21 @@ const RESENDS_MAX: usize = 16;
 /// A server that has another verifier each time is not asked for ever.
 const ROUNDS_MAX: u32 = 100;
 
+/// Who wants it.
+pub(super) enum Cause {
+    /// A flush, which waits for it. Its queue has the turn.
+    Flush(Token),
+    /// Nobody but us: memory is scarce. The turn is ours until all workers know how it went.
+    Scarcity(Turn),
+}
+
 /// What is being committed.
 pub(super) struct Commit {
-    /// The flush that waits for it.
-    flush: Option<Token>,
+    cause: Cause,
     /// What was answered up to here is covered.
     cutoff: u64,
+    /// What the server had taken up to here, in whichever life, it had before it was asked to commit last.
+    asked: u64,
     step: Step,
     rounds: u32,
     failed: Option<Errno>,
@@ -48,16 +58,29 @@ enum Step {
 
 impl NfsLeaf {
     /// Begins to commit all that was answered.
-    pub(super) fn start_commit(&mut self, env: &mut dyn Env, flush: Option<Token>) {
-        let cutoff = self.ledger().cutoff();
-        self.commit = Some(Commit { flush, cutoff, step: Step::Committing, rounds: 0, failed: None });
-        self.ask(env, Kind::Commit);
+    pub(super) fn start_commit(&mut self, env: &mut dyn Env, cause: Cause) {
+        assert!(self.commit.is_none(), "who has the turn is alone");
+        let cutoff = self.ask_to_commit(env);
+        self.commit =
+            Some(Commit { cause, cutoff, asked: cutoff, step: Step::Committing, rounds: 0, failed: None });
     }
 
-    /// Begins to, if the memory for what is uncommitted gets scarce.
+    /// Asks, and tells what the server has taken before.
+    fn ask_to_commit(&mut self, env: &mut dyn Env) -> u64 {
+        let asked = self.ledger().now();
+        self.ask(env, Kind::Commit);
+        asked
+    }
+
+    /// Begins to, if the memory for what is uncommitted gets scarce. Where somebody else commits, that makes room as well; and after
+    /// a failure nothing is known to be safe, so all is kept.
     pub(super) fn commit_if_half_full(&mut self, env: &mut dyn Env) {
-        if self.commit.is_none() && self.shared.arena.is_half_full() {
-            self.start_commit(env, None);
+        let leaf = &self.shared.leaf;
+        if self.shared.arena.is_half_full()
+            && !leaf.has_failed()
+            && let Some(turn) = leaf.try_flush_turn()
+        {
+            self.start_commit(env, Cause::Scarcity(turn));
         }
     }
 
@@ -65,7 +88,7 @@ impl NfsLeaf {
     pub(super) fn has_committed(&mut self, verifier: Verifier) {
         let Some(mut commit) = self.commit.take() else { return };
         commit.rounds += 1;
-        let left = self.ledger().committed(commit.cutoff, verifier);
+        let left = self.ledger().committed(commit.cutoff, commit.asked, verifier);
         commit.step = if left == 0 {
             Step::Over
         } else if commit.rounds == ROUNDS_MAX {
@@ -118,7 +141,7 @@ impl NfsLeaf {
             if *under_way == 0 {
                 commit.step = if commit.failed.is_some() { Step::Over } else { Step::Committing };
                 if commit.failed.is_none() {
-                    self.ask(env, Kind::Commit);
+                    commit.asked = self.ask_to_commit(env);
                 }
             }
         }
@@ -126,10 +149,7 @@ impl NfsLeaf {
             self.commit = Some(commit);
             return;
         }
-        self.end_commit(&commit, ended);
-        if let Some(flush) = self.next_flush.take() {
-            self.start_commit(env, Some(flush));
-        }
+        self.end_commit(commit, ended);
     }
 
     fn send_again(&mut self, env: &mut dyn Env, resend: Resend) {
@@ -148,20 +168,26 @@ impl NfsLeaf {
         self.ask(env, Kind::Write(write));
     }
 
-    fn end_commit(&mut self, commit: &Commit, ended: &mut Vec<Ended>) {
-        match (commit.flush, commit.failed) {
-            (Some(token), failed) => ended.push(Ended { token, result: failed.map_or(Ok(0), Err) }),
-            (None, Some(errno)) => {
-                // Nobody asked for it: whoever flushes next must hear of it.
-                if self.shared.leaf.fail() {
-                    log::error!(
-                        "{}: COMMIT failed: {errno}. What was written since the last flush may be lost, so writes and \
-                         flushes are refused from now on; reads go on. Check the server, then serve it again.",
-                        self.shared.name
-                    );
+    fn end_commit(&mut self, commit: Commit, ended: &mut Vec<Ended>) {
+        match commit.cause {
+            Cause::Flush(token) => ended.push(Ended { token, result: commit.failed.map_or(Ok(0), Err) }),
+            Cause::Scarcity(turn) => {
+                if let Some(errno) = commit.failed {
+                    self.tell_of_loss(errno);
                 }
+                drop(turn);
             }
-            (None, None) => {}
+        }
+    }
+
+    /// Nobody asked for the COMMIT that has failed: whoever flushes next must hear of it.
+    fn tell_of_loss(&self, errno: Errno) {
+        if self.shared.leaf.fail() {
+            log::error!(
+                "{}: COMMIT failed: {errno}. What was written since the last flush may be lost, so writes and \
+                 flushes are refused from now on; reads go on. Check the server, then serve it again.",
+                self.shared.name
+            );
         }
     }
 }

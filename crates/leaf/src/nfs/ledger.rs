@@ -14,7 +14,8 @@
 //! 1. Uncommitted ranges do not overlap; each holds what was answered last there.
 //! 2. A read of an uncommitted range is answered from here: a server that has restarted, and has not been told, would give
 //!    what it had before.
-//! 3. `Ledger::committed` with nothing left up to `cutoff` means: all that was answered before `cutoff` is durable.
+//! 3. `Ledger::committed` with nothing left up to `cutoff` means: all that was answered before `cutoff` is durable. A COMMIT covers only
+//!    what the server had, in that life of it, before the COMMIT was sent: of what was sent again, what came back before.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -38,6 +39,8 @@ struct Uncommitted {
     end: u64,
     /// When it was answered.
     number: u64,
+    /// When the server had it, in the life of that verifier.
+    taken: u64,
     verifier: Verifier,
     block: Arc<Block>,
     /// Where in the block it starts.
@@ -124,7 +127,7 @@ impl Ledger {
         self.supersede(flight.start, flight.end);
         if let Some((verifier, block)) = kept {
             let number = self.next();
-            let entry = Uncommitted { end: flight.end, number, verifier, block, at: 0 };
+            let entry = Uncommitted { end: flight.end, number, taken: number, verifier, block, at: 0 };
             self.uncommitted.insert(flight.start, entry);
         }
         Landing::Done
@@ -143,8 +146,7 @@ impl Ledger {
             let old = self.uncommitted.remove(&first).expect("just found");
             if old.end > end {
                 let at = old.at + length(end - first);
-                let Uncommitted { number, verifier, .. } = old;
-                let rest = Uncommitted { end: old.end, number, verifier, block: old.block.clone(), at };
+                let rest = Uncommitted { at, block: old.block.clone(), ..old };
                 self.uncommitted.insert(end, rest);
             }
             if first < start {
@@ -175,15 +177,15 @@ impl Ledger {
         self.uncommitted.is_empty()
     }
 
-    /// What is answered from now on has a larger number.
-    pub(super) fn cutoff(&self) -> u64 {
+    /// What is answered or taken from now on has a larger number.
+    pub(super) fn now(&self) -> u64 {
         self.last
     }
 
-    /// A COMMIT that was sent after `cutoff` was taken has been answered: forgets what it covers. Bytes that are left up to
-    /// `cutoff`, since another life of the server had them.
-    pub(super) fn committed(&mut self, cutoff: u64, verifier: Verifier) -> u64 {
-        self.uncommitted.retain(|_, entry| entry.number > cutoff || entry.verifier != verifier);
+    /// A COMMIT that was sent at `asked` has been answered: forgets what it covers. Bytes that are left of what was answered up to
+    /// `cutoff`, since another life of the server had them, or this one later.
+    pub(super) fn committed(&mut self, cutoff: u64, asked: u64, verifier: Verifier) -> u64 {
+        self.uncommitted.retain(|_, entry| entry.taken > asked || entry.verifier != verifier);
         let left = self.uncommitted.iter().filter(|(_, entry)| entry.number <= cutoff);
         left.map(|(start, entry)| entry.end - start).sum()
     }
@@ -202,9 +204,10 @@ impl Ledger {
     /// What was sent again was answered.
     pub(super) fn resent(&mut self, flight: u64, number: u64, verifier: Verifier) {
         let Flight { start, end, .. } = self.arrive(flight);
+        let taken = self.next();
         for (_, entry) in self.uncommitted.range_mut(start..end) {
             if entry.number == number {
-                entry.verifier = verifier;
+                (entry.verifier, entry.taken) = (verifier, taken);
             }
         }
     }
@@ -291,9 +294,9 @@ mod tests {
     fn a_commit_of_the_same_life_covers_what_was_answered_before_it() {
         let mut rig = Rig::new();
         rig.write(0, 4, b'a');
-        let cutoff = rig.ledger.cutoff();
+        let cutoff = rig.ledger.now();
         rig.write(8, 12, b'b');
-        assert_eq!(rig.ledger.committed(cutoff, ONE), 0);
+        assert_eq!(rig.ledger.committed(cutoff, cutoff, ONE), 0);
         assert_eq!(rig.text(), "........bbbb....");
         assert!(!rig.ledger.is_clean());
     }
@@ -303,8 +306,8 @@ mod tests {
         let mut rig = Rig::new();
         rig.write(0, 8, b'a');
         rig.write(12, 16, b'b');
-        let cutoff = rig.ledger.cutoff();
-        assert_eq!(rig.ledger.committed(cutoff, TWO), 12);
+        let cutoff = rig.ledger.now();
+        assert_eq!(rig.ledger.committed(cutoff, cutoff, TWO), 12);
         let newer = rig.ledger.begin(4, 6);
         let old = rig.ledger.resend(0, cutoff, TWO).unwrap();
         assert_eq!((old.piece.start, old.piece.len), (0, 8));
@@ -318,15 +321,31 @@ mod tests {
         assert_eq!(rig.land(newer, b'n'), Landing::Done);
         rig.ledger.resent(other.flight, other.number, TWO);
         assert_eq!(rig.text(), "aaaannaa....bbbb");
-        assert_eq!(rig.ledger.committed(cutoff, TWO), 0);
+        let asked = rig.ledger.now();
+        assert_eq!(rig.ledger.committed(cutoff, asked, TWO), 0);
         assert_eq!(rig.text(), "....nn..........");
+    }
+
+    #[test]
+    fn a_commit_that_was_sent_before_something_was_sent_again_does_not_cover_that() {
+        let mut rig = Rig::new();
+        rig.write(0, 8, b'a');
+        let asked = rig.ledger.now();
+        // Its answer is late: meanwhile the other life is known, and has been told.
+        let old = rig.ledger.resend(0, asked, TWO).unwrap();
+        rig.ledger.resent(old.flight, old.number, TWO);
+        assert_eq!(rig.ledger.committed(asked, asked, TWO), 8);
+        assert_eq!(rig.text(), "aaaaaaaa........");
+        let again = rig.ledger.now();
+        assert_eq!(rig.ledger.committed(asked, again, TWO), 0);
+        assert!(rig.ledger.is_clean());
     }
 
     #[test]
     fn what_was_superseded_while_it_was_sent_again_is_not_sent_once_more() {
         let mut rig = Rig::new();
         rig.write(0, 8, b'a');
-        let cutoff = rig.ledger.cutoff();
+        let cutoff = rig.ledger.now();
         rig.write(2, 4, b'n');
         let first = rig.ledger.resend(0, cutoff, TWO).unwrap();
         assert_eq!((first.piece.start, first.piece.len), (0, 2));
@@ -334,6 +353,7 @@ mod tests {
         assert_eq!((second.piece.start, second.piece.len, second.piece.at), (4, 4, 4));
         rig.ledger.fail(second.flight);
         rig.ledger.resent(first.flight, first.number, TWO);
-        assert_eq!(rig.ledger.committed(cutoff, TWO), 4);
+        let asked = rig.ledger.now();
+        assert_eq!(rig.ledger.committed(cutoff, asked, TWO), 4);
     }
 }

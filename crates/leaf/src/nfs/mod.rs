@@ -11,7 +11,7 @@
 //! | read | READ, and again for the rest of a short one |
 //! | write | one WRITE, however many segments it has: UNSTABLE, from a copy that is kept until it is committed |
 //! | write with FUA | WRITE, DATA_SYNC, from the client's memory |
-//! | flush | COMMIT, and after a restart of the server all that it may have forgotten (`commit`) |
+//! | flush | COMMIT, and after a restart of the server all that it may have forgotten (`commit`), one at a time over all workers |
 //! | discard, write-zeroes | none: the limits say that they cannot be done, so zeros are written |
 //!
 //! Data is copied once, to memory that all workers share (`arena`): it may have to be sent again long after the client was told that

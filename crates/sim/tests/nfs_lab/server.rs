@@ -1,7 +1,7 @@
 //! A model of an NFS server: one file, what of it is durable, and what it would forget. It decodes calls and encodes answers by
 //! itself, from the RFCs, so that the leaf is not judged by its own encoding.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use blockwork_engine::{Nanos, StreamId};
 use blockwork_sim::{Host, Random, Reaction};
@@ -26,6 +26,8 @@ pub struct Habits {
     pub jukebox: u32,
     /// It closes the connection instead.
     pub closes: u32,
+    /// COMMITs by which it finds that its disk has lost what it has cached. It says so once, as fsync(2) does.
+    pub loses: u32,
     /// Longest time for an answer.
     pub slowness: Nanos,
 }
@@ -49,6 +51,10 @@ pub struct Server {
     streams: BTreeMap<u32, Vec<u8>>,
     pub asked: Asked,
     pub restarts: u64,
+    /// The next COMMITs find a loss, which they tell after so long.
+    pub losses: VecDeque<Nanos>,
+    /// How many have.
+    pub lost: u64,
     /// What it says to the next WRITEs and COMMITs, but for 0.
     pub status: u32,
     /// It has another verifier each time.
@@ -83,6 +89,8 @@ impl Server {
             streams: BTreeMap::new(),
             asked: Asked::default(),
             restarts: 0,
+            losses: VecDeque::new(),
+            lost: 0,
             status: 0,
             fickle: false,
             mute: false,
@@ -127,16 +135,23 @@ impl Server {
         self.random.chance(rate, 1_000_000)
     }
 
-    /// Takes the call apart, and does it. `None`: it has no answer.
-    fn answer(&mut self, record: &[u8]) -> Vec<u8> {
+    /// Takes the call apart, and does it. Returns what it says, and how long it takes to.
+    fn answer(&mut self, record: &[u8]) -> (Vec<u8>, Nanos) {
         let call = decode(record);
+        let mut after = Nanos(self.random.below(self.habits.slowness.0 + 1));
         let result = match call.procedure {
             _ if self.strikes(self.habits.jukebox) => units(&[10008, 0, 0]),
             6 => self.read(call.arguments),
             7 => self.write(call.arguments),
             21 => {
                 self.asked.commits += 1;
+                let loses = self.strikes(self.habits.loses).then_some(after);
                 match self.status {
+                    0 if let Some(told) = self.losses.pop_front().or(loses) => {
+                        (self.lost, after) = (self.lost + 1, told);
+                        self.cached.clear();
+                        units(&[5, 0, 0])
+                    }
                     0 => {
                         self.commit();
                         self.verifier += u64::from(self.fickle);
@@ -148,7 +163,7 @@ impl Server {
             other => panic!("a leaf does not call procedure {other}"),
         };
         let body = [units(&[call.xid, 1, 0, 0, 0, 0]), result].concat();
-        [units(&[1 << 31 | body.len() as u32]), body].concat()
+        ([units(&[1 << 31 | body.len() as u32]), body].concat(), after)
     }
 
     fn read(&mut self, arguments: &[u8]) -> Vec<u8> {
@@ -214,13 +229,13 @@ impl Server {
             out.push(Reaction { after: Nanos(0), stream, bytes: None });
             return;
         }
-        let answer = self.answer(record);
+        let (answer, after) = self.answer(record);
         if self.mute || self.strikes(self.habits.lost) {
             return;
         }
         let copies = if self.strikes(self.habits.doubled) { 2 } else { 1 };
-        for _ in 0..copies {
-            let after = Nanos(self.random.below(self.habits.slowness.0 + 1));
+        for copy in 0..copies {
+            let after = Nanos(after.0 + copy * self.random.below(self.habits.slowness.0 + 1));
             out.push(Reaction { after, stream, bytes: Some(answer.clone()) });
         }
     }
@@ -270,5 +285,9 @@ impl Host for Server {
 
     fn closed(&mut self, stream: StreamId) {
         self.streams.remove(&stream.0);
+    }
+
+    fn faults(&self) -> u64 {
+        self.lost
     }
 }
