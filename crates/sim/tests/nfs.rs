@@ -78,7 +78,7 @@ fn what_a_restarted_server_has_forgotten_is_read_right_and_sent_again() {
 #[test]
 fn a_write_of_which_a_part_is_durable_is_sent_again_as_a_whole() {
     let mut hand = hand();
-    hand.server.borrow_mut().habits = Habits { short: 1_000_000, promoted: 500_000, ..Habits::default() };
+    hand.server.borrow_mut().habits = Habits { short: 700_000, promoted: 500_000, ..Habits::default() };
     let value = |number: u64| number as u8 + 1;
     for number in 0..16 {
         hand.write(Flags::NONE, 16 * number, &[filled(8192, value(number))]).unwrap();
@@ -142,6 +142,35 @@ fn a_file_that_was_cut_short_reads_short() {
     assert_eq!(hand.wait(1)[0].result, Ok(1024));
     hand.start(1, Op::Read, Flags::NONE, 2, &[data]);
     assert_eq!(hand.wait(1)[0].result, Ok(0));
+}
+
+#[test]
+fn what_is_answered_in_part_is_asked_again_from_the_sectors_start_and_not_for_ever() {
+    let mut hand = hand();
+    let expected: Vec<u8> = (0..2048u32).map(|i| (i / 512) as u8 + 1).collect();
+    let data: Vec<_> = (1..5).map(|value| filled(512, value)).collect();
+    for flags in [Flags::NONE, Flags::FUA] {
+        // Of each sector a part is given or taken first.
+        hand.server.borrow_mut().habits = Habits { short: 600_000, ..Habits::default() };
+        assert_eq!(hand.write(flags, 8, &data), Ok(2048));
+        assert_eq!(hand.flush(), Ok(0));
+        assert_eq!(hand.server.borrow().durable(4096, 2048), expected);
+        assert_eq!(hand.read(8, 2048).unwrap(), expected);
+    }
+    hand.server.borrow_mut().habits = Habits::default();
+    for at_most in [511, 1, 0] {
+        hand.server.borrow_mut().at_most = at_most;
+        let before = hand.server.borrow().asked;
+        assert_eq!(hand.read(8, 2048), Err(Errno::EIO));
+        assert_eq!(hand.write(Flags::NONE, 8, &data), Err(Errno::EIO));
+        let after = hand.server.borrow().asked;
+        assert_eq!((after.reads - before.reads, after.writes - before.writes), (16, 16));
+    }
+    // 700 bytes are one sector, and it goes on from there.
+    hand.server.borrow_mut().at_most = 700;
+    assert_eq!(hand.write(Flags::NONE, 8, &data), Ok(2048));
+    assert_eq!(hand.flush(), Ok(0));
+    assert_eq!(hand.read(8, 2048).unwrap(), expected);
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(super) struct Read {
     pub(super) len: u32,
     /// Bytes that earlier replies have brought.
     pub(super) got: u32,
+    /// Replies in a row that have brought no whole sector.
+    pub(super) stuck: u32,
     /// What is newer here than what the server may have.
     pub(super) kept: Vec<Piece>,
 }
@@ -48,6 +50,8 @@ pub(super) struct Write {
     pub(super) stable: Stable,
     /// Bytes that earlier replies have confirmed.
     pub(super) done: u32,
+    /// Replies in a row that have confirmed no whole sector.
+    pub(super) stuck: u32,
     /// How durable the least of them is, and which life of the server has them.
     pub(super) taken: Option<(Stable, Verifier)>,
 }

@@ -17,6 +17,8 @@ use super::{Shared, remedy};
 /// Unused memory that is kept for the next call, bytes.
 const POOL_BYTES: usize = 4 << 20;
 const SECTOR_BYTES: u32 = 512;
+/// A server that does less than a sector each time it is asked is not asked for ever.
+const STUCK_MAX: u32 = 16;
 /// How long to wait where the server asks for patience (JUKEBOX).
 const PATIENCE: Nanos = Nanos::secs(1);
 
@@ -110,7 +112,8 @@ impl NfsLeaf {
             return Submitted::Now(Ok(()));
         }
         let len = u32::try_from(len).expect("a request within the limits");
-        self.ask(env, Kind::Read(Read { request: io.token, data, offset: start, len, got: 0, kept }));
+        let read = Read { request: io.token, data, offset: start, len, got: 0, stuck: 0, kept };
+        self.ask(env, Kind::Read(read));
         Submitted::Started
     }
 
@@ -130,7 +133,8 @@ impl NfsLeaf {
         };
         let stable = if block.is_some() { Stable::Unstable } else { Stable::DataSync };
         let writer = Writer::Client(io.token);
-        let write = Write { writer, flight, data, block, offset, len, stable, done: 0, taken: None };
+        let write =
+            Write { writer, flight, data, block, offset, len, stable, done: 0, stuck: 0, taken: None };
         self.ask(env, Kind::Write(write));
         Submitted::Started
     }
@@ -233,14 +237,13 @@ impl NfsLeaf {
     ) {
         if read.got + reply.count < read.len && !reply.eof {
             // Whole sectors only: one whose halves were read at two times may be neither old nor new.
-            let count = reply.count / SECTOR_BYTES * SECTOR_BYTES;
-            if count > 0 {
-                read.got += count;
+            if let Some(sectors) = progress(reply.count, &mut read.stuck) {
+                read.got += sectors;
                 return self.ask_since(env, Kind::Read(read), since);
             }
             let (name, asked) = (&self.shared.name, read.len - read.got);
             log::error!(
-                "{name}: the server has given {} of {asked} bytes at {}, and says that the file goes on",
+                "{name}: the server has given {} of {asked} bytes at {}, the last time of {STUCK_MAX}, and says that the file goes on",
                 reply.count,
                 read.offset + u64::from(read.got)
             );
@@ -259,21 +262,26 @@ impl NfsLeaf {
         since: Nanos,
         ended: &mut Vec<Ended>,
     ) {
-        // Whole sectors only: what is left must be such too.
-        let count = reply.count / SECTOR_BYTES * SECTOR_BYTES;
-        if count == 0 || reply.committed < write.stable {
+        // Whole sectors only: one whose halves were written at two times may be torn by a crash between them.
+        let progress = progress(reply.count, &mut write.stuck).filter(|_| reply.committed >= write.stable);
+        let Some(sectors) = progress else {
             log::error!(
-                "{}: the server has written {} of {} bytes at {}, {:?} where {:?} was asked for, and calls that success",
+                "{}: the server has written {} of {} bytes at {} (asked {} times for a whole sector), {:?} where {:?} was asked for, \
+                 and calls that success",
                 self.shared.name,
                 reply.count,
                 write.len - write.done,
-                write.offset,
+                write.offset + u64::from(write.done),
+                write.stuck,
                 reply.committed,
                 write.stable
             );
             return self.failed(Kind::Write(write), Errno::EIO, ended);
+        };
+        if sectors == 0 {
+            return self.ask_since(env, Kind::Write(write), since);
         }
-        write.done += count;
+        write.done += sectors;
         // A server may make parts durable that it need not: the whole is only what the least of them is.
         let (weakest, verifier) = write.taken.unwrap_or((reply.committed, reply.verifier));
         let committed = weakest.min(reply.committed);
@@ -442,6 +450,14 @@ impl Leaf for NfsLeaf {
         self.go_on_with_commit(env, ended);
         self.pump(env);
     }
+}
+
+/// How far a reply of `count` bytes takes a call that is not at its end: whole sectors. The rest is asked for again from there, also where
+/// that is nothing; `None`: often enough.
+fn progress(count: u32, stuck: &mut u32) -> Option<u32> {
+    let sectors = count / SECTOR_BYTES * SECTOR_BYTES;
+    *stuck = if sectors == 0 { *stuck + 1 } else { 0 };
+    (*stuck < STUCK_MAX).then_some(sectors)
 }
 
 /// Puts what is newer here over what the server has given: `got` bytes from byte `start` on.

@@ -163,6 +163,7 @@ impl NfsLeaf {
             len: u32::try_from(piece.len).expect("no longer than a request"),
             stable: Stable::Unstable,
             done: 0,
+            stuck: 0,
             taken: None,
         };
         self.ask(env, Kind::Write(write));

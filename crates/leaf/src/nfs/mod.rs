@@ -8,7 +8,7 @@
 //!
 //! | operation | calls |
 //! | --- | --- |
-//! | read | READ, and again for the rest of a short one |
+//! | read | READ, and again for the rest of a short one, from its last whole sector on |
 //! | write | one WRITE, however many segments it has: UNSTABLE, from a copy that is kept until it is committed |
 //! | write with FUA | WRITE, DATA_SYNC, from the client's memory |
 //! | flush | COMMIT, and after a restart of the server all that it may have forgotten (`commit`), one at a time over all workers |

@@ -18,7 +18,7 @@ pub struct Habits {
     pub lost: u32,
     /// Answered twice.
     pub doubled: u32,
-    /// READs and WRITEs that do less than asked.
+    /// READs and WRITEs that do less than asked, down to a byte.
     pub short: u32,
     /// WRITEs that it makes durable though it need not.
     pub promoted: u32,
@@ -59,6 +59,8 @@ pub struct Server {
     pub status: u32,
     /// It has another verifier each time.
     pub fickle: bool,
+    /// READs and WRITEs do so many bytes at most.
+    pub at_most: usize,
     /// It does not answer at all.
     pub mute: bool,
 }
@@ -93,6 +95,7 @@ impl Server {
             lost: 0,
             status: 0,
             fickle: false,
+            at_most: usize::MAX,
             mute: false,
         }
     }
@@ -171,8 +174,9 @@ impl Server {
         let (offset, mut count) = (u32_at(arguments, 4) as usize, u32_at(arguments, 8) as usize);
         assert_eq!(u32_at(arguments, 0), 0, "small files only");
         if self.strikes(self.habits.short) {
-            count = self.random.between(512.min(count as u64), count as u64) as usize;
+            count = self.random.between(1, count as u64) as usize;
         }
+        count = count.min(self.at_most);
         let end = (offset + count).min(self.durable.len());
         let mut data = self.durable.get(offset..end).unwrap_or_default().to_vec();
         for (i, byte) in data.iter_mut().enumerate() {
@@ -198,11 +202,13 @@ impl Server {
             return units(&[self.status, 0, 0]);
         }
         if self.strikes(self.habits.short) {
-            count = self.random.between(512, count as u64) as usize;
+            count = self.random.between(1, count as u64) as usize;
         }
+        count = count.min(self.at_most);
         let stable = if self.strikes(self.habits.promoted) { 2 } else { stable };
-        let whole = count / 512;
-        for (i, bytes) in data.as_chunks::<512>().0.iter().take(whole).enumerate() {
+        // Of the last sector it may say less than it does: what who reads meanwhile would find of half of one, nobody promises.
+        let touched = count.div_ceil(512);
+        for (i, bytes) in data.as_chunks::<512>().0.iter().take(touched).enumerate() {
             let sector = (offset / 512 + i) as u64;
             if stable > 0 {
                 self.cached.remove(&sector);
