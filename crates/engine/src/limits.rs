@@ -31,7 +31,9 @@ pub struct Limits {
     pub max_hw_sectors: Sectors,
     /// Largest request the queue makes (`max_sectors_kb`).
     pub max_sectors: Sectors,
-    /// Most memory segments in a request.
+    /// Most memory segments in a request that the device takes.
+    pub max_hw_segments: u32,
+    /// Most memory segments in a request that the queue makes (`max_segments`).
     pub max_segments: u32,
     /// A request must not cross a multiple of this; zero: no such boundary (`chunk_sectors`).
     pub chunk_sectors: Sectors,
@@ -82,6 +84,7 @@ impl Default for Limits {
             io_opt: 0,
             max_hw_sectors: Sectors::MAX,
             max_sectors: Sectors::MAX,
+            max_hw_segments: 1024,
             max_segments: 1024,
             chunk_sectors: Sectors::ZERO,
             discard_granularity: 0,
@@ -150,6 +153,7 @@ impl Limits {
         self.io_opt = least_common_multiple(self.io_opt, below.io_opt);
         self.max_hw_sectors = self.max_hw_sectors.min(below.max_hw_sectors);
         self.max_sectors = self.max_sectors.min(below.max_sectors);
+        self.max_hw_segments = self.max_hw_segments.min(below.max_hw_segments);
         self.max_segments = self.max_segments.min(below.max_segments);
         self.chunk_sectors = match (self.chunk_sectors.0, below.chunk_sectors.0) {
             (0, n) | (n, 0) => Sectors(n),
@@ -219,11 +223,11 @@ impl Limits {
                 self.max_sectors = Sectors(sectors);
             }
             "max_segments" => {
-                let n = number()?;
+                let (n, most) = (number()?, self.max_hw_segments);
                 self.max_segments = u32::try_from(n)
                     .ok()
-                    .filter(|n| (1..=1024).contains(n))
-                    .ok_or_else(|| refuse("1 to 1024"))?;
+                    .filter(|n| (1..=most).contains(n))
+                    .ok_or_else(|| refuse(&format!("1 to {most}")))?;
             }
             "discard_max_bytes" => {
                 let sectors = Sectors::from_bytes_floor(number()?);

@@ -191,6 +191,21 @@ fn a_soft_mount_gives_up_and_a_hard_one_does_not() {
 }
 
 #[test]
+fn a_call_has_no_more_pieces_than_one_send_can_take() {
+    let mut source = source(&Server::new(1, DISK), ROOM, &NfsOptions::default());
+    let most = source.limits().max_hw_segments;
+    assert!(source.limits_mut().set("max_segments", &(most + 1).to_string()).is_err());
+    source.limits_mut().set("max_segments", &most.to_string()).unwrap();
+    let mut hand = Hand::new(Server::new(1, 1 << 20), ROOM, &NfsOptions::default());
+    let pieces: Vec<_> = (0..most).map(|n| filled(512, (n % 251) as u8)).collect();
+    for flags in [Flags::FUA, Flags::NONE] {
+        assert_eq!(hand.write(flags, 0, &pieces), Ok(512 * most));
+    }
+    let server = hand.server.borrow();
+    assert!((0..most as usize).all(|n| server.durable(512 * n, 512) == [(n % 251) as u8; 512]));
+}
+
+#[test]
 fn discards_are_not_asked_for() {
     let mut hand = hand();
     let discard = hand.start(1, Op::Discard, Flags::NONE, 0, &[]);

@@ -18,6 +18,8 @@ const RECEIVE_BYTES: usize = 256 << 10;
 /// Segments of one send at most, and bytes of which the last call may exceed.
 const SEND_SEGMENTS_MAX: usize = 1024;
 const SEND_BYTES: usize = 4 << 20;
+/// Segments of a call's data at most: its head is one more.
+pub(super) const CALL_SEGMENTS_MAX: u32 = SEND_SEGMENTS_MAX as u32 - 1;
 /// Pauses between attempts to connect: doubled from the first on.
 const PAUSE_FIRST: Nanos = Nanos::millis(100);
 const PAUSE_DOUBLINGS_MAX: u32 = 6;
@@ -158,6 +160,7 @@ impl Connection {
         let mut bytes = 0;
         while let Some(xid) = self.queue.front() {
             let call = calls.get(*xid).expect("what is queued is under way");
+            assert!(call.segments() <= SEND_SEGMENTS_MAX, "a call of {} segments", call.segments());
             if bytes >= SEND_BYTES || data.len() + call.segments() > SEND_SEGMENTS_MAX {
                 break;
             }

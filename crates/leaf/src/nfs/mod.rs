@@ -189,6 +189,7 @@ fn limits(file: &NfsFile) -> Limits {
         max_sectors,
         // A write is copied, and a read comes out of a stream: segments cost nothing.
         max_segments: 512,
+        max_hw_segments: connection::CALL_SEGMENTS_MAX,
         read_ahead: READ_AHEAD,
         read_only: file.read_only,
         write_cache: true,
