@@ -208,7 +208,7 @@ pub fn reserved_ports(start: u64) -> impl Iterator<Item = u16> {
 /// module's contract), under tokens of [`Token::of_leaf`].
 pub trait Network {
     /// Connects to `to`, where it may from a port below 1024, as some servers demand. Result: 0, or why not; the stream must be
-    /// closed either way.
+    /// closed either way. How long an answer is waited for on it is for who asks to say, by `close`.
     fn connect(&mut self, token: Token, to: SocketAddr) -> Result<StreamId, Errno>;
     /// Sends all of `data`, 1,024 segments at most. Result: bytes; fewer than given only if the connection is lost.
     fn send(&mut self, token: Token, stream: StreamId, data: &[Segment]);

@@ -19,10 +19,13 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto
 use crate::ring::Uring;
 use crate::slots::{Kind, Slot};
 
-/// How often to ask the other machine for a sign of life, and how many may be missing: a connection to one that is gone ends
+/// How often to ask the other machine for a sign of life, and how many may be missing: an idle connection to one that is gone ends
 /// after 20 seconds.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 const KEEPALIVES: u32 = 3;
+/// How long to wait until a connection is made: the pauses between the kernel's attempts double. One that was made has no such end: the
+/// kernel would end it, too, where a server that hangs leaves no room for what is sent (a zero window).
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Network for Uring {
     fn connect(&mut self, token: Token, to: SocketAddr) -> Result<StreamId, Errno> {
@@ -74,7 +77,7 @@ impl Uring {
         sockopt::set_tcp_keepidle(&fd, KEEPALIVE)?;
         sockopt::set_tcp_keepintvl(&fd, KEEPALIVE)?;
         sockopt::set_tcp_keepcnt(&fd, KEEPALIVES)?;
-        sockopt::set_tcp_user_timeout(&fd, (KEEPALIVE * (KEEPALIVES + 1)).as_millis() as u32)?;
+        sockopt::set_tcp_user_timeout(&fd, CONNECT_TIMEOUT.as_millis() as u32)?;
         // The end is a reset, which throws away what was not sent.
         sockopt::set_socket_linger(&fd, Some(Duration::ZERO))?;
         let start = blockwork_engine::Env::random(self);
@@ -102,15 +105,50 @@ fn bind_reserved(fd: &OwnedFd, to: SocketAddr, start: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The poll of a connecting socket has ended: how the connection stands. From here on the ring waits for it.
+/// The poll of a connecting socket has ended: how the connection stands. From here on the ring waits for it, and its owner decides for
+/// how long.
 pub(crate) fn connected(slot: &Slot, result: i32) -> i32 {
     if result < 0 {
         return result;
     }
     let fd = slot.file.as_ref().expect("a port's operation holds its descriptor").as_fd();
     let outcome = match sockopt::socket_error(fd) {
-        Ok(Ok(())) => fcntl_getfl(fd).and_then(|flags| fcntl_setfl(fd, flags - OFlags::NONBLOCK)),
+        Ok(Ok(())) => fcntl_getfl(fd)
+            .and_then(|flags| fcntl_setfl(fd, flags - OFlags::NONBLOCK))
+            .and_then(|()| sockopt::set_tcp_user_timeout(fd, 0)),
         Ok(Err(error)) | Err(error) => Err(error),
     };
     outcome.map_or_else(|error| -error.raw_os_error(), |()| 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use blockwork_engine::{Env, Wait};
+
+    use super::*;
+    use crate::setup::UringConfig;
+
+    #[test]
+    fn a_connection_that_was_made_has_no_end_that_its_owner_did_not_set() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut ring = Uring::new(&UringConfig::default()).unwrap();
+        let stream = ring.connect(Token(1), listener.local_addr().unwrap()).unwrap();
+        let fd = ring.stream(stream);
+        let patience = u128::from(sockopt::tcp_user_timeout(&fd).unwrap());
+        assert_eq!(patience, CONNECT_TIMEOUT.as_millis(), "while it is made");
+        let mut done = Vec::new();
+        while done.is_empty() {
+            ring.wait(Wait::Until(None), &mut done);
+        }
+        assert_eq!(done[0].result, 0);
+        assert_eq!(sockopt::tcp_user_timeout(&fd), Ok(0));
+        assert_eq!(
+            sockopt::socket_keepalive(&fd),
+            Ok(true),
+            "one that is idle ends when the machine is gone"
+        );
+        ring.close(stream);
+    }
 }

@@ -30,7 +30,8 @@
 //! A call is asked again only when its connection is lost, or was silent for `timeo` (a minute, as in Linux): a server that still has
 //! the first one in its queue does it twice, and the second time may come when something newer was written there. That
 //! is so with every client of version 3, which has no sessions: a server that crashes has no queue any more, one that hangs
-//! is waited for, and the connection to a machine that is gone ends by itself; so nothing but a `timeo` shorter than a server hangs leads there.
+//! is waited for, also where it leaves no room for what is sent, and one that is gone has no queue either; so nothing but a `timeo`
+//! shorter than a server hangs leads there.
 
 mod address;
 mod arena;
