@@ -54,7 +54,7 @@ impl LeafQueue {
         match outcome {
             // Interrupted before anything happened: the same once more.
             Err(Errno::EINTR | Errno::EAGAIN) => {
-                request.unbounce();
+                request.unbounce(Sectors::ZERO);
                 self.requeue(cx, id, Reason::Retry);
             }
             Err(errno) => self.failed(cx, id, errno),
@@ -95,7 +95,7 @@ impl LeafQueue {
 
     fn succeeded(&mut self, cx: &mut QueueContext<'_>, id: u32) {
         let request = &mut self.requests[id];
-        request.unbounce();
+        request.unbounce(request.nr);
         let (sector, nr) = request.whole();
         let (op, stage) = (request.op, request.stage);
         cx.counters.latency(self.node, op, cx.now.since(request.issued));
@@ -146,7 +146,7 @@ impl LeafQueue {
 
     fn failed(&mut self, cx: &mut QueueContext<'_>, id: u32, errno: Errno) {
         let request = &mut self.requests[id];
-        request.unbounce();
+        request.unbounce(Sectors::ZERO);
         if let Some(watched) = request.watched_fua.take() {
             self.fua_done(cx, watched, false, 0);
         }

@@ -19,6 +19,7 @@
 //! 5. Requests that are made but not yet issued are bounded: of a range that needs many (a discard of a whole disk under
 //!    a small `discard_max_bytes`), only as many exist as can be in flight soon; the rest waits in the backlog, uncut.
 //! 6. Once a flush has failed, writes and flushes fail (see the crate's invariant 5).
+//! 7. Of a buffer of ours that a read goes through, a client's memory gets what the device transferred to it, and nothing else.
 
 mod adjoining;
 mod at_once;

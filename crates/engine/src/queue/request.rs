@@ -128,13 +128,15 @@ impl Request {
         self.instead = Some(Segments::from_iter([buffer]));
     }
 
-    /// Copies what was read into a bounce buffer to where it belongs.
-    pub(super) fn unbounce(&mut self) {
+    /// The current submission is over, and has transferred so much: of a read, that is copied from the bounce buffer to where it belongs.
+    /// What else the buffer holds is what somebody else left in it, and the memory may be a guest's.
+    pub(super) fn unbounce(&mut self, transferred: Sectors) {
         let Some(buffer) = self.bounced.take() else { return };
-        if self.op == Op::Read {
+        if self.op == Op::Read && transferred > Sectors::ZERO {
+            let len = transferred.byte_len();
             let mut target = Segments::new();
-            slice_segments(&self.data, self.done.byte_len(), buffer.len(), &mut target);
-            copy_between(std::slice::from_ref(&buffer), &target);
+            slice_segments(&self.data, self.done.byte_len(), len, &mut target);
+            copy_between(&[buffer.slice(0, len)], &target);
         }
         self.instead = None;
         if self.done > Sectors::ZERO {
@@ -145,7 +147,7 @@ impl Request {
 
     /// The first `sectors` of the current submission are done: what remains is to be submitted again.
     pub(super) fn advance(&mut self, sectors: Sectors) {
-        self.unbounce();
+        self.unbounce(sectors);
         self.done += sectors;
         self.sector = self.sector + sectors;
         self.nr = self.nr - sectors;

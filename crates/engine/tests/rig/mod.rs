@@ -30,6 +30,8 @@ pub struct Device {
     pub manual: bool,
     /// Sectors that cannot be read or written.
     pub bad: Vec<u64>,
+    /// It has shrunk to so many bytes: what is behind that is not transferred.
+    pub shrunk_to: Option<usize>,
     /// The next flush fails.
     pub fail_flush: bool,
     /// It does reads and writes at once; how many it has done so.
@@ -42,6 +44,8 @@ pub struct Held {
     pub op: Op,
     pub sector: u64,
     pub nr: u64,
+    /// What was transferred.
+    pub bytes: usize,
 }
 
 #[derive(Clone)]
@@ -111,9 +115,10 @@ impl Leaf for Handle {
         if io.op == Op::Flush && std::mem::take(&mut device.fail_flush) {
             return Submitted::Now(Err(Errno::EIO));
         }
-        transfer(&mut device.bytes, io.op, io.sector, io.nr, io.data);
+        let len = device.shrunk_to.unwrap_or(device.bytes.len());
+        let bytes = transfer(&mut device.bytes[..len], io.op, io.sector, io.nr, io.data);
         if device.manual {
-            device.held.push_back(Held { token: io.token, op: io.op, sector, nr });
+            device.held.push_back(Held { token: io.token, op: io.op, sector, nr, bytes });
             return Submitted::Started;
         }
         Submitted::Now(Ok(()))
@@ -123,20 +128,26 @@ impl Leaf for Handle {
     }
 }
 
-fn transfer(bytes: &mut [u8], op: Op, sector: Sector, nr: Sectors, data: &[Segment]) {
-    let mut at = sector.bytes() as usize;
+/// Does it as far as `bytes` go; how far that was.
+fn transfer(bytes: &mut [u8], op: Op, sector: Sector, nr: Sectors, data: &[Segment]) -> usize {
+    let start = sector.bytes() as usize;
+    let end = (start + nr.byte_len()).min(bytes.len());
+    let mut at = start;
     match op {
-        Op::Read => data.iter().for_each(|segment| {
-            segment.write_at(0, &bytes[at..at + segment.len()]);
-            at += segment.len();
-        }),
-        Op::Write => data.iter().for_each(|segment| {
-            segment.read_at(0, &mut bytes[at..at + segment.len()]);
-            at += segment.len();
-        }),
-        Op::Discard | Op::WriteZeroes => bytes[at..at + nr.byte_len()].fill(0),
+        Op::Read | Op::Write => {
+            for segment in data {
+                let segment = segment.slice(0, segment.len().min(end.saturating_sub(at)));
+                match op {
+                    Op::Read => segment.write_at(0, &bytes[at..at + segment.len()]),
+                    _ => segment.read_at(0, &mut bytes[at..at + segment.len()]),
+                }
+                at += segment.len();
+            }
+        }
+        Op::Discard | Op::WriteZeroes => bytes[start..end].fill(0),
         Op::Flush => {}
     }
+    at - start
 }
 
 /// An environment whose completions the test makes.
@@ -346,8 +357,7 @@ impl Rig {
 
     /// Completes a held request.
     pub fn complete(&mut self, held: Held, result: Result<(), Errno>) {
-        let bytes = if held.op == Op::Read || held.op == Op::Write { held.nr * SECTOR } else { 0 };
-        let result = result.map_or_else(|errno| -errno.0, |()| bytes as i32);
+        let result = result.map_or_else(|errno| -errno.0, |()| held.bytes as i32);
         self.complete_with(held, result);
     }
     pub fn complete_with(&mut self, held: Held, result: i32) {
