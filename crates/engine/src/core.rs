@@ -16,6 +16,7 @@ mod bios;
 mod cure;
 mod fresh;
 mod joint;
+mod modify;
 mod pauses;
 
 use std::sync::Arc;
@@ -225,6 +226,7 @@ impl Core {
     pub(crate) fn submit(&mut self, volume: VolumeId, owner: Owner, mut bio: Bio) {
         match self.admit(volume, &mut bio) {
             Err(errno) => self.give_back(owner, bio.op, Err(errno), bio.data),
+            Ok(_) if self.meets_claim(volume, &bio) => self.wait_for_turn(volume, owner, bio),
             Ok(node) => {
                 if let Some(bio) = self.begin(Root::Volume(volume), node, owner, bio) {
                     self.fresh.push(bio);
@@ -535,6 +537,9 @@ impl Core {
             Command::SubmitToVolume { volume, bio, reply } => {
                 self.submit_late(volume, Owner::Task(reply), bio)
             }
+            Command::SubmitInTurn { volume, owner, bio, turn } => {
+                self.submit_in_turn(volume, owner, bio, turn);
+            }
             Command::Resume { bio, prepared, result: Ok(()) } => {
                 let state = &mut self.bios.all[bio as usize];
                 state.idle_rounds = 0;
@@ -645,6 +650,7 @@ impl Core {
                 self.finished.push((port, Done { cookie, op, result, data }));
             }
             Owner::Task(reply) => reply.answer(result, data),
+            Owner::Holding(held) => self.give_back(held.0, op, result, data),
         }
     }
 

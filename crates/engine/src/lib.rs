@@ -14,7 +14,8 @@
 //!    on every leaf that the flushed volume reaches; a FUA write completes only when it is itself.
 //! 5. After a leaf's flush fails, that leaf accepts no write and no flush any more: a later flush that succeeds would
 //!    prove nothing about the data that the failed one lost.
-//! 6. The engine knows neither bytes of any disk format nor who its clients are.
+//! 6. A write of whole blocks and one of part of them, at the same time, end as if one had come after the other, on whichever workers.
+//! 7. The engine knows neither bytes of any disk format nor who its clients are.
 #![forbid(unsafe_code)]
 
 mod bio;
@@ -28,6 +29,7 @@ mod layer;
 mod leaf;
 mod limits;
 mod lock;
+mod modify;
 mod notes;
 mod port;
 mod queue;

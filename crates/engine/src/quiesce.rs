@@ -14,6 +14,8 @@
 //! Who cannot wait, since what reads are on their way to is lost already, raises the epoch all the same: reads of earlier ones are
 //! distrusted, and resolved again when they come to their end. That costs those only whose epoch is over. A worker in the middle of
 //! a turn may still give out reads of before until that ends.
+//!
+//! And who wants to know of some bios only raises it so that every worker looks what was published, once: `modify`.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -42,12 +44,16 @@ struct State {
     joined: u64,
     /// Who waits, and for which epoch.
     waiting: Vec<(u64, Waker)>,
+    /// Who waits for the workers to have looked, and since which epoch.
+    until_looked: Vec<(u64, Waker)>,
 }
 
 struct Member {
     number: u64,
     /// Its bios of all earlier epochs have completed.
     reached: u64,
+    /// The epoch that it is in, and has looked what was published before.
+    looked: u64,
     notify: Arc<dyn Notify>,
 }
 
@@ -73,7 +79,7 @@ impl Quiescence {
         let epoch = self.0.epoch.load(Ordering::Acquire);
         let number = state.joined;
         state.joined += 1;
-        state.members.push(Member { number, reached: epoch, notify });
+        state.members.push(Member { number, reached: epoch, looked: epoch, notify });
         drop(state);
         Attendance { all: self.clone(), number, epoch, count: 0, earlier: VecDeque::new() }
     }
@@ -110,10 +116,26 @@ impl Quiescence {
         .await;
     }
 
+    /// Waits until every worker has looked, in a turn that began after this call, what was published before it.
+    pub(crate) async fn have_all_look(&self) {
+        let wanted = self.raise(false);
+        std::future::poll_fn(|cx| {
+            let mut state = self.state();
+            if state.members.iter().all(|member| member.looked >= wanted) {
+                return Poll::Ready(());
+            }
+            state.until_looked.push((wanted, cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+
     /// Wakes those whose wait may be over. They look again themselves.
     fn wake(mut state: MutexGuard<'_, State>) {
-        let least = state.members.iter().map(|member| member.reached).min().unwrap_or(u64::MAX);
-        let due: Vec<_> = state.waiting.extract_if(.., |(wanted, _)| *wanted <= least).collect();
+        let least = |of: fn(&Member) -> u64| state.members.iter().map(of).min().unwrap_or(u64::MAX);
+        let (reached, looked) = (least(|member| member.reached), least(|member| member.looked));
+        let mut due: Vec<_> = state.waiting.extract_if(.., |(wanted, _)| *wanted <= reached).collect();
+        due.extend(state.until_looked.extract_if(.., |(wanted, _)| *wanted <= looked));
         drop(state);
         due.into_iter().for_each(|(_, waker)| waker.wake());
     }
@@ -131,13 +153,28 @@ pub(crate) struct Attendance {
 }
 
 impl Attendance {
-    /// Looks whether the epoch was raised. Once per turn, before anything is resolved.
+    /// Looks whether the epoch was raised. Once per turn, before anything is resolved. Where it was, the worker looks what was
+    /// published, and says so by [`Attendance::has_looked`].
     #[inline]
-    pub(crate) fn look(&mut self) {
+    pub(crate) fn look(&mut self) -> bool {
         let epoch = self.all.0.epoch.load(Ordering::Acquire);
-        if self.epoch != epoch {
-            self.enter(epoch);
+        if self.epoch == epoch {
+            return false;
         }
+        self.enter(epoch);
+        true
+    }
+
+    /// This worker has looked what was published before the epoch that it is in.
+    pub(crate) fn has_looked(&self) {
+        let mut state = self.all.state();
+        self.own(&mut state).looked = self.epoch;
+        Quiescence::wake(state);
+    }
+
+    fn own<'a>(&self, state: &'a mut State) -> &'a mut Member {
+        let own = state.members.iter_mut().find(|member| member.number == self.number);
+        own.expect("a worker belongs to those waited for until it ends")
     }
 
     #[cold]
@@ -182,8 +219,7 @@ impl Attendance {
         }
         let oldest = self.earlier.front().map_or(self.epoch, |(epoch, _)| *epoch);
         let mut state = self.all.state();
-        let own = state.members.iter_mut().find(|member| member.number == self.number);
-        own.expect("a worker belongs to those waited for until it ends").reached = oldest;
+        self.own(&mut state).reached = oldest;
         Quiescence::wake(state);
     }
 }

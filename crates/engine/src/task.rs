@@ -35,6 +35,8 @@ pub(crate) enum Command {
     Submit { root: Arc<dyn Layer>, bio: Bio, reply: Reply },
     /// Run this bio on what a volume lies on whenever it is resolved.
     SubmitToVolume { volume: VolumeId, bio: Bio, reply: Reply },
+    /// Run this bio, which has waited for its volume's turn, since a ragged write had claimed what it alters.
+    SubmitInTurn { volume: VolumeId, owner: Owner, bio: Bio, turn: Turn },
     /// The slow path of a deferred bio has finished, that of these layers for these pieces: resolve it again, or fail it.
     Resume { bio: u32, prepared: Prepared, result: Result<(), Errno> },
     /// The slow path has found nothing to do for it, so often in a row: resolve it again.
@@ -295,6 +297,11 @@ impl TaskContext {
     /// resolved again when they come to their end, by what the caller published before.
     pub fn distrust_reads(&self) {
         self.quiescence.distrust();
+    }
+
+    /// What the workers of a server share.
+    pub(crate) fn workers(&self) -> &Quiescence {
+        &self.quiescence
     }
 
     /// Runs another task on this worker. The worker does not end before it does: one that lasts goes by

@@ -1,15 +1,15 @@
 //! Byte ranges that are not whole logical blocks: read, and for writes modified and written back.
 //!
-//! Only the ragged blocks at the ends are read; a whole middle goes straight through. The volume's turn to modify is held
-//! from the read to the write, by whichever worker: two ragged writes to the two halves of one block both survive.
-//! (A client that overlaps an aligned write with a ragged one has a race of its own making.)
+//! Only the ragged blocks at the ends are read; a whole middle goes straight through. From the read to the write nobody else alters any of
+//! these blocks, on whichever worker (`modify`): two ragged writes to the two halves of one block both survive, and so does what a write
+//! of whole blocks beside them has written where they do not.
 
 use blockwork_memory::{Segment, Segments, bytes_in, copy_between, slice_segments};
 
 use crate::bio::{Bio, Errno, Flags, Op};
+use crate::modify::Modify;
 use crate::task::TaskContext;
-use crate::turn::Turns;
-use crate::units::{Sector, Sectors};
+use crate::units::{SECTOR, Sector, Sectors};
 use crate::volume::VolumeId;
 
 /// A range of bytes of a volume, inside which it lies. The volume is gone by as it is when each bio is resolved: its stack may change.
@@ -24,15 +24,20 @@ pub(crate) struct Ragged {
 }
 
 impl Ragged {
-    /// Does `op` on the range; `modify` is held while it is read, modified and written. Gives the memory back.
-    pub(crate) async fn run(self, modify: Turns, op: Op, data: Segments) -> (Result<(), Errno>, Segments) {
+    /// Does `op` on the range; gives the memory back.
+    pub(crate) async fn run(self, modify: Modify, op: Op, data: Segments) -> (Result<(), Errno>, Segments) {
         let result = match op {
             Op::Flush => unreachable!("a flush has no range"),
             Op::Read => self.read(&data).await,
-            // What a discard does to part of a block is nothing.
-            Op::Discard => self.discard().await,
+            // What a discard does to part of a block is nothing. Whole ones are not discarded while another ragged write has them.
+            Op::Discard => {
+                let _turn = modify.take().await;
+                self.discard().await
+            }
             Op::Write | Op::WriteZeroes => {
-                let _exclusive = modify.take().await;
+                let (start, end) = self.outer();
+                let _claimed =
+                    modify.claim(Sector(start / SECTOR), Sector(end / SECTOR), self.cx.workers()).await;
                 if op == Op::Write { self.write(&data).await } else { self.write_zeroes().await }
             }
         };
@@ -51,7 +56,7 @@ impl Ragged {
 
     async fn bio(&self, op: Op, flags: Flags, start: u64, end: u64, data: Segments) -> Result<(), Errno> {
         let nr = Sectors::from_bytes_floor(end - start);
-        let bio = Bio { op, flags, sector: Sector(start / crate::SECTOR), nr, data };
+        let bio = Bio { op, flags, sector: Sector(start / SECTOR), nr, data };
         self.cx.volume_bio(self.volume, bio).await.0
     }
 

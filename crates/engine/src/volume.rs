@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::layer::{Layer, NodeId, topmost_first};
 use crate::limits::Limits;
 use crate::lock::LockSnapshot;
-use crate::turn::Turns;
+use crate::modify::Modify;
 use crate::units::Sectors;
 
 /// A volume's number, the same for all workers.
@@ -21,14 +21,14 @@ pub struct Volume {
     pub root: Arc<dyn Layer>,
     /// Refuses whatever alters it.
     pub read_only: bool,
-    /// Held around a read-modify-write, by any worker: two of them in one block must not interleave.
-    pub(crate) modify: Turns,
+    /// Whose turn it is to read, modify and write blocks, of all workers.
+    pub(crate) modify: Modify,
 }
 
 impl Volume {
     /// A volume over `root`.
     pub fn new(name: impl Into<String>, root: Arc<dyn Layer>, read_only: bool) -> Volume {
-        Volume { name: name.into(), root, read_only, modify: Turns::default() }
+        Volume { name: name.into(), root, read_only, modify: Modify::default() }
     }
     /// The same volume with another stack, such as one that has grown.
     #[must_use]

@@ -258,7 +258,7 @@ impl<E: Env> Worker<E> {
         self.env.wait(wait, &mut completions);
         self.core.now = self.env.now();
         self.core.tracer.look();
-        self.core.attendance.look();
+        self.core.look();
         self.core.executor.set_time(self.core.now);
         for completion in completions.drain(..) {
             match completion.token.owner() {

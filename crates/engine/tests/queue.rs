@@ -558,6 +558,9 @@ fn bytes_that_are_not_whole_blocks_are_patched_into_them() {
     expected[20000..40001].fill(0);
     rig.client.borrow_mut().bytes_to_submit.extend(ops);
     rig.turn_with_event();
+    while !rig.worker.is_idle() {
+        rig.worker.turn(Wait::Poll);
+    }
     rig.all_succeeded(4);
     assert_eq!(rig.bytes(0, 128), expected);
     assert!(rig.seen().iter().all(|seen| seen.sector % 8 == 0 && seen.nr % 8 == 0));

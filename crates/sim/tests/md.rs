@@ -76,7 +76,8 @@ fn what_lives_and_is_looked_after_has_all_copies_of_all_that_was_flushed() {
     assert!(sums.settled >= seeds && sums.resumed > seeds / 20 && sums.differed > seeds / 10);
     for what in ["add", "re-added", "filled", "fail", "remove", "replace", "sync", "death"] {
         let n = sums.tally.borrow().counts.get(what).copied().unwrap_or_default();
-        assert!(n > seeds / 50, "{what} happened {n} times only");
+        // The rarest, a member that is re-added, happens in one run of fifty or so.
+        assert!(n > seeds / 100, "{what} happened {n} times only");
     }
 }
 

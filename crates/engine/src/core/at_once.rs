@@ -37,7 +37,10 @@ impl Core {
             && bio.nr > Sectors::ZERO
             && !self.tracer.on()
             && self.tap.is_none();
-        if try_it && let Ok(node) = self.admit(volume, bio) {
+        if try_it
+            && let Ok(node) = self.admit(volume, bio)
+            && !self.meets_claim(volume, bio)
+        {
             return self.run_admitted(volume, node, bio, || Owner::Port { port, cookie: cookie() });
         }
         let Bio { op, flags, sector, nr, .. } = *bio;

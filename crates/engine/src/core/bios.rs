@@ -13,6 +13,7 @@ use blockwork_memory::{Segment, Segments, copy_between, slice_segments};
 use crate::bio::{Errno, Op};
 use crate::layer::{Layer, NodeId, Span};
 use crate::limits::Limits;
+use crate::modify::Hold;
 use crate::notes::Notes;
 use crate::port::PortId;
 use crate::queue::sectors_in_segments;
@@ -21,15 +22,24 @@ use crate::units::{Nanos, Sectors};
 use crate::volume::VolumeId;
 
 /// Who gets a bio back.
-#[derive(Clone)]
 pub(crate) enum Owner {
-    Port { port: PortId, cookie: u64 },
+    Port {
+        port: PortId,
+        cookie: u64,
+    },
     Task(Reply),
+    /// That one; and a ragged write waits for the bio's end.
+    Holding(Box<(Owner, Hold)>),
 }
 
 impl Owner {
     /// Of a place that is free.
-    const NOBODY: Owner = Owner::Port { port: PortId(u32::MAX), cookie: 0 };
+    pub(super) const NOBODY: Owner = Owner::Port { port: PortId(u32::MAX), cookie: 0 };
+
+    /// Whether it is a port, and no more than that.
+    pub(super) fn is_a_port(&self) -> bool {
+        matches!(self, Owner::Port { port, .. } if port.0 != u32::MAX)
+    }
 }
 
 /// The stack that a bio runs on.
@@ -41,7 +51,7 @@ pub(super) enum Root {
 
 /// A bio that is under way.
 pub(super) struct BioState {
-    owner: Owner,
+    pub(super) owner: Owner,
     pub(super) root: Root,
     pub(super) node: NodeId,
     pub(super) op: Op,

@@ -251,6 +251,10 @@ pub struct Rig {
     pub token: Token,
     pub shared: Arc<LeafShared>,
     pub ready: Rc<RefCell<Vec<Completion>>>,
+    /// What another worker has in common with this one.
+    pub volume: Volume,
+    pub source: Arc<dyn LeafSource>,
+    pub quiescence: Quiescence,
 }
 
 pub const SECTORS: u64 = 1 << 15; // 16 MiB
@@ -297,8 +301,10 @@ impl Rig {
         let leaf: Arc<dyn Layer> = Arc::new(LeafLayer::new(LeafId(0), NodeId(0), sectors, limits));
         let node = |i| NodeInfo { name: format!("node{i}"), kind: NodeKind::Other("test"), device: (253, i) };
         let stats = Stats::new((0..10).map(node).collect());
-        let volumes: Arc<[Volume]> = Arc::new([Volume::new("rig", stack(leaf), false)]);
-        let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> = Arc::new([(NodeId(0), Arc::new(source) as _)]);
+        let volume = Volume::new("rig", stack(leaf), false);
+        let volumes: Arc<[Volume]> = Arc::new([volume.clone()]);
+        let source: Arc<dyn LeafSource> = Arc::new(source);
+        let leaves: Arc<[(NodeId, Arc<dyn LeafSource>)]> = Arc::new([(NodeId(0), source.clone())]);
         let ready = Rc::new(RefCell::new(Vec::new()));
         let env = ManualEnv {
             ready: ready.clone(),
@@ -310,12 +316,14 @@ impl Rig {
             waiting: None,
         };
         let config = configure(WorkerConfig::new(volumes, leaves, stats.worker()));
+        let quiescence = config.quiescence.clone();
         let mut worker = Worker::new(env, config);
         let client = Rc::new(RefCell::new(Client::default()));
         let port = worker.add_port(Box::new(ClientPort(client.clone())));
         // The engine's own form of a port's token: what the port would get from `Context::token(0)`.
         let token = Token(1 << 63 | u64::from(port.0) << 32);
-        Rig { worker, device, client, stats, pool: Pool::new(64 << 20), token, shared, ready }
+        let pool = Pool::new(64 << 20);
+        Rig { worker, device, client, stats, pool, token, shared, ready, volume, source, quiescence }
     }
 
     pub fn memory(&self, nr: u64, fill: u8) -> Segments {
