@@ -12,6 +12,9 @@ const NETWORK: &str = include_str!("../../../../tests/nfs/network.sh");
 /// The server's configuration; `bench/run nfs` has the same server.
 const CONFIGURATION: &str = include_str!("../../../../tests/nfs/ganesha.conf");
 
+/// How a disk is mounted there: its journal is written for nobody but who asks, while a test runs.
+const ON_DISK: &str = "loop,commit=600";
+
 /// A network with a port mapper, and a server in it that exports one folder of a scratch.
 pub struct NfsServer {
     namespace: Child,
@@ -26,20 +29,28 @@ pub struct NfsServer {
 impl NfsServer {
     /// A server that exports `export` in `scratch`.
     pub fn start(scratch: &Scratch) -> NfsServer {
-        NfsServer::start_with(scratch, "RW", None)
+        NfsServer::start_mounted(scratch, "RW", None)
     }
 
     /// One that lets nobody write.
     pub fn start_read_only(scratch: &Scratch) -> NfsServer {
-        NfsServer::start_with(scratch, "RO", None)
+        NfsServer::start_mounted(scratch, "RO", None)
     }
 
     /// One whose export is a tmpfs with these options, which only it sees.
     pub fn start_on_tmpfs(scratch: &Scratch, options: &str) -> NfsServer {
-        NfsServer::start_with(scratch, "RW", Some(options))
+        NfsServer::start_mounted(scratch, "RW", Some(&format!("-t tmpfs -o {options} tmpfs")))
     }
 
-    fn start_with(scratch: &Scratch, access: &str, tmpfs: Option<&str>) -> NfsServer {
+    /// One whose export is a file system on a disk of `bytes` bytes (the file `platter` in `scratch`), which only it sees: it can lose its
+    /// power.
+    pub fn start_on_disk(scratch: &Scratch, bytes: u64) -> NfsServer {
+        let platter = scratch.sparse("platter", bytes);
+        run(tool("mkfs.ext4").args(["-q", "-E", "root_owner=0:0,lazy_itable_init=0", &platter]));
+        NfsServer::start_mounted(scratch, "RW", Some(&format!("-o {ON_DISK} {platter}")))
+    }
+
+    fn start_mounted(scratch: &Scratch, access: &str, mount: Option<&str>) -> NfsServer {
         let mut unshare = tool("unshare");
         unshare.args(["--mount", "--net", "--propagation", "private", "sh", "-c", NETWORK]);
         let spawned = unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
@@ -55,8 +66,8 @@ impl NfsServer {
         let input = namespace.stdin.take();
         let log = scratch.at("ganesha.log");
         let mut server = NfsServer { namespace, input, server: None, config, log, folder };
-        if let Some(options) = tmpfs {
-            server.within(&format!("mount -t tmpfs -o {options} tmpfs {}", server.folder));
+        if let Some(mount) = mount {
+            server.within(&format!("mount {mount} {}", server.folder));
         }
         server.start_again();
         server
@@ -84,6 +95,19 @@ impl NfsServer {
         let server = self.server.take().expect("it runs");
         server.signal(Signal::KILL);
         server.finish();
+    }
+
+    /// Ends it as a power cut would, and gives it power again: what was not written to its disk is lost.
+    pub fn lose_power(&mut self, scratch: &Scratch) {
+        self.kill();
+        // What is on the disk now, as its next owner finds it; the file system's memory goes to the old one.
+        let (platter, copy) = (scratch.at("platter"), scratch.at("copy"));
+        self.within(&format!(
+            "cp --sparse=always {platter} {copy} && umount {folder} && mv {copy} {platter} && \
+             mount -o {ON_DISK} {platter} {folder}",
+            folder = self.folder
+        ));
+        self.start_again();
     }
 
     /// Stops it where it is: it answers nothing until it goes on.
@@ -123,6 +147,11 @@ impl NfsServer {
     /// Where a file of the export is on the server.
     pub fn path(&self, file: &str) -> String {
         format!("{}/{file}", self.folder)
+    }
+
+    /// A file of the export as whoever is not there reaches it, also where only the server sees the export.
+    pub fn path_outside(&self, file: &str) -> String {
+        format!("/proc/{}/root{}", self.namespace.id(), self.path(file))
     }
 
     /// How it is named as a disk.
