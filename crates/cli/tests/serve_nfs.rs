@@ -5,7 +5,7 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 
-use support::nbd::fio;
+use support::nbd::{fio, load};
 use support::nfs::NfsServer;
 use support::{Background, Scratch, Server, run, run_refused, tool, until};
 
@@ -89,6 +89,28 @@ fn a_server_that_loses_power_and_one_that_hangs_lose_nothing() {
 fn allocated(file: &str) -> u64 {
     use std::os::unix::fs::MetadataExt;
     std::fs::metadata(file).expect("it is there").blocks() * 512
+}
+
+#[test]
+fn cache_modes_decide_what_is_durable_without_a_flush() {
+    let scratch = Scratch::new();
+    let nfs = NfsServer::start(&scratch);
+    scratch.sparse("export/disk.img", MIB);
+    for (mode, stable, flushed) in [
+        ("none", 0, true),
+        ("writeback", 0, true),
+        ("directsync", 64, true),
+        ("writethrough", 64, true),
+        ("unsafe", 0, false),
+    ] {
+        let server = serve(&scratch, &nfs, &nfs.url("disk.img", &format!(",cache={mode}")));
+        let job = ["--rw", "write", "--bs", "4k", "--depth", "1", "--bytes", "256k", "--flush-every", "64"];
+        load(&scratch.at("socket"), &job);
+        let stats = server.stop_for_stats();
+        let count = |what| stats.count("export/disk.img", what);
+        assert_eq!((count("writes"), count("fua_writes")), (64, stable), "{mode}");
+        assert_eq!(count("flushes") > 0, flushed, "{mode}");
+    }
 }
 
 #[test]

@@ -10,6 +10,11 @@
 //!
 //! Without a mode it is `none` where that is possible, and else `writeback`, with a warning. A mode that is named is had or
 //! refused.
+//!
+//! Of a file on an NFS server the page cache is the server's, which no client can bypass, and a flush is a COMMIT. So `none` and `writeback`
+//! are the same there, and what it is without a mode; `directsync` and `writethrough` are: each write is a stable one (DATA_SYNC). With
+//! `unsafe` nothing is committed for a flush; what is uncommitted is still kept, committed when the memory for it gets scarce, and sent
+//! again where that finds out that the server has restarted.
 
 use blockwork_engine::{Fua, Limits};
 
@@ -58,7 +63,7 @@ impl Cache {
         }
     }
 
-    /// Makes the limits of a file those of this mode.
+    /// Makes the limits of a file, here or on a server, those of this mode.
     pub(crate) fn apply(self, limits: &mut Limits) {
         match self {
             Cache::None | Cache::WriteBack => {}

@@ -54,6 +54,9 @@ pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
         }
         Kind::Nfs(address) => {
             let mut source = NfsSource::open(&spec.name, address, read_only)?;
+            if let Some(cache) = spec.cache {
+                cache.apply(source.limits_mut());
+            }
             tune(source.limits_mut())?;
             let warnings = source.warnings().to_vec();
             Ok(Opened { source: Arc::new(source), warnings })

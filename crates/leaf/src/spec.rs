@@ -79,10 +79,12 @@ impl Spec {
     fn set(&mut self, option: &str) -> Result<(), String> {
         let (key, value) = option.split_once('=').unwrap_or((option, "on"));
         let is_file = matches!(self.kind, Kind::File(_));
+        let has_cache = is_file || matches!(self.kind, Kind::Nfs(_));
         match key {
             "" => Err("an option is empty (a comma in a path is written twice)".into()),
-            "direct" | "cache" | "lock" if !is_file => {
-                Err(format!("{key}= is for files and block devices only"))
+            "direct" | "lock" if !is_file => Err(format!("{key}= is for files and block devices only")),
+            "cache" if !has_cache => {
+                Err("cache= is for files, block devices and files on NFS servers only".into())
             }
             "direct" => {
                 if self.cache.is_some() {
@@ -177,6 +179,8 @@ mod tests {
             ("a.img,ro=yes", "ro=yes"),
             ("null:1G,direct=on", "files"),
             ("null:1G,cache=none", "files"),
+            ("nfs://server/a.img,cache=fast", "none, writeback, directsync, writethrough, unsafe"),
+            ("nfs://server/a.img,direct=on", "files and block devices"),
             ("a.img,cache=fast", "none, writeback, directsync, writethrough, unsafe"),
             ("a.img,cache=none,direct=off", "cache="),
         ] {
