@@ -116,6 +116,15 @@ pub trait LeafSource: Send + Sync {
     fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()>;
     /// The state that all handles share.
     fn shared(&self) -> &LeafShared;
+    /// The block in which the device itself says that it is addressed, bytes; 0 where nobody knows, as for an image in a file: what
+    /// the file demands of its readers is no property of the disk that it is an image of.
+    fn block_bytes(&self) -> u32 {
+        0
+    }
+    /// Its size now, which may have changed since it was opened; none where that cannot be told without waiting for somebody.
+    fn sectors_now(&self) -> Option<Sectors> {
+        None
+    }
     /// What is known of the locks that all handles share.
     fn locks(&self) -> Vec<LockSnapshot> {
         vec![self.shared().locks(self.name())]
@@ -123,13 +132,26 @@ pub trait LeafSource: Send + Sync {
 }
 
 /// What the workers' queues on one leaf share: read-mostly.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct LeafShared {
     failed: AtomicBool,
+    /// In sectors: nothing is written behind it. That of the device is told by its source; this is less only where it has become smaller.
+    end: AtomicU64,
     changes: AtomicU64,
     /// Whose flush may run. One at a time over all workers: Linux reports a lost write to one fsync only, so a second
     /// one that overlaps it would succeed, and prove nothing.
     pub(crate) flush_turns: Turns,
+}
+
+impl Default for LeafShared {
+    fn default() -> LeafShared {
+        LeafShared {
+            failed: AtomicBool::new(false),
+            end: AtomicU64::new(u64::MAX),
+            changes: AtomicU64::new(0),
+            flush_turns: Turns::default(),
+        }
+    }
 }
 
 impl LeafShared {
@@ -151,6 +173,16 @@ impl LeafShared {
     #[inline]
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+    /// The device was found to end there. Nothing is written behind that any more: a file would grow by it, and tell zeros of what
+    /// it has lost. Returns whether that is news.
+    pub fn ends_at(&self, end: Sector) -> bool {
+        self.end.fetch_min(end.0, Ordering::AcqRel) > end.0
+    }
+    /// Where the device was found to end, if that is before its end as it was opened.
+    #[inline]
+    pub fn end(&self) -> Sector {
+        Sector(self.end.load(Ordering::Acquire))
     }
     /// Says that content is changing or has changed. Called before a write is started and after it has completed,
     /// by leaves that read ahead, so that no worker serves a stale prefetched sector.

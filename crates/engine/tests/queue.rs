@@ -334,6 +334,27 @@ fn a_device_that_turns_out_not_to_have_write_zeroes_gets_zeros() {
 }
 
 #[test]
+fn a_device_that_has_only_one_kind_of_write_zeroes_goes_on_with_that() {
+    for lacking in [Flags::NO_UNMAP, Flags::NONE] {
+        let has = if lacking == Flags::NONE { Flags::NO_UNMAP } else { Flags::NONE };
+        let mut rig = Rig::new(limits());
+        rig.hold();
+        let zeroes = |flags| Bio::without_data(Op::WriteZeroes, flags, Sector(8), Sectors(64));
+        rig.batch([zeroes(lacking)]);
+        let held = rig.next_held();
+        rig.complete(held, Err(Errno::EOPNOTSUPP));
+        rig.complete_all();
+        rig.clear_seen();
+        rig.batch([zeroes(has)]);
+        rig.batch([zeroes(lacking)]);
+        rig.complete_all();
+        let ops: Vec<_> = rig.seen().iter().map(|seen| seen.op).collect();
+        assert_eq!(ops, [Op::WriteZeroes, Op::Write], "without {lacking:?}");
+        rig.all_succeeded(3);
+    }
+}
+
+#[test]
 fn a_discard_keeps_to_the_granularity_and_needs_no_more_requests_than_its_limit_says() {
     let mut coarse = limits();
     (coarse.discard_granularity, coarse.max_discard) = (4096, Sectors(1000));

@@ -3,7 +3,7 @@
 /// Alignment, bytes: enough for any device.
 const ALIGNMENT: usize = 4096;
 
-/// Bytes whose first one lies on a page boundary (or a given distance behind one).
+/// Bytes whose first one lies on a page boundary.
 pub(crate) struct Aligned {
     memory: Vec<u8>,
     start: usize,
@@ -11,10 +11,10 @@ pub(crate) struct Aligned {
 }
 
 impl Aligned {
-    /// `len` zero bytes, `skew` bytes behind a page boundary.
-    pub fn new(len: usize, skew: usize) -> Aligned {
-        let memory = vec![0; len + skew + ALIGNMENT];
-        let start = memory.as_ptr().align_offset(ALIGNMENT) + skew;
+    /// `len` zero bytes.
+    pub fn new(len: usize) -> Aligned {
+        let memory = vec![0; len + ALIGNMENT];
+        let start = memory.as_ptr().align_offset(ALIGNMENT);
         assert!(start + len <= memory.len(), "a byte pointer can be aligned within one alignment");
         Aligned { memory, start, len }
     }

@@ -54,11 +54,11 @@ impl LeafQueue {
     /// Does a read or write, whose memory is all of `data`, if that can be done at once; false: nothing was done or counted.
     #[inline]
     pub(crate) fn at_once(&mut self, counters: &CounterTable, span: Span, data: &[Segment]) -> bool {
-        let Span { op, flags, sector, nr, .. } = span;
+        let Span { op, sector, nr, .. } = span;
         let may_merge = self.limits.merges != Merges::None && sector == self.immediate.end;
         let is_plain =
             data.len() <= self.immediate.elements && !may_merge && fits(&self.limits, op, sector, nr);
-        if !is_plain || op == Op::Write && !self.takes_at_once(flags) {
+        if !is_plain || op == Op::Write && !self.takes_at_once(&span) {
             return false;
         }
         let Some(device) = self.leaf.at_once() else { return false };
@@ -71,8 +71,8 @@ impl LeafQueue {
         true
     }
 
-    /// Whether a write with those flags is done when the device has done it.
-    fn takes_at_once(&self, flags: Flags) -> bool {
-        self.writable().is_ok() && !(self.limits.write_cache && flags.has(Flags::FUA))
+    /// Whether a write is done when the device has done it.
+    fn takes_at_once(&self, span: &Span) -> bool {
+        self.writable(span).is_ok() && !(self.limits.write_cache && span.flags.has(Flags::FUA))
     }
 }

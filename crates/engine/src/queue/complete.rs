@@ -71,21 +71,12 @@ impl LeafQueue {
         self.pending.push_front(id);
     }
 
-    /// Less than asked: ask for the rest. Nothing at all means that the device has shrunk below this place.
+    /// Less than asked: ask for the rest, if there was anything.
     fn short(&mut self, cx: &mut QueueContext<'_>, id: u32, bytes: u64) {
         let block = u64::from(self.limits.logical_block_size);
         let whole = Sectors(bytes / block * block / SECTOR);
         if whole == Sectors::ZERO {
-            let request = &self.requests[id];
-            log::error!(
-                "{}: {} bytes transferred of {} at byte {}: the file ends here now. It had {} sectors when it was \
-                 opened; serve it again if it was resized on purpose.",
-                self.source.name(),
-                bytes,
-                request.nr.bytes(),
-                request.sector.bytes(),
-                self.source.sectors()
-            );
+            self.transferred_nothing(id);
             self.failed(cx, id, Errno::EIO);
             return;
         }
@@ -163,8 +154,9 @@ impl LeafQueue {
                 self.end_read_ahead(cx, slot, false);
             }
             Stage::Client if request.op == Op::WriteZeroes && errno == Errno::EOPNOTSUPP => {
-                // The device said that it can, and cannot (as file systems do on some files): write zeros from now on.
-                self.limits.max_write_zeroes = Sectors::ZERO;
+                // The device said that it can, and cannot (as file systems do on some files): write zeros from now on, for
+                // those of this kind.
+                *self.lacking.kind(request.flags) = true;
                 self.retry_parts(cx, id);
             }
             Stage::Client if request.parts.len() > 1 => self.retry_parts(cx, id),

@@ -78,6 +78,7 @@ impl LeafQueue {
             return;
         }
         self.flushes.in_flight = true;
+        self.look_at_size();
         let id = self.requests.take(Stage::Flush(ticket), Op::Flush, Flags::NONE, Sector(0), Sectors::ZERO);
         self.submit(cx, id);
     }

@@ -19,7 +19,8 @@
 //! 5. Requests that are made but not yet issued are bounded: of a range that needs many (a discard of a whole disk under
 //!    a small `discard_max_bytes`), only as many exist as can be in flight soon; the rest waits in the backlog, uncut.
 //! 6. Once a flush has failed, writes and flushes fail (see the crate's invariant 5).
-//! 7. Of a buffer of ours that a read goes through, a client's memory gets what the device transferred to it, and nothing else.
+//! 7. Once a device was found to have become smaller, nothing is written behind its end (`shrunk`).
+//! 8. Of a buffer of ours that a read goes through, a client's memory gets what the device transferred to it, and nothing else.
 
 mod adjoining;
 mod at_once;
@@ -31,6 +32,7 @@ mod flush;
 mod merge;
 mod read_ahead;
 mod request;
+mod shrunk;
 mod split;
 
 use std::collections::VecDeque;
@@ -96,6 +98,26 @@ pub(crate) struct Plugged {
     pub(crate) span: Span,
 }
 
+/// The kinds of write-zeroes that a device has turned out not to have, whatever its limits say. They are done in different ways, and a file
+/// system may have one and not the other.
+#[derive(Default)]
+struct Lacking {
+    /// Those that may unmap.
+    unmapping: bool,
+    /// Those that must not (`NO_UNMAP`).
+    keeping: bool,
+}
+
+impl Lacking {
+    fn kind(&mut self, flags: Flags) -> &mut bool {
+        if flags.has(Flags::NO_UNMAP) { &mut self.keeping } else { &mut self.unmapping }
+    }
+
+    fn has(&self, flags: Flags) -> bool {
+        if flags.has(Flags::NO_UNMAP) { self.keeping } else { self.unmapping }
+    }
+}
+
 /// One worker's queue on one leaf.
 pub(crate) struct LeafQueue {
     id: LeafId,
@@ -121,6 +143,7 @@ pub(crate) struct LeafQueue {
     chooser: Chooser,
     /// Zeros to write, where the device has no write-zeroes.
     zeros: Option<Buffer>,
+    lacking: Lacking,
     /// Written to since the last flush.
     dirty: bool,
     /// Requests were started that the leaf has not been told the end of.
@@ -156,6 +179,7 @@ impl LeafQueue {
             flushes: Flushes::default(),
             read_ahead,
             zeros: None,
+            lacking: Lacking::default(),
             dirty: false,
             batch: false,
             ended: Vec::new(),
@@ -253,7 +277,7 @@ impl LeafQueue {
                 cx.completed.push((plugged.bio, Ok(())));
                 return;
             }
-            if let Err(errno) = self.writable() {
+            if let Err(errno) = self.writable(&plugged.span) {
                 let Plugged { bio, span } = plugged;
                 cx.fail(LeafFailure { bio, leaf: self.id, op, sector: span.sector, nr: span.nr, errno });
                 return;
@@ -277,10 +301,11 @@ impl LeafQueue {
         }
     }
 
-    fn writable(&self) -> Result<(), Errno> {
+    /// Whether that may be written, or a flush made.
+    fn writable(&self, span: &Span) -> Result<(), Errno> {
         if self.limits.read_only {
             Err(Errno::EROFS)
-        } else if self.shared().has_failed() {
+        } else if self.shared().has_failed() || span.end() > self.shared().end() {
             Err(Errno::EIO)
         } else {
             Ok(())

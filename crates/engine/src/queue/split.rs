@@ -44,7 +44,7 @@ impl LeafQueue {
                     return None;
                 }
             },
-            Op::WriteZeroes if self.limits.max_write_zeroes == Sectors::ZERO => {
+            Op::WriteZeroes if self.writes_zeros(span.flags) => {
                 if span.flags.has(Flags::FAST_ONLY) {
                     let (op, sector, nr, errno) = (span.op, span.sector, span.nr, Errno::EOPNOTSUPP);
                     cx.fail(LeafFailure { bio, leaf: self.id, op, sector, nr, errno });
@@ -73,13 +73,18 @@ impl LeafQueue {
         }
     }
 
+    /// Whether write-zeroes with those flags become writes of zeros.
+    fn writes_zeros(&self, flags: Flags) -> bool {
+        self.limits.max_write_zeroes == Sectors::ZERO || self.lacking.has(flags)
+    }
+
     /// How much of the front of `span` one request may take, and what limits it.
     fn piece_len(&self, cx: &QueueContext<'_>, bio: u32, span: Span) -> (Sectors, Reason) {
         let limits = &self.limits;
         match span.op {
             Op::Flush => unreachable!("a flush is not cut"),
             Op::Discard => aligned_piece(span, limits.max_discard, granularity(limits), Reason::DiscardMax),
-            Op::WriteZeroes if limits.max_write_zeroes > Sectors::ZERO => {
+            Op::WriteZeroes if !self.writes_zeros(span.flags) => {
                 let unit = Sectors(u64::from(limits.logical_block_size) / SECTOR);
                 aligned_piece(span, limits.max_write_zeroes, unit, Reason::WriteZeroesMax)
             }
@@ -135,7 +140,7 @@ impl LeafQueue {
         let mut op = piece.op;
         if op.has_data() {
             cx.bios.slice(bio, piece.at, piece.nr, &mut data);
-        } else if op == Op::WriteZeroes && self.limits.max_write_zeroes == Sectors::ZERO {
+        } else if op == Op::WriteZeroes && self.writes_zeros(piece.flags) {
             op = Op::Write;
             self.zero_data(piece.nr, &mut data);
         }

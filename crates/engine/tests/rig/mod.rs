@@ -32,6 +32,8 @@ pub struct Device {
     pub bad: Vec<u64>,
     /// It has shrunk to so many bytes: what is behind that is not transferred.
     pub shrunk_to: Option<usize>,
+    /// It tells its size whenever it is asked.
+    pub tells_size: bool,
     /// The next flush fails.
     pub fail_flush: bool,
     /// It does reads and writes at once; how many it has done so.
@@ -77,6 +79,11 @@ impl LeafSource for Source {
     fn shared(&self) -> &LeafShared {
         &self.shared
     }
+    fn sectors_now(&self) -> Option<Sectors> {
+        let device = self.device.lock().unwrap();
+        let bytes = device.shrunk_to.unwrap_or(device.bytes.len());
+        device.tells_size.then(|| Sectors::from_bytes_floor(bytes as u64))
+    }
 }
 
 struct Handle {
@@ -115,7 +122,8 @@ impl Leaf for Handle {
         if io.op == Op::Flush && std::mem::take(&mut device.fail_flush) {
             return Submitted::Now(Err(Errno::EIO));
         }
-        let len = device.shrunk_to.unwrap_or(device.bytes.len());
+        // A write makes a file grow again.
+        let len = device.shrunk_to.filter(|_| io.op == Op::Read).unwrap_or(device.bytes.len());
         let bytes = transfer(&mut device.bytes[..len], io.op, io.sector, io.nr, io.data);
         if device.manual {
             device.held.push_back(Held { token: io.token, op: io.op, sector, nr, bytes });
@@ -130,7 +138,7 @@ impl Leaf for Handle {
 
 /// Does it as far as `bytes` go; how far that was.
 fn transfer(bytes: &mut [u8], op: Op, sector: Sector, nr: Sectors, data: &[Segment]) -> usize {
-    let start = sector.bytes() as usize;
+    let start = (sector.bytes() as usize).min(bytes.len());
     let end = (start + nr.byte_len()).min(bytes.len());
     let mut at = start;
     match op {

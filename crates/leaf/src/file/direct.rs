@@ -2,6 +2,9 @@
 //!
 //! The kernel tells since 6.1 (statx's STATX_DIOALIGN), for the file systems that know. Otherwise, and to make sure, small reads
 //! are tried; reading alters nothing. Where nothing works, the page cache is used, with a warning that says why.
+//!
+//! That a read is not refused does not prove that it is right: there was a kernel whose zram wrote beside an address that did not suit
+//! it. So what is tried is compared with what a page gets, and with the memory around it, where nothing of anybody else lies.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -105,12 +108,12 @@ pub(super) fn open_best(
 fn alignment(file: &OwnedFd, bytes: u64) -> Result<Alignment, String> {
     let told = told_by_kernel(file)?;
     let candidates = match told {
-        Some(alignment) => vec![alignment],
-        None => vec![
-            Alignment { memory: 512, offset: 512 },
-            Alignment { memory: 4096, offset: 512 },
-            Alignment { memory: 4096, offset: 4096 },
-        ],
+        Some(told) => vec![told, Alignment { memory: 4096, ..told }],
+        // Devices demand 4 bytes at least, and mostly no more; kernels before 6.0 wanted whole blocks.
+        None => [512, 4096]
+            .into_iter()
+            .flat_map(|offset| [4, 512, 4096].map(|memory| Alignment { memory, offset }))
+            .collect(),
     };
     let mut last = Errno::INVAL;
     for candidate in candidates {
@@ -155,17 +158,45 @@ fn told_by_kernel(file: &OwnedFd) -> Result<Option<Alignment>, String> {
 /// From the kernel's include/uapi/linux/stat.h.
 const STATX_DIOALIGN: u32 = 0x2000;
 
-/// Reads one unit from the start, into memory aligned as little as the candidate allows.
+/// Reads one unit from the start, into memory aligned as little as the candidate allows; and compares that with what a page gets.
 fn try_read(file: &OwnedFd, candidate: Alignment) -> Result<(), Errno> {
+    let unit = candidate.offset as usize;
+    let mut page = Aligned::new(unit.next_multiple_of(PAGE));
+    let expected = match read_start(file, &mut page.bytes()[..unit]) {
+        Ok(len) => &page.bytes()[..len],
+        // An unreadable first sector says nothing about alignment; its reader will hear of it.
+        Err(Errno::IO) => return Ok(()),
+        Err(errno) => return Err(errno),
+    };
     let skew = if candidate.memory < 4096 { candidate.memory as usize } else { 0 };
-    let mut memory = Aligned::new(candidate.offset as usize, skew);
+    let place = PAGE + skew..PAGE + skew + expected.len();
+    // Whole pages, and one more on either side: who writes beside the place hurts nobody.
+    let mut memory = Aligned::new((PAGE + skew + unit).next_multiple_of(PAGE) + PAGE);
+    let bytes = memory.bytes();
+    bytes.fill(AROUND);
+    // No byte is by chance what it is to become.
+    bytes[place.clone()].iter_mut().zip(expected).for_each(|(byte, expected)| *byte = !expected);
+    match read_start(file, &mut bytes[PAGE + skew..][..unit]) {
+        Ok(_) => {}
+        Err(Errno::IO) => return Ok(()),
+        Err(errno) => return Err(errno),
+    }
+    let is_whole = bytes[place.clone()] == *expected;
+    let is_around = |byte: &u8| *byte == AROUND;
+    let is_alone = bytes[..place.start].iter().all(is_around) && bytes[place.end..].iter().all(is_around);
+    if is_whole && is_alone { Ok(()) } else { Err(Errno::FAULT) }
+}
+
+const PAGE: usize = 4096;
+
+/// What memory holds into which nothing is read.
+const AROUND: u8 = 0xa5;
+
+fn read_start(file: &OwnedFd, into: &mut [u8]) -> Result<usize, Errno> {
     loop {
-        match rustix::io::pread(file, memory.bytes(), 0) {
-            Ok(_) => return Ok(()),
+        match rustix::io::pread(file, &mut *into, 0) {
             Err(Errno::INTR) => {}
-            // An unreadable first sector says nothing about alignment; its reader will hear of it.
-            Err(Errno::IO) => return Ok(()),
-            Err(errno) => return Err(errno),
+            result => return result,
         }
     }
 }

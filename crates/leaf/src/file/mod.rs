@@ -16,6 +16,8 @@
 //! 1. Opening alters no byte of the file.
 //! 2. The lock is held as long as the source or any worker's handle lives: they share the descriptor.
 //! 3. A flush is always passed on: neither O_DIRECT nor a device that writes through makes a file's metadata durable.
+//! 4. What somebody has cut off the file is not brought back as zeros, once that was seen: by a read that comes to the end, and at each
+//!    flush where the file lies on a disk of this machine.
 
 mod claim;
 mod direct;
@@ -82,6 +84,8 @@ pub struct FileSource {
     zero_range: bool,
     /// Whether workers may punch holes by themselves (see `punch`).
     punch_now: bool,
+    /// It is on a disk of this machine: what it is asked about itself is answered without waiting for anybody.
+    is_local: bool,
     warnings: Vec<String>,
     shared: LeafShared,
 }
@@ -136,9 +140,11 @@ impl FileSource {
         } else if !options.read_only && !is_device {
             zero_range = probe::fallocate(&opened.file, path, bytes, &mut limits, &mut warnings);
         }
+        let is_local = is_device || punch::possible(&stat);
         Ok(FileSource {
             name,
-            punch_now: locked && !is_device && punch::possible(&stat),
+            punch_now: locked && !is_device && is_local,
+            is_local,
             file: Arc::new(opened.file),
             is_device,
             read_unit: opened.direct.map_or(1, |direct| u64::from(direct.offset)),
@@ -158,11 +164,6 @@ impl FileSource {
     /// Whether the page cache is bypassed.
     pub fn is_direct(&self) -> bool {
         self.read_unit > 1
-    }
-
-    /// Its size now, in bytes: it may have changed since it was opened.
-    pub fn current_size(&self) -> io::Result<u64> {
-        size_of_file(&self.file)
     }
 
     pub(crate) fn limits_mut(&mut self) -> &mut Limits {
@@ -226,6 +227,13 @@ impl LeafSource for FileSource {
     fn shared(&self) -> &LeafShared {
         &self.shared
     }
+    fn block_bytes(&self) -> u32 {
+        if self.is_device { self.limits.logical_block_size } else { 0 }
+    }
+    fn sectors_now(&self) -> Option<Sectors> {
+        let bytes = self.is_local.then(|| size_of_file(&self.file).ok()).flatten();
+        bytes.map(Sectors::from_bytes_floor)
+    }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         let past_end = || io::Error::from(io::ErrorKind::UnexpectedEof);
@@ -235,7 +243,7 @@ impl LeafSource for FileSource {
         while at < end {
             let start = at / self.read_unit * self.read_unit;
             let piece_end = end.min(start + READ_NOW_BYTES_MAX).next_multiple_of(self.read_unit);
-            let mut memory = Aligned::new(usize::try_from(piece_end - start).expect("a bounded piece"), 0);
+            let mut memory = Aligned::new(usize::try_from(piece_end - start).expect("a bounded piece"));
             let got = read_up_to(&self.file, start, memory.bytes())?;
             let (skip, done) = ((at - start) as usize, (at - offset) as usize);
             let take = (got.saturating_sub(skip)).min(into.len() - done);
