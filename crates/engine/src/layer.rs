@@ -178,6 +178,11 @@ pub trait Layer: Send + Sync + Debug {
         let _ = cx;
         None
     }
+    /// Where it begins on a layer below, if that is in the middle of a block there: then whole blocks of it are none of a device, and
+    /// it is not to be read and written.
+    fn misaligned(&self) -> Option<(NodeId, Sector)> {
+        None
+    }
     /// How it is now, in the words of `dmsetup status`, where its target has any.
     fn status(&self) -> Option<String> {
         None

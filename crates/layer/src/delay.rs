@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use blockwork_engine::{Defer, Layer, Nanos, NodeId, Op, Reason, Resolver, Sector, Sectors, Shape, Span};
 
+use crate::linear::in_a_block;
+
 /// `sectors` sectors of `below`, from `start`, after a delay.
 #[derive(Debug)]
 pub struct Delay {
@@ -48,6 +50,9 @@ impl Layer for Delay {
     }
     fn pause(&self, _defer: &Defer) -> Option<Nanos> {
         Some(self.delay)
+    }
+    fn misaligned(&self) -> Option<(NodeId, Sector)> {
+        in_a_block(&*self.below, self.start)
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         vec![self.below.clone()]

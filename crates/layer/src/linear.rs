@@ -24,6 +24,12 @@ impl Linear {
     }
 }
 
+/// That place of a layer, if it is in the middle of a block.
+pub(crate) fn in_a_block(below: &dyn Layer, start: Sector) -> Option<(NodeId, Sector)> {
+    let block = u64::from(below.limits().logical_block_size);
+    (!start.bytes().is_multiple_of(block)).then(|| (below.node(), start))
+}
+
 impl Layer for Linear {
     fn shape(&self) -> &Shape {
         &self.shape
@@ -33,6 +39,9 @@ impl Layer for Linear {
         let target =
             if span.op == Op::Flush { span } else { span.moved_to(self.start + Sectors(span.sector.0)) };
         cx.pass(self.shape.node, span.sector, &*self.below, target)
+    }
+    fn misaligned(&self) -> Option<(NodeId, Sector)> {
+        in_a_block(&*self.below, self.start)
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         vec![self.below.clone()]

@@ -12,6 +12,7 @@ use blockwork_engine::{
 };
 
 use crate::divisor::Divisor;
+use crate::linear::in_a_block;
 
 /// One member of a striped target.
 #[derive(Clone, Debug)]
@@ -168,6 +169,9 @@ impl Layer for Striped {
                 .iter()
                 .try_for_each(|stripe| cx.pass(self.shape.node, span.sector, &*stripe.below, span)),
         }
+    }
+    fn misaligned(&self) -> Option<(NodeId, Sector)> {
+        self.stripes.iter().find_map(|stripe| in_a_block(&*stripe.below, stripe.start))
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         self.stripes.iter().map(|stripe| stripe.below.clone()).collect()

@@ -192,7 +192,7 @@ impl Assembly {
             return self.graph.warn(id, warning);
         }
         let how = How {
-            block_bytes: layer.limits().logical_block_size,
+            block_bytes: self.graph.block_bytes(id),
             partitions: !matches!(self.graph.device(id).kind, DeviceKind::Partition(_)),
         };
         let mut texts = std::mem::take(&mut self.texts);

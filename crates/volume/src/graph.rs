@@ -212,6 +212,16 @@ impl Graph {
         found
     }
 
+    /// The block in which the disks under a device, or it itself, say that they are addressed, bytes; 0 where none does.
+    pub(crate) fn block_bytes(&self, id: DeviceId) -> u32 {
+        let below = self.all_below(id).into_iter().chain([id]);
+        let told = below.filter_map(|id| match &self.device(id).kind {
+            DeviceKind::Disk { source, .. } => Some(source.0.block_bytes()),
+            _ => None,
+        });
+        told.max().unwrap_or(0)
+    }
+
     /// What people should know about anything here, each with whom it is about.
     pub fn warnings(&self) -> Vec<String> {
         let mut all = Vec::new();

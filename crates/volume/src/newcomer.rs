@@ -82,7 +82,7 @@ impl Assembly {
         self.check_free(id, purpose)?;
         let layer = self.layer(id).map_err(|what| refused(self.graph.device(id).title(), what))?;
         // What it held when it was opened may have changed since.
-        let found = self.look_again(&*layer);
+        let found = self.look_again(id, &*layer);
         let title = self.graph.device(id).title().to_owned();
         let superblock = belongs(&title, found, purpose)?;
         let node = |at| NodeId(u16::try_from(at).expect("nodes are bounded"));
@@ -181,12 +181,12 @@ impl Assembly {
     }
 
     fn look_at_leaf(&mut self, source: &dyn LeafSource, start: u64, bytes: u64, partitions: bool) -> Found {
-        let how = How { block_bytes: source.limits().logical_block_size, partitions };
+        let how = How { block_bytes: source.block_bytes(), partitions };
         look_at(&LeafReader { source, start, bytes }, &how, &mut self.texts)
     }
 
-    fn look_again(&mut self, layer: &dyn Layer) -> Found {
-        let how = How { block_bytes: layer.limits().logical_block_size, partitions: true };
+    fn look_again(&mut self, id: DeviceId, layer: &dyn Layer) -> Found {
+        let how = How { block_bytes: self.graph.block_bytes(id), partitions: true };
         let mut texts = std::mem::take(&mut self.texts);
         let found = self.read(layer, |source| look_at(source, &how, &mut texts));
         self.texts = texts;

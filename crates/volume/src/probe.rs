@@ -22,7 +22,8 @@ pub(crate) struct Probed {
 
 /// How to look.
 pub(crate) struct How {
-    /// The device's logical block size, as a hint for partition tables.
+    /// The logical block size of a disk that has one, as a hint for partition tables; 0 for images in files, whose tables go by the disk that
+    /// they were made for.
     pub(crate) block_bytes: u32,
     /// Whether there may be partitions: not in partitions, as in Linux.
     pub(crate) partitions: bool,

@@ -1,8 +1,10 @@
 //! Which volumes are served: those that were asked for, or all that nothing else stands upon.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
-use blockwork_engine::Volume;
+use blockwork_engine::{Layer, NodeId, SECTOR, Volume, topmost_first};
+use blockwork_format::escape;
 
 use crate::assembly::Assembly;
 use crate::error::VolumeError;
@@ -95,6 +97,9 @@ impl Assembly {
     fn chosen(&mut self, id: DeviceId) -> Result<Chosen, VolumeError> {
         let name = self.graph.device(id).name.clone();
         let root = self.layer(id).map_err(|what| VolumeError::Refused { name: name.clone(), what })?;
+        if let Some(what) = self.misaligned(&root) {
+            return Err(VolumeError::Refused { name, what });
+        }
         let device = self.graph.device(id);
         // A disk is read-only because its option says so: that was asked for.
         let asked =
@@ -102,6 +107,24 @@ impl Assembly {
         let why = device.read_only.clone().filter(|_| !asked);
         let read_only = self.plan.read_only || why.is_some() || root.limits().read_only;
         Ok(Chosen { volume: Volume::new(name, root, read_only), read_only: why })
+    }
+
+    /// Why whole blocks of a volume are none of its disks, if so. It can be looked into all the same.
+    fn misaligned(&self, root: &Arc<dyn Layer>) -> Option<String> {
+        let layers = topmost_first([root.clone()]);
+        let (layer, (node, start)) = layers.iter().find_map(|layer| Some((layer, layer.misaligned()?)))?;
+        let infos = self.graph.nodes.infos();
+        let name = |node: NodeId| escape(&infos[usize::from(node.0)].name);
+        Some(format!(
+            "{} begins at sector {start} of {}, in the middle of one of its blocks of {} bytes, which are the least that is read and written \
+             there. If that is what O_DIRECT demands of a file, add ',direct=off' to the disk, or copy the image to where 512 bytes will \
+             do; on a disk of such blocks, begin at a multiple of {} sectors",
+            name(layer.node()),
+            name(node),
+            layer.limits().logical_block_size,
+            u64::from(layer.limits().logical_block_size) / SECTOR,
+            start = start.0,
+        ))
     }
 
     /// Offered volumes that are so, in the order for people: each device, then its partitions.

@@ -221,7 +221,7 @@ fn take(
 ) -> Result<Created, VolumeError> {
     let layer = assembly.layer(id).map_err(|what| refused(spec, what))?;
     let content = std::mem::take(&mut assembly.graph.devices[id.0].content);
-    let block_bytes = layer.limits().logical_block_size;
+    let block_bytes = assembly.graph.block_bytes(id);
     let held = assembly.read(&*layer, |source| held(&content, source, block_bytes));
     match held {
         Some(held) if !force => Err(refused(
