@@ -39,6 +39,13 @@ pub(crate) enum Verb {
         It prints `ready ADDRESS...` once every export accepts clients. SIGTERM and SIGINT answer what clients have \
         asked for, flush the disks and end; a second one ends at once. SIGUSR1 prints statistics.")]
     Serve(ServeArgs),
+    /// Show which ways running servers use for their disks, who has chosen these, and by which figures.
+    #[command(
+        after_help = "Examples:\n  blockwork status\n  blockwork status --json\n\nA line for each setting of a disk that can be had in \
+        several ways (io, direct, linearize, fua, fixed): what is in force, whether that was chosen or asked for, and why; below \
+        it what was measured, for each class of requests."
+    )]
+    Status(StatusArgs),
     /// Show what happens to each I/O of a volume that is being served.
     #[command(
         after_help = "Examples:\n  blockwork trace disk/disk.img\n  blockwork trace dm/stripes -o t && \
@@ -168,6 +175,13 @@ fn xen_disk(text: &str) -> Result<(u16, VirtualDevice), String> {
         || format!("the domain is {domain:?}, expected its number, such as 3; `xl domid NAME` tells it");
     let device = device.parse().map_err(|error: blockwork_format::blkif::NotADevice| error.to_string())?;
     Ok((number.ok_or_else(expected)?, device))
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// Print JSON: {"disks": [{"pid", "name", "decisions", "choices"}]}, the last two as /v1/stats has them.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -14,6 +14,7 @@ mod nbd_client;
 mod reproduce;
 mod scan;
 mod serve;
+mod status;
 mod trace;
 mod vg;
 
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     let result = match cli.verb {
         Verb::Scan(args) => scan::run(&args),
         Verb::Serve(args) => serve::run(&args),
+        Verb::Status(args) => status::run(&args),
         Verb::Trace(args) => trace::run(&args),
         Verb::Md(args) => md::run(&args),
         Verb::Vg(args) => vg::run(&args),

@@ -393,12 +393,13 @@ fn check_count(option: &str, what: &str, given: usize, volumes: usize) -> Result
 fn print_stats(stats: &Stats, json: bool) {
     let (snapshot, rings, locks) = (stats.snapshot(), stats.rings(blockwork_uring::clock()), stats.locks());
     if json {
-        let report = report::Report::new(&snapshot).with_rings(&rings).with_choices(&stats.choices());
-        eprintln!("{}", report.with_locks(&locks).json());
+        let report = report::Report::new(&snapshot).with_rings(&rings).with_decisions(&stats.decisions());
+        eprintln!("{}", report.with_choices(&stats.choices()).with_locks(&locks).json());
     } else {
+        let decisions = report::decision_table(&stats.decisions(), &snapshot);
         let choices = report::choice_table(&stats.choices(), &snapshot);
         let (rings, locks) = (report::ring_table(&rings), report::lock_table(&locks));
-        eprint!("{}{rings}{choices}{locks}", report::table(&snapshot));
+        eprint!("{}{rings}{decisions}{choices}{locks}", report::table(&snapshot));
     }
 }
 

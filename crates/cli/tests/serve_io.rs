@@ -73,6 +73,56 @@ fn where_the_ring_is_forbidden_threads_stand_in_and_a_warning_says_why() {
     assert!(support::both(&refused).contains("io_uring is forbidden here"), "{}", support::both(&refused));
 }
 
+/// The words of the line of a setting, with which they begin.
+fn words_of<'a>(said: &'a str, setting: &str) -> Vec<&'a str> {
+    let words = said.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    words
+        .into_iter()
+        .find(|words| words.first() == Some(&setting))
+        .unwrap_or_else(|| panic!("{setting}: {said}"))
+}
+
+#[test]
+fn what_is_in_force_and_why_is_told_by_status_and_statistics() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 16 * MIB);
+    let status = |scratch: &Scratch| run(&mut scratch.blockwork(["status"]));
+    assert_eq!(status(&scratch), "", "nobody serves");
+
+    // The ring is forbidden, and the page cache was asked for.
+    let mut command = scratch.without_ring(["serve", "--disk", "disk.img,direct=off", "--stats"]);
+    let server =
+        Server::start(command.args(["--nbd", "unix:socket", "--set", "fua=auto", "--set", "fixed=on"]));
+    verifies(&scratch);
+    let said = status(&scratch);
+    assert_eq!(words_of(&said, "io")[1..3], ["threads", "chosen"], "{said}");
+    assert!(words_of(&said, "io").contains(&"(io_uring_setup:"), "{said}");
+    assert_eq!(words_of(&said, "direct")[1..], ["off", "asked", "direct=off"], "{said}");
+    assert_eq!(words_of(&said, "fua")[1..5], ["flush", "chosen", "through", "the"], "{said}");
+    assert_eq!(words_of(&said, "fixed")[1..5], ["off", "chosen", "threads", "do"], "{said}");
+    let table = server.stop().stderr;
+    for line in ["disk.img: io ", "disk.img: fua ", "direct=off"] {
+        assert!(table.contains(line), "{line}: {table}");
+    }
+
+    let server = scratch.serve(["--disk", "disk.img", "--set", "linearize=on", "--stats", "--json"]);
+    verifies(&scratch);
+    let said = status(&scratch);
+    assert_eq!(
+        words_of(&said, "io")[1..],
+        ["io_uring", "chosen", "the", "kernel", "has", "io_uring"],
+        "{said}"
+    );
+    assert_eq!(words_of(&said, "linearize")[1..], ["on", "asked", "linearize=on"], "{said}");
+    let json = run(&mut scratch.blockwork(["status", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    let told = json["disks"][0]["decisions"].as_array().expect("decisions");
+    let settings: Vec<_> = told.iter().map(|it| it["setting"].as_str().expect("a word")).collect();
+    assert_eq!(settings, ["io", "direct", "linearize", "fua", "fixed"]);
+    let ended = server.stop().stderr;
+    assert!(ended.contains(r#""setting":"direct","value":"on","asked":false"#), "{ended}");
+}
+
 /// Runs a program that may lock a megabyte, neither more as root: enough for rings, and less than a slab.
 const LITTLE_LOCKED: &str = r#"
 import ctypes, os, resource, sys

@@ -95,6 +95,7 @@ fn get(state: &ControlState, path: &str, query: &str) -> Answer {
             let stats = &state.stats;
             let report = Report::new(&stats.snapshot())
                 .with_rings(&stats.rings(blockwork_uring::clock()))
+                .with_decisions(&stats.decisions())
                 .with_choices(&stats.choices())
                 .with_locks(&stats.locks());
             whole(ok, JSON, report.json().into_bytes())

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use crate::bio::Op;
 use crate::choice::{self, ChoiceSnapshot, Choices};
+use crate::decision::{Decision, Decisions};
 use crate::layer::NodeId;
 use crate::lock::{LockSnapshot, Locks};
 use crate::ring::{RingSnapshot, RingStats, Rings};
@@ -346,6 +347,7 @@ pub struct Stats {
     workers: Mutex<Vec<Arc<CounterTable>>>,
     rings: Rings,
     locks: Locks,
+    decisions: Decisions,
 }
 
 impl Stats {
@@ -357,6 +359,7 @@ impl Stats {
             workers: Mutex::default(),
             rings: Rings::default(),
             locks: Locks::default(),
+            decisions: Decisions::default(),
         }
     }
     /// The nodes that there were from the beginning.
@@ -400,6 +403,14 @@ impl Stats {
     pub fn choices(&self) -> Vec<ChoiceSnapshot> {
         let workers = self.workers.lock().expect("no holder of this lock panics");
         choice::snapshot(workers.iter().map(|table| &table.choices))
+    }
+    /// Whom [`Stats::decisions`] asks.
+    pub fn watch_decisions(&self, source: impl Fn() -> Vec<(NodeId, Vec<Decision>)> + Send + Sync + 'static) {
+        self.decisions.watch(Box::new(source));
+    }
+    /// What is in force on each leaf of what can be done in several ways.
+    pub fn decisions(&self) -> Vec<(NodeId, Vec<Decision>)> {
+        self.decisions.snapshot()
     }
     /// Whom [`Stats::locks`] asks.
     pub fn watch_locks(&self, source: impl Fn() -> Vec<LockSnapshot> + Send + Sync + 'static) {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use blockwork_memory::Segment;
 
 use crate::bio::{Errno, Flags, Op};
+use crate::decision::Decision;
 use crate::env::{Completion, Env, Token};
 use crate::limits::Limits;
 use crate::lock::LockSnapshot;
@@ -124,6 +125,10 @@ pub trait LeafSource: Send + Sync {
     /// Its size now, which may have changed since it was opened; none where that cannot be told without waiting for somebody.
     fn sectors_now(&self) -> Option<Sectors> {
         None
+    }
+    /// What is in force of what can be done in several ways.
+    fn decisions(&self) -> Vec<Decision> {
+        Vec::new()
     }
     /// What is known of the locks that all handles share.
     fn locks(&self) -> Vec<LockSnapshot> {

@@ -22,6 +22,7 @@ mod bio;
 mod choice;
 mod core;
 mod counters;
+mod decision;
 mod env;
 mod event;
 mod gather;
@@ -48,6 +49,7 @@ pub use counters::{
     ADDED_NODES_MAX, Counter, CounterTable, Histogram, LATENCY_BUCKETS, NodeInfo, NodeKind, Snapshot, Stats,
     StatsFull,
 };
+pub use decision::Decision;
 pub use env::{
     Awaited, Completion, Env, FileId, FileOp, FileOpKind, Network, Notify, StreamId, Token, Wait,
     reserved_ports,

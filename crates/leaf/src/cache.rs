@@ -55,6 +55,11 @@ impl Cache {
         found.map(|(_, cache)| *cache).ok_or_else(|| format!("cache={name}: expected one of {}", expected()))
     }
 
+    /// Its name on command lines.
+    pub(crate) fn name(self) -> &'static str {
+        Cache::NAMES.iter().find(|(_, cache)| *cache == self).map_or("", |(name, _)| name)
+    }
+
     /// Whether it bypasses the page cache.
     pub(crate) fn direct(self) -> Direct {
         match self {

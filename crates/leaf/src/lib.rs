@@ -13,6 +13,7 @@
 
 mod aligned;
 mod cache;
+mod decisions;
 mod error;
 mod file;
 mod memory;

@@ -69,6 +69,7 @@ pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
                 cache.apply(source.limits_mut());
             }
             tune(source.limits_mut())?;
+            source.told_mut().by_words(spec.cache, options.settings.iter().chain(&spec.settings));
             let warnings = source.warnings().to_vec();
             Ok(Opened { source: Arc::new(source), warnings })
         }

@@ -334,6 +334,8 @@ fn where_o_direct_is_not_possible_the_warning_says_why_and_on_is_an_error() {
     for word in ["page cache", "EINVAL", "disk.img", "direct=off", "holes cannot be punched"] {
         assert!(warnings.contains(word), "{word}: {warnings}");
     }
+    let direct = source.decisions().into_iter().find(|told| told.setting == "direct").unwrap();
+    assert!(direct.value == "off" && !direct.asked && direct.why.contains("EINVAL"), "{direct:?}");
     assert!(!source.limits().discards());
     assert_eq!(source.limits().max_write_zeroes, Sectors::ZERO);
     assert_eq!(source.limits().dma_alignment, 1);
@@ -472,4 +474,58 @@ fn a_disk_is_opened_by_its_name_with_options() {
     assert!(error.contains("a,b.img") && error.contains("nomerges"), "{error}");
     let error = open(&format!("{name},nomerges=5"), &OpenOptions::default()).err().unwrap().to_string();
     assert!(error.contains("nomerges=5"), "{error}");
+}
+
+/// Value, whether it was asked for, and why.
+fn told(spec: &str, settings: &[(&str, &str)], setting: &str) -> (&'static str, bool, String) {
+    let settings = settings.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let opened = open(spec, &OpenOptions { settings, ..OpenOptions::default() }).unwrap();
+    let all = opened.source.decisions();
+    assert_eq!(
+        all.iter().map(|told| told.setting).collect::<Vec<_>>(),
+        ["direct", "linearize", "fua", "fixed"]
+    );
+    let told = all.into_iter().find(|told| told.setting == setting).unwrap();
+    (told.value, told.asked, told.why)
+}
+
+#[test]
+fn what_is_in_force_is_told_with_whoever_has_said_so_or_what_was_tried() {
+    let _alone = lab::alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.img");
+    File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let name = path.to_str().unwrap();
+    let works = "O_DIRECT was tried, and works".to_owned();
+    assert_eq!(told(name, &[], "direct"), ("on", false, works));
+    for (option, value) in [("direct=on", "on"), ("direct=off", "off"), ("cache=directsync", "on")] {
+        assert_eq!(told(&format!("{name},{option}"), &[], "direct"), (value, true, option.to_owned()));
+    }
+    for setting in ["linearize", "fua"] {
+        let (value, asked, why) = told(name, &[(setting, "auto")], setting);
+        assert!(value == "auto" && !asked && why.contains("measured"), "{why}");
+    }
+    // The disk's own words come last, and are in force.
+    let own = told(&format!("{name},linearize=off"), &[("linearize", "on")], "linearize");
+    assert_eq!(own, ("off", true, "linearize=off".to_owned()));
+    assert_eq!(told(name, &[("fua", "dsync")], "fua"), ("dsync", true, "fua=dsync".to_owned()));
+    assert_eq!(told(name, &[("fixed", "on")], "fixed"), ("on", true, "fixed=on".to_owned()));
+}
+
+#[test]
+fn through_the_page_cache_a_fua_write_has_a_flush_and_it_is_told_whoever_asks_for_auto() {
+    let _alone = lab::alone();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.img");
+    File::create(&path).unwrap().set_len(1 << 20).unwrap();
+    let buffered = format!("{},direct=off", path.display());
+    for settings in [&[][..], &[("fua", "auto")]] {
+        let (value, asked, why) = told(&buffered, settings, "fua");
+        assert!(value == "flush" && !asked && why.contains("page cache"), "{why}");
+    }
+    assert_eq!(told(&buffered, &[("fua", "flush")], "fua"), ("flush", true, "fua=flush".to_owned()));
+    let (value, asked, why) = told(&buffered, &[], "fixed");
+    assert!(value == "off" && !asked && why.contains("page cache"), "{why}");
+    let (_, asked, why) = told(&format!("{},cache=unsafe", path.display()), &[], "fua");
+    assert!(asked && why.contains("cache=unsafe"), "{why}");
 }

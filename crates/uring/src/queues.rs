@@ -2,7 +2,7 @@
 
 use std::io;
 
-use blockwork_engine::Nanos;
+use blockwork_engine::{Decision, Nanos};
 use io_uring::{IoUring, squeue};
 
 use crate::enter::Door;
@@ -16,21 +16,27 @@ pub(crate) enum Queues {
 }
 
 impl Queues {
-    pub fn new(config: &UringConfig) -> Result<(Queues, Features), UringError> {
+    /// As the configuration says; and which it is, and why.
+    pub fn new(config: &UringConfig) -> Result<(Queues, Features, Decision), UringError> {
+        let asked = config.io != Io::Auto;
+        let decision = |value: &'static str, why: String| Decision { setting: "io", value, asked, why };
+        let threads =
+            |why| (Queues::StandIn(StandIn::default()), Features::NONE, decision(Io::Threads.name(), why));
         let ring = match config.io {
-            Io::Threads => return Ok((Queues::StandIn(StandIn::default()), Features::NONE)),
+            Io::Threads => return Ok(threads("io=threads".into())),
             Io::Uring => make(config)?,
             Io::Auto => match make(config) {
                 Err(error) if error.is_want_of_ring() => {
                     tell_once(&error);
-                    return Ok((Queues::StandIn(StandIn::default()), Features::NONE));
+                    return Ok(threads(error.to_string()));
                 }
                 made => made?,
             },
         };
         let (ring, features) = ring;
         let door = Door::new(&ring, features.registered_ring);
-        Ok((Queues::Ring(ring, door), features))
+        let why = if asked { "io=io_uring" } else { "the kernel has io_uring" };
+        Ok((Queues::Ring(ring, door), features, decision(Io::Uring.name(), why.into())))
     }
 
     /// Whether threads have to do what blocks.

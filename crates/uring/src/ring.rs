@@ -5,7 +5,9 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockwork_engine::{Completion, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait};
+use blockwork_engine::{
+    Completion, Decision, Env, FileOp, FileOpKind, Nanos, Network, Notify, StreamId, Token, Wait,
+};
 use blockwork_memory::Segment;
 use io_uring::{cqueue, opcode, squeue, types};
 use rustix::time::{ClockId, clock_gettime};
@@ -38,6 +40,8 @@ const BLOCK_DISCARD: u32 = 0x1200;
 pub struct Uring {
     queues: Queues,
     pub(crate) features: Features,
+    /// Who does the I/O, and why.
+    decision: Decision,
     pub(crate) slots: Slots,
     known: Known,
     wake: Wake,
@@ -70,13 +74,14 @@ impl Uring {
     /// A ring for this thread. Lowers the thread's timer slack to a microsecond, since the default of 50 would make a
     /// [`Wait::Gather`] longer than it is worth.
     pub fn new(config: &UringConfig) -> Result<Uring, UringError> {
-        let (queues, features) = Queues::new(config)?;
+        let (queues, features, decision) = Queues::new(config)?;
         let wake = Wake::new().map_err(|source| UringError::Other { what: "eventfd", source })?;
         // Where it is refused, timers are only less exact.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1_000));
         Ok(Uring {
             queues,
             features,
+            decision,
             slots: Slots::default(),
             known: if features.known_memory { Known::default() } else { Known::nothing() },
             wake,
@@ -104,6 +109,11 @@ impl Uring {
     /// entered, which makes the calls that do not block itself.
     pub fn enters(&self) -> u64 {
         self.queues.enters() + self.bells
+    }
+
+    /// Who does its I/O, and why: the setting `io`.
+    pub fn decision(&self) -> &Decision {
+        &self.decision
     }
 
     /// How many operations were started by memory that the kernel knows.

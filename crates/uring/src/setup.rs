@@ -51,6 +51,17 @@ pub enum Io {
     Threads,
 }
 
+impl Io {
+    /// Its name on command lines and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Io::Auto => "auto",
+            Io::Uring => "io_uring",
+            Io::Threads => "threads",
+        }
+    }
+}
+
 /// Of completions that a device makes at a time, which a sleep for one ends with.
 ///
 /// Measured with a virtual disk that answers 32 requests by one interrupt, at depth 32: NBD gets 7 % less through with all of them, since

@@ -39,6 +39,17 @@ fn with_a_ring(test: impl Fn(Uring)) {
         .for_each(|config| test(Uring::new(config).unwrap()));
 }
 
+#[test]
+fn it_tells_who_does_the_i_o_and_whether_somebody_has_said_so() {
+    let of = |io| {
+        let told = Uring::new(&UringConfig { io, ..UringConfig::default() }).unwrap().decision().clone();
+        (told.value, told.asked, told.why)
+    };
+    assert_eq!(of(Io::Auto), ("io_uring", false, "the kernel has io_uring".to_owned()));
+    assert_eq!(of(Io::Uring), ("io_uring", true, "io=io_uring".to_owned()));
+    assert_eq!(of(Io::Threads), ("threads", true, "io=threads".to_owned()));
+}
+
 fn file_id(file: &impl AsRawFd) -> FileId {
     FileId(u32::try_from(file.as_raw_fd()).unwrap())
 }

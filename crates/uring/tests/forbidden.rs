@@ -62,6 +62,10 @@ fn threads_stand_in_where_the_ring_is_refused_and_only_if_that_is_wanted() {
                     other => panic!("{name}: {other:?}"),
                 }
                 let mut env = Uring::new(&UringConfig::default()).unwrap();
+                let told = env.decision();
+                assert_eq!((told.value, told.asked), ("threads", false));
+                let word = if errno == libc::EPERM { "EPERM" } else { "ENOSYS" };
+                assert!(told.why.contains(name) && told.why.contains(word), "{}", told.why);
                 let file = tempfile::tempfile().unwrap();
                 let done = write(&mut env, &file);
                 assert_eq!((done[0].result, file.metadata().unwrap().len()), (4096, 8192), "{name}");

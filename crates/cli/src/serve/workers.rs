@@ -9,8 +9,8 @@ use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result, anyhow};
 use blockwork_engine::{
-    Errno, LeafId, LeafSource, Nanos, NodeId, Quiescence, Stats, Volume, Waiting, Worker, WorkerConfig,
-    WorkerHandle,
+    Decision, Errno, LeafId, LeafSource, Nanos, NodeId, Quiescence, Stats, Volume, Waiting, Worker,
+    WorkerConfig, WorkerHandle,
 };
 use blockwork_insight::LogWrites;
 use blockwork_insight::trace::TraceHub;
@@ -70,7 +70,7 @@ impl Workers {
         let mut uring =
             UringConfig { io: config.io, wakes_with: config.wakes_with, ..UringConfig::default() };
         uring.look = config.poll.map_or(uring.look, |us| Nanos::micros(us.into()));
-        let (mut handles, mut threads) = (Vec::new(), Vec::new());
+        let (mut handles, mut threads, mut who) = (Vec::new(), Vec::new(), None);
         for index in (0u16..).take(config.count) {
             let mut worker = parts.config();
             worker.index = index;
@@ -78,7 +78,8 @@ impl Workers {
             worker.quiescence = quiescence.clone();
             worker.waiting = if config.poll.is_some() { Waiting::Looking } else { Waiting::Measured };
             let ended = Ended { index, on_end: on_end.clone() };
-            let (handle, thread) = start_worker(worker, ended, &uring, Worker::run)?;
+            let ((handle, decision), thread) = start_worker(worker, ended, &uring, Worker::run)?;
+            who = who.or(Some(decision));
             handles.push(handle);
             threads.push(thread);
         }
@@ -89,7 +90,20 @@ impl Workers {
         let (served, assembly) = (Arc::new(served), Arc::new(Mutex::new(assembly)));
         let workers = Workers { served, handles, stats, hub, log, assembly, threads, on_end, io: config.io };
         workers.watch_locks(quiescence);
+        workers.watch_decisions(who);
         Ok(workers)
+    }
+
+    /// Has the statistics tell what is in force on the disks, as long as they are open; `io` is who does their I/O, the same for all
+    /// workers: what there is for a process there is for each of its threads.
+    fn watch_decisions(&self, io: Option<Decision>) {
+        let assembly = Arc::downgrade(&self.assembly);
+        self.stats.watch_decisions(move || {
+            let Some(assembly) = assembly.upgrade() else { return Vec::new() };
+            let leaves = assembly.lock().unwrap_or_else(PoisonError::into_inner).leaves();
+            let all = leaves.iter().map(|(node, leaf)| (*node, with_io(io.as_ref(), leaf.decisions())));
+            all.filter(|(_, decisions)| !decisions.is_empty()).collect()
+        });
     }
 
     /// Has the statistics tell of all locks that the workers share, as long as there is something to be served.
@@ -195,6 +209,21 @@ impl Parts {
     }
 }
 
+/// What is in force on a disk, and who does its I/O, if it is of the kind that has any.
+fn with_io(io: Option<&Decision>, of_disk: Vec<Decision>) -> Vec<Decision> {
+    let Some(io) = io.filter(|_| !of_disk.is_empty()) else { return of_disk };
+    let threads = io.value == Io::Threads.name();
+    let known = |it: Decision| match it.setting {
+        // Whatever was asked for: there is nothing to register buffers with.
+        "fixed" if threads && it.value != "off" => {
+            let why = "threads do the I/O, and buffers are io_uring's to register".into();
+            Decision { value: "off", asked: false, why, ..it }
+        }
+        _ => it,
+    };
+    [io.clone()].into_iter().chain(of_disk.into_iter().map(known)).collect()
+}
+
 /// Says that a worker's thread has ended, even if it panics.
 struct Ended {
     index: u16,
@@ -207,8 +236,8 @@ impl Drop for Ended {
     }
 }
 
-/// What a worker's thread says when it is up: its handle.
-type Up = Result<WorkerHandle<Uring>, blockwork_uring::UringError>;
+/// What a worker's thread says when it is up: its handle, and who does its I/O.
+type Up = Result<(WorkerHandle<Uring>, Decision), blockwork_uring::UringError>;
 
 /// A worker's thread; it ends with what the last flush said.
 type WorkerThread = JoinHandle<Result<(), Errno>>;
@@ -218,7 +247,7 @@ fn start_worker(
     ended: Ended,
     uring: &UringConfig,
     run: fn(&mut Worker<Uring>) -> Result<(), Errno>,
-) -> Result<(WorkerHandle<Uring>, WorkerThread)> {
+) -> Result<((WorkerHandle<Uring>, Decision), WorkerThread)> {
     let (send, up) = mpsc::channel::<Up>();
     let uring = *uring;
     let name = format!("blockwork-{}", config.index);
@@ -231,13 +260,14 @@ fn start_worker(
                 return Ok(());
             }
         };
+        let decision = env.decision().clone();
         let mut worker = Worker::new(env, config);
-        let _ = send.send(Ok(worker.handle()));
+        let _ = send.send(Ok((worker.handle(), decision)));
         drop(send);
         run(&mut worker)
     })?;
-    let handle = up.recv().context("a worker's thread died while it started")??;
-    Ok((handle, thread))
+    let started = up.recv().context("a worker's thread died while it started")??;
+    Ok((started, thread))
 }
 
 fn log_writes(path: &Path, assembly: &Assembly) -> Result<Arc<LogWrites>> {

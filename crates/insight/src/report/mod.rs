@@ -1,6 +1,6 @@
 //! Statistics of every node, for people and programs.
 //!
-//! [`table()`], [`ring_table`], [`choice_table`] and [`lock_table`] are what `serve --stats` prints. [`Report`] is the JSON of
+//! [`table()`], [`ring_table`], [`decision_table`], [`choice_table`] and [`lock_table`] are what `serve --stats` prints. [`Report`] is the JSON of
 //! `/v1/stats`; its field names are kept stable.
 //! [`prometheus()`] is `/metrics`. All of them come from one [`Snapshot`] of the engine's counters, which is not a moment
 //! frozen: counters of workers that run move on while they are read.
@@ -9,6 +9,7 @@
 //! high.
 
 mod choices;
+mod decisions;
 mod locks;
 mod prometheus;
 mod rings;
@@ -17,10 +18,11 @@ mod table;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-use blockwork_engine::{ChoiceSnapshot, Histogram, LockSnapshot, RingSnapshot, Snapshot};
+use blockwork_engine::{ChoiceSnapshot, Decision, Histogram, LockSnapshot, NodeId, RingSnapshot, Snapshot};
 use blockwork_format::escape;
 
 pub use choices::{ChoiceReport, choice_table};
+pub use decisions::{DecisionReport, decision_table};
 pub use locks::{LockReport, TimesReport, lock_table};
 pub use prometheus::prometheus;
 pub use rings::{RingReport, ring_table, rings_prometheus};
@@ -40,6 +42,9 @@ pub struct Report {
     /// Rings that clients share with exports; left out where there was none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rings: Vec<RingReport>,
+    /// What is in force on the leaves of what can be done in several ways; left out where there is nothing of the kind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub decisions: Vec<DecisionReport>,
     /// What was found out about requests that can go two ways; left out where there was none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub choices: Vec<ChoiceReport>,
@@ -109,12 +114,23 @@ impl Report {
                 .filter_map(|(class, histogram)| Some(((*class).to_owned(), LatencyReport::of(histogram)?)))
                 .collect(),
         });
-        Report { nodes: nodes.collect(), rings: Vec::new(), choices: Vec::new(), locks: Vec::new() }
+        Report {
+            nodes: nodes.collect(),
+            rings: Vec::new(),
+            decisions: Vec::new(),
+            choices: Vec::new(),
+            locks: Vec::new(),
+        }
     }
 
     /// With the rings of clients ([`Stats::rings`](blockwork_engine::Stats::rings)).
     pub fn with_rings(self, rings: &[RingSnapshot]) -> Report {
         Report { rings: rings.iter().map(RingReport::from).collect(), ..self }
+    }
+
+    /// With what is in force on the leaves ([`Stats::decisions`](blockwork_engine::Stats::decisions)).
+    pub fn with_decisions(self, leaves: &[(NodeId, Vec<Decision>)]) -> Report {
+        Report { decisions: DecisionReport::all(leaves), ..self }
     }
 
     /// With what was found out on the clients' requests ([`Stats::choices`](blockwork_engine::Stats::choices)).

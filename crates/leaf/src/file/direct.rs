@@ -30,6 +30,8 @@ pub(super) struct OpenedFile {
     pub file: OwnedFd,
     /// `None`: through the page cache.
     pub direct: Option<Alignment>,
+    /// Why through the page cache, where nobody has asked for that.
+    pub why_buffered: Option<String>,
 }
 
 /// Larger demands than this are not believed.
@@ -76,11 +78,12 @@ pub(super) fn open_best(
         let is_nobodys = |errno: &Errno| *errno == Errno::BUSY && claim::is_nobodys(&plain);
         lock::until_released(|| open(path, flags, Mode::empty()), is_nobodys)
     };
+    let mut why_buffered = None;
     if options.direct != Direct::Off {
         let why = match open(flags | OFlags::DIRECT) {
             Ok(file) => match alignment(&file, bytes) {
                 Ok(direct) => {
-                    return Ok(OpenedFile { file, direct: Some(direct) });
+                    return Ok(OpenedFile { file, direct: Some(direct), why_buffered: None });
                 }
                 Err(why) => why,
             },
@@ -99,9 +102,10 @@ pub(super) fn open_best(
             "{name}: going through the page cache, because {why} ({place}): costs a copy of all data, and memory; \
              direct=off says that this is intended"
         ));
+        why_buffered = Some(format!("{why} ({place})"));
     }
     let file = open(flags).map_err(fail)?;
-    Ok(OpenedFile { file, direct: None })
+    Ok(OpenedFile { file, direct: None, why_buffered })
 }
 
 /// What this file demands, or why O_DIRECT does not work on it.

@@ -32,12 +32,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Allocation, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafIo, LeafShared, LeafSource, Limits,
-    Op, SECTOR, Sector, Sectors, Submitted,
+    Allocation, Decision, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafIo, LeafShared,
+    LeafSource, Limits, Op, SECTOR, Sector, Sectors, Submitted,
 };
 use rustix::fs::{FileType, SeekFrom, fstat, seek};
 
 use crate::aligned::Aligned;
+use crate::decisions::Told;
 use crate::error::LeafError;
 use punch::Punch;
 
@@ -87,6 +88,7 @@ pub struct FileSource {
     /// It is on a disk of this machine: what it is asked about itself is answered without waiting for anybody.
     is_local: bool,
     warnings: Vec<String>,
+    told: Told,
     shared: LeafShared,
 }
 
@@ -152,6 +154,7 @@ impl FileSource {
             limits,
             zero_range,
             warnings,
+            told: Told::new(options.direct, opened.direct.is_some(), opened.why_buffered),
             shared: LeafShared::default(),
         })
     }
@@ -168,6 +171,10 @@ impl FileSource {
 
     pub(crate) fn limits_mut(&mut self) -> &mut Limits {
         &mut self.limits
+    }
+
+    pub(crate) fn told_mut(&mut self) -> &mut Told {
+        &mut self.told
     }
 }
 
@@ -233,6 +240,9 @@ impl LeafSource for FileSource {
     fn sectors_now(&self) -> Option<Sectors> {
         let bytes = self.is_local.then(|| size_of_file(&self.file).ok()).flatten();
         bytes.map(Sectors::from_bytes_floor)
+    }
+    fn decisions(&self) -> Vec<Decision> {
+        self.told.decisions(&self.limits)
     }
 
     fn read_now(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

@@ -1,0 +1,131 @@
+//! `blockwork status`: which ways running servers have chosen for their disks, and by which figures.
+
+use std::io::Write;
+
+use anyhow::Result;
+use blockwork_daemon::{get_json, servers};
+use blockwork_format::escape;
+use blockwork_insight::report::{ChoiceReport, DecisionReport, Report};
+use serde_json::json;
+
+use crate::args::StatusArgs;
+
+/// A disk of a server.
+struct Disk {
+    pid: u32,
+    name: String,
+    decisions: Vec<DecisionReport>,
+    choices: Vec<ChoiceReport>,
+}
+
+pub(crate) fn run(args: &StatusArgs) -> Result<()> {
+    let mut disks = Vec::new();
+    for server in servers()? {
+        match get_json::<Report>(&server.socket, "/v1/stats") {
+            Ok(report) => disks.extend(disks_of(server.pid, report)),
+            // One that is ending is no reason not to show what others have.
+            Err(error) => log::warn!("{error}"),
+        }
+    }
+    let text = if args.json {
+        let disk = |it: &Disk| json!({ "pid": it.pid, "name": it.name, "decisions": it.decisions, "choices": it.choices });
+        format!("{}\n", json!({ "disks": disks.iter().map(disk).collect::<Vec<_>>() }))
+    } else {
+        disks.iter().map(text).collect()
+    };
+    // Not by `print!`, which panics where the reader has gone.
+    std::io::stdout().lock().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+/// Disks with something to choose.
+fn disks_of(pid: u32, report: Report) -> impl Iterator<Item = Disk> {
+    let Report { nodes, decisions, choices, .. } = report;
+    nodes.into_iter().filter_map(move |node| {
+        let decisions: Vec<_> = decisions.iter().filter(|it| it.node == node.node).cloned().collect();
+        let choices: Vec<_> = choices.iter().filter(|it| it.node == node.node).cloned().collect();
+        let has_any = !(decisions.is_empty() && choices.is_empty());
+        has_any.then_some(Disk { pid, name: node.name, decisions, choices })
+    })
+}
+
+/// ```text
+/// disk/a.img (server 4711)
+///   io         io_uring  chosen  the kernel has io_uring
+///   linearize  auto      chosen  measured on clients' requests, class by class
+///     writes of 32 KiB in 4 KiB off pages: linear, by 88.3 MB/s linear and 17.1 MB/s vectored, 8 pairs; 25 linear, 4071 vectored
+/// ```
+fn text(disk: &Disk) -> String {
+    let mut text = format!("{} (server {})\n", escape(&disk.name), disk.pid);
+    for it in &disk.decisions {
+        text += &format!("  {:<9}  {:<8}  {:<6}  {}\n", it.setting, it.value, it.by(), escape(&it.why));
+        text.extend(disk.choices.iter().filter(|class| class.setting == it.setting).map(class));
+    }
+    text
+}
+
+fn class(it: &ChoiceReport) -> String {
+    let rate = |(way, cost): (&String, &Option<f64>)| match cost {
+        Some(cost) if *cost > 0.0 => format!("{:.1} MB/s {way}", 1e3 / cost),
+        _ => format!("{way} not known yet"),
+    };
+    let rates: Vec<String> = it.ns_per_byte.iter().map(rate).collect();
+    let requests: Vec<String> = it.requests.iter().map(|(way, n)| format!("{n} {way}")).collect();
+    let (class, decision, pairs) = (escape(&it.class), escape(&it.decision), it.pairs);
+    let changes = match it.changes {
+        0 => String::new(),
+        n => format!(", changed {n} times"),
+    };
+    format!(
+        "    {class}: {decision}{changes}, by {}, {pairs} pairs; {}\n",
+        escape(&rates.join(" and ")),
+        escape(&requests.join(", "))
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_decided_stands_under_its_setting_with_its_figures() {
+        let decision = |setting: &str, value: &str, asked, why: &str| DecisionReport {
+            node: 0,
+            setting: setting.into(),
+            value: value.into(),
+            asked,
+            why: why.into(),
+        };
+        let costs = [("linear", Some(11.3)), ("vectored", None)];
+        let class = ChoiceReport {
+            node: 0,
+            setting: "linearize".into(),
+            class: "writes of 32 KiB in 4 KiB off pages".into(),
+            decision: "linear".into(),
+            ns_per_byte: costs.map(|(way, cost)| (way.to_owned(), cost)).into(),
+            pairs: 8,
+            decisions: 2,
+            changes: 1,
+            alarms: 0,
+            requests: [("linear", 4071), ("vectored", 25)].map(|(way, n)| (way.to_owned(), n)).into(),
+        };
+        let disk = Disk {
+            pid: 7,
+            name: "a\u{1b}.img".into(),
+            decisions: vec![
+                decision("io", "threads", false, "io_uring_setup: EPERM"),
+                decision("linearize", "auto", false, "measured"),
+                decision("fua", "flush", true, "fua=flush"),
+            ],
+            choices: vec![class],
+        };
+        let text = text(&disk);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[0].ends_with("(server 7)") && !text.contains('\u{1b}'), "{text}");
+        assert_eq!(lines[1], "  io         threads   chosen  io_uring_setup: EPERM");
+        let class = "    writes of 32 KiB in 4 KiB off pages: linear, changed 1 times, by 88.5 MB/s linear and vectored not \
+                     known yet, 8 pairs; 4071 linear, 25 vectored";
+        assert_eq!(lines[3], class);
+        assert_eq!(lines[4], "  fua        flush     asked   fua=flush");
+    }
+}
