@@ -67,7 +67,7 @@ pub enum Reason {
     Alignment,
     /// Memory in several pieces, which costs more than a copy: `linearize`.
     Linearize,
-    /// Memory in several pieces, copied to see what that costs: `linearize=auto`.
+    /// Memory in several pieces that is copied, or goes as it is, to see what that costs: `linearize=auto`.
     LinearizeTrial,
     /// A range that is not whole logical blocks: read, modified, written.
     Unaligned,

@@ -2,6 +2,8 @@
 
 mod rig;
 
+use std::sync::{Arc, Mutex};
+
 use blockwork_engine::*;
 use blockwork_memory::Segments;
 use proptest::prelude::*;
@@ -464,6 +466,51 @@ fn both_ways_are_tried_and_what_came_of_it_is_told() {
     let told = rig.stats.choices();
     assert_eq!((told.len(), told[0].requests), (1, [64 - linear as u64, linear as u64]));
     assert_eq!(told[0].subject.to_string(), "writes of 2 KiB in 512 B off pages");
+}
+
+/// Keeps all that a worker tells.
+struct Kept(Arc<Mutex<Vec<Event>>>);
+
+impl EventSink for Kept {
+    fn take(&mut self, _: u16, events: &mut Vec<Event>) {
+        self.0.lock().unwrap().append(events);
+    }
+}
+
+#[test]
+fn a_trial_says_so_in_the_trace_whichever_way_it_goes() {
+    // Microseconds as they are, and as a copy: what is decided, and the letter of a trial of the other way.
+    for (vectored, linear, settled, letter) in
+        [(300, 100, [0, 0, 1], Action::Issue), (100, 300, [0, 1, 0], Action::Bounce)]
+    {
+        let mut limits = limits();
+        limits.set("linearize", "auto").unwrap();
+        let events = Arc::new(Mutex::new(Vec::new()));
+        let tracer = Tracer::new(Arc::new(true.into()), Box::new(Kept(events.clone())));
+        let mut rig = Rig::with(limits, |leaf| leaf, false, |config| WorkerConfig { tracer, ..config });
+        rig.hold();
+        let (mut requests, mut trials, mut told) = (0, 0, 0);
+        // Trials of what was decided against are rare: of the first of them there is to be heard.
+        while trials < 64 {
+            let data = in_pieces(&rig, 4, 1);
+            rig.batch([Bio::with_data(Op::Write, Flags::NONE, Sector(requests % 64 * 16), data)]);
+            let is_linear = rig.device.lock().unwrap().seen.pop().unwrap().segments == 1;
+            let takes = if is_linear { linear } else { vectored };
+            rig.worker.env.now = rig.worker.env.now + Nanos::micros(takes);
+            let is_settled = rig.stats.choices().first().is_some_and(|class| class.workers == settled);
+            rig.complete_all();
+            rig.client.borrow_mut().done.clear();
+            let events = std::mem::take(&mut *events.lock().unwrap());
+            if is_settled && is_linear == (letter == Action::Bounce) {
+                let is_told =
+                    |event: &Event| event.action == letter && event.reason == Reason::LinearizeTrial;
+                (trials, told) = (trials + 1, told + events.iter().filter(|event| is_told(event)).count());
+            }
+            requests += 1;
+            assert!(requests < 2_000_000, "{trials} trials of what was decided against");
+        }
+        assert_eq!(told, trials, "{letter:?}");
+    }
 }
 
 #[test]

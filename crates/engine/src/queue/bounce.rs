@@ -39,9 +39,10 @@ impl LeafQueue {
         };
     }
 
-    /// Decides in which form the memory of a request goes to the device.
+    /// Decides in which form the memory of a request goes to the device. The reason is for its event, where it is not copied: a copy has an
+    /// event of its own.
     #[inline]
-    pub(super) fn bounce_if_needed(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+    pub(super) fn bounce_if_needed(&mut self, cx: &mut QueueContext<'_>, id: u32) -> Reason {
         let mask = u64::from(self.limits.dma_alignment - 1);
         let request = &self.requests[id];
         // A single block in more pieces than the device takes cannot be cut: it is gathered.
@@ -49,11 +50,9 @@ impl LeafQueue {
         if too_many || (mask != 0 && request.is_misaligned(mask)) {
             let reason = if too_many { Reason::MaxSegments } else { Reason::Alignment };
             self.bounce(cx, id, Counter::Bounced, reason);
-            return;
+            return Reason::None;
         }
-        if self.bounces.asks {
-            self.linearize(cx, id);
-        }
+        if self.bounces.asks { self.linearize(cx, id) } else { Reason::None }
     }
 
     fn bounce(&mut self, cx: &mut QueueContext<'_>, id: u32, counter: Counter, reason: Reason) {
@@ -65,37 +64,40 @@ impl LeafQueue {
     }
 
     /// A request that the device can take as it is.
-    fn linearize(&mut self, cx: &mut QueueContext<'_>, id: u32) {
+    fn linearize(&mut self, cx: &mut QueueContext<'_>, id: u32) -> Reason {
         let request = &self.requests[id];
         if request.io_data().len() < 2 {
-            return;
+            return Reason::None;
         }
         let bytes = request.nr.byte_len();
         if self.bounces.copies + bytes > COPIES_MAX {
-            return;
+            return Reason::None;
         }
         let mut reason = Reason::Linearize;
         if self.bounces.setting == Linearize::Auto {
             // What is left of a short transfer is no whole request, and says nothing about those.
             if request.done > Sectors::ZERO {
-                return;
+                return Reason::None;
             }
             if self.chooser.calm_way(Question::Linearize).is_none() {
                 let dsync = request.op == Op::Write && request.device_flags().has(Flags::FUA);
                 let class = linearize_class(request.op, dsync, request.io_data(), bytes as u64);
                 let paid = self.chooser.paid();
-                let Some(watched) = self.chooser.start(class, self.in_flight, paid) else { return };
+                let Some(watched) = self.chooser.start(class, self.in_flight, paid) else {
+                    return Reason::None;
+                };
                 self.requests[id].watched = Some(watched);
-                if watched.way() == Way::Usual {
-                    return;
-                }
                 if watched.is_trial() {
                     reason = Reason::LinearizeTrial;
+                }
+                if watched.way() == Way::Usual {
+                    return if watched.is_trial() { reason } else { Reason::None };
                 }
             }
         }
         self.bounces.copies += bytes;
         self.requests[id].copied = bytes;
         self.bounce(cx, id, Counter::Linearized, reason);
+        Reason::None
     }
 }

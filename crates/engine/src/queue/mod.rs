@@ -347,9 +347,10 @@ impl LeafQueue {
             self.chooser.starts(cx.now, self.in_flight);
         }
         let durable = self.make_durable(cx, id);
-        self.bounce_if_needed(cx, id);
+        let by_pieces = self.bounce_if_needed(cx, id);
         let (fixed, by_memory) = self.fix(cx, id);
-        let reason = if durable == Reason::None { by_memory } else { durable };
+        let reasons = [by_pieces, durable, by_memory];
+        let reason = reasons.into_iter().find(|reason| *reason != Reason::None).unwrap_or(Reason::None);
         let changes = self.limits.read_ahead > Sectors::ZERO;
         let request = &mut self.requests[id];
         let (op, _, sector, nr) = request.what();

@@ -7,7 +7,7 @@
 //!
 //! A trace of Blockwork looks like one of the kernel: the CPU of a record is the worker's number, the process is ours
 //! under the name `blockwork`, a device is a layer or leaf with the number that it has in [`NodeInfo`]. What blktrace has
-//! no letter for (a deferred bio; why something was split or bounced) is a message note after the record:
+//! no letter for (a deferred bio; why something was split or bounced, or goes the other way for once) is a message note after the record:
 //! `blockwork: NAME: split 0 + 64 (max_sectors_kb)`. A client's ring that becomes full is an `S` without a range on its volume,
 //! with the ring's figures in the message.
 //!
