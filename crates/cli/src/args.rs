@@ -267,7 +267,7 @@ pub(crate) enum ReproduceReport {
     /// Direct I/O to a file on NFS (raw-posix: Linearize direct I/O on Linux NFS): ffsb's jobs with linearize off, on and auto.
     #[command(
         after_help = "Examples:\n  blockwork reproduce linearize\n  blockwork reproduce linearize --kernel mended-later --noise 0.5 \
-        --json\n\nRates are virtual. What was found out about a file of yours: `blockwork serve --stats ...`"
+        --json\n  blockwork reproduce linearize --kernel broken-later --change-at 0.25 --change-until 0.75\n\nRates are virtual. What was found out about a file of yours: `blockwork status`"
     )]
     Linearize(ReproduceLinearizeArgs),
 }
@@ -281,6 +281,9 @@ pub(crate) struct ReproduceLinearizeArgs {
     /// When a kernel changes that does: after that part of the time that the requests take with the patch, 0 to 1.
     #[arg(long, value_name = "PART", default_value_t = 0.5)]
     pub(crate) change_at: f64,
+    /// The kernel does not change at once: from --change-at until this part, what further calls take moves by as much in each moment.
+    #[arg(long, value_name = "PART")]
+    pub(crate) change_until: Option<f64>,
     /// How much the times of calls vary: the deviation of their logarithm.
     #[arg(long, value_name = "SIGMA", default_value_t = 0.2)]
     pub(crate) noise: f64,

@@ -43,8 +43,11 @@ fn linearize(args: &ReproduceLinearizeArgs) -> Result<()> {
     if !(0.0..=1.0).contains(&args.change_at) {
         bail!("--change-at {}: expected 0 to 1", args.change_at);
     }
-    let ReproduceLinearizeArgs { seed, requests, noise, change_at, .. } = *args;
-    let plan = LinearizePlan { seed, requests, kernel, noise, change_at };
+    if let Some(until) = args.change_until.filter(|until| !(args.change_at..=1.0).contains(until)) {
+        bail!("--change-until {until}: expected --change-at, which is {}, to 1", args.change_at);
+    }
+    let ReproduceLinearizeArgs { seed, requests, noise, change_at, change_until, .. } = *args;
+    let plan = LinearizePlan { seed, requests, kernel, noise, change_at, change_until };
     let mut bar = Bar::default();
     let result = linearize::reproduce(&plan, &mut |done| bar.show(done));
     bar.clear();

@@ -117,10 +117,28 @@ fn the_report_on_elements_is_run_again() {
     for part in ["Linearize direct I/O", "AUTO:BETTER", "mail server", "112.0", "0.54 ns a byte"] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let output =
-        scratch.blockwork(["reproduce", "linearize", "--kernel", "new"]).output().expect("it starts");
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && said.contains("--kernel new: expected one of reported"), "{said}");
+    let drift = |until: &str| {
+        let args = ["--kernel", "broken-later", "--change-at", "0.25", "--change-until", until, "--json"];
+        let mut command = scratch.blockwork(["reproduce", "linearize", "--requests", "1000"]);
+        support::output(command.args(args))
+    };
+    // Vectored requests of the first row: they become dearer, at once or by and by.
+    let off = |until: &str| {
+        let json: serde_json::Value = serde_json::from_slice(&drift(until).stdout).expect("JSON");
+        json["linearize"][0]["off"].as_f64().expect("a number")
+    };
+    let (at_once, little_by_little) = (off("0.25"), off("1"));
+    assert!(little_by_little > 1.1 * at_once, "{little_by_little} {at_once}");
+    for (output, word) in [
+        (
+            support::output(&mut scratch.blockwork(["reproduce", "linearize", "--kernel", "new"])),
+            "--kernel new",
+        ),
+        (drift("0.2"), "--change-until 0.2: expected --change-at, which is 0.25, to 1"),
+    ] {
+        let said = support::both(&output);
+        assert!(!output.status.success() && said.contains(word), "{said}");
+    }
 }
 
 #[test]

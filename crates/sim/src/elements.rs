@@ -58,16 +58,44 @@ pub struct Elements {
     pub copy: Nanos,
     /// Where requests are cut.
     pub cuts: Cuts,
-    /// From that time on they are cut there.
-    pub later: Option<(Nanos, Cuts)>,
+    /// Later on they are cut elsewhere.
+    pub later: Option<Later>,
+}
+
+/// Requests are no longer cut where they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Later {
+    /// That begins there.
+    pub from: Nanos,
+    /// From there on it is so. In between, what further calls take moves in proportion; the same as `from`: at once.
+    pub until: Nanos,
+    /// Where they are cut then.
+    pub cuts: Cuts,
+}
+
+impl Later {
+    /// How much of the change has come by then, 0 to 1.
+    fn part(self, now: Nanos) -> f64 {
+        if now >= self.until.max(self.from) {
+            return 1.0;
+        }
+        let [gone, all] = [now, self.until].map(|time| time.0.saturating_sub(self.from.0));
+        gone as f64 / all.max(1) as f64
+    }
 }
 
 impl Elements {
     /// What a request takes that is begun at `now`.
     pub(crate) fn time(&self, now: Nanos, op: &FileOp<'_>, random: &mut Random) -> Nanos {
-        let cuts = self.later.filter(|(from, _)| now >= *from).map_or(self.cuts, |(_, cuts)| cuts);
         let times = if op.kind == FileOpKind::Read { self.read } else { self.write };
-        let further = (cuts.calls(op.data) - 1) * times.further.0;
+        let further_of = |cuts: Cuts| (cuts.calls(op.data) - 1) * times.further.0;
+        let further = match self.later.map(|later| (later, later.part(now))) {
+            Some((later, part)) if part > 0.0 => {
+                let [before, after] = [self.cuts, later.cuts].map(|cuts| further_of(cuts) as f64);
+                (before + (after - before) * part) as u64
+            }
+            _ => further_of(self.cuts),
+        };
         let noise = self.noise.draw(random).0;
         let calls = (times.request.0 + further).saturating_mul(noise) / 1000;
         let is_copied = op.data.len() == 1 && op.len > PAGE as u64;
@@ -96,23 +124,31 @@ mod tests {
     }
 
     #[test]
-    fn calls_and_copies_take_time_and_cuts_may_come_to_an_end() {
+    fn calls_and_copies_take_time_and_cuts_may_come_to_an_end_at_once_or_little_by_little() {
         let times = CallTimes { request: Nanos(1000), further: Nanos(100) };
-        let elements = Elements {
+        let elements = |from: u64, until: u64| Elements {
             read: times,
             write: times,
             noise: Latency::Fixed(Nanos(1000)),
             copy: Nanos(5),
             cuts: Cuts::Everywhere,
-            later: Some((Nanos(50), Cuts::Nowhere)),
+            later: Some(Later { from: Nanos(from), until: Nanos(until), cuts: Cuts::Nowhere }),
         };
         let data: Vec<_> = (0..2).map(|_| Segment::new(Buffer::new(PAGE), 0, PAGE)).collect();
         let linear = [Segment::new(Buffer::new(2 * PAGE), 0, 2 * PAGE)];
-        let time = |now: u64, data: &[Segment]| {
+        let time = |elements: &Elements, now: u64, data: &[Segment]| {
             let kind = FileOpKind::Write { dsync: false };
             let op = FileOp { file: FileId(0), kind, offset: 0, len: 8192, data, fixed: false };
             elements.time(Nanos(now), &op, &mut Random::new(1)).0
         };
-        assert_eq!((time(49, &data), time(50, &data), time(0, &linear)), (1100, 1000, 1040));
+        let step = elements(50, 50);
+        assert_eq!(
+            (time(&step, 49, &data), time(&step, 50, &data), time(&step, 0, &linear)),
+            (1100, 1000, 1040)
+        );
+        let drift = elements(50, 150);
+        let times = [0, 50, 75, 100, 149, 150, 1000].map(|now| time(&drift, now, &data));
+        assert_eq!(times, [1100, 1100, 1075, 1050, 1001, 1000, 1000]);
+        assert_eq!(time(&drift, 100, &linear), 1040, "a copy is a copy");
     }
 }

@@ -39,7 +39,7 @@ mod world;
 pub use check::SimCheck;
 pub use client::{ClientConfig, Closing, Referee, SimClient};
 pub use device::DeviceCounters;
-pub use elements::{CallTimes, Cuts, Elements};
+pub use elements::{CallTimes, Cuts, Elements, Later};
 pub use env::SimEnv;
 pub use faults::{Chaos, Fault, Faults, Lies};
 pub use model::{Cap, CapOn, CapUnit, DeviceModel, Latencies, Latency};

@@ -1,7 +1,7 @@
 //! The report's fourteen rows, and the server that each of them is run against.
 
 use blockwork_engine::{Limits, Linearize, Merges, Nanos, Op, Sectors};
-use blockwork_sim::{CallTimes, Cap, CapOn, CapUnit, Cuts, DeviceModel, Elements, Latency};
+use blockwork_sim::{CallTimes, Cap, CapOn, CapUnit, Cuts, DeviceModel, Elements, Latency, Later};
 
 use super::LinearizePlan;
 
@@ -71,14 +71,19 @@ impl Row {
         model.caps = vec![wire(CapOn::Reads), wire(CapOn::Writes)];
         let times = self.calls();
         let linear = u64::from(plan.requests) * (times.request.0 + self.copy() + self.besides());
-        let change = Nanos((linear as f64 * plan.change_at) as u64);
+        let change = |part: f64| Nanos((linear as f64 * part) as u64);
+        let later = |cuts| Later {
+            from: change(plan.change_at),
+            until: change(plan.change_until.unwrap_or(plan.change_at)),
+            cuts,
+        };
         model.elements = Some(Elements {
             read: times,
             write: times,
             noise: noise(plan.noise),
             copy: COPY,
             cuts: plan.kernel.cuts(),
-            later: plan.kernel.later().map(|cuts| (change, cuts)),
+            later: plan.kernel.later().map(later),
         });
         model.limits = Limits {
             max_hw_sectors: Sectors(2048),
@@ -130,9 +135,9 @@ pub enum Kernel {
     Half,
     /// One call, whatever the elements.
     Mended,
-    /// As in the report, and mended in mid-run.
+    /// As in the report, and mended in mid-run, at once or little by little.
     MendedLater,
-    /// Mended, and in mid-run as in the report.
+    /// Mended, and in mid-run as in the report; likewise.
     BrokenLater,
 }
 

@@ -36,11 +36,20 @@ pub struct LinearizePlan {
     pub noise: f64,
     /// For kernels that change: after what part of the time that the requests take with the patch.
     pub change_at: f64,
+    /// The change is not made at once, but little by little until that part of the same time.
+    pub change_until: Option<f64>,
 }
 
 impl Default for LinearizePlan {
     fn default() -> LinearizePlan {
-        LinearizePlan { seed: 1, requests: 40_000, kernel: Kernel::Reported, noise: 0.2, change_at: 0.5 }
+        LinearizePlan {
+            seed: 1,
+            requests: 40_000,
+            kernel: Kernel::Reported,
+            noise: 0.2,
+            change_at: 0.5,
+            change_until: None,
+        }
     }
 }
 
@@ -189,7 +198,7 @@ fn assumptions() -> Vec<String> {
         "off, on and auto are the queue's own code. A copy takes no virtual time in it, so the server adds what it takes.",
         "--kernel half: elements that meet between pages are one call, as in Linux 6.1, and half of the requests have memory that does \
          not; mended: one call always; mended-later and broken-later: the one becomes the other in mid-run, or after another part of \
-         the time (--change-at).",
+         the time (--change-at): at once, or by as much in each moment until a later part (--change-until).",
     ]
     .map(String::from)
     .into()
@@ -203,7 +212,7 @@ fn notes() -> Vec<String> {
          sixteen; that the other one has become cheaper shows only when it is tried, which is rare where it was much dearer.",
         "What a change costs is what goes the old way until it is decided: some hundred requests, and more where two classes, as the mail \
          server's reads and writes, try both ways at the same time and blur each other's figures.",
-        "`blockwork serve --stats` shows what it has found out about a real file.",
+        "`blockwork status` and `blockwork serve --stats` show what it has found out about a real file.",
     ]
     .map(String::from)
     .into()
