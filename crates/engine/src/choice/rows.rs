@@ -205,17 +205,28 @@ fn auto_is_within_a_percent_of_the_better_column_in_every_row_whenever_the_kerne
 /// class has half of the requests to find out by.
 #[test]
 fn classes_that_mix_mislead_each_other_rarely() {
-    let (mut cells, mut below) = (0, 0);
+    let seeds = seeds();
+    let tells = seeds.is_some();
+    let (mut cells, mut below, mut floor) = (0, 0, 1.0f64);
     for (nth, times) in TIMES.into_iter().enumerate() {
+        let mut all = Vec::new();
         for (number, row) in rows().iter().enumerate() {
-            let seed = nth as u64 * 7919 + number as u64;
-            let mut asked = Asked::default();
-            asked.request = Some(row.bytes);
-            let auto = row.run(times, seed, 2, Ok(&mut asked));
-            let [off, on] = [Way::Usual, Way::Instead].map(|way| row.run(times, seed, 2, Err(way)));
-            cells += 1;
-            below += u32::from(off.min(on) / auto < 0.99);
+            for seed in seeds.clone().unwrap_or(nth as u64..nth as u64 + 1) {
+                let seed = seed * 7919 + number as u64;
+                let mut asked = Asked::default();
+                asked.request = Some(row.bytes);
+                let auto = row.run(times, seed, 2, Ok(&mut asked));
+                let [off, on] = [Way::Usual, Way::Instead].map(|way| row.run(times, seed, 2, Err(way)));
+                all.push((off.min(on) / auto, number, seed));
+            }
+        }
+        all.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let low = all.iter().filter(|(part, ..)| *part < 0.99).count();
+        (cells, below, floor) = (cells + all.len(), below + low, floor.min(all[0].0));
+        if tells {
+            println!("{times:?}: {low} of {} below 0.99, worst {:.4?}", all.len(), &all[..4.min(all.len())]);
         }
     }
-    assert!(below * 10 <= cells, "{below} of {cells} below 0.99");
+    // Of 3,360 cells of fifteen seeds, 228 were; the worst was 0.9455.
+    assert!(below * 12 <= cells && floor > 0.94, "{below} of {cells} below 0.99, the worst {floor:.4}");
 }
