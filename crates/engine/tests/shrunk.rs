@@ -9,7 +9,7 @@ use rig::{Rig, limits};
 const END: u64 = 1024;
 
 fn shrunk(told: bool) -> Rig {
-    let mut rig = Rig::new(limits());
+    let rig = Rig::new(limits());
     rig.hold();
     let mut device = rig.device.lock().unwrap();
     device.shrunk_to = Some((END * 512) as usize);
