@@ -118,6 +118,9 @@ struct Queue {
     size: u32,
     address: Option<VringAddr>,
     base: u32,
+    /// Where it was when the device was reset, until it is said where to begin, or has run since: QEMU before 8.0.1 resets a device
+    /// that it stops, and asks only then. What it is told goes to the guest's next host, or into its snapshot.
+    left_at: Option<u32>,
     kick: Option<Arc<OwnedFd>>,
     call: Option<Arc<OwnedFd>>,
     error: Option<Arc<OwnedFd>>,
@@ -274,7 +277,7 @@ impl<'a> Session<'a> {
                 self.change(address.index, |queue| queue.address = Some(address))?
             }
             Message::SetVringBase(VringState { index, num }) => {
-                self.change(index, |queue| queue.base = num)?
+                self.change(index, |queue| (queue.base, queue.left_at) = (num, None))?
             }
             Message::SetVringEnable(VringState { index, num }) => {
                 self.change(index, |queue| queue.enabled = num != 0)?;
@@ -459,7 +462,13 @@ impl<'a> Session<'a> {
 
     fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
         check_features("features", features, self.service.device.features())?;
-        self.with_queues_at_rest(|session| session.features = features);
+        self.with_queues_at_rest(|session| {
+            session.features = features;
+            // A log of before does not bind the guest's memory of after: a front end shares the next one before it sets this again.
+            if features & FEATURE_LOG_ALL == 0 {
+                session.log = None;
+            }
+        });
         Ok(())
     }
 
@@ -483,7 +492,7 @@ impl<'a> Session<'a> {
         let queue = self.queue(index)?;
         queue.rest();
         queue.kick = None;
-        let base = queue.base;
+        let base = queue.place();
         let payload = [index.to_ne_bytes(), base.to_ne_bytes()].concat();
         Ok(Answer::Payload(payload))
     }
@@ -491,9 +500,13 @@ impl<'a> Session<'a> {
     fn reset(&mut self) {
         self.queues.iter_mut().for_each(Queue::rest);
         for queue in &mut self.queues {
-            *queue = Queue { call: queue.call.take(), error: queue.error.take(), ..Queue::default() };
+            *queue = Queue {
+                call: queue.call.take(),
+                error: queue.error.take(),
+                left_at: Some(queue.place()),
+                ..Queue::default()
+            };
         }
-        self.writeback.store(true, Ordering::Relaxed);
         (self.inflight, self.log) = (None, None);
     }
 
@@ -590,8 +603,13 @@ impl Queue {
         if let Some(running) = self.running.take()
             && let Some(base) = running.stop()
         {
-            self.base = base;
+            (self.base, self.left_at) = (base, None);
         }
+    }
+
+    /// Where the front end is told that it is.
+    fn place(&self) -> u32 {
+        self.left_at.unwrap_or(self.base)
     }
 }
 
