@@ -13,7 +13,8 @@ const MIB: u64 = 1 << 20;
 
 /// What the kernel makes of the disk.
 const LIMITS: &str = "cd /sys/block/vdb/queue; echo queues $(ls ../mq | wc -l); for one in discard_max_bytes write_zeroes_max_bytes \
-    max_segments logical_block_size write_cache; do echo $one $(cat $one); done; cd /tmp";
+    max_segments logical_block_size write_cache; do echo $one $(cat $one); done; \
+    if (echo 'write through' >../cache_type) 2>/dev/null; then false; fi; cd /tmp";
 
 /// A file system, used; and what is discarded is given back.
 const FILE_SYSTEM: &str = "
@@ -62,7 +63,9 @@ fn linux_uses_the_disk_by_split_and_packed_rings() {
         let server = serve(&scratch, &["disk.img"]);
         let guest = guest(&scratch, queues, queue_size, packed);
         let said = script(&guest, &format!("{LIMITS}\n{FILE_SYSTEM}\n{}", fio("--size=8M")));
-        for expected in [&format!("queues {queues}"), "discarded", "zeroed", "verified"] {
+        for expected in
+            [&format!("queues {queues}"), "write_cache write back", "discarded", "zeroed", "verified"]
+        {
             assert!(said.contains(expected), "{expected}: {said}");
         }
         assert!(!said.contains("discard_max_bytes 0"), "{said}");

@@ -4,8 +4,8 @@ mod vhost_support;
 
 use std::os::fd::AsFd;
 
-use blockwork_format::vhost_user::{Message, Region, VringState};
-use blockwork_format::virtio::blk::status;
+use blockwork_format::vhost_user::{ConfigPart, Message, Region, VringState};
+use blockwork_format::virtio::blk::{CONFIG_WRITEBACK, feature, status};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost_support::{Rig, kinds, read, write};
 use vhostload::{Disk, Options};
@@ -46,6 +46,21 @@ fn a_device_that_is_reset_before_it_is_asked_says_where_it_was() {
             assert_eq!(base(&disk), 3);
         }
     }
+    rig.stop();
+}
+
+#[test]
+fn no_driver_is_given_a_choice_that_the_next_server_would_not_know_of() {
+    let rig = Rig::new("memory:16M", 1);
+    let disk = rig.disk(Options::default());
+    let client = disk.client().unwrap();
+    let offered = client.number(&Message::GetFeatures).unwrap();
+    assert_eq!(offered & (feature::CONFIG_WCE | feature::FLUSH), feature::FLUSH);
+    let offset = u32::try_from(CONFIG_WRITEBACK).unwrap();
+    let through = ConfigPart { offset, flags: 0, bytes: vec![0] };
+    let error = client.tell(&Message::SetConfig(through), &[]).unwrap_err().to_string();
+    assert!(error.contains("was refused"), "{error}");
+    drop(disk);
     rig.stop();
 }
 

@@ -1,4 +1,8 @@
 //! A volume as a virtio block device: its features, its configuration, its name.
+//!
+//! Not offered: a driver's choice between write-back and write-through (CONFIG_WCE). It is made once, by a write to the configuration of
+//! which a front end tells the server of that day, and QEMU nobody after that: the next server would not know that this driver sends no
+//! flushes. What else says whether a driver flushes, whether it has agreed to FLUSH, every server is told.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -59,7 +63,6 @@ impl Device {
             | blk::BLK_SIZE
             | blk::TOPOLOGY
             | blk::FLUSH
-            | blk::CONFIG_WCE
             | blk::MQ;
         let volume = self.volume();
         let writes = if volume.read_only { blk::RO } else { blk::WRITE_ZEROES };
@@ -81,7 +84,7 @@ impl Device {
 
     /// The configuration for a driver whose rings have at least `ring` descriptors, as far as that is known. A request's data
     /// may take as many as one of them has room for, even where the driver has no indirect tables.
-    pub(super) fn config(&self, writeback: bool, ring: Option<u32>) -> Config {
+    pub(super) fn config(&self, ring: Option<u32>) -> Config {
         let volume = self.volume();
         let limits = volume.limits();
         let block = limits.logical_block_size;
@@ -100,7 +103,7 @@ impl Device {
             physical_block_exp: (limits.physical_block_size / block).checked_ilog2().unwrap_or(0) as u8,
             min_io_size: u16::try_from(limits.io_min / block).unwrap_or(u16::MAX),
             opt_io_size: limits.io_opt / block,
-            writeback,
+            writeback: true,
             num_queues: self.queues,
             discard: if has_discards {
                 ranges(sectors(limits.max_discard.0))

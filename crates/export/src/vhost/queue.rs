@@ -8,8 +8,7 @@
 //!
 //! Invariants:
 //! 1. A request that was taken is answered once, also when it is malformed; it is marked as in flight until then.
-//! 2. With a write cache that the driver does not know of (no flush agreed, or it has chosen write-through), a write is durable
-//!    when it is answered.
+//! 2. With a write cache that the driver does not know of (no flush agreed), a write is durable when it is answered.
 //! 3. At most as many requests as the ring has descriptors, and [`BYTES_MAX`] bytes (one more request may go beyond), are
 //!    under way; the rest stays in the ring.
 //! 4. What is written of the guest's memory is marked, where the front end wants that (see `dirty`).
@@ -21,7 +20,6 @@
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use blockwork_engine::{
     Bio, Completion, Context, Done, Errno, Flags, Op, Port, PortState, RingStats, SECTOR, Sector, Sectors,
@@ -71,8 +69,6 @@ pub(super) struct QueueParts {
     pub(super) error: Option<Arc<OwnedFd>>,
     /// Whether a flush is agreed upon.
     pub(super) has_flush: bool,
-    /// Whether the driver has chosen write-back.
-    pub(super) writeback: Arc<AtomicBool>,
     pub(super) id: [u8; ID_BYTES],
     pub(super) stats: Arc<RingStats>,
     pub(super) presence: Presence,
@@ -119,7 +115,6 @@ pub(super) struct QueuePort {
     call: Option<Signal>,
     error: Option<Signal>,
     has_flush: bool,
-    writeback: Arc<AtomicBool>,
     id: [u8; ID_BYTES],
     stats: Arc<RingStats>,
     presence: Presence,
@@ -166,7 +161,6 @@ impl QueuePort {
             call: parts.call.map(Signal::new),
             error: parts.error.map(Signal::new),
             has_flush: parts.has_flush,
-            writeback: parts.writeback,
             id: parts.id,
             stats: parts.stats,
             presence: parts.presence,
@@ -430,7 +424,7 @@ impl QueuePort {
     }
 
     fn write_flags(&self) -> Flags {
-        if self.has_flush && self.writeback.load(Ordering::Relaxed) { Flags::NONE } else { Flags::FUA }
+        if self.has_flush { Flags::NONE } else { Flags::FUA }
     }
 
     fn ranges(&mut self, cx: &mut Context<'_, Uring>, to: Asker, ranges: Option<Vec<Range>>, op: Op) {

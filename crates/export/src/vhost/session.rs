@@ -10,7 +10,6 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockwork_engine::{Stats, VolumeId, WorkerHandle};
@@ -156,7 +155,6 @@ pub(super) struct Session<'a> {
     log: Option<LogMemory>,
     /// Where the front end hears from us.
     backend: Option<OwnedFd>,
-    writeback: Arc<AtomicBool>,
     /// The size that the front end knows of, sectors.
     announced: u64,
     /// As the driver has set it.
@@ -177,7 +175,6 @@ impl<'a> Session<'a> {
             inflight: None,
             log: None,
             backend: None,
-            writeback: Arc::new(AtomicBool::new(true)),
             announced: service.device.sectors(),
             status: 0,
         }
@@ -306,7 +303,11 @@ impl<'a> Session<'a> {
                 }
             }
             Message::SetBackendReqFd => self.backend = files.next().map(OwnedFd::from),
-            Message::SetConfig(part) => self.set_config(&part)?,
+            Message::SetConfig(part) => {
+                let what = "the place of a change to the configuration";
+                let expected = "none: a driver chooses nothing there (see `device`)".into();
+                return Err(Refusal::Number { what, found: part.offset.into(), expected });
+            }
             Message::SetInflightFd(area) => self.set_inflight(area, files)?,
             Message::SetLogBase(area) => {
                 self.set_log(area, files)?;
@@ -367,7 +368,6 @@ impl<'a> Session<'a> {
             call: queue.call.clone(),
             error: queue.error.clone(),
             has_flush: self.features & blk::feature::FLUSH != 0,
-            writeback: self.writeback.clone(),
             id: service.device.id(),
             stats,
             presence,
@@ -512,9 +512,8 @@ impl<'a> Session<'a> {
 
     fn get_config(&self, part: &ConfigPart) -> Result<Answer, Refusal> {
         let mut all = [0; CONFIG_PART_MAX];
-        let writeback = self.writeback.load(Ordering::Relaxed);
         let smallest = self.queues.iter().map(|queue| queue.size).filter(|&size| size > 0).min();
-        let config = self.service.device.config(writeback, smallest).encode();
+        let config = self.service.device.config(smallest).encode();
         all[..config.len()].copy_from_slice(&config);
         let start = usize::try_from(part.offset).unwrap_or(usize::MAX);
         let bytes = start.checked_add(part.bytes.len()).and_then(|end| all.get(start..end));
@@ -525,20 +524,6 @@ impl<'a> Session<'a> {
         })?;
         let answer = ConfigPart { bytes: bytes.to_vec(), ..*part };
         Ok(Answer::Payload(answer.encode()))
-    }
-
-    fn set_config(&mut self, part: &ConfigPart) -> Result<(), Refusal> {
-        match (part.offset, &part.bytes[..]) {
-            (offset, [byte]) if offset == blk::CONFIG_WRITEBACK as u32 => {
-                self.writeback.store(*byte != 0, Ordering::Relaxed);
-                Ok(())
-            }
-            _ => Err(Refusal::Number {
-                what: "the place of a change to the configuration",
-                found: part.offset.into(),
-                expected: format!("{} (writeback), one byte", blk::CONFIG_WRITEBACK),
-            }),
-        }
     }
 
     /// Bytes that the marks of so many queues need.
