@@ -199,8 +199,13 @@ fn pages(area: Area) -> impl Iterator<Item = usize> {
 
 #[test]
 fn what_is_written_while_a_guest_moves_is_marked_and_nothing_else() {
-    for packed in [false, true] {
-        let rig = Rig::new("memory:16M", 1);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.img");
+    std::fs::File::create(&path).unwrap().set_len(16 * MIB).unwrap();
+    // What is done while it is taken, and what is done later.
+    let disks = ["memory:16M", path.to_str().unwrap()];
+    for (packed, disk) in [false, true].into_iter().flat_map(|packed| disks.map(|disk| (packed, disk))) {
+        let rig = Rig::new(disk, 1);
         let options = Options { requests: 24, ring_size: 64, data_bytes: 8192, packed, ..Options::default() };
         let mut disk = rig.disk(options);
         disk.log_writes(true).unwrap();

@@ -3,12 +3,13 @@
 mod vhost_support;
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use blockwork_format::vhost_user::{ConfigPart, Message, Region, VringState};
-use blockwork_format::virtio::blk::{CONFIG_WRITEBACK, feature, status};
+use blockwork_format::virtio::blk::{CONFIG_WRITEBACK, feature, request, status};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost_support::{Rig, kinds, read, write};
-use vhostload::{Disk, Options};
+use vhostload::{Client, Disk, Options, Request};
 
 /// Where a queue is, which stops by the question.
 fn base(disk: &Disk) -> u32 {
@@ -81,4 +82,50 @@ fn a_log_of_a_migration_that_was_given_up_does_not_keep_memory_out() {
     assert_eq!(write(&mut disk, 0, 0, &[1; 512]).status, status::OK);
     drop(disk);
     rig.stop();
+}
+
+#[test]
+fn a_guest_that_moves_has_two_front_ends_and_one_of_them_the_disk() {
+    let rig = Rig::new("memory:16M", 2);
+    for kind in kinds() {
+        let mut first = rig.disk(kind.clone());
+        assert_eq!(write(&mut first, 0, 0, &[1; 512]).status, status::OK);
+        // It has all that it needs, and waits.
+        let mut second = rig.disk(kind.clone());
+        let id = second.start(0, Request { kind: request::IN, sector: 0, len: 512 }).unwrap();
+        assert_eq!(write(&mut first, 0, 0, &[2; 512]).status, status::OK);
+        assert_eq!(second.finished(0), None, "the first has the disk");
+        base(&first);
+        let finished = second.wait(0, Duration::from_secs(20)).unwrap();
+        assert_eq!((finished.id, finished.status), (id, status::OK));
+        let mut found = [0; 512];
+        second.read_data(0, id, &mut found);
+        assert_eq!(found, [2; 512]);
+        // The other way round, without its being asked for: it is gone.
+        first.client = None;
+        let mut third = rig.disk(kind.clone());
+        let id = third.start(0, Request { kind: request::IN, sector: 0, len: 512 }).unwrap();
+        assert_eq!(write(&mut second, 0, 0, &[3; 512]).status, status::OK);
+        assert_eq!(third.finished(0), None);
+        drop(second);
+        assert_eq!(third.wait(0, Duration::from_secs(20)).unwrap().id, id);
+        third.read_data(0, id, &mut found);
+        assert_eq!(found, [3; 512]);
+    }
+    rig.stop();
+}
+
+#[test]
+fn a_third_front_end_waits_and_keeps_no_server_from_its_end() {
+    let rig = Rig::new("memory:16M", 1);
+    let (first, second) = (rig.disk(Options::default()), rig.disk(Options::default()));
+    let third = Client::connect(&rig.socket()).unwrap();
+    third.send_raw(&Message::GetFeatures.encode(false), &[]).unwrap();
+    drop(first);
+    assert!(!third.is_closed(), "there is an answer");
+    // One is served, one waits for the disk or has it, one is not accepted.
+    let fourth = Client::connect(&rig.socket()).unwrap();
+    rig.stop();
+    assert!(third.is_closed() && fourth.is_closed());
+    drop(second);
 }

@@ -1,7 +1,7 @@
 //! vhost-user-blk: a volume as a virtual machine's disk, its rings served in the guest's own memory.
 //!
 //! ```text
-//!   front end (QEMU) ──socket──▶ VhostServer's thread: Session ──start, stop──▶ QueuePort (on a worker, one a queue)
+//!   front end (QEMU) ──socket──▶ a thread of VhostServer's: Session ──start, stop──▶ QueuePort (on a worker, one a queue)
 //!   guest's driver   ◀────── ring in shared memory, eventfds both ways ──────▶     └─▶ bios on the volume
 //! ```
 //!
@@ -12,7 +12,8 @@
 //! Guests and front ends are hostile: see `ring` for what a driver may not do, `socket` and `session` for front ends. A
 //! bad one loses its own device and nothing else.
 //!
-//! While a guest moves to another host, what is written into its memory is marked (`dirty`).
+//! While a guest moves to another host, what is written into its memory is marked (`dirty`). Where it moves to another front end on this
+//! one, both have a session, and one the disk (`turn`).
 //!
 //! Not here: IOMMUs; polling for a guest that cannot call.
 
@@ -27,6 +28,7 @@ pub mod ring;
 mod server;
 mod session;
 mod socket;
+mod turn;
 
 pub use marks::Marks;
 pub use queue::{BYTES_MAX, RANGES_MAX, REQUEST_BYTES_MAX};

@@ -1,9 +1,9 @@
-//! The socket at which one volume is served, and the thread that serves it: one front end at a time, as a device has one.
+//! The socket at which one volume is served, and the threads that serve it: one that accepts, one for each front end. A device has one
+//! front end, and for a moment two, when its guest moves from one to the other.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -15,7 +15,11 @@ use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 use super::device::Device;
 use super::session::{Service, Session};
 use super::socket;
+use super::turn::Turns;
 use crate::nbd::{ListenError, Listener};
+
+/// Front ends that are served at a time; others wait to be accepted.
+const FRONT_ENDS_MAX: usize = 2;
 
 /// How long accepting rests when the process or the system has run out of something.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -40,15 +44,58 @@ pub enum VhostError {
     Thread(std::io::Error),
 }
 
+#[derive(Default)]
+struct State {
+    stopping: bool,
+    /// The front ends that are served.
+    clients: Vec<Arc<OwnedFd>>,
+}
+
+#[derive(Default)]
 struct Shared {
-    stopping: AtomicBool,
-    /// The front end that is served.
-    client: Mutex<Option<Arc<OwnedFd>>>,
+    state: Mutex<State>,
+    /// A front end has gone, or it is time to stop.
+    changed: Condvar,
 }
 
 impl Shared {
-    fn client(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
-        self.client.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.state().stopping
+    }
+
+    /// Waits until one more may be accepted; not so if none may any more.
+    fn wait_for_room(&self) -> bool {
+        let is_full = |state: &mut State| !state.stopping && state.clients.len() >= FRONT_ENDS_MAX;
+        let state = self.changed.wait_while(self.state(), is_full);
+        !state.unwrap_or_else(PoisonError::into_inner).stopping
+    }
+
+    fn come(&self, client: &Arc<OwnedFd>) {
+        let mut state = self.state();
+        if state.stopping {
+            // Nobody else would tell it.
+            let _ = shutdown(client, Shutdown::Both);
+        }
+        state.clients.push(client.clone());
+    }
+
+    fn gone(&self, client: &Arc<OwnedFd>) {
+        self.state().clients.retain(|other| !Arc::ptr_eq(other, client));
+        self.changed.notify_all();
+    }
+
+    fn stop(&self) {
+        let mut state = self.state();
+        state.stopping = true;
+        for client in &state.clients {
+            let _ = shutdown(client, Shutdown::Both);
+        }
+        drop(state);
+        self.changed.notify_all();
     }
 }
 
@@ -84,8 +131,9 @@ impl VhostServer {
             workers: workers.to_vec(),
             first_worker: options.first_worker,
             stats,
+            turns: Turns::default(),
         };
-        let shared = Arc::new(Shared { stopping: AtomicBool::new(false), client: Mutex::new(None) });
+        let shared = Arc::new(Shared::default());
         let fd = listener.fd().clone();
         let known = shared.clone();
         let thread = thread::Builder::new()
@@ -112,12 +160,9 @@ impl VhostServer {
 
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        self.shared.stopping.store(true, Ordering::Release);
         // Whoever sleeps in these wakes up.
+        self.shared.stop();
         let _ = shutdown(&self.listener, Shutdown::Both);
-        if let Some(client) = &*self.shared.client() {
-            let _ = shutdown(client, Shutdown::Both);
-        }
         if thread.join().is_err() {
             log::error!("{}: its thread has panicked", self.address);
         }
@@ -131,29 +176,52 @@ impl Drop for VhostServer {
 }
 
 fn serve(service: &Service, mut listener: Listener, shared: &Shared) {
-    while !shared.stopping.load(Ordering::Acquire) {
-        let client = match accept_with(&**listener.fd(), SocketFlags::CLOEXEC) {
-            Ok(fd) => Arc::new(fd),
-            Err(Errno::INTR | Errno::CONNABORTED) => continue,
-            Err(_) if shared.stopping.load(Ordering::Acquire) => break,
-            Err(errno) => {
-                log::warn!("{}: cannot accept a front end just now: {errno}", service.name);
-                // Until it is over, or we are: a listener that is shut down is ready at once.
-                let _ = socket::wait_for_end(listener.fd().as_fd(), PAUSE);
-                continue;
+    thread::scope(|scope| {
+        while shared.wait_for_room() {
+            let client = match accept_with(&**listener.fd(), SocketFlags::CLOEXEC) {
+                Ok(fd) => Arc::new(fd),
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(_) if shared.is_stopping() => break,
+                Err(errno) => {
+                    log::warn!("{}: cannot accept a front end just now: {errno}", service.name);
+                    // Until it is over, or we are: a listener that is shut down is ready at once.
+                    let _ = socket::wait_for_end(listener.fd().as_fd(), PAUSE);
+                    continue;
+                }
+            };
+            shared.come(&client);
+            let thread = thread::Builder::new().name("vhost-user".into());
+            let ours = client.clone();
+            if let Err(error) = thread.spawn_scoped(scope, move || attend(service, ours, shared)) {
+                log::warn!("{}: a front end is let go: there is no thread for it: {error}", service.name);
+                shared.gone(&client);
             }
-        };
-        *shared.client() = Some(client.clone());
-        if !shared.stopping.load(Ordering::Acquire) {
-            log::info!("{}: a front end has come", service.name);
-            let mut session = Session::new(service, client);
-            if let Err(error) = session.run() {
-                log::warn!("{}: the front end is let go: {error}", service.name);
-            }
-            drop(session);
-            log::info!("{}: the front end has gone", service.name);
         }
-        *shared.client() = None;
+        listener.close();
+    });
+}
+
+/// One front end, from its coming to its going.
+fn attend(service: &Service, client: Arc<OwnedFd>, shared: &Shared) {
+    log::info!("{}: a front end has come", service.name);
+    // Also when the session panics, or nobody would be let in any more.
+    let _place = Place { client: client.clone(), shared };
+    let mut session = Session::new(service, client);
+    if let Err(error) = session.run() {
+        log::warn!("{}: the front end is let go: {error}", service.name);
     }
-    listener.close();
+    drop(session);
+    log::info!("{}: the front end has gone", service.name);
+}
+
+/// A front end's place among those that are served.
+struct Place<'a> {
+    client: Arc<OwnedFd>,
+    shared: &'a Shared,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.shared.gone(&self.client);
+    }
 }

@@ -5,7 +5,8 @@
 //!    waits for its requests, and starts it again where it was.
 //! 2. A message that cannot be obeyed is refused, if the front end waits for an answer; otherwise it is the end of the session.
 //!    Either is logged with what was wrong.
-//! 3. When the session ends, so do its queues, before the next one is accepted.
+//! 3. When the session ends, so do its queues, before those of another one start.
+//! 4. Its queues run while it has the turn ([`turn`](super::turn)): it is taken with the first, and ends with the last.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -29,9 +30,14 @@ use super::marks::Marks;
 use super::queue::{LogParts, QueueParts, RingParts};
 use super::ring::{Ring, RingPlace};
 use super::socket::{self, SocketError};
+use super::turn::{Turn, Turns};
 
 /// How often the volume's size is looked at: an array that grows tells nobody.
 const SIZE_LOOK: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether another front end still has the disk. Who moves a guest stops it there before it starts it here, so that
+/// nobody waits; who does not has two guests write to one disk.
+const TURN_LOOK: Duration = Duration::from_millis(20);
 
 /// Why a message was not obeyed.
 #[derive(Debug, thiserror::Error)]
@@ -137,6 +143,7 @@ pub(super) struct Service {
     /// The worker of the first queue.
     pub(super) first_worker: usize,
     pub(super) stats: Arc<Stats>,
+    pub(super) turns: Turns,
 }
 
 /// One front end.
@@ -159,6 +166,11 @@ pub(super) struct Session<'a> {
     announced: u64,
     /// As the driver has set it.
     status: u64,
+    turn: Turn<'a>,
+    /// A queue would run if another front end's did not.
+    waits: bool,
+    /// That was told of.
+    has_waited: bool,
 }
 
 impl<'a> Session<'a> {
@@ -177,6 +189,9 @@ impl<'a> Session<'a> {
             backend: None,
             announced: service.device.sectors(),
             status: 0,
+            turn: service.turns.join(),
+            waits: false,
+            has_waited: false,
         }
     }
 
@@ -184,7 +199,10 @@ impl<'a> Session<'a> {
     pub(super) fn run(&mut self) -> Result<(), SocketError> {
         let socket = self.socket.clone();
         loop {
-            if !socket::wait(socket.as_fd(), SIZE_LOOK)? {
+            let time = if self.waits { TURN_LOOK } else { SIZE_LOOK };
+            let has_come = socket::wait(socket.as_fd(), time)?;
+            self.start_those_that_wait();
+            if !has_come {
                 self.announce_size();
                 continue;
             }
@@ -194,7 +212,9 @@ impl<'a> Session<'a> {
             };
             let name = format!("{message:?}");
             log::debug!("{}: {name}", self.service.name);
-            match self.obey(message, files) {
+            let obeyed = self.obey(message, files);
+            self.leave_the_disk();
+            match obeyed {
                 Ok(answer) => self.reply(&header, answer)?,
                 Err(refusal) => {
                     log::warn!("{}: the front end's {name} is refused: {refusal}", self.service.name);
@@ -348,6 +368,16 @@ impl<'a> Session<'a> {
         if queue.size == 0 || queue.running.is_some() || !(queue.enabled || always_enabled) {
             return;
         }
+        if !self.turn.take() {
+            self.waits = true;
+            if !std::mem::replace(&mut self.has_waited, true) {
+                log::warn!(
+                    "{}: the guest of another front end still uses the disk; this one waits until that stops",
+                    self.service.name
+                );
+            }
+            return;
+        }
         let place = RingPlace {
             size: queue.size,
             is_packed: self.features & feature::RING_PACKED != 0,
@@ -374,6 +404,20 @@ impl<'a> Session<'a> {
         };
         let running = QueueHandle::start(&service.workers[worker], parts);
         self.queues[index as usize].running = Some(running);
+    }
+
+    /// Starts what could not, where the disk is free now.
+    fn start_those_that_wait(&mut self) {
+        if std::mem::take(&mut self.waits) {
+            (0..self.service.device.queues().into()).for_each(|index| self.start(index));
+        }
+    }
+
+    /// Lets others have the disk, if no queue runs.
+    fn leave_the_disk(&self) {
+        if self.queues.iter().all(|queue| queue.running.is_none()) {
+            self.turn.end();
+        }
     }
 
     fn ring(&self, index: u32, place: RingPlace, base: u32) -> RingParts {
