@@ -3,10 +3,13 @@
 mod vhost_support;
 
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use blockwork_engine::Sectors;
 use blockwork_format::vhost_user::{ConfigPart, Message, Region, VringState};
 use blockwork_format::virtio::blk::{CONFIG_WRITEBACK, feature, request, status};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost_support::{Rig, kinds, read, write};
 use vhostload::{Client, Disk, Options, Request};
@@ -128,4 +131,40 @@ fn a_third_front_end_waits_and_keeps_no_server_from_its_end() {
     rig.stop();
     assert!(third.is_closed() && fourth.is_closed());
     drop(second);
+}
+
+#[test]
+fn a_front_end_that_never_rests_is_told_of_a_resize() {
+    let rig = Rig::new("memory:16M", 1);
+    let disk = rig.disk(Options::default());
+    rig.resize(Sectors(4096));
+    let told = AtomicBool::new(false);
+    let client = disk.client().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for _ in 0..50_000 {
+                if told.load(Ordering::Relaxed) {
+                    return;
+                }
+                client.number(&Message::GetFeatures).unwrap();
+            }
+            panic!("it was not told while it spoke");
+        });
+        disk.wait_for_config_change().unwrap();
+        told.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(disk.config().unwrap().capacity, 4096);
+    drop(disk);
+    rig.stop();
+}
+
+#[test]
+fn a_descriptor_to_be_called_by_about_the_log_is_taken_and_not_used() {
+    let rig = Rig::new("memory:16M", 1);
+    let mut disk = rig.disk(Options::default());
+    let call = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    disk.client().unwrap().tell(&Message::SetLogFd, &[call.as_fd()]).unwrap();
+    assert_eq!(write(&mut disk, 0, 0, &[1; 512]).status, status::OK);
+    drop(disk);
+    rig.stop();
 }

@@ -18,6 +18,7 @@
 //! Not here: IOMMUs; polling for a guest that cannot call.
 
 mod batch;
+mod complaints;
 mod control;
 mod device;
 mod dirty;

@@ -15,7 +15,7 @@
 //! 5. Calls of the driver's are unheard only where the ring is looked at afterwards, before the worker sleeps: in the same turn, or in the
 //!    one that is asked for where something was taken.
 //! 6. A ring that is broken is not touched any more but to answer what is in flight; the front end is told by its error
-//!    eventfd, and we by the log, once. Nobody else notices.
+//!    eventfd, and we by the log, as far as `complaints` lets it. Nobody else notices.
 
 use std::io::IoSliceMut;
 use std::os::fd::OwnedFd;
@@ -32,6 +32,7 @@ use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
 
 use super::batch::{self, Batches};
+use super::complaints::Complaints;
 use super::control::{Command, Presence};
 use super::dirty::DirtyLog;
 use super::request::{Request, add_segments, segments};
@@ -70,6 +71,8 @@ pub(super) struct QueueParts {
     /// Whether a flush is agreed upon.
     pub(super) has_flush: bool,
     pub(super) id: [u8; ID_BYTES],
+    /// About broken rings.
+    pub(super) complaints: Arc<Complaints>,
     pub(super) stats: Arc<RingStats>,
     pub(super) presence: Presence,
 }
@@ -116,6 +119,7 @@ pub(super) struct QueuePort {
     error: Option<Signal>,
     has_flush: bool,
     id: [u8; ID_BYTES],
+    complaints: Arc<Complaints>,
     stats: Arc<RingStats>,
     presence: Presence,
     batches: Batches,
@@ -162,6 +166,7 @@ impl QueuePort {
             error: parts.error.map(Signal::new),
             has_flush: parts.has_flush,
             id: parts.id,
+            complaints: parts.complaints,
             stats: parts.stats,
             presence: parts.presence,
             batches: Batches::default(),
@@ -214,12 +219,13 @@ impl QueuePort {
         if std::mem::replace(&mut self.broken, true) {
             return;
         }
-        log::warn!(
-            "{}: queue {} is broken and not served any more: {error}; reset the device in the guest, and have its driver \
-             mended",
-            self.name,
-            self.index
-        );
+        self.complaints.warn(blockwork_uring::clock(), || {
+            format!(
+                "{}: queue {} is broken and not served any more: {error}; reset the device in the guest, and have its driver \
+                 mended",
+                self.name, self.index
+            )
+        });
         self.untold = true;
     }
 

@@ -12,6 +12,7 @@ use blockwork_uring::Uring;
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
+use super::complaints::Complaints;
 use super::device::Device;
 use super::session::{Service, Session};
 use super::socket;
@@ -132,6 +133,8 @@ impl VhostServer {
             first_worker: options.first_worker,
             stats,
             turns: Turns::default(),
+            refusals: Complaints::default(),
+            broken: Arc::default(),
         };
         let shared = Arc::new(Shared::default());
         let fd = listener.fd().clone();

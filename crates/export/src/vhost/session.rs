@@ -4,7 +4,7 @@
 //! 1. A queue runs while it has a ring, memory, a kick and is enabled; whatever alters one of these stops it first, which
 //!    waits for its requests, and starts it again where it was.
 //! 2. A message that cannot be obeyed is refused, if the front end waits for an answer; otherwise it is the end of the session.
-//!    Either is logged with what was wrong.
+//!    Either is logged with what was wrong, as far as `complaints` lets it.
 //! 3. When the session ends, so do its queues, before those of another one start.
 //! 4. Its queues run while it has the turn ([`turn`](super::turn)): it is taken with the first, and ends with the last.
 
@@ -23,6 +23,7 @@ use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, LayoutError,
 use blockwork_uring::Uring;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
+use super::complaints::Complaints;
 use super::control::{Command, QueueHandle};
 use super::device::Device;
 use super::dirty::{DirtyLog, LogMemory, bytes_for};
@@ -144,6 +145,9 @@ pub(super) struct Service {
     pub(super) first_worker: usize,
     pub(super) stats: Arc<Stats>,
     pub(super) turns: Turns,
+    /// About messages, and about rings.
+    pub(super) refusals: Complaints,
+    pub(super) broken: Arc<Complaints>,
 }
 
 /// One front end.
@@ -202,8 +206,9 @@ impl<'a> Session<'a> {
             let time = if self.waits { TURN_LOOK } else { SIZE_LOOK };
             let has_come = socket::wait(socket.as_fd(), time)?;
             self.start_those_that_wait();
+            // Also of a front end that never rests.
+            self.announce_size();
             if !has_come {
-                self.announce_size();
                 continue;
             }
             let (header, message, files) = match socket::receive(socket.as_fd()) {
@@ -217,7 +222,9 @@ impl<'a> Session<'a> {
             match obeyed {
                 Ok(answer) => self.reply(&header, answer)?,
                 Err(refusal) => {
-                    log::warn!("{}: the front end's {name} is refused: {refusal}", self.service.name);
+                    self.service.refusals.warn(blockwork_uring::clock(), || {
+                        format!("{}: the front end's {name} is refused: {refusal}", self.service.name)
+                    });
                     if !header.needs_reply() {
                         return Ok(());
                     }
@@ -333,11 +340,8 @@ impl<'a> Session<'a> {
                 self.set_log(area, files)?;
                 return number(0); // answered, whether or not the front end waits for all
             }
-            Message::SetLogFd => {
-                return Err(Refusal::Unknown(
-                    "nobody is called about the log: it is read when it is wanted".into(),
-                ));
-            }
+            // Nobody is called about the log: it is read when it is wanted.
+            Message::SetLogFd => {}
             Message::Unknown(found) => {
                 return Err(Refusal::Unknown(format!("message {found}, expected one of those known here")));
             }
@@ -399,6 +403,7 @@ impl<'a> Session<'a> {
             error: queue.error.clone(),
             has_flush: self.features & blk::feature::FLUSH != 0,
             id: service.device.id(),
+            complaints: service.broken.clone(),
             stats,
             presence,
         };

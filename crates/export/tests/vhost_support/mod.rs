@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use blockwork_engine::{
-    Counter, Errno, Layer, LeafId, LeafLayer, LeafSource, NodeId, NodeInfo, NodeKind, Stats, Volume,
+    Counter, Errno, Layer, LeafId, LeafLayer, LeafSource, NodeId, NodeInfo, NodeKind, Sectors, Stats, Volume,
     VolumeId, Worker, WorkerConfig, WorkerHandle,
 };
 use blockwork_export::vhost::{VhostOptions, VhostServer};
@@ -72,6 +72,14 @@ impl Rig {
 
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join("socket")
+    }
+
+    /// The volume has so many sectors now.
+    pub fn resize(&self, sectors: Sectors) {
+        let limits = blockwork_engine::Limits::default();
+        let layer = LeafLayer::new(LeafId(0), NodeId(0), sectors, limits);
+        let volume = Volume::new("disk/test", Arc::new(layer), false);
+        self.server.as_ref().expect("it runs").set_volume(&volume);
     }
 
     /// A disk of this server's.
