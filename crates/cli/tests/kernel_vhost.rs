@@ -1,5 +1,5 @@
 //! Linux in a virtual machine on disks that we serve by vhost-user-blk: file systems, fio's verification, discards, a disk that
-//! grows, and servers that are killed while the guest writes.
+//! grows, servers that are killed while the guest writes, and a guest that is stopped, saved, moved and given memory meanwhile.
 
 mod support;
 
@@ -29,6 +29,46 @@ blkdiscard /dev/vdb; [ -z \"$(tr -d '\\0' </dev/vdb | head -c 1)\" ] && echo dis
 dd if=/dev/urandom of=/dev/vdb bs=1M count=4 oflag=direct status=none
 blkdiscard -z -l 4M /dev/vdb; forget; [ -z \"$(head -c 4M /dev/vdb | tr -d '\\0' | head -c 1)\" ] && echo zeroed
 ";
+
+/// Until they are told that this is enough, in sessions of their own, which the end of this script does not end: jobs that write and verify on
+/// two processors, and on two others jobs that read what was written before, so that all queues are used. The memory that these read
+/// into is written by nobody but the server: what a move leaves behind of it is an error of theirs.
+const JOBS: &str = "
+run() {
+    fio --name=job --filename=/dev/vdb --bs=4k --iodepth=64 --ioengine=libaio --direct=1 --size=4M --offset_increment=8M \\
+        --numjobs=2 --cpus_allowed_policy=split --group_reporting --verify=crc32c --verify_fatal=1 --do_verify=1 \"$@\"
+}
+again_and_again() {
+    local name=$1
+    shift
+    until [ -e /tmp/enough ]; do run \"$@\" >/tmp/said.$name 2>&1 || break; done
+    [ -e /tmp/enough ] && echo verified >/tmp/result.$name || echo failed >/tmp/result.$name
+}
+run --rw=randwrite --offset=32M >&2
+export -f run again_and_again
+for jobs in 'writes --cpus_allowed=0-1 --rw=randwrite --verify_backlog=256' 'reads --cpus_allowed=2-3 --rw=randread --offset=32M --loops=8'; do
+    setsid bash -c \"again_and_again $jobs\" </dev/null >/dev/null 2>&1 9>&- &
+done
+";
+
+/// Waits until they have read and written more.
+const GO_ON: &str = "
+read -a before </sys/block/vdb/stat
+more() { read -a now </sys/block/vdb/stat; [ ${now[$1]} -gt $((before[$1] + 400)) ]; }
+for what in 0 4; do wait_for more $what || { cat /tmp/said.* >&2; false; }; done
+for result in /tmp/result.*; do [ ! -e $result ] || { cat /tmp/said.* >&2; false; }; done
+";
+
+const VERIFIED: &str = "
+touch /tmp/enough
+for name in reads writes; do until [ -e /tmp/result.$name ]; do busybox usleep 20000; done; done
+cat /tmp/said.* /tmp/result.*
+";
+
+/// Has the kernel put what it is given where programs get their memory from first, and tells how much it has.
+const MORE_MEMORY: &str = "echo online_movable >/sys/devices/system/memory/auto_online_blocks";
+const HAS_MORE_MEMORY: &str =
+    "more() { read -r _ kib _ </proc/meminfo; [ $kib -gt 1100000 ]; }; wait_for more; echo more";
 
 fn fio(seconds_or_size: &str) -> String {
     format!(
@@ -146,4 +186,36 @@ fn an_array_grows_under_a_guest_that_sees_it() {
     assert!(script(&guest, &format!("{larger}\nwait_for larger\n{write}")).contains("written"));
     drop(guest);
     server.stop();
+}
+
+#[test]
+fn a_guest_is_stopped_saved_moved_and_given_memory_while_it_reads_and_writes() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 64 * MIB);
+    let socket = scratch.at("socket");
+    let mut command =
+        scratch.blockwork(["serve", "--workers", "2", "--vhost-user", &socket, "--disk", "disk.img"]);
+    // The messages of the front ends.
+    let server = Server::start(command.env("RUST_LOG", "blockwork_export=debug"));
+    let disk = VhostDisk { socket: scratch.path("socket"), queues: 4, queue_size: 1024, packed: false };
+    let guest = Guest::with_vhost_disks(vec![disk.clone()]);
+    assert!(script(&guest, &format!("{LIMITS}\n{JOBS}\n{GO_ON}")).contains("queues 4"));
+    for _ in 0..3 {
+        guest.stop_and_go_on().unwrap();
+        script(&guest, GO_ON);
+    }
+    guest.save_and_restore().unwrap();
+    script(&guest, GO_ON);
+    // The next front end comes while the first is there, to the same socket.
+    guest.move_to(&[disk]).unwrap();
+    script(&guest, &format!("{GO_ON}\n{MORE_MEMORY}"));
+    guest.add_memory(256).unwrap();
+    script(&guest, &format!("{HAS_MORE_MEMORY}\n{GO_ON}"));
+    let said = script(&guest, VERIFIED);
+    assert_eq!(said.matches("verified").count(), 2, "{said}");
+    drop(guest);
+    let said = server.stop().stderr;
+    for expected in ["GetVringBase", "SetLogBase", "AddMemReg"] {
+        assert!(said.contains(expected), "the front end has not said {expected}: {said}");
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::cache::Cache;
 use crate::error::GuestError;
 use crate::port::{Heard, Port};
-use crate::qemu::Qemu;
+use crate::qemu::{Begin, Qemu};
 use crate::qmp::Qmp;
 use crate::scenario::{Output, Scenario};
 use crate::wire::Kind;
@@ -27,7 +27,7 @@ const POWER_CUT: &str = "@@ power cut @@\n";
 #[derive(Debug, Default)]
 pub struct Guest {
     machine: Mutex<Option<Machine>>,
-    vhost_disks: Vec<VhostDisk>,
+    pub(crate) vhost_disks: Vec<VhostDisk>,
 }
 
 /// A disk that a vhost-user-blk server of ours serves: the guest has it from its boot on, as `/dev/vdb` and so on, in their order.
@@ -79,14 +79,14 @@ impl Guest {
         *self.machine() = None;
     }
 
-    fn running<'a>(&self, slot: &'a mut Option<Machine>) -> Result<&'a mut Machine, GuestError> {
+    pub(crate) fn running<'a>(&self, slot: &'a mut Option<Machine>) -> Result<&'a mut Machine, GuestError> {
         match slot {
             Some(machine) => Ok(machine),
             None => Ok(slot.insert(Machine::boot(&self.vhost_disks)?)),
         }
     }
 
-    fn machine(&self) -> MutexGuard<'_, Option<Machine>> {
+    pub(crate) fn machine(&self) -> MutexGuard<'_, Option<Machine>> {
         self.machine.lock().unwrap_or_else(|poisoned| {
             // Whoever panicked left the guest in the middle of something.
             let mut machine = poisoned.into_inner();
@@ -123,11 +123,11 @@ impl Guest {
 
 /// A running guest.
 #[derive(Debug)]
-struct Machine {
+pub(crate) struct Machine {
     qemu: Qemu,
-    control: Qmp,
+    pub(crate) control: Qmp,
     agent: Port,
-    release: String,
+    pub(crate) release: String,
     /// SCSI targets of the disks that are plugged in.
     targets: Vec<u32>,
 }
@@ -140,14 +140,19 @@ enum Ending {
 }
 
 impl Machine {
-    fn boot(vhost_disks: &[VhostDisk]) -> Result<Machine, GuestError> {
+    /// A QEMU, with nothing in it yet.
+    pub(crate) fn start(vhost_disks: &[VhostDisk], begin: Begin) -> Result<Machine, GuestError> {
         // Until QEMU has opened the files, nobody may replace them.
         let cache = Cache::open()?;
-        let (qemu, lines) = Qemu::start(&cache.boot_files()?, vhost_disks)?;
+        let (qemu, lines) = Qemu::start(&cache.boot_files()?, vhost_disks, begin)?;
         drop(cache);
         let control = Qmp::new(lines.control)?;
         let agent = Port::new(lines.agent).map_err(GuestError::file("cannot set up", "the agent's line"))?;
-        let mut machine = Machine { qemu, control, agent, release: String::new(), targets: Vec::new() };
+        Ok(Machine { qemu, control, agent, release: String::new(), targets: Vec::new() })
+    }
+
+    fn boot(vhost_disks: &[VhostDisk]) -> Result<Machine, GuestError> {
+        let mut machine = Machine::start(vhost_disks, Begin::Boot)?;
         match machine.agent.hear(Instant::now() + BOOT_TIMEOUT) {
             Heard::Frame(Kind::Ready, release) => {
                 machine.release = String::from_utf8_lossy(&release).into_owned()

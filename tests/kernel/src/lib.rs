@@ -17,7 +17,7 @@
 //! - [`Guest`] is a machine that boots when it is first needed; [`Scenario`] one script with its disks; [`Output`] what it said.
 //! - `packages`, `system` and `initrd` make what is booted, once, in a cache (`cache`): the kernel and a read-only root file
 //!   system from Debian's packages, and an initial RAM disk with `agent`, which runs the scripts.
-//! - `qemu` is the process, `qmp` its control socket (disks), `port` the line to the agent (scripts, `wire` is its protocol).
+//! - `qemu` is the process, `qmp` its control socket (disks, `moves`), `port` the line to the agent (scripts, `wire` is its protocol).
 //!
 //! Invariants:
 //!
@@ -30,6 +30,7 @@ mod cache;
 mod error;
 mod guest;
 mod initrd;
+mod moves;
 mod packages;
 pub mod pattern;
 mod port;

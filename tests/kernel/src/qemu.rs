@@ -18,9 +18,13 @@ use crate::error::GuestError;
 use crate::guest::VhostDisk;
 use crate::programs::{command, not_started, tail};
 
-/// Processors and memory (MiB) of a guest.
-const PROCESSORS: &str = "2";
-const MEMORY: &str = "1024";
+/// Processors of a guest; one with disks by vhost-user has one for each queue of a disk.
+const PROCESSORS: u16 = 2;
+/// Memory (KiB) of a guest: not a multiple of 256 KiB. Of memory that is one, QEMU before 9.0 loses what its emulated processors write while
+/// the guest moves (mended by its commit 03bfc2188f06).
+const MEMORY: u64 = (1024 << 10) + 8;
+/// What it can have beside that, where it may be given some.
+const MEMORY_MAX: &str = ",slots=1,maxmem=2048M";
 /// So much of the console is shown with an error: the kernel's last words, with the registers and calls of a panic.
 const CONSOLE_LINES: usize = 100;
 
@@ -34,6 +38,14 @@ pub(crate) struct Qemu {
     said: File,
 }
 
+/// What a QEMU does when it has been started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Begin {
+    Boot,
+    /// It waits for a guest that moves in.
+    Receive,
+}
+
 /// Lines to a QEMU that has just been started.
 pub(crate) struct Lines {
     pub(crate) control: UnixStream,
@@ -42,7 +54,11 @@ pub(crate) struct Lines {
 
 impl Qemu {
     /// Starts it, and takes its calls on both lines.
-    pub(crate) fn start(files: &BootFiles, vhost_disks: &[VhostDisk]) -> Result<(Qemu, Lines), GuestError> {
+    pub(crate) fn start(
+        files: &BootFiles,
+        vhost_disks: &[VhostDisk],
+        begin: Begin,
+    ) -> Result<(Qemu, Lines), GuestError> {
         // Only until all are connected or open.
         let folder = tempfile::Builder::new()
             .prefix("blockwork-guest-")
@@ -54,7 +70,13 @@ impl Qemu {
         let said = create(&said_path)?;
         let said_by_qemu = said.try_clone().map_err(GuestError::file("cannot share", &said_path))?;
         let mut command = command_line(files, folder.path());
+        let queues = vhost_disks.iter().map(|disk| disk.queues).max();
+        command.args(["-smp", &queues.unwrap_or(0).max(PROCESSORS).to_string()]);
+        command.args(["-m", &format!("{MEMORY}K{}", if queues.is_some() { MEMORY_MAX } else { "" })]);
         vhost_disks.iter().enumerate().for_each(|(number, disk)| add_vhost(&mut command, number, disk));
+        if begin == Begin::Receive {
+            command.args(["-incoming", "defer"]);
+        }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said_by_qemu);
         let (process, ended) = keep(command)?;
         let qemu = Qemu { process, ended, console, said };
@@ -168,19 +190,10 @@ fn command_line(files: &BootFiles, folder: &Path) -> Command {
         // A server's process sees the memory of a disk that it serves by vhost-user.
         "pc,hpet=off,memory-backend=memory",
         "-object",
-        &format!("memory-backend-memfd,id=memory,size={MEMORY}M,share=on"),
+        &format!("memory-backend-memfd,id=memory,size={MEMORY}K,share=on"),
     ]);
     // 57-bit addresses make the emulated memory management slower, and nothing here needs them.
-    command.args([
-        "-accel",
-        "tcg,thread=multi,tb-size=512",
-        "-cpu",
-        "max,la57=off",
-        "-smp",
-        PROCESSORS,
-        "-m",
-        MEMORY,
-    ]);
+    command.args(["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max,la57=off"]);
     command.arg("-kernel").arg(&files.kernel).arg("-initrd").arg(&files.initrd);
     command.args([
         "-append",

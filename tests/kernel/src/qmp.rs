@@ -1,4 +1,5 @@
-//! QEMU's control socket: JSON, a command and its answer a line, events between them. Here it plugs disks in and out.
+//! QEMU's control socket: JSON, a command and its answer a line, events between them. Here it plugs disks in and out, gives a
+//! guest memory, stops it, and moves it.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -18,13 +19,18 @@ pub(crate) struct Qmp {
     stream: BufReader<UnixStream>,
     /// Devices that have been unplugged, of events that came before somebody waited for them.
     unplugged: Vec<String>,
+    /// What was heard last of how a move from here goes.
+    move_is: String,
+    /// The guest was heard to run here.
+    runs: bool,
 }
 
 impl Qmp {
     /// Agrees on the protocol.
     pub(crate) fn new(stream: UnixStream) -> Result<Qmp, GuestError> {
         stream.set_read_timeout(Some(PATIENCE)).map_err(lost)?;
-        let mut qmp = Qmp { stream: BufReader::new(stream), unplugged: Vec::new() };
+        let stream = BufReader::new(stream);
+        let mut qmp = Qmp { stream, unplugged: Vec::new(), move_is: String::new(), runs: false };
         qmp.read()?;
         qmp.execute("qmp_capabilities", json!({}))?;
         Ok(qmp)
@@ -76,6 +82,56 @@ impl Qmp {
         self.execute("blockdev-del", json!({ "node-name": format!("file{target}") }))
     }
 
+    /// Stops the guest's processors, and takes its devices to rest.
+    pub(crate) fn stop(&mut self) -> Result<(), GuestError> {
+        self.execute("stop", json!({}))
+    }
+
+    /// Has it go on.
+    pub(crate) fn go_on(&mut self) -> Result<(), GuestError> {
+        self.execute("cont", json!({}))
+    }
+
+    /// Plugs memory in, of which the kernel in the guest has to make something.
+    pub(crate) fn add_memory(&mut self, mib: u64) -> Result<(), GuestError> {
+        let size = mib << 20;
+        let memory = json!({ "qom-type": "memory-backend-memfd", "id": "more", "size": size, "share": true });
+        self.execute("object-add", memory)?;
+        self.execute("device_add", json!({ "driver": "pc-dimm", "id": "dimm", "memdev": "more" }))
+    }
+
+    /// Waits at `uri` for a guest.
+    pub(crate) fn receive(&mut self, uri: &str) -> Result<(), GuestError> {
+        self.execute("migrate-incoming", json!({ "uri": uri }))
+    }
+
+    /// Until the guest that was received runs.
+    pub(crate) fn wait_for_it_to_run(&mut self) -> Result<(), GuestError> {
+        while !self.runs {
+            self.read()?;
+        }
+        Ok(())
+    }
+
+    /// Sends the guest to who waits at `uri`, while it runs, until it runs there.
+    pub(crate) fn send(&mut self, uri: &str) -> Result<(), GuestError> {
+        let events = json!({ "capabilities": [{ "capability": "events", "state": true }] });
+        self.execute("migrate-set-capabilities", events)?;
+        // So little may be left when the guest is stopped that nearly all has been sent while it ran, and what it wrote since once more;
+        // an emulated processor writes more slowly than that.
+        let pace = json!({ "max-bandwidth": 128 << 20, "downtime-limit": 100 });
+        self.execute("migrate-set-parameters", pace)?;
+        self.execute("migrate", json!({ "uri": uri }))?;
+        while self.move_is != "completed" {
+            if self.move_is == "failed" {
+                let reason = "the move has failed; the console says why".to_owned();
+                return Err(GuestError::Refused { command: "migrate".into(), reason });
+            }
+            self.read()?;
+        }
+        Ok(())
+    }
+
     fn execute(&mut self, command: &str, arguments: Value) -> Result<(), GuestError> {
         let line = json!({ "execute": command, "arguments": arguments }).to_string() + "\n";
         self.stream.get_mut().write_all(line.as_bytes()).map_err(lost)?;
@@ -97,8 +153,13 @@ impl Qmp {
             return Err(lost(io::ErrorKind::UnexpectedEof.into()));
         }
         let said: Value = serde_json::from_str(&line).map_err(|error| lost(error.into()))?;
-        if said["event"] == "DEVICE_DELETED" {
-            self.unplugged.extend(said["data"]["device"].as_str().map(str::to_owned));
+        match said["event"].as_str() {
+            Some("DEVICE_DELETED") => {
+                self.unplugged.extend(said["data"]["device"].as_str().map(str::to_owned));
+            }
+            Some("MIGRATION") => self.move_is = said["data"]["status"].as_str().unwrap_or_default().into(),
+            Some("RESUME") => self.runs = true,
+            _ => {}
         }
         Ok(said)
     }
