@@ -17,8 +17,9 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-/// Mappings of a process at a time, at most.
-pub(crate) const MAPPINGS_MAX: usize = 4096;
+/// Mappings of a process at a time, at most: half of what Linux lets a process have unless told otherwise, and enough for 64 front ends that
+/// have all their regions.
+pub(crate) const MAPPINGS_MAX: usize = 32768;
 
 struct Slot {
     start: AtomicUsize,

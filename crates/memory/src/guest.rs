@@ -381,6 +381,14 @@ mod tests {
         (file, mapping)
     }
 
+    #[test]
+    fn guests_with_all_their_regions_leave_room_for_others() {
+        let file = File::from(memfd_create("test", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&file, 0x1000).unwrap();
+        let many = (0..12 * GUEST_REGIONS_MAX).map(|_| Mapping::new(file.as_fd(), 0x1000));
+        assert!(many.collect::<Result<Vec<_>, _>>().is_ok());
+    }
+
     fn region(mapping: &Arc<Mapping>, guest: u64, user: u64, offset: u64, len: u64) -> GuestRegion {
         GuestRegion { guest, user, len, mapping: mapping.clone(), offset }
     }
