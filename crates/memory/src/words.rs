@@ -1,6 +1,6 @@
 //! Words of a buffer that somebody else reads and writes at the same time: the indices and entries of a ring in shared pages.
 
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::buffer::Buffer;
 
@@ -39,6 +39,15 @@ impl Buffer {
     #[inline]
     pub fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
         self.short(offset).store(value.to_le(), order);
+    }
+
+    /// Sets the 64-bit word at `offset`, little-endian, by one store.
+    ///
+    /// # Panics
+    /// If it lies outside, or its address is no multiple of eight.
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64, order: Ordering) {
+        self.long(offset).store(value.to_le(), order);
     }
 
     /// Copies out the 16 bytes at `offset`, by one load each of the first and the last eight: what was checked is what is
@@ -90,6 +99,15 @@ impl Buffer {
     }
 
     #[inline]
+    fn long(&self, offset: usize) -> &AtomicU64 {
+        let inside = offset.checked_add(8).is_some_and(|end| end <= self.len());
+        let at = self.as_ptr().wrapping_add(offset).cast::<u64>();
+        assert!(inside && at.is_aligned(), "no long word at {offset} of a buffer of {}", self.len());
+        // SAFETY: as in `word`.
+        unsafe { AtomicU64::from_ptr(at) }
+    }
+
+    #[inline]
     fn word(&self, offset: usize) -> &AtomicU32 {
         let inside = offset.checked_add(4).is_some_and(|end| end <= self.len());
         let at = self.as_ptr().wrapping_add(offset).cast::<u32>();
@@ -126,6 +144,20 @@ mod tests {
         assert_eq!(buffer.load_u16(4094, Ordering::Acquire), 0x0102);
         buffer.write_at(4079, b"0123456789abcdef");
         assert_eq!(&buffer.read_16(4079), b"0123456789abcdef");
+    }
+
+    #[test]
+    fn long_words_are_the_same_bytes_and_lie_where_the_processor_writes_them_whole() {
+        let buffer = Buffer::new(4096);
+        buffer.store_u64(4088, 0x0102_0304_0506_0708, Ordering::Release);
+        let mut bytes = [0; 8];
+        buffer.read_at(4088, &mut bytes);
+        assert_eq!(bytes, [8, 7, 6, 5, 4, 3, 2, 1]);
+        let refused = |offset| {
+            let store = std::panic::AssertUnwindSafe(|| buffer.store_u64(offset, 1, Ordering::Relaxed));
+            std::panic::catch_unwind(store).is_err()
+        };
+        assert!(refused(4) && refused(4096) && refused(usize::MAX));
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //!
 //! Invariants:
 //! 1. The steps of each change are in the order that the protocol gives, which makes them right wherever we may be killed
-//!    between two of them; what was stored is what is there then (the memory outlives the process).
+//!    between two of them; what was stored is what is there then (the memory outlives the process). What has to change in one
+//!    step is one store.
 //! 2. The front end can write here, too. Only [`Marks::recover_split`] and [`Marks::recover_packed`] read, once; each index is
 //!    checked, and no list is followed for longer than there are entries. Later everything is known here, and only written.
 //!
@@ -16,6 +17,7 @@ use blockwork_format::virtio::PackedDescriptor;
 use blockwork_memory::{Buffer, Place};
 use smallvec::SmallVec;
 
+use super::cut::stored;
 use super::ring::{Head, Position, RingError};
 
 /// One queue's marks.
@@ -27,6 +29,10 @@ pub struct Marks {
     counter: u64,
     /// Split: what was entered into the used ring since the driver last saw it.
     batch: Vec<u16>,
+    /// Split: what was entered last.
+    last_of_batch: u16,
+    /// Packed: where the next descriptor is used.
+    used: Position,
     /// Packed: entries that are free; the last one is taken next.
     free: Vec<u16>,
     /// Packed: by the first entry of a chain, the others, and its last.
@@ -71,6 +77,8 @@ impl Marks {
             is_packed,
             counter: 0,
             batch: Vec::new(),
+            last_of_batch: 0,
+            used: Position { index: 0, wrap: false },
             free: Vec::new(),
             chains: vec![SmallVec::new(); if is_packed { size.into() } else { 0 }],
         })
@@ -97,6 +105,12 @@ impl Marks {
 
     fn store(&self, offset: usize, value: u16) {
         self.area.store_u16(offset, value, Ordering::Relaxed);
+        stored();
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        self.area.write_at(offset, bytes);
+        stored();
     }
 
     fn load_byte(&self, offset: usize) -> u8 {
@@ -147,6 +161,7 @@ impl Marks {
         if self.was_used()? {
             self.finish_batch(used)?;
         }
+        self.last_of_batch = self.load(LAST_OF_BATCH);
         self.store(split::USED_INDEX, used);
         let mut left: Vec<(u64, u16)> = (0..self.size)
             .filter(|&head| self.load_byte(self.entry(head) + split::INFLIGHT) != 0)
@@ -166,7 +181,7 @@ impl Marks {
         let mut at = LAST_OF_BATCH;
         for _ in 0..batch {
             let head = self.index(at, "the last batch's next", self.size)?;
-            self.area.write_at(self.entry(head) + split::INFLIGHT, &[0]);
+            self.write(self.entry(head) + split::INFLIGHT, &[0]);
             at = self.entry(head) + split::NEXT;
         }
         Ok(())
@@ -176,9 +191,9 @@ impl Marks {
     #[inline]
     pub(super) fn take_split(&mut self, head: u16) {
         let entry = self.entry(head);
-        self.area.write_at(entry + split::COUNTER, &self.counter.to_ne_bytes());
+        self.write(entry + split::COUNTER, &self.counter.to_ne_bytes());
         fence(Ordering::Release);
-        self.area.write_at(entry + split::INFLIGHT, &[1]);
+        self.write(entry + split::INFLIGHT, &[1]);
         fence(Ordering::Release);
         self.counter = self.counter.wrapping_add(1);
     }
@@ -186,10 +201,11 @@ impl Marks {
     /// It was entered into the used ring, where the driver does not see it yet.
     #[inline]
     pub(super) fn complete_split(&mut self, head: u16) {
-        self.store(self.entry(head) + split::NEXT, self.load(LAST_OF_BATCH));
+        self.store(self.entry(head) + split::NEXT, self.last_of_batch);
         fence(Ordering::Release);
         self.store(LAST_OF_BATCH, head);
         fence(Ordering::Release);
+        self.last_of_batch = head;
         self.batch.push(head);
     }
 
@@ -199,25 +215,30 @@ impl Marks {
         fence(Ordering::Release);
         for head in self.batch.drain(..) {
             self.area.write_at(inflight::entry(head, false) + split::INFLIGHT, &[0]);
+            stored();
         }
         fence(Ordering::Release);
-        self.area.store_u16(split::USED_INDEX, used, Ordering::Release);
+        self.store(split::USED_INDEX, used);
     }
 
-    /// What was in flight in a ring of `ring` descriptors. `begin` is where that begins if the marks are new; `is_used` says
-    /// whether the driver sees the descriptor at a place as used.
+    /// What was in flight in a ring of `ring` descriptors. `begin` is where that begins if the marks are new; `is_available` says
+    /// whether the descriptor at a place is still one that the driver has made available there.
+    ///
+    /// Where the two positions differ, a chain was about to be used. The first descriptor of that place tells whether the driver has
+    /// seen it: if so, it may have put another one there since, of its next turn around the ring. Where they are the same, nothing
+    /// was, or not all that says so had been written.
     pub(super) fn recover_packed(
         &mut self,
         begin: Position,
         ring: u16,
-        is_used: impl Fn(Position) -> bool,
+        is_available: impl Fn(Position) -> bool,
     ) -> Result<PackedRecovered, RingError> {
         if self.load(VERSION) == 0 {
             self.format_packed(begin);
         }
         self.was_used()?;
         let (now, before) = (self.position(false, ring)?, self.position(true, ring)?);
-        let committed = now == before || is_used(before);
+        let committed = now != before && !is_available(before);
         let used = if committed { now } else { before };
         let field = if committed { packed::FREE_HEAD } else { packed::OLD_FREE_HEAD };
         let free_head = self.load(field);
@@ -225,8 +246,9 @@ impl Marks {
         left.sort_unstable_by_key(|left| std::cmp::Reverse(left.counter));
         self.counter = left.first().map_or(0, |left| left.counter.wrapping_add(1));
         self.store_heads(free_head);
-        self.store_position(used, false);
-        self.store_position(used, true);
+        fence(Ordering::Release);
+        self.store_positions(used, used);
+        self.used = used;
         Ok(PackedRecovered { used, left })
     }
 
@@ -236,8 +258,7 @@ impl Marks {
             self.store(self.entry(number) + packed::NEXT, number + 1);
         }
         self.store_heads(0);
-        self.store_position(begin, false);
-        self.store_position(begin, true);
+        self.store_positions(begin, begin);
         fence(Ordering::Release);
     }
 
@@ -251,14 +272,15 @@ impl Marks {
         Ok(Position { index: self.index(index, "the used index", ring)?, wrap: self.load_byte(wrap) != 0 })
     }
 
-    fn store_position(&self, at: Position, before: bool) {
-        let (index, wrap) = if before {
-            (packed::OLD_USED_INDEX, packed::OLD_USED_WRAP)
-        } else {
-            (packed::USED_INDEX, packed::USED_WRAP)
-        };
-        self.store(index, at.index);
-        self.area.write_at(wrap, &[at.wrap.into()]);
+    /// Both by one store: half of it would be a place where the ring never was.
+    fn store_positions(&self, now: Position, before: Position) {
+        let put = |value: u16, field: usize| u64::from(value) << (8 * (field - packed::POSITIONS));
+        let word = put(now.index, packed::USED_INDEX)
+            | put(before.index, packed::OLD_USED_INDEX)
+            | put(now.wrap.into(), packed::USED_WRAP)
+            | put(before.wrap.into(), packed::OLD_USED_WRAP);
+        self.area.store_u64(packed::POSITIONS, word, Ordering::Relaxed);
+        stored();
     }
 
     fn store_heads(&self, free: u16) {
@@ -275,7 +297,7 @@ impl Marks {
             if std::mem::replace(&mut is_free[usize::from(at)], true) {
                 return Err(wrong(format!("the list of free entries comes back to {at}")));
             }
-            self.area.write_at(self.entry(at) + packed::INFLIGHT, &[0]);
+            self.write(self.entry(at) + packed::INFLIGHT, &[0]);
             free.push(at);
             at = self.load(self.entry(at) + packed::NEXT);
         }
@@ -333,17 +355,17 @@ impl Marks {
             bytes[2..4].copy_from_slice(&descriptor.flags.to_ne_bytes());
             bytes[4..8].copy_from_slice(&descriptor.len.to_ne_bytes());
             bytes[8..].copy_from_slice(&descriptor.address.to_ne_bytes());
-            self.area.write_at(self.entry(number) + packed::DESCRIPTOR, &bytes);
+            self.write(self.entry(number) + packed::DESCRIPTOR, &bytes);
             chain.push(number);
         }
         let (head, last) = (chain[0], *chain.last().expect("at least one"));
         let entry = self.entry(head);
         self.store(entry + packed::LAST, last);
         self.store(entry + packed::COUNT, u16::try_from(chain.len()).expect("as many as the ring has"));
-        self.area.write_at(entry + packed::COUNTER, &self.counter.to_ne_bytes());
+        self.write(entry + packed::COUNTER, &self.counter.to_ne_bytes());
         self.counter = self.counter.wrapping_add(1);
         fence(Ordering::Release);
-        self.area.write_at(entry + packed::INFLIGHT, &[1]);
+        self.write(entry + packed::INFLIGHT, &[1]);
         fence(Ordering::Release);
         // The links between the entries are those of the list of free ones, as they were taken from it.
         self.store_heads(self.free.last().copied().unwrap_or(self.size));
@@ -360,21 +382,27 @@ impl Marks {
         self.store(self.entry(last) + packed::NEXT, free_head);
         fence(Ordering::Release);
         self.store(packed::FREE_HEAD, head.mark());
-        self.store_position(next, false);
         fence(Ordering::Release);
+        self.store_positions(next, self.used);
+        fence(Ordering::Release);
+        self.used = next;
         self.free.extend(chain.into_iter().rev());
     }
 
     /// The driver sees that it was used.
     pub(super) fn published_packed(&mut self, head: Head) {
         fence(Ordering::Release);
-        self.area.write_at(self.entry(head.mark()) + packed::INFLIGHT, &[0]);
+        self.write(self.entry(head.mark()) + packed::INFLIGHT, &[0]);
         fence(Ordering::Release);
         self.store(packed::OLD_FREE_HEAD, head.mark());
-        self.store(packed::OLD_USED_INDEX, self.load(packed::USED_INDEX));
-        self.area.write_at(packed::OLD_USED_WRAP, &[self.load_byte(packed::USED_WRAP)]);
+        fence(Ordering::Release);
+        self.store_positions(self.used, self.used);
         fence(Ordering::Release);
     }
 }
 
 const LAST_OF_BATCH: usize = split::LAST_BATCH_HEAD;
+
+#[cfg(test)]
+#[path = "marks_tests.rs"]
+mod tests;

@@ -20,6 +20,7 @@
 mod batch;
 mod complaints;
 mod control;
+mod cut;
 mod device;
 mod dirty;
 mod marks;

@@ -39,6 +39,8 @@ pub mod packed {
     pub const FREE_HEAD: usize = 12;
     /// As above, of the batch before.
     pub const OLD_FREE_HEAD: usize = 14;
+    /// In the head: the four fields that follow and two bytes of padding, an aligned u64.
+    pub const POSITIONS: usize = 16;
     /// In the head: where the next descriptor is used.
     pub const USED_INDEX: usize = 16;
     /// As above, of the batch before.

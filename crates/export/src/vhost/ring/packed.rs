@@ -10,6 +10,7 @@ use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
 use super::near::{Ends, Tables};
 use super::{Chain, Head, RingError, RingPlace, Table, area, descriptor, full_fence};
+use crate::vhost::cut::stored;
 use crate::vhost::marks::{Marks, PackedLeft};
 
 /// Where the flags are in a descriptor.
@@ -32,7 +33,7 @@ impl Position {
         self.index | if self.wrap { packed_event::WRAP } else { 0 }
     }
 
-    fn advance(&mut self, by: u16, size: u16) {
+    pub(crate) fn advance(&mut self, by: u16, size: u16) {
         self.index += by; // both at most 32768
         if self.index >= size {
             self.index -= size;
@@ -102,11 +103,8 @@ impl PackedRing {
             left: Vec::new(),
         };
         if let Some(marks) = &mut ring.marks {
-            let is_used = |at: Position| {
-                let flags = ring.descriptors.load_u16(flags_of(at.index), Ordering::Acquire);
-                is(flags, descriptor_flag::USED) == at.wrap && is(flags, descriptor_flag::AVAIL) == at.wrap
-            };
-            let recovered = marks.recover_packed(next_used, size, is_used)?;
+            let recovered =
+                marks.recover_packed(next_used, size, |at| is_available(&ring.descriptors, at))?;
             ring.next_used = recovered.used;
             ring.next = recovered.used;
             let in_flight: u32 = recovered.left.iter().map(|left| u32::from(left.head.count())).sum();
@@ -132,8 +130,7 @@ impl PackedRing {
 
     #[inline]
     fn is_available(&self, at: Position) -> bool {
-        let flags = self.descriptors.load_u16(flags_of(at.index), Ordering::Acquire);
-        is(flags, descriptor_flag::AVAIL) == at.wrap && is(flags, descriptor_flag::USED) != at.wrap
+        is_available(&self.descriptors, at)
     }
 
     #[inline]
@@ -270,9 +267,11 @@ impl PackedRing {
         }
         let buffer = &self.descriptors;
         buffer.write_at(place + 8, &bytes);
+        stored();
         let wrap = if at.wrap { descriptor_flag::AVAIL | descriptor_flag::USED } else { 0 };
         let flags = if written > 0 { wrap | descriptor_flag::WRITE } else { wrap };
         buffer.store_u16(flags_of(at.index), flags, Ordering::Release);
+        stored();
         if let Some(marks) = &mut self.marks {
             marks.published_packed(head);
         }
@@ -329,6 +328,13 @@ impl PackedRing {
     pub(super) fn base(&self) -> u32 {
         u32::from(self.next.encode()) | u32::from(self.next_used.encode()) << 16
     }
+}
+
+/// Whether the driver has made the descriptor at a place available, and nobody has used it.
+#[inline]
+fn is_available(descriptors: &Buffer, at: Position) -> bool {
+    let flags = descriptors.load_u16(flags_of(at.index), Ordering::Acquire);
+    is(flags, descriptor_flag::AVAIL) == at.wrap && is(flags, descriptor_flag::USED) != at.wrap
 }
 
 fn flags_of(index: u16) -> usize {

@@ -10,6 +10,7 @@ use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
 use super::near::{Ends, Tables};
 use super::{Chain, Head, RingError, RingPlace, Table, area, descriptor, full_fence};
+use crate::vhost::cut::stored;
 use crate::vhost::marks::Marks;
 
 /// See the module.
@@ -210,6 +211,7 @@ impl SplitRing {
         entry[..4].copy_from_slice(&u32::from(head.id()).to_le_bytes());
         entry[4..].copy_from_slice(&written.to_le_bytes());
         self.used.write_at(place, &entry);
+        stored();
         self.next_used = self.next_used.wrapping_add(1);
         self.taken[usize::from(head.id())] = false;
         self.in_flight -= usize::from(head.count());
@@ -225,6 +227,7 @@ impl SplitRing {
         }
         let old = std::mem::replace(&mut self.published, self.next_used);
         self.used.store_u16(split::INDEX, self.next_used, Ordering::Release);
+        stored();
         if let Some(marks) = &mut self.marks {
             marks.published_split(self.next_used);
         }
