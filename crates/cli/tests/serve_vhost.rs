@@ -4,13 +4,18 @@
 mod support;
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use blockwork_format::virtio::blk::{Range, request, status};
+use blockwork_format::vhost_user::{Message, Region, VringFile};
+use blockwork_format::virtio::blk::{Range, RequestHeader, request, status};
+use blockwork_format::virtio::{Descriptor, descriptor_flag, split};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
 use support::fs::LeftMount;
 use support::{PATIENCE, Scratch, Server, run, run_refused, until};
@@ -292,6 +297,94 @@ fn an_array_that_grows_is_a_larger_disk_and_its_guest_is_told() {
     assert_eq!(disk.config().unwrap().capacity, 24 * MIB / 512);
     drop(disk);
     server.stop_quietly();
+}
+
+/// A front end that has rings, headers and statuses in one file, and the data of its request in another, which it cuts short.
+struct Cutter {
+    disk: Disk,
+    data: File,
+    error: OwnedFd,
+}
+
+impl Cutter {
+    const DATA: Region = Region { guest: 9 << 32, size: 64 << 10, user: 9 << 40, offset: 0 };
+
+    fn new(socket: &Path) -> Cutter {
+        let options = Options { indirect: false, event_idx: false, ring_size: 8, ..Options::default() };
+        let disk = Disk::new(socket, options).unwrap();
+        let data = File::from(memfd_create("data", MemfdFlags::CLOEXEC).unwrap());
+        data.set_len(Self::DATA.size).unwrap();
+        let error = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let client = disk.client().unwrap();
+        client.tell(&Message::AddMemReg(Self::DATA), &[data.as_fd()]).unwrap();
+        let errors = VringFile { index: 0, has_file: true };
+        client.tell(&Message::SetVringErr(errors), &[error.as_fd()]).unwrap();
+        Cutter { disk, data, error }
+    }
+
+    /// Cuts its data to `left` bytes, and has 4 KiB that begin at `at` read or written. Returns what it is told of that, once it has heard
+    /// that its ring is broken.
+    fn cut(mut self, left: u64, at: u64, kind: u32) -> u8 {
+        let (queue, memory) = (&self.disk.queues[0], &self.disk.guest.memory);
+        let (header, answer) = (queue.data(0), queue.status(0));
+        memory.write_at(header.offset, &RequestHeader { kind, sector: 128 }.encode());
+        memory.write_at(answer.offset, &[0xff]);
+        let (next, write) = (descriptor_flag::NEXT, descriptor_flag::WRITE);
+        let data = if kind == request::IN { next | write } else { next };
+        let chain =
+            [(header.guest(), 16, next), (Self::DATA.guest + at, 4096, data), (answer.guest(), 1, write)];
+        for (i, (address, len, flags)) in (0..).zip(chain) {
+            let descriptor = Descriptor { address, len, flags, next: i + 1 };
+            memory.write_at(16 * usize::from(i), &descriptor.encode());
+        }
+        self.data.set_len(left).unwrap();
+        let available = 16 * 8;
+        memory.write_at(available + split::ENTRIES, &0_u16.to_le_bytes());
+        memory.write_at(available + split::INDEX, &1_u16.to_le_bytes());
+        self.disk.queues[0].kick();
+        // Blocks until it is told.
+        assert_eq!(rustix::io::read(&self.error, &mut [0; 8]), Ok(8));
+        let mut told = [0];
+        self.disk.guest.memory.read_at(answer.offset, &mut told);
+        told[0]
+    }
+}
+
+#[test]
+fn a_front_end_that_cuts_off_the_data_of_its_requests_costs_no_array_a_member() {
+    for direct in ["auto", "off"] {
+        let scratch = Scratch::new();
+        for name in ["a.img", "b.img"] {
+            scratch.sparse(name, 32 * MIB);
+        }
+        let create =
+            "md create --level 1 --raid-devices 2 --name data --data-offset 1M --assume-clean a.img b.img";
+        run(&mut scratch.blockwork(create.split(' ')));
+        let [first, second] = ["a.img", "b.img"].map(|name| format!("{name},direct={direct}"));
+        let server = Server::start(serve(&scratch, &[&first, &second]).arg("md/data"));
+        // All of the data is gone, or all but its first bytes, which are less than a sector.
+        for (left, at) in [(0, 0), (4096, 4096 - 256)] {
+            for kind in [request::OUT, request::IN] {
+                let told = Cutter::new(&socket(&scratch)).cut(left, at, kind);
+                // Where the disk demands it, what is not aligned is copied by the server, which finds zeros.
+                assert!(
+                    told == status::IOERR || at > 0 && direct == "auto",
+                    "{direct} {left} {kind}: {told}"
+                );
+                // The next one finds all as it should be.
+                let mut guest = Guest::new(Disk::new(&socket(&scratch), Options::default()).unwrap(), 1024);
+                guest.run(100);
+                guest.verify();
+            }
+        }
+        let said = server.stop().stderr;
+        assert_eq!(said.matches("the file of the guest's memory was cut short").count(), 4, "{said}");
+        assert!(!said.contains("md/data: member") && !said.contains("the file ends here"), "{said}");
+        for name in ["a.img", "b.img"] {
+            let found = run(&mut scratch.blockwork(["md", "examine", name]));
+            assert!(found.contains("Array State : AA"), "{name}: {found}");
+        }
+    }
 }
 
 #[test]

@@ -152,6 +152,8 @@ impl Errno {
     pub const EIO: Errno = Errno(5);
     /// Cannot allocate memory.
     pub const ENOMEM: Errno = Errno(12);
+    /// Memory that is not there (any more): the client's fault, never the device's.
+    pub const EFAULT: Errno = Errno(14);
     /// Invalid argument.
     pub const EINVAL: Errno = Errno(22);
     /// No space left on device.

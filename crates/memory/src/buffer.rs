@@ -134,6 +134,11 @@ impl Buffer {
         }
     }
 
+    /// Whether it is part of a mapping: of a file that somebody else may cut short, so that nothing is there any more.
+    pub fn is_mapped(&self) -> bool {
+        matches!(self.memory().owner, Owner::Mapping { .. })
+    }
+
     /// Whether this is the only reference.
     pub fn is_unique(&self) -> bool {
         Rc::strong_count(self.memory()) == 1

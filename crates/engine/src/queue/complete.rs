@@ -76,6 +76,12 @@ impl LeafQueue {
         let block = u64::from(self.limits.logical_block_size);
         let whole = Sectors(bytes / block * block / SECTOR);
         if whole == Sectors::ZERO {
+            let request = &self.requests[id];
+            if bytes > 0 && request.io_data().iter().any(|segment| segment.buffer().is_mapped()) {
+                // The memory ends within the first block, not the device.
+                self.failed(cx, id, Errno::EFAULT);
+                return;
+            }
             self.transferred_nothing(id);
             self.failed(cx, id, Errno::EIO);
             return;

@@ -26,7 +26,7 @@ use blockwork_engine::{
     VolumeId,
 };
 use blockwork_format::virtio::blk::{ID_BYTES, Range, request, status};
-use blockwork_memory::{GuestLayout, GuestMemory, GuestRange, Segment, Segments, bytes_in};
+use blockwork_memory::{GuestLayout, GuestMemory, GuestRange, PAGE, Segment, Segments, bytes_in};
 use blockwork_uring::{Signal, Uring, more};
 use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
@@ -507,6 +507,19 @@ impl QueuePort {
     }
 }
 
+/// The kernel did not find this memory: neither do we then, which is what tells that it was cut short ([`GuestLayout::is_torn`]).
+#[cold]
+fn look_at_memory(data: &[Segment]) {
+    for segment in data {
+        let mut byte = [0];
+        for at in (0..segment.len()).step_by(PAGE).chain([segment.len() - 1]) {
+            segment.read_at(at, &mut byte);
+            // Or there would be no need to read it.
+            std::hint::black_box(&byte);
+        }
+    }
+}
+
 /// What an error is to a driver.
 fn status_of(errno: Errno) -> u8 {
     if errno == Errno::EOPNOTSUPP { status::UNSUPP } else { status::IOERR }
@@ -559,6 +572,9 @@ impl Port<Uring> for QueuePort {
         request.bios -= 1;
         if let Err(errno) = done.result {
             request.error.get_or_insert(errno);
+            if errno == Errno::EFAULT {
+                look_at_memory(&done.data);
+            }
         }
         if request.bios > 0 {
             return;

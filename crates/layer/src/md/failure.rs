@@ -7,6 +7,7 @@
 //! | a write or write-zeroes | the member has failed: it is left out, the others record it, then the bio runs again |
 //! | a flush, also one behind a FUA | likewise; nobody knows what it has lost, so it is distrusted at once: it is the last to be read, and what was just copied from it is written nowhere |
 //! | a write without room or memory (ENOSPC of a sparse file, ENOMEM) | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
+//! | a read or write whose memory is gone (EFAULT: a guest's, cut short by its front end) | likewise: it is the client's fault, and no other copy would help |
 //! | a write-zeroes that has to be fast, and is not on this member | likewise; none is tried any more |
 //! | a discard that a member turns out not to support | the client hears of it; what was to be discarded has no defined content |
 //! | a discard for another reason | likewise, and mirrors may differ there now. The member stays, as in Linux: disks with faults in their TRIM must not lose an array its redundancy with every fstrim |
@@ -43,9 +44,9 @@ pub(super) struct FailedMember {
 /// EDQUOT: the quota of a file system is used up.
 const EDQUOT: Errno = Errno(122);
 
-/// Whether a write failed for want of room, and not because of the disk.
-fn lacks_room(errno: Errno) -> bool {
-    errno == Errno::ENOSPC || errno == Errno::ENOMEM || errno == EDQUOT
+/// Whether a write failed for want of room or of the client's memory, and not because of the disk.
+fn is_no_fault_of_the_disk(errno: Errno) -> bool {
+    [Errno::ENOSPC, Errno::ENOMEM, EDQUOT, Errno::EFAULT].contains(&errno)
 }
 
 impl Array {
@@ -63,7 +64,8 @@ impl Array {
             return Cure::Again;
         };
         if failure.op == Op::Read {
-            return self.cure_read(device, failure.span);
+            let cured = failure.errno != Errno::EFAULT;
+            return if cured { self.cure_read(device, failure.span) } else { Cure::None };
         }
         let unsupported = failure.errno == Errno::EOPNOTSUPP;
         let discard = failure.op == Op::Discard;
@@ -74,7 +76,7 @@ impl Array {
         if slow_zeroes {
             self.no_fast_zeroes.store(true, Ordering::Relaxed);
         }
-        if discard || slow_zeroes || (failure.op != Op::Flush && lacks_room(failure.errno)) {
+        if discard || slow_zeroes || (failure.op != Op::Flush && is_no_fault_of_the_disk(failure.errno)) {
             self.note_differences(device, role, failure.span);
             return Cure::None;
         }

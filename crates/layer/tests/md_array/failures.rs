@@ -178,6 +178,32 @@ fn a_write_without_room_fails_no_member_and_the_range_may_differ() {
 }
 
 #[test]
+fn a_client_whose_memory_is_gone_costs_no_member_and_no_sector() {
+    const EFAULT: Fault = Fault::Error(Errno::EFAULT);
+    for make in [Make::raid1(2), Make::raid10("n2", 4), Make::raid1(2).with_bad_blocks()] {
+        let mut rig = active(make.clone());
+        // Of more reads than bad ranges are remembered, each from one copy.
+        for nth in 0..600 {
+            (0..rig.make.members).for_each(|device| next(&rig, device, 0, EFAULT));
+            assert_eq!(rig.read(nth % 64 * 8, 8), Err(Errno::EFAULT), "{make:?}");
+        }
+        rig.world.heal();
+        assert!(rig.served.array.status().members.iter().all(|member| member.bad_ranges == 0), "{make:?}");
+        // A write reaches none of the copies, or one.
+        for failing in [0..2, 1..2] {
+            failing.for_each(|device| next(&rig, device, 0, EFAULT));
+            assert_eq!(rig.write(0, 8, 2), Err(Errno::EFAULT), "{make:?}");
+        }
+        assert!(states(&rig).iter().all(|state| *state == MemberState::InSync), "{make:?}");
+        assert!(rig.served.array.status().members.iter().all(|member| member.bad_ranges == 0), "{make:?}");
+        let (world, make) = rig.close();
+        let found = Assembled::read(&world, &make, &[]);
+        assert!(found.may_differ(0), "{make:?}");
+        assert_eq!(found.members.iter().flatten().count(), usize::from(make.members), "{make:?}");
+    }
+}
+
+#[test]
 fn a_discard_that_fails_costs_no_member_and_the_range_may_differ() {
     for (errno, differs) in [(Errno::EIO, true), (Errno::EOPNOTSUPP, false)] {
         let mut rig = active(Make::raid1(2));

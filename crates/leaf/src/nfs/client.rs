@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 
 use blockwork_engine::{Completion, Ended, Env, Errno, Flags, Leaf, LeafIo, Nanos, Op, Submitted, Token};
 use blockwork_format::nfs3::{ReadReply, Refusal, Stable, Status, Verifier, WriteReply};
-use blockwork_memory::{Pool, Segments, copy_between, slice_segments};
+use blockwork_memory::{Pool, Segment, Segments, copy_between, slice_segments};
 
 use super::call::{Call, Calls, Kind, Outcome, Read, Taker, Write, Writer};
 use super::commit::{Cause, Commit};
@@ -126,6 +126,12 @@ impl NfsLeaf {
         let data: Segments = match &block {
             Some(block) => {
                 let copy = block.segment(0, len as usize);
+                copy_between(io.data, std::slice::from_ref(&copy));
+                std::iter::once(copy).collect()
+            }
+            // What another process can take away cannot be sent again and again: no connection would get past it.
+            None if io.data.iter().any(|segment| segment.buffer().is_mapped()) => {
+                let copy = Segment::new(self.pool.get(len as usize), 0, len as usize);
                 copy_between(io.data, std::slice::from_ref(&copy));
                 std::iter::once(copy).collect()
             }

@@ -10,7 +10,7 @@
 //! | --- | --- |
 //! | read | READ, and again for the rest of a short one, from its last whole sector on |
 //! | write | one WRITE, however many segments it has: UNSTABLE, from a copy that is kept until it is committed |
-//! | write with FUA | WRITE, DATA_SYNC, from the client's memory |
+//! | write with FUA | WRITE, DATA_SYNC, from the client's memory; from a copy where that is a virtual machine's, which its front end can take away |
 //! | flush | COMMIT, and after a restart of the server all that it may have forgotten (`commit`), one at a time over all workers |
 //! | discard, write-zeroes | none: the limits say that they cannot be done, so zeros are written |
 //!
