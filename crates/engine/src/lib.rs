@@ -33,6 +33,7 @@ mod lock;
 mod modify;
 mod notes;
 mod port;
+mod ports;
 mod queue;
 mod quiesce;
 mod ring;

@@ -19,6 +19,7 @@ use crate::layer::{Layer, NodeId, topmost_first};
 use crate::leaf::{LeafId, LeafSource, WriteTap};
 use crate::lock::{Lock, LockSnapshot};
 use crate::port::{Context, Port, PortId, PortState};
+use crate::ports::Ports;
 use crate::quiesce::Quiescence;
 use crate::task::{Ready, Reply, TaskContext};
 use crate::units::Nanos;
@@ -130,8 +131,7 @@ pub struct Worker<E: Env> {
     pub env: E,
     core: Core,
     index: u16,
-    ports: Vec<Option<PortSlot<E>>>,
-    open_ports: usize,
+    ports: Ports<PortSlot<E>>,
     touched: Vec<PortId>,
     completions: Vec<Completion>,
     inbox: Arc<Inbox<E>>,
@@ -173,8 +173,7 @@ impl<E: Env> Worker<E> {
             env,
             core,
             index: config.index,
-            ports: Vec::new(),
-            open_ports: 0,
+            ports: Ports::new(),
             touched: Vec::new(),
             completions: Vec::new(),
             inbox: Arc::new(inbox),
@@ -206,14 +205,12 @@ impl<E: Env> Worker<E> {
 
     /// Number of ports.
     pub fn ports(&self) -> usize {
-        self.open_ports
+        self.ports.len()
     }
 
     /// Adds a client. Where the worker is being stopped, it is drained at once.
     pub fn add_port(&mut self, port: Box<dyn Port<E>>) -> PortId {
-        let id = PortId(u32::try_from(self.ports.len()).expect("fewer than 2^31 ports in a worker's life"));
-        self.ports.push(Some(PortSlot { port, touched: false }));
-        self.open_ports += 1;
+        let id = self.ports.add(PortSlot { port, touched: false });
         let draining = self.draining;
         self.with_port(id, |port, cx| {
             port.open(cx);
@@ -320,12 +317,11 @@ impl<E: Env> Worker<E> {
     }
 
     fn port_turn(&mut self, id: PortId) {
-        let Some(slot) = self.ports.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        let Some(slot) = self.ports.get(id) else { return };
         slot.touched = false;
         let mut cx = Context { env: &mut self.env, core: &mut self.core, port: id };
         if slot.port.turn(&mut cx) == PortState::Closed {
-            self.open_ports -= 1;
-            self.ports[id.0 as usize] = None;
+            self.ports.remove(id);
         }
         match std::mem::take(&mut self.core.ran) {
             0 => {}
@@ -336,7 +332,7 @@ impl<E: Env> Worker<E> {
     /// Calls a port, and notes that it wants a turn. A port that has closed hears nothing more.
     #[inline]
     fn with_port(&mut self, id: PortId, act: impl FnOnce(&mut dyn Port<E>, &mut Context<'_, E>)) {
-        let Some(slot) = self.ports.get_mut(id.0 as usize).and_then(Option::as_mut) else { return };
+        let Some(slot) = self.ports.get(id) else { return };
         let mut cx = Context { env: &mut self.env, core: &mut self.core, port: id };
         act(&mut *slot.port, &mut cx);
         touch(&mut self.ports, &mut self.touched, id);
@@ -352,8 +348,7 @@ impl<E: Env> Worker<E> {
         if self.inbox.stop.load(Ordering::Acquire) && !self.draining {
             self.draining = true;
             self.core.executor.stop();
-            for i in 0..self.ports.len() {
-                let id = PortId(u32::try_from(i).expect("ports are numbered by u32"));
+            for id in self.ports.ids() {
                 self.with_port(id, |port, cx| port.drain(cx));
             }
         }
@@ -363,7 +358,7 @@ impl<E: Env> Worker<E> {
         if !self.is_settled() {
             return Wait::Poll;
         }
-        if self.draining && self.open_ports == 0 && self.is_idle() {
+        if self.draining && self.ports.len() == 0 && self.is_idle() {
             return Wait::Poll;
         }
         let timer = self.core.next_timer();
@@ -373,7 +368,7 @@ impl<E: Env> Worker<E> {
     /// Whether a worker that was asked to stop has done all there was to do, and how its last flush went. For who turns
     /// several workers on one thread; otherwise [`Worker::run`] asks.
     pub fn ended(&mut self) -> Option<Result<(), Errno>> {
-        if !self.draining || self.open_ports > 0 || !self.is_idle() {
+        if !self.draining || self.ports.len() > 0 || !self.is_idle() {
             return None;
         }
         // Where writes may be lost, whoever stops must not hear that all is well.
@@ -468,8 +463,8 @@ impl<E: Env> Worker<E> {
     }
 }
 
-fn touch<E: Env>(ports: &mut [Option<PortSlot<E>>], touched: &mut Vec<PortId>, id: PortId) {
-    if let Some(slot) = ports.get_mut(id.0 as usize).and_then(Option::as_mut)
+fn touch<E: Env>(ports: &mut Ports<PortSlot<E>>, touched: &mut Vec<PortId>, id: PortId) {
+    if let Some(slot) = ports.get(id)
         && !slot.touched
     {
         slot.touched = true;
