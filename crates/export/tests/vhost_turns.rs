@@ -4,19 +4,27 @@
 mod vhost_support;
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use blockwork_engine::{
     AtOnce, Awaited, Env, Errno, Layer, Leaf, LeafIo, LeafShared, LeafSource, Limits, Nanos, NodeId, Op,
     Sector, Sectors, Submitted, Wait,
 };
+use blockwork_export::vhost::BYTES_MAX;
+use blockwork_format::vhost_user::{InflightArea, Message, VringFile, VringState, inflight};
 use blockwork_format::virtio::blk::{request, status};
+use blockwork_format::virtio::split;
 use blockwork_layer::Delay;
-use blockwork_memory::Segment;
+use blockwork_memory::{Buffer, Mapping, Segment};
 use blockwork_uring::clock;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
 use vhost_support::Single;
-use vhostload::{Guest, Options, Request};
+use vhostload::{Area, Disk, Guest, Options, Request};
 
 /// Longer than anything takes that is waited for here.
 const PATIENCE: Nanos = Nanos::secs(20);
@@ -309,6 +317,88 @@ fn a_call_that_comes_while_others_are_worked_on_is_not_lost() {
         }
         assert_eq!((started.get(), answered), (READS, READS), "packed: {packed}");
         MEANWHILE.set(Box::new(|| ()));
+        single.stop();
+    }
+}
+
+/// Requests of the first ring, in its memory and marked there as taken by a server that has died.
+fn mark_as_taken(single: &Single, requests: u16, size: u16) -> (InflightArea, File) {
+    let bytes = inflight::queue_bytes(size, false);
+    let file = File::from(memfd_create("marks", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(bytes as u64).unwrap();
+    let marks = Buffer::of_mapping(&Mapping::new(file.as_fd(), bytes as u64).unwrap(), 0, bytes);
+    marks.store_u16(inflight::VERSION, inflight::VERSION_1, Ordering::Relaxed);
+    marks.store_u16(inflight::ENTRIES, size, Ordering::Relaxed);
+    let Disk { guest, queues, .. } = &single.disk;
+    let available = Area::at_user(queues[0].address(0).available, 1).offset + split::ENTRIES;
+    for nth in 0..requests {
+        let head = guest.memory.load_u16(available + 2 * usize::from(nth), Ordering::Relaxed);
+        let entry = inflight::entry(head, false);
+        marks.write_at(entry + inflight::split::COUNTER, &u64::from(nth).to_ne_bytes());
+        marks.write_at(entry + inflight::split::INFLIGHT, &[1]);
+    }
+    (InflightArea { size: bytes as u64, offset: 0, queues: 1, queue_size: size }, file)
+}
+
+/// Ends the ring, which the worker hears of before it takes its next turn; where to go on.
+fn end_ring(single: &mut Single) -> u32 {
+    let Single { worker, disk, .. } = single;
+    let client = disk.client().unwrap();
+    let handle = worker.handle();
+    let left = move || handle.locks("worker")[0].acquisitions;
+    let before = left();
+    let (payload, _) = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| client.ask(&Message::GetVringBase(VringState { index: 0, num: 0 })));
+        while left() == before {
+            std::thread::yield_now();
+        }
+        while !asking.is_finished() {
+            worker.turn(Wait::Poll);
+        }
+        asking.join().unwrap().unwrap()
+    });
+    u32::from_ne_bytes(payload[4..8].try_into().unwrap())
+}
+
+#[test]
+fn what_was_taken_before_a_restart_is_answered_before_its_ring_ends() {
+    // More than a batch.
+    const READS: u16 = 100;
+    let mut single = null(Options { requests: READS, ..Options::default() });
+    single.worker.turn(Wait::Poll);
+    assert_eq!(end_ring(&mut single), 0);
+    single.start(READS.into());
+    let (area, marks) = mark_as_taken(&single, READS, 128);
+    let client = single.disk.client().unwrap();
+    client.tell(&Message::SetInflightFd(area), &[marks.as_fd()]).unwrap();
+    let kick = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    client.tell(&Message::SetVringKick(VringFile { index: 0, has_file: true }), &[kick.as_fd()]).unwrap();
+    assert_eq!(end_ring(&mut single), READS.into());
+    assert_eq!(single.answered(), READS.into());
+    single.stop();
+}
+
+#[test]
+fn requests_in_many_small_pieces_count_as_more_than_they_are() {
+    const PIECES: usize = 512;
+    const REQUESTS: u16 = 1024;
+    let options = |pieces| Options {
+        ring_size: REQUESTS,
+        requests: REQUESTS,
+        pieces,
+        data_bytes: PIECES,
+        ..Options::default()
+    };
+    for (pieces, most) in [(1, u64::from(REQUESTS)), (PIECES, (BYTES_MAX / (512 * PIECES)) as u64)] {
+        let mut single = delayed(Nanos::secs(2), options(pieces));
+        for n in 0..u64::from(REQUESTS) {
+            let read = Request { kind: request::IN, sector: n, len: PIECES };
+            single.disk.queues[0].prepare(&single.disk.guest, read).expect("room");
+        }
+        single.disk.queues[0].publish(&single.disk.guest);
+        take(&mut single, most);
+        (0..10).for_each(|_| single.worker.turn(Wait::Poll));
+        assert_eq!(taken(&single), most, "{pieces} pieces");
         single.stop();
     }
 }

@@ -10,7 +10,8 @@
 //! 1. A request that was taken is answered once, also when it is malformed; it is marked as in flight until then.
 //! 2. With a write cache that the driver does not know of (no flush agreed), a write is durable when it is answered.
 //! 3. At most as many requests as the ring has descriptors, and [`BYTES_MAX`] bytes (one more request may go beyond), are
-//!    under way; the rest stays in the ring.
+//!    under way; the rest stays in the ring. What is in small pieces counts as more than it is ([`PIECE_BYTES`]), as we keep a
+//!    record of each.
 //! 4. What is written of the guest's memory is marked, where the front end wants that (see `dirty`).
 //! 5. Calls of the driver's are unheard only where the ring is looked at afterwards, before the worker sleeps: in the same turn, or in the
 //!    one that is asked for where something was taken.
@@ -42,6 +43,10 @@ use super::ring::{Chain, Head, NEAR, Ring, RingError};
 pub const REQUEST_BYTES_MAX: usize = 32 << 20;
 /// Data of the requests of one queue that are under way, bytes.
 pub const BYTES_MAX: usize = 128 << 20;
+/// What a piece of a request's data counts as against [`BYTES_MAX`], at least, and a range of a discard or write-zeroes. Several
+/// times what is kept of one while it is under way.
+const PIECE_BYTES: usize = 512;
+const RANGE_BYTES: usize = 4096;
 /// Ranges in a discard or write-zeroes.
 pub const RANGES_MAX: u32 = 64;
 
@@ -278,7 +283,7 @@ impl QueuePort {
         let mut taken = 0;
         let mut was_last = false;
         loop {
-            if self.stopping || self.broken || self.bytes >= BYTES_MAX {
+            if self.is_over() || self.broken || self.bytes >= BYTES_MAX {
                 break;
             }
             if taken >= most {
@@ -296,7 +301,7 @@ impl QueuePort {
                     break;
                 }
                 Ok(false) => {
-                    if self.rest(cx) {
+                    if self.stopping || self.rest(cx) {
                         break;
                     }
                 }
@@ -321,6 +326,12 @@ impl QueuePort {
         was_last
     }
 
+    /// Whether nothing is taken any more: it is to stop, and has taken up what was taken before a restart. Where the ring goes on
+    /// counts that as taken, so that nobody after us would look for it.
+    fn is_over(&self) -> bool {
+        self.stopping && (self.broken || !self.resuming)
+    }
+
     fn take_one(&mut self, cx: &mut Context<'_, Uring>) -> Result<bool, RingError> {
         let Some(ring) = &mut self.ring else { return Ok(false) };
         if self.resuming {
@@ -330,7 +341,7 @@ impl QueuePort {
                 return Ok(true);
             }
         }
-        if !ring.next(&self.memory, &mut self.chain)? {
+        if self.stopping || !ring.next(&self.memory, &mut self.chain)? {
             return Ok(false);
         }
         self.looked = self.looking;
@@ -421,7 +432,8 @@ impl QueuePort {
             bio.flags = self.write_flags();
         }
         bio.nr = Sectors::from_bytes_floor(bytes as u64);
-        if cx.run(self.volume, bio, || self.begin(to, room, bytes, 1)) {
+        let counted = bytes.max(bio.data.len() * PIECE_BYTES);
+        if cx.run(self.volume, bio, || self.begin(to, room, counted, 1)) {
             if bio.op == Op::Read {
                 self.log.iter().for_each(|log| log.data(&self.memory, &bio.data));
             }
@@ -445,7 +457,7 @@ impl QueuePort {
             return self.answer(to, 0, status::IOERR);
         }
         let count = u32::try_from(ranges.len()).expect("at most RANGES_MAX");
-        let cookie = self.begin(to, 0, 0, count);
+        let cookie = self.begin(to, 0, ranges.len() * RANGE_BYTES, count);
         for range in ranges {
             let keep = op == Op::WriteZeroes && range.flags & Range::UNMAP == 0;
             let durable = if op == Op::WriteZeroes { self.write_flags() } else { Flags::NONE };
@@ -598,7 +610,7 @@ impl Port<Uring> for QueuePort {
         if self.untold {
             self.tell_error(cx);
         }
-        if self.stopping && self.in_flight.is_empty() {
+        if self.is_over() && self.in_flight.is_empty() {
             self.close(cx);
             return PortState::Closed;
         }

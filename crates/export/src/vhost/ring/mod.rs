@@ -4,7 +4,8 @@
 //! The driver is hostile, and changes memory while it is looked at. Invariants:
 //!
 //! 1. Every index, descriptor and address is loaded once, checked, and used as it was checked.
-//! 2. A chain has at most as many descriptors as its ring, or [`INDIRECT_MAX`] in an indirect table; no more of it is read.
+//! 2. A chain has at most as many descriptors as its ring, and [`INDIRECT_MAX`], in the ring as in an indirect table; no more of it
+//!    is read. Where several chains share descriptors, each counts in each.
 //! 3. Never are more chains in flight than the ring has descriptors, nor one twice: what a driver can make us keep is bounded.
 //! 4. A chain's memory lies in the guest's, and stays alive for the I/O whatever the front end does.
 //! 5. After an error the ring is not looked at any more ([`RingError`] says what was wrong); what is in flight is still
@@ -28,7 +29,8 @@ use packed::PackedRing;
 pub(crate) use packed::Position;
 use split::SplitRing;
 
-/// Descriptors of an indirect table, at most: the data of a request of the largest size in single pages, and its two ends.
+/// Descriptors of a chain, in the ring or in an indirect table, at most: the data of a request of 4 MiB in single pages, and its two
+/// ends. No driver makes longer ones, as it is told how many pieces of data a request may have.
 pub const INDIRECT_MAX: usize = 1026;
 
 /// What a driver did that no driver may do.
@@ -531,6 +533,60 @@ mod tests {
             assert_eq!(found(1), [[0x100, 0x300]], "packed: {is_packed}");
             ring.bring_near(&view, usize::MAX);
         }
+    }
+
+    /// A ring of that size, with its memory, in which one chain of so many descriptors is available.
+    fn ring_with_chain(is_packed: bool, size: u16, descriptors: u16) -> (Ring, GuestMemory) {
+        let parts = [0, DESCRIPTOR_BYTES * usize::from(size), split::avail_bytes(size).next_multiple_of(16)];
+        let [table, available, used] = [parts[0], parts[1], parts[1] + parts[2]];
+        let bytes = used + split::used_bytes(size).next_multiple_of(4096);
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes as u64).unwrap();
+        let mapping = Mapping::new(file.as_fd(), bytes as u64).unwrap();
+        let memory = Buffer::of_mapping(&mapping, 0, bytes);
+        let region = GuestRegion { guest: MEMORY, user: MEMORY, len: bytes as u64, mapping, offset: 0 };
+        let layout = GuestLayout::new(vec![region]).unwrap();
+        for i in 0..descriptors {
+            let next = if i + 1 < descriptors { descriptor_flag::NEXT } else { 0 };
+            let flags = if is_packed { next | descriptor_flag::AVAIL } else { next };
+            // Every other byte: neighbours might be one piece.
+            let address = MEMORY + 2 * u64::from(i) % 4096;
+            let bytes = if is_packed {
+                PackedDescriptor { address, len: 1, id: 0, flags }.encode()
+            } else {
+                Descriptor { address, len: 1, flags, next: i + 1 }.encode()
+            };
+            memory.write_at(table + DESCRIPTOR_BYTES * usize::from(i), &bytes);
+        }
+        memory.store_u16(available + split::INDEX, if is_packed { 0 } else { 1 }, Ordering::Relaxed);
+        let [available, used] = [available, used].map(|at| MEMORY + at as u64);
+        let address = VringAddr { index: 0, flags: 0, descriptors: MEMORY, used, available, log: 0 };
+        let place = RingPlace { size: size.into(), is_packed, event_idx: false, address };
+        let base = if is_packed { 0x8000_8000 } else { 0 };
+        (Ring::new(&layout, &place, base, None).unwrap(), GuestMemory::new(&layout))
+    }
+
+    #[test]
+    fn a_chain_in_the_ring_may_be_as_long_as_one_in_a_table_and_no_longer() {
+        let longest = u16::try_from(INDIRECT_MAX).unwrap();
+        for (is_packed, size) in [(false, 2048), (true, 2048), (true, 1500), (false, 32768)] {
+            let mut chain = Chain::default();
+            let (mut ring, memory) = ring_with_chain(is_packed, size, longest);
+            assert_eq!(ring.next(&memory, &mut chain), Ok(true), "packed: {is_packed}");
+            assert_eq!(chain.readable.len(), INDIRECT_MAX);
+            for longer in [longest + 1, size] {
+                let (mut ring, memory) = ring_with_chain(is_packed, size, longer);
+                assert_eq!(ring.next(&memory, &mut chain), Err(RingError::Long(INDIRECT_MAX)));
+            }
+        }
+    }
+
+    #[test]
+    fn what_waits_in_the_largest_ring_is_counted() {
+        let (ring, _) = ring_with_chain(true, 32768, 32768);
+        assert_eq!(ring.waiting(), 32768);
+        let (ring, _) = ring_with_chain(true, 32768, 32767);
+        assert_eq!(ring.waiting(), 16384);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use blockwork_format::virtio::{
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
 use super::near::{Ends, Tables};
-use super::{Chain, Head, RingError, RingPlace, Table, area, descriptor, full_fence};
+use super::{Chain, Head, INDIRECT_MAX, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::cut::stored;
 use crate::vhost::marks::{Marks, PackedLeft};
 
@@ -143,15 +143,18 @@ impl PackedRing {
         if !self.has_more() {
             return 0;
         }
+        let room = self.size - self.in_flight;
         let mut found = 1;
-        loop {
+        // The double of it is no more than the largest ring has, and so never too much for its type.
+        while found <= room / 2 {
             let mut at = self.next;
             at.advance(2 * found - 1, self.size);
-            if 2 * found > self.size - self.in_flight || !self.is_available(at) {
-                return found;
+            if !self.is_available(at) {
+                break;
             }
             found *= 2;
         }
+        found
     }
 
     /// Where the next `most` requests begin and end.
@@ -195,7 +198,7 @@ impl PackedRing {
             if !is(last.flags, descriptor_flag::NEXT) {
                 break;
             }
-            if all.len() >= usize::from(self.size - self.in_flight) {
+            if all.len() >= usize::from(self.size - self.in_flight).min(INDIRECT_MAX) {
                 return Err(RingError::Long(all.len()));
             }
         }

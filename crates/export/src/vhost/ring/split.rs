@@ -9,7 +9,7 @@ use blockwork_format::virtio::{
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
 use super::near::{Ends, Tables};
-use super::{Chain, Head, RingError, RingPlace, Table, area, descriptor, full_fence};
+use super::{Chain, Head, INDIRECT_MAX, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::cut::stored;
 use crate::vhost::marks::Marks;
 
@@ -280,7 +280,8 @@ fn walk_list(
     chain: &mut Chain,
 ) -> Result<u16, RingError> {
     let mut at = first;
-    for length in (1..).take(count) {
+    let most = count.min(INDIRECT_MAX);
+    for length in (1..).take(most) {
         chain.add(memory, at.address, at.len, at.flags)?;
         if !at.has(descriptor_flag::NEXT) {
             return Ok(length);
@@ -294,5 +295,5 @@ fn walk_list(
             return Err(RingError::Indirect("in a chain"));
         }
     }
-    Err(RingError::Long(count))
+    Err(RingError::Long(most))
 }
