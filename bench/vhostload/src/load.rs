@@ -10,6 +10,9 @@ use crate::disk::{Disk, Request};
 /// Longest sleep: a call that is lost shows as a stall, and not as a hang.
 const PATIENCE: Duration = Duration::from_millis(200);
 
+/// Without any answer for so long, none is waited for any more.
+const PATIENCE_LAST: Duration = Duration::from_secs(30);
+
 /// What is done.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
@@ -61,7 +64,7 @@ impl Load {
     /// Does it for so long, and waits until all is answered.
     ///
     /// # Errors
-    /// A request fails.
+    /// A request fails, or none is answered for [`PATIENCE_LAST`].
     pub fn run(&self, disk: &mut Disk, time: Duration) -> Result<Measured> {
         let begin = Instant::now();
         let started = vec![vec![begin; self.depth.into()]; disk.queues.len()];
@@ -90,6 +93,7 @@ impl Running {
         for queue in &mut disk.queues {
             queue.want_calls(&disk.guest, !self.load.poll);
         }
+        let (mut answered, mut since) = (0, Instant::now());
         loop {
             for queue in 0..disk.queues.len() {
                 self.turn(disk, queue, end)?;
@@ -97,6 +101,11 @@ impl Running {
             if self.in_flight == 0 && Instant::now() >= end {
                 return Ok(stalls);
             }
+            if self.in_flight == 0 || self.took.len() > answered {
+                (answered, since) = (self.took.len(), Instant::now());
+            }
+            let waited = since.elapsed();
+            ensure!(waited < PATIENCE_LAST, "{} requests, and no answer for {waited:?}", self.in_flight);
             if !self.load.poll && !any_is_done(disk) && !disk.sleep(PATIENCE) && self.in_flight > 0 {
                 stalls += 1;
             }

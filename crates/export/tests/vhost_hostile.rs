@@ -3,7 +3,7 @@
 mod vhost_support;
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use blockwork_format::vhost_user::{
@@ -119,10 +119,23 @@ fn descriptors_that_nobody_asked_for_are_closed() {
     rig.stop();
 }
 
+/// An eventfd by which the front end hears of errors of its first ring.
+fn errors_of(disk: &Disk) -> OwnedFd {
+    let error = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    let at = VringFile { index: 0, has_file: true };
+    disk.client().unwrap().tell(&Message::SetVringErr(at), &[error.as_fd()]).unwrap();
+    error
+}
+
+/// Blocks until the front end is told of one.
+fn wait_for(error: &OwnedFd) {
+    assert_eq!(rustix::io::read(error, &mut [0; 8]), Ok(8));
+}
+
 /// A disk with an error eventfd, whose first descriptor the test sets as it likes.
 struct Broken {
     disk: Disk,
-    error: std::os::fd::OwnedFd,
+    error: OwnedFd,
 }
 
 impl Broken {
@@ -144,9 +157,7 @@ impl Broken {
     /// Makes these descriptors available, from the first on, and waits until the device says that it is broken.
     fn offer(mut self, head: u16, index: u16, descriptors: &[Descriptor]) {
         self.send(head, index, descriptors);
-        let mut count = [0; 8];
-        // Blocks until it is told.
-        assert_eq!(rustix::io::read(&self.error, &mut count), Ok(8));
+        wait_for(&self.error);
         self.stop();
     }
 
@@ -265,6 +276,7 @@ fn a_ring_that_cannot_be_where_it_is_said_to_be_is_broken() {
         let disk = rig.disk(kind);
         let good = disk.queues[0].address(0);
         let client = disk.client().unwrap();
+        let error = errors_of(&disk);
         for bad in [
             VringAddr { descriptors: 1, ..good },
             VringAddr { descriptors: good.descriptors + 1, ..good },
@@ -273,6 +285,7 @@ fn a_ring_that_cannot_be_where_it_is_said_to_be_is_broken() {
             VringAddr { used: good.descriptors + disk.guest.region().size - 2, ..good },
         ] {
             client.tell(&Message::SetVringAddr(bad), &[]).unwrap();
+            wait_for(&error);
         }
         client.tell(&Message::SetVringAddr(good), &[]).unwrap();
         drop(disk);
@@ -303,7 +316,9 @@ fn marks_that_do_not_fit_the_ring_break_it() {
         let mut disk = rig.disk(Options { packed, ..Options::default() });
         // For fewer descriptors than the ring has.
         let few = Message::SetInflightFd(InflightArea { queue_size: 1, ..area });
+        let error = errors_of(&disk);
         disk.client().unwrap().tell(&few, &[memory.as_fd()]).unwrap();
+        wait_for(&error);
         for _ in 0..16 {
             disk.start(0, Request { kind: request::IN, sector: 0, len: 512 }).unwrap();
         }
@@ -314,9 +329,11 @@ fn marks_that_do_not_fit_the_ring_break_it() {
     // As large as those of the one kind of ring, and then it is of the other kind.
     let disk = rig.disk(Options::default());
     let client = disk.client().unwrap();
+    let error = errors_of(&disk);
     client.tell(&Message::SetInflightFd(area), &[memory.as_fd()]).unwrap();
     let all = client.number(&Message::GetFeatures).unwrap();
     client.tell(&Message::SetFeatures(all), &[]).unwrap();
+    wait_for(&error);
     drop(disk);
     still_serves(&rig);
     rig.stop();
