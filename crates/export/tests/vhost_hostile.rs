@@ -219,9 +219,11 @@ fn memory_that_is_cut_short_costs_the_guest_its_disk() {
     for kind in kinds() {
         let mut disk = rig.disk(kind);
         write(&mut disk, 0, 0, &[1; 4096]);
+        let error = errors_of(&disk);
         ftruncate(&disk.guest.file, 0).unwrap();
         disk.queues[0].kick();
-        // The device finds out and lets go; the session goes on until the front end does.
+        // The device finds out, says so though nobody calls it any more, and lets go; the session goes on until the front end does.
+        wait_for(&error);
         disk.client().unwrap().ask(&Message::GetVringBase(VringState { index: 0, num: 0 })).unwrap();
         drop(disk);
         still_serves(&rig);

@@ -29,7 +29,7 @@ enum Owner {
     /// A slab of ours, which lives as long as parts of it.
     Slab(Rc<Slab>),
     /// A mapping, which lives as long as parts of it.
-    Mapping { _keeps_it: Arc<Mapping> },
+    Mapping(Arc<Mapping>),
     /// Another domain does: it is unmapped with the allocation.
     Granted { _keeps_it: GrantedPages },
 }
@@ -82,7 +82,7 @@ impl Buffer {
     /// If the range lies outside of the mapping.
     pub fn of_mapping(mapping: &Arc<Mapping>, offset: usize, len: usize) -> Buffer {
         let start = mapping.range(offset, len);
-        let owner = Owner::Mapping { _keeps_it: mapping.clone() };
+        let owner = Owner::Mapping(mapping.clone());
         Buffer { memory: Some(Rc::new(Allocation { start, size: len, owner, home: Weak::new() })) }
     }
 
@@ -130,13 +130,21 @@ impl Buffer {
     pub fn slab(&self) -> Option<&Rc<Slab>> {
         match &self.memory().owner {
             Owner::Slab(slab) => Some(slab),
-            Owner::Heap(_) | Owner::Mapping { .. } | Owner::Granted { .. } => None,
+            Owner::Heap(_) | Owner::Mapping(_) | Owner::Granted { .. } => None,
         }
     }
 
     /// Whether it is part of a mapping: of a file that somebody else may cut short, so that nothing is there any more.
     pub fn is_mapped(&self) -> bool {
-        matches!(self.memory().owner, Owner::Mapping { .. })
+        self.mapping().is_some()
+    }
+
+    /// That mapping.
+    pub(crate) fn mapping(&self) -> Option<&Mapping> {
+        match &self.memory().owner {
+            Owner::Mapping(mapping) => Some(mapping),
+            Owner::Heap(_) | Owner::Slab(_) | Owner::Granted { .. } => None,
+        }
     }
 
     /// Whether this is the only reference.

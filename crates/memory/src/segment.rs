@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, PAGE};
 
 /// A range of a [`Buffer`], in bytes. Keeps the buffer alive.
 #[derive(Clone)]
@@ -44,6 +44,19 @@ impl Segment {
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether it is memory of a mapping that was cut short: looks at each of its pages, which is what tells.
+    #[cold]
+    pub fn is_gone(&self) -> bool {
+        let Some(mapping) = self.buffer.mapping() else { return false };
+        let mut byte = [0];
+        for at in (0..self.len()).step_by(PAGE).chain(self.len().checked_sub(1)) {
+            self.read_at(at, &mut byte);
+            // Or there would be no need to read it.
+            std::hint::black_box(&byte);
+        }
+        mapping.is_torn()
     }
 
     /// The buffer it lies in.

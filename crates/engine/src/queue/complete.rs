@@ -1,5 +1,7 @@
 //! What happens when the device is done with a request.
 
+use blockwork_memory::Segment;
+
 use super::{LeafQueue, Part, Plugged, QueueContext, Stage, trace};
 use crate::bio::{Errno, Flags, Op};
 use crate::core::LeafFailure;
@@ -77,7 +79,7 @@ impl LeafQueue {
         let whole = Sectors(bytes / block * block / SECTOR);
         if whole == Sectors::ZERO {
             let request = &self.requests[id];
-            if bytes > 0 && request.io_data().iter().any(|segment| segment.buffer().is_mapped()) {
+            if bytes > 0 && request.io_data().iter().any(Segment::is_gone) {
                 // The memory ends within the first block, not the device.
                 self.failed(cx, id, Errno::EFAULT);
                 return;

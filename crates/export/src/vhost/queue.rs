@@ -27,7 +27,7 @@ use blockwork_engine::{
     VolumeId,
 };
 use blockwork_format::virtio::blk::{ID_BYTES, Range, request, status};
-use blockwork_memory::{GuestLayout, GuestMemory, GuestRange, PAGE, Segment, Segments, bytes_in};
+use blockwork_memory::{GuestLayout, GuestMemory, GuestRange, Segment, Segments, bytes_in};
 use blockwork_uring::{Signal, Uring, more};
 use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
@@ -519,19 +519,6 @@ impl QueuePort {
     }
 }
 
-/// The kernel did not find this memory: neither do we then, which is what tells that it was cut short ([`GuestLayout::is_torn`]).
-#[cold]
-fn look_at_memory(data: &[Segment]) {
-    for segment in data {
-        let mut byte = [0];
-        for at in (0..segment.len()).step_by(PAGE).chain([segment.len() - 1]) {
-            segment.read_at(at, &mut byte);
-            // Or there would be no need to read it.
-            std::hint::black_box(&byte);
-        }
-    }
-}
-
 /// What an error is to a driver.
 fn status_of(errno: Errno) -> u8 {
     if errno == Errno::EOPNOTSUPP { status::UNSUPP } else { status::IOERR }
@@ -585,7 +572,8 @@ impl Port<Uring> for QueuePort {
         if let Err(errno) = done.result {
             request.error.get_or_insert(errno);
             if errno == Errno::EFAULT {
-                look_at_memory(&done.data);
+                // The kernel did not find this memory. Neither do we then, which is what tells that it was cut short.
+                done.data.iter().for_each(|segment| _ = segment.is_gone());
             }
         }
         if request.bios > 0 {
@@ -604,6 +592,10 @@ impl Port<Uring> for QueuePort {
         self.publish(cx, false);
         let was_last = self.take(cx);
         self.publish(cx, true);
+        if self.layout.is_torn() {
+            // In this turn, perhaps by the last thing that we looked at: nobody may call us again.
+            self.break_off(&RingError::Torn);
+        }
         if was_last && !self.rest(cx) {
             cx.wake_me();
         }
