@@ -390,14 +390,26 @@ fn a_front_end_that_cuts_off_the_data_of_its_requests_costs_no_array_a_member() 
 #[test]
 fn a_ring_that_starves_shows_in_the_statistics() {
     let scratch = Scratch::new();
-    let server = Server::start(&mut serve(&scratch, &["memory:16M", "--stats"]));
+    // Each request takes a millisecond.
+    std::fs::write(scratch.at("table"), "0 32768 delay memory:16M 0 1\n").unwrap();
+    let mut command = scratch.blockwork([
+        "serve",
+        "--vhost-user",
+        &scratch.at("socket"),
+        "--table",
+        &scratch.at("table"),
+        "--stats",
+    ]);
+    let server = Server::start(&mut command);
     let options = Options { ring_size: 4, requests: 4, ..Options::default() };
     let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 1024);
     guest.run(200);
     guest.verify();
     drop(guest);
     let said = server.stop().stderr;
-    assert!(said.contains("vhost-user:") && said.contains("queue 0"), "{said}");
+    let ring = said.lines().find(|line| line.contains("vhost-user:") && line.contains("queue 0"));
+    let ring = ring.unwrap_or_else(|| panic!("no ring is told of: {said}"));
+    assert!(ring.ends_with("was full: a larger one may be faster"), "{ring}");
 }
 
 #[test]
