@@ -100,7 +100,9 @@ pub fn seeds() -> Vec<Seed> {
         add("virtqueue", name, virtqueue_input(flags));
         add("virtqueue", &format!("{name}-marks"), virtqueue_input(flags | ring::MARKS));
         add("virtqueue", &format!("{name}-events"), virtqueue_input(flags | ring::EVENT_IDX));
+        add("virtqueue", &format!("{name}-regions"), virtqueue_input(flags | ring::REGIONS));
     }
+    add("virtqueue", "packed-odd", virtqueue_input(ring::PACKED | ring::ODD));
     add("virtqueue", "packed-marks-beyond", beyond_the_ring(virtqueue_input(ring::PACKED | ring::MARKS)));
     for (name, message) in vhost_messages() {
         add("vhost_user", name, message.encode(true));
@@ -638,7 +640,8 @@ fn virtqueue_input(flags: u8) -> Vec<u8> {
     // A packed ring begins with both wrap counters set.
     input.extend(if is_packed { 0x8000_8000_u32 } else { 0 }.to_le_bytes());
     input.push(u8::try_from(steps.len()).expect("a few"));
-    steps.iter().for_each(|step| input.extend([*step, 1, 0, 0]));
+    // Of two that are in flight the second is answered first.
+    steps.iter().for_each(|step| input.extend([*step, 1, 1, 0]));
     input.extend(memory);
     input
 }

@@ -3,10 +3,12 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 
 use blockwork_export::vhost::ring::{Chain, Head, Ring, RingPlace};
 use blockwork_export::vhost::{Marks, REQUEST_BYTES_MAX, Request};
 use blockwork_format::vhost_user::{HEADER_BYTES, Header, Message, VringAddr};
+use blockwork_format::virtio::split;
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory, GuestRange, GuestRegion, Mapping, Place};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -17,6 +19,10 @@ pub(crate) const PACKED: u8 = 1;
 pub(crate) const EVENT_IDX: u8 = 2;
 /// There are marks of requests in flight.
 pub(crate) const MARKS: u8 = 4;
+/// A packed ring has one descriptor less, so that it is no power of two.
+pub(crate) const ODD: u8 = 8;
+/// The memory is two regions, side by side.
+pub(crate) const REGIONS: u8 = 16;
 
 /// The guest's memory: all addresses from here on, both the guest's and the front end's.
 pub(crate) const MEMORY: u64 = 0x10000;
@@ -25,11 +31,14 @@ const BYTES: usize = 16 << 10;
 pub(crate) const AVAILABLE: usize = 0x400;
 pub(crate) const USED: usize = 0x600;
 pub(crate) const MARKS_AT: usize = 0x800;
+/// Where the second region begins: in an indirect table, if that lies where the seeds have it.
+const BOUNDARY: u64 = 0xb18;
 /// What of the memory is in the input.
 pub(crate) const CONTENT: usize = 0xc00;
 
 /// Steps, modulo 6.
 pub(crate) const NEXT: u8 = 0;
+/// One of those in flight: bytes written u8, which u8.
 pub(crate) const COMPLETE: u8 = 1;
 pub(crate) const PUBLISH: u8 = 2;
 pub(crate) const WANT_CALLS: u8 = 3;
@@ -42,7 +51,8 @@ pub(crate) const RESUME: u8 = 5;
 pub fn virtqueue(data: &[u8]) {
     let mut input = Input(data);
     let (flags, sizes, base) = (input.u8(), input.u8(), input.u32());
-    let size = 1_u32 << (sizes % 8 % 5);
+    let is_packed = flags & PACKED != 0;
+    let size = (1_u32 << (sizes % 8 % 5)) - u32::from(is_packed && flags & ODD != 0);
     let count = input.u8();
     let steps = input.bytes(usize::from(count) * 4);
     let file = File::from(memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd"));
@@ -50,9 +60,15 @@ pub fn virtqueue(data: &[u8]) {
     let mapping = Mapping::new(file.as_fd(), BYTES as u64).expect("a mapping");
     let memory = Buffer::of_mapping(&mapping, 0, BYTES);
     memory.write_at(0, input.bytes(CONTENT));
-    let region =
-        GuestRegion { guest: MEMORY, user: MEMORY, len: BYTES as u64, mapping: mapping.clone(), offset: 0 };
-    let layout = GuestLayout::new(vec![region]).expect("one region");
+    let region = |offset: u64, end: u64| {
+        let at = MEMORY + offset;
+        GuestRegion { guest: at, user: at, len: end - offset, mapping: mapping.clone(), offset }
+    };
+    let regions = match flags & REGIONS {
+        0 => vec![region(0, BYTES as u64)],
+        _ => vec![region(0, BOUNDARY), region(BOUNDARY, BYTES as u64)],
+    };
+    let layout = GuestLayout::new(regions).expect("regions that lie apart");
     let address = VringAddr {
         index: 0,
         flags: 0,
@@ -61,7 +77,6 @@ pub fn virtqueue(data: &[u8]) {
         available: MEMORY + AVAILABLE as u64,
         log: 0,
     };
-    let is_packed = flags & PACKED != 0;
     let place = RingPlace { size, is_packed, event_idx: flags & EVENT_IDX != 0, address };
     let marks = (flags & MARKS != 0).then(|| {
         let count = if sizes < 8 { u16::try_from(size).expect("small") } else { u16::from(sizes / 8) };
@@ -69,7 +84,10 @@ pub fn virtqueue(data: &[u8]) {
     });
     match Ring::new(&layout, &place, base, marks) {
         Ok(ring) => {
-            Driven { ring, memory, guest: GuestMemory::new(&layout), size, in_flight: Vec::new() }.run(steps)
+            let used = memory.load_u16(USED + split::INDEX, Ordering::Relaxed);
+            let used = (!is_packed).then_some(Used { index: used, answers: Vec::new(), is_changed: false });
+            Driven { ring, memory, guest: GuestMemory::new(&layout), size, in_flight: Vec::new(), used }
+                .run(steps)
         }
         Err(error) => {
             reached("no ring");
@@ -84,6 +102,17 @@ struct Driven {
     guest: GuestMemory,
     size: u32,
     in_flight: Vec<Head>,
+    used: Option<Used>,
+}
+
+/// What a split ring's driver is to find.
+struct Used {
+    /// The index that it sees.
+    index: u16,
+    /// Descriptors and lengths of what was answered and is not published.
+    answers: Vec<(u16, u32)>,
+    /// It has written to that part of the memory itself.
+    is_changed: bool,
 }
 
 impl Driven {
@@ -93,14 +122,16 @@ impl Driven {
             let result = match step.u8() % 6 {
                 COMPLETE => {
                     if !self.in_flight.is_empty() {
-                        let head = self.in_flight.remove(0);
-                        self.ring.complete(head, step.u8().into());
-                        reached("completed");
+                        let (written, which) =
+                            (step.u8().into(), usize::from(step.u8()) % self.in_flight.len());
+                        let head = self.in_flight.remove(which);
+                        self.complete(head, written);
+                        reached(if which == 0 { "completed" } else { "overtaken" });
                     }
                     continue;
                 }
                 PUBLISH => {
-                    self.ring.publish();
+                    self.publish();
                     continue;
                 }
                 WANT_CALLS => {
@@ -110,6 +141,9 @@ impl Driven {
                 CHANGE => {
                     let at = usize::from(step.u16()) % BYTES;
                     self.memory.write_at(at, &[step.u8()]);
+                    if let Some(used) = &mut self.used {
+                        used.is_changed |= (USED..MARKS_AT).contains(&at);
+                    }
                     continue;
                 }
                 kind => self.take(kind == RESUME),
@@ -124,10 +158,35 @@ impl Driven {
             }
         }
         // What is in flight is answered, also in a ring that is broken.
-        for head in self.in_flight.drain(..) {
-            self.ring.complete(head, 1);
+        for head in std::mem::take(&mut self.in_flight) {
+            self.complete(head, 1);
         }
+        self.publish();
+    }
+
+    fn complete(&mut self, head: Head, written: u32) {
+        self.ring.complete(head, written);
+        if let Some(used) = &mut self.used {
+            used.answers.push((head.id(), written));
+        }
+    }
+
+    /// The driver finds all answers, in their order, unless it has spoiled them itself.
+    fn publish(&mut self) {
         self.ring.publish();
+        let Some(used) = &mut self.used else { return };
+        for (id, written) in used.answers.drain(..) {
+            let place = u32::from(used.index) % self.size;
+            let at = USED + split::ENTRIES + split::USED_ENTRY * place as usize;
+            used.index = used.index.wrapping_add(1);
+            let mut entry = [0; split::USED_ENTRY];
+            self.memory.read_at(at, &mut entry);
+            let expected = [u32::from(id).to_le_bytes(), written.to_le_bytes()].concat();
+            assert!(used.is_changed || entry[..] == expected, "at {at:#x}: {entry:?}, expected {expected:?}");
+        }
+        let index = self.memory.load_u16(USED + split::INDEX, Ordering::Relaxed);
+        assert!(used.is_changed || index == used.index, "{index}, expected {}", used.index);
+        reached("published");
     }
 
     fn take(&mut self, resume: bool) -> Result<(), blockwork_export::vhost::ring::RingError> {

@@ -133,7 +133,9 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
             &[
                 ("chain", 700),
                 ("request", 500),
-                ("completed", 250),
+                ("completed", 150),
+                ("overtaken", 100),
+                ("published", 150),
                 ("broken", 200),
                 ("no ring", 1),
                 ("resumed", 60),
