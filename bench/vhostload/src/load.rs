@@ -64,7 +64,7 @@ impl Load {
     /// Does it for so long, and waits until all is answered.
     ///
     /// # Errors
-    /// A request fails, or none is answered for [`PATIENCE_LAST`].
+    /// A request fails, or none is answered for half a minute.
     pub fn run(&self, disk: &mut Disk, time: Duration) -> Result<Measured> {
         let begin = Instant::now();
         let started = vec![vec![begin; self.depth.into()]; disk.queues.len()];

@@ -29,22 +29,49 @@ echo 4 >/proc/fs/nfsd/threads
 mount -i -t nfs -o vers=4.2,addr=127.0.0.1,clientaddr=127.0.0.1 127.0.0.1:/ /tmp/mounted
 ";
 
+/// `serve OUT ARGS...`: our server on the mounted file, its statistics in /out/OUT; `stop` ends it. `calls` tells of the kernel's.
+const SERVE: &str = "
+chmod +x /in/blockwork
+calls() { while read -r op n rest; do [ \"$op\" = WRITE: ] && echo $n && return; done </proc/self/mountstats; }
+serve() {
+    local out=$1
+    shift
+    rm -f /tmp/ready
+    /in/blockwork serve --disk /tmp/mounted/disk.img --workers 1 --stats --json --nbd unix:/tmp/socket \"$@\" >/tmp/ready 2>/out/$out &
+    server=$!
+    until grep -q ready /tmp/ready; do busybox usleep 20000; kill -0 $server; done
+}
+stop() { kill -TERM $server; wait $server; }
+";
+
 /// Writes in sequence, by a server on the mounted file: `writes WAY LENGTH COUNT` tells how many calls they were, and leaves the
 /// server's statistics in /out/WAY.LENGTH. Small writes come in a page each, so elements of 512 bytes end within pages.
 const WRITES: &str = "
-calls() { while read -r op n rest; do [ \"$op\" = WRITE: ] && echo $n && return; done </proc/self/mountstats; }
 writes() {
-    /in/blockwork serve --disk /tmp/mounted/disk.img --set linearize=$1 --workers 1 --stats --json --nbd unix:/tmp/socket \
-        >/tmp/ready 2>/out/$1.$2 &
-    server=$!
-    until grep -q ready /tmp/ready; do busybox usleep 20000; kill -0 $server; done
+    serve $1.$2 --set linearize=$1
     before=$(calls)
     fio --name=w --ioengine=nbd --uri='nbd+unix:///?socket=/tmp/socket' --rw=write --bs=$2 --iodepth=32 --iodepth_batch=8 \
         --iodepth_batch_complete_min=8 --size=32M --io_size=$(($2 * $3)) >&2
     echo $1 $2 $(($(calls) - before))
-    kill -TERM $server; wait $server
+    stop
 }
-chmod +x /in/blockwork
+";
+
+/// Random writes off pages and at pages, with flushes among them, each of which must give back what was written; and once more, of another
+/// server, when the kernel has forgotten what it knew of the file.
+const VERIFIES: &str = "
+job() {
+    fio --name=v --ioengine=nbd --uri='nbd+unix:///?socket=/tmp/socket' --bsrange=512-16k --bs_unaligned=0 --iodepth=8 --size=8M \
+        --io_size=4M --rw=randwrite --fsync=16 --verify=crc32c --verify_fatal=1 --randseed=7 \"$@\" >&2
+}
+serve verified
+job
+stop
+echo 3 >/proc/sys/vm/drop_caches
+serve again
+job --verify_only
+stop
+echo verified
 ";
 
 const STOP: &str = "umount /tmp/mounted; echo 0 >/proc/fs/nfsd/threads; echo f >/proc/fs/nfsd/unlock_filesystem 2>/dev/null || true
@@ -71,10 +98,12 @@ fn elements_off_pages_are_linear_on_nfs_and_those_at_pages_need_not_be() {
     let runs = "writes off 512 2000; writes auto 512 12000; writes off 4096 4000; writes auto 4096 4000";
     let scenario =
         Guest::shared().scenario().disk("a", scratch.path("a.img")).input("blockwork", stripped(&scratch));
-    let output = match scenario.script(format!("{MOUNT}\n{WRITES}\n{runs}\n{STOP}")).run() {
-        Ok(output) => output,
-        Err(error) => panic!("in the guest: {error}"),
-    };
+    let output =
+        match scenario.script(format!("{MOUNT}\n{SERVE}\n{WRITES}\n{runs}\n{VERIFIES}\n{STOP}")).run() {
+            Ok(output) => output,
+            Err(error) => panic!("in the guest: {error}"),
+        };
+    assert!(output.stdout.contains("\nverified"), "what was written is read again: {}", output.stdout);
     let said = &output.stdout;
     assert_eq!(calls(said, "off 512"), 2000, "each element is a call of its own");
     assert!(calls(said, "auto 512") < 12_000 / 2, "{said}");

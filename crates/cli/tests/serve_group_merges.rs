@@ -160,6 +160,14 @@ fn a_snapshot_that_nobody_has_open_is_merged_at_once_and_clients_come_meanwhile(
     assert_eq!(names(&lab), ["root"]);
 }
 
+/// Whether a client may open it.
+fn offers(lab: &Lab, volume: &str) -> bool {
+    let uri = lab.scratch.uri(volume);
+    python(&format!(
+        "try:\n    connect({uri:?})\n    print('yes')\nexcept nbd.Error as error:\n    print('no')\n"
+    )) == "yes\n"
+}
+
 #[test]
 fn what_a_client_has_open_stays_what_it_is_and_the_merge_begins_when_the_last_has_gone() {
     let (lab, sums) = group();
@@ -211,6 +219,8 @@ fn what_a_client_has_open_stays_what_it_is_and_the_merge_begins_when_the_last_ha
     }
     drop(of_root);
     until("the merge has begun", || merge(&lab).as_deref() != Some("waiting"));
+    // Not while it is being switched.
+    until("the origin is offered again", || offers(&lab, "vg/root"));
     assert_eq!(sum(&lab, "vg/root"), sums.before);
     wait_for_the_end(&lab);
     assert_eq!([sum(&lab, "vg/root"), sum(&lab, "vg/other")], [sums.before, sums.other]);

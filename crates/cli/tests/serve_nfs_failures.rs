@@ -74,7 +74,7 @@ fn a_file_that_was_replaced_is_stale_and_one_that_shrinks_ends_where_it_ends() {
         said.trim().to_owned()
     };
     assert_eq!((read(15), read(16)), ("None".to_owned(), "EIO".to_owned()));
-    until("the reason is told", || server.said().contains("the file ends here now"));
+    until("the reason is told", || server.said().contains("it ends at byte 1048576 now"));
     nfs.kill();
     std::fs::remove_file(scratch.path("export/disk.img")).expect("it is removed");
     scratch.sparse("export/disk.img", 4 * MIB);

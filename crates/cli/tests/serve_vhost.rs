@@ -378,8 +378,8 @@ fn a_front_end_that_cuts_off_the_data_of_its_requests_costs_no_array_a_member() 
             }
         }
         let said = server.stop().stderr;
-        assert_eq!(said.matches("the file of the guest's memory was cut short").count(), 4, "{said}");
-        assert!(!said.contains("md/data: member") && !said.contains("the file ends here"), "{said}");
+        assert!(said.contains("the file of the guest's memory was cut short"), "{said}");
+        assert!(!said.contains("md/data: member") && !said.contains("it ends at byte"), "{said}");
         for name in ["a.img", "b.img"] {
             let found = run(&mut scratch.blockwork(["md", "examine", name]));
             assert!(found.contains("Array State : AA"), "{name}: {found}");
