@@ -92,6 +92,42 @@ fn a_write_of_which_a_part_is_durable_is_sent_again_as_a_whole() {
 }
 
 #[test]
+fn a_loss_of_which_the_server_tells_by_a_stable_write_is_made_good() {
+    let mut hand = hand();
+    hand.write(Flags::NONE, 0, &[filled(4096, 1)]).unwrap();
+    hand.start(1, Op::Write, Flags::NONE, 8, &[filled(4096, 2)]);
+    hand.server.borrow_mut().habits.loses = 1_000_000;
+    hand.start(2, Op::Write, Flags::FUA, 64, &[filled(512, 3)]);
+    let mut ended = hand.wait(2);
+    ended.sort_unstable_by_key(|ended| ended.token.0);
+    assert_eq!([ended[0].result, ended[1].result], [Ok(4096), Err(Errno::EIO)]);
+    hand.server.borrow_mut().habits.loses = 0;
+    assert_eq!(hand.flush(), Ok(0));
+    let server = hand.server.borrow();
+    assert_eq!(server.durable(0, 4096), [1; 4096]);
+    assert_eq!(server.durable(4096, 4096), [2; 4096]);
+    assert_eq!(server.asked, Asked { writes: 5, stable_writes: 1, commits: 2, ..Asked::default() });
+}
+
+#[test]
+fn nothing_is_asked_behind_a_commit_while_another_connection_has_room() {
+    let options = NfsOptions { connections: 2, ..NfsOptions::default() };
+    let mut hand = Hand::new(Server::new(1, DISK), ROOM, &options);
+    hand.write(Flags::NONE, 0, &[filled(512, 1)]).unwrap();
+    hand.server.borrow_mut().calls.clear();
+    hand.start(0, Op::Flush, Flags::NONE, 0, &[]);
+    for number in 1..9 {
+        hand.start(number, Op::Write, Flags::NONE, 8 * number, &[filled(512, 2)]);
+    }
+    assert!(hand.wait(9).iter().all(|ended| ended.result.is_ok()));
+    let server = hand.server.borrow();
+    let behind = |procedure| server.calls.iter().filter(move |call| call.1 == procedure).map(|call| call.0);
+    let commit: Vec<_> = behind(21).collect();
+    assert_eq!((commit.len(), behind(7).count()), (1, 8));
+    assert!(behind(7).all(|stream| stream != commit[0]), "{:?}", server.calls);
+}
+
+#[test]
 fn where_the_memory_for_uncommitted_writes_ends_it_commits_by_itself_and_writes_stably() {
     let mut hand = Hand::new(Server::new(1, DISK), 16 << 10, &NfsOptions::default());
     for number in 0..8 {

@@ -15,6 +15,10 @@ use super::arena::Block;
 use super::incoming::{Replies, Rest};
 use super::ledger::Piece;
 
+/// See [`Call::load`].
+const COMMIT_LOAD: u32 = 64;
+const STABLE_LOAD: u32 = 8;
+
 /// A READ, and what it has brought so far.
 pub(super) struct Read {
     pub(super) request: Token,
@@ -157,6 +161,16 @@ impl Call {
         buffer.write_at(0, &head);
         let head = Segment::new(buffer, 0, head.len());
         Call { kind, head, body, connection, sent: None, since }
+    }
+
+    /// How much it keeps others waiting that are asked on the same connection, as a multiple of a READ. Servers do one call of a connection
+    /// after the other, and a disk takes as long to make something durable as a server does for many calls.
+    pub(super) fn load(&self) -> u32 {
+        match &self.kind {
+            Kind::Commit => COMMIT_LOAD,
+            Kind::Write(Write { stable, .. }) if *stable > Stable::Unstable => STABLE_LOAD,
+            Kind::Read(_) | Kind::Write(_) => 1,
+        }
     }
 
     /// The message.

@@ -68,12 +68,12 @@ impl NfsLeaf {
 
     fn ask_since(&mut self, env: &mut dyn Env, kind: Kind, since: Nanos) {
         let xid = self.calls.new_xid(|| env.random());
-        let least =
-            self.connections.iter_mut().enumerate().min_by_key(|(_, connection)| connection.outstanding);
+        let least = self.connections.iter_mut().enumerate().min_by_key(|(_, connection)| connection.load);
         let (number, connection) = least.expect("at least one connection");
         let names = (&self.shared.credential, &self.shared.handle);
         let call = Call::new(xid, kind, names, &self.pool, number, since);
         connection.outstanding += 1;
+        connection.load += call.load();
         connection.enqueue(xid);
         self.calls.insert(xid, call);
     }
@@ -81,7 +81,9 @@ impl NfsLeaf {
     /// A call is over.
     fn take(&mut self, xid: u32) -> Option<Call> {
         let call = self.calls.remove(xid)?;
-        self.connections[call.connection].outstanding -= 1;
+        let connection = &mut self.connections[call.connection];
+        connection.outstanding -= 1;
+        connection.load -= call.load();
         Some(call)
     }
 
@@ -223,6 +225,7 @@ impl NfsLeaf {
             (kind, Outcome::Status(Status::JUKEBOX)) => self.be_patient(env, kind, since),
             (kind, Outcome::Status(status)) => {
                 self.complain(&kind, status);
+                self.doubt_what_is_uncommitted(&kind, status);
                 self.failed(kind, Errno(status.errno()), ended);
             }
             (kind, Outcome::Refused(refusal)) => {

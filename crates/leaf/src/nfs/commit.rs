@@ -11,7 +11,7 @@
 //! succeed. Any worker's covers what all workers have written.
 
 use blockwork_engine::{Ended, Env, Errno, Token, Turn};
-use blockwork_format::nfs3::{Stable, Verifier};
+use blockwork_format::nfs3::{Stable, Status, Verifier};
 
 use super::call::{Kind, Write, Writer};
 use super::client::NfsLeaf;
@@ -97,7 +97,7 @@ impl NfsLeaf {
             Step::Over
         } else {
             log::warn!(
-                "{}: the server has restarted: {left} bytes that it may have forgotten are sent again",
+                "{}: {left} bytes are sent again that the server may have forgotten: it has restarted, or failed to make a write durable",
                 self.shared.name
             );
             Step::Resending { verifier, from: Some(0), under_way: 0 }
@@ -174,18 +174,27 @@ impl NfsLeaf {
             Cause::Flush(token) => ended.push(Ended { token, result: commit.failed.map_or(Ok(0), Err) }),
             Cause::Scarcity(turn) => {
                 if let Some(errno) = commit.failed {
-                    self.tell_of_loss(errno);
+                    self.tell_of_loss(&format!("COMMIT failed: {errno}"));
                 }
                 drop(turn);
             }
         }
     }
 
-    /// Nobody asked for the COMMIT that has failed: whoever flushes next must hear of it.
-    fn tell_of_loss(&self, errno: Errno) {
+    /// A stable WRITE has failed: what the server has not committed is sent again before it is committed (the ledger's invariant 4). What one
+    /// has covered meanwhile cannot be.
+    pub(super) fn doubt_what_is_uncommitted(&self, kind: &Kind, status: Status) {
+        let Kind::Write(Write { stable, flight, .. }) = kind else { return };
+        if *stable > Stable::Unstable && !self.ledger().doubt(*flight) && status == Status::IO {
+            self.tell_of_loss("A stable WRITE failed while a COMMIT succeeded");
+        }
+    }
+
+    /// Nobody asked for what has failed, or was told that it succeeded: whoever flushes next must hear of it.
+    fn tell_of_loss(&self, what: &str) {
         if self.shared.leaf.fail() {
             log::error!(
-                "{}: COMMIT failed: {errno}. What was written since the last flush may be lost, so writes and \
+                "{}: {what}. What was written since the last flush may be lost, so writes and \
                  flushes are refused from now on; reads go on. Check the server, then serve it again.",
                 self.shared.name
             );

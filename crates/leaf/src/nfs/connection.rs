@@ -89,6 +89,8 @@ pub(super) struct Connection {
     since: Nanos,
     /// Calls that wait for an answer, sent or not.
     pub(super) outstanding: u32,
+    /// What they weigh.
+    pub(super) load: u32,
 }
 
 impl Connection {
@@ -105,6 +107,7 @@ impl Connection {
             attempts: 0,
             since: Nanos(0),
             outstanding: 0,
+            load: 0,
         }
     }
 

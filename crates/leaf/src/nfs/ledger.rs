@@ -16,6 +16,8 @@
 //!    what it had before.
 //! 3. `Ledger::committed` with nothing left up to `cutoff` means: all that was answered before `cutoff` is durable. A COMMIT covers only
 //!    what the server had, in that life of it, before the COMMIT was sent: of what was sent again, what came back before.
+//! 4. Nor does it cover what the server had when it failed to make a write durable: a server that asks its file system to do that is told
+//!    once of all that was lost, by whatever call it asks next, and may keep its verifier. That is sent again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -41,7 +43,8 @@ struct Uncommitted {
     number: u64,
     /// When the server had it, in the life of that verifier.
     taken: u64,
-    verifier: Verifier,
+    /// None: nobody knows whether it still has it.
+    verifier: Option<Verifier>,
     block: Arc<Block>,
     /// Where in the block it starts.
     at: usize,
@@ -79,6 +82,10 @@ pub(super) struct Ledger {
     flights: Vec<Flight>,
     uncommitted: BTreeMap<u64, Uncommitted>,
     last: u64,
+    /// When the server last failed to make a write durable.
+    doubted: u64,
+    /// When a COMMIT last covered anything.
+    covered: u64,
 }
 
 impl Ledger {
@@ -127,10 +134,24 @@ impl Ledger {
         self.supersede(flight.start, flight.end);
         if let Some((verifier, block)) = kept {
             let number = self.next();
+            let verifier = self.trusted(&flight, verifier);
             let entry = Uncommitted { end: flight.end, number, taken: number, verifier, block, at: 0 };
             self.uncommitted.insert(flight.start, entry);
         }
         Landing::Done
+    }
+
+    /// The life of the server that still has what was under way: none, if it may have lost that since.
+    fn trusted(&self, flight: &Flight, verifier: Verifier) -> Option<Verifier> {
+        (flight.id > self.doubted).then_some(verifier)
+    }
+
+    /// The server has failed to make a write durable, and may have told of all that it has lost by that: no COMMIT covers what it had
+    /// until now. False: one has covered something while the write was under way, and may have come after the loss.
+    pub(super) fn doubt(&mut self, id: u64) -> bool {
+        self.doubted = self.next();
+        self.uncommitted.values_mut().for_each(|entry| entry.verifier = None);
+        self.covered < id
     }
 
     /// Starts of the entries that overlap a range.
@@ -185,14 +206,18 @@ impl Ledger {
     /// A COMMIT that was sent at `asked` has been answered: forgets what it covers. Bytes that are left of what was answered up to
     /// `cutoff`, since another life of the server had them, or this one later.
     pub(super) fn committed(&mut self, cutoff: u64, asked: u64, verifier: Verifier) -> u64 {
-        self.uncommitted.retain(|_, entry| entry.taken > asked || entry.verifier != verifier);
+        let before = self.uncommitted.len();
+        self.uncommitted.retain(|_, entry| entry.taken > asked || entry.verifier != Some(verifier));
+        if self.uncommitted.len() < before {
+            self.covered = self.next();
+        }
         let left = self.uncommitted.iter().filter(|(_, entry)| entry.number <= cutoff);
         left.map(|(start, entry)| entry.end - start).sum()
     }
 
     /// The first entry up to `cutoff` at `from` or behind it that is not of this life of the server. It is under way from now on.
     pub(super) fn resend(&mut self, from: u64, cutoff: u64, verifier: Verifier) -> Option<Resend> {
-        let wanted = |entry: &Uncommitted| entry.number <= cutoff && entry.verifier != verifier;
+        let wanted = |entry: &Uncommitted| entry.number <= cutoff && entry.verifier != Some(verifier);
         let (start, entry) = self.uncommitted.range(from..).find(|(_, entry)| wanted(entry))?;
         let (start, end, number) = (*start, entry.end, entry.number);
         let piece = Piece { start, len: length(end - start), block: entry.block.clone(), at: entry.at };
@@ -203,9 +228,9 @@ impl Ledger {
 
     /// What was sent again was answered.
     pub(super) fn resent(&mut self, flight: u64, number: u64, verifier: Verifier) {
-        let Flight { start, end, .. } = self.arrive(flight);
-        let taken = self.next();
-        for (_, entry) in self.uncommitted.range_mut(start..end) {
+        let flight = self.arrive(flight);
+        let (taken, verifier) = (self.next(), self.trusted(&flight, verifier));
+        for (_, entry) in self.uncommitted.range_mut(flight.start..flight.end) {
             if entry.number == number {
                 (entry.verifier, entry.taken) = (verifier, taken);
             }
@@ -339,6 +364,48 @@ mod tests {
         let again = rig.ledger.now();
         assert_eq!(rig.ledger.committed(asked, again, TWO), 0);
         assert!(rig.ledger.is_clean());
+    }
+
+    #[test]
+    fn what_the_server_had_when_it_failed_to_make_something_durable_is_sent_again() {
+        let mut rig = Rig::new();
+        rig.write(0, 4, b'a');
+        let beside = rig.ledger.begin(4, 8);
+        let stable = rig.ledger.begin(8, 12);
+        assert!(rig.ledger.doubt(stable), "no COMMIT was answered meanwhile");
+        rig.ledger.fail(stable);
+        assert_eq!(rig.land(beside, b'b'), Landing::Done);
+        rig.write(12, 16, b'c');
+        let cutoff = rig.ledger.now();
+        assert_eq!(rig.ledger.committed(cutoff, cutoff, ONE), 8, "the last came after that");
+        assert_eq!(rig.text(), "aaaabbbb........");
+        let first = rig.ledger.resend(0, cutoff, ONE).unwrap();
+        let second = rig.ledger.resend(first.piece.start + 1, cutoff, ONE).unwrap();
+        assert!(rig.ledger.resend(second.piece.start + 1, cutoff, ONE).is_none());
+        rig.ledger.resent(first.flight, first.number, ONE);
+        // It fails again, and the second may have been there already.
+        let stable = rig.ledger.begin(8, 12);
+        assert!(rig.ledger.doubt(stable));
+        rig.ledger.fail(stable);
+        rig.ledger.resent(second.flight, second.number, ONE);
+        assert_eq!(rig.ledger.committed(cutoff, rig.ledger.now(), ONE), 8);
+        for from in [0, 4] {
+            let again = rig.ledger.resend(from, cutoff, ONE).unwrap();
+            rig.ledger.resent(again.flight, again.number, ONE);
+        }
+        assert_eq!(rig.ledger.committed(cutoff, rig.ledger.now(), ONE), 0);
+        assert!(rig.ledger.is_clean());
+    }
+
+    #[test]
+    fn a_commit_that_was_answered_while_a_write_failed_to_become_durable_may_be_wrong() {
+        let mut rig = Rig::new();
+        rig.write(0, 4, b'a');
+        let stable = rig.ledger.begin(8, 12);
+        assert_eq!(rig.ledger.committed(rig.ledger.now(), rig.ledger.now(), ONE), 0);
+        let later = rig.ledger.begin(12, 16);
+        assert!(!rig.ledger.doubt(stable));
+        assert!(rig.ledger.doubt(later));
     }
 
     #[test]

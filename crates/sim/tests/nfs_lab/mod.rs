@@ -42,16 +42,18 @@ pub struct Hand {
     pub server: Rc<RefCell<Server>>,
     env: SimEnv,
     leaf: Box<dyn Leaf>,
+    source: NfsSource,
     ended: Vec<Ended>,
 }
 
 impl Hand {
     pub fn new(server: Server, uncommitted_bytes: usize, options: &NfsOptions) -> Hand {
         let world = World::new(1);
-        let leaf = source(&server, uncommitted_bytes, options).open();
+        let source = source(&server, uncommitted_bytes, options);
+        let leaf = source.open();
         let server = Rc::new(RefCell::new(server));
         world.add_host(address(), server.clone());
-        Hand { server, env: world.env(), leaf, ended: Vec::new() }
+        Hand { server, env: world.env(), leaf, source, ended: Vec::new() }
     }
 
     /// Starts a request without waiting for it.
@@ -73,15 +75,20 @@ impl Hand {
     /// Tells the leaf that a batch ends, and lets time pass until so many requests have ended.
     pub fn wait(&mut self, count: usize) -> Vec<Ended> {
         self.leaf.submitted(&mut self.env);
-        let mut completions = Vec::new();
         while self.ended.len() < count {
-            self.env.wait(Wait::Until(None), &mut completions);
-            for completion in completions.drain(..) {
-                let local = (completion.token.0 & 0xffff_ffff) as u32;
-                self.leaf.event(&mut self.env, local, completion, &mut self.ended);
-            }
+            self.step();
         }
         std::mem::take(&mut self.ended)
+    }
+
+    /// Lets time pass until something happens.
+    fn step(&mut self) {
+        let mut completions = Vec::new();
+        self.env.wait(Wait::Until(None), &mut completions);
+        for completion in completions.drain(..) {
+            let local = (completion.token.0 & 0xffff_ffff) as u32;
+            self.leaf.event(&mut self.env, local, completion, &mut self.ended);
+        }
     }
 
     fn one(&mut self, op: Op, flags: Flags, sector: u64, data: &[Segment]) -> Result<u32, Errno> {
@@ -95,7 +102,14 @@ impl Hand {
         self.one(Op::Write, flags, sector, data)
     }
 
+    /// In its turn, as a queue's.
     pub fn flush(&mut self) -> Result<u32, Errno> {
+        let _turn = loop {
+            match self.source.shared().try_flush_turn() {
+                Some(turn) => break turn,
+                None => self.step(),
+            }
+        };
         self.one(Op::Flush, Flags::NONE, 0, &[])
     }
 

@@ -26,7 +26,8 @@ pub struct Habits {
     pub jukebox: u32,
     /// It closes the connection instead.
     pub closes: u32,
-    /// COMMITs by which it finds that its disk has lost what it has cached. It says so once, as fsync(2) does.
+    /// COMMITs and stable WRITEs by which it finds that its disk has lost what it has cached. It says so once, as fsync(2) does, and
+    /// goes on as if nothing was.
     pub loses: u32,
     /// Longest time for an answer.
     pub slowness: Nanos,
@@ -50,6 +51,8 @@ pub struct Server {
     verifier: u64,
     streams: BTreeMap<u32, Vec<u8>>,
     pub asked: Asked,
+    /// By which connection each call came, and which procedure it is of.
+    pub calls: Vec<(u32, u32)>,
     pub restarts: u64,
     /// The next COMMITs find a loss, which they tell after so long.
     pub losses: VecDeque<Nanos>,
@@ -90,6 +93,7 @@ impl Server {
             verifier: 1,
             streams: BTreeMap::new(),
             asked: Asked::default(),
+            calls: Vec::new(),
             restarts: 0,
             losses: VecDeque::new(),
             lost: 0,
@@ -201,6 +205,11 @@ impl Server {
         if self.status != 0 {
             return units(&[self.status, 0, 0]);
         }
+        if stable > 0 && self.strikes(self.habits.loses) {
+            self.lost += 1;
+            self.cached.clear();
+            return units(&[5, 0, 0]);
+        }
         if self.strikes(self.habits.short) {
             count = self.random.between(1, count as u64) as usize;
         }
@@ -235,6 +244,7 @@ impl Server {
             out.push(Reaction { after: Nanos(0), stream, bytes: None });
             return;
         }
+        self.calls.push((stream.0, decode(record).procedure));
         let (answer, after) = self.answer(record);
         if self.mute || self.strikes(self.habits.lost) {
             return;
