@@ -90,6 +90,8 @@ pub(crate) struct Core {
     /// What leaves refused, of bios that are not finished.
     failures: Vec<LeafFailure>,
     pub(crate) attendance: Attendance,
+    /// Ragged writes may have claimed something: bios are to look.
+    heeds_claims: bool,
     /// A client's write or flush has failed for good on a leaf that has lost writes: the worker must not end as if all were well.
     lost: bool,
     /// Leaves whose queues wait for their turn to flush.
@@ -131,6 +133,7 @@ impl Core {
             is_leaf: is_leaf.into(),
             queues: parts.leaves.iter().enumerate().map(queue).collect(),
             attendance: parts.quiescence.join(notify.clone()),
+            heeds_claims: true,
             executor: Executor::new(notify, parts.pool.clone(), parts.quiescence),
             pool: parts.pool,
             at_once: vec![false; parts.volumes.len()],
@@ -166,6 +169,8 @@ impl Core {
 
     /// One more volume, or another one in the place of one.
     pub(crate) fn set_volume(&mut self, id: VolumeId, volume: Volume) {
+        // Something of it may have been claimed before this worker had it.
+        self.heeds_claims = true;
         let count = self.volumes.len();
         match self.volumes.get_mut(usize::from(id.0)) {
             Some(slot) => *slot = volume,

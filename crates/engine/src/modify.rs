@@ -13,7 +13,7 @@
 //! wait for it already, so that nobody starves; it is submitted in its turn, and whoever has the next one waits for it. A bio that has
 //! been let in never waits here: a layer may have prepared for it, so that others wait for it already. And nothing but what overlaps is waited for.
 //!
-//! Cost where nothing is claimed: a bio pays a load and a branch.
+//! Cost where nothing is claimed: a bio pays a load and a branch, of its worker's own (`Core::look` sets what they look at).
 
 use std::fmt;
 use std::sync::Arc;

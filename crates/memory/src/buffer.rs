@@ -147,6 +147,16 @@ impl Buffer {
         }
     }
 
+    /// The last reference is dropped.
+    #[cold]
+    fn go_home(&mut self) {
+        if let Some(memory) = self.memory.take()
+            && let Some(shelf) = memory.home.upgrade()
+        {
+            shelf.put_back(memory);
+        }
+    }
+
     /// Whether this is the only reference.
     pub fn is_unique(&self) -> bool {
         Rc::strong_count(self.memory()) == 1
@@ -230,11 +240,8 @@ impl Clone for Buffer {
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
-        if Rc::strong_count(&memory) == 1
-            && let Some(shelf) = memory.home.upgrade()
-        {
-            shelf.put_back(memory);
+        if self.memory.as_ref().is_some_and(|memory| Rc::strong_count(memory) == 1) {
+            self.go_home();
         }
     }
 }

@@ -21,7 +21,7 @@ impl Segment {
     ///
     /// # Panics
     /// If the range lies outside of the buffer, or is not below 4 GiB.
-    #[inline]
+    #[inline(always)]
     pub fn new(buffer: Buffer, offset: usize, len: usize) -> Segment {
         let end = offset.checked_add(len);
         assert!(

@@ -19,14 +19,18 @@ impl Core {
         if self.attendance.look() {
             self.hold_claims();
             self.attendance.has_looked();
+        } else if self.heeds_claims {
+            self.heeds_claims = self.volumes.iter().any(|volume| volume.modify.is_claimed());
         }
     }
 
-    /// Bios under way that alter what ragged writes have claimed hold that until they end.
+    /// Bios under way that alter what ragged writes have claimed hold that until they end; those that come are held against it.
     #[cold]
     fn hold_claims(&mut self) {
+        self.heeds_claims = false;
         for (id, volume) in (0u16..).map(VolumeId).zip(&self.volumes) {
             if volume.modify.is_claimed() {
+                self.heeds_claims = true;
                 self.bios.hold(id, &volume.modify);
             }
         }
@@ -35,8 +39,7 @@ impl Core {
     /// Whether a bio is to wait, since a ragged write has claimed what it alters.
     #[inline]
     pub(super) fn meets_claim(&self, volume: VolumeId, bio: &Bio) -> bool {
-        let modify = &self.volumes[usize::from(volume.0)].modify;
-        modify.is_claimed() && modify.meets(&bio.span())
+        self.heeds_claims && self.volumes[usize::from(volume.0)].modify.meets(&bio.span())
     }
 
     /// Has a bio wait for its volume's turn.

@@ -1,7 +1,7 @@
 //! One virtqueue as a port of a worker: requests in, bios out, answers back.
 //!
 //! A turn answers what has finished, all of it with one call of the driver's (none, if that has said that it will look by
-//! itself), then takes what is new, and answers of that what was done at once ([`Context::run`]). The data of a request is the guest's
+//! itself), then takes what is new, and answers of that what was done at once ([`Context::run`]), in batches. The data of a request is the guest's
 //! memory itself, all the way to the kernel. While there is more to take, the driver is not asked to call. When there is nothing, and one
 //! request under way at most, the worker looks at the ring for a moment, if that pays (`Uring::look_at`); likewise when the ring was full,
 //! no device has anything to do, and the driver has been called. Then the driver is asked, and the ring looked at once more.
@@ -93,6 +93,16 @@ pub(super) type RingParts = Box<dyn FnOnce(&GuestLayout) -> Result<Ring, RingErr
 struct Asker {
     head: Head,
     status: GuestRange,
+}
+
+/// What a look at the ring has brought.
+enum Taken {
+    /// Nothing.
+    None,
+    /// So many requests. There may be more.
+    Some(usize),
+    /// Requests, and for now there are no more.
+    Last,
 }
 
 /// A request that is under way.
@@ -272,23 +282,41 @@ impl QueuePort {
         self.stats.answered(answers, is_full, cx.now());
     }
 
-    /// Takes requests until there are none, a batch is full, or enough are under way. Tells whether that was all there
-    /// is, and all of it is done.
-    fn take(&mut self, cx: &mut Context<'_, Uring>) -> bool {
+    /// Takes requests, and answers what was done of them at once, batch by batch: a turn is for more of them than should wait for each other's
+    /// answers. Tells whether that was all there is, and all of it is done.
+    fn serve(&mut self, cx: &mut Context<'_, Uring>) -> bool {
         if self.layout.is_torn() {
             self.break_off(&RingError::Torn);
             return false;
         }
-        let most = self.batches.size(|| self.ring.as_ref().map_or(0, Ring::waiting));
+        let (mut left, mut taken) = (batch::TURN, Taken::None);
+        while left > 0 {
+            taken = self.take(cx, left);
+            let at_once = self.answers > 0;
+            self.publish(cx, true);
+            match taken {
+                Taken::Some(count) if at_once => left -= count,
+                _ => break,
+            }
+        }
+        match taken {
+            Taken::None => false,
+            Taken::Last if self.in_flight.is_empty() => true,
+            Taken::Some(_) | Taken::Last => {
+                // There is more, or may be by then. Nor has anybody asked the driver to call: a fast device has answered by that turn, which
+                // comes before the worker sleeps.
+                cx.wake_me();
+                false
+            }
+        }
+    }
+
+    /// Takes requests until there are none, a batch is full, or enough are under way; `room` at most.
+    fn take(&mut self, cx: &mut Context<'_, Uring>, room: usize) -> Taken {
+        let most = self.batches.size(|| self.ring.as_ref().map_or(0, Ring::waiting)).min(room);
         let mut taken = 0;
         let mut was_last = false;
-        loop {
-            if self.is_over() || self.broken || self.bytes >= BYTES_MAX {
-                break;
-            }
-            if taken >= most {
-                break;
-            }
+        while taken < most && !self.takes_no_more() {
             if taken.is_multiple_of(NEAR)
                 && let Some(ring) = &self.ring
             {
@@ -297,7 +325,7 @@ impl QueuePort {
             match self.take_one(cx) {
                 Ok(true) => taken += 1,
                 Ok(false) if taken > 0 => {
-                    was_last = self.in_flight.is_empty();
+                    was_last = true;
                     break;
                 }
                 Ok(false) => {
@@ -308,22 +336,22 @@ impl QueuePort {
                 Err(error) => self.break_off(&error),
             }
         }
-        if taken > 0 {
-            self.batches.took(self.answers > 0);
-            if !was_last {
-                // There is more, or may be by then. Nor has anybody asked the driver to call: a fast device has answered by that turn, which
-                // comes before the worker sleeps.
-                cx.wake_me();
-            }
-            cx.env.keep_together(batch::together(taken));
-            let count = u32::try_from(taken).expect("at most a batch");
-            let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
-            (self.filled, self.called) = (is_full, false);
-            if self.stats.taken(count, is_full, cx.now()) {
-                cx.ring_is_full(self.volume, &self.stats);
-            }
+        if taken == 0 {
+            return Taken::None;
         }
-        was_last
+        self.batches.took(self.answers > 0);
+        cx.env.keep_together(batch::together(taken));
+        let count = u32::try_from(taken).expect("at most a batch");
+        let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
+        (self.filled, self.called) = (is_full, false);
+        if self.stats.taken(count, is_full, cx.now()) {
+            cx.ring_is_full(self.volume, &self.stats);
+        }
+        if was_last { Taken::Last } else { Taken::Some(taken) }
+    }
+
+    fn takes_no_more(&self) -> bool {
+        self.is_over() || self.broken || self.bytes >= BYTES_MAX
     }
 
     /// Whether nothing is taken any more: it is to stop, and has taken up what was taken before a restart. Where the ring goes on
@@ -590,8 +618,7 @@ impl Port<Uring> for QueuePort {
     fn turn(&mut self, cx: &mut Context<'_, Uring>) -> PortState {
         self.obey(cx);
         self.publish(cx, false);
-        let was_last = self.take(cx);
-        self.publish(cx, true);
+        let was_last = self.serve(cx);
         if self.layout.is_torn() {
             // In this turn, perhaps by the last thing that we looked at: nobody may call us again.
             self.break_off(&RingError::Torn);

@@ -376,7 +376,7 @@ enum Table<'a> {
 
 impl<'a> Table<'a> {
     /// The table at that address, and how many descriptors it has.
-    #[inline]
+    #[inline(always)]
     fn new(memory: &'a GuestMemory, address: u64, len: u32) -> Result<(Table<'a>, usize), RingError> {
         let bytes = len as usize;
         let count = bytes / DESCRIPTOR_BYTES;

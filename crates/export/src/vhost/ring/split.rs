@@ -279,9 +279,9 @@ fn walk_list(
     first: Descriptor,
     chain: &mut Chain,
 ) -> Result<u16, RingError> {
-    let mut at = first;
+    let (mut at, mut length) = (first, 1);
     let most = count.min(INDIRECT_MAX);
-    for length in (1..).take(most) {
+    loop {
         chain.add(memory, at.address, at.len, at.flags)?;
         if !at.has(descriptor_flag::NEXT) {
             return Ok(length);
@@ -290,10 +290,13 @@ fn walk_list(
         if next >= count {
             return Err(RingError::Number { what: "the next descriptor", found: at.next, size: count });
         }
+        if usize::from(length) == most {
+            return Err(RingError::Long(most));
+        }
         at = Descriptor::decode(&list(next));
         if at.has(descriptor_flag::INDIRECT) {
             return Err(RingError::Indirect("in a chain"));
         }
+        length += 1;
     }
-    Err(RingError::Long(most))
 }
