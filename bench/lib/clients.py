@@ -36,6 +36,9 @@ def fio(arguments, seconds, pid=None, jobs=1):
         # fio gives the mean of its jobs, in percent of a core.
         "client_us": (job["usr_cpu"] + job["sys_cpu"]) / 100 * jobs * elapsed * 1e6 / ios,
     }
+    sync = job.get("sync", {})
+    if sync.get("total_ios"):
+        row["flush_ms"] = sync["lat_ns"]["mean"] / 1e6
     if pid:
         row["server_us"] = (after - before) * 1e6 / ios
     return row
