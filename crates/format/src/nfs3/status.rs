@@ -13,8 +13,6 @@ impl Status {
     pub const STALE: Status = Status(70);
     /// No such file or folder.
     pub const NOENT: Status = Status(2);
-    /// The server's file system or disk has failed.
-    pub const IO: Status = Status(5);
 
     /// Its name, and Linux's number for it.
     fn entry(self) -> Option<&'static (u32, &'static str, i32)> {

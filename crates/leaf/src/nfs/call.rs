@@ -60,6 +60,13 @@ pub(super) struct Write {
     pub(super) taken: Option<(Stable, Verifier)>,
 }
 
+impl Write {
+    /// Whether the server is to make it durable at once.
+    pub(super) fn is_stable(&self) -> bool {
+        self.stable > Stable::Unstable
+    }
+}
+
 /// What is asked.
 pub(super) enum Kind {
     Read(Read),
@@ -76,6 +83,8 @@ pub(super) struct Call {
     pub(super) connection: usize,
     /// When it was given to that connection last; not, while it waits in its queue.
     pub(super) sent: Option<Nanos>,
+    /// It was given to another one before, where an answer may have been lost.
+    pub(super) is_repeated: bool,
     /// When its kind was asked first.
     pub(super) since: Nanos,
 }
@@ -160,7 +169,7 @@ impl Call {
         let buffer = pool.get(head.len());
         buffer.write_at(0, &head);
         let head = Segment::new(buffer, 0, head.len());
-        Call { kind, head, body, connection, sent: None, since }
+        Call { kind, head, body, connection, sent: None, is_repeated: false, since }
     }
 
     /// How much it keeps others waiting that are asked on the same connection, as a multiple of a READ. Servers do one call of a connection
@@ -168,8 +177,23 @@ impl Call {
     pub(super) fn load(&self) -> u32 {
         match &self.kind {
             Kind::Commit => COMMIT_LOAD,
-            Kind::Write(Write { stable, .. }) if *stable > Stable::Unstable => STABLE_LOAD,
+            Kind::Write(write) if write.is_stable() => STABLE_LOAD,
             Kind::Read(_) | Kind::Write(_) => 1,
+        }
+    }
+
+    /// Whether the answer may be the second one, or none has come, to what makes something durable; or such a write has failed. What the
+    /// server had lost before may have been told by that.
+    pub(super) fn may_have_told(&self, outcome: Option<&Outcome>) -> bool {
+        let has_failed = match outcome {
+            Some(Outcome::Status(status)) => *status != Status::JUKEBOX,
+            Some(Outcome::Refused(_)) | None => true,
+            Some(_) => false,
+        };
+        match &self.kind {
+            Kind::Commit => self.is_repeated,
+            Kind::Write(write) => write.is_stable() && (self.is_repeated || has_failed),
+            Kind::Read(_) => false,
         }
     }
 

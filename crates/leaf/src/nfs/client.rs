@@ -34,6 +34,8 @@ pub(super) struct NfsLeaf {
     patient: Vec<u32>,
     /// Whether an alarm is set.
     alarmed: bool,
+    /// Whether it is time soon to look for other workers' writes.
+    pub(super) looks_for_others: bool,
     /// The server does not answer, and it was said.
     silent: bool,
     complaints: Vec<Status>,
@@ -51,6 +53,7 @@ impl NfsLeaf {
             commit: None,
             patient: Vec::new(),
             alarmed: false,
+            looks_for_others: false,
             silent: false,
             complaints: Vec::new(),
         }
@@ -72,7 +75,6 @@ impl NfsLeaf {
         let (number, connection) = least.expect("at least one connection");
         let names = (&self.shared.credential, &self.shared.handle);
         let call = Call::new(xid, kind, names, &self.pool, number, since);
-        connection.outstanding += 1;
         connection.load += call.load();
         connection.enqueue(xid);
         self.calls.insert(xid, call);
@@ -81,9 +83,7 @@ impl NfsLeaf {
     /// A call is over.
     fn take(&mut self, xid: u32) -> Option<Call> {
         let call = self.calls.remove(xid)?;
-        let connection = &mut self.connections[call.connection];
-        connection.outstanding -= 1;
-        connection.load -= call.load();
+        self.connections[call.connection].load -= call.load();
         Some(call)
     }
 
@@ -98,7 +98,7 @@ impl NfsLeaf {
         }
     }
 
-    fn set_timer(&mut self, env: &mut dyn Env, what: Happening, after: Nanos) {
+    pub(super) fn set_timer(&mut self, env: &mut dyn Env, what: Happening, after: Nanos) {
         let token = self.token.of_leaf(local(what, 0, 0));
         if let Some(network) = env.network() {
             network.timer(token, after);
@@ -122,9 +122,9 @@ impl NfsLeaf {
     fn write(&mut self, env: &mut dyn Env, io: &LeafIo<'_>) -> Submitted {
         let (offset, bytes) = (io.sector.bytes(), io.nr.bytes());
         let len = u32::try_from(bytes).expect("a request within the limits");
-        let flight = self.ledger().begin(offset, offset + bytes);
         let fua = io.flags.has(Flags::FUA);
         let block = if fua { None } else { self.shared.arena.take(len as usize) };
+        let flight = self.ledger().begin(offset, offset + bytes, block.is_none());
         let data: Segments = match &block {
             Some(block) => {
                 let copy = block.segment(0, len as usize);
@@ -205,7 +205,7 @@ impl NfsLeaf {
 
     fn lose(&mut self, env: &mut dyn Env, number: usize, why: &str) {
         let connection = &mut self.connections[number];
-        if connection.outstanding > 0 && !self.silent {
+        if connection.load > 0 && !self.silent {
             self.silent = true;
             log::warn!(
                 "{}: {} does not answer ({why}): what was asked is asked again until it does",
@@ -217,6 +217,9 @@ impl NfsLeaf {
     }
 
     fn answered(&mut self, env: &mut dyn Env, call: Call, outcome: Outcome, ended: &mut Vec<Ended>) {
+        if call.may_have_told(Some(&outcome)) {
+            self.ledger().doubt();
+        }
         let Call { kind, since, .. } = call;
         match (kind, outcome) {
             (Kind::Read(read), Outcome::Read(reply)) => self.has_read(env, read, reply, since, ended),
@@ -225,7 +228,6 @@ impl NfsLeaf {
             (kind, Outcome::Status(Status::JUKEBOX)) => self.be_patient(env, kind, since),
             (kind, Outcome::Status(status)) => {
                 self.complain(&kind, status);
-                self.doubt_what_is_uncommitted(&kind, status);
                 self.failed(kind, Errno(status.errno()), ended);
             }
             (kind, Outcome::Refused(refusal)) => {
@@ -402,6 +404,9 @@ impl NfsLeaf {
         log::error!("{name}: no answer for {seconds} s; it is a soft mount, so I/O fails");
         self.patient.retain(|patient| *patient != xid);
         self.connections[call.connection].forget(xid);
+        if call.may_have_told(None) {
+            self.ledger().doubt();
+        }
         if call.sent.is_some() {
             // Its memory goes back to the client, and must not be sent any more.
             self.lose(env, call.connection, "its time is over");
@@ -439,7 +444,7 @@ impl Leaf for NfsLeaf {
 
     fn event(&mut self, env: &mut dyn Env, local: u32, completion: Completion, ended: &mut Vec<Ended>) {
         let (what, number, life) = parts(local);
-        let of_connection = !matches!(what, Happening::Alarm | Happening::Patience);
+        let of_connection = !matches!(what, Happening::Alarm | Happening::Patience | Happening::Others);
         if of_connection && !self.connections[number].lives(life) {
             return;
         }
@@ -455,6 +460,7 @@ impl Leaf for NfsLeaf {
             (Happening::Retry, _) => self.connections[number].retry(),
             (Happening::Alarm, _) => self.look_for_silence(env, ended),
             (Happening::Patience, _) => self.end_patience(),
+            (Happening::Others, _) => self.looks_for_others = false,
         }
         self.go_on_with_commit(env, ended);
         self.pump(env);

@@ -1,26 +1,29 @@
 //! Making durable what the server may still forget: COMMIT, and after a restart of the server everything once more.
 //!
 //! ```text
-//!   COMMIT ──▶ all of its verifier ──▶ done
-//!     ▲            │ else: another life of the server had it
-//!     └── WRITE ◀──┘
+//!   COMMIT ──▶ stable WRITEs beside it have ended ──▶ all of its verifier ──▶ done
+//!     ▲                                                  │ else: another life of the server had it, or nobody knows
+//!     └───────────────────── WRITE ◀─────────────────────┘
 //! ```
 //!
 //! For a flush, or because the memory for what is uncommitted is half full. One at a time over all workers, by the turns in which their
 //! queues flush: a server tells of what it has lost once, and of two COMMITs that overlap one might hear of it and the other
 //! succeed. Any worker's covers what all workers have written.
 
-use blockwork_engine::{Ended, Env, Errno, Token, Turn};
-use blockwork_format::nfs3::{Stable, Status, Verifier};
+use blockwork_engine::{Ended, Env, Errno, Nanos, Token, Turn};
+use blockwork_format::nfs3::{Stable, Verifier};
 
 use super::call::{Kind, Write, Writer};
 use super::client::NfsLeaf;
+use super::connection::Happening;
 use super::ledger::Resend;
 
 /// WRITEs under way while all is sent again.
 const RESENDS_MAX: usize = 16;
 /// A server that has another verifier each time is not asked for ever.
 const ROUNDS_MAX: u32 = 100;
+/// How often to look whether other workers' stable writes have ended.
+const OTHERS: Nanos = Nanos::millis(1);
 
 /// Who wants it.
 pub(super) enum Cause {
@@ -45,6 +48,11 @@ pub(super) struct Commit {
 enum Step {
     /// The server commits.
     Committing,
+    /// It has, in the life of that verifier. Stable writes that were under way then may still tell of what it had lost before.
+    Answered {
+        verifier: Verifier,
+        at: u64,
+    },
     /// It has restarted.
     Resending {
         /// Its verifier now.
@@ -86,7 +94,22 @@ impl NfsLeaf {
 
     /// The server has committed, in the life of that verifier.
     pub(super) fn has_committed(&mut self, verifier: Verifier) {
-        let Some(mut commit) = self.commit.take() else { return };
+        let at = self.ledger().now();
+        if let Some(commit) = &mut self.commit {
+            commit.step = Step::Answered { verifier, at };
+        }
+    }
+
+    /// What has come of that, if nothing can change it any more.
+    fn judge(&mut self, env: &mut dyn Env, commit: &mut Commit) {
+        let Step::Answered { verifier, at } = commit.step else { return };
+        if self.ledger().may_still_tell(at) {
+            // Those of other workers end without a word to this one.
+            if !std::mem::replace(&mut self.looks_for_others, true) {
+                self.set_timer(env, Happening::Others, OTHERS);
+            }
+            return;
+        }
         commit.rounds += 1;
         let left = self.ledger().committed(commit.cutoff, commit.asked, verifier);
         commit.step = if left == 0 {
@@ -102,7 +125,6 @@ impl NfsLeaf {
             );
             Step::Resending { verifier, from: Some(0), under_way: 0 }
         };
-        self.commit = Some(commit);
     }
 
     /// COMMIT has failed.
@@ -127,6 +149,7 @@ impl NfsLeaf {
     /// Takes the next steps, as far as they can be taken now.
     pub(super) fn go_on_with_commit(&mut self, env: &mut dyn Env, ended: &mut Vec<Ended>) {
         let Some(mut commit) = self.commit.take() else { return };
+        self.judge(env, &mut commit);
         if let Step::Resending { verifier, from, under_way } = &mut commit.step {
             while *under_way < RESENDS_MAX
                 && let Some(place) = *from
@@ -174,27 +197,18 @@ impl NfsLeaf {
             Cause::Flush(token) => ended.push(Ended { token, result: commit.failed.map_or(Ok(0), Err) }),
             Cause::Scarcity(turn) => {
                 if let Some(errno) = commit.failed {
-                    self.tell_of_loss(&format!("COMMIT failed: {errno}"));
+                    self.tell_of_loss(errno);
                 }
                 drop(turn);
             }
         }
     }
 
-    /// A stable WRITE has failed: what the server has not committed is sent again before it is committed (the ledger's invariant 4). What one
-    /// has covered meanwhile cannot be.
-    pub(super) fn doubt_what_is_uncommitted(&self, kind: &Kind, status: Status) {
-        let Kind::Write(Write { stable, flight, .. }) = kind else { return };
-        if *stable > Stable::Unstable && !self.ledger().doubt(*flight) && status == Status::IO {
-            self.tell_of_loss("A stable WRITE failed while a COMMIT succeeded");
-        }
-    }
-
-    /// Nobody asked for what has failed, or was told that it succeeded: whoever flushes next must hear of it.
-    fn tell_of_loss(&self, what: &str) {
+    /// Nobody asked for the COMMIT that has failed: whoever flushes next must hear of it.
+    fn tell_of_loss(&self, errno: Errno) {
         if self.shared.leaf.fail() {
             log::error!(
-                "{}: {what}. What was written since the last flush may be lost, so writes and \
+                "{}: COMMIT failed: {errno}. What was written since the last flush may be lost, so writes and \
                  flushes are refused from now on; reads go on. Check the server, then serve it again.",
                 self.shared.name
             );

@@ -36,15 +36,18 @@ pub(super) enum Happening {
     Alarm,
     /// Time to ask again where the server asked for patience.
     Patience,
+    /// Time to look whether other workers' stable writes have ended.
+    Others,
 }
 
-const HAPPENINGS: [Happening; 6] = [
+const HAPPENINGS: [Happening; 7] = [
     Happening::Connected,
     Happening::Sent,
     Happening::Received,
     Happening::Retry,
     Happening::Alarm,
     Happening::Patience,
+    Happening::Others,
 ];
 const LIFE_BITS: u32 = 24;
 const CONNECTION_BITS: u32 = 5;
@@ -87,9 +90,7 @@ pub(super) struct Connection {
     attempts: u32,
     /// Since when it is in its state.
     since: Nanos,
-    /// Calls that wait for an answer, sent or not.
-    pub(super) outstanding: u32,
-    /// What they weigh.
+    /// What the calls weigh that wait for an answer, sent or not.
     pub(super) load: u32,
 }
 
@@ -106,7 +107,6 @@ impl Connection {
             reading: None,
             attempts: 0,
             since: Nanos(0),
-            outstanding: 0,
             load: 0,
         }
     }
@@ -232,7 +232,11 @@ impl Connection {
         self.life = self.life.wrapping_add(1);
         self.sending = false;
         self.received = None;
-        let unanswered = calls.on(self.number).filter_map(|(xid, call)| call.sent.take().map(|_| xid));
+        let unanswered = calls.on(self.number).filter_map(|(xid, call)| {
+            let was_sent = call.sent.take().is_some();
+            call.is_repeated |= was_sent;
+            was_sent.then_some(xid)
+        });
         let mut queue: VecDeque<u32> = unanswered.collect();
         queue.append(&mut self.queue);
         self.queue = queue;

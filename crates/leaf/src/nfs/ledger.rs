@@ -16,10 +16,13 @@
 //!    what it had before.
 //! 3. `Ledger::committed` with nothing left up to `cutoff` means: all that was answered before `cutoff` is durable. A COMMIT covers only
 //!    what the server had, in that life of it, before the COMMIT was sent: of what was sent again, what came back before.
-//! 4. Nor does it cover what the server had when it failed to make a write durable: a server that asks its file system to do that is told
-//!    once of all that was lost, by whatever call it asks next, and may keep its verifier. That is sent again.
+//! 4. Nor does it cover what the server had when a stable write failed, or when something that makes durable was answered that had to be
+//!    asked twice: a server that asks its file system to do that is told once of all that was lost, by whatever call comes next, and may keep its
+//!    verifier. That is sent again. So nothing is covered either before all stable writes have ended that were under way when the COMMIT
+//!    was answered ([`Ledger::may_still_tell`]).
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use blockwork_format::nfs3::Verifier;
@@ -32,6 +35,7 @@ struct Flight {
     rank: u64,
     start: u64,
     end: u64,
+    is_stable: bool,
     /// It may have been overtaken.
     again: bool,
 }
@@ -82,10 +86,8 @@ pub(super) struct Ledger {
     flights: Vec<Flight>,
     uncommitted: BTreeMap<u64, Uncommitted>,
     last: u64,
-    /// When the server last failed to make a write durable.
+    /// When it was last doubted what the server has.
     doubted: u64,
-    /// When a COMMIT last covered anything.
-    covered: u64,
 }
 
 impl Ledger {
@@ -95,13 +97,13 @@ impl Ledger {
     }
 
     /// A write of `start..end` begins. Returns its name.
-    pub(super) fn begin(&mut self, start: u64, end: u64) -> u64 {
+    pub(super) fn begin(&mut self, start: u64, end: u64, is_stable: bool) -> u64 {
         let id = self.next();
-        self.depart(id, id, start, end);
+        self.depart(id, id, start..end, is_stable);
         id
     }
 
-    fn depart(&mut self, id: u64, rank: u64, start: u64, end: u64) {
+    fn depart(&mut self, id: u64, rank: u64, Range { start, end }: Range<u64>, is_stable: bool) {
         let mut again = false;
         for other in self.flights.iter_mut().filter(|other| other.start < end && start < other.end) {
             if other.rank < rank {
@@ -110,7 +112,7 @@ impl Ledger {
                 other.again = true;
             }
         }
-        self.flights.push(Flight { id, rank, start, end, again });
+        self.flights.push(Flight { id, rank, start, end, is_stable, again });
     }
 
     fn arrive(&mut self, id: u64) -> Flight {
@@ -128,7 +130,7 @@ impl Ledger {
     pub(super) fn land(&mut self, id: u64, kept: Option<(Verifier, Arc<Block>)>) -> Landing {
         let flight = self.arrive(id);
         if flight.again {
-            self.depart(id, flight.rank, flight.start, flight.end);
+            self.depart(id, flight.rank, flight.start..flight.end, flight.is_stable);
             return Landing::Again;
         }
         self.supersede(flight.start, flight.end);
@@ -146,12 +148,16 @@ impl Ledger {
         (flight.id > self.doubted).then_some(verifier)
     }
 
-    /// The server has failed to make a write durable, and may have told of all that it has lost by that: no COMMIT covers what it had
-    /// until now. False: one has covered something while the write was under way, and may have come after the loss.
-    pub(super) fn doubt(&mut self, id: u64) -> bool {
+    /// The server may have told of all that it has lost until now by something else than a COMMIT that was heard of: none covers
+    /// what it had until now.
+    pub(super) fn doubt(&mut self) {
         self.doubted = self.next();
         self.uncommitted.values_mut().for_each(|entry| entry.verifier = None);
-        self.covered < id
+    }
+
+    /// Whether stable writes are under way that had begun by then: one of them may tell of what the server had lost before.
+    pub(super) fn may_still_tell(&self, time: u64) -> bool {
+        self.flights.iter().any(|flight| flight.is_stable && flight.id <= time)
     }
 
     /// Starts of the entries that overlap a range.
@@ -206,11 +212,7 @@ impl Ledger {
     /// A COMMIT that was sent at `asked` has been answered: forgets what it covers. Bytes that are left of what was answered up to
     /// `cutoff`, since another life of the server had them, or this one later.
     pub(super) fn committed(&mut self, cutoff: u64, asked: u64, verifier: Verifier) -> u64 {
-        let before = self.uncommitted.len();
         self.uncommitted.retain(|_, entry| entry.taken > asked || entry.verifier != Some(verifier));
-        if self.uncommitted.len() < before {
-            self.covered = self.next();
-        }
         let left = self.uncommitted.iter().filter(|(_, entry)| entry.number <= cutoff);
         left.map(|(start, entry)| entry.end - start).sum()
     }
@@ -222,7 +224,7 @@ impl Ledger {
         let (start, end, number) = (*start, entry.end, entry.number);
         let piece = Piece { start, len: length(end - start), block: entry.block.clone(), at: entry.at };
         let flight = self.next();
-        self.depart(flight, 0, start, end);
+        self.depart(flight, 0, start..end, false);
         Some(Resend { flight, number, piece })
     }
 
@@ -270,7 +272,7 @@ mod tests {
             self.ledger.land(id, Some((ONE, block)))
         }
         fn write(&mut self, start: u64, end: u64, value: u8) {
-            let id = self.ledger.begin(start, end);
+            let id = self.ledger.begin(start, end, false);
             assert_eq!(self.land(id, value), Landing::Done);
         }
         /// What is kept of 0..16, a letter a byte.
@@ -292,7 +294,7 @@ mod tests {
         rig.write(9, 12, b'c');
         rig.write(0, 3, b'd');
         assert_eq!(rig.text(), "dddabbaaaccc....");
-        let durable = rig.ledger.begin(5, 11);
+        let durable = rig.ledger.begin(5, 11, true);
         assert_eq!(rig.ledger.land(durable, None), Landing::Done);
         assert_eq!(rig.text(), "dddab......c....");
         assert!(rig.ledger.kept(5, 11).is_empty());
@@ -302,9 +304,9 @@ mod tests {
     #[test]
     fn of_two_that_overlap_the_later_goes_again_until_the_earlier_is_gone() {
         let mut rig = Rig::new();
-        let first = rig.ledger.begin(0, 8);
-        let second = rig.ledger.begin(4, 12);
-        let apart = rig.ledger.begin(12, 16);
+        let first = rig.ledger.begin(0, 8, false);
+        let second = rig.ledger.begin(4, 12, false);
+        let apart = rig.ledger.begin(12, 16, false);
         assert_eq!(rig.land(apart, b'x'), Landing::Done);
         assert_eq!(rig.land(second, b'b'), Landing::Again);
         assert_eq!(rig.land(second, b'b'), Landing::Again);
@@ -333,7 +335,7 @@ mod tests {
         rig.write(12, 16, b'b');
         let cutoff = rig.ledger.now();
         assert_eq!(rig.ledger.committed(cutoff, cutoff, TWO), 12);
-        let newer = rig.ledger.begin(4, 6);
+        let newer = rig.ledger.begin(4, 6, false);
         let old = rig.ledger.resend(0, cutoff, TWO).unwrap();
         assert_eq!((old.piece.start, old.piece.len), (0, 8));
         let other = rig.ledger.resend(old.piece.start + 1, cutoff, TWO).unwrap();
@@ -370,9 +372,9 @@ mod tests {
     fn what_the_server_had_when_it_failed_to_make_something_durable_is_sent_again() {
         let mut rig = Rig::new();
         rig.write(0, 4, b'a');
-        let beside = rig.ledger.begin(4, 8);
-        let stable = rig.ledger.begin(8, 12);
-        assert!(rig.ledger.doubt(stable), "no COMMIT was answered meanwhile");
+        let beside = rig.ledger.begin(4, 8, false);
+        let stable = rig.ledger.begin(8, 12, true);
+        rig.ledger.doubt();
         rig.ledger.fail(stable);
         assert_eq!(rig.land(beside, b'b'), Landing::Done);
         rig.write(12, 16, b'c');
@@ -384,8 +386,8 @@ mod tests {
         assert!(rig.ledger.resend(second.piece.start + 1, cutoff, ONE).is_none());
         rig.ledger.resent(first.flight, first.number, ONE);
         // It fails again, and the second may have been there already.
-        let stable = rig.ledger.begin(8, 12);
-        assert!(rig.ledger.doubt(stable));
+        let stable = rig.ledger.begin(8, 12, true);
+        rig.ledger.doubt();
         rig.ledger.fail(stable);
         rig.ledger.resent(second.flight, second.number, ONE);
         assert_eq!(rig.ledger.committed(cutoff, rig.ledger.now(), ONE), 8);
@@ -398,14 +400,19 @@ mod tests {
     }
 
     #[test]
-    fn a_commit_that_was_answered_while_a_write_failed_to_become_durable_may_be_wrong() {
+    fn stable_writes_may_still_tell_of_what_was_lost_before_they_have_ended() {
         let mut rig = Rig::new();
-        rig.write(0, 4, b'a');
-        let stable = rig.ledger.begin(8, 12);
-        assert_eq!(rig.ledger.committed(rig.ledger.now(), rig.ledger.now(), ONE), 0);
-        let later = rig.ledger.begin(12, 16);
-        assert!(!rig.ledger.doubt(stable));
-        assert!(rig.ledger.doubt(later));
+        let stable = rig.ledger.begin(0, 4, true);
+        let unstable = rig.ledger.begin(4, 8, false);
+        let answered = rig.ledger.now();
+        let later = rig.ledger.begin(8, 12, true);
+        assert!(rig.ledger.may_still_tell(answered));
+        assert_eq!(rig.ledger.land(stable, None), Landing::Done);
+        assert!(!rig.ledger.may_still_tell(answered));
+        assert!(rig.ledger.may_still_tell(rig.ledger.now()));
+        rig.ledger.fail(later);
+        assert!(!rig.ledger.may_still_tell(rig.ledger.now()));
+        rig.ledger.fail(unstable);
     }
 
     #[test]

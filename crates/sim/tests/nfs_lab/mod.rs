@@ -81,6 +81,16 @@ impl Hand {
         std::mem::take(&mut self.ended)
     }
 
+    /// Tells the leaf that a batch ends, and lets time pass until the server has been asked what was not answered.
+    pub fn lose_answer(&mut self, is_asked: impl Fn(&Server) -> bool) {
+        self.server.borrow_mut().habits.lost = 1_000_000;
+        self.leaf.submitted(&mut self.env);
+        while !is_asked(&self.server.borrow()) {
+            self.step();
+        }
+        self.server.borrow_mut().habits.lost = 0;
+    }
+
     /// Lets time pass until something happens.
     fn step(&mut self) {
         let mut completions = Vec::new();

@@ -56,6 +56,8 @@ pub struct Server {
     pub restarts: u64,
     /// The next COMMITs find a loss, which they tell after so long.
     pub losses: VecDeque<Nanos>,
+    /// And the next stable WRITEs.
+    pub write_losses: VecDeque<Nanos>,
     /// How many have.
     pub lost: u64,
     /// What it says to the next WRITEs and COMMITs, but for 0.
@@ -96,6 +98,7 @@ impl Server {
             calls: Vec::new(),
             restarts: 0,
             losses: VecDeque::new(),
+            write_losses: VecDeque::new(),
             lost: 0,
             status: 0,
             fickle: false,
@@ -149,7 +152,7 @@ impl Server {
         let result = match call.procedure {
             _ if self.strikes(self.habits.jukebox) => units(&[10008, 0, 0]),
             6 => self.read(call.arguments),
-            7 => self.write(call.arguments),
+            7 => self.write(call.arguments, &mut after),
             21 => {
                 self.asked.commits += 1;
                 let loses = self.strikes(self.habits.loses).then_some(after);
@@ -194,7 +197,7 @@ impl Server {
         [units(&[0, 0, len, eof, len]), data].concat()
     }
 
-    fn write(&mut self, arguments: &[u8]) -> Vec<u8> {
+    fn write(&mut self, arguments: &[u8], after: &mut Nanos) -> Vec<u8> {
         let (offset, mut count) = (u32_at(arguments, 4) as usize, u32_at(arguments, 8) as usize);
         let stable = u32_at(arguments, 12);
         assert_eq!(count, u32_at(arguments, 16) as usize, "count and length");
@@ -205,8 +208,11 @@ impl Server {
         if self.status != 0 {
             return units(&[self.status, 0, 0]);
         }
-        if stable > 0 && self.strikes(self.habits.loses) {
-            self.lost += 1;
+        let loses = (stable > 0 && self.strikes(self.habits.loses)).then_some(*after);
+        if stable > 0
+            && let Some(told) = self.write_losses.pop_front().or(loses)
+        {
+            (self.lost, *after) = (self.lost + 1, told);
             self.cached.clear();
             return units(&[5, 0, 0]);
         }
