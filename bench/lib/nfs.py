@@ -89,11 +89,7 @@ def measure(bench, ganesha, place, folder, extra):
             path = f"{folder}/{peer}.img"
             # All of it is there: to make room for what is written for the first time is the server's file system's work, a third of
             # what it does of it then, and whoever comes first would have it.
-            with open(path, "wb") as file:
-                for _ in range(bytes_each >> 20):
-                    file.write(bytes(1 << 20))
-                file.flush()
-                os.fsync(file.fileno())
+            bench.write(path, bytes_each)
             server = start(starter, ganesha, peer, path)
             if server:
                 peers[peer] = server

@@ -84,6 +84,9 @@ impl Modify {
 
     /// Whether it alters something that is claimed.
     pub(crate) fn meets(&self, span: &Span) -> bool {
+        if !self.is_claimed() {
+            return false;
+        }
         let claim = self.0.claim.lock();
         self.is_claimed() && span.op.is_write() && span.sector < claim.end && claim.start < span.end()
     }

@@ -61,12 +61,6 @@ impl Batches {
         (self.at_once, self.rested) = (at_once, false);
     }
 
-    /// Whether the device had done some of the last batch when that was taken.
-    #[inline]
-    pub(super) fn at_once(&self) -> bool {
-        self.at_once
-    }
-
     /// The ring was empty, and something has come.
     pub(super) fn rested(&mut self) {
         self.rested = true;

@@ -385,10 +385,8 @@ impl QueuePort {
     /// There is nothing to take: has the worker look for more, or asks the driver to call. Tells whether there is still nothing.
     fn rest(&mut self, cx: &mut Context<'_, Uring>) -> bool {
         let Some(ring) = &mut self.ring else { return true };
-        // Where a device still has something to do, that comes first, and the refill may wait. One that does all at once was at it while the
-        // driver woke up, which is awake soon: a short look, of which there may be as many as find something.
-        let waits = !self.batches.at_once() && cx.devices_are_idle();
-        let refill = self.filled && self.called && !self.looked && waits;
+        // Where a device still has something to do, that comes first, and the refill may wait.
+        let refill = self.filled && self.called && !self.looked && cx.devices_are_idle();
         if self.looking || self.calls_wanted && !refill {
             return true;
         }
