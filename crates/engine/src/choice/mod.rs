@@ -49,6 +49,8 @@ pub(crate) use told::{Choices, News, snapshot};
 const CLASSES_MAX: usize = 128;
 /// A class is told of again after so many requests, at most.
 const TELL_EVERY: u64 = 1024;
+/// Requests of a class that has joined another, until it goes on by itself: what is not decided by then, is not soon.
+const JOINED_MAX: u32 = 1024;
 /// What stands for a class that has not been seen.
 const UNSEEN: u8 = u8::MAX;
 
@@ -96,6 +98,8 @@ pub(crate) enum Question {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Watched {
     class: u8,
+    /// The class that it is a request of for the comparison: this one, or one that this one has joined.
+    tried_by: u8,
     ticket: Ticket,
     /// Calms before it.
     calms: u32,
@@ -117,6 +121,8 @@ struct Class {
     rule: Rule,
     requests: [u64; 2],
     settlements: u32,
+    /// The class that it has joined, and how many requests it has had since.
+    joined: Option<(u8, u32)>,
     /// It is told again when it has had so many requests.
     tell_at: u64,
 }
@@ -249,9 +255,53 @@ impl Chooser {
         let class = self.class(number)?;
         let it = &mut self.classes[usize::from(class)];
         let is_known = it.question.is_none() || !self.calm.is_draining();
-        let ticket = it.rule.start(is_known, under_way, paid);
-        it.requests[ticket.way as usize] += 1;
-        Some(Watched { class, ticket, calms: self.calm.number() })
+        let mut tried_by = class;
+        if it.rule.is_alarmed() {
+            tried_by = self.tried_by(class);
+        }
+        let ticket = self.classes[usize::from(tried_by)].rule.start(is_known, under_way, paid);
+        self.classes[usize::from(class)].requests[ticket.way as usize] += 1;
+        Some(Watched { class, tried_by, ticket, calms: self.calm.number() })
+    }
+
+    /// The class by whose trial the next request of one goes whose requests have become dearer: its own, or that of one which it joins.
+    #[cold]
+    fn tried_by(&mut self, class: u8) -> u8 {
+        let number = usize::from(class);
+        if self.classes[number].rule.was_just_alarmed() {
+            self.join(number);
+        }
+        let Some((with, requests)) = self.classes[number].joined else { return class };
+        let rule = &self.classes[usize::from(with)].rule;
+        if rule.is_alarmed() && requests < JOINED_MAX {
+            self.classes[number].joined = Some((with, requests + 1));
+            return with;
+        }
+        let way = rule.leader();
+        let it = &mut self.classes[number];
+        it.joined = None;
+        it.rule.parts(way);
+        class
+    }
+
+    /// Joins it to one of its question that is tried for the same reason, if there is one and that has not joined another.
+    fn join(&mut self, number: usize) {
+        let it = &self.classes[number];
+        if it.joined.is_some() || it.question.is_none() {
+            return;
+        }
+        let with = self.classes.iter().enumerate().position(|(other, with)| {
+            other != number
+                && with.question == it.question
+                && with.joined.is_none()
+                && with.rule.may_be_joined_by(&it.rule)
+        });
+        if let Some(with) = with {
+            let under_way = self.classes[number].rule.joins();
+            self.classes[with].rule.is_joined(under_way);
+            let with = u8::try_from(with).expect("fewer than 255 classes");
+            self.classes[number].joined = Some((with, 0));
+        }
     }
 
     /// The way that requests of that class go while nobody watches: what is decided, or leads.
@@ -285,6 +335,7 @@ impl Chooser {
             rule: Rule::new(),
             requests: [0; 2],
             settlements: 0,
+            joined: None,
             tell_at: 1,
         });
         Some(class)
@@ -293,9 +344,10 @@ impl Chooser {
     /// It is done, at a time when `paid` was paid: whether well, else its time says nothing. Returns what is worth a report.
     #[inline]
     pub(crate) fn done(&mut self, watched: Watched, well: bool, paid: f64, bytes: u64) -> Option<News> {
+        let tried_by = &mut self.classes[usize::from(watched.tried_by)];
+        let was_calm = tried_by.question.is_some() && watched.calms != self.calm.number();
+        tried_by.rule.done(watched.ticket, well && !was_calm, paid, bytes);
         let class = &mut self.classes[usize::from(watched.class)];
-        let was_calm = class.question.is_some() && watched.calms != self.calm.number();
-        class.rule.done(watched.ticket, well && !was_calm, paid, bytes);
         if class.question.is_some() && self.looks {
             self.calm.looked(watched.class, class.rule.rest());
         }

@@ -68,10 +68,12 @@ struct Times {
     cuts: bool,
     change_at: Option<f64>,
     noise: f64,
+    /// Only requests of the first class are cut ever.
+    half: bool,
 }
 
 const fn times(cuts: bool, change_at: Option<f64>, noise: f64) -> Times {
-    Times { cuts, change_at, noise }
+    Times { cuts, change_at, noise, half: false }
 }
 
 const TIMES: [Times; 16] = [
@@ -117,16 +119,14 @@ impl Row {
         let mut flying: VecDeque<(f64, Option<Watched>)> = VecDeque::new();
         loop {
             while started < REQUESTS && flying.len() < self.threads {
+                let class = (class.next() * classes as f64) as usize;
                 let (way, ticket) = match &mut choose {
-                    Ok(asked) => {
-                        let class = (class.next() * classes as f64) as usize;
-                        asked.start_of(class, (now * 1e3) as u64, flying.len())
-                    }
+                    Ok(asked) => asked.start_of(class, (now * 1e3) as u64, flying.len()),
                     Err(way) => (*way, None),
                 };
                 wire = wire.max(now) + self.wire;
                 let begin = server.max(wire - self.wire);
-                let cuts = times.cuts != (begin >= change);
+                let cuts = times.cuts != (begin >= change) && !(times.half && class > 0);
                 let calls = self.linear + if way == Way::Usual && cuts { self.further } else { 0.0 };
                 let copy = if way == Way::Instead { self.copy } else { 0.0 };
                 server = begin + calls * factor(&mut noise, times.noise) + copy;
@@ -201,23 +201,18 @@ fn auto_is_within_a_percent_of_the_better_column_in_every_row_whenever_the_kerne
     assert!(below * 100 <= cells && wrong * 100 <= cells as u32, "{told}");
 }
 
-/// What a class pays as a whole depends on how many others are under way, so requests are summed where classes mix. Each
-/// class has half of the requests to find out by.
-#[test]
-fn classes_that_mix_mislead_each_other_rarely() {
+/// How much two classes that mix lose beside the better column, in all rows and at all times: cells, those of them below 0.99, and the worst.
+fn of_two_classes(half: bool) -> (usize, usize, f64) {
     let seeds = seeds();
     let tells = seeds.is_some();
     let (mut cells, mut below, mut floor) = (0, 0, 1.0f64);
     for (nth, times) in TIMES.into_iter().enumerate() {
+        let times = Times { half, ..times };
         let mut all = Vec::new();
         for (number, row) in rows().iter().enumerate() {
             for seed in seeds.clone().unwrap_or(nth as u64..nth as u64 + 1) {
                 let seed = seed * 7919 + number as u64;
-                let mut asked = Asked::default();
-                asked.request = Some(row.bytes);
-                let auto = row.run(times, seed, 2, Ok(&mut asked));
-                let [off, on] = [Way::Usual, Way::Instead].map(|way| row.run(times, seed, 2, Err(way)));
-                all.push((off.min(on) / auto, number, seed));
+                all.push((of_the_better(row, times, seed, 2), number, seed));
             }
         }
         all.sort_by(|one, other| one.0.total_cmp(&other.0));
@@ -227,6 +222,43 @@ fn classes_that_mix_mislead_each_other_rarely() {
             println!("{times:?}: {low} of {} below 0.99, worst {:.4?}", all.len(), &all[..4.min(all.len())]);
         }
     }
-    // Of 3,360 cells of fifteen seeds, 228 were; the worst was 0.9455.
-    assert!(below * 12 <= cells && floor > 0.94, "{below} of {cells} below 0.99, the worst {floor:.4}");
+    if tells {
+        println!("{below} of {cells} below 0.99, the worst {floor:.4}");
+    }
+    (cells, below, floor)
+}
+
+/// What part of the better column's speed auto has.
+fn of_the_better(row: &Row, times: Times, seed: u64, classes: usize) -> f64 {
+    let mut asked = Asked::default();
+    asked.request = Some(row.bytes);
+    let auto = row.run(times, seed, classes, Ok(&mut asked));
+    let [off, on] = [Way::Usual, Way::Instead].map(|way| row.run(times, seed, classes, Err(way)));
+    off.min(on) / auto
+}
+
+/// What a class pays as a whole depends on how many others are under way, so requests are summed where classes mix. Each
+/// class has half of the requests to find out by.
+#[test]
+fn classes_that_mix_mislead_each_other_rarely() {
+    let (cells, below, floor) = of_two_classes(false);
+    // Of 3,360 cells of fifteen seeds, 181 were; the worst was 0.9655.
+    assert!(below * 12 <= cells && floor > 0.955, "{below} of {cells} below 0.99, the worst {floor:.4}");
+}
+
+#[test]
+fn a_kernel_that_cuts_requests_of_one_class_only_costs_those_of_another_little() {
+    let (cells, below, floor) = of_two_classes(true);
+    // Of as many, 36 were; the worst was 0.9699. (9 and 0.9861 where no class joins another, but then 228 and 0.9455 above.)
+    assert!(below * 40 <= cells && floor > 0.96, "{below} of {cells} below 0.99, the worst {floor:.4}");
+}
+
+/// The mail server's reads and writes, 8 threads. Each by itself takes what the other tries for a difference of its own ways, and one in three
+/// of these loses up to two percent.
+#[test]
+fn classes_that_are_alarmed_together_find_out_together() {
+    for seed in 0..12 {
+        let part = of_the_better(&rows()[6], times(false, Some(0.25), 0.0), seed, 2);
+        assert!(part > 0.99, "seed {seed}: {part:.4}");
+    }
 }

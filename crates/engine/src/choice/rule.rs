@@ -36,14 +36,18 @@
 //! - When settled, a pair is made so rarely that the other way costs a quarter of a percent of the time at most, and that what it costs
 //!   besides (a copy, the dearer the larger it is) is less than half a percent of that. If by Page's test pairs point the other way, the class
 //!   is tried anew.
+//! - Where two classes of a question are both alarmed that were not decided oppositely, the second joins the first: what its requests pay is the
+//!   first one's from then on, and they go as that has it. Each would take for a difference of its own ways what the other tries in the meantime.
+//!   When that is decided the second has its own pairs, and is led by what was found: it may be another's gain that both saw.
 //!
 //! What a change costs is what goes the old way until it is decided. `blockwork reproduce linearize --kernel broken-later --change-at 0.25
 //! --noise 0`, the mail server with 8 threads, whose reads and writes are two classes, seeds 1 to 10: the change comes at request 10,080 of 40,000 and
-//! is noticed 65 to 140 requests later (once 250). Both have decided after 260 to 540 (0.991 to 0.996 of the better column), and in three of the ten
-//! after 1,000 to 1,500 (0.981 to 0.986), since each tries while the other does, and takes that for a difference of its own ways. Whoever knew
-//! it at once would get 1.002, and 0.0033 less for each hundred requests that go the old way: 0.99 leaves 370. Tried, and no better: that one class waits
-//! until the other has decided (what waits goes the old way: where two classes mix in all rows, 0.5 % less of the mail server at that change, by eight
-//! seeds), and that who decides first has the other believe the same by less evidence (the three stay between 0.981 and 0.986).
+//! is noticed 65 to 140 requests later. What comes of it is 0.993 to 0.996 of the better column. (0.981 to 0.996 where neither joins the other: in
+//! three of the ten each misled the other for 1,000 to 1,500 requests.) Whoever knew it at once would get 1.002, and 0.0033 less for each hundred
+//! requests that go the old way: 0.99 leaves 370. Where a kernel changes for one of the two only, it costs both more to join: `choice/rows.rs` has figures.
+//! Tried, and no better: that one class waits until the other has decided (what waits goes the old way), that who decides first has the
+//! other believe the same by less evidence, that classes join while they are tried for the first time (where they differ, they mislead each
+//! other for long), and that what was found together is proved by both.
 //!
 //! What cannot be noticed at once: that the other way has become cheaper. With a gain of g, pairs whose deviation is d, and a pair for
 //! each s requests it takes about 6 d s / g requests, and costs 6 d s of what they cost: s is 256 requests of the other way, 32 where that is
@@ -86,6 +90,8 @@ pub(crate) struct Ticket {
 
 /// No decision on fewer pairs; but on two where one way is more than three times as dear, and by the bound of two (one stall makes no such pairs).
 const PAIRS_MIN: u32 = 4;
+/// After an alarm, which is evidence as well.
+const PAIRS_ALARMED: u32 = 2;
 const PLAIN: (u32, f64) = (2, 1.0);
 /// A decision after that many, whatever they say.
 const PAIRS_MAX: u32 = 2048;
@@ -194,6 +200,8 @@ pub(crate) struct Rule {
     is_single: bool,
     /// Requests since others were under way as well.
     alone: u32,
+    /// Requests of a class that has joined, which were under way before it did.
+    joining: u32,
     first: f64,
     /// Requests of the pair that is under way that went against the leader.
     against: u32,
@@ -243,6 +251,7 @@ impl Rule {
             sums: 0,
             is_single: false,
             alone: ALONE,
+            joining: 0,
             first: 0.0,
             against: 0,
             flying: [0; 2],
@@ -314,6 +323,44 @@ impl Rule {
         DEAR * self.own_and_other(self.known).1
     }
 
+    /// It is tried anew since its requests had become dearer.
+    #[inline]
+    pub(super) fn is_alarmed(&self) -> bool {
+        self.is_alarmed
+    }
+
+    /// Likewise, and no request was started since.
+    pub(super) fn was_just_alarmed(&self) -> bool {
+        self.is_alarmed && self.evidence.pairs() == 0 && self.had == 0
+    }
+
+    /// Whether it is tried anew, and what was decided of both before was not the opposite.
+    pub(super) fn may_be_joined_by(&self, other: &Rule) -> bool {
+        self.is_alarmed && (self.last == other.last || self.last.is_none() || other.last.is_none())
+    }
+
+    /// Its requests are another class's from now on. Returns how many of its own are under way.
+    pub(super) fn joins(&mut self) -> u32 {
+        self.step = Step::Stretch(u32::MAX);
+        self.sum = None;
+        self.flying[0] + self.flying[1]
+    }
+
+    /// The requests of another class are this one's from now on, which it is tried by anew; so many of before are under way.
+    pub(super) fn is_joined(&mut self, under_way: u32) {
+        self.forget();
+        (self.joining, self.alone) = (under_way, ALONE);
+        self.against = 0;
+        self.begin(Step::First, self.way);
+    }
+
+    /// Its requests are its own again: it is tried by these, and that way leads.
+    pub(super) fn parts(&mut self, way: Way) {
+        self.leader = way;
+        self.against = 0;
+        self.begin(Step::First, way);
+    }
+
     /// How often the decision was the opposite of the one before.
     pub(crate) fn changes(&self) -> u32 {
         self.changes
@@ -327,7 +374,8 @@ impl Rule {
     /// [`Busy`](super::Busy).
     #[inline]
     pub(crate) fn start(&mut self, is_known: bool, under_way: u32, paid: f64) -> Ticket {
-        let is_alone = !is_known || under_way == self.flying[0] + self.flying[1];
+        let others = under_way.saturating_sub(self.flying[0] + self.flying[1]);
+        let is_alone = !is_known || others <= self.joining;
         self.alone = if is_alone { self.alone.saturating_add(1) } else { 0 };
         if let Step::Stretch(left) = &mut self.step {
             *left -= 1;
@@ -519,6 +567,7 @@ impl Rule {
             self.begin(Step::Second, self.way.other());
             return;
         }
+        self.joining = 0;
         let pair = match self.way {
             Way::Instead => Pair { usual: self.first, instead: each },
             Way::Usual => Pair { usual: each, instead: self.first },
@@ -539,7 +588,8 @@ impl Rule {
         let is_plain = pairs >= PLAIN.0 && it.gain.abs() > PLAIN.1.max(it.half_width);
         let is_lax = (pairs >= PAIRS_LAX.0 && it.gain + 2.0 * it.wide_error < WORTH)
             || (pairs >= PAIRS_LAX.1 && it.gain < it.error);
-        let decision = if pairs < PAIRS_MIN && !is_plain {
+        let least = if self.is_alarmed { PAIRS_ALARMED } else { PAIRS_MIN };
+        let decision = if pairs < least && !is_plain {
             None
         } else if self.still_stands(it) {
             self.last

@@ -210,8 +210,8 @@ fn notes() -> Vec<String> {
          trying costs; where requests differ (--kernel half) or times change it may be better than both.",
         "A change is not known at once. That the way in use has become dearer shows in each request, and is known after some windows of \
          sixteen; that the other one has become cheaper shows only when it is tried, which is rare where it was much dearer.",
-        "What a change costs is what goes the old way until it is decided: some hundred requests, and more where two classes, as the mail \
-         server's reads and writes, try both ways at the same time and blur each other's figures.",
+        "What a change costs is what goes the old way until it is decided: some hundred requests. Where two classes notice it, as the mail \
+         server's reads and writes may, they try both ways together first, so that neither takes the other's trials for a difference of its own.",
         "`blockwork status` and `blockwork serve --stats` show what it has found out about a real file.",
     ]
     .map(String::from)
