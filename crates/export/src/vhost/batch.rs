@@ -3,9 +3,9 @@
 //! Where the device does them while they are taken, the driver works on the first answers while we work on the next requests: of a
 //! ring that is taken as a whole, one side would always wait for the other. To wake a driver whose processor has halted takes longer than
 //! all that there is to do, to catch it on its way there takes nothing: that way is one or two microseconds long, and begins when it has
-//! put its requests into the ring and finds none of them answered. So what was found after a rest is answered from its first request on, and
-//! then in batches that double, up to a sixteenth of what a driver with few under way has. One with more has work enough that larger ones keep it
-//! awake, and cost us less: an eighth; one with very many never finds none of them answered. A device that takes its time is given what there is, in pieces that leave other rings their turn.
+//! put its requests into the ring and finds none of them answered. So of a driver with few under way what was found after a rest is answered
+//! from its first request on, and then in small batches: a sixteenth of what it has. One with more has work enough that larger ones keep it
+//! awake, and cost us less: an eighth. A device that takes its time is given what there is, in pieces that leave other rings their turn.
 //!
 //! What a batch costs is to let the driver see it: a fence and a look at what the driver wants. A worker's turn costs more, so several
 //! batches are done in one.
@@ -14,7 +14,7 @@
 //! (libblkio's driver; in brackets one that is leaner and has a processor of its own). With 16 under way, batches of 2 give 5.4 (10), of 4 3.2 (8); with
 //! 32, 2.5 (4.3) and 1.8 (4.2). With 64, batches of 4 give 2.4 (1.8), of 8 2.1 (1.8), of 16 1.9 (1.2); with 128, of 8 1.9 (2.1), of 16 2.2 (2.0), of 32
 //! 2.6 (2.0); beyond, 32 are best: of 16 a tenth less, of 8 a fifth; larger ones are slower, too. Where the first is not alone with 16 under way: 3.0 instead of 4.9; with 48
-//! and 64 a quarter less; with 128 no less (and a tenth less where the driver is lean and has a processor of its own); with 1,024 a twentieth more. Batches that grow while the driver stays awake and shrink when it wants to be called are no better at 64 and 128, and a fifth slower beyond.
+//! and 64 a quarter less. Batches that double after a rest, up to 256 under way, gain a twelfth at 128 where the driver is lean, and lose libblkio's an eighth to a fifth there. Batches that grow while the driver stays awake and shrink when it wants to be called are no better at 64 and 128, and a fifth slower beyond.
 //! A driver that looks by itself does not care. To call a driver that sleeps later than its answers can be seen, after 64 of them, gains a twentieth with 512 and
 //! more under way, and loses as much with fewer.
 
@@ -22,9 +22,8 @@
 pub(super) const TURN: usize = 32;
 /// Requests in a batch, at least and at most.
 const BATCH: [usize; 2] = [2, TURN];
-/// Few are so many; of up to so many, the first after a rest is answered alone.
+/// Few are so many: of these, the first after a rest is answered alone.
 const FEW: usize = 64;
-const MANY: usize = 256;
 /// And as a share of those that the driver has under way: of few, and of more.
 const SHARE: [usize; 2] = [16, 8];
 /// What is known of how many a driver has under way is forgotten by this share with each batch.
@@ -45,33 +44,26 @@ pub(super) fn together(taken: usize) -> usize {
 }
 
 /// What is known of a ring's device.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Batches {
     /// It had done some of the last batch when that was taken.
     at_once: bool,
-    /// Requests in the next batch, at most, of a driver with no more than [`MANY`] under way.
-    growth: usize,
+    /// Nothing was taken since the ring was found empty.
+    rested: bool,
     /// Requests that the driver has under way: the most that have waited lately.
     depth: usize,
-}
-
-impl Default for Batches {
-    fn default() -> Batches {
-        Batches { at_once: false, growth: TURN, depth: 0 }
-    }
 }
 
 impl Batches {
     /// A batch was taken, and the device has done some of it already, or not.
     #[inline]
     pub(super) fn took(&mut self, at_once: bool) {
-        self.at_once = at_once;
-        self.growth = (2 * self.growth).min(TURN);
+        (self.at_once, self.rested) = (at_once, false);
     }
 
     /// The ring was empty, and something has come.
     pub(super) fn rested(&mut self) {
-        self.growth = 1;
+        self.rested = true;
     }
 
     /// Requests in the next one, at most, where so many wait, which is asked only where it matters.
@@ -82,9 +74,11 @@ impl Batches {
             return most;
         }
         self.depth = waiting().max(self.depth - self.depth / FORGOTTEN);
-        let share = SHARE[usize::from(self.depth > FEW)];
-        let size = (self.depth / share).clamp(least, most);
-        if self.depth > MANY { size } else { size.min(self.growth) }
+        let is_few = self.depth <= FEW;
+        if is_few && self.rested {
+            return 1;
+        }
+        (self.depth / SHARE[usize::from(!is_few)]).clamp(least, most)
     }
 }
 
@@ -113,31 +107,24 @@ mod tests {
         assert_eq!(sizes, [SMALL, SMALL, SMALL, SMALL, 4, 8, 16, LARGE, LARGE]);
         let mut batches = of(true);
         batches.rested();
-        let after_a_rest = |batches: &mut Batches, waiting: usize| {
-            batches.rested();
-            let mut next = || {
-                let size = batches.size(|| waiting);
-                batches.took(true);
-                size
-            };
-            [next(), next(), next(), next(), next(), next()]
-        };
-        assert_eq!(after_a_rest(&mut batches, 64), [1, 2, 4, 4, 4, 4]);
-        assert_eq!(after_a_rest(&mut batches, 128), [1, 2, 4, 8, 16, 16]);
-        assert_eq!(after_a_rest(&mut batches, 512), [LARGE; 6]);
+        assert_eq!(batches.size(|| 64), 1, "the first of few goes alone");
+        batches.took(true);
+        assert_eq!(batches.size(|| 63), 3);
         batches.took(false);
         batches.rested();
         assert_eq!(batches.size(|| 16), LARGE);
     }
 
     #[test]
-    fn a_driver_that_had_many_under_way_has_them_for_a_while() {
+    fn a_driver_that_had_many_under_way_has_until_others_have_come_for_a_while() {
         let mut batches = of(true);
         batches.size(|| 512);
         batches.rested();
         let sizes: Vec<_> = (0..100).map(|_| batches.size(|| 10)).collect();
         let large = sizes.iter().take_while(|size| **size == LARGE).count();
-        assert!((4..20).contains(&large), "{large}");
-        assert!(sizes[large..].iter().all(|size| *size == 1), "{sizes:?}");
+        let alone = sizes.iter().position(|size| *size == 1).expect("it has few by then");
+        assert!((4..20).contains(&large) && (20..50).contains(&alone), "{large} {alone}");
+        assert!(sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
+        assert!(sizes[alone..].iter().all(|size| *size == 1));
     }
 }
