@@ -4,8 +4,10 @@ import os
 import shutil
 import statistics
 import subprocess
+import time
 
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+PF_KTHREAD = 0x00200000  # include/linux/sched.h
 
 
 def is_root():
@@ -45,6 +47,29 @@ def quiet(measure, limit, tries):
         if best["steal"] <= limit:
             break
     return best
+
+
+def busy(seconds=1.0):
+    """Whatever else took more than a twentieth of a processor in that time: [(part of one processor, pid, name)], the busiest first.
+    Threads of the kernel are left out: they write back what was measured before."""
+    def times():
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/stat") as stat:
+                    name, _, fields = stat.read().partition("(")[2].rpartition(")")
+            except OSError:
+                continue  # It ended meanwhile.
+            fields = fields.split()
+            if not int(fields[6]) & PF_KTHREAD:
+                found[int(pid)] = (int(fields[11]) + int(fields[12]), name)
+        return found
+    before = times()
+    time.sleep(seconds)
+    after = times()
+    took = [((ticks - before[pid][0]) / TICKS_PER_SECOND / seconds, pid, name)
+            for pid, (ticks, name) in after.items() if pid in before and pid != os.getpid()]
+    return sorted((entry for entry in took if entry[0] > 0.05), reverse=True)
 
 
 def drop_caches():

@@ -346,7 +346,8 @@ impl Rule {
         self.flying[0] + self.flying[1]
     }
 
-    /// The requests of another class are this one's from now on, which it is tried by anew; so many of before are under way.
+    /// The requests of another class are this one's from now on, which it is tried by anew; so many of before are under way. What a byte is
+    /// known to cost then is what it costs on average of both, until pairs of its own have told.
     pub(super) fn is_joined(&mut self, under_way: u32) {
         self.forget();
         (self.joining, self.alone) = (under_way, ALONE);
