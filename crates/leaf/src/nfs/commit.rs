@@ -38,8 +38,6 @@ pub(super) struct Commit {
     cause: Cause,
     /// What was answered up to here is covered.
     cutoff: u64,
-    /// What the server had taken up to here, in whichever life, it had before it was asked to commit last.
-    asked: u64,
     step: Step,
     rounds: u32,
     failed: Option<Errno>,
@@ -69,13 +67,12 @@ impl NfsLeaf {
     pub(super) fn start_commit(&mut self, env: &mut dyn Env, cause: Cause) {
         assert!(self.commit.is_none(), "who has the turn is alone");
         let cutoff = self.ask_to_commit(env);
-        self.commit =
-            Some(Commit { cause, cutoff, asked: cutoff, step: Step::Committing, rounds: 0, failed: None });
+        self.commit = Some(Commit { cause, cutoff, step: Step::Committing, rounds: 0, failed: None });
     }
 
-    /// Asks, and tells what the server has taken before.
+    /// Asks, and tells what the server has taken before, in whichever life.
     fn ask_to_commit(&mut self, env: &mut dyn Env) -> u64 {
-        let asked = self.ledger().now();
+        let asked = self.ledger().asks();
         self.ask(env, Kind::Commit);
         asked
     }
@@ -111,7 +108,7 @@ impl NfsLeaf {
             return;
         }
         commit.rounds += 1;
-        let left = self.ledger().committed(commit.cutoff, commit.asked, verifier);
+        let left = self.ledger().committed(commit.cutoff, verifier);
         commit.step = if left == 0 {
             Step::Over
         } else if commit.rounds == ROUNDS_MAX {
@@ -164,7 +161,7 @@ impl NfsLeaf {
             if *under_way == 0 {
                 commit.step = if commit.failed.is_some() { Step::Over } else { Step::Committing };
                 if commit.failed.is_none() {
-                    commit.asked = self.ask_to_commit(env);
+                    self.ask_to_commit(env);
                 }
             }
         }

@@ -8,7 +8,8 @@
 //! * Every write has a rank, in the order in which they began; what is sent again after a restart has the lowest.
 //! * If two overlapping writes were under way at the same time, nobody knows which the server did last. The one with the higher
 //!   rank goes again when it is answered, until it was alone with lower ranks gone. Then it is what the server has.
-//! * Only then is it answered, and entered here; it takes the place of what it overlaps.
+//! * Only then is it answered, and entered here; it takes the place of what it overlaps. What a flush owed of that, it owes of this, until a
+//!   COMMIT has covered the one or the other.
 //!
 //! Invariants:
 //! 1. Uncommitted ranges do not overlap; each holds what was answered last there.
@@ -45,6 +46,10 @@ struct Uncommitted {
     end: u64,
     /// When it was answered.
     number: u64,
+    /// Or what it has taken the place of, of which `before` does not tell: when the first of that was.
+    since: u64,
+    /// What it has taken the place of, and a COMMIT may cover that was sent before that.
+    before: Option<Before>,
     /// When the server had it, in the life of that verifier.
     taken: u64,
     /// None: nobody knows whether it still has it.
@@ -52,6 +57,40 @@ struct Uncommitted {
     block: Arc<Block>,
     /// Where in the block it starts.
     at: usize,
+}
+
+/// What was superseded before it was durable. A flush that had to cover it has to cover what is newer there, unless a COMMIT covered this.
+#[derive(Clone, Copy)]
+struct Before {
+    /// When the first of it was answered.
+    since: u64,
+    /// The life of the server that had the last of it; see [`Uncommitted::verifier`].
+    verifier: Option<Verifier>,
+}
+
+impl Uncommitted {
+    /// Flushes from then on have to cover it.
+    fn since(&self) -> u64 {
+        self.before.map_or(self.since, |before| before.since.min(self.since))
+    }
+
+    /// It takes the place of `old`; the last COMMIT was sent at `asked`.
+    fn supersedes(&mut self, old: &Uncommitted, asked: u64) {
+        let before = if old.taken <= asked {
+            Some(Before { since: old.since(), verifier: old.verifier })
+        } else {
+            self.since = self.since.min(old.since);
+            old.before
+        };
+        // Of several, it is known only whether a COMMIT covers all.
+        self.before = match (self.before, before) {
+            (Some(one), Some(other)) => Some(Before {
+                since: one.since.min(other.since),
+                verifier: one.verifier.filter(|_| one.verifier == other.verifier),
+            }),
+            (one, other) => one.or(other),
+        };
+    }
 }
 
 /// Data of a range, in memory.
@@ -88,6 +127,8 @@ pub(super) struct Ledger {
     last: u64,
     /// When it was last doubted what the server has.
     doubted: u64,
+    /// When a COMMIT was sent last.
+    asked: u64,
 }
 
 impl Ledger {
@@ -133,11 +174,14 @@ impl Ledger {
             self.depart(id, flight.rank, flight.start..flight.end, flight.is_stable);
             return Landing::Again;
         }
-        self.supersede(flight.start, flight.end);
+        let old = self.supersede(flight.start, flight.end);
         if let Some((verifier, block)) = kept {
             let number = self.next();
             let verifier = self.trusted(&flight, verifier);
-            let entry = Uncommitted { end: flight.end, number, taken: number, verifier, block, at: 0 };
+            let (since, taken) = (number, number);
+            let mut entry =
+                Uncommitted { end: flight.end, number, since, before: None, taken, verifier, block, at: 0 };
+            old.iter().for_each(|old| entry.supersedes(old, self.asked));
             self.uncommitted.insert(flight.start, entry);
         }
         Landing::Done
@@ -152,7 +196,12 @@ impl Ledger {
     /// what it had until now.
     pub(super) fn doubt(&mut self) {
         self.doubted = self.next();
-        self.uncommitted.values_mut().for_each(|entry| entry.verifier = None);
+        for entry in self.uncommitted.values_mut() {
+            entry.verifier = None;
+            if let Some(before) = &mut entry.before {
+                before.verifier = None;
+            }
+        }
     }
 
     /// Whether stable writes are under way that had begun by then: one of them may tell of what the server had lost before.
@@ -166,10 +215,10 @@ impl Ledger {
         before.into_iter().chain(self.uncommitted.range(start..end)).map(|(start, entry)| (*start, entry))
     }
 
-    /// Something newer is in `start..end`.
-    fn supersede(&mut self, start: u64, end: u64) {
+    /// Something newer is in `start..end`. Returns what was there.
+    fn supersede(&mut self, start: u64, end: u64) -> Vec<Uncommitted> {
         let starts: Vec<u64> = self.overlapping(start, end).map(|(start, _)| start).collect();
-        for first in starts {
+        let take = |first| {
             let old = self.uncommitted.remove(&first).expect("just found");
             if old.end > end {
                 let at = old.at + length(end - first);
@@ -177,9 +226,12 @@ impl Ledger {
                 self.uncommitted.insert(end, rest);
             }
             if first < start {
-                self.uncommitted.insert(first, Uncommitted { end: start, ..old });
+                let rest = Uncommitted { end: start, block: old.block.clone(), ..old };
+                self.uncommitted.insert(first, rest);
             }
-        }
+            old
+        };
+        starts.into_iter().map(take).collect()
     }
 
     /// What is kept of `start..end`, in order.
@@ -209,17 +261,27 @@ impl Ledger {
         self.last
     }
 
-    /// A COMMIT that was sent at `asked` has been answered: forgets what it covers. Bytes that are left of what was answered up to
-    /// `cutoff`, since another life of the server had them, or this one later.
-    pub(super) fn committed(&mut self, cutoff: u64, asked: u64, verifier: Verifier) -> u64 {
-        self.uncommitted.retain(|_, entry| entry.taken > asked || entry.verifier != Some(verifier));
-        let left = self.uncommitted.iter().filter(|(_, entry)| entry.number <= cutoff);
+    /// A COMMIT is sent. Returns when.
+    pub(super) fn asks(&mut self) -> u64 {
+        self.asked = self.last;
+        self.asked
+    }
+
+    /// The COMMIT that was sent last has been answered: forgets what it covers. Bytes that are left of what was answered up to
+    /// `cutoff`, since another life of the server had them, or this one later; or what is newer in their place.
+    pub(super) fn committed(&mut self, cutoff: u64, verifier: Verifier) -> u64 {
+        let (asked, life) = (self.asked, Some(verifier));
+        self.uncommitted.retain(|_, entry| entry.taken > asked || entry.verifier != life);
+        for entry in self.uncommitted.values_mut() {
+            entry.before = entry.before.filter(|before| before.verifier != life);
+        }
+        let left = self.uncommitted.iter().filter(|(_, entry)| entry.since() <= cutoff);
         left.map(|(start, entry)| entry.end - start).sum()
     }
 
     /// The first entry up to `cutoff` at `from` or behind it that is not of this life of the server. It is under way from now on.
     pub(super) fn resend(&mut self, from: u64, cutoff: u64, verifier: Verifier) -> Option<Resend> {
-        let wanted = |entry: &Uncommitted| entry.number <= cutoff && entry.verifier != Some(verifier);
+        let wanted = |entry: &Uncommitted| entry.since() <= cutoff && entry.verifier != Some(verifier);
         let (start, entry) = self.uncommitted.range(from..).find(|(_, entry)| wanted(entry))?;
         let (start, end, number) = (*start, entry.end, entry.number);
         let piece = Piece { start, len: length(end - start), block: entry.block.clone(), at: entry.at };
@@ -321,9 +383,9 @@ mod tests {
     fn a_commit_of_the_same_life_covers_what_was_answered_before_it() {
         let mut rig = Rig::new();
         rig.write(0, 4, b'a');
-        let cutoff = rig.ledger.now();
+        let cutoff = rig.ledger.asks();
         rig.write(8, 12, b'b');
-        assert_eq!(rig.ledger.committed(cutoff, cutoff, ONE), 0);
+        assert_eq!(rig.ledger.committed(cutoff, ONE), 0);
         assert_eq!(rig.text(), "........bbbb....");
         assert!(!rig.ledger.is_clean());
     }
@@ -333,8 +395,8 @@ mod tests {
         let mut rig = Rig::new();
         rig.write(0, 8, b'a');
         rig.write(12, 16, b'b');
-        let cutoff = rig.ledger.now();
-        assert_eq!(rig.ledger.committed(cutoff, cutoff, TWO), 12);
+        let cutoff = rig.ledger.asks();
+        assert_eq!(rig.ledger.committed(cutoff, TWO), 12);
         let newer = rig.ledger.begin(4, 6, false);
         let old = rig.ledger.resend(0, cutoff, TWO).unwrap();
         assert_eq!((old.piece.start, old.piece.len), (0, 8));
@@ -348,8 +410,12 @@ mod tests {
         assert_eq!(rig.land(newer, b'n'), Landing::Done);
         rig.ledger.resent(other.flight, other.number, TWO);
         assert_eq!(rig.text(), "aaaannaa....bbbb");
-        let asked = rig.ledger.now();
-        assert_eq!(rig.ledger.committed(cutoff, asked, TWO), 0);
+        rig.ledger.asks();
+        assert_eq!(
+            rig.ledger.committed(cutoff, TWO),
+            2,
+            "what is newer is owed in place of what it superseded"
+        );
         assert_eq!(rig.text(), "....nn..........");
     }
 
@@ -357,14 +423,14 @@ mod tests {
     fn a_commit_that_was_sent_before_something_was_sent_again_does_not_cover_that() {
         let mut rig = Rig::new();
         rig.write(0, 8, b'a');
-        let asked = rig.ledger.now();
+        let asked = rig.ledger.asks();
         // Its answer is late: meanwhile the other life is known, and has been told.
         let old = rig.ledger.resend(0, asked, TWO).unwrap();
         rig.ledger.resent(old.flight, old.number, TWO);
-        assert_eq!(rig.ledger.committed(asked, asked, TWO), 8);
+        assert_eq!(rig.ledger.committed(asked, TWO), 8);
         assert_eq!(rig.text(), "aaaaaaaa........");
-        let again = rig.ledger.now();
-        assert_eq!(rig.ledger.committed(asked, again, TWO), 0);
+        rig.ledger.asks();
+        assert_eq!(rig.ledger.committed(asked, TWO), 0);
         assert!(rig.ledger.is_clean());
     }
 
@@ -378,8 +444,8 @@ mod tests {
         rig.ledger.fail(stable);
         assert_eq!(rig.land(beside, b'b'), Landing::Done);
         rig.write(12, 16, b'c');
-        let cutoff = rig.ledger.now();
-        assert_eq!(rig.ledger.committed(cutoff, cutoff, ONE), 8, "the last came after that");
+        let cutoff = rig.ledger.asks();
+        assert_eq!(rig.ledger.committed(cutoff, ONE), 8, "the last came after that");
         assert_eq!(rig.text(), "aaaabbbb........");
         let first = rig.ledger.resend(0, cutoff, ONE).unwrap();
         let second = rig.ledger.resend(first.piece.start + 1, cutoff, ONE).unwrap();
@@ -390,12 +456,14 @@ mod tests {
         rig.ledger.doubt();
         rig.ledger.fail(stable);
         rig.ledger.resent(second.flight, second.number, ONE);
-        assert_eq!(rig.ledger.committed(cutoff, rig.ledger.now(), ONE), 8);
+        rig.ledger.asks();
+        assert_eq!(rig.ledger.committed(cutoff, ONE), 8);
         for from in [0, 4] {
             let again = rig.ledger.resend(from, cutoff, ONE).unwrap();
             rig.ledger.resent(again.flight, again.number, ONE);
         }
-        assert_eq!(rig.ledger.committed(cutoff, rig.ledger.now(), ONE), 0);
+        rig.ledger.asks();
+        assert_eq!(rig.ledger.committed(cutoff, ONE), 0);
         assert!(rig.ledger.is_clean());
     }
 
@@ -416,18 +484,59 @@ mod tests {
     }
 
     #[test]
-    fn what_was_superseded_while_it_was_sent_again_is_not_sent_once_more() {
+    fn what_was_superseded_is_not_sent_again_but_what_is_newer() {
         let mut rig = Rig::new();
         rig.write(0, 8, b'a');
-        let cutoff = rig.ledger.now();
+        let cutoff = rig.ledger.asks();
         rig.write(2, 4, b'n');
         let first = rig.ledger.resend(0, cutoff, TWO).unwrap();
         assert_eq!((first.piece.start, first.piece.len), (0, 2));
-        let second = rig.ledger.resend(1, cutoff, TWO).unwrap();
-        assert_eq!((second.piece.start, second.piece.len, second.piece.at), (4, 4, 4));
-        rig.ledger.fail(second.flight);
-        rig.ledger.resent(first.flight, first.number, TWO);
-        let asked = rig.ledger.now();
-        assert_eq!(rig.ledger.committed(cutoff, asked, TWO), 4);
+        let newer = rig.ledger.resend(1, cutoff, TWO).unwrap();
+        assert_eq!((newer.piece.start, newer.piece.len, newer.piece.at), (2, 2, 0));
+        let last = rig.ledger.resend(3, cutoff, TWO).unwrap();
+        assert_eq!((last.piece.start, last.piece.len, last.piece.at), (4, 4, 4));
+        rig.ledger.fail(last.flight);
+        for one in [first, newer] {
+            rig.ledger.resent(one.flight, one.number, TWO);
+        }
+        rig.ledger.asks();
+        assert_eq!(rig.ledger.committed(cutoff, TWO), 4);
+    }
+
+    #[test]
+    fn a_flush_owes_what_is_newer_where_a_commit_did_not_cover_what_that_superseded() {
+        let mut rig = Rig::new();
+        rig.write(0, 8, b'a');
+        let cutoff = rig.ledger.asks();
+        rig.write(0, 4, b'n');
+        // Another life answers: neither is there.
+        assert_eq!(rig.ledger.committed(cutoff, TWO), 8);
+        let newer = rig.ledger.resend(0, cutoff, TWO).unwrap();
+        assert_eq!((newer.piece.start, newer.piece.len), (0, 4));
+        let older = rig.ledger.resend(1, cutoff, TWO).unwrap();
+        assert_eq!((older.piece.start, older.piece.len), (4, 4));
+        rig.ledger.resent(newer.flight, newer.number, TWO);
+        rig.ledger.resent(older.flight, older.number, TWO);
+        rig.ledger.asks();
+        assert_eq!(rig.ledger.committed(cutoff, TWO), 0);
+        assert!(rig.ledger.is_clean());
+    }
+
+    #[test]
+    fn what_is_written_again_and_again_does_not_keep_a_flush() {
+        let mut rig = Rig::new();
+        rig.write(0, 4, b'a');
+        let cutoff = rig.ledger.asks();
+        (0..5).for_each(|_| rig.write(0, 4, b'n'));
+        assert_eq!(rig.ledger.committed(cutoff, ONE), 0, "it covered the first");
+        assert_eq!(rig.text(), "nnnn............");
+        // Nor after a loss, if only one of them was there when it was asked.
+        rig.ledger.doubt();
+        let cutoff = rig.ledger.asks();
+        (0..5).for_each(|_| rig.write(0, 4, b'm'));
+        assert_eq!(rig.ledger.committed(cutoff, ONE), 4);
+        rig.ledger.asks();
+        (0..5).for_each(|_| rig.write(0, 4, b'o'));
+        assert_eq!(rig.ledger.committed(cutoff, ONE), 0);
     }
 }
