@@ -163,6 +163,47 @@ fn nothing_is_asked_behind_a_commit_while_another_connection_has_room() {
 }
 
 #[test]
+fn where_no_connection_is_idle_calls_of_a_batch_go_together() {
+    let options = NfsOptions { timeo: 10, ..NfsOptions::default() };
+    let mut hand = Hand::new(Server::new(1, DISK), ROOM, &options);
+    let start = |hand: &mut Hand, numbers: std::ops::Range<u64>| {
+        for number in numbers {
+            hand.start(number, Op::Write, Flags::NONE, 8 * number, &[filled(512, 2)]);
+        }
+    };
+    // Each has its own while connections are idle.
+    start(&mut hand, 0..4);
+    assert_eq!(hand.wait(4).len(), 4);
+    start(&mut hand, 0..4);
+    hand.lose_answer(|server| server.asked.writes == 8);
+    start(&mut hand, 4..8);
+    assert_eq!(hand.wait(4).len(), 4);
+    let server = hand.server.borrow();
+    let mut streams: Vec<u32> = server.calls.iter().map(|call| call.0).collect();
+    assert!(streams[8..12].iter().all(|stream| *stream == streams[8]), "{streams:?}");
+    for idle in [0..4, 4..8] {
+        streams[idle.clone()].sort_unstable();
+        assert!(streams[idle].array_windows().all(|[one, next]| one < next), "{streams:?}");
+    }
+}
+
+#[test]
+fn half_way_to_a_flush_that_is_expected_the_server_is_asked_to_commit() {
+    let mut hand = hand();
+    for (round, commits) in [(1, 1), (2, 3), (3, 5)] {
+        for number in 0..8 {
+            hand.write(Flags::NONE, 8 * number, &[filled(4096, round)]).unwrap();
+            let ahead = u64::from(round > 1 && number >= 5);
+            // It goes with the fourth, and comes to the server before the fifth is answered.
+            assert!(hand.server.borrow().asked.commits >= commits - 1 - u64::from(round > 1) + ahead);
+        }
+        assert_eq!(hand.flush(), Ok(0));
+        assert_eq!(hand.server.borrow().asked.commits, commits, "round {round}");
+        assert!(hand.server.borrow().durable(0, 8 * 4096).iter().all(|byte| *byte == round));
+    }
+}
+
+#[test]
 fn where_the_memory_for_uncommitted_writes_ends_it_commits_by_itself_and_writes_stably() {
     let mut hand = Hand::new(Server::new(1, DISK), 16 << 10, &NfsOptions::default());
     for number in 0..8 {

@@ -17,6 +17,9 @@ use super::{Shared, remedy};
 /// Unused memory that is kept for the next call, bytes.
 const POOL_BYTES: usize = 4 << 20;
 const SECTOR_BYTES: u32 = 512;
+/// How much more than the least may be under way, as multiples of a READ, on a connection that is chosen for company. nfs-ganesha on two
+/// processors writes a twentieth more in 64 KiB pieces, 16 under way, than with none.
+const COMPANY: u32 = 4;
 /// A server that does less than a sector each time it is asked is not asked for ever.
 const STUCK_MAX: u32 = 16;
 /// How long to wait where the server asks for patience (JUKEBOX).
@@ -71,13 +74,25 @@ impl NfsLeaf {
 
     fn ask_since(&mut self, env: &mut dyn Env, kind: Kind, since: Nanos) {
         let xid = self.calls.new_xid(|| env.random());
-        let least = self.connections.iter_mut().enumerate().min_by_key(|(_, connection)| connection.load);
-        let (number, connection) = least.expect("at least one connection");
+        let number = self.connection_for_next();
+        let connection = &mut self.connections[number];
         let names = (&self.shared.credential, &self.shared.handle);
         let call = Call::new(xid, kind, names, &self.pool, number, since);
         connection.load += call.load();
         connection.enqueue(xid);
         self.calls.insert(xid, call);
+    }
+
+    /// The connection that has least to do; but where none is idle, rather one that sends something when the batch ends anyway: what
+    /// goes together costs one system call, and wakes one thread of the server.
+    fn connection_for_next(&self) -> usize {
+        let loads =
+            || self.connections.iter().enumerate().map(|(number, connection)| (connection.load, number));
+        let (load, least) = loads().min().expect("at least one connection");
+        let in_company = loads().filter(|(other, number)| {
+            load > 0 && *other <= load + COMPANY && self.connections[*number].has_something_to_send()
+        });
+        in_company.min().map_or(least, |(_, number)| number)
     }
 
     /// A call is over.
@@ -151,6 +166,7 @@ impl NfsLeaf {
         if self.ledger().is_clean() {
             return Submitted::Now(Ok(()));
         }
+        self.ledger().habit.flushes();
         self.start_commit(env, Cause::Flush(token));
         Submitted::Started
     }
@@ -301,7 +317,7 @@ impl NfsLeaf {
         let whole = committed > Stable::Unstable || verifier == reply.verifier;
         let landed = whole && write.done == write.len && self.land(&write, committed, verifier, ended);
         if landed {
-            return self.commit_if_half_full(env);
+            return self.commit_ahead(env);
         }
         if !whole || write.done == write.len {
             (write.done, write.taken) = (0, None);

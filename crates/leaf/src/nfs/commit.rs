@@ -6,7 +6,7 @@
 //!     └───────────────────── WRITE ◀─────────────────────┘
 //! ```
 //!
-//! For a flush, or because the memory for what is uncommitted is half full. One at a time over all workers, by the turns in which their
+//! For a flush, ahead of one that is expected (`habit`), or because the memory for what is uncommitted is half full. One at a time over all workers, by the turns in which their
 //! queues flush: a server tells of what it has lost once, and of two COMMITs that overlap one might hear of it and the other
 //! succeed. Any worker's covers what all workers have written.
 
@@ -29,8 +29,8 @@ const OTHERS: Nanos = Nanos::millis(1);
 pub(super) enum Cause {
     /// A flush, which waits for it. Its queue has the turn.
     Flush(Token),
-    /// Nobody but us: memory is scarce. The turn is ours until all workers know how it went.
-    Scarcity(Turn),
+    /// Nobody but us: memory is scarce, or a flush is expected. The turn is ours until all workers know how it went.
+    Ourselves(Turn),
 }
 
 /// What is being committed.
@@ -77,15 +77,16 @@ impl NfsLeaf {
         asked
     }
 
-    /// Begins to, if the memory for what is uncommitted gets scarce. Where somebody else commits, that makes room as well; and after
-    /// a failure nothing is known to be safe, so all is kept.
-    pub(super) fn commit_if_half_full(&mut self, env: &mut dyn Env) {
+    /// Begins to, if the memory for what is uncommitted gets scarce, or the client will flush soon. Where somebody else commits, that
+    /// makes room as well; and after a failure nothing is known to be safe, so all is kept.
+    pub(super) fn commit_ahead(&mut self, env: &mut dyn Env) {
         let leaf = &self.shared.leaf;
-        if self.shared.arena.is_half_full()
+        if (self.shared.arena.is_half_full() || self.ledger().habit.is_time())
             && !leaf.has_failed()
             && let Some(turn) = leaf.try_flush_turn()
         {
-            self.start_commit(env, Cause::Scarcity(turn));
+            self.ledger().habit.goes_ahead();
+            self.start_commit(env, Cause::Ourselves(turn));
         }
     }
 
@@ -192,7 +193,7 @@ impl NfsLeaf {
     fn end_commit(&mut self, commit: Commit, ended: &mut Vec<Ended>) {
         match commit.cause {
             Cause::Flush(token) => ended.push(Ended { token, result: commit.failed.map_or(Ok(0), Err) }),
-            Cause::Scarcity(turn) => {
+            Cause::Ourselves(turn) => {
                 if let Some(errno) = commit.failed {
                     self.tell_of_loss(errno);
                 }

@@ -125,6 +125,11 @@ impl Connection {
         self.queue.push_back(xid);
     }
 
+    /// Whether it sends a message as soon as it is pumped.
+    pub(super) fn has_something_to_send(&self) -> bool {
+        !self.queue.is_empty() && !self.sending
+    }
+
     /// A call is not wanted any more.
     pub(super) fn forget(&mut self, xid: u32) {
         self.queue.retain(|queued| *queued != xid);

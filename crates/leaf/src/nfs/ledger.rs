@@ -29,6 +29,7 @@ use std::sync::Arc;
 use blockwork_format::nfs3::Verifier;
 
 use super::arena::Block;
+use super::habit::Habit;
 
 /// A write that is under way.
 struct Flight {
@@ -120,7 +121,6 @@ pub(super) enum Landing {
     Again,
 }
 
-#[derive(Default)]
 pub(super) struct Ledger {
     flights: Vec<Flight>,
     uncommitted: BTreeMap<u64, Uncommitted>,
@@ -129,9 +129,17 @@ pub(super) struct Ledger {
     doubted: u64,
     /// When a COMMIT was sent last.
     asked: u64,
+    /// How much is written between flushes.
+    pub(super) habit: Habit,
 }
 
 impl Ledger {
+    /// Of a file that nobody has written to; so many bytes may be uncommitted.
+    pub(super) fn new(uncommitted_bytes: usize) -> Ledger {
+        let habit = Habit::new(uncommitted_bytes);
+        Ledger { flights: Vec::new(), uncommitted: BTreeMap::new(), last: 0, doubted: 0, asked: 0, habit }
+    }
+
     fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
@@ -176,6 +184,7 @@ impl Ledger {
         }
         let old = self.supersede(flight.start, flight.end);
         if let Some((verifier, block)) = kept {
+            self.habit.writes(flight.end - flight.start);
             let number = self.next();
             let verifier = self.trusted(&flight, verifier);
             let (since, taken) = (number, number);
@@ -322,7 +331,7 @@ mod tests {
 
     impl Rig {
         fn new() -> Rig {
-            Rig { ledger: Ledger::default(), arena: Arena::new(1 << 20).unwrap() }
+            Rig { ledger: Ledger::new(1 << 20), arena: Arena::new(1 << 20).unwrap() }
         }
         fn block(&self, value: u8) -> Arc<Block> {
             let block = self.arena.take(4096).unwrap();

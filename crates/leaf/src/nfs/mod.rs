@@ -11,7 +11,7 @@
 //! | read | READ, and again for the rest of a short one, from its last whole sector on |
 //! | write | one WRITE, however many segments it has: UNSTABLE, from a copy that is kept until it is committed |
 //! | write with FUA | WRITE, DATA_SYNC, from the client's memory; from a copy where that is a virtual machine's, which its front end can take away |
-//! | flush | COMMIT, and after a restart of the server all that it may have forgotten (`commit`), one at a time over all workers |
+//! | flush | COMMIT, and after a restart of the server all that it may have forgotten (`commit`), one at a time over all workers; one goes ahead of a flush that is expected (`habit`) |
 //! | discard, write-zeroes | none: the limits say that they cannot be done, so zeros are written |
 //!
 //! Data is copied once, to memory that all workers share (`arena`): it may have to be sent again long after the client was told that
@@ -40,6 +40,7 @@ mod client;
 mod commit;
 mod connection;
 mod dialog;
+mod habit;
 mod incoming;
 mod ledger;
 mod mount;
@@ -163,7 +164,7 @@ impl NfsSource {
             connections: options.connections,
             timeo: Nanos::millis(u64::from(options.timeo) * 100),
             retrans: options.retrans,
-            ledger: Mutex::default(),
+            ledger: Mutex::new(Ledger::new(file.uncommitted_bytes)),
             arena,
             leaf: LeafShared::default(),
         };
