@@ -4,15 +4,15 @@
 //! ring that is taken as a whole, one side would always wait for the other. To wake a driver whose processor has halted takes longer than
 //! all that there is to do, to catch it on its way there takes nothing: that way is one or two microseconds long, and begins when it has
 //! put its requests into the ring and finds none of them answered. So of a driver with few under way what was found after a rest is answered
-//! from its first request on, and then in small batches: a sixteenth of what it has. One with more has work enough that larger ones keep it
-//! awake, and cost us less: an eighth. A device that takes its time is given what there is, in pieces that leave other rings their turn.
+//! from its first request on, and then by twos. One with more has work enough that larger batches keep it
+//! awake, and cost us less: an eighth of what it has. A device that takes its time is given what there is, in pieces that leave other rings their turn.
 //!
 //! What a batch costs is to let the driver see it: a fence and a look at what the driver wants. A worker's turn costs more, so several
 //! batches are done in one.
 //!
 //! The figures behind the sizes: 4 KiB from a null disk for a driver that sleeps, as multiples of what qemu-storage-daemon does by turns
 //! (libblkio's driver; in brackets one that is leaner and has a processor of its own). With 16 under way, batches of 2 give 5.4 (10), of 4 3.2 (8); with
-//! 32, 2.5 (4.3) and 1.8 (4.2). With 64, batches of 4 give 2.4 (1.8), of 8 2.1 (1.8), of 16 1.9 (1.2); with 128, of 8 1.9 (2.1), of 16 2.2 (2.0), of 32
+//! 32, 2.5 (4.3) and 1.8 (4.2). With 64, batches of 2 give 1.7 to 1.9 (2.1), of 4 1.5 to 1.6 (2.0 to 2.4), of 8 1.5 to 1.7; with 128, of 8 1.9 (2.1), of 16 2.2 (2.0), of 32
 //! 2.6 (2.0); beyond, 32 are best: of 16 a tenth less, of 8 a fifth; larger ones are slower, too. Where the first is not alone with 16 under
 //! way: 3.0 instead of 4.9; with 48 and 64 a quarter less. Batches that double after a rest, up to 256 under way, gain a twelfth at 128 where
 //! the driver is lean, and lose libblkio's an eighth to a fifth there. Batches that grow while the driver stays awake and shrink when it wants
@@ -24,10 +24,10 @@
 pub(super) const TURN: usize = 32;
 /// Requests in a batch, at least and at most.
 const BATCH: [usize; 2] = [2, TURN];
-/// Few are so many: of these, the first after a rest is answered alone.
+/// Few are so many: of these, the first after a rest is answered alone, and the others by the least.
 const FEW: usize = 64;
-/// And as a share of those that the driver has under way: of few, and of more.
-const SHARE: [usize; 2] = [16, 8];
+/// Of more, as a share of those that the driver has under way.
+const SHARE: usize = 8;
 /// What is known of how many a driver has under way is forgotten by this share with each batch.
 const FORGOTTEN: usize = 16;
 /// Requests in a portion, at least and at most.
@@ -76,11 +76,11 @@ impl Batches {
             return most;
         }
         self.depth = waiting().max(self.depth - self.depth / FORGOTTEN);
-        let is_few = self.depth <= FEW;
-        if is_few && self.rested {
-            return 1;
+        match self.depth <= FEW {
+            true if self.rested => 1,
+            true => least,
+            false => (self.depth / SHARE).clamp(least, most),
         }
-        (self.depth / SHARE[usize::from(!is_few)]).clamp(least, most)
     }
 }
 
@@ -106,12 +106,12 @@ mod tests {
     fn what_a_device_does_at_once_is_answered_in_parts() {
         assert_eq!(Batches::default().size(|| 64), LARGE, "nothing is known yet");
         let sizes = [0, 1, 16, 32, 64, 65, 128, 256, 1024].map(|waiting| of(true).size(|| waiting));
-        assert_eq!(sizes, [SMALL, SMALL, SMALL, SMALL, 4, 8, 16, LARGE, LARGE]);
+        assert_eq!(sizes, [SMALL, SMALL, SMALL, SMALL, SMALL, 8, 16, LARGE, LARGE]);
         let mut batches = of(true);
         batches.rested();
         assert_eq!(batches.size(|| 64), 1, "the first of few goes alone");
         batches.took(true);
-        assert_eq!(batches.size(|| 63), 3);
+        assert_eq!(batches.size(|| 63), SMALL);
         batches.took(false);
         batches.rested();
         assert_eq!(batches.size(|| 16), LARGE);
