@@ -11,14 +11,15 @@
 //! batches are done in one.
 //!
 //! The figures behind the sizes: 4 KiB from a null disk for a driver that sleeps, as multiples of what qemu-storage-daemon does by turns
-//! (libblkio's driver; in brackets one that is leaner and has a processor of its own). With 16 under way, batches of 2 give 5.4 (10), of 4 3.2 (8); with
-//! 32, 2.5 (4.3) and 1.8 (4.2). With 64, batches of 2 give 1.7 to 1.9 (2.1), of 4 1.5 to 1.6 (2.0 to 2.4), of 8 1.5 to 1.7; with 128, of 8 1.9 (2.1), of 16 2.2 (2.0), of 32
-//! 2.6 (2.0); beyond, 32 are best: of 16 a tenth less, of 8 a fifth; larger ones are slower, too. Where the first is not alone with 16 under
-//! way: 3.0 instead of 4.9; with 48 and 64 a quarter less. Batches that double after a rest, up to 256 under way, gain a twelfth at 128 where
-//! the driver is lean, and lose libblkio's an eighth to a fifth there. Batches that grow while the driver stays awake and shrink when it wants
-//! to be called are no better at 64 and 128, and a fifth slower beyond.
-//! A driver that looks by itself does not care. To call a driver that sleeps later than its answers can be seen, after 64 of them, gains a twentieth with 512 and
-//! more under way, and loses as much with fewer.
+//! (libblkio's driver; in brackets one that is leaner and has a processor of its own). With 16 under way, batches of 2 give 5.4 (10), of 4 3.2
+//! (8); with 32, 2.5 (4.3) and 1.8 (4.2). With 64, batches of 2 give 1.7 to 1.9 (2.1), of 4 1.5 to 1.6 (2.0 to 2.4), of 8 1.5 to 1.7; with 128,
+//! of 8 1.9 (2.1), of 16 2.2 (2.0), of 32 2.6 (2.0); beyond, 32 are best: of 16 a tenth less, of 8 a fifth; larger ones are slower, too. Where
+//! the first is not alone with 16 under way: 3.0 instead of 4.9; with 48 and 64 a quarter less. Batches that double after a rest, up to 256
+//! under way, gain a twelfth at 128 where the driver is lean, and lose libblkio's an eighth to a fifth there; so do batches of 4 with the first
+//! alone (a fifth and a fifth). Batches that grow while the driver stays awake and shrink when it wants to be called are no better at 64 and
+//! 128, and a fifth slower beyond.
+//! A driver that looks by itself does not care. To call a driver that sleeps later than its answers can be seen, after 64 of them, gains a
+//! twentieth with 512 and more under way, and loses as much with fewer.
 
 /// Requests in a turn, at most: other rings of the worker wait for that.
 pub(super) const TURN: usize = 32;
