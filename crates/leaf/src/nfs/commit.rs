@@ -6,9 +6,9 @@
 //!     └───────────────────── WRITE ◀─────────────────────┘
 //! ```
 //!
-//! For a flush, ahead of one that is expected (`habit`), or because the memory for what is uncommitted is half full. One at a time over all workers, by the turns in which their
-//! queues flush: a server tells of what it has lost once, and of two COMMITs that overlap one might hear of it and the other
-//! succeed. Any worker's covers what all workers have written.
+//! For a flush, ahead of one that is expected (`habit`), or because the memory for what is uncommitted is half full. One at a time over all
+//! workers, by the turns in which their queues flush: a server tells of what it has lost once, and of two COMMITs that overlap one might
+//! hear of it and the other succeed. Any worker's covers what all workers have written.
 
 use blockwork_engine::{Ended, Env, Errno, Nanos, Token, Turn};
 use blockwork_format::nfs3::{Stable, Verifier};

@@ -32,8 +32,11 @@ impl Habit {
         self.written += bytes;
     }
 
-    /// A flush finds them.
+    /// A flush finds them. One that finds nothing shares the round of that before it.
     pub(super) fn flushes(&mut self) {
+        if self.written == 0 {
+            return;
+        }
         self.most = self.written.min(self.room).max(self.most - self.most.div_ceil(8));
         (self.written, self.ahead) = (0, false);
     }
@@ -84,9 +87,9 @@ mod tests {
     fn flushes_that_share_a_round_are_none_of_it() {
         let mut habit = Habit::new(super::super::UNCOMMITTED_BYTES);
         let rounds: Vec<_> =
-            (0..20).flat_map(|_| [49, 14, 1]).map(|pieces| round(&mut habit, pieces)).collect();
-        assert_eq!(rounds[..3], [None; 3]);
-        assert!(rounds[3..].chunks(3).all(|three| *three == [Some(19), None, None]), "{rounds:?}");
+            (0..20).flat_map(|_| [49, 14, 1, 0, 0, 0]).map(|pieces| round(&mut habit, pieces)).collect();
+        assert_eq!(rounds[..6], [None; 6]);
+        assert!(rounds[6..].chunks(6).all(|six| six[0] == Some(19) && six[1..] == [None; 5]), "{rounds:?}");
     }
 
     #[test]
