@@ -4,8 +4,8 @@
 //! ring that is taken as a whole, one side would always wait for the other. To wake a driver whose processor has halted takes longer than
 //! all that there is to do, to catch it on its way there takes nothing: that way is one or two microseconds long, and begins when it has
 //! put its requests into the ring and finds none of them answered. So of a driver with few under way what was found after a rest is answered
-//! from its first request on, and then by twos. One with more has work enough that larger batches keep it
-//! awake, and cost us less: an eighth of what it has. A device that takes its time is given what there is, in pieces that leave other rings their turn.
+//! from its first request on, and then by twos. One with more has work enough that larger batches keep it awake, and cost us less: an eighth of
+//! what it has. A device that takes its time is given what there is, in pieces that leave other rings their turn.
 //!
 //! What a batch costs is to let the driver see it: a fence and a look at what the driver wants. A worker's turn costs more, so several
 //! batches are done in one.
@@ -77,11 +77,10 @@ impl Batches {
             return most;
         }
         self.depth = waiting().max(self.depth - self.depth / FORGOTTEN);
-        match self.depth <= FEW {
-            true if self.rested => 1,
-            true => least,
-            false => (self.depth / SHARE).clamp(least, most),
+        if self.depth > FEW {
+            return (self.depth / SHARE).clamp(least, most);
         }
+        if self.rested { 1 } else { least }
     }
 }
 
