@@ -2,8 +2,10 @@
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 60
+SEEDS ?= 5000
+FROM ?= 1000
 
-.PHONY: help demo test test-xen check bench fuzz tools
+.PHONY: help demo test test-xen check bench fuzz labs tools
 
 help:
 	@echo 'make demo    build, and show the main job on four disks that a real kernel wrote'
@@ -11,6 +13,7 @@ help:
 	@echo 'make test-xen  serve guests of Xen, booted under QEMU (tests/xen; a quarter of an hour)'
 	@echo 'make check   the checks alone: fmt, tidy, clippy, doc, deny'
 	@echo 'make bench   measure Blockwork and its peers side by side, into bench/RESULTS.md'
+	@echo 'make labs    power cuts and faults: $(SEEDS) seeds for each test of crates/sim, from $(FROM) on (SEEDS=N FROM=M; some minutes per 1,000)'
 	@echo 'make fuzz    $(FUZZ_SECONDS) s of libFuzzer for each target (FUZZ_SECONDS=N; nightly and cargo-fuzz)'
 
 # Needs a Rust toolchain and nothing else.
@@ -34,6 +37,10 @@ check:
 
 bench:
 	bench/run --build
+
+# `make test` runs the same few hundred seeds each time; bugs were found that one of some ten thousand shows.
+labs:
+	SEEDS=$(SEEDS) FROM=$(FROM) $(CARGO) test --release --locked -p blockwork-sim --no-fail-fast
 
 # Without nightly: `cargo test -p blockwork-fuzz-entry` runs the same targets over their corpora and mutations of them.
 fuzz:

@@ -1,7 +1,7 @@
 //! The crash lab: random stacks, clients, faults and power cuts, each run from one seed, judged by an oracle that knows
 //! only what was asked and answered (see the crate's head for what may break and what must survive).
 //!
-//! A violation prints one line that replays it. `SEEDS=100000 cargo test ...` looks further; `SEED=n` replays one run, with
+//! A violation prints one line that replays it. `SEEDS=100000 FROM=1000 cargo test ...` (`make labs`) looks further; `SEED=n` replays one run, with
 //! `CUT=k` cut after event k of its first life, and `JOURNAL=1` prints what its devices did.
 
 mod lab;
@@ -11,7 +11,7 @@ use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
 use lab::{Plan, Verdict};
-use running::{from_environment, quietly};
+use running::{from_environment, quietly, seeds};
 
 /// The line that replays a violation.
 fn report(plan: &Plan, verdict: &Verdict) -> String {
@@ -39,11 +39,11 @@ fn replay() {
 
 #[test]
 fn nothing_acknowledged_and_flushed_is_lost_whatever_the_stack_the_faults_and_the_cut() {
-    let seeds = from_environment("SEEDS").unwrap_or(1_000);
+    let (all, seeds) = seeds(1_000);
     let mut sums = Verdict::default();
     let mut bad = Vec::new();
     quietly(|| {
-        for seed in 0..seeds {
+        for seed in all {
             let plan = Plan::draw(seed);
             let verdict = plan.run();
             if !verdict.violations.is_empty() {

@@ -17,7 +17,7 @@ use blockwork_sim::{ClientConfig, Closing, Random, Referee, SimCheck, SimClient,
 use nfs_lab::server::{Asked, Habits, Server};
 use nfs_lab::{Hand, address, filled, source};
 use running::devices::draw_chaos;
-use running::{Nodes, Stack, caught, from_environment, quietly, run_all, worker};
+use running::{Nodes, Stack, caught, quietly, run_all, seeds, worker};
 
 const DISK: usize = 256 << 10;
 const ROOM: usize = 1 << 20;
@@ -485,18 +485,17 @@ fn run(seed: u64, sum: &mut Sum) -> Vec<String> {
 
 #[test]
 fn nothing_that_was_flushed_is_lost_and_nothing_is_ever_read_wrong() {
-    let seeds = from_environment("SIM_SEED")
-        .map_or(0..from_environment("SIM_SEEDS").unwrap_or(400), |seed| seed..seed + 1);
+    let (all, seeds) = seeds(400);
     let mut sum = Sum::default();
     quietly(|| {
-        for seed in seeds.clone() {
+        for seed in all {
             let mut violations = Vec::new();
             let outcome = caught(|| violations = run(seed, &mut sum));
             violations.extend(outcome.err());
-            assert!(violations.is_empty(), "SIM_SEED={seed}: {violations:#?}");
+            assert!(violations.is_empty(), "FROM={seed} SEEDS=1: {violations:#?}");
         }
     });
-    if seeds.end - seeds.start >= 200 {
+    if seeds >= 200 {
         assert!(sum.answered > 30_000 && sum.durable > 3_000, "{sum:?}");
         assert!(sum.restarts > 100 && sum.sent_again > 30 && sum.losses > 8, "{sum:?}");
     }

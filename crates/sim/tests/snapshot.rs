@@ -11,7 +11,7 @@ use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
 use running::plans::{Plan as _, are_found, expect_one_history, run_plans};
-use running::{from_environment, quietly};
+use running::{from_environment, quietly, seeds};
 use snapshot_lab::Plan;
 
 #[test]
@@ -35,16 +35,16 @@ fn replay() {
 
 #[test]
 fn an_origin_and_its_snapshots_keep_what_was_flushed_and_snapshots_stay_as_the_origin_was() {
-    let seeds = from_environment("SEEDS").unwrap_or(600);
-    let sums = run_plans((0..seeds).map(Plan::draw));
+    let (all, seeds) = seeds(600);
+    let sums = run_plans(all.map(Plan::draw));
     // A lab in which nothing happens would find nothing.
     assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.batches > 3 * seeds);
 }
 
 #[test]
 fn stores_that_are_full_or_fail_cost_the_snapshot_and_never_the_origin() {
-    let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_plans((0..seeds).map(Plan::draw_trouble));
+    let (all, seeds) = seeds(400);
+    let sums = run_plans(all.map(Plan::draw_trouble));
     assert!(sums.lost > seeds / 4 && sums.overflowed > 0 && sums.faults > seeds / 10);
     assert!(sums.unrecorded < sums.lost / 4);
 }
@@ -83,15 +83,15 @@ fn what_a_snapshot_writes_to_a_chunk_that_is_being_copied_out_is_not_lost() {
 
 #[test]
 fn a_snapshot_is_merged_under_its_clients_and_through_power_cuts() {
-    let seeds = from_environment("SEEDS").unwrap_or(600);
-    let sums = run_plans((0..seeds).map(Plan::draw_merge));
+    let (all, seeds) = seeds(600);
+    let sums = run_plans(all.map(Plan::draw_merge));
     assert!(sums.merged == seeds && sums.merge_failed == 0);
 }
 
 #[test]
 fn a_merge_that_fails_is_taken_up_later_and_nothing_is_lost() {
-    let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_plans((0..seeds).map(Plan::draw_merge_trouble));
+    let (all, seeds) = seeds(400);
+    let sums = run_plans(all.map(Plan::draw_merge_trouble));
     assert!(sums.merged > seeds / 4 && sums.merge_failed > seeds / 40);
 }
 

@@ -11,7 +11,7 @@ use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
 use running::plans::{Plan as _, are_found, expect_one_history, run_plans};
-use running::{from_environment, quietly};
+use running::{from_environment, quietly, seeds};
 use thin_lab::Plan;
 
 #[test]
@@ -34,8 +34,8 @@ fn replay() {
 
 #[test]
 fn volumes_keep_what_was_flushed_and_snapshots_stay_as_their_origins_were() {
-    let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_plans((0..seeds).map(Plan::draw));
+    let (all, seeds) = seeds(400);
+    let sums = run_plans(all.map(Plan::draw));
     // A lab in which nothing happens would find nothing.
     assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.data_used > 2 * seeds);
     assert!(
@@ -46,15 +46,15 @@ fn volumes_keep_what_was_flushed_and_snapshots_stay_as_their_origins_were() {
 
 #[test]
 fn pools_that_are_full_or_fail_lose_nothing_that_was_flushed() {
-    let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_plans((0..seeds).map(Plan::draw_trouble));
+    let (all, seeds) = seeds(400);
+    let sums = run_plans(all.map(Plan::draw_trouble));
     assert!(sums.read_only > seeds / 20 && sums.out_of_space > seeds / 20 && sums.faults > seeds / 10);
 }
 
 #[test]
 fn where_data_cannot_be_written_nobody_finds_what_was_there_before() {
-    let seeds = from_environment("SEEDS").unwrap_or(400);
-    let sums = run_plans((0..seeds).map(Plan::draw_bad_writes));
+    let (all, seeds) = seeds(400);
+    let sums = run_plans(all.map(Plan::draw_bad_writes));
     assert!(sums.failed > seeds && sums.durable > seeds && sums.read_only > 0);
 }
 

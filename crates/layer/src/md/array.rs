@@ -307,9 +307,10 @@ impl Array {
         !(0..self.geometry().members()).all(|role| self.member(role).is_some_and(Member::is_in_sync))
     }
 
-    /// Whether all data has a copy in sync without the member of this role.
+    /// Whether all data has a copy in sync without the member of this role. One that has just been filled counts as soon as
+    /// superblocks are written that say so.
     pub(super) fn can_do_without(&self, role: u16) -> bool {
-        let present = |other| other != role && self.member(other).is_some_and(Member::is_in_sync);
+        let present = |other| other != role && self.member(other).is_some_and(Member::is_complete);
         self.geometry().copies() > 1 && self.geometry().has_all_data(&present) && self.bad_have_copies(role)
     }
 

@@ -67,7 +67,7 @@ impl Array {
                 self.geometry().places(array, &mut places);
                 let reads = |place: &Place| {
                     let other = place.member != without && place.member != role;
-                    let member = self.member(place.member).filter(|member| other && member.is_in_sync());
+                    let member = self.member(place.member).filter(|member| other && member.is_complete());
                     member.is_some_and(|member| member.readable(place.sector, step) == step)
                 };
                 if !places.iter().any(reads) {

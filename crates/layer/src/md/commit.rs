@@ -90,8 +90,10 @@ impl Array {
                 disk.superblock.events = events;
                 disk.superblock_changed();
             }
-            let mut refusals = self.write_intent(cx).await;
-            refusals.extend(self.write_superblocks(cx).await);
+            let of_intent = self.write_intent(cx).await;
+            // One that has been filled goes before the one whose data it has, if both refuse: that one is on record as in sync.
+            let mut refusals = self.write_superblocks(cx).await;
+            refusals.extend(of_intent);
             if refusals.is_empty() && !was_uneven {
                 self.is_on_record();
                 if !std::mem::take(&mut self.books().left_behind) {

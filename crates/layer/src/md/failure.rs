@@ -134,10 +134,11 @@ impl Array {
 
     /// Whether some data would have no copy without this device.
     pub(super) fn is_needed(&self, device: DeviceIndex) -> bool {
-        let in_sync = self.devices.get(device).is_some_and(Member::is_in_sync);
-        let is_member = |role: &u16| self.devices.holders(*role).member() == Some(device);
-        let role = self.devices.role_of(device).filter(is_member);
-        role.is_some_and(|role| in_sync && !self.can_do_without(role))
+        let Some(member) = self.devices.get(device).filter(|member| member.is_complete()) else {
+            return false;
+        };
+        let serves = |role: &u16| self.member(*role).is_some_and(|serving| std::ptr::eq(serving, member));
+        self.devices.role_of(device).filter(serves).is_some_and(|role| !self.can_do_without(role))
     }
 
     /// Mirrors may differ in what `span` of a device in this role holds, where there is another copy of it.

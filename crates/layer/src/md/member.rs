@@ -126,6 +126,12 @@ impl Member {
         !self.is_faulty() && self.recovered().is_none()
     }
 
+    /// Whether it holds all of its data, and its superblock says so, or is the first one that is about to: what the others hold is
+    /// not needed for it any more.
+    pub(super) fn is_complete(&self) -> bool {
+        !self.is_faulty() && self.recorded.load(Ordering::Acquire) == ALL
+    }
+
     /// It is to be filled from its start.
     pub(super) fn begin_recovery(&self, replacement: bool) {
         self.replacement.store(replacement, Ordering::Release);

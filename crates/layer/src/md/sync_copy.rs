@@ -81,6 +81,18 @@ impl Array {
         copies.min_by_key(|(choice, ..)| *choice).map(|(_, copy, readable)| (copy, readable))
     }
 
+    /// As `source`, and how far one may go on with the same choice: what is copied where mirrors may differ is what clients have
+    /// read until then.
+    fn steady_source(&self, sector: Sector, nr: Sectors, not: &[DeviceIndex]) -> (Option<Copy>, Sectors) {
+        let mut places = Places::new();
+        self.geometry().places(sector, &mut places);
+        let nr = self.same_choice(&places, nr);
+        match self.source(sector, nr, not) {
+            Some((copy, readable)) => (Some(copy), readable),
+            None => (None, nr.min(BLOCK)),
+        }
+    }
+
     /// All copies of a sector that get writes.
     pub(super) fn copies_of(&self, sector: Sector) -> SmallVec<[Copy; 4]> {
         let mut places = Places::new();
@@ -111,15 +123,11 @@ impl Array {
                 && (!by_bitmap || self.lacks(place))
             {
                 let to = Copy { device, sector: place.sector };
-                match self.source(sector, nr, &[device]) {
-                    Some((from, readable)) => {
-                        nr = readable;
-                        push(&mut pieces, Piece { from, to: SmallVec::from_iter([to]), nr });
-                    }
-                    None => {
-                        nr = nr.min(BLOCK);
-                        lost.push((place.sector, nr));
-                    }
+                let source;
+                (source, nr) = self.steady_source(sector, nr, &[device]);
+                match source {
+                    Some(from) => push(&mut pieces, Piece { from, to: SmallVec::from_iter([to]), nr }),
+                    None => lost.push((place.sector, nr)),
                 }
             }
             place.sector = place.sector + nr;
@@ -130,7 +138,6 @@ impl Array {
 
     /// Copies the first copy of a window of the array to the others, where they may differ.
     pub(super) async fn copy_first(&self, window: Window, cx: &TaskContext) -> Result<(), End> {
-        let mut places = Places::new();
         let mut pieces = Vec::new();
         let mut sector = Sector(window.start);
         while sector.0 < window.end {
@@ -138,11 +145,9 @@ impl Array {
             let room = self.geometry().room(sector).0.min(bit).min(window.end - sector.0);
             let mut nr = Sectors(room).min(PIECE);
             if self.intent().is_none_or(|intent| intent.is_kept(sector, nr)) {
-                self.geometry().places(sector, &mut places);
-                nr = self.same_choice(&places, nr);
-                let source = self.source(sector, nr, &[]);
-                nr = source.map_or(nr.min(BLOCK), |(_, readable)| readable);
-                if let Some((from, _)) = source {
+                let source;
+                (source, nr) = self.steady_source(sector, nr, &[]);
+                if let Some(from) = source {
                     let to: SmallVec<_> = self
                         .copies_of(sector)
                         .into_iter()

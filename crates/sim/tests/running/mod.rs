@@ -5,6 +5,7 @@ pub mod bytes;
 pub mod devices;
 pub mod plans;
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -132,4 +133,12 @@ pub fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name)
         .ok()
         .map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: expected a number")))
+}
+
+/// The seeds of a test that usually runs so many of them, and how many: whoever runs it may have set `SEEDS`, and `FROM` for those
+/// that nobody has tried yet.
+pub fn seeds(usual: u64) -> (Range<u64>, u64) {
+    let from = from_environment("FROM").unwrap_or(0);
+    let number = from_environment("SEEDS").unwrap_or(usual);
+    (from..from + number, number)
 }
