@@ -14,6 +14,7 @@ mod guests;
 mod keeper;
 mod merges;
 mod offers;
+mod patience;
 mod served;
 mod workers;
 
@@ -45,6 +46,7 @@ use groups::ServedGroups;
 use keeper::OnPanic;
 use merges::MergeKeeper;
 use offers::Offers;
+use patience::Patience;
 pub(crate) use workers::{Workers, WorkersConfig};
 
 /// Workers at most, where nobody says how many.
@@ -362,6 +364,7 @@ impl Running {
                 failure = Some(error);
             }
         };
+        let _patience = Patience::start(self.workers.stats.clone());
         drop(self.control.take());
         self.autoextend.take().into_iter().for_each(Autoextender::stop);
         self.merges.take().into_iter().for_each(MergeKeeper::stop);

@@ -3,9 +3,10 @@
 
 mod support;
 
+use rustix::process::Signal;
 use support::nbd::python;
 use support::nfs::NfsServer;
-use support::{Scratch, Server, until};
+use support::{Background, Scratch, Server, tool, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -97,4 +98,30 @@ fn a_soft_mount_gives_up_on_a_server_that_hangs_and_goes_on_when_it_answers() {
     assert_eq!(fill(&scratch, 16, 48), "48 None");
     assert_eq!(differing(&scratch, 64), "[]");
     assert!(server.stop().status.success());
+}
+
+#[test]
+fn a_server_that_cannot_end_says_what_it_waits_for_and_ends_at_once_when_it_is_told_again() {
+    let scratch = Scratch::new();
+    let nfs = NfsServer::start(&scratch);
+    scratch.sparse("export/disk.img", 4 * MIB);
+    let mut server = serve(&scratch, &nfs, "");
+    assert_eq!(fill(&scratch, 0, 1), "1 None");
+    nfs.freeze();
+    let write =
+        format!("import nbd\nh = nbd.NBD()\nh.connect_uri({:?})\nh.pwrite(b'x' * 65536, 0)", scratch.uri(""));
+    let writer = Background::start(tool("/usr/bin/python3").args(["-c", &write]));
+    until("the write is under way", || {
+        let stats = scratch.ask("/v1/stats");
+        stats["nodes"].as_array().expect("a list").iter().any(|node| node["in_flight"] == 1)
+    });
+    server.signal(Signal::TERM);
+    until("it says what it waits for", || server.said().contains("the end waits for 1 request to"));
+    assert!(server.said().contains("disk.img; a second SIGINT (^C) or SIGTERM ends"), "{}", server.said());
+    assert!(server.is_alive());
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().status.code(), Some(130));
+    nfs.thaw();
+    let (code, _) = writer.finish();
+    assert_ne!(code, Some(0), "a write that nobody did was acknowledged");
 }

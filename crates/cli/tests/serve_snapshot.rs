@@ -73,12 +73,7 @@ fn snapshots_stay_as_the_origin_was_and_keep_what_was_written_to_them() {
 
 /// The status of each volume, by the control API.
 fn statuses(scratch: &Scratch) -> Vec<Option<String>> {
-    let mut sockets = std::fs::read_dir(scratch.path("run")).expect("the folder of control sockets");
-    let socket = sockets.next().expect("a server's").expect("it can be read").path();
-    let mut curl = tool("curl");
-    curl.args(["-sS", "--max-time", "60", "http://localhost/v1/status", "--unix-socket"]).arg(socket);
-    let said = run(&mut curl);
-    let status: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let status = scratch.ask("/v1/status");
     let volumes = status["volumes"].as_array().expect("a list");
     volumes.iter().map(|volume| volume["status"].as_str().map(str::to_owned)).collect()
 }

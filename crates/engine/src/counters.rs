@@ -62,6 +62,8 @@ counters! {
     Unaligned => "unaligned",
     /// Requests that were asked for again after a short transfer or a failed merged request.
     Requeued => "requeued",
+    /// Requests that a device ended otherwise than it was asked: in part, interrupted, or with an error. What becomes of them, others tell.
+    Incomplete => "incomplete",
     /// Requests that waited because nr_requests were in flight.
     Waited => "waited",
     /// Flushes that one other flush covered as well.
@@ -331,6 +333,14 @@ impl Snapshot {
     /// One counter's value.
     pub fn get(&self, counter: Counter) -> u64 {
         self.counts[counter as usize].1
+    }
+
+    /// Requests that the device has been given, and has not ended; none for what is no leaf.
+    pub fn in_flight(&self) -> Option<u64> {
+        let done: u64 = self.latency.iter().map(|(_, histogram)| histogram.count()).sum();
+        // Workers go on while these are read, one after the other.
+        let left = self.get(Counter::Out).saturating_sub(done + self.get(Counter::Incomplete));
+        (self.info.kind == NodeKind::Leaf).then_some(left)
     }
 }
 

@@ -209,6 +209,17 @@ impl Scratch {
         said
     }
 
+    /// What the one server of this folder answers on its control socket.
+    pub fn ask(&self, path: &str) -> serde_json::Value {
+        let mut sockets = std::fs::read_dir(self.path("run")).expect("the folder of control sockets");
+        let socket = sockets.next().expect("a server's").expect("it can be read").path();
+        let mut curl = tool("curl");
+        curl.args(["-sS", "--max-time", "60", "--unix-socket"])
+            .arg(socket)
+            .arg(format!("http://localhost{path}"));
+        serde_json::from_str(&run(&mut curl)).expect("JSON")
+    }
+
     /// The URI of an export of [`Scratch::serve`]'s server.
     pub fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.at("socket"))

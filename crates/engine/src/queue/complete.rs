@@ -66,6 +66,7 @@ impl LeafQueue {
     }
 
     fn requeue(&mut self, cx: &mut QueueContext<'_>, id: u32, reason: Reason) {
+        cx.counters.add(self.node, Counter::Incomplete, 1);
         cx.counters.add(self.node, Counter::Requeued, 1);
         if cx.tracer.on() {
             trace(cx, self.node, Action::Requeue, self.requests[id].what(), Payload::None, reason);
@@ -144,6 +145,7 @@ impl LeafQueue {
     }
 
     fn failed(&mut self, cx: &mut QueueContext<'_>, id: u32, errno: Errno) {
+        cx.counters.add(self.node, Counter::Incomplete, 1);
         let request = &mut self.requests[id];
         request.unbounce(Sectors::ZERO);
         if let Some(watched) = request.watched_fua.take() {

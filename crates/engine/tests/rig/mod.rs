@@ -27,6 +27,10 @@ pub struct Device {
     pub seen: Vec<Seen>,
     /// Requests started and not completed, with their data: only in manual mode.
     pub held: VecDeque<Held>,
+    /// Requests that were started, and have not been completed.
+    pub under_way: i64,
+    /// By so many workers.
+    pub opened: u32,
     pub manual: bool,
     /// Sectors that cannot be read or written.
     pub bad: Vec<u64>,
@@ -60,7 +64,9 @@ pub struct Source {
 
 impl LeafSource for Source {
     fn open(&self) -> Box<dyn Leaf> {
-        Box::new(Handle { device: self.device.clone(), instant: self.device.lock().unwrap().instant })
+        let mut device = self.device.lock().unwrap();
+        device.opened += 1;
+        Box::new(Handle { device: self.device.clone(), instant: device.instant })
     }
     fn limits(&self) -> &Limits {
         &self.limits
@@ -126,6 +132,7 @@ impl Leaf for Handle {
         let len = device.shrunk_to.filter(|_| io.op == Op::Read).unwrap_or(device.bytes.len());
         let bytes = transfer(&mut device.bytes[..len], io.op, io.sector, io.nr, io.data);
         if device.manual {
+            device.under_way += 1;
             device.held.push_back(Held { token: io.token, op: io.op, sector, nr, bytes });
             return Submitted::Started;
         }
@@ -307,7 +314,8 @@ impl Rig {
         let source =
             Source { device: device.clone(), limits: limits.clone(), sectors, shared: shared.clone() };
         let leaf: Arc<dyn Layer> = Arc::new(LeafLayer::new(LeafId(0), NodeId(0), sectors, limits));
-        let node = |i| NodeInfo { name: format!("node{i}"), kind: NodeKind::Other("test"), device: (253, i) };
+        let kind = |i| if i == 0 { NodeKind::Leaf } else { NodeKind::Other("test") };
+        let node = |i| NodeInfo { name: format!("node{i}"), kind: kind(i), device: (253, i) };
         let stats = Stats::new((0..10).map(node).collect());
         let volume = Volume::new("rig", stack(leaf), false);
         let volumes: Arc<[Volume]> = Arc::new([volume.clone()]);
@@ -369,6 +377,14 @@ impl Rig {
     pub fn turn_with_event(&mut self) {
         self.ready.borrow_mut().push(Completion { token: self.token, result: 0, flags: 0 });
         self.worker.turn(Wait::Poll);
+        self.counts_in_flight();
+    }
+    /// Whatever became of requests: statistics have as many in flight as the device, if that is this rig's alone.
+    fn counts_in_flight(&self) {
+        let device = self.device.lock().unwrap();
+        if device.opened == 1 {
+            assert_eq!(self.stats.snapshot()[0].in_flight(), Some(device.under_way as u64));
+        }
     }
 
     /// Completes a held request.
@@ -377,8 +393,10 @@ impl Rig {
         self.complete_with(held, result);
     }
     pub fn complete_with(&mut self, held: Held, result: i32) {
+        self.device.lock().unwrap().under_way -= 1;
         self.ready.borrow_mut().push(Completion { token: held.token, result, flags: 0 });
         self.worker.turn(Wait::Poll);
+        self.counts_in_flight();
     }
     /// Completes everything that is held, until nothing is.
     pub fn complete_all(&mut self) {

@@ -32,7 +32,7 @@ pub use table::table;
 ///
 /// ```json
 /// {"nodes": [{"node": 0, "name": "disk/a.img", "kind": "leaf", "device": "259:0",
-///   "counters": {"in": 12, "out": 3, "merged_back": 9},
+///   "counters": {"in": 12, "out": 3, "merged_back": 9}, "in_flight": 0,
 ///   "latency_ns": {"read": {"count": 3, "p50": 112, "p99": 160, "p999": 160, "max": 160}}}]}
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -66,6 +66,9 @@ pub struct NodeReport {
     pub device: String,
     /// All counters by name, zeros too. Names: [`Counter::name`](blockwork_engine::Counter::name).
     pub counters: BTreeMap<String, u64>,
+    /// Of a leaf: requests that the disk has been given, and has not ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_flight: Option<u64>,
     /// By class of operation: `read`, `write`, `flush`, `discard` (with write-zeroes). Classes that did not occur are
     /// left out.
     pub latency_ns: BTreeMap<String, LatencyReport>,
@@ -108,6 +111,7 @@ impl Report {
             kind: snapshot.info.kind.name().to_owned(),
             device: format!("{}:{}", snapshot.info.device.0, snapshot.info.device.1),
             counters: snapshot.counts.iter().map(|(counter, n)| (counter.name().to_owned(), *n)).collect(),
+            in_flight: snapshot.in_flight(),
             latency_ns: snapshot
                 .latency
                 .iter()

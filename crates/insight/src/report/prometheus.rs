@@ -12,7 +12,7 @@ const FIRST_OCTAVE: usize = 10;
 /// Above 2^36 ns, over a minute, there is only `+Inf`.
 const LAST_OCTAVE: usize = 36;
 
-/// All counters as `blockwork_NAME_total`, latencies as the histogram `blockwork_latency_seconds`, each with the labels
+/// All counters as `blockwork_NAME_total`, what disks have under way as `blockwork_in_flight`, latencies as the histogram `blockwork_latency_seconds`, each with the labels
 /// `node` (its name), `kind` and `device`.
 pub fn prometheus(snapshots: &[Snapshot]) -> String {
     let mut out = String::new();
@@ -23,6 +23,16 @@ pub fn prometheus(snapshots: &[Snapshot]) -> String {
         put(&mut out, format_args!("# TYPE blockwork_{name}_total counter"));
         for (snapshot, labels) in snapshots.iter().zip(&labels) {
             put(&mut out, format_args!("blockwork_{name}_total{{{labels}}} {}", snapshot.get(counter)));
+        }
+    }
+    put(
+        &mut out,
+        format_args!("# HELP blockwork_in_flight Requests that the disk has been given and has not ended"),
+    );
+    put(&mut out, format_args!("# TYPE blockwork_in_flight gauge"));
+    for (snapshot, labels) in snapshots.iter().zip(&labels) {
+        if let Some(n) = snapshot.in_flight() {
+            put(&mut out, format_args!("blockwork_in_flight{{{labels}}} {n}"));
         }
     }
     let help = "Latency of bios; the sum is estimated from the middles of fine buckets (within an eighth)";
@@ -92,6 +102,7 @@ fn help(counter: Counter) -> &'static str {
         Counter::Cured => "Bios run again after a layer dealt with a failure below it",
         Counter::Unaligned => "Byte ranges that were read, modified and written",
         Counter::Requeued => "Requests asked for again after a short transfer or a failed merged request",
+        Counter::Incomplete => "Requests that the disk ended in part, interrupted or with an error",
         Counter::Waited => "Times that requests waited because nr_requests were in flight",
         Counter::FlushMerged => "Flushes that one other flush covered as well",
         Counter::ReadAheadHit => "Reads served from what was read ahead",

@@ -57,6 +57,7 @@ fn group(snapshot: &Snapshot, word: &str, parts: &[(Counter, &str)]) -> Option<S
 /// What went in, what came out, and why those differ.
 fn flow(snapshot: &Snapshot) -> String {
     let mut words = list(snapshot, &[(Counter::In, "in"), (Counter::Out, "out")]);
+    words.extend(snapshot.in_flight().filter(|n| *n > 0).map(|n| format!("in flight {n}")));
     words.extend(group(
         snapshot,
         "merged",
