@@ -339,7 +339,7 @@ impl QueuePort {
         if taken == 0 {
             return Taken::None;
         }
-        self.batches.took(taken, self.answers > 0);
+        self.batches.took(self.answers > 0);
         cx.env.keep_together(batch::together(taken));
         let count = u32::try_from(taken).expect("at most a batch");
         let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
