@@ -121,6 +121,8 @@ pub(crate) struct Device {
     last_end: u64,
     latent: BTreeSet<u64>,
     for_ever: BTreeSet<u64>,
+    /// Each flush that fails counts as one with which data was lost.
+    pub(crate) failed_flushes_lose_data: bool,
 }
 
 impl Device {
@@ -142,6 +144,7 @@ impl Device {
             last_end: 0,
             latent: BTreeSet::new(),
             for_ever: BTreeSet::new(),
+            failed_flushes_lose_data: false,
             model,
         }
     }
@@ -240,7 +243,10 @@ impl Device {
             Work::Change { change, durable, from } => {
                 (self.finish_change(change, durable, &from, fault), false)
             }
-            Work::Flush { mark } => self.finish_flush(mark, fault),
+            Work::Flush { mark } => {
+                let (result, lost_data) = self.finish_flush(mark, fault);
+                (result, lost_data || (self.failed_flushes_lose_data && result < 0))
+            }
         };
         Finished { result, lost_data }
     }

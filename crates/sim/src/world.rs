@@ -211,6 +211,12 @@ impl World {
         self.inner_mut().devices[device.0 as usize].faults = faults;
     }
 
+    /// For layers that take each failed flush of a device for a loss, and rightly drop what may be lost: reads may find older content then,
+    /// whether or not the device has forgotten anything.
+    pub fn failed_flushes_lose_data(&self, device: FileId) {
+        self.inner_mut().devices[device.0 as usize].failed_flushes_lose_data = true;
+    }
+
     /// Lets `fault` befall the `n`-th request (from 0) that the device gets in its life.
     pub fn fail_nth(&self, device: FileId, n: u64, fault: Fault) {
         self.inner_mut().devices[device.0 as usize].plan(n, fault);

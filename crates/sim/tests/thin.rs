@@ -51,6 +51,16 @@ fn pools_that_are_full_or_fail_lose_nothing_that_was_flushed() {
     assert!(sums.read_only > seeds / 20 && sums.out_of_space > seeds / 20 && sums.faults > seeds / 10);
 }
 
+/// Found by a run of more seeds than the test above has: a device that could not be deleted left behind that blocks were freed, and a write
+/// that lacked space then was tried after a commit of nothing, again and again.
+#[test]
+fn a_write_that_lacks_space_waits_for_it_when_a_device_could_not_be_deleted() {
+    let plan = Plan::draw_trouble(1167);
+    let verdict = quietly(|| plan.run());
+    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
+    assert!(verdict.out_of_space > 0);
+}
+
 #[test]
 fn where_data_cannot_be_written_nobody_finds_what_was_there_before() {
     let (all, seeds) = seeds(400);

@@ -80,6 +80,10 @@ impl Pool {
                 self.fail_metadata(&why, cx).await;
                 return Err(Errno::EIO);
             }
+        } else {
+            // Of what was to be freed nothing was, as when a device cannot be deleted: writes that lack space must not commit for it again
+            // and again.
+            self.books().freed = false;
         }
         let transaction = self.transaction.fetch_add(1, Ordering::AcqRel);
         self.durable.store(transaction, Ordering::Release);

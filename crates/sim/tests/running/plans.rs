@@ -24,12 +24,17 @@ pub trait Plan: Sized {
     /// How its devices lie.
     fn lies(&mut self) -> &mut Lies;
 
+    /// How it was drawn, as `replay` has to be told.
+    fn drawn(&self) -> &'static str {
+        ""
+    }
+
     /// The line that replays a violation.
     fn report(&self, verdict: &Self::Verdict) -> String {
         let violation = verdict.violations().first().map_or("", String::as_str);
-        let (seed, cuts, test) = (self.seed(), self.cuts(), Self::TEST);
+        let (seed, cuts, test, drawn) = (self.seed(), self.cuts(), Self::TEST, self.drawn());
         format!(
-            "seed {seed}, cuts {cuts:?}: {violation}. Replay: SEED={seed} CUT={} cargo test -p blockwork-sim --test {test} replay -- --nocapture",
+            "seed {seed}, cuts {cuts:?}: {violation}. Replay: {drawn}SEED={seed} CUT={} cargo test -p blockwork-sim --test {test} replay -- --nocapture",
             cuts[0]
         )
     }

@@ -46,6 +46,8 @@ pub struct StorePlan {
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
+    /// How, as `replay` has to be told.
+    pub drawn: &'static str,
     /// The first holds the origin; each of the others a store, unless all lie on the first.
     pub devices: Vec<DeviceModel>,
     pub one_disk: bool,
@@ -114,6 +116,7 @@ impl Plan {
         let bios = random.between(30, 150);
         Plan {
             seed,
+            drawn: "",
             devices,
             one_disk,
             origin_sectors,
@@ -138,6 +141,7 @@ impl Plan {
     /// As `draw`; after a life or two, a snapshot is merged while clients are at work on the origin and on the other snapshots.
     pub fn draw_merge(seed: u64) -> Plan {
         let mut plan = Plan::draw(seed);
+        plan.drawn = "MERGE=1 ";
         plan.begin_merge(&mut Random::part(seed, 4));
         plan
     }
@@ -145,6 +149,7 @@ impl Plan {
     /// The same where devices fail, that of the origin among them.
     pub fn draw_merge_trouble(seed: u64) -> Plan {
         let mut plan = Plan::draw_trouble(seed);
+        plan.drawn = "MERGE=1 TROUBLE=1 ";
         plan.begin_merge(&mut Random::part(seed, 4));
         plan
     }
@@ -168,6 +173,7 @@ impl Plan {
     /// Stores that are too small, or whose devices fail.
     pub fn draw_trouble(seed: u64) -> Plan {
         let mut plan = Plan::draw(seed);
+        plan.drawn = "TROUBLE=1 ";
         let random = &mut Random::part(seed, 2);
         plan.one_disk = false;
         let none = Faults::default();
@@ -221,6 +227,9 @@ impl plans::Plan for Plan {
     }
     fn seed(&self) -> u64 {
         self.seed
+    }
+    fn drawn(&self) -> &'static str {
+        self.drawn
     }
     fn cuts(&self) -> Vec<u64> {
         self.cuts.clone()

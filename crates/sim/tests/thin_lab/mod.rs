@@ -53,6 +53,8 @@ const SERVED_MAX: usize = 4;
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub seed: u64,
+    /// How, as `replay` has to be told.
+    pub drawn: &'static str,
     pub devices: Vec<DeviceModel>,
     /// What the pool has of them at first, sectors.
     pub metadata: u64,
@@ -121,6 +123,7 @@ impl Plan {
         let bios = random.between(30, 150);
         Plan {
             seed,
+            drawn: "",
             devices,
             metadata,
             data,
@@ -149,6 +152,7 @@ impl Plan {
     /// A pool that is too small, or whose devices fail.
     pub fn draw_trouble(seed: u64) -> Plan {
         let mut plan = Plan::draw(seed);
+        plan.drawn = "TROUBLE=1 ";
         let random = &mut Random::part(seed, 2);
         let none = Faults::default();
         let fault = match random.below(6) {
@@ -174,6 +178,7 @@ impl Plan {
     /// A pool with room whose data device often fails to write: data, copies, and zeros.
     pub fn draw_bad_writes(seed: u64) -> Plan {
         let mut plan = Plan::draw(seed);
+        plan.drawn = "BAD_WRITES=1 ";
         plan.faults[1] = Faults { write_errors: 80_000, discard_errors: 80_000, ..Faults::default() };
         plan
     }
@@ -204,6 +209,9 @@ impl plans::Plan for Plan {
     }
     fn seed(&self) -> u64 {
         self.seed
+    }
+    fn drawn(&self) -> &'static str {
+        self.drawn
     }
     fn cuts(&self) -> Vec<u64> {
         self.cuts.clone()
@@ -393,6 +401,8 @@ impl<'a> Run<'a> {
         world.set_chaos(plan.chaos);
         world.set_faults(METADATA, plan.faults[0].clone());
         world.set_faults(DATA, plan.faults[1].clone());
+        // The pool drops blocks whose content may be lost with a commit's flush; no client's flush has failed then.
+        world.failed_flushes_lose_data(DATA);
         if cut > 0 {
             world.cut_at_event(world.events() + cut);
         }
