@@ -10,10 +10,11 @@
 //!    are discarded on the data device, if that is wanted;
 //! 6. blocks that became free may be given out again.
 //!
-//! A flush of a volume that has not changed since the last commit goes straight to the data device, and may be the one that hears that
-//! something is lost ([`Flushing`]). That may be what *other* volumes have written to new blocks: so the pool asks its data device at
+//! A flush of a volume that has not changed since the last commit goes straight to the data device, and so does that of a write with FUA; it
+//! may be the one that hears that something is lost ([`Flushing`]). That may be what *other* volumes have written to new blocks: so the pool asks its data device at
 //! once, not when the next commit is due (the flush may have failed on another device that shares it), and if that is so, no later
-//! transaction leads to those blocks, and they are dropped. (In Linux the one who flushed hears of it, and nobody else: the
+//! transaction leads to those blocks, and they are dropped. Until it has had its turn to do so, they can still be read: a batch that brings
+//! content to new blocks is waited for. (In Linux the one who flushed hears of it, and nobody else: the
 //! other volumes' blocks stay mapped, the next commit flushes again, successfully perhaps, and makes them durable.)
 //!
 //! A commit is made for a flush, or for FUA, of a volume that has changed since the last one, once a second while anything has, when
@@ -315,7 +316,7 @@ impl Pool {
     }
 }
 
-/// Hears how a flush of a volume ends that goes straight to the data device.
+/// Hears how a flush of a volume ends that goes straight to the data device, or a write that may have needed one.
 #[derive(Debug)]
 pub(super) struct Flushing(Arc<Pool>);
 

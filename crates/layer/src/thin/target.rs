@@ -144,9 +144,13 @@ impl Volume {
             Op::Flush => return self.flush(span, cx),
             Op::Discard => return self.discard(span, cx),
         }
-        // Looked at after the map: whoever changes the map says so first.
-        if span.flags.has(Flags::FUA) && !self.pool.is_durable(&self.device) {
-            cx.flush_after();
+        if span.flags.has(Flags::FUA) {
+            // The disk may need a flush for it.
+            cx.watch(Arc::new(Flushing::new(&self.pool)));
+            // Looked at after the map: whoever changes the map says so first.
+            if !self.pool.is_durable(&self.device) {
+                cx.flush_after();
+            }
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{Errno, Layer, Nanos, NodeId, Op, Sector};
+use blockwork_engine::{Errno, Flags, Fua, Layer, Nanos, NodeId, Op, Sector};
 use blockwork_layer::thin::Mode;
 use blockwork_layer::{Segment, Table};
 use blockwork_sim::{Fault, Faults};
@@ -240,6 +240,25 @@ fn what_is_lost_with_another_volumes_flush_is_found_by_nobody_and_never_committe
         assert_eq!((stand.pool.mode(), stand.pool.status().data_used), (Mode::ReadOnly, 1));
     });
     assert_eq!((report(&world).data_used, superblock(&world).needs_check), (1, true));
+}
+
+#[test]
+fn what_is_lost_with_the_flush_behind_a_write_with_fua_is_found_by_nobody() {
+    let make = Make { volumes: vec![64, 64], fua: Fua::Flush, ..Make::default() };
+    make.play(|stand| async move {
+        let (one, other) = (&stand.thins[0], &stand.thins[1]);
+        stand.write(one, 0, BLOCK, 7).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.write(other, 0, BLOCK, 8).await.unwrap();
+        stand.world.set_faults(DATA, losing());
+        // Nothing is to be committed for it.
+        assert_eq!(stand.write_with(one, 0, 8, 9, Flags::FUA).await, Err(Errno::EIO));
+        stand.world.set_faults(DATA, Faults::default());
+        stand.cx.sleep(Nanos::millis(1)).await;
+        assert_eq!(stand.read(other, 0, 128).await, [0; 128], "not only when the next commit is due");
+        assert!(stand.cx.now() < Nanos::millis(500));
+        assert_eq!(stand.flush(other).await, Err(Errno::EIO));
+    });
 }
 
 #[test]

@@ -55,6 +55,8 @@ pub struct Make {
     pub is_blank: bool,
     /// The data device is a RAID1 of two.
     pub is_mirrored: bool,
+    /// How its disks make single writes durable.
+    pub fua: Fua,
 }
 
 impl Default for Make {
@@ -72,6 +74,7 @@ impl Default for Make {
             metadata_kept: METADATA_KEPT,
             is_blank: false,
             is_mirrored: false,
+            fua: Fua::Dsync,
         }
     }
 }
@@ -125,7 +128,7 @@ impl Make {
         for sectors in sizes {
             let mut model = DeviceModel::null(Sectors(sectors));
             model.cache_bytes = 64 << 20;
-            (model.limits.write_cache, model.limits.fua) = (true, Fua::Dsync);
+            (model.limits.write_cache, model.limits.fua) = (true, self.fua);
             world.add_device(model);
         }
         for piece in build(&self.contents()).unwrap() {

@@ -45,6 +45,17 @@ fn a_write_without_space_waits_a_minute_and_what_is_mapped_goes_on() {
 }
 
 #[test]
+fn a_device_that_could_not_be_deleted_has_freed_nothing_that_is_waited_for() {
+    small(true).play(|stand| async move {
+        let thin = &stand.thins[0];
+        stand.write(thin, 0, 4 * BLOCK, 7).await.unwrap();
+        stand.flush(thin).await.unwrap();
+        assert!(stand.pool.delete(&stand.cx, 9).await.is_err(), "there is none");
+        assert_eq!(stand.write(thin, 10 * BLOCK, 8, 1).await, Err(Errno::ENOSPC));
+    });
+}
+
+#[test]
 fn a_worker_that_is_to_end_waits_for_no_space_however_long_its_writes_would() {
     let features = PoolFeatures { no_space_timeout: None, ..PoolFeatures::default() };
     Make { features, ..small(false) }.play(|stand| async move {

@@ -163,10 +163,14 @@ impl Caretaker {
 
     /// Whether all data stays even if this member goes, and all victims with it.
     fn can_go(&self, status: &ArrayStatus, role: u16) -> bool {
+        let is_victim = |name: &String| self.victims.contains(&device(name));
         let stays = |other: u16| {
             let member = &status.members[usize::from(other)];
-            let is_victim = member.name.as_ref().is_none_or(|name| self.victims.contains(&device(name)));
-            other != role && member.state == MemberState::InSync && member.bad_ranges == 0 && !is_victim
+            // Who replaces it is all that there is, once it has its data.
+            let by = status.replacements.iter().filter(|(replaced, _)| *replaced == other);
+            let will_be_victim = by.filter_map(|(_, by)| by.name.as_ref()).any(is_victim);
+            let stays_well = !will_be_victim && !member.name.as_ref().is_none_or(is_victim);
+            other != role && member.state == MemberState::InSync && member.bad_ranges == 0 && stays_well
         };
         self.plan.geometry().has_all_data(&stays)
     }

@@ -39,7 +39,8 @@ pub struct Copy<'a> {
 }
 
 impl Judge<'_> {
-    /// The copies in sync of a sector of the array, in the order of the layout; write-mostly ones last.
+    /// The copies in sync of a sector of the array, in the order of the layout; write-mostly ones late. Last what is on the way to
+    /// somebody's place: nobody reads that where mirrors may differ.
     pub fn copies(&self, sector: u64) -> Vec<Copy<'_>> {
         let mut places = Places::new();
         self.plan.geometry().places(Sector(sector), &mut places);
@@ -49,7 +50,9 @@ impl Judge<'_> {
             holders.map(move |member| Copy { member, bytes: bytes(member) })
         });
         let mut copies: Vec<_> = copies.collect();
-        copies.sort_by_key(|copy| copy.member.superblock.devflags);
+        let order =
+            |superblock: &Superblock| (superblock.features.has(Features::REPLACEMENT), superblock.devflags);
+        copies.sort_by_key(|copy| order(&copy.member.superblock));
         copies
     }
 
