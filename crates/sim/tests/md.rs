@@ -14,7 +14,8 @@
 //! said to be clean again; a spare with larger blocks than the array's that took a place, and one whose slot another disk had got;
 //! two reads that took different copies, since one began in a bad block; a bad block that was forgotten before what had been
 //! written there was durable; a member that was filled, where mirrors differ, from another copy than clients read; a mirror that failed
-//! when its replacement was complete, and was kept as if it were needed.
+//! when its replacement was complete, and was kept as if it were needed; a discard of which one member left out more than others, beside
+//! blocks that cannot be written.
 //! And its own: a read that was on its way to a disk when that forgot what a flush should have kept, which no array can help; a
 //! replacement that the caretaker took away as the member that it had just become.
 
@@ -71,6 +72,12 @@ fn a_member_is_filled_with_what_clients_have_read_where_mirrors_differ() {
 #[test]
 fn a_member_may_fail_while_it_is_recorded_that_a_replacement_is_filled() {
     survives(&Plan::of(KEPT + 2611));
+}
+
+/// Found likewise: of a discard a member had left out blocks that cannot be written, and with them what was no whole granule beside them.
+#[test]
+fn a_discard_around_blocks_that_cannot_be_written_leaves_mirrors_the_same() {
+    survives(&Plan::of(KEPT + 20770));
 }
 
 fn survives(plan: &Plan) {

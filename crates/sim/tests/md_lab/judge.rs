@@ -17,7 +17,7 @@
 use blockwork_engine::{FileId, Sector};
 use blockwork_format::md::{IN_SYNC, Role};
 use blockwork_layer::md::{Place, Places};
-use blockwork_sim::{Oracle, World};
+use blockwork_sim::{Oracle, World, describe};
 
 use blockwork_format::md::v1::{Features, Superblock};
 
@@ -69,8 +69,12 @@ impl Judge<'_> {
     pub fn differences_are_known(&self, differing: &[u64]) -> Vec<String> {
         let unknown = differing.iter().filter_map(|sector| {
             if self.found.truth.is_clean() {
+                let copies = self.copies(*sector);
+                let held =
+                    copies.iter().map(|copy| format!("{}: {}", copy.member.device.0, describe(&copy.bytes)));
+                let held = held.collect::<Vec<_>>().join(", ");
                 return Some(format!(
-                    "copies of sector {sector} differ, and the array says that it is clean"
+                    "copies of sector {sector} differ, and the array says that it is clean ({held})"
                 ));
             }
             if self.found.truth.resync_offset > *sector && self.plan.bitmap_chunk.is_none() {
