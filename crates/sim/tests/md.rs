@@ -80,6 +80,12 @@ fn a_discard_around_blocks_that_cannot_be_written_leaves_mirrors_the_same() {
     survives(&Plan::of(KEPT + 20770));
 }
 
+/// Found likewise: to a device that was added, and cannot do it, fast zeroes were handed on as to those that can, which did them.
+#[test]
+fn fast_zeroes_are_refused_by_all_members_when_one_is_added_that_cannot_do_them() {
+    survives(&Plan::of(KEPT + 20526));
+}
+
 fn survives(plan: &Plan) {
     let verdict = quietly(|| plan.run());
     assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));

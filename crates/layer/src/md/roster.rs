@@ -57,6 +57,10 @@ impl Array {
         let _ = self.discard_granule.fetch_update(Ordering::AcqRel, Ordering::Acquire, |known| {
             Some(if granule == 0 || known == 0 { 0 } else { known.max(granule) })
         });
+        // Others would do what it refuses, and a client that asked for fast zeroes, or none, would find them all the same.
+        if member.layer.limits().max_write_zeroes == Sectors::ZERO {
+            self.no_fast_zeroes.store(true, Ordering::Relaxed);
+        }
         self.choose_with_care();
         member.begin_recovery(holders.replacement() == Some(index));
         if let Some(intent) = self.intent() {
