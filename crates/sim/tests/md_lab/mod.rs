@@ -442,7 +442,13 @@ impl Run<'_> {
         let mut victims: Vec<FileId> = Vec::new();
         for victim in &life.victims {
             victims.push(*victim);
-            let is_well = |role: u16| found.has(role).is_some_and(|device| !victims.contains(&device));
+            // Who is on the way to replace a member is all that there is in its place, once it has its data.
+            let will_be_victim = |role| {
+                found.replacements.iter().any(|(other, by)| *other == role && victims.contains(&by.device))
+            };
+            let is_well = |role: u16| {
+                found.has(role).is_some_and(|device| !victims.contains(&device)) && !will_be_victim(role)
+            };
             if !geometry.has_all_data(&is_well) {
                 victims.pop();
             }
