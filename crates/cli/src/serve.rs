@@ -340,15 +340,13 @@ impl Running {
                         print_stats(&stats, json);
                         continue;
                     }
-                    // The next one ends us at once, as the second ^C of an impatient person should.
-                    let at_once = Arc::new(AtomicBool::new(true));
-                    if let Err(error) = flag::register_conditional_shutdown(signal, EXIT_AT_ONCE, at_once) {
-                        log::warn!("a second signal will not end this process at once: {error}");
-                    }
+                    end_at_the_next_signal();
                     let _ = news.send(News::Stop);
                 }
             });
             let result = self.hear.recv().unwrap_or(News::Stop).result();
+            // Where it was no signal that has ended the waiting, the first one is as good as the second.
+            end_at_the_next_signal();
             handle.close();
             result
         })
@@ -380,6 +378,16 @@ impl Running {
             print_stats(&self.workers.stats, args.json);
         }
         failure.map_or(Ok(()), Err)
+    }
+}
+
+/// From now on a signal that asks for the end ends us at once, as the second ^C of an impatient person should, whichever the first was.
+fn end_at_the_next_signal() {
+    for signal in [SIGTERM, SIGINT] {
+        let at_once = Arc::new(AtomicBool::new(true));
+        if let Err(error) = flag::register_conditional_shutdown(signal, EXIT_AT_ONCE, at_once) {
+            log::warn!("another signal will not end this process at once: {error}");
+        }
     }
 }
 

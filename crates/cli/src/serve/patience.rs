@@ -51,7 +51,7 @@ fn sentence(snapshots: &[Snapshot]) -> String {
     let what =
         if disks.is_empty() { "what clients and layers have under way".into() } else { disks.join(", ") };
     format!(
-        "the end waits for {what}; a second SIGINT (^C) or SIGTERM ends the server at once, and what was written since the last \
+        "the end waits for {what}; another SIGINT (^C) or SIGTERM ends the server at once, and what was written since the last \
          flush may be lost"
     )
 }
@@ -77,7 +77,7 @@ mod tests {
         worker.add(NodeId(2), Counter::Incomplete, 2);
         let said = sentence(&stats.snapshot());
         assert!(
-            said.starts_with("the end waits for 1 request to disk/a, 3 requests to disk/c; a second"),
+            said.starts_with("the end waits for 1 request to disk/a, 3 requests to disk/c; another"),
             "{said}"
         );
         assert!(sentence(&[]).contains("what clients and layers have under way"));

@@ -50,6 +50,24 @@ fn the_table_says_what_happened_and_why_and_leaves_out_what_did_not() {
 }
 
 #[test]
+fn what_a_disk_has_in_flight_is_told_in_every_form_and_of_layers_it_is_not() {
+    let stats = stats();
+    let worker = stats.worker();
+    let disk = NodeId(1);
+    worker.add(disk, Counter::Out, 7);
+    worker.add(disk, Counter::Incomplete, 2);
+    (0..3).for_each(|_| worker.latency(disk, Op::Write, Nanos(100)));
+    let snapshot = stats.snapshot();
+    let text = table(&snapshot);
+    assert!(text.contains("  out 7, in flight 2\n") && text.matches("in flight").count() == 1, "{text}");
+    let report = Report::new(&snapshot);
+    assert_eq!([report.nodes[0].in_flight, report.nodes[1].in_flight], [None, Some(2)]);
+    let text = prometheus(&snapshot);
+    let told: Vec<_> = text.lines().filter(|line| line.starts_with("blockwork_in_flight{")).collect();
+    assert_eq!(told, [r#"blockwork_in_flight{node="idle.img",kind="leaf",device="259:0"} 2"#]);
+}
+
+#[test]
 fn a_table_of_nothing_says_so() {
     let quiet = Stats::new(stats().nodes().to_vec());
     assert_eq!(table(&quiet.snapshot()), "no I/O\n");

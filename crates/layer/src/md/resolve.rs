@@ -197,7 +197,7 @@ impl Array {
             cx.error(span, Errno::EOPNOTSUPP);
             return Ok(());
         }
-        let Some(span) = self.done_alike(span).filter(|span| !self.is_discard_around(*span)) else {
+        let Some(span) = self.done_alike(span) else {
             cx.zero(span);
             return Ok(());
         };
@@ -249,26 +249,24 @@ impl Array {
         let granule = self.discard_granule.load(Ordering::Acquire).max(1);
         let start = span.sector.0.next_multiple_of(granule);
         let end = span.end().0 / granule * granule;
-        (start < end).then(|| span.piece(Sectors(start - span.sector.0), Sectors(end - start)))
+        let whole = (start < end).then(|| span.piece(Sectors(start - span.sector.0), Sectors(end - start)));
+        whole.filter(|span| self.is_writable(*span))
     }
 
-    /// Whether it is a discard of which some member would have to leave out blocks that cannot be written. What lies beside them is no whole
-    /// granule there, so the member would leave it out, too, and others would not: so nobody does any of it.
-    fn is_discard_around(&self, span: Span) -> bool {
-        if span.op != Op::Discard || self.geometry().copies() == 1 {
-            return false;
-        }
-        let mut is_around = false;
+    /// Whether no member has blocks in it that cannot be written. Of a discard such a member would leave out what lies beside them, too, as
+    /// that is no whole granule, and others would not.
+    fn is_writable(&self, span: Span) -> bool {
+        let mut is_writable = true;
         self.geometry().ranges(span.sector, span.nr, &mut |place, nr| {
             let holders = self.devices.holders(place.member);
             let devices = [holders.member(), holders.replacement()].into_iter().flatten();
             let mut members = devices.filter_map(|index| self.devices.get(index));
-            is_around |= members.any(|member| {
+            is_writable &= members.all(|member| {
                 let has_list = !member.is_faulty() && member.bad.any_unwritable();
-                has_list && member.bad.writable(place.sector, nr) != (nr, Sectors::ZERO)
+                !has_list || member.bad.writable(place.sector, nr) == (nr, Sectors::ZERO)
             });
         });
-        is_around
+        is_writable
     }
 
     fn flush(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {

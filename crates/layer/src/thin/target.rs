@@ -43,6 +43,8 @@ pub(super) struct Volume {
     pub device: Arc<Device>,
     pub external_origin: Option<Arc<dyn Layer>>,
     pub shape: Shape,
+    /// Hears how flushes end.
+    flushing: Arc<Flushing>,
 }
 
 /// A volume of a pool.
@@ -64,7 +66,8 @@ impl Thin {
         limits.max_discard = if takes_discards { DISCARD_MAX.max(block) } else { Sectors::ZERO };
         limits.max_hw_discard = limits.max_discard;
         let shape = Shape { node, sectors, limits };
-        Thin(Arc::new(Volume { pool, device: device.0, external_origin, shape }))
+        let flushing = Arc::new(Flushing::new(&pool));
+        Thin(Arc::new(Volume { pool, device: device.0, external_origin, shape, flushing }))
     }
 
     /// Reads the map around a sector while there is no worker: volumes are looked into before they are served, and what was
@@ -146,7 +149,7 @@ impl Volume {
         }
         if span.flags.has(Flags::FUA) {
             // The disk may need a flush for it.
-            cx.watch(Arc::new(Flushing::new(&self.pool)));
+            cx.watch(self.flushing.clone());
             // Looked at after the map: whoever changes the map says so first.
             if !self.pool.is_durable(&self.device) {
                 cx.flush_after();
@@ -255,7 +258,7 @@ impl Volume {
         if !self.pool.is_durable(&self.device) && !cx.was_prepared(self.shape.node, span) {
             return Err(self.defer(span, Reason::Commit));
         }
-        cx.watch(Arc::new(Flushing::new(&self.pool)));
+        cx.watch(self.flushing.clone());
         cx.pass(self.shape.node, span.sector, &**self.pool.data.get(), span)
     }
 }
