@@ -13,7 +13,7 @@ help:
 	@echo 'make test-xen  serve guests of Xen, booted under QEMU (tests/xen; a quarter of an hour)'
 	@echo 'make check   the checks alone: fmt, tidy, clippy, doc, deny'
 	@echo 'make bench   measure Blockwork and its peers side by side, into bench/RESULTS.md'
-	@echo 'make labs    power cuts and faults: $(SEEDS) seeds for each test of crates/sim, from $(FROM) on (SEEDS=N FROM=M; some minutes per 1,000)'
+	@echo 'make labs    power cuts and faults: $(SEEDS) seeds for each test of crates/sim, from $(FROM) on (SEEDS=N FROM=M; a minute per 1,000)'
 	@echo 'make fuzz    $(FUZZ_SECONDS) s of libFuzzer for each target (FUZZ_SECONDS=N; nightly and cargo-fuzz)'
 
 # Needs a Rust toolchain and nothing else.
