@@ -44,6 +44,10 @@ pub(crate) struct Inner {
     pub(crate) workers: Vec<WorkerSide>,
     /// Starts and completions of requests so far.
     events: u64,
+    /// Requests that nobody has served, as the power was off.
+    refused: u64,
+    /// How many events and refused requests are too many.
+    events_max: u64,
     cut_at: Option<u64>,
     off: bool,
     generation: u64,
@@ -115,6 +119,8 @@ impl World {
             devices,
             workers: Vec::new(),
             events: 0,
+            refused: 0,
+            events_max: u64::MAX,
             cut_at: None,
             off: false,
             generation,
@@ -277,6 +283,12 @@ impl World {
         self.inner_mut().cut_at = Some(n);
     }
 
+    /// From now on, and after each power cut again, more than `max` events, or requests without power, are a panic: something begins again
+    /// and again.
+    pub fn ends_within(&self, max: u64) {
+        self.inner_mut().events_max = max;
+    }
+
     /// Whether the power has been cut.
     pub fn is_off(&self) -> bool {
         self.inner().off
@@ -296,7 +308,9 @@ impl World {
             .zip(DEVICE_STREAMS..)
             .map(|(device, number)| device.after_cut(Random::part(seed, number)))
             .collect();
-        World::with_devices(seed, generation, inner.now + Nanos::secs(1), devices)
+        let after = World::with_devices(seed, generation, inner.now + Nanos::secs(1), devices);
+        after.ends_within(inner.events_max);
+        after
     }
 
     /// Goes on to the next event, if there is one, and to all others of that time.
@@ -386,6 +400,8 @@ impl Inner {
         let number = self.scheduled;
         self.scheduled += 1;
         if self.off {
+            self.refused += 1;
+            self.expect_an_end();
             let completion = Completion { token, result: -Errno::EIO.0, flags: 0 };
             self.workers[worker].ready.push_back(completion);
             return;
@@ -414,9 +430,15 @@ impl Inner {
 
     fn count_event(&mut self) {
         self.events += 1;
+        self.expect_an_end();
         if self.cut_at == Some(self.events) {
             self.switch_off();
         }
+    }
+
+    fn expect_an_end(&self) {
+        let so_far = self.events + self.refused;
+        assert!(so_far <= self.events_max, "{so_far} events, and no end: something begins again and again");
     }
 
     /// The power goes: requests in flight stay where they are (for `after_cut`), and whoever waits for them gets EIO now.

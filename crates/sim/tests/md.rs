@@ -15,7 +15,8 @@
 //! two reads that took different copies, since one began in a bad block; a bad block that was forgotten before what had been
 //! written there was durable; a member that was filled, where mirrors differ, from another copy than clients read; a mirror that failed
 //! when its replacement was complete, and was kept as if it were needed; a discard of which one member left out more than others, beside
-//! blocks that cannot be written.
+//! blocks that cannot be written; copying without end to a member that refused it and had to stay; a member that was faulty, as others said,
+//! before its replacement said that it was filled.
 //! And its own: a read that was on its way to a disk when that forgot what a flush should have kept, which no array can help; a
 //! replacement that the caretaker took away as the member that it had just become.
 
@@ -84,6 +85,23 @@ fn a_discard_around_blocks_that_cannot_be_written_leaves_mirrors_the_same() {
 #[test]
 fn fast_zeroes_are_refused_by_all_members_when_one_is_added_that_cannot_do_them() {
     survives(&Plan::of(KEPT + 20526));
+}
+
+/// Found likewise: no member took writes any more, and what was copied to one that has to stay was copied again, and again.
+#[test]
+fn copying_ends_when_a_member_that_has_to_stay_refuses_what_is_copied() {
+    survives(&Plan::of(KEPT + 24794));
+}
+
+/// Found likewise: a power cut, after two devices that were being filled had it in their superblocks that a member was replaced, and before
+/// its replacement said itself that it was filled.
+#[test]
+fn nobody_says_that_a_member_is_replaced_before_its_replacement_does() {
+    let mut plan = Plan::of(KEPT + 24034);
+    for cut in 1060..1100 {
+        plan.lives[0].cut = cut;
+        survives(&plan);
+    }
 }
 
 fn survives(plan: &Plan) {

@@ -7,7 +7,7 @@
 //! One write of the bitmap serves all writes that wait: their bits are wanted from the moment when they were resolved, and
 //! whoever has the turn takes all of them; the others find that nothing is left to do.
 //!
-//! Of superblocks, those of devices that are being filled come first.
+//! Of superblocks, those of devices that are filled, and that are being filled, come first.
 //!
 //! A crash while superblocks are written leaves some members one event behind. That is fresh enough for Linux, and for us; two
 //! would not be. So where members were found uneven, they are made even before the first new event.
@@ -137,15 +137,17 @@ impl Array {
         self.record_state(cx).await
     }
 
-    /// As `give_up_and_record`, where nobody waits for it that could be told of an error: the next write is.
-    pub(super) async fn go_on_without(&self, refusals: &[Refusal], cx: &TaskContext) {
+    /// As `give_up_and_record`, where nobody waits for it that could be told of an error: the next write is. Whether it goes on.
+    pub(super) async fn go_on_without(&self, refusals: &[Refusal], cx: &TaskContext) -> bool {
         if refusals.is_empty() {
-            return;
+            return true;
         }
-        match self.give_up_and_record(refusals, cx).await {
+        let recorded = self.give_up_and_record(refusals, cx).await;
+        match recorded {
             Ok(()) => self.reopen(),
             Err(errno) => log::error!("{}: its state cannot be written down: {errno}", self.name),
         }
+        recorded.is_ok()
     }
 
     /// Writes what has changed of the bitmap to all members that take part; gives those that refused.
@@ -175,17 +177,27 @@ impl Array {
 
     /// Writes superblocks to all devices but those that have failed; gives those that refused.
     ///
-    /// Those that are being filled come first: as long as the own superblock of one calls it a spare, or in sync, no other may say
-    /// that it has a role, or whoever assembles the array after a crash would read it.
+    /// Those of devices that are filled by now come first, then those of devices that are being filled. As long as the own superblock of
+    /// one calls it a spare, or in sync, no other may say that it has a role, or whoever assembles the array after a crash would
+    /// read it; and as long as it says that data is missing, no other may say that whoever had the data before is faulty.
     async fn write_superblocks(&self, cx: &TaskContext) -> Vec<Refusal> {
         let state = self.state(cx);
-        let alive = self.devices.all().filter(|(_, member)| !member.is_faulty());
-        let (filled, others): (Vec<_>, Vec<_>) = alive.partition(|(_, member)| member.recovered().is_some());
-        let refusals = self.write_superblocks_of(&filled, &state, cx).await;
-        if !refusals.is_empty() {
-            return refusals;
+        let mut alive: Vec<_> = self.devices.all().filter(|(_, member)| !member.is_faulty()).collect();
+        let turn = |member: &Member| match member.recovered() {
+            Some(_) if member.is_complete() => 0,
+            Some(_) => 1,
+            None => 2,
+        };
+        alive.sort_by_key(|(_, member)| turn(member));
+        for devices in alive.chunk_by(|(_, one), (_, other)| turn(one) == turn(other)) {
+            let refusals = self.write_superblocks_of(devices, &state, cx).await;
+            if !refusals.is_empty() {
+                // The others do not know of this event, and must not fall behind by another one.
+                self.books().uneven = true;
+                return refusals;
+            }
         }
-        self.write_superblocks_of(&others, &state, cx).await
+        Vec::new()
     }
 
     /// As `write_superblocks`, at once. A spare that refuses is of no use, and has failed with that.

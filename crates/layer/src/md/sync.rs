@@ -22,6 +22,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext, Turn, Turns};
 
 use super::array::Array;
+use super::commit::Refusal;
 use super::devices::DeviceIndex;
 use super::gate::GateState;
 use super::member::Member;
@@ -227,7 +228,12 @@ impl Array {
         match end {
             End::Failed(refusal) => {
                 let _turn = self.turns.take().await;
-                self.go_on_without(&[refusal], cx).await;
+                if !self.go_on_without(&[refusal], cx).await {
+                    // It would be refused again, and again, without end.
+                    log::error!("{name}: {} stops: {}", pass.action(), self.refuses_and_stays(refusal));
+                    let mut state = self.sync.state();
+                    (state.halted, state.requested) = (true, None);
+                }
                 return true;
             }
             End::Stuck(sector) => {
@@ -261,6 +267,14 @@ impl Array {
             self.sync.state().halted = true;
         }
         true
+    }
+
+    fn refuses_and_stays(&self, (device, errno): Refusal) -> String {
+        let member = self.devices.get(device).map_or("a member", |member| &member.name);
+        format!(
+            "{member} refuses what is to be written there ({errno}), and the array cannot go on without it; when the disk is found to \
+             be sound, or the array has another one, it goes on as soon as it is served again"
+        )
     }
 
     /// Makes durable what was copied, and says in the superblocks how far that is.

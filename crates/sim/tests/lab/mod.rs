@@ -11,6 +11,7 @@ use blockwork_sim::{
 };
 
 use crate::running::devices::draw_chaos;
+use crate::running::plans::new_world;
 use crate::running::{caught, run_all, worker};
 use geometry::Geometry;
 
@@ -93,7 +94,7 @@ impl Plan {
     }
 
     fn lives(&self, journal: bool, verdict: &RefCell<Verdict>) {
-        let mut world = World::new(self.seed);
+        let mut world = new_world(self.seed, false);
         for model in &self.geometry.devices {
             world.add_device(model.clone());
         }

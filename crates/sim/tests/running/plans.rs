@@ -101,9 +101,13 @@ pub fn expect_one_history<P: Plan + Debug>(plans: impl IntoIterator<Item = P>) {
     }
 }
 
+/// No life of a lab comes near so many events.
+pub const EVENTS_MAX: u64 = 300_000;
+
 /// The devices of a run, which has just begun.
 pub fn new_world(seed: u64, keeps_journal: bool) -> World {
     let world = World::new(seed);
+    world.ends_within(EVENTS_MAX);
     if keeps_journal {
         world.keep_journal();
     }
