@@ -104,6 +104,12 @@ fn nobody_says_that_a_member_is_replaced_before_its_replacement_does() {
     }
 }
 
+/// Found likewise: what could not be read as a whole was read block by block, and one of these went on where its chunk ended.
+#[test]
+fn what_is_read_block_by_block_ends_with_its_chunk() {
+    survives(&Plan::of(KEPT + 132_608));
+}
+
 fn survives(plan: &Plan) {
     let verdict = quietly(|| plan.run());
     assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));

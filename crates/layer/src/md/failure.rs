@@ -147,8 +147,7 @@ impl Array {
         let mut places = Places::new();
         let (mut at, mut left) = (Sector(span.sector.0.saturating_sub(member.data_start.0)), span.nr);
         while left > Sectors::ZERO {
-            let chunk = self.geometry().chunk().unwrap_or(left);
-            let nr = Sectors(chunk.0 - at.0 % chunk.0.max(1)).min(left);
+            let nr = self.geometry().chunk_room(at).min(left);
             if let Some(sector) = self.geometry().to_array(Place { member: role, sector: at }) {
                 self.geometry().places(sector, &mut places);
                 if places.iter().any(|place| place.member != role && self.member(place.member).is_some()) {

@@ -183,6 +183,11 @@ impl Geometry {
         }
     }
 
+    /// How far from a sector of a member's data its chunk goes: what lies behind that is of another place in the array.
+    pub(super) fn chunk_room(&self, on_member: Sector) -> Sectors {
+        self.chunk().map_or(Sectors(u64::MAX), |chunk| Sectors(chunk.0 - on_member.0 % chunk.0))
+    }
+
     /// How much of a member's data the array uses. Zero for a role that there is not.
     pub fn sectors_on_member(&self, member: u16) -> Sectors {
         if member >= self.members() {

@@ -27,13 +27,14 @@ use super::member::Member;
 /// Mended in one go, sectors: bounds memory.
 const STEP: Sectors = Sectors(256);
 
-/// What is done about a range that could not be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What is done about a range that could not be read. Of the parts of a range, the last of these counts: which part it was nobody knows, and
+/// as long as something can be read elsewhere, the others may be well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Unread {
-    /// It was known, or the device has no role any more: whoever reads again chooses another copy.
-    Known,
     /// It is the last copy.
     Last,
+    /// It was known, or the device has no role any more: whoever reads again chooses another copy.
+    Known,
     /// More than is remembered.
     TooMany,
     /// It will be mended.
@@ -85,15 +86,30 @@ impl Array {
         let (Some(member), Some(role)) = (self.devices.get(device), self.devices.role_of(device)) else {
             return Unread::Known;
         };
-        let (sector, nr) = whole_blocks(sector, nr, &self.form().shape.limits);
-        if member.readable(sector, nr) < nr {
+        let (mut sector, mut left) = whole_blocks(sector, nr, &self.form().shape.limits);
+        let mut all = Unread::Last;
+        while left > Sectors::ZERO {
+            let nr = self.geometry().chunk_room(sector).min(left);
+            all = all.max(self.note_unreadable_in_chunk(device, member, Place { member: role, sector }, nr));
+            (sector, left) = (sector + nr, left - nr);
+        }
+        all
+    }
+
+    fn note_unreadable_in_chunk(
+        &self,
+        device: DeviceIndex,
+        member: &Member,
+        place: Place,
+        nr: Sectors,
+    ) -> Unread {
+        if member.readable(place.sector, nr) < nr {
             return Unread::Known;
         }
-        let place = Place { member: role, sector };
         if self.other_copy(place, nr).is_none() {
             return Unread::Last;
         }
-        if !member.bad.add(sector, nr, Bad::Unread) {
+        if !member.bad.add(place.sector, nr, Bad::Unread) {
             return Unread::TooMany;
         }
         self.choose_with_care();

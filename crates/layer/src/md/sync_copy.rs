@@ -236,7 +236,9 @@ impl Array {
         let block = Sectors::from_bytes_ceil(self.form().shape.limits.logical_block_size.into()).max(BLOCK);
         let mut done = Sectors::ZERO;
         while done < piece.nr {
-            let nr = block.min(piece.nr - done);
+            // A piece may be of several chunks, and begin anywhere.
+            let room = self.geometry().chunk_room(piece.from.sector + done);
+            let nr = block.min(room).min(piece.nr - done);
             let data = self.read_any(piece, done, nr, cx).await;
             for to in &piece.to {
                 let to = Copy { sector: to.sector + done, ..*to };

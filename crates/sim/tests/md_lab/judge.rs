@@ -144,7 +144,7 @@ impl Judge<'_> {
         }
         for (role, member) in found.members.iter().enumerate() {
             match member {
-                None if !found.spares.iter().any(|spare| self.fits(spare)) => {}
+                None if !found.spares.iter().any(|spare| self.fits(spare) && self.has_its_slot(spare)) => {}
                 None => wrong.push(format!("member {role} is missing, and there is a spare")),
                 Some(member) if member.in_sync_to() == IN_SYNC => {}
                 Some(member) => {
@@ -167,6 +167,13 @@ impl Judge<'_> {
         let block = |member: &Member| self.plan.devices[member.device.0 as usize].limits.logical_block_size;
         let members = self.found.members.iter().flatten();
         members.map(block).max().is_some_and(|expected| block(spare) <= expected)
+    }
+
+    /// Whether no other device has got a spare's slot, when that had been taken out.
+    fn has_its_slot(&self, spare: &Member) -> bool {
+        let (slot, events) = (spare.superblock.dev_number, spare.superblock.events);
+        let others = self.found.spares.iter().chain(self.found.members.iter().flatten());
+        !others.map(|it| &it.superblock).any(|other| other.dev_number == slot && other.events > events)
     }
 
     /// Rule 3.
