@@ -30,7 +30,7 @@ use crate::event::{Action, Event, Reason, Tracer};
 use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Shape, Span, Target, any_redundant, find};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
-use crate::notes::Prepared;
+use crate::notes::{Prepared, Trust};
 use crate::port::PortId;
 use crate::queue::{LeafQueue, Plugged, QueueContext, Wish};
 use crate::quiesce::{Attendance, Quiescence};
@@ -92,8 +92,6 @@ pub(crate) struct Core {
     pub(crate) attendance: Attendance,
     /// Ragged writes may have claimed something: bios are to look.
     heeds_claims: bool,
-    /// A client's write or flush has failed for good on a leaf that has lost writes: the worker must not end as if all were well.
-    lost: bool,
     /// Leaves whose queues wait for their turn to flush.
     flush_turns: Vec<LeafId>,
     /// Readers that have come to what was read ahead for them.
@@ -150,7 +148,6 @@ impl Core {
             extents: Vec::new(),
             completed: Vec::new(),
             failures: Vec::new(),
-            lost: false,
             flush_turns: Vec::new(),
             wishes: Vec::new(),
             finished: Vec::new(),
@@ -593,6 +590,13 @@ impl Core {
         true
     }
 
+    /// Reads that were resolved before are distrusted; those of this worker from now on.
+    #[cold]
+    fn distrust_reads(&mut self) {
+        self.attendance.distrust();
+        self.look();
+    }
+
     /// All parts of a bio are done.
     fn finish(&mut self, bio: u32) {
         if self.bios.all[bio as usize].error.is_some() && self.cure(bio) {
@@ -600,7 +604,10 @@ impl Core {
         }
         let state = &mut self.bios.all[bio as usize];
         let discards = matches!(state.span.op, Op::Discard | Op::WriteZeroes);
-        state.notes.tell(state.error.map_or(Ok(()), Err));
+        if state.notes.tell(state.error.map_or(Ok(()), Err)) == Trust::Lost {
+            self.distrust_reads();
+        }
+        let state = &mut self.bios.all[bio as usize];
         if let Some(epoch) = state.epoch.take()
             && self.attendance.end(epoch)
             && state.op == Op::Read
@@ -646,29 +653,22 @@ impl Core {
     #[inline]
     fn give_back(&mut self, owner: Owner, op: Op, result: Result<(), Errno>, data: Segments) {
         match owner {
-            Owner::Port { port, cookie } => {
-                // What fails for a task is for the task to deal with: an array can do without one of its members. A discard has
-                // nothing to lose.
-                if result == Err(Errno::EIO) && !matches!(op, Op::Read | Op::Discard) {
-                    self.lost |= self.queues.iter().any(LeafQueue::has_failed);
-                }
-                self.finished.push((port, Done { cookie, op, result, data }));
-            }
+            Owner::Port { port, cookie } => self.finished.push((port, Done { cookie, op, result, data })),
             Owner::Task(reply) => reply.answer(result, data),
             Owner::Holding(held) => self.give_back(held.0, op, result, data),
         }
     }
 
-    /// Whether something that a client was told is written may be lost.
-    pub(crate) fn has_lost_writes(&self) -> bool {
-        self.lost
-    }
-
-    /// Starts a flush of every volume that reaches a leaf with writes that no flush has covered. Through the volume, so that
-    /// an array that has lost a member is not held to it.
+    /// Starts a flush of every volume that reaches a leaf with writes that no flush has covered, or that has lost some: that one
+    /// refuses, so that whoever stops does not hear that all is well. Through the volume: an array that goes on without a member is not
+    /// held to it.
     pub(crate) fn flush_dirty_volumes(&mut self) -> Vec<Reply> {
-        let dirty: Vec<NodeId> =
-            self.queues.iter().filter(|queue| queue.is_dirty()).map(LeafQueue::node).collect();
+        let dirty: Vec<NodeId> = self
+            .queues
+            .iter()
+            .filter(|queue| queue.is_dirty() || queue.has_failed())
+            .map(LeafQueue::node)
+            .collect();
         let mut replies = Vec::new();
         for volume in (0u16..).take(self.volumes.len()).map(VolumeId) {
             let root = self.volumes[usize::from(volume.0)].root.clone();

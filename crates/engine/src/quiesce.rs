@@ -12,8 +12,8 @@
 //! path is not resolved, and not counted, so slow paths may wait here.
 //!
 //! Who cannot wait, since what reads are on their way to is lost already, raises the epoch all the same: reads of earlier ones are
-//! distrusted, and resolved again when they come to their end. That costs those only whose epoch is over. A worker in the middle of
-//! a turn may still give out reads of before until that ends.
+//! distrusted, and resolved again when they come to their end. That costs those only whose epoch is over. Another worker in the
+//! middle of a turn may still give out reads of before until that ends.
 //!
 //! And who wants to know of some bios only raises it so that every worker looks what was published, once: `modify`.
 
@@ -170,6 +170,11 @@ impl Attendance {
         let mut state = self.all.state();
         self.own(&mut state).looked = self.epoch;
         Quiescence::wake(state);
+    }
+
+    /// As [`Quiescence::distrust`]. This worker does so once it has looked.
+    pub(crate) fn distrust(&self) {
+        self.all.distrust();
     }
 
     fn own<'a>(&self, state: &'a mut State) -> &'a mut Member {

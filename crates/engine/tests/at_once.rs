@@ -27,8 +27,9 @@ struct Tricks {
 }
 
 impl Watch for Tricks {
-    fn done(&self, result: Result<(), Errno>) {
+    fn done(&self, result: Result<(), Errno>) -> Trust {
         self.ends.lock().unwrap().push(result);
+        Trust::Kept
     }
 }
 

@@ -129,6 +129,16 @@ fn a_worker_whose_leaf_has_failed_does_not_end_in_success() {
 }
 
 #[test]
+fn a_worker_whose_leaf_failed_in_the_flush_behind_a_discard_does_not_end_in_success() {
+    let world = world();
+    world.fail_nth(FileId(0), 2, Fault::LostFlush);
+    // The discard has lost nothing, but the write before it had been acknowledged.
+    let discard = Bio::without_data(Op::Discard, Flags::FUA, Sector(8), Sectors(8));
+    assert_eq!(run(&world, vec![(write(Flags::NONE, 3), Ok(())), (discard, EIO)]), EIO);
+    assert_eq!(world.faults(), 1);
+}
+
+#[test]
 fn the_rest_of_a_bounced_write_that_came_short_is_the_rest_when_it_is_tried_again_too() {
     let world = world();
     world.fail_nth(FileId(0), 0, Fault::Short);

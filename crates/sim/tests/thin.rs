@@ -58,6 +58,14 @@ fn a_write_that_lacks_space_waits_for_it_when_a_device_could_not_be_deleted() {
     assert!(survives(&Plan::draw_trouble(1167)).out_of_space > 0);
 }
 
+/// Found likewise: after a flush of the data device had failed, and before the pool had its turn to drop them, new blocks were read.
+#[test]
+fn what_the_data_device_may_have_lost_is_not_read_while_the_pool_waits_for_its_turn() {
+    let mut plan = Plan::draw_trouble(7688);
+    plan.cuts[0] = 266;
+    assert!(survives(&plan).faults > 0);
+}
+
 fn survives(plan: &Plan) -> Verdict {
     let verdict = quietly(|| plan.run());
     assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));

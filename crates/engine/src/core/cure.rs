@@ -16,7 +16,7 @@ use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Tracer};
 use crate::layer::{Cure, Defer, Failure, Layer, NodeId, Resolver, Span, any_redundant, find};
 use crate::leaf::LeafId;
-use crate::notes::{Notes, Prepared};
+use crate::notes::{Notes, Prepared, Trust};
 use crate::task::Command;
 use crate::units::{Sector, Sectors};
 
@@ -103,9 +103,12 @@ impl Core {
         if hopeless {
             return false;
         }
-        if let Some(errno) = state.error.take() {
-            state.notes.tell_cured(errno);
+        if let Some(errno) = state.error.take()
+            && state.notes.tell_cured(errno) == Trust::Lost
+        {
+            self.distrust_reads();
         }
+        let state = &mut self.bios.all[bio as usize];
         state.notes.forget_wishes();
         state.cures += 1;
         state.idle_rounds = 0;

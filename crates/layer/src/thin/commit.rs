@@ -11,10 +11,10 @@
 //! 6. blocks that became free may be given out again.
 //!
 //! A flush of a volume that has not changed since the last commit goes straight to the data device, and so does that of a write with FUA; it
-//! may be the one that hears that something is lost ([`Flushing`]). That may be what *other* volumes have written to new blocks: so the pool asks its data device at
-//! once, not when the next commit is due (the flush may have failed on another device that shares it), and if that is so, no later
-//! transaction leads to those blocks, and they are dropped. Until it has had its turn to do so, they can still be read: a batch that brings
-//! content to new blocks is waited for. (In Linux the one who flushed hears of it, and nobody else: the
+//! may be the one that hears that something is lost ([`Flushing`](super::doubt::Flushing)). That may be what *other* volumes have written
+//! to new blocks: so nobody finds those any more, and the pool asks its data device at
+//! once, not when the next commit is due (the flush may have failed on another device that shares it); if it has failed, no later
+//! transaction leads to those blocks, and they are dropped (`doubt.rs`). (In Linux the one who flushed hears of it, and nobody else: the
 //! other volumes' blocks stay mapped, the next commit flushes again, successfully perhaps, and makes them durable.)
 //!
 //! A commit is made for a flush, or for FUA, of a volume that has changed since the last one, once a second while anything has, when
@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::Poll;
 
-use blockwork_engine::{Bio, Errno, Flags, Nanos, Op, Sector, Sectors, TaskContext, Watch};
+use blockwork_engine::{Bio, Errno, Flags, Nanos, Op, Sector, Sectors, TaskContext};
 use blockwork_format::thin::edit::Commit;
 use blockwork_format::thin::{BLOCK_BYTES, BLOCK_SECTORS, Block, Superblock};
 use blockwork_memory::Segment;
@@ -61,8 +61,7 @@ impl Pool {
     pub(super) async fn commit(&self, cx: &TaskContext) -> Result<(), Errno> {
         if self.mode() == Mode::ReadOnly {
             // What was not committed can still be read, as long as its content is there.
-            let is_doubted = self.data_doubted.load(Ordering::Acquire) && !self.editor().is_durable();
-            if is_doubted && self.flush_data(cx).await.is_err() {
+            if self.doubts.any() && self.flush_data(cx).await.is_err() {
                 self.abandon(cx);
             }
             return Err(Errno::EIO);
@@ -86,33 +85,11 @@ impl Pool {
             // and again.
             self.books().freed = false;
         }
+        self.drop_doubts();
         let transaction = self.transaction.fetch_add(1, Ordering::AcqRel);
         self.durable.store(transaction, Ordering::Release);
         self.look_for_space();
         Ok(())
-    }
-
-    /// The pool is what the last commit has made it. With the turn, before the pool is read-only: what the data device has lost
-    /// with a flush that failed may be the content of any block that was mapped since then, and another volume's is found there.
-    pub(super) fn abandon(&self, cx: &TaskContext) {
-        // Held until no page is left: who fills one from now on takes it from what is committed.
-        let mut editor = self.editor();
-        editor.abandon();
-        self.cache.forget_all();
-        cx.distrust_reads();
-    }
-
-    /// A flush has failed that went to the data device, and perhaps to others: it is asked itself, at once if anything depends on it.
-    fn doubt_data(&self) {
-        self.data_doubted.store(true, Ordering::Release);
-        self.alarm.ring();
-    }
-
-    /// A device that could not be flushed once says so from then on, whoever asks (`blockwork_engine::queue`): nothing is missed here.
-    pub(super) async fn flush_data(&self, cx: &TaskContext) -> Result<(), Errno> {
-        // First: a failure that is heard of meanwhile is asked after again.
-        self.data_doubted.store(false, Ordering::Release);
-        io::flush(cx, self.data.get()).await
     }
 
     async fn write_down(&self, cx: &TaskContext) -> Result<(), Refused> {
@@ -196,9 +173,7 @@ impl Pool {
     async fn until_due(&self, cx: &TaskContext) -> bool {
         let mut pause = pin!(cx.pause(COMMIT_PERIOD));
         poll_fn(|task| match pause.as_mut().poll(task) {
-            Poll::Pending => {
-                self.alarm.poll(task, || self.data_doubted.load(Ordering::Acquire).then_some(true))
-            }
+            Poll::Pending => self.doubts.poll(task).map(|()| true),
             over => over,
         })
         .await
@@ -313,28 +288,5 @@ impl Pool {
         if is_low && !was_told {
             log::warn!("{}: {free} data blocks are free: the low water mark of {mark} is reached", self.name);
         }
-    }
-}
-
-/// Hears how a flush of a volume ends that goes straight to the data device, or a write that may have needed one.
-#[derive(Debug)]
-pub(super) struct Flushing(Arc<Pool>);
-
-impl Flushing {
-    pub fn new(pool: &Arc<Pool>) -> Flushing {
-        Flushing(pool.clone())
-    }
-}
-
-impl Watch for Flushing {
-    fn done(&self, result: Result<(), Errno>) {
-        if result.is_err() {
-            self.0.doubt_data();
-        }
-    }
-
-    /// By a mirror below the pool, which has another copy, or by one above it, for which the whole volume is but one.
-    fn cured(&self, _: Errno) {
-        self.0.doubt_data();
     }
 }

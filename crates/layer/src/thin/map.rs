@@ -88,18 +88,25 @@ impl Pool {
         blocks: Range<u64>,
     ) -> Result<(), Errno> {
         for page in blocks.start / PAGE_ENTRIES..blocks.end.div_ceil(PAGE_ENTRIES) {
-            let _turn = self.loads[Key::new(device.slot, 0, page).stripe(LOADS)].take().await;
-            // Whoever had the turn before may have read it.
-            if self.is_cached(device, page) {
-                continue;
+            while !self.load_page(cx, device, page).await? {
+                self.settle_doubts(cx).await;
             }
-            let loaded = self.edit(cx, |editor, blocks| self.fill_page(editor, blocks, device, page)).await;
-            loaded.map_err(|refused| {
-                self.tell(&refused);
-                Errno::EIO
-            })?;
         }
         Ok(())
+    }
+
+    /// Reads a page, if it is not cached. False: its device is in doubt, and it was not read.
+    async fn load_page(&self, cx: &TaskContext, device: &Device, page: u64) -> Result<bool, Errno> {
+        let _turn = self.loads[Key::new(device.slot, 0, page).stripe(LOADS)].take().await;
+        // Whoever had the turn before may have read it.
+        if self.is_cached(device, page) {
+            return Ok(true);
+        }
+        let loaded = self.edit(cx, |editor, blocks| self.fill_page(editor, blocks, device, page)).await;
+        loaded.map_err(|refused| {
+            self.tell(&refused);
+            Errno::EIO
+        })
     }
 
     /// Reads the map of a block while volumes are assembled, so that what is looked for there can be read at once.
@@ -109,17 +116,20 @@ impl Pool {
     /// What cannot be read, or is damaged.
     pub(super) fn load_now(&self, source: &dyn Source, device: &Device, block: u64) -> Result<(), EditError> {
         let page = block / PAGE_ENTRIES;
-        self.edit_now(source, |editor, blocks| self.fill_page(editor, blocks, device, page))
+        self.edit_now(source, |editor, blocks| self.fill_page(editor, blocks, device, page).map(drop))
     }
 
-    /// Puts a page into the cache, as the device's tree has it.
+    /// Puts a page into the cache, as the device's tree has it. False: not now, as that may lead to what is lost.
     fn fill_page(
         &self,
         editor: &mut Editor,
         blocks: &dyn Blocks,
         device: &Device,
         page: u64,
-    ) -> Result<(), EditError> {
+    ) -> Result<bool, EditError> {
+        if self.is_doubtful(device) {
+            return Ok(false);
+        }
         let first = page * PAGE_ENTRIES;
         let details = editor.details(blocks, device.id)?;
         let mut entries = Vec::new();
@@ -129,7 +139,7 @@ impl Pool {
             match editor.look_up(blocks, device.id, first + at, most)? {
                 VirtualRun::Hole { length } if at == 0 && length >= PAGE_ENTRIES => {
                     self.publish_hole(device, page, length / PAGE_ENTRIES);
-                    return Ok(());
+                    return Ok(true);
                 }
                 VirtualRun::Hole { length } => at += length.max(1),
                 VirtualRun::Mapped { first: mapping, length } => {
@@ -149,7 +159,7 @@ impl Pool {
                 put(at, Mapped { block, is_shared, is_filling: filling.has(block) }.entry());
             }
         });
-        Ok(())
+        Ok(true)
     }
 
     /// Fills a page anew that does not know of the device's last snapshot, so that it stops no write any more.
@@ -166,7 +176,7 @@ impl Pool {
             Some(found) => found.time() == device.snapshotted(),
             None => self.is_hole(device, page),
         };
-        if is_current { Ok(()) } else { self.fill_page(editor, blocks, device, page) }
+        if is_current { Ok(()) } else { self.fill_page(editor, blocks, device, page).map(drop) }
     }
 
     /// The data device may be smaller than it was.

@@ -18,7 +18,8 @@
 //! | `cache`, `entry`, `map` | the map: pages, their entries, and how they follow the trees |
 //! | `pool`, `device`, `config`, `blocks`, `current` | what all share, and the metadata as it was committed |
 //! | `request`, `provision`, `content`, `fill`, `bell` | blocks for writes |
-//! | `commit`, `mode`, `watch` | transactions; what a pool can do when it is full, or fails; who hears that it fills up |
+//! | `commit`, `doubt` | transactions; what is done when the data device may have lost something |
+//! | `mode`, `watch` | what a pool can do when it is full, or fails; who hears that it fills up |
 //! | `discard`, `verbs`, `status` | blocks that are given back; messages; what is said of a pool |
 //! | `check` | judges the metadata of a pool as `thin_check` does |
 //!
@@ -44,6 +45,7 @@ mod content;
 mod current;
 mod device;
 mod discard;
+mod doubt;
 mod entry;
 mod fill;
 mod map;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use blockwork_engine::{Errno, Layer, Lock, LockSnapshot, Sectors, TaskContext, Turns};
@@ -11,12 +11,12 @@ use blockwork_format::Source;
 use blockwork_format::thin::edit::{Blocks, EditError, Editor};
 use blockwork_format::thin::{Superblock, metadata_blocks};
 
-use super::bell::Bell;
 use super::blocks::MetadataBlocks;
 use super::cache::{MapCache, SLOTS_MAX};
 use super::config::{PoolConfig, PoolError, PoolFeatures};
 use super::current::Current;
 use super::device::Device;
+use super::doubt::Doubts;
 use super::fill::Fills;
 use super::mode::{Mode, ModeCell};
 use super::request::Requests;
@@ -51,10 +51,7 @@ pub struct Pool {
     pub(super) transaction: AtomicU64,
     /// All up to this transaction are on stable storage.
     pub(super) durable: AtomicU64,
-    /// A flush has failed, perhaps the data device's: what was mapped since the last commit may have lost its content.
-    pub(super) data_doubted: AtomicBool,
-    /// Rung then.
-    pub(super) alarm: Bell,
+    pub(super) doubts: Doubts,
     devices: Mutex<Devices>,
     books: Lock<Books>,
     itself: Weak<Pool>,
@@ -138,8 +135,7 @@ impl Pool {
             watched: Watched::default(),
             transaction: AtomicU64::new(1),
             durable: AtomicU64::new(0),
-            data_doubted: AtomicBool::new(false),
-            alarm: Bell::default(),
+            doubts: Doubts::default(),
             devices: Mutex::default(),
             books: Lock::new(Books { why_read_only, ..Books::default() }),
             itself: itself.clone(),

@@ -9,9 +9,9 @@ use blockwork_engine::{
 use blockwork_format::Source;
 use blockwork_format::thin::edit::EditError;
 
-use super::commit::Flushing;
 use super::config::Discards;
 use super::device::Device;
+use super::doubt::Flushing;
 use super::entry::Mapped;
 use super::fill::{Filling, Part};
 use super::map::Run;
