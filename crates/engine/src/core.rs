@@ -30,7 +30,7 @@ use crate::event::{Action, Event, Reason, Tracer};
 use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Shape, Span, Target, any_redundant, find};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
-use crate::notes::{Prepared, Trust};
+use crate::notes::Prepared;
 use crate::port::PortId;
 use crate::queue::{LeafQueue, Plugged, QueueContext, Wish};
 use crate::quiesce::{Attendance, Quiescence};
@@ -94,6 +94,8 @@ pub(crate) struct Core {
     heeds_claims: bool,
     /// Leaves whose queues wait for their turn to flush.
     flush_turns: Vec<LeafId>,
+    /// Leaves of which a flush has failed, and the layers above have not heard.
+    lost: Vec<LeafId>,
     /// Readers that have come to what was read ahead for them.
     wishes: Vec<Wish>,
     /// Bios on their way to their ports.
@@ -149,6 +151,7 @@ impl Core {
             completed: Vec::new(),
             failures: Vec::new(),
             flush_turns: Vec::new(),
+            lost: Vec::new(),
             wishes: Vec::new(),
             finished: Vec::new(),
             fresh: Vec::new(),
@@ -461,6 +464,9 @@ impl Core {
 
     /// Runs tasks, unplugs queues, and deals with what completed, once. Tells whether anything happened.
     pub(crate) fn advance(&mut self, env: &mut dyn Env) -> bool {
+        if !self.lost.is_empty() {
+            self.tell_of_losses();
+        }
         self.resolve_fresh();
         self.begin_joint();
         let mut any = self.executor.run();
@@ -524,6 +530,7 @@ impl Core {
             completed: &mut self.completed,
             failures: &mut self.failures,
             flush_turns: &mut self.flush_turns,
+            lost: &mut self.lost,
             wishes: &mut self.wishes,
             now: self.now,
         };
@@ -590,13 +597,6 @@ impl Core {
         true
     }
 
-    /// Reads that were resolved before are distrusted; those of this worker from now on.
-    #[cold]
-    fn distrust_reads(&mut self) {
-        self.attendance.distrust();
-        self.look();
-    }
-
     /// All parts of a bio are done.
     fn finish(&mut self, bio: u32) {
         if self.bios.all[bio as usize].error.is_some() && self.cure(bio) {
@@ -604,10 +604,7 @@ impl Core {
         }
         let state = &mut self.bios.all[bio as usize];
         let discards = matches!(state.span.op, Op::Discard | Op::WriteZeroes);
-        if state.notes.tell(state.error.map_or(Ok(()), Err)) == Trust::Lost {
-            self.distrust_reads();
-        }
-        let state = &mut self.bios.all[bio as usize];
+        state.notes.tell(state.error.map_or(Ok(()), Err));
         if let Some(epoch) = state.epoch.take()
             && self.attendance.end(epoch)
             && state.op == Op::Read

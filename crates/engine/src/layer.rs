@@ -166,6 +166,12 @@ pub trait Layer: Send + Sync + Debug {
         let _ = failure;
         Cure::None
     }
+    /// A flush of a leaf has failed, through whomever, and what was written there since the last one may be lost: told at once, and once by
+    /// each worker, before what was on its way to that leaf comes to its end there. `below` is the layer right below this one over which the leaf
+    /// is reached; a redundant layer is told, and none above it. Reads that were resolved before are resolved again. It does no I/O.
+    fn suspects(&self, below: NodeId) {
+        let _ = below;
+    }
     /// What it does once, when its volumes begin to be served: an array takes up a resync or recovery that is due. Run by
     /// [`Worker::open`](crate::Worker::open), the lowest layer first. What lasts goes on in a task of its own.
     fn open(&self, cx: TaskContext) -> Option<Preparation> {

@@ -66,7 +66,7 @@ pub use leaf::{
 };
 pub use limits::{Limits, Merges, SettingError};
 pub use lock::{Lock, LockSnapshot, Times};
-pub use notes::{Trust, Watch};
+pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};
 pub use quiesce::Quiescence;
 pub use ring::{RINGS_MAX, RingSnapshot, RingStats};

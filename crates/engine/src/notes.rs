@@ -13,30 +13,14 @@ use crate::layer::{NodeId, Span};
 /// Layers that have prepared for something, and for which piece: mostly one.
 pub(crate) type Prepared = SmallVec<[(NodeId, Span); 1]>;
 
-/// What a [`Watch`] that has heard of an end thinks of reads that are under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trust {
-    /// They find what they are to find.
-    Kept,
-    /// Those that were resolved before may find something else: they are resolved again when they come to their end, as after
-    /// [`TaskContext::distrust_reads`](crate::TaskContext::distrust_reads).
-    Lost,
-}
-
-impl Trust {
-    fn and(self, other: Trust) -> Trust {
-        if self == Trust::Kept { other } else { self }
-    }
-}
-
 /// Somebody who wants to hear when a bio that was resolved has come to its end. See [`Resolver::watch`](crate::Resolver::watch).
 pub trait Watch: Send + Sync + Debug {
     /// All parts of the bio are done, so or so; whoever submitted it has not heard of it yet. Called once for each time that the
     /// bio was resolved; takes no time, and does no I/O.
-    fn done(&self, result: Result<(), Errno>) -> Trust;
+    fn done(&self, result: Result<(), Errno>);
     /// As a failure that [`Watch::done`] hears of, but a layer below can do without what has failed: the bio is resolved again.
-    fn cured(&self, errno: Errno) -> Trust {
-        self.done(Err(errno))
+    fn cured(&self, errno: Errno) {
+        self.done(Err(errno));
     }
 }
 
@@ -96,19 +80,17 @@ impl Notes {
 
     /// The bio, as it was resolved, has come to its end.
     #[inline]
-    pub(crate) fn tell(&mut self, result: Result<(), Errno>) -> Trust {
-        self.tell_all(|watch| watch.done(result))
+    pub(crate) fn tell(&mut self, result: Result<(), Errno>) {
+        if let Some(notes) = &mut self.0 {
+            notes.watches.drain(..).for_each(|watch| watch.done(result));
+        }
     }
 
     /// The bio has failed, and is resolved again, since a layer can do without what has failed.
-    pub(crate) fn tell_cured(&mut self, errno: Errno) -> Trust {
-        self.tell_all(|watch| watch.cured(errno))
-    }
-
-    #[inline]
-    fn tell_all(&mut self, tell: impl Fn(&dyn Watch) -> Trust) -> Trust {
-        let Some(notes) = &mut self.0 else { return Trust::Kept };
-        notes.watches.drain(..).fold(Trust::Kept, |trust, watch| trust.and(tell(&*watch)))
+    pub(crate) fn tell_cured(&mut self, errno: Errno) {
+        if let Some(notes) = &mut self.0 {
+            notes.watches.drain(..).for_each(|watch| watch.cured(errno));
+        }
     }
 
     /// Whether a flush is to follow. The notes are blank then: what was prepared was so for what came before it.

@@ -27,9 +27,8 @@ struct Tricks {
 }
 
 impl Watch for Tricks {
-    fn done(&self, result: Result<(), Errno>) -> Trust {
+    fn done(&self, result: Result<(), Errno>) {
         self.ends.lock().unwrap().push(result);
-        Trust::Kept
     }
 }
 

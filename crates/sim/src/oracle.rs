@@ -14,7 +14,8 @@
 //!    submission and its answer.
 //! 3. A flush that succeeds makes durable what was acknowledged before it was submitted: the history older than that
 //!    is dropped. A write with FUA does the same for its own sectors.
-//! 4. What a read returned of a sector at rest is what the sector holds: the next read returns the same.
+//! 4. What a read returned of a sector at rest is what the sector holds: the next read returns the same. Not where a discard has failed, until
+//!    the sector is written again: mirrors may have done it, or not, and who is read may change.
 //! 5. After a cut a sector holds something of its history, or what in-flight writes make of that.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -68,6 +69,8 @@ struct Version {
 #[derive(Clone, Debug)]
 struct SectorState {
     base: Vec<SectorData>,
+    /// A discard of it has failed: mirrors may hold one thing or another, and who is read may change.
+    unsteady: bool,
     history: Vec<Version>,
     in_flight: Vec<(WriteId, Patch)>,
 }
@@ -210,6 +213,7 @@ impl Oracle {
                 old.into_iter().for_each(|old| add(&mut values, old));
             }
             state.base = values.clone();
+            state.unsteady = if write.discard { state.unsteady || !ok } else { state.unsteady && !certain };
             if certain && durable {
                 state.history.clear();
             }
@@ -297,6 +301,7 @@ impl Oracle {
     fn pin(&mut self, sector: u64, matches: impl Fn(&SectorData) -> bool) {
         if let Some(state) = self.state.get_mut(&sector)
             && state.base.len() > 1
+            && !state.unsteady
         {
             state.base.retain(matches);
         }
@@ -343,7 +348,12 @@ impl Oracle {
             let version = Version { number: self.version, certain: true, values: vec![value.clone()] };
             self.state.insert(
                 sector,
-                SectorState { base: vec![value], history: vec![version], in_flight: Vec::new() },
+                SectorState {
+                    base: vec![value],
+                    unsteady: false,
+                    history: vec![version],
+                    in_flight: Vec::new(),
+                },
             );
         }
         Ok(())
@@ -381,6 +391,7 @@ impl Oracle {
         let zero = &self.zero;
         self.state.entry(sector).or_insert_with(|| SectorState {
             base: vec![zero.clone()],
+            unsteady: false,
             history: vec![Version { number: 0, certain: true, values: vec![zero.clone()] }],
             in_flight: Vec::new(),
         })

@@ -110,6 +110,20 @@ fn what_is_read_block_by_block_ends_with_its_chunk() {
     survives(&Plan::of(KEPT + 132_608));
 }
 
+/// Found likewise: a device that was being filled failed its flush, lost what it had been filled with, and was read.
+#[test]
+fn what_a_device_is_filled_with_is_read_when_it_is_durable() {
+    survives(&Plan::of(KEPT + 163_272));
+}
+
+/// Found likewise: a member had lost what it was given with a flush that failed, and a read that was on its way there gave the rest of a block
+/// of which a part was written; so the block was lost on the other member, too.
+#[test]
+fn what_a_member_has_lost_is_not_written_to_the_others_with_a_part_of_a_block() {
+    survives(&Plan::draw(216_500));
+    survives(&Plan::draw(191_935));
+}
+
 fn survives(plan: &Plan) {
     let verdict = quietly(|| plan.run());
     assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));

@@ -8,6 +8,7 @@
 //!
 //! Invariant: a bio is run at most [`CURES_MAX`] + 1 times.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Core;
@@ -16,7 +17,7 @@ use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Tracer};
 use crate::layer::{Cure, Defer, Failure, Layer, NodeId, Resolver, Span, any_redundant, find};
 use crate::leaf::LeafId;
-use crate::notes::{Notes, Prepared, Trust};
+use crate::notes::{Notes, Prepared};
 use crate::task::Command;
 use crate::units::{Sector, Sectors};
 
@@ -74,7 +75,56 @@ fn overlaps(end: Span, failure: &LeafFailure) -> bool {
     failure.nr == Sectors::ZERO || (failure.sector < end.end() && end.sector < failure.sector + failure.nr)
 }
 
+/// Whether a leaf is below a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reached {
+    No,
+    Yes,
+    /// It is, and a layer in between can do without it.
+    Helped,
+}
+
+/// Tells `layer`, and those below, that a leaf may have lost something; each once.
+fn suspect(layer: &Arc<dyn Layer>, leaf: NodeId, known: &mut BTreeMap<NodeId, Reached>) -> Reached {
+    if layer.node() == leaf {
+        return Reached::Yes;
+    }
+    if let Some(reached) = known.get(&layer.node()) {
+        return *reached;
+    }
+    let mut all = Reached::No;
+    for below in layer.below() {
+        let reached = suspect(&below, leaf, known);
+        if reached == Reached::Yes {
+            layer.suspects(below.node());
+        }
+        all = match (all, reached) {
+            (_, Reached::Yes) if layer.is_redundant() => Reached::Helped,
+            (_, Reached::Yes) | (Reached::Yes, _) => Reached::Yes,
+            (Reached::No, other) => other,
+            (Reached::Helped, _) => Reached::Helped,
+        };
+    }
+    known.insert(layer.node(), all);
+    all
+}
+
 impl Core {
+    /// Layers above leaves of which a flush has failed hear of it.
+    #[cold]
+    pub(super) fn tell_of_losses(&mut self) {
+        for leaf in std::mem::take(&mut self.lost) {
+            let node = self.queues[usize::from(leaf.0)].node();
+            let mut known = BTreeMap::new();
+            for volume in &self.volumes {
+                suspect(&volume.root, node, &mut known);
+            }
+        }
+        // Those of this worker at once.
+        self.attendance.distrust();
+        self.look();
+    }
+
     /// Has the failures of a bio, all of whose parts are done, cured if that is possible; the bio runs again then.
     #[cold]
     pub(super) fn cure(&mut self, bio: u32) -> bool {
@@ -103,12 +153,9 @@ impl Core {
         if hopeless {
             return false;
         }
-        if let Some(errno) = state.error.take()
-            && state.notes.tell_cured(errno) == Trust::Lost
-        {
-            self.distrust_reads();
+        if let Some(errno) = state.error.take() {
+            state.notes.tell_cured(errno);
         }
-        let state = &mut self.bios.all[bio as usize];
         state.notes.forget_wishes();
         state.cures += 1;
         state.idle_rounds = 0;

@@ -104,6 +104,9 @@ impl LeafQueue {
             }
             Err(errno) => {
                 cx.counters.add(self.node, Counter::Errors, 1);
+                if !std::mem::replace(&mut self.told_of_loss, true) {
+                    cx.lost.push(self.id);
+                }
                 if self.shared().fail() {
                     log::error!(
                         "{}: flush failed: {errno}. What was written since the last flush may be lost, so writes and \

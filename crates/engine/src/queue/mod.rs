@@ -77,6 +77,8 @@ pub(crate) struct QueueContext<'a> {
     pub(crate) failures: &'a mut Vec<LeafFailure>,
     /// Leaves whose queues wait for their turn to flush.
     pub(crate) flush_turns: &'a mut Vec<LeafId>,
+    /// Leaves of which a flush has failed, as their queue here has not known before.
+    pub(crate) lost: &'a mut Vec<LeafId>,
     /// Readers whose next reads are to be made now.
     pub(crate) wishes: &'a mut Vec<Wish>,
     pub(crate) now: Nanos,
@@ -144,6 +146,8 @@ pub(crate) struct LeafQueue {
     /// Zeros to write, where the device has no write-zeroes.
     zeros: Option<Buffer>,
     lacking: Lacking,
+    /// That a flush has failed was told to the layers above.
+    told_of_loss: bool,
     /// Written to since the last flush.
     dirty: bool,
     /// Requests were started that the leaf has not been told the end of.
@@ -177,6 +181,7 @@ impl LeafQueue {
             pending: VecDeque::new(),
             in_flight: 0,
             flushes: Flushes::default(),
+            told_of_loss: false,
             read_ahead,
             zeros: None,
             lacking: Lacking::default(),

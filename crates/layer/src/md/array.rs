@@ -422,6 +422,10 @@ impl Layer for Array {
         self.cure_failure(failure)
     }
 
+    fn suspects(&self, below: NodeId) {
+        self.suspect(below);
+    }
+
     fn open(&self, cx: TaskContext) -> Option<Preparation> {
         self.record.as_ref()?;
         let array = self.itself();

@@ -166,7 +166,7 @@ impl Array {
             async move {
                 for Run { offset, bytes } in runs {
                     let written = io::write_bytes(cx, &site.layer, start + *offset, bytes).await;
-                    written.map_err(|errno| self.refused(index, "write-intent bitmap", errno))?;
+                    written.map_err(|errno| self.refused(index, "write-intent bitmap", errno, cx))?;
                 }
                 Ok(())
             }
@@ -216,7 +216,7 @@ impl Array {
         let mut refusals = Vec::new();
         for (index, result) in io::together(writes.collect()).await {
             let Err(errno) = result else { continue };
-            let refusal = self.refused(index, "superblock", errno);
+            let refusal = self.refused(index, "superblock", errno, cx);
             match self.devices.get(index) {
                 Some(spare) if self.devices.role_of(index).is_none() => spare.fail(),
                 _ => refusals.push(refusal),
@@ -225,11 +225,11 @@ impl Array {
         refusals
     }
 
-    fn refused(&self, index: DeviceIndex, what: &str, errno: Errno) -> Refusal {
+    fn refused(&self, index: DeviceIndex, what: &str, errno: Errno, cx: &TaskContext) -> Refusal {
         let name = self.devices.get(index).map_or("", |member| &member.name);
         let role = self.devices.role_of(index).map_or("spare".into(), |role| format!("role {role}"));
         log::error!("{}: {what} on member {name} ({role}) cannot be written: {errno}", self.name);
-        self.distrust(index);
+        self.distrust_at_once(index, cx);
         (index, errno)
     }
 
@@ -240,7 +240,7 @@ impl Array {
         let flushes = self.taking_part().map(|(index, member)| async move {
             let recovered = member.recovered();
             let flushed = io::flush(cx, &member.layer).await;
-            flushed.map_err(|errno| self.refused(index, "cache", errno))?;
+            flushed.map_err(|errno| self.refused(index, "cache", errno, cx))?;
             if let Some(end) = recovered {
                 member.is_durable_to(Some(end));
             }

@@ -21,7 +21,7 @@
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
-use blockwork_engine::{Cure, Errno, Failure, Op, Reason, Sector, Sectors, Span, TaskContext};
+use blockwork_engine::{Cure, Errno, Failure, NodeId, Op, Reason, Sector, Sectors, Span, TaskContext};
 
 use super::array::Array;
 use super::bad_blocks::whole_blocks;
@@ -95,12 +95,31 @@ impl Array {
         Cure::Defer(self.defer(failure.span, Reason::MemberFailed))
     }
 
-    /// A device may have lost what it was given: it is read no more if the array can do without it, also before it is given up.
-    pub(super) fn distrust(&self, device: DeviceIndex) {
-        let Some(member) = self.devices.get(device).filter(|_| !self.is_needed(device)) else { return };
-        if !member.set_distrusted(true) {
+    /// A device may have lost what it was given: it is read no more if the array can do without it, also before it is given up. Whether that
+    /// is news: then reads under way that were resolved before are to be resolved again.
+    fn distrust(&self, device: DeviceIndex) -> bool {
+        let Some(member) = self.devices.get(device).filter(|_| !self.is_needed(device)) else { return false };
+        let is_news = !member.set_distrusted(true);
+        if is_news {
             self.distrusts.fetch_add(1, Ordering::AcqRel);
             self.choose_with_care();
+        }
+        is_news
+    }
+
+    /// A flush of a leaf below that layer has failed.
+    pub(super) fn suspect(&self, below: NodeId) {
+        let found =
+            self.devices.all().find(|(_, member)| !member.is_faulty() && member.layer.node() == below);
+        if let Some((device, _)) = found {
+            self.distrust(device);
+        }
+    }
+
+    /// As `distrust`, where no bio's failure tells the engine so.
+    pub(super) fn distrust_at_once(&self, device: DeviceIndex, cx: &TaskContext) {
+        if self.distrust(device) {
+            cx.distrust_reads();
         }
     }
 

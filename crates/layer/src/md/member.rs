@@ -174,12 +174,19 @@ impl Member {
         self.is_in_sync() && self.last_choice() == 0 && !self.bad.any()
     }
 
+    /// How far it is read while it is filled: what it would lose with a flush that fails is not its own data there, but what was on the disk
+    /// before.
+    fn read_to(&self) -> Option<Sector> {
+        let recorded = Sector(self.recorded.load(Ordering::Acquire));
+        self.recovered().map(|end| end.min(recorded))
+    }
+
     /// How many of the `nr` sectors at `sector` of its data can be read, from the first on.
     pub(super) fn readable(&self, sector: Sector, nr: Sectors) -> Sectors {
         if self.is_faulty() {
             return Sectors::ZERO;
         }
-        let nr = match self.recovered() {
+        let nr = match self.read_to() {
             Some(end) => Sectors(end.0.saturating_sub(sector.0)).min(nr),
             None => nr,
         };
@@ -188,7 +195,7 @@ impl Member {
 
     /// How many of the `nr` sectors at `sector` of its data cannot be read, from the first on.
     pub(super) fn unreadable(&self, sector: Sector, nr: Sectors) -> Sectors {
-        let lacks = self.recovered().is_some_and(|end| sector >= end);
+        let lacks = self.read_to().is_some_and(|end| sector >= end);
         if self.is_faulty() || lacks { nr } else { self.bad.unreadable(sector, nr) }
     }
 

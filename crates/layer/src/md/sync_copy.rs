@@ -210,7 +210,7 @@ impl Array {
                 io::store(cx, &member.layer, at, data).await
             };
             written.map_err(|errno| {
-                self.distrust(copy.device);
+                self.distrust_at_once(copy.device, cx);
                 self.has_failed(FailedMember { device: copy.device, errno, bad: None });
                 (copy.device, errno)
             })?;

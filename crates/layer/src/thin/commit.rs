@@ -10,10 +10,10 @@
 //!    are discarded on the data device, if that is wanted;
 //! 6. blocks that became free may be given out again.
 //!
-//! A flush of a volume that has not changed since the last commit goes straight to the data device, and so does that of a write with FUA; it
-//! may be the one that hears that something is lost ([`Flushing`](super::doubt::Flushing)). That may be what *other* volumes have written
-//! to new blocks: so nobody finds those any more, and the pool asks its data device at
-//! once, not when the next commit is due (the flush may have failed on another device that shares it); if it has failed, no later
+//! A flush of a volume that has not changed since the last commit goes straight to the data device, and so does that of a write with FUA, or
+//! of whoever else has part of the disk. One of these may be the one that hears that something is lost, and that may be what other volumes
+//! have written to new blocks: so nobody finds those any more, and the pool asks its data device at once, not when the next commit is due
+//! (it may be another part of it that has failed); if it has lost something, no later
 //! transaction leads to those blocks, and they are dropped (`doubt.rs`). (In Linux the one who flushed hears of it, and nobody else: the
 //! other volumes' blocks stay mapped, the next commit flushes again, successfully perhaps, and makes them durable.)
 //!

@@ -1,4 +1,4 @@
-//! Doubts: a flush has failed that the data device may have been part of, so what was mapped since the last commit may have lost its content;
+//! Doubts: a flush has failed below the data device, whoever had made it, so what was mapped since the last commit may have lost its content;
 //! what is on those blocks then may be another volume's.
 //!
 //! From then on until it is known, nobody finds such a block: the cached map is forgotten, reads that were resolved by it are resolved again,
@@ -8,14 +8,11 @@
 //!
 //! A page of a device that has not changed leads to what is committed, which was flushed before. So a batch that has the turn can read an
 //! external origin of its own pool meanwhile.
-//!
-//! A flush that fails for somebody who is not of the pool, on a disk that the pool shares, is heard of at the pool's next commit.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
-use blockwork_engine::{Errno, TaskContext, Trust, Watch};
+use blockwork_engine::{Errno, TaskContext};
 
 use super::bell::Bell;
 use super::device::Device;
@@ -55,19 +52,18 @@ impl Doubts {
 }
 
 impl Pool {
-    /// A flush has failed that went to the data device, and perhaps to others. If anything depends on it, it is to be asked itself, at once.
-    fn doubt_data(&self) -> Trust {
+    /// A flush has failed of something below the data device. If anything depends on it, that is to be asked itself, at once.
+    pub(super) fn doubt_data(&self) {
         {
             // Held until no page is left: who fills one from now on knows of the doubt.
             let editor = self.editor();
             if editor.is_durable() {
-                return Trust::Kept;
+                return;
             }
             self.doubts.raised.fetch_add(1, Ordering::AcqRel);
             self.cache.forget_all();
         }
         self.doubts.alarm.ring();
-        Trust::Lost
     }
 
     /// Whether a page of a device may lead to what the data device has lost. With the editor held.
@@ -113,22 +109,5 @@ impl Pool {
         if editor.is_durable() {
             self.doubts.settle_all();
         }
-    }
-}
-
-/// Hears how a flush of a volume ends that goes straight to the data device, or a write that may have needed one.
-#[derive(Debug)]
-pub(super) struct Flushing(Arc<Pool>);
-
-impl Flushing {
-    pub fn new(pool: &Arc<Pool>) -> Flushing {
-        Flushing(pool.clone())
-    }
-}
-
-/// What is cured counts, too: by a mirror below the pool, which has another copy, or by one above it, for which the whole volume is but one.
-impl Watch for Flushing {
-    fn done(&self, result: Result<(), Errno>) -> Trust {
-        if result.is_err() { self.0.doubt_data() } else { Trust::Kept }
     }
 }

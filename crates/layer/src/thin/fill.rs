@@ -25,7 +25,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard};
 
-use blockwork_engine::{Errno, Lock, LockSnapshot, Trust, Watch};
+use blockwork_engine::{Errno, Lock, LockSnapshot, Watch};
 use blockwork_format::thin::BlockTime;
 
 use super::bell::Bell;
@@ -291,12 +291,11 @@ impl Filling {
 }
 
 impl Watch for Filling {
-    fn done(&self, result: Result<(), Errno>) -> Trust {
+    fn done(&self, result: Result<(), Errno>) {
         match result {
             Ok(()) => self.pool.fills.filled(self.data, self.part, &self.pool.cache),
             Err(_) => self.pool.fills.abandon(self.data, self.part),
         }
-        Trust::Kept
     }
 }
 

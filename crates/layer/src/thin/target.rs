@@ -11,7 +11,6 @@ use blockwork_format::thin::edit::EditError;
 
 use super::config::Discards;
 use super::device::Device;
-use super::doubt::Flushing;
 use super::entry::Mapped;
 use super::fill::{Filling, Part};
 use super::map::Run;
@@ -43,8 +42,6 @@ pub(super) struct Volume {
     pub device: Arc<Device>,
     pub external_origin: Option<Arc<dyn Layer>>,
     pub shape: Shape,
-    /// Hears how flushes end.
-    flushing: Arc<Flushing>,
 }
 
 /// A volume of a pool.
@@ -66,8 +63,7 @@ impl Thin {
         limits.max_discard = if takes_discards { DISCARD_MAX.max(block) } else { Sectors::ZERO };
         limits.max_hw_discard = limits.max_discard;
         let shape = Shape { node, sectors, limits };
-        let flushing = Arc::new(Flushing::new(&pool));
-        Thin(Arc::new(Volume { pool, device: device.0, external_origin, shape, flushing }))
+        Thin(Arc::new(Volume { pool, device: device.0, external_origin, shape }))
     }
 
     /// Reads the map around a sector while there is no worker: volumes are looked into before they are served, and what was
@@ -147,13 +143,9 @@ impl Volume {
             Op::Flush => return self.flush(span, cx),
             Op::Discard => return self.discard(span, cx),
         }
-        if span.flags.has(Flags::FUA) {
-            // The disk may need a flush for it.
-            cx.watch(self.flushing.clone());
-            // Looked at after the map: whoever changes the map says so first.
-            if !self.pool.is_durable(&self.device) {
-                cx.flush_after();
-            }
+        // Looked at after the map: whoever changes the map says so first.
+        if span.flags.has(Flags::FUA) && !self.pool.is_durable(&self.device) {
+            cx.flush_after();
         }
         Ok(())
     }
@@ -258,7 +250,6 @@ impl Volume {
         if !self.pool.is_durable(&self.device) && !cx.was_prepared(self.shape.node, span) {
             return Err(self.defer(span, Reason::Commit));
         }
-        cx.watch(self.flushing.clone());
         cx.pass(self.shape.node, span.sector, &**self.pool.data.get(), span)
     }
 }
@@ -328,6 +319,12 @@ impl Layer for Thin {
     fn close(&self, cx: TaskContext) -> Option<Preparation> {
         let volume = self.0.clone();
         Some(Box::pin(async move { volume.pool.make_durable(&cx, volume.device.changed()).await }))
+    }
+
+    fn suspects(&self, below: NodeId) {
+        if self.0.pool.data.get().node() == below {
+            self.0.pool.doubt_data();
+        }
     }
 
     fn locks(&self) -> Vec<LockSnapshot> {

@@ -5,9 +5,9 @@
 //! 2. Each copy in sync by itself holds what the clients may expect, not only the one that is read at first: a disk may fail
 //!    before a resync gets to it.
 //! 3. A member that was lost can come back as Linux takes it back: it is not older than the bitmap's `events_cleared`, so that
-//!    only what has a bit is copied to it; and all that it lacks has one. (Where somebody else had its place in between, it may be
-//!    older, and is copied whole.)
-//! 4. An array that was stopped in order is clean, with the same events everywhere, and no bit set without need.
+//!    only what has a bit is copied to it; and all that it lacks has one. (Where somebody else had its place in between, or a bitmap was
+//!    found to be stale, which sets all of its bits, it may be older, and is copied whole.)
+//! 4. An array that was written to and stopped in order is clean, with the same events everywhere, and no bit set without need.
 //! 5. An array that was let alone until nothing was due has in each place a member with all data, as long as there are spares; no
 //!    copies differ, and nobody is on the way to anybody's place.
 //!
@@ -190,10 +190,10 @@ impl Judge<'_> {
             if superblock.recovered_sectors() != IN_SYNC || superblock.events < EVENTS {
                 continue;
             }
-            for (bitmap, _) in self.found.members.iter().flatten().filter_map(|member| member.bitmap.as_ref())
-            {
+            let bitmaps = self.found.members.iter().flatten().filter_map(|member| member.bitmap.as_ref());
+            for (bitmap, bits) in bitmaps {
                 let (own, cleared) = (superblock.events, bitmap.events_cleared);
-                if own < cleared {
+                if own < cleared && bits.dirty_chunks() < bitmap.chunks() {
                     wrong.push(format!(
                         "device {} was lost at event {own}, and bits cleared at {cleared}",
                         device.0

@@ -201,8 +201,9 @@ impl Plan {
         let world = new_world(self.seed, journal);
         self.array.make(&world);
         let referee = Referee::new(self.array.volume().1);
-        let (in_sync, unsettled) = (true, Vec::new());
-        let mut run = Run { plan: self, world, referee, in_sync, unsettled, verdict: Verdict::default() };
+        let (in_sync, unsettled, wrote) = (true, Vec::new(), false);
+        let mut run =
+            Run { plan: self, world, referee, in_sync, unsettled, wrote, verdict: Verdict::default() };
         let outcome = caught(|| run.lives(journal));
         run.verdict.violations.extend(outcome.err());
         run.verdict.journal.append(&mut run.world.journal());
@@ -353,6 +354,8 @@ struct Run<'a> {
     in_sync: bool,
     /// By sector of the array: copies may differ as the life begins.
     unsettled: Vec<bool>,
+    /// Something was written in this life: an array that is only read stays as it was found.
+    wrote: bool,
     verdict: Verdict,
 }
 
@@ -409,6 +412,7 @@ impl Run<'_> {
         let ended_well = self.serve(&built, number, life, &victims);
         let closed = !world.is_off() && close(world, &built.stack);
         let rests = ended_well && closed && !world.is_off();
+        self.wrote = has_written(world);
         let members = built.array.status().members;
         self.verdict.mended += members.iter().map(|member| u64::from(member.corrected)).sum::<u64>();
         self.book();
@@ -546,7 +550,7 @@ impl Run<'_> {
         let mercy = !life.no_mercy && !plan.excused;
         // What was discarded in part differs, which is on record.
         let agree = std::mem::take(&mut self.referee.borrow_mut().failed_discards) == 0;
-        if rests && self.in_sync && agree && mercy && life.visit.is_none() {
+        if rests && self.wrote && self.in_sync && agree && mercy && life.visit.is_none() {
             self.verdict.violations.extend(judge.is_at_rest());
         }
         if life.visit.is_some() {
@@ -583,8 +587,7 @@ impl Run<'_> {
         workers[0].add_port(Box::new(SimCheck::new(VolumeId(0), self.referee.clone(), closing.clone())));
         run_all(world, workers);
         close(world, &stack);
-        let writes = |n| world.counters(FileId(n)).writes + world.counters(FileId(n)).zeroes;
-        if (0..world.devices()).any(|n| writes(n) > 0) {
+        if has_written(world) {
             self.accuse("an array that was only read was written to");
         }
         self.book();
@@ -600,6 +603,12 @@ impl Run<'_> {
         verdict.answered += std::mem::take(&mut referee.answered);
         verdict.durable += std::mem::take(&mut referee.durable);
     }
+}
+
+/// Whether a device has been written to in its life.
+fn has_written(world: &World) -> bool {
+    let writes = |n| world.counters(FileId(n)).writes + world.counters(FileId(n)).zeroes;
+    (0..world.devices()).any(|n| writes(n) > 0)
 }
 
 /// Has the layers record what they have to, when all workers have ended.
