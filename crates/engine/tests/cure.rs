@@ -54,6 +54,7 @@ struct Mirror {
     asked: Arc<AtomicU32>,
     closed: Arc<AtomicU32>,
     heard: Arc<Heard>,
+    suspected: Arc<Mutex<Vec<NodeId>>>,
 }
 
 impl Layer for Mirror {
@@ -86,6 +87,11 @@ impl Layer for Mirror {
         self.failed[i].store(true, Relaxed);
         Cure::Again
     }
+    fn suspects(&self, below: NodeId) {
+        // As if the other half were on another disk.
+        self.failed[0].store(true, Relaxed);
+        self.suspected.lock().unwrap().push(below);
+    }
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         assert_eq!(defer.reason, Reason::MemberFailed);
         let failed = self.failed.clone();
@@ -114,12 +120,15 @@ struct Mirrored {
     asked: Arc<AtomicU32>,
     closed: Arc<AtomicU32>,
     heard: Arc<Heard>,
+    suspected: Arc<Mutex<Vec<NodeId>>>,
 }
 
 fn mirrored(slow: bool) -> Mirrored {
     let (failed, asked, closed): (Arc<[AtomicBool; 2]>, Arc<AtomicU32>, Arc<AtomicU32>) = Default::default();
     let heard = Arc::<Heard>::default();
     let writes = heard.clone();
+    let suspected = Arc::<Mutex<Vec<NodeId>>>::default();
+    let suspects = suspected.clone();
     let shape =
         |node, limits: &Limits| Shape { node: NodeId(node), sectors: Sectors(HALF), limits: limits.clone() };
     let (ours, told, ended) = (failed.clone(), asked.clone(), closed.clone());
@@ -137,9 +146,10 @@ fn mirrored(slow: bool) -> Mirrored {
             asked: told,
             closed: ended,
             heard: writes,
+            suspected: suspects,
         })
     });
-    Mirrored { rig, failed, asked, closed, heard }
+    Mirrored { rig, failed, asked, closed, heard, suspected }
 }
 
 #[test]
@@ -215,6 +225,23 @@ fn a_slow_cure_may_wait_for_all_bios_under_way() {
     rig.complete_all();
     rig.all_succeeded(2);
     assert_eq!(rig.bytes(HALF, 8), [9; 8 * 512]);
+}
+
+#[test]
+fn a_read_on_its_way_to_what_may_have_lost_something_is_run_again() {
+    let Mirrored { mut rig, suspected, .. } = mirrored(false);
+    rig.hold();
+    let read = rig.read(0, 8);
+    rig.batch([Bio::flush(), read]);
+    let held: Vec<_> = std::iter::from_fn(|| rig.device.lock().unwrap().held.pop_front()).collect();
+    let (reads, flushes): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.op == Op::Read);
+    assert_eq!(reads.iter().map(|held| held.sector).collect::<Vec<_>>(), [0]);
+    flushes.into_iter().for_each(|held| rig.complete(held, Err(Errno::EIO)));
+    reads.into_iter().for_each(|held| rig.complete(held, Ok(())));
+    rig.worker.turn(Wait::Poll);
+    // Both halves are on that leaf; each is told of once.
+    assert_eq!(*suspected.lock().unwrap(), [NodeId(2), NodeId(3)]);
+    assert_eq!(rig.next_held().sector, HALF, "it reads the other half");
 }
 
 #[test]
