@@ -116,6 +116,13 @@ fn what_a_device_is_filled_with_is_read_when_it_is_durable() {
     survives(&Plan::of(KEPT + 163_272));
 }
 
+/// Found likewise: a device was filled, which could not be recorded at first; the next flush made it one that is being filled again, when
+/// another had been given up for that.
+#[test]
+fn a_device_that_is_filled_stays_so_although_that_is_not_recorded_at_once() {
+    survives(&Plan::draw(166_484));
+}
+
 /// Found likewise: a member had lost what it was given with a flush that failed, and a read that was on its way there gave the rest of a block
 /// of which a part was written; so the block was lost on the other member, too.
 #[test]

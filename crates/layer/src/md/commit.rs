@@ -241,7 +241,8 @@ impl Array {
             let recovered = member.recovered();
             let flushed = io::flush(cx, &member.layer).await;
             flushed.map_err(|errno| self.refused(index, "cache", errno, cx))?;
-            if let Some(end) = recovered {
+            // One that is complete stays so, also where that could not be recorded: another may have been given up since.
+            if let Some(end) = recovered.filter(|_| !member.is_complete()) {
                 member.is_durable_to(Some(end));
             }
             Ok(())
