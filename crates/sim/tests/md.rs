@@ -123,6 +123,13 @@ fn a_device_that_is_filled_stays_so_although_that_is_not_recorded_at_once() {
     survives(&Plan::draw(166_484));
 }
 
+/// Found likewise: of the two copies of a write one was refused, and so were superblocks: the write failed, with one copy done, and nobody knew
+/// that they differ.
+#[test]
+fn copies_of_a_write_that_fails_with_the_superblocks_are_known_to_differ() {
+    survives(&Plan::draw(191_563));
+}
+
 /// Found likewise: a member had lost what it was given with a flush that failed, and a read that was on its way there gave the rest of a block
 /// of which a part was written; so the block was lost on the other member, too.
 #[test]

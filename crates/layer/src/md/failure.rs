@@ -39,6 +39,8 @@ pub(super) struct FailedMember {
     pub(super) errno: Errno,
     /// A write failed there, and the member has a list of bad blocks: that it goes into, if there is room.
     pub(super) bad: Option<(Sector, Sectors)>,
+    /// What others may have written, and this one not.
+    pub(super) lacks: Option<Span>,
 }
 
 /// EDQUOT: the quota of a file system is used up.
@@ -91,7 +93,8 @@ impl Array {
         if failure.op == Op::Flush {
             self.distrust(device);
         }
-        self.has_failed(FailedMember { device, errno: failure.errno, bad });
+        let lacks = failure.op.is_write().then_some(failure.span);
+        self.has_failed(FailedMember { device, errno: failure.errno, bad, lacks });
         Cure::Defer(self.defer(failure.span, Reason::MemberFailed))
     }
 
@@ -186,8 +189,22 @@ impl Array {
     /// As `settle_failures`, for who has the turn. The first thing to do with it.
     pub(super) async fn settle_with_turn(&self, cx: &TaskContext) -> Result<(), Errno> {
         let failed = std::mem::take(&mut *self.failed.lock().unwrap_or_else(PoisonError::into_inner));
+        let settled = self.settle(&failed, cx).await;
+        if settled.is_err() {
+            // The bios are not run again, but fail.
+            for FailedMember { device, lacks, .. } in failed {
+                let stays = self.devices.get(device).is_some_and(|member| !member.is_faulty());
+                if let (true, Some(span), Some(role)) = (stays, lacks, self.devices.role_of(device)) {
+                    self.note_differences(device, role, span);
+                }
+            }
+        }
+        settled
+    }
+
+    async fn settle(&self, failed: &[FailedMember], cx: &TaskContext) -> Result<(), Errno> {
         let mut refusals: Vec<Refusal> = Vec::new();
-        for FailedMember { device, errno, bad } in failed {
+        for FailedMember { device, errno, bad, .. } in failed.iter().copied() {
             let known = refusals.iter().any(|(known, _)| *known == device);
             if known || self.devices.get(device).is_none_or(Member::is_faulty) {
                 continue;

@@ -73,7 +73,7 @@ impl Array {
             Unread::Last => Cure::None,
             Unread::TooMany if self.record.is_none() || self.is_needed(device) => Cure::None,
             Unread::TooMany => {
-                self.has_failed(FailedMember { device, errno: Errno::EIO, bad: None });
+                self.has_failed(FailedMember { device, errno: Errno::EIO, bad: None, lacks: None });
                 Cure::Defer(self.defer(span, Reason::MemberFailed))
             }
             Unread::Noted if self.record.is_none() => Cure::Again,

@@ -211,7 +211,7 @@ impl Array {
             };
             written.map_err(|errno| {
                 self.distrust_at_once(copy.device, cx);
-                self.has_failed(FailedMember { device: copy.device, errno, bad: None });
+                self.has_failed(FailedMember { device: copy.device, errno, bad: None, lacks: None });
                 (copy.device, errno)
             })?;
             if some_bad {
