@@ -168,7 +168,8 @@ pub trait Layer: Send + Sync + Debug {
     }
     /// A flush of a leaf has failed, through whomever, and what was written there since the last one may be lost: told at once, and once by
     /// each worker, before what was on its way to that leaf comes to its end there. `below` is the layer right below this one over which the leaf
-    /// is reached; a redundant layer is told, and none above it. Reads that were resolved before are resolved again. It does no I/O.
+    /// is reached. Told also where a layer in between is redundant: it may have to do without another part already, which shows only when the
+    /// flush comes to its end. Reads that were resolved before are resolved again. It does no I/O.
     fn suspects(&self, below: NodeId) {
         let _ = below;
     }

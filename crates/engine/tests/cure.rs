@@ -31,6 +31,29 @@ impl Layer for Half {
     }
 }
 
+/// Hands all on to the layer below, and notes down what it is told of that.
+#[derive(Debug)]
+struct Above {
+    shape: Shape,
+    below: Arc<dyn Layer>,
+    told: Arc<Mutex<Vec<NodeId>>>,
+}
+
+impl Layer for Above {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        cx.pass(self.shape.node, span.sector, &*self.below, span)
+    }
+    fn suspects(&self, below: NodeId) {
+        self.told.lock().unwrap().push(below);
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        vec![self.below.clone()]
+    }
+}
+
 /// Notes down what is heard of the ends of writes.
 #[derive(Debug, Default)]
 struct Heard(Mutex<Vec<(&'static str, Result<(), Errno>)>>);
@@ -124,6 +147,10 @@ struct Mirrored {
 }
 
 fn mirrored(slow: bool) -> Mirrored {
+    mirrored_below(slow, |mirror| mirror)
+}
+
+fn mirrored_below(slow: bool, top: impl FnOnce(Arc<dyn Layer>) -> Arc<dyn Layer>) -> Mirrored {
     let (failed, asked, closed): (Arc<[AtomicBool; 2]>, Arc<AtomicU32>, Arc<AtomicU32>) = Default::default();
     let heard = Arc::<Heard>::default();
     let writes = heard.clone();
@@ -138,7 +165,7 @@ fn mirrored(slow: bool) -> Mirrored {
             Arc::new(Half { shape, start: u64::from(i) * HALF, below: leaf.clone() })
         };
         let halves = [half(0), half(1)];
-        Arc::new(Mirror {
+        top(Arc::new(Mirror {
             shape: shape(1, leaf.limits()),
             halves,
             failed: ours,
@@ -147,7 +174,7 @@ fn mirrored(slow: bool) -> Mirrored {
             closed: ended,
             heard: writes,
             suspected: suspects,
-        })
+        }))
     });
     Mirrored { rig, failed, asked, closed, heard, suspected }
 }
@@ -229,7 +256,12 @@ fn a_slow_cure_may_wait_for_all_bios_under_way() {
 
 #[test]
 fn a_read_on_its_way_to_what_may_have_lost_something_is_run_again() {
-    let Mirrored { mut rig, suspected, .. } = mirrored(false);
+    let told = Arc::<Mutex<Vec<NodeId>>>::default();
+    let ours = told.clone();
+    let Mirrored { mut rig, suspected, .. } = mirrored_below(false, |below| {
+        let shape = Shape { node: NodeId(4), sectors: below.sectors(), limits: below.limits().clone() };
+        Arc::new(Above { shape, below, told: ours })
+    });
     rig.hold();
     let read = rig.read(0, 8);
     rig.batch([Bio::flush(), read]);
@@ -241,6 +273,8 @@ fn a_read_on_its_way_to_what_may_have_lost_something_is_run_again() {
     rig.worker.turn(Wait::Poll);
     // Both halves are on that leaf; each is told of once.
     assert_eq!(*suspected.lock().unwrap(), [NodeId(2), NodeId(3)]);
+    // The mirror may not be able to do without it: who is above hears as well.
+    assert_eq!(*told.lock().unwrap(), [NodeId(1)]);
     assert_eq!(rig.next_held().sector, HALF, "it reads the other half");
 }
 

@@ -75,38 +75,23 @@ fn overlaps(end: Span, failure: &LeafFailure) -> bool {
     failure.nr == Sectors::ZERO || (failure.sector < end.end() && end.sector < failure.sector + failure.nr)
 }
 
-/// Whether a leaf is below a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reached {
-    No,
-    Yes,
-    /// It is, and a layer in between can do without it.
-    Helped,
-}
-
-/// Tells `layer`, and those below, that a leaf may have lost something; each once.
-fn suspect(layer: &Arc<dyn Layer>, leaf: NodeId, known: &mut BTreeMap<NodeId, Reached>) -> Reached {
+/// Tells `layer`, and those below, each once, that a leaf may have lost something, if that is below them; whether it is.
+fn suspect(layer: &Arc<dyn Layer>, leaf: NodeId, known: &mut BTreeMap<NodeId, bool>) -> bool {
     if layer.node() == leaf {
-        return Reached::Yes;
+        return true;
     }
     if let Some(reached) = known.get(&layer.node()) {
         return *reached;
     }
-    let mut all = Reached::No;
+    let mut reached = false;
     for below in layer.below() {
-        let reached = suspect(&below, leaf, known);
-        if reached == Reached::Yes {
+        if suspect(&below, leaf, known) {
             layer.suspects(below.node());
+            reached = true;
         }
-        all = match (all, reached) {
-            (_, Reached::Yes) if layer.is_redundant() => Reached::Helped,
-            (_, Reached::Yes) | (Reached::Yes, _) => Reached::Yes,
-            (Reached::No, other) => other,
-            (Reached::Helped, _) => Reached::Helped,
-        };
     }
-    known.insert(layer.node(), all);
-    all
+    known.insert(layer.node(), reached);
+    reached
 }
 
 impl Core {

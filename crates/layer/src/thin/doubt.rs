@@ -19,7 +19,7 @@ use super::device::Device;
 use super::pool::Pool;
 use crate::md::io;
 
-/// The doubts of a pool. They are raised, looked at and dropped with the editor held.
+/// The doubts of a pool. They are raised with the editor held, and who fills a page of the cache looks with it held.
 #[derive(Debug, Default)]
 pub(super) struct Doubts {
     /// How many there have been.
