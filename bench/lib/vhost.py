@@ -23,6 +23,8 @@ WRITTEN_DEPTHS = (64, 128, 256, 512, 1024)
 FILE_DEPTHS = (1, 32, 128)
 RINGS = (32, 64, 128, 256)
 QUEUES = (1, 2, 4)
+# Processors of the server and of the guest, where a file's single request under way is measured by these.
+PLACES = ("0 and 0", "1 and 1", "0 and 1", "1 and 0")
 QUEUES_MAX = max(QUEUES)
 NULL_BYTES = 4 << 30
 DELAY_MS = 1
@@ -44,8 +46,17 @@ def start_qsd(starter, at, blockdev):
     return starter.start(QSD, "qemu-storage-daemon", make)
 
 
+def guest_at(server, cell):
+    """Moves the server, too, where the cell says where both are to be."""
+    if "places" not in cell:
+        return GUEST_AT if cell["kind"] == "pinned" else []
+    servers_cpu, guests_cpu = cell["places"].split(" and ")
+    subprocess.run(["taskset", "--all-tasks", "--cpu-list", "--pid", servers_cpu, str(server.pid)], check=True, capture_output=True)
+    return ["taskset", "-c", guests_cpu]
+
+
 def load(bench, server, cell, seconds):
-    at = GUEST_AT if cell["kind"] == "pinned" else []
+    at = guest_at(server, cell)
     command = [*at, bench.vhostload, "--socket", server.sock, "--pid", str(server.pid), "--seconds", str(seconds),
                "--rw", cell.get("rw", "randread"), "--depth", str(cell["depth"]), "--queue-size", str(cell["ring"]),
                "--queues", str(cell.get("queues", 1)), *(["--poll"] if cell["guest"] == "polling" else [])]
@@ -159,6 +170,8 @@ def vhost(bench):
     ours, blockdev = ["--disk", f"{path},direct=on,lock=off"], f"{servers.qsd_file(path)},locking=off"
     rows += measure(bench, "file", ours, blockdev, cells("randread"), counted, beside + reading)
     rows += measure(bench, "file", ours, blockdev, cells("randwrite"), counted, beside)
+    if os.cpu_count() > 1 and machine.has("taskset"):
+        rows += measure(bench, "placed", ours, blockdev, [cell_of("placed", 1, places=places) for places in PLACES])
     return tables_of(rows) + goals(rows) + least(bench) + [machine.noise(rows), ""] + errors(rows)
 
 
@@ -206,6 +219,7 @@ def tables_of(rows):
     reads = [row for row in file if row["rw"] == "randread"]
     lines += table("Reads per second against the best of the bare ones", reads, ["depth"], [OURS, *BARE_FILE], "iops", max)
     lines += table("Reads, p50, us", reads, ["depth"], [OURS, *BARE_FILE], "p50_us", min)
+    lines += table("Reads at depth 1, by the processors of server and guest: p50, us", of("placed"), ["places"], [OURS, QSD], "p50_us", min)
     lines += table("Server system calls per I/O", file, keys, [OURS, QSD], "syscalls", min)
     lines += table("io_uring_enter per I/O", file, keys, [OURS, QSD], "enters", min)
     lines += [f"### A disk that takes {DELAY_MS} ms for everything, rings full", ""]
