@@ -22,22 +22,25 @@ fn serve(scratch: &Scratch, nfs: &NfsServer, url: &str) -> Server {
 fn a_disk_on_a_server_holds_what_was_written_to_it() {
     let scratch = Scratch::new();
     let nfs = NfsServer::start(&scratch);
-    scratch.sparse("export/disk.img", 32 * MIB);
-    scratch.noise("noise", 32 << 20, 5);
-    let url = nfs.url("disk.img", "?nconnect=2");
-    let listed = run(&mut nfs.beside(&scratch.blockwork(["scan", &url])));
-    assert!(listed.contains("disk/disk.img ") && listed.contains("32M"), "{listed}");
-    let server = serve(&scratch, &nfs, &url);
-    let (uri, noise) = (scratch.uri(""), scratch.at("noise"));
-    let copy = ["convert", "-n", "-t", "writeback", "-f", "raw", "-O", "raw", &noise, &uri];
-    run(tool("qemu-img").args(copy));
-    // Through the disk, and, after the flush that ends the copy, on the server.
-    run(tool("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &noise, &uri]));
-    assert!(scratch.read("export/disk.img") == scratch.read("noise"), "the server has other data");
-    let stats = server.stop_for_stats();
-    let writes = stats.count("export/disk.img?nconnect=2", "writes");
-    // Each of the largest request, but for a few at the edges of the copy's own pieces.
-    assert!((32..=64).contains(&writes), "{writes} WRITE calls for 32 MiB");
+    // With memory for what is uncommitted that has room for all of it, and for one request.
+    for (seed, query) in [(5, "?nconnect=2"), (6, "?nconnect=2&uncommitted=1M")] {
+        scratch.sparse("export/disk.img", 32 * MIB);
+        scratch.noise("noise", 32 << 20, seed);
+        let url = nfs.url("disk.img", query);
+        let listed = run(&mut nfs.beside(&scratch.blockwork(["scan", &url])));
+        assert!(listed.contains("disk/disk.img ") && listed.contains("32M"), "{listed}");
+        let server = serve(&scratch, &nfs, &url);
+        let (uri, noise) = (scratch.uri(""), scratch.at("noise"));
+        let copy = ["convert", "-n", "-t", "writeback", "-f", "raw", "-O", "raw", &noise, &uri];
+        run(tool("qemu-img").args(copy));
+        // Through the disk, and, after the flush that ends the copy, on the server.
+        run(tool("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &noise, &uri]));
+        assert!(scratch.read("export/disk.img") == scratch.read("noise"), "the server has other data");
+        let stats = server.stop_for_stats();
+        let writes = stats.count(&format!("export/disk.img{query}"), "writes");
+        // Each of the largest request, but for a few at the edges of the copy's own pieces.
+        assert!((32..=64).contains(&writes), "{writes} WRITE calls for 32 MiB");
+    }
 }
 
 /// The server's disk is a file system that loses, with its power, what was not written to it: there are holes then where there was data.

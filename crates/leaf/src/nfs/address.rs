@@ -1,6 +1,9 @@
 //! How a disk on an NFS server is named: `nfs://SERVER[:PORT]/PATH/FILE[?OPTION=VALUE&...]`, as libnfs and QEMU have it: in the path
 //! `%` and two hexadecimal digits stand for a byte, so that names may hold what means something here.
 
+use super::UNCOMMITTED_BYTES;
+use crate::size::parse_size;
+
 /// A file on a server, and how to reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NfsAddress {
@@ -33,6 +36,9 @@ pub struct NfsOptions {
     pub read_size: Option<u32>,
     /// See `read_size`.
     pub write_size: Option<u32>,
+    /// `uncommitted`: memory for what the server may still forget, bytes: a power of two. When half of it is in use, the server is asked to
+    /// commit; a client that never flushes writes the faster the more there is.
+    pub uncommitted_bytes: usize,
 }
 
 impl Default for NfsOptions {
@@ -46,6 +52,7 @@ impl Default for NfsOptions {
             retrans: None,
             read_size: None,
             write_size: None,
+            uncommitted_bytes: UNCOMMITTED_BYTES,
         }
     }
 }
@@ -55,6 +62,9 @@ impl Default for NfsOptions {
 const CONNECTIONS: u8 = 4;
 /// Most connections of a worker, as in Linux.
 const CONNECTIONS_MAX: u8 = 16;
+/// The least and the most memory for what is uncommitted: one large request, and the largest block that an arena has.
+const UNCOMMITTED_MIN: u64 = 1 << 20;
+const UNCOMMITTED_MAX: u64 = 2 << 30;
 /// Retransmissions of a soft mount, where it does not say how many: as in Linux.
 const RETRANS: u32 = 2;
 
@@ -135,10 +145,11 @@ impl NfsOptions {
             "hard" => self.retrans = None,
             "rsize" => self.read_size = Some(size(key, value)?),
             "wsize" => self.write_size = Some(size(key, value)?),
+            "uncommitted" => self.uncommitted_bytes = uncommitted(value)?,
             _ => {
                 return Err(format!(
                     "{option:?} is no option of NFS: expected mountport=, uid=, gid=, nconnect=, timeo=, soft, hard, \
-                     retrans= (which means soft), rsize= or wsize="
+                     retrans= (which means soft), rsize=, wsize= or uncommitted="
                 ));
             }
         }
@@ -151,6 +162,15 @@ fn size(key: &str, value: &str) -> Result<u32, String> {
     if bytes < 4096 { Err(format!("{key}={value}: expected 4096 bytes at least")) } else { Ok(bytes) }
 }
 
+fn uncommitted(value: &str) -> Result<usize, String> {
+    let bytes = parse_size(value).map_err(|why| format!("uncommitted: {why}"))?;
+    let is_allowed = bytes.is_power_of_two() && (UNCOMMITTED_MIN..=UNCOMMITTED_MAX).contains(&bytes);
+    match usize::try_from(bytes) {
+        Ok(bytes) if is_allowed => Ok(bytes),
+        _ => Err(format!("uncommitted={value}: expected a power of two from 1M to 2G")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,7 +180,7 @@ mod tests {
         let plain = NfsAddress::parse("store/vm/a.img").unwrap();
         assert_eq!((plain.server.as_str(), plain.port, plain.path.as_str()), ("store", None, "/vm/a.img"));
         assert_eq!(plain.options, NfsOptions::default());
-        let all = "[::1]:20490//vm/a.img?mountport=635&uid=7&gid=8&nconnect=4&timeo=20&soft&rsize=65536&wsize=32768";
+        let all = "[::1]:20490//vm/a.img?mountport=635&uid=7&gid=8&nconnect=4&timeo=20&soft&rsize=65536&wsize=32768&uncommitted=1G";
         let all = NfsAddress::parse(all).unwrap();
         assert_eq!((all.server.as_str(), all.port, all.path.as_str()), ("::1", Some(20490), "/vm/a.img"));
         let options = NfsOptions {
@@ -172,6 +192,7 @@ mod tests {
             retrans: Some(2),
             read_size: Some(65536),
             write_size: Some(32768),
+            uncommitted_bytes: 1 << 30,
         };
         assert_eq!(all.options, options);
         let named = NfsAddress::parse("store/vm/Gäste 1/100%25%3f.img?nconnect=2").unwrap();
@@ -196,6 +217,10 @@ mod tests {
             ("store:x/a", "port"),
             ("store/a?nconnect=17", "1 to 16"),
             ("store/a?wsize=5", "4096"),
+            ("store/a?uncommitted=x", "uncommitted: "),
+            ("store/a?uncommitted=100M", "from 1M to 2G"),
+            ("store/a?uncommitted=4G", "from 1M to 2G"),
+            ("store/a?uncommitted=512K", "from 1M to 2G"),
             ("store/a?vers=4", "vers=4"),
         ] {
             let error = NfsAddress::parse(text).unwrap_err();

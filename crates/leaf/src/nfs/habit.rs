@@ -5,9 +5,9 @@
 //! found before, a COMMIT goes ahead, and the flush finds the rest. One for each flush at most: who flushes costs the server one COMMIT
 //! anyway, and one that never flushes is not slowed down by any.
 
-/// Where flushes find less than this part of the memory for what is uncommitted (1 MiB of [`super::UNCOMMITTED_BYTES`]), the disk is soon
-/// done with it.
-const WORTHWHILE: u64 = 64;
+/// Where flushes find less than so many bytes, the disk is soon done with it. Where there is little memory for what is uncommitted, less than
+/// that part of it.
+const WORTHWHILE: (u64, u64) = (1 << 20, 64);
 
 /// The habit of all clients of a file, seen by all workers.
 pub(super) struct Habit {
@@ -45,7 +45,9 @@ impl Habit {
     /// 64 KiB writes in random places, 16 under way and a flush after each 64, a seventh faster so than without; after a third or five
     /// eighths about the same, after three quarters no faster.
     pub(super) fn is_time(&self) -> bool {
-        !self.ahead && self.most >= self.room / WORTHWHILE && self.written >= self.most / 2
+        !self.ahead
+            && self.most >= WORTHWHILE.0.min(self.room / WORTHWHILE.1)
+            && self.written >= self.most / 2
     }
 
     /// It has gone, or another that nobody has asked for.
@@ -76,11 +78,13 @@ mod tests {
 
     #[test]
     fn half_way_to_a_flush_that_is_expected_one_goes_ahead() {
-        let mut habit = Habit::new(super::super::UNCOMMITTED_BYTES);
-        assert_eq!(
-            [64, 64, 30, 64].map(|pieces| round(&mut habit, pieces)),
-            [None, Some(32), None, Some(28)]
-        );
+        for room in [super::super::UNCOMMITTED_BYTES, 1 << 30] {
+            let mut habit = Habit::new(room);
+            assert_eq!(
+                [64, 64, 30, 64].map(|pieces| round(&mut habit, pieces)),
+                [None, Some(32), None, Some(28)]
+            );
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@
 //! 1. A flush is answered when all that was answered before it is durable on the server, in whichever life of it, by whichever
 //!    worker it was written (`ledger`).
 //! 2. A read gives what was answered last, also after a restart that nobody has noticed yet.
-//! 3. Memory for what is uncommitted is bounded by [`UNCOMMITTED_BYTES`].
+//! 3. Memory for what is uncommitted is bounded: by [`UNCOMMITTED_BYTES`], or what the address says.
 //! 4. A call is asked again, under the same xid, until it is answered; on a soft mount until its time is over.
 //!
 //! Not kept off: another server that writes to the same file. The locks of NFS version 3 are a protocol of their own (NLM), which
@@ -60,7 +60,7 @@ use ledger::Ledger;
 
 pub use address::{NfsAddress, NfsOptions};
 
-/// Memory for writes that the server may still forget, of one file.
+/// Memory for writes that the server may still forget, of one file, where its address does not say otherwise.
 pub const UNCOMMITTED_BYTES: usize = 64 << 20;
 /// The largest request made of a file, as of one on a local disk.
 const MAX_SECTORS: Sectors = Sectors(2048);
@@ -86,7 +86,7 @@ pub struct NfsFile {
     pub write_max: u32,
     /// It may only be read.
     pub read_only: bool,
-    /// Memory for what the server may forget, bytes: a power of two of pages; [`UNCOMMITTED_BYTES`] where nothing speaks for less.
+    /// Memory for what the server may forget, bytes: a power of two of pages.
     pub uncommitted_bytes: usize,
 }
 

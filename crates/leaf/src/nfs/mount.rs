@@ -14,7 +14,7 @@ use blockwork_format::nfs3::{
 
 use super::address::{NfsAddress, NfsOptions};
 use super::dialog::Dialog;
-use super::{NfsFile, UNCOMMITTED_BYTES, remedy};
+use super::{NfsFile, remedy};
 use crate::error::LeafError;
 
 /// Bits of ACCESS.
@@ -58,7 +58,7 @@ pub(super) fn find(name: &str, address: &NfsAddress, read_only: bool) -> Result<
         read_max: read_max.min(options.read_size.unwrap_or(u32::MAX)),
         write_max: write_max.min(options.write_size.unwrap_or(u32::MAX)),
         read_only,
-        uncommitted_bytes: UNCOMMITTED_BYTES,
+        uncommitted_bytes: options.uncommitted_bytes,
     })
 }
 
