@@ -3,9 +3,9 @@ qemu-storage-daemon's nfs driver (libnfs), which is also asked with a larger req
 
 Both ask the same server over loopback, which takes most of the processor: ratios tell, and say less than the difference between
 the clients is. On files in memory (tmpfs), where what is written is durable at once, the protocol alone is measured. On the disk every
-64th write is followed by a flush: without, libnfs leaves all in the server's memory and would lose it when the server crashes, while
-ours has the server commit what it keeps for that, and so goes at the disk's pace. How the server's writes are cut is counted in a run of
-its own."""
+64th write is followed by a flush. Without, libnfs leaves all in the server's memory and would lose it when the server crashes, while
+ours has the server commit what it keeps for that, and so goes at the disk's pace from some point on (`uncommitted=`): measured as well, with two such
+points. How the server's writes are cut is counted in a run of its own."""
 
 import json
 import os
@@ -25,6 +25,9 @@ LOADS = [("64k random writes", "randwrite", "64k", 16), ("64k sequential writes"
          ("64k random reads", "randread", "64k", 16)]
 MEMORY = "/dev/shm"
 GOAL = 1.3
+# Where nobody flushes: how much ours keeps, instead of 64M.
+ROOM = "1G"
+ROOMY = f"{OURS}, uncommitted={ROOM}"
 # The load that the bare client makes as well (crates/leaf/examples/bare_nfs.rs), with as many connections as ours.
 BOUND = LOADS[0]
 BARE, CONNECTIONS = "bare client", 4
@@ -71,22 +74,24 @@ def nfs(bench):
     if missing or not machine.is_root():
         return [f"Skipped: needs root, nfs-ganesha, rpcbind and fio (missing: {', '.join(missing) or 'root'}).", ""]
     lines = []
-    for place, where, extra in (("memory", MEMORY, []), ("disk", bench.data, [f"--fsync={FLUSH_EVERY}"])):
+    places = (("memory", MEMORY, [], LOADS, (OURS, QSD)), ("disk", bench.data, [f"--fsync={FLUSH_EVERY}"], LOADS, (OURS, QSD)),
+              ("disk, nobody flushes", bench.data, [], [BOUND], (OURS, ROOMY, QSD)))
+    for place, where, extra, loads, peers in places:
         with tempfile.TemporaryDirectory(dir=where, prefix="blockwork-nfs-") as folder:
             ganesha = Ganesha(folder, bench.run_folder)
             try:
-                lines += measure(bench, ganesha, place, folder, extra)
+                lines += measure(bench, ganesha, place, folder, extra, loads, peers)
             finally:
                 ganesha.stop()
     return lines
 
 
-def measure(bench, ganesha, place, folder, extra):
+def measure(bench, ganesha, place, folder, extra, loads, names):
     bytes_each = min(bench.file_bytes, 512 << 20)
     with bench.starter() as starter:
         peers = {}
-        for peer in (OURS, QSD):
-            path = f"{folder}/{peer}.img"
+        for peer in names:
+            path = f"{folder}/{list(names).index(peer)}.img"
             # All of it is there: to make room for what is written for the first time is the server's file system's work, a third of
             # what it does of it then, and whoever comes first would have it.
             bench.write(path, bytes_each)
@@ -94,13 +99,13 @@ def measure(bench, ganesha, place, folder, extra):
             if server:
                 peers[peer] = server
         rows = []
-        for load, rw, bs, depth in LOADS:
+        for load, rw, bs, depth in loads:
             for rep in range(bench.reps):
                 for peer, server in peers.items():
                     flushes = extra if "write" in rw else []
                     one = lambda: client(bench, ganesha, server, rw, bs, depth, flushes)  # noqa: E731, B023
                     rows.append(bench.row({"load": load, "place": place}, peer, "fio", rep, one))
-        alone = [bench.row({"place": place}, BARE, BARE, rep, lambda: bare(bench, ganesha, f"{folder}/{OURS}.img", bool(extra)))
+        alone = [bench.row({"place": place}, BARE, BARE, rep, lambda: bare(bench, ganesha, f"{folder}/{list(names).index(OURS)}.img", bool(extra)))
                  for rep in range(bench.reps if OURS in peers and machine.has(bench.bare_nfs) else 0)]
         lines = table(f"MiB/s, depth 16, one client, {place}; goal for writes of 64 KiB: {GOAL}", rows, ["load"], list(peers), "mibps", max,
                       rivals=[QSD])
@@ -116,8 +121,9 @@ def measure(bench, ganesha, place, folder, extra):
 def start(starter, ganesha, peer, path):
     name = f"{peer} nfs"
     sock, log = starter.paths(name)
-    if peer == OURS:
-        command = [starter.blockwork, "serve", "--disk", f"nfs://127.0.0.1{path}", "--nbd", f"unix:{sock}", "--workers", "1"]
+    if peer in (OURS, ROOMY):
+        room = f"?uncommitted={ROOM}" if peer == ROOMY else ""
+        command = [starter.blockwork, "serve", "--disk", f"nfs://127.0.0.1{path}{room}", "--nbd", f"unix:{sock}", "--workers", "1"]
         ready = Server.wait_for_ready_line
     else:
         folder, file = os.path.split(path)
