@@ -399,7 +399,7 @@ impl Layer for Array {
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let array = self.itself();
         Box::pin(async move {
-            match defer.reason {
+            let prepared = match defer.reason {
                 Reason::MemberFailed => array.settle_failures(&cx).await,
                 Reason::ReadError => {
                     array.start_mending(&cx);
@@ -410,7 +410,11 @@ impl Layer for Array {
                     Ok(())
                 }
                 _ => array.make_ready(defer.span, &cx).await,
+            };
+            if prepared.is_err() {
+                array.fails_unprepared(defer.span);
             }
+            prepared
         })
     }
 

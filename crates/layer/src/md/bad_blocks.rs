@@ -3,6 +3,7 @@
 //! | kind | how it came | on disk | writes |
 //! | --- | --- | --- | --- |
 //! | [`Bad::Unread`] | a read failed; it is about to be written anew | no | go there |
+//! | [`Bad::Stale`] | a write failed on a member that has to stay: others have what is newer | no | go there |
 //! | [`Bad::Listed`] | found in the list, or no copy could be read when the member was filled | yes | go there |
 //! | [`Bad::Unwritable`] | a write failed | yes | leave it out |
 //!
@@ -45,6 +46,7 @@ pub struct BadBlockLog {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Bad {
     Unread,
+    Stale,
     Listed,
     Unwritable,
 }
@@ -181,7 +183,7 @@ impl BadBlocks {
                 left.push(range);
                 continue;
             }
-            changed |= range.what != Bad::Unread;
+            changed |= range.what >= Bad::Listed;
             left.extend((range.start < start).then_some(Range { end: start, ..range }));
             left.extend((end < range.end).then_some(Range { start: end, ..range }));
         }
@@ -191,10 +193,23 @@ impl BadBlocks {
         changed
     }
 
+    /// Ranges that only others have, for as long as this member is there.
+    pub(super) fn lacking(&self) -> Vec<(Sector, Sectors)> {
+        let ranges = self.read();
+        let lacking = ranges.iter().filter(|range| range.what != Bad::Unread);
+        lacking.map(|range| (Sector(range.start), Sectors(range.end - range.start))).collect()
+    }
+
+    /// Whether others have what is newer of some of the `nr` sectors at `sector`.
+    pub(super) fn is_stale(&self, sector: Sector, nr: Sectors) -> bool {
+        let is_met = |range: &Range| range.what == Bad::Stale && range.meets(sector.0, sector.0 + nr.0);
+        self.any() && self.read().iter().any(is_met)
+    }
+
     /// What belongs in the list on disk of a member whose data starts there, in whole units of it.
     pub(super) fn for_disk(&self, data_start: Sector) -> Vec<Region> {
         let ranges = self.read();
-        let listed = ranges.iter().filter(|range| range.what != Bad::Unread);
+        let listed = ranges.iter().filter(|range| range.what >= Bad::Listed);
         let region =
             |range: &Range| Region { start: data_start.0 + range.start, sectors: range.end - range.start };
         listed.map(region).collect()
@@ -237,6 +252,19 @@ mod tests {
             assert!(bad.add(Sector(100 + 2 * i), Sectors(1), Bad::Unread), "{i}");
         }
         assert!(!bad.add(Sector(5000), Sectors(1), Bad::Unread));
+    }
+
+    #[test]
+    fn what_is_old_is_lacking_and_in_no_list() {
+        let bad = BadBlocks::listed(&[(Sector(0), Sectors(8))]);
+        assert!(bad.add(Sector(16), Sectors(8), Bad::Unread) && bad.add(Sector(32), Sectors(8), Bad::Stale));
+        assert_eq!([readable(&bad, 8, 100), readable(&bad, 24, 100)], [8, 8]);
+        assert_eq!(bad.lacking(), [(Sector(0), Sectors(8)), (Sector(32), Sectors(8))]);
+        assert_eq!(bad.for_disk(Sector(100)), [Region { start: 100, sectors: 8 }]);
+        assert!(bad.is_stale(Sector(24), Sectors(9)) && !bad.is_stale(Sector(16), Sectors(16)));
+        assert!(
+            !bad.any_unwritable() && !bad.remove(Sector(32), Sectors(8)) && readable(&bad, 24, 100) == 100
+        );
     }
 
     #[test]

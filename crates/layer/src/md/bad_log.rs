@@ -51,8 +51,7 @@ impl Array {
         let others =
             others.filter_map(|(role, _)| Some((role, self.member(role).filter(|it| it.bad.any())?)));
         let mut ranges = others.flat_map(|(role, member)| {
-            let list = member.bad.for_disk(Sector(0)).into_iter();
-            list.map(move |region| (role, Sector(region.start), Sectors(region.sectors)))
+            member.bad.lacking().into_iter().map(move |(sector, nr)| (role, sector, nr))
         });
         ranges.all(|(role, sector, nr)| self.has_copy(role, sector, nr, without))
     }

@@ -11,7 +11,7 @@
 //! | a write-zeroes that has to be fast, and is not on this member | likewise; none is tried any more |
 //! | a discard that a member turns out not to support | the client hears of it; what was to be discarded has no defined content |
 //! | a discard for another reason | likewise, and mirrors may differ there now. The member stays, as in Linux: disks with faults in their TRIM must not lose an array its redundancy with every fstrim |
-//! | anything, on the last member that has some data | the client hears of it |
+//! | anything, on the last member that has some data | the client hears of it; where other copies may have a write that it refused, it is read no more |
 //!
 //! [`Layer::cure`](blockwork_engine::Layer::cure) decides, and writes nothing down but in memory. What it says of mirrors that
 //! may differ is in place before the failed bio counts as over, so that the upkeep, which waits for that, never clears the
@@ -83,7 +83,7 @@ impl Array {
             return Cure::None;
         }
         if self.is_needed(device) {
-            self.note_differences(device, role, failure.span);
+            self.note_lack(device, role, failure.span);
             return Cure::None;
         }
         let has_list = member.site.as_ref().is_some_and(|(_, site)| site.bad_blocks.is_some());
@@ -163,6 +163,15 @@ impl Array {
         self.devices.role_of(device).filter(serves).is_some_and(|role| !self.can_do_without(role))
     }
 
+    /// A write of `span` failed on a device in this role that has to stay: where there is another copy, that may be newer, so this one is read no
+    /// more there, and the other one cannot be done without.
+    fn note_lack(&self, device: DeviceIndex, role: u16, span: Span) {
+        self.note_differences(device, role, span);
+        if let Some(member) = self.devices.get(device).filter(|_| span.op.is_write()) {
+            self.note_stale(member, role, span);
+        }
+    }
+
     /// Mirrors may differ in what `span` of a device in this role holds, where there is another copy of it.
     fn note_differences(&self, device: DeviceIndex, role: u16, span: Span) {
         let Some(member) = self.devices.get(device) else { return };
@@ -177,6 +186,14 @@ impl Array {
                 }
             }
             (at, left) = (at + nr, left - nr);
+        }
+    }
+
+    /// A bio fails since it could not be prepared for. It may have been on its way to the members before, and what some of them refused was
+    /// not asked about, since another one was being given up: then they differ.
+    pub(super) fn fails_unprepared(&self, span: Span) {
+        if span.op.is_write() && self.record.is_some() && self.geometry().copies() > 1 {
+            self.note_difference(span.sector, span.nr);
         }
     }
 
@@ -195,7 +212,7 @@ impl Array {
             for FailedMember { device, lacks, .. } in failed {
                 let stays = self.devices.get(device).is_some_and(|member| !member.is_faulty());
                 if let (true, Some(span), Some(role)) = (stays, lacks, self.devices.role_of(device)) {
-                    self.note_differences(device, role, span);
+                    self.note_lack(device, role, span);
                 }
             }
         }

@@ -119,6 +119,21 @@ impl Array {
         Unread::Noted
     }
 
+    /// A write of `span` failed on a device in this role that has to stay. Where another copy can be read that may be newer, this one is not read until it has
+    /// been written anew: by a resync, since mirrors may differ there.
+    pub(super) fn note_stale(&self, member: &Member, role: u16, span: Span) {
+        let start = Sector(span.sector.0.saturating_sub(member.data_start.0));
+        let (mut sector, mut left) = whole_blocks(start, span.nr, &self.form().shape.limits);
+        while left > Sectors::ZERO {
+            let nr = self.geometry().chunk_room(sector).min(left);
+            let place = Place { member: role, sector };
+            if self.other_copy(place, nr).is_some() && member.bad.add(sector, nr, Bad::Stale) {
+                self.choose_with_care();
+            }
+            (sector, left) = (sector + nr, left - nr);
+        }
+    }
+
     /// A copy of what is at `place`, on another member that can read all of it.
     fn other_copy(&self, place: Place, nr: Sectors) -> Option<Place> {
         let sector = self.geometry().to_array(place)?;

@@ -139,6 +139,7 @@ impl Array {
     /// Copies the first copy of a window of the array to the others, where they may differ.
     pub(super) async fn copy_first(&self, window: Window, cx: &TaskContext) -> Result<(), End> {
         let mut pieces = Vec::new();
+        let mut nowhere = Vec::new();
         let mut sector = Sector(window.start);
         while sector.0 < window.end {
             let bit = self.intent().map_or(u64::MAX, |it| it.chunk_sectors() - sector.0 % it.chunk_sectors());
@@ -156,12 +157,21 @@ impl Array {
                     if !to.is_empty() {
                         push(&mut pieces, Piece { from, to, nr });
                     }
+                } else {
+                    nowhere.extend(self.copies_of(sector).into_iter().map(|copy| (copy, nr)));
                 }
             }
             sector = sector + nr;
         }
-        // What no copy has cannot differ: whoever reads it hears of it.
-        self.copy(pieces, cx).await.map(drop)
+        nowhere.extend(self.copy(pieces, cx).await?);
+        // What no copy has cannot differ: whoever reads it hears of it. But what is only old can be read once the array is served again.
+        let is_stale = |(copy, nr): &(Copy, Sectors)| {
+            self.devices.get(copy.device).is_some_and(|it| it.bad.is_stale(copy.sector, *nr))
+        };
+        match nowhere.into_iter().find(is_stale) {
+            Some((copy, _)) => Err(End::Stuck(copy.sector)),
+            None => Ok(()),
+        }
     }
 
     /// Reads all pieces, then writes them. Gives what could not be read, by where it should have gone.

@@ -71,7 +71,7 @@ pub(super) enum End {
     Distrusted,
     /// A device refused what was copied to it.
     Failed(Refusal),
-    /// That sector of a member has no copy, and there is no room to remember it.
+    /// That sector of a member has no copy, and there is no room to remember it; or what was there is old, and the newer copy cannot be read.
     Stuck(Sector),
 }
 

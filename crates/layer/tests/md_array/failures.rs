@@ -146,6 +146,32 @@ fn the_last_copy_is_never_given_up_and_its_errors_go_to_the_client() {
 }
 
 #[test]
+fn where_a_member_that_has_to_stay_refused_a_write_nothing_old_is_read() {
+    let mut rig = active(Make::raid10("n2", 3));
+    next(&rig, 2, 0, EIO);
+    rig.write(16, 8, 1).unwrap();
+    // Of the chunks that were there as well, the others have the only copies. The first chunk is on both of them.
+    assert_eq!(states(&rig), [MemberState::InSync, MemberState::InSync, MemberState::Faulty]);
+    next(&rig, 1, 0, EIO);
+    assert_eq!(rig.write(0, 16, 2), Err(Errno::EIO));
+    assert_eq!(states(&rig)[1], MemberState::InSync);
+    let old = |rig: &Rig, device| (0..16).filter(|sector| rig.on_member(device, *sector) == 1).count();
+    assert_eq!(old(&rig, 0), 0);
+    assert!(old(&rig, 1) > 0, "all of the write that failed was done");
+    let all_new = |read: Result<Vec<u8>, Errno>| read.unwrap().iter().all(|byte| *byte == 2);
+    assert!(all_new(rig.read(0, 16)));
+    next(&rig, 0, 0, EIO);
+    assert_eq!(rig.read(0, 16).err(), Some(Errno::EIO), "the other copy is what was there before");
+    assert!(all_new(rig.read(0, 16)));
+    // Once it is in sync it is read again.
+    rig.open();
+    rig.wait_sync();
+    assert_eq!(old(&rig, 1), 0);
+    next(&rig, 0, 0, EIO);
+    assert!(all_new(rig.read(0, 16)));
+}
+
+#[test]
 fn of_two_members_that_fail_at_once_one_stays() {
     let mut rig = active(Make::raid1(2));
     for device in [0, 1] {
