@@ -399,7 +399,7 @@ impl Layer for Array {
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let array = self.itself();
         Box::pin(async move {
-            let prepared = match defer.reason {
+            match defer.reason {
                 Reason::MemberFailed => array.settle_failures(&cx).await,
                 Reason::ReadError => {
                     array.start_mending(&cx);
@@ -409,12 +409,14 @@ impl Layer for Array {
                     array.fences.wait(defer.span.sector, defer.span.nr).await;
                     Ok(())
                 }
-                _ => array.make_ready(defer.span, &cx).await,
-            };
-            if prepared.is_err() {
-                array.fails_unprepared(defer.span);
+                _ => {
+                    let ready = array.make_ready(defer.span, &cx).await;
+                    if ready.is_err() {
+                        array.fails_unprepared(defer.span);
+                    }
+                    ready
+                }
             }
-            prepared
         })
     }
 

@@ -189,8 +189,8 @@ impl Array {
         }
     }
 
-    /// A bio fails since it could not be prepared for. It may have been on its way to the members before, and what some of them refused was
-    /// not asked about, since another one was being given up: then they differ.
+    /// A bio of this span of the array fails, since it could not be prepared for. It may have been on its way to the members before, and what some
+    /// of them refused was not asked about, since another one was being given up: then they differ.
     pub(super) fn fails_unprepared(&self, span: Span) {
         if span.op.is_write() && self.record.is_some() && self.geometry().copies() > 1 {
             self.note_difference(span.sector, span.nr);

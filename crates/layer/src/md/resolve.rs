@@ -332,7 +332,8 @@ impl Array {
     #[inline]
     fn confirm(&self, span: Span, left_out: bool) -> Result<(), Defer> {
         if left_out && !self.gate.pass() {
-            return Err(self.defer(span, Reason::MemberFailed));
+            // As where the gate was found closed.
+            return Err(self.defer(span, Reason::Activate));
         }
         Ok(())
     }
