@@ -88,10 +88,10 @@ def nfs(bench):
 
 def measure(bench, ganesha, place, folder, extra, loads, names):
     bytes_each = min(bench.file_bytes, 512 << 20)
+    paths = {peer: f"{folder}/{number}.img" for number, peer in enumerate(names)}
     with bench.starter() as starter:
         peers = {}
-        for peer in names:
-            path = f"{folder}/{list(names).index(peer)}.img"
+        for peer, path in paths.items():
             # All of it is there: to make room for what is written for the first time is the server's file system's work, a third of
             # what it does of it then, and whoever comes first would have it.
             bench.write(path, bytes_each)
@@ -105,7 +105,7 @@ def measure(bench, ganesha, place, folder, extra, loads, names):
                     flushes = extra if "write" in rw else []
                     one = lambda: client(bench, ganesha, server, rw, bs, depth, flushes)  # noqa: E731, B023
                     rows.append(bench.row({"load": load, "place": place}, peer, "fio", rep, one))
-        alone = [bench.row({"place": place}, BARE, BARE, rep, lambda: bare(bench, ganesha, f"{folder}/{list(names).index(OURS)}.img", bool(extra)))
+        alone = [bench.row({"place": place}, BARE, BARE, rep, lambda: bare(bench, ganesha, paths[OURS], bool(extra)))
                  for rep in range(bench.reps if OURS in peers and machine.has(bench.bare_nfs) else 0)]
         lines = table(f"MiB/s, depth 16, one client, {place}; goal for writes of 64 KiB: {GOAL}", rows, ["load"], list(peers), "mibps", max,
                       rivals=[QSD])

@@ -23,13 +23,14 @@ fn a_disk_on_a_server_holds_what_was_written_to_it() {
     let scratch = Scratch::new();
     let nfs = NfsServer::start(&scratch);
     // With memory for what is uncommitted that has room for all of it, and for one request.
-    for (seed, query) in [(5, "?nconnect=2"), (6, "?nconnect=2&uncommitted=1M")] {
+    for (seed, query, room) in [(5, "?nconnect=2", 64 * MIB), (6, "?nconnect=2&uncommitted=1M", MIB)] {
         scratch.sparse("export/disk.img", 32 * MIB);
         scratch.noise("noise", 32 << 20, seed);
         let url = nfs.url("disk.img", query);
         let listed = run(&mut nfs.beside(&scratch.blockwork(["scan", &url])));
         assert!(listed.contains("disk/disk.img ") && listed.contains("32M"), "{listed}");
         let server = serve(&scratch, &nfs, &url);
+        assert_eq!(uncommitted(server.pid()), room);
         let (uri, noise) = (scratch.uri(""), scratch.at("noise"));
         let copy = ["convert", "-n", "-t", "writeback", "-f", "raw", "-O", "raw", &noise, &uri];
         run(tool("qemu-img").args(copy));
@@ -41,6 +42,18 @@ fn a_disk_on_a_server_holds_what_was_written_to_it() {
         // Each of the largest request, but for a few at the edges of the copy's own pieces.
         assert!((32..=64).contains(&writes), "{writes} WRITE calls for 32 MiB");
     }
+}
+
+/// Memory of a process for what an NFS server may still forget, bytes.
+fn uncommitted(pid: u32) -> u64 {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let arenas = maps.lines().filter(|line| line.contains("memfd:blockwork-uncommitted"));
+    let bytes = arenas.map(|line| {
+        let (start, rest) = line.split_once('-').unwrap();
+        let end = rest.split_whitespace().next().unwrap();
+        u64::from_str_radix(end, 16).unwrap() - u64::from_str_radix(start, 16).unwrap()
+    });
+    bytes.sum()
 }
 
 /// The server's disk is a file system that loses, with its power, what was not written to it: there are holes then where there was data.

@@ -119,33 +119,43 @@ impl Array {
         Unread::Noted
     }
 
-    /// A write of `span` failed on a device in this role that has to stay. Where another copy can be read that may be newer, this one is not read until it has
-    /// been written anew: by a resync, since mirrors may differ there.
+    /// A write of `span` failed on a device in this role that has to stay. Where another copy can be read, that may be newer: this one is not read until it
+    /// has been written anew, by a resync, since mirrors may differ there.
     pub(super) fn note_stale(&self, member: &Member, role: u16, span: Span) {
+        let limits = &self.form().shape.limits;
         let start = Sector(span.sector.0.saturating_sub(member.data_start.0));
-        let (mut sector, mut left) = whole_blocks(start, span.nr, &self.form().shape.limits);
+        let (mut sector, mut left) = whole_blocks(start, span.nr, limits);
         while left > Sectors::ZERO {
-            let nr = self.geometry().chunk_room(sector).min(left);
+            let mut nr = self.geometry().chunk_room(sector).min(left);
             let place = Place { member: role, sector };
-            if self.other_copy(place, nr).is_some() && member.bad.add(sector, nr, Bad::Stale) {
-                self.choose_with_care();
+            let readable = |(other, member): (Place, &Member)| member.readable(other.sector, nr);
+            let newer = self.others(place).map(readable).max().unwrap_or_default();
+            if newer > Sectors::ZERO {
+                nr = newer;
+                if member.bad.add(sector, nr, Bad::Stale) {
+                    self.choose_with_care();
+                }
+            } else {
+                nr = nr.min(whole_blocks(sector, Sectors(1), limits).1);
             }
             (sector, left) = (sector + nr, left - nr);
         }
     }
 
+    /// The other copies of what is at `place`, each with its member.
+    fn others(&self, place: Place) -> impl Iterator<Item = (Place, &Member)> {
+        let mut places = Places::new();
+        if let Some(sector) = self.geometry().to_array(place) {
+            self.geometry().places(sector, &mut places);
+        }
+        let others = places.into_iter().filter(move |other| other.member != place.member);
+        others.filter_map(|other| Some((other, self.member(other.member)?)))
+    }
+
     /// A copy of what is at `place`, on another member that can read all of it.
     fn other_copy(&self, place: Place, nr: Sectors) -> Option<Place> {
-        let sector = self.geometry().to_array(place)?;
-        let mut places = Places::new();
-        self.geometry().places(sector, &mut places);
-        places.retain(|other| other.member != place.member);
-        let readable = |other: &&Place| {
-            self.member(other.member).is_some_and(|member| member.readable(other.sector, nr) == nr)
-        };
-        let choice =
-            |other: &&Place| self.member(other.member).map_or(u8::MAX, |member| member.last_choice());
-        places.iter().filter(readable).min_by_key(choice).copied()
+        let readable = self.others(place).filter(|(other, member)| member.readable(other.sector, nr) == nr);
+        readable.min_by_key(|(_, member)| member.last_choice()).map(|(other, _)| other)
     }
 
     /// Has the queue worked off, if nobody is at it.

@@ -239,13 +239,11 @@ impl Array {
             End::Stuck(sector) => {
                 let why = match pass.kind {
                     Kind::Recover { .. } => {
-                        "has no copy that can be read, and the list of bad blocks of the member that is filled has no room for it"
+                        "there is no copy that can be read, and the list of bad blocks of the member that is filled has no room for it"
                     }
-                    _ => {
-                        "can only be read where it is not the newest; it goes on when the array is served again"
-                    }
+                    _ => "the newest copy of it cannot be read; it goes on when the array is served again",
                 };
-                log::error!("{name}: {} stops: sector {sector} of a member {why}", pass.action());
+                log::error!("{name}: {} stops at sector {sector} of a member: {why}", pass.action());
                 self.sync.state().halted = true;
             }
             End::Interrupted | End::Distrusted => {}

@@ -2,6 +2,7 @@
 //! `%` and two hexadecimal digits stand for a byte, so that names may hold what means something here.
 
 use super::UNCOMMITTED_BYTES;
+use super::arena::BYTES_MAX;
 use crate::size::parse_size;
 
 /// A file on a server, and how to reach it.
@@ -17,7 +18,7 @@ pub struct NfsAddress {
     pub options: NfsOptions,
 }
 
-/// How to speak with a server: names and meanings as in nfs(5).
+/// How to speak with a server: names and meanings as in nfs(5), but for `uncommitted`, which is ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NfsOptions {
     /// `mountport`: the port of the mount protocol; the port mapper is asked if there is none.
@@ -62,9 +63,8 @@ impl Default for NfsOptions {
 const CONNECTIONS: u8 = 4;
 /// Most connections of a worker, as in Linux.
 const CONNECTIONS_MAX: u8 = 16;
-/// The least and the most memory for what is uncommitted: one large request, and the largest block that an arena has.
-const UNCOMMITTED_MIN: u64 = 1 << 20;
-const UNCOMMITTED_MAX: u64 = 2 << 30;
+/// The least memory for what is uncommitted, bytes: the largest request.
+const UNCOMMITTED_MIN: usize = 1 << 20;
 /// Retransmissions of a soft mount, where it does not say how many: as in Linux.
 const RETRANS: u32 = 2;
 
@@ -164,11 +164,9 @@ fn size(key: &str, value: &str) -> Result<u32, String> {
 
 fn uncommitted(value: &str) -> Result<usize, String> {
     let bytes = parse_size(value).map_err(|why| format!("uncommitted: {why}"))?;
-    let is_allowed = bytes.is_power_of_two() && (UNCOMMITTED_MIN..=UNCOMMITTED_MAX).contains(&bytes);
-    match usize::try_from(bytes) {
-        Ok(bytes) if is_allowed => Ok(bytes),
-        _ => Err(format!("uncommitted={value}: expected a power of two from 1M to 2G")),
-    }
+    let is_allowed = |bytes: &usize| bytes.is_power_of_two() && (UNCOMMITTED_MIN..=BYTES_MAX).contains(bytes);
+    let bytes = usize::try_from(bytes).ok().filter(is_allowed);
+    bytes.ok_or_else(|| format!("uncommitted={value}: expected a power of two from 1M to 2G"))
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// Sizes of blocks, as powers of two of pages: up to the whole of it.
 const ORDERS: usize = 20;
+/// The largest arena, bytes.
+pub(super) const BYTES_MAX: usize = PAGE << (ORDERS - 1);
 
 /// The memory, shared by all workers.
 pub(super) struct Arena {
