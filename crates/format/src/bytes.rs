@@ -4,25 +4,30 @@
 //! a slice of a constant size first.
 
 /// The `N` bytes at `at`.
+#[inline]
 pub(crate) fn array<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
     let mut out = [0; N];
     out.copy_from_slice(&from[at..at + N]);
     out
 }
 
+#[inline]
 pub(crate) fn u16_le(from: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(array(from, at))
 }
 
+#[inline]
 pub(crate) fn u32_le(from: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(array(from, at))
 }
 
+#[inline]
 pub(crate) fn u64_le(from: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array(from, at))
 }
 
 /// Writes `bytes` at `at`.
+#[inline]
 pub(crate) fn put(into: &mut [u8], at: usize, bytes: &[u8]) {
     into[at..at + bytes.len()].copy_from_slice(bytes);
 }

@@ -87,6 +87,17 @@ impl Segment {
         Segment::new(self.buffer.clone(), self.offset() + offset, len)
     }
 
+    /// What is left of it: `len` bytes at `offset`.
+    ///
+    /// # Panics
+    /// If they lie outside.
+    #[inline]
+    pub fn into_slice(self, offset: usize, len: usize) -> Segment {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len()));
+        let offset = self.offset() + offset;
+        Segment::new(self.buffer, offset, len)
+    }
+
     /// Copies out `bytes.len()` bytes at `offset`.
     #[inline]
     pub fn read_at(&self, offset: usize, bytes: &mut [u8]) {

@@ -41,6 +41,15 @@ impl Buffer {
         self.short(offset).store(value.to_le(), order);
     }
 
+    /// The 64-bit word at `offset`, little-endian. One load, as above.
+    ///
+    /// # Panics
+    /// If it lies outside, or its address is no multiple of eight.
+    #[inline]
+    pub fn load_u64(&self, offset: usize, order: Ordering) -> u64 {
+        u64::from_le(self.long(offset).load(order))
+    }
+
     /// Sets the 64-bit word at `offset`, little-endian, by one store.
     ///
     /// # Panics

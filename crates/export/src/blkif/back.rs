@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use blockwork_engine::{
-    Bio, Completion, Context, Done, Env, Errno, Flags, Op, Port, PortState, RingStats, Sector, Sectors,
-    VolumeId,
+    Bio, Completion, Context, Done, Env, Errno, Flags, Op, Port, PortState, RingStats, SECTOR, Sector,
+    Sectors, VolumeId,
 };
 use blockwork_format::blkif::{
-    Data, Direct, INDIRECT_PAGES_MAX, Kind, Operation, PAGE_BYTES, Request, Response, SEGMENT_BYTES,
+    Data, Direct, Found, INDIRECT_PAGES_MAX, Kind, Operation, PAGE_BYTES, Request, Response, SEGMENT_BYTES,
     SEGMENTS_MAX, SEGMENTS_PER_PAGE, Segment as PageSegment, Status, decode_segments,
 };
 use blockwork_memory::{Segment, Segments, bytes_in, copy_between};
@@ -25,7 +25,7 @@ use super::ids::Ids;
 use super::ledger::Record;
 use super::mapper::{KEPT_MAX, KeptPages, Mapper};
 use super::pages::words_of;
-use super::rings::{Entry, Found, RunAway};
+use super::rings::{Entry, Look, RunAway};
 use super::{Access, BackRing, EventChannel, Grants, Ledger};
 
 /// What a queue of the back end needs to know.
@@ -122,7 +122,7 @@ pub struct BackPort<E: Env> {
     copies: bool,
     own_bytes: usize,
     /// A barrier that waits for what was taken before it.
-    held: Option<(Request, Record)>,
+    held: Option<(Entry, Record)>,
     /// A barrier is under way: its place in `requests`.
     barrier: Option<usize>,
     /// Answers that the front end does not know of.
@@ -235,7 +235,7 @@ impl<E: Env> BackPort<E> {
 
     /// Requests that wait; those that have come are counted.
     fn look(&mut self, cx: &mut Context<'_, E>) -> Result<u32, RunAway> {
-        let Found { pending, new } = self.ring.look()?;
+        let Look { pending, new } = self.ring.look()?;
         if new > 0 && self.config.stats.taken(new, self.ring.is_full(), cx.now()) {
             cx.ring_is_full(self.config.volume, &self.config.stats);
         }
@@ -253,10 +253,10 @@ impl<E: Env> BackPort<E> {
 
     /// Takes up to `count` requests.
     fn take(&mut self, cx: &mut Context<'_, E>, count: u32) {
-        let mut taken = 0;
+        let (mut taken, mut entry) = (0, self.ring.room());
         while taken < count && self.accepts() {
             taken += 1;
-            let entry = self.ring.take();
+            self.ring.take(&mut entry);
             let record = self.ledger.as_mut().map_or(Record::NONE, |ledger| ledger.take(&entry));
             self.begin(cx, &entry, record);
         }
@@ -277,11 +277,12 @@ impl<E: Env> BackPort<E> {
             ));
         }
         if matches!(request.kind, Kind::Direct(Direct::Barrier, _)) {
-            self.held = Some((request, record));
+            self.held = Some((*entry, record));
             return self.begin_barrier(cx);
         }
-        if let Err(refusal) = self.submit(cx, &request, record) {
-            self.refuse(&request, record, refusal);
+        let from = Asker { id: request.id, operation: request.operation(), record };
+        if let Err(refusal) = self.submit(cx, &request, from) {
+            self.refuse(from, refusal);
         }
     }
 
@@ -290,83 +291,114 @@ impl<E: Env> BackPort<E> {
         if !self.requests.is_empty() {
             return;
         }
-        let Some((request, record)) = self.held.take() else { return };
-        match self.submit(cx, &request, record) {
+        let Some((entry, record)) = self.held.take() else { return };
+        let request = entry.decode().expect("it was decoded before");
+        let from = Asker { id: request.id, operation: request.operation(), record };
+        match self.submit(cx, &request, from) {
             Ok(place) => self.barrier = place,
-            Err(refusal) => self.refuse(&request, record, refusal),
+            Err(refusal) => self.refuse(from, refusal),
         }
     }
 
-    fn refuse(&mut self, request: &Request, record: Record, Refusal(status, why): Refusal) {
-        log::debug!("xen: {}: request {:#x}: {why}", self.config.name, request.id);
-        self.ids.remove(request.id);
-        self.answer(request.id, request.operation(), status, record);
+    #[cold]
+    fn refuse(&mut self, from: Asker, Refusal(status, why): Refusal) {
+        log::debug!("xen: {}: request {:#x}: {why}", self.config.name, from.id);
+        self.ids.remove(from.id);
+        self.answer(from.id, from.operation, status, from.record);
     }
 
     /// Submits what is asked for; where it stands in `requests`, if that is asked for: of what has a flush or a discard in it.
+    #[inline]
     fn submit(
         &mut self,
         cx: &mut Context<'_, E>,
-        request: &Request,
-        record: Record,
+        request: &Request<Found<'_>>,
+        from: Asker,
     ) -> Result<Option<usize>, Refusal> {
-        let Request { sector, .. } = *request;
-        let (mut bio, mut then) = match &request.kind {
-            Kind::Discard { secure: true, .. } => {
-                let why = "a secure discard, which was not offered";
-                return Err(Refusal(Status::NotSupported, why.to_owned()));
+        let sector = Sector(request.sector);
+        match &request.kind {
+            Kind::Direct(Direct::Read, found) => {
+                self.transfer(cx, from, Op::Read, sector, found.iter()).map(|()| None)
             }
-            Kind::Discard { nr_sectors, .. } => (discard(sector, *nr_sectors), None),
-            Kind::Direct(direct, segments) => {
-                self.segments.clear();
-                self.segments.extend_from_slice(segments.as_slice());
-                match direct {
-                    Direct::Read => (self.data(Op::Read, sector)?, None),
-                    Direct::Write => (self.data(Op::Write, sector)?, None),
-                    Direct::Flush => (Bio::flush(), self.data_or_none(Flags::NONE, sector)?),
-                    Direct::Barrier => (Bio::flush(), self.data_or_none(Flags::FUA, sector)?),
-                }
+            Kind::Direct(Direct::Write, found) => {
+                self.transfer(cx, from, Op::Write, sector, found.iter()).map(|()| None)
             }
             Kind::Indirect { data, nr_segments, grefs } => {
                 self.fetch_segments(usize::from(*nr_segments), grefs)?;
                 let op = if *data == Data::Read { Op::Read } else { Op::Write };
-                (self.data(op, sector)?, None)
+                let segments = mem::take(&mut self.segments);
+                let done = self.transfer(cx, from, op, sector, segments.iter().copied());
+                self.segments = segments;
+                done.map(|()| None)
             }
-        };
-        let mut own_bytes = 0;
-        let mut read_to = Segments::new();
-        if self.copies {
-            for bio in then.iter_mut().chain([&mut bio]) {
-                own_bytes += bytes_in(&bio.data);
-                read_to = use_own_buffer(cx, bio);
+            Kind::Direct(Direct::Flush, found) => self.flush_then(cx, from, Flags::NONE, sector, *found),
+            Kind::Direct(Direct::Barrier, found) => self.flush_then(cx, from, Flags::FUA, sector, *found),
+            Kind::Discard { secure: true, .. } => {
+                let why = "a secure discard, which was not offered";
+                Err(Refusal(Status::NotSupported, why.to_owned()))
+            }
+            Kind::Discard { nr_sectors, .. } => {
+                let bio = Bio::without_data(Op::Discard, Flags::NONE, sector, Sectors(*nr_sectors));
+                Ok(Some(self.wait_for(cx, from, bio, None)))
             }
         }
-        let from = Asker { id: request.id, operation: request.operation(), record };
-        if bio.op.has_data() && bio.nr > Sectors::ZERO {
-            self.transfer(cx, from, read_to, own_bytes, &mut bio);
-            return Ok(None);
-        }
-        let place = self.add(InFlight { from, then, read_to, own_bytes });
-        cx.submit(self.config.volume, place as u64, bio);
-        Ok(Some(place))
     }
 
-    /// Has a read or write done; what the device does at once is answered.
+    /// Has a read or write done; what the device does at once is answered. The bio is in its place from the beginning, since to move what
+    /// was just written waits until that is done.
     #[inline]
     fn transfer(
         &mut self,
         cx: &mut Context<'_, E>,
         from: Asker,
-        mut read_to: Segments,
-        own_bytes: usize,
-        bio: &mut Bio,
-    ) {
+        op: Op,
+        sector: Sector,
+        segments: impl Iterator<Item = PageSegment> + Clone,
+    ) -> Result<(), Refusal> {
+        let mut bio = Bio { op, flags: Flags::NONE, sector, nr: Sectors::ZERO, data: Segments::new() };
+        self.add_data(&mut bio, segments)?;
         let volume = self.config.volume;
+        let (mut read_to, mut own_bytes) = (Segments::new(), 0);
+        if self.copies {
+            own_bytes = bytes_in(&bio.data);
+            use_own_buffer(cx, &mut bio, &mut read_to);
+        }
         let wait =
             || self.add(InFlight { from, then: None, read_to: mem::take(&mut read_to), own_bytes }) as u64;
-        if cx.run(volume, bio, wait) {
+        if cx.run(volume, &mut bio, wait) {
             self.finish(from, Ok(()), &bio.data, &read_to);
         }
+        Ok(())
+    }
+
+    /// Has a flush done, and then a write of these segments, if there are any.
+    fn flush_then(
+        &mut self,
+        cx: &mut Context<'_, E>,
+        from: Asker,
+        flags: Flags,
+        sector: Sector,
+        found: Found<'_>,
+    ) -> Result<Option<usize>, Refusal> {
+        let mut then = None;
+        if !found.is_empty() {
+            let mut bio = Bio { op: Op::Write, flags, sector, nr: Sectors::ZERO, data: Segments::new() };
+            self.add_data(&mut bio, found.iter())?;
+            then = Some(bio);
+        }
+        Ok(Some(self.wait_for(cx, from, Bio::flush(), then)))
+    }
+
+    /// Submits what no device does at once.
+    fn wait_for(&mut self, cx: &mut Context<'_, E>, from: Asker, bio: Bio, mut then: Option<Bio>) -> usize {
+        let mut own_bytes = 0;
+        if let Some(write) = then.as_mut().filter(|_| self.copies) {
+            own_bytes = bytes_in(&write.data);
+            use_own_buffer(cx, write, &mut Segments::new());
+        }
+        let place = self.add(InFlight { from, then, read_to: Segments::new(), own_bytes });
+        cx.submit(self.config.volume, place as u64, bio);
+        place
     }
 
     #[inline]
@@ -378,7 +410,7 @@ impl<E: Env> BackPort<E> {
     /// A request is done: what was read goes where it belongs, and it is answered.
     #[inline]
     fn finish(&mut self, from: Asker, result: Result<(), Errno>, data: &[Segment], read_to: &[Segment]) {
-        if result.is_ok() {
+        if result.is_ok() && !read_to.is_empty() {
             copy_between(data, read_to);
         }
         self.ids.remove(from.id);
@@ -407,34 +439,27 @@ impl<E: Env> BackPort<E> {
         Ok(())
     }
 
-    /// A read or write of the segments at hand.
-    fn data(&mut self, op: Op, sector: u64) -> Result<Bio, Refusal> {
+    /// Maps what a read or write moves, and sets its length.
+    #[inline]
+    fn add_data(
+        &mut self,
+        bio: &mut Bio,
+        segments: impl Iterator<Item = PageSegment> + Clone,
+    ) -> Result<(), Refusal> {
         // The guest's pages are written to by reads.
-        let access = if op == Op::Read { Access::Write } else { Access::Read };
-        let refs = self.segments.iter().map(|segment| segment.gref);
+        let access = if bio.op == Op::Read { Access::Write } else { Access::Read };
+        let refs = segments.clone().map(|segment| segment.gref);
         self.mapper.pages(refs, access, &mut self.pages).map_err(Refusal::error)?;
-        let mut data = Segments::new();
-        for (segment, page) in self.segments.iter().zip(self.pages.drain(..)) {
-            let sectors = segment.sectors().map_err(Refusal::error)?;
-            let part = page.slice(
-                usize::from(segment.first_sect) * blockwork_engine::SECTOR as usize,
-                Sectors(sectors).byte_len(),
-            );
-            let extended = data.last_mut().is_some_and(|last: &mut Segment| last.extend(&part));
+        for (segment, page) in segments.zip(self.pages.drain(..)) {
+            let sectors = Sectors(segment.sectors().map_err(Refusal::error)?);
+            let part = page.into_slice(usize::from(segment.first_sect) * SECTOR as usize, sectors.byte_len());
+            bio.nr += sectors;
+            let extended = bio.data.last_mut().is_some_and(|last: &mut Segment| last.extend(&part));
             if !extended {
-                data.push(part);
+                bio.data.push(part);
             }
         }
-        Ok(Bio::with_data(op, Flags::NONE, Sector(sector), data))
-    }
-
-    /// A write of the segments at hand, if there are any.
-    fn data_or_none(&mut self, flags: Flags, sector: u64) -> Result<Option<Bio>, Refusal> {
-        if self.segments.is_empty() {
-            return Ok(None);
-        }
-        let bio = self.data(Op::Write, sector)?;
-        Ok(Some(Bio { flags, ..bio }))
+        Ok(())
     }
 
     #[inline]
@@ -477,23 +502,17 @@ impl<E: Env> BackPort<E> {
     }
 }
 
-/// Puts a buffer of the worker's in the place of the front end's pages, with what is to be written. Where a read's data goes then.
-fn use_own_buffer<E: Env>(cx: &Context<'_, E>, bio: &mut Bio) -> Segments {
+/// Puts a buffer of the worker's in the place of the front end's pages, with what is to be written; `read_to` is where a read's data goes
+/// then.
+fn use_own_buffer<E: Env>(cx: &Context<'_, E>, bio: &mut Bio, read_to: &mut Segments) {
     let len = bytes_in(&bio.data);
-    if len == 0 {
-        return Segments::new();
-    }
     let own = Segments::from_iter([Segment::new(cx.pool().get(len), 0, len)]);
     let pages = mem::replace(&mut bio.data, own);
     if bio.op == Op::Read {
-        return pages;
+        *read_to = pages;
+    } else {
+        copy_between(&pages, &bio.data);
     }
-    copy_between(&pages, &bio.data);
-    Segments::new()
-}
-
-fn discard(sector: u64, nr: u64) -> Bio {
-    Bio::without_data(Op::Discard, Flags::NONE, Sector(sector), Sectors(nr))
 }
 
 fn status(result: Result<(), Errno>) -> Status {

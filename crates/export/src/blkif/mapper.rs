@@ -1,6 +1,7 @@
 //! Pages of a front end, mapped for its requests; those that it uses again and again stay mapped.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockwork_memory::Segment;
@@ -33,6 +34,26 @@ impl KeptPages {
     }
 }
 
+/// Spreads grants over a table, the same way in each run. Grants that collide on purpose make looking up slow, among those that are kept of
+/// the ring that names them.
+#[derive(Debug, Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32((*byte).into()));
+    }
+    #[inline]
+    fn write_u32(&mut self, gref: GrantRef) {
+        let mixed = (self.0 ^ u64::from(gref)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// Maps pages for requests.
 ///
 /// Of a front end that said that it uses the same pages again (`feature-persistent`), pages are mapped to write, as the
@@ -43,7 +64,7 @@ pub(super) struct Mapper {
     /// Pages kept at most; 0: none.
     most: usize,
     all: Option<&'static KeptPages>,
-    kept: BTreeMap<GrantRef, Segment>,
+    kept: HashMap<GrantRef, Segment, BuildHasherDefault<Spread>>,
     ages: VecDeque<GrantRef>,
     missing: Vec<GrantRef>,
     mapped: Vec<Segment>,
@@ -56,7 +77,7 @@ impl Mapper {
             grants,
             most,
             all: None,
-            kept: BTreeMap::new(),
+            kept: HashMap::default(),
             ages: VecDeque::new(),
             missing: Vec::new(),
             mapped: Vec::new(),

@@ -8,8 +8,11 @@ use blockwork_memory::Segment;
 /// Bytes of a word. Entries of a ring begin at whole words and have whole words, in both layouts, so that none lies in two
 /// pages.
 const WORD: usize = 4;
+/// Bytes of two, which are loaded or stored at once where they begin at a multiple of that: what is read right after it was written in
+/// parts waits until all of that is done, and most fields are no longer.
+const LONG: usize = 8;
 
-/// Shared pages, one after the other. All access is by whole words, each loaded or stored once.
+/// Shared pages, one after the other. All access is by whole words, one or two, each loaded or stored once.
 #[derive(Clone, Debug)]
 pub struct SharedPages {
     pages: Vec<Segment>,
@@ -35,7 +38,7 @@ impl SharedPages {
     /// Their number is no power of two up to [`ring::PAGES_MAX`], or one is no whole page.
     pub fn new(pages: Vec<Segment>) -> Result<SharedPages, NotARing> {
         let found = pages.len();
-        let odd = pages.iter().find(|page| page.len() != PAGE_BYTES || !page.offset().is_multiple_of(WORD));
+        let odd = pages.iter().find(|page| page.len() != PAGE_BYTES || !page.offset().is_multiple_of(LONG));
         let bytes = odd.or(pages.first()).map_or(0, Segment::len);
         if odd.is_some() || !found.is_power_of_two() || found > ring::PAGES_MAX as usize {
             return Err(NotARing { found, bytes });
@@ -71,19 +74,37 @@ impl SharedPages {
     /// Copies out whole words, each by one load.
     #[inline]
     pub(super) fn copy_out(&self, offset: usize, bytes: &mut [u8]) {
-        for (n, word) in bytes.chunks_exact_mut(WORD).enumerate() {
-            word.copy_from_slice(&self.load(offset + n * WORD, Ordering::Relaxed).to_le_bytes());
+        let (longs, rest) = bytes.split_at_mut(by_longs(offset, bytes.len()));
+        for (n, long) in longs.chunks_exact_mut(LONG).enumerate() {
+            let (page, at) = self.place(offset + n * LONG);
+            long.copy_from_slice(&load_long(page, at).to_le_bytes());
+        }
+        for (n, word) in rest.chunks_exact_mut(WORD).enumerate() {
+            let value = self.load(offset + longs.len() + n * WORD, Ordering::Relaxed);
+            word.copy_from_slice(&value.to_le_bytes());
         }
     }
 
     /// Copies in whole words, each by one store.
     #[inline]
     pub(super) fn copy_in(&self, offset: usize, bytes: &[u8]) {
-        for (n, word) in bytes.chunks_exact(WORD).enumerate() {
-            let value = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
-            self.store(offset + n * WORD, value, Ordering::Relaxed);
+        let (longs, rest) = bytes.split_at(by_longs(offset, bytes.len()));
+        for (n, long) in longs.chunks_exact(LONG).enumerate() {
+            let (page, at) = self.place(offset + n * LONG);
+            let value = u64::from_le_bytes(long.try_into().expect("as long as a chunk"));
+            page.buffer().store_u64(at, value, Ordering::Relaxed);
+        }
+        for (n, word) in rest.chunks_exact(WORD).enumerate() {
+            let value = u32::from_le_bytes(word.try_into().expect("as long as a chunk"));
+            self.store(offset + longs.len() + n * WORD, value, Ordering::Relaxed);
         }
     }
+}
+
+/// Of so many bytes at `offset`, how many can be had two words at a time.
+#[inline]
+fn by_longs(offset: usize, len: usize) -> usize {
+    if offset.is_multiple_of(LONG) { len / LONG * LONG } else { 0 }
 }
 
 /// Loads a word of the other end's, who may change it at any time; `at` counts from the start of the page's buffer.
@@ -92,6 +113,15 @@ fn load(page: &Segment, at: usize, order: Ordering) -> u32 {
     let value = page.buffer().load_u32(at, order);
     #[cfg(test)]
     restless::after_load(page, at);
+    value
+}
+
+/// Loads two words at once.
+#[inline]
+fn load_long(page: &Segment, at: usize) -> u64 {
+    let value = page.buffer().load_u64(at, Ordering::Relaxed);
+    #[cfg(test)]
+    [at, at + WORD].iter().for_each(|at| restless::after_load(page, *at));
     value
 }
 

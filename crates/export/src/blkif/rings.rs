@@ -6,7 +6,7 @@
 use std::sync::atomic::{Ordering, fence};
 
 use blockwork_format::blkif::{
-    Abi, Malformed, REQUEST_BYTES_MAX, Request, Response, request_len, ring, wants_event,
+    Abi, Found, Malformed, REQUEST_BYTES_MAX, Request, Response, request_len, ring, wants_event,
 };
 
 use super::SharedPages;
@@ -30,19 +30,24 @@ pub struct RunAway {
 /// An entry of a ring, copied out.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
+    bytes: Bytes,
     abi: Abi,
-    bytes: [u8; REQUEST_BYTES_MAX],
 }
+
+/// So that its numbers lie as in the ring.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(8))]
+struct Bytes([u8; REQUEST_BYTES_MAX]);
 
 impl Entry {
     /// One that was copied out before.
     pub(super) fn new(abi: Abi, bytes: [u8; REQUEST_BYTES_MAX]) -> Entry {
-        Entry { abi, bytes }
+        Entry { abi, bytes: Bytes(bytes) }
     }
 
-    /// As it was in the ring, and zeros.
+    /// As it was in the ring, and what was here before.
     pub(super) fn bytes(&self) -> &[u8; REQUEST_BYTES_MAX] {
-        &self.bytes
+        &self.bytes.0
     }
 
     /// What it asks for.
@@ -50,9 +55,9 @@ impl Entry {
     /// # Errors
     /// It breaks the protocol, and is to be answered so.
     #[inline]
-    pub fn decode(&self) -> Result<Request, Malformed> {
-        let [a, b, c, d, ..] = self.bytes;
-        Request::decode(self.abi, &self.bytes[..request_len(self.abi, [a, b, c, d])])
+    pub fn decode(&self) -> Result<Request<Found<'_>>, Malformed> {
+        let Bytes([a, b, c, d, ..]) = self.bytes;
+        Request::find(self.abi, &self.bytes.0[..request_len(self.abi, [a, b, c, d])])
     }
 }
 
@@ -73,7 +78,7 @@ pub struct BackRing {
 
 /// What a look at a ring has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct Look {
     /// Requests that wait to be taken.
     pub(super) pending: u32,
     /// Requests that no look has found before: at the first one, with those that an earlier back end has taken.
@@ -107,12 +112,12 @@ impl BackRing {
     /// # Errors
     /// See [`BackRing::pending`].
     #[inline]
-    pub(super) fn look(&mut self) -> Result<Found, RunAway> {
+    pub(super) fn look(&mut self) -> Result<Look, RunAway> {
         let pending = self.pending()?;
         let all = self.req_cons.wrapping_add(pending);
         let new = all.wrapping_sub(self.seen);
         self.seen = all;
-        Ok(Found { pending, new })
+        Ok(Look { pending, new })
     }
 
     /// Whether the front end could put in no more when the ring was looked at last, as far as it knows: taken or not, each of its
@@ -146,19 +151,22 @@ impl BackRing {
         Ok(ahead - taken)
     }
 
+    /// Where the next one is to be taken to: for [`BackRing::take`].
+    pub fn room(&self) -> Entry {
+        Entry::new(self.abi, [0; REQUEST_BYTES_MAX])
+    }
+
     /// Takes the next one. To be called for as many as are [`pending`](BackRing::pending).
     #[inline]
-    pub fn take(&mut self) -> Entry {
+    pub fn take(&mut self, into: &mut Entry) {
+        const FIRST: usize = 8;
         let at = self.abi.slot_at(self.req_cons, self.slots);
         self.req_cons = self.req_cons.wrapping_add(1);
-        let mut bytes = [0; REQUEST_BYTES_MAX];
-        let mut first = [0; 4];
-        self.pages.copy_out(at, &mut first);
+        let bytes = &mut into.bytes.0;
+        self.pages.copy_out(at, &mut bytes[..FIRST]);
         // What the first word says decides how much is copied, so it is not loaded again.
-        let len = request_len(self.abi, first);
-        bytes[..4].copy_from_slice(&first);
-        self.pages.copy_out(at + 4, &mut bytes[4..len]);
-        Entry { abi: self.abi, bytes }
+        let len = request_len(self.abi, [bytes[0], bytes[1], bytes[2], bytes[3]]);
+        self.pages.copy_out(at + FIRST, &mut bytes[FIRST..len]);
     }
 
     /// Puts in an answer to a request that was taken.
@@ -309,6 +317,13 @@ mod tests {
         Request { id, handle: 0, sector: 0, kind: Kind::Direct(Direct::Flush, Segments::default()) }
     }
 
+    /// With its segments.
+    fn take(back: &mut BackRing) -> Result<Request, Malformed> {
+        let mut entry = back.room();
+        back.take(&mut entry);
+        Request::decode(back.abi, entry.bytes())
+    }
+
     fn answer(request: Request) -> Response {
         Response { id: request.id, operation: request.operation(), status: Status::Okay }
     }
@@ -330,7 +345,7 @@ mod tests {
                 (0..64).for_each(|n| front.put(&flush(round * 64 + n)));
                 assert!(front.room() == 0 && front.publish());
                 assert_eq!(back.pending(), Ok(64));
-                let taken: Vec<_> = (0..64).map(|_| back.take().decode().unwrap()).collect();
+                let taken: Vec<_> = (0..64).map(|_| take(&mut back).unwrap()).collect();
                 assert_eq!(taken[63], flush(round * 64 + 63));
                 assert_eq!(back.rearm(), Ok(false));
                 taken.iter().rev().for_each(|request| back.put(answer(*request)));
@@ -359,9 +374,9 @@ mod tests {
                 let request = Request { id: 5, handle: 2, sector: 1 << 33, kind };
                 front.put(&request);
                 front.publish();
-                let (found, entry) = against(|| (back.look(), back.take()));
-                assert_eq!(found, Ok(Found { pending: 1, new: 1 }));
-                assert_eq!(entry.decode(), Ok(request), "{abi:?}");
+                let (found, taken) = against(|| (back.look(), take(&mut back)));
+                assert_eq!(found, Ok(Look { pending: 1, new: 1 }));
+                assert_eq!(taken, Ok(request), "{abi:?}");
             }
         }
     }
@@ -375,7 +390,7 @@ mod tests {
         assert!(front.publish(), "the back end sleeps");
         front.put(&flush(2));
         assert!(!front.publish(), "it has been woken, and has not gone to sleep again");
-        (0..2).for_each(|n| assert_eq!(back.take().decode(), Ok(flush(n + 1))));
+        (0..2).for_each(|n| assert_eq!(take(&mut back), Ok(flush(n + 1))));
         assert_eq!(back.rearm(), Ok(false));
         front.put(&flush(3));
         assert!(front.publish());
@@ -390,7 +405,7 @@ mod tests {
         let said = back.pending().unwrap_err().to_string();
         assert_eq!(said, "req_prod is 33, 33 entries ahead of 0, expected at most 32");
         shared.store(ring::REQ_PROD, 4, Ordering::Relaxed);
-        (0..4).for_each(|_| assert!(back.take().decode().is_err(), "nobody has put these in"));
+        (0..4).for_each(|_| assert!(take(&mut back).is_err(), "nobody has put these in"));
         shared.store(ring::REQ_PROD, 3, Ordering::Relaxed);
         assert!(back.pending().is_err(), "it goes back below what was taken");
         (0..4).for_each(|id| back.put(answer(flush(id))));

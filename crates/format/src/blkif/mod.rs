@@ -21,7 +21,7 @@ pub use keys::{
     BackFeatures, BackProperties, Discards, FrontParameters, KeyError, Limits, Pairs, QueueParameters, vdisk,
 };
 pub use request::{
-    Data, Direct, Fault, Kind, Malformed, Operation, Request, Response, Segment, Segments, Status,
+    Data, Direct, Fault, Found, Kind, Malformed, Operation, Request, Response, Segment, Segments, Status,
     decode_segments, encode_segments, operation, request_len,
 };
 pub use vdev::{NotADevice, VirtualDevice};

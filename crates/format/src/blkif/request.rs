@@ -78,6 +78,7 @@ impl Segment {
         Ok(u64::from(last_sect - first_sect) + 1)
     }
 
+    #[inline]
     fn decode(bytes: &[u8]) -> Segment {
         Segment { gref: u32_le(bytes, 0), first_sect: bytes[4], last_sect: bytes[5] }
     }
@@ -119,11 +120,31 @@ impl fmt::Debug for Segments {
     }
 }
 
+/// Segments of a request that has them itself, where they were found: each lies in its page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Found<'a> {
+    bytes: &'a [u8],
+}
+
+impl Found<'_> {
+    /// In order.
+    #[inline]
+    pub fn iter(&self) -> impl Iterator<Item = Segment> + Clone {
+        self.bytes.chunks_exact(SEGMENT_BYTES).map(Segment::decode)
+    }
+
+    /// Whether there are none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+}
+
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum Kind<S = Segments> {
     /// With the segments in the request.
-    Direct(Direct, Segments),
+    Direct(Direct, S),
     /// With the segments in pages of their own.
     Indirect {
         /// Read or write.
@@ -142,9 +163,9 @@ pub enum Kind {
     },
 }
 
-/// A request.
+/// A request, with its segments, or those that were [`Found`] in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct Request<S = Segments> {
     /// The front end's number for it, which comes back in the response.
     pub id: u64,
     /// The front end's number of the device. Back ends do not look at it: a ring belongs to one device.
@@ -152,7 +173,7 @@ pub struct Request {
     /// Where, in sectors of 512 bytes.
     pub sector: u64,
     /// What.
-    pub kind: Kind,
+    pub kind: Kind<S>,
 }
 
 /// What is wrong with a request.
@@ -241,49 +262,28 @@ pub fn request_len(abi: Abi, first: [u8; 4]) -> usize {
 }
 
 impl Request {
-    /// From a slot's bytes, of which as many are looked at as [`request_len`] says.
+    /// As [`Request::find`], with the segments in it.
     ///
     /// # Errors
-    /// It breaks the protocol. What is wrong with the device's range is not looked at here.
+    /// See there.
     ///
     /// # Panics
-    /// If there are fewer bytes.
+    /// See there.
     pub fn decode(abi: Abi, bytes: &[u8]) -> Result<Request, Malformed> {
-        let at = abi.offsets();
-        let (id, sector) = (u64_le(bytes, at.id), u64_le(bytes, at.sector));
-        let malformed = |operation: u8, fault| Malformed { id, operation: Operation(operation), fault };
-        let (number, count) = (bytes[0], bytes[1]);
-        let handle = if number == operation::INDIRECT { at.indirect_handle } else { 2 };
-        let request = |kind| Request { id, handle: u16_le(bytes, handle), sector, kind };
-        let direct = match number {
-            operation::READ => Direct::Read,
-            operation::WRITE => Direct::Write,
-            operation::WRITE_BARRIER => Direct::Barrier,
-            operation::FLUSH_DISKCACHE => Direct::Flush,
-            operation::DISCARD => {
-                let secure = bytes[1] & SECURE != 0;
-                return Ok(request(Kind::Discard { nr_sectors: u64_le(bytes, at.body), secure }));
+        let Request { id, handle, sector, kind } = Request::find(abi, bytes)?;
+        let kind = match kind {
+            Kind::Direct(direct, found) => {
+                let mut segments = Segments::default();
+                for segment in found.iter() {
+                    segments.all[segments.len] = segment;
+                    segments.len += 1;
+                }
+                Kind::Direct(direct, segments)
             }
-            operation::INDIRECT => {
-                let kind = indirect(abi, bytes).map_err(|fault| malformed(bytes[1], fault))?;
-                return Ok(request(kind));
-            }
-            other => return Err(malformed(other, Fault::Operation(other))),
+            Kind::Indirect { data, nr_segments, grefs } => Kind::Indirect { data, nr_segments, grefs },
+            Kind::Discard { nr_sectors, secure } => Kind::Discard { nr_sectors, secure },
         };
-        let segments = direct_segments(direct, count, &bytes[at.body..]);
-        Ok(request(Kind::Direct(direct, segments.map_err(|fault| malformed(number, fault))?)))
-    }
-
-    /// What its answer says that it answers: of an indirect request, the operation within.
-    #[inline]
-    pub fn operation(&self) -> Operation {
-        Operation(match self.kind {
-            Kind::Direct(Direct::Read, _) | Kind::Indirect { data: Data::Read, .. } => operation::READ,
-            Kind::Direct(Direct::Write, _) | Kind::Indirect { data: Data::Write, .. } => operation::WRITE,
-            Kind::Direct(Direct::Barrier, _) => operation::WRITE_BARRIER,
-            Kind::Direct(Direct::Flush, _) => operation::FLUSH_DISKCACHE,
-            Kind::Discard { .. } => operation::DISCARD,
-        })
+        Ok(Request { id, handle, sector, kind })
     }
 
     /// As a slot's bytes, and how many of them count.
@@ -320,24 +320,71 @@ impl Request {
     }
 }
 
-fn direct_segments(direct: Direct, count: u8, bytes: &[u8]) -> Result<Segments, Fault> {
+impl<'a> Request<Found<'a>> {
+    /// From a slot's bytes, of which as many are looked at as [`request_len`] says. Its segments stay where they are: to move what was just
+    /// written in parts waits until all of that is done.
+    ///
+    /// # Errors
+    /// It breaks the protocol. What is wrong with the device's range is not looked at here.
+    ///
+    /// # Panics
+    /// If there are fewer bytes.
+    #[inline]
+    pub fn find(abi: Abi, bytes: &'a [u8]) -> Result<Request<Found<'a>>, Malformed> {
+        let at = abi.offsets();
+        let (id, sector) = (u64_le(bytes, at.id), u64_le(bytes, at.sector));
+        let malformed = |operation: u8, fault| Malformed { id, operation: Operation(operation), fault };
+        let (number, count) = (bytes[0], bytes[1]);
+        let handle = if number == operation::INDIRECT { at.indirect_handle } else { 2 };
+        let request = |kind| Request { id, handle: u16_le(bytes, handle), sector, kind };
+        let direct = match number {
+            operation::READ => Direct::Read,
+            operation::WRITE => Direct::Write,
+            operation::WRITE_BARRIER => Direct::Barrier,
+            operation::FLUSH_DISKCACHE => Direct::Flush,
+            operation::DISCARD => {
+                let secure = bytes[1] & SECURE != 0;
+                return Ok(request(Kind::Discard { nr_sectors: u64_le(bytes, at.body), secure }));
+            }
+            operation::INDIRECT => {
+                let kind = indirect(abi, bytes).map_err(|fault| malformed(bytes[1], fault))?;
+                return Ok(request(kind));
+            }
+            other => return Err(malformed(other, Fault::Operation(other))),
+        };
+        let found = direct_segments(direct, count, &bytes[at.body..]);
+        Ok(request(Kind::Direct(direct, found.map_err(|fault| malformed(number, fault))?)))
+    }
+}
+
+impl<S> Request<S> {
+    /// What its answer says that it answers: of an indirect request, the operation within.
+    #[inline]
+    pub fn operation(&self) -> Operation {
+        Operation(match self.kind {
+            Kind::Direct(Direct::Read, _) | Kind::Indirect { data: Data::Read, .. } => operation::READ,
+            Kind::Direct(Direct::Write, _) | Kind::Indirect { data: Data::Write, .. } => operation::WRITE,
+            Kind::Direct(Direct::Barrier, _) => operation::WRITE_BARRIER,
+            Kind::Direct(Direct::Flush, _) => operation::FLUSH_DISKCACHE,
+            Kind::Discard { .. } => operation::DISCARD,
+        })
+    }
+}
+
+#[inline]
+fn direct_segments(direct: Direct, count: u8, bytes: &[u8]) -> Result<Found<'_>, Fault> {
     let least = u16::from(matches!(direct, Direct::Read | Direct::Write));
     let found = u16::from(count);
     let most = SEGMENTS_MAX as u16;
     if !(least..=most).contains(&found) {
         return Err(Fault::SegmentCount { found, least, most });
     }
-    let mut segments = Segments { len: usize::from(count), ..Segments::default() };
-    for (segment, bytes) in
-        segments.all[..usize::from(count)].iter_mut().zip(bytes.chunks_exact(SEGMENT_BYTES))
-    {
-        *segment = Segment::decode(bytes);
-        segment.sectors()?;
-    }
-    Ok(segments)
+    let found = Found { bytes: &bytes[..usize::from(count) * SEGMENT_BYTES] };
+    found.iter().try_for_each(|segment| segment.sectors().map(drop))?;
+    Ok(found)
 }
 
-fn indirect(abi: Abi, bytes: &[u8]) -> Result<Kind, Fault> {
+fn indirect<S>(abi: Abi, bytes: &[u8]) -> Result<Kind<S>, Fault> {
     let data = match bytes[1] {
         operation::READ => Data::Read,
         operation::WRITE => Data::Write,
@@ -419,11 +466,10 @@ impl Response {
     /// As a slot's bytes, of which [`Abi::response_bytes`] count.
     #[inline]
     pub fn encode(&self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        put(&mut bytes, 0, &self.id.to_le_bytes());
-        bytes[8] = self.operation.0;
-        put(&mut bytes, 10, &self.status.number().to_le_bytes());
-        bytes
+        let id = u128::from(self.id);
+        let operation = u128::from(self.operation.0);
+        let status = u128::from(u16::from_le_bytes(self.status.number().to_le_bytes()));
+        (id | operation << 64 | status << 80).to_le_bytes()
     }
 
     /// From a slot's bytes: at least the first twelve.
