@@ -378,7 +378,10 @@ impl Queue {
     }
 
     /// By what it kicks, and is called.
-    pub(crate) fn bells(&self) -> Result<(OwnedFd, OwnedFd)> {
+    ///
+    /// # Errors
+    /// This process has as many descriptors as it may.
+    pub fn bells(&self) -> Result<(OwnedFd, OwnedFd)> {
         Ok((self.kick.try_clone()?, self.call.try_clone()?))
     }
 

@@ -15,9 +15,9 @@ use blockwork_format::virtio::blk::{request, status};
 use blockwork_uring::{Uring, UringConfig};
 use vhostload::{Disk, Finished, Options, Request};
 
-/// A running server.
+/// Running servers, one for each disk, on the same workers.
 pub struct Rig {
-    server: Option<VhostServer>,
+    servers: Vec<VhostServer>,
     pub folder: tempfile::TempDir,
     pub stats: Arc<Stats>,
     workers: Vec<(WorkerHandle<Uring>, WorkerThread)>,
@@ -33,13 +33,22 @@ impl Rig {
     }
 
     pub fn with(spec: &str, workers: usize, read_only: bool) -> Rig {
+        Rig::of(&[spec], workers, read_only)
+    }
+
+    /// Serves several disks, each at a socket of its own.
+    pub fn of(specs: &[&str], workers: usize, read_only: bool) -> Rig {
         let folder = tempfile::tempdir().expect("a scratch folder");
-        let leaf = blockwork_leaf::open(spec, &Default::default()).expect("the disk opens").source;
-        let info = NodeInfo { name: "disk".into(), kind: NodeKind::Leaf, device: (0, 0) };
-        let stats = Arc::new(Stats::new(vec![info]));
-        let layer = LeafLayer::new(LeafId(0), NodeId(0), leaf.sectors(), leaf.limits().clone());
-        let volumes: Arc<[Volume]> = Arc::new([Volume::new("disk/test", Arc::new(layer), read_only)]);
-        let leaves: Arc<[_]> = Arc::new([(NodeId(0), leaf)]);
+        let open =
+            |spec: &&str| blockwork_leaf::open(spec, &Default::default()).expect("the disk opens").source;
+        let leaves: Arc<[_]> = (0..).map(NodeId).zip(specs.iter().map(open)).collect();
+        let info = || NodeInfo { name: "disk".into(), kind: NodeKind::Leaf, device: (0, 0) };
+        let stats = Arc::new(Stats::new(leaves.iter().map(|_| info()).collect()));
+        let volume = |(index, (node, leaf)): (u16, &(NodeId, Arc<dyn LeafSource>))| {
+            let layer = LeafLayer::new(LeafId(index), *node, leaf.sectors(), leaf.limits().clone());
+            Volume::new("disk/test", Arc::new(layer), read_only)
+        };
+        let volumes: Arc<[Volume]> = (0..).zip(leaves.iter()).map(volume).collect();
         let workers: Vec<_> = (0..workers)
             .map(|index| {
                 let (volumes, leaves, stats) = (volumes.clone(), leaves.clone(), stats.clone());
@@ -57,21 +66,25 @@ impl Rig {
                 (receive.recv().expect("the worker starts"), thread)
             })
             .collect();
-        let mut rig = Rig { server: None, folder, stats, workers };
-        rig.serve(&volumes[0]);
+        let mut rig = Rig { servers: Vec::new(), folder, stats, workers };
+        (0..).zip(volumes.iter()).for_each(|(id, volume)| rig.serve((VolumeId(id), volume)));
         rig
     }
 
-    fn serve(&mut self, volume: &Volume) {
+    fn serve(&mut self, volume: (VolumeId, &Volume)) {
         let handles: Vec<_> = self.workers.iter().map(|(handle, _)| handle.clone()).collect();
         let options = VhostOptions { queues: 8, first_worker: 0 };
-        let id = (VolumeId(0), volume);
-        let server = VhostServer::start(&self.socket(), id, options, &handles, self.stats.clone());
-        self.server = Some(server.expect("the server starts"));
+        let socket = self.socket_of(self.servers.len());
+        let server = VhostServer::start(&socket, volume, options, &handles, self.stats.clone());
+        self.servers.push(server.expect("the server starts"));
     }
 
     pub fn socket(&self) -> PathBuf {
-        self.folder.path().join("socket")
+        self.socket_of(0)
+    }
+
+    pub fn socket_of(&self, disk: usize) -> PathBuf {
+        self.folder.path().join(format!("socket{disk}"))
     }
 
     /// The volume has so many sectors now.
@@ -79,7 +92,7 @@ impl Rig {
         let limits = blockwork_engine::Limits::default();
         let layer = LeafLayer::new(LeafId(0), NodeId(0), sectors, limits);
         let volume = Volume::new("disk/test", Arc::new(layer), false);
-        self.server.as_ref().expect("it runs").set_volume(&volume);
+        self.servers[0].set_volume(&volume);
     }
 
     /// A disk of this server's.
@@ -93,7 +106,7 @@ impl Rig {
 
     /// Ends it; gives how often the kernel was called.
     pub fn stop(mut self) -> u64 {
-        self.server.take().expect("it runs").stop();
+        self.servers.drain(..).for_each(VhostServer::stop);
         self.workers.iter().for_each(|(handle, _)| handle.stop());
         let mut enters = 0;
         for (_, thread) in self.workers.drain(..) {
