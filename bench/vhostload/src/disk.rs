@@ -93,6 +93,8 @@ pub struct Queue {
     slots: Vec<Slot>,
     /// Numbers of requests that may be made.
     free: Vec<u16>,
+    /// Pieces of the request at hand.
+    scratch: Vec<Piece>,
     kick: OwnedFd,
     call: OwnedFd,
     indirect: bool,
@@ -343,6 +345,7 @@ impl Queue {
             ring_size: options.ring_size,
             slots,
             free: (0..options.requests).rev().collect(),
+            scratch: Vec::new(),
             kick: eventfd(0, EventfdFlags::CLOEXEC).context("eventfd")?,
             call: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("eventfd")?,
             indirect: options.indirect,
@@ -403,7 +406,8 @@ impl Queue {
         guest.memory.write_at(slot.header.offset, &header.encode());
         guest.memory.write_at(slot.status.offset, &[0xff]);
         let writes = matches!(request.kind, blk::request::IN | blk::request::GET_ID);
-        let mut pieces = Vec::with_capacity(self.pieces + 2);
+        let mut pieces = std::mem::take(&mut self.scratch);
+        pieces.clear();
         let piece = |at: u64, len: usize, writes| Piece {
             address: at,
             len: u32::try_from(len).expect("a short piece"),
@@ -418,7 +422,9 @@ impl Queue {
         }
         pieces.push(piece(slot.status.guest(), 1, true));
         let table = self.indirect.then_some(slot.table);
-        if !self.ring.add(&guest.memory, &Chain { id, pieces: &pieces, table }) {
+        let added = self.ring.add(&guest.memory, &Chain { id, pieces: &pieces, table });
+        self.scratch = pieces;
+        if !added {
             return None;
         }
         self.free.pop();

@@ -100,8 +100,8 @@ impl PackedDriver {
             }
             flags |= if at.wrap { descriptor_flag::AVAIL } else { descriptor_flag::USED };
             let place = self.flags_at(at);
-            let bytes = PackedDescriptor { address, len, id: chain.id, flags }.encode();
-            memory.write_at(place - 14, &bytes[..14]);
+            memory.write_at(place - 14, &address.to_le_bytes());
+            memory.write_at(place - 6, &(u64::from(len) | u64::from(chain.id) << 32).to_le_bytes()[..6]);
             match first {
                 None => first = Some((place, flags)),
                 Some(_) => memory.store_u16(place, flags, Ordering::Release),

@@ -1,4 +1,7 @@
 //! The driver's side of a split virtqueue.
+//!
+//! What a request takes is the guest's part of every measurement, so nothing here is put together in memory and read again at once: that
+//! waits for all writes before it, of which some wait for the other processor.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -18,8 +21,10 @@ pub struct SplitDriver {
     used: Area,
     /// Descriptors that are in no chain.
     free: Vec<u16>,
-    /// By its first descriptor: a chain's descriptors, and its name.
-    chains: Vec<(Vec<u16>, u16)>,
+    /// By descriptor: the next one of its chain.
+    next_of: Vec<u16>,
+    /// By its first descriptor: how many a chain has, and its name.
+    chains: Vec<(u16, u16)>,
     next: u16,
     published: u16,
     next_used: u16,
@@ -34,7 +39,8 @@ impl SplitDriver {
             available: layout.take(split::avail_bytes(size), 64),
             used: layout.take(split::used_bytes(size), 64),
             free: (0..size).rev().collect(),
-            chains: vec![(Vec::new(), 0); size.into()],
+            next_of: vec![0; size.into()],
+            chains: vec![(0, 0); size.into()],
             next: 0,
             published: 0,
             next_used: 0,
@@ -55,9 +61,11 @@ impl SplitDriver {
 
     pub(crate) fn add(&mut self, memory: &Buffer, chain: &Chain<'_>) -> bool {
         let count = if chain.table.is_some() { 1 } else { chain.pieces.len() };
-        let Some(from) = self.free.len().checked_sub(count) else { return false };
-        let numbers: Vec<u16> = self.free.drain(from..).rev().collect();
-        let head = numbers[0];
+        if count > self.free.len() {
+            return false;
+        }
+        let mut take = || self.free.pop().expect("as many as were counted");
+        let head = take();
         match chain.table {
             Some(table) => {
                 split_table(memory, table, chain.pieces);
@@ -66,20 +74,23 @@ impl SplitDriver {
                 self.descriptor(memory, head, Descriptor { address: table.guest(), len, flags, next: 0 });
             }
             None => {
+                let mut number = head;
                 for (i, piece) in chain.pieces.iter().enumerate() {
-                    let next = numbers.get(i + 1).copied();
-                    let flags = if next.is_some() { descriptor_flag::NEXT } else { 0 }
+                    let is_last = i + 1 == count;
+                    let next = if is_last { 0 } else { take() };
+                    let flags = if is_last { 0 } else { descriptor_flag::NEXT }
                         | if piece.writes { descriptor_flag::WRITE } else { 0 };
-                    let next = next.unwrap_or(0);
                     let descriptor = Descriptor { address: piece.address, len: piece.len, flags, next };
-                    self.descriptor(memory, numbers[i], descriptor);
+                    memory.write_at(self.descriptors.offset + 16 * usize::from(number), &descriptor.encode());
+                    self.next_of[usize::from(number)] = next;
+                    number = next;
                 }
             }
         }
         let place = split::ENTRIES + split::AVAIL_ENTRY * usize::from(self.next % self.size);
         memory.store_u16(self.available.offset + place, head, Ordering::Relaxed);
         self.next = self.next.wrapping_add(1);
-        self.chains[usize::from(head)] = (numbers, chain.id);
+        self.chains[usize::from(head)] = (u16::try_from(count).expect("a short chain"), chain.id);
         true
     }
 
@@ -109,14 +120,15 @@ impl SplitDriver {
             return None;
         }
         let place = split::ENTRIES + split::USED_ENTRY * usize::from(self.next_used % self.size);
-        let mut entry = [0; 8];
-        memory.read_at(self.used.offset + place, &mut entry);
-        let head = usize::from(u16::from_le_bytes([entry[0], entry[1]]));
-        let len = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+        let [head, len] = [0, 4].map(|at| memory.load_u32(self.used.offset + place + at, Ordering::Relaxed));
         self.next_used = self.next_used.wrapping_add(1);
-        let (numbers, id) = std::mem::take(&mut self.chains[head]);
-        assert!(!numbers.is_empty(), "descriptor {head} was used and is not in flight");
-        self.free.extend(numbers);
+        let mut number = u16::try_from(head).expect("a descriptor of the ring");
+        let (count, id) = std::mem::take(&mut self.chains[usize::from(number)]);
+        assert!(count > 0, "descriptor {head} was used and is not in flight");
+        for _ in 0..count {
+            self.free.push(number);
+            number = self.next_of[usize::from(number)];
+        }
         Some((id, len))
     }
 

@@ -84,11 +84,9 @@ impl RequestHeader {
     }
 
     /// To its bytes.
+    #[inline]
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut bytes = [0; HEADER_BYTES];
-        put(&mut bytes, 0, &self.kind.to_le_bytes());
-        put(&mut bytes, 8, &self.sector.to_le_bytes());
-        bytes
+        (u128::from(self.kind) | u128::from(self.sector) << 64).to_le_bytes()
     }
 }
 

@@ -75,12 +75,7 @@ impl Descriptor {
     /// To its bytes.
     #[inline]
     pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
-        let mut bytes = [0; DESCRIPTOR_BYTES];
-        bytes[..8].copy_from_slice(&self.address.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
-        bytes[12..14].copy_from_slice(&self.flags.to_le_bytes());
-        bytes[14..].copy_from_slice(&self.next.to_le_bytes());
-        bytes
+        encode(self.address, self.len, self.flags, self.next)
     }
 
     /// Whether all of these flags are set.
@@ -118,13 +113,16 @@ impl PackedDescriptor {
     /// To its bytes.
     #[inline]
     pub fn encode(&self) -> [u8; DESCRIPTOR_BYTES] {
-        let mut bytes = [0; DESCRIPTOR_BYTES];
-        bytes[..8].copy_from_slice(&self.address.to_le_bytes());
-        bytes[8..12].copy_from_slice(&self.len.to_le_bytes());
-        bytes[12..14].copy_from_slice(&self.id.to_le_bytes());
-        bytes[14..].copy_from_slice(&self.flags.to_le_bytes());
-        bytes
+        encode(self.address, self.len, self.id, self.flags)
     }
+}
+
+/// As one number: what is put together in memory, and then moved to where others wait for it, waits there itself until all writes before it are
+/// done.
+#[inline]
+fn encode(address: u64, len: u32, third: u16, last: u16) -> [u8; DESCRIPTOR_BYTES] {
+    let rest = u64::from(len) | u64::from(third) << 32 | u64::from(last) << 48;
+    (u128::from(address) | u128::from(rest) << 64).to_le_bytes()
 }
 
 /// Where things are in the areas of a split ring.
