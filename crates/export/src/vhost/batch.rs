@@ -7,6 +7,14 @@
 //! from its first request on, and then by twos; of one with more by fours, or eights. One with many has work enough that larger batches
 //! keep it awake, and cost us less. A device that takes its time is given what there is, in pieces that leave other rings their turn.
 //!
+//! Where the two processors are far apart, the first answer is not there in time: its request has to be fetched over there, line by line. So a driver
+//! that wanted to be called for the first answer after a rest is called, the next time, as soon as something is found in its ring, before it is
+//! done. It hears of its answers as ever, besides; the specification has drivers bear calls for which they find nothing, and of these
+//! there is one for each that finds something, at most. Who looks by itself is not called. With processors far apart (a driver that
+//! looks has a request answered in 1.4 us, and in 0.4 where they are near) 16, 32, 64, 128 under way of the lean driver go 2.2, 2.5, 2.1,
+//! 1.4 times as fast as without, of libblkio's 1.0 to 1.3 times; near, one ten times as fast, since it does not sleep at all, and more
+//! than 64 as before.
+//!
 //! What a batch costs is to let the driver see it: a fence and a look at what the driver wants. A worker's turn costs more, so several
 //! batches are done in one.
 //!
@@ -56,6 +64,10 @@ pub(super) struct Batches {
     rested: bool,
     /// Requests that the driver has under way: the most that have waited lately.
     depth: usize,
+    /// No answer was seen since the ring was found empty.
+    unseen: bool,
+    /// When it saw the first answer after such a rest, the driver wanted to be called.
+    sleeps: bool,
 }
 
 impl Batches {
@@ -65,9 +77,19 @@ impl Batches {
         (self.at_once, self.rested) = (at_once, false);
     }
 
-    /// The ring was empty, and something has come.
-    pub(super) fn rested(&mut self) {
-        self.rested = true;
+    /// The ring was empty, and something has come. Whether its driver is called before any of that is done, once however it was heard of: see
+    /// the module.
+    pub(super) fn rested(&mut self) -> bool {
+        self.unseen = true;
+        !std::mem::replace(&mut self.rested, true) && self.at_once && self.sleeps
+    }
+
+    /// The driver can see answers, and wanted to be called for that, or not.
+    #[inline]
+    pub(super) fn published(&mut self, wanted: bool) {
+        if std::mem::take(&mut self.unseen) {
+            self.sleeps = wanted;
+        }
     }
 
     /// Requests in the next one, at most, where so many wait, which is asked only where it matters.
@@ -107,13 +129,30 @@ mod tests {
             [0, 1, 16, 64, 65, 128, 191, 192, 256, 384, 1024].map(|waiting| of(true).size(|| waiting));
         assert_eq!(sizes, [2, 2, 2, 2, 4, 4, 4, 8, 8, 32, 32]);
         let mut batches = of(true);
-        batches.rested();
+        _ = batches.rested();
         assert_eq!(batches.size(|| 128), 1, "the first goes alone");
         batches.took(true);
         assert_eq!(batches.size(|| 127), 4);
         batches.took(false);
-        batches.rested();
+        _ = batches.rested();
         assert_eq!(batches.size(|| 16), TURN);
+    }
+
+    #[test]
+    fn who_slept_through_the_first_answer_is_called_before_the_next_one() {
+        let mut batches = of(true);
+        let mut first_answer = |wanted: [bool; 2]| {
+            let early = batches.rested();
+            assert!(!batches.rested(), "once");
+            batches.took(true);
+            wanted.iter().for_each(|wanted| batches.published(*wanted));
+            early
+        };
+        assert!(!first_answer([true, false]), "nothing is known yet");
+        assert!(first_answer([false, true]), "it wanted to be called for the first");
+        assert!(!first_answer([true, true]), "only the first answer after a rest counts");
+        batches.took(false);
+        assert!(!batches.rested(), "a device that takes its time leaves it the time to sleep");
     }
 
     #[test]

@@ -264,6 +264,7 @@ impl QueuePort {
         }
         let Some(ring) = &mut self.ring else { return };
         let wanted = ring.publish();
+        self.batches.published(wanted);
         self.log.iter().for_each(DirtyLog::ring);
         let is_full = ring.is_full();
         let answers = std::mem::take(&mut self.answers);
@@ -560,7 +561,7 @@ impl Port<Uring> for QueuePort {
         cx.wake_me();
     }
 
-    fn event(&mut self, _cx: &mut Context<'_, Uring>, local: u32, completion: Completion) {
+    fn event(&mut self, cx: &mut Context<'_, Uring>, local: u32, completion: Completion) {
         if local == CALL {
             if let Some(call) = &mut self.call {
                 call.completed();
@@ -570,7 +571,10 @@ impl Port<Uring> for QueuePort {
         if local == TOLD {
             return;
         }
-        self.batches.rested();
+        // A look that was in vain has found nothing yet: a kick will tell.
+        if completion.result > 0 && self.batches.rested() && !self.broken {
+            self.call_driver(cx, true);
+        }
         if local == LOOK {
             self.looking = false;
             return;
