@@ -59,13 +59,17 @@ impl SplitDriver {
         memory.write_at(self.descriptors.offset + 16 * usize::from(number), &descriptor.encode());
     }
 
+    /// A descriptor that is in no chain, where there is one.
+    fn take(&mut self) -> u16 {
+        self.free.pop().expect("as many as were counted")
+    }
+
     pub(crate) fn add(&mut self, memory: &Buffer, chain: &Chain<'_>) -> bool {
         let count = if chain.table.is_some() { 1 } else { chain.pieces.len() };
         if count > self.free.len() {
             return false;
         }
-        let mut take = || self.free.pop().expect("as many as were counted");
-        let head = take();
+        let head = self.take();
         match chain.table {
             Some(table) => {
                 split_table(memory, table, chain.pieces);
@@ -77,11 +81,11 @@ impl SplitDriver {
                 let mut number = head;
                 for (i, piece) in chain.pieces.iter().enumerate() {
                     let is_last = i + 1 == count;
-                    let next = if is_last { 0 } else { take() };
+                    let next = if is_last { 0 } else { self.take() };
                     let flags = if is_last { 0 } else { descriptor_flag::NEXT }
                         | if piece.writes { descriptor_flag::WRITE } else { 0 };
                     let descriptor = Descriptor { address: piece.address, len: piece.len, flags, next };
-                    memory.write_at(self.descriptors.offset + 16 * usize::from(number), &descriptor.encode());
+                    self.descriptor(memory, number, descriptor);
                     self.next_of[usize::from(number)] = next;
                     number = next;
                 }

@@ -34,6 +34,7 @@ pub mod nbd;
 pub mod nfs3;
 pub mod partition;
 pub mod snapshot;
+pub mod spread;
 pub mod table;
 pub mod thin;
 pub mod vhost_user;

@@ -1,9 +1,10 @@
 //! Pages of a front end, mapped for its requests; those that it uses again and again stay mapped.
 
 use std::collections::{HashMap, VecDeque};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use blockwork_format::spread::Spread;
 use blockwork_memory::Segment;
 
 use super::{Access, GrantError, GrantRef, Grants};
@@ -31,26 +32,6 @@ impl KeptPages {
 
     fn give_back(&self, count: usize) {
         self.left.fetch_add(count, Ordering::Relaxed);
-    }
-}
-
-/// Spreads grants over a table, the same way in each run. Grants that collide on purpose make looking up slow, among those that are kept of
-/// the ring that names them.
-#[derive(Debug, Default)]
-struct Spread(u64);
-
-impl Hasher for Spread {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u32((*byte).into()));
-    }
-    #[inline]
-    fn write_u32(&mut self, gref: GrantRef) {
-        let mixed = (self.0 ^ u64::from(gref)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ mixed >> 32;
-    }
-    #[inline]
-    fn finish(&self) -> u64 {
-        self.0
     }
 }
 

@@ -13,7 +13,7 @@
 //! there is one for each that finds something, at most. Who looks by itself is not called. With processors far apart (a driver that
 //! looks has a request answered in 1.4 us, and in 0.4 where they are near) 16, 64, 128 under way of the lean driver go 2.8, 1.5, 1.2 times as fast as
 //! without, of one that puts in a request for each answer 1.9, 1.0, 1.0 times; near, one goes ten times as fast, since its driver does not
-//! sleep at all, and 16 0.8 and 1.1 times.
+//! sleep at all, and 16 0.9 and 1.5 times.
 //!
 //! What a batch costs is to let the driver see it: a fence and a look at what the driver wants. A worker's turn costs more, so several
 //! batches are done in one.

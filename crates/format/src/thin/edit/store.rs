@@ -6,34 +6,16 @@
 
 use std::collections::VecDeque;
 use std::collections::hash_map::{Entry, HashMap};
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::ops::Range;
+
+use crate::spread::Spread;
 
 /// Values that were only read and are kept, where nobody says otherwise.
 pub(super) const CLEAN_MAX: usize = 1024;
 
 /// Share of them that goes at once where one that was looked for makes room for itself.
 const GOES_AT_ONCE: usize = 16;
-
-/// Spreads numbers of blocks over a table, the same way in each run. Metadata that has them collide on purpose makes looking up slow,
-/// among the few thousand that are held.
-#[derive(Debug, Default)]
-struct Spread(u64);
-
-impl Hasher for Spread {
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|byte| self.write_u64((*byte).into()));
-    }
-    #[inline]
-    fn write_u64(&mut self, nr: u64) {
-        let mixed = (self.0 ^ nr).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ mixed >> 32;
-    }
-    #[inline]
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
