@@ -256,14 +256,15 @@ fn of_two_classes(half: bool, part: f64) -> (usize, usize, f64) {
 #[test]
 fn classes_that_mix_mislead_each_other_rarely() {
     let (cells, below, floor) = of_two_classes(false, 1.0);
-    // Of 3,360 cells of fifteen seeds, 181 were; the worst was 0.9655.
-    assert!(below * 12 <= cells && floor > 0.955, "{below} of {cells} below 0.99, the worst {floor:.4}");
+    // Of 3,360 cells of fifteen seeds, 110 were; the worst was 0.9738.
+    assert!(below * 25 <= cells && floor > 0.965, "{below} of {cells} below 0.99, the worst {floor:.4}");
 }
 
 #[test]
 fn a_kernel_that_cuts_requests_of_one_class_only_costs_those_of_another_little() {
     let (cells, below, floor) = of_two_classes(true, 1.0);
-    // Of as many, 36 were; the worst was 0.9699. (9 and 0.9861 where no class joins another, but then 228 and 0.9455 above.)
+    // Of as many, 34 were; the worst was 0.9733. (Before classes that mix were decided early: 9 and 0.9861 where no class joins another, but then
+    // 228 and 0.9455 above, where 181 were.)
     assert!(below * 40 <= cells && floor > 0.96, "{below} of {cells} below 0.99, the worst {floor:.4}");
 }
 
@@ -271,9 +272,9 @@ fn a_kernel_that_cuts_requests_of_one_class_only_costs_those_of_another_little()
 #[test]
 fn classes_of_unlike_sizes_mislead_each_other_rarely() {
     let (cells, below, floor) = of_two_classes(false, 0.125);
-    // Of as many, 534 were; the worst was 0.9192. (552 and 0.7818 where no class joins another.) The requests of the large class are the small
+    // Of as many, 319 were; the worst was 0.9195. (Likewise, 552 and 0.7818 where no class joins another, instead of 534.) The requests of the large class are the small
     // one's noise: most of the 534 are of kernels that cut from the beginning, 0.976 at worst without noise.
-    assert!(below * 5 <= cells && floor > 0.9, "{below} of {cells} below 0.99, the worst {floor:.4}");
+    assert!(below * 9 <= cells && floor > 0.9, "{below} of {cells} below 0.99, the worst {floor:.4}");
     // Where no class joins another, one of these has the 0.7818.
     for seed in 1..16 {
         let times = Times { part: 0.125, ..times(false, Some(0.25), 0.2) };
@@ -290,4 +291,16 @@ fn classes_that_are_alarmed_together_find_out_together() {
         let part = rows()[6].columns(times(false, Some(0.25), 0.0), seed, 2).part;
         assert!(part > 0.99, "seed {seed}: {part:.4}");
     }
+}
+
+/// Likewise, while nothing changes: what goes the dearer way is dearer for all that wait behind it, and each class sees its own part of that only.
+#[test]
+fn what_classes_that_mix_try_costs_them_together_what_one_may_cost() {
+    let mut tried = 0;
+    for seed in 0..12 {
+        let asked = rows()[6].columns(times(true, None, 0.0), seed, 2).asked;
+        tried += asked.requests(Way::Usual);
+    }
+    // In the mean run of 40,000; 213 where a class is taken to pay for all that it costs.
+    assert!(tried / 12 < 185, "{}", tried / 12);
 }

@@ -79,6 +79,10 @@ impl Asked {
             self.chooser.window_done(Nanos(now), under_way as u32 - 1, self.bytes);
         }
     }
+    /// That went so, of all classes.
+    pub(super) fn requests(&self, way: Way) -> u64 {
+        self.chooser.classes.iter().map(|class| class.requests[way as usize]).sum()
+    }
     pub(super) fn rule(&self) -> &Rule {
         &self.chooser.classes[0].rule
     }
