@@ -1,5 +1,6 @@
 """Section `nfs`: a file on an NFS server (nfs-ganesha, in a network namespace of its own), served over NBD by us and by
-qemu-storage-daemon's nfs driver (libnfs), which is also asked with a larger request.
+qemu-storage-daemon's nfs driver (libnfs); and to a guest's ring (vhost-user-blk), whose writes are vectored: pages of a guest lie
+anywhere, where a socket brings a write in one piece.
 
 Both ask the same server over loopback, which takes most of the processor: ratios tell, and say less than the difference between
 the clients is. On files in memory (tmpfs), where what is written is durable at once, the protocol alone is measured. On the disk every
@@ -17,7 +18,7 @@ import tempfile
 
 from . import clients, machine
 from .servers import Server
-from .tables import OURS, median, show, table
+from .tables import OURS, errors, median, show, table
 
 QSD = "qsd"
 LOADS = [("64k random writes", "randwrite", "64k", 16), ("64k sequential writes", "write", "64k", 16),
@@ -25,6 +26,9 @@ LOADS = [("64k random writes", "randwrite", "64k", 16), ("64k sequential writes"
          ("64k random reads", "randread", "64k", 16)]
 MEMORY = "/dev/shm"
 GOAL = 1.3
+# A guest's writes: each in so many pieces.
+PIECES = 16
+VECTORED = [("64 KiB random writes", "randwrite"), ("64 KiB sequential writes", "write")]
 # Where nobody flushes: how much ours keeps, instead of 64M.
 ROOM = "1G"
 ROOMY = f"{OURS}, uncommitted={ROOM}"
@@ -114,8 +118,40 @@ def measure(bench, ganesha, place, folder, extra, loads, names):
         if extra:
             lines += table(f"ms for a flush, {place}", [row for row in rows if "flush_ms" in row], ["load"], list(peers), "flush_ms", min,
                            rivals=[QSD])
-        counts = counted(bench, ganesha, peers) if place == "memory" else []
-        return lines + shares(place, rows, alone, list(peers)) + [machine.noise(rows), ""] + counts
+        vectored, counts = [], []
+        if place == "memory":
+            vectored = guests(bench, ganesha, peers, place)
+            counts = counted(bench, ganesha, peers)
+        return lines + shares(place, rows, alone, list(peers)) + [machine.noise(rows), ""] + vectored + counts
+
+
+def guests(bench, ganesha, peers, place):
+    """The same servers by a guest's ring, by turns."""
+    if not machine.has(bench.vhostload):
+        return ["Skipped: vhostload is not built.", ""]
+    rows = []
+    for load, rw in VECTORED:
+        for rep in range(bench.reps):
+            for peer, server in peers.items():
+                one = lambda: guest(bench, server, rw)  # noqa: E731, B023
+                rows.append(bench.row({"load": load, "place": place}, peer, "vhostload", rep, one))
+    title = f"by a guest's ring (vhost-user-blk): writes in {PIECES} pieces, depth 16, {place}"
+    return (table(f"MiB/s {title}; goal: {GOAL}", rows, ["load"], list(peers), "mibps", max)
+            + table(f"Processor time of the server, µs per I/O, {title}", rows, ["load"], list(peers), "server_us", min)
+            + [machine.noise(rows), *errors(rows)])
+
+
+def guest(bench, server, rw):
+    report, error = clients.run([bench.vhostload, "--socket", ring_of(server.sock), "--pid", str(server.pid), "--rw", rw, "--bs", "65536",
+                                 "--pieces", str(PIECES), "--depth", "16", "--queue-size", "128", "--seconds", str(bench.seconds)])
+    if error or report is None:
+        return {"error": error}
+    return {"mibps": report["iops"] / 16, "server_us": report["server_cpu_us_per_io"]}
+
+
+def ring_of(sock):
+    """Where a server that has an NBD socket there serves a guest's ring."""
+    return f"{sock}.ring"
 
 
 def start(starter, ganesha, peer, path):
@@ -123,13 +159,15 @@ def start(starter, ganesha, peer, path):
     sock, log = starter.paths(name)
     if peer in (OURS, ROOMY):
         room = f"?uncommitted={ROOM}" if peer == ROOMY else ""
-        command = [starter.blockwork, "serve", "--disk", f"nfs://127.0.0.1{path}{room}", "--nbd", f"unix:{sock}", "--workers", "1"]
+        command = [starter.blockwork, "serve", "--disk", f"nfs://127.0.0.1{path}{room}", "--nbd", f"unix:{sock}",
+                   "--vhost-user", ring_of(sock), "--workers", "1"]
         ready = Server.wait_for_ready_line
     else:
         folder, file = os.path.split(path)
         where = f"driver=nfs,node-name=n0,server.type=inet,server.host=127.0.0.1,path={folder}/{file}"
         command = ["qemu-storage-daemon", "--blockdev", where,
-                   "--nbd-server", f"addr.type=unix,addr.path={sock}", "--export", "type=nbd,id=e0,node-name=n0,name=,writable=on"]
+                   "--nbd-server", f"addr.type=unix,addr.path={sock}", "--export", "type=nbd,id=e0,node-name=n0,name=,writable=on",
+                   "--export", f"type=vhost-user-blk,id=e1,node-name=n0,addr.type=unix,addr.path={ring_of(sock)},writable=on"]
         ready = Server.wait_for_socket
     return starter.start(name, command[0], lambda: ready(Server(name, ganesha.beside(command), log, sock)))
 

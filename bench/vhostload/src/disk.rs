@@ -38,6 +38,8 @@ pub struct Options {
     pub event_idx: bool,
     /// Data in so many pieces.
     pub pieces: usize,
+    /// The last piece of a request's data lies first in memory: none continues another, as with pages of a guest.
+    pub scattered: bool,
 }
 
 impl Default for Options {
@@ -51,6 +53,7 @@ impl Default for Options {
             indirect: true,
             event_idx: true,
             pieces: 1,
+            scattered: false,
         }
     }
 }
@@ -99,6 +102,7 @@ pub struct Queue {
     call: OwnedFd,
     indirect: bool,
     pieces: usize,
+    scattered: bool,
     /// How often the device was called.
     pub kicks: u64,
 }
@@ -350,6 +354,7 @@ impl Queue {
             call: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).context("eventfd")?,
             indirect: options.indirect,
             pieces: options.pieces,
+            scattered: options.scattered,
             kicks: 0,
         })
     }
@@ -418,6 +423,9 @@ impl Queue {
             let size = request.len.div_ceil(self.pieces);
             for at in (0..request.len).step_by(size) {
                 pieces.push(piece(slot.data.guest() + at as u64, size.min(request.len - at), writes));
+            }
+            if self.scattered {
+                pieces[1..].reverse();
             }
         }
         pieces.push(piece(slot.status.guest(), 1, true));

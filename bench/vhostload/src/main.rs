@@ -57,6 +57,9 @@ struct Args {
     /// Bytes of a request.
     #[arg(long, default_value_t = 4096)]
     bs: usize,
+    /// Of its data, in so many pieces that do not lie one after the other, as pages of a guest.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=128), conflicts_with = "bare")]
+    pieces: u16,
     /// For so long.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
@@ -66,7 +69,7 @@ struct Args {
     /// A packed ring.
     #[arg(long)]
     packed: bool,
-    /// Without indirect tables: each request takes three descriptors.
+    /// Without indirect tables: each request takes two descriptors, and one for each piece.
     #[arg(long)]
     direct: bool,
     /// The server's process, whose time is measured.
@@ -102,6 +105,8 @@ fn run(args: &Args) -> Result<Report> {
         data_bytes: args.bs,
         packed: args.packed,
         indirect: !args.direct,
+        pieces: args.pieces.into(),
+        scattered: true,
         ..Options::default()
     };
     let (mut disk, bare) = match (&args.socket, args.bare) {
