@@ -93,8 +93,7 @@ def nfs(bench):
                     with bench.starter() as starter:
                         served = serve(bench, starter, ganesha, folder, peers)
                         reps = range(nth, bench.reps, starts)
-                        # Twice: libnfs copies what is in pieces to memory that it takes for that, for which a qemu-storage-daemon that has just
-                        # been started asks the kernel with every fourth write (brk), and one that has served for a while does not.
+                        # Twice: all are slower at first, whoever they are.
                         with_rings = place == "memory" and machine.has(bench.vhostload)
                         rings += guests(bench, served, "just started", reps) if with_rings else []
                         rows += measure(bench, ganesha, served, place, extra, loads, reps)
