@@ -102,7 +102,8 @@ def nfs(bench):
                         counts = counted(bench, ganesha, served) if place == "memory" and nth + 1 == starts else []
                 finally:
                     ganesha.stop()
-        lines += tables(place, f"{place}, {starts} starts of the NFS server", bool(extra), peers, rows, alone) + ring_tables(peers, rings, starts) + counts
+        lines += tables(place, f"{place}, {starts} starts of the NFS server", bool(extra), peers, rows, alone)
+        lines += ring_tables(peers, rings, starts) + counts
     return lines
 
 

@@ -61,6 +61,7 @@ impl Stranger {
             indirect: random.coin(),
             event_idx: random.coin(),
             pieces: 1 + random.below(4) as usize,
+            scattered: false,
         };
         let disk = Disk::new(socket, options).expect("the server takes a front end");
         let under_way = vec![0; disk.queues.len()];

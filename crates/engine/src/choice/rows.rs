@@ -272,8 +272,8 @@ fn a_kernel_that_cuts_requests_of_one_class_only_costs_those_of_another_little()
 #[test]
 fn classes_of_unlike_sizes_mislead_each_other_rarely() {
     let (cells, below, floor) = of_two_classes(false, 0.125);
-    // Of as many, 319 were; the worst was 0.9195. (Likewise, 552 and 0.7818 where no class joins another, instead of 534.) The requests of the large class are the small
-    // one's noise: most of the 534 are of kernels that cut from the beginning, 0.976 at worst without noise.
+    // Of as many, 319 were; the worst was 0.9195. (Likewise, 552 and 0.7818 where no class joins another, instead of 534.) The requests of the
+    // large class are the small one's noise: most are of kernels that cut from the beginning, 0.976 at worst without noise.
     assert!(below * 9 <= cells && floor > 0.9, "{below} of {cells} below 0.99, the worst {floor:.4}");
     // Where no class joins another, one of these has the 0.7818.
     for seed in 1..16 {
