@@ -54,6 +54,16 @@ def fio_file(path, rw, bs, depth, connections, seconds):
                 f"--iodepth={depth}", f"--numjobs={connections}"], seconds, jobs=connections)
 
 
+def vhostload(program, sock, pid, seconds, options, at=()):
+    """Our own guest; `at` goes before the command."""
+    report, error = run([*at, program, "--socket", sock, "--pid", str(pid), "--seconds", str(seconds), *options])
+    if error or report is None:
+        return {"error": error}
+    return {"iops": report["iops"], "p50_us": report["p50_us"], "server_us": report["server_cpu_us_per_io"],
+            "kicks": report["kicks_per_io"], "share": report["server_cpu_share"],
+            "error": f"{report['stalls']} calls did not come" if report["stalls"] else None}
+
+
 class Nbdload:
     """Our own generator; `program` is its path."""
 

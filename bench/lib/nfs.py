@@ -84,27 +84,31 @@ def nfs(bench):
               ("disk, nobody flushes", bench.data, [], [BOUND], (OURS, ROOMY, QSD)))
     for place, where, extra, loads, peers in places:
         starts = min(STARTS, bench.reps)
-        # Ours, qsd and the bare client by NBD; a guest's ring; what the server was asked to write.
-        rows, alone, rings, counts = [], [], [], []
-        for nth in range(starts):
-            with tempfile.TemporaryDirectory(dir=where, prefix="blockwork-nfs-") as folder:
-                ganesha = Ganesha(folder, bench.run_folder)
-                try:
-                    with bench.starter() as starter:
-                        served = serve(bench, starter, ganesha, folder, peers)
-                        reps = range(nth, bench.reps, starts)
-                        # Twice: all are slower at first, whoever they are.
-                        with_rings = place == "memory" and machine.has(bench.vhostload)
-                        rings += guests(bench, served, "just started", reps) if with_rings else []
-                        rows += measure(bench, ganesha, served, place, extra, loads, reps)
-                        rings += guests(bench, served, "after the loads above", reps) if with_rings else []
-                        alone += bare_rows(bench, ganesha, folder, place, extra, reps if OURS in served else [])
-                        counts = counted(bench, ganesha, served) if place == "memory" and nth + 1 == starts else []
-                finally:
-                    ganesha.stop()
-        lines += tables(place, f"{place}, {starts} starts of the NFS server", bool(extra), peers, rows, alone)
-        lines += ring_tables(peers, rings, starts) + counts
+        found = [one_start(bench, place, where, extra, loads, peers, nth, starts) for nth in range(starts)]
+        rows, rings, alone = (sum(some, []) for some in zip(*(start[:3] for start in found)))
+        lines += tables(place, f"{place}, starts of the NFS server: {starts}", bool(extra), peers, rows, alone)
+        lines += ring_tables(peers, rings, starts) + found[-1][3]
     return lines
+
+
+def one_start(bench, place, where, extra, loads, peers, nth, starts):
+    """With the nth NFS server: rows by NBD, by a guest's ring, and of the bare client; and, with the last one, what it was asked to write."""
+    reps = range(nth, bench.reps, starts)
+    with tempfile.TemporaryDirectory(dir=where, prefix="blockwork-nfs-") as folder:
+        ganesha = Ganesha(folder, bench.run_folder)
+        try:
+            with bench.starter() as starter:
+                served = serve(bench, starter, ganesha, folder, peers)
+                with_rings = place == "memory" and machine.has(bench.vhostload)
+                # Twice: all are slower at first, whoever they are.
+                rings = guests(bench, served, "just started", reps) if with_rings else []
+                rows = measure(bench, ganesha, served, place, extra, loads, reps)
+                rings += guests(bench, served, "after the loads above", reps) if with_rings else []
+                alone = bare_rows(bench, ganesha, folder, place, extra, reps if OURS in served else [])
+                counts = counted(bench, ganesha, served) if place == "memory" and nth + 1 == starts else []
+                return rows, rings, alone, counts
+        finally:
+            ganesha.stop()
 
 
 def serve(bench, starter, ganesha, folder, peers):
@@ -166,17 +170,15 @@ def ring_tables(peers, rows, starts):
     if not rows:
         return []
     title = f"by a guest's ring (vhost-user-blk): writes in {PIECES} pieces, depth 16, memory"
-    return (table(f"MiB/s {title}, {starts} starts of the NFS server; goal: {GOAL}", rows, ["load", "servers"], list(peers), "mibps", max)
+    return (table(f"MiB/s {title}, starts of the NFS server: {starts}; goal: {GOAL}", rows, ["load", "servers"], list(peers), "mibps", max)
             + table(f"Processor time of the server, µs per I/O, {title}", rows, ["load", "servers"], list(peers), "server_us", min)
             + [machine.noise(rows), *errors(rows)])
 
 
 def guest(bench, server, rw):
-    report, error = clients.run([bench.vhostload, "--socket", ring_of(server.sock), "--pid", str(server.pid), "--rw", rw, "--bs", "65536",
-                                 "--pieces", str(PIECES), "--depth", "16", "--queue-size", "128", "--seconds", str(bench.seconds)])
-    if error or report is None:
-        return {"error": error}
-    return {"mibps": report["iops"] / 16, "server_us": report["server_cpu_us_per_io"]}
+    options = ["--rw", rw, "--bs", "65536", "--pieces", str(PIECES), "--depth", "16", "--queue-size", "128"]
+    row = clients.vhostload(bench.vhostload, ring_of(server.sock), server.pid, bench.seconds, options)
+    return {**row, "mibps": row["iops"] / 16} if row.get("iops") else row
 
 
 def ring_of(sock):

@@ -56,17 +56,9 @@ def guest_at(server, cell):
 
 
 def load(bench, server, cell, seconds):
-    at = guest_at(server, cell)
-    command = [*at, bench.vhostload, "--socket", server.sock, "--pid", str(server.pid), "--seconds", str(seconds),
-               "--rw", cell.get("rw", "randread"), "--depth", str(cell["depth"]), "--queue-size", str(cell["ring"]),
+    options = ["--rw", cell.get("rw", "randread"), "--depth", str(cell["depth"]), "--queue-size", str(cell["ring"]),
                "--queues", str(cell.get("queues", 1)), *(["--poll"] if cell["guest"] == "polling" else [])]
-    report, error = clients.run(command)
-    if error or report is None:
-        return {"error": error}
-    if report["stalls"]:
-        report["error"] = f"{report['stalls']} calls did not come"
-    return {"iops": report["iops"], "p50_us": report["p50_us"], "server_us": report["server_cpu_us_per_io"],
-            "kicks": report["kicks_per_io"], "share": report["server_cpu_share"], "error": report.get("error")}
+    return clients.vhostload(bench.vhostload, server.sock, server.pid, seconds, options, guest_at(server, cell))
 
 
 def load_bare(bench, waits, cell, delay_us=0):

@@ -25,10 +25,10 @@
 //! - the usual way, if by the same bound the other is not better by half a percent; or if two deviations, wide ones, say so after sixteen pairs,
 //!   since that much is lost at most by what is easily put right later; or if after 256 pairs not even one deviation speaks for the other;
 //! - after [`PAIRS_MAX`] pairs, the way instead if it gained a percent on average, and a deviation;
-//! - where classes mix, either way as soon as it looks better by [`EARLY`]. What each tries is the other's noise, so by the bound it takes twice as
+//! - where classes mix, either way as soon as it looks better by [`EARLY`], not before [`PAIRS_MIN`] pairs. What each tries is the other's noise, so by the bound it takes twice as
 //!   many pairs, half of whose requests go a way that is known to be dear by then. Two classes in all rows of `choice/rows.rs` at all times, 3,360
-//!   runs: 110 below 0.99 of the better column, 151 where the bound decides; with classes of unlike sizes 319 and 461. (With EARLY.0 0.1 they are
-//!   fewer, but kernels that cut half of the requests, at much noise, are taken for others by `blockwork reproduce linearize --kernel half --noise 0.5`.)
+//!   runs: 110 below 0.99 of the better column, 151 where the bound decides; with classes of unlike sizes 319 and 461. (A gain of a tenth
+//!   instead of a fifth leaves fewer, but decides more wrongly where half of the requests are cut, at much noise: `--kernel half --noise 0.5`.)
 //!
 //! When times change (`watch`):
 //! - Requests that go the leading way have become dearer than the other way was when it was last tried, by more than chance explains:
