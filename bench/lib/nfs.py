@@ -2,6 +2,7 @@
 qemu-storage-daemon's nfs driver (libnfs); and to a guest's ring (vhost-user-blk), whose writes are vectored: pages of a guest lie
 anywhere, where a socket brings a write in one piece.
 
+Ours speaks version 4.0 where it is not told otherwise, in which a call may have several writes; libnfs speaks version 3.
 Both ask the same server over loopback, which takes most of the processor: ratios tell, and say less than the difference between
 the clients is. On files in memory (tmpfs), where what is written is durable at once, the protocol alone is measured. On the disk every
 64th write is followed by a flush. Without, libnfs leaves all in the server's memory and would lose it when the server crashes, while
@@ -34,9 +35,12 @@ STARTS = 7
 # Where nobody flushes: how much ours keeps, instead of 64M.
 ROOM = "1G"
 ROOMY = f"{OURS}, uncommitted={ROOM}"
+# In version 3, which qemu-storage-daemon's client speaks as well: a call for each write.
+VERSION_3 = f"{OURS}, vers=3"
+QUERIES = {OURS: "", ROOMY: f"?uncommitted={ROOM}", VERSION_3: "?vers=3"}
 # The load that the bare client makes as well (crates/leaf/examples/bare_nfs.rs), with as many connections as ours.
 BOUND = LOADS[0]
-BARE, CONNECTIONS = "bare client", 4
+BARES, CONNECTIONS = {"bare client": "", "bare client, vers=3": "?vers=3"}, 4
 # On the disk a flush follows so many writes.
 FLUSH_EVERY = 64
 # The tests use the same server.
@@ -80,7 +84,7 @@ def nfs(bench):
     if missing or not machine.is_root():
         return [f"Skipped: needs root, nfs-ganesha, rpcbind and fio (missing: {', '.join(missing) or 'root'}).", ""]
     lines = []
-    places = (("memory", MEMORY, [], LOADS, (OURS, QSD)), ("disk", bench.data, [f"--fsync={FLUSH_EVERY}"], LOADS, (OURS, QSD)),
+    places = (("memory", MEMORY, [], LOADS, (OURS, VERSION_3, QSD)), ("disk", bench.data, [f"--fsync={FLUSH_EVERY}"], LOADS, (OURS, QSD)),
               ("disk, nobody flushes", bench.data, [], [BOUND], (OURS, ROOMY, QSD)))
     for place, where, extra, loads, peers in places:
         starts = min(STARTS, bench.reps)
@@ -141,8 +145,12 @@ def measure(bench, ganesha, served, place, extra, loads, reps):
 
 def bare_rows(bench, ganesha, folder, place, extra, reps):
     """The bare client writes to the first one's file."""
-    one = lambda: bare(bench, ganesha, path_of(folder, 0), bool(extra))  # noqa: E731
-    return [bench.row({"place": place}, BARE, BARE, rep, one) for rep in reps if machine.has(bench.bare_nfs)]
+    rows = []
+    for rep in reps if machine.has(bench.bare_nfs) else []:
+        for name, query in BARES.items():
+            one = lambda: bare(bench, ganesha, path_of(folder, 0) + query, bool(extra))  # noqa: E731, B023
+            rows.append(bench.row({"place": place}, name, name, rep, one))
+    return rows
 
 
 def tables(place, where, flushes, peers, rows, alone):
@@ -189,9 +197,8 @@ def ring_of(sock):
 def start(starter, ganesha, peer, path):
     name = f"{peer} nfs"
     sock, log = starter.paths(name)
-    if peer in (OURS, ROOMY):
-        room = f"?uncommitted={ROOM}" if peer == ROOMY else ""
-        command = [starter.blockwork, "serve", "--disk", f"nfs://127.0.0.1{path}{room}", "--nbd", f"unix:{sock}",
+    if peer in QUERIES:
+        command = [starter.blockwork, "serve", "--disk", f"nfs://127.0.0.1{path}{QUERIES[peer]}", "--nbd", f"unix:{sock}",
                    "--vhost-user", ring_of(sock), "--workers", "1"]
         ready = Server.wait_for_ready_line
     else:
@@ -237,13 +244,14 @@ def shares(place, rows, alone, peers):
     lines = [f"**Processor time of a 64 KiB random write, µs, {place}; the bare client has no NBD before it and nothing to remember**", "",
              "| | MiB/s | fio | NBD server, or bare client | NFS server | all | MiB/s if the NBD server took none |",
              "| --- | --- | --- | --- | --- | --- | --- |"]
-    for name, some in [*((peer, [row for row in rows if row["peer"] == peer and row["load"] == load]) for peer in peers), (BARE, alone)]:
+    for name, some in [*((peer, [row for row in rows if row["peer"] == peer and row["load"] == load]) for peer in peers),
+                       *((name, [row for row in alone if row["peer"] == name]) for name in BARES)]:
         rate = median(some, "mibps", peer=name)
         if not rate:
             continue
         parts = [statistics.median(row.get(key) or 0 for row in some)
-                 for key in (("client_us", "server_us", "nfs_us") if name != BARE else ("none", "client_us", "nfs_us"))]
-        without = rate * sum(parts) / (sum(parts) - parts[1]) if name != BARE else None
+                 for key in (("client_us", "server_us", "nfs_us") if name not in BARES else ("none", "client_us", "nfs_us"))]
+        without = rate * sum(parts) / (sum(parts) - parts[1]) if name not in BARES else None
         lines.append("| " + " | ".join([name, show(rate), *map(show, parts), show(sum(parts)), show(without) if without else ""]) + " |")
     return lines + [""]
 

@@ -10,6 +10,8 @@ use support::nfs::NfsServer;
 use support::{Background, Scratch, Server, run, run_refused, tool, until};
 
 const MIB: u64 = 1 << 20;
+/// Versions of NFS, as an address names them.
+const VERSIONS: [&str; 2] = ["vers=3", "vers=4"];
 
 /// `blockwork serve` of a file of the server, over NBD.
 fn serve(scratch: &Scratch, nfs: &NfsServer, url: &str) -> Server {
@@ -23,7 +25,12 @@ fn a_disk_on_a_server_holds_what_was_written_to_it() {
     let scratch = Scratch::new();
     let nfs = NfsServer::start(&scratch);
     // With memory for what is uncommitted that has room for all of it, and for one request.
-    for (seed, query, room) in [(5, "?nconnect=2", 64 * MIB), (6, "?nconnect=2&uncommitted=1M", MIB)] {
+    for (seed, query, room, version) in [
+        (5, "?nconnect=2", 64 * MIB, "4.0"),
+        (6, "?nconnect=2&uncommitted=1M", MIB, "4.0"),
+        (7, "?nconnect=2&vers=3", 64 * MIB, "3"),
+        (8, "?nconnect=2&vers=3&uncommitted=1M", MIB, "3"),
+    ] {
         scratch.sparse("export/disk.img", 32 * MIB);
         scratch.noise("noise", 32 << 20, seed);
         let url = nfs.url("disk.img", query);
@@ -31,6 +38,11 @@ fn a_disk_on_a_server_holds_what_was_written_to_it() {
         assert!(listed.contains("disk/disk.img ") && listed.contains("32M"), "{listed}");
         let server = serve(&scratch, &nfs, &url);
         assert_eq!(uncommitted(server.pid()), room);
+        assert!(
+            server.said().contains(&format!("it is used by NFS {version}, without locks")),
+            "{}",
+            server.said()
+        );
         let (uri, noise) = (scratch.uri(""), scratch.at("noise"));
         let copy = ["convert", "-n", "-t", "writeback", "-f", "raw", "-O", "raw", &noise, &uri];
         run(tool("qemu-img").args(copy));
@@ -57,12 +69,11 @@ fn uncommitted(pid: u32) -> u64 {
 }
 
 /// The server's disk is a file system that loses, with its power, what was not written to it: there are holes then where there was data.
-#[test]
-fn a_server_that_loses_power_and_one_that_hangs_lose_nothing() {
+fn lose_nothing(version: &str) {
     let scratch = Scratch::new();
     let mut nfs = NfsServer::start_on_disk(&scratch, 256 * MIB);
     nfs.within(&format!("truncate -s 128M {} && sync", nfs.path("disk.img")));
-    let server = serve(&scratch, &nfs, &nfs.url("disk.img", "?timeo=100"));
+    let server = serve(&scratch, &nfs, &nfs.url("disk.img", &format!("?timeo=100&{version}")));
     let uri = scratch.uri("");
     let job = [
         "--rw=randwrite",
@@ -100,6 +111,41 @@ fn a_server_that_loses_power_and_one_that_hangs_lose_nothing() {
     assert!(said.contains("bytes are sent again that the server may have forgotten"), "{said}");
     let ended = server.stop();
     assert!(ended.status.success(), "{}", ended.stderr);
+}
+
+#[test]
+fn a_server_of_version_3_that_loses_power_and_one_that_hangs_lose_nothing() {
+    lose_nothing("vers=3");
+}
+
+#[test]
+fn a_server_of_version_4_that_loses_power_and_one_that_hangs_lose_nothing() {
+    lose_nothing("vers=4");
+}
+
+#[test]
+fn the_version_is_what_the_server_speaks() {
+    let scratch = Scratch::new();
+    let mut nfs = NfsServer::start(&scratch);
+    scratch.sparse("export/disk.img", MIB);
+    let scan = |nfs: &NfsServer, query| nfs.beside(&scratch.blockwork(["scan", &nfs.url("disk.img", query)]));
+    for (spoken, version, other, words) in [
+        ("3", "3", "?vers=4", ["PROG_MISMATCH", "see which services, versions"]),
+        ("4", "4.0", "?vers=3", ["the mount protocol at 127.0.0.1:20048", "see that the server runs"]),
+    ] {
+        nfs.kill();
+        nfs.speak(spoken);
+        nfs.start_again();
+        let server = serve(&scratch, &nfs, &nfs.url("disk.img", ""));
+        load(&scratch.at("socket"), &["--rw", "write", "--bs", "4k", "--depth", "8", "--bytes", "256k"]);
+        assert!(server.said().contains(&format!("used by NFS {version},")), "{}", server.said());
+        server.stop();
+        let said = run_refused(&mut scan(&nfs, other));
+        assert!(words.iter().all(|word| said.contains(word)), "{spoken}: {said}");
+        // Whatever is spoken, what is wrong with the name is told.
+        let said = run_refused(&mut nfs.beside(&scratch.blockwork(["scan", &nfs.url("none.img", "")])));
+        assert!(said.contains("NFSERR_NOENT"), "{spoken}: {said}");
+    }
 }
 
 /// What the server's file takes on disk, or will, bytes.
@@ -141,15 +187,23 @@ fn what_cannot_be_a_disk_is_refused_with_what_to_do() {
     link(&scratch, "circle.img", "circle.img");
     let refused = |url: &str| run_refused(&mut nfs.beside(&scratch.blockwork(["scan", url])));
     for (url, words) in [
-        (nfs.url("none.img", ""), ["NFS3ERR_NOENT", "see that the file is there"]),
+        (nfs.url("none.img", ""), ["NFSERR_NOENT", "see that the file is there"]),
         (nfs.url("folder", ""), ["is a folder", "regular file"]),
         (nfs.url("folder/small.img", ""), ["100 bytes", "truncate"]),
         ("nfs://127.0.0.1/elsewhere/a".to_owned(), ["does not export /elsewhere", "showmount"]),
         ("nfs://127.0.0.1:9/a?mountport=9".to_owned(), ["127.0.0.1:9", "see that the server runs"]),
-        (nfs.url("a", "?vers=4"), ["vers=4", "nconnect="]),
+        (nfs.url("a", "?vers=4.1"), ["vers=4.1", "3 or 4.0"]),
+        (nfs.url("a", "?locks=on"), ["locks=on", "nconnect="]),
         (nfs.url("absolute.img", ""), ["leads to /elsewhere/disk.img", "own path"]),
         (nfs.url("above.img", ""), ["above the export", "own path"]),
         (nfs.url("circle.img", ""), ["leads to circle.img", "own path"]),
+        (nfs.url("none.img", "?vers=4"), ["NFSERR_NOENT", "see that the file is there"]),
+        (nfs.url("folder", "?vers=4"), ["is a folder", "regular file"]),
+        (nfs.url("folder/small.img", "?vers=4"), ["100 bytes", "truncate"]),
+        (nfs.url("absolute.img", "?vers=4"), ["leads to /elsewhere/disk.img", "own path"]),
+        (nfs.url("circle.img", "?vers=4"), ["leads to circle.img", "own path"]),
+        ("nfs://127.0.0.1/elsewhere/a?vers=4".to_owned(), ["NFSERR_NOENT", "the path right"]),
+        ("nfs://127.0.0.1:9/a?vers=4".to_owned(), ["127.0.0.1:9", "see that the server runs"]),
     ] {
         let said = refused(&url);
         assert!(words.iter().all(|word| said.contains(word)), "{url}: {said}");
@@ -183,17 +237,23 @@ fn a_file_is_found_by_every_name_that_leads_to_it() {
         (format!("nfs://[::1]:2049{disk}?mountport=20048"), "2M"),
         (format!("nfs://localhost:2049{disk}?mountport=20048"), "2M"),
     ] {
-        let found = run(&mut nfs.beside(&scratch.blockwork(["scan", &url])));
-        assert!(found.contains(size), "{url}: {found}");
+        for version in VERSIONS {
+            let url = format!("{url}{}{version}", if url.contains('?') { '&' } else { '?' });
+            let found = run(&mut nfs.beside(&scratch.blockwork(["scan", &url])));
+            assert!(found.contains(size), "{url}: {found}");
+        }
     }
     // With the I/O over IPv6 as well; the file ends within a page, and with a hole.
     let mut content = scratch.noise("noise", (2 << 20) + 1536, 3);
     content[1 << 20..].fill(0);
     scratch.write("noise", &content);
     run(tool("cp").args(["--sparse=always", &scratch.at("noise"), &scratch.at("export/folder/disk.img")]));
-    let server = serve(&scratch, &nfs, &format!("nfs://[::1]{disk}"));
-    run(tool("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &scratch.at("noise"), &scratch.uri("")]));
-    assert!(server.stop().status.success());
+    for version in VERSIONS {
+        let server = serve(&scratch, &nfs, &format!("nfs://[::1]{disk}?{version}"));
+        let same = ["compare", "-f", "raw", "-F", "raw", &scratch.at("noise"), &scratch.uri("")];
+        run(tool("qemu-img").args(same));
+        assert!(server.stop().status.success());
+    }
 }
 
 #[test]
@@ -208,13 +268,15 @@ fn who_asks_and_the_export_decide_what_may_be_done() {
     let refused = |url: &str| {
         run_refused(&mut nfs.beside(&scratch.blockwork(["serve", "--nbd", "unix:socket", "--disk", url])))
     };
-    serve(&scratch, &nfs, &nfs.url("own.img", "?uid=1234&gid=99")).stop();
-    let said = refused(&nfs.url("own.img", "?uid=99&gid=1234"));
-    assert!(said.contains("does not let it be read; see who may use the file there"), "{said}");
-    let group = nfs.url("group.img", "?uid=99&gid=1234");
-    let said = refused(&group);
-    assert!(said.contains("does not let it be written; open it with ',ro'"), "{said}");
-    serve(&scratch, &nfs, &(group + ",ro")).stop();
+    for version in VERSIONS {
+        serve(&scratch, &nfs, &nfs.url("own.img", &format!("?uid=1234&gid=99&{version}"))).stop();
+        let said = refused(&nfs.url("own.img", &format!("?uid=99&gid=1234&{version}")));
+        assert!(said.contains("does not let it be read; see who may use the file there"), "{said}");
+        let group = nfs.url("group.img", &format!("?uid=99&gid=1234&{version}"));
+        let said = refused(&group);
+        assert!(said.contains("does not let it be written; open it with ',ro'"), "{said}");
+        serve(&scratch, &nfs, &(group + ",ro")).stop();
+    }
 }
 
 #[test]
@@ -222,12 +284,14 @@ fn an_export_that_nobody_may_write_is_read() {
     let scratch = Scratch::new();
     let nfs = NfsServer::start_read_only(&scratch);
     scratch.noise("export/disk.img", 1 << 20, 9);
-    let url = nfs.url("disk.img", "");
-    let said =
-        run_refused(&mut nfs.beside(&scratch.blockwork(["serve", "--nbd", "unix:socket", "--disk", &url])));
-    assert!(said.contains("does not let it be written") && said.contains("exported read-only"), "{said}");
-    let server = serve(&scratch, &nfs, &(url + ",ro"));
-    let (there, here) = (scratch.at("export/disk.img"), scratch.uri(""));
-    run(tool("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &there, &here]));
-    server.stop();
+    for version in VERSIONS {
+        let url = nfs.url("disk.img", &format!("?{version}"));
+        let serving = scratch.blockwork(["serve", "--nbd", "unix:socket", "--disk", &url]);
+        let said = run_refused(&mut nfs.beside(&serving));
+        assert!(said.contains("does not let it be written") && said.contains("exported read-only"), "{said}");
+        let server = serve(&scratch, &nfs, &(url + ",ro"));
+        let (there, here) = (scratch.at("export/disk.img"), scratch.uri(""));
+        run(tool("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &there, &here]));
+        server.stop();
+    }
 }

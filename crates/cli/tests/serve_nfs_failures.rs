@@ -9,6 +9,8 @@ use support::nfs::NfsServer;
 use support::{Background, Scratch, Server, tool, until};
 
 const MIB: u64 = 1 << 20;
+/// Versions of NFS, as an address names them.
+const VERSIONS: [&str; 2] = ["vers=3", "vers=4"];
 
 /// `blockwork serve` of a file of the server, over NBD.
 fn serve(scratch: &Scratch, nfs: &NfsServer, query: &str) -> Server {
@@ -42,62 +44,70 @@ fn differing(scratch: &Scratch, blocks: u64) -> String {
 
 #[test]
 fn a_file_system_that_is_full_refuses_writes_and_takes_them_again_when_there_is_room() {
-    let scratch = Scratch::new();
-    // Room that ends within a write: the server does a part of it first.
-    let nfs = NfsServer::start_on_tmpfs(&scratch, "size=1000k");
-    nfs.within(&format!("truncate -s 4M {}", nfs.path("disk.img")));
-    let server = serve(&scratch, &nfs, "");
-    assert_eq!(fill(&scratch, 0, 64), "15 ENOSPC");
-    until("the reason is told", || {
-        server.said().contains("NFS3ERR_NOSPC; make room in the server's file system")
-    });
-    assert_eq!(differing(&scratch, 15), "[]");
-    nfs.within(&format!("mount -o remount,size=8m {}", nfs.path("")));
-    assert_eq!(fill(&scratch, 15, 49), "49 None");
-    assert_eq!(differing(&scratch, 64), "[]");
-    assert!(server.stop().status.success());
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        // Room that ends within a write: the server does a part of it first.
+        let nfs = NfsServer::start_on_tmpfs(&scratch, "size=1000k");
+        nfs.within(&format!("truncate -s 4M {}", nfs.path("disk.img")));
+        let server = serve(&scratch, &nfs, &format!("?{version}"));
+        assert_eq!(fill(&scratch, 0, 64), "15 ENOSPC");
+        until("the reason is told", || {
+            server.said().contains("NFSERR_NOSPC; make room in the server's file system")
+        });
+        assert_eq!(differing(&scratch, 15), "[]");
+        nfs.within(&format!("mount -o remount,size=8m {}", nfs.path("")));
+        assert_eq!(fill(&scratch, 15, 49), "49 None");
+        assert_eq!(differing(&scratch, 64), "[]");
+        assert!(server.stop().status.success());
+    }
 }
 
 #[test]
 fn a_file_that_was_replaced_is_stale_and_one_that_shrinks_ends_where_it_ends() {
-    let scratch = Scratch::new();
-    let mut nfs = NfsServer::start(&scratch);
-    scratch.sparse("export/disk.img", 4 * MIB);
-    let server = serve(&scratch, &nfs, "?timeo=50");
-    assert_eq!(fill(&scratch, 0, 64), "64 None");
-    let file = std::fs::OpenOptions::new().write(true).open(scratch.path("export/disk.img"));
-    file.and_then(|file| file.set_len(MIB)).expect("it is cut");
-    let read = |block: u64| {
-        let uri = scratch.uri("");
-        let said = python(&format!(
-            "h = connect({uri:?})\nwhy = refused(lambda: h.pread(65536, {block} * 65536))\nprint(errno.errorcode.get(why))"
-        ));
-        said.trim().to_owned()
-    };
-    assert_eq!((read(15), read(16)), ("None".to_owned(), "EIO".to_owned()));
-    until("the reason is told", || server.said().contains("it ends at byte 1048576 now"));
-    nfs.kill();
-    std::fs::remove_file(scratch.path("export/disk.img")).expect("it is removed");
-    scratch.sparse("export/disk.img", 4 * MIB);
-    nfs.start_again();
-    assert_eq!(fill(&scratch, 0, 1), "0 EIO");
-    until("the reason is told", || server.said().contains("NFS3ERR_STALE; the file was removed or replaced"));
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        let mut nfs = NfsServer::start(&scratch);
+        scratch.sparse("export/disk.img", 4 * MIB);
+        let server = serve(&scratch, &nfs, &format!("?timeo=50&{version}"));
+        assert_eq!(fill(&scratch, 0, 64), "64 None");
+        let file = std::fs::OpenOptions::new().write(true).open(scratch.path("export/disk.img"));
+        file.and_then(|file| file.set_len(MIB)).expect("it is cut");
+        let read = |block: u64| {
+            let uri = scratch.uri("");
+            let said = python(&format!(
+                "h = connect({uri:?})\nwhy = refused(lambda: h.pread(65536, {block} * 65536))\nprint(errno.errorcode.get(why))"
+            ));
+            said.trim().to_owned()
+        };
+        assert_eq!((read(15), read(16)), ("None".to_owned(), "EIO".to_owned()));
+        until("the reason is told", || server.said().contains("it ends at byte 1048576 now"));
+        nfs.kill();
+        std::fs::remove_file(scratch.path("export/disk.img")).expect("it is removed");
+        scratch.sparse("export/disk.img", 4 * MIB);
+        nfs.start_again();
+        assert_eq!(fill(&scratch, 0, 1), "0 EIO");
+        until("the reason is told", || {
+            server.said().contains("NFSERR_STALE; the file was removed or replaced")
+        });
+    }
 }
 
 #[test]
 fn a_soft_mount_gives_up_on_a_server_that_hangs_and_goes_on_when_it_answers() {
-    let scratch = Scratch::new();
-    let nfs = NfsServer::start(&scratch);
-    scratch.sparse("export/disk.img", 4 * MIB);
-    let server = serve(&scratch, &nfs, "?timeo=5&retrans=1");
-    assert_eq!(fill(&scratch, 0, 16), "16 None");
-    nfs.freeze();
-    assert_eq!(fill(&scratch, 16, 16), "0 EIO");
-    until("the reason is told", || server.said().contains("it is a soft mount, so I/O fails"));
-    nfs.thaw();
-    assert_eq!(fill(&scratch, 16, 48), "48 None");
-    assert_eq!(differing(&scratch, 64), "[]");
-    assert!(server.stop().status.success());
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        let nfs = NfsServer::start(&scratch);
+        scratch.sparse("export/disk.img", 4 * MIB);
+        let server = serve(&scratch, &nfs, &format!("?timeo=5&retrans=1&{version}"));
+        assert_eq!(fill(&scratch, 0, 16), "16 None");
+        nfs.freeze();
+        assert_eq!(fill(&scratch, 16, 16), "0 EIO");
+        until("the reason is told", || server.said().contains("it is a soft mount, so I/O fails"));
+        nfs.thaw();
+        assert_eq!(fill(&scratch, 16, 48), "48 None");
+        assert_eq!(differing(&scratch, 64), "[]");
+        assert!(server.stop().status.success());
+    }
 }
 
 #[test]

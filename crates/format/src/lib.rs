@@ -32,6 +32,7 @@ pub mod lvm2;
 pub mod md;
 pub mod nbd;
 pub mod nfs3;
+pub mod nfs4;
 pub mod partition;
 pub mod snapshot;
 pub mod spread;

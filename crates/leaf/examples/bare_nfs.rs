@@ -1,6 +1,6 @@
 //! The least that a client of an NFS server can be: WRITEs of one size at scattered places of a file, from one piece of memory, some
-//! under way on each of some connections, a COMMIT behind every so many of them, and nothing done with the answers but to see that they are
-//! well. `bench/run nfs` runs it beside servers of NBD over NFS: what it reaches is what the NFS server lets any of them reach on this machine.
+//! under way on each of some connections (in version 4 those of a connection that may be asked for at once in one call), a COMMIT behind every
+//! so many of them, and nothing done with the answers but to see that they are well. `bench/run nfs` runs it beside servers of NBD over NFS: what it reaches is what the NFS server lets any of them reach on this machine.
 //!
 //! ```text
 //!   bare_nfs nfs://SERVER/PATH CONNECTIONS DEPTH BYTES COMMIT_EVERY SECONDS      # 0: no COMMIT. Prints one line of JSON
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use blockwork_engine::{Completion, Env, Network, StreamId, Token, Wait};
 use blockwork_format::nfs3::{self, Credential, Handle, MARK_BYTES, Stable, decode_mark};
-use blockwork_leaf::{NfsAddress, NfsFile};
+use blockwork_format::nfs4::{self, Place, WRITES_MAX, Writes};
+use blockwork_leaf::{NfsAddress, NfsFile, NfsVersion};
 use blockwork_memory::{Buffer, Segment};
 use blockwork_uring::{Uring, UringConfig};
 
@@ -34,10 +35,13 @@ struct Connection {
     sending: bool,
     /// COMMITs under way.
     commits: Vec<u32>,
+    /// Calls of WRITEs under way, and how many each has.
+    calls: Vec<(u32, usize)>,
 }
 
 struct Client {
     ring: Uring,
+    version: NfsVersion,
     credential: Credential,
     handle: Handle,
     /// Places in the file, and bytes of each.
@@ -63,8 +67,15 @@ impl Client {
                 .map_err(|errno| errno.to_string())?;
             let into = Segment::new(Buffer::new(RECEIVE_BYTES), 0, RECEIVE_BYTES);
             let waiting = depth / connections;
-            let (answers, commits) = (Vec::new(), Vec::new());
-            made.push(Connection { stream, into, answers, waiting, sending: true, commits });
+            made.push(Connection {
+                stream,
+                into,
+                answers: Vec::new(),
+                waiting,
+                sending: true,
+                commits: Vec::new(),
+                calls: Vec::new(),
+            });
         }
         let data = Segment::new(Buffer::new(bytes), 0, bytes);
         let places = file.bytes / bytes as u64;
@@ -73,6 +84,7 @@ impl Client {
         let connections = made;
         Ok(Client {
             ring,
+            version: file.version,
             credential,
             handle,
             places,
@@ -128,15 +140,34 @@ impl Client {
             let xid = nfs3::reply_xid(message).ok_or("an answer without an xid")?;
             if let Some(place) = connection.commits.iter().position(|commit| *commit == xid) {
                 connection.commits.swap_remove(place);
-                nfs3::commit_reply(message, result)?.map_err(|status| status.to_string())?;
+                match self.version {
+                    NfsVersion::V3 => nfs3::commit_reply(message, result)?,
+                    NfsVersion::V4 => nfs4::commit_reply(message, result)?,
+                }
+                .map_err(|status| status.to_string())?;
                 continue;
             }
-            let written = nfs3::write_reply(message, result)?.map_err(|status| status.to_string())?;
-            if written.count as usize != self.data.len() {
-                return Err(format!("{} of {} bytes written", written.count, self.data.len()).into());
+            let place =
+                connection.calls.iter().position(|call| call.0 == xid).ok_or("an answer to no call")?;
+            let (_, asked) = connection.calls.swap_remove(place);
+            let (done, stopped) = match self.version {
+                NfsVersion::V3 => match nfs3::write_reply(message, result)? {
+                    Ok(written) => (vec![written], None),
+                    Err(status) => (Vec::new(), Some(status)),
+                },
+                NfsVersion::V4 => {
+                    let reply = nfs4::writes_reply(message, result, asked)?;
+                    (reply.done, reply.stopped)
+                }
+            };
+            if let Some(status) = stopped {
+                return Err(status.to_string().into());
             }
-            connection.waiting += 1;
-            self.done += 1;
+            if let Some(short) = done.iter().find(|written| written.count as usize != self.data.len()) {
+                return Err(format!("{} of {} bytes written", short.count, self.data.len()).into());
+            }
+            connection.waiting += asked;
+            self.done += asked as u64;
         }
         connection.answers.drain(..at);
         self.receive(number);
@@ -150,22 +181,56 @@ impl Client {
             return;
         }
         let mut message = Vec::with_capacity(2 * connection.waiting);
-        for _ in 0..std::mem::take(&mut connection.waiting) {
-            self.xid = self.xid.wrapping_add(1);
-            let place = u64::from(self.xid).wrapping_mul(0x9e37_79b9_7f4a_7c15) % self.places;
-            let (offset, bytes) = (place * self.data.len() as u64, self.data.len() as u32);
-            let head = nfs3::write(self.xid, &self.credential, &self.handle, offset, bytes, Stable::Unstable);
-            message.push(segment(&head));
-            message.push(self.data.clone());
-            self.sent += 1;
-            if self.commit_every > 0 && self.sent.is_multiple_of(self.commit_every) {
-                self.xid = self.xid.wrapping_add(1);
-                connection.commits.push(self.xid);
-                message.push(segment(&nfs3::commit(self.xid, &self.credential, &self.handle)));
+        let mut waiting = std::mem::take(&mut connection.waiting);
+        while waiting > 0 {
+            let asked = if self.version == NfsVersion::V4 { waiting.min(WRITES_MAX) } else { 1 };
+            self.push_writes(number, asked, &mut message);
+            waiting -= asked;
+            let before = self.sent;
+            self.sent += asked as u64;
+            if self.commit_every > 0 && before / self.commit_every != self.sent / self.commit_every {
+                self.push_commit(number, &mut message);
             }
         }
+        let connection = &mut self.connections[number];
         connection.sending = true;
         Network::send(&mut self.ring, token(number, SENT), connection.stream, &message);
+    }
+
+    /// A call of so many WRITEs.
+    fn push_writes(&mut self, number: usize, asked: usize, message: &mut Vec<Segment>) {
+        self.xid = self.xid.wrapping_add(1);
+        self.connections[number].calls.push((self.xid, asked));
+        let (sent, places, count) = (self.sent, self.places, self.data.len() as u32);
+        let place =
+            |n: usize| (sent + n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) % places * u64::from(count);
+        match self.version {
+            NfsVersion::V3 => {
+                let stable = Stable::Unstable;
+                let head = nfs3::write(self.xid, &self.credential, &self.handle, place(0), count, stable);
+                message.extend([segment(&head), self.data.clone()]);
+            }
+            NfsVersion::V4 => {
+                let places = (0..asked).map(|n| Place { offset: place(n), count });
+                let heads = nfs4::writes(self.xid, &self.credential, &self.handle, Stable::Unstable, places);
+                let all = segment(&heads.bytes);
+                let (mut at, mut end) = (0, heads.first);
+                for _ in 0..asked {
+                    message.extend([all.slice(at, end - at), self.data.clone()]);
+                    (at, end) = (end, end + Writes::FURTHER);
+                }
+            }
+        }
+    }
+
+    fn push_commit(&mut self, number: usize, message: &mut Vec<Segment>) {
+        self.xid = self.xid.wrapping_add(1);
+        self.connections[number].commits.push(self.xid);
+        let commit = match self.version {
+            NfsVersion::V3 => nfs3::commit(self.xid, &self.credential, &self.handle),
+            NfsVersion::V4 => nfs4::commit(self.xid, &self.credential, &self.handle),
+        };
+        message.push(segment(&commit));
     }
 }
 
@@ -188,6 +253,9 @@ fn main() -> Outcome<()> {
     let mut client = Client::new(name, connections, depth.parse()?, bytes, commit_every.parse()?)?;
     let seconds = client.run(Duration::from_secs_f64(seconds.parse()?))?;
     let mibps = client.done as f64 * bytes as f64 / seconds / f64::from(1 << 20);
-    println!("{{\"writes\": {}, \"seconds\": {seconds:.3}, \"mibps\": {mibps:.1}}}", client.done);
+    println!(
+        "{{\"version\": \"{}\", \"writes\": {}, \"seconds\": {seconds:.3}, \"mibps\": {mibps:.1}}}",
+        client.version, client.done
+    );
     Ok(())
 }

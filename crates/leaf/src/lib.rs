@@ -27,7 +27,7 @@ pub use cache::Cache;
 pub use error::LeafError;
 pub use file::{Direct, FileOptions, FileSource};
 pub use memory::MemorySource;
-pub use nfs::{NfsAddress, NfsFile, NfsOptions, NfsSource, UNCOMMITTED_BYTES};
+pub use nfs::{NfsAddress, NfsFile, NfsOptions, NfsSource, NfsVersion, UNCOMMITTED_BYTES};
 pub use null::NullSource;
 pub use open::{OpenOptions, Opened, open};
 pub use size::parse_size;

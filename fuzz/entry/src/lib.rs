@@ -22,6 +22,7 @@ mod lvm2;
 mod md;
 mod nbd;
 mod nfs3;
+mod nfs4;
 mod partition;
 mod reach;
 pub mod seeds;
@@ -39,6 +40,7 @@ pub use lvm2::{lvm2_pv, lvm2_text};
 pub use md::{md_bad_blocks, md_bitmap, md_superblock};
 pub use nbd::nbd;
 pub use nfs3::nfs3;
+pub use nfs4::nfs4;
 pub use partition::{gpt, mbr, partition};
 pub use reach::{reached, take_reached};
 pub use thin_edit::thin_edit;
@@ -59,6 +61,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("log_writes", log_writes),
     ("nbd", nbd),
     ("nfs3", nfs3),
+    ("nfs4", nfs4),
     ("lvm2_pv", lvm2_pv),
     ("lvm2_text", lvm2_text),
     ("md_superblock", md_superblock),

@@ -16,21 +16,8 @@ const XID: u32 = 9;
 pub fn nfs3(data: &[u8]) {
     let mut input = Input(data);
     let (flags, procedure) = (input.u8(), input.u8());
-    let head: Vec<u8> = [XID, 1, 0, 0, 0, 0].into_iter().flat_map(u32::to_be_bytes).collect();
-    let message = if flags & MEND_HEAD != 0 { [&head, input.0].concat() } else { input.0.to_vec() };
-    let message = &message[..message.len().min(REPLY_MAX)];
-    let at = match reply(message) {
-        Err(error) => return refuse(&error),
-        Ok(reply) => {
-            reached("head");
-            assert_eq!(Some(reply.xid), reply_xid(message));
-            match reply.outcome {
-                Err(refusal) => return assert_printable(&refusal.to_string()),
-                Ok(at) => at,
-            }
-        }
-    };
-    assert!(at <= message.len());
+    let Some((message, at)) = result(flags, input.0) else { return };
+    let message = &message[..];
     match procedure % 11 {
         0 => check(port_reply(message, at).map(Ok)),
         1 => check(mount_reply(message, at)),
@@ -52,19 +39,36 @@ pub fn nfs3(data: &[u8]) {
     }
 }
 
-fn check<T>(found: Result<Result<T, Status>, ReplyError>) {
+/// The message that an input is, and where its result begins. `None`: it has none, and what it says instead was checked.
+pub(crate) fn result(flags: u8, input: &[u8]) -> Option<(Vec<u8>, usize)> {
+    let head: Vec<u8> = [XID, 1, 0, 0, 0, 0].into_iter().flat_map(u32::to_be_bytes).collect();
+    let mut message = if flags & MEND_HEAD != 0 { [&head, input].concat() } else { input.to_vec() };
+    message.truncate(REPLY_MAX);
+    let reply = reply(&message).inspect_err(refuse).ok()?;
+    reached("head");
+    assert_eq!(Some(reply.xid), reply_xid(&message));
+    let at = reply.outcome.inspect_err(|refusal| assert_printable(&refusal.to_string())).ok()?;
+    assert!(at <= message.len());
+    Some((message, at))
+}
+
+pub(crate) fn check<T>(found: Result<Result<T, Status>, ReplyError>) {
     match found {
         Ok(Ok(_)) => reached("result"),
         Ok(Err(status)) => {
             reached("status");
-            assert!(status.errno() > 0);
-            assert_printable(&status.to_string());
+            check_status(status);
         }
         Err(error) => refuse(&error),
     }
 }
 
-fn refuse(error: &ReplyError) {
+pub(crate) fn check_status(status: Status) {
+    assert!(status.errno() > 0);
+    assert_printable(&status.to_string());
+}
+
+pub(crate) fn refuse(error: &ReplyError) {
     reached(if *error == ReplyError::Short { "short" } else { "refused" });
     assert_printable(&error.to_string());
 }

@@ -27,6 +27,7 @@ use crate::lvm2;
 use crate::md::{FIX_CHECKSUM, FIX_PLACE};
 use crate::nbd;
 use crate::nfs3;
+use crate::nfs4;
 use crate::partition::{BLOCKS_OF_4096, FIX_CRCS, GPT_HEADER_BYTES, PIECE_MISSING, WITH_HINT};
 use crate::thin_edit::Operation;
 use crate::thin_metadata::{BLOCKS, KINDS, SEAL};
@@ -88,14 +89,13 @@ pub fn seeds() -> Vec<Seed> {
     add("nbd", "tls", nbd_input(nbd::PAYLOADS | nbd::TLS, &[3, 5, 8, 10, 7]));
     add("nbd", "payloads", nbd_input(0, &[8, 7]));
     for (name, procedure, values) in NFS_REPLIES {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_be_bytes()).collect();
-        add("nfs3", name, [&[nfs3::MEND_HEAD, *procedure], &bytes[..]].concat());
+        add("nfs3", name, nfs_input(nfs3::MEND_HEAD, *procedure, values));
     }
-    add(
-        "nfs3",
-        "as-it-is",
-        [0, 1].into_iter().chain([9u32, 1, 0, 0, 0, 0, 70].into_iter().flat_map(u32::to_be_bytes)).collect(),
-    );
+    add("nfs3", "as-it-is", nfs_input(0, 1, &[9, 1, 0, 0, 0, 0, 70]));
+    for (name, flags, call, values) in NFS4_REPLIES {
+        add("nfs4", name, nfs_input(nfs3::MEND_HEAD | flags, *call, values));
+    }
+    add("nfs4", "as-it-is", nfs_input(0, 5, &[9, 1, 0, 0, 0, 0, 70, 0, 1, 22, 70]));
     for (name, flags) in [("split", 0), ("packed", ring::PACKED)] {
         add("virtqueue", name, virtqueue_input(flags));
         add("virtqueue", &format!("{name}-marks"), virtqueue_input(flags | ring::MARKS));
@@ -510,6 +510,35 @@ const NFS_REPLIES: &[(&str, u8, &[u32])] = &[
     ("link", 10, &[0, 0, 3, 0x612f_6200]),
     ("error", 7, &[28, 0, 0]),
 ];
+
+/// The same of version 4: flags, to which call, and the units of the result.
+const NFS4_REPLIES: &[(&str, u8, u8, &[u32])] = &[
+    ("root", 0, 0, &[0, 0, 3, 24, 0, 10, 0, 4, 7, 9, 0, 1, 0x16, 16, 2, 0, 0, 4096]),
+    (
+        "file",
+        nfs4::HAS_FOLDER | nfs4::HAS_NAME,
+        0,
+        &[0, 0, 4, 22, 0, 15, 0, 10, 0, 4, 7, 9, 0, 2, 0xc000_0016, 0, 32, 1, 0, 0, 4096, 0, 8192, 0, 8192],
+    ),
+    // A tag, and a/b
+    ("link", 0, 1, &[0, 1, 0x7400_0000, 2, 22, 0, 27, 0, 3, 0x612f_6200]),
+    ("access", 0, 2, &[0, 0, 2, 22, 0, 3, 0, 31, 13]),
+    ("read", 0, 3, &[0, 0, 2, 22, 0, 25, 0, 1, 512]),
+    ("write", 0, 4, &[0, 0, 2, 22, 0, 38, 0, 512, 2, 17, 18]),
+    (
+        "writes",
+        0,
+        4 + 2 * nfs4::CALLS,
+        &[0, 0, 4, 22, 0, 38, 0, 512, 2, 17, 18, 38, 0, 512, 0, 17, 18, 38, 0, 512, 1, 17, 18],
+    ),
+    ("stopped", 0, 4 + 2 * nfs4::CALLS, &[28, 0, 3, 22, 0, 38, 0, 512, 2, 17, 18, 38, 28]),
+    ("commit", 0, 5, &[0, 0, 2, 22, 0, 5, 0, 17, 18]),
+    ("error", 0, 4, &[70, 0, 1, 22, 70]),
+];
+
+fn nfs_input(flags: u8, call: u8, message: &[u32]) -> Vec<u8> {
+    [flags, call].into_iter().chain(message.iter().flat_map(|value| value.to_be_bytes())).collect()
+}
 
 /// A session that begins with these options, makes one request of each kind, and is still there when the server goes down.
 fn nbd_input(flags_of_session: u8, options: &[u8]) -> Vec<u8> {

@@ -100,6 +100,10 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
         ),
         ("nfs3", &[("head", 400), ("result", 90), ("status", 120), ("short", 90), ("refused", 150)]),
         (
+            "nfs4",
+            &[("head", 300), ("result", 20), ("status", 50), ("stopped", 3), ("short", 60), ("refused", 250)],
+        ),
+        (
             "lvm2_pv",
             &[
                 ("label", 300),

@@ -12,6 +12,9 @@ const NETWORK: &str = include_str!("../../../../tests/nfs/network.sh");
 /// The server's configuration; `bench/run nfs` has the same server.
 const CONFIGURATION: &str = include_str!("../../../../tests/nfs/ganesha.conf");
 
+/// What the versions of NFS that it speaks follow.
+const PROTOCOLS: &str = "Protocols = ";
+
 /// How a disk is mounted there: its journal is written for nobody but who asks, while a test runs.
 const ON_DISK: &str = "loop,commit=600";
 
@@ -30,6 +33,17 @@ impl NfsServer {
     /// A server that exports `export` in `scratch`.
     pub fn start(scratch: &Scratch) -> NfsServer {
         NfsServer::start_mounted(scratch, "RW", None)
+    }
+
+    /// Has it speak these versions of NFS only, from its next life on.
+    pub fn speak(&self, versions: &str) {
+        let configuration = std::fs::read_to_string(&self.config).expect("it was written");
+        let mut parts = configuration.split(PROTOCOLS);
+        let mut changed = parts.next().expect("its beginning").to_owned();
+        for part in parts {
+            changed += &format!("{PROTOCOLS}{versions}{}", &part[part.find(';').expect("an end")..]);
+        }
+        std::fs::write(&self.config, changed).expect("it is written");
     }
 
     /// One that lets nobody write.

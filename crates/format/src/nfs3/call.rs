@@ -3,7 +3,7 @@
 
 use super::xdr::Writer;
 use super::{
-    HANDLE_MAX, LAST_FRAGMENT, MARK_BYTES, MOUNT_PROGRAM, NFS_PROGRAM, PORT_MAPPER_ADDRESS_VERSION,
+    HANDLE_ROOM, LAST_FRAGMENT, MARK_BYTES, MOUNT_PROGRAM, NFS_PROGRAM, PORT_MAPPER_ADDRESS_VERSION,
     PORT_MAPPER_PROGRAM, PORT_MAPPER_VERSION, VERSION,
 };
 
@@ -21,21 +21,21 @@ const MACHINE_MAX: usize = 255;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Handle {
     len: u8,
-    bytes: [u8; HANDLE_MAX],
+    bytes: [u8; HANDLE_ROOM],
 }
 
-/// A handle is longer than [`HANDLE_MAX`].
+/// A handle is longer than [`HANDLE_ROOM`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a handle of {0} bytes: expected {HANDLE_MAX} at most")]
+#[error("a handle of {0} bytes: expected {HANDLE_ROOM} at most")]
 pub struct HandleError(pub usize);
 
 impl Handle {
     /// A handle of these bytes.
     pub fn new(bytes: &[u8]) -> Result<Handle, HandleError> {
-        let mut handle = Handle { len: 0, bytes: [0; HANDLE_MAX] };
+        let mut handle = Handle { len: 0, bytes: [0; HANDLE_ROOM] };
         let room = handle.bytes.get_mut(..bytes.len()).ok_or(HandleError(bytes.len()))?;
         room.copy_from_slice(bytes);
-        handle.len = u8::try_from(bytes.len()).expect("at most HANDLE_MAX");
+        handle.len = u8::try_from(bytes.len()).expect("at most HANDLE_ROOM");
         Ok(handle)
     }
 
@@ -84,7 +84,13 @@ pub enum Stable {
 }
 
 /// The head of a call.
-fn head(xid: u32, program: u32, version: u32, procedure: u32, credential: Option<&Credential>) -> Writer {
+pub(crate) fn head(
+    xid: u32,
+    program: u32,
+    version: u32,
+    procedure: u32,
+    credential: Option<&Credential>,
+) -> Writer {
     let mut out = Writer(Vec::with_capacity(256));
     for value in [0, xid, 0, RPC_VERSION, program, version, procedure] {
         out.u32(value);
@@ -105,7 +111,7 @@ fn head(xid: u32, program: u32, version: u32, procedure: u32, credential: Option
 }
 
 /// Sets the record mark: the message is one fragment, which `data` more bytes follow.
-fn finish(mut out: Writer, data: u32) -> Vec<u8> {
+pub(crate) fn finish(mut out: Writer, data: u32) -> Vec<u8> {
     let len = u32::try_from(out.0.len() - MARK_BYTES).expect("calls are short");
     let mark = len.checked_add(data).filter(|len| *len < LAST_FRAGMENT).expect("a record below 2 GiB");
     out.0[..MARK_BYTES].copy_from_slice(&(mark | LAST_FRAGMENT).to_be_bytes());

@@ -9,17 +9,19 @@
 //!
 //! Invariants:
 //! 1. A reply is hostile: every length in it is checked against its limit in the protocol before it is used, and nothing is
-//!    allocated by a number that it holds but a handle, 64 bytes at most.
+//!    allocated by a number that it holds.
 //! 2. A reply may be decoded while only its beginning is there: [`ReplyError::Short`] says that more bytes may help. What a
 //!    READ brings is not part of what is decoded: it follows at [`ReadReply::data_at`].
 //! 3. All data that is sent is a multiple of four bytes: nothing is padded.
 //!
+//! Version 4 is beside this, in [`crate::nfs4`]: it uses the same RPC, credentials, handles and statuses.
+//!
 //! Not here: xids, retransmission, which call a reply belongs to.
 
-mod call;
-mod reply;
+pub(crate) mod call;
+pub(crate) mod reply;
 mod status;
-mod xdr;
+pub(crate) mod xdr;
 
 pub use call::{
     Credential, Handle, HandleError, Stable, access, commit, fsinfo, get_address, get_attributes, get_port,
@@ -49,6 +51,8 @@ pub const PORT_MAPPER_ADDRESS_VERSION: u32 = 3;
 
 /// Longest handle of a file, bytes.
 pub const HANDLE_MAX: usize = 64;
+/// What a [`Handle`] has room for, bytes: the longest of version 4.
+pub const HANDLE_ROOM: usize = 128;
 /// Longest path that the mount protocol takes, and longest content of a symbolic link that is followed, bytes.
 pub const PATH_MAX: usize = 1024;
 /// Longest name of a file, bytes: what every server takes.

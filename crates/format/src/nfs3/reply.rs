@@ -64,9 +64,9 @@ impl fmt::Display for Refusal {
                 write!(f, "AUTH_ERROR {number}: it does not accept this user or address")
             }
             Refusal::ProgramUnavailable => f.write_str("PROG_UNAVAIL: it does not have this service"),
-            Refusal::ProgramVersion => {
-                f.write_str("PROG_MISMATCH: it does not have version 3 of this service")
-            }
+            Refusal::ProgramVersion => f.write_str(
+                "PROG_MISMATCH: it does not have the version of this service that it was asked in",
+            ),
             Refusal::ProcedureUnavailable => f.write_str("PROC_UNAVAIL: it does not have this procedure"),
             Refusal::GarbageArguments => f.write_str("GARBAGE_ARGS: it could not decode the call"),
             Refusal::System => f.write_str("SYSTEM_ERR: it could not do the call for lack of something"),
@@ -229,7 +229,7 @@ fn handle(reader: &mut Reader<'_>) -> Result<Handle, ReplyError> {
     Ok(Handle::new(bytes).expect("its length was just checked"))
 }
 
-fn stable(reader: &mut Reader<'_>) -> Result<Stable, ReplyError> {
+pub(crate) fn stable(reader: &mut Reader<'_>) -> Result<Stable, ReplyError> {
     match reader.u32()? {
         0 => Ok(Stable::Unstable),
         1 => Ok(Stable::DataSync),

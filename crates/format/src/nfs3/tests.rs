@@ -62,8 +62,8 @@ fn calls_have_their_programs_versions_and_procedures() {
 
 #[test]
 fn what_is_too_long_for_the_protocol_is_cut_or_refused() {
-    assert_eq!(Handle::new(&[1; 65]), Err(HandleError(65)));
-    assert_eq!(Handle::new(&[1; 64]).unwrap().as_bytes(), [1; 64]);
+    assert_eq!(Handle::new(&[1; 129]), Err(HandleError(129)));
+    assert_eq!(Handle::new(&[1; 128]).unwrap().as_bytes(), [1; 128]);
     let long = "m".repeat(300);
     let call = get_attributes(1, &Credential::new(&long, 0, 0, &[7; 20]), &handle());
     // The credential: stamp, name, user, group, 16 groups.
@@ -144,7 +144,8 @@ fn what_contradicts_the_protocol_is_named() {
     let errors = [
         (reply(&units(&[9, 0])).unwrap_err(), "message type"),
         (reply(&units(&[9, 1, 0, 0, 401])).unwrap_err(), "verifier"),
-        (mount_reply(&result(&[0, 65]), 24).unwrap_err(), "handle"),
+        (mount_reply(&result(&[0, 65]), 24).unwrap_err(), "a length of 64"),
+        (lookup_reply(&result(&[0, 65]), 24).unwrap_err(), "a length of 64"),
         (mount_reply(&result(&[0, 0, 65]), 24).unwrap_err(), "auth_flavors"),
         (read_reply(&result(&[0, 0, 512, 2]), 24).unwrap_err(), "eof"),
         (read_reply(&result(&[0, 0, 512, 0, 513]), 24).unwrap_err(), "length of the data"),
@@ -175,9 +176,24 @@ fn an_address_of_ipv6_tells_the_port() {
 
 #[test]
 fn a_status_has_its_name_and_linuxs_number() {
-    assert_eq!(Status(69).to_string(), "NFS3ERR_DQUOT");
+    assert_eq!(Status(69).to_string(), "NFSERR_DQUOT");
     assert_eq!(Status(69).errno(), 122);
     assert_eq!(Status(28).errno(), 28);
     assert_eq!(Status::STALE.errno(), 116);
     assert_eq!((Status(4711).errno(), Status(4711).to_string()), (5, "status 4711".to_owned()));
+    // Version 4's.
+    for (number, name, errno) in [
+        (10012, "LOCKED", 16),
+        (10014, "FHEXPIRED", 116),
+        (10029, "SYMLINK", 40),
+        (10047, "ADMIN_REVOKED", 5),
+    ] {
+        assert_eq!((Status(number).to_string(), Status(number).errno()), (format!("NFSERR_{name}"), errno));
+    }
+}
+
+#[test]
+fn some_statuses_ask_for_patience() {
+    let patient = (0..11_000).filter(|number| Status(*number).asks_for_patience());
+    assert_eq!(patient.collect::<Vec<_>>(), [10008, 10013, 10018]);
 }

@@ -8,19 +8,19 @@ use crate::error::FormatError;
 const PLACE: &str = "RPC reply";
 
 /// Builds a message, which begins with room for its record mark.
-pub(super) struct Writer(pub(super) Vec<u8>);
+pub(crate) struct Writer(pub(crate) Vec<u8>);
 
 impl Writer {
-    pub(super) fn u32(&mut self, value: u32) {
+    pub(crate) fn u32(&mut self, value: u32) {
         self.0.extend(value.to_be_bytes());
     }
 
-    pub(super) fn u64(&mut self, value: u64) {
+    pub(crate) fn u64(&mut self, value: u64) {
         self.0.extend(value.to_be_bytes());
     }
 
     /// Bytes of a length that varies.
-    pub(super) fn opaque(&mut self, bytes: &[u8]) {
+    pub(crate) fn opaque(&mut self, bytes: &[u8]) {
         self.u32(u32::try_from(bytes.len()).expect("names and handles are short"));
         self.0.extend(bytes);
         self.0.resize(self.0.len().next_multiple_of(4), 0);
@@ -28,18 +28,18 @@ impl Writer {
 }
 
 /// Takes a message apart.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) fn new(bytes: &'a [u8], at: usize) -> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8], at: usize) -> Reader<'a> {
         Reader { bytes, at }
     }
 
     /// Bytes taken so far, from the start of the message.
-    pub(super) fn at(&self) -> usize {
+    pub(crate) fn at(&self) -> usize {
         self.at
     }
 
@@ -52,19 +52,19 @@ impl<'a> Reader<'a> {
         Ok(out)
     }
 
-    pub(super) fn u32(&mut self) -> Result<u32, ReplyError> {
+    pub(crate) fn u32(&mut self) -> Result<u32, ReplyError> {
         self.take().map(u32::from_be_bytes)
     }
 
-    pub(super) fn u64(&mut self) -> Result<u64, ReplyError> {
+    pub(crate) fn u64(&mut self) -> Result<u64, ReplyError> {
         self.take().map(u64::from_be_bytes)
     }
 
-    pub(super) fn bytes8(&mut self) -> Result<[u8; 8], ReplyError> {
+    pub(crate) fn bytes8(&mut self) -> Result<[u8; 8], ReplyError> {
         self.take()
     }
 
-    pub(super) fn bool(&mut self, field: &'static str) -> Result<bool, ReplyError> {
+    pub(crate) fn bool(&mut self, field: &'static str) -> Result<bool, ReplyError> {
         match self.u32()? {
             0 => Ok(false),
             1 => Ok(true),
@@ -73,7 +73,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Bytes of a length that varies, and is `max` at most.
-    pub(super) fn opaque(&mut self, field: &'static str, max: usize) -> Result<&'a [u8], ReplyError> {
+    pub(crate) fn opaque(&mut self, field: &'static str, max: usize) -> Result<&'a [u8], ReplyError> {
         let found = self.u32()?;
         let len = index(found);
         if len > max {
@@ -88,7 +88,7 @@ impl<'a> Reader<'a> {
         Ok(out)
     }
 
-    pub(super) fn skip(&mut self, bytes: usize) -> Result<(), ReplyError> {
+    pub(crate) fn skip(&mut self, bytes: usize) -> Result<(), ReplyError> {
         if self.bytes.len().saturating_sub(self.at) < bytes {
             return Err(ReplyError::Short);
         }
@@ -97,7 +97,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The unit that was taken last is wrong.
-    pub(super) fn invalid(
+    pub(crate) fn invalid(
         &self,
         field: &'static str,
         found: impl std::fmt::Display,

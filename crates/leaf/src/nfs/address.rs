@@ -18,9 +18,36 @@ pub struct NfsAddress {
     pub options: NfsOptions,
 }
 
+/// A version of NFS that is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NfsVersion {
+    /// 3: one READ or WRITE in a call.
+    V3,
+    /// 4.0: several WRITEs in a call.
+    V4,
+}
+
+impl NfsVersion {
+    /// Whether a call may have several writes.
+    pub(super) fn gathers(self) -> bool {
+        self == NfsVersion::V4
+    }
+}
+
+impl std::fmt::Display for NfsVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            NfsVersion::V3 => "3",
+            NfsVersion::V4 => "4.0",
+        })
+    }
+}
+
 /// How to speak with a server: names and meanings as in nfs(5), but for `uncommitted`, which is ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NfsOptions {
+    /// `vers` (or `nfsvers`): which version to speak. `None`: 4.0 where the server has it, and the file by the same path; 3 otherwise.
+    pub version: Option<NfsVersion>,
     /// `mountport`: the port of the mount protocol; the port mapper is asked if there is none.
     pub mount_port: Option<u16>,
     /// `uid`: as whom to ask; the process' own if it is not said.
@@ -45,6 +72,7 @@ pub struct NfsOptions {
 impl Default for NfsOptions {
     fn default() -> NfsOptions {
         NfsOptions {
+            version: None,
             mount_port: None,
             uid: None,
             gid: None,
@@ -125,6 +153,7 @@ impl NfsOptions {
     fn set(&mut self, option: &str) -> Result<(), String> {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
         match key {
+            "vers" | "nfsvers" => self.version = Some(version(key, value)?),
             "mountport" => self.mount_port = Some(number(key, value)?),
             "uid" => self.uid = Some(number(key, value)?),
             "gid" => self.gid = Some(number(key, value)?),
@@ -148,12 +177,20 @@ impl NfsOptions {
             "uncommitted" => self.uncommitted_bytes = uncommitted(value)?,
             _ => {
                 return Err(format!(
-                    "{option:?} is no option of NFS: expected mountport=, uid=, gid=, nconnect=, timeo=, soft, hard, \
+                    "{option:?} is no option of NFS: expected vers=, mountport=, uid=, gid=, nconnect=, timeo=, soft, hard, \
                      retrans= (which means soft), rsize=, wsize= or uncommitted="
                 ));
             }
         }
         Ok(())
+    }
+}
+
+fn version(key: &str, value: &str) -> Result<NfsVersion, String> {
+    match value {
+        "3" => Ok(NfsVersion::V3),
+        "4" | "4.0" => Ok(NfsVersion::V4),
+        _ => Err(format!("{key}={value}: expected 3 or 4.0")),
     }
 }
 
@@ -178,10 +215,11 @@ mod tests {
         let plain = NfsAddress::parse("store/vm/a.img").unwrap();
         assert_eq!((plain.server.as_str(), plain.port, plain.path.as_str()), ("store", None, "/vm/a.img"));
         assert_eq!(plain.options, NfsOptions::default());
-        let all = "[::1]:20490//vm/a.img?mountport=635&uid=7&gid=8&nconnect=4&timeo=20&soft&rsize=65536&wsize=32768&uncommitted=1G";
+        let all = "[::1]:20490//vm/a.img?vers=3&mountport=635&uid=7&gid=8&nconnect=4&timeo=20&soft&rsize=65536&wsize=32768&uncommitted=1G";
         let all = NfsAddress::parse(all).unwrap();
         assert_eq!((all.server.as_str(), all.port, all.path.as_str()), ("::1", Some(20490), "/vm/a.img"));
         let options = NfsOptions {
+            version: Some(NfsVersion::V3),
             mount_port: Some(635),
             uid: Some(7),
             gid: Some(8),
@@ -219,7 +257,8 @@ mod tests {
             ("store/a?uncommitted=100M", "from 1M to 2G"),
             ("store/a?uncommitted=4G", "from 1M to 2G"),
             ("store/a?uncommitted=512K", "from 1M to 2G"),
-            ("store/a?vers=4", "vers=4"),
+            ("store/a?vers=4.1", "expected 3 or 4.0"),
+            ("store/a?version=4", "version=4"),
         ] {
             let error = NfsAddress::parse(text).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");

@@ -9,19 +9,29 @@ use blockwork_format::nfs3::{
     self, CommitReply, Credential, Handle, ReadReply, Refusal, ReplyError, Stable, Status, Verifier,
     WriteReply,
 };
+use blockwork_format::nfs4;
 use blockwork_memory::{Pool, Segment, Segments, copy_between, slice_segments};
 
+use super::address::NfsVersion;
 use super::arena::Block;
 use super::incoming::{Replies, Rest};
 use super::ledger::Piece;
+use super::trust::Check;
 
 /// See [`Call::load`].
 const COMMIT_LOAD: u32 = 64;
 const STABLE_LOAD: u32 = 8;
 
+/// Whose a READ is.
+pub(super) enum Reader {
+    Client(Token),
+    /// It looks for what was written.
+    Check(Box<Check>),
+}
+
 /// A READ, and what it has brought so far.
 pub(super) struct Read {
-    pub(super) request: Token,
+    pub(super) reader: Reader,
     pub(super) data: Segments,
     pub(super) offset: u64,
     pub(super) len: u32,
@@ -31,6 +41,8 @@ pub(super) struct Read {
     pub(super) stuck: u32,
     /// What is newer here than what the server may have.
     pub(super) kept: Vec<Piece>,
+    /// When that was looked for.
+    pub(super) began: u64,
 }
 
 /// Whose a write is.
@@ -65,20 +77,37 @@ impl Write {
     pub(super) fn is_stable(&self) -> bool {
         self.stable > Stable::Unstable
     }
+
+    /// What is still to be written.
+    pub(super) fn left(&self) -> nfs4::Place {
+        nfs4::Place { offset: self.offset + u64::from(self.done), count: self.len - self.done }
+    }
+
+    /// Adds its data as far as it is still to be written.
+    fn push_data(&self, out: &mut Segments) {
+        slice_segments(&self.data, self.done as usize, self.left().count as usize, out);
+    }
 }
 
 /// What is asked.
 pub(super) enum Kind {
     Read(Read),
-    Write(Write),
+    /// At least one; in version 3 never more, and those that the server is to make durable go alone as well.
+    Writes(Vec<Write>),
     Commit,
+}
+
+/// Of which file, by whom, and how.
+pub(super) struct Target {
+    pub(super) version: NfsVersion,
+    pub(super) credential: Credential,
+    pub(super) handle: Handle,
 }
 
 /// One call: asked, or to be asked.
 pub(super) struct Call {
     pub(super) kind: Kind,
-    head: Segment,
-    body: Segments,
+    message: Segments,
     /// On which connection.
     pub(super) connection: usize,
     /// When it was given to that connection last; not, while it waits in its queue.
@@ -92,8 +121,10 @@ pub(super) struct Call {
 /// What has become of a call.
 pub(super) enum Outcome {
     Read(ReadReply),
-    Write(WriteReply),
+    /// The first of its writes, which were done; and why the next one was not. Those behind that one were not looked at.
+    Written(Vec<WriteReply>, Option<Status>),
     Commit(CommitReply),
+    /// Nothing of it was done.
     Status(Status),
     Refused(Refusal),
 }
@@ -116,14 +147,12 @@ impl Calls {
         xid
     }
 
-    /// The xid that was given out last.
-    pub(super) fn last(&self) -> u32 {
-        self.next.expect("one was given out").wrapping_sub(1)
-    }
-
     pub(super) fn insert(&mut self, xid: u32, call: Call) {
         let old = self.all.insert(xid, call);
         assert!(old.is_none(), "2^32 calls are not under way at once");
+    }
+    pub(super) fn get_ref(&self, xid: u32) -> Option<&Call> {
+        self.all.get(&xid)
     }
     pub(super) fn get(&mut self, xid: u32) -> Option<&mut Call> {
         self.all.get_mut(&xid)
@@ -133,6 +162,14 @@ impl Calls {
     }
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
+    }
+    /// Whether several writes are asked for in one call, or looked for.
+    pub(super) fn try_several(&self) -> bool {
+        self.all.values().any(|call| match &call.kind {
+            Kind::Writes(writes) => writes.len() > 1,
+            Kind::Read(read) => matches!(read.reader, Reader::Check(_)),
+            Kind::Commit => false,
+        })
     }
     /// Xids and calls on that connection.
     pub(super) fn on(&mut self, connection: usize) -> impl Iterator<Item = (u32, &mut Call)> {
@@ -150,26 +187,13 @@ impl Call {
     pub(super) fn new(
         xid: u32,
         kind: Kind,
-        (credential, handle): (&Credential, &Handle),
+        target: &Target,
         pool: &Pool,
         connection: usize,
         since: Nanos,
     ) -> Call {
-        let mut body = Segments::new();
-        let head = match &kind {
-            Kind::Read(Read { offset, len, got, .. }) => {
-                nfs3::read(xid, credential, handle, offset + u64::from(*got), len - got)
-            }
-            Kind::Write(Write { offset, len, done, stable, data, .. }) => {
-                slice_segments(data, *done as usize, (len - done) as usize, &mut body);
-                nfs3::write(xid, credential, handle, offset + u64::from(*done), len - done, *stable)
-            }
-            Kind::Commit => nfs3::commit(xid, credential, handle),
-        };
-        let buffer = pool.get(head.len());
-        buffer.write_at(0, &head);
-        let head = Segment::new(buffer, 0, head.len());
-        Call { kind, head, body, connection, sent: None, is_repeated: false, since }
+        let message = message(xid, &kind, target, pool);
+        Call { kind, message, connection, sent: None, is_repeated: false, since }
     }
 
     /// How much it keeps others waiting that are asked on the same connection, as a multiple of a READ. Servers do one call of a connection
@@ -177,8 +201,9 @@ impl Call {
     pub(super) fn load(&self) -> u32 {
         match &self.kind {
             Kind::Commit => COMMIT_LOAD,
-            Kind::Write(write) if write.is_stable() => STABLE_LOAD,
-            Kind::Read(_) | Kind::Write(_) => 1,
+            Kind::Writes(writes) if writes[0].is_stable() => STABLE_LOAD,
+            Kind::Writes(writes) => u32::try_from(writes.len()).expect("few"),
+            Kind::Read(_) => 1,
         }
     }
 
@@ -186,35 +211,82 @@ impl Call {
     /// server had lost before may have been told by that.
     pub(super) fn may_have_told(&self, outcome: Option<&Outcome>) -> bool {
         let has_failed = match outcome {
-            Some(Outcome::Status(status)) => *status != Status::JUKEBOX,
+            Some(Outcome::Status(status)) => !status.asks_for_patience(),
             Some(Outcome::Refused(_)) | None => true,
             Some(_) => false,
         };
         match &self.kind {
             Kind::Commit => self.is_repeated,
-            Kind::Write(write) => write.is_stable() && (self.is_repeated || has_failed),
+            Kind::Writes(writes) => writes[0].is_stable() && (self.is_repeated || has_failed),
             Kind::Read(_) => false,
         }
     }
 
+    /// How many writes it has of those that go together with others.
+    pub(super) fn gathered(&self) -> u32 {
+        match &self.kind {
+            Kind::Writes(writes) if !writes[0].is_stable() => u32::try_from(writes.len()).expect("few"),
+            _ => 0,
+        }
+    }
+
     /// The message.
-    pub(super) fn message(&self) -> impl Iterator<Item = &Segment> {
-        std::iter::once(&self.head).chain(&self.body)
+    pub(super) fn message(&self) -> &[Segment] {
+        &self.message
     }
+}
 
-    /// Number of its segments.
-    pub(super) fn segments(&self) -> usize {
-        1 + self.body.len()
+/// The message that asks for what is left of `kind`.
+fn message(xid: u32, kind: &Kind, target: &Target, pool: &Pool) -> Segments {
+    let Target { version, credential, handle } = target;
+    let head = match (kind, version) {
+        (Kind::Writes(writes), NfsVersion::V3) => {
+            let [write] = &writes[..] else { unreachable!("version 3 has no call for several writes") };
+            let left = write.left();
+            nfs3::write(xid, credential, handle, left.offset, left.count, write.stable)
+        }
+        (Kind::Writes(writes), NfsVersion::V4) => return message_of_writes(xid, writes, target, pool),
+        (Kind::Read(read), version) => {
+            let (offset, count) = (read.offset + u64::from(read.got), read.len - read.got);
+            match version {
+                NfsVersion::V3 => nfs3::read(xid, credential, handle, offset, count),
+                NfsVersion::V4 => nfs4::read(xid, credential, handle, offset, count),
+            }
+        }
+        (Kind::Commit, NfsVersion::V3) => nfs3::commit(xid, credential, handle),
+        (Kind::Commit, NfsVersion::V4) => nfs4::commit(xid, credential, handle),
+    };
+    let mut out: Segments = std::iter::once(in_memory(&head, pool)).collect();
+    if let Kind::Writes(writes) = kind {
+        writes[0].push_data(&mut out);
     }
+    out
+}
 
-    /// Its bytes.
-    pub(super) fn bytes(&self) -> usize {
-        self.message().map(Segment::len).sum()
+/// Heads and data by turns.
+fn message_of_writes(xid: u32, writes: &[Write], target: &Target, pool: &Pool) -> Segments {
+    let places = writes.iter().map(Write::left);
+    let heads = nfs4::writes(xid, &target.credential, &target.handle, writes[0].stable, places);
+    let all = in_memory(&heads.bytes, pool);
+    let mut out = Segments::new();
+    let (mut at, mut end) = (0, heads.first);
+    for write in writes {
+        out.push(all.slice(at, end - at));
+        write.push_data(&mut out);
+        (at, end) = (end, end + nfs4::Writes::FURTHER);
     }
+    out
+}
+
+fn in_memory(bytes: &[u8], pool: &Pool) -> Segment {
+    let buffer = pool.get(bytes.len());
+    buffer.write_at(0, bytes);
+    Segment::new(buffer, 0, bytes.len())
 }
 
 /// Takes the replies of one connection.
 pub(super) struct Taker<'a> {
+    pub(super) version: NfsVersion,
     pub(super) calls: &'a mut Calls,
     pub(super) connection: usize,
     /// The READ whose data is being received.
@@ -240,8 +312,8 @@ impl Replies for Taker<'_> {
                 return Ok(Rest::Skip);
             }
         };
-        let outcome = match &call.kind {
-            Kind::Read(read) => match nfs3::read_reply(message, at)? {
+        let outcome = match (&call.kind, self.version) {
+            (Kind::Read(read), version) => match read_reply(version, message, at)? {
                 Ok(reply) => {
                     let asked = read.len - read.got;
                     if reply.count > asked {
@@ -252,17 +324,13 @@ impl Replies for Taker<'_> {
                 }
                 Err(status) => Outcome::Status(status),
             },
-            Kind::Write(write) => match nfs3::write_reply(message, at)? {
-                Ok(reply) => {
-                    let asked = write.len - write.done;
-                    if reply.count > asked {
-                        return Err(too_many("WRITE reply", reply.count, asked));
-                    }
-                    Outcome::Write(reply)
-                }
-                Err(status) => Outcome::Status(status),
-            },
-            Kind::Commit => nfs3::commit_reply(message, at)?.map_or_else(Outcome::Status, Outcome::Commit),
+            (Kind::Writes(writes), version) => writes_reply(version, message, at, writes)?,
+            (Kind::Commit, NfsVersion::V3) => {
+                nfs3::commit_reply(message, at)?.map_or_else(Outcome::Status, Outcome::Commit)
+            }
+            (Kind::Commit, NfsVersion::V4) => {
+                nfs4::commit_reply(message, at)?.map_or_else(Outcome::Status, Outcome::Commit)
+            }
         };
         self.answered.push_back((xid, outcome));
         Ok(Rest::Skip)
@@ -301,6 +369,46 @@ impl Taker<'_> {
         }
         out
     }
+}
+
+/// Decodes the answer to READ.
+pub(super) fn read_reply(
+    version: NfsVersion,
+    message: &[u8],
+    at: usize,
+) -> Result<Result<ReadReply, Status>, ReplyError> {
+    match version {
+        NfsVersion::V3 => nfs3::read_reply(message, at),
+        NfsVersion::V4 => nfs4::read_reply(message, at),
+    }
+}
+
+fn writes_reply(
+    version: NfsVersion,
+    message: &[u8],
+    at: usize,
+    writes: &[Write],
+) -> Result<Outcome, ReplyError> {
+    let (done, stopped) = match version {
+        NfsVersion::V3 => match nfs3::write_reply(message, at)? {
+            Ok(reply) => (vec![reply], None),
+            Err(status) => (Vec::new(), Some(status)),
+        },
+        NfsVersion::V4 => {
+            let reply = nfs4::writes_reply(message, at, writes.len())?;
+            (reply.done, reply.stopped)
+        }
+    };
+    for (write, reply) in writes.iter().zip(&done) {
+        let asked = write.left().count;
+        if reply.count > asked {
+            return Err(too_many("WRITE reply", reply.count, asked));
+        }
+    }
+    Ok(match stopped {
+        Some(status) if done.is_empty() => Outcome::Status(status),
+        stopped => Outcome::Written(done, stopped),
+    })
 }
 
 fn too_many(place: &'static str, found: u32, asked: u32) -> ReplyError {

@@ -7,11 +7,13 @@ use blockwork_engine::{Completion, Ended, Env, Errno, Flags, Leaf, LeafIo, Nanos
 use blockwork_format::nfs3::{ReadReply, Refusal, Stable, Status, Verifier, WriteReply};
 use blockwork_memory::{Pool, Segment, Segments, copy_between, slice_segments};
 
-use super::call::{Call, Calls, Kind, Outcome, Read, Taker, Write, Writer};
+use super::call::{Call, Calls, Kind, Outcome, Read, Reader, Taker, Write, Writer};
 use super::commit::{Cause, Commit};
 use super::connection::{Connection, Happening, local, parts};
+use super::gather::Waiting;
 use super::incoming::Broken;
 use super::ledger::{Landing, Ledger, Piece};
+use super::trust::{Check, Size, Trust};
 use super::{Shared, remedy};
 
 /// Unused memory that is kept for the next call, bytes.
@@ -19,7 +21,7 @@ const POOL_BYTES: usize = 4 << 20;
 const SECTOR_BYTES: u32 = 512;
 /// How much more than the least may be under way, as multiples of a READ, on a connection that is chosen for company. nfs-ganesha on two
 /// processors writes a twentieth more in 64 KiB pieces, 16 under way, than with none.
-const COMPANY: u32 = 4;
+pub(super) const COMPANY: u32 = 4;
 /// A server that does less than a sector each time it is asked is not asked for ever.
 const STUCK_MAX: u32 = 16;
 /// How long to wait where the server asks for patience (JUKEBOX).
@@ -30,6 +32,7 @@ pub(super) struct NfsLeaf {
     /// Any token of this leaf, once there was one.
     pub(super) token: Token,
     pub(super) calls: Calls,
+    pub(super) waiting: Waiting,
     pub(super) connections: Vec<Connection>,
     pool: Pool,
     pub(super) commit: Option<Commit>,
@@ -51,6 +54,7 @@ impl NfsLeaf {
             shared,
             token: Token(0),
             calls: Calls::new(),
+            waiting: Waiting::default(),
             connections,
             pool: Pool::new(POOL_BYTES),
             commit: None,
@@ -66,21 +70,44 @@ impl NfsLeaf {
         self.shared.ledger.lock().expect("no holder of this lock panics")
     }
 
+    pub(super) fn trust(&self) -> MutexGuard<'_, Trust> {
+        self.shared.trust.lock().expect("no holder of this lock panics")
+    }
+
     /// Asks; the message goes out when the batch ends.
     pub(super) fn ask(&mut self, env: &mut dyn Env, kind: Kind) {
         let now = env.now();
         self.ask_since(env, kind, now);
     }
 
-    fn ask_since(&mut self, env: &mut dyn Env, kind: Kind, since: Nanos) {
-        let xid = self.calls.new_xid(|| env.random());
+    pub(super) fn ask_since(&mut self, env: &mut dyn Env, kind: Kind, since: Nanos) {
+        match kind {
+            Kind::Writes(writes) if self.shared.target.version.gathers() && !writes[0].is_stable() => {
+                self.waiting.extend(writes, since);
+            }
+            kind => self.ask_alone(env, kind, since),
+        }
+    }
+
+    /// Asks in a call of its own.
+    pub(super) fn ask_alone(&mut self, env: &mut dyn Env, kind: Kind, since: Nanos) {
         let number = self.connection_for_next();
+        self.ask_on(env, number, kind, since);
+    }
+
+    /// Asks on that connection; its xid.
+    pub(super) fn ask_on(&mut self, env: &mut dyn Env, number: usize, kind: Kind, since: Nanos) -> u32 {
+        if let Kind::Writes(writes) = &kind {
+            self.suspect(number, writes);
+        }
+        let xid = self.calls.new_xid(|| env.random());
+        let call = Call::new(xid, kind, &self.shared.target, &self.pool, number, since);
         let connection = &mut self.connections[number];
-        let names = (&self.shared.credential, &self.shared.handle);
-        let call = Call::new(xid, kind, names, &self.pool, number, since);
         connection.load += call.load();
+        connection.gathered += call.gathered();
         connection.enqueue(xid);
         self.calls.insert(xid, call);
+        xid
     }
 
     /// The connection that has least to do; but where none is idle, rather one that sends something when the batch ends anyway: what
@@ -96,14 +123,17 @@ impl NfsLeaf {
     }
 
     /// A call is over.
-    fn take(&mut self, xid: u32) -> Option<Call> {
+    pub(super) fn take(&mut self, xid: u32) -> Option<Call> {
         let call = self.calls.remove(xid)?;
-        self.connections[call.connection].load -= call.load();
+        let connection = &mut self.connections[call.connection];
+        connection.load -= call.load();
+        connection.gathered -= call.gathered();
         Some(call)
     }
 
     /// Lets everything that waits go out.
     fn pump(&mut self, env: &mut dyn Env) {
+        self.ask_for_waiting(env);
         for connection in &mut self.connections {
             connection.pump(env, self.token, self.shared.address, &mut self.calls);
         }
@@ -111,6 +141,11 @@ impl NfsLeaf {
             self.alarmed = true;
             self.set_timer(env, Happening::Alarm, Nanos(self.shared.timeo.0 / 4));
         }
+    }
+
+    /// Memory of so many bytes.
+    pub(super) fn memory(&self, bytes: usize) -> Segment {
+        Segment::new(self.pool.get(bytes), 0, bytes)
     }
 
     pub(super) fn set_timer(&mut self, env: &mut dyn Env, what: Happening, after: Nanos) {
@@ -122,16 +157,26 @@ impl NfsLeaf {
 
     fn read(&mut self, env: &mut dyn Env, io: &LeafIo<'_>) -> Submitted {
         let (start, len) = (io.sector.bytes(), io.nr.bytes());
-        let kept = self.ledger().kept(start, start + len);
+        let (kept, is_all, began) = self.kept(start, len);
         let data: Segments = io.data.iter().cloned().collect();
-        if kept.iter().map(|piece| piece.len as u64).sum::<u64>() == len {
+        if is_all {
             overlay(&kept, start, &data, len);
             return Submitted::Now(Ok(()));
         }
         let len = u32::try_from(len).expect("a request within the limits");
-        let read = Read { request: io.token, data, offset: start, len, got: 0, stuck: 0, kept };
+        let reader = Reader::Client(io.token);
+        let read = Read { reader, data, offset: start, len, got: 0, stuck: 0, kept, began };
         self.ask(env, Kind::Read(read));
         Submitted::Started
+    }
+
+    /// What is newer here than what the server may have of so many bytes from byte `start` on; whether that is all; and when it was looked for.
+    fn kept(&self, start: u64, len: u64) -> (Vec<Piece>, bool, u64) {
+        let ledger = self.ledger();
+        let mut kept = ledger.kept(start, start + len);
+        let is_all = kept.iter().map(|piece| piece.len as u64).sum::<u64>() == len;
+        kept.append(&mut ledger.kept_of_suspected(start, start + len));
+        (kept, is_all, ledger.now())
     }
 
     fn write(&mut self, env: &mut dyn Env, io: &LeafIo<'_>) -> Submitted {
@@ -158,7 +203,7 @@ impl NfsLeaf {
         let writer = Writer::Client(io.token);
         let write =
             Write { writer, flight, data, block, offset, len, stable, done: 0, stuck: 0, taken: None };
-        self.ask(env, Kind::Write(write));
+        self.ask(env, Kind::Writes(vec![write]));
         Submitted::Started
     }
 
@@ -188,6 +233,7 @@ impl NfsLeaf {
         let connection = &mut self.connections[number];
         let segment = connection.received(bytes);
         let mut taker = Taker {
+            version: self.shared.target.version,
             calls: &mut self.calls,
             connection: number,
             reading: &mut connection.reading,
@@ -199,6 +245,9 @@ impl NfsLeaf {
         }
         for (xid, outcome) in answered {
             if let Some(call) = self.take(xid) {
+                if call.gathered() > 0 {
+                    self.waiting.hear();
+                }
                 self.answered(env, call, outcome, ended);
             }
         }
@@ -220,8 +269,7 @@ impl NfsLeaf {
     }
 
     fn lose(&mut self, env: &mut dyn Env, number: usize, why: &str) {
-        let connection = &mut self.connections[number];
-        if connection.load > 0 && !self.silent {
+        if self.connections[number].load > 0 && !self.silent {
             self.silent = true;
             log::warn!(
                 "{}: {} does not answer ({why}): what was asked is asked again until it does",
@@ -229,19 +277,48 @@ impl NfsLeaf {
                 self.shared.address
             );
         }
-        connection.lose(env, self.token, &mut self.calls);
+        let twice = self.calls.on(number).filter(|(_, call)| call.is_repeated && call.sent.is_some());
+        let twice = twice.filter(|(_, call)| call.gathered() > 1).map(|(xid, _)| xid).collect::<Vec<u32>>();
+        self.connections[number].lose(env, self.token, &mut self.calls);
+        self.take_apart(env, &twice);
+        // What was asked goes out again, perhaps to another life of the server.
+        let calls: Vec<u32> = self.calls.on(number).map(|(xid, _)| xid).collect();
+        for xid in calls {
+            if let Some(Call { kind: Kind::Writes(writes), .. }) = self.calls.get_ref(xid) {
+                self.suspect(number, writes);
+            }
+        }
     }
 
     fn answered(&mut self, env: &mut dyn Env, call: Call, outcome: Outcome, ended: &mut Vec<Ended>) {
         if call.may_have_told(Some(&outcome)) {
             self.ledger().doubt();
         }
-        let Call { kind, since, .. } = call;
+        let Call { kind, since, connection, .. } = call;
         match (kind, outcome) {
-            (Kind::Read(read), Outcome::Read(reply)) => self.has_read(env, read, reply, since, ended),
-            (Kind::Write(write), Outcome::Write(reply)) => self.has_written(env, write, reply, since, ended),
-            (Kind::Commit, Outcome::Commit(reply)) => self.has_committed(reply.verifier),
-            (kind, Outcome::Status(Status::JUKEBOX)) => self.be_patient(env, kind, since),
+            (Kind::Read(read), Outcome::Read(reply)) => {
+                self.has_read(env, (connection, read), reply, since, ended);
+            }
+            (Kind::Writes(writes), Outcome::Written(done, stopped)) => {
+                self.writes_answered(env, (connection, writes), (done, stopped), since, ended);
+            }
+            (Kind::Commit, Outcome::Commit(reply)) => {
+                self.hear_life(connection, reply.verifier);
+                self.has_committed(reply.verifier);
+            }
+            (Kind::Writes(writes), Outcome::Refused(_)) if writes.len() > 1 => {
+                self.refused(env, writes, since)
+            }
+            (Kind::Writes(writes), Outcome::Status(status)) if writes.len() > 1 && status.is_too_much() => {
+                self.refused(env, writes, since);
+            }
+            (kind, Outcome::Status(status)) if status.asks_for_patience() => {
+                self.be_patient(env, kind, since)
+            }
+            // Of several only the first was looked at.
+            (Kind::Writes(writes), Outcome::Status(status)) => {
+                self.writes_answered(env, (connection, writes), (Vec::new(), Some(status)), since, ended);
+            }
             (kind, Outcome::Status(status)) => {
                 self.complain(&kind, status);
                 self.failed(kind, Errno(status.errno()), ended);
@@ -254,10 +331,44 @@ impl NfsLeaf {
         }
     }
 
+    /// The server has done the first of some writes, and stopped at the next one, if it says why.
+    fn writes_answered(
+        &mut self,
+        env: &mut dyn Env,
+        (connection, writes): (usize, Vec<Write>),
+        (done, stopped): (Vec<WriteReply>, Option<Status>),
+        since: Nanos,
+        ended: &mut Vec<Ended>,
+    ) {
+        let size = Size::of(&writes);
+        let believes = self.believes(connection, size, &done);
+        let mut writes = writes.into_iter();
+        // In this order: the last reply must not take a write along.
+        for (number, (reply, write)) in done.into_iter().zip(&mut writes).enumerate() {
+            if believes {
+                self.has_written(env, write, reply, since, ended);
+            } else {
+                let check = Check { write, reply, size, is_first: number == 0 };
+                self.check(env, connection, check, since);
+            }
+        }
+        if let Some(status) = stopped.filter(|status| !status.asks_for_patience())
+            && let Some(write) = writes.next()
+        {
+            let kind = Kind::Writes(vec![write]);
+            self.complain(&kind, status);
+            self.failed(kind, Errno(status.errno()), ended);
+        }
+        let rest: Vec<Write> = writes.collect();
+        if !rest.is_empty() {
+            self.ask_since(env, Kind::Writes(rest), since);
+        }
+    }
+
     fn has_read(
         &mut self,
         env: &mut dyn Env,
-        mut read: Read,
+        (connection, mut read): (usize, Read),
         reply: ReadReply,
         since: Nanos,
         ended: &mut Vec<Ended>,
@@ -277,11 +388,25 @@ impl NfsLeaf {
             return self.failed(Kind::Read(read), Errno::EIO, ended);
         }
         read.got += reply.count;
-        overlay(&read.kept, read.offset, &read.data, read.got.into());
-        ended.push(Ended { token: read.request, result: Ok(read.got) });
+        match read.reader {
+            Reader::Client(token) => {
+                let range = read.offset..read.offset + u64::from(read.len);
+                if self.ledger().has_suspected_since(read.began, range) {
+                    (read.kept, _, read.began) = self.kept(read.offset, read.len.into());
+                    (read.got, read.stuck) = (0, 0);
+                    return self.ask_since(env, Kind::Read(read), since);
+                }
+                overlay(&read.kept, read.offset, &read.data, read.got.into());
+                ended.push(Ended { token, result: Ok(read.got) });
+            }
+            Reader::Check(check) => {
+                let is_right = read.got == check.reply.count && check.is_right(&read.data);
+                self.checked(env, connection, *check, is_right, since, ended);
+            }
+        }
     }
 
-    fn has_written(
+    pub(super) fn has_written(
         &mut self,
         env: &mut dyn Env,
         mut write: Write,
@@ -303,10 +428,10 @@ impl NfsLeaf {
                 reply.committed,
                 write.stable
             );
-            return self.failed(Kind::Write(write), Errno::EIO, ended);
+            return self.write_failed(write, Errno::EIO, ended);
         };
         if sectors == 0 {
-            return self.ask_since(env, Kind::Write(write), since);
+            return self.ask_since(env, Kind::Writes(vec![write]), since);
         }
         write.done += sectors;
         // A server may make parts durable that it need not: the whole is only what the least of them is.
@@ -322,7 +447,7 @@ impl NfsLeaf {
         if !whole || write.done == write.len {
             (write.done, write.taken) = (0, None);
         }
-        self.ask_since(env, Kind::Write(write), since);
+        self.ask_since(env, Kind::Writes(vec![write]), since);
     }
 
     /// Books a write that is all there, so durable, in that life of the server; whether that is all.
@@ -345,10 +470,9 @@ impl NfsLeaf {
     }
 
     fn be_patient(&mut self, env: &mut dyn Env, kind: Kind, since: Nanos) {
-        self.ask_since(env, kind, since);
-        let xid = self.calls.last();
-        let connection = self.calls.get(xid).expect("just asked").connection;
-        self.connections[connection].forget(xid);
+        let number = self.connection_for_next();
+        let xid = self.ask_on(env, number, kind, since);
+        self.connections[number].forget(xid);
         if self.patient.is_empty() {
             self.set_timer(env, Happening::Patience, PATIENCE);
         }
@@ -358,15 +482,22 @@ impl NfsLeaf {
     /// A call has come to nothing.
     fn failed(&mut self, kind: Kind, errno: Errno, ended: &mut Vec<Ended>) {
         match kind {
-            Kind::Read(read) => ended.push(Ended { token: read.request, result: Err(errno) }),
-            Kind::Write(write) => {
-                self.ledger().fail(write.flight);
-                match write.writer {
-                    Writer::Client(token) => ended.push(Ended { token, result: Err(errno) }),
-                    Writer::Again(_) => self.has_resent(Err(errno)),
-                }
+            Kind::Read(read) => match read.reader {
+                Reader::Client(token) => ended.push(Ended { token, result: Err(errno) }),
+                Reader::Check(check) => self.write_failed(check.write, errno, ended),
+            },
+            Kind::Writes(writes) => {
+                writes.into_iter().for_each(|write| self.write_failed(write, errno, ended));
             }
             Kind::Commit => self.commit_failed(errno),
+        }
+    }
+
+    fn write_failed(&mut self, write: Write, errno: Errno, ended: &mut Vec<Ended>) {
+        self.ledger().fail(write.flight);
+        match write.writer {
+            Writer::Client(token) => ended.push(Ended { token, result: Err(errno) }),
+            Writer::Again(_) => self.has_resent(Err(errno)),
         }
     }
 
@@ -377,7 +508,7 @@ impl NfsLeaf {
         self.complaints.push(status);
         let what = match kind {
             Kind::Read(read) => format!("READ at byte {}", read.offset),
-            Kind::Write(write) => format!("WRITE at byte {}", write.offset),
+            Kind::Writes(writes) => format!("WRITE at byte {}", writes[0].offset),
             Kind::Commit => "COMMIT".to_owned(),
         };
         log::error!("{}: {what}: the server says {status}; {}", self.shared.name, remedy(status));
@@ -408,8 +539,12 @@ impl NfsLeaf {
         if now <= patience {
             return;
         }
-        for xid in self.calls.older_than(Nanos(now.0 - patience.0)) {
+        let begun = Nanos(now.0 - patience.0);
+        for xid in self.calls.older_than(begun) {
             self.give_up(env, xid, patience, ended);
+        }
+        for write in self.waiting.older_than(begun) {
+            self.write_failed(write, Errno(libc::ETIMEDOUT), ended);
         }
     }
 
@@ -449,7 +584,7 @@ impl Leaf for NfsLeaf {
             Op::Read => self.read(env, &io),
             Op::Write => self.write(env, &io),
             Op::Flush => self.flush(env, io.token),
-            // NFS version 3 has no call for these; the limits say so.
+            // Neither version that is spoken has a call for these; the limits say so.
             Op::Discard | Op::WriteZeroes => Submitted::Now(Err(Errno::EOPNOTSUPP)),
         }
     }

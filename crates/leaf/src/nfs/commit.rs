@@ -187,7 +187,7 @@ impl NfsLeaf {
             stuck: 0,
             taken: None,
         };
-        self.ask(env, Kind::Write(write));
+        self.ask(env, Kind::Writes(vec![write]));
     }
 
     fn end_commit(&mut self, commit: Commit, ended: &mut Vec<Ended>) {

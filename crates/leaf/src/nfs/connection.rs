@@ -7,11 +7,11 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 
 use blockwork_engine::{Env, Nanos, StreamId, Token};
-use blockwork_memory::{Pool, Segment};
+use blockwork_memory::{Pool, Segment, bytes_in};
 
 use super::call::Calls;
 use super::incoming::Incoming;
-use blockwork_format::nfs3::ReadReply;
+use blockwork_format::nfs3::{ReadReply, Verifier};
 
 /// Received at once.
 const RECEIVE_BYTES: usize = 256 << 10;
@@ -90,8 +90,12 @@ pub(super) struct Connection {
     attempts: u32,
     /// Since when it is in its state.
     since: Nanos,
+    /// The life of the server at its other end, if that has told it.
+    pub(super) heard: Option<Verifier>,
     /// What the calls weigh that wait for an answer, sent or not.
     pub(super) load: u32,
+    /// How many writes they have of those that go together with others.
+    pub(super) gathered: u32,
 }
 
 impl Connection {
@@ -107,7 +111,9 @@ impl Connection {
             reading: None,
             attempts: 0,
             since: Nanos(0),
+            heard: None,
             load: 0,
+            gathered: 0,
         }
     }
 
@@ -168,12 +174,13 @@ impl Connection {
         let mut bytes = 0;
         while let Some(xid) = self.queue.front() {
             let call = calls.get(*xid).expect("what is queued is under way");
-            assert!(call.segments() <= SEND_SEGMENTS_MAX, "a call of {} segments", call.segments());
-            if bytes >= SEND_BYTES || data.len() + call.segments() > SEND_SEGMENTS_MAX {
+            let message = call.message();
+            assert!(message.len() <= SEND_SEGMENTS_MAX, "a call of {} segments", message.len());
+            if bytes >= SEND_BYTES || data.len() + message.len() > SEND_SEGMENTS_MAX {
                 break;
             }
-            data.extend(call.message().cloned());
-            bytes += call.bytes();
+            data.extend_from_slice(message);
+            bytes += bytes_in(message);
             call.sent = Some(now);
             self.queue.pop_front();
         }
@@ -237,6 +244,7 @@ impl Connection {
         self.life = self.life.wrapping_add(1);
         self.sending = false;
         self.received = None;
+        self.heard = None;
         let unanswered = calls.on(self.number).filter_map(|(xid, call)| {
             let was_sent = call.sent.take().is_some();
             call.is_repeated |= was_sent;

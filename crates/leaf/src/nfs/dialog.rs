@@ -4,11 +4,11 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
+use super::address::NfsVersion;
+use super::call::{Target, read_reply};
 use blockwork_engine::reserved_ports;
-use blockwork_format::nfs3::{
-    Credential, Handle, MARK_BYTES, REPLY_MAX, Refusal, ReplyError, Status, decode_mark, read, read_reply,
-    reply,
-};
+use blockwork_format::nfs3::{self, MARK_BYTES, REPLY_MAX, Refusal, ReplyError, Status, decode_mark, reply};
+use blockwork_format::nfs4;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, socket_with, sockopt};
 
 /// Longest wait for a server that is only looked for.
@@ -94,21 +94,25 @@ impl Dialog {
     /// Reads `into.len()` bytes at byte `offset`.
     pub(super) fn read(
         &mut self,
-        credential: &Credential,
-        handle: &Handle,
+        target: &Target,
         offset: u64,
         read_max: u32,
         into: &mut [u8],
     ) -> io::Result<()> {
+        let Target { version, credential, handle } = target;
         let mut done = 0;
         while done < into.len() {
             let left = u32::try_from(into.len() - done).unwrap_or(u32::MAX);
             let count = left.min(read_max).min(READ_BYTES);
             let at = offset + done as u64;
             let longest = REPLY_MAX + count as usize + 4;
-            let message = self.exchange(|xid| read(xid, credential, handle, at, count), longest)?;
+            let call = |xid| match version {
+                NfsVersion::V3 => nfs3::read(xid, credential, handle, at, count),
+                NfsVersion::V4 => nfs4::read(xid, credential, handle, at, count),
+            };
+            let message = self.exchange(call, longest)?;
             let result_at = reply(&message).map_err(other)?.outcome.map_err(other)?;
-            let found = read_reply(&message, result_at).map_err(other)?;
+            let found = read_reply(*version, &message, result_at).map_err(other)?;
             let got = found.map_err(|status: Status| io::Error::from_raw_os_error(status.errno()))?;
             let len = got.count.min(count) as usize;
             let bytes =

@@ -15,6 +15,7 @@
 //! 1. Uncommitted ranges do not overlap; each holds what was answered last there.
 //! 2. A read of an uncommitted range is answered from here: a server that has restarted, and has not been told, would give
 //!    what it had before.
+//!    So is one of what is under way, where the server may have something there that nobody has written ([`Ledger::suspect`], see `trust`).
 //! 3. `Ledger::committed` with nothing left up to `cutoff` means: all that was answered before `cutoff` is durable. A COMMIT covers only
 //!    what the server had, in that life of it, before the COMMIT was sent: of what was sent again, what came back before.
 //! 4. Nor does it cover what the server had when a stable write failed, or when something that makes durable was answered that had to be
@@ -22,7 +23,7 @@
 //!    verifier. That is sent again. So nothing is covered either before all stable writes have ended that were under way when the COMMIT
 //!    was answered ([`Ledger::may_still_tell`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -40,6 +41,8 @@ struct Flight {
     is_stable: bool,
     /// It may have been overtaken.
     again: bool,
+    /// Its data, where the server may have something else in its place that nobody has written.
+    suspected: Option<Arc<Block>>,
 }
 
 /// What a server may forget.
@@ -121,12 +124,17 @@ pub(super) enum Landing {
     Again,
 }
 
+/// How many writes that were suspected are remembered.
+const SUSPECTED_MAX: usize = 256;
+
 pub(super) struct Ledger {
     flights: Vec<Flight>,
     uncommitted: BTreeMap<u64, Uncommitted>,
     last: u64,
     /// When it was last doubted what the server has.
     doubted: u64,
+    /// Writes that were suspected of late, and when: the last ones.
+    suspected: VecDeque<(u64, Range<u64>)>,
     /// When a COMMIT was sent last.
     asked: u64,
     /// How much is written between flushes.
@@ -137,7 +145,15 @@ impl Ledger {
     /// Of a file that nobody has written to; so many bytes may be uncommitted.
     pub(super) fn new(uncommitted_bytes: usize) -> Ledger {
         let habit = Habit::new(uncommitted_bytes);
-        Ledger { flights: Vec::new(), uncommitted: BTreeMap::new(), last: 0, doubted: 0, asked: 0, habit }
+        Ledger {
+            flights: Vec::new(),
+            uncommitted: BTreeMap::new(),
+            last: 0,
+            doubted: 0,
+            suspected: VecDeque::new(),
+            asked: 0,
+            habit,
+        }
     }
 
     fn next(&mut self) -> u64 {
@@ -161,13 +177,40 @@ impl Ledger {
                 other.again = true;
             }
         }
-        self.flights.push(Flight { id, rank, start, end, is_stable, again });
+        self.flights.push(Flight { id, rank, start, end, is_stable, again, suspected: None });
     }
 
     fn arrive(&mut self, id: u64) -> Flight {
         let place =
             self.flights.iter().position(|flight| flight.id == id).expect("a write that is under way");
         self.flights.swap_remove(place)
+    }
+
+    /// Until it is answered the server may have something else where a client writes this, which no read may give.
+    pub(super) fn suspect(&mut self, id: u64, block: Arc<Block>) {
+        let now = self.next();
+        let flight = self.flights.iter_mut().find(|flight| flight.id == id);
+        let flight = flight.expect("a write that is under way");
+        flight.suspected = Some(block);
+        if self.suspected.len() == SUSPECTED_MAX {
+            self.suspected.pop_front();
+        }
+        self.suspected.push_back((now, flight.start..flight.end));
+    }
+
+    /// Whether a write of that range may have been suspected since then.
+    pub(super) fn has_suspected_since(&self, time: u64, Range { start, end }: Range<u64>) -> bool {
+        let is_long_ago = self.suspected.len() == SUSPECTED_MAX
+            && self.suspected.front().is_some_and(|first| first.0 > time);
+        let since = self.suspected.iter().rev().take_while(|(when, _)| *when > time);
+        is_long_ago || since.into_iter().any(|(_, other)| other.start < end && start < other.end)
+    }
+
+    /// Whether no other write of what it writes is under way, nor was one that it may have been overtaken by.
+    pub(super) fn is_alone(&self, id: u64) -> bool {
+        let this = self.flights.iter().find(|flight| flight.id == id).expect("a write that is under way");
+        let others = self.flights.iter().filter(|other| other.start < this.end && this.start < other.end);
+        others.count() == 1 && !this.again
     }
 
     /// The write has failed.
@@ -258,6 +301,20 @@ impl Ledger {
             }
         };
         self.overlapping(start, end).map(cut).collect()
+    }
+
+    /// What is under way in `start..end` and suspected, the later writes behind the earlier ones.
+    pub(super) fn kept_of_suspected(&self, start: u64, end: u64) -> Vec<Piece> {
+        let there = self.flights.iter().filter(|flight| flight.start < end && start < flight.end);
+        let mut found: Vec<_> =
+            there.filter_map(|flight| Some((flight, flight.suspected.as_ref()?))).collect();
+        found.sort_unstable_by_key(|(flight, _)| flight.rank);
+        let cut = |(flight, block): (&Flight, &Arc<Block>)| {
+            let from = flight.start.max(start);
+            let (len, at) = (length(flight.end.min(end) - from), length(from - flight.start));
+            Piece { start: from, len, block: block.clone(), at }
+        };
+        found.into_iter().map(cut).collect()
     }
 
     /// Whether all that was answered is durable.

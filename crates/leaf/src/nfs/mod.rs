@@ -1,15 +1,19 @@
-//! A file on an NFS server as a disk: version 3 over TCP, spoken by the worker itself.
+//! A file on an NFS server as a disk: version 4.0 or 3 over TCP, spoken by the worker itself.
 //!
 //! ```text
 //!   request ─▶ call (call) ─▶ connection's queue ─▶ one send for all that waits (connection)
-//!                                                          │
+//!      └─▶ writes that go together (gather, version 4) ─▲          │
 //!   ended ◀── client ◀── replies, out of the stream (incoming)
 //! ```
+//!
+//! What the versions differ in is how a file is found (`find`), the messages (`call`), and that a call of version 4 may have several writes.
+//! All else, and all that follows, is the same. Version 4 is used without its state: nothing is opened or locked, so a server that has
+//! restarted has nothing to be given back, and its grace period is waited for where it insists.
 //!
 //! | operation | calls |
 //! | --- | --- |
 //! | read | READ, and again for the rest of a short one, from its last whole sector on |
-//! | write | one WRITE, however many segments it has: UNSTABLE, from a copy that is kept until it is committed |
+//! | write | one WRITE, however many segments it has: UNSTABLE, from a copy that is kept until it is committed; in version 4 one call for several of them, where the server does that right (`trust`) |
 //! | write with FUA | WRITE, DATA_SYNC, from the client's memory; from a copy where that is a virtual machine's, which its front end can take away |
 //! | flush | COMMIT, and after a restart of the server all that it may have forgotten (`commit`), one at a time over all workers; one goes ahead of a flush that is expected (`habit`) |
 //! | discard, write-zeroes | none: the limits say that they cannot be done, so zeros are written |
@@ -24,12 +28,13 @@
 //! 3. Memory for what is uncommitted is bounded: by [`UNCOMMITTED_BYTES`], or what the address says.
 //! 4. A call is asked again, under the same xid, until it is answered; on a soft mount until its time is over.
 //!
-//! Not kept off: another server that writes to the same file. The locks of NFS version 3 are a protocol of their own (NLM), which
-//! needs services on both sides and is not spoken; who opens a file for writing is warned.
+//! Not kept off: another server that writes to the same file. The locks of version 3 are a protocol of their own (NLM), which
+//! needs services on both sides, those of version 4 a state that has to be kept alive: they are not spoken, and who opens a file for
+//! writing is warned.
 //!
 //! A call is asked again only when its connection is lost, or was silent for `timeo` (a minute, as in Linux): a server that still has
 //! the first one in its queue does it twice, and the second time may come when something newer was written there. That
-//! is so with every client of version 3, which has no sessions: a server that crashes has no queue any more, one that hangs
+//! is so with every client of versions 3 and 4.0, which have no sessions: a server that crashes has no queue any more, one that hangs
 //! is waited for, also where it leaves no room for what is sent, and one that is gone has no queue either; so nothing but a `timeo`
 //! shorter than a server hangs leads there.
 
@@ -40,10 +45,13 @@ mod client;
 mod commit;
 mod connection;
 mod dialog;
+mod find;
+mod gather;
 mod habit;
 mod incoming;
 mod ledger;
 mod mount;
+mod trust;
 
 use std::io;
 use std::net::SocketAddr;
@@ -54,11 +62,13 @@ use blockwork_format::nfs3::{Credential, Handle, Status};
 
 use crate::error::LeafError;
 use arena::Arena;
+use call::Target;
 use client::NfsLeaf;
 use dialog::Dialog;
 use ledger::Ledger;
+use trust::Trust;
 
-pub use address::{NfsAddress, NfsOptions};
+pub use address::{NfsAddress, NfsOptions, NfsVersion};
 
 /// Memory for writes that the server may still forget, of one file, where its address does not say otherwise.
 pub const UNCOMMITTED_BYTES: usize = 64 << 20;
@@ -74,6 +84,8 @@ pub struct NfsFile {
     pub name: String,
     /// Where the server's NFS is.
     pub address: SocketAddr,
+    /// Which version it is asked in.
+    pub version: NfsVersion,
     /// The file.
     pub handle: Handle,
     /// Who uses it.
@@ -93,7 +105,7 @@ pub struct NfsFile {
 impl NfsFile {
     /// Finds the file at `address` on its server.
     pub fn find(name: &str, address: &NfsAddress, read_only: bool) -> Result<NfsFile, LeafError> {
-        mount::find(name, address, read_only)
+        find::find(name, address, read_only)
     }
 }
 
@@ -101,12 +113,14 @@ impl NfsFile {
 struct Shared {
     name: String,
     address: SocketAddr,
-    handle: Handle,
-    credential: Credential,
+    target: Target,
+    /// Largest WRITE, and all of a call: bytes.
+    write_max: u32,
     connections: u8,
     timeo: Nanos,
     retrans: Option<u32>,
     ledger: Mutex<Ledger>,
+    trust: Mutex<Trust>,
     arena: Arc<Arena>,
     leaf: LeafShared,
 }
@@ -127,9 +141,8 @@ impl NfsSource {
         let mut source = NfsSource::new(&file, &address.options)?;
         if !read_only {
             source.warnings.push(
-                "nothing keeps another server or client off this file (locks of NFS version 3 are not spoken): see to it that \
-                 nobody else writes to it"
-                    .to_owned(),
+                format!("nothing keeps another server or client off this file (it is used by NFS {}, without locks): see to it that nobody \
+                 else writes to it", file.version),
             );
         }
         Ok(source)
@@ -137,7 +150,7 @@ impl NfsSource {
 
     /// A source for a file that was found.
     pub fn new(file: &NfsFile, options: &NfsOptions) -> Result<NfsSource, LeafError> {
-        let NfsFile { name, address, handle, credential, .. } = file.clone();
+        let NfsFile { name, address, version, handle, credential, write_max, .. } = file.clone();
         let sectors = Sectors::from_bytes_floor(file.bytes);
         if sectors == Sectors::ZERO {
             return Err(LeafError::unfit(
@@ -159,12 +172,13 @@ impl NfsSource {
         let shared = Shared {
             name,
             address,
-            handle,
-            credential,
+            target: Target { version, credential, handle },
+            write_max,
             connections: options.connections,
             timeo: Nanos::millis(u64::from(options.timeo) * 100),
             retrans: options.retrans,
             ledger: Mutex::new(Ledger::new(file.uncommitted_bytes)),
+            trust: Mutex::default(),
             arena,
             leaf: LeafShared::default(),
         };
@@ -223,7 +237,7 @@ impl LeafSource for NfsSource {
         let end = offset.checked_add(into.len() as u64).filter(|end| *end <= self.sectors.bytes());
         end.ok_or(io::ErrorKind::UnexpectedEof)?;
         let mut dialog = Dialog::connect(self.shared.address)?;
-        dialog.read(&self.shared.credential, &self.shared.handle, offset, self.read_max, into)
+        dialog.read(&self.shared.target, offset, self.read_max, into)
     }
 }
 
@@ -237,9 +251,12 @@ fn remedy(status: Status) -> &'static str {
         28 => "make room in the server's file system",
         30 => "the server exports it read-only: open it with ',ro', or export it writable",
         69 => "the owner's quota is used up there: raise it, or make room",
-        70 | 10001 => {
+        70 | 10001 | 10014 | 10019 => {
             "the file was removed or replaced, or is not exported any more: serve it again when it is back"
         }
+        10012 | 10015 | 10046 => "another client has locked it, or keeps others from it: see who has it open",
+        10016 => "the export asks for a security flavour that is not spoken: allow sec=sys there",
+        10021 | 10025 => "it does not take what is asked of it in version 4.0: ask in version 3 (?vers=3)",
         _ => "the server's log may say why",
     }
 }

@@ -1,5 +1,6 @@
-//! A file on a simulated NFS server, and a leaf on it that is driven by hand.
+//! A file on a simulated NFS server, and a leaf on it that is driven by hand; and tests of writes that go together (`gather`).
 
+mod gather;
 pub mod server;
 
 use std::cell::RefCell;
@@ -10,7 +11,7 @@ use blockwork_engine::{
     Ended, Env, Errno, Flags, Leaf, LeafIo, LeafSource, Op, Sector, Sectors, Submitted, Token, Wait,
 };
 use blockwork_format::nfs3::{Credential, Handle};
-use blockwork_leaf::{NfsFile, NfsOptions, NfsSource};
+use blockwork_leaf::{NfsFile, NfsOptions, NfsSource, NfsVersion};
 use blockwork_memory::{Buffer, Segment};
 use blockwork_sim::{SimEnv, World};
 
@@ -21,11 +22,16 @@ pub fn address() -> SocketAddr {
     SocketAddr::from(([192, 0, 2, 1], 2049))
 }
 
-/// A source for the server's file.
+fn version(options: &NfsOptions) -> NfsVersion {
+    options.version.unwrap_or(NfsVersion::V3)
+}
+
+/// A source for the server's file, by version 3 if the options name none.
 pub fn source(server: &Server, uncommitted_bytes: usize, options: &NfsOptions) -> NfsSource {
     let file = NfsFile {
         name: "nfs://sim/disk".to_owned(),
         address: address(),
+        version: version(options),
         handle: Handle::new(FILE).unwrap(),
         credential: Credential::new("sim", 0, 0, &[]),
         bytes: server.size(),
@@ -43,6 +49,7 @@ pub struct Hand {
     env: SimEnv,
     leaf: Box<dyn Leaf>,
     source: NfsSource,
+    version: NfsVersion,
     ended: Vec<Ended>,
 }
 
@@ -53,7 +60,11 @@ impl Hand {
         let leaf = source.open();
         let server = Rc::new(RefCell::new(server));
         world.add_host(address(), server.clone());
-        Hand { server, env: world.env(), leaf, source, ended: Vec::new() }
+        Hand { server, env: world.env(), leaf, source, version: version(options), ended: Vec::new() }
+    }
+
+    pub fn version(&self) -> NfsVersion {
+        self.version
     }
 
     /// Starts a request without waiting for it.
@@ -84,11 +95,16 @@ impl Hand {
     /// Tells the leaf that a batch ends, and lets time pass until the server has been asked what was not answered.
     pub fn lose_answer(&mut self, is_asked: impl Fn(&Server) -> bool) {
         self.server.borrow_mut().habits.lost = 1_000_000;
+        self.pass(is_asked);
+        self.server.borrow_mut().habits.lost = 0;
+    }
+
+    /// Tells the leaf that a batch ends, and lets time pass until that is so.
+    pub fn pass(&mut self, until: impl Fn(&Server) -> bool) {
         self.leaf.submitted(&mut self.env);
-        while !is_asked(&self.server.borrow()) {
+        while !until(&self.server.borrow()) {
             self.step();
         }
-        self.server.borrow_mut().habits.lost = 0;
     }
 
     /// Lets time pass until something happens.

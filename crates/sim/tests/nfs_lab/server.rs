@@ -1,5 +1,5 @@
-//! A model of an NFS server: one file, what of it is durable, and what it would forget. It decodes calls and encodes answers by
-//! itself, from the RFCs, so that the leaf is not judged by its own encoding.
+//! A model of an NFS server of versions 3 and 4.0: one file, what of it is durable, and what it would forget. It decodes calls and encodes
+//! answers by itself, from the RFCs, so that the leaf is not judged by its own encoding.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,13 +22,15 @@ pub struct Habits {
     pub short: u32,
     /// WRITEs that it makes durable though it need not.
     pub promoted: u32,
-    /// It asks for patience.
+    /// READs, WRITEs and COMMITs for which it asks for patience; in version 4 those behind it in a call are not looked at.
     pub jukebox: u32,
     /// It closes the connection instead.
     pub closes: u32,
     /// COMMITs and stable WRITEs by which it finds that its disk has lost what it has cached. It says so once, as fsync(2) does, and
     /// goes on as if nothing was.
     pub loses: u32,
+    /// Lives in which of several WRITEs in a call it does all but the first wrong.
+    pub garbles: u32,
     /// Longest time for an answer.
     pub slowness: Nanos,
 }
@@ -51,8 +53,10 @@ pub struct Server {
     verifier: u64,
     streams: BTreeMap<u32, Vec<u8>>,
     pub asked: Asked,
-    /// By which connection each call came, and which procedure it is of.
+    /// By which connection each call came, and which procedure of version 3 it is of, or what it has of those.
     pub calls: Vec<(u32, u32)>,
+    /// How many WRITEs each call of such had.
+    pub gathered: Vec<u32>,
     pub restarts: u64,
     /// The next COMMITs find a loss, which they tell after so long.
     pub losses: VecDeque<Nanos>,
@@ -62,18 +66,67 @@ pub struct Server {
     pub lost: u64,
     /// What it says to the next WRITEs and COMMITs, but for 0.
     pub status: u32,
+    /// After so many more of them it says that, once.
+    pub refuses_once: Option<(u32, u32)>,
     /// It has another verifier each time.
     pub fickle: bool,
     /// READs and WRITEs do so many bytes at most.
     pub at_most: usize,
     /// It does not answer at all.
     pub mute: bool,
+    /// Of several WRITEs in a call it takes the data of all but the first from the start of the page of the message in which it begins, as nfsd
+    /// of Linux 6.1.
+    pub garbles: bool,
+    /// How often it has.
+    pub garbled: u64,
+    /// It takes no call of more WRITEs, and says RESOURCE, or closes the connection.
+    pub writes_max: u32,
+    pub says_resource: bool,
+}
+
+/// READ, WRITE and COMMIT, by their procedures in version 3.
+pub const READ: u32 = 6;
+pub const WRITE: u32 = 7;
+pub const COMMIT: u32 = 21;
+
+/// What is asked about the file.
+enum Asks<'a> {
+    Read { offset: usize, count: usize },
+    Write { offset: usize, stable: u32, data: &'a [u8], page: &'a [u8] },
+    Commit,
+}
+
+/// What is done of that.
+enum Does {
+    Read { data: Vec<u8>, eof: bool },
+    Write { count: u32, stable: u32 },
+    Commit,
 }
 
 struct Call<'a> {
     xid: u32,
-    procedure: u32,
-    arguments: &'a [u8],
+    version: u32,
+    /// In version 3 one.
+    asks: Vec<Asks<'a>>,
+}
+
+impl Asks<'_> {
+    fn procedure(&self) -> u32 {
+        match self {
+            Asks::Read { .. } => READ,
+            Asks::Write { .. } => WRITE,
+            Asks::Commit => COMMIT,
+        }
+    }
+
+    /// Its number in version 4.
+    fn operation(&self) -> u32 {
+        match self {
+            Asks::Read { .. } => 25,
+            Asks::Write { .. } => 38,
+            Asks::Commit => 5,
+        }
+    }
 }
 
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
@@ -96,14 +149,20 @@ impl Server {
             streams: BTreeMap::new(),
             asked: Asked::default(),
             calls: Vec::new(),
+            gathered: Vec::new(),
             restarts: 0,
             losses: VecDeque::new(),
             write_losses: VecDeque::new(),
             lost: 0,
             status: 0,
+            refuses_once: None,
             fickle: false,
             at_most: usize::MAX,
             mute: false,
+            garbles: false,
+            garbled: 0,
+            writes_max: u32::MAX,
+            says_resource: false,
         }
     }
 
@@ -120,6 +179,7 @@ impl Server {
     pub fn restart(&mut self, writes_back: u32) {
         self.restarts += 1;
         self.verifier += 1;
+        self.garbles = self.strikes(self.habits.garbles);
         for (sector, bytes) in std::mem::take(&mut self.cached) {
             if self.random.chance(writes_back, 100) {
                 let at = sector as usize * 512;
@@ -145,41 +205,109 @@ impl Server {
         self.random.chance(rate, 1_000_000)
     }
 
-    /// Takes the call apart, and does it. Returns what it says, and how long it takes to.
-    fn answer(&mut self, record: &[u8]) -> (Vec<u8>, Nanos) {
-        let call = decode(record);
+    /// Does what a call asks. Returns what it says, and how long it takes to.
+    fn answer(&mut self, call: &Call<'_>) -> (Vec<u8>, Nanos) {
         let mut after = Nanos(self.random.below(self.habits.slowness.0 + 1));
-        let result = match call.procedure {
-            _ if self.strikes(self.habits.jukebox) => units(&[10008, 0, 0]),
-            6 => self.read(call.arguments),
-            7 => self.write(call.arguments, &mut after),
-            21 => {
-                self.asked.commits += 1;
-                let loses = self.strikes(self.habits.loses).then_some(after);
-                match self.status {
-                    0 if let Some(told) = self.losses.pop_front().or(loses) => {
-                        (self.lost, after) = (self.lost + 1, told);
-                        self.cached.clear();
-                        units(&[5, 0, 0])
-                    }
-                    0 => {
-                        self.commit();
-                        self.verifier += u64::from(self.fickle);
-                        [units(&[0, 0, 0]), self.verifier.to_be_bytes().to_vec()].concat()
-                    }
-                    status => units(&[status, 0, 0]),
-                }
-            }
-            other => panic!("a leaf does not call procedure {other}"),
+        let result = match &call.asks[..] {
+            [asks] if call.version == 3 => match self.does(asks, &mut after) {
+                Ok(does) => self.said_in_3(&does),
+                Err(status) => units(&[status, 0, 0]),
+            },
+            all => self.said_in_4(all, &mut after),
         };
         let body = [units(&[call.xid, 1, 0, 0, 0, 0]), result].concat();
         ([units(&[1 << 31 | body.len() as u32]), body].concat(), after)
     }
 
-    fn read(&mut self, arguments: &[u8]) -> Vec<u8> {
+    fn said_in_3(&self, does: &Does) -> Vec<u8> {
+        match does {
+            Does::Read { data, eof } => {
+                let len = data.len() as u32;
+                [units(&[0, 0, len, u32::from(*eof), len]), padded(data)].concat()
+            }
+            Does::Write { count, stable } => {
+                [units(&[0, 0, 0, *count, *stable]), self.verifier.to_be_bytes().to_vec()].concat()
+            }
+            Does::Commit => [units(&[0, 0, 0]), self.verifier.to_be_bytes().to_vec()].concat(),
+        }
+    }
+
+    /// One operation after the other, until one is not done.
+    fn said_in_4(&mut self, all: &[Asks<'_>], after: &mut Nanos) -> Vec<u8> {
+        let (mut status, mut results, mut said) = (0, 1, units(&[22, 0]));
+        if all.len() > self.writes_max as usize {
+            return units(&[10018, 0, 0]);
+        }
+        for asks in all {
+            results += 1;
+            said.extend(units(&[asks.operation()]));
+            match self.does(asks, after) {
+                Ok(does) => {
+                    said.extend(units(&[0]));
+                    said.extend(match &does {
+                        Does::Read { data, eof } => {
+                            [units(&[u32::from(*eof), data.len() as u32]), padded(data)].concat()
+                        }
+                        Does::Write { count, stable } => {
+                            [units(&[*count, *stable]), self.verifier.to_be_bytes().to_vec()].concat()
+                        }
+                        Does::Commit => self.verifier.to_be_bytes().to_vec(),
+                    });
+                }
+                Err(found) => {
+                    // DELAY, GRACE and RESOURCE all ask for patience.
+                    status = if found == 10008 { *self.random.choose(&[found, 10013, 10018]) } else { found };
+                    said.extend(units(&[status]));
+                    break;
+                }
+            }
+        }
+        // The tag that it was asked with: none.
+        [units(&[status, 0, results]), said].concat()
+    }
+
+    fn does(&mut self, asks: &Asks<'_>, after: &mut Nanos) -> Result<Does, u32> {
+        if self.strikes(self.habits.jukebox) {
+            return Err(10008);
+        }
+        match asks {
+            Asks::Read { offset, count } => Ok(self.read(*offset, *count)),
+            Asks::Write { offset, stable, data, page } => {
+                let written = if self.garbles { page } else { data };
+                self.garbled += u64::from(written != data);
+                self.write(*offset, *stable, written, after)
+            }
+            Asks::Commit => self.commits(after),
+        }
+    }
+
+    /// What it says instead of doing that.
+    fn refusal(&mut self) -> Result<(), u32> {
+        if let Some((after, status)) = self.refuses_once.take() {
+            match after.checked_sub(1) {
+                None => return Err(status),
+                Some(after) => self.refuses_once = Some((after, status)),
+            }
+        }
+        if self.status == 0 { Ok(()) } else { Err(self.status) }
+    }
+
+    fn commits(&mut self, after: &mut Nanos) -> Result<Does, u32> {
+        self.asked.commits += 1;
+        let loses = self.strikes(self.habits.loses).then_some(*after);
+        self.refusal()?;
+        if let Some(told) = self.losses.pop_front().or(loses) {
+            (self.lost, *after) = (self.lost + 1, told);
+            self.cached.clear();
+            return Err(5);
+        }
+        self.commit();
+        self.verifier += u64::from(self.fickle);
+        Ok(Does::Commit)
+    }
+
+    fn read(&mut self, offset: usize, mut count: usize) -> Does {
         self.asked.reads += 1;
-        let (offset, mut count) = (u32_at(arguments, 4) as usize, u32_at(arguments, 8) as usize);
-        assert_eq!(u32_at(arguments, 0), 0, "small files only");
         if self.strikes(self.habits.short) {
             count = self.random.between(1, count as u64) as usize;
         }
@@ -191,30 +319,21 @@ impl Server {
                 *byte = sector[(offset + i) % 512];
             }
         }
-        let eof = u32::from(end == self.durable.len());
-        let len = data.len() as u32;
-        data.resize(data.len().next_multiple_of(4), 0);
-        [units(&[0, 0, len, eof, len]), data].concat()
+        Does::Read { data, eof: end == self.durable.len() }
     }
 
-    fn write(&mut self, arguments: &[u8], after: &mut Nanos) -> Vec<u8> {
-        let (offset, mut count) = (u32_at(arguments, 4) as usize, u32_at(arguments, 8) as usize);
-        let stable = u32_at(arguments, 12);
-        assert_eq!(count, u32_at(arguments, 16) as usize, "count and length");
-        let data = &arguments[20..];
-        assert_eq!(data.len(), count, "the record is as long as it says");
+    fn write(&mut self, offset: usize, stable: u32, data: &[u8], after: &mut Nanos) -> Result<Does, u32> {
+        let mut count = data.len();
         self.asked.writes += 1;
         self.asked.stable_writes += u64::from(stable > 0);
-        if self.status != 0 {
-            return units(&[self.status, 0, 0]);
-        }
+        self.refusal()?;
         let loses = (stable > 0 && self.strikes(self.habits.loses)).then_some(*after);
         if stable > 0
             && let Some(told) = self.write_losses.pop_front().or(loses)
         {
             (self.lost, *after) = (self.lost + 1, told);
             self.cached.clear();
-            return units(&[5, 0, 0]);
+            return Err(5);
         }
         if self.strikes(self.habits.short) {
             count = self.random.between(1, count as u64) as usize;
@@ -233,7 +352,7 @@ impl Server {
                 self.cached.insert(sector, *bytes);
             }
         }
-        [units(&[0, 0, 0, count as u32, stable]), self.verifier.to_be_bytes().to_vec()].concat()
+        Ok(Does::Write { count: count as u32, stable })
     }
 
     fn react(&mut self, stream: StreamId, record: &[u8], out: &mut Vec<Reaction>) {
@@ -250,8 +369,16 @@ impl Server {
             out.push(Reaction { after: Nanos(0), stream, bytes: None });
             return;
         }
-        self.calls.push((stream.0, decode(record).procedure));
-        let (answer, after) = self.answer(record);
+        let call = decode(record);
+        self.calls.extend(call.asks.iter().map(|asks| (stream.0, asks.procedure())));
+        let writes = call.asks.iter().filter(|asks| asks.procedure() == WRITE).count() as u32;
+        self.gathered.extend(Some(writes).filter(|writes| *writes > 0));
+        if writes > self.writes_max && !self.says_resource {
+            self.streams.remove(&stream.0);
+            out.push(Reaction { after: Nanos(0), stream, bytes: None });
+            return;
+        }
+        let (answer, after) = self.answer(&call);
         if self.mute || self.strikes(self.habits.lost) {
             return;
         }
@@ -263,16 +390,104 @@ impl Server {
     }
 }
 
+fn padded(data: &[u8]) -> Vec<u8> {
+    let mut out = data.to_vec();
+    out.resize(data.len().next_multiple_of(4), 0);
+    out
+}
+
+/// Takes a message apart, from its front.
+struct Units<'a>(&'a [u8]);
+
+impl<'a> Units<'a> {
+    fn bytes(&mut self, len: usize) -> &'a [u8] {
+        let (out, rest) = self.0.split_at(len);
+        self.0 = rest;
+        out
+    }
+    fn u32(&mut self) -> u32 {
+        u32_at(self.bytes(4), 0)
+    }
+    fn expect(&mut self, values: &[u32]) {
+        for value in values {
+            assert_eq!(self.u32(), *value);
+        }
+    }
+    /// Of a length that comes first.
+    fn opaque(&mut self) -> &'a [u8] {
+        let len = self.u32() as usize;
+        &self.bytes(len.next_multiple_of(4))[..len]
+    }
+    fn offset(&mut self) -> usize {
+        assert_eq!(self.u32(), 0, "small files only");
+        self.u32() as usize
+    }
+    fn read(&mut self) -> Asks<'a> {
+        Asks::Read { offset: self.offset(), count: self.u32() as usize }
+    }
+    /// COMMIT of all.
+    fn commit(&mut self) -> Asks<'a> {
+        self.expect(&[0, 0, 0]);
+        Asks::Commit
+    }
+}
+
 fn decode(record: &[u8]) -> Call<'_> {
-    assert_eq!(u32_at(record, 4), 0, "a call");
-    assert_eq!([u32_at(record, 8), u32_at(record, 12), u32_at(record, 16)], [2, 100_003, 3]);
-    assert_eq!(u32_at(record, 24), 1, "AUTH_SYS");
-    let credential = u32_at(record, 28) as usize;
-    let handle_at = 32 + credential + 8;
-    let len = u32_at(record, handle_at) as usize;
-    assert_eq!(&record[handle_at + 4..][..len], FILE);
-    let arguments = &record[handle_at + 4 + len.next_multiple_of(4)..];
-    Call { xid: u32_at(record, 0), procedure: u32_at(record, 20), arguments }
+    let mut rest = Units(record);
+    let xid = rest.u32();
+    rest.expect(&[0, 2, 100_003]);
+    let (version, procedure) = (rest.u32(), rest.u32());
+    assert_eq!(rest.u32(), 1, "AUTH_SYS");
+    rest.opaque();
+    rest.expect(&[0, 0]);
+    let asks = match version {
+        3 => vec![decode_3(&mut rest, procedure)],
+        4 => {
+            assert_eq!(procedure, 1, "COMPOUND");
+            decode_4(&mut rest, record)
+        }
+        other => panic!("a leaf does not speak version {other}"),
+    };
+    assert!(rest.0.is_empty(), "the record is as long as it says");
+    Call { xid, version, asks }
+}
+
+fn decode_3<'a>(rest: &mut Units<'a>, procedure: u32) -> Asks<'a> {
+    assert_eq!(rest.opaque(), FILE);
+    match procedure {
+        READ => rest.read(),
+        WRITE => {
+            let (offset, count, stable) = (rest.offset(), rest.u32() as usize, rest.u32());
+            let data = rest.opaque();
+            assert_eq!(data.len(), count, "count and length");
+            Asks::Write { offset, stable, data, page: data }
+        }
+        COMMIT => rest.commit(),
+        other => panic!("a leaf does not call procedure {other}"),
+    }
+}
+
+fn decode_4<'a>(rest: &mut Units<'a>, record: &'a [u8]) -> Vec<Asks<'a>> {
+    rest.expect(&[0, 0]); // no tag, minor version 0
+    let operations = rest.u32();
+    rest.expect(&[22]);
+    assert_eq!(rest.opaque(), FILE);
+    let one = |number| match rest.u32() {
+        25 => {
+            rest.expect(&[0; 4]);
+            rest.read()
+        }
+        38 => {
+            rest.expect(&[0; 4]);
+            let (offset, stable, data) = (rest.offset(), rest.u32(), rest.opaque());
+            let begins = record.len() - rest.0.len() - data.len();
+            let page = if number == 1 { data } else { &record[begins / 4096 * 4096..][..data.len()] };
+            Asks::Write { offset, stable, data, page }
+        }
+        5 => rest.commit(),
+        other => panic!("a leaf does not ask for operation {other}"),
+    };
+    (1..operations).map(one).collect()
 }
 
 impl Host for Server {
