@@ -178,8 +178,10 @@ def ring_tables(peers, rows, starts):
     if not rows:
         return []
     title = f"by a guest's ring (vhost-user-blk): writes in {PIECES} pieces, depth 16, memory"
-    return (table(f"MiB/s {title}, starts of the NFS server: {starts}; goal: {GOAL}", rows, ["load", "servers"], list(peers), "mibps", max)
-            + table(f"Processor time of the server, µs per I/O, {title}", rows, ["load", "servers"], list(peers), "server_us", min)
+    return (table(f"MiB/s {title}, starts of the NFS server: {starts}; goal: {GOAL}", rows, ["load", "servers"], list(peers), "mibps", max,
+                  rivals=[QSD])
+            + table(f"Processor time of the server, µs per I/O, {title}", rows, ["load", "servers"], list(peers), "server_us", min,
+                    rivals=[QSD])
             + [machine.noise(rows), *errors(rows)])
 
 
