@@ -13,7 +13,7 @@ use support::{Scratch, run};
 const EXPORT: &str = "
 modprobe nfsd; modprobe nfsv4
 busybox ip link set lo up
-mkfs.ext4 -q /d/a; mkdir /tmp/exported /tmp/mounted; mount /d/a /tmp/exported
+mkfs.ext4 -q /d/a; mkdir -p /tmp/exported /tmp/mounted; mount /d/a /tmp/exported
 truncate -s 64M /tmp/exported/disk.img
 mount -t nfsd nfsd /proc/fs/nfsd || mountpoint -q /proc/fs/nfsd
 echo '-2 -3 +4 +4.0 +4.1 +4.2' >/proc/fs/nfsd/versions
@@ -91,6 +91,7 @@ job() {
         --verify=crc32c --verify_fatal=1 --randseed=7 \"$@\" >&2
 }
 busybox dd if=/dev/zero of=/tmp/exported/disk.img bs=1M count=16 conv=notrunc,fsync
+rm -f /tmp/ready
 /in/blockwork serve --disk 'nfs://127.0.0.1/disk.img?timeo=100' --workers 1 --nbd unix:/tmp/socket >/tmp/ready 2>/out/said &
 server=$!
 until grep -q ready /tmp/ready; do busybox usleep 20000; kill -0 $server; done
