@@ -13,8 +13,8 @@
 //! How many writes and bytes a server takes in a call it does not say. One that refuses a call of several, or twice closes the connection on
 //! which it came, is asked with half as many.
 //!
-//! Invariant: no write that came in a call with others is answered unless it was read back, or calls as large, of that life of the server,
-//! have been.
+//! Invariant: no write that came in a call with others is answered unless it was read back, or calls of as many writes and calls of as many
+//! bytes, of that life of the server, have been.
 
 use blockwork_format::nfs3::{Verifier, WriteReply};
 use blockwork_format::nfs4::WRITES_MAX;
@@ -48,7 +48,7 @@ pub(super) struct Trust {
     writes_max: usize,
     /// Writes that were found as they should be, in that life; none of them the first of its call.
     good: u32,
-    /// The largest that those were in.
+    /// The most writes and the most bytes that those were in, not necessarily in the same call.
     size: Size,
     is_broken: bool,
 }
