@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use blockwork_engine::{Completion, Env, Network, StreamId, Token, Wait};
 use blockwork_format::nfs3::{self, Credential, Handle, MARK_BYTES, Stable, decode_mark};
-use blockwork_format::nfs4::{self, Place, WRITES_MAX, Writes};
+use blockwork_format::nfs4::{self, Place, WRITES_MAX};
 use blockwork_leaf::{NfsAddress, NfsFile, NfsVersion};
 use blockwork_memory::{Buffer, Segment};
 use blockwork_uring::{Uring, UringConfig};
@@ -214,10 +214,8 @@ impl Client {
                 let places = (0..asked).map(|n| Place { offset: place(n), count });
                 let heads = nfs4::writes(self.xid, &self.credential, &self.handle, Stable::Unstable, places);
                 let all = segment(&heads.bytes);
-                let (mut at, mut end) = (0, heads.first);
-                for _ in 0..asked {
-                    message.extend([all.slice(at, end - at), self.data.clone()]);
-                    (at, end) = (end, end + Writes::FURTHER);
+                for head in heads.heads() {
+                    message.extend([all.slice(head.start, head.len()), self.data.clone()]);
                 }
             }
         }

@@ -75,4 +75,4 @@ pub fn decode_mark(bytes: [u8; MARK_BYTES]) -> (u32, bool) {
 const LAST_FRAGMENT: u32 = 1 << 31;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -2,15 +2,15 @@
 
 use super::*;
 
-fn units(values: &[u32]) -> Vec<u8> {
+pub(crate) fn units(values: &[u32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_be_bytes()).collect()
 }
 
-fn credential() -> Credential {
+pub(crate) fn credential() -> Credential {
     Credential::new("box", 1000, 100, &[4, 24])
 }
 
-fn handle() -> Handle {
+pub(crate) fn handle() -> Handle {
     Handle::new(b"handle").unwrap()
 }
 

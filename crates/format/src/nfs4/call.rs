@@ -1,6 +1,8 @@
 //! What a client asks. Each function gives a whole message with its record mark; that of [`writes`] counts the data, which the caller sends
 //! behind each of its heads.
 
+use std::ops::Range;
+
 use super::{VERSION, attribute, op};
 use crate::nfs3::call::{finish, head};
 use crate::nfs3::xdr::Writer;
@@ -28,13 +30,16 @@ pub struct Place {
 pub struct Writes {
     /// All of them.
     pub bytes: Vec<u8>,
-    /// Where the first one ends, behind which the data of the first WRITE belongs. The others are [`Writes::FURTHER`] bytes each.
-    pub first: usize,
+    /// Where the first one ends; the others are of the same length, each.
+    first: usize,
 }
 
 impl Writes {
-    /// Bytes of each head but the first.
-    pub const FURTHER: usize = WRITE_HEAD;
+    /// Where each head is in `bytes`. The data of each write belongs behind its head.
+    pub fn heads(&self) -> impl Iterator<Item = Range<usize>> {
+        let further = (self.first..self.bytes.len()).step_by(WRITE_HEAD).map(|at| at..at + WRITE_HEAD);
+        std::iter::once(0..self.first).chain(further)
+    }
 }
 
 /// A COMPOUND of so many operations.

@@ -1,21 +1,8 @@
 //! Calls against bytes put together by hand from the RFCs, replies whole, cut anywhere, and stopped in the middle.
 
 use super::*;
-use crate::nfs3::{
-    CommitReply, Credential, FileKind, Handle, ReadReply, ReplyError, Stable, Status, WriteReply, decode_mark,
-};
-
-fn units(values: &[u32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_be_bytes()).collect()
-}
-
-fn credential() -> Credential {
-    Credential::new("box", 1000, 100, &[4, 24])
-}
-
-fn handle() -> Handle {
-    Handle::new(b"handle").unwrap()
-}
+use crate::nfs3::tests::{credential, handle, units};
+use crate::nfs3::{CommitReply, FileKind, ReadReply, ReplyError, Stable, Status, WriteReply, decode_mark};
 
 fn some_writes(counts: &[u32]) -> Writes {
     let places = counts.iter().map(|count| Place { offset: 0, count: *count });
@@ -63,7 +50,8 @@ fn two_writes_are_what_the_rfcs_say() {
     let mark = u32::try_from(expected.len()).unwrap() + 4096 + 512;
     assert_eq!(decode_mark(*call.bytes.first_chunk().unwrap()), (mark, true));
     assert_eq!(call.bytes[4..], expected);
-    assert_eq!((call.first, Writes::FURTHER), (call.bytes.len() - second.len(), second.len()));
+    let (first_ends, end) = (call.bytes.len() - second.len(), call.bytes.len());
+    assert_eq!(call.heads().collect::<Vec<_>>(), [0..first_ends, first_ends..end]);
 }
 
 #[test]
@@ -94,7 +82,7 @@ fn calls_are_compounds_of_their_operations() {
 fn writes_that_do_not_fit_into_a_call_are_refused() {
     let most = some_writes(&[4; WRITES_MAX]).bytes;
     // The number of operations, before PUTFH, whose handle has 16 bytes with its length and number.
-    let heads = most.len() - WRITES_MAX * Writes::FURTHER;
+    let heads = most.len() - WRITES_MAX * 36;
     assert_eq!(most[heads - 20..heads - 16], units(&[16]));
     for (counts, word) in [
         (&[][..], "0 WRITEs"),

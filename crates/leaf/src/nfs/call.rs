@@ -269,11 +269,9 @@ fn message_of_writes(xid: u32, writes: &[Write], target: &Target, pool: &Pool) -
     let heads = nfs4::writes(xid, &target.credential, &target.handle, writes[0].stable, places);
     let all = in_memory(&heads.bytes, pool);
     let mut out = Segments::new();
-    let (mut at, mut end) = (0, heads.first);
-    for write in writes {
-        out.push(all.slice(at, end - at));
+    for (head, write) in heads.heads().zip(writes) {
+        out.push(all.slice(head.start, head.len()));
         write.push_data(&mut out);
-        (at, end) = (end, end + nfs4::Writes::FURTHER);
     }
     out
 }
