@@ -6,8 +6,8 @@
 //! works on the first while the turn prepares the last, and the requests spread out.
 //!
 //! A disk that has a good deal to do already needs nothing early: portions grow with what the kernel has. And where requests are
-//! prepared in no time, as those of a guest's ring are, few portions do: such a client asks for larger ones
-//! ([`Portion::keep_together`]).
+//! prepared in no time, as those of a guest's ring are, one portion does, that keeps the disk busy while the kernel takes the others: such a
+//! client says how large ([`Portion::begin_with`]).
 //!
 //! Operations that continue the one before are kept together, for the block layer to merge.
 
@@ -20,13 +20,16 @@ use blockwork_engine::{FileId, FileOp};
 /// 65,000 and 85,000, but then each operation costs half a system call more (0.64 in all, against 0.41) and kicks the virtual
 /// disk by itself, which takes a sixth more of the processor at depth 128.
 pub(crate) const PORTION: usize = 4;
+/// Of a client that has said how many to begin with, those that follow: the block layer holds back no more than that (its
+/// `BLK_MAX_REQUEST_COUNT`), so that less at a time would be calls for nothing.
+const REST: usize = 32;
 
 /// What has been queued since the kernel was last called.
 #[derive(Default)]
 pub(crate) struct Portion {
     waiting: usize,
-    /// As many as a client has asked for, in this turn.
-    asked: usize,
+    /// As many as a client begins with, in this turn.
+    head: Option<usize>,
     /// Where the last operation ended.
     end: Option<(FileId, u64)>,
 }
@@ -40,8 +43,13 @@ impl Portion {
         // Where there is no sum, nothing continues it (the kernel refuses the operation).
         self.end = op.offset.checked_add(op.len).map(|end| (op.file, end));
         self.waiting += 1;
-        let enough = (in_kernel.saturating_sub(self.waiting) / 2).max(PORTION).max(self.asked);
-        self.waiting >= enough && !continues
+        let under_way = in_kernel.saturating_sub(self.waiting);
+        let least = match self.head {
+            None => PORTION,
+            Some(head) if under_way < head => head,
+            Some(_) => REST,
+        };
+        self.waiting >= (under_way / 2).max(least) && !continues
     }
 
     /// All that was queued has been handed over.
@@ -53,13 +61,14 @@ impl Portion {
     /// The turn is over.
     #[inline]
     pub(crate) fn turn_over(&mut self) {
-        self.asked = 0;
+        self.head = None;
     }
 
-    /// Until the turn is over, so many make a portion, at least.
+    /// Until the turn is over, so many go first, unless the kernel has as many, and then all others. Of several clients in a turn the
+    /// one with the most has its way.
     #[inline]
-    pub(crate) fn keep_together(&mut self, operations: usize) {
-        self.asked = self.asked.max(operations);
+    pub(crate) fn begin_with(&mut self, operations: usize) {
+        self.head = self.head.max(Some(operations));
     }
 }
 
@@ -71,7 +80,10 @@ mod tests {
 
     /// After how many operations of 4 KiB at these offsets the kernel is called, which has so many from before.
     fn calls(before: usize, offsets: impl IntoIterator<Item = u64>) -> Vec<usize> {
-        let mut portion = Portion::default();
+        calls_of(&mut Portion::default(), before, offsets)
+    }
+
+    fn calls_of(portion: &mut Portion, before: usize, offsets: impl IntoIterator<Item = u64>) -> Vec<usize> {
         let mut calls = Vec::new();
         for (number, offset) in (1..).zip(offsets) {
             let op = FileOp {
@@ -98,21 +110,25 @@ mod tests {
         assert_eq!(calls(64, scattered()), [32]);
     }
 
-    #[test]
-    fn what_is_asked_for_holds_until_the_turn_is_over() {
+    /// The same in a turn of two clients that begin with 7 and 10.
+    fn calls_with_a_head(before: usize, count: u64) -> Vec<usize> {
         let mut portion = Portion::default();
-        let queued = |portion: &mut Portion, number: u64| {
-            let (file, kind) = (FileId(3), FileOpKind::Read);
-            portion
-                .queued(&FileOp { file, kind, offset: number * 8192, len: 4096, data: &[], fixed: false }, 0)
-        };
-        portion.keep_together(16);
-        for _ in 0..2 {
-            assert_eq!((0..20).position(|number| queued(&mut portion, number)), Some(15));
-            portion.submitted();
-        }
+        [7, 10, 8].into_iter().for_each(|head| portion.begin_with(head));
+        let calls = calls_of(&mut portion, before, (0..count).map(|i| i * 8192));
         portion.turn_over();
-        assert_eq!((20..40).position(|number| queued(&mut portion, number)), Some(3));
+        portion.submitted();
+        assert_eq!(calls_of(&mut portion, 0, [0, 8192, 0, 8192, 0]), [4]);
+        calls
+    }
+
+    #[test]
+    fn a_head_goes_first_and_then_as_many_as_the_block_layer_takes() {
+        assert_eq!(calls_with_a_head(0, 32), [10]);
+        assert_eq!(calls_with_a_head(9, 32), [10]);
+        assert_eq!(calls_with_a_head(0, 80), [10, 42, 74]);
+        assert_eq!(calls_with_a_head(10, 31), [], "the disk has as much to do as the head would be");
+        assert_eq!(calls_with_a_head(10, 32), [32]);
+        assert_eq!(calls_with_a_head(128, 100), [64]);
     }
 
     #[test]

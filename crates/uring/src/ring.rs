@@ -126,10 +126,10 @@ impl Uring {
         self.slots.occupied()
     }
 
-    /// Operations on files that are started until the next wait go to the kernel in portions of so many, at least: for requests that are
-    /// prepared in so little time that the disk hardly waits for the first of them.
-    pub fn keep_together(&mut self, operations: usize) {
-        self.portion.keep_together(operations);
+    /// Of the operations on files that are started until the next wait, so many go to the kernel first, unless it has as many, and the others
+    /// together: for requests that are prepared in so little time that what the disk waits for is the kernel.
+    pub fn begin_with(&mut self, operations: usize) {
+        self.portion.begin_with(operations);
     }
 
     /// Whether the kernel has everything that was started.
