@@ -49,9 +49,15 @@ def fio_nbd(server, rw, bs, depth, connections, seconds):
                 f"--iodepth={depth}", f"--numjobs={connections}"], seconds, server.pid, connections)
 
 
-def fio_file(path, rw, bs, depth, connections, seconds):
+def fio_file(path, rw, bs, depth, connections, seconds, more=()):
     return fio(["--ioengine=io_uring", f"--filename={path}", f"--rw={rw}", f"--bs={bs}", "--direct=1",
-                f"--iodepth={depth}", f"--numjobs={connections}"], seconds, jobs=connections)
+                f"--iodepth={depth}", f"--numjobs={connections}", *more], seconds, jobs=connections)
+
+
+def fio_file_in_batches(path, rw, bs, depth, seconds):
+    """As a guest's driver has it: all that was done is asked for again in one piece."""
+    batches = [f"--iodepth_batch_submit={depth}", "--iodepth_batch_complete_min=1", f"--iodepth_batch_complete_max={depth}"]
+    return fio_file(path, rw, bs, depth, 1, seconds, batches)
 
 
 def vhostload(program, sock, pid, seconds, options, at=()):

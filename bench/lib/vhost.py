@@ -12,10 +12,11 @@ from .tables import OURS, errors, median, show, table
 
 QSD = "qsd"
 RAW = "raw fio"
+RAW_BATCHES = "raw fio, in batches"
 # Back ends that are nothing but a back end, by how they wait.
 BARE = {"bare, asleep": "sleeps", "bare, looking": "looks"}
-# The same with a file; the last hands reads to the kernel eight at a time. They only read, and the kernel places them.
-BARE_FILE = {"bare, asleep": [], "bare, looking": ["--looks"], "bare, in eights": ["--portion", "8"]}
+# The same with a file; the last hands reads to the kernel four at a time. They only read, and the kernel places them.
+BARE_FILE = {"bare, asleep": [], "bare, looking": ["--looks"], "bare, in fours": ["--portion", "4"]}
 # Where the server and the guest run, if not where the kernel places them.
 SERVER_AT, GUEST_AT = (["taskset", "-c", cpu] for cpu in "01")
 NULL_DEPTHS = (1, 16, 32, 64, 128, 256, 512, 1024)
@@ -26,13 +27,15 @@ QUEUES = (1, 2, 4)
 # Processors of the server and of the guest, where a file's single request under way is measured by these.
 PLACES = ("0 and 0", "1 and 1", "0 and 1", "1 and 0")
 QUEUES_MAX = max(QUEUES)
+# Of reads that are nearly all the server's work: a memory disk, which fills them.
+LARGE = {"bs": 4 << 20, "depth": 4}
 NULL_BYTES = 4 << 30
 DELAY_MS = 1
 EVENTS = {"raw_syscalls:sys_enter": "syscalls", "syscalls:sys_enter_io_uring_enter": "enters"}
 
 
-def start_ours(starter, at, *disk):
-    sock, log = starter.paths("blockwork-vhost")
+def start_ours(starter, at, *disk, name="blockwork-vhost"):
+    sock, log = starter.paths(name)
     command = [*at, starter.blockwork, "serve", *disk, "--vhost-user", sock, "--queues", str(QUEUES_MAX)]
     make = lambda: servers.Server(OURS, command, log, sock).wait_for_ready_line()  # noqa: E731
     return starter.start(OURS, starter.blockwork, make)
@@ -57,7 +60,7 @@ def guest_at(server, cell):
 
 def load(bench, server, cell, seconds):
     options = ["--rw", cell.get("rw", "randread"), "--depth", str(cell["depth"]), "--queue-size", str(cell["ring"]),
-               "--queues", str(cell.get("queues", 1)), *(["--poll"] if cell["guest"] == "polling" else [])]
+               "--queues", str(cell.get("queues", 1)), "--bs", str(cell.get("bs", 4096)), *(["--poll"] if cell["guest"] == "polling" else [])]
     return clients.vhostload(bench.vhostload, server.sock, server.pid, seconds, options, guest_at(server, cell))
 
 
@@ -123,6 +126,36 @@ def measure(bench, kind, ours, blockdev, cells, with_counts=False, extra=()):
     return rows
 
 
+def measure_workers(bench):
+    """As many queues as processors, over 1, 2, ... workers, where what there is to do is the server's."""
+    most = os.cpu_count()
+    rows = []
+    with bench.starter() as starter:
+        started = {workers: start_ours(starter, [], "--disk", "memory:1G", "--workers", str(workers), name=f"blockwork-vhost-{workers}")
+                   for workers in range(1, most + 1)}
+        for rep in range(bench.reps):
+            for workers, server in started.items():
+                cell = {**cell_of("workers", LARGE["depth"], bs=LARGE["bs"], queues=most), "workers": workers}
+                rows.append(bench.row(cell, server.name, "vhostload", rep, lambda: load(bench, server, cell, bench.seconds)))
+    return rows
+
+
+def workers_table(rows):
+    """The rates, and what each processor that the server took has done."""
+    lines = [f"**Reads of {LARGE['bs'] >> 20} MiB from memory, {os.cpu_count()} queues, {LARGE['depth']} in flight in each**", "",
+             "| workers | reads per second | against one worker | processors taken | reads per second of one | against one worker |",
+             "|" + " --- |" * 6]
+    of = lambda workers: [median(rows, value, kind="workers", workers=workers) for value in ("iops", "share")]  # noqa: E731
+    first = of(1)
+    for workers in range(1, os.cpu_count() + 1):
+        rate, share = of(workers)
+        if not (rate and share and all(first)):
+            continue
+        each = rate / share
+        lines.append(f"| {workers} | {show(rate)} | {rate / first[0]:.2f} | {share:.2f} | {show(each)} | {each * first[1] / first[0]:.2f} |")
+    return lines + [""]
+
+
 def slow_table(bench):
     path = f"{bench.run_folder}/slow.table"
     with open(path, "w") as file:
@@ -146,6 +179,7 @@ def vhost(bench):
     # A read from a null disk fills 4 KiB with zeros: with many under way they are out of the processor's caches by then. A write touches nothing.
     rows += measure(bench, "written", disk, null, [cell_of("written", depth, rw="randwrite") for depth in WRITTEN_DEPTHS])
     rows += measure(bench, "queues", disk, null, queues)
+    rows += measure_workers(bench)
 
     slow = [cell_of("slow", ring, ring) for ring in RINGS]
     delayed = f"{null},latency-ns={DELAY_MS * 1000000}"
@@ -155,7 +189,8 @@ def vhost(bench):
     path = bench.file("raw")
     cells = lambda rw: [cell_of("file", depth, rw=rw) for depth in FILE_DEPTHS]  # noqa: E731
     raw = lambda cell: clients.fio_file(path, cell["rw"], "4k", cell["depth"], 1, bench.seconds)  # noqa: E731
-    beside = [(RAW, "fio", raw)] if machine.has("fio") else []
+    batches = lambda cell: clients.fio_file_in_batches(path, cell["rw"], "4k", cell["depth"], bench.seconds)  # noqa: E731
+    beside = [(RAW, "fio", raw), (RAW_BATCHES, "fio", batches)] if machine.has("fio") else []
     reading = [(peer, "bare_ring", lambda cell, how=how: load_bare_file(bench, path, how, cell))
                for peer, how in BARE_FILE.items() if machine.has(bench.bare_ring)]
     # One file for all, one after the other: where it lies on the disk decides.
@@ -202,11 +237,14 @@ def tables_of(rows):
     lines += ["### Several queues", ""]
     lines += table(f"I/O per second, 32 in flight in each queue, {QUEUES_MAX} workers", of("queues"), ["queues"],
                    [OURS, QSD], "iops", max)
+    lines += workers_table(rows)
     file, keys = of("file"), ["rw", "depth"]
     lines += ["### File with O_DIRECT", ""]
-    lines += table("I/O per second", file, keys, [OURS, QSD, RAW], "iops", max, [QSD])
+    lines += table("I/O per second", file, keys, [OURS, QSD, RAW, RAW_BATCHES], "iops", max, [QSD])
     lines += table("I/O per second against raw fio", file, keys, [OURS, RAW], "iops", max, [RAW])
-    lines += table("p50, us", file, keys, [OURS, QSD, RAW], "p50_us", min, [QSD])
+    lines += table("I/O per second against raw fio that asks as a guest does, in batches", file, keys, [OURS, RAW_BATCHES], "iops", max,
+                   [RAW_BATCHES])
+    lines += table("p50, us", file, keys, [OURS, QSD, RAW, RAW_BATCHES], "p50_us", min, [QSD])
     lines += table("Server CPU, us per I/O", file, keys, [OURS, QSD], "server_us", min)
     reads = [row for row in file if row["rw"] == "randread"]
     lines += table("Reads per second against the best of the bare ones", reads, ["depth"], [OURS, *BARE_FILE], "iops", max)
@@ -262,8 +300,8 @@ def goals(rows):
         ("file, depth 32: CPU per I/O, us", "<= 4", ours("server_us", depth=32, **file)),
         ("file, depth 32: system calls per I/O", "<= 0.3", ours("syscalls", depth=32, **file)),
         ("file, depth 32: io_uring_enter per I/O", "<= 0.1", ours("enters", depth=32, **file)),
-        ("file, depth 32: rate against raw fio", ">= 0.95", ratio("iops", RAW, depth=32, **file)),
-        ("file, depth 128: rate against raw fio", ">= 0.95", ratio("iops", RAW, depth=128, **file)),
+        *((f"file, depth {depth}: rate against {peer}", ">= 0.95", ratio("iops", peer, depth=depth, **file))
+          for depth in (32, 128) for peer in (RAW, RAW_BATCHES)),
         (f"{DELAY_MS} ms, rings of {RINGS[0]} to {RINGS[-1]}: rate * latency / in flight, worst", ">= 0.95",
          worst([iops * DELAY_MS / 1000 / ring for iops, ring in zip(slow, RINGS) if iops])),
         ("idle guest: share of a processor, %", "< 1", None if idle is None else idle * 100),

@@ -126,10 +126,10 @@ impl Uring {
         self.slots.occupied()
     }
 
-    /// Of the operations on files that are started until the next wait, so many go to the kernel first, unless it has as many, and the others
-    /// together: for requests that are prepared in so little time that what the disk waits for is the kernel.
-    pub fn begin_with(&mut self, operations: usize) {
-        self.portion.begin_with(operations);
+    /// So many operations on files are about to be started, before the next wait, and prepared in so little time that what the disk waits for
+    /// is the kernel: a part of them goes first, and the others together.
+    pub fn expect(&mut self, operations: usize) {
+        self.portion.expect(operations);
     }
 
     /// Whether the kernel has everything that was started.

@@ -311,19 +311,19 @@ fn scattered_operations_reach_the_file_in_portions_before_anybody_waits() {
 }
 
 #[test]
-fn the_first_portion_is_as_large_as_is_asked_for_until_the_next_wait() {
+fn of_what_is_expected_until_the_next_wait_a_part_goes_first() {
     with_a_ring(|mut env| {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 20).unwrap();
         let place = empty(4096);
         env.wait(Wait::Poll, &mut Vec::new()); // arms the eventfd
-        for (asked, calls) in [(Some(9), &[9][..]), (None, &[4, 8, 12, 18])] {
-            asked.into_iter().for_each(|asked| env.begin_with(asked));
+        for (expected, calls) in [(Some(20), &[6][..]), (None, &[4, 8, 12, 18])] {
+            expected.into_iter().for_each(|expected| env.expect(expected));
             let before = env.enters();
             for i in 0..20 {
                 rw(&mut env, i, &file, FileOpKind::Read, i * 8192, std::slice::from_ref(&place));
-                let expected = calls.iter().filter(|&&call| call <= i + 1).count();
-                assert_eq!(env.enters() - before, expected as u64, "{asked:?}, after operation {i}");
+                let called = calls.iter().filter(|&&call| call <= i + 1).count();
+                assert_eq!(env.enters() - before, called as u64, "{expected:?}, after operation {i}");
             }
             complete(&mut env, 20);
         }

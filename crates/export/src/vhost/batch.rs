@@ -40,27 +40,6 @@ pub(super) const TURN: usize = 32;
 const BATCHES: [(usize, usize); 3] = [(64, 2), (191, 4), (383, 8)];
 /// What is known of how many a driver has under way is forgotten by this share with each batch.
 const FORGOTTEN: usize = 16;
-/// Fewer requests than this go to the kernel in one piece: another call would cost more than the disk would gain.
-const SPLIT: usize = 6;
-/// Requests that go first, at least and at most.
-const HEAD: [usize; 2] = [3, 12];
-
-/// Of so many requests that were taken, how many are given to the kernel first; the others go with the call that sleeps. To take one takes us
-/// little; but the kernel needs 1 to 2 us for each, a fifth of what the disk does, and the disk sees none before the kernel has all of the call. So the head
-/// is about what keeps the disk busy while the kernel takes the rest.
-///
-/// 4 KiB of a file on a virtual disk by turns with fio and io_uring, as parts of its rate, medians of 9 to 11 (in brackets calls of
-/// io_uring_enter for a request). Reads, depth 32: head of 17 0.83 to 0.86 (0.094), of 12 0.89, of 10 0.90 to 0.91 (0.094), of 8 0.87 to 0.91, of 6 0.88
-/// (0.095), of 4 0.83 (0.138). Writes, depth 32: 0.76 (0.094), 0.80 (0.095), 0.81 (0.098), 0.77 to 0.83 (0.107 to 0.110), 0.79 to 0.81 (0.124). With heads of
-/// less than 12 what goes first comes back alone now and then. Reads, depth 16: 9 0.84 (0.188), 4 0.86, 3 0.89; depth 8: all 0.82 (0.25), 3 0.88 (0.378);
-/// depth 4: all 0.77 (0.50), 2 0.79 (0.75). The least that there is (`bare_ring` in crates/uring), depth 32: in one piece 0.76, with a head of 17
-/// 0.83 to 0.86, of 8 0.88; in fours, which takes 0.34 calls, 0.91.
-#[inline]
-pub(super) fn head(taken: usize) -> usize {
-    let [least, most] = HEAD;
-    if taken < SPLIT { taken } else { (taken * 3 / 8).clamp(least, most) }
-}
-
 /// What is known of a ring's device.
 #[derive(Debug, Default)]
 pub(super) struct Batches {
@@ -121,11 +100,6 @@ mod tests {
         let mut batches = Batches::default();
         batches.took(at_once);
         batches
-    }
-
-    #[test]
-    fn a_part_goes_first_of_all_but_a_few() {
-        assert_eq!([1, 5, 6, 8, 12, 16, 24, 32, 64].map(head), [1, 5, 3, 3, 4, 6, 9, 12, 12]);
     }
 
     #[test]

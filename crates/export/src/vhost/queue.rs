@@ -341,7 +341,7 @@ impl QueuePort {
             return Taken::None;
         }
         self.batches.took(self.answers > 0);
-        cx.env.begin_with(batch::head(taken));
+        cx.env.expect(taken);
         let count = u32::try_from(taken).expect("at most a batch");
         let is_full = self.ring.as_ref().is_some_and(Ring::is_full);
         (self.filled, self.called) = (is_full, false);
