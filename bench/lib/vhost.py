@@ -297,6 +297,7 @@ def goals(rows):
     idle = worst([ours("share", kind=f"{kind} idle") for kind in ("null", "slow", "file")], max)
     lines += [
         ("file, depth 1: p50, us", "<= 40", ours("p50_us", depth=1, **file)),
+        ("the same of raw fio, without a ring", "", median(rows, "p50_us", peer=RAW, depth=1, **file)),
         ("file, depth 32: CPU per I/O, us", "<= 4", ours("server_us", depth=32, **file)),
         ("file, depth 32: system calls per I/O", "<= 0.3", ours("syscalls", depth=32, **file)),
         ("file, depth 32: io_uring_enter per I/O", "<= 0.1", ours("enters", depth=32, **file)),
