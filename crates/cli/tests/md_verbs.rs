@@ -227,7 +227,7 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_the_remedy() {
         "{said}"
     );
     // Nobody is told to use an option that there is not.
-    for verb in ["sync-speed", "stop-sync"] {
+    for verb in ["sync-speed", "stop-sync", "start-sync"] {
         let said = lab.refused(&[verb, "md/data"]);
         let is_told = said.contains("no running server serves the array md/data")
             && said.contains("serve the array first");
@@ -253,6 +253,10 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_the_remedy() {
         (&["sync-speed", "md/data", "--min", "9", "--max", "3"], &["9 to 3 KiB/s"]),
         (&["sync-speed", "md/data", "--disk", "a.img"], &["unexpected argument '--disk'"]),
         (&["stop-sync", "md/data", "--disk", "a.img"], &["unexpected argument '--disk'"]),
+        (
+            &["start-sync", "md/data"],
+            &["md/data: resync begins by itself when it is due, and nothing is due"],
+        ),
     ] {
         let said = lab.refused(args);
         assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {said}");
@@ -273,6 +277,43 @@ fn what_cannot_be_done_is_refused_with_the_reason_and_the_remedy() {
     lab.stop(server);
     let said = lab.scratch.refused(["--disk", "c.img", "d.img", "md/data"]);
     assert!(said.contains("0") && said.contains("1") && said.contains("missing"), "{said}");
+}
+
+#[test]
+fn what_was_stopped_goes_on_when_somebody_says_so() {
+    let lab = Lab::new();
+    let disks = ["a.img", "b.img"];
+    lab.create("1", &disks, 64 * MIB, &[]);
+    lab.plant("a.img", 48 * MIB, &[0xee; 512]);
+    let slowly = ["--set", "md:sync_speed_max=1024"];
+    let server = lab.serve(&[&disks[..], &slowly].concat());
+    until("the resync is under way", || lab.array()["sync"]["action"] == "resync");
+    assert_eq!(lab.md(&["stop-sync", "md/data"]), "md/data: nothing is being synced\n");
+    let stopped = lab.array();
+    assert_eq!(stopped["sync"]["action"], "idle", "{stopped}");
+    assert!(stopped["resync_from"].as_u64() < Some(48 * MIB), "{stopped}");
+    lab.md(&["sync-speed", "md/data", "--max", "1000000"]);
+    assert_eq!(lab.array()["sync"]["action"], "idle", "a limit is no request");
+    assert_eq!(lab.md(&["start-sync", "md/data"]), "md/data: resync goes on\n");
+    lab.md(&["wait", "md/data"]);
+    assert!(lab.array()["resync_from"].is_null(), "{}", lab.array());
+
+    // And a recovery, by curl.
+    lab.blank("c.img", 64 * MIB);
+    lab.md(&["sync-speed", "md/data", "--min", "1024", "--max", "1024"]);
+    lab.md(&["fail", "md/data", "b.img"]);
+    lab.md(&["add", "md/data", "c.img"]);
+    lab.md(&["stop-sync", "md/data"]);
+    assert_eq!(lab.member(1)["state"], "recovering");
+    lab.md(&["sync-speed", "md/data", "--max", "1000000"]);
+    let (answer, status) = lab.curl(r#"{"array": "md/data", "verb": "sync"}"#);
+    assert_eq!((status, answer["said"].as_str()), (200, Some("md/data: recover goes on")), "{answer}");
+    lab.md(&["wait", "md/data"]);
+    assert_eq!(lab.member(1)["state"], "in_sync");
+    let (answer, status) = lab.curl(r#"{"array": "md/data", "verb": "sync"}"#);
+    assert_eq!(status, 409, "{answer}");
+    lab.stop(server);
+    lab.expect_equal("a.img", "c.img");
 }
 
 #[test]

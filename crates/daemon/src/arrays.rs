@@ -153,6 +153,8 @@ pub enum Verb {
     Repair,
     /// Stops what is being synced.
     Idle,
+    /// Goes on with a recovery or resync that was stopped, or that stopped by itself.
+    Sync,
     /// Makes use of what members have more than they had.
     Grow {
         /// Use of each member, KiB; all that they have room for, where it is left out.

@@ -57,6 +57,11 @@ pub(crate) enum MdVerb {
         after_help = "There is no --disk: what a command syncs that has opened the disks itself ends with that command, by ^C."
     )]
     StopSync(ServedArgs),
+    /// Have a running server go on with a recovery or resync that was stopped, or that stopped as a disk failed.
+    #[command(
+        after_help = "There is no --disk: `blockwork md wait --disk` does what is due on disks that nobody serves."
+    )]
+    StartSync(ServedArgs),
     /// Limit the speed at which a running server syncs.
     #[command(
         after_help = "There is no --disk: a command that opens the disks itself, such as `blockwork md add`, takes --sync-speed-max."

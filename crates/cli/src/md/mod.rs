@@ -29,6 +29,7 @@ pub(crate) fn run(args: &MdArgs) -> Result<()> {
         MdVerb::Check(args) => verbs::check(args),
         MdVerb::Repair(args) => verbs::repair(args),
         MdVerb::StopSync(which) => verbs::stop_sync(which),
+        MdVerb::StartSync(which) => verbs::start_sync(which),
         MdVerb::SyncSpeed(args) => verbs::sync_speed(args),
         MdVerb::Grow(args) => verbs::grow(args),
         MdVerb::Wait(which) => verbs::wait(which),

@@ -64,6 +64,10 @@ pub(crate) fn stop_sync(args: &ServedArgs) -> Result<()> {
     Work::brief(&args.into()).run([Verb::Idle])
 }
 
+pub(crate) fn start_sync(args: &ServedArgs) -> Result<()> {
+    Work::brief(&args.into()).run([Verb::Sync])
+}
+
 pub(crate) fn sync_speed(args: &SpeedArgs) -> Result<()> {
     Work::brief(&(&args.served).into()).run([Verb::SyncSpeed { min_kib: args.min, max_kib: args.max }])
 }

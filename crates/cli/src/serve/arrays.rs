@@ -181,6 +181,11 @@ impl ServedArrays {
         }))
     }
 
+    fn resume_sync(&self, known: &Known) -> Result<Said, Refusal> {
+        let action = self.ask(known, async move |array, cx| array.resume_sync(&cx).await)?;
+        Ok(Said::only(format!("{}: {action} goes on", known.name)))
+    }
+
     fn grow(&self, known: &Known, size_kib: Option<u64>, assume_clean: bool) -> Result<Said, Refusal> {
         let to = size_kib.map(|kib| Sectors(kib.saturating_mul(2)));
         let size = self.ask(known, async move |array, cx| array.grow(&cx, to, assume_clean).await)?;
@@ -253,6 +258,7 @@ impl Arrays for ServedArrays {
             Verb::Check => self.sync(known, SyncAction::Check),
             Verb::Repair => self.sync(known, SyncAction::Repair),
             Verb::Idle => self.sync(known, SyncAction::Idle),
+            Verb::Sync => self.resume_sync(known),
             Verb::Grow { size_kib, assume_clean } => self.grow(known, *size_kib, *assume_clean),
             Verb::Wait { millis } => self.wait(known, *millis),
             Verb::SyncSpeed { min_kib, max_kib } => ServedArrays::set_speed(known, *min_kib, *max_kib),

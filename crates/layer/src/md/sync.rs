@@ -241,7 +241,9 @@ impl Array {
                     Kind::Recover { .. } => {
                         "there is no copy that can be read, and the list of bad blocks of the member that is filled has no room for it"
                     }
-                    _ => "the newest copy of it cannot be read; it goes on when the array is served again",
+                    _ => {
+                        "the newest copy of it cannot be read; it goes on when `md start-sync` says so, or the array is served again"
+                    }
                 };
                 log::error!("{name}: {} stops at sector {sector} of a member: {why}", pass.action());
                 self.sync.state().halted = true;
@@ -275,7 +277,7 @@ impl Array {
         let member = self.devices.get(device).map_or("a member", |member| &member.name);
         format!(
             "{member} refuses what is to be written there ({errno}), and the array cannot go on without it; when the disk is found to \
-             be sound, or the array has another one, it goes on as soon as it is served again"
+             be sound, or the array has another one, it goes on when `md start-sync` says so, or it is served again"
         )
     }
 

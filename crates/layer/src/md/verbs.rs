@@ -220,6 +220,20 @@ impl Array {
         Ok(())
     }
 
+    /// Goes on with a recovery or resync that was stopped ([`SyncAction::Idle`]), or that stopped by itself; tells with which.
+    ///
+    /// # Errors
+    ///
+    /// Nothing is due.
+    pub async fn resume_sync(&self, cx: &TaskContext) -> Result<SyncAction, VerbError> {
+        match self.start_sync(SyncAction::Recover, cx).await {
+            Err(VerbError::NothingDue { .. }) => {
+                self.start_sync(SyncAction::Resync, cx).await.map(|()| SyncAction::Resync)
+            }
+            recover => recover.map(|()| SyncAction::Recover),
+        }
+    }
+
     /// Sets how fast resync, recovery, check and repair go, KiB per second and member: at least, also while clients are at work,
     /// and at most.
     pub fn set_speed(&self, min_kib: u64, max_kib: u64) {

@@ -482,6 +482,9 @@ impl Rig {
     pub fn replace(&mut self, device: &'static str, with: Option<&'static str>) -> Result<(), VerbError> {
         self.verb(move |array, cx| async move { array.replace(device, with, &cx).await })
     }
+    pub fn resume_sync(&mut self) -> Result<SyncAction, VerbError> {
+        self.verb(move |array, cx| async move { array.resume_sync(&cx).await })
+    }
     pub fn start_sync(&mut self, action: SyncAction) -> Result<(), VerbError> {
         self.verb(move |array, cx| async move { array.start_sync(action, &cx).await })
     }

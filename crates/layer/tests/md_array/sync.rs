@@ -471,9 +471,10 @@ fn idle_stops_it_and_nothing_begins_before_it_is_asked_for() {
     filled.rig.rest(Nanos::secs(30));
     assert_eq!(filled.rig.states()[0], MemberState::Recovering(at));
     filled.rig.served.array.set_speed(1024, 1 << 20);
-    filled.rig.start_sync(SyncAction::Recover).unwrap();
+    assert_eq!(filled.rig.resume_sync().unwrap(), SyncAction::Recover);
     filled.rig.wait_sync();
     filled.check_copies();
+    assert!(filled.rig.resume_sync().is_err(), "nothing is due");
 }
 
 /// KiB per second and member of a recovery of `sectors` of each member.
