@@ -147,8 +147,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "HOW", value_enum, default_value_t = IoArg::Auto)]
     pub(crate) io: IoArg,
     /// While requests are under way, look for their completions for up to so many microseconds before sleeping: less
-    /// latency and higher rates, for more processor time. At most half of the processors look at a time.
-    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    /// latency and higher rates, for more processor time. At most half of the processors look at a time. 0: never look. Without
+    /// this, it is measured where looking pays.
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u16).range(0..=1000))]
     pub(crate) poll: Option<u16>,
     /// Print statistics at the end.
     #[arg(long)]

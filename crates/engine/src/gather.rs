@@ -41,6 +41,8 @@ pub enum Waiting {
     /// requests where that makes clients faster.
     #[default]
     Measured,
+    /// The same without looks: for machines whose processors others need.
+    Asleep,
     /// While something is under way it looks before it sleeps: less latency for more processor time.
     Looking,
 }
@@ -60,7 +62,8 @@ pub(crate) struct Gatherer {
 
 impl Gatherer {
     pub(crate) fn new(waiting: Waiting) -> Gatherer {
-        Gatherer { waiting, trials: Trials::new(), last: Nanos(0), finished: 0, port: None, lone_turns: 0 }
+        let trials = Trials::new(waiting == Waiting::Measured);
+        Gatherer { waiting, trials, last: Nanos(0), finished: 0, port: None, lone_turns: 0 }
     }
 
     /// So many bios were finished in this turn, for that port.
@@ -142,6 +145,24 @@ mod tests {
         }
         let share = |time: u64| time as f64 / all as f64;
         (share(pauses), share(looks))
+    }
+
+    #[test]
+    fn who_is_to_sleep_never_looks_and_pauses_as_ever() {
+        let mut gatherer = Gatherer::new(Waiting::Asleep);
+        let (mut now, mut wait, mut pauses) = (Nanos(0), Wait::Until(None), 0);
+        // A look would halve the time, and a pause doubles what is done in it.
+        for bios in [1, 32] {
+            for _ in 0..40_000 {
+                assert!(!matches!(wait, Wait::Soon { .. }), "{wait:?}");
+                let is_pause = matches!(wait, Wait::Gather { .. });
+                pauses += u32::from(is_pause && bios > 1);
+                now = now + Nanos(60_000);
+                gatherer.finished(PortId(0), if is_pause && bios > 1 { 2 * bios } else { bios });
+                wait = gatherer.wait(now, 0);
+            }
+        }
+        assert!(pauses > 35_000, "{pauses}");
     }
 
     /// Of pauses, in a closed loop: `depth` requests, each `service` ns of the server's time, answered in batches. One comes each

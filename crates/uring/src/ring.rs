@@ -450,7 +450,8 @@ impl Env for Uring {
             match wait {
                 Wait::Poll => self.sleep(0, None, Nanos(0), before, out),
                 Wait::Until(until) | Wait::Soon { until, .. } => {
-                    self.sleep(1, until, self.late.expected(), before, out);
+                    let early = if self.looks.time > Nanos(0) { self.late.expected() } else { Nanos(0) };
+                    self.sleep(1, until, early, before, out);
                 }
                 // When exactly it ends does not matter.
                 Wait::Gather { completions, for_at_most } => {

@@ -12,7 +12,7 @@ pub struct UringConfig {
     pub submissions: u32,
     /// Entries of the completion queue. More completions than that are kept by the kernel, at a price.
     pub completions: u32,
-    /// How long [`Wait::Soon`](blockwork_engine::Wait::Soon) looks before it sleeps.
+    /// How long [`Wait::Soon`](blockwork_engine::Wait::Soon) looks before it sleeps; 0: nothing is ever looked for, nor the end of a sleep.
     pub look: Nanos,
     /// Whether to use a ring.
     pub io: Io,

@@ -366,6 +366,27 @@ fn a_look_ends_when_the_wait_does() {
 }
 
 #[test]
+fn who_is_not_to_look_sleeps_to_the_end() {
+    let took = || {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        Duration::try_from(now).unwrap()
+    };
+    for config in configs() {
+        let mut env = Uring::new(&UringConfig { look: Nanos(0), ..config }).unwrap();
+        let mut out = Vec::new();
+        env.wait(Wait::Poll, &mut out);
+        let (before, start) = (took(), env.now());
+        for awaited in [Awaited::Client, Awaited::Device, Awaited::Measured] {
+            let until = env.now() + Nanos::millis(40);
+            env.wait(Wait::Soon { of: awaited, until: Some(until) }, &mut out);
+            assert!(env.now() >= until);
+        }
+        let took = took() - before;
+        assert!(took < Duration::from_millis(30), "{took:?} of {:?}", env.now().since(start));
+    }
+}
+
+#[test]
 fn gathering_returns_what_is_there_when_the_time_is_over() {
     everywhere(|mut env| {
         let (ours, mut theirs) = socketpair();

@@ -76,7 +76,11 @@ impl Workers {
             worker.index = index;
             worker.tracer = hub.tracer(index);
             worker.quiescence = quiescence.clone();
-            worker.waiting = if config.poll.is_some() { Waiting::Looking } else { Waiting::Measured };
+            worker.waiting = match config.poll {
+                None => Waiting::Measured,
+                Some(0) => Waiting::Asleep,
+                Some(_) => Waiting::Looking,
+            };
             let ended = Ended { index, on_end: on_end.clone() };
             let ((handle, decision), thread) = start_worker(worker, ended, &uring, Worker::run)?;
             who = who.or(Some(decision));

@@ -103,6 +103,8 @@ impl Rate {
 #[derive(Debug)]
 pub(super) struct Trials {
     pub(super) phase: Phase,
+    /// Whether looking is one of the ways.
+    may_look: bool,
     /// Time since this phase began: what was done before it may still have its effect on how fast it goes.
     settling: u64,
     /// Whether there is one client with one request under way, as far as is known: when a pause was tried, nothing more came.
@@ -116,9 +118,10 @@ pub(super) struct Trials {
 }
 
 impl Trials {
-    pub(super) fn new() -> Trials {
+    pub(super) fn new(may_look: bool) -> Trials {
         Trials {
             phase: Phase::Try(Way::Sleep),
+            may_look,
             settling: 0,
             is_alone: false,
             current: Rate::default(),
@@ -166,7 +169,8 @@ impl Trials {
             Way::Sleep => self.begin(Phase::Try(Way::Pause)),
             Way::Pause => {
                 self.is_alone = is_in_vain;
-                self.begin(Phase::Try(Way::Look));
+                let next = if self.may_look { Phase::Try(Way::Look) } else { self.judge() };
+                self.begin(next);
             }
             Way::Look => {
                 let verdict = self.judge();

@@ -40,6 +40,7 @@ pub(super) const TURN: usize = 32;
 const BATCHES: [(usize, usize); 3] = [(64, 2), (191, 4), (383, 8)];
 /// What is known of how many a driver has under way is forgotten by this share with each batch.
 const FORGOTTEN: usize = 16;
+
 /// What is known of a ring's device.
 #[derive(Debug, Default)]
 pub(super) struct Batches {
