@@ -2,7 +2,8 @@
 //! back than what it is woken for takes. So such a sleep is begun with that much less time, and what is left when it ends is looked
 //! away.
 //!
-//! Invariant: no sleep ends earlier than asked for by this; and looking takes no longer than sleeps were late, [`LATE_MAX`] at most.
+//! Invariant: no sleep ends earlier than asked for by this; and looking takes no longer than sleeps were late, than any look may take, and than
+//! [`LATE_MAX`].
 
 use blockwork_engine::Nanos;
 
@@ -12,13 +13,20 @@ const LATE_MAX: Nanos = Nanos::micros(60);
 const WEIGHT: u64 = 8;
 
 /// How late sleeps were.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Late {
+    /// As much of that counts, at most.
+    max: Nanos,
     /// On average, in nanoseconds times [`WEIGHT`].
     weighted: u64,
 }
 
 impl Late {
+    /// Where no look takes longer than `look`.
+    pub(crate) fn new(look: Nanos) -> Late {
+        Late { max: look.min(LATE_MAX), weighted: 0 }
+    }
+
     /// By how much the next sleep is to be shorter.
     #[inline]
     pub(crate) fn expected(&self) -> Nanos {
@@ -27,7 +35,7 @@ impl Late {
 
     /// A sleep ended by its limit, so much after it.
     pub(crate) fn learn(&mut self, by: Nanos) {
-        self.weighted = self.weighted - self.weighted / WEIGHT + by.0.min(LATE_MAX.0);
+        self.weighted = self.weighted - self.weighted / WEIGHT + by.0.min(self.max.0);
     }
 }
 
@@ -37,7 +45,7 @@ mod tests {
 
     #[test]
     fn what_is_expected_follows_what_was_and_is_bounded() {
-        let mut late = Late::default();
+        let mut late = Late::new(Nanos::secs(1));
         assert_eq!(late.expected(), Nanos(0));
         (0..100).for_each(|_| late.learn(Nanos::micros(30)));
         let expected = late.expected();
@@ -46,5 +54,14 @@ mod tests {
         assert!(late.expected() <= LATE_MAX);
         (0..200).for_each(|_| late.learn(Nanos(0)));
         assert!(late.expected() < Nanos(10));
+    }
+
+    #[test]
+    fn where_nobody_may_look_no_sleep_ends_early() {
+        for look in [Nanos(0), Nanos::micros(10)] {
+            let mut late = Late::new(look);
+            (0..100).for_each(|_| late.learn(Nanos::micros(30)));
+            assert!((Nanos(look.0 * 9 / 10)..=look).contains(&late.expected()), "{late:?}");
+        }
     }
 }

@@ -99,7 +99,7 @@ impl Uring {
             random: Random::default(),
             looks: Looks::new(config.look),
             words: Words::default(),
-            late: Late::default(),
+            late: Late::new(config.look),
             now: clock(),
         })
     }
@@ -450,8 +450,7 @@ impl Env for Uring {
             match wait {
                 Wait::Poll => self.sleep(0, None, Nanos(0), before, out),
                 Wait::Until(until) | Wait::Soon { until, .. } => {
-                    let early = if self.looks.time > Nanos(0) { self.late.expected() } else { Nanos(0) };
-                    self.sleep(1, until, early, before, out);
+                    self.sleep(1, until, self.late.expected(), before, out);
                 }
                 // When exactly it ends does not matter.
                 Wait::Gather { completions, for_at_most } => {
