@@ -171,6 +171,10 @@ pub trait Notify: Send + Sync {
 pub trait Env {
     /// Monotonic time. Cheap; may be the time at which `wait` last returned.
     fn now(&self) -> Nanos;
+    /// Processor time that this worker's thread has used. Always the same where nothing is known of it. Not cheap: a system call.
+    fn processor_time(&self) -> Nanos {
+        Nanos(0)
+    }
     /// A random number; from the seed, in the simulated world.
     fn random(&mut self) -> u64;
     /// Whether the kernel knows this memory, so that an operation of nothing else may be `fixed`. Who asks has it told, where that is

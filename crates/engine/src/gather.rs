@@ -77,9 +77,15 @@ impl Gatherer {
     }
 
     /// A turn is over at `now`: how to wait for the next, with so many requests in flight at the devices, and a task that wants to
-    /// go on at `timer`.
-    pub(crate) fn wait_until(&mut self, now: Nanos, in_flight: u32, timer: Option<Nanos>) -> Wait {
-        match self.wait(now, in_flight) {
+    /// go on at `timer`. `processor` tells the processor time that this worker has used; it is asked a few times in a trial.
+    pub(crate) fn wait_until(
+        &mut self,
+        now: Nanos,
+        in_flight: u32,
+        timer: Option<Nanos>,
+        processor: impl FnOnce() -> Nanos,
+    ) -> Wait {
+        match self.wait(now, in_flight, processor) {
             Wait::Gather { .. } if timer.is_some_and(|at| at < now + PAUSE_MAX) => Wait::Until(timer),
             Wait::Soon { of, .. } => Wait::Soon { of, until: timer },
             Wait::Until(_) => Wait::Until(timer),
@@ -87,13 +93,13 @@ impl Gatherer {
         }
     }
 
-    fn wait(&mut self, now: Nanos, in_flight: u32) -> Wait {
+    fn wait(&mut self, now: Nanos, in_flight: u32, processor: impl FnOnce() -> Nanos) -> Wait {
         let finished = std::mem::take(&mut self.finished);
         if self.waiting == Waiting::Looking {
             return if finished > 0 || in_flight > 0 { soon(in_flight) } else { Wait::Until(None) };
         }
         if finished > 0 {
-            self.book(finished, now);
+            self.book(finished, now, processor);
         }
         let answered = finished > 0 && in_flight == 0;
         // A single client that asks for one thing at a time asks for the next when it has been answered, and a fast device
@@ -106,11 +112,11 @@ impl Gatherer {
         }
     }
 
-    fn book(&mut self, bios: u64, now: Nanos) {
+    fn book(&mut self, bios: u64, now: Nanos, processor: impl FnOnce() -> Nanos) {
         let took = now.since(self.last).0.min(TURN_MAX.0);
         self.last = now;
         self.lone_turns = if bios <= ALONE { self.lone_turns.saturating_add(1) } else { 0 };
-        self.trials.book(bios, took, self.lone_turns >= LONE);
+        self.trials.book(bios, took, self.lone_turns >= LONE, processor);
     }
 }
 
@@ -124,16 +130,42 @@ mod tests {
     use super::trial::{HOLD_MAX, Phase};
     use super::*;
 
+    /// Processor time of a worker that looks all the time of a turn, or sleeps two thirds of it.
+    #[derive(Default)]
+    struct Processor(u64);
+
+    impl Processor {
+        fn turn(&mut self, looks: bool, took: u64) -> impl FnOnce() -> Nanos + use<> {
+            self.0 += if looks { took } else { took / 3 };
+            let used = Nanos(self.0);
+            move || used
+        }
+    }
+
+    const fn unknown() -> Nanos {
+        Nanos(0)
+    }
+
     /// Many turns, each of which takes a time and finishes so many bios by how it was waited for: of the time of the last half, the
     /// share of pauses, and of looks.
     fn shares(turn: impl Fn(Wait) -> (u64, u64)) -> (f64, f64) {
+        let used = |wait: Wait, took: u64| if matches!(wait, Wait::Soon { .. }) { took } else { took / 3 };
+        shares_of(|wait| {
+            let (took, bios) = turn(wait);
+            (took, bios, used(wait, took))
+        })
+    }
+
+    /// The same with the processor time that a turn takes.
+    fn shares_of(mut turn: impl FnMut(Wait) -> (u64, u64, u64)) -> (f64, f64) {
         const TURNS: u32 = 40_000;
         let mut gatherer = Gatherer::new(Waiting::Measured);
         let mut now = Nanos(0);
-        let (mut pauses, mut looks, mut all) = (0, 0, 0);
+        let (mut pauses, mut looks, mut all, mut used) = (0, 0, 0, 0);
         let mut wait = Wait::Until(None);
         for number in 0..TURNS {
-            let (took, bios) = turn(wait);
+            let (took, bios, processor) = turn(wait);
+            used += processor;
             if number >= TURNS / 2 {
                 all += took;
                 pauses += if matches!(wait, Wait::Gather { .. }) { took } else { 0 };
@@ -141,7 +173,7 @@ mod tests {
             }
             now = now + Nanos(took);
             gatherer.finished(PortId(0), bios);
-            wait = gatherer.wait(now, 0);
+            wait = gatherer.wait(now, 0, || Nanos(used));
         }
         let share = |time: u64| time as f64 / all as f64;
         (share(pauses), share(looks))
@@ -159,7 +191,7 @@ mod tests {
                 pauses += u32::from(is_pause && bios > 1);
                 now = now + Nanos(60_000);
                 gatherer.finished(PortId(0), if is_pause && bios > 1 { 2 * bios } else { bios });
-                wait = gatherer.wait(now, 0);
+                wait = gatherer.wait(now, 0, unknown);
             }
         }
         assert!(pauses > 35_000, "{pauses}");
@@ -204,6 +236,48 @@ mod tests {
         assert!(little_faster.0 < 0.05 && little_faster.1 < 0.05, "{little_faster:?}");
     }
 
+    /// Of looks, where a turn varies by a tenth either way, and one that was looked for takes so many times the time and the processor.
+    fn share_of_looks_by_chance(time: f64, processor: f64) -> f64 {
+        let mut turn = 0_u64;
+        let chance = |turn: u64| {
+            0.9 + 0.2 * (turn.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as f64 / (1 << 24) as f64
+        };
+        let shares = shares_of(|wait| {
+            turn += 1;
+            let (took, used) = match wait {
+                Wait::Gather { .. } => (500_000., 100_000.),
+                Wait::Soon { .. } => (400_000. * time, 100_000. * processor),
+                _ => (400_000., 100_000.),
+            };
+            ((took * chance(turn)) as u64, 32, used as u64)
+        });
+        shares.1
+    }
+
+    #[test]
+    fn who_is_found_within_moments_is_looked_for_if_that_is_only_somewhat_faster() {
+        for (time, processor, looks) in
+            [(0.95, 0.9, true), (0.95, 1.05, true), (0.95, 1.25, false), (0.95, 3., false), (1., 0.9, false)]
+        {
+            let share = share_of_looks_by_chance(time, processor);
+            let expected = if looks { 0.8..=1. } else { 0.0..=0.1 };
+            assert!(
+                expected.contains(&share),
+                "{share} of the time, for {time} of it and {processor} of the processor"
+            );
+        }
+    }
+
+    #[test]
+    fn who_knows_nothing_of_its_processor_looks_only_for_much() {
+        let (_, looks) = shares_of(|wait| match wait {
+            Wait::Gather { .. } => (500_000, 32, 0),
+            Wait::Soon { .. } => (400_000, 32, 0),
+            _ => (420_000, 32, 0),
+        });
+        assert!(looks < 0.1, "{looks}");
+    }
+
     #[test]
     fn a_client_that_takes_its_time_is_not_looked_for() {
         // One that spends 7 us on each of its requests, however it is waited for.
@@ -219,13 +293,13 @@ mod tests {
         // Looking pays, and then no more: each turn has less to do in the same time, or it takes longer.
         for (bios, takes) in [(4, 6_000), (32, 90_000)] {
             let mut gatherer = Gatherer::new(Waiting::Measured);
-            let (mut now, mut wait) = (Nanos(0), Wait::Until(None));
+            let (mut now, mut wait, mut processor) = (Nanos(0), Wait::Until(None), Processor::default());
             let mut turn = |bios: u64, looking: u64, not_looking: u64| {
                 let looks = matches!(wait, Wait::Soon { .. });
                 let took = if looks { looking } else { not_looking };
                 now = now + Nanos(took);
                 gatherer.finished(PortId(0), bios);
-                wait = gatherer.wait(now, 0);
+                wait = gatherer.wait(now, 0, processor.turn(looks, took));
                 (looks, gatherer.trials.phase)
             };
             let holds = |phase| matches!(phase, Phase::Hold(Way::Look, left) if left > HOLD_MAX * 7 / 8);
@@ -241,7 +315,7 @@ mod tests {
         let mut gatherer = Gatherer::new(Waiting::Measured);
         for turn in 0..20_000u64 {
             gatherer.finished(PortId(0), 8);
-            assert_eq!(gatherer.wait(Nanos(turn * 50_000), 4), Wait::Until(None));
+            assert_eq!(gatherer.wait(Nanos(turn * 50_000), 4, unknown), Wait::Until(None));
         }
     }
 
@@ -251,9 +325,10 @@ mod tests {
         const REQUESTS: u32 = 2_000_000;
         let mut gatherer = Gatherer::new(Waiting::Measured);
         let (mut now, mut looked_for, mut all) = (Nanos(0), 0, 0);
-        let mut looks = false;
+        let (mut looks, mut processor) = (false, Processor::default());
         for request in 0..REQUESTS {
-            let took = if looks { looking } else { sleeping };
+            let looked = looks;
+            let took = if looked { looking } else { sleeping };
             looks = true;
             for turn in 1..=turns {
                 now = now + Nanos(took / turns);
@@ -261,7 +336,7 @@ mod tests {
                 if in_flight == 0 {
                     gatherer.finished(PortId(0), 1);
                 }
-                let wait = gatherer.wait(now, in_flight);
+                let wait = gatherer.wait(now, in_flight, processor.turn(looked, took / turns));
                 looks &= matches!(wait, Wait::Soon { of: Awaited::Measured, .. });
             }
             if request >= REQUESTS / 2 {
@@ -300,7 +375,7 @@ mod tests {
         const TIME: u64 = Nanos::millis(10_000).0;
         let mut gatherer = Gatherer::new(Waiting::Measured);
         let (mut now, mut wait) = (0, Wait::Until(None));
-        let (mut pushed, mut looked) = (0, false);
+        let (mut pushed, mut looked, mut processor) = (0, false, Processor::default());
         let mut lone = Lone { looks: 0.0, pauses: 0.0, together: 0.0, changes: 0 };
         while now < TIME {
             let looks = matches!(wait, Wait::Soon { .. });
@@ -320,7 +395,7 @@ mod tests {
             looked = looks;
             now += time;
             gatherer.finished(PortId(0), 1);
-            wait = gatherer.wait(Nanos(now), 0);
+            wait = gatherer.wait(Nanos(now), 0, processor.turn(looks, time));
         }
         lone
     }
@@ -369,7 +444,7 @@ mod tests {
             pauses += u32::from(is_pause);
             now = now + Nanos(if is_pause { 147_000 } else { 67_000 });
             gatherer.finished(PortId(0), 1);
-            wait = gatherer.wait(now, 0);
+            wait = gatherer.wait(now, 0, unknown);
         }
         assert!((1..14).contains(&pauses), "{pauses}");
     }
@@ -380,7 +455,10 @@ mod tests {
             let mut gatherer = Gatherer::new(Waiting::Measured);
             let looks = (0..10_000_u32).filter(|turn| {
                 gatherer.finished(PortId(turn % clients), 1);
-                matches!(gatherer.wait(Nanos(u64::from(*turn) * 20_000), in_flight), Wait::Soon { .. })
+                matches!(
+                    gatherer.wait(Nanos(u64::from(*turn) * 20_000), in_flight, unknown),
+                    Wait::Soon { .. }
+                )
             });
             let looks = looks.count();
             assert!(looks <= most, "{looks}");
@@ -390,25 +468,25 @@ mod tests {
     #[test]
     fn a_worker_that_is_to_look_does_so_while_something_is_under_way() {
         let mut gatherer = Gatherer::new(Waiting::Looking);
-        assert_eq!(gatherer.wait(Nanos(0), 0), Wait::Until(None));
-        assert_eq!(gatherer.wait(Nanos(0), 3), soon(3));
+        assert_eq!(gatherer.wait(Nanos(0), 0, unknown), Wait::Until(None));
+        assert_eq!(gatherer.wait(Nanos(0), 3, unknown), soon(3));
         gatherer.finished(PortId(1), 1);
-        assert_eq!(gatherer.wait(Nanos(0), 0), soon(0));
-        assert_eq!(gatherer.wait(Nanos(0), 0), Wait::Until(None));
+        assert_eq!(gatherer.wait(Nanos(0), 0, unknown), soon(0));
+        assert_eq!(gatherer.wait(Nanos(0), 0, unknown), Wait::Until(None));
     }
 
     #[test]
     fn whichever_way_it_waits_a_task_is_woken_in_time() {
         let mut gatherer = Gatherer::new(Waiting::Looking);
         let timer = Some(Nanos(70_000));
-        assert_eq!(gatherer.wait_until(Nanos(0), 0, timer), Wait::Until(timer));
+        assert_eq!(gatherer.wait_until(Nanos(0), 0, timer, unknown), Wait::Until(timer));
         let soon = Wait::Soon { of: Awaited::Device, until: timer };
-        assert_eq!(gatherer.wait_until(Nanos(0), 3, timer), soon);
+        assert_eq!(gatherer.wait_until(Nanos(0), 3, timer, unknown), soon);
         let mut gatherer = Gatherer::new(Waiting::Measured);
         gatherer.trials.phase = Phase::Hold(Way::Pause, HOLD_MAX);
         for (at, gathers) in [(70_000, false), (90_000, true)] {
             gatherer.finished(PortId(0), 1);
-            let wait = gatherer.wait_until(Nanos(0), 0, Some(Nanos(at)));
+            let wait = gatherer.wait_until(Nanos(0), 0, Some(Nanos(at)), unknown);
             assert_eq!(matches!(wait, Wait::Gather { .. }), gathers, "{wait:?}");
         }
     }
@@ -416,6 +494,6 @@ mod tests {
     #[test]
     fn nothing_under_way_sleeps_without_a_limit() {
         let mut gatherer = Gatherer::new(Waiting::Measured);
-        (0..100_000).for_each(|i| assert_eq!(gatherer.wait(Nanos(i), 0), Wait::Until(None)));
+        (0..100_000).for_each(|i| assert_eq!(gatherer.wait(Nanos(i), 0, unknown), Wait::Until(None)));
     }
 }

@@ -362,7 +362,8 @@ impl<E: Env> Worker<E> {
             return Wait::Poll;
         }
         let timer = self.core.next_timer();
-        self.gatherer.wait_until(self.core.now, self.core.in_flight(), timer)
+        let env = &self.env;
+        self.gatherer.wait_until(self.core.now, self.core.in_flight(), timer, || env.processor_time())
     }
 
     /// Whether a worker that was asked to stop has done all there was to do, and how its last flush went. For who turns

@@ -390,6 +390,10 @@ impl Env for Uring {
         self.now
     }
 
+    fn processor_time(&self) -> Nanos {
+        read(ClockId::ThreadCPUTime)
+    }
+
     fn random(&mut self) -> u64 {
         self.random.next()
     }
@@ -639,8 +643,12 @@ impl Random {
 
 /// The monotonic clock, which environments here go by, read now.
 pub fn clock() -> Nanos {
-    let time = clock_gettime(ClockId::Monotonic);
-    let part = |n: i64| u64::try_from(n).expect("the monotonic clock is not negative");
+    read(ClockId::Monotonic)
+}
+
+fn read(clock: ClockId) -> Nanos {
+    let time = clock_gettime(clock);
+    let part = |n: i64| u64::try_from(n).expect("neither the monotonic clock nor a thread's is negative");
     Nanos::secs(part(time.tv_sec)) + Nanos(part(time.tv_nsec))
 }
 

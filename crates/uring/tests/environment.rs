@@ -694,3 +694,24 @@ fn a_stream_to_where_nobody_listens_is_refused() {
         env.close(stream);
     });
 }
+
+#[test]
+fn the_processor_time_is_that_of_the_worker_and_of_nobody_else() {
+    // The kernel books what a thread has used when it leaves a processor and at ticks; the clock adds what has gone by since.
+    fn used_by_spinning(ring: &Uring, time: Nanos) -> Nanos {
+        let begin = ring.processor_time();
+        let wall = Instant::now();
+        while ring.processor_time().since(begin) < time {
+            assert!(wall.elapsed() < Duration::from_secs(60), "it spins, and uses nothing");
+        }
+        ring.processor_time().since(begin)
+    }
+    const TIME: Nanos = Nanos::millis(30);
+    let ring = Uring::new(&UringConfig::default()).unwrap();
+    let begin = ring.processor_time();
+    let other = std::thread::spawn(|| used_by_spinning(&Uring::new(&UringConfig::default()).unwrap(), TIME));
+    let others = other.join().unwrap();
+    let slept = ring.processor_time().since(begin);
+    assert!(others >= TIME && slept < TIME, "{slept:?} asleep, while another used {others:?}");
+    assert!(used_by_spinning(&ring, TIME) >= TIME);
+}
