@@ -269,6 +269,29 @@ mod tests {
     }
 
     #[test]
+    fn of_each_load_it_is_known_whether_looking_is_somewhat_faster() {
+        const STAY: u32 = 4_000;
+        let mut gatherer = Gatherer::new(Waiting::Measured);
+        let (mut now, mut used, mut wait) = (0, 0, Wait::Until(None));
+        let mut looks = [0; 2];
+        for turn in 0..20 * STAY {
+            let load = turn / STAY % 2;
+            let looked = matches!(wait, Wait::Soon { .. });
+            now += match (load, looked) {
+                (0, true) => 380_000,
+                (1, true) => 420_000,
+                _ => 400_000,
+            };
+            used += 100_000;
+            gatherer.finished(PortId(0), [32, 4][load as usize]);
+            wait = gatherer.wait(Nanos(now), 0, || Nanos(used));
+            looks[load as usize] += u32::from(looked && turn >= 4 * STAY);
+        }
+        let shares = looks.map(|looks| f64::from(looks) / f64::from(8 * STAY));
+        assert!(shares[0] > 0.8 && shares[1] < 0.1, "{shares:?}");
+    }
+
+    #[test]
     fn who_knows_nothing_of_its_processor_looks_only_for_much() {
         let (_, looks) = shares_of(|wait| match wait {
             Wait::Gather { .. } => (500_000, 32, 0),

@@ -50,6 +50,11 @@ const DEARER: f64 = 1. / 8.;
 const TRIALS: u32 = 8;
 /// Fewer say nothing.
 const TRIALS_MIN: u32 = 2;
+/// So much, as a logarithm, is the most that one of them says: a side that somebody held up is no worse than that, and where it is much faster it is
+/// looked for without these.
+const SAYS_AT_MOST: f64 = 0.5;
+/// Loads of which it is remembered: what was found out of one is of use when its client comes again.
+const LOADS: u32 = 12;
 /// Bios of a turn at most, on average, where one request is under way: it may be cut in two.
 pub(super) const ALONE: u64 = 2;
 
@@ -105,6 +110,11 @@ impl Rate {
         self.bios <= ALONE * u64::from(self.turns)
     }
 
+    /// Loads that are told apart by how much a turn has to do: a power of two of bios, 0 to [`LOADS`] - 1.
+    fn load(self) -> usize {
+        (self.bios / u64::from(self.turns.max(1))).max(1).ilog2().min(LOADS - 1) as usize
+    }
+
     fn add(&mut self, bios: u64, time: u64) {
         self.turns += 1;
         self.bios += bios;
@@ -123,15 +133,19 @@ struct Looked {
 
 impl Looked {
     fn add(&mut self, looking: Rate, best: Rate) {
-        if looking.processor == 0 || best.processor == 0 {
-            return; // Nothing is known of it.
+        let is_unknown = looking.processor == 0 || best.processor == 0;
+        if is_unknown || looking.is_another_load(best) {
+            return;
         }
         self.trials = (self.trials + 1).min(TRIALS);
         let weight = f64::from(self.trials);
         let times = |of: fn(Rate) -> u64| of(looking) as f64 / of(best) as f64;
         let bios = times(|rate| rate.bios);
-        self.faster += ((bios / times(|rate| rate.time)).ln() - self.faster) / weight;
-        self.dearer += ((times(|rate| rate.processor) / bios).ln() - self.dearer) / weight;
+        let into = |average: f64, times: f64| {
+            average + (times.ln().clamp(-SAYS_AT_MOST, SAYS_AT_MOST) - average) / weight
+        };
+        self.faster = into(self.faster, bios / times(|rate| rate.time));
+        self.dearer = into(self.dearer, times(|rate| rate.processor) / bios);
     }
 
     /// Whether it is somewhat faster for hardly more.
@@ -156,7 +170,7 @@ pub(super) struct Trials {
     processor_before: u64,
     /// The best of this trial so far; of a verdict, that and its rate when it was tried.
     best: (Way, Rate),
-    looked: Looked,
+    looked: [Looked; LOADS as usize],
     hold: u64,
     last_verdict: Way,
 }
@@ -171,7 +185,7 @@ impl Trials {
             current: Rate::default(),
             processor_before: 0,
             best: (Way::Sleep, Rate::default()),
-            looked: Looked::default(),
+            looked: Default::default(),
             hold: HOLD_MIN,
             last_verdict: Way::Sleep,
         }
@@ -263,7 +277,6 @@ impl Trials {
             if lately.is_another_load(tried) || self.has_settled() && tried.is_above(SLOWER, 2, lately) {
                 // The same verdict makes it longer.
                 (is_over, self.hold) = (true, HOLD_MIN / 2);
-                self.looked = Looked::default();
             }
         }
         if is_over {
@@ -281,8 +294,9 @@ impl Trials {
             Way::Pause => rate.has_turns_larger(1, best) && rate.is_above(TOLERANCE - 1, TOLERANCE, best),
             Way::Look => {
                 let worth = if best.is_of_one() { WORTH_ALONE } else { WORTH };
-                self.looked.add(rate, best);
-                rate.is_above(worth + 1, worth, best) || self.looked.pays()
+                let looked = &mut self.looked[best.load()];
+                looked.add(rate, best);
+                rate.is_above(worth + 1, worth, best) || looked.pays()
             }
         };
         if is_better {
