@@ -24,8 +24,9 @@ WRITTEN_DEPTHS = (64, 128, 256, 512, 1024)
 FILE_DEPTHS = (1, 32, 128)
 RINGS = (32, 64, 128, 256)
 QUEUES = (1, 2, 4)
-# Processors of the server and of the guest, where a file's single request under way is measured by these.
+# Processors of the server and of the guest, where reads of a file are measured by these: a single one under way, and more with a processor each.
 PLACES = ("0 and 0", "1 and 1", "0 and 1", "1 and 0")
+EACH = ("0 and 1", "1 and 0")
 QUEUES_MAX = max(QUEUES)
 # Of reads that are nearly all the server's work: a memory disk, which fills them.
 LARGE = {"bs": 4 << 20, "depth": 4}
@@ -56,6 +57,11 @@ def guest_at(server, cell):
     servers_cpu, guests_cpu = cell["places"].split(" and ")
     subprocess.run(["taskset", "--all-tasks", "--cpu-list", "--pid", servers_cpu, str(server.pid)], check=True, capture_output=True)
     return ["taskset", "-c", guests_cpu]
+
+
+def raw_at(cell):
+    """A program that reads the file itself is where the guest would be."""
+    return ["taskset", "-c", cell["places"].split(" and ")[1]] if "places" in cell else []
 
 
 def load(bench, server, cell, seconds):
@@ -188,8 +194,8 @@ def vhost(bench):
 
     path = bench.file("raw")
     cells = lambda rw: [cell_of("file", depth, rw=rw) for depth in FILE_DEPTHS]  # noqa: E731
-    raw = lambda cell: clients.fio_file(path, cell["rw"], "4k", cell["depth"], 1, bench.seconds)  # noqa: E731
-    batches = lambda cell: clients.fio_file_in_batches(path, cell["rw"], "4k", cell["depth"], bench.seconds)  # noqa: E731
+    raw = lambda cell: clients.fio_file(path, cell["rw"], "4k", cell["depth"], 1, bench.seconds, at=raw_at(cell))  # noqa: E731
+    batches = lambda cell: clients.fio_file_in_batches(path, cell["rw"], "4k", cell["depth"], bench.seconds, raw_at(cell))  # noqa: E731
     beside = [(RAW, "fio", raw), (RAW_BATCHES, "fio", batches)] if machine.has("fio") else []
     reading = [(peer, "bare_ring", lambda cell, how=how: load_bare_file(bench, path, how, cell))
                for peer, how in BARE_FILE.items() if machine.has(bench.bare_ring)]
@@ -198,7 +204,9 @@ def vhost(bench):
     rows += measure(bench, "file", ours, blockdev, cells("randread"), counted, beside + reading)
     rows += measure(bench, "file", ours, blockdev, cells("randwrite"), counted, beside)
     if os.cpu_count() > 1 and machine.has("taskset"):
-        rows += measure(bench, "placed", ours, blockdev, [cell_of("placed", 1, places=places) for places in PLACES])
+        placed = [(1, places) for places in PLACES] + [(depth, places) for depth in FILE_DEPTHS[1:] for places in EACH]
+        cells = [cell_of("placed", depth, places=places, rw="randread") for depth, places in placed]
+        rows += measure(bench, "placed", ours, blockdev, cells, extra=beside)
     return tables_of(rows) + goals(rows) + least(bench) + [machine.noise(rows), ""] + errors(rows)
 
 
@@ -249,7 +257,11 @@ def tables_of(rows):
     reads = [row for row in file if row["rw"] == "randread"]
     lines += table("Reads per second against the best of the bare ones", reads, ["depth"], [OURS, *BARE_FILE], "iops", max)
     lines += table("Reads, p50, us", reads, ["depth"], [OURS, *BARE_FILE], "p50_us", min)
-    lines += table("Reads at depth 1, by the processors of server and guest: p50, us", of("placed"), ["places"], [OURS, QSD], "p50_us", min)
+    placed = of("placed")
+    lines += table("Reads at depth 1, by the processors of server and guest: p50, us", [row for row in placed if row["depth"] == 1], ["places"],
+                   [OURS, QSD, RAW], "p50_us", min, [QSD])
+    lines += table("Reads per second, by the processors of server and guest", placed, ["places", "depth"], [OURS, QSD, RAW, RAW_BATCHES], "iops",
+                   max, [RAW_BATCHES])
     lines += table("Server system calls per I/O", file, keys, [OURS, QSD], "syscalls", min)
     lines += table("io_uring_enter per I/O", file, keys, [OURS, QSD], "enters", min)
     lines += [f"### A disk that takes {DELAY_MS} ms for everything, rings full", ""]
@@ -302,7 +314,10 @@ def goals(rows):
         ("file, depth 32: system calls per I/O", "<= 0.3", ours("syscalls", depth=32, **file)),
         ("file, depth 32: io_uring_enter per I/O", "<= 0.1", ours("enters", depth=32, **file)),
         *((f"file, depth {depth}: rate against {peer}", ">= 0.95", ratio("iops", peer, depth=depth, **file))
-          for depth in (32, 128) for peer in (RAW, RAW_BATCHES)),
+          for depth in FILE_DEPTHS[1:] for peer in (RAW, RAW_BATCHES)),
+        *((f"file, server and guest at {places}, depth {depth}: rate against {peer}", ">= 0.95",
+           ratio("iops", peer, depth=depth, kind="placed", places=places))
+          for places in EACH for depth in FILE_DEPTHS[1:] for peer in (RAW, RAW_BATCHES)),
         (f"{DELAY_MS} ms, rings of {RINGS[0]} to {RINGS[-1]}: rate * latency / in flight, worst", ">= 0.95",
          worst([iops * DELAY_MS / 1000 / ring for iops, ring in zip(slow, RINGS) if iops])),
         ("idle guest: share of a processor, %", "< 1", None if idle is None else idle * 100),
