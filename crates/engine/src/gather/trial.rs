@@ -1,9 +1,9 @@
 //! Which way to wait serves the clients best: each is tried in turn, by how many bios finish in how much time.
 //!
-//! A pause is kept unless it made that slower by more than [`TOLERANCE`]; looking has to make it faster by [`WORTH`], or by [`WORTH_ALONE`]; less is
-//! enough where it takes hardly more of the processor ([`WORTH_CHEAP`]), which takes several trials to tell. The verdict holds for a growing time, then
-//! it is tried again; sooner where it goes much slower than in its trial, or a turn has come to have so much more or less to do that it is
-//! another load.
+//! A pause is kept unless it made that slower by more than [`TOLERANCE`]; looking has to make it faster by [`WORTH`], or, for one request
+//! under way, by [`WORTH_ALONE`]; for more of them less is enough where it takes hardly more of the processor ([`WORTH_CHEAP`]), which takes several
+//! trials to tell. The verdict holds for a growing time, then it is tried again; sooner where it goes much slower than in its trial, or a turn has
+//! come to have so much more or less to do that it is another load.
 //!
 //! With one request under way it matters most whether client and server share a processor, and that follows from how we wait: who looks
 //! drives the other away, which the kernel does in some 40 ms; who sleeps is brought together with it, in some 80. Reads of a file at
@@ -110,7 +110,7 @@ impl Rate {
         self.bios <= ALONE * u64::from(self.turns)
     }
 
-    /// Loads that are told apart by how much a turn has to do: a power of two of bios, 0 to [`LOADS`] - 1.
+    /// Which of the [`LOADS`] it is, by the power of two of bios that a turn had.
     fn load(self) -> usize {
         (self.bios / u64::from(self.turns.max(1))).max(1).ilog2().min(LOADS - 1) as usize
     }
@@ -292,11 +292,12 @@ impl Trials {
             // A pause whose turns have no more to do than those without it gathers nothing, whatever the time says
             // (one turn that the scheduler held up outweighs all others).
             Way::Pause => rate.has_turns_larger(1, best) && rate.is_above(TOLERANCE - 1, TOLERANCE, best),
+            // Rarely tried, so that several trials take minutes.
+            Way::Look if best.is_of_one() => rate.is_above(WORTH_ALONE + 1, WORTH_ALONE, best),
             Way::Look => {
-                let worth = if best.is_of_one() { WORTH_ALONE } else { WORTH };
                 let looked = &mut self.looked[best.load()];
                 looked.add(rate, best);
-                rate.is_above(worth + 1, worth, best) || looked.pays()
+                rate.is_above(WORTH + 1, WORTH, best) || looked.pays()
             }
         };
         if is_better {
