@@ -11,7 +11,7 @@ help:
 	@echo 'make demo    build, and show the main job on four disks that a real kernel wrote'
 	@echo 'make test    install what the tests need (as root: apt-get), and run every check and test'
 	@echo 'make test-xen  serve guests of Xen, booted under QEMU (tests/xen; a quarter of an hour)'
-	@echo 'make check   the checks alone: fmt, tidy, clippy, doc, deny'
+	@echo 'make check   the checks alone: fmt, tidy, clippy, doc, the lock of fuzz, deny'
 	@echo 'make bench   measure Blockwork and its peers side by side, into bench/RESULTS.md'
 	@echo 'make labs    power cuts and faults: $(SEEDS) seeds for each test of crates/sim, from $(FROM) on (SEEDS=N FROM=M; a minute per 1,000)'
 	@echo 'make fuzz    $(FUZZ_SECONDS) s of libFuzzer for each target (FUZZ_SECONDS=N; nightly and cargo-fuzz)'
