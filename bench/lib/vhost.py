@@ -25,8 +25,8 @@ FILE_DEPTHS = (1, 32, 128)
 RINGS = (32, 64, 128, 256)
 QUEUES = (1, 2, 4)
 # Processors of the server and of the guest, where reads of a file are measured by these: a single one under way, and more with a processor each.
-PLACES = ("0 and 0", "1 and 1", "0 and 1", "1 and 0")
 EACH = ("0 and 1", "1 and 0")
+PLACES = ("0 and 0", "1 and 1", *EACH)
 QUEUES_MAX = max(QUEUES)
 # Of reads that are nearly all the server's work: a memory disk, which fills them.
 LARGE = {"bs": 4 << 20, "depth": 4}
@@ -54,9 +54,9 @@ def guest_at(server, cell):
     """Moves the server, too, where the cell says where both are to be."""
     if "places" not in cell:
         return GUEST_AT if cell["kind"] == "pinned" else []
-    servers_cpu, guests_cpu = cell["places"].split(" and ")
+    servers_cpu, _ = cell["places"].split(" and ")
     subprocess.run(["taskset", "--all-tasks", "--cpu-list", "--pid", servers_cpu, str(server.pid)], check=True, capture_output=True)
-    return ["taskset", "-c", guests_cpu]
+    return raw_at(cell)
 
 
 def raw_at(cell):

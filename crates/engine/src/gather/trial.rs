@@ -54,7 +54,7 @@ const TRIALS_MIN: u32 = 2;
 /// looked for without these.
 const SAYS_AT_MOST: f64 = 0.5;
 /// Loads of which it is remembered: what was found out of one is of use when its client comes again.
-const LOADS: u32 = 12;
+const LOADS: usize = 12;
 /// Bios of a turn at most, on average, where one request is under way: it may be cut in two.
 pub(super) const ALONE: u64 = 2;
 
@@ -110,9 +110,10 @@ impl Rate {
         self.bios <= ALONE * u64::from(self.turns)
     }
 
-    /// Which of the [`LOADS`] it is, by the power of two of bios that a turn had.
+    /// Which of the [`LOADS`] it is, by the power of two of bios that a turn had: one at least, each.
     fn load(self) -> usize {
-        (self.bios / u64::from(self.turns.max(1))).max(1).ilog2().min(LOADS - 1) as usize
+        let of_a_turn = self.bios / u64::from(self.turns);
+        (of_a_turn.ilog2() as usize).min(LOADS - 1)
     }
 
     fn add(&mut self, bios: u64, time: u64) {
@@ -170,7 +171,7 @@ pub(super) struct Trials {
     processor_before: u64,
     /// The best of this trial so far; of a verdict, that and its rate when it was tried.
     best: (Way, Rate),
-    looked: [Looked; LOADS as usize],
+    looked: [Looked; LOADS],
     hold: u64,
     last_verdict: Way,
 }
