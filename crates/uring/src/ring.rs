@@ -161,15 +161,16 @@ impl Uring {
     /// Cancels all operations with this token. Each still completes: with ECANCELED, or as if it had not been
     /// cancelled, if that came too late (a write that has begun, a call that a thread makes).
     pub fn cancel(&mut self, token: Token) {
-        for name in self.slots.names(|slot| slot.token == token && slot.kind != Kind::Helper) {
-            self.push(&opcode::AsyncCancel::new(name).build().user_data(CANCEL));
-        }
+        self.cancel_all(|slot| slot.token == token && slot.kind != Kind::Helper);
     }
 
     /// Cancels all operations on this descriptor, as [`Uring::cancel`] does.
     pub(crate) fn cancel_all_of(&mut self, fd: &Arc<OwnedFd>) {
-        let holds = |slot: &Slot| slot.file.as_ref().is_some_and(|file| Arc::ptr_eq(file, fd));
-        for name in self.slots.names(holds) {
+        self.cancel_all(|slot| slot.file.as_ref().is_some_and(|file| Arc::ptr_eq(file, fd)));
+    }
+
+    fn cancel_all(&mut self, wanted: impl Fn(&Slot) -> bool) {
+        for name in self.slots.cancel(wanted) {
             self.push(&opcode::AsyncCancel::new(name).build().user_data(CANCEL));
         }
     }
@@ -282,6 +283,11 @@ impl Uring {
     fn start_again(&mut self, name: u64) {
         let whole = self.features.whole_sends;
         let slot = self.slots.get(name).expect("only what is in flight goes on");
+        if slot.cancelled {
+            let result = slot.as_cancelled();
+            self.early.push(Completion { token: slot.token, result, flags: 0 });
+            return self.slots.release(name);
+        }
         let entry = match slot.kind {
             Kind::Send { .. } => slot.send_entry(whole),
             Kind::Accept { .. } => slot.accept_entry(),
@@ -353,9 +359,9 @@ fn settle(slot: &mut Slot, result: i32, more: bool) -> Next {
     }
 }
 
-/// A send that is short goes on with the rest (before 5.19 the kernel does not do so by itself for MSG_WAITALL).
+/// A send that is short goes on with the rest (before 5.19 the kernel does not do so by itself for MSG_WAITALL), unless it was cancelled: one of
+/// which a part was sent completes with that part then, not with ECANCELED.
 fn settle_send(slot: &mut Slot, sent: u32, result: i32) -> Next {
-    let total = |sent: u32| i32::try_from(sent).expect("a send is limited to 2^31 - 1 bytes");
     let Some(now) = u32::try_from(result).ok().filter(|&bytes| bytes > 0) else {
         return Next::Done(if sent > 0 { total(sent) } else { result });
     };
@@ -365,6 +371,20 @@ fn settle_send(slot: &mut Slot, sent: u32, result: i32) -> Next {
     }
     slot.kind = Kind::Send { sent };
     Next::Again { report: false }
+}
+
+fn total(sent: u32) -> i32 {
+    i32::try_from(sent).expect("a send is limited to 2^31 - 1 bytes")
+}
+
+impl Slot {
+    /// The result of one that would go on, and was cancelled.
+    fn as_cancelled(&self) -> i32 {
+        match self.kind {
+            Kind::Send { sent } if sent > 0 => total(sent),
+            _ => -libc::ECANCELED,
+        }
+    }
 }
 
 /// The call by which a thread does `op`, which occupies that slot.
@@ -599,9 +619,7 @@ impl Uring {
     fn drain(&mut self) -> bool {
         let mut ignored = Vec::new();
         self.take_completed(&mut ignored);
-        for name in self.slots.names(|slot| slot.kind != Kind::Helper) {
-            self.push(&opcode::AsyncCancel::new(name).build().user_data(CANCEL));
-        }
+        self.cancel_all(|slot| slot.kind != Kind::Helper);
         if self.wake.is_armed() {
             self.push(&opcode::AsyncCancel::new(WAKE).build().user_data(CANCEL));
         }

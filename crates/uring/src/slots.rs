@@ -52,6 +52,8 @@ pub(crate) struct Slot {
     generation: u32,
     pub token: Token,
     pub kind: Kind,
+    /// It does not go on once more: the kernel has been asked to cancel it, and may have forgotten that with what it had done.
+    pub cancelled: bool,
     /// Keeps the memory alive.
     pub segments: Segments,
     /// Keeps the descriptor open.
@@ -69,6 +71,7 @@ impl Slot {
             generation: 0,
             token: Token(0),
             kind: Kind::Free,
+            cancelled: false,
             segments: Segments::new(),
             file: None,
             iovecs: Vec::new(),
@@ -117,6 +120,7 @@ impl Slots {
         debug_assert_eq!(slot.kind, Kind::Free);
         slot.token = token;
         slot.kind = kind;
+        slot.cancelled = false;
         (name(index, slot.generation), slot)
     }
 
@@ -138,6 +142,15 @@ impl Slots {
         slot.iovecs.clear();
         slot.file = None;
         self.free.push(index);
+    }
+
+    /// Has all operations that satisfy `wanted` not go on once more; their names.
+    pub fn cancel(&mut self, wanted: impl Fn(&Slot) -> bool) -> Vec<u64> {
+        let names = self.names(wanted);
+        for name in &names {
+            self.get(*name).expect("in flight").cancelled = true;
+        }
+        names
     }
 
     /// Names of all operations in flight that satisfy `wanted`.

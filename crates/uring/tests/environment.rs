@@ -686,6 +686,40 @@ fn a_stream_connects_carries_bytes_both_ways_and_ends_when_it_is_closed() {
 }
 
 #[test]
+fn of_a_stream_that_is_closed_in_the_middle_of_a_send_the_rest_is_never_sent() {
+    const PART: usize = 4 << 20;
+    everywhere(|mut env| {
+        for parts in [1, 4] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 64 << 10).unwrap();
+            let stream = env.connect(Token(1), listener.local_addr().unwrap()).unwrap();
+            assert_eq!(one(&mut env).result, 0);
+            let (mut peer, _) = listener.accept().unwrap();
+            peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            let data: Vec<_> = (0..parts).map(|_| empty(PART * 4 / parts)).collect();
+            Network::send(&mut env, Token(2), stream, &data);
+            let begin = Instant::now();
+            while rustix::io::ioctl_fionread(&peer).unwrap() < 32 << 10 {
+                assert!(begin.elapsed() < Duration::from_secs(20), "nothing was sent");
+                env.wait(Wait::Poll, &mut Vec::new());
+            }
+            env.close(stream);
+            let ended = one(&mut env);
+            assert_eq!(ended.token, Token(2));
+            let sent = usize::try_from(ended.result).expect("a part was sent");
+            assert!(sent > 0 && sent < 4 * PART, "{sent}");
+            assert_eq!(env.in_flight(), 0);
+            let mut received = Vec::new();
+            match peer.read_to_end(&mut received) {
+                Err(error) => assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset),
+                Ok(_) => panic!("the stream ended in order, after {} bytes of {sent}", received.len()),
+            }
+            assert!(received.len() <= sent, "{} of {sent}", received.len());
+        }
+    });
+}
+
+#[test]
 fn a_stream_to_where_nobody_listens_is_refused() {
     everywhere(|mut env| {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
