@@ -160,10 +160,6 @@ impl Bios {
         let parts = &self.get(bio).parts;
         parts.set(parts.get() + 1);
     }
-    /// What the client asked for.
-    pub(crate) fn op(&self, bio: u32) -> Op {
-        self.get(bio).op
-    }
     /// The memory of the part at `at`.
     #[inline]
     pub(crate) fn slice(&self, bio: u32, at: Sectors, nr: Sectors, out: &mut Segments) {

@@ -190,9 +190,8 @@ impl LeafQueue {
         self.requests.give_back(id);
         self.requests.start_batch();
         cx.counters.add(self.node, Counter::Requeued, parts.len() as u64);
-        for Part { bio, at, nr } in parts {
-            // The bio's own operation: a write of zeros may have been a write-zeroes.
-            let span = Span { op: cx.bios.op(bio), flags, sector, nr, at };
+        for Part { bio, op, at, nr } in parts {
+            let span = Span { op, flags, sector, nr, at };
             self.admit_plain(cx, Plugged { bio, span });
             sector = sector + nr;
         }

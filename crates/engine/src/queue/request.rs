@@ -12,6 +12,9 @@ use crate::units::{Nanos, Sector, Sectors};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part {
     pub(super) bio: u32,
+    /// What is asked of the device: not always what the request does (zeros are written where there is no write-zeroes), nor what the bio
+    /// asks of its volume (a snapshot's discard is a write-zeroes of its store).
+    pub(super) op: Op,
     /// Where the share starts within the bio.
     pub(super) at: Sectors,
     pub(super) nr: Sectors,

@@ -124,7 +124,7 @@ impl LeafQueue {
 
     /// Makes a request of a piece that is within the limits, or adds it to one.
     fn add_piece(&mut self, cx: &mut QueueContext<'_>, bio: u32, piece: Span) {
-        let part = Part { bio, at: piece.at, nr: piece.nr };
+        let part = Part { bio, op: piece.op, at: piece.at, nr: piece.nr };
         if piece.op.has_data()
             && !self.may_merge
             && let Some(only) = cx.bios.whole(bio, piece.nr)
