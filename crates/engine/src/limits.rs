@@ -237,7 +237,10 @@ impl Limits {
                 let unit = u64::from(self.discard_granularity) / SECTOR;
                 self.max_discard = Sectors(if unit > 1 { sectors.0 / unit * unit } else { sectors.0 });
             }
-            "write_zeroes_max_bytes" => self.max_write_zeroes = Sectors::from_bytes_floor(number()?),
+            "write_zeroes_max_bytes" => {
+                let block = u64::from(self.logical_block_size);
+                self.max_write_zeroes = Sectors::from_bytes_floor(number()? / block * block);
+            }
             "nr_requests" => {
                 let n = number()?;
                 self.nr_requests = u32::try_from(n)
@@ -337,6 +340,11 @@ mod tests {
         assert_eq!(limits.max_sectors, Sectors(512));
         limits.set("discard_max_bytes", "524789").unwrap();
         assert_eq!(limits.max_discard, Sectors(1024));
+        limits.logical_block_size = 4096;
+        for (bytes, sectors) in [("10000", 16), ("4095", 0), ("0", 0)] {
+            limits.set("write_zeroes_max_bytes", bytes).unwrap();
+            assert_eq!(limits.max_write_zeroes, Sectors(sectors), "{bytes}, by whole blocks");
+        }
         limits.set("read_ahead_kb", "128").unwrap();
         assert_eq!(limits.read_ahead, Sectors(256));
         limits.set("linearize", "auto").unwrap();
