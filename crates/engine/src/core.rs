@@ -67,6 +67,12 @@ fn refusal(read_only: bool, op: Op, end: Option<u64>, size: u64) -> Option<Errno
     Some(if op.is_write() { Errno::ENOSPC } else { Errno::EINVAL })
 }
 
+/// How far it is read and written: the ragged end of an uneven layer by a whole block.
+fn whole_blocks(layer: &dyn Layer) -> Sectors {
+    let block = u64::from(layer.limits().logical_block_size) / SECTOR;
+    Sectors(layer.sectors().0.next_multiple_of(block))
+}
+
 /// A worker's state, without its environment and ports.
 pub(crate) struct Core {
     pub(crate) pool: Pool,
@@ -305,10 +311,8 @@ impl Core {
     /// A part of something that was let in a while ago: the volume may have become smaller since.
     fn submit_late(&mut self, volume: VolumeId, owner: Owner, bio: Bio) {
         let top = &self.volumes[usize::from(volume.0)];
-        // The ragged end of an uneven volume is read and written by whole blocks.
-        let block = u64::from(top.limits().logical_block_size) / SECTOR;
-        let (node, size) = (top.node(), top.sectors().0.next_multiple_of(block));
-        match refusal(top.read_only, bio.op, bio.sector.0.checked_add(bio.nr.0), size) {
+        let (node, size) = (top.node(), whole_blocks(&*top.root));
+        match refusal(top.read_only, bio.op, bio.sector.0.checked_add(bio.nr.0), size.0) {
             Some(errno) => self.give_back(owner, bio.op, Err(errno), bio.data),
             None => self.start(Root::Volume(volume), node, owner, bio),
         }
@@ -367,7 +371,7 @@ impl Core {
     /// Maps a bio once more. Meanwhile its volume may have become smaller, and what was behind its end somebody else's.
     fn resolve_again(&mut self, bio: u32) {
         let BioState { span, op, .. } = self.bios.all[bio as usize];
-        if span.end().0 > self.root_of(bio).sectors().0 {
+        if span.end().0 > whole_blocks(&*self.root_of(bio)).0 {
             self.fail(bio, if op.is_write() { Errno::ENOSPC } else { Errno::EINVAL });
         } else {
             self.resolve(bio);

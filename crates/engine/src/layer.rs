@@ -122,6 +122,23 @@ pub type Preparation = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 /// The future of a slow path that many bios share.
 pub type Preparations = Pin<Box<dyn Future<Output = ()>>>;
 
+/// Where a layer's blocks are not those of what lies below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Misaligned {
+    /// It begins in the middle of a block of the layer below.
+    Start {
+        /// The layer below.
+        below: NodeId,
+        /// Where it begins there.
+        at: Sector,
+    },
+    /// What lies before this sector of the layer itself and what lies behind it are in different places, and it is in the middle of a block.
+    Boundary {
+        /// The sector.
+        at: Sector,
+    },
+}
+
 /// One layer of a stack. Shared by all workers.
 pub trait Layer: Send + Sync + Debug {
     /// What all layers have.
@@ -185,9 +202,8 @@ pub trait Layer: Send + Sync + Debug {
         let _ = cx;
         None
     }
-    /// Where it begins on a layer below, if that is in the middle of a block there: then whole blocks of it are none of a device, and
-    /// it is not to be read and written.
-    fn misaligned(&self) -> Option<(NodeId, Sector)> {
+    /// Where whole blocks of it are none of a device, if so: then it is not to be read and written.
+    fn misaligned(&self) -> Option<Misaligned> {
         None
     }
     /// How it is now, in the words of `dmsetup status`, where its target has any.

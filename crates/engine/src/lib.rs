@@ -58,8 +58,8 @@ pub use env::{
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
 pub use gather::Waiting;
 pub use layer::{
-    Cure, Defer, Extent, Failure, Layer, LeafLayer, NodeId, Preparation, Preparations, Resolver, Shape, Span,
-    Target, topmost_first,
+    Cure, Defer, Extent, Failure, Layer, LeafLayer, Misaligned, NodeId, Preparation, Preparations, Resolver,
+    Shape, Span, Target, topmost_first,
 };
 pub use leaf::{
     Allocation, AtOnce, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap,

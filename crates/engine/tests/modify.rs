@@ -251,3 +251,47 @@ fn a_worker_that_has_ended_is_not_waited_for() {
     settle(&mut [&mut other]);
     assert_eq!(device.lock().unwrap().seen.len(), 1);
 }
+
+/// Prepares everything before it goes on, and does not end with a whole block.
+#[derive(Debug)]
+struct Late {
+    below: Arc<dyn Layer>,
+    shape: Shape,
+}
+
+impl Layer for Late {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let node = self.shape.node;
+        if !cx.was_prepared(node, span) {
+            return Err(Defer { node, span, reason: Reason::Delay });
+        }
+        cx.pass(node, span.sector, &*self.below, span)
+    }
+    fn prepare(&self, _: Defer, _: TaskContext) -> Preparation {
+        Box::pin(async { Ok(()) })
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        vec![self.below.clone()]
+    }
+}
+
+#[test]
+fn the_last_sector_of_an_uneven_volume_is_had_where_its_layer_has_something_to_do_first() {
+    const LAST: u64 = 10 * BLOCK;
+    let mut rig = Rig::with_stack(coarse(), |below| {
+        let limits = below.limits().clone();
+        Arc::new(Late { below, shape: Shape { node: NodeId(1), sectors: Sectors(LAST + 1), limits } })
+    });
+    for (cookie, op) in [(0, Op::Write), (1, Op::Read)] {
+        let data: Segments = Segments::from_iter([rig.memory(1, 7)[0].clone()]);
+        rig.client.borrow_mut().bytes_to_submit.push((cookie, op, Flags::NONE, LAST * 512, 512, data));
+        rig.turn_with_event();
+        settle(&mut [&mut rig]);
+    }
+    rig.all_succeeded(2);
+    assert_eq!(rig.bytes(LAST, 1), [7; 512]);
+    assert!(!rig.bytes(LAST + 1, BLOCK - 1).contains(&7));
+}

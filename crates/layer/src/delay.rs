@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{Defer, Layer, Nanos, NodeId, Op, Reason, Resolver, Sector, Sectors, Shape, Span};
+use blockwork_engine::{
+    Defer, Layer, Misaligned, Nanos, NodeId, Op, Reason, Resolver, Sector, Sectors, Shape, Span,
+};
 
 use crate::linear::in_a_block;
 
@@ -51,7 +53,7 @@ impl Layer for Delay {
     fn pause(&self, _defer: &Defer) -> Option<Nanos> {
         Some(self.delay)
     }
-    fn misaligned(&self) -> Option<(NodeId, Sector)> {
+    fn misaligned(&self) -> Option<Misaligned> {
         in_a_block(&*self.below, self.start)
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{Defer, Layer, NodeId, Op, Resolver, Sector, Sectors, Shape, Span};
+use blockwork_engine::{Defer, Layer, Misaligned, NodeId, Op, Resolver, Sector, Sectors, Shape, Span};
 
 /// `sectors` sectors of `below`, from `start`.
 #[derive(Debug)]
@@ -25,9 +25,9 @@ impl Linear {
 }
 
 /// That place of a layer, if it is in the middle of a block.
-pub(crate) fn in_a_block(below: &dyn Layer, start: Sector) -> Option<(NodeId, Sector)> {
+pub(crate) fn in_a_block(below: &dyn Layer, start: Sector) -> Option<Misaligned> {
     let block = u64::from(below.limits().logical_block_size);
-    (!start.bytes().is_multiple_of(block)).then(|| (below.node(), start))
+    (!start.bytes().is_multiple_of(block)).then(|| Misaligned::Start { below: below.node(), at: start })
 }
 
 impl Layer for Linear {
@@ -40,7 +40,7 @@ impl Layer for Linear {
             if span.op == Op::Flush { span } else { span.moved_to(self.start + Sectors(span.sector.0)) };
         cx.pass(self.shape.node, span.sector, &*self.below, target)
     }
-    fn misaligned(&self) -> Option<(NodeId, Sector)> {
+    fn misaligned(&self) -> Option<Misaligned> {
         in_a_block(&*self.below, self.start)
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Defer, Layer, Limits, NodeId, Op, Reason, Resolver, SECTOR, Sector, Sectors, Shape, Span,
+    Defer, Layer, Limits, Misaligned, NodeId, Op, Reason, Resolver, SECTOR, Sector, Sectors, Shape, Span,
 };
 
 use crate::divisor::Divisor;
@@ -170,8 +170,11 @@ impl Layer for Striped {
                 .try_for_each(|stripe| cx.pass(self.shape.node, span.sector, &*stripe.below, span)),
         }
     }
-    fn misaligned(&self) -> Option<(NodeId, Sector)> {
-        self.stripes.iter().find_map(|stripe| in_a_block(&*stripe.below, stripe.start))
+    fn misaligned(&self) -> Option<Misaligned> {
+        let chunk = Sector(self.chunk.get());
+        let block = u64::from(self.shape.limits.logical_block_size);
+        let cut = (!chunk.bytes().is_multiple_of(block)).then_some(Misaligned::Boundary { at: chunk });
+        cut.or_else(|| self.stripes.iter().find_map(|stripe| in_a_block(&*stripe.below, stripe.start)))
     }
     fn below(&self) -> Vec<Arc<dyn Layer>> {
         self.stripes.iter().map(|stripe| stripe.below.clone()).collect()

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use blockwork_engine::{Defer, Layer, Limits, NodeId, Op, Reason, Resolver, Sector, Sectors, Shape, Span};
+use blockwork_engine::{
+    Defer, Layer, Limits, Misaligned, NodeId, Op, Reason, Resolver, Sector, Sectors, Shape, Span,
+};
 
 /// A target and where it starts.
 #[derive(Clone, Debug)]
@@ -86,7 +88,8 @@ impl Layer for Table {
             let Segment { start, target } = &self.segments[index];
             let within = Sector(rest.sector.0 - start.0);
             let room = Sectors(target.sectors().0 - within.0);
-            if rest.nr <= room {
+            // Behind the last one is the rest of an uneven table's last block.
+            if rest.nr <= room || index + 1 == self.segments.len() {
                 return cx.pass(self.shape.node, rest.sector, &**target, rest.moved_to(within));
             }
             cx.split(self.shape.node, rest.piece(Sectors::ZERO, room), 2, Reason::TargetEnd);
@@ -99,6 +102,13 @@ impl Layer for Table {
             rest = rest.piece(room, rest.nr - room);
             index += 1;
         }
+    }
+    fn misaligned(&self) -> Option<Misaligned> {
+        self.segments.windows(2).find_map(|pair| {
+            let block = |segment: &Segment| segment.target.limits().logical_block_size;
+            let (at, block) = (pair[1].start, block(&pair[0]).max(block(&pair[1])));
+            (!at.bytes().is_multiple_of(block.into())).then_some(Misaligned::Boundary { at })
+        })
     }
     fn approach(&self, span: &Span) {
         let Segment { start, target } = &self.segments[self.index_of(span.sector)];

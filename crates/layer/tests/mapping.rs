@@ -168,3 +168,51 @@ fn shapes_that_cannot_be_are_refused() {
     assert_eq!(gap, Err(TableError::Start { index: 1, start: Sector(11), expected: Sector(10) }));
     assert!(Table::new(NodeId(9), vec![at(0), at(9)]).is_err());
 }
+
+/// A leaf of blocks of 4 KiB.
+fn coarse(id: u16, sectors: u64) -> Arc<dyn Layer> {
+    let limits = Limits { logical_block_size: 4096, ..Limits::default() };
+    Arc::new(LeafLayer::new(LeafId(id), NodeId(id), Sectors(sectors), limits))
+}
+
+/// Targets of so many sectors, side by side over leaves.
+fn table(targets: &[(Arc<dyn Layer>, u64)]) -> Table {
+    let mut start = Sector(0);
+    let targets = targets.iter().zip(10..).map(|((leaf, sectors), node)| {
+        let target = Linear::new(NodeId(node), leaf.clone(), Sector(0), Sectors(*sectors)).unwrap();
+        let segment = Segment { start, target: Arc::new(target) };
+        start = start + Sectors(*sectors);
+        segment
+    });
+    let targets = targets.collect();
+    Table::new(NodeId(20), targets).unwrap()
+}
+
+#[test]
+fn a_table_whose_targets_meet_in_the_middle_of_a_block_says_so() {
+    let (fine, coarse) = (|id| leaf(id, 4096), |id| coarse(id, 4096));
+    let at = |sector| Some(Misaligned::Boundary { at: Sector(sector) });
+    assert_eq!(table(&[(coarse(0), 1000), (coarse(1), 1001)]).misaligned(), None, "the end is no boundary");
+    assert_eq!(table(&[(coarse(0), 1000), (coarse(1), 1001), (coarse(2), 7)]).misaligned(), at(2001));
+    assert_eq!(table(&[(coarse(0), 1001), (fine(1), 7)]).misaligned(), at(1001));
+    assert_eq!(table(&[(fine(0), 1001), (coarse(1), 8)]).misaligned(), at(1001));
+    assert_eq!(table(&[(fine(0), 1001), (fine(1), 7), (coarse(2), 8)]).misaligned(), None);
+}
+
+#[test]
+fn the_last_block_of_an_uneven_table_is_all_of_its_last_target() {
+    let table = table(&[(coarse(0, 4096), 1000), (coarse(1, 4096), 1001)]);
+    let places = by_extents(&table, 1992, 16);
+    let expected = (0..16).map(|i| (Target::Leaf(LeafId(1)), 992 + i));
+    assert_eq!(places, expected.collect::<Vec<_>>());
+}
+
+#[test]
+fn stripes_of_parts_of_blocks_say_so() {
+    let striped = |chunk| {
+        let stripes = [0, 1].map(|id| Stripe { below: coarse(id, 4096), start: Sector(0) });
+        Striped::new(NodeId(10), Sectors(chunk), stripes.into(), Sectors(64)).unwrap().misaligned()
+    };
+    assert_eq!(striped(4), Some(Misaligned::Boundary { at: Sector(4) }));
+    assert_eq!((striped(8), striped(16)), (None, None));
+}

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, NodeId, SECTOR, Volume, topmost_first};
+use blockwork_engine::{Layer, Misaligned, NodeId, SECTOR, Volume, topmost_first};
 use blockwork_format::escape;
 
 use crate::assembly::Assembly;
@@ -112,18 +112,22 @@ impl Assembly {
     /// Why whole blocks of a volume are none of its disks, if so. It can be looked into all the same.
     fn misaligned(&self, root: &Arc<dyn Layer>) -> Option<String> {
         let layers = topmost_first([root.clone()]);
-        let (layer, (node, start)) = layers.iter().find_map(|layer| Some((layer, layer.misaligned()?)))?;
+        let (layer, found) = layers.iter().find_map(|layer| Some((layer, layer.misaligned()?)))?;
         let infos = self.graph.nodes.infos();
         let name = |node: NodeId| escape(&infos[usize::from(node.0)].name);
+        let place = match found {
+            Misaligned::Start { below, at } => format!("begins at sector {} of {}", at.0, name(below)),
+            Misaligned::Boundary { at } => {
+                format!("is put together of pieces, one of which ends at sector {}", at.0)
+            }
+        };
         Some(format!(
-            "{} begins at sector {start} of {}, in the middle of one of its blocks of {} bytes, which are the least that is read and written \
+            "{} {place}, in the middle of one of its blocks of {block} bytes, which are the least that is read and written \
              there. If that is what O_DIRECT demands of a file, add ',direct=off' to the disk, or copy the image to where 512 bytes will \
              do; on a disk of such blocks, begin at a multiple of {} sectors",
             name(layer.node()),
-            name(node),
-            layer.limits().logical_block_size,
             u64::from(layer.limits().logical_block_size) / SECTOR,
-            start = start.0,
+            block = layer.limits().logical_block_size,
         ))
     }
 
