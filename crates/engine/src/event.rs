@@ -117,6 +117,8 @@ pub enum Reason {
     Delay,
     /// The volume is suspended: what it lies on is being changed.
     Suspended,
+    /// Bad blocks of a member of an array were written: a flush takes them off its list.
+    BadBlocks,
 }
 
 impl Reason {
@@ -158,6 +160,7 @@ impl Reason {
             Reason::RingFull => "ring full",
             Reason::Delay => "delay",
             Reason::Suspended => "suspended",
+            Reason::BadBlocks => "bad blocks",
         }
     }
 }

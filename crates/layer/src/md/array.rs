@@ -132,6 +132,8 @@ pub struct Array {
     pub(super) gate: Gate,
     /// Some member is missing, failed, not in sync, not to be read, or mirrors may differ: reads choose with care.
     pub(super) irregular: AtomicBool,
+    /// Bad blocks of some member were written, and are in its list on disk still: a flush takes them off.
+    pub(super) renewed: AtomicBool,
     /// Mirrors may differ at and beyond this sector of the array; `u64::MAX`: nowhere. With a bitmap, only where it keeps a bit.
     pub(super) differ_from: AtomicU64,
     /// A member has refused a write-zeroes that its limits allow: none that must be fast is tried any more.
@@ -234,6 +236,7 @@ impl Array {
                 record,
                 gate: Gate::default(),
                 irregular: AtomicBool::new(false),
+                renewed: AtomicBool::new(false),
                 differ_from: AtomicU64::new(differ_from),
                 no_fast_zeroes: AtomicBool::new(false),
                 discard_granule,
@@ -401,6 +404,11 @@ impl Layer for Array {
         Box::pin(async move {
             match defer.reason {
                 Reason::MemberFailed => array.settle_failures(&cx).await,
+                Reason::BadBlocks => {
+                    let _turn = array.turns.take().await;
+                    array.settle_renewed(&cx).await;
+                    Ok(())
+                }
                 Reason::ReadError => {
                     array.start_mending(&cx);
                     Ok(())

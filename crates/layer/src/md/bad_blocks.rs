@@ -2,10 +2,14 @@
 //!
 //! | kind | how it came | on disk | writes |
 //! | --- | --- | --- | --- |
-//! | [`Bad::Unread`] | a read failed; it is about to be written anew | no | go there |
+//! | [`Bad::Renewed`] | a client has written it: it can be read | yes, until the next flush | go there |
+//! | [`Bad::Unread`] | a read failed; it is about to be written anew | no | go there, and it can be read |
 //! | [`Bad::Stale`] | a write failed on a member that has to stay: others have what is newer | no | go there |
-//! | [`Bad::Listed`] | found in the list, or no copy could be read when the member was filled | yes | go there |
+//! | [`Bad::Listed`] | found in the list, or no copy could be read when the member was filled | yes | go there, and renew it |
 //! | [`Bad::Unwritable`] | a write failed | yes | leave it out |
+//!
+//! What was written can be read from then on. It leaves the list on disk behind a flush of the member, before a flush of the array is answered: a
+//! range that is in no list holds what was written there, whenever the power fails.
 //!
 //! Who resolves a bio takes no lock here, but where something is bad: then the list is read under a lock that is only ever
 //! held for as long as it takes to look.
@@ -45,6 +49,7 @@ pub struct BadBlockLog {
 /// What is the matter with a range; see the module's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Bad {
+    Renewed,
     Unread,
     Stale,
     Listed,
@@ -59,6 +64,15 @@ struct Range {
 }
 
 impl Range {
+    /// Whether it belongs in the list on disk.
+    fn is_on_disk(&self) -> bool {
+        self.what >= Bad::Listed || self.what == Bad::Renewed
+    }
+
+    fn is_bad_until_written(&self) -> bool {
+        matches!(self.what, Bad::Unread | Bad::Listed)
+    }
+
     fn meets(&self, start: u64, end: u64) -> bool {
         self.start < end && start < self.end
     }
@@ -115,7 +129,8 @@ impl BadBlocks {
     /// How many of the `nr` sectors at `sector` cannot be read, from the first on.
     pub(super) fn unreadable(&self, sector: Sector, nr: Sectors) -> Sectors {
         let ranges = self.read();
-        let met = ranges.iter().filter(|range| range.meets(sector.0, sector.0 + 1));
+        let met =
+            ranges.iter().filter(|range| range.what >= Bad::Unread && range.meets(sector.0, sector.0 + 1));
         met.map(|range| Sectors(range.end - sector.0)).fold(Sectors::ZERO, Sectors::max).min(nr)
     }
 
@@ -183,7 +198,7 @@ impl BadBlocks {
                 left.push(range);
                 continue;
             }
-            changed |= range.what >= Bad::Listed;
+            changed |= range.is_on_disk();
             left.extend((range.start < start).then_some(Range { end: start, ..range }));
             left.extend((end < range.end).then_some(Range { start: end, ..range }));
         }
@@ -193,10 +208,63 @@ impl BadBlocks {
         changed
     }
 
+    /// Whether a write of these sectors has something to renew.
+    pub(super) fn is_renewed_by_write(&self, sector: Sector, nr: Sectors) -> bool {
+        self.any()
+            && self
+                .read()
+                .iter()
+                .any(|range| range.is_bad_until_written() && range.meets(sector.0, sector.0 + nr.0))
+    }
+
+    /// A range was written, and can be read again; whether some of it has to leave the list on disk. Where there is no room for the parts of
+    /// a range that is cut, all of that stays bad.
+    pub(super) fn renew(&self, sector: Sector, nr: Sectors) -> bool {
+        let (start, end) = (sector.0, sector.0 + nr.0);
+        let mut ranges = self.write();
+        let has_room = ranges.len() + 2 <= BAD_RANGES_MAX;
+        let mut renewed = false;
+        let mut left = Vec::with_capacity(ranges.len() + 2);
+        for range in ranges.drain(..) {
+            let is_whole = start <= range.start && range.end <= end;
+            if !range.is_bad_until_written() || !range.meets(start, end) || !(is_whole || has_room) {
+                left.push(range);
+                continue;
+            }
+            left.extend((range.start < start).then_some(Range { end: start, ..range }));
+            if range.what == Bad::Listed {
+                renewed = true;
+                let (start, end) = (range.start.max(start), range.end.min(end));
+                left.push(Range { start, end, what: Bad::Renewed });
+            }
+            left.extend((end < range.end).then_some(Range { start: end, ..range }));
+        }
+        self.any.store(!left.is_empty(), Ordering::Release);
+        *ranges = left;
+        renewed
+    }
+
+    /// Ranges that were written, and are in the list on disk still.
+    pub(super) fn renewed(&self) -> Vec<(Sector, Sectors)> {
+        let ranges = self.read();
+        let renewed = ranges.iter().filter(|range| range.what == Bad::Renewed);
+        renewed.map(|range| (Sector(range.start), Sectors(range.end - range.start))).collect()
+    }
+
+    /// Those of them are durable now, as far as nothing has happened to them since.
+    pub(super) fn settle(&self, renewed: &[(Sector, Sectors)]) {
+        let mut ranges = self.write();
+        ranges.retain(|range| {
+            let place = (Sector(range.start), Sectors(range.end - range.start));
+            range.what != Bad::Renewed || !renewed.contains(&place)
+        });
+        self.any.store(!ranges.is_empty(), Ordering::Release);
+    }
+
     /// Ranges that only others have, for as long as this member is there.
     pub(super) fn lacking(&self) -> Vec<(Sector, Sectors)> {
         let ranges = self.read();
-        let lacking = ranges.iter().filter(|range| range.what != Bad::Unread);
+        let lacking = ranges.iter().filter(|range| range.what > Bad::Unread);
         lacking.map(|range| (Sector(range.start), Sectors(range.end - range.start))).collect()
     }
 
@@ -209,10 +277,17 @@ impl BadBlocks {
     /// What belongs in the list on disk of a member whose data starts there, in whole units of it.
     pub(super) fn for_disk(&self, data_start: Sector) -> Vec<Region> {
         let ranges = self.read();
-        let listed = ranges.iter().filter(|range| range.what >= Bad::Listed);
+        let mut listed: Vec<_> = ranges.iter().filter(|range| range.is_on_disk()).copied().collect();
+        // What was cut, for a part of it was written, is one range in the list still.
+        listed.sort_unstable_by_key(|range| range.start);
+        listed.dedup_by(|next, last| {
+            let joins = last.end == next.start;
+            last.end = if joins { next.end } else { last.end };
+            joins
+        });
         let region =
             |range: &Range| Region { start: data_start.0 + range.start, sectors: range.end - range.start };
-        listed.map(region).collect()
+        listed.iter().map(region).collect()
     }
 
     pub(super) fn len(&self) -> usize {
@@ -265,6 +340,30 @@ mod tests {
         assert!(
             !bad.any_unwritable() && !bad.remove(Sector(32), Sectors(8)) && readable(&bad, 24, 100) == 100
         );
+    }
+
+    #[test]
+    fn what_was_written_can_be_read_and_stays_in_the_list_until_that_is_settled() {
+        let region = |start, sectors| Region { start, sectors };
+        let bad = BadBlocks::listed(&[(Sector(8), Sectors(24))]);
+        assert!(bad.add(Sector(40), Sectors(8), Bad::Unread));
+        assert!(!bad.renew(Sector(40), Sectors(8)) && readable(&bad, 40, 8) == 8, "it was in no list");
+        assert!(
+            !bad.is_renewed_by_write(Sector(0), Sectors(8))
+                && bad.is_renewed_by_write(Sector(15), Sectors(2))
+        );
+        assert!(bad.renew(Sector(16), Sectors(8)));
+        assert_eq!([readable(&bad, 16, 100), readable(&bad, 24, 100)], [8, 0]);
+        assert_eq!(bad.unreadable(Sector(16), Sectors(8)), Sectors::ZERO);
+        assert_eq!(bad.lacking(), [(Sector(8), Sectors(8)), (Sector(24), Sectors(8))]);
+        assert_eq!(bad.for_disk(Sector(0)), [region(8, 24)]);
+        let renewed = bad.renewed();
+        assert_eq!(renewed, [(Sector(16), Sectors(8))]);
+        bad.settle(&renewed);
+        assert_eq!(bad.for_disk(Sector(0)), [region(8, 8), region(24, 8)]);
+        assert!(bad.renew(Sector(0), Sectors(64)) && bad.any());
+        bad.settle(&bad.renewed());
+        assert!(!bad.any());
     }
 
     #[test]

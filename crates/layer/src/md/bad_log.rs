@@ -4,7 +4,10 @@
 //! lacks a range counts as filled. Its superblock says that the list is not empty with the next change of state, which comes
 //! before that too.
 
-use blockwork_engine::{Errno, Sector, Sectors, TaskContext};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use blockwork_engine::{Errno, Sector, Sectors, TaskContext, Watch};
 use blockwork_format::md::bad_blocks;
 
 use super::array::Array;
@@ -14,6 +17,27 @@ use super::gate::GateState;
 use super::geometry::{Place, Places};
 use super::io;
 use super::member::Member;
+
+/// A write of ranges that could not be read so far, each of a device and where it is there.
+#[derive(Debug)]
+pub(super) struct Renewal {
+    pub(super) array: Arc<Array>,
+    pub(super) ranges: Vec<(DeviceIndex, Sector, Sectors)>,
+}
+
+impl Watch for Renewal {
+    fn done(&self, result: Result<(), Errno>) {
+        if result.is_err() {
+            return;
+        }
+        for (device, sector, nr) in &self.ranges {
+            let Some(member) = self.array.devices.get(*device) else { continue };
+            if member.bad.renew(*sector, *nr) {
+                self.array.renewed.store(true, Ordering::Release);
+            }
+        }
+    }
+}
 
 impl Array {
     /// A write to this range of a member failed: it is left out from now on. Whether that is on record; if not, the member has
@@ -89,6 +113,35 @@ impl Array {
             Errno::ENOSPC
         })?;
         io::write_bytes(cx, &log.layer, log.start, &bytes).await
+    }
+
+    /// What clients have written of the lists of bad blocks leaves them, behind a flush of what was written. With the turn.
+    pub(super) async fn settle_renewed(&self, cx: &TaskContext) {
+        if !self.renewed.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        for (device, member) in self.devices.all() {
+            let renewed = member.bad.renewed();
+            if renewed.is_empty() || member.is_faulty() {
+                continue;
+            }
+            let mut settled = io::flush(cx, &member.layer).await;
+            if settled.is_ok() {
+                member.bad.settle(&renewed);
+                settled = self.write_bad_blocks(member, cx).await;
+            }
+            if let Err(errno) = settled {
+                self.go_on_without(&[(device, errno)], cx).await;
+                continue;
+            }
+            let nr = renewed.iter().fold(Sectors::ZERO, |all, (_, nr)| all + *nr);
+            log::info!(
+                "{}: {nr} bad sectors of member {} were written, and have left its list",
+                self.name,
+                member.name
+            );
+        }
+        self.choose_freely_again();
     }
 
     /// A range of a device was written, and can be read again: it is bad no more. With the turn.

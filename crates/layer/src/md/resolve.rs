@@ -1,11 +1,13 @@
 //! What a bio to an array becomes on its members: loads of atomics, and no lock, no wait and no I/O.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use blockwork_engine::{Defer, Errno, Flags, NodeId, Op, Reason, Resolver, Sector, Sectors, Span};
 
 use super::array::{AHEAD_SHARE, Array};
+use super::bad_log::Renewal;
+use super::devices::DeviceIndex;
 use super::form::Form;
 use super::gate::GateState;
 use super::geometry::{Geometry, Place, Places};
@@ -131,6 +133,7 @@ impl Array {
         let mut room = geometry.room(rest.sector);
         cx.split(shape.node, span, pieces(geometry, span, room), Reason::Chunk);
         let mut left_out = false;
+        let mut renewed = Vec::new();
         loop {
             let piece = rest.piece(Sectors::ZERO, room.min(rest.nr));
             geometry.places(piece.sector, &mut places);
@@ -141,7 +144,12 @@ impl Array {
                     let Some(member) = self.devices.get(index) else { continue };
                     if member.is_faulty() {
                         left_out = true;
-                    } else if member.bad.any_unwritable() {
+                        continue;
+                    }
+                    if member.bad.is_renewed_by_write(place.sector, piece.nr) {
+                        renewed.push((index, place.sector, piece.nr));
+                    }
+                    if member.bad.any_unwritable() {
                         any |= self.write_around(piece, member, place.sector, &mut left_out, cx)?;
                     } else {
                         any = true;
@@ -153,10 +161,23 @@ impl Array {
                 cx.error(piece, Errno::EIO);
             }
             if piece.nr == rest.nr {
+                self.renews(span, renewed, cx);
                 return self.confirm(span, left_out);
             }
             rest = rest.piece(piece.nr, rest.nr - piece.nr);
             room = geometry.room(rest.sector);
+        }
+    }
+
+    /// These ranges of devices can be read again when the write of them has succeeded.
+    #[inline]
+    fn renews(&self, span: Span, ranges: Vec<(DeviceIndex, Sector, Sectors)>, cx: &mut Resolver<'_>) {
+        if !ranges.is_empty() {
+            cx.watch(Arc::new(Renewal { array: self.itself(), ranges }));
+            if span.flags.has(Flags::FUA) {
+                // It is durable when they have left the lists.
+                cx.flush_after();
+            }
         }
     }
 
@@ -206,7 +227,7 @@ impl Array {
         let mut ranges = 0;
         geometry.ranges(span.sector, span.nr, &mut |_, _| ranges += 1);
         cx.split(shape.node, span, ranges / u64::from(geometry.copies()), Reason::Chunk);
-        let (mut left_out, mut result) = (false, Ok(()));
+        let (mut left_out, mut result, mut renewed) = (false, Ok(()), Vec::new());
         geometry.ranges(span.sector, span.nr, &mut |place, nr| {
             let holders = self.devices.holders(place.member);
             for index in [holders.member(), holders.replacement()].into_iter().flatten() {
@@ -216,6 +237,9 @@ impl Array {
                 } else if result.is_ok() {
                     // Without data, a piece's place within the bio means nothing.
                     let piece = Span { nr, ..span };
+                    if span.op == Op::WriteZeroes && member.bad.is_renewed_by_write(place.sector, nr) {
+                        renewed.push((index, place.sector, nr));
+                    }
                     result = if member.bad.any_unwritable() {
                         self.write_around(piece, member, place.sector, &mut left_out, cx).map(drop)
                     } else {
@@ -225,6 +249,7 @@ impl Array {
             }
         });
         result?;
+        self.renews(span, renewed, cx);
         self.confirm(span, left_out)
     }
 
@@ -271,6 +296,9 @@ impl Array {
 
     fn flush(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let node = self.form().shape.node;
+        if self.renewed.load(Ordering::Acquire) && !cx.was_prepared(node, span) {
+            return Err(self.defer(span, Reason::BadBlocks));
+        }
         let mut left_out = false;
         for (_, holders) in self.devices.roles() {
             for index in [holders.member(), holders.replacement()].into_iter().flatten() {

@@ -18,7 +18,7 @@
 //!
 //! **Going clean.** The same with the gate in the place of the bits: Active becomes Leaving, all that passed comes to its end, and
 //! then, with the turn, Leaving becomes Clean, unless a write has passed since, and so made it Active. From then on writes
-//! wait for the turn; members flush, superblocks are written.
+//! wait for the turn; members flush, superblocks are written. Bad blocks that were written have left the lists before that.
 //!
 //! The turn is not held while waiting in `quiesce`: a bio may need it to come to its end.
 
@@ -107,8 +107,9 @@ impl Array {
         }
         cx.quiesce().await;
         let _turn = self.turns.take().await;
-        if self.settle_with_turn(cx).await.is_err() || !self.gate.change(GateState::Leaving, GateState::Clean)
-        {
+        let is_settled = self.settle_with_turn(cx).await.is_ok();
+        self.settle_renewed(cx).await;
+        if !is_settled || !self.gate.change(GateState::Leaving, GateState::Clean) {
             return;
         }
         match self.write_clean(cx).await {
@@ -130,6 +131,7 @@ impl Array {
         let _turn = self.turns.take().await;
         self.sync.at_rest.store(true, Ordering::Release);
         self.settle_with_turn(cx).await?;
+        self.settle_renewed(cx).await;
         if !self.books().opened || (self.gate.state() == GateState::Clean && !self.has_bits_to_clear()) {
             return Ok(());
         }

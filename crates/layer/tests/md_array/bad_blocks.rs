@@ -1,0 +1,148 @@
+//! Lists of bad blocks that clients write over.
+
+use blockwork_engine::{Bio, Errno, FileId, Flags, Op, Sector, Sectors};
+use blockwork_format::md::bad_blocks;
+use blockwork_format::md::v1::{Features, Region};
+use blockwork_sim::{Fault, World};
+
+use crate::rig::{BAD_BLOCKS, DATA_START, Make, Rig, SUPERBLOCK, examine};
+
+/// What both members have in their lists.
+const BAD: u64 = 40;
+const NR: u64 = 16;
+
+/// A mirror of ones whose members both list these sectors.
+fn listed_by(devices: &[u16]) -> Rig {
+    let mut rig = Rig::new(Make::raid1(2).with_bad_blocks());
+    rig.write(0, 512, 1).unwrap();
+    let (world, make) = rig.close();
+    let list = [Region { start: DATA_START + BAD, sectors: NR }];
+    for device in devices {
+        let mut superblock = examine(&world, *device, make.device_sectors()).superblock;
+        superblock.features = superblock.features.with(Features::BAD_BLOCKS, true);
+        world.preload(FileId((*device).into()), SUPERBLOCK, &superblock.encode());
+        world.preload(FileId((*device).into()), BAD_BLOCKS, &bad_blocks::encode(&list, 0, 8).unwrap());
+    }
+    Rig::on(world, make, &[], true)
+}
+
+fn listed() -> Rig {
+    listed_by(&[0, 1])
+}
+
+/// The list of a device as it is on disk.
+fn list(world: &World, make: &Make, device: u16) -> Vec<(u64, u64)> {
+    let found = examine(world, device, make.device_sectors());
+    found.bad.iter().map(|(start, nr)| (start.0, nr.0)).collect()
+}
+
+fn lists(rig: &Rig) -> [Vec<(u64, u64)>; 2] {
+    [0, 1].map(|device| list(&rig.world, &rig.make, device))
+}
+
+#[test]
+fn what_no_copy_had_can_be_read_when_it_was_written_and_leaves_the_lists_with_a_flush() {
+    let mut rig = listed();
+    assert_eq!(rig.read(BAD, 8), Err(Errno::EIO));
+    rig.write(BAD, 8, 7).unwrap();
+    assert_eq!(rig.read(BAD, 8), Ok(vec![7; 8 * 512]));
+    assert_eq!(rig.read(BAD + 8, 8), Err(Errno::EIO), "that was not written");
+    assert_eq!(lists(&rig), [vec![(BAD, NR)], vec![(BAD, NR)]], "it need not be durable yet");
+    rig.flush().unwrap();
+    assert_eq!(lists(&rig), [vec![(BAD + 8, 8)], vec![(BAD + 8, 8)]]);
+    let mut rig = Rig::on(rig.world.power_cut(), rig.make.clone(), &[], true);
+    assert_eq!(rig.read(BAD, 8), Ok(vec![7; 8 * 512]));
+    assert_eq!(rig.read(BAD + 8, 8), Err(Errno::EIO));
+    // The rest, by the array's end.
+    rig.write(BAD + 8, 8, 7).unwrap();
+    let (world, make) = rig.close();
+    assert_eq!([0, 1].map(|device| list(&world, &make, device)), [vec![], vec![]]);
+}
+
+#[test]
+fn a_copy_that_only_one_member_lists_is_one_again() {
+    let mut rig = listed_by(&[1]);
+    rig.write(BAD, NR, 7).unwrap();
+    rig.flush().unwrap();
+    assert_eq!(list(&rig.world, &rig.make, 1), []);
+    rig.fail("0").unwrap();
+    assert_eq!(rig.read(BAD, NR), Ok(vec![7; 16 * 512]));
+}
+
+#[test]
+fn a_write_that_is_durable_when_it_completes_has_left_the_lists() {
+    let mut rig = listed();
+    let bio = rig.write_bio(BAD, NR, 7, Flags::FUA);
+    assert_eq!(rig.run(bio).0, Ok(()));
+    assert_eq!(lists(&rig), [vec![], vec![]]);
+}
+
+#[test]
+fn zeroes_are_a_write_and_a_discard_is_none() {
+    let mut rig = listed();
+    for (op, reads) in [(Op::Discard, Err(Errno::EIO)), (Op::WriteZeroes, Ok(vec![0; 16 * 512]))] {
+        let bio = Bio::without_data(op, Flags::NONE, Sector(BAD), Sectors(NR));
+        assert_eq!(rig.run(bio).0, Ok(()));
+        rig.flush().unwrap();
+        assert_eq!(rig.read(BAD, NR), reads, "{op:?}");
+        let expected = if reads.is_ok() { vec![] } else { vec![(BAD, NR)] };
+        assert_eq!(lists(&rig), [expected.clone(), expected], "{op:?}");
+    }
+}
+
+#[test]
+fn where_the_write_fails_the_block_stays_in_the_list() {
+    let mut rig = listed();
+    // The first one makes the array active.
+    rig.write(256, 8, 1).unwrap();
+    let so_far = rig.world.counters(FileId(1)).requests();
+    for attempt in 0..2 {
+        rig.world.fail_nth(FileId(1), so_far + attempt, Fault::Error(Errno::EIO));
+    }
+    // Whatever becomes of the member: it never tells of old data.
+    if rig.write(BAD, NR, 7).is_ok() && rig.flush().is_ok() {
+        assert_eq!(rig.read(BAD, NR), Ok(vec![7; 16 * 512]));
+    }
+    let world = rig.world.power_cut();
+    let is_new = world.peek(FileId(1), DATA_START + BAD)[0] == 7;
+    assert!(is_new || list(&world, &rig.make, 1) == [(BAD, NR)]);
+}
+
+#[test]
+fn a_power_cut_never_leaves_old_data_outside_the_lists() {
+    let mut kept = [0; 2];
+    // What of the caches survives differs from one to the next.
+    for chance in 0..8 {
+        for cut in 1.. {
+            let rig = listed();
+            let mut world = rig.world.power_cut();
+            (0..chance).for_each(|_| world = world.power_cut());
+            let is_over = write_and_cut(&world, &rig.make, cut, &mut kept);
+            if is_over {
+                break;
+            }
+        }
+    }
+    assert!(kept[0] > 20 && kept[1] > 8, "{kept:?}");
+}
+
+/// Writes the bad blocks, and cuts the power at that event; whether all was done before. Counts devices that still list them, and that do not.
+fn write_and_cut(world: &World, make: &Make, cut: u64, kept: &mut [u32; 2]) -> bool {
+    world.cut_at_event(cut);
+    let mut rig = Rig::on(world.clone(), make.clone(), &[], true);
+    let is_written = rig.write(BAD, NR, 7).is_ok() && rig.flush().is_ok();
+    let is_over = !world.is_off();
+    let after = world.power_cut();
+    for device in [0, 1] {
+        let list = list(&after, make, device);
+        assert!(!is_written || list.is_empty(), "cut {cut}: a flush was acknowledged");
+        kept[usize::from(list.is_empty())] += 1;
+        for sector in BAD..BAD + NR {
+            let is_new = after.peek(FileId(device.into()), DATA_START + sector)[0] == 7;
+            let is_listed = list.iter().any(|(start, nr)| (*start..start + nr).contains(&sector));
+            assert!(is_new || is_listed, "cut {cut}: sector {sector} of {device} is old, and in no list");
+        }
+    }
+    assert!(!is_over || is_written);
+    is_over
+}
