@@ -76,6 +76,8 @@ pub enum Content {
     Partitions(PartitionTable),
     /// A member of an md array.
     MdMember(Box<Superblock>),
+    /// A member of an md array whose superblock is damaged, or says what is not known here.
+    DamagedMember,
     /// An LVM2 physical volume.
     Pv(Box<Pv>),
     /// Something with a signature: a file system, swap, …

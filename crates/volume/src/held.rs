@@ -19,6 +19,7 @@ pub(crate) fn held(content: &Content, source: &dyn Source, block_bytes: u32) -> 
             }
             Superblock::V0(it) => format!("a member of a {} array ({})", it.level, it.uuid),
         }),
+        Content::DamagedMember => Some("a damaged md superblock".to_owned()),
         Content::Pv(pv) => {
             let id = &pv.label.pv.id;
             Some(match pv.newest() {

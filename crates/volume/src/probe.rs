@@ -1,7 +1,8 @@
 //! What a device holds: asked of every one of them, whatever it is made of.
 //!
 //! In this order: a member of an md array, partitions, an LVM2 physical volume, any other signature. A member may show
-//! what its array holds (superblocks at the end leave the start to the data), and is a member all the same, as for blkid.
+//! what its array holds (superblocks at the end leave the start to the data), and is a member all the same, as for blkid. So is one whose
+//! superblock is not to be believed: what it shows may be old, or written to behind the back of the other copies.
 
 use blockwork_format::Source;
 use blockwork_format::lvm2::Label;
@@ -58,7 +59,10 @@ fn of_md(source: &dyn Source, table: Option<&PartitionTable>, warnings: &mut Vec
     if superblock.is_some() || table.is_none() {
         warnings.extend(found.refused.iter().map(ToString::to_string));
     }
-    superblock.map(|superblock| Content::MdMember(Box::new(superblock.clone())))
+    match superblock {
+        Some(superblock) => Some(Content::MdMember(Box::new(superblock.clone()))),
+        None => (found.damaged && table.is_none()).then_some(Content::DamagedMember),
+    }
 }
 
 /// Whether a superblock 0.90 at the end of a disk is also the one of a partition there, and its data fits that: such

@@ -149,7 +149,8 @@ impl Assembly {
     fn used(&self) -> HashSet<DeviceId> {
         let mut used = HashSet::new();
         for (id, device) in self.graph.iter() {
-            let belongs = matches!(device.content, Content::MdMember(_) | Content::Pv(_));
+            let belongs =
+                matches!(device.content, Content::MdMember(_) | Content::DamagedMember | Content::Pv(_));
             let own = Some(id).filter(|_| belongs);
             for one in device.below.iter().copied().filter(|_| makes_use(device)).chain(own) {
                 if used.insert(one) {

@@ -6,7 +6,7 @@ mod lab;
 use blockwork_format::md::v1::{Features, Minor, Superblock};
 use blockwork_format::md::{Level, Role, Uuid, v0};
 use blockwork_volume::md::MemberState;
-use blockwork_volume::{Assembly, DeviceKind, VolumeError};
+use blockwork_volume::{Assembly, Content, DeviceKind, VolumeError};
 use lab::{DATA, Disk, Lab, Set, all_names, content, numbered, put_superblock, refused, volume, warning};
 
 const N2: u32 = 0x102;
@@ -260,6 +260,39 @@ fn levels_and_features_that_are_not_supported_are_shown_and_refused() {
     let mut assembly = lab.open_for_writing(&refs(&members));
     let chosen = assembly.choose(&["md/new".to_owned()]).unwrap().remove(0);
     assert!(chosen.volume.read_only && chosen.read_only.unwrap().contains("serve it read-only"));
+}
+
+#[test]
+fn a_member_whose_superblock_is_damaged_is_no_disk_of_what_its_array_holds() {
+    let lab = Lab::new();
+    let set = Set::new("whole", Level::Raid1, 0, 2);
+    let members = set.members(&lab);
+    let superblocks = [0, 1].map(|n| {
+        // At the end, so that the disk shows what the array holds.
+        let disk = &members[usize::from(n)];
+        let super_offset = Minor::V1_0.sector(disk.sectors()).unwrap();
+        let mut superblock = set.superblock(n);
+        disk.write(superblock.super_offset * 512, &[0; 4096]);
+        (superblock.minor, superblock.super_offset, superblock.data_offset) = (Minor::V1_0, super_offset, 0);
+        superblock.data_size = super_offset;
+        (superblock.bblog_sectors, superblock.bblog_offset) = (0, 0);
+        put_superblock(disk, &superblock);
+        disk.write(0, b"XFSB");
+        superblock
+    });
+    let mut whole = lab.open(&refs(&members));
+    assert_eq!(all_names(&mut whole), ["md/whole"], "{:?}", whole.warnings());
+    drop(whole);
+    let mut broken = superblocks[0].encode();
+    broken[100] ^= 1;
+    members[0].write(superblocks[0].super_offset * 512, &broken);
+    let mut assembly = lab.open(&refs(&members));
+    let contents = assembly.graph().iter().map(|(_, device)| &device.content);
+    assert_eq!(contents.filter(|content| matches!(content, Content::DamagedMember)).count(), 1);
+    assert_eq!(all_names(&mut assembly), ["md/whole"], "degraded, of the other one");
+    warning(&assembly, "checksum");
+    // Who names it gets it.
+    volume(&mut assembly, "disk/whole-0");
 }
 
 #[test]

@@ -84,6 +84,8 @@ pub struct Found {
     pub superblocks: Vec<Superblock>,
     /// What starts like a superblock and is not to be believed, and places that could not be read.
     pub refused: Vec<FormatError>,
+    /// Some of these start like a superblock.
+    pub damaged: bool,
 }
 
 impl Found {
@@ -125,7 +127,11 @@ impl Found {
         match decoded {
             Ok(None) => {}
             Ok(Some(Ok(superblock))) => self.superblocks.push(wrap(superblock)),
-            Ok(Some(Err(error))) | Err(error) => self.refused.push(error),
+            Ok(Some(Err(error))) => {
+                self.damaged = true;
+                self.refused.push(error);
+            }
+            Err(error) => self.refused.push(error),
         }
     }
 }

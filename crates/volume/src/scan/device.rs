@@ -217,6 +217,9 @@ impl Held {
                 uuid: Some(superblock.uuid().to_string()),
                 label: Own::of(superblock).name,
             },
+            Content::DamagedMember => {
+                Held { kind: Some("linux_raid_member".to_owned()), uuid: None, label: None }
+            }
             Content::Pv(pv) => Held {
                 kind: Some("LVM2_member".to_owned()),
                 uuid: Some(pv.label.pv.id.to_string()),
