@@ -140,6 +140,12 @@ impl AreaHeader {
             let expected = format!("more than 512, and at most the {} of the PV header", named.size);
             return Err(FormatError::invalid(PLACE, named.offset, "size", size, expected));
         }
+        // LVM knows areas by sectors. Texts are written by whole ones.
+        for (field, bytes) in [("start", named.offset), ("size", size)] {
+            if !bytes.is_multiple_of(HEADER_BYTES) {
+                return Err(FormatError::invalid(PLACE, named.offset, field, bytes, "a multiple of 512"));
+            }
+        }
         Ok(())
     }
 
@@ -210,7 +216,8 @@ impl AreaHeader {
     ///
     /// # Errors
     ///
-    /// Where the text is longer than [`AreaHeader::text_bytes_max`], or the committed location is wrong.
+    /// Where the text is longer than [`AreaHeader::text_bytes_max`], or does not fit beside the committed one (older versions of LVM let
+    /// texts become longer than that), or the committed location is wrong.
     pub fn place(&self, text: &[u8]) -> Result<RawLocation, FormatError> {
         assert!(!text.contains(&0), "a text has no NUL but the one that ends it");
         let size = length(text.len()) + 1;
@@ -225,10 +232,25 @@ impl AreaHeader {
             Some(old) => {
                 self.runs(&old)?;
                 let end = (old.offset + old.size).next_multiple_of(HEADER_BYTES);
+                let taken = end - old.offset / HEADER_BYTES * HEADER_BYTES;
+                let room = (self.area.size - HEADER_BYTES).saturating_sub(taken);
+                if size.next_multiple_of(HEADER_BYTES) > room {
+                    let (found, expected) = (
+                        format!("{size} bytes"),
+                        format!("at most {room} beside the committed one's {}", old.size),
+                    );
+                    return Err(FormatError::limit(PLACE, self.area.offset, "new text", found, expected)
+                        .with_remedy("have LVM make the group's text shorter, by fewer volumes at a time"));
+                }
                 HEADER_BYTES + (end - HEADER_BYTES) % (self.area.size - HEADER_BYTES)
             }
         };
         Ok(RawLocation { offset, size, checksum: crc([text, &[0]]), flags: 0 })
+    }
+
+    /// Whether the committed location, if there is one, is one of this area.
+    pub fn is_whole(&self) -> bool {
+        self.committed().is_none_or(|committed| self.runs(&committed).is_ok())
     }
 
     /// What has to be written for a text at a place that [`AreaHeader::place`] gave: one piece, or two where it passes the
@@ -401,13 +423,48 @@ mod tests {
         assert_refused(header.place(&vec![b' '; most]), "new text is");
     }
 
+    #[test]
+    fn a_text_that_would_meet_a_committed_one_that_is_longer_than_half_of_the_ring_is_refused() {
+        // 255 sectors, as old versions made them, and a text of theirs.
+        let area = DiskArea { offset: 4096, size: 130_560 };
+        for (offset, old, most) in [(512, 74_164, 55_808), (1023, 74_164, 55_296), (100_000, 74_164, 55_296)]
+        {
+            let slot = RawLocation { offset, size: old, ..RawLocation::default() };
+            let mut bytes = header_of(area.size, slot);
+            mend_header_crc(&mut bytes);
+            let header = AreaHeader::parse(&bytes, area).unwrap();
+            assert!(header.is_whole());
+            let place = header.place(&vec![b' '; most - 1]).unwrap();
+            let ends = |start: u64, size: u64| (start / 512 * 512..start + size).step_by(512);
+            let ring = area.size - 512;
+            let sectors = |start: u64, size: u64| {
+                ends(start, size).map(|at| (at - 512) % ring / 512).collect::<Vec<_>>()
+            };
+            let (theirs, ours) = (sectors(offset, old), sectors(place.offset, place.size));
+            assert!(ours.iter().all(|sector| !theirs.contains(sector)), "{offset}");
+            assert_refused(header.place(&vec![b' '; most]), "beside the committed one's 74164");
+        }
+    }
+
+    #[test]
+    fn an_area_that_is_no_whole_sectors_is_refused() {
+        for (offset, size, expected) in
+            [(4100, 1 << 20, "start is 4100"), (4096, (1 << 20) - 100, "size is 1048476")]
+        {
+            let area = DiskArea { offset, size };
+            let header = AreaHeader { area, slots: [RawLocation::default(); 2] };
+            assert_refused(AreaHeader::parse(&header.encode(), DiskArea { size: 2 << 20, ..area }), expected);
+            assert_refused(AreaHeader::new(area), expected);
+        }
+    }
+
     proptest! {
         /// The stupid ring: an array of who wrote which byte last.
         #[test]
         fn texts_round_the_ring_never_touch_the_committed_one_and_read_back(
-            size in 3000u64..9000, lengths in proptest::collection::vec(0usize..4000, 1..40),
+            sectors in 6u64..18, lengths in proptest::collection::vec(0usize..4000, 1..40),
         ) {
-            let area = DiskArea { offset: 4096, size };
+            let area = DiskArea { offset: 4096, size: sectors * 512 };
             let mut header = AreaHeader::new(area).unwrap();
             let mut disk = disk();
             let mut texts: Vec<(RawLocation, Vec<u8>)> = Vec::new();

@@ -479,7 +479,7 @@ fn read_areas(
 /// A header whose slots can be gone by: one that names no place in its ring is as good as none.
 fn whole(header: AreaHeader) -> AreaHeader {
     let fresh = || AreaHeader::new(header.area).unwrap_or_else(|_| header.clone());
-    if header.place(b"").is_ok() { header } else { fresh() }
+    if header.is_whole() { header } else { fresh() }
 }
 
 fn lies_beside_data(area: DiskArea, pv: &PvHeader, size: u64) -> bool {
