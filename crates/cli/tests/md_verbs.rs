@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use md_lab::{Lab, MIB};
 use rustix::process::Signal;
 use support::nbd::{load, nbdload};
-use support::{Background, run, until};
+use support::{Background, Scratch, run, tool, until};
 
 #[test]
 fn a_blank_disk_takes_the_place_of_a_failed_member_under_load() {
@@ -339,6 +339,47 @@ fn an_array_grows_into_what_its_members_have_gained() {
     assert_eq!(lab.mismatches_of_check(), 0);
     lab.stop(server);
     lab.expect_equal("a.img", "b.img");
+}
+
+#[test]
+fn an_array_with_superblocks_at_the_end_grows_up_to_what_lies_before_them() {
+    for (level, disks) in [("1", &["a.img", "b.img"][..]), ("10", &["a.img", "b.img", "c.img", "d.img"])] {
+        let scratch = Scratch::new();
+        disks.iter().for_each(|disk| scratch.sparse(disk, 64 * MIB));
+        let count = disks.len().to_string();
+        let made = ["--level", level, "--raid-devices", &count, "--metadata", "1.0", "--bitmap", "internal"];
+        let made = [&["md", "create", "--name", "data", "--size", "32M", "--assume-clean"], &made[..], disks];
+        run(&mut scratch.blockwork(made.concat()));
+        let lab = Lab { scratch };
+        let server = lab.serve(disks);
+        load(&lab.socket(), &["--export", "md/data", "--rw", "write", "--bs", "256k", "--ios", "100"]);
+        lab.stop(server);
+        let room = |disk: &str| lab.md_json(&["examine", "--json", disk])[0]["data_size"].as_u64().unwrap();
+        let before = room(disks[0]);
+        let here = [&["grow", "md/data", "--json", "--disk"], disks].concat();
+        let done = lab.md_json(&here);
+        let grown = done["array"]["bytes"].as_u64().unwrap();
+        let copies = if level == "1" { 1 } else { 2 };
+        assert!((before - MIB..=before).contains(&(grown / copies)), "{grown} with {before} of each");
+        // What a client writes to the end of the array lies before bitmap, list and superblock.
+        let server = lab.serve(disks);
+        let last = format!("{}+4m", grown / MIB * MIB - 4 * MIB);
+        load(
+            &lab.socket(),
+            &["--export", "md/data", "--rw", "write", "--bs", "64k", "--ios", "64", "--range", &last],
+        );
+        assert_eq!(lab.mismatches_of_check(), 0);
+        lab.stop(server);
+        for disk in disks {
+            assert_eq!(room(disk), before, "{disk}");
+            let said = run(tool("mdadm").arg("--examine").arg(lab.scratch.path(disk)));
+            let words =
+                ["Version : 1.0", "State : clean", "Internal Bitmap : ", "Bad Block Log", " - correct"];
+            assert!(words.iter().all(|word| said.contains(word)), "{disk}: {said}");
+        }
+        let said = lab.refused(&here);
+        assert!(said.contains("nothing to grow to"), "{said}");
+    }
 }
 
 #[test]

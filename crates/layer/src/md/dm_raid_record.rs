@@ -64,6 +64,7 @@ impl DmRaidRecord {
                 superblock: Sector(0),
                 bitmap,
                 data_start: Sector(0),
+                room: None,
                 recovered: None,
                 by_bitmap: false,
                 bad_blocks: None,

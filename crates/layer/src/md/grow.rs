@@ -10,9 +10,11 @@ use std::sync::atomic::Ordering;
 use blockwork_engine::{Nanos, Sector, Sectors, Shape, TaskContext, Turn};
 
 use super::array::Array;
+use super::devices::DeviceIndex;
 use super::form::Form;
 use super::gate::GateState;
 use super::geometry::Geometry;
+use super::member::Member;
 use super::record::Record;
 use super::sync_status::SyncAction;
 use super::verb_error::VerbError;
@@ -21,12 +23,12 @@ use super::verb_error::VerbError;
 const LOOK: Nanos = Nanos::millis(1);
 
 impl Array {
-    /// Makes the array use `to` sectors of each member (none: as much as all of them have), and gives its new size. Clients see it
+    /// Makes the array use `to` sectors of each member (none: as much as all of them have, spares too), and gives its new size. Clients see it
     /// when they ask for the size again. Mirrors are resynced in the new part, unless they are said to agree there.
     ///
     /// # Errors
     ///
-    /// Far copies; members without room; a bitmap without room for its new bits; a resync that is under way.
+    /// Far copies; members or spares without room; a bitmap without room for its new bits; a resync that is under way.
     pub async fn grow(
         &self,
         cx: &TaskContext,
@@ -71,14 +73,25 @@ impl Array {
         Ok(self.form().shape.sectors)
     }
 
+    /// Devices whose superblocks tell of the new size.
+    fn told(&self) -> impl Iterator<Item = (DeviceIndex, &Member)> {
+        self.devices.all().filter(|(_, member)| !member.is_faulty())
+    }
+
     /// The geometry with more of each member.
     fn grown_geometry(&self, to: Option<Sectors>) -> Result<Geometry, VerbError> {
         let old = self.geometry();
         let used = old.sectors_on_member(0);
-        let taking_part = self.taking_part().map(|(_, member)| (member.room(), member.name.clone()));
-        let (room, device) = taking_part.min().unwrap_or_default();
-        let no_room =
-            || VerbError::NoRoom { array: self.name.clone(), used, device: device.clone(), room, wanted: to };
+        // As in Linux, spares count: one without room could take nobody's place any more.
+        let smallest = self.told().min_by_key(|(_, member)| member.room());
+        let (room, device, is_spare) = smallest
+            .map_or((Sectors::ZERO, String::new(), false), |(index, it)| {
+                (it.room(), it.name.clone(), self.is_spare(index, it))
+            });
+        let no_room = || {
+            let (array, device) = (self.name.clone(), device.clone());
+            VerbError::NoRoom { array, used, device, is_spare, room, wanted: to }
+        };
         if to.is_some_and(|to| to > room) {
             return Err(no_room());
         }
@@ -106,7 +119,8 @@ impl Array {
         let dirty = !assume_clean;
         let intent = old.intent.as_ref().map(|intent| intent.grown(geometry.sectors(), events, dirty));
         let bitmap = intent.as_ref().map(|intent| intent.disk().superblock.clone());
-        record.resize(to, bitmap.as_ref()).map_err(|error| self.record_error("a member", error))?;
+        let told: Vec<_> = self.told().filter_map(|(_, member)| Some(member.site.as_ref()?.0)).collect();
+        record.resize(to, bitmap.as_ref(), &told).map_err(|error| self.record_error("a member", error))?;
         let refusals = self.flush_members(cx).await;
         let flushed = self.give_up(&refusals);
         let end = Sector(old.shape.sectors.0);
@@ -127,7 +141,7 @@ impl Array {
         if let Err(errno) = written {
             self.books().without_bitmap = false;
             let was = old.intent.as_ref().map(|intent| intent.disk().superblock.clone());
-            record.resize(from, was.as_ref()).map_err(|error| self.record_error("a member", error))?;
+            record.resize(from, was.as_ref(), &[]).map_err(|error| self.record_error("a member", error))?;
             return Err(self.io("its new size is not on record", errno));
         }
         let shape = Shape { sectors: geometry.sectors(), ..old.shape.clone() };

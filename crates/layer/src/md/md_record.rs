@@ -202,6 +202,7 @@ fn site(device: MdSite, has_bitmap: bool) -> (Site, Kept) {
         superblock: Sector(superblock.super_offset),
         bitmap: bitmap.map(Sector),
         data_start: Sector(superblock.data_offset),
+        room: Some(Sectors(superblock.room_for_data(sectors.0))),
         recovered: recovered.map(Sector),
         by_bitmap: superblock.features.has(Features::RECOVERY_BITMAP),
         bad_blocks: log.map(|log| BadBlockLog {
@@ -230,7 +231,7 @@ fn fresh(of: &Superblock, sectors: Sectors, device_uuid: Uuid) -> Superblock {
     superblock
 }
 
-/// What there is for data on a device of that size. A superblock at the end has bitmap and list of bad blocks before it.
+/// What there is for data on a new device of that size. A superblock at the end has bitmap and list of bad blocks before it.
 fn data_size(superblock: &Superblock, sectors: Sectors) -> u64 {
     let end = match superblock.minor {
         Minor::V1_0 => {
@@ -321,15 +322,21 @@ impl Record for MdRecord {
         self.kept()[site].removed = true;
     }
 
-    fn resize(&self, member_sectors: Sectors, bitmap: Option<&BitmapSuperblock>) -> Result<(), RecordError> {
+    fn resize(
+        &self,
+        member_sectors: Sectors,
+        bitmap: Option<&BitmapSuperblock>,
+        told: &[usize],
+    ) -> Result<(), RecordError> {
         let wrong = |error| RecordError::Format(Box::new(error));
         let mut kept = self.kept();
         let mut grown = Vec::with_capacity(kept.len());
-        for it in kept.iter() {
+        for (site, it) in kept.iter().enumerate() {
             let mut superblock = it.superblock.clone();
             superblock.size = member_sectors.0;
-            superblock.data_size = data_size(&superblock, it.sectors).max(superblock.data_size);
-            if !it.removed && superblock.data_size >= member_sectors.0 {
+            superblock.data_size = superblock.room_for_data(it.sectors.0);
+            // One that is told of it becomes a device that nobody takes for a member if it has no room.
+            if told.contains(&site) {
                 superblock.check(it.sectors.0).map_err(wrong)?;
                 check_bitmap(&superblock, bitmap, it.sectors).map_err(wrong)?;
             }

@@ -205,9 +205,10 @@ impl Member {
         self.data_start + Sectors(sector.0)
     }
 
-    /// Room for data.
+    /// Room for data: a superblock at the end, and what belongs to it, lie behind that.
     pub(super) fn room(&self) -> Sectors {
-        Sectors(self.layer.sectors().0.saturating_sub(self.data_start.0))
+        let known = self.site.as_ref().and_then(|(_, site)| site.room);
+        known.unwrap_or(Sectors(self.layer.sectors().0.saturating_sub(self.data_start.0)))
     }
 
     pub(super) fn count_corrected(&self, nr: Sectors) {

@@ -31,6 +31,8 @@ pub struct Site {
     pub bitmap: Option<Sector>,
     /// Where the data starts, for devices that hold data themselves.
     pub data_start: Sector,
+    /// Room for data from there on, up to what the array keeps behind it; none: all of the device that has the data.
+    pub room: Option<Sectors>,
     /// In sync only below it (from the start of the data); none: all of it.
     pub recovered: Option<Sector>,
     /// While it is recovered: it lacks only what the bitmap has.
@@ -141,13 +143,19 @@ pub trait Record: Send + Sync + Debug {
     fn remove(&self, site: usize) {
         let _ = site;
     }
-    /// From now on the array uses so much of each member, and has this bitmap, if it has one.
+    /// From now on the array uses so much of each member, and has this bitmap, if it has one. `told` are the sites whose
+    /// superblocks are going to say so.
     ///
     /// # Errors
     ///
-    /// As [`Record::add`], and a bitmap without room. Nothing has changed then.
-    fn resize(&self, member_sectors: Sectors, bitmap: Option<&BitmapSuperblock>) -> Result<(), RecordError> {
-        let _ = (member_sectors, bitmap);
+    /// As [`Record::add`], one of those sites without room for the data, and a bitmap without room. Nothing has changed then.
+    fn resize(
+        &self,
+        member_sectors: Sectors,
+        bitmap: Option<&BitmapSuperblock>,
+        told: &[usize],
+    ) -> Result<(), RecordError> {
+        let _ = (member_sectors, bitmap, told);
         Err(RecordError::Fixed)
     }
     /// Whether its devices are somebody else's business.

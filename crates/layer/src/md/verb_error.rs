@@ -149,16 +149,18 @@ pub enum VerbError {
     },
     /// Nothing to gain.
     #[error(
-        "{array} uses {} KiB of each member and can use at most {}, as much as {device} has room for; {}", .used.0 / 2, .room.0 / 2,
-        no_room(*.used, *.wanted)
+        "{array} uses {} KiB of each member and can use at most {}, as much as {}{device} has room for; {}", .used.0 / 2, .room.0 / 2,
+        if *.is_spare { "the spare " } else { "" }, no_room(*.used, *.wanted, *.is_spare)
     )]
     NoRoom {
         /// The array.
         array: String,
         /// Used of each member.
         used: Sectors,
-        /// The smallest member.
+        /// The smallest device.
         device: String,
+        /// That is a spare.
+        is_spare: bool,
         /// Its room.
         room: Sectors,
         /// What was asked for; none: as much as there is.
@@ -187,15 +189,16 @@ pub enum VerbError {
 }
 
 /// What keeps an array from growing, and what to do.
-fn no_room(used: Sectors, wanted: Option<Sectors>) -> String {
+fn no_room(used: Sectors, wanted: Option<Sectors>, is_spare: bool) -> String {
+    let remedy = if is_spare {
+        "take that spare out (`md remove`) or make it larger"
+    } else {
+        "make all members larger"
+    };
+    let seen = "(a disk that has become larger is seen when it is opened anew)";
     match wanted {
-        Some(wanted) if wanted > used => format!(
-            "{} were asked for: make all members larger (a disk that has become larger is seen when it is opened anew)",
-            wanted.0 / 2
-        ),
+        Some(wanted) if wanted > used => format!("{} were asked for: {remedy} {seen}", wanted.0 / 2),
         Some(wanted) => format!("{} were asked for, and arrays do not shrink: ask for more", wanted.0 / 2),
-        None => "there is nothing to grow to: make all members larger (a disk that has become larger is seen when it is opened \
-                 anew)"
-            .to_owned(),
+        None => format!("there is nothing to grow to: {remedy} {seen}"),
     }
 }

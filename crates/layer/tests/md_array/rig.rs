@@ -29,6 +29,11 @@ pub const BITMAP: u64 = 16;
 /// The list of bad blocks behind that.
 pub const BAD_BLOCKS: u64 = 48;
 
+/// Behind the room for data, where the superblock is at the end: the bitmap, and the superblock; the list of bad blocks is
+/// right before that.
+const BITMAP_AT_END: u64 = 0;
+const SUPERBLOCK_AT_END: u64 = 32;
+
 /// What an array is like when it is made.
 #[derive(Clone, Debug)]
 pub struct Make {
@@ -48,6 +53,8 @@ pub struct Make {
     pub blank: u16,
     /// Members have lists of bad blocks.
     pub bad_blocks: bool,
+    /// Superblock 1.0: data, and behind it so many sectors of room, the bitmap, the list of bad blocks, and the superblock.
+    pub room_at_end: Option<u64>,
 }
 
 impl Make {
@@ -64,6 +71,7 @@ impl Make {
             daemon_sleep: 5,
             blank: 0,
             bad_blocks: false,
+            room_at_end: None,
         }
     }
     pub fn raid10(layout: &'static str, members: u16) -> Make {
@@ -83,6 +91,10 @@ impl Make {
     }
     pub fn with_spares(self, spares: u16) -> Make {
         Make { spares, ..self }
+    }
+    /// With superblocks at the end, and so much room before them.
+    pub fn with_room_at_end(self, sectors: u64) -> Make {
+        Make { room_at_end: Some(sectors), ..self }
     }
     /// Data of each member.
     pub fn of_sectors(self, sectors: u64) -> Make {
@@ -109,16 +121,16 @@ impl Make {
     pub fn put(&self, world: &World) {
         for slot in 0..self.members + self.spares {
             let superblock = self.superblock(slot);
-            world.preload(FileId(slot.into()), SUPERBLOCK, &superblock.encode());
-            if self.bad_blocks {
-                world.preload(FileId(slot.into()), BAD_BLOCKS, &[0xff; 4096]);
+            world.preload(FileId(slot.into()), superblock.super_offset, &superblock.encode());
+            if let Some(log) = superblock.bad_block_log() {
+                world.preload(FileId(slot.into()), log.start, &[0xff; 4096]);
             }
             if let Some(chunk_bytes) = self.bitmap {
                 let bitmap = self.bitmap_superblock(chunk_bytes);
                 let mut bytes = bitmap.encode().to_vec();
                 bytes.extend_from_slice(Bits::clean(bitmap.chunks()).as_bytes());
                 bytes.resize(bytes.len().next_multiple_of(512), 0xff);
-                world.preload(FileId(slot.into()), BITMAP, &bytes);
+                world.preload(FileId(slot.into()), superblock.bitmap_sector().unwrap(), &bytes);
             }
         }
     }
@@ -127,7 +139,7 @@ impl Make {
         let has_layout = self.level == Level::Raid10;
         let mut roles: Vec<_> = (0..self.members).map(Role::Active).collect();
         roles.resize(128, Role::Spare);
-        Superblock {
+        let superblock = Superblock {
             minor: Minor::V1_2,
             features: Features::default().with(Features::BITMAP, self.bitmap.is_some()),
             set_uuid: Uuid([3; 16]),
@@ -157,6 +169,17 @@ impl Make {
             logical_block_size: 0,
             roles,
             reserved: [0; 32],
+        };
+        let Some(room) = self.room_at_end else { return superblock };
+        let bitmap_to_superblock = SUPERBLOCK_AT_END - BITMAP_AT_END;
+        Superblock {
+            minor: Minor::V1_0,
+            bitmap_offset: -i32::try_from(bitmap_to_superblock).unwrap(),
+            data_offset: 0,
+            data_size: self.sectors + room,
+            super_offset: self.sectors + room + SUPERBLOCK_AT_END,
+            bblog_offset: if self.bad_blocks { -8 } else { 0 },
+            ..superblock
         }
     }
 
@@ -183,7 +206,11 @@ impl Make {
         self.members + self.spares
     }
     pub fn device_sectors(&self) -> Sectors {
-        Sectors(DATA_START + self.sectors)
+        match self.room_at_end {
+            // The superblock's own room is twice its largest size.
+            Some(room) => Sectors(self.sectors + room + SUPERBLOCK_AT_END + 16),
+            None => Sectors(DATA_START + self.sectors),
+        }
     }
 }
 
@@ -207,19 +234,23 @@ pub fn try_examine(world: &World, device: u16, sectors: Sectors) -> Option<Found
     let bytes = |first: u64, nr: u64| -> Vec<u8> {
         (first..first + nr).flat_map(|sector| world.peek(FileId(device.into()), sector)).collect()
     };
-    let head = bytes(SUPERBLOCK, SUPERBLOCK_BYTES_MAX as u64 / 512);
-    let superblock = Superblock::decode(&head, Minor::V1_2, sectors.0).ok()?;
-    let bitmap = superblock.features.has(Features::BITMAP).then(|| {
-        let head = bytes(BITMAP, 1);
-        let bitmap = BitmapSuperblock::decode(&head, BITMAP * 512).unwrap();
-        let all = bytes(BITMAP, bitmap.disk_sectors());
+    let superblock = [Minor::V1_2, Minor::V1_0].into_iter().find_map(|minor| {
+        let head = bytes(minor.sector(sectors.0)?, SUPERBLOCK_BYTES_MAX as u64 / 512);
+        Superblock::decode(&head, minor, sectors.0).ok()
+    })?;
+    let bitmap = superblock.bitmap_sector().map(|start| {
+        let head = bytes(start, 1);
+        let bitmap = BitmapSuperblock::decode(&head, start * 512).unwrap();
+        let all = bytes(start, bitmap.disk_sectors());
         let bits = Bits::decode(&bitmap, &all[BITMAP_SUPERBLOCK_BYTES..], 0).unwrap();
         (bitmap, bits)
     });
     let mut bad = Vec::new();
     if superblock.features.has(Features::BAD_BLOCKS) {
-        let list = bad_blocks::decode(&bytes(BAD_BLOCKS, 8), 0, 0, sectors.0).unwrap();
-        bad.extend(list.iter().map(|it| (Sector(it.start - DATA_START), Sectors(it.sectors))));
+        let log = superblock.bad_block_log().unwrap();
+        let list = bad_blocks::decode(&bytes(log.start, log.sectors), 0, 0, sectors.0).unwrap();
+        let start = superblock.data_offset;
+        bad.extend(list.iter().map(|it| (Sector(it.start - start), Sectors(it.sectors))));
     }
     Some(Found { device, superblock, bitmap, bad })
 }

@@ -282,3 +282,78 @@ fn an_array_grows_with_its_members_and_the_new_part_is_resynced() {
     let far = rig.verb(|array, cx| async move { array.grow(&cx, None, false).await });
     assert!(matches!(far, Err(VerbError::FarLayout { .. })), "{far:?}");
 }
+
+/// Superblocks, lists of bad blocks and bitmaps that lie behind the data, of each device.
+fn ends(rig: &Rig) -> Vec<Vec<[u8; 512]>> {
+    let make = &rig.make;
+    let behind = make.sectors + make.room_at_end.unwrap();
+    let of = |device: u16| (behind..make.device_sectors().0).map(move |sector| (device, sector));
+    let peek = |(device, sector): (u16, u64)| rig.world.peek(FileId(device.into()), sector);
+    (0..make.devices()).map(|device| of(device).map(peek).collect()).collect()
+}
+
+#[test]
+fn what_lies_behind_the_data_limits_how_far_an_array_grows() {
+    let makes = [Make::raid1(2), Make::raid10("n2", 4), Make::raid10("n2", 4).without_bitmap()];
+    for make in makes.map(|make| make.of_sectors(1024).with_bad_blocks().with_room_at_end(992)) {
+        let mut filled = Filled::of(make);
+        let too_much = |array: std::sync::Arc<blockwork_layer::md::Array>, cx| async move {
+            array.grow(&cx, Some(Sectors(2024)), false).await
+        };
+        let refused = filled.rig.verb(too_much);
+        let room = Sectors(2016);
+        assert!(matches!(&refused, Err(VerbError::NoRoom { room: it, .. }) if *it == room), "{refused:?}");
+        assert_eq!(filled.rig.superblock(0).size, 1024, "nothing has changed");
+        let grown = filled.rig.verb(|array, cx| async move { array.grow(&cx, None, false).await }).unwrap();
+        let copies = if filled.rig.make.level == blockwork_format::md::Level::Raid1 { 1 } else { 2 };
+        assert_eq!(grown, Sectors(copies * 2016), "{:?}", filled.rig.make);
+        filled.rig.wait_sync();
+        let before = ends(&filled.rig);
+        for sector in (0..grown.0).step_by(16) {
+            filled.rig.write(sector, 16, 0x77).unwrap();
+        }
+        filled.rig.wait_sync();
+        filled.rig.rest(Nanos::secs(30));
+        let log = 24..32;
+        for (device, (old, new)) in (0u16..).zip(before.iter().zip(ends(&filled.rig))) {
+            assert_eq!(old[log.clone()], new[log.clone()], "the list of bad blocks of {device}");
+            let superblock = filled.rig.superblock(device);
+            assert_eq!((superblock.size, superblock.data_size), (2016, 2016));
+        }
+        let more = Make { sectors: 2016, room_at_end: Some(0), ..filled.rig.make.clone() };
+        let (world, _) = filled.rig.close();
+        let mut rig = Rig::on(world, more, &[], true);
+        assert_eq!((rig.served.array.sectors(), rig.read(grown.0 - 1, 1).unwrap()[0]), (grown, 0x77));
+        rig.open();
+        rig.start_sync(SyncAction::Check).unwrap();
+        assert_eq!((rig.wait_sync().mismatches, rig.served.array.status().degraded), (Sectors(0), 0));
+    }
+}
+
+#[test]
+fn a_spare_without_room_keeps_an_array_from_growing_until_it_is_taken_out() {
+    let make = Make::raid1(2).with_spares(1).of_sectors(1000);
+    let world = blockwork_sim::World::new(3);
+    for more in [1000, 1000, 200] {
+        let mut model = blockwork_sim::DeviceModel::null(make.device_sectors() + Sectors(more));
+        model.cache_bytes = 1 << 20;
+        world.add_device(model);
+    }
+    make.put(&world);
+    let mut rig = Rig::on(world, make, &[], true);
+    rig.make.sectors = 2000;
+    let grow = |rig: &mut Rig, to: Option<u64>| {
+        rig.verb(move |array, cx| async move { array.grow(&cx, to.map(Sectors), true).await })
+    };
+    let said = grow(&mut rig, Some(1800)).unwrap_err().to_string();
+    assert!(said.contains("600, as much as the spare d2 has room for; 900 were asked for: take"), "{said}");
+    // As much as all have.
+    assert_eq!(grow(&mut rig, None).unwrap(), Sectors(1200));
+    assert_eq!([0, 1, 2].map(|device| rig.superblock(device).size), [1200; 3]);
+    let said = grow(&mut rig, None).unwrap_err().to_string();
+    assert!(said.contains("the spare d2") && said.contains("nothing to grow to"), "{said}");
+    rig.remove("d2").unwrap();
+    assert_eq!(grow(&mut rig, None).unwrap(), Sectors(2000));
+    let told = [0, 1, 2].map(|device| rig.superblock(device).size);
+    assert_eq!(told, [2000, 2000, 1200], "what was taken out is let alone");
+}

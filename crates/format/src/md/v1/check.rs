@@ -188,6 +188,20 @@ impl Superblock {
         next.chain([device_sectors]).min()?.checked_sub(start)
     }
 
+    /// Sectors of data for which there is room on a device that has this size by now. A superblock at the end is found on devices
+    /// that kept their size only, and what lies before it is kept for a bitmap also while there is none: it stays as it is.
+    pub fn room_for_data(&self, device_sectors: u64) -> u64 {
+        match self.minor {
+            Minor::V1_0 => self.data_size,
+            Minor::V1_1 | Minor::V1_2 => {
+                let metadata = [self.bitmap_sector(), self.bad_block_log().map(|log| log.start)];
+                let behind = metadata.into_iter().flatten().filter(|start| *start >= self.data_offset);
+                let end = behind.chain([device_sectors]).min().unwrap_or(device_sectors);
+                end.saturating_sub(self.data_offset).max(self.data_size)
+            }
+        }
+    }
+
     fn wrong(&self) -> Wrong {
         Wrong { offset: self.offset() }
     }
