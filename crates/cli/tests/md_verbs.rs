@@ -345,10 +345,10 @@ fn an_array_grows_into_what_its_members_have_gained() {
 fn an_array_with_superblocks_at_the_end_grows_up_to_what_lies_before_them() {
     for (level, disks) in [("1", &["a.img", "b.img"][..]), ("10", &["a.img", "b.img", "c.img", "d.img"])] {
         let scratch = Scratch::new();
-        disks.iter().for_each(|disk| scratch.sparse(disk, 64 * MIB));
+        disks.iter().for_each(|disk| drop(scratch.sparse(disk, 64 * MIB)));
         let count = disks.len().to_string();
         let made = ["--level", level, "--raid-devices", &count, "--metadata", "1.0", "--bitmap", "internal"];
-        let made = [&["md", "create", "--name", "data", "--size", "32M", "--assume-clean"], &made[..], disks];
+        let made = [&["md", "create", "--name", "data", "--size", "32M", "--assume-clean"][..], &made, disks];
         run(&mut scratch.blockwork(made.concat()));
         let lab = Lab { scratch };
         let server = lab.serve(disks);
@@ -356,7 +356,7 @@ fn an_array_with_superblocks_at_the_end_grows_up_to_what_lies_before_them() {
         lab.stop(server);
         let room = |disk: &str| lab.md_json(&["examine", "--json", disk])[0]["data_size"].as_u64().unwrap();
         let before = room(disks[0]);
-        let here = [&["grow", "md/data", "--json", "--disk"], disks].concat();
+        let here = [&["grow", "md/data", "--json", "--disk"][..], disks].concat();
         let done = lab.md_json(&here);
         let grown = done["array"]["bytes"].as_u64().unwrap();
         let copies = if level == "1" { 1 } else { 2 };

@@ -102,7 +102,8 @@ impl Assembly {
         let device = self.graph.device(id);
         match &device.content {
             Content::MdMember(superblock) => {
-                Some(arrays::choose::Candidate { device: id, title: device.title(), superblock })
+                let sectors = device.sectors.0;
+                Some(arrays::choose::Candidate { device: id, title: device.title(), superblock, sectors })
             }
             _ => None,
         }

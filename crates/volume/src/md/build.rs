@@ -11,7 +11,7 @@ use blockwork_layer::md::{self, ArrayConfig, IntentConfig, MdRecord, MdSite, Mem
 use rustix::time::{ClockId, clock_gettime};
 
 use super::choose::Choice;
-use super::{Array, Bitmap, Member, MemberState, intent, layout};
+use super::{Array, Bitmap, Member, MemberState, behind, intent, layout};
 use crate::assembly::Assembly;
 use crate::error::VolumeError;
 use crate::graph::{ArrayId, Content, DeviceId, DeviceKind, NewDevice, Stack};
@@ -119,7 +119,7 @@ impl Building<'_> {
         let mut configs: Vec<Option<MemberConfig>> = vec![None; places];
         for member in self.members {
             if let Some(place) = member.place().map(usize::from).filter(|place| *place < places) {
-                room[place] = Some(room_of(self.superblock(member.device)));
+                room[place] = Some(room_of(&self.superblock(member.device)));
                 configs[place] = Some(self.member(member.device)?);
             }
         }
@@ -167,9 +167,11 @@ impl Building<'_> {
         Ok(Assembled { stack: Stack::Ready(root), layer: Some(array), sectors, read_only, bitmap })
     }
 
-    fn superblock(&self, device: DeviceId) -> &Superblock {
-        match &self.assembly.graph.device(device).content {
-            Content::MdMember(superblock) => superblock,
+    /// What a device's superblock says; of one that the last update has not reached, what it would say then.
+    fn superblock(&self, device: DeviceId) -> Superblock {
+        let device = self.assembly.graph.device(device);
+        match &device.content {
+            Content::MdMember(superblock) => behind::caught_up(self.truth, superblock, device.sectors.0),
             _ => unreachable!("who is a member of an array has a superblock"),
         }
     }
@@ -185,7 +187,7 @@ impl Building<'_> {
 
     fn member(&mut self, device: DeviceId) -> Result<MemberConfig, String> {
         let (name, layer) = (self.title(device), self.layer(device)?);
-        let superblock = self.superblock(device).clone();
+        let superblock = self.superblock(device);
         let bad = match &superblock {
             Superblock::V0(_) => Ok(Vec::new()),
             Superblock::V1(own) => self.assembly.read(&*layer, |source| bad_blocks(source, own)),
@@ -241,7 +243,7 @@ impl Building<'_> {
         }
         let mut copies = Vec::new();
         for device in self.members.iter().filter(|member| member.place().is_some()).map(|it| it.device) {
-            let Superblock::V1(own) = self.superblock(device).clone() else { continue };
+            let Superblock::V1(own) = self.superblock(device) else { continue };
             let Ok(layer) = self.assembly.layer(device) else { continue };
             copies.extend(self.assembly.read(&*layer, |source| intent::read(source, &own)));
         }
@@ -252,7 +254,7 @@ impl Building<'_> {
     fn record(&mut self, intent: Option<&IntentConfig>) -> Result<Box<dyn Record>, String> {
         let mut sites = Vec::new();
         for member in self.members {
-            let Superblock::V1(superblock) = self.superblock(member.device).clone() else { continue };
+            let Superblock::V1(superblock) = self.superblock(member.device) else { continue };
             let role = match (&member.state, superblock.role()) {
                 (MemberState::InPlace { place }, _) => Some(*place),
                 (MemberState::Replacement, Role::Active(place)) => Some(place),

@@ -2,7 +2,8 @@
 //!
 //! As mdadm does at assembly: the most events win; one event behind is as good (a machine may stop between two members'
 //! superblocks); whoever is named faulty by the newest is out. Beyond that, contradictions are refused rather than guessed
-//! at: a copy of a member beside it, and two halves of an array that were changed apart and have come to the same count.
+//! at: a copy of a member beside it, and two halves of an array that were changed apart and have come to the same count. A
+//! member of another size is of another array, unless the power went while the array was made larger (`behind`).
 
 use std::collections::HashMap;
 
@@ -10,6 +11,7 @@ use blockwork_format::escape;
 use blockwork_format::md::v1::Features;
 use blockwork_format::md::{Role, Superblock, Uuid};
 
+use super::behind::{is_cut_off, same_but_for_size};
 use super::{Member, MemberState};
 use crate::graph::DeviceId;
 
@@ -20,6 +22,8 @@ pub(crate) struct Candidate<'a> {
     /// What messages call it.
     pub(crate) title: &'a str,
     pub(crate) superblock: &'a Superblock,
+    /// Its size.
+    pub(crate) sectors: u64,
 }
 
 /// What there is of an array.
@@ -95,7 +99,8 @@ fn truth<'a>(set: &[Candidate<'a>]) -> (Candidate<'a>, Option<String>) {
         set.iter().filter(is_active).filter(|peer| peer.superblock.events() == newest).collect();
     let opponent = |one: &Candidate<'_>| {
         peers.iter().find(|other| {
-            same_shape(one.superblock, other.superblock) && !counts_on(other.superblock, one.superblock)
+            let are_of_one = is_of(one, other) || is_of(other, one);
+            are_of_one && !counts_on(other.superblock, one.superblock)
         })
     };
     match peers.iter().find(|peer| opponent(peer).is_none()) {
@@ -127,7 +132,7 @@ impl Choice {
             ));
             return MemberState::OutOfDate;
         }
-        if !same_shape(superblock, truth.superblock) {
+        if !is_of(truth, candidate) {
             self.warnings.push(format!(
                 "{title} has the UUID of this array and another shape ({}, where {} has {}): it is left out",
                 shape(superblock),
@@ -149,7 +154,18 @@ impl Choice {
         }
         match superblock {
             Superblock::V1(own) if own.features.has(Features::REPLACEMENT) => MemberState::Replacement,
-            _ => MemberState::InPlace { place },
+            _ => {
+                self.resync_behind(superblock);
+                MemberState::InPlace { place }
+            }
+        }
+    }
+
+    /// Behind what a member knows of, mirrors may differ.
+    fn resync_behind(&mut self, own: &Superblock) {
+        let (Superblock::V1(truth), Superblock::V1(own)) = (&mut *self.truth, own) else { return };
+        if let (true, Some(end)) = (own.size < truth.size, own.array_sectors()) {
+            truth.resync_offset = truth.resync_offset.min(end);
         }
     }
 
@@ -197,16 +213,19 @@ fn counts_on(truth: &Superblock, other: &Superblock) -> bool {
     seen == Some(other.role())
 }
 
+/// Whether a device is of the array of which another one has the newest superblock.
+fn is_of(truth: &Candidate<'_>, candidate: &Candidate<'_>) -> bool {
+    same_shape(truth.superblock, candidate.superblock)
+        || is_cut_off(truth.superblock, candidate.superblock, candidate.sectors)
+}
+
 /// What all superblocks of an array have in common.
 fn same_shape(one: &Superblock, other: &Superblock) -> bool {
     match (one, other) {
         (Superblock::V1(one), Superblock::V1(other)) => {
             // A RAID0 does not use the size of a member.
             let size = !one.level.has_equal_members() || one.size == other.size;
-            let words = |s: &blockwork_format::md::v1::Superblock| {
-                (s.level, s.layout, s.chunk_sectors, s.raid_disks, s.ctime, s.minor)
-            };
-            size && words(one) == words(other)
+            size && same_but_for_size(one, other)
         }
         (Superblock::V0(one), Superblock::V0(other)) => {
             let words = |s: &blockwork_format::md::v0::Superblock| {

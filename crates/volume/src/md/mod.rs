@@ -1,6 +1,7 @@
 //! md arrays: from superblocks on devices to arrays.
 //!
-//! `choose` decides, from superblocks alone, which devices make up an array and which are out of date or belong elsewhere;
+//! `choose` decides, from superblocks alone, which devices make up an array and which are out of date or belong elsewhere
+//! (`behind`: whom a power cut has kept from the last update belongs to it);
 //! `build` reads what else there is (bitmap, lists of bad blocks) and makes the layer. `create` makes arrays, `examine` tells
 //! what is on one member.
 //!
@@ -9,6 +10,7 @@
 //! (3) an array of which data is missing is refused, and says which member; (4) nothing is written while arrays are
 //! assembled or examined.
 
+mod behind;
 pub(crate) mod build;
 pub(crate) mod choose;
 mod create;

@@ -1,4 +1,5 @@
 //! Power cuts: what happened to disks while something was written to them, and the disks as they are if the power goes in the midst of it.
+#![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::future::Future;
 use std::path::PathBuf;
