@@ -4,7 +4,7 @@
 mod lab;
 
 use blockwork_format::md::v1::{Features, Minor, Superblock};
-use blockwork_format::md::{Level, Role, Uuid, v0};
+use blockwork_format::md::{IN_SYNC, Level, Role, Uuid, v0};
 use blockwork_volume::md::MemberState;
 use blockwork_volume::{Assembly, Content, DeviceKind, VolumeError};
 use lab::{DATA, Disk, Lab, Set, all_names, content, numbered, put_superblock, refused, volume, warning};
@@ -209,6 +209,52 @@ fn members_of_another_shape_and_spares_are_told_apart_from_members() {
     let expected = [place(0), place(1), place(2), place(3), MemberState::Spare, MemberState::Foreign];
     assert_eq!(states(&assembly), expected);
     warning(&assembly, "/other has the UUID of this array and another shape");
+}
+
+#[test]
+fn a_member_of_another_size_is_one_that_a_power_cut_has_kept_from_growing_or_foreign() {
+    let set = Set::new("one", Level::Raid1, 0, 2);
+    let grown = Superblock { size: 512, data_size: 512, events: 11, resync_offset: 256, ..set.superblock(0) };
+    let bitmap = Features::BITMAP;
+    let gave_up = |mut it: Superblock| {
+        it.roles[1] = Role::Faulty;
+        it
+    };
+    for (newer, room, order, expected, resync_from) in [
+        (grown.clone(), 512, [0, 1], place(1), 256),
+        // As one who says that the new part agrees leaves it: not on a member that does not know of it.
+        (Superblock { resync_offset: IN_SYNC, ..grown.clone() }, 512, [0, 1], place(1), 256),
+        (Superblock { resync_offset: 8, ..grown.clone() }, 512, [0, 1], place(1), 8),
+        // Written anew after a failure, with the same events: one of the two sizes.
+        (Superblock { events: 10, ..grown.clone() }, 512, [0, 1], place(1), 256),
+        (Superblock { events: 10, ..grown.clone() }, 512, [1, 0], place(1), IN_SYNC),
+        (gave_up(Superblock { events: 10, ..grown.clone() }), 512, [1, 0], MemberState::Faulty, 256),
+        (gave_up(grown.clone()), 512, [0, 1], MemberState::Faulty, 256),
+        (Superblock { events: 12, ..grown.clone() }, 512, [0, 1], MemberState::OutOfDate, 256),
+        // Who has a bitmap of the new size has told all of that size before.
+        (
+            Superblock { features: bitmap, bitmap_offset: 8, ..grown.clone() },
+            512,
+            [0, 1],
+            MemberState::Foreign,
+            256,
+        ),
+        (grown.clone(), 500, [0, 1], MemberState::Foreign, 256),
+    ] {
+        let lab = Lab::new();
+        let disks = [lab.disk("new", DATA + 512), lab.disk("old", DATA + room)];
+        put_superblock(&disks[0], &newer);
+        put_superblock(&disks[1], &set.superblock(1));
+        let assembly = lab.open(&order.map(|n| &disks[n]));
+        let array = &assembly.graph().arrays[0];
+        let blockwork_format::md::Superblock::V1(truth) = &*array.truth else { panic!("version 1") };
+        let old = &array.members[order.iter().position(|n| *n == 1).unwrap()];
+        let size = if order[0] == 0 || expected != place(1) { 512 } else { 256 };
+        let case = format!("{newer:?}, {room}, {order:?}: {:?}", assembly.warnings());
+        assert_eq!(old.state, expected, "{case}");
+        let found = (truth.events, truth.size, truth.resync_offset);
+        assert_eq!(found, (newer.events, size, resync_from), "{case}");
+    }
 }
 
 #[test]

@@ -2,8 +2,12 @@
 //!
 //! Order of writes: (1) no client's write is under way, and none begins (a fence around everything). (2) All members flush, and
 //! superblocks tell of the new size, of no bitmap, and of a resync from the end of the old part. (3) The bitmap is written for the
-//! new size. (4) Superblocks tell of it. A crash between any of these leaves an array of one size or the other; between 2 and 4
-//! it has no bitmap.
+//! new size. (4) Superblocks tell of it. A crash leaves an array of one size or the other; from 2 to 4 it has no
+//! bitmap.
+//!
+//! A crash in the midst of 2 leaves superblocks of both sizes. Whoever assembles the array takes all of these devices for
+//! members, at the size of the newest: nothing is written behind the old part before all superblocks tell of it, and those that
+//! do tell of a resync. So nothing is lost with either size, and mirrors that differ are known.
 
 use std::sync::atomic::Ordering;
 

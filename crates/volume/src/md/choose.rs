@@ -155,18 +155,26 @@ impl Choice {
         match superblock {
             Superblock::V1(own) if own.features.has(Features::REPLACEMENT) => MemberState::Replacement,
             _ => {
-                self.resync_behind(superblock);
+                self.resync_behind(superblock, &title);
                 MemberState::InPlace { place }
             }
         }
     }
 
-    /// Behind what a member knows of, mirrors may differ.
-    fn resync_behind(&mut self, own: &Superblock) {
+    /// Tells of a member that knows another size, and that mirrors may differ behind what it knows of.
+    fn resync_behind(&mut self, own: &Superblock, title: &str) {
         let (Superblock::V1(truth), Superblock::V1(own)) = (&mut *self.truth, own) else { return };
+        if own.member_sectors() == truth.member_sectors() || !truth.level.has_equal_members() {
+            return;
+        }
         if let (true, Some(end)) = (own.size < truth.size, own.array_sectors()) {
             truth.resync_offset = truth.resync_offset.min(end);
         }
+        self.warnings.push(format!(
+            "{title} tells of {} sectors of each member, and the array uses {}: it was stopped while it became larger; its \
+             superblocks agree again when it is written to",
+            own.size, truth.size
+        ));
     }
 
     /// Two devices for one place: the one with more events stays; of equal ones neither can. Returns who stays.
