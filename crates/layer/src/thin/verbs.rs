@@ -263,8 +263,10 @@ impl Pool {
         if !self.mode().allows_changes() {
             return Ok(());
         }
+        // Metadata first: where it was full, more data may take more of it than there was. What one cannot have is no reason against the other.
+        let metadata = self.count_metadata(cx, metadata_blocks(self.metadata.get().sectors().bytes())).await;
         self.count_data(cx, self.data.get().sectors().0 / self.block.get()).await?;
-        self.count_metadata(cx, metadata_blocks(self.metadata.get().sectors().bytes())).await
+        metadata
     }
 
     /// With the turn.

@@ -1,5 +1,8 @@
 //! Messages of a pool.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use blockwork_engine::{Bio, Flags, Op, Sector, Sectors};
 use blockwork_format::thin::edit::EditError;
 use blockwork_layer::thin::VerbError;
@@ -144,4 +147,29 @@ fn what_devices_have_grown_by_while_nobody_served_the_pool_is_counted_when_it_is
         stand.thins[0].open(stand.cx.clone()).unwrap().await.unwrap();
     });
     assert_eq!(superblock(&world).data_space_map.blocks, 2);
+}
+
+#[test]
+fn full_metadata_that_has_grown_with_the_data_is_counted_first() {
+    // More data takes more bitmaps than there are blocks of metadata.
+    const GROWN: u64 = 1 << 17;
+    let counted = |metadata| {
+        let make = Make {
+            data_blocks: (64, GROWN),
+            metadata_blocks: (16, metadata),
+            has_grown: true,
+            is_blank: true,
+            ..Make::default()
+        };
+        let told = Rc::new(Cell::new((0, 0)));
+        let own = told.clone();
+        make.play(move |stand| async move {
+            _ = stand.thins[0].open(stand.cx.clone()).unwrap().await;
+            let status = stand.pool.status();
+            own.set((status.data_blocks, status.metadata_blocks));
+        });
+        told.get()
+    };
+    assert!(counted(16).0 < GROWN);
+    assert_eq!(counted(512), (GROWN, 512));
 }
