@@ -220,7 +220,12 @@ impl Pool {
         let Some(mapping) = before else { return self.unmap(editor, from, device, own).map(|_| ()) };
         editor.map_back(from, device.id, *block, *mapping)?;
         device.set_changed(self.transaction.load(Ordering::Acquire));
-        self.books().freed = true;
+        {
+            let mut books = self.books();
+            books.freed = true;
+            // Others may have given it up meanwhile.
+            books.keep(mapping.block);
+        }
         self.publish_back(device, *block, data, *mapping);
         self.fills.forget(device, &own);
         Ok(())

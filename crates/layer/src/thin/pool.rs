@@ -89,6 +89,20 @@ pub(super) struct Books {
     told: u32,
 }
 
+impl Books {
+    /// A block that became free in the transaction under way is in use again: it is not passed down.
+    pub(super) fn keep(&mut self, block: u64) {
+        let cut = |range: Range<u64>| {
+            let is_in = range.contains(&block);
+            let (before, behind) =
+                if is_in { (range.start..block, block + 1..range.end) } else { (range, 0..0) };
+            [before, behind]
+        };
+        let kept = std::mem::take(&mut self.discarded).into_iter().flat_map(cut);
+        self.discarded = kept.filter(|range| !range.is_empty()).collect();
+    }
+}
+
 /// A device of a pool that is in use: to make a volume of it.
 #[derive(Clone, Debug)]
 pub struct OpenDevice(pub(super) Arc<Device>);

@@ -396,7 +396,8 @@ impl Pool {
         Content::Layer { layer: layer.clone(), at, sectors, mapping }
     }
 
-    /// Whether those who need a block write all of it.
+    /// Whether those who need a block write all of it, each a part of its own. Where parts overlap, one of which may come to nothing, what would
+    /// stand in for that would be written over what the other has written.
     fn is_covered(&self, batch: &Batch, need: &Need) -> bool {
         // Mostly one write needs it, and writes little of it.
         let size = self.block.get();
@@ -404,10 +405,10 @@ impl Pool {
             return false;
         }
         let fills = |nth: &usize| batch.wants[*nth].fills() && !batch.is_partial.contains(nth);
-        let mut parts: Vec<_> = need.by.iter().filter(|(nth, _)| fills(nth)).map(|(_, part)| *part).collect();
+        let mut parts: Vec<_> = need.by.iter().map(|(_, part)| *part).collect();
         parts.sort_by_key(|part| part.start);
-        let covered = parts.iter().fold(0, |to, part| if part.start <= to { to.max(part.end) } else { to });
-        covered >= size
+        let end = parts.iter().try_fold(0, |to, part| (part.start == to).then_some(part.end));
+        need.by.iter().all(|(nth, _)| fills(nth)) && end == Some(size)
     }
 
     /// Maps the blocks that were given out; what is promised to whom.

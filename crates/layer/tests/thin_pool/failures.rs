@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockwork_engine::{Errno, Flags, Fua, Layer, Nanos, NodeId, Op, Sector};
-use blockwork_layer::thin::Mode;
+use blockwork_layer::thin::{Mode, PoolFeatures};
 use blockwork_layer::{Segment, Table};
 use blockwork_sim::{Fault, Faults};
 
@@ -97,6 +97,26 @@ fn what_was_shared_once_and_cannot_be_copied_is_mapped_again_though_nobody_else_
         assert_eq!(stand.pool.mode(), Mode::Write);
     });
     assert_eq!(report(&world).data_used, 22);
+}
+
+#[test]
+fn what_is_mapped_again_was_discarded_by_another_volume_and_is_not_passed_down() {
+    Make::default().play(|stand| async move {
+        let one = &stand.thins[0];
+        stand.write(one, 0, 3 * BLOCK, 7).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.pool.create_snap(&stand.cx, 5, 0).await.unwrap();
+        let other = stand.open(5, 64).await;
+        stand.world.set_faults(DATA, Faults { write_errors: ALWAYS, ..Faults::default() });
+        assert_eq!(stand.write(one, BLOCK, BLOCK, 8).await, Err(Errno::EIO));
+        // The only reference goes, and comes back when nothing can be written in the new block's place.
+        stand.range(&other, Op::Discard, 0, 3 * BLOCK).await.unwrap();
+        stand.flush(one).await.unwrap();
+        stand.world.set_faults(DATA, Faults::default());
+        assert_eq!(stand.read(one, 0, 384).await, [7; 384]);
+        assert_eq!(stand.world.peek(DATA, BLOCK), [7; 512]);
+        assert_eq!(stand.pool.mode(), Mode::Write);
+    });
 }
 
 /// The first request for data writes both halves of a block. It fails, and so does the second of those for one half each.
@@ -391,4 +411,31 @@ fn blocks_of_a_commit_that_fails_are_not_passed_down() {
         // What is committed still leads to them.
         assert_eq!(stand.world.counters(DATA).discards, 0);
     });
+}
+
+#[test]
+fn what_stands_in_for_a_write_is_not_written_over_what_another_one_has_written_there() {
+    let features = PoolFeatures { error_if_no_space: true, ..PoolFeatures::default() };
+    for order in [[0, 1, 2], [0, 2, 1]] {
+        Make { data_blocks: (2, 128), features, ..Make::default() }.play(move |stand| async move {
+            let thin = &stand.thins[0];
+            // While the first one is given its block the others come together. The third overlaps with the second, and reaches into a
+            // block for which there is no space.
+            let write = |nth| {
+                let stand = stand.clone();
+                async move {
+                    let (at, nr, fill) = [(9 * BLOCK, BLOCK, 4), (0, 96, 5), (64, 64 + BLOCK, 6)][nth];
+                    (nth, stand.write(&stand.thins[0], at, nr, fill).await)
+                }
+            };
+            let mut done = together(order.map(write).into()).await;
+            done.sort_by_key(|(nth, _)| *nth);
+            let results: Vec<_> = done.iter().map(|(_, result)| *result).collect();
+            assert_eq!(results, [Ok(()), Ok(()), Err(Errno::ENOSPC)]);
+            stand.flush(thin).await.unwrap();
+            assert_eq!(stand.read(thin, 0, 64).await, [5; 64]);
+            let both = stand.read(thin, 64, 32).await;
+            assert!(both.iter().all(|byte| [5, 6].contains(byte)), "{order:?}: {both:?}");
+        });
+    }
 }
