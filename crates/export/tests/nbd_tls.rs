@@ -2,11 +2,16 @@
 
 mod nbd_support;
 
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use blockwork_engine::Nanos;
 use blockwork_export::nbd::{Listener, ServerTls, TlsError};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
 use nbd_support::{Disk, Raw, Rig, file_of_noise, run, try_run};
 
 /// An authority, a server's certificate and a client's, in `folder`, as qemu and libnbd want them.
@@ -186,6 +191,39 @@ fn clear_text_behind_starttls_ends_the_connection() {
     raw.write(&[&3u32.to_be_bytes()[..], &option(5), &option(8)].concat());
     assert_eq!(raw.option_reply(), (1, vec![]));
     assert!(raw.is_closed());
+}
+
+#[test]
+fn what_follows_the_end_of_tls_is_not_taken_and_half_a_message_before_it_ends_the_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let pki = folder.path().join("pki");
+    certificates(&pki);
+    let tls = ServerTls::from_folder(&pki, false).unwrap();
+    let rig = Rig::with(&[Disk::new("d", "memory:1M")], 1, |config| config.tls = Some(tls));
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(pki.join("ca-cert.pem")).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config =
+        rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = Arc::new(config.with_root_certificates(roots).with_no_client_auth());
+    // Of the handshake, and of transmission: half of a head.
+    let go = [&b"IHAVEOPT"[..], &7_u32.to_be_bytes(), &6_u32.to_be_bytes(), &[0; 6]].concat();
+    for message in [b"IHAV".to_vec(), [&go[..], &[0x25, 0x60, 0x95, 0x13]].concat()] {
+        let mut raw = Raw::connect(&rig);
+        raw.write(&3u32.to_be_bytes());
+        raw.option(5, b"");
+        assert_eq!(raw.option_reply(), (1, vec![]));
+        let mut client =
+            rustls::ClientConnection::new(config.clone(), "localhost".try_into().unwrap()).unwrap();
+        rustls::Stream::new(&mut client, &mut raw.stream).write_all(&message).unwrap();
+        client.send_close_notify();
+        client.complete_io(&mut raw.stream).unwrap();
+        // More than is ever kept of a client. It may be closed while this is sent.
+        _ = raw.stream.write_all(&[0; 1 << 20]);
+        assert!(raw.is_closed());
+    }
+    // Others are served.
+    Raw::connect(&rig);
 }
 
 #[test]

@@ -163,11 +163,19 @@ impl Connection {
     fn take_input(&mut self, cx: &mut Context<'_, Uring>) {
         self.stalled = false;
         loop {
-            if let Err(ended) = self.decrypt(cx) {
-                self.end(ended);
-            }
+            let is_over = match self.decrypt(cx) {
+                Ok(is_over) => is_over,
+                Err(ended) => {
+                    self.end(ended);
+                    true
+                }
+            };
             let before = self.inbox.len();
             self.take_clear(cx);
+            if is_over && !self.stalled {
+                // What is left is a part of a message, whose rest never comes.
+                self.end(Ended::Gone);
+            }
             // Room was made: there may be more to decrypt.
             let go_on = self.cipher.is_some() && self.inbox.len() < before;
             if !go_on || self.stalled || self.ended.is_some() {
@@ -176,12 +184,12 @@ impl Connection {
         }
     }
 
-    fn decrypt(&mut self, cx: &Context<'_, Uring>) -> Result<(), Ended> {
-        let Some(cipher) = &mut self.cipher else { return Ok(()) };
+    /// Whether the client has said that nothing follows: nothing of what comes behind that is taken.
+    fn decrypt(&mut self, cx: &Context<'_, Uring>) -> Result<bool, Ended> {
+        let Some(cipher) = &mut self.cipher else { return Ok(false) };
         match cipher.decrypt(&mut self.inbox, cx.pool()) {
-            Ok(Decrypted::Progress) => Ok(()),
-            Ok(Decrypted::End) if self.inbox.len() == 0 => Err(Ended::Gone),
-            Ok(Decrypted::End) => Ok(()),
+            Ok(Decrypted::Progress) => Ok(false),
+            Ok(Decrypted::End) => Ok(true),
             Err(error) => Err(Ended::Tls(error)),
         }
     }
