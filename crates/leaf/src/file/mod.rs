@@ -320,9 +320,15 @@ impl Leaf for FileLeaf {
             return Ok((Allocation::Data, nr));
         }
         let at = sector.bytes();
+        // Behind the end of a file that has become smaller nothing is a hole: what was there is lost, and who reads it hears of that.
+        let end = fstat(&self.file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
+        let room = Sectors::from_bytes_ceil(end.saturating_sub(at)).min(nr);
+        if room == Sectors::ZERO {
+            return Ok((Allocation::Data, nr));
+        }
         let data = match seek(&self.file, SeekFrom::Data(at)) {
             Ok(data) => data,
-            Err(rustix::io::Errno::NXIO) => return Ok((Allocation::Hole, nr)), // a hole up to the end of the file
+            Err(rustix::io::Errno::NXIO) => return Ok((Allocation::Hole, room)), // a hole up to the end of the file
             Err(_) => return Ok((Allocation::Data, nr)),
         };
         // A sector that holds one byte of data is data.
