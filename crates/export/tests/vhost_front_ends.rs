@@ -88,6 +88,25 @@ fn a_log_of_a_migration_that_was_given_up_does_not_keep_memory_out() {
 }
 
 #[test]
+fn what_a_guest_has_taken_is_taken_again_when_the_volume_cannot_do_it_any_more() {
+    let rig = Rig::new("memory:16M", 1);
+    let disk = rig.disk(Options::default());
+    let client = disk.client().unwrap();
+    let offered = client.number(&Message::GetFeatures).unwrap();
+    assert_ne!(offered & feature::DISCARD, 0);
+    // As large, and without discards: as an origin is that has its first snapshot.
+    rig.resize(Sectors(32768));
+    let now = client.number(&Message::GetFeatures).unwrap();
+    assert_eq!(now, offered & !feature::DISCARD);
+    client.tell(&Message::SetFeatures(offered), &[]).unwrap();
+    let error = client.tell(&Message::SetFeatures(offered | 1 << 20), &[]).unwrap_err().to_string();
+    assert!(error.contains("was refused"), "{error}");
+    drop(disk);
+    assert_eq!(write(&mut rig.disk(Options::default()), 0, 0, &[1; 512]).status, status::OK);
+    rig.stop();
+}
+
+#[test]
 fn a_guest_that_moves_has_two_front_ends_and_one_of_them_the_disk() {
     let rig = Rig::new("memory:16M", 2);
     for kind in kinds() {

@@ -11,7 +11,7 @@ use blockwork_format::vhost_user::{FEATURE_LOG_ALL, FEATURE_PROTOCOL, protocol};
 use blockwork_format::virtio::blk::{Config, ID_BYTES, RangeLimits, feature as blk};
 use blockwork_format::virtio::feature;
 
-use super::queue::RANGES_MAX;
+use super::queue::{RANGES_MAX, REQUEST_BYTES_MAX};
 use super::ring::INDIRECT_MAX;
 
 /// Descriptors of a ring of unknown size: QEMU's default.
@@ -70,6 +70,12 @@ impl Device {
         always | writes | discards
     }
 
+    /// What a driver may have taken: also what was offered while the volume could do it. A front end says the same again when it stops and goes on,
+    /// migrates, or comes anew, and its guest has heard of no change. What the volume cannot do any more is answered so.
+    pub(super) fn features_ever(&self) -> u64 {
+        self.features() | blk::RO | blk::WRITE_ZEROES | blk::DISCARD
+    }
+
     pub(super) fn protocol_features(&self) -> u64 {
         protocol::MQ
             | protocol::LOG_SHMFD
@@ -102,7 +108,8 @@ impl Device {
             blk_size: block,
             physical_block_exp: (limits.physical_block_size / block).checked_ilog2().unwrap_or(0) as u8,
             min_io_size: u16::try_from(limits.io_min / block).unwrap_or(u16::MAX),
-            opt_io_size: limits.io_opt / block,
+            // Drivers make requests as large, and some no larger.
+            opt_io_size: limits.io_opt.min(REQUEST_BYTES_MAX as u32) / block,
             writeback: true,
             num_queues: self.queues,
             discard: if has_discards {

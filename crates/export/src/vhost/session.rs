@@ -510,7 +510,7 @@ impl<'a> Session<'a> {
     }
 
     fn set_features(&mut self, features: u64) -> Result<(), Refusal> {
-        check_features("features", features, self.service.device.features())?;
+        check_features("features", features, self.service.device.features_ever())?;
         self.with_queues_at_rest(|session| {
             session.features = features;
             // A log of before does not bind the guest's memory of after: a front end shares the next one before it sets this again.
