@@ -23,6 +23,7 @@ use blockwork_engine::{Errno, Nanos, Sector, Sectors, TaskContext};
 use blockwork_format::snapshot::Exception;
 
 use super::copy::PIECE;
+use super::exceptions;
 use super::family::{Family, Want, Writer};
 use super::status::SnapshotStatus;
 use super::store::{State, Store};
@@ -170,10 +171,10 @@ impl Merge {
         &self.family.stores[self.nth]
     }
 
-    /// Whether a write to chunks that have exceptions has to wait.
+    /// What the chunks from `first` on, at most `most` of them, have in common for a write, and whether that has to wait.
     #[inline]
-    pub(super) fn is_under_way(&self, chunks: Range<u64>) -> bool {
-        self.window.touches(chunks)
+    pub(super) fn find(&self, first: u64, most: u64) -> (exceptions::Run, bool) {
+        self.window.find(&self.store().exceptions, first, most)
     }
 
     /// A client is at work.
@@ -338,7 +339,7 @@ impl Merge {
     /// Waits until a step is over. A window that is still open then is so for ever.
     pub(super) async fn wait_for_step(&self, chunks: Range<u64>) -> Result<(), Errno> {
         let _turn = self.family.steps.take().await;
-        if self.is_under_way(chunks) { Err(Errno::EIO) } else { Ok(()) }
+        if self.window.touches(chunks) { Err(Errno::EIO) } else { Ok(()) }
     }
 }
 

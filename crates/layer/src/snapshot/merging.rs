@@ -51,15 +51,18 @@ impl Merging {
         let mut rest = span;
         loop {
             let (first, within) = (rest.sector.0 / chunk, rest.sector.0 % chunk);
-            let run = store.exceptions.run(first, (within + rest.nr.0).div_ceil(chunk));
+            let most = (within + rest.nr.0).div_ceil(chunk);
+            let (run, waits) = if is_read {
+                (store.exceptions.run(first, most), false)
+            } else {
+                self.merge.find(first, most)
+            };
             let piece = rest.piece(Sectors::ZERO, rest.nr.min(Sectors(run.chunks * chunk - within)));
             if piece.nr < rest.nr {
                 cx.split(node, piece, 2, Reason::Chunk);
             }
             match run.new {
-                Some(_) if !is_read && self.merge.is_under_way(first..first + run.chunks) => {
-                    return Err(Defer { node, span: piece, reason: Reason::Merge });
-                }
+                Some(_) if waits => return Err(Defer { node, span: piece, reason: Reason::Merge }),
                 Some(new) => {
                     let to = piece.moved_to(Sector(new * chunk + within));
                     cx.pass(node, piece.sector, &*store.layer, to)?;
