@@ -126,6 +126,11 @@ pub trait LeafSource: Send + Sync {
     fn sectors_now(&self) -> Option<Sectors> {
         None
     }
+    /// Whether the leaf knows by itself what an error of a FUA write may tell of, and makes later flushes fail where data was lost. Else such
+    /// an error is taken for that of a flush, unless the data cannot be written.
+    fn tells_losses(&self) -> bool {
+        false
+    }
     /// What is in force of what can be done in several ways.
     fn decisions(&self) -> Vec<Decision> {
         Vec::new()
@@ -140,6 +145,8 @@ pub trait LeafSource: Send + Sync {
 #[derive(Debug)]
 pub struct LeafShared {
     failed: AtomicBool,
+    /// FUA writes of which it is not known yet whether a flush has failed.
+    doubts: AtomicU64,
     /// In sectors: nothing is written behind it. That of the device is told by its source; this is less only where it has become smaller.
     end: AtomicU64,
     changes: AtomicU64,
@@ -152,6 +159,7 @@ impl Default for LeafShared {
     fn default() -> LeafShared {
         LeafShared {
             failed: AtomicBool::new(false),
+            doubts: AtomicU64::new(0),
             end: AtomicU64::new(u64::MAX),
             changes: AtomicU64::new(0),
             flush_turns: Turns::default(),
@@ -178,6 +186,18 @@ impl LeafShared {
     #[inline]
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+    /// A flush may have failed.
+    pub(crate) fn doubt(&self) {
+        self.doubts.fetch_add(1, Ordering::AcqRel);
+    }
+    /// One that may have failed has not, or [`LeafShared::fail`] was told.
+    pub(crate) fn no_doubt(&self) {
+        self.doubts.fetch_sub(1, Ordering::AcqRel);
+    }
+    /// Whether a flush may have failed. To be asked before [`LeafShared::has_failed`].
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.doubts.load(Ordering::Acquire) > 0
     }
     /// The device was found to end there. Nothing is written behind that any more: a file would grow by it, and tell zeros of what
     /// it has lost. Returns whether that is news.

@@ -121,7 +121,7 @@ pub(crate) struct Device {
     last_end: u64,
     latent: BTreeSet<u64>,
     for_ever: BTreeSet<u64>,
-    /// Each flush that fails counts as one with which data was lost.
+    /// Each flush that fails counts as one with which data was lost, and each DSYNC write that fails once and not again, which looks the same.
     pub(crate) failed_flushes_lose_data: bool,
 }
 
@@ -240,9 +240,19 @@ impl Device {
             Work::Read { first, nr, early, into } => {
                 (self.finish_read(first, nr, early, &into, fault), false)
             }
-            Work::Change { change, durable, from } => {
-                (self.finish_change(change, durable, &from, fault), false)
-            }
+            Work::Change { change, durable, from } => match fault {
+                Some(Fault::LostFlush) if durable && self.model.volatile() && self.model.keeps_content => {
+                    self.finish_without_flush(change)
+                }
+                fault => {
+                    // What fails for ever is known not to be a flush.
+                    let once = matches!(fault, Some(Fault::Error(_) | Fault::Latent));
+                    let dsync = durable && self.model.volatile();
+                    let result = self.finish_change(change, durable, &from, fault);
+                    let failed = once && result < 0 && result != -Errno::EAGAIN.0;
+                    (result, self.failed_flushes_lose_data && dsync && failed)
+                }
+            },
             Work::Flush { mark } => {
                 let (result, lost_data) = self.finish_flush(mark, fault);
                 (result, lost_data || (self.failed_flushes_lose_data && result < 0))
@@ -402,7 +412,8 @@ impl Device {
                 (faults.short, Fault::Short),
                 (faults.stalls, Fault::Stall),
             ],
-            FileOpKind::Write { .. } => &[
+            FileOpKind::Write { dsync } => &[
+                (if dsync && self.model.volatile() { faults.lost_flushes } else { 0 }, Fault::LostFlush),
                 (faults.write_errors, eio),
                 (faults.permanent_errors, Fault::ForEver),
                 (faults.short, Fault::Short),
@@ -487,6 +498,19 @@ impl Device {
         self.latent.retain(|sector| !written.contains(sector));
         self.apply(change, durable);
         if carries { bytes(nr) } else { 0 }
+    }
+
+    /// A DSYNC write of which the flush fails and loses what it should have made durable, the write's own data too.
+    fn finish_without_flush(&mut self, change: Change) -> (i32, bool) {
+        let range = change.range();
+        if self.for_ever.range(range.clone()).next().is_some() {
+            // Where the data fails, no flush is tried.
+            self.apply_torn(&change, false);
+            return (-Errno::EIO.0, false);
+        }
+        self.latent.retain(|sector| !range.contains(sector));
+        self.apply(change, false);
+        self.finish_flush(self.content.mark(), Some(Fault::LostFlush))
     }
 
     fn apply(&mut self, change: Change, durable: bool) {

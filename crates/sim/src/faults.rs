@@ -21,7 +21,8 @@ pub enum Fault {
     /// It takes [`Faults::stall_time`] longer.
     Stall,
     /// A flush fails with EIO, and most of what it should have made durable is forgotten; the next flush succeeds. (What
-    /// Linux file systems and disks have been seen to do: "fsyncgate".) Other requests fail with EIO.
+    /// Linux file systems and disks have been seen to do: "fsyncgate".) So does the flush that is part of a DSYNC write to a volatile
+    /// cache, behind its data. Other requests fail with EIO.
     LostFlush,
     /// A write lands at another place of the device, and reports success.
     Misdirected,
@@ -50,7 +51,7 @@ pub struct Faults {
     pub stalls: u32,
     /// For how long: by default 31 s, a second beyond the kernel's usual patience with a disk.
     pub stall_time: Nanos,
-    /// Flushes that fail and lose data.
+    /// Flushes that fail and lose data, those of DSYNC writes too.
     pub lost_flushes: u32,
     /// Writes that land elsewhere.
     pub misdirected: u32,

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Bio, Completion, Context, CounterTable, Done, Errno, FileId, Flags, Layer, LeafId, LeafLayer, LeafSource,
-    NodeId, Op, Port, PortState, Sector, Sectors, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle,
+    Bio, Completion, Context, CounterTable, Done, Errno, FileId, Flags, Fua, Layer, LeafId, LeafLayer,
+    LeafSource, NodeId, Op, Port, PortState, Sector, Sectors, Volume, VolumeId, Worker, WorkerConfig,
+    WorkerHandle,
 };
 use blockwork_layer::{Linear, Segment, Table};
 use blockwork_memory::{Segment as Memory, Segments};
@@ -151,4 +152,45 @@ fn the_rest_of_a_bounced_write_that_came_short_is_the_rest_when_it_is_tried_agai
     assert_eq!(run(&world, vec![(write, Ok(()))]), Ok(()));
     assert_eq!(world.faults(), 2);
     assert_eq!([8, 9, 10, 11, 12, 13, 14, 15].map(|s| world.peek(FileId(0), s)[0]), [1, 2, 3, 4, 5, 6, 7, 8]);
+}
+
+/// One device whose FUA writes go as RWF_DSYNC, the second request of which suffers that fault.
+fn second_write(fault: Fault) -> World {
+    let world = World::new(1);
+    let mut model = DeviceModel::null(Sectors(64));
+    model.cache_bytes = 1 << 20;
+    (model.limits.dma_alignment, model.limits.hw_fua, model.limits.fua) = (512, true, Fua::Dsync);
+    for _ in 0..2 {
+        world.add_device(model.clone());
+    }
+    world.fail_nth(FileId(0), 1, fault);
+    world
+}
+
+#[test]
+fn a_fua_write_whose_flush_has_lost_what_others_wrote_makes_the_next_flush_fail() {
+    let world = second_write(Fault::LostFlush);
+    let bios = vec![
+        (write(Flags::NONE, 3), Ok(())),
+        (write(Flags::FUA, 9), EIO),
+        (Bio::flush(), EIO),
+        (write(Flags::FUA, 9), EIO),
+    ];
+    assert_eq!(run(&world, bios), EIO);
+    let counters = world.counters(FileId(0));
+    assert_eq!((counters.writes, counters.fua_writes, counters.flushes), (3, 1, 0));
+    assert!(world.has_lost_data());
+}
+
+#[test]
+fn a_fua_write_to_a_sector_that_cannot_be_written_fails_alone() {
+    let world = second_write(Fault::ForEver);
+    let bios = vec![
+        (write(Flags::NONE, 3), Ok(())),
+        (write(Flags::FUA, 9), EIO),
+        (Bio::flush(), Ok(())),
+        (write(Flags::FUA, 10), Ok(())),
+    ];
+    assert_eq!(run(&world, bios), Ok(()));
+    assert_eq!(world.power_cut().peek(FileId(0), 3), [7; 512]);
 }

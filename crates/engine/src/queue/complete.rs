@@ -56,11 +56,12 @@ impl LeafQueue {
         match outcome {
             // Interrupted before anything happened: the same once more.
             Err(Errno::EINTR | Errno::EAGAIN) => {
-                request.unbounce(Sectors::ZERO);
+                self.requests[id].unbounce(Sectors::ZERO);
                 self.requeue(cx, id, Reason::Retry);
             }
+            Err(errno) if self.may_be_a_flush(id) => self.doubt(cx, id, errno),
             Err(errno) => self.failed(cx, id, errno),
-            Ok(bytes) if bytes < request.nr.bytes() => self.short(cx, id, bytes),
+            Ok(bytes) if bytes < self.requests[id].nr.bytes() => self.short(cx, id, bytes),
             Ok(_) => self.succeeded(cx, id),
         }
     }
@@ -121,6 +122,11 @@ impl LeafQueue {
                 tap.altered(self.id, op, durable, sector, nr, &self.requests[id].data);
             }
         }
+        if let Some(errno) = self.requests[id].doubt.take() {
+            // The data can be written, so it was the flush that failed; nor will the one succeed that this write waits for now.
+            self.lose(cx, errno);
+            self.settled();
+        }
         let request = &mut self.requests[id];
         let must_flush = request.flush_follows;
         // Mostly there is nothing to take.
@@ -152,6 +158,11 @@ impl LeafQueue {
             self.fua_done(cx, watched, false, 0);
         }
         self.trace_complete(cx, id, errno.0);
+        let settled = self.requests[id].doubt.take().is_some();
+        if settled {
+            // The data cannot be written: that explains why it could not be made durable.
+            self.settled();
+        }
         let request = &self.requests[id];
         match request.stage {
             Stage::Free => unreachable!("a free request is not in flight"),
@@ -177,6 +188,9 @@ impl LeafQueue {
                 self.requests.give_back(id);
             }
         }
+        if settled {
+            self.flush_if_due(cx);
+        }
     }
 
     /// Takes a request apart; each part goes alone, cut anew.
@@ -197,7 +211,7 @@ impl LeafQueue {
         }
     }
 
-    fn trace_complete(&self, cx: &mut QueueContext<'_>, id: u32, errno: i32) {
+    pub(super) fn trace_complete(&self, cx: &mut QueueContext<'_>, id: u32, errno: i32) {
         if !cx.tracer.on() {
             return;
         }

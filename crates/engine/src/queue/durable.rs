@@ -8,6 +8,8 @@
 //! 1. A write that went without RWF_DSYNC, or of which a part did, is not reported before a flush that was started after it had
 //!    completed.
 //! 2. A write is watched from its first submission until it is durable or has failed.
+//! 3. What has failed with RWF_DSYNC is not tried again with it before it has been tried without, which tells whether a flush has failed
+//!    (`flush`).
 
 use super::{LeafQueue, QueueContext};
 use crate::bio::{Flags, Op};
@@ -37,6 +39,9 @@ impl LeafQueue {
         if request.op != Op::Write || !request.flags.has(Flags::FUA) {
             return Reason::None;
         }
+        if request.flush_follows {
+            return Reason::FlushFollows; // as it was settled before
+        }
         match self.durable.setting {
             Fua::Dsync => Reason::None,
             Fua::Flush => {
@@ -63,6 +68,17 @@ impl LeafQueue {
             (_, true) => Reason::FuaTrial,
             (true, false) => Reason::FlushFollows,
             (false, false) => Reason::None,
+        }
+    }
+
+    /// The device turns out not to take RWF_DSYNC, whatever its limits say.
+    pub(super) fn lacks_dsync(&mut self) {
+        if self.durable.setting != Fua::Flush {
+            self.durable.setting = Fua::Flush;
+            log::warn!(
+                "{}: it refuses RWF_DSYNC; FUA writes have a flush behind them from now on",
+                self.source.name()
+            );
         }
     }
 

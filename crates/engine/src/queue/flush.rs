@@ -6,12 +6,21 @@
 //! Why one at a time: the kernel tells of a lost write once. Of two fsyncs that overlap one may get the error and the
 //! other success, though both had to cover that write. In turns, the failure is known before the next one starts. A leaf that
 //! flushes by itself takes a turn too.
+//!
+//! A FUA write that goes as RWF_DSYNC is a write with a flush behind it, by the kernel or in the device, and its error does not tell which of them has
+//! failed. A flush that has failed is final, though, and what was written before it may be lost. So the write is tried once more, whole
+//! and without RWF_DSYNC: if that fails, its data was to blame, and it alone fails. If that succeeds, it was the flush. This is found out in
+//! a turn, as by a flush; a flush that ends while it is not yet known proves nothing, and is made again behind it. Leaves that
+//! know of losses by themselves ([`LeafSource::tells_losses`](crate::LeafSource::tells_losses)) are left alone.
 
-use super::{LeafQueue, QueueContext, Stage};
+use std::collections::VecDeque;
+
+use super::{LeafQueue, QueueContext, Stage, trace};
 use crate::bio::{Errno, Flags, Op};
 use crate::choice::Watched;
 use crate::core::LeafFailure;
 use crate::counters::Counter;
+use crate::event::{Action, Payload, Reason};
 use crate::turn::Turn;
 use crate::units::{Sector, Sectors};
 
@@ -25,6 +34,9 @@ pub(super) struct Flushes {
     waiting_watched: Vec<(Watched, u64)>,
     /// Likewise of those that the flush in flight will complete.
     running_watched: Vec<(Watched, u64)>,
+    /// FUA writes to be tried without RWF_DSYNC, each in a turn.
+    doubted: VecDeque<u32>,
+    /// A flush, or one of those.
     in_flight: bool,
     /// Held from before a flush is issued until its result is known to all workers.
     turn: Option<Turn>,
@@ -40,9 +52,19 @@ impl Flushes {
     pub(super) fn watch(&mut self, watched: Watched, bytes: u64) {
         self.waiting_watched.push((watched, bytes));
     }
+    fn swap(&mut self) {
+        std::mem::swap(&mut self.waiting, &mut self.running);
+        std::mem::swap(&mut self.waiting_watched, &mut self.running_watched);
+    }
+    /// Those that run wait again, before whoever has come meanwhile.
+    fn again(&mut self) {
+        self.running.append(&mut self.waiting);
+        self.running_watched.append(&mut self.waiting_watched);
+        self.swap();
+    }
     /// Whether nobody waits for a flush.
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.waiting.is_empty() && self.running.is_empty() && self.doubted.is_empty()
     }
 }
 
@@ -50,7 +72,8 @@ impl LeafQueue {
     /// Starts a flush if somebody waits for one and none is running. It goes ahead of what is pending: it does not
     /// have to wait for writes that have not completed.
     pub(super) fn flush_if_due(&mut self, cx: &mut QueueContext<'_>) {
-        if self.flushes.in_flight || self.flushes.waiting.is_empty() || self.flushes.asked {
+        let due = !self.flushes.waiting.is_empty() || !self.flushes.doubted.is_empty();
+        if self.flushes.in_flight || !due || self.flushes.asked {
             return;
         }
         if self.flushes.turn.is_none() && self.limits.write_cache {
@@ -61,8 +84,12 @@ impl LeafQueue {
                 return;
             }
         }
-        std::mem::swap(&mut self.flushes.waiting, &mut self.flushes.running);
-        std::mem::swap(&mut self.flushes.waiting_watched, &mut self.flushes.running_watched);
+        if let Some(id) = self.flushes.doubted.pop_front() {
+            self.flushes.in_flight = true;
+            self.submit(cx, id);
+            return;
+        }
+        self.flushes.swap();
         let shared = self.flushes.running.len() as u64 - 1;
         cx.counters.add(self.node, Counter::FlushMerged, shared);
         let ticket = cx.tap.map_or(0, |tap| tap.flush_started(self.id));
@@ -94,6 +121,13 @@ impl LeafQueue {
     /// A flush has come to its end.
     pub(super) fn end_flush(&mut self, cx: &mut QueueContext<'_>, ticket: u64, result: Result<(), Errno>) {
         self.flushes.in_flight = false;
+        if result.is_ok() && self.shared().is_in_doubt() {
+            // It may be that the flush of a FUA write has failed, and this one had nothing left to write.
+            (self.flushes.turn, self.dirty) = (None, true);
+            self.flushes.again();
+            self.flush_if_due(cx);
+            return;
+        }
         // Where a loss was told to somebody else meanwhile, success proves nothing.
         let result = result.and_then(|()| if self.shared().has_failed() { Err(Errno::EIO) } else { Ok(()) });
         match result {
@@ -104,16 +138,7 @@ impl LeafQueue {
             }
             Err(errno) => {
                 cx.counters.add(self.node, Counter::Errors, 1);
-                if !std::mem::replace(&mut self.told_of_loss, true) {
-                    cx.lost.push(self.id);
-                }
-                if self.shared().fail() {
-                    log::error!(
-                        "{}: flush failed: {errno}. What was written since the last flush may be lost, so writes and \
-                         flushes are refused from now on; reads go on. Check the disk, then serve it again.",
-                        self.source.name()
-                    );
-                }
+                self.lose(cx, errno);
             }
         }
         // Not before the failure, if it is one, is known to all.
@@ -129,6 +154,59 @@ impl LeafQueue {
             }
         }
         self.flush_if_due(cx);
+    }
+
+    /// A flush has failed: that is told, and final.
+    pub(super) fn lose(&mut self, cx: &mut QueueContext<'_>, errno: Errno) {
+        if !std::mem::replace(&mut self.told_of_loss, true) {
+            cx.lost.push(self.id);
+        }
+        if self.shared().fail() {
+            log::error!(
+                "{}: flush failed: {errno}. What was written since the last flush may be lost, so writes and \
+                 flushes are refused from now on; reads go on. Check the disk, then serve it again.",
+                self.source.name()
+            );
+        }
+    }
+
+    /// Whether an error of a request that has come back may be that of a flush.
+    pub(super) fn may_be_a_flush(&self, id: u32) -> bool {
+        let request = &self.requests[id];
+        request.op == Op::Write && request.device_flags().has(Flags::FUA) && !self.source.tells_losses()
+    }
+
+    /// Request `id` has gone as RWF_DSYNC, and has failed: it is tried without.
+    pub(super) fn doubt(&mut self, cx: &mut QueueContext<'_>, id: u32, errno: Errno) {
+        cx.counters.add(self.node, Counter::Incomplete, 1);
+        cx.counters.add(self.node, Counter::Requeued, 1);
+        if let Some(watched) = self.requests[id].watched_fua.take() {
+            self.fua_done(cx, watched, false, 0);
+        }
+        self.trace_complete(cx, id, errno.0);
+        let request = &mut self.requests[id];
+        request.restart();
+        request.flush_follows = true;
+        if cx.tracer.on() {
+            trace(cx, self.node, Action::Requeue, self.requests[id].what(), Payload::None, Reason::Retry);
+        }
+        if errno == Errno::EOPNOTSUPP {
+            // Neither written nor flushed: the flush that follows is asked of the device by itself, and its answer is clear.
+            self.lacks_dsync();
+            self.pending.push_front(id);
+            return;
+        }
+        self.requests[id].doubt = Some(errno);
+        self.shared().doubt();
+        self.flushes.doubted.push_back(id);
+        self.flush_if_due(cx);
+    }
+
+    /// It is known what has failed of a FUA write, and told if that was a flush.
+    pub(super) fn settled(&mut self) {
+        self.shared().no_doubt();
+        self.flushes.in_flight = false;
+        self.flushes.turn = None;
     }
 
     /// FUA writes that waited for a flush are durable, or lost.

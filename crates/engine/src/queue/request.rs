@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use blockwork_memory::{Pool, Segment, Segments, bytes_in, copy_between, slice_segments};
 
-use crate::bio::{Flags, Op};
+use crate::bio::{Errno, Flags, Op};
 use crate::choice::Watched;
 use crate::units::{Nanos, Sector, Sectors};
 
@@ -50,6 +50,8 @@ pub(super) struct Request {
     pub(super) watched: Option<Watched>,
     /// A FUA write that a flush makes durable: the device is not asked to.
     pub(super) flush_follows: bool,
+    /// The device's answer to this FUA write, where that leaves open whether the data or a flush has failed (see `flush`).
+    pub(super) doubt: Option<Errno>,
     /// What the comparison of ways wants to know when this FUA write is durable.
     pub(super) watched_fua: Option<Watched>,
     /// Bytes of a copy that the device did not demand.
@@ -74,6 +76,7 @@ impl Default for Request {
             bounced: None,
             watched: None,
             flush_follows: false,
+            doubt: None,
             watched_fua: None,
             copied: 0,
             done: Sectors::ZERO,
@@ -157,6 +160,12 @@ impl Request {
         self.submit_rest();
     }
 
+    /// All of it is to be submitted again, whatever was transferred.
+    pub(super) fn restart(&mut self) {
+        (self.sector, self.nr) = self.whole();
+        (self.done, self.instead, self.bounced) = (Sectors::ZERO, None, None);
+    }
+
     fn submit_rest(&mut self) {
         let mut rest = Segments::new();
         slice_segments(&self.data, self.done.byte_len(), self.nr.byte_len(), &mut rest);
@@ -197,6 +206,7 @@ impl Request {
         self.instead = None;
         self.bounced = None;
         self.flush_follows = false;
+        self.doubt = None;
         self.done = Sectors::ZERO;
     }
 }

@@ -40,6 +40,10 @@ pub struct Device {
     pub tells_size: bool,
     /// The next flush fails.
     pub fail_flush: bool,
+    /// Of the next FUA write the data is written, and the flush behind it fails.
+    pub fail_fua: bool,
+    /// Its leaf knows of losses by itself.
+    pub tells_losses: bool,
     /// It does reads and writes at once; how many it has done so.
     pub instant: bool,
     pub at_once: usize,
@@ -84,6 +88,9 @@ impl LeafSource for Source {
     }
     fn shared(&self) -> &LeafShared {
         &self.shared
+    }
+    fn tells_losses(&self) -> bool {
+        self.device.lock().unwrap().tells_losses
     }
     fn sectors_now(&self) -> Option<Sectors> {
         let device = self.device.lock().unwrap();
@@ -131,6 +138,9 @@ impl Leaf for Handle {
         // A write makes a file grow again.
         let len = device.shrunk_to.filter(|_| io.op == Op::Read).unwrap_or(device.bytes.len());
         let bytes = transfer(&mut device.bytes[..len], io.op, io.sector, io.nr, io.data);
+        if io.flags.has(Flags::FUA) && std::mem::take(&mut device.fail_fua) {
+            return Submitted::Now(Err(Errno::EIO));
+        }
         if device.manual {
             device.under_way += 1;
             device.held.push_back(Held { token: io.token, op: io.op, sector, nr, bytes });

@@ -230,6 +230,10 @@ impl LeafSource for NfsSource {
     fn name(&self) -> &str {
         &self.shared.name
     }
+    /// A server's answer to a stable WRITE that has failed is doubted in the ledger, and what it may have lost is sent again.
+    fn tells_losses(&self) -> bool {
+        true
+    }
     fn shared(&self) -> &LeafShared {
         &self.shared.leaf
     }
