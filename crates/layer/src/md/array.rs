@@ -36,6 +36,7 @@ use blockwork_engine::{
     Sector, Sectors, Shape, Span, TaskContext, Turns,
 };
 
+use super::bad_log::Renewals;
 use super::devices::{Devices, Holders};
 use super::failure::FailedMember;
 use super::fence::Fences;
@@ -132,8 +133,8 @@ pub struct Array {
     pub(super) gate: Gate,
     /// Some member is missing, failed, not in sync, not to be read, or mirrors may differ: reads choose with care.
     pub(super) irregular: AtomicBool,
-    /// Bad blocks of some member were written, and are in its list on disk still: a flush takes them off.
-    pub(super) renewed: AtomicBool,
+    /// Bad blocks of some member that were written, and are in its list on disk still: a flush takes them off.
+    pub(super) renewals: Renewals,
     /// Mirrors may differ at and beyond this sector of the array; `u64::MAX`: nowhere. With a bitmap, only where it keeps a bit.
     pub(super) differ_from: AtomicU64,
     /// A member has refused a write-zeroes that its limits allow: none that must be fast is tried any more.
@@ -236,7 +237,7 @@ impl Array {
                 record,
                 gate: Gate::default(),
                 irregular: AtomicBool::new(false),
-                renewed: AtomicBool::new(false),
+                renewals: Renewals::default(),
                 differ_from: AtomicU64::new(differ_from),
                 no_fast_zeroes: AtomicBool::new(false),
                 discard_granule,
@@ -406,8 +407,7 @@ impl Layer for Array {
                 Reason::MemberFailed => array.settle_failures(&cx).await,
                 Reason::BadBlocks => {
                     let _turn = array.turns.take().await;
-                    array.settle_renewed(&cx).await;
-                    Ok(())
+                    array.settle_renewed(&cx).await
                 }
                 Reason::ReadError => {
                     array.start_mending(&cx);

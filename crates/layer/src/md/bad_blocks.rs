@@ -73,6 +73,11 @@ impl Range {
         matches!(self.what, Bad::Unread | Bad::Listed)
     }
 
+    fn is_one_of(&self, renewed: &[(Sector, Sectors)]) -> bool {
+        let place = (Sector(self.start), Sectors(self.end - self.start));
+        self.what == Bad::Renewed && renewed.contains(&place)
+    }
+
     fn meets(&self, start: u64, end: u64) -> bool {
         self.start < end && start < self.end
     }
@@ -254,10 +259,7 @@ impl BadBlocks {
     /// Those of them are durable now, as far as nothing has happened to them since.
     pub(super) fn settle(&self, renewed: &[(Sector, Sectors)]) {
         let mut ranges = self.write();
-        ranges.retain(|range| {
-            let place = (Sector(range.start), Sectors(range.end - range.start));
-            range.what != Bad::Renewed || !renewed.contains(&place)
-        });
+        ranges.retain(|range| !range.is_one_of(renewed));
         self.any.store(!ranges.is_empty(), Ordering::Release);
     }
 
@@ -276,8 +278,14 @@ impl BadBlocks {
 
     /// What belongs in the list on disk of a member whose data starts there, in whole units of it.
     pub(super) fn for_disk(&self, data_start: Sector) -> Vec<Region> {
+        self.for_disk_without(&[], data_start)
+    }
+
+    /// Likewise when these that were written are settled.
+    pub(super) fn for_disk_without(&self, renewed: &[(Sector, Sectors)], data_start: Sector) -> Vec<Region> {
         let ranges = self.read();
-        let mut listed: Vec<_> = ranges.iter().filter(|range| range.is_on_disk()).copied().collect();
+        let stays = |range: &&Range| range.is_on_disk() && !range.is_one_of(renewed);
+        let mut listed: Vec<_> = ranges.iter().filter(stays).copied().collect();
         // What was cut, for a part of it was written, is one range in the list still.
         listed.sort_unstable_by_key(|range| range.start);
         listed.dedup_by(|next, last| {

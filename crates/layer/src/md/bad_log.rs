@@ -5,7 +5,7 @@
 //! before that too.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockwork_engine::{Errno, Sector, Sectors, TaskContext, Watch};
 use blockwork_format::md::bad_blocks;
@@ -25,6 +25,35 @@ pub(super) struct Renewal {
     pub(super) ranges: Vec<(DeviceIndex, Sector, Sectors)>,
 }
 
+/// How many such writes there were, and how many of them are settled: those that are not yet hold up each flush, also one that comes while
+/// another one settles them.
+#[derive(Debug, Default)]
+pub(super) struct Renewals {
+    made: AtomicU64,
+    settled: AtomicU64,
+}
+
+impl Renewals {
+    fn add(&self) {
+        self.made.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Up to where they are to be settled, if any are.
+    fn due(&self) -> Option<u64> {
+        let made = self.made.load(Ordering::Acquire);
+        (made != self.settled.load(Ordering::Acquire)).then_some(made)
+    }
+
+    pub(super) fn are_due(&self) -> bool {
+        self.due().is_some()
+    }
+
+    /// With the turn.
+    fn settled(&self, due: u64) {
+        self.settled.store(due, Ordering::Release);
+    }
+}
+
 impl Watch for Renewal {
     fn done(&self, result: Result<(), Errno>) {
         if result.is_err() {
@@ -33,7 +62,7 @@ impl Watch for Renewal {
         for (device, sector, nr) in &self.ranges {
             let Some(member) = self.array.devices.get(*device) else { continue };
             if member.bad.renew(*sector, *nr) {
-                self.array.renewed.store(true, Ordering::Release);
+                self.array.renewals.add();
             }
         }
     }
@@ -104,10 +133,20 @@ impl Array {
 
     /// Writes a member's list. With the turn.
     pub(super) async fn write_bad_blocks(&self, member: &Member, cx: &TaskContext) -> Result<(), Errno> {
+        self.write_bad_blocks_without(&[], member, cx).await
+    }
+
+    /// Likewise, without what was written of it.
+    async fn write_bad_blocks_without(
+        &self,
+        renewed: &[(Sector, Sectors)],
+        member: &Member,
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
         let Some(log) = member.site.as_ref().and_then(|(_, site)| site.bad_blocks.as_ref()) else {
             return Err(Errno::EIO);
         };
-        let list = member.bad.for_disk(member.data_start);
+        let list = member.bad.for_disk_without(renewed, member.data_start);
         let bytes = bad_blocks::encode(&list, log.shift, log.sectors).map_err(|error| {
             log::error!("{}: {}: {error}", self.name, member.name);
             Errno::ENOSPC
@@ -115,33 +154,42 @@ impl Array {
         io::write_bytes(cx, &log.layer, log.start, &bytes).await
     }
 
-    /// What clients have written of the lists of bad blocks leaves them, behind a flush of what was written. With the turn.
-    pub(super) async fn settle_renewed(&self, cx: &TaskContext) {
-        if !self.renewed.swap(false, Ordering::AcqRel) {
-            return;
-        }
+    /// What clients have written of the lists of bad blocks leaves them, behind a flush of what was written. Where a member that has to stay
+    /// does not take its new list, that is due again: what was written could not be read after the next start. With the turn.
+    pub(super) async fn settle_renewed(&self, cx: &TaskContext) -> Result<(), Errno> {
+        let Some(due) = self.renewals.due() else { return Ok(()) };
         for (device, member) in self.devices.all() {
             let renewed = member.bad.renewed();
             if renewed.is_empty() || member.is_faulty() {
                 continue;
             }
-            let mut settled = io::flush(cx, &member.layer).await;
-            if settled.is_ok() {
-                member.bad.settle(&renewed);
-                settled = self.write_bad_blocks(member, cx).await;
+            if let Err(errno) = self.settle_renewed_of(member, &renewed, cx).await
+                && !self.go_on_without(&[(device, errno)], cx).await
+            {
+                return Err(errno);
             }
-            if let Err(errno) = settled {
-                self.go_on_without(&[(device, errno)], cx).await;
-                continue;
-            }
-            let nr = renewed.iter().fold(Sectors::ZERO, |all, (_, nr)| all + *nr);
-            log::info!(
-                "{}: {nr} bad sectors of member {} were written, and have left its list",
-                self.name,
-                member.name
-            );
         }
+        self.renewals.settled(due);
         self.choose_freely_again();
+        Ok(())
+    }
+
+    async fn settle_renewed_of(
+        &self,
+        member: &Member,
+        renewed: &[(Sector, Sectors)],
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
+        io::flush(cx, &member.layer).await?;
+        self.write_bad_blocks_without(renewed, member, cx).await?;
+        member.bad.settle(renewed);
+        let nr = renewed.iter().fold(Sectors::ZERO, |all, (_, nr)| all + *nr);
+        log::info!(
+            "{}: {nr} bad sectors of member {} were written, and have left its list",
+            self.name,
+            member.name
+        );
+        Ok(())
     }
 
     /// A range of a device was written, and can be read again: it is bad no more. With the turn.

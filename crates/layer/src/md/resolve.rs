@@ -296,7 +296,7 @@ impl Array {
 
     fn flush(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
         let node = self.form().shape.node;
-        if self.renewed.load(Ordering::Acquire) && !cx.was_prepared(node, span) {
+        if self.renewals.are_due() && !cx.was_prepared(node, span) {
             return Err(self.defer(span, Reason::BadBlocks));
         }
         let mut left_out = false;

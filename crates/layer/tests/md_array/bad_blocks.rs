@@ -109,6 +109,44 @@ fn where_the_write_fails_the_block_stays_in_the_list() {
 }
 
 #[test]
+fn a_flush_fails_where_the_last_copy_does_not_take_its_new_list_and_the_next_one_tries_again() {
+    let mut rig = listed_by(&[1]);
+    rig.write(BAD, NR, 7).unwrap();
+    rig.fail("0").unwrap();
+    // Its flush, and then the list, also where that is tried without FUA.
+    let so_far = rig.world.counters(FileId(1)).requests();
+    (1..3).for_each(|nth| rig.world.fail_nth(FileId(1), so_far + nth, Fault::Error(Errno::EIO)));
+    assert_eq!(rig.flush(), Err(Errno::EIO));
+    assert!(rig.read(BAD, NR) == Ok(vec![7; 16 * 512]));
+    rig.flush().unwrap();
+    let world = rig.world.power_cut();
+    assert_eq!(list(&world, &rig.make, 1), []);
+    let mut rig = Rig::on(world, rig.make.clone(), &[0], true);
+    assert_eq!(rig.read(BAD, NR), Ok(vec![7; 16 * 512]));
+}
+
+#[test]
+fn a_flush_that_comes_while_another_one_renews_the_lists_waits_for_them() {
+    let mut rig = listed();
+    rig.write(BAD, NR, 7).unwrap();
+    let so_far = rig.world.counters(FileId(1)).requests();
+    // A list takes its time, and is not there yet when the second one comes.
+    rig.world.fail_nth(FileId(1), so_far + 1, Fault::Stall);
+    rig.submit(Bio::flush());
+    let mut steps = 0;
+    while rig.world.counters(FileId(1)).requests() < so_far + 2 {
+        rig.step();
+        steps += 1;
+        assert!(steps < 1000, "the list is never written");
+    }
+    assert_eq!((rig.done(), list(&rig.world, &rig.make, 1)), (0, vec![(BAD, NR)]));
+    rig.submit(Bio::flush());
+    assert_eq!(rig.finish().result, Ok(()));
+    assert_eq!(lists(&rig), [vec![], vec![]], "whichever of them was the first");
+    assert_eq!(rig.finish().result, Ok(()));
+}
+
+#[test]
 fn a_power_cut_never_leaves_old_data_outside_the_lists() {
     let mut kept = [0; 2];
     // What of the caches survives differs from one to the next.

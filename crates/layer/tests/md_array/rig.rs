@@ -545,7 +545,7 @@ impl Rig {
         self.queue.borrow().done.len()
     }
 
-    fn step(&mut self) {
+    pub fn step(&mut self) {
         let before = self.world.events();
         self.worker.turn(Wait::Poll);
         if self.queue.borrow().done.is_empty() && before == self.world.events() && !self.world.step() {
