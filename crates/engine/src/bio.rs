@@ -156,12 +156,16 @@ impl Errno {
     pub const EFAULT: Errno = Errno(14);
     /// Invalid argument.
     pub const EINVAL: Errno = Errno(22);
+    /// File too large.
+    pub const EFBIG: Errno = Errno(27);
     /// No space left on device.
     pub const ENOSPC: Errno = Errno(28);
     /// Read-only file system.
     pub const EROFS: Errno = Errno(30);
     /// Operation not supported.
     pub const EOPNOTSUPP: Errno = Errno(95);
+    /// Disk quota exceeded.
+    pub const EDQUOT: Errno = Errno(122);
     /// Operation canceled.
     pub const ECANCELED: Errno = Errno(125);
 

@@ -178,6 +178,18 @@ fn a_fua_write_of_which_nothing_is_transferred_is_no_failed_flush() {
 }
 
 #[test]
+fn a_fua_write_for_which_there_is_no_room_is_no_failed_flush() {
+    let mut rig = Rig::new(limits());
+    rig.hold();
+    let write = fua(&rig, 0);
+    rig.batch([write]);
+    let held = rig.next_held();
+    rig.complete(held, Err(Errno::ENOSPC));
+    assert_eq!((rig.results(), rig.seen().len()), (vec![(0, Err(Errno::ENOSPC))], 1));
+    assert!(!rig.shared.has_failed());
+}
+
+#[test]
 fn a_device_that_does_not_take_fua_gets_flushes() {
     let mut rig = Rig::new(limits());
     rig.hold();

@@ -24,6 +24,10 @@ use crate::event::{Action, Payload, Reason};
 use crate::turn::Turn;
 use crate::units::{Sector, Sectors};
 
+/// Errors by which a write is refused before anything of it is done, as where a file system has no room: no flush has failed with these.
+const REFUSED: [Errno; 7] =
+    [Errno::EPERM, Errno::EFAULT, Errno::EINVAL, Errno::EFBIG, Errno::ENOSPC, Errno::EROFS, Errno::EDQUOT];
+
 #[derive(Default)]
 pub(super) struct Flushes {
     /// Bios for the next flush.
@@ -170,10 +174,13 @@ impl LeafQueue {
         }
     }
 
-    /// Whether an error of a request that has come back may be that of a flush.
-    pub(super) fn may_be_a_flush(&self, id: u32) -> bool {
+    /// Whether this error of a request that has come back may be that of a flush.
+    pub(super) fn may_be_a_flush(&self, id: u32, errno: Errno) -> bool {
         let request = &self.requests[id];
-        request.op == Op::Write && request.device_flags().has(Flags::FUA) && !self.source.tells_losses()
+        !REFUSED.contains(&errno)
+            && request.op == Op::Write
+            && request.device_flags().has(Flags::FUA)
+            && !self.source.tells_losses()
     }
 
     /// Request `id` has gone as RWF_DSYNC, and has failed: it is tried without.
