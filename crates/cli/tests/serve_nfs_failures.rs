@@ -32,6 +32,16 @@ fn fill(scratch: &Scratch, from: u64, blocks: u64) -> String {
     .to_owned()
 }
 
+/// What comes of each of these calls of a client: the error's name.
+fn calls(scratch: &Scratch, calls: &[&str]) -> String {
+    let (uri, calls) = (scratch.uri(""), calls.join(", lambda: "));
+    python(&format!(
+        "h = connect({uri:?})\nprint([(lambda why: errno.errorcode.get(why))(refused(call)) for call in [lambda: {calls}]])"
+    ))
+    .trim()
+    .to_owned()
+}
+
 /// Which of the first blocks hold something else than [`fill`] has written.
 fn differing(scratch: &Scratch, blocks: u64) -> String {
     let uri = scratch.uri("");
@@ -104,7 +114,13 @@ fn a_soft_mount_gives_up_on_a_server_that_hangs_and_goes_on_when_it_answers() {
         assert_eq!(fill(&scratch, 16, 16), "0 EIO");
         until("the reason is told", || server.said().contains("it is a soft mount, so I/O fails"));
         nfs.thaw();
-        assert_eq!(fill(&scratch, 16, 48), "48 None");
+        assert_eq!(fill(&scratch, 16, 47), "47 None");
+        // What a flush without an answer was to make durable is kept for the next one.
+        assert_eq!(calls(&scratch, &["h.pwrite(bytes([64]) * 65536, 63 * 65536)"]), "[None]");
+        nfs.freeze();
+        assert_eq!(calls(&scratch, &["h.flush()"]), "['EIO']");
+        nfs.thaw();
+        assert_eq!(calls(&scratch, &["h.flush()"]), "[None]");
         assert_eq!(differing(&scratch, 64), "[]");
         assert!(server.stop().status.success());
     }

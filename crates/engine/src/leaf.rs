@@ -126,8 +126,9 @@ pub trait LeafSource: Send + Sync {
     fn sectors_now(&self) -> Option<Sectors> {
         None
     }
-    /// Whether the leaf knows by itself what an error of a FUA write may tell of, and makes later flushes fail where data was lost. Else such
-    /// an error is taken for that of a flush, unless the data cannot be written.
+    /// Whether the leaf knows by itself what an error of a FUA write or a flush tells of, and says where data was lost ([`LeafShared::fail`]); all
+    /// else it still has, for the next flush. Otherwise a flush that has failed has lost data, and an error of a FUA write is taken for that of
+    /// a flush, unless the data cannot be written.
     fn tells_losses(&self) -> bool {
         false
     }

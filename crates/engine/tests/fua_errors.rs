@@ -222,5 +222,13 @@ fn a_leaf_that_knows_of_losses_by_itself_is_asked_nothing_more() {
     let write = fua(&rig, 0);
     assert_eq!(answers(&mut rig, [write]), [LOST]);
     assert_eq!(asked(&rig), [(Op::Write, true, 0, 8)]);
+    // Nor is a flush the last one, unless it says so.
+    rig.device.lock().unwrap().fail_flush = true;
+    assert_eq!(answers(&mut rig, [Bio::flush()]), [LOST]);
+    assert!(!rig.shared.has_failed());
+    rig.clear_seen();
     assert_eq!(answers(&mut rig, [Bio::flush()]), [Ok(())]);
+    assert_eq!(asked(&rig), [(Op::Flush, false, 0, 0)]);
+    rig.shared.fail();
+    assert_eq!(answers(&mut rig, [Bio::flush()]), [LOST]);
 }

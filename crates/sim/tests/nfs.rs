@@ -271,6 +271,7 @@ fn what_the_server_refuses_fails_by_linuxs_number() {
         hand.write(Flags::NONE, 0, &[filled(512, 1)]).unwrap();
         hand.server.borrow_mut().status = 28;
         assert_eq!(hand.flush(), Err(Errno(28)));
+        assert!(hand.has_failed());
     }
 }
 
@@ -284,6 +285,10 @@ fn a_commit_that_fails_while_all_is_sent_again_fails_the_flush() {
         // It says another verifier at every COMMIT, so nothing is ever known to be safe.
         assert_eq!(hand.flush(), Err(Errno::EIO));
         assert_eq!(hand.server.borrow().asked.commits, 100);
+        hand.server.borrow_mut().fickle = false;
+        assert!(!hand.has_failed());
+        assert_eq!(hand.flush(), Ok(0));
+        assert_eq!(hand.server.borrow().durable(78 * 512, 512), [1; 512]);
     }
 }
 
@@ -345,6 +350,28 @@ fn a_soft_mount_gives_up_and_a_hard_one_does_not() {
         // Of ten answers nine are lost.
         hand.server.borrow_mut().habits = Habits { lost: 900_000, ..Habits::default() };
         assert_eq!(hand.write(Flags::NONE, 0, &[filled(512, 1)]), Ok(512));
+    }
+}
+
+#[test]
+fn what_a_commit_without_an_answer_was_to_cover_is_kept_for_the_next_one() {
+    let soft = NfsOptions { retrans: Some(1), timeo: 10, ..NfsOptions::default() };
+    for is_ahead in [false, true] {
+        for mut hand in hands(16 << 10, &soft) {
+            // Three are more than half of the room: the server is asked to commit before anybody flushes.
+            for number in 0..if is_ahead { 3 } else { 1 } {
+                hand.write(Flags::NONE, 8 * number, &[filled(4096, 1)]).unwrap();
+            }
+            hand.server.borrow_mut().mute = true;
+            assert_eq!(hand.flush(), Err(Errno(110)));
+            let asked = hand.server.borrow().asked.commits;
+            assert!(asked >= if is_ahead { 4 } else { 2 }, "asked {asked} times");
+            assert!(!hand.has_failed());
+            hand.server.borrow_mut().mute = false;
+            assert_eq!(hand.write(Flags::NONE, 24, &[filled(4096, 1)]), Ok(4096));
+            assert_eq!(hand.flush(), Ok(0));
+            assert_eq!(hand.server.borrow().durable(if is_ahead { 8192 } else { 0 }, 4096), [1; 4096]);
+        }
     }
 }
 

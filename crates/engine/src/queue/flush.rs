@@ -142,7 +142,11 @@ impl LeafQueue {
             }
             Err(errno) => {
                 cx.counters.add(self.node, Counter::Errors, 1);
-                self.lose(cx, errno);
+                if self.source.tells_losses() && !self.shared().has_failed() {
+                    self.dirty = true;
+                } else {
+                    self.lose(cx, errno);
+                }
             }
         }
         // Not before the failure, if it is one, is known to all.

@@ -26,6 +26,8 @@ pub(super) const COMPANY: u32 = 4;
 const STUCK_MAX: u32 = 16;
 /// How long to wait where the server asks for patience (JUKEBOX).
 const PATIENCE: Nanos = Nanos::secs(1);
+/// What comes of a call on a soft mount that is not answered in its time.
+pub(super) const SILENCE: Errno = Errno(libc::ETIMEDOUT);
 
 pub(super) struct NfsLeaf {
     pub(super) shared: std::sync::Arc<Shared>,
@@ -544,7 +546,7 @@ impl NfsLeaf {
             self.give_up(env, xid, patience, ended);
         }
         for write in self.waiting.older_than(begun) {
-            self.write_failed(write, Errno(libc::ETIMEDOUT), ended);
+            self.write_failed(write, SILENCE, ended);
         }
     }
 
@@ -562,7 +564,7 @@ impl NfsLeaf {
             // Its memory goes back to the client, and must not be sent any more.
             self.lose(env, call.connection, "its time is over");
         }
-        self.failed(call.kind, Errno(libc::ETIMEDOUT), ended);
+        self.failed(call.kind, SILENCE, ended);
     }
 
     fn end_patience(&mut self) {

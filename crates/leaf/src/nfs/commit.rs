@@ -14,7 +14,7 @@ use blockwork_engine::{Ended, Env, Errno, Nanos, Token, Turn};
 use blockwork_format::nfs3::{Stable, Verifier};
 
 use super::call::{Kind, Write, Writer};
-use super::client::NfsLeaf;
+use super::client::{NfsLeaf, SILENCE};
 use super::connection::Happening;
 use super::ledger::Resend;
 
@@ -40,7 +40,22 @@ pub(super) struct Commit {
     cutoff: u64,
     step: Step,
     rounds: u32,
-    failed: Option<Errno>,
+    failed: Option<Failed>,
+}
+
+/// Why a COMMIT has come to nothing.
+#[derive(Clone, Copy)]
+struct Failed {
+    errno: Errno,
+    /// All that was to be committed is kept still, and a later COMMIT may cover it: nobody has said that anything of it is lost.
+    is_kept: bool,
+}
+
+impl Failed {
+    /// By an answer, or for want of one, on a soft mount.
+    fn by(errno: Errno) -> Failed {
+        Failed { errno, is_kept: errno == SILENCE }
+    }
 }
 
 enum Step {
@@ -113,8 +128,12 @@ impl NfsLeaf {
         commit.step = if left == 0 {
             Step::Over
         } else if commit.rounds == ROUNDS_MAX {
-            log::error!("{}: the server has another write verifier each time it is asked", self.shared.name);
-            commit.failed = Some(Errno::EIO);
+            log::error!(
+                "{}: {left} bytes were sent {ROUNDS_MAX} times, and the server may have forgotten them each time: it restarts, or goes on failing \
+                 to make writes durable. They are kept for the next flush; see what is the matter with it",
+                self.shared.name
+            );
+            commit.failed = Some(Failed { errno: Errno::EIO, is_kept: true });
             Step::Over
         } else {
             log::warn!(
@@ -128,7 +147,7 @@ impl NfsLeaf {
     /// COMMIT has failed.
     pub(super) fn commit_failed(&mut self, errno: Errno) {
         if let Some(commit) = &mut self.commit {
-            commit.failed = Some(errno);
+            commit.failed = Some(Failed::by(errno));
             commit.step = Step::Over;
         }
     }
@@ -138,7 +157,9 @@ impl NfsLeaf {
         if let Some(Commit { step: Step::Resending { from, under_way, .. }, failed, .. }) = &mut self.commit {
             *under_way -= 1;
             if let Err(errno) = result {
-                failed.get_or_insert(errno);
+                // The worst of them counts.
+                let is_worse = failed.is_none_or(|failed| failed.is_kept);
+                *failed = if is_worse { Some(Failed::by(errno)) } else { *failed };
                 *from = None;
             }
         }
@@ -191,18 +212,20 @@ impl NfsLeaf {
     }
 
     fn end_commit(&mut self, commit: Commit, ended: &mut Vec<Ended>) {
+        if let Some(Failed { errno, is_kept: false }) = commit.failed {
+            self.tell_of_loss(errno);
+        }
         match commit.cause {
-            Cause::Flush(token) => ended.push(Ended { token, result: commit.failed.map_or(Ok(0), Err) }),
-            Cause::Ourselves(turn) => {
-                if let Some(errno) = commit.failed {
-                    self.tell_of_loss(errno);
-                }
-                drop(turn);
+            Cause::Flush(token) => {
+                let result = commit.failed.map_or(Ok(0), |failed| Err(failed.errno));
+                ended.push(Ended { token, result });
             }
+            // Not before all know of it.
+            Cause::Ourselves(turn) => drop(turn),
         }
     }
 
-    /// Nobody asked for the COMMIT that has failed: whoever flushes next must hear of it.
+    /// Whoever flushes next must hear of it, too.
     fn tell_of_loss(&self, errno: Errno) {
         if self.shared.leaf.fail() {
             log::error!(

@@ -230,7 +230,8 @@ impl LeafSource for NfsSource {
     fn name(&self) -> &str {
         &self.shared.name
     }
-    /// A server's answer to a stable WRITE that has failed is doubted in the ledger, and what it may have lost is sent again.
+    /// A server's answer to a stable WRITE that has failed is doubted in the ledger, and what it may have lost is sent again. What a COMMIT
+    /// that was not answered has not covered is kept.
     fn tells_losses(&self) -> bool {
         true
     }
@@ -249,7 +250,8 @@ impl LeafSource for NfsSource {
 fn remedy(status: Status) -> &'static str {
     match status.0 {
         1 | 13 => {
-            "see who may use the file there, and as whom we ask (uid=, gid=; the export's squash options)"
+            "see who may use the file there, as whom we ask (uid=, gid=; the export's squash options), and from where: without a free \
+             port below 1024, and the right to it, only exports with `insecure` are to be had"
         }
         2 => "see that the file is there, and the path right",
         28 => "make room in the server's file system",

@@ -139,6 +139,11 @@ impl Hand {
         self.one(Op::Flush, Flags::NONE, 0, &[])
     }
 
+    /// Whether what was written is lost, so that nothing is written any more.
+    pub fn has_failed(&self) -> bool {
+        self.source.shared().has_failed()
+    }
+
     pub fn read(&mut self, sector: u64, bytes: usize) -> Result<Vec<u8>, Errno> {
         let data = filled(bytes, 0xee);
         self.one(Op::Read, Flags::NONE, sector, std::slice::from_ref(&data))?;
