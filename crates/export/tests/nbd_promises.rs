@@ -8,6 +8,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use blockwork_engine::{Flags, Op};
+use nbd_support::slow::SlowSource;
 use nbd_support::{Disk, Raw, Rig, request};
 use tap::{Log, Seen};
 
@@ -220,6 +221,31 @@ fn a_write_behind_large_reads_that_nobody_takes_is_done_and_all_reads_are_answer
     }
     answered.sort_unstable();
     assert!(answered.iter().copied().eq((0..READS).chain([1000])), "{answered:?}");
+}
+
+// While the disk is slow, nothing leaves, and nothing but the limit ends what is begun.
+#[test]
+fn reads_of_a_slow_disk_hold_no_more_than_the_limit_and_are_all_answered() {
+    const LEN: u32 = 1 << 20;
+    const LIMIT: usize = 4 << 20;
+    for (reads, len) in [(40, LEN), (3, 8 * LEN)] {
+        let disk = Arc::new(SlowSource::new(1 << 30));
+        let rig = Rig::with(&[Disk::of("d", disk.clone())], 1, |config| config.bytes_max = LIMIT);
+        let mut client = Raw::go(&rig);
+        let requests: Vec<u8> =
+            (0..reads).flat_map(|n| request(0, READ, n, n * u64::from(len), len)).collect();
+        client.write(&requests);
+        let mut answered = Vec::new();
+        for _ in 0..reads {
+            let (error, cookie) = client.reply();
+            assert_eq!((error, client.read(len as usize) == vec![0; len as usize]), (0, true));
+            answered.push(cookie);
+        }
+        answered.sort_unstable();
+        assert!(answered.iter().copied().eq(0..reads), "{answered:?}");
+        // One that is larger than the limit is done, alone.
+        assert_eq!(disk.most(), LIMIT.max(len as usize));
+    }
 }
 
 /// Writes in rows of one length, each to a place of its own, reads and flushes between them, and a bad request now and then: what the

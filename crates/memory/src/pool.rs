@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use crate::buffer::{Allocation, Buffer};
+use crate::buffer::{Allocation, Buffer, PAGE};
 use crate::slab::{SLAB_BYTES, Slab};
 
 /// Size classes in bytes: a request gets the smallest that holds it. Larger ones are allocated exactly and not kept. Half a MiB is what is
@@ -89,6 +89,12 @@ impl Pool {
         Buffer::with_home(CLASSES[class], home)
     }
 
+    /// How long the buffer is that a request for `len` bytes gets.
+    #[inline]
+    pub fn bytes_for(len: usize) -> usize {
+        class_for(len).map_or_else(|| len.next_multiple_of(PAGE), |class| CLASSES[class])
+    }
+
     /// Bytes in unused buffers that were allocated one by one.
     pub fn kept_bytes(&self) -> usize {
         self.shelf.kept_bytes.get()
@@ -142,6 +148,16 @@ fn class_for(len: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_buffer_is_as_long_as_was_said() {
+        let pool = Pool::with_slabs(32 << 20);
+        for class in CLASSES {
+            for len in [class - 1, class, class + 1] {
+                assert_eq!(pool.get(len).len(), Pool::bytes_for(len), "{len}");
+            }
+        }
+    }
 
     #[test]
     fn a_buffer_comes_back_when_its_last_clone_is_dropped() {

@@ -1,6 +1,8 @@
 //! A real server in this process: worker threads over io_uring, disks by their specs, and a scratch folder.
 #![allow(dead_code, reason = "each test uses what it needs of this")]
 
+pub mod slow;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,8 +13,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use blockwork_engine::{
-    Errno, LeafId, LeafLayer, NodeId, NodeInfo, NodeKind, Stats, Volume, VolumeId, Worker, WorkerConfig,
-    WorkerHandle, WriteTap,
+    Errno, LeafId, LeafLayer, LeafSource, NodeId, NodeInfo, NodeKind, Stats, Volume, VolumeId, Worker,
+    WorkerConfig, WorkerHandle, WriteTap,
 };
 use blockwork_export::nbd::{Export, Exports, Listener, NbdConfig, Server};
 use blockwork_uring::{Uring, UringConfig};
@@ -22,11 +24,16 @@ pub struct Disk {
     pub name: &'static str,
     pub spec: String,
     pub read_only: bool,
+    /// Instead of what `spec` says.
+    pub source: Option<Arc<dyn LeafSource>>,
 }
 
 impl Disk {
     pub fn new(name: &'static str, spec: impl Into<String>) -> Disk {
-        Disk { name, spec: spec.into(), read_only: false }
+        Disk { name, spec: spec.into(), read_only: false, source: None }
+    }
+    pub fn of(name: &'static str, source: Arc<dyn LeafSource>) -> Disk {
+        Disk { source: Some(source), ..Disk::new(name, "") }
     }
     pub fn read_only(self) -> Disk {
         Disk { read_only: true, ..self }
@@ -83,7 +90,11 @@ impl Rig {
     ) -> Rig {
         let opened: Vec<_> = disks
             .iter()
-            .map(|disk| blockwork_leaf::open(&disk.spec, &Default::default()).expect("the disk opens").source)
+            .map(|disk| {
+                let open =
+                    || blockwork_leaf::open(&disk.spec, &Default::default()).expect("the disk opens").source;
+                disk.source.clone().unwrap_or_else(open)
+            })
             .collect();
         let node = |i: usize| NodeId(u16::try_from(i).unwrap());
         let stats = Arc::new(Stats::new(

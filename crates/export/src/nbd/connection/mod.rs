@@ -8,8 +8,8 @@
 //! then, and other requests overtake them.
 //!
 //! Invariants:
-//! 1. Requests, their memory, and answers that the client has not read all count against the client's limits. At a
-//!    limit nothing more is taken from the socket until something has been sent.
+//! 1. Requests, their memory (which reads that wait to be begun will need, too), and answers that the client has not read all count
+//!    against the client's limits. At a limit nothing more is taken from the socket until something has been sent.
 //! 2. A request that was submitted runs to its end whatever becomes of the client; its memory lives until then.
 //! 3. After the client has ended its stream (or broken the protocol), what it asked for before is finished and answered;
 //!    then, or after `linger`, the connection closes.
@@ -313,14 +313,14 @@ impl Connection {
         }
         match submit.kind {
             Kind::Write { .. } => {
-                let len = usize::try_from(submit.len).expect("a payload fits memory");
+                let len = requests::data_len(&submit);
                 self.guess.saw_write(len);
                 self.filling = Some(match self.offered.take_if(|offered| offered.part.len() == len) {
                     Some(Offered { part, there }) => Filling::begun(submit, part.data, part.held, there, len),
                     None => Filling::new(cx.pool(), submit, len),
                 });
             }
-            Kind::Read if self.must_wait() => self.requests.waiting.push_back(submit),
+            Kind::Read if self.must_wait() => self.requests.wait(submit),
             Kind::Read => self.read(cx, submit),
             Kind::BlockStatus { one } => self.block_status(cx, submit, one),
             Kind::Flush | Kind::Trim { .. } | Kind::WriteZeroes { .. } => {
@@ -331,7 +331,7 @@ impl Connection {
 
     #[inline]
     fn read(&mut self, cx: &mut Context<'_, Uring>, submit: Submit) {
-        let len = usize::try_from(submit.len).expect("a payload fits memory");
+        let len = requests::data_len(&submit);
         let (data, held) = requests::memory(cx.pool(), len);
         self.begun += len;
         self.submit(cx, submit, data, held);
@@ -340,7 +340,7 @@ impl Connection {
     /// Whether the next read has to wait for answers to leave, or for others that came before it.
     #[inline]
     fn must_wait(&self) -> bool {
-        self.begun >= AHEAD || self.outbox.queued() >= AHEAD || !self.requests.waiting.is_empty()
+        self.begun >= AHEAD || self.outbox.queued() >= AHEAD || self.requests.is_any_waiting()
     }
 
     /// What was guessed was received into, so many bytes: the rest of a payload, writes where they belong, and whatever else.
@@ -379,7 +379,7 @@ impl Connection {
     fn begin_waiting(&mut self, cx: &mut Context<'_, Uring>) {
         self.begun = 0;
         while self.begun < AHEAD && self.outbox.queued() < AHEAD {
-            let Some(submit) = self.requests.waiting.pop_front() else { return };
+            let Some(submit) = self.requests.next_waiting() else { return };
             self.read(cx, submit);
         }
         if self.outbox.queued() < AHEAD {

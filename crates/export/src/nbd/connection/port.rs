@@ -50,7 +50,7 @@ impl Port<Uring> for Connection {
             self.send(cx);
         }
         if self.dead {
-            self.requests.waiting.clear();
+            self.requests.forget_waiting();
         }
         self.begin_waiting(cx);
         let finished = self.ended.is_some()

@@ -23,8 +23,9 @@ pub(super) struct InFlight {
 pub(super) struct Requests {
     all: Slab<InFlight>,
     held: usize,
-    /// Reads that were taken from the client and not begun: they have no memory yet.
-    pub(super) waiting: VecDeque<Submit>,
+    /// Reads that were taken from the client and not begun. They have no memory yet, but what they will need is in `held`: who has been
+    /// let in can begin whenever it likes, and needs no second look at the limit.
+    waiting: VecDeque<Submit>,
 }
 
 impl Requests {
@@ -44,17 +45,56 @@ impl Requests {
         request
     }
 
+    /// A read waits to be begun.
+    #[inline]
+    pub(super) fn wait(&mut self, read: Submit) {
+        self.held += cost(data_len(&read));
+        self.waiting.push_back(read);
+    }
+
+    /// The read that has waited longest, to be begun now.
+    #[inline]
+    pub(super) fn next_waiting(&mut self) -> Option<Submit> {
+        let read = self.waiting.pop_front()?;
+        self.held -= cost(data_len(&read));
+        Some(read)
+    }
+
+    /// Whether any read waits.
+    #[inline]
+    pub(super) fn is_any_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Nobody wants to know any more what those that wait would read.
+    pub(super) fn forget_waiting(&mut self) {
+        while self.next_waiting().is_some() {}
+    }
+
     /// Requests under way, and those that wait.
     #[inline]
     pub(super) fn len(&self) -> usize {
         self.all.len() + self.waiting.len()
     }
 
-    /// Bytes that they hold.
+    /// Bytes that they hold, or will.
     #[inline]
     pub(super) fn held(&self) -> usize {
         self.held
     }
+}
+
+/// Bytes of data that a read or write has.
+#[inline]
+pub(super) fn data_len(submit: &Submit) -> usize {
+    usize::try_from(submit.len).expect("a payload fits memory")
+}
+
+/// What [`memory`] for `len` bytes costs.
+#[inline]
+fn cost(len: usize) -> usize {
+    let rest = len % PIECE;
+    len - rest + if rest > 0 { Pool::bytes_for(rest) } else { 0 }
 }
 
 /// Memory for `len` bytes of data, and what it costs.
@@ -118,6 +158,20 @@ impl Filling {
 mod tests {
     use super::*;
     use crate::nbd::session::Kind;
+
+    #[test]
+    fn a_read_costs_the_same_while_it_waits_and_when_it_is_begun() {
+        let pool = Pool::new(0);
+        let mut requests = Requests::default();
+        for len in [1, 512, 4096, 5000, 65_537, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 300_000, 32 << 20] {
+            requests.wait(Submit { kind: Kind::Read, cookie: 0, offset: 0, len: len as u64 });
+            let expected = requests.held();
+            let read = requests.next_waiting().unwrap();
+            assert_eq!((requests.held(), data_len(&read)), (0, len));
+            assert_eq!(memory(&pool, len).1, expected, "{len}");
+        }
+        assert!(!requests.is_any_waiting());
+    }
 
     #[test]
     fn a_payload_fills_its_pieces_in_order() {
