@@ -1,12 +1,14 @@
-//! A disk that answers when nobody asks for more: whoever begins as much as it likes while a disk is slow has begun all of it by then.
+//! Slow disks: one that answers when nobody asks for more, so that whoever begins as much as it likes has begun all of it by then; and one
+//! that takes long to say what is allocated.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Barrier, OnceLock};
 
 use blockwork_engine::{
-    Completion, Ended, Env, Errno, Leaf, LeafIo, LeafShared, LeafSource, Limits, Nanos, Op, Sectors,
-    Submitted, Token,
+    Allocation, Completion, Ended, Env, Errno, Leaf, LeafIo, LeafShared, LeafSource, Limits, Nanos, Op,
+    Sector, Sectors, Submitted, Token,
 };
+use rustix::time::{ClockId, clock_gettime};
 
 /// Turns of the worker without a further request after which it answers.
 const QUIET: u32 = 5;
@@ -87,5 +89,78 @@ impl Leaf for SlowLeaf {
             return tick(env, self.under_way[0].0);
         }
         ended.extend(self.under_way.drain(..).map(|(token, bytes)| Ended { token, result: Ok(bytes) }));
+    }
+}
+
+/// A disk that takes a while for each question about what is allocated, as one in very many pieces does. It is all holes, and read at once.
+pub struct PuzzledSource {
+    disk: SlowSource,
+    pub seen: Arc<Seen>,
+}
+
+/// What happened to it.
+pub struct Seen {
+    /// Questions so far.
+    pub questions: AtomicUsize,
+    /// Questions before the first read, once there was one.
+    pub before_read: OnceLock<usize>,
+    /// The first question waits for somebody here twice: to be seen, and to go on.
+    pub first: Barrier,
+}
+
+struct PuzzledLeaf {
+    seen: Arc<Seen>,
+}
+
+impl PuzzledSource {
+    pub fn new(bytes: u64) -> PuzzledSource {
+        let seen =
+            Seen { questions: AtomicUsize::new(0), before_read: OnceLock::new(), first: Barrier::new(2) };
+        PuzzledSource { disk: SlowSource::new(bytes), seen: Arc::new(seen) }
+    }
+}
+
+impl LeafSource for PuzzledSource {
+    fn open(&self) -> Box<dyn Leaf> {
+        Box::new(PuzzledLeaf { seen: self.seen.clone() })
+    }
+    fn limits(&self) -> &Limits {
+        self.disk.limits()
+    }
+    fn sectors(&self) -> Sectors {
+        self.disk.sectors()
+    }
+    fn name(&self) -> &str {
+        "puzzled"
+    }
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        self.disk.read_now(offset, into)
+    }
+    fn shared(&self) -> &LeafShared {
+        self.disk.shared()
+    }
+}
+
+/// Processor time of this thread, nanoseconds.
+fn worked() -> u128 {
+    std::time::Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap().as_nanos()
+}
+
+impl Leaf for PuzzledLeaf {
+    fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        if io.op == Op::Read {
+            io.data.iter().for_each(|segment| segment.fill(0));
+            self.seen.before_read.get_or_init(|| self.seen.questions.load(Ordering::SeqCst));
+        }
+        Submitted::Now(Ok(()))
+    }
+
+    fn allocation(&mut self, _sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {
+        if self.seen.questions.fetch_add(1, Ordering::SeqCst) == 0 {
+            (0..2).for_each(|_| drop(self.seen.first.wait()));
+        }
+        let start = worked();
+        while worked() < start + 2_000_000 {}
+        Ok((Allocation::Hole, nr))
     }
 }

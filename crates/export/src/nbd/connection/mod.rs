@@ -27,7 +27,7 @@ mod status;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use blockwork_engine::{Bio, Context, Done, Flags, Op};
+use blockwork_engine::{Bio, Context, Done, Flags, Nanos, Op};
 use blockwork_format::nbd::{ReplyHead, WireErrno};
 use blockwork_memory::Segments;
 use blockwork_uring::Uring;
@@ -58,6 +58,8 @@ mod local {
     pub(super) const SEND: u32 = 1;
     pub(super) const HANDSHAKE_TIMER: u32 = 2;
     pub(super) const LINGER_TIMER: u32 = 3;
+    /// A timer that is due at once: go on after the worker has looked at everybody else.
+    pub(super) const AGAIN: u32 = 4;
 }
 
 /// Where the session stands.
@@ -112,11 +114,15 @@ pub(super) struct Connection {
     receiving: Receiving,
     /// Bytes of reads begun in this turn.
     begun: usize,
+    /// Processor time that look-ups of this turn took.
+    looked: Nanos,
+    /// No request is taken until the timer [`local::AGAIN`] has come.
+    paused: bool,
     /// Bytes in the send under way.
     under_way: Option<usize>,
     /// What is in the outbox was said before TLS, and leaves in clear text.
     clear_left: bool,
-    /// A limit was met with something left to do.
+    /// A limit was met, or the turn has taken long enough, with something left to do.
     stalled: bool,
     ended: Option<Ended>,
     draining: bool,
@@ -148,6 +154,8 @@ impl Connection {
             skip: 0,
             receiving: Receiving::Nothing,
             begun: 0,
+            looked: Nanos(0),
+            paused: false,
             under_way: None,
             clear_left: false,
             stalled: false,
@@ -282,7 +290,8 @@ impl Connection {
         if self.inbox.len() < wanted {
             return false;
         }
-        if self.requests.len() + self.outbox.replies() >= self.config.requests_max
+        if self.paused
+            || self.requests.len() + self.outbox.replies() >= self.config.requests_max
             || self.requests.held() + self.outbox.held() >= self.config.bytes_max
         {
             self.stalled = true;

@@ -1,6 +1,6 @@
 //! The connection as a worker's port: receives, sends, timers, and its end.
 
-use blockwork_engine::{Completion, Context, Done, Port, PortState};
+use blockwork_engine::{Completion, Context, Done, Nanos, Port, PortState};
 use blockwork_memory::bytes_in;
 use blockwork_uring::Uring;
 use rustix::net::{Shutdown, shutdown};
@@ -27,6 +27,7 @@ impl Port<Uring> for Connection {
                 }
             }
             local::LINGER_TIMER => self.dead = true,
+            local::AGAIN => self.paused = false,
             other => unreachable!("no operation {other} was ever started"),
         }
     }
@@ -53,6 +54,7 @@ impl Port<Uring> for Connection {
             self.requests.forget_waiting();
         }
         self.begin_waiting(cx);
+        self.looked = Nanos(0);
         let finished = self.ended.is_some()
             && self.requests.len() == 0
             && self.under_way.is_none()
@@ -201,7 +203,7 @@ impl Connection {
     fn close(&mut self, cx: &mut Context<'_, Uring>) {
         // The socket itself closes with the last operation on it.
         let _ = shutdown(&*self.fd, Shutdown::Both);
-        for number in [local::HANDSHAKE_TIMER, local::LINGER_TIMER] {
+        for number in [local::HANDSHAKE_TIMER, local::LINGER_TIMER, local::AGAIN] {
             let token = cx.token(number);
             cx.env.cancel(token);
         }
