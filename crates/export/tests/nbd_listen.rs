@@ -4,10 +4,14 @@ mod nbd_support;
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::Command;
 
 use blockwork_export::nbd::{ListenError, Listener, inherited};
-use nbd_support::{Disk, Raw, Rig, run};
+use nbd_support::{Disk, Raw, Rig, run, until};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 
 #[test]
 fn a_unix_socket_is_for_its_owner_only() {
@@ -31,6 +35,80 @@ fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
     assert_eq!(std::fs::read(&path).unwrap(), b"a file");
     let long = folder.path().join("x".repeat(120));
     assert!(matches!(Listener::unix(&long), Err(ListenError::PathTooLong { .. })));
+}
+
+/// A server of somebody else's that has put itself in the background: the process that called listen(2) has gone.
+struct Background {
+    pid: String,
+}
+
+impl Background {
+    fn serve(socket: &Path) -> Background {
+        let file = socket.with_extension("pid");
+        // When it returns, the server in the background listens, though it need not have said yet which process it is.
+        run(Command::new("nbdkit").arg("-U").arg(socket).arg("-P").arg(&file).args(["memory", "1M"]));
+        let mut pid = String::new();
+        until("it says which process it is", || {
+            pid = std::fs::read_to_string(&file).unwrap_or_default();
+            pid.ends_with('\n')
+        });
+        Background { pid: pid.trim().to_owned() }
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(&self.pid).status();
+    }
+}
+
+#[test]
+fn the_socket_of_a_server_in_the_background_is_not_taken_from_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let _theirs = Background::serve(&path);
+    let refused = Listener::unix(&path).unwrap_err();
+    assert!(matches!(refused, ListenError::InUse(_)), "{refused}");
+    run(Command::new("nbdinfo").arg(format!("nbd+unix:///?socket={}", path.display())));
+}
+
+// One that has nothing to say, or no time to accept anybody.
+#[test]
+fn a_socket_that_somebody_listens_on_is_not_taken_however_silent_or_busy_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    assert!(matches!(Listener::unix(&path), Err(ListenError::InUse(_))));
+    let address = SocketAddrUnix::new(&path).unwrap();
+    let mut waiting = Vec::new();
+    loop {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        if connect(&client, &address) == Err(Errno::AGAIN) {
+            break; // no room for another one: who would wait for it waits for ever
+        }
+        waiting.push(client);
+    }
+    assert!(matches!(Listener::unix(&path), Err(ListenError::InUse(_))));
+    drop((theirs, waiting));
+    Listener::unix(&path).unwrap();
+}
+
+// As with a server that was killed: what it listened on is closed a moment after it has gone.
+#[test]
+fn a_socket_that_is_closed_while_we_look_is_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let theirs = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let ours = std::thread::scope(|scope| {
+        let looking = scope.spawn(|| Listener::unix(&path));
+        // It has connected, and waits.
+        let mut ready = [PollFd::new(&theirs, PollFlags::IN)];
+        assert_eq!(poll(&mut ready, None), Ok(1));
+        drop(theirs);
+        looking.join().unwrap()
+    });
+    ours.unwrap();
 }
 
 #[test]

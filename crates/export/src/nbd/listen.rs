@@ -1,6 +1,6 @@
 //! Where clients connect: unix sockets, TCP, and sockets that were inherited (systemd's socket activation).
 
-use std::io;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -9,9 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, fchmod};
-use rustix::net::sockopt::socket_peercred;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open, test_kill_process};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -92,7 +94,7 @@ pub enum ListenError {
 
 impl Listener {
     /// A unix socket at `path` for this user only (mode 0600). A socket that is there already is removed if nobody
-    /// answers on it.
+    /// listens on it; to find out may take a second.
     pub fn unix(path: &Path) -> Result<Listener, ListenError> {
         let failed =
             |call, source: io::Error| ListenError::System { place: path.display().to_string(), call, source };
@@ -213,12 +215,7 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     if !data.file_type().is_socket() {
         return Err(ListenError::NotASocket(path.to_owned()));
     }
-    let stale = match UnixStream::connect(path) {
-        Err(error) => error.kind() == io::ErrorKind::ConnectionRefused,
-        // A server that was killed listens for longer than it lives: its io_uring, which accepts, is wound up afterwards.
-        Ok(stream) => socket_peercred(&stream).is_ok_and(|listener| is_dead(listener.pid)),
-    };
-    if !stale {
+    if !is_stale(path) {
         // It answers, is too busy to, or is not for us: in each case it is somebody's.
         return Err(ListenError::InUse(path.to_owned()));
     }
@@ -229,12 +226,47 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     })
 }
 
-fn is_dead(pid: Pid) -> bool {
-    test_kill_process(pid) == Err(rustix::io::Errno::SRCH)
+/// Whether nobody listens on a socket, or nobody will in a moment.
+///
+/// A server that was killed listens for longer than it lives: its io_uring, which accepts, is wound up afterwards. Clients who wait are
+/// cut off then, and the next one is refused. So who is not refused waits for a word or for the end. Who listens cannot be asked: the
+/// kernel names the process that called listen(2), which is gone as well where a server has put itself in the background.
+fn is_stale(path: &Path) -> bool {
+    let start = Instant::now();
+    loop {
+        let stream = match connect_now(path) {
+            Ok(stream) => stream,
+            Err(errno) => return errno == Errno::CONNREFUSED,
+        };
+        let left = RELEASE_TIME.saturating_sub(start.elapsed());
+        if left.is_zero() || !is_cut_off(stream, left) {
+            return false;
+        }
+        pause();
+    }
 }
 
-/// Binds, also where a server that was killed a moment ago still has the address: see [`remove_stale`]. Who that is cannot
-/// be asked of a TCP socket.
+/// Connects to a unix socket without waiting for room in its backlog.
+fn connect_now(path: &Path) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&fd, &SocketAddrUnix::new(path)?)?;
+    rustix::io::ioctl_fionbio(&fd, false)?;
+    Ok(UnixStream::from(fd))
+}
+
+/// Whether the other side ends the connection in that time, without a word.
+fn is_cut_off(mut stream: UnixStream, time: Duration) -> bool {
+    if stream.set_read_timeout(Some(time)).is_err() {
+        return false;
+    }
+    match stream.read(&mut [0]) {
+        Ok(bytes) => bytes == 0,
+        Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+    }
+}
+
+/// Binds, also where a server that was killed a moment ago still has the address: see [`is_stale`].
 fn bind_tcp(address: &str) -> io::Result<TcpListener> {
     let start = Instant::now();
     loop {
@@ -272,7 +304,7 @@ pub fn inherited(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<OwnedF
 
 /// A descriptor of our own by its number, without any doubt about who owns it: the kernel makes a new one.
 fn duplicate(own: Pid, number: i32) -> Result<OwnedFd, ListenError> {
-    let failed = |error: rustix::io::Errno| ListenError::Inherited { number, reason: error.to_string() };
+    let failed = |error: Errno| ListenError::Inherited { number, reason: error.to_string() };
     let process = pidfd_open(own, PidfdFlags::empty()).map_err(failed)?;
     pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).map_err(failed)
 }
