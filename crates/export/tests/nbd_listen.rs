@@ -7,8 +7,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
-use blockwork_export::nbd::{ListenError, Listener, inherited};
-use nbd_support::{Disk, Raw, Rig, run, until};
+use blockwork_engine::Nanos;
+use blockwork_export::nbd::{ListenError, Listener, NbdConfig, inherited};
+use nbd_support::{Disk, Raw, Rig, python, run, until};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
@@ -180,4 +181,65 @@ fn an_inherited_socket_serves() {
     let number = file.as_raw_fd();
     let error = Listener::from_fd(file.into()).unwrap_err();
     assert!(error.to_string().contains(&number.to_string()), "{error}");
+}
+
+/// The timer of the server's end of a connection over TCP on this machine, as /proc/net/tcp has it: its kind, and how many hundredths of a
+/// second are left.
+fn timer(server: u16, client: u16) -> (u32, u32) {
+    let ends = format!("0100007F:{server:04X} 0100007F:{client:04X} 01 ");
+    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+    let line = table.lines().find(|line| line.contains(&ends)).expect("it is connected");
+    let timer = line.split_whitespace().nth(5).unwrap().split_once(':').unwrap();
+    let number = |text| u32::from_str_radix(text, 16).unwrap();
+    (number(timer.0), number(timer.1))
+}
+
+fn over_tcp(configure: impl FnOnce(&mut NbdConfig)) -> (Rig, u16) {
+    let disks = [Disk::new("d", "memory:1M")];
+    let listener = Listener::tcp("127.0.0.1:0").unwrap();
+    let rig = Rig::listening(&disks, 1, configure, vec![listener], tempfile::tempdir().unwrap());
+    let port = rig.server.addresses()[0].rsplit(':').next().unwrap().parse().unwrap();
+    (rig, port)
+}
+
+#[test]
+fn the_host_of_a_silent_client_over_tcp_will_be_asked_whether_it_is_there() {
+    const KEEP_ALIVE: u32 = 2;
+    let (rig, port) = over_tcp(|_| {});
+    let client = std::net::TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let from = client.local_addr().unwrap().port();
+    until("it is accepted", || rig.server.counts().connections == 1);
+    let mut seen = (0, 0);
+    // Until what was sent is acknowledged, there is another timer.
+    until("nothing else is waited for", || {
+        seen = timer(port, from);
+        seen.0 == KEEP_ALIVE
+    });
+    assert!((1..=6000).contains(&seen.1), "{seen:?}");
+}
+
+#[test]
+fn a_client_over_tcp_whose_host_was_started_again_is_gone() {
+    let (rig, port) = over_tcp(|config| config.silence_time = Nanos::secs(1));
+    let uri = format!("nbd://127.0.0.1:{port}");
+    // It reads, and is silent: nothing is sent again for want of an acknowledgement. Then its end of the connection is forgotten without a
+    // word, as by a host that loses its power.
+    python(
+        &uri,
+        "import os, socket
+h = nbd.NBD()
+h.connect_uri(uri)
+h.pread(512, 0)
+client = socket.socket(fileno=os.dup(h.aio_get_fd()))
+ends = ' '.join('0100007F:%04X' % end[1] for end in (client.getpeername(), client.getsockname()))
+def is_sending():
+    line = next(line for line in open('/proc/net/tcp') if ends in line)
+    return line.split()[5].startswith('01:')
+while is_sending(): pass
+TCP_REPAIR = 19
+client.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+os._exit(0)",
+    );
+    assert_eq!(rig.server.counts().accepted, 1);
+    until("its connection is closed", || rig.server.counts().connections == 0);
 }

@@ -22,6 +22,8 @@ pub struct NbdConfig {
     pub handshake_time: Nanos,
     /// Time to read the last answers, once the session is over or the server is going down.
     pub linger_time: Nanos,
+    /// Silence after which a TCP client's host is asked whether it is still there; in whole seconds.
+    pub silence_time: Nanos,
 }
 
 impl NbdConfig {
@@ -35,6 +37,7 @@ impl NbdConfig {
             bytes_max: 64 << 20,
             handshake_time: Nanos::secs(10),
             linger_time: Nanos::secs(5),
+            silence_time: Nanos::secs(60),
         }
     }
 }

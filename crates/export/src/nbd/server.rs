@@ -3,9 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use blockwork_engine::{Completion, Context, Done, Nanos, Port, PortState, WorkerHandle};
 use blockwork_uring::{Uring, more};
+use rustix::net::sockopt;
 
 use super::config::NbdConfig;
 use super::connection::Connection;
@@ -15,6 +17,11 @@ use super::listen::{ListenError, Listener};
 /// doubles it). A batch of answers that fits is sent in one go: beside the usual 208 KiB, reads of 4 KiB at depth 128
 /// and of 1 MiB cost an eighth less. TCP finds its own size.
 const UNIX_SEND_BUFFER: usize = 512 << 10;
+
+/// How long a client's host that was asked whether it is still there has for its answer, and how often it is asked: one that cannot be
+/// reached for less than two minutes loses nothing, and beyond that its client would have given up.
+const PROBE_TIME: Duration = Duration::from_secs(15);
+const PROBES: u32 = 8;
 
 /// How long accepting pauses when the process or the system has run out of something.
 const PAUSE: Nanos = Nanos::millis(100);
@@ -139,16 +146,26 @@ impl Shared {
         count.fetch_add(1, Ordering::Relaxed);
         let number = self.accepted.fetch_add(1, Ordering::Relaxed) + 1;
         let ticket = Ticket { number, all: self.connections.clone(), worker: count.clone() };
-        let is_tcp = rustix::net::sockopt::set_tcp_nodelay(&fd, true).is_ok();
-        if !is_tcp {
-            // Where it is refused, things only go a little slower.
-            let _ = rustix::net::sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BUFFER);
+        if sockopt::set_tcp_nodelay(&fd, true).is_err() {
+            // Not TCP. Where it is refused, things only go a little slower.
+            let _ = sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BUFFER);
+        } else if let Err(error) = keep_alive(&fd, self.config.silence_time) {
+            log::warn!("nbd client {number}: if its host vanishes, nobody will notice: keep-alive: {error}");
         }
         let config = self.config.clone();
         worker.run(move |worker| {
             worker.add_port(Box::new(Connection::new(fd, config, ticket)));
         });
     }
+}
+
+/// Has the kernel notice a client whose host is gone or was started again, which says so to nobody. What is sent to such a one ends the
+/// connection by itself; it is those from whom requests are awaited that would stay for ever, with all their memory.
+fn keep_alive(fd: &OwnedFd, silence: Nanos) -> rustix::io::Result<()> {
+    sockopt::set_tcp_keepidle(fd, Duration::from_nanos(silence.0))?;
+    sockopt::set_tcp_keepintvl(fd, PROBE_TIME)?;
+    sockopt::set_tcp_keepcnt(fd, PROBES)?;
+    sockopt::set_socket_keepalive(fd, true)
 }
 
 /// Operations of ours in the environment.
