@@ -144,6 +144,23 @@ fn tcp_serves_this_machine_and_others_only_if_meant() {
 }
 
 #[test]
+fn clients_can_use_the_address_that_is_told_whatever_the_sockets_path() {
+    for name in ["s", "a b", "a?b#c&d=e", "100%25", "a+b;c:d@e", "d\u{fc}\u{2603}", "a\"b'c\\d", "a\nb"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        let theirs = std::os::unix::net::UnixListener::bind(path.with_extension("theirs")).unwrap();
+        let listeners = vec![Listener::unix(&path).unwrap(), Listener::from_fd(theirs.into()).unwrap()];
+        let rig = Rig::listening(&[Disk::new("d", "memory:1M")], 1, |_| {}, listeners, folder);
+        for address in rig.server.addresses() {
+            let said = run(Command::new("nbdinfo").args(["--size", address]));
+            assert_eq!(said.trim(), "1048576", "{address}");
+            let said = run(Command::new("qemu-img").args(["info", "--output=json", address]));
+            assert!(said.contains("\"virtual-size\": 1048576"), "{address}: {said}");
+        }
+    }
+}
+
+#[test]
 fn inherited_sockets_are_for_the_process_they_are_meant_for() {
     let own = std::process::id().to_string();
     let vars = |pid: &str, fds: &str| {

@@ -1,13 +1,16 @@
 //! Where clients connect: unix sockets, TCP, and sockets that were inherited (systemd's socket activation).
 
+use std::ffi::OsStr;
 use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
@@ -23,6 +26,9 @@ const FIRST_INHERITED: i32 = 3;
 const RELEASE_TIME: Duration = Duration::from_secs(1);
 /// Most inherited descriptors.
 const INHERITED_MAX: i32 = 64;
+
+/// Bytes of a path that a URI's query cannot have as they are, or that a client may take for something else (`+` for a space).
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~').remove(b'/');
 
 /// A socket that clients connect to.
 #[derive(Debug)]
@@ -40,7 +46,7 @@ enum Place {
     },
     Tcp(SocketAddr),
     /// Somebody else's unix socket: not ours to remove.
-    Inherited(String),
+    Inherited(PathBuf),
 }
 
 /// Why there is no listening.
@@ -142,8 +148,8 @@ impl Listener {
             Ok(address) => Place::Tcp(address),
             Err(_) => {
                 let path = SocketAddrUnix::try_from(local).ok();
-                let path = path.and_then(|unix| unix.path().map(|path| path.to_string_lossy().into_owned()));
-                Place::Inherited(path.unwrap_or_default())
+                let path = path.as_ref().and_then(SocketAddrUnix::path_bytes);
+                Place::Inherited(path.map(|bytes| OsStr::from_bytes(bytes).into()).unwrap_or_default())
             }
         };
         Ok(Listener { fd: Arc::new(fd), place, insecure: false })
@@ -160,8 +166,10 @@ impl Listener {
     pub fn uri(&self, tls: bool) -> String {
         let s = if tls { "s" } else { "" };
         match &self.place {
-            Place::Unix { path, .. } => format!("nbd{s}+unix:///?socket={}", path.display()),
-            Place::Inherited(path) => format!("nbd{s}+unix:///?socket={path}"),
+            Place::Unix { path, .. } | Place::Inherited(path) => {
+                let path = percent_encode(path.as_os_str().as_bytes(), ENCODED);
+                format!("nbd{s}+unix:///?socket={path}")
+            }
             Place::Tcp(address) => format!("nbd{s}://{address}"),
         }
     }
