@@ -49,6 +49,56 @@ fn a_blank_disk_takes_the_place_of_a_failed_member_under_load() {
     assert!(updated <= now && now - updated < 600, "written at {updated}, now it is {now}");
 }
 
+/// Asks for the same disk at once, once by each set of arguments; what was said, and whether it was done.
+fn add_at_once(lab: &Lab, asked: &[&[&str]]) -> Vec<(bool, String)> {
+    let start =
+        |args: &&[&str]| Background::start(&mut lab.scratch.blockwork([&["md", "add"], *args].concat()));
+    let running: Vec<_> = asked.iter().map(start).collect();
+    let ended = running.into_iter().map(Background::finish);
+    ended.map(|(code, said)| (code == Some(0), said)).collect()
+}
+
+#[test]
+fn a_disk_that_several_ask_for_at_once_goes_to_one_of_them() {
+    let lab = Lab::new();
+    lab.create("1", &["a.img", "missing", "missing"], 64 * MIB, &["--assume-clean"]);
+    lab.blank("o.img", 64 * MIB);
+    lab.md(&["create", "--level", "1", "--name", "other", "--raid-devices", "2", "o.img", "missing"]);
+    let server = lab.scratch.serve(["md/data", "md/other", "--disk", "a.img", "o.img"]);
+    let has = |name: &str, path: &str| {
+        let arrays = lab.md_json(&["status", name, "--json"])["arrays"].clone();
+        let devices = arrays[0]["devices"].as_array().expect("a list").clone();
+        devices.iter().filter(|device| device["name"] == *path).count()
+    };
+    for round in 0..8 {
+        let disk = format!("c{round}.img");
+        lab.blank(&disk, 64 * MIB);
+        // By one array, and by two: both ways there are places that wait for it.
+        let other = if round % 2 == 0 { "md/data" } else { "md/other" };
+        let said = add_at_once(&lab, &[&["md/data", &disk], &[other, &disk], &["md/data", &disk]]);
+        let (done, refused): (Vec<_>, Vec<_>) = said.iter().partition(|(done, _)| *done);
+        assert_eq!(done.len(), 1, "{said:?}");
+        let reasons = [
+            "belongs to md/data already",
+            "is being added to md/data at this moment",
+            "another array has it",
+        ];
+        let is_told = |said: &str| said.contains(&disk) && reasons.iter().any(|reason| said.contains(reason));
+        assert!(refused.iter().all(|(_, said)| is_told(said)), "{said:?}");
+        let path = lab.scratch.at(&disk);
+        assert_eq!(has("md/data", &path) + has("md/other", &path), 1, "{said:?}");
+        for array in ["md/data", "md/other"] {
+            if has(array, &path) == 1 {
+                lab.md(&["wait", array]);
+                // Its place is free for the next one.
+                lab.md(&["fail", array, &path]);
+                lab.md(&["remove", array, &path]);
+            }
+        }
+    }
+    lab.stop(server);
+}
+
 #[test]
 fn a_member_that_comes_back_gets_what_it_has_missed_and_no_more() {
     let lab = Lab::new();

@@ -5,7 +5,8 @@
 //! the control API has for it.
 //!
 //! A disk that is brought in is given to every worker before its array hears of it, since any of them may get a bio
-//! that reaches it from then on.
+//! that reaches it from then on. From the moment when it is looked at until the array has it, or has refused it, it is on
+//! its way, and counts as the array's: nobody else gets it meanwhile.
 
 use std::collections::HashSet;
 use std::future::poll_fn;
@@ -49,6 +50,27 @@ pub(crate) struct ServedArrays {
     disks: Disks,
     /// What is written is recorded, disk by disk: none can come.
     is_logged: bool,
+    /// Devices that an array is about to have.
+    on_the_way: Mutex<Vec<OnTheWay>>,
+}
+
+/// A device that was brought in for an array which has not got it yet.
+struct OnTheWay {
+    /// As messages call it.
+    device: String,
+    array: Uuid,
+}
+
+/// Keeps a device on its way: until this is dropped, nobody else may have it.
+struct Passage<'a> {
+    device: String,
+    on_the_way: &'a Mutex<Vec<OnTheWay>>,
+}
+
+impl Drop for Passage<'_> {
+    fn drop(&mut self) {
+        lock(self.on_the_way).retain(|it| it.device != self.device);
+    }
 }
 
 impl ServedArrays {
@@ -63,6 +85,7 @@ impl ServedArrays {
             assembly: workers.assembly.clone(),
             disks,
             is_logged: workers.log.is_some(),
+            on_the_way: Mutex::default(),
         }
     }
 
@@ -100,7 +123,7 @@ impl ServedArrays {
     }
 
     fn add(&self, known: &Known, device: &str, force: bool) -> Result<Said, Refusal> {
-        let newcomer = self.bring_in(known, device, force)?;
+        let (newcomer, _passage) = self.bring_in(known, device, force)?;
         let name = newcomer.name.clone();
         let superblock = match newcomer.superblock.map(|superblock| *superblock) {
             Some(Superblock::V1(superblock)) => Some(superblock),
@@ -120,24 +143,29 @@ impl ServedArrays {
         Ok(Said::about(said, name))
     }
 
-    /// The devices that all arrays have now.
+    /// The devices that all arrays have now, or are about to have.
     fn attached(&self, here: &Known) -> Vec<Attached> {
+        // Those first: a device that has arrived meanwhile is among the array's then.
+        let coming = |it: &OnTheWay| Attached { name: it.device.clone(), is_here: it.array == here.uuid };
+        let mut attached: Vec<_> = lock(&self.on_the_way).iter().map(coming).collect();
         let of = |known: &Known| {
             let is_here = known.uuid == here.uuid;
             let names = known.status().devices.into_iter().filter_map(|device| device.name);
             names.map(move |name| Attached { name, is_here }).collect::<Vec<_>>()
         };
-        self.known.iter().flat_map(of).collect()
+        attached.extend(self.known.iter().flat_map(of));
+        attached
     }
 
-    /// Opens a disk, unless it is open, and tells all workers of it.
-    fn bring_in(&self, known: &Known, device: &str, force: bool) -> Result<Newcomer, Refusal> {
+    /// Opens a disk, unless it is open, and tells all workers of it. It is on its way to the array then.
+    fn bring_in(&self, known: &Known, device: &str, force: bool) -> Result<(Newcomer, Passage<'_>), Refusal> {
         let served = self.served.all();
         let served: Vec<&str> = served.iter().map(|(_, volume)| volume.name.as_str()).collect();
+        // Held until all workers have the disk, since they must all number the next one alike; and until the device is on its
+        // way, so that no two find it free.
+        let mut assembly = lock(&self.assembly);
         let attached = self.attached(known);
         let purpose = Purpose { array: known.uuid, served: &served, attached: &attached, force };
-        // Held until all workers have the disk: they must all number the next one alike.
-        let mut assembly = lock(&self.assembly);
         let conflict = |text: String| Refusal::new(RefusalKind::Conflict, text);
         let full = self.served.room_for_nodes(&assembly) < NEWCOMER_NODES_MAX;
         if !assembly.has_open(device) && (full || self.is_logged) {
@@ -151,7 +179,19 @@ impl ServedArrays {
             self.disks.add(source.clone());
             self.served.each_worker(move |worker| worker.add_leaf(leaf, node, source.clone()));
         }
-        Ok(newcomer)
+        let passage = self.send(&newcomer.name, known)?;
+        Ok((newcomer, passage))
+    }
+
+    /// Has a device be on its way to an array, unless it is already. With the assembly locked.
+    fn send(&self, device: &str, to: &Known) -> Result<Passage<'_>, Refusal> {
+        let mut on_the_way = lock(&self.on_the_way);
+        if on_the_way.iter().any(|it| it.device == device) {
+            let why = format!("{device} is being added to {} at this moment by somebody else", to.name);
+            return Err(Refusal::new(RefusalKind::Conflict, why));
+        }
+        on_the_way.push(OnTheWay { device: device.to_owned(), array: to.uuid });
+        Ok(Passage { device: device.to_owned(), on_the_way: &self.on_the_way })
     }
 
     fn remove(&self, known: &Known, device: &str) -> Result<Said, Refusal> {
@@ -418,7 +458,7 @@ fn random_uuid() -> Result<Uuid, Refusal> {
     Ok(Uuid(bytes))
 }
 
-fn lock(assembly: &Mutex<Assembly>) -> MutexGuard<'_, Assembly> {
-    // Whoever panicked had only read it, or has ended the server.
-    assembly.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Whoever panicked had only read what it guards, or has ended the server.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -63,6 +63,8 @@ impl Array {
         cx.quiesce().await;
         let _turn = self.turns.take().await;
         self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
+        // Whoever had the turn before may have added the same device, or have grown the array.
+        self.check_new(&new)?;
         let old_role = new.superblock.as_deref().and_then(|own| self.role_to_come_back_to(record, own, &new));
         let index = self.join(record, &new, old_role, cx).await?;
         self.sync.state().halted = false;

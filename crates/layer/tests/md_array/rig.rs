@@ -495,14 +495,18 @@ impl Rig {
 
     /// Adds a device; as one that comes back if it has a superblock.
     pub fn add(&mut self, device: u16) -> Result<Added, VerbError> {
+        let new = self.new_member(device);
+        self.verb(|array, cx| async move { array.add(new, &cx).await })
+    }
+    /// A device as it is added, with the superblock that it has now.
+    pub fn new_member(&self, device: u16) -> NewMember {
         let found = try_examine(&self.world, device, self.make.device_sectors());
-        let new = NewMember {
+        NewMember {
             name: format!("/dev/d{device}"),
             layer: self.served.layers[usize::from(device)].clone(),
             superblock: found.map(|found| Box::new(found.superblock)),
             device_uuid: Uuid([0xd0 + u8::try_from(device).unwrap(); 16]),
-        };
-        self.verb(|array, cx| async move { array.add(new, &cx).await })
+        }
     }
     pub fn fail(&mut self, device: &'static str) -> Result<String, VerbError> {
         self.verb(move |array, cx| async move { array.fail(device, &cx).await })

@@ -194,6 +194,35 @@ fn a_spare_that_is_being_removed_takes_no_place() {
 }
 
 #[test]
+fn a_device_that_is_added_twice_at_once_gets_one_place() {
+    let mut rig = Rig::new(Make::raid1(3).with_blank(1).of_sectors(4096));
+    rig.write(0, 8, 1).unwrap();
+    rig.fail("d1").unwrap();
+    rig.fail("d2").unwrap();
+    rig.remove("failed").unwrap();
+    let (first, second) = (rig.new_member(3), rig.new_member(3));
+    let other = Rc::new(RefCell::new(None));
+    let result = other.clone();
+    let added = rig.verb(|array, cx| async move {
+        // Both look at the array before either has its turn.
+        let (same, own) = (array.clone(), cx.clone());
+        cx.spawn(async move {
+            let added = same.add(second, &own).await;
+            *result.borrow_mut() = Some(added);
+        });
+        array.add(first, &cx).await
+    });
+    rig.rest(Nanos::millis(100));
+    let results = [added, other.take().expect("it has come to its end")];
+    let refused = results.iter().filter(|it| matches!(it, Err(VerbError::Known { .. }))).count();
+    let admitted = results.iter().filter(|it| matches!(it, Ok(Added::Recovering { .. }))).count();
+    assert_eq!((admitted, refused), (1, 1), "{results:?}");
+    rig.wait_sync();
+    let status = rig.served.array.status();
+    assert_eq!((status.degraded, status.spares.len()), (1, 0), "{status:?}");
+}
+
+#[test]
 fn what_fails_by_itself_is_replaced_also_after_everything_was_stopped() {
     let mut rig = Rig::new(Make::raid1(2).with_spares(1).of_sectors(4096));
     rig.start_sync(SyncAction::Idle).unwrap();
