@@ -96,50 +96,65 @@ impl Found {
     }
 }
 
-/// Looks for superblocks in the four places where they can be. Reads at most 4 KiB at each.
-pub fn find(source: &dyn Source) -> Found {
-    let device_sectors = source.size() / SECTOR_BYTES;
-    let mut found = Found::default();
-    for minor in Minor::ALL {
-        let Some(sector) = minor.sector(device_sectors) else { continue };
-        let read = read(source, sector, "md superblock");
-        let decoded = read.map(|bytes| {
-            v1::Superblock::is_at(&bytes).then(|| v1::Superblock::decode(&bytes, minor, device_sectors))
-        });
-        found.add(decoded, |superblock| Superblock::V1(Box::new(superblock)));
-    }
-    if let Some(sector) = v0::sector(device_sectors) {
-        let read = read(source, sector, "md superblock 0.90");
-        let decoded = read.map(|bytes| {
-            v0::Superblock::is_at(&bytes).map(|_| v0::Superblock::decode(&bytes, device_sectors))
-        });
-        found.add(decoded, |superblock| Superblock::V0(Box::new(superblock)));
-    }
-    found
+/// A place where a device may have a superblock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Its first sector.
+    pub sector: u64,
+    /// The version that is kept there; none: 0.90.
+    minor: Option<Minor>,
 }
 
-impl Found {
-    fn add<S>(
-        &mut self,
-        decoded: Result<Option<Result<S, FormatError>>, FormatError>,
-        wrap: impl Fn(S) -> Superblock,
-    ) {
-        match decoded {
-            Ok(None) => {}
-            Ok(Some(Ok(superblock))) => self.superblocks.push(wrap(superblock)),
-            Ok(Some(Err(error))) => {
-                self.damaged = true;
-                self.refused.push(error);
-            }
-            Err(error) => self.refused.push(error),
+impl Place {
+    /// As much as any superblock may have there: every place has room for so many bytes ([`Minor::sector`], [`v0::sector`]).
+    pub const BYTES: usize = SUPERBLOCK_BYTES_MAX;
+
+    /// What a device of `device_sectors` has there, by the [`Place::BYTES`] that were read; none: nothing that is one.
+    pub fn decode(&self, bytes: &[u8], device_sectors: u64) -> Option<Result<Superblock, FormatError>> {
+        match self.minor {
+            Some(minor) => v1::Superblock::is_at(bytes).then(|| {
+                let superblock = v1::Superblock::decode(bytes, minor, device_sectors)?;
+                Ok(Superblock::V1(Box::new(superblock)))
+            }),
+            None => v0::Superblock::is_at(bytes).map(|_| {
+                let superblock = v0::Superblock::decode(bytes, device_sectors)?;
+                Ok(Superblock::V0(Box::new(superblock)))
+            }),
         }
     }
 }
 
-/// 4 KiB at a sector: every place has room for them ([`Minor::sector`], [`v0::sector`]).
-fn read(source: &dyn Source, sector: u64, place: &'static str) -> Result<Vec<u8>, FormatError> {
-    let offset = sector * SECTOR_BYTES;
-    let mut bytes = vec![0; SUPERBLOCK_BYTES_MAX];
-    source.read_at(offset, &mut bytes).map_err(|error| FormatError::unreadable(place, offset, &error))?;
+/// The places on a device of so many sectors: of equally old superblocks, that in the first of them counts.
+pub fn places(device_sectors: u64) -> impl Iterator<Item = Place> {
+    let of_v1 = Minor::ALL
+        .into_iter()
+        .filter_map(move |minor| Some(Place { sector: minor.sector(device_sectors)?, minor: Some(minor) }));
+    let of_v0 = v0::sector(device_sectors).map(|sector| Place { sector, minor: None });
+    of_v1.chain(of_v0)
+}
+
+/// Looks for superblocks in the four places where they can be. Reads at most 4 KiB at each.
+pub fn find(source: &dyn Source) -> Found {
+    let device_sectors = source.size() / SECTOR_BYTES;
+    let mut found = Found::default();
+    for place in places(device_sectors) {
+        match read(source, place).map(|bytes| place.decode(&bytes, device_sectors)) {
+            Ok(None) => {}
+            Ok(Some(Ok(superblock))) => found.superblocks.push(superblock),
+            Ok(Some(Err(error))) => {
+                found.damaged = true;
+                found.refused.push(error);
+            }
+            Err(error) => found.refused.push(error),
+        }
+    }
+    found
+}
+
+fn read(source: &dyn Source, place: Place) -> Result<Vec<u8>, FormatError> {
+    let what = if place.minor.is_some() { "md superblock" } else { "md superblock 0.90" };
+    let offset = place.sector * SECTOR_BYTES;
+    let mut bytes = vec![0; Place::BYTES];
+    source.read_at(offset, &mut bytes).map_err(|error| FormatError::unreadable(what, offset, &error))?;
     Ok(bytes)
 }

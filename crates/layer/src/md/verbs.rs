@@ -6,9 +6,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockwork_engine::{Layer, Sectors, TaskContext};
+use blockwork_engine::{Layer, Sector, Sectors, TaskContext};
 use blockwork_format::md::v1::{Features, Superblock};
-use blockwork_format::md::{Role, Uuid, bad_blocks};
+use blockwork_format::md::{self, Role, Uuid, bad_blocks};
 
 use super::array::Array;
 use super::bad_blocks::BadBlockLog;
@@ -51,7 +51,8 @@ pub enum Added {
 
 impl Array {
     /// Adds a device: with its old role, if the bitmap knows what it lacks (as `mdadm --re-add`); otherwise as a spare, which
-    /// takes the place of a missing member at once. Filling it goes on after this returns: [`Array::wait_sync`].
+    /// takes the place of a missing member at once, and has no superblock any more of what it was in before. Filling it goes on after
+    /// this returns: [`Array::wait_sync`].
     ///
     /// # Errors
     ///
@@ -334,6 +335,9 @@ impl Array {
         comes_back: bool,
         cx: &TaskContext,
     ) -> Result<DeviceIndex, VerbError> {
+        if !comes_back {
+            self.wipe_superblocks(&site, cx).await?;
+        }
         let bad = match &site.bad_blocks {
             Some(log) if has_bad => self.read_bad_blocks(&site, log, cx).await?,
             Some(log) if !comes_back => {
@@ -365,6 +369,35 @@ impl Array {
         })
     }
 
+    /// Zeros wherever a device has a superblock, durable before anything of this array is on it: of several that one counts whose
+    /// array was created last, which need not be ours.
+    async fn wipe_superblocks(&self, site: &Site, cx: &TaskContext) -> Result<(), VerbError> {
+        let device_sectors = site.layer.sectors().0;
+        let mut taken = Vec::new();
+        for place in md::places(device_sectors) {
+            let nr = Sectors::from_bytes_ceil(md::Place::BYTES as u64);
+            let read = io::read_bytes(cx, &site.layer, Sector(place.sector), nr).await;
+            match read.map(|bytes| place.decode(&bytes, device_sectors)) {
+                Ok(None) => {}
+                Ok(Some(found)) => taken.push((found.ok().map(|it| it.ctime_seconds()), place)),
+                // What cannot be read now may be read again some day.
+                Err(_) => taken.push((None, place)),
+            }
+        }
+        // The one that counts goes last: if the power goes before that, it is still that one, and no older one is believed.
+        taken.reverse();
+        taken.sort_by_key(|(created, _)| *created);
+        for (_, place) in taken {
+            let zeros = [0; md::Place::BYTES];
+            let wiped = io::write_bytes(cx, &site.layer, Sector(place.sector), &zeros).await;
+            wiped.map_err(|errno| {
+                let what = format!("{}: the old superblock at sector {}", site.name, place.sector);
+                self.io(&what, errno)
+            })?;
+        }
+        Ok(())
+    }
+
     /// The bitmap as it is now: from its first superblock on, a device says that it has one.
     async fn write_first_bitmap(&self, site: &Site, cx: &TaskContext) -> Result<(), VerbError> {
         let (Some(start), Some(intent)) = (site.bitmap, self.intent()) else { return Ok(()) };
@@ -381,7 +414,7 @@ impl Array {
         site: &Site,
         log: &BadBlockLog,
         cx: &TaskContext,
-    ) -> Result<Vec<(blockwork_engine::Sector, Sectors)>, VerbError> {
+    ) -> Result<Vec<(Sector, Sectors)>, VerbError> {
         let bytes = io::read_bytes(cx, &log.layer, log.start, Sectors(log.sectors.into())).await;
         let bytes =
             bytes.map_err(|errno| self.io(&format!("{}: its list of bad blocks", site.name), errno))?;
@@ -389,7 +422,7 @@ impl Array {
         let list = list.map_err(|error| self.format(&site.name, error))?;
         let start = site.data_start.0;
         let of_data = list.iter().filter(|region| region.end() > start);
-        let range = |first: u64, end: u64| (blockwork_engine::Sector(first - start), Sectors(end - first));
+        let range = |first: u64, end: u64| (Sector(first - start), Sectors(end - first));
         Ok(of_data.map(|region| range(region.start.max(start), region.end())).collect())
     }
 

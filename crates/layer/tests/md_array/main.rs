@@ -1,6 +1,7 @@
 //! Arrays as layers, on simulated devices: what lies on the members at each moment, what is done about failures, and
 //! what is left after the power was cut.
 
+mod added;
 mod bad_blocks;
 mod failures;
 mod filled;
