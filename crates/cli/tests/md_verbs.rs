@@ -100,6 +100,26 @@ fn a_disk_that_several_ask_for_at_once_goes_to_one_of_them() {
 }
 
 #[test]
+fn halves_of_a_mirror_that_were_used_apart_agree_after_one_was_added_to_the_other() {
+    let lab = Lab::new();
+    lab.create("1", &["a.img", "b.img"], 64 * MIB, &["--assume-clean", "--bitmap", "internal"]);
+    for (disk, range) in [("a.img", "8m+1m"), ("b.img", "16m+1m")] {
+        let server = lab.serve(&[disk]);
+        let writes = ["--rw", "write", "--bs", "64k", "--ios", "16", "--range", range];
+        load(&lab.socket(), &[&["--export", "md/data"], &writes[..]].concat());
+        lab.stop(server);
+    }
+    let server = lab.serve(&["a.img"]);
+    let said = lab.md(&["add", "md/data", "b.img"]);
+    assert_eq!(said, format!("{} is being filled as member 1 of md/data\n", lab.scratch.at("b.img")));
+    lab.md(&["wait", "md/data"]);
+    assert_eq!(lab.mismatches_of_check(), 0);
+    let said = lab.stop(server);
+    assert!(said.contains("b.img may have been written to without the members that are here"), "{said}");
+    lab.expect_equal("a.img", "b.img");
+}
+
+#[test]
 fn a_member_that_comes_back_gets_what_it_has_missed_and_no_more() {
     let lab = Lab::new();
     let disks = ["a.img", "b.img"];

@@ -295,6 +295,21 @@ impl Record for MdRecord {
             && !kept.iter().any(|it| !it.removed && it.superblock.dev_number == slot)
     }
 
+    fn was_apart(&self, superblock: &Superblock, state: &ArrayState) -> bool {
+        // Whoever goes on without a member says so in its superblock before it writes: as faulty (as we do, see the head), or as a
+        // spare (as Linux does, and as slots are that nobody has had: one that came later than this one went).
+        let here = table(&self.roles, &self.kept(), state);
+        let is_other = |slot: usize, role: &Role| {
+            slot != superblock.dev_number as usize && matches!(role, Role::Active(_))
+        };
+        let mut others = here.iter().enumerate().filter(|(slot, role)| is_other(*slot, role)).peekable();
+        let is_alone = others.peek().is_none();
+        let has_all = others.all(|(slot, role)| superblock.roles.get(slot) == Some(role));
+        // A power cut in the midst of an update leaves it one ahead.
+        let is_ahead = superblock.events > state.events + 1;
+        is_ahead || is_alone || !has_all
+    }
+
     fn add(
         &self,
         NewSite { name, layer, superblock, device_uuid }: NewSite,

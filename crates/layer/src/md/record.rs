@@ -130,6 +130,12 @@ pub trait Record: Send + Sync + Debug {
         let _ = superblock;
         false
     }
+    /// Whether a device that comes back, by its superblock, may have writes that those that take part have not: each half of an
+    /// array was used without the other. The bitmap here knows nothing of such writes.
+    fn was_apart(&self, superblock: &Superblock, state: &ArrayState) -> bool {
+        let _ = (superblock, state);
+        true
+    }
     /// One more device; its number.
     ///
     /// # Errors

@@ -66,7 +66,8 @@ impl Array {
         self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
         // Whoever had the turn before may have added the same device, or have grown the array.
         self.check_new(&new)?;
-        let old_role = new.superblock.as_deref().and_then(|own| self.role_to_come_back_to(record, own, &new));
+        let old_role =
+            new.superblock.as_deref().and_then(|own| self.role_to_come_back_to(record, own, &new, cx));
         let index = self.join(record, &new, old_role, cx).await?;
         self.sync.state().halted = false;
         if let Some(role) = old_role {
@@ -289,8 +290,14 @@ impl Array {
     }
 
     /// The role that a device had and can have again, with only the bitmap's chunks to copy: it was a member when bits were last
-    /// cleared, and nobody has its place.
-    fn role_to_come_back_to(&self, record: &dyn Record, own: &Superblock, new: &NewMember) -> Option<u16> {
+    /// cleared, nobody has its place, and it has no writes that the others have not.
+    fn role_to_come_back_to(
+        &self,
+        record: &dyn Record,
+        own: &Superblock,
+        new: &NewMember,
+        cx: &TaskContext,
+    ) -> Option<u16> {
         let intent = self.intent()?;
         let Role::Active(role) = own.role() else { return None };
         let partial =
@@ -299,7 +306,18 @@ impl Array {
         let room = new.layer.sectors().0.saturating_sub(own.data_offset);
         let fits = room >= self.geometry().sectors_on_member(role).0;
         let known = record.knows(own) && own.events >= intent.events_cleared();
-        (free && fits && known && !partial && !own.features.has(Features::REPLACEMENT)).then_some(role)
+        if !(free && fits && known) || partial || own.features.has(Features::REPLACEMENT) {
+            return None;
+        }
+        if record.was_apart(own, &self.state(cx)) {
+            log::warn!(
+                "{}: {} may have been written to without the members that are here: it is copied whole",
+                self.name,
+                new.name
+            );
+            return None;
+        }
+        Some(role)
     }
 
     /// A device becomes a spare in memory, or one that comes back. What lies before its superblock in the order of writes is written.

@@ -1,12 +1,12 @@
-//! What a device was before it is added: a member of something else.
+//! What a device was before it is added: a member of something else, or of a half of this array that was used by itself.
 
 use blockwork_engine::{FileId, Sectors};
 use blockwork_format::md::v1::{Features, Minor, Superblock};
-use blockwork_format::md::{MAGIC, Place, Time, Uuid, places, v0};
-use blockwork_layer::md::Added;
+use blockwork_format::md::{MAGIC, Place, Role, Time, Uuid, places, v0};
+use blockwork_layer::md::{Added, SyncAction};
 use blockwork_sim::World;
 
-use crate::rig::{Make, Rig};
+use crate::rig::{DATA_START, Make, Rig};
 
 const OURS: Uuid = Uuid([3; 16]);
 const OLDER: Uuid = Uuid([7; 16]);
@@ -83,4 +83,63 @@ fn a_power_cut_never_makes_a_device_that_is_added_a_member_of_an_older_array() {
         }
     }
     assert!(seen.iter().all(|times| *times > 0), "another array's, nobody's, ours: {seen:?}");
+}
+
+/// Serves the array without some of its devices, and writes.
+fn write_without(world: &World, make: &Make, absent: &[u16], sector: u64, fill: u8) {
+    let mut half = Rig::on(world.clone(), make.clone(), absent, true);
+    half.write(sector, 8, fill).unwrap();
+    half.close();
+}
+
+#[test]
+fn a_half_that_was_used_by_itself_is_copied_whole() {
+    let halves: [(Make, &[u16], &[u16]); 2] =
+        [(Make::raid1(2), &[0], &[1]), (Make::raid10("n2", 4), &[0, 2], &[1, 3])];
+    for (make, one, other) in halves {
+        let mut rig = Rig::new(make.of_sectors(4096));
+        rig.write(0, 64, 1).unwrap();
+        let (world, make) = rig.close();
+        write_without(&world, &make, other, 1000, 2);
+        write_without(&world, &make, one, 2000, 3);
+        let mut rig = Rig::on(world, make, other, true);
+        for device in other {
+            assert_eq!(rig.add(*device).unwrap(), Added::Recovering { role: *device });
+        }
+        rig.wait_sync();
+        rig.start_sync(SyncAction::Check).unwrap();
+        assert_eq!((rig.wait_sync().mismatches, rig.served.array.status().degraded), (Sectors(0), 0));
+        assert_eq!(rig.read(1000, 8).unwrap(), [2; 8 * 512]);
+        assert_eq!(rig.read(2000, 8).unwrap(), [0; 8 * 512], "what the other half has written is gone");
+    }
+}
+
+#[test]
+fn whether_a_device_was_used_by_itself_is_what_its_superblock_says() {
+    type Change = fn(&mut Superblock, events: u64);
+    let changes: [(Change, bool); 6] = [
+        (|_, _| {}, false),
+        // As we say it of a member that is not there, and as Linux does.
+        (|own, _| own.roles[0] = Role::Faulty, true),
+        (|own, _| own.roles[0] = Role::Spare, true),
+        (|own, _| own.roles[0] = Role::Active(1), true),
+        // A power cut in the midst of an update.
+        (|own, events| own.events = events + 1, false),
+        (|own, events| own.events = events + 2, true),
+    ];
+    for (nth, (change, was_apart)) in changes.into_iter().enumerate() {
+        let mut rig = Rig::new(Make::raid1(2).of_sectors(4096));
+        rig.write(0, 8, 1).unwrap();
+        rig.fail("d1").unwrap();
+        rig.write(100, 8, 2).unwrap();
+        rig.remove("failed").unwrap();
+        let events = rig.superblock(0).events;
+        let mut new = rig.new_member(1);
+        change(new.superblock.as_mut().unwrap(), events);
+        let added = rig.verb(|array, cx| async move { array.add(new, &cx).await }).unwrap();
+        let expected = if was_apart { Added::Recovering { role: 1 } } else { Added::ReAdded { role: 1 } };
+        assert_eq!(added, expected, "change {nth}");
+        rig.wait_sync();
+        assert_eq!(rig.world.peek(FileId(1), DATA_START + 100), [2; 512]);
+    }
 }
