@@ -213,6 +213,28 @@ fn groups_that_others_own_or_that_are_not_fully_understood_are_only_read() {
 }
 
 #[test]
+fn snapshots_of_volumes_that_are_huge_only_by_their_text_are_served() {
+    let lab = Lab::new();
+    let a = pv(&lab, "a", 0, 20);
+    // A table for all chunks that such a store has would not go into any memory: 2^53 sectors.
+    let huge = [("zero", (1 << 53) / EXTENT, "")];
+    let mut lvs = vec![lv("origin", 1, SEEN, &huge)];
+    for nr in 0..16 {
+        let tie = format!("chunk_size = 8 origin = \"origin\" cow_store = \"snap{nr}\"");
+        lvs.push(lv(&format!("snap{nr}"), 2 + 2 * nr, HIDDEN, &huge));
+        let tie = [("snapshot", (1 << 53) / EXTENT, &*tie)];
+        lvs.push(lv(&format!("snapshot{nr}"), 3 + 2 * nr, SEEN, &tie));
+    }
+    commit(&a, &group(1, &[(0, 20)], lvs).text());
+    let mut assembly = lab.open_for_writing(&[&a]);
+    for name in ["vg0/origin", "vg0/snap0", "vg0/snap15"] {
+        let chosen = assembly.choose(&[name.to_owned()]).unwrap().remove(0);
+        assert_eq!(chosen.volume.sectors().0, 1 << 53, "{name}");
+        assert!(!chosen.volume.read_only, "{name}: {:?}", chosen.read_only);
+    }
+}
+
+#[test]
 fn a_volume_is_written_only_if_its_metadata_and_its_snapshots_allow_it() {
     let lab = Lab::new();
     let a = pv(&lab, "a", 0, 20);

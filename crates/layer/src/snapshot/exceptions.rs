@@ -215,27 +215,43 @@ fn mix(number: u64) -> u64 {
     (bits ^ (bits >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// An array whose pages are made when they are needed, and stay where they are.
+/// Most pages that one directory leads to: an array of 2^33 elements that are not used takes 12 KiB.
+const DIRECTORY: usize = 4096;
+
+/// An array whose pages are made when they are needed, and stay where they are. So are the directories that lead to them: how large an
+/// origin and a store are is what metadata of a few bytes says, where they are made of zeros.
 #[derive(Debug)]
 struct Pages<T> {
-    pages: Box<[OnceLock<Box<[T; PAGE]>>]>,
+    directories: Box<[OnceLock<Directory<T>>]>,
+    /// Pages of a directory.
+    length: usize,
 }
+
+type Directory<T> = Box<[OnceLock<Box<[T; PAGE]>>]>;
 
 impl<T: Default> Pages<T> {
     fn new(len: u64) -> Pages<T> {
-        Pages { pages: (0..len.div_ceil(PAGE as u64)).map(|_| OnceLock::new()).collect() }
+        let pages = len.div_ceil(PAGE as u64);
+        let directories = pages.div_ceil(DIRECTORY as u64);
+        let length = pages.min(DIRECTORY as u64) as usize;
+        Pages { directories: (0..directories).map(|_| OnceLock::new()).collect(), length }
     }
 
     /// The element; none: nobody has needed its page, or it is beyond the end.
     #[inline]
     fn get(&self, at: u64) -> Option<&T> {
-        Some(&self.pages.get((at / PAGE as u64) as usize)?.get()?[at as usize % PAGE])
+        let page = (at / PAGE as u64) as usize;
+        let directory = self.directories.get(page / DIRECTORY)?.get()?;
+        Some(&directory.get(page % DIRECTORY)?.get()?[at as usize % PAGE])
     }
 
     /// The element, which is within the array.
     fn make(&self, at: u64) -> &T {
+        let page = (at / PAGE as u64) as usize;
+        let new_directory = || (0..self.length).map(|_| OnceLock::new()).collect();
+        let directory = self.directories[page / DIRECTORY].get_or_init(new_directory);
         let new_page = || Box::new(std::array::from_fn(|_| T::default()));
-        &self.pages[(at / PAGE as u64) as usize].get_or_init(new_page)[at as usize % PAGE]
+        &directory[page % DIRECTORY].get_or_init(new_page)[at as usize % PAGE]
     }
 }
 
@@ -243,6 +259,22 @@ impl<T: Default> Pages<T> {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
+
+    impl Exceptions {
+        /// What it takes.
+        fn bytes(&self) -> usize {
+            self.old.bytes() + self.slots.bytes() + self.kept.words.bytes()
+        }
+    }
+
+    impl<T> Pages<T> {
+        fn bytes(&self) -> usize {
+            let directories = || self.directories.iter().filter_map(OnceLock::get);
+            let pages = directories().flatten().filter(|page| page.get().is_some()).count();
+            let own: usize = directories().map(|directory| size_of_val(&**directory)).sum();
+            size_of_val(&*self.directories) + own + pages * size_of::<[T; PAGE]>()
+        }
+    }
 
     #[test]
     fn it_is_a_map_whatever_is_entered() {
@@ -327,15 +359,22 @@ mod tests {
         let capacity = 1 << 16;
         let table = Exceptions::new(capacity, capacity + 2, capacity * 3);
         (0..capacity).for_each(|n| table.insert(Exception { old: n * 3, new: 2 + n }).unwrap());
-        let pages = |lengths: Vec<usize>, size: usize| lengths.iter().map(|len| len * size).sum::<usize>();
-        let lengths = |made: Vec<Option<usize>>| made.into_iter().flatten().collect::<Vec<_>>();
-        let old = lengths(table.old.pages.iter().map(|page| Some(page.get()?.len())).collect());
-        let slots = lengths(table.slots.pages.iter().map(|page| Some(page.get()?.len())).collect());
-        let kept = lengths(table.kept.words.pages.iter().map(|page| Some(page.get()?.len())).collect());
-        let bytes = pages(old, 8) + pages(slots, 4) + pages(kept, 8);
-        // Besides, the last page of old chunks and the first of bits.
-        let begun = 2 * 8 * PAGE as u64;
+        let bytes = table.bytes();
+        // Besides, the last page of old chunks and the first of bits, and what leads to all of them.
+        let begun = 2 * 8 * PAGE as u64 + 1024;
         assert!(bytes as u64 <= 16 * capacity + begun, "{bytes} bytes for {capacity} exceptions");
+    }
+
+    #[test]
+    fn a_table_that_could_have_all_there_can_be_takes_memory_only_for_what_it_has() {
+        let most = u64::from(u32::MAX) - 1;
+        let table = Exceptions::new(most, most, u64::MAX);
+        assert!(table.bytes() < 24 << 10, "{} bytes for nothing", table.bytes());
+        let ends = [(0, 2), (KEPT_MAX - 1, most - 1), (u64::MAX - 1, 3)];
+        ends.iter().for_each(|(old, new)| table.insert(Exception { old: *old, new: *new }).unwrap());
+        assert!(ends.iter().all(|(old, new)| table.find(*old) == Some(*new)));
+        assert_eq!([1, KEPT_MAX, u64::MAX - 2].map(|old| table.find(old)), [None; 3]);
+        assert!(table.bytes() < 1 << 20, "{} bytes for three exceptions", table.bytes());
     }
 
     #[test]

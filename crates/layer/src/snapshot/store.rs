@@ -126,7 +126,7 @@ impl Store {
             Some(contents) => (List::found(contents, block), contents.next_chunk()),
             None => (List::new(layout, block), layout.data_chunk(0)),
         };
-        let store_chunks = store.sectors().0 / layout.chunk_sectors();
+        let store_chunks = usable_chunks(&*store, layout);
         let origin_chunks = sectors.0.div_ceil(layout.chunk_sectors());
         let capacity = store_chunks.min(origin_chunks);
         // No more than a chunk for each of the snapshot is given out, and some are skipped for the areas.
@@ -254,7 +254,7 @@ impl Store {
 
     /// How many chunks can be used.
     fn chunks_of_store(&self) -> u64 {
-        (self.layer.sectors().0 / self.layout.chunk_sectors()).min(CHUNKS_MAX)
+        usable_chunks(&*self.layer, self.layout)
     }
 
     /// Gives out the next chunk for an old one; none: the store is full.
@@ -372,4 +372,9 @@ impl Store {
             }
         }
     }
+}
+
+/// How many chunks of a store can be used, however large it is.
+fn usable_chunks(store: &dyn Layer, layout: Layout) -> u64 {
+    (store.sectors().0 / layout.chunk_sectors()).min(CHUNKS_MAX)
 }
