@@ -9,6 +9,7 @@
 //! which then cannot take the place of anything that belongs to this one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
 use blockwork_format::escape;
 use blockwork_format::lvm2::Extension;
@@ -185,12 +186,14 @@ impl Assembly {
         let missing = pvs.iter().filter_map(|pv| pv.as_ref().err());
         warnings.extend(missing.cloned());
         warnings.extend(refusal.iter().map(|why| format!("it is not assembled: {why}")));
+        let kin = Arc::new(lvm::Families::of(&text));
         let group = GroupId(self.graph.groups.len());
         let lvs = vec![None; text.lvs.len()];
         let refused = refusal.clone();
         self.graph.groups.push(Group {
             name,
             text: text.clone(),
+            kin: kin.clone(),
             pvs,
             lvs,
             thin_pools: BTreeMap::new(),
@@ -202,16 +205,22 @@ impl Assembly {
             read_only,
             warnings,
         });
-        self.add_volumes(group, &text, refusal.as_ref());
+        self.add_volumes(group, &text, &kin, refusal.as_ref());
         if refusal.is_none() {
             self.open_thin_pools(group, &text);
         }
     }
 
-    fn add_volumes(&mut self, group: GroupId, text: &VolumeGroup, refusal: Option<&String>) {
+    fn add_volumes(
+        &mut self,
+        group: GroupId,
+        text: &VolumeGroup,
+        kin: &lvm::Families,
+        refusal: Option<&String>,
+    ) {
         let visible = text.visible();
         let verdicts = Verdicts::new(text);
-        for lv in in_order(text) {
+        for lv in in_order(text, kin) {
             if !verdicts.is_tie(lv) {
                 self.add_volume(group, &verdicts, lv, visible[lv.0], refusal);
             }
@@ -284,7 +293,7 @@ fn claims(group: &Group, pv: &Pv) -> bool {
 }
 
 /// The logical volumes of a group, each after those that it is made of.
-pub(crate) fn in_order(text: &VolumeGroup) -> Vec<LvIndex> {
+pub(crate) fn in_order(text: &VolumeGroup, kin: &lvm::Families) -> Vec<LvIndex> {
     let mut order = Vec::with_capacity(text.lvs.len());
     let mut seen = vec![false; text.lvs.len()];
     for first in 0..text.lvs.len() {
@@ -295,7 +304,7 @@ pub(crate) fn in_order(text: &VolumeGroup) -> Vec<LvIndex> {
                 order.push(lv);
             } else if !std::mem::replace(&mut seen[lv.0], true) {
                 left.push((lv, true));
-                let family = lvm::family_of(text, lv);
+                let family = kin.family_of(lv);
                 let below = family.iter().flat_map(|lv| lvm::lvs_below(text, *lv));
                 left.extend(below.map(|below| (below, false)));
             }

@@ -30,7 +30,7 @@ use blockwork_layer::snapshot::{Family, Merge};
 
 use crate::graph::DeviceId;
 
-pub(crate) use snapshot::family_of;
+pub(crate) use snapshot::Families;
 
 pub use crate::thin::PoolUsage;
 pub use pv::{Area, Pv};
@@ -45,6 +45,8 @@ pub struct Group {
     pub name: String,
     /// What its metadata says.
     pub text: Arc<VolumeGroup>,
+    /// Which of its volumes that makes origins and snapshots.
+    pub(crate) kin: Arc<Families>,
     /// Of each of its physical volumes: the device, or why there is none.
     pub pvs: Vec<Result<DeviceId, String>>,
     /// Of each of its logical volumes: the device; none for what only ties a snapshot to its origin.
@@ -77,7 +79,7 @@ impl Group {
     /// together, are made of the same ones, and none of them of another.
     pub(crate) fn below(&self, lv: LvIndex) -> Vec<DeviceId> {
         let mut below: Vec<DeviceId> =
-            family_of(&self.text, lv).into_iter().flat_map(|lv| self.below_itself(lv)).collect();
+            self.kin.family_of(lv).into_iter().flat_map(|lv| self.below_itself(lv)).collect();
         below.sort_unstable();
         below.dedup();
         below

@@ -28,7 +28,7 @@ use blockwork_layer::thin::{Pool, VerbError};
 
 use super::edit::{self, Author, Commit, Draft, EditError, Opened, Untold};
 use super::verdict::Verdicts;
-use super::{Group, KnownSnapshot, check_transaction, family_of};
+use super::{Families, Group, KnownSnapshot, check_transaction};
 use crate::assembly::Assembly;
 use crate::graph::{Content, DeviceId, DeviceKind, GroupId};
 use crate::rounds::in_order;
@@ -126,7 +126,10 @@ impl Assembly {
     /// No such group.
     pub fn adopt(&mut self, name: &str, text: Arc<VolumeGroup>) -> Result<Adopted, EditError> {
         let group = edit::find(self, name)?;
-        let old = std::mem::replace(&mut self.graph.groups[group.0].text, text.clone());
+        let kin = Arc::new(Families::of(&text));
+        let known = &mut self.graph.groups[group.0];
+        let old = std::mem::replace(&mut known.text, text.clone());
+        known.kin = kin.clone();
         let (kept, gone) = self.match_volumes(group, &old, &text);
         let mut adopted = Adopted::default();
         let (verdicts, visible) = (Verdicts::new(&text), text.visible());
@@ -139,12 +142,12 @@ impl Assembly {
                 self.graph.groups[group.0].arrays.remove(&now);
                 resized.push(now);
                 // Of a family, all are built anew below.
-                if visible[now.0] && family_of(&text, now).len() == 1 {
+                if visible[now.0] && kin.family_of(now).len() == 1 {
                     adopted.resized.push(self.graph.device(device).name.clone());
                 }
             }
         }
-        for lv in in_order(&text) {
+        for lv in in_order(&text, &kin) {
             if self.graph.groups[group.0].lv(lv).is_none() && !verdicts.is_tie(lv) {
                 let device = self.add_volume(group, &verdicts, lv, visible[lv.0], None);
                 if visible[lv.0] {
@@ -244,7 +247,7 @@ impl Assembly {
         let known = &mut self.graph.groups[group.0];
         let family = known.families.remove(&origin);
         known.merges.remove(&origin);
-        let members = family_of(&known.text, origin);
+        let members = known.kin.family_of(origin);
         let mut volumes = Vec::new();
         for lv in members {
             let Some(device) = self.graph.groups[group.0].lv(lv) else { continue };
@@ -481,7 +484,8 @@ impl ServedEditor<'_> {
         let id = old.lvs[origin.0].id;
         // Where the old text alone says so, this is the end of that merge.
         let is_merging = text.snapshots().any(|one| one.merging && text.lvs[one.origin.0].id == id);
-        if is_merging && family_of(old, origin).iter().any(|lv| self.is_built(*lv)) {
+        let kin = &self.assembly.graph.groups[self.group.0].kin;
+        if is_merging && kin.family_of(origin).iter().any(|lv| self.is_built(*lv)) {
             let why = "it is served, and a snapshot is being merged into it: let that come to its end, or stop serving it first";
             return Err(EditError::volume(&old.lvs[origin.0].name, why));
         }
@@ -489,7 +493,7 @@ impl ServedEditor<'_> {
     }
 
     fn check_open_family(&self, old: &VolumeGroup, origin: LvIndex) -> Result<(), EditError> {
-        let members = family_of(old, origin);
+        let members = self.assembly.graph.groups[self.group.0].kin.family_of(origin);
         if !members.iter().any(|lv| self.is_built(*lv)) {
             return Ok(());
         }
@@ -561,21 +565,39 @@ fn planned_merges(old: &VolumeGroup, text: &VolumeGroup) -> Vec<vg::Snapshot> {
 /// The origins, by their place in `text`, that have other snapshots there than in `other`, or of which one has another size. That one
 /// of them is to be merged changes nothing yet (`merges.rs`).
 fn changed_families(other: &VolumeGroup, text: &VolumeGroup) -> Vec<LvIndex> {
-    let kin = |text: &VolumeGroup, origin: Uuid| {
-        let lv = text.lvs.iter().position(|lv| lv.id == origin).map(LvIndex)?;
-        let members = family_of(text, lv).into_iter();
-        let mut kin: Vec<_> = members.map(|lv| (text.lvs[lv.0].id, text.lv_sectors(lv))).collect();
-        kin.sort_unstable();
-        Some(kin)
-    };
-    let origins =
-        |text: &VolumeGroup| text.snapshots().map(|one| text.lvs[one.origin.0].id).collect::<Vec<_>>();
-    let mut all = [origins(other), origins(text)].concat();
+    let (before, now) = (Kinship::of(other), Kinship::of(text));
+    let mut all = [before.origins(), now.origins()].concat();
     all.sort_unstable();
     all.dedup();
-    all.retain(|origin| kin(other, *origin) != kin(text, *origin));
-    let place = |id: Uuid| text.lvs.iter().position(|lv| lv.id == id).map(LvIndex);
-    all.into_iter().filter_map(place).collect()
+    all.retain(|origin| before.members(*origin) != now.members(*origin));
+    all.into_iter().filter_map(|origin| now.places.get(&origin).copied()).collect()
+}
+
+/// The families of a text, by the identifiers of their origins.
+struct Kinship<'a> {
+    text: &'a VolumeGroup,
+    families: Families,
+    places: HashMap<Uuid, LvIndex>,
+}
+
+impl Kinship<'_> {
+    fn of(text: &VolumeGroup) -> Kinship<'_> {
+        let places = text.lvs.iter().enumerate().map(|(at, lv)| (lv.id, LvIndex(at))).collect();
+        Kinship { text, families: Families::of(text), places }
+    }
+
+    fn origins(&self) -> Vec<Uuid> {
+        self.text.snapshots().map(|one| self.text.lvs[one.origin.0].id).collect()
+    }
+
+    /// An origin and its snapshots, with their sizes; none: there is no such volume.
+    fn members(&self, origin: Uuid) -> Option<Vec<(Uuid, u64)>> {
+        let members = self.families.family_of(*self.places.get(&origin)?).into_iter();
+        let mut members: Vec<_> =
+            members.map(|lv| (self.text.lvs[lv.0].id, self.text.lv_sectors(lv))).collect();
+        members.sort_unstable();
+        Some(members)
+    }
 }
 
 /// Whether a volume keeps a record of its mirrors, which no two arrays may do at once.

@@ -9,7 +9,8 @@
 //! is being merged, the origin's own data is in it, and nothing of the family is served; (3) a snapshot that was lost stays lost, as long
 //! as the server lasts also where its store cannot say so.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, NodeId, NodeKind, Sectors};
@@ -26,34 +27,57 @@ use crate::assembly::Assembly;
 use crate::graph::{GroupId, Stack};
 use crate::nodes::MAJOR_DM;
 
-/// The origin to whose family a volume belongs, if it belongs to one. (A volume that claims to be a store and an origin is a store.)
-pub(super) fn origin_of(text: &VolumeGroup, lv: LvIndex) -> Option<LvIndex> {
-    let of_store = text.snapshots().find(|one| one.store == lv).map(|one| one.origin);
-    of_store.or_else(|| text.snapshots().find(|one| one.origin == lv).map(|one| one.origin))
+/// Which volumes of a text are an origin and its snapshots. Looked through once: a text may have thousands of them, and each is asked
+/// about.
+#[derive(Debug)]
+pub(crate) struct Families {
+    /// Of each store: the origin. The first of a text counts, if it claims several.
+    origins: HashMap<LvIndex, LvIndex>,
+    /// Of each origin: its snapshots, each store once.
+    snapshots: HashMap<LvIndex, Vec<SnapshotText>>,
+}
+
+impl Families {
+    /// Those of a text.
+    pub(crate) fn of(text: &VolumeGroup) -> Families {
+        let mut families = Families { origins: HashMap::new(), snapshots: HashMap::new() };
+        for one in text.snapshots() {
+            let own = families.snapshots.entry(one.origin).or_default();
+            if let Entry::Vacant(place) = families.origins.entry(one.store) {
+                place.insert(one.origin);
+                if one.store != one.origin {
+                    own.push(one);
+                }
+            }
+        }
+        families
+    }
+
+    /// The origin to whose family a volume belongs, if it belongs to one. (A volume that claims to be a store and an origin is a store.)
+    pub(super) fn origin_of(&self, lv: LvIndex) -> Option<LvIndex> {
+        let of_store = self.origins.get(&lv).copied();
+        of_store.or_else(|| self.snapshots.contains_key(&lv).then_some(lv))
+    }
+
+    /// The snapshots of an origin, each store once.
+    fn snapshots_of(&self, origin: LvIndex) -> &[SnapshotText] {
+        self.snapshots.get(&origin).map_or(&[], |own| &own[..])
+    }
+
+    /// The volumes that are built together with this one, itself included.
+    pub(crate) fn family_of(&self, lv: LvIndex) -> Vec<LvIndex> {
+        let Some(origin) = self.origin_of(lv) else { return vec![lv] };
+        let mut family: Vec<LvIndex> = self.snapshots_of(origin).iter().map(|one| one.store).collect();
+        family.extend([origin, lv]);
+        family.sort_unstable();
+        family.dedup();
+        family
+    }
 }
 
 /// How large a snapshot is: as its origin was when it was made. One that is being merged is the origin.
 pub(crate) fn snapshot_sectors(text: &VolumeGroup, snapshot: &SnapshotText) -> u64 {
     text.lv_sectors(if snapshot.merging { snapshot.origin } else { snapshot.tie })
-}
-
-/// The snapshots of an origin, each store once.
-fn snapshots_of(text: &VolumeGroup, origin: LvIndex) -> Vec<SnapshotText> {
-    let mut seen = HashSet::from([origin]);
-    text.snapshots()
-        .filter(|one| one.origin == origin && origin_of(text, one.store) == Some(origin))
-        .filter(|one| seen.insert(one.store))
-        .collect()
-}
-
-/// The volumes that are built together with this one, itself included.
-pub(crate) fn family_of(text: &VolumeGroup, lv: LvIndex) -> Vec<LvIndex> {
-    let Some(origin) = origin_of(text, lv) else { return vec![lv] };
-    let mut family: Vec<LvIndex> = snapshots_of(text, origin).into_iter().map(|one| one.store).collect();
-    family.extend([origin, lv]);
-    family.sort_unstable();
-    family.dedup();
-    family
 }
 
 /// Of a store that says so.
@@ -115,12 +139,13 @@ type Outcomes = Vec<(LvIndex, Built)>;
 impl Assembly {
     /// Builds an origin and its snapshots, as far as that is possible; their devices then have their stacks.
     pub(super) fn build_family(&mut self, group: GroupId, origin: LvIndex) {
-        let text = self.graph.groups[group.0].text.clone();
-        let family = family_of(&text, origin);
+        let known = &self.graph.groups[group.0];
+        let (text, kin) = (known.text.clone(), known.kin.clone());
+        let family = kin.family_of(origin);
         // What the metadata refuses stays refused; and nothing of a family is made of the family.
         let refused: HashMap<LvIndex, String> =
             family.iter().filter_map(|lv| Some((*lv, self.begin_family(group, *lv)?))).collect();
-        for (lv, built) in self.family(group, &text, origin, &refused) {
+        for (lv, built) in self.family(group, &text, &kin, origin, &refused) {
             let Some(device) = self.graph.groups[group.0].lv(lv) else { continue };
             let built = refused.get(&lv).map_or(built, |why| Err(why.clone()));
             let name = self.graph.device(device).name.clone();
@@ -148,14 +173,15 @@ impl Assembly {
         &mut self,
         group: GroupId,
         text: &VolumeGroup,
+        kin: &Families,
         origin: LvIndex,
         refused: &HashMap<LvIndex, String>,
     ) -> Outcomes {
-        let snapshots = snapshots_of(text, origin);
+        let snapshots = kin.snapshots_of(origin);
         let name = escape(&text.lvs[origin.0].name);
         let real = match refused.get(&origin) {
             Some(why) => Err(why.clone()),
-            None if origin_of(text, origin) != Some(origin) => Err("it is itself a snapshot".to_owned()),
+            None if kin.origin_of(origin) != Some(origin) => Err("it is itself a snapshot".to_owned()),
             None => self.bare(group, origin, "real"),
         };
         let refuse_all = |why: String| {
@@ -171,7 +197,7 @@ impl Assembly {
             return refuse_all("its metadata says that several snapshots are being merged into it".into());
         }
         let (mut outcomes, mut kept, mut configs) = (Outcomes::new(), Vec::new(), Vec::new());
-        for snapshot in &snapshots {
+        for snapshot in snapshots {
             let member = match refused.get(&snapshot.store) {
                 Some(why) => Member::Unknown(why.clone()),
                 None => self.member(group, text, snapshot),
@@ -343,5 +369,71 @@ impl Member {
             ErrorKind::Io(_) => Member::Unknown(error.to_string()),
             _ => Member::Dead(format!("{error}; the snapshot is lost")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VOLUMES: u64 = 4;
+
+    /// A group of a few volumes; each tie is of a store to an origin.
+    fn text(ties: &[(u64, u64)]) -> Option<VolumeGroup> {
+        let section = |name: String, id: usize, segment: String| {
+            format!(
+                "{name} {{ id = \"{id:06}-0000-0000-0000-0000-0000-000000\" status = [\"READ\", \"WRITE\", \"VISIBLE\"] \
+                 segment_count = 1 segment1 {{ start_extent = 0 extent_count = 1 {segment} }} }}\n"
+            )
+        };
+        let volumes = (0..VOLUMES as usize).map(|nr| section(format!("v{nr}"), nr, "type = \"zero\"".into()));
+        let ties = ties.iter().enumerate().map(|(nr, (store, origin))| {
+            let segment =
+                format!("type = \"snapshot\" chunk_size = 8 origin = \"v{origin}\" cow_store = \"v{store}\"");
+            section(format!("snapshot{nr}"), 100 + nr, segment)
+        });
+        let lvs: String = volumes.chain(ties).collect();
+        let text = format!(
+            "vg {{ id = \"999999-0000-0000-0000-0000-0000-000000\" seqno = 1 format = \"lvm2\" \
+             status = [\"RESIZEABLE\", \"READ\", \"WRITE\"] flags = [] extent_size = 8192 max_lv = 0 max_pv = 0 \
+             metadata_copies = 0 physical_volumes {{ }} logical_volumes {{ {lvs} }} }}\n\
+             contents = \"Text Format Volume Group\"\nversion = 1\n"
+        );
+        VolumeGroup::from_text(text.as_bytes()).ok()
+    }
+
+    /// As [`Families::origin_of`], by looking at each snapshot.
+    fn origin_of(text: &VolumeGroup, lv: LvIndex) -> Option<LvIndex> {
+        let of_store = text.snapshots().find(|one| one.store == lv).map(|one| one.origin);
+        of_store.or_else(|| text.snapshots().find(|one| one.origin == lv).map(|one| one.origin))
+    }
+
+    /// As [`Families::snapshots_of`], by looking at each of them for each.
+    fn snapshots_of(text: &VolumeGroup, origin: LvIndex) -> Vec<LvIndex> {
+        let mut seen = std::collections::HashSet::from([origin]);
+        text.snapshots()
+            .filter(|one| one.origin == origin && origin_of(text, one.store) == Some(origin))
+            .filter(|one| seen.insert(one.store))
+            .map(|one| one.tie)
+            .collect()
+    }
+
+    #[test]
+    fn families_are_what_looking_at_each_pair_of_volumes_finds_whatever_a_text_claims() {
+        let mut believed = 0;
+        // All texts with three ties, also of volumes to themselves, in circles, and twice.
+        for nr in 0..(VOLUMES * VOLUMES).pow(3) {
+            let pairs = [nr, nr / VOLUMES.pow(2), nr / VOLUMES.pow(4)];
+            let ties = pairs.map(|pair| (pair % VOLUMES, pair / VOLUMES % VOLUMES));
+            let Some(text) = text(&ties) else { continue };
+            believed += 1;
+            let families = Families::of(&text);
+            for lv in (0..text.lvs.len()).map(LvIndex) {
+                assert_eq!(families.origin_of(lv), origin_of(&text, lv), "{lv:?} of {ties:?}");
+                let own: Vec<LvIndex> = families.snapshots_of(lv).iter().map(|one| one.tie).collect();
+                assert_eq!(own, snapshots_of(&text, lv), "{lv:?} of {ties:?}");
+            }
+        }
+        assert!(believed > 500, "{believed} texts are believed");
     }
 }

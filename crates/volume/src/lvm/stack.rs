@@ -12,7 +12,6 @@ use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Area, LvIndex, RaidLevel, Segment as SegmentText, SegmentType};
 use blockwork_layer::{ErrorTarget, Linear, Segment, Stripe, Striped, Table, Zero};
 
-use super::snapshot::origin_of;
 use crate::assembly::Assembly;
 use crate::graph::{DeviceId, DeviceKind, GroupId, Stack};
 use crate::nodes::MAJOR_DM;
@@ -29,8 +28,9 @@ impl Assembly {
             (Stack::Refused(why), _) => return Err(why.clone()),
             (Stack::Unbuilt, DeviceKind::Lv { group, lv }) => {
                 let (group, lv, name) = (*group, *lv, device.name.clone());
-                let text = self.graph.groups[group.0].text.clone();
-                if let Some(origin) = origin_of(&text, lv) {
+                let known = &self.graph.groups[group.0];
+                let text = known.text.clone();
+                if let Some(origin) = known.kin.origin_of(lv) {
                     self.build_family(group, origin);
                     return match &self.graph.device(id).stack {
                         Stack::Ready(layer) => Ok(layer.clone()),
