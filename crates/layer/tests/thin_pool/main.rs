@@ -4,6 +4,7 @@
 mod failures;
 mod look_ups;
 mod rig;
+mod scattered;
 mod scenarios;
 mod space;
 mod verbs;

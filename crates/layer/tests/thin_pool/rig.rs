@@ -46,6 +46,8 @@ pub struct Make {
     pub volumes: Vec<u64>,
     /// So many blocks of volume 0 are mapped, every other one, to the first ones of the data.
     pub mapped: u64,
+    /// So far from each other.
+    pub stride: u64,
     /// Sectors of the external origin of volume 0, if it has one: full of 0x77.
     pub origin: Option<u64>,
     pub needs_check: bool,
@@ -68,6 +70,7 @@ impl Default for Make {
             features: PoolFeatures::default(),
             volumes: vec![64],
             mapped: 0,
+            stride: 1,
             origin: None,
             needs_check: false,
             cache_bytes: CACHE_BYTES,
@@ -109,7 +112,8 @@ impl Make {
     fn contents(&self) -> Contents {
         let device = |id: u64| {
             let mapped = if id == 0 { self.mapped } else { 0 };
-            let own = (0..mapped).map(|block| (2 * block, BlockTime { block, time: 0 })).collect();
+            let to = |nth| BlockTime { block: nth * self.stride, time: 0 };
+            let own = (0..mapped).map(|nth| (2 * nth, to(nth))).collect();
             (id, Device { details: DeviceDetails::default(), mappings: Mappings::Own(own) })
         };
         Contents {

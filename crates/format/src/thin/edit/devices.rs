@@ -11,7 +11,6 @@ use crate::thin::superblock::Superblock;
 use crate::thin::tree::Place;
 use crate::thin::value::DeviceDetails;
 
-use super::mappings::LEAVES_MAX;
 use super::space::Space;
 use super::tree::{self, Committed, Edit, Plain, Roots};
 use super::{Blocks, EditError, Editor, State, Uses};
@@ -78,34 +77,26 @@ impl State {
         self.enter(from, device, root, own)
     }
 
-    /// A step of deleting a device from some trees; whether it is gone.
+    /// A step of deleting a device from some trees: what one leaf maps; whether it is gone.
     fn delete(&mut self, from: Committed<'_>, trees: &mut Trees, device: u64) -> Result<bool, EditError> {
         let missing = || EditError::NoDevice(device);
-        let mut root = tree::look_up(&mut self.roots, from, trees.mapping, device)?.ok_or_else(missing)?;
+        let root = tree::look_up(&mut self.roots, from, trees.mapping, device)?.ok_or_else(missing)?;
         trees.mapping = self.insert_root(from, trees.mapping, device, root)?;
         if self.metadata.count(from, root)? > 1 {
             self.metadata.lower(from, root)?;
             self.forget(from, trees, device)?;
             return Ok(true);
         }
-        let (mut count, mut left) = (0, true);
-        for _ in 0..LEAVES_MAX {
-            let (after, taken) = self.mapping_edit(from).remove_leaf(root, 0..u64::MAX)?;
-            self.lower_data(from, &taken.values)?;
-            count += taken.count;
-            (root, left) = (after, taken.next.is_some());
-            if !left || self.metadata.count(from, root)? > 1 {
-                break;
-            }
-        }
-        if !left {
+        let (root, taken) = self.mapping_edit(from).remove_leaf(root, 0..u64::MAX)?;
+        self.lower_data(from, &taken.values)?;
+        if taken.next.is_none() {
             self.mapping_edit(from).drop_node(root)?;
             self.forget(from, trees, device)?;
             return Ok(true);
         }
         trees.mapping = self.insert_root(from, trees.mapping, device, root)?;
         let details = tree::look_up(&mut self.details, from, trees.details, device)?.ok_or_else(missing)?;
-        let details = details.with_fewer(count, device)?;
+        let details = details.with_fewer(taken.count, device)?;
         trees.details = self.insert_details(from, trees.details, device, details)?;
         Ok(false)
     }
@@ -220,7 +211,7 @@ impl Editor {
     ///
     /// No such device; [`EditError::NoMetadata`]; [`EditError::Missing`]; damage.
     pub fn delete_device(&mut self, blocks: &dyn Blocks, device: u64) -> Result<bool, EditError> {
-        self.operation(blocks, Uses::Little, |state, from| {
+        self.by_leaves(blocks, |state, from| {
             let Superblock { mapping_root: mapping, details_root: details, .. } = state.superblock;
             let mut trees = Trees { mapping, details };
             let gone = state.delete(from, &mut trees, device)?;
@@ -263,6 +254,6 @@ impl Editor {
     ///
     /// There is none; [`EditError::NoMetadata`]; [`EditError::Missing`]; damage.
     pub fn release_metadata_snap(&mut self, blocks: &dyn Blocks) -> Result<bool, EditError> {
-        self.operation(blocks, Uses::Little, State::release_snap)
+        self.by_leaves(blocks, State::release_snap)
     }
 }

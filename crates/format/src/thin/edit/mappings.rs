@@ -9,10 +9,7 @@ use crate::thin::value::{BlockTime, DeviceDetails};
 
 use super::remove::first_leaf;
 use super::tree::{self, Committed, Edit, Plain, Roots, Run};
-use super::{Blocks, EditError, Editor, State, Uses};
-
-/// Leaves that one call takes entries out of at most.
-pub(super) const LEAVES_MAX: usize = 8;
+use super::{Blocks, EditError, Editor, LEAVES_MAX, State, Uses};
 
 /// Virtual blocks of a device that follow each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,16 +49,21 @@ pub struct Unmapped {
 }
 
 /// Blocks as runs.
-pub(super) fn ranges(mut blocks: Vec<u64>) -> Vec<Range<u64>> {
-    blocks.sort_unstable();
-    let mut ranges: Vec<Range<u64>> = Vec::new();
-    for block in blocks {
-        match ranges.last_mut() {
-            Some(last) if last.end == block => last.end += 1,
-            _ => ranges.push(block..block + 1),
+pub(super) fn ranges(blocks: impl IntoIterator<Item = u64>) -> Vec<Range<u64>> {
+    joined(blocks.into_iter().map(|block| block..block + 1).collect())
+}
+
+/// Runs in rising order, of which no two adjoin.
+fn joined(mut runs: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    runs.sort_unstable_by_key(|run| run.start);
+    let mut joined: Vec<Range<u64>> = Vec::new();
+    for run in runs {
+        match joined.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ => joined.push(run),
         }
     }
-    ranges
+    joined
 }
 
 impl State {
@@ -177,23 +179,18 @@ impl State {
         Ok(Mapped { replaced, freed: ranges(freed) })
     }
 
+    /// What one leaf has of a range.
     fn unmap(&mut self, from: Committed<'_>, device: u64, range: Range<u64>) -> Result<Unmapped, EditError> {
         let root = self.root(from, device)?;
         let first = first_leaf(&mut self.mappings, from, root, &range)?;
-        if first.start.is_none() {
+        let Some(start) = first.start else {
             return Ok(Unmapped { next: first.next, ..Unmapped::default() });
-        }
+        };
         let root = self.own_root(from, device)?;
-        let (mut after, mut freed, mut count, mut next) = (root, Vec::new(), 0, first.start);
-        for _ in 0..LEAVES_MAX {
-            let Some(start) = next else { break };
-            let (root, taken) = self.mapping_edit(from).remove_leaf(after, start..range.end)?;
-            freed.extend(self.lower_data(from, &taken.values)?);
-            (after, next) = (root, taken.next);
-            count += taken.count;
-        }
-        self.settle_device(from, device, (root, after), (count, 0))?;
-        Ok(Unmapped { count, freed: ranges(freed), next })
+        let (after, taken) = self.mapping_edit(from).remove_leaf(root, start..range.end)?;
+        let freed = self.lower_data(from, &taken.values)?;
+        self.settle_device(from, device, (root, after), (taken.count, 0))?;
+        Ok(Unmapped { count: taken.count, freed: ranges(freed), next: taken.next })
     }
 
     fn look_up(
@@ -417,7 +414,25 @@ impl Editor {
         device: u64,
         range: Range<u64>,
     ) -> Result<Unmapped, EditError> {
-        self.operation(blocks, Uses::Little, |state, from| state.unmap(from, device, range))
+        let mut all = Unmapped { next: Some(range.start), ..Unmapped::default() };
+        for nth in 0..LEAVES_MAX {
+            let Some(start) = all.next else { break };
+            let one = self
+                .operation(blocks, Uses::Little, |state, from| state.unmap(from, device, start..range.end));
+            let Unmapped { count, freed, next } = match one {
+                // As in `by_leaves`.
+                Err(_) if nth > 0 => break,
+                one => one?,
+            };
+            all.count += count;
+            all.freed.extend(freed);
+            all.next = next;
+            if count == 0 {
+                break;
+            }
+        }
+        all.freed = joined(all.freed);
+        Ok(all)
     }
 }
 

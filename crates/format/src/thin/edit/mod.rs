@@ -22,9 +22,11 @@
 //! What is in memory is what the transaction has changed ([`Editor::dirty_blocks`]; commit when it is large), and a bounded number
 //! of nodes and bitmaps that were read.
 //!
-//! [`Editor::delete_device`] and [`Editor::release_metadata_snap`] go step by step, a few leaves each, so that memory stays bounded and
-//! others get their turn. Each step leaves metadata that is whole: a commit between two of them shows a device that has lost some of
-//! its blocks.
+//! [`Editor::unmap`], [`Editor::delete_device`] and [`Editor::release_metadata_snap`] go leaf by leaf, each an operation of its own, and
+//! a few of them a call, so that memory stays bounded and others get their turn. After each the metadata is whole: a commit between two
+//! shows a device that has lost some of its blocks. Where a call lacks a block for a leaf that is not its first, it ends there: what
+//! one leaf needs goes into memory whatever lies there, a few bitmaps of the data for each of its entries at worst, and what
+//! several need together may be more than is kept there. Whoever would begin anew with all of them might never come to an end.
 
 mod commit;
 mod devices;
@@ -126,6 +128,9 @@ pub enum EditError {
 
 /// Most metadata blocks that are held back: 16 MiB, as Linux does.
 const RESERVE_MAX: u64 = 4096;
+
+/// Leaves that one call takes entries out of at most.
+const LEAVES_MAX: usize = 8;
 
 /// What an operation does to the free space.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -338,6 +343,23 @@ impl Editor {
             Err(_) => self.state.undo(),
         }
         result
+    }
+
+    /// Does an operation that takes one leaf after the other, as far as a call goes; whether it says that all is done.
+    fn by_leaves(
+        &mut self,
+        blocks: &dyn Blocks,
+        mut operation: impl FnMut(&mut State, Committed<'_>) -> Result<bool, EditError>,
+    ) -> Result<bool, EditError> {
+        for nth in 0..LEAVES_MAX {
+            match self.operation(blocks, Uses::Little, &mut operation) {
+                Ok(false) => {}
+                // What was done before stays. Whoever asks again meets the error first.
+                Err(_) if nth > 0 => break,
+                ended => return ended,
+            }
+        }
+        Ok(false)
     }
 
     /// Forgets all that is not durable: the pool is what the last commit has made it.
