@@ -4,7 +4,8 @@ mod vhost_support;
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use blockwork_format::vhost_user::{
     ConfigPart, InflightArea, LogArea, Message, Region, VringAddr, VringFile, VringState, inflight,
@@ -304,6 +305,54 @@ fn who_cannot_be_told_of_an_error_keeps_nobody_waiting() {
     broken.send(8, 1, &[]);
     broken.stop();
     still_serves(&rig);
+    rig.stop();
+}
+
+/// Looks until this is so.
+fn until(mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !is_so() {
+        assert!(Instant::now() < end, "it does not come to that");
+        std::thread::yield_now();
+    }
+}
+
+/// Writes of this process's rings that the kernel keeps until somebody takes them.
+fn writes_that_wait() -> usize {
+    let lines = |path: PathBuf| std::fs::read_to_string(path).unwrap_or_default();
+    let infos = std::fs::read_dir("/proc/self/fdinfo").unwrap();
+    let all: String = infos.map(|info| lines(info.unwrap().path())).collect();
+    // IORING_OP_WRITE, as the kernel's io_uring/fdinfo.c tells of it.
+    all.lines().filter(|line| line.trim_start().starts_with("op=23,")).count()
+}
+
+#[test]
+fn calls_that_are_not_taken_wait_no_longer_than_somebody_is_called_so() {
+    let rig = Rig::new("memory:16M", 1);
+    // It takes no more: whoever writes to it waits.
+    let full = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    rustix::io::write(&full, &(u64::MAX - 1).to_ne_bytes()).unwrap();
+    let at = VringFile { index: 0, has_file: true };
+    let call_by_it = |disk: &mut Disk| {
+        disk.client().unwrap().tell(&Message::SetVringCall(at), &[full.as_fd()]).unwrap();
+        // It is obeyed by the time that a request is done.
+        disk.start(0, Request { kind: request::IN, sector: 0, len: 512 }).unwrap();
+        until(|| disk.finished(0).is_some());
+    };
+    let mut disk = rig.disk(Options::default());
+    call_by_it(&mut disk);
+    until(|| writes_that_wait() > 0);
+    (0..200).for_each(|_| call_by_it(&mut disk));
+    // Another test may have a few.
+    let waiting = writes_that_wait();
+    assert!(waiting < 20, "{waiting} after other eventfds were set");
+    drop(disk);
+    for _ in 0..50 {
+        call_by_it(&mut rig.disk(Options::default()));
+    }
+    still_serves(&rig);
+    let waiting = writes_that_wait();
+    assert!(waiting < 20, "{waiting} after their front ends have gone");
     rig.stop();
 }
 

@@ -11,7 +11,8 @@
 //! on, where nobody sleeps, the same.
 //!
 //! Invariant: of a [`Signal`], the kernel never has more unfinished writes than twice [`SIGNALS_FENCE`] and one. An eventfd that takes
-//! no more (its count is full, and it blocks) would otherwise fill the kernel with writes that wait.
+//! no more (its count is full, and it blocks) would otherwise fill the kernel with writes that wait. They are cancelled when the signal ends
+//! ([`Uring::end_signal`], [`Uring::end_signal_heard`]): who is called by one eventfd after the other has no more of them, and they outlive nobody.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use rustix::io::Errno;
 
 use crate::bell::Bell;
 use crate::ring::Uring;
-use crate::slots::{Kind, Slot};
+use crate::slots::{Kind, Slot, UNHEARD};
 
 /// After so many signals comes one that completes; after as many again the next must wait for that.
 const SIGNALS_FENCE: u32 = 64;
@@ -34,6 +35,8 @@ static ONE: u64 = 1;
 /// An eventfd of another process's, that we call.
 pub struct Signal {
     fd: Arc<OwnedFd>,
+    /// What the kernel knows its writes by; none as long as it has none.
+    name: Option<u64>,
     /// How often the kernel had been called when the last one was queued: until it is called again, that one will do.
     queued_at: Option<u64>,
     /// Since the last one that completes.
@@ -50,7 +53,7 @@ impl Signal {
     /// Signals by `fd`.
     pub fn new(fd: Arc<OwnedFd>) -> Signal {
         let is_ready = fcntl_getfl(&*fd).is_ok_and(|flags| flags.contains(OFlags::NONBLOCK));
-        Signal { fd, queued_at: None, since: 0, fenced: false, bell: None, is_ready }
+        Signal { fd, name: None, queued_at: None, since: 0, fenced: false, bell: None, is_ready }
     }
 
     #[inline]
@@ -89,19 +92,40 @@ impl Uring {
             return false;
         }
         to.queued_at = Some(self.enters());
+        let signal = *to.name.get_or_insert_with(|| {
+            self.signals += 1;
+            UNHEARD + self.signals
+        });
         let entry = opcode::Write::new(types::Fd(to.fd.as_raw_fd()), (&raw const ONE).cast(), 8).build();
         if to.since < SIGNALS_FENCE {
             to.since += 1;
-            let flags =
-                if self.features.silent { squeue::Flags::SKIP_SUCCESS } else { squeue::Flags::empty() };
-            self.submit_unheard(entry.flags(flags), to.fd.clone());
+            self.submit_unheard(signal, entry, to.fd.clone());
         } else {
             (to.since, to.fenced) = (0, true);
-            let (name, slot) = self.slots.take(token, Kind::Plain);
+            let (name, slot) = self.slots.take(token, Kind::Signal { of: signal, heard: true });
             slot.file = Some(to.fd.clone());
             self.submit(name, entry);
         }
         true
+    }
+
+    /// Nobody is called by that one any more: writes of its that wait are cancelled, and none of them completes under its token. For whom there
+    /// is another way to hear what these would have told: a write that would have gone through in a moment is cancelled with the others.
+    pub fn end_signal(&mut self, signal: Signal) {
+        if let Some(name) = signal.name {
+            self.cancel_signal(name);
+        }
+    }
+
+    /// As [`Uring::end_signal`], and who was called so hears of that.
+    pub fn end_signal_heard(&mut self, mut signal: Signal) {
+        // Writes to one that does not wait are done when they are submitted, which is before they are cancelled; the stand-in's, too, and where
+        // such a one takes no more, it tells already.
+        let may_be_lost = signal.name.is_some() && !signal.is_ready && !self.queues.are_stand_in();
+        // Without a bell: better a write that waits than a call that is lost.
+        if !may_be_lost || signal.ring_bell() {
+            self.end_signal(signal);
+        }
     }
 
     /// As [`Uring::signal`], but at once, with whatever else was started so far.
@@ -158,7 +182,7 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use blockwork_engine::{Env, Nanos, Wait};
-    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
     use super::*;
     use crate::{AsKernel, Io, UringConfig};
@@ -213,6 +237,51 @@ mod tests {
             assert!(heard.is_empty());
             // Here, in the signal, and in the slot of the one that completes.
             assert_eq!(Arc::strong_count(&held), 3, "descriptors are not kept for the others");
+        }
+    }
+
+    #[test]
+    fn what_is_not_taken_waits_no_longer_than_somebody_is_called_so() {
+        for mut uring in environments() {
+            // A pipe tells its reader when the kernel has let go of the last that may write to it.
+            let (reader, writer) = rustix::pipe::pipe().unwrap();
+            let room = rustix::pipe::fcntl_getpipe_size(&writer).unwrap();
+            assert_eq!(rustix::io::write(&writer, &vec![0; room]), Ok(room));
+            let writer = Arc::new(writer);
+            let mut heard = Vec::new();
+            for _ in 0..20 {
+                let mut signal = Signal::new(writer.clone());
+                while uring.signal(Token(7), &mut signal) {
+                    uring.wait(Wait::Poll, &mut heard);
+                }
+                uring.end_signal(signal);
+            }
+            drop(writer);
+            let mut polled = [PollFd::new(&reader, PollFlags::empty())];
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            // The kernel does so in a few turns.
+            let has_let_go = (0..100).any(|_| {
+                uring.wait(Wait::Poll, &mut heard);
+                poll(&mut polled, Some(&now)) == Ok(1)
+            });
+            assert!(has_let_go, "some still wait");
+            assert!(heard.is_empty(), "{heard:?}");
+            assert_eq!(uring.in_flight(), 0);
+        }
+    }
+
+    #[test]
+    fn the_last_call_is_heard_though_what_waits_is_cancelled() {
+        for mut uring in environments() {
+            for flags in [EventfdFlags::NONBLOCK, EventfdFlags::empty()] {
+                let theirs = Arc::new(eventfd(0, flags).unwrap());
+                let mut signal = Signal::new(theirs.clone());
+                assert!(uring.signal(Token(7), &mut signal));
+                uring.end_signal_heard(signal);
+                uring.wait(Wait::Poll, &mut Vec::new());
+                rustix::fs::fcntl_setfl(&*theirs, OFlags::NONBLOCK).unwrap();
+                assert!(count(&theirs) >= Some(1), "{flags:?}");
+            }
         }
     }
 

@@ -21,7 +21,7 @@ use crate::network::connected;
 use crate::portion::Portion;
 use crate::queues::Queues;
 use crate::setup::{Features, UringConfig, UringError};
-use crate::slots::{CANCEL, Kind, Slot, Slots, UNHEARD, WAKE};
+use crate::slots::{CANCEL, Kind, Slot, Slots, UNHEARD, UNHEARD_LAST, WAKE};
 use crate::transfer;
 use crate::wake::Wake;
 use crate::words::Words;
@@ -38,7 +38,7 @@ const BLOCK_DISCARD: u32 = 0x1200;
 
 /// Real time, real files: one worker's io_uring. Not `Send`: it stays on the thread that made it.
 pub struct Uring {
-    queues: Queues,
+    pub(crate) queues: Queues,
     pub(crate) features: Features,
     /// Who does the I/O, and why.
     decision: Decision,
@@ -57,6 +57,8 @@ pub struct Uring {
     /// Calls at once that needed no entry of ours.
     pub(crate) bells: u64,
     pub(crate) alarm: Alarm,
+    /// Signals that were given names.
+    pub(crate) signals: u64,
     /// Descriptors of entries in the submission queue that no slot holds.
     unheard: Vec<Arc<OwnedFd>>,
     /// Descriptors from accepts that nobody has taken yet.
@@ -93,6 +95,7 @@ impl Uring {
             portion: Portion::default(),
             bells: 0,
             alarm: Alarm::default(),
+            signals: 0,
             unheard: Vec::new(),
             accepted: Vec::new(),
             streams: Vec::new(),
@@ -175,15 +178,33 @@ impl Uring {
         }
     }
 
+    /// Has the kernel write nothing more for the signal of that name, nor anybody hear of what it has written.
+    pub(crate) fn cancel_signal(&mut self, name: u64) {
+        if self.features.silent {
+            let all = types::CancelBuilder::user_data(name).all();
+            self.push(&opcode::AsyncCancel2::new(all).build().user_data(CANCEL));
+        }
+        for write in self.slots.end_signal(name) {
+            self.push(&opcode::AsyncCancel::new(write).build().user_data(CANCEL));
+        }
+    }
+
     /// Queues the entry of an operation that occupies a slot.
     pub(crate) fn submit(&mut self, name: u64, entry: squeue::Entry) {
         self.push(&entry.user_data(name));
         self.in_kernel += 1;
     }
 
-    /// Queues the entry of an operation whose completion nobody waits for; what it points to must be static.
-    pub(crate) fn submit_unheard(&mut self, entry: squeue::Entry, fd: Arc<OwnedFd>) {
-        self.push(&entry.user_data(UNHEARD));
+    /// Queues the entry of a signal's write whose completion nobody waits for; what it points to must be static.
+    pub(crate) fn submit_unheard(&mut self, signal: u64, entry: squeue::Entry, fd: Arc<OwnedFd>) {
+        if self.features.silent {
+            self.push(&entry.flags(squeue::Flags::SKIP_SUCCESS).user_data(signal));
+        } else if self.queues.are_stand_in() {
+            self.push(&entry.user_data(signal));
+        } else {
+            let (name, _) = self.slots.take(Token(0), Kind::Signal { of: signal, heard: false });
+            self.submit(name, entry);
+        }
         self.unheard.push(fd);
     }
 
@@ -246,7 +267,7 @@ impl Uring {
     fn take_completed(&mut self, out: &mut Vec<Completion>) {
         self.queues.take(|name, result, flags| match name {
             WAKE => self.wake.disarm(),
-            CANCEL | UNHEARD => {}
+            CANCEL | UNHEARD..=UNHEARD_LAST => {}
             _ => {
                 let slot = self.slots.get(name).expect("the kernel completes only what is in flight");
                 let more = cqueue::more(flags);
@@ -258,7 +279,9 @@ impl Uring {
                 }
                 match settle(slot, result, more) {
                     Next::Done(result) => {
-                        out.push(Completion { token: slot.token, result, flags });
+                        if !matches!(slot.kind, Kind::Signal { heard: false, .. }) {
+                            out.push(Completion { token: slot.token, result, flags });
+                        }
                         if !more {
                             self.slots.release(name);
                         }
@@ -296,7 +319,9 @@ impl Uring {
                 let call = if zero { Call::ZeroOut(range) } else { Call::Discard(range) };
                 return self.help(name, fd, call);
             }
-            Kind::Free | Kind::Plain | Kind::Connect | Kind::Helper => unreachable!("these complete at once"),
+            Kind::Free | Kind::Plain | Kind::Connect | Kind::Signal { .. } | Kind::Helper => {
+                unreachable!("these complete at once")
+            }
         };
         self.submit(name, entry);
     }

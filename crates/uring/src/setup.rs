@@ -148,7 +148,7 @@ pub(crate) struct Features {
     pub registered_ring: bool,
     /// Sends go on after a short transfer by themselves (MSG_WAITALL, 5.19; older kernels ignore it). If not, we do it.
     pub whole_sends: bool,
-    /// Operations that complete only if they fail (5.17).
+    /// Operations that complete only if they fail (5.17), and are cancelled all by one name (5.19).
     pub silent: bool,
     /// Commands for block devices (URING_CMD). One that is refused goes to a thread (`blocking`).
     pub block_commands: bool,
@@ -192,7 +192,10 @@ pub(crate) fn make(config: &UringConfig) -> Result<(IoUring, Features), UringErr
         multishot: newest,
         registered_ring: newest,
         whole_sends: newest,
-        silent: newest && ring.params().is_feature_skip_cqe_on_success(),
+        // Sockets are as old as that way to cancel, which has no flag of its own.
+        silent: newest
+            && ring.params().is_feature_skip_cqe_on_success()
+            && probe.is_supported(opcode::Socket::CODE),
         block_commands: newest && probe.is_supported(opcode::UringCmd16::CODE),
         known_memory: newest,
     };

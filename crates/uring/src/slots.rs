@@ -11,8 +11,10 @@ use io_uring::types::Timespec;
 pub(crate) const WAKE: u64 = u64::MAX;
 /// Completion of a request to cancel another one: of no interest.
 pub(crate) const CANCEL: u64 = u64::MAX - 1;
-/// Completion of a signal that nobody waits for.
-pub(crate) const UNHEARD: u64 = u64::MAX - 2;
+/// From here on, below the two: completions of signals' writes that nobody waits for, a name for each signal.
+pub(crate) const UNHEARD: u64 = 1 << 63;
+/// The last of these.
+pub(crate) const UNHEARD_LAST: u64 = CANCEL - 1;
 
 /// Most segments that the kernel takes in one operation (UIO_MAXIOV).
 pub(crate) const SEGMENTS_MAX: usize = 1024;
@@ -42,6 +44,11 @@ pub(crate) enum Kind {
         fd: i32,
         zero: bool,
         range: [u64; 2],
+    },
+    /// A signal's write: of which one, by the name of those of its writes that have no slot, and whether its completion is told.
+    Signal {
+        of: u64,
+        heard: bool,
     },
     /// At a thread (`blocking`).
     Helper,
@@ -136,7 +143,7 @@ impl Slots {
         let (index, _) = parts(name);
         let slot = self.get(name).expect("only an occupied slot is released");
         slot.kind = Kind::Free;
-        // 31 bits: so that no name is WAKE, CANCEL or UNHEARD.
+        // 31 bits: so that no name is WAKE, CANCEL or one of a signal's.
         slot.generation = (slot.generation + 1) & 0x7fff_ffff;
         slot.segments.clear();
         slot.iovecs.clear();
@@ -151,6 +158,15 @@ impl Slots {
             self.get(*name).expect("in flight").cancelled = true;
         }
         names
+    }
+
+    /// Nobody hears any more of the signal of that name. Names of its writes that have slots, likewise.
+    pub fn end_signal(&mut self, name: u64) -> Vec<u64> {
+        let writes = self.cancel(|slot| matches!(slot.kind, Kind::Signal { of, .. } if of == name));
+        for write in &writes {
+            self.get(*write).expect("in flight").kind = Kind::Signal { of: name, heard: false };
+        }
+        writes
     }
 
     /// Names of all operations in flight that satisfy `wanted`.

@@ -25,7 +25,7 @@ use io_uring::{opcode, squeue};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use crate::ring::clock;
-use crate::slots::UNHEARD;
+use crate::slots::{UNHEARD, UNHEARD_LAST};
 
 /// An entry as the kernel reads it: `struct io_uring_sqe` of include/uapi/linux/io_uring.h, as far as it is of use here.
 #[repr(C)]
@@ -210,7 +210,7 @@ impl StandIn {
                     keep_from_blocking(order.fd);
                 }
                 match order.attempt(0) {
-                    _ if order.name == UNHEARD => {}
+                    _ if (UNHEARD..=UNHEARD_LAST).contains(&order.name) => {}
                     Some(result) => self.done.push((order.name, result)),
                     None => self.wait_for(order),
                 }

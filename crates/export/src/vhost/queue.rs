@@ -209,11 +209,15 @@ impl QueuePort {
         for command in self.presence.commands() {
             match command {
                 Command::Call(file) => {
-                    self.call = file.map(Signal::new);
+                    let before = std::mem::replace(&mut self.call, file.map(Signal::new));
+                    before.into_iter().for_each(|call| cx.env.end_signal(call));
                     // What was announced by the old one may not have been heard.
                     self.call_driver(cx, false);
                 }
-                Command::Error(file) => self.error = file.map(Signal::new),
+                Command::Error(file) => {
+                    let before = std::mem::replace(&mut self.error, file.map(Signal::new));
+                    before.into_iter().for_each(|error| cx.env.end_signal_heard(error));
+                }
                 Command::Stop => self.stopping = true,
             }
         }
@@ -541,6 +545,11 @@ impl QueuePort {
             let token = cx.token(KICK);
             cx.env.cancel(token);
         }
+        self.call
+            .take()
+            .into_iter()
+            .chain(self.error.take())
+            .for_each(|signal| cx.env.end_signal_heard(signal));
         self.stats.closed(cx.now());
         if let Some(ring) = &self.ring {
             self.presence.ended(ring.base());
