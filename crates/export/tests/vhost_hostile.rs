@@ -5,17 +5,19 @@ mod vhost_support;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use blockwork_format::vhost_user::{
     ConfigPart, InflightArea, LogArea, Message, Region, VringAddr, VringFile, VringState, inflight,
 };
-use blockwork_format::virtio::blk::{request, status};
+use blockwork_format::virtio::blk::{RequestHeader, request, status};
 use blockwork_format::virtio::{Descriptor, descriptor_flag, split};
+use blockwork_memory::{Buffer, Mapping};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost_support::{Rig, kinds, read, write};
-use vhostload::{Client, Disk, Options, Request};
+use vhostload::{Area, Client, Disk, Options, Request};
 
 /// The server still serves, and its disk still works.
 fn still_serves(rig: &Rig) {
@@ -211,6 +213,62 @@ fn a_driver_that_breaks_its_ring_hears_of_it_and_loses_only_that() {
         Broken::new(&rig).offer(head, index, &descriptors);
         still_serves(&rig);
     }
+    rig.stop();
+}
+
+/// Regions of 16 bytes, one behind the other in the guest's addresses, all at the beginning of a file; where the first is.
+fn many_regions(client: &Client, regions: u64) -> (u64, Buffer) {
+    let file = File::from(memfd_create("regions", MemfdFlags::CLOEXEC).unwrap());
+    ftruncate(&file, 4096).unwrap();
+    let start = 1 << 40;
+    for n in 0..regions {
+        let address = start + 16 * n;
+        let region = Region { guest: address, size: 16, user: address, offset: 0 };
+        client.tell(&Message::AddMemReg(region), &[file.as_fd()]).unwrap();
+    }
+    (start, Buffer::of_mapping(&Mapping::new(file.as_fd(), 4096).unwrap(), 0, 4096))
+}
+
+#[test]
+fn a_request_in_hundreds_of_thousands_of_pieces_fails_and_is_not_taken_apart() {
+    const REGIONS: u64 = 480;
+    let rig = Rig::new("memory:16M", 1);
+    let mut broken = Broken::new(&rig);
+    let (start, shared) = many_regions(&broken.disk.client().unwrap(), REGIONS);
+    let all = u32::try_from(16 * REGIONS).unwrap();
+    let guest = &broken.disk.guest;
+    let memory = guest.memory.clone();
+    let (header, table) = (1 << 11, 1 << 12);
+    let address = |offset: usize| guest.region().guest + offset as u64;
+    let indirect =
+        Descriptor { address: address(table), len: 16 << 10, flags: descriptor_flag::INDIRECT, next: 0 };
+    let header_at = address(header);
+    memory.write_at(header, &RequestHeader { kind: request::IN, sector: 0 }.encode());
+    let put = |n: u16, address: u64, len: u32, flags: u16| {
+        let descriptor = Descriptor { address, len, flags, next: n + 1 };
+        memory.write_at(table + 16 * usize::from(n), &descriptor.encode());
+    };
+    let used = Area::at_user(broken.disk.queues[0].address(0).used, 4).offset + split::INDEX;
+    let told = |of: &Buffer, at: usize, requests: u16| {
+        until(|| memory.load_u16(used, Ordering::Acquire) == requests);
+        let mut told = [0];
+        of.read_at(at, &mut told);
+        told[0]
+    };
+    put(0, header_at, 16, descriptor_flag::NEXT);
+    // All regions once: as many pieces as anybody may need.
+    put(1, start, all, descriptor_flag::WRITE | descriptor_flag::NEXT);
+    put(2, header_at + 16, 1, descriptor_flag::WRITE);
+    memory.write_at(header + 16, &[0xff]);
+    broken.send(0, 1, &[indirect]);
+    assert_eq!(told(&memory, header + 16, 1), status::OK);
+    // A thousand times, and the status behind another block, in a piece of its own.
+    (1..1023).for_each(|n| put(n, start, all, descriptor_flag::WRITE | descriptor_flag::NEXT));
+    put(1023, start, 512 + 1, descriptor_flag::WRITE);
+    broken.send(0, 2, &[indirect]);
+    assert_eq!(told(&shared, 0, 2), status::IOERR);
+    broken.stop();
+    still_serves(&rig);
     rig.stop();
 }
 

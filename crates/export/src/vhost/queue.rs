@@ -419,11 +419,15 @@ impl QueuePort {
     /// Starts the request in `self.chain`.
     #[inline]
     fn start(&mut self, cx: &mut Context<'_, Uring>) -> Result<(), RingError> {
-        let head = self.chain.head;
+        let (head, is_scattered) = (self.chain.head, self.chain.is_scattered);
         let Some(request) = Request::take(&mut self.chain, &self.memory) else {
             return Err(Request::too_short(&self.chain));
         };
         let (to, sector) = (Asker { head, status: request.status }, request.header.sector);
+        if is_scattered {
+            self.answer(to, 0, status::IOERR);
+            return Ok(());
+        }
         match request.header.kind {
             kind @ (request::IN | request::OUT) => {
                 let (op, ranges) =

@@ -5,7 +5,8 @@
 //!
 //! 1. Every index, descriptor and address is loaded once, checked, and used as it was checked.
 //! 2. A chain has at most as many descriptors as its ring, and [`INDIRECT_MAX`], in the ring as in an indirect table; no more of it
-//!    is read. Where several chains share descriptors, each counts in each.
+//!    is read. Where several chains share descriptors, each counts in each. Of one whose memory is in more than [`PIECES_MAX`] pieces no
+//!    more is kept than its beginning and its end.
 //! 3. Never are more chains in flight than the ring has descriptors, nor one twice: what a driver can make us keep is bounded.
 //! 4. A chain's memory lies in the guest's, and stays alive for the I/O whatever the front end does.
 //! 5. After an error the ring is not looked at any more ([`RingError`] says what was wrong); what is in flight is still
@@ -20,7 +21,8 @@ use std::sync::atomic::Ordering;
 use blockwork_format::vhost_user::VringAddr;
 use blockwork_format::virtio::{DESCRIPTOR_BYTES, descriptor_flag};
 use blockwork_memory::{
-    Buffer, GuestLayout, GuestMemory, GuestRanges, NotGuestMemory, Segment, Segments, copy_between,
+    Buffer, GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRanges, NotGuestMemory, Segment, Segments,
+    copy_between,
 };
 
 use super::marks::Marks;
@@ -32,6 +34,13 @@ use split::SplitRing;
 /// Descriptors of a chain, in the ring or in an indirect table, at most: the data of a request of 4 MiB in single pages, and its two
 /// ends. No driver makes longer ones, as it is told how many pieces of data a request may have.
 pub const INDIRECT_MAX: usize = 1026;
+
+/// Pieces of a request's memory, beyond which nothing more is done about it: a front end may share its memory in hundreds of regions as small as
+/// it likes, and each descriptor of a chain may reach over all of them. Of a request whose descriptors do not share memory, which no driver
+/// has reason for, one for each descriptor, and one more for each region and each GiB that it touches.
+pub const PIECES_MAX: usize = 2 * INDIRECT_MAX;
+
+const _: () = assert!(PIECES_MAX > INDIRECT_MAX + GUEST_REGIONS_MAX);
 
 /// What a driver did that no driver may do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -162,12 +171,15 @@ pub struct Chain {
     pub readable: GuestRanges,
     /// What it writes. Likewise.
     pub writable: GuestRanges,
+    /// It is in more than [`PIECES_MAX`] pieces: what is here of it is no more than where it begins, and where it ends.
+    pub is_scattered: bool,
 }
 
 impl Chain {
     fn clear(&mut self) {
         self.readable.clear();
         self.writable.clear();
+        self.is_scattered = false;
     }
 
     #[inline(always)]
@@ -179,7 +191,33 @@ impl Chain {
         } else {
             return Err(RingError::Order);
         };
-        Ok(memory.ranges(address, len, out)?)
+        match memory.range(address, len) {
+            Some(whole) => out.push(whole),
+            None => self.add_pieces(memory, address, len, flags)?,
+        }
+        Ok(())
+    }
+
+    /// Memory that is not in one piece.
+    #[cold]
+    fn add_pieces(
+        &mut self,
+        memory: &GuestMemory,
+        address: u64,
+        len: u32,
+        flags: u16,
+    ) -> Result<(), RingError> {
+        let pieces = self.readable.len() + self.writable.len();
+        let is_written = flags & descriptor_flag::WRITE != 0;
+        let out = if is_written { &mut self.writable } else { &mut self.readable };
+        if pieces < PIECES_MAX || len == 0 {
+            return Ok(memory.ranges(address, len, out)?);
+        }
+        self.is_scattered = true;
+        // Where the status lies, perhaps.
+        let end = address.checked_add(u64::from(len) - 1);
+        let end = end.ok_or(NotGuestMemory { address, len: len.into() })?;
+        Ok(memory.ranges(end, 1, out)?)
     }
 }
 
