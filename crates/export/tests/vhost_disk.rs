@@ -80,6 +80,28 @@ fn many_requests_in_flight_end_in_any_order_and_each_once() {
 }
 
 #[test]
+fn a_request_may_be_larger_than_what_goes_to_a_disk_at_a_time() {
+    let rig = Rig::new("memory:320M", 1);
+    let len = 200 << 20;
+    let options = Options { data_bytes: len, requests: 1, pieces: 3, ..Options::default() };
+    let mut disk = rig.disk(options);
+    // Neither end is one of a block of the disk's, nor of a part.
+    let (sector, data) = (8 * 1000 + 1, pattern(8 * 1000 + 1, len));
+    let finished = write(&mut disk, 0, sector, &data);
+    assert_eq!((finished.status, finished.written), (status::OK, 1));
+    let (finished, found) = read(&mut disk, 0, sector, len);
+    assert_eq!((finished.status, finished.written as usize), (status::OK, len + 1));
+    assert!(found == data);
+    // The last part is not on the disk.
+    let sector = (320 - 180) * MIB / 512;
+    assert_eq!(write(&mut disk, 0, sector, &vec![1; len]).status, status::IOERR);
+    assert_eq!(read(&mut disk, 0, sector, len).0.status, status::IOERR);
+    assert_eq!(read(&mut disk, 0, u64::MAX / 512, len).0.status, status::IOERR);
+    assert_eq!(read(&mut disk, 0, 0, 512).0.status, status::OK);
+    rig.stop();
+}
+
+#[test]
 fn a_device_says_what_it_is() {
     let rig = Rig::new("memory:16M", 1);
     let mut disk = rig.disk(Options::default());

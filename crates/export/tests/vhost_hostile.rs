@@ -234,7 +234,7 @@ fn a_request_in_hundreds_of_thousands_of_pieces_fails_and_is_not_taken_apart() {
     const REGIONS: u64 = 480;
     let rig = Rig::new("memory:16M", 1);
     let mut broken = Broken::new(&rig);
-    let (start, shared) = many_regions(&broken.disk.client().unwrap(), REGIONS);
+    let (start, shared) = many_regions(broken.disk.client().unwrap(), REGIONS);
     let all = u32::try_from(16 * REGIONS).unwrap();
     let guest = &broken.disk.guest;
     let memory = guest.memory.clone();

@@ -12,10 +12,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use blockwork_engine::{
-    AtOnce, Awaited, Env, Errno, Layer, Leaf, LeafIo, LeafShared, LeafSource, Limits, Nanos, NodeId, Op,
-    Sector, Sectors, Submitted, Wait,
+    AtOnce, Awaited, Counter, Env, Errno, Layer, Leaf, LeafIo, LeafShared, LeafSource, Limits, Nanos, NodeId,
+    Op, Sector, Sectors, Submitted, Wait,
 };
-use blockwork_export::vhost::BYTES_MAX;
+use blockwork_export::vhost::{BIO_BYTES_MAX, BYTES_MAX};
 use blockwork_format::vhost_user::{InflightArea, Message, VringFile, VringState, inflight};
 use blockwork_format::virtio::blk::{request, status};
 use blockwork_format::virtio::split;
@@ -36,7 +36,7 @@ fn null(options: Options) -> Single {
 }
 
 fn delayed(by: Nanos, options: Options) -> Single {
-    let leaf = blockwork_leaf::open("null:16M", &Default::default()).expect("there is room").source;
+    let leaf = blockwork_leaf::open("null:1G", &Default::default()).expect("there is room").source;
     let delay = |disk: Arc<dyn Layer>| -> Arc<dyn Layer> {
         let sectors = disk.sectors();
         Arc::new(Delay::new(NodeId(1), disk, Sector(0), sectors, by).expect("all of it"))
@@ -408,6 +408,29 @@ fn what_was_taken_before_a_restart_is_answered_before_its_ring_ends() {
     client.tell(&Message::SetVringKick(VringFile { index: 0, has_file: true }), &[kick.as_fd()]).unwrap();
     assert_eq!(end_ring(&mut single), READS.into());
     assert_eq!(single.answered(), READS.into());
+    single.stop();
+}
+
+#[test]
+fn of_a_large_request_only_so_much_is_under_way_at_a_time() {
+    const PARTS: u64 = 6;
+    let len = PARTS as usize * BIO_BYTES_MAX;
+    let mut single =
+        delayed(Nanos::millis(200), Options { requests: 1, data_bytes: len, ..Options::default() });
+    let begun = |single: &Single| single.stats.get(NodeId(0), Counter::In);
+    let queue = &mut single.disk.queues[0];
+    queue.prepare(&single.disk.guest, Request { kind: request::IN, sector: 0, len }).expect("room");
+    queue.publish(&single.disk.guest);
+    while begun(&single) == 0 {
+        assert_eq!(single.answered(), 0);
+        turn(&mut single);
+    }
+    // All that were submitted together are due together.
+    assert_eq!(begun(&single), (BYTES_MAX / BIO_BYTES_MAX) as u64);
+    while single.answered() == 0 {
+        turn(&mut single);
+    }
+    assert_eq!(begun(&single), PARTS);
     single.stop();
 }
 

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use blockwork_export::vhost::ring::{Chain, Head, Ring, RingPlace};
-use blockwork_export::vhost::{Marks, REQUEST_BYTES_MAX, Request};
+use blockwork_export::vhost::{BIO_BYTES_MAX, Marks, Request};
 use blockwork_format::vhost_user::{HEADER_BYTES, Header, Message, VringAddr};
 use blockwork_format::virtio::split;
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory, GuestRange, GuestRegion, Mapping, Place};
@@ -220,7 +220,7 @@ impl Driven {
         if let Some(ranges) = request.ranges(&self.guest, 64) {
             assert!(!ranges.is_empty() && ranges.len() * 16 == bytes_in(request.sent));
         }
-        assert!(bytes_in(request.room) < REQUEST_BYTES_MAX * 64);
+        assert!(bytes_in(request.room) < BIO_BYTES_MAX * 64);
         Ok(())
     }
 }

@@ -11,7 +11,8 @@ use blockwork_format::vhost_user::{FEATURE_LOG_ALL, FEATURE_PROTOCOL, protocol};
 use blockwork_format::virtio::blk::{Config, ID_BYTES, RangeLimits, feature as blk};
 use blockwork_format::virtio::feature;
 
-use super::queue::{RANGES_MAX, REQUEST_BYTES_MAX};
+use super::parts::BIO_BYTES_MAX;
+use super::queue::RANGES_MAX;
 use super::ring::INDIRECT_MAX;
 
 /// Descriptors of a ring of unknown size: QEMU's default.
@@ -109,7 +110,7 @@ impl Device {
             physical_block_exp: (limits.physical_block_size / block).checked_ilog2().unwrap_or(0) as u8,
             min_io_size: u16::try_from(limits.io_min / block).unwrap_or(u16::MAX),
             // Drivers make requests as large, and some no larger.
-            opt_io_size: limits.io_opt.min(REQUEST_BYTES_MAX as u32) / block,
+            opt_io_size: limits.io_opt.min(BIO_BYTES_MAX as u32) / block,
             writeback: true,
             num_queues: self.queues,
             discard: if has_discards {

@@ -7,7 +7,7 @@
 //!
 //! The session (`session`) speaks the protocol, rare and slow, in a thread of its own. A queue (`queue`) is a port: it takes
 //! requests from its ring (`ring`: split or packed), and their data is the guest's memory, which goes to the kernel as it
-//! is. `marks` keeps what is in flight where the next server finds it.
+//! is, in several bios where a request is larger than one may be (`parts`). `marks` keeps what is in flight where the next server finds it.
 //!
 //! Guests and front ends are hostile: see `ring` for what a driver may not do, `socket` and `session` for front ends. A
 //! bad one loses its own device and nothing else.
@@ -24,6 +24,7 @@ mod cut;
 mod device;
 mod dirty;
 mod marks;
+mod parts;
 mod queue;
 mod request;
 pub mod ring;
@@ -33,6 +34,7 @@ mod socket;
 mod turn;
 
 pub use marks::Marks;
-pub use queue::{BYTES_MAX, RANGES_MAX, REQUEST_BYTES_MAX};
+pub use parts::{BIO_BYTES_MAX, REQUEST_BYTES_MAX};
+pub use queue::{BYTES_MAX, RANGES_MAX};
 pub use request::Request;
 pub use server::{VhostError, VhostOptions, VhostServer};

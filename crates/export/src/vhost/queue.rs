@@ -9,8 +9,8 @@
 //! Invariants:
 //! 1. A request that was taken is answered once, also when it is malformed; it is marked as in flight until then.
 //! 2. With a write cache that the driver does not know of (no flush agreed), a write is durable when it is answered.
-//! 3. At most as many requests as the ring has descriptors, and [`BYTES_MAX`] bytes (one more request may go beyond), are
-//!    under way; the rest stays in the ring. What is in small pieces counts as more than it is ([`PIECE_BYTES`]), as we keep a
+//! 3. At most as many requests as the ring has descriptors, and [`BYTES_MAX`] bytes (one more request may go beyond, with as many
+//!    once more), are under way; the rest stays in the ring. What is in small pieces counts as more than it is ([`PIECE_BYTES`]), as we keep a
 //!    record of each.
 //! 4. What is written of the guest's memory is marked, where the front end wants that (see `dirty`).
 //! 5. Calls of the driver's are unheard only where the ring is looked at afterwards, before the worker sleeps: in the same turn, or in the
@@ -36,11 +36,10 @@ use super::batch::{self, Batches};
 use super::complaints::Complaints;
 use super::control::{Command, Presence};
 use super::dirty::DirtyLog;
+use super::parts::{AT_A_TIME, BIO_BYTES_MAX, Part, Parts, REQUEST_BYTES_MAX};
 use super::request::{Request, add_segments, segments};
 use super::ring::{Chain, Head, NEAR, Ring, RingError};
 
-/// Largest request, bytes of data.
-pub const REQUEST_BYTES_MAX: usize = 32 << 20;
 /// Data of the requests of one queue that are under way, bytes.
 pub const BYTES_MAX: usize = 128 << 20;
 /// What a piece of a request's data counts as against [`BYTES_MAX`], at least, and a range of a discard or write-zeroes. Several
@@ -114,6 +113,8 @@ struct InFlight {
     bytes: usize,
     /// Bios that have not completed.
     bios: u32,
+    /// What is to be submitted when one has.
+    rest: Option<Box<Parts>>,
     error: Option<Errno>,
 }
 
@@ -468,6 +469,9 @@ impl QueuePort {
         if bio.op == Op::Write {
             bio.flags = self.write_flags();
         }
+        if bytes > BIO_BYTES_MAX {
+            return self.transfer_in_parts(cx, to, room, (bio, bytes));
+        }
         bio.nr = Sectors::from_bytes_floor(bytes as u64);
         let counted = bytes.max(bio.data.len() * PIECE_BYTES);
         if cx.run(self.volume, bio, || self.begin(to, room, counted, 1)) {
@@ -476,6 +480,35 @@ impl QueuePort {
             }
             self.answer(to, room, status::OK);
         }
+    }
+
+    /// Likewise, of one that is larger than a bio may be.
+    #[cold]
+    fn transfer_in_parts(
+        &mut self,
+        cx: &mut Context<'_, Uring>,
+        to: Asker,
+        room: u32,
+        (bio, bytes): (&mut Bio, usize),
+    ) {
+        let (op, flags, sector, data) = (bio.op, bio.flags, bio.sector, std::mem::take(&mut bio.data));
+        let counted = bytes.min(AT_A_TIME * BIO_BYTES_MAX).max(data.len() * PIECE_BYTES);
+        let Some(parts) = Parts::new(Bio { op, flags, sector, nr: Sectors::ZERO, data }, bytes) else {
+            return self.answer(to, 0, status::IOERR);
+        };
+        let cookie = self.begin(to, room, counted, 0);
+        let key = usize::try_from(cookie).expect("a cookie is a key of the slab");
+        self.in_flight[key].rest = Some(Box::new(parts));
+        (0..AT_A_TIME).for_each(|_| self.submit_part(cx, key));
+    }
+
+    /// Submits the next part of a request that has several.
+    fn submit_part(&mut self, cx: &mut Context<'_, Uring>, key: usize) {
+        let request = &mut self.in_flight[key];
+        let Some(parts) = &mut request.rest else { return };
+        let Some(Part { offset, len, data }) = parts.next() else { return };
+        request.bios += 1;
+        cx.submit_bytes(self.volume, key as u64, parts.op, parts.flags, offset, len, data);
     }
 
     fn write_flags(&self) -> Flags {
@@ -522,7 +555,7 @@ impl QueuePort {
     #[inline]
     fn begin(&mut self, from: Asker, room: u32, bytes: usize, bios: u32) -> u64 {
         self.bytes += bytes;
-        self.in_flight.insert(InFlight { from, room, bytes, bios, error: None }) as u64
+        self.in_flight.insert(InFlight { from, room, bytes, bios, rest: None, error: None }) as u64
     }
 
     /// Answers a request; the driver sees it when the turn publishes.
@@ -606,7 +639,7 @@ impl Port<Uring> for QueuePort {
     }
 
     #[inline]
-    fn done(&mut self, _cx: &mut Context<'_, Uring>, done: Done) {
+    fn done(&mut self, cx: &mut Context<'_, Uring>, done: Done) {
         let key = usize::try_from(done.cookie).expect("a cookie is a key of the slab");
         self.looked = self.looking;
         if done.op == Op::Read {
@@ -616,12 +649,16 @@ impl Port<Uring> for QueuePort {
         request.bios -= 1;
         if let Err(errno) = done.result {
             request.error.get_or_insert(errno);
+            request.rest = None;
             if errno == Errno::EFAULT {
                 // The kernel did not find this memory. Neither do we then, which is what tells that it was cut short.
                 done.data.iter().for_each(|segment| _ = segment.is_gone());
             }
         }
-        if request.bios > 0 {
+        if request.rest.is_some() {
+            self.submit_part(cx, key);
+        }
+        if self.in_flight[key].bios > 0 {
             return;
         }
         let InFlight { from, room, bytes, error, .. } = self.in_flight.remove(key);
