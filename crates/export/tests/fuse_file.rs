@@ -3,12 +3,16 @@
 //! Needs root and /dev/fuse.
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use blockwork_engine::{Counter, Flags, Op, Sectors};
-use blockwork_export::fuse::{FuseError, MountError, Options};
+use blockwork_engine::{Counter, Flags, LeafId, LeafLayer, Limits, NodeId, Op, Sectors, Volume, VolumeId};
+use blockwork_export::fuse::{self, FuseError, MountError, Options};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 mod fuse_support;
@@ -309,4 +313,89 @@ fn a_client_that_has_the_file_open_gets_an_error_when_the_server_goes() {
     server.stop().unwrap();
     let error = file.read_exact_at(&mut [0; 512], 0).unwrap_err();
     assert!([Some(103), Some(107)].contains(&error.raw_os_error()), "{error}");
+}
+
+/// A client that has changed the bytes at `at` of a file by mmap, says nothing of it to the kernel, and stays.
+struct Mapper(std::process::Child);
+
+impl Mapper {
+    /// None where the kernel has no mmap for such files (before 6.6).
+    fn change(file: &Path, at: u64) -> Option<Mapper> {
+        let script = "import errno, mmap, os, sys
+fd = os.open(sys.argv[1], os.O_RDWR)
+try: pages = mmap.mmap(fd, os.fstat(fd).st_size)
+except OSError as error:
+    assert error.errno == errno.ENODEV, error
+    sys.exit('no mmap')
+at = int(sys.argv[2])
+pages[at:at + 7] = b'changed'
+print('changed', flush=True)
+sys.stdin.read()";
+        let mut child = Command::new("/usr/bin/python3")
+            .args(["-c", script, text(file), &at.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut said).unwrap();
+        if said == "changed\n" {
+            return Some(Mapper(child));
+        }
+        assert!(!child.wait().unwrap().success());
+        None
+    }
+}
+
+impl Drop for Mapper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn what_clients_have_changed_by_mmap_is_on_the_disk_when_the_server_has_ended() {
+    let dir = tempfile::tempdir().unwrap();
+    let disks = |names: &[&'static str]| -> Vec<Disk> {
+        names.iter().map(|name| Disk::sparse(dir.path(), name, 4 * MIB)).collect()
+    };
+    for (mount, names, files) in [
+        ("file", &["alone"][..], &[""][..]),
+        ("folder", &["vg/a", "vg/a/1", "b"], &["vg/a/whole", "vg/a/1", "b"]),
+    ] {
+        let path = dir.path().join(mount);
+        let disks = disks(names);
+        let images: Vec<_> = disks.iter().map(|disk| disk.path.clone()).collect();
+        let server = Server::start(&path, &disks);
+        let places = (1u64..).map(|n| n * MIB + 100);
+        let files = files.iter().map(|file| if file.is_empty() { path.clone() } else { path.join(file) });
+        let clients: Option<Vec<_>> =
+            files.zip(places.clone()).map(|(file, at)| Mapper::change(&file, at)).collect();
+        let Some(clients) = clients else { return eprintln!("this kernel has no mmap for such files") };
+        server.stop().unwrap();
+        for (image, at) in images.iter().zip(places) {
+            let mut found = [0; 7];
+            File::open(image).unwrap().read_exact_at(&mut found, at).unwrap();
+            assert_eq!(&found, b"changed", "{}", image.display());
+        }
+        drop(clients);
+    }
+}
+
+#[test]
+fn a_mount_whose_server_does_not_answer_is_taken_away_all_the_same_and_it_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mnt");
+    let leaf = LeafLayer::new(LeafId(0), NodeId(0), Sectors(2048), Limits::default());
+    let volume = Volume::new("a", Arc::new(leaf), false);
+    let options = Options { write_back_time: Duration::from_millis(100), ..Options::default() };
+    let (session, mount) = fuse::mount(&path, &[(VolumeId(0), &volume)], options).unwrap();
+    // No worker ever answers.
+    let error = mount.unmount().unwrap_err();
+    assert!(matches!(error, MountError::WriteBack { .. }), "{error}");
+    assert!(error.to_string().contains("was not done after 0.1 s"), "{error}");
+    assert!(error.to_string().starts_with(text(&path)), "{error}");
+    assert!(!path.exists());
+    drop(session);
 }

@@ -17,6 +17,8 @@
 //!    truncate first (dd without `conv=notrunc`, cp) take what they then skip for zeros, so pretending would lose data.
 //! 5. The page cache is bypassed (FOPEN_DIRECT_IO), so a volume that other exports serve too is never read from a stale
 //!    cache; mmap still works where the kernel allows it with that (6.6).
+//! 6. What a client has changed by mmap before the mount is taken away is on the disk afterwards, whether the client has said msync or not
+//!    (`write_back`). It is a volume's content like any other; only a server that is killed loses it.
 //!
 //! Not here: growing files, extended attributes, locks (the kernel does those by itself), FUSE over io_uring.
 
@@ -24,10 +26,12 @@ pub mod abi;
 mod mount;
 mod port;
 mod tree;
+mod write_back;
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use blockwork_engine::{Volume, VolumeId};
 
@@ -48,11 +52,17 @@ pub struct Options {
     /// Whether other users than the server's may use the mount at all. By default as root: yes, within `file_mode`;
     /// otherwise no, since `fusermount3` allows it only where /etc/fuse.conf says `user_allow_other`.
     pub allow_other: bool,
+    /// How long unmounting waits for the kernel to write back what clients have changed in mapped pages.
+    pub write_back_time: Duration,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { file_mode: 0o600, allow_other: rustix::process::geteuid().is_root() }
+        Options {
+            file_mode: 0o600,
+            allow_other: rustix::process::geteuid().is_root(),
+            write_back_time: Duration::from_secs(30),
+        }
     }
 }
 
@@ -88,7 +98,7 @@ impl Session {
 /// (likewise created, where there are several).
 ///
 /// Whatever opens the mount waits until the [`Session`]'s port is on a worker. On the way down drop the [`Mount`] first, while
-/// the worker still runs, then stop the worker: pages that a client dirtied by mmap are still written then.
+/// the worker still runs, then stop the worker: pages that a client dirtied by mmap are written back then.
 ///
 /// # Errors
 /// See [`FuseError`]; nothing stays mounted or created.
@@ -109,11 +119,12 @@ pub fn mount(
         (Found::File | Found::Nothing, [one]) => Tree::file(served(one), owner, options.file_mode),
         _ => Tree::folder(volumes.iter().map(served).collect(), owner, options.file_mode)?,
     };
-    let options = MountOptions {
+    let mounting = MountOptions {
         root_mode: tree.root_mode(),
         allow_other: options.allow_other,
         read_only: tree.volumes().all(|served| served.read_only),
     };
-    let (mount, fd) = Mount::new(path, options)?;
+    let (mut mount, fd) = Mount::new(path, mounting)?;
+    mount.serves(tree.writable(mount.path()), options.write_back_time);
     Ok((Session { fd, tree }, mount))
 }

@@ -6,7 +6,8 @@
 //! 2. A mount point that this program created is removed again, a file only if it is still empty.
 //! 3. Nothing is mounted over a FUSE mount that is already there, alive or dead: the error says how to get rid of it.
 //! 4. Nothing here waits for an answer of the file system that it mounts, which may not have a worker yet (or any
-//!    more): stat goes with AT_STATX_DONT_SYNC.
+//!    more): stat goes with AT_STATX_DONT_SYNC, and what is dirty is written back by somebody who is waited for so long only
+//!    (`write_back`).
 //!
 //! Unmounting is lazy (MNT_DETACH): the name goes away at once, open files keep working until the server closes
 //! its end.
@@ -21,6 +22,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags};
 use rustix::io::Errno;
@@ -31,6 +33,7 @@ use rustix::net::{
 };
 
 use super::abi::S_IFDIR;
+use super::write_back::write_back;
 
 const DEVICE: &str = "/dev/fuse";
 const HELPER: &str = "fusermount3";
@@ -63,6 +66,17 @@ pub enum MountError {
         doing: &'static str,
         /// What the kernel said.
         source: io::Error,
+    },
+    /// Pages were not written back.
+    #[error(
+        "{}: what clients have changed in mapped pages (mmap) may not be on the disk: {why}. Have them end, or say msync, before \
+         the server is stopped, and check what they wrote last", path.display()
+    )]
+    WriteBack {
+        /// The mount point.
+        path: PathBuf,
+        /// What went wrong.
+        why: String,
     },
     /// `fusermount3` refused.
     #[error("{}: {HELPER} did not mount it: {said}", path.display())]
@@ -157,6 +171,9 @@ pub struct Mount {
     device: Option<(u32, u32)>,
     by_helper: bool,
     mounted: bool,
+    /// What clients may have changed, and how long its writing back may take.
+    written: Vec<PathBuf>,
+    write_back_time: Duration,
 }
 
 impl Mount {
@@ -179,7 +196,15 @@ impl Mount {
             }
         };
         let absolute = fs::canonicalize(path).map_err(|source| failed(path, "resolve its path", source))?;
-        let mut mount = Mount { path: absolute, created, device: None, by_helper: false, mounted: false };
+        let mut mount = Mount {
+            path: absolute,
+            created,
+            device: None,
+            by_helper: false,
+            mounted: false,
+            written: Vec::new(),
+            write_back_time: Duration::ZERO,
+        };
         let fd = mount.attach(options)?;
         Ok((mount, fd))
     }
@@ -189,12 +214,23 @@ impl Mount {
         &self.path
     }
 
+    /// These files of it can be written: before it is taken away, what is dirty of them is written back, for that long at most.
+    pub(super) fn serves(&mut self, written: Vec<PathBuf>, write_back_time: Duration) {
+        (self.written, self.write_back_time) = (written, write_back_time);
+    }
+
     /// Unmounts now; dropping would do the same but could not say what went wrong.
     ///
     /// # Errors
-    /// What the kernel or `fusermount3` says.
+    /// What the kernel or `fusermount3` says. It is unmounted even if something could not be written back.
     pub fn unmount(mut self) -> Result<(), MountError> {
-        self.detach()
+        match (self.write_back(), self.detach()) {
+            (Err(also), Err(error)) => {
+                log::warn!("{also}");
+                Err(error)
+            }
+            (written, detached) => written.and(detached),
+        }
     }
 
     fn attach(&mut self, options: MountOptions) -> Result<OwnedFd, MountError> {
@@ -273,9 +309,24 @@ impl Mount {
         }
     }
 
+    /// Whether what is mounted at the path is what this mounted there.
+    fn is_there(&self) -> bool {
+        let is_ours =
+            || self.device.is_none_or(|ours| device_at(&self.path).is_ok_and(|there| there == ours));
+        self.mounted && is_ours()
+    }
+
+    fn write_back(&mut self) -> Result<(), MountError> {
+        let written = std::mem::take(&mut self.written);
+        if !self.is_there() {
+            return Ok(());
+        }
+        write_back(&written, self.write_back_time)
+            .map_err(|why| MountError::WriteBack { path: self.path.clone(), why })
+    }
+
     fn detach(&mut self) -> Result<(), MountError> {
-        let ours = || self.device.is_none_or(|ours| device_at(&self.path).is_ok_and(|there| there == ours));
-        if self.mounted && ours() {
+        if self.is_there() {
             if self.by_helper {
                 let output = Command::new(HELPER)
                     .args(["-u", "-z", "--"])
@@ -308,8 +359,10 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        if let Err(error) = self.detach() {
-            log::warn!("{error}");
+        for result in [self.write_back(), self.detach()] {
+            if let Err(error) = result {
+                log::warn!("{error}");
+            }
         }
     }
 }

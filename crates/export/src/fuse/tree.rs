@@ -9,6 +9,7 @@
 //!    underscores put before it if a volume has that name already.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use blockwork_engine::{Sectors, VolumeId};
@@ -201,6 +202,22 @@ impl Tree {
         self.nodes.iter().filter_map(|node| if let Node::File(served) = node { Some(served) } else { None })
     }
 
+    /// Where the files are that can be written, if the root is at `root`.
+    pub fn writable(&self, root: &Path) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let mut left = vec![(ROOT, root.to_owned())];
+        while let Some((node, path)) = left.pop() {
+            match self.get(node) {
+                Some(Node::File(served)) if !served.read_only => files.push(path),
+                Some(Node::Folder { entries, .. }) => {
+                    left.extend(entries.iter().map(|(name, node)| (*node, path.join(name))));
+                }
+                _ => {}
+            }
+        }
+        files
+    }
+
     /// What stat(2) shows. Blocks count as allocated: what a volume really takes is its layers' business.
     pub fn attr(&self, node: u64) -> Option<Attr> {
         let (mode, nlink, size) = match self.get(node)? {
@@ -259,6 +276,19 @@ mod tests {
         let mut out = Vec::new();
         visit(tree, ROOT, "", &mut out);
         out
+    }
+
+    #[test]
+    fn files_that_can_be_written_are_found_wherever_they_are() {
+        let mut volumes: Vec<_> =
+            ["disk/a", "disk/a/1", "b", "vg/c"].iter().zip(0..).map(|(name, n)| served(name, n)).collect();
+        volumes[2].read_only = true;
+        let root = Path::new("/mnt");
+        let alone = |n: usize| Tree::file(volumes[n].clone(), (0, 0), 0o600).writable(root);
+        assert_eq!((alone(0), alone(2)), (vec![root.to_owned()], vec![]));
+        let mut files = Tree::folder(volumes.clone(), (0, 0), 0o600).unwrap().writable(root);
+        files.sort();
+        assert_eq!(files, ["/mnt/disk/a/1", "/mnt/disk/a/whole", "/mnt/vg/c"].map(PathBuf::from));
     }
 
     #[test]
