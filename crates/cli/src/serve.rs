@@ -371,6 +371,7 @@ impl Running {
                 note(error.into());
             }
         }
+        self.offers.ask_guests_to_end();
         self.workers.ask_to_end();
         self.offers.stop_guests();
         self.workers.stop(&mut note);

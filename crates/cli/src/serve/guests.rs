@@ -41,6 +41,15 @@ impl Guest {
         }
     }
 
+    /// It is about to end, and the workers before it does.
+    pub(super) fn ask_to_end(&self) {
+        match self {
+            // A front end whose queues are not served any more has them served by the next server.
+            Guest::Vhost(_) => {}
+            Guest::Xen(server) => server.ask_to_end(),
+        }
+    }
+
     /// What was taken is answered, the rest stays in the guest's rings.
     pub(super) fn stop(self) {
         match self {

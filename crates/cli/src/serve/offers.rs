@@ -169,6 +169,11 @@ impl Offers {
         Some(format!("it becomes a file of {folder} when the server is started anew"))
     }
 
+    /// What guests have is about to end, before the workers do.
+    pub(super) fn ask_guests_to_end(&self) {
+        self.guests().iter().for_each(|(_, guest)| guest.ask_to_end());
+    }
+
     /// Ends what guests have. Mounts and the NBD server have their own ends.
     pub(super) fn stop_guests(&self) {
         self.guests().drain(..).for_each(|(_, guest)| guest.stop());

@@ -16,7 +16,7 @@
 //!
 //! Invariants:
 //! 1. Whoever is killed or told to end leaves states and nodes as they are: to Linux' front end a back end that closes is a disk
-//!    that is gone.
+//!    that is gone. So a guest that connects while the workers end is left to the next server.
 //! 2. One server at a time has a device: it holds the lock on its ledger.
 //! 3. A bad front end loses its own device and nothing else.
 //! 4. Pages that are mapped from the guest are read and written by us alone: none is ever given to the kernel for I/O.

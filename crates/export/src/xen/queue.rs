@@ -1,6 +1,7 @@
 //! A queue of a device: its ring mapped, its event channel bound, and both given to a port of a worker.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,6 +40,27 @@ pub(super) struct Common {
     pub(super) stats: Arc<Stats>,
     /// Written to when a queue has ended.
     pub(super) bell: Arc<OwnedFd>,
+    /// The server is to end.
+    pub(super) stopping: Arc<AtomicBool>,
+    /// A server of before may have the event channels still, which has been killed just now.
+    pub(super) awaits_another: bool,
+}
+
+/// Why a queue is not served.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum StartError {
+    /// The server ends: nothing is wrong with the queue, which is the next server's.
+    #[error("the server ends")]
+    Ending,
+    /// For people.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl From<String> for StartError {
+    fn from(reason: String) -> StartError {
+        StartError::Failed(reason)
+    }
 }
 
 /// A queue that is served.
@@ -80,7 +102,7 @@ impl Queue {
     /// Has `worker` serve a queue. `resumes`: another server has served it, and left a ledger.
     ///
     /// # Errors
-    /// What of it cannot be had, for people.
+    /// What of it cannot be had, or that the server ends.
     pub(super) fn start(
         worker: &WorkerHandle<Uring>,
         common: &Arc<Common>,
@@ -88,21 +110,23 @@ impl Queue {
         parameters: &QueueParameters,
         ledger: Place,
         resumes: bool,
-    ) -> Result<Queue, String> {
+    ) -> Result<Queue, StartError> {
         let remote = parameters.event_channel;
-        let bell = bind(common.domain, remote)
-            .map_err(|error| format!("queue {index}: event-channel {remote} cannot be bound to: {error}"))?;
+        let is_ending = || common.stopping.load(Ordering::Acquire);
+        let bind = || EventPort::bind(common.domain, remote);
+        let bound = if common.awaits_another { once_it_is_free(bind, || !is_ending()) } else { bind() };
+        let bell = bound.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput if is_ending() => StartError::Ending,
+            _ => format!("queue {index}: event-channel {remote} cannot be bound to: {error}").into(),
+        })?;
         let life =
             Arc::new(Life { ended: Mutex::new(false), changed: Condvar::new(), bell: common.bell.clone() });
         let channel = Channel { bell, name: common.name.clone(), _presence: Presence(life.clone()) };
-        let (tell, told) = mpsc::channel();
         let (common, refs) = (common.clone(), parameters.ring_refs.clone());
-        worker.run(move |worker| {
-            let made = Parts { common: &common, index, refs: &refs, ledger, resumes }.add(worker, channel);
-            // The thread waits for it, unless it has panicked.
-            let _ = tell.send(made);
+        let made = ask(worker, move |worker| {
+            Parts { common: &common, index, refs: &refs, ledger, resumes }.add(worker, channel)
         });
-        let (port, back, left) = told.recv().map_err(|_| "its worker has ended".to_owned())??;
+        let (port, back, left) = made??;
         Ok(Queue { worker: worker.clone(), port, back, life, left })
     }
 
@@ -134,12 +158,27 @@ fn breach(ended: Option<&Ended>) -> Option<String> {
     }
 }
 
-/// Binds to an event channel that a server which has just been killed may still have.
-fn bind(domain: u32, remote: u32) -> io::Result<EventPort> {
+/// Has a worker do something, and waits for that.
+fn ask<T: Send + 'static>(
+    worker: &WorkerHandle<Uring>,
+    act: impl FnOnce(&mut Worker<Uring>) -> T + Send + 'static,
+) -> Result<T, StartError> {
+    let (tell, told) = mpsc::channel();
+    worker.run(move |worker| {
+        // The thread waits for it, unless it has panicked.
+        let _ = tell.send(act(worker));
+    });
+    told.recv().map_err(|_| StartError::Ending)
+}
+
+/// Binds to an event channel that a server which has just been killed may still have, as long as one `may_wait` for that.
+fn once_it_is_free<T>(bind: impl Fn() -> io::Result<T>, may_wait: impl Fn() -> bool) -> io::Result<T> {
     let end = Instant::now() + BIND_TIME;
     loop {
-        match EventPort::bind(domain, remote) {
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput && Instant::now() < end => {
+        match bind() {
+            Err(error)
+                if error.kind() == io::ErrorKind::InvalidInput && Instant::now() < end && may_wait() =>
+            {
                 pause();
             }
             other => return other,
@@ -282,7 +321,44 @@ impl EventChannel<Uring> for Channel {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use blockwork_engine::WorkerConfig;
+    use blockwork_uring::UringConfig;
+
     use super::*;
+
+    #[test]
+    fn a_worker_that_has_ended_is_told_from_a_queue_that_cannot_be_served() {
+        let env = Uring::new(&UringConfig::default()).unwrap();
+        let stats = Stats::new(Vec::new());
+        let mut worker = Worker::new(env, WorkerConfig::new(Arc::new([]), Arc::new([]), stats.worker()));
+        let handle = worker.handle();
+        let asking = std::thread::spawn(move || (ask(&handle, |_| 7), handle.stop(), ask(&handle, |_| 8)));
+        assert_eq!(worker.run(), Ok(()));
+        drop(worker);
+        let (first, (), second) = asking.join().unwrap();
+        assert_eq!((first, second), (Ok(7), Err(StartError::Ending)));
+    }
+
+    #[test]
+    fn who_waits_for_an_event_channel_does_not_keep_the_server_from_ending() {
+        let tries = Cell::new(0);
+        let bind = || {
+            tries.set(tries.get() + 1);
+            Err::<(), _>(io::Error::from(io::ErrorKind::InvalidInput))
+        };
+        let error = once_it_is_free(bind, || tries.get() < 3).unwrap_err();
+        assert_eq!((error.kind(), tries.get()), (io::ErrorKind::InvalidInput, 3));
+        let free = || if tries.replace(tries.get() + 1) < 5 { bind() } else { Ok(()) };
+        once_it_is_free(free, || true).unwrap();
+        tries.set(0);
+        let none = || {
+            tries.set(tries.get() + 1);
+            Err::<(), _>(io::Error::from(io::ErrorKind::NotFound))
+        };
+        assert!(once_it_is_free(none, || true).is_err() && tries.get() == 1);
+    }
 
     #[test]
     fn a_queue_that_has_ended_with_its_worker_is_not_refused() {

@@ -16,7 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::ledger::{LedgerError, LedgerFile};
 use super::nodes::{Nodes, NodesError};
-use super::queue::{Common, Queue};
+use super::queue::{Common, Queue, StartError};
 use super::store::Store;
 use crate::blkif::{BackDevice, BackStep, ConnectError, StoreError, describe};
 
@@ -117,14 +117,13 @@ impl XenServer {
         let bell = Arc::new(bell);
         let address = format!("xen:{}/{}", options.domain, options.device);
         let mut session = Session::begin(&options, (id, volume), workers, stats, (store, bell.clone()))?;
-        let stopping = Arc::new(AtomicBool::new(false));
-        let told = stopping.clone();
+        let stopping = session.stopping.clone();
         let (changes, changed) = mpsc::channel();
         let thread = thread::Builder::new()
             .name("xen".into())
             .spawn(move || {
                 session.take_up();
-                if let Err(error) = session.run(&told, &changed) {
+                if let Err(error) = session.run(&changed) {
                     log::error!("{}: it is served no more: {error}", session.name);
                 }
                 session.end();
@@ -145,6 +144,12 @@ impl XenServer {
         self.ring();
     }
 
+    /// It is about to end, and so are its workers: no guest connects any more, and none is told that a worker which has ended cannot serve it.
+    pub fn ask_to_end(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.ring();
+    }
+
     /// Ends it: what was taken is answered, the rest stays in the guest's rings for the next server.
     pub fn stop(mut self) {
         self.end();
@@ -157,8 +162,7 @@ impl XenServer {
 
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        self.stopping.store(true, Ordering::Release);
-        self.ring();
+        self.ask_to_end();
         if thread.join().is_err() {
             log::error!("{}: its thread has panicked", self.address);
         }
@@ -186,11 +190,15 @@ struct Session {
     first_worker: usize,
     stats: Arc<Stats>,
     bell: Arc<OwnedFd>,
+    /// Told to end.
+    stopping: Arc<AtomicBool>,
     queues: Vec<Queue>,
     /// The size that the front end knows of, sectors.
     announced: u64,
     /// The front end has rings that another server has served.
     resumes: bool,
+    /// No rings were begun with yet: those that come first may be ones that another server had begun with when it was killed.
+    is_new: bool,
 }
 
 impl Session {
@@ -227,9 +235,11 @@ impl Session {
             first_worker,
             stats,
             bell,
+            stopping: Arc::default(),
             queues: Vec::new(),
             announced: 0,
             resumes,
+            is_new: true,
         })
     }
 
@@ -238,18 +248,24 @@ impl Session {
         if !self.resumes {
             return;
         }
-        if let Err(reason) = self.resume() {
-            log::error!(
-                "{}: the guest uses the disk already, and its rings cannot be taken up again: {reason}; it is served when the guest has \
-                 let go of it. Or take it away (`xenstore-rm {}`), and start the server anew",
-                self.name,
-                self.nodes.front
-            );
-            self.device.cannot_resume(&reason);
+        match self.resume() {
+            Ok(()) => {}
+            Err(StartError::Ending) => self.leave(),
+            Err(StartError::Failed(reason)) => self.cannot_resume(&reason),
         }
     }
 
-    fn resume(&mut self) -> Result<(), String> {
+    fn cannot_resume(&mut self, reason: &str) {
+        log::error!(
+            "{}: the guest uses the disk already, and its rings cannot be taken up again: {reason}; it is served when the guest has \
+                 let go of it. Or take it away (`xenstore-rm {}`), and start the server anew",
+            self.name,
+            self.nodes.front
+        );
+        self.device.cannot_resume(reason);
+    }
+
+    fn resume(&mut self) -> Result<(), StartError> {
         let rings = self.device.rings().map_err(|error| error.to_string())?;
         let ledger = self.ledger.as_ref().expect("it has not ended");
         let whose = self.nodes.whose(&self.store).map_err(|error| error.to_string())?;
@@ -257,13 +273,13 @@ impl Session {
         self.start(&rings, places, true)?;
         let left: u32 = self.queues.iter().map(|queue| queue.left).sum();
         log::info!("{}: goes on with the guest's rings; {left} requests were open", self.name);
-        self.announce().map_err(|error| error.to_string())
+        Ok(self.announce().map_err(|error| error.to_string())?)
     }
 
     /// Serves until it is told to end, or the disk is gone.
-    fn run(&mut self, stopping: &AtomicBool, changes: &mpsc::Receiver<Volume>) -> Result<(), ConnectError> {
+    fn run(&mut self, changes: &mpsc::Receiver<Volume>) -> Result<(), ConnectError> {
         let mut changed = true;
-        while !stopping.load(Ordering::Acquire) {
+        while !self.is_ending() {
             self.end_what_is_broken()?;
             if changed {
                 self.follow()?;
@@ -287,7 +303,7 @@ impl Session {
 
     /// Does what the front end's state asks for.
     fn follow(&mut self) -> Result<(), ConnectError> {
-        loop {
+        while !self.is_ending() {
             match self.device.front_changed() {
                 Ok(BackStep::Wait) => return Ok(()),
                 Ok(BackStep::Connect(rings)) => self.connect(&rings)?,
@@ -301,18 +317,46 @@ impl Session {
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
+    }
+
+    fn is_ending(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// The workers have ended, and so does the server: the rings, of which nothing was taken, and the nodes are the next one's.
+    fn leave(&self) {
+        log::info!(
+            "{}: the server ends before the guest's rings are served; they are the next one's",
+            self.name
+        );
+        self.stopping.store(true, Ordering::Release);
     }
 
     fn connect(&mut self, rings: &FrontParameters) -> Result<(), ConnectError> {
         let ledger = self.ledger.as_ref().expect("it has not ended");
         let places = ledger.begin(&self.nodes.whose(&self.store)?, rings).map_err(|error| error.to_string());
-        match places.and_then(|places| self.start(rings, places, false)) {
+        let started = places.map_err(StartError::from).and_then(|places| self.start(rings, places, false));
+        self.conclude(rings, started)
+    }
+
+    /// Tells the front end what has become of its rings.
+    fn conclude(
+        &mut self,
+        rings: &FrontParameters,
+        started: Result<(), StartError>,
+    ) -> Result<(), ConnectError> {
+        match started {
             Ok(()) => {
                 let pages = rings.queues.first().map_or(0, |queue| queue.ring_refs.len());
                 log::info!("{}: {} queues with rings of {pages} pages", self.name, rings.queues.len());
                 self.announce()
             }
-            Err(reason) => {
+            Err(StartError::Ending) => {
+                self.leave();
+                Ok(())
+            }
+            Err(StartError::Failed(reason)) => {
                 log::warn!("{}: its rings cannot be served: {reason}", self.name);
                 Ok(self.device.refuse(&reason)?)
             }
@@ -320,7 +364,12 @@ impl Session {
     }
 
     /// Starts all queues, or none.
-    fn start(&mut self, rings: &FrontParameters, places: Vec<Place>, resumes: bool) -> Result<(), String> {
+    fn start(
+        &mut self,
+        rings: &FrontParameters,
+        places: Vec<Place>,
+        resumes: bool,
+    ) -> Result<(), StartError> {
         let common = Arc::new(Common {
             name: self.name.clone(),
             volume: self.volume.0,
@@ -330,6 +379,8 @@ impl Session {
             max_indirect_segments: self.features.max_indirect_segments,
             stats: self.stats.clone(),
             bell: self.bell.clone(),
+            stopping: self.stopping.clone(),
+            awaits_another: std::mem::take(&mut self.is_new),
         });
         for (index, (queue, place)) in rings.queues.iter().zip(places).enumerate() {
             let worker = &self.workers[(self.first_worker + index) % self.workers.len()];

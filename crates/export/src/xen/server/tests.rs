@@ -158,6 +158,30 @@ fn a_front_end_that_was_connected_before_it_was_served_keeps_its_nodes() {
 }
 
 #[test]
+fn a_guest_that_connects_while_the_server_ends_is_the_next_ones() {
+    let host = Host::new(&[4]);
+    host.write(&format!("{}/state", back(4)), "2");
+    // One whose worker has ended, and one that is told to end.
+    let mut session = host.session(4).unwrap();
+    let BackStep::Connect(rings) = session.device.front_changed().unwrap() else { panic!("it has rings") };
+    session.conclude(&rings, Err(StartError::Ending)).unwrap();
+    assert!(session.is_ending(), "it would try again for ever");
+    session.run(&mpsc::channel().1).unwrap();
+    drop(session);
+    let mut next = host.session(4).unwrap();
+    next.stopping.store(true, Ordering::Release);
+    next.follow().unwrap();
+    assert_eq!(host.states(4), ["4", "2"]);
+    assert_eq!(host.read(&format!("{}/error", back(4))), "");
+    // Which has it.
+    drop(next);
+    let mut last = host.session(4).unwrap();
+    last.follow().unwrap();
+    let error = host.read(&format!("{}/error", back(4)));
+    assert!(error.contains("event-channel 9 cannot be bound to"), "they would be served: {error}");
+}
+
+#[test]
 fn rings_of_a_front_end_that_is_closing_are_taken_up_again() {
     let host = Host::new(&[4]);
     [front(4), back(4)].iter().for_each(|folder| host.write(&format!("{folder}/state"), "5"));
