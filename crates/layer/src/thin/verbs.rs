@@ -138,29 +138,34 @@ impl Pool {
                 return Err(VerbError::InUse(id));
             }
         }
-        let deleted = self.delete_by_steps(cx, id).await;
+        let deleted = self.by_steps(cx, |editor, blocks| editor.delete_device(blocks, id)).await;
         self.end_deleting(id);
         deleted
     }
 
-    async fn delete_by_steps(&self, cx: &TaskContext, id: u64) -> Result<(), VerbError> {
+    /// Does what gives blocks back and lasts, a call of the editor at a time, and commits when much has changed, and at its end.
+    async fn by_steps(
+        &self,
+        cx: &TaskContext,
+        mut step: impl FnMut(&mut Editor, &dyn Blocks) -> Result<bool, EditError>,
+    ) -> Result<(), VerbError> {
         loop {
             // Whoever wants the turn on this worker has to run to ask for it.
             yield_once().await;
             let _turn = self.turns.take().await;
             self.check_writable()?;
-            let is_gone = self.edit(cx, |editor, blocks| editor.delete_device(blocks, id)).await;
+            let is_done = self.edit(cx, &mut step).await;
             self.books().freed = true;
-            let is_short = matches!(is_gone, Err(Refused::Edit(EditError::NoMetadata)));
-            let is_gone = if is_short { false } else { is_gone? };
-            if is_gone || is_short || self.editor().dirty_blocks() > DIRTY_MAX {
+            let is_short = matches!(is_done, Err(Refused::Edit(EditError::NoMetadata)));
+            let is_done = if is_short { false } else { is_done? };
+            if is_done || is_short || self.editor().dirty_blocks() > DIRTY_MAX {
                 let was_dirty = self.editor().is_dirty();
                 self.commit(cx).await.map_err(|_| VerbError::Commit)?;
                 if is_short && !was_dirty {
                     return Err(VerbError::Edit(EditError::NoMetadata));
                 }
             }
-            if is_gone {
+            if is_done {
                 return Ok(());
             }
         }
@@ -200,13 +205,7 @@ impl Pool {
     ///
     /// See [`VerbError`].
     pub async fn release_metadata_snap(&self, cx: &TaskContext) -> Result<(), VerbError> {
-        loop {
-            let _turn = self.turns.take().await;
-            self.books().freed = true;
-            if self.carry_out(cx, |editor, blocks| editor.release_metadata_snap(blocks)).await? {
-                return Ok(());
-            }
-        }
+        self.by_steps(cx, |editor, blocks| editor.release_metadata_snap(blocks)).await
     }
 
     /// The devices of the pool, by their numbers, and what is known of them.
