@@ -334,11 +334,16 @@ mod tests {
         let stats = Stats::new(Vec::new());
         let mut worker = Worker::new(env, WorkerConfig::new(Arc::new([]), Arc::new([]), stats.worker()));
         let handle = worker.handle();
-        let asking = std::thread::spawn(move || (ask(&handle, |_| 7), handle.stop(), ask(&handle, |_| 8)));
+        let asked = handle.clone();
+        let asking = thread::spawn(move || {
+            let answer = ask(&asked, |_| 7);
+            asked.stop();
+            answer
+        });
         assert_eq!(worker.run(), Ok(()));
         drop(worker);
-        let (first, (), second) = asking.join().unwrap();
-        assert_eq!((first, second), (Ok(7), Err(StartError::Ending)));
+        assert_eq!(asking.join().unwrap(), Ok(7));
+        assert_eq!(ask(&handle, |_| 8), Err(StartError::Ending));
     }
 
     #[test]
