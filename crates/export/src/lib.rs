@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blkif;
+mod complaints;
 pub mod fuse;
 pub mod nbd;
 pub mod vhost;

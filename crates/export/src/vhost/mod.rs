@@ -18,7 +18,6 @@
 //! Not here: IOMMUs; polling for a guest that cannot call.
 
 mod batch;
-mod complaints;
 mod control;
 mod cut;
 mod device;

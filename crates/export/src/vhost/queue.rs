@@ -33,12 +33,12 @@ use rustix::io::{ReadWriteFlags, preadv2};
 use slab::Slab;
 
 use super::batch::{self, Batches};
-use super::complaints::Complaints;
 use super::control::{Command, Presence};
 use super::dirty::DirtyLog;
 use super::parts::{AT_A_TIME, BIO_BYTES_MAX, Part, Parts, REQUEST_BYTES_MAX};
 use super::request::{Request, add_segments, segments};
 use super::ring::{Chain, Head, NEAR, Ring, RingError};
+use crate::complaints::Complaints;
 
 /// Data of the requests of one queue that are under way, bytes.
 pub const BYTES_MAX: usize = 128 << 20;

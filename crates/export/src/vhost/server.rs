@@ -8,15 +8,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use blockwork_engine::{Stats, Volume, VolumeId, WorkerHandle};
-use blockwork_uring::Uring;
+use blockwork_uring::{Uring, clock};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
-use super::complaints::Complaints;
 use super::device::Device;
 use super::session::{Service, Session};
 use super::socket;
 use super::turn::Turns;
+use crate::complaints::Complaints;
 use crate::nbd::{ListenError, Listener};
 
 /// Front ends that are served at a time; others wait to be accepted.
@@ -133,7 +133,10 @@ impl VhostServer {
             first_worker: options.first_worker,
             stats,
             turns: Turns::default(),
+            comings: Complaints::default(),
+            goings: Complaints::default(),
             refusals: Complaints::default(),
+            let_go: Complaints::default(),
             broken: Arc::default(),
         };
         let shared = Arc::new(Shared::default());
@@ -206,15 +209,15 @@ fn serve(service: &Service, mut listener: Listener, shared: &Shared) {
 
 /// One front end, from its coming to its going.
 fn attend(service: &Service, client: Arc<OwnedFd>, shared: &Shared) {
-    log::info!("{}: a front end has come", service.name);
+    service.comings.inform(clock(), || format!("{}: a front end has come", service.name));
     // Also when the session panics, or nobody would be let in any more.
     let _place = Place { client: client.clone(), shared };
     let mut session = Session::new(service, client);
     if let Err(error) = session.run() {
-        log::warn!("{}: the front end is let go: {error}", service.name);
+        service.let_go.warn(clock(), || format!("{}: the front end is let go: {error}", service.name));
     }
     drop(session);
-    log::info!("{}: the front end has gone", service.name);
+    service.goings.inform(clock(), || format!("{}: the front end has gone", service.name));
 }
 
 /// A front end's place among those that are served.

@@ -23,7 +23,6 @@ use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, LayoutError,
 use blockwork_uring::Uring;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
-use super::complaints::Complaints;
 use super::control::{Command, QueueHandle};
 use super::device::Device;
 use super::dirty::{DirtyLog, LogMemory, bytes_for};
@@ -32,6 +31,7 @@ use super::queue::{LogParts, QueueParts, RingParts};
 use super::ring::{Ring, RingPlace};
 use super::socket::{self, SocketError};
 use super::turn::{Turn, Turns};
+use crate::complaints::Complaints;
 
 /// How often the volume's size is looked at: an array that grows tells nobody.
 const SIZE_LOOK: Duration = Duration::from_secs(1);
@@ -145,8 +145,11 @@ pub(super) struct Service {
     pub(super) first_worker: usize,
     pub(super) stats: Arc<Stats>,
     pub(super) turns: Turns,
-    /// About messages, and about rings.
+    /// About front ends that come and go, about messages, those that are let go, and rings.
+    pub(super) comings: Complaints,
+    pub(super) goings: Complaints,
     pub(super) refusals: Complaints,
+    pub(super) let_go: Complaints,
     pub(super) broken: Arc<Complaints>,
 }
 

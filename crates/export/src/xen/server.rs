@@ -11,7 +11,7 @@ use std::time::Duration;
 use blockwork_engine::{Stats, Volume, VolumeId, WorkerHandle};
 use blockwork_format::blkif::{BackFeatures, FrontParameters, VirtualDevice};
 use blockwork_memory::{GrantDevice, Place};
-use blockwork_uring::{EventPort, Uring};
+use blockwork_uring::{EventPort, Uring, clock};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::ledger::{LedgerError, LedgerFile};
@@ -19,6 +19,7 @@ use super::nodes::{Nodes, NodesError};
 use super::queue::{Common, Queue, StartError};
 use super::store::Store;
 use crate::blkif::{BackDevice, BackStep, ConnectError, StoreError, describe};
+use crate::complaints::Complaints;
 
 /// How often the volume's size is looked at: an array that grows tells nobody.
 const SIZE_LOOK: Duration = Duration::from_secs(1);
@@ -197,6 +198,10 @@ struct Session {
     announced: u64,
     /// The front end has rings that another server has served.
     resumes: bool,
+    /// About what the front end does wrong, and about its coming and going.
+    refusals: Complaints,
+    comings: Complaints,
+    goings: Complaints,
     /// No rings were begun with yet: those that come first may be ones that another server had begun with when it was killed.
     is_new: bool,
 }
@@ -239,6 +244,9 @@ impl Session {
             queues: Vec::new(),
             announced: 0,
             resumes,
+            refusals: Complaints::default(),
+            comings: Complaints::default(),
+            goings: Complaints::default(),
             is_new: true,
         })
     }
@@ -308,16 +316,21 @@ impl Session {
                 Ok(BackStep::Wait) => return Ok(()),
                 Ok(BackStep::Connect(rings)) => self.connect(&rings)?,
                 Ok(BackStep::Disconnect) => {
-                    log::info!("{}: the front end lets go", self.name);
+                    self.goings.inform(clock(), || format!("{}: the front end lets go", self.name));
                     self.stop_queues();
                     self.device.disconnected()?;
                 }
                 // The device is closed with the reason; the front end may begin again.
-                Err(error @ ConnectError::Key { .. }) => log::warn!("{}: {error}", self.name),
+                Err(error @ ConnectError::Key { .. }) => self.warn(|| error.to_string()),
                 Err(error) => return Err(error),
             }
         }
         Ok(())
+    }
+
+    /// Complains of the front end, as far as the log has room for that.
+    fn warn(&self, what: impl FnOnce() -> String) {
+        self.refusals.warn(clock(), || format!("{}: {}", self.name, what()));
     }
 
     fn is_ending(&self) -> bool {
@@ -349,7 +362,10 @@ impl Session {
         match started {
             Ok(()) => {
                 let pages = rings.queues.first().map_or(0, |queue| queue.ring_refs.len());
-                log::info!("{}: {} queues with rings of {pages} pages", self.name, rings.queues.len());
+                let queues = rings.queues.len();
+                self.comings.inform(clock(), || {
+                    format!("{}: {queues} queues with rings of {pages} pages", self.name)
+                });
                 self.announce()
             }
             Err(StartError::Ending) => {
@@ -357,7 +373,7 @@ impl Session {
                 Ok(())
             }
             Err(StartError::Failed(reason)) => {
-                log::warn!("{}: its rings cannot be served: {reason}", self.name);
+                self.warn(|| format!("its rings cannot be served: {reason}"));
                 Ok(self.device.refuse(&reason)?)
             }
         }
@@ -398,7 +414,7 @@ impl Session {
     /// A ring whose front end breaks the protocol ends the device.
     fn end_what_is_broken(&mut self) -> Result<(), ConnectError> {
         let Some(reason) = self.queues.iter().find_map(Queue::broken) else { return Ok(()) };
-        log::warn!("{}: the disk is closed: {reason}", self.name);
+        self.warn(|| format!("the disk is closed: {reason}"));
         self.stop_queues();
         Ok(self.device.refuse(&reason)?)
     }

@@ -182,6 +182,22 @@ fn a_guest_that_connects_while_the_server_ends_is_the_next_ones() {
 }
 
 #[test]
+fn who_spoils_its_keys_again_and_again_does_not_fill_the_log() {
+    let host = Host::new(&[4]);
+    host.write(&format!("{}/state", front(4)), "1");
+    host.write(&format!("{}/state", back(4)), "2");
+    let mut session = host.session(4).unwrap();
+    for _ in 0..100 {
+        for (protocol, state) in [("pdp11-abi", "3"), ("x86_64-abi", "6"), ("x86_64-abi", "1")] {
+            host.write(&format!("{}/protocol", front(4)), protocol);
+            host.write(&format!("{}/state", front(4)), state);
+            session.follow().unwrap();
+        }
+    }
+    assert!(session.refusals.unsaid() > 0, "each was told of");
+}
+
+#[test]
 fn rings_of_a_front_end_that_is_closing_are_taken_up_again() {
     let host = Host::new(&[4]);
     [front(4), back(4)].iter().for_each(|folder| host.write(&format!("{folder}/state"), "5"));

@@ -1,17 +1,19 @@
-//! What is said in the log of a front end's or a driver's mistakes: they can be made as often as anybody likes, and a log has an end.
+//! What is said in the log of what a guest or its front end does, mistakes above all: that can be done as often as anybody likes, and a log has
+//! an end.
 //!
-//! Invariant: of one kind and at one socket, a complaint is made every [`INTERVAL_NS`] at most, and the next one tells how many were not.
+//! Invariant: of one kind and at one socket (or of one guest's disk), a complaint is made every [`INTERVAL_NS`] at most, and the next one tells how many were not.
 
 use std::sync::{Mutex, PoisonError};
 
 use blockwork_engine::Nanos;
+use log::Level;
 
 /// Between two complaints of a kind.
 const INTERVAL_NS: u64 = 10_000_000_000;
 
 /// Complaints of one kind.
 #[derive(Debug, Default)]
-pub(super) struct Complaints(Mutex<State>);
+pub(crate) struct Complaints(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -22,12 +24,27 @@ struct State {
 
 impl Complaints {
     /// Says this, unless something was said just now.
-    pub(super) fn warn(&self, now: Nanos, text: impl FnOnce() -> String) {
+    pub(crate) fn warn(&self, now: Nanos, text: impl FnOnce() -> String) {
+        self.say(Level::Warn, now, text);
+    }
+
+    /// Likewise of what is no mistake.
+    pub(crate) fn inform(&self, now: Nanos, text: impl FnOnce() -> String) {
+        self.say(Level::Info, now, text);
+    }
+
+    fn say(&self, level: Level, now: Nanos, text: impl FnOnce() -> String) {
         match self.due(now) {
             None => {}
-            Some(0) => log::warn!("{}", text()),
-            Some(unsaid) => log::warn!("{} ({unsaid} like this were not told of)", text()),
+            Some(0) => log::log!(level, "{}", text()),
+            Some(unsaid) => log::log!(level, "{} ({unsaid} like this were not told of)", text()),
         }
+    }
+
+    /// How many were not said, and not told of.
+    #[cfg(test)]
+    pub(crate) fn unsaid(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).unsaid
     }
 
     /// Whether it is time to say one more; if so, how many were not said.
