@@ -11,13 +11,14 @@
 //!
 //! Invariants:
 //! 1. The text's length is stored after everything else, so that a ledger which has one is whole.
-//! 2. Who has the file open has it locked, so that a device has one server. What the kernel still does for one that was killed is over
+//! 2. All of the file's pages are there before a ring is served by it, so that no request is recorded where there is no room.
+//! 3. Who has the file open has it locked, so that a device has one server. What the kernel still does for one that was killed is over
 //!    before the next one begins: until then the disks, which are claimed, are not to be had.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,6 +44,20 @@ pub enum LedgerError {
     File {
         /// Its path.
         path: PathBuf,
+        /// What the kernel says.
+        source: io::Error,
+    },
+    /// There is no room for it.
+    #[error(
+        "{path}: the ledger of the disk's requests takes {bytes} bytes, for which there is no room: {source}; make some there, and attach the \
+         disk again",
+        path = path.display()
+    )]
+    Full {
+        /// Its path.
+        path: PathBuf,
+        /// How much it takes.
+        bytes: u64,
         /// What the kernel says.
         source: io::Error,
     },
@@ -109,9 +124,18 @@ impl LedgerFile {
             return Err(LedgerError::TooMany(text.len()));
         }
         let wrong = |source| LedgerError::File { path: self.path.clone(), source };
-        // What is cut off is zeros when it comes again: records that are free.
-        self.file.set_len(0).and_then(|()| self.file.set_len(bytes(rings))).map_err(wrong)?;
-        let mapping = self.map(bytes(rings))?;
+        let bytes = bytes(rings);
+        // Zeros are records that are free. They are written, so that their pages are there: of a file with holes in a full folder, one would
+        // be missed when a request is recorded.
+        let zeros = vec![0; usize::try_from(bytes).expect("it is to be mapped")];
+        self.file.set_len(0).map_err(wrong)?;
+        self.file.write_all_at(&zeros, 0).map_err(|source| match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                LedgerError::Full { path: self.path.clone(), bytes, source }
+            }
+            _ => wrong(source),
+        })?;
+        let mapping = self.map(bytes)?;
         let head = Buffer::of_mapping(&mapping, 0, HEAD_BYTES);
         head.write_at(0, MAGIC);
         head.write_at(TEXT_AT, text.as_bytes());
@@ -216,6 +240,24 @@ mod tests {
         assert_eq!(second.load_u32(0, Ordering::Relaxed), 0, "those of new rings are empty");
         file.remove().unwrap();
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_ledger_has_all_its_room_before_a_ring_is_served() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let file = LedgerFile::open(folder.path(), 3, XVDA).unwrap();
+        for _ in 0..2 {
+            file.begin("/vm/a", &rings(8)).unwrap();
+            let found = file.file.metadata().unwrap();
+            assert_eq!(found.len(), bytes(&rings(8)));
+            assert!(
+                found.blocks() * 512 >= found.len(),
+                "{} blocks of {} bytes",
+                found.blocks(),
+                found.len()
+            );
+        }
     }
 
     #[test]
