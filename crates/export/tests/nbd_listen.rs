@@ -13,6 +13,7 @@ use nbd_support::{Disk, Raw, Rig, python, run, until};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
 fn a_unix_socket_is_for_its_owner_only() {
@@ -40,7 +41,7 @@ fn a_stale_socket_is_replaced_and_a_living_one_is_not() {
 
 /// A server of somebody else's that has put itself in the background: the process that called listen(2) has gone.
 struct Background {
-    pid: String,
+    pid: Pid,
 }
 
 impl Background {
@@ -53,13 +54,13 @@ impl Background {
             pid = std::fs::read_to_string(&file).unwrap_or_default();
             pid.ends_with('\n')
         });
-        Background { pid: pid.trim().to_owned() }
+        Background { pid: Pid::from_raw(pid.trim().parse().unwrap()).unwrap() }
     }
 }
 
 impl Drop for Background {
     fn drop(&mut self) {
-        let _ = Command::new("kill").arg(&self.pid).status();
+        let _ = kill_process(self.pid, Signal::TERM);
     }
 }
 
