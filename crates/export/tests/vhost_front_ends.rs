@@ -178,6 +178,24 @@ fn a_front_end_that_never_rests_is_told_of_a_resize() {
 }
 
 #[test]
+fn a_guest_that_runs_is_told_of_a_resize_of_when_nobody_was_connected() {
+    for packed in [false, true] {
+        let rig = Rig::new("memory:16M", 1);
+        let mut disk = rig.disk(Options { packed, ..Options::default() });
+        assert_eq!(disk.config().unwrap().capacity, 32768);
+        assert_eq!(write(&mut disk, 0, 0, &[1; 512]).status, status::OK);
+        base(&disk);
+        rig.resize(Sectors(4096));
+        // As after a server that was started anew: nobody knows what the front end of before was told.
+        disk.connect().unwrap();
+        disk.wait_for_config_change().unwrap();
+        assert_eq!(disk.config().unwrap().capacity, 4096);
+        drop(disk);
+        rig.stop();
+    }
+}
+
+#[test]
 fn a_descriptor_to_be_called_by_about_the_log_is_taken_and_not_used() {
     let rig = Rig::new("memory:16M", 1);
     let mut disk = rig.disk(Options::default());

@@ -16,7 +16,7 @@ use std::time::Duration;
 use blockwork_engine::{Stats, VolumeId, WorkerHandle};
 use blockwork_format::vhost_user::{
     CONFIG_CHANGE, CONFIG_PART_MAX, ConfigPart, FEATURE_LOG_ALL, FEATURE_PROTOCOL, Header, InflightArea,
-    LogArea, Message, Region, VringAddr, VringFile, VringState, inflight,
+    LogArea, Message, Region, VringAddr, VringFile, VringState, inflight, protocol,
 };
 use blockwork_format::virtio::{RING_SIZE_MAX, blk, feature};
 use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, LayoutError, MapError, Mapping, Place};
@@ -39,6 +39,9 @@ const SIZE_LOOK: Duration = Duration::from_secs(1);
 /// How often it is looked whether another front end still has the disk. Who moves a guest stops it there before it starts it here, so that
 /// nobody waits; who does not has two guests write to one disk.
 const TURN_LOOK: Duration = Duration::from_millis(20);
+
+/// Where a packed ring begins that nothing was taken from: both of its positions at its beginning, in the first round.
+const PACKED_BASE: u32 = 0x8000_8000;
 
 /// Why a message was not obeyed.
 #[derive(Debug, thiserror::Error)]
@@ -171,6 +174,11 @@ pub(super) struct Session<'a> {
     backend: Option<OwnedFd>,
     /// The size that the front end knows of, sectors.
     announced: u64,
+    /// A queue was begun where one of before has ended: the driver may know of another size, which it was told by a front end before this one, or by
+    /// another server, and did not ask again.
+    may_know_another: bool,
+    /// The front end has asked for the configuration.
+    has_asked: bool,
     /// As the driver has set it.
     status: u64,
     turn: Turn<'a>,
@@ -195,6 +203,8 @@ impl<'a> Session<'a> {
             log: None,
             backend: None,
             announced: service.device.sectors(),
+            may_know_another: false,
+            has_asked: false,
             status: 0,
             turn: service.turns.join(),
             waits: false,
@@ -250,18 +260,21 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Tells the front end that the configuration has changed, if the volume has another size.
+    /// Tells the front end that the configuration has changed, if the volume has another size than it knows of, or may have.
     fn announce_size(&mut self) {
         let now = self.service.device.sectors();
-        if now == self.announced {
+        if now == self.announced && !self.may_know_another {
             return;
         }
-        self.announced = now;
-        let Some(backend) = &self.backend else { return };
+        let has_config = self.protocol & protocol::CONFIG != 0;
+        let Some(backend) = self.backend.as_ref().filter(|_| has_config) else { return };
+        (self.announced, self.may_know_another) = (now, false);
         let header = Header { request: CONFIG_CHANGE, flags: 1, size: 0 };
         // Whoever waited for a front end that does not listen there would not hear that the server is to end.
         match socket::send_now(backend.as_fd(), &header.encode()) {
-            Ok(()) => log::info!("{}: the volume has {now} sectors now", self.service.name),
+            Ok(()) => {
+                log::info!("{}: the front end is told that the volume has {now} sectors", self.service.name)
+            }
             Err(error) => {
                 log::warn!("{}: cannot tell the front end of the new size: {error}", self.service.name);
                 // Half a message may have gone.
@@ -411,6 +424,7 @@ impl<'a> Session<'a> {
             presence,
         };
         let running = QueueHandle::start(&service.workers[worker], parts);
+        self.may_know_another |= !self.has_asked && queue.base != 0 && queue.base != PACKED_BASE;
         self.queues[index as usize].running = Some(running);
     }
 
@@ -562,10 +576,12 @@ impl<'a> Session<'a> {
         (self.inflight, self.log) = (None, None);
     }
 
-    fn get_config(&self, part: &ConfigPart) -> Result<Answer, Refusal> {
+    fn get_config(&mut self, part: &ConfigPart) -> Result<Answer, Refusal> {
         let mut all = [0; CONFIG_PART_MAX];
         let smallest = self.queues.iter().map(|queue| queue.size).filter(|&size| size > 0).min();
-        let config = self.service.device.config(smallest).encode();
+        let config = self.service.device.config(smallest);
+        (self.announced, self.may_know_another, self.has_asked) = (config.capacity, false, true);
+        let config = config.encode();
         all[..config.len()].copy_from_slice(&config);
         let start = usize::try_from(part.offset).unwrap_or(usize::MAX);
         let bytes = start.checked_add(part.bytes.len()).and_then(|end| all.get(start..end));
