@@ -3,7 +3,7 @@
 mod rig;
 
 use blockwork_engine::*;
-use rig::{Rig, limits};
+use rig::{Held, Rig, limits};
 
 fn fua(rig: &Rig, sector: u64) -> Bio {
     Bio { flags: Flags::FUA, ..rig.write(sector, 8, 2) }
@@ -28,6 +28,16 @@ fn answers(rig: &mut Rig, bios: impl IntoIterator<Item = Bio>) -> Vec<Result<(),
 }
 
 const LOST: Result<(), Errno> = Err(Errno::EIO);
+
+/// A FUA write that the device has not answered yet.
+fn under_way() -> (Rig, Held) {
+    let mut rig = Rig::new(limits());
+    rig.hold();
+    let write = fua(&rig, 0);
+    rig.batch([write]);
+    let held = rig.next_held();
+    (rig, held)
+}
 
 #[test]
 fn where_the_data_is_written_it_was_the_flush_and_that_is_final() {
@@ -123,11 +133,7 @@ fn flushes_beside_a_fua_write_in_doubt_are_made_again_where_it_was_its_data() {
 
 #[test]
 fn another_workers_flush_beside_a_fua_write_in_doubt_waits_too() {
-    let mut rig = Rig::new(limits());
-    rig.hold();
-    let write = fua(&rig, 0);
-    rig.batch([write]);
-    let write = rig.next_held();
+    let (mut rig, write) = under_way();
     // As another worker's queue has it.
     let turn = rig.shared.try_flush_turn().unwrap();
     rig.clear_seen();
@@ -148,11 +154,7 @@ fn another_workers_flush_beside_a_fua_write_in_doubt_waits_too() {
 
 #[test]
 fn a_fua_write_that_fails_half_way_is_tried_again_from_its_start() {
-    let mut rig = Rig::new(limits());
-    rig.hold();
-    let write = fua(&rig, 0);
-    rig.batch([write]);
-    let held = rig.next_held();
+    let (mut rig, held) = under_way();
     rig.complete_with(held, 3 * 512);
     let rest = rig.next_held();
     rig.device.lock().unwrap().bytes.fill(0);
@@ -166,27 +168,19 @@ fn a_fua_write_that_fails_half_way_is_tried_again_from_its_start() {
 }
 
 #[test]
-fn a_fua_write_of_which_nothing_is_transferred_is_no_failed_flush() {
-    let mut rig = Rig::new(limits());
-    rig.hold();
-    let write = fua(&rig, 0);
-    rig.batch([write]);
-    let held = rig.next_held();
-    rig.complete_with(held, 0);
-    assert_eq!((rig.results(), rig.seen().len()), (vec![(0, LOST)], 1));
-    assert!(!rig.shared.has_failed());
-}
-
-#[test]
-fn a_fua_write_for_which_there_is_no_room_is_no_failed_flush() {
-    let mut rig = Rig::new(limits());
-    rig.hold();
-    let write = fua(&rig, 0);
-    rig.batch([write]);
-    let held = rig.next_held();
-    rig.complete(held, Err(Errno::ENOSPC));
-    assert_eq!((rig.results(), rig.seen().len()), (vec![(0, Err(Errno::ENOSPC))], 1));
-    assert!(!rig.shared.has_failed());
+fn a_fua_write_of_which_nothing_is_transferred_or_for_which_there_is_no_room_is_no_failed_flush() {
+    for answer in [Ok(()), Err(Errno::ENOSPC)] {
+        let (mut rig, held) = under_way();
+        let expected = if answer.is_ok() {
+            rig.complete_with(held, 0);
+            LOST
+        } else {
+            rig.complete(held, answer);
+            answer
+        };
+        assert_eq!((rig.results(), rig.seen().len()), (vec![(0, expected)], 1));
+        assert!(!rig.shared.has_failed());
+    }
 }
 
 #[test]
