@@ -97,6 +97,11 @@ impl Devices {
         self.get(self.holders(role).member()?)
     }
 
+    /// Whether there is room for one more. Under the array's turn, until it is there.
+    pub(super) fn have_room(&self) -> bool {
+        self.count.load(Ordering::Acquire) < self.all.len()
+    }
+
     /// One more; its number, if there is room. Under the array's turn.
     pub(super) fn add(&self, member: Member) -> Option<DeviceIndex> {
         let count = self.count.load(Ordering::Acquire);

@@ -12,7 +12,7 @@ use blockwork_format::md::{self, Role, Uuid, bad_blocks};
 
 use super::array::Array;
 use super::bad_blocks::BadBlockLog;
-use super::devices::{DeviceIndex, Holders};
+use super::devices::{ADDED_MAX, DeviceIndex, Holders};
 use super::io;
 use super::member::{Member, MemberConfig};
 use super::record::{NewSite, Record, RecordError, Site};
@@ -273,6 +273,10 @@ impl Array {
         if self.devices.all().any(|(_, member)| member.layer.node() == new.layer.node()) {
             return Err(VerbError::Known { array, device });
         }
+        // Before anything is wiped from it.
+        if !self.devices.have_room() {
+            return Err(self.is_full());
+        }
         let limits = new.layer.limits();
         if limits.read_only {
             return Err(VerbError::State { array, device, found: "read-only".into(), expected: "writable" });
@@ -378,13 +382,12 @@ impl Array {
         };
         let member = Member::new(config, Some((number, site)));
         member.bad.widen(&self.form().shape.limits);
-        self.devices.add(member).ok_or_else(|| VerbError::Full {
-            array: self.name.clone(),
-            reason: format!(
-                "{} devices were added since it was opened; serve it anew to add more",
-                super::devices::ADDED_MAX
-            ),
-        })
+        self.devices.add(member).ok_or_else(|| self.is_full())
+    }
+
+    fn is_full(&self) -> VerbError {
+        let reason = format!("{ADDED_MAX} devices were added since it was opened; serve it anew to add more");
+        VerbError::Full { array: self.name.clone(), reason }
     }
 
     /// Zeros wherever a device has a superblock, durable before anything of this array is on it: of several that one counts whose

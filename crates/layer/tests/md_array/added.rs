@@ -3,7 +3,7 @@
 use blockwork_engine::{FileId, Sectors};
 use blockwork_format::md::v1::{Features, Minor, Superblock};
 use blockwork_format::md::{MAGIC, Place, Role, Time, Uuid, places, v0};
-use blockwork_layer::md::{Added, SyncAction};
+use blockwork_layer::md::{Added, SyncAction, VerbError};
 use blockwork_sim::World;
 
 use crate::rig::{DATA_START, Make, Rig};
@@ -142,4 +142,24 @@ fn whether_a_device_was_used_by_itself_is_what_its_superblock_says() {
         rig.wait_sync();
         assert_eq!(rig.world.peek(FileId(1), DATA_START + 100), [2; 512]);
     }
+}
+
+#[test]
+fn a_device_that_is_one_too_many_keeps_what_it_has() {
+    let mut rig = Rig::new(Make::raid1(2).with_blank(2).of_sectors(4096));
+    rig.write(0, 8, 1).unwrap();
+    let other =
+        Superblock { set_uuid: NEWER, features: Features::default(), bitmap_offset: 0, ..rig.superblock(0) };
+    rig.world.preload(FileId(3), other.super_offset, &other.encode());
+    let refused = loop {
+        match rig.add(2) {
+            Ok(added) => assert_eq!(added, Added::Spare),
+            Err(error) => break error,
+        }
+        rig.remove("d2").unwrap();
+    };
+    assert!(matches!(refused, VerbError::Full { .. }), "{refused}");
+    let refused = rig.add(3).unwrap_err();
+    assert!(matches!(refused, VerbError::Full { .. }), "{refused}");
+    assert_eq!(rig.superblock(3).set_uuid, NEWER);
 }
