@@ -11,6 +11,7 @@
 pub mod blkif;
 mod complaints;
 pub mod fuse;
+mod looks;
 pub mod nbd;
 pub mod vhost;
 pub mod xen;

@@ -12,7 +12,7 @@
 //! 2. A write's data arrive page-aligned: the two headers of 40 bytes go to one place, what follows to another, so that
 //!    the bio needs no bounce for O_DIRECT.
 //! 3. At most [`IN_FLIGHT_MAX`] requests and [`BYTES_MAX`] bytes are taken at a time; the kernel holds the rest.
-//! 4. No turn walks more than [`SEEK_STEPS`] extents for a SEEK_HOLE or SEEK_DATA, or reads more than [`BATCH`] requests:
+//! 4. No turn looks further for a SEEK_HOLE or SEEK_DATA than is said in `looks`, or reads more than [`BATCH`] requests:
 //!    the rest follows in later turns, so that no client keeps the worker from the others.
 
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Allocation, Bio, Completion, Context, Done, Errno, Flags, Limits, Nanos, Op, Port, PortState, SECTOR,
+    Allocation, Bio, Completion, Context, Done, Env, Errno, Flags, Nanos, Op, Port, PortState, SECTOR,
     Sector, Sectors, VolumeId,
 };
 use blockwork_memory::{Buffer, Pool, Segment, Segments};
@@ -32,6 +32,7 @@ use super::abi::{
     init,
 };
 use super::tree::{Served, Tree};
+use crate::looks::{LOOK_TIME, LOOKUPS_MAX, Reach};
 
 /// Requests taken from the kernel and not answered yet, at most.
 pub const IN_FLIGHT_MAX: usize = 1024;
@@ -47,14 +48,6 @@ const MAX_BACKGROUND: u16 = 512;
 const BATCH: usize = 64;
 /// Turns that go without asking for a second request after it was asked for in vain, at most.
 const LONE_TURNS_MAX: u32 = 32;
-/// Extents looked at in one turn for one LSEEK.
-const SEEK_STEPS: usize = 256;
-/// Chunks of a striped volume that one such look may span: each costs a question to a leaf.
-const SEEK_CHUNKS: u64 = 16;
-/// How far one look goes at least: disks say all manner of things about their preferred sizes.
-const SEEK_SPAN_MIN: Sectors = Sectors(2048);
-/// How far one look goes where nothing is striped.
-const SEEK_SPAN: Sectors = Sectors(1 << 31);
 /// Memory from which the places for writes' data are cut, one after the other.
 const ARENA: usize = 4 * TRANSFER_MAX;
 /// Bytes of a READDIR reply at most.
@@ -118,6 +111,7 @@ struct Seek {
     offset: u64,
     at: Sector,
     end: Sector,
+    reach: Reach,
 }
 
 impl FusePort {
@@ -496,7 +490,8 @@ impl FusePort {
             return Err(ENXIO);
         }
         let at = Sector(offset / SECTOR);
-        self.seeks.push_back(Seek { unique, volume, for_data, offset, at, end: Sector(sectors.0) });
+        let end = Sector(sectors.0);
+        self.seeks.push_back(Seek { unique, volume, for_data, offset, at, end, reach: Reach::default() });
         Ok(())
     }
 
@@ -517,33 +512,28 @@ impl FusePort {
 impl Seek {
     /// The answer, or none if there are more extents to look at.
     fn step(&mut self, cx: &mut Context<'_, Uring>) -> Option<Result<u64, Errno>> {
-        let span = seek_span(cx.volume(self.volume).limits());
-        for _ in 0..SEEK_STEPS {
+        let start = cx.env.processor_time();
+        for _ in 0..LOOKUPS_MAX {
             if self.at >= self.end {
                 // At the end of every file there is a hole.
                 return Some(if self.for_data { Err(ENXIO) } else { Ok(self.end.bytes()) });
             }
-            let (what, nr) = match cx.allocation(self.volume, self.at, self.end.since(self.at).min(span)) {
+            let asked = self.reach.within(self.end.since(self.at));
+            let (what, nr) = match cx.allocation(self.volume, self.at, asked) {
                 Ok(extent) => extent,
                 Err(errno) => return Some(Err(errno)),
             };
             if (what == Allocation::Data) == self.for_data {
                 return Some(Ok(self.at.bytes().max(self.offset)));
             }
+            self.reach.found(nr);
             self.at = self.at + Sectors(nr.0.max(1));
+            if cx.env.processor_time().since(start) >= LOOK_TIME {
+                break;
+            }
         }
         None
     }
-}
-
-/// How much of a volume may be asked about at once. The answer is put together from every piece of every leaf in that
-/// range, so a striped volume must not be asked about as a whole.
-fn seek_span(limits: &Limits) -> Sectors {
-    // As the kernel has it: io_min is the chunk and io_opt the stripe, of whatever is striped.
-    if limits.io_opt == 0 {
-        return SEEK_SPAN;
-    }
-    Sectors((u64::from(limits.io_min) / SECTOR * SEEK_CHUNKS).max(SEEK_SPAN_MIN.0))
 }
 
 /// Submits a range that lies within the volume, by the fast path if it is whole blocks.

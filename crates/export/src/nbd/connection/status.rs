@@ -1,31 +1,15 @@
 //! Block status: what is allocated, as `base:allocation` tells it.
 //!
-//! What a volume holds is put together from every piece of every leaf in a range, so a look-up costs what the range is cut into: nothing
-//! for a plain file, a quarter of a million questions for 1 GiB in chunks of 4 KiB. So a request looks a little ahead at first, twice as
-//! far each time that it was the same up to there, and takes back what was looked at in vain; and it ends when its time is up.
-//!
-//! Invariants:
-//! 1. Every answer tells something, so that a client that asks again from where it ends gets to the end of the range.
-//! 2. No turn looks for longer than [`LOOK_TIME`], but for the last look-up in it: that covers [`SPAN_MAX`] at most, and twice as much as
-//!    one that the time was enough for. Other clients of the worker have their turns then.
+//! Invariant: every answer tells something, so that a client that asks again from where it ends gets to the end of the range. How far a
+//! turn looks is said in `looks`.
 
 use blockwork_engine::{Allocation, Context, Env, Errno, Nanos, SECTOR, Sector, Sectors};
 use blockwork_format::nbd::{WireErrno, base_allocation, block_status};
 use blockwork_uring::Uring;
 
 use super::{Connection, Phase, local};
+use crate::looks::{LOOK_TIME, LOOKUPS_MAX, Reach};
 use crate::nbd::session::{ALLOCATION_CONTEXT, Submit};
-
-/// Most look-ups for one request: each may be a system call, and other clients wait. A client that wants more asks again
-/// from where the answer ends.
-const LOOKUPS_MAX: usize = 256;
-/// Processor time for look-ups in one turn of a client. The time of the thread, so that an answer is no shorter where others have the
-/// processor.
-const LOOK_TIME: Nanos = Nanos::millis(1);
-/// How far the first look-up goes: 1 MiB.
-const SPAN_MIN: Sectors = Sectors(2 << 10);
-/// How far any goes: 64 MiB.
-const SPAN_MAX: Sectors = Sectors(128 << 10);
 
 /// What a look-up has found.
 struct Found {
@@ -84,19 +68,20 @@ fn extents<E>(
     let last = end.div_ceil(SECTOR);
     let mut sector = offset / SECTOR;
     let mut place = offset;
-    let mut span = SPAN_MIN;
+    let mut reach = Reach::default();
     let mut told: Vec<(u64, u32)> = Vec::new();
+    // A client that wants more asks again from where the answer ends.
     for _ in 0..LOOKUPS_MAX {
         if sector == last {
             break;
         }
-        let asked = Sectors(last - sector).min(span);
+        let asked = reach.within(Sectors(last - sector));
         let Found { allocation, nr, is_last } = lookup(Sector(sector), asked)?;
         assert!(
             nr > Sectors::ZERO && nr.0 <= asked.0,
             "an extent of {nr} sectors at {sector}, {asked} were asked about"
         );
-        span = Sectors((nr.0 * 2).clamp(SPAN_MIN.0, SPAN_MAX.0));
+        reach.found(nr);
         sector += nr.0;
         let next = (sector * SECTOR).min(end);
         let bits = bits_of(allocation);
@@ -124,6 +109,7 @@ fn bits_of(allocation: Allocation) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::looks::{SPAN_MAX, SPAN_MIN};
     use proptest::prelude::*;
 
     fn bits(sector: u64) -> Allocation {
