@@ -113,6 +113,22 @@ fn a_socket_that_is_closed_while_we_look_is_replaced() {
     ours.unwrap();
 }
 
+// As the io_uring of a server that was killed, on a busy machine.
+#[test]
+fn a_socket_that_outlives_who_has_made_it_for_more_than_a_second_is_replaced_when_it_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("s");
+    let script = "import os, select, socket, sys, time
+s = socket.socket(socket.AF_UNIX)
+s.bind(sys.argv[1])
+s.listen()
+if os.fork(): os._exit(0)
+select.select([s], [], [])
+time.sleep(1.5)";
+    assert!(Command::new("/usr/bin/python3").args(["-c", script]).arg(&path).status().unwrap().success());
+    Listener::unix(&path).unwrap();
+}
+
 #[test]
 fn a_socket_that_somebody_has_replaced_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();

@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open, test_kill_process};
 
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -24,6 +25,8 @@ const BACKLOG: i32 = 128;
 const FIRST_INHERITED: i32 = 3;
 /// Longest wait for the kernel to let go of a dead process's address.
 const RELEASE_TIME: Duration = Duration::from_secs(1);
+/// The same where it is known that who began to listen is dead: on a busy machine it may take longer.
+const RELEASE_TIME_OF_DEAD: Duration = Duration::from_secs(5);
 /// Most inherited descriptors.
 const INHERITED_MAX: i32 = 64;
 
@@ -100,7 +103,7 @@ pub enum ListenError {
 
 impl Listener {
     /// A unix socket at `path` for this user only (mode 0600). A socket that is there already is removed if nobody
-    /// listens on it; to find out may take a second.
+    /// listens on it; to find out may take a second, or five.
     pub fn unix(path: &Path) -> Result<Listener, ListenError> {
         let failed =
             |call, source: io::Error| ListenError::System { place: path.display().to_string(), call, source };
@@ -238,7 +241,8 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
 ///
 /// A server that was killed listens for longer than it lives: its io_uring, which accepts, is wound up afterwards. Clients who wait are
 /// cut off then, and the next one is refused. So who is not refused waits for a word or for the end. Who listens cannot be asked: the
-/// kernel names the process that called listen(2), which is gone as well where a server has put itself in the background.
+/// kernel names the process that called listen(2), which is gone as well where a server has put itself in the background. That only
+/// says for how long to wait.
 fn is_stale(path: &Path) -> bool {
     let start = Instant::now();
     loop {
@@ -246,7 +250,10 @@ fn is_stale(path: &Path) -> bool {
             Ok(stream) => stream,
             Err(errno) => return errno == Errno::CONNREFUSED,
         };
-        let left = RELEASE_TIME.saturating_sub(start.elapsed());
+        let is_dead =
+            socket_peercred(&stream).is_ok_and(|began| test_kill_process(began.pid) == Err(Errno::SRCH));
+        let patience = if is_dead { RELEASE_TIME_OF_DEAD } else { RELEASE_TIME };
+        let left = patience.saturating_sub(start.elapsed());
         if left.is_zero() || !is_cut_off(stream, left) {
             return false;
         }
