@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use blockwork_engine::{
     Completion, Env, Errno, Flags, Leaf, LeafIo, LeafSource, Nanos, Op, Sector, Sectors, Submitted, Token,
@@ -11,6 +12,7 @@ use blockwork_engine::{
 };
 use blockwork_memory::{Buffer, Segment, bytes_in};
 use blockwork_uring::{Uring, UringConfig};
+use rustix::mount::{UnmountFlags, unmount};
 
 /// A leaf, and an environment to use it in.
 pub struct Lab {
@@ -140,6 +142,13 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        run("umount", &[self.at.path().to_str().unwrap()]);
+        // A ring that was closed lets go of its files a moment later.
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            match unmount(self.at.path(), UnmountFlags::empty()) {
+                Err(rustix::io::Errno::BUSY) if Instant::now() < end => std::thread::yield_now(),
+                ended => return ended.expect("nobody has it open any more"),
+            }
+        }
     }
 }
