@@ -275,8 +275,10 @@ impl<'a> Session<'a> {
             Ok(()) => {
                 log::info!("{}: the front end is told that the volume has {now} sectors", self.service.name)
             }
+            // Nor is there anybody to be told.
+            Err(SocketError::Gone) => self.backend = None,
             Err(error) => {
-                log::warn!("{}: cannot tell the front end of the new size: {error}", self.service.name);
+                log::warn!("{}: cannot tell the front end of its disk's size: {error}", self.service.name);
                 // Half a message may have gone.
                 self.backend = None;
             }
