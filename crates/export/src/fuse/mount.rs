@@ -117,7 +117,7 @@ pub fn look(path: &Path) -> Result<Found, MountError> {
     let stat = match rustix::fs::statx(CWD, path, flags, StatxFlags::BASIC_STATS) {
         Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(Found::Nothing),
-        Err(Errno::NOTCONN) => return Err(MountError::Stale(path.to_owned())),
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => return Err(MountError::Stale(path.to_owned())),
         Err(error) => return Err(failed("look at it", error)),
     };
     if stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
@@ -125,7 +125,8 @@ pub fn look(path: &Path) -> Result<Found, MountError> {
         // fstatfs of an O_PATH descriptor asks the server; its answer, or that there is none, is what is to be known.
         let fd = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         match fd.and_then(|fd| rustix::fs::fstatfs(&fd)) {
-            Err(Errno::NOTCONN) => return Err(MountError::Stale(path.to_owned())),
+            // Its server is gone, or goes while this is asked.
+            Err(Errno::NOTCONN | Errno::CONNABORTED) => return Err(MountError::Stale(path.to_owned())),
             Ok(fs) if u32::try_from(fs.f_type) == Ok(FUSE_SUPER_MAGIC) => {
                 return Err(MountError::Busy(path.to_owned()));
             }
