@@ -366,6 +366,8 @@ impl Running {
         drop(self.control.take());
         self.autoextend.take().into_iter().for_each(Autoextender::stop);
         self.merges.take().into_iter().for_each(MergeKeeper::stop);
+        // What is written back of the mounts waits for nothing that may never come.
+        self.workers.end_pauses();
         for mount in self.mounts.drain(..) {
             if let Err(error) = mount.unmount() {
                 note(error.into());

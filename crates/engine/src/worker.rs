@@ -233,6 +233,12 @@ impl<E: Env> Worker<E> {
         }
     }
 
+    /// The worker is to end soon, and serves its clients until then: whatever pauses ends ([`TaskContext::pause`](crate::TaskContext::pause)), so
+    /// that no client waits any more for what may never come.
+    pub fn end_pauses(&mut self) {
+        self.core.executor.stop();
+    }
+
     /// Whether nothing is under way: no bio, no task, no request.
     pub fn is_idle(&self) -> bool {
         self.core.busy() == 0 && self.core.queues_idle() && !self.core.executor.is_ready()
@@ -347,7 +353,7 @@ impl<E: Env> Worker<E> {
         }
         if self.inbox.stop.load(Ordering::Acquire) && !self.draining {
             self.draining = true;
-            self.core.executor.stop();
+            self.end_pauses();
             for id in self.ports.ids() {
                 self.with_port(id, |port, cx| port.drain(cx));
             }

@@ -141,6 +141,12 @@ impl Workers {
         self.assembly().leaves()
     }
 
+    /// The end is near: what clients wait for and may never come, such as space in a pool, comes no more. They are served until
+    /// [`Workers::ask_to_end`].
+    pub(crate) fn end_pauses(&self) {
+        self.handles.iter().for_each(|handle| handle.run(Worker::end_pauses));
+    }
+
     /// They take nothing new, answer what they have, and end.
     pub(crate) fn ask_to_end(&self) {
         self.handles.iter().for_each(WorkerHandle::stop);
