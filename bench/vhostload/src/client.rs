@@ -6,9 +6,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use blockwork_format::vhost_user::{CONFIG_CHANGE, HEADER_BYTES, Header, Message, header_flag};
+use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -102,8 +104,9 @@ impl Client {
 /// Waits for a message of the back end's on its own channel, which must be that the configuration has changed.
 ///
 /// # Errors
-/// It is another, or the channel is closed.
+/// It is another, the channel is closed, or nothing comes for a minute.
 pub(crate) fn wait_for_config_change(channel: BorrowedFd<'_>) -> Result<()> {
+    sockopt::set_socket_timeout(channel, Timeout::Recv, Some(Duration::from_secs(60)))?;
     let (header, payload, _) = read_message(channel)?;
     ensure!(header.request == CONFIG_CHANGE && payload.is_empty(), "another message: {header:?}");
     Ok(())

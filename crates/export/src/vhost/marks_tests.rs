@@ -16,7 +16,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 use super::*;
 use crate::vhost::cut::watched::watch;
-use crate::vhost::ring::{Chain, Ring, RingPlace};
+use crate::vhost::ring::{Chain, PACKED_BASE, Ring, RingPlace};
 
 /// The guest's memory, and in it the parts of the ring.
 const MEMORY: u64 = 1 << 20;
@@ -186,7 +186,7 @@ impl Server {
         let place = Place { mapping: shared.mapping.clone(), offset: MARKS };
         let marks = Marks::new(&place, entries, is_packed).unwrap();
         // What the front end says counts only before there are marks.
-        let base = if is_packed { 0x8000_8000 } else { 0 };
+        let base = if is_packed { PACKED_BASE } else { 0 };
         let place = RingPlace { size, is_packed, event_idx: false, address };
         let ring = Ring::new(&layout, &place, base, Some(marks)).unwrap();
         Server { ring, guest: GuestMemory::new(&layout), in_flight: Vec::new(), resuming: true }

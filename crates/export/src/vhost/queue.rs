@@ -499,16 +499,17 @@ impl QueuePort {
         let cookie = self.begin(to, room, counted, 0);
         let key = usize::try_from(cookie).expect("a cookie is a key of the slab");
         self.in_flight[key].rest = Some(Box::new(parts));
-        (0..AT_A_TIME).for_each(|_| self.submit_part(cx, key));
+        (0..AT_A_TIME).for_each(|_| _ = self.submit_part(cx, key));
     }
 
-    /// Submits the next part of a request that has several.
-    fn submit_part(&mut self, cx: &mut Context<'_, Uring>, key: usize) {
+    /// Submits the next part of a request that has several; whether there was one.
+    fn submit_part(&mut self, cx: &mut Context<'_, Uring>, key: usize) -> bool {
         let request = &mut self.in_flight[key];
-        let Some(parts) = &mut request.rest else { return };
-        let Some(Part { offset, len, data }) = parts.next() else { return };
+        let Some(parts) = &mut request.rest else { return false };
+        let Some(Part { offset, len, data }) = parts.next() else { return false };
         request.bios += 1;
         cx.submit_bytes(self.volume, key as u64, parts.op, parts.flags, offset, len, data);
+        true
     }
 
     fn write_flags(&self) -> Flags {
@@ -655,10 +656,8 @@ impl Port<Uring> for QueuePort {
                 done.data.iter().for_each(|segment| _ = segment.is_gone());
             }
         }
-        if request.rest.is_some() {
-            self.submit_part(cx, key);
-        }
-        if self.in_flight[key].bios > 0 {
+        let (has_more, has_rest) = (request.bios > 0, request.rest.is_some());
+        if (has_rest && self.submit_part(cx, key)) || has_more {
             return;
         }
         let InFlight { from, room, bytes, error, .. } = self.in_flight.remove(key);

@@ -28,7 +28,7 @@ use super::device::Device;
 use super::dirty::{DirtyLog, LogMemory, bytes_for};
 use super::marks::Marks;
 use super::queue::{LogParts, QueueParts, RingParts};
-use super::ring::{Ring, RingPlace};
+use super::ring::{PACKED_BASE, Ring, RingPlace};
 use super::socket::{self, SocketError};
 use super::turn::{Turn, Turns};
 use crate::complaints::Complaints;
@@ -39,9 +39,6 @@ const SIZE_LOOK: Duration = Duration::from_secs(1);
 /// How often it is looked whether another front end still has the disk. Who moves a guest stops it there before it starts it here, so that
 /// nobody waits; who does not has two guests write to one disk.
 const TURN_LOOK: Duration = Duration::from_millis(20);
-
-/// Where a packed ring begins that nothing was taken from: both of its positions at its beginning, in the first round.
-const PACKED_BASE: u32 = 0x8000_8000;
 
 /// Why a message was not obeyed.
 #[derive(Debug, thiserror::Error)]
@@ -172,11 +169,9 @@ pub(super) struct Session<'a> {
     log: Option<LogMemory>,
     /// Where the front end hears from us.
     backend: Option<OwnedFd>,
-    /// The size that the front end knows of, sectors.
-    announced: u64,
-    /// A queue was begun where one of before has ended: the driver may know of another size, which it was told by a front end before this one, or by
-    /// another server, and did not ask again.
-    may_know_another: bool,
+    /// The size that the front end knows of, sectors. None: a queue was begun where one of before has ended, so the driver knows what it was told by
+    /// a front end before this one, or by another server, and did not ask again.
+    announced: Option<u64>,
     /// The front end has asked for the configuration.
     has_asked: bool,
     /// As the driver has set it.
@@ -202,8 +197,7 @@ impl<'a> Session<'a> {
             inflight: None,
             log: None,
             backend: None,
-            announced: service.device.sectors(),
-            may_know_another: false,
+            announced: Some(service.device.sectors()),
             has_asked: false,
             status: 0,
             turn: service.turns.join(),
@@ -263,12 +257,12 @@ impl<'a> Session<'a> {
     /// Tells the front end that the configuration has changed, if the volume has another size than it knows of, or may have.
     fn announce_size(&mut self) {
         let now = self.service.device.sectors();
-        if now == self.announced && !self.may_know_another {
+        if self.announced == Some(now) {
             return;
         }
         let has_config = self.protocol & protocol::CONFIG != 0;
         let Some(backend) = self.backend.as_ref().filter(|_| has_config) else { return };
-        (self.announced, self.may_know_another) = (now, false);
+        self.announced = Some(now);
         let header = Header { request: CONFIG_CHANGE, flags: 1, size: 0 };
         // Whoever waited for a front end that does not listen there would not hear that the server is to end.
         match socket::send_now(backend.as_fd(), &header.encode()) {
@@ -426,7 +420,9 @@ impl<'a> Session<'a> {
             presence,
         };
         let running = QueueHandle::start(&service.workers[worker], parts);
-        self.may_know_another |= !self.has_asked && queue.base != 0 && queue.base != PACKED_BASE;
+        if !self.has_asked && ![0, PACKED_BASE].contains(&queue.base) {
+            self.announced = None;
+        }
         self.queues[index as usize].running = Some(running);
     }
 
@@ -582,7 +578,7 @@ impl<'a> Session<'a> {
         let mut all = [0; CONFIG_PART_MAX];
         let smallest = self.queues.iter().map(|queue| queue.size).filter(|&size| size > 0).min();
         let config = self.service.device.config(smallest);
-        (self.announced, self.may_know_another, self.has_asked) = (config.capacity, false, true);
+        (self.announced, self.has_asked) = (Some(config.capacity), true);
         let config = config.encode();
         all[..config.len()].copy_from_slice(&config);
         let start = usize::try_from(part.offset).unwrap_or(usize::MAX);

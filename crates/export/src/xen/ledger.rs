@@ -242,6 +242,34 @@ mod tests {
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
     }
 
+    /// A folder with room for so much, which is gone in the end. Needs root.
+    struct Small(tempfile::TempDir);
+
+    impl Small {
+        fn of(size: &std::ffi::CStr) -> Small {
+            let folder = tempfile::tempdir().unwrap();
+            let flags = rustix::mount::MountFlags::empty();
+            rustix::mount::mount("none", folder.path(), "tmpfs", flags, size).unwrap();
+            Small(folder)
+        }
+    }
+
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let _ = rustix::mount::unmount(self.0.path(), rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+
+    #[test]
+    fn a_ledger_for_which_there_is_no_room_is_refused_by_its_name() {
+        let folder = Small::of(c"size=4k");
+        let file = LedgerFile::open(folder.0.path(), 3, XVDA).unwrap();
+        let refused = file.begin("/vm/a", &rings(8)).expect_err("it is larger than that");
+        assert!(matches!(refused, LedgerError::Full { .. }), "{refused}");
+        let (text, folder) = (refused.to_string(), folder.0.path().display().to_string());
+        assert!(text.starts_with(&folder) && text.contains("no room"), "{text}");
+    }
+
     #[test]
     fn a_ledger_has_all_its_room_before_a_ring_is_served() {
         use std::os::unix::fs::MetadataExt;

@@ -43,12 +43,9 @@ pub(super) struct FailedMember {
     pub(super) lacks: Option<Span>,
 }
 
-/// EDQUOT: the quota of a file system is used up.
-const EDQUOT: Errno = Errno(122);
-
 /// Whether a write failed for want of room or of the client's memory, and not because of the disk.
 fn is_no_fault_of_the_disk(errno: Errno) -> bool {
-    [Errno::ENOSPC, Errno::ENOMEM, EDQUOT, Errno::EFAULT].contains(&errno)
+    [Errno::ENOSPC, Errno::ENOMEM, Errno::EDQUOT, Errno::EFAULT].contains(&errno)
 }
 
 impl Array {

@@ -42,6 +42,9 @@ pub const PIECES_MAX: usize = 2 * INDIRECT_MAX;
 
 const _: () = assert!(PIECES_MAX > INDIRECT_MAX + GUEST_REGIONS_MAX);
 
+/// Where a packed ring begins that nothing was taken from: both of its positions at its beginning, in the first round.
+pub(super) const PACKED_BASE: u32 = 0x8000_8000;
+
 /// What a driver did that no driver may do.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingError {
@@ -600,7 +603,7 @@ mod tests {
         let [available, used] = [available, used].map(|at| MEMORY + at as u64);
         let address = VringAddr { index: 0, flags: 0, descriptors: MEMORY, used, available, log: 0 };
         let place = RingPlace { size: size.into(), is_packed, event_idx: false, address };
-        let base = if is_packed { 0x8000_8000 } else { 0 };
+        let base = if is_packed { PACKED_BASE } else { 0 };
         (Ring::new(&layout, &place, base, None).unwrap(), GuestMemory::new(&layout))
     }
 
