@@ -3,7 +3,6 @@
 //!
 //! Nothing here sleeps for a while and hopes: a server is up when it says `ready`, and everything else is waited for by
 //! looking at it, up to [`PATIENCE`].
-#![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod fs;
 pub mod lvm;

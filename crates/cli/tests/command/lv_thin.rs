@@ -1,0 +1,134 @@
+//! Thin pools, thin volumes and snapshots of them that our verbs make in groups: LVM's own tools read them, `thin_check` finds
+//! each pool's metadata whole, and both count the same transactions.
+
+use std::fs;
+
+use crate::support::lvm::{EXTENT, Lab, PE_START};
+use crate::support::{run, tool};
+
+#[test]
+fn pools_and_volumes_are_what_lvm_reads_and_the_pool_knows_them() {
+    let lab = Lab::new(&[("a", 161)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    let said = lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "40M"]);
+    assert_eq!(said, "vg/pool: a thin pool of 40M in chunks of 64K, with a map of 4M\n");
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "1T"]);
+    lab.verb(&["lv", "create", "vg/two", "--thin", "vg/pool", "--virtual-size", "10M", "--addtag", "t"]);
+    lab.verb(&["lv", "snapshot", "vg/one", "--name", "snap"]);
+    let expected = [
+        "[lvol0_pmspare];linear;4.00;;;;",
+        "one;thin;1048576.00;pool;;1;0",
+        "pool;thin-pool;40.00;;;;3",
+        "[pool_tdata];linear;40.00;;;;",
+        "[pool_tmeta];linear;4.00;;;;",
+        "snap;thin;1048576.00;pool;one;3;2",
+        "two;thin;12.00;pool;;2;1",
+    ];
+    assert_eq!(lab.columns("lv_name,segtype,lv_size,pool_lv,origin,thin_id,transaction_id"), expected);
+    let dump = lab.dumped("pool");
+    assert!(dump.contains("time=\"1\" transaction=\"3\""), "{dump}");
+    assert!(dump.contains("data_block_size=\"128\" nr_data_blocks=\"640\""), "{dump}");
+    for device in [
+        "1\" mapped_blocks=\"0\" transaction=\"0",
+        "2\" mapped_blocks=\"0\" transaction=\"1",
+        "3\" mapped_blocks=\"0\" transaction=\"2",
+    ] {
+        assert!(dump.contains(&format!("dev_id=\"{device}\"")), "{dump}");
+    }
+
+    lab.verb(&["lv", "remove", "vg/one"]);
+    lab.verb(&["lv", "resize", "vg/two", "--size", "20M"]);
+    lab.verb(&["lv", "resize", "vg/pool", "--size", "+8M"]);
+    lab.verb(&["lv", "rename", "vg/pool", "basin"]);
+    let dump = lab.dumped("basin");
+    assert!(dump.contains("transaction=\"4\"") && !dump.contains("dev_id=\"1\""), "{dump}");
+    let expected = [
+        "basin;;48.00",
+        "[basin_tdata];;48.00",
+        "[basin_tmeta];;4.00",
+        "[lvol0_pmspare];;4.00",
+        "snap;;1048576.00",
+        "two;;20.00",
+    ];
+    assert_eq!(lab.columns("lv_name,origin,lv_size"), expected);
+    lab.verb(&["lv", "resize", "vg/basin", "--pool-metadata-size", "+4M"]);
+    assert!(lab.columns("lv_name,lv_size").contains(&"[lvol0_pmspare];8.00".to_owned()));
+
+    lab.verb(&["lv", "remove", "vg/snap", "vg/two", "vg/basin"]);
+    assert_eq!(lab.columns("lv_name"), [] as [&str; 0]);
+}
+
+#[test]
+fn the_answer_to_each_verb_has_the_number_that_the_text_has_then() {
+    let lab = Lab::new(&[("a", 161)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    for args in [
+        // Written once; with messages for the pool, twice; a pool that counts what it has got, once.
+        &["lv", "create", "vg/plain", "--size", "4M"][..],
+        &["lv", "create", "vg/pool", "--thin-pool", "--size", "40M"],
+        &["lv", "create", "vg/one", "--thin", "pool", "-V", "1G"],
+        &["lv", "resize", "vg/plain", "--size", "8M"],
+        &["lv", "resize", "vg/pool", "--size", "+8M"],
+        &["lv", "resize", "vg/pool", "--pool-metadata-size", "+4M"],
+        &["lv", "remove", "vg/one"],
+        &["vg", "tag", "vg", "--addtag", "t"],
+    ] {
+        let said = lab.verb(&[args, &["--json"]].concat());
+        let answer: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        let by_lvm = lab.lvm(&["vgs --noheadings -o vg_seqno vg"]);
+        assert_eq!(answer["seqno"].to_string(), by_lvm[0].trim(), "{args:?}");
+    }
+}
+
+#[test]
+fn what_a_pool_cannot_be_is_refused_and_nothing_is_written() {
+    let lab = Lab::new(&[("a", 81)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    for (args, expected) in [
+        (
+            &["--thin-pool", "--size", "40M", "--chunksize", "32K"][..],
+            "--chunksize 32 KiB: expected a multiple of 64 KiB",
+        ),
+        (
+            &["--thin-pool", "--size", "40M", "--pool-metadata-size", "1M"],
+            "--pool-metadata-size 1 MiB: expected 2 MiB",
+        ),
+        (&["--thin-pool", "--size", "100M"], "needed"),
+        (&["--thin", "pool", "-V", "1G"], "there is no logical volume \"vg/pool\""),
+        (&["--thin", "other/pool", "-V", "1G"], "a volume is in the group of its pool, not in other"),
+    ] {
+        let said = lab.refused(&[&["lv", "create", "vg/new"], args].concat());
+        assert!(said.contains(expected), "{args:?}: {said}");
+    }
+    lab.verb(&[
+        "lv",
+        "create",
+        "vg/pool",
+        "--thin-pool",
+        "--size",
+        "40M",
+        "--zero",
+        "n",
+        "--discards",
+        "ignore",
+    ]);
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "1G"]);
+    let said = lab.refused(&["lv", "remove", "vg/pool"]);
+    assert!(said.contains("these volumes are made of it: one"), "{said}");
+    let said = lab.refused(&["lv", "resize", "vg/pool", "--size", "-8M", "--force"]);
+    assert!(said.contains("do not become smaller"), "{said}");
+    // Metadata of which LVM's text and the pool have different numbers is not touched.
+    let map = lab.metadata("pool");
+    run(tool("thin_dump").args(["-o", &lab.scratch.at("xml"), &map]));
+    let dump = fs::read_to_string(lab.scratch.path("xml")).unwrap();
+    let older = lab
+        .scratch
+        .write("xml", dump.replace("time=\"0\" transaction=\"1\"", "time=\"0\" transaction=\"7\""));
+    run(tool("thin_restore").args(["-i", &older, "-o", &map]));
+    let mut disk = lab.scratch.read("a");
+    let at = PE_START + 10 * EXTENT;
+    disk[at..at + EXTENT].copy_from_slice(&lab.scratch.read("map"));
+    lab.scratch.write("a", &disk);
+    let said = run(&mut lab.scratch.blockwork(["scan", "a"]));
+    assert!(said.contains("its superblock has transaction 7, and the group's metadata 1"), "{said}");
+}

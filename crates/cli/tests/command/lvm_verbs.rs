@@ -1,0 +1,188 @@
+//! Our `vg` and `lv` verbs on real disks, judged by LVM's own tools after every step: what they find, that they have nothing to
+//! complain of, that they would have put volumes in the same places, and that they go on where we stop.
+//! The kernel itself judges in `kernel_lvm_verbs`.
+
+use crate::support::lvm::Lab;
+use crate::support::{run, run_refused};
+use serde_json::Value;
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn lvm_has_nothing_to_complain_of_after_any_step() {
+    let lab = Lab::new(&[("a", 64), ("b", 64), ("c", 64), ("d", 64)]);
+    let three = ["vg", "create", "vg", "a", "b", "c", "--physical-extent-size", "1M", "--addtag", "new"];
+    let said = run(&mut lab.scratch.blockwork(three));
+    assert_eq!(said, "vg: 3 disks, 189M, 189M free\n");
+    run(&mut lab.scratch.blockwork(["vg", "extend", "vg", "d", "--disk", "a", "b", "c"]));
+    lab.expect_sound();
+    lab.verb(&["lv", "create", "vg/lin", "--size", "5M"]);
+    lab.verb(&["lv", "create", "vg/str", "--type", "striped", "--stripes", "3", "--extents", "9"]);
+    lab.verb(&["lv", "create", "vg/r1", "-m", "1", "--size", "7M", "--addtag", "x", "--addtag", "y"]);
+    lab.verb(&["lv", "create", "vg/r10", "--type", "raid10", "--size", "8M", "--nosync"]);
+    let made = json(&lab.verb(&["lv", "create", "vg/half", "--extents", "50%FREE", "--json"]));
+    assert_eq!((&made["volume"]["name"], &made["volume"]["type"]), (&"half".into(), &"linear".into()));
+    lab.verb(&["lv", "resize", "vg/lin", "--size", "+3M"]);
+    lab.verb(&["lv", "resize", "vg/str", "--extents", "3", "--force"]);
+    lab.verb(&["lv", "rename", "vg/r1", "vg/mirror"]);
+    lab.verb(&["lv", "tag", "vg/mirror", "--deltag", "x"]);
+    lab.verb(&["vg", "tag", "vg", "--addtag", "t", "--deltag", "new"]);
+    lab.verb(&["lv", "remove", "vg/half", "vg/str"]);
+    lab.verb(&["lv", "resize", "vg/mirror", "--extents", "+2"]);
+    lab.verb(&["lv", "resize", "vg/r10", "--size", "11M"]);
+    let said = lab.lvm(&[
+        "lvs --noheadings -o lv_name,lv_size,lv_tags --units m vg",
+        "vgs --noheadings -o vg_name,vg_tags,pv_count,lv_count,vg_seqno vg",
+    ]);
+    let words: Vec<Vec<&str>> = said[0].lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(words, [vec!["lin", "8.00m"], vec!["mirror", "9.00m", "y"], vec!["r10", "12.00m"]]);
+    assert_eq!(said[1].split_whitespace().collect::<Vec<_>>(), ["vg", "t", "4", "3", "15"]);
+    let shown = json(&lab.verb(&["vg", "show", "--json"]));
+    assert_eq!((&shown[0]["seqno"], &shown[0]["volumes"]), (&15.into(), &3.into()));
+    assert_eq!(shown[0]["attributes"], "wz--n-");
+}
+
+#[test]
+fn volumes_lie_where_lvcreate_and_lvextend_put_them() {
+    const SIZES: &[(&str, u64)] = &[("a", 40), ("b", 30), ("c", 50)];
+    const STEPS: &[(&[&str], &str)] = &[
+        (&["lv", "create", "vg/one", "--extents", "7"], "lvcreate -an -Zn -Wn -y -n one -l 7 vg"),
+        (&["lv", "create", "vg/two", "--extents", "25"], "lvcreate -an -Zn -Wn -y -n two -l 25 vg"),
+        (
+            &["lv", "create", "vg/three", "--stripes", "2", "--extents", "9", "--addtag", "t"],
+            "lvcreate -an -Zn -Wn -y -n three -i 2 -I 64k -l 9 --addtag t vg",
+        ),
+        (&["lv", "resize", "vg/one", "--extents", "+4"], "lvextend -y -l +4 vg/one"),
+        (&["lv", "create", "vg/four", "--extents", "33"], "lvcreate -an -Zn -Wn -y -n four -l 33 vg"),
+        (&["lv", "resize", "vg/three", "--extents", "+2"], "lvextend -y -l +2 vg/three"),
+        (&["lv", "resize", "vg/two", "--extents", "20", "--force"], "lvreduce -y -f -l 20 vg/two"),
+        (&["lv", "resize", "vg/two", "--extents", "+3"], "lvextend -y -l +3 vg/two"),
+        (&["lv", "remove", "vg/one"], "lvremove -y vg/one"),
+        (&["lv", "create", "vg/five", "--size", "6M"], "lvcreate -an -Zn -Wn -y -n five -L 6m vg"),
+        (&["lv", "rename", "vg/five", "last"], "lvrename vg five last"),
+    ];
+    let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
+    run(&mut ours.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "-s", "1M"]));
+    theirs.lvm(&["vgcreate -s 1M vg DISKS"]);
+    for (verb, command) in STEPS {
+        ours.verb(verb);
+        theirs.lvm(&[command]);
+        assert_eq!(ours.layout("vg"), theirs.layout("vg"), "after {command}");
+    }
+}
+
+/// As long as each leg has room on its own disks. Where it has none, `lvextend` lets two legs have parts on one disk, if only these are
+/// copies of different extents; we look for another disk.
+#[test]
+fn legs_of_a_volume_that_grows_lie_where_lvextend_puts_them() {
+    const SIZES: &[(&str, u64)] = &[("a", 40), ("b", 40), ("c", 40), ("d", 40), ("e", 30)];
+    const STEPS: &[(&str, &str)] = &[
+        ("vg/r1", "+3"),
+        ("vg/r10", "+4"),
+        ("vg/r1x3", "+2"),
+        ("vg/r1", "12"),
+        ("vg/r10", "+1"),
+        ("vg/between", "+2"),
+        ("vg/r1x3", "+6"),
+    ];
+    let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
+    for lab in [&ours, &theirs] {
+        run(&mut lab.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "d", "e", "-s", "1M"]));
+        lab.verb(&["lv", "create", "vg/r1", "--type", "raid1", "--extents", "7"]);
+        lab.verb(&["lv", "create", "vg/between", "--extents", "4"]);
+        lab.verb(&["lv", "create", "vg/r10", "--type", "raid10", "--extents", "8"]);
+        lab.verb(&["lv", "create", "vg/r1x3", "--mirrors", "2", "--type", "raid1", "--extents", "3"]);
+    }
+    for (volume, extents) in STEPS {
+        ours.verb(&["lv", "resize", volume, "--extents", extents]);
+        theirs.lvm(&[&format!("lvextend -y -l {extents} {volume}")]);
+        assert_eq!(ours.layout("vg"), theirs.layout("vg"), "after {extents} for {volume}");
+    }
+}
+
+#[test]
+fn lvm_and_we_take_turns() {
+    let lab = Lab::new(&[("a", 64), ("b", 64)]);
+    lab.lvm(&["vgcreate -s 1M --addtag theirs vg DISKS", "lvcreate -an -Zn -Wn -y -n lin -l 9 vg"]);
+    lab.verb(&["lv", "create", "vg/ours", "--size", "4M"]);
+    lab.lvm(&[
+        "lvextend -y -l +3 vg/ours",
+        "lvcreate -an -Zn -Wn -y -n more -i 2 -l 4 vg",
+        "vgchange --addtag z vg",
+    ]);
+    lab.verb(&["lv", "resize", "vg/more", "--extents", "+2"]);
+    lab.verb(&["lv", "rename", "vg/lin", "base"]);
+    lab.lvm(&["lvrename vg base lin", "lvremove -y vg/ours", "lvreduce -y -f -l 5 vg/lin"]);
+    let layout = lab.layout("vg");
+    assert!(layout.iter().any(|line| line.starts_with("lin;linear;0;5;")), "{layout:?}");
+}
+
+#[test]
+fn a_change_that_was_cut_half_way_is_old_or_new_to_lvm_and_the_next_change_mends_it() {
+    let lab = Lab::new(&[("a", 16), ("b", 16), ("c", 16)]);
+    run(&mut lab.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "-s", "1M"]));
+    lab.verb(&["lv", "create", "vg/old", "--extents", "3"]);
+    let before = lab.bytes();
+    lab.verb(&["lv", "create", "vg/new", "--extents", "3"]);
+    let after = lab.bytes();
+    // The headers of the areas come last, one disk after the other: so far it got.
+    for committed in 0..=3 {
+        let mut images = after.clone();
+        for (image, old) in images.iter_mut().zip(&before).skip(committed) {
+            image[4096..4608].copy_from_slice(&old[4096..4608]);
+        }
+        lab.restore(&images);
+        let said = lab.lvm(&["lvs --noheadings -o lv_name vg", "vgs --noheadings -o vg_seqno vg"]);
+        let is_there = |word: &str| said[0].lines().any(|line| line.trim() == word);
+        assert!(is_there("old"), "{committed}: {}", said[0]);
+        assert_eq!(is_there("new"), committed > 0, "{committed}: {}", said[0]);
+        lab.restore(&images);
+        let name = format!("vg/mended{committed}");
+        lab.verb(&["lv", "create", &name, "--extents", "1"]);
+        let seqno = lab.lvm(&["vgs --noheadings -o vg_seqno vg"]).remove(0);
+        assert_eq!(seqno.trim(), if committed > 0 { "4" } else { "3" });
+    }
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
+    let lab = Lab::new(&[("a", 32), ("b", 32)]);
+    run(&mut lab.scratch.blockwork(["vg", "create", "vg", "a", "b", "-s", "1M"]));
+    lab.verb(&["lv", "create", "vg/lv", "--size", "20M"]);
+    for (args, expected) in [
+        (
+            &["lv", "create", "vg/big", "--size", "50M"][..],
+            "50 extents (50 MiB) are needed, 42 extents (42 MiB) are",
+        ),
+        (&["lv", "create", "vg/lv", "--size", "1M"], "vg/lv exists already"),
+        (&["lv", "create", "vg/a_tdata", "--size", "1M"], "LVM's own"),
+        (
+            &["lv", "create", "vg/x", "--type", "raid1", "--size", "30M"],
+            "on each of 2 physical volumes are needed",
+        ),
+        (&["lv", "create", "vg/x", "--size", "1M", "--nosync"], "--nosync: only the mirrors"),
+        (&["lv", "create", "none/x", "--size", "1M"], "there is no volume group \"none\"; there are: vg"),
+        (&["lv", "create", "x", "--size", "1M"], "expected VG/LV"),
+        (&["lv", "resize", "vg/lv", "--size", "-1M"], "add --force"),
+        (&["lv", "resize", "vg/lv", "--size", "20M"], "it has 20 extents (20 MiB) already"),
+        (&["lv", "remove", "vg/none"], "no logical volume \"vg/none\"; there are: lv"),
+        (&["lv", "rename", "vg/lv", "other/lv"], "cannot go to another group"),
+        (&["vg", "tag", "vg", "--addtag", "a b"], "the tag \"a b\""),
+        (&["vg", "reduce", "vg", "a"], "these volumes lie on it: lv"),
+        (&["vg", "extend", "vg", "a", "b"], "all of these disks belong to it already"),
+        (&["vg", "create", "other", "a"], "it is a physical volume of the group vg"),
+    ] {
+        let said = lab.refused(args);
+        assert!(said.contains(expected), "{args:?}: {said}");
+    }
+    let one = run_refused(&mut lab.scratch.blockwork(["lv", "remove", "vg/lv", "--disk", "a"]));
+    assert!(one.contains("is missing") && one.contains("give all disks of the group"), "{one}");
+
+    let server = lab.scratch.serve(["--disk", "a", "b", "vg/lv"]);
+    let busy = lab.refused(&["lv", "remove", "vg/lv"]);
+    assert!(busy.contains(&format!("locked by process {} (blockwork)", server.pid())), "{busy}");
+    server.stop_quietly();
+    lab.verb(&["lv", "remove", "vg/lv"]);
+}

@@ -1,0 +1,174 @@
+//! `blockwork md create`: arrays that are served at once, disks that are refused, and nothing left of what was there before.
+
+use std::os::unix::fs::symlink;
+
+use crate::support::fs::Loop;
+use crate::support::{Scratch, both, noise, output, run, run_refused, tool};
+use serde_json::Value;
+
+const MIB: u64 = 1 << 20;
+
+fn create(scratch: &Scratch, args: &str) -> String {
+    run(scratch.blockwork(["md", "create"]).args(args.split_whitespace()))
+}
+
+/// It must be refused with these words, and no byte be written.
+#[track_caller]
+fn refused(scratch: &Scratch, args: &str, words: &[&str]) {
+    let disks = || ["a", "b", "c", "d"].map(|name| scratch.read(name));
+    let before = disks();
+    let said = run_refused(scratch.blockwork(["md", "create"]).args(args.split_whitespace()));
+    words.iter().for_each(|word| assert!(said.contains(word), "{word:?} is not in: {said}"));
+    assert!(disks() == before, "{args}: something was written, though it said: {said}");
+}
+
+fn four(mib: u64) -> Scratch {
+    let scratch = Scratch::new();
+    for name in ["a", "b", "c", "d"] {
+        scratch.sparse(name, mib * MIB);
+    }
+    scratch
+}
+
+#[test]
+fn a_new_array_is_served_and_keeps_what_is_written_to_it() {
+    for (args, size) in [
+        ("--level 0 -n 4 --chunk 64K", 124 * MIB),
+        ("--level 1 -n 2 -x 2 --bitmap internal", 31 * MIB),
+        ("--level 10 -n 4 --metadata 1.0", 62 * MIB),
+        ("--level 10 -n 4 --layout o2 --chunk 4K --assume-clean --metadata 1.1", 62 * MIB),
+    ] {
+        let scratch = four(32);
+        let said = create(&scratch, &format!("{args} --name host:data a b c d"));
+        assert!(said.contains("md/data: "), "{said}");
+        let content = noise(usize::try_from(size).unwrap(), 7);
+        scratch.write("content", &content);
+        let served = scratch.serve(["--disk", "d", "b", "c", "a"]);
+        run(tool("nbdcopy").arg(scratch.at("content")).arg(scratch.uri("md/data")));
+        assert!(served.stop().status.success());
+        let served = scratch.serve(["--disk", "a", "b", "c", "d", "md/data", "--read-only"]);
+        run(tool("nbdcopy").arg(scratch.uri("md/data")).arg(scratch.at("copy")));
+        assert!(served.stop().status.success());
+        assert!(scratch.read("copy")[..content.len()] == content, "{args}");
+    }
+}
+
+#[test]
+fn members_may_be_missing_or_partitions_and_json_tells_all() {
+    let scratch = four(32);
+    let table = scratch.write("table", "label: gpt\nsize=8M\nsize=8M\n");
+    run(tool("sh").args(["-c", &format!("exec sfdisk --quiet {} <{table}", scratch.at("a"))]));
+    let said = create(&scratch, "--level 1 -n 3 --json --name data a/1 missing a/2");
+    let said: Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((&said["volume"], &said["raid_devices"]), (&"md/data".into(), &3.into()));
+    assert_eq!(said["array_size"], 7 * MIB);
+    assert_eq!(said["members"][1]["role"], 2);
+    let tree = run(&mut scratch.blockwork(["scan", "a"]));
+    assert!(tree.contains("member 2 of md/data") && tree.contains("[3/2]"), "{tree}");
+    // The table is as it was, and the members are what mdadm takes for one.
+    run(tool("sgdisk").arg("--verify").arg(scratch.at("a")));
+    let members = run(&mut scratch.blockwork(["md", "examine", "a"]));
+    assert!(members.contains("disk/a/1:\n") && members.contains("Array State : A.A"), "{members}");
+    // What one might not have meant is said.
+    scratch.sparse("large", 40 * MIB);
+    let said_of =
+        |args: &str| both(&output(scratch.blockwork(["md", "create"]).args(args.split_whitespace())));
+    let said = said_of("--level 1 -n 2 d large");
+    assert!(said.contains("warning: large: 8M of it are not used"), "{said}");
+    let said = said_of("--level 0 -n 2 --force d large");
+    assert!(
+        said.contains("warning: the members are of different size") && said.contains("before 5.4"),
+        "{said}"
+    );
+    // Without a name, the UUID's first digits are one.
+    let said: Value = serde_json::from_str(&create(&scratch, "--level 0 -n 2 --json b c")).unwrap();
+    assert!(said["array_uuid"].as_str().unwrap().starts_with(said["name"].as_str().unwrap()));
+}
+
+#[test]
+fn disks_that_hold_something_are_refused_and_with_force_nothing_of_it_is_left() {
+    let scratch = four(64);
+    run(tool("mkfs.ext4").args(["-q", "-L", "precious"]).arg(scratch.at("a")));
+    run(tool("sh").args(["-c", &format!("echo 'label: gpt\nsize=8M' | sfdisk --quiet {}", scratch.at("b"))]));
+    create(&scratch, "--level 1 -n 2 --metadata 1.0 --name older c d");
+    let uuid = run(tool("blkid").args(["-p", "-o", "value", "-s", "UUID"]).arg(scratch.at("a")));
+    refused(&scratch, "-l 0 -n 2 a b", &["a: it holds ext4 \"precious\"", uuid.trim(), "--force"]);
+    refused(&scratch, "-l 0 -n 1 --force missing", &["missing"]);
+    refused(&scratch, "-l 1 -n 2 missing b", &["b: it holds a partition table (gpt) with 1 partition,"]);
+    refused(&scratch, "-l 1 -n 2 c d", &["c: it holds a member of the raid1 array \"older\" ("]);
+    // What was at the end is found by nobody, nor what was at the start.
+    let said = create(&scratch, "--level 10 -n 4 --force --name newer a b c d");
+    assert!(said.contains("md/newer"), "{said}");
+    for name in ["a", "b", "c", "d"] {
+        let found =
+            run(tool("wipefs").args(["--noheadings", "--output", "type,offset"]).arg(scratch.at(name)));
+        assert_eq!(found.split_whitespace().collect::<Vec<_>>(), ["linux_raid_member", "0x1000"], "{name}");
+    }
+    let tree = run(&mut scratch.blockwork(["scan", "a", "b", "c", "d"]));
+    assert!(tree.contains("md/newer") && !tree.contains("older"), "{tree}");
+}
+
+#[test]
+fn what_cannot_be_an_array_is_refused_before_anything_is_written() {
+    let scratch = four(8);
+    scratch.sparse("small", MIB);
+    symlink(scratch.at("a"), scratch.path("link")).unwrap();
+    for (args, words) in [
+        ("-l 1 -n 2 a small", &["small: it has 2048 sectors", "give a larger disk"][..]),
+        ("-l 1 -n 2 a link", &["link: it is given twice (as a before)"]),
+        ("-l 1 -n 2 a a", &["a: it is given twice"]),
+        ("-l 1 -n 3 a b", &["--raid-devices 3 and --spare-devices 0 need 3 disks, and 2 were given"]),
+        ("-l 1 -n 1 a", &["an array of one device is unusual", "--force"]),
+        ("-l 0 -n 2 -x 1 a b c", &["neither spares nor missing members"]),
+        ("-l 0 -n 2 a missing", &["neither spares nor missing members"]),
+        ("-l 0 -n 2 a b --bitmap internal", &["no bitmap"]),
+        ("-l 10 -n 4 missing missing a b", &["members [0, 1] are missing"]),
+        ("-l 1 -n 2 missing missing", &["members [0, 1] are missing"]),
+        ("-l 1 -n 2 -x 1 a b missing", &["a spare cannot be missing"]),
+        ("-l 10 -n 2 --layout n3 a b", &["--layout n3: expected at most 2 copies"]),
+        ("-l 10 -n 2 --layout x2 a b", &["--layout x2: expected n, f or o"]),
+        ("-l 1 -n 2 --layout n2 a b", &["only a RAID10 has a choice of layouts"]),
+        ("-l 10 -n 2 --chunk 24K a b", &["a power of two of at least 4 KiB"]),
+        ("-l 1 -n 2 --chunk 64K a b", &["--chunk: a RAID1 has no chunks"]),
+        ("-l 10 -n 2 --chunk 1000 a b", &["--chunk 1000: expected whole sectors"]),
+        ("-l 1 -n 2 --size 40M a b", &["a: it has room for", "a smaller --size"]),
+        ("-l 1 -n 2 --name a/b a b", &["--name \"a/b\": expected letters"]),
+        ("-l 1 -n 2 a,ro b", &["a,ro: it cannot be written to"]),
+        ("-l 1 -n 2 a/3 b", &["a/3: the disk has no such partition"]),
+        ("-l 1 -n 2 a nothing", &["nothing: "]),
+        ("-l 5 -n 4 a b c d", &["invalid value '5'"]),
+    ] {
+        refused(&scratch, args, words);
+    }
+}
+
+#[test]
+fn a_disk_that_a_server_has_is_refused() {
+    let scratch = four(8);
+    let served = scratch.serve(["--disk", "b"]);
+    refused(&scratch, "-l 1 -n 2 a b", &["b: ", "locked", "stop that first"]);
+    refused(&scratch, "-l 1 -n 2 --force a b", &["locked"]);
+    served.stop();
+    // No resync, which would write meanwhile.
+    create(&scratch, "-l 1 -n 2 --assume-clean a b");
+    let served = scratch.serve(["--disk", "a", "b"]);
+    refused(&scratch, "-l 1 -n 2 --force c b", &["b: ", "locked"]);
+    served.stop();
+}
+
+#[test]
+fn disks_with_blocks_of_4096_bytes_are_written_in_whole_ones_and_not_mixed_with_others() {
+    let scratch = four(8);
+    let loops =
+        ["a", "b"].map(|name| Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at(name)));
+    let [a, b] = [&loops[0].device, &loops[1].device];
+    refused(
+        &scratch,
+        &format!("-l 1 -n 2 {a} c"),
+        &["c: its logical blocks have 512 bytes, and those of", "4096"],
+    );
+    create(&scratch, &format!("-l 1 -n 2 --bitmap internal --name data {a} {b}"));
+    let shown = run(&mut scratch.blockwork(["md", "examine", a]));
+    assert!(shown.contains("Internal Bitmap : 8 sectors from superblock"), "{shown}");
+    assert_eq!(run(tool("mdadm").args(["--examine", a]).env("TZ", "UTC")), shown.replace(" UTC\n", "\n"));
+}

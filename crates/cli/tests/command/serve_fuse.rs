@@ -1,0 +1,197 @@
+//! `serve --fuse`: volumes as files, and the kernel's loop driver with XFS and ext4 over them. That file systems are
+//! whole is judged by their own tools; how the disk was treated, by the statistics.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+
+use crate::support::fs::{LeftMount, Loop, Mounted, checksums, make_tree, print_of};
+use crate::support::{Scratch, Server, Stats, both, output, run, run_refused, tool};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// `serve --fuse` of one volume at `fuse.img`, with statistics.
+fn serve(scratch: &Scratch, volume: &[&str]) -> (Server, LeftMount, String) {
+    let place = scratch.at("fuse.img");
+    let mut command = scratch.blockwork(["serve", "--stats", "--json", "--fuse", &place, "--disk"]);
+    let server = Server::start(command.args(volume));
+    assert_eq!(server.addresses, [format!("fuse:{place}")]);
+    (server, LeftMount(place.clone().into()), place)
+}
+
+#[test]
+fn a_volume_is_a_file_and_several_are_a_folder() {
+    let scratch = Scratch::new();
+    let content = scratch.noise("a.img", 1 << 20, 1);
+    scratch.sparse("b.img", 3 * MIB);
+    let (server, _left, file) = serve(&scratch, &["a.img"]);
+    assert_eq!(fs::metadata(&file).unwrap().len(), MIB);
+    assert!(fs::read(&file).unwrap() == content);
+    server.stop_for_stats();
+    // What was not there before is not there afterwards.
+    assert!(!fs::exists(&file).unwrap());
+    let folder = scratch.at("folder");
+    fs::create_dir(&folder).unwrap();
+    let _left = LeftMount(folder.clone().into());
+    let mut command = scratch.blockwork(["serve", "--fuse", &folder, "--disk", "a.img", "b.img"]);
+    let server = Server::start(&mut command);
+    let found = run(tool("find").args([&folder, "-type", "f", "-printf", "%P %s\n"]));
+    let mut found: Vec<_> = found.lines().collect();
+    found.sort_unstable();
+    assert_eq!(found, ["disk/a.img 1048576", "disk/b.img 3145728"]);
+    assert!(fs::read(format!("{folder}/disk/a.img")).unwrap() == content);
+    server.stop_quietly();
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "the folder is there, and nothing is mounted");
+}
+
+#[test]
+fn qemu_img_and_dd_read_and_write_the_file() {
+    let scratch = Scratch::new();
+    let content = scratch.noise("content", 4 << 20, 2);
+    scratch.sparse("disk.img", 4 * MIB);
+    let (server, _left, file) = serve(&scratch, &["disk.img"]);
+    let (from, to) = (format!("if={}", scratch.at("content")), format!("of={file}"));
+    run(tool("dd").args([&from, &to, "bs=64k", "oflag=direct", "conv=notrunc,fsync", "status=none"]));
+    let args = ["compare", "-f", "raw", "-F", "raw", &file, &scratch.at("content")];
+    assert!(run(tool("qemu-img").args(args)).contains("identical"));
+    let stats = server.stop_for_stats();
+    assert!(scratch.read("disk.img") == content);
+    assert_eq!(stats.count("disk.img", "write_bytes"), 4 * MIB);
+}
+
+/// A tree is copied to a new file system on a loop device over the FUSE file, trimmed, checked, and found again after
+/// all was taken down and put up once more. Gives the statistics of the first turn.
+fn a_real_workload(bytes: u64, mkfs: &[&str], check: &[&str]) -> Stats {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", bytes);
+    let tree = scratch.path("tree");
+    make_tree(&tree);
+    let expected = checksums(&tree);
+    let (server, left, file) = serve(&scratch, &["disk.img"]);
+    {
+        let device = Loop::over(&file);
+        assert_eq!(device.sysfs("loop/dio"), "1", "loop takes the file for direct I/O");
+        assert_eq!(device.sysfs("queue/discard_granularity"), "4096");
+        run(tool(mkfs[0]).args(&mkfs[1..]).arg(&device.device));
+        let mounted = Mounted::new(&device.device, &scratch.path("mnt"));
+        for copy in ["first", "second"] {
+            run(tool("cp").arg("-r").arg(&tree).arg(mounted.place.join(copy)));
+        }
+        run(tool("sync").arg("--file-system").arg(&mounted.place));
+        assert_eq!(checksums(&mounted.place.join("first")), expected);
+        fs::remove_dir_all(mounted.place.join("second")).unwrap();
+        // Both free in the background: only unmounting waits for it.
+        mounted.unmount();
+        let mounted = Mounted::new(&device.device, &scratch.path("mnt"));
+        let said = run(tool("fstrim").arg("-v").arg(&mounted.place));
+        assert!(said.contains("trimmed"), "{said}");
+        mounted.unmount();
+        let done = output(tool(check[0]).args(&check[1..]).arg(&device.device));
+        assert_eq!(done.status.code(), Some(0), "{}", both(&done));
+    }
+    let stats = server.stop_for_stats();
+    drop(left);
+    let (server, _left, file) = serve(&scratch, &["disk.img"]);
+    {
+        let device = Loop::over(&file);
+        let mounted = Mounted::new(&device.device, &scratch.path("mnt"));
+        assert_eq!(checksums(&mounted.place.join("first")), expected);
+        mounted.unmount();
+    }
+    server.stop_for_stats();
+    stats
+}
+
+#[test]
+fn xfs_on_a_loop_device_survives_a_workload_and_a_trim() {
+    let stats = a_real_workload(2 * GIB, &["mkfs.xfs", "-q"], &["xfs_repair", "-n"]);
+    assert!(stats.count("disk.img", "discard_bytes") > GIB, "nearly all of it is free");
+    assert_eq!(stats.count("disk.img", "errors"), 0);
+}
+
+#[test]
+fn ext4_on_a_loop_device_survives_a_workload_and_a_trim() {
+    let stats = a_real_workload(GIB, &["mkfs.ext4", "-q"], &["e2fsck", "-f", "-n"]);
+    assert!(stats.count("disk.img", "discard_bytes") > GIB / 2, "nearly all of it is free");
+    assert_eq!(stats.count("disk.img", "errors"), 0);
+}
+
+#[test]
+fn mkfs_and_fstrim_of_3800_gib_make_few_fallocates_and_none_below_4_kib() {
+    // qemu-storage-daemon makes 11,888, of which 8,082 are below 4 KiB.
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 3800 * GIB);
+    let (server, _left, file) = serve(&scratch, &["disk.img"]);
+    {
+        let device = Loop::over(&file);
+        run(tool("mkfs.xfs").args(["-q", &device.device]));
+        let mounted = Mounted::new(&device.device, &scratch.path("mnt"));
+        run(tool("fstrim").arg(&mounted.place));
+        mounted.unmount();
+    }
+    let stats = server.stop_for_stats();
+    let fallocates = stats.count("disk.img", "discards") + stats.count("disk.img", "write_zeroes");
+    assert!(
+        stats.count("disk.img", "discard_bytes") > 2 * 3700 * GIB,
+        "all was discarded by mkfs and by fstrim"
+    );
+    assert!(fallocates <= 2900, "{fallocates} fallocates");
+    // The file says that its granularity is 4 KiB, so that the kernel sends nothing smaller to be cut or zeroed by hand.
+    assert_eq!(stats.count("disk.img", "discard_bytes") % 4096, 0);
+    assert_eq!(stats.count("disk.img", "zeroes_written"), 0);
+}
+
+#[test]
+fn holes_are_seen_punched_and_zeroed_through_the_file() {
+    let scratch = Scratch::new();
+    let mut model = scratch.noise("disk.img", 8 << 20, 3);
+    let (server, _left, file) = serve(&scratch, &["disk.img"]);
+    let fallocate = |mode: &str, at: u64, len: u64| {
+        run(tool("fallocate").args([mode, "--offset", &at.to_string(), "--length", &len.to_string(), &file]));
+    };
+    fallocate("--punch-hole", MIB, MIB);
+    fallocate("--zero-range", 4 * MIB + 4096, 2 * MIB);
+    let map = run(tool("qemu-img").args(["map", "-f", "raw", "--output=json", &file]));
+    let map: serde_json::Value = serde_json::from_str(&map).expect("JSON");
+    let hole = map.as_array().unwrap().iter().find(|e| e["start"] == MIB).expect("an extent begins there");
+    assert_eq!((&hole["length"], &hole["data"]), (&MIB.into(), &false.into()), "{map}");
+    model[1 << 20..2 << 20].fill(0);
+    model[(4 << 20) + 4096..(6 << 20) + 4096].fill(0);
+    assert!(fs::read(&file).unwrap() == model);
+    // It is a disk: it does not grow, and does not shrink.
+    let file = OpenOptions::new().write(true).open(&file).unwrap();
+    assert!(file.set_len(MIB).is_err());
+    assert!(file.write_all_at(b"x", 8 * MIB).is_err());
+    drop(file);
+    server.stop_for_stats();
+    assert!(scratch.read("disk.img") == model);
+}
+
+#[test]
+fn a_read_only_server_has_read_only_files() {
+    let scratch = Scratch::new();
+    let content = scratch.noise("disk.img", 1 << 20, 4);
+    let before = print_of(&scratch.at("disk.img"));
+    let (server, _left, file) = serve(&scratch, &["disk.img", "--read-only"]);
+    assert!(fs::read(&file).unwrap() == content);
+    let error = OpenOptions::new().write(true).open(&file).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem, "{error}");
+    run_refused(tool("fallocate").args(["--punch-hole", "--offset", "0", "--length", "4096", &file]));
+    server.stop_for_stats();
+    assert_eq!(print_of(&scratch.at("disk.img")), before);
+}
+
+#[test]
+fn the_mount_of_a_killed_server_is_named_with_its_remedy() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", MIB);
+    let (server, _left, file) = serve(&scratch, &["disk.img"]);
+    server.kill();
+    let said = scratch.refused(["--disk", "disk.img", "--fuse", &file]);
+    assert!(said.contains("the mount of a server that was killed is still there"), "{said}");
+    run(tool("umount").arg(&file));
+    let (server, _left, file) = serve(&scratch, &["disk.img"]);
+    let said = scratch.refused(["--disk", "null:1M", "--fuse", &file]);
+    assert!(said.contains("already mounted here"), "{said}");
+    server.stop_for_stats();
+}

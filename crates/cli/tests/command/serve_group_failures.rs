@@ -1,0 +1,164 @@
+//! A thin volume of a group that is served, whose making fails on its way: at each page in turn that its disk has no room for. Clients are
+//! offered what they were offered before, whether it is taken back or stays; and group and pool agree, for the server and for LVM's tools.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::support::fs::SmallDisk;
+use crate::support::lvm::Lab;
+use crate::support::nbd::python;
+use crate::support::{both, output, run, tool, until};
+use blockwork_format::thin::Superblock;
+use serde_json::Value;
+
+/// What clients can open.
+fn offered(lab: &Lab) -> Vec<String> {
+    let list = run(tool("nbdinfo").args(["--list", "--json", &lab.scratch.uri("")]));
+    let list: Value = serde_json::from_str(&list).expect("JSON");
+    let exports = list["exports"].as_array().expect("a list").iter();
+    let mut names: Vec<_> =
+        exports.map(|export| export["export-name"].as_str().expect("a name").to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// The thin volumes as the server tells of them.
+fn shown(lab: &Lab) -> Vec<String> {
+    let said = run(&mut lab.scratch.blockwork(["lv", "show", "--json", "vg"]));
+    let all: Value = serde_json::from_str(&said).expect("JSON");
+    let thin = all.as_array().expect("a list").iter().filter(|volume| volume["type"] == "thin");
+    let mut names: Vec<_> = thin.map(|volume| volume["name"].as_str().expect("a name").to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// The same as LVM reads them from the disk.
+fn written(lab: &Lab) -> Vec<String> {
+    let lines = lab.columns("lv_name,thin_id");
+    let thin = lines.iter().filter_map(|line| line.split_once(';')).filter(|(_, id)| !id.is_empty());
+    let mut names: Vec<_> = thin.map(|(name, _)| name.to_owned()).collect();
+    names.sort();
+    names
+}
+
+/// How the making of a volume ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum End {
+    /// There was no room for the text that begins it.
+    NotBegun,
+    /// The pool could not write down the volume.
+    Refused,
+    /// The pool has it, and there was no room for the text that says so.
+    Told,
+}
+
+/// Has the running server make `vg/two` while there is room for so many pages; none: that was enough.
+fn make_within(lab: &Lab, small: &SmallDisk, pages: u64) -> Option<(End, String)> {
+    small.fill_up();
+    small.make_room_for(pages);
+    let done = output(&mut lab.scratch.blockwork(["lv", "create", "vg/two", "--thin", "pool", "-V", "8M"]));
+    small.make_room();
+    if done.status.success() {
+        return None;
+    }
+    let said = both(&done);
+    let end = match () {
+        () if said.contains("the pool pool: ") => End::Refused,
+        () if shown(lab) == ["one"] => End::NotBegun,
+        () => End::Told,
+    };
+    Some((end, said))
+}
+
+#[test]
+fn a_volume_that_fails_at_any_step_is_offered_to_nobody_and_group_and_pool_agree_about_it() {
+    let lab = Lab::new(&[("a", 81)]);
+    let small = SmallDisk::new(&lab.scratch, "a", 81, 24);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "8M"]);
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "8M"]);
+    lab.verb(&["lv", "create", "vg/plain", "--size", "4M"]);
+    lab.tag_until_a_text_takes_pages("vg/plain");
+    let kept = lab.scratch.at("kept");
+    let copy = |from: &str, to: &str| run(tool("cp").args(["--sparse=always", from, to]));
+    copy(&lab.scratch.at("a"), &kept);
+    let mut ends = BTreeSet::new();
+    for pages in 0.. {
+        assert!(pages < 100, "it fails however much room there is: {ends:?}");
+        copy(&kept, &lab.scratch.at("a"));
+        let server = lab.scratch.serve(["--disk", "a"]);
+        let before = offered(&lab);
+        assert_eq!(before, ["vg/one", "vg/plain"]);
+        let Some((end, said)) = make_within(&lab, &small, pages) else {
+            assert_eq!(offered(&lab), ["vg/one", "vg/plain", "vg/two"]);
+            server.stop_quietly();
+            break;
+        };
+        ends.insert(end);
+        let what = format!("{end:?}, with {pages} pages: {said}{}", server.said());
+        let is_there = shown(&lab).len() == 2;
+        assert_eq!((offered(&lab), written(&lab)), (before.clone(), shown(&lab)), "{what}");
+        match end {
+            End::NotBegun => assert!(!is_there && said.contains("nothing has changed"), "{what}"),
+            // A pool that can write nothing can take nothing back either.
+            End::Refused => assert!(!is_there || said.contains("vg/two cannot be taken back"), "{what}"),
+            End::Told => assert!(is_there && said.contains("vg/two is made all the same"), "{what}"),
+        }
+        server.stop();
+        if end != End::Refused {
+            // Whoever opens the group next makes complete what was cut short. A pool that has failed is to be checked first.
+            lab.verb(&["lv", "tag", "vg/plain", "--addtag", "next"]);
+            assert_eq!(lab.dumped("pool").matches("dev_id=").count(), written(&lab).len(), "{what}");
+        }
+        let server = lab.scratch.serve(["--disk", "a"]);
+        let is_offered = offered(&lab).contains(&"vg/two".to_owned());
+        assert_eq!(is_offered, end == End::Told, "{what}");
+        assert!(before.iter().all(|name| offered(&lab).contains(name)), "{what}");
+        if is_offered {
+            let uri = lab.scratch.uri("vg/two");
+            python(&format!("h = connect({uri:?})\nassert h.pread(512, 0) == bytes(512)\n"));
+        }
+        server.stop();
+    }
+    assert_eq!(ends.into_iter().collect::<Vec<_>>(), [End::NotBegun, End::Refused, End::Told]);
+}
+
+/// Has the pool say that it needs a check, as after a failure.
+fn ask_for_a_check(lab: &Lab) {
+    let (starts, _) = lab.metadata_places("pool");
+    let disk = File::options().read(true).write(true).open(lab.scratch.path("a")).expect("a disk");
+    let mut block = [0; 4096];
+    disk.read_exact_at(&mut block, starts[0]).expect("it is there");
+    let superblock = Superblock::decode(&block).expect("it is whole").expect("it is there");
+    let asking = Superblock { needs_check: true, ..superblock };
+    disk.write_all_at(&asking.encode(0)[..], starts[0]).expect("it is written");
+}
+
+#[test]
+fn a_pool_that_makes_no_use_of_more_room_is_given_none() {
+    let lab = Lab::new(&[("a", 241)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "16M"]);
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "16M"]);
+    let server = lab.scratch.serve(["--disk", "a"]);
+    let uri = lab.scratch.uri("vg/one");
+    python(&format!("h = connect({uri:?})\nh.pwrite(b'x' * (12 << 20), 0)\nh.flush()\n"));
+    server.stop_quietly();
+    ask_for_a_check(&lab);
+    let before = lab.columns("lv_name,lv_size");
+    let set = ["--set", "thin-pool:thin_pool_autoextend_threshold=50"];
+    let server = lab.scratch.serve(["--disk", "a"].iter().chain(&set));
+    let told = || {
+        server.said().matches("it cannot be extended: it is read-only: its metadata needs a check").count()
+    };
+    until("it is told", || told() > 0);
+    let before_change = told();
+    // Whoever changes the group has it looked at once more.
+    run(&mut lab.scratch.blockwork(["lv", "create", "vg/new", "--size", "4M"]));
+    until("it is told again", || told() > before_change);
+    server.stop();
+    let mut after = lab.columns("lv_name,lv_size");
+    after.retain(|line| !line.starts_with("new;"));
+    assert_eq!(after, before);
+}

@@ -1,0 +1,95 @@
+//! `serve` of md arrays: what large discards become on the members. (That arrays of the kernel's are read and written as the
+//! kernel does is shown in `kernel_*.rs`.)
+
+use std::time::{Duration, Instant};
+
+use crate::support::fs::{LeftMount, Loop};
+use crate::support::md::array;
+use crate::support::nbd::python;
+use crate::support::{Scratch, Server, Stats, run, tool};
+use blockwork_format::md::Level;
+
+/// 1.9 TB, in whole MiB.
+const BYTES: u64 = 1_900_000_000_000 >> 20 << 20;
+const MEMBERS: u16 = 4;
+
+/// mkfs.xfs on a loop device over the array as a FUSE file: statistics, and how long it took.
+fn mkfs(level: Level) -> (Scratch, Stats, Duration) {
+    let scratch = Scratch::new();
+    let disks = array(&scratch, "d", level, MEMBERS, BYTES);
+    let place = scratch.at("fuse.img");
+    let mut command = scratch.blockwork(["serve", "md/d", "--stats", "--json", "--fuse", &place, "--disk"]);
+    let server = Server::start(command.args(disks));
+    let _left = LeftMount(place.clone().into());
+    let took = {
+        let device = Loop::over(&place);
+        let start = Instant::now();
+        run(tool("mkfs.xfs").args(["-q", &device.device]));
+        start.elapsed()
+    };
+    (scratch, server.stop_for_stats(), took)
+}
+
+#[test]
+fn mkfs_on_a_raid10_of_four_1900_gb_disks_discards_each_member_as_often_as_the_array() {
+    let (_scratch, mirrored, on_mirrors) = mkfs(Level::Raid10);
+    let (_scratch, striped, on_stripes) = mkfs(Level::Raid0);
+    println!("mkfs.xfs took {on_mirrors:?} on the RAID10 and {on_stripes:?} on the RAID0");
+    for (stats, copies) in [(mirrored, 2), (striped, 1)] {
+        // mkfs.xfs discards 2 GiB at a time, and waits for each. What punches holes into a file has to read as zeros.
+        let discards = |node: &str| stats.count(node, "discards") + stats.count(node, "write_zeroes");
+        let asked = discards("md/d");
+        let size = (BYTES - (130 << 20)) * u64::from(MEMBERS) / copies;
+        // A few more where it lays out its log.
+        assert!((1..=size.div_ceil(2 << 30) + 8).contains(&asked), "{asked} discards of the array");
+        for member in 0..MEMBERS {
+            let name = format!("d{member}.img");
+            let got = discards(&name);
+            // One for each of the array's, and not more than a few for the one at its end, which is not whole rows.
+            assert!((1..=asked + 3).contains(&got), "{name}: {got} discards for {asked} of the array");
+            assert!(stats.count(&name, "discard_bytes") >= size * copies / u64::from(MEMBERS));
+            assert_eq!(stats.count(&name, "zeroes_written"), 0);
+        }
+    }
+}
+
+#[test]
+fn a_discard_of_4_gib_at_any_place_is_at_most_three_on_each_member() {
+    let scratch = Scratch::new();
+    let disks = array(&scratch, "d", Level::Raid10, MEMBERS, BYTES);
+    let socket = scratch.at("nbd.sock");
+    let mut command = scratch.blockwork(["serve", "md/d", "--stats", "--json", "--nbd"]);
+    let server = Server::start(command.arg(format!("unix:{socket}")).arg("--disk").args(disks));
+    // Neither end is at a chunk: a whole range, and a piece of a chunk at either end.
+    python(&format!(
+        "import nbd\nh = nbd.NBD()\nh.connect_uri('nbd+unix:///md/d?socket={socket}')\n\
+         h.trim((4 << 30) - 65536, (700 << 30) + 12288)\n"
+    ));
+    let stats = server.stop_for_stats();
+    assert_eq!(stats.count("md/d", "discards"), 1);
+    let on_members: u64 = (0..MEMBERS).map(|n| stats.count(&format!("d{n}.img"), "discards")).sum();
+    assert!((4..=8).contains(&on_members), "{on_members} discards on the members");
+    let bytes: u64 = (0..MEMBERS).map(|n| stats.count(&format!("d{n}.img"), "discard_bytes")).sum();
+    assert_eq!(bytes, 2 * ((4 << 30) - 65536));
+}
+
+#[test]
+fn sequential_reads_of_1_mib_use_all_members_alike() {
+    const LEN: u64 = 64 << 20;
+    let scratch = Scratch::new();
+    let disks = array(&scratch, "d", Level::Raid10, MEMBERS, 1 << 30);
+    let socket = scratch.at("nbd.sock");
+    let mut command = scratch.blockwork(["serve", "md/d", "--read-only", "--stats", "--json", "--nbd"]);
+    let server = Server::start(command.arg(format!("unix:{socket}")).arg("--disk").args(disks));
+    python(&format!(
+        "import nbd\nh = nbd.NBD()\nh.connect_uri('nbd+unix:///md/d?socket={socket}')\n\
+         for at in range(0, {LEN}, 1 << 20): h.pread(1 << 20, at)\n"
+    ));
+    let stats = server.stop_for_stats();
+    let share = LEN / u64::from(MEMBERS);
+    for member in 0..MEMBERS {
+        let bytes = stats.count(&format!("d{member}.img"), "read_bytes");
+        // More than its share only by what is read ahead where turns end.
+        assert!((share..share * 5 / 4).contains(&bytes), "d{member}.img: {bytes} bytes of {share}");
+    }
+}

@@ -1,0 +1,152 @@
+//! What a real NFS server (nfs-ganesha) refuses or no longer has, in the middle of what clients do: each failure reaches the client by
+//! its number and the log by its name, what was acknowledged stays, and what comes after goes on. Needs root, for a network of its own.
+
+use crate::support::nbd::python;
+use crate::support::nfs::NfsServer;
+use crate::support::{Background, Scratch, Server, tool, until};
+use rustix::process::Signal;
+
+const MIB: u64 = 1 << 20;
+/// Versions of NFS, as an address names them.
+const VERSIONS: [&str; 2] = ["vers=3", "vers=4"];
+
+/// `blockwork serve` of a file of the server, over NBD.
+fn serve(scratch: &Scratch, nfs: &NfsServer, query: &str) -> Server {
+    let url = nfs.url("disk.img", query);
+    let command = scratch.blockwork(["serve", "--nbd", "unix:socket", "--disk", &url, "--workers", "1"]);
+    Server::start(&mut nfs.beside(&command))
+}
+
+/// Writes 64 KiB after 64 KiB of a byte that tells the block's number, `blocks` of them from block `from` on, a flush behind each,
+/// until one is refused: how many were not, and the error's name.
+fn fill(scratch: &Scratch, from: u64, blocks: u64) -> String {
+    let uri = scratch.uri("");
+    python(&format!(
+        "h = connect({uri:?})\ndone, why = 0, None\nfor n in range({from}, {from} + {blocks}):\n    \
+         why = refused(lambda: (h.pwrite(bytes([n + 1]) * 65536, n * 65536), h.flush()))\n    \
+         if why: break\n    done += 1\nprint(done, errno.errorcode.get(why))"
+    ))
+    .trim()
+    .to_owned()
+}
+
+/// What comes of each of these calls of a client: the error's name.
+fn calls(scratch: &Scratch, calls: &[&str]) -> String {
+    let (uri, calls) = (scratch.uri(""), calls.join(", lambda: "));
+    python(&format!(
+        "h = connect({uri:?})\nprint([(lambda why: errno.errorcode.get(why))(refused(call)) for call in [lambda: {calls}]])"
+    ))
+    .trim()
+    .to_owned()
+}
+
+/// Which of the first blocks hold something else than [`fill`] has written.
+fn differing(scratch: &Scratch, blocks: u64) -> String {
+    let uri = scratch.uri("");
+    python(&format!(
+        "h = connect({uri:?})\nprint([n for n in range({blocks}) if h.pread(65536, n * 65536) != bytes([n + 1]) * 65536])"
+    ))
+    .trim()
+    .to_owned()
+}
+
+#[test]
+fn a_file_system_that_is_full_refuses_writes_and_takes_them_again_when_there_is_room() {
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        // Room that ends within a write: the server does a part of it first.
+        let nfs = NfsServer::start_on_tmpfs(&scratch, "size=1000k");
+        nfs.within(&format!("truncate -s 4M {}", nfs.path("disk.img")));
+        let server = serve(&scratch, &nfs, &format!("?{version}"));
+        assert_eq!(fill(&scratch, 0, 64), "15 ENOSPC");
+        until("the reason is told", || {
+            server.said().contains("NFSERR_NOSPC; make room in the server's file system")
+        });
+        assert_eq!(differing(&scratch, 15), "[]");
+        nfs.within(&format!("mount -o remount,size=8m {}", nfs.path("")));
+        assert_eq!(fill(&scratch, 15, 49), "49 None");
+        assert_eq!(differing(&scratch, 64), "[]");
+        assert!(server.stop().status.success());
+    }
+}
+
+#[test]
+fn a_file_that_was_replaced_is_stale_and_one_that_shrinks_ends_where_it_ends() {
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        let mut nfs = NfsServer::start(&scratch);
+        scratch.sparse("export/disk.img", 4 * MIB);
+        let server = serve(&scratch, &nfs, &format!("?timeo=50&{version}"));
+        assert_eq!(fill(&scratch, 0, 64), "64 None");
+        let file = std::fs::OpenOptions::new().write(true).open(scratch.path("export/disk.img"));
+        file.and_then(|file| file.set_len(MIB)).expect("it is cut");
+        let read = |block: u64| {
+            let uri = scratch.uri("");
+            let said = python(&format!(
+                "h = connect({uri:?})\nwhy = refused(lambda: h.pread(65536, {block} * 65536))\nprint(errno.errorcode.get(why))"
+            ));
+            said.trim().to_owned()
+        };
+        assert_eq!((read(15), read(16)), ("None".to_owned(), "EIO".to_owned()));
+        until("the reason is told", || server.said().contains("it ends at byte 1048576 now"));
+        nfs.kill();
+        std::fs::remove_file(scratch.path("export/disk.img")).expect("it is removed");
+        scratch.sparse("export/disk.img", 4 * MIB);
+        nfs.start_again();
+        assert_eq!(fill(&scratch, 0, 1), "0 EIO");
+        until("the reason is told", || {
+            server.said().contains("NFSERR_STALE; the file was removed or replaced")
+        });
+    }
+}
+
+#[test]
+fn a_soft_mount_gives_up_on_a_server_that_hangs_and_goes_on_when_it_answers() {
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        let nfs = NfsServer::start(&scratch);
+        scratch.sparse("export/disk.img", 4 * MIB);
+        let server = serve(&scratch, &nfs, &format!("?timeo=5&retrans=1&{version}"));
+        assert_eq!(fill(&scratch, 0, 16), "16 None");
+        nfs.freeze();
+        assert_eq!(fill(&scratch, 16, 16), "0 EIO");
+        until("the reason is told", || server.said().contains("it is a soft mount, so I/O fails"));
+        nfs.thaw();
+        assert_eq!(fill(&scratch, 16, 47), "47 None");
+        // What a flush without an answer was to make durable is kept for the next one.
+        assert_eq!(calls(&scratch, &["h.pwrite(bytes([64]) * 65536, 63 * 65536)"]), "[None]");
+        nfs.freeze();
+        assert_eq!(calls(&scratch, &["h.flush()"]), "['EIO']");
+        nfs.thaw();
+        assert_eq!(calls(&scratch, &["h.flush()"]), "[None]");
+        assert_eq!(differing(&scratch, 64), "[]");
+        assert!(server.stop().status.success());
+    }
+}
+
+#[test]
+fn a_server_that_cannot_end_says_what_it_waits_for_and_ends_at_once_when_it_is_told_again() {
+    let scratch = Scratch::new();
+    let nfs = NfsServer::start(&scratch);
+    scratch.sparse("export/disk.img", 4 * MIB);
+    let mut server = serve(&scratch, &nfs, "");
+    assert_eq!(fill(&scratch, 0, 1), "1 None");
+    nfs.freeze();
+    let write =
+        format!("import nbd\nh = nbd.NBD()\nh.connect_uri({:?})\nh.pwrite(b'x' * 65536, 0)", scratch.uri(""));
+    let writer = Background::start(tool("/usr/bin/python3").args(["-c", &write]));
+    until("the write is under way", || {
+        let stats = scratch.ask("/v1/stats");
+        stats["nodes"].as_array().expect("a list").iter().any(|node| node["in_flight"] == 1)
+    });
+    server.signal(Signal::TERM);
+    until("it says what it waits for", || server.said().contains("the end waits for 1 request to"));
+    assert!(server.said().contains("disk.img; another SIGINT (^C) or SIGTERM ends"), "{}", server.said());
+    assert!(server.is_alive());
+    // Whichever: who has asked by one loses patience by the other.
+    server.signal(Signal::INT);
+    assert_eq!(server.wait().status.code(), Some(130));
+    nfs.thaw();
+    let (code, _) = writer.finish();
+    assert_ne!(code, Some(0), "a write that nobody did was acknowledged");
+}

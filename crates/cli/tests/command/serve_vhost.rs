@@ -1,0 +1,419 @@
+//! `serve --vhost-user`: a guest's requests while servers come and go. The front end is that of `bench/vhostload`, which has a
+//! guest's rings and memory without a guest.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::support::fs::LeftMount;
+use crate::support::{PATIENCE, Scratch, Server, run, run_refused, until};
+use blockwork_format::vhost_user::{Message, Region, VringFile};
+use blockwork_format::virtio::blk::{Range, RequestHeader, request, status};
+use blockwork_format::virtio::{Descriptor, descriptor_flag, split};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::Signal;
+use vhostload::{Disk, Options, Request};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: usize = 4096;
+
+fn serve(scratch: &Scratch, more: &[&str]) -> Command {
+    let mut command = scratch.blockwork(["serve", "--vhost-user", &scratch.at("socket"), "--disk"]);
+    command.args(more);
+    command
+}
+
+/// The same where the ring is forbidden, so that only threads can do what is done.
+fn serve_by_threads(scratch: &Scratch, more: &[&str]) -> Command {
+    let mut command =
+        scratch.without_ring(["serve", "--vhost-user", &scratch.at("socket"), "--io", "threads", "--disk"]);
+    command.args(more);
+    command
+}
+
+fn socket(scratch: &Scratch) -> PathBuf {
+    scratch.path("socket")
+}
+
+/// A guest that writes blocks all over its disk, and knows what it was told.
+struct Guest {
+    disk: Disk,
+    blocks: u64,
+    /// By queue and number of the request: what it writes where.
+    in_flight: HashMap<(usize, u16), (u64, u64)>,
+    /// What each block holds, where that is known.
+    written: HashMap<u64, u64>,
+    next: u64,
+    finished: u64,
+}
+
+impl Guest {
+    fn new(disk: Disk, blocks: u64) -> Guest {
+        Guest { disk, blocks, in_flight: HashMap::new(), written: HashMap::new(), next: 1, finished: 0 }
+    }
+
+    /// Tops up all queues, with blocks that nothing is in flight to.
+    fn fill(&mut self) {
+        for queue in 0..self.disk.queues.len() {
+            while let Some(id) = self.disk.queues[queue].next_id() {
+                let block = self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15) % self.blocks;
+                if self.in_flight.values().any(|&(busy, _)| busy == block) {
+                    self.next += 1;
+                    continue;
+                }
+                self.disk.write_data(queue, id, &self.next.to_le_bytes().repeat(BLOCK / 8));
+                let request = Request { kind: request::OUT, sector: block * 8, len: BLOCK };
+                if self.disk.start(queue, request).is_none() {
+                    break; // the ring is full
+                }
+                self.in_flight.insert((queue, id), (block, self.next));
+                self.next += 1;
+            }
+        }
+    }
+
+    /// Notes what is done.
+    fn take(&mut self) -> u64 {
+        let before = self.finished;
+        for queue in 0..self.disk.queues.len() {
+            while let Some(done) = self.disk.finished(queue) {
+                assert_eq!(done.status, status::OK);
+                let (block, number) = self.in_flight.remove(&(queue, done.id)).expect("answered once");
+                self.written.insert(block, number);
+                self.finished += 1;
+            }
+        }
+        self.finished - before
+    }
+
+    fn run(&mut self, requests: u64) {
+        let end = self.finished + requests;
+        until("requests are answered", || {
+            self.fill();
+            self.take();
+            self.finished >= end
+        });
+    }
+
+    /// Ends what is in flight, and reads everything back.
+    fn verify(&mut self) {
+        until("the rest is answered", || {
+            self.take();
+            self.in_flight.is_empty()
+        });
+        for (&block, &number) in &self.written {
+            let read = Request { kind: request::IN, sector: block * 8, len: BLOCK };
+            let done = self.disk.run(0, read).unwrap();
+            let mut data = vec![0; BLOCK];
+            self.disk.read_data(0, done.id, &mut data);
+            assert!(
+                data == number.to_le_bytes().repeat(BLOCK / 8),
+                "block {block} does not hold write {number}"
+            );
+        }
+    }
+}
+
+/// Kills the server under load, again and again; each next one takes up what the last one had.
+fn killed_under_load(options: Options, serve: fn(&Scratch, &[&str]) -> Command) {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 64 * MIB);
+    let mut server = Server::start(&mut serve(&scratch, &["disk.img", "--workers", "2"]));
+    let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 64 * MIB / BLOCK as u64);
+    for round in 0..5 {
+        guest.run(500 + round * 37);
+        // Of some it is not known how far they are; the last ones it cannot even have seen.
+        guest.fill();
+        server.signal(Signal::STOP);
+        guest.take();
+        guest.fill();
+        server.kill();
+        guest.take();
+        assert!(!guest.in_flight.is_empty(), "nothing was in flight in round {round}");
+        server = Server::start(&mut serve(&scratch, &["disk.img", "--workers", "2"]));
+        guest.disk.connect().unwrap();
+    }
+    guest.run(500);
+    guest.verify();
+    drop(guest);
+    server.stop_quietly();
+}
+
+#[test]
+fn a_server_that_was_killed_is_followed_by_one_that_takes_up_its_requests() {
+    killed_under_load(Options { queues: 2, requests: 64, ..Options::default() }, serve);
+}
+
+#[test]
+fn likewise_with_packed_rings() {
+    killed_under_load(Options { queues: 2, requests: 64, packed: true, ..Options::default() }, serve);
+}
+
+#[test]
+fn likewise_where_threads_do_the_io() {
+    killed_under_load(Options { queues: 2, requests: 64, ..Options::default() }, serve_by_threads);
+}
+
+#[test]
+fn likewise_where_requests_take_several_descriptors() {
+    for packed in [false, true] {
+        let options = Options { requests: 16, ring_size: 64, indirect: false, packed, ..Options::default() };
+        killed_under_load(Options { event_idx: false, ..options }, serve);
+    }
+}
+
+#[test]
+fn a_server_that_was_killed_while_it_was_busy_is_called_by_a_driver_that_comes_later() {
+    for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {
+        let scratch = Scratch::new();
+        scratch.sparse("disk.img", 64 * MIB);
+        let server = Server::start(&mut serve(&scratch, &["disk.img"]));
+        let options = Options { requests: 16, packed, event_idx, ..Options::default() };
+        let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 64 * MIB / BLOCK as u64);
+        guest.run(500);
+        until("all is answered", || {
+            guest.take();
+            guest.in_flight.is_empty()
+        });
+        server.kill();
+        guest.disk.hush();
+        let server = Server::start(&mut serve(&scratch, &["disk.img"]));
+        guest.disk.connect().unwrap();
+        // It has nothing to take up, and rests: the next request has to call it.
+        guest.run(1);
+        guest.verify();
+        drop(guest);
+        server.stop_quietly();
+    }
+}
+
+#[test]
+fn a_server_that_is_asked_to_stop_answers_what_it_has_taken_and_leaves_the_rest_to_the_next() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 64 * MIB);
+    let server = Server::start(&mut serve(&scratch, &["disk.img"]));
+    let options = Options { requests: 64, ..Options::default() };
+    let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 64 * MIB / BLOCK as u64);
+    guest.run(300);
+    guest.fill();
+    server.stop_quietly();
+    guest.take();
+    guest.fill();
+    let server = Server::start(&mut serve(&scratch, &["disk.img"]));
+    guest.disk.connect().unwrap();
+    guest.verify();
+    server.stop_quietly();
+}
+
+/// One request of a guest that looks for its answer only when it is called.
+fn sleep_through(disk: &mut Disk, queue: usize, request: Request) -> u16 {
+    let Disk { guest, queues, .. } = &mut *disk;
+    assert!(!queues[queue].want_calls(guest, true), "nothing else is under way");
+    // Calls from before.
+    queues[queue].sleep(Duration::ZERO);
+    let id = disk.start(queue, request).expect("room");
+    let done = loop {
+        assert!(disk.queues[queue].sleep(PATIENCE), "{request:?}: nobody has called the guest");
+        if let Some(done) = disk.finished(queue) {
+            break done;
+        }
+    };
+    assert_eq!((done.id, done.status), (id, status::OK), "{request:?}");
+    id
+}
+
+/// The server behind it tells what has reached the disk: a flush, or a hole, that was only answered did not.
+#[test]
+fn where_threads_do_the_io_a_guest_is_heard_and_called_and_what_it_flushes_and_discards_reaches_the_disk() {
+    const ROUNDS: u64 = 6;
+    const LEN: usize = 64 << 10;
+    for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {
+        let scratch = Scratch::new();
+        let path = scratch.sparse("behind.img", 16 * MIB);
+        let place = scratch.at("disk.img");
+        let _left = LeftMount(place.clone().into());
+        let args = ["serve", "--disk", "behind.img", "--fuse", &place, "--no-control", "--stats", "--json"];
+        let behind = Server::start(&mut scratch.blockwork(args));
+        let server = Server::start(&mut serve_by_threads(&scratch, &["disk.img", "--workers", "2"]));
+        let options = Options { queues: 2, data_bytes: LEN, packed, event_idx, ..Options::default() };
+        let mut disk = Disk::new(&socket(&scratch), options).unwrap();
+        for round in 0..ROUNDS {
+            let (queue, sector) = (round as usize % 2, round * 1024);
+            let id = disk.queues[queue].next_id().expect("room");
+            disk.write_data(queue, id, &[round as u8 + 1; LEN]);
+            sleep_through(&mut disk, queue, Request { kind: request::OUT, sector, len: LEN });
+            sleep_through(&mut disk, queue, Request { kind: request::FLUSH, sector: 0, len: 0 });
+            // By the other queue: what one has written, all find.
+            let other = 1 - queue;
+            let id = sleep_through(&mut disk, other, Request { kind: request::IN, sector, len: LEN });
+            let mut found = vec![0; LEN];
+            disk.read_data(other, id, &mut found);
+            assert!(found == vec![round as u8 + 1; LEN], "packed: {packed}, round {round}");
+        }
+        let kicks: Vec<u64> = disk.queues.iter().map(|queue| queue.kicks).collect();
+        assert!(kicks.iter().all(|kicks| *kicks > 0), "{kicks:?}");
+        let blocks = || fs::metadata(&path).expect("it is there").blocks() * 512;
+        let before = blocks();
+        let discarded = Range { sector: 1024, sectors: LEN as u32 / 512, flags: 0 };
+        let bytes = discarded.encode();
+        let id = disk.queues[0].next_id().expect("room");
+        disk.write_data(0, id, &bytes);
+        sleep_through(&mut disk, 0, Request { kind: request::DISCARD, sector: 0, len: bytes.len() });
+        assert_eq!(blocks(), before - LEN as u64);
+        drop(disk);
+        // At its end it would flush of its own accord.
+        server.kill();
+        let flushes = behind.stop_for_stats().count("behind.img", "flushes");
+        assert!(flushes >= ROUNDS, "{flushes} flushes have reached the disk, of {ROUNDS}");
+        let content = scratch.read("behind.img");
+        for round in 0..ROUNDS {
+            let at = round as usize * 1024 * 512;
+            let expected = if round == 1 { 0 } else { round as u8 + 1 };
+            assert!(content[at..at + LEN] == vec![expected; LEN], "packed: {packed}, round {round}");
+        }
+    }
+}
+
+#[test]
+fn an_array_that_grows_is_a_larger_disk_and_its_guest_is_told() {
+    let scratch = Scratch::new();
+    for name in ["a.img", "b.img"] {
+        scratch.sparse(name, 32 * MIB);
+    }
+    let create = "md create --level 1 --raid-devices 2 --name data --data-offset 1M --size 16M --assume-clean a.img b.img";
+    run(&mut scratch.blockwork(create.split(' ')));
+    let server = Server::start(serve(&scratch, &["a.img", "b.img"]).arg("md/data"));
+    let disk = Disk::new(&socket(&scratch), Options::default()).unwrap();
+    assert_eq!(disk.config().unwrap().capacity, 16 * MIB / 512);
+    run(&mut scratch.blockwork(["md", "grow", "md/data", "--size", "24576", "--assume-clean", "--wait"]));
+    disk.wait_for_config_change().unwrap();
+    assert_eq!(disk.config().unwrap().capacity, 24 * MIB / 512);
+    drop(disk);
+    server.stop_quietly();
+}
+
+/// A front end that has rings, headers and statuses in one file, and the data of its request in another, which it cuts short.
+struct Cutter {
+    disk: Disk,
+    data: File,
+    error: OwnedFd,
+}
+
+impl Cutter {
+    const DATA: Region = Region { guest: 9 << 32, size: 64 << 10, user: 9 << 40, offset: 0 };
+
+    fn new(socket: &Path) -> Cutter {
+        let options = Options { indirect: false, event_idx: false, ring_size: 8, ..Options::default() };
+        let disk = Disk::new(socket, options).unwrap();
+        let data = File::from(memfd_create("data", MemfdFlags::CLOEXEC).unwrap());
+        data.set_len(Self::DATA.size).unwrap();
+        let error = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        let client = disk.client().unwrap();
+        client.tell(&Message::AddMemReg(Self::DATA), &[data.as_fd()]).unwrap();
+        let errors = VringFile { index: 0, has_file: true };
+        client.tell(&Message::SetVringErr(errors), &[error.as_fd()]).unwrap();
+        Cutter { disk, data, error }
+    }
+
+    /// Cuts its data to `left` bytes, and has 4 KiB that begin at `at` read or written. Returns what it is told of that, once it has heard
+    /// that its ring is broken.
+    fn cut(mut self, left: u64, at: u64, kind: u32) -> u8 {
+        let (queue, memory) = (&self.disk.queues[0], &self.disk.guest.memory);
+        let (header, answer) = (queue.data(0), queue.status(0));
+        memory.write_at(header.offset, &RequestHeader { kind, sector: 128 }.encode());
+        memory.write_at(answer.offset, &[0xff]);
+        let (next, write) = (descriptor_flag::NEXT, descriptor_flag::WRITE);
+        let data = if kind == request::IN { next | write } else { next };
+        let chain =
+            [(header.guest(), 16, next), (Self::DATA.guest + at, 4096, data), (answer.guest(), 1, write)];
+        for (i, (address, len, flags)) in (0..).zip(chain) {
+            let descriptor = Descriptor { address, len, flags, next: i + 1 };
+            memory.write_at(16 * usize::from(i), &descriptor.encode());
+        }
+        self.data.set_len(left).unwrap();
+        let available = 16 * 8;
+        memory.write_at(available + split::ENTRIES, &0_u16.to_le_bytes());
+        memory.write_at(available + split::INDEX, &1_u16.to_le_bytes());
+        self.disk.queues[0].kick();
+        // Blocks until it is told.
+        assert_eq!(rustix::io::read(&self.error, &mut [0; 8]), Ok(8));
+        let mut told = [0];
+        self.disk.guest.memory.read_at(answer.offset, &mut told);
+        told[0]
+    }
+}
+
+#[test]
+fn a_front_end_that_cuts_off_the_data_of_its_requests_costs_no_array_a_member() {
+    for direct in ["auto", "off"] {
+        let scratch = Scratch::new();
+        for name in ["a.img", "b.img"] {
+            scratch.sparse(name, 32 * MIB);
+        }
+        let create =
+            "md create --level 1 --raid-devices 2 --name data --data-offset 1M --assume-clean a.img b.img";
+        run(&mut scratch.blockwork(create.split(' ')));
+        let [first, second] = ["a.img", "b.img"].map(|name| format!("{name},direct={direct}"));
+        let server = Server::start(serve(&scratch, &[&first, &second]).arg("md/data"));
+        // All of the data is gone, or all but its first bytes, which are less than a sector.
+        for (left, at) in [(0, 0), (4096, 4096 - 256)] {
+            for kind in [request::OUT, request::IN] {
+                let told = Cutter::new(&socket(&scratch)).cut(left, at, kind);
+                // Where the disk demands it, what is not aligned is copied by the server, which finds zeros.
+                assert!(
+                    told == status::IOERR || at > 0 && direct == "auto",
+                    "{direct} {left} {kind}: {told}"
+                );
+                // The next one finds all as it should be.
+                let mut guest = Guest::new(Disk::new(&socket(&scratch), Options::default()).unwrap(), 1024);
+                guest.run(100);
+                guest.verify();
+            }
+        }
+        let said = server.stop().stderr;
+        assert!(said.contains("the file of the guest's memory was cut short"), "{said}");
+        assert!(!said.contains("md/data: member") && !said.contains("it ends at byte"), "{said}");
+        for name in ["a.img", "b.img"] {
+            let found = run(&mut scratch.blockwork(["md", "examine", name]));
+            assert!(found.contains("Array State : AA"), "{name}: {found}");
+        }
+    }
+}
+
+#[test]
+fn a_ring_that_starves_shows_in_the_statistics() {
+    let scratch = Scratch::new();
+    // Each request takes a millisecond.
+    std::fs::write(scratch.at("table"), "0 32768 delay memory:16M 0 1\n").unwrap();
+    let mut command = scratch.blockwork([
+        "serve",
+        "--vhost-user",
+        &scratch.at("socket"),
+        "--table",
+        &scratch.at("table"),
+        "--stats",
+    ]);
+    let server = Server::start(&mut command);
+    let options = Options { ring_size: 4, requests: 4, ..Options::default() };
+    let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 1024);
+    guest.run(200);
+    guest.verify();
+    drop(guest);
+    let said = server.stop().stderr;
+    let ring = said.lines().find(|line| line.contains("vhost-user:") && line.contains("queue 0"));
+    let ring = ring.unwrap_or_else(|| panic!("no ring is told of: {said}"));
+    assert!(ring.ends_with("was full: a larger one may be faster"), "{ring}");
+}
+
+#[test]
+fn each_socket_is_one_volume() {
+    let scratch = Scratch::new();
+    let mut command = serve(&scratch, &["memory:16M"]);
+    let said = run_refused(command.args(["--vhost-user", &scratch.at("other")]));
+    assert!(said.contains("2 times --vhost-user for 1 volumes"), "{said}");
+}

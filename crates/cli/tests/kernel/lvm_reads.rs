@@ -1,0 +1,139 @@
+//! Volume groups that the real kernel and LVM made, read by us: every segment type, and not a byte written.
+
+use crate::machine::{Facts, MIB, Machine, expect_pattern};
+
+const SEED: u64 = 0x6c76_6d01;
+
+/// Groups and volumes. `filled VG LV` fills one and tells the host of it.
+const MAKE: &str = r#"
+filled() {
+    whole write /dev/$1/$2 $SEED
+    fact $1/$2 size $(size_of /dev/$1/$2)
+}
+lv() { lvcreate -y "$@" >&2; }
+# A leg is in sync before anything is written, so that what is written is on all of them.
+in_sync() { [ $(lvs --noheadings -o sync_percent $1) = 100.00 ]; }
+
+# One group with two metadata areas on a disk, one without any, and one on a partition.
+pvcreate -y --metadatacopies 2 /d/a >&2
+pvcreate -y --metadatacopies 0 /d/b >&2
+echo 'size=+' | sfdisk -q --label gpt /d/c
+blockdev --rereadpt $(device /d/c)
+pvcreate -y $(part /d/c 1) >&2
+pvcreate -y --dataalignment 64k /d/d >&2
+vgcreate -s 256k first-name /d/a /d/b $(part /d/c 1) /d/d >&2
+vgrename first-name my-vg >&2
+
+lv -n linear -l 7 my-vg
+lv -n two--hyphens-x -l 3 my-vg
+lv -n striped2 -i 2 -I 4k -l 10 my-vg
+lv -n striped4 -i 4 -I 64k -l 16 my-vg
+# Segments of different kinds and places.
+lv -n mixed -l 2 my-vg /d/a
+lvextend -l +3 my-vg/mixed /d/b >&2
+lvextend -l +4 -i 2 -I 32k my-vg/mixed /d/a /d/d >&2
+lvextend -l +1 -i 1 my-vg/mixed $(part /d/c 1) >&2
+lv -n moved -l 6 my-vg /d/a
+filled my-vg moved
+pvmove -i 0 -n moved /d/a /d/d >&2
+lv -n shrunk -l 9 my-vg
+lvreduce -y -f -l 4 my-vg/shrunk >&2
+lv -n raid0 --type raid0 -i 3 -I 64k -l 9 my-vg
+lv -n raid0meta --type raid0_meta -i 2 -I 16k -l 6 my-vg
+lv -n raid1 --type raid1 -m 1 -l 6 my-vg
+lv -n raid1x3 --type raid1 -m 2 -R 64k -l 5 my-vg
+lv -n raid10 --type raid10 -i 2 -m 1 -I 16k -l 8 my-vg
+lv -n converted -l 5 my-vg
+lvconvert -y --type raid1 -m 1 -R 64k my-vg/converted >&2
+lv -n wm --type raid1 -m 1 -l 4 my-vg
+for one in raid1 raid1x3 raid10 converted wm; do wait_for in_sync my-vg/$one; done
+lvchange --writemostly $(lvs --noheadings -o devices my-vg/wm_rimage_0 -a 2>/dev/null | sed 's/(.*//; s/ //g') my-vg/wm >&2 || true
+for one in linear two--hyphens-x striped2 striped4 mixed shrunk raid0 raid0meta raid1 raid1x3 raid10 converted wm; do filled my-vg $one; done
+lv -n readonly -l 2 my-vg
+filled my-vg readonly
+lvchange -pr my-vg/readonly >&2
+lvchange --addtag @tag my-vg/linear >&2
+
+# An array as physical volume, and an array on logical volumes.
+md_create /dev/md0 below --level=10 --layout=n2 --chunk=64 --raid-devices=3 --assume-clean /d/e /d/f /d/g
+pvcreate -y /dev/md0 >&2
+vgcreate -s 256k on-md /dev/md0 >&2
+lv -n deep -l 12 on-md
+filled on-md deep
+lv -n leg0 -l 10 on-md
+lv -n leg1 -l 10 on-md
+md_create /dev/md1 above --level=1 --raid-devices=2 --assume-clean /dev/on-md/leg0 /dev/on-md/leg1
+whole write /dev/md1 $SEED
+fact md/above size $(size_of /dev/md1)
+
+# What is only shown.
+vgcreate -s 256k shown /d/h >&2
+lv -n plain -l 4 shown
+filled shown plain
+lv -n origin -l 8 shown
+filled shown origin
+lv -n snap -s -l 4 shown/origin
+fact shown/snap size $(size_of /dev/shown/snap)
+lv --type thin-pool -n pool -l 8 shown
+lv -T -n thin -V 1m shown/pool
+filled shown thin
+
+lvs -a --noheadings --units s --nosuffix --separator ' ' -o vg_name,lv_name,lv_size >/out/lvs
+vgs >&2
+"#;
+
+const REFUSED: &[(&str, &str)] = &[("shown/pool", "thin pool")];
+
+const MIRRORED: &[&str] = &["my-vg/raid1", "my-vg/raid1x3", "my-vg/raid10", "my-vg/converted", "my-vg/wm"];
+
+#[test]
+fn volumes_of_every_kind_are_read_whole_and_those_of_other_kinds_are_refused_by_name() {
+    let mut machine = Machine::new();
+    for disk in ["a", "b", "c", "d"] {
+        machine.disk(disk, 40 * MIB);
+    }
+    for disk in ["e", "f", "g", "h"] {
+        machine.disk(disk, 16 * MIB);
+    }
+    let made = machine.run(&format!("SEED={SEED}\n{MAKE}"));
+    let facts = Facts(&made.stdout);
+    let names: Vec<&str> =
+        made.stdout.lines().filter_map(|line| line.split_once(" size ")).map(|(name, _)| name).collect();
+    assert!(names.len() > 18, "{names:?}");
+    let before = machine.prints();
+    for order in [["a", "b", "c", "d", "e", "f", "g", "h"], ["h", "d", "g", "b", "f", "c", "e", "a"]] {
+        let mut args = vec!["--read-only"];
+        args.extend(&names);
+        let served = machine.serve(&order, &args);
+        for name in &names {
+            let length = expect_pattern(name, machine.copy_out(name), SEED);
+            assert_eq!(length, facts.number(name, "size"), "{name}");
+        }
+        served.stop();
+    }
+    for (name, why) in REFUSED {
+        let mut args = vec!["--read-only", "--disk"];
+        args.extend(machine.disks());
+        args.push(name);
+        let said = machine.scratch.refused(args);
+        assert!(said.contains(name) && said.contains(why), "{said}");
+    }
+    // Without names, what can be served is.
+    let served = machine.serve(&machine.disks(), &["--read-only"]);
+    expect_pattern("served by itself", machine.copy_out("my-vg/striped4"), SEED);
+    let said = served.stop();
+    // Of the pool its volume is served: that is not missed.
+    assert!(!said.contains("not served"), "{said}");
+    // Whichever of the group's disks is missing, mirrors have another leg.
+    for lost in ["a", "b", "c", "d"] {
+        let given: Vec<&str> = machine.disks().into_iter().filter(|disk| *disk != lost).collect();
+        let mut args = vec!["--read-only"];
+        args.extend(MIRRORED);
+        let served = machine.serve(&given, &args);
+        for name in MIRRORED {
+            expect_pattern(&format!("{name} without {lost}"), machine.copy_out(name), SEED);
+        }
+        served.stop();
+    }
+    machine.expect_untouched(&before);
+}

@@ -1,0 +1,146 @@
+//! Thin pools, volumes and snapshots that our verbs made, taken into use by the real kernel and LVM: activated, written, checked,
+//! changed there and again by us.
+
+use crate::machine::{Facts, MIB, Machine};
+use crate::support::nbd::python;
+use crate::support::run;
+
+fn verb(machine: &Machine, args: &[&str]) -> String {
+    let all = [args, &["--disk", "a", "b"]].concat();
+    machine.note("verb", &all.join(" "));
+    run(&mut machine.scratch.blockwork(all))
+}
+
+const FUNCTIONS: &str = r#"
+MIB=$((1024 * 1024))
+up() { vgchange -ay -K vg >&2; }
+# Everything at rest, LVM content, and the pool's metadata whole.
+down() {
+    sync
+    vgchange -an vg >&2
+    said=$(vgck vg 2>&1) && [ -z "$said" ]
+    lvchange -ay -y vg/pool_tmeta >&2
+    thin_check -q /dev/vg/pool_tmeta
+    fact pool transaction "$(thin_dump /dev/vg/pool_tmeta | sed -n 's/.*transaction="\([0-9]*\)" flags.*/\1/p')"
+    lvchange -an vg/pool_tmeta >&2
+}
+"#;
+
+#[test]
+fn what_we_make_the_kernel_activates_writes_and_changes_in_turns_with_us() {
+    let mut machine = Machine::new();
+    machine.disk("a", 96 * MIB);
+    machine.disk("b", 64 * MIB);
+    verb(&machine, &["vg", "create", "vg", "a", "b"]);
+    verb(&machine, &["lv", "create", "vg/pool", "--thin-pool", "--size", "40M"]);
+    verb(&machine, &["lv", "create", "vg/one", "--thin", "pool", "-V", "100M"]);
+    let made = machine.run(&format!(
+        "{FUNCTIONS}
+        up
+        pattern write /dev/vg/one 0 $((9 * MIB)) 1
+        lvcreate -y -T -n two -V 20m vg/pool >&2
+        pattern write /dev/vg/two 0 $((2 * MIB)) 2
+        fact one sha256 $(sha256 /dev/vg/one)
+        down"
+    ));
+    assert_eq!(Facts(&made.stdout).get("pool", "transaction"), "2");
+    let one = Facts(&made.stdout).get("one", "sha256").to_owned();
+    verb(&machine, &["lv", "snapshot", "vg/one", "--name", "snap"]);
+    verb(&machine, &["lv", "remove", "vg/two"]);
+    verb(&machine, &["lv", "resize", "vg/pool", "--size", "+12M"]);
+    verb(&machine, &["lv", "resize", "vg/pool", "--pool-metadata-size", "+4M"]);
+    let again = machine.run(&format!(
+        "{FUNCTIONS}
+        up
+        fact snap origin \"$(lvs --noheadings -o origin vg/snap | tr -d ' ')\"
+        pattern write /dev/vg/one 0 $((3 * MIB)) 3
+        pattern write /dev/vg/one $((20 * MIB)) $((24 * MIB)) 4
+        fact snap sha256 $(sha256 /dev/vg/snap)
+        dmsetup status vg-pool-tpool >&2
+        fact pool room \"$(dmsetup status vg-pool-tpool | cut -d' ' -f5,6 | sed 's|[0-9]*/||g')\"
+        lvremove -y vg/snap >&2
+        fact one sha256 $(sha256 /dev/vg/one)
+        down"
+    ));
+    let facts = Facts(&again.stdout);
+    assert_eq!(facts.get("snap", "origin"), "one");
+    assert_eq!(facts.get("snap", "sha256"), one, "the snapshot is not what its origin was");
+    assert_eq!(facts.get("pool", "room"), "2048 832");
+    // The kernel's last change is the one behind our two.
+    assert_eq!(facts.get("pool", "transaction"), "5");
+    // Written by us, together with a snapshot; then read and checked there.
+    verb(&machine, &["lv", "snapshot", "vg/one", "--name", "later"]);
+    let served = machine.serve(&["a", "b"], &["vg/one", "vg/later"]);
+    assert_eq!(machine.sha256("vg/one"), facts.get("one", "sha256"));
+    let names = ["vg/one", "vg/later"];
+    write(&machine, "vg/one", 60, 4);
+    write(&machine, "vg/one", 1, 2);
+    write(&machine, "vg/later", 22, 3);
+    let hashes = names.map(|name| machine.sha256(name));
+    served.stop();
+    let last = machine.run(&format!(
+        "{FUNCTIONS}
+        up
+        for name in one later; do fact $name sha256 $(sha256 /dev/vg/$name); done
+        down"
+    ));
+    for (name, hash) in names.iter().zip(&hashes) {
+        assert_eq!(Facts(&last.stdout).get(&name[3..], "sha256"), hash, "{name}");
+    }
+    assert_eq!(Facts(&last.stdout).get("pool", "transaction"), "6");
+}
+
+/// Writes so many MiB at so many MiB.
+fn write(machine: &Machine, volume: &str, at: u64, mib: u64) {
+    let uri = machine.scratch.uri(volume);
+    python(&format!(
+        "h = connect({uri:?})\nfor at in range({mib}):\n    h.pwrite(os.urandom(1 << 20), ({at} + at) << 20)\nh.flush()\n"
+    ));
+}
+
+#[test]
+fn what_changed_while_it_was_served_the_kernel_activates_and_goes_on_with() {
+    let mut machine = Machine::new();
+    machine.disk("a", 96 * MIB);
+    machine.disk("b", 64 * MIB);
+    verb(&machine, &["vg", "create", "vg", "a", "b"]);
+    verb(&machine, &["lv", "create", "vg/pool", "--thin-pool", "--size", "20M"]);
+    verb(&machine, &["lv", "create", "vg/one", "--thin", "pool", "-V", "40M"]);
+    let extended = ["--set", "thin-pool:thin_pool_autoextend_threshold=60"];
+    let served = machine.serve(&["a", "b"], &extended);
+    let ask = |args: &[&str]| {
+        machine.note("asked", &args.join(" "));
+        run(&mut machine.scratch.blockwork(args))
+    };
+    write(&machine, "vg/one", 0, 9);
+    ask(&["lv", "snapshot", "vg/one", "--name", "snap"]);
+    write(&machine, "vg/one", 4, 12);
+    ask(&["lv", "create", "vg/two", "--thin", "pool", "-V", "1G"]);
+    ask(&["lv", "create", "vg/plain", "--size", "8M"]);
+    ask(&["lv", "resize", "vg/plain", "--size", "+4M"]);
+    for (volume, at) in [("vg/two", 1000), ("vg/snap", 30), ("vg/plain", 9)] {
+        write(&machine, volume, at, 2);
+    }
+    ask(&["lv", "snapshot", "vg/snap", "--name", "gone"]);
+    ask(&["lv", "rename", "vg/two", "vg/second"]);
+    ask(&["lv", "resize", "vg/pool", "--pool-metadata-size", "+4M"]);
+    let names = ["one", "snap", "second", "plain"];
+    let hashes = names.map(|name| machine.sha256(&format!("vg/{name}")));
+    ask(&["lv", "remove", "vg/gone"]);
+    served.stop();
+    let judged = machine.run(&format!(
+        "{FUNCTIONS}
+        up
+        for name in one snap second plain; do fact $name sha256 $(sha256 /dev/vg/$name); done
+        fact pool mib $(lvs --noheadings --units m --nosuffix -o lv_size vg/pool | cut -d. -f1)
+        lvcreate -y -s -n theirs vg/snap >&2
+        lvremove -y vg/snap >&2
+        down"
+    ));
+    let facts = Facts(&judged.stdout);
+    for (name, hash) in names.iter().zip(&hashes) {
+        assert_eq!(facts.get(name, "sha256"), hash, "{name}");
+    }
+    assert!(facts.number("pool", "mib") > 20, "it has extended itself");
+    assert_eq!(facts.get("pool", "transaction"), "7");
+}
