@@ -14,6 +14,7 @@ mod nbd_client;
 mod reproduce;
 mod scan;
 mod serve;
+mod sizes;
 mod status;
 mod trace;
 mod vg;

@@ -30,5 +30,5 @@ pub use memory::MemorySource;
 pub use nfs::{NfsAddress, NfsFile, NfsOptions, NfsSource, NfsVersion, UNCOMMITTED_BYTES};
 pub use null::NullSource;
 pub use open::{OpenOptions, Opened, open};
-pub use size::parse_size;
+pub use size::{parse_size, parse_size_in};
 pub use spec::{Kind, Spec};

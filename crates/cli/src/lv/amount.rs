@@ -1,13 +1,14 @@
 //! Amounts as people write them: `10G`, `+512M`, `100`, `-20`, `100%FREE`, `50%VG`.
 
 use anyhow::{Result, anyhow, bail};
-use blockwork_leaf::parse_size;
 use blockwork_volume::lvm::edit::{Resize, Size};
+
+use crate::sizes::{MIB, bytes};
 
 /// What `--size` and `--extents` of a new volume say; one of them is there.
 pub(super) fn new_size(size: Option<&str>, extents: Option<&str>) -> Result<Size> {
     if let Some(text) = size {
-        return parse_size(text).map(Size::Bytes).map_err(|why| anyhow!("--size: {why}"));
+        return bytes("--size", text, MIB).map(Size::Bytes);
     }
     let text = extents.unwrap_or_default();
     match text.split_once('%') {
@@ -30,7 +31,7 @@ pub(super) fn new_size(size: Option<&str>, extents: Option<&str>) -> Result<Size
 pub(super) fn resize(size: Option<&str>, extents: Option<&str>) -> Result<Resize> {
     if let Some(text) = size {
         let (sign, rest) = signed(text);
-        let bytes = parse_size(rest).map_err(|why| anyhow!("--size: {why}"))?;
+        let bytes = bytes("--size", rest, MIB)?;
         return Ok(match sign {
             Some('+') => Resize::MoreBytes(bytes),
             Some(_) => Resize::LessBytes(bytes),
@@ -75,6 +76,7 @@ mod tests {
     #[test]
     fn sizes_of_new_volumes() {
         assert_eq!(new_size(Some("10G"), None).unwrap(), Size::Bytes(10 << 30));
+        assert_eq!(new_size(Some("100"), None).unwrap(), Size::Bytes(100 << 20), "as lvcreate -L 100");
         assert_eq!(new_size(None, Some("7")).unwrap(), Size::Extents(7));
         assert_eq!(new_size(None, Some("100%FREE")).unwrap(), Size::PercentFree(100));
         assert_eq!(new_size(None, Some("5%vg")).unwrap(), Size::PercentGroup(5));
@@ -89,6 +91,7 @@ mod tests {
         assert_eq!(resize(Some("+1G"), None).unwrap(), Resize::MoreBytes(1 << 30));
         assert_eq!(resize(Some("-1K"), None).unwrap(), Resize::LessBytes(1024));
         assert_eq!(resize(Some("2M"), None).unwrap(), Resize::ToBytes(2 << 20));
+        assert_eq!(resize(Some("+1.5"), None).unwrap(), Resize::MoreBytes(3 << 19));
         assert_eq!(resize(None, Some("-3")).unwrap(), Resize::LessExtents(3));
         assert_eq!(resize(None, Some("3")).unwrap(), Resize::ToExtents(3));
         assert_eq!(resize(None, Some("+100%FREE")).unwrap(), Resize::MorePercentFree(100));

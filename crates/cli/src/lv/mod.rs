@@ -11,7 +11,7 @@ mod thin;
 use anyhow::{Result, anyhow, bail};
 use blockwork_volume::lvm::edit::{Change, NewVolume, Shape, TagChange};
 
-use crate::vg::change::sectors;
+use crate::sizes::{KIB, MIB, sectors};
 use crate::vg::target::change;
 pub(crate) use args::LvArgs;
 use args::{CreateArgs, LvVerb, RemoveArgs, RenameArgs, ResizeArgs, TagArgs, Type};
@@ -63,8 +63,8 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
     });
     let stripes = args.stripes.unwrap_or(2);
     let mirrors = args.mirrors.unwrap_or(1);
-    let stripe_size = sectors("--stripesize", &args.stripesize)?;
-    let region_size = sectors("--regionsize", &args.regionsize)?;
+    let stripe_size = sectors("--stripesize", &args.stripesize, KIB)?;
+    let region_size = sectors("--regionsize", &args.regionsize, MIB)?;
     let unfit = |option: &str| Err(anyhow!("{option}: a volume of that type has none"));
     match kind {
         Type::Linear | Type::Raid1 if args.stripes.is_some_and(|stripes| stripes != 1) => unfit("--stripes"),

@@ -5,7 +5,7 @@ use blockwork_volume::lvm::edit::{Change, NewSnapshot, NewThinSnapshot, StoreSiz
 
 use super::args::SnapshotArgs;
 use super::{amount, split};
-use crate::vg::change::sectors;
+use crate::sizes::{KIB, sectors};
 use crate::vg::target::change;
 
 pub(super) fn run(args: &SnapshotArgs) -> Result<()> {
@@ -16,7 +16,7 @@ pub(super) fn run(args: &SnapshotArgs) -> Result<()> {
         return change(&args.place, group, Change::SnapshotThin(NewThinSnapshot { origin, name, tags }));
     }
     let size = store_size(args.size.as_deref(), args.extents.as_deref())?;
-    let chunk_sectors = sectors("--chunksize", &args.chunksize)?;
+    let chunk_sectors = sectors("--chunksize", &args.chunksize, KIB)?;
     change(&args.place, group, Change::Snapshot(NewSnapshot { origin, name, size, chunk_sectors, tags }))
 }
 

@@ -1,12 +1,11 @@
 //! Thin pools and their volumes, as `blockwork lv create` and `lv snapshot` are asked for them.
 
 use anyhow::{Result, anyhow};
-use blockwork_leaf::parse_size;
 use blockwork_volume::lvm::edit::{self, NewThin, NewThinPool};
 
 use super::amount;
 use super::args::{CreateArgs, Discards, YesNo};
-use crate::vg::change::sectors;
+use crate::sizes::{KIB, MIB, bytes, sectors};
 
 pub(super) fn new_pool(args: &CreateArgs, name: &str) -> Result<NewThinPool> {
     let thin = &args.thin;
@@ -14,8 +13,8 @@ pub(super) fn new_pool(args: &CreateArgs, name: &str) -> Result<NewThinPool> {
     Ok(NewThinPool {
         name: name.to_owned(),
         size: amount::new_size(args.size.as_deref(), args.extents.as_deref())?,
-        chunk_sectors: thin.chunksize.as_deref().map(|text| sectors("--chunksize", text)).transpose()?,
-        metadata_bytes: metadata.map(|text| bytes("--pool-metadata-size", text)).transpose()?,
+        chunk_sectors: thin.chunksize.as_deref().map(|text| sectors("--chunksize", text, KIB)).transpose()?,
+        metadata_bytes: metadata.map(|text| bytes("--pool-metadata-size", text, MIB)).transpose()?,
         zero: thin.zero == YesNo::Y,
         discards: match thin.discards {
             Discards::Passdown => edit::Discards::Passdown,
@@ -38,11 +37,7 @@ pub(super) fn new_volume(args: &CreateArgs, group: &str, name: &str, pool: &str)
     Ok(NewThin {
         name: name.to_owned(),
         pool: pool.to_owned(),
-        bytes: bytes("--virtual-size", args.thin.virtual_size.as_deref().unwrap_or_default())?,
+        bytes: bytes("--virtual-size", args.thin.virtual_size.as_deref().unwrap_or_default(), MIB)?,
         tags: args.addtag.clone(),
     })
-}
-
-fn bytes(option: &str, text: &str) -> Result<u64> {
-    parse_size(text).map_err(|why| anyhow!("{option}: {why}"))
 }

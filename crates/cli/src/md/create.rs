@@ -7,7 +7,6 @@ use blockwork_format::md::create::{BitmapChoice, NewArray, Shape};
 use blockwork_format::md::v1::{Features, Minor, Superblock};
 use blockwork_format::md::{Level, NotALayout, Raid10Layout, SetName, Time, Uuid};
 use blockwork_format::{SECTOR_BYTES, escape};
-use blockwork_leaf::parse_size;
 use blockwork_volume::md::{CreateRequest, Creation, MISSING};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
@@ -15,6 +14,7 @@ use serde_json::{Value, json};
 use super::args::{Bitmap, CreateArgs, Metadata, NewLevel};
 use crate::at_once;
 use crate::scan::size;
+use crate::sizes::{KIB, sectors};
 
 /// Where nobody says, as mdadm: 512 KiB.
 const CHUNK_SECTORS: u32 = 1024;
@@ -76,8 +76,12 @@ fn request(args: &CreateArgs) -> Result<CreateRequest> {
             Some(Bitmap::None) => BitmapChoice::None,
         },
         assume_clean: args.assume_clean,
-        size: args.size.as_deref().map(|text| sectors("--size", text)).transpose()?,
-        data_offset: args.data_offset.as_deref().map(|text| sectors("--data-offset", text)).transpose()?,
+        size: args.size.as_deref().map(|text| sectors("--size", text, KIB)).transpose()?,
+        data_offset: args
+            .data_offset
+            .as_deref()
+            .map(|text| sectors("--data-offset", text, KIB))
+            .transpose()?,
         uuid,
         name: name(args.name.as_deref(), uuid)?,
         ctime: Time::new(now.as_secs(), 0),
@@ -89,7 +93,7 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
     let chunk_sectors = match &args.chunk {
         None => CHUNK_SECTORS,
         Some(text) => {
-            u32::try_from(sectors("--chunk", text)?).map_err(|_| anyhow!("--chunk {text}: too large"))?
+            u32::try_from(sectors("--chunk", text, KIB)?).map_err(|_| anyhow!("--chunk {text}: too large"))?
         }
     };
     match args.level {
@@ -107,15 +111,6 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
             Ok(Shape::Raid10 { layout, chunk_sectors })
         }
     }
-}
-
-/// A size in whole sectors.
-fn sectors(option: &str, text: &str) -> Result<u64> {
-    let bytes = parse_size(text).map_err(|why| anyhow!("{option}: {why}"))?;
-    if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
-        bail!("{option} {text}: expected whole sectors of 512 bytes");
-    }
-    Ok(bytes / SECTOR_BYTES)
 }
 
 /// The name: what was asked for, or the start of the UUID. Characters are those that are sure to make a file's name

@@ -109,9 +109,9 @@ pub(crate) struct SyncArgs {
 pub(crate) struct GrowArgs {
     #[command(flatten)]
     pub(crate) which: Which,
-    /// Use of each member, KiB. Default: all that they have room for.
-    #[arg(long, value_name = "KIB", value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) size: Option<u64>,
+    /// Use of each member. Default, and `max`: all that they have room for.
+    #[arg(short = 'z', long, value_name = "SIZE[K|UNIT]|max")]
+    pub(crate) size: Option<String>,
     /// Do not sync what is new: it is known to be the same on all mirrors.
     #[arg(long)]
     pub(crate) assume_clean: bool,

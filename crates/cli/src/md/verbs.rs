@@ -15,6 +15,7 @@ use super::target::Target;
 use super::verb_args::{
     AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, ServedArgs, SpeedArgs, SyncArgs, Which,
 };
+use crate::sizes::{KIB, bytes};
 
 /// How long one look at what is being synced takes.
 const STEP_MILLIS: u32 = 500;
@@ -52,8 +53,19 @@ pub(crate) fn repair(args: &SyncArgs) -> Result<()> {
 }
 
 pub(crate) fn grow(args: &GrowArgs) -> Result<()> {
-    let verb = Verb::Grow { size_kib: args.size, assume_clean: args.assume_clean };
+    let size = args.size.as_deref().filter(|text| *text != "max");
+    let size_kib = size.map(kib).transpose()?;
+    let verb = Verb::Grow { size_kib, assume_clean: args.assume_clean };
     Work { which: &args.which, takes_up: true, wait: args.wait }.run([verb])
+}
+
+/// A size in KiB, which is what the control API has.
+fn kib(text: &str) -> Result<u64> {
+    let bytes = bytes("--size", text, KIB)?;
+    if bytes == 0 || !bytes.is_multiple_of(KIB) {
+        bail!("--size {text}: expected whole KiB, or max");
+    }
+    Ok(bytes / KIB)
 }
 
 pub(crate) fn wait(which: &Which) -> Result<()> {

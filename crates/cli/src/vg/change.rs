@@ -6,7 +6,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow};
 use blockwork_format::SECTOR_BYTES;
 use blockwork_format::lvm2::Uuid;
-use blockwork_leaf::parse_size;
 use blockwork_volume::lvm::edit::{Author, GroupEditor, TagChange};
 use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
@@ -57,15 +56,6 @@ pub(crate) fn write(editor: &mut GroupEditor) -> Result<()> {
     let commit = editor.plan()?;
     at_once::run(editor.assembly(), |cx| async move { commit.run(&cx).await })??;
     Ok(())
-}
-
-/// A size in whole sectors.
-pub(crate) fn sectors(option: &str, text: &str) -> Result<u64> {
-    let bytes = parse_size(text).map_err(|why| anyhow!("{option}: {why}"))?;
-    if bytes == 0 || !bytes.is_multiple_of(SECTOR_BYTES) {
-        return Err(anyhow!("{option} {text}: expected whole sectors of 512 bytes"));
-    }
-    Ok(bytes / SECTOR_BYTES)
 }
 
 impl From<&Tags> for TagChange {

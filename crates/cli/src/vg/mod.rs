@@ -10,9 +10,10 @@ pub(crate) mod words;
 use anyhow::Result;
 use blockwork_volume::lvm::edit::{Change, GroupEditor, TagChange};
 
+use crate::sizes::{MIB, sectors};
 use args::{CreateArgs, ExtendArgs, ReduceArgs, RenameArgs, TagArgs, VgVerb};
 pub(crate) use args::{Place, Tags, VgArgs};
-use change::{announce, author, commit, room, sectors};
+use change::{announce, author, commit, room};
 pub(crate) use show::{Shown, groups, look, table};
 
 pub(crate) fn run(args: &VgArgs) -> Result<()> {
@@ -27,7 +28,7 @@ pub(crate) fn run(args: &VgArgs) -> Result<()> {
 }
 
 fn create(args: &CreateArgs) -> Result<()> {
-    let extent = sectors("--physical-extent-size", &args.physical_extent_size)?;
+    let extent = sectors("--physical-extent-size", &args.physical_extent_size, MIB)?;
     let disks = [&args.devices[..], &args.disk].concat();
     let mut editor = GroupEditor::create(&disks, &args.group, extent, &args.addtag, author()?)?;
     for device in &args.devices {

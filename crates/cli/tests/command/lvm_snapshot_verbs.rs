@@ -1,5 +1,5 @@
 //! `lv snapshot`, and what the other verbs make of snapshots: LVM's own tools judge every step, clients of both volumes read
-//! and write them. The kernel itself judges in `kernel_lvm_verbs`.
+//! and write them. The kernel itself judges in `../kernel/lvm_verbs.rs`.
 
 use crate::support::lvm::Lab;
 use crate::support::nbd::fio;

@@ -1,6 +1,6 @@
 //! Our `vg` and `lv` verbs on real disks, judged by LVM's own tools after every step: what they find, that they have nothing to
 //! complain of, that they would have put volumes in the same places, and that they go on where we stop.
-//! The kernel itself judges in `kernel_lvm_verbs`.
+//! The kernel itself judges in `../kernel/lvm_verbs.rs`.
 
 use crate::support::lvm::Lab;
 use crate::support::{run, run_refused};
@@ -60,12 +60,13 @@ fn volumes_lie_where_lvcreate_and_lvextend_put_them() {
         (&["lv", "resize", "vg/two", "--extents", "20", "--force"], "lvreduce -y -f -l 20 vg/two"),
         (&["lv", "resize", "vg/two", "--extents", "+3"], "lvextend -y -l +3 vg/two"),
         (&["lv", "remove", "vg/one"], "lvremove -y vg/one"),
-        (&["lv", "create", "vg/five", "--size", "6M"], "lvcreate -an -Zn -Wn -y -n five -L 6m vg"),
+        // A number alone is MiB.
+        (&["lv", "create", "vg/five", "-L", "6"], "lvcreate -an -Zn -Wn -y -n five -L 6 vg"),
         (&["lv", "rename", "vg/five", "last"], "lvrename vg five last"),
     ];
     let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
-    run(&mut ours.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "-s", "1M"]));
-    theirs.lvm(&["vgcreate -s 1M vg DISKS"]);
+    run(&mut ours.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "-s", "1"]));
+    theirs.lvm(&["vgcreate -s 1 vg DISKS"]);
     for (verb, command) in STEPS {
         ours.verb(verb);
         theirs.lvm(&[command]);

@@ -54,6 +54,18 @@ fn a_new_array_is_served_and_keeps_what_is_written_to_it() {
 }
 
 #[test]
+fn a_number_alone_is_kib_as_it_is_for_mdadm() {
+    let ours = four(32);
+    create(&ours, "--level 10 -n 4 --chunk 64 --size 8192 --data-offset 2048 --assume-clean a b c d");
+    let said = run(tool("mdadm").args(["--examine", &ours.at("a")]));
+    for line in
+        ["Used Dev Size : 16384 sectors (8.00 MiB 8.39 MB)", "Data Offset : 4096 sectors", "Chunk Size : 64K"]
+    {
+        assert!(said.contains(line), "{line:?} is not in: {said}");
+    }
+}
+
+#[test]
 fn members_may_be_missing_or_partitions_and_json_tells_all() {
     let scratch = four(32);
     let table = scratch.write("table", "label: gpt\nsize=8M\nsize=8M\n");
@@ -130,7 +142,7 @@ fn what_cannot_be_an_array_is_refused_before_anything_is_written() {
         ("-l 1 -n 2 --layout n2 a b", &["only a RAID10 has a choice of layouts"]),
         ("-l 10 -n 2 --chunk 24K a b", &["a power of two of at least 4 KiB"]),
         ("-l 1 -n 2 --chunk 64K a b", &["--chunk: a RAID1 has no chunks"]),
-        ("-l 10 -n 2 --chunk 1000 a b", &["--chunk 1000: expected whole sectors"]),
+        ("-l 10 -n 2 --chunk 1000B a b", &["--chunk 1000B: expected whole sectors"]),
         ("-l 1 -n 2 --size 40M a b", &["a: it has room for", "a smaller --size"]),
         ("-l 1 -n 2 --name a/b a b", &["--name \"a/b\": expected letters"]),
         ("-l 1 -n 2 a,ro b", &["a,ro: it cannot be written to"]),

@@ -392,9 +392,10 @@ fn an_array_grows_into_what_its_members_have_gained() {
     // What was left of the members, while a server has them.
     let server = lab.serve(&disks);
     assert_eq!((lab.array()["bytes"].as_u64(), lab.volume_bytes()), (Some(40 * MIB), 40 * MIB));
-    let said = lab.md(&["grow", "md/data", "--size", "49152", "--wait"]);
+    let said = lab.md(&["grow", "md/data", "--size", "48M", "--wait"]);
     assert!(said.starts_with("md/data has 49152 KiB now\n"), "{said}");
     assert_eq!((lab.array()["bytes"].as_u64(), lab.volume_bytes()), (Some(48 * MIB), 48 * MIB));
+    assert!(lab.refused(&["grow", "md/data", "-z", "48.0001M"]).contains("expected whole KiB, or max"));
     let said = lab.refused(&["grow", "md/data", "--size", "1000000"]);
     assert!(said.contains("1000000 were asked for: make all members larger"), "{said}");
     lab.stop(server);

@@ -1,5 +1,5 @@
 //! Old snapshots that are merged into their origins while their group is served: at once, or when the last client has gone; through
-//! servers that are killed; beside other snapshots. LVM's tools judge what is on the disks afterwards; `kernel_lvm_verbs` has Linux go on.
+//! servers that are killed; beside other snapshots. LVM's tools judge what is on the disks afterwards; `../kernel/lvm_verbs.rs` has Linux go on.
 
 use std::io::{Read, Write};
 

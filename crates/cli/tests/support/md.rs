@@ -1,5 +1,5 @@
 //! Arrays of md laid out without a kernel, for sizes that nobody would have it make. (That they are what mdadm and the kernel
-//! take is shown by `kernel_md_create`.)
+//! take is shown by `../kernel/md_create.rs`.)
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
