@@ -3,7 +3,7 @@
 //! The kernel itself judges in `../kernel/lvm_verbs.rs`.
 
 use crate::support::lvm::Lab;
-use crate::support::{run, run_refused};
+use crate::support::{both, output, run, run_refused};
 use serde_json::Value;
 
 fn json(text: &str) -> Value {
@@ -63,6 +63,12 @@ fn volumes_lie_where_lvcreate_and_lvextend_put_them() {
         // A number alone is MiB.
         (&["lv", "create", "vg/five", "-L", "6"], "lvcreate -an -Zn -Wn -y -n five -L 6 vg"),
         (&["lv", "rename", "vg/five", "last"], "lvrename vg five last"),
+        // Numbers alone: MiB, but KiB of a stripe.
+        (
+            &["lv", "create", "vg/six", "-L", "3.5", "-i", "2", "-I", "8"],
+            "lvcreate -an -Zn -Wn -y -n six -L 3.5 -i 2 -I 8 vg",
+        ),
+        (&["lv", "resize", "vg/six", "-L", "+1.5"], "lvextend -y -L +1.5 vg/six"),
     ];
     let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
     run(&mut ours.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "-s", "1"]));
@@ -71,6 +77,87 @@ fn volumes_lie_where_lvcreate_and_lvextend_put_them() {
         ours.verb(verb);
         theirs.lvm(&[command]);
         assert_eq!(ours.layout("vg"), theirs.layout("vg"), "after {command}");
+    }
+}
+
+/// Volumes come, grow and go by chance, until what is free is in pieces. Every step of ours is one of LVM's: it is refused by both, or
+/// done by both in the same way.
+#[test]
+fn volumes_lie_where_lvm_puts_them_also_where_free_space_is_in_pieces() {
+    const SIZES: &[(&str, u64)] = &[("a", 40), ("b", 28), ("c", 40), ("d", 34)];
+    for seed in seeds() {
+        let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
+        run(&mut ours.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "d", "-s", "1"]));
+        theirs.lvm(&["vgcreate -s 1 vg DISKS"]);
+        let mut chance = Chance(seed);
+        let mut volumes: Vec<String> = Vec::new();
+        for number in 0..40 {
+            let (verb, command) = step(&mut chance, number, &volumes);
+            let verb: Vec<&str> = verb.split_whitespace().collect();
+            let done = output(&mut ours.scratch.blockwork(ours.args(&verb)));
+            let said = theirs.try_lvm(&[&command]);
+            let place = format!("seed {seed}, {command}: {}{said:?}", both(&done));
+            assert_eq!(done.status.success(), said.is_ok(), "{place}");
+            if said.is_err() {
+                continue;
+            }
+            assert_eq!(ours.layout("vg"), theirs.layout("vg"), "{place}");
+            match verb[1] {
+                "create" => volumes.push(verb[2].to_owned()),
+                "remove" => volumes.retain(|volume| volume != verb[2]),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// `SEEDS=100 FROM=7` for others than the usual ones.
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name, usual| std::env::var(name).map_or(usual, |text| text.parse().expect("a number"));
+    let from = number("FROM", 1);
+    from..from + number("SEEDS", 1)
+}
+
+/// A verb of ours, and what it is for LVM.
+fn step(chance: &mut Chance, number: u32, volumes: &[String]) -> (String, String) {
+    let is_large = chance.below(5) == 0;
+    let extents = 1 + chance.below(if is_large { 30 } else { 9 });
+    let any = |chance: &mut Chance| volumes[chance.below(volumes.len() as u64) as usize].clone();
+    match chance.below(10) {
+        0..=2 if volumes.len() > 3 => {
+            let volume = any(chance);
+            (format!("lv remove {volume}"), format!("lvremove -y {volume}"))
+        }
+        3..=5 if !volumes.is_empty() => {
+            let volume = any(chance);
+            (format!("lv resize {volume} -l +{extents}"), format!("lvextend -y -l +{extents} {volume}"))
+        }
+        6 => {
+            let extents = extents + 1;
+            let as_ours = format!("lv create vg/v{number} -i 2 -I 64 -l {extents}");
+            (as_ours, format!("lvcreate -an -Zn -Wn -y -n v{number} -i 2 -I 64 -l {extents} vg"))
+        }
+        7 => {
+            let extents = extents + 2;
+            let as_ours = format!("lv create vg/v{number} -i 3 -I 8 -l {extents}");
+            (as_ours, format!("lvcreate -an -Zn -Wn -y -n v{number} -i 3 -I 8 -l {extents} vg"))
+        }
+        _ => {
+            let as_ours = format!("lv create vg/v{number} -l {extents}");
+            (as_ours, format!("lvcreate -an -Zn -Wn -y -n v{number} -l {extents} vg"))
+        }
+    }
+}
+
+/// Numbers by chance, the same for each seed (splitmix64).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % end
     }
 }
 

@@ -73,7 +73,17 @@ impl Lab {
         self.disks.iter().map(|disk| Loop::with(&[], &self.scratch.at(disk))).collect()
     }
 
+    /// The same, or why LVM refuses one of them.
+    pub fn try_lvm(&self, commands: &[&str]) -> Result<Vec<String>, String> {
+        self.try_lvm_on(&self.loops(), commands)
+    }
+
+    #[track_caller]
     fn lvm_on(&self, loops: &[Loop], commands: &[&str]) -> Vec<String> {
+        self.try_lvm_on(loops, commands).unwrap_or_else(|why| panic!("{why}"))
+    }
+
+    fn try_lvm_on(&self, loops: &[Loop], commands: &[&str]) -> Result<Vec<String>, String> {
         let ours: String = loops.iter().map(|it| format!("\"a|^{}$|\",", it.device)).collect();
         let configuration = format!(
             "devices {{ obtain_device_list_from_udev = 0 use_devicesfile = 0 external_device_info_source = \"none\"\n\
@@ -97,10 +107,12 @@ impl Lab {
             lvm.args(words).args(["--driverloaded", "n"]);
             lvm.env("LVM_SYSTEM_DIR", self.scratch.path("lvm")).env("LVM_SUPPRESS_FD_WARNINGS", "1");
             let done = output(&mut lvm);
-            assert!(done.status.success(), "lvm {command}: {}", both(&done));
+            if !done.status.success() {
+                return Err(format!("lvm {command}: {}", both(&done)));
+            }
             let said = both(&done);
             let lines = said.lines().filter(|line| !line.contains("Activation disabled"));
-            lines.map(|line| format!("{line}\n")).collect()
+            Ok(lines.map(|line| format!("{line}\n")).collect())
         };
         commands.iter().map(one).collect()
     }

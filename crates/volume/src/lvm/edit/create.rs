@@ -290,7 +290,8 @@ impl Draft {
         let columns = usize::try_from(shape.stripes() * shape.copies()).expect("at most STRIPES_MAX of them");
         let request = Request {
             extents: column.checked_add(meta)?,
-            columns: vec![None; columns],
+            columns,
+            there: Vec::new(),
             // The metadata of a leg lies before its data, on the same PV.
             first: meta + 1,
             apart: shape.is_raid().then_some(&[]),

@@ -10,7 +10,7 @@ use blockwork_format::lvm2::vg::{Area, Lv, LvIndex, PvIndex, SECTORS_MAX, Segmen
 use blockwork_format::lvm2::{Entry, Node, Section};
 use serde::{Deserialize, Serialize};
 
-use super::allocate::{Policy, Request, Round, allocate};
+use super::allocate::{Column, Policy, Request, Round, allocate};
 use super::create::room;
 use super::draft::{Draft, lv_section, unused};
 use super::error::{EditError, bytes_shown};
@@ -64,7 +64,7 @@ pub struct Resized {
 /// The last segment, as far as growing goes by it.
 pub(super) struct End {
     /// Where each stripe would go on.
-    pub(super) columns: Vec<Option<(PvIndex, u64)>>,
+    pub(super) columns: Vec<Column>,
     /// Sectors of a chunk; 0 for one stripe.
     stripe_size: u64,
     /// Extents of the segment.
@@ -215,7 +215,12 @@ impl Draft {
             SegmentType::Striped { stripe_size, .. } => *stripe_size,
             _ => 0,
         };
-        let columns = starts.into_iter().map(|(pv, start)| Some((pv, start + count))).collect();
+        let heads = lv.segments.first().and_then(on_pvs).unwrap_or_default();
+        let column = |(nth, (pv, start)): (usize, (PvIndex, u64))| Column {
+            end: (pv, start + count),
+            head: heads.get(nth).map(|(pv, _)| *pv),
+        };
+        let columns = starts.into_iter().enumerate().map(column).collect();
         Ok(End { columns, stripe_size, extents: last.extent_count, start: last.start_extent })
     }
 
@@ -223,8 +228,14 @@ impl Draft {
         let stripes = end.columns.len() as u64;
         let policy = self.policy(self.group().lvs[lv.0].allocation_policy.as_deref());
         let mut free = self.free();
-        let request =
-            Request { extents: more / stripes, columns: end.columns.clone(), first: 1, apart: None, policy };
+        let request = Request {
+            extents: more / stripes,
+            columns: end.columns.len(),
+            there: end.columns.clone(),
+            first: 1,
+            apart: None,
+            policy,
+        };
         let Some(rounds) = allocate(&mut free, &request) else {
             let each = self.extents_shown(more / stripes);
             let needed = match (stripes, policy) {
@@ -318,7 +329,7 @@ fn on_pvs(segment: &Segment) -> Option<Vec<(PvIndex, u64)>> {
 
 /// Whether a round continues every stripe where it ends.
 fn follows(end: &End, round: &Round) -> bool {
-    end.columns.iter().zip(&round.starts).all(|(end, start)| *end == Some(*start))
+    end.columns.iter().zip(&round.starts).all(|(column, start)| column.end == *start)
 }
 
 /// Where a segment begins; none of what is no segment, whatever keys it has.

@@ -113,7 +113,8 @@ impl Draft {
     fn place_more(&self, free: &mut FreeExtents, lv: LvIndex, legs: &Legs, each: u64) -> Option<Vec<Round>> {
         let request = Request {
             extents: each,
-            columns: legs.ends.iter().map(|end| end.columns[0]).collect(),
+            columns: legs.ends.len(),
+            there: legs.ends.iter().map(|end| end.columns[0]).collect(),
             first: 1,
             apart: Some(&legs.pvs),
             policy: self.policy(self.group().lvs[lv.0].allocation_policy.as_deref()),
@@ -182,9 +183,9 @@ fn pvs_of(vg: &VolumeGroup, lv: LvIndex) -> Vec<PvIndex> {
 
 /// Lets a leg go on in these runs.
 fn append(section: &mut Section, vg: &VolumeGroup, end: &End, runs: &[Piece]) {
-    let (mut behind, mut start, mut extents) = (end.columns[0], end.start, end.extents);
+    let (mut behind, mut start, mut extents) = (end.columns[0].end, end.start, end.extents);
     for (at, count) in runs {
-        if behind == Some(*at) {
+        if behind == *at {
             extents += count;
             segment_at(section, start).set("extent_count", number(extents));
         } else {
@@ -192,6 +193,6 @@ fn append(section: &mut Section, vg: &VolumeGroup, end: &End, runs: &[Piece]) {
             extents = *count;
             add_segment(section, striped(vg, start, extents, 0, &[*at]));
         }
-        behind = Some((at.0, at.1 + count));
+        behind = (at.0, at.1 + count);
     }
 }
