@@ -45,7 +45,7 @@ use autoextend::Autoextender;
 use groups::ServedGroups;
 use keeper::OnPanic;
 use merges::MergeKeeper;
-use offers::Offers;
+pub(crate) use offers::Offers;
 use patience::Patience;
 pub(crate) use workers::{Workers, WorkersConfig};
 
@@ -322,7 +322,7 @@ impl Running {
             state.volumes().add(&volume, self.offers.of(id));
         }
         self.workers.leaves().iter().for_each(|(_, leaf)| state.disks().add(leaf.clone()));
-        state.set_arrays(Arc::new(ServedArrays::new(&self.workers, state.disks())));
+        state.set_arrays(Arc::new(ServedArrays::new(&self.workers, state.disks(), self.offers.clone())));
         state.set_groups(groups);
         let path = socket_path()?;
         self.control = Some(Control::start(state, &path)?);

@@ -11,7 +11,7 @@ use blockwork_leaf::LeafError;
 use blockwork_volume::{Assembly, Plan, VolumeError};
 
 use super::verb_args::Which;
-use crate::serve::{ServedArrays, Workers, WorkersConfig};
+use crate::serve::{Offers, ServedArrays, Workers, WorkersConfig};
 
 /// Workers of an idle array: what is done with it has one client.
 const WORKERS: usize = 1;
@@ -93,7 +93,7 @@ impl Ourselves {
         let config = WorkersConfig { count: WORKERS, ..WorkersConfig::default() };
         // A worker that ends of its own accord takes the answers that are waited for with it: that is heard.
         let workers = Workers::start(&config, assembly, volumes, std::sync::Arc::new(|_| {}))?;
-        let arrays = ServedArrays::new(&workers, Disks::default());
+        let arrays = ServedArrays::new(&workers, Disks::default(), Offers::default());
         // Nobody else wants these disks now.
         let max_kib = which.place.sync_speed_max.unwrap_or(u64::MAX);
         let verb = Verb::SyncSpeed { min_kib: max_kib, max_kib };

@@ -8,7 +8,7 @@
 //! that reaches it from then on. From the moment when it is looked at until the array has it, or has refused it, it is on
 //! its way, and counts as the array's: nobody else gets it meanwhile.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,13 +18,16 @@ use blockwork_daemon::{
     ArrayAnswer, ArrayRequest, ArrayStatus, Arrays, DeviceStatus, Disks, Refusal, RefusalKind, SyncStatus,
     Verb, WAIT_MILLIS_MAX, no_array,
 };
-use blockwork_engine::{Layer as _, Nanos, NodeId, SECTOR, Sectors, TaskContext, topmost_first};
+use blockwork_engine::{
+    Layer as _, Nanos, NodeId, SECTOR, Sectors, TaskContext, Volume, VolumeId, topmost_first,
+};
 use blockwork_format::escape;
 use blockwork_format::md::{Level, Superblock, Uuid};
 use blockwork_layer::md::{self, Added, MemberState, MemberStatus, NewMember, SyncAction, VerbError};
 use blockwork_volume::{Assembly, Attached, NEWCOMER_NODES_MAX, Newcomer, Purpose};
 use ring::rand::{SecureRandom, SystemRandom};
 
+use super::offers::Offers;
 use super::served::Served;
 use super::workers::Workers;
 
@@ -48,6 +51,8 @@ pub(crate) struct ServedArrays {
     assembly: Arc<Mutex<Assembly>>,
     /// Where a disk that is brought in is told of.
     disks: Disks,
+    /// By what clients reach the volumes.
+    offers: Offers,
     /// What is written is recorded, disk by disk: none can come.
     is_logged: bool,
     /// Devices that an array is about to have.
@@ -74,8 +79,8 @@ impl Drop for Passage<'_> {
 }
 
 impl ServedArrays {
-    /// Those of `workers`; what is brought in is added to `disks`.
-    pub(crate) fn new(workers: &Workers, disks: Disks) -> ServedArrays {
+    /// Those of `workers`, whose volumes clients reach by `offers`; what is brought in is added to `disks`.
+    pub(crate) fn new(workers: &Workers, disks: Disks, offers: Offers) -> ServedArrays {
         let reached = nodes_under(&workers.served);
         let mut known = assembled(&lock(&workers.assembly));
         known.retain(|known| reached.contains(&known.array.node()));
@@ -84,6 +89,7 @@ impl ServedArrays {
             served: workers.served.clone(),
             assembly: workers.assembly.clone(),
             disks,
+            offers,
             is_logged: workers.log.is_some(),
             on_the_way: Mutex::default(),
         }
@@ -228,7 +234,16 @@ impl ServedArrays {
 
     fn grow(&self, known: &Known, size_kib: Option<u64>, assume_clean: bool) -> Result<Said, Refusal> {
         let to = size_kib.map(|kib| Sectors(kib.saturating_mul(2)));
+        let sizes = self.served.all().into_iter().map(|(id, volume)| (id, volume.sectors()));
+        let before: HashMap<VolumeId, Sectors> = sizes.collect();
         let size = self.ask(known, async move |array, cx| array.grow(&cx, to, assume_clean).await)?;
+        let changed =
+            |(id, volume): &(VolumeId, Volume)| before.get(id).is_some_and(|size| *size != volume.sectors());
+        // The layer stays, and has another size: clients that come from now on are to be told that one.
+        for (id, volume) in self.served.all().into_iter().filter(changed) {
+            let offered = self.offers.change(&volume.name, id, &volume);
+            offered.map_err(|error| Refusal::new(RefusalKind::Failed, format!("{}: {error}", known.name)))?;
+        }
         let said = format!("{} has {} KiB now", known.name, size.0 / 2);
         Ok(Said::only(said))
     }

@@ -119,6 +119,11 @@ impl Lab {
         self.get("/v1/status")["volumes"][0]["bytes"].as_u64().expect("a number")
     }
 
+    /// What a client that comes now is told of its size.
+    pub fn nbd_bytes(&self) -> u64 {
+        run(tool("nbdinfo").args(["--size", &self.scratch.uri("md/data")])).trim().parse().expect("a number")
+    }
+
     /// Counters of the disk, or layer, of that name.
     pub fn counters_of(&self, name: &str) -> Value {
         let stats = self.get("/v1/stats");

@@ -395,6 +395,7 @@ fn an_array_grows_into_what_its_members_have_gained() {
     let said = lab.md(&["grow", "md/data", "--size", "48M", "--wait"]);
     assert!(said.starts_with("md/data has 49152 KiB now\n"), "{said}");
     assert_eq!((lab.array()["bytes"].as_u64(), lab.volume_bytes()), (Some(48 * MIB), 48 * MIB));
+    assert_eq!(lab.nbd_bytes(), 48 * MIB, "who comes now has all of it");
     assert!(lab.refused(&["grow", "md/data", "-z", "48.0001M"]).contains("expected whole KiB, or max"));
     let said = lab.refused(&["grow", "md/data", "--size", "1000000"]);
     assert!(said.contains("1000000 were asked for: make all members larger"), "{said}");
