@@ -263,14 +263,7 @@ impl Array {
         cx: &TaskContext,
     ) -> Vec<Refusal> {
         let Some(intent) = self.intent() else { return Vec::new() };
-        let events = self.books().events;
-        {
-            let mut disk = intent.disk();
-            if disk.superblock.events_cleared < events {
-                disk.superblock.events_cleared = events;
-                disk.superblock_changed();
-            }
-        }
+        intent.raise_events_cleared(self.books().events);
         let refusals = self.write_intent(cx).await;
         if !refusals.is_empty() {
             return refusals;

@@ -201,6 +201,15 @@ impl Intent {
         self.disk().superblock.events_cleared
     }
 
+    /// A member that was there has to have so many events, or it lacks more than the bits say: in the bitmap to be written.
+    pub(super) fn raise_events_cleared(&self, events: u64) {
+        let mut disk = self.disk();
+        if disk.superblock.events_cleared < events {
+            disk.superblock.events_cleared = events;
+            disk.superblock_changed();
+        }
+    }
+
     /// The bitmap for an array of `sectors` sectors, with as much for a bit as here: what is new may differ where `dirty`.
     pub(super) fn grown(&self, sectors: Sectors, events: u64, dirty: bool) -> Intent {
         let (mut superblock, old) = {

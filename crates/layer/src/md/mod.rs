@@ -27,6 +27,7 @@ mod md_record;
 mod member;
 mod mend;
 mod pace;
+mod past;
 mod raid0;
 mod raid1;
 mod raid10;

@@ -109,6 +109,19 @@ pub enum VerbError {
         /// The array's, bytes.
         expected: u32,
     },
+    /// A device whose events cannot be overtaken.
+    #[error(
+        "{device} was used without {array}, and its superblock is {ahead} events ahead, which are too many to count: wipe it \
+         (`wipefs -a`) and add it as a blank disk, and add none of those that were used with it before they are wiped, too"
+    )]
+    Ahead {
+        /// The array.
+        array: String,
+        /// The device.
+        device: String,
+        /// By how many.
+        ahead: u64,
+    },
     /// No slot for another device, or form.
     #[error("{array} cannot be changed like that: {reason}")]
     Full {

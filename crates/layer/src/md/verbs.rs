@@ -60,6 +60,7 @@ impl Array {
     pub async fn add(&self, new: NewMember, cx: &TaskContext) -> Result<Added, VerbError> {
         let record = self.changeable()?;
         self.check_new(&new)?;
+        self.leave_past(record, &new, cx).await?;
         self.choose_with_care();
         cx.quiesce().await;
         let _turn = self.turns.take().await;
@@ -295,7 +296,7 @@ impl Array {
 
     /// The role that a device had and can have again, with only the bitmap's chunks to copy: it was a member when bits were last
     /// cleared, nobody has its place, and it has no writes that the others have not.
-    fn role_to_come_back_to(
+    pub(super) fn role_to_come_back_to(
         &self,
         record: &dyn Record,
         own: &Superblock,

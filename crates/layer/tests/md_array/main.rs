@@ -2,6 +2,7 @@
 //! what is left after the power was cut.
 
 mod added;
+mod apart;
 mod bad_blocks;
 mod failures;
 mod filled;
