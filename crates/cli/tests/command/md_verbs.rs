@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::md_lab::{Lab, MIB};
 use crate::support;
+use crate::support::fs::Loop;
 use crate::support::nbd::{load, nbdload};
 use crate::support::{Background, Scratch, run, tool, until};
 use rustix::process::Signal;
@@ -115,6 +116,86 @@ fn halves_of_a_mirror_that_were_used_apart_agree_after_one_was_added_to_the_othe
     let said = lab.stop(server);
     assert!(said.contains("b.img may have been written to without the members that are here"), "{said}");
     lab.expect_equal("a.img", "b.img");
+}
+
+/// What mdadm says of a device's bitmap: its events, and those at which bits were last cleared.
+fn bitmap_events(lab: &Lab, disk: &str) -> (u64, u64) {
+    // Of a file it would take the start for a bitmap.
+    let device = Loop::with(&["--read-only"], &lab.scratch.at(disk));
+    let said = run(tool("mdadm").args(["--examine-bitmap", &device.device]));
+    let number = |name: &str| {
+        let line = said.lines().find_map(|line| line.trim().strip_prefix(name)?.trim().strip_prefix(": "));
+        line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name} in {said}"))
+    };
+    (number("Events"), number("Events Cleared"))
+}
+
+#[test]
+fn of_a_mirror_that_was_split_in_three_nobody_is_taken_for_what_he_was_with_another() {
+    let lab = Lab::new();
+    let disks = ["a.img", "n.img", "b.img"];
+    lab.create("1", &disks, 64 * MIB, &["--assume-clean", "--bitmap", "internal"]);
+    let write = |range: &str| {
+        let writes = ["--rw", "write", "--bs", "64k", "--ios", "16", "--range", range];
+        load(&lab.socket(), &[&["--export", "md/data"], &writes[..]].concat());
+    };
+    // Of the slots behind those of the first members, it gets the same one each time.
+    let server = lab.serve(&disks);
+    lab.md(&["fail", "md/data", "a.img"]);
+    lab.md(&["remove", "md/data", "a.img"]);
+    run(tool("wipefs").args(["--all", "--quiet"]).arg(lab.scratch.at("a.img")));
+    lab.md(&["add", "md/data", "a.img", "--wait"]);
+    lab.stop(server);
+    let halves: [(&[&str], &str); 2] = [(&["a.img", "n.img"], "8m+1m"), (&["b.img"], "16m+1m")];
+    for (half, range) in halves {
+        let server = lab.serve(half);
+        write(range);
+        lab.stop(server);
+    }
+    let of_theirs = lab.md_json(&["examine", "--json", "n.img"])[0]["events"].as_u64().unwrap();
+    // One of them goes over to the third, which then goes; the other one comes to what is left.
+    let server = lab.serve(&["b.img"]);
+    lab.md(&["add", "md/data", "a.img", "--wait"]);
+    lab.stop(server);
+    for disk in ["a.img", "b.img"] {
+        let (events, cleared) = bitmap_events(&lab, disk);
+        assert!(of_theirs < cleared && cleared <= events, "{disk}: {of_theirs}, {cleared}, {events}");
+    }
+    let server = lab.serve(&["a.img"]);
+    lab.md(&["add", "md/data", "n.img"]);
+    lab.md(&["wait", "md/data"]);
+    assert_eq!(lab.mismatches_of_check(), 0);
+    lab.stop(server);
+    lab.expect_equal("a.img", "n.img");
+    // All three at once are what the third one was.
+    let tree = run(&mut lab.scratch.blockwork(["scan", "a.img", "n.img", "b.img"]));
+    assert!(tree.contains("[3/2]") && tree.contains("b.img"), "{tree}");
+}
+
+#[test]
+fn what_a_disk_held_is_found_by_nobody_after_it_was_added_with_force() {
+    let lab = Lab::new();
+    lab.create("1", &["a.img", "missing"], 64 * MIB, &["--assume-clean"]);
+    // A table whose second header lies behind the data, and a file system that begins in the first MiB.
+    lab.blank("gpt.img", 96 * MIB);
+    let table = lab.scratch.write("table", "label: gpt\nsize=8M\n");
+    run(tool("sh").args(["-c", &format!("exec sfdisk --quiet {} <{table}", lab.scratch.at("gpt.img"))]));
+    lab.blank("ext4.img", 64 * MIB);
+    run(tool("mkfs.ext4").args(["-q", "-L", "precious"]).arg(lab.scratch.at("ext4.img")));
+    let server = lab.serve(&["a.img"]);
+    for disk in ["gpt.img", "ext4.img"] {
+        assert!(lab.refused(&["add", "md/data", disk]).contains("--force"));
+        lab.md(&["add", "md/data", disk, "--force", "--wait"]);
+        let path = lab.scratch.at(disk);
+        let found = run(tool("wipefs").args(["--noheadings", "--output", "type,offset"]).arg(&path));
+        assert_eq!(found.split_whitespace().collect::<Vec<_>>(), ["linux_raid_member", "0x1000"], "{disk}");
+        let probed = run(tool("blkid").args(["-p", "-o", "value", "-s", "TYPE"]).arg(&path));
+        assert_eq!(probed.trim(), "linux_raid_member", "{disk}");
+        assert!(!run(tool("mdadm").args(["--examine", &path])).contains("MBR Magic"), "{disk}");
+        lab.md(&["fail", "md/data", disk]);
+        lab.md(&["remove", "md/data", disk]);
+    }
+    lab.stop(server);
 }
 
 #[test]

@@ -36,6 +36,7 @@ mod identity;
 mod level;
 pub mod raid0;
 mod raid10;
+mod remains;
 mod role;
 pub mod v0;
 pub mod v1;
@@ -44,6 +45,7 @@ pub use find::{Found, Place, Superblock, find, places};
 pub use identity::{SetName, Time, Uuid};
 pub use level::{CHUNK_SECTORS_MAX, Level, RAID_DISKS_MAX, RAID10_CHUNK_SECTORS_MIN};
 pub use raid10::{FarSets, NotALayout, Raid10Layout, Raid10Sizes};
+pub use remains::{Remains, Suspect, suspects};
 pub use role::Role;
 pub use v1::{Access, Region};
 

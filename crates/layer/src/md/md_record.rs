@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use blockwork_engine::{Nanos, Sector, Sectors};
 use blockwork_format::md::bitmap::BitmapSuperblock;
 use blockwork_format::md::v1::{Access, Features, Minor, Superblock};
-use blockwork_format::md::{IN_SYNC, Role, Time, Uuid};
+use blockwork_format::md::{IN_SYNC, Region, Remains, Role, Time, Uuid};
 use blockwork_format::{FormatError, SECTOR_BYTES};
 
 use super::bad_blocks::BadBlockLog;
@@ -331,6 +331,10 @@ impl Record for MdRecord {
         let (site, more) = site(device, has_bitmap);
         kept.push(more);
         Ok((kept.len() - 1, site))
+    }
+
+    fn wipes(&self, site: usize, remains: &Remains) -> Vec<Region> {
+        remains.wipes(&self.kept()[site].superblock)
     }
 
     fn remove(&self, site: usize) {

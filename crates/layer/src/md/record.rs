@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use blockwork_engine::{Layer, Nanos, Sector, Sectors};
 use blockwork_format::FormatError;
-use blockwork_format::md::Uuid;
 use blockwork_format::md::bitmap::BitmapSuperblock;
 use blockwork_format::md::v1::Superblock;
+use blockwork_format::md::{Region, Remains, Uuid};
 
 use super::bad_blocks::BadBlockLog;
 
@@ -144,6 +144,11 @@ pub trait Record: Send + Sync + Debug {
     fn add(&self, site: NewSite) -> Result<(usize, Site), RecordError> {
         let _ = site;
         Err(RecordError::Fixed)
+    }
+    /// What becomes zeros before the `site`-th device, which is new, gets its superblock: in this order.
+    fn wipes(&self, site: usize, remains: &Remains) -> Vec<Region> {
+        let _ = (site, remains);
+        Vec::new()
     }
     /// The `site`-th device was taken out: its slot is free.
     fn remove(&self, site: usize) {

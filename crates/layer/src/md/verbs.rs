@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use blockwork_engine::{Layer, Sector, Sectors, TaskContext};
 use blockwork_format::md::v1::{Features, Superblock};
-use blockwork_format::md::{self, Role, Uuid, bad_blocks};
+use blockwork_format::md::{self, Region, Role, Uuid, bad_blocks};
 
 use super::array::Array;
 use super::bad_blocks::BadBlockLog;
@@ -51,8 +51,8 @@ pub enum Added {
 
 impl Array {
     /// Adds a device: with its old role, if the bitmap knows what it lacks (as `mdadm --re-add`); otherwise as a spare, which
-    /// takes the place of a missing member at once, and has no superblock any more of what it was in before. Filling it goes on after
-    /// this returns: [`Array::wait_sync`].
+    /// takes the place of a missing member at once, and has nothing any more by which it could be taken for what it was before. Filling it
+    /// goes on after this returns: [`Array::wait_sync`].
     ///
     /// # Errors
     ///
@@ -359,7 +359,7 @@ impl Array {
         cx: &TaskContext,
     ) -> Result<DeviceIndex, VerbError> {
         if !comes_back {
-            self.wipe_superblocks(&site, cx).await?;
+            self.wipe(number, &site, cx).await?;
         }
         let bad = match &site.bad_blocks {
             Some(log) if has_bad => self.read_bad_blocks(&site, log, cx).await?,
@@ -391,30 +391,22 @@ impl Array {
         VerbError::Full { array: self.name.clone(), reason }
     }
 
-    /// Zeros wherever a device has a superblock, durable before anything of this array is on it: of several that one counts whose
-    /// array was created last, which need not be ours.
-    async fn wipe_superblocks(&self, site: &Site, cx: &TaskContext) -> Result<(), VerbError> {
+    /// Zeros wherever a device has something by which it could be taken for what it was, in an order that a power cut cannot break
+    /// ([`md::Remains`]), durable before anything of this array is on it.
+    async fn wipe(&self, number: usize, site: &Site, cx: &TaskContext) -> Result<(), VerbError> {
+        let record = self.changeable()?;
         let device_sectors = site.layer.sectors().0;
-        let mut taken = Vec::new();
-        for place in md::places(device_sectors) {
-            let nr = Sectors::from_bytes_ceil(md::Place::BYTES as u64);
-            let read = io::read_bytes(cx, &site.layer, Sector(place.sector), nr).await;
-            match read.map(|bytes| place.decode(&bytes, device_sectors)) {
-                Ok(None) => {}
-                Ok(Some(found)) => taken.push((found.ok().map(|it| it.ctime_seconds()), place)),
-                // What cannot be read now may be read again some day.
-                Err(_) => taken.push((None, place)),
-            }
+        let mut remains = md::Remains::new(device_sectors);
+        for suspect in md::suspects(device_sectors) {
+            let Region { start, sectors } = suspect.region;
+            let read = io::read_bytes(cx, &site.layer, Sector(start), Sectors(sectors)).await;
+            remains.look(suspect, read.as_deref().ok());
         }
-        // The one that counts goes last: if the power goes before that, it is still that one, and no older one is believed.
-        taken.reverse();
-        taken.sort_by_key(|(created, _)| *created);
-        for (_, place) in taken {
-            let zeros = [0; md::Place::BYTES];
-            let wiped = io::write_bytes(cx, &site.layer, Sector(place.sector), &zeros).await;
+        for Region { start, sectors } in record.wipes(number, &remains) {
+            let zeros = vec![0; Sectors(sectors).byte_len()];
+            let wiped = io::write_bytes(cx, &site.layer, Sector(start), &zeros).await;
             wiped.map_err(|errno| {
-                let what = format!("{}: the old superblock at sector {}", site.name, place.sector);
-                self.io(&what, errno)
+                self.io(&format!("{}: what was at sector {start} before", site.name), errno)
             })?;
         }
         Ok(())

@@ -6,7 +6,7 @@ use blockwork_format::md::{MAGIC, Place, Role, Time, Uuid, places, v0};
 use blockwork_layer::md::{Added, SyncAction, VerbError};
 use blockwork_sim::World;
 
-use crate::rig::{DATA_START, Make, Rig};
+use crate::rig::{DATA_START, Make, Rig, SUPERBLOCK};
 
 const OURS: Uuid = Uuid([3; 16]);
 const OLDER: Uuid = Uuid([7; 16]);
@@ -57,6 +57,30 @@ fn a_device_that_is_added_has_no_superblock_of_another_array_any_more() {
     assert_eq!(found(&rig.world, &rig.make), [Some(OURS)]);
     rig.wait_sync();
     assert_eq!(found(&rig.world, &rig.make), [Some(OURS)]);
+}
+
+#[test]
+fn a_device_that_is_added_is_taken_for_nothing_else() {
+    let mut rig = Rig::new(Make::raid1(2).with_blank(1).of_sectors(8192));
+    rig.write(0, 8, 1).unwrap();
+    rig.fail("d1").unwrap();
+    rig.remove("failed").unwrap();
+    let end = rig.make.device_sectors().0;
+    // The first and the second header of a table, of which the second lies behind the data; a boot sector.
+    let held: [(u64, &[u8]); 3] = [(1, b"EFI PART"), (end - 1, b"EFI PART"), (0, &[0x55; 512])];
+    held.iter().for_each(|(sector, bytes)| rig.world.preload(FileId(2), *sector, &sector_of(bytes)));
+    rig.world.preload(FileId(2), SUPERBLOCK - 1, &sector_of(b"LABELONE"));
+    rig.add(2).unwrap();
+    for sector in [0, 1, SUPERBLOCK - 1, DATA_START - 1, end - 1] {
+        assert_eq!(rig.world.peek(FileId(2), sector), [0; 512], "sector {sector}");
+    }
+    assert_eq!(found(&rig.world, &rig.make), [Some(OURS)]);
+}
+
+fn sector_of(bytes: &[u8]) -> Vec<u8> {
+    let mut sector = bytes.to_vec();
+    sector.resize(512, 0);
+    sector
 }
 
 #[test]

@@ -13,9 +13,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, TaskContext};
-use blockwork_format::md::create::{NewArray, NewArrayError, NewDevice, NewMember, unused_regions};
-use blockwork_format::md::v1::{Minor, SUPERBLOCK_BYTES_MAX};
-use blockwork_format::md::{MAGIC, Uuid, v0};
+use blockwork_format::md::create::{NewArray, NewArrayError, NewDevice, NewMember};
+use blockwork_format::md::{Region, Remains, Uuid, suspects};
 use blockwork_format::{Piece, SECTOR_BYTES, Source, escape};
 
 use crate::assembly::Assembly;
@@ -28,9 +27,6 @@ use crate::steps::{Step, StepError, Target, Write, carry_out};
 
 /// Stands for a disk that is to come.
 pub const MISSING: &str = "missing";
-
-/// Sizes of blocks that a GPT's header may be the last of.
-const GPT_BLOCKS: [u64; 2] = [512, 4096];
 
 /// What is to be made.
 #[derive(Debug, Clone)]
@@ -184,7 +180,7 @@ fn device(assembly: &Assembly, spec: &str) -> Result<DeviceId, VolumeError> {
     }
     let number = partition_of(spec).map(|(_, number)| number);
     let is_it = |kind: &DeviceKind| matches!(kind, DeviceKind::Partition(it) if Some(it.number) == number);
-    let mut parts = graph.iter().filter(|(_, it)| it.below == [disk_id] && is_it(&it.kind));
+    let mut parts = graph.iter().filter(|(_, it)| *it.below == [disk_id] && is_it(&it.kind));
     let part = parts.next().map(|(id, _)| id);
     part.ok_or_else(|| {
         refused(spec, "the disk has no such partition; `blockwork scan` shows those it has".to_owned())
@@ -235,40 +231,17 @@ fn take(
 /// Where on a device something old could be found: zeros for these.
 fn old_places(source: &dyn Source, member: &NewMember) -> Vec<Piece> {
     let sectors = source.size() / SECTOR_BYTES;
-    let zeros = |offset: u64, bytes: u64| Piece {
-        offset,
-        bytes: vec![0; usize::try_from(bytes).expect("at most 1 MiB")],
+    let bytes = |region: Region| {
+        usize::try_from(region.sectors * SECTOR_BYTES).expect("a header, or at most 1 MiB at an end")
     };
-    let unused = unused_regions(&member.superblock, sectors);
-    let mut pieces: Vec<Piece> = unused
-        .iter()
-        .map(|region| zeros(region.start * SECTOR_BYTES, region.sectors * SECTOR_BYTES))
-        .collect();
-    // Superblocks at other places, and the second header of a GPT, may lie where data goes.
-    let superblocks = Minor::ALL.into_iter().map(|minor| minor.sector(sectors)).chain([v0::sector(sectors)]);
-    let superblocks = superblocks.flatten().map(|sector| sector * SECTOR_BYTES);
-    let superblocks = superblocks.filter(|offset| starts_with(source, *offset, &MAGIC.to_le_bytes()));
-    let found: Vec<(u64, u64)> = superblocks
-        .map(|offset| (offset, SUPERBLOCK_BYTES_MAX as u64))
-        .chain(GPT_BLOCKS.iter().filter_map(|block| {
-            let offset = (source.size() / block * block).checked_sub(*block)?;
-            starts_with(source, offset, b"EFI PART").then_some((offset, *block))
-        }))
-        .collect();
-    for (offset, bytes) in found {
-        let is_covered = pieces
-            .iter()
-            .any(|piece| piece.offset <= offset && offset + bytes <= piece.offset + piece.bytes.len() as u64);
-        if !is_covered {
-            pieces.push(zeros(offset, bytes));
-        }
+    let mut remains = Remains::new(sectors);
+    for suspect in suspects(sectors) {
+        let mut read = vec![0; bytes(suspect.region)];
+        let is_read = source.read_at(suspect.region.start * SECTOR_BYTES, &mut read).is_ok();
+        remains.look(suspect, is_read.then_some(&*read));
     }
-    pieces
-}
-
-fn starts_with(source: &dyn Source, offset: u64, magic: &[u8]) -> bool {
-    let mut bytes = vec![0; magic.len()];
-    source.read_at(offset, &mut bytes).is_ok() && bytes == magic
+    let zeros = |region: Region| Piece { offset: region.start * SECTOR_BYTES, bytes: vec![0; bytes(region)] };
+    remains.wipes(&member.superblock).into_iter().map(zeros).collect()
 }
 
 fn steps(members: &[Created], wipes: Vec<Vec<Piece>>) -> Vec<Step> {

@@ -4,7 +4,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use blockwork_format::md::create::{BitmapChoice, Shape};
-use blockwork_format::md::{Raid10Layout, SetName, Superblock, Time};
+use blockwork_format::md::v1::Minor;
+use blockwork_format::md::{MAGIC, Raid10Layout, SetName, Superblock, Time, v0};
 
 use super::*;
 use crate::graph::Content;
@@ -126,7 +127,7 @@ fn headers_that_point_at_nothing_any_more_are_wiped_wherever_they_lie() {
         Lab::apply(&path, &Piece { offset, bytes: bytes.to_vec() });
     }
     let old = v0::sector(end / 512).unwrap() * 512;
-    Lab::apply(&path, &Piece { offset: old, bytes: MAGIC.to_le_bytes().to_vec() });
+    Lab::apply(&path, &Piece { offset: old, bytes: MAGIC.to_be_bytes().to_vec() });
     let writes = lab.writes(&lab.request(Minor::V1_2, NEW, &["a", "b", "c", "d"]));
     let wiped = |offset: u64| {
         let covers =
