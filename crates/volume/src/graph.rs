@@ -110,8 +110,8 @@ pub struct Device {
     pub kind: DeviceKind,
     /// Size.
     pub sectors: Sectors,
-    /// What it directly stands upon.
-    pub below: Vec<DeviceId>,
+    /// What it directly stands upon. An origin and its snapshots, of which there may be thousands, share a list.
+    pub below: Arc<[DeviceId]>,
     /// What it holds.
     pub content: Content,
     /// Whether it is a volume that can be asked for. Not: parts of other volumes, disks that only a table names.
@@ -165,12 +165,28 @@ pub struct Graph {
     pub(crate) nodes: Nodes,
 }
 
+/// Which devices stand upon which, with each list of devices that several share once.
+#[derive(Debug)]
+pub struct Above {
+    /// Of each device: the lists that it is in.
+    lists: Vec<Vec<usize>>,
+    /// Of each list: who stands upon it.
+    owners: Vec<Vec<DeviceId>>,
+}
+
+impl Above {
+    /// Those that directly stand upon a device.
+    pub fn of(&self, id: DeviceId) -> impl Iterator<Item = DeviceId> {
+        self.lists[id.0].iter().flat_map(|list| self.owners[*list].iter().copied())
+    }
+}
+
 /// A device to be: what [`Graph::add`] does not find out by itself.
 pub(crate) struct NewDevice {
     pub(crate) name: String,
     pub(crate) kind: DeviceKind,
     pub(crate) sectors: Sectors,
-    pub(crate) below: Vec<DeviceId>,
+    pub(crate) below: Arc<[DeviceId]>,
     pub(crate) stack: Stack,
     pub(crate) is_offered: bool,
     pub(crate) read_only: Option<String>,
@@ -194,21 +210,28 @@ impl Graph {
     }
 
     /// Of each device, those that directly stand upon it.
-    pub fn above(&self) -> Vec<Vec<DeviceId>> {
-        let mut above = vec![Vec::new(); self.devices.len()];
+    pub fn above(&self) -> Above {
+        let mut above = Above { lists: vec![Vec::new(); self.devices.len()], owners: Vec::new() };
+        let mut known = HashMap::new();
         for (id, device) in self.iter() {
-            device.below.iter().for_each(|below| above[below.0].push(id));
+            let nth = *known.entry(device.below.as_ptr()).or_insert(above.owners.len());
+            if nth == above.owners.len() {
+                above.owners.push(Vec::new());
+                device.below.iter().for_each(|below| above.lists[below.0].push(nth));
+            }
+            above.owners[nth].push(id);
         }
         above
     }
 
     /// All that `id` stands upon, directly or not.
     pub fn all_below(&self, id: DeviceId) -> HashSet<DeviceId> {
-        let mut found = HashSet::new();
-        let mut left = self.device(id).below.clone();
+        let (mut found, mut lists) = (HashSet::new(), HashSet::new());
+        let mut left = self.device(id).below.to_vec();
         while let Some(next) = left.pop() {
-            if found.insert(next) {
-                left.extend(&self.device(next).below);
+            let below = &self.device(next).below;
+            if found.insert(next) && lists.insert(below.as_ptr()) {
+                left.extend(below.iter());
             }
         }
         found
@@ -333,7 +356,7 @@ impl Graph {
         let device = &mut self.devices[id.0];
         device.stack = Stack::Refused("it was removed".into());
         device.is_offered = false;
-        device.below.clear();
+        device.below = Arc::default();
         device.content = Content::Nothing;
     }
 

@@ -3,6 +3,7 @@
 //! Invariants: (1) what is refused is not kept open, unless it was open before; (2) nothing is brought in that a volume
 //! which is served stands upon, or that belongs to something else; (3) nothing is written here.
 
+use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
@@ -115,7 +116,7 @@ impl Assembly {
         let disk = self.disk_at(disk)?;
         self.graph.iter().find_map(|(id, it)| {
             let is_it = matches!(&it.kind, DeviceKind::Partition(own) if own.number == number);
-            (is_it && it.below == [disk]).then_some(id)
+            (is_it && *it.below == [disk]).then_some(id)
         })
     }
 
@@ -239,16 +240,15 @@ impl Assembly {
             _ => false,
         };
         let mut found = vec![id];
+        let mut is_found = HashSet::from([id]);
         let mut next = 0;
         while let Some(at) = found.get(next).copied() {
-            let more = above[at.0].iter().copied().filter(|up| !is_the_array(*up) && !found.contains(up));
-            let more: Vec<_> = more.collect();
-            found.extend(more);
+            found.extend(above.of(at).filter(|up| !is_the_array(*up) && is_found.insert(*up)));
             next += 1;
         }
         // A partition's disk is written with it.
         if matches!(self.graph.device(id).kind, DeviceKind::Partition(_)) {
-            found.extend(&self.graph.device(id).below);
+            found.extend(self.graph.device(id).below.iter());
         }
         found
     }

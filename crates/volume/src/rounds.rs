@@ -219,25 +219,26 @@ impl Assembly {
         refusal: Option<&String>,
     ) {
         let visible = text.visible();
-        let verdicts = Verdicts::new(text);
+        let (verdicts, mut shared) = (Verdicts::new(text), lvm::Shared::new());
         for lv in in_order(text, kin) {
             if !verdicts.is_tie(lv) {
-                self.add_volume(group, &verdicts, lv, visible[lv.0], refusal);
+                let below = self.graph.groups[group.0].below(lv, &mut shared);
+                self.add_volume(group, &verdicts, lv, below, visible[lv.0], refusal);
             }
         }
     }
 
-    /// Makes a device of a logical volume; those that it is made of are devices already.
+    /// Makes a device of a logical volume; those `below`, which it is made of, are devices already.
     pub(crate) fn add_volume(
         &mut self,
         group: GroupId,
         verdicts: &Verdicts<'_>,
         lv: LvIndex,
+        below: Arc<[DeviceId]>,
         is_offered: bool,
         refusal: Option<&String>,
     ) -> DeviceId {
         let known = &self.graph.groups[group.0];
-        let below = known.below(lv);
         let name = format!("{}/{}", known.name, known.text.lvs[lv.0].name);
         let read_only = known.read_only.clone().or_else(|| verdicts.read_only(lv));
         let stack = match refusal.cloned().or_else(|| verdicts.refusal(lv)) {
@@ -296,6 +297,7 @@ fn claims(group: &Group, pv: &Pv) -> bool {
 pub(crate) fn in_order(text: &VolumeGroup, kin: &lvm::Families) -> Vec<LvIndex> {
     let mut order = Vec::with_capacity(text.lvs.len());
     let mut seen = vec![false; text.lvs.len()];
+    let mut seen_families = HashSet::new();
     for first in 0..text.lvs.len() {
         // (volume, whether those below it are in the order already)
         let mut left = vec![(LvIndex(first), false)];
@@ -304,6 +306,10 @@ pub(crate) fn in_order(text: &VolumeGroup, kin: &lvm::Families) -> Vec<LvIndex> 
                 order.push(lv);
             } else if !std::mem::replace(&mut seen[lv.0], true) {
                 left.push((lv, true));
+                // What one of a family is made of, all are: whoever comes next finds that in the order.
+                if kin.origin_of(lv).is_some_and(|origin| !seen_families.insert(origin)) {
+                    continue;
+                }
                 let family = kin.family_of(lv);
                 let below = family.iter().flat_map(|lv| lvm::lvs_below(text, *lv));
                 left.extend(below.map(|below| (below, false)));

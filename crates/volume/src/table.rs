@@ -112,7 +112,7 @@ impl Builder<'_> {
             name: full,
             kind: DeviceKind::Table,
             sectors,
-            below,
+            below: below.into(),
             is_offered: matches!(stack, Stack::Ready(_)),
             stack,
             read_only: None,

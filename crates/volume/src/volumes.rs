@@ -138,7 +138,7 @@ impl Assembly {
         let mut order = Vec::with_capacity(self.graph.devices.len());
         for (id, _) in self.graph.iter().filter(|(id, _)| !is_partition(*id)) {
             order.push(id);
-            order.extend(above[id.0].iter().copied().filter(|above| is_partition(*above)));
+            order.extend(above.of(id).filter(|above| is_partition(*above)));
         }
         order.retain(|id| self.graph.device(*id).is_offered && which(self.graph.device(*id)));
         order
@@ -147,12 +147,13 @@ impl Assembly {
     /// Devices that arrays, volume groups or tables make use of, or that belong to one that is not assembled; and what
     /// lies below them.
     fn used(&self) -> HashSet<DeviceId> {
-        let mut used = HashSet::new();
+        let (mut used, mut lists) = (HashSet::new(), HashSet::new());
         for (id, device) in self.graph.iter() {
             let belongs =
                 matches!(device.content, Content::MdMember(_) | Content::DamagedMember | Content::Pv(_));
             let own = Some(id).filter(|_| belongs);
-            for one in device.below.iter().copied().filter(|_| makes_use(device)).chain(own) {
+            let is_news = makes_use(device) && lists.insert(device.below.as_ptr());
+            for one in device.below.iter().copied().filter(|_| is_news).chain(own) {
                 if used.insert(one) {
                     used.extend(self.graph.all_below(one));
                 }

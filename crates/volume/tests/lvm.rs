@@ -3,6 +3,7 @@
 
 mod lab;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use blockwork_volume::{Content, DeviceKind, VolumeError};
@@ -239,13 +240,20 @@ fn snapshots_of_volumes_that_are_huge_only_by_their_text_are_served() {
 #[test]
 fn a_text_with_thousands_of_snapshots_of_one_origin_is_looked_through_once() {
     const SNAPSHOTS: u16 = 2000;
+    // Of so many of them the store lies on a volume: what one of the family is made of, all are.
+    const PARTS: u16 = 500;
     let lab = Lab::new();
     let a = lab.disk("a", lab::BIG_PE_START + 20 * EXTENT);
     lab::make_big_pv(&a, 0);
     let mut lvs = vec![lv("origin", 1, SEEN, &[("error", 1, "")])];
     for nr in 0..SNAPSHOTS {
         let tie = format!("chunk_size = 8 origin = \"origin\" cow_store = \"snap{nr}\"");
-        lvs.push(lv(&format!("snap{nr}"), 2 + 2 * nr, HIDDEN, &[("error", 1, "")]));
+        let part = format!("stripe_count = 1 stripes = [\"part{nr}\", 0]");
+        let store = if nr < PARTS { ("striped", 1, &*part) } else { ("error", 1, "") };
+        if nr < PARTS {
+            lvs.push(lv(&format!("part{nr}"), 20_000 + nr, HIDDEN, &[("error", 1, "")]));
+        }
+        lvs.push(lv(&format!("snap{nr}"), 2 + 2 * nr, HIDDEN, &[store]));
         lvs.push(lv(&format!("snapshot{nr}"), 3 + 2 * nr, SEEN, &[("snapshot", 1, &*tie)]));
     }
     commit(&a, &group(1, &[(0, 20)], lvs).text());
@@ -253,7 +261,13 @@ fn a_text_with_thousands_of_snapshots_of_one_origin_is_looked_through_once() {
     let assembly = lab.open(&[&a]);
     let is_volume = |kind: &DeviceKind| matches!(kind, DeviceKind::Lv { .. });
     let volumes = assembly.graph().iter().filter(|(_, device)| is_volume(&device.kind)).count();
-    assert_eq!(volumes, usize::from(SNAPSHOTS) + 1);
+    assert_eq!(volumes, usize::from(SNAPSHOTS + PARTS) + 1);
+    let below = |name: &str| &assembly.graph().device(assembly.graph().find(name).unwrap()).below;
+    assert_eq!(below("vg0/origin").len(), usize::from(PARTS));
+    let shares = |nr| Arc::ptr_eq(below("vg0/origin"), below(&format!("vg0/snap{nr}")));
+    assert!((0..SNAPSHOTS).all(shares), "each has a list of its own of what all of them are made of");
+    let part = assembly.graph().find("vg0/part7").unwrap();
+    assert_eq!(assembly.graph().above().of(part).count(), usize::from(SNAPSHOTS) + 1);
     // A look through all of them for each pair of them took three quarters of a minute, and this takes a hundredth of that.
     assert!(started.elapsed() < Duration::from_secs(20), "{:?}", started.elapsed());
 }

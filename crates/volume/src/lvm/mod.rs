@@ -69,6 +69,9 @@ pub struct Group {
     pub warnings: Vec<String>,
 }
 
+/// Of each origin: what it is made of, and so are its snapshots. Good for as long as no device comes that one of them is made of.
+pub(crate) type Shared = HashMap<LvIndex, Arc<[DeviceId]>>;
+
 impl Group {
     /// The device of a logical volume that has one.
     pub fn lv(&self, lv: LvIndex) -> Option<DeviceId> {
@@ -76,13 +79,20 @@ impl Group {
     }
 
     /// The devices that a logical volume is made of, as far as they are there. An origin and its snapshots, which are built
-    /// together, are made of the same ones, and none of them of another.
-    pub(crate) fn below(&self, lv: LvIndex) -> Vec<DeviceId> {
+    /// together, are made of the same ones, and none of them of another: whichever comes first, `shared` has that for all of them.
+    pub(crate) fn below(&self, lv: LvIndex, shared: &mut Shared) -> Arc<[DeviceId]> {
+        match self.kin.origin_of(lv) {
+            Some(origin) => shared.entry(origin).or_insert_with(|| self.below_all(lv)).clone(),
+            None => self.below_all(lv),
+        }
+    }
+
+    fn below_all(&self, lv: LvIndex) -> Arc<[DeviceId]> {
         let mut below: Vec<DeviceId> =
             self.kin.family_of(lv).into_iter().flat_map(|lv| self.below_itself(lv)).collect();
         below.sort_unstable();
         below.dedup();
-        below
+        below.into()
     }
 
     /// The devices that it is made of without what snapshots have to do with it.

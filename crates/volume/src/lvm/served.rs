@@ -16,7 +16,7 @@
 
 mod merges;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, TaskContext};
@@ -28,9 +28,9 @@ use blockwork_layer::thin::{Pool, VerbError};
 
 use super::edit::{self, Author, Commit, Draft, EditError, Opened, Untold};
 use super::verdict::Verdicts;
-use super::{Families, Group, KnownSnapshot, check_transaction};
+use super::{Families, Group, KnownSnapshot, Shared, check_transaction};
 use crate::assembly::Assembly;
-use crate::graph::{Content, DeviceId, DeviceKind, GroupId};
+use crate::graph::{Above, Content, DeviceId, DeviceKind, GroupId};
 use crate::rounds::in_order;
 use crate::settings::Autoextend;
 use crate::thin::{PoolChange, PoolCommit};
@@ -133,8 +133,10 @@ impl Assembly {
         let (kept, gone) = self.match_volumes(group, &old, &text);
         let mut adopted = Adopted::default();
         let (verdicts, visible) = (Verdicts::new(&text), text.visible());
-        let mut resized = Vec::new();
+        let (mut resized, mut shared) = (Vec::new(), Shared::new());
         for Kept { was, now, device } in kept {
+            let below = self.graph.groups[group.0].below(now, &mut shared);
+            self.graph.devices[device.0].below = below;
             let renamed = self.update(device, group, &verdicts, now, visible[now.0]);
             adopted.renamed.extend(renamed.filter(|_| visible[now.0]));
             if old.lv_sectors(was) != text.lv_sectors(now) {
@@ -147,9 +149,12 @@ impl Assembly {
                 }
             }
         }
+        // What is new may be made of what is new.
+        shared.clear();
         for lv in in_order(&text, &kin) {
             if self.graph.groups[group.0].lv(lv).is_none() && !verdicts.is_tie(lv) {
-                let device = self.add_volume(group, &verdicts, lv, visible[lv.0], None);
+                let below = self.graph.groups[group.0].below(lv, &mut shared);
+                let device = self.add_volume(group, &verdicts, lv, below, visible[lv.0], None);
                 if visible[lv.0] {
                     adopted.added.push(self.graph.device(device).name.clone());
                 }
@@ -172,8 +177,7 @@ impl Assembly {
         old: &VolumeGroup,
         text: &VolumeGroup,
     ) -> (Vec<Kept>, Vec<Arc<Family>>) {
-        let by_id: HashMap<Uuid, LvIndex> =
-            text.lvs.iter().enumerate().map(|(at, lv)| (lv.id, LvIndex(at))).collect();
+        let by_id = by_id(text);
         let now = |lv: LvIndex| by_id.get(&old.lvs[lv.0].id).copied();
         let known = &mut self.graph.groups[group.0];
         let before = std::mem::replace(&mut known.lvs, vec![None; text.lvs.len()]);
@@ -230,13 +234,12 @@ impl Assembly {
         is_offered: bool,
     ) -> Option<(String, String)> {
         let known = &self.graph.groups[group.0];
-        let (below, wanted) = (known.below(lv), format!("{}/{}", known.name, known.text.lvs[lv.0].name));
+        let wanted = format!("{}/{}", known.name, known.text.lvs[lv.0].name);
         let device = &mut self.graph.devices[id.0];
         let was = device.name.clone();
         device.kind = DeviceKind::Lv { group, lv };
         device.sectors = blockwork_engine::Sectors(verdicts.sectors(lv));
         device.is_offered = is_offered;
-        device.below = below;
         let is_named = was == wanted || was.strip_prefix(&wanted).is_some_and(|rest| rest.starts_with('#'));
         (!is_named).then(|| (was, self.graph.rename(id, &wanted)))
     }
@@ -399,6 +402,11 @@ impl Assembly {
     }
 }
 
+/// The volumes of a text, by their identifiers.
+fn by_id(text: &VolumeGroup) -> HashMap<Uuid, LvIndex> {
+    text.lvs.iter().enumerate().map(|(at, lv)| (lv.id, LvIndex(at))).collect()
+}
+
 /// A volume that both texts have.
 struct Kept {
     was: LvIndex,
@@ -433,10 +441,10 @@ impl ServedEditor<'_> {
     /// What is true of the layers that are in use must stay so.
     fn check(&self, text: &VolumeGroup) -> Result<(), EditError> {
         let old = &self.assembly.graph.groups[self.group.0].text;
+        let (by_id, above) = (by_id(text), self.assembly.graph.above());
         for (was, lv) in old.lvs.iter().enumerate().map(|(at, lv)| (LvIndex(at), lv)) {
-            let now = text.lvs.iter().position(|new| new.id == lv.id).map(LvIndex);
-            match now {
-                None => self.check_unused(was, lv)?,
+            match by_id.get(&lv.id).copied() {
+                None => self.check_unused(was, lv, &above)?,
                 Some(now) if text.lv_sectors(now) < old.lv_sectors(was) && self.is_built(was) => {
                     let why = "it is served, and a client may be using what would be cut off: stop serving it first";
                     return Err(EditError::volume(&lv.name, why));
@@ -452,8 +460,22 @@ impl ServedEditor<'_> {
                 Some(_) => {}
             }
         }
-        planned_merges(old, text).iter().try_for_each(|snapshot| self.check_merge(old, snapshot))?;
-        changed_families(text, old).into_iter().try_for_each(|origin| self.check_family(old, origin, text))
+        // Of several snapshots of one origin, each asks about all of that family: once is enough.
+        let mut families = HashSet::new();
+        for snapshot in planned_merges(old, text) {
+            self.check_merge(old, &snapshot)?;
+            if families.insert(snapshot.origin) {
+                self.check_open_family(old, snapshot.origin, &above)?;
+            }
+        }
+        let merging: HashSet<Uuid> = origins_merged_into(text).collect();
+        for origin in changed_families(text, old) {
+            self.check_family(old, origin, &merging)?;
+            if families.insert(origin) {
+                self.check_open_family(old, origin, &above)?;
+            }
+        }
+        Ok(())
     }
 
     /// A snapshot that is to be merged is one still, as far as that is known, and its origin can be written.
@@ -470,7 +492,7 @@ impl ServedEditor<'_> {
                 "it cannot be merged: its store was full, or could not be written; it can only be removed";
             return Err(EditError::volume(&old.lvs[snapshot.store.0].name, why));
         }
-        self.check_open_family(old, snapshot.origin)
+        Ok(())
     }
 
     /// Whether layers of a volume were built.
@@ -479,20 +501,25 @@ impl ServedEditor<'_> {
         device.is_some_and(|device| self.assembly.graph.device(device).layer().is_some())
     }
 
-    /// An origin and its snapshots that are served are built anew when they change. What else lies on them would not hear of it.
-    fn check_family(&self, old: &VolumeGroup, origin: LvIndex, text: &VolumeGroup) -> Result<(), EditError> {
-        let id = old.lvs[origin.0].id;
-        // Where the old text alone says so, this is the end of that merge.
-        let is_merging = text.snapshots().any(|one| one.merging && text.lvs[one.origin.0].id == id);
+    /// A family does not change while a snapshot is merged into one of these origins. Where the old text alone says that one is, this is
+    /// the end of that merge.
+    fn check_family(
+        &self,
+        old: &VolumeGroup,
+        origin: LvIndex,
+        merging: &HashSet<Uuid>,
+    ) -> Result<(), EditError> {
+        let is_merging = merging.contains(&old.lvs[origin.0].id);
         let kin = &self.assembly.graph.groups[self.group.0].kin;
         if is_merging && kin.family_of(origin).iter().any(|lv| self.is_built(*lv)) {
             let why = "it is served, and a snapshot is being merged into it: let that come to its end, or stop serving it first";
             return Err(EditError::volume(&old.lvs[origin.0].name, why));
         }
-        self.check_open_family(old, origin)
+        Ok(())
     }
 
-    fn check_open_family(&self, old: &VolumeGroup, origin: LvIndex) -> Result<(), EditError> {
+    /// An origin and its snapshots that are served are built anew when they change. What else lies on them would not hear of it.
+    fn check_open_family(&self, old: &VolumeGroup, origin: LvIndex, above: &Above) -> Result<(), EditError> {
         let members = self.assembly.graph.groups[self.group.0].kin.family_of(origin);
         if !members.iter().any(|lv| self.is_built(*lv)) {
             return Ok(());
@@ -503,7 +530,7 @@ impl ServedEditor<'_> {
             return refuse(origin, why.into());
         }
         for lv in members {
-            if let Some(user) = self.user_of(lv) {
+            if let Some(user) = self.user_of(lv, above) {
                 return refuse(lv, format!("it is served, and {user}: stop serving it first"));
             }
         }
@@ -511,13 +538,13 @@ impl ServedEditor<'_> {
     }
 
     /// What goes must not be a part of anything: not of another group, an array or a table.
-    fn check_unused(&self, lv: LvIndex, text: &Lv) -> Result<(), EditError> {
+    fn check_unused(&self, lv: LvIndex, text: &Lv, above: &Above) -> Result<(), EditError> {
         let refuse = |user| Err(EditError::volume(&text.name, format!("{user}: remove that first")));
-        self.user_of(lv).map_or(Ok(()), refuse)
+        self.user_of(lv, above).map_or(Ok(()), refuse)
     }
 
     /// What a volume, or a partition of it, is a part of besides this group.
-    fn user_of(&self, lv: LvIndex) -> Option<String> {
+    fn user_of(&self, lv: LvIndex, above: &Above) -> Option<String> {
         let graph = &self.assembly.graph;
         let device = graph.groups[self.group.0].lv(lv)?;
         let is_of_group =
@@ -527,9 +554,10 @@ impl ServedEditor<'_> {
             if id != device && matches!(graph.device(id).content, Content::Pv(_) | Content::MdMember(_)) {
                 return Some(format!("{} is part of an array or a group", escape(graph.device(id).title())));
             }
-            for (above, one) in graph.iter().filter(|(_, one)| one.below.contains(&id)) {
+            for user in above.of(id) {
+                let one = graph.device(user);
                 match &one.kind {
-                    DeviceKind::Partition(_) => left.push(above),
+                    DeviceKind::Partition(_) => left.push(user),
                     kind if is_of_group(kind) => {}
                     _ => return Some(format!("{} lies on it", escape(&one.name))),
                 }
@@ -557,9 +585,14 @@ impl ServedEditor<'_> {
 /// The snapshots, by their places in `old`, that `text` has merged and `old` has not.
 fn planned_merges(old: &VolumeGroup, text: &VolumeGroup) -> Vec<vg::Snapshot> {
     let merging = text.snapshots().filter(|one| one.merging).map(|one| text.lvs[one.tie.0].id);
-    let merging: Vec<Uuid> = merging.collect();
+    let merging: HashSet<Uuid> = merging.collect();
     let is_planned = |one: &vg::Snapshot| !one.merging && merging.contains(&old.lvs[one.tie.0].id);
     old.snapshots().filter(is_planned).collect()
+}
+
+/// The origins into which snapshots are merged.
+fn origins_merged_into(text: &VolumeGroup) -> impl Iterator<Item = Uuid> {
+    text.snapshots().filter(|one| one.merging).map(|one| text.lvs[one.origin.0].id)
 }
 
 /// The origins, by their place in `text`, that have other snapshots there than in `other`, or of which one has another size. That one
@@ -582,8 +615,7 @@ struct Kinship<'a> {
 
 impl Kinship<'_> {
     fn of(text: &VolumeGroup) -> Kinship<'_> {
-        let places = text.lvs.iter().enumerate().map(|(at, lv)| (lv.id, LvIndex(at))).collect();
-        Kinship { text, families: Families::of(text), places }
+        Kinship { text, families: Families::of(text), places: by_id(text) }
     }
 
     fn origins(&self) -> Vec<Uuid> {

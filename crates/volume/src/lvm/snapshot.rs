@@ -54,7 +54,7 @@ impl Families {
     }
 
     /// The origin to whose family a volume belongs, if it belongs to one. (A volume that claims to be a store and an origin is a store.)
-    pub(super) fn origin_of(&self, lv: LvIndex) -> Option<LvIndex> {
+    pub(crate) fn origin_of(&self, lv: LvIndex) -> Option<LvIndex> {
         let of_store = self.origins.get(&lv).copied();
         of_store.or_else(|| self.snapshots.contains_key(&lv).then_some(lv))
     }

@@ -60,7 +60,7 @@ impl Assembly {
             name: name.clone(),
             kind: DeviceKind::Array(array),
             sectors: assembled.sectors,
-            below,
+            below: below.into(),
             stack: assembled.stack,
             is_offered: true,
             read_only: assembled.read_only,

@@ -202,7 +202,7 @@ impl GroupEditor {
             let disk = disk(path)?;
             let is_it =
                 |kind: &DeviceKind| matches!(kind, DeviceKind::Partition(own) if own.number == number);
-            graph.iter().find(|(_, device)| is_it(&device.kind) && device.below == [disk]).map(|(id, _)| id)
+            graph.iter().find(|(_, device)| is_it(&device.kind) && *device.below == [disk]).map(|(id, _)| id)
         })
     }
 
@@ -232,7 +232,7 @@ impl GroupEditor {
             ));
         }
         let above = graph.above();
-        let user = above[id.0].iter().map(|above| graph.device(*above)).find(|above| {
+        let user = above.of(id).map(|above| graph.device(above)).find(|above| {
             !matches!(above.kind, DeviceKind::Partition(_)) || !matches!(above.content, Content::Nothing)
         });
         if let Some(user) = user {
