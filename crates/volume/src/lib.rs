@@ -45,5 +45,5 @@ pub use scan::{
 pub use settings::Autoextend;
 pub use signature::{Signature, signature};
 pub use steps::{Step, StepError, Target, Write, carry_out};
-pub use thin::{PoolChange, PoolCommit, PoolEditError};
+pub use thin::{PoolChange, PoolCommit, PoolCommitError, PoolEditError};
 pub use volumes::Chosen;

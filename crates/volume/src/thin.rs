@@ -18,7 +18,7 @@ use blockwork_layer::thin::{
 
 use crate::assembly::Assembly;
 pub(crate) use editor::PoolEditor;
-pub use editor::{PoolChange, PoolCommit, PoolEditError};
+pub use editor::{PoolChange, PoolCommit, PoolCommitError, PoolEditError};
 
 /// Blocks of metadata that Linux keeps for itself, at most, and counts as used.
 const RESERVE_MAX: u64 = 4096;

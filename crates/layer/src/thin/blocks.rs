@@ -19,7 +19,7 @@ pub const METADATA_KEPT: usize = 2048;
 
 /// The blocks.
 #[derive(Debug)]
-pub(super) struct MetadataBlocks {
+pub struct MetadataBlocks {
     kept: Lock<Kept>,
 }
 

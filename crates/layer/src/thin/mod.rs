@@ -60,11 +60,12 @@ mod tests;
 mod verbs;
 mod watch;
 
-pub use blocks::METADATA_KEPT;
+pub use blocks::{METADATA_KEPT, MetadataBlocks};
 pub use cache::CACHE_BYTES;
 pub use config::{Discards, PoolConfig, PoolError, PoolFeatures};
 pub use mode::Mode;
 pub use pool::{OpenDevice, Pool};
+pub use provision::DIRTY_MAX;
 pub use status::{PoolStatus, ThinStatus};
 pub use target::{Thin, ThinConfig};
 pub use verbs::VerbError;

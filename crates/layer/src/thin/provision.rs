@@ -44,7 +44,7 @@ const ROWS_MAX: usize = 64;
 pub(super) const IDLE_ROUNDS_MAX: u16 = 16;
 
 /// Metadata blocks that a transaction may change before it is committed: 16 MiB.
-pub(super) const DIRTY_MAX: usize = 4096;
+pub const DIRTY_MAX: usize = 4096;
 
 /// A block that is needed.
 #[derive(Debug)]

@@ -1,20 +1,25 @@
 //! Changes of a pool that nobody uses: made in memory, then written in the order that a power cut cannot break.
 //!
+//! They are one transaction, unless that would have more in memory, or need more free blocks of metadata, than there may be: a volume of
+//! many blocks that goes is taken away by the steps, and with the commits between them, that a pool takes which is served. After each of
+//! these the metadata is whole, and the volume still there, with fewer blocks; whoever takes it away then goes on with that.
+//!
 //! A pool whose metadata begins with a block of zeros was never used: it is made first, as Linux does.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, Sectors, TaskContext};
+use blockwork_engine::{Errno, Layer, Sectors, TaskContext};
 use blockwork_format::thin::build::{Contents, build};
-use blockwork_format::thin::edit::{Blocks, EditError, Editor};
+use blockwork_format::thin::edit::{Blocks, Commit, EditError, Editor};
 use blockwork_format::thin::{BITMAP_ENTRIES, BLOCK_BYTES, Block, Superblock, metadata_blocks, read_block};
-use blockwork_format::{FormatError, Piece};
+use blockwork_format::{FormatError, Piece, escape};
+use blockwork_layer::thin::{DIRTY_MAX, MetadataBlocks};
 
 use crate::assembly::Assembly;
 use crate::steps::{Step, StepError, Target, Write, carry_out};
 
-/// Blocks that are kept in memory between two changes.
+/// Blocks that are kept in memory of those that were read, and written.
 const KEPT_MAX: usize = 4096;
 
 /// Data blocks that are counted in one step, as their bitmaps are in memory: 64 MiB of them.
@@ -39,6 +44,36 @@ impl From<FormatError> for PoolEditError {
         PoolEditError::Edit(error.into())
     }
 }
+
+/// Why a change of a pool has not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolCommitError {
+    /// A write or flush failed.
+    #[error(transparent)]
+    Step(#[from] StepError),
+    /// A block could not be read.
+    #[error("{name}: the pool's metadata could not be read at byte {offset}: {errno}; {UNFINISHED}")]
+    Read {
+        /// Which pool.
+        name: String,
+        /// Where on its metadata device.
+        offset: u64,
+        /// Why.
+        errno: Errno,
+    },
+    /// What comes later is damaged, or has no room.
+    #[error("{name}: {error}; {UNFINISHED}")]
+    Edit {
+        /// Which pool.
+        name: String,
+        /// Why.
+        error: EditError,
+    },
+}
+
+/// Where that leaves a pool.
+const UNFINISHED: &str =
+    "the change is made in part, and the pool's metadata is whole: make the change again when that is mended";
 
 /// A change of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,9 +119,15 @@ impl PoolChange {
             _ => false,
         }
     }
+
+    /// Whether it is made block by block, and gives blocks back.
+    fn gives_back(self) -> bool {
+        matches!(self, PoolChange::Delete { .. } | PoolChange::ReleaseMetadataSnap)
+    }
 }
 
 /// A pool that is being changed in memory.
+#[derive(Debug)]
 pub(crate) struct PoolEditor {
     name: String,
     metadata: Arc<dyn Layer>,
@@ -94,16 +135,20 @@ pub(crate) struct PoolEditor {
     data_blocks: u64,
     metadata_blocks: u64,
     editor: Editor,
-    blocks: BTreeMap<u64, Arc<Block>>,
+    blocks: MetadataBlocks,
     /// What makes it a pool, where it was none.
     new: Vec<Piece>,
+    /// What is left to do when this transaction is committed.
+    later: VecDeque<PoolChange>,
 }
 
 /// What there is to write. It can go to another thread.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct PoolCommit {
-    target: Target,
     steps: Vec<Step>,
+    /// What the steps end with; none: all that is written was there already.
+    commit: Option<Commit>,
+    pool: Box<PoolEditor>,
 }
 
 impl PoolCommit {
@@ -111,9 +156,25 @@ impl PoolCommit {
     ///
     /// # Errors
     ///
-    /// The first write or flush that fails: the pool is as it was before, or has the change.
-    pub async fn run(self, cx: &TaskContext) -> Result<(), StepError> {
-        carry_out(self.steps, &[self.target], cx).await
+    /// The first write or flush that fails: the pool is as it was before, or has the change, or a part of it if that is one of many blocks.
+    /// What of such a change cannot be read, or is damaged.
+    pub async fn run(self, cx: &TaskContext) -> Result<(), PoolCommitError> {
+        let PoolCommit { mut steps, mut commit, mut pool } = self;
+        let target = [Target { name: pool.name.clone(), layer: pool.metadata.clone() }];
+        loop {
+            carry_out(steps, &target, cx).await?;
+            if let Some(commit) = commit {
+                pool.is_committed(commit);
+            }
+            if pool.later.is_empty() {
+                return Ok(());
+            }
+            pool.go_on(cx).await?;
+            let next = pool.edit(cx, |editor, blocks| editor.commit(blocks)).await?;
+            let next = next.map_err(|error| pool.refused(error))?;
+            steps = steps_of(&next).into();
+            commit = Some(next);
+        }
     }
 }
 
@@ -136,10 +197,12 @@ impl PoolEditor {
             Some(_) => Vec::new(),
             None => build(&empty(data, block_sectors, room))?,
         };
-        let blocks: BTreeMap<u64, Arc<Block>> = new.iter().map(block_of).collect();
-        let superblock = match found {
-            Some(superblock) => superblock,
-            None => Superblock::decode_at(0, &blocks[&0])?,
+        // What was made a moment ago is on no disk yet.
+        let blocks = MetadataBlocks::new(if new.is_empty() { KEPT_MAX } else { usize::MAX });
+        blocks.wrote(new.iter().map(block_of));
+        let superblock = match (found, new.last()) {
+            (Some(superblock), _) => superblock,
+            (None, made) => Superblock::decode_at(0, &block_of(made.expect("a superblock at the end")).1)?,
         };
         if superblock.needs_check {
             return Err(PoolEditError::NeedsCheck);
@@ -154,6 +217,7 @@ impl PoolEditor {
             editor,
             blocks,
             new,
+            later: VecDeque::new(),
         })
     }
 
@@ -167,7 +231,7 @@ impl PoolEditor {
         self.editor.superblock().transaction_id
     }
 
-    /// Makes a change.
+    /// Makes a change, or what of it this transaction takes: the rest is made while it is written.
     ///
     /// # Errors
     ///
@@ -177,30 +241,57 @@ impl PoolEditor {
         assembly: &mut Assembly,
         change: PoolChange,
     ) -> Result<(), PoolEditError> {
-        let done = |(): ()| true;
-        let (data, metadata) = (self.data_blocks, self.metadata_blocks);
-        loop {
-            let is_done = self.with_blocks(assembly, |editor, blocks| match change {
-                PoolChange::Create { device } => editor.create_device(blocks, device).map(done),
-                PoolChange::Snapshot { device, origin } => {
-                    editor.create_snapshot(blocks, device, origin).map(done)
-                }
-                PoolChange::Delete { device } => editor.delete_device(blocks, device),
-                PoolChange::TransactionId { current, new } => {
-                    editor.set_transaction_id(current, new).map(done)
-                }
-                PoolChange::Grow => grow(editor, blocks, data, metadata),
-                PoolChange::ReserveMetadataSnap => editor.reserve_metadata_snap(blocks).map(done),
-                PoolChange::ReleaseMetadataSnap => editor.release_metadata_snap(blocks),
-            })?;
-            // What was made a moment ago is on no disk yet.
-            if self.blocks.len() > KEPT_MAX && self.new.is_empty() {
-                self.blocks.clear();
-            }
-            if is_done {
-                return Ok(());
+        let devices = self.devices();
+        while self.later.is_empty() {
+            let made = self.edit_now(assembly, |editor, blocks| make(editor, blocks, change, devices))?;
+            match made {
+                made if self.is_full(change, &made) => break,
+                Ok(false) => {}
+                made => return Ok(made.map(drop)?),
             }
         }
+        self.later.push_back(change);
+        Ok(())
+    }
+
+    /// Blocks of its devices, of data and of metadata.
+    fn devices(&self) -> (u64, u64) {
+        (self.data_blocks, self.metadata_blocks)
+    }
+
+    /// Whether the transaction has to be committed before a change goes on, of which this has come.
+    fn is_full(&self, change: PoolChange, made: &Result<bool, EditError>) -> bool {
+        match made {
+            Ok(is_done) => !is_done && self.editor.dirty_blocks() > DIRTY_MAX,
+            // What it has given back can be used then.
+            Err(EditError::NoMetadata) => change.gives_back() && self.editor.is_dirty(),
+            Err(_) => false,
+        }
+    }
+
+    /// Makes more of what is left, as much as a transaction takes.
+    async fn go_on(&mut self, cx: &TaskContext) -> Result<(), PoolCommitError> {
+        let devices = self.devices();
+        while let Some(change) = self.later.front().copied() {
+            let made = self.edit(cx, |editor, blocks| make(editor, blocks, change, devices)).await?;
+            match made {
+                made if self.is_full(change, &made) => return Ok(()),
+                Ok(false) => continue,
+                Err(error) if !change.is_made(&error) => return Err(self.refused(error)),
+                _ => self.later.pop_front(),
+            };
+        }
+        Ok(())
+    }
+
+    fn refused(&self, error: EditError) -> PoolCommitError {
+        PoolCommitError::Edit { name: escape(&self.name), error }
+    }
+
+    /// A transaction is on the disk.
+    fn is_committed(&mut self, commit: Commit) {
+        self.blocks.wrote(commit.writes.into_iter());
+        self.editor.committed();
     }
 
     /// What there is to write.
@@ -214,30 +305,74 @@ impl PoolEditor {
             steps.push(step("the metadata of a new pool", blocks.to_vec()));
             steps.push(step("the superblock of a new pool", vec![superblock.clone()]));
         }
+        let mut commit = None;
         if self.editor.is_dirty() {
-            let commit = self.with_blocks(assembly, |editor, blocks| editor.commit(blocks))?;
-            let blocks = commit.writes.iter().map(|(nr, block)| piece(*nr, block));
-            steps.push(step("the pool's metadata", blocks.collect()));
-            steps.push(step("the pool's superblock", vec![piece(0, &commit.superblock)]));
+            let made = self.edit_now(assembly, |editor, blocks| editor.commit(blocks))??;
+            steps.extend(steps_of(&made));
+            commit = Some(made);
         }
-        Ok(PoolCommit { target: Target { name: self.name, layer: self.metadata }, steps })
+        Ok(PoolCommit { steps, commit, pool: Box::new(self) })
     }
 
     /// Does something with the editor, as often as it takes to have all the blocks that it needs.
-    fn with_blocks<T>(
+    fn edit_now<T>(
         &mut self,
         assembly: &mut Assembly,
         mut act: impl FnMut(&mut Editor, &dyn Blocks) -> Result<T, EditError>,
-    ) -> Result<T, PoolEditError> {
+    ) -> Result<Result<T, EditError>, PoolEditError> {
         loop {
             let nr = match act(&mut self.editor, &self.blocks) {
                 Err(EditError::Missing(nr)) => nr,
-                other => return Ok(other?),
+                other => return Ok(other),
             };
-            let block = assembly.read(&*self.metadata, |source| read_block(source, nr))?;
-            self.blocks.insert(nr, block.into());
+            assembly.read(&*self.metadata, |source| self.blocks.read_now(source, nr))?;
         }
     }
+
+    /// As `edit_now`, by a task of a worker.
+    async fn edit<T>(
+        &mut self,
+        cx: &TaskContext,
+        mut act: impl FnMut(&mut Editor, &dyn Blocks) -> Result<T, EditError>,
+    ) -> Result<Result<T, EditError>, PoolCommitError> {
+        loop {
+            let nr = match act(&mut self.editor, &self.blocks) {
+                Err(EditError::Missing(nr)) => nr,
+                other => return Ok(other),
+            };
+            self.blocks.read(cx, &self.metadata, nr).await.map_err(|errno| PoolCommitError::Read {
+                name: escape(&self.name),
+                offset: nr * BLOCK_BYTES as u64,
+                errno,
+            })?;
+        }
+    }
+}
+
+/// Makes a change as far as a call goes; whether that is all of it.
+fn make(
+    editor: &mut Editor,
+    blocks: &dyn Blocks,
+    change: PoolChange,
+    (data, metadata): (u64, u64),
+) -> Result<bool, EditError> {
+    let done = |(): ()| true;
+    match change {
+        PoolChange::Create { device } => editor.create_device(blocks, device).map(done),
+        PoolChange::Snapshot { device, origin } => editor.create_snapshot(blocks, device, origin).map(done),
+        PoolChange::Delete { device } => editor.delete_device(blocks, device),
+        PoolChange::TransactionId { current, new } => editor.set_transaction_id(current, new).map(done),
+        PoolChange::Grow => grow(editor, blocks, data, metadata),
+        PoolChange::ReserveMetadataSnap => editor.reserve_metadata_snap(blocks).map(done),
+        PoolChange::ReleaseMetadataSnap => editor.release_metadata_snap(blocks),
+    }
+}
+
+/// A transaction as it is written.
+fn steps_of(commit: &Commit) -> [Step; 2] {
+    let blocks = commit.writes.iter().map(|(nr, block)| piece(*nr, block));
+    let superblock = vec![piece(0, &commit.superblock)];
+    [step("the pool's metadata", blocks.collect()), step("the pool's superblock", superblock)]
 }
 
 /// Counts more of the devices, the metadata first, which has to have room for what is counted of the data; whether that is all.

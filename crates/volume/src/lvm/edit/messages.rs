@@ -1,7 +1,7 @@
 //! What pools have yet to be told of a group's changes, and that they were told.
 //!
 //! The order, in LVM's way, which a power cut cannot break: the text with the messages and the new transaction; the pool's metadata, in
-//! one transaction with that number; the text without messages. A cut before the first leaves everything as it was; after it,
+//! transactions of which the last has that number; the text without messages. A cut before the first leaves everything as it was; after it,
 //! whoever uses the group next tells the pool, which is known from the pool's own number not to have heard, or, where it is the
 //! text's already, to have.
 
