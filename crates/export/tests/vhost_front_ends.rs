@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockwork_engine::Sectors;
-use blockwork_format::vhost_user::{ConfigPart, Message, Region, VringState};
+use blockwork_format::vhost_user::{ConfigPart, FEATURE_LOG_ALL, Message, Region, VringState, protocol};
 use blockwork_format::virtio::blk::{CONFIG_WRITEBACK, feature, request, status};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -84,6 +84,50 @@ fn a_log_of_a_migration_that_was_given_up_does_not_keep_memory_out() {
     add(&disk).unwrap();
     assert_eq!(write(&mut disk, 0, 0, &[1; 512]).status, status::OK);
     drop(disk);
+    rig.stop();
+}
+
+/// Has a front end ask for marks of what is written, and its guest for something, where no log was shared. Beside it, a guest of the same worker: it is
+/// answered after the first would have been.
+fn asked_without_a_log(rig: &Rig, disk: &mut Disk) -> u16 {
+    let enable = |disk: &Disk, num| {
+        disk.client().unwrap().tell(&Message::SetVringEnable(VringState { index: 0, num }), &[]).unwrap();
+    };
+    enable(disk, 0);
+    let id = disk.start(0, Request { kind: request::IN, sector: 0, len: 4096 }).unwrap();
+    let features = disk.features | FEATURE_LOG_ALL;
+    disk.client().unwrap().tell(&Message::SetFeatures(features), &[]).unwrap();
+    enable(disk, 1);
+    let mut other = Disk::new(&rig.socket_of(1), Options::default()).unwrap();
+    assert_eq!(read(&mut other, 0, 0, 4096).0.status, status::OK);
+    id
+}
+
+#[test]
+fn nothing_is_written_to_a_guest_that_moves_before_there_is_a_log_of_it() {
+    let rig = Rig::of(&["memory:16M", "memory:16M"], 1, false);
+    for kind in kinds() {
+        // As QEMU before 7.2 with a server that was started anew: the log comes last.
+        let mut disk = rig.disk(kind.clone());
+        let id = asked_without_a_log(&rig, &mut disk);
+        assert_eq!(disk.finished(0), None, "{kind:?}");
+        disk.log_writes(true).unwrap();
+        let finished = disk.wait(0, Duration::from_secs(20)).unwrap();
+        assert_eq!((finished.id, finished.status), (id, status::OK));
+        let written = disk.written_pages();
+        assert!(written.contains(&disk.queues[0].data(id).offset), "{kind:?}: {written:?}");
+        // The guest stays here after all.
+        disk.log_writes(false).unwrap();
+        asked_without_a_log(&rig, &mut disk);
+        assert_eq!(disk.finished(0), None, "a log of before is none for the next time: {kind:?}");
+        disk.log_writes(false).unwrap();
+        assert_eq!(disk.wait(0, Duration::from_secs(20)).unwrap().status, status::OK);
+        // Nor will there be one from a front end that cannot share it.
+        let client = disk.client().unwrap();
+        client.tell(&Message::SetProtocolFeatures(protocol::MQ | protocol::REPLY_ACK), &[]).unwrap();
+        asked_without_a_log(&rig, &mut disk);
+        assert_eq!(disk.wait(0, Duration::from_secs(20)).unwrap().status, status::OK);
+    }
     rig.stop();
 }
 

@@ -1,8 +1,8 @@
 //! What a front end asks for, message by message, in a thread of its own: rare things, that may wait for a queue to come to rest.
 //!
 //! Invariants:
-//! 1. A queue runs while it has a ring, memory, a kick and is enabled; whatever alters one of these stops it first, which
-//!    waits for its requests, and starts it again where it was.
+//! 1. A queue runs while it has a ring, memory, a kick, the log of written pages if one is due ([`Session::awaits_log`]), and is enabled;
+//!    whatever alters one of these stops it first, which waits for its requests, and starts it again where it was.
 //! 2. A message that cannot be obeyed is refused, if the front end waits for an answer; otherwise it is the end of the session.
 //!    Either is logged with what was wrong, as far as `complaints` lets it.
 //! 3. When the session ends, so do its queues, before those of another one start.
@@ -384,6 +384,15 @@ impl<'a> Session<'a> {
         if queue.size == 0 || queue.running.is_some() || !(queue.enabled || always_enabled) {
             return;
         }
+        if self.awaits_log() {
+            self.service.refusals.inform(blockwork_uring::clock(), || {
+                format!(
+                    "{}: queue {index} waits for the log of written pages (SET_LOG_BASE), as the front end has set LOG_ALL",
+                    self.service.name
+                )
+            });
+            return;
+        }
         if !self.turn.take() {
             self.waits = true;
             if !std::mem::replace(&mut self.has_waited, true) {
@@ -424,6 +433,14 @@ impl<'a> Session<'a> {
             self.announced = None;
         }
         self.queues[index as usize].running = Some(running);
+    }
+
+    /// Whether what is written is to be marked, and the log for that is still to come: QEMU before 7.2 sets rings going first, where the server was
+    /// started anew while the guest moves. What were written until then would be old on its next host. Who cannot share a log gets none,
+    /// and moves no guest.
+    fn awaits_log(&self) -> bool {
+        let may_share = self.protocol & protocol::LOG_SHMFD != 0;
+        may_share && self.features & FEATURE_LOG_ALL != 0 && self.log.is_none()
     }
 
     /// Starts what could not, where the disk is free now.
