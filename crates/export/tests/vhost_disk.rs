@@ -95,6 +95,8 @@ fn a_request_may_be_larger_than_what_goes_to_a_disk_at_a_time() {
     // The last part is not on the disk.
     let sector = (320 - 180) * MIB / 512;
     assert_eq!(write(&mut disk, 0, sector, &vec![1; len]).status, status::IOERR);
+    let before = &data[(sector - (8 * 1000 + 1)) as usize * 512..][..4096];
+    assert!(read(&mut disk, 0, sector, 4096).1 == before, "nor was any of the others written");
     assert_eq!(read(&mut disk, 0, sector, len).0.status, status::IOERR);
     assert_eq!(read(&mut disk, 0, u64::MAX / 512, len).0.status, status::IOERR);
     assert_eq!(read(&mut disk, 0, 0, 512).0.status, status::OK);
@@ -154,6 +156,11 @@ fn ranges_are_zeroed_and_discarded() {
     assert_eq!(run(request::DISCARD, &[ranges[1]]), status::UNSUPP, "a flag that discards have not");
     assert_eq!(run(request::WRITE_ZEROES, &[Range { flags: 2, ..ranges[0] }]), status::UNSUPP);
     assert_eq!(run(request::DISCARD, &[Range { sector: u64::MAX, ..ranges[0] }]), status::IOERR);
+    let beyond = Range { sector: 16 * MIB / 512 - 4, sectors: 8, flags: 0 };
+    for (kind, sector) in [(request::WRITE_ZEROES, 64), (request::DISCARD, 128)] {
+        let on_disk = Range { sector, sectors: 8, flags: 0 };
+        assert_eq!(run(kind, &[on_disk, beyond]), status::IOERR, "and nothing is done of the first");
+    }
     assert_eq!(run(request::FLUSH, &[]), status::OK);
     let (_, found) = read(&mut disk, 0, 0, 1 << 20);
     for (sector, bytes) in found.chunks(512).enumerate() {

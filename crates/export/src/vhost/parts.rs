@@ -1,10 +1,14 @@
 //! A request that is larger than a bio may be: several bios, answered together.
 //!
 //! A virtio disk has no way to say how large a request may be in all: its driver knows a number of pieces, each of any length. So what is
-//! large is cut, at multiples of [`BIO_BYTES_MAX`] of the disk, where no two parts share a block. Invariant: of a request, at most [`AT_A_TIME`]
-//! parts are under way, as layers and leaves may need memory for what goes through them. After an error no more of them are begun.
+//! large is cut, at multiples of [`BIO_BYTES_MAX`] of the disk, where no two parts share a block.
+//!
+//! Invariants:
+//! 1. Of a request that ends behind the disk's end no part is begun, as of a small one nothing is done.
+//! 2. At most [`AT_A_TIME`] parts are under way, as layers and leaves may need memory for what goes through them. After an error no more of
+//!    them are begun.
 
-use blockwork_engine::{Bio, Flags, Op, SECTOR};
+use blockwork_engine::{Bio, Flags, Op, SECTOR, Sectors};
 use blockwork_memory::{Segments, slice_segments};
 
 /// Largest bio, bytes of data.
@@ -35,10 +39,10 @@ pub(super) struct Part {
 }
 
 impl Parts {
-    /// Of a bio with so many bytes of data; none where it reaches beyond every disk.
-    pub(super) fn new(bio: Bio, bytes: usize) -> Option<Parts> {
+    /// Of a bio with so many bytes of data; none where it reaches beyond the end of its disk, which has so many sectors.
+    pub(super) fn new(bio: Bio, bytes: usize, disk: Sectors) -> Option<Parts> {
         let start = bio.sector.0.checked_mul(SECTOR)?;
-        start.checked_add(bytes as u64)?;
+        start.checked_add(bytes as u64).filter(|end| *end <= disk.bytes())?;
         Some(Parts { op: bio.op, flags: bio.flags, start, data: bio.data, at: 0, bytes })
     }
 }
@@ -63,7 +67,7 @@ impl Iterator for Parts {
 
 #[cfg(test)]
 mod tests {
-    use blockwork_engine::{Sector, Sectors};
+    use blockwork_engine::Sector;
     use blockwork_memory::{Buffer, Segment, bytes_in};
 
     use super::*;
@@ -84,7 +88,8 @@ mod tests {
             };
             let mut end = sector * SECTOR;
             let mut found = Segments::new();
-            for Part { offset, len, data } in Parts::new(bio, bytes).unwrap() {
+            let disk = Sectors(sector + bytes as u64 / SECTOR);
+            for Part { offset, len, data } in Parts::new(bio, bytes, disk).unwrap() {
                 assert_eq!((offset, len), (end, bytes_in(&data) as u64));
                 assert!(offset == sector * SECTOR || offset.is_multiple_of(BIO_BYTES_MAX as u64));
                 assert_eq!((end + len - 1) / BIO_BYTES_MAX as u64, end / BIO_BYTES_MAX as u64);
@@ -108,13 +113,11 @@ mod tests {
             };
             assert_eq!(places(&found), places(&data));
         }
-        let beyond = Bio {
-            op: Op::Read,
-            flags: Flags::NONE,
-            sector: Sector(u64::MAX / SECTOR),
-            nr: Sectors(0),
-            data: Segments::new(),
+        let of = |sector| {
+            let (flags, nr, data) = (Flags::NONE, Sectors(0), Segments::new());
+            Parts::new(Bio { op: Op::Read, flags, sector: Sector(sector), nr, data }, 1024, Sectors(100))
         };
-        assert!(Parts::new(beyond, 1024).is_none());
+        assert!(of(98).is_some());
+        assert!([99, 100, u64::MAX / SECTOR, u64::MAX].iter().all(|sector| of(*sector).is_none()));
     }
 }

@@ -493,7 +493,8 @@ impl QueuePort {
     ) {
         let (op, flags, sector, data) = (bio.op, bio.flags, bio.sector, std::mem::take(&mut bio.data));
         let counted = bytes.min(AT_A_TIME * BIO_BYTES_MAX).max(data.len() * PIECE_BYTES);
-        let Some(parts) = Parts::new(Bio { op, flags, sector, nr: Sectors::ZERO, data }, bytes) else {
+        let disk = cx.volume(self.volume).sectors();
+        let Some(parts) = Parts::new(Bio { op, flags, sector, nr: Sectors::ZERO, data }, bytes, disk) else {
             return self.answer(to, 0, status::IOERR);
         };
         let cookie = self.begin(to, room, counted, 0);
@@ -524,7 +525,10 @@ impl QueuePort {
         if ranges.iter().any(|range| range.flags & !known != 0) {
             return self.answer(to, 0, status::UNSUPP);
         }
-        if ranges.iter().any(|range| range.sector.checked_mul(SECTOR).is_none()) {
+        // All of them, before anything is done of the first.
+        let disk = cx.volume(self.volume).sectors().0;
+        let ends = |range: &Range| range.sector.checked_add(range.sectors.into());
+        if !ranges.iter().all(|range| ends(range).is_some_and(|end| end <= disk)) {
             return self.answer(to, 0, status::IOERR);
         }
         let count = u32::try_from(ranges.len()).expect("at most RANGES_MAX");
