@@ -16,7 +16,8 @@
 //! A front end that is `Closing` would like to let go, and may use its rings until it is `Closed`: Linux' says so while a disk that it
 //! should give away is mounted. So the back end says `Closing` too, and serves on. Who was `Closed` may begin again.
 //!
-//! Either end may go away and begin again; then the other lets go of the old rings first. A back end that comes up while the
+//! Either end may go away and begin again; then the other lets go of the old rings first, and the back end removes the front end's old keys
+//! ([`FrontParameters::OPTIONAL`]) before it is `InitWait` again. A back end that comes up while the
 //! front end is connected has two ways. With the ledgers of the one before it ([`Ledger`](super::Ledger)) it goes on with the same
 //! rings ([`BackDevice::resume`]), and a front end sees nothing of it: Linux' needs that, since it takes a back end that closes
 //! for a disk that is gone. Without ([`BackDevice::new`]), it is closed until the front end begins again: the rings alone do not tell
@@ -118,6 +119,11 @@ impl<S: Xenstore> Folders<S> {
         Ok(text.map_or(XenbusState::Unknown, |text| XenbusState::from_text(&text)))
     }
 
+    /// Removes a key of the other end's.
+    fn remove_theirs(&mut self, key: &str) -> Result<(), StoreError> {
+        self.store.remove(&format!("{}/{key}", self.theirs))
+    }
+
     /// Says in the `error` key what is wrong. Where it cannot be said there, the log has it all the same.
     fn explain(&mut self, reason: &str) {
         let mut cut: String = reason.chars().take(ERROR_CHARS).collect();
@@ -198,9 +204,12 @@ impl<S: Xenstore> BackDevice<S> {
         let has_served = !matches!(before, XenbusState::Initialising | XenbusState::InitWait);
         if has_served && matches!(theirs, XenbusState::Connected | XenbusState::Closing) {
             device.folders.switch(XenbusState::Closed)?;
-        } else {
-            device.offer()?;
+            return Ok(device);
         }
+        if has_served && theirs == XenbusState::Initialising {
+            device.forget_rings()?;
+        }
+        device.offer()?;
         Ok(device)
     }
 
@@ -228,6 +237,18 @@ impl<S: Xenstore> BackDevice<S> {
         let BackFeatures { max_ring_page_order, max_queues, .. } = self.features;
         let limits = Limits { max_ring_page_order, max_queues };
         self.folders.theirs(|read| FrontParameters::read(read, limits))
+    }
+
+    /// Removes what the next front end might be taken to say, and has not written: it waits for `InitWait` with that.
+    fn forget_rings(&mut self) -> Result<(), StoreError> {
+        FrontParameters::OPTIONAL.iter().try_for_each(|key| match self.folders.remove_theirs(key) {
+            // A driver domain's may be read only. Then it depends on the front end.
+            Err(error) if error.is_refused => {
+                log::debug!("{error}; the front end's keys of before stay there");
+                Ok(())
+            }
+            other => other,
+        })
     }
 
     fn offer(&mut self) -> Result<(), StoreError> {
@@ -269,6 +290,7 @@ impl<S: Xenstore> BackDevice<S> {
                 self.let_go()
             }
             XenbusState::Initialising if state == XenbusState::Closed => {
+                self.forget_rings()?;
                 self.offer()?;
                 Ok(BackStep::Wait)
             }
@@ -621,6 +643,25 @@ mod tests {
         connect(&mut front, &mut back);
     }
 
+    /// As Linux' does, which leaves its old keys where they are.
+    #[test]
+    fn a_front_end_that_comes_back_with_fewer_queues_and_pages_is_not_read_by_its_old_keys() {
+        for restarted in [false, true] {
+            let (store, mut front, mut back) = ends();
+            connect(&mut front, &mut back);
+            // The guest's kernel has crashed, and the next one has one queue.
+            let one = FrontWants { ring_pages: 1, queues: 1, ..WANTS };
+            let mut front = FrontDevice::new(store.clone(), FRONT, BACK, one).unwrap();
+            if restarted {
+                back = BackDevice::new(store, BACK, FRONT, features()).unwrap();
+            } else {
+                assert_eq!(back.front_changed(), Ok(BackStep::Disconnect));
+                back.disconnected().unwrap();
+            }
+            assert_eq!(connect(&mut front, &mut back), parameters(&one), "restarted: {restarted}");
+        }
+    }
+
     #[test]
     fn a_front_end_that_closes_is_served_until_it_is_closed_and_then_let_go() {
         let (store, mut front, mut back) = ends();
@@ -690,6 +731,9 @@ mod tests {
                 return Err(StoreError { path: path.to_owned(), reason, is_refused: true });
             }
             self.0.write(path, value)
+        }
+        fn remove(&mut self, path: &str) -> Result<(), StoreError> {
+            self.0.remove(path)
         }
     }
 

@@ -126,6 +126,13 @@ impl Xenstore for Store {
         self.keys.borrow_mut().insert(path.to_owned(), value.to_owned());
         Ok(())
     }
+
+    fn remove(&mut self, path: &str) -> Result<(), StoreError> {
+        let is_below =
+            |key: &str| key.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        self.keys.borrow_mut().retain(|key, _| !is_below(key));
+        Ok(())
+    }
 }
 
 /// Both ends of a device, connected.

@@ -112,6 +112,11 @@ pub trait Xenstore {
     /// # Errors
     /// The store cannot be asked, or does not allow it.
     fn write(&mut self, path: &str, value: &str) -> Result<(), StoreError>;
+    /// Removes a key and all below it, if it is there.
+    ///
+    /// # Errors
+    /// The store cannot be asked, or does not allow it.
+    fn remove(&mut self, path: &str) -> Result<(), StoreError>;
 }
 
 /// What the store says.

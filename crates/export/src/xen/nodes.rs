@@ -123,7 +123,7 @@ impl Nodes {
     }
 
     /// Removes ours.
-    pub(super) fn remove(&self, store: &Store) -> Result<(), StoreError> {
+    pub(super) fn remove(&self, store: &mut Store) -> Result<(), StoreError> {
         store.remove(&self.back)
     }
 

@@ -447,7 +447,7 @@ impl Session {
         if let Some(Err(error)) = self.ledger.take().map(LedgerFile::remove) {
             log::warn!("{}: {error}", self.name);
         }
-        Ok(self.nodes.remove(&self.store)?)
+        Ok(self.nodes.remove(&mut self.store)?)
     }
 
     /// Has everything answered that was taken.

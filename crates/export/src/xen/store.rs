@@ -98,15 +98,6 @@ impl Store {
         asked.map_err(|error| error.of(parts[0]))
     }
 
-    /// Removes a key and all below it, if it is there.
-    pub(super) fn remove(&self, path: &str) -> Result<(), StoreError> {
-        match self.connection().ask(kind::REMOVE, &[path], "") {
-            Err(WireError::Refused(name)) if name == "ENOENT" => Ok(()),
-            Err(error) => Err(error.of(path)),
-            Ok(_) => Ok(()),
-        }
-    }
-
     /// Gives a key, and what will be made below it, to `owner`, for `reader` to read.
     pub(super) fn give(&self, path: &str, owner: u32, reader: u32) -> Result<(), StoreError> {
         let (owner, reader) = (format!("n{owner}"), format!("r{reader}"));
@@ -137,6 +128,14 @@ impl Xenstore for Store {
 
     fn write(&mut self, path: &str, value: &str) -> Result<(), StoreError> {
         self.ask(kind::WRITE, &[path], value).map(drop)
+    }
+
+    fn remove(&mut self, path: &str) -> Result<(), StoreError> {
+        match self.connection().ask(kind::REMOVE, &[path], "") {
+            Err(WireError::Refused(name)) if name == "ENOENT" => Ok(()),
+            Err(error) => Err(error.of(path)),
+            Ok(_) => Ok(()),
+        }
     }
 }
 

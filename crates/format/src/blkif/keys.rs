@@ -240,6 +240,12 @@ pub struct FrontParameters {
 }
 
 impl FrontParameters {
+    /// Keys that mean something by not being there. No front end removes those that one before it has left: Linux' writes how many queues, and
+    /// pages of a ring, it has only where there are several (a kernel that crashed had one for each processor, that which writes its memory down has
+    /// one). So whoever lets the next one begin does.
+    pub const OPTIONAL: [&'static str; 5] =
+        ["multi-queue-num-queues", "ring-page-order", "num-ring-pages", "ring-ref", "feature-persistent"];
+
     /// What is written. With one page, or one queue, as front ends did before there were more.
     pub fn pairs(&self) -> Pairs {
         let mut pairs = vec![

@@ -135,7 +135,7 @@ fn a_guest_that_is_gone_or_has_another_back_end_is_a_matter_of_its_own() {
         error.to_string()
     };
     assert!(said(4).contains("has another back end"));
-    host.store.remove("/local/domain/4").unwrap();
+    host.store.clone().remove("/local/domain/4").unwrap();
     assert!(said(4).contains("there is no domain 4"));
     host.write("/local/domain/4", "");
     let file = LedgerFile::open(host.folder.path(), 3, DEVICE).unwrap();
