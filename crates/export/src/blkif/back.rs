@@ -23,7 +23,7 @@ use slab::Slab;
 
 use super::ids::Ids;
 use super::ledger::Record;
-use super::mapper::{KEPT_MAX, KeptPages, Mapper};
+use super::mapper::{KEPT_MAX, Mapper, Mappings};
 use super::pages::words_of;
 use super::rings::{Entry, Look, RunAway};
 use super::{Access, BackRing, EventChannel, Grants, Ledger};
@@ -175,9 +175,9 @@ impl<E: Env> BackPort<E> {
         self
     }
 
-    /// Pages that it keeps mapped are of these, which it shares with others.
+    /// Its mappings are of these, which it shares with others.
     #[must_use]
-    pub fn keeping_within(mut self, all: &'static KeptPages) -> BackPort<E> {
+    pub fn within(mut self, all: &'static Mappings) -> BackPort<E> {
         self.mapper = self.mapper.within(all);
         self
     }
@@ -199,6 +199,7 @@ impl<E: Env> BackPort<E> {
             && self.held.is_none()
             && self.barrier.is_none()
             && self.own_bytes < OWN_BYTES_MAX
+            && self.mapper.has_room()
     }
 
     fn serve(&mut self, cx: &mut Context<'_, E>) {
@@ -404,6 +405,7 @@ impl<E: Env> BackPort<E> {
     #[inline]
     fn add(&mut self, request: InFlight) -> usize {
         self.own_bytes += request.own_bytes;
+        self.mapper.began(request.read_to.len());
         self.requests.insert(request)
     }
 
@@ -542,6 +544,7 @@ impl<E: Env> Port<E> for BackPort<E> {
         }
         let InFlight { from, read_to, own_bytes, .. } = self.requests.remove(place);
         self.own_bytes -= own_bytes;
+        self.mapper.ended(read_to.len());
         if self.barrier == Some(place) {
             self.barrier = None;
         }

@@ -12,26 +12,39 @@ use super::{Access, GrantError, GrantRef, Grants};
 /// Pages that a ring keeps at most: as many as Linux' back end does.
 pub const KEPT_MAX: usize = 1056;
 
-/// Pages that may be kept by all who share this. Each may be a mapping of its own, and a process has so many and no more: whoever
-/// would keep too many would have none left for others.
+/// Mappings that all rings which share this may have. A process has so many and no more: whoever would have too many would leave none to
+/// others.
+///
+/// Invariants:
+/// 1. So many pages are kept at most. Each may be a mapping of its own.
+/// 2. Of other mappings, requests under way have so many at most: each ring an equal share, and one request in any case. So a ring waits for
+///    requests of its own, never for those of another, however many those are and however long they take. What was under way when another ring
+///    began goes on.
 #[derive(Debug)]
-pub struct KeptPages {
-    left: AtomicUsize,
+pub struct Mappings {
+    kept_left: AtomicUsize,
+    under_way: usize,
+    rings: AtomicUsize,
 }
 
-impl KeptPages {
-    /// So many.
-    pub const fn new(most: usize) -> KeptPages {
-        KeptPages { left: AtomicUsize::new(most) }
+impl Mappings {
+    /// So many pages that are kept, so many mappings of requests under way.
+    pub const fn new(kept: usize, under_way: usize) -> Mappings {
+        Mappings { kept_left: AtomicUsize::new(kept), under_way, rings: AtomicUsize::new(0) }
     }
 
-    /// Takes one, if there is one left.
+    /// Whether so many are no more than half of a ring's share.
+    fn is_half(&self, count: usize) -> bool {
+        count.saturating_mul(2).saturating_mul(self.rings.load(Ordering::Relaxed)) <= self.under_way
+    }
+
+    /// Takes one that is kept, if there is one left.
     fn take(&self) -> bool {
-        self.left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+        self.kept_left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
     }
 
     fn give_back(&self, count: usize) {
-        self.left.fetch_add(count, Ordering::Relaxed);
+        self.kept_left.fetch_add(count, Ordering::Relaxed);
     }
 }
 
@@ -40,11 +53,17 @@ impl KeptPages {
 /// Of a front end that said that it uses the same pages again (`feature-persistent`), pages are mapped to write, as the
 /// protocol says, and kept: as many as its ring can name at a time, up to [`KEPT_MAX`], the oldest making room for the newest.
 /// Where others have all that may be kept, they are mapped for their request only.
+///
+/// A request under way has one mapping of its own, for those of its pages that were not kept; and any that is kept no more, since it made room
+/// meanwhile. Half of the ring's share is for either: that many requests are under way, and room is made while they have that many pages.
 pub(super) struct Mapper {
     grants: Box<dyn Grants>,
     /// Pages kept at most; 0: none.
     most: usize,
-    all: Option<&'static KeptPages>,
+    all: Option<&'static Mappings>,
+    /// Requests under way that have pages, and these pages.
+    requests: usize,
+    pages: usize,
     kept: HashMap<GrantRef, Segment, BuildHasherDefault<Spread>>,
     ages: VecDeque<GrantRef>,
     missing: Vec<GrantRef>,
@@ -58,6 +77,8 @@ impl Mapper {
             grants,
             most,
             all: None,
+            requests: 0,
+            pages: 0,
             kept: HashMap::default(),
             ages: VecDeque::new(),
             missing: Vec::new(),
@@ -66,10 +87,31 @@ impl Mapper {
     }
 
     /// Of these, which it shares with others. To be said before anything is kept.
-    pub(super) fn within(mut self, all: &'static KeptPages) -> Mapper {
-        debug_assert!(self.kept.is_empty(), "nothing is kept yet");
+    pub(super) fn within(mut self, all: &'static Mappings) -> Mapper {
+        debug_assert!(self.all.is_none() && self.kept.is_empty(), "nothing is kept yet");
+        all.rings.fetch_add(1, Ordering::Relaxed);
         self.all = Some(all);
         self
+    }
+
+    /// Whether one more request may be under way. Where none is, one may.
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        self.requests == 0 || self.all.is_none_or(|all| all.is_half(self.requests + 1))
+    }
+
+    /// A request has so many pages until it [ends](Mapper::ended).
+    #[inline]
+    pub(super) fn began(&mut self, pages: usize) {
+        self.requests += usize::from(pages > 0);
+        self.pages += pages;
+    }
+
+    /// It has them no more.
+    #[inline]
+    pub(super) fn ended(&mut self, pages: usize) {
+        self.requests -= usize::from(pages > 0);
+        self.pages -= pages;
     }
 
     /// The pages of these grants, in their order.
@@ -120,17 +162,21 @@ impl Mapper {
             Ok(place) => self.mapped[place].clone(),
             Err(_) => self.kept[&gref].clone(),
         }));
-        self.keep();
+        self.keep(out.len());
         Ok(())
     }
 
-    /// Keeps what was mapped, as far as that may be.
-    fn keep(&mut self) {
+    /// Keeps what was mapped, as far as that may be, for a request with so many pages.
+    fn keep(&mut self, at_hand: usize) {
+        let may_forget = self.all.is_none_or(|all| all.is_half(self.pages + at_hand));
         for (gref, page) in self.missing.drain(..).zip(self.mapped.drain(..)) {
             if self.kept.len() == self.most {
+                if !may_forget {
+                    continue;
+                }
                 let oldest = self.ages.pop_front().expect("each page that is kept has an age");
                 self.kept.remove(&oldest);
-            } else if !self.all.is_none_or(KeptPages::take) {
+            } else if !self.all.is_none_or(Mappings::take) {
                 continue;
             }
             self.kept.insert(gref, page);
@@ -151,6 +197,9 @@ impl Mapper {
 impl Drop for Mapper {
     fn drop(&mut self) {
         self.give_up();
+        if let Some(all) = self.all {
+            all.rings.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -221,7 +270,7 @@ mod tests {
 
     #[test]
     fn who_shares_what_may_be_kept_maps_the_rest_each_time_and_gives_back_what_it_kept() {
-        static ALL: KeptPages = KeptPages::new(3);
+        static ALL: Mappings = Mappings::new(3, 100);
         let (first, _) = mapper(2);
         let (second, told) = mapper(2);
         let (mut first, mut second) = (first.within(&ALL), second.within(&ALL));
@@ -242,7 +291,51 @@ mod tests {
         }
         assert_eq!(refs(&told), [8], "the other has ended");
         drop(second);
-        assert_eq!(ALL.left.load(Ordering::Relaxed), 3);
+        assert_eq!(ALL.kept_left.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn each_ring_has_its_share_of_requests_under_way_and_one_in_any_case() {
+        static ALL: Mappings = Mappings::new(0, 8);
+        let fits = |mapper: &mut Mapper| {
+            let mut requests = 0;
+            while mapper.has_room() {
+                mapper.began(3);
+                requests += 1;
+            }
+            mapper.began(0); // one without pages is none
+            (0..requests).for_each(|_| mapper.ended(3));
+            requests
+        };
+        let new = || mapper(0).0.within(&ALL);
+        let (mut first, mut second) = (new(), new());
+        assert_eq!((fits(&mut first), fits(&mut second)), (2, 2));
+        drop(second);
+        assert_eq!(fits(&mut first), 4);
+        let others: Vec<_> = (0..100).map(|_| new()).collect();
+        assert_eq!(fits(&mut first), 1);
+        drop(others);
+        assert_eq!(fits(&mut first), 4);
+    }
+
+    #[test]
+    fn pages_that_requests_have_are_not_forgotten_but_for_a_few() {
+        static ALL: Mappings = Mappings::new(10, 8);
+        let (mapper, told) = mapper(2);
+        let mut mapper = mapper.within(&ALL);
+        let mapped = |mapper: &mut Mapper, gref| {
+            mapper.pages([gref].into_iter(), Access::Read, &mut Vec::new()).unwrap();
+            told.borrow_mut().drain(..).count() > 0
+        };
+        [1, 2].iter().for_each(|gref| assert!(mapped(&mut mapper, *gref)));
+        mapper.began(4);
+        for _ in 0..2 {
+            assert!(mapped(&mut mapper, 3), "it is for its request only");
+            assert!(!mapped(&mut mapper, 1) && !mapped(&mut mapper, 2));
+        }
+        mapper.ended(4);
+        mapper.began(3);
+        assert!(mapped(&mut mapper, 3) && !mapped(&mut mapper, 3), "it has the place of one");
     }
 
     /// A process that has room for so many pages, and those that are mapped.
@@ -264,12 +357,12 @@ mod tests {
 
     #[test]
     fn what_is_kept_makes_room_for_what_is_asked_for_where_there_is_none() {
-        static ALL: KeptPages = KeptPages::new(100);
+        static ALL: Mappings = Mappings::new(100, 100);
         let mut mapper = Mapper::new(Box::new(Narrow(10, Vec::new())), 100).within(&ALL);
         let mut out = Vec::new();
         mapper.pages(0..8, Access::Read, &mut out).unwrap();
         mapper.pages([3, 20, 21, 22].into_iter(), Access::Read, &mut out).unwrap();
-        assert_eq!((out.len(), ALL.left.load(Ordering::Relaxed)), (4, 96));
+        assert_eq!((out.len(), ALL.kept_left.load(Ordering::Relaxed)), (4, 96));
         out.clear();
         let error = mapper.pages(0..11, Access::Read, &mut out).unwrap_err();
         assert!(error.no_room && out.is_empty(), "not even then");

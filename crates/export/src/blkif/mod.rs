@@ -19,7 +19,8 @@
 //!    what cannot be answered ends the ring with a reason that is logged. Others go on.
 //! 2. Each request that was taken is answered once, and a page that its data is moved to or from stays mapped as long as that takes.
 //! 3. A ring's memory is bounded: by its size, times the segments that a request may have; where data is copied, by 16 MiB and one
-//!    request more. Pages that stay mapped behind the request are bounded for each ring, and for all who share a [`KeptPages`].
+//!    request more. Mappings of pages, those that stay behind their request and those of requests under way, are bounded for all who share
+//!    [`Mappings`].
 //! 4. A barrier is begun when nothing of its ring is under way, and nothing is taken until it is done.
 
 mod back;
@@ -41,7 +42,7 @@ pub use back::{BackConfig, BackEnd, BackPort, Ended};
 pub use connection::{BackDevice, BackStep, ConnectError, FrontDevice, FrontStep, FrontWants, describe};
 pub use front::{FrontConfig, FrontQueue, Misbehaved, Refused};
 pub use ledger::{Ledger, NotALedger};
-pub use mapper::{KEPT_MAX, KeptPages};
+pub use mapper::{KEPT_MAX, Mappings};
 pub use pages::{NotARing, SharedPages};
 pub use rings::{BackRing, Entry, FrontRing, RunAway};
 

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use crate::blkif::{
     Access, BackConfig, BackEnd, BackPort, BackRing, Ended, EventChannel, GrantError, GrantRef, Grants,
-    KeptPages, Ledger, SharedPages,
+    Ledger, Mappings, SharedPages,
 };
 
 /// How long a server that was killed may still have the other end of an event channel, and how long to wait before it is tried
@@ -23,9 +23,12 @@ use crate::blkif::{
 const BIND_TIME: Duration = Duration::from_secs(10);
 const BIND_PAUSE: Duration = Duration::from_millis(10);
 
-/// Pages that all guests of this process together have mapped behind their requests: half of the mappings that Linux lets a process
-/// have (`vm.max_map_count` is 65530). The other half is for requests that are under way.
-static KEPT: KeptPages = KeptPages::new(32_768);
+/// Mappings of all guests of this process together. Of those that Linux lets a process have (`vm.max_map_count` is 65530), half is for pages that
+/// stay mapped behind their requests ([`KEPT_ALL_MAX`]), a quarter for requests that are under way ([`UNDER_WAY_MAX`]): 32 rings of 16 pages can be
+/// half full. The rest is for rings, ledgers and the process itself.
+static MAPPINGS: Mappings = Mappings::new(KEPT_ALL_MAX, UNDER_WAY_MAX);
+const KEPT_ALL_MAX: usize = 32_768;
+const UNDER_WAY_MAX: usize = 16_384;
 
 /// What all queues of a device have in common.
 pub(super) struct Common {
@@ -235,7 +238,7 @@ impl Parts<'_> {
             max_indirect_segments: common.max_indirect_segments,
         };
         let (port, back) = BackPort::new(config, ring, Box::new(channel), Box::new(grants));
-        Ok((port.keeping_within(&KEPT).with_own_buffers().with_ledger(ledger), back, left))
+        Ok((port.within(&MAPPINGS).with_own_buffers().with_ledger(ledger), back, left))
     }
 }
 

@@ -10,7 +10,7 @@ use blockwork_engine::{
     WorkerHandle,
 };
 use blockwork_export::blkif::in_process::Bell;
-use blockwork_export::blkif::{Ended, EventChannel, FrontQueue, FrontWants, Refused};
+use blockwork_export::blkif::{Ended, EventChannel, FrontQueue, FrontWants, Mappings, Refused};
 use blockwork_format::blkif::{Abi, SEGMENTS_MAX};
 use blockwork_memory::{Buffer, Segment, Segments, slice_segments};
 use blockwork_sim::{Chaos, Fault, Random, SimEnv};
@@ -334,6 +334,35 @@ fn buffers_of_the_workers_are_bounded_whatever_a_ring_asks_for() {
         most
     };
     assert_eq!(most_under_way(100), 16 * most_under_way(1), "requests of 1 MiB at a time");
+}
+
+#[test]
+fn requests_under_way_are_each_rings_share_of_the_mappings_that_there_are() {
+    static ALL: Mappings = Mappings::new(0, 16);
+    let mut rig = Rig::new(5);
+    let small = |n: u64| {
+        let memory = Segment::new(Buffer::new(4096), 0, 4096);
+        Bio::with_data(Op::Read, Flags::NONE, Sector(n * 100), Segments::from_iter([memory]))
+    };
+    let mut guests = Vec::new();
+    for ring in 0..2 {
+        let device = rig.connect(WANTS);
+        let [(mut queue, _)] = <[_; 1]>::try_from(device.front).ok().expect("one queue");
+        let [(port, end)] = <[_; 1]>::try_from(device.back).ok().expect("one queue");
+        (0..30).for_each(|n| queue.submit(n, small(n + 30 * ring)).unwrap());
+        queue.publish();
+        rig.worker.add_port(Box::new(port.with_own_buffers().within(&ALL)));
+        guests.push((queue, end));
+    }
+    rig.worker.turn(Wait::Poll);
+    assert_eq!(rig.world.in_flight(), 2 * 4);
+    rig.settle();
+    for (queue, end) in &mut guests {
+        let mut answers = Vec::new();
+        queue.answers(&mut answers).unwrap();
+        assert!(answers.len() == 30 && answers.iter().all(|done| done.result.is_ok()));
+        still_serves(end);
+    }
 }
 
 #[test]
