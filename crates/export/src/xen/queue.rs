@@ -87,6 +87,11 @@ impl Life {
     fn ended(&self) -> MutexGuard<'_, bool> {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Waits until the port is gone.
+    fn wait(&self) {
+        drop(self.changed.wait_while(self.ended(), |ended| !*ended));
+    }
 }
 
 /// The port's end of a [`Life`]: when it is dropped, the port is gone.
@@ -142,8 +147,7 @@ impl Queue {
 
     /// Waits until it has ended.
     pub(super) fn join(self) {
-        let ended = self.life.ended();
-        drop(self.life.changed.wait_while(ended, |ended| !*ended));
+        self.life.wait();
     }
 
     /// How the front end has broken the protocol, if it has.
@@ -326,8 +330,9 @@ impl EventChannel<Uring> for Channel {
 mod tests {
     use std::cell::Cell;
 
-    use blockwork_engine::WorkerConfig;
+    use blockwork_engine::{Done, Port, PortState, WorkerConfig};
     use blockwork_uring::UringConfig;
+    use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
 
@@ -347,6 +352,43 @@ mod tests {
         drop(worker);
         assert_eq!(asking.join().unwrap(), Ok(7));
         assert_eq!(ask(&handle, |_| 8), Err(StartError::Ending));
+    }
+
+    /// A port of a queue's, as far as who waits for its end sees it.
+    struct Served(#[allow(dead_code, reason = "it tells when it is dropped")] Presence);
+
+    impl Port<Uring> for Served {
+        fn open(&mut self, _: &mut Context<'_, Uring>) {}
+        fn event(&mut self, _: &mut Context<'_, Uring>, _: u32, _: Completion) {}
+        fn done(&mut self, _: &mut Context<'_, Uring>, _: Done) {}
+        fn turn(&mut self, _: &mut Context<'_, Uring>) -> PortState {
+            PortState::Open
+        }
+        fn drain(&mut self, _: &mut Context<'_, Uring>) {}
+    }
+
+    #[test]
+    fn nobody_waits_for_a_worker_that_has_panicked() {
+        let (up, started) = mpsc::channel();
+        let working = thread::spawn(move || {
+            let env = Uring::new(&UringConfig::default()).unwrap();
+            let stats = Stats::new(Vec::new());
+            let mut worker = Worker::new(env, WorkerConfig::new(Arc::new([]), Arc::new([]), stats.worker()));
+            up.send(worker.handle()).unwrap();
+            worker.run()
+        });
+        let handle = started.recv().unwrap();
+        let bell = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let life = Arc::new(Life { ended: Mutex::new(false), changed: Condvar::new(), bell });
+        let presence = Presence(life.clone());
+        ask(&handle, move |worker| worker.add_port(Box::new(Served(presence)))).unwrap();
+        // Who asks for what panics, and who comes later.
+        let asked = handle.clone();
+        let asking = thread::spawn(move || ask(&asked, |_| -> u32 { panic!("as a test wants it") }));
+        assert_eq!(asking.join().unwrap(), Err(StartError::Ending));
+        assert!(working.join().is_err());
+        assert_eq!(ask(&handle, |_| 8), Err(StartError::Ending));
+        life.wait();
     }
 
     #[test]
