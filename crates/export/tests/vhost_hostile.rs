@@ -71,6 +71,11 @@ fn what_cannot_be_obeyed_is_refused() {
     // Of a file system that is not memory, wherever this runs.
     let no_memory = File::open("/proc/self/status").unwrap();
     let memory = disk.guest.file.as_fd();
+    // It would take a third of the addresses that this process has, and more.
+    let holes = memfd_create("holes", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&holes, 1 << 50).unwrap();
+    let huge = Region { guest: 1 << 46, user: 1 << 46, size: 40 << 40, offset: 0 };
+    let far = 2 << 40;
     let refused: Vec<(Message, Vec<BorrowedFd<'_>>)> = vec![
         (Message::SetFeatures(1 << 60), vec![]),
         (Message::SetProtocolFeatures(1 << 60), vec![]),
@@ -88,6 +93,10 @@ fn what_cannot_be_obeyed_is_refused() {
         (Message::SetMemTable(vec![Region { offset: u64::MAX, ..region }]), vec![memory]),
         (Message::SetMemTable(vec![region, region]), vec![memory, memory]),
         (Message::AddMemReg(disk.guest.region()), vec![memory]),
+        (Message::AddMemReg(huge), vec![holes.as_fd()]),
+        (Message::AddMemReg(Region { size: 4096, offset: 40 << 40, ..huge }), vec![holes.as_fd()]),
+        (Message::SetInflightFd(InflightArea { offset: far, ..area }), vec![holes.as_fd()]),
+        (Message::SetLogBase(LogArea { size: 1 << 30, offset: far }), vec![holes.as_fd()]),
         (Message::RemMemReg(region), vec![]),
         (Message::SetInflightFd(InflightArea { size: 64, ..area }), vec![memory]),
         (Message::SetInflightFd(InflightArea { offset: u64::MAX, ..area }), vec![memory]),

@@ -16,11 +16,14 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::buffer::Buffer;
-use crate::mapping::Mapping;
+use crate::mapping::{MAPPED_BYTES_MAX, Mapping};
 use crate::segment::Segment;
 
 /// Regions of a guest's memory, at most: what QEMU uses at its largest.
 pub const GUEST_REGIONS_MAX: usize = 509;
+
+/// Bytes of the files that they lie in, each from its beginning, at most: a third of what a process may have mapped. No guest is as large.
+pub const GUEST_BYTES_MAX: u64 = MAPPED_BYTES_MAX / 3;
 
 /// Part of a region that is one buffer: a segment's offset has 32 bits.
 const WINDOW: usize = 1 << 30;
@@ -46,6 +49,11 @@ pub enum LayoutError {
     /// Too many.
     #[error("{0} regions of memory, expected at most {GUEST_REGIONS_MAX}")]
     TooMany(usize),
+    /// Too large.
+    #[error(
+        "regions of memory whose files have {0} bytes up to their ends, expected at most {GUEST_BYTES_MAX}"
+    )]
+    TooLarge(u64),
     /// Empty, wraps around, or does not lie in its mapping.
     #[error("a region of {len} bytes at guest address {guest:#x} does not fit its file or the address space")]
     Outside {
@@ -96,6 +104,10 @@ impl GuestLayout {
     pub fn new(mut regions: Vec<GuestRegion>) -> Result<GuestLayout, LayoutError> {
         if regions.len() > GUEST_REGIONS_MAX {
             return Err(LayoutError::TooMany(regions.len()));
+        }
+        let bytes = regions.iter().fold(0_u64, |all, region| all.saturating_add(region.mapping.len() as u64));
+        if bytes > GUEST_BYTES_MAX {
+            return Err(LayoutError::TooLarge(bytes));
         }
         for region in &regions {
             let GuestRegion { guest, user, len, ref mapping, offset } = *region;
@@ -467,6 +479,29 @@ mod tests {
         drop((layout, buffer, mapping));
         let (_file, next) = memory(0x1000);
         assert!(!next.is_torn());
+    }
+
+    #[test]
+    fn all_mappings_together_leave_the_process_some_of_its_addresses() {
+        const TIB: u64 = 1 << 40;
+        let file = File::from(memfd_create("holes", MemfdFlags::CLOEXEC).unwrap());
+        ftruncate(&file, 100 * TIB).unwrap();
+        let map = |bytes| Mapping::new(file.as_fd(), bytes);
+        let region = |mapping: &Arc<Mapping>| GuestRegion {
+            guest: 0,
+            user: 0,
+            len: TIB,
+            mapping: mapping.clone(),
+            offset: 0,
+        };
+        let all = [30, 30, 33].map(|tib| map(tib * TIB).unwrap());
+        assert!(GuestLayout::new(vec![region(&all[0])]).is_ok());
+        let error = GuestLayout::new(vec![region(&all[2])]).unwrap_err();
+        assert_eq!(error, LayoutError::TooLarge(33 * TIB));
+        let error = map(4 * TIB).unwrap_err().to_string();
+        assert!(error.contains("4398046511104 bytes more cannot be mapped"), "{error}");
+        drop(all);
+        map(4 * TIB).unwrap();
     }
 
     #[test]

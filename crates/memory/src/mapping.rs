@@ -5,12 +5,35 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FileType, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use crate::buffer::PAGE;
 use crate::fault::Guard;
+
+/// Bytes of all mappings of a process at a time, at most: three quarters of the addresses that it has on x86-64. A file that is nearly all hole may be as
+/// large as its owner likes, and a process that has given away all of its addresses ends with its next large allocation.
+pub const MAPPED_BYTES_MAX: u64 = 96 << 40;
+
+static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// So many of [`MAPPED_BYTES_MAX`], until it is dropped.
+struct Claim(u64);
+
+impl Claim {
+    fn new(bytes: u64) -> Option<Claim> {
+        let more = |all: u64| all.checked_add(bytes).filter(|all| *all <= MAPPED_BYTES_MAX);
+        MAPPED_BYTES.try_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Claim(bytes))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        MAPPED_BYTES.fetch_sub(self.0, Ordering::Relaxed);
+    }
+}
 
 /// A file, shared, readable and writable. Whoever else has it mapped may change it at any time: it is used through
 /// [`Buffer::of_mapping`](crate::Buffer::of_mapping).
@@ -21,6 +44,8 @@ pub struct Mapping {
     /// Bytes that are mapped: whole pages, of the file's size of page.
     mapped: usize,
     guard: Guard,
+    /// Given back when the memory is unmapped.
+    _claim: Claim,
 }
 
 /// Why a file could not be mapped.
@@ -48,6 +73,11 @@ pub enum MapError {
     /// More than an address space holds, or nothing at all.
     #[error("{0} bytes cannot be mapped")]
     Length(u64),
+    /// Others have what there is.
+    #[error(
+        "{0} bytes more cannot be mapped: all shared memory of this process may have {MAPPED_BYTES_MAX} bytes"
+    )]
+    NoRoom(u64),
     /// The kernel says no.
     #[error("{what}: {source}")]
     Io {
@@ -97,6 +127,7 @@ impl Mapping {
             return Err(MapError::Length(len));
         };
         let mapped = usable.next_multiple_of(unit);
+        let claim = Claim::new(mapped as u64).ok_or(MapError::NoRoom(len))?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping where the kernel finds room touches no memory that anybody has.
         let start = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, file, 0) }
@@ -107,7 +138,7 @@ impl Mapping {
             Ok(guard) => {
                 // The handler turns it into a pointer again.
                 start.as_ptr().expose_provenance();
-                Ok(Arc::new(Mapping { start, len: usable, mapped, guard }))
+                Ok(Arc::new(Mapping { start, len: usable, mapped, guard, _claim: claim }))
             }
             Err(source) => {
                 // SAFETY: mapped just now, and known to nobody.

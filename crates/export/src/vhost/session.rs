@@ -40,6 +40,10 @@ const SIZE_LOOK: Duration = Duration::from_secs(1);
 /// nobody waits; who does not has two guests write to one disk.
 const TURN_LOOK: Duration = Duration::from_millis(20);
 
+/// Where a log of written pages, or marks of requests, end in their file at most: no guest has as much memory, and what is mapped is of a
+/// file's beginning.
+const AREA_END_MAX: u64 = 1 << 40;
+
 /// Why a message was not obeyed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Refusal {
@@ -478,14 +482,10 @@ impl<'a> Session<'a> {
 
     fn set_log(&mut self, area: LogArea, mut files: impl Iterator<Item = File>) -> Result<(), Refusal> {
         check_log(area.size, &self.layout)?;
-        let number = |found| Refusal::Number {
-            what: "the end of the log of written pages",
-            found,
-            expected: "what can be mapped".into(),
-        };
-        let end = area.offset.checked_add(area.size).ok_or_else(|| number(u64::MAX))?;
-        let offset = usize::try_from(area.offset).map_err(|_| number(end))?;
-        let len = usize::try_from(area.size).map_err(|_| number(end))?;
+        let end = end_of("the end of the log of written pages", area.offset, area.size)?;
+        let fits = "less than what can be mapped";
+        let offset = usize::try_from(area.offset).expect(fits);
+        let len = usize::try_from(area.size).expect(fits);
         let file = files.next().expect("as many files as the message has");
         let mapping = Mapping::of_memory(file.as_fd(), end).map_err(|source| Refusal::Map {
             guest: 0,
@@ -644,8 +644,7 @@ impl<'a> Session<'a> {
         mut files: impl Iterator<Item = File>,
     ) -> Result<(), Refusal> {
         let needed = self.inflight_bytes(&area)?;
-        let aligned = area.offset.is_multiple_of(8);
-        let Some(end) = area.offset.checked_add(needed).filter(|_| needed <= area.size && aligned) else {
+        if needed > area.size || !area.offset.is_multiple_of(8) {
             let expected = format!("at least {needed}, at an offset that is a multiple of 8");
             let found = area.size;
             return Err(Refusal::Number {
@@ -653,7 +652,8 @@ impl<'a> Session<'a> {
                 found,
                 expected,
             });
-        };
+        }
+        let end = end_of("the end of the marks of requests in flight", area.offset, needed)?;
         let file = files.next().expect("as many files as the message has");
         let mapping = Mapping::of_memory(file.as_fd(), end).map_err(|source| Refusal::Map {
             guest: 0,
@@ -707,6 +707,16 @@ fn eventfd(what: &'static str, file: File) -> Result<Arc<OwnedFd>, Refusal> {
         }
         Err(error) => Err(Refusal::NoEventfd { what, found: format!("not to be told ({link}: {error})") }),
     }
+}
+
+/// Where such an area ends in its file.
+fn end_of(what: &'static str, offset: u64, size: u64) -> Result<u64, Refusal> {
+    let end = offset.saturating_add(size);
+    if end <= AREA_END_MAX {
+        return Ok(end);
+    }
+    let expected = format!("at most {AREA_END_MAX}, bytes from the beginning of its file");
+    Err(Refusal::Number { what, found: end, expected })
 }
 
 /// Whether a log is large enough.
