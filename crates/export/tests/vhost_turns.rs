@@ -394,6 +394,27 @@ fn end_ring(single: &mut Single) -> u32 {
 }
 
 #[test]
+fn of_descriptors_to_call_by_a_busy_worker_has_the_last() {
+    let mut single = null(Options::default());
+    turn(&mut single);
+    let open = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = open();
+    let at = VringFile { index: 0, has_file: true };
+    for _ in 0..700 {
+        let call = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        single.disk.client().unwrap().tell(&Message::SetVringCall(at), &[call.as_fd()]).unwrap();
+    }
+    // Others open some meanwhile.
+    assert!(open() < before + 300, "{} descriptors, {before} before", open());
+    let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    single.disk.client().unwrap().tell(&Message::SetVringCall(at), &[call.as_fd()]).unwrap();
+    turn(&mut single);
+    single.worker.turn(Wait::Poll);
+    assert_eq!(rustix::io::read(&call, &mut [0; 8]), Ok(8), "it was announced by another, perhaps");
+    single.stop();
+}
+
+#[test]
 fn what_was_taken_before_a_restart_is_answered_before_its_ring_ends() {
     // More than a batch.
     const READS: u16 = 100;

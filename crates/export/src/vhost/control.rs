@@ -95,15 +95,20 @@ impl QueueHandle {
         QueueHandle { shared, worker: worker.clone() }
     }
 
-    /// Has the queue do something, soon.
+    /// Has the queue do something, soon. Of what it was told before, and has not heard yet, the same is of no use any more: a front end may send
+    /// descriptors to call by faster than a busy worker takes them.
     pub(super) fn tell(&self, command: Command) {
         let mut state = self.shared.state();
         if state.gone {
             return;
         }
+        let kind = std::mem::discriminant(&command);
+        state.commands.retain(|other| std::mem::discriminant(other) != kind);
         state.commands.push(command);
         drop(state);
-        self.shared.any.store(true, Ordering::Release);
+        if self.shared.any.swap(true, Ordering::AcqRel) {
+            return; // it is called already, and looks after that
+        }
         let shared = self.shared.clone();
         self.worker.run(move |worker| {
             let port = shared.state().port;
