@@ -491,7 +491,8 @@ impl<E: Env> BackPort<E> {
     }
 
     fn break_off(&mut self, reason: &dyn std::fmt::Display) {
-        log::warn!("xen: {}: {reason}; its ring is not served any more", self.config.name);
+        // Whoever runs the device says so, as often as the log has room for: a guest may do it again and again.
+        log::debug!("xen: {}: {reason}; its ring is not served any more", self.config.name);
         self.broken = Some(reason.to_string());
     }
 

@@ -137,6 +137,8 @@ impl VhostServer {
             goings: Complaints::default(),
             refusals: Complaints::default(),
             let_go: Complaints::default(),
+            sizes: Complaints::default(),
+            waits: Complaints::default(),
             broken: Arc::default(),
         };
         let shared = Arc::new(Shared::default());

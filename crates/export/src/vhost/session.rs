@@ -154,6 +154,9 @@ pub(super) struct Service {
     pub(super) goings: Complaints,
     pub(super) refusals: Complaints,
     pub(super) let_go: Complaints,
+    /// About what they are told of the size, and that they wait for the disk.
+    pub(super) sizes: Complaints,
+    pub(super) waits: Complaints,
     pub(super) broken: Arc<Complaints>,
 }
 
@@ -269,14 +272,17 @@ impl<'a> Session<'a> {
         self.announced = Some(now);
         let header = Header { request: CONFIG_CHANGE, flags: 1, size: 0 };
         // Whoever waited for a front end that does not listen there would not hear that the server is to end.
+        let Service { name, sizes, .. } = self.service;
         match socket::send_now(backend.as_fd(), &header.encode()) {
-            Ok(()) => {
-                log::info!("{}: the front end is told that the volume has {now} sectors", self.service.name)
-            }
+            Ok(()) => sizes.inform(blockwork_uring::clock(), || {
+                format!("{name}: the front end is told that the volume has {now} sectors")
+            }),
             // Nor is there anybody to be told.
             Err(SocketError::Gone) => self.backend = None,
             Err(error) => {
-                log::warn!("{}: cannot tell the front end of its disk's size: {error}", self.service.name);
+                sizes.warn(blockwork_uring::clock(), || {
+                    format!("{name}: cannot tell the front end of its disk's size: {error}")
+                });
                 // Half a message may have gone.
                 self.backend = None;
             }
@@ -400,10 +406,12 @@ impl<'a> Session<'a> {
         if !self.turn.take() {
             self.waits = true;
             if !std::mem::replace(&mut self.has_waited, true) {
-                log::warn!(
-                    "{}: the guest of another front end still uses the disk; this one waits until that stops",
-                    self.service.name
-                );
+                self.service.waits.warn(blockwork_uring::clock(), || {
+                    format!(
+                        "{}: the guest of another front end still uses the disk; this one waits until that stops",
+                        self.service.name
+                    )
+                });
             }
             return;
         }
