@@ -11,6 +11,7 @@
 //! One that can be done while it is submitted has no such life: see `at_once`.
 
 mod ahead;
+mod allocation;
 mod at_once;
 mod bios;
 mod cure;
@@ -44,9 +45,6 @@ pub(crate) use bios::{Bios, Owner};
 pub(crate) use cure::{LeafFailure, Step, Trail};
 use joint::Joint;
 use pauses::{Pause, Pauses};
-
-/// How far one question about allocation looks: 1 GiB.
-const ALLOCATION_STEP: Sectors = Sectors(1 << 21);
 
 /// A client's flags, with what a volume of those limits demands besides.
 #[inline]
@@ -681,60 +679,6 @@ impl Core {
             }
         }
         replies
-    }
-
-    /// What the volume holds at `sector`. See [`Context::allocation`](crate::Context::allocation).
-    pub(crate) fn allocation(
-        &mut self,
-        volume: VolumeId,
-        sector: Sector,
-        nr: Sectors,
-    ) -> Result<(Allocation, Sectors), Errno> {
-        let root = self.volumes[volume.0 as usize].root.clone();
-        self.allocation_of(&*root, sector, nr)
-    }
-
-    /// Likewise, of any stack.
-    fn allocation_of(
-        &mut self,
-        root: &dyn Layer,
-        sector: Sector,
-        nr: Sectors,
-    ) -> Result<(Allocation, Sectors), Errno> {
-        // Bounded, since a finely striped range has an extent a chunk; who wants to know more asks again.
-        let nr = nr.min(ALLOCATION_STEP);
-        let span = Span { op: Op::Read, flags: Flags::NONE, sector, nr, at: Sectors::ZERO };
-        let mut extents = Vec::new();
-        // A question is no I/O: it is counted apart, and not traced.
-        let nodes = usize::from(self.node_count());
-        let quiet = self.questions.get_or_insert_with(|| CounterTable::new(nodes));
-        let mut tracer = Tracer::default();
-        if root.resolve(span, &mut Resolver::new(&mut extents, quiet, &mut tracer)).is_err() {
-            return Ok((Allocation::Data, nr));
-        }
-        extents.sort_by_key(|extent| extent.span.at);
-        let mut found: Option<Allocation> = None;
-        let mut len = Sectors::ZERO;
-        for extent in &extents {
-            if extent.span.at > len {
-                break;
-            }
-            let (kind, run) = match extent.target {
-                Target::Zero => (Allocation::Hole, extent.span.nr),
-                Target::Error(_) => (Allocation::Data, extent.span.nr),
-                Target::Leaf(leaf) => {
-                    self.queues[leaf.0 as usize].leaf_mut().allocation(extent.span.sector, extent.span.nr)?
-                }
-            };
-            if *found.get_or_insert(kind) != kind {
-                break;
-            }
-            len = Sectors((extent.span.at + run).0);
-            if run < extent.span.nr {
-                break;
-            }
-        }
-        Ok((found.unwrap_or(Allocation::Data), len))
     }
 
     fn node_count(&self) -> u16 {

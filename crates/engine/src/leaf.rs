@@ -96,7 +96,8 @@ pub trait Leaf {
         let _ = (env, local, completion, ended);
     }
 
-    /// What the device holds at `sector`, and how far (at most `nr`, at least one sector) that goes.
+    /// What the device holds at `sector`, and how far (at most `nr`, at least one sector) that goes. `nr` may lead beyond its end, and be
+    /// far more than is wanted in the end: what cannot be told at once is better told in part.
     fn allocation(&mut self, sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {
         let _ = sector;
         Ok((Allocation::Data, nr))

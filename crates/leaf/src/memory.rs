@@ -156,8 +156,9 @@ impl Leaf for MemoryLeaf {
     }
 }
 
-/// Extents that one call of `allocation` looks at, at most: it may be asked about the whole of a huge disk.
-const ALLOCATION_EXTENTS: usize = 16 << 10;
+/// Extents that one call of `allocation` looks at, at most: it is asked about far more than what will be wanted of the answer, if
+/// what lies above is finely divided.
+const ALLOCATION_EXTENTS: usize = 128;
 
 impl Extents {
     fn shard(&self, extent: u64) -> MutexGuard<'_, Shard> {

@@ -47,6 +47,8 @@ pub struct Device {
     /// It does reads and writes at once; how many it has done so.
     pub instant: bool,
     pub at_once: usize,
+    /// What it was asked about what it holds: where, and how far. All of it is data.
+    pub questions: Vec<(u64, u64)>,
 }
 
 pub struct Held {
@@ -150,6 +152,10 @@ impl Leaf for Handle {
     }
     fn at_once(&mut self) -> Option<&mut dyn AtOnce> {
         if self.instant { Some(self) } else { None }
+    }
+    fn allocation(&mut self, sector: Sector, nr: Sectors) -> Result<(Allocation, Sectors), Errno> {
+        self.device.lock().unwrap().questions.push((sector.0, nr.0));
+        Ok((Allocation::Data, nr))
     }
 }
 

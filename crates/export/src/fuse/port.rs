@@ -32,7 +32,7 @@ use super::abi::{
     init,
 };
 use super::tree::{Served, Tree};
-use crate::looks::{LOOK_TIME, LOOKUPS_MAX, Reach};
+use crate::looks::{LOOK_TIME, LOOKUPS_MAX};
 
 /// Requests taken from the kernel and not answered yet, at most.
 pub const IN_FLIGHT_MAX: usize = 1024;
@@ -111,7 +111,6 @@ struct Seek {
     offset: u64,
     at: Sector,
     end: Sector,
-    reach: Reach,
 }
 
 impl FusePort {
@@ -491,7 +490,7 @@ impl FusePort {
         }
         let at = Sector(offset / SECTOR);
         let end = Sector(sectors.0);
-        self.seeks.push_back(Seek { unique, volume, for_data, offset, at, end, reach: Reach::default() });
+        self.seeks.push_back(Seek { unique, volume, for_data, offset, at, end });
         Ok(())
     }
 
@@ -518,15 +517,13 @@ impl Seek {
                 // At the end of every file there is a hole.
                 return Some(if self.for_data { Err(ENXIO) } else { Ok(self.end.bytes()) });
             }
-            let asked = self.reach.within(self.end.since(self.at));
-            let (what, nr) = match cx.allocation(self.volume, self.at, asked) {
+            let (what, nr) = match cx.allocation(self.volume, self.at, self.end.since(self.at)) {
                 Ok(extent) => extent,
                 Err(errno) => return Some(Err(errno)),
             };
             if (what == Allocation::Data) == self.for_data {
                 return Some(Ok(self.at.bytes().max(self.offset)));
             }
-            self.reach.found(nr);
             self.at = self.at + Sectors(nr.0.max(1));
             if cx.env.processor_time().since(start) >= LOOK_TIME {
                 break;

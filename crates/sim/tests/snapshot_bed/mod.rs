@@ -127,6 +127,13 @@ impl Bed {
         (family, merge)
     }
 
+    /// The snapshot as the store has it now, of another origin.
+    pub fn over(&self, origin: Arc<dyn Layer>) -> Arc<dyn Layer> {
+        let config = config(&self.world, origin.sectors(), &self.store, self.shape.chunk);
+        let family = Family::new(origin, vec![config]).unwrap();
+        Arc::new(Snapshot::new(self.snapshot.node(), family, 0).unwrap())
+    }
+
     /// Runs tasks on a worker until all have ended.
     pub fn run<T: Future<Output = ()> + 'static>(
         &self,

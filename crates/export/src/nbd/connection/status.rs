@@ -8,7 +8,7 @@ use blockwork_format::nbd::{WireErrno, base_allocation, block_status};
 use blockwork_uring::Uring;
 
 use super::{Connection, Phase, local};
-use crate::looks::{LOOK_TIME, LOOKUPS_MAX, Reach};
+use crate::looks::{LOOK_TIME, LOOKUPS_MAX};
 use crate::nbd::session::{ALLOCATION_CONTEXT, Submit};
 
 /// What a look-up has found.
@@ -68,20 +68,18 @@ fn extents<E>(
     let last = end.div_ceil(SECTOR);
     let mut sector = offset / SECTOR;
     let mut place = offset;
-    let mut reach = Reach::default();
     let mut told: Vec<(u64, u32)> = Vec::new();
     // A client that wants more asks again from where the answer ends.
     for _ in 0..LOOKUPS_MAX {
         if sector == last {
             break;
         }
-        let asked = reach.within(Sectors(last - sector));
+        let asked = Sectors(last - sector);
         let Found { allocation, nr, is_last } = lookup(Sector(sector), asked)?;
         assert!(
             nr > Sectors::ZERO && nr.0 <= asked.0,
             "an extent of {nr} sectors at {sector}, {asked} were asked about"
         );
-        reach.found(nr);
         sector += nr.0;
         let next = (sector * SECTOR).min(end);
         let bits = bits_of(allocation);
@@ -109,7 +107,6 @@ fn bits_of(allocation: Allocation) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::looks::{SPAN_MAX, SPAN_MIN};
     use proptest::prelude::*;
 
     fn bits(sector: u64) -> Allocation {
@@ -144,36 +141,6 @@ mod tests {
                 }
                 at += len;
             }
-        }
-    }
-
-    /// Asks about all of a device of `len` sectors that alternate `every` so many: answers, look-ups for them, and sectors that these were
-    /// asked about.
-    fn walk(len: u64, every: u64) -> (u64, u64, u64) {
-        let (mut answers, mut lookups, mut asked, mut at) = (0, 0, 0, 0);
-        while at < len * SECTOR {
-            let look = |sector: Sector, nr: Sectors| {
-                (lookups, asked) = (lookups + 1, asked + nr.0);
-                let allocation = [Allocation::Data, Allocation::Hole][(sector.0 / every % 2) as usize];
-                let nr = nr.min(Sectors(every - sector.0 % every));
-                Ok::<_, ()>(Found { allocation, nr, is_last: false })
-            };
-            let told = extents(at, len * SECTOR - at, false, look).unwrap();
-            (answers, at) = (answers + 1, at + told.iter().map(|(len, _)| len).sum::<u64>());
-        }
-        (answers, lookups, asked)
-    }
-
-    #[test]
-    fn what_is_looked_at_in_vain_is_no_more_than_twice_what_is_told_or_a_little_for_each_extent() {
-        const LEN: u64 = 64 << 21;
-        for every in [SPAN_MIN.0 / 16, SPAN_MIN.0, 3 * SPAN_MIN.0, 100 * SPAN_MIN.0, LEN] {
-            let (answers, lookups, asked) = walk(LEN, every);
-            let extents = LEN.div_ceil(every);
-            assert!(asked <= 3 * LEN + extents * SPAN_MIN.0, "{asked} sectors of {LEN}, {every} each");
-            let steps = u64::from((SPAN_MAX.0 / SPAN_MIN.0).ilog2()) + 2;
-            let expected = (extents + answers) * steps + LEN / SPAN_MAX.0;
-            assert!(lookups <= expected, "{lookups} look-ups, {every} each: {expected} expected");
         }
     }
 }
