@@ -183,6 +183,11 @@ pub trait Env {
         let _ = memory;
         false
     }
+    /// Whether operations are calls that return when all is done. Linux puts a flush behind such a DSYNC write to a block device
+    /// in any case; one that it goes on with by itself is left to the device, where that has FUA.
+    fn calls_return_late(&self) -> bool {
+        false
+    }
     /// Starts an operation; it may reach the kernel only at the next `wait`.
     fn start(&mut self, token: Token, op: FileOp<'_>);
     /// Submits what was started, sleeps as told, appends what has completed to `out`.

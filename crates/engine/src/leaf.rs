@@ -133,6 +133,11 @@ pub trait LeafSource: Send + Sync {
     fn tells_losses(&self) -> bool {
         false
     }
+    /// Whether a FUA write is one command of the device, with no flush behind it, unless the environment makes calls for it
+    /// ([`Env::calls_return_late`]): an error of such a write is of its data alone.
+    fn has_fua(&self) -> bool {
+        false
+    }
     /// What is in force of what can be done in several ways.
     fn decisions(&self) -> Vec<Decision> {
         Vec::new()

@@ -226,3 +226,46 @@ fn a_leaf_that_knows_of_losses_by_itself_is_asked_nothing_more() {
     rig.shared.fail();
     assert_eq!(answers(&mut rig, [Bio::flush()]), [LOST]);
 }
+
+#[test]
+fn a_fua_write_that_is_one_command_of_the_device_fails_alone() {
+    let mut rig = Rig::new(limits());
+    rig.device.lock().unwrap().has_fua = true;
+    rig.hold();
+    let bios = [fua(&rig, 0), fua(&rig, 8)];
+    rig.batch(bios);
+    let held = rig.next_held();
+    rig.complete(held, LOST);
+    // They went as one, of which a part may be good.
+    for (sector, result) in [(0, LOST), (8, Ok(()))] {
+        let held = rig.next_held();
+        assert_eq!((held.op, held.sector, held.nr), (Op::Write, sector, 8));
+        rig.complete(held, result);
+    }
+    assert_eq!(sorted(&rig), [(0, LOST), (1, Ok(()))]);
+    assert!(rig.seen().iter().all(|seen| seen.flags.has(Flags::FUA)), "{:?}", rig.seen());
+    assert!(!rig.shared.has_failed());
+    // What is flushed meanwhile is flushed.
+    rig.device.lock().unwrap().manual = false;
+    let bios = [rig.write(80, 8, 1), fua(&rig, 160), Bio::flush()];
+    assert_eq!(answers(&mut rig, bios), [Ok(()); 3]);
+}
+
+#[test]
+fn a_device_that_has_fua_may_yet_have_flushed_behind_a_call_and_need_not_take_what_it_claims() {
+    let mut rig = Rig::new(limits());
+    rig.device.lock().unwrap().has_fua = true;
+    rig.worker.env.calls = true;
+    rig.device.lock().unwrap().fail_fua = true;
+    let write = fua(&rig, 0);
+    assert_eq!(answers(&mut rig, [write]), [LOST]);
+    assert_eq!(asked(&rig), [(Op::Write, true, 0, 8), (Op::Write, false, 0, 8)]);
+    assert!(rig.shared.has_failed());
+
+    let (mut rig, held) = under_way();
+    rig.device.lock().unwrap().has_fua = true;
+    rig.device.lock().unwrap().manual = false;
+    rig.complete(held, Err(Errno::EOPNOTSUPP));
+    rig.all_succeeded(1);
+    assert_eq!(asked(&rig), [(Op::Write, true, 0, 8), (Op::Write, false, 0, 8), (Op::Flush, false, 0, 0)]);
+}

@@ -448,6 +448,10 @@ impl Env for Uring {
         self.known.knows(&self.queues, memory)
     }
 
+    fn calls_return_late(&self) -> bool {
+        self.queues.are_stand_in()
+    }
+
     fn start(&mut self, token: Token, op: FileOp<'_>) {
         let fd = RawFd::try_from(op.file.0).unwrap_or(-1); // -1: EBADF
         let file = types::Fd(fd);

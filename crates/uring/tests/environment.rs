@@ -42,7 +42,9 @@ fn with_a_ring(test: impl Fn(Uring)) {
 #[test]
 fn it_tells_who_does_the_i_o_and_whether_somebody_has_said_so() {
     let of = |io| {
-        let told = Uring::new(&UringConfig { io, ..UringConfig::default() }).unwrap().decision().clone();
+        let env = Uring::new(&UringConfig { io, ..UringConfig::default() }).unwrap();
+        let told = env.decision().clone();
+        assert_eq!(env.calls_return_late(), told.value == "threads");
         (told.value, told.asked, told.why)
     };
     assert_eq!(of(Io::Auto), ("io_uring", false, "the kernel has io_uring".to_owned()));

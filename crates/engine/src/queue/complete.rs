@@ -59,7 +59,7 @@ impl LeafQueue {
                 self.requests[id].unbounce(Sectors::ZERO);
                 self.requeue(cx, id, Reason::Retry);
             }
-            Err(errno) if self.may_be_a_flush(id, errno) => self.doubt(cx, id, errno),
+            Err(errno) if self.may_be_a_flush(cx.env, id, errno) => self.doubt(cx, id, errno),
             Err(errno) => self.failed(cx, id, errno),
             Ok(bytes) if bytes < self.requests[id].nr.bytes() => self.short(cx, id, bytes),
             Ok(_) => self.succeeded(cx, id),

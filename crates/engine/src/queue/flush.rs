@@ -11,7 +11,8 @@
 //! failed. A flush that has failed is final, though, and what was written before it may be lost. So the write is tried once more, whole
 //! and without RWF_DSYNC: if that fails, its data was to blame, and it alone fails. If that succeeds, it was the flush. This is found out in
 //! a turn, as by a flush; a flush that ends while it is not yet known proves nothing, and is made again behind it. Leaves that
-//! know of losses by themselves ([`LeafSource::tells_losses`](crate::LeafSource::tells_losses)) are left alone.
+//! know of losses by themselves ([`LeafSource::tells_losses`](crate::LeafSource::tells_losses)) are left alone, and so are devices that have
+//! FUA ([`LeafSource::has_fua`](crate::LeafSource::has_fua)), for which such a write is one command.
 
 use std::collections::VecDeque;
 
@@ -20,6 +21,7 @@ use crate::bio::{Errno, Flags, Op};
 use crate::choice::Watched;
 use crate::core::LeafFailure;
 use crate::counters::Counter;
+use crate::env::Env;
 use crate::event::{Action, Payload, Reason};
 use crate::turn::Turn;
 use crate::units::{Sector, Sectors};
@@ -179,12 +181,15 @@ impl LeafQueue {
     }
 
     /// Whether this error of a request that has come back may be that of a flush.
-    pub(super) fn may_be_a_flush(&self, id: u32, errno: Errno) -> bool {
+    pub(super) fn may_be_a_flush(&self, env: &dyn Env, id: u32, errno: Errno) -> bool {
         let request = &self.requests[id];
+        // What a device does not take, though its queue says so, has a flush behind it from then on.
+        let one_command = self.source.has_fua() && !env.calls_return_late() && errno != Errno::EOPNOTSUPP;
         !REFUSED.contains(&errno)
             && request.op == Op::Write
             && request.device_flags().has(Flags::FUA)
             && !self.source.tells_losses()
+            && !one_command
     }
 
     /// Request `id` has gone as RWF_DSYNC, and has failed: it is tried without.

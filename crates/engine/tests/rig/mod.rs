@@ -44,6 +44,8 @@ pub struct Device {
     pub fail_fua: bool,
     /// Its leaf knows of losses by itself.
     pub tells_losses: bool,
+    /// It makes a FUA write durable by one command.
+    pub has_fua: bool,
     /// It does reads and writes at once; how many it has done so.
     pub instant: bool,
     pub at_once: usize,
@@ -93,6 +95,9 @@ impl LeafSource for Source {
     }
     fn tells_losses(&self) -> bool {
         self.device.lock().unwrap().tells_losses
+    }
+    fn has_fua(&self) -> bool {
+        self.device.lock().unwrap().has_fua
     }
     fn sectors_now(&self) -> Option<Sectors> {
         let device = self.device.lock().unwrap();
@@ -188,6 +193,8 @@ pub struct ManualEnv {
     /// Whether all memory is known, and how often that was asked.
     pub knows: bool,
     pub asked: u64,
+    /// Operations are calls.
+    pub calls: bool,
     /// How it was waited, since somebody wanted to know.
     pub waits: Option<Vec<Wait>>,
     /// What one takes that does not look.
@@ -211,6 +218,9 @@ impl Env for ManualEnv {
     fn knows(&mut self, _memory: &Segment) -> bool {
         self.asked += 1;
         self.knows
+    }
+    fn calls_return_late(&self) -> bool {
+        self.calls
     }
     fn start(&mut self, _token: Token, _op: FileOp<'_>) {
         unreachable!("the rig's leaf starts nothing")
@@ -343,6 +353,7 @@ impl Rig {
             now: Nanos(0),
             knows: true,
             asked: 0,
+            calls: false,
             waits: None,
             sleeps: Nanos(1000),
             waiting: None,

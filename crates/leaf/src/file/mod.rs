@@ -82,6 +82,8 @@ pub struct FileSource {
     read_unit: u64,
     sectors: Sectors,
     limits: Limits,
+    /// It is a block device that makes a FUA write durable by one command, and the page cache is bypassed.
+    has_fua: bool,
     zero_range: bool,
     /// Whether workers may punch holes by themselves (see `punch`).
     punch_now: bool,
@@ -152,6 +154,8 @@ impl FileSource {
             read_unit: opened.direct.map_or(1, |direct| u64::from(direct.offset)),
             sectors,
             limits,
+            // Of a file, its file system has records to write as well.
+            has_fua: is_device && opened.direct.is_some() && queue.fua,
             zero_range,
             warnings,
             told: Told::new(options.direct, opened.direct.is_some(), opened.why_buffered),
@@ -240,6 +244,9 @@ impl LeafSource for FileSource {
     fn sectors_now(&self) -> Option<Sectors> {
         let bytes = self.is_local.then(|| size_of_file(&self.file).ok()).flatten();
         bytes.map(Sectors::from_bytes_floor)
+    }
+    fn has_fua(&self) -> bool {
+        self.has_fua
     }
     fn decisions(&self) -> Vec<Decision> {
         self.told.decisions(&self.limits)

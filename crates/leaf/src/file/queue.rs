@@ -28,6 +28,8 @@ pub(super) struct Queue {
     pub nr_requests: Option<u32>,
     pub rotational: bool,
     pub write_through: bool,
+    /// A FUA write is one command of the device.
+    pub fua: bool,
     pub read_only: bool,
 }
 
@@ -92,8 +94,16 @@ fn from_sysfs(device: &Path) -> Queue {
         nr_requests: number(get("nr_requests")),
         rotational: get("rotational").as_deref() == Some("1"),
         write_through: get("write_cache").as_deref() == Some("write through"),
+        // What is put together from other devices (dm, md) may have to make its own records durable first, and what they tell of: a thin
+        // pool flushes its data before it commits, and the FUA write that asked for it has the error.
+        fua: get("fua").as_deref() == Some("1") && !has_devices_below(disk),
         read_only,
     }
+}
+
+/// Likewise where that is not known.
+fn has_devices_below(disk: &Path) -> bool {
+    fs::read_dir(disk.join("slaves")).map_or(true, |mut below| below.next().is_some())
 }
 
 fn text(path: &Path) -> Option<String> {
@@ -227,14 +237,22 @@ mod tests {
         put("queue/discard_max_bytes", "2199023255040");
         put("queue/write_cache", "write through");
         put("queue/rotational", "nonsense");
+        put("queue/fua", "1");
+        assert!(!from_sysfs(&disk).fua, "nobody knows what it is made of");
+        fs::create_dir_all(disk.join("slaves")).unwrap();
         let whole = from_sysfs(&disk);
         let part = from_sysfs(&disk.join("sdx1"));
         assert_eq!(part, Queue { read_only: true, ..from_sysfs(&disk) });
         assert_eq!(whole.max_sectors_kb, Some(1280));
         assert_eq!(whole.discard_max_bytes, Some(2199023255040));
-        assert!(whole.write_through);
+        assert!(whole.write_through && whole.fua);
         assert!(!whole.rotational);
         assert_eq!(whole.nr_requests, None);
         assert_eq!(from_sysfs(&disk.join("sdx2")), Queue::default());
+        put("slaves/sdy", "");
+        assert!(!from_sysfs(&disk).fua, "a volume of other devices");
+        fs::remove_file(disk.join("slaves/sdy")).unwrap();
+        put("queue/fua", "0");
+        assert!(!from_sysfs(&disk).fua);
     }
 }
