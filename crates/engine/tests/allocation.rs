@@ -136,7 +136,7 @@ fn what_is_resolved_in_vain_is_no_more_than_what_the_answer_covers_and_one_step(
     while at < 64 * 1024 * CHUNK {
         let ((kind, nr), pieces, _) = lab.ask(at, SIZE - at);
         // What anybody can see.
-        let holds = |sector: u64| ((sector / CHUNK % 1024 + 1).ilog2() % 2 == 0, at / CHUNK);
+        let holds = |sector: u64| ((sector / CHUNK % 1024 + 1).ilog2().is_multiple_of(2), at / CHUNK);
         let data = holds(at).0;
         let run = (at..SIZE).take_while(|sector| holds(*sector).0 == data).count() as u64;
         assert_eq!((kind == Allocation::Data, nr), (data, run), "at {at}");
