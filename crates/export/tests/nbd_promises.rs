@@ -260,6 +260,58 @@ fn reads_of_a_slow_disk_hold_no_more_than_the_limit_and_are_all_answered() {
     }
 }
 
+/// Sends so many reads of `len` bytes at once.
+fn ask_for(client: &mut Raw, reads: u64, len: usize) {
+    let read = |n| request(0, READ, n, n * len as u64, len as u32);
+    client.write(&(0..reads).flat_map(read).collect::<Vec<u8>>());
+}
+
+/// Takes the answers.
+fn take_answers(client: &mut Raw, reads: u64, len: usize) {
+    let mut answered: Vec<u64> = (0..reads)
+        .map(|_| {
+            let (error, cookie) = client.reply();
+            assert_eq!(error, 0);
+            client.read(len);
+            cookie
+        })
+        .collect();
+    answered.sort_unstable();
+    assert!(answered.iter().copied().eq(0..reads), "{answered:?}");
+}
+
+#[test]
+fn a_client_that_holds_what_all_may_hold_keeps_nobody_waiting_and_what_it_lets_go_of_is_the_others() {
+    const MIB: usize = 1 << 20;
+    let disk = Arc::new(SlowSource::new(1 << 30));
+    let rig = Rig::with(&[Disk::of("d", disk.clone())], 1, |config| config.bytes_of_all_max = 8 * MIB);
+    let (mut greedy, mut other) = (Raw::go(&rig), Raw::go(&rig));
+    ask_for(&mut greedy, 20, 2 * MIB);
+    let (error, first) = greedy.reply();
+    assert_eq!((error, disk.most_since()), (0, 8 * MIB));
+    // It does not read on. Who asks for little has all of it under way at once, who asks for much goes on by single requests.
+    for (reads, len, most) in [(128, 4096, 128 * 4096), (8, MIB, MIB), (3, 32 * MIB, 32 * MIB)] {
+        ask_for(&mut other, reads, len);
+        take_answers(&mut other, reads, len);
+        assert_eq!(disk.most_since(), most, "{reads} reads of {len} bytes");
+    }
+    greedy.read(2 * MIB);
+    let mut answered = vec![first];
+    while answered.len() < 20 {
+        answered.push(greedy.reply().1);
+        greedy.read(2 * MIB);
+    }
+    answered.sort_unstable();
+    assert!(answered.iter().copied().eq(0..20), "{answered:?}");
+    // By the answer to this, all of the others is known to have left.
+    ask_for(&mut greedy, 1, 512);
+    take_answers(&mut greedy, 1, 512);
+    disk.most_since();
+    ask_for(&mut other, 8, MIB);
+    take_answers(&mut other, 8, MIB);
+    assert_eq!(disk.most_since(), 8 * MIB);
+}
+
 /// Writes in rows of one length, each to a place of its own, reads and flushes between them, and a bad request now and then: what the
 /// client sends, what the disk then holds, and the bytes of all answers.
 fn rows_of_writes(disk_bytes: usize, mut number: impl FnMut(usize) -> usize) -> (Vec<u8>, Vec<u8>, usize) {

@@ -18,6 +18,8 @@ pub struct NbdConfig {
     pub requests_max: usize,
     /// Memory that these may hold, bytes. One request more than that is let through, so that any can be.
     pub bytes_max: usize,
+    /// The same of all clients together, bytes. Where it is used up, each still has 1 MiB, or a request at a time.
+    pub bytes_of_all_max: usize,
     /// Time for a handshake, TLS included.
     pub handshake_time: Nanos,
     /// Time to read the last answers, once the session is over or the server is going down.
@@ -35,6 +37,7 @@ impl NbdConfig {
             connections_max: 256,
             requests_max: 1024,
             bytes_max: 64 << 20,
+            bytes_of_all_max: 1 << 30,
             handshake_time: Nanos::secs(10),
             linger_time: Nanos::secs(5),
             silence_time: Nanos::secs(60),

@@ -16,6 +16,7 @@
 //!    range is sound.
 //! 4. Any range of bytes may be asked for; what is not whole logical blocks is read, modified and written.
 
+mod budget;
 mod config;
 mod connection;
 mod exports;

@@ -9,6 +9,7 @@ use blockwork_engine::{Completion, Context, Done, Nanos, Port, PortState, Worker
 use blockwork_uring::{Uring, more};
 use rustix::net::sockopt;
 
+use super::budget::Budget;
 use super::config::NbdConfig;
 use super::connection::Connection;
 use super::listen::{ListenError, Listener};
@@ -47,6 +48,7 @@ pub struct ServerCounts {
 
 struct Shared {
     config: Arc<NbdConfig>,
+    budget: Arc<Budget>,
     workers: Vec<(WorkerHandle<Uring>, Arc<AtomicUsize>)>,
     connections: Arc<AtomicUsize>,
     accepted: AtomicU64,
@@ -69,6 +71,7 @@ impl Server {
             listener.check(tls)?;
         }
         let shared = Arc::new(Shared {
+            budget: Budget::new(config.bytes_of_all_max),
             config: Arc::new(config),
             workers: workers.iter().map(|worker| (worker.clone(), Arc::default())).collect(),
             connections: Arc::default(),
@@ -152,9 +155,9 @@ impl Shared {
         } else if let Err(error) = keep_alive(&fd, self.config.silence_time) {
             log::warn!("nbd client {number}: if its host vanishes, nobody will notice: keep-alive: {error}");
         }
-        let config = self.config.clone();
+        let (config, share) = (self.config.clone(), self.budget.share());
         worker.run(move |worker| {
-            worker.add_port(Box::new(Connection::new(fd, config, ticket)));
+            worker.add_port(Box::new(Connection::new(fd, config, ticket, share)));
         });
     }
 }

@@ -32,6 +32,10 @@ impl SlowSource {
     pub fn most(&self) -> usize {
         self.most.load(Ordering::SeqCst)
     }
+    /// The same, since this was asked before.
+    pub fn most_since(&self) -> usize {
+        self.most.swap(0, Ordering::SeqCst)
+    }
 }
 
 impl LeafSource for SlowSource {

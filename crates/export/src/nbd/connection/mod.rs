@@ -9,7 +9,8 @@
 //!
 //! Invariants:
 //! 1. Requests, their memory (which reads that wait to be begun will need, too), and answers that the client has not read all count
-//!    against the client's limits. At a limit nothing more is taken from the socket until something has been sent.
+//!    against the client's limits, and against what all clients may hold (`budget`). At a limit nothing more is taken from the socket until
+//!    something has been sent.
 //! 2. A request that was submitted runs to its end whatever becomes of the client; its memory lives until then.
 //! 3. After the client has ended its stream (or broken the protocol), what it asked for before is finished and answered;
 //!    then, or after `linger`, the connection closes.
@@ -37,6 +38,7 @@ use self::guess::{Guess, Offered};
 use self::inbox::Inbox;
 use self::outbox::Outbox;
 use self::requests::{Filling, Requests};
+use super::budget::Share;
 use super::config::NbdConfig;
 use super::server::Ticket;
 use super::session::{CloseReason, Handshake, Kind, Progress, Step, Submit, TlsState, Transmission};
@@ -100,6 +102,7 @@ pub(super) struct Connection {
     fd: Arc<OwnedFd>,
     config: Arc<NbdConfig>,
     ticket: Ticket,
+    share: Share,
     phase: Phase,
     cipher: Option<Box<Cipher>>,
     inbox: Inbox,
@@ -135,7 +138,7 @@ pub(super) struct Connection {
 
 impl Connection {
     /// A client that was just accepted on `fd`.
-    pub(super) fn new(fd: OwnedFd, config: Arc<NbdConfig>, ticket: Ticket) -> Connection {
+    pub(super) fn new(fd: OwnedFd, config: Arc<NbdConfig>, ticket: Ticket, share: Share) -> Connection {
         let mut scratch = Vec::new();
         let tls = if config.tls.is_some() { TlsState::Required } else { TlsState::Off };
         let handshake = Handshake::new(config.exports.clone(), tls, &mut scratch);
@@ -143,6 +146,7 @@ impl Connection {
             fd: Arc::new(fd),
             config,
             ticket,
+            share,
             phase: Phase::Handshake(handshake),
             cipher: None,
             inbox: Inbox::new(),
@@ -285,15 +289,12 @@ impl Connection {
             self.submit(cx, filling.submit, filling.data, filling.held);
             return true;
         }
-        let Phase::Transmission(session) = &mut self.phase else { unreachable!("only in transmission") };
+        let Phase::Transmission(session) = &self.phase else { unreachable!("only in transmission") };
         let wanted = session.wanted();
         if self.inbox.len() < wanted {
             return false;
         }
-        if self.paused
-            || self.requests.len() + self.outbox.replies() >= self.config.requests_max
-            || self.requests.held() + self.outbox.held() >= self.config.bytes_max
-        {
+        if self.paused || self.is_at_a_limit() {
             self.stalled = true;
             return false;
         }
@@ -301,6 +302,7 @@ impl Connection {
         let header = &mut header[..wanted];
         self.inbox.peek(header);
         self.inbox.consume(wanted);
+        let Phase::Transmission(session) = &mut self.phase else { unreachable!("only in transmission") };
         match session.request(header) {
             Ok(Step::Submit(submit)) => self.begin(cx, submit),
             Ok(Step::Answer(refusal)) => {
@@ -312,6 +314,22 @@ impl Connection {
             Err(reason) => self.end(Ended::Session(reason)),
         }
         true
+    }
+
+    /// Whether the client has to read answers before another request is taken.
+    #[inline]
+    fn is_at_a_limit(&mut self) -> bool {
+        let held = self.held();
+        self.requests.len() + self.outbox.replies() >= self.config.requests_max
+            || held >= self.config.bytes_max
+            || !self.share.may_take(held)
+    }
+
+    /// Bytes of memory that the client's requests and answers have.
+    #[inline]
+    fn held(&self) -> usize {
+        let filling = self.filling.as_ref().map_or(0, |filling| filling.held);
+        filling + self.requests.held() + self.outbox.held()
     }
 
     /// Begins a request: at once, or for a write, when its payload is there.

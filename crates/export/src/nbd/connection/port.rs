@@ -55,6 +55,7 @@ impl Port<Uring> for Connection {
         }
         self.begin_waiting(cx);
         self.looked = Nanos(0);
+        self.share.settle(self.held());
         let finished = self.ended.is_some()
             && self.requests.len() == 0
             && self.under_way.is_none()
