@@ -1,4 +1,8 @@
 //! Where clients connect: unix sockets, TCP, and sockets that were inherited (systemd's socket activation).
+//!
+//! A unix socket that nobody listens on is stale, and replaced. So is, by its looks, one that another server has just bound and does not listen on
+//! yet; and between that look and the removal, somebody may have put a fresh socket in its place. So whoever looks, removes, binds and begins to listen
+//! has the lock of the folder meanwhile (flock(2)): that leaves nothing behind, and ends with its process.
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
@@ -11,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
-use rustix::fs::{Mode, fchmod};
+use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -27,6 +31,8 @@ const FIRST_INHERITED: i32 = 3;
 const RELEASE_TIME: Duration = Duration::from_secs(1);
 /// The same where it is known that who began to listen is dead: on a busy machine it may take longer.
 const RELEASE_TIME_OF_DEAD: Duration = Duration::from_secs(5);
+/// Longest wait for others who look into the same folder. Anybody who may read a folder can lock it, for as long as they like.
+const FOLDER_TIME: Duration = Duration::from_secs(10);
 /// Most inherited descriptors.
 const INHERITED_MAX: i32 = 64;
 
@@ -45,7 +51,8 @@ pub struct Listener {
 enum Place {
     Unix {
         path: PathBuf,
-        identity: (u64, u64),
+        /// Of its file; none: it has been removed.
+        identity: Option<Identity>,
     },
     Tcp(SocketAddr),
     /// Somebody else's unix socket: not ours to remove.
@@ -111,6 +118,8 @@ impl Listener {
         if found > 107 {
             return Err(ListenError::PathTooLong { path: path.to_owned(), found });
         }
+        let absolute = std::path::absolute(path).map_err(|e| failed("absolute path", e))?;
+        let _folder = lock_folder(&absolute);
         remove_stale(path)?;
         let address = SocketAddrUnix::new(path).map_err(|e| failed("address", e.into()))?;
         let fd = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
@@ -120,8 +129,8 @@ impl Listener {
         bind(&fd, &address).map_err(|e| failed("bind", e.into()))?;
         let identity = identity(path).map_err(|e| failed("stat", e))?;
         listen(&fd, BACKLOG).map_err(|e| failed("listen", e.into()))?;
-        let path = std::path::absolute(path).map_err(|e| failed("absolute path", e))?;
-        Ok(Listener { fd: Arc::new(fd), place: Place::Unix { path, identity }, insecure: false })
+        let place = Place::Unix { path: absolute, identity: Some(identity) };
+        Ok(Listener { fd: Arc::new(fd), place, insecure: false })
     }
 
     /// A TCP socket at `address` (`HOST:PORT`; port 0: any). Without TLS only a loopback address will be served, unless
@@ -190,10 +199,12 @@ impl Listener {
         &self.fd
     }
 
-    /// Stops clients from connecting: removes the socket's file if it is still ours.
+    /// Stops clients from connecting: removes the socket's file if it is still ours. While somebody listens there, which nobody
+    /// else then takes for stale.
     pub(crate) fn close(&mut self) {
-        if let Place::Unix { path, identity } = &self.place
-            && self::identity(path).is_ok_and(|now| now == *identity)
+        if let Place::Unix { path, identity } = &mut self.place
+            && let Some(ours) = identity.take()
+            && self::identity(path).is_ok_and(|now| now == ours)
         {
             let _ = std::fs::remove_file(path);
         }
@@ -213,10 +224,38 @@ fn is_loopback(ip: IpAddr) -> bool {
     }
 }
 
-fn identity(path: &Path) -> io::Result<(u64, u64)> {
+/// Which file it is. The number of one that was removed may be the next one's; when it was made, in seconds and nanoseconds, is not.
+#[derive(Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    modified: (i64, i64),
+}
+
+fn identity(path: &Path) -> io::Result<Identity> {
     use std::os::unix::fs::MetadataExt;
     let data = std::fs::symlink_metadata(path)?;
-    Ok((data.dev(), data.ino()))
+    let modified = (data.mtime(), data.mtime_nsec());
+    Ok(Identity { device: data.dev(), inode: data.ino(), modified })
+}
+
+/// The lock of the folder that `path` is in, as long as this lives. None where there is no such lock, or somebody keeps it for
+/// too long: then another server that starts in the same moment is not kept out.
+fn lock_folder(path: &Path) -> Option<OwnedFd> {
+    let folder = path.parent()?;
+    let file = open(folder, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let start = Instant::now();
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Some(file),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if start.elapsed() < FOLDER_TIME => pause(),
+            Err(Errno::WOULDBLOCK) => {
+                log::warn!("{}: locked by another process; going on without", folder.display());
+                return None;
+            }
+            Err(_) => return None,
+        }
+    }
 }
 
 /// Removes a socket that nobody answers on.
@@ -296,7 +335,7 @@ fn bind_tcp(address: &str) -> io::Result<TcpListener> {
 
 #[allow(
     clippy::disallowed_methods,
-    reason = "the kernel tells nobody when it has closed a dead process's sockets"
+    reason = "the kernel tells nobody when it has closed a dead process's sockets, and a lock that is waited for in flock(2) is for ever"
 )]
 fn pause() {
     std::thread::sleep(Duration::from_millis(10));
@@ -322,4 +361,55 @@ fn duplicate(own: Pid, number: i32) -> Result<OwnedFd, ListenError> {
     let failed = |error: Errno| ListenError::Inherited { number, reason: error.to_string() };
     let process = pidfd_open(own, PidfdFlags::empty()).map_err(failed)?;
     pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Barrier;
+
+    use rustix::net::{Shutdown, accept, send, shutdown};
+
+    /// Greets whoever connects, until the socket is shut down.
+    fn greet(fd: &OwnedFd) {
+        while let Ok(client) = accept(fd) {
+            let _ = send(&client, b"N", rustix::net::SendFlags::NOSIGNAL);
+        }
+    }
+
+    #[test]
+    fn of_servers_that_start_at_once_on_a_stale_socket_one_has_it_and_answers() {
+        const SERVERS: usize = 4;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        for round in 0..100 {
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            let (begin, listening) = (Barrier::new(SERVERS), Barrier::new(SERVERS + 1));
+            let server = std::thread::scope(|scope| {
+                let start = || {
+                    begin.wait();
+                    let ours = Listener::unix(&path);
+                    if let Ok(ours) = &ours {
+                        let fd = ours.fd.clone();
+                        scope.spawn(move || greet(&fd));
+                    }
+                    listening.wait();
+                    ours
+                };
+                let servers: Vec<_> = (0..SERVERS).map(|_| scope.spawn(start)).collect();
+                listening.wait();
+                let answers =
+                    connect_now(&path).is_ok_and(|mut stream| stream.read(&mut [0]).is_ok_and(|n| n == 1));
+                let (have_it, others): (Vec<_>, Vec<_>) =
+                    servers.into_iter().map(|one| one.join().unwrap()).partition(Result::is_ok);
+                have_it.iter().flatten().for_each(|one| shutdown(&one.fd, Shutdown::Both).unwrap());
+                let in_use = |other| matches!(other, Err(ListenError::InUse(_)));
+                assert!(others.into_iter().all(in_use), "round {round}");
+                assert_eq!((have_it.len(), answers), (1, true), "round {round}");
+                have_it
+            });
+            drop(server);
+            assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left behind");
+        }
+    }
 }

@@ -104,7 +104,7 @@ impl Shared {
 pub struct VhostServer {
     shared: Arc<Shared>,
     device: Arc<Device>,
-    listener: Arc<OwnedFd>,
+    listener: Listener,
     thread: Option<JoinHandle<()>>,
     address: String,
 }
@@ -146,9 +146,9 @@ impl VhostServer {
         let known = shared.clone();
         let thread = thread::Builder::new()
             .name("vhost-user".into())
-            .spawn(move || serve(&service, listener, &known))
+            .spawn(move || serve(&service, &fd, &known))
             .map_err(VhostError::Thread)?;
-        Ok(VhostServer { shared, device, listener: fd, thread: Some(thread), address })
+        Ok(VhostServer { shared, device, listener, thread: Some(thread), address })
     }
 
     /// Where front ends reach it, such as `vhost-user:/run/disk.sock`.
@@ -170,7 +170,8 @@ impl VhostServer {
         let Some(thread) = self.thread.take() else { return };
         // Whoever sleeps in these wakes up.
         self.shared.stop();
-        let _ = shutdown(&self.listener, Shutdown::Both);
+        self.listener.close();
+        let _ = shutdown(&**self.listener.fd(), Shutdown::Both);
         if thread.join().is_err() {
             log::error!("{}: its thread has panicked", self.address);
         }
@@ -183,17 +184,17 @@ impl Drop for VhostServer {
     }
 }
 
-fn serve(service: &Service, mut listener: Listener, shared: &Shared) {
+fn serve(service: &Service, listener: &OwnedFd, shared: &Shared) {
     thread::scope(|scope| {
         while shared.wait_for_room() {
-            let client = match accept_with(&**listener.fd(), SocketFlags::CLOEXEC) {
+            let client = match accept_with(listener, SocketFlags::CLOEXEC) {
                 Ok(fd) => Arc::new(fd),
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(_) if shared.is_stopping() => break,
                 Err(errno) => {
                     log::warn!("{}: cannot accept a front end just now: {errno}", service.name);
                     // Until it is over, or we are: a listener that is shut down is ready at once.
-                    let _ = socket::wait_for_end(listener.fd().as_fd(), PAUSE);
+                    let _ = socket::wait_for_end(listener.as_fd(), PAUSE);
                     continue;
                 }
             };
@@ -205,7 +206,6 @@ fn serve(service: &Service, mut listener: Listener, shared: &Shared) {
                 shared.gone(&client);
             }
         }
-        listener.close();
     });
 }
 
