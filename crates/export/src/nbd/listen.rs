@@ -182,7 +182,7 @@ impl Listener {
                 let path = percent_encode(path.as_os_str().as_bytes(), ENCODED);
                 format!("nbd{s}+unix:///?socket={path}")
             }
-            Place::Tcp(address) => format!("nbd{s}://{address}"),
+            Place::Tcp(address) => format!("nbd{s}://{}", authority(address)),
         }
     }
 
@@ -215,6 +215,11 @@ impl Drop for Listener {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// An address as a URI has it: the `%` before the interface of a link-local one is encoded (RFC 6874), since clients decode what follows one.
+fn authority(address: &SocketAddr) -> String {
+    address.to_string().replace('%', "%25")
 }
 
 fn is_loopback(ip: IpAddr) -> bool {
@@ -369,6 +374,17 @@ mod tests {
     use std::sync::Barrier;
 
     use rustix::net::{Shutdown, accept, send, shutdown};
+
+    #[test]
+    fn the_interface_of_a_link_local_address_is_no_encoded_byte() {
+        for (address, told) in [
+            ("[fe80::1%42]:10809", "[fe80::1%2542]:10809"),
+            ("[::1]:10809", "[::1]:10809"),
+            ("127.0.0.1:10809", "127.0.0.1:10809"),
+        ] {
+            assert_eq!(authority(&address.parse().unwrap()), told);
+        }
+    }
 
     /// Greets whoever connects, until the socket is shut down.
     fn greet(fd: &OwnedFd) {
