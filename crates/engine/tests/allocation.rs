@@ -136,9 +136,9 @@ fn what_is_resolved_in_vain_is_no_more_than_what_the_answer_covers_and_one_step(
     while at < 64 * 1024 * CHUNK {
         let ((kind, nr), pieces, _) = lab.ask(at, SIZE - at);
         // What anybody can see.
-        let holds = |sector: u64| ((sector / CHUNK % 1024 + 1).ilog2().is_multiple_of(2), at / CHUNK);
-        let data = holds(at).0;
-        let run = (at..SIZE).take_while(|sector| holds(*sector).0 == data).count() as u64;
+        let is_data = |sector: u64| (sector / CHUNK % 1024 + 1).ilog2().is_multiple_of(2);
+        let data = is_data(at);
+        let run = (at..SIZE).take_while(|sector| is_data(*sector) == data).count() as u64;
         assert_eq!((kind == Allocation::Data, nr), (data, run), "at {at}");
         assert!(pieces <= 2 * (nr / CHUNK) + 16 + 15, "{pieces} pieces for {nr} sectors at {at}");
         at += nr;
