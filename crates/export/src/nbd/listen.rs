@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::io::{self, Read};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
@@ -328,13 +328,24 @@ fn is_cut_off(mut stream: UnixStream, time: Duration) -> bool {
 /// Binds, also where a server that was killed a moment ago still has the address: see [`is_stale`].
 fn bind_tcp(address: &str) -> io::Result<TcpListener> {
     let start = Instant::now();
+    let places = places(address)?;
     loop {
-        match TcpListener::bind(address) {
+        match TcpListener::bind(&places[..]) {
             Err(error) if error.kind() == io::ErrorKind::AddrInUse && start.elapsed() < RELEASE_TIME => {
                 pause()
             }
             result => return result,
         }
+    }
+}
+
+/// What `HOST:PORT` stands for. The standard library wants the interface of a link-local address as a number; people have its name.
+fn places(address: &str) -> io::Result<Vec<SocketAddr>> {
+    let scoped = address.strip_prefix('[').and_then(|rest| rest.rsplit_once("]:"));
+    let scoped = scoped.filter(|(host, _)| host.contains('%'));
+    match scoped.and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?))) {
+        Some(scoped) => Ok(scoped.to_socket_addrs()?.collect()),
+        None => Ok(address.to_socket_addrs()?.collect()),
     }
 }
 
@@ -374,6 +385,17 @@ mod tests {
     use std::sync::Barrier;
 
     use rustix::net::{Shutdown, accept, send, shutdown};
+
+    #[test]
+    fn the_interface_of_a_link_local_address_is_a_name_or_a_number() {
+        for address in ["[fe80::1%lo]:10809", "[fe80::1%1]:10809"] {
+            assert_eq!(places(address).unwrap(), ["[fe80::1%1]:10809".parse().unwrap()], "{address}");
+        }
+        assert_eq!(places("127.0.0.1:1").unwrap(), ["127.0.0.1:1".parse().unwrap()]);
+        for wrong in ["[fe80::1%nobody]:10809", "[fe80::1%lo]:x", "[fe80::1%lo]", "127.0.0.1"] {
+            assert!(places(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn the_interface_of_a_link_local_address_is_no_encoded_byte() {
