@@ -21,7 +21,7 @@ pub(crate) enum LvVerb {
         blockwork lv create vg0/data --size 4G --type raid1 --disk a.img b.img\n  \
         blockwork lv create vg0/pool --thin-pool --size 100G --disk a.img b.img\n  \
         blockwork lv create vg0/vm1 --thin pool --virtual-size 1T\n\n\
-        Without --disk, the server that serves volumes of the group does it, and serves the new one. It lies where `lvcreate` would put it. 128 KiB at its start and end are zeroed. The mirrors of a RAID are made the \
+        A size without a suffix is in the unit in brackets. Without --disk, the server that serves volumes of the group does it, and serves the new one. It lies where `lvcreate` would put it. 128 KiB at its start and end are zeroed. The mirrors of a RAID are made the \
         same by whoever serves it first, unless --nosync says that they need not be."
     )]
     Create(CreateArgs),
@@ -85,7 +85,7 @@ pub(crate) struct CreateArgs {
     #[arg(value_name = "VG/LV")]
     pub(crate) volume: String,
     /// Its size, rounded up to whole extents.
-    #[arg(short = 'L', long, value_name = "SIZE[m|UNIT]")]
+    #[arg(short = 'L', long, value_name = "SIZE[m]")]
     pub(crate) size: Option<String>,
     /// Its size in extents, or in hundredths of what is free (100%FREE) or of the group (50%VG), copies included.
     #[arg(short = 'l', long, value_name = "N[%FREE|%VG]")]
@@ -97,13 +97,13 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'i', long, value_name = "N")]
     pub(crate) stripes: Option<u64>,
     /// Size of a chunk of a stripe, a power of two.
-    #[arg(short = 'I', long, value_name = "SIZE[k|UNIT]", default_value = "64K")]
+    #[arg(short = 'I', long, value_name = "SIZE[k]", default_value = "64K")]
     pub(crate) stripesize: String,
     /// Copies of the data beside the first, each on disks of its own. Default: 1.
     #[arg(short = 'm', long, value_name = "N")]
     pub(crate) mirrors: Option<u64>,
     /// What a bit of the bitmap of a RAID stands for, a power of two.
-    #[arg(short = 'R', long, value_name = "SIZE[m|UNIT]", default_value = "2M")]
+    #[arg(short = 'R', long, value_name = "SIZE[m]", default_value = "2M")]
     pub(crate) regionsize: String,
     /// Tags for the volume.
     #[arg(long, value_name = "TAG")]
@@ -131,14 +131,14 @@ pub(crate) struct ThinArgs {
           conflicts_with_all = ["kind", "stripes", "mirrors", "nosync", "no_wipe"])]
     pub(crate) thin: Option<String>,
     /// How large a thin volume looks, rounded up to whole extents: more than its pool has is fine.
-    #[arg(short = 'V', long, value_name = "SIZE[m|UNIT]", alias = "virtualsize", requires = "thin")]
+    #[arg(short = 'V', long, value_name = "SIZE[m]", alias = "virtualsize", requires = "thin")]
     pub(crate) virtual_size: Option<String>,
     /// Of a thin pool: what is given to its volumes at once, a multiple of 64K up to 1G. Default: 64K, or as much more as keeps
     /// the map within 128M.
-    #[arg(short, long, value_name = "SIZE[k|UNIT]", requires = "thin_pool")]
+    #[arg(short, long, value_name = "SIZE[k]", requires = "thin_pool")]
     pub(crate) chunksize: Option<String>,
     /// Of a thin pool: room for its map. Default: 64 bytes for each chunk, 2M at least.
-    #[arg(long, value_name = "SIZE[m|UNIT]", alias = "poolmetadatasize", requires = "thin_pool")]
+    #[arg(long, value_name = "SIZE[m]", alias = "poolmetadatasize", requires = "thin_pool")]
     pub(crate) pool_metadata_size: Option<String>,
     /// Of a thin pool: zero what is given to a volume, unless it is written whole.
     #[arg(short = 'Z', long, value_name = "y|n", default_value = "y", requires = "thin_pool")]
@@ -174,7 +174,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(value_name = "VG/LV")]
     pub(crate) volume: String,
     /// How much it can keep, rounded up to whole extents. A thin volume's snapshot has none.
-    #[arg(short = 'L', long, value_name = "SIZE[m|UNIT]")]
+    #[arg(short = 'L', long, value_name = "SIZE[m]")]
     pub(crate) size: Option<String>,
     /// The same in extents, or in hundredths of what is free (50%FREE), of the group (5%VG), or of the origin's data
     /// (100%ORIGIN never fills up).
@@ -184,7 +184,7 @@ pub(crate) struct SnapshotArgs {
     #[arg(short, long, value_name = "NAME")]
     pub(crate) name: Option<String>,
     /// What is kept at once, a power of two from 4K to 512K.
-    #[arg(short, long, value_name = "SIZE[k|UNIT]", default_value = "4K", requires = "how_large")]
+    #[arg(short, long, value_name = "SIZE[k]", default_value = "4K", requires = "how_large")]
     pub(crate) chunksize: String,
     /// Tags for the snapshot.
     #[arg(long, value_name = "TAG")]
@@ -209,13 +209,13 @@ pub(crate) struct ResizeArgs {
     #[arg(value_name = "VG/LV")]
     pub(crate) volume: String,
     /// Its new size; with + or - in front, by how much it is to grow or shrink.
-    #[arg(short = 'L', long, value_name = "[+|-]SIZE[m|UNIT]", allow_hyphen_values = true)]
+    #[arg(short = 'L', long, value_name = "[+|-]SIZE[m]", allow_hyphen_values = true)]
     pub(crate) size: Option<String>,
     /// The same in extents; or +N%FREE, hundredths of what is free.
     #[arg(short = 'l', long, value_name = "[+|-]N", allow_hyphen_values = true)]
     pub(crate) extents: Option<String>,
     /// Of a thin pool: the size of its map, or by how much it is to grow.
-    #[arg(long, value_name = "[+]SIZE[m|UNIT]", alias = "poolmetadatasize")]
+    #[arg(long, value_name = "[+]SIZE[m]", alias = "poolmetadatasize")]
     pub(crate) pool_metadata_size: Option<String>,
     /// It may become smaller: what lies behind its new end is lost.
     #[arg(long)]

@@ -92,7 +92,7 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'x', long, value_name = "N", default_value_t = 0)]
     pub(crate) spare_devices: u16,
     /// Chunk: a power of two (of a RAID0 a multiple) of at least 4K. Default: 512K.
-    #[arg(short, long, value_name = "SIZE[K|UNIT]")]
+    #[arg(short, long, value_name = "SIZE[k]")]
     pub(crate) chunk: Option<String>,
     /// Write-intent bitmap: after a crash, only what may differ is resynced. Default: internal if members use more than
     /// 100 GiB, otherwise none.
@@ -108,10 +108,10 @@ pub(crate) struct CreateArgs {
     #[arg(short = 'N', long)]
     pub(crate) name: Option<String>,
     /// How much of each member to use. Default: as much as all have.
-    #[arg(short = 'z', long, value_name = "SIZE[K|UNIT]")]
+    #[arg(short = 'z', long, value_name = "SIZE[k]")]
     pub(crate) size: Option<String>,
     /// Where data begins on each member. Default: as mdadm has it, with room to reshape.
-    #[arg(long, value_name = "SIZE[K|UNIT]")]
+    #[arg(long, value_name = "SIZE[k]")]
     pub(crate) data_offset: Option<String>,
     /// Overwrite what the disks hold; make an array of one device.
     #[arg(short, long)]

@@ -110,7 +110,7 @@ pub(crate) struct GrowArgs {
     #[command(flatten)]
     pub(crate) which: Which,
     /// Use of each member. Default, and `max`: all that they have room for.
-    #[arg(short = 'z', long, value_name = "SIZE[K|UNIT]|max")]
+    #[arg(short = 'z', long, value_name = "SIZE[k]|max")]
     pub(crate) size: Option<String>,
     /// Do not sync what is new: it is known to be the same on all mirrors.
     #[arg(long)]

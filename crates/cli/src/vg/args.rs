@@ -73,7 +73,7 @@ pub(crate) struct CreateArgs {
     #[arg(long, value_name = "DISK", num_args = 1..)]
     pub(crate) disk: Vec<String>,
     /// Size of an extent, a power of two or a multiple of 128K.
-    #[arg(short = 's', long, value_name = "SIZE[m|UNIT]", default_value = "4M")]
+    #[arg(short = 's', long, value_name = "SIZE[m]", default_value = "4M")]
     pub(crate) physical_extent_size: String,
     /// Tags for the group.
     #[arg(long, value_name = "TAG")]
