@@ -295,12 +295,9 @@ impl Allocation<'_> {
 
     fn cling(&mut self) {
         if self.is_new() {
-            while self.by_column(
-                false,
-                &[&|it: &Allocation<'_>, column: usize, (pv, _): (PvIndex, u64)| {
-                    it.given[column].contains(&pv)
-                }],
-            ) {}
+            let follows =
+                |it: &Allocation<'_>, column: usize, (pv, _): (PvIndex, u64)| it.given[column].contains(&pv);
+            while self.by_column(false, &[&follows]) {}
             return;
         }
         let begins = |it: &Allocation<'_>, column: usize, (pv, _): (PvIndex, u64)| {
