@@ -4,8 +4,10 @@ CARGO ?= cargo
 FUZZ_SECONDS ?= 60
 SEEDS ?= 5000
 FROM ?= 1000
+# A seed of `chance` takes some minutes, one of `labs` milliseconds.
+CHANCES = $(if $(filter file,$(origin SEEDS)),10,$(SEEDS))
 
-.PHONY: help demo test test-xen check bench fuzz labs tools
+.PHONY: help demo test test-xen check bench fuzz labs chance tools
 
 help:
 	@echo 'make demo    build, and show the main job on four disks that a real kernel wrote'
@@ -14,6 +16,7 @@ help:
 	@echo 'make check   the checks alone: fmt, tidy, clippy, doc, the lock of fuzz, deny'
 	@echo 'make bench   measure Blockwork and its peers side by side, into bench/RESULTS.md'
 	@echo 'make labs    power cuts and faults: $(SEEDS) seeds for each test of crates/sim, from $(FROM) on (SEEDS=N FROM=M; a minute per 1,000)'
+	@echo 'make chance  LVM groups and arrays by chance, the kernel in a guest and us in turns: $(CHANCES) seeds from $(FROM) on (SEEDS=N FROM=M; two minutes each)'
 	@echo 'make fuzz    $(FUZZ_SECONDS) s of libFuzzer for each target (FUZZ_SECONDS=N; nightly and cargo-fuzz)'
 
 # Needs a Rust toolchain and nothing else.
@@ -41,6 +44,11 @@ bench:
 # `make test` runs the same few hundred seeds each time; bugs were found that one of some ten thousand shows.
 labs:
 	SEEDS=$(SEEDS) FROM=$(FROM) $(CARGO) test --release --locked -p blockwork-sim --no-fail-fast
+
+# `make test` runs one short seed of each. They end at the first that fails.
+chance: tools
+	SEEDS=$(CHANCES) FROM=$(FROM) PATH="$$PWD/target/test-tools/bin:$$PATH:/usr/sbin:/sbin" \
+		$(CARGO) test --locked -p blockwork --test kernel -- chance --nocapture
 
 # Without nightly: `cargo test -p blockwork-fuzz-entry` runs the same targets over their corpora and mutations of them.
 fuzz:

@@ -2,6 +2,7 @@
 //! complain of, that they would have put volumes in the same places, and that they go on where we stop.
 //! The kernel itself judges in `../kernel/lvm_verbs.rs`.
 
+use crate::support::chance::{Chance, seeds};
 use crate::support::lvm::Lab;
 use crate::support::{both, output, run, run_refused};
 use serde_json::Value;
@@ -89,7 +90,7 @@ fn volumes_lie_where_lvm_puts_them_also_where_free_space_is_in_pieces() {
         let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
         run(&mut ours.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "d", "-s", "1"]));
         theirs.lvm(&["vgcreate -s 1 vg DISKS"]);
-        let mut chance = Chance(seed);
+        let mut chance = Chance::new(seed);
         let mut volumes: Vec<String> = Vec::new();
         for number in 0..40 {
             let (verb, command) = step(&mut chance, number, &volumes);
@@ -111,25 +112,17 @@ fn volumes_lie_where_lvm_puts_them_also_where_free_space_is_in_pieces() {
     }
 }
 
-/// `SEEDS=100 FROM=7` for others than the usual ones.
-fn seeds() -> std::ops::Range<u64> {
-    let number = |name, usual| std::env::var(name).map_or(usual, |text| text.parse().expect("a number"));
-    let from = number("FROM", 1);
-    from..from + number("SEEDS", 1)
-}
-
 /// A verb of ours, and what it is for LVM.
 fn step(chance: &mut Chance, number: u32, volumes: &[String]) -> (String, String) {
-    let is_large = chance.below(5) == 0;
+    let is_large = chance.one_in(5);
     let extents = 1 + chance.below(if is_large { 30 } else { 9 });
-    let any = |chance: &mut Chance| volumes[chance.below(volumes.len() as u64) as usize].clone();
     match chance.below(10) {
         0..=2 if volumes.len() > 3 => {
-            let volume = any(chance);
+            let volume = chance.of(volumes);
             (format!("lv remove {volume}"), format!("lvremove -y {volume}"))
         }
         3..=5 if !volumes.is_empty() => {
-            let volume = any(chance);
+            let volume = chance.of(volumes);
             (format!("lv resize {volume} -l +{extents}"), format!("lvextend -y -l +{extents} {volume}"))
         }
         6 => {
@@ -146,18 +139,6 @@ fn step(chance: &mut Chance, number: u32, volumes: &[String]) -> (String, String
             let as_ours = format!("lv create vg/v{number} -l {extents}");
             (as_ours, format!("lvcreate -an -Zn -Wn -y -n v{number} -l {extents} vg"))
         }
-    }
-}
-
-/// Numbers by chance, the same for each seed (splitmix64).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
     }
 }
 

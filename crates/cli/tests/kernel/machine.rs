@@ -9,10 +9,11 @@ use std::fs::File;
 use std::ops::Deref;
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, fcntl_lock};
 
-use blockwork_kernel::{Disk, Guest, Output, create_disk, pattern};
+use blockwork_kernel::{Disk, Guest, GuestError, Output, Scenario, create_disk, pattern};
 
 use crate::support::fs::{Print, print_of};
 use crate::support::nbd::python;
@@ -60,6 +61,21 @@ impl Machine {
     /// A server that was killed holds its disks for longer than it lives, until the kernel has wound up its io_uring. Our next
     /// server waits for that; QEMU refuses such a disk at once.
     pub fn run_with(&self, disks: &[&str], script: &str) -> Output {
+        self.said(script, self.scenario(disks, script).run())
+    }
+
+    /// Runs a script that may take longer than others, with all of its disks.
+    pub fn run_long(&self, patience: Duration, script: &str) -> Output {
+        self.said(script, self.scenario(&self.disks(), script).timeout(patience).run())
+    }
+
+    /// The same, until the script calls `power_cut`.
+    pub fn run_until_power_cut(&self, patience: Duration, script: &str) -> Output {
+        let scenario = self.scenario(&self.disks(), script).timeout(patience);
+        self.said(script, scenario.run_until_power_cut())
+    }
+
+    fn scenario(&self, disks: &[&str], script: &str) -> Scenario<'static> {
         for name in disks {
             let file =
                 File::options().read(true).write(true).open(self.scratch.path(name)).expect("it is a file");
@@ -68,9 +84,11 @@ impl Machine {
             });
         }
         let scenario = Guest::shared().scenario().input("tests.sh", LIBRARY);
-        let scenario =
-            disks.iter().fold(scenario, |it, name| it.disk(name, Disk::file(self.scratch.path(name))));
-        let result = scenario.script(format!(". /in/tests.sh\n{script}")).run();
+        let scenario = scenario.script(format!(". /in/tests.sh\n{script}"));
+        disks.iter().fold(scenario, |it, name| it.disk(name, Disk::file(self.scratch.path(name))))
+    }
+
+    fn said(&self, script: &str, result: Result<Output, GuestError>) -> Output {
         match result {
             Ok(output) => {
                 self.note("the kernel", &output.to_string());

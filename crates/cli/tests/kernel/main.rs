@@ -4,6 +4,7 @@
 //! One program, so that as many guests run at once as the machine has processors, to the end: `cargo test -p blockwork --test
 //! kernel -- vhost` picks a module.
 
+mod chance;
 mod crashes;
 mod failures;
 mod files;

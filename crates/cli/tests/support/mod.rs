@@ -4,6 +4,7 @@
 //! Nothing here sleeps for a while and hopes: a server is up when it says `ready`, and everything else is waited for by
 //! looking at it, up to [`PATIENCE`].
 
+pub mod chance;
 pub mod fs;
 pub mod lvm;
 pub mod md;
