@@ -342,7 +342,6 @@ fn volumes_of_types_to_come_are_refused_with_their_type() {
         lv("thin", 4, SEEN, &[("thin", 9, "thin_pool = \"pool\" transaction_id = 0 device_id = 1")]),
         lv("strange", 5, SEEN, &[("hologram", 1, "")]),
         lv("flagged", 6, SEEN, &[("striped+SHINY", 1, &on(5))]),
-        lv("old", 7, SEEN, &[("mirror", 1, "mirror_count = 1 mirrors = [\"pv0\", 6] region_size = 8")]),
         lv("leg0", 8, HIDDEN, &[("striped", 1, &on(7))]),
         lv("leg1", 9, HIDDEN, &[("striped", 1, &on(8))]),
         lv("leg2", 10, HIDDEN, &[("striped", 1, &on(9))]),
@@ -367,11 +366,48 @@ fn volumes_of_types_to_come_are_refused_with_their_type() {
         ("thin", "its pool pool: thin superblock at 32: magic is"),
         ("strange", "its type hologram is not known here"),
         ("flagged", "its type striped has the flag SHINY, which is not known here"),
-        ("old", "it is of the old type mirror; `lvconvert --type raid1`"),
         ("five", "it is a raid5, and of LVM's RAID only raid0, raid1 and raid10 can be served"),
     ] {
         let said = refused(&mut assembly, &format!("vg0/{name}"));
         assert!(said.contains(why), "{said}");
+    }
+}
+
+/// What the kernel would copy from is read, and nothing is written: of the old mirror, and of a volume of which pvmove has moved one segment
+/// and is moving the next.
+#[test]
+fn old_mirrors_and_what_pvmove_moves_are_read_where_their_content_is() {
+    let lab = Lab::new();
+    let (a, b) = (pv(&lab, "a", 0, 40), pv(&lab, "b", 1, 40));
+    let of_two = |moved: u64, first: &str, second: &str| {
+        format!("mirror_count = 2 extents_moved = {moved} mirrors = [{first}, {second}]")
+    };
+    let images =
+        "mirror_count = 2 mirror_log = \"old_mlog\" region_size = 8 mirrors = [\"image0\", 0, \"image1\", 0]";
+    let moved = of_two(2, "\"pv0\", 30", "\"pv1\", 20");
+    let part_moved = of_two(1, "\"pv0\", 13", "\"pv1\", 3");
+    let locked = "\"READ\", \"WRITE\", \"VISIBLE\", \"LOCKED\"";
+    let moving = "\"READ\", \"WRITE\", \"PVMOVE\", \"LOCKED\"";
+    let lvs = vec![
+        lv("image0", 1, HIDDEN, &[("striped", 2, &linear(1, 7))]),
+        lv("image1", 2, HIDDEN, &[("striped", 2, &linear(0, 7))]),
+        lv("old_mlog", 3, HIDDEN, &[("striped", 1, &linear(0, 1))]),
+        lv("old", 4, SEEN, &[("mirror", 2, images)]),
+        lv("pvmove0", 5, moving, &[("mirror", 2, &moved), ("mirror", 3, &part_moved)]),
+        lv("base", 6, locked, &[("striped", 5, "stripe_count = 1 stripes = [\"pvmove0\", 0]")]),
+    ];
+    let text = group(2, &[(0, 40), (1, 40)], lvs).text();
+    commit(&a, &text);
+    commit(&b, &text);
+    let mut assembly = lab.open_for_writing(&[&a, &b]);
+    let old = volume(&mut assembly, "vg0/old");
+    assert!(content(&assembly, &old) == extents(1, 7, 2));
+    let base = volume(&mut assembly, "vg0/base");
+    assert!(content(&assembly, &base) == [extents(1, 20, 2), extents(0, 13, 3)].concat());
+    for (name, why) in [("vg0/old", "of the old type mirror"), ("vg0/base", "`pvmove --abort`")] {
+        let device = assembly.graph().device(assembly.graph().find(name).unwrap());
+        let said = device.read_only.as_deref().unwrap_or_default();
+        assert!(said.contains(why), "{name}: {said}");
     }
 }
 

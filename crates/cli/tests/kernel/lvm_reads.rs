@@ -1,6 +1,9 @@
 //! Volume groups that the real kernel and LVM made, read by us: every segment type, and not a byte written.
 
+use std::time::Duration;
+
 use crate::machine::{Facts, MIB, Machine, expect_pattern};
+use crate::support::run;
 
 const SEED: u64 = 0x6c76_6d01;
 
@@ -49,6 +52,10 @@ lv -n wm --type raid1 -m 1 -l 4 my-vg
 for one in raid1 raid1x3 raid10 converted wm; do wait_for in_sync my-vg/$one; done
 lvchange --writemostly $(lvs --noheadings -o devices my-vg/wm_rimage_0 -a 2>/dev/null | sed 's/(.*//; s/ //g') my-vg/wm >&2 || true
 for one in linear two--hyphens-x striped2 striped4 mixed shrunk raid0 raid0meta raid1 raid1x3 raid10 converted wm; do filled my-vg $one; done
+# The old mirrors: with what is in sync on record, and not.
+lv -n old --type mirror -m 1 --mirrorlog core -R 64k -l 5 my-vg
+lv -n oldlog --type mirror -m 1 --mirrorlog disk -R 64k -l 5 my-vg
+for one in old oldlog; do wait_for in_sync my-vg/$one; filled my-vg $one; done
 lv -n readonly -l 2 my-vg
 filled my-vg readonly
 lvchange -pr my-vg/readonly >&2
@@ -99,7 +106,7 @@ fn volumes_of_every_kind_are_read_whole_and_those_of_other_kinds_are_refused_by_
     let facts = Facts(&made.stdout);
     let names: Vec<&str> =
         made.stdout.lines().filter_map(|line| line.split_once(" size ")).map(|(name, _)| name).collect();
-    assert!(names.len() > 18, "{names:?}");
+    assert!(names.len() > 20, "{names:?}");
     let before = machine.prints();
     for order in [["a", "b", "c", "d", "e", "f", "g", "h"], ["h", "d", "g", "b", "f", "c", "e", "a"]] {
         let mut args = vec!["--read-only"];
@@ -136,4 +143,61 @@ fn volumes_of_every_kind_are_read_whole_and_those_of_other_kinds_are_refused_by_
         served.stop();
     }
     machine.expect_untouched(&before);
+}
+
+/// A volume whose first segment is moved, and the second half-way, when the power goes. It was written to in the meantime.
+const MOVE: &str = r#"
+modprobe dm-mirror
+echo 1 >/sys/module/dm_mirror/parameters/raid1_resync_throttle
+vgcreate -s 256k vg /d/a /d/b >&2
+lvcreate -y -n before -l 20 vg /d/a >&2
+lvcreate -y -n between -l 4 vg /d/a >&2
+lvextend -l +90 vg/before /d/a >&2
+whole write /dev/vg/before $SEED
+pvmove -b -n before /d/a /d/b >&2
+is_moved() { [ "$(lvs -a --noheadings -o seg_count -S lv_name=pvmove0 vg 2>/dev/null | tr -d ' ')" = 2 ]; }
+copied() { lvs -a --noheadings -o copy_percent -S lv_name=pvmove0 vg 2>/dev/null | tr -d ' ' | cut -d . -f 1; }
+half_way() { local so_far; so_far=$(copied); [ -n "$so_far" ] && [ $so_far -gt 30 ] && [ $so_far -lt 90 ]; }
+wait_for half_way
+whole write /dev/vg/before $((SEED + 1))
+sync
+lvs -a -o +devices,seg_type,copy_percent >&2
+fact vg/before percent $(copied)
+power_cut
+"#;
+
+#[test]
+fn a_volume_that_pvmove_was_moving_is_read_where_its_content_is() {
+    let mut machine = Machine::new();
+    for disk in ["a", "b"] {
+        machine.disk(disk, 40 * MIB);
+    }
+    let cut = machine.run_until_power_cut(Duration::from_secs(300), &format!("SEED={SEED}\n{MOVE}"));
+    let percent = Facts(&cut.stdout).number("vg/before", "percent");
+    assert!(percent < 100, "it is still being moved: {percent}");
+    let before = machine.prints();
+    let shown = run(&mut machine.scratch.blockwork(["lv", "show", "--all", "vg", "--disk", "a", "b"]));
+    assert!(shown.contains("pvmove0"), "{shown}");
+    let read = |args: &[&str]| {
+        let served = machine.serve(&["a", "b"], args);
+        expect_pattern("vg/before", machine.copy_out("vg/before"), SEED + 1);
+        served.stop()
+    };
+    read(&["--read-only", "vg/before"]);
+    machine.expect_untouched(&before);
+    let said = read(&["vg/before"]);
+    assert!(said.contains("`pvmove --abort`"), "{said}");
+    // Linux goes on, and has the same.
+    machine.run(&format!(
+        "lvm_up
+         whole verify /dev/vg/before {}
+         moved() {{ [ -z \"$(lvs -a --noheadings -o lv_name -S lv_name=pvmove0 vg)\" ]; }}
+         wait_for moved
+         forget
+         whole verify /dev/vg/before {}",
+        SEED + 1,
+        SEED + 1
+    ));
+    let said = read(&["vg/before"]);
+    assert_eq!(said, "", "it can be written again");
 }

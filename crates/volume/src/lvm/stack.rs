@@ -142,12 +142,11 @@ impl Volume {
     ) -> Built {
         let sectors = Sectors(segment.extent_count * text.extent_sectors);
         match &segment.kind {
-            SegmentType::Linear(area) => {
-                let (below, start) = self.area(assembly, text, area)?;
-                let (size, node) = (below.sectors(), self.node(assembly, NodeKind::Linear, alone)?);
-                let linear = Linear::new(node, below, start, sectors);
-                let outside = || outside(segment, start, sectors, size);
-                Ok(Arc::new(linear.ok_or_else(outside)?))
+            SegmentType::Linear(area) => self.linear(assembly, text, segment, area, alone),
+            SegmentType::Mirror { images, extents_moved, .. } => {
+                let is_moved = *extents_moved == Some(segment.extent_count);
+                let area = if is_moved { images.last() } else { images.first() };
+                self.linear(assembly, text, segment, area.expect("a mirror has copies"), alone)
             }
             SegmentType::Striped { stripe_size, stripes } => {
                 let mut members = Vec::with_capacity(stripes.len());
@@ -170,6 +169,23 @@ impl Volume {
             SegmentType::Thin { .. } => self.thin(assembly, text, &segment.kind, sectors, alone),
             _ => unreachable!("volumes of other types are refused when their group is assembled"),
         }
+    }
+
+    /// Of a mirror, the copy that counts: the first, which the kernel, too, believes wherever two may differ; and of a segment that `pvmove` has
+    /// moved as a whole the last, to which alone the kernel writes from then on. A write would have to reach all of them, so it is only read.
+    fn linear(
+        &mut self,
+        assembly: &mut Assembly,
+        text: &VolumeGroup,
+        segment: &SegmentText,
+        area: &Area,
+        alone: bool,
+    ) -> Built {
+        let sectors = Sectors(segment.extent_count * text.extent_sectors);
+        let (below, start) = self.area(assembly, text, area)?;
+        let (size, node) = (below.sectors(), self.node(assembly, NodeKind::Linear, alone)?);
+        let linear = Linear::new(node, below, start, sectors);
+        Ok(Arc::new(linear.ok_or_else(|| outside(segment, start, sectors, size))?))
     }
 
     /// What an area lies on, and where it begins there.

@@ -37,8 +37,18 @@ impl<'a> Verdicts<'a> {
 
     /// Why the volume must not be written.
     pub(crate) fn read_only(&self, lv: LvIndex) -> Option<String> {
-        let writable = self.vg.lvs[lv.0].writable();
-        (!writable).then(|| "its metadata does not allow writing; `lvchange -p rw` changes that".into())
+        let text = &self.vg.lvs[lv.0];
+        if !text.writable() {
+            return Some("its metadata does not allow writing; `lvchange -p rw` changes that".into());
+        }
+        let is_mirror = |segment: &Segment| matches!(segment.kind, SegmentType::Mirror { .. });
+        text.segments.iter().any(is_mirror).then(|| {
+            if text.flags.has("PVMOVE") {
+                "`pvmove` is moving it, and what is read is where it was; let Linux finish that, or `pvmove --abort` it".into()
+            } else {
+                "it is of the old type mirror, and its first copy is read; `lvconvert --type raid1` makes one of it that can be written".into()
+            }
+        })
     }
 }
 
@@ -56,13 +66,7 @@ fn of_segment(segment: &Segment) -> Option<String> {
                 "it is a {name}, and of LVM's RAID only raid0, raid1 and raid10 can be served"
             ));
         }
-        SegmentType::Raid { .. } | SegmentType::Thin { .. } => return None,
-        SegmentType::Mirror { .. } => {
-            return Some(
-                "it is of the old type mirror; `lvconvert --type raid1` makes one of it that can be served"
-                    .into(),
-            );
-        }
+        SegmentType::Raid { .. } | SegmentType::Mirror { .. } | SegmentType::Thin { .. } => return None,
         SegmentType::Snapshot { .. } => "snapshots",
         SegmentType::ThinPool { .. } => {
             return Some("it is a thin pool, whose volumes can be served, and nothing else of it".into());
