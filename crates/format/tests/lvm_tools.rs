@@ -276,7 +276,7 @@ fn assert_as_reported(lab: &Lab, vg: &VolumeGroup) {
                     (&*bare("pool_lv"), &*bare("origin"))
                 );
             }
-            SegmentType::Cache { pool, origin } => {
+            SegmentType::Cache { pool, origin, .. } => {
                 assert_eq!((lv_name(*pool), lv_name(*origin)), (&*bare("pool_lv"), &*bare("origin")));
             }
             _ => {}

@@ -148,6 +148,11 @@ impl Volume {
                 let area = if is_moved { images.last() } else { images.first() };
                 self.linear(assembly, text, segment, area.expect("a mirror has copies"), alone)
             }
+            // What a cache that writes through holds is on the origin.
+            SegmentType::Cache { origin, .. } => {
+                let area = Area::Lv { lv: *origin, extent: 0 };
+                self.linear(assembly, text, segment, &area, alone)
+            }
             SegmentType::Striped { stripe_size, stripes } => {
                 let mut members = Vec::with_capacity(stripes.len());
                 for area in stripes {

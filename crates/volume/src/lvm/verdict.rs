@@ -32,7 +32,7 @@ impl<'a> Verdicts<'a> {
 
     /// Why the volume cannot be served, by itself: what lies below it is not asked.
     pub(crate) fn refusal(&self, lv: LvIndex) -> Option<String> {
-        self.vg.lvs[lv.0].segments.iter().find_map(of_segment)
+        self.vg.lvs[lv.0].segments.iter().find_map(|segment| self.of_segment(segment))
     }
 
     /// Why the volume must not be written.
@@ -41,40 +41,64 @@ impl<'a> Verdicts<'a> {
         if !text.writable() {
             return Some("its metadata does not allow writing; `lvchange -p rw` changes that".into());
         }
-        let is_mirror = |segment: &Segment| matches!(segment.kind, SegmentType::Mirror { .. });
-        text.segments.iter().any(is_mirror).then(|| {
+        let kinds = || text.segments.iter().map(|segment| &segment.kind);
+        if kinds().any(|kind| matches!(kind, SegmentType::Cache { .. })) {
+            let why = "it has a cache, past which its origin is read; `lvconvert --uncache` makes one of it that can be written";
+            return Some(why.into());
+        }
+        kinds().any(|kind| matches!(kind, SegmentType::Mirror { .. })).then(|| {
             if text.flags.has("PVMOVE") {
-                "`pvmove` is moving it, and what is read is where it was; let Linux finish that, or `pvmove --abort` it".into()
+                "`pvmove` is moving it, and it is read where its content is by now; let Linux finish that, or `pvmove --abort` it".into()
             } else {
                 "it is of the old type mirror, and its first copy is read; `lvconvert --type raid1` makes one of it that can be written".into()
             }
         })
     }
-}
 
-fn of_segment(segment: &Segment) -> Option<String> {
-    let name = escape(&segment.type_name);
-    if let Some(flag) = segment.type_flags.first() {
-        return Some(format!("its type {name} has the flag {}, which is not known here", escape(flag)));
+    fn of_segment(&self, segment: &Segment) -> Option<String> {
+        let name = escape(&segment.type_name);
+        let is_known = |flag: &String| {
+            flag == "CACHE_USES_CACHEVOL" && matches!(segment.kind, SegmentType::Cache { .. })
+        };
+        if let Some(flag) = segment.type_flags.iter().find(|flag| !is_known(flag)) {
+            return Some(format!("its type {name} has the flag {}, which is not known here", escape(flag)));
+        }
+        let what = match &segment.kind {
+            SegmentType::Linear(_) | SegmentType::Striped { .. } | SegmentType::Error | SegmentType::Zero => {
+                return None;
+            }
+            SegmentType::Raid { level: RaidLevel::Parity, .. } => {
+                return Some(format!(
+                    "it is a {name}, and of LVM's RAID only raid0, raid1 and raid10 can be served"
+                ));
+            }
+            SegmentType::Raid { .. } | SegmentType::Mirror { .. } | SegmentType::Thin { .. } => return None,
+            SegmentType::Snapshot { .. } => "snapshots",
+            SegmentType::ThinPool { .. } => {
+                return Some("it is a thin pool, whose volumes can be served, and nothing else of it".into());
+            }
+            SegmentType::Cache { pool, mode, .. } if self.is_written_through(*pool, mode.as_deref()) => {
+                return None;
+            }
+            SegmentType::Cache { .. } => {
+                return Some(
+                    "it has a cache that may hold what its origin does not; `lvchange --cachemode writethrough` has Linux write that back"
+                        .into(),
+                );
+            }
+            SegmentType::CachePool { .. } => "caches",
+            SegmentType::Writecache { .. } => "volumes with a writecache",
+            SegmentType::Unknown => return Some(format!("its type {name} is not known here")),
+        };
+        Some(format!("its type is {name}, and {what} cannot be served yet"))
     }
-    let what = match &segment.kind {
-        SegmentType::Linear(_) | SegmentType::Striped { .. } | SegmentType::Error | SegmentType::Zero => {
-            return None;
-        }
-        SegmentType::Raid { level: RaidLevel::Parity, .. } => {
-            return Some(format!(
-                "it is a {name}, and of LVM's RAID only raid0, raid1 and raid10 can be served"
-            ));
-        }
-        SegmentType::Raid { .. } | SegmentType::Mirror { .. } | SegmentType::Thin { .. } => return None,
-        SegmentType::Snapshot { .. } => "snapshots",
-        SegmentType::ThinPool { .. } => {
-            return Some("it is a thin pool, whose volumes can be served, and nothing else of it".into());
-        }
-        SegmentType::CachePool { .. } | SegmentType::Cache { .. } | SegmentType::Writecache { .. } => {
-            "cached volumes"
-        }
-        SegmentType::Unknown => return Some(format!("its type {name} is not known here")),
-    };
-    Some(format!("its type is {name}, and {what} cannot be served yet"))
+
+    /// Whether a cached volume's origin has all that was written to it. LVM lets nobody change to such a mode before that is so.
+    fn is_written_through(&self, pool: LvIndex, mode: Option<&str>) -> bool {
+        let of_pool = self.vg.lvs[pool.0].segments.iter().find_map(|segment| match &segment.kind {
+            SegmentType::CachePool { mode, .. } => mode.as_deref(),
+            _ => None,
+        });
+        matches!(mode.or(of_pool), Some("writethrough" | "passthrough"))
+    }
 }

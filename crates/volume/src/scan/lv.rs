@@ -163,7 +163,7 @@ impl<'a> Relations<'a> {
                 is_part(*metadata, &["cache", "pool", "metadata"]);
                 is_part(*data, &["cache", "pool", "data"]);
             }
-            SegmentType::Cache { pool, origin } => {
+            SegmentType::Cache { pool, origin, .. } => {
                 is_part(*pool, &["cache", "pool"]);
                 is_part(*origin, &["cache", "origin", "cacheorigin"]);
             }
@@ -254,7 +254,7 @@ impl Reader<'_> {
                 origin = of.map(name);
                 merging |= merge.is_some();
             }
-            SegmentType::Cache { pool: own, origin: of } => {
+            SegmentType::Cache { pool: own, origin: of, .. } => {
                 pool = Some(name(*own));
                 origin = Some(name(*of));
             }

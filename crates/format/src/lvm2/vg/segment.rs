@@ -156,6 +156,8 @@ pub enum SegmentType {
         metadata: LvIndex,
         /// Sectors of a chunk, where it is set.
         chunk_size: Option<u64>,
+        /// `writethrough`, `writeback` or `passthrough`; absent: writeback.
+        mode: Option<String>,
     },
     /// `cache`
     Cache {
@@ -163,6 +165,8 @@ pub enum SegmentType {
         pool: LvIndex,
         /// The slow LV.
         origin: LvIndex,
+        /// As of a cache pool, which has it where there is one.
+        mode: Option<String>,
     },
     /// `writecache`
     Writecache {
@@ -189,7 +193,7 @@ impl SegmentType {
             Self::ThinPool { metadata, data, .. } | Self::CachePool { data, metadata, .. } => {
                 vec![*metadata, *data]
             }
-            Self::Cache { pool, origin } => vec![*pool, *origin],
+            Self::Cache { pool, origin, .. } => vec![*pool, *origin],
             Self::Writecache { fast, origin } => vec![*fast, *origin],
             Self::Linear(_)
             | Self::Striped { .. }
@@ -287,10 +291,12 @@ fn kind(seg: &Fields<'_>, name: &str, names: &Names<'_>) -> Result<SegmentType, 
             data: seg.needed_lv("data", names)?,
             metadata: seg.needed_lv("metadata", names)?,
             chunk_size: seg.number("chunk_size")?,
+            mode: seg.text("cache_mode")?,
         },
         "cache" => SegmentType::Cache {
             pool: seg.needed_lv("cache_pool", names)?,
             origin: seg.needed_lv("origin", names)?,
+            mode: seg.text("cache_mode")?,
         },
         "writecache" => SegmentType::Writecache {
             fast: seg.needed_lv("writecache", names)?,
