@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use blockwork_engine::{Layer, Sector, Sectors, TaskContext};
+use blockwork_engine::{Layer, SECTOR, Sector, Sectors, TaskContext};
 use blockwork_format::md::v1::{Features, Superblock};
 use blockwork_format::md::{self, Region, Role, Uuid, bad_blocks};
 
@@ -396,7 +396,8 @@ impl Array {
     async fn wipe(&self, number: usize, site: &Site, cx: &TaskContext) -> Result<(), VerbError> {
         let record = self.changeable()?;
         let device_sectors = site.layer.sectors().0;
-        let mut remains = md::Remains::new(device_sectors);
+        let block_sectors = u64::from(site.layer.limits().logical_block_size) / SECTOR;
+        let mut remains = md::Remains::new(device_sectors, block_sectors);
         for suspect in md::suspects(device_sectors) {
             let Region { start, sectors } = suspect.region;
             let read = io::read_bytes(cx, &site.layer, Sector(start), Sectors(sectors)).await;

@@ -109,6 +109,37 @@ fn a_power_cut_never_makes_a_device_that_is_added_a_member_of_an_older_array() {
     assert!(seen.iter().all(|times| *times > 0), "another array's, nobody's, ours: {seen:?}");
 }
 
+#[test]
+fn a_power_cut_never_shows_what_a_member_of_another_array_was_before_that() {
+    let mut shown = 0;
+    for cut in 1.. {
+        let mut rig = Rig::new(Make::raid1(2).with_blank(1).of_sectors(8192));
+        rig.fail("d1").unwrap();
+        rig.remove("failed").unwrap();
+        let ours = rig.superblock(0);
+        let other = Superblock { set_uuid: NEWER, features: Features::default(), bitmap_offset: 0, ..ours };
+        rig.world.preload(FileId(2), other.super_offset, &other.encode());
+        // Whoever made the other array left a boot sector and the label of a physical volume.
+        for (sector, bytes) in [(0, &[0x55; 512][..]), (1, b"LABELONE")] {
+            rig.world.preload(FileId(2), sector, &sector_of(bytes));
+        }
+        rig.world.cut_at_event(rig.world.events() + cut);
+        let _ = rig.add(2);
+        let is_over = !rig.world.is_off();
+        let world = rig.world.power_cut();
+        let is_left = [0, 1].into_iter().any(|sector| world.peek(FileId(2), sector) != [0; 512]);
+        if is_left {
+            assert_eq!(found(&world, &rig.make), [Some(NEWER)], "cut {cut}");
+            shown += 1;
+        }
+        if is_over {
+            assert!(!is_left);
+            break;
+        }
+    }
+    assert!(shown > 0, "it is there at first");
+}
+
 /// Serves the array without some of its devices, and writes.
 fn write_without(world: &World, make: &Make, absent: &[u16], sector: u64, fill: u8) {
     let mut half = Rig::on(world.clone(), make.clone(), absent, true);

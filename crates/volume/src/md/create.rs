@@ -1,12 +1,12 @@
 //! New arrays on disks: whether there can be one, what is in its way, and what is written, in which order.
 //!
 //! ```text
-//!   zeros where something old could be found ─▶ bitmaps, lists of bad blocks ─▶ superblocks
+//!   zeros where something old could be found, one after the other ─▶ bitmaps, lists of bad blocks ─▶ superblocks
 //! ```
 //!
 //! Invariants: (1) nothing is written before everything has been checked, and all disks are locked from then on; (2) each of
-//! the three steps is durable on all disks before the next one begins, so that a power cut leaves disks that hold nothing, or
-//! members with everything that their superblocks tell of; (3) of an old array, table or file system, nothing is left
+//! the steps is durable on all disks before the next one begins, so that a power cut leaves disks that hold what they held, or nothing
+//! ([`Remains`] has the order), or members with everything that their superblocks tell of; (3) of an old array, table or file system, nothing is left
 //! outside of the new array's data by which it could be found. What lies in the data stays: with the same shape and without
 //! a resync, an array is made anew around what it held.
 
@@ -107,7 +107,10 @@ impl Creation {
         for member in members {
             let Some(id) = found[member.slot] else { continue };
             let created = take(&mut assembly, id, &request.disks[member.slot], member, request.force)?;
-            wipes.push(assembly.read(&*created.layer, |source| old_places(source, &created.member)));
+            let block_sectors = u64::from(created.layer.limits().logical_block_size) / SECTOR_BYTES;
+            wipes.push(
+                assembly.read(&*created.layer, |source| old_places(source, block_sectors, &created.member)),
+            );
             creation.members.push(created);
         }
         creation.steps = steps(&creation.members, wipes);
@@ -228,13 +231,13 @@ fn take(
     }
 }
 
-/// Where on a device something old could be found: zeros for these.
-fn old_places(source: &dyn Source, member: &NewMember) -> Vec<Piece> {
+/// Where on a device something old could be found: zeros for these, in this order.
+fn old_places(source: &dyn Source, block_sectors: u64, member: &NewMember) -> Vec<Piece> {
     let sectors = source.size() / SECTOR_BYTES;
     let bytes = |region: Region| {
         usize::try_from(region.sectors * SECTOR_BYTES).expect("a header, or at most 1 MiB at an end")
     };
-    let mut remains = Remains::new(sectors);
+    let mut remains = Remains::new(sectors, block_sectors);
     for suspect in suspects(sectors) {
         let mut read = vec![0; bytes(suspect.region)];
         let is_read = source.read_at(suspect.region.start * SECTOR_BYTES, &mut read).is_ok();
@@ -257,11 +260,20 @@ fn steps(members: &[Created], wipes: Vec<Vec<Piece>>) -> Vec<Step> {
         let superblock = &it.member.superblock;
         vec![piece((superblock.super_offset, superblock.encode_blocks(it.layer.limits().logical_block_size)))]
     });
-    vec![
-        step("zeros over what was there before", wipes),
-        step("the bitmap or the list of bad blocks", before.collect()),
-        step("the superblock", superblocks.collect()),
-    ]
+    let mut steps: Vec<Step> =
+        in_turn(wipes).into_iter().map(|nth| step("zeros over what was there before", nth)).collect();
+    steps.push(step("the bitmap or the list of bad blocks", before.collect()));
+    steps.push(step("the superblock", superblocks.collect()));
+    steps
+}
+
+/// Of all members the first pieces, of all the second ones, and so on: none of a member before the one that it has to go behind.
+fn in_turn(members: Vec<Vec<Piece>>) -> Vec<Vec<Vec<Piece>>> {
+    let most = members.iter().map(Vec::len).max().unwrap_or(0);
+    let mut members: Vec<_> = members.into_iter().map(Vec::into_iter).collect();
+    (0..most)
+        .map(|_| members.iter_mut().map(|member| member.next().into_iter().collect()).collect())
+        .collect()
 }
 
 fn refusal(request: &CreateRequest, error: NewArrayError) -> VolumeError {

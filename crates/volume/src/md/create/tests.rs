@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
+use blockwork_format::lvm2;
 use blockwork_format::md::create::{BitmapChoice, Shape};
 use blockwork_format::md::v1::Minor;
 use blockwork_format::md::{MAGIC, Raid10Layout, SetName, Superblock, Time, v0};
@@ -26,6 +27,17 @@ impl Lab {
 
     fn path(&self, name: &str) -> String {
         self.0.path().join(name).to_str().unwrap().to_owned()
+    }
+
+    /// A new array of that time is written: not wiped first, as mdadm leaves what lies at another place.
+    fn leave(&self, minor: Minor, uuid: Uuid, ctime: u64, disks: &[&str]) {
+        let mut request = self.request(minor, uuid, disks);
+        request.array.ctime = Time::new(ctime, 0);
+        for (_, path, piece) in
+            self.writes(&request).into_iter().filter(|(_, _, it)| it.bytes.iter().any(|it| *it != 0))
+        {
+            Lab::apply(&path, &piece);
+        }
     }
 
     fn request(&self, minor: Minor, uuid: Uuid, disks: &[&str]) -> CreateRequest {
@@ -59,6 +71,24 @@ impl Lab {
         File::options().write(true).open(path).unwrap().write_all_at(&piece.bytes, piece.offset).unwrap();
     }
 
+    /// Writes a piece; what was there before.
+    fn exchange(&self, disk: &str, piece: &Piece) -> Piece {
+        let path = self.path(disk);
+        let mut bytes = vec![0; piece.bytes.len()];
+        File::open(&path).unwrap().read_exact_at(&mut bytes, piece.offset).unwrap();
+        Lab::apply(&path, piece);
+        Piece { offset: piece.offset, bytes }
+    }
+
+    /// A disk holds the old array's superblock with its bitmap, nothing, or the new one's.
+    #[track_caller]
+    fn assert_not_older(&self, disk: &str, step: usize) {
+        let found = self.found(&[disk]);
+        let is_allowed =
+            |it: &Option<(Uuid, bool)>| it.is_none_or(|it| it == (OLD, true) || it == (NEW, true));
+        assert!(found.iter().all(is_allowed), "step {step}: {found:?}");
+    }
+
     /// The superblocks that count, by disk, with what the disks say of their bitmaps.
     fn found(&self, disks: &[&str]) -> Vec<Option<(Uuid, bool)>> {
         let plan = Plan {
@@ -72,6 +102,7 @@ impl Lab {
             .map(|id| {
                 let content = &assembly.graph.device(id).content;
                 assert!(!matches!(content, Content::Partitions(_)), "the old partitions are back");
+                assert!(!matches!(content, Content::Pv(_)), "the old physical volume is back");
                 let examined = assembly.examine(id)?;
                 let has_bitmap = matches!(examined.bitmap, Some(Ok((bitmap, _))) if bitmap.uuid == examined.superblock.uuid());
                 Some((examined.superblock.uuid(), has_bitmap))
@@ -91,14 +122,65 @@ fn wherever_a_power_cut_comes_a_disk_holds_the_old_or_nothing_or_all_that_its_su
         assert_eq!(lab.found(&DISKS), [Some((OLD, true)); 4]);
         let writes = lab.writes(&lab.request(new, NEW, &DISKS));
         assert!(writes.is_sorted_by_key(|(step, ..)| *step));
+        let bitmaps = writes.last().unwrap().0 - 1;
         for (step, path, piece) in writes {
             Lab::apply(&path, &piece);
             let found = lab.found(&DISKS);
             match step {
-                0 => assert!(found.iter().all(|it| it.is_none_or(|(uuid, _)| uuid == OLD)), "{found:?}"),
-                1 => assert_eq!(found, [None; 4], "bitmaps are there, superblocks not yet"),
+                _ if step < bitmaps => {
+                    assert!(found.iter().all(|it| it.is_none_or(|(uuid, _)| uuid == OLD)), "{found:?}");
+                }
+                _ if step == bitmaps => {
+                    assert_eq!(found, [None; 4], "bitmaps are there, superblocks not yet")
+                }
                 _ => assert!(found.iter().all(|it| it.is_none_or(|it| it == (NEW, true))), "{found:?}"),
             }
+        }
+        assert_eq!(lab.found(&DISKS), [Some((NEW, true)); 4]);
+    }
+}
+
+/// The label of a physical volume, as `pvcreate` writes it.
+fn label() -> Piece {
+    let id = lvm2::Uuid::from_random([7; 32]);
+    let pv = lvm2::PvHeader::new(id, 16 << 20, lvm2::PvHeader::DATA_OFFSET);
+    Piece { offset: 512, bytes: lvm2::Label { sector: 1, pv }.encode().unwrap().to_vec() }
+}
+
+/// A write of which only every other sector is there.
+fn torn(piece: &Piece, odd: usize) -> Vec<Piece> {
+    let sectors = piece.bytes.chunks(512).zip((piece.offset..).step_by(512)).skip(odd).step_by(2);
+    sectors.map(|(bytes, offset)| Piece { offset, bytes: bytes.to_vec() }).collect()
+}
+
+#[test]
+fn wherever_a_power_cut_comes_nothing_older_than_the_old_is_seen() {
+    const DISKS: [&str; 4] = ["a", "b", "c", "d"];
+    const OLDER: Uuid = Uuid([0x33; 16]);
+    for (older, old, new) in [
+        (Minor::V1_0, Minor::V1_2, Minor::V1_1),
+        (Minor::V1_0, Minor::V1_2, Minor::V1_2),
+        (Minor::V1_0, Minor::V1_1, Minor::V1_2),
+    ] {
+        let lab = Lab::new(&DISKS);
+        lab.leave(older, OLDER, 1_500_000_000, &DISKS);
+        lab.leave(old, OLD, 1_600_000_000, &DISKS);
+        DISKS.iter().for_each(|disk| Lab::apply(&lab.path(disk), &label()));
+        assert_eq!(lab.found(&DISKS), [Some((OLD, true)); 4]);
+        let writes = lab.writes(&lab.request(new, NEW, &DISKS));
+        let mut zeros: Vec<_> = writes.iter().filter(|(.., it)| it.bytes.iter().all(|it| *it == 0)).collect();
+        zeros.sort_by_key(|(step, path, _)| (*step, path));
+        let is_ordered = zeros.windows(2).all(|pair| (pair[0].0, &pair[0].1) != (pair[1].0, &pair[1].1));
+        assert!(is_ordered, "within a step, a disk's writes may be done in any order");
+        for (step, path, piece) in writes {
+            let disk = DISKS.into_iter().find(|disk| lab.path(disk) == path).unwrap();
+            for odd in [0, 1] {
+                let kept = torn(&piece, odd).iter().map(|part| lab.exchange(disk, part)).collect::<Vec<_>>();
+                lab.assert_not_older(disk, step);
+                kept.iter().for_each(|part| Lab::apply(&path, part));
+            }
+            Lab::apply(&path, &piece);
+            lab.assert_not_older(disk, step);
         }
         assert_eq!(lab.found(&DISKS), [Some((NEW, true)); 4]);
     }
@@ -132,7 +214,8 @@ fn headers_that_point_at_nothing_any_more_are_wiped_wherever_they_lie() {
     let wiped = |offset: u64| {
         let covers =
             |piece: &Piece| (piece.offset..piece.offset + piece.bytes.len() as u64).contains(&offset);
-        writes.iter().any(|(step, disk, piece)| *step == 0 && *disk == path && covers(piece))
+        let is_zeros = |piece: &Piece| piece.bytes.iter().all(|byte| *byte == 0);
+        writes.iter().any(|(_, disk, piece)| *disk == path && covers(piece) && is_zeros(piece))
     };
     assert_eq!([end - 512, end - 4096, old, 0, 512].map(wiped), [true; 5]);
     assert!(!wiped(end - 64 * 1024 - 65_536 - 512), "what nobody knows is left alone");
