@@ -162,7 +162,19 @@ pub struct Graph {
     by_name: HashMap<String, DeviceId>,
     /// How many ways lead from a layer to disks, of those that devices are.
     ways: HashMap<NodeId, u64>,
+    /// What was found out last about devices that others stand upon: the next one often shares the list.
+    last_base: Option<Base>,
     pub(crate) nodes: Nodes,
+}
+
+/// What devices mean for whatever stands upon all of them.
+#[derive(Debug, Clone)]
+struct Base {
+    devices: Arc<[DeviceId]>,
+    /// The depth of that.
+    depth: usize,
+    /// Why it must not be written.
+    read_only: Option<String>,
 }
 
 /// Which devices stand upon which, with each list of devices that several share once.
@@ -278,8 +290,7 @@ impl Graph {
     /// Adds a device under a name that is not in use, which it takes from [`Graph::unused_name`].
     pub(crate) fn add(&mut self, new: NewDevice) -> DeviceId {
         let id = DeviceId(self.devices.len());
-        assert!(new.below.iter().all(|below| *below < id), "{:?} stands upon what is not there", new.name);
-        let depth = new.below.iter().map(|below| self.device(*below).depth + 1).max().unwrap_or(0);
+        let Base { depth, read_only, .. } = self.base(&new.below);
         let stack = match new.stack {
             Stack::Ready(_) | Stack::Unbuilt if depth > STACK_DEPTH_MAX => Stack::Refused(format!(
                 "more than {STACK_DEPTH_MAX} devices lie below it, one on top of the other: more than any I/O goes through here"
@@ -287,7 +298,7 @@ impl Graph {
             Stack::Ready(layer) => self.with_few_ways(layer).map_or_else(Stack::Refused, Stack::Ready),
             stack => stack,
         };
-        let read_only = new.read_only.or_else(|| self.inherited(&new.below));
+        let read_only = new.read_only.or(read_only);
         let before = self.by_name.insert(new.name.clone(), id);
         assert!(before.is_none(), "two devices are called {:?}", new.name);
         self.devices.push(Device {
@@ -303,6 +314,19 @@ impl Graph {
             depth,
         });
         id
+    }
+
+    /// What devices mean for one that is added upon them; they do not change in that.
+    fn base(&mut self, devices: &Arc<[DeviceId]>) -> Base {
+        if let Some(known) = self.last_base.as_ref().filter(|known| Arc::ptr_eq(&known.devices, devices)) {
+            return known.clone();
+        }
+        let are_there = devices.iter().all(|below| below.0 < self.devices.len());
+        assert!(are_there, "a device stands upon what is not there");
+        let depth = devices.iter().map(|below| self.device(*below).depth + 1).max().unwrap_or(0);
+        let base = Base { devices: devices.clone(), depth, read_only: self.inherited(devices) };
+        self.last_base = Some(base.clone());
+        base
     }
 
     /// A device's layer, unless more ways lead through it to disks than a flush, which goes all of them, can go.

@@ -1,6 +1,6 @@
 //! Which volumes are served: those that were asked for, or all that nothing else stands upon.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, Misaligned, NodeId, SECTOR, Volume, topmost_first};
@@ -133,12 +133,15 @@ impl Assembly {
 
     /// Offered volumes that are so, in the order for people: each device, then its partitions.
     fn volumes(&self, which: impl Fn(&Device) -> bool) -> Vec<DeviceId> {
-        let above = self.graph.above();
-        let is_partition = |id: DeviceId| matches!(self.graph.device(id).kind, DeviceKind::Partition(_));
+        let is_partition = |device: &Device| matches!(device.kind, DeviceKind::Partition(_));
+        let mut partitions: HashMap<DeviceId, Vec<DeviceId>> = HashMap::new();
+        for (id, device) in self.graph.iter().filter(|(_, device)| is_partition(device)) {
+            partitions.entry(device.below[0]).or_default().push(id);
+        }
         let mut order = Vec::with_capacity(self.graph.devices.len());
-        for (id, _) in self.graph.iter().filter(|(id, _)| !is_partition(*id)) {
+        for (id, _) in self.graph.iter().filter(|(_, device)| !is_partition(device)) {
             order.push(id);
-            order.extend(above.of(id).filter(|above| is_partition(*above)));
+            order.extend(partitions.get(&id).into_iter().flatten());
         }
         order.retain(|id| self.graph.device(*id).is_offered && which(self.graph.device(*id)));
         order
@@ -165,15 +168,22 @@ impl Assembly {
     /// Two volumes of which one is under the other would be written behind each other's back. A partition and its
     /// disk are no such two: they are ranges of the same bytes, and nobody keeps books of them.
     fn check_overlaps(&self, ids: &[DeviceId], chosen: &[Chosen]) -> Result<(), VolumeError> {
-        for (above, _) in ids.iter().zip(chosen) {
-            let under = claimed_below(&self.graph, *above);
-            for (below, one) in ids.iter().zip(chosen) {
-                if under.contains(below) && !one.volume.read_only {
-                    return Err(VolumeError::Overlap {
-                        above: self.graph.device(*above).name.clone(),
-                        below: self.graph.device(*below).name.clone(),
-                    });
-                }
+        let numbered = ids.iter().zip(chosen).enumerate().rev();
+        let written: HashMap<DeviceId, usize> =
+            numbered.filter(|(_, (_, one))| !one.volume.read_only).map(|(nth, (id, _))| (*id, nth)).collect();
+        let mut lists = HashSet::new();
+        for above in ids {
+            let top = claiming(&self.graph, *above);
+            // Of thousands of snapshots that stand upon the same, one is looked at.
+            if !lists.insert(self.graph.device(top).below.as_ptr()) {
+                continue;
+            }
+            let under = self.graph.all_below(top);
+            if let Some(nth) = under.iter().filter_map(|below| written.get(below)).min() {
+                return Err(VolumeError::Overlap {
+                    above: self.graph.device(*above).name.clone(),
+                    below: self.graph.device(ids[*nth]).name.clone(),
+                });
             }
         }
         Ok(())
@@ -185,11 +195,12 @@ pub(crate) fn makes_use(device: &Device) -> bool {
     !matches!(device.kind, DeviceKind::Disk { .. } | DeviceKind::Partition(_))
 }
 
-/// Devices that must not be written while `id` is in use: all below it, beginning with those that it makes use of.
-fn claimed_below(graph: &Graph, id: DeviceId) -> HashSet<DeviceId> {
+/// The device below all of which nothing must be written while `id` is in use: the first, from `id` down, that makes use of what it
+/// stands upon.
+fn claiming(graph: &Graph, id: DeviceId) -> DeviceId {
     let mut top = id;
     while let (false, [only]) = (makes_use(graph.device(top)), &graph.device(top).below[..]) {
         top = *only;
     }
-    graph.all_below(top)
+    top
 }

@@ -1,5 +1,7 @@
 //! What is told of a logical volume: what `lvs --all --segments` shows, as far as the metadata has it.
 
+use std::collections::HashMap;
+
 use blockwork_format::lvm2::vg::{Area, LvIndex, RaidLevel, Segment, SegmentType};
 use blockwork_layer::snapshot::SnapshotStatus;
 use serde::Serialize;
@@ -190,14 +192,18 @@ impl<'a> Relations<'a> {
             .collect();
         // Devices stand upon devices with lower numbers.
         lvs.sort_unstable();
-        let by_device: std::collections::HashMap<DeviceId, usize> = lvs.iter().copied().collect();
+        let by_device: HashMap<DeviceId, usize> = lvs.iter().copied().collect();
+        // Of each list of devices, whether one of them is: thousands of snapshots share theirs.
+        let mut lists = HashMap::new();
         for (device, lv) in lvs {
             let areas = self.group.text.lvs[lv].segments.iter().flat_map(|segment| segment.areas().0);
             let is_missing =
                 |area: &Area| matches!(area, Area::Pv { pv, .. } if self.group.pvs[pv.0].is_err());
             let own = areas.into_iter().any(is_missing);
-            let below = || graph.device(device).below.iter().filter_map(|below| by_device.get(below));
-            self.partial[lv] = own || below().any(|below| self.partial[*below]);
+            let below = &graph.device(device).below;
+            let is_partial = |below: &DeviceId| by_device.get(below).is_some_and(|lv| self.partial[*lv]);
+            let is_below = *lists.entry(below.as_ptr()).or_insert_with(|| below.iter().any(is_partial));
+            self.partial[lv] = own || is_below;
         }
     }
 
