@@ -13,6 +13,7 @@ use blockwork_format::lvm2::vg::LvIndex;
 use blockwork_format::md::Superblock;
 use blockwork_format::partition::{Partition, PartitionTable};
 
+use crate::firmware::Firmware;
 use crate::lvm::{Group, Pv};
 use crate::md::Array;
 use crate::nodes::Nodes;
@@ -78,6 +79,8 @@ pub enum Content {
     MdMember(Box<Superblock>),
     /// A member of an md array whose superblock is damaged, or says what is not known here.
     DamagedMember,
+    /// A member of an array of a disk controller's firmware.
+    FirmwareMember(Firmware),
     /// An LVM2 physical volume.
     Pv(Box<Pv>),
     /// Something with a signature: a file system, swap, …

@@ -20,6 +20,9 @@ pub(crate) fn held(content: &Content, source: &dyn Source, block_bytes: u32) -> 
             Superblock::V0(it) => format!("a member of a {} array ({})", it.level, it.uuid),
         }),
         Content::DamagedMember => Some("a damaged md superblock".to_owned()),
+        Content::FirmwareMember(firmware) => {
+            Some(format!("a member of an {} array of a disk controller's firmware", firmware.name()))
+        }
         Content::Pv(pv) => {
             let id = &pv.label.pv.id;
             Some(match pv.newest() {

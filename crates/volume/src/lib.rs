@@ -14,6 +14,7 @@
 mod assembly;
 mod dm_raid;
 mod error;
+mod firmware;
 mod graph;
 mod held;
 pub mod lvm;
@@ -34,6 +35,7 @@ mod volumes;
 
 pub use assembly::{Assembly, DEPTH_MAX};
 pub use error::VolumeError;
+pub use firmware::Firmware;
 pub use graph::{ArrayId, Content, Device, DeviceId, DeviceKind, Graph, GroupId};
 pub use newcomer::{Attached, NEWCOMER_NODES_MAX, Newcomer, Purpose};
 pub use plan::{LayerKey, LayerSetting, LeafOption, Plan, Setting, parse_setting};

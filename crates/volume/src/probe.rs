@@ -1,6 +1,6 @@
 //! What a device holds: asked of every one of them, whatever it is made of.
 //!
-//! In this order: a member of an md array, partitions, an LVM2 physical volume, any other signature. A member may show
+//! In this order: a member of an md array, one of a firmware's, partitions, an LVM2 physical volume, any other signature. A member may show
 //! what its array holds (superblocks at the end leave the start to the data), and is a member all the same, as for blkid. So is one whose
 //! superblock is not to be believed: what it shows may be old, or written to behind the back of the other copies.
 
@@ -9,6 +9,7 @@ use blockwork_format::lvm2::Label;
 use blockwork_format::md::{self, Superblock};
 use blockwork_format::partition::{self, PartitionTable};
 
+use crate::firmware;
 use crate::graph::Content;
 use crate::lvm::Pv;
 use crate::lvm::metadata::Texts;
@@ -43,6 +44,7 @@ pub(crate) fn probe(source: &dyn Source, how: &How, texts: &mut Texts) -> Probed
         }
     };
     let content = of_md(source, table.as_ref(), &mut warnings)
+        .or_else(|| how.partitions.then(|| of_firmware(source, &mut warnings)).flatten())
         .or_else(|| table.map(|table| of_partitions(table, &mut warnings)))
         .or_else(|| of_lvm(source, texts, &mut warnings))
         .or_else(|| signature(source).map(Content::Signature))
@@ -75,6 +77,13 @@ fn is_of_the_last_partition(superblock: &Superblock, table: &PartitionTable) -> 
         let used = superblock.level.has_equal_members().then(|| superblock.member_sectors());
         place == Some(superblock.super_offset) && used.is_none_or(|used| used <= room)
     })
+}
+
+/// Only whole disks are members, as for blkid.
+fn of_firmware(source: &dyn Source, warnings: &mut Vec<String>) -> Option<Content> {
+    let firmware = firmware::find(source)?;
+    warnings.push(firmware.advice());
+    Some(Content::FirmwareMember(firmware))
 }
 
 fn of_partitions(table: PartitionTable, warnings: &mut Vec<String>) -> Content {

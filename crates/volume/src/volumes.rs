@@ -152,8 +152,10 @@ impl Assembly {
     fn used(&self) -> HashSet<DeviceId> {
         let (mut used, mut lists) = (HashSet::new(), HashSet::new());
         for (id, device) in self.graph.iter() {
-            let belongs =
-                matches!(device.content, Content::MdMember(_) | Content::DamagedMember | Content::Pv(_));
+            let belongs = matches!(
+                device.content,
+                Content::MdMember(_) | Content::DamagedMember | Content::FirmwareMember(_) | Content::Pv(_)
+            );
             let own = Some(id).filter(|_| belongs);
             let is_news = makes_use(device) && lists.insert(device.below.as_ptr());
             for one in device.below.iter().copied().filter(|_| is_news).chain(own) {

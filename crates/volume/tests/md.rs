@@ -342,6 +342,25 @@ fn a_member_whose_superblock_is_damaged_is_no_disk_of_what_its_array_holds() {
 }
 
 #[test]
+fn a_member_of_a_firmwares_array_is_told_and_neither_it_nor_its_partitions_are_served_unasked() {
+    let lab = Lab::new();
+    let disk = lab.disk("imsm", 8192);
+    // A mirror shows what it holds: a table with a partition.
+    let mut table = [0; 512];
+    table[446..462].copy_from_slice(b"\0\0\0\0\x83\0\0\0\0\x08\0\0\0\x08\0\0");
+    table[510..].copy_from_slice(b"\x55\xaa");
+    disk.write(0, &table);
+    assert_eq!(all_names(&mut lab.open(&[&disk])), ["disk/imsm", "disk/imsm/1"]);
+    disk.write((8192 - 2) * 512, b"Intel Raid ISM Cfg Sig. 1.0.00");
+    let mut assembly = lab.open(&[&disk]);
+    assert_eq!(all_names(&mut assembly), [] as [&str; 0]);
+    assert!(assembly.graph().find("disk/imsm/1").is_none());
+    warning(&assembly, "a member of an Intel Matrix Storage (imsm) array");
+    // Who names the disk gets it.
+    volume(&mut assembly, "disk/imsm");
+}
+
+#[test]
 fn names_lose_their_host_become_unique_and_are_uuids_where_they_are_no_names() {
     let lab = Lab::new();
     let mut disks = Vec::new();

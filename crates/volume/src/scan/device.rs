@@ -220,6 +220,9 @@ impl Held {
             Content::DamagedMember => {
                 Held { kind: Some("linux_raid_member".to_owned()), uuid: None, label: None }
             }
+            Content::FirmwareMember(firmware) => {
+                Held { kind: Some(firmware.kind().to_owned()), uuid: None, label: None }
+            }
             Content::Pv(pv) => Held {
                 kind: Some("LVM2_member".to_owned()),
                 uuid: Some(pv.label.pv.id.to_string()),
