@@ -9,7 +9,7 @@
 //! requests from its ring (`ring`: split or packed), and their data is the guest's memory, which goes to the kernel as it
 //! is, in several bios where a request is larger than one may be (`parts`). `marks` keeps what is in flight where the next server finds it.
 //!
-//! Guests and front ends are hostile: see `ring` for what a driver may not do, `socket` and `session` for front ends. A
+//! Guests and front ends are hostile: see `ring` for what a driver may not do, `socket`, `given` and `session` for front ends. A
 //! bad one loses its own device and nothing else.
 //!
 //! While a guest moves to another host, what is written into its memory is marked (`dirty`). Where it moves to another front end on this
@@ -22,6 +22,7 @@ mod control;
 mod cut;
 mod device;
 mod dirty;
+mod given;
 mod marks;
 mod parts;
 mod queue;

@@ -1,6 +1,7 @@
 //! The socket at which one volume is served, and the threads that serve it: one that accepts, one for each front end. A device has one
 //! front end, and for a moment two, when its guest moves from one to the other.
 
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
 use super::device::Device;
+use super::given::Closer;
 use super::session::{Service, Session};
 use super::socket;
 use super::turn::Turns;
@@ -49,7 +51,26 @@ pub enum VhostError {
 struct State {
     stopping: bool,
     /// The front ends that are served.
-    clients: Vec<Arc<OwnedFd>>,
+    clients: Vec<Client>,
+}
+
+/// A front end that is served.
+#[derive(Clone)]
+struct Client {
+    socket: Arc<OwnedFd>,
+    closer: Closer,
+}
+
+impl Client {
+    fn new(socket: OwnedFd) -> io::Result<Client> {
+        Ok(Client { socket: Arc::new(socket), closer: Closer::start()? })
+    }
+
+    /// Has its session end, which may wait for either.
+    fn end(&self) {
+        let _ = shutdown(&self.socket, Shutdown::Both);
+        self.closer.end();
+    }
 }
 
 #[derive(Default)]
@@ -75,26 +96,24 @@ impl Shared {
         !state.unwrap_or_else(PoisonError::into_inner).stopping
     }
 
-    fn come(&self, client: &Arc<OwnedFd>) {
+    fn come(&self, client: &Client) {
         let mut state = self.state();
         if state.stopping {
             // Nobody else would tell it.
-            let _ = shutdown(client, Shutdown::Both);
+            client.end();
         }
         state.clients.push(client.clone());
     }
 
-    fn gone(&self, client: &Arc<OwnedFd>) {
-        self.state().clients.retain(|other| !Arc::ptr_eq(other, client));
+    fn gone(&self, client: &Client) {
+        self.state().clients.retain(|other| !Arc::ptr_eq(&other.socket, &client.socket));
         self.changed.notify_all();
     }
 
     fn stop(&self) {
         let mut state = self.state();
         state.stopping = true;
-        for client in &state.clients {
-            let _ = shutdown(client, Shutdown::Both);
-        }
+        state.clients.iter().for_each(Client::end);
         drop(state);
         self.changed.notify_all();
     }
@@ -161,7 +180,8 @@ impl VhostServer {
         self.device.set_volume(volume.clone());
     }
 
-    /// Ends it: what was taken is answered, the rest stays in the guest's rings.
+    /// Ends it: what was taken is answered, the rest stays in the guest's rings. Of what front ends gave, some may still be about to be closed
+    /// (see `given`).
     pub fn stop(mut self) {
         self.end();
     }
@@ -188,7 +208,7 @@ fn serve(service: &Service, listener: &OwnedFd, shared: &Shared) {
     thread::scope(|scope| {
         while shared.wait_for_room() {
             let client = match accept_with(listener, SocketFlags::CLOEXEC) {
-                Ok(fd) => Arc::new(fd),
+                Ok(fd) => fd,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(_) if shared.is_stopping() => break,
                 Err(errno) => {
@@ -198,23 +218,26 @@ fn serve(service: &Service, listener: &OwnedFd, shared: &Shared) {
                     continue;
                 }
             };
-            shared.come(&client);
             let thread = thread::Builder::new().name("vhost-user".into());
-            let ours = client.clone();
-            if let Err(error) = thread.spawn_scoped(scope, move || attend(service, ours, shared)) {
+            let attended = Client::new(client).and_then(|client| {
+                shared.come(&client);
+                let ours = client.clone();
+                let attend = thread.spawn_scoped(scope, move || attend(service, ours, shared));
+                attend.map(drop).inspect_err(|_| shared.gone(&client))
+            });
+            if let Err(error) = attended {
                 log::warn!("{}: a front end is let go: there is no thread for it: {error}", service.name);
-                shared.gone(&client);
             }
         }
     });
 }
 
 /// One front end, from its coming to its going.
-fn attend(service: &Service, client: Arc<OwnedFd>, shared: &Shared) {
+fn attend(service: &Service, client: Client, shared: &Shared) {
     service.comings.inform(clock(), || format!("{}: a front end has come", service.name));
     // Also when the session panics, or nobody would be let in any more.
     let _place = Place { client: client.clone(), shared };
-    let mut session = Session::new(service, client);
+    let mut session = Session::new(service, client.socket, client.closer);
     if let Err(error) = session.run() {
         service.let_go.warn(clock(), || format!("{}: the front end is let go: {error}", service.name));
     }
@@ -224,7 +247,7 @@ fn attend(service: &Service, client: Arc<OwnedFd>, shared: &Shared) {
 
 /// A front end's place among those that are served.
 struct Place<'a> {
-    client: Arc<OwnedFd>,
+    client: Client,
     shared: &'a Shared,
 }
 

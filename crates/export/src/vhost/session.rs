@@ -8,8 +8,7 @@
 //! 3. When the session ends, so do its queues, before those of another one start.
 //! 4. Its queues run while it has the turn ([`turn`](super::turn)): it is taken with the first, and ends with the last.
 
-use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,6 +25,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use super::control::{Command, QueueHandle};
 use super::device::Device;
 use super::dirty::{DirtyLog, LogMemory, bytes_for};
+use super::given::{Closer, Given};
 use super::marks::Marks;
 use super::queue::{LogParts, QueueParts, RingParts};
 use super::ring::{PACKED_BASE, Ring, RingPlace};
@@ -164,6 +164,7 @@ pub(super) struct Service {
 pub(super) struct Session<'a> {
     service: &'a Service,
     socket: Arc<OwnedFd>,
+    closer: Closer,
     /// What the driver has agreed to.
     features: u64,
     /// What the front end has.
@@ -175,7 +176,7 @@ pub(super) struct Session<'a> {
     /// Where written pages are marked, while F_LOG_ALL is set.
     log: Option<LogMemory>,
     /// Where the front end hears from us.
-    backend: Option<OwnedFd>,
+    backend: Option<Given>,
     /// The size that the front end knows of, sectors. None: a queue was begun where one of before has ended, so the driver knows what it was told by
     /// a front end before this one, or by another server, and did not ask again.
     announced: Option<u64>,
@@ -191,11 +192,13 @@ pub(super) struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    pub(super) fn new(service: &'a Service, socket: Arc<OwnedFd>) -> Session<'a> {
+    /// Of the front end at `socket`; what it gives is the closer's to close.
+    pub(super) fn new(service: &'a Service, socket: Arc<OwnedFd>, closer: Closer) -> Session<'a> {
         let queues = usize::from(service.device.queues());
         Session {
             service,
             socket,
+            closer,
             features: 0,
             protocol: 0,
             regions: Vec::new(),
@@ -225,7 +228,7 @@ impl<'a> Session<'a> {
             if !has_come {
                 continue;
             }
-            let (header, message, files) = match socket::receive(socket.as_fd()) {
+            let (header, message, files) = match socket::receive(socket.as_fd(), &self.closer) {
                 Err(SocketError::Gone) => return Ok(()),
                 other => other?,
             };
@@ -289,7 +292,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    fn obey(&mut self, message: Message, files: Vec<File>) -> Result<Answer, Refusal> {
+    fn obey(&mut self, message: Message, files: Vec<Given>) -> Result<Answer, Refusal> {
         let number = |n: u64| Ok(Answer::Payload(n.to_ne_bytes().to_vec()));
         let mut files = files.into_iter();
         match message {
@@ -351,7 +354,7 @@ impl<'a> Session<'a> {
                     running.tell(Command::Error(error));
                 }
             }
-            Message::SetBackendReqFd => self.backend = files.next().map(OwnedFd::from),
+            Message::SetBackendReqFd => self.backend = files.next(),
             Message::SetConfig(part) => {
                 let what = "the place of a change to the configuration";
                 let expected = "none: a driver chooses nothing there (see `device`)".into();
@@ -488,7 +491,7 @@ impl<'a> Session<'a> {
         Some(Box::new(move |layout| DirtyLog::new(&memory, layout, &place)))
     }
 
-    fn set_log(&mut self, area: LogArea, mut files: impl Iterator<Item = File>) -> Result<(), Refusal> {
+    fn set_log(&mut self, area: LogArea, mut files: impl Iterator<Item = Given>) -> Result<(), Refusal> {
         check_log(area.size, &self.layout)?;
         let end = end_of("the end of the log of written pages", area.offset, area.size)?;
         let fits = "less than what can be mapped";
@@ -521,13 +524,13 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    fn set_memory(&mut self, table: &[Region], files: impl Iterator<Item = File>) -> Result<(), Refusal> {
+    fn set_memory(&mut self, table: &[Region], files: impl Iterator<Item = Given>) -> Result<(), Refusal> {
         let regions = table.iter().zip(files).map(|(region, file)| map(region, &file));
         let regions = regions.collect::<Result<_, _>>()?;
         self.change_memory(regions)
     }
 
-    fn add_memory(&mut self, region: Region, files: impl Iterator<Item = File>) -> Result<(), Refusal> {
+    fn add_memory(&mut self, region: Region, files: impl Iterator<Item = Given>) -> Result<(), Refusal> {
         let mut regions = self.regions.clone();
         for file in files.take(1) {
             regions.push(map(&region, &file)?);
@@ -569,7 +572,7 @@ impl<'a> Session<'a> {
         self.change(index, |queue| queue.size = num)
     }
 
-    fn set_kick(&mut self, at: VringFile, file: Option<File>) -> Result<(), Refusal> {
+    fn set_kick(&mut self, at: VringFile, file: Option<Given>) -> Result<(), Refusal> {
         let Some(file) = file else {
             return Err(Refusal::Unknown("a ring without a kick: it is not polled for ever".into()));
         };
@@ -649,7 +652,7 @@ impl<'a> Session<'a> {
     fn set_inflight(
         &mut self,
         area: InflightArea,
-        mut files: impl Iterator<Item = File>,
+        mut files: impl Iterator<Item = Given>,
     ) -> Result<(), Refusal> {
         let needed = self.inflight_bytes(&area)?;
         if needed > area.size || !area.offset.is_multiple_of(8) {
@@ -696,6 +699,8 @@ impl Drop for Session<'_> {
             running.tell(Command::Stop);
         }
         self.queues.iter_mut().for_each(Queue::rest);
+        // What is closed after this may take its time.
+        self.turn.end();
     }
 }
 
@@ -703,18 +708,9 @@ fn check_features(what: &'static str, found: u64, offered: u64) -> Result<(), Re
     if found & !offered == 0 { Ok(()) } else { Err(Refusal::Features { what, found, offered }) }
 }
 
-/// An eventfd of the front end's. Of anything else, to ask whether it is ready might mean to ask a process (FUSE), and to wait for its
-/// answer.
-fn eventfd(what: &'static str, file: File) -> Result<Arc<OwnedFd>, Refusal> {
-    let link = format!("/proc/self/fd/{}", file.as_raw_fd());
-    match std::fs::read_link(&link) {
-        Ok(name) if name.as_os_str() == "anon_inode:[eventfd]" => Ok(Arc::new(file.into())),
-        Ok(name) => {
-            let found = blockwork_format::escape(&name.to_string_lossy());
-            Err(Refusal::NoEventfd { what, found })
-        }
-        Err(error) => Err(Refusal::NoEventfd { what, found: format!("not to be told ({link}: {error})") }),
-    }
+/// An eventfd of the front end's.
+fn eventfd(what: &'static str, file: Given) -> Result<Arc<OwnedFd>, Refusal> {
+    file.into_eventfd().map(Arc::new).map_err(|found| Refusal::NoEventfd { what, found })
 }
 
 /// Where such an area ends in its file.
@@ -737,7 +733,7 @@ fn check_log(size: u64, layout: &GuestLayout) -> Result<(), Refusal> {
     Err(Refusal::Number { what: "the size of the log of written pages", found: size, expected })
 }
 
-fn map(region: &Region, file: &File) -> Result<GuestRegion, Refusal> {
+fn map(region: &Region, file: &Given) -> Result<GuestRegion, Refusal> {
     let Region { guest, size: len, user, offset } = *region;
     // From the file's beginning: of huge pages only whole ones can be mapped.
     let end = offset.checked_add(len).ok_or(LayoutError::Outside { guest, len })?;

@@ -2,11 +2,10 @@
 //!
 //! Invariants:
 //! 1. At most [`TABLE_REGIONS_MAX`] descriptors are taken with a message; the kernel closes what is more. Those that no message
-//!    wants are closed here, when they are dropped.
+//!    wants are closed when they are dropped (see `given`).
 //! 2. A wait lasts until there is something to read, or for as long as was asked; [`shutdown`](rustix::net::shutdown) of the socket
 //!    ends it.
 
-use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -19,6 +18,8 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
+
+use super::given::{Closer, Given};
 
 /// Why there is no (further) message.
 #[derive(Debug, thiserror::Error)]
@@ -57,16 +58,19 @@ pub(super) fn wait(socket: BorrowedFd<'_>, time: Duration) -> Result<bool, Socke
     }
 }
 
-/// The next message, and what came with it.
-pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<(Header, Message, Vec<File>), SocketError> {
+/// The next message, and what came with it, which is the closer's to close.
+pub(super) fn receive(
+    socket: BorrowedFd<'_>,
+    closer: &Closer,
+) -> Result<(Header, Message, Vec<Given>), SocketError> {
     let mut files = Vec::new();
     let mut head = [0; HEADER_BYTES];
-    fill(socket, &mut head, &mut files)?;
+    fill(socket, &mut head, &mut files, closer)?;
     let header = Header::decode(&head)?;
     let mut payload = vec![0; usize::try_from(header.size).expect("at most PAYLOAD_MAX")];
     if !payload.is_empty() {
         let len = payload.len();
-        fill(socket, &mut payload, &mut files).map_err(|error| match error {
+        fill(socket, &mut payload, &mut files, closer).map_err(|error| match error {
             SocketError::Gone => SocketError::Cut(len),
             other => other,
         })?;
@@ -82,7 +86,12 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> Result<(Header, Message, Vec<Fi
 }
 
 /// Fills all of `bytes`.
-fn fill(socket: BorrowedFd<'_>, bytes: &mut [u8], files: &mut Vec<File>) -> Result<(), SocketError> {
+fn fill(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    files: &mut Vec<Given>,
+    closer: &Closer,
+) -> Result<(), SocketError> {
     let mut at = 0;
     while at < bytes.len() {
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(TABLE_REGIONS_MAX))];
@@ -96,7 +105,7 @@ fn fill(socket: BorrowedFd<'_>, bytes: &mut [u8], files: &mut Vec<File>) -> Resu
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                files.extend(fds.map(File::from));
+                files.extend(fds.map(|fd| Given::new(fd, closer)));
             }
         }
         // A front end that sends descriptors with every byte gains nothing by it.
