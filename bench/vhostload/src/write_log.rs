@@ -13,6 +13,9 @@ use crate::guest::Guest;
 
 const PAGE: u64 = 4096;
 
+/// Where it lies in its file, whose beginning is none of the device's business.
+const OFFSET: u64 = (2 << 40) + 64;
+
 /// A bit for each page of the guest's addresses.
 pub(crate) struct WriteLog {
     file: File,
@@ -24,14 +27,14 @@ impl WriteLog {
         let end = Guest::base() + guest.memory.len() as u64;
         let bytes = end.div_ceil(PAGE).div_ceil(8);
         let file = File::from(memfd_create("write-log", MemfdFlags::CLOEXEC).context("memfd_create")?);
-        ftruncate(&file, bytes).context("ftruncate")?;
-        let mapping = Mapping::new(file.as_fd(), bytes).context("mapping the log")?;
-        let bits = Buffer::of_mapping(&mapping, 0, usize::try_from(bytes)?);
+        ftruncate(&file, OFFSET + bytes).context("ftruncate")?;
+        let at = Mapping::of_memory(file.as_fd(), OFFSET, bytes).context("mapping the log")?;
+        let bits = Buffer::of_mapping(&at.mapping, at.offset, usize::try_from(bytes)?);
         Ok(WriteLog { file, bits })
     }
 
     pub(crate) fn area(&self) -> LogArea {
-        LogArea { size: self.bits.len() as u64, offset: 0 }
+        LogArea { size: self.bits.len() as u64, offset: OFFSET }
     }
 
     pub(crate) fn file(&self) -> BorrowedFd<'_> {

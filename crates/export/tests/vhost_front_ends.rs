@@ -150,6 +150,41 @@ fn what_a_guest_has_taken_is_taken_again_when_the_volume_cannot_do_it_any_more()
     rig.stop();
 }
 
+/// As QEMU's virtio-mem with `dynamic-memslots=on`: one file of 1 TiB, a region for each part that is plugged in.
+#[test]
+fn a_guest_of_many_parts_of_one_file_needs_no_addresses_but_for_these() {
+    const PART: u64 = 4 << 30;
+    let rig = Rig::new("memory:16M", 1);
+    let mut disk = rig.disk(Options::default());
+    let client = disk.client().unwrap();
+    let file = memfd_create("plugged", MemfdFlags::CLOEXEC).unwrap();
+    ftruncate(&file, 256 * PART).unwrap();
+    for n in 0..256 {
+        let address = (1 << 40) + n * PART;
+        let region = Region { guest: address, user: address, size: PART, offset: n * PART };
+        client.tell(&Message::AddMemReg(region), &[file.as_fd()]).unwrap();
+    }
+    // What the rings lie in, too, in two parts, of which the second does not begin with a page.
+    let whole = disk.guest.region();
+    let len = 4096 + 16;
+    let first = Region { size: len, ..whole };
+    let second = Region {
+        guest: whole.guest + len,
+        user: whole.user + len,
+        size: whole.size - len,
+        offset: whole.offset + len,
+    };
+    client.tell(&Message::RemMemReg(whole), &[]).unwrap();
+    for part in [second, first] {
+        client.tell(&Message::AddMemReg(part), &[disk.guest.file.as_fd()]).unwrap();
+    }
+    let bytes: Vec<u8> = (0..64 << 10).map(|n: u32| n.to_le_bytes()[n as usize % 2]).collect();
+    assert_eq!(write(&mut disk, 0, 8, &bytes).status, status::OK);
+    assert!(read(&mut disk, 0, 8, 64 << 10).1 == bytes);
+    drop(disk);
+    rig.stop();
+}
+
 #[test]
 fn a_guest_that_moves_has_two_front_ends_and_one_of_them_the_disk() {
     let rig = Rig::new("memory:16M", 2);

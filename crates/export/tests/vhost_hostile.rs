@@ -75,7 +75,6 @@ fn what_cannot_be_obeyed_is_refused() {
     let holes = memfd_create("holes", MemfdFlags::CLOEXEC).unwrap();
     ftruncate(&holes, 1 << 50).unwrap();
     let huge = Region { guest: 1 << 46, user: 1 << 46, size: 40 << 40, offset: 0 };
-    let far = 2 << 40;
     let refused: Vec<(Message, Vec<BorrowedFd<'_>>)> = vec![
         (Message::SetFeatures(1 << 60), vec![]),
         (Message::SetProtocolFeatures(1 << 60), vec![]),
@@ -94,9 +93,9 @@ fn what_cannot_be_obeyed_is_refused() {
         (Message::SetMemTable(vec![region, region]), vec![memory, memory]),
         (Message::AddMemReg(disk.guest.region()), vec![memory]),
         (Message::AddMemReg(huge), vec![holes.as_fd()]),
-        (Message::AddMemReg(Region { size: 4096, offset: 40 << 40, ..huge }), vec![holes.as_fd()]),
-        (Message::SetInflightFd(InflightArea { offset: far, ..area }), vec![holes.as_fd()]),
-        (Message::SetLogBase(LogArea { size: 1 << 30, offset: far }), vec![holes.as_fd()]),
+        (Message::AddMemReg(Region { size: 4096, offset: 1 << 50, ..huge }), vec![holes.as_fd()]),
+        (Message::SetLogBase(LogArea { size: 2 << 40, offset: 0 }), vec![holes.as_fd()]),
+        (Message::SetLogBase(LogArea { size: 1 << 30, offset: u64::MAX }), vec![holes.as_fd()]),
         (Message::RemMemReg(region), vec![]),
         (Message::SetInflightFd(InflightArea { size: 64, ..area }), vec![memory]),
         (Message::SetInflightFd(InflightArea { offset: u64::MAX, ..area }), vec![memory]),

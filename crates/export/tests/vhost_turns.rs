@@ -357,9 +357,11 @@ fn a_call_that_comes_while_others_are_worked_on_is_not_lost() {
 /// Requests of the first ring, in its memory and marked there as taken by a server that has died.
 fn mark_as_taken(single: &Single, requests: u16, size: u16) -> (InflightArea, File) {
     let bytes = inflight::queue_bytes(size, false);
+    let area = InflightArea { size: bytes as u64, offset: 8 << 40 | 64, queues: 1, queue_size: size };
     let file = File::from(memfd_create("marks", MemfdFlags::CLOEXEC).unwrap());
-    file.set_len(bytes as u64).unwrap();
-    let marks = Buffer::of_mapping(&Mapping::new(file.as_fd(), bytes as u64).unwrap(), 0, bytes);
+    file.set_len(area.offset + area.size).unwrap();
+    let at = Mapping::of_memory(file.as_fd(), area.offset, area.size).unwrap();
+    let marks = Buffer::of_mapping(&at.mapping, at.offset, bytes);
     marks.store_u16(inflight::VERSION, inflight::VERSION_1, Ordering::Relaxed);
     marks.store_u16(inflight::ENTRIES, size, Ordering::Relaxed);
     let Disk { guest, queues, .. } = &single.disk;
@@ -370,7 +372,7 @@ fn mark_as_taken(single: &Single, requests: u16, size: u16) -> (InflightArea, Fi
         marks.write_at(entry + inflight::split::COUNTER, &u64::from(nth).to_ne_bytes());
         marks.write_at(entry + inflight::split::INFLIGHT, &[1]);
     }
-    (InflightArea { size: bytes as u64, offset: 0, queues: 1, queue_size: size }, file)
+    (area, file)
 }
 
 /// Ends the ring, which the worker hears of before it takes its next turn; where to go on.

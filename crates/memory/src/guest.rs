@@ -16,13 +16,13 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::buffer::Buffer;
-use crate::mapping::{MAPPED_BYTES_MAX, Mapping};
+use crate::mapping::{MAPPED_BYTES_MAX, Mapping, Place};
 use crate::segment::Segment;
 
 /// Regions of a guest's memory, at most: what QEMU uses at its largest.
 pub const GUEST_REGIONS_MAX: usize = 509;
 
-/// Bytes of the files that they lie in, each from its beginning, at most: a third of what a process may have mapped. No guest is as large.
+/// Bytes that are mapped for them, at most: a third of what a process may have mapped. No guest is as large.
 pub const GUEST_BYTES_MAX: u64 = MAPPED_BYTES_MAX / 3;
 
 /// Part of a region that is one buffer: a segment's offset has 32 bits.
@@ -50,9 +50,7 @@ pub enum LayoutError {
     #[error("{0} regions of memory, expected at most {GUEST_REGIONS_MAX}")]
     TooMany(usize),
     /// Too large.
-    #[error(
-        "regions of memory whose files have {0} bytes up to their ends, expected at most {GUEST_BYTES_MAX}"
-    )]
+    #[error("regions of memory of {0} bytes in all, expected at most {GUEST_BYTES_MAX}")]
     TooLarge(u64),
     /// Empty, wraps around, or does not lie in its mapping.
     #[error("a region of {len} bytes at guest address {guest:#x} does not fit its file or the address space")]
@@ -78,15 +76,6 @@ pub struct NotGuestMemory {
     pub address: u64,
     /// How much was meant.
     pub len: u64,
-}
-
-/// Something that the front end points to.
-#[derive(Clone, Debug)]
-pub struct Place {
-    /// The memory.
-    pub mapping: Arc<Mapping>,
-    /// Where in it, bytes.
-    pub offset: usize,
 }
 
 /// All of a guest's memory. Cloning shares it.
@@ -505,6 +494,23 @@ mod tests {
     }
 
     #[test]
+    fn of_a_file_the_pages_of_a_part_are_mapped_and_no_more() {
+        let (file, whole) = memory(0x5000);
+        let whole = Buffer::of_mapping(&whole, 0, 0x5000);
+        whole.write_at(0x1ffe, b"here");
+        let Place { mapping, offset } = Mapping::of_memory(file.as_fd(), 0x1ffe, 4).unwrap();
+        assert_eq!((mapping.len(), offset), (0x1002, 0xffe));
+        let part = Buffer::of_mapping(&mapping, offset, 4);
+        let mut bytes = [0; 4];
+        part.read_at(0, &mut bytes);
+        assert_eq!(&bytes, b"here");
+        part.write_at(3, b"d");
+        whole.read_at(0x1ffe, &mut bytes);
+        assert_eq!(&bytes, b"herd");
+        assert_eq!(Mapping::of_memory(file.as_fd(), 0x4000, 0x1000).unwrap().mapping.len(), 0x1000);
+    }
+
+    #[test]
     fn a_file_that_is_too_short_or_none_is_refused() {
         let (file, _mapping) = memory(0x1000);
         let error = Mapping::new(file.as_fd(), 0x1001).unwrap_err();
@@ -512,8 +518,11 @@ mod tests {
         let null = File::open("/dev/null").unwrap();
         assert!(Mapping::new(null.as_fd(), 1).unwrap_err().to_string().contains("memfd"));
         let disk = File::open(std::env::current_exe().unwrap()).unwrap();
-        assert!(matches!(Mapping::of_memory(disk.as_fd(), 1), Err(crate::MapError::NotMemory)));
-        assert!(Mapping::of_memory(file.as_fd(), 0x1000).is_ok());
+        assert!(matches!(Mapping::of_memory(disk.as_fd(), 0, 1), Err(crate::MapError::NotMemory)));
+        assert!(Mapping::of_memory(file.as_fd(), 0, 0x1000).is_ok());
+        for (offset, len) in [(1, 0x1000), (0x1000, 1), (u64::MAX, 1), (0, 0)] {
+            assert!(Mapping::of_memory(file.as_fd(), offset, len).is_err(), "{len} bytes at {offset}");
+        }
         assert!(Mapping::new(file.as_fd(), 0).is_err());
     }
 }

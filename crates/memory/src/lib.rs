@@ -33,9 +33,9 @@ pub use buffer::{Buffer, PAGE};
 pub use granted::GrantDevice;
 pub use guest::{
     GUEST_BYTES_MAX, GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRange, GuestRanges, GuestRegion,
-    LayoutError, NotGuestMemory, Place,
+    LayoutError, NotGuestMemory,
 };
-pub use mapping::{MAPPED_BYTES_MAX, MapError, Mapping};
+pub use mapping::{MAPPED_BYTES_MAX, MapError, Mapping, Place};
 pub use near::bring_near;
 pub use pool::Pool;
 pub use segment::{Segment, Segments, bytes_in, copy_between, slice_segments};

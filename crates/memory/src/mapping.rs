@@ -48,6 +48,15 @@ pub struct Mapping {
     _claim: Claim,
 }
 
+/// Something in a mapping.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// The memory.
+    pub mapping: Arc<Mapping>,
+    /// Where in it, bytes.
+    pub offset: usize,
+}
+
 /// Why a file could not be mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
@@ -95,15 +104,15 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// As [`Mapping::new`], of a file that comes from who may mean harm: of memory only. A page of any other (of a file system of
-    /// FUSE's, say, or of another machine's) may not come, and whoever touches it waits for it.
+    /// Maps the `len` bytes at `offset` of a file that comes from who may mean harm: of memory only. A page of any other (of a file
+    /// system of FUSE's, say, or of another machine's) may not come, and whoever touches it waits for it.
     ///
     /// # Errors
     /// See [`MapError`].
-    pub fn of_memory(file: BorrowedFd<'_>, len: u64) -> Result<Arc<Mapping>, MapError> {
+    pub fn of_memory(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Place, MapError> {
         // Files of tmpfs and hugetlbfs have seals, and no others; and nobody has to be asked for them.
         fcntl_get_seals(file).map_err(|_| MapError::NotMemory)?;
-        Mapping::new(file, len)
+        Mapping::of_part(file, offset, len)
     }
 
     /// Maps the first `len` bytes of `file`, which must be that long.
@@ -111,26 +120,37 @@ impl Mapping {
     /// # Errors
     /// See [`MapError`].
     pub fn new(file: BorrowedFd<'_>, len: u64) -> Result<Arc<Mapping>, MapError> {
+        Mapping::of_part(file, 0, len).map(|place| place.mapping)
+    }
+
+    /// Maps `len` bytes of `file`, which must be there, and no more than the whole pages that they lie in.
+    fn of_part(file: BorrowedFd<'_>, offset: u64, len: u64) -> Result<Place, MapError> {
         let io = |what, source: rustix::io::Errno| MapError::Io { what, source: source.into() };
+        let end = offset.checked_add(len).filter(|_| len > 0).ok_or(MapError::Length(len))?;
         let stat = fstat(file).map_err(|errno| io("fstat", errno))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(MapError::NotAFile);
         }
         let found = u64::try_from(stat.st_size).unwrap_or(0);
-        if found < len {
-            return Err(MapError::TooShort { found, expected: len });
+        if found < end {
+            return Err(MapError::TooShort { found, expected: end });
         }
-        // On hugetlbfs this is the size of its pages, and munmap takes whole ones only.
-        let unit = usize::try_from(stat.st_blksize).unwrap_or(PAGE).max(PAGE);
-        let usable = usize::try_from(len).ok().filter(|&len| len > 0 && len <= isize::MAX as usize / 2);
-        let (Some(usable), true) = (usable, unit.is_power_of_two()) else {
+        // On hugetlbfs this is the size of its pages, and mmap and munmap take whole ones only.
+        let unit = u64::try_from(stat.st_blksize).unwrap_or(0).max(PAGE as u64);
+        if !unit.is_power_of_two() {
             return Err(MapError::Length(len));
-        };
+        }
+        let at = offset % unit;
+        let sizes = (usize::try_from(unit), usize::try_from(at), usize::try_from(end - (offset - at)));
+        let (Ok(unit), Ok(offset_there), Ok(usable)) = sizes else { return Err(MapError::Length(len)) };
+        if usable > isize::MAX as usize / 2 {
+            return Err(MapError::Length(len));
+        }
         let mapped = usable.next_multiple_of(unit);
         let claim = Claim::new(mapped as u64).ok_or(MapError::NoRoom(len))?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping where the kernel finds room touches no memory that anybody has.
-        let start = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, file, 0) }
+        let start = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, file, offset - at) }
             .map_err(|errno| io("mmap", errno))?;
         let start =
             NonNull::<u8>::new(start.cast()).expect("mmap gives no null pointer where none was asked for");
@@ -138,7 +158,8 @@ impl Mapping {
             Ok(guard) => {
                 // The handler turns it into a pointer again.
                 start.as_ptr().expose_provenance();
-                Ok(Arc::new(Mapping { start, len: usable, mapped, guard, _claim: claim }))
+                let mapping = Arc::new(Mapping { start, len: usable, mapped, guard, _claim: claim });
+                Ok(Place { mapping, offset: offset_there })
             }
             Err(source) => {
                 // SAFETY: mapped just now, and known to nobody.

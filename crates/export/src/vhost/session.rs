@@ -40,9 +40,8 @@ const SIZE_LOOK: Duration = Duration::from_secs(1);
 /// nobody waits; who does not has two guests write to one disk.
 const TURN_LOOK: Duration = Duration::from_millis(20);
 
-/// Where a log of written pages, or marks of requests, end in their file at most: no guest has as much memory, and what is mapped is of a
-/// file's beginning.
-const AREA_END_MAX: u64 = 1 << 40;
+/// Bytes of a log of written pages at most: no guest has as much memory, and it is mapped as a whole.
+const LOG_BYTES_MAX: u64 = 1 << 40;
 
 /// Why a message was not obeyed.
 #[derive(Debug, thiserror::Error)]
@@ -78,11 +77,13 @@ pub(super) enum Refusal {
     /// Not something that we do.
     #[error("{0}")]
     Unknown(String),
-    /// A region's file.
-    #[error("memory of {len} bytes at guest address {guest:#x}: {source}")]
+    /// A file that was to be mapped.
+    #[error("{what}, {len} bytes at {offset} of its file: {source}")]
     Map {
+        /// What it is.
+        what: &'static str,
         /// Where.
-        guest: u64,
+        offset: u64,
         /// How much.
         len: u64,
         /// Why not.
@@ -119,7 +120,7 @@ enum Answer {
 
 /// Memory for the marks of requests in flight.
 struct InflightMemory {
-    mapping: Arc<Mapping>,
+    at: Place,
     area: InflightArea,
 }
 
@@ -474,11 +475,11 @@ impl<'a> Session<'a> {
 
     fn ring(&self, index: u32, place: RingPlace, base: u32) -> RingParts {
         let marks = self.inflight.as_ref().filter(|memory| index < memory.area.queues.into()).map(|memory| {
-            let InflightArea { queue_size, offset, .. } = memory.area;
-            let bytes = inflight::queue_bytes(queue_size, place.is_packed) as u64;
+            let Place { mapping, offset } = memory.at.clone();
+            let queue_size = memory.area.queue_size;
             // Within the area, as was checked when it came.
-            let offset = usize::try_from(offset + u64::from(index) * bytes).expect("it is mapped");
-            (Place { mapping: memory.mapping.clone(), offset }, queue_size)
+            let offset = offset + index as usize * inflight::queue_bytes(queue_size, place.is_packed);
+            (Place { mapping, offset }, queue_size)
         });
         Box::new(move |layout| {
             let marks = marks.map(|(at, size)| Marks::new(&at, size, place.is_packed)).transpose()?;
@@ -493,17 +494,10 @@ impl<'a> Session<'a> {
 
     fn set_log(&mut self, area: LogArea, mut files: impl Iterator<Item = Given>) -> Result<(), Refusal> {
         check_log(area.size, &self.layout)?;
-        let end = end_of("the end of the log of written pages", area.offset, area.size)?;
-        let fits = "less than what can be mapped";
-        let offset = usize::try_from(area.offset).expect(fits);
-        let len = usize::try_from(area.size).expect(fits);
+        let len = usize::try_from(area.size).expect("less than what can be mapped");
         let file = files.next().expect("as many files as the message has");
-        let mapping = Mapping::of_memory(file.as_fd(), end).map_err(|source| Refusal::Map {
-            guest: 0,
-            len: end,
-            source,
-        })?;
-        let log = LogMemory { at: Place { mapping, offset }, len };
+        let at = place("the log of written pages", &file, area.offset, area.size)?;
+        let log = LogMemory { at, len };
         self.with_queues_at_rest(|session| session.log = Some(log));
         Ok(())
     }
@@ -664,14 +658,9 @@ impl<'a> Session<'a> {
                 expected,
             });
         }
-        let end = end_of("the end of the marks of requests in flight", area.offset, needed)?;
         let file = files.next().expect("as many files as the message has");
-        let mapping = Mapping::of_memory(file.as_fd(), end).map_err(|source| Refusal::Map {
-            guest: 0,
-            len: end,
-            source,
-        })?;
-        self.with_queues_at_rest(|session| session.inflight = Some(InflightMemory { mapping, area }));
+        let at = place("marks of requests in flight", &file, area.offset, needed)?;
+        self.with_queues_at_rest(|session| session.inflight = Some(InflightMemory { at, area }));
         Ok(())
     }
 }
@@ -713,31 +702,24 @@ fn eventfd(what: &'static str, file: Given) -> Result<Arc<OwnedFd>, Refusal> {
     file.into_eventfd().map(Arc::new).map_err(|found| Refusal::NoEventfd { what, found })
 }
 
-/// Where such an area ends in its file.
-fn end_of(what: &'static str, offset: u64, size: u64) -> Result<u64, Refusal> {
-    let end = offset.saturating_add(size);
-    if end <= AREA_END_MAX {
-        return Ok(end);
-    }
-    let expected = format!("at most {AREA_END_MAX}, bytes from the beginning of its file");
-    Err(Refusal::Number { what, found: end, expected })
+/// A part of a file of the front end's, mapped.
+fn place(what: &'static str, file: &Given, offset: u64, len: u64) -> Result<Place, Refusal> {
+    let mapped = Mapping::of_memory(file.as_fd(), offset, len);
+    mapped.map_err(|source| Refusal::Map { what, offset, len, source })
 }
 
-/// Whether a log is large enough.
+/// Whether a log is large enough, and no larger than any may be.
 fn check_log(size: u64, layout: &GuestLayout) -> Result<(), Refusal> {
     let least = bytes_for(layout.end());
-    if size >= least {
+    if (least..=LOG_BYTES_MAX).contains(&size) {
         return Ok(());
     }
-    let expected = format!("at least {least}, a bit for each page of 4096 bytes");
+    let expected = format!("{least} to {LOG_BYTES_MAX}, a bit for each page of 4096 bytes");
     Err(Refusal::Number { what: "the size of the log of written pages", found: size, expected })
 }
 
 fn map(region: &Region, file: &Given) -> Result<GuestRegion, Refusal> {
     let Region { guest, size: len, user, offset } = *region;
-    // From the file's beginning: of huge pages only whole ones can be mapped.
-    let end = offset.checked_add(len).ok_or(LayoutError::Outside { guest, len })?;
-    let mapping =
-        Mapping::of_memory(file.as_fd(), end).map_err(|source| Refusal::Map { guest, len, source })?;
-    Ok(GuestRegion { guest, user, len, mapping, offset })
+    let Place { mapping, offset } = place("memory", file, offset, len)?;
+    Ok(GuestRegion { guest, user, len, mapping, offset: offset as u64 })
 }
