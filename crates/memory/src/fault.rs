@@ -17,9 +17,7 @@ use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-/// Mappings of a process at a time, at most: half of what Linux lets a process have unless told otherwise, and enough for 64 front ends that
-/// have all their regions.
-pub(crate) const MAPPINGS_MAX: usize = 32768;
+use crate::budget::MAPPINGS_MAX;
 
 struct Slot {
     start: AtomicUsize,
@@ -47,12 +45,10 @@ fn free() -> std::sync::MutexGuard<'static, Vec<usize>> {
 pub(crate) struct Guard(usize);
 
 impl Guard {
-    /// Guards `len` bytes, whole pages of their file, at `start`.
+    /// Guards `len` bytes, whole pages of their file, at `start`: one of the process's mappings (see `budget`).
     pub(crate) fn new(start: usize, len: usize) -> io::Result<Guard> {
         install()?;
-        let number = free().pop().ok_or_else(|| {
-            io::Error::other(format!("{MAPPINGS_MAX} pieces of shared memory are mapped already"))
-        })?;
+        let number = free().pop().expect("there is a slot for each mapping that may be");
         let slot = &SLOTS[number];
         slot.torn.store(false, Ordering::Relaxed);
         slot.start.store(start, Ordering::Relaxed);

@@ -18,6 +18,7 @@
 //!    all of it, or the rest is some earlier request's data. (The engine asserts it: a read completes only when
 //!    every byte of it was written.)
 
+mod budget;
 mod buffer;
 mod fault;
 mod granted;
@@ -29,6 +30,7 @@ mod segment;
 mod slab;
 mod words;
 
+pub use budget::{MAPPINGS, MAPPINGS_MAX, MappingBudget};
 pub use buffer::{Buffer, PAGE};
 pub use granted::GrantDevice;
 pub use guest::{

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FileType, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
+use crate::budget::{MAPPINGS, MAPPINGS_MAX};
 use crate::buffer::PAGE;
 use crate::fault::Guard;
 
@@ -19,18 +20,26 @@ pub const MAPPED_BYTES_MAX: u64 = 96 << 40;
 
 static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// So many of [`MAPPED_BYTES_MAX`], until it is dropped.
+/// One of [`MAPPINGS_MAX`], and so many bytes of [`MAPPED_BYTES_MAX`], until it is dropped.
 struct Claim(u64);
 
 impl Claim {
-    fn new(bytes: u64) -> Option<Claim> {
+    fn new(bytes: u64) -> Result<Claim, MapError> {
         let more = |all: u64| all.checked_add(bytes).filter(|all| *all <= MAPPED_BYTES_MAX);
-        MAPPED_BYTES.try_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Claim(bytes))
+        if MAPPED_BYTES.try_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
+            return Err(MapError::NoRoom(bytes));
+        }
+        if !MAPPINGS.take(MAPPINGS_MAX) {
+            MAPPED_BYTES.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(MapError::TooMany);
+        }
+        Ok(Claim(bytes))
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        MAPPINGS.give_back(1);
         MAPPED_BYTES.fetch_sub(self.0, Ordering::Relaxed);
     }
 }
@@ -44,7 +53,7 @@ pub struct Mapping {
     /// Bytes that are mapped: whole pages, of the file's size of page.
     mapped: usize,
     guard: Guard,
-    /// Given back when the memory is unmapped.
+    /// Given back when the memory is unmapped and the guard's slot is free again.
     _claim: Claim,
 }
 
@@ -87,6 +96,12 @@ pub enum MapError {
         "{0} bytes more cannot be mapped: all shared memory of this process may have {MAPPED_BYTES_MAX} bytes"
     )]
     NoRoom(u64),
+    /// Likewise.
+    #[error(
+        "all {MAPPINGS_MAX} mappings that this process has for shared memory and for pages of guests are taken: serve some of \
+         its guests by another process"
+    )]
+    TooMany,
     /// The kernel says no.
     #[error("{what}: {source}")]
     Io {
@@ -147,7 +162,7 @@ impl Mapping {
             return Err(MapError::Length(len));
         }
         let mapped = usable.next_multiple_of(unit);
-        let claim = Claim::new(mapped as u64).ok_or(MapError::NoRoom(len))?;
+        let claim = Claim::new(mapped as u64)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping where the kernel finds room touches no memory that anybody has.
         let start = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, file, offset - at) }

@@ -5,7 +5,7 @@ use std::hash::BuildHasherDefault;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockwork_format::spread::Spread;
-use blockwork_memory::Segment;
+use blockwork_memory::{MappingBudget, Segment};
 
 use super::{Access, GrantError, GrantRef, Grants};
 
@@ -16,21 +16,22 @@ pub const KEPT_MAX: usize = 1056;
 /// others.
 ///
 /// Invariants:
-/// 1. So many pages are kept at most. Each may be a mapping of its own.
+/// 1. Pages are kept while that budget has so many taken at most. Each may be a mapping of its own.
 /// 2. Of other mappings, requests under way have so many at most: each ring an equal share, and one request in any case. So a ring waits for
 ///    requests of its own, never for those of another, however many those are and however long they take. What was under way when another ring
 ///    began goes on.
 #[derive(Debug)]
 pub struct Mappings {
-    kept_left: AtomicUsize,
+    budget: &'static MappingBudget,
+    budget_most: usize,
     under_way: usize,
     rings: AtomicUsize,
 }
 
 impl Mappings {
-    /// So many pages that are kept, so many mappings of requests under way.
-    pub const fn new(kept: usize, under_way: usize) -> Mappings {
-        Mappings { kept_left: AtomicUsize::new(kept), under_way, rings: AtomicUsize::new(0) }
+    /// Pages that are kept from this budget, while so many are taken of it at most; so many mappings of requests under way.
+    pub const fn new(budget: &'static MappingBudget, budget_most: usize, under_way: usize) -> Mappings {
+        Mappings { budget, budget_most, under_way, rings: AtomicUsize::new(0) }
     }
 
     /// Whether so many are no more than half of a ring's share.
@@ -40,11 +41,11 @@ impl Mappings {
 
     /// Takes one that is kept, if there is one left.
     fn take(&self) -> bool {
-        self.kept_left.try_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+        self.budget.take(self.budget_most)
     }
 
     fn give_back(&self, count: usize) {
-        self.kept_left.fetch_add(count, Ordering::Relaxed);
+        self.budget.give_back(count);
     }
 }
 
@@ -270,7 +271,8 @@ mod tests {
 
     #[test]
     fn who_shares_what_may_be_kept_maps_the_rest_each_time_and_gives_back_what_it_kept() {
-        static ALL: Mappings = Mappings::new(3, 100);
+        static BUDGET: MappingBudget = MappingBudget::new();
+        static ALL: Mappings = Mappings::new(&BUDGET, 3, 100);
         let (first, _) = mapper(2);
         let (second, told) = mapper(2);
         let (mut first, mut second) = (first.within(&ALL), second.within(&ALL));
@@ -291,12 +293,30 @@ mod tests {
         }
         assert_eq!(refs(&told), [8], "the other has ended");
         drop(second);
-        assert_eq!(ALL.kept_left.load(Ordering::Relaxed), 3);
+        assert_eq!(BUDGET.taken(), 0);
+    }
+
+    #[test]
+    fn what_somebody_else_has_mapped_is_room_that_pages_do_not_have() {
+        static BUDGET: MappingBudget = MappingBudget::new();
+        static ALL: Mappings = Mappings::new(&BUDGET, 3, 100);
+        assert!((0..2).all(|_| BUDGET.take(4)), "memory that a front end shares");
+        let (mapper, told) = mapper(10);
+        let mut mapper = mapper.within(&ALL);
+        let mut maps = |gref| {
+            mapper.pages([gref].into_iter(), Access::Read, &mut Vec::new()).unwrap();
+            told.borrow_mut().drain(..).count() > 0
+        };
+        assert!(maps(1) && !maps(1) && maps(2) && maps(2), "one is kept");
+        assert!(BUDGET.take(4) && !BUDGET.take(4), "what is kept leaves one to who cannot do without");
+        BUDGET.give_back(2);
+        assert!(maps(2) && !maps(2));
     }
 
     #[test]
     fn each_ring_has_its_share_of_requests_under_way_and_one_in_any_case() {
-        static ALL: Mappings = Mappings::new(0, 8);
+        static BUDGET: MappingBudget = MappingBudget::new();
+        static ALL: Mappings = Mappings::new(&BUDGET, 0, 8);
         let fits = |mapper: &mut Mapper| {
             let mut requests = 0;
             while mapper.has_room() {
@@ -320,7 +340,8 @@ mod tests {
 
     #[test]
     fn pages_that_requests_have_are_not_forgotten_but_for_a_few() {
-        static ALL: Mappings = Mappings::new(10, 8);
+        static BUDGET: MappingBudget = MappingBudget::new();
+        static ALL: Mappings = Mappings::new(&BUDGET, 10, 8);
         let (mapper, told) = mapper(2);
         let mut mapper = mapper.within(&ALL);
         let mapped = |mapper: &mut Mapper, gref| {
@@ -357,12 +378,13 @@ mod tests {
 
     #[test]
     fn what_is_kept_makes_room_for_what_is_asked_for_where_there_is_none() {
-        static ALL: Mappings = Mappings::new(100, 100);
+        static BUDGET: MappingBudget = MappingBudget::new();
+        static ALL: Mappings = Mappings::new(&BUDGET, 100, 100);
         let mut mapper = Mapper::new(Box::new(Narrow(10, Vec::new())), 100).within(&ALL);
         let mut out = Vec::new();
         mapper.pages(0..8, Access::Read, &mut out).unwrap();
         mapper.pages([3, 20, 21, 22].into_iter(), Access::Read, &mut out).unwrap();
-        assert_eq!((out.len(), ALL.kept_left.load(Ordering::Relaxed)), (4, 96));
+        assert_eq!((out.len(), BUDGET.taken()), (4, 4));
         out.clear();
         let error = mapper.pages(0..11, Access::Read, &mut out).unwrap_err();
         assert!(error.no_room && out.is_empty(), "not even then");

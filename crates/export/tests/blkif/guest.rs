@@ -338,7 +338,7 @@ fn buffers_of_the_workers_are_bounded_whatever_a_ring_asks_for() {
 
 #[test]
 fn requests_under_way_are_each_rings_share_of_the_mappings_that_there_are() {
-    static ALL: Mappings = Mappings::new(0, 16);
+    static ALL: Mappings = Mappings::new(&blockwork_memory::MAPPINGS, 0, 16);
     let mut rig = Rig::new(5);
     let small = |n: u64| {
         let memory = Segment::new(Buffer::new(4096), 0, 4096);

@@ -1,0 +1,31 @@
+//! The mappings of a process, used up. One test: the budget is the process's.
+
+use std::fs::File;
+use std::os::fd::AsFd;
+
+use blockwork_memory::{MAPPINGS, MAPPINGS_MAX, MapError, Mapping};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+
+#[test]
+fn shared_memory_and_pages_of_guests_are_mapped_from_one_budget() {
+    const LEFT: usize = 2000;
+    let file = File::from(memfd_create("shared", MemfdFlags::CLOEXEC).unwrap());
+    ftruncate(&file, 0x1000).unwrap();
+    let map = || Mapping::new(file.as_fd(), 0x1000);
+    // Pages of guests, which are kept.
+    let pages = (0..MAPPINGS_MAX).take_while(|_| MAPPINGS.take(MAPPINGS_MAX - LEFT)).count();
+    assert_eq!(pages, MAPPINGS_MAX - LEFT);
+    let mut shared: Vec<_> = (0..LEFT).map(|_| map().unwrap()).collect();
+    let error = map().unwrap_err();
+    assert!(matches!(error, MapError::TooMany), "{error}");
+    assert!(error.to_string().contains("all 32768 mappings"), "{error}");
+    assert!(!MAPPINGS.take(MAPPINGS_MAX - LEFT));
+    // What is let go of by either is there for the other.
+    shared.truncate(LEFT - 1);
+    shared.push(map().unwrap());
+    assert!(map().is_err());
+    MAPPINGS.give_back(pages);
+    shared.extend((0..LEFT).map(|_| map().unwrap()));
+    drop(shared);
+    assert_eq!(MAPPINGS.taken(), 0);
+}
