@@ -1,5 +1,9 @@
 //! TLS without I/O: what was received in cipher text becomes clear text in the inbox, and what is to be sent becomes cipher
 //! text in buffers of the pool.
+//!
+//! Invariant: beside the two inboxes, a client has us hold cipher text of one send, until it is sent ([`SEND_MAX`], and one record more, in whole
+//! pieces), a record of clear text ([`RECORD`]) each way, and what rustls allows of messages that are not whole: 64 KiB of a handshake's,
+//! 18 KiB of others. None of it counts against the client's limits, as it is no more for one that asks for much.
 
 use std::io::{self, Read, Write};
 
@@ -39,8 +43,11 @@ pub(super) enum Decrypted {
 
 impl Cipher {
     pub(super) fn new(tls: &ServerTls) -> Result<Cipher, rustls::Error> {
+        let mut tls = ServerConnection::new(tls.config.clone())?;
+        // What is written is taken out at once.
+        tls.set_buffer_limit(Some(RECORD));
         Ok(Cipher {
-            tls: ServerConnection::new(tls.config.clone())?,
+            tls,
             raw: Inbox::new(),
             place: (0, 0),
             out: Vec::new(),
@@ -112,6 +119,11 @@ impl Cipher {
         (&self.out, whole)
     }
 
+    /// What [`Cipher::encrypt`] gave has been sent: a connection at rest keeps none of it.
+    pub(super) fn sent(&mut self) {
+        self.out.clear();
+    }
+
     /// Whether TLS itself has something to send.
     pub(super) fn wants_send(&self) -> bool {
         self.tls.wants_write()
@@ -160,5 +172,45 @@ impl Write for Sink<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rustls::ServerConfig;
+    use rustls::server::ResolvesServerCertUsingSni;
+
+    use super::*;
+
+    /// A server's side that has no certificate, and so answers any client by an alert.
+    fn cipher() -> Cipher {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config =
+            ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let none = Arc::new(ResolvesServerCertUsingSni::new());
+        let config = config.with_no_client_auth().with_cert_resolver(none);
+        Cipher::new(&ServerTls { config: Arc::new(config) }).unwrap()
+    }
+
+    #[test]
+    fn of_what_is_written_rustls_holds_one_record() {
+        let mut cipher = cipher();
+        assert_eq!(cipher.tls.writer().write(&[1; 4 * RECORD]).unwrap(), RECORD);
+    }
+
+    #[test]
+    fn cipher_text_that_was_sent_is_kept_no_longer() {
+        let (mut cipher, pool) = (cipher(), Pool::new(1 << 20));
+        let room = cipher.raw.room(&pool).unwrap();
+        room.write_at(0, &[0x55; 100]);
+        cipher.raw.received(100);
+        assert!(cipher.decrypt(&mut Inbox::new(), &pool).is_err());
+        let (alert, whole) = cipher.encrypt(&[], &pool);
+        assert!(!alert.is_empty() && whole);
+        let kept = pool.kept_bytes();
+        cipher.sent();
+        assert_eq!(pool.kept_bytes(), kept + PIECE, "the pool has its piece again");
     }
 }

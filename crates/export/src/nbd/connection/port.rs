@@ -177,6 +177,7 @@ impl Connection {
     #[inline]
     fn sent(&mut self, completion: Completion) {
         let whole = self.under_way.take().expect("a send was under way");
+        self.cipher.iter_mut().for_each(|cipher| cipher.sent());
         match completion.outcome() {
             Ok(bytes) if usize::try_from(bytes) == Ok(whole) => {
                 if self.cipher.is_none() || self.clear_left {
