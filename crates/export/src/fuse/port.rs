@@ -32,6 +32,7 @@ use super::abi::{
     init,
 };
 use super::tree::{Served, Tree};
+use crate::complaints::Complaints;
 use crate::looks::{LOOK_TIME, LOOKUPS_MAX};
 
 /// Requests taken from the kernel and not answered yet, at most.
@@ -91,6 +92,8 @@ pub struct FusePort {
     draining: bool,
     /// The mount is gone, or cannot be served.
     gone: bool,
+    /// About truncations: whoever may write a file may try as often as it likes.
+    truncations: Complaints,
 }
 
 /// A request that has become a bio.
@@ -129,6 +132,7 @@ impl FusePort {
             paused: false,
             draining: false,
             gone: false,
+            truncations: Complaints::default(),
         }
     }
 
@@ -285,11 +289,13 @@ impl FusePort {
                 // Times are accepted and not kept: a disk has none.
                 let resized = valid & fattr::SIZE != 0 && size != attr.size;
                 if resized {
-                    log::warn!(
-                        "FUSE: a client wants to make a file of {} bytes one of {size}: refused, as a volume's size is \
-                         fixed (dd: add conv=notrunc)",
-                        attr.size
-                    );
+                    self.truncations.warn(blockwork_uring::clock(), || {
+                        format!(
+                            "FUSE: a client wants to make a file of {} bytes one of {size}: refused, as a volume's size is \
+                             fixed (dd: add conv=notrunc)",
+                            attr.size
+                        )
+                    });
                 }
                 if resized || valid & (fattr::MODE | fattr::UID | fattr::GID) != 0 {
                     return Err(Errno::EPERM);

@@ -6,13 +6,14 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockwork_engine::{Completion, Context, Done, Nanos, Port, PortState, WorkerHandle};
-use blockwork_uring::{Uring, more};
+use blockwork_uring::{Uring, clock, more};
 use rustix::net::sockopt;
 
 use super::budget::Budget;
 use super::config::NbdConfig;
 use super::connection::Connection;
 use super::listen::{ListenError, Listener};
+use crate::complaints::Complaints;
 
 /// Memory of a unix socket for what is on its way to the client, bytes (the kernel takes as much as `wmem_max` allows, and
 /// doubles it). A batch of answers that fits is sent in one go: beside the usual 208 KiB, reads of 4 KiB at depth 128
@@ -53,6 +54,8 @@ struct Shared {
     connections: Arc<AtomicUsize>,
     accepted: AtomicU64,
     refused: AtomicU64,
+    /// About clients that are let go.
+    let_go: Arc<Complaints>,
 }
 
 impl Server {
@@ -77,6 +80,7 @@ impl Server {
             connections: Arc::default(),
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
+            let_go: Arc::default(),
         });
         let addresses = listeners.iter().map(|listener| listener.uri(tls)).collect();
         for listener in listeners {
@@ -113,6 +117,7 @@ impl Server {
 /// A connection's place in the server's count; given back when it is dropped.
 pub(super) struct Ticket {
     number: u64,
+    let_go: Arc<Complaints>,
     all: Arc<AtomicUsize>,
     worker: Arc<AtomicUsize>,
 }
@@ -121,6 +126,11 @@ impl Ticket {
     /// Which connection of the server, counted from 1.
     pub(super) fn number(&self) -> u64 {
         self.number
+    }
+
+    /// Says why this client is let go, as often as the log has room for: it may come again at once.
+    pub(super) fn let_go(&self, why: &dyn std::fmt::Display) {
+        self.let_go.inform(clock(), || format!("nbd client {}: {why}", self.number));
     }
 }
 
@@ -148,7 +158,8 @@ impl Shared {
         let (worker, count) = fewest.expect("a server has workers");
         count.fetch_add(1, Ordering::Relaxed);
         let number = self.accepted.fetch_add(1, Ordering::Relaxed) + 1;
-        let ticket = Ticket { number, all: self.connections.clone(), worker: count.clone() };
+        let let_go = self.let_go.clone();
+        let ticket = Ticket { number, let_go, all: self.connections.clone(), worker: count.clone() };
         if sockopt::set_tcp_nodelay(&fd, true).is_err() {
             // Not TCP. Where it is refused, things only go a little slower.
             let _ = sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BUFFER);

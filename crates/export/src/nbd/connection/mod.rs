@@ -466,7 +466,7 @@ impl Connection {
                 | Ended::Session(CloseReason::Disconnected | CloseReason::Aborted) => {
                     log::debug!("nbd client {}: {ended}", self.ticket.number());
                 }
-                _ => log::info!("nbd client {}: {ended}", self.ticket.number()),
+                _ => self.ticket.let_go(&ended),
             }
             self.ended = Some(ended);
         }
