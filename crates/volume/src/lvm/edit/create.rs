@@ -123,7 +123,7 @@ impl Shape {
     fn copies(&self) -> u64 {
         match *self {
             Shape::Linear | Shape::Striped { .. } => 1,
-            Shape::Raid1 { mirrors, .. } | Shape::Raid10 { mirrors, .. } => mirrors + 1,
+            Shape::Raid1 { mirrors, .. } | Shape::Raid10 { mirrors, .. } => mirrors.saturating_add(1),
         }
     }
 
@@ -152,14 +152,14 @@ impl Shape {
                 "a power of two from 4 KiB on, of which the group's extent ({}) is a multiple",
                 bytes_shown(extent_sectors * 512)
             );
-            return wrong("--stripesize", bytes_shown(stripe * 512), expected);
+            return wrong("--stripesize", bytes_shown(stripe.saturating_mul(512)), expected);
         }
         match *self {
             Shape::Raid1 { region_size, .. } | Shape::Raid10 { region_size, .. }
                 if !raid::is_region(region_size) =>
             {
                 let expected = "a power of two from 4 KiB to 1 GiB".into();
-                wrong("--regionsize", bytes_shown(region_size * 512), expected)
+                wrong("--regionsize", bytes_shown(region_size.saturating_mul(512)), expected)
             }
             _ => Ok(()),
         }

@@ -137,8 +137,9 @@ impl Draft {
     ) -> Result<(u64, u64), EditError> {
         let volume = &self.group().lvs[lv.0];
         let from = volume.extents();
+        let most = SECTORS_MAX / self.group().extent_sectors;
         match self.target(resize, volume, stripes) {
-            Some(to) if to > 0 => Ok((from, to)),
+            Some(to) if (1..=most).contains(&to) => Ok((from, to)),
             _ => {
                 let expected = format!("at least 1 extent to be left of {from}, and less than 8 EiB");
                 let found = resize.to_string();
@@ -175,7 +176,7 @@ impl Draft {
                 },
             )?
         };
-        Some(to).filter(|to| *to <= SECTORS_MAX / self.group().extent_sectors)
+        Some(to)
     }
 
     fn check_kind(&self, lv: LvIndex) -> Result<(), EditError> {

@@ -264,6 +264,40 @@ fn stripes_grow_and_shrink_by_whole_stripes() {
     }
 }
 
+// As anybody may send them to a server's control socket.
+#[test]
+fn numbers_of_any_size_are_refused() {
+    let mut draft = group(&[10, 10, 10, 10]);
+    draft.create_volume(&linear("a", 4)).unwrap();
+    let before = draft.text();
+    let shapes = |number: u64| {
+        let (region_size, stripe_size) = (REGION_DEFAULT, 128);
+        [
+            Shape::Striped { stripes: number, stripe_size },
+            Shape::Striped { stripes: 2, stripe_size: number },
+            Shape::Raid1 { mirrors: number, region_size },
+            Shape::Raid1 { mirrors: 1, region_size: number },
+            Shape::Raid10 { stripes: 2, mirrors: number, stripe_size, region_size },
+            Shape::Raid10 { stripes: number, mirrors: number, stripe_size, region_size },
+        ]
+    };
+    for number in [1 << 50, 1 << 63, u64::MAX - 1, u64::MAX] {
+        for shape in shapes(number) {
+            refused(draft.create_volume(&new("b", Size::Extents(2), shape)), "expected");
+        }
+        for size in [Size::Bytes(number), Size::Extents(number), Size::PercentFree(number)] {
+            for shape in [Shape::Linear, STRIPED, RAID1, RAID10] {
+                assert!(draft.create_volume(&new("b", size, shape)).is_err(), "{size} {shape:?}");
+            }
+        }
+        for resize in [Resize::ToBytes, Resize::MoreBytes, Resize::ToExtents, Resize::MoreExtents] {
+            assert!(draft.resize_volume("a", resize(number), true).is_err(), "{}", resize(number));
+        }
+        refused(draft.resize_volume("a", Resize::MorePercentFree(number), true), "less than 8 EiB");
+    }
+    assert_eq!(draft.text(), before);
+}
+
 /// A volume with a snapshot, as LVM writes them; and things that nobody knows.
 fn with_snapshot() -> Draft {
     let mut draft = group(&[20]);

@@ -179,6 +179,9 @@ fn pools_their_maps_and_their_volumes_are_resized() {
     assert_eq!(draft.grow_pool_metadata("pool", Resize::MoreExtents(2)).unwrap().to, 3);
     assert_eq!((lv(&draft, "pool_tmeta").extents(), lv(&draft, "lvol0_pmspare").extents()), (3, 3));
     assert_eq!(draft.resize_volume("one", Resize::ToExtents(1_000_000), false).unwrap().to, 1_000_000);
+    for most in [1 << 50, u64::MAX] {
+        refused(draft.resize_volume("one", Resize::MorePercentFree(most), false), "less than 8 EiB");
+    }
     refused(draft.resize_volume("one", Resize::ToExtents(9), false), "--force");
     assert_eq!(draft.resize_volume("one", Resize::ToExtents(9), true).unwrap().to, 9);
     assert_eq!(lv(&draft, "one").segments.len(), 1);
