@@ -217,14 +217,16 @@ pub fn reserved_ports(start: u64) -> impl Iterator<Item = u16> {
 /// module's contract), under tokens of [`Token::of_leaf`].
 pub trait Network {
     /// Connects to `to`, where it may from a port below 1024, as some servers demand. Result: 0, or why not; the stream must be
-    /// closed either way. How long an answer is waited for on it is for who asks to say, by `close`.
-    fn connect(&mut self, token: Token, to: SocketAddr) -> Result<StreamId, Errno>;
+    /// closed either way. How long an answer is waited for on it is for who asks to say, by `close`. It comes from the port `from`,
+    /// where there is one and it can be had: a server knows by it who asks again what he has asked on a former connection.
+    fn connect(&mut self, token: Token, to: SocketAddr, from: Option<u16>) -> Result<StreamId, Errno>;
     /// Sends all of `data`, 1,024 segments at most. Result: bytes; fewer than given only if the connection is lost.
     fn send(&mut self, token: Token, stream: StreamId, data: &[Segment]);
     /// Receives into `into`. Result: bytes, which may be fewer than asked; 0: the other end has closed.
     fn receive(&mut self, token: Token, stream: StreamId, into: Segment);
-    /// Ends a connection. What is under way on it completes soon, whichever way.
-    fn close(&mut self, stream: StreamId);
+    /// Ends a connection. What is under way on it completes soon, whichever way. Returns the port that it came from, if it had one:
+    /// the next may come from there at once.
+    fn close(&mut self, stream: StreamId) -> Option<u16>;
     /// Completes after that time, with whatever result.
     fn timer(&mut self, token: Token, after: Nanos);
 }

@@ -63,7 +63,7 @@ impl Client {
         let mut ring = Uring::new(&UringConfig::default())?;
         let mut made = Vec::new();
         for number in 0..connections {
-            let stream = Network::connect(&mut ring, token(number, CONNECTED), file.address)
+            let stream = Network::connect(&mut ring, token(number, CONNECTED), file.address, None)
                 .map_err(|errno| errno.to_string())?;
             let into = Segment::new(Buffer::new(RECEIVE_BYTES), 0, RECEIVE_BYTES);
             let waiting = depth / connections;

@@ -142,9 +142,9 @@ impl Env for SimEnv {
 }
 
 impl Network for SimEnv {
-    fn connect(&mut self, token: Token, to: SocketAddr) -> Result<StreamId, Errno> {
+    fn connect(&mut self, token: Token, to: SocketAddr, from: Option<u16>) -> Result<StreamId, Errno> {
         let inner = &mut *self.world.inner_mut();
-        let (stream, number) = inner.net.connect(self.worker, token, to);
+        let (stream, number) = inner.net.connect(self.worker, token, to, from);
         inner.schedule_arrival(inner.now() + LATENCY, number);
         Ok(stream)
     }
@@ -162,11 +162,11 @@ impl Network for SimEnv {
         }
     }
 
-    fn close(&mut self, stream: StreamId) {
+    fn close(&mut self, stream: StreamId) -> Option<u16> {
         let inner = &mut *self.world.inner_mut();
-        if let Some(completion) = inner.net.close(stream) {
-            inner.workers[self.worker].ready.push_back(completion);
-        }
+        let (port, completion) = inner.net.close(stream);
+        inner.workers[self.worker].ready.extend(completion);
+        Some(port)
     }
 
     fn timer(&mut self, token: Token, after: Nanos) {

@@ -17,14 +17,16 @@ use crate::random::Random;
 
 /// From here to there.
 pub(crate) const LATENCY: Nanos = Nanos::micros(50);
+/// No connection comes from this port, nor from one below it.
+const PORT_FIRST: u16 = 1023;
 
 const ECONNREFUSED: Errno = Errno(111);
 const EPIPE: Errno = Errno(32);
 
 /// A machine that can be reached.
 pub trait Host {
-    /// Somebody connects; whether it lets him.
-    fn connected(&mut self, stream: StreamId) -> bool;
+    /// Somebody connects, from that port; whether it lets him.
+    fn connected(&mut self, stream: StreamId, port: u16) -> bool;
     /// Bytes have come from a client.
     fn received(&mut self, now: Nanos, stream: StreamId, bytes: &[u8]) -> Vec<Reaction>;
     /// The client has closed.
@@ -48,6 +50,8 @@ pub struct Reaction {
 
 struct Stream {
     worker: usize,
+    /// Where it comes from.
+    port: u16,
     host: Rc<RefCell<dyn Host>>,
     /// It is connected, and neither end has closed it.
     open: bool,
@@ -110,13 +114,34 @@ impl Net {
         &mut self.streams[id.0 as usize]
     }
 
-    pub(crate) fn connect(&mut self, worker: usize, token: Token, to: SocketAddr) -> (StreamId, u64) {
+    pub(crate) fn connect(
+        &mut self,
+        worker: usize,
+        token: Token,
+        to: SocketAddr,
+        from: Option<u16>,
+    ) -> (StreamId, u64) {
         let (_, host) =
             self.hosts.iter().find(|(address, _)| *address == to).expect("a machine of this world");
         let id = StreamId(u32::try_from(self.streams.len()).expect("few connections"));
         let (host, inbox) = (host.clone(), VecDeque::new());
-        self.streams.push(Stream { worker, host, open: false, given_up: false, receiving: None, inbox });
+        let port = from.unwrap_or_else(|| self.free_port());
+        self.streams.push(Stream {
+            worker,
+            port,
+            host,
+            open: false,
+            given_up: false,
+            receiving: None,
+            inbox,
+        });
         (id, self.post(Arrival::Connect(id, token)))
+    }
+
+    /// One that no connection has had.
+    fn free_port(&self) -> u16 {
+        let last = self.streams.iter().map(|stream| stream.port).max();
+        last.unwrap_or(PORT_FIRST).checked_add(1).expect("few ports")
     }
 
     pub(crate) fn send(&mut self, token: Token, id: StreamId, data: &[Segment]) -> u64 {
@@ -137,15 +162,17 @@ impl Net {
         self.deliver(id)
     }
 
-    pub(crate) fn close(&mut self, id: StreamId) -> Option<Completion> {
+    /// Also returns the port that it came from.
+    pub(crate) fn close(&mut self, id: StreamId) -> (u16, Option<Completion>) {
         let stream = self.stream(id);
         assert!(!std::mem::replace(&mut stream.given_up, true), "a stream is closed once");
         if std::mem::take(&mut stream.open) {
             let host = stream.host.clone();
             host.borrow_mut().closed(id);
         }
-        self.stream(id).inbox.clear();
-        self.deliver(id)
+        let stream = self.stream(id);
+        stream.inbox.clear();
+        (stream.port, self.deliver(id))
     }
 
     /// Ends the receive that is under way, if there is something for it.
@@ -195,7 +222,7 @@ impl Net {
     fn arrive_connect(&mut self, id: StreamId, token: Token) -> Completion {
         let stream = self.stream(id);
         let host = stream.host.clone();
-        let accepted = !stream.given_up && host.borrow_mut().connected(id);
+        let accepted = !stream.given_up && host.borrow_mut().connected(id, stream.port);
         self.stream(id).open = accepted;
         completion(token, if accepted { Ok(0) } else { Err(ECONNREFUSED) })
     }

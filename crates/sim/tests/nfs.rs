@@ -354,6 +354,42 @@ fn a_soft_mount_gives_up_and_a_hard_one_does_not() {
 }
 
 #[test]
+fn what_is_asked_again_comes_from_the_same_port_and_is_done_once() {
+    for mut hand in both() {
+        hand.server.borrow_mut().remembers = true;
+        for (flags, writes) in [(Flags::NONE, 1), (Flags::FUA, 2)] {
+            hand.start(1, Op::Write, flags, 8 * writes, &[filled(4096, 7)]);
+            hand.lose_answer(|server| server.asked.writes == writes);
+            assert_eq!(hand.wait(1)[0].result, Ok(4096));
+            assert_eq!(hand.server.borrow().asked.writes, writes);
+        }
+        let ports = hand.server.borrow().came_from.clone();
+        assert!(ports.len() == 3 && ports.iter().all(|port| *port == ports[0]), "{ports:?}");
+    }
+}
+
+#[test]
+fn where_nobody_gets_through_from_its_port_a_connection_comes_from_another() {
+    for mut hand in both() {
+        assert_eq!(hand.write(Flags::NONE, 0, &[filled(4096, 7)]), Ok(4096));
+        let first = hand.server.borrow().came_from[0];
+        hand.server.borrow_mut().kept_off = Some(first);
+        hand.server.borrow_mut().habits.closes = 1_000_000;
+        hand.start(1, Op::Read, Flags::NONE, 8, &[filled(4096, 0)]);
+        hand.pass(|server| server.came_from.len() == 2);
+        hand.server.borrow_mut().habits.closes = 0;
+        assert_eq!(hand.wait(1)[0].result, Ok(4096));
+        let second = hand.server.borrow().came_from[2];
+        // From then on that is its own.
+        hand.start(2, Op::Read, Flags::NONE, 16, &[filled(4096, 0)]);
+        hand.lose_answer(|server| server.asked.reads == 2);
+        assert_eq!(hand.wait(1)[0].result, Ok(4096));
+        assert_ne!(second, first);
+        assert_eq!(hand.server.borrow().came_from, [first, first, second, second]);
+    }
+}
+
+#[test]
 fn what_a_commit_without_an_answer_was_to_cover_is_kept_for_the_next_one() {
     let soft = NfsOptions { retrans: Some(1), timeo: 10, ..NfsOptions::default() };
     for is_ahead in [false, true] {
@@ -408,8 +444,9 @@ fn discards_are_not_asked_for() {
 fn habits(random: &mut Random) -> Habits {
     let slowness = *random.choose(&[Nanos(0), Nanos::micros(200), Nanos::millis(5)]);
     let none = Habits { slowness, ..Habits::default() };
-    match random.below(10) {
+    match random.below(11) {
         0 => none,
+        10 => Habits { waits: 50_000, closes: 20_000, lost: 5_000, short: 50_000, ..none },
         7 => Habits { garbles: 1_000_000, restarts: 2_000, ..none },
         8 => Habits { garbles: 300_000, restarts: 20_000, jukebox: 10_000, lost: 5_000, ..none },
         1 => Habits { restarts: 20_000, ..none },
@@ -513,11 +550,14 @@ fn run(seed: u64, sum: &mut Sum) -> Vec<String> {
     let mut model = Server::new(seed, DISK);
     model.habits = habits(random);
     model.garbles = random.chance(model.habits.garbles, 1_000_000);
+    let waits = model.habits.waits > 0;
+    model.remembers = waits || random.chance(1, 2);
     let server = Rc::new(RefCell::new(model));
     world.add_host(address(), server.clone());
     world.set_chaos(draw_chaos(random));
     let connections = *random.choose(&[1, 1, 3]);
-    let version = Some(*random.choose(&VERSIONS));
+    // Calls of version 4 that are taken apart are new ones.
+    let version = Some(*random.choose(if waits { &VERSIONS[..1] } else { &VERSIONS }));
     let options = NfsOptions { version, connections, timeo: 5, ..NfsOptions::default() };
     let room = *random.choose(&[16 << 10, 256 << 10, ROOM]);
     let first = stack(&server, room, &options);

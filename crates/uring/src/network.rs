@@ -2,7 +2,8 @@
 //!
 //! A stream's number is its descriptor's. It is closed when the kernel has done with its last operation; until then the number
 //! is not used again. What is under way on a stream that is closed is cancelled, and what was not sent yet is not sent any more: the
-//! other end must not get half of it later.
+//! other end must not get half of it later. Its port is free from then on, whatever the kernel has still to do: an NFS server tells by
+//! the port that a call is asked again, so the next connection comes from the same one.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,7 +15,11 @@ use blockwork_engine::{Errno, Nanos, Network, StreamId, Token, reserved_ports};
 use blockwork_memory::Segment;
 use io_uring::{opcode, types};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, connect, ipproto, socket_with, sockopt};
+use rustix::io::Errno as Refused;
+use rustix::net::{
+    AddressFamily, SocketFlags, SocketType, bind, connect, connect_unspec, getsockname, ipproto, socket_with,
+    sockopt,
+};
 
 use crate::ring::Uring;
 use crate::slots::{Kind, Slot};
@@ -27,9 +32,13 @@ const KEEPALIVES: u32 = 3;
 /// kernel would end it, too, where a server that hangs leaves no room for what is sent (a zero window).
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
+/// What is said of a port that somebody else has by now, or the former connection still, or that we have lost the right to.
+const IS_NOT_TO_BE_HAD: [Refused; 4] =
+    [Refused::ADDRINUSE, Refused::ADDRNOTAVAIL, Refused::ACCESS, Refused::PERM];
+
 impl Network for Uring {
-    fn connect(&mut self, token: Token, to: SocketAddr) -> Result<StreamId, Errno> {
-        let fd = self.start_connect(to).map_err(|error| Errno::from_io(&error))?;
+    fn connect(&mut self, token: Token, to: SocketAddr, from: Option<u16>) -> Result<StreamId, Errno> {
+        let fd = self.start_connect(to, from).map_err(|error| Errno::from_io(&error))?;
         let id = StreamId(u32::try_from(fd.as_raw_fd()).expect("an open descriptor is not negative"));
         self.streams.push((id, fd.clone()));
         let (name, slot) = self.slots.take(token, Kind::Connect);
@@ -50,10 +59,15 @@ impl Network for Uring {
         self.recv(token, fd, into);
     }
 
-    fn close(&mut self, stream: StreamId) {
+    fn close(&mut self, stream: StreamId) -> Option<u16> {
         let place = self.streams.iter().position(|(id, _)| *id == stream);
         let (_, fd) = self.streams.swap_remove(place.expect("a stream is closed once"));
+        let port = local_port(&fd);
+        // What is under way holds the socket until it was cancelled. Where it cannot be let go before (kernels that refuse that while a
+        // send waits for room), the next connection comes from another port.
+        let _ = connect_unspec(&fd);
         self.cancel_all_of(&fd);
+        port
     }
 
     fn timer(&mut self, token: Token, after: Nanos) {
@@ -67,38 +81,75 @@ impl Uring {
         found.expect("only open streams are used").1.clone()
     }
 
-    /// A socket that is being connected.
-    fn start_connect(&mut self, to: SocketAddr) -> io::Result<Arc<OwnedFd>> {
-        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
-        sockopt::set_tcp_nodelay(&fd, true)?;
-        sockopt::set_socket_keepalive(&fd, true)?;
-        sockopt::set_tcp_keepidle(&fd, KEEPALIVE)?;
-        sockopt::set_tcp_keepintvl(&fd, KEEPALIVE)?;
-        sockopt::set_tcp_keepcnt(&fd, KEEPALIVES)?;
-        sockopt::set_tcp_user_timeout(&fd, CONNECT_TIMEOUT.as_millis() as u32)?;
-        // The end is a reset, which throws away what was not sent.
-        sockopt::set_socket_linger(&fd, Some(Duration::ZERO))?;
+    /// A socket that is being connected, from the port `from` if that can be had.
+    fn start_connect(&mut self, to: SocketAddr, from: Option<u16>) -> io::Result<Arc<OwnedFd>> {
+        if let Some(port) = from {
+            match connect_from(new_socket(to)?, to, port) {
+                Err(errno) if IS_NOT_TO_BE_HAD.contains(&errno) => {}
+                outcome => return Ok(outcome?),
+            }
+        }
+        let fd = new_socket(to)?;
         let start = blockwork_engine::Env::random(self);
         bind_reserved(&fd, to, start)?;
-        match connect(&fd, &to) {
-            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(Arc::new(fd)),
-            Err(error) => Err(error.into()),
-        }
+        // Not before: a port that another one has would be taken for free.
+        sockopt::set_socket_reuseaddr(&fd, true)?;
+        Ok(begin(fd, to)?)
     }
 }
 
-/// Binds a reserved port, beginning the search somewhere, where that is permitted and one is free.
-fn bind_reserved(fd: &OwnedFd, to: SocketAddr, start: u64) -> io::Result<()> {
+/// A socket for connections to `to`.
+fn new_socket(to: SocketAddr) -> rustix::io::Result<OwnedFd> {
+    let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    sockopt::set_tcp_nodelay(&fd, true)?;
+    sockopt::set_socket_keepalive(&fd, true)?;
+    sockopt::set_tcp_keepidle(&fd, KEEPALIVE)?;
+    sockopt::set_tcp_keepintvl(&fd, KEEPALIVE)?;
+    sockopt::set_tcp_keepcnt(&fd, KEEPALIVES)?;
+    sockopt::set_tcp_user_timeout(&fd, CONNECT_TIMEOUT.as_millis() as u32)?;
+    // The end is a reset, which throws away what was not sent.
+    sockopt::set_socket_linger(&fd, Some(Duration::ZERO))?;
+    Ok(fd)
+}
+
+/// Begins to connect it.
+fn begin(fd: OwnedFd, to: SocketAddr) -> rustix::io::Result<Arc<OwnedFd>> {
+    match connect(&fd, &to) {
+        Ok(()) | Err(Refused::INPROGRESS) => Ok(Arc::new(fd)),
+        Err(error) => Err(error),
+    }
+}
+
+/// The same, from that port, though the socket that has had it be still there.
+fn connect_from(fd: OwnedFd, to: SocketAddr, port: u16) -> rustix::io::Result<Arc<OwnedFd>> {
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    bind(&fd, &any_address(to, port))?;
+    begin(fd, to)
+}
+
+/// That port of any address of this machine, in the family of `to`.
+fn any_address(to: SocketAddr, port: u16) -> SocketAddr {
     let any: IpAddr = match to {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
+    SocketAddr::new(any, port)
+}
+
+/// Where it is bound, if it is.
+fn local_port(fd: &OwnedFd) -> Option<u16> {
+    let address = getsockname(fd).ok().and_then(|address| SocketAddr::try_from(address).ok());
+    address.map(|address| address.port()).filter(|port| *port > 0)
+}
+
+/// Binds a reserved port, beginning the search somewhere, where that is permitted and one is free.
+fn bind_reserved(fd: &OwnedFd, to: SocketAddr, start: u64) -> io::Result<()> {
     for port in reserved_ports(start) {
-        match bind(fd, &SocketAddr::new(any, port)) {
-            Ok(()) | Err(rustix::io::Errno::ACCESS | rustix::io::Errno::PERM) => return Ok(()),
-            Err(rustix::io::Errno::ADDRINUSE) => {}
+        match bind(fd, &any_address(to, port)) {
+            Ok(()) | Err(Refused::ACCESS | Refused::PERM) => return Ok(()),
+            Err(Refused::ADDRINUSE) => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -123,18 +174,39 @@ pub(crate) fn connected(slot: &Slot, result: i32) -> i32 {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, TcpListener};
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 
-    use blockwork_engine::{Env, Wait};
+    use blockwork_engine::{Completion, Env, Wait};
+    use blockwork_memory::Buffer;
 
     use super::*;
     use crate::setup::UringConfig;
 
+    fn ring() -> Uring {
+        Uring::new(&UringConfig::default()).unwrap()
+    }
+
+    /// A connection, its other end, and the port that it comes from.
+    fn connection(ring: &mut Uring, listener: &TcpListener, from: Option<u16>) -> (StreamId, TcpStream, u16) {
+        let stream = ring.connect(Token(1), listener.local_addr().unwrap(), from).unwrap();
+        let mut done: Vec<Completion> = Vec::new();
+        // What was under way on the former one ends as well.
+        let connected = loop {
+            ring.wait(Wait::Until(None), &mut done);
+            if let Some(connected) = done.iter().find(|one| one.token == Token(1)) {
+                break connected;
+            }
+        };
+        assert_eq!(connected.result, 0);
+        let (other, peer) = listener.accept().unwrap();
+        (stream, other, peer.port())
+    }
+
     #[test]
     fn a_connection_that_was_made_has_no_end_that_its_owner_did_not_set() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let mut ring = Uring::new(&UringConfig::default()).unwrap();
-        let stream = ring.connect(Token(1), listener.local_addr().unwrap()).unwrap();
+        let mut ring = ring();
+        let stream = ring.connect(Token(1), listener.local_addr().unwrap(), None).unwrap();
         let fd = ring.stream(stream);
         let patience = u128::from(sockopt::tcp_user_timeout(&fd).unwrap());
         assert_eq!(patience, CONNECT_TIMEOUT.as_millis(), "while it is made");
@@ -150,5 +222,43 @@ mod tests {
             "one that is idle ends when the machine is gone"
         );
         ring.close(stream);
+    }
+
+    #[test]
+    fn the_next_connection_comes_from_the_port_of_the_former_one_at_once() {
+        for host in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+            let listener = TcpListener::bind((host, 0)).unwrap();
+            let mut ring = ring();
+            let (mut stream, mut other, port) = connection(&mut ring, &listener, None);
+            for _ in 0..3 {
+                // What is under way holds the socket.
+                ring.receive(Token(2), stream, Segment::new(Buffer::new(4096), 0, 4096));
+                ring.wait(Wait::Poll, &mut Vec::new());
+                assert_eq!(ring.close(stream), Some(port));
+                let again;
+                (stream, other, again) = connection(&mut ring, &listener, Some(port));
+                assert_eq!(again, port, "{host}");
+            }
+            // One that the server has ended first, and one that it knows nothing of any more.
+            drop(other);
+            assert_eq!(ring.close(stream), Some(port));
+            let (stream, _other, again) = connection(&mut ring, &listener, Some(port));
+            assert_eq!(again, port, "{host}");
+            ring.close(stream);
+        }
+    }
+
+    #[test]
+    fn a_port_that_is_not_to_be_had_is_another_one() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut ring = ring();
+        let (first, _one, port) = connection(&mut ring, &listener, None);
+        // The connection is there still; and nobody comes from the server's own port.
+        for taken in [port, listener.local_addr().unwrap().port()] {
+            let (stream, _other, from) = connection(&mut ring, &listener, Some(taken));
+            assert_ne!(from, taken);
+            assert_eq!(ring.close(stream), Some(from));
+        }
+        ring.close(first);
     }
 }

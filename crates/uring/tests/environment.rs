@@ -662,7 +662,7 @@ fn random_numbers_differ() {
 fn a_stream_connects_carries_bytes_both_ways_and_ends_when_it_is_closed() {
     everywhere(|mut env| {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = env.connect(Token(1), listener.local_addr().unwrap()).unwrap();
+        let stream = env.connect(Token(1), listener.local_addr().unwrap(), None).unwrap();
         let connected = one(&mut env);
         assert_eq!((connected.token, connected.result), (Token(1), 0));
         let (mut peer, _) = listener.accept().unwrap();
@@ -694,7 +694,7 @@ fn of_a_stream_that_is_closed_in_the_middle_of_a_send_the_rest_is_never_sent() {
         for parts in [1, 4] {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 64 << 10).unwrap();
-            let stream = env.connect(Token(1), listener.local_addr().unwrap()).unwrap();
+            let stream = env.connect(Token(1), listener.local_addr().unwrap(), None).unwrap();
             assert_eq!(one(&mut env).result, 0);
             let (mut peer, _) = listener.accept().unwrap();
             peer.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
@@ -725,7 +725,7 @@ fn of_a_stream_that_is_closed_in_the_middle_of_a_send_the_rest_is_never_sent() {
 fn a_stream_to_where_nobody_listens_is_refused() {
     everywhere(|mut env| {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let stream = env.connect(Token(1), free).unwrap();
+        let stream = env.connect(Token(1), free, None).unwrap();
         assert_eq!(one(&mut env).result, -libc::ECONNREFUSED);
         env.close(stream);
     });

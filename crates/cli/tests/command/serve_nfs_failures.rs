@@ -124,6 +124,42 @@ fn a_soft_mount_gives_up_on_a_server_that_hangs_and_goes_on_when_it_answers() {
     }
 }
 
+/// The connection of `pid` to an NFS server: where it comes from, and the number of its socket. In /proc/net/tcp the second to fourth
+/// column are local and remote address and state, in hex, and the tenth is that number.
+fn connection(pid: u32) -> Option<(String, String)> {
+    let all = std::fs::read_to_string(format!("/proc/{pid}/net/tcp")).expect("its network");
+    let mut sockets = all.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let socket = sockets.find(|socket| socket[2].ends_with(":0801") && socket[3] == "01")?;
+    Some((socket[1].to_owned(), socket[9].to_owned()))
+}
+
+#[test]
+fn a_connection_that_is_lost_is_made_again_from_the_same_port() {
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        let nfs = NfsServer::start(&scratch);
+        scratch.sparse("export/disk.img", 4 * MIB);
+        let server = serve(&scratch, &nfs, &format!("?timeo=10&nconnect=1&{version}"));
+        assert_eq!(fill(&scratch, 0, 1), "1 None");
+        let (port, socket) = connection(server.pid()).expect("one that is up");
+        // It does not answer in time, so it is asked again, on another connection.
+        nfs.freeze();
+        std::thread::scope(|scope| {
+            let filled = scope.spawn(|| fill(&scratch, 1, 1));
+            let mut next = None;
+            until("there is another connection", || {
+                next = connection(server.pid()).filter(|(_, next)| *next != socket);
+                next.is_some()
+            });
+            nfs.thaw();
+            assert_eq!(next.expect("it is there").0, port);
+            assert_eq!(filled.join().expect("it does not panic"), "1 None");
+        });
+        assert_eq!(differing(&scratch, 2), "[]");
+        assert!(server.stop().status.success());
+    }
+}
+
 #[test]
 fn a_server_that_cannot_end_says_what_it_waits_for_and_ends_at_once_when_it_is_told_again() {
     let scratch = Scratch::new();

@@ -1,7 +1,8 @@
 //! One connection of a worker to the server: made when there is something to ask, and again when it is lost.
 //!
-//! What was asked on a connection that is lost is asked again, under its xid, on the next one. The first attempt is made at once,
-//! later ones after pauses.
+//! What was asked on a connection that is lost is asked again, under its xid, on the next one, which comes from the same port: by both
+//! a server with a reply cache knows what it has done, or is still about to do, and does it once. The first attempt is made at once,
+//! later ones after pauses; of those that fail every other one from another port, since something on the way may keep the old one.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -79,6 +80,10 @@ pub(super) struct Connection {
     state: State,
     /// Completions of earlier lives are of no interest.
     life: u32,
+    /// Where the last one that was made came from.
+    port: Option<u16>,
+    /// The last attempt was to come from there, and has failed.
+    elsewhere: bool,
     /// Calls to send.
     queue: VecDeque<u32>,
     sending: bool,
@@ -104,6 +109,8 @@ impl Connection {
             number,
             state: State::Down,
             life: 0,
+            port: None,
+            elsewhere: false,
             queue: VecDeque::new(),
             sending: false,
             received: None,
@@ -159,7 +166,7 @@ impl Connection {
         self.life = self.life.wrapping_add(1);
         let token_of_connect = self.token(token, Happening::Connected);
         let Some(network) = env.network() else { return };
-        match network.connect(token_of_connect, to) {
+        match network.connect(token_of_connect, to, self.port.filter(|_| !self.elsewhere)) {
             Ok(stream) => self.state = State::Connecting(stream),
             Err(errno) => {
                 log::warn!("no connection to {to} can be made: {errno}");
@@ -195,6 +202,7 @@ impl Connection {
     pub(super) fn connected(&mut self, env: &mut dyn Env, token: Token, pool: &Pool) {
         let State::Connecting(stream) = self.state else { return };
         self.state = State::Up(stream);
+        self.elsewhere = false;
         self.since = env.now();
         self.incoming = Incoming::default();
         self.reading = None;
@@ -237,10 +245,7 @@ impl Connection {
 
     /// The connection is of no use any more: what was asked on it will be asked again on the next.
     pub(super) fn lose(&mut self, env: &mut dyn Env, token: Token, calls: &mut Calls) {
-        if let (State::Connecting(stream) | State::Up(stream), Some(network)) = (self.state, env.network()) {
-            network.close(stream);
-        }
-        self.state = State::Down;
+        self.close(env);
         self.life = self.life.wrapping_add(1);
         self.sending = false;
         self.received = None;
@@ -255,6 +260,17 @@ impl Connection {
         self.queue = queue;
         if self.attempts > 0 {
             self.pause(env, token);
+        }
+    }
+
+    fn close(&mut self, env: &mut dyn Env) {
+        match (std::mem::replace(&mut self.state, State::Down), env.network()) {
+            (State::Up(stream), Some(network)) => self.port = network.close(stream),
+            (State::Connecting(stream), Some(network)) => {
+                network.close(stream);
+                self.elsewhere = !self.elsewhere;
+            }
+            _ => {}
         }
     }
 

@@ -32,11 +32,12 @@
 //! needs services on both sides, those of version 4 a state that has to be kept alive: they are not spoken, and who opens a file for
 //! writing is warned.
 //!
-//! A call is asked again only when its connection is lost, or was silent for `timeo` (a minute, as in Linux): a server that still has
-//! the first one in its queue does it twice, and the second time may come when something newer was written there. That
-//! is so with every client of versions 3 and 4.0, which have no sessions: a server that crashes has no queue any more, one that hangs
-//! is waited for, also where it leaves no room for what is sent, and one that is gone has no queue either; so nothing but a `timeo`
-//! shorter than a server hangs leads there.
+//! A call is asked again only when its connection is lost, or was silent for `timeo` (a minute, as in Linux). A server that still has
+//! the first one in its queue must not do it twice: the second time may come when something newer was written there. Servers know it by
+//! its xid and the port that it comes from (nfsd's reply cache, nfs-ganesha's DRC), so it comes from the same port again (`connection`).
+//! Where that cannot be had, or the server keeps no such list, versions 3 and 4.0, which have no sessions, leave no more than this: a
+//! server that crashes has no queue any more, one that hangs is waited for, also where it leaves no room for what is sent, and one that is
+//! gone has no queue either; so nothing but a `timeo` shorter than a server hangs leads there.
 
 mod address;
 mod arena;

@@ -9,6 +9,9 @@ use blockwork_sim::{Host, Random, Reaction};
 /// The handle of its file.
 pub const FILE: &[u8] = b"the file";
 
+/// Longest that a call waits in its queue.
+const WAIT_MAX: Nanos = Nanos::millis(300);
+
 /// How it misbehaves: of a million calls, how many.
 #[derive(Clone, Debug, Default)]
 pub struct Habits {
@@ -26,6 +29,8 @@ pub struct Habits {
     pub jukebox: u32,
     /// It closes the connection instead.
     pub closes: u32,
+    /// Calls that wait in its queue, and are done later, whatever has become of their connection by then.
+    pub waits: u32,
     /// COMMITs and stable WRITEs by which it finds that its disk has lost what it has cached. It says so once, as fsync(2) does, and
     /// goes on as if nothing was.
     pub loses: u32,
@@ -52,6 +57,19 @@ pub struct Server {
     cached: BTreeMap<u64, [u8; 512]>,
     verifier: u64,
     streams: BTreeMap<u32, Vec<u8>>,
+    /// From which port each stream comes.
+    ports: BTreeMap<u32, u16>,
+    /// From which ports connections were asked for, one after the other.
+    pub came_from: Vec<u16>,
+    /// Nobody gets through from this port.
+    pub kept_off: Option<u16>,
+    /// It has a reply cache, as servers do: what changes something and comes again, from the same port under the same xid, is not
+    /// done again.
+    pub remembers: bool,
+    /// Its answers to that, by port and xid; `None`: it is still to be done.
+    replies: BTreeMap<(u16, u32), Option<Vec<u8>>>,
+    /// What waits, and until when.
+    queue: Vec<(Nanos, StreamId, Vec<u8>)>,
     pub asked: Asked,
     /// By which connection each call came, and which procedure of version 3 it is of, or what it has of those.
     pub calls: Vec<(u32, u32)>,
@@ -147,6 +165,12 @@ impl Server {
             cached: BTreeMap::new(),
             verifier: 1,
             streams: BTreeMap::new(),
+            ports: BTreeMap::new(),
+            came_from: Vec::new(),
+            kept_off: None,
+            remembers: false,
+            replies: BTreeMap::new(),
+            queue: Vec::new(),
             asked: Asked::default(),
             calls: Vec::new(),
             gathered: Vec::new(),
@@ -179,6 +203,8 @@ impl Server {
     pub fn restart(&mut self, writes_back: u32) {
         self.restarts += 1;
         self.verifier += 1;
+        self.replies.clear();
+        self.queue.clear();
         self.garbles = self.strikes(self.habits.garbles);
         for (sector, bytes) in std::mem::take(&mut self.cached) {
             if self.random.chance(writes_back, 100) {
@@ -355,7 +381,22 @@ impl Server {
         Ok(Does::Write { count: count as u32, stable })
     }
 
-    fn react(&mut self, stream: StreamId, record: &[u8], out: &mut Vec<Reaction>) {
+    /// What a call is known by that comes again, if it changes something.
+    fn key(&self, stream: StreamId, call: &Call<'_>) -> Option<(u16, u32)> {
+        let changes = call.asks.iter().any(|asks| asks.procedure() != READ);
+        (self.remembers && changes).then(|| (self.ports[&stream.0], call.xid))
+    }
+
+    /// Does what has waited long enough.
+    fn do_late(&mut self, now: Nanos, out: &mut Vec<Reaction>) {
+        self.queue.sort_by_key(|(due, ..)| *due);
+        let due = self.queue.partition_point(|(due, ..)| *due <= now);
+        for (_, stream, record) in self.queue.drain(..due).collect::<Vec<_>>() {
+            self.carry_out(stream, &decode(&record), out);
+        }
+    }
+
+    fn react(&mut self, now: Nanos, stream: StreamId, record: &[u8], out: &mut Vec<Reaction>) {
         if self.strikes(self.habits.restarts) {
             let writes_back = *self.random.choose(&[0, 50, 100]);
             self.restart(writes_back);
@@ -370,6 +411,20 @@ impl Server {
             return;
         }
         let call = decode(record);
+        let key = self.key(stream, &call);
+        if let Some(known) = key.and_then(|key| self.replies.get(&key)) {
+            out.extend(known.clone().map(|bytes| Reaction { after: Nanos(0), stream, bytes: Some(bytes) }));
+            return;
+        }
+        if self.strikes(self.habits.waits) {
+            self.replies.extend(key.map(|key| (key, None)));
+            self.queue.push((Nanos(now.0 + self.random.below(WAIT_MAX.0)), stream, record.to_vec()));
+            return;
+        }
+        self.carry_out(stream, &call, out);
+    }
+
+    fn carry_out(&mut self, stream: StreamId, call: &Call<'_>, out: &mut Vec<Reaction>) {
         self.calls.extend(call.asks.iter().map(|asks| (stream.0, asks.procedure())));
         let writes = call.asks.iter().filter(|asks| asks.procedure() == WRITE).count() as u32;
         self.gathered.extend(Some(writes).filter(|writes| *writes > 0));
@@ -378,7 +433,8 @@ impl Server {
             out.push(Reaction { after: Nanos(0), stream, bytes: None });
             return;
         }
-        let (answer, after) = self.answer(&call);
+        let (answer, after) = self.answer(call);
+        self.replies.extend(self.key(stream, call).map(|key| (key, Some(answer.clone()))));
         if self.mute || self.strikes(self.habits.lost) {
             return;
         }
@@ -491,13 +547,19 @@ fn decode_4<'a>(rest: &mut Units<'a>, record: &'a [u8]) -> Vec<Asks<'a>> {
 }
 
 impl Host for Server {
-    fn connected(&mut self, stream: StreamId) -> bool {
+    fn connected(&mut self, stream: StreamId, port: u16) -> bool {
+        self.came_from.push(port);
+        if self.kept_off == Some(port) {
+            return false;
+        }
         self.streams.insert(stream.0, Vec::new());
+        self.ports.insert(stream.0, port);
         true
     }
 
-    fn received(&mut self, _: Nanos, stream: StreamId, bytes: &[u8]) -> Vec<Reaction> {
+    fn received(&mut self, now: Nanos, stream: StreamId, bytes: &[u8]) -> Vec<Reaction> {
         let mut out = Vec::new();
+        self.do_late(now, &mut out);
         // Of a connection that it has closed itself it hears nothing any more.
         let Some(input) = self.streams.get_mut(&stream.0) else { return out };
         input.extend(bytes);
@@ -514,7 +576,7 @@ impl Host for Server {
         }
         for record in records {
             if self.streams.contains_key(&stream.0) {
-                self.react(stream, &record, &mut out);
+                self.react(now, stream, &record, &mut out);
             }
         }
         out
