@@ -354,6 +354,37 @@ fn a_soft_mount_gives_up_and_a_hard_one_does_not() {
 }
 
 #[test]
+fn a_server_that_is_slow_is_not_asked_twice_while_it_goes_on() {
+    let options = NfsOptions { timeo: 10, connections: 1, ..NfsOptions::default() };
+    for mut hand in hands(ROOM, &options) {
+        hand.server.borrow_mut().pace = Nanos::millis(400);
+        for number in 0..16 {
+            hand.start(number, Op::Write, Flags::FUA, 8 * number, &[filled(4096, 7)]);
+        }
+        let ended = hand.wait(16);
+        assert!(ended.iter().all(|ended| ended.result == Ok(4096)), "{ended:?}");
+        let server = hand.server.borrow();
+        assert_eq!((server.asked.writes, server.came_from.len()), (16, 1));
+    }
+}
+
+#[test]
+fn a_call_that_was_dropped_is_asked_again_though_later_ones_are_answered() {
+    let options = NfsOptions { timeo: 10, connections: 1, ..NfsOptions::default() };
+    for mut hand in hands(ROOM, &options) {
+        hand.start(0, Op::Write, Flags::FUA, 0, &[filled(4096, 7)]);
+        hand.lose_answer(|server| server.asked.writes == 1);
+        hand.server.borrow_mut().pace = Nanos::millis(400);
+        for number in 1..16 {
+            hand.start(number, Op::Write, Flags::FUA, 8 * number, &[filled(4096, 7)]);
+        }
+        hand.pass(|server| server.came_from.len() == 2);
+        assert!(hand.ended() < 8, "its time is over before all of those are answered: {}", hand.ended());
+        hand.wait(16);
+    }
+}
+
+#[test]
 fn what_is_asked_again_comes_from_the_same_port_and_is_done_once() {
     for mut hand in both() {
         hand.server.borrow_mut().remembers = true;

@@ -243,10 +243,12 @@ impl NfsLeaf {
         };
         let outcome = connection.incoming.feed(&segment, &mut taker);
         if !answered.is_empty() {
-            self.hear(number);
+            self.hear();
         }
         for (xid, outcome) in answered {
             if let Some(call) = self.take(xid) {
+                let sent = call.sent.expect("only what was sent is answered");
+                self.connections[number].answered(sent, env.now());
                 if call.gathered() > 0 {
                     self.waiting.hear();
                 }
@@ -263,8 +265,7 @@ impl NfsLeaf {
     }
 
     /// The server is there.
-    fn hear(&mut self, number: usize) {
-        self.connections[number].answered();
+    fn hear(&mut self) {
         if std::mem::take(&mut self.silent) {
             log::warn!("{}: the server answers again", self.shared.name);
         }

@@ -95,6 +95,8 @@ pub(super) struct Connection {
     attempts: u32,
     /// Since when it is in its state.
     since: Nanos,
+    /// When that was sent which was answered last, and when it was answered.
+    progress: (Nanos, Nanos),
     /// The life of the server at its other end, if that has told it.
     pub(super) heard: Option<Verifier>,
     /// What the calls weigh that wait for an answer, sent or not.
@@ -118,6 +120,7 @@ impl Connection {
             reading: None,
             attempts: 0,
             since: Nanos(0),
+            progress: (Nanos(0), Nanos(0)),
             heard: None,
             load: 0,
             gathered: 0,
@@ -229,16 +232,22 @@ impl Connection {
         self.sending = false;
     }
 
-    /// The server has answered.
-    pub(super) fn answered(&mut self) {
+    /// The server has answered what was sent then.
+    pub(super) fn answered(&mut self, sent: Nanos, now: Nanos) {
         self.attempts = 0;
+        self.progress = (sent, now);
     }
 
-    /// Since when it waits to be connected, or for an answer to what was sent first.
+    /// Since when it waits to be connected, or for an answer to what was sent first. While it is the turn of what went with that, a slow
+    /// line or server is getting there: each answer counts. One to what was sent later tells nothing of a call that was dropped.
     pub(super) fn waits_since(&self, calls: &mut Calls) -> Option<Nanos> {
         match self.state {
             State::Connecting(_) => Some(self.since),
-            State::Up(_) => calls.on(self.number).filter_map(|(_, call)| call.sent).min(),
+            State::Up(_) => {
+                let first = calls.on(self.number).filter_map(|(_, call)| call.sent).min()?;
+                let (sent, answered) = self.progress;
+                Some(if sent <= first { first.max(answered) } else { first })
+            }
             State::Down | State::Paused => None,
         }
     }

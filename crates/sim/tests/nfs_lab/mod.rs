@@ -92,6 +92,11 @@ impl Hand {
         std::mem::take(&mut self.ended)
     }
 
+    /// How many requests have ended that nobody has waited for.
+    pub fn ended(&self) -> usize {
+        self.ended.len()
+    }
+
     /// Tells the leaf that a batch ends, and lets time pass until the server has been asked what was not answered.
     pub fn lose_answer(&mut self, is_asked: impl Fn(&Server) -> bool) {
         self.server.borrow_mut().habits.lost = 1_000_000;

@@ -92,6 +92,10 @@ pub struct Server {
     pub at_most: usize,
     /// It does not answer at all.
     pub mute: bool,
+    /// It does one call after the other, each in that time; if it is 0, all beside each other.
+    pub pace: Nanos,
+    /// Until when it has to do.
+    busy: Nanos,
     /// Of several WRITEs in a call it takes the data of all but the first from the start of the page of the message in which it begins, as nfsd
     /// of Linux 6.1.
     pub garbles: bool,
@@ -183,6 +187,8 @@ impl Server {
             fickle: false,
             at_most: usize::MAX,
             mute: false,
+            pace: Nanos(0),
+            busy: Nanos(0),
             garbles: false,
             garbled: 0,
             writes_max: u32::MAX,
@@ -392,7 +398,7 @@ impl Server {
         self.queue.sort_by_key(|(due, ..)| *due);
         let due = self.queue.partition_point(|(due, ..)| *due <= now);
         for (_, stream, record) in self.queue.drain(..due).collect::<Vec<_>>() {
-            self.carry_out(stream, &decode(&record), out);
+            self.carry_out(now, stream, &decode(&record), out);
         }
     }
 
@@ -421,10 +427,10 @@ impl Server {
             self.queue.push((Nanos(now.0 + self.random.below(WAIT_MAX.0)), stream, record.to_vec()));
             return;
         }
-        self.carry_out(stream, &call, out);
+        self.carry_out(now, stream, &call, out);
     }
 
-    fn carry_out(&mut self, stream: StreamId, call: &Call<'_>, out: &mut Vec<Reaction>) {
+    fn carry_out(&mut self, now: Nanos, stream: StreamId, call: &Call<'_>, out: &mut Vec<Reaction>) {
         self.calls.extend(call.asks.iter().map(|asks| (stream.0, asks.procedure())));
         let writes = call.asks.iter().filter(|asks| asks.procedure() == WRITE).count() as u32;
         self.gathered.extend(Some(writes).filter(|writes| *writes > 0));
@@ -433,7 +439,11 @@ impl Server {
             out.push(Reaction { after: Nanos(0), stream, bytes: None });
             return;
         }
-        let (answer, after) = self.answer(call);
+        let (answer, mut after) = self.answer(call);
+        if self.pace > Nanos(0) {
+            self.busy = Nanos(self.busy.max(now).0 + self.pace.0);
+            after = self.busy.since(now);
+        }
         self.replies.extend(self.key(stream, call).map(|key| (key, Some(answer.clone()))));
         if self.mute || self.strikes(self.habits.lost) {
             return;
