@@ -271,7 +271,16 @@ impl NfsLeaf {
         }
     }
 
+    /// The connection has ended, or nothing more can be made of what comes by it.
     fn lose(&mut self, env: &mut dyn Env, number: usize, why: &str) {
+        let twice = self.calls.on(number).filter(|(_, call)| call.is_repeated && call.sent.is_some());
+        let twice = twice.filter(|(_, call)| call.gathered() > 1).map(|(xid, _)| xid).collect::<Vec<u32>>();
+        self.connect_anew(env, number, why);
+        self.take_apart(env, &twice);
+    }
+
+    /// Ends the connection. What was asked goes out again on the next one as it was: a server that has it still does not do it twice.
+    fn connect_anew(&mut self, env: &mut dyn Env, number: usize, why: &str) {
         if self.connections[number].load > 0 && !self.silent {
             self.silent = true;
             log::warn!(
@@ -280,11 +289,8 @@ impl NfsLeaf {
                 self.shared.address
             );
         }
-        let twice = self.calls.on(number).filter(|(_, call)| call.is_repeated && call.sent.is_some());
-        let twice = twice.filter(|(_, call)| call.gathered() > 1).map(|(xid, _)| xid).collect::<Vec<u32>>();
         self.connections[number].lose(env, self.token, &mut self.calls);
-        self.take_apart(env, &twice);
-        // What was asked goes out again, perhaps to another life of the server.
+        // Perhaps to another life of the server.
         let calls: Vec<u32> = self.calls.on(number).map(|(xid, _)| xid).collect();
         for xid in calls {
             if let Some(Call { kind: Kind::Writes(writes), .. }) = self.calls.get_ref(xid) {
@@ -526,7 +532,7 @@ impl NfsLeaf {
             let waits = self.connections[number].waits_since(&mut self.calls);
             let silence = waits.map_or(Nanos(0), |since| now.since(since));
             if silence > timeo {
-                self.lose(env, number, "its time is over");
+                self.connect_anew(env, number, "its time is over");
             } else if silence.0 > timeo.0 / 4 && !self.silent {
                 self.silent = true;
                 log::warn!(
@@ -563,7 +569,7 @@ impl NfsLeaf {
         }
         if call.sent.is_some() {
             // Its memory goes back to the client, and must not be sent any more.
-            self.lose(env, call.connection, "its time is over");
+            self.connect_anew(env, call.connection, "its time is over");
         }
         self.failed(call.kind, SILENCE, ended);
     }

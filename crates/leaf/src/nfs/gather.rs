@@ -150,7 +150,8 @@ impl NfsLeaf {
         self.ask_since(env, Kind::Writes(writes), since);
     }
 
-    /// Calls of several writes whose connection was lost twice behind them are not asked again as they are.
+    /// Calls of several writes whose connection has ended behind them, when they had been asked before, are not asked again as they are:
+    /// the server may not take them. Only then: what they become has new xids, by which no server knows what it still has to do.
     pub(super) fn take_apart(&mut self, env: &mut dyn Env, lost: &[u32]) {
         for xid in lost {
             let Some(call) = self.take(*xid) else { continue };

@@ -288,3 +288,17 @@ fn what_makes_durable_goes_alone() {
     assert_eq!(gathered, [1, 1, 1, 1, 4]);
     hold_what_was_written(&hand.server.borrow(), 0..4);
 }
+
+#[test]
+fn what_is_not_answered_in_time_is_asked_again_as_it_was() {
+    let mut hand = hand_4(Server::new(1, DISK), &on_connections(1));
+    hand.server.borrow_mut().mute = true;
+    start_writes(&mut hand, 0..8);
+    hand.pass(|server| server.gathered.len() == 6);
+    let gathered = hand.server.borrow().gathered.clone();
+    assert!(gathered[0] > 1 && gathered.iter().all(|writes| *writes == gathered[0]), "{gathered:?}");
+    hand.server.borrow_mut().mute = false;
+    assert!(hand.wait(8).iter().all(|ended| ended.result == Ok(512)));
+    assert_eq!(hand.flush(), Ok(0));
+    hold_what_was_written(&hand.server.borrow(), 0..8);
+}
