@@ -16,10 +16,25 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Most bytes that one READ asks for.
 const READ_BYTES: u32 = 1 << 20;
 
+/// What of a socket's error tells nobody what has happened, in words that do: where its time is over, it is said that the call would block,
+/// or is under way.
+fn plainly(error: io::Error, patience: Duration) -> io::Error {
+    match rustix::io::Errno::from_io_error(&error) {
+        Some(rustix::io::Errno::AGAIN | rustix::io::Errno::INPROGRESS) => {
+            io::Error::new(io::ErrorKind::TimedOut, format!("no answer for {patience:?}"))
+        }
+        None if error.kind() == io::ErrorKind::UnexpectedEof => {
+            other("the server has closed the connection instead of answering")
+        }
+        _ => error,
+    }
+}
+
 /// A connection on which one call at a time is made.
 pub(super) struct Dialog {
     stream: TcpStream,
     xid: u32,
+    patience: Duration,
 }
 
 fn other(error: impl ToString) -> io::Error {
@@ -29,13 +44,17 @@ fn other(error: impl ToString) -> io::Error {
 impl Dialog {
     /// Connects, where it may from a port below 1024.
     pub(super) fn connect(to: SocketAddr) -> io::Result<Dialog> {
+        Dialog::connect_within(PATIENCE, to)
+    }
+
+    fn connect_within(patience: Duration, to: SocketAddr) -> io::Result<Dialog> {
         let (family, any): (_, IpAddr) = match to {
             SocketAddr::V4(_) => (AddressFamily::INET, Ipv4Addr::UNSPECIFIED.into()),
             SocketAddr::V6(_) => (AddressFamily::INET6, Ipv6Addr::UNSPECIFIED.into()),
         };
         let fd = socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, Some(ipproto::TCP))?;
         for timeout in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
-            sockopt::set_socket_timeout(&fd, timeout, Some(PATIENCE))?;
+            sockopt::set_socket_timeout(&fd, timeout, Some(patience))?;
         }
         // Each look at a disk is a connection of its own: its port is free again when it ends.
         sockopt::set_socket_linger(&fd, Some(Duration::ZERO))?;
@@ -44,8 +63,8 @@ impl Dialog {
         let _ = reserved_ports(std::process::id().into())
             .map(bound)
             .find(|bound| *bound != Err(rustix::io::Errno::ADDRINUSE));
-        connect(&fd, &to)?;
-        Ok(Dialog { stream: TcpStream::from(fd), xid: std::process::id() })
+        connect(&fd, &to).map_err(|errno| plainly(errno.into(), patience))?;
+        Ok(Dialog { stream: TcpStream::from(fd), xid: std::process::id(), patience })
     }
 
     /// Asks, and decodes the answer: its result begins at the offset that `decode` is given.
@@ -63,6 +82,11 @@ impl Dialog {
 
     /// Sends a call and receives its answer, of which nothing but the xid is looked at.
     fn exchange(&mut self, call: impl FnOnce(u32) -> Vec<u8>, longest: usize) -> io::Result<Vec<u8>> {
+        let patience = self.patience;
+        self.send_and_receive(call, longest).map_err(|error| plainly(error, patience))
+    }
+
+    fn send_and_receive(&mut self, call: impl FnOnce(u32) -> Vec<u8>, longest: usize) -> io::Result<Vec<u8>> {
         self.xid = self.xid.wrapping_add(1);
         self.stream.write_all(&call(self.xid))?;
         let mut message = Vec::new();
@@ -151,6 +175,19 @@ mod tests {
         drop(dialog);
         server.join().expect("it does not panic");
         result
+    }
+
+    #[test]
+    fn of_a_server_that_does_not_answer_it_is_told_what_it_does() -> io::Result<()> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let mut dialog = Dialog::connect_within(Duration::from_millis(50), listener.local_addr()?)?;
+        let mut ask = || dialog.ask(|xid| get_port(xid, NFS_PROGRAM, VERSION), port_reply).unwrap_err();
+        assert_eq!(ask().to_string(), "no answer for 50ms");
+        let (mut stream, _) = listener.accept()?;
+        stream.read_exact(&mut [0; 60])?;
+        stream.shutdown(std::net::Shutdown::Write)?;
+        assert_eq!(ask().to_string(), "the server has closed the connection instead of answering");
+        Ok(())
     }
 
     #[test]
