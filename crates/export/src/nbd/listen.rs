@@ -76,8 +76,11 @@ pub enum ListenError {
         /// How long.
         found: usize,
     },
+    /// It says no place.
+    #[error("{0:?} is nowhere to listen at; expected HOST:PORT, as in localhost:10809, or unix:PATH")]
+    NotAnAddress(String),
     /// A system call failed.
-    #[error("{place}: {call}: {source}")]
+    #[error("{place}: {call}: {source}{}", remedy(source))]
     System {
         /// Where to listen.
         place: String,
@@ -106,6 +109,21 @@ pub enum ListenError {
         /// What is wrong with it.
         reason: String,
     },
+}
+
+/// What to do about an error of a system call.
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => "; make its folder first (mkdir -p), or correct the path",
+        io::ErrorKind::PermissionDenied => {
+            "; choose a folder that this user may write to, or a port from 1024 on"
+        }
+        io::ErrorKind::AddrInUse => "; another program listens there: stop it, or choose another port",
+        io::ErrorKind::AddrNotAvailable => {
+            "; this machine has no such address: see `ip address`, and name one of those"
+        }
+        _ => "",
+    }
 }
 
 impl Listener {
@@ -137,6 +155,9 @@ impl Listener {
     /// [`Listener::insecure`] says otherwise.
     pub fn tcp(address: &str) -> Result<Listener, ListenError> {
         let failed = |call, source| ListenError::System { place: address.to_owned(), call, source };
+        if !has_host_and_port(address) {
+            return Err(ListenError::NotAnAddress(address.to_owned()));
+        }
         let listener = bind_tcp(address).map_err(|e| failed("bind", e))?;
         let local = listener.local_addr().map_err(|e| failed("getsockname", e))?;
         Ok(Listener { fd: Arc::new(listener.into()), place: Place::Tcp(local), insecure: false })
@@ -339,6 +360,11 @@ fn bind_tcp(address: &str) -> io::Result<TcpListener> {
     }
 }
 
+fn has_host_and_port(address: &str) -> bool {
+    let parts = address.rsplit_once(':');
+    parts.is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+}
+
 /// What `HOST:PORT` stands for. The standard library wants the interface of a link-local address as a number; people have its name.
 fn places(address: &str) -> io::Result<Vec<SocketAddr>> {
     let scoped = address.strip_prefix('[').and_then(|rest| rest.rsplit_once("]:"));
@@ -395,6 +421,25 @@ mod tests {
         for wrong in ["[fe80::1%nobody]:10809", "[fe80::1%lo]:x", "[fe80::1%lo]", "127.0.0.1"] {
             assert!(places(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn why_nobody_can_connect_is_said_with_what_to_do() {
+        for wrong in ["s", "10809", ":10809", "localhost", "localhost:nbd", "localhost:65536", "/tmp/s"] {
+            let said = Listener::tcp(wrong).unwrap_err().to_string();
+            assert!(said.contains("expected HOST:PORT, as in localhost:10809, or unix:PATH"), "{said}");
+        }
+        let said = |listener: Result<Listener, ListenError>| listener.unwrap_err().to_string();
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = taken.local_addr().unwrap().to_string();
+        let in_use = said(Listener::tcp(&address));
+        assert!(in_use.starts_with(&address) && in_use.ends_with("choose another port"), "{in_use}");
+        // TEST-NET-1, which no machine has.
+        let nowhere = said(Listener::tcp("192.0.2.1:10809"));
+        assert!(nowhere.ends_with("see `ip address`, and name one of those"), "{nowhere}");
+        let folder = tempfile::tempdir().unwrap();
+        let no_folder = said(Listener::unix(&folder.path().join("nobody/s")));
+        assert!(no_folder.ends_with("make its folder first (mkdir -p), or correct the path"), "{no_folder}");
     }
 
     #[test]
