@@ -81,9 +81,12 @@ pub(crate) enum Type {
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("how_large").required(true).args(["size", "extents", "virtual_size"]))]
 pub(crate) struct CreateArgs {
-    /// The new volume.
+    /// The new volume; with --name only its group.
     #[arg(value_name = "VG/LV")]
     pub(crate) volume: String,
+    /// What it is called.
+    #[arg(short = 'n', long, value_name = "LV")]
+    pub(crate) name: Option<String>,
     /// Its size, rounded up to whole extents.
     #[arg(short = 'L', long, value_name = "SIZE[m]")]
     pub(crate) size: Option<String>,

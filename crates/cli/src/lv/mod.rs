@@ -30,7 +30,7 @@ pub(crate) fn run(args: &LvArgs) -> Result<()> {
 }
 
 fn create(args: &CreateArgs) -> Result<()> {
-    let (group, name) = split(&args.volume)?;
+    let (group, name) = new_name(args)?;
     if args.thin.thin_pool {
         return change(&args.place, group, Change::CreateThinPool(thin::new_pool(args, name)?));
     }
@@ -114,6 +114,16 @@ fn tag(args: &TagArgs) -> Result<()> {
     let (group, name) = split(&args.volume)?;
     let tags = TagChange::from(&args.tags);
     change(&args.place, group, Change::TagVolume { volume: name.to_owned(), tags })
+}
+
+/// The group of a new volume and its name, however they are told.
+fn new_name(args: &CreateArgs) -> Result<(&str, &str)> {
+    let Some(name) = &args.name else { return split(&args.volume) };
+    let group = args.volume.strip_prefix("/dev/").unwrap_or(&args.volume);
+    if group.contains('/') {
+        bail!("{:?}: beside --name, expected the group alone; or leave --name out", args.volume);
+    }
+    Ok((group, name))
 }
 
 /// `VG/LV` as two names.

@@ -50,7 +50,7 @@ fn volumes_lie_where_lvcreate_and_lvextend_put_them() {
     const SIZES: &[(&str, u64)] = &[("a", 40), ("b", 30), ("c", 50)];
     const STEPS: &[(&[&str], &str)] = &[
         (&["lv", "create", "vg/one", "--extents", "7"], "lvcreate -an -Zn -Wn -y -n one -l 7 vg"),
-        (&["lv", "create", "vg/two", "--extents", "25"], "lvcreate -an -Zn -Wn -y -n two -l 25 vg"),
+        (&["lv", "create", "-l", "25", "-n", "two", "vg"], "lvcreate -an -Zn -Wn -y -n two -l 25 vg"),
         (
             &["lv", "create", "vg/three", "--stripes", "2", "--extents", "9", "--addtag", "t"],
             "lvcreate -an -Zn -Wn -y -n three -i 2 -I 64k -l 9 --addtag t vg",
@@ -234,6 +234,7 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
         (&["lv", "create", "vg/x", "--size", "1M", "--nosync"], "--nosync: only the mirrors"),
         (&["lv", "create", "none/x", "--size", "1M"], "there is no volume group \"none\"; there are: vg"),
         (&["lv", "create", "x", "--size", "1M"], "expected VG/LV"),
+        (&["lv", "create", "vg/x", "--size", "1M", "-n", "x"], "beside --name, expected the group alone"),
         (&["lv", "resize", "vg/lv", "--size", "-1M"], "add --force"),
         (&["lv", "resize", "vg/lv", "--size", "20M"], "it has 20 extents (20 MiB) already"),
         (&["lv", "remove", "vg/none"], "no logical volume \"vg/none\"; there are: lv"),
