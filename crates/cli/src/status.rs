@@ -27,6 +27,9 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
             Err(error) => log::warn!("{error}"),
         }
     }
+    if disks.is_empty() {
+        log::warn!("no server is running (of this user) that has a disk");
+    }
     let text = if args.json {
         let disk = |it: &Disk| json!({ "pid": it.pid, "name": it.name, "decisions": it.decisions, "choices": it.choices });
         format!("{}\n", json!({ "disks": disks.iter().map(disk).collect::<Vec<_>>() }))

@@ -22,6 +22,13 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
             bail!("no array is called {}; there are: {there}{elsewhere}", escape(name));
         }
     }
+    if arrays.is_empty() {
+        let (whose, elsewhere) = match args.disk.is_empty() {
+            true => ("of a running server (of this user)", "; add --disk DISK... for what no server has"),
+            false => ("on these disks", ""),
+        };
+        log::warn!("there is no array {whose}{elsewhere}");
+    }
     if args.json {
         return super::print(&format!("{}\n", serde_json::to_string(&ArrayList { arrays })?));
     }

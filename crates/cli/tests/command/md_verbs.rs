@@ -7,7 +7,7 @@ use crate::md_lab::{Lab, MIB};
 use crate::support;
 use crate::support::fs::Loop;
 use crate::support::nbd::{load, nbdload};
-use crate::support::{Background, Scratch, run, tool, until};
+use crate::support::{Background, Scratch, output, run, tool, until};
 use rustix::process::Signal;
 
 #[test]
@@ -555,4 +555,22 @@ fn arrays_on_disks_are_shown_as_they_are_written_down() {
     let said = lab.refused(&[&["add", "md/data", "t.img", "none.img"][..], &here].concat());
     assert!(said.contains("none.img: open") && said.contains("before that: t.img is a spare"), "{said}");
     assert_eq!(states(&["t.img"])[3], "t.img spare");
+}
+
+#[test]
+fn where_nothing_is_to_be_shown_that_is_said() {
+    let scratch = Scratch::new();
+    for (command, said) in [
+        (
+            &["md", "status"][..],
+            "there is no array of a running server (of this user); add --disk DISK... for what no server has",
+        ),
+        (&["md", "status", "--disk", "memory:1M"], "there is no array on these disks"),
+        (&["status"], "no server is running (of this user) that has a disk"),
+    ] {
+        let shown = output(&mut scratch.blockwork(command));
+        assert!(shown.status.success() && shown.stdout.is_empty(), "{shown:?}");
+        let stderr = String::from_utf8_lossy(&shown.stderr);
+        assert!(stderr.contains(said), "{command:?}: {stderr}");
+    }
 }
