@@ -30,6 +30,7 @@ pub(crate) enum MdVerb {
     Examine(ExamineArgs),
     /// Show arrays of running servers, or on disks, as /proc/mdstat does.
     #[command(
+        visible_alias = "detail",
         after_help = "Examples:\n  blockwork md status\n  blockwork md status md/data --disk a.img b.img"
     )]
     Status(StatusArgs),

@@ -565,7 +565,7 @@ fn where_nothing_is_to_be_shown_that_is_said() {
             &["md", "status"][..],
             "there is no array of a running server (of this user); add --disk DISK... for what no server has",
         ),
-        (&["md", "status", "--disk", "memory:1M"], "there is no array on these disks"),
+        (&["md", "detail", "--disk", "memory:1M"], "there is no array on these disks"),
         (&["status"], "no server is running (of this user) that has a disk"),
     ] {
         let shown = output(&mut scratch.blockwork(command));

@@ -182,7 +182,7 @@ fn a_read_only_server_has_read_only_files() {
 }
 
 #[test]
-fn the_mount_of_a_killed_server_is_named_with_its_remedy() {
+fn where_nothing_can_be_mounted_the_remedy_is_named() {
     let scratch = Scratch::new();
     scratch.sparse("disk.img", MIB);
     let (server, _left, file) = serve(&scratch, &["disk.img"]);
@@ -193,5 +193,7 @@ fn the_mount_of_a_killed_server_is_named_with_its_remedy() {
     let (server, _left, file) = serve(&scratch, &["disk.img"]);
     let said = scratch.refused(["--disk", "null:1M", "--fuse", &file]);
     assert!(said.contains("already mounted here"), "{said}");
+    let said = scratch.refused(["--disk", "null:1M", "--fuse", "nowhere/file"]);
+    assert!(said.contains("there is no folder nowhere: make it first"), "{said}");
     server.stop_for_stats();
 }

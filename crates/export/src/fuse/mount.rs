@@ -58,7 +58,7 @@ pub enum MountError {
         expected: &'static str,
     },
     /// A call failed.
-    #[error("{}: cannot {doing}: {source}{}", path.display(), hint(source))]
+    #[error("{}: cannot {doing}: {source}{}", path.display(), hint(path, source))]
     Io {
         /// Where.
         path: PathBuf,
@@ -88,11 +88,15 @@ pub enum MountError {
     },
 }
 
-fn hint(error: &io::Error) -> &'static str {
-    match error.kind() {
-        ErrorKind::PermissionDenied => " (FUSE needs /dev/fuse, and root or fusermount3)",
-        ErrorKind::NotFound => " (is FUSE there: `modprobe fuse`, package fuse3?)",
-        _ => "",
+fn hint(path: &Path, error: &io::Error) -> String {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+    match (error.kind(), folder) {
+        (ErrorKind::NotFound, Some(folder)) => {
+            format!(" (there is no folder {}: make it first)", folder.display())
+        }
+        (ErrorKind::NotFound, None) => " (is FUSE there: `modprobe fuse`, package fuse3?)".into(),
+        (ErrorKind::PermissionDenied, _) => " (FUSE needs /dev/fuse, and root or fusermount3)".into(),
+        _ => String::new(),
     }
 }
 
