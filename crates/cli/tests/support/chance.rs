@@ -29,8 +29,8 @@ impl Chance {
 }
 
 /// `SEEDS=100 FROM=7` for others than the usual one.
-pub fn seeds() -> Range<u64> {
-    let from = number("FROM").unwrap_or(1);
+pub fn seeds(usual: u64) -> Range<u64> {
+    let from = number("FROM").unwrap_or(usual);
     from..from + number("SEEDS").unwrap_or(1)
 }
 

@@ -19,7 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(900);
 #[test]
 fn arrays_by_chance_are_the_same_to_the_kernel_and_to_us() {
     let is_usual = std::env::var_os("SEEDS").is_none();
-    for seed in seeds() {
+    // In the usual one nobody is killed, so that everything is compared.
+    for seed in seeds(4) {
         let mut array = Array::new(seed);
         array.make();
         for turn in 0..if is_usual { 1 } else { 3 } {
