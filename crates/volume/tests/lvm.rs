@@ -411,6 +411,69 @@ fn old_mirrors_and_what_pvmove_moves_are_read_where_their_content_is() {
     }
 }
 
+/// What has all of a cached volume is its origin, where the cache writes through and always did: then it is read, and nothing above it is
+/// written either. It is not asked for the cache.
+#[test]
+fn a_volume_with_a_cache_is_read_past_it_where_nothing_else_is_in_it() {
+    let lab = Lab::new();
+    let a = pv(&lab, "a", 0, 40);
+    let on_a = |extent| linear(0, extent);
+    // The caches lie on a disk that is missing.
+    let on_missing = |extent| linear(1, extent);
+    let pool = |name: &str, id: u16, mode: &str| {
+        let segment = format!("data = \"{name}_cdata\" metadata = \"{name}_cmeta\" chunk_size = 128 {mode}");
+        [
+            lv(&format!("{name}_cdata"), id, HIDDEN, &[("striped", 1, &*on_missing(id.into()))]),
+            lv(&format!("{name}_cmeta"), id + 1, HIDDEN, &[("striped", 1, &*on_missing(u64::from(id) + 1))]),
+            lv(name, id + 2, HIDDEN, &[("cache-pool+METADATA_FORMAT", 1, &*segment)]),
+        ]
+    };
+    let cached = |name: &str, id: u16, pool: &str, more: &str, extent: u64| {
+        let origin = format!("{name}_corig");
+        let segment = format!("cache_pool = \"{pool}\" origin = \"{origin}\" {more}");
+        let kind = if more.contains("cache_mode") { "cache+CACHE_USES_CACHEVOL" } else { "cache" };
+        [
+            lv(&origin, id, HIDDEN, &[("striped", 2, &*on_a(extent))]),
+            lv(name, id + 1, SEEN, &[(kind, 2, &*segment)]),
+        ]
+    };
+    let mut lvs = vec![
+        lv("cvol", 6, HIDDEN, &[("striped", 1, &*on_missing(0))]),
+        lv("meta", 7, HIDDEN, &[("striped", 1, &*on_a(30))]),
+        lv(
+            "pool",
+            8,
+            SEEN,
+            &[("thin-pool", 2, "metadata = \"meta\" pool = \"read\" transaction_id = 1 chunk_size = 128")],
+        ),
+        lv("thin", 9, SEEN, &[("thin", 9, "thin_pool = \"pool\" transaction_id = 0 device_id = 1")]),
+    ];
+    for (name, id, mode) in
+        [("through", 10, "writethrough"), ("clean", 13, "writethrough"), ("back", 16, "writeback")]
+    {
+        lvs.extend(pool(name, id, &format!("cache_mode = \"{mode}\"")));
+    }
+    lvs.extend(pool("unsaid", 30, ""));
+    lvs.extend(cached("read", 20, "through", "", 0));
+    lvs.extend(cached("one", 22, "cvol", "cache_mode = \"passthrough\"", 3));
+    lvs.extend(cached("dirty", 24, "back", "", 6));
+    lvs.extend(cached("silent", 26, "unsaid", "", 9));
+    lvs.extend(cached("cleaned", 28, "clean", "cleaner = 1", 12));
+    commit(&a, &group(1, &[(0, 40), (1, 40)], lvs).text());
+    let mut assembly = lab.open_for_writing(&[&a]);
+    let one = volume(&mut assembly, "vg0/one");
+    assert!(content(&assembly, &one) == extents(0, 3, 2));
+    for name in ["dirty", "silent", "cleaned"] {
+        let said = refused(&mut assembly, &format!("vg0/{name}"));
+        assert!(said.contains("`lvchange --cachemode writethrough`"), "{said}");
+    }
+    for name in ["vg0/one", "vg0/read", "vg0/pool", "vg0/thin"] {
+        let device = assembly.graph().device(assembly.graph().find(name).unwrap());
+        let said = device.read_only.as_deref().unwrap_or_default();
+        assert!(said.contains("`lvconvert --uncache`"), "{name}: {said}");
+    }
+}
+
 #[test]
 fn a_volume_that_ends_behind_its_disk_is_refused_with_both_ends() {
     let lab = Lab::new();

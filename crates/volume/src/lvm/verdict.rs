@@ -77,12 +77,14 @@ impl<'a> Verdicts<'a> {
             SegmentType::ThinPool { .. } => {
                 return Some("it is a thin pool, whose volumes can be served, and nothing else of it".into());
             }
-            SegmentType::Cache { pool, mode, .. } if self.is_written_through(*pool, mode.as_deref()) => {
+            SegmentType::Cache { pool, mode, is_cleaning: false, .. }
+                if self.is_written_through(*pool, mode.as_deref()) =>
+            {
                 return None;
             }
             SegmentType::Cache { .. } => {
                 return Some(
-                    "it has a cache that may hold what its origin does not; `lvchange --cachemode writethrough` has Linux write that back"
+                    "it has a cache that may hold what its origin does not; `lvchange --cachemode writethrough` or `lvconvert --uncache` has Linux write that back"
                         .into(),
                 );
             }

@@ -167,6 +167,8 @@ pub enum SegmentType {
         origin: LvIndex,
         /// As of a cache pool, which has it where there is one.
         mode: Option<String>,
+        /// Whether LVM has begun to write back what the cache holds, and has not ended.
+        is_cleaning: bool,
     },
     /// `writecache`
     Writecache {
@@ -297,6 +299,7 @@ fn kind(seg: &Fields<'_>, name: &str, names: &Names<'_>) -> Result<SegmentType, 
             pool: seg.needed_lv("cache_pool", names)?,
             origin: seg.needed_lv("origin", names)?,
             mode: seg.text("cache_mode")?,
+            is_cleaning: seg.number("cleaner")?.is_some_and(|cleaner| cleaner != 0),
         },
         "writecache" => SegmentType::Writecache {
             fast: seg.needed_lv("writecache", names)?,
