@@ -1,31 +1,12 @@
 //! What a socket's front ends may have written into the log: it is this process's only one, so this is a process of its own.
 
+mod lines;
 mod vhost_support;
-
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockwork_format::vhost_user::{Message, VringState};
 use blockwork_format::virtio::blk::status;
-use log::{LevelFilter, Log, Metadata, Record};
 use vhost_support::{Rig, write};
 use vhostload::{Client, Options};
-
-/// Lines so far, of those that people see.
-static LINES: AtomicUsize = AtomicUsize::new(0);
-
-struct Count;
-
-impl Log for Count {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, _: &Record<'_>) {
-        LINES.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn flush(&self) {}
-}
 
 /// As a front end that does not ask how large its disk is, and stops and starts a queue that was used.
 fn tell_of_a_size_again_and_again(rig: &Rig) {
@@ -49,8 +30,7 @@ fn wait_again_and_again(rig: &Rig) {
 
 #[test]
 fn who_sends_what_is_no_message_again_and_again_does_not_fill_the_log() {
-    log::set_logger(&Count).unwrap();
-    log::set_max_level(LevelFilter::Info);
+    lines::count();
     let rig = Rig::new("memory:16M", 1);
     let begun = std::time::Instant::now();
     for _ in 0..500 {
@@ -63,6 +43,6 @@ fn who_sends_what_is_no_message_again_and_again_does_not_fill_the_log() {
     rig.stop();
     // Of six kinds of lines, one each in ten seconds; and few others.
     let most = 10 + 6 * (begun.elapsed().as_secs() as usize / 10);
-    let lines = LINES.load(Ordering::Relaxed);
+    let lines = lines::so_far();
     assert!((1..=most).contains(&lines), "{lines} lines, expected 1 to {most}");
 }

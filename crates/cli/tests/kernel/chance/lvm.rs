@@ -2,46 +2,42 @@
 //! clients write to them over NBD. After each turn both read the same in every volume, and `vgck` has nothing to say.
 
 use std::fmt::Write;
-use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Sums, client, expect_same, sums};
+use super::{PATIENCE, Run, Sums, client, expect_same, run_verb, sums};
 use crate::machine::{MIB, Machine};
-use crate::support::chance::{Chance, seeds};
+use crate::support::chance::Chance;
 use crate::support::output;
 
 const LIBRARY: &str = include_str!("lvm.sh");
 const DISKS: &[&str] = &["a", "b", "c", "d"];
-/// For a script in the guest, on a machine that has other things to do.
-const PATIENCE: Duration = Duration::from_secs(900);
 
 #[test]
 fn groups_by_chance_are_the_same_to_the_kernel_and_to_us() {
-    let is_usual = std::env::var_os("SEEDS").is_none();
-    for seed in seeds(1) {
-        let mut group = Group::new(seed);
-        for round in 0..if is_usual { 1 } else { 2 } {
-            let is_cut = !is_usual && group.chance.one_in(2);
-            group.turn(round, if is_usual { 6 } else { 10 }, is_cut);
+    for run in Run::all(1) {
+        let mut group = Group::new(run);
+        for round in 0..if run.is_short { 1 } else { 2 } {
+            let is_cut = !run.is_short && group.chance.one_in(2);
+            group.turn(round, if run.is_short { 6 } else { 10 }, is_cut);
         }
-        println!("seed {seed}: a group of {} volumes", group.volumes().len());
+        println!("{run}: a group of {} volumes", group.volumes().len());
     }
 }
 
 struct Group {
     machine: Machine,
     chance: Chance,
-    seed: u64,
+    run: Run,
 }
 
 impl Group {
-    fn new(seed: u64) -> Group {
-        let (mut machine, mut chance) = (Machine::new(), Chance::new(seed));
+    fn new(run: Run) -> Group {
+        let (mut machine, mut chance) = (Machine::new(), Chance::new(run.seed));
         for disk in DISKS {
             machine.disk(disk, chance.of(&[40, 64, 72, 96, 128]) * MIB);
         }
-        Group { machine, chance, seed }
+        Group { machine, chance, run }
     }
 
     /// The kernel's steps, and ours.
@@ -86,14 +82,14 @@ impl Group {
     }
 
     fn when(&self, round: u64, what: &str) -> String {
-        format!("SEEDS=1 FROM={}, turn {round}, {what}", self.seed)
+        format!("{}, turn {round}, {what}", self.run)
     }
 
     /// Runs a script in the guest; what the volumes hold then, for the kernel.
     fn kernel(&self, script: &str) -> Found {
         let script = format!("{LIBRARY}\n{script}\nvgck || echo vgck\nsums");
         let said = self.machine.run_long(PATIENCE, &script);
-        assert!(!said.stdout.contains("vgck"), "seed {}: {said}", self.seed);
+        assert!(!said.stdout.contains("vgck"), "{}: {said}", self.run);
         let mirrors = said.stdout.lines().filter_map(|line| line.strip_prefix("mirror "));
         Found { sums: sums(&said.stdout), mirrors: mirrors.map(str::to_owned).collect() }
     }
@@ -119,17 +115,12 @@ impl Group {
         sums(&said)
     }
 
-    /// Some of our verbs. What cannot be done is refused.
+    /// Some of our verbs.
     fn verbs(&mut self) {
         for number in 0..2 + self.chance.below(5) {
             let volumes = self.volumes();
             let verb = verb(&mut self.chance, number, &volumes);
-            let mut words: Vec<&str> = verb.split_whitespace().collect();
-            words.push("--disk");
-            words.extend(DISKS);
-            let done = output(&mut self.machine.scratch.blockwork(words));
-            self.machine.note("verb", &format!("{verb}: {done:?}"));
-            assert!(matches!(done.status.code(), Some(0..=2)), "seed {}, {verb}: {done:?}", self.seed);
+            run_verb(&self.machine, self.run, &verb, DISKS);
         }
     }
 
@@ -137,7 +128,7 @@ impl Group {
         let show = ["lv", "show", "--json", "--disk"];
         let done = output(&mut self.machine.scratch.blockwork(show.iter().chain(DISKS)));
         let Ok(Value::Array(volumes)) = serde_json::from_slice(&done.stdout) else {
-            panic!("seed {}, lv show: {done:?}", self.seed)
+            panic!("{}, lv show: {done:?}", self.run)
         };
         let text = |value: &Value| value.as_str().expect("text").to_owned();
         let volume = |it: &Value| Volume {

@@ -2,39 +2,34 @@
 //! by our verbs, while clients write. After each turn both read the same, and the kernel finds no copy that differs from another.
 
 use std::fmt::Write;
-use std::time::Duration;
 
-use super::{Sums, client, expect_same, sums};
+use super::{PATIENCE, Run, Sums, client, expect_same, run_verb, sums};
 use crate::machine::{MIB, Machine, Served};
-use crate::support::chance::{Chance, seeds};
-use crate::support::output;
+use crate::support::chance::Chance;
 
 const LIBRARY: &str = include_str!("md.sh");
 const NAMES: &[&str] = &["a", "b", "c", "d", "e", "f", "g"];
 /// Disks beside those that the array is made of.
 const SPARE: usize = 2;
-/// For a script in the guest, on a machine that has other things to do.
-const PATIENCE: Duration = Duration::from_secs(900);
 
 #[test]
 fn arrays_by_chance_are_the_same_to_the_kernel_and_to_us() {
-    let is_usual = std::env::var_os("SEEDS").is_none();
     // In the usual one nobody is killed, so that everything is compared.
-    for seed in seeds(4) {
-        let mut array = Array::new(seed);
+    for run in Run::all(4) {
+        let mut array = Array::new(run);
         array.make();
-        for turn in 0..if is_usual { 1 } else { 3 } {
+        for turn in 0..if run.is_short { 1 } else { 3 } {
             if turn > 0 {
                 let steps = array.steps();
                 array.kernel("assemble", &steps);
             }
-            if !is_usual && array.chance.one_in(2) {
+            if !run.is_short && array.chance.one_in(2) {
                 array.cut();
             }
             array.turn();
             array.judge();
         }
-        println!("seed {seed}: {:?} of {} members", array.level, array.members);
+        println!("{run}: {:?} of {} members", array.level, array.members);
     }
 }
 
@@ -58,7 +53,7 @@ struct Held {
 struct Array {
     machine: Machine,
     chance: Chance,
-    seed: u64,
+    run: Run,
     level: Level,
     members: usize,
     /// Of each chunk.
@@ -68,8 +63,8 @@ struct Array {
 }
 
 impl Array {
-    fn new(seed: u64) -> Array {
-        let (mut machine, mut chance) = (Machine::new(), Chance::new(seed));
+    fn new(run: Run) -> Array {
+        let (mut machine, mut chance) = (Machine::new(), Chance::new(run.seed));
         let level = chance.of(&[
             Level::Raid0,
             Level::Raid1,
@@ -92,7 +87,7 @@ impl Array {
         for disk in &NAMES[..members + SPARE] {
             machine.disk(disk, chance.of(&[20, 20, 22, 24]) * MIB);
         }
-        Array { machine, chance, seed, level, members, copies, uuid: String::new(), held: Held::default() }
+        Array { machine, chance, run, level, members, copies, uuid: String::new(), held: Held::default() }
     }
 
     /// The kernel makes it, and takes the first steps.
@@ -125,11 +120,7 @@ impl Array {
         let steps = self.steps();
         let said = self.kernel(&make, &steps);
         let uuid = said.lines().find_map(|line| line.strip_prefix("uuid "));
-        self.uuid = uuid.unwrap_or_else(|| panic!("{}: no uuid: {said}", self.place())).to_owned();
-    }
-
-    fn place(&self) -> String {
-        format!("SEEDS=1 FROM={}", self.seed)
+        self.uuid = uuid.unwrap_or_else(|| panic!("{}: no uuid: {said}", self.run)).to_owned();
     }
 
     fn disks(&self) -> &'static [&'static str] {
@@ -176,7 +167,7 @@ impl Array {
         let script = format!("{LIBRARY}\nuuid={}\n{begin}\n{steps}\ntell", self.uuid);
         let said = self.machine.run_long(PATIENCE, &script).stdout;
         let differs = said.lines().find_map(|line| line.strip_prefix("differs "));
-        assert_eq!(sums(&said).len(), 1, "{}: there is no array: {said}", self.place());
+        assert_eq!(sums(&said).len(), 1, "{}: there is no array: {said}", self.run);
         self.held = Held { sum: Some(sums(&said)), differs: differs.is_some_and(|sectors| sectors != "0") };
         said
     }
@@ -196,7 +187,8 @@ impl Array {
         self.machine.expect_untouched(&before);
         if self.chance.one_in(2) {
             for _ in 0..1 + self.chance.below(3) {
-                self.verb(false);
+                let verb = self.verb(false);
+                run_verb(&self.machine, self.run, &verb, self.disks());
             }
         }
         let is_killed = self.chance.one_in(4);
@@ -205,7 +197,7 @@ impl Array {
         if is_killed {
             self.held.sum = None;
         } else {
-            expect_same(&format!("{}, before and after our end", self.place()), &written, &read);
+            expect_same(&format!("{}, before and after our end", self.run), &written, &read);
             self.held.sum = Some(read);
         }
     }
@@ -213,7 +205,7 @@ impl Array {
     /// Somebody reads what the other has left.
     fn expect(&self, when: &str, held: &Held, read: &Sums) {
         if let Some(sum) = held.sum.as_ref().filter(|_| !held.differs) {
-            expect_same(&format!("{}, {when}", self.place()), sum, read);
+            expect_same(&format!("{}, {when}", self.run), sum, read);
         }
     }
 
@@ -221,7 +213,7 @@ impl Array {
     fn judge(&mut self) {
         let ours = std::mem::take(&mut self.held);
         self.kernel("assemble", "");
-        assert!(ours.differs || !self.held.differs, "{}: copies differ after us", self.place());
+        assert!(ours.differs || !self.held.differs, "{}: copies differ after us", self.run);
         let theirs = self.held.sum.clone().expect("the kernel tells");
         self.expect("as we left it", &ours, &theirs);
     }
@@ -243,18 +235,18 @@ impl Array {
     fn serve_and_write(&mut self, is_killed: bool) -> Sums {
         let (most, wait) = (self.chance.below(4), self.chance.one_in(2));
         let seeds = [self.chance.below(1 << 32), self.chance.below(1 << 32)];
-        let verbs: Vec<String> = (0..most).map(|_| self.verb_words(true)).collect();
+        let verbs: Vec<String> = (0..most).map(|_| self.verb(true)).collect();
         let served = self.serve(&[]);
         self.write(seeds[0]);
         for verb in &verbs {
-            self.run_verb(verb, &[]);
+            run_verb(&self.machine, self.run, verb, &[]);
         }
         let said = self.write(seeds[1]);
         if is_killed {
             served.kill();
         } else {
             if wait {
-                self.run_verb("md wait md/chance", &[]);
+                run_verb(&self.machine, self.run, "md wait md/chance", &[]);
             }
             served.stop();
         }
@@ -269,22 +261,8 @@ impl Array {
         client(&self.machine, &script)
     }
 
-    fn verb(&mut self, is_served: bool) {
-        let verb = self.verb_words(is_served);
-        let disks = [&["--disk"], self.disks()].concat();
-        self.run_verb(&verb, &disks);
-    }
-
-    /// What cannot be done is refused.
-    fn run_verb(&self, verb: &str, disks: &[&str]) {
-        let words = verb.split_whitespace().chain(disks.iter().copied());
-        let done = output(&mut self.machine.scratch.blockwork(words));
-        self.machine.note("verb", &format!("{verb}: {done:?}"));
-        assert!(matches!(done.status.code(), Some(0..=2)), "{}, {verb}: {done:?}", self.place());
-    }
-
     /// A verb of ours. A server does it in the background unless it is waited for.
-    fn verb_words(&mut self, is_served: bool) -> String {
+    fn verb(&mut self, is_served: bool) -> String {
         let (one, other) = (self.chance.of(self.disks()), self.chance.of(self.disks()));
         let wait = if is_served { "--wait" } else { "" };
         if self.level == Level::Raid0 {

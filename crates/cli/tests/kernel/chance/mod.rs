@@ -8,13 +8,48 @@ mod lvm;
 mod md;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use std::fmt::{self, Display, Formatter, Write};
+use std::time::Duration;
 
 use crate::machine::Machine;
+use crate::support::chance::seeds;
 use crate::support::nbd::python;
+use crate::support::output;
 
 /// What the scripts of clients have beside those of [`python`].
 const CLIENT: &str = include_str!("client.py");
+
+/// For a script in the guest, on a machine that has other things to do.
+const PATIENCE: Duration = Duration::from_secs(900);
+
+/// One run of a test, told as what runs it again: a short one where nobody has asked for `SEEDS`.
+#[derive(Clone, Copy)]
+struct Run {
+    seed: u64,
+    is_short: bool,
+}
+
+impl Run {
+    fn all(usual: u64) -> impl Iterator<Item = Run> {
+        let is_short = std::env::var_os("SEEDS").is_none();
+        seeds(usual).map(move |seed| Run { seed, is_short })
+    }
+}
+
+impl Display for Run {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{}FROM={}", if self.is_short { "" } else { "SEEDS=1 " }, self.seed)
+    }
+}
+
+/// Runs a verb of ours. What cannot be done is refused.
+fn run_verb(machine: &Machine, run: Run, verb: &str, disks: &[&str]) {
+    let place = if disks.is_empty() { &[][..] } else { &["--disk"] };
+    let words = verb.split_whitespace().chain(place.iter().chain(disks).copied());
+    let done = output(&mut machine.scratch.blockwork(words));
+    machine.note("verb", &format!("{verb}: {done:?}"));
+    assert!(matches!(done.status.code(), Some(0..=2)), "{run}, {verb}: {done:?}");
+}
 
 /// What volumes hold: their bytes, and the SHA-256 of these unless they cannot be read.
 type Sums = BTreeMap<String, (u64, Option<String>)>;
