@@ -147,6 +147,10 @@ pub enum NodeKind {
     Snapshot,
     /// dm-snapshot's origin while a snapshot is merged into it.
     SnapshotMerge,
+    /// dm-cache, as far as it is read.
+    Cache,
+    /// dm-writecache, likewise.
+    Writecache,
     /// Something else (tests, layers to come).
     Other(&'static str),
 }
@@ -169,6 +173,8 @@ impl NodeKind {
             NodeKind::SnapshotOrigin => "snapshot-origin",
             NodeKind::Snapshot => "snapshot",
             NodeKind::SnapshotMerge => "snapshot-merge",
+            NodeKind::Cache => "cache",
+            NodeKind::Writecache => "writecache",
             NodeKind::Other(name) => name,
         }
     }

@@ -26,6 +26,7 @@ mod source;
 
 pub mod blkif;
 pub mod blktrace;
+pub mod cache;
 pub mod dm_raid;
 pub mod log_writes;
 pub mod lvm2;

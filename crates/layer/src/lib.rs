@@ -2,7 +2,7 @@
 //! of `blockwork-format`, and which layers make up a volume that of `blockwork-volume`.
 //!
 //! Here: the device-mapper targets `linear`, `striped`, `delay`, `zero` and `error`, the table that puts targets side by
-//! side, and the partition; md arrays ([`md`]); a smaller limit on discards over any of them; what holds writes back while a stack is
+//! side, and the partition; md arrays ([`md`]); what of an origin lies on a cache ([`Overlay`]); a smaller limit on discards over any of them; what holds writes back while a stack is
 //! changed ([`Suspension`]). Sources: the kernel's
 //! `Documentation/admin-guide/device-mapper/{linear,striped,delay,zero}.rst`.
 //!
@@ -15,6 +15,7 @@ mod discard_max;
 mod divisor;
 mod linear;
 pub mod md;
+mod overlay;
 pub mod snapshot;
 mod striped;
 mod suspended;
@@ -25,6 +26,7 @@ mod zero;
 pub use delay::Delay;
 pub use discard_max::DiscardMax;
 pub use linear::Linear;
+pub use overlay::{Overlay, OverlayConfig, OverlayError};
 pub use striped::{Stripe, Striped, StripedError};
 pub use suspended::Suspension;
 pub use table::{Segment, Table, TableError};

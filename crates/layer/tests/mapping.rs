@@ -107,6 +107,62 @@ proptest! {
         let nr = 1 + (len * (size - sector - 1) as f64) as u64;
         prop_assert_eq!(by_extents(&table, sector, nr), &by_hand[sector as usize..(sector + nr) as usize]);
     }
+
+    #[test]
+    fn an_overlay_has_its_blocks_elsewhere_and_the_rest_where_it_was(
+        block in 1u64..9, start in 0u64..20, cut in 0u64..8, places in prop::collection::vec(0u32..40, 12),
+        kept in 0u32..1 << 12, in_order: bool, from in 0.0f64..1.0, len in 0.0f64..1.0,
+    ) {
+        let place = |n: u64| if in_order { n as u32 + 3 } else { places[n as usize] };
+        let blocks: Vec<_> = (0..12).filter(|n| kept >> n & 1 == 1).map(|n| (n, place(n))).collect();
+        let size = 12 * block - cut.min(block - 1);
+        let layer = overlay(block, start, size, &blocks).unwrap();
+        let sector = (from * size as f64) as u64;
+        let nr = 1 + (len * (size - sector - 1) as f64) as u64;
+        let by_hand: Vec<_> = (sector..sector + nr)
+            .map(|at| match blocks.iter().find(|(own, _)| *own == at / block) {
+                Some((_, place)) => (Target::Leaf(LeafId(1)), start + u64::from(*place) * block + at % block),
+                None => (Target::Leaf(LeafId(0)), at),
+            })
+            .collect();
+        prop_assert_eq!(by_extents(&layer, sector, nr), by_hand);
+    }
+}
+
+fn overlay(block: u64, start: u64, size: u64, blocks: &[(u64, u32)]) -> Result<Overlay, OverlayError> {
+    let config = OverlayConfig {
+        origin: leaf(0, size),
+        fast: leaf(1, start + 40 * block),
+        block: block.try_into().unwrap(),
+        start: Sector(start),
+        blocks: blocks.to_vec(),
+    };
+    Overlay::new(NodeId(10), config)
+}
+
+#[test]
+fn an_overlay_of_blocks_in_a_row_is_one_request_and_nothing_of_it_is_written() {
+    let layer = overlay(8, 16, 96, &[(2, 5), (3, 6), (4, 7), (6, 8)]).unwrap();
+    assert_eq!(resolve(&layer, Op::Read, 20, 16).len(), 1);
+    let sectors: Vec<_> =
+        resolve(&layer, Op::Read, 0, 96).iter().map(|it| (it.span.sector.0, it.span.nr.0)).collect();
+    assert_eq!(sectors, [(0, 16), (56, 24), (40, 8), (80, 8), (56, 40)]);
+    assert!(layer.limits().read_only);
+    for op in [Op::Write, Op::Discard, Op::WriteZeroes] {
+        assert_eq!(resolve(&layer, op, 0, 96)[0].target, Target::Error(Errno::EROFS));
+    }
+    assert_eq!(resolve(&layer, Op::Flush, 0, 0).len(), 2);
+}
+
+#[test]
+fn an_overlay_of_blocks_that_are_nowhere_or_not_in_order_is_refused() {
+    let refused = |blocks: &[(u64, u32)]| overlay(8, 16, 92, blocks).unwrap_err().to_string();
+    assert!(overlay(8, 16, 92, &[(11, 39)]).is_ok(), "the last ones of both");
+    assert!(refused(&[(12, 0)]).contains("block 12 of the origin is at sector 96, of 92"));
+    assert!(refused(&[(u64::MAX, 0)]).contains("of the origin"));
+    assert!(refused(&[(3, 40)]).contains("block 40 of the fast device is at sector 336, of 336"));
+    assert!(refused(&[(3, 1), (3, 2)]).contains("block 3 of the origin is there twice"));
+    assert!(refused(&[(3, 1), (2, 2)]).contains("block 2"));
 }
 
 #[test]

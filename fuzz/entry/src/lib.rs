@@ -13,6 +13,7 @@
 
 mod blkif;
 mod blktrace;
+mod cache_metadata;
 mod dm_raid;
 mod dm_table;
 mod exception_store;
@@ -32,6 +33,7 @@ mod virtqueue;
 
 pub use blkif::blkif;
 pub use blktrace::blktrace;
+pub use cache_metadata::{cache_metadata, writecache};
 pub use dm_raid::dm_raid;
 pub use dm_table::dm_table;
 pub use exception_store::exception_store;
@@ -71,6 +73,8 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("exception_store", exception_store),
     ("thin_metadata", thin_metadata),
     ("thin_edit", thin_edit),
+    ("cache_metadata", cache_metadata),
+    ("writecache", writecache),
     ("vhost_user", vhost_user),
     ("virtqueue", virtqueue),
 ];

@@ -3,6 +3,8 @@
 //! `cargo run -p blockwork-fuzz-entry --example seeds` writes them to `fuzz/corpus`; a test fails where the files there
 //! are not what is made here. Files beside them (what a fuzzer found) stay as they are.
 
+mod caches;
+
 use blockwork_format::blktrace::{Act, Category, Device, Record, Remap};
 use blockwork_format::dm_raid;
 use blockwork_format::log_writes::{Flags, Writer};
@@ -144,6 +146,13 @@ pub fn seeds() -> Vec<Seed> {
         let count = u8::try_from(THIN_OPERATIONS.len()).expect("few");
         add("thin_edit", name, [&[count][..], &operations, &thin_input(SEAL, mappings)].concat());
     }
+    for (name, flags, version) in
+        [("flags", SEAL, 1), ("bitmap", SEAL, 2), ("unclean", SEAL, 2 | caches::UNCLEAN), ("as-it-is", 0, 1)]
+    {
+        add("cache_metadata", name, caches::cache_input(flags, version));
+    }
+    add("writecache", "few", caches::writecache_input(12));
+    add("writecache", "many", caches::writecache_input(300));
     all
 }
 

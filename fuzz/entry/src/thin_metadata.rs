@@ -28,6 +28,11 @@ pub fn thin_metadata(data: &[u8]) {
 
 /// The device that the rest of an input describes.
 pub(crate) fn device(input: &mut Input<'_>) -> Sparse {
+    device_of(input, &KINDS)
+}
+
+/// The same, of blocks of those kinds.
+pub(crate) fn device_of(input: &mut Input<'_>, kinds: &[BlockKind]) -> Sparse {
     let flags = input.u8();
     let mut device = Sparse::new(u64::from(BLOCKS) * BLOCK_BYTES as u64, Vec::new());
     while !input.0.is_empty() {
@@ -38,7 +43,7 @@ pub(crate) fn device(input: &mut Input<'_>) -> Sparse {
             block[at..at + 8].copy_from_slice(&input.array::<8>());
         }
         if flags & SEAL != 0 {
-            KINDS[usize::from(kind) % KINDS.len()].seal(nr, &mut block);
+            kinds[usize::from(kind) % kinds.len()].seal(nr, &mut block);
         }
         device.write(nr * BLOCK_BYTES as u64, block.to_vec());
     }

@@ -149,6 +149,8 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
             "thin_metadata",
             &[("superblock", 100), ("mappings", 60), ("bitmap", 150), ("dump", 20), ("refused", 300)],
         ),
+        ("cache_metadata", &[("superblock", 50), ("kept", 4000), ("refused", 200)]),
+        ("writecache", &[("writecache", 200), ("kept", 8000), ("refused", 150)]),
         (
             "thin_edit",
             &[

@@ -85,7 +85,7 @@ lv --type thin-pool -n pool -l 8 shown
 lv -T -n thin -V 1m shown/pool
 filled shown thin
 
-# Caches: a pool of two volumes, one volume for both, and one that has what its origin has not.
+# Caches: a pool of two volumes, one volume for both, and one that may have what its origin has not.
 vgcreate -s 256k cached /d/i /d/j >&2
 for one in through volume back; do lv -n $one -l 12 cached /d/i; done
 for one in through back; do lv --type cache-pool -n for_$one -L 2M --poolmetadatasize 2M cached /d/j; done
@@ -93,14 +93,13 @@ lv -n for_volume -L 12M cached /d/j
 lvconvert -y --type cache --cachepool cached/for_through --cachemode writethrough cached/through >&2
 lvconvert -y --type cache --cachepool cached/for_back --cachemode writeback cached/back >&2
 lvconvert -y --type cache --cachevol cached/for_volume --cachemode passthrough cached/volume >&2
-for one in through volume; do filled cached $one; done
+for one in through back volume; do filled cached $one; done
 
 lvs -a --noheadings --units s --nosuffix --separator ' ' -o vg_name,lv_name,lv_size >/out/lvs
 vgs >&2
 "#;
 
-const REFUSED: &[(&str, &str)] =
-    &[("shown/pool", "thin pool"), ("cached/back", "lvchange --cachemode writethrough")];
+const REFUSED: &[(&str, &str)] = &[("shown/pool", "thin pool")];
 
 const MIRRORED: &[&str] = &["my-vg/raid1", "my-vg/raid1x3", "my-vg/raid10", "my-vg/converted", "my-vg/wm"];
 
@@ -118,7 +117,7 @@ fn volumes_of_every_kind_are_read_whole_and_those_of_other_kinds_are_refused_by_
     let facts = Facts(&made.stdout);
     let names: Vec<&str> =
         made.stdout.lines().filter_map(|line| line.split_once(" size ")).map(|(name, _)| name).collect();
-    assert!(names.len() > 22, "{names:?}");
+    assert!(names.len() > 23, "{names:?}");
     let before = machine.prints();
     for order in [
         ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"],
@@ -145,8 +144,7 @@ fn volumes_of_every_kind_are_read_whole_and_those_of_other_kinds_are_refused_by_
     expect_pattern("served by itself", machine.copy_out("my-vg/striped4"), SEED);
     let said = served.stop();
     // Of the pool its volume is served: that is not missed.
-    let not_served: Vec<&str> = said.lines().filter(|line| line.contains("not served")).collect();
-    assert!(not_served.len() == 1 && not_served[0].contains("cached/back"), "{said}");
+    assert!(!said.contains("not served"), "{said}");
     // What is written through is there without the cache.
     let served = machine.serve(&["i"], &["--read-only", "cached/through", "cached/volume"]);
     for name in ["cached/through", "cached/volume"] {

@@ -8,6 +8,7 @@ mod chance;
 mod crashes;
 mod failures;
 mod files;
+mod lvm_caches;
 mod lvm_reads;
 mod lvm_verbs;
 mod lvm_writes;

@@ -48,9 +48,6 @@ const BLOCK_LENGTH: u64 = 4096;
 /// Sectors of a metadata block.
 pub const BLOCK_SECTORS: u64 = BLOCK_LENGTH / SECTOR_BYTES;
 
-/// Where every block has its own number.
-const NUMBER_AT: usize = 8;
-
 /// A metadata block.
 pub type Block = [u8; BLOCK_BYTES];
 
@@ -84,6 +81,10 @@ pub enum BlockKind {
     Bitmap,
     /// The index of the metadata space map.
     Index,
+    /// The superblock of dm-cache, whose metadata is of such blocks, too.
+    CacheSuperblock,
+    /// A part of an array: of dm-cache.
+    Array,
 }
 
 impl BlockKind {
@@ -93,15 +94,36 @@ impl BlockKind {
             Self::Node => 121_107,
             Self::Bitmap => 240_779,
             Self::Index => 160_478,
+            Self::CacheSuperblock => 9_031_977,
+            Self::Array => 595_846_735,
         }
     }
 
     fn place(self) -> &'static str {
         match self {
             Self::Superblock => "thin superblock",
-            Self::Node => "thin metadata node",
+            Self::Node => "metadata node",
             Self::Bitmap => "thin space-map bitmap",
             Self::Index => "thin space-map index",
+            Self::CacheSuperblock => "cache superblock",
+            Self::Array => "cache array block",
+        }
+    }
+
+    /// Where a block of this kind has its own number.
+    fn number_at(self) -> usize {
+        match self {
+            Self::Array => 16,
+            _ => 8,
+        }
+    }
+
+    /// What mends metadata with blocks of this kind.
+    fn repair(self) -> &'static str {
+        match self {
+            Self::Node => "`thin_repair`, or `cache_repair` of a cache,",
+            Self::CacheSuperblock | Self::Array => "`cache_repair`",
+            _ => "`thin_repair`",
         }
     }
 
@@ -112,7 +134,7 @@ impl BlockKind {
 
     /// Gives a block its number and its checksum.
     pub fn seal(self, nr: u64, block: &mut Block) {
-        put(block, NUMBER_AT, &nr.to_le_bytes());
+        put(block, self.number_at(), &nr.to_le_bytes());
         let sum = self.checksum(block);
         put(block, 0, &sum.to_le_bytes());
     }
@@ -125,19 +147,21 @@ impl BlockKind {
     pub fn verify(self, nr: u64, block: &Block) -> Result<(), FormatError> {
         let (found, expected) = (u32_le(block, 0), self.checksum(block));
         if found != expected {
-            let remedy = "the metadata is damaged: `thin_repair` makes what is whole of it anew";
             let error = self.wrong(nr, 0, "checksum", format!("{found:#010x}"), format!("{expected:#010x}"));
-            return Err(error.with_remedy(remedy));
+            let repair = self.repair();
+            return Err(error.with_remedy(format_args!(
+                "the metadata is damaged: {repair} makes what is whole of it anew"
+            )));
         }
-        let own = u64_le(block, NUMBER_AT);
+        let own = u64_le(block, self.number_at());
         if own != nr {
-            return Err(self.wrong(nr, NUMBER_AT, "block number", own, nr));
+            return Err(self.wrong(nr, self.number_at(), "block number", own, nr));
         }
         Ok(())
     }
 
     /// A field of a block that is wrong.
-    fn wrong(
+    pub(crate) fn wrong(
         self,
         nr: u64,
         at: usize,
@@ -163,7 +187,7 @@ pub fn metadata_blocks(device_bytes: u64) -> u64 {
 pub fn read_block(source: &dyn Source, nr: u64) -> Result<Box<Block>, FormatError> {
     let mut block = Box::new([0; BLOCK_BYTES]);
     let offset = nr.saturating_mul(BLOCK_LENGTH);
-    let unreadable = |error| FormatError::unreadable("thin metadata block", offset, &error);
+    let unreadable = |error| FormatError::unreadable("metadata block", offset, &error);
     source.read_at(offset, &mut block[..]).map_err(unreadable)?;
     Ok(block)
 }

@@ -9,6 +9,7 @@
 //! told; (2) a physical volume is found by UUID only; where two devices have the same one, neither is used; (3) metadata is
 //! written by [`edit`] alone.
 
+mod cache;
 pub(crate) mod choose;
 pub mod edit;
 pub(crate) mod metadata;

@@ -148,11 +148,8 @@ impl Volume {
                 let area = if is_moved { images.last() } else { images.first() };
                 self.linear(assembly, text, segment, area.expect("a mirror has copies"), alone)
             }
-            // What a cache that writes through holds is on the origin.
-            SegmentType::Cache { origin, .. } => {
-                let area = Area::Lv { lv: *origin, extent: 0 };
-                self.linear(assembly, text, segment, &area, alone)
-            }
+            SegmentType::Cache { .. } => self.cache(assembly, text, segment, alone),
+            SegmentType::Writecache { .. } => self.writecache(assembly, text, segment, alone),
             SegmentType::Striped { stripe_size, stripes } => {
                 let mut members = Vec::with_capacity(stripes.len());
                 for area in stripes {
@@ -178,7 +175,7 @@ impl Volume {
 
     /// Of a mirror, the copy that counts: the first, which the kernel, too, believes wherever two may differ; and of a segment that `pvmove` has
     /// moved as a whole the last, to which alone the kernel writes from then on. A write would have to reach all of them, so it is only read.
-    fn linear(
+    pub(super) fn linear(
         &mut self,
         assembly: &mut Assembly,
         text: &VolumeGroup,

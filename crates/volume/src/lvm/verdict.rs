@@ -42,8 +42,9 @@ impl<'a> Verdicts<'a> {
             return Some("its metadata does not allow writing; `lvchange -p rw` changes that".into());
         }
         let kinds = || text.segments.iter().map(|segment| &segment.kind);
-        if kinds().any(|kind| matches!(kind, SegmentType::Cache { .. })) {
-            let why = "it has a cache, past which its origin is read; `lvconvert --uncache` makes one of it that can be written";
+        let is_cached = |kind| matches!(kind, &(SegmentType::Cache { .. } | SegmentType::Writecache { .. }));
+        if kinds().any(is_cached) {
+            let why = "it has a cache, which would have to know of what is written; `lvconvert --uncache` makes one of it that can be written";
             return Some(why.into());
         }
         kinds().any(|kind| matches!(kind, SegmentType::Mirror { .. })).then(|| {
@@ -72,35 +73,18 @@ impl<'a> Verdicts<'a> {
                     "it is a {name}, and of LVM's RAID only raid0, raid1 and raid10 can be served"
                 ));
             }
-            SegmentType::Raid { .. } | SegmentType::Mirror { .. } | SegmentType::Thin { .. } => return None,
+            SegmentType::Raid { .. }
+            | SegmentType::Mirror { .. }
+            | SegmentType::Thin { .. }
+            | SegmentType::Cache { .. }
+            | SegmentType::Writecache { .. } => return None,
             SegmentType::Snapshot { .. } => "snapshots",
             SegmentType::ThinPool { .. } => {
                 return Some("it is a thin pool, whose volumes can be served, and nothing else of it".into());
             }
-            SegmentType::Cache { pool, mode, is_cleaning: false, .. }
-                if self.is_written_through(*pool, mode.as_deref()) =>
-            {
-                return None;
-            }
-            SegmentType::Cache { .. } => {
-                return Some(
-                    "it has a cache that may hold what its origin does not; `lvchange --cachemode writethrough` or `lvconvert --uncache` has Linux write that back"
-                        .into(),
-                );
-            }
             SegmentType::CachePool { .. } => "caches",
-            SegmentType::Writecache { .. } => "volumes with a writecache",
             SegmentType::Unknown => return Some(format!("its type {name} is not known here")),
         };
         Some(format!("its type is {name}, and {what} cannot be served yet"))
-    }
-
-    /// Whether a cached volume's origin has all that was written to it. LVM lets nobody change to such a mode before that is so.
-    fn is_written_through(&self, pool: LvIndex, mode: Option<&str>) -> bool {
-        let of_pool = self.vg.lvs[pool.0].segments.iter().find_map(|segment| match &segment.kind {
-            SegmentType::CachePool { mode, .. } => mode.as_deref(),
-            _ => None,
-        });
-        matches!(mode.or(of_pool), Some("writethrough" | "passthrough"))
     }
 }

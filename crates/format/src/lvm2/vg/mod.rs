@@ -20,7 +20,7 @@ mod segment;
 #[cfg(test)]
 mod tests;
 
-pub use segment::{Area, Message, RaidLevel, Segment, SegmentType};
+pub use segment::{Area, CacheParts, Message, RaidLevel, Segment, SegmentType};
 
 use super::{Section, Uuid};
 use crate::FormatError;

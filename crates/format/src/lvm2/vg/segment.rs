@@ -169,6 +169,8 @@ pub enum SegmentType {
         mode: Option<String>,
         /// Whether LVM has begun to write back what the cache holds, and has not ended.
         is_cleaning: bool,
+        /// Of one LV in place of a pool: what is where in it.
+        parts: Option<CacheParts>,
     },
     /// `writecache`
     Writecache {
@@ -183,6 +185,15 @@ pub enum SegmentType {
     Zero,
     /// Any other. Its keys are in the tree only.
     Unknown,
+}
+
+/// Where metadata and data of a cache are in the one LV that has both: sectors, and how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CacheParts {
+    /// The metadata.
+    pub metadata: (u64, u64),
+    /// The data.
+    pub data: (u64, u64),
 }
 
 impl SegmentType {
@@ -300,6 +311,7 @@ fn kind(seg: &Fields<'_>, name: &str, names: &Names<'_>) -> Result<SegmentType, 
             origin: seg.needed_lv("origin", names)?,
             mode: seg.text("cache_mode")?,
             is_cleaning: seg.number("cleaner")?.is_some_and(|cleaner| cleaner != 0),
+            parts: cache_parts(seg)?,
         },
         "writecache" => SegmentType::Writecache {
             fast: seg.needed_lv("writecache", names)?,
@@ -359,6 +371,19 @@ fn thin_pool(seg: &Fields<'_>, names: &Names<'_>) -> Result<SegmentType, FormatE
         zero_new_blocks: seg.number("zero_new_blocks")?.unwrap_or(0) != 0,
         messages,
     })
+}
+
+fn cache_parts(seg: &Fields<'_>) -> Result<Option<CacheParts>, FormatError> {
+    if seg.number("metadata_start")?.is_none() {
+        return Ok(None);
+    }
+    let part = |start, len| {
+        let part = (seg.needed_number(start)?, positive(seg, len)?);
+        let end = part.0.checked_add(part.1).filter(|end| *end <= SECTORS_MAX);
+        end.map(|_| part).ok_or_else(|| seg.wrong(start, part.0, format!("less than {SECTORS_MAX} sectors")))
+    };
+    let metadata = part("metadata_start", "metadata_len")?;
+    Ok(Some(CacheParts { metadata, data: part("data_start", "data_len")? }))
 }
 
 fn raid(seg: &Fields<'_>, level: RaidLevel, names: &Names<'_>) -> Result<SegmentType, FormatError> {
