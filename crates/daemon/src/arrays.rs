@@ -15,9 +15,9 @@ pub struct ArrayStatus {
     pub name: String,
     /// As mdadm prints it.
     pub uuid: String,
-    /// `raid0`, `raid1`, `raid10`.
+    /// `raid0`, `raid1`, `raid10`; `raid4`, `raid5`, `raid6` of those that are only read.
     pub level: String,
-    /// `near=2`, `far=2`, ...: of a RAID10.
+    /// `near=2`, `far=2`, ...: of a RAID10; `left-symmetric` and so on: of one with parity.
     pub layout: Option<String>,
     /// Its chunk, where it has one.
     pub chunk_size: Option<u64>,

@@ -92,8 +92,8 @@ impl Cache {
     }
 }
 
-fn contents(device: &Vec<u8>) -> Result<(Superblock, Kept), FormatError> {
-    Ok(read(device)?.expect("it was used"))
+fn contents(device: &[u8]) -> Result<(Superblock, Kept), FormatError> {
+    Ok(read(&device)?.expect("it was used"))
 }
 
 #[test]

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::*;
+use blockwork_format::md::{Level, ParityLayout};
+use blockwork_layer::md::{Parity, ParityConfig, ParityError};
 use blockwork_layer::*;
 use proptest::prelude::*;
 
@@ -127,6 +129,50 @@ proptest! {
             .collect();
         prop_assert_eq!(by_extents(&layer, sector, nr), by_hand);
     }
+}
+
+fn parity(members: &[(u64, u64)], size: u64) -> Result<Parity, ParityError> {
+    let config = ParityConfig {
+        layout: ParityLayout::new(Level::Raid5, 2, 4).unwrap(),
+        chunk: 8.try_into().unwrap(),
+        members: (0..)
+            .zip(members)
+            .map(|(n, (start, sectors))| (leaf(n, *sectors), Sector(*start)))
+            .collect(),
+        size: Sectors(size),
+    };
+    Parity::new(NodeId(10), config)
+}
+
+#[test]
+fn an_array_with_parity_has_its_data_beside_it() {
+    let layer = parity(&[(0, 40), (100, 200), (16, 40), (0, 24)], 23).unwrap();
+    assert_eq!(layer.sectors(), Sectors(48), "two whole rows of three");
+    // Left symmetric: the data of a row begin behind its parity, which is on the last member, then on the one before it.
+    let by_hand = |row: u64, place: u16, start: u64| {
+        (0..8).map(move |n| (Target::Leaf(LeafId(place)), start + 8 * row + n))
+    };
+    let expected: Vec<_> = [(0, 0, 0), (0, 1, 100), (0, 2, 16), (1, 3, 0), (1, 0, 0), (1, 1, 100)]
+        .into_iter()
+        .flat_map(|(row, place, start)| by_hand(row, place, start))
+        .collect();
+    for (sector, nr) in [(0, 48), (3, 30), (8, 8), (47, 1)] {
+        let part = &expected[sector as usize..(sector + nr) as usize];
+        assert_eq!(by_extents(&layer, sector, nr), part, "{nr} from {sector} on");
+    }
+    assert!(layer.limits().read_only);
+    assert_eq!(resolve(&layer, Op::Write, 0, 8)[0].target, Target::Error(Errno::EROFS));
+    assert_eq!(resolve(&layer, Op::Flush, 0, 0).len(), 4);
+}
+
+#[test]
+fn an_array_with_parity_whose_members_do_not_make_one_is_refused() {
+    let refused = |members: &[(u64, u64)], size| parity(members, size).unwrap_err().to_string();
+    assert!(refused(&[(0, 40); 3], 16).contains("it has 3 members, and its layout is one for 4"));
+    let said = refused(&[(0, 40), (0, 40), (30, 45), (0, 40)], 16);
+    assert!(said.contains("member 2 has 45 sectors") && said.contains("sector 46; was it cut?"), "{said}");
+    assert!(refused(&[(0, 40); 4], 7).contains("7 sectors make no array"));
+    assert!(refused(&[(0, 40); 4], u64::MAX).contains("member 0"));
 }
 
 fn overlay(block: u64, start: u64, size: u64, blocks: &[(u64, u32)]) -> Result<Overlay, OverlayError> {

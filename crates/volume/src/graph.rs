@@ -145,7 +145,8 @@ impl Device {
         }
     }
 
-    pub(crate) fn layer(&self) -> Option<&Arc<dyn Layer>> {
+    /// Its layer, if it has been built.
+    pub fn layer(&self) -> Option<&Arc<dyn Layer>> {
         match &self.stack {
             Stack::Ready(layer) => Some(layer),
             Stack::Unbuilt | Stack::Refused(_) => None,

@@ -285,15 +285,15 @@ fn a_member_that_is_not_recovered_is_no_copy_and_its_replacement_no_member() {
 #[test]
 fn levels_and_features_that_are_not_supported_are_shown_and_refused() {
     let lab = Lab::new();
-    let five = Set::new("five", Level::Raid5, 2, 3);
+    let linear = Set::new("linear", Level::Linear, 0, 3);
     let reshaped = Set::new("reshaped", Level::Raid10, N2, 2);
-    let mut disks = five.members(&lab);
+    let mut disks = linear.members(&lab);
     for (place, disk) in (0..).zip(reshaped.members(&lab)) {
         with(&disk, reshaped.superblock(place), |superblock| superblock.features = Features::RESHAPE_ACTIVE);
         disks.push(disk);
     }
     let mut assembly = lab.open(&refs(&disks));
-    for (name, why) in [("five", "level is raid5"), ("reshaped", "a reshape is under way")] {
+    for (name, why) in [("linear", "level is linear"), ("reshaped", "a reshape is under way")] {
         let said = refused(&mut assembly, &format!("md/{name}"));
         assert!(said.contains(why) && said.contains("let Linux serve this array"), "{said}");
     }

@@ -18,6 +18,7 @@ mod md_reads;
 mod md_sync;
 mod md_writes;
 mod nfs;
+mod parity;
 mod snapshot;
 #[expect(dead_code, reason = "`command` uses all of it")]
 #[path = "../support/mod.rs"]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Raid10Layout, unsupported};
+use super::{Access, ParityLayout, Raid10Layout, unsupported};
 use crate::FormatError;
 
 /// Most places that an array can have: the table of roles ends with the superblock's 4096 bytes.
@@ -90,9 +90,13 @@ impl Level {
         matches!(self, Level::Raid1 | Level::Raid4 | Level::Raid5 | Level::Raid6 | Level::Raid10)
     }
 
-    /// Whether arrays of this level can be served.
-    pub(super) fn is_supported(self) -> bool {
-        matches!(self, Level::Raid0 | Level::Raid1 | Level::Raid10)
+    /// What can be done with arrays of this level, if anything.
+    fn access(self) -> Option<Access> {
+        match self {
+            Level::Raid0 | Level::Raid1 | Level::Raid10 => Some(Access::Write),
+            Level::Raid4 | Level::Raid5 | Level::Raid6 => Some(Access::Read),
+            Level::Linear | Level::Other(_) => None,
+        }
     }
 }
 
@@ -148,12 +152,24 @@ impl Shape {
         })
     }
 
-    /// Whether arrays of this level can be served.
-    pub fn supports_level(&self) -> Result<(), FormatError> {
-        if self.level.is_supported() {
-            return Ok(());
-        }
-        Err(unsupported(self.place, self.offset, "level", self.level, "raid0, raid1 or raid10")
+    /// The layout of a level with parity.
+    pub fn parity(&self) -> Result<ParityLayout, FormatError> {
+        let disks = u16::try_from(self.raid_disks).expect("at most RAID_DISKS_MAX");
+        ParityLayout::new(self.level, self.layout, disks).ok_or_else(|| {
+            let expected = format!("one that a {} of {disks} members can have", self.level);
+            unsupported(self.place, self.offset, "layout", self.layout, expected)
+                .with_remedy("let Linux serve this array")
+        })
+    }
+
+    /// Whether arrays of this level can be read, or written.
+    pub fn supports_level(&self, access: Access) -> Result<(), FormatError> {
+        let expected = match (self.level.access(), access) {
+            (Some(Access::Write), _) | (Some(Access::Read), Access::Read) => return Ok(()),
+            (_, Access::Write) => "raid0, raid1 or raid10 for writing",
+            (_, Access::Read) => "raid0, raid1, raid4, raid5, raid6 or raid10",
+        };
+        Err(unsupported(self.place, self.offset, "level", self.level, expected)
             .with_remedy("let Linux serve this array"))
     }
 }

@@ -24,7 +24,7 @@
 
 use super::level::Shape;
 use super::v1::Region;
-use super::{IN_SYNC, Level, MAGIC, Raid10Layout, Role, Uuid, checksum, unsupported};
+use super::{Access, IN_SYNC, Level, MAGIC, ParityLayout, Raid10Layout, Role, Uuid, checksum, unsupported};
 use crate::bytes::length;
 use crate::{FormatError, SECTOR_BYTES};
 
@@ -278,7 +278,7 @@ impl Superblock {
     ///
     /// A level that is not supported.
     pub fn supports_reading(&self) -> Result<(), FormatError> {
-        self.shape().supports_level()
+        self.shape().supports_level(Access::Read)
     }
 
     /// Where the data is: from the start of the device.
@@ -336,6 +336,15 @@ impl Superblock {
     /// As for [`super::v1::Superblock::raid10_layout`].
     pub fn raid10_layout(&self) -> Result<Raid10Layout, FormatError> {
         self.shape().raid10()
+    }
+
+    /// Its layout, where its level has parity.
+    ///
+    /// # Errors
+    ///
+    /// As for [`super::v1::Superblock::parity_layout`].
+    pub fn parity_layout(&self) -> Result<ParityLayout, FormatError> {
+        self.shape().parity()
     }
 
     fn shape(&self) -> Shape {

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`Geometry`] | where each sector of an array lies on its members, and back: arithmetic, no I/O |
 //! | [`Array`] | the layer: state of the members, write-intent bitmap, failures |
+//! | [`Parity`] | an array of level 4, 5 or 6 with all its members, for reading |
 //! | [`Record`] | what is written about an array, and where: [`MdRecord`], [`DmRaidRecord`], [`Unrecorded`] |
 //!
 //! What the bytes of superblocks and bitmaps mean is `blockwork_format::md`'s business.
@@ -27,6 +28,7 @@ mod md_record;
 mod member;
 mod mend;
 mod pace;
+mod parity;
 mod past;
 mod raid0;
 mod raid1;
@@ -52,6 +54,7 @@ pub use geometry::{Geometry, GeometryError, Place, Places};
 pub use intent::IntentConfig;
 pub use md_record::{MdRecord, MdRecordError, MdSite};
 pub use member::MemberConfig;
+pub use parity::{Parity, ParityConfig, ParityError};
 pub use raid0::Raid0;
 pub use raid1::Raid1;
 pub use raid10::Raid10;

@@ -122,7 +122,7 @@ impl Volume {
             (self.part(assembly, text, origin)?, segment.extent_count * text.extent_sectors);
         if origin.sectors().0 != sectors {
             let found = origin.sectors();
-            return Err(format!("its origin has {found}, and it has {}", Sectors(sectors)));
+            return Err(format!("its origin has {found} sectors, and it has {}", Sectors(sectors)));
         }
         let block = NonZeroU64::new(kept.block_sectors).expect("a block has sectors");
         let config = OverlayConfig { origin, fast, block, start: Sector(kept.start), blocks: kept.blocks };

@@ -180,7 +180,7 @@ impl Volume {
     }
 }
 
-fn read_superblock(source: &dyn Source) -> Result<Option<Superblock>, FormatError> {
+pub(super) fn read_superblock(source: &dyn Source) -> Result<Option<Superblock>, FormatError> {
     let mut bytes = [0; 512];
     let read = source.read_at(0, &mut bytes);
     read.map_err(|error| FormatError::unreadable("dm-raid superblock", 0, &error))?;
@@ -211,7 +211,7 @@ fn geometry(kind: &SegmentType, sectors: Sectors) -> Result<Geometry, String> {
             let layout = Raid10Layout::new(copies.max(2), 1, false, FarSets::One, count.into());
             DmRaidLevel::Raid10(layout.map_err(|error| error.to_string())?)
         }
-        RaidLevel::Parity => unreachable!("volumes with parity are refused when their group is assembled"),
+        RaidLevel::Parity => unreachable!("volumes with parity are arrays of another kind"),
     };
     crate::dm_raid::geometry(level, count, Sectors(*stripe_size), sectors)
 }
@@ -245,7 +245,7 @@ impl State {
         raid.check(&truth)?;
         for (position, leg) in (0..).zip(legs.iter_mut()) {
             let Some(Leg { config, meta: Some(meta) }) = leg else { continue };
-            match judge(&truth, meta, position) {
+            match judge(&truth, meta.superblock.as_ref(), position) {
                 Ok(recovered) => config.recovered = config.recovered.or(recovered),
                 Err(why) => {
                     state.warnings.push(format!("{}: {why}; it is left out", config.name));
@@ -276,8 +276,12 @@ impl State {
 }
 
 /// Up to where a leg is in sync (none: all of it); or why it is out.
-fn judge(truth: &Superblock, meta: &Meta, position: u16) -> Result<Option<Sector>, String> {
-    let Some(own) = &meta.superblock else { return Err("it has no superblock: it is new, and empty".into()) };
+pub(super) fn judge(
+    truth: &Superblock,
+    own: Option<&Superblock>,
+    position: u16,
+) -> Result<Option<Sector>, String> {
+    let Some(own) = own else { return Err("it has no superblock: it is new, and empty".into()) };
     if own.array_position != u32::from(position) {
         return Err(format!("its superblock is that of leg {}, expected {position}", own.array_position));
     }

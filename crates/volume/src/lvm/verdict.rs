@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType, Snapshot, VolumeGroup};
 
+use super::parity;
 use super::snapshot::snapshot_sectors;
 
 /// What the snapshots of a group mean for its other volumes.
@@ -47,6 +48,10 @@ impl<'a> Verdicts<'a> {
             let why = "it has a cache, which would have to know of what is written; `lvconvert --uncache` makes one of it that can be written";
             return Some(why.into());
         }
+        let has_parity = |kind| matches!(kind, &SegmentType::Raid { level: RaidLevel::Parity, .. });
+        if kinds().any(has_parity) {
+            return Some("it is a RAID with parity, which is not written here".into());
+        }
         kinds().any(|kind| matches!(kind, SegmentType::Mirror { .. })).then(|| {
             if text.flags.has("PVMOVE") {
                 "`pvmove` is moving it, and it is read where its content is by now; let Linux finish that, or `pvmove --abort` it".into()
@@ -68,10 +73,10 @@ impl<'a> Verdicts<'a> {
             SegmentType::Linear(_) | SegmentType::Striped { .. } | SegmentType::Error | SegmentType::Zero => {
                 return None;
             }
-            SegmentType::Raid { level: RaidLevel::Parity, .. } => {
-                return Some(format!(
-                    "it is a {name}, and of LVM's RAID only raid0, raid1 and raid10 can be served"
-                ));
+            SegmentType::Raid { level: RaidLevel::Parity, .. }
+                if parity::layout_of(&segment.type_name).is_none() =>
+            {
+                return Some(format!("it is a {name}, whose layout is not known here"));
             }
             SegmentType::Raid { .. }
             | SegmentType::Mirror { .. }

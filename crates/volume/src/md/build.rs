@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use blockwork_engine::{NodeKind, Sector, Sectors};
+use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
 use blockwork_format::md::v1::{self, Features};
 use blockwork_format::md::{Access, IN_SYNC, Level, Role, Superblock, Time, bad_blocks};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
-use blockwork_layer::md::{self, ArrayConfig, IntentConfig, MdRecord, MdSite, MemberConfig, Record};
+use blockwork_layer::md::{
+    self, ArrayConfig, IntentConfig, MdRecord, MdSite, MemberConfig, Parity, ParityConfig, Record,
+};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::choose::Choice;
@@ -123,6 +125,9 @@ impl Building<'_> {
                 configs[place] = Some(self.member(member.device)?);
             }
         }
+        if matches!(self.truth.level(), Level::Raid4 | Level::Raid5 | Level::Raid6) {
+            return self.assemble_parity(configs);
+        }
         let geometry = layout::geometry(self.truth, &room)?;
         let in_sync = |place: u16| {
             configs[usize::from(place)].as_ref().is_some_and(|config| config.recovered.is_none())
@@ -165,6 +170,37 @@ impl Building<'_> {
         self.assembly.set_sync_speed(self.name, NodeKind::Md, &array, (None, None)).map_err(said)?;
         let root = self.assembly.with_settings(self.name, array.clone(), raid10_chunk).map_err(said)?;
         Ok(Assembled { stack: Stack::Ready(root), layer: Some(array), sectors, read_only, bitmap })
+    }
+
+    /// An array of which a part is parity: where nothing is missing of it, that is not needed.
+    fn assemble_parity(self, configs: Vec<Option<MemberConfig>>) -> Result<Assembled, String> {
+        let level = self.truth.level();
+        let (layout, chunk, size) = layout::parity(self.truth)?;
+        let alone =
+            format!("a {level} is read here only with all of its members; let Linux serve this array");
+        let is_whole = |config: &MemberConfig| config.recovered.is_none();
+        let missing = configs.iter().position(|config| !config.as_ref().is_some_and(is_whole));
+        if let Some(place) = missing {
+            let count = configs.len();
+            return Err(format!("member {place} of {count} is missing or not in sync, and {alone}"));
+        }
+        if let Some(bad) = configs.iter().flatten().find(|config| !config.bad.is_empty()) {
+            return Err(format!("{} has sectors on its list of bad blocks, and {alone}", bad.name));
+        }
+        let members = configs.into_iter().flatten().map(|config| (config.layer, config.data_start)).collect();
+        let node = self.assembly.graph.nodes.add(self.name, NodeKind::Md, MAJOR_MD);
+        let config = ParityConfig { layout, chunk, members, size };
+        let array = Parity::new(node.map_err(|error| error.to_string())?, config);
+        let array = array.map_err(|error| error.to_string())?;
+        let sectors = array.sectors();
+        let root = self.assembly.with_settings(self.name, Arc::new(array), Sectors::ZERO);
+        Ok(Assembled {
+            stack: Stack::Ready(root.map_err(|error| error.to_string())?),
+            layer: None,
+            sectors,
+            read_only: Some(format!("a {level} is only read here")),
+            bitmap: None,
+        })
     }
 
     /// What a device's superblock says; of one that the last update has not reached, what it would say then.

@@ -122,7 +122,7 @@ impl Superblock {
             )
             .with_remedy("let Linux serve this array"))
         };
-        self.shape().supports_level()?;
+        self.shape().supports_level(access)?;
         if self.features.has(Features::RESHAPE_ACTIVE) {
             return refused(
                 "a reshape is under way",
@@ -134,7 +134,7 @@ impl Superblock {
         }
         let parity = Features::JOURNAL | Features::PPL | Features::MULTIPLE_PPLS;
         if self.features.has_any(parity) || self.role() == Role::Journal {
-            return refused("a journal", "none with raid0, raid1 and raid10");
+            return refused("a journal, or a log of parity", "none");
         }
         if access == Access::Read {
             return Ok(());

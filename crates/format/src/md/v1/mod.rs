@@ -37,7 +37,7 @@ pub use check::{Access, Minor, Region};
 pub use feature::Features;
 
 use super::level::Shape;
-use super::{IN_SYNC, Level, MAGIC, Raid10Layout, Role, SetName, Time, Uuid, checksum};
+use super::{IN_SYNC, Level, MAGIC, ParityLayout, Raid10Layout, Role, SetName, Time, Uuid, checksum};
 use crate::bytes::{array, index, length, put, u16_le, u32_le, u64_le};
 use crate::{FormatError, SECTOR_BYTES};
 
@@ -346,7 +346,16 @@ impl Superblock {
         self.shape().raid10()
     }
 
-    /// Size of the array, sectors, where one superblock tells it: RAID1 and RAID10.
+    /// Its layout, where its level has parity.
+    ///
+    /// # Errors
+    ///
+    /// It is one that is not known, or that so many members cannot have.
+    pub fn parity_layout(&self) -> Result<ParityLayout, FormatError> {
+        self.shape().parity()
+    }
+
+    /// Size of the array, sectors, where one superblock tells it: all but RAID0 and linear.
     pub fn array_sectors(&self) -> Option<u64> {
         match self.level {
             Level::Raid1 => Some(self.size),
@@ -354,13 +363,21 @@ impl Superblock {
                 let sizes = self.raid10_layout().ok()?.sizes(self.chunk_sectors, self.size);
                 sizes.ok().map(|sizes| sizes.array_sectors)
             }
+            Level::Raid4 | Level::Raid5 | Level::Raid6 => {
+                let data = u64::from(self.parity_layout().ok()?.data_disks());
+                let chunk = u64::from(self.chunk_sectors);
+                (self.size.checked_div(chunk)? * chunk).checked_mul(data)
+            }
             _ => None,
         }
     }
 
-    /// What [`super::bitmap`] has a bit for each chunk of, sectors: a RAID1's member, a RAID10's array.
+    /// What [`super::bitmap`] has a bit for each chunk of, sectors: a RAID10's array, of other levels a member.
     pub fn sync_sectors(&self) -> Option<u64> {
-        self.array_sectors()
+        match self.level {
+            Level::Raid4 | Level::Raid5 | Level::Raid6 => Some(self.size),
+            _ => self.array_sectors(),
+        }
     }
 
     fn shape(&self) -> Shape {

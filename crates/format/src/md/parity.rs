@@ -1,0 +1,225 @@
+//! Layouts of RAID4, 5 and 6: which member of a row has which chunk of data.
+//!
+//! A row is a chunk of each member, at the same place of all. One or two of them are parity, whose place turns from row to row, or does not.
+//! The data are in order over the members that are left (asymmetric), or begin behind the parity and go on with the first member
+//! (symmetric).
+//!
+//! | number | RAID5 | RAID6 |
+//! | --- | --- | --- |
+//! | 0, 1 | left, right asymmetric | the same, Q behind P |
+//! | 2, 3 | left, right symmetric | the same |
+//! | 4, 5 | parity first, last | the same |
+//! | 8, 9, 10 | | as DDF has it: rotating zero restart, N restart, N continue (Q before P) |
+//! | 16 to 20 | | as RAID5's 0 to 4 over all members but the last, which has Q |
+//!
+//! RAID4 is parity last, whatever its number. Source, for the facts: the kernel's `drivers/md/raid5.c`, `raid5.h`.
+
+use std::fmt;
+
+use super::Level;
+
+/// Where the first parity of a row is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// It begins with the last member and goes down.
+    Left,
+    /// It begins with the last but one.
+    LeftNext,
+    /// It begins with the first and goes up.
+    Right,
+    /// It stays at the first.
+    First,
+    /// It stays at the last.
+    Last,
+}
+
+/// A layout of a level with parity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ParityLayout {
+    level: Level,
+    number: u32,
+    /// Members.
+    disks: u16,
+    /// Those among which the parity turns, the first ones.
+    turning: u16,
+    /// Parities that turn.
+    parities: u16,
+    turn: Turn,
+    is_symmetric: bool,
+    /// The second parity is before the first.
+    is_second_before: bool,
+}
+
+impl ParityLayout {
+    /// The layout with that number; none: there is no such one, or too few members for it.
+    pub fn new(level: Level, number: u32, disks: u16) -> Option<ParityLayout> {
+        use Turn::{First, Last, Left, LeftNext, Right};
+        let of_five = |number| match number {
+            0 => Some((Left, false)),
+            1 => Some((Right, false)),
+            2 => Some((Left, true)),
+            3 => Some((Right, true)),
+            4 => Some((First, false)),
+            5 => Some((Last, false)),
+            _ => None,
+        };
+        let (turn, is_symmetric) = match (level, number) {
+            (Level::Raid4, _) => (Last, false),
+            (Level::Raid5, number) => of_five(number)?,
+            (Level::Raid6, 8) => (Right, false),
+            (Level::Raid6, 9) => (LeftNext, false),
+            (Level::Raid6, 10) => (Left, true),
+            (Level::Raid6, 16..=20) => of_five(number - 16)?,
+            (Level::Raid6, number) => of_five(number)?,
+            _ => return None,
+        };
+        let is_last_alone = level == Level::Raid6 && (16..=20).contains(&number);
+        let all = if level == Level::Raid6 { 2 } else { 1 };
+        let parities = if is_last_alone { 1 } else { all };
+        (disks > all).then(|| ParityLayout {
+            level,
+            number,
+            disks,
+            turning: if is_last_alone { disks - 1 } else { disks },
+            parities,
+            turn,
+            is_symmetric,
+            is_second_before: level == Level::Raid6 && number == 10,
+        })
+    }
+
+    /// Members.
+    pub fn disks(&self) -> u16 {
+        self.disks
+    }
+
+    /// Chunks of data in a row.
+    pub fn data_disks(&self) -> u16 {
+        self.turning - self.parities
+    }
+
+    /// The member that has a row's chunk of data of that number.
+    #[inline]
+    pub fn member(&self, row: u64, nth: u16) -> u16 {
+        let all = self.turning;
+        let turned = |row: u64| (row % u64::from(all)) as u16; // less than `all`
+        let first = match self.turn {
+            Turn::Left => all - 1 - turned(row),
+            Turn::LeftNext => all - 1 - turned(row + 1),
+            Turn::Right => turned(row),
+            Turn::First => 0,
+            Turn::Last => all - self.parities,
+        };
+        let behind = if self.parities == 2 && !self.is_second_before { 2 } else { 1 };
+        if self.is_symmetric {
+            return (first + behind + nth) % all;
+        }
+        // The second one of a pair whose first is at the end is at the beginning.
+        if self.parities == 2 && first == all - 1 {
+            return nth + 1;
+        }
+        if nth >= first { nth + behind } else { nth }
+    }
+}
+
+impl fmt::Display for ParityLayout {
+    /// As mdadm does: `left-symmetric`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const NAMES: [&str; 6] = [
+            "left-asymmetric",
+            "right-asymmetric",
+            "left-symmetric",
+            "right-symmetric",
+            "parity-first",
+            "parity-last",
+        ];
+        let number = if self.level == Level::Raid4 { 5 } else { self.number };
+        f.write_str(match number {
+            8 => "ddf-zero-restart",
+            9 => "ddf-N-restart",
+            10 => "ddf-N-continue",
+            _ => NAMES[(number % 16) as usize], // as `new` has checked
+        })?;
+        if number >= 16 { f.write_str("-6") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Letters for data, a dot where there is none.
+    fn row(level: Level, number: u32, disks: u16, row: u64) -> String {
+        let layout = ParityLayout::new(level, number, disks).unwrap();
+        let mut members = vec!['.'; usize::from(disks)];
+        for (nth, letter) in (0..layout.data_disks()).zip('a'..) {
+            let place = &mut members[usize::from(layout.member(row, nth))];
+            assert_eq!(*place, '.', "no two in one place");
+            *place = letter;
+        }
+        members.into_iter().collect()
+    }
+
+    fn rows(level: Level, number: u32, disks: u16) -> String {
+        (0..u64::from(disks)).map(|nth| row(level, number, disks, nth)).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn rows_are_as_the_layouts_have_them() {
+        for (number, expected) in [
+            (0, "abc. ab.c a.bc .abc"),
+            (1, ".abc a.bc ab.c abc."),
+            (2, "abc. bc.a c.ab .abc"),
+            (3, ".abc c.ab bc.a abc."),
+            (4, ".abc .abc .abc .abc"),
+            (5, "abc. abc. abc. abc."),
+        ] {
+            assert_eq!(rows(Level::Raid5, number, 4), expected, "{number}");
+        }
+        assert_eq!(rows(Level::Raid4, 2, 3), "ab. ab. ab.");
+        for (number, expected) in [
+            (0, ".ab. ab.. a..b ..ab"),
+            (1, "..ab a..b ab.. .ab."),
+            (2, ".ab. ab.. b..a ..ab"),
+            (3, "..ab b..a ab.. .ab."),
+            (4, "..ab ..ab ..ab ..ab"),
+            (5, "ab.. ab.. ab.. ab.."),
+            (8, "..ab a..b ab.. .ab."),
+            (9, "ab.. a..b ..ab .ab."),
+            (10, "ab.. b..a ..ab .ab."),
+            (16, "ab.. a.b. .ab. ab.."),
+            (18, "ab.. b.a. .ab. ab.."),
+            (20, ".ab. .ab. .ab. .ab."),
+        ] {
+            assert_eq!(rows(Level::Raid6, number, 4), expected, "{number}");
+        }
+    }
+
+    #[test]
+    fn layouts_are_called_as_mdadm_calls_them() {
+        let name = |level, number| ParityLayout::new(level, number, 5).unwrap().to_string();
+        assert_eq!(name(Level::Raid4, 0), "parity-last");
+        assert_eq!(name(Level::Raid5, 2), "left-symmetric");
+        assert_eq!(name(Level::Raid6, 8), "ddf-zero-restart");
+        assert_eq!(name(Level::Raid6, 17), "right-asymmetric-6");
+        assert_eq!(name(Level::Raid6, 20), "parity-first-6");
+    }
+
+    #[test]
+    fn every_layout_has_each_chunk_of_a_row_in_a_place_of_its_own() {
+        for level in [Level::Raid4, Level::Raid5, Level::Raid6] {
+            for number in 0..32 {
+                for disks in 0..12 {
+                    let Some(layout) = ParityLayout::new(level, number, disks) else { continue };
+                    let parities = if level == Level::Raid6 { 2 } else { 1 };
+                    assert_eq!(layout.data_disks() + parities, layout.disks());
+                    (0..40).for_each(|nth| _ = row(level, number, disks, nth));
+                }
+            }
+        }
+        assert_eq!(ParityLayout::new(Level::Raid5, 6, 4), None);
+        assert_eq!(ParityLayout::new(Level::Raid6, 21, 5), None);
+        assert_eq!(ParityLayout::new(Level::Raid6, 2, 2), None);
+        assert_eq!(ParityLayout::new(Level::Raid10, 2, 4), None);
+    }
+}
