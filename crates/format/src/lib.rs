@@ -31,6 +31,7 @@ pub mod dm_raid;
 pub mod log_writes;
 pub mod lvm2;
 pub mod md;
+pub mod mirror_log;
 pub mod nbd;
 pub mod nfs3;
 pub mod nfs4;

@@ -21,6 +21,7 @@ mod input;
 mod log_writes;
 mod lvm2;
 mod md;
+mod mirror_log;
 mod nbd;
 mod nfs3;
 mod nfs4;
@@ -40,6 +41,7 @@ pub use exception_store::exception_store;
 pub use log_writes::log_writes;
 pub use lvm2::{lvm2_pv, lvm2_text};
 pub use md::{md_bad_blocks, md_bitmap, md_superblock};
+pub use mirror_log::mirror_log;
 pub use nbd::nbd;
 pub use nfs3::nfs3;
 pub use nfs4::nfs4;
@@ -70,6 +72,7 @@ pub const TARGETS: &[(&str, Body)] = &[
     ("md_bitmap", md_bitmap),
     ("md_bad_blocks", md_bad_blocks),
     ("dm_raid", dm_raid),
+    ("mirror_log", mirror_log),
     ("exception_store", exception_store),
     ("thin_metadata", thin_metadata),
     ("thin_edit", thin_edit),

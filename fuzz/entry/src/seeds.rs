@@ -27,6 +27,7 @@ use crate::blkif;
 use crate::exception_store::FIX_HEADER;
 use crate::lvm2;
 use crate::md::{FIX_CHECKSUM, FIX_PLACE};
+use crate::mirror_log;
 use crate::nbd;
 use crate::nfs3;
 use crate::nfs4;
@@ -135,6 +136,13 @@ pub fn seeds() -> Vec<Seed> {
     add("dm_raid", "as-it-is", dm_raid_input(0, 0));
     add("dm_raid", "mended", dm_raid_input(1, 0));
     add("dm_raid", "reshape", dm_raid_input(1, 1));
+    for (name, regions, known, bits) in [
+        ("in-sync", 80, 80, [0xff; 10]),
+        ("new", 80, u64::MAX, [0; 10]),
+        ("in-pieces", 70, 60, [0b1011_1101; 10]),
+    ] {
+        add("mirror_log", name, mirror_log_input(regions, known, &bits));
+    }
     add("exception_store", "1-sector", exception_store_input(1, 40));
     add("exception_store", "8-sectors", exception_store_input(8, 20));
     add("exception_store", "empty", exception_store_input(1, 0));
@@ -331,6 +339,12 @@ fn dm_raid_input(mend: u8, reshape: u8) -> Vec<u8> {
     }
     bytes[32..48].fill(0xff);
     [&[mend][..], &bytes].concat()
+}
+
+fn mirror_log_input(regions: u16, known: u64, bits: &[u8]) -> Vec<u8> {
+    let mut log = [&[0; 8][..], &known.to_le_bytes()].concat();
+    log.resize(1024, 0);
+    [&[mirror_log::FIX_HEADER][..], &regions.to_le_bytes(), &0u32.to_le_bytes(), &log, bits].concat()
 }
 
 const DM_TABLES: &[(&str, &str)] = &[

@@ -130,6 +130,7 @@ fn mutations_of_every_corpus_pass_and_get_deep() {
         ("md_bitmap", &[("bitmap", 150), ("bits", 150), ("bits missing", 1), ("refused", 200)]),
         ("md_bad_blocks", &[("list", 150), ("entry", 130), ("refused", 200)]),
         ("dm_raid", &[("superblock", 150), ("supported", 100), ("refused", 150)]),
+        ("mirror_log", &[("log", 200), ("run", 1000), ("refused", 100)]),
         ("exception_store", &[("valid", 300), ("exception", 4000), ("refused", 40), ("written again", 200)]),
         ("vhost_user", &[("message", 80), ("refused", 150), ("no header", 200)]),
         (

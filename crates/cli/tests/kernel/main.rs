@@ -9,6 +9,7 @@ mod crashes;
 mod failures;
 mod files;
 mod lvm_caches;
+mod lvm_mirror;
 mod lvm_reads;
 mod lvm_verbs;
 mod lvm_writes;

@@ -13,6 +13,7 @@ mod cache;
 pub(crate) mod choose;
 pub mod edit;
 pub(crate) mod metadata;
+mod mirror;
 mod parity;
 mod pv;
 mod raid;

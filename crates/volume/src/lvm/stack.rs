@@ -143,11 +143,7 @@ impl Volume {
         let sectors = Sectors(segment.extent_count * text.extent_sectors);
         match &segment.kind {
             SegmentType::Linear(area) => self.linear(assembly, text, segment, area, alone),
-            SegmentType::Mirror { images, extents_moved, .. } => {
-                let is_moved = *extents_moved == Some(segment.extent_count);
-                let area = if is_moved { images.last() } else { images.first() };
-                self.linear(assembly, text, segment, area.expect("a mirror has copies"), alone)
-            }
+            SegmentType::Mirror { .. } => self.mirror(assembly, text, segment, alone),
             SegmentType::Cache { .. } => self.cache(assembly, text, segment, alone),
             SegmentType::Writecache { .. } => self.writecache(assembly, text, segment, alone),
             SegmentType::Striped { stripe_size, stripes } => {
@@ -176,8 +172,6 @@ impl Volume {
         }
     }
 
-    /// Of a mirror, the copy that counts: the first, which the kernel, too, believes wherever two may differ; and of a segment that `pvmove` has
-    /// moved as a whole the last, to which alone the kernel writes from then on. A write would have to reach all of them, so it is only read.
     pub(super) fn linear(
         &mut self,
         assembly: &mut Assembly,
@@ -194,7 +188,7 @@ impl Volume {
     }
 
     /// What an area lies on, and where it begins there.
-    fn area(
+    pub(super) fn area(
         &self,
         assembly: &mut Assembly,
         text: &VolumeGroup,
@@ -243,7 +237,7 @@ pub(super) fn raid10_chunk(text: &VolumeGroup, lv: LvIndex) -> Sectors {
     }
 }
 
-fn outside(segment: &SegmentText, start: Sector, sectors: Sectors, size: Sectors) -> String {
+pub(super) fn outside(segment: &SegmentText, start: Sector, sectors: Sectors, size: Sectors) -> String {
     format!(
         "its segment at extent {} needs sectors {start} to {} of a device of {size}; was that cut?",
         segment.start_extent,

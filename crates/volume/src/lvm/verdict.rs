@@ -56,7 +56,7 @@ impl<'a> Verdicts<'a> {
             if text.flags.has("PVMOVE") {
                 "`pvmove` is moving it, and it is read where its content is by now; let Linux finish that, or `pvmove --abort` it".into()
             } else {
-                "it is of the old type mirror, and its first copy is read; `lvconvert --type raid1` makes one of it that can be written".into()
+                "it is of the old type mirror, and one copy of it is read; `lvconvert --type raid1` makes one of it that can be written".into()
             }
         })
     }
