@@ -90,6 +90,27 @@ fn a_pool_is_made_and_gets_volumes_by_messages() {
     assert_eq!(mapped(&dumped(&scratch), 2), 2);
 }
 
+/// As the kernel and the tools, which do not ask for it: `thin_restore` writes whatever its text says.
+#[test]
+fn a_pool_is_served_whatever_its_version_and_keeps_that() {
+    let scratch = Scratch::new();
+    pool(&scratch, 64);
+    let (table, dump) = (table(&scratch, 64, ""), dumped(&scratch));
+    for version in [1, 7] {
+        let version = format!("version=\"{version}\"");
+        let xml = scratch.write("pool.xml", dump.replace("version=\"2\"", &version));
+        run(tool("thin_restore").args(["-i", &xml, "-o", &scratch.at("meta.img")]));
+        let server = scratch.serve(["--table", &table]);
+        python(&format!("h = connect({:?})\nh.pwrite(b'a' * 100000, 5)\nh.flush()\n", scratch.uri("dm/b")));
+        server.stop_quietly();
+        run(&mut scratch.blockwork(["message", "--table", &table, "dm/pool", "0", "reserve_metadata_snap"]));
+        let dump = dumped(&scratch);
+        assert!(dump.contains(&version) && mapped(&dump, 2) == 2, "{dump}");
+        let held = run(tool("thin_dump").args(["-m", &scratch.at("meta.img")]));
+        assert!(held.contains(&version) && mapped(&held, 2) == 2, "{held}");
+    }
+}
+
 #[test]
 fn a_read_provisions_nothing() {
     let scratch = Scratch::new();

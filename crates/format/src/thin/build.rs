@@ -196,6 +196,7 @@ pub fn build(contents: &Contents) -> Result<Vec<Piece>, FormatError> {
         needs_check: false,
         other_flags: 0,
         uuid: [0; 16],
+        version: Superblock::VERSION,
         time: contents.time,
         transaction_id: contents.transaction_id,
         held_root: 0,

@@ -92,10 +92,11 @@ impl Visitor<BlockTime> for Runs<'_> {
 pub fn dump(reader: Reader<'_>, superblock: &Superblock, out: &mut dyn Write) -> Result<(), DumpError> {
     writeln!(
         out,
-        "<superblock uuid=\"\" time=\"{}\" transaction=\"{}\" flags=\"{}\" version=\"2\" data_block_size=\"{}\" nr_data_blocks=\"{}\">",
+        "<superblock uuid=\"\" time=\"{}\" transaction=\"{}\" flags=\"{}\" version=\"{}\" data_block_size=\"{}\" nr_data_blocks=\"{}\">",
         superblock.time,
         superblock.transaction_id,
         superblock.other_flags | u32::from(superblock.needs_check),
+        superblock.version,
         superblock.data_block_sectors,
         superblock.data_space_map.blocks,
     )?;

@@ -7,10 +7,13 @@
 //! | 8 | u64 | block number: 0 | | 320 | u64 | root of the mapping tree |
 //! | 16 | u8 × 16 | uuid: zero | | 328 | u64 | root of the device details |
 //! | 32 | u64 | magic | | 336 | u32 | data block, sectors |
-//! | 40 | u32 | version: 2 | | 340 | u32 | metadata block, sectors: 8 |
+//! | 40 | u32 | version | | 340 | u32 | metadata block, sectors: 8 |
 //! | 44 | u32 | time | | 344 | u64 | metadata blocks |
 //! | 48 | u64 | transaction id | | 352 | u32 × 3 | features: compat, compat_ro, incompat |
 //! | 56 | u64 | held root, 0 for none | | | | |
+//!
+//! Linux writes version 2, and neither it nor the tools ask for the version of what they open: what a reader must
+//! know is in the features. A pool keeps the version that it has.
 
 use crate::bytes::{array, put, u32_le, u64_le};
 use crate::{ErrorKind, FormatError};
@@ -22,7 +25,6 @@ use super::{
 };
 
 const MAGIC: u64 = 27_022_010;
-const VERSION: u32 = 2;
 const NEEDS_CHECK: u32 = 1;
 const KIND: BlockKind = BlockKind::Superblock;
 
@@ -35,6 +37,8 @@ pub struct Superblock {
     pub other_flags: u32,
     /// Identifier; Linux leaves it zero.
     pub uuid: [u8; 16],
+    /// [`Superblock::VERSION`], or another one that nobody asks for.
+    pub version: u32,
     /// Counts snapshots: of the whole pool.
     pub time: u32,
     /// What the owner of the pool (LVM) counts its changes with.
@@ -60,6 +64,9 @@ pub struct Superblock {
 }
 
 impl Superblock {
+    /// What Linux writes as version of a pool that is new.
+    pub const VERSION: u32 = 2;
+
     /// Takes block 0 apart; none: it is all zeros, and the pool was never used (Linux makes an empty one of it).
     ///
     /// # Errors
@@ -85,10 +92,6 @@ impl Superblock {
                 .with_remedy("is this the metadata of a thin pool?"));
         }
         KIND.verify(nr, block)?;
-        let version = u32_le(block, 40);
-        if version != VERSION {
-            return Err(wrong(40, "version", version.to_string(), VERSION.to_string()));
-        }
         let incompat = u32_le(block, 360);
         if incompat != 0 {
             let mut error = wrong(360, "incompatible features", format!("{incompat:#x}"), "none".into());
@@ -100,6 +103,7 @@ impl Superblock {
             needs_check: flags & NEEDS_CHECK != 0,
             other_flags: flags & !NEEDS_CHECK,
             uuid: array(block, 16),
+            version: u32_le(block, 40),
             time: u32_le(block, 44),
             transaction_id: u64_le(block, 48),
             held_root: u64_le(block, 56),
@@ -154,7 +158,7 @@ impl Superblock {
         put(out, 4, &flags.to_le_bytes());
         put(out, 16, &self.uuid);
         put(out, 32, &MAGIC.to_le_bytes());
-        put(out, 40, &VERSION.to_le_bytes());
+        put(out, 40, &self.version.to_le_bytes());
         put(out, 44, &self.time.to_le_bytes());
         put(out, 48, &self.transaction_id.to_le_bytes());
         put(out, 56, &self.held_root.to_le_bytes());
