@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 use blockwork_format::lvm2::vg::{Area, SegmentType};
 use blockwork_format::lvm2::{
@@ -113,21 +113,23 @@ impl Lab {
 
     /// What the command printed; it must succeed.
     fn lvm(&self, arguments: &[&str]) -> String {
-        let mut command = Command::new("lvm");
-        command.args(arguments).args(["--driverloaded", "n"]);
-        command.env("LVM_SYSTEM_DIR", self.folder.path()).env("LVM_SUPPRESS_FD_WARNINGS", "1");
-        let found = tool::output(&mut command, "lvm2");
+        let found = self.run(arguments);
         let (out, err) = (String::from_utf8_lossy(&found.stdout), String::from_utf8_lossy(&found.stderr));
         assert!(found.status.success(), "lvm {arguments:?}: {out}{err}");
         out.into_owned()
     }
 
-    /// Runs a check and asserts that it has nothing to complain of.
-    fn check(&self, arguments: &[&str]) {
+    /// Runs the command, however it ends.
+    fn run(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new("lvm");
         command.args(arguments).args(["--driverloaded", "n"]);
         command.env("LVM_SYSTEM_DIR", self.folder.path()).env("LVM_SUPPRESS_FD_WARNINGS", "1");
-        let found = tool::output(&mut command, "lvm2");
+        tool::output(&mut command, "lvm2")
+    }
+
+    /// Runs a check and asserts that it has nothing to complain of.
+    fn check(&self, arguments: &[&str]) {
+        let found = self.run(arguments);
         let err = String::from_utf8_lossy(&found.stderr);
         let complaints: Vec<&str> =
             err.lines().filter(|line| !line.contains("Activation disabled")).collect();
@@ -401,6 +403,55 @@ fn texts_that_go_round_in_the_ring_are_taken_by_vgck_wherever_they_lie() {
     lab.lvm(&["vgchange", "-q", "--addtag", "after", "vg0"]);
     let vg = VolumeGroup::from_text(&lab.images[1].text()).unwrap();
     assert_eq!((vg.seqno, vg.tags.as_slice()), (seqno + 1, &["after".to_owned()][..]));
+}
+
+/// The text with every value that stands in one line once more behind itself, as another one.
+fn with_values_again(text: &str) -> String {
+    let again = |line: &str| {
+        let (key, value) = line.split_once(" = ")?;
+        let other = match value.as_bytes() {
+            [b'"', ..] => "\"another\"",
+            [b'[', .., b']'] => "[\"ANOTHER\"]",
+            [b'0'..=b'9', ..] => "123456789",
+            _ => return None,
+        };
+        Some(format!("{key} = {other}\n"))
+    };
+    text.lines().map(|line| format!("{line}\n{}", again(line).unwrap_or_default())).collect()
+}
+
+#[test]
+fn of_a_value_that_stands_twice_lvm_takes_the_first_too_and_a_section_that_does_is_refused() {
+    let lab = Lab::new(1, 64);
+    lab.make_pv(0, &[]);
+    lab.lvm(&["vgcreate", "-q", "-s", "1m", "vg0", &lab.devices[0]]);
+    lab.lvm(&["lvcreate", "-q", "-y", "-an", "-Zn", "-Wn", "-l", "3", "-n", "lv0", "--addtag", "x", "vg0"]);
+    let tree = Section::parse(&lab.images[0].text()).unwrap();
+    let text = String::from_utf8(tree.print(Style::Disk)).unwrap();
+    let twice = with_values_again(&text);
+    assert!(twice.lines().count() > text.lines().count() + 20, "{twice}");
+    lab.images[0].commit(twice.as_bytes());
+    assert_eq!(Section::parse(twice.as_bytes()).as_ref(), Ok(&tree));
+    let vg = VolumeGroup::from_text(&lab.images[0].text()).unwrap();
+    assert_as_reported(&lab, &vg);
+    let said = vg.repeated.expect("it is noted").to_string();
+    assert!(said.ends_with("expected each key once; the first one counts, as for LVM"), "{said}");
+    // What LVM writes then has each once.
+    lab.lvm(&["vgchange", "-q", "--addtag", "after", "vg0"]);
+    let after = VolumeGroup::from_text(&lab.images[0].text()).unwrap();
+    assert_eq!((after.repeated, after.seqno), (None, vg.seqno + 1));
+    for (path, name) in
+        [(&["vg0", "logical_volumes"][..], "lv0"), (&["vg0", "logical_volumes", "lv0"], "segment1")]
+    {
+        let mut twice = tree.clone();
+        let section = path.iter().fold(&mut twice, |at, key| at.section_mut(key).expect("a section"));
+        section.entries.push(section.entry(name).expect("an entry").clone());
+        let twice = twice.print(Style::Disk);
+        lab.images[0].commit(&twice);
+        assert!(!lab.run(&["lvs", "vg0"]).status.success(), "{name}");
+        let said = VolumeGroup::from_text(&twice).unwrap_err().to_string();
+        assert!(said.contains(&format!("a key is \"{name}\" again")), "{said}");
+    }
 }
 
 #[test]

@@ -111,6 +111,19 @@ fn a_damaged_area_is_read_from_its_copy_and_told_with_its_place() {
 }
 
 #[test]
+fn a_value_that_stands_twice_in_the_text_is_told_and_the_first_one_counts() {
+    let lab = Lab::new();
+    let a = pv(&lab, "a", 0, 20);
+    let lvs = vec![lv("one", 1, SEEN, &[("striped", 2, &format!("{} extent_count = 7", linear(0, 1)))])];
+    commit(&a, &group(1, &[(0, 20)], lvs).text());
+    let mut assembly = lab.open_for_writing(&[&a]);
+    let one = volume(&mut assembly, "vg0/one");
+    assert!(content(&assembly, &one) == extents(0, 1, 2) && !one.read_only);
+    let said = warning(&assembly, "extent_count");
+    assert!(said.starts_with("vg0: the metadata on ") && said.contains("/a: LVM2 metadata, line "), "{said}");
+}
+
+#[test]
 fn what_needs_a_missing_disk_is_refused_and_the_rest_is_served() {
     let lab = Lab::new();
     let (a, b) = (pv(&lab, "a", 0, 20), pv(&lab, "b", 1, 20));

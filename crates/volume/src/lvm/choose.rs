@@ -75,6 +75,9 @@ fn choose_one(
         warnings: Vec::new(),
     };
     choice.compare_texts(first.title, texts);
+    if let Some(error) = &text.repeated {
+        choice.warnings.push(format!("the metadata on {}: {error}", escape(first.title)));
+    }
     for pv in &text.pvs {
         let found = by_id.get(&pv.id).map_or(&[][..], Vec::as_slice);
         let found = choice.find_pv(pv, found);

@@ -14,8 +14,8 @@
 //! Invariants:
 //!
 //! 1. `parse(print(tree)) == tree`, in both [`Style`]s; and printing twice gives the same bytes.
-//! 2. Keys keep their order. A key is in a section once; a second one is refused, as LVM versions differ in which of the
-//!    two they take.
+//! 2. Keys keep their order. A key is in a section once: of several values the first is kept, as by LVM since 2016, which
+//!    writes only that one back. A section that is there again is refused: LVM makes one volume of two.
 //! 3. Sections are nested to [`DEPTH_MAX`] at most: nothing that walks a tree can run out of stack.
 //! 4. A tree takes memory in proportion to its text, which has at most `TEXT_BYTES_MAX` bytes and [`ENTRIES_MAX`] entries.
 //!

@@ -15,20 +15,29 @@ impl Section {
     ///
     /// # Errors
     ///
-    /// Where the syntax is wrong, a key is twice in a section, something follows a NUL, or a limit of this module is
-    /// exceeded. The error names the line.
+    /// Where the syntax is wrong, a section is twice in another one, something follows a NUL, or a limit of this
+    /// module is exceeded. The error names the line.
     pub fn parse(text: &[u8]) -> Result<Self, FormatError> {
+        Self::parse_noting(text).map(|(tree, _)| tree)
+    }
+
+    /// The same, and a key that has a value again, if there is one: of its values the first counts.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Section::parse`].
+    pub fn parse_noting(text: &[u8]) -> Result<(Self, Option<FormatError>), FormatError> {
         if text.len() > TEXT_BYTES_MAX {
             let (found, expected) = (text.len(), format!("at most {TEXT_BYTES_MAX} bytes"));
             return Err(FormatError::line(ErrorKind::Limit, PLACE, 1, "length", found, expected));
         }
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
-        let mut parser = Parser { text: &text[..end], at: 0, line: 1, entries: 0 };
+        let mut parser = Parser { text: &text[..end], at: 0, line: 1, entries: 0, again: None };
         let tree = parser.section(0)?;
         if text[end..].iter().any(|byte| *byte != 0) {
             return Err(parser.invalid("the text", "a NUL and more behind it", "an end at the NUL"));
         }
-        Ok(tree)
+        Ok((tree, parser.again))
     }
 }
 
@@ -39,6 +48,8 @@ struct Parser<'a> {
     line: u64,
     /// Keys, sections and elements so far.
     entries: usize,
+    /// A value that was ignored.
+    again: Option<FormatError>,
 }
 
 impl Parser<'_> {
@@ -60,9 +71,29 @@ impl Parser<'_> {
                 }
             }
         }
-        keys_are_unique(&entries)?;
+        self.drop_repeated(&mut entries)?;
         entries.shrink_to_fit();
         Ok(Section { entries })
+    }
+
+    /// Of several values of a key the first is kept, as LVM does it.
+    fn drop_repeated(&mut self, entries: &mut Vec<Entry>) -> Result<(), FormatError> {
+        let mut order: Vec<usize> = (0..entries.len()).collect();
+        order.sort_by_key(|nth| &entries[*nth].key);
+        let mut is_kept = vec![true; entries.len()];
+        for same in order.chunk_by(|a, b| entries[*a].key == entries[*b].key) {
+            let [first, others @ ..] = same else { unreachable!("no chunk is empty") };
+            let Some(second) = others.first() else { continue };
+            let again = || said_again(&entries[*first], &entries[*second]);
+            if same.iter().any(|nth| entries[*nth].node.as_section().is_some()) {
+                return Err(again());
+            }
+            self.again.get_or_insert_with(|| again().with_remedy("the first one counts, as for LVM"));
+            others.iter().for_each(|nth| is_kept[*nth] = false);
+        }
+        let mut is_kept = is_kept.into_iter();
+        entries.retain(|_| is_kept.next().expect("one for each"));
+        Ok(())
     }
 
     fn entry(&mut self, depth: usize) -> Result<Entry, FormatError> {
@@ -301,12 +332,7 @@ fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
 }
 
-fn keys_are_unique(entries: &[Entry]) -> Result<(), FormatError> {
-    let mut sorted: Vec<&Entry> = entries.iter().collect();
-    sorted.sort_by_key(|entry| (&entry.key, entry.line));
-    let again = sorted.windows(2).find(|pair| pair[0].key == pair[1].key);
-    again.map_or(Ok(()), |pair| {
-        let found = format!("\"{}\" again, as in line {}", escape(&pair[1].key), pair[0].line);
-        Err(FormatError::line(ErrorKind::Invalid, PLACE, pair[1].line, "a key", found, "each key once"))
-    })
+fn said_again(first: &Entry, again: &Entry) -> FormatError {
+    let found = format!("\"{}\" again, as in line {}", escape(&again.key), first.line);
+    FormatError::line(ErrorKind::Invalid, PLACE, again.line, "a key", found, "each key once")
 }

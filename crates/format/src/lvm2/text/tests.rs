@@ -52,13 +52,26 @@ fn wrong_syntax_is_refused_with_its_line() {
         ("a = x,y", "line 1: a string without quotes is x,y"),
         ("a/b = 1", "line 1: a key is a/b, expected UTF-8 without / and control characters"),
         ("\"\" = 1", "line 1: a key is"),
-        ("a = 1\nb = 1\na = 2", "line 3: a key is \"a\" again, as in line 1, expected each key once"),
+        ("a = 1\nb = 1\na {}", "line 3: a key is \"a\" again, as in line 1, expected each key once"),
+        ("a {}\nb = 1\na {}", "line 3: a key is \"a\" again, as in line 1, expected each key once"),
         ("a = 1\x1b[2J", "line 1: a key is \\u{1b}[2J"),
     ] {
         let found = refusal(text.as_bytes());
         assert!(found.contains(expected), "{text:?}: {found}");
     }
     assert!(refusal(b"\xff = 1").contains("a key is \u{fffd}"));
+}
+
+#[test]
+fn of_several_values_of_a_key_the_first_counts_and_that_is_noted() {
+    let text = "b = 0\na = 1\nc { a = 3\na = 4 }\nb = 2\na = [5]\na = 6\nd = 7";
+    let (tree, again) = Section::parse_noting(text.as_bytes()).unwrap();
+    assert_eq!(tree, parse("b = 0 a = 1 c { a = 3 } d = 7"));
+    let again = again.unwrap().to_string();
+    let expected = "LVM2 metadata, line 4: a key is \"a\" again, as in line 3, expected each key once; \
+                    the first one counts, as for LVM";
+    assert_eq!(again, expected);
+    assert_eq!(Section::parse_noting(b"a = 1 b { a = 1 }").unwrap().1, None);
 }
 
 #[test]

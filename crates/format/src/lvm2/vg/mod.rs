@@ -76,6 +76,8 @@ pub struct VolumeGroup {
     pub pvs: Vec<Pv>,
     /// Its logical volumes with the hidden ones, in the order of the text.
     pub lvs: Vec<Lv>,
+    /// A key of the text that has several values, of which the first was taken.
+    pub repeated: Option<FormatError>,
 }
 
 /// Who wrote a text, when and why; as far as it says so.
@@ -201,7 +203,8 @@ impl VolumeGroup {
     /// Where the text is no description of a VG, or contradicts an invariant of this module. The error names the line,
     /// and the section as a path: `vg0/logical_volumes/lv1/segment1`.
     pub fn from_text(text: &[u8]) -> Result<Self, FormatError> {
-        Self::from_tree(&Section::parse(text)?)
+        let (tree, repeated) = Section::parse_noting(text)?;
+        Ok(VolumeGroup { repeated, ..Self::from_tree(&tree)? })
     }
 
     /// The VG that a tree describes.

@@ -53,6 +53,7 @@ pub(super) fn volume_group(tree: &Section) -> Result<VolumeGroup, FormatError> {
         origin,
         lvs: vg.members("logical_volumes", LVS_MAX, |lv| logical_volume(lv, &names))?,
         pvs,
+        repeated: None,
     })
 }
 
