@@ -5,6 +5,7 @@
 //! unique; (3) a device that is read-only makes whatever stands upon it read-only; (4) what is in `warnings` is safe to
 //! print.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -164,6 +165,8 @@ pub struct Graph {
     /// The volume groups.
     pub groups: Vec<Group>,
     by_name: HashMap<String, DeviceId>,
+    /// Of each device that has more names than its own: those.
+    aliases: HashMap<DeviceId, Vec<String>>,
     /// How many ways lead from a layer to disks, of those that devices are.
     ways: HashMap<NodeId, u64>,
     /// What was found out last about devices that others stand upon: the next one often shares the list.
@@ -358,12 +361,25 @@ impl Graph {
 
     /// Another name for a device; without effect where the name is taken.
     pub(crate) fn add_alias(&mut self, alias: String, id: DeviceId) {
-        self.by_name.entry(alias).or_insert(id);
+        if let Entry::Vacant(place) = self.by_name.entry(alias) {
+            self.aliases.entry(id).or_default().push(place.key().clone());
+            place.insert(id);
+        }
+    }
+
+    /// A device has no name any more.
+    fn free_names(&mut self, id: DeviceId) {
+        let aliases = self.aliases.remove(&id).unwrap_or_default();
+        for name in aliases.iter().chain([&self.devices[id.0].name]) {
+            if self.by_name.get(name) == Some(&id) {
+                self.by_name.remove(name);
+            }
+        }
     }
 
     /// Gives a device another name, or one as much like it as is not in use; the name it has then.
     pub(crate) fn rename(&mut self, id: DeviceId, name: &str) -> String {
-        self.by_name.retain(|_, named| *named != id);
+        self.free_names(id);
         let name = self.unused_name(name);
         self.by_name.insert(name.clone(), id);
         self.devices[id.0].name.clone_from(&name);
@@ -380,7 +396,7 @@ impl Graph {
 
     /// A device is no more: nothing can be had of it, it stands upon nothing, and its name is free.
     pub(crate) fn retire(&mut self, id: DeviceId) {
-        self.by_name.retain(|_, named| *named != id);
+        self.free_names(id);
         let device = &mut self.devices[id.0];
         device.stack = Stack::Refused("it was removed".into());
         device.is_offered = false;

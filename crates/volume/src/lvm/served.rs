@@ -196,7 +196,7 @@ impl Assembly {
         }
         let arrays = std::mem::take(&mut known.arrays);
         known.arrays = arrays.into_iter().filter_map(|(lv, one)| Some((now(lv)?, one))).collect();
-        let mut kept = Vec::new();
+        let (mut kept, partitions) = (Vec::new(), self.partitions());
         for (was, device) in before.into_iter().enumerate() {
             let (was, Some(device)) = (LvIndex(was), device) else { continue };
             match now(was) {
@@ -204,24 +204,27 @@ impl Assembly {
                     self.graph.groups[group.0].lvs[now.0] = Some(device);
                     kept.push(Kept { was, now, device });
                 }
-                None => self.retire_with_partitions(device),
+                None => {
+                    partitions.get(&device).into_iter().flatten().for_each(|above| self.graph.retire(*above));
+                    self.graph.retire(device);
+                }
             }
         }
         (kept, gone)
     }
 
-    fn retire_with_partitions(&mut self, device: DeviceId) {
-        for above in self.partitions_of(device) {
-            self.graph.retire(above);
+    /// Of each device that has some: its partitions. Found by one look at all devices, for whoever asks about many.
+    fn partitions(&self) -> HashMap<DeviceId, Vec<DeviceId>> {
+        let mut partitions: HashMap<DeviceId, Vec<DeviceId>> = HashMap::new();
+        for (id, one) in self.graph.iter().filter(|(_, one)| matches!(one.kind, DeviceKind::Partition(_))) {
+            one.below.iter().for_each(|below| partitions.entry(*below).or_default().push(id));
         }
-        self.graph.retire(device);
+        partitions
     }
 
     /// The partitions of a device.
     fn partitions_of(&self, device: DeviceId) -> Vec<DeviceId> {
-        let is_one = |kind: &DeviceKind| matches!(kind, DeviceKind::Partition(_));
-        let all = self.graph.iter().filter(|(_, one)| is_one(&one.kind) && one.below.contains(&device));
-        all.map(|(id, _)| id).collect()
+        self.partitions().remove(&device).unwrap_or_default()
     }
 
     /// What a device is by the new text; the names that it had and has, if these differ.
@@ -251,14 +254,14 @@ impl Assembly {
         let family = known.families.remove(&origin);
         known.merges.remove(&origin);
         let members = known.kin.family_of(origin);
-        let mut volumes = Vec::new();
+        let (mut volumes, partitions) = (Vec::new(), self.partitions());
         for lv in members {
             let Some(device) = self.graph.groups[group.0].lv(lv) else { continue };
             self.graph.unbuild(device, verdicts.refusal(lv));
             volumes.push(self.graph.device(device).name.clone());
-            for partition in self.partitions_of(device) {
-                self.graph.unbuild(partition, None);
-                volumes.push(self.graph.device(partition).name.clone());
+            for partition in partitions.get(&device).into_iter().flatten() {
+                self.graph.unbuild(*partition, None);
+                volumes.push(self.graph.device(*partition).name.clone());
             }
         }
         ChangedFamily { family, volumes }
