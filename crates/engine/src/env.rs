@@ -224,6 +224,9 @@ pub trait Network {
     fn send(&mut self, token: Token, stream: StreamId, data: &[Segment]);
     /// Receives into `into`. Result: bytes, which may be fewer than asked; 0: the other end has closed.
     fn receive(&mut self, token: Token, stream: StreamId, into: Segment);
+    /// How many bytes of all that was sent on it have arrived at the other machine (not: were read there), if that can be told: what is slow
+    /// moves.
+    fn arrived(&mut self, stream: StreamId) -> Option<u64>;
     /// Ends a connection. What is under way on it completes soon, whichever way. Returns the port that it came from, if it had one:
     /// the next may come from there at once.
     fn close(&mut self, stream: StreamId) -> Option<u16>;

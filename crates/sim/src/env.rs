@@ -151,8 +151,8 @@ impl Network for SimEnv {
 
     fn send(&mut self, token: Token, stream: StreamId, data: &[Segment]) {
         let inner = &mut *self.world.inner_mut();
-        let number = inner.net.send(token, stream, data);
-        inner.schedule_arrival(inner.now() + LATENCY, number);
+        let (arrives, number) = inner.net.send(inner.now(), token, stream, data);
+        inner.schedule_arrival(arrives, number);
     }
 
     fn receive(&mut self, token: Token, stream: StreamId, into: Segment) {
@@ -160,6 +160,12 @@ impl Network for SimEnv {
         if let Some(completion) = inner.net.receive(token, stream, into) {
             inner.workers[self.worker].ready.push_back(completion);
         }
+    }
+
+    fn arrived(&mut self, stream: StreamId) -> Option<u64> {
+        let inner = &mut *self.world.inner_mut();
+        let now = inner.now();
+        Some(inner.net.arrived(now, stream))
     }
 
     fn close(&mut self, stream: StreamId) -> Option<u16> {

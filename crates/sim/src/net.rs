@@ -31,6 +31,10 @@ pub trait Host {
     fn received(&mut self, now: Nanos, stream: StreamId, bytes: &[u8]) -> Vec<Reaction>;
     /// The client has closed.
     fn closed(&mut self, stream: StreamId);
+    /// What each byte to it takes, beside [`LATENCY`].
+    fn per_byte(&self) -> Nanos {
+        Nanos(0)
+    }
     /// How much has gone wrong there that explains why a client's I/O fails.
     fn faults(&self) -> u64 {
         0
@@ -59,6 +63,10 @@ struct Stream {
     given_up: bool,
     receiving: Option<(Token, Segment)>,
     inbox: VecDeque<u8>,
+    /// Bytes that were sent, when the last of them arrives, and what each takes.
+    sent: u64,
+    arrives: Nanos,
+    pace: Nanos,
 }
 
 /// What is on its way.
@@ -134,6 +142,9 @@ impl Net {
             given_up: false,
             receiving: None,
             inbox,
+            sent: 0,
+            arrives: Nanos(0),
+            pace: Nanos(0),
         });
         (id, self.post(Arrival::Connect(id, token)))
     }
@@ -144,7 +155,8 @@ impl Net {
         last.unwrap_or(PORT_FIRST).checked_add(1).expect("few ports")
     }
 
-    pub(crate) fn send(&mut self, token: Token, id: StreamId, data: &[Segment]) -> u64 {
+    /// Returns when it arrives, under which number.
+    pub(crate) fn send(&mut self, now: Nanos, token: Token, id: StreamId, data: &[Segment]) -> (Nanos, u64) {
         let mut bytes = vec![0; bytes_in(data)];
         let mut rest = &mut bytes[..];
         for segment in data {
@@ -152,7 +164,19 @@ impl Net {
             segment.read_at(0, now);
             rest = later;
         }
-        self.post(Arrival::ToHost(id, token, bytes))
+        let stream = self.stream(id);
+        let pace = stream.host.borrow().per_byte();
+        stream.sent += bytes.len() as u64;
+        stream.pace = pace;
+        stream.arrives = Nanos(now.0 + LATENCY.0 + bytes.len() as u64 * pace.0);
+        (stream.arrives, self.post(Arrival::ToHost(id, token, bytes)))
+    }
+
+    /// How many of the bytes sent are there by now: one after the other.
+    pub(crate) fn arrived(&mut self, now: Nanos, id: StreamId) -> u64 {
+        let stream = self.stream(id);
+        let missing = stream.arrives.since(now).0.checked_div(stream.pace.0).unwrap_or(0);
+        stream.sent - missing.min(stream.sent)
     }
 
     pub(crate) fn receive(&mut self, token: Token, id: StreamId, into: Segment) -> Option<Completion> {

@@ -23,6 +23,7 @@ use rustix::net::{
 
 use crate::ring::Uring;
 use crate::slots::{Kind, Slot};
+use crate::socket::bytes_acknowledged;
 
 /// How often to ask the other machine for a sign of life, and how many may be missing: an idle connection to one that is gone ends
 /// after 20 seconds.
@@ -57,6 +58,10 @@ impl Network for Uring {
     fn receive(&mut self, token: Token, stream: StreamId, into: Segment) {
         let fd = self.stream(stream);
         self.recv(token, fd, into);
+    }
+
+    fn arrived(&mut self, stream: StreamId) -> Option<u64> {
+        bytes_acknowledged(&self.stream(stream))
     }
 
     fn close(&mut self, stream: StreamId) -> Option<u16> {
@@ -174,6 +179,7 @@ pub(crate) fn connected(slot: &Slot, result: i32) -> i32 {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
     use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 
     use blockwork_engine::{Completion, Env, Wait};
@@ -246,6 +252,39 @@ mod tests {
             assert_eq!(again, port, "{host}");
             ring.close(stream);
         }
+    }
+
+    #[test]
+    fn what_has_arrived_is_told_while_the_rest_waits_for_room() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut ring = ring();
+        let (stream, mut other, _) = connection(&mut ring, &listener, None);
+        // More than both machines keep of what nobody reads.
+        let data = Segment::new(Buffer::new(64 << 20), 0, 64 << 20);
+        let all = data.len() as u64;
+        Network::send(&mut ring, Token(3), stream, std::slice::from_ref(&data));
+        let mut done: Vec<Completion> = Vec::new();
+        ring.wait(Wait::Poll, &mut done);
+        let mut seen = 0;
+        let mut rest = all;
+        let mut into = vec![0; 1 << 20];
+        while rest > 0 {
+            rest -= other.read(&mut into).unwrap() as u64;
+            ring.wait(Wait::Poll, &mut done);
+            let arrived = ring.arrived(stream).unwrap();
+            assert!(arrived >= seen, "{arrived} after {seen}");
+            assert!(seen > 0 || arrived < all, "not all at once");
+            seen = arrived;
+        }
+        while done.iter().all(|one| one.token != Token(3)) {
+            ring.wait(Wait::Until(None), &mut done);
+        }
+        // The last of it is acknowledged soon; the kernel also counts the byte that a connection begins with.
+        while ring.arrived(stream).unwrap() < all {
+            std::thread::yield_now();
+        }
+        assert!(ring.arrived(stream).unwrap() <= all + 1);
+        ring.close(stream);
     }
 
     #[test]

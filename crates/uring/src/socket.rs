@@ -99,6 +99,29 @@ fn poll_events(readable: bool) -> u32 {
     u32::from(events.unsigned_abs())
 }
 
+/// Where the kernel's `struct tcp_info` has `tcpi_bytes_acked`, and how much of it there is up to its end (linux/tcp.h; since 4.1).
+const BYTES_ACKED_AT: usize = 120;
+const TCP_INFO_BYTES: usize = BYTES_ACKED_AT + size_of::<u64>();
+
+/// How much of what was sent on a connection over TCP the other machine has acknowledged, if the kernel tells.
+pub(crate) fn bytes_acknowledged(fd: &OwnedFd) -> Option<u64> {
+    let mut info = [0_u8; TCP_INFO_BYTES];
+    let mut len = libc::socklen_t::try_from(info.len()).expect("few bytes");
+    // SAFETY: the kernel writes at most `len` bytes, which are all of `info`; both live until the call returns.
+    let result = unsafe {
+        libc::getsockopt(
+            fd.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut len,
+        )
+    };
+    let is_told = result == 0 && len as usize == info.len();
+    let (_, bytes) = info.split_at(BYTES_ACKED_AT);
+    is_told.then(|| u64::from_ne_bytes(bytes.try_into().expect("the bytes of a u64")))
+}
+
 impl Slot {
     pub(crate) fn fd(&self) -> types::Fd {
         types::Fd(self.file.as_ref().expect("a port's operation holds its descriptor").as_raw_fd())

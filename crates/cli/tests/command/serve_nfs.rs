@@ -208,6 +208,35 @@ fn what_cannot_be_a_disk_is_refused_with_what_to_do() {
     }
 }
 
+#[test]
+fn of_a_name_with_several_addresses_each_is_tried_until_there_is_an_answer() {
+    let scratch = Scratch::new();
+    let mut nfs = NfsServer::start(&scratch);
+    // Which comes first is the resolver's choice: one of the two is dead, and once both.
+    let names = scratch.write("hosts", "127.0.0.2 store\n127.0.0.3 store\n");
+    // A resolver may look for no address where a machine has none but its loopback's.
+    nfs.within(&format!("mount --bind {names} /etc/hosts && ip address add 192.0.2.9/32 dev lo"));
+    scratch.sparse("export/disk.img", 4 * MIB);
+    let scan = |nfs: &NfsServer, query: &str| {
+        let url = nfs.url("disk.img", query).replace("127.0.0.1", "store");
+        nfs.beside_with_its_mounts(&scratch.blockwork(["scan", &url]))
+    };
+    for address in ["127.0.0.2", "127.0.0.3"] {
+        nfs.kill();
+        nfs.listen_at(address);
+        nfs.start_again();
+        for query in ["?vers=4", "?vers=3&mountport=20048"] {
+            let listed = run(&mut scan(&nfs, query));
+            assert!(listed.contains("disk/disk.img "), "{listed}");
+        }
+    }
+    nfs.kill();
+    let said = run_refused(&mut scan(&nfs, "?vers=4"));
+    let words =
+        ["127.0.0.2", "127.0.0.3", "the other addresses", "Connection refused", "see that the server runs"];
+    assert!(words.iter().all(|word| said.contains(word)), "{said}");
+}
+
 /// A symbolic link in the export.
 fn link(scratch: &Scratch, to: &str, name: &str) {
     std::os::unix::fs::symlink(to, scratch.path("export").join(name)).expect("a link");

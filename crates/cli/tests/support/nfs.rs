@@ -15,6 +15,10 @@ const CONFIGURATION: &str = include_str!("../../../../tests/nfs/ganesha.conf");
 /// What the versions of NFS that it speaks follow.
 const PROTOCOLS: &str = "Protocols = ";
 
+/// Where it is said at which address it listens, and how that ends.
+const CORE: &str = "NFS_CORE_PARAM {";
+const BIND_END: &str = " # the address\n";
+
 /// How a disk is mounted there: its journal is written for nobody but who asks, while a test runs.
 const ON_DISK: &str = "loop,commit=600";
 
@@ -44,6 +48,15 @@ impl NfsServer {
             changed += &format!("{PROTOCOLS}{versions}{}", &part[part.find(';').expect("an end")..]);
         }
         std::fs::write(&self.config, changed).expect("it is written");
+    }
+
+    /// Has it listen at this address only, from its next life on.
+    pub fn listen_at(&self, address: &str) {
+        let configuration = std::fs::read_to_string(&self.config).expect("it was written");
+        let (_, after) = configuration.split_once(CORE).expect("its first part");
+        let after = after.split_once(BIND_END).map_or(after, |(_, after)| after);
+        let bound = format!("{CORE} Bind_addr = {address};{BIND_END}{after}");
+        std::fs::write(&self.config, bound).expect("it is written");
     }
 
     /// One that lets nobody write.
@@ -146,7 +159,17 @@ impl NfsServer {
 
     /// The same command, in the server's network.
     pub fn beside(&self, command: &Command) -> Command {
-        let mut nsenter = self.enter(&[]);
+        self.entered(&[], command)
+    }
+
+    /// The same, with its mounts.
+    pub fn beside_with_its_mounts(&self, command: &Command) -> Command {
+        let folder = command.get_current_dir().expect("it runs in its scratch folder");
+        self.entered(&["--mount", &format!("--wd={}", folder.display())], command)
+    }
+
+    fn entered(&self, also: &[&str], command: &Command) -> Command {
+        let mut nsenter = self.enter(also);
         nsenter.arg(command.get_program()).args(command.get_args());
         nsenter.current_dir(command.get_current_dir().expect("it runs in its scratch folder"));
         for (key, value) in command.get_envs() {

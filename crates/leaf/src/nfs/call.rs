@@ -1,6 +1,7 @@
 //! Calls under way: what each is for, and the message that asks for it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
 use blockwork_engine::{Nanos, Token};
@@ -97,6 +98,17 @@ pub(super) enum Kind {
     Commit,
 }
 
+/// As the log calls it.
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Kind::Read(read) => write!(f, "READ at byte {}", read.offset),
+            Kind::Writes(writes) => write!(f, "WRITE at byte {}", writes[0].offset),
+            Kind::Commit => f.write_str("COMMIT"),
+        }
+    }
+}
+
 /// Of which file, by whom, and how.
 pub(super) struct Target {
     pub(super) version: NfsVersion,
@@ -110,12 +122,24 @@ pub(super) struct Call {
     message: Segments,
     /// On which connection.
     pub(super) connection: usize,
-    /// When it was given to that connection last; not, while it waits in its queue.
-    pub(super) sent: Option<Nanos>,
+    /// How it was given to that connection last; not, while it waits in its queue.
+    pub(super) sent: Option<Sent>,
     /// It was given to another one before, where an answer may have been lost.
     pub(super) is_repeated: bool,
     /// When its kind was asked first.
     pub(super) since: Nanos,
+    /// Since when the server asks for patience with it.
+    pub(super) patient: Option<Nanos>,
+}
+
+/// A call that was given to a connection.
+#[derive(Clone, Copy)]
+pub(super) struct Sent {
+    pub(super) at: Nanos,
+    /// Where it ends among all bytes of that connection.
+    pub(super) end: u64,
+    /// When some of it was seen to have moved last.
+    pub(super) moved: Nanos,
 }
 
 /// What has become of a call.
@@ -171,6 +195,10 @@ impl Calls {
             Kind::Commit => false,
         })
     }
+    /// Whether the server has asked for patience with one.
+    pub(super) fn any_patient(&self) -> bool {
+        self.all.values().any(|call| call.patient.is_some())
+    }
     /// Xids and calls on that connection.
     pub(super) fn on(&mut self, connection: usize) -> impl Iterator<Item = (u32, &mut Call)> {
         let all = self.all.iter_mut().map(|(xid, call)| (*xid, call));
@@ -193,7 +221,7 @@ impl Call {
         since: Nanos,
     ) -> Call {
         let message = message(xid, &kind, target, pool);
-        Call { kind, message, connection, sent: None, is_repeated: false, since }
+        Call { kind, message, connection, sent: None, is_repeated: false, since, patient: None }
     }
 
     /// How much it keeps others waiting that are asked on the same connection, as a multiple of a READ. Servers do one call of a connection

@@ -13,6 +13,7 @@ use super::connection::{Connection, Happening, local, parts};
 use super::gather::Waiting;
 use super::incoming::Broken;
 use super::ledger::{Landing, Ledger, Piece};
+use super::patience::Patience;
 use super::trust::{Check, Size, Trust};
 use super::{Shared, remedy};
 
@@ -24,8 +25,6 @@ const SECTOR_BYTES: u32 = 512;
 pub(super) const COMPANY: u32 = 4;
 /// A server that does less than a sector each time it is asked is not asked for ever.
 const STUCK_MAX: u32 = 16;
-/// How long to wait where the server asks for patience (JUKEBOX).
-const PATIENCE: Nanos = Nanos::secs(1);
 /// What comes of a call on a soft mount that is not answered in its time.
 pub(super) const SILENCE: Errno = Errno(libc::ETIMEDOUT);
 
@@ -38,8 +37,7 @@ pub(super) struct NfsLeaf {
     pub(super) connections: Vec<Connection>,
     pool: Pool,
     pub(super) commit: Option<Commit>,
-    /// Calls that are asked again after a while.
-    patient: Vec<u32>,
+    pub(super) patience: Patience,
     /// Whether an alarm is set.
     alarmed: bool,
     /// Whether it is time soon to look for other workers' writes.
@@ -60,7 +58,7 @@ impl NfsLeaf {
             connections,
             pool: Pool::new(POOL_BYTES),
             commit: None,
-            patient: Vec::new(),
+            patience: Patience::default(),
             alarmed: false,
             looks_for_others: false,
             silent: false,
@@ -114,7 +112,7 @@ impl NfsLeaf {
 
     /// The connection that has least to do; but where none is idle, rather one that sends something when the batch ends anyway: what
     /// goes together costs one system call, and wakes one thread of the server.
-    fn connection_for_next(&self) -> usize {
+    pub(super) fn connection_for_next(&self) -> usize {
         let loads =
             || self.connections.iter().enumerate().map(|(number, connection)| (connection.load, number));
         let (load, least) = loads().min().expect("at least one connection");
@@ -248,13 +246,14 @@ impl NfsLeaf {
         for (xid, outcome) in answered {
             if let Some(call) = self.take(xid) {
                 let sent = call.sent.expect("only what was sent is answered");
-                self.connections[number].answered(sent, env.now());
+                self.connections[number].answered(sent.at, env.now());
                 if call.gathered() > 0 {
                     self.waiting.hear();
                 }
                 self.answered(env, call, outcome, ended);
             }
         }
+        self.hear_end_of_patience();
         match outcome {
             Ok(()) => self.connections[number].receive(env, self.token),
             Err(Broken::Reply(error)) => self.lose(env, number, &error.to_string()),
@@ -303,7 +302,7 @@ impl NfsLeaf {
         if call.may_have_told(Some(&outcome)) {
             self.ledger().doubt();
         }
-        let Call { kind, since, connection, .. } = call;
+        let Call { kind, since, connection, patient, .. } = call;
         match (kind, outcome) {
             (Kind::Read(read), Outcome::Read(reply)) => {
                 self.has_read(env, (connection, read), reply, since, ended);
@@ -322,7 +321,8 @@ impl NfsLeaf {
                 self.refused(env, writes, since);
             }
             (kind, Outcome::Status(status)) if status.asks_for_patience() => {
-                self.be_patient(env, kind, since)
+                let began = patient.unwrap_or_else(|| env.now());
+                self.be_patient(env, kind, (since, began), status);
             }
             // Of several only the first was looked at.
             (Kind::Writes(writes), Outcome::Status(status)) => {
@@ -478,16 +478,6 @@ impl NfsLeaf {
         true
     }
 
-    fn be_patient(&mut self, env: &mut dyn Env, kind: Kind, since: Nanos) {
-        let number = self.connection_for_next();
-        let xid = self.ask_on(env, number, kind, since);
-        self.connections[number].forget(xid);
-        if self.patient.is_empty() {
-            self.set_timer(env, Happening::Patience, PATIENCE);
-        }
-        self.patient.push(xid);
-    }
-
     /// A call has come to nothing.
     fn failed(&mut self, kind: Kind, errno: Errno, ended: &mut Vec<Ended>) {
         match kind {
@@ -515,12 +505,7 @@ impl NfsLeaf {
             return;
         }
         self.complaints.push(status);
-        let what = match kind {
-            Kind::Read(read) => format!("READ at byte {}", read.offset),
-            Kind::Writes(writes) => format!("WRITE at byte {}", writes[0].offset),
-            Kind::Commit => "COMMIT".to_owned(),
-        };
-        log::error!("{}: {what}: the server says {status}; {}", self.shared.name, remedy(status));
+        log::error!("{}: {kind}: the server says {status}; {}", self.shared.name, remedy(status));
     }
 
     /// Looks for what was not answered in time.
@@ -529,6 +514,7 @@ impl NfsLeaf {
         let now = env.now();
         let timeo = self.shared.timeo;
         for number in 0..self.connections.len() {
+            self.connections[number].look_at_line(env, &mut self.calls);
             let waits = self.connections[number].waits_since(&mut self.calls);
             let silence = waits.map_or(Nanos(0), |since| now.since(since));
             if silence > timeo {
@@ -562,7 +548,7 @@ impl NfsLeaf {
         let Some(call) = self.take(xid) else { return };
         let (name, seconds) = (&self.shared.name, patience.0 / 1_000_000_000);
         log::error!("{name}: no answer for {seconds} s; it is a soft mount, so I/O fails");
-        self.patient.retain(|patient| *patient != xid);
+        self.patience.forget(xid);
         self.connections[call.connection].forget(xid);
         if call.may_have_told(None) {
             self.ledger().doubt();
@@ -572,14 +558,6 @@ impl NfsLeaf {
             self.connect_anew(env, call.connection, "its time is over");
         }
         self.failed(call.kind, SILENCE, ended);
-    }
-
-    fn end_patience(&mut self) {
-        for xid in std::mem::take(&mut self.patient) {
-            if let Some(call) = self.calls.get(xid) {
-                self.connections[call.connection].enqueue(xid);
-            }
-        }
     }
 }
 
@@ -619,7 +597,7 @@ impl Leaf for NfsLeaf {
             (Happening::Received, result) => self.received(env, number, result, ended),
             (Happening::Retry, _) => self.connections[number].retry(),
             (Happening::Alarm, _) => self.look_for_silence(env, ended),
-            (Happening::Patience, _) => self.end_patience(),
+            (Happening::Patience, _) => self.end_patience(env),
             (Happening::Others, _) => self.looks_for_others = false,
         }
         self.go_on_with_commit(env, ended);

@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 use blockwork_engine::{Env, Nanos, StreamId, Token};
 use blockwork_memory::{Pool, Segment, bytes_in};
 
-use super::call::Calls;
+use super::call::{Calls, Sent};
 use super::incoming::Incoming;
 use blockwork_format::nfs3::{ReadReply, Verifier};
 
@@ -95,6 +95,9 @@ pub(super) struct Connection {
     attempts: u32,
     /// Since when it is in its state.
     since: Nanos,
+    /// Bytes that were given to it, and how many of them were seen to have arrived.
+    given: u64,
+    arrived: u64,
     /// When that was sent which was answered last, and when it was answered.
     progress: (Nanos, Nanos),
     /// The life of the server at its other end, if that has told it.
@@ -120,6 +123,8 @@ impl Connection {
             reading: None,
             attempts: 0,
             since: Nanos(0),
+            given: 0,
+            arrived: 0,
             progress: (Nanos(0), Nanos(0)),
             heard: None,
             load: 0,
@@ -191,9 +196,10 @@ impl Connection {
             }
             data.extend_from_slice(message);
             bytes += bytes_in(message);
-            call.sent = Some(now);
+            call.sent = Some(Sent { at: now, end: self.given + bytes as u64, moved: now });
             self.queue.pop_front();
         }
+        self.given += bytes as u64;
         self.sending = true;
         let token = self.token(token, Happening::Sent);
         if let Some(network) = env.network() {
@@ -207,6 +213,7 @@ impl Connection {
         self.state = State::Up(stream);
         self.elsewhere = false;
         self.since = env.now();
+        (self.given, self.arrived) = (0, 0);
         self.incoming = Incoming::default();
         self.reading = None;
         // A new one: the kernel may still write to that of the life before.
@@ -238,15 +245,28 @@ impl Connection {
         self.progress = (sent, now);
     }
 
-    /// Since when it waits to be connected, or for an answer to what was sent first. While it is the turn of what went with that, a slow
-    /// line or server is getting there: each answer counts. One to what was sent later tells nothing of a call that was dropped.
+    /// Looks how much of what was sent has arrived: the time of a call does not begin before the last of it has.
+    pub(super) fn look_at_line(&mut self, env: &mut dyn Env, calls: &mut Calls) {
+        let State::Up(stream) = self.state else { return };
+        let now = env.now();
+        let Some(arrived) = env.network().and_then(|network| network.arrived(stream)) else { return };
+        if arrived > self.arrived {
+            let sent = calls.on(self.number).filter_map(|(_, call)| call.sent.as_mut());
+            sent.filter(|sent| sent.end > self.arrived).for_each(|sent| sent.moved = now);
+            self.arrived = arrived;
+        }
+    }
+
+    /// Since when it waits to be connected, or for an answer to what was sent first. While that moves, or it is the turn of what went with
+    /// it, a slow line or server is getting there: each answer counts. One to what was sent later tells nothing of a call that was dropped.
     pub(super) fn waits_since(&self, calls: &mut Calls) -> Option<Nanos> {
         match self.state {
             State::Connecting(_) => Some(self.since),
             State::Up(_) => {
-                let first = calls.on(self.number).filter_map(|(_, call)| call.sent).min()?;
+                let sent = calls.on(self.number).filter_map(|(_, call)| call.sent);
+                let first = sent.min_by_key(|sent| (sent.at, sent.end))?;
                 let (sent, answered) = self.progress;
-                Some(if sent <= first { first.max(answered) } else { first })
+                Some(if sent <= first.at { first.moved.max(answered) } else { first.moved })
             }
             State::Down | State::Paused => None,
         }

@@ -47,9 +47,44 @@ pub(super) fn unfit(name: &str, found: impl std::fmt::Display, remedy: &str) -> 
     LeafError::unfit(name, found.to_string(), remedy)
 }
 
-/// Finds the file.
+/// Finds the file: at the first of the server's addresses at which there is one that answers. From then on it is used there, also after the
+/// connection was lost: at another address there may be another machine, with a copy of the file, and nothing in either version tells.
 pub(super) fn find(name: &str, address: &NfsAddress, read_only: bool) -> Result<NfsFile, LeafError> {
-    let host = resolve(name, &address.server)?;
+    let hosts = resolve(name, &address.server)?;
+    at_the_first_that_answers(name, &hosts, |host| find_at(name, host, address, read_only))
+}
+
+/// Tries one address after the other until something answers there, also that it has no such file.
+fn at_the_first_that_answers<T>(
+    name: &str,
+    hosts: &[SocketAddr],
+    mut find: impl FnMut(SocketAddr) -> Result<T, LeafError>,
+) -> Result<T, LeafError> {
+    let mut failed = Vec::new();
+    for host in hosts {
+        match find(*host) {
+            Err(LeafError::Io { what, source, remedy, .. }) => failed.push((host.ip(), what, source, remedy)),
+            answered => return answered,
+        }
+    }
+    let all = failed.iter().map(|(ip, what, source, _)| format!("; {ip}: {what}: {source}"));
+    let others: String = all.take(failed.len().saturating_sub(1)).collect();
+    let (_, what, source, remedy) =
+        failed.pop().ok_or_else(|| unfit(name, "the server has no address", "see the name of the server"))?;
+    let remedy = if others.is_empty() {
+        remedy
+    } else {
+        format!("{remedy}; nor is there an answer at the other addresses of that name{others}")
+    };
+    Err(LeafError::Io { name: name.to_owned(), what, source, remedy })
+}
+
+fn find_at(
+    name: &str,
+    host: SocketAddr,
+    address: &NfsAddress,
+    read_only: bool,
+) -> Result<NfsFile, LeafError> {
     match address.options.version {
         Some(NfsVersion::V3) => find_by_3(name, host, address, read_only),
         Some(NfsVersion::V4) => find_by_4(name, host, address, read_only),
@@ -103,17 +138,15 @@ pub(super) fn with_port(host: SocketAddr, port: u16) -> SocketAddr {
     address
 }
 
-/// The server's address. The port of it means nothing.
-fn resolve(name: &str, server: &str) -> Result<SocketAddr, LeafError> {
+/// The server's addresses, each once. Their port means nothing.
+fn resolve(name: &str, server: &str) -> Result<Vec<SocketAddr>, LeafError> {
     let found = (server, 0)
         .to_socket_addrs()
         .map_err(|error| LeafError::io(name, "looking for the server", error))?;
     let mut found: Vec<SocketAddr> = found.collect();
     found.sort_by_key(|address| !address.is_ipv4());
-    found
-        .first()
-        .copied()
-        .ok_or_else(|| unfit(name, "the server has no address", "see the name of the server"))
+    found.dedup();
+    Ok(found)
 }
 
 /// Whoever the options say; this process' own user with all his groups if they say nothing.

@@ -32,7 +32,8 @@
 //! needs services on both sides, those of version 4 a state that has to be kept alive: they are not spoken, and who opens a file for
 //! writing is warned.
 //!
-//! A call is asked again only when its connection is lost, or was silent for `timeo` (a minute, as in Linux). A server that still has
+//! A call is asked again only when its connection is lost, or was silent for `timeo` (a minute, as in Linux)
+//! after the last byte of it that moved. A server that still has
 //! the first one in its queue must not do it twice: the second time may come when something newer was written there. Servers know it by
 //! its xid and the port that it comes from (nfsd's reply cache, nfs-ganesha's DRC), so it comes from the same port again (`connection`).
 //! Where that cannot be had, or the server keeps no such list, versions 3 and 4.0, which have no sessions, leave no more than this: a
@@ -52,6 +53,7 @@ mod habit;
 mod incoming;
 mod ledger;
 mod mount;
+mod patience;
 mod trust;
 
 use std::io;
@@ -264,6 +266,9 @@ fn remedy(status: Status) -> &'static str {
         10012 | 10015 | 10046 => "another client has locked it, or keeps others from it: see who has it open",
         10016 => "the export asks for a security flavour that is not spoken: allow sec=sys there",
         10021 | 10025 => "it does not take what is asked of it in version 4.0: ask in version 3 (?vers=3)",
+        10008 | 10013 | 10018 => {
+            "it is busy, or has just restarted: try again in a minute or two; if that does not help, the server's log may say why"
+        }
         _ => "the server's log may say why",
     }
 }

@@ -1,6 +1,9 @@
-//! A file on a simulated NFS server, and a leaf on it that is driven by hand; and tests of writes that go together (`gather`).
+//! A file on a simulated NFS server, and a leaf on it that is driven by hand; and tests of writes that go together (`gather`),
+//! and of servers and lines that take their time (`patience`).
 
 mod gather;
+mod patience;
+mod said;
 pub mod server;
 
 use std::cell::RefCell;
@@ -8,7 +11,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 
 use blockwork_engine::{
-    Ended, Env, Errno, Flags, Leaf, LeafIo, LeafSource, Op, Sector, Sectors, Submitted, Token, Wait,
+    Ended, Env, Errno, Flags, Leaf, LeafIo, LeafSource, Nanos, Op, Sector, Sectors, Submitted, Token, Wait,
 };
 use blockwork_format::nfs3::{Credential, Handle};
 use blockwork_leaf::{NfsFile, NfsOptions, NfsSource, NfsVersion};
@@ -108,6 +111,15 @@ impl Hand {
     pub fn pass(&mut self, until: impl Fn(&Server) -> bool) {
         self.leaf.submitted(&mut self.env);
         while !until(&self.server.borrow()) {
+            self.step();
+        }
+    }
+
+    /// Tells the leaf that a batch ends, and lets so much time pass.
+    pub fn pass_time(&mut self, time: Nanos) {
+        let until = self.env.now() + time;
+        self.leaf.submitted(&mut self.env);
+        while self.env.now() < until {
             self.step();
         }
     }

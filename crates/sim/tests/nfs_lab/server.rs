@@ -94,6 +94,8 @@ pub struct Server {
     pub mute: bool,
     /// It does one call after the other, each in that time; if it is 0, all beside each other.
     pub pace: Nanos,
+    /// What each byte takes on the way to it.
+    pub line: Nanos,
     /// Until when it has to do.
     busy: Nanos,
     /// Of several WRITEs in a call it takes the data of all but the first from the start of the page of the message in which it begins, as nfsd
@@ -188,6 +190,7 @@ impl Server {
             at_most: usize::MAX,
             mute: false,
             pace: Nanos(0),
+            line: Nanos(0),
             busy: Nanos(0),
             garbles: false,
             garbled: 0,
@@ -288,7 +291,8 @@ impl Server {
                 }
                 Err(found) => {
                     // DELAY, GRACE and RESOURCE all ask for patience.
-                    status = if found == 10008 { *self.random.choose(&[found, 10013, 10018]) } else { found };
+                    let by_habit = found == 10008 && self.status == 0;
+                    status = if by_habit { *self.random.choose(&[found, 10013, 10018]) } else { found };
                     said.extend(units(&[status]));
                     break;
                 }
@@ -594,6 +598,10 @@ impl Host for Server {
 
     fn closed(&mut self, stream: StreamId) {
         self.streams.remove(&stream.0);
+    }
+
+    fn per_byte(&self) -> Nanos {
+        self.line
     }
 
     fn faults(&self) -> u64 {
