@@ -35,6 +35,7 @@ use blockwork_format::escape;
 use blockwork_insight::report;
 use blockwork_uring::WakesWith;
 use blockwork_volume::{Assembly, Plan, parse_setting};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use signal_hook::iterator::Signals;
@@ -57,6 +58,7 @@ const EXIT_AT_ONCE: i32 = 130;
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     // From here on a signal waits until it is looked at, so that none ends us half-way up.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1])?;
+    take_all_descriptors();
     let inherited = nbd::inherited(|name| std::env::var(name).ok())?;
     let guests = args.vhost_user.len() + args.xen.len();
     if args.nbd.is_empty() && args.fuse.is_empty() && guests == 0 && inherited.is_empty() {
@@ -73,6 +75,21 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     announce(args, &running.addresses)?;
     let waited = running.wait(&mut signals, args.json);
     running.stop(args).and(waited)
+}
+
+/// Every client, disk and guest takes some of the files that a process may have open: the soft limit, of 1,024 mostly, is for programs that use
+/// select(2), and each may raise it to the hard one.
+fn take_all_descriptors() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        log::warn!(
+            "no more than {} files can be open at once (ulimit -n): {errno}",
+            current.unwrap_or(u64::MAX)
+        );
+    }
 }
 
 /// What of `--disk A B C` is a disk, and which volumes are named: what follows the first of a `--disk`, is no file and

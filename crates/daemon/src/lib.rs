@@ -12,8 +12,9 @@
 //! 1. Only the user who runs the server (and root) reaches it: the socket has mode 0600, in a folder that nobody else
 //!    can write to ([`control_dir`]); a client trusts no other folder.
 //! 2. A client can hold at most one of [`CONNECTIONS_MAX`] connections, [`HEAD_BYTES_MAX`] of head, [`BODY_BYTES_MAX`] of
-//!    body, and a trace's queue. One that does not read loses events of its own trace, and nothing else happens.
-//! 3. No disk is waited for in the thread that answers: what may take long has a thread of its own.
+//!    body, and a trace's queue. One that does not read loses events of its own trace, and its connection after [`TAKING_TIME`].
+//! 3. No disk is waited for in the thread that answers: what may take long has a thread of its own, of which there are at most
+//!    [`UNDER_WAY_MAX`] for changes and as many for lists, whatever has become of those who asked.
 //! 4. Names in answers are as they are on disk, quoted by JSON; in text and errors they are escaped.
 #![forbid(unsafe_code)]
 
@@ -25,6 +26,7 @@ mod metrics;
 mod routes;
 mod server;
 mod status;
+mod taking;
 mod trace_body;
 
 pub use arrays::{
@@ -41,6 +43,7 @@ pub use groups::{
     GroupAnswer, GroupList, GroupRequest, GroupStatus, Groups, LvStatus, PoolList, PoolRequest, PoolStatus,
     absent,
 };
-pub use routes::BODY_BYTES_MAX;
+pub use routes::{BODY_BYTES_MAX, UNDER_WAY_MAX};
 pub use server::{CONNECTIONS_MAX, Control, ControlError, ControlHandle, HEAD_BYTES_MAX};
 pub use status::{ControlState, DiskStatus, Disks, LimitsStatus, Status, VolumeStatus, Volumes};
+pub use taking::TAKING_TIME;

@@ -12,6 +12,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tokio::sync::Semaphore;
 
 use blockwork_insight::report::Report;
 use blockwork_insight::trace::TextMerge;
@@ -37,6 +38,9 @@ const PATHS: [&str; 7] = ["/v1/status", "/v1/stats", ARRAYS, GROUPS, POOLS, "/v1
 /// Longest body that is read, bytes: names of an array, a group, devices and volumes.
 pub const BODY_BYTES_MAX: usize = 64 << 10;
 
+/// Changes, and likewise lists that wait for them, that are under way at once.
+pub const UNDER_WAY_MAX: usize = 16;
+
 /// A body must be there after that time.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -59,24 +63,26 @@ where
         // A list of groups waits while one is changed.
         Method::GET if path == GROUPS => {
             let groups = Arc::clone(&state.groups);
-            in_its_time(move || Ok(GroupList { groups: groups.list() })).await
+            in_its_time(&state.lists, move || Ok(GroupList { groups: groups.list() })).await
         }
         Method::GET => get(state, path, request.uri().query().unwrap_or("")),
         Method::POST if path == ARRAYS => {
             let arrays = Arc::clone(&state.arrays);
             let form = r#"{"array": "md/NAME", "verb": "check"}"#;
-            act(request.into_body(), form, move |asked: ArrayRequest| arrays.act(&asked)).await
+            act(&state.changes, request.into_body(), form, move |asked: ArrayRequest| arrays.act(&asked))
+                .await
         }
         Method::POST if path == GROUPS => {
             let groups = Arc::clone(&state.groups);
             let form = r#"{"group": "VG", "verb": "remove", "volumes": ["LV"]}"#;
-            act(request.into_body(), form, move |asked: GroupRequest| groups.change(&asked)).await
+            act(&state.changes, request.into_body(), form, move |asked: GroupRequest| groups.change(&asked))
+                .await
         }
         Method::POST if path == POOLS => {
             let groups = Arc::clone(&state.groups);
             let form = r#"{"pool": "dm/NAME", "message": "create_thin 1"}"#;
             let tell = move |asked: PoolRequest| Ok(PoolList { pools: vec![groups.tell(&asked)?] });
-            act(request.into_body(), form, tell).await
+            act(&state.changes, request.into_body(), form, tell).await
         }
         _ => {
             let error = json!({ "error": format!("only {allowed} is answered here") });
@@ -112,6 +118,7 @@ fn get(state: &ControlState, path: &str, query: &str) -> Answer {
 
 /// Does what a body asks for; `form` is what one may look like.
 async fn act<B, T, A>(
+    places: &Places,
     body: B,
     form: &str,
     act: impl FnOnce(T) -> Result<A, Refusal> + Send + 'static,
@@ -123,7 +130,7 @@ where
     A: Serialize + Send + 'static,
 {
     match read_request::<B, T>(body, form).await {
-        Ok(asked) => in_its_time(move || act(asked)).await,
+        Ok(asked) => in_its_time(places, move || act(asked)).await,
         Err((status, error)) => refuse(status, &json!({ "error": error })),
     }
 }
@@ -148,11 +155,26 @@ where
     })
 }
 
-/// Does something in a thread where it may take its time.
-async fn in_its_time<A>(act: impl FnOnce() -> Result<A, Refusal> + Send + 'static) -> Answer
+/// Places in threads where something may take its time.
+pub(crate) struct Places(Arc<Semaphore>);
+
+impl Default for Places {
+    fn default() -> Places {
+        Places(Arc::new(Semaphore::new(UNDER_WAY_MAX)))
+    }
+}
+
+/// Does something in a thread where it may take its time. What was begun is finished, also where nobody waits for the answer any more: half a
+/// change is worse than one of which nobody hears. Its place is free when it has ended.
+async fn in_its_time<A>(places: &Places, act: impl FnOnce() -> Result<A, Refusal> + Send + 'static) -> Answer
 where
     A: Serialize + Send + 'static,
 {
+    let Ok(place) = places.0.clone().try_acquire_owned() else { return too_much_under_way() };
+    let act = move || {
+        let _place = place;
+        act()
+    };
     match tokio::task::spawn_blocking(act).await {
         Ok(Ok(answer)) => json_of(&answer),
         Ok(Err(refusal)) => {
@@ -168,6 +190,14 @@ where
             refuse(StatusCode::INTERNAL_SERVER_ERROR, &json!({ "error": error }))
         }
     }
+}
+
+fn too_much_under_way() -> Answer {
+    let error = format!(
+        "{UNDER_WAY_MAX} requests of this kind are under way and wait for disks, even if those who asked have gone; see which disks do not \
+         answer (in_flight in /v1/stats), and come again"
+    );
+    refuse(StatusCode::SERVICE_UNAVAILABLE, &json!({ "error": error }))
 }
 
 /// The answer to those who come while all slots are taken.
@@ -227,4 +257,76 @@ fn respond(status: StatusCode, kind: &'static str, body: BoxBody<Bytes, Infallib
         .header(CACHE_CONTROL, "no-store")
         .body(body)
         .expect("these headers are good ones")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Mutex, mpsc};
+
+    use blockwork_engine::Stats;
+    use blockwork_insight::trace::TraceHub;
+
+    use super::*;
+    use crate::arrays::{ArrayAnswer, ArrayStatus, Arrays};
+
+    /// Arrays whose disks answer when the test lets them.
+    struct Slow {
+        begun: mpsc::Sender<()>,
+        goes_on: Mutex<mpsc::Receiver<()>>,
+        done: Arc<AtomicUsize>,
+    }
+
+    impl Arrays for Slow {
+        fn list(&self) -> Vec<ArrayStatus> {
+            Vec::new()
+        }
+
+        fn act(&self, _: &ArrayRequest) -> Result<ArrayAnswer, Refusal> {
+            self.begun.send(()).unwrap();
+            self.goes_on.lock().unwrap().recv().unwrap();
+            self.done.fetch_add(1, Ordering::Relaxed);
+            Err(Refusal::new(RefusalKind::Failed, "it was done"))
+        }
+    }
+
+    fn check() -> Request<Full<Bytes>> {
+        let body = Full::new(Bytes::from(r#"{"array": "md/data", "verb": "check"}"#));
+        Request::post(ARRAYS).body(body).unwrap()
+    }
+
+    #[test]
+    fn what_changes_something_is_finished_though_nobody_waits_and_takes_bounded_room() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let stats = Arc::new(Stats::new(Vec::new()));
+        let hub = TraceHub::new(stats.nodes());
+        let mut state = ControlState::new(stats, hub);
+        let (begun, begins) = mpsc::channel();
+        let (go_on, goes_on) = mpsc::channel();
+        let done = Arc::new(AtomicUsize::new(0));
+        state.set_arrays(Arc::new(Slow { begun, goes_on: Mutex::new(goes_on), done: done.clone() }));
+        let state = Arc::new(state);
+        for _ in 0..UNDER_WAY_MAX {
+            let asking = state.clone();
+            let client = runtime.spawn(async move { answer(&asking, check()).await });
+            // It has begun, and the client goes.
+            runtime.block_on(async {
+                while begins.try_recv().is_err() {
+                    tokio::task::yield_now().await
+                }
+            });
+            client.abort();
+        }
+        let refused = runtime.block_on(answer(&state, check()));
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let status = runtime.block_on(answer(&state, Request::get(GROUPS).body(Full::default()).unwrap()));
+        assert_eq!(status.status(), StatusCode::OK, "others are answered");
+        (0..=UNDER_WAY_MAX).for_each(|_| go_on.send(()).unwrap());
+        // All places are free when all is done.
+        let all = u32::try_from(UNDER_WAY_MAX).unwrap();
+        drop(runtime.block_on(state.changes.0.acquire_many(all)).unwrap());
+        assert_eq!(done.load(Ordering::Relaxed), UNDER_WAY_MAX);
+        let answered = runtime.block_on(answer(&state, check()));
+        assert_eq!(answered.status(), StatusCode::INTERNAL_SERVER_ERROR, "it was done, and says so");
+    }
 }

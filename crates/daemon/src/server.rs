@@ -1,6 +1,7 @@
 //! The server's end: a thread with a small runtime, a listener, and a task for each connection.
 //!
-//! A connection carries one request: so a slot is free again when its answer is out, and nobody holds one by being idle.
+//! A connection carries one request: so a slot is free again when its answer is out, and nobody holds one by being idle, or by not reading
+//! (`taking`).
 
 use std::convert::Infallible;
 use std::fs;
@@ -12,6 +13,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use blockwork_engine::Errno;
+use blockwork_uring::{Shortage, clock};
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -23,6 +26,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use crate::directory::shown;
 use crate::routes::{self, Answer};
 use crate::status::ControlState;
+use crate::taking::{OVER_TIME, Taking, is_over_time};
 
 /// Connections at once. As many more are told to come again, and what comes beyond those is closed.
 pub const CONNECTIONS_MAX: u32 = 16;
@@ -40,6 +44,9 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// After a failed accept (no descriptor left), that long is waited before the next.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What the log calls it.
+const NAME: &str = "the control API";
 
 /// Why the control API could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -162,15 +169,17 @@ async fn serve(state: Arc<ControlState>, listener: StdListener, stopped: oneshot
 
 async fn accept(state: Arc<ControlState>, listener: UnixListener, slots: Arc<Semaphore>) {
     let refusals = Arc::new(Semaphore::new(CONNECTIONS_MAX as usize));
+    let mut shortage = Shortage::default();
     loop {
         let connection = match listener.accept().await {
             Ok((connection, _)) => connection,
             Err(error) => {
-                log::warn!("the control API cannot accept a client: {error}");
+                shortage.begins(clock(), NAME, Errno::from_io(&error));
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
+        shortage.is_over(clock(), NAME);
         if let Ok(slot) = slots.clone().try_acquire_owned() {
             let state = state.clone();
             let answer = move |request| {
@@ -200,10 +209,67 @@ async fn talk<A: Future<Output = Answer>>(
         .max_headers(HEADERS_MAX)
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(connection), service)
+        .serve_connection(TokioIo::new(Taking::new(connection)), service)
         .await;
-    if let Err(error) = result {
-        log::debug!("a client of the control API: {error}");
+    match result {
+        Ok(()) => {}
+        Err(error) if is_over_time(&error) => log::warn!("{NAME}: a client is let go: {OVER_TIME}"),
+        Err(error) => log::debug!("{NAME}: a client: {error}"),
     }
     drop(slot);
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::{BodyExt, Full};
+    use hyper::Response;
+    use hyper::body::Bytes;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::taking::TAKING_TIME;
+
+    const ANSWER_BYTES: usize = 4 << 20;
+
+    async fn much(_: Request<Incoming>) -> Answer {
+        Response::new(Full::new(Bytes::from(vec![7; ANSWER_BYTES])).boxed())
+    }
+
+    /// A client that reads so many bytes of an answer each time that so much time has passed, and how many it has got when the server is done with
+    /// it; and how long that took. The clock goes as fast as there is nothing to do.
+    fn read_slowly(bytes: usize, pause: Duration) -> (usize, Duration) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
+        runtime.unwrap().block_on(async {
+            let (mut ours, theirs) = UnixStream::pair().unwrap();
+            let slots = Arc::new(Semaphore::new(1));
+            let (slot, start) = (slots.clone().try_acquire_owned().unwrap(), Instant::now());
+            let server = tokio::spawn(talk(theirs, slot, much));
+            ours.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+            let client = tokio::spawn(async move {
+                let (mut got, mut into) = (0, vec![0; bytes]);
+                loop {
+                    tokio::time::sleep(pause).await;
+                    match ours.read(&mut into).await {
+                        Ok(0) | Err(_) => return got,
+                        Ok(more) => got += more,
+                    }
+                }
+            });
+            server.await.unwrap();
+            let took = start.elapsed();
+            assert_eq!(slots.available_permits(), 1);
+            (client.await.unwrap(), took)
+        })
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_is_let_go_and_a_slow_one_is_not() {
+        let (got, took) = read_slowly(128 << 10, TAKING_TIME / 4);
+        assert!(got > ANSWER_BYTES, "{got} bytes of the answer");
+        assert!(took > 2 * TAKING_TIME, "it was slow: {took:?}");
+        let (got, took) = read_slowly(1 << 20, 100 * TAKING_TIME);
+        assert!(got < ANSWER_BYTES, "{got} bytes of the answer");
+        assert!(took >= TAKING_TIME && took < 2 * TAKING_TIME, "{took:?}");
+    }
 }

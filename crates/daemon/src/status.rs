@@ -11,6 +11,7 @@ use blockwork_insight::trace::{NodeSet, TraceHub};
 
 use crate::arrays::{Arrays, NoArrays};
 use crate::groups::{Groups, NoGroups};
+use crate::routes::Places;
 
 /// The answer to `/v1/status`. Field names are kept stable.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -69,6 +70,9 @@ pub struct ControlState {
     pub(crate) trace: Arc<TraceHub>,
     pub(crate) arrays: Arc<dyn Arrays>,
     pub(crate) groups: Arc<dyn Groups>,
+    /// What is under way in threads: changes, and lists that wait for them.
+    pub(crate) changes: Places,
+    pub(crate) lists: Places,
     volumes: Volumes,
     disks: Disks,
     started: Instant,
@@ -152,6 +156,8 @@ impl ControlState {
             trace,
             arrays: Arc::new(NoArrays),
             groups: Arc::new(NoGroups),
+            changes: Places::default(),
+            lists: Places::default(),
             volumes: Volumes::default(),
             disks: Disks::default(),
             started: Instant::now(),

@@ -43,6 +43,7 @@ mod portion;
 mod queues;
 mod ring;
 mod setup;
+mod shortage;
 mod slots;
 mod socket;
 mod stand_in;
@@ -55,6 +56,7 @@ pub use event::Signal;
 pub use evtchn::EventPort;
 pub use ring::{Uring, clock};
 pub use setup::{AsKernel, Io, UringConfig, UringError, WakesWith};
+pub use shortage::Shortage;
 
 /// Whether a multishot operation goes on: more completions with its token will follow this one.
 #[inline]

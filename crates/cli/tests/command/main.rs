@@ -17,6 +17,7 @@ mod md_verbs;
 mod reproduce;
 mod scan;
 mod scan_stacks;
+mod serve_descriptors;
 mod serve_fuse;
 mod serve_group_failures;
 mod serve_group_merges;

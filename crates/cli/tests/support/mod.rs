@@ -188,7 +188,21 @@ impl Scratch {
         command
     }
 
-    fn run_dir(&self) -> PathBuf {
+    /// The same with so many files open at most: its soft and its hard limit.
+    pub fn with_descriptors<S: AsRef<OsStr>>(
+        &self,
+        soft: u32,
+        hard: u32,
+        args: impl IntoIterator<Item = S>,
+    ) -> Command {
+        let mut command = tool("prlimit");
+        command.current_dir(self.0.path()).env("BLOCKWORK_RUN_DIR", self.run_dir());
+        command.env_remove("RUST_LOG").env_remove("LISTEN_FDS").env_remove("LISTEN_PID");
+        command.arg(format!("--nofile={soft}:{hard}")).arg(BLOCKWORK).args(args);
+        command
+    }
+
+    pub fn run_dir(&self) -> PathBuf {
         self.path("run")
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use blockwork_engine::{Completion, Context, Done, Nanos, Port, PortState, WorkerHandle};
-use blockwork_uring::{Uring, clock, more};
+use blockwork_uring::{Shortage, Uring, clock, more};
 use rustix::net::sockopt;
 
 use super::budget::Budget;
@@ -85,13 +85,15 @@ impl Server {
         let addresses = listeners.iter().map(|listener| listener.uri(tls)).collect();
         for listener in listeners {
             let shared = shared.clone();
+            let name = format!("nbd: {}", listener.uri(tls));
             first.run(move |worker| {
                 worker.add_port(Box::new(Acceptor {
                     shared,
                     listener,
                     accepting: false,
                     paused: false,
-                    complained: false,
+                    name,
+                    shortage: Shortage::default(),
                     draining: false,
                 }));
             });
@@ -194,8 +196,9 @@ struct Acceptor {
     listener: Listener,
     accepting: bool,
     paused: bool,
-    /// The trouble at hand was reported.
-    complained: bool,
+    /// What the log calls it.
+    name: String,
+    shortage: Shortage,
     draining: bool,
 }
 
@@ -210,7 +213,7 @@ impl Port<Uring> for Acceptor {
         self.accepting = more(completion.flags);
         match completion.outcome() {
             Ok(_) => {
-                self.complained = false;
+                self.shortage.is_over(clock(), &self.name);
                 let fd = cx.env.take_accepted(completion.result);
                 if !self.draining {
                     self.shared.serve(fd);
@@ -220,12 +223,7 @@ impl Port<Uring> for Acceptor {
             Err(errno) if is_the_clients(errno.0) => {}
             Err(errno) => {
                 // Out of descriptors or memory: there may be some again soon. Clients wait in the backlog.
-                if !std::mem::replace(&mut self.complained, true) {
-                    log::warn!(
-                        "nbd: cannot accept clients on {} just now: {errno}",
-                        self.listener.uri(false)
-                    );
-                }
+                self.shortage.begins(clock(), &self.name, errno);
                 self.paused = true;
                 let token = cx.token(local::PAUSE);
                 cx.env.timeout(token, PAUSE);

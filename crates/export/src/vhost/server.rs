@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use blockwork_engine::{Stats, Volume, VolumeId, WorkerHandle};
-use blockwork_uring::{Uring, clock};
+use blockwork_uring::{Shortage, Uring, clock};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
@@ -205,6 +205,7 @@ impl Drop for VhostServer {
 }
 
 fn serve(service: &Service, listener: &OwnedFd, shared: &Shared) {
+    let mut shortage = Shortage::default();
     thread::scope(|scope| {
         while shared.wait_for_room() {
             let client = match accept_with(listener, SocketFlags::CLOEXEC) {
@@ -212,12 +213,13 @@ fn serve(service: &Service, listener: &OwnedFd, shared: &Shared) {
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(_) if shared.is_stopping() => break,
                 Err(errno) => {
-                    log::warn!("{}: cannot accept a front end just now: {errno}", service.name);
+                    shortage.begins(clock(), &service.name, blockwork_engine::Errno(errno.raw_os_error()));
                     // Until it is over, or we are: a listener that is shut down is ready at once.
                     let _ = socket::wait_for_end(listener.as_fd(), PAUSE);
                     continue;
                 }
             };
+            shortage.is_over(clock(), &service.name);
             let thread = thread::Builder::new().name("vhost-user".into());
             let attended = Client::new(client).and_then(|client| {
                 shared.come(&client);
@@ -226,7 +228,12 @@ fn serve(service: &Service, listener: &OwnedFd, shared: &Shared) {
                 attend.map(drop).inspect_err(|_| shared.gone(&client))
             });
             if let Err(error) = attended {
-                log::warn!("{}: a front end is let go: there is no thread for it: {error}", service.name);
+                service.let_go.warn(clock(), || {
+                    format!(
+                        "{}: a front end is let go: no descriptor or thread for it: {error}",
+                        service.name
+                    )
+                });
             }
         }
     });

@@ -1,0 +1,82 @@
+//! A server that has no file left to open: what each of its listeners says, how often, and that it goes on when there are some again.
+
+use std::os::unix::net::UnixStream;
+
+use crate::support::{Scratch, Server, run, tool, until};
+
+/// Enough for a server to begin, and not for many clients.
+const DESCRIPTORS: u32 = 64;
+/// Times that a listener must have tried again, of ten in a second.
+const TRIES: u64 = 10;
+const BEGIN: &str = "clients cannot be accepted, and wait: ";
+const END: &str = "clients are accepted again";
+
+fn lines(server: &Server, listener: &str, what: &str) -> usize {
+    server.said().lines().filter(|line| line.contains(listener) && line.contains(what)).count()
+}
+
+/// How often threads of that name have slept, all together.
+fn sleeps(pid: u32, thread: &str) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let ours = status.filter(|status| status.lines().next() == Some(&format!("Name:\t{thread}")));
+    let count = |status: String| {
+        let line = status.lines().find(|line| line.starts_with("voluntary_ctxt_switches"))?.to_owned();
+        line.split_whitespace().last()?.parse::<u64>().ok()
+    };
+    ours.filter_map(count).sum()
+}
+
+#[test]
+fn of_descriptors_that_run_out_each_listener_tells_once_with_what_to_do_and_when_it_is_over() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 1 << 20);
+    let args =
+        ["serve", "--workers", "1", "--nbd", "unix:socket", "--vhost-user", "guest", "--disk", "disk.img"];
+    let server = Server::start(&mut scratch.with_descriptors(DESCRIPTORS, DESCRIPTORS, args));
+    let control = scratch.run_dir().join(format!("{}.sock", server.pid()));
+    let connect =
+        |path: &std::path::Path| UnixStream::connect(path).expect("it waits to be accepted at least");
+    let nbd = "nbd: nbd+unix:";
+    let mut clients = Vec::new();
+    until("the clients of NBD have all descriptors", || {
+        clients.push(connect(&scratch.path("socket")));
+        lines(&server, nbd, BEGIN) == 1
+    });
+    let others = [("vhost-user", "guest", "vhost-user"), ("the control API", "", "blockwork-ctl")];
+    for (listener, path, thread) in others {
+        let path = if path.is_empty() { control.clone() } else { scratch.path(path) };
+        until("it is told", || {
+            clients.push(connect(&path));
+            lines(&server, listener, BEGIN) > 0
+        });
+        let before = sleeps(server.pid(), thread);
+        until("it has tried again", || sleeps(server.pid(), thread) >= before + TRIES);
+    }
+    let said = server.said();
+    assert!(said.contains("Too many open files") && said.contains("LimitNOFILE="), "{said}");
+    drop(clients);
+    for (listener, path, _) in [others[0], others[1], (nbd, "socket", "")] {
+        let path = if path.is_empty() { control.clone() } else { scratch.path(path) };
+        until("it is over", || {
+            drop(connect(&path));
+            lines(&server, listener, END) == 1
+        });
+        assert_eq!(lines(&server, listener, BEGIN), 1, "{}", server.said());
+    }
+    let uri = scratch.uri("");
+    assert!(run(tool("nbdinfo").args(["--size", &uri])).contains("1048576"));
+    assert!(server.stop().status.success());
+}
+
+#[test]
+fn a_server_may_have_as_many_files_open_as_it_is_allowed_to() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 1 << 20);
+    let args = ["serve", "--nbd", "unix:socket", "--disk", "disk.img"];
+    let server = Server::start(&mut scratch.with_descriptors(DESCRIPTORS, 700, args));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid())).expect("it runs");
+    let line = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line");
+    assert_eq!(line.split_whitespace().rev().nth(2), Some("700"), "{line}");
+    server.stop_quietly();
+}
