@@ -30,7 +30,7 @@ mod segment;
 mod slab;
 mod words;
 
-pub use budget::{MAPPINGS, MAPPINGS_MAX, MappingBudget};
+pub use budget::{MAPPINGS, MAPPINGS_MAX, MappingBudget, mappings_max};
 pub use buffer::{Buffer, PAGE};
 pub use granted::GrantDevice;
 pub use guest::{

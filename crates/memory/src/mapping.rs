@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::fs::{FileType, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::budget::{MAPPINGS, MAPPINGS_MAX};
+use crate::budget::{MAPPINGS, mappings_max, max_map_count};
 use crate::buffer::PAGE;
 use crate::fault::Guard;
 
@@ -20,7 +20,7 @@ pub const MAPPED_BYTES_MAX: u64 = 96 << 40;
 
 static MAPPED_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// One of [`MAPPINGS_MAX`], and so many bytes of [`MAPPED_BYTES_MAX`], until it is dropped.
+/// One of [`mappings_max`], and so many bytes of [`MAPPED_BYTES_MAX`], until it is dropped.
 struct Claim(u64);
 
 impl Claim {
@@ -29,7 +29,7 @@ impl Claim {
         if MAPPED_BYTES.try_update(Ordering::Relaxed, Ordering::Relaxed, more).is_err() {
             return Err(MapError::NoRoom(bytes));
         }
-        if !MAPPINGS.take(MAPPINGS_MAX) {
+        if !MAPPINGS.take(mappings_max()) {
             MAPPED_BYTES.fetch_sub(bytes, Ordering::Relaxed);
             return Err(MapError::TooMany);
         }
@@ -98,8 +98,10 @@ pub enum MapError {
     NoRoom(u64),
     /// Likewise.
     #[error(
-        "all {MAPPINGS_MAX} mappings that this process has for shared memory and for pages of guests are taken: serve some of \
-         its guests by another process"
+        "all {} mappings that this process has for shared memory and for pages of guests are taken, of {} that Linux lets it have: serve \
+         some of its guests by another process, or let it have more (sysctl vm.max_map_count)",
+        mappings_max(),
+        max_map_count()
     )]
     TooMany,
     /// The kernel says no.

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use blockwork_engine::{Completion, Context, PortId, Stats, VolumeId, Worker, WorkerHandle};
 use blockwork_format::blkif::{Abi, PAGE_BYTES, QueueParameters};
-use blockwork_memory::{Buffer, GrantDevice, MAPPINGS, MAPPINGS_MAX, Place, Segment};
+use blockwork_memory::{Buffer, GrantDevice, MAPPINGS, Place, Segment, mappings_max};
 use blockwork_uring::{EventPort, Uring, more};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -23,13 +23,12 @@ use crate::blkif::{
 const BIND_TIME: Duration = Duration::from_secs(10);
 const BIND_PAUSE: Duration = Duration::from_millis(10);
 
-/// Mappings of all guests of this process together. Of those that Linux lets a process have (`vm.max_map_count` is 65530), half are for what stays
-/// ([`MAPPINGS_MAX`]): pages that stay mapped behind their requests, up to [`KEPT_ALL_MAX`], and memory that front ends of vhost-user share, which
-/// cannot be served without, so that some is left to them. A quarter is for requests that are under way ([`UNDER_WAY_MAX`]): 32 rings of 16 pages can
-/// be half full. The rest is for rings and the process itself.
-static ALL: Mappings = Mappings::new(&MAPPINGS, KEPT_ALL_MAX, UNDER_WAY_MAX);
-const KEPT_ALL_MAX: usize = MAPPINGS_MAX / 4 * 3;
-const UNDER_WAY_MAX: usize = 16_384;
+/// Mappings of all guests of this process together. Of those that Linux lets a process have (`vm.max_map_count`), half are for what stays
+/// ([`mappings_max`]): pages that stay mapped behind their requests, up to three quarters of it, and memory that front ends of vhost-user share, which
+/// cannot be served without, so that some is left to them. A quarter is for requests that are under way: where the limit is Linux' own, 32 rings of 16
+/// pages can be half full. The rest is for rings and the process itself.
+static ALL: LazyLock<Mappings> =
+    LazyLock::new(|| Mappings::new(&MAPPINGS, mappings_max() / 4 * 3, mappings_max() / 2));
 
 /// What all queues of a device have in common.
 pub(super) struct Common {
