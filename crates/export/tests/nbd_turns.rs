@@ -5,7 +5,7 @@ mod nbd_support;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use nbd_support::slow::PuzzledSource;
+use nbd_support::slow::{GatedSource, PuzzledSource};
 use nbd_support::{Disk, Raw, Rig, request};
 
 const READ: u16 = 0;
@@ -65,4 +65,40 @@ fn many_long_questions_about_what_is_allocated_do_not_keep_others_waiting() {
         assert_eq!(status(&mut asking), (7, vec![(512, 3)]));
     }
     assert!(asking.is_closed());
+}
+
+#[test]
+fn many_options_of_one_client_do_not_keep_others_waiting() {
+    const OPTIONS: usize = 1000;
+    const ERR_UNSUP: u32 = 1 << 31 | 1;
+    let disk = Arc::new(GatedSource::new(MIB));
+    let gate = disk.gate.clone();
+    let rig = Rig::new(&[Disk::of("d", disk)]);
+    let (mut asking, mut reading) = (Raw::connect(&rig), Raw::go(&rig));
+    asking.write(&3u32.to_be_bytes());
+    reading.request(0, READ, 1, 0, 4096);
+    gate.wait();
+    // The worker is in that read. What comes next it finds all at once.
+    let option = [&b"IHAVEOPT"[..], &(1u32 << 20).to_be_bytes(), &[0; 4]].concat();
+    asking.write(&option.repeat(OPTIONS));
+    let mut answered = 0;
+    for n in 2..=3 {
+        reading.request(0, READ, n, 0, 4096);
+        gate.wait();
+        gate.wait();
+        // Its next one: what was answered before was sent by then.
+        answered = asking.waiting();
+    }
+    gate.wait();
+    for n in 1..=3 {
+        assert_eq!(reading.reply(), (0, n));
+        reading.read(4096);
+    }
+    let mut all = 0;
+    for _ in 0..OPTIONS {
+        let (kind, text) = asking.option_reply();
+        assert_eq!(kind, ERR_UNSUP);
+        all += 20 + text.len();
+    }
+    assert!(answered < all / 10, "{answered} of {all} bytes of answers, before others were looked at");
 }

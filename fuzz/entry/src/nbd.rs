@@ -149,7 +149,7 @@ impl Session {
 
     fn handshake(&mut self, mut handshake: Handshake, rest: &[u8]) -> Result<usize, CloseReason> {
         let mut out = Vec::new();
-        let (taken, progress) = handshake.feed(rest, &mut out);
+        let (taken, progress) = handshake.feed(rest, 0, &mut out);
         let tells = out.windows(NAME.len()).any(|window| window == NAME.as_bytes());
         assert!(!self.clear || !tells, "told in clear text: {out:?}");
         self.phase = Some(match progress {

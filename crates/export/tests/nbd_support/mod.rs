@@ -287,6 +287,11 @@ impl Raw {
         }
     }
 
+    /// Bytes that have come and were not read.
+    pub fn waiting(&self) -> usize {
+        usize::try_from(rustix::io::ioctl_fionread(&self.stream).unwrap()).unwrap()
+    }
+
     pub fn option(&mut self, number: u32, data: &[u8]) {
         let len = u32::try_from(data.len()).unwrap().to_be_bytes();
         self.write(&[&b"IHAVEOPT"[..], &number.to_be_bytes(), &len, data].concat());

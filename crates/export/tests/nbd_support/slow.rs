@@ -1,5 +1,5 @@
-//! Slow disks: one that answers when nobody asks for more, so that whoever begins as much as it likes has begun all of it by then; and one
-//! that takes long to say what is allocated.
+//! Slow disks: one that answers when nobody asks for more, so that whoever begins as much as it likes has begun all of it by then; one
+//! that takes long to say what is allocated; and one that keeps its worker in each read until the test lets it go.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, OnceLock};
@@ -167,5 +167,51 @@ impl Leaf for PuzzledLeaf {
         let start = worked();
         while worked() < start + 2_000_000 {}
         Ok((Allocation::Hole, nr.min(Sectors(2048))))
+    }
+}
+
+/// A disk each read of which keeps the worker until somebody has been at its gate twice: to see that it has begun, and to let it go on.
+pub struct GatedSource {
+    disk: SlowSource,
+    pub gate: Arc<Barrier>,
+}
+
+struct GatedLeaf(Arc<Barrier>);
+
+impl GatedSource {
+    pub fn new(bytes: u64) -> GatedSource {
+        GatedSource { disk: SlowSource::new(bytes), gate: Arc::new(Barrier::new(2)) }
+    }
+}
+
+impl LeafSource for GatedSource {
+    fn open(&self) -> Box<dyn Leaf> {
+        Box::new(GatedLeaf(self.gate.clone()))
+    }
+    fn limits(&self) -> &Limits {
+        self.disk.limits()
+    }
+    fn sectors(&self) -> Sectors {
+        self.disk.sectors()
+    }
+    fn name(&self) -> &str {
+        "gated"
+    }
+    fn read_now(&self, offset: u64, into: &mut [u8]) -> std::io::Result<()> {
+        self.disk.read_now(offset, into)
+    }
+    fn shared(&self) -> &LeafShared {
+        self.disk.shared()
+    }
+}
+
+impl Leaf for GatedLeaf {
+    fn submit(&mut self, _env: &mut dyn Env, io: LeafIo<'_>) -> Submitted {
+        if io.op == Op::Read {
+            self.0.wait();
+            self.0.wait();
+            io.data.iter().for_each(|segment| segment.fill(0));
+        }
+        Submitted::Now(Ok(()))
     }
 }

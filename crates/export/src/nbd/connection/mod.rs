@@ -50,6 +50,10 @@ const DIRECT_MIN: usize = 32 << 10;
 /// Unsent answers at which a handshake goes no further, bytes.
 const HANDSHAKE_UNSENT_MAX: usize = 256 << 10;
 
+/// Steps of a handshake in one turn, of which an option takes two: clients need fewer, and what the longest one costs (a list of all exports)
+/// others can wait for. The worker looks at everybody else before there are more.
+const HANDSHAKE_STEPS_MAX: u32 = 32;
+
 /// Bytes of reads that are begun in one turn, and bytes of answers that may wait for the send under way to end, before further
 /// reads wait. Of 16 reads of 1 MiB that are begun at once, each answer has left the cache before it is sent.
 const AHEAD: usize = 512 << 10;
@@ -119,7 +123,9 @@ pub(super) struct Connection {
     begun: usize,
     /// Processor time that look-ups of this turn took.
     looked: Nanos,
-    /// No request is taken until the timer [`local::AGAIN`] has come.
+    /// Steps of the handshake in this turn.
+    steps: u32,
+    /// No request or option is taken until the timer [`local::AGAIN`] has come.
     paused: bool,
     /// Bytes in the send under way.
     under_way: Option<usize>,
@@ -159,6 +165,7 @@ impl Connection {
             receiving: Receiving::Nothing,
             begun: 0,
             looked: Nanos(0),
+            steps: 0,
             paused: false,
             under_way: None,
             clear_left: false,
@@ -221,19 +228,20 @@ impl Connection {
 
     /// One step of the handshake; tells whether there may be another.
     fn handshake(&mut self, cx: &mut Context<'_, Uring>) -> bool {
-        if self.outbox.held() > HANDSHAKE_UNSENT_MAX {
-            self.stalled = true;
-            return false;
-        }
-        let Phase::Handshake(handshake) = &mut self.phase else { unreachable!("only in the handshake") };
         if self.inbox.len() == 0 {
             return false;
         }
-        self.scratch.resize(self.inbox.len(), 0);
-        self.inbox.peek(&mut self.scratch);
+        if self.steps >= HANDSHAKE_STEPS_MAX && !self.paused {
+            self.pause(cx);
+        }
+        if self.paused || self.outbox.held() > HANDSHAKE_UNSENT_MAX {
+            self.stalled = true;
+            return false;
+        }
+        self.steps += 1;
+        let Phase::Handshake(handshake) = &mut self.phase else { unreachable!("only in the handshake") };
         let mut out = Vec::new();
-        let (taken, progress) = handshake.feed(&self.scratch, &mut out);
-        self.inbox.consume(taken);
+        let (taken, progress) = step(handshake, &mut self.inbox, &mut self.scratch, &mut out);
         self.outbox.bytes(cx.pool(), &out);
         match progress {
             Progress::More => taken > 0,
@@ -475,6 +483,21 @@ impl Connection {
     }
 }
 
+/// Gives a handshake what it wants next, as far as it is there: what is put together for it is what it takes.
+fn step(
+    handshake: &mut Handshake,
+    inbox: &mut Inbox,
+    scratch: &mut Vec<u8>,
+    out: &mut Vec<u8>,
+) -> (usize, Progress) {
+    let window = handshake.wanted().min(inbox.len());
+    scratch.resize(window, 0);
+    inbox.peek(scratch);
+    let (taken, progress) = handshake.feed(scratch, inbox.len() - window, out);
+    inbox.consume(taken);
+    (taken, progress)
+}
+
 /// Moves what the inbox has of a payload to its place.
 #[inline]
 fn fill(filling: &mut Filling, inbox: &mut Inbox) {
@@ -495,5 +518,38 @@ impl std::fmt::Display for Ended {
             Ended::TooSlow => f.write_str("the client took too long over the handshake"),
             Ended::Shutdown => f.write_str("the server is going down"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use blockwork_memory::Pool;
+
+    use super::*;
+    use crate::nbd::exports::Exports;
+    use crate::nbd::exports::tests::export;
+
+    #[test]
+    fn a_handshake_copies_no_byte_twice_however_many_options_come_at_once() {
+        const OPTIONS: usize = 1000;
+        let option = |number: u32, data: &[u8]| {
+            let len = u32::try_from(data.len()).unwrap();
+            [b"IHAVEOPT", &number.to_be_bytes()[..], &len.to_be_bytes(), data].concat()
+        };
+        let mut input = 3u32.to_be_bytes().to_vec();
+        (0..OPTIONS).for_each(|n| input.extend(option(1 << 20, &[7; 40][..n % 40])));
+        let exports = Exports::new(vec![export("d", 1 << 20)]).unwrap();
+        let mut handshake = Handshake::new(exports, TlsState::Off, &mut Vec::new());
+        let (pool, mut inbox, mut scratch) = (Pool::new(1 << 20), Inbox::new(), Vec::new());
+        inbox.free(&pool);
+        inbox.append(&input);
+        let (mut copied, mut steps) = (0, 0);
+        while inbox.len() > 0 {
+            let (taken, progress) = step(&mut handshake, &mut inbox, &mut scratch, &mut Vec::new());
+            assert!(taken > 0 && matches!(progress, Progress::More), "{progress:?}");
+            (copied, steps) = (copied + scratch.len(), steps + 1);
+        }
+        assert_eq!(copied, input.len());
+        assert!(steps <= 1 + 2 * OPTIONS, "{steps} steps");
     }
 }

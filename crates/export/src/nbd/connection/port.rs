@@ -54,7 +54,7 @@ impl Port<Uring> for Connection {
             self.requests.forget_waiting();
         }
         self.begin_waiting(cx);
-        self.looked = Nanos(0);
+        (self.looked, self.steps) = (Nanos(0), 0);
         self.share.settle(self.held());
         let finished = self.ended.is_some()
             && self.requests.len() == 0

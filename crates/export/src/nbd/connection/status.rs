@@ -48,8 +48,8 @@ impl Connection {
         }
     }
 
-    /// Takes no further request in this turn: the worker looks at everybody else first.
-    fn pause(&mut self, cx: &mut Context<'_, Uring>) {
+    /// Takes nothing further in this turn: the worker looks at everybody else first.
+    pub(super) fn pause(&mut self, cx: &mut Context<'_, Uring>) {
         self.paused = true;
         let token = cx.token(local::AGAIN);
         cx.env.timeout(token, Nanos(0));

@@ -98,9 +98,23 @@ impl Handshake {
         self.shutdown = true;
     }
 
-    /// Takes bytes off the front of `input`, at most one message, and appends what is to be sent to `out`. Call again
-    /// with the rest while [`Progress::More`] comes and something was taken.
-    pub fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Progress) {
+    /// How many bytes the next call of [`Handshake::feed`] can take: more need not be put together for it. Not 0.
+    pub fn wanted(&self) -> usize {
+        if self.skip > 0 { self.skip } else { self.stage_len() - self.partial.len() }
+    }
+
+    /// Bytes that the stage is about.
+    fn stage_len(&self) -> usize {
+        match self.stage {
+            Stage::ClientFlags => 4,
+            Stage::Header => OptionHeader::LEN,
+            Stage::Data(header) => usize::try_from(header.len).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// Takes bytes off the front of `input`, at most one message, and appends what is to be sent to `out`; `behind`: how many bytes have come
+    /// behind `input`. Call again with the rest while [`Progress::More`] comes and something was taken.
+    pub fn feed(&mut self, input: &[u8], behind: usize, out: &mut Vec<u8>) -> (usize, Progress) {
         if self.skip > 0 {
             let take = self.skip.min(input.len());
             self.skip -= take;
@@ -108,11 +122,7 @@ impl Handshake {
         }
         let mut taken = 0;
         loop {
-            let wanted = match self.stage {
-                Stage::ClientFlags => 4,
-                Stage::Header => OptionHeader::LEN,
-                Stage::Data(header) => usize::try_from(header.len).unwrap_or(usize::MAX),
-            };
+            let wanted = self.stage_len();
             let take = (wanted - self.partial.len()).min(input.len() - taken);
             self.partial.extend_from_slice(&input[taken..taken + take]);
             taken += take;
@@ -125,8 +135,9 @@ impl Handshake {
             self.partial.clear();
             return match progress {
                 Ok(None) => continue,
-                Ok(Some(Progress::StartTls)) if taken < input.len() => {
-                    (taken, Progress::Close(CloseReason::PlainTextAfterStartTls(input.len() - taken)))
+                Ok(Some(Progress::StartTls)) if taken < input.len() + behind => {
+                    let clear = input.len() + behind - taken;
+                    (taken, Progress::Close(CloseReason::PlainTextAfterStartTls(clear)))
                 }
                 Ok(Some(progress)) => (taken, progress),
                 Err(reason) => (taken, Progress::Close(reason)),

@@ -12,7 +12,7 @@ fn session(tls: TlsState) -> Handshake {
     let mut out = Vec::new();
     let mut handshake = Handshake::new(exports(), tls, &mut out);
     assert_eq!(out, b"NBDMAGICIHAVEOPT\0\x03");
-    assert!(matches!(handshake.feed(&3u32.to_be_bytes(), &mut out), (4, Progress::More)));
+    assert!(matches!(handshake.feed(&3u32.to_be_bytes(), 0, &mut out), (4, Progress::More)));
     handshake
 }
 
@@ -26,7 +26,7 @@ fn ask(handshake: &mut Handshake, number: u32, data: &[u8]) -> (Vec<(u32, Vec<u8
     let input = message(number, data);
     let (mut out, mut taken) = (Vec::new(), 0);
     let progress = loop {
-        let (n, progress) = handshake.feed(&input[taken..], &mut out);
+        let (n, progress) = handshake.feed(&input[taken..], 0, &mut out);
         taken += n;
         if taken == input.len() || !matches!(progress, Progress::More) {
             break progress;
@@ -106,9 +106,9 @@ fn export_name_is_answered_without_a_header_and_padded_unless_agreed_otherwise()
     for (flags, len) in [(1u32, 134), (3, 10)] {
         let mut out = Vec::new();
         let mut handshake = Handshake::new(exports(), TlsState::Off, &mut out);
-        handshake.feed(&flags.to_be_bytes(), &mut out);
+        handshake.feed(&flags.to_be_bytes(), 0, &mut out);
         out.clear();
-        let (_, progress) = handshake.feed(&message(option::EXPORT_NAME, b""), &mut out);
+        let (_, progress) = handshake.feed(&message(option::EXPORT_NAME, b""), 0, &mut out);
         assert!(matches!(progress, Progress::Go(_)));
         assert_eq!(out.len(), len);
         assert_eq!(out[..8], (1u64 << 20).to_be_bytes());
@@ -152,7 +152,7 @@ fn an_oversize_option_is_thrown_away_and_a_huge_one_ends_it() {
     assert!(matches!(progress, Progress::More));
     assert_eq!(kinds(&ask(&mut handshake, option::LIST, b"").0).last(), Some(&reply::ACK));
     let header = OptionHeader { option: option::LIST, len: u32::MAX };
-    let (_, progress) = handshake.feed(&header.encode(), &mut Vec::new());
+    let (_, progress) = handshake.feed(&header.encode(), 0, &mut Vec::new());
     assert!(matches!(progress, Progress::Close(CloseReason::OptionTooLong(u32::MAX))));
 }
 
@@ -288,7 +288,16 @@ fn what_was_said_before_tls_is_forgotten() {
 fn clear_text_behind_starttls_ends_the_session() {
     let mut handshake = session(TlsState::Required);
     let input = [message(option::STARTTLS, b""), message(option::LIST, b"")].concat();
-    let (_, progress) = handshake.feed(&input, &mut Vec::new());
+    let (_, progress) = handshake.feed(&input, 0, &mut Vec::new());
+    assert!(matches!(progress, Progress::Close(CloseReason::PlainTextAfterStartTls(16))));
+}
+
+#[test]
+fn clear_text_behind_starttls_ends_the_session_where_only_what_is_wanted_is_looked_at() {
+    let mut handshake = session(TlsState::Required);
+    let input = message(option::STARTTLS, b"");
+    assert_eq!(handshake.wanted(), input.len());
+    let (_, progress) = handshake.feed(&input, 16, &mut Vec::new());
     assert!(matches!(progress, Progress::Close(CloseReason::PlainTextAfterStartTls(16))));
 }
 
@@ -309,8 +318,8 @@ fn feed_in_steps(input: &[u8], step: usize) -> (Vec<u8>, String) {
     let (mut out, mut at) = (Vec::new(), 0);
     let mut handshake = Handshake::new(exports(), TlsState::Off, &mut out);
     while at < input.len() {
-        let (taken, progress) =
-            handshake.feed(&input[at..input.len().min(at.saturating_add(step))], &mut out);
+        let end = input.len().min(at.saturating_add(step));
+        let (taken, progress) = handshake.feed(&input[at..end], input.len() - end, &mut out);
         at += taken;
         if !matches!(progress, Progress::More) {
             return (out, format!("{progress:?} at {at}"));
@@ -347,7 +356,7 @@ proptest! {
         let mut handshake = Handshake::new(exports(), tls, &mut out);
         let mut at = 0;
         while at < input.len() {
-            let (taken, progress) = handshake.feed(&input[at..], &mut out);
+            let (taken, progress) = handshake.feed(&input[at..], 0, &mut out);
             at += taken;
             if !matches!(progress, Progress::More) { break }
             prop_assert!(taken > 0);
