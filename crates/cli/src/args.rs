@@ -107,6 +107,9 @@ pub(crate) struct ServeArgs {
     /// Serve by NBD at a unix socket or TCP address. Without it, sockets of a service manager (LISTEN_FDS) are used.
     #[arg(long, value_name = "unix:PATH|HOST:PORT")]
     pub(crate) nbd: Vec<String>,
+    /// NBD clients at once; further ones are turned away. Each costs 0.3 MiB, and what it has under way.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) nbd_clients: u16,
     /// Demand TLS of NBD clients, with the certificates in FOLDER (server-cert.pem, server-key.pem, ca-cert.pem).
     #[arg(long, value_name = "FOLDER")]
     pub(crate) tls_certificates: Option<PathBuf>,

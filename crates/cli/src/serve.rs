@@ -263,6 +263,7 @@ impl Running {
         let exports = volumes.iter().map(|(id, volume)| Export::new(*id, volume, args.read_only));
         let exports = Exports::new(exports.collect())?;
         let mut config = NbdConfig::new(exports.clone());
+        config.connections_max = args.nbd_clients.into();
         if let Some(folder) = &args.tls_certificates {
             config.tls = Some(ServerTls::from_folder(folder, args.tls_verify_peer)?);
         }

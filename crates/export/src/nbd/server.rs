@@ -56,6 +56,8 @@ struct Shared {
     refused: AtomicU64,
     /// About clients that are let go.
     let_go: Arc<Complaints>,
+    /// About those for whom there is no room.
+    turned_away: Complaints,
 }
 
 impl Server {
@@ -81,6 +83,7 @@ impl Server {
             accepted: AtomicU64::new(0),
             refused: AtomicU64::new(0),
             let_go: Arc::default(),
+            turned_away: Complaints::default(),
         });
         let addresses = listeners.iter().map(|listener| listener.uri(tls)).collect();
         for listener in listeners {
@@ -148,12 +151,14 @@ impl Shared {
     fn serve(&self, fd: OwnedFd) {
         if self.connections.fetch_add(1, Ordering::Relaxed) >= self.config.connections_max {
             self.connections.fetch_sub(1, Ordering::Relaxed);
-            if self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
-                log::warn!(
-                    "nbd: {} clients are connected, further ones are turned away",
-                    self.config.connections_max
-                );
-            }
+            self.refused.fetch_add(1, Ordering::Relaxed);
+            let most = self.config.connections_max;
+            self.turned_away.warn(clock(), || {
+                format!(
+                    "nbd: {most} clients are connected, and another one is turned away: allow more (--nbd-clients; each may cost memory), or \
+                     serve some volumes by another server"
+                )
+            });
             return;
         }
         let fewest = self.workers.iter().min_by_key(|(_, count)| count.load(Ordering::Relaxed));
