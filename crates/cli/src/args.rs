@@ -135,7 +135,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "DOMID/VDEV", value_parser = xen_disk)]
     pub(crate) xen: Vec<(u16, VirtualDevice)>,
     /// Write nothing to any disk.
-    #[arg(long)]
+    #[arg(short, long, alias = "readonly")]
     pub(crate) read_only: bool,
     /// A queue setting of all disks by its sysfs name, such as nomerges=2 or read_ahead_kb=1024; or, with LAYER, of all devices of
     /// a kind (md, raid, linear, striped, dm, part, thin-pool) or of one volume: discard_max_bytes, and sync_speed_min and sync_speed_max

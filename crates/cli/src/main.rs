@@ -7,6 +7,7 @@
 mod args;
 mod at_once;
 mod demo;
+mod habits;
 mod lv;
 mod md;
 mod message;
@@ -22,12 +23,10 @@ mod vg;
 use std::io::Write;
 use std::process::ExitCode;
 
-use clap::Parser;
-
-use args::{Cli, Verb};
+use args::Verb;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = habits::parse();
     start_log();
     let result = match cli.verb {
         Verb::Scan(args) => scan::run(&args),

@@ -5,12 +5,12 @@ use blockwork_volume::lvm::edit::{Resize, Size};
 
 use crate::sizes::{MIB, bytes};
 
-/// What `--size` and `--extents` of a new volume say; one of them is there.
+/// What `--size` and `--extents` of a new volume say; one of them is there. A + in front means nothing, as for lvcreate.
 pub(super) fn new_size(size: Option<&str>, extents: Option<&str>) -> Result<Size> {
     if let Some(text) = size {
-        return bytes("--size", text, MIB).map(Size::Bytes);
+        return bytes("--size", without_plus(text), MIB).map(Size::Bytes);
     }
-    let text = extents.unwrap_or_default();
+    let text = without_plus(extents.unwrap_or_default());
     match text.split_once('%') {
         None => Ok(Size::Extents(number(text, "extents, or N%FREE, or N%VG")?)),
         Some((hundredths, unit)) => {
@@ -42,7 +42,7 @@ pub(super) fn resize(size: Option<&str>, extents: Option<&str>) -> Result<Resize
     let (sign, rest) = signed(text);
     if let Some((hundredths, unit)) = rest.split_once('%') {
         if sign != Some('+') || !unit.eq_ignore_ascii_case("FREE") {
-            bail!("--extents {text}: expected [+|-]N or +N%FREE");
+            bail!("--extents {text}: expected [+|-]N, or +N%FREE for hundredths of what is free");
         }
         let hundredths = number(hundredths, "hundredths before the %")?;
         if hundredths > 100 {
@@ -56,6 +56,10 @@ pub(super) fn resize(size: Option<&str>, extents: Option<&str>) -> Result<Resize
         Some(_) => Resize::LessExtents(extents),
         None => Resize::ToExtents(extents),
     })
+}
+
+pub(super) fn without_plus(text: &str) -> &str {
+    text.strip_prefix('+').unwrap_or(text)
 }
 
 fn signed(text: &str) -> (Option<char>, &str) {
@@ -80,10 +84,12 @@ mod tests {
         assert_eq!(new_size(None, Some("7")).unwrap(), Size::Extents(7));
         assert_eq!(new_size(None, Some("100%FREE")).unwrap(), Size::PercentFree(100));
         assert_eq!(new_size(None, Some("5%vg")).unwrap(), Size::PercentGroup(5));
-        for wrong in ["", "x", "-1", "+1", "101%FREE", "10%ORIGIN", "%FREE"] {
+        for wrong in ["", "x", "-1", "++1", "101%FREE", "10%ORIGIN", "%FREE"] {
             assert!(new_size(None, Some(wrong)).is_err(), "{wrong}");
         }
-        assert!(new_size(Some("+1G"), None).is_err());
+        assert_eq!(new_size(Some("+1G"), None).unwrap(), Size::Bytes(1 << 30), "as lvcreate -L +1G");
+        assert_eq!(new_size(None, Some("+100%FREE")).unwrap(), Size::PercentFree(100));
+        assert!(new_size(Some("-1G"), None).is_err());
     }
 
     #[test]

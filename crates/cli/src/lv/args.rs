@@ -221,7 +221,7 @@ pub(crate) struct ResizeArgs {
     #[arg(long, value_name = "[+]SIZE[m]", alias = "poolmetadatasize")]
     pub(crate) pool_metadata_size: Option<String>,
     /// It may become smaller: what lies behind its new end is lost.
-    #[arg(long)]
+    #[arg(short, long)]
     pub(crate) force: bool,
     #[command(flatten)]
     pub(crate) place: Place,
@@ -232,9 +232,11 @@ pub(crate) struct RenameArgs {
     /// The volume.
     #[arg(value_name = "VG/LV")]
     pub(crate) volume: String,
-    /// Its new name; the group may stand before it.
+    /// Its new name; the group may stand before it. Or three names, as for lvrename: VG LV NEW.
     #[arg(value_name = "NEW")]
     pub(crate) new: String,
+    #[arg(hide = true)]
+    pub(crate) new_of_three: Option<String>,
     #[command(flatten)]
     pub(crate) place: Place,
 }
@@ -244,6 +246,9 @@ pub(crate) struct RemoveArgs {
     /// The volumes, all of one group.
     #[arg(value_name = "VG/LV", required = true)]
     pub(crate) volumes: Vec<String>,
+    /// As for lvremove; nothing is asked here without it, either, and what a client has open stays with it, too.
+    #[arg(short = 'f', long = "force")]
+    _force: bool,
     #[command(flatten)]
     pub(crate) place: Place,
 }

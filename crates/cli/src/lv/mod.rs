@@ -91,12 +91,11 @@ fn resize(args: &ResizeArgs) -> Result<()> {
 }
 
 fn rename(args: &RenameArgs) -> Result<()> {
-    let (group, old) = split(&args.volume)?;
-    let new = match args.new.split_once('/') {
-        None => args.new.as_str(),
-        Some((same, new)) if same == group => new,
-        Some((other, _)) => bail!("{}: a volume cannot go to another group ({other})", args.volume),
+    let (group, old, new) = match &args.new_of_three {
+        None => split(&args.volume).map(|(group, old)| (group, old, args.new.as_str()))?,
+        Some(new) => (plain(&args.volume), in_group(&args.volume, &args.new)?, new.as_str()),
     };
+    let new = in_group(group, new)?;
     change(&args.place, group, Change::Rename { volume: old.to_owned(), new: new.to_owned() })
 }
 
@@ -116,10 +115,21 @@ fn tag(args: &TagArgs) -> Result<()> {
     change(&args.place, group, Change::TagVolume { volume: name.to_owned(), tags })
 }
 
+/// The name of a volume of a group, before which the group may stand.
+fn in_group<'a>(group: &str, name: &'a str) -> Result<&'a str> {
+    match plain(name).split_once('/') {
+        None => Ok(name),
+        Some((same, own)) if same == plain(group) => Ok(own),
+        Some((other, _)) => {
+            bail!("{name}: expected a name in {group}: a volume cannot go to another group ({other})")
+        }
+    }
+}
+
 /// The group of a new volume and its name, however they are told.
 fn new_name(args: &CreateArgs) -> Result<(&str, &str)> {
     let Some(name) = &args.name else { return split(&args.volume) };
-    let group = args.volume.strip_prefix("/dev/").unwrap_or(&args.volume);
+    let group = plain(&args.volume);
     if group.contains('/') {
         bail!("{:?}: beside --name, expected the group alone; or leave --name out", args.volume);
     }
@@ -128,9 +138,28 @@ fn new_name(args: &CreateArgs) -> Result<(&str, &str)> {
 
 /// `VG/LV` as two names.
 fn split(volume: &str) -> Result<(&str, &str)> {
-    let plain = volume.strip_prefix("/dev/").unwrap_or(volume);
-    match plain.split_once('/') {
+    match plain(volume).split_once('/') {
         Some((group, name)) if !group.is_empty() && !name.is_empty() => Ok((group, name)),
         _ => bail!("{volume:?}: expected VG/LV, the group's name and the volume's"),
+    }
+}
+
+/// A name without the folder in which the kernel has it.
+fn plain(name: &str) -> &str {
+    name.strip_prefix("/dev/").unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_say_its_group() {
+        for (group, name) in
+            [("vg", "snap"), ("vg", "vg/snap"), ("/dev/vg", "vg/snap"), ("vg", "/dev/vg/snap")]
+        {
+            assert_eq!(in_group(group, name).unwrap(), "snap");
+        }
+        assert!(in_group("vg", "other/snap").is_err());
     }
 }

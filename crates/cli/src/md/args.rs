@@ -114,6 +114,9 @@ pub(crate) struct CreateArgs {
     /// Where data begins on each member. Default: as mdadm has it, with room to reshape.
     #[arg(long, value_name = "SIZE[k]")]
     pub(crate) data_offset: Option<String>,
+    /// As for mdadm; nothing is asked here without it, either. Disks that hold something need --force.
+    #[arg(short = 'R', long = "run")]
+    _run: bool,
     /// Overwrite what the disks hold; make an array of one device.
     #[arg(short, long)]
     pub(crate) force: bool,

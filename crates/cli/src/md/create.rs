@@ -48,6 +48,13 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
 fn request(args: &CreateArgs) -> Result<CreateRequest> {
     let raid_disks = usize::from(args.raid_devices);
     let needed = raid_disks + usize::from(args.spare_devices);
+    if let Some(node) =
+        args.disks.first().filter(|disk| disk.starts_with("/dev/md") && args.disks.len() > needed)
+    {
+        bail!(
+            "{node}: an array here has a name and no device: leave {node} out, and name the array by --name"
+        );
+    }
     if args.disks.len() != needed {
         bail!(
             "--raid-devices {raid_disks} and --spare-devices {} need {needed} disks, and {} were given; say {MISSING:?} for \

@@ -56,6 +56,9 @@ pub(crate) struct Place {
     /// Of a server that was told which volumes to serve: serve what is new as well.
     #[arg(long)]
     pub(crate) serve: bool,
+    /// As for LVM's tools; nothing is asked here without it, either.
+    #[arg(short = 'y', long = "yes")]
+    _yes: bool,
     /// Print JSON, sizes in bytes.
     #[arg(long)]
     pub(crate) json: bool,

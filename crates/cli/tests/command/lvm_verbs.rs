@@ -70,6 +70,13 @@ fn volumes_lie_where_lvcreate_and_lvextend_put_them() {
             "lvcreate -an -Zn -Wn -y -n six -L 3.5 -i 2 -I 8 vg",
         ),
         (&["lv", "resize", "vg/six", "-L", "+1.5"], "lvextend -y -L +1.5 vg/six"),
+        // As it is typed for LVM's own.
+        (&["lv", "rename", "-y", "vg", "last", "end"], "lvrename -y vg last end"),
+        (&["lv", "rename", "/dev/vg", "/dev/vg/end", "vg/last"], "lvrename /dev/vg /dev/vg/end vg/last"),
+        (&["lv", "resize", "-y", "-f", "-L", "-2", "vg/six"], "lvreduce -y -f -L -2 vg/six"),
+        (&["lv", "remove", "-y", "-f", "vg/six"], "lvremove -y -f vg/six"),
+        (&["lv", "create", "-y", "-L", "+6", "-n", "s", "vg"], "lvcreate -an -Zn -Wn -y -L +6 -n s vg"),
+        (&["lv", "create", "-l", "+50%FREE", "vg/h"], "lvcreate -an -Zn -Wn -y -l +50%FREE -n h vg"),
     ];
     let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
     run(&mut ours.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "-s", "1"]));

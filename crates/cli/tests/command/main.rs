@@ -6,6 +6,7 @@
 
 mod crash;
 mod demo;
+mod habits;
 mod hostile;
 mod lv_thin;
 mod lvm_snapshot_verbs;
