@@ -36,8 +36,9 @@ pub(crate) enum Verb {
         blockwork serve --disk sda.img sdb.img vg0/root --vhost-user /run/root.sock\n  \
         blockwork serve --disk sda.img sdb.img vg0/root --xen 3/xvda\n  \
         blockwork serve --table stripes.table --nbd 127.0.0.1:10809 --stats\n\n\
-        It prints `ready ADDRESS...` once every export accepts clients. SIGTERM and SIGINT answer what clients have \
-        asked for, flush the disks and end; a second one ends at once. SIGUSR1 prints statistics.")]
+        It prints `ready ADDRESS...` once every export accepts clients. SIGTERM, SIGINT (^C) and SIGHUP (unless \
+        nohup has it ignored) answer what clients have asked for, flush the disks and end; a second SIGTERM or SIGINT ends at once. \
+        SIGUSR1 prints statistics.")]
     Serve(ServeArgs),
     /// Show which ways running servers use for their disks, who has chosen these, and by which figures.
     #[command(

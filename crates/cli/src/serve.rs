@@ -16,11 +16,12 @@ mod merges;
 mod offers;
 mod patience;
 mod served;
+mod signals;
 mod workers;
 
+use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
@@ -36,8 +37,7 @@ use blockwork_insight::report;
 use blockwork_uring::WakesWith;
 use blockwork_volume::{Assembly, Plan, parse_setting};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
-use signal_hook::flag;
+use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
@@ -48,16 +48,14 @@ use keeper::OnPanic;
 use merges::MergeKeeper;
 pub(crate) use offers::Offers;
 use patience::Patience;
+use signals::SecondSignal;
 pub(crate) use workers::{Workers, WorkersConfig};
 
 /// Workers at most, where nobody says how many.
 const WORKERS_DEFAULT_MAX: usize = 8;
-/// Exit code after a second signal, as a shell's for a process that ^C has ended.
-const EXIT_AT_ONCE: i32 = 130;
 
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
-    // From here on a signal waits until it is looked at, so that none ends us half-way up.
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGUSR1])?;
+    let mut signals = signals::heeded()?;
     take_all_descriptors();
     let inherited = nbd::inherited(|name| std::env::var(name).ok())?;
     let guests = args.vhost_user.len() + args.xen.len();
@@ -351,20 +349,21 @@ impl Running {
     fn wait(&self, signals: &mut Signals, json: bool) -> Result<()> {
         let handle = signals.handle();
         let (stats, news) = (self.workers.stats.clone(), self.news.clone());
+        let second = SecondSignal::new(self.mounts.iter().map(fuse::Mount::point).collect());
         thread::scope(|scope| {
-            scope.spawn(move || {
+            scope.spawn(|| {
                 for signal in signals.forever() {
                     if signal == SIGUSR1 {
                         print_stats(&stats, json);
                         continue;
                     }
-                    end_at_the_next_signal();
+                    second.arm();
                     let _ = news.send(News::Stop);
                 }
             });
             let result = self.hear.recv().unwrap_or(News::Stop).result();
             // Where it was no signal that has ended the waiting, the first one is as good as the second.
-            end_at_the_next_signal();
+            second.arm();
             handle.close();
             result
         })
@@ -402,16 +401,6 @@ impl Running {
     }
 }
 
-/// From now on a signal that asks for the end ends us at once, as the second ^C of an impatient person should, whichever the first was.
-fn end_at_the_next_signal() {
-    for signal in [SIGTERM, SIGINT] {
-        let at_once = Arc::new(AtomicBool::new(true));
-        if let Err(error) = flag::register_conditional_shutdown(signal, EXIT_AT_ONCE, at_once) {
-            log::warn!("another signal will not end this process at once: {error}");
-        }
-    }
-}
-
 /// Each export of a kind that has one volume gets one, in their order.
 fn check_count(option: &str, what: &str, given: usize, volumes: usize) -> Result<()> {
     if given > volumes {
@@ -422,22 +411,23 @@ fn check_count(option: &str, what: &str, given: usize, volumes: usize) -> Result
     Ok(())
 }
 
+/// Whoever has closed standard error, or filled its disk, wants none of this, and the server goes on.
 fn print_stats(stats: &Stats, json: bool) {
     let (snapshot, rings, locks) = (stats.snapshot(), stats.rings(blockwork_uring::clock()), stats.locks());
-    if json {
+    let text = if json {
         let report = report::Report::new(&snapshot).with_rings(&rings).with_decisions(&stats.decisions());
-        eprintln!("{}", report.with_choices(&stats.choices()).with_locks(&locks).json());
+        format!("{}\n", report.with_choices(&stats.choices()).with_locks(&locks).json())
     } else {
         let decisions = report::decision_table(&stats.decisions(), &snapshot);
         let choices = report::choice_table(&stats.choices(), &snapshot);
         let (rings, locks) = (report::ring_table(&rings), report::lock_table(&locks));
-        eprint!("{}{rings}{decisions}{choices}{locks}", report::table(&snapshot));
-    }
+        format!("{}{rings}{decisions}{choices}{locks}", report::table(&snapshot))
+    };
+    let _ = io::stderr().write_all(text.as_bytes());
 }
 
 fn announce(args: &ServeArgs, addresses: &[String]) -> Result<()> {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
+    let mut out = io::stdout().lock();
     if args.json {
         writeln!(out, "{}", serde_json::json!({ "ready": addresses }))?;
     } else {

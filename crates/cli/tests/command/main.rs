@@ -29,6 +29,7 @@ mod serve_md;
 mod serve_nbd;
 mod serve_nfs;
 mod serve_nfs_failures;
+mod serve_signals;
 mod serve_snapshot;
 mod serve_table;
 mod serve_thin;

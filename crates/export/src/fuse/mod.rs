@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use blockwork_engine::{Volume, VolumeId};
 
-pub use mount::{Found, Mount, MountError, MountOptions, look};
+pub use mount::{Found, Mount, MountError, MountOptions, MountPoint, look};
 pub use port::FusePort;
 pub use tree::{Entry, Served, Tree, TreeError, WHOLE};
 

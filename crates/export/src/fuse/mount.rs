@@ -170,15 +170,21 @@ pub struct MountOptions {
 /// A mount that this process made. Dropping it unmounts.
 #[derive(Debug)]
 pub struct Mount {
+    point: MountPoint,
+    mounted: bool,
+    /// What clients may have changed, and how long its writing back may take.
+    written: Vec<PathBuf>,
+    write_back_time: Duration,
+}
+
+/// Where something is mounted, for those who take it away without having the [`Mount`].
+#[derive(Clone, Debug)]
+pub struct MountPoint {
     path: PathBuf,
     created: Option<Found>,
     /// Its device number; none until it is known, which is at once.
     device: Option<(u32, u32)>,
     by_helper: bool,
-    mounted: bool,
-    /// What clients may have changed, and how long its writing back may take.
-    written: Vec<PathBuf>,
-    write_back_time: Duration,
 }
 
 impl Mount {
@@ -201,22 +207,20 @@ impl Mount {
             }
         };
         let absolute = fs::canonicalize(path).map_err(|source| failed(path, "resolve its path", source))?;
-        let mut mount = Mount {
-            path: absolute,
-            created,
-            device: None,
-            by_helper: false,
-            mounted: false,
-            written: Vec::new(),
-            write_back_time: Duration::ZERO,
-        };
+        let point = MountPoint { path: absolute, created, device: None, by_helper: false };
+        let mut mount = Mount { point, mounted: false, written: Vec::new(), write_back_time: Duration::ZERO };
         let fd = mount.attach(options)?;
         Ok((mount, fd))
     }
 
     /// Where it is mounted, absolute.
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.point.path
+    }
+
+    /// By this it can be taken away from elsewhere.
+    pub fn point(&self) -> MountPoint {
+        self.point.clone()
     }
 
     /// These files of it can be written: before it is taken away, what is dirty of them is written back, for that long at most.
@@ -239,16 +243,47 @@ impl Mount {
     }
 
     fn attach(&mut self, options: MountOptions) -> Result<OwnedFd, MountError> {
-        self.by_helper = !rustix::process::geteuid().is_root();
-        let fd = if self.by_helper { self.by_helper(options)? } else { self.by_system_call(options)? };
+        let point = &mut self.point;
+        point.by_helper = !rustix::process::geteuid().is_root();
+        let fd = if point.by_helper { point.by_helper(options)? } else { point.by_system_call(options)? };
         self.mounted = true;
         let device =
-            device_at(&self.path).map_err(|source| failed(&self.path, "look at the mount", source))?;
-        self.device = Some(device);
-        let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| failed(&self.path, "read flags", e.into()))?;
+            device_at(&point.path).map_err(|source| failed(&point.path, "look at the mount", source))?;
+        point.device = Some(device);
+        let flags = rustix::fs::fcntl_getfl(&fd).map_err(|e| failed(&point.path, "read flags", e.into()))?;
         rustix::fs::fcntl_setfl(&fd, flags | OFlags::NONBLOCK)
-            .map_err(|e| failed(&self.path, "make /dev/fuse non-blocking", e.into()))?;
+            .map_err(|e| failed(&point.path, "make /dev/fuse non-blocking", e.into()))?;
         Ok(fd)
+    }
+
+    fn write_back(&mut self) -> Result<(), MountError> {
+        let written = std::mem::take(&mut self.written);
+        if !(self.mounted && self.point.is_there()) {
+            return Ok(());
+        }
+        write_back(&written, self.write_back_time)
+            .map_err(|why| MountError::WriteBack { path: self.point.path.clone(), why })
+    }
+
+    fn detach(&mut self) -> Result<(), MountError> {
+        if self.mounted {
+            self.point.unmount()?;
+        }
+        self.mounted = false;
+        let removed = self.point.remove_created();
+        self.point.created = None;
+        removed
+    }
+}
+
+impl MountPoint {
+    /// Takes away what was mounted, and the mount point where it was made for that. Nothing is written back before.
+    ///
+    /// # Errors
+    /// What the kernel or `fusermount3` says.
+    pub fn detach(&self) -> Result<(), MountError> {
+        self.unmount()?;
+        self.remove_created()
     }
 
     fn by_system_call(&self, options: MountOptions) -> Result<OwnedFd, MountError> {
@@ -314,51 +349,42 @@ impl Mount {
         }
     }
 
-    /// Whether what is mounted at the path is what this mounted there.
+    /// Whether what is mounted at the path is what was mounted there.
     fn is_there(&self) -> bool {
-        let is_ours =
-            || self.device.is_none_or(|ours| device_at(&self.path).is_ok_and(|there| there == ours));
-        self.mounted && is_ours()
+        self.device.is_none_or(|ours| device_at(&self.path).is_ok_and(|there| there == ours))
     }
 
-    fn write_back(&mut self) -> Result<(), MountError> {
-        let written = std::mem::take(&mut self.written);
+    fn unmount(&self) -> Result<(), MountError> {
         if !self.is_there() {
             return Ok(());
         }
-        write_back(&written, self.write_back_time)
-            .map_err(|why| MountError::WriteBack { path: self.path.clone(), why })
+        if !self.by_helper {
+            return rustix::mount::unmount(&self.path, UnmountFlags::DETACH)
+                .map_err(|error| failed(&self.path, "unmount it", error.into()));
+        }
+        let output = Command::new(HELPER)
+            .args(["-u", "-z", "--"])
+            .arg(&self.path)
+            .output()
+            .map_err(|source| failed(&self.path, "run fusermount3", source))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            return Err(MountError::Helper { path: self.path.clone(), said });
+        }
+        Ok(())
     }
 
-    fn detach(&mut self) -> Result<(), MountError> {
-        if self.is_there() {
-            if self.by_helper {
-                let output = Command::new(HELPER)
-                    .args(["-u", "-z", "--"])
-                    .arg(&self.path)
-                    .output()
-                    .map_err(|source| failed(&self.path, "run fusermount3", source))?;
-                if !output.status.success() {
-                    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-                    return Err(MountError::Helper { path: self.path.clone(), said });
-                }
-            } else {
-                rustix::mount::unmount(&self.path, UnmountFlags::DETACH)
-                    .map_err(|error| failed(&self.path, "unmount it", error.into()))?;
-            }
-        }
-        self.mounted = false;
-        match self.created.take() {
+    fn remove_created(&self) -> Result<(), MountError> {
+        let removed = match self.created {
             Some(Found::File)
                 if fs::metadata(&self.path).is_ok_and(|meta| meta.is_file() && meta.len() == 0) =>
             {
-                fs::remove_file(&self.path).map_err(|source| failed(&self.path, "remove it", source))
+                fs::remove_file(&self.path)
             }
-            Some(Found::Folder) => {
-                fs::remove_dir(&self.path).map_err(|source| failed(&self.path, "remove it", source))
-            }
+            Some(Found::Folder) => fs::remove_dir(&self.path),
             _ => Ok(()),
-        }
+        };
+        removed.map_err(|source| failed(&self.path, "remove it", source))
     }
 }
 

@@ -1,0 +1,82 @@
+//! Signals that a server gets: which end it, how, and what is left behind.
+
+use std::fs;
+use std::process::Stdio;
+
+use crate::support::fs::LeftMount;
+use crate::support::{BLOCKWORK, Scratch, Server, tool, until};
+use rustix::process::Signal;
+
+const MIB: u64 = 1 << 20;
+
+/// A client's read never comes back, and so the end is waited for: the second signal does not wait.
+#[test]
+fn a_second_signal_leaves_no_mount_behind() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", MIB);
+    let table = scratch.write("slow.table", "slow: 0 2048 delay disk.img 0 3600000\n");
+    let place = scratch.at("fuse.img");
+    let _left = LeftMount(place.clone().into());
+    let server = Server::start(&mut scratch.blockwork(["serve", "--table", &table, "--fuse", &place]));
+    let copy = format!("if={place}");
+    let mut client =
+        tool("dd").args([&copy, "of=/dev/null", "bs=4k", "count=1", "status=none"]).spawn().unwrap();
+    until("the read is under way", || {
+        let stats = scratch.ask("/v1/stats");
+        let nodes = stats["nodes"].as_array().expect("a list");
+        nodes.iter().any(|node| node["name"] == "dm/slow 0+2048" && node["counters"]["in"] == 1)
+    });
+    server.signal(Signal::TERM);
+    until("it is ending", || fs::read_dir(scratch.path("run")).unwrap().count() == 0);
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().status.code(), Some(130));
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(&place), "{mounts}");
+    assert!(!fs::exists(&place).unwrap(), "what was not there before is not there afterwards");
+    assert!(!client.wait().unwrap().success(), "its read has failed");
+}
+
+#[test]
+fn a_server_whose_terminal_is_gone_ends_as_one_that_is_asked_to() {
+    let scratch = Scratch::new();
+    let place = scratch.at("fuse.img");
+    let _left = LeftMount(place.clone().into());
+    let server = Server::start(&mut scratch.blockwork(["serve", "--disk", "memory:1M", "--fuse", &place]));
+    server.signal(Signal::HUP);
+    let ended = server.wait();
+    assert!(ended.status.success() && ended.stderr.is_empty(), "{}\n{}", ended.status, ended.stderr);
+    assert!(!fs::exists(&place).unwrap());
+}
+
+#[test]
+fn a_server_that_nohup_has_started_outlives_its_terminal() {
+    let scratch = Scratch::new();
+    let mut command = tool("nohup");
+    command.env("BLOCKWORK_RUN_DIR", scratch.path("run")).current_dir(scratch.path("."));
+    command.args([BLOCKWORK, "serve", "--disk", "memory:1M", "--nbd", "unix:socket"]);
+    let server = Server::start(&mut command);
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).expect("every process has it");
+    let mask = u64::from_str_radix(mask.trim(), 16).expect("a number");
+    assert_eq!(mask & 1, 1, "SIGHUP is ignored: {status}");
+    server.signal(Signal::HUP);
+    server.signal(Signal::USR1);
+    until("it prints statistics", || server.said().contains("memory"));
+    assert!(scratch.ask("/v1/stats")["nodes"].is_array());
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}\n{}", ended.status, ended.stderr);
+}
+
+/// The thread that looks at signals must not end of it: who could end the server then?
+#[test]
+fn statistics_that_nobody_can_be_told_do_not_end_what_looks_at_signals() {
+    let scratch = Scratch::new();
+    let mut command = tool("sh");
+    command.env("BLOCKWORK_RUN_DIR", scratch.path("run")).current_dir(scratch.path("."));
+    command.args(["-c", "exec \"$0\" \"$@\" 2>/dev/full", BLOCKWORK]);
+    command.args(["serve", "--disk", "memory:1M", "--nbd", "unix:socket"]);
+    let server = Server::start(&mut command);
+    server.signal(Signal::USR1);
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.status);
+}
