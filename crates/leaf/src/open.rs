@@ -28,7 +28,7 @@ pub struct OpenOptions {
 pub struct Opened {
     /// The leaf.
     pub source: Arc<dyn LeafSource>,
-    /// What its owner should know, such as that O_DIRECT is not possible, and why.
+    /// What its owner should know, such as that O_DIRECT is not possible, and why. Who tells it says of which disk.
     pub warnings: Vec<String>,
 }
 

@@ -203,8 +203,13 @@ impl Assembly {
             _ => Vec::new(),
         };
         let device = &mut self.graph.devices[id.0];
+        // A volume may well be made to hold such an image.
+        let advice = match (&device.kind, &probed.content) {
+            (DeviceKind::Disk { .. }, Content::Signature(signature)) => signature.advice(),
+            _ => None,
+        };
         device.content = probed.content;
-        device.warnings.extend(probed.warnings);
+        device.warnings.extend(probed.warnings.into_iter().chain(advice));
         for partition in partitions {
             self.add_partition(id, &layer, partition);
         }

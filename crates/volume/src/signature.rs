@@ -76,13 +76,33 @@ const CONTAINERS: &[Magic] = &[
     magic(16_404, b"\0\0\0\x07version\0", "zfs_member", Id::None, Label::None),
 ];
 
+/// Images that are not raw, and what files are compressed to.
+const IMAGES: &[Magic] = &[
+    magic(0, b"QFI\xfb", "qcow2", Id::None, Label::None),
+    magic(0, b"QED\0", "qed", Id::None, Label::None),
+    magic(0, b"KDMV", "vmdk", Id::None, Label::None),
+    magic(0, b"COWD", "vmdk", Id::None, Label::None),
+    magic(0, b"# Disk DescriptorFile", "vmdk", Id::None, Label::None),
+    magic(0, b"vhdxfile", "vhdx", Id::None, Label::None),
+    // Of a fixed one, only the end differs from a raw disk.
+    magic(0, b"conectix", "vpc", Id::None, Label::None),
+    magic(64, b"\x7f\x10\xda\xbe", "vdi", Id::None, Label::None),
+    magic(0, b"WithoutFreeSpace", "parallels", Id::None, Label::None),
+    magic(0, b"WithouFreSpacExt", "parallels", Id::None, Label::None),
+    magic(0, b"\x1f\x8b\x08", "gzip", Id::None, Label::None),
+    magic(0, b"\xfd7zXZ\0", "xz", Id::None, Label::None),
+    magic(0, b"\x28\xb5\x2f\xfd", "zstd", Id::None, Label::None),
+    // The size of its blocks lies between.
+    magic(4, b"1AY&SY", "bzip2", Id::None, Label::None),
+    magic(0, b"\x04\x22\x4d\x18", "lz4", Id::None, Label::None),
+];
+
 const FILE_SYSTEMS: &[Magic] = &[
     magic(0, b"XFSB", "xfs", Id::Uuid(32), Label::Bytes(108, 12)),
     magic(0x1_0040, b"_BHRfS_M", "btrfs", Id::Uuid(0x1_0020), Label::Bytes(0x1_012b, 256)),
     magic(4086, b"SWAPSPACE2", "swap", Id::Uuid(1036), Label::Bytes(1052, 16)),
     magic(4086, b"S1SUSPEND", "swsuspend", Id::Uuid(1036), Label::Bytes(1052, 16)),
     magic(4096 + 24, BCACHEFS, "bcachefs", Id::Uuid(4096 + 56), Label::Bytes(4096 + 72, 32)),
-    magic(0, b"QFI\xfb", "qcow2", Id::None, Label::None),
     magic(0, b"hsqs", "squashfs", Id::None, Label::None),
     magic(1024, b"\xe2\xe1\xf5\xe0", "erofs", Id::Uuid(1024 + 48), Label::Bytes(1024 + 64, 16)),
     magic(1024, b"\x10\x20\xf5\xf2", "f2fs", Id::Uuid(1024 + 108), Label::Wide(1024 + 124, 512)),
@@ -103,7 +123,25 @@ const FAT_ENTRIES: usize = 128;
 /// Looks for a signature. `None` where none is known, or the place cannot be read.
 pub fn signature(source: &dyn Source) -> Option<Signature> {
     let of = |magics: &[Magic]| magics.iter().find(|magic| magic.is_in(source)).map(|magic| magic.of(source));
-    of(CONTAINERS).or_else(|| ext(source)).or_else(|| of(FILE_SYSTEMS))
+    of(CONTAINERS).or_else(|| of(IMAGES)).or_else(|| ext(source)).or_else(|| of(FILE_SYSTEMS))
+}
+
+impl Signature {
+    /// Of a disk that is an image in another format than raw, or compressed: that it is, and how its owner gets at the disk in it.
+    pub(crate) fn advice(&self) -> Option<String> {
+        let kind = self.kind;
+        IMAGES.iter().find(|magic| magic.kind == kind)?;
+        let convert = "make a raw one of that (`qemu-img convert -O raw FILE NEW`)";
+        let (what, remedy) = match kind {
+            "gzip" => ("file", "decompress it (`gunzip --keep FILE`)"),
+            "xz" => ("file", "decompress it (`unxz --keep FILE`)"),
+            "zstd" => ("file", "decompress it (`unzstd FILE`)"),
+            "bzip2" => ("file", "decompress it (`bunzip2 --keep FILE`)"),
+            "lz4" => ("file", "decompress it (`unlz4 FILE NEW`)"),
+            _ => ("image", convert),
+        };
+        Some(format!("it is a {kind} {what}, which is taken as it is, and not for the disk in it: {remedy}"))
+    }
 }
 
 impl Magic {
@@ -333,6 +371,37 @@ mod tests {
         let mut bytes = made_by(16 << 20, "mkfs.ext4", &["-q", "-F"]);
         bytes[..8].copy_from_slice(b"LUKS\xba\xbe\0\x01");
         assert_eq!(signature(&bytes).unwrap().kind, "crypto_LUKS");
+    }
+
+    #[test]
+    fn images_that_are_not_raw_are_known_and_what_is_to_be_done() {
+        for format in ["qcow2", "qed", "vmdk", "vhdx", "vdi", "vpc", "parallels"] {
+            let folder = tempfile::tempdir().unwrap();
+            let image = folder.path().join("image");
+            let mut qemu_img = Command::new("qemu-img");
+            let made = qemu_img.args(["create", "-q", "-f", format]).arg(&image).arg("16M").status();
+            assert!(made.unwrap_or_else(|error| panic!("qemu-img: {error}; it is in qemu-utils")).success());
+            let found = signature(&std::fs::read(&image).unwrap())
+                .unwrap_or_else(|| panic!("{format}: nothing found"));
+            assert_eq!(found.kind, format);
+            let advice = found.advice().unwrap();
+            assert!(
+                advice.contains(&format!("a {format} image")) && advice.contains("qemu-img convert -O raw"),
+                "{advice}"
+            );
+        }
+        for (start, kind) in [
+            (&b"\x1f\x8b\x08\x08"[..], "gzip"),
+            (b"\xfd7zXZ\0\0\x04", "xz"),
+            (b"\x28\xb5\x2f\xfd\x04", "zstd"),
+            (b"BZh91AY&SY", "bzip2"),
+            (b"\x04\x22\x4d\x18\x64", "lz4"),
+        ] {
+            let found = signature(&laid_out(&[(0, start)])).unwrap();
+            assert!(found.kind == kind && found.advice().unwrap().contains("decompress it"), "{found:?}");
+        }
+        let xfs = signature(&laid_out(&[(0, b"XFSB")])).unwrap();
+        assert_eq!(xfs.advice(), None);
     }
 
     #[test]

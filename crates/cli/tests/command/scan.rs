@@ -210,6 +210,28 @@ fn a_disk_that_was_cut_says_so() {
     assert!(said.contains("partition 1 was left out") && said.contains("the disk (1 sectors)"), "{said}");
 }
 
+#[test]
+fn an_image_that_is_not_raw_is_told_with_what_makes_it_raw() {
+    let scratch = Scratch::new();
+    run(tool("qemu-img").args(["create", "-q", "-f", "qcow2", &scratch.at("vm.qcow2"), "16M"]));
+    // Sizes of images are as they come.
+    let whole = scratch.read("vm.qcow2").len().next_multiple_of(512);
+    let mut image = scratch.read("vm.qcow2");
+    image.resize(whole, 0);
+    scratch.write("vm.qcow2", &image);
+    let said = warning(&scratch, "vm.qcow2");
+    assert!(said.starts_with("it is a qcow2 image") && said.contains("qemu-img convert -O raw"), "{said}");
+    let server = scratch.serve(["--read-only", "--disk", "vm.qcow2"]);
+    assert!(server.said().contains("warning: vm.qcow2: it is a qcow2 image"), "{}", server.said());
+    assert!(server.stop().status.success());
+    // A partition may be there to hold one.
+    let disk = gpt(&scratch, "disk.img");
+    OpenOptions::new().write(true).open(&disk).unwrap().write_all_at(&image, MIB).unwrap();
+    let report = scan(&scratch, &disk);
+    assert_eq!(report["warnings"], Value::Array(Vec::new()));
+    assert!(report.to_string().contains("\"content\":\"qcow2\""), "{report}");
+}
+
 /// One partition entry of an MBR or EBR.
 fn entry(kind: u8, start: u32, sectors: u32) -> [u8; 16] {
     let mut entry = [0; 16];
@@ -342,6 +364,15 @@ fn a_disk_that_is_being_served_can_be_scanned() {
     let server = scratch.serve(["--disk", &disk]);
     assert_eq!(tree(&scratch, &["disk.img"]), alone);
     server.stop_quietly();
+}
+
+#[test]
+fn what_is_no_whole_sector_is_told_by_the_name_of_the_disk_once() {
+    let scratch = Scratch::new();
+    let said = warning(&scratch, &scratch.sparse("odd.img", MIB + 8));
+    let expected =
+        "its size of 1048584 bytes is not a multiple of 512: the last 8 bytes are not part of the disk";
+    assert_eq!(said, expected);
 }
 
 #[test]

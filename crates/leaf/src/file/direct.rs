@@ -99,7 +99,7 @@ pub(super) fn open_best(
             ));
         }
         warnings.push(format!(
-            "{name}: going through the page cache, because {why} ({place}): costs a copy of all data, and memory; \
+            "going through the page cache, because {why} ({place}): costs a copy of all data, and memory; \
              direct=off says that this is intended"
         ));
         why_buffered = Some(format!("{why} ({place})"));

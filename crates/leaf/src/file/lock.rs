@@ -58,7 +58,7 @@ pub(super) fn take(
         }),
         Err(errno) => {
             warnings.push(format!(
-                "{name}: cannot be locked ({errno}): see to it that no other process writes to it; lock=off says that \
+                "it cannot be locked ({errno}): see to it that no other process writes to it; lock=off says that \
                  this is intended"
             ));
             Ok(false)

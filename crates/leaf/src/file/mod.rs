@@ -209,7 +209,7 @@ fn whole_sectors(name: &str, bytes: u64, warnings: &mut Vec<String>) -> Result<S
     let rest = bytes % SECTOR;
     if rest > 0 {
         warnings.push(format!(
-            "{name}: its size of {bytes} bytes is not a multiple of 512: the last {rest} bytes are not part of the disk"
+            "its size of {bytes} bytes is not a multiple of 512: the last {rest} bytes are not part of the disk"
         ));
     }
     Ok(sectors)

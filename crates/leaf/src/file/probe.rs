@@ -20,7 +20,6 @@ pub(super) fn fallocate(
     limits: &mut Limits,
     warnings: &mut Vec<String>,
 ) -> bool {
-    let name = path.display();
     let block = block_size(file);
     // One block that starts beyond the end of the file, at a block's boundary: there is nothing to punch, and with
     // KEEP_SIZE the end stays where it is.
@@ -33,7 +32,7 @@ pub(super) fn fallocate(
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     if let Err(errno) = retry(|| call(file, punch, beyond, u64::from(block))) {
         warnings.push(format!(
-            "{name}: no discards, because holes cannot be punched: {errno} ({}); zeros will be written",
+            "no discards, because holes cannot be punched: {errno} ({}); zeros will be written",
             file_system(file)
         ));
         return false;

@@ -166,7 +166,7 @@ impl NfsSource {
         let rest = file.bytes % SECTOR;
         if rest > 0 {
             warnings.push(format!(
-                "{name}: its size of {} bytes is not a multiple of 512: the last {rest} bytes are not part of the disk",
+                "its size of {} bytes is not a multiple of 512: the last {rest} bytes are not part of the disk",
                 file.bytes
             ));
         }
