@@ -4,11 +4,12 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::process::Command;
+use std::time::Instant;
 
 use crate::support;
-use crate::support::fs::LeftMount;
+use crate::support::fs::{LeftMount, SmallDisk};
 use crate::support::nbd::fio;
-use crate::support::{Scratch, Server, Stats, run, tool};
+use crate::support::{Scratch, Server, Stats, both, output, run, tool, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -172,4 +173,28 @@ fn where_little_memory_may_be_locked_requests_go_as_usual_and_a_warning_says_why
     let stats = stats.last().expect("statistics");
     assert_eq!((stats.count("disk.img", "fixed"), stats.count("disk.img", "errors")), (0, 0));
     assert!(stats.count("disk.img", "writes") > 1000);
+}
+
+/// A sparse disk on a file system that is full: the client is told, and so is whoever reads the log, but not each time.
+#[test]
+fn a_disk_without_room_is_told_with_the_place_and_what_to_do() {
+    let (scratch, start) = (Scratch::new(), Instant::now());
+    scratch.sparse("disk.img", 0);
+    let _small = SmallDisk::new(&scratch, "disk.img", 64, 8);
+    let server = scratch.serve(["--disk", "disk.img"]);
+    let write = |at: &str| {
+        let write = format!("write -P 7 {at} 16M");
+        output(tool("qemu-io").args(["-f", "raw", "-c", &write, &scratch.uri("")]))
+    };
+    for at in ["0", "16M", "32M"] {
+        assert!(both(&write(at)).contains("No space left on device"), "{}", both(&write(at)));
+    }
+    until("it is said", || server.said().contains("No space left on device"));
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let said: Vec<&str> = ended.stderr.lines().collect();
+    assert!(said[0].starts_with("blockwork: error: disk.img: Write of "), "{said:?}");
+    assert!(said[0].contains(" at byte ") && said[0].contains("Make room on the file system"), "{said:?}");
+    let most = 1 + start.elapsed().as_secs() / 10;
+    assert!(said.len() as u64 <= most, "{said:?}");
 }

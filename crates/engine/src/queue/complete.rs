@@ -183,6 +183,7 @@ impl LeafQueue {
             Stage::Client if request.parts.len() > 1 => self.retry_parts(cx, id),
             Stage::Client => {
                 cx.counters.add(self.node, Counter::Errors, 1);
+                self.complain_if_full(id, errno, cx.now);
                 let (bio, op, (sector, nr)) = (request.parts[0].bio, request.op, request.whole());
                 cx.fail(LeafFailure { bio, leaf: self.id, op, sector, nr, errno });
                 self.requests.give_back(id);

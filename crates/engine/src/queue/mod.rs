@@ -30,6 +30,7 @@ mod complete;
 mod durable;
 mod fixed;
 mod flush;
+mod full;
 mod merge;
 mod read_ahead;
 mod request;
