@@ -514,6 +514,8 @@ fn wrong_usage_says_what_to_do() {
     assert_eq!(done.status.code(), Some(1));
     let said = String::from_utf8(done.stderr).unwrap();
     assert!(said.contains("nothing to serve by: add --nbd unix:PATH"), "{said}");
+    let said = scratch.refused(["--disk", "disk.img", "--nbd", "unix:"]);
+    assert!(said.contains("\"unix:\" is nowhere to listen at; expected HOST:PORT"), "{said}");
     let said = scratch.refused(["--disk", "disk.img", "--set", "nomerges=7"]);
     assert!(said.contains("--set nomerges=7: "), "{said}");
     let said = scratch.refused(["--disk", "disk.img", "--set", "no_merges=2"]);

@@ -133,6 +133,9 @@ impl Listener {
         let failed =
             |call, source: io::Error| ListenError::System { place: path.display().to_string(), call, source };
         let found = path.as_os_str().len();
+        if found == 0 {
+            return Err(ListenError::NotAnAddress("unix:".into()));
+        }
         if found > 107 {
             return Err(ListenError::PathTooLong { path: path.to_owned(), found });
         }
