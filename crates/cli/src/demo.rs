@@ -28,6 +28,7 @@ use signal_hook::flag;
 
 use crate::args::DemoArgs;
 use crate::nbd_client::NbdClient;
+use crate::out;
 use disks::Manifest;
 use server::{MOUNTS, SOCKET, Server, own_command};
 
@@ -85,7 +86,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     };
     result.and(removed)?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&demo.outcome)?);
+        out::print(&format!("{}\n", serde_json::to_string_pretty(&demo.outcome)?))?;
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ mod lv;
 mod md;
 mod message;
 mod nbd_client;
+mod out;
 mod reproduce;
 mod scan;
 mod serve;

@@ -1,6 +1,6 @@
 //! `blockwork reproduce NAME`: a field report about Linux, run again on simulated devices, as a table or as JSON.
 
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{IsTerminal, Write};
 
 use anyhow::{Result, bail};
 use blockwork_insight::reproduce::discard::{self, DiscardPlan};
@@ -14,6 +14,7 @@ use crate::args::{
     ReproduceArgs, ReproduceDiscardArgs, ReproduceLinearizeArgs, ReproduceMergeArgs, ReproduceReport,
     ReproduceRingArgs, ReproduceThinArgs,
 };
+use crate::out;
 use crate::scan::lines;
 
 mod rings;
@@ -99,15 +100,13 @@ fn stack(name: &str) -> Result<&'static str> {
 }
 
 fn print(reproduction: &Reproduction, json: bool) -> Result<()> {
-    let mut out = BufWriter::new(std::io::stdout().lock());
-    if json {
-        serde_json::to_writer_pretty(&mut out, reproduction)?;
-        writeln!(out)?;
-    } else {
-        write!(out, "{}", text(reproduction))?;
-    }
-    out.flush()?;
-    Ok(())
+    out::with(|out| {
+        if json {
+            serde_json::to_writer_pretty(&mut *out, reproduction)?;
+            return writeln!(out);
+        }
+        write!(out, "{}", text(reproduction))
+    })
 }
 
 fn text(reproduction: &Reproduction) -> String {

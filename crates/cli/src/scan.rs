@@ -5,12 +5,13 @@ mod limits;
 mod tree;
 mod words;
 
-use std::io::{BufWriter, IsTerminal, Write};
+use std::io::{IsTerminal, Write};
 
 use anyhow::Result;
 use blockwork_volume::{Assembly, Plan, scan};
 
 use crate::args::ScanArgs;
+use crate::out;
 pub(crate) use columns::lines;
 use tree::{Branches, Style};
 pub(crate) use words::size;
@@ -26,17 +27,13 @@ pub(crate) fn run(args: &ScanArgs) -> Result<()> {
     };
     let assembly = Assembly::open(plan)?;
     let report = scan(&assembly);
-    let out = std::io::stdout().lock();
-    let branches = if out.is_terminal() { Branches::DRAWN } else { Branches::ASCII };
-    // A report may have thousands of lines; standard output alone would write each by itself.
-    let mut out = BufWriter::new(out);
-    if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
-    } else {
-        let style = Style { branches, uuids: args.uuids, limits: args.limits };
-        write!(out, "{}", tree::text(&report, &style))?;
-    }
-    out.flush()?;
-    Ok(())
+    let branches = if std::io::stdout().is_terminal() { Branches::DRAWN } else { Branches::ASCII };
+    let style = Style { branches, uuids: args.uuids, limits: args.limits };
+    out::with(|out| {
+        if args.json {
+            serde_json::to_writer_pretty(&mut *out, &report)?;
+            return writeln!(out);
+        }
+        write!(out, "{}", tree::text(&report, &style))
+    })
 }

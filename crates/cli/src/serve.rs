@@ -41,6 +41,7 @@ use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
+use crate::out;
 pub(crate) use arrays::{ServedArrays, arrays_of};
 use autoextend::Autoextender;
 use groups::ServedGroups;
@@ -427,14 +428,11 @@ fn print_stats(stats: &Stats, json: bool) {
 }
 
 fn announce(args: &ServeArgs, addresses: &[String]) -> Result<()> {
-    let mut out = io::stdout().lock();
     if args.json {
-        writeln!(out, "{}", serde_json::json!({ "ready": addresses }))?;
+        out::print(&format!("{}\n", serde_json::json!({ "ready": addresses })))
     } else {
-        writeln!(out, "ready {}", addresses.join(" "))?;
+        out::print(&format!("ready {}\n", addresses.join(" ")))
     }
-    out.flush()?;
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! `blockwork status`: which ways running servers have chosen for their disks, and by which figures.
 
-use std::io::Write;
-
 use anyhow::Result;
 use blockwork_daemon::{get_json, servers};
 use blockwork_format::escape;
@@ -9,6 +7,7 @@ use blockwork_insight::report::{ChoiceReport, DecisionReport, Report};
 use serde_json::json;
 
 use crate::args::StatusArgs;
+use crate::out;
 
 /// A disk of a server.
 struct Disk {
@@ -36,9 +35,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     } else {
         disks.iter().map(text).collect()
     };
-    // Not by `print!`, which panics where the reader has gone.
-    std::io::stdout().lock().write_all(text.as_bytes())?;
-    Ok(())
+    out::print(&text)
 }
 
 /// Disks with something to choose.

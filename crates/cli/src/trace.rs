@@ -13,6 +13,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::TraceArgs;
+use crate::out;
 
 /// What ends or feeds a trace.
 enum News {
@@ -52,10 +53,8 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
         }
         None => {
             eprintln!("tracing {}; ^C ends", args.volume);
-            let mut out = std::io::stdout().lock();
             while let Some(bytes) = next.bytes()? {
-                out.write_all(&bytes)?;
-                out.flush()?;
+                out::with(|out| out.write_all(&bytes))?;
             }
         }
     }
@@ -113,13 +112,11 @@ fn listen(server: &ServerInfo, path: &str) -> Result<Receiver<News>> {
 
 fn json(next: &Next) -> Result<()> {
     let mut records = RecordStream::new();
-    let mut out = std::io::stdout().lock();
     let mut formatter = Formatter::new();
     while let Some(bytes) = next.bytes()? {
         let mut lines = String::new();
         records.push(&bytes, |record, _| lines.push_str(&event(&mut formatter, record)))?;
-        out.write_all(lines.as_bytes())?;
-        out.flush()?;
+        out::print(&lines)?;
     }
     Ok(())
 }

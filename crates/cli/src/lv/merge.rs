@@ -67,8 +67,7 @@ pub(super) fn run(args: &MergeArgs) -> Result<()> {
     editor.draft_mut().end_merge(name)?;
     commit(&mut editor)?;
     let said = format!("{}: {} are merged into its origin, and it is gone", args.volume, size(merged));
-    announce(&editor, &said, Some(json!({ "merged": args.volume, "bytes": merged })), args.place.json);
-    Ok(())
+    announce(&editor, &said, Some(json!({ "merged": args.volume, "bytes": merged })), args.place.json)
 }
 
 /// How it ended: bytes.

@@ -10,6 +10,7 @@ use blockwork_volume::lvm::Group;
 use serde_json::json;
 
 use super::args::ShowArgs;
+use crate::out;
 use crate::scan::size;
 use crate::vg::status::{Fullness, of_group, snapshot_of, with_merges};
 use crate::vg::{groups, look, table};
@@ -28,8 +29,7 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         bail!("there is no logical volume {name:?} in {}", group.unwrap_or_default());
     }
     if args.place.json {
-        println!("{:#}", json!(volumes));
-        return Ok(());
+        return out::print(&format!("{:#}\n", json!(volumes)));
     }
     let mut rows = vec![
         ["LV", "VG", "LSize", "Type", "Origin", "Pool", "Data%", "Meta%", "On", "Tags"]
@@ -37,13 +37,13 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
             .to_vec(),
     ];
     rows.extend(volumes.iter().map(|lv| row(lv)));
-    print!("{}", table(&rows));
+    let mut text = table(&rows);
     for lv in volumes {
         if let Some(why) = &lv.merge_failure {
-            println!("{}/{}: the merge has failed: {why}", escape(&lv.group), escape(&lv.name));
+            text += &format!("{}/{}: the merge has failed: {why}\n", escape(&lv.group), escape(&lv.name));
         }
     }
-    Ok(())
+    out::print(&text)
 }
 
 /// The groups of running servers, as full as they are now.

@@ -12,9 +12,9 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
 
 use super::args::{Bitmap, CreateArgs, Metadata, NewLevel};
-use crate::at_once;
 use crate::scan::size;
 use crate::sizes::{KIB, sectors};
+use crate::{at_once, out};
 
 /// Where nobody says, as mdadm: 512 KiB.
 const CHUNK_SECTORS: u32 = 1024;
@@ -38,11 +38,10 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
         },
     )?;
     if args.json {
-        println!("{:#}", json(&creation));
+        out::print_done(&format!("{:#}\n", json(&creation)))
     } else {
-        print!("{}", summary(args, &creation));
+        out::print_done(&summary(args, &creation))
     }
-    Ok(())
 }
 
 fn request(args: &CreateArgs) -> Result<CreateRequest> {

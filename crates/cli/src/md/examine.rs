@@ -9,8 +9,6 @@ mod v0;
 mod v1;
 mod words;
 
-use std::io::{BufWriter, Write};
-
 use anyhow::{Result, bail};
 use blockwork_format::escape;
 use blockwork_format::md::Superblock;
@@ -18,6 +16,7 @@ use blockwork_volume::md::Examined;
 use blockwork_volume::{Assembly, DeviceId, DeviceKind, Plan};
 
 use super::args::ExamineArgs;
+use crate::out;
 pub(super) use json::role;
 
 pub(crate) fn run(args: &ExamineArgs) -> Result<()> {
@@ -39,16 +38,12 @@ pub(crate) fn run(args: &ExamineArgs) -> Result<()> {
     }
     let members = members.into_iter().filter_map(|(title, examined)| Some((title, examined?)));
     let members: Vec<(String, Examined)> = members.collect();
-    let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &json::list(&members))?;
-        writeln!(out)?;
+        out::print(&format!("{:#}\n", json::list(&members)))?;
     } else {
-        for (title, examined) in &members {
-            write!(out, "{}", text(args, title, examined)?)?;
-        }
+        let texts = members.iter().map(|(title, examined)| text(args, title, examined));
+        out::print(&texts.collect::<Result<String>>()?)?;
     }
-    out.flush()?;
     match &others[..] {
         [] => Ok(()),
         others => bail!(

@@ -9,8 +9,6 @@ mod target;
 mod verb_args;
 mod verbs;
 
-use std::io::Write;
-
 use anyhow::Result;
 
 pub(crate) use args::MdArgs;
@@ -34,10 +32,4 @@ pub(crate) fn run(args: &MdArgs) -> Result<()> {
         MdVerb::Grow(args) => verbs::grow(args),
         MdVerb::Wait(which) => verbs::wait(which),
     }
-}
-
-/// Not by `println!`, which panics where the reader has gone.
-fn print(text: &str) -> Result<()> {
-    std::io::stdout().lock().write_all(text.as_bytes())?;
-    Ok(())
 }

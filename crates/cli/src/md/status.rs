@@ -8,6 +8,7 @@ use blockwork_volume::{Assembly, Plan};
 
 use super::progress::bar;
 use super::verb_args::StatusArgs;
+use crate::out;
 use crate::serve::arrays_of;
 
 pub(crate) fn run(args: &StatusArgs) -> Result<()> {
@@ -30,9 +31,9 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         log::warn!("there is no array {whose}{elsewhere}");
     }
     if args.json {
-        return super::print(&format!("{}\n", serde_json::to_string(&ArrayList { arrays })?));
+        return out::print(&format!("{}\n", serde_json::to_string(&ArrayList { arrays })?));
     }
-    super::print(&arrays.iter().map(text).collect::<String>())
+    out::print(&arrays.iter().map(text).collect::<String>())
 }
 
 fn served() -> Result<Vec<ArrayStatus>> {

@@ -15,6 +15,7 @@ use super::target::Target;
 use super::verb_args::{
     AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, ServedArgs, SpeedArgs, SyncArgs, Which,
 };
+use crate::out;
 use crate::sizes::{KIB, bytes};
 
 /// How long one look at what is being synced takes.
@@ -196,10 +197,10 @@ impl<'a> Work<'a> {
             let devices: Vec<&String> = answers.iter().flat_map(|answer| &answer.devices).collect();
             let json =
                 serde_json::json!({ "said": said.join("; "), "devices": devices, "array": last.array });
-            super::print(&format!("{json}\n"))
+            out::print_done(&format!("{json}\n"))
         } else {
             let lines: String = answers.iter().map(|answer| format!("{}\n", answer.said)).collect();
-            super::print(&lines)
+            out::print_done(&lines)
         }
     }
 }

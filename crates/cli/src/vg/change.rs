@@ -11,8 +11,8 @@ use ring::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
 
 use super::args::Tags;
-use crate::at_once;
 use crate::scan::size;
+use crate::{at_once, out};
 
 /// Characters of a command line that a group's text keeps at most.
 const COMMAND_MAX: usize = 1024;
@@ -97,14 +97,14 @@ pub(crate) fn json(editor: &GroupEditor) -> Value {
 }
 
 /// Says what was done: `said`, or the group and `more` of JSON.
-pub(crate) fn announce(editor: &GroupEditor, said: &str, more: Option<Value>, as_json: bool) {
+pub(crate) fn announce(editor: &GroupEditor, said: &str, more: Option<Value>, as_json: bool) -> Result<()> {
     if as_json {
         let mut value = json(editor);
         if let Some(more) = more {
             value["volume"] = more;
         }
-        println!("{value:#}");
+        out::print_done(&format!("{value:#}\n"))
     } else {
-        println!("{said}");
+        out::print_done(&format!("{said}\n"))
     }
 }

@@ -35,8 +35,7 @@ fn create(args: &CreateArgs) -> Result<()> {
         editor.add_device(device, args.force)?;
     }
     commit(&mut editor)?;
-    announce(&editor, &room(&editor), None, args.json);
-    Ok(())
+    announce(&editor, &room(&editor), None, args.json)
 }
 
 fn extend(args: &ExtendArgs) -> Result<()> {
@@ -50,8 +49,7 @@ fn extend(args: &ExtendArgs) -> Result<()> {
         editor.add_device(device, args.force)?;
     }
     commit(&mut editor)?;
-    announce(&editor, &room(&editor), None, args.json);
-    Ok(())
+    announce(&editor, &room(&editor), None, args.json)
 }
 
 fn reduce(args: &ReduceArgs) -> Result<()> {
@@ -64,16 +62,14 @@ fn reduce(args: &ReduceArgs) -> Result<()> {
         editor.remove_device(device)?;
     }
     commit(&mut editor)?;
-    announce(&editor, &room(&editor), None, args.json);
-    Ok(())
+    announce(&editor, &room(&editor), None, args.json)
 }
 
 fn rename(args: &RenameArgs) -> Result<()> {
     let mut editor = GroupEditor::open(&args.disks.disk, &args.group, author()?)?;
     editor.draft_mut().rename_group(&args.new)?;
     commit(&mut editor)?;
-    announce(&editor, &format!("{} is {} now", args.group, args.new), None, args.disks.json);
-    Ok(())
+    announce(&editor, &format!("{} is {} now", args.group, args.new), None, args.disks.json)
 }
 
 fn tag(args: &TagArgs) -> Result<()> {

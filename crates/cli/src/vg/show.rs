@@ -10,6 +10,7 @@ use blockwork_volume::{Assembly, Plan};
 use serde_json::{Value, json};
 
 use super::args::ShowArgs;
+use crate::out;
 use crate::scan::size;
 
 /// A group that was found on disks.
@@ -50,14 +51,12 @@ pub(crate) fn groups(assembly: &Assembly, name: Option<&str>) -> Result<Vec<Show
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
     let found = groups(&look(&args.disks.disk)?, args.group.as_deref())?;
     if args.disks.json {
-        println!("{:#}", Value::from(found.iter().map(json).collect::<Vec<_>>()));
-        return Ok(());
+        return out::print(&format!("{:#}\n", Value::from(found.iter().map(json).collect::<Vec<_>>())));
     }
     let mut rows =
         vec![["VG", "#PV", "#LV", "#SN", "Attr", "VSize", "VFree", "Tags"].map(str::to_owned).to_vec()];
     rows.extend(found.iter().map(row));
-    print!("{}", table(&rows));
-    Ok(())
+    out::print(&table(&rows))
 }
 
 /// Extents of a group: all, and those that are free.

@@ -16,7 +16,7 @@ use super::args::Place;
 use super::change::{announce, author, commit, write};
 use super::status::{origin, type_name};
 use super::words::said;
-use crate::at_once;
+use crate::{at_once, out};
 
 /// Has a change made, and says what was done.
 pub(crate) fn change(place: &Place, group: &str, change: Change) -> Result<()> {
@@ -37,8 +37,7 @@ pub(crate) fn change(place: &Place, group: &str, change: Change) -> Result<()> {
         Some(pool) => commit_and_grow(editor, &pool, &place.disk)?,
         None => commit_and_tell(editor, &place.disk)?,
     };
-    announce(&editor, &sentence, change.volume(&made).map(|name| json_of(&editor, name)), place.json);
-    Ok(())
+    announce(&editor, &sentence, change.volume(&made).map(|name| json_of(&editor, name)), place.json)
 }
 
 fn ask(socket: &Path, place: &Place, group: &str, change: Change) -> Result<()> {
@@ -48,11 +47,10 @@ fn ask(socket: &Path, place: &Place, group: &str, change: Change) -> Result<()> 
     let answer = ask_group(socket, &request)?;
     answer.notes.iter().for_each(|note| log::warn!("{note}"));
     if place.json {
-        println!("{:#}", json_of_answer(&answer));
+        out::print_done(&format!("{:#}\n", json_of_answer(&answer)))
     } else {
-        println!("{}", answer.said);
+        out::print_done(&format!("{}\n", answer.said))
     }
-    Ok(())
 }
 
 /// As [`announce`] has it.

@@ -15,6 +15,7 @@ mod md_create;
 mod md_examine;
 mod md_lab;
 mod md_verbs;
+mod output;
 mod reproduce;
 mod scan;
 mod scan_stacks;

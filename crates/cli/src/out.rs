@@ -1,0 +1,22 @@
+//! Standard output: what a command answers, all of it or an error. Not by `println!`, which panics where the reader has gone or the disk is
+//! full, also after what was asked for is done.
+
+use std::io::{self, BufWriter, StdoutLock, Write};
+
+use anyhow::{Context, Result};
+
+/// Says this.
+pub(crate) fn print(text: &str) -> Result<()> {
+    with(|out| out.write_all(text.as_bytes()))
+}
+
+/// The same of a change that was made: that must be known even where nobody can be told the rest.
+pub(crate) fn print_done(text: &str) -> Result<()> {
+    print(text).context("what was asked for is done, and only this cannot be told")
+}
+
+/// Says what may be long: standard output alone would write each line by itself.
+pub(crate) fn with(say: impl FnOnce(&mut BufWriter<StdoutLock<'static>>) -> io::Result<()>) -> Result<()> {
+    let mut out = BufWriter::new(io::stdout().lock());
+    say(&mut out).and_then(|()| out.flush()).context("standard output cannot be written to")
+}

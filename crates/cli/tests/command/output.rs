@@ -1,0 +1,53 @@
+//! Standard output that is full, or that nobody reads: said in a line, and no panic; what was asked for is done all the same.
+
+use std::process::{Command, Stdio};
+
+use crate::support::lvm::Lab;
+use crate::support::{BLOCKWORK, both, output, run, tool};
+
+fn lab() -> Lab {
+    let lab = Lab::new(&[("a", 64), ("b", 64)]);
+    run(&mut lab.scratch.blockwork(["vg", "create", "vg", "a", "b"]));
+    lab
+}
+
+#[test]
+fn an_answer_that_cannot_be_written_is_an_error_in_one_line() {
+    let lab = lab();
+    for line in [
+        "lv show",
+        "lv show --json",
+        "vg show",
+        "vg show --json",
+        "lv create vg/x -L 4M",
+        "lv tag vg/x --addtag t --json",
+    ] {
+        let words: Vec<&str> = line.split(' ').collect();
+        let mut command = tool("sh");
+        command.current_dir(lab.scratch.path("."));
+        command.args(["-c", "exec \"$0\" \"$@\" >/dev/full", BLOCKWORK]).args(lab.args(&words));
+        let done = output(&mut command);
+        let said = both(&done);
+        assert_eq!(done.status.code(), Some(1), "{line}: {said}");
+        assert!(
+            said.contains("standard output cannot be written to: No space left on device"),
+            "{line}: {said}"
+        );
+        assert_eq!(said.lines().count(), 1, "{line}: {said}");
+        assert_eq!(said.contains("what was asked for is done"), !line.contains("show"), "{line}: {said}");
+    }
+    assert!(lab.verb(&["lv", "show"]).contains("pv0(0)  t"), "it is made, and has its tag");
+}
+
+#[test]
+fn who_has_seen_enough_is_no_failure() {
+    let lab = lab();
+    for words in [&["lv", "show"][..], &["vg", "show", "--json"], &["lv", "create", "vg/x", "-L", "4M"]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let mut command = Command::new(BLOCKWORK);
+        command.args(lab.args(words)).current_dir(lab.scratch.path("."));
+        let done = command.stdin(Stdio::null()).stdout(writer).output().expect("it runs");
+        assert!(done.status.success() && both(&done).is_empty(), "{words:?}: {}", both(&done));
+    }
+}
