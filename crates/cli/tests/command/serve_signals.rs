@@ -19,8 +19,9 @@ fn a_second_signal_leaves_no_mount_behind() {
     let _left = LeftMount(place.clone().into());
     let server = Server::start(&mut scratch.blockwork(["serve", "--table", &table, "--fuse", &place]));
     let copy = format!("if={place}");
-    let mut client =
-        tool("dd").args([&copy, "of=/dev/null", "bs=4k", "count=1", "status=none"]).spawn().unwrap();
+    let mut client = tool("dd");
+    client.args([&copy, "of=/dev/null", "bs=4k", "count=1", "status=none"]).stderr(Stdio::null());
+    let mut client = client.spawn().unwrap();
     until("the read is under way", || {
         let stats = scratch.ask("/v1/stats");
         let nodes = stats["nodes"].as_array().expect("a list");
