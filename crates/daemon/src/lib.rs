@@ -12,7 +12,8 @@
 //! 1. Only the user who runs the server (and root) reaches it: the socket has mode 0600, in a folder that nobody else
 //!    can write to ([`control_dir`]); a client trusts no other folder.
 //! 2. A client can hold at most one of [`CONNECTIONS_MAX`] connections, [`HEAD_BYTES_MAX`] of head, [`BODY_BYTES_MAX`] of
-//!    body, and a trace's queue. One that does not read loses events of its own trace, and its connection after [`TAKING_TIME`].
+//!    body, and a trace's queue. One that does not read loses events of its own trace, and of another answer its connection, after
+//!    [`TAKING_TIME`].
 //! 3. No disk is waited for in the thread that answers: what may take long has a thread of its own, of which there are at most
 //!    [`UNDER_WAY_MAX`] for changes and as many for lists, whatever has become of those who asked.
 //! 4. Names in answers are as they are on disk, quoted by JSON; in text and errors they are escaped.

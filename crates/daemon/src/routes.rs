@@ -21,6 +21,7 @@ use crate::arrays::{ArrayList, ArrayRequest, Refusal, RefusalKind};
 use crate::groups::{GroupList, GroupRequest, PoolList, PoolRequest};
 use crate::metrics;
 use crate::status::ControlState;
+use crate::taking::MayWait;
 use crate::trace_body::{Form, TraceBody};
 
 pub(crate) type Answer = Response<BoxBody<Bytes, Infallible>>;
@@ -232,7 +233,9 @@ fn trace(state: &ControlState, query: &str) -> Answer {
     }
     let kind = if matches!(form, Form::Text(_)) { TEXT } else { BINARY };
     let body = TraceBody { subscription: state.trace.subscribe(nodes), form };
-    respond(StatusCode::OK, kind, BoxBody::new(body))
+    let mut answer = respond(StatusCode::OK, kind, BoxBody::new(body));
+    answer.extensions_mut().insert(MayWait);
+    answer
 }
 
 fn json_of(answer: &impl serde::Serialize) -> Answer {

@@ -10,6 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener as StdListener, UnixStream as StdStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use crate::directory::shown;
 use crate::routes::{self, Answer};
 use crate::status::ControlState;
-use crate::taking::{OVER_TIME, Taking, is_over_time};
+use crate::taking::{MayWait, OVER_TIME, Taking, is_over_time};
 
 /// Connections at once. As many more are told to come again, and what comes beyond those is closed.
 pub const CONNECTIONS_MAX: u32 = 16;
@@ -199,9 +200,14 @@ async fn talk<A: Future<Output = Answer>>(
     slot: OwnedSemaphorePermit,
     answer: impl Fn(Request<Incoming>) -> A,
 ) {
+    let may_wait = Arc::new(AtomicBool::new(false));
     let service = service_fn(|request| {
-        let answer = answer(request);
-        async move { Ok::<_, Infallible>(answer.await) }
+        let (answer, may_wait) = (answer(request), may_wait.clone());
+        async move {
+            let answer = answer.await;
+            may_wait.store(answer.extensions().get::<MayWait>().is_some(), Ordering::Relaxed);
+            Ok::<_, Infallible>(answer)
+        }
     });
     let result = http1::Builder::new()
         .keep_alive(false)
@@ -209,7 +215,7 @@ async fn talk<A: Future<Output = Answer>>(
         .max_headers(HEADERS_MAX)
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(Taking::new(connection)), service)
+        .serve_connection(TokioIo::new(Taking::new(connection, may_wait.clone())), service)
         .await;
     match result {
         Ok(()) => {}
@@ -232,20 +238,26 @@ mod tests {
 
     const ANSWER_BYTES: usize = 4 << 20;
 
-    async fn much(_: Request<Incoming>) -> Answer {
-        Response::new(Full::new(Bytes::from(vec![7; ANSWER_BYTES])).boxed())
+    /// That of `/may-wait` may be left lying.
+    async fn much(request: Request<Incoming>) -> Answer {
+        let mut answer = Response::new(Full::new(Bytes::from(vec![7; ANSWER_BYTES])).boxed());
+        if request.uri().path() == "/may-wait" {
+            answer.extensions_mut().insert(MayWait);
+        }
+        answer
     }
 
     /// A client that reads so many bytes of an answer each time that so much time has passed, and how many it has got when the server is done with
     /// it; and how long that took. The clock goes as fast as there is nothing to do.
-    fn read_slowly(bytes: usize, pause: Duration) -> (usize, Duration) {
+    fn read_slowly(path: &str, bytes: usize, pause: Duration) -> (usize, Duration) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build();
         runtime.unwrap().block_on(async {
             let (mut ours, theirs) = UnixStream::pair().unwrap();
             let slots = Arc::new(Semaphore::new(1));
             let (slot, start) = (slots.clone().try_acquire_owned().unwrap(), Instant::now());
             let server = tokio::spawn(talk(theirs, slot, much));
-            ours.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+            let head = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+            ours.write_all(head.as_bytes()).await.unwrap();
             let client = tokio::spawn(async move {
                 let (mut got, mut into) = (0, vec![0; bytes]);
                 loop {
@@ -265,11 +277,16 @@ mod tests {
 
     #[test]
     fn a_client_that_takes_nothing_is_let_go_and_a_slow_one_is_not() {
-        let (got, took) = read_slowly(128 << 10, TAKING_TIME / 4);
+        let (got, took) = read_slowly("/", 128 << 10, TAKING_TIME / 4);
         assert!(got > ANSWER_BYTES, "{got} bytes of the answer");
         assert!(took > 2 * TAKING_TIME, "it was slow: {took:?}");
-        let (got, took) = read_slowly(1 << 20, 100 * TAKING_TIME);
+        let (got, took) = read_slowly("/", 1 << 20, 100 * TAKING_TIME);
         assert!(got < ANSWER_BYTES, "{got} bytes of the answer");
         assert!(took >= TAKING_TIME && took < 2 * TAKING_TIME, "{took:?}");
+        let (got, took) = read_slowly("/may-wait", 1 << 20, 100 * TAKING_TIME);
+        assert!(
+            got > ANSWER_BYTES && took > 200 * TAKING_TIME,
+            "a trace in a pager: {got} bytes in {took:?}"
+        );
     }
 }

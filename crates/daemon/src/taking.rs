@@ -1,10 +1,13 @@
 //! A client's connection on which what is sent has to be taken: one that takes nothing of an answer for [`TAKING_TIME`] is let go, or it would keep
 //! its place among the few for ever. (A unix socket tells of room when three quarters of it are free: who takes less than some 3 KiB a second
-//! counts as one who takes nothing.)
+//! counts as one who takes nothing.) A trace is somebody's to pause, in a pager say: what does not fit is lost to that trace, and its place is taken
+//! for as long as it runs in any case.
 
 use std::error::Error;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -23,16 +26,23 @@ pub(crate) struct Taking {
     stream: UnixStream,
     /// Until when it must take something, while there is no room.
     until: Option<Pin<Box<Sleep>>>,
+    /// The answer is one that may be left lying.
+    may_wait: Arc<AtomicBool>,
 }
 
+/// In the extensions of an answer: its client may take as long as it likes.
+#[derive(Clone, Copy)]
+pub(crate) struct MayWait;
+
 impl Taking {
-    pub(crate) fn new(stream: UnixStream) -> Taking {
-        Taking { stream, until: None }
+    /// `may_wait` is set where the answer, which is not known yet, is of that kind.
+    pub(crate) fn new(stream: UnixStream, may_wait: Arc<AtomicBool>) -> Taking {
+        Taking { stream, until: None, may_wait }
     }
 
     /// What has come of a write, which may be that its time is over.
     fn in_time(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if outcome.is_ready() {
+        if outcome.is_ready() || self.may_wait.load(Ordering::Relaxed) {
             self.until = None;
             return outcome;
         }
