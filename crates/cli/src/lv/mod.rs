@@ -121,7 +121,7 @@ fn in_group<'a>(group: &str, name: &'a str) -> Result<&'a str> {
         None => Ok(name),
         Some((same, own)) if same == plain(group) => Ok(own),
         Some((other, _)) => {
-            bail!("{name}: expected a name in {group}: a volume cannot go to another group ({other})")
+            bail!("{name}: expected a name in {group}, not in {other}: a volume stays in its group")
         }
     }
 }

@@ -130,7 +130,10 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
         (&["lv", "snapshot", "vg/r1_rimage_0", "--size", "1M"], "it is a part of another volume"),
         (&["lv", "snapshot", "vg/none", "--size", "1M"], "no logical volume \"vg/none\""),
         (&["lv", "snapshot", "vg/origin", "--size", "1M", "--name", "snap"], "vg/snap exists already"),
-        (&["lv", "snapshot", "vg/origin", "--size", "1M", "--name", "x/y"], "in the group of its origin"),
+        (
+            &["lv", "snapshot", "vg/origin", "--size", "1M", "--name", "x/y"],
+            "expected a name in vg, not in x",
+        ),
         (
             &["lv", "snapshot", "vg/origin", "--size", "1M", "-c", "12K"],
             "--chunksize 12 KiB: expected a power",

@@ -245,7 +245,7 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
         (&["lv", "resize", "vg/lv", "--size", "-1M"], "add --force"),
         (&["lv", "resize", "vg/lv", "--size", "20M"], "it has 20 extents (20 MiB) already"),
         (&["lv", "remove", "vg/none"], "no logical volume \"vg/none\"; there are: lv"),
-        (&["lv", "rename", "vg/lv", "other/lv"], "cannot go to another group"),
+        (&["lv", "rename", "vg/lv", "other/lv"], "expected a name in vg, not in other"),
         (&["vg", "tag", "vg", "--addtag", "a b"], "the tag \"a b\""),
         (&["vg", "reduce", "vg", "a"], "these volumes lie on it: lv"),
         (&["vg", "extend", "vg", "a", "b"], "all of these disks belong to it already"),
