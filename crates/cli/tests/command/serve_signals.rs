@@ -42,7 +42,11 @@ fn a_server_whose_terminal_is_gone_ends_as_one_that_is_asked_to() {
     let scratch = Scratch::new();
     let place = scratch.at("fuse.img");
     let _left = LeftMount(place.clone().into());
-    let server = Server::start(&mut scratch.blockwork(["serve", "--disk", "memory:1M", "--fuse", &place]));
+    // Whoever runs these tests may have it ignored, and what is ignored is inherited.
+    let mut command = tool("env");
+    command.env("BLOCKWORK_RUN_DIR", scratch.path("run")).current_dir(scratch.path("."));
+    command.args(["--default-signal=HUP", BLOCKWORK, "serve", "--disk", "memory:1M", "--fuse", &place]);
+    let server = Server::start(&mut command);
     server.signal(Signal::HUP);
     let ended = server.wait();
     assert!(ended.status.success() && ended.stderr.is_empty(), "{}\n{}", ended.status, ended.stderr);
