@@ -31,7 +31,7 @@ pub trait Host {
     fn received(&mut self, now: Nanos, stream: StreamId, bytes: &[u8]) -> Vec<Reaction>;
     /// The client has closed.
     fn closed(&mut self, stream: StreamId);
-    /// What each byte to it takes, beside [`LATENCY`].
+    /// What each byte to it takes, beside `LATENCY`.
     fn per_byte(&self) -> Nanos {
         Nanos(0)
     }

@@ -26,18 +26,16 @@ lvconvert -y --type writecache --cachevol vg/for_fine --cachesettings 'block_siz
 lvchange -ay vg/writes vg/fine >&2
 "#;
 
-/// Every second chunk is written anew, and the end, which is no whole one.
+/// A dozen chunks are written anew, others each time, and the end, which is no whole one.
 const WRITE: &str = r#"
 touched() { # volume, seed
-    local at size
+    local size
     # Or else the kernel writes back what it has as soon as it has nothing else to do.
     case $1 in pool | old | volume) dmsetup message vg-$1 0 migration_threshold 0 ;; esac
     # Of whole chunks, written by one bio each, it believes at once that the cache is the place for them.
-    truncate -s 160k /tmp/chunk
-    for at in $(seq $2 2 30); do
-        pattern write /tmp/chunk 0 163840 $(($2 * 1000 + at))
-        dd if=/tmp/chunk of=/dev/vg/$1 bs=160k seek=$at oflag=direct conv=notrunc status=none
-    done
+    truncate -s 1920k /tmp/chunks
+    pattern write /tmp/chunks 0 1966080 $2
+    dd if=/tmp/chunks of=/dev/vg/$1 bs=160k seek=$(($2 * 17)) oflag=direct conv=notrunc status=none
     size=$(blockdev --getsize64 /dev/vg/$1)
     pattern write /dev/vg/$1 $((size - 65536)) 65536 $2
     sync

@@ -181,7 +181,7 @@ fn bytes_that_are_no_superblock_are_errors() {
 fn what_is_not_supported_is_decoded_and_refused_when_it_is_to_be_used() {
     type Change = fn(&mut Superblock);
     let changes: [(&str, bool, Change); 9] = [
-        ("level", false, |s| (s.level, s.layout) = (Level::Raid5, 2)),
+        ("level", true, |s| (s.level, s.layout) = (Level::Raid5, 2)),
         ("level", false, |s| s.level = Level::Linear),
         ("level", false, |s| s.level = Level::Other(-4)),
         ("feature map", false, |s| s.features = Features::RESHAPE_ACTIVE),
