@@ -1,7 +1,7 @@
 //! Looks for superblocks of all versions on a device.
 
 use super::v1::{Minor, SUPERBLOCK_BYTES_MAX};
-use super::{Level, Role, Uuid, v0, v1};
+use super::{Level, ParityLayout, Role, Uuid, v0, v1};
 use crate::source::Source;
 use crate::{FormatError, SECTOR_BYTES};
 
@@ -40,6 +40,18 @@ impl Superblock {
         match self {
             Superblock::V0(superblock) => superblock.level,
             Superblock::V1(superblock) => superblock.level,
+        }
+    }
+
+    /// Its layout, where its level has parity.
+    ///
+    /// # Errors
+    ///
+    /// As for [`v1::Superblock::parity_layout`].
+    pub fn parity_layout(&self) -> Result<ParityLayout, FormatError> {
+        match self {
+            Superblock::V0(superblock) => superblock.parity_layout(),
+            Superblock::V1(superblock) => superblock.parity_layout(),
         }
     }
 

@@ -90,12 +90,17 @@ impl Level {
         matches!(self, Level::Raid1 | Level::Raid4 | Level::Raid5 | Level::Raid6 | Level::Raid10)
     }
 
+    /// Whether some of what its members hold is computed from the rest.
+    pub fn has_parity(self) -> bool {
+        matches!(self, Level::Raid4 | Level::Raid5 | Level::Raid6)
+    }
+
     /// What can be done with arrays of this level, if anything.
     fn access(self) -> Option<Access> {
         match self {
             Level::Raid0 | Level::Raid1 | Level::Raid10 => Some(Access::Write),
-            Level::Raid4 | Level::Raid5 | Level::Raid6 => Some(Access::Read),
-            Level::Linear | Level::Other(_) => None,
+            level if level.has_parity() => Some(Access::Read),
+            _ => None,
         }
     }
 }

@@ -3,17 +3,16 @@
 //! Of a cache that writes through, the origin has everything, and is read without the cache, which need not be there. Of others the cache's
 //! metadata says which blocks the origin does not have: those are read from the cache, as Linux would from the moment it was activated.
 
-use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, NodeId, NodeKind, Sector, Sectors};
+use blockwork_format::FormatError;
 use blockwork_format::cache::{Kept, blocks, writes};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::{Area, CacheParts, LvIndex, Segment, SegmentType};
-use blockwork_format::{FormatError, SECTOR_BYTES, Source};
-use blockwork_layer::{Overlay, OverlayConfig};
+use blockwork_format::lvm2::vg::{Area, LvIndex, Segment, SegmentType};
+use blockwork_layer::{Linear, Overlay, OverlayConfig};
 
 use super::stack::{Built, Volume};
 use crate::assembly::Assembly;
@@ -54,16 +53,15 @@ impl Volume {
                 ));
             }
         };
-        let metadata = self.fast(assembly, text, metadata)?;
-        let (start, bytes) = match parts {
-            None => (0, metadata.sectors().0),
-            Some(CacheParts { metadata, .. }) => metadata,
-        };
-        let read = assembly.read(&*metadata, |source| {
-            blocks::read(&Part { source, start: start * SECTOR_BYTES, size: bytes * SECTOR_BYTES })
-        });
+        let (mut metadata, mut data) =
+            (self.fast(assembly, text, metadata)?, self.fast(assembly, text, data)?);
+        if let Some(parts) = parts {
+            metadata = self.part_of(assembly, metadata, parts.metadata)?;
+            data = self.part_of(assembly, data, parts.data)?;
+        }
+        let read = assembly.read(&*metadata, |source| blocks::read(source));
         let found = read.map_err(|error| self.unread(text, pool, &error))?;
-        let Some((superblock, mut kept)) = found else {
+        let Some((superblock, kept)) = found else {
             return self.linear(assembly, text, segment, &whole, alone);
         };
         if superblock.needs_check {
@@ -71,10 +69,8 @@ impl Volume {
                            `lvconvert --repair` mends it";
             self.warn(assembly, warning.into());
         }
-        kept.start += parts.map_or(0, |parts| parts.data.0);
-        let fast = self.fast(assembly, text, data)?;
         let node = self.node(assembly, NodeKind::Cache, alone)?;
-        self.overlay(assembly, text, segment, node, (origin, fast, kept))
+        self.overlay(assembly, text, segment, node, (origin, data, kept))
     }
 
     /// The layer of a volume whose writes go to a fast device first.
@@ -106,6 +102,21 @@ impl Volume {
         })
     }
 
+    /// What the one volume with metadata and data has as one of them, as LVM makes a device of each.
+    fn part_of(
+        &mut self,
+        assembly: &mut Assembly,
+        whole: Arc<dyn Layer>,
+        (start, sectors): (u64, u64),
+    ) -> Built {
+        let (size, node) = (whole.sectors(), self.node(assembly, NodeKind::Linear, false)?);
+        let part = Linear::new(node, whole, Sector(start), Sectors(sectors));
+        let part = part.ok_or_else(|| {
+            format!("its cache needs {sectors} sectors from {start} on of a volume of {size}")
+        })?;
+        Ok(Arc::new(part))
+    }
+
     fn unread(&self, text: &VolumeGroup, lv: LvIndex, error: &FormatError) -> String {
         format!("its cache {}: {error}", escape(&text.lvs[lv.0].name))
     }
@@ -128,23 +139,5 @@ impl Volume {
         let config = OverlayConfig { origin, fast, block, start: Sector(kept.start), blocks: kept.blocks };
         let overlay = Overlay::new(node, config).map_err(|error| format!("its cache: {error}"))?;
         Ok(Arc::new(overlay))
-    }
-}
-
-/// A part of a source.
-struct Part<'a> {
-    source: &'a dyn Source,
-    start: u64,
-    size: u64,
-}
-
-impl Source for Part<'_> {
-    fn size(&self) -> u64 {
-        self.size
-    }
-    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
-        let end = offset.checked_add(buf.len() as u64).filter(|end| *end <= self.size);
-        end.ok_or(io::ErrorKind::UnexpectedEof)?;
-        self.source.read_at(self.start + offset, buf)
     }
 }

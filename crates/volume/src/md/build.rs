@@ -125,7 +125,7 @@ impl Building<'_> {
                 configs[place] = Some(self.member(member.device)?);
             }
         }
-        if matches!(self.truth.level(), Level::Raid4 | Level::Raid5 | Level::Raid6) {
+        if self.truth.level().has_parity() {
             return self.assemble_parity(configs);
         }
         let geometry = layout::geometry(self.truth, &room)?;

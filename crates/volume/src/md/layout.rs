@@ -47,12 +47,8 @@ pub(super) fn geometry(truth: &Superblock, room: &[Option<u64>]) -> Result<Geome
 /// A layout or feature that cannot be served.
 pub(super) fn parity(truth: &Superblock) -> Result<(ParityLayout, NonZeroU64, Sectors), String> {
     let Shape { chunk, size, .. } = Shape::of(truth)?;
-    let layout = match truth {
-        Superblock::V0(one) => one.parity_layout(),
-        Superblock::V1(one) => one.parity_layout(),
-    };
     let chunk = NonZeroU64::new(chunk.0).ok_or("it has no chunk")?;
-    Ok((layout.map_err(|error| error.to_string())?, chunk, size))
+    Ok((truth.parity_layout().map_err(|error| error.to_string())?, chunk, size))
 }
 
 /// Which places have no member that holds all of its data, for people.

@@ -171,20 +171,14 @@ impl Truth {
         let raid10 = |layout: Result<blockwork_format::md::Raid10Layout, _>| {
             layout.ok().map(|layout| layout.to_string())
         };
-        let parity = || {
-            let layout = match superblock {
-                Superblock::V0(own) => own.parity_layout(),
-                Superblock::V1(own) => own.parity_layout(),
-            };
-            layout.ok().map(|layout| layout.to_string())
-        };
+        let parity = || superblock.parity_layout().ok().map(|layout| layout.to_string());
         let is_mirrored = !matches!(superblock.level(), Level::Raid0 | Level::Linear);
         match superblock {
             Superblock::V0(own) => Truth {
                 name: None,
                 layout: match own.level {
                     Level::Raid10 => raid10(own.raid10_layout()),
-                    Level::Raid4 | Level::Raid5 | Level::Raid6 => parity(),
+                    level if level.has_parity() => parity(),
                     _ => None,
                 },
                 chunk_sectors: own.chunk_sectors(),
@@ -196,7 +190,7 @@ impl Truth {
                 name: Some(String::from_utf8_lossy(own.set_name.as_bytes()).into_owned()),
                 layout: match own.level {
                     Level::Raid10 => raid10(own.raid10_layout()),
-                    Level::Raid4 | Level::Raid5 | Level::Raid6 => parity(),
+                    level if level.has_parity() => parity(),
                     Level::Raid0 if own.features.has(Features::RAID0_LAYOUT) => {
                         Raid0Layout::decode(own.layout).map(|layout| {
                             let name = match layout {

@@ -13,9 +13,9 @@ pub(super) fn arrays_of(assembly: &Assembly) -> Vec<(NodeId, ArrayStatus)> {
     let status = |array: &blockwork_volume::md::Array| {
         let of_array = graph.device(array.device);
         let layer = of_array.layer().filter(|_| array.layer.is_none())?;
-        let (layout, chunk, resync) = match &*array.truth {
-            Superblock::V0(one) => (one.parity_layout(), one.chunk_sectors(), one.resync_offset()),
-            Superblock::V1(one) => (one.parity_layout(), one.chunk_sectors, one.resync_offset),
+        let (chunk, resync) = match &*array.truth {
+            Superblock::V0(one) => (one.chunk_sectors(), one.resync_offset()),
+            Superblock::V1(one) => (one.chunk_sectors, one.resync_offset),
         };
         let is_clean = resync == blockwork_format::md::IN_SYNC;
         let device = |member: &blockwork_volume::md::Member| DeviceStatus {
@@ -40,7 +40,7 @@ pub(super) fn arrays_of(assembly: &Assembly) -> Vec<(NodeId, ArrayStatus)> {
             name: array.name.clone(),
             uuid: array.truth.uuid().to_string(),
             level: array.truth.level().to_string(),
-            layout: layout.ok().map(|layout| layout.to_string()),
+            layout: array.truth.parity_layout().ok().map(|layout| layout.to_string()),
             chunk_size: Some(u64::from(chunk) * 512),
             bytes: of_array.sectors.bytes(),
             raid_disks: array.truth.raid_disks(),

@@ -363,7 +363,7 @@ impl Superblock {
                 let sizes = self.raid10_layout().ok()?.sizes(self.chunk_sectors, self.size);
                 sizes.ok().map(|sizes| sizes.array_sectors)
             }
-            Level::Raid4 | Level::Raid5 | Level::Raid6 => {
+            level if level.has_parity() => {
                 let data = u64::from(self.parity_layout().ok()?.data_disks());
                 let chunk = u64::from(self.chunk_sectors);
                 (self.size.checked_div(chunk)? * chunk).checked_mul(data)
@@ -374,10 +374,7 @@ impl Superblock {
 
     /// What [`super::bitmap`] has a bit for each chunk of, sectors: a RAID10's array, of other levels a member.
     pub fn sync_sectors(&self) -> Option<u64> {
-        match self.level {
-            Level::Raid4 | Level::Raid5 | Level::Raid6 => Some(self.size),
-            _ => self.array_sectors(),
-        }
+        if self.level.has_parity() { Some(self.size) } else { self.array_sectors() }
     }
 
     fn shape(&self) -> Shape {
