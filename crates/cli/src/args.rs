@@ -140,8 +140,8 @@ pub(crate) struct ServeArgs {
     pub(crate) read_only: bool,
     /// A queue setting of all disks by its sysfs name, such as nomerges=2 or read_ahead_kb=1024; or, with LAYER, of all devices of
     /// a kind (md, raid, linear, striped, dm, part, thin-pool) or of one volume: discard_max_bytes, and sync_speed_min and sync_speed_max
-    /// (KiB a second) of arrays, no_space_timeout (seconds), thin_pool_autoextend_threshold and thin_pool_autoextend_percent of thin pools,
-    /// which are extended by so many percent when more of them is in use (100: never). `md:discard_max_bytes=524288` is how Linux's RAID10 was before 5.13.
+    /// (KiB a second) of arrays, start_dirty_degraded (0 or 1) of those with parity, no_space_timeout (seconds),
+    /// thin_pool_autoextend_threshold and thin_pool_autoextend_percent of thin pools, which are extended by so many percent when more of them is in use (100: never). `md:discard_max_bytes=524288` is how Linux's RAID10 was before 5.13.
     #[arg(long, value_name = "[LAYER:]KEY=VALUE")]
     pub(crate) set: Vec<String>,
     /// Threads that serve; connections are spread over them. Default: one a processor, at most 8.

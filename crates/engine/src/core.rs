@@ -28,13 +28,14 @@ use crate::bio::{Bio, Done, Errno, Flags, Op};
 use crate::counters::{Counter, CounterTable};
 use crate::env::{Completion, Env, Notify};
 use crate::event::{Action, Event, Reason, Tracer};
-use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Shape, Span, Target, any_redundant, find};
+use crate::layer::{Defer, Extent, Layer, NodeId, Resolver, Shape, Span, Target, any_redundant, layer_under};
 use crate::leaf::{Allocation, LeafId, LeafSource, WriteTap};
 use crate::limits::Limits;
 use crate::notes::Prepared;
 use crate::port::PortId;
 use crate::queue::{LeafQueue, Plugged, QueueContext, Wish};
 use crate::quiesce::{Attendance, Quiescence};
+use crate::sum;
 use crate::task::{Command, Executor, Reply};
 use crate::unaligned::Ragged;
 use crate::units::{Nanos, SECTOR, Sector, Sectors};
@@ -402,12 +403,27 @@ impl Core {
                     }
                     self.completed.push((bio, Ok(())));
                 }
+                Target::Sum(node) => self.compute(bio, node, extent.span),
                 Target::Error(errno) => self.completed.push((bio, Err(errno))),
             }
         }
         if count == 0 {
             self.completed.push((bio, Ok(())));
         }
+    }
+
+    /// Has a part of a read computed.
+    #[cold]
+    fn compute(&mut self, bio: u32, node: NodeId, span: Span) {
+        let layer =
+            layer_under(&self.root_of(bio), node).expect("a layer that computes belongs to the stack");
+        let mut data = Segments::new();
+        self.bios.slice(bio, span.at, span.nr, &mut data);
+        let cx = self.executor.context().clone();
+        self.executor.spawn(async move {
+            let result = sum::compute(&*layer, span, &data, &cx).await;
+            cx.command(Command::Computed { bio, result });
+        });
     }
 
     /// Runs the slow path that a layer asked for.
@@ -419,8 +435,7 @@ impl Core {
         if self.tracer.on() {
             self.trace(defer.node, Action::Defer, defer.span, defer.reason, 0);
         }
-        let layer = if root.node() == defer.node { Some(root) } else { find(&*root, defer.node) };
-        let layer = layer.expect("a layer that defers belongs to the stack");
+        let layer = layer_under(&root, defer.node).expect("a layer that defers belongs to the stack");
         if let Some(time) = layer.pause(&defer) {
             let Defer { node, span, .. } = defer;
             self.pauses.begin(self.now + time, Pause { bio, node, span });
@@ -562,6 +577,7 @@ impl Core {
                 self.resolve_again(bio);
             }
             Command::Resume { bio, result: Err(errno), .. } => self.fail(bio, errno),
+            Command::Computed { bio, result } => self.completed.push((bio, result)),
             Command::FlushTurn { leaf, turn } => {
                 self.with_queue(env, usize::from(leaf.0), |queue, cx| queue.take_flush_turn(cx, turn));
             }
@@ -671,7 +687,7 @@ impl Core {
         let mut replies = Vec::new();
         for volume in (0u16..).take(self.volumes.len()).map(VolumeId) {
             let root = self.volumes[usize::from(volume.0)].root.clone();
-            let reaches = |leaf: &NodeId| root.node() == *leaf || find(&*root, *leaf).is_some();
+            let reaches = |leaf: &NodeId| layer_under(&root, *leaf).is_some();
             if dirty.iter().any(reaches) {
                 let reply = Reply::default();
                 self.start(Root::Volume(volume), root.node(), Owner::Task(reply.clone()), Bio::flush());

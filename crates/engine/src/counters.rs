@@ -58,6 +58,8 @@ counters! {
     Deferred => "deferred",
     /// Bios that were run again after a layer had done something about a failure below it.
     Cured => "cured",
+    /// Parts of reads that were computed from others and a parity.
+    Computed => "computed",
     /// Byte ranges that were read, modified and written.
     Unaligned => "unaligned",
     /// Requests that were asked for again after a short transfer or a failed merged request.

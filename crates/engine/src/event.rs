@@ -119,6 +119,8 @@ pub enum Reason {
     Suspended,
     /// Bad blocks of a member of an array were written: a flush takes them off its list.
     BadBlocks,
+    /// It is computed from what is left of an array and its parity.
+    Parity,
 }
 
 impl Reason {
@@ -161,6 +163,7 @@ impl Reason {
             Reason::Delay => "delay",
             Reason::Suspended => "suspended",
             Reason::BadBlocks => "bad blocks",
+            Reason::Parity => "parity",
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::leaf::LeafId;
 use crate::limits::Limits;
 use crate::lock::LockSnapshot;
 use crate::notes::{Notes, Watch};
+use crate::sum::Term;
 use crate::task::{Deferred, TaskContext};
 use crate::units::{Nanos, Sector, Sectors};
 
@@ -68,6 +69,8 @@ pub enum Target {
     Leaf(LeafId),
     /// Nowhere: reads give zeros, everything else vanishes.
     Zero,
+    /// Of a read: what that layer computes, whose sectors are those of the span ([`Layer::terms`]).
+    Sum(NodeId),
     /// It fails.
     Error(Errno),
 }
@@ -173,6 +176,15 @@ pub trait Layer: Send + Sync + Debug {
         let _ = (deferred, cx);
         unreachable!("a layer that prepares for each bio by itself is never asked to prepare for many")
     }
+    /// What a part of a read is the sum of, which it has handed to [`Resolver::sum`]: ranges of the layers directly below, each as long as
+    /// `span`. Those in `without` have just refused some of it. It does no I/O, as [`Layer::resolve`].
+    ///
+    /// # Errors
+    /// Too much is missing: with what the read fails.
+    fn terms(&self, span: Span, without: &[NodeId]) -> Result<Vec<Term>, Errno> {
+        let _ = (span, without);
+        unreachable!("a layer that computes nothing is never asked what of")
+    }
     /// Whether it can do without a part of what lies below, so that [`Layer::cure`] is worth asking.
     fn is_redundant(&self) -> bool {
         false
@@ -246,8 +258,13 @@ pub struct Shape {
     pub limits: Limits,
 }
 
+/// The layer of `node` in the stack under `root`, or `root` itself.
+pub(crate) fn layer_under(root: &Arc<dyn Layer>, node: NodeId) -> Option<Arc<dyn Layer>> {
+    if root.node() == node { Some(root.clone()) } else { layer_below(&**root, node) }
+}
+
 /// The layer of `node` in the stack under `root`.
-pub(crate) fn find(root: &dyn Layer, node: NodeId) -> Option<Arc<dyn Layer>> {
+pub fn layer_below(root: &dyn Layer, node: NodeId) -> Option<Arc<dyn Layer>> {
     find_where(root, &mut Seen::new(), &|layer| layer.node() == node)
 }
 
@@ -400,6 +417,17 @@ impl<'a> Resolver<'a> {
     #[inline]
     pub fn zero(&mut self, span: Span) {
         self.out.push(Extent { target: Target::Zero, span });
+    }
+
+    /// Ends `span`, a part of a read of the layer `node`, in what that computes of [`Layer::terms`].
+    #[inline]
+    pub fn sum(&mut self, node: NodeId, span: Span) {
+        debug_assert_eq!(span.op, Op::Read);
+        self.counters.add(node, Counter::Computed, 1);
+        if self.tracer.on() {
+            self.trace(node, Action::Bounce, span, Payload::None, Reason::Parity);
+        }
+        self.out.push(Extent { target: Target::Sum(node), span });
     }
 
     /// Ends `span` in an error.

@@ -26,6 +26,7 @@ mod decision;
 mod env;
 mod event;
 mod gather;
+mod gf256;
 mod layer;
 mod leaf;
 mod limits;
@@ -37,6 +38,7 @@ mod ports;
 mod queue;
 mod quiesce;
 mod ring;
+mod sum;
 mod task;
 mod turn;
 mod unaligned;
@@ -57,9 +59,10 @@ pub use env::{
 };
 pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
 pub use gather::Waiting;
+pub use gf256::Gf256;
 pub use layer::{
     Cure, Defer, Extent, Failure, Layer, LeafLayer, Misaligned, NodeId, Preparation, Preparations, Resolver,
-    Shape, Span, Target, topmost_first,
+    Shape, Span, Target, layer_below, topmost_first,
 };
 pub use leaf::{
     Allocation, AtOnce, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap,
@@ -70,6 +73,7 @@ pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};
 pub use quiesce::Quiescence;
 pub use ring::{RINGS_MAX, RingSnapshot, RingStats};
+pub use sum::Term;
 pub use task::{Deferred, TaskContext};
 pub use turn::{Taking, Turn, Turns};
 pub use units::{Nanos, SECTOR, Sector, Sectors};

@@ -41,6 +41,8 @@ pub(crate) enum Command {
     Resume { bio: u32, prepared: Prepared, result: Result<(), Errno> },
     /// The slow path has found nothing to do for it, so often in a row: resolve it again.
     ResumeIdle { bio: u32, rounds: u16 },
+    /// A part of a read is computed.
+    Computed { bio: u32, result: Result<(), Errno> },
     /// A leaf's queue has the turn to flush that it asked for.
     FlushTurn { leaf: crate::LeafId, turn: Turn },
     /// Run this task too.
@@ -211,9 +213,14 @@ pub struct TaskContext {
 impl TaskContext {
     /// Runs `bio` on the stack under `root`, and gives its memory back with the result.
     pub async fn bio(&self, root: &Arc<dyn Layer>, bio: Bio) -> (Result<(), Errno>, Segments) {
+        self.start_bio(root, bio).await
+    }
+
+    /// As [`TaskContext::bio`]; it is on its way whether or not anybody waits for it.
+    pub(crate) fn start_bio(&self, root: &Arc<dyn Layer>, bio: Bio) -> Reply {
         let reply = Reply::default();
         self.command(Command::Submit { root: root.clone(), bio, reply: reply.clone() });
-        reply.await
+        reply
     }
 
     /// As [`TaskContext::bio`], on a volume, whose stack may change while the bio waits.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blockwork_engine::*;
 use blockwork_format::md::{Level, ParityLayout};
-use blockwork_layer::md::{Parity, ParityConfig, ParityError};
+use blockwork_layer::md::{MemberConfig, Parity, ParityConfig, ParityError};
 use blockwork_layer::*;
 use proptest::prelude::*;
 
@@ -137,8 +137,19 @@ fn parity(members: &[(u64, u64)], size: u64) -> Result<Parity, ParityError> {
         chunk: 8.try_into().unwrap(),
         members: (0..)
             .zip(members)
-            .map(|(n, (start, sectors))| (leaf(n, *sectors), Sector(*start)))
+            .map(|(n, (start, sectors))| {
+                Some(MemberConfig {
+                    name: n.to_string(),
+                    layer: leaf(n, *sectors),
+                    data_start: Sector(*start),
+                    recovered: None,
+                    write_mostly: false,
+                    bad: Vec::new(),
+                })
+            })
             .collect(),
+        name: "an array".to_owned(),
+        stale: Vec::new(),
         size: Sectors(size),
     };
     Parity::new(NodeId(10), config)

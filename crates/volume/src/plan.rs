@@ -43,6 +43,8 @@ pub enum LayerKey {
     AutoextendThreshold,
     /// `thin_pool_autoextend_percent`, by how much of what it has.
     AutoextendPercent,
+    /// `start_dirty_degraded`, of arrays with parity: 1: the parity fits the data also where nobody can know, as the kernel's md has it.
+    StartDirtyDegraded,
 }
 
 /// Of a thin pool, which no layer is.
@@ -98,13 +100,14 @@ impl Plan {
 
 impl LayerKey {
     /// All of them.
-    const ALL: [LayerKey; 6] = [
+    const ALL: [LayerKey; 7] = [
         LayerKey::DiscardMaxBytes,
         LayerKey::SyncSpeedMin,
         LayerKey::SyncSpeedMax,
         LayerKey::NoSpaceTimeout,
         LayerKey::AutoextendThreshold,
         LayerKey::AutoextendPercent,
+        LayerKey::StartDirtyDegraded,
     ];
 
     /// Its name, which is Linux's.
@@ -116,6 +119,7 @@ impl LayerKey {
             LayerKey::NoSpaceTimeout => "no_space_timeout",
             LayerKey::AutoextendThreshold => "thin_pool_autoextend_threshold",
             LayerKey::AutoextendPercent => "thin_pool_autoextend_percent",
+            LayerKey::StartDirtyDegraded => "start_dirty_degraded",
         }
     }
 
@@ -123,7 +127,9 @@ impl LayerKey {
     fn is_of(self, kind: NodeKind) -> bool {
         match self {
             LayerKey::DiscardMaxBytes => kind != THIN_POOL,
-            LayerKey::SyncSpeedMin | LayerKey::SyncSpeedMax => matches!(kind, NodeKind::Md | NodeKind::Raid),
+            LayerKey::SyncSpeedMin | LayerKey::SyncSpeedMax | LayerKey::StartDirtyDegraded => {
+                matches!(kind, NodeKind::Md | NodeKind::Raid)
+            }
             LayerKey::NoSpaceTimeout | LayerKey::AutoextendThreshold | LayerKey::AutoextendPercent => {
                 kind == THIN_POOL
             }
@@ -190,6 +196,9 @@ fn parse_layer_setting(layer: &str, key: &str, value: &str) -> Result<Setting, S
     }
     if value > 100 && found == LayerKey::AutoextendThreshold {
         return Err(format!("{key}={value}: expected percent, 50 to 100 (never)"));
+    }
+    if value > 1 && found == LayerKey::StartDirtyDegraded {
+        return Err(format!("{key}={value}: expected 0 or 1"));
     }
     if value == 0 && found == LayerKey::AutoextendPercent {
         return Err(format!("{key}={value}: expected at least 1 (percent)"));

@@ -64,13 +64,25 @@ impl Assembly {
                 LayerKey::DiscardMaxBytes
                 | LayerKey::NoSpaceTimeout
                 | LayerKey::AutoextendThreshold
-                | LayerKey::AutoextendPercent => {}
+                | LayerKey::AutoextendPercent
+                | LayerKey::StartDirtyDegraded => {}
             }
         }
         if min.or(max).is_some() {
             array.set_speed(min.unwrap_or(SYNC_SPEED_DEFAULT.0), max.unwrap_or(SYNC_SPEED_DEFAULT.1));
         }
         Ok(())
+    }
+
+    /// Whether the parity of an array counts where it may not fit the data.
+    ///
+    /// # Errors
+    ///
+    /// A setting that the array cannot have.
+    pub(crate) fn starts_dirty_degraded(&mut self, name: &str, kind: NodeKind) -> Result<bool, VolumeError> {
+        let settings = self.settings_for(name, kind)?;
+        let last = settings.iter().rfind(|setting| setting.key == LayerKey::StartDirtyDegraded);
+        Ok(last.is_some_and(|setting| setting.value == 1))
     }
 
     /// How long writes to a full pool wait for space, if that was asked for: none is for ever.

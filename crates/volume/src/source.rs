@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use blockwork_engine::{
     CounterTable, Extent, Flags, Layer, LeafSource, NodeId, Op, Resolver, SECTOR, Sector, Sectors, Span,
-    Target, Tracer,
+    Target, Term, Tracer, layer_below,
 };
 use blockwork_format::Source;
 
@@ -62,8 +62,57 @@ impl StackSource<'_> {
                 buf[at].fill(0);
                 Ok(())
             }
+            Target::Sum(node) => self.compute(node, extent.span, skip, &mut buf[at]),
             Target::Error(errno) => Err(io::Error::from_raw_os_error(errno.0)),
         }
+    }
+
+    /// Computes the bytes from byte `skip` of a span on. Where something cannot be read of what they are computed from, those of each sector
+    /// by themselves: another one may be computed from others.
+    fn compute(&self, node: NodeId, span: Span, skip: u64, buf: &mut [u8]) -> io::Result<()> {
+        let below = layer_below(self.layer, node);
+        let layer = below.as_deref().unwrap_or(self.layer);
+        if self.compute_alike(layer, span, skip, &mut Vec::new(), buf)? == 0 {
+            return Ok(());
+        }
+        let (mut skip, mut rest) = (skip, buf);
+        while !rest.is_empty() {
+            let bytes = rest.len().min(usize::try_from(SECTOR - skip % SECTOR).expect("at most a sector"));
+            let (now, later) = rest.split_at_mut(bytes);
+            let mut without = Vec::new();
+            while self.compute_alike(layer, span, skip, &mut without, now)? > 0 {}
+            (skip, rest) = (skip + bytes as u64, later);
+        }
+        Ok(())
+    }
+
+    /// Likewise, all from the same members, but for those `without` which it is done. How many more have refused something: then they are among
+    /// those, and nothing is computed.
+    fn compute_alike(
+        &self,
+        layer: &dyn Layer,
+        span: Span,
+        skip: u64,
+        without: &mut Vec<NodeId>,
+        buf: &mut [u8],
+    ) -> io::Result<usize> {
+        let first = skip / SECTOR;
+        let end = Sectors::from_bytes_ceil(skip + buf.len() as u64);
+        let piece = span.piece(Sectors(first), end - Sectors(first));
+        let terms = layer.terms(piece, without).map_err(|errno| io::Error::from_raw_os_error(errno.0))?;
+        let (mut term, mut refused) = (vec![0; buf.len()], 0);
+        buf.fill(0);
+        for Term { below, sector, factor } in terms {
+            let source = StackSource { layer: &*below, ..*self };
+            match source.read_at(sector.bytes() + skip % SECTOR, &mut term) {
+                Ok(()) => factor.add_times(&term, buf),
+                Err(_) => {
+                    without.push(below.node());
+                    refused += 1;
+                }
+            }
+        }
+        Ok(refused)
     }
 }
 
@@ -141,7 +190,9 @@ impl Source for Buffered<'_> {
 
 #[cfg(test)]
 mod tests {
-    use blockwork_engine::{LeafId, LeafLayer, NodeInfo, NodeKind};
+    use blockwork_engine::{Errno, LeafId, LeafLayer, NodeInfo, NodeKind, Shape};
+    use blockwork_format::md::{Level, ParityLayout};
+    use blockwork_layer::md::{MemberConfig, Parity, ParityConfig};
     use blockwork_layer::{Linear, Segment, Stripe, Striped, Table, Zero};
 
     use super::*;
@@ -220,5 +271,103 @@ mod tests {
         }
         let names: Vec<&NodeInfo> = rig.nodes.infos().iter().collect();
         assert_eq!(names.len(), 6);
+    }
+
+    #[test]
+    fn what_a_member_had_that_is_missing_is_computed_from_the_others() {
+        let mut rig = rig();
+        let member = |layer: &Arc<dyn Layer>| MemberConfig {
+            name: "a member".to_owned(),
+            layer: layer.clone(),
+            data_start: Sector(4),
+            recovered: None,
+            write_mostly: false,
+            bad: Vec::new(),
+        };
+        let members = vec![None, Some(member(&rig.layers[0])), Some(member(&rig.layers[1]))];
+        let config = ParityConfig {
+            name: "md/a".to_owned(),
+            layout: ParityLayout::new(Level::Raid4, 0, 3).unwrap(),
+            chunk: 8.try_into().unwrap(),
+            members,
+            size: Sectors(32),
+            stale: Vec::from([Range { start: 24, end: 32 }]),
+        };
+        let array: Arc<dyn Layer> = Arc::new(Parity::new(rig.node(), config).unwrap());
+        let above = Linear::new(rig.node(), array.clone(), Sector(0), Sectors(64)).unwrap();
+        // Both disks have their number and the sector's, so that the sum is 1 and 0.
+        let expected: Vec<u8> = (0..64u8)
+            .flat_map(|sector| {
+                let on_member = sector / 16 * 8 + sector % 8;
+                let byte = if sector / 8 % 2 == 0 { [1, 0] } else { [0, 4 + on_member] };
+                [byte; 256].concat()
+            })
+            .collect();
+        let counters = CounterTable::new(rig.nodes.infos().len());
+        for layer in [&*array, &above] {
+            let source = rig.source(layer, &counters);
+            for (from, to) in [(0, 48 * 512), (0, 1), (511, 513), (100, 9000), (8191, 8193)] {
+                let mut buf = vec![0xee; to - from];
+                source.read_at(from as u64, &mut buf).unwrap();
+                assert!(buf == expected[from..to], "bytes {from} to {to}");
+            }
+            // Of the last row the parity may not fit: what is there is read, and nothing is computed.
+            source.read_at(56 * 512, &mut [0; 8 * 512]).unwrap();
+            let error = source.read_at(50 * 512, &mut [0; 1]).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(Errno::EIO.0));
+        }
+    }
+
+    #[test]
+    fn a_sector_that_a_member_refuses_is_computed_without_that_one_alone() {
+        /// Refuses one sector.
+        #[derive(Debug)]
+        struct Refusing(Arc<dyn Layer>, Shape);
+        impl Layer for Refusing {
+            fn shape(&self) -> &Shape {
+                &self.1
+            }
+            fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), blockwork_engine::Defer> {
+                if span.sector <= Sector(3) && Sector(3) < span.end() {
+                    cx.error(span, Errno::EIO);
+                    return Ok(());
+                }
+                cx.pass(self.node(), span.sector, &*self.0, span)
+            }
+        }
+        let mut rig = rig();
+        let shape = Shape { node: rig.node(), sectors: Sectors(200), limits: rig.layers[0].limits().clone() };
+        let refusing: Arc<dyn Layer> = Arc::new(Refusing(rig.layers[0].clone(), shape));
+        let zero: Arc<dyn Layer> = Arc::new(Zero::new(rig.node(), Sectors(200)));
+        // Of RAID6 the first is missing; the second is all zeros, P is the first disk, but for one sector, and Q the second one.
+        let member = |layer: Arc<dyn Layer>| MemberConfig {
+            name: "a member".to_owned(),
+            layer,
+            data_start: Sector(0),
+            recovered: None,
+            write_mostly: false,
+            bad: Vec::new(),
+        };
+        let config = ParityConfig {
+            name: "md/a".to_owned(),
+            layout: ParityLayout::new(Level::Raid6, 5, 4).unwrap(),
+            chunk: 8.try_into().unwrap(),
+            members: vec![
+                None,
+                Some(member(zero)),
+                Some(member(refusing)),
+                Some(member(rig.layers[1].clone())),
+            ],
+            size: Sectors(8),
+            stale: Vec::new(),
+        };
+        let array = Parity::new(rig.node(), config).unwrap();
+        let counters = CounterTable::new(rig.nodes.infos().len());
+        let mut buf = vec![0xee; 8 * 512];
+        rig.source(&array, &counters).read_at(0, &mut buf).unwrap();
+        for (sector, bytes) in (0..).zip(buf.chunks(512)) {
+            let disk = if sector == 3 { 1 } else { 0 };
+            assert!(bytes.chunks(2).all(|pair| pair == [disk, sector]), "sector {sector}: {:?}", &bytes[..2]);
+        }
     }
 }

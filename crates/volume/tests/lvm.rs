@@ -379,10 +379,7 @@ fn volumes_of_types_to_come_are_refused_with_their_type() {
         ("thin", "its pool pool: thin superblock at 32: magic is"),
         ("strange", "its type hologram is not known here"),
         ("flagged", "its type striped has the flag SHINY, which is not known here"),
-        (
-            "five",
-            "its metadata volumes have no superblocks, and with parity it is read here only with all of its legs",
-        ),
+        ("five", "Linux has not used it yet: its metadata volumes have no superblocks"),
     ] {
         let said = refused(&mut assembly, &format!("vg0/{name}"));
         assert!(said.contains(why), "{said}");

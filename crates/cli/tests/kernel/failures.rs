@@ -237,7 +237,7 @@ const UNREADABLE: &[(&str, usize, &str, bool)] = &[
 ];
 
 /// Shows a disk as a file whose sectors at `sectors` cannot be read, for ever or until something is written to it.
-fn faulty(machine: &Machine, disk: &str, sectors: &[u64], heals: bool) -> (LeftMount, Background) {
+pub fn faulty(machine: &Machine, disk: &str, sectors: &[u64], heals: bool) -> (LeftMount, Background) {
     let place = machine.scratch.path(&format!("{disk}.faulty"));
     fs::write(&place, "").expect("a place to mount on");
     let image = machine.scratch.at(disk);

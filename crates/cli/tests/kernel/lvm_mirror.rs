@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use crate::machine::{Facts, MIB, Machine, expect_pattern};
-use crate::support::nbd::python;
+use crate::machine::{Facts, MIB, Machine, expect_pattern, regions_read};
 
 const SEED: u64 = 0x6d69_7272;
 
@@ -73,7 +72,7 @@ fn of_an_old_mirror_without_its_first_copy_what_its_log_has_as_in_sync_is_read()
     assert_eq!(served.stop(), "");
     let served = machine.serve(&["b", "c"], &["--read-only", "vg/clean", "vg/cut"]);
     assert_eq!(expect_pattern("vg/clean", machine.copy_out("vg/clean"), SEED), REGIONS * REGION);
-    let ours = ["vg/clean", "vg/cut"].map(|name| regions_read(&machine, name));
+    let ours = ["vg/clean", "vg/cut"].map(|name| regions_read(&machine, name, REGION, SEED));
     let said = served.stop();
     assert!(said.contains("2 of its 80 regions of 128 sectors, the first from sector 1280 on"), "{said}");
     for (disks, name, why) in [
@@ -91,19 +90,4 @@ fn of_an_old_mirror_without_its_first_copy_what_its_log_has_as_in_sync_is_read()
     let kernels = ["clean", "cut"].map(|name| Facts(&judged.stdout).get(name, "reads").to_owned());
     assert_eq!(ours, kernels);
     assert_eq!(ours[1].matches('0').count(), 2, "{}", ours[1]);
-}
-
-/// Of each region 1 where it can be read, and has what was written last when the mirror was in sync; 0 where it
-/// fails.
-fn regions_read(machine: &Machine, volume: &str) -> String {
-    let uri = machine.scratch.uri(volume);
-    let script = format!(
-        "import struct\nh = connect({uri:?})\nsaid = ''\n\
-         for at in range(0, h.get_size(), {REGION}):\n    try:\n        data = h.pread({REGION}, at)\n    \
-         except nbd.Error as e:\n        assert e.errnum == errno.EIO\n        said += '0'\n        continue\n    \
-         words = struct.unpack('<%dQ' % ({REGION} // 8), data)\n    \
-         assert all(word == (at // 8 + n) ^ {SEED} for n, word in enumerate(words)), at\n    said += '1'\n\
-         print(said)\n"
-    );
-    python(&script).trim().to_owned()
 }

@@ -207,6 +207,20 @@ pub fn expect_pattern(what: &str, path: impl AsRef<Path>, seed: u64) -> u64 {
     length
 }
 
+/// Of each region of a volume, so many bytes, 1 where it can be read, and has the pattern; 0 where it fails.
+pub fn regions_read(machine: &Machine, volume: &str, region: u64, seed: u64) -> String {
+    let uri = machine.scratch.uri(volume);
+    let script = format!(
+        "import struct\nh = connect({uri:?})\nsaid = ''\n\
+         for at in range(0, h.get_size(), {region}):\n    try:\n        data = h.pread({region}, at)\n    \
+         except nbd.Error as e:\n        assert e.errnum == errno.EIO\n        said += '0'\n        continue\n    \
+         words = struct.unpack('<%dQ' % ({region} // 8), data)\n    \
+         assert all(word == (at // 8 + n) ^ {seed} for n, word in enumerate(words)), at\n    said += '1'\n\
+         print(said)\n"
+    );
+    python(&script).trim().to_owned()
+}
+
 /// Values that a script printed as lines `NAME KEY VALUE`.
 pub struct Facts<'a>(pub &'a str);
 

@@ -1,10 +1,12 @@
-//! RAID4, 5 and 6 of md and of LVM that the real kernel made, in every layout: read by us where all members are there, refused where one is
-//! not, and never written.
+//! RAID4, 5 and 6 of md and of LVM that the real kernel made, in every layout: read by us with and without the members that their parity makes
+//! up for, refused where more are missing, and never written.
 
 use std::time::Duration;
 
-use crate::machine::{Facts, MIB, Machine, expect_pattern};
-use crate::support::{run, run_refused};
+use crate::failures::faulty;
+use crate::machine::{Facts, MIB, Machine, expect_pattern, regions_read};
+use crate::support::fs::LeftMount;
+use crate::support::{Background, run, run_refused};
 
 const SEED: u64 = 0x7061_7201;
 
@@ -15,7 +17,7 @@ const ARRAYS: &[(&str, usize, &str)] = &[
     ("four", 3, "--level=4 --chunk=16"),
     ("la", 4, "--level=5 --chunk=4 --layout=la"),
     ("ra", 4, "--level=5 --chunk=64 --layout=ra"),
-    ("ls", 5, "--level=5 --chunk=16 --layout=ls --bitmap=internal"),
+    ("ls", 5, "--level=5 --chunk=16 --layout=ls --bitmap=internal --bitmap-chunk=64K"),
     ("rs", 4, "--level=5 --chunk=32 --layout=rs --metadata=1.0"),
     ("first", 3, "--level=5 --chunk=16 --layout=parity-first"),
     ("last", 4, "--level=5 --chunk=16 --layout=parity-last --metadata=1.1"),
@@ -35,7 +37,7 @@ const ARRAYS: &[(&str, usize, &str)] = &[
     ("6first-6", 5, "--level=6 --chunk=16 --layout=parity-first-6"),
 ];
 
-/// The members of an array are the partitions of its number. It is clean from the beginning, as what its parity has does not matter here.
+/// The members of an array are the partitions of its number. It is clean from the beginning: the parity of zeros is zeros.
 fn make() -> String {
     let mut script = String::from("for disk in a b c d e; do\n    {\n");
     for _ in ARRAYS {
@@ -58,37 +60,79 @@ fn make() -> String {
     script
 }
 
+/// What is read without which disks: `parities` tells of how many one that is served can do without.
+const MISSING: &[(&[&str], usize)] =
+    &[(&[], 0), (&["a"], 1), (&["c"], 1), (&["a", "b"], 2), (&["b", "d"], 2), (&["c", "e"], 2)];
+
+fn without<'a>(disks: &[&'a str], missing: &[&str]) -> Vec<&'a str> {
+    disks.iter().copied().filter(|disk| !missing.contains(disk)).collect()
+}
+
 #[test]
-fn arrays_with_parity_are_read_in_every_layout_where_no_member_is_missing() {
+fn arrays_with_parity_are_read_in_every_layout_whichever_members_are_missing() {
     let mut machine = Machine::new();
     DISKS.iter().for_each(|disk| machine.disk(disk, 70 * MIB));
     let made = machine.run_long(Duration::from_secs(400), &format!("SEED={SEED}\n{}", make()));
     let facts = Facts(&made.stdout);
     let before = machine.prints();
-    let served = machine.serve(&["c", "a", "e", "d", "b"], &["--read-only"]);
-    for (number, (name, ..)) in (1..).zip(ARRAYS) {
-        let name = format!("md/{name}");
-        let length = expect_pattern(&name, machine.copy_out(&name), SEED + number);
-        assert_eq!(length, facts.number(&name, "size"), "{name}");
+    for (missing, parities) in MISSING {
+        let served = machine.serve(&without(&DISKS, missing), &["--read-only"]);
+        for (number, (name, ..)) in (1..).zip(ARRAYS) {
+            if *parities < 2 || name.starts_with('6') {
+                let name = format!("md/{name}");
+                let length = expect_pattern(&name, machine.copy_out(&name), SEED + number);
+                assert_eq!(length, facts.number(&name, "size"), "{name} without {missing:?}");
+            }
+        }
+        let told = run(&mut machine.scratch.blockwork(["md", "detail", "md/6continue"]));
+        assert!(told.contains("raid6") && told.contains("ddf-N-continue"), "{told}");
+        assert_eq!(told.matches("missing").count(), missing.len(), "{told}");
+        let said = run_refused(&mut machine.scratch.blockwork(["md", "check", "md/6ls"]));
+        assert!(said.contains("md/6ls is a raid6, which is only read here"), "{said}");
+        served.stop();
     }
-    let told = run(&mut machine.scratch.blockwork(["md", "detail", "md/6continue"]));
-    assert!(told.contains("raid6") && told.contains("ddf-N-continue"), "{told}");
-    let said = run_refused(&mut machine.scratch.blockwork(["md", "check", "md/ls"]));
-    assert!(said.contains("md/ls is a raid5, which is only read here"), "{said}");
-    served.stop();
     machine.expect_untouched(&before);
-    // Not for writing, and not in part.
+    // Not for writing, and not without more than the parity makes up for.
     let said = machine.serve(&DISKS, &["md/ls", "md/6ls"]).stop();
     assert!(
         said.contains("a raid5 is only read here") && said.contains("a raid6 is only read here"),
         "{said}"
     );
-    for name in ["md/four", "md/ls", "md/6ls"] {
-        let said = machine.scratch.refused(["--read-only", "--disk", "a", "c", "d", "e", name]);
-        assert!(said.contains("member 1 of") && said.contains("only with all of its members"), "{said}");
+    for (name, disks, which) in [
+        ("md/four", &["a", "d", "e"][..], "members 1, 2 of 3 are missing, and its parity makes up for 1"),
+        ("md/6ls", &["c", "d"][..], "members 0, 1, 4 of 5 are missing, and its parity makes up for 2"),
+    ] {
+        let args = [&["--read-only", "--disk"][..], disks, &[name]].concat();
+        let said = machine.scratch.refused(args);
+        assert!(said.contains(which), "{said}");
     }
+    sectors_that_cannot_be_read(&machine);
+    power_cuts(&machine);
+}
 
-    // A cut leaves one that is not clean, and data that is where it was; one that is being rebuilt lacks some.
+/// Of two members some sectors cannot be read: in different places, each is computed from the others.
+fn sectors_that_cannot_be_read(machine: &Machine) {
+    // In the data of the members of md/ls, which are the fourth partitions.
+    let end = 2048 + 4 * 6144;
+    let faulty = [("b", [end - 1000, end - 500]), ("e", [end - 1100, end - 600])];
+    let running: Vec<_> = faulty.iter().map(|(disk, sectors)| faulty_disk(machine, disk, sectors)).collect();
+    let served = machine.serve(&["a", "b.faulty", "c", "d", "e.faulty"], &["--read-only", "md/ls"]);
+    expect_pattern("md/ls", machine.copy_out("md/ls"), SEED + 4);
+    let said = served.stop();
+    for disk in ["b.faulty", "e.faulty"] {
+        let told = said.lines().filter(|line| line.contains(disk) && line.contains("cannot be read"));
+        assert!(told.count() > 0, "{disk}: {said}");
+    }
+    drop(running);
+}
+
+fn faulty_disk(machine: &Machine, disk: &str, sectors: &[u64]) -> (LeftMount, Background) {
+    faulty(machine, disk, sectors, false)
+}
+
+/// A cut leaves one that is not clean, and data that is where it was. Where its parity may not fit the data, what is missing is not computed,
+/// unless that is asked for.
+fn power_cuts(machine: &Machine) {
     machine.run_until_power_cut(
         Duration::from_secs(300),
         &format!(
@@ -96,16 +140,40 @@ fn arrays_with_parity_are_read_in_every_layout_where_no_member_is_missing() {
              md_assemble /dev/md3 $(part /d/a 3) $(part /d/b 3) $(part /d/c 3) $(part /d/d 3)
              whole write /dev/md3 {SEED}
              mdadm -q /dev/md3 --fail $(part /d/b 3) >&2
+             whole write /dev/md3 $(({SEED} + 3))
+             echo 1 > /sys/block/md4/md/bitmap/time_base
              whole write /dev/md4 {SEED}
-             sync
+             no_bits() {{ mdadm -X $(part /d/a 4) | grep -q ' 0 dirty'; }}
+             wait_for no_bits
+             echo 600 > /sys/block/md4/md/bitmap/time_base
+             for md in md3 md4; do
+                 echo 600 > /sys/block/$md/md/safe_mode_delay
+                 dd if=/dev/$md of=/dev/$md bs=64k count=5 skip=11 seek=11 iflag=direct oflag=direct >&2
+             done
+             mdadm -X $(part /d/a 4) >&2
              power_cut"
         ),
     );
     let served = machine.serve(&DISKS, &["--read-only", "md/ls"]);
     expect_pattern("md/ls", machine.copy_out("md/ls"), SEED);
     served.stop();
-    let said = machine.scratch.refused(["--read-only", "--disk", "a", "b", "c", "d", "e", "md/ra"]);
-    assert!(said.contains("member 1 of 4 is missing or not in sync"), "{said}");
+    let disks = without(&DISKS, &["b"]);
+    let served = machine.serve(&disks, &["--read-only", "md/ls"]);
+    let regions = regions_read(machine, "md/ls", 16 << 10, SEED);
+    let said = served.stop();
+    assert!(said.contains("what a missing member had where its parity may not fit is not read"), "{said}");
+    let failed = regions.matches('0').count();
+    // 320 KiB over rows of 64: the member has a chunk of each row but one of five.
+    assert!((3..40).contains(&failed) && regions.len() > 200, "{regions}");
+    // Without a bitmap nobody knows.
+    let said = machine.scratch.refused(["--read-only", "--disk", "a", "c", "d", "md/ra"]);
+    assert!(said.contains("nothing says where its parity fits its data"), "{said}");
+    let served =
+        machine.serve(&disks, &["--read-only", "--set", "md:start_dirty_degraded=1", "md/ls", "md/ra"]);
+    expect_pattern("md/ls", machine.copy_out("md/ls"), SEED);
+    expect_pattern("md/ra", machine.copy_out("md/ra"), SEED + 3);
+    let said = served.stop();
+    assert!(said.contains("its parity is taken as it is: start_dirty_degraded"), "{said}");
 }
 
 const TYPES: &[(&str, usize)] = &[
@@ -126,7 +194,7 @@ const TYPES: &[(&str, usize)] = &[
 ];
 
 #[test]
-fn volumes_with_parity_are_read_in_every_layout_where_no_leg_is_missing() {
+fn volumes_with_parity_are_read_in_every_layout_whichever_legs_are_missing() {
     let mut machine = Machine::new();
     let disks = ["a", "b", "c", "d", "e", "f"];
     disks.iter().for_each(|disk| machine.disk(disk, 64 * MIB));
@@ -146,16 +214,21 @@ fn volumes_with_parity_are_read_in_every_layout_where_no_leg_is_missing() {
     let made = machine.run_long(Duration::from_secs(400), &script);
     let facts = Facts(&made.stdout);
     let before = machine.prints();
-    let served = machine.serve(&disks, &["--read-only"]);
-    for (number, (kind, _)) in (1..).zip(TYPES) {
-        let name = format!("vg/{kind}");
-        let length = expect_pattern(&name, machine.copy_out(&name), SEED + number);
-        assert_eq!(length, facts.number(&name, "size"), "{name}");
+    for (missing, parities) in MISSING {
+        let served = machine.serve(&without(&disks, missing), &["--read-only"]);
+        for (number, (kind, _)) in (1..).zip(TYPES) {
+            if *parities < 2 || kind.starts_with("raid6") {
+                let name = format!("vg/{kind}");
+                let length = expect_pattern(&name, machine.copy_out(&name), SEED + number);
+                assert_eq!(length, facts.number(&name, "size"), "{name} without {missing:?}");
+            }
+        }
+        let said = served.stop();
+        assert!(!said.contains("bitmap"), "{said}");
     }
-    served.stop();
     machine.expect_untouched(&before);
     let said = machine.serve(&disks, &["vg/raid5_ls"]).stop();
     assert!(said.contains("it is a RAID with parity, which is not written here"), "{said}");
-    let said = machine.scratch.refused(["--read-only", "--disk", "b", "c", "d", "e", "f", "vg/raid5_ls"]);
-    assert!(said.contains("raid5_ls_r") && said.contains("only with all of its legs"), "{said}");
+    let said = machine.scratch.refused(["--read-only", "--disk", "c", "d", "e", "f", "vg/raid5_ls"]);
+    assert!(said.contains("are missing, and its parity makes up for 1; give those disks as well"), "{said}");
 }

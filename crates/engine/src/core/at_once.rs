@@ -117,7 +117,7 @@ impl Core {
                 }
                 true
             }
-            Target::Error(_) => false,
+            Target::Sum(_) | Target::Error(_) => false,
         }
     }
 

@@ -15,7 +15,7 @@ use super::Core;
 use crate::bio::{Errno, Op};
 use crate::counters::{Counter, CounterTable};
 use crate::event::{Action, Tracer};
-use crate::layer::{Cure, Defer, Failure, Layer, NodeId, Resolver, Span, any_redundant, find};
+use crate::layer::{Cure, Defer, Failure, Layer, NodeId, Resolver, Span, any_redundant, layer_under};
 use crate::leaf::LeafId;
 use crate::notes::{Notes, Prepared};
 use crate::task::Command;
@@ -196,9 +196,7 @@ fn ask(root: &Arc<dyn Layer>, trail: &Trail, failure: &LeafFailure) -> Option<(A
     let mut answer = None;
     ways.try_for_each(|(_, end, steps)| {
         for step in steps.iter().rev() {
-            let layer =
-                if root.node() == step.above { Some(root.clone()) } else { find(&**root, step.above) };
-            let layer = layer.expect("a step starts at a layer of the stack");
+            let layer = layer_under(root, step.above).expect("a step starts at a layer of the stack");
             if !layer.is_redundant() {
                 continue;
             }

@@ -98,18 +98,46 @@ impl ParityLayout {
         self.turning - self.parities
     }
 
-    /// The member that has a row's chunk of data of that number.
+    /// The member that has the first of the parities that turn.
     #[inline]
-    pub fn member(&self, row: u64, nth: u16) -> u16 {
+    fn first_parity(&self, row: u64) -> u16 {
         let all = self.turning;
         let turned = |row: u64| (row % u64::from(all)) as u16; // less than `all`
-        let first = match self.turn {
+        match self.turn {
             Turn::Left => all - 1 - turned(row),
             Turn::LeftNext => all - 1 - turned(row + 1),
             Turn::Right => turned(row),
             Turn::First => 0,
             Turn::Last => all - self.parities,
+        }
+    }
+
+    /// The members that have a row's parities: P, the sum of its data, and Q, the sum of each times 2 to the power that
+    /// [`ParityLayout::exponent`] tells, which RAID6 has.
+    pub fn parity(&self, row: u64) -> (u16, Option<u16>) {
+        let p = self.first_parity(row);
+        let q = match (self.level, self.parities) {
+            (Level::Raid6, 1) => Some(self.turning),
+            (Level::Raid6, _) if self.is_second_before => Some((p + self.turning - 1) % self.turning),
+            (Level::Raid6, _) => Some((p + 1) % self.turning),
+            _ => None,
         };
+        (p, q)
+    }
+
+    /// Which power of 2 in GF(2^8) a member's data of a row are multiplied with in Q. The first data behind Q, of all members in a ring, have
+    /// power zero, the next ones one; in the layouts of DDF it is the member's own number, parities or not.
+    pub fn exponent(&self, row: u64, member: u16) -> u16 {
+        let (p, q) = self.parity(row);
+        let Some(q) = q.filter(|_| !matches!(self.number, 8..=10)) else { return member };
+        let behind_q = |member: u16| (member + self.disks - q - 1) % self.disks;
+        behind_q(member) - u16::from(behind_q(p) < behind_q(member))
+    }
+
+    /// The member that has a row's chunk of data of that number.
+    #[inline]
+    pub fn member(&self, row: u64, nth: u16) -> u16 {
+        let (all, first) = (self.turning, self.first_parity(row));
         let behind = if self.parities == 2 && !self.is_second_before { 2 } else { 1 };
         if self.is_symmetric {
             return (first + behind + nth) % all;
@@ -148,13 +176,20 @@ impl fmt::Display for ParityLayout {
 mod tests {
     use super::*;
 
-    /// Letters for data, a dot where there is none.
+    /// Letters for data from a on, p and q for parities.
     fn row(level: Level, number: u32, disks: u16, row: u64) -> String {
         let layout = ParityLayout::new(level, number, disks).unwrap();
         let mut members = vec!['.'; usize::from(disks)];
         for (nth, letter) in (0..layout.data_disks()).zip('a'..) {
             let place = &mut members[usize::from(layout.member(row, nth))];
             assert_eq!(*place, '.', "no two in one place");
+            *place = letter;
+        }
+        let (p, q) = layout.parity(row);
+        for (parity, letter) in [(Some(p), 'p'), (q, 'q')] {
+            let Some(parity) = parity else { continue };
+            let place = &mut members[usize::from(parity)];
+            assert_eq!(*place, '.', "nor a parity in that of data");
             *place = letter;
         }
         members.into_iter().collect()
@@ -167,32 +202,52 @@ mod tests {
     #[test]
     fn rows_are_as_the_layouts_have_them() {
         for (number, expected) in [
-            (0, "abc. ab.c a.bc .abc"),
-            (1, ".abc a.bc ab.c abc."),
-            (2, "abc. bc.a c.ab .abc"),
-            (3, ".abc c.ab bc.a abc."),
-            (4, ".abc .abc .abc .abc"),
-            (5, "abc. abc. abc. abc."),
+            (0, "abcp abpc apbc pabc"),
+            (1, "pabc apbc abpc abcp"),
+            (2, "abcp bcpa cpab pabc"),
+            (3, "pabc cpab bcpa abcp"),
+            (4, "pabc pabc pabc pabc"),
+            (5, "abcp abcp abcp abcp"),
         ] {
             assert_eq!(rows(Level::Raid5, number, 4), expected, "{number}");
         }
-        assert_eq!(rows(Level::Raid4, 2, 3), "ab. ab. ab.");
+        assert_eq!(rows(Level::Raid4, 2, 3), "abp abp abp");
         for (number, expected) in [
-            (0, ".ab. ab.. a..b ..ab"),
-            (1, "..ab a..b ab.. .ab."),
-            (2, ".ab. ab.. b..a ..ab"),
-            (3, "..ab b..a ab.. .ab."),
-            (4, "..ab ..ab ..ab ..ab"),
-            (5, "ab.. ab.. ab.. ab.."),
-            (8, "..ab a..b ab.. .ab."),
-            (9, "ab.. a..b ..ab .ab."),
-            (10, "ab.. b..a ..ab .ab."),
-            (16, "ab.. a.b. .ab. ab.."),
-            (18, "ab.. b.a. .ab. ab.."),
-            (20, ".ab. .ab. .ab. .ab."),
+            (0, "qabp abpq apqb pqab"),
+            (1, "pqab apqb abpq qabp"),
+            (2, "qabp abpq bpqa pqab"),
+            (3, "pqab bpqa abpq qabp"),
+            (4, "pqab pqab pqab pqab"),
+            (5, "abpq abpq abpq abpq"),
+            (8, "pqab apqb abpq qabp"),
+            (9, "abpq apqb pqab qabp"),
+            (10, "abqp bqpa qpab pabq"),
+            (16, "abpq apbq pabq abpq"),
+            (18, "abpq bpaq pabq abpq"),
+            (20, "pabq pabq pabq pabq"),
         ] {
             assert_eq!(rows(Level::Raid6, number, 4), expected, "{number}");
         }
+    }
+
+    #[test]
+    fn in_q_data_are_weighted_in_order_behind_it_and_by_members_in_the_layouts_of_ddf() {
+        let weights = |number: u32, row: u64| {
+            let layout = ParityLayout::new(Level::Raid6, number, 5).unwrap();
+            let mut weights = vec![None; 5];
+            for nth in 0..layout.data_disks() {
+                let member = layout.member(row, nth);
+                weights[usize::from(member)] = Some(layout.exponent(row, member));
+            }
+            weights
+        };
+        // Left symmetric: P on the fourth in the second row, Q behind it.
+        assert_eq!(weights(2, 1), [Some(0), Some(1), Some(2), None, None]);
+        assert_eq!(weights(0, 3), [Some(2), None, None, Some(0), Some(1)]);
+        assert_eq!(weights(5, 3), [Some(0), Some(1), Some(2), None, None]);
+        assert_eq!(weights(16, 2), [Some(0), None, Some(1), Some(2), None], "P on the second, Q on the last");
+        assert_eq!(weights(8, 1), [Some(0), None, None, Some(3), Some(4)]);
+        assert_eq!(weights(10, 1), [Some(0), Some(1), None, None, Some(4)]);
     }
 
     #[test]

@@ -100,6 +100,7 @@ fn help(counter: Counter) -> &'static str {
         Counter::Fixed => "Requests that went by registered buffers because of fixed",
         Counter::Deferred => "Bios that waited for a slow path",
         Counter::Cured => "Bios run again after a layer dealt with a failure below it",
+        Counter::Computed => "Parts of reads computed from what is left of an array and its parity",
         Counter::Unaligned => "Byte ranges that were read, modified and written",
         Counter::Requeued => "Requests asked for again after a short transfer or a failed merged request",
         Counter::Incomplete => "Requests that the disk ended in part, interrupted or with an error",

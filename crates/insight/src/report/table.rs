@@ -93,6 +93,7 @@ fn odd(snapshot: &Snapshot) -> String {
         &[
             (Counter::Deferred, "deferred to a slow path"),
             (Counter::Cured, "run again after a failure below"),
+            (Counter::Computed, "computed from parity"),
             (Counter::Unaligned, "unaligned to logical_block_size"),
             (Counter::Requeued, "requeued"),
             (Counter::Waited, "waited for nr_requests"),

@@ -156,6 +156,16 @@ impl BadBlocks {
         (good, Sectors((end - at).min(nr.0 - good.0)))
     }
 
+    /// Whether some of the `nr` sectors at `sector` are only others'.
+    pub(super) fn is_lacking(&self, sector: Sector, nr: Sectors) -> bool {
+        self.any() && self.free(sector, nr, Bad::Stale) < nr
+    }
+
+    /// Forgets what was found out by reading.
+    pub(super) fn forget_unread(&self) {
+        self.write().retain(|range| range.what != Bad::Unread);
+    }
+
     /// Widens the ranges to whole blocks of the array.
     pub(super) fn widen(&self, limits: &Limits) {
         for range in self.write().iter_mut() {

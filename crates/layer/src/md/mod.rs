@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`Geometry`] | where each sector of an array lies on its members, and back: arithmetic, no I/O |
 //! | [`Array`] | the layer: state of the members, write-intent bitmap, failures |
-//! | [`Parity`] | an array of level 4, 5 or 6 with all its members, for reading |
+//! | [`Parity`] | an array of level 4, 5 or 6, for reading; what is missing of it is computed |
 //! | [`Record`] | what is written about an array, and where: [`MdRecord`], [`DmRaidRecord`], [`Unrecorded`] |
 //!
 //! What the bytes of superblocks and bitmaps mean is `blockwork_format::md`'s business.

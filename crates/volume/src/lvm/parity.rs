@@ -1,18 +1,24 @@
-//! A RAID4, 5 or 6 of LVM: read where all of its legs are there, so that what its parity is for is not needed.
+//! A RAID4, 5 or 6 of LVM, for reading. What a leg had that is missing is computed from the others.
+//!
+//! Whether it was stopped Linux does not write down. Its bitmap has what was being written then; of one without a leg it also has all
+//! that was written since that went, so that it says nothing there: Linux computes all of it, and so does this.
 
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
-use blockwork_format::escape;
+use blockwork_format::dm_raid::{self, Superblock};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, Segment, SegmentType};
 use blockwork_format::md::{Level, ParityLayout};
-use blockwork_layer::md::{Parity, ParityConfig};
+use blockwork_format::{FormatError, escape};
+use blockwork_layer::md::{MemberConfig, Parity, ParityConfig};
 
-use super::raid::{judge, read_superblock};
+use super::raid::{judge, read_bitmap, read_superblock};
 use super::stack::{Built, Volume};
 use crate::assembly::Assembly;
+use crate::md::intent::{self, Copy};
 
 /// Level and layout of a segment type, by its name; md's numbers. Source: `Documentation/admin-guide/device-mapper/dm-raid.rst`.
 pub(super) fn layout_of(type_name: &str) -> Option<(Level, u32)> {
@@ -35,6 +41,13 @@ pub(super) fn layout_of(type_name: &str) -> Option<(Level, u32)> {
     })
 }
 
+/// A leg that is there.
+struct Leg {
+    config: MemberConfig,
+    superblock: Option<Superblock>,
+    bitmap: Option<Copy>,
+}
+
 impl Volume {
     /// The layer of a volume with parity.
     pub(super) fn parity(
@@ -51,63 +64,137 @@ impl Volume {
         let count = u16::try_from(images.len()).map_err(|_| "it has too many legs".to_owned())?;
         let layout = ParityLayout::new(level, number, count)
             .ok_or_else(|| format!("its {count} legs are too few for its type"))?;
-        let alone = "with parity it is read here only with all of its legs; let Linux serve it";
-        let whole = |why: String| format!("{why}, and {alone}");
-        self.check_superblocks(assembly, text, metas, (level, number)).map_err(whole)?;
-        let mut members = Vec::with_capacity(images.len());
-        for image in images {
-            let layer = self.part(assembly, text, *image).map_err(whole)?;
-            let lv = &text.lvs[image.0];
-            if lv.flags.has("REBUILD") {
-                return Err(whole(format!("{} is being rebuilt", escape(&lv.name))));
+        let chunk = NonZeroU64::new(*stripe_size).ok_or("it has no stripe size")?;
+        let size = Sectors(sectors.0 / u64::from(layout.data_disks()));
+        let mut legs = Vec::with_capacity(images.len());
+        for (nth, (image, meta)) in images.iter().zip(metas).enumerate() {
+            let leg = self.parity_leg(assembly, text, (*image, *meta), size);
+            if let Err(why) = &leg {
+                self.warn(assembly, format!("leg {nth} is left out: {why}"));
             }
-            members.push((layer, Sector(0)));
+            legs.push(leg.ok());
         }
-        let (chunk, data) =
-            (NonZeroU64::new(*stripe_size).ok_or("it has no stripe size")?, layout.data_disks());
-        let size = Sectors(sectors.0 / u64::from(data));
-        let node = self.node(assembly, NodeKind::Raid, true)?;
-        let array = Parity::new(node, ParityConfig { layout, chunk, members, size });
-        let array = array.map_err(|error| error.to_string())?;
-        if array.sectors() != sectors {
-            return Err(format!("its legs make {} sectors, and it has {sectors}", array.sectors()));
-        }
-        Ok(Arc::new(array))
-    }
-
-    /// Whether all legs are in sync, by what their superblocks say.
-    fn check_superblocks(
-        &self,
-        assembly: &mut Assembly,
-        text: &VolumeGroup,
-        metas: &[LvIndex],
-        (level, number): (Level, u32),
-    ) -> Result<(), String> {
-        let mut superblocks = Vec::with_capacity(metas.len());
-        for meta in metas {
-            let name = escape(&text.lvs[meta.0].name);
-            let layer = self.part(assembly, text, *meta)?;
-            let found = assembly.read(&*layer, |source| read_superblock(source));
-            superblocks.push((found.map_err(|error| format!("{name}: {error}"))?, name));
-        }
-        let all = superblocks.iter().filter_map(|(superblock, _)| superblock.as_ref());
-        let Some(truth) = all.max_by_key(|superblock| superblock.events) else {
-            return Err("Linux has not used it yet: its metadata volumes have no superblocks".into());
-        };
-        truth.supports().map_err(|error| error.to_string())?;
+        let truth = self.believe(assembly, &mut legs)?;
         if (truth.level, truth.layout) != (level, number) {
             return Err(format!(
                 "its superblocks tell of a {} of layout {}, and the group's metadata of a {level} of layout {number}",
                 truth.level, truth.layout
             ));
         }
-        for (position, (superblock, name)) in (0..).zip(&superblocks) {
-            match judge(truth, superblock.as_ref(), position) {
-                Ok(None) => {}
-                Ok(Some(end)) => return Err(format!("{name}: its leg is in sync up to sector {end} only")),
-                Err(why) => return Err(format!("{name}: {why}")),
+        let stale = self.stale(assembly, &truth, &mut legs, (sectors, size))?;
+        let members = legs.into_iter().map(|leg| leg.map(|leg| leg.config)).collect();
+        let node = self.node(assembly, NodeKind::Raid, true)?;
+        let config = ParityConfig { name: self.name.clone(), layout, chunk, members, size, stale };
+        let array = Parity::new(node, config).map_err(|error| error.to_string())?;
+        if array.sectors() != sectors {
+            return Err(format!("its legs make {} sectors, and it has {sectors}", array.sectors()));
+        }
+        Ok(Arc::new(array))
+    }
+
+    fn parity_leg(
+        &self,
+        assembly: &mut Assembly,
+        text: &VolumeGroup,
+        (image, meta): (LvIndex, LvIndex),
+        size: Sectors,
+    ) -> Result<Leg, String> {
+        let layer = self.part(assembly, text, image)?;
+        let on = self.part(assembly, text, meta)?;
+        let read = assembly.read(&*on, |source| {
+            let superblock = read_superblock(source)?;
+            let bitmap = superblock.is_some().then(|| read_bitmap(source, size.0));
+            Ok::<_, FormatError>((superblock, bitmap))
+        });
+        let (superblock, bitmap) =
+            read.map_err(|error| format!("{}: {error}", escape(&text.lvs[meta.0].name)))?;
+        let config = MemberConfig {
+            name: escape(&text.lvs[image.0].name),
+            layer,
+            data_start: Sector(0),
+            recovered: text.lvs[image.0].flags.has("REBUILD").then_some(Sector(0)),
+            write_mostly: false,
+            bad: Vec::new(),
+        };
+        Ok(Leg { config, superblock, bitmap })
+    }
+
+    /// The newest superblock. Legs that are not to be believed by it are taken out.
+    fn believe(&mut self, assembly: &mut Assembly, legs: &mut [Option<Leg>]) -> Result<Superblock, String> {
+        let all = legs.iter().flatten().filter_map(|leg| leg.superblock.as_ref());
+        let Some(truth) = all.max_by_key(|superblock| superblock.events).cloned() else {
+            return Err("Linux has not used it yet: its metadata volumes have no superblocks".into());
+        };
+        truth.supports().map_err(|error| error.to_string())?;
+        for (position, place) in (0..).zip(legs.iter_mut()) {
+            let Some(leg) = place else { continue };
+            match judge(&truth, leg.superblock.as_ref(), position) {
+                Ok(recovered) => leg.config.recovered = leg.config.recovered.or(recovered),
+                Err(why) => {
+                    self.warn(assembly, format!("{}: {why}; it is left out", leg.config.name));
+                    *place = None;
+                }
             }
         }
-        Ok(())
+        Ok(truth)
+    }
+
+    /// Where the parity may not fit the data. See the module.
+    fn stale(
+        &mut self,
+        assembly: &mut Assembly,
+        truth: &Superblock,
+        legs: &mut [Option<Leg>],
+        (sectors, size): (Sectors, Sectors),
+    ) -> Result<Vec<Range<u64>>, String> {
+        let is_told = assembly.starts_dirty_degraded(&self.name, NodeKind::Raid);
+        if is_told.map_err(|error| error.to_string())? {
+            return Ok(Vec::new());
+        }
+        let is_degraded =
+            legs.iter().any(|leg| leg.as_ref().is_none_or(|leg| leg.config.recovered.is_some()));
+        // One that has grown since it was last in use has no parity in what is new.
+        let data_disks = sectors.0 / size.0.max(1);
+        let known = truth
+            .size()
+            .filter(|old| *old < sectors.0)
+            .map_or(dm_raid::IN_SYNC, |old| old / data_disks.max(1));
+        let from = truth.array_resync_offset.min(known);
+        let copies = legs.iter_mut().flatten().filter_map(|leg| leg.bitmap.take()).collect();
+        let intent = intent::combine(copies, truth.events, false).unwrap_or_else(|error| {
+            self.warn(assembly, format!("its write-intent bitmap is not believed: {error}"));
+            None
+        });
+        if from != dm_raid::IN_SYNC {
+            if is_degraded {
+                self.warn(
+                    assembly,
+                    format!(
+                        "its parity was computed up to sector {from} of each leg only: what a missing one had behind that is not read; \
+                         --set raid:start_dirty_degraded=1 takes the parity as it is"
+                    ),
+                );
+            }
+            return Ok(intent::stale(None, Sector(from), size.0));
+        }
+        match intent {
+            Some(intent) if is_degraded => {
+                let dirty = intent.bits.dirty_chunks();
+                if dirty > 0 {
+                    self.warn(
+                        assembly,
+                        format!(
+                            "{dirty} of {} chunks were written to without all legs, or when it was last in use; if that ended by a power \
+                             cut, what a missing leg had may be garbage where data was being written then",
+                            intent.bits.chunks()
+                        ),
+                    );
+                }
+                Ok(Vec::new())
+            }
+            intent => {
+                Ok(intent.map_or_else(Vec::new, |intent| intent::stale(Some(&intent), Sector(0), size.0)))
+            }
+        }
     }
 }

@@ -188,7 +188,7 @@ pub(super) fn read_superblock(source: &dyn Source) -> Result<Option<Superblock>,
 }
 
 /// The bitmap behind the superblock, whose UUID is zero. That of a smaller volume is one of this volume, which has grown.
-fn read_bitmap(source: &dyn Source, sync_sectors: u64) -> Copy {
+pub(super) fn read_bitmap(source: &dyn Source, sync_sectors: u64) -> Copy {
     let at = dm_raid::BITMAP_OFFSET;
     let room = (source.size().saturating_sub(at)) / SECTOR_BYTES;
     let covered = |bitmap: &BitmapSuperblock| (Uuid::default(), bitmap.sync_size.min(sync_sectors));

@@ -1,5 +1,6 @@
 //! The array as a device, with its layer.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -149,7 +150,12 @@ impl Building<'_> {
                 Err(why) => read_only = Some(why),
             }
         }
-        self.tell_state(&configs);
+        self.tell_degraded(&configs);
+        if self.resync_from().is_some() {
+            self.warnings.push(
+                "it was not stopped properly, or not resynced to its end: its mirrors may differ".into(),
+            );
+        }
         let node = self.assembly.graph.nodes.add(self.name, NodeKind::Md, MAJOR_MD);
         let raid10_chunk = match self.truth.level() {
             Level::Raid10 => geometry.chunk().unwrap_or_default(),
@@ -172,24 +178,21 @@ impl Building<'_> {
         Ok(Assembled { stack: Stack::Ready(root), layer: Some(array), sectors, read_only, bitmap })
     }
 
-    /// An array of which a part is parity: where nothing is missing of it, that is not needed.
-    fn assemble_parity(self, configs: Vec<Option<MemberConfig>>) -> Result<Assembled, String> {
+    /// An array of which a part is parity: that is for what is missing of the others.
+    fn assemble_parity(mut self, configs: Vec<Option<MemberConfig>>) -> Result<Assembled, String> {
         let level = self.truth.level();
         let (layout, chunk, size) = layout::parity(self.truth)?;
-        let alone =
-            format!("a {level} is read here only with all of its members; let Linux serve this array");
-        let is_whole = |config: &MemberConfig| config.recovered.is_none();
-        let missing = configs.iter().position(|config| !config.as_ref().is_some_and(is_whole));
-        if let Some(place) = missing {
-            let count = configs.len();
-            return Err(format!("member {place} of {count} is missing or not in sync, and {alone}"));
-        }
-        if let Some(bad) = configs.iter().flatten().find(|config| !config.bad.is_empty()) {
-            return Err(format!("{} has sectors on its list of bad blocks, and {alone}", bad.name));
-        }
-        let members = configs.into_iter().flatten().map(|config| (config.layer, config.data_start)).collect();
+        let is_degraded =
+            configs.iter().any(|config| config.as_ref().is_none_or(|it| it.recovered.is_some()));
+        let intent = self.intent().unwrap_or_else(|error| {
+            self.warnings.push(format!("its write-intent bitmap is not believed: {error}"));
+            None
+        });
+        let stale = self.stale(intent.as_ref(), size, is_degraded)?;
+        self.tell_degraded(&configs);
         let node = self.assembly.graph.nodes.add(self.name, NodeKind::Md, MAJOR_MD);
-        let config = ParityConfig { layout, chunk, members, size };
+        let name = self.name.to_owned();
+        let config = ParityConfig { name, layout, chunk, members: configs, size, stale };
         let array = Parity::new(node.map_err(|error| error.to_string())?, config);
         let array = array.map_err(|error| error.to_string())?;
         let sectors = array.sectors();
@@ -199,8 +202,40 @@ impl Building<'_> {
             layer: None,
             sectors,
             read_only: Some(format!("a {level} is only read here")),
-            bitmap: None,
+            bitmap: intent.as_ref().map(Bitmap::of),
         })
+    }
+
+    /// Where the parity may not fit the data. Linux starts no such array without a member, unless it is told to.
+    fn stale(
+        &mut self,
+        intent: Option<&IntentConfig>,
+        size: Sectors,
+        is_degraded: bool,
+    ) -> Result<Vec<Range<u64>>, String> {
+        let Some(from) = self.resync_from() else { return Ok(Vec::new()) };
+        let is_told = self.assembly.starts_dirty_degraded(self.name, NodeKind::Md);
+        if is_told.map_err(|error| error.to_string())? {
+            self.warnings.push(
+                "it was not stopped properly, and its parity is taken as it is: start_dirty_degraded".into(),
+            );
+            return Ok(Vec::new());
+        }
+        let stale = intent::stale(intent, from, size.0);
+        let remedy = "--set md:start_dirty_degraded=1 takes the parity as it is (what was being written then may be garbage)";
+        match (&stale[..], is_degraded) {
+            ([all], true) if all.start == 0 && all.end >= size.0 => Err(format!(
+                "it was not stopped properly and a member is missing, and nothing says where its parity fits its data; {remedy}, as \
+                 `mdadm --assemble --force` does"
+            )),
+            ([_, ..], true) => {
+                self.warnings.push(format!(
+                    "it was not stopped properly: what a missing member had where its parity may not fit is not read; {remedy}"
+                ));
+                Ok(stale)
+            }
+            _ => Ok(stale),
+        }
     }
 
     /// What a device's superblock says; of one that the last update has not reached, what it would say then.
@@ -306,7 +341,7 @@ impl Building<'_> {
     }
 
     /// Tells what is missing, and what is not in sync.
-    fn tell_state(&mut self, configs: &[Option<MemberConfig>]) {
+    fn tell_degraded(&mut self, configs: &[Option<MemberConfig>]) {
         let missing =
             (0..).zip(configs).filter(|(_, config)| config.is_none()).map(|(place, _): (u32, _)| place);
         let count = configs.len();
@@ -316,11 +351,6 @@ impl Building<'_> {
             if let Some(end) = config.recovered {
                 self.warnings.push(format!("{} is in sync up to sector {end} only", config.name));
             }
-        }
-        if self.resync_from().is_some() {
-            self.warnings.push(
-                "it was not stopped properly, or not resynced to its end: its mirrors may differ".into(),
-            );
         }
     }
 }

@@ -167,7 +167,7 @@ impl Choice {
         if own.member_sectors() == truth.member_sectors() || !truth.level.has_equal_members() {
             return;
         }
-        if let (true, Some(end)) = (own.size < truth.size, own.array_sectors()) {
+        if let (true, Some(end)) = (own.size < truth.size, own.sync_sectors()) {
             truth.resync_offset = truth.resync_offset.min(end);
         }
         self.warnings.push(format!(

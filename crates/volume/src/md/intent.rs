@@ -3,6 +3,9 @@
 //! Each member has a copy. One that belongs to the array and is as new as its superblocks is believed; of several, a chunk
 //! may differ where any of them says so. Where none can be believed, every chunk may differ.
 
+use std::ops::Range;
+
+use blockwork_engine::Sector;
 use blockwork_format::md::Uuid;
 use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 use blockwork_format::md::v1::Superblock;
@@ -100,4 +103,24 @@ pub(crate) fn combine(
             IntentConfig { superblock, bits, may_differ: true }
         }
     }))
+}
+
+/// Where the parity of an array that was not stopped may not fit its data, in sectors of a member: what a bitmap says; where there is none, all
+/// from `from` to `size`.
+pub(crate) fn stale(intent: Option<&IntentConfig>, from: Sector, size: u64) -> Vec<Range<u64>> {
+    let Some(IntentConfig { superblock, bits, .. }) = intent else {
+        return Some(from.0..size).filter(|range| !range.is_empty()).into_iter().collect();
+    };
+    let chunk = superblock.chunk_sectors();
+    let mut stale: Vec<Range<u64>> = Vec::new();
+    let mut next = bits.next_dirty(0);
+    while let Some(dirty) = next {
+        let (start, end) = (dirty * chunk, (dirty + 1) * chunk);
+        match stale.last_mut() {
+            Some(last) if last.end == start => last.end = end,
+            _ => stale.push(start..end),
+        }
+        next = bits.next_dirty(dirty + 1);
+    }
+    stale
 }

@@ -1,0 +1,165 @@
+//! Parts of reads that are computed: what a member of an array had that is not there, from what the others have.
+//!
+//! Such a part ends on no leaf ([`Target::Sum`](crate::Target::Sum)). Its layer says what it is the sum of ([`Layer::terms`]), times which
+//! factors; that is read below it, all terms of a piece at a time, and added up. Where some of that cannot be read, the piece is tried block
+//! by block: each by what the layer makes of it without those, so that two members may have bad sectors in one piece, but not in one place.
+//!
+//! Invariant: a block is tried once for each member that refuses it, and once more.
+
+use std::sync::Arc;
+
+use blockwork_memory::{Segment, Segments, slice_segments};
+
+use crate::bio::{Bio, Errno, Flags, Op};
+use crate::gf256::Gf256;
+use crate::layer::{Failure, Layer, NodeId, Span};
+use crate::task::TaskContext;
+use crate::units::{SECTOR, Sector, Sectors};
+
+/// Computed in one go: bounds memory, of which each term takes as much.
+const STEP: Sectors = Sectors(256);
+/// Blocks into which that is cut where something cannot be read, at least: what disks write at a time.
+const BLOCK_MIN: u64 = 8;
+/// Bytes that are added up at a time: they stay near to the processor.
+const TOGETHER: usize = 4096;
+
+/// A term of a sum.
+#[derive(Clone, Debug)]
+pub struct Term {
+    /// The layer directly below on which it is.
+    pub below: Arc<dyn Layer>,
+    /// Where, there; it is as long as what it is a term of.
+    pub sector: Sector,
+    /// What it is multiplied with.
+    pub factor: Gf256,
+}
+
+/// What was read of a term.
+struct Read {
+    factor: Gf256,
+    data: Segments,
+}
+
+/// Computes `span` of `layer` into `data`.
+pub(crate) async fn compute(
+    layer: &dyn Layer,
+    span: Span,
+    data: &[Segment],
+    cx: &TaskContext,
+) -> Result<(), Errno> {
+    let block = Sectors((u64::from(layer.limits().logical_block_size) / SECTOR).max(BLOCK_MIN));
+    for step in pieces(span, STEP) {
+        let Ok(read) = read(layer, step, &[], cx).await? else {
+            for block in pieces(step, block) {
+                compute_block(layer, block, part(data, span, block), cx).await?;
+            }
+            continue;
+        };
+        add_up(&read, &part(data, span, step));
+    }
+    Ok(())
+}
+
+/// Computes a block without whatever refuses it.
+async fn compute_block(
+    layer: &dyn Layer,
+    block: Span,
+    data: Segments,
+    cx: &TaskContext,
+) -> Result<(), Errno> {
+    let mut without = Vec::new();
+    loop {
+        match read(layer, block, &without, cx).await? {
+            Ok(read) => {
+                add_up(&read, &data);
+                return Ok(());
+            }
+            Err(failures) => {
+                for failure in failures {
+                    layer.cure(&failure);
+                    without.push(failure.below);
+                }
+            }
+        }
+    }
+}
+
+/// The terms of a piece; or those that cannot be read.
+async fn read(
+    layer: &dyn Layer,
+    piece: Span,
+    without: &[NodeId],
+    cx: &TaskContext,
+) -> Result<Result<Vec<Read>, Vec<Failure>>, Errno> {
+    let terms = layer.terms(piece, without)?;
+    debug_assert!(terms.iter().all(|term| !without.contains(&term.below.node())), "nobody is asked twice");
+    let bytes = piece.nr.byte_len();
+    let under_way: Vec<_> = terms
+        .into_iter()
+        .map(|Term { below, sector, factor }| {
+            let memory = Segment::new(cx.pool().get(bytes), 0, bytes);
+            let data = Segments::from_iter([memory]);
+            let bio = Bio { op: Op::Read, flags: Flags::NONE, sector, nr: piece.nr, data };
+            let span = Span { op: Op::Read, flags: Flags::NONE, sector, nr: piece.nr, at: Sectors::ZERO };
+            (below.node(), span, factor, cx.start_bio(&below, bio))
+        })
+        .collect();
+    let (mut found, mut failures) = (Vec::with_capacity(under_way.len()), Vec::new());
+    for (below, span, factor, reply) in under_way {
+        match reply.await {
+            (Ok(()), data) => found.push(Read { factor, data }),
+            (Err(errno), _) => failures.push(Failure { op: Op::Read, below, span, errno }),
+        }
+    }
+    Ok(if failures.is_empty() { Ok(found) } else { Err(failures) })
+}
+
+/// The sum of what was read, which is as long as `data` each.
+fn add_up(read: &[Read], data: &[Segment]) {
+    let (mut sum, mut term) = ([0; TOGETHER], [0; TOGETHER]);
+    let all = blockwork_memory::bytes_in(data);
+    for offset in (0..all).step_by(TOGETHER) {
+        let bytes = TOGETHER.min(all - offset);
+        sum[..bytes].fill(0);
+        for Read { factor, data } in read {
+            copy_out(data, offset, &mut term[..bytes]);
+            factor.add_times(&term[..bytes], &mut sum[..bytes]);
+        }
+        copy_in(&sum[..bytes], offset, data);
+    }
+}
+
+fn copy_out(from: &[Segment], offset: usize, bytes: &mut [u8]) {
+    let mut segments = Segments::new();
+    slice_segments(from, offset, bytes.len(), &mut segments);
+    let mut rest = bytes;
+    for segment in &segments {
+        let (now, later) = rest.split_at_mut(segment.len());
+        segment.read_at(0, now);
+        rest = later;
+    }
+}
+
+fn copy_in(bytes: &[u8], offset: usize, to: &[Segment]) {
+    let mut segments = Segments::new();
+    slice_segments(to, offset, bytes.len(), &mut segments);
+    let mut rest = bytes;
+    for segment in &segments {
+        let (now, later) = rest.split_at(segment.len());
+        segment.write_at(0, now);
+        rest = later;
+    }
+}
+
+/// A span in pieces of so many sectors.
+fn pieces(span: Span, step: Sectors) -> impl Iterator<Item = Span> {
+    let starts = (0..span.nr.0).step_by(usize::try_from(step.0).expect("a step is small"));
+    starts.map(move |skip| span.piece(Sectors(skip), step.min(span.nr - Sectors(skip))))
+}
+
+/// The memory of a piece of `span`, whose memory is `data`.
+fn part(data: &[Segment], span: Span, piece: Span) -> Segments {
+    let mut out = Segments::new();
+    slice_segments(data, (piece.at - span.at).byte_len(), piece.nr.byte_len(), &mut out);
+    out
+}
