@@ -172,6 +172,29 @@ fn check_itself(geometry: &Geometry) {
 }
 
 proptest! {
+    #[test]
+    fn a_linear_array_is_its_members_one_behind_the_other(
+        sizes in prop::collection::vec(1u64..40, 1..7), chunk in 0u64..6,
+        (from, len) in (0.0..1.0, 0.0..1.0),
+    ) {
+        let used: Vec<u64> = sizes.iter().map(|size| size.checked_div(chunk).map_or(*size, |whole| whole * chunk)).collect();
+        let members: Vec<Sectors> = sizes.iter().copied().map(Sectors).collect();
+        let geometry = Geometry::linear(Sectors(chunk), &members);
+        if let Some(role) = used.iter().position(|used| *used == 0) {
+            prop_assert_eq!(geometry.unwrap_err(), GeometryError::Empty { role: role as u16 });
+            return Ok(());
+        }
+        let geometry = geometry.unwrap();
+        check_itself(&geometry);
+        let by_hand = (0..).zip(&used).flat_map(|(member, used)| (0..*used).map(move |sector| Place { member, sector: Sector(sector) }));
+        let found: Vec<_> = (0..geometry.sectors().0).flat_map(|sector| places(&geometry, sector)).collect();
+        prop_assert_eq!(found, by_hand.collect::<Vec<_>>());
+        let (from, nr) = range_of(geometry.sectors().0, from, len);
+        prop_assert_eq!(ranges(&geometry, from, nr), ranges_by_hand(&geometry, from, nr));
+    }
+}
+
+proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]

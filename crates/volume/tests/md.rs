@@ -285,7 +285,7 @@ fn a_member_that_is_not_recovered_is_no_copy_and_its_replacement_no_member() {
 #[test]
 fn levels_and_features_that_are_not_supported_are_shown_and_refused() {
     let lab = Lab::new();
-    let linear = Set::new("linear", Level::Linear, 0, 3);
+    let linear = Set::new("multipath", Level::Other(-4), 0, 3);
     let reshaped = Set::new("reshaped", Level::Raid10, N2, 2);
     let mut disks = linear.members(&lab);
     for (place, disk) in (0..).zip(reshaped.members(&lab)) {
@@ -293,7 +293,7 @@ fn levels_and_features_that_are_not_supported_are_shown_and_refused() {
         disks.push(disk);
     }
     let mut assembly = lab.open(&refs(&disks));
-    for (name, why) in [("linear", "level is linear"), ("reshaped", "a reshape is under way")] {
+    for (name, why) in [("multipath", "level is multipath"), ("reshaped", "a reshape is under way")] {
         let said = refused(&mut assembly, &format!("md/{name}"));
         assert!(said.contains(why) && said.contains("let Linux serve this array"), "{said}");
     }

@@ -62,6 +62,9 @@ const ZONES: &[u64] = &[4500, 6500, 10000];
 const FAIL_2: &str = "md_fail $M $2; whole write $M $LATER";
 
 const SHAPES: &[Shape] = &[
+    shape("linear", ZONES, "--level=linear").sparing(&[]),
+    shape("linear-rounded-1.0", &[4501, 6503, 3000], "--level=linear --rounding=64 --metadata=1.0").sparing(&[]),
+    shape("linear-90", THREE, "--level=linear --metadata=0.90").sparing(&[]),
     shape("r0-2", TWO, "--level=0 --chunk=64").sparing(&[]),
     shape("r0-3-chunk-20K", THREE, "--level=0 --chunk=20").sparing(&[]),
     shape("r0-zones-original", ZONES, "--level=0 --chunk=16 --layout=original").sparing(&[]),
@@ -133,7 +136,11 @@ fn make() -> String {
             format!("--raid-devices={}", members.len())
         };
         let named = if create.contains('$') { "" } else { "$@" };
-        let clean = if create.contains("--level=0") { "" } else { "--assume-clean" };
+        let clean = if ["--level=0", "--level=linear"].iter().any(|level| create.contains(level)) {
+            ""
+        } else {
+            "--assume-clean"
+        };
         writeln!(
             script,
             "echo '== {name}' after $SECONDS s >&2

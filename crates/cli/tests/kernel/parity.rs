@@ -21,6 +21,7 @@ const ARRAYS: &[(&str, usize, &str)] = &[
     ("rs", 4, "--level=5 --chunk=32 --layout=rs --metadata=1.0"),
     ("first", 3, "--level=5 --chunk=16 --layout=parity-first"),
     ("last", 4, "--level=5 --chunk=16 --layout=parity-last --metadata=1.1"),
+    ("ppl", 4, "--level=5 --chunk=16 --layout=ls --consistency-policy=ppl"),
     ("6la", 4, "--level=6 --chunk=16 --layout=la"),
     ("6ra", 5, "--level=6 --chunk=16 --layout=ra"),
     ("6ls", 5, "--level=6 --chunk=4 --layout=ls"),

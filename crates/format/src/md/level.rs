@@ -95,10 +95,15 @@ impl Level {
         matches!(self, Level::Raid4 | Level::Raid5 | Level::Raid6)
     }
 
+    /// Whether it can do without a member.
+    pub fn is_redundant(self) -> bool {
+        !matches!(self, Level::Linear | Level::Raid0)
+    }
+
     /// What can be done with arrays of this level, if anything.
     fn access(self) -> Option<Access> {
         match self {
-            Level::Raid0 | Level::Raid1 | Level::Raid10 => Some(Access::Write),
+            Level::Linear | Level::Raid0 | Level::Raid1 | Level::Raid10 => Some(Access::Write),
             level if level.has_parity() => Some(Access::Read),
             _ => None,
         }
@@ -171,8 +176,8 @@ impl Shape {
     pub fn supports_level(&self, access: Access) -> Result<(), FormatError> {
         let expected = match (self.level.access(), access) {
             (Some(Access::Write), _) | (Some(Access::Read), Access::Read) => return Ok(()),
-            (_, Access::Write) => "raid0, raid1 or raid10 for writing",
-            (_, Access::Read) => "raid0, raid1, raid4, raid5, raid6 or raid10",
+            (_, Access::Write) => "linear, raid0, raid1 or raid10 for writing",
+            (_, Access::Read) => "linear, raid0, raid1, raid4, raid5, raid6 or raid10",
         };
         Err(unsupported(self.place, self.offset, "level", self.level, expected)
             .with_remedy("let Linux serve this array"))

@@ -15,7 +15,7 @@ use blockwork_format::md::raid0::{Raid0Error, Raid0Layout};
 use blockwork_format::md::{NotALayout, RAID_DISKS_MAX, Raid10Layout};
 use smallvec::SmallVec;
 
-use super::{Raid0, Raid1, Raid10};
+use super::{Concatenation, Raid0, Raid1, Raid10};
 
 /// How much a mirror reads before the next one has its turn: 4 MiB.
 pub(super) const READ_TURN: Sectors = Sectors(8192);
@@ -44,6 +44,12 @@ pub enum GeometryError {
     /// More members than there are roles.
     #[error("an array has at most {RAID_DISKS_MAX} members, and this one {0}")]
     Members(u32),
+    /// A member of which nothing can be used.
+    #[error("member {role} has no room for any data")]
+    Empty {
+        /// Whose.
+        role: u16,
+    },
     /// A chunk that the level cannot have.
     #[error("a chunk has {expected}, and this one {found}")]
     Chunk {
@@ -87,6 +93,8 @@ pub(super) fn device(sectors: Sectors) -> Result<Sectors, GeometryError> {
 /// The geometry of an array.
 #[derive(Clone, Debug)]
 pub enum Geometry {
+    /// One behind the other.
+    Linear(Concatenation),
     /// Stripes, without redundancy.
     Raid0(Raid0),
     /// Mirrors.
@@ -96,6 +104,15 @@ pub enum Geometry {
 }
 
 impl Geometry {
+    /// Members with so much data, by role, one behind the other; of each only whole chunks, unless that is zero.
+    ///
+    /// # Errors
+    ///
+    /// No members or too many, one without data, more sectors than a device can have.
+    pub fn linear(chunk: Sectors, member_sectors: &[Sectors]) -> Result<Geometry, GeometryError> {
+        Ok(Geometry::Linear(Concatenation::new(chunk, member_sectors)?))
+    }
+
     /// A RAID0 over members with so much data, by role.
     ///
     /// # Errors
@@ -138,7 +155,7 @@ impl Geometry {
     #[must_use]
     pub fn with_read_turns(self, turn: Sectors) -> Geometry {
         match self {
-            Geometry::Raid0(raid0) => Geometry::Raid0(raid0),
+            Geometry::Linear(_) | Geometry::Raid0(_) => self,
             Geometry::Raid1(raid1) => Geometry::Raid1(raid1.with_read_turns(turn)),
             Geometry::Raid10(raid10) => Geometry::Raid10(raid10.with_read_turns(turn)),
         }
@@ -148,6 +165,7 @@ impl Geometry {
     #[inline]
     pub fn sectors(&self) -> Sectors {
         match self {
+            Geometry::Linear(linear) => linear.sectors(),
             Geometry::Raid0(raid0) => raid0.sectors(),
             Geometry::Raid1(raid1) => raid1.sectors(),
             Geometry::Raid10(raid10) => raid10.sectors(),
@@ -158,17 +176,18 @@ impl Geometry {
     #[inline]
     pub fn members(&self) -> u16 {
         match self {
+            Geometry::Linear(linear) => linear.members(),
             Geometry::Raid0(raid0) => raid0.members(),
             Geometry::Raid1(raid1) => raid1.members(),
             Geometry::Raid10(raid10) => raid10.members(),
         }
     }
 
-    /// Copies of each sector: 1 for a RAID0.
+    /// Copies of each sector: 1 for a RAID0 and a linear array.
     #[inline]
     pub fn copies(&self) -> u16 {
         match self {
-            Geometry::Raid0(_) => 1,
+            Geometry::Linear(_) | Geometry::Raid0(_) => 1,
             Geometry::Raid1(raid1) => raid1.members(),
             Geometry::Raid10(raid10) => raid10.copies(),
         }
@@ -178,7 +197,7 @@ impl Geometry {
     pub fn chunk(&self) -> Option<Sectors> {
         match self {
             Geometry::Raid0(raid0) => Some(raid0.chunk()),
-            Geometry::Raid1(_) => None,
+            Geometry::Linear(_) | Geometry::Raid1(_) => None,
             Geometry::Raid10(raid10) => Some(raid10.chunk()),
         }
     }
@@ -194,6 +213,7 @@ impl Geometry {
             return Sectors::ZERO;
         }
         match self {
+            Geometry::Linear(linear) => linear.sectors_on_member(member),
             Geometry::Raid0(raid0) => raid0.sectors_on_member(member),
             Geometry::Raid1(raid1) => raid1.sectors(),
             Geometry::Raid10(raid10) => raid10.sectors_on_member(),
@@ -204,6 +224,7 @@ impl Geometry {
     #[inline]
     pub fn room(&self, sector: Sector) -> Sectors {
         match self {
+            Geometry::Linear(linear) => linear.room(sector),
             Geometry::Raid0(raid0) => raid0.room(sector),
             Geometry::Raid1(raid1) => raid1.room(sector),
             Geometry::Raid10(raid10) => raid10.room(sector),
@@ -215,7 +236,7 @@ impl Geometry {
     pub fn read_room(&self, sector: Sector) -> Sectors {
         match self {
             Geometry::Raid1(raid1) => raid1.read_room(sector),
-            Geometry::Raid0(_) | Geometry::Raid10(_) => self.room(sector),
+            Geometry::Linear(_) | Geometry::Raid0(_) | Geometry::Raid10(_) => self.room(sector),
         }
     }
 
@@ -225,6 +246,7 @@ impl Geometry {
     pub fn places(&self, sector: Sector, out: &mut Places) {
         out.clear();
         match self {
+            Geometry::Linear(linear) => out.push(linear.place(sector)),
             Geometry::Raid0(raid0) => out.push(raid0.place(sector)),
             Geometry::Raid1(raid1) => raid1.places(sector, out),
             Geometry::Raid10(raid10) => raid10.places(sector, out),
@@ -236,6 +258,7 @@ impl Geometry {
     pub fn place(&self, sector: Sector, copy: usize) -> Place {
         debug_assert!(copy < usize::from(self.copies()));
         match self {
+            Geometry::Linear(linear) => linear.place(sector),
             Geometry::Raid0(raid0) => raid0.place(sector),
             Geometry::Raid1(raid1) => raid1.place(sector, copy),
             Geometry::Raid10(raid10) => raid10.place(sector, copy),
@@ -248,7 +271,7 @@ impl Geometry {
     #[inline]
     pub fn preferred_copy(&self, sector: Sector) -> usize {
         match self {
-            Geometry::Raid0(_) => 0,
+            Geometry::Linear(_) | Geometry::Raid0(_) => 0,
             Geometry::Raid1(raid1) => raid1.preferred_copy(sector),
             Geometry::Raid10(raid10) => raid10.preferred_copy(sector),
         }
@@ -263,6 +286,7 @@ impl Geometry {
         }
         debug_assert!(sector.0 + nr.0 <= self.sectors().0);
         match self {
+            Geometry::Linear(linear) => linear.ranges(sector, nr, each),
             Geometry::Raid0(raid0) => raid0.ranges(sector, nr, each),
             Geometry::Raid1(raid1) => raid1.ranges(sector, nr, each),
             Geometry::Raid10(raid10) => raid10.ranges(sector, nr, each),
@@ -275,6 +299,7 @@ impl Geometry {
             return None;
         }
         match self {
+            Geometry::Linear(linear) => Some(linear.to_array(place)),
             Geometry::Raid0(raid0) => raid0.to_array(place),
             Geometry::Raid1(_) => Some(place.sector),
             Geometry::Raid10(raid10) => raid10.to_array(place),
@@ -287,7 +312,7 @@ impl Geometry {
         let rest = Sectors(self.sectors_on_member(place.member).0.saturating_sub(place.sector.0));
         match self {
             Geometry::Raid10(raid10) => raid10.part_room(place.sector).min(rest),
-            Geometry::Raid0(_) | Geometry::Raid1(_) => rest,
+            Geometry::Linear(_) | Geometry::Raid0(_) | Geometry::Raid1(_) => rest,
         }
     }
 
@@ -295,7 +320,7 @@ impl Geometry {
     /// copies.
     pub(super) fn grown(&self, member_sectors: Sectors) -> Option<Result<Geometry, GeometryError>> {
         match self {
-            Geometry::Raid0(_) => None,
+            Geometry::Linear(_) | Geometry::Raid0(_) => None,
             Geometry::Raid1(raid1) => Some(Ok(Geometry::Raid1(raid1.grown(member_sectors)))),
             Geometry::Raid10(raid10) => Some(raid10.grown(member_sectors)?.map(Geometry::Raid10)),
         }
@@ -304,7 +329,7 @@ impl Geometry {
     /// Whether the members that are `present` hold at least one copy of every sector.
     pub fn has_all_data(&self, present: &dyn Fn(u16) -> bool) -> bool {
         match self {
-            Geometry::Raid0(raid0) => (0..raid0.members()).all(present),
+            Geometry::Linear(_) | Geometry::Raid0(_) => (0..self.members()).all(present),
             Geometry::Raid1(raid1) => (0..raid1.members()).any(present),
             Geometry::Raid10(raid10) => raid10.has_all_data(present),
         }

@@ -14,6 +14,7 @@ mod atomic_bits;
 mod bad_blocks;
 mod bad_log;
 mod commit;
+mod concatenation;
 mod devices;
 mod dm_raid_record;
 mod failure;
@@ -49,6 +50,7 @@ mod verbs;
 
 pub use array::{Array, ArrayConfig, ArrayError};
 pub use bad_blocks::BadBlockLog;
+pub use concatenation::Concatenation;
 pub use dm_raid_record::{DmRaidLeg, DmRaidRecord, DmRaidSize};
 pub use geometry::{Geometry, GeometryError, Place, Places};
 pub use intent::IntentConfig;

@@ -1,6 +1,7 @@
 //! How an array is, for people and reports.
 
 use blockwork_engine::{Sector, Sectors};
+use blockwork_format::md::Level;
 
 use super::array::Array;
 use super::devices::Holders;
@@ -45,8 +46,8 @@ pub struct MemberStatus {
 pub struct ArrayStatus {
     /// What people call it.
     pub name: String,
-    /// Its level as Linux has it: 0, 1, 10.
-    pub level: u8,
+    /// Its level.
+    pub level: Level,
     /// Its chunk, where it has one.
     pub chunk: Option<Sectors>,
     /// Its size.
@@ -91,9 +92,10 @@ impl Array {
         ArrayStatus {
             name: self.name.clone(),
             level: match geometry {
-                Geometry::Raid0(_) => 0,
-                Geometry::Raid1(_) => 1,
-                Geometry::Raid10(_) => 10,
+                Geometry::Linear(_) => Level::Linear,
+                Geometry::Raid0(_) => Level::Raid0,
+                Geometry::Raid1(_) => Level::Raid1,
+                Geometry::Raid10(_) => Level::Raid10,
             },
             chunk: geometry.chunk(),
             sectors: geometry.sectors(),

@@ -142,9 +142,8 @@ impl Building<'_> {
             read_only.get_or_insert_with(|| format!("its write-intent bitmap cannot be kept: {error}"));
             None
         });
-        let is_raid0 = self.truth.level() == Level::Raid0;
         let mut record = None;
-        if !is_raid0 && read_only.is_none() && !self.assembly.plan.read_only {
+        if self.truth.level().is_redundant() && read_only.is_none() && !self.assembly.plan.read_only {
             match self.record(intent.as_ref()) {
                 Ok(found) => record = Some(found),
                 Err(why) => read_only = Some(why),
@@ -304,12 +303,12 @@ impl Building<'_> {
             Superblock::V0(truth) => truth.resync_offset(),
             Superblock::V1(truth) => truth.resync_offset,
         };
-        Some(Sector(offset)).filter(|_| offset != IN_SYNC && self.truth.level() != Level::Raid0)
+        Some(Sector(offset)).filter(|_| offset != IN_SYNC && self.truth.level().is_redundant())
     }
 
     fn intent(&mut self) -> Result<Option<IntentConfig>, FormatError> {
         let Superblock::V1(truth) = self.truth else { return Ok(None) };
-        if truth.level == Level::Raid0 {
+        if !truth.level.is_redundant() {
             return Ok(None);
         }
         let mut copies = Vec::new();

@@ -9,15 +9,19 @@ use blockwork_format::md::{Level, ParityLayout, Raid10Layout, Superblock};
 use blockwork_layer::md::Geometry;
 
 /// The geometry of an array with this superblock. `room` has of each place the sectors of data that its member has room
-/// for, where one is there: a RAID0 uses all of them.
+/// for, where one is there: a RAID0 and a linear array use all of them.
 ///
 /// # Errors
 ///
-/// A level that cannot be served, a RAID0 of which a member is missing, or sizes that make no array.
+/// A level that cannot be served, a RAID0 or linear array of which a member is missing, or sizes that make no array.
 pub(super) fn geometry(truth: &Superblock, room: &[Option<u64>]) -> Result<Geometry, String> {
     let shape = Shape::of(truth)?;
     let text = |error: blockwork_layer::md::GeometryError| error.to_string();
     match truth.level() {
+        Level::Linear => {
+            let sizes: Option<Vec<Sectors>> = room.iter().map(|room| room.map(Sectors)).collect();
+            Geometry::linear(shape.chunk, &sizes.ok_or_else(|| missing(room))?).map_err(text)
+        }
         Level::Raid0 => {
             let sizes: Option<Vec<u64>> = room.iter().copied().collect();
             let sizes = sizes.ok_or_else(|| missing(room))?;

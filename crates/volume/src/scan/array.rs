@@ -172,7 +172,7 @@ impl Truth {
             layout.ok().map(|layout| layout.to_string())
         };
         let parity = || superblock.parity_layout().ok().map(|layout| layout.to_string());
-        let is_mirrored = !matches!(superblock.level(), Level::Raid0 | Level::Linear);
+        let is_mirrored = superblock.level().is_redundant();
         match superblock {
             Superblock::V0(own) => Truth {
                 name: None,

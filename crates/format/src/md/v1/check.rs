@@ -132,12 +132,15 @@ impl Superblock {
         if self.features.has(Features::CLUSTERED) {
             return refused("the array belongs to a cluster", "an array of one host");
         }
-        let parity = Features::JOURNAL | Features::PPL | Features::MULTIPLE_PPLS;
-        if self.features.has_any(parity) || self.role() == Role::Journal {
-            return refused("a journal, or a log of parity", "none");
+        if self.features.has(Features::JOURNAL) || self.role() == Role::Journal {
+            return refused("a journal, which may have data that the members lack", "none");
         }
+        // A log of parity (PPL) has nothing of the data: those are where they belong when a write is done.
         if access == Access::Read {
             return Ok(());
+        }
+        if self.features.has_any(Features::PPL | Features::MULTIPLE_PPLS) {
+            return refused("a log of parity", "none for writing");
         }
         if self.features.has_any(Features::RESHAPE_BACKWARDS | Features::NEW_OFFSET) {
             return refused("a reshape is under way", "no reshape for writing");

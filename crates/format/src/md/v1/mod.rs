@@ -323,7 +323,7 @@ impl Superblock {
 
     /// Whether the array was stopped, or was idle, when this was written: no resync is needed.
     pub fn is_clean(&self) -> bool {
-        self.level == Level::Raid0 || self.level == Level::Linear || self.resync_offset == IN_SYNC
+        !self.level.is_redundant() || self.resync_offset == IN_SYNC
     }
 
     /// Sectors from the start of the data that are in sync on this member; [`IN_SYNC`] where all are.
