@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::cache::Cache;
@@ -11,6 +11,7 @@ use crate::port::{Heard, Port};
 use crate::qemu::{Begin, Qemu};
 use crate::qmp::Qmp;
 use crate::scenario::{Output, Scenario};
+use crate::shared::Shared;
 use crate::wire::Kind;
 
 /// A boot takes 4 s on a machine with nothing else to do.
@@ -55,10 +56,9 @@ impl Guest {
         Guest { vhost_disks: disks, ..Guest::default() }
     }
 
-    /// The guest that all tests of this process share.
-    pub fn shared() -> &'static Guest {
-        static SHARED: OnceLock<Guest> = OnceLock::new();
-        SHARED.get_or_init(Guest::new)
+    /// One of those that the tests of this process hand on to each other, for as long as it is held.
+    pub fn shared() -> Shared {
+        Shared::take()
     }
 
     /// Starts to describe a scenario for it.

@@ -14,7 +14,8 @@
 //! A guest boots in a few seconds (no KVM is needed) and then runs any number of scenarios, one after the other; each has its own
 //! disks, which are plugged in before it and out after it. What the pieces are:
 //!
-//! - [`Guest`] is a machine that boots when it is first needed; [`Scenario`] one script with its disks; [`Output`] what it said.
+//! - [`Guest`] is a machine that boots when it is first needed, [`Shared`] one that tests hand on to each other; [`Scenario`] one
+//!   script with its disks; [`Output`] what it said.
 //! - `packages`, `system` and `initrd` make what is booted, once, in a cache (`cache`): the kernel and a read-only root file
 //!   system from Debian's packages, and an initial RAM disk with `agent`, which runs the scripts.
 //! - `qemu` is the process, `qmp` its control socket (disks, `moves`), `port` the line to the agent (scripts, `wire` is its protocol).
@@ -38,12 +39,14 @@ mod programs;
 mod qemu;
 mod qmp;
 mod scenario;
+mod shared;
 mod system;
 mod wire;
 
 pub use error::GuestError;
 pub use guest::{Guest, VhostDisk};
 pub use scenario::{Disk, Output, Scenario, create_disk};
+pub use shared::Shared;
 
 /// Makes what a guest boots from, where that is not there yet, and says where it is. The first time needs the network.
 ///

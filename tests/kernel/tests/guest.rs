@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 use blockwork_kernel::{Guest, GuestError, create_disk, pattern};
@@ -29,9 +30,10 @@ impl Disks {
 #[test]
 fn arrays_and_volumes_are_made_in_one_scenario_and_found_in_the_next_of_the_same_boot() {
     let disks = Disks::new(4, 48 * MIB);
+    let guest = Guest::shared();
     let scenario = || {
         let names = ["a", "b", "c", "d"].into_iter().zip(&disks.paths);
-        let scenario = Guest::shared().scenario().variable("SEED", SEED.to_string());
+        let scenario = guest.scenario().variable("SEED", SEED.to_string());
         names.fold(scenario, |scenario, (name, path)| scenario.disk(name, path))
     };
     let made = scenario()
@@ -72,6 +74,29 @@ fn arrays_and_volumes_are_made_in_one_scenario_and_found_in_the_next_of_the_same
     assert_eq!(lines[1].len(), 64, "a hash");
     assert_eq!(lines[2], (40 * MIB).to_string());
     assert_eq!(fs::read_dir(disks.folder.path()).unwrap().count(), 4, "nothing was left beside the disks");
+}
+
+#[test]
+fn guests_that_are_held_at_once_run_their_scripts_at_once() {
+    let disks = Disks::new(1, MIB);
+    let disk = File::options().read(true).write(true).open(&disks.paths[0]).unwrap();
+    let (first, second) = (Guest::shared(), Guest::shared());
+    first.boot().unwrap();
+    thread::scope(|scope| {
+        let script = "printf here | dd of=/d/a conv=fsync status=none
+                      told() { [ \"$(dd if=/d/a bs=512 count=1 iflag=direct status=none | head -c 4)\" = told ]; }
+                      until told; do busybox usleep 20000; done";
+        let scenario = first.scenario().disk("a", &disks.paths[0]).script(script);
+        let waits = scope.spawn(|| scenario.run());
+        let mut said = [0; 4];
+        while said != *b"here" && !waits.is_finished() {
+            disk.read_exact_at(&mut said, 0).unwrap();
+            thread::yield_now();
+        }
+        second.scenario().script("true").run().unwrap();
+        disk.write_all_at(b"told", 0).unwrap();
+        waits.join().unwrap().unwrap();
+    });
 }
 
 fn value_of<'a>(text: &'a str, name: &str) -> &'a str {

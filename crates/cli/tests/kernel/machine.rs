@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, fcntl_lock};
 
-use blockwork_kernel::{Disk, Guest, GuestError, Output, Scenario, create_disk, pattern};
+use blockwork_kernel::{Disk, Guest, GuestError, Output, Scenario, Shared, create_disk, pattern};
 
 use crate::support::fs::{Print, print_of};
 use crate::support::nbd::python;
@@ -31,13 +31,20 @@ type Journal = Rc<RefCell<String>>;
 /// A Linux machine whose disks are files of ours.
 pub struct Machine {
     pub scratch: Scratch,
+    /// What it runs in: its own as long as it is there.
+    guest: Shared,
     disks: Vec<String>,
     journal: Journal,
 }
 
 impl Machine {
     pub fn new() -> Machine {
-        Machine { scratch: Scratch::new(), disks: Vec::new(), journal: Journal::default() }
+        Machine {
+            scratch: Scratch::new(),
+            guest: Guest::shared(),
+            disks: Vec::new(),
+            journal: Journal::default(),
+        }
     }
 
     /// Gives it an empty disk, which its scripts find as `/d/NAME` and we as `NAME`.
@@ -75,7 +82,7 @@ impl Machine {
         self.said(script, scenario.run_until_power_cut())
     }
 
-    fn scenario(&self, disks: &[&str], script: &str) -> Scenario<'static> {
+    fn scenario(&self, disks: &[&str], script: &str) -> Scenario<'_> {
         for name in disks {
             let file =
                 File::options().read(true).write(true).open(self.scratch.path(name)).expect("it is a file");
@@ -83,7 +90,7 @@ impl Machine {
                 fcntl_lock(&file, FlockOperation::NonBlockingLockExclusive).is_ok()
             });
         }
-        let scenario = Guest::shared().scenario().input("tests.sh", LIBRARY);
+        let scenario = self.guest.scenario().input("tests.sh", LIBRARY);
         let scenario = scenario.script(format!(". /in/tests.sh\n{script}"));
         disks.iter().fold(scenario, |it, name| it.disk(name, Disk::file(self.scratch.path(name))))
     }

@@ -1,8 +1,8 @@
 //! The command and the real Linux kernel, taking turns with the same disks, files and rings: what every format, verb and door has
 //! to stand. The kernel runs in a guest (`tests/kernel`), which takes a processor of its own for most of a minute.
 //!
-//! One program, so that as many guests run at once as the machine has processors, to the end: `cargo test -p blockwork --test
-//! kernel -- vhost` picks a module.
+//! One program, whose tests hand their guests on to each other, so that as many run at once as the machine has processors, to the
+//! end: `cargo test -p blockwork --test kernel -- vhost` picks a module.
 
 mod chance;
 mod crashes;

@@ -135,8 +135,8 @@ fn elements_off_pages_are_linear_on_nfs_and_those_at_pages_need_not_be() {
     let scratch = Scratch::new();
     scratch.sparse("a.img", 256 << 20);
     let runs = "writes off 512 2000; writes auto 512 12000; writes off 4096 4000; writes auto 4096 4000";
-    let scenario =
-        Guest::shared().scenario().disk("a", scratch.path("a.img")).input("blockwork", stripped(&scratch));
+    let guest = Guest::shared();
+    let scenario = guest.scenario().disk("a", scratch.path("a.img")).input("blockwork", stripped(&scratch));
     let output = match scenario
         .script(format!("{EXPORT}\n{MOUNT}\n{SERVE}\n{WRITES}\n{runs}\n{VERIFIES}\n{UNMOUNT}\n{STOP}"))
         .run()
@@ -167,8 +167,8 @@ fn elements_off_pages_are_linear_on_nfs_and_those_at_pages_need_not_be() {
 fn nfsd_that_does_several_writes_of_a_call_wrong_and_restarts_has_what_was_written() {
     let scratch = Scratch::new();
     scratch.sparse("a.img", 256 << 20);
-    let scenario =
-        Guest::shared().scenario().disk("a", scratch.path("a.img")).input("blockwork", stripped(&scratch));
+    let guest = Guest::shared();
+    let scenario = guest.scenario().disk("a", scratch.path("a.img")).input("blockwork", stripped(&scratch));
     let output = match scenario.script(format!("{EXPORT}\n{OURS}\n{STOP}")).run() {
         Ok(output) => output,
         Err(error) => panic!("in the guest: {error}"),
