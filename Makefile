@@ -6,10 +6,17 @@ SEEDS ?= 5000
 FROM ?= 1000
 # A seed of `chance` takes some minutes, one of `labs` milliseconds.
 CHANCES = $(if $(filter file,$(origin SEEDS)),10,$(SEEDS))
+# Where `make install` puts what `make build` has made: below DESTDIR, for who makes a package of it.
+PREFIX ?= /usr/local
+BINDIR ?= $(PREFIX)/bin
+DATADIR ?= $(PREFIX)/share
+BLOCKWORK ?= $${CARGO_TARGET_DIR:-target}/release/blockwork
 
-.PHONY: help demo test test-xen check bench fuzz labs chance tools
+.PHONY: help build install demo test test-xen check bench fuzz labs chance tools
 
 help:
+	@echo 'make build   build it, into target/release'
+	@echo 'make install  then, as root: the program, its manual pages, and completion for bash, zsh and fish, into $(PREFIX) (PREFIX=, DESTDIR=)'
 	@echo 'make demo    build, and show the main job on four disks that a real kernel wrote'
 	@echo 'make test    install what the tests need (as root: apt-get), and run every check and test'
 	@echo 'make test-xen  serve guests of Xen, booted under QEMU (tests/xen; a quarter of an hour)'
@@ -20,8 +27,22 @@ help:
 	@echo 'make fuzz    $(FUZZ_SECONDS) s of libFuzzer for each target (FUZZ_SECONDS=N; nightly and cargo-fuzz)'
 
 # Needs a Rust toolchain and nothing else.
-demo:
+build:
 	$(CARGO) build --release --locked -p blockwork
+
+# Without a toolchain, which root need not have. What is generated is all there before anything is installed.
+install:
+	@test -x "$(BLOCKWORK)" || { echo "$(BLOCKWORK) is not there: \`make build\` makes it, as the user who builds" >&2; exit 1; }
+	set -e; made=$$(mktemp -d); trap 'rm -rf "$$made"' EXIT; "$(BLOCKWORK)" man "$$made/man1"; \
+		for shell in bash zsh fish; do "$(BLOCKWORK)" completion $$shell >"$$made/$$shell"; done; \
+		install -D -m 755 "$(BLOCKWORK)" "$(DESTDIR)$(BINDIR)/blockwork"; \
+		install -d "$(DESTDIR)$(DATADIR)/man/man1"; \
+		install -m 644 "$$made"/man1/* "$(DESTDIR)$(DATADIR)/man/man1"; \
+		install -D -m 644 "$$made/bash" "$(DESTDIR)$(DATADIR)/bash-completion/completions/blockwork"; \
+		install -D -m 644 "$$made/zsh" "$(DESTDIR)$(DATADIR)/zsh/site-functions/_blockwork"; \
+		install -D -m 644 "$$made/fish" "$(DESTDIR)$(DATADIR)/fish/vendor_completions.d/blockwork.fish"
+
+demo: build
 	"$${CARGO_TARGET_DIR:-target}/release/blockwork" demo
 
 tools:
@@ -31,8 +52,7 @@ test: tools
 	scripts/test
 
 # Not in `make test`: it downloads 140 MB and is slow.
-test-xen:
-	$(CARGO) build --release --locked -p blockwork
+test-xen: build
 	tests/xen/run
 
 check:

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 
 use blockwork_format::blkif::VirtualDevice;
 use blockwork_uring::Io;
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
+use crate::completion::CompletionArgs;
 use crate::lv::LvArgs;
+use crate::man::ManArgs;
 use crate::md::MdArgs;
 use crate::vg::VgArgs;
 
@@ -73,15 +75,24 @@ pub(crate) enum Verb {
     /// Try it: opens the disks of a Linux machine, serves their volumes to real clients, and shows what happened.
     #[command(after_help = "Example:\n  blockwork demo")]
     Demo(DemoArgs),
+    /// Print what bash, zsh or fish needs to complete this command line.
+    #[command(after_help = "Examples:\n  source <(blockwork completion bash)\n  \
+        blockwork completion zsh >/usr/local/share/zsh/site-functions/_blockwork\n  \
+        blockwork completion fish >~/.config/fish/completions/blockwork.fish\n\n`make install` puts all three where shells look for them.")]
+    Completion(CompletionArgs),
+    /// Write manual pages: one for blockwork, and one for each verb.
+    #[command(after_help = "Example:\n  blockwork man ~/.local/share/man/man1 && man blockwork-serve\n\n\
+        `make install` puts them where `man` looks for them.")]
+    Man(ManArgs),
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ScanArgs {
     /// Disks to look at.
-    #[arg(value_name = "DISK", required_unless_present = "table")]
+    #[arg(value_name = "DISK", required_unless_present = "table", value_hint = ValueHint::FilePath)]
     pub(crate) disks: Vec<String>,
     /// Tables in dmsetup's syntax, whose disks are looked at as well.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) table: Vec<String>,
     /// Show queue limits.
     #[arg(long)]
@@ -97,10 +108,10 @@ pub(crate) struct ScanArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     /// Disks: PATH[,option=value...], nfs://SERVER/PATH, null:SIZE or memory:SIZE. What follows the first and is no file is a VOLUME.
-    #[arg(long, value_name = "DISK", num_args = 1.., required_unless_present = "table")]
+    #[arg(long, value_name = "DISK", num_args = 1.., required_unless_present = "table", value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
     /// A stack in dmsetup's table syntax, served as dm/NAME: NAME stands before the lines, or is the file's stem.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) table: Vec<String>,
     /// Volumes to serve: all, where none is named. The first is NBD's default export.
     #[arg(value_name = "VOLUME")]
@@ -112,7 +123,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) nbd_clients: u16,
     /// Demand TLS of NBD clients, with the certificates in FOLDER (server-cert.pem, server-key.pem, ca-cert.pem).
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) tls_certificates: Option<PathBuf>,
     /// Serve only clients whose certificate is signed by ca-cert.pem.
     #[arg(long, requires = "tls_certificates")]
@@ -219,10 +230,10 @@ pub(crate) struct DemoArgs {
 pub(crate) struct MessageArgs {
     /// The table with the pool, which nobody serves. What stands behind the pool in it may not be there yet. Without a table, the running
     /// server that has the pool tells it.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) table: Option<String>,
     /// Disks with volumes that the table names.
-    #[arg(long, value_name = "DISK", requires = "table")]
+    #[arg(long, value_name = "DISK", requires = "table", value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
     /// The pool: dm/NAME.
     #[arg(value_name = "DEVICE")]

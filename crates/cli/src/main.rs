@@ -6,9 +6,11 @@
 
 mod args;
 mod at_once;
+mod completion;
 mod demo;
 mod habits;
 mod lv;
+mod man;
 mod md;
 mod message;
 mod nbd_client;
@@ -40,6 +42,8 @@ fn main() -> ExitCode {
         Verb::Message(args) => message::run(&args),
         Verb::Reproduce(args) => reproduce::run(&args),
         Verb::Demo(args) => demo::run(&args),
+        Verb::Completion(args) => completion::run(&args),
+        Verb::Man(args) => man::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,6 +1,6 @@
 //! The verbs of `blockwork md` and their options.
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
 
 use super::verb_args::{
     AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, ServedArgs, SpeedArgs, StatusArgs, SyncArgs,
@@ -40,6 +40,9 @@ pub(crate) enum MdVerb {
         On an array opened by --disk, the device is filled before the command ends; ^C stops, on record.")]
     Add(AddArgs),
     /// Give members up: they get no I/O any more.
+    #[command(
+        after_help = "Examples:\n  blockwork md fail md/data b.img\n  blockwork md fail md/data b.img --disk a.img b.img"
+    )]
     Fail(DevicesArgs),
     /// Take out what has failed, and spares.
     #[command(
@@ -50,27 +53,36 @@ pub(crate) enum MdVerb {
     #[command(after_help = "Example:\n  blockwork md replace md/data b.img --with e.img")]
     Replace(ReplaceArgs),
     /// Compare all copies, and count sectors that differ.
+    #[command(
+        after_help = "Examples:\n  blockwork md check md/data --wait\n  blockwork md check md/data --disk a.img b.img"
+    )]
     Check(SyncArgs),
     /// Compare all copies, and make them equal.
+    #[command(
+        after_help = "Examples:\n  blockwork md repair md/data --wait\n  blockwork md repair md/data --disk a.img b.img"
+    )]
     Repair(SyncArgs),
     /// Stop what a running server is syncing, checking or repairing.
-    #[command(
-        after_help = "There is no --disk: what a command syncs that has opened the disks itself ends with that command, by ^C."
-    )]
+    #[command(after_help = "Example:\n  blockwork md stop-sync md/data\n\n\
+        There is no --disk: what a command syncs that has opened the disks itself ends with that command, by ^C.")]
     StopSync(ServedArgs),
     /// Have a running server go on with a recovery or resync that was stopped, or that stopped as a disk failed.
-    #[command(
-        after_help = "There is no --disk: `blockwork md wait --disk` does what is due on disks that nobody serves."
-    )]
+    #[command(after_help = "Example:\n  blockwork md start-sync md/data\n\n\
+        There is no --disk: `blockwork md wait --disk` does what is due on disks that nobody serves.")]
     StartSync(ServedArgs),
     /// Limit the speed at which a running server syncs.
-    #[command(
-        after_help = "There is no --disk: a command that opens the disks itself, such as `blockwork md add`, takes --sync-speed-max."
-    )]
+    #[command(after_help = "Example:\n  blockwork md sync-speed md/data --max 50000\n\n\
+        There is no --disk: a command that opens the disks itself, such as `blockwork md add`, takes --sync-speed-max.")]
     SyncSpeed(SpeedArgs),
     /// Make use of what members have more than they had.
+    #[command(
+        after_help = "Examples:\n  blockwork md grow md/data --wait\n  blockwork md grow md/data --size 200G --disk a.img b.img"
+    )]
     Grow(GrowArgs),
     /// Wait until nothing is being synced and nothing is due; with --disk, do what is due.
+    #[command(
+        after_help = "Examples:\n  blockwork md wait md/data\n  blockwork md wait md/data --disk a.img b.img"
+    )]
     Wait(Which),
 }
 
@@ -78,7 +90,7 @@ pub(crate) enum MdVerb {
 pub(crate) struct CreateArgs {
     /// Disks, or PATH/NUMBER for a partition of one: first the members by their places, then the spares. `missing` stands for
     /// a member that is to come.
-    #[arg(value_name = "DISK", required = true)]
+    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::FilePath)]
     pub(crate) disks: Vec<String>,
     /// 0 (stripes), 1 (mirrors) or 10 (stripes of mirrors).
     #[arg(short, long, value_name = "LEVEL", value_enum)]
@@ -157,7 +169,7 @@ pub(crate) enum Metadata {
 #[derive(Debug, Args)]
 pub(crate) struct ExamineArgs {
     /// Disks to look at; partitions of them that are members are shown as well.
-    #[arg(value_name = "DISK", required = true)]
+    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::FilePath)]
     pub(crate) disks: Vec<String>,
     /// Show the write-intent bitmap instead, as `mdadm --examine-bitmap` does.
     #[arg(long, conflicts_with = "bad_blocks")]

@@ -1,7 +1,7 @@
 //! Options of the verbs that look after an array: of a running server, or of one whose disks are named.
 
 use blockwork_layer::md::SYNC_SPEED_DEFAULT;
-use clap::Args;
+use clap::{Args, ValueHint};
 
 /// Which array, and where it is.
 #[derive(Debug, Args)]
@@ -17,7 +17,7 @@ pub(crate) struct Which {
 #[derive(Debug, Args)]
 pub(crate) struct Place {
     /// Open the array's disks in this process. Without it, the running server that has the array is asked.
-    #[arg(long, value_name = "DISK", num_args = 1..)]
+    #[arg(long, value_name = "DISK", num_args = 1.., value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
     /// The verb has the option above.
     #[arg(skip = true)]
@@ -53,7 +53,7 @@ pub(crate) struct AddArgs {
     #[command(flatten)]
     pub(crate) which: Which,
     /// Disks as `serve --disk` takes them, or PATH/NUMBER for a partition.
-    #[arg(value_name = "DEVICE", required = true)]
+    #[arg(value_name = "DEVICE", required = true, value_hint = ValueHint::FilePath)]
     pub(crate) devices: Vec<String>,
     /// Take a device that holds something else, which is lost.
     #[arg(long)]
@@ -138,7 +138,7 @@ pub(crate) struct StatusArgs {
     #[arg(value_name = "ARRAY")]
     pub(crate) array: Option<String>,
     /// Look at the arrays on these disks, which are only read. Without it, running servers are asked.
-    #[arg(long, value_name = "DISK", num_args = 1..)]
+    #[arg(long, value_name = "DISK", num_args = 1.., value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
     /// Print JSON: {"arrays": [...]}, as docs/control-api.md has it.
     #[arg(long)]

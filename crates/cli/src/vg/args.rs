@@ -1,6 +1,6 @@
 //! The verbs of `blockwork vg` and their options.
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueHint};
 
 #[derive(Debug, Args)]
 pub(crate) struct VgArgs {
@@ -39,7 +39,7 @@ pub(crate) enum VgVerb {
 #[derive(Debug, Args)]
 pub(crate) struct Disks {
     /// The disks of the group, all of them: PATH[,option=value...].
-    #[arg(long, value_name = "DISK", num_args = 1.., required = true)]
+    #[arg(long, value_name = "DISK", num_args = 1.., required = true, value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
     /// Print JSON, sizes in bytes.
     #[arg(long)]
@@ -51,7 +51,7 @@ pub(crate) struct Disks {
 pub(crate) struct Place {
     /// The disks of the group, all of them: PATH[,option=value...]. Without them, the running server that serves volumes of the group
     /// is asked.
-    #[arg(long, value_name = "DISK", num_args = 1..)]
+    #[arg(long, value_name = "DISK", num_args = 1.., value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
     /// Of a server that was told which volumes to serve: serve what is new as well.
     #[arg(long)]
@@ -70,10 +70,10 @@ pub(crate) struct CreateArgs {
     #[arg(value_name = "VG")]
     pub(crate) group: String,
     /// Its disks; PATH/NUMBER for a partition, or a device on the disks of --disk by the name that `scan` shows.
-    #[arg(value_name = "DISK", required = true)]
+    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::FilePath)]
     pub(crate) devices: Vec<String>,
     /// More disks to open: those that a device above lies on.
-    #[arg(long, value_name = "DISK", num_args = 1..)]
+    #[arg(long, value_name = "DISK", num_args = 1.., value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
     /// Size of an extent, a power of two or a multiple of 128K.
     #[arg(short = 's', long, value_name = "SIZE[m]", default_value = "4M")]
@@ -95,10 +95,10 @@ pub(crate) struct ExtendArgs {
     #[arg(value_name = "VG")]
     pub(crate) group: String,
     /// Disks to add, as for `vg create`. Those that are in the group already only tell where it is.
-    #[arg(value_name = "DISK", required = true)]
+    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::FilePath)]
     pub(crate) devices: Vec<String>,
     /// The disks of the group.
-    #[arg(long, value_name = "DISK", num_args = 1..)]
+    #[arg(long, value_name = "DISK", num_args = 1.., value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
     /// What the disks hold may be destroyed.
     #[arg(long)]
@@ -114,10 +114,10 @@ pub(crate) struct ReduceArgs {
     #[arg(value_name = "VG")]
     pub(crate) group: String,
     /// Disks that leave it, or UUIDs of their physical volumes.
-    #[arg(value_name = "DISK", required = true)]
+    #[arg(value_name = "DISK", required = true, value_hint = ValueHint::FilePath)]
     pub(crate) devices: Vec<String>,
     /// The other disks of the group.
-    #[arg(long, value_name = "DISK", num_args = 1..)]
+    #[arg(long, value_name = "DISK", num_args = 1.., value_hint = ValueHint::FilePath)]
     pub(crate) disk: Vec<String>,
     /// Print JSON, sizes in bytes.
     #[arg(long)]

@@ -8,6 +8,7 @@ mod crash;
 mod demo;
 mod habits;
 mod hostile;
+mod installation;
 mod lv_thin;
 mod lvm_snapshot_verbs;
 mod lvm_verbs;
