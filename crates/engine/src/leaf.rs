@@ -9,8 +9,9 @@ use crate::decision::Decision;
 use crate::env::{Completion, Env, Token};
 use crate::limits::Limits;
 use crate::lock::LockSnapshot;
+use crate::queue::Complaints;
 use crate::turn::{Turn, Turns};
-use crate::units::{Nanos, Sector, Sectors};
+use crate::units::{Sector, Sectors};
 
 /// A leaf's number, the same for all workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -157,8 +158,8 @@ pub struct LeafShared {
     /// In sectors: nothing is written behind it. That of the device is told by its source; this is less only where it has become smaller.
     end: AtomicU64,
     changes: AtomicU64,
-    /// When it may be said next that there is no room.
-    complaint: AtomicU64,
+    /// What was said of requests that the device has refused.
+    pub(crate) complaints: Complaints,
     /// Whose flush may run. One at a time over all workers: Linux reports a lost write to one fsync only, so a second
     /// one that overlaps it would succeed, and prove nothing.
     pub(crate) flush_turns: Turns,
@@ -171,7 +172,7 @@ impl Default for LeafShared {
             doubts: AtomicU64::new(0),
             end: AtomicU64::new(u64::MAX),
             changes: AtomicU64::new(0),
-            complaint: AtomicU64::new(0),
+            complaints: Complaints::default(),
             flush_turns: Turns::default(),
         }
     }
@@ -218,13 +219,6 @@ impl LeafShared {
     #[inline]
     pub fn end(&self) -> Sector {
         Sector(self.end.load(Ordering::Acquire))
-    }
-    /// Whether it is time to say (again) that the device has no room; whoever is told so says it.
-    pub(crate) fn may_complain(&self, now: Nanos, interval: Nanos) -> bool {
-        let next = self.complaint.load(Ordering::Relaxed);
-        let then = now.0.saturating_add(interval.0);
-        now.0 >= next
-            && self.complaint.compare_exchange(next, then, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
     /// Says that content is changing or has changed. Called before a write is started and after it has completed,
     /// by leaves that read ahead, so that no worker serves a stale prefetched sector.

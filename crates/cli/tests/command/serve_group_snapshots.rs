@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::support::fs::SmallDisk;
 use crate::support::lvm::Lab;
 use crate::support::nbd::{self, Raw, fio, python};
-use crate::support::{Background, SlowDisk, both, noise, output, run, run_refused, tool, until};
+use crate::support::{Background, FuseDisk, both, noise, output, run, run_refused, tool, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -425,7 +425,7 @@ fn nothing_is_copied_to_the_store_of_a_snapshot_that_has_gone_with_its_origin() 
     let mut disk = lab.scratch.read("a");
     disk[2 << 20..34 << 20].copy_from_slice(&noise(32 << 20, 1));
     lab.scratch.write("a", &disk);
-    let slow = SlowDisk::over(&lab.scratch, "b", 45, 100);
+    let slow = FuseDisk::slow(&lab.scratch, "b", 45, 100);
     let server = lab.scratch.serve(["--disk", "a", &slow.file, "--workers", "2"]);
     let mut client = Raw::open_export(&lab.scratch.at("socket"), "vg/root");
     // The answer to the first finds nobody: that is how the server learns that the client has gone while it works for it. Of the other

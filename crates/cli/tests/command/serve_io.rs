@@ -9,7 +9,7 @@ use std::time::Instant;
 use crate::support;
 use crate::support::fs::{LeftMount, SmallDisk};
 use crate::support::nbd::fio;
-use crate::support::{Scratch, Server, Stats, both, output, run, tool, until};
+use crate::support::{FuseDisk, Scratch, Server, Stats, both, output, run, tool, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -197,4 +197,50 @@ fn a_disk_without_room_is_told_with_the_place_and_what_to_do() {
     assert!(said[0].contains(" at byte ") && said[0].contains("Make room on the file system"), "{said:?}");
     let most = 1 + start.elapsed().as_secs() / 10;
     assert!(said.len() as u64 <= most, "{said:?}");
+}
+
+/// Sectors that the kernel cannot read or write: the client is told, and so is whoever reads the log, once for each operation.
+#[test]
+fn what_a_disk_refuses_is_told_with_the_place_and_what_to_do() {
+    const BAD: u64 = 8192;
+    let (scratch, start) = (Scratch::new(), Instant::now());
+    scratch.sparse("base.img", 8 * MIB);
+    let disk = FuseDisk::with_bad_sectors(&scratch, "base.img", 16384, BAD);
+    let server = scratch.serve(["--disk", &disk.file]);
+    let asked = |what: &str| {
+        let command = format!("{what} 4M 4k");
+        both(&output(tool("qemu-io").args(["-f", "raw", "-c", &command, &scratch.uri("")])))
+    };
+    for what in ["read", "read", "read", "write", "write"] {
+        assert!(asked(what).contains("Input/output error"), "{what}");
+    }
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    for operation in ["Read", "Write"] {
+        let line = format!("blockwork: error: {}: {operation} of 4096 bytes at byte 4194304: ", disk.file);
+        let said: Vec<&str> = ended.stderr.lines().filter(|said| said.starts_with(&line)).collect();
+        assert!((1..=1 + start.elapsed().as_secs() / 10).contains(&(said.len() as u64)), "{}", ended.stderr);
+        assert!(
+            said[0].contains(
+                "Input/output error (os error 5). Whoever asked was told. See what the kernel's log says"
+            ),
+            "{said:?}"
+        );
+    }
+}
+
+/// A mirror makes good for what the leg that it reads cannot: the client sees nothing of it, and the log does.
+#[test]
+fn what_a_mirror_makes_good_for_is_told_of_the_disk() {
+    let scratch = Scratch::new();
+    let content = scratch.noise("base.img", 8 << 20, 3);
+    scratch.write("good.img", &content);
+    let disk = FuseDisk::with_bad_sectors(&scratch, "base.img", 16384, 8192);
+    let table = scratch
+        .write("mirror.table", format!("0 16384 raid raid1 4 0 nosync write_mostly 1 2 - {} - good.img\n", disk.file));
+    let server = scratch.serve(["--table", &table]);
+    run(tool("nbdcopy").args([&scratch.uri(""), &scratch.at("copy")]));
+    assert!(scratch.read("copy") == content, "the copy differs");
+    let said = server.stop().stderr;
+    assert!(said.contains(&format!("blockwork: error: {}: Read of ", disk.file)), "{said}");
 }

@@ -6,7 +6,7 @@ use std::fs::OpenOptions;
 
 use crate::machine::{Facts, MIB, Machine, expect_pattern, scribble};
 use crate::support::nbd::fio;
-use crate::support::{SlowDisk, run, run_refused, until};
+use crate::support::{FuseDisk, run, run_refused, until};
 use blockwork_kernel::pattern;
 
 /// Volumes of the group `vg`, by our arguments, and whether they have mirrors.
@@ -402,7 +402,7 @@ fn a_merge_goes_from_our_server_to_the_kernel_and_another_from_the_kernel_to_our
     served.stop();
 
     // So slow that there is time to kill the server in the middle.
-    let slow = SlowDisk::over(&machine.scratch, "a", 40, 40);
+    let slow = FuseDisk::slow(&machine.scratch, "a", 40, 40);
     let served = machine.serve(&[&*slow.file, "b", "c", "d"], &[]);
     let said = run(&mut machine.scratch.blockwork(["lv", "merge", "vg/fine"]));
     assert!(said.contains("is being merged into vg/origin"), "{said}");

@@ -263,23 +263,34 @@ pub struct Server {
     stdout: Option<JoinHandle<String>>,
 }
 
-/// A disk whose every request takes some time: a file of FUSE's, behind which another server delays what it does with the real one.
-pub struct SlowDisk {
+/// A disk that is a file of FUSE's, behind which another server does to requests what a table says.
+pub struct FuseDisk {
     pub file: String,
     // In this order: nothing is left mounted by a server that has not ended.
     _server: Server,
     _left: fs::LeftMount,
 }
 
-impl SlowDisk {
-    /// One over a file of so many MiB.
-    pub fn over(scratch: &Scratch, disk: &str, mib: u64, delay_ms: u32) -> SlowDisk {
-        let line = format!("slow: 0 {} delay {disk} 0 {delay_ms}\n", mib * 2048);
-        let table = scratch.write("slow.table", line);
-        let file = scratch.at("slow");
+impl FuseDisk {
+    /// A file of so many MiB whose every request takes some time.
+    pub fn slow(scratch: &Scratch, disk: &str, mib: u64, delay_ms: u32) -> FuseDisk {
+        FuseDisk::of(scratch, &format!("0 {} delay {disk} 0 {delay_ms}\n", mib * 2048))
+    }
+
+    /// A file of so many sectors, of which the 8 from `bad` on can neither be read nor written: EIO, by the kernel.
+    pub fn with_bad_sectors(scratch: &Scratch, disk: &str, sectors: u64, bad: u64) -> FuseDisk {
+        let (behind, left) = (bad + 8, sectors - bad - 8);
+        let table =
+            format!("0 {bad} linear {disk} 0\n{bad} 8 error\n{behind} {left} linear {disk} {behind}\n");
+        FuseDisk::of(scratch, &table)
+    }
+
+    fn of(scratch: &Scratch, table: &str) -> FuseDisk {
+        let table = scratch.write("fuse.table", table);
+        let file = scratch.at("fuse");
         let mut command = scratch.blockwork(["serve", "--table", &table, "--fuse", &file, "--no-control"]);
         let _left = fs::LeftMount(file.clone().into());
-        SlowDisk { _server: Server::start(&mut command), _left, file }
+        FuseDisk { _server: Server::start(&mut command), _left, file }
     }
 }
 

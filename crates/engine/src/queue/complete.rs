@@ -2,6 +2,7 @@
 
 use blockwork_memory::Segment;
 
+use super::refused::Refusal;
 use super::{LeafQueue, Part, Plugged, QueueContext, Stage, trace};
 use crate::bio::{Errno, Flags, Op};
 use crate::core::LeafFailure;
@@ -60,7 +61,7 @@ impl LeafQueue {
                 self.requeue(cx, id, Reason::Retry);
             }
             Err(errno) if self.may_be_a_flush(cx.env, id, errno) => self.doubt(cx, id, errno),
-            Err(errno) => self.failed(cx, id, errno),
+            Err(errno) => self.failed(cx, id, Refusal::Errno(errno)),
             Ok(bytes) if bytes < self.requests[id].nr.bytes() => self.short(cx, id, bytes),
             Ok(_) => self.succeeded(cx, id),
         }
@@ -83,11 +84,11 @@ impl LeafQueue {
             let request = &self.requests[id];
             if bytes > 0 && request.io_data().iter().any(Segment::is_gone) {
                 // The memory ends within the first block, not the device.
-                self.failed(cx, id, Errno::EFAULT);
+                self.failed(cx, id, Refusal::Errno(Errno::EFAULT));
                 return;
             }
             self.transferred_nothing(id);
-            self.failed(cx, id, Errno::EIO);
+            self.failed(cx, id, Refusal::Nothing);
             return;
         }
         self.requests[id].advance(whole);
@@ -150,7 +151,8 @@ impl LeafQueue {
         }
     }
 
-    fn failed(&mut self, cx: &mut QueueContext<'_>, id: u32, errno: Errno) {
+    fn failed(&mut self, cx: &mut QueueContext<'_>, id: u32, refusal: Refusal) {
+        let errno = refusal.errno();
         cx.counters.add(self.node, Counter::Incomplete, 1);
         let request = &mut self.requests[id];
         request.unbounce(Sectors::ZERO);
@@ -183,7 +185,7 @@ impl LeafQueue {
             Stage::Client if request.parts.len() > 1 => self.retry_parts(cx, id),
             Stage::Client => {
                 cx.counters.add(self.node, Counter::Errors, 1);
-                self.complain_if_full(id, errno, cx.now);
+                self.complain(id, refusal, cx.now);
                 let (bio, op, (sector, nr)) = (request.parts[0].bio, request.op, request.whole());
                 cx.fail(LeafFailure { bio, leaf: self.id, op, sector, nr, errno });
                 self.requests.give_back(id);

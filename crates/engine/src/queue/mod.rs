@@ -30,9 +30,9 @@ mod complete;
 mod durable;
 mod fixed;
 mod flush;
-mod full;
 mod merge;
 mod read_ahead;
+mod refused;
 mod request;
 mod shrunk;
 mod split;
@@ -61,6 +61,7 @@ use durable::Durable;
 use flush::Flushes;
 use read_ahead::ReadAhead;
 pub(crate) use read_ahead::{Allowance, Behind, Stretch, Wish};
+pub(crate) use refused::Complaints;
 pub(crate) use split::sectors_in_segments;
 
 use request::{Part, Requests, Stage};

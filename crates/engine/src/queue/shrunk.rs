@@ -13,13 +13,7 @@ impl LeafQueue {
     /// A read or write was done, and nothing of it was transferred.
     #[cold]
     pub(super) fn transferred_nothing(&self, id: u32) {
-        let (op, _, sector, nr) = self.requests[id].what();
-        log::error!(
-            "{}: {op:?} of {} bytes at byte {}: nothing was transferred",
-            self.source.name(),
-            nr.bytes(),
-            sector.bytes()
-        );
+        let (op, _, sector, _) = self.requests[id].what();
         if op == Op::Read {
             // Where nobody can tell its size, it ends here at the latest.
             self.ends_at(self.source.sectors_now().unwrap_or(Sectors(sector.0)));
