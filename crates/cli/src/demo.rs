@@ -86,7 +86,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     };
     result.and(removed)?;
     if args.json {
-        out::print(&format!("{}\n", serde_json::to_string_pretty(&demo.outcome)?))?;
+        out::print_json(&demo.outcome)?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 use std::io::{self, BufWriter, StdoutLock, Write};
 
 use anyhow::{Context, Result};
+use serde::Serialize;
 
 /// Says this.
 pub(crate) fn print(text: &str) -> Result<()> {
@@ -13,6 +14,20 @@ pub(crate) fn print(text: &str) -> Result<()> {
 /// The same of a change that was made: that must be known even where nobody can be told the rest.
 pub(crate) fn print_done(text: &str) -> Result<()> {
     print(text).context("what was asked for is done, and only this cannot be told")
+}
+
+/// Says this to programs, and to people who look at what these get: indented, an item a line.
+pub(crate) fn print_json(answer: &impl Serialize) -> Result<()> {
+    print(&json(answer)?)
+}
+
+/// The same of a change that was made.
+pub(crate) fn print_json_done(answer: &impl Serialize) -> Result<()> {
+    print_done(&json(answer)?)
+}
+
+fn json(answer: &impl Serialize) -> Result<String> {
+    Ok(serde_json::to_string_pretty(answer)? + "\n")
 }
 
 /// Says what may be long: standard output alone would write each line by itself.

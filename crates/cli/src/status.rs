@@ -29,13 +29,11 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     if disks.is_empty() {
         log::warn!("no server is running (of this user) that has a disk");
     }
-    let text = if args.json {
+    if args.json {
         let disk = |it: &Disk| json!({ "pid": it.pid, "name": it.name, "decisions": it.decisions, "choices": it.choices });
-        format!("{}\n", json!({ "disks": disks.iter().map(disk).collect::<Vec<_>>() }))
-    } else {
-        disks.iter().map(text).collect()
-    };
-    out::print(&text)
+        return out::print_json(&json!({ "disks": disks.iter().map(disk).collect::<Vec<_>>() }));
+    }
+    out::print(&disks.iter().map(text).collect::<String>())
 }
 
 /// Disks with something to choose.

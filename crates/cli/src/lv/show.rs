@@ -7,7 +7,6 @@ use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
 use blockwork_volume::Assembly;
 use blockwork_volume::lvm::Group;
-use serde_json::json;
 
 use super::args::ShowArgs;
 use crate::out;
@@ -29,7 +28,7 @@ pub(super) fn run(args: &ShowArgs) -> Result<()> {
         bail!("there is no logical volume {name:?} in {}", group.unwrap_or_default());
     }
     if args.place.json {
-        return out::print(&format!("{:#}\n", json!(volumes)));
+        return out::print_json(&volumes);
     }
     let mut rows = vec![
         ["LV", "VG", "LSize", "Type", "Origin", "Pool", "Data%", "Meta%", "On", "Tags"]

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &CreateArgs) -> Result<()> {
         },
     )?;
     if args.json {
-        out::print_done(&format!("{:#}\n", json(&creation)))
+        out::print_json_done(&json(&creation))
     } else {
         out::print_done(&summary(args, &creation))
     }

@@ -39,7 +39,7 @@ pub(crate) fn run(args: &ExamineArgs) -> Result<()> {
     let members = members.into_iter().filter_map(|(title, examined)| Some((title, examined?)));
     let members: Vec<(String, Examined)> = members.collect();
     if args.json {
-        out::print(&format!("{:#}\n", json::list(&members)))?;
+        out::print_json(&json::list(&members))?;
     } else {
         let texts = members.iter().map(|(title, examined)| text(args, title, examined));
         out::print(&texts.collect::<Result<String>>()?)?;

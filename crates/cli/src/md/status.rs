@@ -31,7 +31,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         log::warn!("there is no array {whose}{elsewhere}");
     }
     if args.json {
-        return out::print(&format!("{}\n", serde_json::to_string(&ArrayList { arrays })?));
+        return out::print_json(&ArrayList { arrays });
     }
     out::print(&arrays.iter().map(text).collect::<String>())
 }

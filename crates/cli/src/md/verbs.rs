@@ -197,7 +197,7 @@ impl<'a> Work<'a> {
             let devices: Vec<&String> = answers.iter().flat_map(|answer| &answer.devices).collect();
             let json =
                 serde_json::json!({ "said": said.join("; "), "devices": devices, "array": last.array });
-            out::print_done(&format!("{json}\n"))
+            out::print_json_done(&json)
         } else {
             let lines: String = answers.iter().map(|answer| format!("{}\n", answer.said)).collect();
             out::print_done(&lines)

@@ -103,7 +103,7 @@ pub(crate) fn announce(editor: &GroupEditor, said: &str, more: Option<Value>, as
         if let Some(more) = more {
             value["volume"] = more;
         }
-        out::print_done(&format!("{value:#}\n"))
+        out::print_json_done(&value)
     } else {
         out::print_done(&format!("{said}\n"))
     }

@@ -51,7 +51,7 @@ pub(crate) fn groups(assembly: &Assembly, name: Option<&str>) -> Result<Vec<Show
 pub(super) fn run(args: &ShowArgs) -> Result<()> {
     let found = groups(&look(&args.disks.disk)?, args.group.as_deref())?;
     if args.disks.json {
-        return out::print(&format!("{:#}\n", Value::from(found.iter().map(json).collect::<Vec<_>>())));
+        return out::print_json(&found.iter().map(json).collect::<Vec<_>>());
     }
     let mut rows =
         vec![["VG", "#PV", "#LV", "#SN", "Attr", "VSize", "VFree", "Tags"].map(str::to_owned).to_vec()];

@@ -47,7 +47,7 @@ fn ask(socket: &Path, place: &Place, group: &str, change: Change) -> Result<()> 
     let answer = ask_group(socket, &request)?;
     answer.notes.iter().for_each(|note| log::warn!("{note}"));
     if place.json {
-        out::print_done(&format!("{:#}\n", json_of_answer(&answer)))
+        out::print_json_done(&json_of_answer(&answer))
     } else {
         out::print_done(&format!("{}\n", answer.said))
     }

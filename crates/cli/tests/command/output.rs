@@ -1,4 +1,5 @@
-//! Standard output that is full, or that nobody reads: said in a line, and no panic; what was asked for is done all the same.
+//! Standard output: JSON in one form; where it is full, or nobody reads it, that is said in a line, and no panic, and what was asked for is
+//! done all the same.
 
 use std::process::{Command, Stdio};
 
@@ -49,5 +50,32 @@ fn who_has_seen_enough_is_no_failure() {
         command.args(lab.args(words)).current_dir(lab.scratch.path("."));
         let done = command.stdin(Stdio::null()).stdout(writer).output().expect("it runs");
         assert!(done.status.success() && both(&done).is_empty(), "{words:?}: {}", both(&done));
+    }
+}
+
+/// Of all commands that answer once; events of a trace, and what a server says of itself, are a line each.
+#[test]
+fn json_is_indented_whoever_answers() {
+    let lab = lab();
+    lab.scratch.sparse("c", 64 << 20);
+    lab.scratch.sparse("d", 64 << 20);
+    for line in [
+        "scan a b c",
+        "status",
+        "vg show --disk a b",
+        "lv create vg/x -L 4M --disk a b",
+        "lv show --disk a b",
+        "md create -l1 -n2 --name data c d",
+        "md examine c d",
+        "md status",
+        "md status --disk c d",
+        "md check md/data --disk c d",
+    ] {
+        let said = run(&mut lab.scratch.blockwork(line.split(' ').chain(["--json"])));
+        serde_json::from_str::<serde_json::Value>(&said)
+            .unwrap_or_else(|error| panic!("{line}: {error}: {said}"));
+        let second = said.lines().nth(1).unwrap_or_default();
+        let indent = second.len() - second.trim_start().len();
+        assert!(indent == 2 && said.ends_with('\n'), "{line}: {said}");
     }
 }
