@@ -209,11 +209,19 @@ pub(crate) struct TraceArgs {
     #[arg(short, long, value_name = "NAME")]
     pub(crate) output: Option<PathBuf>,
     /// Stop after so many seconds.
-    #[arg(short = 'w', long, value_name = "SECONDS")]
+    #[arg(short = 'w', long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) stopwatch: Option<f64>,
     /// Print one JSON object an event.
     #[arg(long, conflicts_with = "output")]
     pub(crate) json: bool,
+}
+
+/// Longer than any trace: 31 years.
+const SECONDS_MAX: f64 = 1e9;
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.0..=SECONDS_MAX).contains(seconds));
+    seconds.ok_or_else(|| format!("expected seconds, 0 to {SECONDS_MAX}"))
 }
 
 #[derive(Debug, Args)]
@@ -301,7 +309,7 @@ pub(crate) struct ReproduceLinearizeArgs {
     #[arg(long, value_name = "PART")]
     pub(crate) change_until: Option<f64>,
     /// How much the times of calls vary: the deviation of their logarithm.
-    #[arg(long, value_name = "SIGMA", default_value_t = 0.2)]
+    #[arg(long, value_name = "SIGMA", default_value_t = 0.2, allow_negative_numbers = true)]
     pub(crate) noise: f64,
     /// Requests of each run.
     #[arg(long, value_name = "N", default_value_t = 40_000, value_parser = clap::value_parser!(u32).range(1..=10_000_000))]

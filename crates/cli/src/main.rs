@@ -21,12 +21,16 @@ mod serve;
 mod sizes;
 mod status;
 mod trace;
+mod usage;
 mod vg;
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use args::Verb;
+
+/// As clap has it.
+const WRONG_USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     let cli = habits::parse();
@@ -51,7 +55,7 @@ fn main() -> ExitCode {
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("blockwork: error: {}", said(&error));
-            ExitCode::FAILURE
+            if usage::is_wrong(&error) { ExitCode::from(WRONG_USAGE) } else { ExitCode::FAILURE }
         }
     }
 }

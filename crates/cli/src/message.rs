@@ -1,12 +1,13 @@
 //! `blockwork message`: tells a thin pool of a table what `dmsetup message` tells the kernel's: one that is served, or, by its table, one
 //! that nobody serves.
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use blockwork_daemon::{ClientError, PoolRequest, find_pool, tell_pool};
 use blockwork_volume::{Assembly, Plan, PoolChange};
 
 use crate::args::MessageArgs;
 use crate::at_once;
+use crate::usage::bail_usage;
 
 /// What a pool can be told.
 const MESSAGES: &str = "create_thin ID, create_snap ID ORIGIN, delete ID, set_transaction_id CURRENT NEW, \
@@ -14,7 +15,11 @@ const MESSAGES: &str = "create_thin ID, create_snap ID ORIGIN, delete ID, set_tr
 
 pub(crate) fn run(args: &MessageArgs) -> Result<()> {
     if args.sector != 0 {
-        bail!("{}: sector {}: a thin pool is one target, which begins at sector 0", args.device, args.sector);
+        bail_usage!(
+            "{}: sector {}: a thin pool is one target, which begins at sector 0",
+            args.device,
+            args.sector
+        );
     }
     let change = change(&args.message)?;
     let Some(table) = &args.table else { return tell_served(args) };
@@ -42,7 +47,7 @@ pub(crate) fn change(message: &[String]) -> Result<PoolChange> {
     let number = |word: &str| -> Result<u64> {
         match word.parse() {
             Ok(number) if word.bytes().all(|byte| byte.is_ascii_digit()) => Ok(number),
-            _ => bail!("{word:?} in {:?} is no number", words.join(" ")),
+            _ => bail_usage!("{word:?} in {:?} is no number", words.join(" ")),
         }
     };
     Ok(match words[..] {
@@ -56,7 +61,7 @@ pub(crate) fn change(message: &[String]) -> Result<PoolChange> {
         }
         ["reserve_metadata_snap"] => PoolChange::ReserveMetadataSnap,
         ["release_metadata_snap"] => PoolChange::ReleaseMetadataSnap,
-        _ => bail!("{:?} is no message of a thin pool; expected {MESSAGES}", words.join(" ")),
+        _ => bail_usage!("{:?} is no message of a thin pool; expected {MESSAGES}", words.join(" ")),
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use blockwork_insight::reproduce::discard::{self, DiscardPlan};
 use blockwork_insight::reproduce::linearize::{self, Kernel, LinearizePlan, LinearizeRate};
 use blockwork_insight::reproduce::merge::{self, MergePlan};
@@ -16,6 +16,7 @@ use crate::args::{
 };
 use crate::out;
 use crate::scan::lines;
+use crate::usage::bail_usage;
 
 mod rings;
 
@@ -32,20 +33,20 @@ pub(crate) fn run(args: &ReproduceArgs) -> Result<()> {
 fn linearize(args: &ReproduceLinearizeArgs) -> Result<()> {
     let kernel = match Kernel::NAMES.iter().find(|(name, _)| *name == args.kernel) {
         Some((_, kernel)) => *kernel,
-        None => bail!(
+        None => bail_usage!(
             "--kernel {}: expected one of {}",
             args.kernel,
             Kernel::NAMES.map(|(name, _)| name).join(", ")
         ),
     };
     if !(0.0..=2.0).contains(&args.noise) {
-        bail!("--noise {}: expected 0 to 2", args.noise);
+        bail_usage!("--noise {}: expected 0 to 2", args.noise);
     }
     if !(0.0..=1.0).contains(&args.change_at) {
-        bail!("--change-at {}: expected 0 to 1", args.change_at);
+        bail_usage!("--change-at {}: expected 0 to 1", args.change_at);
     }
     if let Some(until) = args.change_until.filter(|until| !(args.change_at..=1.0).contains(until)) {
-        bail!("--change-until {until}: expected --change-at, which is {}, to 1", args.change_at);
+        bail_usage!("--change-until {until}: expected --change-at, which is {}, to 1", args.change_at);
     }
     let ReproduceLinearizeArgs { seed, requests, noise, change_at, change_until, .. } = *args;
     let plan = LinearizePlan { seed, requests, kernel, noise, change_at, change_until };
@@ -95,7 +96,7 @@ fn discard(args: &ReproduceDiscardArgs) -> Result<()> {
 fn stack(name: &str) -> Result<&'static str> {
     match DiscardPlan::STACKS.iter().find(|known| **known == name) {
         Some(known) => Ok(known),
-        None => bail!("--stack {name}: expected one of {}", DiscardPlan::STACKS.join(", ")),
+        None => bail_usage!("--stack {name}: expected one of {}", DiscardPlan::STACKS.join(", ")),
     }
 }
 

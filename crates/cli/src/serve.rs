@@ -42,6 +42,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::ServeArgs;
 use crate::out;
+use crate::usage::bail_usage;
 pub(crate) use arrays::{ServedArrays, arrays_of};
 use autoextend::Autoextender;
 use groups::ServedGroups;
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let inherited = nbd::inherited(|name| std::env::var(name).ok())?;
     let guests = args.vhost_user.len() + args.xen.len();
     if args.nbd.is_empty() && args.fuse.is_empty() && guests == 0 && inherited.is_empty() {
-        bail!(
+        bail_usage!(
             "nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT, --fuse FILE, --vhost-user PATH or --xen DOMID/VDEV"
         );
     }
@@ -405,7 +406,7 @@ impl Running {
 /// Each export of a kind that has one volume gets one, in their order.
 fn check_count(option: &str, what: &str, given: usize, volumes: usize) -> Result<()> {
     if given > volumes {
-        bail!(
+        bail_usage!(
             "{given} times {option} for {volumes} volumes: each is the {what} of one volume, in their order"
         );
     }

@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use blockwork_daemon::{ServerInfo, find_volume, stream, trace_path};
 use blockwork_format::blktrace::{Formatter, Record};
 use blockwork_insight::trace::{RecordStream, TraceFiles};
@@ -14,6 +14,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::TraceArgs;
 use crate::out;
+use crate::usage::bail_usage;
 
 /// What ends or feeds a trace.
 enum News {
@@ -29,13 +30,15 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
     if let Some(path) = &args.output
         && path.extension().is_some_and(|extension| extension == "parquet")
     {
-        bail!("{}: Parquet is not written yet; use -o NAME for blktrace files, or --json", path.display());
+        bail_usage!(
+            "{}: Parquet is not written yet; use -o NAME for blktrace files, or --json",
+            path.display()
+        );
     }
     let server = find_volume(&args.volume)?;
     let text = args.output.is_none() && !args.json;
     let news = listen(&server, &trace_path(&args.volume, text))?;
-    let deadline =
-        args.stopwatch.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds.clamp(0.0, 1e9)));
+    let deadline = args.stopwatch.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
     let next = Next { news, deadline };
     match &args.output {
         Some(base) => {

@@ -51,6 +51,14 @@ pub enum VolumeError {
         /// Why, and what can be done.
         what: String,
     },
+    /// What is to be made can be on no disks.
+    #[error("{name}: {what}")]
+    Impossible {
+        /// What: `the array`.
+        name: &'static str,
+        /// Why, and what can be.
+        what: String,
+    },
     /// Of two volumes to be served one lies under the other.
     #[error(
         "{below} lies under {above}: writing to it would destroy that one; serve one of the two, or add --read-only",

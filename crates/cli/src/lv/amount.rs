@@ -1,9 +1,10 @@
 //! Amounts as people write them: `10G`, `+512M`, `100`, `-20`, `100%FREE`, `50%VG`.
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::Result;
 use blockwork_volume::lvm::edit::{Resize, Size};
 
 use crate::sizes::{MIB, bytes};
+use crate::usage::{bail_usage, usage};
 
 /// What `--size` and `--extents` of a new volume say; one of them is there. A + in front means nothing, as for lvcreate.
 pub(super) fn new_size(size: Option<&str>, extents: Option<&str>) -> Result<Size> {
@@ -16,12 +17,12 @@ pub(super) fn new_size(size: Option<&str>, extents: Option<&str>) -> Result<Size
         Some((hundredths, unit)) => {
             let hundredths = number(hundredths, "hundredths before the %")?;
             if hundredths > 100 {
-                bail!("--extents {text}: there is no more than 100%");
+                bail_usage!("--extents {text}: there is no more than 100%");
             }
             match unit.to_ascii_uppercase().as_str() {
                 "FREE" => Ok(Size::PercentFree(hundredths)),
                 "VG" => Ok(Size::PercentGroup(hundredths)),
-                _ => bail!("--extents {text}: expected N, N%FREE or N%VG"),
+                _ => bail_usage!("--extents {text}: expected N, N%FREE or N%VG"),
             }
         }
     }
@@ -42,11 +43,11 @@ pub(super) fn resize(size: Option<&str>, extents: Option<&str>) -> Result<Resize
     let (sign, rest) = signed(text);
     if let Some((hundredths, unit)) = rest.split_once('%') {
         if sign != Some('+') || !unit.eq_ignore_ascii_case("FREE") {
-            bail!("--extents {text}: expected [+|-]N, or +N%FREE for hundredths of what is free");
+            bail_usage!("--extents {text}: expected [+|-]N, or +N%FREE for hundredths of what is free");
         }
         let hundredths = number(hundredths, "hundredths before the %")?;
         if hundredths > 100 {
-            bail!("--extents {text}: there is no more than 100%");
+            bail_usage!("--extents {text}: there is no more than 100%");
         }
         return Ok(Resize::MorePercentFree(hundredths));
     }
@@ -70,7 +71,7 @@ fn signed(text: &str) -> (Option<char>, &str) {
 fn number(text: &str, expected: &str) -> Result<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let parsed = digits.then(|| text.parse().ok()).flatten();
-    parsed.ok_or_else(|| anyhow!("--extents: {text:?} is no number; expected {expected}"))
+    parsed.ok_or_else(|| usage!("--extents: {text:?} is no number; expected {expected}"))
 }
 
 #[cfg(test)]

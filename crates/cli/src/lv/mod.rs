@@ -8,10 +8,11 @@ mod show;
 mod snapshot;
 mod thin;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::Result;
 use blockwork_volume::lvm::edit::{Change, NewVolume, Shape, TagChange};
 
 use crate::sizes::{KIB, MIB, sectors};
+use crate::usage::{bail_usage, usage};
 use crate::vg::target::change;
 pub(crate) use args::LvArgs;
 use args::{CreateArgs, LvVerb, RemoveArgs, RenameArgs, ResizeArgs, TagArgs, Type};
@@ -40,7 +41,7 @@ fn create(args: &CreateArgs) -> Result<()> {
     let size = amount::new_size(args.size.as_deref(), args.extents.as_deref())?;
     let shape = shape(args)?;
     if args.nosync && !shape.is_raid() {
-        bail!("--nosync: only the mirrors of a raid1 or raid10 are synced");
+        bail_usage!("--nosync: only the mirrors of a raid1 or raid10 are synced");
     }
     let new = NewVolume {
         name: name.to_owned(),
@@ -65,7 +66,7 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
     let mirrors = args.mirrors.unwrap_or(1);
     let stripe_size = sectors("--stripesize", &args.stripesize, KIB)?;
     let region_size = sectors("--regionsize", &args.regionsize, MIB)?;
-    let unfit = |option: &str| Err(anyhow!("{option}: a volume of that type has none"));
+    let unfit = |option: &str| Err(usage!("{option}: a volume of that type has none"));
     match kind {
         Type::Linear | Type::Raid1 if args.stripes.is_some_and(|stripes| stripes != 1) => unfit("--stripes"),
         Type::Linear | Type::Striped if args.mirrors.is_some_and(|mirrors| mirrors != 0) => {
@@ -103,7 +104,7 @@ fn remove(args: &RemoveArgs) -> Result<()> {
     let volumes = args.volumes.iter().map(|volume| split(volume)).collect::<Result<Vec<_>>>()?;
     let (group, _) = volumes[0];
     if let Some((other, _)) = volumes.iter().find(|(other, _)| *other != group) {
-        bail!("the volumes are of two groups ({group} and {other}): remove them one group at a time");
+        bail_usage!("the volumes are of two groups ({group} and {other}): remove them one group at a time");
     }
     let volumes = volumes.iter().map(|(_, name)| (*name).to_owned()).collect();
     change(&args.place, group, Change::Remove { volumes })
@@ -121,7 +122,7 @@ fn in_group<'a>(group: &str, name: &'a str) -> Result<&'a str> {
         None => Ok(name),
         Some((same, own)) if same == plain(group) => Ok(own),
         Some((other, _)) => {
-            bail!("{name}: expected a name in {group}, not in {other}: a volume stays in its group")
+            bail_usage!("{name}: expected a name in {group}, not in {other}: a volume stays in its group")
         }
     }
 }
@@ -131,7 +132,7 @@ fn new_name(args: &CreateArgs) -> Result<(&str, &str)> {
     let Some(name) = &args.name else { return split(&args.volume) };
     let group = plain(&args.volume);
     if group.contains('/') {
-        bail!("{:?}: beside --name, expected the group alone; or leave --name out", args.volume);
+        bail_usage!("{:?}: beside --name, expected the group alone; or leave --name out", args.volume);
     }
     Ok((group, name))
 }
@@ -140,7 +141,7 @@ fn new_name(args: &CreateArgs) -> Result<(&str, &str)> {
 fn split(volume: &str) -> Result<(&str, &str)> {
     match plain(volume).split_once('/') {
         Some((group, name)) if !group.is_empty() && !name.is_empty() => Ok((group, name)),
-        _ => bail!("{volume:?}: expected VG/LV, the group's name and the volume's"),
+        _ => bail_usage!("{volume:?}: expected VG/LV, the group's name and the volume's"),
     }
 }
 

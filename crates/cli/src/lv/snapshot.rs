@@ -1,11 +1,12 @@
 //! `blockwork lv snapshot`: a volume that stays as another one is now.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use blockwork_volume::lvm::edit::{Change, NewSnapshot, NewThinSnapshot, StoreSize};
 
 use super::args::SnapshotArgs;
 use super::{amount, in_group, split};
 use crate::sizes::{KIB, sectors};
+use crate::usage::usage;
 use crate::vg::target::change;
 
 pub(super) fn run(args: &SnapshotArgs) -> Result<()> {
@@ -29,7 +30,7 @@ fn store_size(size: Option<&str>, extents: Option<&str>) -> Result<StoreSize> {
         Some((text, _)) => {
             let hundredths = text.parse().ok().filter(|hundredths| (1..=100).contains(hundredths));
             let hundredths =
-                hundredths.ok_or_else(|| anyhow!("--extents {text}%ORIGIN: expected 1 to 100"))?;
+                hundredths.ok_or_else(|| usage!("--extents {text}%ORIGIN: expected 1 to 100"))?;
             Ok(StoreSize::PercentOrigin(hundredths))
         }
     }

@@ -1,11 +1,12 @@
 //! Thin pools and their volumes, as `blockwork lv create` and `lv snapshot` are asked for them.
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use blockwork_volume::lvm::edit::{self, NewThin, NewThinPool};
 
 use super::amount;
 use super::args::{CreateArgs, Discards, YesNo};
 use crate::sizes::{KIB, MIB, bytes, sectors};
+use crate::usage::bail_usage;
 
 pub(super) fn new_pool(args: &CreateArgs, name: &str) -> Result<NewThinPool> {
     let thin = &args.thin;
@@ -31,7 +32,7 @@ pub(super) fn new_volume(args: &CreateArgs, group: &str, name: &str, pool: &str)
         None => pool,
         Some((same, pool)) if same == group => pool,
         Some((other, _)) => {
-            return Err(anyhow!("--thin {pool}: a volume is in the group of its pool, not in {other}"));
+            bail_usage!("--thin {pool}: a volume is in the group of its pool, not in {other}");
         }
     };
     Ok(NewThin {

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use blockwork_format::md::create::{BitmapChoice, NewArray, Shape};
 use blockwork_format::md::v1::{Features, Minor, Superblock};
 use blockwork_format::md::{Level, NotALayout, Raid10Layout, SetName, Time, Uuid};
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use super::args::{Bitmap, CreateArgs, Metadata, NewLevel};
 use crate::scan::size;
 use crate::sizes::{KIB, sectors};
+use crate::usage::{bail_usage, usage};
 use crate::{at_once, out};
 
 /// Where nobody says, as mdadm: 512 KiB.
@@ -50,12 +51,12 @@ fn request(args: &CreateArgs) -> Result<CreateRequest> {
     if let Some(node) =
         args.disks.first().filter(|disk| disk.starts_with("/dev/md") && args.disks.len() > needed)
     {
-        bail!(
+        bail_usage!(
             "{node}: an array here has a name and no device: leave {node} out, and name the array by --name"
         );
     }
     if args.disks.len() != needed {
-        bail!(
+        bail_usage!(
             "--raid-devices {raid_disks} and --spare-devices {} need {needed} disks, and {} were given; say {MISSING:?} for \
              members that are to come",
             args.spare_devices,
@@ -63,7 +64,7 @@ fn request(args: &CreateArgs) -> Result<CreateRequest> {
         );
     }
     if raid_disks == 1 && !args.force {
-        bail!("an array of one device is unusual: add --force if it is meant, or give more disks");
+        bail_usage!("an array of one device is unusual: add --force if it is meant, or give more disks");
     }
     let mut uuids = (0..=needed).map(|_| random_uuid()).collect::<Result<Vec<_>>>()?;
     let uuid = uuids.pop().unwrap_or_default();
@@ -99,13 +100,13 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
     let chunk_sectors = match &args.chunk {
         None => CHUNK_SECTORS,
         Some(text) => {
-            u32::try_from(sectors("--chunk", text, KIB)?).map_err(|_| anyhow!("--chunk {text}: too large"))?
+            u32::try_from(sectors("--chunk", text, KIB)?).map_err(|_| usage!("--chunk {text}: too large"))?
         }
     };
     match args.level {
-        NewLevel::Raid1 if args.chunk.is_some() => bail!("--chunk: a RAID1 has no chunks"),
+        NewLevel::Raid1 if args.chunk.is_some() => bail_usage!("--chunk: a RAID1 has no chunks"),
         NewLevel::Raid0 | NewLevel::Raid1 if args.layout.is_some() => {
-            bail!("--layout: only a RAID10 has a choice of layouts")
+            bail_usage!("--layout: only a RAID10 has a choice of layouts")
         }
         NewLevel::Raid0 => Ok(Shape::Raid0 { chunk_sectors }),
         NewLevel::Raid1 => Ok(Shape::Raid1),
@@ -113,7 +114,7 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
             let word = args.layout.as_deref().unwrap_or("n2");
             let layout = Raid10Layout::from_short_name(word, args.raid_devices.into());
             let layout =
-                layout.map_err(|NotALayout { expected }| anyhow!("--layout {word}: expected {expected}"))?;
+                layout.map_err(|NotALayout { expected }| usage!("--layout {word}: expected {expected}"))?;
             Ok(Shape::Raid10 { layout, chunk_sectors })
         }
     }
@@ -133,12 +134,15 @@ fn name(wanted: Option<&str>, uuid: Uuid) -> Result<SetName> {
         all && !text.is_empty() && !text.starts_with(['-', '.'])
     };
     if !is_plain(own) || !host.is_none_or(is_plain) {
-        bail!(
+        bail_usage!(
             "--name {wanted:?}: expected letters, digits, '.', '_' and '-', and none of '.' and '-' first; NAME or HOST:NAME"
         );
     }
     if wanted.len() > NAME_BYTES_MAX {
-        bail!("--name {wanted}: it has {} bytes, and a name has at most {NAME_BYTES_MAX}", wanted.len());
+        bail_usage!(
+            "--name {wanted}: it has {} bytes, and a name has at most {NAME_BYTES_MAX}",
+            wanted.len()
+        );
     }
     SetName::new(wanted).map_err(Into::into)
 }

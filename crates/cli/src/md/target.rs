@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use blockwork_daemon::{ArrayAnswer, ArrayRequest, Arrays, ClientError, Disks, Verb, ask_array, find_array};
 use blockwork_format::escape;
 use blockwork_leaf::LeafError;
@@ -12,6 +12,7 @@ use blockwork_volume::{Assembly, Plan, VolumeError};
 
 use super::verb_args::Which;
 use crate::serve::{Offers, ServedArrays, Workers, WorkersConfig};
+use crate::usage::bail_usage;
 
 /// Workers of an idle array: what is done with it has one client.
 const WORKERS: usize = 1;
@@ -85,7 +86,7 @@ impl Ourselves {
         let plan = Plan { disks: which.place.disk.clone(), ..Plan::default() };
         let mut assembly = Assembly::open(plan).map_err(|error| in_use(error, &which.array))?;
         if !which.array.starts_with("md/") && !which.array.starts_with("md:") {
-            bail!("{}: no name of an array: expected md/NAME or md/UUID", escape(&which.array));
+            bail_usage!("{}: no name of an array: expected md/NAME or md/UUID", escape(&which.array));
         }
         let chosen = assembly.choose(std::slice::from_ref(&which.array))?;
         assembly.warnings().iter().for_each(|warning| log::warn!("{warning}"));

@@ -17,6 +17,7 @@ use super::verb_args::{
 };
 use crate::out;
 use crate::sizes::{KIB, bytes};
+use crate::usage::bail_usage;
 
 /// How long one look at what is being synced takes.
 const STEP_MILLIS: u32 = 500;
@@ -64,7 +65,7 @@ pub(crate) fn grow(args: &GrowArgs) -> Result<()> {
 fn kib(text: &str) -> Result<u64> {
     let bytes = bytes("--size", text, KIB)?;
     if bytes == 0 || !bytes.is_multiple_of(KIB) {
-        bail!("--size {text}: expected whole KiB, or max");
+        bail_usage!("--size {text}: expected whole KiB, or max");
     }
     Ok(bytes / KIB)
 }

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow};
 use blockwork_daemon::{ClientError, GroupAnswer, GroupRequest, ask_group, find_group};
 use blockwork_format::escape;
 use blockwork_leaf::LeafError;
@@ -16,6 +16,7 @@ use super::args::Place;
 use super::change::{announce, author, commit, write};
 use super::status::{origin, type_name};
 use super::words::said;
+use crate::usage::bail_usage;
 use crate::{at_once, out};
 
 /// Has a change made, and says what was done.
@@ -25,7 +26,7 @@ pub(crate) fn change(place: &Place, group: &str, change: Change) -> Result<()> {
         return ask(&socket, place, group, change);
     }
     if place.serve {
-        bail!("--serve: nobody serves disks that are named by --disk");
+        bail_usage!("--serve: nobody serves disks that are named by --disk");
     }
     let mut editor = open(&place.disk, group)?;
     let made = editor.draft_mut().make(&change)?;

@@ -43,3 +43,4 @@ mod support;
 #[path = "../support/task.rs"]
 mod task;
 mod trace;
+mod usage;

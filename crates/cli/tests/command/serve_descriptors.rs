@@ -104,6 +104,7 @@ fn a_client_for_whom_there_is_no_room_is_told_of_with_what_to_do_until_another_h
     let mut clients = [connect(), connect()];
     assert!(clients.iter_mut().all(is_greeted));
     (0..20).for_each(|_| assert!(!is_greeted(&mut connect())));
+    until("it is told", || server.said().contains("2 clients are connected"));
     let said = server.said();
     let told: Vec<_> = said.lines().filter(|line| line.contains("2 clients are connected")).collect();
     // One in ten seconds.

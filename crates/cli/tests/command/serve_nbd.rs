@@ -189,7 +189,7 @@ fn a_unix_socket_and_tcp_serve_the_same_volumes_at_once() {
 fn tcp_for_others_wants_tls_or_a_word() {
     let scratch = Scratch::new();
     scratch.sparse("disk.img", MIB);
-    let said = scratch.refused(["--disk", "disk.img", "--nbd", "0.0.0.0:0"]);
+    let said = scratch.misused(["--disk", "disk.img", "--nbd", "0.0.0.0:0"]);
     assert!(said.contains("other machines could read and write the volumes"), "{said}");
     let server = scratch.serve(["--disk", "disk.img", "--nbd", "0.0.0.0:0", "--insecure"]);
     assert!(server.addresses[1].starts_with("nbd://0.0.0.0:"));
@@ -511,18 +511,18 @@ fn wrong_usage_says_what_to_do() {
     let scratch = Scratch::new();
     scratch.sparse("disk.img", MIB);
     let done = output(&mut scratch.blockwork(["serve", "--disk", "disk.img"]));
-    assert_eq!(done.status.code(), Some(1));
+    assert_eq!(done.status.code(), Some(2));
     let said = String::from_utf8(done.stderr).unwrap();
     assert!(said.contains("nothing to serve by: add --nbd unix:PATH"), "{said}");
-    let said = scratch.refused(["--disk", "disk.img", "--nbd", "unix:"]);
+    let said = scratch.misused(["--disk", "disk.img", "--nbd", "unix:"]);
     assert!(said.contains("\"unix:\" is nowhere to listen at; expected HOST:PORT"), "{said}");
-    let said = scratch.refused(["--disk", "disk.img", "--set", "nomerges=7"]);
+    let said = scratch.misused(["--disk", "disk.img", "--set", "nomerges=7"]);
     assert!(said.contains("--set nomerges=7: "), "{said}");
-    let said = scratch.refused(["--disk", "disk.img", "--set", "no_merges=2"]);
+    let said = scratch.misused(["--disk", "disk.img", "--set", "no_merges=2"]);
     assert!(said.contains("--set no_merges=2: "), "{said}");
-    let said = scratch.refused(["--disk", "disk.img,colour=red"]);
+    let said = scratch.misused(["--disk", "disk.img,colour=red"]);
     assert!(said.contains("colour"), "{said}");
-    let said = scratch.refused(["--disk", "null:12Q"]);
+    let said = scratch.misused(["--disk", "null:12Q"]);
     assert!(said.contains("null:12Q"), "{said}");
     scratch.write("refused", "a file that is no socket");
     let said = scratch.refused(["--disk", "disk.img"]);

@@ -210,7 +210,7 @@ fn a_setting_that_no_layer_takes_is_refused() {
         ("vg/lv:discard_max_bytes=4096", "no device of that kind or name is assembled"),
         ("raid:discard_max_bytes=99999999999999999999", "expected a whole number"),
     ] {
-        let said = scratch.refused(["--table", &table, "--set", setting]);
+        let said = scratch.misused(["--table", &table, "--set", setting]);
         assert!(said.contains(&format!("--set {setting}: ")) && said.contains(what), "{said}");
     }
 }

@@ -209,7 +209,7 @@ print(a.pread(32 * block, 0) == b'a' * 32 * block)
     let said = server.stop().stderr;
     assert!(said.contains(FULL), "{said}");
     dumped(&scratch);
-    let said = scratch.refused(["--table", &table, "--set", "dm/a:no_space_timeout=1"]);
+    let said = scratch.misused(["--table", &table, "--set", "dm/a:no_space_timeout=1"]);
     assert!(said.contains("dm/a, a device of the kind thin, has no such setting"), "{said}");
 }
 

@@ -214,9 +214,18 @@ impl Scratch {
 
     /// `blockwork serve ARGS`, which must be refused with exit code 1; what it said.
     pub fn refused<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> String {
+        self.ends_with(1, args)
+    }
+
+    /// The same of what is wrong with the command line itself: exit code 2.
+    pub fn misused<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> String {
+        self.ends_with(2, args)
+    }
+
+    fn ends_with<S: AsRef<OsStr>>(&self, code: i32, args: impl IntoIterator<Item = S>) -> String {
         let mut command = self.blockwork(["serve", "--nbd", "unix:refused"]);
         let done = output(command.args(args));
-        assert_eq!(done.status.code(), Some(1), "{command:?}: {}", both(&done));
+        assert_eq!(done.status.code(), Some(code), "{command:?}: {}", both(&done));
         assert_eq!(text(&done.stdout), "", "a server that is refused is not ready");
         let said = text(&done.stderr);
         assert!(said.contains("blockwork: error: "), "{said}");

@@ -222,6 +222,12 @@ impl NewArrayError {
             _ => None,
         }
     }
+
+    /// Whether there can be no such array on any devices.
+    pub fn is_of_the_array(&self) -> bool {
+        use NewArrayError::{BitmapRoom, Refused, Size, TooSmall};
+        !matches!(self, TooSmall { .. } | Size { .. } | BitmapRoom(_) | Refused(_))
+    }
 }
 
 impl Shape {

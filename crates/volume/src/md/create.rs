@@ -277,6 +277,9 @@ fn in_turn(members: Vec<Vec<Piece>>) -> Vec<Vec<Vec<Piece>>> {
 }
 
 fn refusal(request: &CreateRequest, error: NewArrayError) -> VolumeError {
+    if error.is_of_the_array() {
+        return VolumeError::Impossible { name: "the array", what: error.to_string() };
+    }
     let name = error.slot().and_then(|slot| request.disks.get(slot)).map(String::as_str);
     let remedy = match &error {
         NewArrayError::TooSmall { .. } => "; give a larger disk, or a smaller --chunk",
