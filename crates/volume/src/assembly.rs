@@ -21,6 +21,7 @@ use crate::lvm::metadata::Texts;
 use crate::nodes::MAJOR_DISK;
 use crate::plan::{LayerSetting, Plan};
 use crate::probe::{How, probe};
+use crate::signature::fixed_vhd;
 use crate::source::StackSource;
 use crate::table;
 use crate::thin::OpenPool;
@@ -198,6 +199,8 @@ impl Assembly {
         let mut texts = std::mem::take(&mut self.texts);
         let probed = self.read(&*layer, |source| probe(source, &how, &mut texts));
         self.texts = texts;
+        let is_disk = matches!(self.graph.device(id).kind, DeviceKind::Disk { .. });
+        let fixed_vhd = is_disk.then(|| self.read(&*layer, |source| fixed_vhd(&source))).flatten();
         let partitions = match &probed.content {
             Content::Partitions(table) => table.partitions.clone(),
             _ => Vec::new(),
@@ -205,7 +208,8 @@ impl Assembly {
         let device = &mut self.graph.devices[id.0];
         // A volume may well be made to hold such an image.
         let advice = match (&device.kind, &probed.content) {
-            (DeviceKind::Disk { .. }, Content::Signature(signature)) => signature.advice(),
+            (DeviceKind::Disk { .. }, Content::Signature(signature)) => signature.advice().or(fixed_vhd),
+            (DeviceKind::Disk { .. }, _) => fixed_vhd,
             _ => None,
         };
         device.content = probed.content;

@@ -13,7 +13,7 @@ use crate::firmware;
 use crate::graph::Content;
 use crate::lvm::Pv;
 use crate::lvm::metadata::Texts;
-use crate::signature::signature;
+use crate::signature::{cut_short, signature};
 use crate::source::Buffered;
 
 /// What was found, and what people should know about it.
@@ -47,9 +47,15 @@ pub(crate) fn probe(source: &dyn Source, how: &How, texts: &mut Texts) -> Probed
         .or_else(|| how.partitions.then(|| of_firmware(source, &mut warnings)).flatten())
         .or_else(|| table.map(|table| of_partitions(table, &mut warnings)))
         .or_else(|| of_lvm(source, texts, &mut warnings))
-        .or_else(|| signature(source).map(Content::Signature))
+        .or_else(|| of_signature(source, &mut warnings))
         .unwrap_or(Content::Nothing);
     Probed { content, warnings }
+}
+
+fn of_signature(source: &dyn Source, warnings: &mut Vec<String>) -> Option<Content> {
+    let found = signature(source)?;
+    warnings.extend(cut_short(source, &found));
+    Some(Content::Signature(found))
 }
 
 fn of_md(source: &dyn Source, table: Option<&PartitionTable>, warnings: &mut Vec<String>) -> Option<Content> {

@@ -84,7 +84,7 @@ const IMAGES: &[Magic] = &[
     magic(0, b"COWD", "vmdk", Id::None, Label::None),
     magic(0, b"# Disk DescriptorFile", "vmdk", Id::None, Label::None),
     magic(0, b"vhdxfile", "vhdx", Id::None, Label::None),
-    // Of a fixed one, only the end differs from a raw disk.
+    // Of a fixed one, only the end differs from a raw disk: `fixed_vhd`.
     magic(0, b"conectix", "vpc", Id::None, Label::None),
     magic(64, b"\x7f\x10\xda\xbe", "vdi", Id::None, Label::None),
     magic(0, b"WithoutFreeSpace", "parallels", Id::None, Label::None),
@@ -142,6 +142,58 @@ impl Signature {
         };
         Some(format!("it is a {kind} {what}, which is taken as it is, and not for the disk in it: {remedy}"))
     }
+}
+
+/// Of a whole disk that is a fixed VHD: the disk in it lies there as it is, and the footer behind it is taken for a part of it.
+pub(crate) fn fixed_vhd(source: &dyn Source) -> Option<String> {
+    const FOOTER_BYTES: u64 = 512;
+    const FIXED: [u8; 4] = [0, 0, 0, 2];
+    let footer = bytes_at(source, source.size().checked_sub(FOOTER_BYTES)?, 512)?;
+    let found = u32::from_be_bytes([footer[64], footer[65], footer[66], footer[67]]);
+    let sum: u32 = footer.iter().map(|byte| u32::from(*byte)).sum();
+    let of_itself: u32 = footer[64..68].iter().map(|byte| u32::from(*byte)).sum();
+    let is_one = footer.starts_with(b"conectix") && footer[60..64] == FIXED && found == !(sum - of_itself);
+    is_one.then(|| {
+        "it is a vpc image of fixed size, whose last 512 bytes are no part of the disk in it, and are taken for one: make a raw one of that \
+         (`qemu-img convert -f vpc -O raw FILE NEW`)"
+            .to_owned()
+    })
+}
+
+/// Of a file system whose device ends before it: that it was cut short.
+pub(crate) fn cut_short(source: &dyn Source, found: &Signature) -> Option<String> {
+    let bytes = match found.kind {
+        "ext2" | "ext3" | "ext4" => ext_bytes(source)?,
+        "xfs" => xfs_bytes(source)?,
+        _ => return None,
+    };
+    let there = source.size();
+    (bytes > u128::from(there)).then(|| {
+        format!(
+            "the {} on it has {bytes} bytes, and the device ends after {there}: it was cut short, and what lay behind that is not there; \
+             bring the rest back before it is written to or checked (a copy that was not finished, a device that was made smaller)",
+            found.kind
+        )
+    })
+}
+
+/// The size by the superblock: blocks, of so many KiB as a power of two.
+fn ext_bytes(source: &dyn Source) -> Option<u128> {
+    const HAS_64BIT: u32 = 0x80;
+    const BLOCK_SHIFT_MAX: u32 = 6;
+    let sb = bytes_at(source, 1024, 0x154)?;
+    let word = |at: usize| u32::from_le_bytes([sb[at], sb[at + 1], sb[at + 2], sb[at + 3]]);
+    let high = if word(0x60) & HAS_64BIT != 0 { word(0x150) } else { 0 };
+    let blocks = u128::from(high) << 32 | u128::from(word(4));
+    Some(word(24)).filter(|shift| *shift <= BLOCK_SHIFT_MAX).map(|shift| blocks << (10 + shift))
+}
+
+/// The size by the superblock: the data section's blocks.
+fn xfs_bytes(source: &dyn Source) -> Option<u128> {
+    let sb = bytes_at(source, 0, 16)?;
+    let block_bytes = u32::from_be_bytes(sb[4..8].try_into().ok()?);
+    let blocks = u64::from_be_bytes(sb[8..16].try_into().ok()?);
+    Some(u128::from(block_bytes) * u128::from(blocks))
 }
 
 impl Magic {
@@ -402,6 +454,48 @@ mod tests {
         }
         let xfs = signature(&laid_out(&[(0, b"XFSB")])).unwrap();
         assert_eq!(xfs.advice(), None);
+    }
+
+    #[test]
+    fn a_fixed_vhd_is_known_by_its_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        for (kind, is_fixed) in [("fixed", true), ("dynamic", false)] {
+            let mut qemu_img = Command::new("qemu-img");
+            let options = format!("subformat={kind},force_size=on");
+            qemu_img.args(["create", "-q", "-f", "vpc", "-o", &options]).arg(&image).arg("16M");
+            assert!(qemu_img.status().unwrap_or_else(|error| panic!("qemu-img: {error}")).success());
+            let mut bytes = std::fs::read(&image).unwrap();
+            assert_eq!(fixed_vhd(&bytes).is_some(), is_fixed, "{kind}");
+            // A footer that was written over in part is none.
+            let at = bytes.len() - 100;
+            bytes[at] ^= 1;
+            assert_eq!(fixed_vhd(&bytes), None, "{kind}");
+        }
+        assert_eq!(fixed_vhd(&vec![0; 100]), None);
+    }
+
+    #[test]
+    fn a_file_system_that_was_cut_short_is_told_with_both_sizes() {
+        for (size, program, args) in [
+            (512 << 20, "mkfs.xfs", &["-q"][..]),
+            (16 << 20, "mkfs.ext4", &["-q", "-F", "-O", "64bit"]),
+            (16 << 20, "mkfs.ext4", &["-q", "-F", "-O", "^64bit", "-b", "1024"]),
+            (16 << 20, "mkfs.ext2", &["-q", "-F"]),
+        ] {
+            let mut bytes = made_by(size, program, args);
+            let found = signature(&bytes).unwrap();
+            assert_eq!(cut_short(&bytes, &found), None, "{program}");
+            bytes.truncate(bytes.len() - 512);
+            let said = cut_short(&bytes, &found).unwrap();
+            assert!(said.contains(&format!("has {size} bytes")), "{program}: {said}");
+            assert!(said.contains(&format!("ends after {}", size - 512)), "{program}: {said}");
+        }
+        // Sizes that no device has.
+        let huge = laid_out(&[(0, b"XFSB\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff")]);
+        assert!(cut_short(&huge, &signature(&huge).unwrap()).is_some());
+        let odd = laid_out(&[(1024 + 4, &[0xff; 24]), (1024 + 0x38, b"\x53\xef")]);
+        assert_eq!(cut_short(&odd, &signature(&odd).unwrap()), None);
     }
 
     #[test]

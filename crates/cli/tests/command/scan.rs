@@ -232,6 +232,26 @@ fn an_image_that_is_not_raw_is_told_with_what_makes_it_raw() {
     assert!(report.to_string().contains("\"content\":\"qcow2\""), "{report}");
 }
 
+#[test]
+fn a_fixed_vhd_and_a_file_system_that_was_cut_short_are_told() {
+    let scratch = Scratch::new();
+    let disk = gpt(&scratch, "disk.img");
+    run(tool("qemu-img")
+        .args(["convert", "-f", "raw", "-O", "vpc", "-o", "subformat=fixed,force_size=on"])
+        .args([&disk, &scratch.at("vm.vhd")]));
+    let said = scan(&scratch, "vm.vhd")["warnings"].to_string();
+    assert!(said.contains("a vpc image of fixed size") && said.contains("qemu-img convert -f vpc"), "{said}");
+
+    scratch.sparse("cut.img", 16 * MIB);
+    run(tool("mkfs.ext4").args(["-q", "-F", &scratch.at("cut.img")]));
+    OpenOptions::new().write(true).open(scratch.path("cut.img")).unwrap().set_len(12 * MIB).unwrap();
+    let said = warning(&scratch, "cut.img");
+    assert!(
+        said.starts_with("the ext4 on it has 16777216 bytes, and the device ends after 12582912"),
+        "{said}"
+    );
+}
+
 /// One partition entry of an MBR or EBR.
 fn entry(kind: u8, start: u32, sectors: u32) -> [u8; 16] {
     let mut entry = [0; 16];

@@ -236,8 +236,10 @@ fn what_a_mirror_makes_good_for_is_told_of_the_disk() {
     let content = scratch.noise("base.img", 8 << 20, 3);
     scratch.write("good.img", &content);
     let disk = FuseDisk::with_bad_sectors(&scratch, "base.img", 16384, 8192);
-    let table = scratch
-        .write("mirror.table", format!("0 16384 raid raid1 4 0 nosync write_mostly 1 2 - {} - good.img\n", disk.file));
+    let table = scratch.write(
+        "mirror.table",
+        format!("0 16384 raid raid1 4 0 nosync write_mostly 1 2 - {} - good.img\n", disk.file),
+    );
     let server = scratch.serve(["--table", &table]);
     run(tool("nbdcopy").args([&scratch.uri(""), &scratch.at("copy")]));
     assert!(scratch.read("copy") == content, "the copy differs");
