@@ -3,7 +3,7 @@
 
 use crate::support::nbd::python;
 use crate::support::nfs::NfsServer;
-use crate::support::{Background, Scratch, Server, tool, until};
+use crate::support::{Background, Scratch, Server, run, tool, until};
 use rustix::process::Signal;
 
 const MIB: u64 = 1 << 20;
@@ -158,6 +158,39 @@ fn a_connection_that_is_lost_is_made_again_from_the_same_port() {
         assert_eq!(differing(&scratch, 2), "[]");
         assert!(server.stop().status.success());
     }
+}
+
+/// Without a descriptor for it no connection can be made: that is said once, however often it is tried, and when it is over.
+#[test]
+fn a_connection_for_which_there_is_no_descriptor_is_told_of_once_and_when_it_is_over() {
+    let scratch = Scratch::new();
+    let nfs = NfsServer::start(&scratch);
+    scratch.sparse("export/disk.img", 4 * MIB);
+    let url = nfs.url("disk.img", "?timeo=5&nconnect=1");
+    let mut command = scratch.blockwork(["serve", "--nbd", "unix:socket", "--disk", &url, "--workers", "1"]);
+    let server = Server::start(&mut nfs.beside(command.env("RUST_LOG", "warn,blockwork_leaf=debug")));
+    assert_eq!(fill(&scratch, 0, 1), "1 None");
+    nfs.freeze();
+    let (pid, uri) = (server.pid(), scratch.uri(""));
+    let lines = |what: &str| server.said().lines().filter(|line| line.contains(what)).count();
+    std::thread::scope(|scope| {
+        // As few as no process has: what is open stays so.
+        let starved = format!(
+            "import resource\nh = connect({uri:?})\nlimits = resource.prlimit({pid}, resource.RLIMIT_NOFILE)\n\
+             resource.prlimit({pid}, resource.RLIMIT_NOFILE, (3, limits[1]))\nh.pwrite(bytes([2]) * 65536, 65536)\nh.flush()"
+        );
+        let written = scope.spawn(move || python(&starved));
+        until("it is tried again and again", || lines("can be made, again: ") >= 3);
+        assert_eq!(lines("can be made: Too many open files"), 1, "{}", server.said());
+        assert_eq!(lines("LimitNOFILE= of its unit"), 1, "{}", server.said());
+        assert_eq!(lines("can be made again"), 0, "{}", server.said());
+        run(tool("prlimit").arg(format!("--pid={pid}")).arg("--nofile=1024:"));
+        nfs.thaw();
+        written.join().expect("what waited is written");
+    });
+    until("it is over", || lines("connections to ") == 1 && lines("can be made again") == 1);
+    assert_eq!(differing(&scratch, 2), "[]");
+    assert!(server.stop().status.success());
 }
 
 #[test]

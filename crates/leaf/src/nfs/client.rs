@@ -135,7 +135,7 @@ impl NfsLeaf {
     fn pump(&mut self, env: &mut dyn Env) {
         self.ask_for_waiting(env);
         for connection in &mut self.connections {
-            connection.pump(env, self.token, self.shared.address, &mut self.calls);
+            connection.pump(env, self.token, &self.shared, &mut self.calls);
         }
         if !self.alarmed && !self.calls.is_empty() {
             self.alarmed = true;

@@ -5,11 +5,11 @@
 //! later ones after pauses; of those that fail every other one from another port, since something on the way may keep the old one.
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 
 use blockwork_engine::{Env, Nanos, StreamId, Token};
 use blockwork_memory::{Pool, Segment, bytes_in};
 
+use super::Shared;
 use super::call::{Calls, Sent};
 use super::incoming::Incoming;
 use blockwork_format::nfs3::{ReadReply, Verifier};
@@ -84,6 +84,8 @@ pub(super) struct Connection {
     port: Option<u16>,
     /// The last attempt was to come from there, and has failed.
     elsewhere: bool,
+    /// The last attempt ended before it began.
+    has_no_socket: bool,
     /// Calls to send.
     queue: VecDeque<u32>,
     sending: bool,
@@ -116,6 +118,7 @@ impl Connection {
             life: 0,
             port: None,
             elsewhere: false,
+            has_no_socket: false,
             queue: VecDeque::new(),
             sending: false,
             received: None,
@@ -157,27 +160,31 @@ impl Connection {
     }
 
     /// Does what can be done for the queue now.
-    pub(super) fn pump(&mut self, env: &mut dyn Env, token: Token, to: SocketAddr, calls: &mut Calls) {
+    pub(super) fn pump(&mut self, env: &mut dyn Env, token: Token, shared: &Shared, calls: &mut Calls) {
         if self.queue.is_empty() {
             return;
         }
         match self.state {
             State::Up(stream) if !self.sending => self.send(env, token, stream, calls),
-            State::Down => self.connect(env, token, to),
+            State::Down => self.connect(env, token, shared),
             _ => {}
         }
     }
 
-    fn connect(&mut self, env: &mut dyn Env, token: Token, to: SocketAddr) {
+    fn connect(&mut self, env: &mut dyn Env, token: Token, shared: &Shared) {
         self.since = env.now();
         self.attempts += 1;
         self.life = self.life.wrapping_add(1);
         let token_of_connect = self.token(token, Happening::Connected);
         let Some(network) = env.network() else { return };
+        let (name, to) = (&shared.name, shared.address);
         match network.connect(token_of_connect, to, self.port.filter(|_| !self.elsewhere)) {
-            Ok(stream) => self.state = State::Connecting(stream),
+            Ok(stream) => {
+                shared.sockets.had(name, to, &mut self.has_no_socket);
+                self.state = State::Connecting(stream);
+            }
             Err(errno) => {
-                log::warn!("no connection to {to} can be made: {errno}");
+                shared.sockets.refused(name, to, errno, &mut self.has_no_socket);
                 self.pause(env, token);
             }
         }

@@ -54,6 +54,7 @@ mod incoming;
 mod ledger;
 mod mount;
 mod patience;
+mod sockets;
 mod trust;
 
 use std::io;
@@ -69,6 +70,7 @@ use call::Target;
 use client::NfsLeaf;
 use dialog::Dialog;
 use ledger::Ledger;
+use sockets::Sockets;
 use trust::Trust;
 
 pub use address::{NfsAddress, NfsOptions, NfsVersion};
@@ -124,6 +126,7 @@ struct Shared {
     retrans: Option<u32>,
     ledger: Mutex<Ledger>,
     trust: Mutex<Trust>,
+    sockets: Sockets,
     arena: Arc<Arena>,
     leaf: LeafShared,
 }
@@ -182,6 +185,7 @@ impl NfsSource {
             retrans: options.retrans,
             ledger: Mutex::new(Ledger::new(file.uncommitted_bytes)),
             trust: Mutex::default(),
+            sockets: Sockets::default(),
             arena,
             leaf: LeafShared::default(),
         };
