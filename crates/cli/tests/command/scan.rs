@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 
 use crate::support::fs::print_of;
-use crate::support::{Scratch, both, output, run, tool};
+use crate::support::{Scratch, both, output, run, run_refused, tool};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
@@ -233,7 +233,7 @@ fn an_image_that_is_not_raw_is_told_with_what_makes_it_raw() {
 }
 
 #[test]
-fn a_fixed_vhd_and_a_file_system_that_was_cut_short_are_told() {
+fn a_fixed_vhd_a_file_system_that_was_cut_short_and_what_is_too_small_are_told() {
     let scratch = Scratch::new();
     let disk = gpt(&scratch, "disk.img");
     run(tool("qemu-img")
@@ -241,6 +241,11 @@ fn a_fixed_vhd_and_a_file_system_that_was_cut_short_are_told() {
         .args([&disk, &scratch.at("vm.vhd")]));
     let said = scan(&scratch, "vm.vhd")["warnings"].to_string();
     assert!(said.contains("a vpc image of fixed size") && said.contains("qemu-img convert -f vpc"), "{said}");
+
+    scratch.write("small.zst", [0x28, 0xb5, 0x2f, 0xfd, 4, 0, 1, 2]);
+    let said = run_refused(&mut scratch.blockwork(["scan", "small.zst"]));
+    assert!(said.contains("its size is 8 bytes") && said.contains("unzstd"), "{said}");
+    assert!(!said.contains("truncate"), "it would be no disk with another size: {said}");
 
     scratch.sparse("cut.img", 16 * MIB);
     run(tool("mkfs.ext4").args(["-q", "-F", &scratch.at("cut.img")]));

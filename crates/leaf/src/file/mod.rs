@@ -200,10 +200,17 @@ fn size_of_file(file: &OwnedFd) -> io::Result<u64> {
 fn whole_sectors(name: &str, bytes: u64, warnings: &mut Vec<String>) -> Result<Sectors, LeafError> {
     let sectors = Sectors::from_bytes_floor(bytes);
     if sectors == Sectors::ZERO {
+        // Where it holds something, a size would only hide that: images of empty disks are compressed to less.
+        let remedy = match bytes {
+            0 => "give the file a size (truncate -s 10G FILE)",
+            _ => {
+                "see what it is (`file FILE`); what is compressed is decompressed first (gunzip, unxz, unzstd)"
+            }
+        };
         return Err(LeafError::unfit(
             name,
             format!("its size is {bytes} bytes"),
-            "a disk has at least one sector of 512 bytes: give the file a size (truncate -s 10G FILE)",
+            format!("a disk has at least one sector of 512 bytes: {remedy}"),
         ));
     }
     let rest = bytes % SECTOR;
