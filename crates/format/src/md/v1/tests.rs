@@ -182,7 +182,7 @@ fn what_is_not_supported_is_decoded_and_refused_when_it_is_to_be_used() {
     type Change = fn(&mut Superblock);
     let changes: [(&str, bool, Change); 9] = [
         ("level", true, |s| (s.level, s.layout) = (Level::Raid5, 2)),
-        ("level", false, |s| s.level = Level::Linear),
+        ("level", true, |s| (s.level, s.layout, s.features) = (Level::Raid5, 2, Features::PPL)),
         ("level", false, |s| s.level = Level::Other(-4)),
         ("feature map", false, |s| s.features = Features::RESHAPE_ACTIVE),
         ("feature map", false, |s| s.features = Features::CLUSTERED),
@@ -201,6 +201,8 @@ fn what_is_not_supported_is_decoded_and_refused_when_it_is_to_be_used() {
         assert!(error.remedy.is_some());
     }
     assert_eq!(sample().supports(Access::Write), Ok(()));
+    let linear = decode(&Superblock { level: Level::Linear, ..sample() }).unwrap();
+    assert_eq!(linear.supports(Access::Write), Ok(()));
 }
 
 #[test]
