@@ -1,7 +1,7 @@
 //! The field GF(2^8), over which parities of RAID are sums: addition is XOR, and multiplication is one of polynomials modulo
 //! x^8 + x^4 + x^3 + x^2 + 1 (0x11d), in which 2 generates all elements but zero. Source: H. Peter Anvin, "The mathematics of RAID-6".
 
-use std::ops::{Add, AddAssign, Div, Mul};
+use std::ops::{Add, Div, Mul};
 
 const POLYNOMIAL: u16 = 0x11d;
 /// Elements but zero.
@@ -61,12 +61,6 @@ impl Add for Gf256 {
     #[expect(clippy::suspicious_arithmetic_impl, reason = "in this field it is what addition is")]
     fn add(self, other: Gf256) -> Gf256 {
         Gf256(self.0 ^ other.0)
-    }
-}
-
-impl AddAssign for Gf256 {
-    fn add_assign(&mut self, other: Gf256) {
-        *self = *self + other;
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use blockwork_memory::{Segment, Segments, slice_segments};
+use blockwork_memory::{Segment, Segments, copy_between, slice_segments};
 
 use crate::bio::{Bio, Errno, Flags, Op};
 use crate::gf256::Gf256;
@@ -20,8 +20,6 @@ use crate::units::{SECTOR, Sector, Sectors};
 const STEP: Sectors = Sectors(256);
 /// Blocks into which that is cut where something cannot be read, at least: what disks write at a time.
 const BLOCK_MIN: u64 = 8;
-/// Bytes that are added up at a time: they stay near to the processor.
-const TOGETHER: usize = 4096;
 
 /// A term of a sum.
 #[derive(Clone, Debug)]
@@ -37,7 +35,7 @@ pub struct Term {
 /// What was read of a term.
 struct Read {
     factor: Gf256,
-    data: Segments,
+    data: Segment,
 }
 
 /// Computes `span` of `layer` into `data`.
@@ -98,57 +96,32 @@ async fn read(
         .into_iter()
         .map(|Term { below, sector, factor }| {
             let memory = Segment::new(cx.pool().get(bytes), 0, bytes);
-            let data = Segments::from_iter([memory]);
+            let data = Segments::from_iter([memory.clone()]);
             let bio = Bio { op: Op::Read, flags: Flags::NONE, sector, nr: piece.nr, data };
             let span = Span { op: Op::Read, flags: Flags::NONE, sector, nr: piece.nr, at: Sectors::ZERO };
-            (below.node(), span, factor, cx.start_bio(&below, bio))
+            (below.node(), span, Read { factor, data: memory }, cx.start_bio(&below, bio))
         })
         .collect();
     let (mut found, mut failures) = (Vec::with_capacity(under_way.len()), Vec::new());
-    for (below, span, factor, reply) in under_way {
-        match reply.await {
-            (Ok(()), data) => found.push(Read { factor, data }),
-            (Err(errno), _) => failures.push(Failure { op: Op::Read, below, span, errno }),
+    for (below, span, read, reply) in under_way {
+        match reply.await.0 {
+            Ok(()) => found.push(read),
+            Err(errno) => failures.push(Failure { op: Op::Read, below, span, errno }),
         }
     }
     Ok(if failures.is_empty() { Ok(found) } else { Err(failures) })
 }
 
-/// The sum of what was read, which is as long as `data` each.
+/// The sum of what was read goes to `data`, which is as long as each term; by the memory of the first, which is needed no more.
 fn add_up(read: &[Read], data: &[Segment]) {
-    let (mut sum, mut term) = ([0; TOGETHER], [0; TOGETHER]);
-    let all = blockwork_memory::bytes_in(data);
-    for offset in (0..all).step_by(TOGETHER) {
-        let bytes = TOGETHER.min(all - offset);
-        sum[..bytes].fill(0);
-        for Read { factor, data } in read {
-            copy_out(data, offset, &mut term[..bytes]);
-            factor.add_times(&term[..bytes], &mut sum[..bytes]);
-        }
-        copy_in(&sum[..bytes], offset, data);
+    let first = &read.first().expect("a sum has terms").data;
+    let (mut sum, mut term) = (vec![0; first.len()], vec![0; first.len()]);
+    for Read { factor, data } in read {
+        data.read_at(0, &mut term);
+        factor.add_times(&term, &mut sum);
     }
-}
-
-fn copy_out(from: &[Segment], offset: usize, bytes: &mut [u8]) {
-    let mut segments = Segments::new();
-    slice_segments(from, offset, bytes.len(), &mut segments);
-    let mut rest = bytes;
-    for segment in &segments {
-        let (now, later) = rest.split_at_mut(segment.len());
-        segment.read_at(0, now);
-        rest = later;
-    }
-}
-
-fn copy_in(bytes: &[u8], offset: usize, to: &[Segment]) {
-    let mut segments = Segments::new();
-    slice_segments(to, offset, bytes.len(), &mut segments);
-    let mut rest = bytes;
-    for segment in &segments {
-        let (now, later) = rest.split_at(segment.len());
-        segment.write_at(0, now);
-        rest = later;
-    }
+    first.write_at(0, &sum);
+    copy_between(std::slice::from_ref(first), data);
 }
 
 /// A span in pieces of so many sectors.

@@ -6,30 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use blockwork_engine::*;
-use rig::{Rig, limits};
+use rig::{Half, Rig, limits};
 
 const HALF: u64 = rig::SECTORS / 2;
-
-/// A range of the layer below.
-#[derive(Debug)]
-struct Half {
-    shape: Shape,
-    start: u64,
-    below: Arc<dyn Layer>,
-}
-
-impl Layer for Half {
-    fn shape(&self) -> &Shape {
-        &self.shape
-    }
-    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        let to = Sector(span.sector.0 + if span.op == Op::Flush { 0 } else { self.start });
-        cx.pass(self.shape.node, span.sector, &*self.below, span.moved_to(to))
-    }
-    fn below(&self) -> Vec<Arc<dyn Layer>> {
-        vec![self.below.clone()]
-    }
-}
 
 /// Hands all on to the layer below, and notes down what it is told of that.
 #[derive(Debug)]

@@ -6,32 +6,12 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use blockwork_engine::*;
-use rig::{Rig, limits};
+use rig::{Half, Rig, limits};
 
 /// Of each of four legs of the leaf: data, data, their sum, and the sum of the first and twice the second.
 const LEG: u64 = 1024;
 /// Sectors that the layer reads from their place; behind that all of the first leg is computed.
 const PLAIN: u64 = 16;
-
-/// A range of the leaf.
-#[derive(Debug)]
-struct Leg {
-    shape: Shape,
-    start: u64,
-    below: Arc<dyn Layer>,
-}
-
-impl Layer for Leg {
-    fn shape(&self) -> &Shape {
-        &self.shape
-    }
-    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        cx.pass(self.shape.node, span.sector, &*self.below, span.moved_to(span.sector + Sectors(self.start)))
-    }
-    fn below(&self) -> Vec<Arc<dyn Layer>> {
-        vec![self.below.clone()]
-    }
-}
 
 #[derive(Debug)]
 struct Lacking {
@@ -98,7 +78,7 @@ fn computing() -> Computing {
             limits: leaf.limits().clone(),
         };
         let leg = |n: u16| -> Arc<dyn Layer> {
-            Arc::new(Leg { shape: shape(2 + n, LEG), start: u64::from(n) * LEG, below: leaf.clone() })
+            Arc::new(Half { shape: shape(2 + n, LEG), start: u64::from(n) * LEG, below: leaf.clone() })
         };
         Arc::new(Lacking {
             shape: shape(1, LEG),

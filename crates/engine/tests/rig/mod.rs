@@ -300,6 +300,27 @@ pub struct Rig {
 
 pub const SECTORS: u64 = 1 << 15; // 16 MiB
 
+/// A range of the layer below.
+#[derive(Debug)]
+pub struct Half {
+    pub shape: Shape,
+    pub start: u64,
+    pub below: Arc<dyn Layer>,
+}
+
+impl Layer for Half {
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        let to = Sector(span.sector.0 + if span.op == Op::Flush { 0 } else { self.start });
+        cx.pass(self.shape.node, span.sector, &*self.below, span.moved_to(to))
+    }
+    fn below(&self) -> Vec<Arc<dyn Layer>> {
+        vec![self.below.clone()]
+    }
+}
+
 /// Limits like an NVMe disk's, without read-ahead.
 pub fn limits() -> Limits {
     Limits {

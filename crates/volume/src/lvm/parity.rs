@@ -10,15 +10,14 @@ use std::sync::Arc;
 use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
 use blockwork_format::dm_raid::{self, Superblock};
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::{LvIndex, Segment, SegmentType};
+use blockwork_format::lvm2::vg::{Segment, SegmentType};
 use blockwork_format::md::{Level, ParityLayout};
-use blockwork_format::{FormatError, escape};
-use blockwork_layer::md::{MemberConfig, Parity, ParityConfig};
+use blockwork_layer::md::{Parity, ParityConfig};
 
-use super::raid::{judge, read_bitmap, read_superblock};
+use super::raid::{Leg, leave_out, newest};
 use super::stack::{Built, Volume};
 use crate::assembly::Assembly;
-use crate::md::intent::{self, Copy};
+use crate::md::intent;
 
 /// Level and layout of a segment type, by its name; md's numbers. Source: `Documentation/admin-guide/device-mapper/dm-raid.rst`.
 pub(super) fn layout_of(type_name: &str) -> Option<(Level, u32)> {
@@ -41,13 +40,6 @@ pub(super) fn layout_of(type_name: &str) -> Option<(Level, u32)> {
     })
 }
 
-/// A leg that is there.
-struct Leg {
-    config: MemberConfig,
-    superblock: Option<Superblock>,
-    bitmap: Option<Copy>,
-}
-
 impl Volume {
     /// The layer of a volume with parity.
     pub(super) fn parity(
@@ -68,13 +60,16 @@ impl Volume {
         let size = Sectors(sectors.0 / u64::from(layout.data_disks()));
         let mut legs = Vec::with_capacity(images.len());
         for (nth, (image, meta)) in images.iter().zip(metas).enumerate() {
-            let leg = self.parity_leg(assembly, text, (*image, *meta), size);
+            let leg = self.leg(assembly, text, (*image, Some(*meta)), size);
             if let Err(why) = &leg {
                 self.warn(assembly, format!("leg {nth} is left out: {why}"));
             }
             legs.push(leg.ok());
         }
-        let truth = self.believe(assembly, &mut legs)?;
+        let truth =
+            newest(&legs).ok_or("Linux has not used it yet: its metadata volumes have no superblocks")?;
+        truth.supports().map_err(|error| error.to_string())?;
+        leave_out(&truth, &mut legs).into_iter().for_each(|warning| self.warn(assembly, warning));
         if (truth.level, truth.layout) != (level, number) {
             return Err(format!(
                 "its superblocks tell of a {} of layout {}, and the group's metadata of a {level} of layout {number}",
@@ -90,53 +85,6 @@ impl Volume {
             return Err(format!("its legs make {} sectors, and it has {sectors}", array.sectors()));
         }
         Ok(Arc::new(array))
-    }
-
-    fn parity_leg(
-        &self,
-        assembly: &mut Assembly,
-        text: &VolumeGroup,
-        (image, meta): (LvIndex, LvIndex),
-        size: Sectors,
-    ) -> Result<Leg, String> {
-        let layer = self.part(assembly, text, image)?;
-        let on = self.part(assembly, text, meta)?;
-        let read = assembly.read(&*on, |source| {
-            let superblock = read_superblock(source)?;
-            let bitmap = superblock.is_some().then(|| read_bitmap(source, size.0));
-            Ok::<_, FormatError>((superblock, bitmap))
-        });
-        let (superblock, bitmap) =
-            read.map_err(|error| format!("{}: {error}", escape(&text.lvs[meta.0].name)))?;
-        let config = MemberConfig {
-            name: escape(&text.lvs[image.0].name),
-            layer,
-            data_start: Sector(0),
-            recovered: text.lvs[image.0].flags.has("REBUILD").then_some(Sector(0)),
-            write_mostly: false,
-            bad: Vec::new(),
-        };
-        Ok(Leg { config, superblock, bitmap })
-    }
-
-    /// The newest superblock. Legs that are not to be believed by it are taken out.
-    fn believe(&mut self, assembly: &mut Assembly, legs: &mut [Option<Leg>]) -> Result<Superblock, String> {
-        let all = legs.iter().flatten().filter_map(|leg| leg.superblock.as_ref());
-        let Some(truth) = all.max_by_key(|superblock| superblock.events).cloned() else {
-            return Err("Linux has not used it yet: its metadata volumes have no superblocks".into());
-        };
-        truth.supports().map_err(|error| error.to_string())?;
-        for (position, place) in (0..).zip(legs.iter_mut()) {
-            let Some(leg) = place else { continue };
-            match judge(&truth, leg.superblock.as_ref(), position) {
-                Ok(recovered) => leg.config.recovered = leg.config.recovered.or(recovered),
-                Err(why) => {
-                    self.warn(assembly, format!("{}: {why}; it is left out", leg.config.name));
-                    *place = None;
-                }
-            }
-        }
-        Ok(truth)
     }
 
     /// Where the parity may not fit the data. See the module.
@@ -160,7 +108,7 @@ impl Volume {
             .filter(|old| *old < sectors.0)
             .map_or(dm_raid::IN_SYNC, |old| old / data_disks.max(1));
         let from = truth.array_resync_offset.min(known);
-        let copies = legs.iter_mut().flatten().filter_map(|leg| leg.bitmap.take()).collect();
+        let copies = legs.iter_mut().flatten().filter_map(|leg| leg.meta.as_mut()?.bitmap.take()).collect();
         let intent = intent::combine(copies, truth.events, false).unwrap_or_else(|error| {
             self.warn(assembly, format!("its write-intent bitmap is not believed: {error}"));
             None

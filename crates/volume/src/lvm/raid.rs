@@ -28,17 +28,17 @@ use crate::dm_raid::DmRaidLevel;
 use crate::md::intent::{self, Copy};
 
 /// A leg that is there.
-struct Leg {
-    config: MemberConfig,
-    meta: Option<Meta>,
+pub(super) struct Leg {
+    pub(super) config: MemberConfig,
+    pub(super) meta: Option<Meta>,
 }
 
 /// The metadata volume of a leg.
-struct Meta {
+pub(super) struct Meta {
     name: String,
     layer: Arc<dyn Layer>,
     superblock: Option<Superblock>,
-    bitmap: Option<Copy>,
+    pub(super) bitmap: Option<Copy>,
 }
 
 /// What the segment says.
@@ -64,7 +64,8 @@ impl Volume {
         let raid = Raid { level: *level, images, metas, geometry };
         let mut legs = Vec::with_capacity(images.len());
         for nth in 0..images.len() {
-            let leg = self.leg(assembly, text, &raid, nth);
+            let meta = raid.metas.get(nth).filter(|_| raid.geometry.copies() > 1).copied();
+            let leg = self.leg(assembly, text, (raid.images[nth], meta), raid.geometry.sectors());
             if let Err(why) = &leg {
                 self.warn(assembly, format!("leg {nth} is left out: {why}"));
             }
@@ -135,20 +136,17 @@ impl Volume {
         Ok(Arc::new(cut))
     }
 
-    fn leg(
+    /// An image, with its metadata volume where that is looked at; `synced` are the sectors that a bitmap there has bits for.
+    pub(super) fn leg(
         &self,
         assembly: &mut Assembly,
         text: &VolumeGroup,
-        raid: &Raid<'_>,
-        nth: usize,
+        (image, meta): (LvIndex, Option<LvIndex>),
+        synced: Sectors,
     ) -> Result<Leg, String> {
-        let image = raid.images[nth];
         let layer = self.part(assembly, text, image)?;
         let flags = &text.lvs[image.0].flags;
-        let meta = match raid.metas.get(nth) {
-            Some(meta) if raid.geometry.copies() > 1 => Some(self.meta(assembly, text, raid, *meta)?),
-            _ => None,
-        };
+        let meta = meta.map(|meta| self.meta(assembly, text, meta, synced)).transpose()?;
         let config = MemberConfig {
             name: escape(&text.lvs[image.0].name),
             layer,
@@ -164,15 +162,14 @@ impl Volume {
         &self,
         assembly: &mut Assembly,
         text: &VolumeGroup,
-        raid: &Raid<'_>,
         meta: LvIndex,
+        synced: Sectors,
     ) -> Result<Meta, String> {
         let name = escape(&text.lvs[meta.0].name);
         let layer = self.part(assembly, text, meta)?;
-        let sync_sectors = raid.geometry.sectors().0;
         let read = assembly.read(&*layer, |source| {
             let superblock = read_superblock(source)?;
-            let bitmap = superblock.is_some().then(|| read_bitmap(source, sync_sectors));
+            let bitmap = superblock.is_some().then(|| read_bitmap(source, synced.0));
             Ok::<_, FormatError>((superblock, bitmap))
         });
         let (superblock, bitmap) = read.map_err(|error| format!("{name}: {error}"))?;
@@ -180,7 +177,7 @@ impl Volume {
     }
 }
 
-pub(super) fn read_superblock(source: &dyn Source) -> Result<Option<Superblock>, FormatError> {
+fn read_superblock(source: &dyn Source) -> Result<Option<Superblock>, FormatError> {
     let mut bytes = [0; 512];
     let read = source.read_at(0, &mut bytes);
     read.map_err(|error| FormatError::unreadable("dm-raid superblock", 0, &error))?;
@@ -188,7 +185,7 @@ pub(super) fn read_superblock(source: &dyn Source) -> Result<Option<Superblock>,
 }
 
 /// The bitmap behind the superblock, whose UUID is zero. That of a smaller volume is one of this volume, which has grown.
-pub(super) fn read_bitmap(source: &dyn Source, sync_sectors: u64) -> Copy {
+fn read_bitmap(source: &dyn Source, sync_sectors: u64) -> Copy {
     let at = dm_raid::BITMAP_OFFSET;
     let room = (source.size().saturating_sub(at)) / SECTOR_BYTES;
     let covered = |bitmap: &BitmapSuperblock| (Uuid::default(), bitmap.sync_size.min(sync_sectors));
@@ -235,24 +232,14 @@ impl State {
         if raid.geometry.copies() == 1 {
             return Ok(state);
         }
-        let superblocks = legs.iter().flatten().filter_map(|leg| leg.meta.as_ref()?.superblock.as_ref());
-        let Some(truth) = superblocks.max_by_key(|superblock| superblock.events).cloned() else {
+        let Some(truth) = newest(legs) else {
             state.resync_from = Some(Sector(0));
             state.refused =
                 Some("Linux has not used it yet: its metadata volumes have no superblocks".into());
             return Ok(state);
         };
         raid.check(&truth)?;
-        for (position, leg) in (0..).zip(legs.iter_mut()) {
-            let Some(Leg { config, meta: Some(meta) }) = leg else { continue };
-            match judge(&truth, meta.superblock.as_ref(), position) {
-                Ok(recovered) => config.recovered = config.recovered.or(recovered),
-                Err(why) => {
-                    state.warnings.push(format!("{}: {why}; it is left out", config.name));
-                    *leg = None;
-                }
-            }
-        }
+        state.warnings = leave_out(&truth, legs);
         if truth.array_resync_offset != dm_raid::IN_SYNC {
             state.resync_from = Some(Sector(truth.array_resync_offset));
             state.warnings.push(
@@ -275,12 +262,30 @@ impl State {
     }
 }
 
+/// The superblock that is believed, if there is any.
+pub(super) fn newest(legs: &[Option<Leg>]) -> Option<Superblock> {
+    let superblocks = legs.iter().flatten().filter_map(|leg| leg.meta.as_ref()?.superblock.as_ref());
+    superblocks.max_by_key(|superblock| superblock.events).cloned()
+}
+
+/// Takes out legs that cannot be believed, and notes how far others are in sync. What people should know of that.
+pub(super) fn leave_out(truth: &Superblock, legs: &mut [Option<Leg>]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (position, leg) in (0..).zip(legs) {
+        let Some(Leg { config, meta: Some(meta) }) = leg else { continue };
+        match judge(truth, meta.superblock.as_ref(), position) {
+            Ok(recovered) => config.recovered = config.recovered.or(recovered),
+            Err(why) => {
+                warnings.push(format!("{}: {why}; it is left out", config.name));
+                *leg = None;
+            }
+        }
+    }
+    warnings
+}
+
 /// Up to where a leg is in sync (none: all of it); or why it is out.
-pub(super) fn judge(
-    truth: &Superblock,
-    own: Option<&Superblock>,
-    position: u16,
-) -> Result<Option<Sector>, String> {
+fn judge(truth: &Superblock, own: Option<&Superblock>, position: u16) -> Result<Option<Sector>, String> {
     let Some(own) = own else { return Err("it has no superblock: it is new, and empty".into()) };
     if own.array_position != u32::from(position) {
         return Err(format!("its superblock is that of leg {}, expected {position}", own.array_position));
