@@ -16,6 +16,9 @@ use crate::lvm::metadata::Texts;
 use crate::signature::{cut_short, signature};
 use crate::source::Buffered;
 
+/// What still changes after so many looks is taken as it is at the last.
+pub(crate) const LOOKS: usize = 16;
+
 /// What was found, and what people should know about it.
 pub(crate) struct Probed {
     pub(crate) content: Content,
@@ -33,7 +36,7 @@ pub(crate) struct How {
 
 /// Looks what the device holds. Texts of volume groups are kept in `texts`, as many devices have the same one.
 pub(crate) fn probe(source: &dyn Source, how: &How, texts: &mut Texts) -> Probed {
-    let source = &Buffered::new(source);
+    let (unbuffered, source) = (source, &Buffered::new(source));
     let mut warnings = Vec::new();
     let table = match how.partitions.then(|| partition::read(source, how.block_bytes)) {
         None | Some(Ok(None)) => None,
@@ -43,7 +46,7 @@ pub(crate) fn probe(source: &dyn Source, how: &How, texts: &mut Texts) -> Probed
             None
         }
     };
-    let content = of_md(source, table.as_ref(), &mut warnings)
+    let content = of_md(&members_superblocks(source, unbuffered), table.as_ref(), &mut warnings)
         .or_else(|| how.partitions.then(|| of_firmware(source, &mut warnings)).flatten())
         .or_else(|| table.map(|table| of_partitions(table, &mut warnings)))
         .or_else(|| of_lvm(source, texts, &mut warnings))
@@ -58,8 +61,24 @@ fn of_signature(source: &dyn Source, warnings: &mut Vec<String>) -> Option<Conte
     Some(Content::Signature(found))
 }
 
-fn of_md(source: &dyn Source, table: Option<&PartitionTable>, warnings: &mut Vec<String>) -> Option<Content> {
-    let found = md::find(source);
+/// Superblocks as they are. One that is not to be believed may be half of what another process writes just now: it is read
+/// until it is the same twice.
+fn members_superblocks(source: &dyn Source, unbuffered: &dyn Source) -> md::Found {
+    let mut found = md::find(source);
+    for _ in 0..LOOKS {
+        if !found.damaged {
+            break;
+        }
+        let again = md::find(unbuffered);
+        if again == found {
+            break;
+        }
+        found = again;
+    }
+    found
+}
+
+fn of_md(found: &md::Found, table: Option<&PartitionTable>, warnings: &mut Vec<String>) -> Option<Content> {
     let superblock = found
         .newest()
         .filter(|superblock| !table.is_some_and(|table| is_of_the_last_partition(superblock, table)));

@@ -21,6 +21,7 @@ use crate::graph::{Content, DeviceId, DeviceKind, GroupId, NewDevice, Stack};
 use crate::lvm::choose::Choice as GroupChoice;
 use crate::lvm::verdict::Verdicts;
 use crate::lvm::{Group, Pv};
+use crate::probe::LOOKS;
 use crate::{lvm, md as arrays};
 
 /// What is assembled in a step.
@@ -84,6 +85,9 @@ impl Assembly {
 
     fn assemble_arrays(&mut self, step: Step) -> bool {
         self.turn_late_members_away();
+        if step == Step::All {
+            self.read_members_at_one_time();
+        }
         let mut members = self.loose_members.clone();
         members.sort_unstable();
         let candidates: Vec<_> = members.iter().filter_map(|id| self.array_candidate(*id)).collect();
@@ -97,6 +101,30 @@ impl Assembly {
             self.assemble_array(choice);
         }
         any
+    }
+
+    /// Reads the superblocks of members again until two looks find the same. Another process that has the array may change them
+    /// between the look at one member and that at the next: a set which no moment had would seem to lack members.
+    fn read_members_at_one_time(&mut self) {
+        for _ in 0..LOOKS {
+            let mut is_changing = false;
+            for id in self.loose_members.clone() {
+                let device = self.graph.device(id);
+                let (Content::MdMember(before), Some(layer)) = (&device.content, device.layer()) else {
+                    continue;
+                };
+                let (before, layer) = (before.clone(), layer.clone());
+                let now = self.read(&*layer, |source| md::find(source).newest().cloned());
+                // None, or not to be believed: half of it was written.
+                is_changing |= now.as_ref() != Some(&*before);
+                if let Some(now) = now.filter(|now| now.uuid() == before.uuid()) {
+                    self.graph.devices[id.0].content = Content::MdMember(Box::new(now));
+                }
+            }
+            if !is_changing {
+                return;
+            }
+        }
     }
 
     fn array_candidate(&self, id: DeviceId) -> Option<arrays::choose::Candidate<'_>> {

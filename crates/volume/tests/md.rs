@@ -3,6 +3,9 @@
 
 mod lab;
 
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
 use blockwork_format::md::v1::{Features, Minor, Superblock};
 use blockwork_format::md::{IN_SYNC, Level, Role, Uuid, v0};
 use blockwork_volume::md::MemberState;
@@ -135,6 +138,35 @@ fn who_is_one_event_behind_is_as_good_and_who_is_more_is_left_out_with_both_numb
         let said = warning(&assembly, "out of date (events 16, and the array is at 18): it is left out");
         assert!(said.starts_with("md/one: ") && said.contains("/one-2 is out of date"), "{said}");
     }
+}
+
+#[test]
+fn an_array_that_another_process_changes_is_seen_as_it_was_at_one_moment() {
+    let lab = Lab::new();
+    let set = Set::new("one", Level::Raid1, 0, 2);
+    let members = set.members(&lab);
+    let (assembling, assemblies) = channel();
+    std::thread::scope(|scope| {
+        let (members, set) = (&members, &set);
+        scope.spawn(move || {
+            // At some time during each: as an array does it, of which no member is ever more than one event behind.
+            for (round, pause) in assemblies.iter().zip((0..600).step_by(7).cycle()) {
+                std::thread::sleep(Duration::from_micros(pause));
+                for events in (100 + 4 * round)..(104 + 4 * round) {
+                    for (member, place) in members.iter().zip(0..) {
+                        with(member, set.superblock(place), |superblock| superblock.events = events);
+                    }
+                }
+            }
+        });
+        let assembling = assembling;
+        for round in 0_u64..300 {
+            assembling.send(round).expect("the other has not ended");
+            let mut assembly = lab.open(&refs(members));
+            volume(&mut assembly, "md/one");
+            assert_eq!(states(&assembly), [place(0), place(1)], "{:?}", assembly.warnings());
+        }
+    });
 }
 
 #[test]

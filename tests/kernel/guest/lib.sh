@@ -45,6 +45,26 @@ md_stop() { md_wait "$1"; mdadm --stop "$1" >&2; }
 # All volume groups, as a machine does when it boots.
 lvm_up() { vgchange -ay "$@" >&2; }
 
+# on_delay NAME: a dm-delay device is /d/NAME from now on, also to LVM, so that a script can have the kernel at something for as
+# long as it needs. reads_take NAME MS: how long each read of it takes; writes are not delayed.
+declare -A under_delay=()
+delayed_by() { echo "0 $(blockdev --getsz "${under_delay[$1]}") delay ${under_delay[$1]} 0 $2 ${under_delay[$1]} 0 0"; }
+on_delay() {
+    under_delay[$1]=$(readlink -f "/d/$1")
+    modprobe dm-delay
+    dmsetup create "delay-$1" --table "$(delayed_by "$1" 0)"
+    ln -sf "/dev/mapper/delay-$1" "/d/$1"
+    mkdir -p /run/lvm-of-delayed
+    sed "s#global_filter = \[#& \"r|^${under_delay[$1]}\$|\",#" "${LVM_SYSTEM_DIR:-/etc/lvm}/lvm.conf" >/run/lvm-of-delayed/new
+    mv /run/lvm-of-delayed/new /run/lvm-of-delayed/lvm.conf
+    export LVM_SYSTEM_DIR=/run/lvm-of-delayed
+}
+reads_take() {
+    dmsetup suspend "delay-$1"
+    dmsetup reload "delay-$1" --table "$(delayed_by "$1" "$2")"
+    dmsetup resume "delay-$1"
+}
+
 # Starting a program takes an emulated processor a while, so what follows, which every scenario runs, makes do with bash's own.
 there() { compgen -G "$1" >/dev/null; }
 something_up() { there '/sys/block/dm-*' || there '/sys/block/md*/md'; }

@@ -168,29 +168,22 @@ fn volumes_of_every_kind_are_read_whole_and_those_of_other_kinds_are_refused_by_
 /// A volume whose first segment is moved, and the second half-way, when the power goes. It was written to in the meantime. Only the
 /// copying reads from the disk that it leaves, so how long that takes is in our hands.
 const MOVE: &str = r#"
-modprobe -a dm-mirror dm-delay
-disk=$(readlink -f /d/a)
-reads_take() { echo "0 $(blockdev --getsz $disk) delay $disk 0 $1 $disk 0 0"; }
-dmsetup create slow --table "$(reads_take 0)"
-ln -sf /dev/mapper/slow /d/a
-export LVM_SYSTEM_DIR=/run/lvm-of-slow
-mkdir -p $LVM_SYSTEM_DIR
-sed "s#global_filter = \[#& \"r|^$disk\$|\",#" /etc/lvm/lvm.conf >$LVM_SYSTEM_DIR/lvm.conf
+modprobe dm-mirror
+on_delay a
 vgcreate -s 256k vg /d/a /d/b >&2
 lvcreate -y -n before -l 20 vg /d/a >&2
 lvcreate -y -n between -l 4 vg /d/a >&2
 lvextend -l +90 vg/before /d/a >&2
 whole write /dev/vg/before $SEED
 sync
-now_take() { dmsetup suspend slow; dmsetup reload slow --table "$(reads_take $1)"; dmsetup resume slow; }
-now_take 200
+reads_take a 200
 pvmove -b -i 1 -n before /d/a /d/b >&2
 # Of the second of two segments, in regions of 2 MiB.
 copied() { dmsetup status vg-pvmove0 | sed -nE '2s@.* ([0-9]+)/[0-9]+ .*@\1@p'; }
 half_way() { local so_far; so_far=$(copied); [ -n "$so_far" ] && [ $so_far -ge 4 ] && [ $so_far -lt 9 ]; }
 wait_for half_way
 # A write waits for the region of it that is being copied, so not for ever.
-now_take 5000
+reads_take a 5000
 whole write /dev/vg/before $((SEED + 1))
 sync
 dmsetup table >&2

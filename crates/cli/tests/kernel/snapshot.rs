@@ -147,15 +147,17 @@ fn a_snapshot_whose_store_overflows_through_us_is_invalid_for_the_kernel_and_the
 }
 
 /// An origin whose snapshots differ from it in thousands of places, each by itself, so that there are many steps to a merge.
+/// Each begins with a read of a store, and how long that takes is in our hands.
 const SCATTER: &str = "
-vgcreate -s 256k vg /d/a >&2
-lvcreate -y -n origin -l 64 vg >&2
+on_delay b
+vgcreate -s 256k vg /d/a /d/b >&2
+lvcreate -y -n origin -l 64 vg /d/a >&2
 whole write /dev/vg/origin 1
 scatter() { fio --name=x --filename=$1 --rw=randwrite --bs=4k --randseed=$2 --size=16m --io_size=$3 --ioengine=psync >&2; }
-lvcreate -y -s -n small -c 4k -l 80 vg/origin >&2
+lvcreate -y -s -n small -c 4k -l 80 vg/origin /d/b >&2
 scatter /dev/vg/origin 1 6m
 scatter /dev/vg/small 2 1m
-lvcreate -y -s -n large -c 64k -l 80 vg/origin >&2
+lvcreate -y -s -n large -c 64k -l 80 vg/origin /d/b >&2
 scatter /dev/vg/origin 3 1m
 sync
 ";
@@ -180,10 +182,12 @@ fn merge_a_little(machine: &Machine, steps: usize) {
 #[test]
 fn a_merge_that_the_kernel_has_begun_goes_on_with_us_and_then_with_the_kernel_again() {
     let mut machine = Machine::new();
-    machine.disk("a", 96 * MIB);
+    machine.disk("a", 20 * MIB);
+    machine.disk("b", 48 * MIB);
     let begun = machine.run(&format!(
         "{SCATTER}
          for one in small large; do fact $one sha256 $(sha256 /dev/vg/$one); done
+         reads_take b 8
          lvconvert -y --merge -b -i 1000 vg/small >&2
          dmsetup suspend --nolockfs vg-origin
          fact merge status \"$(dmsetup status vg-origin | cut -d ' ' -f 4-)\"
@@ -198,7 +202,7 @@ fn a_merge_that_the_kernel_has_begun_goes_on_with_us_and_then_with_the_kernel_ag
     assert_eq!(facts.get("merge", "sha256"), small);
     let before = machine.prints();
     let expect = |what: &str| {
-        let served = machine.serve(&["a"], &["--read-only"]);
+        let served = machine.serve(&machine.disks(), &["--read-only"]);
         assert_eq!(machine.sha256("vg/origin"), small, "the origin {what}");
         assert_eq!(machine.sha256("vg/large"), large, "another snapshot {what}");
         served.stop();
@@ -225,7 +229,7 @@ fn a_merge_that_the_kernel_has_begun_goes_on_with_us_and_then_with_the_kernel_ag
         assert_eq!(facts.get(name, "sha256"), expected, "{name}, by the kernel");
     }
     // LVM has seen that all was merged. The other one is merged by us alone.
-    run(&mut machine.scratch.blockwork(["lv", "merge", "vg/large", "--disk", "a"]));
+    run(&mut machine.scratch.blockwork(["lv", "merge", "vg/large", "--disk", "a", "b"]));
     let judged = machine.run(
         "vgck vg
          lvchange -ay vg/origin >&2
