@@ -83,9 +83,9 @@ pub(crate) struct Core {
     joint: Vec<Joint>,
     commands: Vec<Command>,
     counters: Arc<CounterTable>,
-    /// By node. What a leaf does is counted and traced by its queue, also where it is a volume by itself: counted as bios
+    /// By node: which leaf it is. What a leaf does is counted and traced by its queue, also where it is a volume by itself: counted as bios
     /// too, a disk would seem to read everything twice, and merging would not show.
-    is_leaf: Box<[bool]>,
+    leaf_of: Box<[Option<LeafId>]>,
     /// Where resolving for the sake of a question is counted.
     questions: Option<CounterTable>,
     pub(crate) tracer: Tracer,
@@ -132,11 +132,14 @@ impl Core {
             let id = LeafId(u16::try_from(i).expect("there are fewer than 65536 leaves"));
             LeafQueue::new(id, *node, source.clone())
         };
-        let mut is_leaf = vec![false; usize::from(parts.counters.len())];
-        parts.leaves.iter().for_each(|(node, _)| is_leaf[usize::from(node.0)] = true);
+        let queues: Vec<LeafQueue> = parts.leaves.iter().enumerate().map(queue).collect();
+        let mut leaf_of = vec![None; usize::from(parts.counters.len())];
+        for ((node, _), id) in parts.leaves.iter().zip(0..) {
+            leaf_of[usize::from(node.0)] = Some(LeafId(id));
+        }
         Core {
-            is_leaf: is_leaf.into(),
-            queues: parts.leaves.iter().enumerate().map(queue).collect(),
+            leaf_of: leaf_of.into(),
+            queues,
             attendance: parts.quiescence.join(notify.clone()),
             heeds_claims: true,
             executor: Executor::new(notify, parts.pool.clone(), parts.quiescence),
@@ -168,7 +171,7 @@ impl Core {
     /// One more leaf.
     pub(crate) fn add_leaf(&mut self, leaf: LeafId, node: NodeId, source: Arc<dyn LeafSource>) {
         assert_eq!(usize::from(leaf.0), self.queues.len(), "leaves are added in the order of their numbers");
-        self.is_leaf[usize::from(node.0)] = true;
+        self.leaf_of[usize::from(node.0)] = Some(leaf);
         self.queues.push(LeafQueue::new(leaf, node, source));
     }
 
@@ -329,7 +332,7 @@ impl Core {
         let Bio { op, flags, sector, nr, data } = bio;
         let span = Span { op, flags, sector, nr, at: Sectors::ZERO };
         self.counters.add(node, Counter::In, 1);
-        if !self.is_leaf[node.0 as usize] {
+        if self.leaf_of[node.0 as usize].is_none() {
             self.counters.operation(node, op, nr.bytes());
             if self.tracer.on() {
                 self.trace(node, Action::Queue, span, Reason::None, 0);
@@ -648,7 +651,7 @@ impl Core {
         let BioState { node, op, span, started, error, .. } = self.bios.all[bio as usize];
         let (owner, data) = self.bios.end(bio);
         let result = error.map_or(Ok(()), Err);
-        let is_leaf = self.is_leaf[node.0 as usize];
+        let is_leaf = self.leaf_of[node.0 as usize].is_some();
         if !is_leaf {
             self.counters.latency(node, op, self.now.since(started));
         }

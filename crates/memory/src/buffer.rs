@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use crate::granted::GrantedPages;
 use crate::mapping::Mapping;
-use crate::near;
 use crate::pool::Shelf;
 use crate::slab::{SLAB_BYTES, Slab};
 
@@ -46,8 +45,7 @@ impl Drop for Allocation {
 /// Memory of a fixed size; cloning shares it. Dropping the last clone gives it back to its pool. Page-aligned, unless it
 /// is part of a mapping.
 pub struct Buffer {
-    /// `None` only while `drop` moves it back to its shelf.
-    memory: Option<Rc<Allocation>>,
+    memory: Rc<Allocation>,
 }
 
 impl Buffer {
@@ -62,7 +60,7 @@ impl Buffer {
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc_zeroed(layout) };
         let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Buffer { memory: Some(Rc::new(Allocation { start, size, owner: Owner::Heap(layout), home })) }
+        Buffer { memory: Rc::new(Allocation { start, size, owner: Owner::Heap(layout), home }) }
     }
 
     /// `len` bytes at `offset` of a slab, which they keep alive.
@@ -72,7 +70,7 @@ impl Buffer {
             "{len} bytes at {offset} of a slab"
         );
         let (start, owner) = (slab.at(offset), Owner::Slab(slab.clone()));
-        Buffer { memory: Some(Rc::new(Allocation { start, size: len, owner, home })) }
+        Buffer { memory: Rc::new(Allocation { start, size: len, owner, home }) }
     }
 
     /// `len` bytes at `offset` of a mapping, which they keep alive. Their content is shared with whoever has the same file
@@ -83,29 +81,24 @@ impl Buffer {
     pub fn of_mapping(mapping: &Arc<Mapping>, offset: usize, len: usize) -> Buffer {
         let start = mapping.range(offset, len);
         let owner = Owner::Mapping(mapping.clone());
-        Buffer { memory: Some(Rc::new(Allocation { start, size: len, owner, home: Weak::new() })) }
+        Buffer { memory: Rc::new(Allocation { start, size: len, owner, home: Weak::new() }) }
     }
 
     pub(crate) fn of_granted(pages: GrantedPages) -> Buffer {
         let (start, size) = (pages.start(), pages.len());
         let owner = Owner::Granted { _keeps_it: pages };
-        Buffer { memory: Some(Rc::new(Allocation { start, size, owner, home: Weak::new() })) }
+        Buffer { memory: Rc::new(Allocation { start, size, owner, home: Weak::new() }) }
     }
 
     pub(crate) fn from_shelf(memory: Rc<Allocation>) -> Buffer {
         debug_assert_eq!(Rc::strong_count(&memory), 1);
-        Buffer { memory: Some(memory) }
-    }
-
-    #[inline]
-    fn memory(&self) -> &Rc<Allocation> {
-        self.memory.as_ref().expect("a buffer owns its memory until it is dropped")
+        Buffer { memory }
     }
 
     /// Size in bytes; of an allocation of ours a multiple of [`PAGE`].
     #[inline]
     pub fn len(&self) -> usize {
-        self.memory().size
+        self.memory.size
     }
 
     /// Whether it is an empty part of a mapping.
@@ -116,19 +109,19 @@ impl Buffer {
     /// Address of the first byte, for the kernel. Reading or writing through it needs `unsafe` at the caller's.
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.memory().start.as_ptr()
+        self.memory.start.as_ptr()
     }
 
     /// Whether both are the same allocation.
     #[inline]
     pub fn same(&self, other: &Buffer) -> bool {
-        Rc::ptr_eq(self.memory(), other.memory())
+        Rc::ptr_eq(&self.memory, &other.memory)
     }
 
     /// The slab that it was cut from, if it was.
     #[inline]
     pub fn slab(&self) -> Option<&Rc<Slab>> {
-        match &self.memory().owner {
+        match &self.memory.owner {
             Owner::Slab(slab) => Some(slab),
             Owner::Heap(_) | Owner::Mapping(_) | Owner::Granted { .. } => None,
         }
@@ -141,25 +134,24 @@ impl Buffer {
 
     /// That mapping.
     pub(crate) fn mapping(&self) -> Option<&Mapping> {
-        match &self.memory().owner {
+        match &self.memory.owner {
             Owner::Mapping(mapping) => Some(mapping),
             Owner::Heap(_) | Owner::Slab(_) | Owner::Granted { .. } => None,
         }
     }
 
-    /// The last reference is dropped.
+    /// The last reference is dropped: the shelf's is the only one then.
     #[cold]
-    fn go_home(&mut self) {
-        if let Some(memory) = self.memory.take()
-            && let Some(shelf) = memory.home.upgrade()
-        {
-            shelf.put_back(memory);
+    fn go_home(&self) {
+        if let Some(shelf) = self.memory.home.upgrade() {
+            shelf.put_back(self.memory.clone());
         }
     }
 
     /// Whether this is the only reference.
+    #[inline]
     pub fn is_unique(&self) -> bool {
-        Rc::strong_count(self.memory()) == 1
+        Rc::strong_count(&self.memory) == 1
     }
 
     #[inline]
@@ -168,13 +160,6 @@ impl Buffer {
         if end.is_none_or(|end| end > self.len()) {
             outside(offset, len, self.len());
         }
-    }
-
-    /// Has the processor fetch what is at `offset`, if that is in the buffer, to be looked at soon, or written. See [`crate::bring_near`].
-    #[inline]
-    pub fn bring_near(&self, offset: usize, to_write: bool) {
-        let at = self.as_ptr().wrapping_add(offset);
-        if to_write { near::fetch_to_write(at) } else { near::fetch(at) }
     }
 
     /// Copies `bytes` into the buffer at `offset`.
@@ -240,7 +225,7 @@ impl Clone for Buffer {
 impl Drop for Buffer {
     #[inline]
     fn drop(&mut self) {
-        if self.memory.as_ref().is_some_and(|memory| Rc::strong_count(memory) == 1) {
+        if self.is_unique() {
             self.go_home();
         }
     }

@@ -246,7 +246,7 @@ impl GuestMemory {
     }
 
     /// The `len` bytes at a guest's address in one piece; none where they are not, or where there are none.
-    #[inline]
+    #[inline(always)]
     pub fn range(&self, address: u64, len: u32) -> Option<GuestRange> {
         let (number, window) = self.find(address)?;
         let at = address - window.guest;
@@ -321,12 +321,6 @@ impl GuestMemory {
         self.buffer(range).write_at(range.offset(), bytes);
     }
 
-    /// Has the processor fetch the beginning of a range, as [`Buffer::bring_near`] does.
-    #[inline]
-    pub fn bring_near(&self, range: GuestRange, to_write: bool) {
-        self.buffer(range).bring_near(range.offset(), to_write);
-    }
-
     /// The guest's address of a range.
     pub fn address(&self, range: GuestRange) -> u64 {
         self.windows[range.window()].guest + range.offset() as u64
@@ -338,7 +332,7 @@ impl GuestMemory {
         Some(window.guest + segment.offset() as u64)
     }
 
-    #[inline]
+    #[inline(always)]
     fn find(&self, address: u64) -> Option<(usize, &Window)> {
         let last = self.last.get();
         match self.windows.get(last) {

@@ -3,8 +3,8 @@
 
 mod lab;
 
-use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
 
 use blockwork_format::md::v1::{Features, Minor, Superblock};
 use blockwork_format::md::{IN_SYNC, Level, Role, Uuid, v0};
@@ -145,13 +145,16 @@ fn an_array_that_another_process_changes_is_seen_as_it_was_at_one_moment() {
     let lab = Lab::new();
     let set = Set::new("one", Level::Raid1, 0, 2);
     let members = set.members(&lab);
-    let (assembling, assemblies) = channel();
+    let (assembling, assemblies) = sync_channel(0);
     std::thread::scope(|scope| {
         let (members, set) = (&members, &set);
         scope.spawn(move || {
             // At some time during each: as an array does it, of which no member is ever more than one event behind.
-            for (round, pause) in assemblies.iter().zip((0..600).step_by(7).cycle()) {
-                std::thread::sleep(Duration::from_micros(pause));
+            for (round, after) in assemblies.iter().zip((0..600).step_by(7).cycle()) {
+                let begin = Instant::now();
+                while begin.elapsed() < Duration::from_micros(after) {
+                    std::thread::yield_now();
+                }
                 for events in (100 + 4 * round)..(104 + 4 * round) {
                     for (member, place) in members.iter().zip(0..) {
                         with(member, set.superblock(place), |superblock| superblock.events = events);

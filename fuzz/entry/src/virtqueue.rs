@@ -197,7 +197,6 @@ impl Driven {
             let waiting = self.ring.waiting();
             assert_eq!(waiting > 0, self.ring.has_more());
             assert!(waiting <= self.size as usize);
-            self.ring.bring_near(&self.guest, waiting);
             self.ring.next(&self.guest, &mut chain)?
         };
         if !took {
@@ -207,7 +206,7 @@ impl Driven {
         assert!(!self.in_flight.iter().any(|head| head.id() == chain.head.id()), "{:?} twice", chain.head);
         self.in_flight.push(chain.head);
         assert!(self.in_flight.len() <= self.size as usize);
-        for range in chain.readable.iter().chain(&chain.writable) {
+        for range in &chain.pieces {
             let segment = self.guest.segment(*range);
             assert!(!segment.is_empty() && segment.offset() + segment.len() <= BYTES);
         }

@@ -63,18 +63,22 @@ impl Core {
         let Bio { op, flags, sector, nr, .. } = *bio;
         let span = Span { op, flags, sector, nr, at: Sectors::ZERO };
         self.counters.add(node, Counter::In, 1);
-        let is_leaf = self.is_leaf[usize::from(node.0)];
-        if !is_leaf {
-            self.counters.operation(node, op, nr.bytes());
+        // A leaf by itself is what it would be resolved to.
+        let leaf = self.leaf_of[usize::from(node.0)];
+        match leaf {
+            Some(leaf) if self.queues[usize::from(leaf.0)].at_once(&self.counters, span, &bio.data) => {
+                self.ran += 1;
+                return true;
+            }
+            Some(_) => {}
+            None => self.counters.operation(node, op, nr.bytes()),
         }
         self.extents.clear();
         let mut cx = Resolver::new(&mut self.extents, &self.counters, &mut self.tracer).at(self.now);
         let resolved = self.volumes[usize::from(volume.0)].root.resolve(span, &mut cx);
         let notes = cx.notes;
-        if resolved.is_ok() && notes.are_none() && self.end_at_once(span, &bio.data) {
-            if !is_leaf {
-                self.counters.latency(node, op, Nanos(0));
-            }
+        if leaf.is_none() && resolved.is_ok() && notes.are_none() && self.end_at_once(span, &bio.data) {
+            self.counters.latency(node, op, Nanos(0));
             self.ran += 1;
             return true;
         }

@@ -52,7 +52,7 @@ impl LeafQueue {
     }
 
     /// Does a read or write, whose memory is all of `data`, if that can be done at once; false: nothing was done or counted.
-    #[inline]
+    #[inline(always)] // what a bio is would go there by memory
     pub(crate) fn at_once(&mut self, counters: &CounterTable, span: Span, data: &[Segment]) -> bool {
         let Span { op, sector, nr, .. } = span;
         let may_merge = self.limits.merges != Merges::None && sector == self.immediate.end;

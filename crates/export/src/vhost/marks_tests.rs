@@ -198,7 +198,7 @@ impl Server {
         if !self.resuming && !self.ring.next(&self.guest, &mut chain).unwrap() {
             return None;
         }
-        let request = u32::try_from(chain.readable[0].len()).unwrap();
+        let request = u32::try_from(chain.readable()[0].len()).unwrap();
         self.in_flight.push((chain.head, request));
         Some(request)
     }

@@ -37,7 +37,7 @@ use super::control::{Command, Presence};
 use super::dirty::DirtyLog;
 use super::parts::{AT_A_TIME, BIO_BYTES_MAX, Part, Parts, REQUEST_BYTES_MAX};
 use super::request::{Request, add_segments, segments};
-use super::ring::{Chain, Head, NEAR, Ring, RingError};
+use super::ring::{Chain, Head, Ring, RingError};
 use crate::complaints::Complaints;
 
 /// Data of the requests of one queue that are under way, bytes.
@@ -323,11 +323,6 @@ impl QueuePort {
         let mut taken = 0;
         let mut was_last = false;
         while taken < most && !self.takes_no_more() {
-            if taken.is_multiple_of(NEAR)
-                && let Some(ring) = &self.ring
-            {
-                ring.bring_near(&self.memory, most - taken);
-            }
             match self.take_one(cx) {
                 Ok(true) => taken += 1,
                 Ok(false) if taken > 0 => {
@@ -478,7 +473,7 @@ impl QueuePort {
             if bio.op == Op::Read {
                 self.log.iter().for_each(|log| log.data(&self.memory, &bio.data));
             }
-            self.answer(to, room, status::OK);
+            self.answer_here(to, room, status::OK);
         }
     }
 
@@ -564,8 +559,13 @@ impl QueuePort {
     }
 
     /// Answers a request; the driver sees it when the turn publishes.
-    #[inline]
-    fn answer(&mut self, Asker { head, status }: Asker, written: u32, result: u8) {
+    fn answer(&mut self, to: Asker, written: u32, result: u8) {
+        self.answer_here(to, written, result);
+    }
+
+    /// The same, for where most requests are answered.
+    #[inline(always)]
+    fn answer_here(&mut self, Asker { head, status }: Asker, written: u32, result: u8) {
         self.memory.write(status, &[result]);
         self.log.iter().for_each(|log| log.range(&self.memory, status));
         if let Some(ring) = &mut self.ring {
@@ -667,7 +667,7 @@ impl Port<Uring> for QueuePort {
         let InFlight { from, room, bytes, error, .. } = self.in_flight.remove(key);
         self.bytes -= bytes;
         match error {
-            None => self.answer(from, room, status::OK),
+            None => self.answer_here(from, room, status::OK),
             Some(errno) => self.answer(from, 0, status_of(errno)),
         }
     }

@@ -27,31 +27,31 @@ impl<'a> Request<'a> {
     /// Takes apart a chain in the guest's `memory`; `None` if it has no header or no place for a status: see [`Request::too_short`].
     #[inline]
     pub fn take(chain: &'a mut Chain, memory: &GuestMemory) -> Option<Request<'a>> {
-        let (header, skip) = match chain.readable.first() {
+        let (header, skip) = match chain.readable().first() {
             // As all drivers have it.
             Some(first) if first.len() == HEADER_BYTES => {
                 (RequestHeader::decode(&memory.read_16(*first, 0)), 1)
             }
             _ => (cut_header(chain, memory)?, 0),
         };
-        let end = chain.writable.len();
-        let last = chain.writable.last_mut()?;
+        let mut end = chain.pieces.len();
+        let last = chain.pieces[chain.readable..].last_mut()?;
         let at = last.len() - 1; // a chain holds no empty ranges
         let status = last.slice(at, 1);
-        let end = if at > 0 {
+        if at > 0 {
             *last = last.slice(0, at);
-            end
         } else {
-            end - 1
-        };
-        Some(Request { header, sent: &chain.readable[skip..], room: &chain.writable[..end], status })
+            end -= 1;
+        }
+        let (sent, room) = (&chain.pieces[skip..chain.readable], &chain.pieces[chain.readable..end]);
+        Some(Request { header, sent, room, status })
     }
 
     /// What is wrong with a chain that is none.
     #[cold]
     pub fn too_short(chain: &Chain) -> RingError {
         let bytes = |ranges: &[GuestRange]| ranges.iter().map(GuestRange::len).sum();
-        RingError::Short { readable: bytes(&chain.readable), writable: bytes(&chain.writable) }
+        RingError::Short { readable: bytes(chain.readable()), writable: bytes(chain.writable()) }
     }
 
     /// The ranges of a discard or write-zeroes; `None` if they are not whole, none, or more than `max`.
@@ -81,7 +81,9 @@ pub(super) fn segments(memory: &GuestMemory, ranges: &[GuestRange]) -> Segments 
 #[inline(always)]
 pub(super) fn add_segments(memory: &GuestMemory, ranges: &[GuestRange], to: &mut Segments) {
     // Not by `extend`: that makes more of one or two than they are.
-    ranges.iter().for_each(|range| to.push(memory.segment(*range)));
+    for range in ranges {
+        to.push(memory.segment(*range));
+    }
 }
 
 /// Cuts off a header that does not have the first descriptor for itself.
@@ -89,7 +91,7 @@ pub(super) fn add_segments(memory: &GuestMemory, ranges: &[GuestRange], to: &mut
 fn cut_header(chain: &mut Chain, memory: &GuestMemory) -> Option<RequestHeader> {
     let (mut header, mut found) = ([0; HEADER_BYTES], 0);
     let mut rest = GuestRanges::new();
-    for range in &chain.readable {
+    for range in chain.readable() {
         let take = range.len().min(HEADER_BYTES - found);
         memory.segment(range.slice(0, take)).read_at(0, &mut header[found..found + take]);
         found += take;
@@ -100,7 +102,9 @@ fn cut_header(chain: &mut Chain, memory: &GuestMemory) -> Option<RequestHeader> 
     if found < HEADER_BYTES {
         return None;
     }
-    chain.readable = rest;
+    let readable = rest.len();
+    rest.extend_from_slice(chain.writable());
+    (chain.pieces, chain.readable) = (rest, readable);
     Some(RequestHeader::decode(&header))
 }
 
@@ -143,11 +147,10 @@ mod tests {
     }
 
     fn chain(memory: &GuestMemory, readable: (usize, &[usize]), writable: (usize, &[usize])) -> Chain {
-        Chain {
-            readable: cut(memory, 0, readable.0, readable.1),
-            writable: cut(memory, WRITABLE, writable.0, writable.1),
-            ..Chain::default()
-        }
+        let mut pieces = cut(memory, 0, readable.0, readable.1);
+        let readable = pieces.len();
+        pieces.extend_from_slice(&cut(memory, WRITABLE, writable.0, writable.1));
+        Chain { pieces, readable, ..Chain::default() }
     }
 
     #[test]

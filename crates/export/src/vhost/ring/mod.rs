@@ -12,7 +12,6 @@
 //! 5. After an error the ring is not looked at any more ([`RingError`] says what was wrong); what is in flight is still
 //!    answered.
 
-mod near;
 mod packed;
 mod split;
 
@@ -21,12 +20,11 @@ use std::sync::atomic::Ordering;
 use blockwork_format::vhost_user::VringAddr;
 use blockwork_format::virtio::{DESCRIPTOR_BYTES, descriptor_flag};
 use blockwork_memory::{
-    Buffer, GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRanges, NotGuestMemory, Segment, Segments,
-    copy_between,
+    Buffer, GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRange, GuestRanges, NotGuestMemory, Segment,
+    Segments, copy_between,
 };
 
 use super::marks::Marks;
-pub use near::NEAR;
 use packed::PackedRing;
 pub(crate) use packed::Position;
 use split::SplitRing;
@@ -170,57 +168,58 @@ impl std::fmt::Debug for Head {
 pub struct Chain {
     /// Which it is.
     pub head: Head,
-    /// What the device reads. No range of it is empty.
-    pub readable: GuestRanges,
-    /// What it writes. Likewise.
-    pub writable: GuestRanges,
+    /// What the device reads, then what it writes. No range is empty.
+    pub pieces: GuestRanges,
+    /// How many of these it reads.
+    pub readable: usize,
     /// It is in more than [`PIECES_MAX`] pieces: what is here of it is no more than where it begins, and where it ends.
     pub is_scattered: bool,
 }
 
 impl Chain {
+    /// What the device reads.
+    pub fn readable(&self) -> &[GuestRange] {
+        &self.pieces[..self.readable]
+    }
+
+    /// What it writes.
+    pub fn writable(&self) -> &[GuestRange] {
+        &self.pieces[self.readable..]
+    }
+
+    #[inline(always)]
     fn clear(&mut self) {
-        self.readable.clear();
-        self.writable.clear();
-        self.is_scattered = false;
+        self.pieces.clear();
+        (self.readable, self.is_scattered) = (0, false);
     }
 
     #[inline(always)]
     fn add(&mut self, memory: &GuestMemory, address: u64, len: u32, flags: u16) -> Result<(), RingError> {
-        let out = if flags & descriptor_flag::WRITE != 0 {
-            &mut self.writable
-        } else if self.writable.is_empty() {
-            &mut self.readable
-        } else {
+        let is_written = flags & descriptor_flag::WRITE != 0;
+        if !is_written && self.readable < self.pieces.len() {
             return Err(RingError::Order);
-        };
+        }
         match memory.range(address, len) {
-            Some(whole) => out.push(whole),
-            None => self.add_pieces(memory, address, len, flags)?,
+            Some(whole) => self.pieces.push(whole),
+            None => self.add_pieces(memory, address, len)?,
+        }
+        if !is_written {
+            self.readable = self.pieces.len();
         }
         Ok(())
     }
 
     /// Memory that is not in one piece.
     #[cold]
-    fn add_pieces(
-        &mut self,
-        memory: &GuestMemory,
-        address: u64,
-        len: u32,
-        flags: u16,
-    ) -> Result<(), RingError> {
-        let pieces = self.readable.len() + self.writable.len();
-        let is_written = flags & descriptor_flag::WRITE != 0;
-        let out = if is_written { &mut self.writable } else { &mut self.readable };
-        if pieces < PIECES_MAX || len == 0 {
-            return Ok(memory.ranges(address, len, out)?);
+    fn add_pieces(&mut self, memory: &GuestMemory, address: u64, len: u32) -> Result<(), RingError> {
+        if self.pieces.len() < PIECES_MAX || len == 0 {
+            return Ok(memory.ranges(address, len, &mut self.pieces)?);
         }
         self.is_scattered = true;
         // Where the status lies, perhaps.
         let end = address.checked_add(u64::from(len) - 1);
         let end = end.ok_or(NotGuestMemory { address, len: len.into() })?;
-        Ok(memory.ranges(end, 1, out)?)
+        Ok(memory.ranges(end, 1, &mut self.pieces)?)
     }
 }
 
@@ -288,25 +287,6 @@ impl Ring {
         match self {
             Ring::Split(ring) => ring.next(memory, chain),
             Ring::Packed(ring) => ring.next(memory, chain),
-        }
-    }
-
-    /// Has the processor fetch what is looked at first of the next requests, of `most`, of those there are and of [`NEAR`] at most, and where
-    /// the ring says that they are done.
-    #[inline]
-    pub fn bring_near(&self, memory: &GuestMemory, most: usize) {
-        let most = most.min(NEAR).min(self.waiting());
-        // One alone is waited for in any case.
-        if most < 2 {
-            return;
-        }
-        let most = u16::try_from(most).expect("at most NEAR");
-        match self {
-            Ring::Split(ring) => {
-                ring.bring_used_near(most);
-                ring.ends(memory, most, |ends| near::bring_near(memory, ends));
-            }
-            Ring::Packed(ring) => ring.ends(memory, most, |ends| near::bring_near(memory, ends)),
         }
     }
 
@@ -518,64 +498,6 @@ mod tests {
         ring(&layout, is_packed, base)
     }
 
-    /// Requests in a ring of `guest`'s, from its end on: one of three descriptors, one of a table at `0x400`, one of a table that is not there, one of a
-    /// single descriptor.
-    fn ring_of_all_kinds(layout: &GuestLayout, memory: &Buffer, is_packed: bool) -> Ring {
-        let put = |at: usize, address: u64, len: u32, flags: u16, next: u16| {
-            let marked =
-                if at == usize::from(SIZE - 1) { descriptor_flag::AVAIL } else { descriptor_flag::USED };
-            let bytes = if is_packed && at < usize::from(SIZE) {
-                PackedDescriptor { address, len, id: 0, flags: flags | marked }.encode()
-            } else {
-                Descriptor { address, len, flags, next }.encode()
-            };
-            memory.write_at(at * DESCRIPTOR_BYTES, &bytes);
-        };
-        let (next, indirect) = (descriptor_flag::NEXT, descriptor_flag::INDIRECT);
-        put(63, MEMORY + 0x100, 16, next, 0);
-        put(0, MEMORY + 0x200, 64, next, 1);
-        put(1, MEMORY + 0x300, 1, 0, 0);
-        put(2, MEMORY + 0x400, 64, indirect, 0);
-        [0xf00, 0xf10, 0xf20, 0xf30]
-            .into_iter()
-            .zip(64..)
-            .for_each(|(to, at)| put(at, MEMORY + to, 9, next, 1));
-        put(3, 0x400, 64, indirect, 0);
-        put(4, MEMORY + 0xfff, 1, 0, 0);
-        if is_packed {
-            return ring(layout, true, SIZE - 1);
-        }
-        for (nth, head) in [63, 2, 3, 4].into_iter().enumerate() {
-            let index = (usize::from(SIZE) - 1 + nth) % usize::from(SIZE);
-            memory.store_u16(usize::from(AVAILABLE) + split::ENTRIES + 2 * index, head, Ordering::Relaxed);
-        }
-        memory.store_u16(usize::from(AVAILABLE) + split::INDEX, 3, Ordering::Relaxed);
-        ring(layout, false, u16::MAX)
-    }
-
-    #[test]
-    fn what_is_looked_at_first_is_found_however_requests_are_described() {
-        for is_packed in [false, true] {
-            let (layout, memory) = guest();
-            let view = GuestMemory::new(&layout);
-            let ring = ring_of_all_kinds(&layout, &memory, is_packed);
-            let found = |most| {
-                let mut found = Vec::new();
-                let mut add = |ends: near::Ends| found.push(ends.map(|address| address - MEMORY));
-                match &ring {
-                    Ring::Split(ring) => ring.ends(&view, most, &mut add),
-                    Ring::Packed(ring) => ring.ends(&view, most, &mut add),
-                }
-                found.sort_unstable();
-                found
-            };
-            assert_eq!(found(4), [[0x100, 0x300], [0xf00, 0xf30], [0xfff, 0xfff]], "packed: {is_packed}");
-            assert_eq!(found(2), [[0x100, 0x300], [0xf00, 0xf30]], "packed: {is_packed}");
-            assert_eq!(found(1), [[0x100, 0x300]], "packed: {is_packed}");
-            ring.bring_near(&view, usize::MAX);
-        }
-    }
-
     /// A ring of that size, with its memory, in which one chain of so many descriptors is available.
     fn ring_with_chain(is_packed: bool, size: u16, descriptors: u16) -> (Ring, GuestMemory) {
         let parts = [0, DESCRIPTOR_BYTES * usize::from(size), split::avail_bytes(size).next_multiple_of(16)];
@@ -614,7 +536,7 @@ mod tests {
             let mut chain = Chain::default();
             let (mut ring, memory) = ring_with_chain(is_packed, size, longest);
             assert_eq!(ring.next(&memory, &mut chain), Ok(true), "packed: {is_packed}");
-            assert_eq!(chain.readable.len(), INDIRECT_MAX);
+            assert_eq!(chain.readable().len(), INDIRECT_MAX);
             for longer in [longest + 1, size] {
                 let (mut ring, memory) = ring_with_chain(is_packed, size, longer);
                 assert_eq!(ring.next(&memory, &mut chain), Err(RingError::Long(INDIRECT_MAX)));

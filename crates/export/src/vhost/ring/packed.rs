@@ -8,7 +8,6 @@ use blockwork_format::virtio::{
 };
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
-use super::near::{Ends, Tables};
 use super::{Chain, Head, INDIRECT_MAX, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::cut::stored;
 use crate::vhost::marks::{Marks, PackedLeft};
@@ -155,34 +154,6 @@ impl PackedRing {
             found *= 2;
         }
         found
-    }
-
-    /// Where the next `most` requests begin and end.
-    pub(super) fn ends(&self, memory: &GuestMemory, most: u16, mut found: impl FnMut(Ends)) {
-        let mut tables = Tables::default();
-        let (mut at, mut left) = (self.next, self.size - self.in_flight);
-        let read = |at: &mut Position, left: &mut u16| {
-            let read = PackedDescriptor::decode(&descriptor(&self.descriptors, at.index.into()));
-            at.advance(1, self.size);
-            *left -= 1;
-            read
-        };
-        for _ in 0..most {
-            if left == 0 || !self.is_available(at) {
-                break;
-            }
-            let first = read(&mut at, &mut left);
-            if is(first.flags, descriptor_flag::INDIRECT) {
-                tables.add(memory, first.address, first.len);
-                continue;
-            }
-            let mut last = first;
-            while is(last.flags, descriptor_flag::NEXT) && left > 0 {
-                last = read(&mut at, &mut left);
-            }
-            found([first.address, last.address]);
-        }
-        tables.ends(memory, found);
     }
 
     pub(super) fn next(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, RingError> {
