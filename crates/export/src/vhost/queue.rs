@@ -2,9 +2,10 @@
 //!
 //! A turn answers what has finished, all of it with one call of the driver's (none, if that has said that it will look by
 //! itself), then takes what is new, and answers of that what was done at once ([`Context::run`]), in batches. The data of a request is the guest's
-//! memory itself, all the way to the kernel. While there is more to take, the driver is not asked to call. When there is nothing, and one
-//! request under way at most, the worker looks at the ring for a moment, if that pays (`Uring::look_at`); likewise when the ring was full,
-//! no device has anything to do, and the driver has been called. Then the driver is asked, and the ring looked at once more.
+//! memory itself, all the way to the kernel. While there is more to take, the driver is not asked to call. When there is nothing, and all is
+//! answered, the ring is looked at for a microsecond or two, where that pays (`batch`); when there is nothing still, and one request under way at
+//! most, the worker looks at the ring for a moment, if that pays (`Uring::look_at`); likewise when the ring was full, no device has anything to
+//! do, and the driver has been called. Then the driver is asked, and the ring looked at once more.
 //!
 //! Invariants:
 //! 1. A request that was taken is answered once, also when it is malformed; it is marked as in flight until then.
@@ -100,8 +101,8 @@ enum Taken {
     None,
     /// So many requests. There may be more.
     Some(usize),
-    /// Requests, and for now there are no more.
-    Last,
+    /// So many requests, and for now there are no more.
+    Last(usize),
 }
 
 /// A request that is under way.
@@ -301,14 +302,18 @@ impl QueuePort {
             let at_once = self.answers > 0;
             self.publish(cx, true);
             match taken {
-                Taken::Some(count) if at_once => left -= count,
+                Taken::Some(count) | Taken::Last(count) if at_once && self.goes_on(cx) => left -= count,
+                Taken::Some(count) if at_once => {
+                    taken = Taken::Last(count);
+                    break;
+                }
                 _ => break,
             }
         }
         match taken {
             Taken::None => false,
-            Taken::Last if self.in_flight.is_empty() => true,
-            Taken::Some(_) | Taken::Last => {
+            Taken::Last(_) if self.in_flight.is_empty() => true,
+            Taken::Some(_) | Taken::Last(_) => {
                 // There is more, or may be by then. Nor has anybody asked the driver to call: a fast device has answered by that turn, which
                 // comes before the worker sleeps.
                 cx.wake_me();
@@ -348,7 +353,30 @@ impl QueuePort {
         if self.stats.taken(count, is_full, cx.now()) {
             cx.ring_is_full(self.volume, &self.stats);
         }
-        if was_last { Taken::Last } else { Taken::Some(taken) }
+        if was_last { Taken::Last(taken) } else { Taken::Some(taken) }
+    }
+
+    /// Whether there is more to take, now that all that was taken is answered, or the driver brings more within a moment: it works on
+    /// answers while we do what is next, and leaving the turn for the time that it needs takes longer than that.
+    #[inline]
+    fn goes_on(&mut self, cx: &mut Context<'_, Uring>) -> bool {
+        let Some(ring) = &self.ring else { return false };
+        // Whoever takes the next one sees to what ends the ring.
+        if self.resuming || self.takes_no_more() || ring.has_more() {
+            return true;
+        }
+        if !self.in_flight.is_empty() || self.stopping || !self.batches.lingers() {
+            return false;
+        }
+        let has_more = (0..batch::LINGER).any(|_| {
+            std::hint::spin_loop();
+            ring.has_more()
+        });
+        self.batches.lingered(has_more);
+        if has_more && self.batches.rested() {
+            self.call_driver(cx, true);
+        }
+        has_more
     }
 
     fn takes_no_more(&self) -> bool {
