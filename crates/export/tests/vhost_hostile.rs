@@ -292,6 +292,8 @@ fn memory_that_is_cut_short_costs_the_guest_its_disk() {
         disk.queues[0].kick();
         // The device finds out, says so though nobody calls it any more, and lets go; the session goes on until the front end does.
         wait_for(&error);
+        // So does one that asks only then to be told.
+        wait_for(&errors_of(&disk));
         disk.client().unwrap().ask(&Message::GetVringBase(VringState { index: 0, num: 0 })).unwrap();
         drop(disk);
         still_serves(&rig);

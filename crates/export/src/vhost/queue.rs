@@ -219,6 +219,8 @@ impl QueuePort {
                 Command::Error(file) => {
                     let before = std::mem::replace(&mut self.error, file.map(Signal::new));
                     before.into_iter().for_each(|error| cx.env.end_signal_heard(error));
+                    // Whoever asks to be told may do so after it broke.
+                    self.untold |= self.broken;
                 }
                 Command::Stop => self.stopping = true,
             }
