@@ -29,6 +29,7 @@
 //! Sources: io_uring_setup(2), io_uring_enter(2), io_uring_prep_*(3).
 
 mod alarm;
+mod back_off;
 mod bell;
 mod blocking;
 mod direct;
@@ -51,6 +52,7 @@ mod transfer;
 mod wake;
 mod words;
 
+pub use back_off::BackOff;
 pub use direct::{NOW_SEGMENTS_MAX, read_now, write_now};
 pub use event::Signal;
 pub use evtchn::EventPort;

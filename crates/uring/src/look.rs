@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use blockwork_engine::{Awaited, Nanos};
 
-/// Waits between looks, at most, where looking has been in vain.
+use crate::back_off::BackOff;
+
+/// Of so many waits one looks, at least, where looking has been in vain.
 const BACK_OFF_MAX: u32 = 1024;
 
 /// Looks for the drivers of full rings take an eighth of the time, at most.
@@ -116,29 +118,23 @@ impl Budget {
 pub(crate) struct Look {
     /// The worker measures by itself whether it is worth it.
     always: bool,
-    back_off: u32,
-    to_skip: u32,
+    back_off: BackOff<BACK_OFF_MAX>,
 }
 
 impl Look {
     /// The right to look this time, if it is worth it.
     pub(crate) fn begin(&mut self) -> Option<Looking> {
-        let skip = self.to_skip > 0;
-        self.to_skip = self.to_skip.saturating_sub(1);
-        if skip { None } else { Looking::begin() }
+        if self.back_off.is_due() { Looking::begin() } else { None }
     }
     /// Something came.
     pub(crate) fn found(&mut self) {
-        self.back_off = 0;
+        self.back_off.paid();
     }
     /// Nothing came.
     pub(crate) fn in_vain(&mut self) {
-        if self.always {
-            return;
+        if !self.always {
+            self.back_off.in_vain();
         }
-        self.back_off = (self.back_off * 2).clamp(1, BACK_OFF_MAX);
-        // One miss between hits is an accident.
-        self.to_skip = self.back_off - 1;
     }
 }
 

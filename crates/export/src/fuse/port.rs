@@ -24,7 +24,7 @@ use blockwork_engine::{
     Sector, Sectors, VolumeId,
 };
 use blockwork_memory::{Buffer, Pool, Segment, Segments};
-use blockwork_uring::{Uring, read_now, write_now};
+use blockwork_uring::{BackOff, Uring, read_now, write_now};
 use slab::Slab;
 
 use super::abi::{
@@ -47,7 +47,7 @@ const TRANSFER_PAGES: u16 = 256;
 const MAX_BACKGROUND: u16 = 512;
 /// Requests read in one turn; then what they ask for is submitted before more are read.
 const BATCH: usize = 64;
-/// Turns that go without asking for a second request after it was asked for in vain, at most.
+/// Of so many turns that have found a request one asks for a second, at least, where that was in vain.
 const LONE_TURNS_MAX: u32 = 32;
 /// Memory from which the places for writes' data are cut, one after the other.
 const ARENA: usize = 4 * TRANSFER_MAX;
@@ -85,8 +85,8 @@ pub struct FusePort {
     readable: bool,
     /// A poll is under way.
     polling: bool,
-    /// Whether second requests are worth asking for.
-    second: Second,
+    /// Whether a turn that has found one request asks for a second: a client that waits for each answer has none.
+    second: BackOff<LONE_TURNS_MAX>,
     /// Nothing more is done until the timer [`AGAIN`] has come.
     paused: bool,
     draining: bool,
@@ -128,7 +128,7 @@ impl FusePort {
             seeks: VecDeque::new(),
             readable: true,
             polling: false,
-            second: Second::default(),
+            second: BackOff::default(),
             paused: false,
             draining: false,
             gone: false,
@@ -172,7 +172,7 @@ impl FusePort {
             if !self.may_take() {
                 return;
             }
-            if taken == 1 && !self.second.is_likely() {
+            if taken == 1 && !self.second.is_due() {
                 self.readable = false; // the poll will tell
                 return;
             }
@@ -181,14 +181,14 @@ impl FusePort {
                 Ok(len) => {
                     taken += 1;
                     if taken == 2 {
-                        self.second.came();
+                        self.second.paid();
                     }
                     self.request(cx, len, slot);
                 }
                 Err(EAGAIN) => {
                     self.readable = false;
                     if taken == 1 {
-                        self.second.did_not_come();
+                        self.second.in_vain();
                     }
                 }
                 // The client of the first request in the kernel's queue was killed: there may be others.
@@ -607,32 +607,6 @@ impl Port<Uring> for FusePort {
 
     fn drain(&mut self, _cx: &mut Context<'_, Uring>) {
         self.draining = true;
-    }
-}
-
-/// Whether a turn that has found one request should ask for a second: a client that waits for each answer has none.
-#[derive(Debug, Default)]
-struct Second {
-    /// Turns that go without it.
-    skip: u32,
-    /// How many will, the next time that it does not come.
-    back_off: u32,
-}
-
-impl Second {
-    fn is_likely(&mut self) -> bool {
-        let likely = self.skip == 0;
-        self.skip = self.skip.saturating_sub(1);
-        likely
-    }
-
-    fn came(&mut self) {
-        *self = Second::default();
-    }
-
-    fn did_not_come(&mut self) {
-        self.back_off = (self.back_off * 2).clamp(1, LONE_TURNS_MAX);
-        self.skip = self.back_off;
     }
 }
 

@@ -38,6 +38,8 @@
 //! A driver that looks by itself does not care. To call a driver that sleeps later than its answers can be seen, after 64 of them, gains a
 //! twentieth with 512 and more under way, and loses as much with fewer.
 
+use blockwork_uring::BackOff;
+
 /// Requests in a turn, at most: other rings of the worker wait for that.
 pub(super) const TURN: usize = 32;
 /// Of a driver with up to so many under way, the first after a rest is answered alone, and the others in batches of so many. Of one with more
@@ -45,8 +47,8 @@ pub(super) const TURN: usize = 32;
 const BATCHES: [(usize, usize); 3] = [(64, 2), (191, 4), (383, 8)];
 /// Looks at a ring whose driver is about to bring more, at most: one or two microseconds.
 pub(super) const LINGER: usize = 64;
-/// Rests at which that is not tried, at most, where it was in vain.
-const NOT_TRIED_MAX: u32 = 256;
+/// That is tried at one of so many rests, at least.
+const LINGERS_IN: u32 = 256;
 /// What is known of how many a driver has under way is forgotten by this share with each batch.
 const FORGOTTEN: usize = 16;
 
@@ -63,9 +65,8 @@ pub(super) struct Batches {
     unseen: bool,
     /// When it saw the first answer after such a rest, the driver wanted to be called.
     sleeps: bool,
-    /// At so many rests nothing was waited for since that was in vain, and at so many more it is not.
-    in_vain: u32,
-    to_skip: u32,
+    /// Whether to look at the empty ring for a moment, before the worker turns to others.
+    pub(super) lingers: BackOff<LINGERS_IN>,
 }
 
 impl Batches {
@@ -80,19 +81,6 @@ impl Batches {
     pub(super) fn rested(&mut self) -> bool {
         self.unseen = true;
         !std::mem::replace(&mut self.rested, true) && self.at_once && self.sleeps
-    }
-
-    /// Whether to look at the empty ring for a moment, before the worker turns to others.
-    pub(super) fn lingers(&mut self) -> bool {
-        let skip = self.to_skip > 0;
-        self.to_skip = self.to_skip.saturating_sub(1);
-        !skip
-    }
-
-    /// That was done, and something has come, or not.
-    pub(super) fn lingered(&mut self, found: bool) {
-        self.in_vain = if found { 0 } else { (2 * self.in_vain + 1).min(NOT_TRIED_MAX) };
-        self.to_skip = self.in_vain;
     }
 
     /// The driver can see answers, and wanted to be called for that, or not.
@@ -170,28 +158,5 @@ mod tests {
         assert!((4..20).contains(&so_many(TURN)), "{sizes:?}");
         assert!(so_many(8) > 4 && so_many(4) > 8 && so_many(2) > 50, "{sizes:?}");
         assert!(sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
-    }
-
-    #[test]
-    fn what_is_waited_for_in_vain_is_waited_for_ever_less_often_until_it_comes() {
-        let mut batches = of(true);
-        let mut tries = |rests: usize, found: bool| {
-            let mut tried = Vec::new();
-            for rest in 0..rests {
-                if batches.lingers() {
-                    batches.lingered(found);
-                    tried.push(rest);
-                }
-            }
-            tried
-        };
-        assert_eq!(tries(40, false), [0, 2, 6, 14, 30]);
-        let rarely = tries(10_000, false).len();
-        assert!((30..60).contains(&rarely), "{rarely}");
-        let again = tries(1000, true);
-        assert!(
-            again[0] < 300 && again.len() == 1000 - again[0],
-            "from the first that was found on: {again:?}"
-        );
     }
 }

@@ -367,18 +367,22 @@ impl QueuePort {
         if self.resuming || self.takes_no_more() || ring.has_more() {
             return true;
         }
-        if !self.in_flight.is_empty() || self.stopping || !self.batches.lingers() {
+        if !self.in_flight.is_empty() || self.stopping || !self.batches.lingers.is_due() {
             return false;
         }
         let has_more = (0..batch::LINGER).any(|_| {
             std::hint::spin_loop();
             ring.has_more()
         });
-        self.batches.lingered(has_more);
-        if has_more && self.batches.rested() {
+        if !has_more {
+            self.batches.lingers.in_vain();
+            return false;
+        }
+        self.batches.lingers.paid();
+        if self.batches.rested() {
             self.call_driver(cx, true);
         }
-        has_more
+        true
     }
 
     fn takes_no_more(&self) -> bool {
@@ -503,7 +507,7 @@ impl QueuePort {
             if bio.op == Op::Read {
                 self.log.iter().for_each(|log| log.data(&self.memory, &bio.data));
             }
-            self.answer_here(to, room, status::OK);
+            self.answer(to, room, status::OK);
         }
     }
 
@@ -589,13 +593,8 @@ impl QueuePort {
     }
 
     /// Answers a request; the driver sees it when the turn publishes.
-    fn answer(&mut self, to: Asker, written: u32, result: u8) {
-        self.answer_here(to, written, result);
-    }
-
-    /// The same, for where most requests are answered.
-    #[inline(always)]
-    fn answer_here(&mut self, Asker { head, status }: Asker, written: u32, result: u8) {
+    #[inline]
+    fn answer(&mut self, Asker { head, status }: Asker, written: u32, result: u8) {
         self.memory.write(status, &[result]);
         self.log.iter().for_each(|log| log.range(&self.memory, status));
         if let Some(ring) = &mut self.ring {
@@ -697,7 +696,7 @@ impl Port<Uring> for QueuePort {
         let InFlight { from, room, bytes, error, .. } = self.in_flight.remove(key);
         self.bytes -= bytes;
         match error {
-            None => self.answer_here(from, room, status::OK),
+            None => self.answer(from, room, status::OK),
             Some(errno) => self.answer(from, 0, status_of(errno)),
         }
     }
@@ -706,12 +705,12 @@ impl Port<Uring> for QueuePort {
         self.obey(cx);
         self.publish(cx, false);
         let was_last = self.serve(cx);
+        if was_last && !self.rest(cx) {
+            cx.wake_me();
+        }
         if self.layout.is_torn() {
             // In this turn, perhaps by the last thing that we looked at: nobody may call us again.
             self.break_off(&RingError::Torn);
-        }
-        if was_last && !self.rest(cx) {
-            cx.wake_me();
         }
         if self.untold {
             self.tell_error(cx);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use blockwork_format::virtio::{
     DESCRIPTOR_BYTES, Descriptor, RING_SIZE_MAX, descriptor_flag, need_event, split,
 };
-use blockwork_memory::{Buffer, GuestLayout, GuestMemory, GuestRange, GuestRanges};
+use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
 use super::{Chain, Head, INDIRECT_MAX, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::cut::stored;
@@ -236,57 +236,9 @@ impl SplitRing {
     }
 }
 
-/// The memory of a chain as nearly all drivers make it: header, data in one piece, status; and how much of it the device reads. None
-/// where it is not so: nothing of what was read then counts.
-#[inline(always)]
-fn usual(
-    memory: &GuestMemory,
-    list: &impl Fn(usize) -> [u8; DESCRIPTOR_BYTES],
-    count: usize,
-    header: Descriptor,
-) -> Option<([GuestRange; 3], usize)> {
-    const KINDS: u16 = descriptor_flag::NEXT | descriptor_flag::WRITE | descriptor_flag::INDIRECT;
-    let next = |to: Descriptor| {
-        let next = usize::from(to.next);
-        (next < count).then(|| Descriptor::decode(&list(next)))
-    };
-    if header.flags & KINDS != descriptor_flag::NEXT || count < 3 {
-        return None;
-    }
-    let data = next(header)?;
-    if data.flags & KINDS & !descriptor_flag::WRITE != descriptor_flag::NEXT {
-        return None;
-    }
-    let status = next(data)?;
-    if status.flags & KINDS != descriptor_flag::WRITE {
-        return None;
-    }
-    let range = |at: Descriptor| memory.range(at.address, at.len);
-    let readable = if data.has(descriptor_flag::WRITE) { 1 } else { 2 };
-    Some(([range(header)?, range(data)?, range(status)?], readable))
-}
-
 /// Collects the memory of a chain in a list of `count` descriptors. Tells how many of them it has.
-#[inline(always)]
+#[inline]
 fn walk_list(
-    memory: &GuestMemory,
-    list: impl Fn(usize) -> [u8; DESCRIPTOR_BYTES],
-    count: usize,
-    first: Descriptor,
-    chain: &mut Chain,
-) -> Result<u16, RingError> {
-    match usual(memory, &list, count, first) {
-        Some(([header, data, status], readable)) => {
-            chain.pieces = GuestRanges::from_buf_and_len([header, data, status, status], 3);
-            chain.readable = readable;
-            Ok(3)
-        }
-        None => walk_any_list(memory, list, count, first, chain),
-    }
-}
-
-#[inline(never)]
-fn walk_any_list(
     memory: &GuestMemory,
     list: impl Fn(usize) -> [u8; DESCRIPTOR_BYTES],
     count: usize,
@@ -312,71 +264,5 @@ fn walk_any_list(
             return Err(RingError::Indirect("in a chain"));
         }
         length += 1;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-
-    use blockwork_memory::{GuestRegion, Mapping};
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// The guest's memory: a page.
-    const MEMORY: u64 = 1 << 20;
-
-    fn guest() -> GuestMemory {
-        let file = tempfile::tempfile().unwrap();
-        file.set_len(0x1000).unwrap();
-        let mapping = Mapping::new(file.as_fd(), 0x1000).unwrap();
-        let region = GuestRegion { guest: MEMORY, user: MEMORY, len: 0x1000, mapping, offset: 0 };
-        GuestMemory::new(&GuestLayout::new(vec![region]).unwrap())
-    }
-
-    /// One that may well be part of a usual chain.
-    fn any_descriptor() -> impl Strategy<Value = Descriptor> {
-        let kinds = [
-            descriptor_flag::NEXT,
-            descriptor_flag::NEXT | descriptor_flag::WRITE,
-            descriptor_flag::WRITE,
-            descriptor_flag::NEXT | descriptor_flag::INDIRECT,
-            0x8000 | descriptor_flag::NEXT,
-            0,
-        ];
-        (
-            0..4u64,
-            prop_oneof![9 => 1..64u32, 1 => 0..0x2000u32],
-            prop::sample::select(kinds.to_vec()),
-            0..5u16,
-        )
-            .prop_map(|(at, len, flags, next)| Descriptor {
-                address: MEMORY + at * 0x400,
-                len,
-                flags,
-                next,
-            })
-    }
-
-    proptest! {
-        #[test]
-        fn the_usual_chain_is_what_it_would_be_as_any(
-            list in prop::collection::vec(any_descriptor(), 1..6),
-            header in any::<bool>(),
-        ) {
-            let memory = guest();
-            let mut list = list;
-            if header {
-                list[0] = Descriptor { flags: descriptor_flag::NEXT, next: 1, ..list[0] };
-            }
-            let read = |i: usize| list[i].encode();
-            let (mut quick, mut slow) = (Chain::default(), Chain::default());
-            let found = walk_list(&memory, read, list.len(), list[0], &mut quick);
-            prop_assert_eq!(&found, &walk_any_list(&memory, read, list.len(), list[0], &mut slow));
-            if found.is_ok() {
-                prop_assert_eq!(format!("{quick:?}"), format!("{slow:?}"));
-            }
-        }
     }
 }
