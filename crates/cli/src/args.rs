@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use blockwork_format::blkif::VirtualDevice;
 use blockwork_uring::Io;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 use crate::completion::CompletionArgs;
@@ -132,11 +133,11 @@ pub(crate) struct ServeArgs {
     #[arg(long)]
     pub(crate) insecure: bool,
     /// Mount one volume over FILE, or any number as files in a folder.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = PathBufValueParser::new().try_map(bare_path))]
     pub(crate) fuse: Vec<PathBuf>,
     /// Serve a volume to a virtual machine by vhost-user-blk, at a unix socket (`-chardev socket,id=c,path=PATH -device
     /// vhost-user-blk-pci,chardev=c` of QEMU, whose memory must be shared). Once for each volume, in their order.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = PathBufValueParser::new().try_map(bare_path))]
     pub(crate) vhost_user: Vec<PathBuf>,
     /// Queues that a virtual machine may have on a disk; they are spread over the workers.
     #[arg(long, value_name = "N", default_value_t = 64, requires = "vhost_user",
@@ -178,6 +179,16 @@ pub(crate) struct ServeArgs {
     /// Print the ready line and the statistics as JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// A path, not an address as `--nbd` takes it or the ready line tells it: that would be the name of a file in some other folder.
+fn bare_path(path: PathBuf) -> Result<PathBuf, String> {
+    let text = path.to_string_lossy();
+    let bare = ["unix:", "vhost-user:", "fuse:"].iter().find_map(|kind| text.strip_prefix(kind));
+    match bare {
+        Some(bare) => Err(format!("expected a path alone: {bare} (or ./{text}, if that is a file's name)")),
+        None => Ok(path),
+    }
 }
 
 /// Domains have numbers below this.

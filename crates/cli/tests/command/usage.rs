@@ -33,6 +33,8 @@ fn a_command_line_that_is_wrong_by_itself_ends_with_2_and_nothing_is_done() {
         "serve --disk null:x --nbd unix:s",
         "serve --disk nfs://x --nbd unix:s",
         "serve --disk a disk/a --vhost-user s --vhost-user t",
+        "serve --disk a --vhost-user unix:s",
+        "serve --disk a --fuse fuse:s",
         "scan a,foo=1",
         "scan null:",
         "trace x -w nan",
@@ -111,4 +113,13 @@ fn what_is_not_there_or_has_no_room_ends_with_1() {
     ] {
         ends_with(&scratch, 1, line);
     }
+}
+
+#[test]
+fn an_address_in_place_of_a_path_is_refused_with_the_path() {
+    let scratch = Scratch::new();
+    let _disk = scratch.sparse("a", 1 << 20);
+    let done = output(&mut scratch.blockwork("serve --disk a --vhost-user unix:/tmp/s".split(' ')));
+    let said = both(&done);
+    assert!(said.contains("expected a path alone: /tmp/s (or ./unix:/tmp/s"), "{said}");
 }
