@@ -10,62 +10,26 @@ mod running;
 use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
-use lab::{Plan, Verdict};
-use running::{from_environment, quietly, seeds};
-
-/// The line that replays a violation.
-fn report(plan: &Plan, verdict: &Verdict) -> String {
-    let violation = verdict.violations.first().map_or("", String::as_str);
-    let (seed, cut) = (plan.seed, plan.cuts[0]);
-    format!(
-        "seed {seed}, cuts {:?}: {violation}. Replay: SEED={seed} CUT={cut} cargo test -p blockwork-sim --test crash replay",
-        plan.cuts
-    )
-}
+use lab::Plan;
+use running::plans::{
+    self, Plan as _, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault,
+};
+use running::seeds;
 
 #[test]
 fn replay() {
-    let Some(seed) = from_environment("SEED") else { return };
-    let mut plan = Plan::draw(seed);
-    if let Some(cut) = from_environment("CUT") {
-        plan.cuts[0] = cut;
-    }
-    let verdict = plan.run_with(from_environment("JOURNAL").is_some());
-    verdict.journal.iter().for_each(|line| println!("{line}"));
-    println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
-    verdict.violations.iter().for_each(|violation| println!("{violation}"));
-    assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
+    plans::replay(Plan::draw);
 }
 
 #[test]
 fn nothing_acknowledged_and_flushed_is_lost_whatever_the_stack_the_faults_and_the_cut() {
     let (all, seeds) = seeds(1_000);
-    let mut sums = Verdict::default();
-    let mut bad = Vec::new();
-    quietly(|| {
-        for seed in all {
-            let plan = Plan::draw(seed);
-            let verdict = plan.run();
-            if !verdict.violations.is_empty() {
-                bad.push(report(&plan, &verdict));
-            }
-            sums.events += verdict.events;
-            sums.cuts += verdict.cuts;
-            sums.answered += verdict.answered;
-            sums.failed += verdict.failed;
-            sums.durable += verdict.durable;
-            sums.faults += verdict.faults;
-        }
-    });
-    println!(
-        "{seeds} seeds: {} cuts, {} device events, {} bios answered ({} failed, {} durable), {} faults",
-        sums.cuts, sums.events, sums.answered, sums.failed, sums.durable, sums.faults
-    );
-    assert!(bad.is_empty(), "{} of {seeds} seeds:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
+    let sums = run_plans(all.map(Plan::draw));
     // A lab in which nothing happens would find nothing.
     assert!(
         sums.answered > 20 * seeds && sums.faults > seeds && sums.failed > seeds / 2 && sums.durable > seeds
     );
+    assert!(sums.cuts >= seeds);
 }
 
 /// Seeds that have found something: kept for ever.
@@ -79,38 +43,19 @@ const KEPT: [u64; 16] = [4, 19, 50, 66, 98, 177, 375, 908, 952, 2007, 2204, 2517
 
 #[test]
 fn what_was_found_once_is_not_found_again() {
-    for seed in KEPT {
-        let plan = Plan::draw(seed);
-        let verdict = plan.run();
-        assert!(verdict.violations.is_empty(), "{}", report(&plan, &verdict));
-    }
+    run_plans(KEPT.map(Plan::draw));
 }
 
 #[test]
 fn every_cut_of_a_short_run_is_survived() {
-    let mut bad = Vec::new();
-    let mut cuts = 0;
-    quietly(|| {
-        for seed in 0..12 {
-            let mut plan = Plan::draw(1_000_000 + seed);
-            plan.bios = 16;
-            plan.cuts = vec![0];
-            let events = plan.run().events;
-            for cut in 1..=events.min(200) {
-                plan.cuts = vec![cut];
-                let verdict = plan.run();
-                cuts += verdict.cuts;
-                if !verdict.violations.is_empty() {
-                    bad.push(report(&plan, &verdict));
-                }
-            }
-        }
+    let plans = (1_000_000..1_000_012).map(|seed| {
+        let mut plan = Plan::draw(seed);
+        (plan.bios, plan.cuts) = (16, vec![0]);
+        plan
     });
-    assert!(bad.is_empty(), "{} of {cuts} cuts:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
-    assert!(cuts > 300, "only {cuts} cuts were tried");
+    survive_each_cut(plans, 0, 1..=200, 300);
 }
 
-/// As SQLite's tests do: the n-th request of a device fails, for n = 0, 1, 2 ... until the run ends before it.
 #[test]
 fn each_request_in_turn_may_fail_in_each_way() {
     let faults = [
@@ -123,39 +68,17 @@ fn each_request_in_turn_may_fail_in_each_way() {
         Fault::Stall,
         Fault::LostFlush,
     ];
-    let mut bad = Vec::new();
-    let mut struck = 0;
-    quietly(|| {
-        for (seed, fault) in (2_000_000..2_000_006).flat_map(|seed| faults.map(|fault| (seed, fault))) {
-            let mut plan = Plan::draw(seed);
-            (plan.faults, plan.bios, plan.cuts) = (Faults::default(), 24, vec![0]);
-            for n in 0.. {
-                plan.planned = vec![(FileId(0), n, fault)];
-                let verdict = plan.run();
-                if !verdict.violations.is_empty() {
-                    bad.push(format!(
-                        "request {n} of device 0 suffers {fault:?}: {}",
-                        report(&plan, &verdict)
-                    ));
-                }
-                if verdict.faults == 0 {
-                    break;
-                }
-                struck += 1;
-            }
-        }
+    let plans = (2_000_000..2_000_006).flat_map(|seed| {
+        let mut plan = Plan::draw(seed);
+        (plan.faults, plan.bios, plan.cuts) = (Faults::default(), 24, vec![0]);
+        faults.map(|fault| (plan.clone(), fault))
     });
-    assert!(bad.is_empty(), "{} of {struck} runs:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
-    assert!(struck > 500, "only {struck} requests failed");
+    survive_each_fault(plans, FileId(0), 500);
 }
 
 #[test]
 fn one_seed_is_one_history() {
-    for seed in 0..20 {
-        let (a, b) = (Plan::draw(seed).run(), Plan::draw(seed).run());
-        assert_eq!((a.log_hash, a.events, a.answered), (b.log_hash, b.events, b.answered), "seed {seed}");
-    }
-    assert_ne!(Plan::draw(0).run().log_hash, Plan::draw(1).run().log_hash);
+    expect_one_history((0..20).map(Plan::draw));
 }
 
 #[test]
@@ -167,30 +90,22 @@ fn tracing_changes_nothing_of_what_happens() {
     }
 }
 
-/// The number of seeds until the lab notices `lies`.
-fn seeds_until_found(alter: impl Fn(&mut Plan)) -> Option<u64> {
-    quietly(|| {
-        (0..50).find(|seed| {
-            let mut plan = Plan::draw(*seed);
-            alter(&mut plan);
-            !plan.run().violations.is_empty()
-        })
-    })
-}
-
 #[test]
 fn a_leaf_that_acknowledges_flushes_without_doing_them_is_found_out() {
-    let lies = Lies { flush: true, ..Lies::default() };
-    assert!(seeds_until_found(|plan| plan.lies = lies).is_some());
+    assert!(are_found(Lies { flush: true, ..Lies::default() }, (0..50).map(Plan::draw)));
 }
 
 #[test]
 fn a_leaf_that_ignores_fua_is_found_out() {
-    let lies = Lies { fua: true, ..Lies::default() };
-    assert!(seeds_until_found(|plan| plan.lies = lies).is_some());
+    assert!(are_found(Lies { fua: true, ..Lies::default() }, (0..50).map(Plan::draw)));
 }
 
 #[test]
 fn a_device_that_misdirects_writes_is_found_out() {
-    assert!(seeds_until_found(|plan| plan.faults.misdirected = 20_000).is_some());
+    let plans = (0..50).map(|seed| {
+        let mut plan = Plan::draw(seed);
+        plan.faults.misdirected = 20_000;
+        plan
+    });
+    assert!(are_found(Lies::default(), plans));
 }

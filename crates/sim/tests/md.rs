@@ -27,22 +27,14 @@ use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
 use md_lab::{CLEARING, KEPT, Plan};
-use running::plans::{Plan as _, are_found, expect_one_history, run_plans};
-use running::{from_environment, quietly, seeds};
+use running::plans::{
+    self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,
+};
+use running::seeds;
 
 #[test]
 fn replay() {
-    let Some(seed) = from_environment("SEED") else { return };
-    let mut plan = Plan::of(seed);
-    if let Some(cut) = from_environment("CUT") {
-        plan.lives[0].cut = cut;
-    }
-    let verdict = plan.run_with(from_environment("JOURNAL").is_some());
-    verdict.journal.iter().for_each(|line| println!("{line}"));
-    verdict.tally.borrow().diary.iter().for_each(|line| println!("{line}"));
-    println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
-    verdict.violations.iter().for_each(|violation| println!("{violation}"));
-    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
+    plans::replay(Plan::of);
 }
 
 #[test]
@@ -154,11 +146,6 @@ fn copies_of_a_write_that_fails_while_a_member_is_given_up_are_known_to_differ()
     survives(&Plan::draw(237_989));
 }
 
-fn survives(plan: &Plan) {
-    let verdict = quietly(|| plan.run());
-    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
-}
-
 #[test]
 fn a_bit_is_cleared_only_when_all_members_have_what_was_written() {
     let (all, seeds) = seeds(400);
@@ -183,23 +170,16 @@ fn what_lives_and_is_looked_after_has_all_copies_of_all_that_was_flushed() {
 
 #[test]
 fn every_cut_of_a_short_run_is_survived() {
-    let mut plans = Vec::new();
-    for seed in 0..6 {
-        let mut plan = Plan::draw(1_000_000 + seed);
+    let plans = (1_000_000..1_000_006).map(|seed| {
+        let mut plan = Plan::draw(seed);
         plan.bios = 12;
         plan.lives.truncate(1);
         plan.lives[0].cut = 0;
-        let events = plan.run().events;
-        for cut in 1..=events.min(200) {
-            plan.lives[0].cut = cut;
-            plans.push(plan.clone());
-        }
-    }
-    assert!(plans.len() > 300, "only {} cuts were tried", plans.len());
-    run_plans(plans);
+        plan
+    });
+    survive_each_cut(plans, 0, 1..=200, 300);
 }
 
-/// As SQLite's tests do: the n-th request of a device fails, for n = 0, 1, 2 ... until the run ends before it.
 #[test]
 fn each_request_of_a_member_in_turn_may_fail_in_each_way() {
     let faults = [
@@ -210,41 +190,26 @@ fn each_request_of_a_member_in_turn_may_fail_in_each_way() {
         Fault::Short,
         Fault::LostFlush,
     ];
-    let mut bad = Vec::new();
-    let mut struck = 0;
-    quietly(|| {
-        for (seed, fault) in (2_000_000..2_000_004).flat_map(|seed| faults.map(|fault| (seed, fault))) {
-            let mut plan = Plan::draw(seed);
-            plan.bios = 16;
-            plan.lives.truncate(1);
-            let life = &mut plan.lives[0];
-            (life.cut, life.faults, life.no_mercy) = (0, Faults::default(), false);
-            life.victims.clear();
-            (plan.array.absent, plan.array.recovering) = (None, None);
-            plan.slowness = Faults::default();
-            // A file system that is full is no broken disk.
-            plan.excused = fault == Fault::Error(Errno::ENOSPC);
-            for n in 0.. {
-                plan.planned = vec![(FileId(0), n, fault)];
-                let verdict = plan.run();
-                if !verdict.violations.is_empty() {
-                    bad.push(format!("request {n} suffers {fault:?}: {}", plan.report(&verdict)));
-                }
-                if verdict.faults == 0 {
-                    break;
-                }
-                struck += 1;
-            }
-        }
-    });
-    assert!(bad.is_empty(), "{} of {struck} runs:\n{}", bad.len(), bad[..bad.len().min(20)].join("\n"));
-    assert!(struck > 500, "only {struck} requests failed");
+    let plan = |seed, fault| {
+        let mut plan = Plan::draw(seed);
+        plan.bios = 16;
+        plan.lives.truncate(1);
+        let life = &mut plan.lives[0];
+        (life.cut, life.faults, life.no_mercy) = (0, Faults::default(), false);
+        life.victims.clear();
+        (plan.array.absent, plan.array.recovering) = (None, None);
+        plan.slowness = Faults::default();
+        // A file system that is full is no broken disk.
+        plan.excused = fault == Fault::Error(Errno::ENOSPC);
+        (plan, fault)
+    };
+    let plans = (2_000_000..2_000_004).flat_map(|seed| faults.map(|fault| plan(seed, fault)));
+    survive_each_fault(plans, FileId(0), 500);
 }
 
 #[test]
 fn one_seed_is_one_history() {
     expect_one_history((0..20).map(Plan::draw));
-    assert_ne!(Plan::draw(0).run().log_hash, Plan::draw(1).run().log_hash);
 }
 
 #[test]

@@ -10,27 +10,20 @@ mod snapshot_lab;
 use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
-use running::plans::{Plan as _, are_found, expect_one_history, run_plans};
-use running::{from_environment, quietly, seeds};
+use running::plans::{self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault};
+use running::{from_environment, seeds};
 use snapshot_lab::Plan;
 
 #[test]
 fn replay() {
-    let Some(seed) = from_environment("SEED") else { return };
-    let mut plan = match (from_environment("MERGE").is_some(), from_environment("TROUBLE").is_some()) {
-        (false, false) => Plan::draw(seed),
-        (false, true) => Plan::draw_trouble(seed),
-        (true, false) => Plan::draw_merge(seed),
-        (true, true) => Plan::draw_merge_trouble(seed),
-    };
-    if let Some(cut) = from_environment("CUT") {
-        plan.cuts[0] = cut;
-    }
-    let verdict = plan.run_with(from_environment("JOURNAL").is_some());
-    verdict.journal.iter().for_each(|line| println!("{line}"));
-    println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
-    verdict.violations.iter().for_each(|violation| println!("{violation}"));
-    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
+    plans::replay(|seed| {
+        match (from_environment("MERGE").is_some(), from_environment("TROUBLE").is_some()) {
+            (false, false) => Plan::draw(seed),
+            (false, true) => Plan::draw_trouble(seed),
+            (true, false) => Plan::draw_merge(seed),
+            (true, true) => Plan::draw_merge_trouble(seed),
+        }
+    });
 }
 
 #[test]
@@ -51,34 +44,23 @@ fn stores_that_are_full_or_fail_cost_the_snapshot_and_never_the_origin() {
 
 #[test]
 fn every_cut_of_a_short_run_is_survived() {
-    let mut plans = Vec::new();
-    for seed in 1_000_000..1_000_006 {
+    let plans = (1_000_000..1_000_006).map(|seed| {
         let mut plan = Plan::draw(seed);
         (plan.bios, plan.cuts) = (14, vec![0]);
-        let events = plan.run().events;
-        for cut in 1..=events.min(150) {
-            plan.cuts = vec![cut];
-            plans.push(plan.clone());
-        }
-    }
-    assert!(plans.len() > 200, "only {} cuts were tried", plans.len());
-    run_plans(plans);
+        plan
+    });
+    survive_each_cut(plans, 0, 1..=150, 200);
 }
 
 /// Origin and snapshot write the same two chunks at once, which are copied out at most once in a run: so there are many short ones.
 #[test]
 fn what_a_snapshot_writes_to_a_chunk_that_is_being_copied_out_is_not_lost() {
-    let mut plans = Vec::new();
-    for seed in 4_000_000..4_000_150 {
+    let plans = (4_000_000..4_000_150).map(|seed| {
         let mut plan = Plan::draw(seed);
         plan.narrow();
-        let events = plan.run().events;
-        for cut in 4..=events.min(40) {
-            plan.cuts = vec![cut];
-            plans.push(plan.clone());
-        }
-    }
-    run_plans(plans);
+        plan
+    });
+    survive_each_cut(plans, 0, 4..=40, 3_000);
 }
 
 #[test]
@@ -97,41 +79,24 @@ fn a_merge_that_fails_is_taken_up_later_and_nothing_is_lost() {
 
 #[test]
 fn every_cut_of_a_merge_is_survived() {
-    let mut plans = Vec::new();
-    for seed in 3_000_000..3_000_006 {
+    let plans = (3_000_000..3_000_006).map(|seed| {
         let mut plan = Plan::draw_merge(seed);
         (plan.bios, plan.cuts, plan.merge) = (20, vec![0, 0], Some((1, 0)));
-        let events = plan.run().events;
-        for cut in 1..=events.min(200) {
-            plan.cuts = vec![0, cut];
-            plans.push(plan.clone());
-        }
-    }
-    assert!(plans.len() > 200, "only {} cuts were tried", plans.len());
-    run_plans(plans);
+        plan
+    });
+    survive_each_cut(plans, 1, 1..=200, 200);
 }
 
-/// As SQLite's tests do: the n-th request of a store fails, for n = 0, 1, 2 ... until the run ends before it.
 #[test]
 fn each_request_of_a_store_in_turn_may_fail_in_each_way() {
     let faults =
         [Fault::Error(Errno::EIO), Fault::Error(Errno::ENOSPC), Fault::Latent, Fault::ForEver, Fault::Short];
-    let mut struck = 0;
-    for (seed, fault) in (2_000_000..2_000_004).flat_map(|seed| faults.map(|fault| (seed, fault))) {
+    let plans = (2_000_000..2_000_004).flat_map(|seed| {
         let mut plan = Plan::draw_trouble(seed);
         (plan.faults, plan.bios, plan.cuts) = (Faults::default(), 24, vec![0]);
-        for n in 0.. {
-            plan.planned = vec![(FileId(1), n, fault)];
-            let verdict = quietly(|| plan.run());
-            let line = plan.report(&verdict);
-            assert!(verdict.violations.is_empty(), "request {n} suffers {fault:?}: {line}");
-            if verdict.faults == 0 {
-                break;
-            }
-            struck += 1;
-        }
-    }
-    assert!(struck > 100, "only {struck} requests failed");
+        faults.map(|fault| (plan.clone(), fault))
+    });
+    survive_each_fault(plans, FileId(1), 100);
 }
 
 #[test]

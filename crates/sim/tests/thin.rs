@@ -8,28 +8,21 @@ mod running;
 mod thin_lab;
 
 use blockwork_engine::{Errno, FileId};
-use blockwork_sim::{Fault, Faults, Lies};
+use blockwork_sim::{Fault, Lies};
 
-use running::plans::{Plan as _, are_found, expect_one_history, run_plans};
-use running::{from_environment, quietly, seeds};
-use thin_lab::{Plan, Verdict};
+use running::plans::{
+    self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,
+};
+use running::{from_environment, seeds};
+use thin_lab::Plan;
 
 #[test]
 fn replay() {
-    let Some(seed) = from_environment("SEED") else { return };
-    let mut plan = match () {
+    plans::replay(|seed| match () {
         () if from_environment("TROUBLE").is_some() => Plan::draw_trouble(seed),
         () if from_environment("BAD_WRITES").is_some() => Plan::draw_bad_writes(seed),
         () => Plan::draw(seed),
-    };
-    if let Some(cut) = from_environment("CUT") {
-        plan.cuts[0] = cut;
-    }
-    let verdict = plan.run_with(from_environment("JOURNAL").is_some());
-    verdict.journal.iter().for_each(|line| println!("{line}"));
-    println!("{plan:#?}\n{} events, {} faults, log {:#x}", verdict.events, verdict.faults, verdict.log_hash);
-    verdict.violations.iter().for_each(|violation| println!("{violation}"));
-    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
+    });
 }
 
 #[test]
@@ -66,12 +59,6 @@ fn what_the_data_device_may_have_lost_is_not_read_while_the_pool_waits_for_its_t
     assert!(survives(&plan).faults > 0);
 }
 
-fn survives(plan: &Plan) -> Verdict {
-    let verdict = quietly(|| plan.run());
-    assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
-    verdict
-}
-
 #[test]
 fn where_data_cannot_be_written_nobody_finds_what_was_there_before() {
     let (all, seeds) = seeds(400);
@@ -81,40 +68,23 @@ fn where_data_cannot_be_written_nobody_finds_what_was_there_before() {
 
 #[test]
 fn every_cut_of_a_short_run_is_survived() {
-    let mut plans = Vec::new();
-    for seed in 1_000_000..1_000_006 {
+    let plans = (1_000_000..1_000_006).map(|seed| {
         let mut plan = Plan::draw(seed);
         (plan.bios, plan.cuts, plan.verbs) = (14, vec![0], 3);
-        let events = plan.run().events;
-        for cut in 1..=events.min(120) {
-            plan.cuts = vec![cut];
-            plans.push(plan.clone());
-        }
-    }
-    assert!(plans.len() > 200, "only {} cuts were tried", plans.len());
-    run_plans(plans);
+        plan
+    });
+    survive_each_cut(plans, 0, 1..=120, 200);
 }
 
-/// As SQLite's tests do: the n-th request of the metadata device fails, for n = 0, 1, 2 ... until the run ends before it.
 #[test]
 fn each_request_of_the_metadata_device_in_turn_may_fail_in_each_way() {
     let faults = [Fault::Error(Errno::EIO), Fault::Latent, Fault::ForEver, Fault::Short, Fault::LostFlush];
-    let mut struck = 0;
-    for (seed, fault) in (2_000_000..2_000_003).flat_map(|seed| faults.map(|fault| (seed, fault))) {
+    let plans = (2_000_000..2_000_003).flat_map(|seed| {
         let mut plan = Plan::draw(seed);
-        (plan.faults, plan.bios, plan.cuts) = ([Faults::default(), Faults::default()], 24, vec![0]);
-        for n in 0.. {
-            plan.planned = vec![(FileId(0), n, fault)];
-            let verdict = quietly(|| plan.run());
-            let line = plan.report(&verdict);
-            assert!(verdict.violations.is_empty(), "request {n} suffers {fault:?}: {line}");
-            if verdict.faults == 0 {
-                break;
-            }
-            struck += 1;
-        }
-    }
-    assert!(struck > 50, "only {struck} requests failed");
+        (plan.faults, plan.bios, plan.cuts) = (Default::default(), 24, vec![0]);
+        faults.map(|fault| (plan.clone(), fault))
+    });
+    survive_each_fault(plans, FileId(0), 50);
 }
 
 /// The tools' own judgement of what some runs leave behind.
@@ -127,9 +97,7 @@ fn thin_check_finds_nothing_in_a_sample() {
             wants_image: true,
             ..if seed % 20 == 0 { Plan::draw(seed) } else { Plan::draw_trouble(seed) }
         };
-        let verdict = quietly(|| plan.run());
-        assert!(verdict.violations.is_empty(), "{}", plan.report(&verdict));
-        std::fs::write(file, &verdict.image).unwrap();
+        std::fs::write(file, &survives(&plan).image).unwrap();
         let judged = std::process::Command::new("thin_check").arg(file).output();
         let judged = judged.unwrap_or_else(|error| {
             panic!("thin_check cannot be run ({error}): this test needs the Debian package thin-provisioning-tools")

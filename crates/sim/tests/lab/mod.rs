@@ -11,7 +11,7 @@ use blockwork_sim::{
 };
 
 use crate::running::devices::draw_chaos;
-use crate::running::plans::new_world;
+use crate::running::plans::{self, new_world};
 use crate::running::{caught, run_all, worker};
 use geometry::Geometry;
 
@@ -40,17 +40,13 @@ pub struct Plan {
 }
 
 /// What a run came to.
+pub type Verdict = plans::Verdict<Counts>;
+
+/// What is counted here.
 #[derive(Debug, Default)]
-pub struct Verdict {
-    pub violations: Vec<String>,
-    pub log_hash: u64,
-    pub events: u64,
+pub struct Counts {
+    /// Times that the power was cut.
     pub cuts: u64,
-    pub answered: u64,
-    pub failed: u64,
-    pub durable: u64,
-    pub faults: u64,
-    pub journal: Vec<String>,
 }
 
 impl Plan {
@@ -77,20 +73,6 @@ impl Plan {
                 .map(|_| if random.chance(1, 5) { 0 } else { random.between(1, bios * 6) })
                 .collect(),
         }
-    }
-
-    /// Runs it. A panic in the engine is a verdict too.
-    pub fn run(&self) -> Verdict {
-        self.run_with(false)
-    }
-
-    /// As `run`, with a journal.
-    pub fn run_with(&self, journal: bool) -> Verdict {
-        let verdict = RefCell::new(Verdict::default());
-        let outcome = caught(|| self.lives(journal, &verdict));
-        let mut verdict = verdict.into_inner();
-        verdict.violations.extend(outcome.err());
-        verdict
     }
 
     fn lives(&self, journal: bool, verdict: &RefCell<Verdict>) {
@@ -192,9 +174,7 @@ impl Plan {
 
     fn book(&self, world: &World, referees: &[Rc<RefCell<Referee>>], verdict: &RefCell<Verdict>) {
         let verdict = &mut *verdict.borrow_mut();
-        verdict.log_hash = verdict.log_hash.rotate_left(1) ^ world.log_hash();
-        verdict.events += world.events();
-        verdict.faults += world.faults();
+        verdict.note(world);
         for referee in referees {
             let referee = &mut *referee.borrow_mut();
             verdict.violations.append(&mut referee.violations);
@@ -202,6 +182,40 @@ impl Plan {
             verdict.failed += std::mem::take(&mut referee.failed);
             verdict.durable += std::mem::take(&mut referee.durable);
         }
+    }
+}
+
+impl plans::Plan for Plan {
+    type Counts = Counts;
+    const TEST: &'static str = "crash";
+
+    fn run_with(&self, journal: bool) -> Verdict {
+        let verdict = RefCell::new(Verdict::default());
+        let outcome = caught(|| self.lives(journal, &verdict));
+        let mut verdict = verdict.into_inner();
+        verdict.violations.extend(outcome.err());
+        verdict
+    }
+    fn seed(&self) -> u64 {
+        self.seed
+    }
+    fn cuts(&self) -> Vec<u64> {
+        self.cuts.clone()
+    }
+    fn cut(&mut self, life: usize, event: u64) {
+        self.cuts[life] = event;
+    }
+    fn lies(&mut self) -> &mut Lies {
+        &mut self.lies
+    }
+    fn planned(&mut self) -> &mut Vec<(FileId, u64, Fault)> {
+        &mut self.planned
+    }
+}
+
+impl plans::Counts for Counts {
+    fn add(&mut self, other: Counts) {
+        self.cuts += other.cuts;
     }
 }
 

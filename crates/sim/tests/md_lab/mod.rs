@@ -95,15 +95,11 @@ pub enum Pace {
 }
 
 /// What a run came to.
+pub type Verdict = plans::Verdict<Counts>;
+
+/// What is counted here.
 #[derive(Debug, Default)]
-pub struct Verdict {
-    pub violations: Vec<String>,
-    pub log_hash: u64,
-    pub events: u64,
-    pub faults: u64,
-    pub answered: u64,
-    pub failed: u64,
-    pub durable: u64,
+pub struct Counts {
     /// Lives that ended in order.
     pub rests: u64,
     /// Lives after which copies differed.
@@ -120,7 +116,6 @@ pub struct Verdict {
     pub settled: u64,
     /// What the caretaker did.
     pub tally: Tally,
-    pub journal: Vec<String>,
 }
 
 impl Plan {
@@ -195,9 +190,13 @@ impl Plan {
         }
         plan
     }
+}
 
-    /// As `run`, with a journal.
-    pub fn run_with(&self, journal: bool) -> Verdict {
+impl plans::Plan for Plan {
+    type Counts = Counts;
+    const TEST: &'static str = "md";
+
+    fn run_with(&self, journal: bool) -> Verdict {
         let world = new_world(self.seed, journal);
         self.array.make(&world);
         let referee = Referee::new(self.array.volume().1);
@@ -207,16 +206,9 @@ impl Plan {
         let outcome = caught(|| run.lives(journal));
         run.verdict.violations.extend(outcome.err());
         run.verdict.journal.append(&mut run.world.journal());
+        let diary = std::mem::take(&mut run.verdict.tally.borrow_mut().diary);
+        run.verdict.journal.extend(diary);
         run.verdict
-    }
-}
-
-impl plans::Plan for Plan {
-    type Verdict = Verdict;
-    const TEST: &'static str = "md";
-
-    fn run(&self) -> Verdict {
-        self.run_with(false)
     }
     fn seed(&self) -> u64 {
         self.seed
@@ -224,22 +216,19 @@ impl plans::Plan for Plan {
     fn cuts(&self) -> Vec<u64> {
         self.lives.iter().map(|life| life.cut).collect()
     }
+    fn cut(&mut self, life: usize, event: u64) {
+        self.lives[life].cut = event;
+    }
     fn lies(&mut self) -> &mut Lies {
         &mut self.lies
     }
+    fn planned(&mut self) -> &mut Vec<(FileId, u64, Fault)> {
+        &mut self.planned
+    }
 }
 
-impl plans::Verdict for Verdict {
-    fn violations(&self) -> &[String] {
-        &self.violations
-    }
-    fn log_hash(&self) -> u64 {
-        self.log_hash
-    }
-    fn counts(&mut self) -> [&mut u64; 5] {
-        [&mut self.events, &mut self.answered, &mut self.failed, &mut self.durable, &mut self.faults]
-    }
-    fn add_own(&mut self, other: Verdict) {
+impl plans::Counts for Counts {
+    fn add(&mut self, other: Counts) {
         self.rests += other.rests;
         self.differed += other.differed;
         self.given_up += other.given_up;
@@ -595,9 +584,7 @@ impl Run<'_> {
 
     fn book(&mut self) {
         let verdict = &mut self.verdict;
-        verdict.log_hash = verdict.log_hash.rotate_left(1) ^ self.world.log_hash();
-        verdict.events += self.world.events();
-        verdict.faults += self.world.faults();
+        verdict.note(&self.world);
         let referee = &mut *self.referee.borrow_mut();
         verdict.violations.append(&mut referee.violations);
         verdict.answered += std::mem::take(&mut referee.answered);

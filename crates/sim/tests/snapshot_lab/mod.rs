@@ -73,15 +73,11 @@ pub struct Plan {
 }
 
 /// What a run came to.
+pub type Verdict = plans::Verdict<Counts>;
+
+/// What is counted here.
 #[derive(Debug, Default)]
-pub struct Verdict {
-    pub violations: Vec<String>,
-    pub log_hash: u64,
-    pub events: u64,
-    pub answered: u64,
-    pub failed: u64,
-    pub durable: u64,
-    pub faults: u64,
+pub struct Counts {
     pub batches: u64,
     /// Snapshots that were lost, as their stores say; and those on whose disks that could not be written.
     pub lost: u64,
@@ -91,7 +87,6 @@ pub struct Verdict {
     /// Merges that came to their end, and those that failed.
     pub merged: u64,
     pub merge_failed: u64,
-    pub journal: Vec<String>,
 }
 
 impl Plan {
@@ -198,15 +193,6 @@ impl Plan {
         plan
     }
 
-    /// As `run`, with a journal.
-    pub fn run_with(&self, journal: bool) -> Verdict {
-        let mut run = Run::begin(self, new_world(self.seed, journal));
-        let outcome = caught(|| run.lives(journal));
-        run.verdict.violations.extend(outcome.err());
-        run.verdict.journal.append(&mut run.world.journal());
-        run.verdict
-    }
-
     /// Where store `nth` is: device and first sector.
     fn place(&self, nth: usize) -> (FileId, u64) {
         if !self.one_disk {
@@ -219,11 +205,15 @@ impl Plan {
 }
 
 impl plans::Plan for Plan {
-    type Verdict = Verdict;
+    type Counts = Counts;
     const TEST: &'static str = "snapshot";
 
-    fn run(&self) -> Verdict {
-        self.run_with(false)
+    fn run_with(&self, journal: bool) -> Verdict {
+        let mut run = Run::begin(self, new_world(self.seed, journal));
+        let outcome = caught(|| run.lives(journal));
+        run.verdict.violations.extend(outcome.err());
+        run.verdict.journal.append(&mut run.world.journal());
+        run.verdict
     }
     fn seed(&self) -> u64 {
         self.seed
@@ -234,22 +224,19 @@ impl plans::Plan for Plan {
     fn cuts(&self) -> Vec<u64> {
         self.cuts.clone()
     }
+    fn cut(&mut self, life: usize, event: u64) {
+        self.cuts[life] = event;
+    }
     fn lies(&mut self) -> &mut Lies {
         &mut self.lies
     }
+    fn planned(&mut self) -> &mut Vec<(FileId, u64, Fault)> {
+        &mut self.planned
+    }
 }
 
-impl plans::Verdict for Verdict {
-    fn violations(&self) -> &[String] {
-        &self.violations
-    }
-    fn log_hash(&self) -> u64 {
-        self.log_hash
-    }
-    fn counts(&mut self) -> [&mut u64; 5] {
-        [&mut self.events, &mut self.answered, &mut self.failed, &mut self.durable, &mut self.faults]
-    }
-    fn add_own(&mut self, other: Verdict) {
+impl plans::Counts for Counts {
+    fn add(&mut self, other: Counts) {
         self.batches += other.batches;
         self.lost += other.lost;
         self.unrecorded += other.unrecorded;
@@ -596,9 +583,7 @@ impl<'a> Run<'a> {
     fn book(&mut self) {
         let is_merging = self.merging.is_some();
         let verdict = &mut self.verdict;
-        verdict.log_hash = verdict.log_hash.rotate_left(1) ^ self.world.log_hash();
-        verdict.events += self.world.events();
-        verdict.faults += self.world.faults();
+        verdict.note(&self.world);
         for (volume, referee) in self.referees.iter().enumerate() {
             let referee = &mut *referee.borrow_mut();
             // A snapshot that may be lost may refuse anything; but what it answers must be right.

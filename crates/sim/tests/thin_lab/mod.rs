@@ -84,15 +84,11 @@ pub struct Plan {
 }
 
 /// What a run came to.
+pub type Verdict = plans::Verdict<Counts>;
+
+/// What is counted here.
 #[derive(Debug, Default)]
-pub struct Verdict {
-    pub violations: Vec<String>,
-    pub log_hash: u64,
-    pub events: u64,
-    pub answered: u64,
-    pub failed: u64,
-    pub durable: u64,
-    pub faults: u64,
+pub struct Counts {
     /// Verbs that were carried out.
     pub verbs: BTreeMap<&'static str, u64>,
     /// Lives that ended with the pool read-only, and out of space.
@@ -100,7 +96,6 @@ pub struct Verdict {
     pub out_of_space: u64,
     /// Blocks of data that are in use in the end.
     pub data_used: u64,
-    pub journal: Vec<String>,
     /// The metadata device as it was in the end, if that is wanted.
     pub image: Vec<u8>,
 }
@@ -182,9 +177,13 @@ impl Plan {
         plan.faults[1] = Faults { write_errors: 80_000, discard_errors: 80_000, ..Faults::default() };
         plan
     }
+}
 
-    /// As `run`, with a journal.
-    pub fn run_with(&self, journal: bool) -> Verdict {
+impl plans::Plan for Plan {
+    type Counts = Counts;
+    const TEST: &'static str = "thin";
+
+    fn run_with(&self, journal: bool) -> Verdict {
         let mut run = Run::begin(self, new_world(self.seed, journal));
         let outcome = caught(|| run.lives(journal));
         run.verdict.violations.extend(outcome.err());
@@ -198,15 +197,6 @@ impl Plan {
         }
         run.verdict
     }
-}
-
-impl plans::Plan for Plan {
-    type Verdict = Verdict;
-    const TEST: &'static str = "thin";
-
-    fn run(&self) -> Verdict {
-        self.run_with(false)
-    }
     fn seed(&self) -> u64 {
         self.seed
     }
@@ -216,22 +206,19 @@ impl plans::Plan for Plan {
     fn cuts(&self) -> Vec<u64> {
         self.cuts.clone()
     }
+    fn cut(&mut self, life: usize, event: u64) {
+        self.cuts[life] = event;
+    }
     fn lies(&mut self) -> &mut Lies {
         &mut self.lies
     }
+    fn planned(&mut self) -> &mut Vec<(FileId, u64, Fault)> {
+        &mut self.planned
+    }
 }
 
-impl plans::Verdict for Verdict {
-    fn violations(&self) -> &[String] {
-        &self.violations
-    }
-    fn log_hash(&self) -> u64 {
-        self.log_hash
-    }
-    fn counts(&mut self) -> [&mut u64; 5] {
-        [&mut self.events, &mut self.answered, &mut self.failed, &mut self.durable, &mut self.faults]
-    }
-    fn add_own(&mut self, other: Verdict) {
+impl plans::Counts for Counts {
+    fn add(&mut self, other: Counts) {
         self.read_only += other.read_only;
         self.out_of_space += other.out_of_space;
         self.data_used += other.data_used;
@@ -539,9 +526,7 @@ impl<'a> Run<'a> {
 
     fn book(&mut self) {
         let verdict = &mut self.verdict;
-        verdict.log_hash = verdict.log_hash.rotate_left(1) ^ self.world.log_hash();
-        verdict.events += self.world.events();
-        verdict.faults += self.world.faults();
+        verdict.note(&self.world);
         let mut known = self.known.borrow_mut();
         for (verb, count) in std::mem::take(&mut known.verbs) {
             *verdict.verbs.entry(verb).or_default() += count;
