@@ -110,12 +110,21 @@ impl BackRing {
     /// Looks how many requests there are.
     ///
     /// # Errors
-    /// See [`BackRing::pending`].
+    /// See [`BackRing::pending`]; or there are fewer than there were, which would be counted as four thousand million more.
     #[inline]
     pub(super) fn look(&mut self) -> Result<Look, RunAway> {
         let pending = self.pending()?;
         let all = self.req_cons.wrapping_add(pending);
         let new = all.wrapping_sub(self.seen);
+        if new > self.slots {
+            return Err(RunAway {
+                index: "req_prod",
+                found: all,
+                base: self.seen,
+                ahead: new,
+                most: self.slots,
+            });
+        }
         self.seen = all;
         Ok(Look { pending, new })
     }

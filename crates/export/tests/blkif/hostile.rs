@@ -120,6 +120,23 @@ fn an_index_that_runs_away_ends_the_ring() {
     }
 }
 
+/// While a barrier is under way, nothing behind it is taken.
+#[test]
+fn an_index_that_goes_back_ends_the_ring_also_where_nothing_was_taken_and_counts_no_requests() {
+    let mut guest = Guest::new();
+    (0..6).for_each(|id| guest.request(id, Kind::Direct(Direct::Barrier, Segments::default())));
+    let port = blockwork_engine::PortId(0);
+    for index in [6, 4] {
+        guest.word(ring::REQ_PROD, index);
+        guest.rig.worker.handle().run(move |worker| worker.poke(port));
+        guest.rig.worker.turn(blockwork_engine::Wait::Poll);
+    }
+    let figures = guest.rig.stats[0].snapshot(guest.rig.worker.now());
+    assert_eq!((figures.requests, figures.high_water), (6, 6));
+    guest.rig.settle();
+    assert_eq!(guest.broken(), "req_prod is 4, 4294967294 entries ahead of 6, expected at most 32");
+}
+
 #[test]
 fn an_id_that_is_under_way_twice_ends_the_ring() {
     let mut guest = Guest::new();
