@@ -113,7 +113,6 @@ impl Refusal {
 pub struct BackPort<E: Env> {
     config: BackConfig,
     ring: BackRing,
-    channel: Box<dyn EventChannel<E>>,
     mapper: Mapper,
     requests: Slab<InFlight>,
     ids: Ids,
@@ -133,6 +132,9 @@ pub struct BackPort<E: Env> {
     /// Segments and pages of the request at hand.
     segments: Vec<PageSegment>,
     pages: Vec<Segment>,
+    /// Dropped last: who takes that for the queue's end lets the front end take its grants back, and pages that are still mapped then are lost to
+    /// some.
+    channel: Box<dyn EventChannel<E>>,
 }
 
 impl<E: Env> BackPort<E> {
@@ -569,20 +571,23 @@ impl<E: Env> Port<E> for BackPort<E> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
     use blockwork_format::blkif::{Abi, encode_segments};
     use blockwork_memory::Buffer;
     use blockwork_sim::SimEnv;
 
     use super::super::in_process::{Bell, GrantTable};
     use super::super::pages::restless::against;
-    use super::super::{Offers, SharedPages};
+    use super::super::{GrantError, GrantRef, Offers, SharedPages};
     use super::*;
 
-    /// The page is looked at once: what was checked is what is used.
-    #[test]
-    fn segments_are_used_as_they_were_checked_whatever_becomes_of_their_page_meanwhile() {
-        let page = || Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES);
-        let mut grants = GrantTable::default();
+    fn page() -> Segment {
+        Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)
+    }
+
+    fn port(channel: Box<dyn EventChannel<SimEnv>>, grants: Box<dyn Grants>) -> BackPort<SimEnv> {
         let config = BackConfig {
             name: "guest".to_owned(),
             volume: VolumeId(0),
@@ -591,8 +596,45 @@ mod tests {
             stats: Arc::new(RingStats::new("ring", 32)),
         };
         let ring = BackRing::new(SharedPages::new(vec![page()]).unwrap(), Abi::Bits64);
+        BackPort::new(config, ring, channel, grants).0
+    }
+
+    /// Tells of its end.
+    struct Ending(&'static str, Rc<RefCell<Vec<&'static str>>>);
+
+    impl Drop for Ending {
+        fn drop(&mut self) {
+            self.1.borrow_mut().push(self.0);
+        }
+    }
+
+    impl Grants for Ending {
+        fn map(&mut self, _: &[GrantRef], _: Access, _: &mut Vec<Segment>) -> Result<(), GrantError> {
+            Ok(())
+        }
+    }
+
+    impl EventChannel<SimEnv> for Ending {
+        fn open(&mut self, _: &mut Context<'_, SimEnv>) {}
+        fn event(&mut self, _: &mut Context<'_, SimEnv>, _: u32, _: Completion) {}
+        fn notify(&mut self, _: &mut Context<'_, SimEnv>) {}
+        fn close(&mut self, _: &mut Context<'_, SimEnv>) {}
+    }
+
+    #[test]
+    fn a_queue_has_its_channel_for_longer_than_the_front_ends_pages() {
+        let order = Rc::default();
+        let ending = |what| Box::new(Ending(what, Rc::clone(&order)));
+        drop(port(ending("channel"), ending("pages")));
+        assert_eq!(*order.borrow(), ["pages", "channel"]);
+    }
+
+    /// The page is looked at once: what was checked is what is used.
+    #[test]
+    fn segments_are_used_as_they_were_checked_whatever_becomes_of_their_page_meanwhile() {
+        let mut grants = GrantTable::default();
         let (bell, _) = Bell::pair();
-        let (mut port, _) = BackPort::<SimEnv>::new(config, ring, Box::new(bell), Box::new(grants.clone()));
+        let mut port = port(Box::new(bell), Box::new(grants.clone()));
         let segments: Vec<_> =
             (0..700).map(|n| PageSegment { gref: n * 3, first_sect: 2, last_sect: 5 }).collect();
         let mut grefs = [0; INDIRECT_PAGES_MAX];
