@@ -12,7 +12,8 @@ use blockwork_engine::{Stats, Volume, VolumeId, WorkerHandle};
 use blockwork_format::blkif::{BackFeatures, FrontParameters, VirtualDevice};
 use blockwork_memory::{GrantDevice, Place};
 use blockwork_uring::{EventPort, Uring, clock};
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
 
 use super::ledger::{LedgerError, LedgerFile};
 use super::nodes::{Nodes, NodesError};
@@ -124,9 +125,7 @@ impl XenServer {
             .name("xen".into())
             .spawn(move || {
                 session.take_up();
-                if let Err(error) = session.run(&changed) {
-                    log::error!("{}: it is served no more: {error}", session.name);
-                }
+                session.serve(&changed);
                 session.end();
             })
             .map_err(XenError::Start)?;
@@ -284,7 +283,35 @@ impl Session {
         Ok(self.announce().map_err(|error| error.to_string())?)
     }
 
-    /// Serves until it is told to end, or the disk is gone.
+    /// Serves until it is told to end, or the disk is gone, or its guest lets us read its keys no more.
+    fn serve(&mut self, changes: &mpsc::Receiver<Volume>) {
+        match self.run(changes) {
+            Ok(()) => {}
+            Err(ConnectError::Store(error)) if !error.is_refused => self.serve_on(&error),
+            Err(error) => log::error!("{}: it is served no more: {error}", self.name),
+        }
+    }
+
+    /// Serves the rings that there are until it is told to end. Requests need no xenstored, and a guest whose disk stands still could not
+    /// even be shut down.
+    fn serve_on(&self, error: &StoreError) {
+        log::error!(
+            "{}: xenstored cannot be asked any more: {error}; what the guest has connected is served on, and what it connects or lets go from \
+             now on is not noticed: start the server anew when `xenstore-ls` works",
+            self.name
+        );
+        while !self.is_ending() {
+            let mut polled = [PollFd::new(&*self.bell, PollFlags::IN)];
+            if let Err(errno) = poll(&mut polled, None)
+                && errno != Errno::INTR
+            {
+                return log::error!("{}: it is served no more: {errno}", self.name);
+            }
+            let _ = rustix::io::read(&*self.bell, &mut [0; 8]);
+        }
+    }
+
+    /// Follows the front end until then.
     fn run(&mut self, changes: &mpsc::Receiver<Volume>) -> Result<(), ConnectError> {
         let mut changed = true;
         while !self.is_ending() {

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::blkif::Xenstore;
-use crate::xen::store::tests::connect;
+use crate::xen::store::tests::{connect, hang_up};
 
 const DEVICE: VirtualDevice = VirtualDevice { number: 51712 };
 const WHOSE: &str = "/vm/a";
@@ -205,4 +205,28 @@ fn rings_of_a_front_end_that_is_closing_are_taken_up_again() {
     let error = host.read(&format!("{}/error", back(4)));
     assert!(error.contains("event-channel 9 cannot be bound to"), "they would be served: {error}");
     assert_eq!((host.states(4), session.device.state().text()), (["5", "5"].map(str::to_owned), "5".into()));
+}
+
+#[test]
+fn a_disk_is_served_until_the_server_ends_also_when_xenstored_is_gone() {
+    let host = Host::new(&[4]);
+    let mut session = host.session(4).unwrap();
+    hang_up(&host.store);
+    let (stopping, bell) = (session.stopping.clone(), session.bell.clone());
+    let ring = |bell: &OwnedFd| rustix::io::write(bell, &1_u64.to_ne_bytes()).unwrap();
+    // As a queue does that has ended: whoever serves on hears that, and goes on.
+    ring(&bell);
+    let ending = thread::spawn(move || {
+        let time = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        while poll(&mut [PollFd::new(&*bell, PollFlags::IN)], Some(&time)) != Ok(0) {
+            thread::yield_now();
+        }
+        stopping.store(true, Ordering::Release);
+        ring(&bell);
+    });
+    session.serve(&mpsc::channel().1);
+    let was_ending = session.is_ending();
+    let _ = rustix::io::read(&*session.bell, &mut [0; 8]);
+    ending.join().unwrap();
+    assert!(was_ending, "a guest whose server was not told to end has no disk any more");
 }

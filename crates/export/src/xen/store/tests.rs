@@ -76,6 +76,11 @@ pub(in crate::xen) fn connect() -> (Store, JoinHandle<BTreeMap<String, String>>)
     (Store::over(ours.into()), server(theirs))
 }
 
+/// As if xenstored were gone.
+pub(in crate::xen) fn hang_up(store: &Store) {
+    rustix::net::shutdown(&store.connection().fd, rustix::net::Shutdown::Both).unwrap();
+}
+
 #[test]
 fn keys_are_written_read_given_away_and_removed() {
     let (mut store, server) = connect();
