@@ -60,6 +60,13 @@ fn a_member_is_filled_with_what_clients_have_read_where_mirrors_differ() {
     survives(&Plan::of(KEPT + 5714));
 }
 
+/// Found likewise: a write to a device that was to take a member's place failed, and its list of bad blocks said so until the array was opened
+/// again, in the middle of filling it.
+#[test]
+fn a_replacement_keeps_its_list_of_bad_blocks_when_the_array_is_opened_again() {
+    survives(&Plan::of(KEPT + 1_300_283));
+}
+
 /// Found likewise: the only other mirror failed when a replacement was filled and its superblock said so, and was kept, as if it were
 /// needed.
 #[test]

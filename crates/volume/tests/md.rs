@@ -6,8 +6,8 @@ mod lab;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
-use blockwork_format::md::v1::{Features, Minor, Superblock};
-use blockwork_format::md::{IN_SYNC, Level, Role, Uuid, v0};
+use blockwork_format::md::v1::{Features, Minor, Region, Superblock};
+use blockwork_format::md::{IN_SYNC, Level, Role, Uuid, bad_blocks, v0};
 use blockwork_volume::md::MemberState;
 use blockwork_volume::{Assembly, Content, DeviceKind, VolumeError};
 use lab::{DATA, Disk, Lab, Set, all_names, content, numbered, put_superblock, refused, volume, warning};
@@ -315,6 +315,42 @@ fn a_member_that_is_not_recovered_is_no_copy_and_its_replacement_no_member() {
     let mut assembly = lab.open(&refs(&members));
     volume(&mut assembly, "md/one");
     assert_eq!(states(&assembly), [MemberState::Replacement, place(1)]);
+}
+
+/// What it lacks would be read as soon as it has the place.
+#[test]
+fn a_replacement_has_its_list_of_bad_blocks_and_where_that_cannot_be_read_the_array_is_not_written() {
+    let lab = Lab::new();
+    let set = Set::new("one", Level::Raid1, 0, 2);
+    let disks: Vec<_> = (0..3).map(|n| lab.disk(&format!("one-{n}"), 512)).collect();
+    for (n, disk) in (0..).zip(&disks) {
+        with(disk, set.superblock(n % 2), |superblock| {
+            superblock.roles[2] = Role::Active(0);
+            (superblock.bblog_offset, superblock.bblog_sectors) = (8, 8);
+            if n == 2 {
+                superblock.features =
+                    Features::REPLACEMENT | Features::RECOVERY_OFFSET | Features::BAD_BLOCKS;
+                (superblock.dev_number, superblock.recovery_offset) = (2, 100);
+                superblock.device_uuid = Uuid([2; 16]);
+            }
+        });
+    }
+    let log = set.superblock(0).super_offset + 8;
+    let list = [Region { start: DATA + 40, sectors: 8 }, Region { start: DATA + 80, sectors: 8 }];
+    disks[2].write(log * 512, &bad_blocks::encode(&list, 0, 8).unwrap());
+    let mut assembly = lab.open_for_writing(&refs(&disks));
+    assert!(!volume(&mut assembly, "md/one").read_only);
+    let array = assembly.graph().arrays[0].layer.clone().expect("it is served");
+    let [(role, replacement)] = &array.status().replacements[..] else { panic!("{:?}", array.status()) };
+    assert_eq!((*role, replacement.bad_ranges), (0, 2));
+    drop((assembly, array));
+    // Entries of no sectors.
+    disks[2].write(log * 512, &[0; 4096]);
+    let mut assembly = lab.open_for_writing(&refs(&disks));
+    assert!(volume(&mut assembly, "md/one").read_only);
+    let graph = assembly.graph();
+    let said = graph.device(graph.arrays[0].device).read_only.as_deref().unwrap_or_default();
+    assert!(said.contains("/one-2: md bad block log at 8192: entry is 0 units"), "{said}");
 }
 
 #[test]

@@ -494,7 +494,7 @@ fn devices(members: Vec<Option<MemberConfig>>, sites: &[Site]) -> (Vec<(Member, 
             data_start: site.data_start,
             recovered: site.recovered.filter(|_| site.replacement).or(site.replacement.then_some(Sector(0))),
             write_mostly: false,
-            bad: Vec::new(),
+            bad: site.bad.clone(),
         };
         let role = site.role.filter(|role| indices.get(usize::from(*role)).is_some_and(|it| it.1.is_none()));
         if let Some(role) = role {

@@ -68,6 +68,7 @@ impl DmRaidRecord {
                 recovered: None,
                 by_bitmap: false,
                 bad_blocks: None,
+                bad: Vec::new(),
             };
             (site, superblock)
         });

@@ -29,6 +29,9 @@ pub struct MdSite {
     pub layer: std::sync::Arc<dyn blockwork_engine::Layer>,
     /// Its superblock.
     pub superblock: Superblock,
+    /// What its list of bad blocks has, from the start of its data, where it is to take another one's place. (Members' come with their
+    /// [`MemberConfig`](super::MemberConfig); a spare is filled anew.)
+    pub bad: Vec<(Sector, Sectors)>,
 }
 
 /// Superblocks 1.x of an array. See the module's head.
@@ -190,7 +193,7 @@ fn check_bitmap(
 }
 
 fn site(device: MdSite, has_bitmap: bool) -> (Site, Kept) {
-    let MdSite { role, name, layer, superblock } = device;
+    let MdSite { role, name, layer, superblock, bad } = device;
     let bitmap = if has_bitmap { superblock.bitmap_sector() } else { None };
     let log = superblock.bad_block_log();
     let recovered = Some(superblock.recovered_sectors()).filter(|end| *end != IN_SYNC);
@@ -211,6 +214,7 @@ fn site(device: MdSite, has_bitmap: bool) -> (Site, Kept) {
             sectors: superblock.bblog_sectors,
             shift: superblock.bblog_shift,
         }),
+        bad,
         layer,
     };
     (site, Kept { superblock, sectors, removed: false })
@@ -327,7 +331,7 @@ impl Record for MdRecord {
                 superblock
             }
         };
-        let device = MdSite { role: None, name, layer, superblock };
+        let device = MdSite { role: None, name, layer, superblock, bad: Vec::new() };
         let (site, more) = site(device, has_bitmap);
         kept.push(more);
         Ok((kept.len() - 1, site))

@@ -39,6 +39,8 @@ pub struct Site {
     pub by_bitmap: bool,
     /// Its list of bad blocks, if it has one.
     pub bad_blocks: Option<BadBlockLog>,
+    /// What was found in it, of a replacement.
+    pub bad: Vec<(Sector, Sectors)>,
 }
 
 /// What a device is to its array.

@@ -334,6 +334,7 @@ impl Assembled {
             name: format!("d{}", found.device),
             layer: layers[usize::from(found.device)].clone(),
             superblock: found.superblock.clone(),
+            bad: found.bad.clone(),
         };
         let members = (0..).zip(&self.members);
         let mut sites: Vec<_> =

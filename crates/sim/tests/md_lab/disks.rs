@@ -477,6 +477,7 @@ impl ArrayPlan {
             name: format!("d{}", member.device.0),
             layer: disks[member.device.0 as usize].clone(),
             superblock: member.superblock.clone(),
+            bad: member.bad.iter().map(|(start, nr)| (Sector(*start), Sectors(*nr))).collect(),
         };
         let members = (0..).zip(&found.members);
         let members = members.filter_map(|(role, member)| Some(site(Some(role), member.as_ref()?)));

@@ -257,30 +257,35 @@ impl Building<'_> {
 
     fn member(&mut self, device: DeviceId) -> Result<MemberConfig, String> {
         let (name, layer) = (self.title(device), self.layer(device)?);
-        let superblock = self.superblock(device);
-        let bad = match &superblock {
-            Superblock::V0(_) => Ok(Vec::new()),
-            Superblock::V1(own) => self.assembly.read(&*layer, |source| bad_blocks(source, own)),
-        };
-        let bad = bad.map_err(|error| format!("{name}: {error}"))?;
-        Ok(match superblock {
+        Ok(match self.superblock(device) {
             Superblock::V0(own) => MemberConfig {
                 name,
                 layer,
                 data_start: Sector(0),
                 recovered: None,
                 write_mostly: own.this_disk.is_write_mostly(),
-                bad,
+                bad: Vec::new(),
             },
             Superblock::V1(own) => MemberConfig {
+                bad: self.bad_blocks(&name, &*layer, &own)?,
                 name,
                 layer,
                 data_start: Sector(own.data_offset),
                 recovered: Some(own.recovered_sectors()).filter(|sectors| *sectors != IN_SYNC).map(Sector),
                 write_mostly: own.devflags & v1::Superblock::WRITE_MOSTLY != 0,
-                bad,
             },
         })
+    }
+
+    /// The list of bad blocks of a device of that name, from the start of its data.
+    fn bad_blocks(
+        &mut self,
+        name: &str,
+        layer: &dyn Layer,
+        superblock: &v1::Superblock,
+    ) -> Result<Vec<(Sector, Sectors)>, String> {
+        let list = self.assembly.read(layer, |source| bad_blocks(source, superblock));
+        list.map_err(|error| format!("{name}: {error}"))
     }
 
     /// Why the array must not be written, by what its superblocks say and by what it stands upon.
@@ -332,7 +337,11 @@ impl Building<'_> {
                 _ => continue,
             };
             let (name, layer) = (self.title(member.device), self.layer(member.device)?);
-            sites.push(MdSite { role, name, layer, superblock: *superblock });
+            let bad = match member.state {
+                MemberState::Replacement => self.bad_blocks(&name, &*layer, &superblock)?,
+                _ => Vec::new(),
+            };
+            sites.push(MdSite { role, name, layer, superblock: *superblock, bad });
         }
         let bitmap = intent.map(|intent| &intent.superblock);
         let record = MdRecord::new(sites, bitmap, clock_began()).map_err(|error| error.to_string())?;
