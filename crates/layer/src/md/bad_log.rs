@@ -109,6 +109,16 @@ impl Array {
         ranges.all(|(role, sector, nr)| self.has_copy(role, sector, nr, without))
     }
 
+    /// What a device that is to take the place of the member of this role lacks, and nobody else has but, maybe, that member.
+    pub(super) fn lacks_alone(&self, device: DeviceIndex, role: u16) -> Vec<(Sector, Sectors)> {
+        let Some(member) = self.devices.get(device).filter(|member| member.is_replacement()) else {
+            return Vec::new();
+        };
+        let mut lacking = member.bad.lacking();
+        lacking.retain(|(sector, nr)| !self.has_copy(role, *sector, *nr, role));
+        lacking
+    }
+
     /// Whether a range of a member's data can be read in sync from others, but for one of them.
     fn has_copy(&self, role: u16, sector: Sector, nr: Sectors, without: u16) -> bool {
         let mut places = Places::new();

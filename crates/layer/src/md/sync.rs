@@ -3,7 +3,8 @@
 //! One task at a time looks after an array's copies ([`Array::look_for_sync`]): it is started when the array is opened, when a
 //! member fails or comes, and when somebody asks. It does what is due, the most urgent first, until nothing is:
 //!
-//! 1. Members that fail are replaced by spares (`roster.rs`), and those that lack data are filled: *recover*. One after the other.
+//! 1. Members that fail are replaced by spares (`roster.rs`), and those that lack data are filled: *recover*. One after the other. What a
+//!    replacement has refused meanwhile, and only the member has that it replaces, is copied once more before that one goes.
 //! 2. Where mirrors may differ, the first is copied to the others: *resync*. A replacement that is filled waits for that: it was
 //!    not read until then, so it may hold something else than what clients have seen.
 //! 3. What was asked for: *check*, *repair*.
@@ -155,8 +156,15 @@ impl Array {
                 state.status.mismatches = Sectors::ZERO;
             }
         }
-        let end = self.run_pass(&pass, cx).await;
-        let more = self.end_pass(&pass, end, cx).await;
+        let mut end = self.run_pass(&pass, cx).await;
+        let mut tried = Vec::new();
+        if end == End::Done {
+            match self.fill_again(&pass, cx).await {
+                Ok(all) => tried = all,
+                Err(failed) => end = failed,
+            }
+        }
+        let more = self.end_pass(&pass, end, &tried, cx).await;
         self.sync.state().status.action = SyncAction::Idle;
         more
     }
@@ -222,8 +230,8 @@ impl Array {
         (0..self.geometry().members()).find_map(of_role)
     }
 
-    /// What a pass has come to is written down. Whether there may be more to do.
-    async fn end_pass(&self, pass: &Pass, end: End, cx: &TaskContext) -> bool {
+    /// What a pass has come to is written down, and of a replacement what it was tried to fill once more. Whether there may be more to do.
+    async fn end_pass(&self, pass: &Pass, end: End, tried: &[(Sector, Sectors)], cx: &TaskContext) -> bool {
         let name = &self.name;
         match end {
             End::Failed(refusal) => {
@@ -259,7 +267,9 @@ impl Array {
             return true;
         }
         let result = match (end, pass.kind) {
-            (End::Done, Kind::Recover { device, role }) => self.finish_recovery(device, role, cx).await,
+            (End::Done, Kind::Recover { device, role }) => {
+                self.finish_recovery(device, role, tried, cx).await
+            }
             (End::Done, _) => self.finish_resync(pass, cx).await,
             _ => self.checkpoint(cx).await,
         };
@@ -293,8 +303,14 @@ impl Array {
     /// A device is filled: it counts as in sync, and one that it has replaced has no role any more.
     ///
     /// Its data is flushed before its superblock says so; that is on record before it is read everywhere, and before a write may
-    /// go past the one that it replaces.
-    async fn finish_recovery(&self, device: DeviceIndex, role: u16, cx: &TaskContext) -> Result<(), Errno> {
+    /// go past the one that it replaces. Not as long as that one may have what was not `tried` to be copied once more.
+    async fn finish_recovery(
+        &self,
+        device: DeviceIndex,
+        role: u16,
+        tried: &[(Sector, Sectors)],
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
         let _turn = self.turns.take().await;
         self.settle_with_turn(cx).await?;
         let refusals = self.flush_members(cx).await;
@@ -303,7 +319,8 @@ impl Array {
         if member.is_faulty() || self.devices.role_of(device) != Some(role) {
             return self.record_change(cx).await;
         }
-        if member.is_replacement() && self.may_differ_anywhere() {
+        let lacks_more = || self.lacks_alone(device, role).iter().any(|range| !tried.contains(range));
+        if member.is_replacement() && (self.may_differ_anywhere() || lacks_more()) {
             return self.record_change(cx).await;
         }
         if member.is_replacement() {

@@ -168,6 +168,22 @@ impl Array {
         }
     }
 
+    /// What a replacement [lacks alone](Array::lacks_alone), since it refused a client's write, is copied once more from the member, which is there
+    /// only until the replacement has its place; if it refuses that, too, it has failed. Gives what was tried: what no copy has stays bad.
+    pub(super) async fn fill_again(
+        &self,
+        pass: &Pass,
+        cx: &TaskContext,
+    ) -> Result<Vec<(Sector, Sectors)>, End> {
+        let Kind::Recover { device, role } = pass.kind else { return Ok(Vec::new()) };
+        let lacking = self.lacks_alone(device, role);
+        for (sector, nr) in &lacking {
+            let window = Window { start: sector.0, end: (*sector + *nr).0.min(pass.total), nothing: false };
+            self.run_window(pass, window, 0, cx).await.1?;
+        }
+        Ok(lacking)
+    }
+
     /// How many sectors of each member `nr` sectors of a pass are.
     fn on_each_member(&self, pass: &Pass, nr: u64) -> u64 {
         match pass.kind {

@@ -1,6 +1,6 @@
 //! Lists of bad blocks that clients write over.
 
-use blockwork_engine::{Bio, Errno, FileId, Flags, Op, Sector, Sectors};
+use blockwork_engine::{Bio, Errno, FileId, Flags, Nanos, Op, Sector, Sectors};
 use blockwork_format::md::bad_blocks;
 use blockwork_format::md::v1::{Features, Region};
 use blockwork_sim::{Fault, World};
@@ -183,4 +183,37 @@ fn write_and_cut(world: &World, make: &Make, cut: u64, kept: &mut [u32; 2]) -> b
     }
     assert!(!is_over || is_written);
     is_over
+}
+
+/// A mirror whose first member is about to be replaced, by a device that has refused a write; the other member has failed since.
+fn half_replaced(refuses_again: bool) -> Rig {
+    let fault = if refuses_again { Fault::ForEver } else { Fault::Error(Errno::EIO) };
+    let mut rig = Rig::new(Make::raid1(2).with_bad_blocks().with_spares(1).of_sectors(16_384));
+    rig.served.array.set_speed(1024, 1024);
+    rig.replace("d0", Some("d2")).unwrap();
+    rig.rest(Nanos::secs(3));
+    rig.write(BAD, NR, 6).unwrap();
+    let so_far = rig.world.counters(FileId(2)).requests();
+    rig.world.fail_nth(FileId(2), so_far, fault);
+    rig.write(BAD, NR, 7).unwrap();
+    assert_eq!(list(&rig.world, &rig.make, 2), [(BAD, NR)]);
+    rig.fail("d1").unwrap();
+    rig.served.array.set_speed(1 << 20, 1 << 20);
+    rig.wait_sync();
+    rig
+}
+
+#[test]
+fn what_only_the_member_has_that_is_replaced_is_copied_before_it_goes() {
+    let mut rig = half_replaced(false);
+    assert_eq!(rig.device_of(0), 2);
+    assert_eq!(list(&rig.world, &rig.make, 2), []);
+    assert_eq!(rig.read(BAD, NR), Ok(vec![7; 16 * 512]));
+}
+
+#[test]
+fn a_replacement_that_refuses_what_only_the_member_has_does_not_get_its_place() {
+    let mut rig = half_replaced(true);
+    assert_eq!(rig.device_of(0), 0);
+    assert_eq!(rig.read(BAD, NR), Ok(vec![7; 16 * 512]));
 }
