@@ -215,7 +215,8 @@ fn a_driver_that_breaks_its_ring_hears_of_it_and_loses_only_that() {
         (0, 1, vec![d(good, 0, INDIRECT, 0)]),                               // an empty one
         (0, 1, vec![d(good, 1 << 20, INDIRECT, 0)]),                         // a huge one
         (0, 1, vec![d(good, 16, INDIRECT | NEXT, 1), d(good, 1, WRITE, 0)]), // one that goes on
-        (0, 1, vec![d(good, 16, NEXT, 1), d(good, 16, INDIRECT, 0)]),        // one in a chain
+        (0, 1, vec![d(good, 16, NEXT, 1), d(good, 16, INDIRECT, 0)]),        // behind a chain, out of itself
+        (0, 1, vec![d(good, 16, NEXT, 1), d(good + 16, 16, INDIRECT, 0)]),   // there, one in itself
         (0, 1, vec![d(good, 16, INDIRECT, 0)]),                              // one in itself
     ];
     for (head, index, descriptors) in cases {

@@ -4,8 +4,8 @@
 //! The driver is hostile, and changes memory while it is looked at. Invariants:
 //!
 //! 1. Every index, descriptor and address is loaded once, checked, and used as it was checked.
-//! 2. A chain has at most as many descriptors as its ring, and [`INDIRECT_MAX`], in the ring as in an indirect table; no more of it
-//!    is read. Where several chains share descriptors, each counts in each. Of one whose memory is in more than [`PIECES_MAX`] pieces no
+//! 2. A chain has at most as many descriptors as its ring, and [`INDIRECT_MAX`], in the ring, in an indirect table, or in both (a
+//!    split ring's may begin in the ring and end in a table); no more of it is read. Where several chains share descriptors, each counts in each. Of one whose memory is in more than [`PIECES_MAX`] pieces no
 //!    more is kept than its beginning and its end.
 //! 3. Never are more chains in flight than the ring has descriptors, nor one twice: what a driver can make us keep is bounded.
 //! 4. A chain's memory lies in the guest's, and stays alive for the I/O whatever the front end does.
@@ -540,6 +540,53 @@ mod tests {
             for longer in [longest + 1, size] {
                 let (mut ring, memory) = ring_with_chain(is_packed, size, longer);
                 assert_eq!(ring.next(&memory, &mut chain), Err(RingError::Long(INDIRECT_MAX)));
+            }
+        }
+    }
+
+    #[test]
+    fn a_chain_of_a_split_ring_may_end_in_a_table() {
+        let flag = |flags, nth, of| if nth + 1 < of { flags | descriptor_flag::NEXT } else { flags };
+        // Descriptors in the ring before the table's, those in the table, flags of the table's, and what comes of it.
+        let longest = u16::try_from(INDIRECT_MAX).unwrap();
+        let goes_on = descriptor_flag::NEXT;
+        let cases = [
+            (1, 1, 0, None),
+            (1, 3, 0, None),
+            (5, 2, descriptor_flag::WRITE, None),
+            (longest - 1, 1, 0, None),
+            (longest - 1, 2, 0, Some(RingError::Long(INDIRECT_MAX))),
+            (4, longest - 3, 0, Some(RingError::Long(INDIRECT_MAX))),
+            (longest, 1, 0, Some(RingError::Long(INDIRECT_MAX))),
+            (1, 1, goes_on, Some(RingError::Indirect("that goes on"))),
+        ];
+        for (direct, in_table, flags, error) in cases {
+            let (mut ring, memory) = ring_with_chain(false, 2048, direct + 1);
+            let write = |address, descriptor: Descriptor| {
+                let range = memory.range(address, 16).expect("it is the guest's");
+                memory.segment(range).write_at(0, &descriptor.encode());
+            };
+            let place = |nth: u16| MEMORY + (DESCRIPTOR_BYTES as u64) * u64::from(nth);
+            // Where the ring does not need its descriptors, there is room for it.
+            let table = place(direct + 1).next_multiple_of(32);
+            for nth in 0..in_table {
+                let address = MEMORY + 8192 + 2 * u64::from(nth);
+                let next = nth + 1;
+                write(
+                    table + 16 * u64::from(nth),
+                    Descriptor { address, len: 1, flags: flag(0, nth, in_table), next },
+                );
+            }
+            let (len, flags) = (u32::from(in_table) * 16, flags | descriptor_flag::INDIRECT);
+            write(place(direct), Descriptor { address: table, len, flags, next: 0 });
+            let mut chain = Chain::default();
+            let found = ring.next(&memory, &mut chain);
+            assert_eq!(found, error.map_or(Ok(true), Err), "{direct} and {in_table}");
+            if found.is_ok() {
+                assert_eq!(chain.readable().len(), usize::from(direct + in_table));
+                let last = memory.address(*chain.readable().last().unwrap());
+                assert_eq!(last, MEMORY + 8192 + 2 * u64::from(in_table - 1));
+                assert_eq!(chain.head.count(), direct + 1, "what it has in the ring");
             }
         }
     }

@@ -141,29 +141,17 @@ impl SplitRing {
     fn walk(&mut self, memory: &GuestMemory, head: u16, chain: &mut Chain) -> Result<(), RingError> {
         let first = Descriptor::decode(&descriptor(&self.descriptors, usize::from(head)));
         let count = if first.has(descriptor_flag::INDIRECT) {
-            self.walk_table(memory, first, chain)?;
+            walk_table(memory, first, 0, chain)?;
             1
         } else {
-            let next = |i| descriptor(&self.descriptors, i);
-            walk_list(memory, next, usize::from(self.size), first, chain)?
+            let list = |i| descriptor(&self.descriptors, i);
+            let end = |at, before, chain: &mut Chain| walk_end(memory, at, before, chain);
+            walk_list(memory, list, (usize::from(self.size), 0), first, chain, end)?
         };
         chain.head = Head::new(head, count, 0);
         self.in_flight += usize::from(count);
         self.last = count;
         Ok(())
-    }
-
-    #[inline(always)]
-    fn walk_table(&self, memory: &GuestMemory, at: Descriptor, chain: &mut Chain) -> Result<(), RingError> {
-        if at.has(descriptor_flag::NEXT) {
-            return Err(RingError::Indirect("that goes on"));
-        }
-        let (table, count) = Table::new(memory, at.address, at.len)?;
-        let first = Descriptor::decode(&table.descriptor(0));
-        if first.has(descriptor_flag::INDIRECT) {
-            return Err(RingError::Indirect("in an indirect table"));
-        }
-        walk_list(memory, |i| table.descriptor(i), count, first, chain).map(drop)
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -236,17 +224,44 @@ impl SplitRing {
     }
 }
 
-/// Collects the memory of a chain in a list of `count` descriptors. Tells how many of them it has.
+/// Collects the memory of an indirect table, behind so many descriptors of its chain.
+#[inline(always)]
+fn walk_table(memory: &GuestMemory, at: Descriptor, before: u16, chain: &mut Chain) -> Result<(), RingError> {
+    if at.has(descriptor_flag::NEXT) {
+        return Err(RingError::Indirect("that goes on"));
+    }
+    if usize::from(before) == INDIRECT_MAX {
+        return Err(RingError::Long(INDIRECT_MAX));
+    }
+    let nested = |_, _, _: &mut Chain| Err(RingError::Indirect("in an indirect table"));
+    let (table, count) = Table::new(memory, at.address, at.len)?;
+    let first = Descriptor::decode(&table.descriptor(0));
+    if first.has(descriptor_flag::INDIRECT) {
+        return nested(first, before, chain).map(drop);
+    }
+    walk_list(memory, |i| table.descriptor(i), (count, before), first, chain, nested).map(drop)
+}
+
+/// Likewise, where the chain began in the ring: no driver that we know of has it so, but any may. Tells how many descriptors it has in the ring.
+#[cold]
+fn walk_end(memory: &GuestMemory, at: Descriptor, before: u16, chain: &mut Chain) -> Result<u16, RingError> {
+    walk_table(memory, at, before, chain)?;
+    Ok(before + 1)
+}
+
+/// Collects the memory of a chain in a list of `count` descriptors, behind so many others. Tells how many it has then; `indirect` is told of the
+/// first one that is a table.
 #[inline]
 fn walk_list(
     memory: &GuestMemory,
     list: impl Fn(usize) -> [u8; DESCRIPTOR_BYTES],
-    count: usize,
+    (count, before): (usize, u16),
     first: Descriptor,
     chain: &mut Chain,
+    indirect: impl FnOnce(Descriptor, u16, &mut Chain) -> Result<u16, RingError>,
 ) -> Result<u16, RingError> {
-    let (mut at, mut length) = (first, 1);
-    let most = count.min(INDIRECT_MAX);
+    let (mut at, mut length) = (first, before + 1);
+    let most = (usize::from(before) + count).min(INDIRECT_MAX);
     loop {
         chain.add(memory, at.address, at.len, at.flags)?;
         if !at.has(descriptor_flag::NEXT) {
@@ -261,7 +276,7 @@ fn walk_list(
         }
         at = Descriptor::decode(&list(next));
         if at.has(descriptor_flag::INDIRECT) {
-            return Err(RingError::Indirect("in a chain"));
+            return indirect(at, length, chain);
         }
         length += 1;
     }
