@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockwork_engine::Sectors;
-use blockwork_format::vhost_user::{ConfigPart, FEATURE_LOG_ALL, Message, Region, VringState, protocol};
+use blockwork_format::vhost_user::{
+    ConfigPart, FEATURE_LOG_ALL, Message, Region, VringFile, VringState, protocol,
+};
 use blockwork_format::virtio::blk::{CONFIG_WRITEBACK, feature, request, status};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -50,6 +52,60 @@ fn a_device_that_is_reset_before_it_is_asked_says_where_it_was() {
             assert_eq!(base(&disk), 3);
         }
     }
+    rig.stop();
+}
+
+#[test]
+fn who_disables_all_rings_by_resetting_the_owner_goes_on_with_the_same() {
+    let rig = Rig::new("memory:16M", 1);
+    for kind in kinds() {
+        let mut disk = rig.disk(kind.clone());
+        assert_eq!(write(&mut disk, 0, 3, &[5; 512]).status, status::OK);
+        disk.client().unwrap().tell(&Message::ResetOwner, &[]).unwrap();
+        disk.start(0, Request { kind: request::IN, sector: 3, len: 512 }).unwrap();
+        // Whoever served it would have by the end of this, which has the ring rest.
+        let size = VringState { index: 0, num: kind.ring_size.into() };
+        disk.client().unwrap().tell(&Message::SetVringNum(size), &[]).unwrap();
+        assert_eq!(disk.finished(0), None, "{kind:?}");
+        disk.client().unwrap().tell(&Message::SetVringEnable(VringState { index: 0, num: 1 }), &[]).unwrap();
+        assert_eq!(disk.wait(0, Duration::from_secs(20)).unwrap().status, status::OK, "{kind:?}");
+    }
+    rig.stop();
+}
+
+#[test]
+fn a_ring_begins_at_its_beginning_where_nobody_says_otherwise() {
+    let rig = Rig::new("memory:16M", 1);
+    for kind in kinds() {
+        let mut disk = rig.disk(kind.clone());
+        let client = disk.client().unwrap();
+        client.tell(&Message::ResetDevice, &[]).unwrap();
+        let (kick, call) = disk.queues[0].bells().unwrap();
+        let (state, file) = (|num| VringState { index: 0, num }, VringFile { index: 0, has_file: true });
+        client.tell(&Message::SetVringNum(state(kind.ring_size.into())), &[]).unwrap();
+        client.tell(&Message::SetVringAddr(disk.queues[0].address(0)), &[]).unwrap();
+        client.tell(&Message::SetVringCall(file), &[call.as_fd()]).unwrap();
+        client.tell(&Message::SetVringKick(file), &[kick.as_fd()]).unwrap();
+        client.tell(&Message::SetVringEnable(state(1)), &[]).unwrap();
+        disk.start(0, Request { kind: request::IN, sector: 0, len: 512 }).unwrap();
+        assert_eq!(disk.wait(0, Duration::from_secs(20)).unwrap().status, status::OK, "{kind:?}");
+    }
+    rig.stop();
+}
+
+#[test]
+fn what_is_behind_the_configuration_is_answered_by_nothing() {
+    let rig = Rig::new("memory:16M", 1);
+    let mut disk = rig.disk(Options::default());
+    let behind = Message::GetConfig(ConfigPart { offset: 250, flags: 0, bytes: vec![0; 8] });
+    let (payload, _) = disk.client().unwrap().ask(&behind).unwrap();
+    assert!(payload.is_empty(), "{payload:?}");
+    // Who waits for all hears no more than that.
+    disk.client().unwrap().send_raw(&behind.encode(true), &[]).unwrap();
+    assert_eq!(disk.config().unwrap_err().to_string(), "a short configuration");
+    assert_eq!(disk.config().unwrap().capacity, 32768);
+    assert_eq!(read(&mut disk, 0, 0, 512).0.status, status::OK);
+    drop(disk);
     rig.stop();
 }
 

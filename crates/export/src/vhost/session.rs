@@ -128,7 +128,8 @@ struct InflightMemory {
 struct Queue {
     size: u32,
     address: Option<VringAddr>,
-    base: u32,
+    /// Where to go on. None: nobody has said, and it has not run.
+    base: Option<u32>,
     /// Where it was when the device was reset, until it is said where to begin, or has run since: QEMU before 8.0.1 resets a device
     /// that it stops, and asks only then. What it is told goes to the guest's next host, or into its snapshot.
     left_at: Option<u32>,
@@ -234,6 +235,7 @@ impl<'a> Session<'a> {
                 other => other?,
             };
             let name = format!("{message:?}");
+            let is_about_config = matches!(message, Message::GetConfig(_));
             log::debug!("{}: {name}", self.service.name);
             let obeyed = self.obey(message, files);
             self.leave_the_disk();
@@ -243,10 +245,13 @@ impl<'a> Session<'a> {
                     self.service.refusals.warn(blockwork_uring::clock(), || {
                         format!("{}: the front end's {name} is refused: {refusal}", self.service.name)
                     });
-                    if !header.needs_reply() {
+                    let bytes = if is_about_config {
+                        header.reply(&[]) // as the protocol has it, whether or not the front end waits for all
+                    } else if header.needs_reply() {
+                        header.reply(&1_u64.to_ne_bytes())
+                    } else {
                         return Ok(());
-                    }
-                    let bytes = header.reply(&1_u64.to_ne_bytes());
+                    };
                     socket::send(socket.as_fd(), &bytes, None)?;
                 }
             }
@@ -312,7 +317,13 @@ impl<'a> Session<'a> {
                 self.protocol = features;
             }
             Message::SetOwner => {}
-            Message::ResetOwner | Message::ResetDevice => self.reset(),
+            // Not used any more: it was to disable all rings, and whoever sends it need not say again where they are.
+            Message::ResetOwner => {
+                self.with_queues_at_rest(|session| {
+                    session.queues.iter_mut().for_each(|queue| queue.enabled = false)
+                });
+            }
+            Message::ResetDevice => self.reset(),
             Message::SetStatus(status) => {
                 self.status = status;
                 if status == 0 {
@@ -327,7 +338,7 @@ impl<'a> Session<'a> {
                 self.change(address.index, |queue| queue.address = Some(address))?
             }
             Message::SetVringBase(VringState { index, num }) => {
-                self.change(index, |queue| (queue.base, queue.left_at) = (num, None))?
+                self.change(index, |queue| (queue.base, queue.left_at) = (Some(num), None))?
             }
             Message::SetVringEnable(VringState { index, num }) => {
                 self.change(index, |queue| queue.enabled = num != 0)?;
@@ -419,9 +430,10 @@ impl<'a> Session<'a> {
             }
             return;
         }
+        let base = queue.base.unwrap_or(self.beginning());
         let place = RingPlace {
             size: queue.size,
-            is_packed: self.features & feature::RING_PACKED != 0,
+            is_packed: self.is_packed(),
             event_idx: self.features & feature::EVENT_IDX != 0,
             address,
         };
@@ -433,7 +445,7 @@ impl<'a> Session<'a> {
             name: service.name.clone(),
             volume: service.volume,
             layout: self.layout.clone(),
-            ring: self.ring(index, place, queue.base),
+            ring: self.ring(index, place, base),
             log: self.log_parts(place),
             kick: kick.clone(),
             call: queue.call.clone(),
@@ -445,10 +457,19 @@ impl<'a> Session<'a> {
             presence,
         };
         let running = QueueHandle::start(&service.workers[worker], parts);
-        if !self.has_asked && ![0, PACKED_BASE].contains(&queue.base) {
+        if !self.has_asked && ![0, PACKED_BASE].contains(&base) {
             self.announced = None;
         }
         self.queues[index as usize].running = Some(running);
+    }
+
+    fn is_packed(&self) -> bool {
+        self.features & feature::RING_PACKED != 0
+    }
+
+    /// Where a ring begins that nothing was taken from, and of which nobody has said where to.
+    fn beginning(&self) -> u32 {
+        if self.is_packed() { PACKED_BASE } else { 0 }
     }
 
     /// Whether what is written is to be marked, and the log for that is still to come: QEMU before 7.2 sets rings going first, where the server was
@@ -575,10 +596,11 @@ impl<'a> Session<'a> {
     }
 
     fn get_base(&mut self, index: u32) -> Result<Answer, Refusal> {
+        let beginning = self.beginning();
         let queue = self.queue(index)?;
         queue.rest();
         queue.kick = None;
-        let base = queue.place();
+        let base = queue.place().unwrap_or(beginning);
         let payload = [index.to_ne_bytes(), base.to_ne_bytes()].concat();
         Ok(Answer::Payload(payload))
     }
@@ -589,7 +611,7 @@ impl<'a> Session<'a> {
             *queue = Queue {
                 call: queue.call.take(),
                 error: queue.error.take(),
-                left_at: Some(queue.place()),
+                left_at: queue.place(),
                 ..Queue::default()
             };
         }
@@ -627,8 +649,7 @@ impl<'a> Session<'a> {
             let found = area.queue_size.into();
             return Err(Refusal::Number { what: "the size of a queue", found, expected });
         }
-        let is_packed = self.features & feature::RING_PACKED != 0;
-        Ok(u64::from(area.queues) * inflight::queue_bytes(area.queue_size, is_packed) as u64)
+        Ok(u64::from(area.queues) * inflight::queue_bytes(area.queue_size, self.is_packed()) as u64)
     }
 
     fn get_inflight(&mut self, asked: InflightArea) -> Result<Answer, Refusal> {
@@ -671,13 +692,13 @@ impl Queue {
         if let Some(running) = self.running.take()
             && let Some(base) = running.stop()
         {
-            (self.base, self.left_at) = (base, None);
+            (self.base, self.left_at) = (Some(base), None);
         }
     }
 
     /// Where the front end is told that it is.
-    fn place(&self) -> u32 {
-        self.left_at.unwrap_or(self.base)
+    fn place(&self) -> Option<u32> {
+        self.left_at.or(self.base)
     }
 }
 
