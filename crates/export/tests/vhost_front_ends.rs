@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use blockwork_engine::Sectors;
 use blockwork_format::vhost_user::{
-    ConfigPart, FEATURE_LOG_ALL, Message, Region, VringFile, VringState, protocol,
+    ConfigPart, FEATURE_LOG_ALL, Message, Region, VringAddr, VringFile, VringState, protocol,
 };
 use blockwork_format::virtio::blk::{CONFIG_WRITEBACK, feature, request, status};
 use rustix::event::{EventfdFlags, eventfd};
@@ -106,6 +106,28 @@ fn what_is_behind_the_configuration_is_answered_by_nothing() {
     assert_eq!(disk.config().unwrap().capacity, 32768);
     assert_eq!(read(&mut disk, 0, 0, 512).0.status, status::OK);
     drop(disk);
+    rig.stop();
+}
+
+#[test]
+fn the_used_ring_is_marked_where_the_front_end_says() {
+    let rig = Rig::new("memory:16M", 1);
+    for kind in kinds() {
+        let mut disk = rig.disk(kind.clone());
+        disk.log_writes(true).unwrap();
+        let last_page = usize::try_from(disk.guest.region().size).unwrap() / 4096 * 4096 - 4096;
+        let log = disk.guest.region().guest + last_page as u64;
+        for flags in [0, VringAddr::LOGGED] {
+            let address = VringAddr { flags, log, ..disk.queues[0].address(0) };
+            disk.client().unwrap().tell(&Message::SetVringAddr(address), &[]).unwrap();
+            disk.written_pages();
+            assert_eq!(read(&mut disk, 0, 0, 512).0.status, status::OK);
+            // Had the ring rest, so that all is marked.
+            disk.log_writes(true).unwrap();
+            let found = disk.written_pages().contains(&last_page);
+            assert_eq!(found, flags == VringAddr::LOGGED, "{kind:?}");
+        }
+    }
     rig.stop();
 }
 

@@ -8,6 +8,7 @@
 //!
 //! Source: `docs/interop/vhost-user.rst` of QEMU, "Migration".
 
+use blockwork_format::vhost_user::VringAddr;
 use blockwork_format::virtio::{DESCRIPTOR_BYTES, split};
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory, GuestRange, Place, Segment};
 
@@ -51,8 +52,11 @@ impl DirtyLog {
             let size = u16::try_from(place.size).unwrap_or(u16::MAX);
             vec![(place.address.used, split::used_bytes(size) as u64)]
         };
+        // The front end may have the used ring marked elsewhere, also where no memory is.
+        let asked = place.address.flags & VringAddr::LOGGED != 0;
+        let used = written.last().filter(|_| asked).map(|&(_, len)| (place.address.log, len));
         let in_guest = |(user, len)| layout.guest_address(user).map(|address| (address, len));
-        DirtyLog { bits, ring: written.into_iter().filter_map(in_guest).collect() }
+        DirtyLog { bits, ring: written.into_iter().filter_map(in_guest).chain(used).collect() }
     }
 
     /// The ring was written to.

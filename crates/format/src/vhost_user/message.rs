@@ -48,7 +48,7 @@ pub struct VringState {
 pub struct VringAddr {
     /// Which queue.
     pub index: u32,
-    /// Bit 0: writes to the used ring are logged.
+    /// [`VringAddr::LOGGED`], or none.
     pub flags: u32,
     /// Descriptors.
     pub descriptors: u64,
@@ -58,6 +58,11 @@ pub struct VringAddr {
     pub available: u64,
     /// The used ring's guest address, for the log.
     pub log: u64,
+}
+
+impl VringAddr {
+    /// Flag: writes to the used ring are logged, at the address for that.
+    pub const LOGGED: u32 = 1;
 }
 
 /// A queue, and whether a file descriptor comes with the message.
