@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use crate::support::fs::LeftMount;
 use crate::support::{PATIENCE, Scratch, Server, run, run_refused, until};
-use blockwork_format::vhost_user::{Message, Region, VringFile};
-use blockwork_format::virtio::blk::{Range, RequestHeader, request, status};
-use blockwork_format::virtio::{Descriptor, descriptor_flag, split};
+use blockwork_format::vhost_user::{Message, Region, VringFile, VringState};
+use blockwork_format::virtio::blk::{Range, RequestHeader, feature as blk, request, status};
+use blockwork_format::virtio::{Descriptor, descriptor_flag, feature, split};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
@@ -408,6 +408,35 @@ fn a_ring_that_starves_shows_in_the_statistics() {
     let ring = said.lines().find(|line| line.contains("vhost-user:") && line.contains("queue 0"));
     let ring = ring.unwrap_or_else(|| panic!("no ring is told of: {said}"));
     assert!(ring.ends_with("was full: a larger one may be faster"), "{ring}");
+}
+
+/// A front end asks for the configuration before it tells of its rings, as QEMU does, and its guest keeps to that.
+#[test]
+fn a_ring_without_room_for_the_requests_that_its_driver_was_told_of_is_warned_of() {
+    let short = "makes no indirect descriptors, and its ring of 64 is too short for the 126 pieces";
+    let those = blk::SEG_MAX | blk::FLUSH | feature::INDIRECT_DESC;
+    for (features, ring_size, warned) in [
+        (blk::SEG_MAX | blk::FLUSH, 64, true),
+        (blk::SEG_MAX | blk::FLUSH, 128, false),
+        (those, 64, false),
+        // Firmware, which makes no such requests.
+        (blk::SEG_MAX, 64, false),
+        (blk::FLUSH, 64, false),
+    ] {
+        let scratch = Scratch::new();
+        let server = Server::start(&mut serve(&scratch, &["memory:16M"]));
+        let mut disk =
+            Disk::new(&socket(&scratch), Options { ring_size: 128, ..Options::default() }).unwrap();
+        assert_eq!(disk.config().unwrap().seg_max, 126);
+        let features = disk.features & !those | features;
+        disk.client().unwrap().tell(&Message::SetFeatures(features), &[]).unwrap();
+        let smaller = Message::SetVringNum(VringState { index: 0, num: ring_size });
+        disk.client().unwrap().tell(&smaller, &[]).unwrap();
+        disk.client = None;
+        let said = server.stop().stderr;
+        assert_eq!(said.contains(short), warned, "{features:#x} {ring_size}: {said}");
+        assert_eq!(said.contains("indirect_desc=on, or queue-size=128"), warned, "{said}");
+    }
 }
 
 #[test]

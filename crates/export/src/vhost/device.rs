@@ -18,7 +18,7 @@ use super::ring::INDIRECT_MAX;
 /// Descriptors of a ring of unknown size: QEMU's default.
 const RING_DEFAULT: u32 = 128;
 /// Descriptors of a request that are not of its data: the two ends.
-const ENDS: u32 = 2;
+pub(super) const ENDS: u32 = 2;
 /// Largest write-zeroes of a disk that can only write them, sectors: 16 MiB.
 const WRITTEN_ZEROES_MAX: u32 = 32768;
 

@@ -158,6 +158,7 @@ impl VhostServer {
             let_go: Complaints::default(),
             sizes: Complaints::default(),
             waits: Complaints::default(),
+            short_rings: Complaints::default(),
             broken: Arc::default(),
         };
         let shared = Arc::new(Shared::default());

@@ -23,7 +23,7 @@ use blockwork_uring::Uring;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::control::{Command, QueueHandle};
-use super::device::Device;
+use super::device::{Device, ENDS};
 use super::dirty::{DirtyLog, LogMemory, bytes_for};
 use super::given::{Closer, Given};
 use super::marks::Marks;
@@ -159,6 +159,8 @@ pub(super) struct Service {
     /// About what they are told of the size, and that they wait for the disk.
     pub(super) sizes: Complaints,
     pub(super) waits: Complaints,
+    /// About rings that are too short for what their drivers do.
+    pub(super) short_rings: Complaints,
     pub(super) broken: Arc<Complaints>,
 }
 
@@ -182,8 +184,8 @@ pub(super) struct Session<'a> {
     /// The size that the front end knows of, sectors. None: a queue was begun where one of before has ended, so the driver knows what it was told by
     /// a front end before this one, or by another server, and did not ask again.
     announced: Option<u64>,
-    /// The front end has asked for the configuration.
-    has_asked: bool,
+    /// The pieces that a request may have, by the configuration that the front end has asked for.
+    pieces_told: Option<u32>,
     /// As the driver has set it.
     status: u64,
     turn: Turn<'a>,
@@ -210,7 +212,7 @@ impl<'a> Session<'a> {
             log: None,
             backend: None,
             announced: Some(service.device.sectors()),
-            has_asked: false,
+            pieces_told: None,
             status: 0,
             turn: service.turns.join(),
             waits: false,
@@ -457,10 +459,32 @@ impl<'a> Session<'a> {
             presence,
         };
         let running = QueueHandle::start(&service.workers[worker], parts);
-        if !self.has_asked && ![0, PACKED_BASE].contains(&base) {
+        if self.pieces_told.is_none() && ![0, PACKED_BASE].contains(&base) {
             self.announced = None;
         }
         self.queues[index as usize].running = Some(running);
+        self.look_at_length(index);
+    }
+
+    /// QEMU asks for the configuration before it tells of rings, and its guest sees what was answered then. A driver without indirect tables may so
+    /// make a request that never fits into its ring; Linux waits for the room. Not so firmware, whose requests have one piece: SeaBIOS agrees to SEG_MAX, but
+    /// to no FLUSH, OVMF the other way round.
+    fn look_at_length(&self, index: u32) {
+        let size = self.queues[index as usize].size;
+        let Some(told) = self.pieces_told.filter(|told| told + ENDS > size) else { return };
+        let goes_by_it = blk::feature::SEG_MAX | blk::feature::FLUSH;
+        if self.features & (feature::INDIRECT_DESC | goes_by_it) != goes_by_it {
+            return;
+        }
+        self.service.short_rings.warn(blockwork_uring::clock(), || {
+            format!(
+                "{}: the driver of queue {index} makes no indirect descriptors, and its ring of {size} is too short for the {told} \
+                 pieces that a request may have, as the front end was told before it told of that ring: the guest may wait for \
+                 ever; give the device indirect_desc=on, or queue-size={} at least",
+                self.service.name,
+                (told + ENDS).next_power_of_two()
+            )
+        });
     }
 
     fn is_packed(&self) -> bool {
@@ -622,7 +646,7 @@ impl<'a> Session<'a> {
         let mut all = [0; CONFIG_PART_MAX];
         let smallest = self.queues.iter().map(|queue| queue.size).filter(|&size| size > 0).min();
         let config = self.service.device.config(smallest);
-        (self.announced, self.has_asked) = (Some(config.capacity), true);
+        (self.announced, self.pieces_told) = (Some(config.capacity), Some(config.seg_max));
         let config = config.encode();
         all[..config.len()].copy_from_slice(&config);
         let start = usize::try_from(part.offset).unwrap_or(usize::MAX);
