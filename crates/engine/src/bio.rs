@@ -56,6 +56,9 @@ impl Flags {
     pub const READ_AHEAD: Flags = Flags(32);
     /// What lies behind it is not going to be read: nothing is to be read ahead for it.
     pub const NO_READ_AHEAD: Flags = Flags(64);
+    /// Complete only when the data is found also by who serves the volume after this process was killed. It need not be on stable storage: what
+    /// the kernel, or a server, was given is not lost by that.
+    pub const OUTLIVES: Flags = Flags(128);
 
     /// Whether all bits of `other` are set.
     #[inline]
@@ -84,6 +87,7 @@ impl fmt::Debug for Flags {
             (Flags::SYNC, "SYNC"),
             (Flags::READ_AHEAD, "READ_AHEAD"),
             (Flags::NO_READ_AHEAD, "NO_READ_AHEAD"),
+            (Flags::OUTLIVES, "OUTLIVES"),
         ];
         let set: Vec<_> = names.iter().filter(|(flag, _)| self.has(*flag)).map(|(_, name)| *name).collect();
         write!(f, "Flags({})", set.join("|"))

@@ -167,6 +167,35 @@ fn likewise_where_requests_take_several_descriptors() {
     }
 }
 
+/// What is not committed of a pool's map is known to nobody else: without a commit the driver, which goes on, reads zeros, and its next flush
+/// succeeds.
+#[test]
+fn what_was_written_to_new_blocks_of_a_thin_volume_outlives_the_server() {
+    let scratch = Scratch::new();
+    scratch.sparse("a.img", 160 * MIB);
+    for verb in [
+        "vg create vg a.img",
+        "lv create vg/pool --thin-pool --size 80M --disk a.img",
+        "lv create vg/one --thin pool --virtual-size 64M --disk a.img",
+    ] {
+        run(&mut scratch.blockwork(verb.split(' ')));
+    }
+    let start = || Server::start(&mut serve(&scratch, &["a.img", "vg/one", "--workers", "2"]));
+    let mut server = start();
+    let options = Options { queues: 2, ..Options::default() };
+    let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 64 * MIB / BLOCK as u64);
+    for _ in 0..3 {
+        guest.run(200);
+        server.kill();
+        guest.take();
+        server = start();
+        guest.disk.connect().unwrap();
+    }
+    guest.verify();
+    drop(guest);
+    server.stop_quietly();
+}
+
 #[test]
 fn a_server_that_was_killed_while_it_was_busy_is_called_by_a_driver_that_comes_later() {
     for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {

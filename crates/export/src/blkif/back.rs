@@ -334,7 +334,7 @@ impl<E: Env> BackPort<E> {
                 self.segments = segments;
                 done.map(|()| None)
             }
-            Kind::Direct(Direct::Flush, found) => self.flush_then(cx, from, Flags::NONE, sector, *found),
+            Kind::Direct(Direct::Flush, found) => self.flush_then(cx, from, Flags::OUTLIVES, sector, *found),
             Kind::Direct(Direct::Barrier, found) => self.flush_then(cx, from, Flags::FUA, sector, *found),
             Kind::Discard { secure: true, .. } => {
                 let why = "a secure discard, which was not offered";
@@ -358,7 +358,9 @@ impl<E: Env> BackPort<E> {
         sector: Sector,
         segments: impl Iterator<Item = PageSegment> + Clone,
     ) -> Result<(), Refusal> {
-        let mut bio = Bio { op, flags: Flags::NONE, sector, nr: Sectors::ZERO, data: Segments::new() };
+        // The next back end goes on with the ring, and its front end hears of nothing.
+        let flags = if op == Op::Write { Flags::OUTLIVES } else { Flags::NONE };
+        let mut bio = Bio { op, flags, sector, nr: Sectors::ZERO, data: Segments::new() };
         self.add_data(&mut bio, segments)?;
         let volume = self.config.volume;
         let (mut read_to, mut own_bytes) = (Segments::new(), 0);

@@ -10,6 +10,8 @@
 //! Invariants:
 //! 1. A request that was taken is answered once, also when it is malformed; it is marked as in flight until then.
 //! 2. With a write cache that the driver does not know of (no flush agreed), a write is durable when it is answered.
+//!    With one, it outlives this server where the next one goes on with the ring: the driver would not hear that it has to write once more,
+//!    and its next flush would succeed.
 //! 3. At most as many requests as the ring has descriptors, and [`BYTES_MAX`] bytes (one more request may go beyond, with as many
 //!    once more), are under way; the rest stays in the ring. What is in small pieces counts as more than it is ([`PIECE_BYTES`]), as we keep a
 //!    record of each.
@@ -75,6 +77,8 @@ pub(super) struct QueueParts {
     pub(super) error: Option<Arc<OwnedFd>>,
     /// Whether a flush is agreed upon.
     pub(super) has_flush: bool,
+    /// The front end keeps marks of what is in flight: the next server goes on with the ring, and its driver hears of nothing.
+    pub(super) goes_on: bool,
     pub(super) id: [u8; ID_BYTES],
     /// About broken rings.
     pub(super) complaints: Arc<Complaints>,
@@ -135,6 +139,7 @@ pub(super) struct QueuePort {
     call: Option<Signal>,
     error: Option<Signal>,
     has_flush: bool,
+    goes_on: bool,
     id: [u8; ID_BYTES],
     complaints: Arc<Complaints>,
     stats: Arc<RingStats>,
@@ -182,6 +187,7 @@ impl QueuePort {
             call: parts.call.map(Signal::new),
             error: parts.error.map(Signal::new),
             has_flush: parts.has_flush,
+            goes_on: parts.goes_on,
             id: parts.id,
             complaints: parts.complaints,
             stats: parts.stats,
@@ -543,7 +549,11 @@ impl QueuePort {
     }
 
     fn write_flags(&self) -> Flags {
-        if self.has_flush { Flags::NONE } else { Flags::FUA }
+        match (self.has_flush, self.goes_on) {
+            (false, _) => Flags::FUA,
+            (true, true) => Flags::OUTLIVES,
+            (true, false) => Flags::NONE,
+        }
     }
 
     fn ranges(&mut self, cx: &mut Context<'_, Uring>, to: Asker, ranges: Option<Vec<Range>>, op: Op) {

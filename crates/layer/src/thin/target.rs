@@ -124,6 +124,10 @@ impl Volume {
             return None;
         }
         let data = self.pool.settled(&self.device, block, span.op != Op::Read)?;
+        // Looked at after the map, as below.
+        if span.flags.has(Flags::OUTLIVES) && !self.pool.is_durable(&self.device) {
+            return None;
+        }
         Some(Sector(data * size + within))
     }
 
@@ -143,8 +147,9 @@ impl Volume {
             Op::Flush => return self.flush(span, cx),
             Op::Discard => return self.discard(span, cx),
         }
-        // Looked at after the map: whoever changes the map says so first.
-        if span.flags.has(Flags::FUA) && !self.pool.is_durable(&self.device) {
+        // Looked at after the map: whoever changes the map says so first. What is not committed is known to this process only.
+        let is_to_stay = span.flags.has(Flags::FUA) || span.flags.has(Flags::OUTLIVES);
+        if is_to_stay && !self.pool.is_durable(&self.device) {
             cx.flush_after();
         }
         Ok(())
