@@ -16,8 +16,8 @@
 //! sleep at all, and 16 0.9 and 1.5 times.
 //!
 //! A driver that looks by itself, as it shows by not wanting to be called for a while, need not be kept awake, and each batch is a line of memory
-//! that goes over to it and back: it has batches of a quarter of what it has under way. With 16, 64, 128 of them 12.5, 14.5, 13.8 million
-//! are done in a second; by batches as for those that sleep 11.5, 11.3, 11.3.
+//! that goes over to it and back: it has batches of a quarter of what it has under way. With 64 and 128 of them, 13 million are
+//! done in a second, where batches as for those that sleep give 11; far apart 6.5, where those give 3 and 4.4.
 //!
 //! When the ring is empty and all is answered, the driver may be about to bring more: it has answers to work on. To leave the turn and have the
 //! worker look takes some 3,000 instructions, so the ring is looked at for one or two microseconds first, as long as that finds something; where it

@@ -78,7 +78,7 @@ pub(super) struct QueueParts {
     /// Whether a flush is agreed upon.
     pub(super) has_flush: bool,
     /// The front end keeps marks of what is in flight: the next server goes on with the ring, and its driver hears of nothing.
-    pub(super) goes_on: bool,
+    pub(super) is_resumable: bool,
     pub(super) id: [u8; ID_BYTES],
     /// About broken rings.
     pub(super) complaints: Arc<Complaints>,
@@ -139,7 +139,7 @@ pub(super) struct QueuePort {
     call: Option<Signal>,
     error: Option<Signal>,
     has_flush: bool,
-    goes_on: bool,
+    is_resumable: bool,
     id: [u8; ID_BYTES],
     complaints: Arc<Complaints>,
     stats: Arc<RingStats>,
@@ -187,7 +187,7 @@ impl QueuePort {
             call: parts.call.map(Signal::new),
             error: parts.error.map(Signal::new),
             has_flush: parts.has_flush,
-            goes_on: parts.goes_on,
+            is_resumable: parts.is_resumable,
             id: parts.id,
             complaints: parts.complaints,
             stats: parts.stats,
@@ -549,7 +549,7 @@ impl QueuePort {
     }
 
     fn write_flags(&self) -> Flags {
-        match (self.has_flush, self.goes_on) {
+        match (self.has_flush, self.is_resumable) {
             (false, _) => Flags::FUA,
             (true, true) => Flags::OUTLIVES,
             (true, false) => Flags::NONE,

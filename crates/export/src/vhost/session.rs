@@ -453,7 +453,7 @@ impl<'a> Session<'a> {
             call: queue.call.clone(),
             error: queue.error.clone(),
             has_flush: self.features & blk::feature::FLUSH != 0,
-            goes_on: self.inflight.is_some(),
+            is_resumable: self.inflight.is_some(),
             id: service.device.id(),
             complaints: service.broken.clone(),
             stats,

@@ -242,3 +242,24 @@ fn a_write_that_waits_for_space_keeps_no_worker_from_ending_and_is_answered() {
     let left = Ledger::resume(ring.ledger, ring.abi, 32, answered).expect("our own").left();
     assert_eq!((answered, left), (6, 0), "nothing is left open for the next server");
 }
+
+/// What a pool has not committed dies with the worker, and the guest, which goes on with the next one, would not hear of that.
+#[test]
+fn a_write_to_a_new_block_of_a_pool_is_answered_when_the_pool_has_committed() {
+    let superblock = |rig: &Rig| (0..8).map(|sector| rig.world.peek(FileId(0), sector)).collect::<Vec<_>>();
+    let mut rig = Rig::on_pool(4);
+    let Setup { mut queue, ring } = Setup::new(1);
+    let (end, _) = rig.resume(&ring, true, Rc::default());
+    let before = superblock(&rig);
+    let data = Segments::from_iter([Segment::new(Buffer::new(PAGE_BYTES), 0, PAGE_BYTES)]);
+    queue.submit(0, Bio::with_data(Op::Write, Flags::NONE, Sector(0), data)).unwrap();
+    queue.publish();
+    let mut heard = Vec::new();
+    while heard.is_empty() {
+        rig.step();
+        queue.answers(&mut heard).expect("each answer is to a request that was not answered");
+    }
+    assert_eq!(heard[0].result, Ok(()));
+    assert!(superblock(&rig) != before, "it would be lost");
+    still_serves(&end);
+}
