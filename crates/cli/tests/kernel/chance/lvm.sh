@@ -52,7 +52,8 @@ in_sync() {
         awk '$1 != "" && $2 ~ /^[rRmp]/ && $1 != "100.00" {wait = 1} END {exit !wait}'
 }
 settle() { wait_for in_sync || wait_for in_sync; }
-# What each volume has: sum VOLUME BYTES SHA-256, without a hash where it cannot be read; and which are mirrors.
+# What each volume has: sum VOLUME BYTES SHA-256, without a hash where it cannot be read; which are mirrors, and which LVM has not
+# activated.
 sums() {
     local vg lv kind size
     settle
@@ -61,6 +62,7 @@ sums() {
     lvs --noheadings --separator ' ' -o vg_name,lv_name,lv_attr "$VG" | while read -r vg lv kind; do
         # Pools, and what belongs to a volume, are nobody's to read.
         case $kind in t* | e* | l*) continue ;; esac
+        case $kind in ????a*) ;; *) echo "inactive $lv" ;; esac
         [ -e "/dev/$vg/$lv" ] || continue
         case $kind in r* | R* | m* | M*) echo "mirror $vg/$lv" ;; esac
         echo "sum $vg/$lv $(size_of "/dev/$vg/$lv") $(sha256sum "/dev/$vg/$lv" 2>/dev/null | cut -d ' ' -f 1)"
