@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow};
 use blockwork_format::md::create::{BitmapChoice, NewArray, Shape};
 use blockwork_format::md::v1::{Features, Minor, Superblock};
-use blockwork_format::md::{Level, NotALayout, Raid10Layout, SetName, Time, Uuid};
+use blockwork_format::md::{Level, NotALayout, Raid10Layout, SetName, Time, Uuid, raid0};
 use blockwork_format::{SECTOR_BYTES, escape};
 use blockwork_volume::md::{CreateRequest, Creation, MISSING};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -159,10 +159,8 @@ fn any(creation: &Creation) -> Option<&Superblock> {
 }
 
 fn array_sectors(creation: &Creation) -> u64 {
-    let sum = |chunk: u32| {
-        let used = |room: u64| room / u64::from(chunk.max(1)) * u64::from(chunk.max(1));
-        creation.members().iter().map(|it| used(it.member.superblock.data_size)).sum()
-    };
+    let room: Vec<u64> = creation.members().iter().map(|it| it.member.superblock.data_size).collect();
+    let sum = |chunk| raid0::array_sectors(chunk, &room);
     any(creation).map_or(0, |it| it.array_sectors().unwrap_or_else(|| sum(it.chunk_sectors)))
 }
 

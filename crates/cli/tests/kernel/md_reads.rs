@@ -70,6 +70,8 @@ const SHAPES: &[Shape] = &[
     shape("r0-zones-original", ZONES, "--level=0 --chunk=16 --layout=original").sparing(&[]),
     shape("r0-zones-alternate", ZONES, "--level=0 --chunk=512 --layout=alternate").sparing(&[]),
     shape("r0-5-zones-1.0", &[3000, 8000, 4500, 8000, 6000], "--level=0 --chunk=4 --metadata=1.0 --layout=alternate").sparing(&[]),
+    // What Linux makes of sizes where a chunk is no power of two.
+    shape("r0-zones-chunk-12K", &[5001, 7778, 3333, 9001, 7777], "--level=0 --chunk=12 --layout=original").sparing(&[]),
     shape("r1-2", TWO, "--level=1"),
     shape("r1-2-1.0", TWO, "--level=1 --metadata=1.0"),
     shape("r1-3-1.1", THREE, "--level=1 --metadata=1.1"),

@@ -130,9 +130,12 @@ pub fn zones(chunk_sectors: u32, member_sectors: &[u64]) -> Result<Vec<Zone>, Ra
     Ok(zones)
 }
 
-/// Size of an array with these zones, sectors.
-pub fn array_sectors(zones: &[Zone]) -> u64 {
-    zones.last().map_or(0, Zone::end)
+/// Size of an array whose members have so many sectors of data. It ends before its last zone does where a chunk is no power of two: Linux
+/// counts of each member what is left when the bits of `chunk - 1` are cleared in the sectors of its whole chunks, which rounds nothing
+/// then, and what looks from the end of a device (a GPT's copy, a superblock 1.0) has to find the same end.
+pub fn array_sectors(chunk_sectors: u32, member_sectors: &[u64]) -> u64 {
+    let chunk = u64::from(chunk_sectors.max(1));
+    member_sectors.iter().fold(0, |sum, sectors| sum.saturating_add((sectors / chunk * chunk) & !(chunk - 1)))
 }
 
 /// Which layout an array with these zones has. `stated` is the superblock's layout, where
@@ -159,7 +162,7 @@ mod tests {
         let zones = zones(128, &[96_256, 96_300]).unwrap();
         let expected = Zone { start: 0, sectors: 192_512, member_start: 0, members: vec![0, 1] };
         assert_eq!(zones, [expected]);
-        assert_eq!(array_sectors(&zones) * 512, 98_566_144);
+        assert_eq!(array_sectors(128, &[96_256, 96_300]) * 512, 98_566_144);
         assert_eq!(layout(&zones, None), Ok(Raid0Layout::Original));
     }
 
@@ -181,6 +184,13 @@ mod tests {
         assert_eq!(layout(&zones, Some(0)), Err(Raid0Error::LayoutUnknown));
         assert_eq!(layout(&zones, Some(2)), Ok(Raid0Layout::Alternate));
         assert_eq!(Raid0Layout::decode(Raid0Layout::Original.encode()), Some(Raid0Layout::Original));
+    }
+
+    #[test]
+    fn chunks_that_are_no_power_of_two_have_the_size_that_linux_gives_them() {
+        // As Linux 6.1 had them: chunks of 12 and 36 KiB, members that hold so many sectors of data.
+        assert_eq!(array_sectors(24, &[7955, 13_509, 4619, 15_955, 13_509]) * 512, 28_381_184);
+        assert_eq!(array_sectors(72, &[6953, 6953, 27_953, 9959]) * 512, 26_435_584);
     }
 
     #[test]
@@ -220,7 +230,9 @@ mod tests {
                 }
             }
             let whole: u64 = members.iter().map(|sectors| sectors / u64::from(chunk) * u64::from(chunk)).sum();
-            prop_assert_eq!(array_sectors(&zones), whole);
+            prop_assert_eq!(zones.last().map(Zone::end), Some(whole));
+            let sectors = array_sectors(chunk, &members);
+            prop_assert!(sectors <= whole && (sectors == whole || !chunk.is_power_of_two()));
         }
     }
 }

@@ -15,6 +15,8 @@ use crate::divisor::Divisor;
 pub struct Raid0 {
     chunk: Divisor,
     members: u16,
+    /// At most as many as the zones have.
+    sectors: Sectors,
     /// Ascending, side by side.
     zones: Box<[Zone]>,
 }
@@ -82,18 +84,19 @@ impl Raid0 {
     ) -> Result<Raid0, GeometryError> {
         let sectors: Vec<u64> = member_sectors.iter().map(|sectors| sectors.0).collect();
         let zones = zones(chunk_u32(chunk)?, &sectors)?;
-        device(Sectors(raid0::array_sectors(&zones)))?;
+        device(Sectors(zones.last().map_or(0, raid0::Zone::end)))?;
         let divisor = Divisor::new(chunk.0.try_into().expect("there are no zones of an empty chunk"));
         Ok(Raid0 {
             chunk: divisor,
             members: u16::try_from(sectors.len()).expect("there are no zones of so many members"),
+            sectors: Sectors(raid0::array_sectors(chunk_u32(chunk)?, &sectors)),
             zones: zones.iter().map(|zone| Zone::new(zone, chunk.0, layout)).collect(),
         })
     }
 
     #[inline]
     pub(super) fn sectors(&self) -> Sectors {
-        Sectors(self.zones[self.zones.len() - 1].end)
+        self.sectors
     }
 
     #[inline]
@@ -124,8 +127,9 @@ impl Raid0 {
 
     #[inline]
     pub(super) fn room(&self, sector: Sector) -> Sectors {
-        // Zones start at whole chunks.
-        Sectors(self.chunk.get() - self.chunk.divide(sector.0).1)
+        // Zones start at whole chunks; the array may end within one.
+        let in_chunk = self.chunk.get() - self.chunk.divide(sector.0).1;
+        Sectors(in_chunk.min(self.sectors.0.saturating_sub(sector.0)))
     }
 
     #[inline]
@@ -153,5 +157,6 @@ impl Raid0 {
         let (row, within) = self.chunk.divide(at - zone.member_start);
         let number = row * zone.count.get() + i as u64;
         Some(Sector(zone.start + number * self.chunk.get() + within))
+            .filter(|sector| sector.0 < self.sectors.0)
     }
 }
