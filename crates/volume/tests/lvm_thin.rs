@@ -103,6 +103,34 @@ fn holes_of_a_volume_with_an_external_origin_are_the_origins_and_zeros_behind_it
 }
 
 #[test]
+fn a_volume_into_which_a_snapshot_is_to_be_merged_is_what_the_snapshot_is() {
+    let lab = Lab::new();
+    let disk = disk(&lab, &TEXT);
+    let thin = |device: u64, more: &str| {
+        format!("thin_pool = \"pool\" transaction_id = 0 device_id = {device} {more}")
+    };
+    let pool = format!("metadata = \"meta\" pool = \"data\" transaction_id = 5 chunk_size = {BLOCK}");
+    let lvs = vec![
+        lv("meta", 1, HIDDEN, &[("striped", META_EXTENTS, &*linear(0, 0))]),
+        lv("data", 2, HIDDEN, &[("striped", DATA_EXTENTS, &*linear(0, META_EXTENTS))]),
+        lv("pool", 3, SEEN, &[("thin-pool", DATA_EXTENTS, &*pool)]),
+        // Device 2, which nobody has to know any more: Linux deletes it when it has merged.
+        lv("thin", 4, SEEN, &[("thin", THIN_EXTENTS, &*thin(2, ""))]),
+        lv("snap", 5, HIDDEN, &[("thin", THIN_EXTENTS, &*thin(1, "origin = \"thin\" merge = \"thin\""))]),
+    ];
+    commit(&disk, &Group { name: "vg0", id: 'g', seqno: 2, more: "", pvs: &[(0, 300)], lvs }.text());
+    let mut assembly = lab.open(&[&disk]);
+    let thin = volume(&mut assembly, "vg0/thin");
+    assert!(content(&assembly, &thin) == by_hand(|_| vec![0; 512]));
+    let report = blockwork_volume::scan(&assembly);
+    let used = |name: &str| {
+        let lv = report.groups[0].lvs.iter().find(|lv| lv.name == name).unwrap();
+        lv.usage.as_ref().unwrap().data_used
+    };
+    assert_eq!((used("thin"), used("snap")), (3 << 16, 3 << 16));
+}
+
+#[test]
 fn the_fill_of_pool_and_volume_is_in_the_report() {
     let lab = Lab::new();
     let disk = disk(&lab, &TEXT);
@@ -137,7 +165,10 @@ fn pools_on_which_lvm_and_the_metadata_do_not_agree_are_refused_with_what_to_do(
             "its superblock has blocks of 128 sectors, and the group's metadata 256",
         ),
         (Text { device: 2, ..TEXT }, "its pool pool knows no device 2"),
-        (Text { more: "merge = \"base\"", ..TEXT }, "it is to be merged into base"),
+        (
+            Text { more: "merge = \"base\"", ..TEXT },
+            "it is to be merged into base, which has its content already: serve that",
+        ),
     ] {
         let lab = Lab::new();
         let disk = disk(&lab, &text);

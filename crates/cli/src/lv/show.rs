@@ -4,7 +4,7 @@ use anyhow::{Result, bail};
 use blockwork_daemon::{GroupStatus, LvStatus, groups_at, servers};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
+use blockwork_format::lvm2::vg::LvIndex;
 use blockwork_volume::Assembly;
 use blockwork_volume::lvm::Group;
 
@@ -106,7 +106,7 @@ fn of_pool(group: &Group, vg: &VolumeGroup, lv: LvIndex) -> Option<Fullness> {
     if let Some(usage) = usage(&lv) {
         return Some(Fullness::from(usage));
     }
-    let SegmentType::Thin { pool, device_id, .. } = vg.lvs[lv.0].segments[0].kind else { return None };
+    let (pool, device_id) = vg.thin_device(lv)?;
     let usage = usage(&pool)?;
     Some(Fullness::of_thin(usage.mapped(device_id)?, usage.block_sectors, vg.lv_sectors(lv)))
 }

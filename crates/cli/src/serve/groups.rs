@@ -18,7 +18,7 @@ use blockwork_daemon::{
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::{LvIndex, SegmentType};
+use blockwork_format::lvm2::vg::LvIndex;
 use blockwork_layer::thin::{Pool, VerbError};
 use blockwork_volume::Assembly;
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
@@ -595,7 +595,7 @@ impl Shown {
         if let Some(pool) = pool_at(lv) {
             return Fullness::from(&pool.status());
         }
-        if let SegmentType::Thin { pool, device_id, .. } = self.text.lvs[lv.0].segments[0].kind {
+        if let Some((pool, device_id)) = self.text.thin_device(lv) {
             let found = pool_at(pool).zip(mapped.get(&(pool, device_id)));
             let sectors = self.text.lv_sectors(lv);
             return found.map_or_else(Fullness::default, |(pool, blocks)| {

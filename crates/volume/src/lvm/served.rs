@@ -345,9 +345,7 @@ impl Assembly {
     /// The open pool and the number in it of a thin volume.
     pub fn thin_device(&self, volume: &str) -> Option<(Arc<Pool>, u64)> {
         let (group, lv) = self.lv_named(volume)?;
-        let SegmentType::Thin { pool, device_id, .. } = group.text.lvs[lv.0].segments[0].kind else {
-            return None;
-        };
+        let (pool, device_id) = group.text.thin_device(lv)?;
         Some((group.thin_pools.get(&pool)?.pool()?, device_id))
     }
 

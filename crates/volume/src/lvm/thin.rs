@@ -5,6 +5,9 @@
 //! trusted. A pool is opened once, when its group is assembled, and all of its volumes share what it keeps in memory.
 //!
 //! A pool that Linux wants to be checked first is only read.
+//!
+//! A volume into which a snapshot of its pool is to be merged is what the snapshot is, as for Linux, which does such a merge when it
+//! activates the volume. So what is written to it here is still there then.
 
 use std::sync::Arc;
 
@@ -150,17 +153,18 @@ impl Volume {
         sectors: Sectors,
         alone: bool,
     ) -> Built {
-        let SegmentType::Thin { pool, device_id, external_origin, merge, .. } = kind else {
+        let SegmentType::Thin { external_origin, merge, .. } = kind else {
             unreachable!("only thin segments come here")
         };
-        let pool_name = escape(&text.lvs[pool.0].name);
         if let Some(origin) = merge {
             let origin = escape(&text.lvs[origin.0].name);
             return Err(format!(
-                "it is to be merged into {origin}: let Linux do that, by activating {origin}"
+                "it is to be merged into {origin}, which has its content already: serve that"
             ));
         }
-        let found = assembly.graph.groups[self.group.0].thin_pools.get(pool);
+        let (pool, device_id) = text.thin_device(self.lv).expect("a thin segment has a pool");
+        let pool_name = escape(&text.lvs[pool.0].name);
+        let found = assembly.graph.groups[self.group.0].thin_pools.get(&pool);
         let opened = match found {
             Some(ThinPool { opened: Some(opened), .. }) => opened,
             Some(ThinPool { usage: Err(why), .. }) => return Err(format!("its pool {pool_name}: {why}")),
@@ -169,7 +173,7 @@ impl Volume {
         let opened = opened.clone();
         let external_origin = external_origin.map(|origin| self.part(assembly, text, origin)).transpose()?;
         let node = self.node(assembly, NodeKind::Thin, alone)?;
-        let volume = ThinVolume { node, device: *device_id, sectors, external_origin };
+        let volume = ThinVolume { node, device: device_id, sectors, external_origin };
         let found =
             assembly.thin(&opened, volume).map_err(|error| format!("its pool {pool_name}: {error}"))?;
         let (thin, unread) = found.ok_or_else(|| {

@@ -371,9 +371,10 @@ fn usage(group: &Group, lv: LvIndex) -> Option<UsageReport> {
                 metadata_percent: Some(percent(usage.metadata_used, usage.metadata_blocks)),
             })
         }
-        SegmentType::Thin { pool, device_id, .. } => {
-            let usage = of_pool(*pool)?;
-            let mapped = usage.mapped(*device_id)?;
+        SegmentType::Thin { .. } => {
+            let (pool, device_id) = group.text.thin_device(lv)?;
+            let usage = of_pool(pool)?;
+            let mapped = usage.mapped(device_id)?;
             // As LVM has it, which counts the block that the end of the volume cuts as a whole one.
             let blocks = group.text.lv_sectors(lv).div_ceil(usage.block_sectors.max(1));
             Some(UsageReport {

@@ -22,6 +22,8 @@ mod tests;
 
 pub use segment::{Area, CacheParts, Message, RaidLevel, Segment, SegmentType};
 
+use std::collections::BTreeMap;
+
 use super::{Section, Uuid};
 use crate::FormatError;
 
@@ -78,6 +80,8 @@ pub struct VolumeGroup {
     pub lvs: Vec<Lv>,
     /// A key of the text that has several values, of which the first was taken.
     pub repeated: Option<FormatError>,
+    /// Of volumes into which a thin snapshot is to be merged, that snapshot.
+    merging_thins: BTreeMap<LvIndex, LvIndex>,
 }
 
 /// Who wrote a text, when and why; as far as it says so.
@@ -231,6 +235,23 @@ impl VolumeGroup {
     /// Size of an LV, sectors.
     pub fn lv_sectors(&self, lv: LvIndex) -> u64 {
         self.lvs[lv.0].extents() * self.extent_sectors
+    }
+
+    /// The pool of a thin volume, and the number in it of what the volume holds: its own, or that of a snapshot that is to be merged
+    /// into it. Linux does such a merge by activating the origin with the snapshot's number; what had its own is never seen again.
+    pub fn thin_device(&self, lv: LvIndex) -> Option<(LvIndex, u64)> {
+        let device = |lv: LvIndex| match self.lvs[lv.0].segments[0].kind {
+            SegmentType::Thin { pool, device_id, .. } => Some((pool, device_id)),
+            _ => None,
+        };
+        let own = device(lv)?;
+        let merging = self.merging_thin(lv).and_then(device);
+        Some(merging.filter(|(pool, _)| *pool == own.0).unwrap_or(own))
+    }
+
+    /// The thin snapshot that is to be merged into a volume.
+    pub fn merging_thin(&self, origin: LvIndex) -> Option<LvIndex> {
+        self.merging_thins.get(&origin).copied()
     }
 
     /// The snapshots, in the order of the LVs that tie them.

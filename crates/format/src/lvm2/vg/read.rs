@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use super::segment::{self, Segment};
+use super::segment::{self, Segment, SegmentType};
 use super::{Flags, LVS_MAX, Lv, LvIndex, NAME_MAX, Origin, PVS_MAX, Pv, PvIndex, VolumeGroup};
 use crate::lvm2::text::{Entry, Node, Section, Value};
 use crate::lvm2::{Uuid, text::PLACE};
@@ -41,7 +41,13 @@ pub(super) fn volume_group(tree: &Section) -> Result<VolumeGroup, FormatError> {
     }
     let pvs = vg.members("physical_volumes", PVS_MAX, pv)?;
     let names = Names { pvs: index(pvs.iter().map(|pv| &pv.name)), lvs: lv_names(vg.section) };
+    let lvs = vg.members("logical_volumes", LVS_MAX, |lv| logical_volume(lv, &names))?;
+    let merging = |(place, lv): (usize, &Lv)| match lv.segments.first()?.kind {
+        SegmentType::Thin { merge, .. } => Some((merge?, LvIndex(place))),
+        _ => None,
+    };
     Ok(VolumeGroup {
+        merging_thins: lvs.iter().enumerate().filter_map(merging).collect(),
         name: entry.key.clone(),
         id: vg.uuid("id")?,
         seqno: vg.needed_number("seqno")?,
@@ -51,7 +57,7 @@ pub(super) fn volume_group(tree: &Section) -> Result<VolumeGroup, FormatError> {
         system_id: vg.text("system_id")?,
         lock_type: vg.text("lock_type")?,
         origin,
-        lvs: vg.members("logical_volumes", LVS_MAX, |lv| logical_volume(lv, &names))?,
+        lvs,
         pvs,
         repeated: None,
     })

@@ -58,6 +58,7 @@ impl Draft {
         let mut gone = vec![lv];
         gone.extend(self.snapshot_of_store(lv).map(|snapshot| snapshot.tie));
         self.check_not_needed(lv, &gone)?;
+        self.check_no_thin_merge(lv)?;
         self.collect_parts(lv, &mut gone)?;
         if let SegmentType::Thin { pool, device_id, .. } = self.group().lvs[lv.0].segments[0].kind {
             self.leave_pool(name, pool, device_id)?;

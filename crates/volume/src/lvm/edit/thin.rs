@@ -10,6 +10,7 @@
 //! Invariants: (1) a map is new before the text that names it counts: it begins with zeros, so that whoever uses the pool first makes
 //! it; (2) a device number is never given out twice, also not to what a message is about.
 
+use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
 use blockwork_format::lvm2::{Node, Section};
 use blockwork_format::thin::{
@@ -287,6 +288,7 @@ impl Draft {
             let why = "it is being merged into its origin: let Linux finish that";
             return Err(EditError::volume(&new.origin, why));
         }
+        self.check_no_thin_merge(origin)?;
         let (pool, extents) = (self.pool_at(pool), lv.extents());
         let external_origin = external_origin.map(|lv| vg.lvs[lv.0].name.clone());
         let name = new.name.clone().unwrap_or_else(|| self.next_name("lvol"));
@@ -401,6 +403,7 @@ impl Draft {
         may_shrink: bool,
     ) -> Result<Resized, EditError> {
         let lv = self.visible(name)?;
+        self.check_no_thin_merge(lv)?;
         let (from, to) = self.new_extents(lv, resize, 1)?;
         if to < from {
             self.check_shrink(name, lv, from, to, may_shrink)?;
@@ -458,6 +461,19 @@ impl Draft {
             only_segment(lv_section(vg, name)).set("extent_count", number(extents));
             Ok(())
         })
+    }
+
+    /// A volume into which a snapshot of its pool is to be merged stays as it is until Linux has done that: its own number in the pool
+    /// is no more that of its content.
+    pub(super) fn check_no_thin_merge(&self, origin: LvIndex) -> Result<(), EditError> {
+        let vg = self.group();
+        let Some(snapshot) = vg.merging_thin(origin) else { return Ok(()) };
+        let (name, snapshot) = (&vg.lvs[origin.0].name, escape(&vg.lvs[snapshot.0].name));
+        let why = format!(
+            "its snapshot {snapshot} is to be merged into it: let Linux finish that: `lvchange -ay {}/{name}`",
+            vg.name
+        );
+        Err(EditError::volume(name, why))
     }
 
     /// Volumes of a pool that were snapshots of one that goes are of nobody now; and their pool is told.

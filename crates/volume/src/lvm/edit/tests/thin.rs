@@ -4,7 +4,7 @@ use blockwork_format::lvm2::vg::Message;
 
 use super::super::draft::lv_section;
 use super::super::resize::only_segment;
-use super::super::section::number;
+use super::super::section::{Keys, number, strings};
 use super::super::{Discards, NewThin, NewThinPool, NewThinSnapshot, Resize};
 use super::*;
 
@@ -215,4 +215,30 @@ fn what_cannot_be_is_refused() {
     draft.create_thin(&thin("one", "pool", 4)).unwrap();
     refused(draft.create_thin(&thin("one", "pool", 4)), "exists already");
     refused(draft.create_thin(&thin("two", "pool", 0)), "at least one extent");
+}
+
+#[test]
+fn a_volume_into_which_a_snapshot_is_to_be_merged_is_left_to_linux() {
+    let mut draft = group(&[100]);
+    draft.create_thin_pool(&pool("pool", Size::Extents(20))).unwrap();
+    draft.create_thin(&thin("t1", "pool", 63)).unwrap();
+    draft.create_thin_snapshot(&snapshot("t1", "before")).unwrap();
+    // As LVM 2.03.16 writes it for `lvconvert --merge` of a snapshot whose origin is open.
+    let merge = draft.change(|vg, _| {
+        let before = lv_section(vg, "before");
+        before.set("status", strings(["READ", "WRITE"]));
+        let merge = Keys::default().text("merge", "t1").done();
+        only_segment(before).entries.extend(merge.entries);
+        Ok(())
+    });
+    merge.unwrap();
+    let why = "its snapshot before is to be merged into it: let Linux finish that";
+    refused(draft.create_thin_snapshot(&snapshot("t1", "new")).map(drop), why);
+    refused(draft.resize_volume("t1", Resize::MoreExtents(1), false).map(drop), why);
+    refused(draft.remove_volume("t1"), why);
+    assert_eq!(
+        draft.group().thin_device(draft.group().lv("t1").unwrap()).unwrap().1,
+        device(&draft, "before")
+    );
+    draft.create_thin(&thin("t2", "pool", 63)).unwrap();
 }
