@@ -14,7 +14,7 @@ use crate::args::ScanArgs;
 use crate::out;
 pub(crate) use columns::lines;
 use tree::{Branches, Style};
-pub(crate) use words::size;
+pub(crate) use words::{percent, size};
 
 pub(crate) fn run(args: &ScanArgs) -> Result<()> {
     let plan = Plan {

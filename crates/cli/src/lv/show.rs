@@ -10,7 +10,7 @@ use blockwork_volume::lvm::Group;
 
 use super::args::ShowArgs;
 use crate::out;
-use crate::scan::size;
+use crate::scan::{percent, size};
 use crate::vg::status::{Fullness, of_group, snapshot_of, with_merges};
 use crate::vg::{groups, look, table};
 
@@ -113,9 +113,8 @@ fn of_pool(group: &Group, vg: &VolumeGroup, lv: LvIndex) -> Option<Fullness> {
 
 fn row(lv: &LvStatus) -> Vec<String> {
     let name = escape(&lv.name);
-    let percent = |percent: Option<f64>| percent.map(|percent| format!("{percent:.2}"));
     // Where a store has nothing to say of how full it is, why.
-    let data = percent(lv.data_percent).or_else(|| lv.status.clone());
+    let data = lv.data_percent.map(percent).or_else(|| lv.status.clone());
     let merge = lv.merge.as_ref().map(|merge| format!(", merge {merge}")).unwrap_or_default();
     vec![
         if lv.visible { name } else { format!("[{name}]") },
@@ -125,7 +124,7 @@ fn row(lv: &LvStatus) -> Vec<String> {
         lv.origin.clone().unwrap_or_default(),
         lv.pool.clone().unwrap_or_default(),
         data.unwrap_or_default(),
-        percent(lv.metadata_percent).unwrap_or_default(),
+        lv.metadata_percent.map(percent).unwrap_or_default(),
         lv.areas.join(","),
         lv.tags.iter().map(|tag| escape(tag)).collect::<Vec<_>>().join(","),
     ]

@@ -6,6 +6,12 @@ use blockwork_volume::{
     PvReport,
 };
 
+/// Percent with two places as `lvs` shows them: only nothing is 0.00, and only all of it is 100.00.
+pub(crate) fn percent(percent: f64) -> String {
+    let shown = if percent > 0.0 && percent < 100.0 { percent.clamp(0.01, 99.99) } else { percent };
+    format!("{shown:.2}")
+}
+
 /// A size as `lsblk` shows it: up to one decimal, units of 1024.
 pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "K", "M", "G", "T", "P", "E"];
@@ -195,11 +201,11 @@ pub(super) fn lv(lv: &LvReport) -> String {
         phrases.add(format!("chunk {}", size(chunk)));
     }
     if let Some(usage) = &lv.usage {
-        phrases.add(format!("data {:.2}%", usage.data_percent));
-        phrases.0.extend(usage.metadata_percent.map(|percent| format!("metadata {percent:.2}%")));
+        phrases.add(format!("data {}%", percent(usage.data_percent)));
+        phrases.0.extend(usage.metadata_percent.map(|part| format!("metadata {}%", percent(part))));
     }
     if let Some(store) = &lv.store {
-        let used = store.percent.map_or(String::new(), |percent| format!(", {percent:.2}% full"));
+        let used = store.percent.map_or(String::new(), |part| format!(", {}% full", percent(part)));
         phrases.add(format!("store {}{used}", size(store.size)));
     }
     if !lv.visible {
@@ -222,5 +228,11 @@ mod tests {
     fn sizes_read_as_in_lsblk() {
         let sizes = [0, 512, 1536, 4 << 30, 3_800 << 30, u64::MAX];
         assert_eq!(sizes.map(size), ["0B", "512B", "1.5K", "4G", "3.7T", "16E"]);
+    }
+
+    #[test]
+    fn only_nothing_is_shown_as_nothing_and_only_all_as_all() {
+        let shown = [0.0, 0.000_6, 33.333, 99.999, 100.0].map(percent);
+        assert_eq!(shown, ["0.00", "0.01", "33.33", "99.99", "100.00"]);
     }
 }

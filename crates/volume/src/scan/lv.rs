@@ -388,9 +388,10 @@ fn usage(group: &Group, lv: LvIndex) -> Option<UsageReport> {
     }
 }
 
-/// A part of a whole in percent, to two places.
+/// A part of a whole in percent, to two places; of something it is not 0, nor 100 while something is left, as LVM has it.
 fn percent(part: u64, whole: u64) -> f64 {
-    (10_000.0 * part as f64 / whole.max(1) as f64).round() / 100.0
+    let rounded = (10_000.0 * part as f64 / whole.max(1) as f64).round() / 100.0;
+    if part > 0 && part < whole { rounded.clamp(0.01, 99.99) } else { rounded }
 }
 
 /// The type as `lvs` calls it: a stripe by itself is linear.
@@ -436,5 +437,18 @@ fn layout_of(kind: &SegmentType) -> &'static [&'static str] {
         SegmentType::Error => &["error"],
         SegmentType::Zero => &["zero"],
         SegmentType::Unknown => &["unknown"],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent;
+
+    #[test]
+    fn a_little_is_not_nothing_and_nearly_all_is_not_all() {
+        // As `lvs` shows 64 KiB of 1 TiB.
+        assert_eq!(percent(1, 1 << 24), 0.01);
+        assert_eq!(percent((1 << 24) - 1, 1 << 24), 99.99);
+        assert_eq!([percent(0, 3), percent(1, 3), percent(3, 3), percent(0, 0)], [0.0, 33.33, 100.0, 0.0]);
     }
 }
