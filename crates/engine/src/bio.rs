@@ -57,7 +57,7 @@ impl Flags {
     /// What lies behind it is not going to be read: nothing is to be read ahead for it.
     pub const NO_READ_AHEAD: Flags = Flags(64);
     /// Complete only when the data is found also by who serves the volume after this process was killed. It need not be on stable storage: what
-    /// the kernel, or a server, was given is not lost by that.
+    /// the kernel, or a server, was given is not lost by that. A flush with it writes down what layers keep in memory, and flushes no leaf.
     pub const OUTLIVES: Flags = Flags(128);
 
     /// Whether all bits of `other` are set.

@@ -638,9 +638,11 @@ impl Core {
         let flushes = discards && state.span.flags.has(Flags::FUA) || state.notes.take_flush();
         if flushes && state.error.is_none() {
             state.notes.clear();
+            let asked = state.span.flags;
+            let outlives = asked.has(Flags::OUTLIVES) && !asked.has(Flags::FUA);
             state.span = Span {
                 op: Op::Flush,
-                flags: Flags::NONE,
+                flags: if outlives { Flags::OUTLIVES } else { Flags::NONE },
                 sector: Sector(0),
                 nr: Sectors::ZERO,
                 at: Sectors::ZERO,

@@ -362,7 +362,7 @@ impl<'a> Resolver<'a> {
     }
 
     /// A flush of the whole stack is to follow when the bio has succeeded, before whoever submitted it hears of that: for FUA,
-    /// where the layers below are not all that has to be durable.
+    /// where the layers below are not all that has to be durable. For [`Flags::OUTLIVES`] alone it has that flag.
     pub fn flush_after(&mut self) {
         self.notes.flush_after();
     }
@@ -436,9 +436,13 @@ impl<'a> Resolver<'a> {
         self.out.push(Extent { target: Target::Error(errno), span });
     }
 
-    /// Ends `span` on a leaf. A flush reaches each leaf once, however many ways lead there.
+    /// Ends `span` on a leaf. A flush reaches each leaf once, however many ways lead there; one by which data only is to outlive this
+    /// process reaches none, as that is so of what a leaf has taken.
     #[inline]
     pub fn leaf(&mut self, leaf: LeafId, span: Span) {
+        if span.op == Op::Flush && span.flags.has(Flags::OUTLIVES) {
+            return;
+        }
         if self.watched
             && let Some(trail) = &mut self.trail
         {

@@ -3,12 +3,23 @@
 //! Order of a commit, which a power cut at any instant survives:
 //!
 //! 1. no block is being filled any more (`fill.rs`);
-//! 2. the data device is flushed: all content that the tree leads to is on it;
-//! 3. what changed of the metadata is written, to blocks that the last committed state does not use, and flushed;
+//! 2. what changed of the metadata is written, to blocks that the last committed state does not use;
+//! 3. the data device and the metadata device are flushed, at once: all content that the new tree leads to is on the one, and the tree on
+//!    the other. Until the superblock leads there nobody finds that tree, so nothing is gained by flushing the data first, as the kernel
+//!    does; and where both are parts of one disk, it is one flush;
 //! 4. the superblock is written, with FUA;
 //! 5. bios that were resolved to blocks which became free have come to their end ([`TaskContext::quiesce`], meanwhile), and those blocks
 //!    are discarded on the data device, if that is wanted;
 //! 6. blocks that became free may be given out again.
+//!
+//! What the pool was opened with counts as committed when the metadata device has been flushed once: a server that was killed in
+//! step 4 may have left a superblock in the kernel's cache that a power cut takes back. So that comes before the first block is given out, and
+//! before the first commit.
+//!
+//! A write that is to outlive the process only (`Flags::OUTLIVES`) waits for the same commit, and not for the flush of the data device that
+//! follows one for FUA: its data is in the kernel. The flushes of steps 3 and 4 stay: without the first a power cut could leave a superblock
+//! that leads to what is not there, and without the second the blocks that the commit frees could be written over while the superblock on the
+//! disk still leads to them.
 //!
 //! A flush of a volume that has not changed since the last commit goes straight to the data device, and so does that of a write with FUA, or
 //! of whoever else has part of the disk. One of these may be the one that hears that something is lost, and that may be what other volumes
@@ -92,9 +103,33 @@ impl Pool {
         Ok(())
     }
 
+    /// Makes durable what the pool was opened with, once: whoever had it before may have been killed when the superblock was written, and
+    /// not flushed. After a power cut the one before it may be found, and what that leads to must not have been given out, or written over. With
+    /// the turn.
+    async fn adopt(&self, cx: &TaskContext) -> Result<(), Refused> {
+        if self.books().is_adopted {
+            return Ok(());
+        }
+        self.flush_metadata(cx).await?;
+        self.books().is_adopted = true;
+        Ok(())
+    }
+
+    /// The same before blocks are given out; false: it cannot be done, and the pool is read-only.
+    pub(super) async fn can_give_out(&self, cx: &TaskContext) -> bool {
+        let Err(refused) = self.adopt(cx).await else { return true };
+        let why = format!("what was committed last cannot be made durable: {refused}");
+        self.fail_metadata(&why, cx).await;
+        false
+    }
+
+    async fn flush_metadata(&self, cx: &TaskContext) -> Result<(), Refused> {
+        let flushed = io::flush(cx, self.metadata.get()).await;
+        flushed.map_err(|errno| Refused::Write { nr: 0, errno })
+    }
+
     async fn write_down(&self, cx: &TaskContext) -> Result<(), Refused> {
-        let flushed = self.flush_data(cx).await;
-        flushed.map_err(|errno| Refused::Data { errno })?;
+        self.adopt(cx).await?;
         let commit = self.edit(cx, |editor, blocks| editor.commit(blocks)).await?;
         let (freed, discarded) = {
             let mut books = self.books();
@@ -125,9 +160,11 @@ impl Pool {
             let writes = some.iter().map(|run| self.write_run(run, cx));
             io::together(writes.collect()).await.into_iter().collect::<Result<(), _>>()?;
         }
-        let metadata = self.metadata.get();
-        let flushed = io::flush(cx, metadata).await;
-        flushed.map_err(|errno| Refused::Write { nr: 0, errno })?;
+        type Flushing<'a> = Pin<Box<dyn Future<Output = Result<(), Refused>> + 'a>>;
+        let data = async { self.flush_data(cx).await.map_err(|errno| Refused::Data { errno }) };
+        // The data's error first, if both have one: by it what was not committed is dropped.
+        let both: Vec<Flushing<'_>> = vec![Box::pin(data), Box::pin(self.flush_metadata(cx))];
+        io::together(both).await.into_iter().collect::<Result<(), _>>()?;
         self.write_superblock(&commit.superblock, cx).await
     }
 

@@ -86,6 +86,8 @@ pub(super) struct Books {
     pub why_read_only: Option<String>,
     /// That it needs a check was written down.
     pub needs_check: bool,
+    /// What it was opened with is on stable storage.
+    pub is_adopted: bool,
     told: u32,
 }
 

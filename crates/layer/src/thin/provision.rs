@@ -220,7 +220,7 @@ impl Pool {
     }
 
     async fn provision(&self, wants: Vec<Want>, cx: &TaskContext) {
-        if !self.mode().allows_changes() {
+        if !self.mode().allows_changes() || !self.can_give_out(cx).await {
             wants.iter().for_each(|want| want.answer.give(Err(Errno::EIO)));
             return;
         }

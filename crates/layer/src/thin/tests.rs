@@ -335,3 +335,64 @@ fn a_write_that_waits_for_blocks_and_lacks_none_fails_after_some_rounds_and_the_
         assert!(told.contains(words), "{told}");
     }
 }
+
+/// What the devices of a pool, data and metadata, are asked to do for a write of 4 KiB to a new block: the kind, and the device.
+fn asked_for(flags: Flags) -> Vec<(String, u16)> {
+    let (world, metadata) = (World::new(1), metadata(Map::new()));
+    for sectors in [DATA_BLOCKS * 128, METADATA_BLOCKS * BLOCK_SECTORS] {
+        world.add_device(DeviceModel::hdd(Sectors(sectors)));
+    }
+    for piece in build(&contents(Map::new())).unwrap() {
+        world.preload(FileId(1), piece.offset / 512, &piece.bytes);
+    }
+    world.keep_journal();
+    let (pool, device) = pool(&metadata, CACHE_BYTES);
+    let (sectors, external_origin) = (Sectors(8 * 128), None);
+    let config =
+        ThinConfig { pool: pool.clone(), device: OpenDevice(device.clone()), sectors, external_origin };
+    let top: Arc<dyn Layer> = Arc::new(Thin::new(NodeId(2), config));
+    let leaves =
+        [0u16, 1].map(|n| -> (NodeId, Arc<dyn LeafSource>) { (NodeId(n), world.source(FileId(n.into()))) });
+    let volumes = Arc::new([Volume::new("thin", top.clone(), false)]);
+    let config = WorkerConfig::new(volumes, Arc::new(leaves), Arc::new(CounterTable::new(3)));
+    let mut worker = Worker::new(world.env(), config);
+    let (handle, own) = (worker.handle(), world.clone());
+    let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let told = asked.clone();
+    worker.spawn(move |cx| async move {
+        let data = Segments::from_iter([Segment::new(cx.pool().get(4096), 0, 4096)]);
+        assert_eq!(cx.bio(&top, Bio::with_data(Op::Write, flags, Sector(8), data)).await.0, Ok(()));
+        if flags.has(Flags::FUA) || flags.has(Flags::OUTLIVES) {
+            assert!(pool.is_durable(&device), "it is not committed");
+        }
+        *told.lock().unwrap() = own.journal();
+        handle.stop();
+    });
+    assert_eq!(worker.run(), Ok(()));
+    let journal = std::mem::take(&mut *asked.lock().unwrap());
+    let of_line = |line: &String| {
+        let words: Vec<_> = line.split(' ').collect();
+        let at = words.iter().position(|word| *word == "start")?;
+        Some((words[at + 1].to_owned(), words[2].parse().ok()?))
+    };
+    journal.iter().filter_map(of_line).collect()
+}
+
+#[test]
+fn a_write_that_is_to_outlive_the_process_flushes_the_data_once_and_one_with_fua_once_more() {
+    let flushes = |flags| {
+        let asked = asked_for(flags);
+        asked.iter().filter(|(kind, device)| kind == "Sync" && *device == 0).count()
+    };
+    let counts = [Flags::NONE, Flags::OUTLIVES, Flags::FUA, Flags::OUTLIVES.with(Flags::FUA)].map(flushes);
+    // The disk has no FUA: the write's own flush comes first.
+    assert_eq!(counts, [0, 1, 3, 3]);
+}
+
+#[test]
+fn what_a_pool_was_opened_with_is_flushed_before_anything_is_given_out() {
+    let asked = asked_for(Flags::NONE);
+    let first = asked.iter().position(|(kind, device)| kind == "Sync" && *device == 1);
+    let write = asked.iter().position(|(kind, _)| kind != "Sync" && kind != "Read");
+    assert!(first.is_some() && first < write, "{asked:?}");
+}

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //!   operation ── Missing(nr) ──▶ read block nr, ask again
-//!   commit ──▶ flush the data device ──▶ write the blocks ──▶ flush ──▶ write the superblock, FUA ──▶ committed
+//!   commit ──▶ write the blocks ──▶ flush the data device and the metadata device ──▶ write the superblock, FUA ──▶ committed
 //! ```
 //!
 //! Invariants:
