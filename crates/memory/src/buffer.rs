@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::granted::GrantedPages;
 use crate::mapping::Mapping;
+use crate::near;
 use crate::pool::Shelf;
 use crate::slab::{SLAB_BYTES, Slab};
 
@@ -160,6 +161,13 @@ impl Buffer {
         if end.is_none_or(|end| end > self.len()) {
             outside(offset, len, self.len());
         }
+    }
+
+    /// Has the processor fetch what is at `offset`, if that is in the buffer, to be looked at soon, or written. See [`crate::bring_near`].
+    #[inline]
+    pub fn bring_near(&self, offset: usize, to_write: bool) {
+        let at = self.as_ptr().wrapping_add(offset);
+        if to_write { near::fetch_to_write(at) } else { near::fetch(at) }
     }
 
     /// Copies `bytes` into the buffer at `offset`.

@@ -321,6 +321,12 @@ impl GuestMemory {
         self.buffer(range).write_at(range.offset(), bytes);
     }
 
+    /// Has the processor fetch the beginning of a range, as [`Buffer::bring_near`] does.
+    #[inline]
+    pub fn bring_near(&self, range: GuestRange, to_write: bool) {
+        self.buffer(range).bring_near(range.offset(), to_write);
+    }
+
     /// The guest's address of a range.
     pub fn address(&self, range: GuestRange) -> u64 {
         self.windows[range.window()].guest + range.offset() as u64

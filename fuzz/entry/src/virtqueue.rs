@@ -197,6 +197,7 @@ impl Driven {
             let waiting = self.ring.waiting();
             assert_eq!(waiting > 0, self.ring.has_more());
             assert!(waiting <= self.size as usize);
+            assert!(self.ring.bring_near(&self.guest) <= waiting);
             self.ring.next(&self.guest, &mut chain)?
         };
         if !took {

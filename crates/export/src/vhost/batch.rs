@@ -15,6 +15,10 @@
 //! without, of one that puts in a request for each answer 1.9, 1.0, 1.0 times; near, one goes ten times as fast, since its driver does not
 //! sleep at all, and 16 0.9 and 1.5 times.
 //!
+//! How far apart they are is measured: to let the driver see a batch takes longer where the line that says so has to come back from far away. There
+//! also what is looked at first of a request is fetched before it is taken (`ring/near.rs`), and of a driver with 192 to 383 under way batches are as
+//! large as beyond that, which is 1.2 times as fast; with 65 to 191 that makes no difference, and with fewer it is slower.
+//!
 //! A driver that looks by itself, as it shows by not wanting to be called for a while, need not be kept awake, and each batch is a line of memory
 //! that goes over to it and back: it has batches of a quarter of what it has under way. With 64 and 128 of them, 13 million are
 //! done in a second, where batches as for those that sleep give 11; far apart 6.5, where those give 3 and 4.4.
@@ -42,6 +46,7 @@
 //! To call a driver that sleeps later than its answers can be seen, after 64 of them, gains a
 //! twentieth with 512 and more under way, and loses as much with fewer.
 
+use blockwork_engine::Nanos;
 use blockwork_uring::BackOff;
 
 /// Requests in a turn, at most: other rings of the worker wait for that.
@@ -51,8 +56,20 @@ pub(super) const TURN: usize = 32;
 const BATCHES: [(usize, usize); 3] = [(64, 2), (191, 4), (383, 8)];
 /// A driver that wanted no call for so many batches looks by itself.
 const LOOKS_AFTER: u32 = 64;
-/// Of such a one, a batch is this share of what it has under way, and two at least.
+/// Of such a one, a batch is this share of what it has under way, and two at least; likewise of one that is far away.
 const LOOKED_FOR: usize = 4;
+/// How long it takes to let a driver see a batch is measured at one of so many.
+const TIMED_IN: u32 = 64;
+/// Near, it takes up to 20 ns, seldom more than 40; far, half of the batches take 110 to 130.
+const LONG: Nanos = Nanos(55);
+/// The last so many that were timed say whether the processors are far apart.
+const LATELY: u32 = 32;
+/// A share of them, as [`Batches::long`] has it.
+const ALL: u32 = 1024;
+/// They are, where more than this took long: near one of ten does.
+const FAR: u32 = ALL / 5;
+/// There, a driver with more than this under way has batches as if it looked by itself.
+const FEW: usize = 191;
 /// Looks at a ring whose driver is about to bring more, at most: one or two microseconds.
 pub(super) const LINGER: usize = 64;
 /// That is tried at one of so many rests, at least.
@@ -75,6 +92,10 @@ pub(super) struct Batches {
     sleeps: bool,
     /// Batches since it wanted to be called last.
     uncalled: u32,
+    /// Batches since one was timed.
+    untimed: u32,
+    /// The share of the batches timed lately that took long, of [`ALL`].
+    long: u32,
     /// Whether to look at the empty ring for a moment, before the worker turns to others.
     pub(super) lingers: BackOff<LINGERS_IN>,
 }
@@ -93,13 +114,39 @@ impl Batches {
         !std::mem::replace(&mut self.rested, true) && self.at_once && self.sleeps
     }
 
-    /// The driver can see answers, and wanted to be called for that, or not.
+    /// Lets the driver see answers, by `publish`, which tells whether it wants to be called for that, as this does. Some are timed by `clock`.
     #[inline]
-    pub(super) fn published(&mut self, wanted: bool) {
+    pub(super) fn publish(&mut self, publish: impl FnOnce() -> bool, clock: impl Fn() -> Nanos) -> bool {
+        self.untimed += 1;
+        let wanted = if self.untimed < TIMED_IN {
+            publish()
+        } else {
+            let begun = clock();
+            let wanted = publish();
+            let ended = clock();
+            // Reading it takes as long as what is measured, or, where it is a system call, much longer.
+            let reading = clock().since(ended);
+            self.took_for(Nanos(ended.since(begun).0.saturating_sub(reading.0)));
+            wanted
+        };
         if std::mem::take(&mut self.unseen) {
             self.sleeps = wanted;
         }
         self.uncalled = if wanted { 0 } else { self.uncalled.saturating_add(1) };
+        wanted
+    }
+
+    /// It took so long to let the driver see a batch.
+    #[cold]
+    fn took_for(&mut self, time: Nanos) {
+        self.untimed = 0;
+        let it = if time > LONG { ALL / LATELY } else { 0 };
+        self.long = self.long - self.long / LATELY + it;
+    }
+
+    /// The driver's processor is far away.
+    pub(super) fn is_far(&self) -> bool {
+        self.long > FAR
     }
 
     /// Requests in the next one, at most, where so many wait, which is asked only where it matters.
@@ -111,7 +158,9 @@ impl Batches {
         self.depth = waiting().max(self.depth - self.depth / FORGOTTEN);
         match BATCHES.iter().find(|(most, _)| self.depth <= *most) {
             Some(_) if self.rested => 1,
-            Some(_) if self.uncalled >= LOOKS_AFTER => (self.depth / LOOKED_FOR).clamp(2, TURN),
+            Some(_) if self.uncalled >= LOOKS_AFTER || self.is_far() && self.depth > FEW => {
+                (self.depth / LOOKED_FOR).clamp(2, TURN)
+            }
             Some((_, batch)) => *batch,
             None => TURN,
         }
@@ -148,7 +197,7 @@ mod tests {
     fn who_looks_by_itself_has_larger_batches_until_it_wants_to_be_called() {
         let mut batches = of(true);
         let mut after = |wanted: bool, waiting| {
-            batches.published(wanted);
+            batches.publish(|| wanted, Nanos::default);
             batches.size(|| waiting)
         };
         let sizes: Vec<_> = (0..LOOKS_AFTER).map(|_| after(false, 64)).collect();
@@ -162,6 +211,52 @@ mod tests {
         assert_eq!(sizes, [2, 2, 4, 32, 32, 32]);
     }
 
+    /// Lets `batches` more be seen, each of which takes as long as `cost` says, by a clock that takes a microsecond to read.
+    fn publish(batches: &mut Batches, count: u32, mut cost: impl FnMut() -> u64) {
+        let now = std::cell::Cell::new(0);
+        let pass = |ns| {
+            now.set(now.get() + ns);
+            now.get()
+        };
+        for _ in 0..count {
+            let publish = || pass(cost()) > 0;
+            batches.publish(publish, || Nanos(pass(1_000)));
+        }
+    }
+
+    #[test]
+    fn where_the_processors_are_far_apart_who_has_many_under_way_has_larger_batches() {
+        let mut batches = of(true);
+        let sizes = |batches: &mut Batches| {
+            [383, 192, 191, 64].map(|waiting| {
+                batches.depth = 0;
+                batches.size(|| waiting)
+            })
+        };
+        let (near, far) = ([8, 8, 4, 2], [32, 32, 4, 2]);
+        publish(&mut batches, 100 * TIMED_IN, || 40);
+        assert_eq!(sizes(&mut batches), near);
+        publish(&mut batches, TIMED_IN, || 1_000_000);
+        assert_eq!(sizes(&mut batches), near, "one was interrupted");
+        publish(&mut batches, 30 * TIMED_IN, || 140);
+        assert_eq!(sizes(&mut batches), far);
+        let mut times = [140, 30, 30].into_iter().cycle();
+        publish(&mut batches, 1000 * TIMED_IN, || times.next().expect("they come again"));
+        assert_eq!(sizes(&mut batches), far, "many take long");
+        let mut times = [30; 10].into_iter().chain([140]).cycle();
+        publish(&mut batches, 1000 * TIMED_IN, || times.next().expect("they come again"));
+        assert_eq!(sizes(&mut batches), near, "few do");
+    }
+
+    #[test]
+    fn one_batch_of_many_is_timed() {
+        let (mut batches, looks) = (of(true), std::cell::Cell::new(0));
+        for _ in 0..10 * TIMED_IN {
+            batches.publish(|| false, || Nanos(looks.replace(looks.get() + 1)));
+        }
+        assert_eq!(looks.get(), 30);
+    }
+
     #[test]
     fn who_slept_through_the_first_answer_is_called_before_the_next_one() {
         let mut batches = of(true);
@@ -169,7 +264,9 @@ mod tests {
             let early = batches.rested();
             assert!(!batches.rested(), "once");
             batches.took(true);
-            wanted.iter().for_each(|wanted| batches.published(*wanted));
+            for wanted in wanted {
+                assert_eq!(batches.publish(|| wanted, Nanos::default), wanted);
+            }
             early
         };
         assert!(!first_answer([true, false]), "nothing is known yet");

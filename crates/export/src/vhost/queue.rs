@@ -145,6 +145,8 @@ pub(super) struct QueuePort {
     stats: Arc<RingStats>,
     presence: Presence,
     batches: Batches,
+    /// Of so many of the requests that are taken next, the processor has been told to fetch what is looked at first.
+    near: usize,
     /// The ring was full by what was taken last.
     filled: bool,
     /// The driver was called, and nothing was taken since.
@@ -193,6 +195,7 @@ impl QueuePort {
             stats: parts.stats,
             presence: parts.presence,
             batches: Batches::default(),
+            near: 0,
             filled: false,
             called: false,
             answers: 0,
@@ -277,8 +280,7 @@ impl QueuePort {
             return;
         }
         let Some(ring) = &mut self.ring else { return };
-        let wanted = ring.publish();
-        self.batches.published(wanted);
+        let wanted = self.batches.publish(|| ring.publish(), blockwork_uring::clock);
         self.log.iter().for_each(DirtyLog::ring);
         let is_full = ring.is_full();
         let answers = std::mem::take(&mut self.answers);
@@ -335,7 +337,11 @@ impl QueuePort {
         let most = self.batches.size(|| self.ring.as_ref().map_or(0, Ring::waiting)).min(room);
         let mut taken = 0;
         let mut was_last = false;
+        let is_far = self.batches.is_far();
         while taken < most && !self.takes_no_more() {
+            if is_far {
+                self.bring_near();
+            }
             match self.take_one(cx) {
                 Ok(true) => taken += 1,
                 Ok(false) if taken > 0 => {
@@ -362,6 +368,14 @@ impl QueuePort {
             cx.ring_is_full(self.volume, &self.stats);
         }
         if was_last { Taken::Last(taken) } else { Taken::Some(taken) }
+    }
+
+    /// The next request is taken, for which the driver's processor is far away.
+    fn bring_near(&mut self) {
+        if self.near == 0 {
+            self.near = self.ring.as_ref().map_or(0, |ring| ring.bring_near(&self.memory));
+        }
+        self.near = self.near.saturating_sub(1);
     }
 
     /// Whether there is more to take, now that all that was taken is answered, or the driver brings more within a moment: it works on

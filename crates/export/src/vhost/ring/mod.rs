@@ -12,6 +12,7 @@
 //! 5. After an error the ring is not looked at any more ([`RingError`] says what was wrong); what is in flight is still
 //!    answered.
 
+mod near;
 mod packed;
 mod split;
 
@@ -25,6 +26,7 @@ use blockwork_memory::{
 };
 
 use super::marks::Marks;
+use near::NEAR;
 use packed::PackedRing;
 pub(crate) use packed::Position;
 use split::SplitRing;
@@ -327,6 +329,16 @@ impl Ring {
         }
     }
 
+    /// Has the processor fetch what is looked at first of the next requests, of [`NEAR`] at most. Tells of how many.
+    #[cold]
+    pub fn bring_near(&self, memory: &GuestMemory) -> usize {
+        let found = |ends| near::bring_near(memory, ends);
+        match self {
+            Ring::Split(ring) => ring.ends(memory, NEAR, found),
+            Ring::Packed(ring) => ring.ends(memory, NEAR, found),
+        }
+    }
+
     /// Lets the driver see what was completed, and tells whether it wants to be called.
     #[inline]
     pub fn publish(&mut self) -> bool {
@@ -612,6 +624,73 @@ mod tests {
             let about = ring_where_wait(true, base, requests).waiting();
             assert!((exactly.div_ceil(2)..=exactly).contains(&about), "{about} of {requests} from {base}");
             assert!(about == exactly || !exactly.is_power_of_two(), "{about} of {requests} from {base}");
+        }
+    }
+
+    /// Requests in a ring of `guest`'s, from its end on: one of three descriptors, one of a table at `0x400`, one of a table that is not there, one of a
+    /// single descriptor, one of four, another single one.
+    fn ring_of_all_kinds(layout: &GuestLayout, memory: &Buffer, is_packed: bool) -> Ring {
+        let put = |at: usize, address: u64, len: u32, flags: u16, next: u16| {
+            let marked =
+                if at == usize::from(SIZE - 1) { descriptor_flag::AVAIL } else { descriptor_flag::USED };
+            let bytes = if is_packed && at < usize::from(SIZE) {
+                PackedDescriptor { address, len, id: 0, flags: flags | marked }.encode()
+            } else {
+                Descriptor { address, len, flags, next }.encode()
+            };
+            memory.write_at(at * DESCRIPTOR_BYTES, &bytes);
+        };
+        let (next, indirect) = (descriptor_flag::NEXT, descriptor_flag::INDIRECT);
+        put(63, MEMORY + 0x100, 16, next, 0);
+        put(0, MEMORY + 0x200, 64, next, 1);
+        put(1, MEMORY + 0x300, 1, 0, 0);
+        put(2, MEMORY + 0x400, 64, indirect, 0);
+        [0xf00, 0xf10, 0xf20, 0xf30]
+            .into_iter()
+            .zip(64..)
+            .for_each(|(to, at)| put(at, MEMORY + to, 9, next, 1));
+        put(3, 0x400, 64, indirect, 0);
+        put(4, MEMORY + 0xfff, 1, 0, 0);
+        [5, 6, 7].into_iter().for_each(|at| put(at, MEMORY + 0x100 * at as u64, 1, next, at as u16 + 1));
+        put(8, MEMORY + 0x800, 1, 0, 0);
+        put(9, MEMORY + 0x900, 1, 0, 0);
+        if is_packed {
+            return ring(layout, true, SIZE - 1);
+        }
+        for (nth, head) in [63, 2, 3, 4, 5, 9].into_iter().enumerate() {
+            let index = (usize::from(SIZE) - 1 + nth) % usize::from(SIZE);
+            memory.store_u16(usize::from(AVAILABLE) + split::ENTRIES + 2 * index, head, Ordering::Relaxed);
+        }
+        memory.store_u16(usize::from(AVAILABLE) + split::INDEX, 5, Ordering::Relaxed);
+        ring(layout, false, u16::MAX)
+    }
+
+    #[test]
+    fn what_is_looked_at_first_is_found_however_requests_are_described() {
+        for is_packed in [false, true] {
+            let (layout, memory) = guest();
+            let view = GuestMemory::new(&layout);
+            let ring = ring_of_all_kinds(&layout, &memory, is_packed);
+            let found = |most| {
+                let mut found = Vec::new();
+                let add = |ends: near::Ends| found.push(ends.map(|address| address - MEMORY));
+                let count = match &ring {
+                    Ring::Split(ring) => ring.ends(&view, most, add),
+                    Ring::Packed(ring) => ring.ends(&view, most, add),
+                };
+                found.sort_unstable();
+                (count, found)
+            };
+            let three = [[0x100, 0x300], [0xf00, 0xf30], [0xfff, 0xfff]];
+            assert_eq!(found(4), (4, three.to_vec()), "packed: {is_packed}");
+            assert_eq!(found(2), (2, three[..2].to_vec()), "packed: {is_packed}");
+            assert_eq!(found(1), (1, three[..1].to_vec()), "packed: {is_packed}");
+            let (long, last) = ([0x500, 0x700], [0x900, 0x900]);
+            let (count, all) = found(usize::MAX);
+            assert!(all.contains(&long), "packed: {is_packed}, {all:x?}");
+            // Behind that one, a packed ring's next is not known yet.
+            assert_eq!((count, all.contains(&last)), if is_packed { (5, false) } else { (6, true) });
+            assert_eq!(ring.bring_near(&view), count);
         }
     }
 }

@@ -8,6 +8,7 @@ use blockwork_format::virtio::{
 };
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
+use super::near::{Ends, Tables, USUAL};
 use super::{Chain, Head, INDIRECT_MAX, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::cut::stored;
 use crate::vhost::marks::{Marks, PackedLeft};
@@ -221,6 +222,39 @@ impl PackedRing {
             }
         }
         Ok(())
+    }
+
+    /// Where the next `most` requests begin and end. Tells how many it has looked at.
+    pub(super) fn ends(&self, memory: &GuestMemory, most: usize, mut found: impl FnMut(Ends)) -> usize {
+        let mut tables = Tables::default();
+        let (mut at, mut left, mut count) = (self.next, self.size - self.in_flight, 0);
+        let read = |at: &mut Position, left: &mut u16| {
+            let read = PackedDescriptor::decode(&descriptor(&self.descriptors, at.index.into()));
+            at.advance(1, self.size);
+            *left -= 1;
+            read
+        };
+        while count < most && left > 0 && self.is_available(at) {
+            count += 1;
+            let first = read(&mut at, &mut left);
+            if is(first.flags, descriptor_flag::INDIRECT) {
+                tables.add(memory, first.address, first.len);
+                continue;
+            }
+            let mut last = first;
+            for _ in 1..USUAL {
+                if is(last.flags, descriptor_flag::NEXT) && left > 0 {
+                    last = read(&mut at, &mut left);
+                }
+            }
+            found([first.address, last.address]);
+            if is(last.flags, descriptor_flag::NEXT) {
+                // Where the next one begins is behind the end of this.
+                break;
+            }
+        }
+        tables.ends(memory, found);
+        count
     }
 
     pub(super) fn is_full(&self) -> bool {

@@ -8,6 +8,7 @@ use blockwork_format::virtio::{
 };
 use blockwork_memory::{Buffer, GuestLayout, GuestMemory};
 
+use super::near::{Ends, Tables, USUAL};
 use super::{Chain, Head, INDIRECT_MAX, RingError, RingPlace, Table, area, descriptor, full_fence};
 use crate::vhost::cut::stored;
 use crate::vhost::marks::Marks;
@@ -152,6 +153,32 @@ impl SplitRing {
         self.in_flight += usize::from(count);
         self.last = count;
         Ok(())
+    }
+
+    /// Where the next `most` requests begin and end, of those that wait. Tells how many it has looked at.
+    pub(super) fn ends(&self, memory: &GuestMemory, most: usize, mut found: impl FnMut(Ends)) -> usize {
+        let mut tables = Tables::default();
+        let most = most.min(self.waiting().into());
+        for (count, nth) in (0..most).zip(0..) {
+            let head = self.available(self.next.wrapping_add(nth));
+            if head >= self.size {
+                return count;
+            }
+            let first = Descriptor::decode(&descriptor(&self.descriptors, head.into()));
+            if first.has(descriptor_flag::INDIRECT) {
+                tables.add(memory, first.address, first.len);
+                continue;
+            }
+            let mut last = first;
+            for _ in 1..USUAL {
+                if last.has(descriptor_flag::NEXT) && last.next < self.size {
+                    last = Descriptor::decode(&descriptor(&self.descriptors, last.next.into()));
+                }
+            }
+            found([first.address, last.address]);
+        }
+        tables.ends(memory, found);
+        most
     }
 
     pub(super) fn is_full(&self) -> bool {
