@@ -329,7 +329,7 @@ impl Ring {
         }
     }
 
-    /// Has the processor fetch what is looked at first of the next requests, of [`NEAR`] at most. Tells of how many.
+    /// Has the processor fetch what is looked at first of the next requests, of 16 at most. Tells of how many.
     #[cold]
     pub fn bring_near(&self, memory: &GuestMemory) -> usize {
         let found = |ends| near::bring_near(memory, ends);
