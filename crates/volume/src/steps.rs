@@ -1,7 +1,8 @@
 //! Writes that change what devices are, in an order that a power cut cannot break.
 //!
 //! Every write of a [`Step`] is durable before the first of the next step begins; within a step they may be done in any order.
-//! Which order is safe is for whoever makes the steps to know.
+//! Which order is safe is for whoever makes the steps to know. What they rely on is what was read, which whoever was there before may have
+//! written a moment ago and been killed before it was flushed: so that is durable before the first step begins.
 
 use std::sync::Arc;
 
@@ -57,12 +58,15 @@ pub struct StepError {
 ///
 /// # Errors
 ///
-/// The first write that failed.
+/// The first write or flush that failed.
 ///
 /// # Panics
 ///
 /// A write that is not whole sectors.
 pub async fn carry_out(steps: Vec<Step>, targets: &[Target], cx: &TaskContext) -> Result<(), StepError> {
+    for (target, _) in targets.iter().zip(0..).filter(|(_, device)| is_written(&steps, *device)) {
+        flush(cx, target, "what is there already").await?;
+    }
     for Step { what, writes } in steps {
         let mut counts = vec![0; targets.len()];
         writes.iter().for_each(|write| counts[write.device] += requests(&write.piece));
@@ -74,11 +78,19 @@ pub async fn carry_out(steps: Vec<Step>, targets: &[Target], cx: &TaskContext) -
             write(cx, &target.layer, piece, flags).await.map_err(failed)?;
         }
         for (target, _) in targets.iter().zip(counts).filter(|(_, count)| *count > 1) {
-            let result = cx.bio(&target.layer, Bio::flush()).await.0;
-            result.map_err(|errno| failed(target, what, 0, errno))?;
+            flush(cx, target, what).await?;
         }
     }
     Ok(())
+}
+
+fn is_written(steps: &[Step], device: usize) -> bool {
+    steps.iter().flat_map(|step| &step.writes).any(|write| write.device == device)
+}
+
+async fn flush(cx: &TaskContext, target: &Target, what: &'static str) -> Result<(), StepError> {
+    let result = cx.bio(&target.layer, Bio::flush()).await.0;
+    result.map_err(|errno| failed(target, what, 0, errno))
 }
 
 /// Writes that a piece is.

@@ -10,7 +10,7 @@ use blockwork_volume::lvm::edit::{
     Author, Change, EditError, GroupEditor, NewSnapshot, NewVolume, REGION_DEFAULT, Resize, Shape, Size,
     StoreSize, TagChange,
 };
-use cuts::{Chance, Cut, Event, are_durable, logged};
+use cuts::{Chance, Cut, Event, are_durable, begin_with_flushes, logged};
 use lab::{Disk, Lab};
 
 /// Sectors of an extent: small ones, so that disks are.
@@ -28,7 +28,9 @@ fn author(seed: u64) -> Author {
 /// Writes a change; what happened.
 fn commit(mut editor: GroupEditor) -> Vec<Event> {
     let commit = editor.plan().unwrap();
-    logged(editor.assembly(), |cx| async move { commit.run(&cx).await.unwrap() })
+    let events = logged(editor.assembly(), |cx| async move { commit.run(&cx).await.unwrap() });
+    assert!(begin_with_flushes(&events), "what was read may not be durable");
+    events
 }
 
 fn paths(disks: &[&Disk]) -> Vec<String> {

@@ -20,7 +20,7 @@ use blockwork_volume::lvm::edit::{
 };
 use blockwork_volume::lvm::served::{message, tell, untell};
 use blockwork_volume::{Assembly, Plan};
-use cuts::{Chance, Cut, Event, are_durable, logged};
+use cuts::{Chance, Cut, Event, are_durable, begin_with_flushes, logged};
 use lab::{Disk, Lab};
 
 /// One test at a time: a program that one starts has, until it runs, the locks of the other's disks too.
@@ -157,6 +157,7 @@ impl Change {
         let without_messages = commit(&mut editor);
         drop(editor);
         assert!(!pool.is_empty());
+        assert!(begin_with_flushes(&pool), "what was read may not be durable");
         let parts = [with_messages, pool, without_messages];
         assert!(
             parts.iter().all(|part| are_durable(part)),

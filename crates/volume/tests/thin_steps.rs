@@ -13,7 +13,7 @@ use blockwork_format::{Piece, Sparse};
 use blockwork_layer::thin::DIRTY_MAX;
 use blockwork_layer::thin::check::{Report, check};
 use blockwork_volume::{Assembly, Plan, PoolChange};
-use cuts::{Chance, Cut, Event, logged};
+use cuts::{Chance, Cut, Event, begin_with_flushes, logged};
 use lab::{Disk, Lab};
 
 const BLOCK_SECTORS: u32 = 128;
@@ -65,6 +65,7 @@ impl Pool {
         let mut events = logged(&assembly, |cx| async move { commit.run(&cx).await.unwrap() });
         let first = events.iter().map(leaf).next().unwrap();
         assert!(events.iter().all(|event| leaf(event) == first), "only the metadata is written");
+        assert!(begin_with_flushes(&events), "what was read may not be durable");
         events.iter_mut().for_each(|event| {
             let (Event::Write { leaf, .. } | Event::Flush { leaf }) = event;
             *leaf = 0;

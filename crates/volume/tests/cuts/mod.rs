@@ -1,6 +1,7 @@
 //! Power cuts: what happened to disks while something was written to them, and the disks as they are if the power goes in the midst of it.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -66,6 +67,18 @@ pub fn are_durable(events: &[Event]) -> bool {
     (0..).zip(events).all(|(nth, event)| match event {
         Event::Write { leaf, is_durable, .. } => *is_durable || is_flushed(*leaf, &events[nth..]),
         Event::Flush { .. } => true,
+    })
+}
+
+/// Whether each disk is flushed before anything is written to it: what was read there may be in the kernel's cache only.
+pub fn begin_with_flushes(events: &[Event]) -> bool {
+    let mut flushed = BTreeSet::new();
+    events.iter().all(|event| match event {
+        Event::Flush { leaf } => {
+            flushed.insert(*leaf);
+            true
+        }
+        Event::Write { leaf, .. } => flushed.contains(leaf),
     })
 }
 
