@@ -59,7 +59,8 @@ impl Coarse {
 
 impl Drop for Coarse {
     fn drop(&mut self) {
-        run("umount", &[self.at.path().to_str().unwrap()]);
+        // The other test may be starting a program just now, which has our files open until it runs: both end when the last of them is closed.
+        run("umount", &["--lazy", self.at.path().to_str().unwrap()]);
         run("losetup", &["--detach", &self.device]);
     }
 }
