@@ -42,10 +42,10 @@ pub use plan::{LayerKey, LayerSetting, LeafOption, Plan, Setting, parse_setting}
 pub use scan::{
     AreaReport, ArrayReport, BitmapReport, DeviceReport, DiskReport, GroupReport, LimitsReport, LvReport,
     MdMemberReport, MemberReport, PartitionReport, PvMemberReport, PvReport, ScanReport, SegmentReport,
-    StoreReport, TableReport, UsageReport, scan,
+    StoreReport, TableReport, UsageReport, percent_as_lvs, scan,
 };
 pub use settings::Autoextend;
 pub use signature::{Signature, signature};
-pub use steps::{Step, StepError, Target, Write, carry_out};
+pub use steps::{Step, StepError, Target, Write, carry_out, settle};
 pub use thin::{PoolChange, PoolCommit, PoolCommitError, PoolEditError};
 pub use volumes::Chosen;

@@ -2,8 +2,9 @@
 //!
 //! Every write of a [`Step`] is durable before the first of the next step begins; within a step they may be done in any order.
 //! Which order is safe is for whoever makes the steps to know. What they rely on is what was read, which whoever was there before may have
-//! written a moment ago and been killed before it was flushed: so that is durable before the first step begins.
+//! written a moment ago and been killed before it was flushed: so a change begins with [`settle`].
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use blockwork_engine::{Bio, Errno, Flags, Layer, Op, SECTOR, Sector, Sectors, TaskContext};
@@ -64,9 +65,6 @@ pub struct StepError {
 ///
 /// A write that is not whole sectors.
 pub async fn carry_out(steps: Vec<Step>, targets: &[Target], cx: &TaskContext) -> Result<(), StepError> {
-    for (target, _) in targets.iter().zip(0..).filter(|(_, device)| is_written(&steps, *device)) {
-        flush(cx, target, "what is there already").await?;
-    }
     for Step { what, writes } in steps {
         let mut counts = vec![0; targets.len()];
         writes.iter().for_each(|write| counts[write.device] += requests(&write.piece));
@@ -84,8 +82,22 @@ pub async fn carry_out(steps: Vec<Step>, targets: &[Target], cx: &TaskContext) -
     Ok(())
 }
 
-fn is_written(steps: &[Step], device: usize) -> bool {
-    steps.iter().flat_map(|step| &step.writes).any(|write| write.device == device)
+/// Makes durable what is there already, where a change is going to write, which has all of these steps.
+///
+/// # Errors
+///
+/// The first flush that failed.
+pub async fn settle<'a>(
+    steps: impl IntoIterator<Item = &'a Step>,
+    targets: &[Target],
+    cx: &TaskContext,
+) -> Result<(), StepError> {
+    let writes = steps.into_iter().flat_map(|step| &step.writes);
+    let written: BTreeSet<_> = writes.map(|write| write.device).collect();
+    for device in written {
+        flush(cx, &targets[device], "what is there already").await?;
+    }
+    Ok(())
 }
 
 async fn flush(cx: &TaskContext, target: &Target, what: &'static str) -> Result<(), StepError> {

@@ -11,7 +11,7 @@ use blockwork_format::md::create::{BitmapChoice, NewArray, NewDevice, Shape};
 use blockwork_format::md::v1::Minor;
 use blockwork_format::md::{SetName, Time, Uuid};
 use blockwork_volume::md::{CreateRequest, Creation};
-use cuts::{Event, logged};
+use cuts::{Event, begin_with_flushes, logged};
 use lab::{Disk, Lab};
 
 const SECTORS: u64 = 8 << 11;
@@ -87,6 +87,7 @@ fn neither_mdadm_nor_blkid_ever_sees_what_is_older_than_what_they_saw() {
         let creation = Creation::prepare(&request).unwrap();
         let writing = creation.writing();
         let events = logged(creation.assembly(), |cx| async move { writing.carry_out(&cx).await.unwrap() });
+        assert!(begin_with_flushes(&events), "what was found may not be durable");
         drop(creation);
         disk.write(0, &before);
         // blkid takes the first that it finds, mdadm the newest.

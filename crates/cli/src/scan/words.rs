@@ -3,13 +3,12 @@
 use blockwork_format::escape;
 use blockwork_volume::{
     ArrayReport, DeviceReport, GroupReport, LvReport, MdMemberReport, PartitionReport, PvMemberReport,
-    PvReport,
+    PvReport, percent_as_lvs,
 };
 
-/// Percent with two places as `lvs` shows them: only nothing is 0.00, and only all of it is 100.00.
+/// Percent as `lvs` shows them.
 pub(crate) fn percent(percent: f64) -> String {
-    let shown = if percent > 0.0 && percent < 100.0 { percent.clamp(0.01, 99.99) } else { percent };
-    format!("{shown:.2}")
+    format!("{:.2}", percent_as_lvs(percent))
 }
 
 /// A size as `lsblk` shows it: up to one decimal, units of 1024.

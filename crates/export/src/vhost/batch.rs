@@ -60,13 +60,13 @@ const LOOKS_AFTER: u32 = 64;
 const LOOKED_FOR: usize = 4;
 /// How long it takes to let a driver see a batch is measured at one of so many.
 const TIMED_IN: u32 = 64;
-/// Near, it takes up to 20 ns, seldom more than 40; far, half of the batches take 110 to 130.
+/// With the 20 ns in it that reading the clock takes, it is 20 to 40 ns near, seldom more than 60; far, 130 to 150 for half of the batches. Without:
 const LONG: Nanos = Nanos(55);
 /// The last so many that were timed say whether the processors are far apart.
 const LATELY: u32 = 32;
 /// A share of them, as [`Batches::long`] has it.
 const ALL: u32 = 1024;
-/// They are, where more than this took long: near one of ten does.
+/// They are, where more than this took long: near, fewer than one of ten do.
 const FAR: u32 = ALL / 5;
 /// There, a driver with more than this under way has batches as if it looked by itself.
 const FEW: usize = 191;

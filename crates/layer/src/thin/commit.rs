@@ -55,6 +55,9 @@ const COMMIT_PERIOD: Nanos = Nanos::secs(1);
 const RUN_MAX: usize = 256;
 const RUNS_MAX: usize = 8;
 
+/// Part of a commit, to be done beside another.
+type Step<'a> = Pin<Box<dyn Future<Output = Result<(), Refused>> + 'a>>;
+
 impl Pool {
     /// Waits until everything up to a transaction is durable.
     pub(super) async fn make_durable(&self, cx: &TaskContext, transaction: u64) -> Result<(), Errno> {
@@ -141,7 +144,6 @@ impl Pool {
             }
             Ok(())
         };
-        type Step<'a> = Pin<Box<dyn Future<Output = Result<(), Refused>> + 'a>>;
         let steps: Vec<Step<'_>> = vec![Box::pin(self.write_blocks(&commit, cx)), Box::pin(quiet)];
         io::together(steps).await.into_iter().collect::<Result<(), _>>()?;
         for range in discarded {
@@ -160,10 +162,9 @@ impl Pool {
             let writes = some.iter().map(|run| self.write_run(run, cx));
             io::together(writes.collect()).await.into_iter().collect::<Result<(), _>>()?;
         }
-        type Flushing<'a> = Pin<Box<dyn Future<Output = Result<(), Refused>> + 'a>>;
         let data = async { self.flush_data(cx).await.map_err(|errno| Refused::Data { errno }) };
         // The data's error first, if both have one: by it what was not committed is dropped.
-        let both: Vec<Flushing<'_>> = vec![Box::pin(data), Box::pin(self.flush_metadata(cx))];
+        let both: Vec<Step<'_>> = vec![Box::pin(data), Box::pin(self.flush_metadata(cx))];
         io::together(both).await.into_iter().collect::<Result<(), _>>()?;
         self.write_superblock(&commit.superblock, cx).await
     }

@@ -23,7 +23,7 @@ use crate::graph::{DeviceId, DeviceKind};
 use crate::held::held;
 use crate::newcomer::{identity, partition_of};
 use crate::plan::Plan;
-use crate::steps::{Step, StepError, Target, Write, carry_out};
+use crate::steps::{Step, StepError, Target, Write, carry_out, settle};
 
 /// Stands for a disk that is to come.
 pub const MISSING: &str = "missing";
@@ -73,6 +73,7 @@ impl Writing {
     ///
     /// A write that failed: what there is then is not an array.
     pub async fn carry_out(self, cx: &TaskContext) -> Result<(), StepError> {
+        settle(&self.steps, &self.targets, cx).await?;
         carry_out(self.steps, &self.targets, cx).await
     }
 }

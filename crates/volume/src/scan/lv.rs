@@ -388,10 +388,15 @@ fn usage(group: &Group, lv: LvIndex) -> Option<UsageReport> {
     }
 }
 
-/// A part of a whole in percent, to two places; of something it is not 0, nor 100 while something is left, as LVM has it.
+/// A part of a whole in percent, as LVM has it.
 fn percent(part: u64, whole: u64) -> f64 {
-    let rounded = (10_000.0 * part as f64 / whole.max(1) as f64).round() / 100.0;
-    if part > 0 && part < whole { rounded.clamp(0.01, 99.99) } else { rounded }
+    percent_as_lvs(100.0 * part as f64 / whole.max(1) as f64)
+}
+
+/// Percent as `lvs` shows them, to two places: only nothing is 0, and only all of it 100.
+pub fn percent_as_lvs(percent: f64) -> f64 {
+    let rounded = (100.0 * percent).round() / 100.0;
+    if percent > 0.0 && percent < 100.0 { rounded.clamp(0.01, 99.99) } else { rounded }
 }
 
 /// The type as `lvs` calls it: a stripe by itself is linear.

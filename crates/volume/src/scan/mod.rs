@@ -26,7 +26,7 @@ pub use array::{ArrayReport, BitmapReport, MemberReport};
 pub use device::{DeviceReport, MdMemberReport, PvMemberReport};
 pub use group::{GroupReport, PvReport};
 pub use limits::LimitsReport;
-pub use lv::{AreaReport, LvReport, SegmentReport, StoreReport, UsageReport};
+pub use lv::{AreaReport, LvReport, SegmentReport, StoreReport, UsageReport, percent_as_lvs};
 
 /// Everything that was found.
 #[derive(Clone, Debug, Serialize)]

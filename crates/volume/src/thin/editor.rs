@@ -17,7 +17,7 @@ use blockwork_format::{FormatError, Piece, escape};
 use blockwork_layer::thin::{DIRTY_MAX, MetadataBlocks};
 
 use crate::assembly::Assembly;
-use crate::steps::{Step, StepError, Target, Write, carry_out};
+use crate::steps::{Step, StepError, Target, Write, carry_out, settle};
 
 /// Blocks that are kept in memory of those that were read, and written.
 const KEPT_MAX: usize = 4096;
@@ -161,6 +161,7 @@ impl PoolCommit {
     pub async fn run(self, cx: &TaskContext) -> Result<(), PoolCommitError> {
         let PoolCommit { mut steps, mut commit, mut pool } = self;
         let target = [Target { name: pool.name.clone(), layer: pool.metadata.clone() }];
+        settle(&steps, &target, cx).await?;
         loop {
             carry_out(steps, &target, cx).await?;
             if let Some(commit) = commit {

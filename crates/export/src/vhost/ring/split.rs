@@ -157,13 +157,13 @@ impl SplitRing {
 
     /// Where the next `most` requests begin and end, of those that wait. Tells how many it has looked at.
     pub(super) fn ends(&self, memory: &GuestMemory, most: usize, mut found: impl FnMut(Ends)) -> usize {
-        let mut tables = Tables::default();
-        let most = most.min(self.waiting().into());
-        for (count, nth) in (0..most).zip(0..) {
+        let (mut tables, mut count) = (Tables::default(), 0);
+        for nth in (0..self.waiting()).take(most) {
             let head = self.available(self.next.wrapping_add(nth));
             if head >= self.size {
-                return count;
+                break;
             }
+            count += 1;
             let first = Descriptor::decode(&descriptor(&self.descriptors, head.into()));
             if first.has(descriptor_flag::INDIRECT) {
                 tables.add(memory, first.address, first.len);
@@ -178,7 +178,7 @@ impl SplitRing {
             found([first.address, last.address]);
         }
         tables.ends(memory, found);
-        most
+        count
     }
 
     pub(super) fn is_full(&self) -> bool {

@@ -22,7 +22,7 @@ use super::data::{Content, DataWrite};
 use super::draft::Draft;
 use super::error::EditError;
 use super::open::{Role, Site};
-use crate::steps::{Step, StepError, Target, Write, carry_out};
+use crate::steps::{Step, StepError, Target, Write, carry_out, settle};
 
 /// Why a change was not written to its end.
 #[derive(Debug, thiserror::Error)]
@@ -97,8 +97,12 @@ impl Commit {
     /// The first write or flush that fails: nothing is written after it.
     pub async fn write(self, cx: &TaskContext) -> Result<(), CommitError> {
         let targets = self.targets;
+        const NOTHING: &str = "nothing has changed";
+        let all = [&self.before, &self.change, &self.after].into_iter().flatten();
+        let settled = settle(all, &targets, cx).await;
+        settled.map_err(|source| CommitError::Step { source, state: NOTHING })?;
         let parts = [
-            (self.before, "nothing has changed"),
+            (self.before, NOTHING),
             (self.change, "whether the change is made, `blockwork vg show` tells"),
             (self.after, "the change is made, and the next one writes the copies that lack it"),
         ];
