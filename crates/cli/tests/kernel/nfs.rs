@@ -79,13 +79,19 @@ stop
 echo verified
 ";
 
-/// Our client of nfsd: random writes with flushes among them, while nfsd ends and begins a new life, and what it has in the end. `writes` tells how
-/// many WRITEs nfsd has done. The nfsd of this kernel does wrong what it is asked together (leaf/src/nfs/trust.rs).
+/// Our client of nfsd: random writes with flushes among them, while nfsd ends and begins a new life, and what it has in the end. `calls` tells how
+/// many COMMITs and WRITEs nfsd has done: it ends when it has many of these since the last of those, so that it has something to forget. The nfsd
+/// of this kernel does wrong what it is asked together (leaf/src/nfs/trust.rs).
 const OURS: &str = "
 chmod +x /in/blockwork
-writes() { busybox awk '/^proc4ops /{print $(3 + 38)}' /proc/net/rpc/nfsd; }
+calls() { busybox awk '/^proc4ops /{print $(3 + 5), $(3 + 38)}' /proc/net/rpc/nfsd; }
+has_something_to_forget() {
+    set -- $(calls)
+    [ $1 = $commits ] || { commits=$1 from=$2; }
+    [ $2 -gt $((from + 64)) ]
+}
 job() {
-    fio --name=v --bs=4k --iodepth=32 --iodepth_batch=16 --iodepth_batch_complete_min=16 --size=16M --rw=randwrite --fsync=64 \
+    fio --name=v --bs=4k --iodepth=32 --iodepth_batch=16 --iodepth_batch_complete_min=16 --size=16M --rw=randwrite --fsync=512 \
         --verify=crc32c --verify_fatal=1 --randseed=7 \"$@\" >&2
 }
 busybox dd if=/dev/zero of=/tmp/exported/disk.img bs=1M count=16 conv=notrunc,fsync
@@ -97,8 +103,10 @@ nbd='--ioengine=nbd --uri=nbd+unix:///?socket=/tmp/socket'
 job $nbd --rate=,2m &
 fio=$!
 for life in 1 2; do
-    before=$(writes)
-    until [ $(writes) -gt $((before + 500)) ]; do busybox usleep 20000; kill -0 $fio; done
+    set -- $(calls)
+    before=$2 commits=none
+    until set -- $(calls); [ $2 -gt $((before + 500)) ]; do busybox usleep 20000; kill -0 $fio; done
+    until has_something_to_forget; do busybox usleep 20000; kill -0 $fio; done
     # Its end empties the caches.
     echo 0 >/proc/fs/nfsd/threads
     exports
