@@ -37,6 +37,8 @@ pub struct Measured {
     pub took: Vec<Duration>,
     /// How often a call did not come.
     pub stalls: u64,
+    /// How often the thread slept until it was called, and for how long in all. Each sleep takes the clock 40 ns or so.
+    pub sleeps: (u64, Duration),
     /// From the first request to the last answer.
     pub time: Duration,
 }
@@ -68,12 +70,19 @@ impl Load {
     pub fn run(&self, disk: &mut Disk, time: Duration) -> Result<Measured> {
         let begin = Instant::now();
         let started = vec![vec![begin; self.depth.into()]; disk.queues.len()];
-        let mut running = Running { load: *self, next: 0, started, took: Vec::new(), in_flight: 0 };
+        let mut running = Running {
+            load: *self,
+            next: 0,
+            started,
+            took: Vec::new(),
+            in_flight: 0,
+            sleeps: Default::default(),
+        };
         let stalls = running.run(disk, begin + time)?;
         let time = begin.elapsed();
-        let mut took = running.took;
+        let Running { mut took, sleeps, .. } = running;
         took.sort_unstable();
-        Ok(Measured { took, stalls, time })
+        Ok(Measured { took, stalls, sleeps, time })
     }
 }
 
@@ -84,6 +93,7 @@ struct Running {
     started: Vec<Vec<Instant>>,
     took: Vec<Duration>,
     in_flight: u32,
+    sleeps: (u64, Duration),
 }
 
 impl Running {
@@ -106,7 +116,13 @@ impl Running {
             }
             let waited = since.elapsed();
             ensure!(waited < PATIENCE_LAST, "{} requests, and no answer for {waited:?}", self.in_flight);
-            if !self.load.poll && !any_is_done(disk) && !disk.sleep(PATIENCE) && self.in_flight > 0 {
+            if self.load.poll || any_is_done(disk) {
+                continue;
+            }
+            let slept = Instant::now();
+            let called = disk.sleep(PATIENCE);
+            self.sleeps = (self.sleeps.0 + 1, self.sleeps.1 + slept.elapsed());
+            if !called && self.in_flight > 0 {
                 stalls += 1;
             }
         }

@@ -85,6 +85,9 @@ struct Report {
     p99_us: f64,
     requests: u64,
     kicks_per_io: f64,
+    /// How often the driver slept, and how much of the time in all.
+    sleeps_per_io: f64,
+    asleep_share: f64,
     stalls: u64,
     server_cpu_us_per_io: Option<f64>,
     /// Of one processor.
@@ -149,6 +152,8 @@ fn run(args: &Args) -> Result<Report> {
         p99_us: measured.quantile_us(0.99),
         requests,
         kicks_per_io: kicks as f64 * per_io,
+        sleeps_per_io: measured.sleeps.0 as f64 * per_io,
+        asleep_share: measured.sleeps.1.as_secs_f64() / measured.time.as_secs_f64(),
         stalls: measured.stalls,
         server_cpu_us_per_io: cpu.filter(|_| requests > 0).map(|cpu| cpu * 1e6 * per_io),
         server_cpu_share: cpu.map(|cpu| cpu / measured.time.as_secs_f64()),
