@@ -21,7 +21,7 @@
 //!
 //! There, 64 under way of the lean driver are bound by how it sleeps. It does its part of a request sooner than the request can be fetched from it, so
 //! it finds nothing again and again. Called within a microsecond it loses no more than that; later, 20 to 30 us, as its processor has halted. Of 1,000
-//! requests it waits for 12 so long, which is nearly all of the time (for 22 of qemu-storage-daemon's). It halts less often where it
+//! requests it waits for 12 so long, and is asleep for more than half of the time (22 with qemu-storage-daemon). It halts less often where it
 //! is called once more behind each call, so that its next sleep ends at once (6 of 1,000), but those calls take what they spare; larger batches (of 4, 8, 16), a look
 //! after each request whether it wants to be called, no call ahead, fetching what we write to, and all of these together: the same within what one
 //! run differs from the next.
