@@ -1,6 +1,6 @@
 //! The least that a back end can be: a thread that answers reads from one split ring with zeros. No protocol, no disk, no layers, no
-//! limits. What a driver gets from it is about the most that it gets from any back end here, since the driver's own work, and waking
-//! who sleeps, are the same.
+//! limits. A driver's own work, and waking who sleeps, are the same as with any back end here, so a server that has less of a driver than this one
+//! has lost it by itself. It is no bound: one that answers few at a time, so that the driver stays awake, or fetches ahead, has more.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -161,6 +161,22 @@ mod tests {
             load(&mut disk);
             bare.end().unwrap();
         }
+    }
+
+    #[test]
+    fn a_driver_tells_how_long_it_slept_and_one_that_looks_has_not() {
+        let mut disk = Disk::without_server(Options { requests: 1, ..Options::default() }).unwrap();
+        let bare = Bare::start(&disk, false, Duration::from_millis(1)).unwrap();
+        let mut slept = |poll| {
+            let load = Load { kind: request::IN, random: true, block: 4096, blocks: 8, depth: 1, poll };
+            let measured = load.run(&mut disk, Duration::from_millis(50)).unwrap();
+            (measured.sleeps, measured.time)
+        };
+        let ((sleeps, asleep), time) = slept(false);
+        // How many and how long is the scheduler's: of a thread that had to wait before it could sleep, the answer may be there.
+        assert!(sleeps > 0 && !asleep.is_zero() && asleep <= time, "{sleeps} {asleep:?} of {time:?}");
+        assert_eq!(slept(true).0, (0, Duration::ZERO));
+        bare.end().unwrap();
     }
 
     #[test]

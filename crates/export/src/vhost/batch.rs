@@ -21,10 +21,10 @@
 //!
 //! There, 64 under way of the lean driver are bound by how it sleeps. It does its part of a request sooner than the request can be fetched from it, so
 //! it finds nothing again and again. Called within a microsecond it loses no more than that; later, 20 to 30 us, as its processor has halted. Of 1,000
-//! requests it waits for 12 so long, and is asleep for more than half of the time (22 with qemu-storage-daemon). It halts less often where it
-//! is called once more behind each call, so that its next sleep ends at once (6 of 1,000), but those calls take what they spare; larger batches (of 4, 8, 16), a look
-//! after each request whether it wants to be called, no call ahead, fetching what we write to, and all of these together: the same within what one
-//! run differs from the next.
+//! requests it waits for 12 so long (with qemu-storage-daemon for 22), and more than half of the time it is asleep. It halts less often where it
+//! is called once more behind each call, so that its next sleep ends at once (6 of 1,000), but those calls take what they spare. Larger batches (of 4, 8,
+//! 16), a look after each request whether it wants to be called, the used ring fetched as well, and several of these together: the same within
+//! what one run differs from the next. So is, with 64 and since requests are fetched ahead, to call it only when the first is done.
 //!
 //! A driver that looks by itself, as it shows by not wanting to be called for a while, need not be kept awake, and each batch is a line of memory
 //! that goes over to it and back: it has batches of a quarter of what it has under way. With 64 and 128 of them, 13 million are
