@@ -82,7 +82,12 @@ impl Assembly {
             return Err(VolumeError::NoVolume { name: name.to_owned(), there_are });
         };
         if self.is_part(id) {
-            let what = "it is a part of another volume: serve that one".into();
+            let what = match self.merged_into(id) {
+                Some(origin) => {
+                    format!("it is being merged into {origin}: serve that")
+                }
+                None => "it is a part of another volume: serve that one".into(),
+            };
             return Err(VolumeError::Refused { name: name.to_owned(), what });
         }
         Ok(id)
@@ -92,6 +97,13 @@ impl Assembly {
     fn is_part(&self, id: DeviceId) -> bool {
         let device = self.graph.device(id);
         !device.is_offered && matches!(device.kind, DeviceKind::Lv { .. })
+    }
+
+    /// The origin into which a snapshot is merged, by its name in their group.
+    fn merged_into(&self, id: DeviceId) -> Option<String> {
+        let DeviceKind::Lv { group, lv, .. } = self.graph.device(id).kind else { return None };
+        let text = &self.graph.groups[group.0].text;
+        Some(escape(&text.lvs[text.merged_into(lv)?.0].name))
     }
 
     fn chosen(&mut self, id: DeviceId) -> Result<Chosen, VolumeError> {

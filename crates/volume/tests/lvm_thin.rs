@@ -165,10 +165,7 @@ fn pools_on_which_lvm_and_the_metadata_do_not_agree_are_refused_with_what_to_do(
             "its superblock has blocks of 128 sectors, and the group's metadata 256",
         ),
         (Text { device: 2, ..TEXT }, "its pool pool knows no device 2"),
-        (
-            Text { more: "merge = \"base\"", ..TEXT },
-            "it is to be merged into base, which has its content already: serve that",
-        ),
+        (Text { more: "merge = \"base\"", ..TEXT }, "it is being merged into base: serve that"),
     ] {
         let lab = Lab::new();
         let disk = disk(&lab, &text);

@@ -10,6 +10,9 @@ use blockwork_volume::lvm::PoolUsage;
 use blockwork_volume::lvm::edit::FreeExtents;
 use blockwork_volume::lvm::served::{MergeState, TextMerge};
 
+/// Of a merge that nobody does now.
+const PLANNED: &str = "planned";
+
 /// How full a volume is.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Fullness {
@@ -83,6 +86,8 @@ pub(crate) fn of_group(
 fn of_volume(group: &str, vg: &VolumeGroup, lv: LvIndex, visible: bool, fullness: Fullness) -> LvStatus {
     let volume = &vg.lvs[lv.0];
     let Fullness { data_percent, metadata_percent, status } = fullness;
+    // Nothing is copied for that: Linux ends it when it finds nobody who has the origin open, and until then the origin is served as what it will be.
+    let is_thin_merge = has_thin_merge(vg, lv);
     LvStatus {
         group: group.to_owned(),
         name: volume.name.clone(),
@@ -94,8 +99,9 @@ fn of_volume(group: &str, vg: &VolumeGroup, lv: LvIndex, visible: bool, fullness
         data_percent,
         metadata_percent,
         status,
-        merging: vg.snapshots().any(|one| one.merging && (one.store == lv || one.origin == lv)),
-        merge: None,
+        merging: is_thin_merge
+            || vg.snapshots().any(|one| one.merging && (one.store == lv || one.origin == lv)),
+        merge: is_thin_merge.then(|| PLANNED.to_owned()),
         merge_failure: None,
         visible,
         areas: areas(vg, lv),
@@ -109,18 +115,25 @@ pub(crate) fn with_merges(mut group: GroupStatus, merges: &[TextMerge]) -> Group
         let is_it = |one: &&TextMerge| {
             one.group == group.name && (one.origin == volume.name || one.snapshot == volume.name)
         };
+        let Some(found) = merges.iter().find(is_it) else { continue };
         let failed = SnapshotStatus::MergeFailed.to_string();
-        let found = merges.iter().find(is_it);
-        volume.merge_failure = found.and_then(|one| one.failure.clone());
-        volume.merge = found.map(|one| match one.state {
-            _ if one.failure.is_some() => "failed".to_owned(),
-            MergeState::Idle => "planned".to_owned(),
-            MergeState::Waiting | MergeState::Lost => "waiting".to_owned(),
-            MergeState::Begun if volume.status.as_ref() == Some(&failed) => "failed".to_owned(),
-            MergeState::Begun => "running".to_owned(),
-        });
+        volume.merge_failure = found.failure.clone();
+        let state = match found.state {
+            _ if found.failure.is_some() => "failed",
+            MergeState::Idle => PLANNED,
+            MergeState::Waiting | MergeState::Lost => "waiting",
+            MergeState::Begun if volume.status.as_ref() == Some(&failed) => "failed",
+            MergeState::Begun => "running",
+        };
+        volume.merge = Some(state.to_owned());
     }
     group
+}
+
+/// Whether a thin volume is to be merged into another one, or that into it.
+fn has_thin_merge(vg: &VolumeGroup, lv: LvIndex) -> bool {
+    let origin = vg.merged_into(lv).unwrap_or(lv);
+    vg.merging_thin(origin).is_some()
 }
 
 /// The snapshot that tells how full a volume is: one that it is, or that is being merged into it.

@@ -81,6 +81,39 @@ fn the_answer_to_each_verb_has_the_number_that_the_text_has_then() {
 }
 
 #[test]
+fn a_merge_that_is_left_to_linux_is_shown_of_its_origin_and_of_the_hidden_snapshot() {
+    let lab = Lab::new(&[("a", 161)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "40M"]);
+    for name in ["one", "two"] {
+        lab.verb(&["lv", "create", &format!("vg/{name}"), "--thin", "pool", "-V", "8M"]);
+    }
+    lab.verb(&["lv", "snapshot", "vg/one", "--name", "snap"]);
+    // As `lvconvert --merge vg/snap` leaves it while the origin is open.
+    lab.edit("origin = \"one\"", "origin = \"one\"\nmerge = \"one\"");
+    let attributes = ["[snap];merging;Swi-XXtz-k", "one;;Owi-XXtz--"];
+    let by_lvm = lab.columns("lv_name,lv_merging,lv_attr");
+    assert!(attributes.iter().all(|row| by_lvm.contains(&(*row).to_owned())), "{by_lvm:?}");
+    let kinds = |args: &[&str]| -> Vec<String> {
+        let said = lab.verb(&[&["lv", "show", "vg"], args].concat());
+        let columns = |row: &str| {
+            row.split("  ").map(str::trim).filter(|it| !it.is_empty()).collect::<Vec<_>>().join(";")
+        };
+        said.lines().map(columns).filter(|row| row.contains(";thin")).collect()
+    };
+    let (one, two) = ("one;vg;8M;thin, merge planned;pool;0.00", "two;vg;8M;thin;pool;0.00");
+    assert_eq!(kinds(&[])[1..], [one, two], "behind their pool");
+    assert!(kinds(&["--all"]).contains(&"[snap];vg;8M;thin, merge planned;one;pool;0.00".to_owned()));
+    let said = lab.verb(&["lv", "show", "vg", "--all", "--json"]);
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let merging = said.as_array().expect("volumes").iter().filter(|lv| lv["merging"] == true);
+    let merging: Vec<_> = merging.map(|lv| (lv["name"].as_str(), lv["merge"].as_str())).collect();
+    assert_eq!(merging, [(Some("one"), Some("planned")), (Some("snap"), Some("planned"))]);
+    let said = lab.refused(&["lv", "remove", "vg/snap"]);
+    assert!(said.contains("snap: it is being merged into one: name that one"), "{said}");
+}
+
+#[test]
 fn what_a_pool_cannot_be_is_refused_and_nothing_is_written() {
     let lab = Lab::new(&[("a", 81)]);
     lab.verb(&["vg", "create", "vg", "a"]);

@@ -253,7 +253,7 @@ fn a_client_of_the_snapshot_keeps_it_as_well_and_a_killed_server_leaves_the_merg
     stop(server);
     lab.expect_sound();
     let said = lab.scratch.refused(["--disk", "a", "vg/other"]);
-    assert!(said.contains("vg/other: it is a part of another volume: serve that one"), "{said}");
+    assert!(said.contains("vg/other: it is being merged into root: serve that"), "{said}");
     let server = lab.scratch.serve(["--disk", "a"]);
     assert_eq!(sum(&lab, "vg/root"), sums.other);
     until("the snapshot is merged", || shown(&lab, "other").is_none());

@@ -120,11 +120,16 @@ impl Lab {
     /// Makes the old snapshots of one volume those of another, as the text has them: LVM gives them to thin volumes, which the verbs here
     /// do not.
     pub fn move_snapshots(&self, from: &str, to: &str) {
+        self.edit(&format!("origin = \"{from}\""), &format!("origin = \"{to}\""));
+    }
+
+    /// Has LVM write a text of the group in which something is replaced.
+    pub fn edit(&self, from: &str, to: &str) {
         let file = self.scratch.at("text");
         self.lvm(&[&format!("vgcfgbackup -f {file} vg")]);
         let before = fs::read_to_string(&file).expect("LVM has written it");
-        let after = before.replace(&format!("origin = \"{from}\""), &format!("origin = \"{to}\""));
-        assert_ne!(before, after, "{from} has no snapshot");
+        let after = before.replace(from, to);
+        assert_ne!(before, after, "there is no {from:?}");
         fs::write(&file, after).expect("a file");
         self.lvm(&[&format!("vgcfgrestore -y --force -f {file} vg")]);
     }

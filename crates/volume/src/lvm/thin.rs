@@ -158,9 +158,7 @@ impl Volume {
         };
         if let Some(origin) = merge {
             let origin = escape(&text.lvs[origin.0].name);
-            return Err(format!(
-                "it is to be merged into {origin}, which has its content already: serve that"
-            ));
+            return Err(format!("it is being merged into {origin}: serve that"));
         }
         let (pool, device_id) = text.thin_device(self.lv).expect("a thin segment has a pool");
         let pool_name = escape(&text.lvs[pool.0].name);

@@ -254,6 +254,14 @@ impl VolumeGroup {
         self.merging_thins.get(&origin).copied()
     }
 
+    /// Into which volume a snapshot of either kind is to be merged, or being so.
+    pub fn merged_into(&self, lv: LvIndex) -> Option<LvIndex> {
+        match self.lvs[lv.0].segments.first()?.kind {
+            SegmentType::Thin { merge, .. } => merge,
+            _ => self.snapshots().find(|one| one.merging && one.store == lv).map(|one| one.origin),
+        }
+    }
+
     /// The snapshots, in the order of the LVs that tie them.
     pub fn snapshots(&self) -> impl Iterator<Item = Snapshot> + '_ {
         self.lvs.iter().enumerate().filter_map(|(tie, lv)| match lv.segments.first()?.kind {
@@ -268,7 +276,7 @@ impl VolumeGroup {
     ///
     /// The flag VISIBLE says so but for snapshots: there the LV that ties store and origin together has the flag, and the
     /// store, which bears the snapshot's name, has it not. A snapshot is seen where its origin is; one whose origin is only
-    /// virtual always is; and one that is being merged is not.
+    /// virtual always is; and one that is being merged is not, of either kind.
     pub fn visible(&self) -> Vec<bool> {
         let mut visible: Vec<bool> = self.lvs.iter().map(|lv| lv.flags.has("VISIBLE")).collect();
         for snapshot in self.snapshots() {
@@ -277,6 +285,7 @@ impl VolumeGroup {
             visible[snapshot.tie.0] = false;
             visible[snapshot.store.0] = (only_virtual || origin.flags.has("VISIBLE")) && !snapshot.merging;
         }
+        self.merging_thins.values().for_each(|snapshot| visible[snapshot.0] = false);
         visible
     }
 

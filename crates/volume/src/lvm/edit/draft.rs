@@ -308,7 +308,13 @@ impl Draft {
         if visible[lv.0] {
             return Ok(lv);
         }
-        Err(EditError::volume(name, "it is a part of another volume: name that one"))
+        let why = match self.vg.merged_into(lv) {
+            Some(origin) => {
+                format!("it is being merged into {}: name that one", escape(&self.vg.lvs[origin.0].name))
+            }
+            None => "it is a part of another volume: name that one".to_owned(),
+        };
+        Err(EditError::volume(name, why))
     }
 
     /// A name that a new volume may have.
