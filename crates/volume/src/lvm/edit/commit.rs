@@ -96,8 +96,8 @@ impl Commit {
     ///
     /// The first write or flush that fails: nothing is written after it.
     pub async fn write(self, cx: &TaskContext) -> Result<(), CommitError> {
-        let targets = self.targets;
         const NOTHING: &str = "nothing has changed";
+        let targets = self.targets;
         let all = [&self.before, &self.change, &self.after].into_iter().flatten();
         let settled = settle(all, &targets, cx).await;
         settled.map_err(|source| CommitError::Step { source, state: NOTHING })?;
