@@ -126,7 +126,7 @@ pub(crate) struct ServeArgs {
     /// Demand TLS of NBD clients, with the certificates in FOLDER (server-cert.pem, server-key.pem, ca-cert.pem).
     #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) tls_certificates: Option<PathBuf>,
-    /// Serve only clients whose certificate is signed by ca-cert.pem.
+    /// Serve only clients whose certificate is signed by ca-cert.pem, and not revoked by ca-crl.pem if FOLDER has that.
     #[arg(long, requires = "tls_certificates")]
     pub(crate) tls_verify_peer: bool,
     /// Allow NBD in clear text on addresses other than this machine's own.

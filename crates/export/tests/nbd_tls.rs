@@ -159,6 +159,58 @@ fn without_a_good_certificate_there_is_nothing_to_see() {
 }
 
 #[test]
+fn a_client_whose_certificate_was_revoked_is_not_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let pki = folder.path().join("pki");
+    certificates(&pki);
+    let certtool = |args: &[&str]| run(Command::new("certtool").current_dir(&pki).args(args));
+    // Another client of the same authority.
+    let other = folder.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    for file in ["ca-cert.pem", "client-key.pem"] {
+        std::fs::copy(pki.join(file), other.join(file)).unwrap();
+    }
+    certtool(&[
+        "--generate-certificate",
+        "--load-ca-certificate=ca-cert.pem",
+        "--load-ca-privkey=ca-key.pem",
+        "--load-privkey=client-key.pem",
+        "--template=client.info",
+        "--outfile=../other/client-cert.pem",
+    ]);
+    std::fs::write(pki.join("crl.info"), "crl_next_update = 30\ncrl_number = 1\n").unwrap();
+    certtool(&[
+        "--generate-crl",
+        "--load-ca-certificate=ca-cert.pem",
+        "--load-ca-privkey=ca-key.pem",
+        "--load-certificate=client-cert.pem",
+        "--template=crl.info",
+        "--outfile=ca-crl.pem",
+    ]);
+    let tls = ServerTls::from_folder(&pki, true).unwrap();
+    let tcp = Listener::tcp("127.0.0.1:0").unwrap();
+    let rig =
+        Rig::listening(&[Disk::new("d", "memory:1M")], 1, |config| config.tls = Some(tls), vec![tcp], folder);
+    let uri = rig.server.addresses()[0].replace("127.0.0.1", "localhost");
+    assert!(!try_run(Command::new("nbdinfo").arg(with_certificates(&uri, "d", &pki))).status.success());
+    run(Command::new("nbdinfo").arg(with_certificates(&uri, "d", &other)));
+}
+
+#[test]
+fn a_list_of_revoked_certificates_that_cannot_be_read_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path());
+    let pem = "-----BEGIN X509 CRL-----\nMAYCAQEEAQE=\n-----END X509 CRL-----\n";
+    for text in ["", pem] {
+        std::fs::write(folder.path().join("ca-crl.pem"), text).unwrap();
+        let error = ServerTls::from_folder(folder.path(), true).unwrap_err();
+        assert!(matches!(error, TlsError::Pem { .. }), "{error}");
+        assert!(error.to_string().contains("ca-crl.pem"), "{error}");
+        ServerTls::from_folder(folder.path(), false).unwrap();
+    }
+}
+
+#[test]
 fn without_verification_any_client_is_served() {
     let (rig, uri) = tls_rig(false);
     let none = rig.path("none");

@@ -1,7 +1,9 @@
 //! TLS for NBD, by rustls: certificates from a folder in the layout that qemu, nbdkit and libnbd use.
 //!
 //! The folder holds `server-cert.pem` (the server's certificate and what leads to its authority), `server-key.pem`, and,
-//! where clients must show certificates of their own, `ca-cert.pem` (the authority that signs those).
+//! where clients must show certificates of their own, `ca-cert.pem` (the authority that signs those) and, where some have been
+//! revoked, `ca-crl.pem` (which). Whoever's authority has no list there is taken as not revoked, and a list that is out of date still
+//! counts, as with qemu and nbdkit.
 //!
 //! TLS is demanded or absent, never optional: a client cannot be talked out of it by someone in the middle. There are no
 //! pre-shared keys (GnuTLS' `keys.psk`), since rustls has none; use certificates.
@@ -10,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::server::{VerifierBuilderError, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 
 /// Largest file that is read, bytes.
@@ -82,7 +84,7 @@ pub enum TlsError {
 
 impl ServerTls {
     /// Reads the certificates in `folder`. With `verify_peer` only clients that show a certificate signed by
-    /// `ca-cert.pem` are served.
+    /// `ca-cert.pem`, which `ca-crl.pem` (if there is one) does not revoke, are served.
     pub fn from_folder(folder: &Path, verify_peer: bool) -> Result<ServerTls, TlsError> {
         if !folder.join("server-cert.pem").exists() && (folder.is_file() || folder.join("keys.psk").exists())
         {
@@ -108,9 +110,15 @@ impl ServerTls {
             for certificate in self::certificates(&folder.join("ca-cert.pem"))? {
                 roots.add(certificate).map_err(|error| unusable(&error))?;
             }
+            let revoked_path = folder.join("ca-crl.pem");
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
+                .with_crls(revocations(&revoked_path)?)
+                .allow_unknown_revocation_status()
                 .build()
-                .map_err(|error| unusable(&error))?;
+                .map_err(|error| match error {
+                    VerifierBuilderError::InvalidCrl(why) => no_list(&revoked_path, format!("{why:?}")),
+                    error => unusable(&error),
+                })?;
             builder.with_client_cert_verifier(verifier)
         } else {
             builder.with_no_client_auth()
@@ -129,6 +137,27 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
         return Err(TlsError::TooLarge { path: path.to_owned(), found });
     }
     std::fs::read(path).map_err(failed)
+}
+
+/// The lists of revoked certificates in a file that need not be there. One that is there and cannot be read is an error: without it,
+/// those who were shut out would be served.
+fn revocations(path: &Path) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+    let bytes = match read(path) {
+        Err(TlsError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            return Ok(Vec::new());
+        }
+        bytes => bytes?,
+    };
+    let all: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(&bytes).collect();
+    match all {
+        Ok(all) if !all.is_empty() => Ok(all),
+        Ok(_) => Err(no_list(path, "there is none; remove the file if nothing was revoked".to_owned())),
+        Err(error) => Err(no_list(path, error.to_string())),
+    }
+}
+
+fn no_list(path: &Path, reason: String) -> TlsError {
+    TlsError::Pem { path: path.to_owned(), expected: "list of revoked certificates", reason }
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
