@@ -93,3 +93,35 @@ fn sequential_reads_of_1_mib_use_all_members_alike() {
         assert!((share..share * 5 / 4).contains(&bytes), "d{member}.img: {bytes} bytes of {share}");
     }
 }
+
+#[test]
+fn an_uneven_mirror_on_disks_of_4096_byte_blocks_is_synced_and_had_to_its_last_sector() {
+    let scratch = Scratch::new();
+    let noise = ["a", "b"].map(|name| scratch.noise(name, 12 << 20, 1 + u64::from(name == "b")));
+    let loops =
+        ["a", "b"].map(|name| Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at(name)));
+    let [a, b] = [&*loops[0].device, &*loops[1].device];
+    let size = 9217 << 10;
+    let create =
+        ["md", "create", "--level=1", "--raid-devices=2", "--name=d", "--size=9217", "--data-offset=1M"];
+    run(&mut scratch.blockwork(create.into_iter().chain([a, b])));
+    let server = scratch.serve(["md/d", "--disk", a, b]);
+    let said = run(&mut scratch.blockwork(["md", "wait", "md/d"]));
+    assert!(said.contains("all members are in sync"), "{said}");
+    python(&format!(
+        "h = connect({:?})\n\
+         assert h.get_size() == {size}\n\
+         last = h.pread(1024, {size} - 1024)\n\
+         h.pwrite(last[512:] + last[:512], {size} - 1024, nbd.CMD_FLAG_FUA)\n\
+         assert h.pread(4096, {size} - 4096)[3072:] == last[512:] + last[:512]\n",
+        scratch.uri("")
+    ));
+    let said = run(&mut scratch.blockwork(["md", "check", "md/d", "--wait"]));
+    assert!(said.contains("mismatch_cnt 0") && said.contains("all members are in sync"), "{said}");
+    server.stop();
+    let [one, other] = ["a", "b"].map(|name| scratch.read(name)[1 << 20..][..size].to_vec());
+    assert!(one == other, "the mirrors differ");
+    let mut expected = noise[0][1 << 20..][..size].to_vec();
+    expected[size - 1024..].rotate_left(512);
+    assert!(one == expected, "it is not what the first mirror had");
+}

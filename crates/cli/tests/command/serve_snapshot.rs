@@ -2,8 +2,9 @@
 //! itself, and counts of what reaches the disks.
 
 use crate::support;
+use crate::support::fs::Loop;
 use crate::support::nbd::{fio, python};
-use crate::support::{Scratch, Server, run, tool};
+use crate::support::{Scratch, Server, run, tool, until};
 
 const MIB: usize = 1 << 20;
 
@@ -68,6 +69,34 @@ fn snapshots_stay_as_the_origin_was_and_keep_what_was_written_to_them() {
         assert!(content(&scratch, name) == *expected, "{name}, served again");
     }
     server.stop_quietly();
+}
+
+#[test]
+fn a_snapshot_keeps_the_end_of_an_origin_that_ends_within_a_block_of_its_disk() {
+    const END: usize = 2051 * 512;
+    let scratch = Scratch::new();
+    let frozen = scratch.noise("disk.img", 2 * MIB, 1);
+    let looped = Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at("disk.img"));
+    scratch.sparse("a.cow", 4 * MIB as u64);
+    let table = |targets: &str| {
+        let real = format!("real: 0 2051 linear {} 0\n", looped.device);
+        scratch.write("t.table", format!("{real}{targets}"))
+    };
+    let pair = table("origin: 0 2051 snapshot-origin dm/real\nsnap: 0 2051 snapshot dm/real a.cow P 8\n");
+    let server = scratch.serve(["--table", &pair, "dm/origin", "dm/snap"]);
+    write(&scratch, "dm/origin", END - 512, 1, 512);
+    assert!(content(&scratch, "dm/snap") == frozen[..END], "the snapshot is not what its origin was");
+    write(&scratch, "dm/snap", END - 1536, 2, 1024);
+    let snapshot = content(&scratch, "dm/snap");
+    server.stop_quietly();
+    // And merged back, which writes that end to the origin.
+    let merge = table("origin: 0 2051 snapshot-merge dm/real a.cow P 8\n");
+    let server = scratch.serve(["--table", &merge, "dm/origin"]);
+    until("the merge is done", || statuses(&scratch)[0].as_deref().is_some_and(|it| it.starts_with("16/")));
+    assert!(content(&scratch, "dm/origin") == snapshot, "the origin is not what the snapshot was");
+    server.stop();
+    let disk = scratch.read("disk.img");
+    assert!(disk[..END] == snapshot && disk[END..] == frozen[END..]);
 }
 
 /// The status of each volume, by the control API.

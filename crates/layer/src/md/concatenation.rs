@@ -54,9 +54,12 @@ impl Concatenation {
         self.ends.partition_point(|end| *end <= sector.0)
     }
 
+    /// That of the last member does not end with the array: where that is uneven, its last block goes on behind its end.
     #[inline]
     pub(super) fn room(&self, sector: Sector) -> Sectors {
-        Sectors(self.ends[self.member(sector)] - sector.0)
+        let member = self.member(sector);
+        let end = if member + 1 < self.ends.len() { self.ends[member] } else { u64::MAX };
+        Sectors(end - sector.0)
     }
 
     #[inline]

@@ -220,7 +220,8 @@ impl Geometry {
         }
     }
 
-    /// How much from `sector` on lies side by side on each of its copies: writes are cut here.
+    /// How much from `sector` on lies side by side on each of its copies: writes are cut here. It may go on behind the end of the array,
+    /// as the last block of an uneven one does.
     #[inline]
     pub fn room(&self, sector: Sector) -> Sectors {
         match self {

@@ -13,6 +13,12 @@ fn memory(cx: &TaskContext, nr: Sectors) -> Segment {
     Segment::new(cx.pool().get(nr.byte_len()), 0, nr.byte_len())
 }
 
+/// Where the last block of a layer ends, which of an uneven one is behind its end: less than all of it cannot be read or written.
+pub(crate) fn end_of_blocks(layer: &dyn Layer) -> Sector {
+    let block = Sectors::from_bytes_ceil(layer.limits().logical_block_size.into()).0.max(1);
+    Sector(layer.sectors().0.next_multiple_of(block))
+}
+
 /// Reads `nr` sectors.
 pub(crate) async fn read(
     cx: &TaskContext,

@@ -44,14 +44,15 @@ impl Raid1 {
         self.members
     }
 
+    /// It does not end with the array: where that is uneven, its last block goes on behind its end.
     #[inline]
     pub(super) fn room(&self, sector: Sector) -> Sectors {
-        Sectors(self.sectors.0 - sector.0)
+        Sectors(u64::MAX - sector.0)
     }
 
     #[inline]
     pub(super) fn read_room(&self, sector: Sector) -> Sectors {
-        Sectors(self.region.get() - self.region.divide(sector.0).1).min(self.room(sector))
+        Sectors(self.region.get() - self.region.divide(sector.0).1)
     }
 
     #[inline]

@@ -42,8 +42,10 @@ impl Array {
             let Some((_, first)) = good.first() else { continue };
             let mut differ = piece.unreadable.clone();
             let mut mismatches = SmallVec::<[bool; 16]>::new();
+            // What is behind the end of an uneven array, in its last block, may differ.
+            let ours = |data: &Segment| data.slice(0, piece.nr.byte_len());
             for (copy, data) in &good[1..] {
-                let units = differences(piece.sector, first, data);
+                let units = differences(piece.sector, &ours(first), &ours(data));
                 if units.contains(&true) {
                     differ.push(*copy);
                 }

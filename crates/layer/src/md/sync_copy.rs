@@ -14,7 +14,7 @@ use blockwork_memory::Segment;
 use smallvec::SmallVec;
 
 use super::array::Array;
-use super::bad_blocks::Bad;
+use super::bad_blocks::{Bad, whole_blocks};
 use super::commit::Refusal;
 use super::devices::DeviceIndex;
 use super::failure::FailedMember;
@@ -191,6 +191,8 @@ impl Array {
         Ok(lost)
     }
 
+    /// Reads `nr` sectors, and what else is in the last of the array's blocks where an uneven array ends in its midst: no less of it
+    /// can be read, or written elsewhere, and clients' writes have it as a whole, too.
     pub(super) async fn read_copy(
         &self,
         copy: Copy,
@@ -198,6 +200,8 @@ impl Array {
         cx: &TaskContext,
     ) -> Result<Segment, Errno> {
         let member = self.devices.get(copy.device).ok_or(Errno::EIO)?;
+        let (start, whole) = whole_blocks(copy.sector, nr, &self.form().shape.limits);
+        let nr = Sectors(start.0 + whole.0 - copy.sector.0);
         io::read(cx, &member.layer, member.at(copy.sector), nr).await
     }
 

@@ -95,7 +95,7 @@ impl Family {
             let exceptions: Vec<_> = share.exceptions.iter().filter(is_copied).copied().collect();
             for run in exceptions.chunk_by(follows).filter(|_| !share.lost) {
                 let (from, to) = (run[0].old * chunk, run[0].new * chunk);
-                let end = (from + run.len() as u64 * chunk).min(self.origin.sectors().0);
+                let end = (from + run.len() as u64 * chunk).min(io::end_of_blocks(&*self.origin).0);
                 for skip in (0..end - from).step_by(PIECE.0 as usize) {
                     let nr = PIECE.0.min(end - from - skip);
                     let piece = pieces.entry((Sector(from + skip), Sectors(nr))).or_default();

@@ -260,8 +260,8 @@ impl Merge {
     /// Where a run lies in the origin. What a chunk has behind the origin's end is nobody's.
     fn place(&self, run: &Run) -> (Sector, Sector) {
         let chunk = self.store().layout.chunk_sectors();
-        let end = ((run.old + run.chunks) * chunk).min(self.family.origin.sectors().0);
-        (Sector(run.old * chunk), Sector(end))
+        let end = Sector((run.old + run.chunks) * chunk).min(io::end_of_blocks(&*self.family.origin));
+        (Sector(run.old * chunk), end)
     }
 
     /// Copies runs to the origin, so that they are durable there.
