@@ -58,6 +58,20 @@ fn a_device_of_4096_byte_sectors_says_so() {
 }
 
 #[test]
+fn of_a_device_that_ends_within_a_block_only_whole_blocks_are_the_disk() {
+    let _alone = lab::alone();
+    let device = LoopDevice::new((8 << 20) + 1536, &["--sector-size", "4096"]);
+    for direct in [Direct::On, Direct::Off] {
+        let source = FileSource::open(&device.path, &FileOptions { direct, ..AUTO }).unwrap();
+        assert_eq!((source.is_direct(), source.sectors()), (direct == Direct::On, Sectors(16384)));
+        assert!(source.warnings().join("\n").contains("the last 1536 bytes"), "{:?}", source.warnings());
+        let mut lab = Lab::new(&source);
+        lab.write(Flags::NONE, 16376, &pattern(8, 1));
+        assert!(lab.read(16376, 8) == pattern(8, 1));
+    }
+}
+
+#[test]
 fn a_mounted_device_is_refused_with_its_mount_point() {
     let _alone = lab::alone();
     let device = LoopDevice::new(64 << 20, &[]);

@@ -35,7 +35,7 @@ use blockwork_engine::{
     Allocation, Decision, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafIo, LeafShared,
     LeafSource, Limits, Op, SECTOR, Sector, Sectors, Submitted,
 };
-use rustix::fs::{FileType, SeekFrom, fstat, seek};
+use rustix::fs::{FileType, SeekFrom, fstat, ioctl_blksszget, seek};
 
 use crate::aligned::Aligned;
 use crate::decisions::Told;
@@ -122,7 +122,9 @@ impl FileSource {
             }
         };
         let bytes = size_of_file(&plain).map_err(|error| LeafError::io(&name, "size", error))?;
-        let sectors = whole_sectors(&name, bytes, &mut warnings)?;
+        // Nobody gets at what a device has of a last block: neither Linux's page cache nor we can read less of one.
+        let block = if is_device { ioctl_blksszget(&plain).map_or(SECTOR, u64::from) } else { SECTOR };
+        let sectors = whole_sectors(&name, bytes, block.max(SECTOR), &mut warnings)?;
         // Exclusively, as long as this lives: the descriptor that does the I/O may be another one (O_DIRECT), so the
         // claim and the lock are taken by the one that stays.
         let opened =
@@ -197,8 +199,15 @@ fn size_of_file(file: &OwnedFd) -> io::Result<u64> {
     Ok(seek(file, SeekFrom::End(0))?)
 }
 
-fn whole_sectors(name: &str, bytes: u64, warnings: &mut Vec<String>) -> Result<Sectors, LeafError> {
-    let sectors = Sectors::from_bytes_floor(bytes);
+/// The sectors of whole blocks.
+fn whole_sectors(
+    name: &str,
+    bytes: u64,
+    block: u64,
+    warnings: &mut Vec<String>,
+) -> Result<Sectors, LeafError> {
+    let rest = bytes % block;
+    let sectors = Sectors::from_bytes_floor(bytes - rest);
     if sectors == Sectors::ZERO {
         // Where it holds something, a size would only hide that: images of empty disks are compressed to less.
         let remedy = match bytes {
@@ -210,13 +219,12 @@ fn whole_sectors(name: &str, bytes: u64, warnings: &mut Vec<String>) -> Result<S
         return Err(LeafError::unfit(
             name,
             format!("its size is {bytes} bytes"),
-            format!("a disk has at least one sector of 512 bytes: {remedy}"),
+            format!("a disk has at least one sector of {block} bytes: {remedy}"),
         ));
     }
-    let rest = bytes % SECTOR;
     if rest > 0 {
         warnings.push(format!(
-            "its size of {bytes} bytes is not a multiple of 512: the last {rest} bytes are not part of the disk"
+            "its size of {bytes} bytes is not a multiple of {block}: the last {rest} bytes are not part of the disk"
         ));
     }
     Ok(sectors)
