@@ -1,6 +1,7 @@
 //! `serve` of md arrays: what large discards become on the members. (That arrays of the kernel's are read and written as the
 //! kernel does is shown in `kernel_*.rs`.)
 
+use std::fs::File;
 use std::time::{Duration, Instant};
 
 use crate::support::fs::{LeftMount, Loop};
@@ -124,4 +125,31 @@ fn an_uneven_mirror_on_disks_of_4096_byte_blocks_is_synced_and_had_to_its_last_s
     let mut expected = noise[0][1 << 20..][..size].to_vec();
     expected[size - 1024..].rotate_left(512);
     assert!(one == expected, "it is not what the first mirror had");
+}
+
+#[test]
+fn an_uneven_mirror_of_disks_with_blocks_of_two_sizes_is_had_to_the_end_of_the_smaller_disk() {
+    let scratch = Scratch::new();
+    let size = 9217 << 10;
+    let noise = ["a", "b"].map(|name| scratch.noise(name, (1 << 20) + size, 1 + u64::from(name == "b")));
+    let create =
+        ["md", "create", "--level=1", "--raid-devices=2", "--name=d", "--size=9217", "--data-offset=1M"];
+    run(&mut scratch.blockwork(create.into_iter().chain(["a", "b"])));
+    // As on a larger disk; of the other one, the array's last block is only the beginning.
+    File::options().write(true).open(scratch.path("a")).unwrap().set_len(12 << 20).unwrap();
+    let looped = Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at("a"));
+    let server = scratch.serve(["md/d", "--disk", &looped.device, "b"]);
+    let said = run(&mut scratch.blockwork(["md", "wait", "md/d"]));
+    assert!(said.contains("all members are in sync"), "{said}");
+    python(&format!(
+        "h = connect({:?})\nh.pwrite(bytes([7]) * 512, {size} - 512)\nh.flush()\n",
+        scratch.uri("")
+    ));
+    let said = run(&mut scratch.blockwork(["md", "check", "md/d", "--wait"]));
+    assert!(said.contains("mismatch_cnt 0") && said.contains("all members are in sync"), "{said}");
+    server.stop();
+    let mut expected = noise[0][1 << 20..].to_vec();
+    expected[size - 512..].fill(7);
+    assert!(scratch.read("b")[1 << 20..] == expected, "it is not what the first mirror had, to its own end");
+    assert!(scratch.read("a")[1 << 20..][..size] == expected);
 }
