@@ -3,8 +3,9 @@
 //! The kernel itself judges in `../kernel/lvm_verbs.rs`.
 
 use crate::support::chance::{Chance, seeds};
+use crate::support::fs::Loop;
 use crate::support::lvm::Lab;
-use crate::support::{both, output, run, run_refused};
+use crate::support::{Scratch, both, output, run, run_refused};
 use serde_json::Value;
 
 fn json(text: &str) -> Value {
@@ -262,4 +263,17 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
     assert!(busy.contains(&format!("locked by process {} (blockwork)", server.pid())), "{busy}");
     server.stop_quietly();
     lab.verb(&["lv", "remove", "vg/lv"]);
+}
+
+#[test]
+fn extents_that_are_smaller_than_a_disks_blocks_are_refused_as_by_lvm() {
+    let scratch = Scratch::new();
+    let file = scratch.sparse("a", 8 << 20);
+    let looped = Loop::with(&["--sector-size=4096"], &file);
+    let create = |extent| scratch.blockwork(["vg", "create", "-s", extent, "vg", &looped.device]);
+    let said = run_refused(&mut create("2k"));
+    for word in [&*looped.device, "4096", "2048", "--physical-extent-size"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    run(&mut create("4k"));
 }

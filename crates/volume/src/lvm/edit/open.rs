@@ -282,6 +282,15 @@ impl GroupEditor {
             return Err(EditError::disk(title, why));
         }
         let block = layer.limits().logical_block_size;
+        let extent = self.draft.group().extent_sectors * SECTOR;
+        if extent < block.into() {
+            let why = format!(
+                "its logical blocks have {block} bytes, and extents of {} have {extent}: volumes would begin within a block, and could not be \
+                 used; give the group extents of {block} bytes at least (--physical-extent-size)",
+                self.draft.group().name
+            );
+            return Err(EditError::disk(title, why));
+        }
         let other = self.sites.iter().find(|site| site.layer.limits().logical_block_size != block);
         other.map_or(Ok(()), |other| {
             let why = format!(
