@@ -477,25 +477,7 @@ impl LeafLayer {
     pub fn leaf(&self) -> LeafId {
         self.leaf
     }
-
-    /// Of something uneven that lies on devices with larger blocks as well, the last block may go on behind the end of this one: there is
-    /// nothing.
-    #[cold]
-    fn resolve_end(&self, span: Span, cx: &mut Resolver<'_>) {
-        let size = self.shape.sectors;
-        let here = Sectors(size.0.saturating_sub(span.sector.0));
-        assert!(
-            here > Sectors::ZERO && (span.nr - here).bytes() < LOGICAL_BLOCK_SIZE_MAX,
-            "{span:?} lies beyond leaf {:?} of {size} sectors",
-            self.leaf
-        );
-        cx.leaf(self.leaf, span.piece(Sectors::ZERO, here));
-        cx.zero(span.piece(here, span.nr - here));
-    }
 }
-
-/// The largest block that Linux has, bytes.
-const LOGICAL_BLOCK_SIZE_MAX: u64 = 64 << 10;
 
 impl Layer for LeafLayer {
     fn shape(&self) -> &Shape {
@@ -503,11 +485,9 @@ impl Layer for LeafLayer {
     }
     #[inline]
     fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        if span.end().0 > self.shape.sectors.0 {
-            self.resolve_end(span, cx);
-        } else {
-            cx.leaf(self.leaf, span);
-        }
+        let size = self.shape.sectors;
+        assert!(span.end().0 <= size.0, "{span:?} lies beyond leaf {:?} of {size} sectors", self.leaf);
+        cx.leaf(self.leaf, span);
         Ok(())
     }
 }

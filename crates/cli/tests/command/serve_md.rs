@@ -127,29 +127,53 @@ fn an_uneven_mirror_on_disks_of_4096_byte_blocks_is_synced_and_had_to_its_last_s
     assert!(one == expected, "it is not what the first mirror had");
 }
 
-#[test]
-fn an_uneven_mirror_of_disks_with_blocks_of_two_sizes_is_had_to_the_end_of_the_smaller_disk() {
+/// A mirror whose last block of 4096 bytes is only begun on the other disk, `b`, which has blocks of 512: that is all of its file, or a
+/// partition in which somebody else's data follow.
+fn check_two_block_sizes(is_partition: bool) {
+    const MIB: usize = 1 << 20;
     let scratch = Scratch::new();
     let size = 9217 << 10;
-    let noise = ["a", "b"].map(|name| scratch.noise(name, (1 << 20) + size, 1 + u64::from(name == "b")));
+    let noise = ["a", "b"].map(|name| scratch.noise(name, MIB + size, 1 + u64::from(name == "b")));
     let create =
         ["md", "create", "--level=1", "--raid-devices=2", "--name=d", "--size=9217", "--data-offset=1M"];
     run(&mut scratch.blockwork(create.into_iter().chain(["a", "b"])));
-    // As on a larger disk; of the other one, the array's last block is only the beginning.
+    let neighbour = if is_partition { scratch.noise("neighbour", MIB, 3) } else { Vec::new() };
+    let start = if is_partition { MIB } else { 0 };
+    if is_partition {
+        let mut table = vec![0; MIB];
+        table[446 + 4] = 0xfd;
+        let [first, count] = [MIB, MIB + size].map(|bytes| u32::try_from(bytes / 512).unwrap().to_le_bytes());
+        table[446 + 8..446 + 16].copy_from_slice(&[first, count].concat());
+        table[510..512].copy_from_slice(&[0x55, 0xaa]);
+        scratch.write("b", [table, scratch.read("b"), neighbour.clone()].concat());
+    }
     File::options().write(true).open(scratch.path("a")).unwrap().set_len(12 << 20).unwrap();
     let looped = Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at("a"));
     let server = scratch.serve(["md/d", "--disk", &looped.device, "b"]);
     let said = run(&mut scratch.blockwork(["md", "wait", "md/d"]));
     assert!(said.contains("all members are in sync"), "{said}");
     python(&format!(
-        "h = connect({:?})\nh.pwrite(bytes([7]) * 512, {size} - 512)\nh.flush()\n",
+        "h = connect({:?})\nh.pwrite(bytes([7]) * 512, {size} - 512)\nh.flush()\n\
+         for _ in range(4): assert h.pread(512, {size} - 512) == bytes([7]) * 512\n",
         scratch.uri("")
     ));
     let said = run(&mut scratch.blockwork(["md", "check", "md/d", "--wait"]));
     assert!(said.contains("mismatch_cnt 0") && said.contains("all members are in sync"), "{said}");
     server.stop();
-    let mut expected = noise[0][1 << 20..].to_vec();
+    let mut expected = noise[0][MIB..].to_vec();
     expected[size - 512..].fill(7);
-    assert!(scratch.read("b")[1 << 20..] == expected, "it is not what the first mirror had, to its own end");
-    assert!(scratch.read("a")[1 << 20..][..size] == expected);
+    let b = &scratch.read("b")[start + MIB..];
+    assert!(b[..size] == expected, "it is not what the first mirror had, to its own end");
+    assert!(b[size..] == neighbour, "what follows the member was written to");
+    assert!(scratch.read("a")[MIB..][..size] == expected);
+}
+
+#[test]
+fn an_uneven_mirror_of_disks_with_blocks_of_two_sizes_is_had_to_the_end_of_the_smaller_disk() {
+    check_two_block_sizes(false);
+}
+
+#[test]
+fn an_uneven_mirror_writes_nothing_behind_a_partition_with_smaller_blocks() {
+    check_two_block_sizes(true);
 }

@@ -6,9 +6,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use blockwork_engine::{Layer, Sector, Sectors};
+use blockwork_engine::{Errno, Layer, Sector, Sectors, TaskContext};
+use blockwork_memory::{Segment, copy_between};
 
 use super::bad_blocks::BadBlocks;
+use super::io;
 use super::record::{Site, SiteState, Standing};
 
 /// `recovered`: all of it.
@@ -209,6 +211,49 @@ impl Member {
     pub(super) fn room(&self) -> Sectors {
         let known = self.site.as_ref().and_then(|(_, site)| site.room);
         known.unwrap_or(Sectors(self.layer.sectors().0.saturating_sub(self.data_start.0)))
+    }
+
+    /// How much of a piece is on the device. The last block of an array that ends in its midst goes on behind the array's end, and where this device
+    /// has smaller blocks and ends there, behind its own: a partition's neighbour is there, or nothing.
+    #[inline]
+    pub(super) fn reach(&self, sector: Sector, nr: Sectors) -> Sectors {
+        if self.at(sector).0 + nr.0 <= self.layer.sectors().0 { nr } else { self.reach_at_end(sector, nr) }
+    }
+
+    #[cold]
+    fn reach_at_end(&self, sector: Sector, nr: Sectors) -> Sectors {
+        nr.min(Sectors(io::end_of_blocks(&*self.layer).0.saturating_sub(self.at(sector).0)))
+    }
+
+    /// Reads `nr` sectors of its data; what it does not have of an array's last block is zeros.
+    pub(super) async fn read(&self, sector: Sector, nr: Sectors, cx: &TaskContext) -> Result<Segment, Errno> {
+        let reach = self.reach(sector, nr);
+        let read = io::read(cx, &self.layer, self.at(sector), reach).await?;
+        if reach == nr {
+            return Ok(read);
+        }
+        let all = Segment::new(cx.pool().get(nr.byte_len()), 0, nr.byte_len());
+        all.fill(0);
+        copy_between(&[read], std::slice::from_ref(&all));
+        Ok(all)
+    }
+
+    /// Writes its data, as far as it has them, durably or not.
+    pub(super) async fn write(
+        &self,
+        sector: Sector,
+        data: Segment,
+        durable: bool,
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
+        let reach = self.reach(sector, Sectors::from_bytes_floor(data.len() as u64));
+        let data = data.slice(0, reach.byte_len());
+        let at = self.at(sector);
+        if durable {
+            io::write(cx, &self.layer, at, data).await
+        } else {
+            io::store(cx, &self.layer, at, data).await
+        }
     }
 
     pub(super) fn count_corrected(&self, nr: Sectors) {

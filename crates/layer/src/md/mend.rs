@@ -21,7 +21,6 @@ use super::devices::DeviceIndex;
 use super::failure::FailedMember;
 use super::fence::MENDING;
 use super::geometry::{Place, Places};
-use super::io;
 use super::member::Member;
 
 /// Mended in one go, sectors: bounds memory.
@@ -226,14 +225,14 @@ impl Array {
             let Some(good) = self.other_copy(bad, step) else { return Ok(false) };
             let Some(source) = self.member(good.member) else { return Ok(false) };
             let trust = self.trust();
-            let Ok(data) = io::read(cx, &source.layer, source.at(good.sector), step).await else {
+            let Ok(data) = source.read(good.sector, step, cx).await else {
                 return Ok(false);
             };
             if self.check_trust(trust).is_err() {
                 continue;
             }
-            io::write(cx, &member.layer, member.at(bad.sector), data).await?;
-            io::read(cx, &member.layer, member.at(bad.sector), step).await?;
+            member.write(bad.sector, data, true, cx).await?;
+            member.read(bad.sector, step, cx).await?;
             done += step;
         }
         Ok(true)

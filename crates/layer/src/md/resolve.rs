@@ -385,5 +385,27 @@ fn pass(
     sector: Sector,
     cx: &mut Resolver<'_>,
 ) -> Result<(), Defer> {
+    let reach = member.reach(sector, piece.nr);
+    if reach < piece.nr {
+        return pass_end(node, piece, reach, member, sector, cx);
+    }
     cx.pass(node, piece.sector, &*member.layer, piece.moved_to(member.at(sector)))
+}
+
+/// Likewise, a piece that goes on behind what the member has.
+#[cold]
+fn pass_end(
+    node: NodeId,
+    piece: Span,
+    reach: Sectors,
+    member: &Member,
+    sector: Sector,
+    cx: &mut Resolver<'_>,
+) -> Result<(), Defer> {
+    if reach > Sectors::ZERO {
+        let here = piece.piece(Sectors::ZERO, reach);
+        cx.pass(node, here.sector, &*member.layer, here.moved_to(member.at(sector)))?;
+    }
+    cx.zero(piece.piece(reach, piece.nr - reach));
+    Ok(())
 }

@@ -202,7 +202,7 @@ impl Array {
         let member = self.devices.get(copy.device).ok_or(Errno::EIO)?;
         let (start, whole) = whole_blocks(copy.sector, nr, &self.form().shape.limits);
         let nr = Sectors(start.0 + whole.0 - copy.sector.0);
-        io::read(cx, &member.layer, member.at(copy.sector), nr).await
+        member.read(copy.sector, nr, cx).await
     }
 
     /// Writes, not durably. What was bad there is not any more.
@@ -215,14 +215,9 @@ impl Array {
             let Some(member) = self.devices.get(copy.device).filter(|member| !member.is_faulty()) else {
                 return Ok(());
             };
-            let at = member.at(copy.sector);
             // What leaves the list of bad blocks is durable before.
             let some_bad = member.bad.any();
-            let written = if some_bad {
-                io::write(cx, &member.layer, at, data).await
-            } else {
-                io::store(cx, &member.layer, at, data).await
-            };
+            let written = member.write(copy.sector, data, some_bad, cx).await;
             written.map_err(|errno| {
                 self.distrust_at_once(copy.device, cx);
                 self.has_failed(FailedMember { device: copy.device, errno, bad: None, lacks: None });
