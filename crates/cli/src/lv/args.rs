@@ -39,7 +39,8 @@ pub(crate) enum LvVerb {
     #[command(
         after_help = "Examples:\n  blockwork lv merge vg0/before --disk a.img b.img\n  blockwork lv merge vg0/before\n\n\
         Whoever opens the group during the merge finds in the origin what the snapshot was. ^C stops it, and the same command goes on \
-        with it; so does `blockwork serve` of the origin, and Linux. Other snapshots of the origin stay as they are.\n\n\
+        with it; so does `blockwork serve` of the origin, and Linux. Other snapshots of the origin stay as they are. A snapshot of a thin \
+        volume takes the place of its origin at once, with its size: the origin keeps its name, tags and permissions.\n\n\
         Without --disk, the server that serves the origin does it, and the command does not wait for the end: `blockwork lv show` says \
         what is left. While a client has the origin or the snapshot open, the merge waits, since it would change what the origin is \
         under that client; nobody else can open the snapshot from then on."

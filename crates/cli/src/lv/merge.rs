@@ -1,8 +1,8 @@
 //! `blockwork lv merge`: a snapshot goes back into its origin.
 //!
 //! The text says first that it is being merged, then it is done, here, to the end; then the text has no snapshot any more. A signal
-//! ends it between two steps: whoever opens the group next, this command, a server or Linux, goes on. Without disks, the server that has
-//! the group is asked, and does all of it by itself.
+//! ends it between two steps: whoever opens the group next, this command, a server or Linux, goes on. A snapshot of a thin volume takes the
+//! place of its origin, and nothing has to be copied. Without disks, the server that has the group is asked, and does all of it by itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +23,7 @@ use crate::at_once;
 use crate::md::Progress;
 use crate::scan::size;
 use crate::vg::change::{announce, author, commit};
-use crate::vg::target::change;
+use crate::vg::target::{change, commit_and_tell, open};
 
 pub(super) fn run(args: &MergeArgs) -> Result<()> {
     let (group, name) = split(&args.volume)?;
@@ -36,7 +36,10 @@ pub(super) fn run(args: &MergeArgs) -> Result<()> {
         flag::register(signal, is_stopped.clone())?;
     }
     let disks = &args.place.disk;
-    let mut editor = GroupEditor::open(disks, group, author()?)?;
+    let mut editor = open(disks, group)?;
+    if editor.draft().is_thin(name)? {
+        return replace_origin(args, editor, name);
+    }
     if editor.begin_merge(name)? {
         commit(&mut editor)?;
         // What the disks say now, and no longer what they said before, is served from here on.
@@ -68,6 +71,15 @@ pub(super) fn run(args: &MergeArgs) -> Result<()> {
     commit(&mut editor)?;
     let said = format!("{}: {} are merged into its origin, and it is gone", args.volume, size(merged));
     announce(&editor, &said, Some(json!({ "merged": args.volume, "bytes": merged })), args.place.json)
+}
+
+/// A thin snapshot takes the place of its origin.
+fn replace_origin(args: &MergeArgs, mut editor: GroupEditor, name: &str) -> Result<()> {
+    let origin = editor.draft_mut().end_thin_merge(name)?;
+    let editor = commit_and_tell(editor, &args.place.disk)?;
+    let origin = format!("{}/{origin}", editor.draft().group().name);
+    let said = format!("{}: it has taken the place of its origin {origin}, and is gone", args.volume);
+    announce(&editor, &said, Some(json!({ "merged": args.volume, "origin": origin })), args.place.json)
 }
 
 /// How it ended: bytes.

@@ -47,8 +47,11 @@ impl ServedGroups {
             let names: Vec<String> = volumes.iter().map(|(_, volume)| escape(&volume.name)).collect();
             return Err(error.context(format!("{} cannot be served any more", names.join(", "))));
         }
-        let (built, failures): (Vec<_>, Vec<_>) =
-            volumes.into_iter().map(|(id, volume)| self.build_anew(id, volume)).unzip();
+        let build = |(id, old): (VolumeId, Volume)| {
+            let (volume, failure) = anew(&old, self.build(&old.name));
+            ((id, volume), failure)
+        };
+        let (built, failures): (Vec<_>, Vec<_>) = volumes.into_iter().map(build).unzip();
         built.iter().filter(|(_, volume)| !is_closed(volume)).for_each(meanwhile);
         // Who reads by the old family knows nothing of what the new one copies: no write before the last of those reads has ended.
         let quiet = self.served.run(|cx| async move { cx.quiesce().await });
@@ -107,27 +110,27 @@ impl ServedGroups {
             .unwrap_or_else(|errno| log::error!("what snapshots were made of could not be flushed: {errno}"));
         Ok(())
     }
+}
 
-    /// A volume with its new stack; where there is none, with nothing, and why.
-    fn build_anew(&self, id: VolumeId, old: Volume) -> ((VolumeId, Volume), Option<anyhow::Error>) {
-        match self.build(&old.name) {
-            Ok(built) => {
-                let mut volume = old.with_root(built.root);
-                volume.read_only |= built.read_only;
-                ((id, volume), None)
-            }
-            Err(error) => {
-                let why = anyhow!(
-                    "{} cannot be served any more: {error:#}; its clients get errors until that is mended and the server started anew",
-                    escape(&old.name)
-                );
-                ((id, with_nothing(&old)), Some(why))
-            }
+/// A volume with its new stack; where there is none, with nothing, and why.
+pub(super) fn anew(old: &Volume, built: Result<Volume>) -> (Volume, Option<anyhow::Error>) {
+    match built {
+        Ok(built) => {
+            let mut volume = old.with_root(built.root);
+            volume.read_only |= built.read_only;
+            (volume, None)
+        }
+        Err(error) => {
+            let why = anyhow!(
+                "{} cannot be served any more: {error:#}; its clients get errors until that is mended and the server started anew",
+                escape(&old.name)
+            );
+            (with_nothing(old), Some(why))
         }
     }
 }
 
 /// A volume that answers EIO.
-fn with_nothing(volume: &Volume) -> Volume {
+pub(super) fn with_nothing(volume: &Volume) -> Volume {
     volume.with_root(Arc::new(ErrorTarget::new(volume.node(), volume.sectors())))
 }

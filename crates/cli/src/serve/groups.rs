@@ -277,7 +277,7 @@ impl ServedGroups {
     }
 
     /// Tells pools what the group's text has for them, and notes there that they know.
-    fn tell_pools(&self, group: &str, command: Option<&str>) -> Result<(), Refusal> {
+    pub(super) fn tell_pools(&self, group: &str, command: Option<&str>) -> Result<(), Refusal> {
         let (tellings, commit, text) = {
             let mut assembly = self.assembly();
             let mut editor =
@@ -429,24 +429,27 @@ impl ServedGroups {
     }
 
     fn add(&self, name: &str) -> Result<Option<String>> {
-        let (is_pool, pool_of) = {
-            let assembly = self.assembly();
-            (assembly.is_pool(name), assembly.thin_device(name))
-        };
-        if is_pool {
+        if self.assembly().is_pool(name) {
             return Ok(None);
         }
+        let before = self.served.layers();
+        let volume = self.build_opened(name)?;
+        self.served.open([volume.root.clone()], &before)?;
+        self.offer(volume)?;
+        Ok(self.offers.note())
+    }
+
+    /// The same as [`Self::build`], also of a thin volume that nobody has built yet.
+    pub(super) fn build_opened(&self, name: &str) -> Result<Volume> {
+        let pool_of = self.assembly().thin_device(name);
         // Once it is open, its layer needs nothing that would have to be read.
         let device = match pool_of {
             Some((pool, id)) => Some(self.served.run(move |cx| async move { pool.device(&cx, id).await })??),
             None => None,
         };
-        let before = self.served.layers();
-        let volume = self.build(name)?;
+        let volume = self.build(name);
         drop(device);
-        self.served.open([volume.root.clone()], &before)?;
-        self.offer(volume)?;
-        Ok(self.offers.note())
+        volume
     }
 
     /// The volume of that name, with layers that all counters know.

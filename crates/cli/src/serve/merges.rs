@@ -1,9 +1,12 @@
-//! Old snapshots that are merged into their origins while their group is served.
+//! Snapshots that are merged into their origins while their group is served.
 //!
 //! The group's text says first that a snapshot is being merged. The merge begins when nobody has the origin or the snapshot open: what the
 //! origin is changes in that moment, and a mounted file system would not outlive that. Until then both are what they were to those who have
 //! them open, others may open the origin, and nobody else the snapshot. When all is merged, the text has no snapshot any more, and the
 //! origin becomes what it is without one. A thread hears of clients that go and of merges that end, and does what is due then.
+//!
+//! A thin snapshot takes the place of its origin at once, when nobody has the two open: as the text and the pool have it, and then for
+//! whoever comes. A text that says so when the server starts (LVM's, or of one that was killed) is done with then.
 //!
 //! Invariants: (1) no client finds another content in what it has opened; (2) nothing that a client who has gone has sent gets into the
 //! origin as it is from then on; (3) a server that is killed at any time leaves a text by which the next one, or Linux, goes on: a merge
@@ -18,9 +21,11 @@ use blockwork_daemon::Refusal;
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_format::escape;
 use blockwork_layer::snapshot::{Merge, MergeEnd};
+use blockwork_layer::thin::Mode;
 use blockwork_volume::lvm::edit::{Draft, EditError};
 use blockwork_volume::lvm::served::{Adopted, MergeState, TextMerge};
 
+use super::families::{anew, with_nothing};
 use super::groups::{ServedGroups, failed, refused};
 use super::keeper::{Keeper, OnPanic};
 use super::offers::InUse;
@@ -102,6 +107,8 @@ impl MergeKeeper {
         groups.offers.when_closed(move || of_exports.begin());
         let _ = groups.merge_caller.set(caller.clone());
         groups.watch_merges();
+        // Thin snapshots that are to be merged, by a text of before.
+        caller.begin();
         let of_thread = caller.clone();
         let what = "the thread that looks after merges";
         let thread = Keeper::start("merges", what, on_panic, move || {
@@ -209,6 +216,8 @@ enum Begun {
     Later(String),
     /// There is nothing to merge: the snapshot was lost.
     Never,
+    /// The thin snapshot is what its origin was: that is all.
+    Replaced,
 }
 
 impl ServedGroups {
@@ -247,24 +256,35 @@ impl ServedGroups {
 
     /// A client has gone: what waited for that begins. False: something has failed, and is tried again after that pause.
     fn begin_waiting(&self, pause: Duration) -> bool {
-        let waiting = |groups: &ServedGroups| {
-            let merges = groups.assembly().merges_of_text().into_iter();
-            merges
-                .filter(|one| matches!(one.state, MergeState::Waiting | MergeState::Lost))
-                .collect::<Vec<_>>()
+        let waiting = || -> Vec<TextMerge> {
+            let (merges, is_read_only) = {
+                let assembly = self.assembly();
+                (assembly.merges_of_text(), assembly.is_read_only())
+            };
+            let is_waiting = |one: &TextMerge| match one.state {
+                MergeState::Waiting | MergeState::Lost => true,
+                // As Linux, which does it when the origin is activated.
+                MergeState::Due => !is_read_only && !self.find_all(&one.origin_volumes).is_empty(),
+                MergeState::Idle | MergeState::Begun => false,
+            };
+            merges.into_iter().filter(is_waiting).collect()
         };
-        if waiting(self).is_empty() {
+        if waiting().is_empty() {
             return true;
         }
         let _turn = self.turn();
         let mut is_done = true;
-        for merge in waiting(self) {
+        for merge in waiting() {
             let begun = self.begin(&merge);
             self.merge_failures.note(&merge, begun.as_ref().err().map(|error| format!("{error:#}")));
             match begun {
                 Ok(Begun::Later(_)) => {}
-                Ok(Begun::Now) => log::info!("{}", sentence(&merge, Ok(Begun::Now))),
+                Ok(done @ (Begun::Now | Begun::Replaced)) => log::info!("{}", sentence(&merge, Ok(done))),
                 Ok(Begun::Never) => log::error!("{}", sentence(&merge, Ok(Begun::Never))),
+                // Its origin is what it is to be, and the group may be one that is not to be changed here.
+                Err(error) if merge.state == MergeState::Due => {
+                    log::warn!("{}", sentence(&merge, Err(error)))
+                }
                 Err(error) => {
                     is_done = false;
                     log::error!("{}; {}", sentence(&merge, Err(error)), tried_again(pause));
@@ -282,20 +302,87 @@ impl ServedGroups {
                 self.give_up(merge)?;
                 return Ok(Begun::Never);
             }
+            MergeState::Due => {
+                self.end_thin(merge)?;
+                return Ok(Begun::Replaced);
+            }
             MergeState::Waiting => {}
         }
         self.offers.withhold(&merge.snapshot_volumes, true);
         let origins = self.find_all(&merge.origin_volumes);
-        if origins.is_empty() {
+        if origins.is_empty() && !merge.is_thin {
             return Ok(Begun::Later(when_served(merge)));
         }
         let snapshots = self.find_all(&merge.snapshot_volumes);
         if let Err(in_use) = self.offers.withhold_unused(&[&origins[..], &snapshots].concat()) {
             return Ok(Begun::Later(when_closed(&in_use)));
         }
-        let begun = self.switch_to_merge(merge, &snapshots);
+        let begun = match merge.is_thin {
+            true => self.replace_origin(merge, origins, snapshots).map(|()| Begun::Replaced),
+            false => self.switch_to_merge(merge, &snapshots).map(|()| Begun::Now),
+        };
         self.offers.withhold(&merge.origin_volumes, false);
-        begun.map(|()| Begun::Now)
+        begun
+    }
+
+    /// A thin snapshot takes the place of its origin. Nobody can open either of them. Whatever fails, the origin is what the text says then.
+    fn replace_origin(
+        &self,
+        merge: &TextMerge,
+        origins: Vec<(VolumeId, Volume)>,
+        snapshots: Vec<(VolumeId, Volume)>,
+    ) -> Result<()> {
+        self.check_room(&self.assembly()).map_err(|refusal| anyhow!(refusal.text))?;
+        for (id, volume) in &snapshots {
+            self.offers.remove(*id, &volume.name)?;
+        }
+        let empty: Vec<Volume> = origins.iter().map(|(_, volume)| with_nothing(volume)).collect();
+        for ((id, _), volume) in origins.iter().zip(&empty) {
+            self.offers.change(&volume.name, *id, volume)?;
+        }
+        let old = origins.into_iter().chain(snapshots);
+        let old = old.map(|(id, volume)| {
+            self.served.withdraw(id);
+            volume
+        });
+        let mut old: Vec<Volume> = old.collect();
+        let pool = self.assembly().thin_device(&format!("{}/{}", merge.group, merge.origin));
+        if pool.is_some_and(|(pool, _)| pool.mode() == Mode::OutOfDataSpace) {
+            // Nobody could make room meanwhile for what waits for that. It goes by the layers that it has, and so nowhere.
+            old.clear();
+        }
+        self.settle(old)?;
+        // A pool deletes only what nobody has layers of.
+        self.assembly().forget_thin_merge(merge);
+        let ended = self.end_thin(merge);
+        let mut served = Ok(());
+        for volume in empty {
+            served = served.and(self.serve_anew(&volume));
+        }
+        ended.and(served)
+    }
+
+    /// A volume that was taken from clients is built anew, and theirs again.
+    fn serve_anew(&self, old: &Volume) -> Result<()> {
+        let before = self.served.layers();
+        let (volume, failure) = anew(old, self.build_opened(&old.name));
+        let id = self.served.add(volume.clone())?;
+        self.offers.change(&volume.name, id, &volume)?;
+        self.served.open([volume.root], &before)?;
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// The text and the pool hear that a thin snapshot has taken the place of its origin.
+    fn end_thin(&self, merge: &TextMerge) -> Result<()> {
+        let failed = |refusal: Refusal| anyhow!(refusal.text);
+        self.tell_pools(&merge.group, None).map_err(failed)?;
+        let adopted =
+            self.edit(merge, |draft| draft.end_thin_merge(&merge.snapshot).map(drop)).map_err(failed)?;
+        let notes = self.follow(adopted).into_iter();
+        // It is done: the pool is told with the next change if it cannot be told now, as where a write waits in what it is to delete.
+        let untold = self.tell_pools(&merge.group, None).err().map(|refusal| refusal.text);
+        notes.chain(untold).for_each(|note| log::warn!("{note}"));
+        Ok(())
     }
 
     /// The origin is what the snapshot was from now on, and that is a volume no more. Nobody can open either of them.
@@ -415,6 +502,9 @@ fn sentence(merge: &TextMerge, begun: Result<Begun>) -> String {
     match begun {
         Ok(Begun::Now) => {
             format!("{name}: it is being merged into {origin}, which is what it was from now on")
+        }
+        Ok(Begun::Replaced) => {
+            format!("{name}: it has taken the place of its origin {origin}, and is gone")
         }
         Ok(Begun::Later(why)) => format!("{name}: it is to be merged into {origin}; {why}"),
         Ok(Begun::Never) => {

@@ -120,7 +120,7 @@ pub(crate) fn with_merges(mut group: GroupStatus, merges: &[TextMerge]) -> Group
         volume.merge_failure = found.failure.clone();
         let state = match found.state {
             _ if found.failure.is_some() => "failed",
-            MergeState::Idle => PLANNED,
+            MergeState::Idle | MergeState::Due => PLANNED,
             MergeState::Waiting | MergeState::Lost => "waiting",
             MergeState::Begun if volume.status.as_ref() == Some(&failed) => "failed",
             MergeState::Begun => "running",

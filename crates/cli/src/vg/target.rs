@@ -103,7 +103,7 @@ fn grown_pool(editor: &GroupEditor, change: &Change, made: &Made) -> Result<Opti
 }
 
 /// Opens a group to change it. What a change before has left to be told to pools is told first: it was cut short.
-fn open(disks: &[String], group: &str) -> Result<GroupEditor> {
+pub(crate) fn open(disks: &[String], group: &str) -> Result<GroupEditor> {
     let mut editor = GroupEditor::open(disks, group, author()?).map_err(|error| in_use(error, group))?;
     if editor.draft().untold()?.is_empty() {
         return Ok(editor);
@@ -116,7 +116,7 @@ fn open(disks: &[String], group: &str) -> Result<GroupEditor> {
 
 /// Writes what was planned, and tells the pools what it means to them, in the order that a power cut cannot break: the text that
 /// says what they will be told, the pools, the text without it.
-fn commit_and_tell(editor: GroupEditor, disks: &[String]) -> Result<GroupEditor> {
+pub(crate) fn commit_and_tell(editor: GroupEditor, disks: &[String]) -> Result<GroupEditor> {
     let mut editor = editor;
     commit(&mut editor)?;
     if editor.draft().untold()?.is_empty() {

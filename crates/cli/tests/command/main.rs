@@ -35,6 +35,7 @@ mod serve_signals;
 mod serve_snapshot;
 mod serve_table;
 mod serve_thin;
+mod serve_thin_merges;
 mod serve_thin_scenarios;
 mod serve_vhost;
 mod serve_xen;

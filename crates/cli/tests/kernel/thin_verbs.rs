@@ -2,7 +2,7 @@
 //! changed there and again by us.
 
 use crate::machine::{Facts, MIB, Machine};
-use crate::support::nbd::python;
+use crate::support::nbd::{Raw, python};
 use crate::support::run;
 
 fn verb(machine: &Machine, args: &[&str]) -> String {
@@ -14,6 +14,12 @@ fn verb(machine: &Machine, args: &[&str]) -> String {
 const FUNCTIONS: &str = r#"
 MIB=$((1024 * 1024))
 up() { vgchange -ay -K vg >&2; }
+# Which thin volumes there are, and what they hold.
+tell() {
+    local names="$(lvs --noheadings -O lv_name -o lv_name -S 'segtype=thin' vg | xargs)" name
+    fact text volumes "${names// /,}"
+    for name in $names; do fact $name sha256 $(sha256 /dev/vg/$name); done
+}
 # Everything at rest, LVM content, and the pool's metadata whole.
 down() {
     sync
@@ -143,4 +149,94 @@ fn what_changed_while_it_was_served_the_kernel_activates_and_goes_on_with() {
     }
     assert!(facts.number("pool", "mib") > 20, "it has extended itself");
     assert_eq!(facts.get("pool", "transaction"), "7");
+}
+
+/// Volumes that the guest reads as we do, by these sums; nothing else of the group is there but the pool.
+fn expect_volumes(facts: &Facts, volumes: &[(&str, &str)]) {
+    let names: Vec<&str> = volumes.iter().map(|(name, _)| *name).collect();
+    assert_eq!(facts.get("text", "volumes"), names.join(","));
+    for (name, hash) in volumes {
+        assert_eq!(facts.get(name, "sha256"), *hash, "{name}, by the kernel");
+    }
+}
+
+#[test]
+fn thin_snapshots_take_the_places_of_their_origins_by_us_and_by_the_kernel_in_turns() {
+    let mut machine = Machine::new();
+    machine.disk("a", 96 * MIB);
+    machine.disk("b", 64 * MIB);
+    verb(&machine, &["vg", "create", "vg", "a", "b"]);
+    verb(&machine, &["lv", "create", "vg/pool", "--thin-pool", "--size", "100M"]);
+    verb(&machine, &["lv", "create", "vg/one", "--thin", "pool", "-V", "40M"]);
+    let served = machine.serve(&["a", "b"], &[]);
+    let ask = |args: &[&str]| {
+        machine.note("asked", &args.join(" "));
+        run(&mut machine.scratch.blockwork(args))
+    };
+    write(&machine, "vg/one", 0, 12);
+    for (name, at) in [("first", 3), ("second", 6), ("third", 9)] {
+        ask(&["lv", "snapshot", "vg/one", "--name", name]);
+        write(&machine, &format!("vg/{name}"), at, 8);
+    }
+    write(&machine, "vg/one", 20, 4);
+    let sum = |name: &str| machine.sha256(&format!("vg/{name}"));
+    let [one, first, second, third] = ["one", "first", "second", "third"].map(sum);
+    // A client keeps its origin, and the server is killed under it.
+    let client = Raw::open_export(&machine.scratch.at("socket"), "vg/one");
+    let said = ask(&["lv", "merge", "vg/first"]);
+    assert!(said.contains("vg/one is in use"), "{said}");
+    assert_eq!(machine.sha256("vg/one"), one);
+    served.kill();
+    drop(client);
+    let judged = machine.run(&format!(
+        "{FUNCTIONS}
+        fact text merging \"$(lvs -a --noheadings -o lv_merging vg/first | tr -d ' ')\"
+        up
+        is_gone() {{ ! lvs vg/$1 2>/dev/null; }}
+        wait_for is_gone first
+        tell
+        # Another one, of what was a snapshot of the snapshot's origin; then one that LVM leaves for later.
+        lvcreate -y -s -kn -n fourth vg/one >&2
+        pattern write /dev/vg/fourth $((30 * MIB)) $((2 * MIB)) 7
+        fact fourth sha256 $(sha256 /dev/vg/fourth)
+        exec 8</dev/vg/one
+        lvconvert -y --merge vg/fourth >&2
+        fact text delayed \"$(lvs -a --noheadings -o lv_merging vg/fourth | tr -d ' ')\"
+        exec 8<&-
+        down"
+    ));
+    let facts = Facts(&judged.stdout);
+    assert_eq!(facts.get("text", "merging"), "merging");
+    expect_volumes(&facts, &[("one", &first), ("second", &second), ("third", &third)]);
+    assert_eq!(facts.get("text", "delayed"), "merging");
+    let fourth = facts.get("fourth", "sha256").to_owned();
+
+    // By the verb, what LVM has left, and then one that we make; by the kernel, one more of ours.
+    verb(&machine, &["lv", "merge", "vg/fourth"]);
+    let served = machine.serve(&["a", "b"], &[]);
+    assert_eq!(machine.sha256("vg/one"), fourth);
+    ask(&["lv", "snapshot", "vg/second", "--name", "fifth"]);
+    write(&machine, "vg/fifth", 33, 3);
+    ask(&["lv", "snapshot", "vg/fifth", "--name", "sixth"]);
+    write(&machine, "vg/sixth", 36, 2);
+    let [fifth, sixth] = ["fifth", "sixth"].map(sum);
+    ask(&["lv", "merge", "vg/fifth"]);
+    assert_eq!(machine.sha256("vg/second"), fifth);
+    served.stop();
+    let judged = machine.run(&format!(
+        "{FUNCTIONS}
+        up
+        fact sixth origin \"$(lvs --noheadings -o origin vg/sixth | tr -d ' ')\"
+        tell
+        lvconvert -y --merge vg/sixth >&2
+        fact second after $(sha256 /dev/vg/second)
+        down"
+    ));
+    let facts = Facts(&judged.stdout);
+    expect_volumes(&facts, &[("one", &fourth), ("second", &fifth), ("sixth", &sixth), ("third", &third)]);
+    assert_eq!(facts.get("sixth", "origin"), "second");
+    assert_eq!(facts.get("second", "after"), sixth);
+    let served = machine.serve(&["a", "b"], &["--read-only"]);
+    assert_eq!(["one", "second", "third"].map(sum), [fourth, sixth, third]);
+    served.stop();
 }

@@ -469,6 +469,12 @@ impl ServedEditor<'_> {
                 self.check_open_family(old, snapshot.origin, &above)?;
             }
         }
+        for lv in planned_thin_merges(old, text) {
+            if let Some(user) = self.user_of(lv, &above) {
+                let why = format!("it is served, and {user}: stop serving it first");
+                return Err(EditError::volume(&old.lvs[lv.0].name, why));
+            }
+        }
         let merging: HashSet<Uuid> = origins_merged_into(text).collect();
         for origin in changed_families(text, old) {
             self.check_family(old, origin, &merging)?;
@@ -589,6 +595,15 @@ fn planned_merges(old: &VolumeGroup, text: &VolumeGroup) -> Vec<vg::Snapshot> {
     let merging: HashSet<Uuid> = merging.collect();
     let is_planned = |one: &vg::Snapshot| !one.merging && merging.contains(&old.lvs[one.tie.0].id);
     old.snapshots().filter(is_planned).collect()
+}
+
+/// The thin snapshots that `text` has merged and `old` has not, and their origins: by their places in `old`.
+fn planned_thin_merges(old: &VolumeGroup, text: &VolumeGroup) -> Vec<LvIndex> {
+    let before: HashSet<Uuid> = old.merging_thins().map(|(_, snapshot)| old.lvs[snapshot.0].id).collect();
+    let new = text.merging_thins().filter(|(_, snapshot)| !before.contains(&text.lvs[snapshot.0].id));
+    let places = by_id(old);
+    let place = |lv: LvIndex| places.get(&text.lvs[lv.0].id).copied();
+    new.flat_map(|(origin, snapshot)| [place(origin), place(snapshot)]).flatten().collect()
 }
 
 /// The origins into which snapshots are merged.

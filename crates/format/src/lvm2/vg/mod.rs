@@ -254,6 +254,11 @@ impl VolumeGroup {
         self.merging_thins.get(&origin).copied()
     }
 
+    /// The volumes into which a thin snapshot is to be merged, each with that.
+    pub fn merging_thins(&self) -> impl Iterator<Item = (LvIndex, LvIndex)> + '_ {
+        self.merging_thins.iter().map(|(origin, snapshot)| (*origin, *snapshot))
+    }
+
     /// Into which volume a snapshot of either kind is to be merged, or being so.
     pub fn merged_into(&self, lv: LvIndex) -> Option<LvIndex> {
         match self.lvs[lv.0].segments.first()?.kind {

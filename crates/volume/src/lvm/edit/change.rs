@@ -40,7 +40,7 @@ pub enum Change {
         /// How large.
         to: Resize,
     },
-    /// A snapshot of the old kind is merged into its origin, by whoever serves that; then it is gone.
+    /// A snapshot is merged into its origin, by whoever serves that; then it is gone.
     Merge {
         /// The snapshot.
         volume: String,

@@ -1,4 +1,5 @@
-//! A snapshot that is merged back into its origin: first the text says so, then it is done, then the text has no snapshot.
+//! A snapshot of the old kind that is merged back into its origin: first the text says so, then it is done, then the text has no snapshot.
+//! (`thin_merge.rs` has those of thin volumes.)
 //!
 //! As LVM does it: the tie names the store as `merging_store` and is seen no more. From then on the origin is what the snapshot was, and
 //! whoever serves it goes on with the merge, Linux as well as we; when all is merged, tie and store go.
@@ -7,7 +8,7 @@ use std::sync::Arc;
 
 use blockwork_engine::{Errno, Layer, TaskContext};
 use blockwork_format::escape;
-use blockwork_format::lvm2::vg::{LvIndex, SegmentType, Snapshot};
+use blockwork_format::lvm2::vg::{LvIndex, Snapshot};
 use blockwork_layer::snapshot::{Merge, MergeError, SnapshotStatus, Step};
 
 use super::commit::close;
@@ -97,7 +98,7 @@ impl GroupEditor {
 }
 
 impl Draft {
-    /// The snapshot of a name, which is being merged or could be.
+    /// The snapshot of a name, of the old kind, which is being merged or could be.
     pub(super) fn mergeable(&self, name: &str) -> Result<Snapshot, EditError> {
         let vg = self.group();
         let refuse = |why: String| Err(EditError::volume(name, why));
@@ -105,11 +106,6 @@ impl Draft {
             Some(lv) => lv,
             None => self.visible(name)?,
         };
-        if vg.lvs[lv.0].segments.iter().any(|segment| matches!(segment.kind, SegmentType::Thin { .. })) {
-            return refuse(
-                "it is a thin volume, whose merge is not done here: use `lvconvert --merge`".into(),
-            );
-        }
         let Some(snapshot) = vg.snapshots().find(|snapshot| snapshot.store == lv) else {
             return refuse("it is no snapshot, and only those are merged: into their origin".into());
         };
@@ -121,12 +117,15 @@ impl Draft {
         Ok(snapshot)
     }
 
-    /// Plans that a snapshot is being merged from now on.
+    /// Plans that a snapshot of either kind is being merged from now on.
     ///
     /// # Errors
     ///
     /// It is no snapshot, or one is being merged into its origin already.
     pub(super) fn plan_merge(&mut self, name: &str) -> Result<(), EditError> {
+        if self.is_thin(name)? {
+            return self.plan_thin_merge(name);
+        }
         let snapshot = self.mergeable(name)?;
         if snapshot.merging {
             let why = "it is being merged into its origin already; `blockwork lv show` says how much is left";

@@ -30,6 +30,7 @@ mod resize_raid;
 mod section;
 mod snapshot;
 mod thin;
+mod thin_merge;
 
 #[cfg(test)]
 mod tests;

@@ -95,7 +95,7 @@ impl Draft {
     pub fn rename_volume(&mut self, old: &str, new: &str) -> Result<(), EditError> {
         let lv = self.visible(old)?;
         self.check_new_name(new)?;
-        self.check_names_are_known(old)?;
+        self.check_names_are_known(old, "lvrename")?;
         let names = self.renamed(lv, old, new);
         if let Some(taken) = names.values().find(|name| self.group().lv(name).is_some()) {
             return Err(EditError::Exists { what: "the logical volume", name: taken.clone() });
@@ -198,11 +198,11 @@ impl Draft {
         names
     }
 
-    /// Types and sections that are not known here may have names where nobody looks for them.
-    fn check_names_are_known(&self, name: &str) -> Result<(), EditError> {
+    /// Types and sections that are not known here may have names where nobody looks for them: `tool` of LVM's does.
+    pub(super) fn check_names_are_known(&self, name: &str, tool: &str) -> Result<(), EditError> {
         let vg = self.group();
         let refuse = |what: String| {
-            Err(EditError::volume(name, format!("{what} may name it, and is not known here: use `lvrename`")))
+            Err(EditError::volume(name, format!("{what} may name it, and is not known here: use `{tool}`")))
         };
         for lv in &vg.lvs {
             for segment in &lv.segments {
@@ -219,7 +219,7 @@ impl Draft {
 }
 
 /// Replaces names of LVs where a segment has them. A name that a PV has as well means the PV in a list of areas.
-fn replace_names(segment: &mut Section, names: &BTreeMap<String, String>, pvs: &[&str]) {
+pub(super) fn replace_names(segment: &mut Section, names: &BTreeMap<String, String>, pvs: &[&str]) {
     let new_of =
         |value: &Value| value.as_str().and_then(|name| names.get(name)).map(|new| Value::from(new.as_str()));
     for entry in &mut segment.entries {

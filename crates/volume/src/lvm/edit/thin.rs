@@ -285,7 +285,7 @@ impl Draft {
             return Err(EditError::volume(&new.origin, why));
         };
         if merge.is_some() {
-            let why = "it is being merged into its origin: let Linux finish that";
+            let why = "it is to be merged into its origin: `blockwork lv merge` does that";
             return Err(EditError::volume(&new.origin, why));
         }
         self.check_no_thin_merge(origin)?;
@@ -463,14 +463,14 @@ impl Draft {
         })
     }
 
-    /// A volume into which a snapshot of its pool is to be merged stays as it is until Linux has done that: its own number in the pool
-    /// is no more that of its content.
+    /// A volume into which a snapshot of its pool is to be merged stays as it is until that is done: its own number in the pool is no more that
+    /// of its content.
     pub(super) fn check_no_thin_merge(&self, origin: LvIndex) -> Result<(), EditError> {
         let vg = self.group();
         let Some(snapshot) = vg.merging_thin(origin) else { return Ok(()) };
         let (name, snapshot) = (&vg.lvs[origin.0].name, escape(&vg.lvs[snapshot.0].name));
         let why = format!(
-            "its snapshot {snapshot} is to be merged into it: let Linux finish that: `lvchange -ay {}/{name}`",
+            "its snapshot {snapshot} is to be merged into it; finish that first: blockwork lv merge {}/{snapshot}",
             vg.name
         );
         Err(EditError::volume(name, why))
@@ -544,7 +544,7 @@ impl Draft {
     }
 
     /// Notes what a pool has to be told, and that it will have counted that.
-    fn tell_pool(&mut self, pool: &str, message: Section) -> Result<(), EditError> {
+    pub(super) fn tell_pool(&mut self, pool: &str, message: Section) -> Result<(), EditError> {
         let text = self.pool(pool)?;
         let SegmentType::ThinPool { messages, .. } = &self.group().lvs[text.lv.0].segments[0].kind else {
             unreachable!("it is a pool")

@@ -1,18 +1,21 @@
-//! Merges of old snapshots in groups that are served.
+//! Merges of snapshots in groups that are served.
 //!
 //! The text says that a snapshot is being merged before anything of it is done. Where the family is open then, it stays what it was until
 //! its server sees that nobody has the origin or the snapshot open: a merge changes what the origin is, under whoever has it mounted. LVM
 //! does the same ("Delaying merge since origin is open"). Whoever opens the group after that server finds the merge in the text, and goes
 //! on with it at once.
+//!
+//! A snapshot in a thin pool takes the place of its origin. Once nobody has the origin open as it was, only the text and the pool have to
+//! hear of that.
 
 use std::sync::Arc;
 
-use blockwork_format::lvm2::vg::{LvIndex, Snapshot};
+use blockwork_format::lvm2::vg::{LvIndex, SegmentType, Snapshot};
 use blockwork_layer::snapshot::{Merge, SnapshotStatus};
 
-use super::super::KnownSnapshot;
 use super::super::edit::{self, EditError};
 use super::super::verdict::Verdicts;
+use super::super::{KnownSnapshot, ThinPool};
 use super::ChangedFamily;
 use crate::assembly::Assembly;
 use crate::graph::GroupId;
@@ -30,6 +33,8 @@ pub struct TextMerge {
     pub origin_volumes: Vec<String>,
     /// The same of the snapshot.
     pub snapshot_volumes: Vec<String>,
+    /// They are volumes of a thin pool.
+    pub is_thin: bool,
     /// How far it is.
     pub state: MergeState,
     /// Why it does not go on.
@@ -47,6 +52,8 @@ pub enum MergeState {
     Lost,
     /// It is under way, or has failed.
     Begun,
+    /// The origin of a thin snapshot is what it is to be for whoever opens it, and the text and the pool have yet to hear of that.
+    Due,
 }
 
 impl Assembly {
@@ -65,10 +72,51 @@ impl Assembly {
             origin: known.text.lvs[one.origin.0].name.clone(),
             origin_volumes: self.volume_names(group, one.origin),
             snapshot_volumes: self.volume_names(group, one.store),
+            is_thin: false,
             state: self.merge_state(group, &one),
             failure: known.merges.get(&one.origin).and_then(|merge| Some(merge.failure()?.to_string())),
         };
-        merging.map(merge).collect()
+        let thin = |(origin, snapshot): (LvIndex, LvIndex)| TextMerge {
+            group: known.name.clone(),
+            snapshot: known.text.lvs[snapshot.0].name.clone(),
+            origin: known.text.lvs[origin.0].name.clone(),
+            origin_volumes: self.volume_names(group, origin),
+            snapshot_volumes: self.volume_names(group, snapshot),
+            is_thin: true,
+            state: self.thin_merge_state(group, origin, snapshot),
+            failure: None,
+        };
+        merging.map(merge).chain(known.text.merging_thins().map(thin)).collect()
+    }
+
+    fn thin_merge_state(&self, group: GroupId, origin: LvIndex, snapshot: LvIndex) -> MergeState {
+        let known = &self.graph.groups[group.0];
+        let is_built =
+            |lv: LvIndex| known.lv(lv).is_some_and(|device| self.graph.device(device).layer().is_some());
+        let is_as_it_was = match known.text.lvs[origin.0].segments[0].kind {
+            SegmentType::Thin { pool, device_id, .. } => {
+                let pool = known.thin_pools.get(&pool).and_then(ThinPool::pool);
+                pool.is_some_and(|pool| pool.is_in_use(device_id))
+            }
+            _ => false,
+        };
+        // A volume does not become smaller under whoever has it open.
+        let shrinks = known.text.lv_sectors(snapshot) < known.text.lv_sectors(origin);
+        match is_as_it_was || is_built(snapshot) || (shrinks && is_built(origin)) {
+            true => MergeState::Waiting,
+            false => MergeState::Due,
+        }
+    }
+
+    /// The layers of a thin snapshot and of its origin are held on to here no more, nor those of their partitions.
+    pub fn forget_thin_merge(&mut self, merge: &TextMerge) {
+        let partitions_first = merge.origin_volumes.iter().rev().chain(merge.snapshot_volumes.iter().rev());
+        partitions_first.for_each(|name| self.forget_layers(name));
+    }
+
+    /// Whether nothing of this is changed.
+    pub fn is_read_only(&self) -> bool {
+        self.plan.read_only
     }
 
     fn merge_state(&self, group: GroupId, snapshot: &Snapshot) -> MergeState {

@@ -217,8 +217,110 @@ fn what_cannot_be_is_refused() {
     refused(draft.create_thin(&thin("two", "pool", 0)), "at least one extent");
 }
 
+/// Three volumes and their pool, which knows of them: `t1`, its snapshots `snap` (with one itself, `later`) and `other`.
+fn family() -> Draft {
+    let mut draft = group(&[100]);
+    draft.create_thin_pool(&pool("pool", Size::Extents(20))).unwrap();
+    let tags = vec!["of_t1".to_owned()];
+    draft.create_thin(&NewThin { tags, ..thin("t1", "pool", 63) }).unwrap();
+    let tags = vec!["of_snap".to_owned()];
+    draft.create_thin_snapshot(&NewThinSnapshot { tags, ..snapshot("t1", "snap") }).unwrap();
+    draft.create_thin_snapshot(&snapshot("t1", "other")).unwrap();
+    draft.create_thin_snapshot(&snapshot("snap", "later")).unwrap();
+    draft.settle("pool").unwrap();
+    draft
+}
+
+fn origin_of(draft: &Draft, name: &str) -> Option<String> {
+    match lv(draft, name).segments[0].kind {
+        SegmentType::Thin { origin, .. } => origin.map(|origin| draft.group().lvs[origin.0].name.clone()),
+        ref other => panic!("{name}: {other:?}"),
+    }
+}
+
 #[test]
-fn a_volume_into_which_a_snapshot_is_to_be_merged_is_left_to_linux() {
+fn a_snapshot_takes_the_place_of_its_origin_as_lvconvert_writes_it() {
+    let mut draft = family();
+    draft.resize_volume("snap", Resize::MoreExtents(2), false).unwrap();
+    let id = lv(&draft, "t1").id;
+    let transaction = told(&draft, "pool").0;
+    assert_eq!(draft.end_thin_merge("snap").unwrap(), "t1");
+    // LVM 2.03.16: what a user gave the origin stays, and its one segment is the snapshot's.
+    let text = String::from_utf8(draft.text()).unwrap();
+    let expected = "status = [\"READ\", \"WRITE\", \"VISIBLE\"]\nflags = []\ntags = [\"of_t1\"]\ncreation_time = 1700000000\n\
+        creation_host = \"host\"\nsegment_count = 1\n\nsegment1 {\nstart_extent = 0\nextent_count = 18\n\ntype = \"thin\"\n\
+        thin_pool = \"pool\"\ntransaction_id = 1\ndevice_id = 2\n}\n}\n";
+    assert!(text.contains(expected), "{text}\nexpected {expected}");
+    assert_eq!(lv(&draft, "t1").id, id);
+    assert!(draft.group().lv("snap").is_none());
+    assert_eq!(told(&draft, "pool"), (transaction + 1, vec![Message::Delete(1)]));
+    assert_eq!((origin_of(&draft, "other"), origin_of(&draft, "later")), (None, Some("t1".into())));
+    refused(draft.end_thin_merge("later").map(drop), "it has yet to be told that its device 1 goes");
+    draft.settle("pool").unwrap();
+    assert_eq!(draft.end_thin_merge("later").unwrap(), "t1");
+    assert_eq!((device(&draft, "t1"), told(&draft, "pool").1), (4, vec![Message::Delete(2)]));
+}
+
+#[test]
+fn a_snapshot_that_is_to_take_the_place_of_its_origin_is_written_as_lvconvert_does() {
+    let mut draft = family();
+    draft.plan_thin_merge("snap").unwrap();
+    let text = String::from_utf8(draft.text()).unwrap();
+    let expected = "status = [\"READ\", \"WRITE\"]\nflags = [\"ACTIVATION_SKIP\"]\ntags = [\"of_snap\"]\ncreation_time = 1700000000\n\
+        creation_host = \"host\"\nsegment_count = 1\n\nsegment1 {\nstart_extent = 0\nextent_count = 16\n\ntype = \"thin\"\n\
+        thin_pool = \"pool\"\ntransaction_id = 1\ndevice_id = 2\norigin = \"t1\"\nmerge = \"t1\"\n}\n}\n";
+    assert!(text.contains(expected), "{text}\nexpected {expected}");
+    assert_eq!(told(&draft, "pool").1, []);
+    // Again is not more.
+    draft.plan_thin_merge("snap").unwrap();
+    refused(draft.plan_thin_merge("other"), "snap is to be merged into the same origin; merge that first");
+    refused(draft.plan_thin_merge("later"), "its origin snap is to be merged into t1; merge that first");
+    draft.end_thin_merge("snap").unwrap();
+    assert_eq!((device(&draft, "t1"), told(&draft, "pool").1), (2, vec![Message::Delete(1)]));
+    assert!(draft.group().merging_thins().next().is_none());
+}
+
+#[test]
+fn what_cannot_take_the_place_of_another_is_refused() {
+    let mut draft = family();
+    draft.create_volume(&linear("thick", 2)).unwrap();
+    for (name, why) in [
+        ("t1", "it is no snapshot of a volume that is still there"),
+        ("thick", "it is in no thin pool"),
+        ("pool", "it is in no thin pool"),
+        ("none", "there is no logical volume"),
+    ] {
+        refused(draft.end_thin_merge(name).map(drop), why);
+        if name != "none" {
+            assert_eq!(draft.is_thin(name).unwrap(), name == "t1");
+        }
+    }
+    let alter = |draft: &mut Draft, name: &str, act: &dyn Fn(&mut Section)| {
+        let altered = draft.change(|vg, _| {
+            act(only_segment(lv_section(vg, name)));
+            Ok(())
+        });
+        altered.unwrap();
+    };
+    // Whoever reads what it does not have from the origin would read something else.
+    let mut outside = family();
+    alter(&mut outside, "later", &|later| {
+        later.remove("origin");
+        later.set("external_origin", "t1".into());
+    });
+    refused(outside.end_thin_merge("snap").map(drop), "t1: these volumes are made of it as it is: later");
+    // What is deleted must not be what stays.
+    let mut same = family();
+    alter(&mut same, "snap", &|snap| snap.set("origin", "snap".into()));
+    refused(same.end_thin_merge("snap").map(drop), "its origin snap is no other volume of its pool");
+    let mut unknown = family();
+    unknown.create_volume(&linear("thick", 2)).unwrap();
+    alter(&mut unknown, "thick", &|thick| thick.set("type", "new".into()));
+    refused(unknown.end_thin_merge("snap").map(drop), "use `lvconvert --merge`");
+}
+
+#[test]
+fn a_volume_into_which_a_snapshot_is_to_be_merged_waits_for_that() {
     let mut draft = group(&[100]);
     draft.create_thin_pool(&pool("pool", Size::Extents(20))).unwrap();
     draft.create_thin(&thin("t1", "pool", 63)).unwrap();
@@ -232,7 +334,7 @@ fn a_volume_into_which_a_snapshot_is_to_be_merged_is_left_to_linux() {
         Ok(())
     });
     merge.unwrap();
-    let why = "its snapshot before is to be merged into it: let Linux finish that";
+    let why = "its snapshot before is to be merged into it; finish that first: blockwork lv merge vg/before";
     refused(draft.create_thin_snapshot(&snapshot("t1", "new")).map(drop), why);
     refused(draft.resize_volume("t1", Resize::MoreExtents(1), false).map(drop), why);
     refused(draft.remove_volume("t1"), why);
