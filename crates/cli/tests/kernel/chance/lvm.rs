@@ -30,8 +30,8 @@ struct Group {
     machine: Machine,
     chance: Chance,
     run: Run,
-    /// What LVM in the guest has not activated since a power cut, and so nobody can compare. Only a cut adds to it: what does not come up after
-    /// us is a failure. Names without the group's, which may get another one.
+    /// What LVM in the guest has not activated since steps of its own (a power cut, or one that failed in its midst), and so nobody can compare:
+    /// what does not come up after us is a failure. Names without the group's, which may get another one.
     inactive: BTreeSet<String>,
 }
 
@@ -56,6 +56,7 @@ impl Group {
             self.cut(&script, round);
         } else {
             let theirs = self.kernel(&script);
+            self.inactive.clone_from(&theirs.inactive);
             let before = self.machine.prints();
             let ours = self.read();
             self.compare(round, "as the kernel left it", theirs, ours);
@@ -76,7 +77,7 @@ impl Group {
         self.inactive.retain(|name| theirs.inactive.contains(name));
         for name in &self.inactive {
             println!(
-                "{when}: {name} is passed over: LVM in the guest has not activated it since the power cut"
+                "{when}: {name} is passed over: LVM in the guest has not activated it since steps of its own"
             );
             let is_other = |volume: &str| !volume.ends_with(&format!("/{name}"));
             theirs.sums.retain(|volume, _| is_other(volume));

@@ -10,16 +10,18 @@ any='lv_role=public'
 plain="lv_layout=linear && lv_role=public && origin=''"
 linear='lv_layout=linear && lv_role=public'
 grown="lv_role=public && pool_lv=''"
-origin='lv_layout!~raid && lv_layout!~thin && lv_role=public && lv_role!~thicksnapshot'
-no_thin='lv_role=public && lv_layout!~thin'
-copies='lv_role=thicksnapshot'
-mirror='lv_layout=raid,raid1 && lv_role=public'
-pool='lv_layout=thin,pool'
-thin='lv_layout=thin,sparse'
+origin='lv_layout!=raid && lv_layout!=thin && lv_role=public && lv_role!=thicksnapshot'
+no_thin='lv_role=public && lv_layout!=thin'
+copies='lv_role=thicksnapshot || lv_role=thinsnapshot'
+mirror='lv_layout={raid && raid1} && lv_role=public'
+pool='lv_layout={thin && pool}'
+thin='lv_layout={thin && sparse}'
 # one NUMBER KIND: the name of a volume of that kind.
 one() {
     local names
-    names=($(lvs --noheadings -O lv_name -o lv_name -S "$2" "$VG" 2>/dev/null | grep -v pmspare))
+    # One that LVM does not understand would be a kind of which there never is one.
+    names=($(lvs --noheadings -O lv_name -o lv_name -S "$2" "$VG" 2>/tmp/said | grep -v pmspare))
+    ! grep -i selection /tmp/said >&2 || kill $$
     [ ${#names[@]} = 0 ] || echo "${names[$1 % ${#names[@]}]}"
 }
 # range SIZE MOST: sets `at` and `length`, of the volume of SIZE bytes, up to so many pages.
