@@ -297,7 +297,7 @@ impl Graph {
     /// Adds a device under a name that is not in use, which it takes from [`Graph::unused_name`].
     pub(crate) fn add(&mut self, new: NewDevice) -> DeviceId {
         let id = DeviceId(self.devices.len());
-        let Base { depth, read_only, .. } = self.base(&new.below);
+        let Base { depth, read_only, .. } = self.base(&new.kind, &new.below);
         let stack = match new.stack {
             Stack::Ready(_) | Stack::Unbuilt if depth > STACK_DEPTH_MAX => Stack::Refused(format!(
                 "more than {STACK_DEPTH_MAX} devices lie below it, one on top of the other: more than any I/O goes through here"
@@ -324,14 +324,14 @@ impl Graph {
     }
 
     /// What devices mean for one that is added upon them; they do not change in that.
-    fn base(&mut self, devices: &Arc<[DeviceId]>) -> Base {
+    fn base(&mut self, kind: &DeviceKind, devices: &Arc<[DeviceId]>) -> Base {
         if let Some(known) = self.last_base.as_ref().filter(|known| Arc::ptr_eq(&known.devices, devices)) {
             return known.clone();
         }
         let are_there = devices.iter().all(|below| below.0 < self.devices.len());
         assert!(are_there, "a device stands upon what is not there");
         let depth = devices.iter().map(|below| self.device(*below).depth + 1).max().unwrap_or(0);
-        let base = Base { devices: devices.clone(), depth, read_only: self.inherited(devices) };
+        let base = Base { devices: devices.clone(), depth, read_only: self.inherited(kind, devices) };
         self.last_base = Some(base.clone());
         base
     }
@@ -404,9 +404,10 @@ impl Graph {
         device.content = Content::Nothing;
     }
 
-    /// Why a device upon these must not be written.
-    fn inherited(&self, below: &[DeviceId]) -> Option<String> {
-        below.iter().map(|below| self.device(*below)).find_map(|below| {
+    /// Why a device upon these must not be written. A thin volume only reads its external origin, which nobody may write.
+    fn inherited(&self, kind: &DeviceKind, below: &[DeviceId]) -> Option<String> {
+        let below = below.iter().filter(|below| !self.is_external_origin(kind, **below));
+        below.map(|below| self.device(*below)).find_map(|below| {
             let why = below.read_only.as_ref()?;
             // Said once, however deep the reason lies.
             let said = why.contains(" below it is ");
@@ -416,6 +417,16 @@ impl Graph {
                 format!("{} below it is read-only: {why}", blockwork_format::escape(below.title()))
             })
         })
+    }
+
+    /// Whether a device is an external origin of volumes in the group of a device of this kind.
+    pub(crate) fn is_external_origin(&self, above: &DeviceKind, id: DeviceId) -> bool {
+        match (above, &self.device(id).kind) {
+            (DeviceKind::Lv { group: of, .. }, DeviceKind::Lv { group, lv }) => {
+                of == group && self.groups[group.0].text.is_external_origin(*lv)
+            }
+            _ => false,
+        }
     }
 
     pub(crate) fn warn(&mut self, id: DeviceId, warning: String) {

@@ -1,4 +1,4 @@
-//! Which volumes are served: those that were asked for, or all that nothing else stands upon.
+//! Which volumes are served: those that were asked for, or all that nothing else stands upon but a thin volume on its external origin.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Assembly {
         Ok(chosen)
     }
 
-    /// All volumes that nothing else makes use of; where there are tables, the tables' devices alone. Those that cannot
+    /// All volumes that nothing else makes use of, and external origins, which nobody writes; where there are tables, the tables' devices alone. Those that cannot
     /// be served are left out, and returned as errors.
     pub fn choose_all(&mut self) -> (Vec<Chosen>, Vec<VolumeError>) {
         self.look_deeper();
@@ -170,7 +170,13 @@ impl Assembly {
             );
             let own = Some(id).filter(|_| belongs);
             let is_news = makes_use(device) && lists.insert(device.below.as_ptr());
-            for one in device.below.iter().copied().filter(|_| is_news).chain(own) {
+            // Two who only read are not in each other's way.
+            let is_read = |one: &DeviceId| {
+                self.graph.is_external_origin(&device.kind, *one)
+                    && self.graph.device(*one).read_only.is_some()
+            };
+            let below = device.below.iter().copied().filter(|one| is_news && !is_read(one));
+            for one in below.chain(own) {
                 if used.insert(one) {
                     used.extend(self.graph.all_below(one));
                 }

@@ -157,7 +157,8 @@ pub(crate) fn type_name(vg: &VolumeGroup, lv: LvIndex) -> String {
 pub(crate) fn origin(vg: &VolumeGroup, lv: LvIndex) -> Option<String> {
     let of_store = vg.snapshots().find(|snapshot| snapshot.store == lv).map(|snapshot| snapshot.origin);
     let of_thin = match vg.lvs[lv.0].segments[0].kind {
-        SegmentType::Thin { origin, .. } => origin,
+        // As `lvs` has it.
+        SegmentType::Thin { origin, external_origin, .. } => origin.or(external_origin),
         _ => None,
     };
     of_store.or(of_thin).map(|origin| escape(&vg.lvs[origin.0].name))

@@ -27,7 +27,14 @@ pub(crate) fn said(draft: &Draft, change: &Change, made: &Made) -> String {
             format!("{name}: a snapshot of {origin}, in its pool")
         }
         (_, Made::Resized(resized)) => {
-            format!("{name}: {}, before it was {}", bytes(resized.to), bytes(resized.from))
+            let (to, from) = (bytes(resized.to), bytes(resized.from));
+            // Sizes are rounded for people: a small change of a large volume would not be seen.
+            match to == from {
+                true => {
+                    format!("{name}: {to} ({} extents), before it was {from} ({})", resized.to, resized.from)
+                }
+                false => format!("{name}: {to}, before it was {from}"),
+            }
         }
         (Change::Merge { .. }, _) => format!("{name}: it is to be merged into its origin"),
         (Change::Rename { volume, .. }, _) => format!("{group}/{volume} is {name} now"),

@@ -98,6 +98,10 @@ fn thin_volumes_and_snapshots_come_and_go_while_a_client_writes() {
     drop(client);
     served(&lab, &["lv", "snapshot", "vg/snap", "--name", "deep"]);
     assert_eq!(served(&lab, &["lv", "resize", "vg/two", "--size", "2G"]), "vg/two: 2G, before it was 1G\n");
+    assert_eq!(
+        served(&lab, &["lv", "resize", "vg/two", "--extents", "+1"]),
+        "vg/two: 2G (513 extents), before it was 2G (512)\n"
+    );
     served(&lab, &["lv", "rename", "vg/two", "vg/three"]);
     let script =
         format!("h = connect({:?})\nprint(h.get_size() >> 30, h.pread(1, (1 << 30) - 1))\n", uri("vg/three"));

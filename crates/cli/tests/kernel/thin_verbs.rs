@@ -240,3 +240,59 @@ fn thin_snapshots_take_the_places_of_their_origins_by_us_and_by_the_kernel_in_tu
     assert_eq!(["one", "second", "third"].map(sum), [fourth, sixth, third]);
     served.stop();
 }
+
+/// An external origin is read by its volumes, and by whoever asks for it; they are written to, and it is not.
+#[test]
+fn volumes_with_an_external_origin_are_written_beside_it_as_by_the_kernel() {
+    let mut machine = Machine::new();
+    machine.disk("a", 96 * MIB);
+    machine.disk("b", 64 * MIB);
+    let made = machine.run(&format!(
+        "{FUNCTIONS}
+        lvm_up 2>/dev/null || true
+        pvcreate -y /d/a /d/b >&2
+        vgcreate -s 1m vg /d/a /d/b >&2
+        lvcreate -y -L 40m -T vg/pool >&2
+        lvcreate -y -L 9m -n ext vg >&2
+        pattern write /dev/vg/ext 0 $((9 * MIB)) 1
+        lvchange -an vg/ext >&2
+        lvchange -pr vg/ext >&2
+        lvcreate -y -s -kn -n one --thinpool vg/pool vg/ext >&2
+        lvcreate -y -s -kn -n two vg/one >&2
+        lvextend -L 12m vg/two >&2
+        pattern write /dev/vg/one $((2 * MIB)) $((MIB + 4096)) 2
+        fact ext origin \"$(lvs --noheadings -o origin vg/one | tr -d ' ')\"
+        fact ext sha256 $(sha256 /dev/vg/one)
+        down"
+    ));
+    let facts = Facts(&made.stdout);
+    assert_eq!(facts.get("ext", "origin"), "ext");
+    let served = machine.serve(&["a", "b"], &[]);
+    assert_eq!(machine.sha256("vg/one"), facts.get("ext", "sha256"));
+    let is_read_only = |name: &str| {
+        python(&format!("print(connect({:?}).is_read_only())\n", machine.scratch.uri(name))).trim() == "True"
+    };
+    assert_eq!(["vg/ext", "vg/one", "vg/two"].map(is_read_only), [true, false, false]);
+    let said = run(&mut machine.scratch.blockwork(["lv", "show", "vg/one", "--json"]));
+    let said: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!(said[0]["origin"], "ext");
+    // Whole blocks, parts of them, and beyond the origin's end.
+    for (name, at) in
+        [("vg/one", 2 << 20), ("vg/one", (5 << 20) + 4096), ("vg/two", 1000), ("vg/two", 10 << 20)]
+    {
+        let uri = machine.scratch.uri(name);
+        python(&format!("h = connect({uri:?})\nh.pwrite(os.urandom(150000), {at})\nh.flush()\n"));
+    }
+    let hashes = ["ext", "one", "two"].map(|name| machine.sha256(&format!("vg/{name}")));
+    served.stop();
+    let judged = machine.run(&format!(
+        "{FUNCTIONS}
+        up
+        for name in ext one two; do fact $name sha256 $(sha256 /dev/vg/$name); done
+        down"
+    ));
+    let facts = Facts(&judged.stdout);
+    for (name, hash) in ["ext", "one", "two"].iter().zip(&hashes) {
+        assert_eq!(facts.get(name, "sha256"), hash, "{name}");
+    }
+}

@@ -22,7 +22,7 @@ mod tests;
 
 pub use segment::{Area, CacheParts, Message, RaidLevel, Segment, SegmentType};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Section, Uuid};
 use crate::FormatError;
@@ -82,6 +82,8 @@ pub struct VolumeGroup {
     pub repeated: Option<FormatError>,
     /// Of volumes into which a thin snapshot is to be merged, that snapshot.
     merging_thins: BTreeMap<LvIndex, LvIndex>,
+    /// What thin volumes have where nothing of their own is.
+    external_origins: BTreeSet<LvIndex>,
 }
 
 /// Who wrote a text, when and why; as far as it says so.
@@ -257,6 +259,11 @@ impl VolumeGroup {
     /// The volumes into which a thin snapshot is to be merged, each with that.
     pub fn merging_thins(&self) -> impl Iterator<Item = (LvIndex, LvIndex)> + '_ {
         self.merging_thins.iter().map(|(origin, snapshot)| (*origin, *snapshot))
+    }
+
+    /// Whether a thin volume reads there what it has nothing of its own for. Nobody writes to such a volume: LVM makes it read-only.
+    pub fn is_external_origin(&self, lv: LvIndex) -> bool {
+        self.external_origins.contains(&lv)
     }
 
     /// Into which volume a snapshot of either kind is to be merged, or being so.

@@ -46,7 +46,12 @@ pub(super) fn volume_group(tree: &Section) -> Result<VolumeGroup, FormatError> {
         SegmentType::Thin { merge, .. } => Some((merge?, LvIndex(place))),
         _ => None,
     };
+    let external_origin = |lv: &Lv| match lv.segments.first()?.kind {
+        SegmentType::Thin { external_origin, .. } => external_origin,
+        _ => None,
+    };
     Ok(VolumeGroup {
+        external_origins: lvs.iter().filter_map(external_origin).collect(),
         merging_thins: lvs.iter().enumerate().filter_map(merging).collect(),
         name: entry.key.clone(),
         id: vg.uuid("id")?,

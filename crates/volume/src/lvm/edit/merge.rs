@@ -109,6 +109,7 @@ impl Draft {
         let Some(snapshot) = vg.snapshots().find(|snapshot| snapshot.store == lv) else {
             return refuse("it is no snapshot, and only those are merged: into their origin".into());
         };
+        self.check_no_external_origin(snapshot.origin)?;
         let other = |one: &Snapshot| one.merging && one.origin == snapshot.origin && one.store != lv;
         if let Some(other) = vg.snapshots().find(other) {
             let other = escape(&vg.lvs[other.store.0].name);

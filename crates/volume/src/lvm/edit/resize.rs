@@ -86,6 +86,7 @@ impl Draft {
         may_shrink: bool,
     ) -> Result<Resized, EditError> {
         let lv = self.visible(name)?;
+        self.check_no_external_origin(lv)?;
         match self.group().lvs[lv.0].segments[0].kind {
             SegmentType::Thin { .. } => return self.resize_thin(name, resize, may_shrink),
             SegmentType::ThinPool { .. } => return self.grow_pool(name, resize),

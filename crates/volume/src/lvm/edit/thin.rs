@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::create::{Shape, Size, columns};
 use super::data::{Piece, wiped};
-use super::draft::{Draft, check_tags, lv_list, lv_section};
+use super::draft::{Draft, check_tags, lv_list, lv_section, shown};
 use super::error::{EditError, bytes_shown};
 use super::resize::{Resize, Resized, only_segment};
 use super::section::{Birth, Keys, number, strings, volume};
@@ -378,7 +378,7 @@ impl Draft {
             matches!(lv.segments[0].kind, SegmentType::ThinPool { .. })
         };
         let pools = vg.lvs.iter().filter(is_pool).map(|lv| lv.name.clone());
-        let there_are = Some(super::draft::shown(pools)).filter(|names| !names.is_empty());
+        let there_are = Some(shown(pools)).filter(|names| !names.is_empty());
         Err(EditError::Absent {
             what: "thin pool",
             name: format!("{}/{name}", vg.name),
@@ -474,6 +474,21 @@ impl Draft {
             vg.name
         );
         Err(EditError::volume(name, why))
+    }
+
+    /// What thin volumes have nothing of their own for stays what it is.
+    pub(super) fn check_no_external_origin(&self, lv: LvIndex) -> Result<(), EditError> {
+        let vg = self.group();
+        if !vg.is_external_origin(lv) {
+            return Ok(());
+        }
+        let upon = vg.lvs.iter().filter(|one| match one.segments[0].kind {
+            SegmentType::Thin { external_origin, .. } => external_origin == Some(lv),
+            _ => false,
+        });
+        let upon = shown(upon.map(|one| one.name.clone()));
+        let why = format!("it is the external origin of thin volumes, which would change with it: {upon}");
+        Err(EditError::volume(&vg.lvs[lv.0].name, why))
     }
 
     /// Volumes of a pool that were snapshots of one that goes are of nobody now; and their pool is told.
