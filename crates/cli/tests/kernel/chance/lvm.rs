@@ -288,7 +288,7 @@ fn step(chance: &mut Chance, name: &str) -> String {
         30 => format!("discard \"$(one {which} \"$no_thin\")\" {seed}"),
         31..=32 => format!("try lvremove -y $VG/$(one {which} \"$any\")"),
         33 => format!("try lvrename $VG/$(one {which} \"$any\") $VG/{name}--x.y"),
-        34 => format!("vgchange -an $VG >&2; try vgrename $VG {name}-g; VG=$(group); lvm_up 2>/dev/null"),
+        34 => format!("vgchange -an $VG >&2; try vgrename $VG {name}-g; VG=$(group); lvm_up -K 2>/dev/null"),
         35 => format!("try lvconvert -y --type raid1 -m 1 $VG/$(one {which} \"$plain\")"),
         36 => format!("settle; try lvconvert -y -m 0 $VG/$(one {which} \"$mirror\")"),
         37 => format!("settle; try lvconvert -y --splitmirrors 1 -n {name} $VG/$(one {which} \"$mirror\")"),

@@ -82,5 +82,5 @@ lose_power() {
     power_cut
 }
 
-lvm_up 2>/dev/null
+lvm_up -K 2>/dev/null
 VG=$(group)
