@@ -222,8 +222,9 @@ fn an_image_that_is_not_raw_is_told_with_what_makes_it_raw() {
     let said = warning(&scratch, "vm.qcow2");
     assert!(said.starts_with("it is a qcow2 image") && said.contains("qemu-img convert -O raw"), "{said}");
     let server = scratch.serve(["--read-only", "--disk", "vm.qcow2"]);
-    assert!(server.said().contains("warning: vm.qcow2: it is a qcow2 image"), "{}", server.said());
-    assert!(server.stop().status.success());
+    let ended = server.stop();
+    assert!(ended.stderr.contains("warning: vm.qcow2: it is a qcow2 image"), "{}", ended.stderr);
+    assert!(ended.status.success());
     // A partition may be there to hold one.
     let disk = gpt(&scratch, "disk.img");
     OpenOptions::new().write(true).open(&disk).unwrap().write_all_at(&image, MIB).unwrap();

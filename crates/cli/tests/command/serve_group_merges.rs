@@ -354,7 +354,7 @@ fn a_merge_of_which_the_text_cannot_be_told_says_so_and_is_tried_again() {
     let text = served(&lab, &["lv", "show", "vg/root"]);
     let line = format!("vg/root: the merge has failed: {why}");
     assert!(text.contains("linear, merge failed") && text.lines().any(|found| found == line), "{text}");
-    assert!(server.said().contains("it is tried again in 1 s"), "{}", server.said());
+    until("it says when it is tried again", || server.said().contains("it is tried again in 1 s"));
     assert_eq!(sum(&lab, "vg/root"), before);
     small.make_room();
     wait_for_the_end(&lab);

@@ -136,8 +136,8 @@ fn the_version_is_what_the_server_speaks() {
         nfs.start_again();
         let server = serve(&scratch, &nfs, &nfs.url("disk.img", ""));
         load(&scratch.at("socket"), &["--rw", "write", "--bs", "4k", "--depth", "8", "--bytes", "256k"]);
-        assert!(server.said().contains(&format!("used by NFS {version},")), "{}", server.said());
-        server.stop();
+        let ended = server.stop();
+        assert!(ended.stderr.contains(&format!("used by NFS {version},")), "{}", ended.stderr);
         let said = run_refused(&mut scan(&nfs, other));
         assert!(words.iter().all(|word| said.contains(word)), "{spoken}: {said}");
         // Whatever is spoken, what is wrong with the name is told.

@@ -50,7 +50,7 @@ lv -n converted -l 5 my-vg
 lvconvert -y --type raid1 -m 1 -R 64k my-vg/converted >&2
 lv -n wm --type raid1 -m 1 -l 4 my-vg
 for one in raid1 raid1x3 raid10 converted wm; do wait_for in_sync my-vg/$one; done
-lvchange --writemostly $(lvs --noheadings -o devices my-vg/wm_rimage_0 -a 2>/dev/null | sed 's/(.*//; s/ //g') my-vg/wm >&2 || true
+lvchange --writemostly $(lvs --noheadings -o devices my-vg/wm_rimage_0 -a 2>/dev/null | sed 's/(.*//; s/ //g') my-vg/wm >&2
 for one in linear two--hyphens-x striped2 striped4 mixed shrunk raid0 raid0meta raid1 raid1x3 raid10 converted wm; do filled my-vg $one; done
 # The old mirrors: with what is in sync on record, and not.
 lv -n old --type mirror -m 1 --mirrorlog core -R 64k -l 5 my-vg
