@@ -1,9 +1,9 @@
 //! `blockwork serve`: assembles the volumes, starts the workers and exports, waits for a signal, and takes it all down
 //! in an order that loses nothing.
 //!
-//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools and merges ─▶ control socket ─▶ layers (arrays
+//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools, merges and sizes ─▶ control socket ─▶ layers (arrays
 //! take up what is due) ─▶ `ready`.
-//! Down: control socket ─▶ who looks after pools and merges ─▶ mounts ─▶ workers are asked to end (what waits for space in a pool waits no longer,
+//! Down: control socket ─▶ who looks after pools, merges and sizes ─▶ mounts ─▶ workers are asked to end (what waits for space in a pool waits no longer,
 //! what is under way is answered) ─▶ guests' rings ─▶ what [`Workers::stop`] does ─▶ statistics.
 
 mod arrays;
@@ -17,6 +17,7 @@ mod offers;
 mod patience;
 mod served;
 mod signals;
+mod sizes;
 mod workers;
 
 use std::io::{self, Write};
@@ -51,6 +52,7 @@ use merges::MergeKeeper;
 pub(crate) use offers::Offers;
 use patience::Patience;
 use signals::SecondSignal;
+use sizes::SizeKeeper;
 pub(crate) use workers::{Workers, WorkersConfig};
 
 /// Workers at most, where nobody says how many.
@@ -192,6 +194,7 @@ struct Running {
     control: Option<ControlHandle>,
     autoextend: Option<Autoextender>,
     merges: Option<MergeKeeper>,
+    sizes: Option<SizeKeeper>,
     /// Where clients find it.
     addresses: Vec<String>,
 }
@@ -221,6 +224,7 @@ impl Running {
             control: None,
             autoextend: None,
             merges: None,
+            sizes: None,
             addresses: Vec::new(),
         })
     }
@@ -240,7 +244,8 @@ impl Running {
         let tell = self.news.clone();
         let on_panic: OnPanic = Arc::new(move |what| drop(tell.send(News::Panicked(what))));
         self.autoextend = Some(Autoextender::start(groups.clone(), on_panic.clone())?);
-        self.merges = Some(MergeKeeper::start(groups.clone(), on_panic)?);
+        self.merges = Some(MergeKeeper::start(groups.clone(), on_panic.clone())?);
+        self.sizes = Some(SizeKeeper::start(groups.clone(), on_panic)?);
         if !args.no_control {
             self.open_control(state, groups)?;
         }
@@ -385,6 +390,7 @@ impl Running {
         drop(self.control.take());
         self.autoextend.take().into_iter().for_each(Autoextender::stop);
         self.merges.take().into_iter().for_each(MergeKeeper::stop);
+        self.sizes.take().into_iter().for_each(SizeKeeper::stop);
         // What is written back of the mounts waits for nothing that may never come.
         self.workers.end_pauses();
         for mount in self.mounts.drain(..) {

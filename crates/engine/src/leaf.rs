@@ -111,7 +111,7 @@ pub trait LeafSource: Send + Sync {
     fn open(&self) -> Box<dyn Leaf>;
     /// The device's limits.
     fn limits(&self) -> &Limits;
-    /// Size.
+    /// Size, as it was looked at last.
     fn sectors(&self) -> Sectors;
     /// What people call it: its path, or `null:1G`.
     fn name(&self) -> &str;
@@ -127,6 +127,11 @@ pub trait LeafSource: Send + Sync {
     /// Its size now, which may have changed since it was opened; none where that cannot be told without waiting for somebody.
     fn sectors_now(&self) -> Option<Sectors> {
         None
+    }
+    /// Looks whether it has grown since its size was looked at last: that is its size from now on. One that has been found smaller than it
+    /// was keeps its size: what it had lost does not come back by that.
+    fn grow(&self) -> Sectors {
+        self.sectors()
     }
     /// Whether the leaf knows by itself what an error of a FUA write or a flush tells of, and says where data was lost ([`LeafShared::fail`]); all
     /// else it still has, for the next flush. Otherwise a flush that has failed has lost data, and an error of a FUA write is taken for that of

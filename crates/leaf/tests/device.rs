@@ -45,6 +45,20 @@ fn a_device_has_its_own_limits_and_does_everything() {
 }
 
 #[test]
+fn a_device_that_grew_is_larger_when_it_is_looked_at() {
+    let _alone = lab::alone();
+    let device = LoopDevice::new(8 << 20, &["--sector-size", "4096"]);
+    let source = FileSource::open(&device.path, &AUTO).unwrap();
+    assert_eq!(source.grow(), Sectors(16384));
+    device.backing.as_file().set_len((9 << 20) + 512).unwrap();
+    run("losetup", &["-c", &device.path.display().to_string()]);
+    assert_eq!(source.grow(), Sectors(18432), "whole blocks");
+    let mut lab = Lab::new(&source);
+    lab.write(Flags::FUA, 18424, &pattern(8, 1));
+    assert!(lab.read(18424, 8) == pattern(8, 1));
+}
+
+#[test]
 fn a_device_of_4096_byte_sectors_says_so() {
     let _alone = lab::alone();
     let device = LoopDevice::new(8 << 20, &["--sector-size", "4096"]);

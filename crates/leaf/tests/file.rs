@@ -437,6 +437,30 @@ fn a_file_that_shrank_gives_short_reads_and_tells_its_size() {
 }
 
 #[test]
+fn a_file_that_grew_is_larger_when_it_is_looked_at_unless_it_had_shrunk() {
+    let _alone = lab::alone();
+    let file = sparse(1 << 20);
+    let source = FileSource::open(file.path(), &AUTO).unwrap();
+    assert_eq!(source.grow(), Sectors(2048));
+    file.as_file().set_len((2 << 20) + 700).unwrap();
+    assert_eq!(source.sectors(), Sectors(2048), "nobody has looked");
+    // Whole sectors, and all of them on this file system, if its size can be had at once.
+    if source.sectors_now().is_none() {
+        return;
+    }
+    assert_eq!((source.grow(), source.sectors()), (Sectors(4097), Sectors(4097)));
+    let mut lab = Lab::new(&source);
+    lab.write(Flags::FUA, 4088, &pattern(8, 1));
+    assert!(lab.read(4088, 8) == pattern(8, 1));
+    // What is cut off is lost, also when the file is as large as it was again.
+    file.as_file().set_len(1 << 20).unwrap();
+    assert_eq!(source.grow(), Sectors(4097));
+    assert!(source.shared().ends_at(Sector(2048)), "a queue has found it");
+    file.as_file().set_len(4 << 20).unwrap();
+    assert_eq!(source.grow(), Sectors(4097));
+}
+
+#[test]
 fn a_full_file_system_answers_enospc() {
     let _alone = lab::alone();
     let mount = Mount::new(&["-t", "tmpfs", "-o", "size=64k", "none"]);

@@ -185,6 +185,27 @@ impl Assembly {
         Ok(disk)
     }
 
+    /// Disks that are offered as such, and have grown since they were looked at: their names. What lies in them (partitions, arrays, groups) has
+    /// a size of its own, and keeps that.
+    pub fn grown_disks(&mut self) -> Vec<String> {
+        let mut grown = Vec::new();
+        for device in self.graph.devices.iter_mut().filter(|device| device.is_offered) {
+            let DeviceKind::Disk { source: DiskSource(source), .. } = &device.kind else { continue };
+            let (Some(node), sectors) = (device.layer().map(|layer| layer.node()), source.grow()) else {
+                continue;
+            };
+            if sectors <= device.sectors {
+                continue;
+            }
+            let leaf = self.leaves.iter().position(|(known, _)| *known == node).expect("a disk is a leaf");
+            let leaf = LeafId(u16::try_from(leaf).expect("LEAVES_MAX is below 65536"));
+            let layer = LeafLayer::new(leaf, node, sectors, source.limits().clone());
+            (device.sectors, device.stack) = (sectors, Stack::Ready(Arc::new(layer)));
+            grown.push(device.name.clone());
+        }
+        grown
+    }
+
     /// Looks what a device holds, and adds its partitions.
     pub(crate) fn probe(&mut self, id: DeviceId) {
         let Some(layer) = self.graph.device(id).layer().cloned() else { return };

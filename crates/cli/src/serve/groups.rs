@@ -418,7 +418,7 @@ impl ServedGroups {
     }
 
     /// A volume that is served gets its new layers.
-    fn resize(&self, name: &str) -> Result<()> {
+    pub(super) fn resize(&self, name: &str) -> Result<()> {
         let Some((id, volume)) = self.served.find(name) else { return Ok(()) };
         let resized = volume.with_root(self.build(name)?.root);
         let is_smaller = resized.sectors() < volume.sectors();

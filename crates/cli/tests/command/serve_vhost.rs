@@ -10,6 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::support::fs::LeftMount;
+use crate::support::nbd::python;
 use crate::support::{PATIENCE, Scratch, Server, run, run_refused, until};
 use blockwork_format::vhost_user::{Message, Region, VringFile, VringState};
 use blockwork_format::virtio::blk::{Range, RequestHeader, feature as blk, request, status};
@@ -322,6 +323,33 @@ fn an_array_that_grows_is_a_larger_disk_and_its_guest_is_told() {
     run(&mut scratch.blockwork(["md", "grow", "md/data", "--size", "24576", "--assume-clean", "--wait"]));
     disk.wait_for_config_change().unwrap();
     assert_eq!(disk.config().unwrap().capacity, 24 * MIB / 512);
+    drop(disk);
+    server.stop_quietly();
+}
+
+#[test]
+fn an_image_that_is_made_larger_is_a_larger_disk_and_its_guest_is_told() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 16 * MIB);
+    let server = Server::start(serve(&scratch, &["disk.img"]).args(["--nbd", "unix:nbd"]));
+    let mut disk = Disk::new(&socket(&scratch), Options::default()).unwrap();
+    assert_eq!(disk.config().unwrap().capacity, 16 * MIB / 512);
+    let image = File::options().write(true).open(scratch.path("disk.img")).unwrap();
+    image.set_len(24 * MIB).unwrap();
+    disk.wait_for_config_change().unwrap();
+    assert_eq!(disk.config().unwrap().capacity, 24 * MIB / 512);
+    // The guest that it has, and clients that come, get at what is new.
+    let last = Request { kind: request::OUT, sector: 24 * MIB / 512 - 8, len: 4096 };
+    assert_eq!(disk.run(0, last).unwrap().status, status::OK);
+    let behind = Request { sector: 24 * MIB / 512, ..last };
+    assert_eq!(disk.run(0, behind).unwrap().status, status::IOERR);
+    let uri = format!("nbd+unix:///?socket={}", scratch.at("nbd"));
+    let said = python(&format!(
+        "h = connect({uri:?})\nprint(h.get_size(), len(h.pread(4096, (24 << 20) - 4096)))\n"
+    ));
+    assert_eq!(said, format!("{} 4096\n", 24 * MIB));
+    assert_eq!(scratch.ask("/v1/status")["volumes"][0]["bytes"], 24 * MIB);
+    assert_eq!(image.metadata().unwrap().len(), 24 * MIB);
     drop(disk);
     server.stop_quietly();
 }

@@ -162,7 +162,7 @@ impl LeafQueue {
     pub(crate) fn new(id: LeafId, node: NodeId, source: Arc<dyn LeafSource>) -> LeafQueue {
         let limits = source.limits().clone();
         assert!(limits.nr_requests > 0 && limits.max_sectors > Sectors::ZERO && limits.max_segments > 0);
-        let read_ahead = ReadAhead::new(limits.read_ahead, limits.max_sectors, source.sectors());
+        let read_ahead = ReadAhead::new(limits.read_ahead, limits.max_sectors);
         let mut leaf = source.open();
         let chooses = limits.linearize == Linearize::Auto || limits.fixed == Fixed::Auto;
         LeafQueue {

@@ -40,7 +40,6 @@ const EXPIRES: Nanos = Nanos::secs(1);
 pub(super) struct ReadAhead {
     /// Size of a slot; zero where reading ahead is off.
     window: Sectors,
-    device: Sectors,
     streams: [Stream; STREAMS],
     slots: [Option<Slot>; SLOTS],
     /// Counts uses, to find what was used longest ago.
@@ -117,10 +116,9 @@ impl Allowance {
 }
 
 impl ReadAhead {
-    pub(super) fn new(read_ahead: Sectors, max_sectors: Sectors, device: Sectors) -> ReadAhead {
+    pub(super) fn new(read_ahead: Sectors, max_sectors: Sectors) -> ReadAhead {
         ReadAhead {
             window: read_ahead.min(max_sectors),
-            device,
             streams: Default::default(),
             slots: Default::default(),
             clock: 0,
@@ -244,7 +242,7 @@ impl LeafQueue {
 
     /// Starts to read `nr` sectors, or what there is of them, into a slot; none: all slots are being read.
     fn start_slot(&mut self, cx: &mut QueueContext<'_>, sector: Sector, nr: Sectors) -> Option<usize> {
-        let left = self.read_ahead.device.0.saturating_sub(sector.0);
+        let left = self.source.sectors().0.saturating_sub(sector.0);
         if left == 0 {
             return None;
         }

@@ -30,6 +30,7 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockwork_engine::{
     Allocation, Decision, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafIo, LeafShared,
@@ -80,7 +81,10 @@ pub struct FileSource {
     is_device: bool,
     /// What O_DIRECT demands of offsets; 1 where the page cache is used.
     read_unit: u64,
-    sectors: Sectors,
+    /// What is within the last whole block.
+    sectors: AtomicU64,
+    /// Bytes of which it has whole ones.
+    block: u64,
     limits: Limits,
     /// It is a block device that makes a FUA write durable by one command, and the page cache is bypassed.
     has_fua: bool,
@@ -124,7 +128,8 @@ impl FileSource {
         let bytes = size_of_file(&plain).map_err(|error| LeafError::io(&name, "size", error))?;
         // Nobody gets at what a device has of a last block: neither Linux's page cache nor we can read less of one.
         let block = if is_device { ioctl_blksszget(&plain).map_or(SECTOR, u64::from) } else { SECTOR };
-        let sectors = whole_sectors(&name, bytes, block.max(SECTOR), &mut warnings)?;
+        let block = block.max(SECTOR);
+        let sectors = whole_sectors(&name, bytes, block, &mut warnings)?;
         // Exclusively, as long as this lives: the descriptor that does the I/O may be another one (O_DIRECT), so the
         // claim and the lock are taken by the one that stays.
         let opened =
@@ -154,7 +159,8 @@ impl FileSource {
             file: Arc::new(opened.file),
             is_device,
             read_unit: opened.direct.map_or(1, |direct| u64::from(direct.offset)),
-            sectors,
+            sectors: AtomicU64::new(sectors.0),
+            block,
             limits,
             // Of a file, its file system has records to write as well.
             has_fua: is_device && opened.direct.is_some() && queue.fua,
@@ -245,7 +251,7 @@ impl LeafSource for FileSource {
         &self.limits
     }
     fn sectors(&self) -> Sectors {
-        self.sectors
+        Sectors(self.sectors.load(Ordering::Relaxed))
     }
     fn name(&self) -> &str {
         &self.name
@@ -259,6 +265,14 @@ impl LeafSource for FileSource {
     fn sectors_now(&self) -> Option<Sectors> {
         let bytes = self.is_local.then(|| size_of_file(&self.file).ok()).flatten();
         bytes.map(Sectors::from_bytes_floor)
+    }
+    fn grow(&self) -> Sectors {
+        let now = self.is_local.then(|| size_of_file(&self.file).ok()).flatten();
+        let now = now.map_or(0, |bytes| Sectors::from_bytes_floor(bytes - bytes % self.block).0);
+        if self.shared.end().0 >= self.sectors().0 {
+            self.sectors.fetch_max(now, Ordering::Relaxed);
+        }
+        self.sectors()
     }
     fn has_fua(&self) -> bool {
         self.has_fua
