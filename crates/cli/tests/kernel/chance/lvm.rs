@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::{PATIENCE, Run, Sums, client, expect_same, run_verb, sums};
+use super::{PATIENCE, Run, Steps, Sums, client, expect_same, run_verb, sums};
 use crate::machine::{MIB, Machine};
 use crate::support::chance::Chance;
 use crate::support::output;
@@ -16,32 +16,36 @@ const DISKS: &[&str] = &["a", "b", "c", "d"];
 
 #[test]
 fn groups_by_chance_are_the_same_to_the_kernel_and_to_us() {
+    let mut steps = Steps::default();
     for run in Run::all(1) {
-        let mut group = Group::new(run);
+        let mut group = Group::new(run, steps);
         for round in 0..if run.is_short { 1 } else { 2 } {
             let is_cut = !run.is_short && group.chance.one_in(2);
             group.turn(round, if run.is_short { 6 } else { 10 }, is_cut);
         }
         println!("{run}: a group of {} volumes", group.volumes().len());
+        steps = group.steps;
     }
+    steps.expect_that_much_happens();
 }
 
 struct Group {
     machine: Machine,
     chance: Chance,
     run: Run,
+    steps: Steps,
     /// What LVM in the guest has not activated since steps of its own (a power cut, or one that failed in its midst), and so nobody can compare:
     /// what does not come up after us is a failure. Names without the group's, which may get another one.
     inactive: BTreeSet<String>,
 }
 
 impl Group {
-    fn new(run: Run) -> Group {
+    fn new(run: Run, steps: Steps) -> Group {
         let (mut machine, mut chance) = (Machine::new(), Chance::new(run.seed));
         for disk in DISKS {
             machine.disk(disk, chance.of(&[40, 64, 72, 96, 128]) * MIB);
         }
-        Group { machine, chance, run, inactive: BTreeSet::new() }
+        Group { machine, chance, run, steps, inactive: BTreeSet::new() }
     }
 
     /// The kernel's steps, and ours.
@@ -112,6 +116,7 @@ impl Group {
     fn kernel(&self, script: &str) -> Found {
         let script = format!("{LIBRARY}\n{script}\nvgck || echo vgck\nsums");
         let said = self.machine.run_long(PATIENCE, &script);
+        self.steps.count(&said.stderr);
         assert!(!said.stdout.contains("vgck"), "{}: {said}", self.run);
         let named = |kind: &str| {
             let names = said.stdout.lines().filter_map(|line| line.strip_prefix(kind));
@@ -146,7 +151,7 @@ impl Group {
         for number in 0..2 + self.chance.below(5) {
             let volumes = self.volumes();
             let verb = verb(&mut self.chance, number, &volumes);
-            run_verb(&self.machine, self.run, &verb, DISKS);
+            run_verb(&self.machine, self.run, &self.steps, &verb, DISKS);
         }
     }
 

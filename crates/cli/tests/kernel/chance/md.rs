@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::{PATIENCE, Run, Sums, client, expect_same, run_verb, sums};
+use super::{PATIENCE, Run, Steps, Sums, client, expect_same, run_verb, sums};
 use crate::machine::{MIB, Machine, Served};
 use crate::support::chance::Chance;
 
@@ -15,8 +15,9 @@ const SPARE: usize = 2;
 #[test]
 fn arrays_by_chance_are_the_same_to_the_kernel_and_to_us() {
     // In the usual one nobody is killed, so that everything is compared.
+    let mut steps = Steps::default();
     for run in Run::all(4) {
-        let mut array = Array::new(run);
+        let mut array = Array::new(run, steps);
         array.make();
         for turn in 0..if run.is_short { 1 } else { 3 } {
             if turn > 0 {
@@ -30,7 +31,9 @@ fn arrays_by_chance_are_the_same_to_the_kernel_and_to_us() {
             array.judge();
         }
         println!("{run}: {:?} of {} members", array.level, array.members);
+        steps = array.steps;
     }
+    steps.expect_that_much_happens();
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +57,7 @@ struct Array {
     machine: Machine,
     chance: Chance,
     run: Run,
+    steps: Steps,
     level: Level,
     members: usize,
     /// Of each chunk.
@@ -63,7 +67,7 @@ struct Array {
 }
 
 impl Array {
-    fn new(run: Run) -> Array {
+    fn new(run: Run, steps: Steps) -> Array {
         let (mut machine, mut chance) = (Machine::new(), Chance::new(run.seed));
         let level = chance.of(&[
             Level::Raid0,
@@ -87,7 +91,17 @@ impl Array {
         for disk in &NAMES[..members + SPARE] {
             machine.disk(disk, chance.of(&[20, 20, 22, 24]) * MIB);
         }
-        Array { machine, chance, run, level, members, copies, uuid: String::new(), held: Held::default() }
+        Array {
+            machine,
+            chance,
+            run,
+            steps,
+            level,
+            members,
+            copies,
+            uuid: String::new(),
+            held: Held::default(),
+        }
     }
 
     /// The kernel makes it, and takes the first steps.
@@ -165,7 +179,9 @@ impl Array {
     /// the script printed.
     fn kernel(&mut self, begin: &str, steps: &str) -> String {
         let script = format!("{LIBRARY}\nuuid={}\n{begin}\n{steps}\ntell", self.uuid);
-        let said = self.machine.run_long(PATIENCE, &script).stdout;
+        let output = self.machine.run_long(PATIENCE, &script);
+        self.steps.count(&output.stderr);
+        let said = output.stdout;
         let differs = said.lines().find_map(|line| line.strip_prefix("differs "));
         assert_eq!(sums(&said).len(), 1, "{}: there is no array: {said}", self.run);
         self.held = Held { sum: Some(sums(&said)), differs: differs.is_some_and(|sectors| sectors != "0") };
@@ -188,7 +204,7 @@ impl Array {
         if self.chance.one_in(2) {
             for _ in 0..1 + self.chance.below(3) {
                 let verb = self.verb(false);
-                run_verb(&self.machine, self.run, &verb, self.disks());
+                run_verb(&self.machine, self.run, &self.steps, &verb, self.disks());
             }
         }
         let is_killed = self.chance.one_in(4);
@@ -239,14 +255,14 @@ impl Array {
         let served = self.serve(&[]);
         self.write(seeds[0]);
         for verb in &verbs {
-            run_verb(&self.machine, self.run, verb, &[]);
+            run_verb(&self.machine, self.run, &self.steps, verb, &[]);
         }
         let said = self.write(seeds[1]);
         if is_killed {
             served.kill();
         } else {
             if wait {
-                run_verb(&self.machine, self.run, "md wait md/chance", &[]);
+                run_verb(&self.machine, self.run, &self.steps, "md wait md/chance", &[]);
             }
             served.stop();
         }

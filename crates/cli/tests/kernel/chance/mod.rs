@@ -7,6 +7,7 @@
 mod lvm;
 mod md;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Formatter, Write};
 use std::time::Duration;
@@ -42,13 +43,69 @@ impl Display for Run {
     }
 }
 
+/// How often commands of a kind were given that none of them ever obeyed.
+const IN_VAIN_MAX: usize = 25;
+
+/// How often commands of each kind were given, and obeyed.
+#[derive(Default)]
+struct Steps(RefCell<BTreeMap<String, (usize, usize)>>);
+
+impl Steps {
+    /// Counts those of the kernel's, by what `try` says of them.
+    fn count(&self, said: &str) {
+        let mut last = String::new();
+        for line in said.lines() {
+            if let Some(command) = line.strip_prefix("+ ") {
+                last = kind_of(command);
+                self.add(&last, true);
+            } else if line.starts_with("! exit status")
+                && let Some((_, obeyed)) = self.0.borrow_mut().get_mut(&last)
+            {
+                *obeyed -= 1;
+                last.clear();
+            }
+        }
+    }
+
+    fn add(&self, kind: &str, is_obeyed: bool) {
+        let mut all = self.0.borrow_mut();
+        let (given, obeyed) = all.entry(kind.to_owned()).or_default();
+        *given += 1;
+        *obeyed += usize::from(is_obeyed);
+    }
+
+    /// Tests in which nothing happens would find nothing.
+    fn expect_that_much_happens(&self) {
+        let all = self.0.borrow();
+        for (kind, (given, obeyed)) in &*all {
+            println!("{obeyed:4} of {given:4}  {kind}");
+        }
+        let in_vain = all.iter().filter(|(_, (given, obeyed))| *given >= IN_VAIN_MAX && *obeyed == 0);
+        let in_vain: Vec<&String> = in_vain.map(|(kind, _)| kind).collect();
+        assert_eq!(in_vain, [] as [&String; 0], "given {IN_VAIN_MAX} times or more, and never obeyed");
+    }
+}
+
+/// A command without names and sizes: its first word (of ours the first two), its options, and of which type it makes something.
+fn kind_of(command: &str) -> String {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    let verb = if matches!(words.first(), Some(&("lv" | "vg" | "md"))) { 2 } else { 1 };
+    let options = (0..words.len()).filter(|at| {
+        *at < verb
+            || words[*at].starts_with('-')
+            || (*at > 0 && matches!(words[*at - 1], "--type" | "--layout"))
+    });
+    options.map(|at| words[at]).collect::<Vec<_>>().join(" ")
+}
+
 /// Runs a verb of ours. What cannot be done is refused.
-fn run_verb(machine: &Machine, run: Run, verb: &str, disks: &[&str]) {
+fn run_verb(machine: &Machine, run: Run, steps: &Steps, verb: &str, disks: &[&str]) {
     let place = if disks.is_empty() { &[][..] } else { &["--disk"] };
     let words = verb.split_whitespace().chain(place.iter().chain(disks).copied());
     let done = output(&mut machine.scratch.blockwork(words));
     machine.note("verb", &format!("{verb}: {done:?}"));
     assert!(matches!(done.status.code(), Some(0..=2)), "{run}, {verb}: {done:?}");
+    steps.add(&kind_of(verb), done.status.success());
 }
 
 /// What volumes hold: their bytes, and the SHA-256 of these unless they cannot be read.
