@@ -16,6 +16,13 @@ use crate::args::TraceArgs;
 use crate::out;
 use crate::usage::bail_usage;
 
+/// Longest piece of the stream that is read at once, bytes.
+const PIECE_BYTES: usize = 256 << 10;
+
+/// Pieces that have been read and wait to be printed. Where printing stops, in a pager, reading does too: the server then drops
+/// what does not fit, and says so, and our memory does not grow.
+const PIECES_MAX: usize = 8;
+
 /// What ends or feeds a trace.
 enum News {
     Bytes(Vec<u8>),
@@ -74,6 +81,8 @@ impl Next {
     fn bytes(&self) -> Result<Option<Vec<u8>>> {
         let news = match self.deadline {
             None => self.news.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            // What is left may be without end, if it comes faster than it is printed.
+            Some(at) if at <= Instant::now() => return Ok(None),
             Some(at) => self.news.recv_timeout(at.saturating_duration_since(Instant::now())),
         };
         match news {
@@ -86,7 +95,7 @@ impl Next {
 
 /// Reads the stream, and signals, each in a thread of its own.
 fn listen(server: &ServerInfo, path: &str) -> Result<Receiver<News>> {
-    let (send, receive) = mpsc::channel();
+    let (send, receive) = mpsc::sync_channel(PIECES_MAX);
     let mut signals = Signals::new([SIGINT, SIGTERM])?;
     let stop = send.clone();
     thread::spawn(move || {
@@ -97,7 +106,7 @@ fn listen(server: &ServerInfo, path: &str) -> Result<Receiver<News>> {
     });
     let mut stream = stream(&server.socket, path)?;
     thread::spawn(move || {
-        let mut buffer = vec![0; 256 << 10];
+        let mut buffer = vec![0; PIECE_BYTES];
         loop {
             let news = match stream.read(&mut buffer) {
                 Ok(0) => News::End,

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 
 use crate::support;
 use crate::support::nbd::{Raw, load, python};
-use crate::support::{Background, Lines, Scratch, Server, Tracing, both, output, run, tool};
+use crate::support::{Background, Lines, Scratch, Server, Tracing, both, output, resident_bytes, run, tool};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -227,6 +227,24 @@ fn tracing_changes_no_data_and_a_reader_that_goes_away_stops_nothing() {
     }
     let report: Value = serde_json::from_str(&client.succeed()).expect("a report");
     assert_eq!((&report["errors"], &report["wrong_blocks"]), (&0.into(), &0.into()), "{report}");
+    server.stop_quietly();
+}
+
+#[test]
+fn what_a_pager_does_not_read_is_lost_as_is_said_and_not_kept() {
+    let scratch = Scratch::new();
+    let server = scratch.serve(["--disk", "memory:16M", "--workers", "2"]);
+    let mut trace = Tracing::start(&scratch, &["disk/memory"]);
+    let pipe = trace.stdout();
+    let args = ["--rw", "randread", "--bs", "4k", "--depth", "32", "--connections", "2", "--ios", "300000"];
+    assert_eq!(load(&scratch.at("socket"), &args)["ios"], 300_000);
+    // Their text would be some 100 MiB.
+    let kept = resident_bytes(trace.pid());
+    assert!(kept < 48 * MIB, "{} MiB", kept / MIB);
+    // Nothing more happens, and still it is said.
+    assert!(Lines::of(pipe).any(|line| line.contains("events dropped: the reader was too slow")));
+    trace.signal(Signal::INT);
+    trace.finish();
     server.stop_quietly();
 }
 

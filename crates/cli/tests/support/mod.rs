@@ -123,6 +123,14 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// A process's resident memory, bytes.
+pub fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("every process has it");
+    let kib: u64 = line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a number");
+    kib << 10
+}
+
 /// Waits until something is so.
 pub fn until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
@@ -393,11 +401,7 @@ impl Server {
 
     /// Resident memory, bytes.
     pub fn resident_bytes(&self) -> u64 {
-        let path = format!("/proc/{}/status", self.pid());
-        let status = std::fs::read_to_string(path).expect("it runs");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("every process has it");
-        let kib: u64 = line.split_whitespace().nth(1).and_then(|word| word.parse().ok()).expect("a number");
-        kib << 10
+        resident_bytes(self.pid())
     }
 }
 
@@ -486,6 +490,10 @@ impl Tracing {
     /// Its standard output.
     pub fn stdout(&mut self) -> ChildStdout {
         self.process.stdout()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
     }
 
     pub fn signal(&self, signal: Signal) {

@@ -179,7 +179,7 @@ impl Subscription {
         let deadline = Instant::now().checked_add(timeout);
         let mut state = queue.lock();
         loop {
-            if !state.batches.is_empty() {
+            if state.has_news() {
                 return Received::Batches(queue.take(&mut state));
             }
             if state.closed {
@@ -197,7 +197,7 @@ impl Subscription {
     pub fn poll_receive(&self, cx: &mut Context<'_>) -> Poll<Option<Vec<Batch>>> {
         let queue = &self.subscriber.queue;
         let mut state = queue.lock();
-        if !state.batches.is_empty() {
+        if state.has_news() {
             return Poll::Ready(Some(queue.take(&mut state)));
         }
         if state.closed {
@@ -231,8 +231,6 @@ struct Sink {
 struct Listener {
     subscriber: Arc<Subscriber>,
     lane: Lane,
-    /// Events dropped since the last batch that was taken.
-    dropped: u64,
 }
 
 impl Sink {
@@ -250,7 +248,7 @@ impl Sink {
         for subscriber in &subscribers.all {
             if !self.listeners.iter().any(|listener| Arc::ptr_eq(subscriber, &listener.subscriber)) {
                 let lane = Lane::new(self.worker);
-                self.listeners.push(Listener { subscriber: subscriber.clone(), lane, dropped: 0 });
+                self.listeners.push(Listener { subscriber: subscriber.clone(), lane });
             }
         }
     }
@@ -273,19 +271,16 @@ impl Listener {
         let wanted = |event: &&Event| subscriber.nodes.as_ref().is_none_or(|nodes| nodes.has(event.node));
         let mut left = events.len();
         let mut events = events.iter().filter(wanted).peekable();
-        while let Some(first) = events.peek() {
+        while let Some(&first) = events.peek() {
             if subscriber.queue.is_full(BATCH_BYTES) {
                 // Not worth encoding.
-                self.lose(events.count() as u64);
+                self.lose(names, first, events.count() as u64);
                 return;
             }
             let mut lane = self.lane.clone();
             // Most records are a header alone, and some of what is left may not be wanted: a guess.
             let mut bytes = Vec::with_capacity(BATCH_BYTES.min((left + 4) * HEADER_BYTES));
             lane.begin(names, first, &mut bytes);
-            if self.dropped > 0 {
-                lane.dropped(names, first, self.dropped, &mut bytes);
-            }
             let mut count = 0;
             while bytes.len() < BATCH_BYTES
                 && let Some(event) = events.next()
@@ -296,15 +291,20 @@ impl Listener {
             left = left.saturating_sub(usize::try_from(count).unwrap_or(left));
             if subscriber.queue.push(Batch { cpu: lane.cpu(), bytes }) {
                 self.lane = lane;
-                self.dropped = 0;
             } else {
-                self.lose(count);
+                self.lose(names, first, count);
             }
         }
     }
 
-    fn lose(&mut self, events: u64) {
-        self.dropped += events;
-        self.subscriber.queue.count_dropped(events);
+    /// Counts `events`, of which `first` is the first, as dropped.
+    fn lose(&self, names: &Names, first: &Event, events: u64) {
+        let mut lane = self.lane.clone();
+        self.subscriber.queue.lose(lane.cpu(), events, |all| {
+            let mut note = Vec::new();
+            lane.begin(names, first, &mut note);
+            lane.dropped(names, first, all, &mut note);
+            note
+        });
     }
 }
