@@ -2,10 +2,13 @@
 //! and sectors of a workload that is known.
 
 use std::io::{Read, Write};
+use std::time::{Duration, Instant};
 
 use crate::support;
 use crate::support::nbd::{Raw, load, python};
-use crate::support::{Background, Lines, Scratch, Server, Tracing, both, output, resident_bytes, run, tool};
+use crate::support::{
+    Background, Lines, Scratch, Server, Tracing, both, output, resident_bytes, run, tool, until,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -258,5 +261,23 @@ fn a_stopwatch_ends_the_trace() {
         scratch.uri("")
     ));
     assert_eq!(said.trim(), (16 * MIB).to_string());
+    server.stop_quietly();
+}
+
+#[test]
+fn a_stopwatch_ends_a_trace_also_of_what_is_printed_too_slowly() {
+    let scratch = Scratch::new();
+    let server = scratch.serve(["--disk", "memory:16M", "--workers", "1"]);
+    let mut trace = Tracing::start(&scratch, &["disk/memory", "-w", "1"]);
+    let start = Instant::now();
+    let mut pipe = trace.stdout();
+    let args = ["--rw", "randread", "--bs", "4k", "--depth", "32", "--ios", "100000"];
+    assert_eq!(load(&scratch.at("socket"), &args)["ios"], 100_000);
+    until("its time is over", || start.elapsed() > Duration::from_secs(1));
+    // The server still has 16 MiB of records for it, which make more text.
+    let mut text = Vec::new();
+    pipe.read_to_end(&mut text).expect("text");
+    assert!(!text.is_empty() && text.len() < 4 << 20, "{} bytes", text.len());
+    trace.finish();
     server.stop_quietly();
 }
