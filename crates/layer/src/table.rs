@@ -104,10 +104,19 @@ impl Layer for Table {
         }
     }
     fn misaligned(&self) -> Option<Misaligned> {
-        self.segments.windows(2).find_map(|pair| {
-            let block = |segment: &Segment| segment.target.limits().logical_block_size;
-            let (at, block) = (pair[1].start, block(&pair[0]).max(block(&pair[1])));
+        let block = |segment: &Segment| segment.target.limits().logical_block_size;
+        let in_a_block = |at: Sector, block: u32| {
             (!at.bytes().is_multiple_of(block.into())).then_some(Misaligned::Boundary { at })
+        };
+        let inner = self
+            .segments
+            .windows(2)
+            .find_map(|pair| in_a_block(pair[1].start, block(&pair[0]).max(block(&pair[1]))));
+        // The rest of the last block is the last target's: on smaller blocks it may be behind the end of a disk, or somebody else's.
+        let smaller = |segment: &&Segment| block(segment) < self.shape.limits.logical_block_size;
+        inner.or_else(|| {
+            self.segments.last().filter(smaller)?;
+            in_a_block(Sector(self.shape.sectors.0), self.shape.limits.logical_block_size)
         })
     }
     fn approach(&self, span: &Span) {

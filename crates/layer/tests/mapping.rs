@@ -310,6 +310,9 @@ fn a_table_whose_targets_meet_in_the_middle_of_a_block_says_so() {
     assert_eq!(table(&[(coarse(0), 1001), (fine(1), 7)]).misaligned(), at(1001));
     assert_eq!(table(&[(fine(0), 1001), (coarse(1), 8)]).misaligned(), at(1001));
     assert_eq!(table(&[(fine(0), 1001), (fine(1), 7), (coarse(2), 8)]).misaligned(), None);
+    // The rest of the last block is not on the last disk.
+    assert_eq!(table(&[(coarse(0), 1000), (fine(1), 1001)]).misaligned(), at(2001));
+    assert_eq!(table(&[(coarse(0), 1000), (fine(1), 1008)]).misaligned(), None);
 }
 
 #[test]

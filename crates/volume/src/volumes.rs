@@ -136,7 +136,7 @@ impl Assembly {
         Some(format!(
             "{} {place}, in the middle of one of its blocks of {block} bytes, which are the least that is read and written \
              there. If that is what O_DIRECT demands of a file, add ',direct=off' to the disk, or copy the image to where 512 bytes will \
-             do; on a disk of such blocks, begin at a multiple of {} sectors",
+             do; on a disk of such blocks, begin and end at multiples of {} sectors",
             name(layer.node()),
             u64::from(layer.limits().logical_block_size) / SECTOR,
             block = layer.limits().logical_block_size,

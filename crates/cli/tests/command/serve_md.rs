@@ -127,6 +127,31 @@ fn an_uneven_mirror_on_disks_of_4096_byte_blocks_is_synced_and_had_to_its_last_s
     assert!(one == expected, "it is not what the first mirror had");
 }
 
+#[test]
+fn a_linear_array_whose_members_meet_in_the_middle_of_a_block_is_refused() {
+    let scratch = Scratch::new();
+    let serve = |bytes: u64| {
+        let disks = array(&scratch, "d", Level::Linear, 2, bytes);
+        File::options().write(true).open(scratch.path(&disks[1])).unwrap().set_len(bytes + 4096).unwrap();
+        let looped = Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at(&disks[1]));
+        (disks[0].clone(), looped)
+    };
+    let (first, second) = serve((64 << 20) + 512);
+    let said = scratch.refused(["md/d", "--disk", &first, &second.device]);
+    for word in ["md/d is put together of pieces", "in the middle of one of its blocks of 4096 bytes"] {
+        assert!(said.contains(word), "{said}");
+    }
+    drop(second);
+    let (first, second) = serve(64 << 20);
+    let server = scratch.serve(["md/d", "--disk", &first, &second.device]);
+    python(&format!(
+        "h = connect({:?})\nhalf = h.get_size() // 2\ndata = bytes(range(256)) * 32\n\
+         h.pwrite(data, half - 4096)\nassert h.pread(8192, half - 4096) == data\n",
+        scratch.uri("")
+    ));
+    server.stop();
+}
+
 /// A mirror whose last block of 4096 bytes is only begun on the other disk, `b`, which has blocks of 512: that is all of its file, or a
 /// partition in which somebody else's data follow.
 fn check_two_block_sizes(is_partition: bool) {

@@ -72,6 +72,22 @@ fn snapshots_stay_as_the_origin_was_and_keep_what_was_written_to_them() {
 }
 
 #[test]
+fn an_origin_that_ends_within_a_block_of_its_snapshots_store_is_refused() {
+    let scratch = Scratch::new();
+    scratch.noise("disk.img", 2051 * 512, 1);
+    scratch.sparse("a.cow", 4 * MIB as u64);
+    let looped = Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at("a.cow"));
+    for targets in ["0 2051 snapshot disk.img", "0 2048 snapshot disk.img"] {
+        let table = scratch.write("t.table", format!("{targets} {} P 8\n", looped.device));
+        let said = scratch.refused(["--table", &table]);
+        for word in ["t.table, line 1: ", "has 2051 sectors", "in the middle of a block of 4096 bytes"] {
+            assert!(said.contains(word), "{said}");
+        }
+    }
+    assert!(scratch.read("a.cow").iter().all(|byte| *byte == 0), "the store was written to");
+}
+
+#[test]
 fn a_snapshot_keeps_the_end_of_an_origin_that_ends_within_a_block_of_its_disk() {
     const END: usize = 2051 * 512;
     let scratch = Scratch::new();

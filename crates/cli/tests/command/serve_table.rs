@@ -2,6 +2,7 @@
 //! with bytes that the test has put together by hand from the members' files; and tables that are wrong, each refused
 //! with the file and the line.
 
+use crate::support::fs::Loop;
 use crate::support::nbd::python;
 use crate::support::{Scratch, noise, run, tool};
 
@@ -343,6 +344,29 @@ fn a_table_that_is_wrong_is_refused_with_file_and_line() {
         assert_eq!(said.lines().count(), 1, "{lines:?}: {said}");
         assert_eq!(said.matches(what).count(), 1, "it is said once: {said}");
     }
+}
+
+#[test]
+fn a_table_over_disks_of_two_block_sizes_is_whole_blocks_of_the_larger_or_refused() {
+    let scratch = Scratch::new();
+    scratch.sparse("coarse.img", MIB as u64);
+    scratch.noise("fine.img", 1001 * SECTOR, 1);
+    let looped = Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at("coarse.img"));
+    let table = |sectors: usize| {
+        let lines = format!("0 1000 linear {} 0\n1000 {sectors} linear fine.img 0\n", looped.device);
+        scratch.write("t.table", lines)
+    };
+    // What a client at the end would read and write of the last block is not on the second disk.
+    let said = scratch.refused(["--table", &table(1001)]);
+    for word in ["dm/t", "ends at sector 2001", "in the middle of one of its blocks of 4096 bytes"] {
+        assert!(said.contains(word), "{said}");
+    }
+    let server = scratch.serve(["--table", &table(1000)]);
+    let new = noise(2000 * SECTOR, 2);
+    fill(&scratch, "dm/t", &new);
+    assert!(content(&scratch, "dm/t") == new);
+    server.stop_quietly();
+    assert!(scratch.read("fine.img")[..1000 * SECTOR] == new[1000 * SECTOR..]);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use blockwork_format::virtio::blk::{request, status};
 use serde_json::Value;
 
 use crate::support;
-use crate::support::fs::LeftMount;
+use crate::support::fs::{LeftMount, Loop};
 use crate::support::nbd::{Raw, fio, load, nbdload, python};
 use crate::support::thin::{expect_scribbled, mapped, restore, scribble};
 use crate::support::{Background, Scratch, Server, run, thin_dump, tool, until};
@@ -387,6 +387,36 @@ fn lines_that_are_no_pool_or_no_volume_of_one_are_refused_by_name() {
         let said = scratch.refused(["--table", &table]);
         assert!(said.contains(expected), "{lines}: {said}");
     }
+}
+
+#[test]
+fn an_external_origin_that_ends_within_a_block_of_the_pools_disk_is_refused() {
+    let scratch = Scratch::new();
+    pool(&scratch, 32);
+    let origin = scratch.noise("origin.img", 1001 * 512, 1);
+    let looped = Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at("data.img"));
+    let table = |origin: &str| {
+        let pool = format!("p: 0 4096 thin-pool meta.img {} 128 0\n", looped.device);
+        scratch.write(
+            "t.table",
+            format!("{pool}o: 0 {origin} linear origin.img 0\nt: 0 4096 thin dm/p 1 dm/o\n"),
+        )
+    };
+    let uneven = table("1001");
+    let said = scratch.refused(["--table", &uneven, "dm/t"]);
+    for word in ["dm/t", "ends at sector 1001", "in the middle of one of its blocks of 4096 bytes"] {
+        assert!(said.contains(word), "{said}");
+    }
+    let server = scratch.serve(["--table", &table("1000"), "dm/t"]);
+    python(&format!(
+        "h = connect({:?})\nh.pwrite(b'n' * 512, 999 * 512)\n\
+         assert h.pread(1024, 999 * 512) == b'n' * 512 + bytes(512)\n\
+         open({:?}, 'wb').write(h.pread(999 * 512, 0))\n",
+        scratch.uri("dm/t"),
+        scratch.at("read")
+    ));
+    server.stop();
+    assert!(scratch.read("read") == origin[..999 * 512]);
 }
 
 /// fio's checksums: what a client writes with, and checks by.

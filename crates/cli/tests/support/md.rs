@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use blockwork_format::md::create::{BitmapChoice, NewArray, NewDevice, Shape};
-use blockwork_format::md::v1::Minor;
+use blockwork_format::md::v1::{Minor, Superblock};
 use blockwork_format::md::{Level, Raid10Layout, SetName, Time, Uuid};
 
 use super::Scratch;
@@ -18,7 +18,8 @@ pub fn array(scratch: &Scratch, name: &str, level: Level, members: u16, bytes: u
     let layout = Raid10Layout::from_short_name("n2", members.into()).unwrap();
     let (shape, bitmap) = match level {
         Level::Raid10 => (Shape::Raid10 { layout, chunk_sectors: 1024 }, BitmapChoice::Internal),
-        Level::Raid0 => (Shape::Raid0 { chunk_sectors: 1024 }, BitmapChoice::None),
+        // Nothing makes linear ones any more: their superblocks are those of stripes but for the words that tell them apart.
+        Level::Raid0 | Level::Linear => (Shape::Raid0 { chunk_sectors: 1024 }, BitmapChoice::None),
         other => panic!("no array of {other} is made here"),
     };
     let array = NewArray {
@@ -41,7 +42,11 @@ pub fn array(scratch: &Scratch, name: &str, level: Level, members: u16, bytes: u
         for (sector, bytes) in member.before_superblock() {
             disk.write_all_at(&bytes, sector * SECTOR).unwrap();
         }
-        let superblock = &member.superblock;
+        let mut superblock = member.superblock.clone();
+        if level == Level::Linear {
+            let data_size = bytes / SECTOR - superblock.data_offset;
+            superblock = Superblock { level, layout: 0, chunk_sectors: 0, data_size, ..superblock };
+        }
         disk.write_all_at(&superblock.encode_blocks(512), superblock.super_offset * SECTOR).unwrap();
         file
     });

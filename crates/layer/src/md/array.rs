@@ -32,8 +32,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blockwork_engine::{
-    Cure, Defer, Failure, Layer, Limits, Lock, LockSnapshot, NodeId, Preparation, Reason, Resolver, SECTOR,
-    Sector, Sectors, Shape, Span, TaskContext, Turns,
+    Cure, Defer, Failure, Layer, Limits, Lock, LockSnapshot, Misaligned, NodeId, Preparation, Reason,
+    Resolver, SECTOR, Sector, Sectors, Shape, Span, TaskContext, Turns,
 };
 
 use super::bad_log::Renewals;
@@ -48,6 +48,7 @@ use super::member::{Member, MemberConfig};
 use super::mend::Mending;
 use super::record::{ArrayState, Record, Site, SiteState, Standing};
 use super::sync::Sync;
+use crate::linear::in_a_block;
 
 /// An array as it was found.
 #[derive(Debug)]
@@ -454,6 +455,27 @@ impl Layer for Array {
         self.record.as_ref()?;
         let array = self.itself();
         Some(Box::pin(async move { array.put_to_rest(&cx).await }))
+    }
+
+    fn misaligned(&self) -> Option<Misaligned> {
+        let (devices, geometry) = (&self.devices, self.geometry());
+        let members = (0..geometry.members()).filter_map(|role| devices.member(role));
+        let start = members.map(|member| in_a_block(&*member.layer, member.data_start)).find_map(|it| it);
+        let block_of = |role| {
+            let member: Option<&Member> = devices.member(role);
+            member.map_or(512, |member| member.layer.limits().logical_block_size)
+        };
+        let is_cut = |at: &Sector, block: u32| !at.bytes().is_multiple_of(block.into());
+        let border = match geometry {
+            Geometry::Linear(linear) => (0..).zip(linear.borders()).find_map(|(role, at)| {
+                Some(at).filter(|at| is_cut(at, block_of(role).max(block_of(role + 1))))
+            }),
+            _ => {
+                let chunk = geometry.chunk().map(|chunk| Sector(chunk.0));
+                chunk.filter(|at| is_cut(at, self.form().shape.limits.logical_block_size))
+            }
+        };
+        start.or(border.map(|at| Misaligned::Boundary { at }))
     }
 
     fn locks(&self) -> Vec<LockSnapshot> {

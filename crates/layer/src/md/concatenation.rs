@@ -40,6 +40,11 @@ impl Concatenation {
         self.ends.len() as u16 // as `new` has checked
     }
 
+    /// Where one member ends and the next begins.
+    pub(super) fn borders(&self) -> impl Iterator<Item = Sector> {
+        self.ends[..self.ends.len() - 1].iter().map(|end| Sector(*end))
+    }
+
     fn start(&self, member: usize) -> u64 {
         member.checked_sub(1).map_or(0, |before| self.ends[before])
     }

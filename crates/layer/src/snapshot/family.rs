@@ -10,6 +10,7 @@ use super::batch::UnderWay;
 use super::overwrite::Wanted;
 use super::status::SnapshotStatus;
 use super::store::{State, Store, StoreConfig};
+use crate::md::io;
 
 /// Why an origin and its snapshots cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,6 +36,21 @@ pub enum FamilyError {
         chunk: u64,
         /// The block.
         block: u32,
+    },
+    /// The origin ends in the middle of a block of the store, and its own blocks are smaller.
+    #[error(
+        "snapshot {name}: its origin has {origin} sectors and ends in the middle of a block of {block} bytes, which are the least that is \
+         written to its store: make the store on a disk with blocks of {smaller}, or the origin a multiple of {block} bytes"
+    )]
+    End {
+        /// The snapshot.
+        name: String,
+        /// The origin's size.
+        origin: Sectors,
+        /// The store's block.
+        block: u32,
+        /// The origin's block.
+        smaller: u32,
     },
     /// The store has no room for a chunk.
     #[error("snapshot {name}: its store has {sectors} sectors, expected {needed} or more, three chunks")]
@@ -255,6 +271,11 @@ fn check(store: &Store, origin: &dyn Layer) -> Result<(), FamilyError> {
     let block = origin.limits().logical_block_size.max(store.layer.limits().logical_block_size);
     if !(chunk * SECTOR).is_multiple_of(block.into()) {
         return Err(FamilyError::Block { name: name(), chunk, block });
+    }
+    // Of its last chunk no more can be copied than there is, and that is a part of the store's block; Linux refuses it too.
+    let smaller = origin.limits().logical_block_size;
+    if !io::end_of_blocks(origin).bytes().is_multiple_of(block.into()) {
+        return Err(FamilyError::End { name: name(), origin: origin.sectors(), block, smaller });
     }
     if store.layer.sectors().0 < 3 * chunk {
         return Err(FamilyError::Small { name: name(), sectors: store.layer.sectors(), needed: 3 * chunk });

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use blockwork_engine::{
-    Defer, Deferred, Errno, Flags, Layer, Limits, LockSnapshot, NodeId, Op, Preparation, Preparations,
-    Reason, Resolver, Sector, Sectors, Shape, Span, TaskContext,
+    Defer, Deferred, Errno, Flags, Layer, Limits, LockSnapshot, Misaligned, NodeId, Op, Preparation,
+    Preparations, Reason, Resolver, Sector, Sectors, Shape, Span, TaskContext,
 };
 use blockwork_format::Source;
 use blockwork_format::thin::edit::EditError;
@@ -330,6 +330,16 @@ impl Layer for Thin {
         if self.0.pool.data.get().node() == below {
             self.0.pool.doubt_data();
         }
+    }
+
+    /// Behind the end of the external origin is nothing, but zeros: where that is in the midst of a block, this would be of both.
+    fn misaligned(&self) -> Option<Misaligned> {
+        let Volume { pool, external_origin, shape, .. } = &*self.0;
+        let end = Sector(external_origin.as_ref()?.sectors().0);
+        // Of blocks of the pool, all is copied that there is, and be it behind the volume's own end.
+        let is_used = end.0 < shape.sectors.0.next_multiple_of(pool.block().0);
+        let in_a_block = !end.bytes().is_multiple_of(shape.limits.logical_block_size.into());
+        (is_used && in_a_block).then_some(Misaligned::Boundary { at: end })
     }
 
     fn locks(&self) -> Vec<LockSnapshot> {
