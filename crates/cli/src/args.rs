@@ -18,7 +18,7 @@ use crate::vg::VgArgs;
 #[command(name = "blockwork", version, propagate_version = true, max_term_width = 120)]
 #[command(
     after_help = "A DISK is a path, nfs://SERVER/PATH, null:SIZE or memory:SIZE; options follow after commas, as in \
-    disk.img,direct=off,nr_requests=64.\nA VOLUME is VG/LV, md/NAME, disk/FILENAME, disk/FILENAME/PARTITION or \
+    disk.img,direct=off,nr_requests=64 (image of a 4Kn disk: logical_block_size=4096).\nA VOLUME is VG/LV, md/NAME, disk/FILENAME, disk/FILENAME/PARTITION or \
     dm/NAME; `blockwork scan` shows them."
 )]
 pub(crate) struct Cli {

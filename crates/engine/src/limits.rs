@@ -188,6 +188,23 @@ impl Limits {
         all
     }
 
+    /// Addressed in blocks of `block` bytes at least, a power of two: smaller ones are not read, written or discarded.
+    pub fn widen_blocks(&mut self, block: u32) {
+        let whole = |sectors: Sectors| Sectors(sectors.0 - sectors.0 % (u64::from(block) / SECTOR).max(1));
+        let sectors = Sectors::from_bytes_ceil(block.into());
+        self.logical_block_size = self.logical_block_size.max(block);
+        self.physical_block_size = self.physical_block_size.max(block);
+        self.io_min = self.io_min.max(block);
+        self.max_hw_sectors = whole(self.max_hw_sectors).max(sectors);
+        self.max_sectors = whole(self.max_sectors).max(sectors);
+        if self.discard_granularity > 0 {
+            self.discard_granularity = self.discard_granularity.max(block);
+        }
+        self.max_hw_discard = whole(self.max_hw_discard);
+        self.max_discard = whole(self.max_discard);
+        self.max_write_zeroes = whole(self.max_write_zeroes);
+    }
+
     /// Whether discards do anything.
     pub fn discards(&self) -> bool {
         self.max_discard > Sectors::ZERO && self.discard_granularity > 0

@@ -43,12 +43,16 @@ pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
     };
     match &spec.kind {
         Kind::Null(size) => {
+            check_blocks(&spec, *size)?;
             let mut source = NullSource::new(*size, &spec.name)?;
+            source.limits_mut().widen_blocks(spec.logical_block_size.unwrap_or(512));
             tune(source.limits_mut())?;
             Ok(Opened { source: Arc::new(source), warnings: Vec::new() })
         }
         Kind::Memory(size) => {
+            check_blocks(&spec, *size)?;
             let mut source = MemorySource::new(*size, &spec.name)?;
+            source.limits_mut().widen_blocks(spec.logical_block_size.unwrap_or(512));
             tune(source.limits_mut())?;
             Ok(Opened { source: Arc::new(source), warnings: Vec::new() })
         }
@@ -63,7 +67,13 @@ pub fn open(spec: &str, options: &OpenOptions) -> Result<Opened, LeafError> {
         }
         Kind::File(path) => {
             let lock = spec.lock && !options.unlocked;
-            let file = FileOptions { read_only, direct: spec.direct, lock, looks };
+            let file = FileOptions {
+                read_only,
+                direct: spec.direct,
+                lock,
+                logical_block_size: spec.logical_block_size,
+                looks,
+            };
             let mut source = FileSource::open(Path::new(path), &file)?;
             if let Some(cache) = spec.cache {
                 cache.apply(source.limits_mut());
@@ -85,6 +95,19 @@ fn apply<'a>(
         limits.set(key, value).map_err(|source| LeafError::Setting { name: name.to_owned(), source })?;
     }
     Ok(())
+}
+
+/// That a size which somebody has given is whole blocks.
+fn check_blocks(spec: &Spec, bytes: u64) -> Result<(), LeafError> {
+    let block = u64::from(spec.logical_block_size.unwrap_or(1));
+    if bytes.is_multiple_of(block) {
+        return Ok(());
+    }
+    let problem = format!(
+        "{bytes} bytes are not whole blocks of logical_block_size={block}: {} would be",
+        bytes.next_multiple_of(block)
+    );
+    Err(LeafError::Spec { spec: spec.name.clone(), problem })
 }
 
 /// The size of a leaf that has no file: whole sectors, at least one.

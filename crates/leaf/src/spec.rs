@@ -38,6 +38,8 @@ pub struct Spec {
     pub read_only: bool,
     /// `lock=on|off`.
     pub lock: bool,
+    /// `logical_block_size=512|1024|2048|4096`: that of the disk, as sysfs calls it, where it is told.
+    pub logical_block_size: Option<u32>,
     /// Queue settings by their sysfs names.
     pub settings: Vec<(String, String)>,
 }
@@ -68,6 +70,7 @@ impl Spec {
             cache: None,
             read_only: false,
             lock: true,
+            logical_block_size: None,
             settings: Vec::new(),
         };
         for option in parts {
@@ -108,6 +111,16 @@ impl Spec {
                 self.cache = Some(cache);
                 self.direct = cache.direct();
             }),
+            "logical_block_size" if matches!(self.kind, Kind::Nfs(_)) => {
+                Err("logical_block_size= is for files, block devices, null: and memory: only".into())
+            }
+            "logical_block_size" => {
+                let known = ["512", "1024", "2048", "4096"].contains(&value);
+                self.logical_block_size = value.parse().ok().filter(|_| known);
+                self.logical_block_size
+                    .map(|_| ())
+                    .ok_or_else(|| format!("logical_block_size={value}: expected 512, 1024, 2048 or 4096"))
+            }
             "ro" => on_or_off(key, value).map(|on| self.read_only = on),
             "lock" => on_or_off(key, value).map(|on| self.lock = on),
             _ if option.contains('=') => {
@@ -115,7 +128,8 @@ impl Spec {
                 Ok(())
             }
             _ => Err(format!(
-                "{option:?} is no option: expected ro, direct=on|off|auto, cache=MODE, lock=on|off, or a queue setting such as \
+                "{option:?} is no option: expected ro, direct=on|off|auto, cache=MODE, lock=on|off, \
+                 logical_block_size=512|1024|2048|4096, or a queue setting such as \
                  nomerges=2 (a comma in a path is written twice)"
             )),
         }
@@ -164,6 +178,7 @@ mod tests {
     fn null_and_memory_have_a_size() {
         assert_eq!(Spec::parse("null:1G").unwrap().kind, Kind::Null(1 << 30));
         assert_eq!(Spec::parse("memory:64KiB,ro=off").unwrap().kind, Kind::Memory(1 << 16));
+        assert_eq!(Spec::parse("null:1G,logical_block_size=4096").unwrap().logical_block_size, Some(4096));
         assert_eq!(Spec::parse("./null:1G").unwrap().kind, Kind::File("./null:1G".into()));
     }
 
@@ -183,6 +198,9 @@ mod tests {
             ("nfs://server/a.img,direct=on", "files and block devices"),
             ("a.img,cache=fast", "none, writeback, directsync, writethrough, unsafe"),
             ("a.img,cache=none,direct=off", "cache="),
+            ("a.img,logical_block_size=8192", "512, 1024, 2048 or 4096"),
+            ("a.img,logical_block_size", "512, 1024, 2048 or 4096"),
+            ("nfs://server/a.img,logical_block_size=4096", "files, block devices"),
         ] {
             let error = Spec::parse(text).unwrap_err().to_string();
             assert!(error.contains(word), "{text}: {error}");

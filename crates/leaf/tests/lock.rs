@@ -8,7 +8,13 @@ use std::process::{Child, Command, Stdio};
 
 use blockwork_leaf::{Direct, FileOptions, FileSource};
 
-const WRITER: FileOptions = FileOptions { read_only: false, direct: Direct::Auto, lock: true, looks: false };
+const WRITER: FileOptions = FileOptions {
+    read_only: false,
+    direct: Direct::Auto,
+    lock: true,
+    logical_block_size: None,
+    looks: false,
+};
 const READER: FileOptions = FileOptions { read_only: true, ..WRITER };
 
 fn disk() -> tempfile::NamedTempFile {

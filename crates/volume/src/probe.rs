@@ -48,7 +48,7 @@ pub(crate) fn probe(source: &dyn Source, how: &How, texts: &mut Texts) -> Probed
     };
     let content = of_md(&members_superblocks(source, unbuffered), table.as_ref(), &mut warnings)
         .or_else(|| how.partitions.then(|| of_firmware(source, &mut warnings)).flatten())
-        .or_else(|| table.map(|table| of_partitions(table, &mut warnings)))
+        .or_else(|| table.map(|table| of_partitions(table, how.block_bytes, &mut warnings)))
         .or_else(|| of_lvm(source, texts, &mut warnings))
         .or_else(|| of_signature(source, &mut warnings))
         .unwrap_or(Content::Nothing);
@@ -111,7 +111,15 @@ fn of_firmware(source: &dyn Source, warnings: &mut Vec<String>) -> Option<Conten
     Some(Content::FirmwareMember(firmware))
 }
 
-fn of_partitions(table: PartitionTable, warnings: &mut Vec<String>) -> Content {
+fn of_partitions(table: PartitionTable, block_bytes: u32, warnings: &mut Vec<String>) -> Content {
+    // The partitions are there, but who gets the whole disk does not find them.
+    let block = table.logical_block_size;
+    if block > block_bytes.max(512) {
+        warnings.push(format!(
+            "its partition table counts in blocks of {block} bytes: it is the image of a disk that has those. Whoever is to have the \
+             whole disk finds its partitions if it is opened with ',logical_block_size={block}'"
+        ));
+    }
     warnings.extend(table.warnings.iter().cloned());
     Content::Partitions(table)
 }

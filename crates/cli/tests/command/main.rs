@@ -20,6 +20,7 @@ mod output;
 mod reproduce;
 mod scan;
 mod scan_stacks;
+mod serve_blocks;
 mod serve_descriptors;
 mod serve_fuse;
 mod serve_group_failures;

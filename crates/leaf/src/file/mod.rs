@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use blockwork_engine::{
     Allocation, Decision, Env, Errno, FileId, FileOp, FileOpKind, Flags, Leaf, LeafIo, LeafShared,
-    LeafSource, Limits, Op, SECTOR, Sector, Sectors, Submitted,
+    LeafSource, Limits, Op, Sector, Sectors, Submitted,
 };
 use rustix::fs::{FileType, SeekFrom, fstat, ioctl_blksszget, seek};
 
@@ -64,13 +64,21 @@ pub struct FileOptions {
     pub direct: Direct,
     /// Whether to lock it against other processes.
     pub lock: bool,
+    /// The logical block of the disk, bytes, where that is told: a power of two, at least 512. None: a device's own, and 512 of a file.
+    pub logical_block_size: Option<u32>,
     /// Whether it is only looked at: its limits are then those that it would have if it could be written.
     pub looks: bool,
 }
 
 impl Default for FileOptions {
     fn default() -> FileOptions {
-        FileOptions { read_only: false, direct: Direct::Auto, lock: true, looks: false }
+        FileOptions {
+            read_only: false,
+            direct: Direct::Auto,
+            lock: true,
+            logical_block_size: None,
+            looks: false,
+        }
     }
 }
 
@@ -84,7 +92,9 @@ pub struct FileSource {
     /// What is within the last whole block.
     sectors: AtomicU64,
     /// Bytes of which it has whole ones.
-    block: u64,
+    block: u32,
+    /// As [`LeafSource::block_bytes`].
+    block_bytes: u32,
     limits: Limits,
     /// It is a block device that makes a FUA write durable by one command, and the page cache is bypassed.
     has_fua: bool,
@@ -126,10 +136,19 @@ impl FileSource {
             }
         };
         let bytes = size_of_file(&plain).map_err(|error| LeafError::io(&name, "size", error))?;
+        let own = if is_device { ioctl_blksszget(&plain).map_or(512, |block| block.max(512)) } else { 512 };
+        let block = options.logical_block_size.unwrap_or(own);
+        if block < own {
+            return Err(LeafError::unfit(
+                &name,
+                format!(
+                    "logical_block_size={block} is less than the device's own logical block, {own} bytes"
+                ),
+                format!("leave the option out, or give {own} or more; the device reads and writes no less"),
+            ));
+        }
         // Nobody gets at what a device has of a last block: neither Linux's page cache nor we can read less of one.
-        let block = if is_device { ioctl_blksszget(&plain).map_or(SECTOR, u64::from) } else { SECTOR };
-        let block = block.max(SECTOR);
-        let sectors = whole_sectors(&name, bytes, block, &mut warnings)?;
+        let sectors = whole_sectors(&name, bytes, block.into(), &mut warnings)?;
         // Exclusively, as long as this lives: the descriptor that does the I/O may be another one (O_DIRECT), so the
         // claim and the lock are taken by the one that stays.
         let opened =
@@ -151,6 +170,7 @@ impl FileSource {
         } else if !options.read_only && !is_device {
             zero_range = probe::fallocate(&opened.file, path, bytes, &mut limits, &mut warnings);
         }
+        limits.widen_blocks(block);
         let is_local = is_device || punch::possible(&stat);
         Ok(FileSource {
             name,
@@ -161,6 +181,11 @@ impl FileSource {
             read_unit: opened.direct.map_or(1, |direct| u64::from(direct.offset)),
             sectors: AtomicU64::new(sectors.0),
             block,
+            block_bytes: if is_device {
+                limits.logical_block_size
+            } else {
+                options.logical_block_size.unwrap_or(0)
+            },
             limits,
             // Of a file, its file system has records to write as well.
             has_fua: is_device && opened.direct.is_some() && queue.fua,
@@ -260,7 +285,7 @@ impl LeafSource for FileSource {
         &self.shared
     }
     fn block_bytes(&self) -> u32 {
-        if self.is_device { self.limits.logical_block_size } else { 0 }
+        self.block_bytes
     }
     fn sectors_now(&self) -> Option<Sectors> {
         let bytes = self.is_local.then(|| size_of_file(&self.file).ok()).flatten();
@@ -268,7 +293,7 @@ impl LeafSource for FileSource {
     }
     fn grow(&self) -> Sectors {
         let now = self.is_local.then(|| size_of_file(&self.file).ok()).flatten();
-        let now = now.map_or(0, |bytes| Sectors::from_bytes_floor(bytes - bytes % self.block).0);
+        let now = now.map_or(0, |bytes| Sectors::from_bytes_floor(bytes - bytes % u64::from(self.block)).0);
         if self.shared.end().0 >= self.sectors().0 {
             self.sectors.fetch_max(now, Ordering::Relaxed);
         }
