@@ -111,13 +111,8 @@ fn a_device_gets_larger_blocks_and_no_smaller_ones_and_only_whole_blocks_are_the
     let fine = Loop::with(&["--direct-io=on"], &scratch.at("disk.img"));
     let disk = format!("{},logical_block_size=4096", fine.device);
     let limits = run(&mut scratch.blockwork(["scan", "--limits", &disk]));
-    let row: Vec<_> = limits
-        .lines()
-        .filter(|line| line.starts_with("disk/loop"))
-        .last()
-        .unwrap()
-        .split_whitespace()
-        .collect();
+    let row = limits.lines().rfind(|line| line.starts_with("disk/loop")).unwrap();
+    let row: Vec<_> = row.split_whitespace().collect();
     assert_eq!(row[1..4], ["4096"; 3], "{limits}");
     drop(fine);
     let coarse = Loop::with(&["--direct-io=on", "--sector-size=4096"], &scratch.at("disk.img"));

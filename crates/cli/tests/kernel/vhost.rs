@@ -114,6 +114,29 @@ fn linux_uses_the_disk_by_split_and_packed_rings() {
 }
 
 #[test]
+fn linux_finds_the_partitions_of_a_4kn_disks_image_which_has_its_blocks() {
+    let scratch = Scratch::new();
+    let disk = format!("{},logical_block_size=4096", scratch.sparse("disk.img", 64 * MIB));
+    let server = serve(&scratch, &[&disk]);
+    let guest = guest(&scratch, 2, 128, false);
+    let said = script(
+        &guest,
+        &format!(
+            "{LIMITS}\nprintf 'label: gpt\\nstart=256, size=8192\\n' | sfdisk -q /dev/vdb\n\
+             echo start $(cat /sys/block/vdb/vdb1/start)\nmkfs.ext4 -q /dev/vdb1; e2fsck -fn /dev/vdb1 >&2\n{}",
+            fio("--size=8M --offset=40M")
+        ),
+    );
+    for expected in ["logical_block_size 4096", "start 2048", "verified"] {
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+    drop(guest);
+    server.stop();
+    let said = run(&mut scratch.blockwork(["scan", &disk]));
+    assert!(said.contains("disk/disk.img/1") && said.contains("32M") && said.contains("ext4"), "{said}");
+}
+
+#[test]
 fn linux_uses_the_disk_where_threads_do_the_io_and_their_server_is_killed() {
     let scratch = Scratch::new();
     let path = scratch.sparse("disk.img", 256 * MIB);
