@@ -12,7 +12,7 @@ use anyhow::{Result, anyhow};
 use blockwork_daemon::SyncStatus;
 use blockwork_engine::TaskContext;
 use blockwork_layer::snapshot::{MergeError, SnapshotStatus, Step};
-use blockwork_volume::lvm::edit::{Change, GroupEditor, Merger};
+use blockwork_volume::lvm::edit::{Change, CommitError, GroupEditor, Merger};
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -68,7 +68,17 @@ pub(super) fn run(args: &MergeArgs) -> Result<()> {
         ));
     }
     editor.draft_mut().end_merge(name)?;
-    commit(&mut editor)?;
+    commit(&mut editor).map_err(|error| {
+        let why = match error.downcast::<CommitError>() {
+            Ok(error) => error.cause(),
+            Err(error) => format!("{error:#}"),
+        };
+        anyhow!(
+            "{}: all is merged, and the group's text cannot say so: {why}; go on with: blockwork lv merge {0} --disk {}",
+            args.volume,
+            disks.join(" ")
+        )
+    })?;
     let said = format!("{}: {} are merged into its origin, and it is gone", args.volume, size(merged));
     announce(&editor, &said, Some(json!({ "merged": args.volume, "bytes": merged })), args.place.json)
 }

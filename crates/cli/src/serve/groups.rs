@@ -34,6 +34,7 @@ use super::served::Served;
 use super::workers::Workers;
 use crate::vg::change::author_of;
 use crate::vg::status::{Fullness, of_group, snapshot_of, with_merges};
+use crate::vg::target::unfinished;
 use crate::vg::words::said;
 
 /// Nodes that a change may need: a volume of eight mirrored stripes has about thirty.
@@ -316,7 +317,9 @@ impl ServedGroups {
             };
             told.map_err(|error| Refusal::new(RefusalKind::Conflict, format!("the pool {pool}: {error}")))?;
         }
-        self.write(commit)?;
+        let written = self.served.run(|cx| async move { commit.write(&cx).await }).map_err(failed)?;
+        // The change itself is on the disks: that nothing has changed would be said of this text alone.
+        written.map_err(|error| failed(error.cause()))?;
         self.adopt(group, text)?;
         let mut assembly = self.assembly();
         made.iter().try_for_each(|pool| assembly.open_made_pool(group, pool)).map_err(refused)?;
@@ -353,7 +356,10 @@ impl ServedGroups {
     fn take_back(&self, request: &GroupRequest, volume: Option<&String>) -> Result<(), String> {
         let (Change::CreateThin(_) | Change::SnapshotThin(_), Some(volume)) = (&request.change, volume)
         else {
-            return Ok(());
+            return Err(format!(
+                "the text of {} has the change all the same: the next change that the pool takes makes it complete",
+                escape(&request.group)
+            ));
         };
         let name = format!("{}/{}", escape(&request.group), escape(volume));
         let stays = |error: Refusal| {
@@ -501,7 +507,7 @@ impl Groups for ServedGroups {
         // What was cut short before comes first; a pool may need the room that it is about to get for that.
         let untold = self.tell_pools(&request.group, command).err();
         if let Some(error) = untold.filter(|_| !makes_room(&request.change)) {
-            return Err(error);
+            return Err(Refusal::new(error.kind, unfinished(&request.group, &error.text)));
         }
         let planned = self.plan(request)?;
         let withdrawn = self.withdraw(&planned.gone)?;

@@ -9,7 +9,7 @@ use blockwork_daemon::{ClientError, GroupAnswer, GroupRequest, ask_group, find_g
 use blockwork_format::escape;
 use blockwork_leaf::LeafError;
 use blockwork_volume::VolumeError;
-use blockwork_volume::lvm::edit::{Change, EditError, GroupEditor, Made};
+use blockwork_volume::lvm::edit::{Change, CommitError, EditError, GroupEditor, Made};
 use serde_json::{Value, json};
 
 use super::args::Place;
@@ -109,7 +109,7 @@ pub(crate) fn open(disks: &[String], group: &str) -> Result<GroupEditor> {
         return Ok(editor);
     }
     log::info!("{group}: a change that was cut short is made complete first");
-    tell(&mut editor)?;
+    tell(&mut editor).map_err(|error| unfinished(group, &error))?;
     drop(editor);
     Ok(GroupEditor::open(disks, group, author()?)?)
 }
@@ -125,9 +125,8 @@ pub(crate) fn commit_and_tell(editor: GroupEditor, disks: &[String]) -> Result<G
     let group = editor.draft().group().name.clone();
     // The group is opened again as it is now; its disks have to be free for that.
     drop(editor);
-    let mut editor = GroupEditor::open(disks, &group, author()?)?;
-    tell(&mut editor)?;
-    Ok(editor)
+    let told = reopen(disks, &group).and_then(|mut editor| tell(&mut editor).map(|()| editor));
+    told.map_err(|error| made_all_the_same(&group, &error))
 }
 
 /// Writes that a pool has grown, and lets it count what it has got.
@@ -136,18 +135,44 @@ fn commit_and_grow(editor: GroupEditor, pool: &str, disks: &[String]) -> Result<
     commit(&mut editor)?;
     let group = editor.draft().group().name.clone();
     drop(editor);
-    let mut editor = GroupEditor::open(disks, &group, author()?)?;
-    if let Some(commit) = editor.grow_pool_to_devices(pool)? {
-        at_once::run(editor.assembly(), |cx| async move { commit.run(&cx).await })??;
-    }
-    Ok(editor)
+    let grown = reopen(disks, &group).and_then(|mut editor| {
+        if let Some(commit) = editor.grow_pool_to_devices(pool)? {
+            at_once::run(editor.assembly(), |cx| async move { commit.run(&cx).await })??;
+        }
+        Ok(editor)
+    });
+    grown.map_err(|error| made_all_the_same(&group, &error))
+}
+
+fn reopen(disks: &[String], group: &str) -> Result<GroupEditor> {
+    Ok(GroupEditor::open(disks, group, author()?)?)
 }
 
 fn tell(editor: &mut GroupEditor) -> Result<()> {
     for commit in editor.tell_pools()? {
         at_once::run(editor.assembly(), |cx| async move { commit.run(&cx).await })??;
     }
-    write(editor)
+    // The change itself is on the disks: that nothing has changed would be said of this text alone.
+    write(editor).map_err(|error| match error.downcast::<CommitError>() {
+        Ok(error) => anyhow!(error.cause()),
+        Err(error) => error,
+    })
+}
+
+/// What came behind the text of a change has failed. Who was told no more than that would make the change once more.
+fn made_all_the_same(group: &str, error: &anyhow::Error) -> anyhow::Error {
+    let group = escape(group);
+    anyhow!(
+        "{error:#}; the text of {group} has the change all the same: whoever changes, serves or activates the group next makes it complete"
+    )
+}
+
+/// What was cut short before stays so.
+pub(crate) fn unfinished(group: &str, error: &dyn std::fmt::Display) -> anyhow::Error {
+    let group = escape(group);
+    anyhow!(
+        "{group}: a change that was cut short before cannot be made complete: {error:#}; what was asked for now is not done"
+    )
 }
 
 /// Neither found: there are two ways to name a group.

@@ -1,6 +1,7 @@
 //! `lv snapshot`, and what the other verbs make of snapshots: LVM's own tools judge every step, clients of both volumes read
 //! and write them. The kernel itself judges in `../kernel/lvm_verbs.rs`.
 
+use crate::support::fs::SmallDisk;
 use crate::support::lvm::Lab;
 use crate::support::nbd::fio;
 use crate::support::{both, output, run, run_refused, tool, until};
@@ -249,4 +250,38 @@ fn an_origin_grows_and_its_snapshots_stay_as_long_as_they_are() {
     lab.verb(&["lv", "merge", "vg/snap"]);
     let merged = bytes_of(&lab, "vg/origin");
     assert!(merged.len() == 20 * MIB && merged[..16 * MIB] == frozen);
+}
+
+#[test]
+fn a_merge_whose_end_the_text_has_no_room_for_says_so_and_is_gone_on_with() {
+    let lab = Lab::new(&[("a", 41)]);
+    let small = SmallDisk::new(&lab.scratch, "a", 41, 24);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/origin", "--size", "4M"]);
+    lab.verb(&["lv", "snapshot", "vg/origin", "--size", "1M", "--name", "snap"]);
+    lab.tag_until_a_text_takes_pages("vg/origin");
+    let kept = lab.scratch.at("kept");
+    run(tool("cp").args(["--sparse=always", &lab.scratch.at("a"), &kept]));
+    let before = lab.columns("lv_name,origin");
+    let mut ends = Vec::new();
+    for pages in 0.. {
+        assert!(pages < 100, "it fails however much room there is: {ends:?}");
+        run(tool("cp").args(["--sparse=always", &kept, &lab.scratch.at("a")]));
+        small.fill_up();
+        small.make_room_for(pages);
+        let done = output(&mut lab.scratch.blockwork(lab.args(&["lv", "merge", "vg/snap"])));
+        small.make_room();
+        if done.status.success() {
+            break;
+        }
+        let said = both(&done);
+        let is_begun = lab.columns("lv_name,origin") != before;
+        let is_told = said.contains("vg/snap: all is merged, and the group's text cannot say so: ")
+            && said.contains("; go on with: blockwork lv merge vg/snap --disk a");
+        assert_eq!((is_told, said.contains("nothing has changed")), (is_begun, !is_begun), "{said}");
+        ends.push(is_begun);
+        lab.verb(&["lv", "merge", "vg/snap"]);
+    }
+    ends.dedup();
+    assert_eq!(ends, [false, true]);
 }

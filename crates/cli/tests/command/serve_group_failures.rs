@@ -1,5 +1,6 @@
 //! A thin volume of a group that is served, whose making fails on its way: at each page in turn that its disk has no room for. Clients are
 //! offered what they were offered before, whether it is taken back or stays; and group and pool agree, for the server and for LVM's tools.
+//! Whoever asked for a change that failed on its way, of a server or on idle disks, is told whether it is made all the same.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -122,6 +123,98 @@ fn a_volume_that_fails_at_any_step_is_offered_to_nobody_and_group_and_pool_agree
         server.stop();
     }
     assert_eq!(ends.into_iter().collect::<Vec<_>>(), [End::NotBegun, End::Refused, End::Told]);
+}
+
+/// A lab whose disk `small` is too small, with the thin volumes `one` and `two` and a snapshot of `one`; and a copy of it.
+fn lab_with_a_snapshot() -> (Lab, SmallDisk, String) {
+    let lab = Lab::new(&[("a", 81)]);
+    let small = SmallDisk::new(&lab.scratch, "a", 81, 24);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "8M"]);
+    lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "8M"]);
+    lab.verb(&["lv", "snapshot", "vg/one", "--name", "snap"]);
+    lab.verb(&["lv", "create", "vg/plain", "--size", "4M"]);
+    lab.tag_until_a_text_takes_pages("vg/plain");
+    let kept = lab.scratch.at("kept");
+    run(tool("cp").args(["--sparse=always", &lab.scratch.at("a"), &kept]));
+    (lab, small, kept)
+}
+
+/// A change that has failed, with room for so many pages: whether it is made all the same, which must be what was said.
+fn expect_truth(lab: &Lab, before: &[String], said: &str) -> bool {
+    let is_made = written(lab) != before;
+    let told = "the text of vg has the change all the same";
+    assert_eq!((said.contains(told), said.contains("nothing has changed")), (is_made, !is_made), "{said}");
+    is_made
+}
+
+#[test]
+fn a_verb_on_an_idle_pool_that_fails_on_its_way_says_whether_its_change_is_made_all_the_same() {
+    let (lab, small, kept) = lab_with_a_snapshot();
+    let before = written(&lab);
+    for verb in [
+        &["lv", "create", "vg/new", "--thin", "pool", "-V", "8M"][..],
+        &["lv", "snapshot", "vg/one", "--name", "new"],
+        &["lv", "merge", "vg/snap"],
+        &["lv", "remove", "vg/snap"],
+    ] {
+        let mut made = BTreeSet::new();
+        for pages in 0.. {
+            assert!(pages < 100, "{verb:?} fails however much room there is");
+            run(tool("cp").args(["--sparse=always", &kept, &lab.scratch.at("a")]));
+            small.fill_up();
+            small.make_room_for(pages);
+            let done = output(&mut lab.scratch.blockwork(lab.args(verb)));
+            small.make_room();
+            if done.status.success() {
+                break;
+            }
+            let is_made = expect_truth(&lab, &before, &both(&done));
+            made.insert(is_made);
+            // Whoever opens the group next makes complete what was begun; what was not can be asked for again.
+            if is_made {
+                lab.verb(&["lv", "tag", "vg/plain", "--addtag", "next"]);
+            } else {
+                lab.verb(verb);
+            }
+            assert_eq!(lab.dumped("pool").matches("dev_id=").count(), written(&lab).len(), "{verb:?}");
+        }
+        assert_eq!(made.len(), 2, "{verb:?}: {made:?}");
+    }
+}
+
+#[test]
+fn who_has_a_server_remove_what_its_pool_cannot_be_told_of_hears_that_it_is_gone_all_the_same() {
+    let (lab, small, kept) = lab_with_a_snapshot();
+    let before = written(&lab);
+    let mut made = BTreeSet::new();
+    for pages in 0.. {
+        assert!(pages < 100, "it fails however much room there is");
+        run(tool("cp").args(["--sparse=always", &kept, &lab.scratch.at("a")]));
+        let server = lab.scratch.serve(["--disk", "a"]);
+        small.fill_up();
+        small.make_room_for(pages);
+        let done = output(&mut lab.scratch.blockwork(["lv", "remove", "vg/snap"]));
+        if done.status.success() {
+            small.make_room();
+            server.stop_quietly();
+            break;
+        }
+        let next = output(&mut lab.scratch.blockwork(["lv", "tag", "vg/plain", "--addtag", "next"]));
+        small.make_room();
+        let is_made = expect_truth(&lab, &before, &both(&done));
+        made.insert(is_made);
+        assert_eq!(!offered(&lab).contains(&"vg/snap".to_owned()), is_made, "{}", both(&done));
+        if is_made {
+            let said = both(&next);
+            assert!(
+                said.contains("vg: a change that was cut short before cannot be made complete"),
+                "{said}"
+            );
+        }
+        server.stop();
+    }
+    assert_eq!(made.len(), 2, "{made:?}");
 }
 
 /// Has the pool say that it needs a check, as after a failure.

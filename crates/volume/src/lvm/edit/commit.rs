@@ -42,6 +42,16 @@ pub enum CommitError {
     Close(Errno),
 }
 
+impl CommitError {
+    /// The same without what that would mean for the group if nothing else had been written.
+    pub fn cause(&self) -> String {
+        match self {
+            CommitError::Step { source, .. } => source.to_string(),
+            CommitError::Close(_) => self.to_string(),
+        }
+    }
+}
+
 /// What there is to write. It can go to another thread.
 #[derive(Debug, Clone)]
 pub struct Commit {
