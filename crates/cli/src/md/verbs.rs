@@ -139,6 +139,9 @@ impl<'a> Work<'a> {
         if self.wait || (target.is_ours() && !is_brief) {
             let rest = self.at_rest(target, is_stopped, &answers, asked)?;
             answers.iter().try_for_each(|answer| still_there(answer, &rest.array))?;
+            if let Some(answer) = answers.last() {
+                none_has_failed(answer, &rest.array)?;
+            }
             answers.push(rest);
         }
         Ok(answers)
@@ -229,10 +232,7 @@ fn after(done: &[ArrayAnswer], error: anyhow::Error) -> anyhow::Error {
 /// How it ended, in words.
 fn outcome(array: &ArrayStatus, action: Option<&str>) -> String {
     let name = &array.name;
-    let state = match array.degraded {
-        0 => "all members are in sync".to_owned(),
-        n => format!("degraded: {n} of {} members are not in sync", array.raid_disks),
-    };
+    let state = members(array);
     match action {
         Some(action @ ("check" | "repair")) if array.sync.done_sectors < array.sync.total_sectors => {
             format!("{name}: {action} was stopped at {:.1}%; {state}", array.sync.share() * 100.0)
@@ -245,6 +245,13 @@ fn outcome(array: &ArrayStatus, action: Option<&str>) -> String {
         }
         Some(action) => format!("{name}: {action} is done; {state}"),
         None => format!("{name}: nothing is being synced; {state}"),
+    }
+}
+
+fn members(array: &ArrayStatus) -> String {
+    match array.degraded {
+        0 => "all members are in sync".to_owned(),
+        n => format!("degraded: {n} of {} members are not in sync", array.raid_disks),
     }
 }
 
@@ -263,6 +270,19 @@ fn still_there(answer: &ArrayAnswer, now: &ArrayStatus) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Nor may any other device have: one that was to take a member's place, say. Who was named is expected to go.
+fn none_has_failed(answer: &ArrayAnswer, now: &ArrayStatus) -> Result<()> {
+    let is_faulty = |status: &ArrayStatus, name: &str| {
+        status.devices.iter().any(|device| device.name.as_deref() == Some(name) && device.state == "faulty")
+    };
+    let names = now.devices.iter().filter_map(|device| device.name.as_deref());
+    let others = names.filter(|name| !answer.devices.iter().any(|named| named == name));
+    let mut failed = others.filter(|name| is_faulty(now, name) && !is_faulty(&answer.array, name));
+    failed.next().map_or(Ok(()), |name| {
+        Err(anyhow!("{name} has failed meanwhile; {} goes on without it: {}", now.name, members(now)))
+    })
 }
 
 /// What is a file here gets its whole path.

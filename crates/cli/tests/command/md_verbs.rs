@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::md_lab::{Lab, MIB};
 use crate::support;
-use crate::support::fs::Loop;
+use crate::support::fs::{Loop, SmallDisk};
 use crate::support::nbd::{load, nbdload};
 use crate::support::{Background, Scratch, output, run, tool, until};
 use rustix::process::Signal;
@@ -573,4 +573,40 @@ fn where_nothing_is_to_be_shown_that_is_said() {
         let stderr = String::from_utf8_lossy(&shown.stderr);
         assert!(stderr.contains(said), "{command:?}: {stderr}");
     }
+}
+
+/// Its file system has no room for what it is to be filled with.
+#[test]
+fn a_spare_that_fails_while_it_takes_a_members_place_is_no_success_and_the_member_stays() {
+    let lab = Lab::new();
+    lab.create("1", &["a", "b"], 16 * MIB, &["--assume-clean"]);
+    lab.blank("c", 16 * MIB);
+    let _small = SmallDisk::new(&lab.scratch, "c", 16, 4);
+    let disks = ["--disk", "a", "b"];
+    lab.md(&[&["add", "md/data", "c"], &disks[..]].concat());
+    let said = lab.refused(&[&["replace", "md/data", "b"], &disks[..], &["c"]].concat());
+    let expected = "error: c has failed meanwhile; md/data goes on without it: all members are in sync";
+    assert!(said.contains(expected), "{said}");
+    let server = lab.serve(&["a", "b"]);
+    lab.blank("d", 16 * MIB);
+    lab.md(&["add", "md/data", &lab.scratch.at("d")]);
+    // Who is replaced is to go.
+    lab.md(&["replace", "md/data", "b", "--wait"]);
+    assert_eq!((lab.state("a"), lab.state("b")), ("in_sync".into(), "faulty".into()));
+    lab.stop(server);
+}
+
+#[test]
+fn a_disk_without_room_is_not_taken_in_and_the_answer_says_so() {
+    let lab = Lab::new();
+    lab.create("1", &["a", "b"], 16 * MIB, &["--assume-clean"]);
+    lab.blank("c", 16 * MIB);
+    let small = SmallDisk::new(&lab.scratch, "c", 16, 4);
+    small.fill_up();
+    let add = ["add", "md/data", "c", "--disk", "a", "b"];
+    let said = lab.refused(&add);
+    let expected = "c is not taken in, and can be added when it is well again: what was at sector ";
+    assert!(said.contains(expected), "{said}");
+    small.make_room();
+    lab.md(&add);
 }

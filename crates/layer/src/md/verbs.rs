@@ -250,6 +250,12 @@ impl Array {
         VerbError::Io { array: self.name.clone(), what: what.to_owned(), errno }
     }
 
+    /// A device that is to come, and cannot be written to.
+    fn not_taken_in(&self, site: &Site, what: &str, errno: blockwork_engine::Errno) -> VerbError {
+        let name = &site.name;
+        self.io(&format!("{name} is not taken in, and can be added when it is well again: {what}"), errno)
+    }
+
     /// The record, where something may be written at all.
     fn writable(&self) -> Result<&dyn Record, VerbError> {
         if self.geometry().copies() < 2 {
@@ -407,7 +413,8 @@ impl Array {
             let zeros = vec![0; Sectors(sectors).byte_len()];
             let wiped = io::write_bytes(cx, &site.layer, Sector(start), &zeros).await;
             wiped.map_err(|errno| {
-                self.io(&format!("{}: what was at sector {start} before", site.name), errno)
+                let what = format!("what was at sector {start} before could not be overwritten");
+                self.not_taken_in(site, &what, errno)
             })?;
         }
         Ok(())
@@ -419,7 +426,8 @@ impl Array {
         let runs = intent.disk().whole();
         for run in runs {
             let written = io::write_bytes(cx, &site.layer, start + run.offset, &run.bytes).await;
-            written.map_err(|errno| self.io(&format!("{}: its write-intent bitmap", site.name), errno))?;
+            let what = "its write-intent bitmap could not be written";
+            written.map_err(|errno| self.not_taken_in(site, what, errno))?;
         }
         Ok(())
     }
