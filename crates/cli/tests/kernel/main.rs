@@ -15,6 +15,7 @@ mod lvm_verbs;
 mod lvm_writes;
 mod machine;
 mod md_create;
+mod md_kills;
 mod md_reads;
 mod md_sync;
 mod md_writes;
