@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, anyhow, bail};
-use blockwork_daemon::{ArrayAnswer, ArrayStatus, Verb};
+use blockwork_daemon::{ArrayAnswer, ArrayStatus, DeviceStatus, Verb};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
@@ -272,17 +272,21 @@ fn still_there(answer: &ArrayAnswer, now: &ArrayStatus) -> Result<()> {
     Ok(())
 }
 
-/// Nor may any other device have: one that was to take a member's place, say. Who was named is expected to go.
+/// Nor may any other device have: one that was to take a member's place, say. A member that was replaced goes, as somebody else has its place.
 fn none_has_failed(answer: &ArrayAnswer, now: &ArrayStatus) -> Result<()> {
-    let is_faulty = |status: &ArrayStatus, name: &str| {
-        status.devices.iter().any(|device| device.name.as_deref() == Some(name) && device.state == "faulty")
+    let before = |name: &Option<String>| answer.array.devices.iter().find(|device| device.name == *name);
+    let is_in_sync = |device: &DeviceStatus| device.state == "in_sync";
+    let has_come = |role: u16| {
+        let has_it = |device: &&DeviceStatus| device.role == Some(role) && is_in_sync(device);
+        now.devices.iter().filter(has_it).any(|device| !before(&device.name).is_some_and(is_in_sync))
     };
-    let names = now.devices.iter().filter_map(|device| device.name.as_deref());
-    let others = names.filter(|name| !answer.devices.iter().any(|named| named == name));
-    let mut failed = others.filter(|name| is_faulty(now, name) && !is_faulty(&answer.array, name));
-    failed.next().map_or(Ok(()), |name| {
-        Err(anyhow!("{name} has failed meanwhile; {} goes on without it: {}", now.name, members(now)))
-    })
+    let has_failed = |device: &&DeviceStatus| {
+        let was = before(&device.name).filter(|was| was.state != "faulty");
+        device.state == "faulty" && was.is_some_and(|was| !was.role.is_some_and(has_come))
+    };
+    let Some(device) = now.devices.iter().find(has_failed) else { return Ok(()) };
+    let name = device.name.as_deref().unwrap_or("a member");
+    bail!("{name} has failed meanwhile; {} goes on without it: {}", now.name, members(now))
 }
 
 /// What is a file here gets its whole path.

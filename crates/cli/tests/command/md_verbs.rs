@@ -593,6 +593,14 @@ fn a_spare_that_fails_while_it_takes_a_members_place_is_no_success_and_the_membe
     // Who is replaced is to go.
     lab.md(&["replace", "md/data", "b", "--wait"]);
     assert_eq!((lab.state("a"), lab.state("b")), ("in_sync".into(), "faulty".into()));
+    // However it is named.
+    lab.md(&["remove", "md/data", "b"]);
+    lab.blank("e", 16 * MIB);
+    lab.md(&["add", "md/data", &lab.scratch.at("e")]);
+    lab.md(&["replace", "md/data", "d", "--wait"]);
+    lab.md(&["remove", "md/data", "failed"]);
+    lab.md(&["add", "md/data", &lab.scratch.at("d"), "--force"]);
+    lab.md(&["replace", "md/data", "0", "--wait"]);
     lab.stop(server);
 }
 
