@@ -58,6 +58,17 @@ pub enum ClientError {
         /// What went wrong.
         source: io::Error,
     },
+    /// The server was asked to change something, and went, or was too slow, before it said what became of that.
+    #[error(
+        "{socket}: the server has not answered: {source}; it may have done what it was asked for all the same: look with `blockwork status`, \
+         `blockwork lv show` or `blockwork md status` before you ask again"
+    )]
+    Unanswered {
+        /// The socket, escaped.
+        socket: String,
+        /// What went wrong.
+        source: io::Error,
+    },
     /// The server refuses.
     #[error("{socket}: GET {path}: {status}: {text}")]
     Refused {
@@ -469,7 +480,13 @@ fn runtime() -> io::Result<Runtime> {
 async fn ask(socket: &Path, asked: Asked<'_>) -> Result<Response<Incoming>, ClientError> {
     let broken = |source| ClientError::Connection { socket: shown(socket), source };
     let (method, path) = (asked.method.clone(), escape(asked.path));
-    let response = in_time(asked.patience, send(socket, asked)).await.map_err(broken)?;
+    let connection = in_time(asked.patience, UnixStream::connect(socket)).await.map_err(broken)?;
+    // From here on it may have been heard.
+    let unanswered = |source| match method {
+        Method::POST => ClientError::Unanswered { socket: shown(socket), source },
+        _ => broken(source),
+    };
+    let response = in_time(asked.patience, send(connection, asked)).await.map_err(unanswered)?;
     let status = response.status();
     if status == StatusCode::OK {
         return Ok(response);
@@ -486,8 +503,7 @@ async fn ask(socket: &Path, asked: Asked<'_>) -> Result<Response<Incoming>, Clie
     })
 }
 
-async fn send(socket: &Path, asked: Asked<'_>) -> io::Result<Response<Incoming>> {
-    let connection = UnixStream::connect(socket).await?;
+async fn send(connection: UnixStream, asked: Asked<'_>) -> io::Result<Response<Incoming>> {
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(connection)).await.map_err(io::Error::other)?;
     // It runs while this thread waits for an answer, and ends with it.

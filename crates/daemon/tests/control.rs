@@ -269,3 +269,29 @@ fn a_socket_is_ours_alone_and_not_taken_from_a_server_that_lives() {
         "{error}"
     );
 }
+
+/// Whoever asks once more because of it would have it made twice.
+#[test]
+fn a_change_whose_server_went_before_it_answered_may_have_been_made() {
+    let rig = Rig::new();
+    let socket = rig.folder().join("killed.sock");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let server = std::thread::spawn(move || {
+        for _ in 0..2 {
+            let (mut client, _) = listener.accept().unwrap();
+            let mut request = [0; 4096];
+            assert!(client.read(&mut request).unwrap() > 0);
+        }
+    });
+    let request = ArrayRequest { array: "md/data".into(), verb: Verb::Check };
+    let error = ask_array(&socket, &request).unwrap_err();
+    assert!(matches!(error, ClientError::Unanswered { .. }), "{error:?}");
+    let said = error.to_string();
+    assert!(said.contains("it may have done what it was asked for all the same"), "{said}");
+    // A question changes nothing, and nobody has heard of what could not even be sent.
+    let error = get_json::<Status>(&socket, "/v1/status").unwrap_err();
+    assert!(matches!(error, ClientError::Connection { .. }), "{error:?}");
+    server.join().unwrap();
+    let error = ask_array(&socket, &request).unwrap_err();
+    assert!(matches!(error, ClientError::Connection { .. }), "{error:?}");
+}

@@ -73,7 +73,7 @@ pub enum PoolCommitError {
 
 /// Where that leaves a pool.
 const UNFINISHED: &str =
-    "the change is made in part, and the pool's metadata is whole: make the change again when that is mended";
+    "the change is made in part, and the pool's metadata is whole";
 
 /// A change of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
