@@ -14,21 +14,21 @@ const MIB: u64 = 1 << 20;
 const ALL: std::ops::Range<u64> = 0..u64::MAX;
 
 /// A verb that the running server is asked for.
-fn served(lab: &Lab, args: &[&str]) -> String {
+pub fn served(lab: &Lab, args: &[&str]) -> String {
     run(&mut lab.scratch.blockwork(args))
 }
 
 /// The same, where it must not be done.
-fn served_refused(lab: &Lab, args: &[&str]) -> String {
+pub fn served_refused(lab: &Lab, args: &[&str]) -> String {
     run_refused(&mut lab.scratch.blockwork(args))
 }
 
-fn sum(lab: &Lab, export: &str) -> String {
+pub fn sum(lab: &Lab, export: &str) -> String {
     checksum(&lab.scratch, export, ALL)
 }
 
 /// Writes all over a volume, 4 KiB here and there.
-fn scatter(lab: &Lab, export: &str, seed: u32, mib: u64) {
+pub fn scatter(lab: &Lab, export: &str, seed: u32, mib: u64) {
     let seed = format!("--randseed={seed}");
     let size = format!("--io_size={mib}M");
     let job = ["--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=32M", &size, &seed];
@@ -62,14 +62,14 @@ fn group() -> (Lab, Sums) {
 }
 
 /// A volume as the running server tells of it; none: it is gone.
-fn shown(lab: &Lab, name: &str) -> Option<Value> {
+pub fn shown(lab: &Lab, name: &str) -> Option<Value> {
     let text = served(lab, &["lv", "show", "--all", "--json", "vg"]);
     let all: Value = serde_json::from_str(&text).expect("JSON");
     all.as_array().expect("volumes").iter().find(|lv| lv["name"] == name).cloned()
 }
 
 /// How far the merge into the origin is.
-fn merge(lab: &Lab) -> Option<String> {
+pub fn merge(lab: &Lab) -> Option<String> {
     shown(lab, "root").expect("the origin")["merge"].as_str().map(str::to_owned)
 }
 
@@ -103,7 +103,7 @@ fn read(client: &mut Raw, offset: u64, length: u32) -> Vec<u8> {
     data
 }
 
-fn open(lab: &Lab, export: &str) -> Raw {
+pub fn open(lab: &Lab, export: &str) -> Raw {
     Raw::open_export(&lab.scratch.at("socket"), export)
 }
 
@@ -160,7 +160,7 @@ fn a_snapshot_that_nobody_has_open_is_merged_at_once_and_clients_come_meanwhile(
 }
 
 /// Whether a client may open it.
-fn offers(lab: &Lab, volume: &str) -> bool {
+pub fn offers(lab: &Lab, volume: &str) -> bool {
     let uri = lab.scratch.uri(volume);
     python(&format!(
         "try:\n    connect({uri:?})\n    print('yes')\nexcept nbd.Error as error:\n    print('no')\n"

@@ -3,33 +3,14 @@
 
 use std::fs;
 
+use super::serve_group_merges::{merge, offers, open, scatter, served, served_refused, shown, sum};
 use crate::support;
 use crate::support::lvm::Lab;
-use crate::support::nbd::{Raw, checksum, fio, python};
-use crate::support::{Server, run, run_refused, until};
+use crate::support::nbd::{fio, python};
+use crate::support::{run, until};
 use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
-
-/// A verb that the running server is asked for.
-fn served(lab: &Lab, args: &[&str]) -> String {
-    run(&mut lab.scratch.blockwork(args))
-}
-
-fn served_refused(lab: &Lab, args: &[&str]) -> String {
-    run_refused(&mut lab.scratch.blockwork(args))
-}
-
-fn sum(lab: &Lab, export: &str) -> String {
-    checksum(&lab.scratch, export, 0..u64::MAX)
-}
-
-/// Writes all over a volume, 4 KiB here and there.
-fn scatter(lab: &Lab, export: &str, seed: u32, mib: u64) {
-    let (seed, size) = (format!("--randseed={seed}"), format!("--io_size={mib}M"));
-    let job = ["--rw=randwrite", "--bs=4k", "--iodepth=32", "--size=32M", &size, &seed];
-    run(&mut fio(&lab.scratch, &lab.scratch.uri(export), &job));
-}
 
 /// What `root`, `before` and `other` hold, the last two snapshots of the first, which all differ.
 struct Sums {
@@ -58,30 +39,6 @@ fn group() -> (Lab, Sums) {
     (lab, sums)
 }
 
-/// A volume as the running server tells of it; none: it is gone.
-fn shown(lab: &Lab, name: &str) -> Option<Value> {
-    let text = served(lab, &["lv", "show", "--all", "--json", "vg"]);
-    let all: Value = serde_json::from_str(&text).expect("JSON");
-    all.as_array().expect("volumes").iter().find(|lv| lv["name"] == name).cloned()
-}
-
-/// How far the merge into the origin is.
-fn merge(lab: &Lab) -> Option<String> {
-    shown(lab, "root").expect("the origin")["merge"].as_str().map(str::to_owned)
-}
-
-fn open(lab: &Lab, export: &str) -> Raw {
-    Raw::open_export(&lab.scratch.at("socket"), export)
-}
-
-/// Whether a client may open it.
-fn offers(lab: &Lab, volume: &str) -> bool {
-    let uri = lab.scratch.uri(volume);
-    python(&format!(
-        "try:\n    connect({uri:?})\n    print('yes')\nexcept nbd.Error as error:\n    print('no')\n"
-    )) == "yes\n"
-}
-
 /// LVM has nothing to complain of, `thin_check` neither, and both know of these volumes: name, origin, number and tags. `lab.dumped`
 /// checks the metadata.
 fn expect_volumes(lab: &Lab, volumes: &[&str], gone: &[u64], transaction: u64) {
@@ -99,15 +56,7 @@ fn expect_volumes(lab: &Lab, volumes: &[&str], gone: &[u64], transaction: u64) {
     for device in gone {
         assert!(!dump.contains(&format!("dev_id=\"{device}\"")), "{head:?}");
     }
-    assert_eq!(
-        lab.columns("transaction_id,segtype").iter().filter(|row| row.ends_with(";thin-pool")).count(),
-        1
-    );
     assert!(lab.columns("transaction_id,segtype").contains(&format!("{transaction};thin-pool")));
-}
-
-fn stop(server: Server) {
-    server.stop_quietly();
 }
 
 #[test]
@@ -121,7 +70,7 @@ fn a_thin_snapshot_takes_the_place_of_its_origin_without_a_server() {
     let server = lab.scratch.serve(["--disk", "a"]);
     assert_eq!([sum(&lab, "vg/root"), sum(&lab, "vg/other")], [sums.before, sums.other]);
     scatter(&lab, "vg/root", 5, 16);
-    stop(server);
+    server.stop_quietly();
     expect_volumes(&lab, &["other;;3;", "root;;2;mine"], &[1], 4);
 }
 
@@ -140,11 +89,11 @@ fn what_lvm_has_left_for_later_is_done_by_the_verb_and_by_a_server() {
             let server = lab.scratch.serve(["--disk", "a", "--read-only"]);
             assert_eq!(sum(&lab, "vg/root"), sums.before);
             assert_eq!(merge(&lab).as_deref(), Some("planned"));
-            stop(server);
+            server.stop_quietly();
             let server = lab.scratch.serve(["--disk", "a", "vg/root"]);
             until("it is done", || shown(&lab, "before").is_none());
             assert_eq!(sum(&lab, "vg/root"), sums.before);
-            stop(server);
+            server.stop_quietly();
         } else {
             let said = lab.verb(&["lv", "merge", "vg/before", "--json"]);
             let said: Value = serde_json::from_str(&said).expect("JSON");
@@ -153,7 +102,7 @@ fn what_lvm_has_left_for_later_is_done_by_the_verb_and_by_a_server() {
         expect_volumes(&lab, &["other;;3;", "root;;2;mine"], &[1], 4);
         let server = lab.scratch.serve(["--disk", "a"]);
         assert_eq!([sum(&lab, "vg/root"), sum(&lab, "vg/other")], [sums.before, sums.other]);
-        stop(server);
+        server.stop_quietly();
     }
 }
 
@@ -178,7 +127,7 @@ fn a_thin_snapshot_that_nobody_has_open_takes_the_place_of_its_origin_at_once() 
     assert_eq!(sum(&lab, "vg/root"), root);
     let size = python(&format!("print(connect({:?}).get_size())\n", lab.scratch.uri("vg/root")));
     assert_eq!(size.trim(), (32 * MIB).to_string());
-    stop(server);
+    server.stop_quietly();
     expect_volumes(&lab, &["other;;3;", "root;;4;mine"], &[1, 2], 6);
 }
 
@@ -220,7 +169,7 @@ fn clients_keep_what_they_have_open_and_the_last_one_that_goes_ends_it() {
     until("it has taken its place", || shown(&lab, "before").is_none());
     until("the origin is offered again", || offers(&lab, "vg/root"));
     assert_eq!([sum(&lab, "vg/root"), sum(&lab, "vg/other")], [sums.before, sums.other]);
-    stop(server);
+    server.stop_quietly();
     expect_volumes(&lab, &["other;;3;", "root;;2;mine"], &[1], 6);
 }
 
@@ -237,7 +186,7 @@ fn a_server_that_is_killed_while_a_client_has_the_snapshot_leaves_the_merge_to_t
     let server = lab.scratch.serve(["--disk", "a"]);
     until("it is done", || shown(&lab, "before").is_none());
     assert_eq!([sum(&lab, "vg/root"), sum(&lab, "vg/other")], [sums.before, sums.other]);
-    stop(server);
+    server.stop_quietly();
     expect_volumes(&lab, &["other;;3;", "root;;2;mine"], &[1], 4);
 }
 
@@ -248,7 +197,7 @@ fn partitions_follow_and_a_file_has_the_merge_wait_for_the_next_server() {
     let server = lab.scratch.serve(["--disk", "a"]);
     lab.partition("vg/root");
     served(&lab, &["lv", "snapshot", "vg/root", "--name", "snap"]);
-    stop(server);
+    server.stop_quietly();
     let server = lab.scratch.serve(["--disk", "a"]);
     let before = sum(&lab, "vg/root/1");
     let job = ["--rw=randwrite", "--bs=4k", "--iodepth=16", "--size=6M"];
@@ -265,7 +214,7 @@ fn partitions_follow_and_a_file_has_the_merge_wait_for_the_next_server() {
     served(&lab, &["lv", "snapshot", "vg/root", "--name", "snap"]);
     run(&mut fio(&lab.scratch, &lab.scratch.uri("vg/root/1"), &job));
     let after = sum(&lab, "vg/root/1");
-    stop(server);
+    server.stop_quietly();
 
     fs::create_dir(lab.scratch.path("files")).expect("a folder");
     let args = ["--disk", "a", "vg/root", "vg/root/1", "--fuse", &lab.scratch.at("files")];
@@ -274,11 +223,11 @@ fn partitions_follow_and_a_file_has_the_merge_wait_for_the_next_server() {
     assert!(said.contains("vg/root is in use: it is a file of"), "{said}");
     assert!(said.contains("it begins when the server is started anew"), "{said}");
     assert_eq!(sum(&lab, "vg/root/1"), after);
-    stop(server);
+    server.stop_quietly();
     let server = lab.scratch.serve(args);
     until("it is done", || shown(&lab, "snap").is_none());
     assert_eq!(sum(&lab, "vg/root/1"), before);
-    stop(server);
+    server.stop_quietly();
     lab.expect_sound();
 }
 

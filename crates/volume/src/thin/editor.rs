@@ -72,8 +72,7 @@ pub enum PoolCommitError {
 }
 
 /// Where that leaves a pool.
-const UNFINISHED: &str =
-    "the change is made in part, and the pool's metadata is whole";
+const UNFINISHED: &str = "the change is made in part, and the pool's metadata is whole";
 
 /// A change of a pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
