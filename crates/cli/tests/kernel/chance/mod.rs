@@ -90,7 +90,8 @@ impl Steps {
 fn kind_of(command: &str) -> String {
     let words: Vec<&str> = command.split_whitespace().collect();
     let verb = if matches!(words.first(), Some(&("lv" | "vg" | "md"))) { 2 } else { 1 };
-    let options = (0..words.len()).filter(|at| {
+    let is_new = |word: &str| !word.starts_with("--uuid=");
+    let options = (0..words.len()).filter(|at| is_new(words[*at])).filter(|at| {
         *at < verb
             || words[*at].starts_with('-')
             || (*at > 0 && matches!(words[*at - 1], "--type" | "--layout"))
