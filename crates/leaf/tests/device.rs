@@ -9,13 +9,7 @@ use blockwork_engine::{Flags, LeafSource, Op, Sectors};
 use blockwork_leaf::{Direct, FileOptions, FileSource};
 use lab::{Lab, LoopDevice, Mount, pattern, run};
 
-const AUTO: FileOptions = FileOptions {
-    read_only: false,
-    direct: Direct::Auto,
-    lock: true,
-    logical_block_size: None,
-    looks: false,
-};
+const AUTO: FileOptions = FileOptions::DEFAULT;
 
 #[test]
 fn a_device_has_its_own_limits_and_does_everything() {

@@ -11,13 +11,7 @@ use blockwork_engine::{Allocation, Env, Errno, Fixed, Flags, Fua, LeafSource, Op
 use blockwork_leaf::{Direct, FileOptions, FileSource, OpenOptions, open};
 use lab::{Lab, LoopDevice, Mount, pattern, run};
 
-const AUTO: FileOptions = FileOptions {
-    read_only: false,
-    direct: Direct::Auto,
-    lock: true,
-    logical_block_size: None,
-    looks: false,
-};
+const AUTO: FileOptions = FileOptions::DEFAULT;
 const BUFFERED: FileOptions = FileOptions { direct: Direct::Off, ..AUTO };
 
 fn sparse(bytes: u64) -> tempfile::NamedTempFile {

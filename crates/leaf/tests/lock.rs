@@ -6,15 +6,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use blockwork_leaf::{Direct, FileOptions, FileSource};
+use blockwork_leaf::{FileOptions, FileSource};
 
-const WRITER: FileOptions = FileOptions {
-    read_only: false,
-    direct: Direct::Auto,
-    lock: true,
-    logical_block_size: None,
-    looks: false,
-};
+const WRITER: FileOptions = FileOptions::DEFAULT;
 const READER: FileOptions = FileOptions { read_only: true, ..WRITER };
 
 fn disk() -> tempfile::NamedTempFile {

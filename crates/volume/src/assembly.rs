@@ -25,6 +25,7 @@ use crate::signature::fixed_vhd;
 use crate::source::StackSource;
 use crate::table;
 use crate::thin::OpenPool;
+use crate::volumes::belongs;
 
 /// Leaves that one process can number.
 const LEAVES_MAX: usize = 4096;
@@ -185,11 +186,11 @@ impl Assembly {
         Ok(disk)
     }
 
-    /// Disks that are offered as such, and have grown since they were looked at: their names. What lies in them (partitions, arrays, groups) has
-    /// a size of its own, and keeps that.
+    /// Disks that are offered as such, belong to nothing else, and have grown since they were looked at: their names. Partitions in them have
+    /// sizes of their own, and keep these.
     pub fn grown_disks(&mut self) -> Vec<String> {
         let mut grown = Vec::new();
-        for device in self.graph.devices.iter_mut().filter(|device| device.is_offered) {
+        for device in self.graph.devices.iter_mut().filter(|device| device.is_offered && !belongs(device)) {
             let DeviceKind::Disk { source: DiskSource(source), .. } = &device.kind else { continue };
             let (Some(node), sectors) = (device.layer().map(|layer| layer.node()), source.grow()) else {
                 continue;

@@ -164,11 +164,7 @@ impl Assembly {
     fn used(&self) -> HashSet<DeviceId> {
         let (mut used, mut lists) = (HashSet::new(), HashSet::new());
         for (id, device) in self.graph.iter() {
-            let belongs = matches!(
-                device.content,
-                Content::MdMember(_) | Content::DamagedMember | Content::FirmwareMember(_) | Content::Pv(_)
-            );
-            let own = Some(id).filter(|_| belongs);
+            let own = Some(id).filter(|_| belongs(device));
             let is_news = makes_use(device) && lists.insert(device.below.as_ptr());
             // Two who only read are not in each other's way.
             let is_read = |one: &DeviceId| {
@@ -208,6 +204,14 @@ impl Assembly {
         }
         Ok(())
     }
+}
+
+/// Whether a device is part of an array or a group, be it there or not.
+pub(crate) fn belongs(device: &Device) -> bool {
+    matches!(
+        device.content,
+        Content::MdMember(_) | Content::DamagedMember | Content::FirmwareMember(_) | Content::Pv(_)
+    )
 }
 
 /// Whether a device keeps to itself what it stands upon.

@@ -5,9 +5,11 @@
 //! have their sizes on record.
 //!
 //! Invariants: (1) no volume becomes smaller: a disk that has is told of by its queue (`engine/src/queue/shrunk.rs`), and is not looked at
-//! any more; (2) while nothing has grown, nothing waits for this.
+//! any more; (2) while nothing has grown, nothing waits for this; (3) what is part of an array or a group keeps
+//! the size that these know.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -22,33 +24,27 @@ const PAUSE: Duration = Duration::from_secs(2);
 
 /// The thread that looks.
 pub(super) struct SizeKeeper {
-    stops: Arc<(Mutex<bool>, Condvar)>,
+    /// The thread ends with it.
+    goes_on: Sender<()>,
     thread: Keeper,
 }
 
 impl SizeKeeper {
     /// Looks after the disks of these groups' server from now on.
     pub(super) fn start(groups: Arc<ServedGroups>, on_panic: OnPanic) -> Result<SizeKeeper> {
-        let stops = Arc::<(Mutex<bool>, Condvar)>::default();
-        let of_thread = stops.clone();
-        let thread =
-            Keeper::start("sizes", "the thread that looks for disks that have grown", on_panic, move || {
-                let (stops, called) = &*of_thread;
-                let mut stopped = stops.lock().unwrap_or_else(PoisonError::into_inner);
-                while !*stopped {
-                    stopped = called.wait_timeout(stopped, PAUSE).unwrap_or_else(PoisonError::into_inner).0;
-                    if !*stopped {
-                        groups.follow_disks();
-                    }
-                }
-            })?;
-        Ok(SizeKeeper { stops, thread })
+        let (goes_on, stops) = mpsc::channel();
+        let what = "the thread that looks for disks that have grown";
+        let thread = Keeper::start("sizes", what, on_panic, move || {
+            while stops.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
+                groups.follow_disks();
+            }
+        })?;
+        Ok(SizeKeeper { goes_on, thread })
     }
 
     /// Ends it; a disk that is followed is followed to the end.
     pub(super) fn stop(self) {
-        *self.stops.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        self.stops.1.notify_one();
+        drop(self.goes_on);
         self.thread.join();
     }
 }

@@ -36,10 +36,19 @@ pub fn scatter(lab: &Lab, export: &str, seed: u32, mib: u64) {
 }
 
 /// What `before` and `other` hold, two snapshots of the volume `root` in the group `vg`, which all differ from each other.
-struct Sums {
-    root: String,
-    before: String,
-    other: String,
+pub struct Sums {
+    pub root: String,
+    pub before: String,
+    pub other: String,
+}
+
+impl Sums {
+    /// Of a group that is served.
+    pub fn of(lab: &Lab) -> Sums {
+        let [root, before, other] = ["vg/root", "vg/before", "vg/other"].map(|name| sum(lab, name));
+        assert!(root != before && before != other && other != root);
+        Sums { root, before, other }
+    }
 }
 
 /// A group with all of them on one disk, which nobody serves.
@@ -54,9 +63,7 @@ fn group() -> (Lab, Sums) {
     scatter(&lab, "vg/before", 3, 4);
     served(&lab, &["lv", "snapshot", "vg/root", "--size", "40M", "--name", "other", "--chunksize", "64K"]);
     scatter(&lab, "vg/root", 4, 4);
-    let sums =
-        Sums { root: sum(&lab, "vg/root"), before: sum(&lab, "vg/before"), other: sum(&lab, "vg/other") };
-    assert!(sums.root != sums.before && sums.before != sums.other && sums.other != sums.root);
+    let sums = Sums::of(&lab);
     server.stop_quietly();
     (lab, sums)
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use super::serve_group_merges::{merge, offers, open, scatter, served, served_refused, shown, sum};
+use super::serve_group_merges::{Sums, merge, offers, open, scatter, served, served_refused, shown, sum};
 use crate::support;
 use crate::support::lvm::Lab;
 use crate::support::nbd::{fio, python};
@@ -12,14 +12,7 @@ use serde_json::Value;
 
 const MIB: u64 = 1 << 20;
 
-/// What `root`, `before` and `other` hold, the last two snapshots of the first, which all differ.
-struct Sums {
-    root: String,
-    before: String,
-    other: String,
-}
-
-/// A group with a pool of 128 MiB and all of them in it, which nobody serves. Their numbers are 1 to 3.
+/// A group with a pool of 128 MiB, and in it `root` and its snapshots `before` and `other`, which nobody serves. Their numbers are 1 to 3.
 fn group() -> (Lab, Sums) {
     let lab = Lab::new(&[("a", 165)]);
     lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
@@ -32,9 +25,7 @@ fn group() -> (Lab, Sums) {
     scatter(&lab, "vg/before", 3, 4);
     served(&lab, &["lv", "snapshot", "vg/root", "--name", "other"]);
     scatter(&lab, "vg/root", 4, 4);
-    let sums =
-        Sums { root: sum(&lab, "vg/root"), before: sum(&lab, "vg/before"), other: sum(&lab, "vg/other") };
-    assert!(sums.root != sums.before && sums.before != sums.other && sums.other != sums.root);
+    let sums = Sums::of(&lab);
     server.stop_quietly();
     (lab, sums)
 }

@@ -1,6 +1,6 @@
 //! The queue between the workers and one subscriber: bounded in bytes, never waited for by those who fill it.
 //!
-//! Its lock is held only to push or take pointers, so a worker meets at most a reader that is just doing that.
+//! Its lock is held only to push or take pointers, or to note a loss, so a worker meets at most a reader that is just doing that.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};

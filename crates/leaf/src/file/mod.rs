@@ -70,15 +70,20 @@ pub struct FileOptions {
     pub looks: bool,
 }
 
+impl FileOptions {
+    /// Those of whoever gives none.
+    pub const DEFAULT: FileOptions = FileOptions {
+        read_only: false,
+        direct: Direct::Auto,
+        lock: true,
+        logical_block_size: None,
+        looks: false,
+    };
+}
+
 impl Default for FileOptions {
     fn default() -> FileOptions {
-        FileOptions {
-            read_only: false,
-            direct: Direct::Auto,
-            lock: true,
-            logical_block_size: None,
-            looks: false,
-        }
+        FileOptions::DEFAULT
     }
 }
 

@@ -124,7 +124,7 @@ impl Draft {
     }
 
     /// Nobody but what goes with it may be made of it.
-    fn check_not_needed(&self, lv: LvIndex, gone: &[LvIndex]) -> Result<(), EditError> {
+    pub(super) fn check_not_needed(&self, lv: LvIndex, gone: &[LvIndex]) -> Result<(), EditError> {
         let vg = self.group();
         let name = &vg.lvs[lv.0].name;
         let of = |snapshot: &Snapshot| snapshot.origin == lv;

@@ -11,12 +11,11 @@ use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
 use blockwork_format::lvm2::{Node, Section};
 
-use super::draft::{Draft, lv_list, lv_section, shown};
+use super::draft::{Draft, lv_list, lv_section};
 use super::error::EditError;
 use super::remove::replace_names;
 use super::resize::only_segment;
 use super::section::{Keys, strings};
-use crate::lvm::lvs_below;
 
 /// A snapshot, and the volume whose place it takes.
 #[derive(Clone, Copy)]
@@ -131,28 +130,12 @@ impl Draft {
             let (origin, further) = (escape(&vg.lvs[origin.0].name), escape(&vg.lvs[further.0].name));
             return refuse(format!("its origin {origin} is to be merged into {further}; merge that first"));
         }
-        self.check_nothing_lies_on(snapshot)?;
-        self.check_nothing_lies_on(origin)?;
+        // What lies on one of them would find something else there, or have another volume below it.
+        for lv in [snapshot, origin] {
+            self.check_not_needed(lv, &[])?;
+            self.check_names_are_known(&vg.lvs[lv.0].name, "lvconvert --merge")?;
+        }
         Ok(ThinMerge { snapshot, origin, pool, device, is_planned: merge.is_some() })
-    }
-
-    /// What the volume is to change under would not know its content any more, or would be of another volume.
-    fn check_nothing_lies_on(&self, lv: LvIndex) -> Result<(), EditError> {
-        let vg = self.group();
-        let name = &vg.lvs[lv.0].name;
-        let old = vg.snapshots().filter(|one| one.origin == lv);
-        let old = shown(old.map(|one| vg.lvs[one.store.0].name.clone()));
-        if !old.is_empty() {
-            let why =
-                format!("it has snapshots with a store of their own: {old}; remove or merge these first");
-            return Err(EditError::volume(name, why));
-        }
-        let others = (0..vg.lvs.len()).filter(|other| lvs_below(vg, LvIndex(*other)).contains(&lv));
-        let others = shown(others.map(|other| vg.lvs[other].name.clone()));
-        if !others.is_empty() {
-            return Err(EditError::volume(name, format!("these volumes are made of it as it is: {others}")));
-        }
-        self.check_names_are_known(name, "lvconvert --merge")
     }
 }
 

@@ -308,7 +308,7 @@ fn what_cannot_take_the_place_of_another_is_refused() {
         later.remove("origin");
         later.set("external_origin", "t1".into());
     });
-    refused(outside.end_thin_merge("snap").map(drop), "t1: these volumes are made of it as it is: later");
+    refused(outside.end_thin_merge("snap").map(drop), "t1: these volumes are made of it: later");
     let why = "t1: it is the external origin of thin volumes, which would change with it: later";
     refused(outside.resize_volume("t1", Resize::MoreExtents(1), false).map(drop), why);
     // What is deleted must not be what stays.
