@@ -219,7 +219,7 @@ impl Pool {
         let own = *block..*block + 1;
         let Some(mapping) = before else { return self.unmap(editor, from, device, own).map(|_| ()) };
         editor.map_back(from, device.id, *block, *mapping)?;
-        device.set_changed(self.transaction.load(Ordering::Acquire));
+        device.set_changed(self.transaction.load(Ordering::Acquire), own.clone());
         {
             let mut books = self.books();
             books.freed = true;

@@ -92,7 +92,7 @@ impl Pool {
         let blocks = blocks.start..blocks.end.min(blocks.start.saturating_add(STEP_MAX));
         let Unmapped { freed, next, .. } = editor.unmap(from, device.id, blocks.clone())?;
         let end = next.unwrap_or(blocks.end);
-        device.set_changed(self.transaction.load(Ordering::Acquire));
+        device.set_changed(self.transaction.load(Ordering::Acquire), blocks.start..end);
         self.withdraw(device, &(blocks.start..end));
         self.fills.forget(device, &(blocks.start..end));
         let mut books = self.books();

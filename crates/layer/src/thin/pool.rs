@@ -324,7 +324,13 @@ impl Pool {
     /// Whether all that this device was changed by is on stable storage.
     #[inline]
     pub(super) fn is_durable(&self, device: &Device) -> bool {
-        device.changed() <= self.durable.load(Ordering::Acquire)
+        device.changed() <= self.durable()
+    }
+
+    /// The same of some of its blocks. Looked at after the map: whoever changes that says so first.
+    #[inline]
+    pub(super) fn are_durable(&self, device: &Device, blocks: Range<u64>) -> bool {
+        self.is_durable(device) || device.changed_within(blocks) <= self.durable()
     }
 }
 

@@ -492,13 +492,15 @@ impl Pool {
         let device = batch.device(row);
         let runs: Vec<_> = rows.iter().map(|row| (batch.first(row), row.data.clone())).collect();
         let mapped = editor.map_rows(blocks, device.id, &runs)?;
-        device.set_changed(self.transaction.load(Ordering::Acquire));
         self.books().freed |= !mapped.freed.is_empty();
         for row in rows {
+            let first = batch.first(row);
+            let end = first + (row.data.end - row.data.start);
+            device.set_changed(self.transaction.load(Ordering::Acquire), first..end);
             if row.is_filling {
                 self.open_fills(row, batch);
             }
-            self.publish(editor, device, batch.first(row), &row.data, row.is_filling);
+            self.publish(editor, device, first, &row.data, row.is_filling);
         }
         Ok(())
     }

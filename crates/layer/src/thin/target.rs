@@ -1,5 +1,6 @@
 //! dm's `thin`: a volume of a pool.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use blockwork_engine::{
@@ -92,6 +93,12 @@ struct Piece {
 }
 
 impl Volume {
+    /// The blocks that it touches.
+    fn blocks(&self, span: Span) -> Range<u64> {
+        let size = self.pool.block.get();
+        span.sector.0 / size..span.end().0.div_ceil(size)
+    }
+
     fn defer(&self, span: Span, reason: Reason) -> Defer {
         Defer { node: self.shape.node, span, reason }
     }
@@ -124,8 +131,8 @@ impl Volume {
             return None;
         }
         let data = self.pool.settled(&self.device, block, span.op != Op::Read)?;
-        // Looked at after the map, as below.
-        if span.flags.has(Flags::OUTLIVES) && !self.pool.is_durable(&self.device) {
+        // After the map, as below.
+        if span.flags.has(Flags::OUTLIVES) && !self.pool.are_durable(&self.device, block..block + 1) {
             return None;
         }
         Some(Sector(data * size + within))
@@ -147,9 +154,9 @@ impl Volume {
             Op::Flush => return self.flush(span, cx),
             Op::Discard => return self.discard(span, cx),
         }
-        // Looked at after the map: whoever changes the map says so first. What is not committed is known to this process only.
+        // What is not committed is known to this process only. What else the volume has uncommitted is not this bio's business.
         let is_to_stay = span.flags.has(Flags::FUA) || span.flags.has(Flags::OUTLIVES);
-        if is_to_stay && !self.pool.is_durable(&self.device) {
+        if is_to_stay && !self.pool.are_durable(&self.device, self.blocks(span)) {
             cx.flush_after();
         }
         Ok(())
@@ -279,8 +286,7 @@ impl Layer for Thin {
 
     fn prepare(&self, defer: Defer, cx: TaskContext) -> Preparation {
         let (volume, span) = (self.0.clone(), defer.span);
-        let size = volume.pool.block.get();
-        let blocks = span.sector.0 / size..span.end().0.div_ceil(size);
+        let (size, blocks) = (volume.pool.block.get(), volume.blocks(span));
         // Each by itself: a write that needs blocks, the only one that is frequent, carries nothing of what the others need.
         match defer.reason {
             Reason::ReadMap => Box::pin(async move { volume.pool.load(&cx, &volume.device, blocks).await }),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use blockwork_engine::{
     Bio, CounterTable, Defer, Errno, FileId, Flags, Layer, LeafId, LeafLayer, LeafSource, Limits, NodeId, Op,
-    Resolver, Sector, Sectors, Shape, Span, Volume, Worker, WorkerConfig,
+    Resolver, Sector, Sectors, Shape, Span, TaskContext, Volume, Worker, WorkerConfig,
 };
 use blockwork_format::thin::build::{self, Contents, Mappings, build};
 use blockwork_format::thin::{BLOCK_SECTORS, BlockTime, DeviceDetails, Superblock, read_block};
@@ -336,13 +336,29 @@ fn a_write_that_waits_for_blocks_and_lacks_none_fails_after_some_rounds_and_the_
     }
 }
 
-/// What the devices of a pool, data and metadata, are asked to do for a write of 4 KiB to a new block: the kind, and the device.
-fn asked_for(flags: Flags) -> Vec<(String, u16)> {
-    let (world, metadata) = (World::new(1), metadata(Map::new()));
+/// A bio of 4 KiB, or of a block of the pool where it has no data.
+fn bio_at(op: Op, flags: Flags, block: u64, cx: &TaskContext) -> Bio {
+    let sector = Sector(block * 128);
+    match op {
+        Op::Write => {
+            let data = Segments::from_iter([Segment::new(cx.pool().get(4096), 0, 4096)]);
+            Bio::with_data(op, flags, sector, data)
+        }
+        _ => Bio::without_data(op, flags, sector, Sectors(128)),
+    }
+}
+
+/// What a device is asked to do: the kind, and the device. 0 is the pool's data device, 1 that of its metadata.
+type Asked = Vec<(String, u16)>;
+
+/// What the devices of a pool are asked to do for each of these bios to a volume of it, one after the other: what, how, and to which block of
+/// the volume; and whether all that the volume was changed by is committed then.
+fn asked_for(map: Map, bios: &[(Op, Flags, u64)]) -> Vec<(Asked, bool)> {
+    let (world, metadata) = (World::new(1), metadata(map.clone()));
     for sectors in [DATA_BLOCKS * 128, METADATA_BLOCKS * BLOCK_SECTORS] {
         world.add_device(DeviceModel::hdd(Sectors(sectors)));
     }
-    for piece in build(&contents(Map::new())).unwrap() {
+    for piece in build(&contents(map)).unwrap() {
         world.preload(FileId(1), piece.offset / 512, &piece.bytes);
     }
     world.keep_journal();
@@ -356,42 +372,73 @@ fn asked_for(flags: Flags) -> Vec<(String, u16)> {
     let volumes = Arc::new([Volume::new("thin", top.clone(), false)]);
     let config = WorkerConfig::new(volumes, Arc::new(leaves), Arc::new(CounterTable::new(3)));
     let mut worker = Worker::new(world.env(), config);
-    let (handle, own) = (worker.handle(), world.clone());
+    let (handle, own, bios) = (worker.handle(), world.clone(), bios.to_vec());
     let asked = Arc::new(std::sync::Mutex::new(Vec::new()));
     let told = asked.clone();
     worker.spawn(move |cx| async move {
-        let data = Segments::from_iter([Segment::new(cx.pool().get(4096), 0, 4096)]);
-        assert_eq!(cx.bio(&top, Bio::with_data(Op::Write, flags, Sector(8), data)).await.0, Ok(()));
-        if flags.has(Flags::FUA) || flags.has(Flags::OUTLIVES) {
-            assert!(pool.is_durable(&device), "it is not committed");
+        for (op, flags, block) in bios {
+            let before = own.journal().len();
+            assert_eq!(cx.bio(&top, bio_at(op, flags, block, &cx)).await.0, Ok(()));
+            let asked = own.journal().iter().skip(before).filter_map(asked_by).collect();
+            told.lock().unwrap().push((asked, pool.is_durable(&device)));
         }
-        *told.lock().unwrap() = own.journal();
         handle.stop();
     });
     assert_eq!(worker.run(), Ok(()));
-    let journal = std::mem::take(&mut *asked.lock().unwrap());
-    let of_line = |line: &String| {
-        let words: Vec<_> = line.split(' ').collect();
-        let at = words.iter().position(|word| *word == "start")?;
-        Some((words[at + 1].to_owned(), words[2].parse().ok()?))
-    };
-    journal.iter().filter_map(of_line).collect()
+    std::mem::take(&mut *asked.lock().unwrap())
+}
+
+/// What a line of the journal says.
+fn asked_by(line: &String) -> Option<(String, u16)> {
+    let words: Vec<_> = line.split(' ').collect();
+    let at = words.iter().position(|word| *word == "start")?;
+    Some((words[at + 1].to_owned(), words[2].parse().ok()?))
+}
+
+/// How often one of them is flushed.
+fn flushes(asked: &Asked, device: u16) -> usize {
+    asked.iter().filter(|asked| **asked == ("Sync".to_owned(), device)).count()
 }
 
 #[test]
 fn a_write_that_is_to_outlive_the_process_flushes_the_data_once_and_one_with_fua_once_more() {
-    let flushes = |flags| {
-        let asked = asked_for(flags);
-        asked.iter().filter(|(kind, device)| kind == "Sync" && *device == 0).count()
+    let flushes_of_data = |flags| {
+        let asked = asked_for(Map::new(), &[(Op::Write, flags, 0)]);
+        let [(asked, is_committed)] = &asked[..] else { panic!("{asked:?}") };
+        assert_eq!(*is_committed, flags != Flags::NONE, "{flags:?}");
+        flushes(asked, 0)
     };
-    let counts = [Flags::NONE, Flags::OUTLIVES, Flags::FUA, Flags::OUTLIVES.with(Flags::FUA)].map(flushes);
+    let both = Flags::OUTLIVES.with(Flags::FUA);
     // The disk has no FUA: the write's own flush comes first.
-    assert_eq!(counts, [0, 1, 3, 3]);
+    assert_eq!([Flags::NONE, Flags::OUTLIVES, Flags::FUA, both].map(flushes_of_data), [0, 1, 3, 3]);
+}
+
+#[test]
+fn what_is_written_to_committed_blocks_waits_for_no_commit_of_others() {
+    // What a write makes durable by itself: a disk without FUA is flushed behind it.
+    for (flags, own) in [(Flags::OUTLIVES, 0), (Flags::FUA, 1), (Flags::OUTLIVES.with(Flags::FUA), 1)] {
+        let map = Map::from([(0, BlockTime { block: 7, time: 5 }), (3, BlockTime { block: 8, time: 5 })]);
+        let bios = [
+            (Op::Write, Flags::NONE, 1),
+            (Op::Write, flags, 0),
+            (Op::Write, flags, 1),
+            // Gone, and not committed: who comes next would find what was there.
+            (Op::Discard, Flags::NONE, 3),
+            (Op::Write, flags, 0),
+            (Op::WriteZeroes, flags, 3),
+        ];
+        let asked = asked_for(map, &bios);
+        let seen: Vec<_> =
+            asked.iter().map(|(asked, is_committed)| (flushes(asked, 0), *is_committed)).collect();
+        assert_eq!(seen[..2], [(0, false), (own, false)], "{flags:?}: {asked:?}");
+        assert_eq!(seen[3..5], [(0, false), (own, false)], "{flags:?}: {asked:?}");
+        assert!(seen[2].1 && seen[5].1, "{flags:?}: {asked:?}");
+    }
 }
 
 #[test]
 fn what_a_pool_was_opened_with_is_flushed_before_anything_is_given_out() {
-    let asked = asked_for(Flags::NONE);
+    let (asked, _) = asked_for(Map::new(), &[(Op::Write, Flags::NONE, 0)]).remove(0);
     let first = asked.iter().position(|(kind, device)| kind == "Sync" && *device == 1);
     let write = asked.iter().position(|(kind, _)| kind != "Sync" && kind != "Read");
     assert!(first.is_some() && first < write, "{asked:?}");
