@@ -162,13 +162,15 @@ enum News {
     Ended(u16),
     /// What looks after something has panicked.
     Panicked(&'static str),
+    /// What was mounted there is gone, and not by our own doing. It is the end where nothing else is served.
+    Unmounted(String),
 }
 
 impl News {
     /// What that is for the server.
     fn result(self) -> Result<()> {
         match self {
-            News::Stop => Ok(()),
+            News::Stop | News::Unmounted(_) => Ok(()),
             News::Ended(worker) => Err(anyhow!("worker {worker} ended by itself; see above")),
             News::Panicked(what) => {
                 Err(anyhow!("{what} has panicked; see above. Report that, and start the server anew"))
@@ -285,10 +287,12 @@ impl Running {
         let (session, mount) = fuse::mount(path, &numbered, fuse::Options::default())?;
         // A file system's requests come one after the other; one worker, not always the same, takes each mount.
         let worker = &self.workers.handles[self.mounts.len() % self.workers.handles.len()];
+        let address = format!("fuse:{}", mount.path().display());
+        let (news, lost) = (self.news.clone(), address.clone());
+        let session = session.when_lost(move || drop(news.send(News::Unmounted(lost))));
         worker.run(move |worker| {
             worker.add_port(Box::new(session.into_port()));
         });
-        let address = format!("fuse:{}", mount.path().display());
         self.offers.by_files(address.clone(), volumes.iter().map(|(id, _)| *id));
         self.addresses.push(address);
         self.mounts.push(mount);
@@ -368,12 +372,34 @@ impl Running {
                     let _ = news.send(News::Stop);
                 }
             });
-            let result = self.hear.recv().unwrap_or(News::Stop).result();
+            let result = loop {
+                match self.hear.recv().unwrap_or(News::Stop) {
+                    News::Unmounted(address) if self.goes_on_without(&address) => {}
+                    news => break news.result(),
+                }
+            };
             // Where it was no signal that has ended the waiting, the first one is as good as the second.
             second.arm();
             handle.close();
             result
         })
+    }
+
+    /// A mount is gone, and nobody here has taken it away. Whether that leaves anything to be served.
+    fn goes_on_without(&self, address: &str) -> bool {
+        let goes_on = self.offers.has_lost(address);
+        self.merges.iter().for_each(MergeKeeper::look_again);
+        if goes_on {
+            log::warn!(
+                "{address} is gone, as somebody has unmounted it or aborted its connection; volumes are found there again when the server is \
+                 started anew"
+            );
+        } else {
+            log::info!(
+                "{address} is gone, as somebody has unmounted it or aborted its connection; no other way leads to the volumes: the server ends"
+            );
+        }
+        goes_on
     }
 
     /// Ends everything, in order. What fails on the way does not keep the rest from being done.

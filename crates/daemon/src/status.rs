@@ -121,6 +121,11 @@ impl Volumes {
         }
     }
 
+    /// Clients find none of them there any more.
+    pub fn forget_export(&self, address: &str) {
+        self.all().iter_mut().for_each(|known| known.status.exports.retain(|known| known != address));
+    }
+
     /// Takes one out.
     pub fn remove(&self, name: &str) {
         self.all().retain(|known| known.status.name != name);

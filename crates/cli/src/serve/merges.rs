@@ -117,6 +117,11 @@ impl MergeKeeper {
         Ok(MergeKeeper { caller, thread })
     }
 
+    /// What waits until nobody has a volume open may begin.
+    pub(super) fn look_again(&self) {
+        self.caller.begin();
+    }
+
     /// Ends it; what it is doing is done to its end.
     pub(super) fn stop(self) {
         self.caller.tell(|inbox| inbox.stops = true);
@@ -486,8 +491,7 @@ fn when_served(merge: &TextMerge) -> String {
 }
 
 fn when_closed(in_use: &InUse) -> String {
-    let InUse { volume, by, lasts } = in_use;
-    let until = if *lasts { "the server is started anew" } else { "the last client has gone" };
+    let InUse { volume, by, until } = in_use;
     format!("{} is in use: {by}; it begins when {until}", escape(volume))
 }
 

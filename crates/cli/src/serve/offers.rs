@@ -20,14 +20,19 @@ pub(crate) struct Offers {
     nbd: Option<Exports>,
     /// Where the NBD server is.
     nbd_addresses: Vec<String>,
-    /// Where files of the volumes are, and of which.
-    fuse: Vec<String>,
-    in_files: HashSet<VolumeId>,
+    mounts: Arc<Mutex<Vec<Mounted>>>,
     guests: Arc<Mutex<Vec<(VolumeId, Guest)>>>,
     /// What the control API tells of them.
     told: Volumes,
     /// Whatever comes is read-only.
     read_only: bool,
+}
+
+/// Where files of volumes are, and of which.
+#[derive(Debug)]
+struct Mounted {
+    address: String,
+    volumes: HashSet<VolumeId>,
 }
 
 /// Somebody has a volume open.
@@ -37,8 +42,8 @@ pub(crate) struct InUse {
     pub(crate) volume: String,
     /// Who, in words.
     pub(crate) by: String,
-    /// For as long as the server runs.
-    pub(crate) lasts: bool,
+    /// What ends that, in words.
+    pub(crate) until: &'static str,
 }
 
 impl Offers {
@@ -56,9 +61,26 @@ impl Offers {
         self.nbd_addresses = addresses.to_vec();
     }
 
-    pub(super) fn by_files(&mut self, address: String, volumes: impl Iterator<Item = VolumeId>) {
-        self.fuse.push(address);
-        self.in_files.extend(volumes);
+    pub(super) fn by_files(&self, address: String, volumes: impl Iterator<Item = VolumeId>) {
+        self.mounts().push(Mounted { address, volumes: volumes.collect() });
+    }
+
+    /// A mount is gone, and not by the server's own doing. Whether clients still reach volumes by anything.
+    pub(super) fn has_lost(&self, address: &str) -> bool {
+        self.told.forget_export(address);
+        let mut mounts = self.mounts();
+        mounts.retain(|mount| mount.address != address);
+        self.nbd.is_some() || !mounts.is_empty() || !self.guests().is_empty()
+    }
+
+    fn mounts(&self) -> MutexGuard<'_, Vec<Mounted>> {
+        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a volume is a file.
+    fn files_of(&self, id: VolumeId) -> Vec<String> {
+        let mounts = self.mounts();
+        mounts.iter().filter(|mount| mount.volumes.contains(&id)).map(|mount| mount.address.clone()).collect()
     }
 
     pub(super) fn by_guest(&mut self, volume: VolumeId, guest: impl Into<Guest>) {
@@ -71,8 +93,7 @@ impl Offers {
 
     /// Where clients find a volume.
     pub(super) fn of(&self, id: VolumeId) -> Vec<String> {
-        let files: &[String] = if self.in_files.contains(&id) { &self.fuse } else { &[] };
-        let mut all = [&self.nbd_addresses[..], files].concat();
+        let mut all = [&self.nbd_addresses[..], &self.files_of(id)].concat();
         let guests = self.guests();
         all.extend(guests.iter().filter(|(of, _)| *of == id).map(|(_, guest)| guest.address().to_owned()));
         all
@@ -107,14 +128,16 @@ impl Offers {
         }
     }
 
-    /// Who has a volume for as long as the server runs.
-    fn lasting_user(&self, id: VolumeId) -> Option<String> {
-        if self.in_files.contains(&id) {
-            return Some(format!("it is a file of {}", self.fuse.join(", ")));
+    /// Who has a volume whether clients come or not, and until when.
+    fn lasting_user(&self, id: VolumeId) -> Option<(String, &'static str)> {
+        let files = self.files_of(id);
+        if !files.is_empty() {
+            let until = "that is unmounted, or the server started anew";
+            return Some((format!("it is a file of {}", files.join(", ")), until));
         }
         let guests = self.guests();
         let (_, guest) = guests.iter().find(|(of, _)| *of == id)?;
-        Some(format!("it is the disk at {}", guest.address()))
+        Some((format!("it is the disk at {}", guest.address()), "the server is started anew"))
     }
 
     /// Lets no client that comes open volumes of these names, or lets them again.
@@ -129,13 +152,14 @@ impl Offers {
     /// Somebody has one of them open.
     pub(crate) fn withhold_unused(&self, volumes: &[(VolumeId, Volume)]) -> Result<(), InUse> {
         for (id, volume) in volumes {
-            if let Some(by) = self.lasting_user(*id) {
-                return Err(InUse { volume: volume.name.clone(), by, lasts: true });
+            if let Some((by, until)) = self.lasting_user(*id) {
+                return Err(InUse { volume: volume.name.clone(), by, until });
             }
         }
         let names: Vec<String> = volumes.iter().map(|(_, volume)| volume.name.clone()).collect();
         let withheld = self.nbd.as_ref().map_or(Ok(()), |exports| exports.withhold_unused(&names));
-        withheld.map_err(|(volume, error)| InUse { volume, by: error.to_string(), lasts: false })
+        let until = "the last client has gone";
+        withheld.map_err(|(volume, error)| InUse { volume, by: error.to_string(), until })
     }
 
     /// Has `hook` called whenever a client may have closed a volume.
@@ -152,8 +176,8 @@ impl Offers {
     /// A client has it open.
     pub(crate) fn remove(&self, id: VolumeId, name: &str) -> Result<()> {
         let shown = escape(name);
-        if let Some(by) = self.lasting_user(id) {
-            bail!("{shown} is in use: {by}, which stays until the server stops");
+        if let Some((by, until)) = self.lasting_user(id) {
+            bail!("{shown} is in use: {by}; it can be removed when {until}");
         }
         if let Some(exports) = &self.nbd {
             let addresses = self.nbd_addresses.join(", ");
@@ -165,8 +189,9 @@ impl Offers {
 
     /// What people should know of a volume that has come.
     pub(crate) fn note(&self) -> Option<String> {
-        let folder = self.fuse.first()?;
-        Some(format!("it becomes a file of {folder} when the server is started anew"))
+        let mounts = self.mounts();
+        let Mounted { address, .. } = mounts.first()?;
+        Some(format!("it becomes a file of {address} when the server is started anew"))
     }
 
     /// What guests have is about to end, before the workers do.

@@ -4,8 +4,10 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
+use serde_json::json;
+
 use crate::support::fs::{LeftMount, Loop, Mounted, checksums, make_tree, print_of};
-use crate::support::{Scratch, Server, Stats, both, output, run, run_refused, tool};
+use crate::support::{Scratch, Server, Stats, both, output, run, run_refused, tool, until};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
@@ -42,6 +44,50 @@ fn a_volume_is_a_file_and_several_are_a_folder() {
     assert!(fs::read(format!("{folder}/disk/a.img")).unwrap() == content);
     server.stop_quietly();
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "the folder is there, and nothing is mounted");
+}
+
+/// nbdfuse ends by that, too, and what it was given is as whole as after SIGTERM.
+#[test]
+fn a_server_whose_only_mount_is_taken_away_ends() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 4 * MIB);
+    let content = scratch.noise("content", 1 << 20, 3);
+    let (server, _left, file) = serve(&scratch, &["disk.img"]);
+    OpenOptions::new().write(true).open(&file).unwrap().write_all_at(&content, MIB).unwrap();
+    run(tool("umount").arg(&file));
+    let ended = server.wait();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.stderr);
+    assert!(!fs::exists(&file).unwrap(), "it was not there before");
+    assert!(scratch.read("disk.img")[MIB as usize..2 * MIB as usize] == content);
+}
+
+#[test]
+fn a_server_that_offers_something_else_goes_on_without_a_mount_and_says_so() {
+    let scratch = Scratch::new();
+    scratch.noise("disk.img", 1 << 20, 4);
+    let (place, socket) = (scratch.at("fuse.img"), scratch.at("nbd.sock"));
+    let _left = LeftMount(place.clone().into());
+    let address = format!("unix:{socket}");
+    let server = Server::start(
+        &mut scratch.blockwork(["serve", "--disk", "disk.img", "--fuse", &place, "--nbd", &address]),
+    );
+    // Somebody has it open: it goes away when that ends.
+    let open = fs::File::open(&place).unwrap();
+    run(tool("umount").args(["--lazy", &place]));
+    let mut first = [0; 512];
+    open.read_exact_at(&mut first, 0).unwrap();
+    assert!(first == scratch.read("disk.img")[..512]);
+    drop(open);
+    let said = format!("fuse:{place} is gone, as somebody has unmounted it");
+    until("it is heard of", || server.said().contains(&said));
+    assert_eq!(
+        scratch.ask("/v1/status")["volumes"][0]["exports"],
+        json!([format!("nbd+unix:///?socket={socket}")])
+    );
+    run(tool("nbdinfo").arg(format!("nbd+unix:///?socket={socket}")));
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert!(!fs::exists(&place).unwrap(), "it was not there before");
 }
 
 #[test]

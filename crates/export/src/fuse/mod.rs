@@ -28,9 +28,11 @@ mod port;
 mod tree;
 mod write_back;
 
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockwork_engine::{Volume, VolumeId};
@@ -85,12 +87,46 @@ pub enum FuseError {
 pub struct Session {
     fd: OwnedFd,
     tree: Tree,
+    loss: Loss,
 }
 
 impl Session {
+    /// Has `hook` called, once, on the worker, when the mount is served no more though neither its [`Mount`] nor its worker has ended that:
+    /// somebody has unmounted it, and the last who had a file of it open has closed that; or its connection was aborted, or is
+    /// one that cannot be served.
+    #[must_use]
+    pub fn when_lost(mut self, hook: impl FnOnce() + Send + 'static) -> Session {
+        self.loss.hook = Some(Box::new(hook));
+        self
+    }
+
     /// The port that serves it. Make it on the worker's thread, and add it there; the mount answers from then on.
     pub fn into_port(self) -> FusePort {
-        FusePort::new(Arc::new(self.fd), self.tree)
+        FusePort::new(Arc::new(self.fd), self.tree, self.loss)
+    }
+}
+
+/// Whom it concerns that a mount is gone.
+struct Loss {
+    /// This process takes it away: nobody.
+    taken: Arc<AtomicBool>,
+    hook: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl Loss {
+    /// It is gone.
+    fn tell(&mut self) {
+        if let Some(hook) = self.hook.take()
+            && !self.taken.load(Ordering::Acquire)
+        {
+            hook();
+        }
+    }
+}
+
+impl fmt::Debug for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loss").field("taken", &self.taken).finish_non_exhaustive()
     }
 }
 
@@ -126,5 +162,6 @@ pub fn mount(
     };
     let (mut mount, fd) = Mount::new(path, mounting)?;
     mount.serves(tree.writable(mount.path()), options.write_back_time);
-    Ok((Session { fd, tree }, mount))
+    let loss = Loss { taken: mount.taken(), hook: None };
+    Ok((Session { fd, tree, loss }, mount))
 }

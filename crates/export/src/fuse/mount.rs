@@ -22,6 +22,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxAttributes, StatxFlags};
@@ -185,6 +187,8 @@ pub struct MountPoint {
     /// Its device number; none until it is known, which is at once.
     device: Option<(u32, u32)>,
     by_helper: bool,
+    /// This process takes it away: what ends by that is no surprise.
+    taken: Arc<AtomicBool>,
 }
 
 impl Mount {
@@ -207,7 +211,8 @@ impl Mount {
             }
         };
         let absolute = fs::canonicalize(path).map_err(|source| failed(path, "resolve its path", source))?;
-        let point = MountPoint { path: absolute, created, device: None, by_helper: false };
+        let point =
+            MountPoint { path: absolute, created, device: None, by_helper: false, taken: Arc::default() };
         let mut mount = Mount { point, mounted: false, written: Vec::new(), write_back_time: Duration::ZERO };
         let fd = mount.attach(options)?;
         Ok((mount, fd))
@@ -221,6 +226,11 @@ impl Mount {
     /// By this it can be taken away from elsewhere.
     pub fn point(&self) -> MountPoint {
         self.point.clone()
+    }
+
+    /// Set before this process unmounts it.
+    pub(super) fn taken(&self) -> Arc<AtomicBool> {
+        self.point.taken.clone()
     }
 
     /// These files of it can be written: before it is taken away, what is dirty of them is written back, for that long at most.
@@ -358,6 +368,7 @@ impl MountPoint {
         if !self.is_there() {
             return Ok(());
         }
+        self.taken.store(true, Ordering::Release);
         if !self.by_helper {
             return rustix::mount::unmount(&self.path, UnmountFlags::DETACH)
                 .map_err(|error| failed(&self.path, "unmount it", error.into()));

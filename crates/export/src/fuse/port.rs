@@ -27,6 +27,7 @@ use blockwork_memory::{Buffer, Pool, Segment, Segments};
 use blockwork_uring::{BackOff, Uring, read_now, write_now};
 use slab::Slab;
 
+use super::Loss;
 use super::abi::{
     self, IN_HEADER, InHeader, InitReply, Malformed, OUT_HEADER, Reply, Request, WRITE_IN, falloc, fattr,
     init,
@@ -92,6 +93,7 @@ pub struct FusePort {
     draining: bool,
     /// The mount is gone, or cannot be served.
     gone: bool,
+    loss: Loss,
     /// About truncations: whoever may write a file may try as often as it likes.
     truncations: Complaints,
 }
@@ -117,7 +119,7 @@ struct Seek {
 }
 
 impl FusePort {
-    pub(super) fn new(fd: Arc<OwnedFd>, tree: Tree) -> FusePort {
+    pub(super) fn new(fd: Arc<OwnedFd>, tree: Tree, loss: Loss) -> FusePort {
         FusePort {
             fd,
             tree,
@@ -132,6 +134,7 @@ impl FusePort {
             paused: false,
             draining: false,
             gone: false,
+            loss,
             truncations: Complaints::default(),
         }
     }
@@ -153,6 +156,14 @@ impl FusePort {
             self.paused = true;
             let token = cx.token(AGAIN);
             cx.env.timeout(token, Nanos(0));
+        }
+    }
+
+    /// The kernel says so, or there is no way to go on.
+    fn is_gone(&mut self) {
+        self.gone = true;
+        if !self.draining {
+            self.loss.tell();
         }
     }
 
@@ -194,10 +205,10 @@ impl FusePort {
                 // The client of the first request in the kernel's queue was killed: there may be others.
                 Err(EINTR | ENOENT) => {}
                 // Unmounted (ENODEV), or aborted by the administrator through fusectl.
-                Err(ENODEV | ECONNABORTED) => self.gone = true,
+                Err(ENODEV | ECONNABORTED) => self.is_gone(),
                 Err(error) => {
                     log::warn!("/dev/fuse: cannot read a request: {error}; the mount is not served any more");
-                    self.gone = true;
+                    self.is_gone();
                 }
             }
         }
@@ -265,7 +276,7 @@ impl FusePort {
                 self.init(unique, major, minor, max_readahead, flags)
             }
             Request::Destroy => {
-                self.gone = true;
+                self.is_gone();
                 self.outbox.reply(&self.fd, unique, |_| ());
                 Ok(())
             }
@@ -353,7 +364,7 @@ impl FusePort {
                 abi::MAJOR,
                 abi::MINOR_MIN
             );
-            self.gone = true;
+            self.is_gone();
             return Err(EPROTO);
         }
         // Of a newer major version the kernel sees from the reply what we speak, and asks again.

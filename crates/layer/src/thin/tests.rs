@@ -379,7 +379,7 @@ fn asked_for(map: Map, bios: &[(Op, Flags, u64)]) -> Vec<(Asked, bool)> {
         for (op, flags, block) in bios {
             let before = own.journal().len();
             assert_eq!(cx.bio(&top, bio_at(op, flags, block, &cx)).await.0, Ok(()));
-            let asked = own.journal().iter().skip(before).filter_map(asked_by).collect();
+            let asked = own.journal().iter().skip(before).filter_map(|line| asked_by(line)).collect();
             told.lock().unwrap().push((asked, pool.is_durable(&device)));
         }
         handle.stop();
@@ -389,7 +389,7 @@ fn asked_for(map: Map, bios: &[(Op, Flags, u64)]) -> Vec<(Asked, bool)> {
 }
 
 /// What a line of the journal says.
-fn asked_by(line: &String) -> Option<(String, u16)> {
+fn asked_by(line: &str) -> Option<(String, u16)> {
     let words: Vec<_> = line.split(' ').collect();
     let at = words.iter().position(|word| *word == "start")?;
     Some((words[at + 1].to_owned(), words[2].parse().ok()?))
