@@ -234,9 +234,7 @@ impl Running {
     /// Starts everything that clients and people reach it by.
     fn export(&mut self, args: &ServeArgs, inherited: Vec<OwnedFd>) -> Result<()> {
         self.export_nbd(args, inherited)?;
-        for path in &args.fuse {
-            self.export_fuse(path)?;
-        }
+        self.export_fuse(args)?;
         self.export_vhost(args)?;
         self.export_xen(args)?;
         let state = ControlState::new(self.workers.stats.clone(), self.workers.hub.clone());
@@ -281,10 +279,20 @@ impl Running {
         Ok(())
     }
 
-    fn export_fuse(&mut self, path: &Path) -> Result<()> {
+    fn export_fuse(&mut self, args: &ServeArgs) -> Result<()> {
+        if args.fuse.is_empty() {
+            return Ok(());
+        }
         let volumes = self.workers.served.all();
-        let numbered: Vec<_> = volumes.iter().map(|(id, volume)| (*id, volume)).collect();
-        let (session, mount) = fuse::mount(path, &numbered, fuse::Options::default())?;
+        let served = volumes.iter().map(|(id, volume)| fuse::Served::new(*id, volume, args.read_only));
+        let files = fuse::Files::of(served)?;
+        self.offers.by_files(files.clone());
+        args.fuse.iter().try_for_each(|path| self.mount(path, &files, args.read_only))
+    }
+
+    fn mount(&mut self, path: &Path, files: &fuse::Files, read_only: bool) -> Result<()> {
+        let options = fuse::Options { read_only, ..fuse::Options::default() };
+        let (session, mount) = fuse::mount(path, files, options)?;
         // A file system's requests come one after the other; one worker, not always the same, takes each mount.
         let worker = &self.workers.handles[self.mounts.len() % self.workers.handles.len()];
         let address = format!("fuse:{}", mount.path().display());
@@ -293,7 +301,7 @@ impl Running {
         worker.run(move |worker| {
             worker.add_port(Box::new(session.into_port()));
         });
-        self.offers.by_files(address.clone(), volumes.iter().map(|(id, _)| *id));
+        self.offers.by_mount(address.clone(), mount.is_folder());
         self.addresses.push(address);
         self.mounts.push(mount);
         Ok(())

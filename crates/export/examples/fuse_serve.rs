@@ -9,7 +9,7 @@ use std::sync::{Arc, mpsc};
 use blockwork_engine::{
     LeafId, LeafLayer, NodeId, NodeInfo, NodeKind, Stats, Volume, VolumeId, Worker, WorkerConfig,
 };
-use blockwork_export::fuse::{self, Options};
+use blockwork_export::fuse::{self, Files, Options, Served};
 use blockwork_leaf::OpenOptions;
 use blockwork_uring::{Uring, UringConfig};
 
@@ -29,8 +29,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let volumes: Arc<[Volume]> = (0u16..).zip(&sources).map(volume).collect();
     let leaves = (0u16..).zip(sources).map(|(i, source)| (NodeId(i), source)).collect();
-    let shown: Vec<_> = (0u16..).zip(volumes.iter()).map(|(i, volume)| (VolumeId(i), volume)).collect();
-    let (session, mount) = fuse::mount(Path::new(&mount_point), &shown, Options::default())?;
+    let served = |(i, volume)| Served::new(VolumeId(i), volume, false);
+    let files = Files::of((0u16..).zip(volumes.iter()).map(served))?;
+    let (session, mount) = fuse::mount(Path::new(&mount_point), &files, Options::default())?;
 
     let config = WorkerConfig::new(volumes.clone(), leaves, stats.worker());
     let (send, receive) = mpsc::channel();

@@ -13,5 +13,6 @@ mod complaints;
 pub mod fuse;
 mod looks;
 pub mod nbd;
+pub mod offered;
 pub mod vhost;
 pub mod xen;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use blockwork_engine::{Counter, Flags, LeafId, LeafLayer, Limits, NodeId, Op, Sectors, Volume, VolumeId};
-use blockwork_export::fuse::{self, FuseError, MountError, Options};
+use blockwork_export::fuse::{self, Files, FuseError, MountError, Options, Served};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 mod fuse_support;
@@ -299,7 +299,7 @@ fn a_mount_that_is_there_already_is_not_mounted_over() {
     // The remedy that the message names.
     run("fusermount3", &["-u", text(&path)]);
     assert_eq!(fs::metadata(&path).unwrap().len(), 0);
-    let none = blockwork_export::fuse::mount(&path, &[], Options::default()).unwrap_err();
+    let none = fuse::mount(&path, &Files::default(), Options::default()).unwrap_err();
     assert!(matches!(none, FuseError::Empty(_)), "{none}");
 }
 
@@ -390,7 +390,8 @@ fn a_mount_whose_server_does_not_answer_is_taken_away_all_the_same_and_it_is_sai
     let leaf = LeafLayer::new(LeafId(0), NodeId(0), Sectors(2048), Limits::default());
     let volume = Volume::new("a", Arc::new(leaf), false);
     let options = Options { write_back_time: Duration::from_millis(100), ..Options::default() };
-    let (session, mount) = fuse::mount(&path, &[(VolumeId(0), &volume)], options).unwrap();
+    let files = Files::of([Served::new(VolumeId(0), &volume, false)]).unwrap();
+    let (session, mount) = fuse::mount(&path, &files, options).unwrap();
     // No worker ever answers.
     let error = mount.unmount().unwrap_err();
     assert!(matches!(error, MountError::WriteBack { .. }), "{error}");

@@ -131,8 +131,8 @@ fn serve_one(server: &OwnedFd, bytes: &[u8], flushes: &Sender<u64>) {
                 blksize: 4096,
             });
         }
-        (_, Request::Open { .. }) => reply.open(0),
-        (_, Request::Release) => {}
+        (_, Request::Open { .. }) => reply.open(0, 0),
+        (_, Request::Release { .. }) => {}
         (_, Request::Forget | Request::Interrupt) => return,
         _ => {
             let refused = abi::out_header(header.unique, Errno::NOSYS.raw_os_error(), 0);

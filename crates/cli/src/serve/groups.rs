@@ -247,7 +247,7 @@ impl ServedGroups {
         for Withdrawn { name, volume } in withdrawn {
             let given = match volume {
                 Some(volume) => self.offer(volume).map(|_| ()),
-                None => self.add(&name).map(|_| ()),
+                None => self.add(&name),
             };
             if let Err(error) = given {
                 log::error!("{}: it cannot be served again: {error}", escape(&name));
@@ -409,8 +409,8 @@ impl ServedGroups {
     /// Volumes that are new can be opened; what people should know of that.
     fn add_all(&self, names: &[String]) -> Vec<String> {
         let note = |name: &String| {
-            let note = self.add(name).unwrap_or_else(|error| Some(error.to_string()))?;
-            Some(format!("{}: {note}", escape(name)))
+            let error = self.add(name).err()?;
+            Some(format!("{}: {error}", escape(name)))
         };
         names.iter().filter_map(note).collect()
     }
@@ -434,15 +434,14 @@ impl ServedGroups {
         self.settle(if is_smaller { vec![volume] } else { Vec::new() })
     }
 
-    fn add(&self, name: &str) -> Result<Option<String>> {
+    fn add(&self, name: &str) -> Result<()> {
         if self.assembly().is_pool(name) {
-            return Ok(None);
+            return Ok(());
         }
         let before = self.served.layers();
         let volume = self.build_opened(name)?;
         self.served.open([volume.root.clone()], &before)?;
-        self.offer(volume)?;
-        Ok(self.offers.note())
+        self.offer(volume).map(drop)
     }
 
     /// The same as [`Self::build`], also of a thin volume that nobody has built yet.

@@ -1,15 +1,16 @@
 //! By what clients reach the volumes of a server, where these come, change and go.
 //!
-//! An NBD server offers what comes later as well. A folder of files (FUSE) and a guest's disk (vhost-user, Xen) stay with what they were
-//! started with; a guest is told of a new size.
+//! An NBD server and a folder of files (FUSE) offer what comes later as well. A file alone and a guest's disk (vhost-user, Xen) stay with the
+//! volume that they were started with; a guest is told of a new size.
 
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Result, anyhow, bail};
 use blockwork_daemon::Volumes;
 use blockwork_engine::{Volume, VolumeId};
+use blockwork_export::fuse::{Files, Served};
 use blockwork_export::nbd::{Export, Exports};
+use blockwork_export::offered::OfferedError;
 use blockwork_format::escape;
 
 use super::guests::Guest;
@@ -21,6 +22,8 @@ pub(crate) struct Offers {
     /// Where the NBD server is.
     nbd_addresses: Vec<String>,
     mounts: Arc<Mutex<Vec<Mounted>>>,
+    /// What is found in these.
+    files: Option<Files>,
     guests: Arc<Mutex<Vec<(VolumeId, Guest)>>>,
     /// What the control API tells of them.
     told: Volumes,
@@ -28,11 +31,11 @@ pub(crate) struct Offers {
     read_only: bool,
 }
 
-/// Where files of volumes are, and of which.
+/// Where files are: of all volumes, or of the first alone.
 #[derive(Debug)]
 struct Mounted {
     address: String,
-    volumes: HashSet<VolumeId>,
+    is_folder: bool,
 }
 
 /// Somebody has a volume open.
@@ -61,8 +64,12 @@ impl Offers {
         self.nbd_addresses = addresses.to_vec();
     }
 
-    pub(super) fn by_files(&self, address: String, volumes: impl Iterator<Item = VolumeId>) {
-        self.mounts().push(Mounted { address, volumes: volumes.collect() });
+    pub(super) fn by_files(&mut self, files: Files) {
+        self.files = Some(files);
+    }
+
+    pub(super) fn by_mount(&self, address: String, is_folder: bool) {
+        self.mounts().push(Mounted { address, is_folder });
     }
 
     /// A mount is gone, and not by the server's own doing. Whether clients still reach volumes by anything.
@@ -77,10 +84,23 @@ impl Offers {
         self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a volume is a file.
+    /// Where a volume is a file, or is one of a folder.
     fn files_of(&self, id: VolumeId) -> Vec<String> {
+        let is_first = self.is_first(id);
         let mounts = self.mounts();
-        mounts.iter().filter(|mount| mount.volumes.contains(&id)).map(|mount| mount.address.clone()).collect()
+        let shows = mounts.iter().filter(|mount| mount.is_folder || is_first);
+        shows.map(|mount| mount.address.clone()).collect()
+    }
+
+    /// Whether a volume is the one that a file alone is.
+    fn is_first(&self, id: VolumeId) -> bool {
+        let first =
+            self.files.as_ref().and_then(|files| files.look(|all| all.next().map(|seen| seen.one.volume)));
+        first == Some(id)
+    }
+
+    fn served(&self, id: VolumeId, volume: &Volume) -> Served {
+        Served::new(id, volume, self.read_only)
     }
 
     pub(super) fn by_guest(&mut self, volume: VolumeId, guest: impl Into<Guest>) {
@@ -105,8 +125,18 @@ impl Offers {
     ///
     /// It cannot be offered under its name.
     pub(crate) fn add(&self, id: VolumeId, volume: &Volume) -> Result<Vec<String>> {
-        if let Some(exports) = &self.nbd {
-            exports.add(Export::new(id, volume, self.read_only))?;
+        if let Some(files) = &self.files {
+            let served = self.served(id, volume);
+            if self.mounts().iter().any(|mount| mount.is_folder) {
+                served.check_path()?;
+            }
+            files.add(served)?;
+        }
+        if let Some(exports) = &self.nbd
+            && let Err(error) = exports.add(Export::new(id, volume, self.read_only))
+        {
+            self.files.iter().for_each(|files| drop(files.remove(&volume.name)));
+            return Err(error.into());
         }
         self.told.add(volume, self.of(id));
         Ok(self.of(id))
@@ -122,18 +152,22 @@ impl Offers {
         for (_, guest) in self.guests().iter().filter(|(of, _)| *of == id) {
             guest.set_volume(volume);
         }
-        match &self.nbd {
-            Some(exports) => Ok(exports.replace(name, Export::new(id, volume, self.read_only))?),
-            None => Ok(()),
-        }
+        let filed = self.files.as_ref().map_or(Ok(()), |files| files.replace(name, self.served(id, volume)));
+        let exported = self
+            .nbd
+            .as_ref()
+            .map_or(Ok(()), |exports| exports.replace(name, Export::new(id, volume, self.read_only)));
+        Ok(filed.and(exported)?)
     }
 
     /// Who has a volume whether clients come or not, and until when.
     fn lasting_user(&self, id: VolumeId) -> Option<(String, &'static str)> {
-        let files = self.files_of(id);
-        if !files.is_empty() {
-            let until = "that is unmounted, or the server started anew";
-            return Some((format!("it is a file of {}", files.join(", ")), until));
+        let alone = self.mounts().iter().find(|mount| !mount.is_folder).map(|mount| mount.address.clone());
+        if let Some(address) = alone.filter(|_| self.is_first(id)) {
+            return Some((
+                format!("it is the file {address}"),
+                "that is unmounted, or the server started anew",
+            ));
         }
         let guests = self.guests();
         let (_, guest) = guests.iter().find(|(of, _)| *of == id)?;
@@ -143,6 +177,7 @@ impl Offers {
     /// Lets no client that comes open volumes of these names, or lets them again.
     pub(crate) fn withhold(&self, names: &[String], withheld: bool) {
         self.nbd.iter().for_each(|exports| exports.withhold(names, withheld));
+        self.files.iter().for_each(|files| files.withhold(names, withheld));
     }
 
     /// Withholds volumes that nobody has open: all of them, or none.
@@ -157,16 +192,24 @@ impl Offers {
             }
         }
         let names: Vec<String> = volumes.iter().map(|(_, volume)| volume.name.clone()).collect();
-        let withheld = self.nbd.as_ref().map_or(Ok(()), |exports| exports.withhold_unused(&names));
-        let until = "the last client has gone";
-        withheld.map_err(|(volume, error)| InUse { volume, by: error.to_string(), until })
+        let in_use = |(volume, error): (String, OfferedError)| InUse {
+            volume,
+            by: error.to_string(),
+            until: "the last client has gone",
+        };
+        let exports = self.nbd.as_ref().map_or(Ok(Vec::new()), |exports| exports.withhold_unused(&names));
+        let exports = exports.map_err(in_use)?;
+        let files = self.files.as_ref().map_or(Ok(Vec::new()), |files| files.withhold_unused(&names));
+        files.map(drop).map_err(|open| {
+            self.nbd.iter().for_each(|nbd| nbd.withhold(&exports, false));
+            in_use(open)
+        })
     }
 
     /// Has `hook` called whenever a client may have closed a volume.
-    pub(super) fn when_closed(&self, hook: impl Fn() + Send + Sync + 'static) {
-        if let Some(exports) = &self.nbd {
-            exports.when_closed(hook);
-        }
+    pub(super) fn when_closed(&self, hook: impl Fn() + Clone + Send + Sync + 'static) {
+        self.files.iter().for_each(|files| files.when_closed(hook.clone()));
+        self.nbd.iter().for_each(|exports| exports.when_closed(hook.clone()));
     }
 
     /// A volume goes: nobody can open it any more.
@@ -179,19 +222,25 @@ impl Offers {
         if let Some((by, until)) = self.lasting_user(id) {
             bail!("{shown} is in use: {by}; it can be removed when {until}");
         }
-        if let Some(exports) = &self.nbd {
-            let addresses = self.nbd_addresses.join(", ");
-            exports.remove(name).map_err(|error| anyhow!("{shown} is in use: {error} ({addresses})"))?;
+        let names = [name.to_owned()];
+        let newly = match &self.files {
+            Some(files) => files.withhold_unused(&names).map_err(|(_, error)| {
+                anyhow!("{shown} is in use: {error} ({})", self.files_of(id).join(", "))
+            })?,
+            None => Vec::new(),
+        };
+        if let Some(exports) = &self.nbd
+            && let Err(error) = exports.remove(name)
+        {
+            self.files.iter().for_each(|files| files.withhold(&newly, false));
+            bail!("{shown} is in use: {error} ({})", self.nbd_addresses.join(", "));
+        }
+        if let Some(files) = &self.files {
+            // It is withheld, so nobody has opened it since.
+            files.remove(name)?;
         }
         self.told.remove(name);
         Ok(())
-    }
-
-    /// What people should know of a volume that has come.
-    pub(crate) fn note(&self) -> Option<String> {
-        let mounts = self.mounts();
-        let Mounted { address, .. } = mounts.first()?;
-        Some(format!("it becomes a file of {address} when the server is started anew"))
     }
 
     /// What guests have is about to end, before the workers do.

@@ -90,6 +90,79 @@ fn a_server_that_offers_something_else_goes_on_without_a_mount_and_says_so() {
     assert!(!fs::exists(&place).unwrap(), "it was not there before");
 }
 
+/// Without a client of another kind: what `lv` verbs do is all that changes the folder.
+#[test]
+fn a_folder_shows_volumes_that_come_grow_get_other_names_and_go() {
+    let scratch = Scratch::new();
+    scratch.sparse("pv.img", 64 * MIB);
+    for verb in ["vg create vg pv.img", "lv create vg/old --size 8M --disk pv.img"] {
+        run(&mut scratch.blockwork(verb.split(' ')));
+    }
+    let folder = scratch.at("files");
+    fs::create_dir(&folder).unwrap();
+    let _left = LeftMount(folder.clone().into());
+    let server = Server::start(&mut scratch.blockwork(["serve", "--fuse", &folder, "--disk", "pv.img"]));
+    let at = |name: &str| format!("{folder}/vg/{name}");
+    let verb = |words: &str| run(&mut scratch.blockwork(words.split(' ')));
+    let names = || {
+        let found =
+            fs::read_dir(at("")).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut found: Vec<_> = found.collect();
+        found.sort();
+        found
+    };
+    assert_eq!(names(), ["old"]);
+    // Names that are not there are looked up first: the kernel must not go on believing that.
+    assert!(!fs::exists(at("new")).unwrap());
+    verb("lv create vg/new --size 4M");
+    assert_eq!(
+        (names(), fs::metadata(at("new")).unwrap().len()),
+        (vec!["new".into(), "old".into()], 4 * MIB)
+    );
+    let new = OpenOptions::new().read(true).write(true).open(at("new")).unwrap();
+    new.write_all_at(b"first", 4 * MIB - 5).unwrap();
+    // It grows, also for who has it open, and what is behind its old end can be used.
+    verb("lv resize vg/new --size 12M");
+    assert_eq!(new.metadata().unwrap().len(), 12 * MIB);
+    new.write_all_at(b"last", 12 * MIB - 4).unwrap();
+    assert_eq!(new.write_at(b"x", 12 * MIB).unwrap_err().raw_os_error(), Some(28), "ENOSPC");
+    verb("lv rename vg/new vg/renamed");
+    assert_eq!(names(), ["old", "renamed"]);
+    assert!(!fs::exists(at("new")).unwrap(), "the kernel knows nothing of names by itself");
+    let mut found = [0; 4];
+    new.read_exact_at(&mut found, 12 * MIB - 4).unwrap();
+    assert_eq!(&found, b"last", "it is still the same file");
+    let said = run_refused(&mut scratch.blockwork(["lv", "remove", "vg/renamed"]));
+    assert!(said.contains(&format!("vg/renamed is in use: 1 program has it open (fuse:{folder})")), "{said}");
+    drop(new);
+    until("the kernel has said that it is closed", || {
+        output(&mut scratch.blockwork(["lv", "remove", "vg/renamed"])).status.success()
+    });
+    assert_eq!(names(), ["old"]);
+    // One with the same name is another file.
+    verb("lv create vg/renamed --size 4M");
+    assert!(fs::read(at("renamed")).unwrap().len() == 4 << 20);
+    server.stop_quietly();
+}
+
+/// What clients of the old size know nothing of is shown by `losetup -c`, as for any file.
+#[test]
+fn a_loop_device_over_a_file_that_has_grown_gets_its_size() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 8 * MIB);
+    let (server, _left, file) = serve(&scratch, &["disk.img"]);
+    let device = Loop::over(&file);
+    assert_eq!(device.sysfs("size"), (8 * MIB / 512).to_string());
+    scratch.sparse("disk.img", 24 * MIB);
+    until("the server sees that its disk has grown", || fs::metadata(&file).unwrap().len() == 24 * MIB);
+    run(tool("losetup").args(["-c", &device.device]));
+    assert_eq!(device.sysfs("size"), (24 * MIB / 512).to_string());
+    run(tool("mkfs.ext4").args(["-q", &device.device]));
+    run(tool("e2fsck").args(["-fn", &device.device]));
+    drop(device);
+    server.stop_for_stats();
+}
+
 #[test]
 fn qemu_img_and_dd_read_and_write_the_file() {
     let scratch = Scratch::new();

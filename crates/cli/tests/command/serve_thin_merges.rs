@@ -2,6 +2,7 @@
 //! has gone. LVM's tools and `thin_check` judge what is on the disks afterwards; `../kernel/thin_verbs.rs` has Linux read it.
 
 use std::fs;
+use std::io::ErrorKind;
 
 use super::serve_group_merges::{Sums, merge, offers, open, scatter, served, served_refused, shown, sum};
 use crate::support;
@@ -188,7 +189,7 @@ fn a_server_that_is_killed_while_a_client_has_the_snapshot_leaves_the_merge_to_t
 
 /// A file of a mount is there for as long as the server is.
 #[test]
-fn partitions_follow_and_a_file_has_the_merge_wait_until_it_is_unmounted() {
+fn partitions_follow_and_whoever_has_a_file_open_has_the_merge_wait() {
     let (lab, _) = group();
     let server = lab.scratch.serve(["--disk", "a"]);
     lab.partition("vg/root");
@@ -212,21 +213,35 @@ fn partitions_follow_and_a_file_has_the_merge_wait_until_it_is_unmounted() {
     let after = sum(&lab, "vg/root/1");
     server.stop_quietly();
 
-    fs::create_dir(lab.scratch.path("files")).expect("a folder");
-    let args = ["--disk", "a", "vg/root", "vg/root/1", "--fuse", &lab.scratch.at("files")];
-    let server = lab.scratch.serve(args);
+    let files = lab.scratch.at("files");
+    fs::create_dir(&files).expect("a folder");
+    let file = |name: &str| format!("{files}/vg/{name}");
+    let server = lab.scratch.serve(["--disk", "a", "--fuse", &files]);
+    let held = fs::File::open(file("root/1")).expect("a file");
     let said = served(&lab, &["lv", "merge", "vg/snap"]);
-    assert!(said.contains("vg/root is in use: it is a file of"), "{said}");
-    assert!(said.contains("it begins when that is unmounted, or the server started anew"), "{said}");
-    let client = open(&lab, "vg/root/1");
-    run(tool("umount").arg(lab.scratch.at("files")));
-    until("nobody finds files any more", || server.said().contains("files is gone"));
-    assert_eq!(sum(&lab, "vg/root/1"), after, "a client has it open");
-    drop(client);
+    assert!(said.contains("vg/root/1 is in use: 1 program has it open; it begins when the last"), "{said}");
+    let withheld = fs::File::open(file("snap/1")).expect_err("it is to go");
+    assert_eq!(withheld.kind(), ErrorKind::ResourceBusy);
+    assert_eq!(sum(&lab, "vg/root/1"), after);
+    drop(held);
     until_merged(&lab, "snap", "vg/root/1");
     assert_eq!(sum(&lab, "vg/root/1"), before);
-    let said = served(&lab, &["lv", "snapshot", "vg/root", "--name", "snap"]);
-    assert!(!said.contains("files"), "{said}");
+    assert!(
+        !fs::exists(file("snap")).expect("a folder") && fs::exists(file("root/whole")).expect("a folder")
+    );
+    served(&lab, &["lv", "snapshot", "vg/root", "--name", "snap"]);
+    server.stop_quietly();
+
+    let alone = lab.scratch.at("alone");
+    let server = lab.scratch.serve(["--disk", "a", "vg/root", "--fuse", &alone]);
+    let whole = sum(&lab, "vg/root");
+    scatter(&lab, "vg/root", 7, 8);
+    let said = served(&lab, &["lv", "merge", "vg/snap"]);
+    assert!(said.contains("vg/root is in use: it is the file fuse:"), "{said}");
+    assert!(said.contains("it begins when that is unmounted, or the server started anew"), "{said}");
+    run(tool("umount").arg(&alone));
+    until_merged(&lab, "snap", "vg/root");
+    assert_eq!(sum(&lab, "vg/root"), whole);
     server.stop();
     lab.expect_sound();
 }

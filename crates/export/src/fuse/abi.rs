@@ -78,8 +78,6 @@ pub mod init {
 
 /// OPEN reply: bypass the page cache.
 pub const FOPEN_DIRECT_IO: u32 = 1 << 0;
-/// OPEN reply: the kernel may keep what it has cached of a folder.
-pub const FOPEN_CACHE_DIR: u32 = 1 << 3;
 /// OPEN reply: do not send FLUSH at close.
 pub const FOPEN_NOFLUSH: u32 = 1 << 5;
 /// OPEN reply: writes need not wait for each other.
@@ -189,8 +187,11 @@ pub enum Request<'a> {
         whence: u32,
     },
     Statfs,
-    /// RELEASE and RELEASEDIR.
-    Release,
+    /// A file: what OPEN was answered.
+    Release {
+        handle: u64,
+    },
+    Releasedir,
     /// FORGET and BATCH_FORGET: no answer is expected.
     Forget,
     Interrupt,
@@ -291,7 +292,8 @@ impl<'a> Request<'a> {
             opcode::OPENDIR => Request::Opendir,
             opcode::INIT => parse_init(&mut fields)?,
             opcode::STATFS => Request::Statfs,
-            opcode::RELEASE | opcode::RELEASEDIR => Request::Release,
+            opcode::RELEASE => Request::Release { handle: fields.u64()? },
+            opcode::RELEASEDIR => Request::Releasedir,
             opcode::FORGET | opcode::BATCH_FORGET => Request::Forget,
             opcode::INTERRUPT => Request::Interrupt,
             opcode::DESTROY => Request::Destroy,
@@ -355,8 +357,8 @@ pub struct Attr {
 
 /// Bytes of `fuse_attr`.
 const ATTR: usize = 88;
-/// How long the kernel may believe names and attributes, in seconds: neither ever changes while a volume is served.
-const VALID_SECS: u64 = 3600;
+/// How long the kernel may believe names and attributes, in seconds: not at all, as volumes come, go and grow.
+const VALID_SECS: u64 = 0;
 
 /// Builds replies in a vector that is used again and again.
 pub struct Reply<'a> {
@@ -423,9 +425,9 @@ impl<'a> Reply<'a> {
         debug_assert_eq!(self.out.len() - start, ATTR);
     }
 
-    /// `fuse_open_out` with these FOPEN flags.
-    pub fn open(&mut self, flags: u32) {
-        self.u64(0).u32(flags).u32(0);
+    /// `fuse_open_out`: how RELEASE is going to call it, and FOPEN flags.
+    pub fn open(&mut self, handle: u64, flags: u32) {
+        self.u64(handle).u32(flags).u32(0);
     }
 
     /// `fuse_write_out`: bytes written.
@@ -554,7 +556,7 @@ mod tests {
         assert_eq!(size(&|r| r.init(init)), 64);
         assert_eq!(size(&|r| r.entry(&attr)), 128);
         assert_eq!(size(&|r| r.attr(&attr)), 104);
-        assert_eq!(size(&|r| r.open(0)), 16);
+        assert_eq!(size(&|r| r.open(0, 0)), 16);
         assert_eq!(size(&|r| r.written(0)), 8);
         assert_eq!(size(&|r| r.offset(0)), 8);
         assert_eq!(size(&|r| r.statfs(1, 4096, 1)), 80);

@@ -19,8 +19,9 @@
 //!    cache; mmap still works where the kernel allows it with that (6.6).
 //! 6. What a client has changed by mmap before the mount is taken away is on the disk afterwards, whether the client has said msync or not
 //!    (`write_back`). It is a volume's content like any other; only a server that is killed loses it.
+//! 7. Which volumes there are, what they are called and how large they are, the kernel asks whenever a client wants to know it.
 //!
-//! Not here: growing files, extended attributes, locks (the kernel does those by itself), FUSE over io_uring.
+//! Not here: growing files by writing behind their ends, extended attributes, locks (the kernel does those by itself), FUSE over io_uring.
 
 pub mod abi;
 mod mount;
@@ -35,11 +36,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use blockwork_engine::{Volume, VolumeId};
-
 pub use mount::{Found, Mount, MountError, MountOptions, MountPoint, look};
 pub use port::FusePort;
-pub use tree::{Entry, Served, Tree, TreeError, WHOLE};
+pub use tree::{Entry, Files, NameError, Served, Tree, WHOLE};
 
 /// Block size that statfs and stat report, in bytes: loop takes its discard granularity from it, so no discard below it
 /// is made, and none that is not aligned to it.
@@ -54,6 +53,8 @@ pub struct Options {
     /// Whether other users than the server's may use the mount at all. By default as root: yes, within `file_mode`;
     /// otherwise no, since `fusermount3` allows it only where /etc/fuse.conf says `user_allow_other`.
     pub allow_other: bool,
+    /// Whether nothing in it can ever be written.
+    pub read_only: bool,
     /// How long unmounting waits for the kernel to write back what clients have changed in mapped pages.
     pub write_back_time: Duration,
 }
@@ -63,6 +64,7 @@ impl Default for Options {
         Options {
             file_mode: 0o600,
             allow_other: rustix::process::geteuid().is_root(),
+            read_only: false,
             write_back_time: Duration::from_secs(30),
         }
     }
@@ -76,7 +78,7 @@ pub enum FuseError {
     Mount(#[from] MountError),
     /// The volumes' names.
     #[error(transparent)]
-    Tree(#[from] TreeError),
+    Name(#[from] NameError),
     /// Nothing to show.
     #[error("{}: no volume to serve was given", .0.display())]
     Empty(std::path::PathBuf),
@@ -87,6 +89,7 @@ pub enum FuseError {
 pub struct Session {
     fd: OwnedFd,
     tree: Tree,
+    files: Files,
     loss: Loss,
 }
 
@@ -102,7 +105,8 @@ impl Session {
 
     /// The port that serves it. Make it on the worker's thread, and add it there; the mount answers from then on.
     pub fn into_port(self) -> FusePort {
-        FusePort::new(Arc::new(self.fd), self.tree, self.loss)
+        let Session { fd, tree, files, loss } = self;
+        FusePort::new(Arc::new(fd), tree, files, loss)
     }
 }
 
@@ -130,38 +134,40 @@ impl fmt::Debug for Loss {
     }
 }
 
-/// Mounts `volumes` at `path`: one volume over a file (created if there is nothing), or as many as you like in a folder
-/// (likewise created, where there are several).
+/// Mounts `files` at `path`: one volume over a file (created if there is nothing), or as many as you like in a folder
+/// (likewise created, where there are several). A folder shows what comes and goes later, too.
 ///
 /// Whatever opens the mount waits until the [`Session`]'s port is on a worker. On the way down drop the [`Mount`] first, while
 /// the worker still runs, then stop the worker: pages that a client dirtied by mmap are written back then.
 ///
 /// # Errors
 /// See [`FuseError`]; nothing stays mounted or created.
-pub fn mount(
-    path: &Path,
-    volumes: &[(VolumeId, &Volume)],
-    options: Options,
-) -> Result<(Session, Mount), FuseError> {
-    let served = |&(volume, of): &(VolumeId, &Volume)| Served {
-        name: of.name.clone(),
-        volume,
-        sectors: of.sectors(),
-        read_only: of.read_only,
+pub fn mount(path: &Path, files: &Files, options: Options) -> Result<(Session, Mount), FuseError> {
+    let count = files.look(|all| all.count());
+    let is_folder = match (look(path)?, count) {
+        (_, 0) => return Err(FuseError::Empty(path.to_owned())),
+        (Found::File | Found::Nothing, 1) => false,
+        _ => true,
     };
+    if is_folder {
+        let unfit = files.look(|all| all.map(|seen| seen.one.check_path()).find(Result::is_err));
+        unfit.unwrap_or(Ok(()))?;
+    }
     let owner = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let tree = match (look(path)?, volumes) {
-        (_, []) => return Err(FuseError::Empty(path.to_owned())),
-        (Found::File | Found::Nothing, [one]) => Tree::file(served(one), owner, options.file_mode),
-        _ => Tree::folder(volumes.iter().map(served).collect(), owner, options.file_mode)?,
+    let tree = || {
+        let mut tree = Tree::new(is_folder, owner, options.file_mode);
+        tree.follow(files);
+        tree
     };
+    let shown = tree();
     let mounting = MountOptions {
-        root_mode: tree.root_mode(),
+        root_mode: shown.root_mode(),
         allow_other: options.allow_other,
-        read_only: tree.volumes().all(|served| served.read_only),
+        // Of a folder, what comes later may be written.
+        read_only: options.read_only || !is_folder && shown.volumes().all(|served| served.read_only),
     };
     let (mut mount, fd) = Mount::new(path, mounting)?;
-    mount.serves(tree.writable(mount.path()), options.write_back_time);
+    mount.serves(tree(), files.clone(), options.write_back_time);
     let loss = Loss { taken: mount.taken(), hook: None };
-    Ok((Session { fd, tree, loss }, mount))
+    Ok((Session { fd, tree: shown, files: files.clone(), loss }, mount))
 }

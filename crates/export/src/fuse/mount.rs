@@ -35,6 +35,7 @@ use rustix::net::{
 };
 
 use super::abi::S_IFDIR;
+use super::tree::{Files, Tree};
 use super::write_back::write_back;
 
 const DEVICE: &str = "/dev/fuse";
@@ -173,9 +174,10 @@ pub struct MountOptions {
 #[derive(Debug)]
 pub struct Mount {
     point: MountPoint,
+    is_folder: bool,
     mounted: bool,
-    /// What clients may have changed, and how long its writing back may take.
-    written: Vec<PathBuf>,
+    /// What clients may have changed is in these files, and how long its writing back may take.
+    shown: Option<(Tree, Files)>,
     write_back_time: Duration,
 }
 
@@ -213,7 +215,8 @@ impl Mount {
         let absolute = fs::canonicalize(path).map_err(|source| failed(path, "resolve its path", source))?;
         let point =
             MountPoint { path: absolute, created, device: None, by_helper: false, taken: Arc::default() };
-        let mut mount = Mount { point, mounted: false, written: Vec::new(), write_back_time: Duration::ZERO };
+        let mut mount =
+            Mount { point, is_folder: folder, mounted: false, shown: None, write_back_time: Duration::ZERO };
         let fd = mount.attach(options)?;
         Ok((mount, fd))
     }
@@ -221,6 +224,11 @@ impl Mount {
     /// Where it is mounted, absolute.
     pub fn path(&self) -> &Path {
         &self.point.path
+    }
+
+    /// Whether it is a folder of files.
+    pub fn is_folder(&self) -> bool {
+        self.is_folder
     }
 
     /// By this it can be taken away from elsewhere.
@@ -233,9 +241,9 @@ impl Mount {
         self.point.taken.clone()
     }
 
-    /// These files of it can be written: before it is taken away, what is dirty of them is written back, for that long at most.
-    pub(super) fn serves(&mut self, written: Vec<PathBuf>, write_back_time: Duration) {
-        (self.written, self.write_back_time) = (written, write_back_time);
+    /// It shows these files so: before it is taken away, what is dirty of them is written back, for that long at most.
+    pub(super) fn serves(&mut self, tree: Tree, files: Files, write_back_time: Duration) {
+        (self.shown, self.write_back_time) = (Some((tree, files)), write_back_time);
     }
 
     /// Unmounts now; dropping would do the same but could not say what went wrong.
@@ -267,11 +275,12 @@ impl Mount {
     }
 
     fn write_back(&mut self) -> Result<(), MountError> {
-        let written = std::mem::take(&mut self.written);
+        let Some((mut tree, files)) = self.shown.take() else { return Ok(()) };
         if !(self.mounted && self.point.is_there()) {
             return Ok(());
         }
-        write_back(&written, self.write_back_time)
+        tree.follow(&files);
+        write_back(&tree.writable(&self.point.path), self.write_back_time)
             .map_err(|why| MountError::WriteBack { path: self.point.path.clone(), why })
     }
 

@@ -32,9 +32,10 @@ use super::abi::{
     self, IN_HEADER, InHeader, InitReply, Malformed, OUT_HEADER, Reply, Request, WRITE_IN, falloc, fattr,
     init,
 };
-use super::tree::{Served, Tree};
+use super::tree::{Files, Served, Tree};
 use crate::complaints::Complaints;
 use crate::looks::{LOOK_TIME, LOOKUPS_MAX};
+use crate::offered::Opened;
 
 /// Requests taken from the kernel and not answered yet, at most.
 pub const IN_FLIGHT_MAX: usize = 1024;
@@ -67,6 +68,8 @@ const EINTR: Errno = Errno(4);
 const ENOENT: Errno = Errno(2);
 const ENXIO: Errno = Errno(6);
 const ENODEV: Errno = Errno(19);
+const EBADF: Errno = Errno(9);
+const EBUSY: Errno = Errno(16);
 const EISDIR: Errno = Errno(21);
 const ENOTDIR: Errno = Errno(20);
 const ENOSYS: Errno = Errno(38);
@@ -77,6 +80,9 @@ const ECONNABORTED: Errno = Errno(103);
 pub struct FusePort {
     fd: Arc<OwnedFd>,
     tree: Tree,
+    files: Files,
+    /// What clients have open, by the handles that the kernel has.
+    open: Slab<Opened<Served>>,
     inbox: Inbox,
     outbox: Outbox,
     in_flight: Slab<InFlight>,
@@ -119,10 +125,12 @@ struct Seek {
 }
 
 impl FusePort {
-    pub(super) fn new(fd: Arc<OwnedFd>, tree: Tree, loss: Loss) -> FusePort {
+    pub(super) fn new(fd: Arc<OwnedFd>, tree: Tree, files: Files, loss: Loss) -> FusePort {
         FusePort {
             fd,
             tree,
+            files,
+            open: Slab::new(),
             inbox: Inbox::new(),
             outbox: Outbox::new(),
             in_flight: Slab::with_capacity(IN_FLIGHT_MAX),
@@ -255,6 +263,7 @@ impl FusePort {
         payload: usize,
     ) -> Result<(), Errno> {
         let InHeader { unique, node, .. } = header;
+        self.tree.follow(&self.files);
         let request = request.map_err(|malformed| {
             log::warn!("{malformed}");
             EPROTO
@@ -281,6 +290,13 @@ impl FusePort {
                 Ok(())
             }
             Request::Forget => Ok(()),
+            // Its node may have gone.
+            Request::Release { handle } => {
+                let key = usize::try_from(handle).map_err(|_| EBADF)?;
+                drop(self.open.try_remove(key));
+                self.outbox.reply(&self.fd, unique, |_| ());
+                Ok(())
+            }
             other => self.about_names(unique, node, other),
         }
     }
@@ -318,17 +334,20 @@ impl FusePort {
                 if served.read_only && flags & abi::O_ACCMODE != abi::O_RDONLY {
                     return Err(Errno::EROFS);
                 }
+                let key = self.tree.key(node);
+                // Withheld, as while a snapshot takes the place of its origin.
+                let opened = self.files.open(|known, _| Some(known) == key).ok_or(EBUSY)?;
+                let handle = self.open.insert(opened) as u64;
                 let flags = abi::FOPEN_DIRECT_IO | abi::FOPEN_PARALLEL_DIRECT_WRITES | abi::FOPEN_NOFLUSH;
-                out.reply(fd, unique, |reply| reply.open(flags));
+                out.reply(fd, unique, |reply| reply.open(handle, flags));
             }
-            Request::Opendir => out.reply(fd, unique, |reply| reply.open(abi::FOPEN_CACHE_DIR)),
+            Request::Opendir => out.reply(fd, unique, |reply| reply.open(0, 0)),
             Request::Readdir { offset, size } => {
-                let skip = usize::try_from(offset).map_err(|_| Errno::EINVAL)?;
                 let size = usize::try_from(size).map_err(|_| Errno::EINVAL)?.min(READDIR_MAX);
-                let entries = self.tree.list(node, skip).ok_or(ENOTDIR)?;
+                let entries = self.tree.list(node, offset).ok_or(ENOTDIR)?;
                 out.reply(fd, unique, |reply| {
-                    for (next, entry) in (offset.saturating_add(1)..).zip(entries) {
-                        if !reply.dirent(size, next, entry.node, entry.kind, entry.name.as_bytes()) {
+                    for entry in entries {
+                        if !reply.dirent(size, entry.offset, entry.node, entry.kind, entry.name.as_bytes()) {
                             break;
                         }
                     }
@@ -341,7 +360,7 @@ impl FusePort {
                     reply.statfs(bytes / u64::from(super::BLOCK), super::BLOCK, files)
                 });
             }
-            Request::Release => out.reply(fd, unique, |_| ()),
+            Request::Releasedir => out.reply(fd, unique, |_| ()),
             Request::ChangesNames => return Err(Errno::EPERM),
             // The kernel then never sends it again, and does without: of an interrupt, too, so that a request which was
             // submitted is always waited for.

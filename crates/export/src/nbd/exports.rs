@@ -1,11 +1,9 @@
 //! What a server offers: volumes under names, and what clients are told of them.
 
-use std::fmt;
-use std::ops::Deref;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_format::nbd::{NAME_MAX, PAYLOAD_MAX, transmission_flags as flags};
+
+use crate::offered::{Named, Offered, OfferedError, Opened};
 
 /// One export: a volume under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,74 +58,9 @@ impl Export {
     }
 }
 
-/// All exports of a server, in order: the first is the default one, which clients get for the empty name. Clones share them, and they
-/// may come and go: what a client has opened stays what it was when it was opened.
-///
-/// Invariant: whoever has opened an export has a share of it, taken while the list was held; so one that nobody else has a share of
-/// can be taken out, or withheld, without anybody noticing.
-#[derive(Clone, Debug)]
-pub struct Exports {
-    all: Arc<Mutex<Vec<Entry>>>,
-    closed: Arc<OnceLock<Hook>>,
-}
-
-/// An export that somebody has opened, as it was then.
-#[derive(Clone, Debug)]
-pub struct Opened {
-    export: Arc<Export>,
-    /// Dropped after the export: whoever is told finds it closed.
-    _told: Told,
-}
-
-impl Opened {
-    /// Whether both are one export.
-    pub fn is(&self, other: &Opened) -> bool {
-        Arc::ptr_eq(&self.export, &other.export)
-    }
-}
-
-impl Deref for Opened {
-    type Target = Export;
-    #[inline]
-    fn deref(&self) -> &Export {
-        &self.export
-    }
-}
-
-/// What is called whenever an export has been closed.
-struct Hook(Box<dyn Fn() + Send + Sync>);
-
-impl fmt::Debug for Hook {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Hook")
-    }
-}
-
-#[derive(Clone, Debug)]
-struct Told(Arc<OnceLock<Hook>>);
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        if let Some(hook) = self.0.get() {
-            (hook.0)();
-        }
-    }
-}
-
-/// An export, and what clients may still have open that was in its place before.
-#[derive(Debug)]
-struct Entry {
-    now: Arc<Export>,
-    before: Vec<Weak<Export>>,
-    /// Nobody can open it at present.
-    is_withheld: bool,
-}
-
-impl Entry {
-    fn clients(&self) -> usize {
-        Arc::strong_count(&self.now) - 1 + self.before.iter().map(Weak::strong_count).sum::<usize>()
-    }
-}
+/// All exports of a server, in order: the first is the default one, which clients get for the empty name. What a client has opened stays what it
+/// was when it was opened.
+pub type Exports = Offered<Export>;
 
 /// Why a set of exports was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -135,18 +68,25 @@ pub enum ExportsError {
     /// Nothing to serve.
     #[error("an NBD server needs at least one export; name a volume")]
     Empty,
-    /// A name is used twice.
-    #[error("two exports are called {0:?}; clients could not tell them apart: rename one")]
-    Duplicate(String),
-    /// A name cannot be sent.
-    #[error("an export's name has {0} bytes, NBD allows {NAME_MAX}")]
-    NameTooLong(usize),
-    /// Clients have it open.
-    #[error("{clients} NBD client{} it open", if *.clients == 1 { " has" } else { "s have" })]
-    InUse {
-        /// How many.
-        clients: usize,
-    },
+    /// One of them.
+    #[error(transparent)]
+    Offered(#[from] OfferedError),
+}
+
+impl Named for Export {
+    const OPENER: &'static str = "NBD client";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn check_name(&self) -> Result<(), OfferedError> {
+        let length = self.name.len();
+        if length <= NAME_MAX {
+            return Ok(());
+        }
+        Err(OfferedError::Name(format!("an export's name has {length} bytes, NBD allows {NAME_MAX}")))
+    }
 }
 
 impl Exports {
@@ -158,124 +98,27 @@ impl Exports {
         if all.is_empty() {
             return Err(ExportsError::Empty);
         }
-        let exports = Exports { all: Arc::default(), closed: Arc::default() };
-        for export in all {
-            exports.add(export)?;
-        }
-        Ok(exports)
-    }
-
-    fn all(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// One more.
-    ///
-    /// # Errors
-    ///
-    /// Its name is taken, or cannot be sent.
-    pub fn add(&self, export: Export) -> Result<(), ExportsError> {
-        let mut all = self.all();
-        check_name(&export.name, &all)?;
-        all.push(Entry { now: Arc::new(export), before: Vec::new(), is_withheld: false });
-        Ok(())
-    }
-
-    /// Another one in the place of `name`, for clients that come from now on.
-    ///
-    /// # Errors
-    ///
-    /// Its name is that of a third one, or cannot be sent.
-    pub fn replace(&self, name: &str, export: Export) -> Result<(), ExportsError> {
-        let mut all = self.all();
-        let Some(at) = all.iter().position(|known| known.now.name == name) else { return Ok(()) };
-        if export.name != name {
-            check_name(&export.name, &all)?;
-        }
-        let entry = &mut all[at];
-        let before = std::mem::replace(&mut entry.now, Arc::new(export));
-        entry.before.retain(|known| known.strong_count() > 0);
-        entry.before.push(Arc::downgrade(&before));
-        Ok(())
-    }
-
-    /// Takes one out that nobody has open; without effect where there is none of that name.
-    ///
-    /// # Errors
-    ///
-    /// Clients have it open.
-    pub fn remove(&self, name: &str) -> Result<(), ExportsError> {
-        let mut all = self.all();
-        let Some(at) = all.iter().position(|known| known.now.name == name) else { return Ok(()) };
-        let clients = all[at].clients();
-        if clients > 0 {
-            return Err(ExportsError::InUse { clients });
-        }
-        all.remove(at);
-        Ok(())
-    }
-
-    /// Lets nobody open these any more, or open them again; clients that have them open keep them.
-    pub fn withhold(&self, names: &[String], withheld: bool) {
-        for known in self.all().iter_mut().filter(|known| names.contains(&known.now.name)) {
-            known.is_withheld = withheld;
-        }
-    }
-
-    /// Withholds exports that nobody has open: all of them, or none.
-    ///
-    /// # Errors
-    ///
-    /// Clients have one of them open: which, and how many.
-    pub fn withhold_unused(&self, names: &[String]) -> Result<(), (String, ExportsError)> {
-        let mut all = self.all();
-        let meant = |known: &Entry| names.contains(&known.now.name);
-        let in_use = all.iter().find(|known| meant(known) && known.clients() > 0);
-        if let Some(known) = in_use {
-            return Err((known.now.name.clone(), ExportsError::InUse { clients: known.clients() }));
-        }
-        all.iter_mut().filter(|known| meant(known)).for_each(|known| known.is_withheld = true);
-        Ok(())
-    }
-
-    /// Has `hook` called whenever a client has closed an export, on whichever thread that is: it must not wait. Only the first one counts.
-    pub fn when_closed(&self, hook: impl Fn() + Send + Sync + 'static) {
-        let _ = self.closed.set(Hook(Box::new(hook)));
+        Ok(Exports::of(all)?)
     }
 
     /// The export of that name.
-    pub fn find(&self, name: &[u8]) -> Option<Opened> {
-        let all = self.all();
-        let found = if name.is_empty() {
-            all.first()
-        } else {
-            all.iter().find(|known| known.now.name.as_bytes() == name)
-        };
-        let found = found.filter(|known| !known.is_withheld)?;
-        Some(Opened { export: found.now.clone(), _told: Told(self.closed.clone()) })
+    pub fn find(&self, name: &[u8]) -> Option<Opened<Export>> {
+        self.open(|_, export| name.is_empty() || export.name.as_bytes() == name)
     }
 
-    /// Those that LIST names: name and description. Whoever only asks for the list has no share of them.
+    /// Those that LIST names: name and description.
     pub fn listed(&self) -> Vec<(String, String)> {
-        let all = self.all();
-        let open = all.iter().filter(|known| !known.is_withheld).take(Exports::LISTED_MAX);
-        open.map(|known| (known.now.name.clone(), known.now.description.clone())).collect()
+        self.look(|all| {
+            let open = all.filter(|seen| !seen.is_withheld).take(Exports::LISTED_MAX);
+            open.map(|seen| (seen.one.name.clone(), seen.one.description.clone())).collect()
+        })
     }
-}
-
-/// Whether an export may be called so beside the others.
-fn check_name(name: &str, others: &[Entry]) -> Result<(), ExportsError> {
-    if name.len() > NAME_MAX {
-        return Err(ExportsError::NameTooLong(name.len()));
-    }
-    if others.iter().any(|known| known.now.name == name) {
-        return Err(ExportsError::Duplicate(name.to_owned()));
-    }
-    Ok(())
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::{Arc, Mutex};
+
     use super::*;
 
     /// An export with everything.
@@ -298,6 +141,10 @@ pub(crate) mod tests {
         }
     }
 
+    fn in_use(clients: usize) -> OfferedError {
+        OfferedError::InUse { clients, opener: "NBD client" }
+    }
+
     #[test]
     fn the_empty_name_is_the_first_export() {
         let exports = Exports::new(vec![export("a", 1), export("b", 2)]).unwrap();
@@ -310,9 +157,9 @@ pub(crate) mod tests {
     fn names_that_clients_could_not_use_are_refused() {
         assert_eq!(Exports::new(vec![]).unwrap_err(), ExportsError::Empty);
         let twice = vec![export("a", 1), export("a", 2)];
-        assert_eq!(Exports::new(twice).unwrap_err(), ExportsError::Duplicate("a".into()));
-        let long = vec![export(&"x".repeat(NAME_MAX + 1), 1)];
-        assert_eq!(Exports::new(long).unwrap_err(), ExportsError::NameTooLong(NAME_MAX + 1));
+        assert_eq!(Exports::new(twice).unwrap_err(), OfferedError::Duplicate("a".into()).into());
+        let long = Exports::new(vec![export(&"x".repeat(NAME_MAX + 1), 1)]).unwrap_err().to_string();
+        assert_eq!(long, format!("an export's name has {} bytes, NBD allows {NAME_MAX}", NAME_MAX + 1));
     }
 
     #[test]
@@ -320,16 +167,16 @@ pub(crate) mod tests {
         let exports = Exports::new(vec![export("a", 1)]).unwrap();
         let of_a_session = exports.clone();
         exports.add(export("b", 2)).unwrap();
-        assert_eq!(exports.add(export("b", 3)).unwrap_err(), ExportsError::Duplicate("b".into()));
+        assert_eq!(exports.add(export("b", 3)).unwrap_err(), OfferedError::Duplicate("b".into()));
         let open = of_a_session.find(b"b").unwrap();
         exports.replace("b", export("c", 3)).unwrap();
-        assert_eq!(exports.replace("c", export("a", 3)).unwrap_err(), ExportsError::Duplicate("a".into()));
+        assert_eq!(exports.replace("c", export("a", 3)).unwrap_err(), OfferedError::Duplicate("a".into()));
         assert_eq!((open.size, of_a_session.find(b"c").unwrap().size), (2, 3));
         assert!(of_a_session.find(b"b").is_none());
         let later = of_a_session.find(b"c").unwrap();
-        assert_eq!(exports.remove("c").unwrap_err(), ExportsError::InUse { clients: 2 });
+        assert_eq!(exports.remove("c").unwrap_err(), in_use(2));
         drop(later);
-        assert_eq!(exports.remove("c").unwrap_err(), ExportsError::InUse { clients: 1 });
+        assert_eq!(exports.remove("c").unwrap_err(), in_use(1));
         drop(open);
         exports.remove("c").unwrap();
         assert_eq!(of_a_session.listed().len(), 1);
@@ -340,7 +187,7 @@ pub(crate) mod tests {
         let exports = Exports::new(vec![export("a", 1), export("b", 2)]).unwrap();
         let both = ["a".to_owned(), "b".to_owned()];
         let open = exports.find(b"b").unwrap();
-        let in_use = ("b".to_owned(), ExportsError::InUse { clients: 1 });
+        let in_use = ("b".to_owned(), in_use(1));
         assert_eq!(exports.withhold_unused(&both).unwrap_err(), in_use);
         assert!(exports.find(b"a").is_some(), "all or none");
         exports.withhold(&both[1..], true);

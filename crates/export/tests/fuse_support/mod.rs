@@ -13,7 +13,7 @@ use blockwork_engine::{
     Counter, Errno, Flags, Layer, LeafId, LeafLayer, LeafSource, Limits, NodeId, NodeInfo, NodeKind, Op,
     Sector, Sectors, Stats, Volume, VolumeId, Worker, WorkerConfig, WorkerHandle,
 };
-use blockwork_export::fuse::{self, Mount, Options};
+use blockwork_export::fuse::{self, Files, Mount, Options, Served};
 use blockwork_layer::{Stripe, Striped};
 use blockwork_leaf::OpenOptions;
 use blockwork_uring::{Uring, UringConfig};
@@ -88,8 +88,9 @@ impl Server {
             })
             .collect();
         let leaves = (0u16..).zip(sources).map(|(i, source)| (NodeId(i), source)).collect();
-        let shown: Vec<_> = (0u16..).zip(volumes.iter()).map(|(i, volume)| (VolumeId(i), volume)).collect();
-        let (session, mount) = fuse::mount(path, &shown, Options::default()).unwrap();
+        let served = |(i, volume)| Served::new(VolumeId(i), volume, false);
+        let files = Files::of((0u16..).zip(volumes.iter()).map(served)).unwrap();
+        let (session, mount) = fuse::mount(path, &files, Options::default()).unwrap();
         let tap = Arc::new(Log::default());
         let config = WorkerConfig {
             tap: Some(tap.clone()),

@@ -1,7 +1,8 @@
 //! The handshake: from the greeting to the choice of an export.
 
 use super::{ALLOCATION_CONTEXT, CloseReason, OPTION_SKIP_MAX, OPTIONS_MAX, Transmission};
-use crate::nbd::exports::{Exports, Opened};
+use crate::nbd::exports::{Export, Exports};
+use crate::offered::Opened;
 use blockwork_format::nbd::{
     InfoRequest, Malformed, MetaRequest, OPTION_MAX, OptionHeader, PAYLOAD_MAX, Style, base_allocation,
     client_flags, export_name_reply, greeting, handshake_flags, info, info_block_size, info_export,
@@ -50,7 +51,7 @@ pub struct Handshake {
     no_zeroes: bool,
     style: Style,
     /// The export for which `base:allocation` was chosen.
-    allocation_of: Option<Opened>,
+    allocation_of: Option<Opened<Export>>,
     /// The start of what `stage` wants; its rest has not come yet.
     partial: Vec<u8>,
     /// Bytes of an oversize option that are still to be thrown away.
@@ -342,7 +343,7 @@ impl Handshake {
     }
 
     /// The session that would follow if `export` were chosen now.
-    fn choose(&self, export: Opened) -> Transmission {
+    fn choose(&self, export: Opened<Export>) -> Transmission {
         // Contexts hold for the export that they were chosen for.
         let allocation = self.allocation_of.as_ref().is_some_and(|of| of.is(&export));
         let df = if self.style == Style::Simple { 0 } else { transmission_flags::SEND_DF };

@@ -1,7 +1,8 @@
 //! The transmission phase: what each request is, and whether it may be done.
 
 use super::{ALLOCATION_CONTEXT, CloseReason};
-use crate::nbd::exports::{Export, Opened};
+use crate::nbd::exports::Export;
+use crate::offered::Opened;
 use blockwork_format::nbd::{
     PAYLOAD_MAX, ReplyHead, Request, StatusPayload, Style, WireErrno, command, command_flags as flag,
     transmission_flags,
@@ -78,7 +79,7 @@ pub enum Step {
 /// The server's side of the transmission phase.
 #[derive(Clone, Debug)]
 pub struct Transmission {
-    export: Opened,
+    export: Opened<Export>,
     style: Style,
     flags: u16,
     /// `base:allocation` was chosen.
@@ -89,7 +90,7 @@ pub struct Transmission {
 }
 
 impl Transmission {
-    pub(super) fn new(export: Opened, style: Style, flags: u16, allocation: bool) -> Transmission {
+    pub(super) fn new(export: Opened<Export>, style: Style, flags: u16, allocation: bool) -> Transmission {
         Transmission { export, style, flags, allocation, shutdown: false, status: None }
     }
 
