@@ -8,6 +8,7 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
 use crate::completion::CompletionArgs;
+use crate::export::ExportArgs;
 use crate::lv::LvArgs;
 use crate::man::ManArgs;
 use crate::md::MdArgs;
@@ -56,6 +57,8 @@ pub(crate) enum Verb {
         blkparse -i t\n\nWithout -o the events are printed as blkparse prints them, until ^C."
     )]
     Trace(TraceArgs),
+    /// Show where running servers' volumes are reached, and give virtual machines disks while others go on.
+    Export(ExportArgs),
     /// Make md arrays, look at them, and look after them.
     Md(MdArgs),
     /// Make, change and show volume groups of LVM2.
@@ -182,7 +185,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// A path, not an address as `--nbd` takes it or the ready line tells it: that would be the name of a file in some other folder.
-fn bare_path(path: PathBuf) -> Result<PathBuf, String> {
+pub(crate) fn bare_path(path: PathBuf) -> Result<PathBuf, String> {
     let text = path.to_string_lossy();
     let bare = ["unix:", "vhost-user:", "fuse:"].iter().find_map(|kind| text.strip_prefix(kind));
     match bare {
@@ -195,7 +198,7 @@ fn bare_path(path: PathBuf) -> Result<PathBuf, String> {
 const FIRST_RESERVED_DOMAIN: u16 = 0x7ff0;
 
 /// `3/xvda`: a guest and its disk.
-fn xen_disk(text: &str) -> Result<(u16, VirtualDevice), String> {
+pub(crate) fn xen_disk(text: &str) -> Result<(u16, VirtualDevice), String> {
     let (domain, device) = text.split_once('/').ok_or("expected DOMID/VDEV, such as 3/xvda")?;
     let number = domain.parse().ok().filter(|number| (1..FIRST_RESERVED_DOMAIN).contains(number));
     let expected =

@@ -86,7 +86,7 @@ const HABITS: &[Habit] = &[
         &["qemu-nbd", "nbdkit", "nbd-server", "qemu-storage-daemon"],
         &[
             "`blockwork serve --disk DISK --nbd unix:PATH` serves by NBD",
-            "`blockwork serve --disk DISK --vhost-user PATH` serves a virtual machine's disk",
+            "`blockwork serve --disk DISK --vhost-user PATH` serves a virtual machine's disk; `blockwork export add` one more",
         ],
     ),
     ("", &["btrace", "blktrace", "blkparse", "btt"], &[TRACE]),
@@ -100,6 +100,13 @@ const HABITS: &[Habit] = &[
         ],
     ),
     // Their verbs, below ours.
+    (
+        "export",
+        &["ls", "list", "status"],
+        &["`blockwork export show` shows volumes, and where they are reached"],
+    ),
+    ("export", &["create", "new", "attach"], &["`blockwork export add VOLUME --vhost-user PATH` makes one"]),
+    ("export", &["del", "delete", "rm", "detach"], &["`blockwork export remove ADDRESS` takes one away"]),
     ("lv", &["extend", "reduce", "grow", "shrink"], &[RESIZE]),
     ("lv", &["change", "activate"], &[SERVE, TAGS]),
     ("lv", &["convert"], &[MERGE]),

@@ -8,6 +8,7 @@ mod args;
 mod at_once;
 mod completion;
 mod demo;
+mod export;
 mod habits;
 mod lv;
 mod man;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Verb::Serve(args) => serve::run(&args),
         Verb::Status(args) => status::run(&args),
         Verb::Trace(args) => trace::run(&args),
+        Verb::Export(args) => export::run(&args),
         Verb::Md(args) => md::run(&args),
         Verb::Vg(args) => vg::run(&args),
         Verb::Lv(args) => lv::run(&args),

@@ -8,6 +8,7 @@
 
 mod arrays;
 mod autoextend;
+mod exports;
 mod families;
 mod groups;
 mod guests;
@@ -46,6 +47,7 @@ use crate::out;
 use crate::usage::bail_usage;
 pub(crate) use arrays::{ServedArrays, arrays_of};
 use autoextend::Autoextender;
+use exports::{ServedExports, ledgers};
 use groups::ServedGroups;
 use keeper::OnPanic;
 use merges::MergeKeeper;
@@ -244,10 +246,12 @@ impl Running {
         let tell = self.news.clone();
         let on_panic: OnPanic = Arc::new(move |what| drop(tell.send(News::Panicked(what))));
         self.autoextend = Some(Autoextender::start(groups.clone(), on_panic.clone())?);
-        self.merges = Some(MergeKeeper::start(groups.clone(), on_panic.clone())?);
+        let merges = MergeKeeper::start(groups.clone(), on_panic.clone())?;
+        let exports = Arc::new(ServedExports::new(&self.workers, self.offers.clone(), merges.caller()));
+        self.merges = Some(merges);
         self.sizes = Some(SizeKeeper::start(groups.clone(), on_panic)?);
         if !args.no_control {
-            self.open_control(state, groups)?;
+            self.open_control(state, groups, exports)?;
         }
         Ok(())
     }
@@ -314,9 +318,8 @@ impl Running {
         for (first_worker, (path, (id, volume))) in args.vhost_user.iter().zip(&volumes).enumerate() {
             let options = VhostOptions { queues: args.queues, first_worker };
             let stats = self.workers.stats.clone();
-            let server = VhostServer::start(path, (*id, volume), options, &self.workers.handles, stats)?;
-            self.addresses.push(server.address().to_owned());
-            self.offers.by_guest(*id, server);
+            let start = || VhostServer::start(path, (*id, volume), options, &self.workers.handles, stats);
+            self.addresses.push(self.offers.by_guest((*id, volume), start)?);
         }
         Ok(())
     }
@@ -328,16 +331,14 @@ impl Running {
         if args.xen.is_empty() {
             return Ok(());
         }
-        let ledgers = socket_path()?.parent().map(Path::to_owned).unwrap_or_default();
+        let ledgers = ledgers()?;
         let mut skipped = None;
         for (first_worker, (&(domain, device), (id, volume))) in args.xen.iter().zip(&volumes).enumerate() {
             let options = XenOptions { domain, device, first_worker, ledgers: ledgers.clone() };
             let stats = self.workers.stats.clone();
-            match XenServer::start(options, (*id, volume), &self.workers.handles, stats) {
-                Ok(server) => {
-                    self.addresses.push(server.address().to_owned());
-                    self.offers.by_guest(*id, server);
-                }
+            let start = || XenServer::start(options, (*id, volume), &self.workers.handles, stats);
+            match self.offers.by_guest((*id, volume), start) {
+                Ok(address) => self.addresses.push(address),
                 Err(error) if error.is_of_one_guest() => {
                     log::error!("xen:{domain}/{device}: it is not served: {error}");
                     skipped = Some(error);
@@ -352,13 +353,19 @@ impl Running {
         }
     }
 
-    fn open_control(&mut self, mut state: ControlState, groups: Arc<ServedGroups>) -> Result<()> {
+    fn open_control(
+        &mut self,
+        mut state: ControlState,
+        groups: Arc<ServedGroups>,
+        exports: Arc<ServedExports>,
+    ) -> Result<()> {
         for (id, volume) in self.workers.served.all() {
             state.volumes().add(&volume, self.offers.of(id));
         }
         self.workers.leaves().iter().for_each(|(_, leaf)| state.disks().add(leaf.clone()));
         state.set_arrays(Arc::new(ServedArrays::new(&self.workers, state.disks(), self.offers.clone())));
         state.set_groups(groups);
+        state.set_exports(exports);
         let path = socket_path()?;
         self.control = Some(Control::start(state, &path)?);
         Ok(())
@@ -396,7 +403,7 @@ impl Running {
     /// A mount is gone, and nobody here has taken it away. Whether that leaves anything to be served.
     fn goes_on_without(&self, address: &str) -> bool {
         let goes_on = self.offers.has_lost(address);
-        self.merges.iter().for_each(MergeKeeper::look_again);
+        self.merges.iter().for_each(|merges| merges.caller().begin());
         if goes_on {
             log::warn!(
                 "{address} is gone, as somebody has unmounted it or aborted its connection; volumes are found there again when the server is \

@@ -22,6 +22,7 @@ use blockwork_format::escape;
 
 use crate::arrays::{ArrayAnswer, ArrayList, ArrayRequest, ArrayStatus};
 use crate::directory::{self, DirectoryError, control_dir, shown};
+use crate::exports::{ExportAnswer, ExportRequest};
 use crate::groups::{GroupAnswer, GroupList, GroupRequest, GroupStatus, PoolList, PoolRequest};
 use crate::status::Status;
 
@@ -40,6 +41,9 @@ const ARRAYS: &str = "/v1/arrays";
 /// Where volume groups and thin pools are.
 const GROUPS: &str = "/v1/groups";
 const POOLS: &str = "/v1/pools";
+
+/// Where exports come and go.
+const EXPORTS: &str = "/v1/exports";
 
 /// Sockets in the folder that are looked at.
 const SOCKETS_MAX: usize = 1024;
@@ -377,6 +381,34 @@ pub fn groups_at(socket: &Path) -> Result<Vec<GroupStatus>, ClientError> {
 pub fn ask_group(socket: &Path, request: &GroupRequest) -> Result<GroupAnswer, ClientError> {
     let body = serde_json::to_vec(request).expect("what we ask is JSON");
     receive(socket, Asked { method: Method::POST, path: GROUPS, body, patience: VERB_TIMEOUT })
+}
+
+/// The server that offers a volume at this address, such as `vhost-user:PATH`.
+///
+/// # Errors
+///
+/// None does, or servers cannot be listed.
+pub fn find_export(address: &str) -> Result<PathBuf, ClientError> {
+    let exports = |server: &ServerInfo| {
+        let of_volumes = server.status.volumes.iter().map(|volume| volume.exports.clone());
+        of_volumes.collect::<Vec<_>>().concat()
+    };
+    let servers = servers()?;
+    let found = servers.iter().find(|server| exports(server).iter().any(|known| known == address));
+    found.map(|server| server.socket.clone()).ok_or_else(|| {
+        let there = servers.iter().flat_map(exports).map(|known| escape(&known)).collect();
+        ClientError::Nowhere { what: "export", name: escape(address), there }
+    })
+}
+
+/// Asks a server to change its exports, and waits until that is done.
+///
+/// # Errors
+///
+/// The server does not answer, or does not do it.
+pub fn ask_export(socket: &Path, request: &ExportRequest) -> Result<ExportAnswer, ClientError> {
+    let body = serde_json::to_vec(request).expect("what we ask is JSON");
+    receive(socket, Asked { method: Method::POST, path: EXPORTS, body, patience: VERB_TIMEOUT })
 }
 
 /// Asks a server to tell a pool something, and waits until that is durable.

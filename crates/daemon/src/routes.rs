@@ -18,6 +18,7 @@ use blockwork_insight::report::Report;
 use blockwork_insight::trace::TextMerge;
 
 use crate::arrays::{ArrayList, ArrayRequest, Refusal, RefusalKind};
+use crate::exports::ExportRequest;
 use crate::groups::{GroupList, GroupRequest, PoolList, PoolRequest};
 use crate::metrics;
 use crate::status::ControlState;
@@ -34,7 +35,8 @@ const BINARY: &str = "application/octet-stream";
 const ARRAYS: &str = "/v1/arrays";
 const GROUPS: &str = "/v1/groups";
 const POOLS: &str = "/v1/pools";
-const PATHS: [&str; 7] = ["/v1/status", "/v1/stats", ARRAYS, GROUPS, POOLS, "/v1/trace", "/metrics"];
+const EXPORTS: &str = "/v1/exports";
+const PATHS: [&str; 8] = ["/v1/status", "/v1/stats", ARRAYS, GROUPS, POOLS, EXPORTS, "/v1/trace", "/metrics"];
 
 /// Longest body that is read, bytes: names of an array, a group, devices and volumes.
 pub const BODY_BYTES_MAX: usize = 64 << 10;
@@ -54,6 +56,7 @@ where
     let path = request.uri().path();
     let allowed = match path {
         ARRAYS | GROUPS | POOLS => "GET, POST",
+        EXPORTS => "POST",
         path if PATHS.contains(&path) => "GET",
         _ => {
             let error = format!("no such path; there are: {}", PATHS.join(", "));
@@ -66,7 +69,7 @@ where
             let groups = Arc::clone(&state.groups);
             in_its_time(&state.lists, move || Ok(GroupList { groups: groups.list() })).await
         }
-        Method::GET => get(state, path, request.uri().query().unwrap_or("")),
+        Method::GET if path != EXPORTS => get(state, path, request.uri().query().unwrap_or("")),
         Method::POST if path == ARRAYS => {
             let arrays = Arc::clone(&state.arrays);
             let form = r#"{"array": "md/NAME", "verb": "check"}"#;
@@ -84,6 +87,12 @@ where
             let form = r#"{"pool": "dm/NAME", "message": "create_thin 1"}"#;
             let tell = move |asked: PoolRequest| Ok(PoolList { pools: vec![groups.tell(&asked)?] });
             act(&state.changes, request.into_body(), form, tell).await
+        }
+        Method::POST if path == EXPORTS => {
+            let exports = Arc::clone(&state.exports);
+            let form = r#"{"verb": "add", "volume": "VOLUME", "vhost_user": "/run/vm.sock"}"#;
+            let change = move |asked: ExportRequest| exports.change(&asked);
+            act(&state.changes, request.into_body(), form, change).await
         }
         _ => {
             let error = json!({ "error": format!("only {allowed} is answered here") });

@@ -10,6 +10,7 @@ use blockwork_engine::{Layer, LeafSource, Limits, Merges, SECTOR, Sectors, Stats
 use blockwork_insight::trace::{NodeSet, TraceHub};
 
 use crate::arrays::{Arrays, NoArrays};
+use crate::exports::{Exports, FixedExports};
 use crate::groups::{Groups, NoGroups};
 use crate::routes::Places;
 
@@ -70,6 +71,7 @@ pub struct ControlState {
     pub(crate) trace: Arc<TraceHub>,
     pub(crate) arrays: Arc<dyn Arrays>,
     pub(crate) groups: Arc<dyn Groups>,
+    pub(crate) exports: Arc<dyn Exports>,
     /// What is under way in threads: changes, and lists that wait for them.
     pub(crate) changes: Places,
     pub(crate) lists: Places,
@@ -121,6 +123,13 @@ impl Volumes {
         }
     }
 
+    /// Clients find this one there as well.
+    pub fn add_export(&self, name: &str, address: &str) {
+        let mut all = self.all();
+        let known = all.iter_mut().filter(|known| known.status.name == name);
+        known.for_each(|known| known.status.exports.push(address.to_owned()));
+    }
+
     /// Clients find none of them there any more.
     pub fn forget_export(&self, address: &str) {
         self.all().iter_mut().for_each(|known| known.status.exports.retain(|known| known != address));
@@ -161,6 +170,7 @@ impl ControlState {
             trace,
             arrays: Arc::new(NoArrays),
             groups: Arc::new(NoGroups),
+            exports: Arc::new(FixedExports),
             changes: Places::default(),
             lists: Places::default(),
             volumes: Volumes::default(),
@@ -177,6 +187,11 @@ impl ControlState {
     /// Its volume groups and pools, which can be asked for something.
     pub fn set_groups(&mut self, groups: Arc<dyn Groups>) {
         self.groups = groups;
+    }
+
+    /// Its exports, which can be asked to change.
+    pub fn set_exports(&mut self, exports: Arc<dyn Exports>) {
+        self.exports = exports;
     }
 
     /// Its volumes, to be changed.

@@ -33,6 +33,22 @@ impl Guest {
         }
     }
 
+    /// Whether it is gone, and nobody will come in its place.
+    pub(super) fn has_ended(&self) -> bool {
+        match self {
+            Guest::Vhost(_) => false,
+            Guest::Xen(server) => server.has_ended(),
+        }
+    }
+
+    /// Whether it uses the disk. A domain of Xen's has it as long as it is there.
+    pub(super) fn is_connected(&self) -> bool {
+        match self {
+            Guest::Vhost(server) => server.is_connected(),
+            Guest::Xen(_) => true,
+        }
+    }
+
     /// The volume has changed, such as its size: the guest is told of that.
     pub(super) fn set_volume(&self, volume: &Volume) {
         match self {

@@ -66,7 +66,8 @@ impl MergeCaller {
         self.0.1.notify_one();
     }
 
-    fn begin(&self) {
+    /// What waits until nobody has a volume open may begin.
+    pub(super) fn begin(&self) {
         self.tell(|inbox| inbox.begin = true);
     }
 
@@ -117,9 +118,9 @@ impl MergeKeeper {
         Ok(MergeKeeper { caller, thread })
     }
 
-    /// What waits until nobody has a volume open may begin.
-    pub(super) fn look_again(&self) {
-        self.caller.begin();
+    /// By this it hears that something else may begin.
+    pub(super) fn caller(&self) -> MergeCaller {
+        self.caller.clone()
     }
 
     /// Ends it; what it is doing is done to its end.

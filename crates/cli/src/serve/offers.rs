@@ -1,8 +1,9 @@
 //! By what clients reach the volumes of a server, where these come, change and go.
 //!
 //! An NBD server and a folder of files (FUSE) offer what comes later as well. A file alone and a guest's disk (vhost-user, Xen) stay with the
-//! volume that they were started with; a guest is told of a new size.
+//! volume that they were started with; a guest is told of a new size, and guests' disks come and go themselves.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Result, anyhow, bail};
@@ -24,11 +25,47 @@ pub(crate) struct Offers {
     mounts: Arc<Mutex<Vec<Mounted>>>,
     /// What is found in these.
     files: Option<Files>,
-    guests: Arc<Mutex<Vec<(VolumeId, Guest)>>>,
+    guests: Arc<Mutex<Guests>>,
     /// What the control API tells of them.
     told: Volumes,
     /// Whatever comes is read-only.
     read_only: bool,
+}
+
+/// Guests' disks. Held while one is made, and while one ends: its volume is in use as long.
+#[derive(Default)]
+struct Guests {
+    all: Vec<(VolumeId, Guest)>,
+    /// Volumes that no guest gets now, by their names: they are about to go, or to be something else.
+    withheld: HashSet<String>,
+}
+
+impl Guests {
+    fn of(&self, id: VolumeId) -> impl Iterator<Item = &Guest> {
+        self.all.iter().filter(move |(of, _)| *of == id).map(|(_, guest)| guest)
+    }
+
+    fn come<G: Into<Guest>, E>(
+        &mut self,
+        (id, volume): (VolumeId, &Volume),
+        told: &Volumes,
+        start: impl FnOnce() -> Result<G, E>,
+    ) -> Result<String, E> {
+        let guest = start()?.into();
+        let address = guest.address().to_owned();
+        self.all.push((id, guest));
+        told.add_export(&volume.name, &address);
+        Ok(address)
+    }
+
+    /// These are withheld from now on; those that were not before.
+    fn withhold(&mut self, names: &[String]) -> Vec<String> {
+        names.iter().filter(|name| self.withheld.insert((*name).clone())).cloned().collect()
+    }
+
+    fn give(&mut self, names: &[String]) {
+        self.withheld.retain(|name| !names.contains(name));
+    }
 }
 
 /// Where files are: of all volumes, or of the first alone.
@@ -77,7 +114,7 @@ impl Offers {
         self.told.forget_export(address);
         let mut mounts = self.mounts();
         mounts.retain(|mount| mount.address != address);
-        self.nbd.is_some() || !mounts.is_empty() || !self.guests().is_empty()
+        self.nbd.is_some() || !mounts.is_empty() || !self.guests().all.is_empty()
     }
 
     fn mounts(&self) -> MutexGuard<'_, Vec<Mounted>> {
@@ -103,19 +140,76 @@ impl Offers {
         Served::new(id, volume, self.read_only)
     }
 
-    pub(super) fn by_guest(&mut self, volume: VolumeId, guest: impl Into<Guest>) {
-        self.guests().push((volume, guest.into()));
+    /// A volume becomes the disk of a guest, by what `start` makes; where it is found.
+    pub(super) fn by_guest<G: Into<Guest>, E>(
+        &self,
+        (id, volume): (VolumeId, &Volume),
+        start: impl FnOnce() -> Result<G, E>,
+    ) -> Result<String, E> {
+        self.guests().come((id, volume), &self.told, start)
     }
 
-    fn guests(&self) -> MutexGuard<'_, Vec<(VolumeId, Guest)>> {
+    /// The same while volumes come and go: `find` says which it is now. None: there is none.
+    ///
+    /// # Errors
+    ///
+    /// It has a guest, or is about to go; or what `start` says.
+    pub(super) fn by_new_guest<G: Into<Guest>>(
+        &self,
+        find: impl FnOnce() -> Option<(VolumeId, Volume)>,
+        start: impl FnOnce(VolumeId, &Volume) -> Result<G>,
+    ) -> Result<Option<(VolumeId, String)>> {
+        let mut guests = self.guests();
+        let Some((id, volume)) = find() else { return Ok(None) };
+        let name = escape(&volume.name);
+        if let Some(guest) = guests.of(id).next() {
+            bail!("{name} is the disk at {} already, and a disk has one guest", guest.address());
+        }
+        if guests.withheld.contains(&volume.name) {
+            bail!("{name} is about to go, or to become what a snapshot of it was");
+        }
+        let address = guests.come((id, &volume), &self.told, || start(id, &volume))?;
+        Ok(Some((id, address)))
+    }
+
+    /// A guest's disk ends: what was taken is answered, the rest stays in its rings. The volume; none: no guest has a disk there.
+    ///
+    /// # Errors
+    ///
+    /// The guest is connected, and that is not to end by `force`.
+    pub(super) fn end_guest(&self, address: &str, force: bool) -> Result<Option<VolumeId>> {
+        let mut guests = self.guests();
+        let Some(at) = guests.all.iter().position(|(_, guest)| guest.address() == address) else {
+            return Ok(None);
+        };
+        if guests.all[at].1.is_connected() && !force {
+            bail!(
+                "{address}: a guest has it: shut that down, or have it let go of the disk first (QEMU: device_del, and then chardev-remove); \
+                 --force ends it all the same, and what it has asked for since stays in its rings, for whoever serves it next"
+            );
+        }
+        let (id, guest) = guests.all.remove(at);
+        guest.stop();
+        self.told.forget_export(address);
+        Ok(Some(id))
+    }
+
+    fn guests(&self) -> MutexGuard<'_, Guests> {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Guests that have gone for good have no disks any more. Whether there were any.
+    pub(super) fn forget_gone_guests(&self) -> bool {
+        let mut guests = self.guests();
+        let gone: Vec<_> = guests.all.extract_if(.., |(_, guest)| guest.has_ended()).collect();
+        gone.iter().for_each(|(_, guest)| self.told.forget_export(guest.address()));
+        !gone.is_empty()
     }
 
     /// Where clients find a volume.
     pub(super) fn of(&self, id: VolumeId) -> Vec<String> {
         let mut all = [&self.nbd_addresses[..], &self.files_of(id)].concat();
-        let guests = self.guests();
-        all.extend(guests.iter().filter(|(of, _)| *of == id).map(|(_, guest)| guest.address().to_owned()));
+        all.extend(self.guests().of(id).map(|guest| guest.address().to_owned()));
         all
     }
 
@@ -138,6 +232,7 @@ impl Offers {
             self.files.iter().for_each(|files| drop(files.remove(&volume.name)));
             return Err(error.into());
         }
+        self.guests().give(std::slice::from_ref(&volume.name));
         self.told.add(volume, self.of(id));
         Ok(self.of(id))
     }
@@ -149,9 +244,7 @@ impl Offers {
     /// It cannot be offered under its name.
     pub(crate) fn change(&self, name: &str, id: VolumeId, volume: &Volume) -> Result<()> {
         self.told.replace(name, volume);
-        for (_, guest) in self.guests().iter().filter(|(of, _)| *of == id) {
-            guest.set_volume(volume);
-        }
+        self.guests().of(id).for_each(|guest| guest.set_volume(volume));
         let filed = self.files.as_ref().map_or(Ok(()), |files| files.replace(name, self.served(id, volume)));
         let exported = self
             .nbd
@@ -161,7 +254,7 @@ impl Offers {
     }
 
     /// Who has a volume whether clients come or not, and until when.
-    fn lasting_user(&self, id: VolumeId) -> Option<(String, &'static str)> {
+    fn lasting_user(&self, guests: &Guests, id: VolumeId) -> Option<(String, &'static str)> {
         let alone = self.mounts().iter().find(|mount| !mount.is_folder).map(|mount| mount.address.clone());
         if let Some(address) = alone.filter(|_| self.is_first(id)) {
             return Some((
@@ -169,15 +262,20 @@ impl Offers {
                 "that is unmounted, or the server started anew",
             ));
         }
-        let guests = self.guests();
-        let (_, guest) = guests.iter().find(|(of, _)| *of == id)?;
-        Some((format!("it is the disk at {}", guest.address()), "the server is started anew"))
+        let until = "that export is removed (`blockwork export remove`), or the server started anew";
+        Some((format!("it is the disk at {}", guests.of(id).next()?.address()), until))
     }
 
     /// Lets no client that comes open volumes of these names, or lets them again.
     pub(crate) fn withhold(&self, names: &[String], withheld: bool) {
         self.nbd.iter().for_each(|exports| exports.withhold(names, withheld));
         self.files.iter().for_each(|files| files.withhold(names, withheld));
+        let mut guests = self.guests();
+        if withheld {
+            guests.withhold(names);
+        } else {
+            guests.give(names);
+        }
     }
 
     /// Withholds volumes that nobody has open: all of them, or none.
@@ -186,8 +284,9 @@ impl Offers {
     ///
     /// Somebody has one of them open.
     pub(crate) fn withhold_unused(&self, volumes: &[(VolumeId, Volume)]) -> Result<(), InUse> {
+        let mut guests = self.guests();
         for (id, volume) in volumes {
-            if let Some((by, until)) = self.lasting_user(*id) {
+            if let Some((by, until)) = self.lasting_user(&guests, *id) {
                 return Err(InUse { volume: volume.name.clone(), by, until });
             }
         }
@@ -200,10 +299,12 @@ impl Offers {
         let exports = self.nbd.as_ref().map_or(Ok(Vec::new()), |exports| exports.withhold_unused(&names));
         let exports = exports.map_err(in_use)?;
         let files = self.files.as_ref().map_or(Ok(Vec::new()), |files| files.withhold_unused(&names));
-        files.map(drop).map_err(|open| {
+        files.map_err(|open| {
             self.nbd.iter().for_each(|nbd| nbd.withhold(&exports, false));
             in_use(open)
-        })
+        })?;
+        guests.withhold(&names);
+        Ok(())
     }
 
     /// Has `hook` called whenever a client may have closed a volume.
@@ -219,7 +320,8 @@ impl Offers {
     /// A client has it open.
     pub(crate) fn remove(&self, id: VolumeId, name: &str) -> Result<()> {
         let shown = escape(name);
-        if let Some((by, until)) = self.lasting_user(id) {
+        let mut guests = self.guests();
+        if let Some((by, until)) = self.lasting_user(&guests, id) {
             bail!("{shown} is in use: {by}; it can be removed when {until}");
         }
         let names = [name.to_owned()];
@@ -239,17 +341,18 @@ impl Offers {
             // It is withheld, so nobody has opened it since.
             files.remove(name)?;
         }
+        guests.withhold(&names);
         self.told.remove(name);
         Ok(())
     }
 
     /// What guests have is about to end, before the workers do.
     pub(super) fn ask_guests_to_end(&self) {
-        self.guests().iter().for_each(|(_, guest)| guest.ask_to_end());
+        self.guests().all.iter().for_each(|(_, guest)| guest.ask_to_end());
     }
 
     /// Ends what guests have. Mounts and the NBD server have their own ends.
     pub(super) fn stop_guests(&self) {
-        self.guests().drain(..).for_each(|(_, guest)| guest.stop());
+        self.guests().all.drain(..).for_each(|(_, guest)| guest.stop());
     }
 }

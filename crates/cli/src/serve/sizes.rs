@@ -1,7 +1,9 @@
-//! Disks that grow while they are served: an image that was made larger (`truncate -s +10G`, `qemu-img resize`), a block device that was.
+//! What nobody tells of, and a thread looks for now and then: disks that have grown, and guests of Xen's that have gone.
 //!
-//! Nobody tells of that, so a thread looks now and then, which is one system call for each disk. Guests hear of the new size, and NBD clients
-//! that come see it; files of a mount keep theirs. Only what is served as the disk that it is grows with it: partitions, arrays and groups
+//! Disks grow while they are served: an image that was made larger (`truncate -s +10G`, `qemu-img resize`), a block device that was.
+//!
+//! A look is one system call for each disk. Guests hear of the new size, files of
+//! a mount have it, and NBD clients that come see it. Only what is served as the disk that it is grows with it: partitions, arrays and groups
 //! have their sizes on record.
 //!
 //! Invariants: (1) no volume becomes smaller: a disk that has is told of by its queue (`engine/src/queue/shrunk.rs`), and is not looked at
@@ -17,6 +19,7 @@ use blockwork_format::escape;
 
 use super::groups::ServedGroups;
 use super::keeper::{Keeper, OnPanic};
+use super::merges::MergeCaller;
 use crate::scan::size;
 
 /// How often they are looked at: what a person who has made one larger waits for.
@@ -37,6 +40,7 @@ impl SizeKeeper {
         let thread = Keeper::start("sizes", what, on_panic, move || {
             while stops.recv_timeout(PAUSE) == Err(RecvTimeoutError::Timeout) {
                 groups.follow_disks();
+                groups.follow_guests();
             }
         })?;
         Ok(SizeKeeper { goes_on, thread })
@@ -50,6 +54,13 @@ impl SizeKeeper {
 }
 
 impl ServedGroups {
+    /// What waits until nobody has a volume open may begin when its guest has gone.
+    fn follow_guests(&self) {
+        if self.offers.forget_gone_guests() {
+            self.merge_caller.get().into_iter().for_each(MergeCaller::begin);
+        }
+    }
+
     /// Volumes that are disks which have grown become as large as these.
     fn follow_disks(&self) {
         let grown = self.assembly().grown_disks();

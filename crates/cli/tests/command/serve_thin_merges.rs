@@ -222,6 +222,8 @@ fn partitions_follow_and_whoever_has_a_file_open_has_the_merge_wait() {
     assert!(said.contains("vg/root/1 is in use: 1 program has it open; it begins when the last"), "{said}");
     let withheld = fs::File::open(file("snap/1")).expect_err("it is to go");
     assert_eq!(withheld.kind(), ErrorKind::ResourceBusy);
+    let said = served_refused(&lab, &["export", "add", "vg/snap", "--vhost-user", "guest"]);
+    assert!(said.contains("vg/snap is about to go"), "{said}");
     assert_eq!(sum(&lab, "vg/root/1"), after);
     drop(held);
     until_merged(&lab, "snap", "vg/root/1");
@@ -233,13 +235,16 @@ fn partitions_follow_and_whoever_has_a_file_open_has_the_merge_wait() {
     server.stop_quietly();
 
     let alone = lab.scratch.at("alone");
-    let server = lab.scratch.serve(["--disk", "a", "vg/root", "--fuse", &alone]);
+    let server = lab.scratch.serve(["--disk", "a", "vg/root", "--fuse", &alone, "--vhost-user", "guest"]);
     let whole = sum(&lab, "vg/root");
     scatter(&lab, "vg/root", 7, 8);
     let said = served(&lab, &["lv", "merge", "vg/snap"]);
     assert!(said.contains("vg/root is in use: it is the file fuse:"), "{said}");
     assert!(said.contains("it begins when that is unmounted, or the server started anew"), "{said}");
     run(tool("umount").arg(&alone));
+    until("it is heard of", || server.said().contains("is gone"));
+    assert_eq!((merge(&lab).as_deref(), sum(&lab, "vg/root") == whole), (Some("waiting"), false));
+    served(&lab, &["export", "remove", "guest"]);
     until_merged(&lab, "snap", "vg/root");
     assert_eq!(sum(&lab, "vg/root"), whole);
     server.stop();

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::support::fs::LeftMount;
 use crate::support::nbd::python;
-use crate::support::{PATIENCE, Scratch, Server, run, run_refused, until};
+use crate::support::{PATIENCE, Scratch, Server, output, run, run_refused, until};
 use blockwork_format::vhost_user::{Message, Region, VringFile, VringState};
 use blockwork_format::virtio::blk::{Range, RequestHeader, feature as blk, request, status};
 use blockwork_format::virtio::{Descriptor, descriptor_flag, feature, split};
@@ -195,6 +195,85 @@ fn what_was_written_to_new_blocks_of_a_thin_volume_outlives_the_server() {
     guest.verify();
     drop(guest);
     server.stop_quietly();
+}
+
+/// What a host needs that starts and ends virtual machines while one server has their disks.
+#[test]
+fn volumes_become_disks_of_guests_and_cease_to_be_while_others_go_on() {
+    let scratch = Scratch::new();
+    scratch.sparse("pv.img", 128 * MIB);
+    for verb in ["vg create vg pv.img", "lv create vg/one --size 16M --disk pv.img"] {
+        run(&mut scratch.blockwork(verb.split(' ')));
+    }
+    let ask = |words: &str| run(&mut scratch.blockwork(words.split(' ')));
+    let refused = |words: &str| run_refused(&mut scratch.blockwork(words.split(' ')));
+    let connect = |path: &str| {
+        let disk = Disk::new(&scratch.path(path), Options { queues: 2, ..Options::default() });
+        Guest::new(disk.unwrap(), 16 * MIB / BLOCK as u64)
+    };
+    let server = Server::start(&mut scratch.blockwork([
+        "serve",
+        "--disk",
+        "pv.img",
+        "--nbd",
+        "unix:nbd.sock",
+        "--workers",
+        "2",
+    ]));
+    ask("lv create vg/two --size 16M");
+    let (one, two) = (scratch.at("one.sock"), scratch.at("two.sock"));
+    assert_eq!(
+        ask("export add vg/one --vhost-user one.sock"),
+        format!("vg/one is the disk at vhost-user:{one}\n")
+    );
+    let mut first = connect("one.sock");
+    first.run(100);
+    ask(&format!("export add vg/two --vhost-user {two} --queues 2 --json"));
+    let mut second = connect("two.sock");
+    second.run(100);
+    first.run(100);
+    let shown = ask("export show");
+    let line = shown.lines().find(|line| line.starts_with("vg/two")).expect("a line for it");
+    assert!(
+        line.contains("16M") && line.ends_with(&format!("vhost-user:{two}")) && line.contains("nbd+unix:"),
+        "{shown}"
+    );
+
+    let said = refused("export add vg/two --vhost-user other.sock");
+    assert!(said.contains(&format!("vg/two is the disk at vhost-user:{two} already")), "{said}");
+    let said = refused("export add vg/none --vhost-user other.sock");
+    assert!(said.contains("no running server serves the volume vg/none; served are: "), "{said}");
+    let said = refused("lv remove vg/two");
+    assert!(said.contains("`blockwork export remove`"), "{said}");
+    let said = refused("export remove two.sock");
+    assert!(said.contains("a guest has it"), "{said}");
+    let said = refused("export remove nowhere.sock");
+    assert!(said.contains("no running server serves the export nowhere.sock; served are: "), "{said}");
+    let uri = scratch.ask("/v1/status")["volumes"][0]["exports"][0].as_str().unwrap().to_owned();
+    let said = refused(&format!("export remove {uri}"));
+    assert!(said.contains("no guest's disk is there"), "{said}");
+
+    // What it has asked for since stays in its rings, and the next one goes on with that.
+    second.fill();
+    let said = ask(&format!("export remove vhost-user:{two} --force"));
+    assert_eq!(said, format!("vg/two is no disk at vhost-user:{two} any more\n"));
+    assert!(!fs::exists(&two).unwrap(), "its socket is gone");
+    first.run(100);
+    second.take();
+    ask("export add vg/two --vhost-user two.sock");
+    second.disk.connect().unwrap();
+    second.verify();
+    drop(second);
+    until("the server has seen it go", || {
+        output(&mut scratch.blockwork(["export", "remove", "two.sock"])).status.success()
+    });
+    ask("lv remove vg/two");
+    let said = refused("export add vg/two --vhost-user two.sock");
+    assert!(said.contains("served are: vg/one"), "{said}");
+    first.verify();
+    drop(first);
+    server.stop_quietly();
+    assert!(!fs::exists(&one).unwrap());
 }
 
 #[test]

@@ -176,6 +176,11 @@ impl VhostServer {
         &self.address
     }
 
+    /// Whether a front end is connected.
+    pub fn is_connected(&self) -> bool {
+        !self.shared.state().clients.is_empty()
+    }
+
     /// The volume has changed, such as its size: the front end is told of that.
     pub fn set_volume(&self, volume: &Volume) {
         self.device.set_volume(volume.clone());

@@ -137,6 +137,11 @@ impl XenServer {
         &self.address
     }
 
+    /// Whether it is over, as the disk was taken away from the guest, or the guest is gone: nobody gets it any more.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// The volume has changed, such as its size: the guest is told of that.
     pub fn set_volume(&self, volume: &Volume) {
         // Nobody hears of it where the disk was taken away from the guest.

@@ -1,0 +1,113 @@
+//! Exports that come and go while a server runs: guests' disks.
+//!
+//! What comes so lasts as long as the server: the next one offers what its command line says.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Result, anyhow, bail};
+use blockwork_daemon::{ExportAnswer, ExportRequest, Exports, GuestDisk, Refusal, RefusalKind, socket_path};
+use blockwork_engine::{Stats, Volume, VolumeId, WorkerHandle};
+use blockwork_export::vhost::{VhostOptions, VhostServer};
+use blockwork_export::xen::{XenOptions, XenServer};
+use blockwork_format::escape;
+use blockwork_uring::Uring;
+
+use super::guests::Guest;
+use super::merges::MergeCaller;
+use super::offers::Offers;
+use super::served::Served;
+use super::workers::Workers;
+use crate::args::xen_disk;
+
+/// Queues of a guest where nobody says how many, and at most: as of the command line.
+const QUEUES_DEFAULT: u16 = 64;
+const QUEUES_MAX: u16 = 256;
+
+/// See the module's head.
+pub(super) struct ServedExports {
+    offers: Offers,
+    served: Arc<Served>,
+    handles: Vec<WorkerHandle<Uring>>,
+    stats: Arc<Stats>,
+    /// Who waits until nobody has a volume open.
+    merges: MergeCaller,
+    /// Exports that there have been: each begins with another worker.
+    count: AtomicUsize,
+}
+
+impl ServedExports {
+    pub(super) fn new(workers: &Workers, offers: Offers, merges: MergeCaller) -> ServedExports {
+        let (served, stats) = (workers.served.clone(), workers.stats.clone());
+        let handles = workers.handles.clone();
+        ServedExports { offers, served, handles, stats, merges, count: AtomicUsize::new(0) }
+    }
+
+    fn add(&self, name: &str, to: &GuestDisk, queues: Option<u16>) -> Result<ExportAnswer, Refusal> {
+        let start = |id, volume: &Volume| self.start((id, volume), to, queues);
+        let added = self.offers.by_new_guest(|| self.served.find(name), start);
+        let conflict = |error| Refusal::new(RefusalKind::Conflict, crate::said(&error));
+        let Some((id, address)) = added.map_err(conflict)? else {
+            let shown = escape(name);
+            let text = format!("no volume is called {shown} here: `blockwork export show` shows them");
+            return Err(Refusal::new(RefusalKind::NotFound, text));
+        };
+        Ok(self.answer(format!("{} is the disk at {}", escape(name), escape(&address)), id, name))
+    }
+
+    fn start(&self, volume: (VolumeId, &Volume), to: &GuestDisk, queues: Option<u16>) -> Result<Guest> {
+        let first_worker = self.count.fetch_add(1, Ordering::Relaxed);
+        let (workers, stats) = (&self.handles, self.stats.clone());
+        match to {
+            GuestDisk::VhostUser(path) => {
+                if !path.is_absolute() {
+                    let path = escape(&path.display().to_string());
+                    bail!("{path}: the path of a socket begins with a slash");
+                }
+                let queues = queues.unwrap_or(QUEUES_DEFAULT).clamp(1, QUEUES_MAX);
+                let options = VhostOptions { queues, first_worker };
+                Ok(VhostServer::start(path, volume, options, workers, stats)?.into())
+            }
+            GuestDisk::Xen(disk) => {
+                let (domain, device) = xen_disk(disk).map_err(|why| anyhow!("{}: {why}", escape(disk)))?;
+                let options = XenOptions { domain, device, first_worker, ledgers: ledgers()? };
+                Ok(XenServer::start(options, volume, workers, stats)?.into())
+            }
+        }
+    }
+
+    fn remove(&self, address: &str, force: bool) -> Result<ExportAnswer, Refusal> {
+        let ended = self.offers.end_guest(address, force);
+        let ended = ended.map_err(|error| Refusal::new(RefusalKind::Conflict, error))?;
+        let Some(id) = ended else {
+            let text = format!(
+                "{}: no guest's disk is there; NBD servers and mounts last as long as the server",
+                escape(address)
+            );
+            return Err(Refusal::new(RefusalKind::NotFound, text));
+        };
+        self.merges.begin();
+        let volumes = self.served.all();
+        let name = volumes.iter().find(|(known, _)| *known == id).map_or("", |(_, volume)| &volume.name);
+        Ok(self.answer(format!("{} is no disk at {} any more", escape(name), escape(address)), id, name))
+    }
+
+    fn answer(&self, said: String, id: VolumeId, volume: &str) -> ExportAnswer {
+        ExportAnswer { said, volume: volume.to_owned(), exports: self.offers.of(id) }
+    }
+}
+
+impl Exports for ServedExports {
+    fn change(&self, request: &ExportRequest) -> Result<ExportAnswer, Refusal> {
+        match request {
+            ExportRequest::Add { volume, to, queues } => self.add(volume, to, *queues),
+            ExportRequest::Remove { address, force } => self.remove(address, *force),
+        }
+    }
+}
+
+/// Where what is kept of guests of Xen's for the next server is: beside control sockets.
+pub(super) fn ledgers() -> Result<PathBuf> {
+    Ok(socket_path()?.parent().map(Path::to_owned).unwrap_or_default())
+}

@@ -1,0 +1,94 @@
+//! Exports in the control API: ways to a volume that come and go while it is served. Documented in `docs/control-api.md`.
+//!
+//! Who serves implements [`Exports`].
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::arrays::{Refusal, RefusalKind};
+
+/// The body of `POST /v1/exports`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "kebab-case")]
+pub enum ExportRequest {
+    /// One more way to a volume: as the disk of a guest.
+    Add {
+        /// Its name.
+        volume: String,
+        /// Of which.
+        #[serde(flatten)]
+        to: GuestDisk,
+        /// Queues that a virtual machine may have on it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        queues: Option<u16>,
+    },
+    /// Takes one away.
+    Remove {
+        /// As the server tells it: `vhost-user:PATH`, `xen:DOMID/VDEV`.
+        address: String,
+        /// Even if a guest is connected: what it has asked for and not been answered stays in its rings, for whoever serves it next.
+        #[serde(default)]
+        force: bool,
+    },
+}
+
+/// How a guest has a volume as its disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GuestDisk {
+    /// At a socket: an absolute path.
+    VhostUser(PathBuf),
+    /// As a domain of Xen's: `DOMID/VDEV`.
+    Xen(String),
+}
+
+/// The answer to `POST /v1/exports`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExportAnswer {
+    /// What was done, in a sentence.
+    pub said: String,
+    /// The volume.
+    pub volume: String,
+    /// Where it is found now.
+    pub exports: Vec<String>,
+}
+
+/// The exports of a server.
+pub trait Exports: Send + Sync {
+    /// Does what is asked.
+    ///
+    /// # Errors
+    ///
+    /// It is not done: why.
+    fn change(&self, request: &ExportRequest) -> Result<ExportAnswer, Refusal>;
+}
+
+/// Of a server that has none to be changed.
+pub(crate) struct FixedExports;
+
+impl Exports for FixedExports {
+    fn change(&self, _: &ExportRequest) -> Result<ExportAnswer, Refusal> {
+        Err(Refusal::new(RefusalKind::Conflict, "the exports of this server cannot be changed"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_reads_as_it_is_documented() {
+        let read = |text: &str| serde_json::from_str::<ExportRequest>(text).unwrap();
+        let add = |to, queues| ExportRequest::Add { volume: "vg/a".into(), to, queues };
+        let by_socket = r#"{"verb": "add", "volume": "vg/a", "vhost_user": "/run/a", "queues": 2}"#;
+        assert_eq!(read(by_socket), add(GuestDisk::VhostUser("/run/a".into()), Some(2)));
+        let of_xen = r#"{"verb": "add", "volume": "vg/a", "xen": "3/xvda"}"#;
+        assert_eq!(read(of_xen), add(GuestDisk::Xen("3/xvda".into()), None));
+        let remove = r#"{"verb": "remove", "address": "vhost-user:/run/a"}"#;
+        let expected = ExportRequest::Remove { address: "vhost-user:/run/a".into(), force: false };
+        assert_eq!(read(remove), expected);
+        let nowhere = serde_json::from_str::<ExportRequest>(r#"{"verb": "add", "volume": "vg/a"}"#);
+        assert!(nowhere.is_err());
+    }
+}
