@@ -71,6 +71,7 @@ pub use limits::{Limits, Merges, SettingError};
 pub use lock::{Lock, LockSnapshot, Times};
 pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};
+pub use queue::Complaint;
 pub use quiesce::Quiescence;
 pub use ring::{RINGS_MAX, RingSnapshot, RingStats};
 pub use sum::Term;

@@ -80,6 +80,59 @@ print(a.pread(3 * block, 0) == b'a' * 3 * block, a.pread(block, 10 * block) == b
     assert_eq!(mapped(&thin_dump(&scratch.at("meta.img")), 1), 4);
 }
 
+/// Clients may try again as often as they like, and a log has an end.
+#[test]
+fn what_clients_make_a_pool_complain_of_is_told_now_and_then_and_not_each_time() {
+    let scratch = Scratch::new();
+    let told = |blocks: u64, pool: &str, script: &str, what: &str| {
+        restore(&scratch, "meta.img", 128, blocks);
+        let table = scratch.write("thin.table", format!("{pool}a: 0 65536 thin dm/pool 1\n"));
+        let server = scratch.serve(["--table", &table]);
+        let said = python(&format!(
+            "
+a, refused, block = connect({:?}), 0, 65536
+def write(nth):
+    global refused
+    try:
+        a.pwrite(b'x' * 4096, nth * block)
+    except nbd.Error:
+        refused += 1
+{script}
+print(refused)
+",
+            scratch.uri("dm/a")
+        ));
+        let log = server.stop().stderr;
+        let lines = log.lines().filter(|line| line.contains(what)).count();
+        // More than one is what a very slow machine has time for.
+        assert!((1..30).contains(&lines), "{lines} times {what}: {log}");
+        said
+    };
+    scratch.sparse("data.img", 32 << 20);
+    let said = told(
+        512,
+        "data: 0 128 linear data.img 0\ndata: 128 65408 error\npool: 0 65536 thin-pool meta.img dm/data 128 0\n",
+        "for nth in range(300):\n    write(nth)",
+        "new blocks at sector",
+    );
+    assert_eq!(said, "299\n");
+    // A guest that discards what it deletes, on a pool that it fills.
+    let flips = "
+for nth in range(16):
+    write(nth)
+for _ in range(200):
+    a.trim(2 * block, 0)
+    a.flush()
+    for nth in 0, 1, 16:
+        write(nth)
+";
+    scratch.sparse("data.img", 1 << 20);
+    let pool = "pool: 0 2048 thin-pool meta.img data.img 128 LOW 1 error_if_no_space\n";
+    for (low, what) in [("0", "it has no free data blocks"), ("1", "the low water mark of 1 is reached")] {
+        assert_eq!(told(16, &pool.replace("LOW", low), flips, what), "200\n");
+    }
+}
+
 #[test]
 fn blocks_may_have_any_size_that_linux_knows() {
     // 192 KiB and 1 MiB, and the largest that there is: 1 GiB.

@@ -61,6 +61,7 @@ use durable::Durable;
 use flush::Flushes;
 use read_ahead::ReadAhead;
 pub(crate) use read_ahead::{Allowance, Behind, Stretch, Wish};
+pub use refused::Complaint;
 pub(crate) use refused::Complaints;
 pub(crate) use split::sectors_in_segments;
 

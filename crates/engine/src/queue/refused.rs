@@ -85,13 +85,22 @@ impl Complaints {
 
 /// Complaints of one kind.
 #[derive(Debug, Default)]
-struct Complaint {
+pub struct Complaint {
     /// When the next one may be said.
     next: AtomicU64,
     unsaid: AtomicU64,
 }
 
 impl Complaint {
+    /// Has it said, unless that was done just now; what `say` is given goes to its end, and tells how many were not said.
+    pub fn say(&self, now: Nanos, say: impl FnOnce(&str)) {
+        match self.due(now) {
+            None => {}
+            Some(0) => say(""),
+            Some(unsaid) => say(&format!(" ({unsaid} like this were not told of)")),
+        }
+    }
+
     /// Whether it is time to say one; if so, how many were not said. Workers that come at once say one, and count the others: no order
     /// with anything else matters.
     fn due(&self, now: Nanos) -> Option<u64> {
@@ -115,15 +124,15 @@ impl LeafQueue {
             return;
         }
         let (op, _, sector, nr) = self.requests[id].what();
-        let Some(unsaid) = self.shared().complaints.of(op, refusal).due(now) else { return };
-        let more = if unsaid > 0 { format!(" ({unsaid} like this were not told of)") } else { String::new() };
-        log::error!(
-            "{}: {op:?} of {} bytes at byte {}: {refusal}. Whoever asked was told. {}{more}",
-            self.source.name(),
-            nr.bytes(),
-            sector.bytes(),
-            refusal.remedy()
-        );
+        self.shared().complaints.of(op, refusal).say(now, |more| {
+            log::error!(
+                "{}: {op:?} of {} bytes at byte {}: {refusal}. Whoever asked was told. {}{more}",
+                self.source.name(),
+                nr.bytes(),
+                sector.bytes(),
+                refusal.remedy()
+            );
+        });
     }
 }
 

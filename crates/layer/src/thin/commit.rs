@@ -102,7 +102,7 @@ impl Pool {
         self.drop_doubts();
         let transaction = self.transaction.fetch_add(1, Ordering::AcqRel);
         self.durable.store(transaction, Ordering::Release);
-        self.look_for_space();
+        self.look_for_space(cx);
         Ok(())
     }
 
@@ -194,7 +194,12 @@ impl Pool {
         let (start, nr) = (Sector(blocks.start * size), Sectors((blocks.end - blocks.start) * size));
         let bio = Bio::without_data(Op::Discard, Flags::NONE, start, nr);
         if let Err(errno) = cx.bio(data, bio).await.0 {
-            log::warn!("{}: a discard of its data device at sector {start} failed: {errno}", self.name);
+            self.complaints.undiscarded.say(cx.now(), |more| {
+                log::warn!(
+                    "{}: a discard of its data device at sector {start} failed: {errno}{more}",
+                    self.name
+                );
+            });
         }
     }
 
@@ -273,10 +278,12 @@ impl Pool {
     /// No data block is free: who needs one waits, or hears of it.
     pub(super) fn out_of_data(&self, wants: Vec<Want>, cx: &TaskContext) {
         if self.mode() == Mode::Write {
-            log::error!(
-                "{}: it has no free data blocks: extend it, or discard what is not needed",
-                self.name
-            );
+            self.complaints.full.say(cx.now(), |more| {
+                log::error!(
+                    "{}: it has no free data blocks: extend it, or discard what is not needed{more}",
+                    self.name
+                );
+            });
             self.start_timeout(self.mode.run_out(), cx);
             self.look_at_watch();
         }
@@ -307,24 +314,29 @@ impl Pool {
     }
 
     /// After a commit: space that came back is for those who wait for it.
-    fn look_for_space(&self) {
+    fn look_for_space(&self, cx: &TaskContext) {
         let free = self.editor().free_data();
         if free > 0 && self.mode() == Mode::OutOfDataSpace {
             log::info!("{}: {free} data blocks are free again", self.name);
             self.mode.set(Mode::Write);
             self.requests.resume();
         }
-        self.look_at_low_water();
+        self.look_at_low_water(cx);
     }
 
     /// Tells once when little space is left.
-    pub(super) fn look_at_low_water(&self) {
+    pub(super) fn look_at_low_water(&self, cx: &TaskContext) {
         self.look_at_watch();
         let (free, mark) = (self.editor().free_data(), self.features.low_water);
         let is_low = free <= mark && mark > 0;
         let was_told = std::mem::replace(&mut self.books().low_water_told, is_low);
         if is_low && !was_told {
-            log::warn!("{}: {free} data blocks are free: the low water mark of {mark} is reached", self.name);
+            self.complaints.low_water.say(cx.now(), |more| {
+                log::warn!(
+                    "{}: {free} data blocks are free: the low water mark of {mark} is reached{more}",
+                    self.name
+                );
+            });
         }
     }
 }

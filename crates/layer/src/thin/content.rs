@@ -134,8 +134,10 @@ impl Pool {
             let work = some.iter().map(|piece| self.bring(piece, cx));
             for (piece, result) in some.iter().zip(io::together(work.collect()).await) {
                 if let Err(why) = result {
-                    let at = piece.to.start;
-                    log::error!("{}: new blocks at sector {at} of its data device {why}", self.name);
+                    let (name, at) = (&self.name, piece.to.start);
+                    self.complaints.unfilled.say(cx.now(), |more| {
+                        log::error!("{name}: new blocks at sector {at} of its data device {why}{more}");
+                    });
                     bad.extend(piece.to.start / size..piece.to.end.div_ceil(size));
                 }
             }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use blockwork_engine::{Errno, Layer, Lock, LockSnapshot, Sectors, TaskContext, Turns};
+use blockwork_engine::{Complaint, Errno, Layer, Lock, LockSnapshot, Sectors, TaskContext, Turns};
 use blockwork_format::Source;
 use blockwork_format::thin::edit::{Blocks, EditError, Editor};
 use blockwork_format::thin::{Superblock, metadata_blocks};
@@ -52,9 +52,22 @@ pub struct Pool {
     /// All up to this transaction are on stable storage.
     pub(super) durable: AtomicU64,
     pub(super) doubts: Doubts,
+    pub(super) complaints: Complaints,
     devices: Mutex<Devices>,
     books: Lock<Books>,
     itself: Weak<Pool>,
+}
+
+/// What is told now and then only: clients can have it happen as often as they like, and a log has an end.
+#[derive(Debug, Default)]
+pub(super) struct Complaints {
+    /// New blocks got no content.
+    pub unfilled: Complaint,
+    /// A discard of the data device failed.
+    pub undiscarded: Complaint,
+    /// There is no space; there is little.
+    pub full: Complaint,
+    pub low_water: Complaint,
 }
 
 #[derive(Debug, Default)]
@@ -152,6 +165,7 @@ impl Pool {
             transaction: AtomicU64::new(1),
             durable: AtomicU64::new(0),
             doubts: Doubts::default(),
+            complaints: Complaints::default(),
             devices: Mutex::default(),
             books: Lock::new(Books { why_read_only, ..Books::default() }),
             itself: itself.clone(),

@@ -537,7 +537,7 @@ impl Pool {
             }
         }
         self.start_upkeep(cx);
-        self.look_at_low_water();
+        self.look_at_low_water(cx);
         let freed = self.books().freed;
         let may_come = freed || self.editor().is_dirty();
         match end {
