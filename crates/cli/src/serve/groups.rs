@@ -466,7 +466,7 @@ impl ServedGroups {
         Ok(chosen.remove(0).volume)
     }
 
-    fn status_of(&self, group: &str) -> Option<GroupStatus> {
+    pub(super) fn status_of(&self, group: &str) -> Option<GroupStatus> {
         self.list().into_iter().find(|known| known.name == group)
     }
 
@@ -482,26 +482,8 @@ impl ServedGroups {
         }
         all
     }
-}
 
-impl Groups for ServedGroups {
-    fn list(&self) -> Vec<GroupStatus> {
-        let (groups, mut merges) = {
-            let assembly = self.assembly();
-            let groups: Vec<Shown> = assembly.graph().groups.iter().map(Shown::of).collect();
-            (groups, assembly.merges_of_text())
-        };
-        self.merge_failures.add_to(&mut merges);
-        let groups = groups.into_iter().map(|group| {
-            let mapped = self.mapped(&group.pools);
-            let status = of_group(&group.name, &group.text, |lv| group.fullness(lv, &mapped));
-            with_merges(status, &merges)
-        });
-        groups.collect()
-    }
-
-    fn change(&self, request: &GroupRequest) -> Result<GroupAnswer, Refusal> {
-        let _turn = self.turn();
+    fn change_with_turn(&self, request: &GroupRequest) -> Result<GroupAnswer, Refusal> {
         let command = request.command.as_deref();
         // What was cut short before comes first; a pool may need the room that it is about to get for that.
         let untold = self.tell_pools(&request.group, command).err();
@@ -548,6 +530,36 @@ impl Groups for ServedGroups {
         let is_it = |name: &String| group.volumes.iter().find(|volume| volume.name == *name).cloned();
         let volume = planned.volume.as_ref().and_then(is_it);
         Ok(GroupAnswer { said, notes, volume, group })
+    }
+}
+
+impl Groups for ServedGroups {
+    fn list(&self) -> Vec<GroupStatus> {
+        let (groups, mut merges) = {
+            let assembly = self.assembly();
+            let groups: Vec<Shown> = assembly.graph().groups.iter().map(Shown::of).collect();
+            (groups, assembly.merges_of_text())
+        };
+        self.merge_failures.add_to(&mut merges);
+        let groups = groups.into_iter().map(|group| {
+            let mapped = self.mapped(&group.pools);
+            let status = of_group(&group.name, &group.text, |lv| group.fullness(lv, &mapped));
+            with_merges(status, &merges)
+        });
+        groups.collect()
+    }
+
+    fn change(&self, request: &GroupRequest) -> Result<GroupAnswer, Refusal> {
+        let _turn = self.turn();
+        let kept = match &request.change {
+            Change::Merge { volume } => self.keep_from_guests(&request.group, volume)?,
+            _ => Vec::new(),
+        };
+        let changed = self.change_with_turn(request);
+        if changed.is_err() {
+            self.offers.withhold_from_guests(&kept, false);
+        }
+        changed
     }
 
     fn pools(&self) -> Vec<PoolStatus> {

@@ -9,7 +9,8 @@
 //! whoever comes. A text that says so when the server starts (LVM's, or of one that was killed) is done with then.
 //!
 //! Invariants: (1) no client finds another content in what it has opened; (2) nothing that a client who has gone has sent gets into the
-//! origin as it is from then on; (3) a server that is killed at any time leaves a text by which the next one, or Linux, goes on: a merge
+//! origin as it is from then on; a guest, which goes on with the next server's disk as if it were the same, has none of the two when a merge
+//! is asked for, and gets none while it waits; (3) a server that is killed at any time leaves a text by which the next one, or Linux, goes on: a merge
 //! that had not begun begins there.
 
 use std::collections::BTreeMap;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
-use blockwork_daemon::Refusal;
+use blockwork_daemon::{Refusal, RefusalKind};
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_format::escape;
 use blockwork_layer::snapshot::{Merge, MergeEnd};
@@ -237,6 +238,35 @@ impl ServedGroups {
         }
     }
 
+    /// No guest has a snapshot that is to be merged, or its origin, and none gets one of them from now on. These volumes.
+    ///
+    /// # Errors
+    ///
+    /// A guest has one: what to do.
+    pub(super) fn keep_from_guests(&self, group: &str, snapshot: &str) -> Result<Vec<String>, Refusal> {
+        let origin = self.status_of(group).and_then(|status| {
+            let found = status.volumes.into_iter().find(|volume| volume.name == snapshot)?;
+            found.origin
+        });
+        let is_known = |one: &TextMerge| one.group == group && one.snapshot == snapshot;
+        if self.assembly().merges_of_text().iter().any(is_known) {
+            return Ok(Vec::new());
+        }
+        let both = origin.iter().map(String::as_str).chain([snapshot]);
+        let both: Vec<String> = both.map(|volume| format!("{group}/{volume}")).collect();
+        let partitions: Vec<String> =
+            both.iter().flat_map(|name| self.assembly().partitions_on(name)).collect();
+        let names = [both, partitions].concat();
+        self.offers.withhold_from_guests(&names, true);
+        for name in &names {
+            let Some((id, _)) = self.served.find(name) else { continue };
+            let Some(address) = self.offers.guest_of(id) else { continue };
+            self.offers.withhold_from_guests(&names, false);
+            return Err(Refusal::new(RefusalKind::Conflict, has_guest(name, &address)));
+        }
+        Ok(names)
+    }
+
     /// Begins a merge that the text of a group has since just now; what came of it, in a sentence. With the turn.
     pub(super) fn begin_planned(&self, group: &str, snapshot: &str) -> String {
         let merges = self.assembly().merges_of_text();
@@ -315,6 +345,7 @@ impl ServedGroups {
             MergeState::Waiting => {}
         }
         self.offers.withhold(&merge.snapshot_volumes, true);
+        self.offers.withhold_from_guests(&merge.origin_volumes, true);
         let origins = self.find_all(&merge.origin_volumes);
         if origins.is_empty() && !merge.is_thin {
             return Ok(Begun::Later(when_served(merge)));
@@ -466,6 +497,7 @@ impl ServedGroups {
             );
         }
         self.offers.withhold(&merge.snapshot_volumes, false);
+        self.offers.withhold_from_guests(&merge.origin_volumes, false);
         Ok(notes)
     }
 
@@ -489,6 +521,15 @@ impl ServedGroups {
 
 fn when_served(merge: &TextMerge) -> String {
     format!("{} is not served: it begins when that is, or when Linux activates it", escape(&merge.origin))
+}
+
+/// A merge that waited for the guest would begin when the server is started anew, whether the guest has gone by then or goes on.
+fn has_guest(name: &str, address: &str) -> String {
+    let (name, address) = (escape(name), escape(address));
+    format!(
+        "{name} is the disk of a guest, at {address}, and what that has mounted must not become something else: shut it down, take the disk \
+         away (`blockwork export remove {address}`), and ask again"
+    )
 }
 
 fn when_closed(in_use: &InUse) -> String {

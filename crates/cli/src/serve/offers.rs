@@ -58,9 +58,8 @@ impl Guests {
         Ok(address)
     }
 
-    /// These are withheld from now on; those that were not before.
-    fn withhold(&mut self, names: &[String]) -> Vec<String> {
-        names.iter().filter(|name| self.withheld.insert((*name).clone())).cloned().collect()
+    fn withhold(&mut self, names: &[String]) {
+        self.withheld.extend(names.iter().cloned());
     }
 
     fn give(&mut self, names: &[String]) {
@@ -172,6 +171,21 @@ impl Offers {
         Ok(Some((id, address)))
     }
 
+    /// Where a volume is the disk of a guest.
+    pub(crate) fn guest_of(&self, id: VolumeId) -> Option<String> {
+        self.guests().of(id).next().map(|guest| guest.address().to_owned())
+    }
+
+    /// Lets these volumes become no guest's disk any more, or again.
+    pub(crate) fn withhold_from_guests(&self, names: &[String], withheld: bool) {
+        let mut guests = self.guests();
+        if withheld {
+            guests.withhold(names);
+        } else {
+            guests.give(names);
+        }
+    }
+
     /// A guest's disk ends: what was taken is answered, the rest stays in its rings. The volume; none: no guest has a disk there.
     ///
     /// # Errors
@@ -270,12 +284,7 @@ impl Offers {
     pub(crate) fn withhold(&self, names: &[String], withheld: bool) {
         self.nbd.iter().for_each(|exports| exports.withhold(names, withheld));
         self.files.iter().for_each(|files| files.withhold(names, withheld));
-        let mut guests = self.guests();
-        if withheld {
-            guests.withhold(names);
-        } else {
-            guests.give(names);
-        }
+        self.withhold_from_guests(names, withheld);
     }
 
     /// Withholds volumes that nobody has open: all of them, or none.

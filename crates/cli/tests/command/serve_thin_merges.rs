@@ -238,15 +238,23 @@ fn partitions_follow_and_whoever_has_a_file_open_has_the_merge_wait() {
     let server = lab.scratch.serve(["--disk", "a", "vg/root", "--fuse", &alone, "--vhost-user", "guest"]);
     let whole = sum(&lab, "vg/root");
     scatter(&lab, "vg/root", 7, 8);
+    let said = served_refused(&lab, &["lv", "merge", "vg/snap"]);
+    assert!(
+        said.contains("vg/root is the disk of a guest, at vhost-user:guest, and what that has"),
+        "{said}"
+    );
+    assert_eq!(merge(&lab), None, "nothing is planned");
+    served(&lab, &["export", "remove", "guest"]);
     let said = served(&lab, &["lv", "merge", "vg/snap"]);
     assert!(said.contains("vg/root is in use: it is the file fuse:"), "{said}");
     assert!(said.contains("it begins when that is unmounted, or the server started anew"), "{said}");
-    run(tool("umount").arg(&alone));
-    until("it is heard of", || server.said().contains("is gone"));
+    let said = served_refused(&lab, &["export", "add", "vg/root", "--vhost-user", "guest"]);
+    assert!(said.contains("vg/root is about to go, or to become what"), "{said}");
     assert_eq!((merge(&lab).as_deref(), sum(&lab, "vg/root") == whole), (Some("waiting"), false));
-    served(&lab, &["export", "remove", "guest"]);
+    run(tool("umount").arg(&alone));
     until_merged(&lab, "snap", "vg/root");
     assert_eq!(sum(&lab, "vg/root"), whole);
+    served(&lab, &["export", "add", "vg/root", "--vhost-user", "guest"]);
     server.stop();
     lab.expect_sound();
 }

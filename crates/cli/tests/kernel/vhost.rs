@@ -190,6 +190,35 @@ fn a_guest_goes_on_when_its_server_is_killed_and_comes_back() {
     }
 }
 
+/// The device of the guest stays, and what it asks for waits in its rings, while nobody serves it.
+#[test]
+fn a_guests_disk_is_taken_away_by_force_while_it_writes_and_given_back() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 64 * MIB);
+    let server = scratch.serve(["--workers", "2", "--disk", "disk.img"]);
+    let socket = scratch.at("socket.vm");
+    let export = |words: &[&str]| run(&mut scratch.blockwork([&["export"], words].concat()));
+    export(&["add", "disk/disk.img", "--vhost-user", &socket]);
+    let guest = Guest::with_vhost_disks(vec![VhostDisk {
+        socket: scratch.path("socket.vm"),
+        queues: 4,
+        queue_size: 128,
+        packed: false,
+    }]);
+    script(&guest, JOBS);
+    for _ in 0..3 {
+        script(&guest, GO_ON);
+        export(&["remove", &socket, "--force"]);
+        assert!(!fs::exists(&socket).unwrap());
+        export(&["add", "disk/disk.img", "--vhost-user", &socket]);
+    }
+    script(&guest, GO_ON);
+    let said = script(&guest, VERIFIED);
+    assert_eq!(said.matches("verified").count(), 2, "{said}");
+    drop(guest);
+    assert!(server.stop().status.success());
+}
+
 #[test]
 fn an_array_grows_under_a_guest_that_sees_it() {
     let scratch = Scratch::new();
