@@ -67,7 +67,7 @@ fn agree(scratch: &Scratch, what: &str, file: &str) {
 #[test]
 fn superblocks_are_shown_as_mdadm_shows_them() {
     type Change = fn(&mut Superblock);
-    let changes: [(&str, Change); 12] = [
+    let changes: [(&str, Change); 14] = [
         ("as it is made", |_| {}),
         ("clean", |s| (s.resync_offset, s.events) = (u64::MAX, u64::from(u32::MAX) + 7)),
         ("without a bitmap", |s| s.features = Features::default()),
@@ -76,6 +76,10 @@ fn superblocks_are_shown_as_mdadm_shows_them() {
         ("recovering", |s| (s.features, s.recovery_offset) = (Features::RECOVERY_OFFSET, 123_456)),
         ("smaller than its device", |s| s.size -= 8192),
         ("flags", |s| s.devflags = Superblock::WRITE_MOSTLY | Superblock::FAILFAST),
+        ("a log of parity", |s| (s.features, s.bitmap_offset) = (Features::PPL, 2048 << 16 | 8)),
+        ("several of them, before it", |s| {
+            (s.features, s.bitmap_offset) = (Features::MULTIPLE_PPLS, 1024 << 16 | (0x10000 - 1040));
+        }),
         ("a spare", |s| s.dev_number = 5),
         ("degraded", |s| s.roles[0] = Role::Faulty),
         ("failed itself", |s| s.roles[1] = Role::Faulty),

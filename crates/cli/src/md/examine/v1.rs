@@ -60,6 +60,9 @@ fn device(s: &Superblock, out: &mut Lines) {
     out.gap();
     let has_bitmap = s.features.has(Features::BITMAP);
     out.line_if(has_bitmap, "Internal Bitmap", format_args!("{} sectors from superblock", s.bitmap_offset));
+    if let Some((at, sectors)) = s.partial_parity_log() {
+        out.line("PPL", format_args!("{sectors} sectors at offset {at} sectors from superblock"));
+    }
     if s.features.has(Features::RESHAPE_ACTIVE) {
         reshape(s, out);
     }
@@ -196,7 +199,9 @@ fn unused(s: &Superblock, examined: &Examined) -> (u64, u64) {
     let log = s.bad_block_log();
     let used = s.data_offset.saturating_add(s.member_sectors());
     if s.data_offset < s.super_offset {
-        let others = [log.map(|log| log.start), s.bitmap_sector()];
+        let parity = s.partial_parity_log();
+        let parity = parity.and_then(|(at, _)| s.super_offset.checked_add_signed(at.into()));
+        let others = [log.map(|log| log.start), s.bitmap_sector(), parity];
         let end = others.into_iter().flatten().fold(s.super_offset, u64::min);
         return (s.data_offset, end.saturating_sub(used));
     }
@@ -205,7 +210,9 @@ fn unused(s: &Superblock, examined: &Examined) -> (u64, u64) {
         Some(Ok((bitmap, _))) if s.bitmap_offset > 0 => {
             u64::from(s.bitmap_offset.unsigned_abs()) + bitmap.disk_sectors().next_multiple_of(8)
         }
-        _ => 0,
+        _ => s
+            .partial_parity_log()
+            .map_or(0, |(at, sectors)| u64::try_from(i64::from(at) + i64::from(sectors)).unwrap_or(0)),
     };
     let first = (s.super_offset + SUPERBLOCK_ROOM).max(bitmap).max(log.map_or(0, |log| log.end()));
     (s.data_offset.saturating_sub(first), examined.sectors.saturating_sub(used))

@@ -173,6 +173,13 @@ impl Superblock {
         }
     }
 
+    /// Where the log of partial parity is, sectors from the superblock, and how many it has; it takes the place of a bitmap.
+    pub fn partial_parity_log(&self) -> Option<(i16, u16)> {
+        let [a, b, c, d] = self.bitmap_offset.to_le_bytes();
+        let has_log = self.features.has_any(Features::PPL | Features::MULTIPLE_PPLS);
+        has_log.then(|| (i16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])))
+    }
+
     /// Where the list of bad blocks is, where it has a place. It holds something only with [`Features::BAD_BLOCKS`].
     pub fn bad_block_log(&self) -> Option<Region> {
         if self.bblog_offset == 0 || self.bblog_sectors == 0 {

@@ -100,7 +100,8 @@ pub struct Superblock {
     pub chunk_sectors: u32,
     /// Places of the array.
     pub raid_disks: u32,
-    /// Where the bitmap is, sectors from the superblock. Means something only with [`Features::BITMAP`].
+    /// Where the bitmap is, sectors from the superblock. Means something only with [`Features::BITMAP`]; its bytes are those of
+    /// [`Superblock::partial_parity_log`], where there is one.
     pub bitmap_offset: i32,
     /// The shape to come.
     pub reshape: Reshape,
