@@ -20,6 +20,8 @@ wait_for() {
 pattern() { /run/agent pattern "$@"; }
 # whole write|verify DEVICE SEED: the same over all of it.
 whole() { pattern "$1" "$2" 0 "$(blockdev --getsize64 "$2")" "$3"; }
+# held DEVICE NAME: what each of its sectors holds, for the host.
+held() { /run/agent held "$1" "/out/$2"; }
 sha256() { sha256sum "$1" | cut -d ' ' -f 1; }
 # Reads from the disks and not from memory from now on.
 forget() { sync; echo 3 >/proc/sys/vm/drop_caches; }

@@ -12,7 +12,12 @@ use crate::system;
 const INIT: &str = include_str!("../guest/init");
 const START: &str = include_str!("../guest/start");
 /// The agent and what it is compiled with.
-const AGENT: [&str; 3] = [include_str!("agent/main.rs"), include_str!("wire.rs"), include_str!("pattern.rs")];
+const AGENT: [&str; 4] = [
+    include_str!("agent/main.rs"),
+    include_str!("held.rs"),
+    include_str!("wire.rs"),
+    include_str!("pattern.rs"),
+];
 
 const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;

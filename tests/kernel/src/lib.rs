@@ -30,6 +30,7 @@
 mod cache;
 mod error;
 mod guest;
+pub mod held;
 mod initrd;
 mod moves;
 mod packages;

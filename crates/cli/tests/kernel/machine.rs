@@ -73,12 +73,22 @@ impl Machine {
 
     /// Runs a script that may take longer than others, with all of its disks.
     pub fn run_long(&self, patience: Duration, script: &str) -> Output {
-        self.said(script, self.scenario(&self.disks(), script).timeout(patience).run())
+        self.run_long_with(&self.disks(), patience, script)
+    }
+
+    /// The same with some of its disks.
+    pub fn run_long_with(&self, disks: &[&str], patience: Duration, script: &str) -> Output {
+        self.said(script, self.scenario(disks, script).timeout(patience).run())
     }
 
     /// The same, until the script calls `power_cut`.
     pub fn run_until_power_cut(&self, patience: Duration, script: &str) -> Output {
-        let scenario = self.scenario(&self.disks(), script).timeout(patience);
+        self.run_with_until_power_cut(&self.disks(), patience, script)
+    }
+
+    /// The same with some of its disks.
+    pub fn run_with_until_power_cut(&self, disks: &[&str], patience: Duration, script: &str) -> Output {
+        let scenario = self.scenario(disks, script).timeout(patience);
         self.said(script, scenario.run_until_power_cut())
     }
 

@@ -1,7 +1,7 @@
 //! What runs inside the guest: takes scripts from the host, runs them, and sends back what they say.
 //!
-//! `agent serve PORT` is that; `agent pattern write|verify FILE OFFSET LENGTH SEED` is a tool for scripts. It has no dependencies,
-//! since the library compiles it by one call of rustc, statically: the guest's C library is another one.
+//! `agent serve PORT` is that; `agent pattern write|verify FILE OFFSET LENGTH SEED` and `agent held FILE RESULT` are tools for scripts. It
+//! has no dependencies, since the library compiles it by one call of rustc, statically: the guest's C library is another one.
 #![forbid(unsafe_code)]
 
 use std::fs::{self, File, OpenOptions};
@@ -12,6 +12,8 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
+#[path = "../held.rs"]
+mod held;
 #[path = "../pattern.rs"]
 mod pattern;
 #[path = "../wire.rs"]
@@ -33,8 +35,9 @@ fn main() -> ExitCode {
     let result = match args[..] {
         ["serve", port] => serve(port),
         ["pattern", what, file, offset, length, seed] => on_pattern(what, file, [offset, length, seed]),
+        ["held", file, result] => on_held(file, result),
         _ => Err(io::Error::other(
-            "usage: agent serve PORT | agent pattern write|verify FILE OFFSET LENGTH SEED",
+            "usage: agent serve PORT | agent pattern write|verify FILE OFFSET LENGTH SEED | agent held FILE RESULT",
         )),
     };
     match result {
@@ -61,6 +64,11 @@ fn on_pattern(what: &str, file: &str, numbers: [&str; 3]) -> io::Result<()> {
         "verify" => pattern::verify(&File::open(file)?, offset, length, seed),
         _ => Err(io::Error::other("`write` or `verify`")),
     }
+}
+
+fn on_held(file: &str, result: &str) -> io::Result<()> {
+    let numbers = held::of(&File::open(file)?)?;
+    fs::write(result, numbers.iter().flat_map(|number| number.to_le_bytes()).collect::<Vec<u8>>())
 }
 
 /// Until the host hangs up.

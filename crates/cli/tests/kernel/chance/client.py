@@ -47,3 +47,23 @@ def tell(name, h):
     except nbd.Error as error:
         print('failed:', name, error)
         print('sum', name, size)
+
+# Copies a volume to a file: `unreadable SECTOR SECTORS` of what cannot be read, where there are zeros in the file.
+def copy(name, path):
+    h, smaller = connect_to(name), {1 << 20: 64 << 10, 64 << 10: 4096, 4096: None}
+    with open(path, 'wb') as file:
+        file.truncate(h.get_size())
+        def part(start, end, most):
+            for at in range(start, end, most):
+                length = min(most, end - at)
+                try:
+                    file.seek(at)
+                    file.write(h.pread(length, at))
+                except nbd.Error as error:
+                    assert error.errnum == errno.EIO, error
+                    if smaller[most]:
+                        part(at, at + length, smaller[most])
+                    else:
+                        print('unreadable', at // 512, length // 512)
+        part(0, h.get_size(), 1 << 20)
+    print('copied')

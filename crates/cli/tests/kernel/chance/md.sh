@@ -13,14 +13,16 @@ idle() {
     busybox usleep 300000
     for _ in 1 2 3 4; do wait_for is sync_action idle && break; done
 }
-# fill TIMES SEED: writes here and there.
+# fill TIMES SEED: writes here and there, and says where, and what pattern: write OFFSET LENGTH SEED.
 fill() {
-    local size at length
+    local size at length seed
     size=$(size_of $array) RANDOM=$2
     for ((i = 0; i < $1; i++)); do
         at=$(((RANDOM * 32768 + RANDOM) % (size / 4096) * 4096)) length=$(((1 + RANDOM % 100) * 4096))
         [ $((at + length)) -le $size ] || length=$((size - at))
-        timeout 60 /run/agent pattern write $array $at $length $((RANDOM * 77777 + RANDOM)) >&2 || echo "! not written" >&2
+        seed=$((RANDOM * 77777 + RANDOM))
+        echo "write $at $length $seed"
+        timeout 60 /run/agent pattern write $array $at $length $seed >&2 || echo "! not written" >&2
     done
     sync
 }
@@ -46,16 +48,18 @@ lose() {
     try mdadm $array --fail $lost
     wait_for mdadm -q $array --remove $lost
 }
-# The disks that have heard of everything, as far as they say.
+# The disks that have heard of everything, as far as they say; of those, where some are named.
 fresh() {
-    local disk most=0 events
-    for disk in /d/*; do
-        events=$(examine $disk Events)
-        [ -z "$events" ] || [ $events -le $most ] || most=$events
+    local disk at most=0 events=()
+    [ $# != 0 ] || set -- /d/*
+    for disk; do
+        at=$(examine $disk Events 2>/dev/null)
+        events+=(${at:--2})
+        [ ${at:-0} -le $most ] || most=$at
     done
-    for disk in /d/*; do
-        events=$(examine $disk Events)
-        [ -z "$events" ] || [ $events -lt $((most - 1)) ] || device $disk
+    for at in ${events[@]}; do
+        [ $at -lt $((most - 1)) ] || device $1
+        shift
     done
 }
 assemble() { try mdadm --assemble --run $array --uuid=$uuid $(fresh); cat /proc/mdstat >&2; }

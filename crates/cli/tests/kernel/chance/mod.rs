@@ -1,11 +1,14 @@
 //! Groups and arrays that nobody has planned: chance takes the steps, the kernel's and ours in turns, and each reads what the other
-//! has left.
+//! has left. With parity (`parity`, `parity_lvm`) the kernel alone takes them, and we read also without some of the disks.
 //!
 //! `make chance` runs seeds that nobody has tried (`SEEDS=N FROM=M`), one after the other and until one fails: two or three minutes each.
-//! `make test` runs one, with fewer steps.
+//! `make test` runs one of each, with fewer steps.
 
+mod held;
 mod lvm;
 mod md;
+mod parity;
+mod parity_lvm;
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
