@@ -312,17 +312,21 @@ impl Building<'_> {
     }
 
     fn intent(&mut self) -> Result<Option<IntentConfig>, FormatError> {
-        let Superblock::V1(truth) = self.truth else { return Ok(None) };
-        if !truth.level.is_redundant() {
+        // Who makes up for no member by parity has no use for one that is not kept.
+        let is_kept = matches!(self.truth, Superblock::V1(_));
+        if !self.truth.level().is_redundant() || !(is_kept || self.truth.level().has_parity()) {
             return Ok(None);
         }
         let mut copies = Vec::new();
         for device in self.members.iter().filter(|member| member.place().is_some()).map(|it| it.device) {
-            let Superblock::V1(own) = self.superblock(device) else { continue };
+            let superblock = self.superblock(device);
             let Ok(layer) = self.assembly.layer(device) else { continue };
-            copies.extend(self.assembly.read(&*layer, |source| intent::read(source, &own)));
+            copies.extend(self.assembly.read(&*layer, |source| match &superblock {
+                Superblock::V1(own) => intent::read(source, own),
+                Superblock::V0(own) => intent::read_old(source, own),
+            }));
         }
-        intent::combine(copies, truth.events, truth.is_clean())
+        intent::combine(copies, self.truth.events(), self.resync_from().is_none())
     }
 
     /// What is written when the array is: to its members, to those that are to take their places, and to its spares.

@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use blockwork_engine::Sector;
-use blockwork_format::md::Uuid;
 use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 use blockwork_format::md::v1::Superblock;
+use blockwork_format::md::{Uuid, v0};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source};
 use blockwork_layer::md::IntentConfig;
 
@@ -21,6 +21,14 @@ pub(super) fn read(source: &dyn Source, superblock: &Superblock) -> Option<Copy>
     let room = superblock.bitmap_room_sectors(source.size() / SECTOR_BYTES).unwrap_or(0);
     let sync_sectors = superblock.sync_sectors().unwrap_or(0);
     Some(read_at(source, offset, |_| (superblock.set_uuid, sync_sectors), room))
+}
+
+/// The same of a superblock 0.90: its bitmap lies behind it, up to the end of what is kept for the two.
+pub(super) fn read_old(source: &dyn Source, superblock: &v0::Superblock) -> Option<Copy> {
+    let sector = superblock.bitmap_sector()?;
+    let room = (source.size() / SECTOR_BYTES).saturating_sub(sector);
+    let expected = (superblock.bitmap_uuid(), superblock.member_sectors());
+    Some(read_at(source, sector.saturating_mul(SECTOR_BYTES), |_| expected, room))
 }
 
 /// Reads the bitmap at byte `offset`, in so much room: that of the array with the UUID, and for as many sectors, as `expected` says of its
