@@ -137,7 +137,20 @@ fn who_is_one_event_behind_is_as_good_and_who_is_more_is_left_out_with_both_numb
         assert_eq!(found, [place(0), place(1), MemberState::OutOfDate]);
         let said = warning(&assembly, "out of date (events 16, and the array is at 18): it is left out");
         assert!(said.starts_with("md/one: ") && said.contains("/one-2 is out of date"), "{said}");
+        assert!(said.ends_with("`blockwork md add` takes it back (Linux: `mdadm --add`)"), "{said}");
     }
+}
+
+#[test]
+fn who_is_out_of_date_in_an_array_that_is_only_read_is_for_linux_to_take_back() {
+    let lab = Lab::new();
+    let set = Set::new("five", Level::Raid5, 2, 3);
+    let members = set.members(&lab);
+    with(&members[2], set.superblock(2), |superblock| superblock.events -= 2);
+    let mut assembly = lab.open(&refs(&members));
+    volume(&mut assembly, "md/five");
+    let said = warning(&assembly, "out of date (events 8, and the array is at 10): it is left out");
+    assert!(said.ends_with("it is left out; Linux's `mdadm --add` takes it back"), "{said}");
 }
 
 #[test]
