@@ -59,9 +59,9 @@ impl Held {
     }
 
     /// Each sector that can be read is what it was, or what one of the writes (offset, length, seed of a pattern) that were under way may have
-    /// made of it.
+    /// made of it. How many cannot be, that could be before.
     #[track_caller]
-    pub fn expect_old_or_new(&self, when: &str, old: &Held, writes: &[[u64; 3]]) {
+    pub fn expect_old_or_new(&self, when: &str, old: &Held, writes: &[[u64; 3]]) -> usize {
         let is_new = |at: u64| {
             writes.iter().filter(|[offset, length, _]| (*offset..offset + length).contains(&at)).any(
                 |[.., seed]| {
@@ -71,19 +71,17 @@ impl Held {
                 },
             )
         };
-        let wrong: Vec<usize> = (0..self.0.len())
-            .filter(|at| {
-                ![UNREADABLE, old.0[*at]].contains(&self.0[*at])
-                    && old.0[*at] != UNREADABLE
-                    && !is_new(*at as u64 * SECTOR)
-            })
-            .collect();
+        let known = (0..self.0.len().min(old.0.len())).filter(|at| old.0[*at] != UNREADABLE);
+        let (failed, read): (Vec<usize>, Vec<usize>) = known.partition(|at| self.0[*at] == UNREADABLE);
+        let wrong = read.into_iter().filter(|at| self.0[*at] != old.0[*at] && !is_new(*at as u64 * SECTOR));
+        let wrong: Vec<usize> = wrong.collect();
         assert!(
             wrong.is_empty(),
             "{when}: {} sectors are neither old nor new: {}",
             wrong.len(),
             ranges(&wrong)
         );
+        failed.len()
     }
 }
 

@@ -22,10 +22,10 @@ const UNKNOWN: &str = "nothing says where its parity fits its data";
 #[test]
 fn arrays_with_parity_by_chance_are_the_same_to_the_kernel_and_to_us() {
     let mut steps = Steps::default();
-    for run in Run::all(1) {
+    for run in Run::all(5) {
         let mut array = Array::new(run, steps);
         array.make();
-        for _ in 0..if run.is_short { 1 } else { 3 } {
+        for _ in 0..if run.is_short { 0 } else { 3 } {
             let steps = array.steps();
             if array.chance.one_in(3) && !run.is_short {
                 if array.cut() {
@@ -359,7 +359,11 @@ impl Array {
     /// read is what was there before, or was being written.
     fn cut(&mut self) -> bool {
         let (after, last) = (self.chance.below(2_000_000), self.step());
-        let script = format!("{LIBRARY}\nuuid={}\nassemble\nlose_power {after} '{last}'", self.uuid);
+        let lose = match self.chance.below(2) {
+            0 => String::new(),
+            _ => format!("lose {} {after}", self.parities + 1),
+        };
+        let script = format!("{LIBRARY}\nuuid={}\nassemble\n{lose}\nlose_power {after} '{last}'", self.uuid);
         let cut = self.machine.run_until_power_cut(PATIENCE, &script);
         let number = |text: &str| text.parse().expect("a number");
         let writes = cut.stdout.lines().filter_map(|line| {
@@ -377,7 +381,13 @@ impl Array {
         let (ours, said) = self.read(&BTreeSet::new(), &[]);
         let when = format!("{}, after a power cut", self.run);
         match &ours {
-            Some(ours) => ours.expect_old_or_new(&when, &self.held, &writes),
+            Some(ours) => {
+                let failed = ours.expect_old_or_new(&when, &self.held, &writes);
+                println!(
+                    "{when}: {failed} sectors of an array {} cannot be read",
+                    if is_forced { "without a member" } else { "" }
+                );
+            }
             None => {
                 assert!((is_forced || found.has_ppl) && said.contains(UNKNOWN), "{when}: we have no array")
             }
