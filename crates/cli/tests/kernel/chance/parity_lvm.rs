@@ -114,7 +114,8 @@ impl Group {
             write!(
                 script,
                 "try lvcreate -y --type {kind} -i {stripes} -I {stripe} -L {size} {more} -n v{number} vg\n\
-                 fill v{number} 6 {}\n{}\n",
+                 whole write /dev/vg/v{number} {} >&2\nfill v{number} 6 {}\n{}\n",
+                chance.below(32768),
                 chance.below(32768),
                 chance.of(&["settle", ""]),
             )
