@@ -47,6 +47,8 @@ export -f run again_and_again
 for jobs in 'writes --cpus_allowed=0-1 --rw=randwrite --verify_backlog=256' 'reads --cpus_allowed=2-3 --rw=randread --offset=32M --loops=8'; do
     setsid bash -c \"again_and_again $jobs\" </dev/null >/dev/null 2>&1 9>&- &
 done
+# Or the end of this script would come before their sessions.
+for name in reads writes; do until [ -e /tmp/said.$name ]; do busybox usleep 20000; done; done
 ";
 
 /// Waits until they have read and written more.
