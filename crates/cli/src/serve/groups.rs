@@ -18,7 +18,7 @@ use blockwork_daemon::{
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
-use blockwork_format::lvm2::vg::LvIndex;
+use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
 use blockwork_layer::thin::{Pool, VerbError};
 use blockwork_volume::Assembly;
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
@@ -275,6 +275,28 @@ impl ServedGroups {
     pub(super) fn adopt(&self, group: &str, text: Arc<VolumeGroup>) -> Result<Adopted, Refusal> {
         let mut assembly = self.assembly();
         assembly.adopt(group, text).map_err(refused)
+    }
+
+    /// Pools hear what their groups' texts have for them still, as where a server was killed before it had told them; what they make by that
+    /// can be opened. LVM does it when it activates a pool.
+    pub(super) fn finish_what_was_cut_short(&self) {
+        let untold: Vec<(String, Vec<String>)> = {
+            let assembly = self.assembly();
+            let groups = assembly.graph().groups.iter().filter(|_| !assembly.is_read_only());
+            groups.filter_map(|group| Some((group.name.clone(), to_be_made(group)?))).collect()
+        };
+        for (group, made) in untold {
+            let _turn = self.turn();
+            match self.tell_pools(&group, None) {
+                Err(error) => log::warn!("{}", left_unfinished(&group, &error)),
+                Ok(()) if self.serves_all => {
+                    // That there were none was found when the server began.
+                    made.iter().for_each(|name| self.assembly().forget_layers(name));
+                    self.add_all(&made).iter().for_each(|note| log::warn!("{note}"));
+                }
+                Ok(()) => {}
+            }
+        }
     }
 
     /// Tells pools what the group's text has for them, and notes there that they know.
@@ -637,4 +659,27 @@ pub(super) fn refused(error: EditError) -> Refusal {
 
 pub(super) fn failed(error: impl std::fmt::Display) -> Refusal {
     Refusal::new(RefusalKind::Failed, error)
+}
+
+/// The volumes that pools of a group have yet to be told to make; none: its pools know all that there is.
+fn to_be_made(group: &Group) -> Option<Vec<String>> {
+    let text = &group.text;
+    let messages = text.lvs.iter().filter_map(|lv| match &lv.segments.first()?.kind {
+        SegmentType::ThinPool { messages, .. } => Some(messages),
+        _ => None,
+    });
+    let messages: Vec<&Message> = messages.flatten().collect();
+    let made = messages.iter().filter_map(|message| match message {
+        Message::Create(lv) => Some(format!("{}/{}", group.name, text.lvs[lv.0].name)),
+        Message::Delete(_) => None,
+    });
+    (!messages.is_empty()).then(|| made.collect())
+}
+
+/// What there is to know where a change that was cut short stays so.
+fn left_unfinished(group: &str, why: &Refusal) -> String {
+    format!(
+        "{}: a change that was cut short cannot be made complete, and what it has made is not served: {why}",
+        escape(group)
+    )
 }

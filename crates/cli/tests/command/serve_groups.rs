@@ -534,3 +534,33 @@ fn a_server_that_is_killed_in_the_middle_of_changes_leaves_what_everybody_can_go
         assert_eq!(dump.matches("dev_id=").count(), 2, "{dump}");
     }
 }
+
+/// The text has a volume that its pool has not heard of, as LVM or a server leaves it that is killed between the two.
+#[test]
+fn what_a_pool_was_not_told_before_its_server_was_killed_is_made_when_the_group_is_served() {
+    let lab = Lab::new(&[("a", 97)]);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", "64M"]);
+    lab.verb(&["lv", "create", "vg/root", "--thin", "pool", "-V", "16M"]);
+    let volume = "\t\tnew {\n\t\t\tid = \"7Q3Tdr-1111-2222-3333-4444-5555-abcdef\"\n\t\t\tstatus = [\"READ\", \"WRITE\", \"VISIBLE\"]\n\
+                  \t\t\tsegment_count = 1\n\n\t\t\tsegment1 {\n\t\t\t\tstart_extent = 0\n\t\t\t\textent_count = 8\n\n\
+                  \t\t\t\ttype = \"thin\"\n\t\t\t\tthin_pool = \"pool\"\n\t\t\t\ttransaction_id = 1\n\t\t\t\tdevice_id = 2\n\t\t\t}\n\t\t}\n\n";
+    lab.edit("\t\troot {", &format!("{volume}\t\troot {{"));
+    lab.edit(
+        "transaction_id = 1\n\t\t\t\tchunk_size",
+        "transaction_id = 2\n\t\t\t\tmessage1 {\n\t\t\t\t\tcreate = \"new\"\n\t\t\t\t}\n\t\t\t\tchunk_size",
+    );
+    // Nothing is written by one that only reads.
+    let server = lab.scratch.serve(["--disk", "a", "--read-only"]);
+    assert!(server.stop().stderr.contains("its pool pool knows no device 2: where it was just made"));
+    assert!(!lab.dumped("pool").contains("dev_id=\"2\""));
+    let server = lab.scratch.serve(["--disk", "a"]);
+    run(&mut fio(&lab.scratch, &lab.scratch.uri("vg/new"), &["--rw=write", "--bs=64k", "--size=8M"]));
+    server.stop();
+    assert!(lab.dumped("pool").contains("dev_id=\"2\""));
+    lab.expect_sound();
+    assert!(lab.columns("lv_name,transaction_id,segtype").iter().any(|row| row == "pool;2;thin-pool"));
+    let server = lab.scratch.serve(["--disk", "a"]);
+    run(tool("nbdinfo").arg(lab.scratch.uri("vg/new")));
+    server.stop_quietly();
+}

@@ -176,7 +176,7 @@ impl Volume {
             assembly.thin(&opened, volume).map_err(|error| format!("its pool {pool_name}: {error}"))?;
         let (thin, unread) = found.ok_or_else(|| {
             format!(
-                "its pool {pool_name} knows no device {device_id}: where it was just made, LVM makes it when the pool is activated"
+                "its pool {pool_name} knows no device {device_id}: where it was just made, who serves or changes its group next makes it, or LVM when it activates the pool"
             )
         })?;
         if !assembly.plan.read_only
