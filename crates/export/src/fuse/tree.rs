@@ -8,7 +8,7 @@
 //!    a name cannot be both; the volume itself is the file [`WHOLE`] in it (`disk/a.img/whole`), with
 //!    underscores put before it if a volume has that name already.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -97,9 +97,9 @@ enum Node {
 /// Files and folders by node number.
 #[derive(Debug)]
 pub struct Tree {
-    nodes: HashMap<u64, Node>,
+    nodes: BTreeMap<u64, Node>,
     /// Of all folders that there have been.
-    folders: HashMap<String, u64>,
+    folders: BTreeMap<String, u64>,
     /// The root is a folder.
     is_folder: bool,
     /// Of [`Files`], as they were last looked at.
@@ -127,7 +127,7 @@ impl Tree {
     /// or else the first one's file.
     pub fn new(is_folder: bool, owner: (u32, u32), file_mode: u32) -> Tree {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        let (nodes, folders) = (HashMap::new(), HashMap::new());
+        let (nodes, folders) = (BTreeMap::new(), BTreeMap::new());
         Tree { nodes, folders, is_folder, version: None, owner, file_mode, time }
     }
 
