@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use blockwork_daemon::{
     ExportAnswer, ExportRequest, GuestDisk, VolumeStatus, ask_export, find_export, find_volume, servers,
 };
@@ -29,9 +29,10 @@ enum ExportVerb {
     /// Show the volumes of running servers, and where clients reach them.
     #[command(after_help = "Example:\n  blockwork export show")]
     Show(ShowArgs),
-    /// Make a served volume the disk of a virtual machine, at a socket of its own.
-    #[command(after_help = "Example:\n  blockwork export add vg0/vm7 --vhost-user /run/vm7.sock\n\n\
-        It lasts as long as the server; name it on the command line of the next one (--vhost-user) to have it again. Guests connect to it again by themselves.")]
+    /// Make a served volume the disk of a virtual machine, at a socket of its own, or of a guest of Xen's.
+    #[command(after_help = "Examples:\n  blockwork export add vg0/vm7 --vhost-user /run/vm7.sock\n  \
+        blockwork export add vg0/vm8 --xen 8/xvda\n\n\
+        It lasts as long as the server: the next one has what its command line names, and guests go on with that.")]
     Add(AddArgs),
     /// Take such a disk away again. Its volume stays served by whatever else there is.
     #[command(after_help = "Example:\n  blockwork export remove /run/vm7.sock")]
@@ -139,16 +140,19 @@ fn remove(args: &RemoveArgs) -> Result<()> {
     tell(&ask_export(&socket, &ExportRequest::Remove { address, force: args.force })?, args.json)
 }
 
-/// The server has another working directory.
+/// The server has another working directory, and is asked in text.
 fn absolute(path: &Path) -> Result<PathBuf> {
-    std::path::absolute(path).with_context(|| format!("{}", path.display()))
+    let absolute = std::path::absolute(path).with_context(|| format!("{}", path.display()))?;
+    if absolute.to_str().is_none() {
+        bail!("{}: the path of a socket that a server is asked for must be UTF-8", absolute.display());
+    }
+    Ok(absolute)
 }
 
 fn tell(answer: &ExportAnswer, json: bool) -> Result<()> {
+    let ExportAnswer { said, volume, exports } = answer;
     if json {
-        return out::print_json(
-            &json!({ "said": answer.said, "volume": answer.volume, "exports": answer.exports }),
-        );
+        return out::print_json_done(&json!({ "said": said, "volume": volume, "exports": exports }));
     }
-    out::print_done(&format!("{}\n", answer.said))
+    out::print_done(&format!("{said}\n"))
 }

@@ -32,7 +32,7 @@ pub(crate) struct Offers {
     read_only: bool,
 }
 
-/// Guests' disks. Held while one is made, and while one ends: its volume is in use as long.
+/// Guests' disks. Held while one is made, and while one ends: its volume is in use as long. Before mounts, where both are.
 #[derive(Default)]
 struct Guests {
     all: Vec<(VolumeId, Guest)>,
@@ -111,9 +111,12 @@ impl Offers {
     /// A mount is gone, and not by the server's own doing. Whether clients still reach volumes by anything.
     pub(super) fn has_lost(&self, address: &str) -> bool {
         self.told.forget_export(address);
-        let mut mounts = self.mounts();
-        mounts.retain(|mount| mount.address != address);
-        self.nbd.is_some() || !mounts.is_empty() || !self.guests().all.is_empty()
+        let is_last = {
+            let mut mounts = self.mounts();
+            mounts.retain(|mount| mount.address != address);
+            mounts.is_empty()
+        };
+        self.nbd.is_some() || !is_last || !self.guests().all.is_empty()
     }
 
     fn mounts(&self) -> MutexGuard<'_, Vec<Mounted>> {
