@@ -243,7 +243,6 @@ impl Running {
         self.offers.tell(state.volumes());
         let serves_all = disks_and_volumes(args).1.is_empty() && args.table.is_empty();
         let groups = Arc::new(ServedGroups::new(&self.workers, self.offers.clone(), serves_all));
-        groups.finish_what_was_cut_short();
         let tell = self.news.clone();
         let on_panic: OnPanic = Arc::new(move |what| drop(tell.send(News::Panicked(what))));
         self.autoextend = Some(Autoextender::start(groups.clone(), on_panic.clone())?);
@@ -252,8 +251,10 @@ impl Running {
         self.merges = Some(merges);
         self.sizes = Some(SizeKeeper::start(groups.clone(), on_panic)?);
         if !args.no_control {
-            self.open_control(state, groups, exports)?;
+            self.open_control(state, groups.clone(), exports)?;
         }
+        // What comes by this is told of beside what was there.
+        groups.finish_what_was_cut_short();
         Ok(())
     }
 

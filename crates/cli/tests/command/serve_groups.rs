@@ -555,6 +555,8 @@ fn what_a_pool_was_not_told_before_its_server_was_killed_is_made_when_the_group_
     assert!(server.stop().stderr.contains("its pool pool knows no device 2: where it was just made"));
     assert!(!lab.dumped("pool").contains("dev_id=\"2\""));
     let server = lab.scratch.serve(["--disk", "a"]);
+    let told = lab.scratch.ask("/v1/status")["volumes"].as_array().unwrap().clone();
+    assert_eq!(told.iter().filter(|volume| volume["name"] == "vg/new").count(), 1, "{told:?}");
     run(&mut fio(&lab.scratch, &lab.scratch.uri("vg/new"), &["--rw=write", "--bs=64k", "--size=8M"]));
     server.stop();
     assert!(lab.dumped("pool").contains("dev_id=\"2\""));
