@@ -6,7 +6,8 @@
 //! 1. Members that fail are replaced by spares (`roster.rs`), and those that lack data are filled: *recover*. One after the other. What a
 //!    replacement has refused meanwhile, and only the member has that it replaces, is copied once more before that one goes.
 //! 2. Where mirrors may differ, the first is copied to the others: *resync*. A replacement that is filled waits for that: it was
-//!    not read until then, so it may hold something else than what clients have seen.
+//!    not read until then, so it may hold something else than what clients have seen. (Linux fills it first, and takes what it has
+//!    copied for resynced: of the chunks that a bitmap had marked, mirrors may differ for good, until a *repair*.)
 //! 3. What was asked for: *check*, *repair*.
 //!
 //! What is under way goes over the array in windows (`sync_pass.rs`). It stops at the next one, with a checkpoint in the
