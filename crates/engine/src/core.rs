@@ -690,7 +690,7 @@ impl Core {
             .map(LeafQueue::node)
             .collect();
         let mut replies = Vec::new();
-        for volume in (0u16..).take(self.volumes.len()).map(VolumeId) {
+        for volume in (0..=u16::MAX).take(self.volumes.len()).map(VolumeId) {
             let root = self.volumes[usize::from(volume.0)].root.clone();
             let reaches = |leaf: &NodeId| layer_under(&root, *leaf).is_some();
             if dirty.iter().any(reaches) {
@@ -700,6 +700,10 @@ impl Core {
             }
         }
         replies
+    }
+
+    pub(crate) fn clear_counters(&self, nodes: &[NodeId]) {
+        nodes.iter().for_each(|node| self.counters.clear(*node));
     }
 
     fn node_count(&self) -> u16 {

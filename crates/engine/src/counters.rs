@@ -98,7 +98,8 @@ counters! {
     Errors => "errors",
 }
 
-/// Most nodes that can be added to a server's [`Stats`] while it runs.
+/// Most nodes that can be added to a server's [`Stats`] while it runs. One that is not needed any more can become another one
+/// ([`Stats::renew`]).
 pub const ADDED_NODES_MAX: usize = 1024;
 
 const COUNTERS: usize = Counter::ALL.len();
@@ -285,6 +286,14 @@ impl CounterTable {
         let bytes = [Counter::ReadBytes, Counter::WriteBytes, Counter::DiscardBytes];
         bytes.iter().map(|counter| counts[*counter as usize].load(Relaxed)).sum()
     }
+    /// All figures of a node begin anew. For the worker whose table it is.
+    pub(crate) fn clear(&self, node: NodeId) {
+        let Cell { counts, latency } = &self.cells[node.0 as usize];
+        counts
+            .iter()
+            .chain(latency.get().into_iter().flat_map(|all| all.iter().flatten()))
+            .for_each(|one| one.store(0, Relaxed));
+    }
     /// One counter's value.
     pub fn get(&self, node: NodeId, counter: Counter) -> u64 {
         self.cells[node.0 as usize].counts[counter as usize].load(Relaxed)
@@ -402,6 +411,17 @@ impl Stats {
         added.push(node);
         Ok(NodeId(id))
     }
+    /// A node that was added is another one from now on. Its figures are those of the old one until each worker has had them begin anew
+    /// ([`Worker::clear_counters`](crate::Worker::clear_counters)).
+    ///
+    /// # Panics
+    ///
+    /// It was not added.
+    pub fn renew(&self, node: NodeId, info: NodeInfo) {
+        let mut added = self.added.lock().expect("no holder of this lock panics");
+        let at = usize::from(node.0).checked_sub(self.nodes.len()).filter(|at| *at < added.len());
+        added[at.expect("only what was added becomes another one")] = info;
+    }
     /// A table for one more worker, with room for nodes to come.
     pub fn worker(&self) -> Arc<CounterTable> {
         let room = (self.nodes.len() + ADDED_NODES_MAX).min(usize::from(u16::MAX));
@@ -504,6 +524,13 @@ mod tests {
         assert!((2..=ADDED_NODES_MAX as u32).all(|i| stats.add(node(i)).is_ok()));
         assert_eq!(stats.add(node(99)), Err(StatsFull));
         table.add(NodeId(ADDED_NODES_MAX as u16), Counter::In, 1);
+        let last = NodeId(ADDED_NODES_MAX as u16);
+        table.latency(last, Op::Write, Nanos(5));
+        stats.renew(last, NodeInfo { name: "another".into(), ..node(7) });
+        table.clear(last);
+        let figures = &stats.snapshot()[ADDED_NODES_MAX];
+        assert_eq!((figures.info.name.as_str(), figures.get(Counter::In)), ("another", 0));
+        assert!(figures.latency.iter().all(|(_, histogram)| histogram.count() == 0));
     }
 
     #[test]

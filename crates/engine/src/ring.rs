@@ -11,7 +11,8 @@ use std::sync::{Arc, Mutex};
 
 use crate::units::Nanos;
 
-/// Most rings of a server that are counted; further ones work, and nobody sees their figures.
+/// Most rings of a server that are counted. Those that come later take the places of rings that nobody has any more; where there are none,
+/// they work, and nobody sees their figures.
 pub const RINGS_MAX: usize = 4096;
 
 /// What is counted of one ring.
@@ -153,6 +154,11 @@ impl Rings {
             return known.clone();
         }
         let ring = Arc::new(RingStats::new(name, size));
+        if all.len() == RINGS_MAX
+            && let Some(closed) = all.iter().position(|ring| Arc::strong_count(ring) == 1)
+        {
+            all.remove(closed);
+        }
         if all.len() < RINGS_MAX {
             all.push(ring.clone());
         }
@@ -201,9 +207,16 @@ mod tests {
     }
 
     #[test]
-    fn rings_that_are_counted_are_bounded() {
+    fn rings_that_are_counted_are_bounded_and_those_that_nobody_has_are_forgotten_first() {
         let rings = Rings::default();
-        (0..RINGS_MAX + 3).for_each(|n| drop(rings.ring(&n.to_string(), 1)));
-        assert_eq!(rings.snapshot(Nanos(0)).len(), RINGS_MAX);
+        let open: Vec<_> = (0..RINGS_MAX - 2).map(|n| rings.ring(&n.to_string(), 1)).collect();
+        (0..5).for_each(|n| drop(rings.ring(&format!("closed {n}"), 1)));
+        let names: Vec<String> = rings.snapshot(Nanos(0)).into_iter().map(|ring| ring.name).collect();
+        assert_eq!(names.len(), RINGS_MAX);
+        assert_eq!(names[RINGS_MAX - 3..], [(RINGS_MAX - 3).to_string().as_str(), "closed 3", "closed 4"]);
+        let more = [rings.ring("one more", 1), rings.ring("another", 1), rings.ring("too many", 1)];
+        let names: Vec<String> = rings.snapshot(Nanos(0)).into_iter().map(|ring| ring.name).collect();
+        assert_eq!(names[RINGS_MAX - 3..], [(RINGS_MAX - 3).to_string().as_str(), "one more", "another"]);
+        drop((open, more));
     }
 }

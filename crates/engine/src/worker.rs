@@ -423,6 +423,11 @@ impl<E: Env> Worker<E> {
         self.core.set_volume(id, volume);
     }
 
+    /// What was counted of these nodes, by this worker, is forgotten: they are other layers' from now on.
+    pub fn clear_counters(&mut self, nodes: &[NodeId]) {
+        self.core.clear_counters(nodes);
+    }
+
     /// Opens the layers of all volumes, the lowest first: see [`Layer::open`](crate::Layer::open). For one worker of a
     /// server, once clients may come. Returns at once; what fails is told in the log, and is no reason not to serve.
     pub fn open(&mut self) {

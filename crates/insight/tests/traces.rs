@@ -196,6 +196,33 @@ fn a_subscriber_hears_of_its_volumes_stack_only() {
 }
 
 #[test]
+fn who_listens_to_a_node_that_becomes_another_one_hears_nothing_of_that() {
+    let hub = TraceHub::new(&[node("disk")]);
+    hub.name(NodeId(1), &node("vg/old"));
+    let [old, disk] = [NodeId(1), NodeId(0)].map(|node| hub.subscribe(Some([node].into_iter().collect())));
+    let all = hub.subscribe(None);
+    let mut sink = hub.sink(0);
+    let mut happens = |node| {
+        let long = event(5, Action::Queue, Op::Discard, Sectors(1 << 40));
+        sink.take(0, &mut vec![Event { node: NodeId(node), ..long }]);
+    };
+    happens(1);
+    hub.name(NodeId(1), &node("vg/new"));
+    happens(1);
+    happens(0);
+    // What a record cannot tell is a message, with the name.
+    let names = |subscription: &Subscription| {
+        let batches = received(subscription);
+        let text = TextMerge::new().push(&batches).unwrap();
+        let named = |line: &str| ["disk", "vg/old", "vg/new"].into_iter().find(|name| line.contains(name));
+        text.lines().filter_map(named).collect::<Vec<_>>()
+    };
+    assert_eq!(names(&old), ["vg/old"]);
+    assert_eq!(names(&disk), ["disk"]);
+    assert_eq!(names(&all), ["vg/old", "vg/new", "disk"]);
+}
+
+#[test]
 fn nobody_who_listens_means_no_events() {
     let rig = Rig::new(8);
     let hub = TraceHub::new(&rig.nodes);

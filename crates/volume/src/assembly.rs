@@ -97,6 +97,7 @@ impl Assembly {
     /// Workers begin to serve volumes of it.
     pub fn begin_to_serve(&mut self) {
         self.is_served = true;
+        self.graph.nodes.begin_to_serve();
     }
 
     /// The thin pool of a table that has this name (`dm/NAME`).
@@ -117,6 +118,16 @@ impl Assembly {
     /// How many nodes there are.
     pub fn node_count(&self) -> usize {
         self.graph.nodes.infos().len()
+    }
+
+    /// How many more layers can be numbered.
+    pub fn room_for_nodes(&self) -> usize {
+        self.graph.nodes.room()
+    }
+
+    /// Nodes that were another layer's, of a volume that has gone, and have become one's that has come since this was last asked.
+    pub fn take_renewed_nodes(&mut self) -> Vec<NodeId> {
+        self.graph.nodes.take_renewed()
     }
 
     /// How many leaves there are.
@@ -287,7 +298,7 @@ impl Assembly {
     ) -> Result<Arc<dyn Layer>, String> {
         let name = format!("{}/{}", self.graph.device(disk).name, partition.number);
         let (start, sectors) = (Sector(partition.start_sector), Sectors(partition.sectors));
-        let node = self.graph.nodes.of_volume(&name, NodeKind::Partition, MAJOR_DISK);
+        let node = self.graph.nodes.of_volume(disk, &name, NodeKind::Partition, MAJOR_DISK);
         let node = node.map_err(|error| error.to_string())?;
         let layer = Linear::new(node, below.clone(), start, sectors).ok_or_else(|| {
             let (end, disk) = (start.0.saturating_add(sectors.0), below.sectors());

@@ -397,6 +397,9 @@ impl Graph {
     /// A device is no more: nothing can be had of it, it stands upon nothing, and its name is free.
     pub(crate) fn retire(&mut self, id: DeviceId) {
         self.free_names(id);
+        for node in self.nodes.give_up(id) {
+            self.ways.remove(&node);
+        }
         let device = &mut self.devices[id.0];
         device.stack = Stack::Refused("it was removed".into());
         device.is_offered = false;

@@ -9,7 +9,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
-use blockwork_engine::{Layer, LeafId, LeafSource, NodeId, NodeInfo};
+use blockwork_engine::{Layer, LeafId, LeafSource, NodeId};
 use blockwork_format::md::{Superblock, Uuid};
 use blockwork_format::partition::Partition;
 use blockwork_format::{Source, escape};
@@ -61,8 +61,6 @@ pub struct Newcomer {
     pub superblock: Option<Box<Superblock>>,
     /// The leaf that is new with it, if there is one, for the workers.
     pub leaf: Option<(LeafId, NodeId, Arc<dyn LeafSource>)>,
-    /// Nodes that are new with it, behind those there were: at most [`NEWCOMER_NODES_MAX`].
-    pub nodes: Vec<NodeInfo>,
     /// What people should know.
     pub warnings: Vec<String>,
 }
@@ -75,7 +73,7 @@ impl Assembly {
     ///
     /// It cannot be opened, is too many, in use, read-only, or holds something else.
     pub fn bring_in(&mut self, device: &str, purpose: &Purpose<'_>) -> Result<Newcomer, VolumeError> {
-        let before = (self.leaf_count(), self.graph.nodes.infos().len());
+        let leaves = self.leaf_count();
         let id = match self.open_already(device) {
             Some(id) => id,
             None => self.open_newcomer(device, purpose)?,
@@ -86,15 +84,12 @@ impl Assembly {
         let found = self.look_again(id, &*layer);
         let title = self.graph.device(id).title().to_owned();
         let superblock = belongs(&title, found, purpose)?;
-        let node = |at| NodeId(u16::try_from(at).expect("nodes are bounded"));
-        let leaf = self.newest_leaf().filter(|_| self.leaf_count() > before.0);
-        debug_assert!(leaf.as_ref().is_none_or(|(_, first, _)| *first == node(before.1)));
+        let leaf = self.newest_leaf().filter(|_| self.leaf_count() > leaves);
         Ok(Newcomer {
             name: escape(&title),
             layer,
             superblock,
             leaf,
-            nodes: self.graph.nodes.infos()[before.1..].to_vec(),
             warnings: self.graph.device(id).warnings.clone(),
         })
     }

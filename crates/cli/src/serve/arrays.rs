@@ -184,14 +184,14 @@ impl ServedArrays {
         let attached = self.attached(known);
         let purpose = Purpose { array: known.uuid, served: &served, attached: &attached, force };
         let conflict = |text: String| Refusal::new(RefusalKind::Conflict, text);
-        let full = self.served.room_for_nodes(&assembly) < NEWCOMER_NODES_MAX;
+        let full = assembly.room_for_nodes() < NEWCOMER_NODES_MAX;
         if !assembly.has_open(device) && (full || self.is_logged) {
             let why = if full { TOO_MANY } else { LOGGED };
             return Err(conflict(format!("{}: it cannot be opened: {why}", escape(device))));
         }
         let newcomer = assembly.bring_in(device, &purpose).map_err(|error| conflict(error.to_string()))?;
         newcomer.warnings.iter().for_each(|warning| log::warn!("{}: {warning}", newcomer.name));
-        self.served.name_nodes(&assembly).map_err(|error| conflict(error.to_string()))?;
+        self.served.name_nodes(&mut assembly).map_err(|error| conflict(error.to_string()))?;
         if let Some((leaf, node, source)) = newcomer.leaf.clone() {
             self.disks.add(source.clone());
             self.served.each_worker(move |worker| worker.add_leaf(leaf, node, source.clone()));

@@ -121,10 +121,10 @@ impl ServedGroups {
     }
 
     pub(super) fn check_room(&self, assembly: &Assembly) -> Result<(), Refusal> {
-        if self.served.room_for_nodes(assembly) >= NODES_LEAST {
+        if assembly.room_for_nodes() >= NODES_LEAST {
             return Ok(());
         }
-        let why = "too many volumes were made since the server was started: start it anew to make more";
+        let why = "too many volumes that were made since the server was started are there: remove some, or start it anew to make more";
         Err(Refusal::new(RefusalKind::Conflict, why))
     }
 
@@ -345,7 +345,7 @@ impl ServedGroups {
         self.adopt(group, text)?;
         let mut assembly = self.assembly();
         made.iter().try_for_each(|pool| assembly.open_made_pool(group, pool)).map_err(refused)?;
-        self.served.name_nodes(&assembly).map_err(failed)
+        self.served.name_nodes(&mut assembly).map_err(failed)
     }
 
     /// Takes back what pools were told of what is new; whether none of them has any of it.
@@ -424,7 +424,7 @@ impl ServedGroups {
     }
 
     fn grow(&self, grown: GrownPool) -> Result<()> {
-        self.served.name_nodes(&self.assembly())?;
+        self.served.name_nodes(&mut self.assembly())?;
         Ok(self.served.run(|cx| async move { grow(grown, &cx).await })??)
     }
 
@@ -483,7 +483,7 @@ impl ServedGroups {
     pub(super) fn build(&self, name: &str) -> Result<Volume> {
         let mut assembly = self.assembly();
         let chosen = assembly.choose(&[name.to_owned()]);
-        self.served.name_nodes(&assembly)?;
+        self.served.name_nodes(&mut assembly)?;
         let mut chosen = chosen?;
         Ok(chosen.remove(0).volume)
     }

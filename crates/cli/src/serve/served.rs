@@ -1,16 +1,15 @@
 //! The volumes that some workers serve, which may come, change and go while they do.
 //!
 //! Invariants: (1) all workers have the same volumes under the same numbers, and have had each change of them when the function that
-//! makes it returns; (2) the number of a volume that has gone is not given out again, and its I/O fails: some of a client that has gone
-//! may still be on its way; (3) a layer is in no worker's stack before all counters and traces know its node.
+//! makes it returns; (2) the I/O of a volume that has gone fails, as some of a client that has gone may still be on its way, and its number is
+//! not given out again before all other numbers have been; (3) a layer is in no worker's stack before all counters and traces know its node.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use anyhow::{Result, anyhow};
 use blockwork_engine::{
-    ADDED_NODES_MAX, Layer, NodeId, NodeInfo, Stats, TaskContext, Volume, VolumeId, Worker, WorkerHandle,
-    topmost_first,
+    Layer, NodeId, NodeInfo, Stats, TaskContext, Volume, VolumeId, Worker, WorkerHandle, topmost_first,
 };
 use blockwork_insight::trace::TraceHub;
 use blockwork_layer::ErrorTarget;
@@ -19,10 +18,18 @@ use blockwork_volume::Assembly;
 
 /// See the module's head.
 pub(crate) struct Served {
-    slots: Mutex<Vec<Slot>>,
+    slots: Mutex<Slots>,
     handles: Vec<WorkerHandle<Uring>>,
     stats: Arc<Stats>,
     hub: Arc<TraceHub>,
+}
+
+#[derive(Default)]
+struct Slots {
+    /// By number.
+    all: Vec<Slot>,
+    /// Those of volumes that have gone, in that order.
+    gone: VecDeque<VolumeId>,
 }
 
 #[derive(Clone)]
@@ -39,18 +46,19 @@ impl Served {
         stats: Arc<Stats>,
         hub: Arc<TraceHub>,
     ) -> Served {
-        let slots = volumes.iter().map(|volume| Slot { volume: volume.clone(), is_gone: false }).collect();
+        let all = volumes.iter().map(|volume| Slot { volume: volume.clone(), is_gone: false }).collect();
+        let slots = Slots { all, ..Slots::default() };
         Served { slots: Mutex::new(slots), handles, stats, hub }
     }
 
-    fn slots(&self) -> MutexGuard<'_, Vec<Slot>> {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All volumes.
     pub(crate) fn all(&self) -> Vec<(VolumeId, Volume)> {
         let slots = self.slots();
-        let numbered = (0u16..).map(VolumeId).zip(slots.iter());
+        let numbered = (0..=u16::MAX).map(VolumeId).zip(slots.all.iter());
         numbered.filter(|(_, slot)| !slot.is_gone).map(|(id, slot)| (id, slot.volume.clone())).collect()
     }
 
@@ -59,23 +67,27 @@ impl Served {
         self.all().into_iter().find(|(_, volume)| volume.name == name)
     }
 
-    /// Nodes that can still be added.
-    pub(crate) fn room_for_nodes(&self, assembly: &Assembly) -> usize {
-        (self.stats.nodes().len() + ADDED_NODES_MAX).saturating_sub(assembly.node_count())
-    }
-
     /// Counters and traces get to know the nodes that an assembly has made since they did last. Whoever calls has not let go of the
     /// assembly since it made them.
     ///
     /// # Errors
     ///
     /// There is no room for them.
-    pub(crate) fn name_nodes(&self, assembly: &Assembly) -> Result<()> {
+    pub(crate) fn name_nodes(&self, assembly: &mut Assembly) -> Result<()> {
+        let renewed = assembly.take_renewed_nodes();
+        if !renewed.is_empty() {
+            let nodes = renewed.clone();
+            self.each_worker(move |worker| worker.clear_counters(&nodes));
+        }
+        for node in renewed {
+            self.stats.renew(node, assembly.node(node).clone());
+            self.hub.name(node, assembly.node(node));
+        }
         for at in self.stats.node_count()..assembly.node_count() {
             let node = NodeId(u16::try_from(at).map_err(|_| anyhow!("there are more than 65535 layers"))?);
             let info: &NodeInfo = assembly.node(node);
             let named = self.stats.add(info.clone())?;
-            self.hub.add(named, info);
+            self.hub.name(named, info);
         }
         Ok(())
     }
@@ -88,11 +100,18 @@ impl Served {
     pub(crate) fn add(&self, volume: Volume) -> Result<VolumeId> {
         let id = {
             let mut slots = self.slots();
-            let id = u16::try_from(slots.len()).map_err(|_| {
-                anyhow!("65536 volumes were served since the server was started: start it anew to serve more")
-            })?;
-            slots.push(Slot { volume: volume.clone(), is_gone: false });
-            VolumeId(id)
+            let slot = Slot { volume: volume.clone(), is_gone: false };
+            match u16::try_from(slots.all.len()) {
+                Ok(next) => {
+                    slots.all.push(slot);
+                    VolumeId(next)
+                }
+                Err(_) => {
+                    let id = slots.gone.pop_front().ok_or_else(|| anyhow!("65536 volumes are served"))?;
+                    slots.all[usize::from(id.0)] = slot;
+                    id
+                }
+            }
         };
         self.tell_workers(id, &volume);
         Ok(id)
@@ -100,7 +119,7 @@ impl Served {
 
     /// Another one in the place of a volume: what is submitted from now on goes to that.
     pub(crate) fn set(&self, id: VolumeId, volume: Volume) {
-        self.slots()[usize::from(id.0)].volume = volume.clone();
+        self.slots().all[usize::from(id.0)].volume = volume.clone();
         self.tell_workers(id, &volume);
     }
 
@@ -108,7 +127,8 @@ impl Served {
     pub(crate) fn withdraw(&self, id: VolumeId) {
         let volume = {
             let mut slots = self.slots();
-            let slot = &mut slots[usize::from(id.0)];
+            slots.gone.push_back(id);
+            let slot = &mut slots.all[usize::from(id.0)];
             let root = &slot.volume.root;
             let nothing: Arc<dyn Layer> = Arc::new(ErrorTarget::new(root.node(), root.sectors()));
             *slot = Slot { volume: slot.volume.with_root(nothing), is_gone: true };

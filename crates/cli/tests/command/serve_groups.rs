@@ -566,3 +566,56 @@ fn what_a_pool_was_not_told_before_its_server_was_killed_is_made_when_the_group_
     run(tool("nbdinfo").arg(lab.scratch.uri("vg/new")));
     server.stop_quietly();
 }
+
+#[test]
+fn volumes_come_and_go_without_end_and_each_begins_with_figures_of_its_own() {
+    let disks = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let lab = Lab::new(&disks.map(|disk| (disk, 40)));
+    lab.verb(&[&["vg", "create", "vg"], &disks[..]].concat());
+    lab.verb(&["lv", "create", "vg/stays", "--size", "4M"]);
+    let server = lab.scratch.serve([&["--disk"], &disks[..]].concat());
+    let nodes = || lab.scratch.ask("/v1/stats")["nodes"].as_array().expect("a list").clone();
+    let of = |volume: &str| -> Vec<Value> {
+        let is_its = |name: &str| name == volume || name.starts_with(&format!("{volume}_"));
+        nodes().into_iter().filter(|node| is_its(node["name"].as_str().expect("text"))).collect()
+    };
+    let make = |volume: &str| {
+        // Sixteen legs with their metadata, and the array.
+        served(
+            &lab,
+            &["lv", "create", volume, "--type", "raid10", "--stripes", "4", "--size", "16M", "--nosync"],
+        );
+    };
+    let write = |volume: &str, times: u32| {
+        let uri = lab.scratch.uri(volume);
+        python(&format!(
+            "h = connect({uri:?})\nfor i in range({times}): h.pwrite(b'x' * 65536, i % 64 << 16)\n"
+        ));
+    };
+    for job in 0..64 {
+        let volume = format!("vg/job{job}");
+        make(&volume);
+        if job < 6 {
+            write(&volume, 500);
+        }
+        if job == 0 {
+            assert_eq!(of("vg/job0").len(), 17);
+        }
+        // Until the server has seen the client go.
+        until("the job's volume can be removed", || {
+            output(&mut lab.scratch.blockwork(["lv", "remove", &volume])).status.success()
+        });
+    }
+    assert!(nodes().len() >= 1024, "{}", nodes().len());
+    assert!(of("vg/job0").is_empty(), "its numbers are others' now");
+    make("vg/last");
+    write("vg/last", 3);
+    let (own, writes) =
+        (of("vg/last"), |node: &Value| node["counters"]["writes"].as_u64().expect("a number"));
+    assert_eq!(own.len(), 17, "{own:?}");
+    let array = own.iter().find(|node| node["kind"] == "raid").expect("it is an array");
+    assert_eq!(writes(array), 3, "{array}");
+    assert!(own.iter().all(|node| writes(node) < 100), "{own:?}");
+    server.stop_quietly();
+    lab.expect_sound();
+}

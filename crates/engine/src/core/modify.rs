@@ -28,7 +28,7 @@ impl Core {
     #[cold]
     fn hold_claims(&mut self) {
         self.heeds_claims = false;
-        for (id, volume) in (0u16..).map(VolumeId).zip(&self.volumes) {
+        for (id, volume) in (0..=u16::MAX).map(VolumeId).zip(&self.volumes) {
             if volume.modify.is_claimed() {
                 self.heeds_claims = true;
                 self.bios.hold(id, &volume.modify);

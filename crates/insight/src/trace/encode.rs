@@ -1,7 +1,7 @@
 //! One worker's events as records, for one subscriber.
 
 use std::fmt::Write;
-use std::sync::OnceLock;
+use std::sync::{PoisonError, RwLock};
 use std::time::SystemTime;
 
 use blockwork_engine::{
@@ -19,41 +19,45 @@ const NAME_CHARS_MAX: usize = 200;
 /// Longest range that a record can tell: what fits 32 bits in bytes.
 const RANGE_MAX: Sectors = Sectors(u32::MAX as u64 / SECTOR);
 
+/// What a node is called in records, and in messages.
+type Name = (Device, String);
+
 /// What is the same for all records.
 pub(super) struct Names {
     pid: u32,
-    nodes: Vec<(Device, String)>,
+    nodes: Vec<Name>,
     /// Of nodes that came later, numbered behind the others.
-    added: Box<[OnceLock<(Device, String)>]>,
+    added: Box<[RwLock<Option<Name>>]>,
 }
 
 impl Names {
     pub(super) fn new(nodes: &[NodeInfo]) -> Names {
-        let added = (0..ADDED_NODES_MAX).map(|_| OnceLock::new()).collect();
+        let added = (0..ADDED_NODES_MAX).map(|_| RwLock::default()).collect();
         Names { pid: std::process::id(), nodes: nodes.iter().map(name_of).collect(), added }
     }
 
-    /// Names a node that came later; of two for one number the first stays.
-    pub(super) fn add(&self, node: NodeId, info: &NodeInfo) {
+    /// Names a node that came later, or that has become another one.
+    pub(super) fn name(&self, node: NodeId, info: &NodeInfo) {
         if let Some(slot) =
             usize::from(node.0).checked_sub(self.nodes.len()).and_then(|at| self.added.get(at))
         {
-            slot.get_or_init(|| name_of(info));
+            *slot.write().unwrap_or_else(PoisonError::into_inner) = Some(name_of(info));
         }
     }
 
-    fn node(&self, node: NodeId) -> &(Device, String) {
+    fn look<T>(&self, node: NodeId, act: impl FnOnce(&Name) -> T) -> T {
         let at = usize::from(node.0);
-        let known = self.nodes.get(at).or_else(|| self.added.get(at - self.nodes.len())?.get());
-        known.expect("a node is named before anything happens to it")
+        match self.nodes.get(at) {
+            Some(known) => act(known),
+            None => {
+                let known = self.added[at - self.nodes.len()].read().unwrap_or_else(PoisonError::into_inner);
+                act(known.as_ref().expect("a node is named before anything happens to it"))
+            }
+        }
     }
 
-    fn device(&self, event: &Event) -> Device {
-        self.node(event.node).0
-    }
-
-    fn name(&self, event: &Event) -> &str {
-        &self.node(event.node).1
+    fn device(&self, node: NodeId) -> Device {
+        self.look(node, |(device, _)| *device)
     }
 }
 
@@ -105,12 +109,12 @@ impl Lane {
     /// Appends the record of an event, and the message that belongs to it.
     pub(super) fn event(&mut self, names: &Names, event: &Event, out: &mut Vec<u8>) {
         self.newest_ns = self.newest_ns.max(event.time.0);
-        let device = names.device(event);
+        let device = names.device(event.node);
         if let Some(record) = record(names, event, device) {
             self.sequence = self.sequence.wrapping_add(1);
             self.write(Record { sequence: self.sequence, pid: names.pid, ..record }, out);
         }
-        if let Some(text) = message(names.name(event), event) {
+        if let Some(text) = names.look(event.node, |(_, name)| message(name, event)) {
             self.message(names, device, &text, out);
         }
     }
@@ -118,7 +122,7 @@ impl Lane {
     /// Appends the message that events are missing here.
     pub(super) fn dropped(&mut self, names: &Names, event: &Event, count: u64, out: &mut Vec<u8>) {
         let text = format!("blockwork: {count} events dropped: the reader was too slow");
-        self.message(names, names.device(event), &text, out);
+        self.message(names, names.device(event.node), &text, out);
     }
 
     fn message(&mut self, names: &Names, device: Device, text: &str, out: &mut Vec<u8>) {
@@ -141,7 +145,7 @@ fn record(names: &Names, event: &Event, device: Device) -> Option<Record<'static
         (_, Payload::Unplug { requests }) => Record::unplug(device, u64::from(requests)),
         (_, Payload::Split { new_sector }) => Record::split(io, device, sector, bytes, new_sector.0),
         (_, Payload::Remap { from, sector: sector_from }) => {
-            let from = names.node(from).0;
+            let from = names.device(from);
             Record::remap(io, bytes, sector, Remap { from, to: device, sector_from: sector_from.0 })
         }
         // As the kernel stores it: the negative errno, cut to 16 bits.

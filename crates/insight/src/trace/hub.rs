@@ -40,6 +40,10 @@ impl NodeSet {
         self.0[index] = true;
     }
 
+    fn remove(&mut self, node: NodeId) {
+        self.0.get_mut(usize::from(node.0)).into_iter().for_each(|has| *has = false);
+    }
+
     /// Whether a node is in it.
     pub fn has(&self, node: NodeId) -> bool {
         self.0.get(usize::from(node.0)).copied().unwrap_or(false)
@@ -67,7 +71,7 @@ pub struct TraceHub {
     names: Names,
     wanted: Arc<AtomicBool>,
     subscribers: Mutex<Subscribers>,
-    /// Counts changes of `subscribers`, so that a sink takes the lock only when there is news.
+    /// Counts changes of `subscribers`, and of what they want, so that a sink takes the lock only when there is news.
     changes: AtomicU64,
 }
 
@@ -79,8 +83,18 @@ struct Subscribers {
 
 struct Subscriber {
     /// None: everything.
-    nodes: Option<NodeSet>,
+    nodes: Option<Mutex<NodeSet>>,
     queue: Queue,
+}
+
+impl Subscriber {
+    fn forget(&self, node: NodeId) {
+        self.nodes.iter().for_each(|nodes| nodes.lock().unwrap_or_else(PoisonError::into_inner).remove(node));
+    }
+
+    fn wanted(&self) -> Option<Arc<NodeSet>> {
+        self.nodes.as_ref().map(|nodes| nodes.lock().unwrap_or_else(PoisonError::into_inner).clone().into())
+    }
 }
 
 impl TraceHub {
@@ -94,9 +108,14 @@ impl TraceHub {
         })
     }
 
-    /// One more node, as [`Stats::add`](blockwork_engine::Stats::add) has numbered it: told before anything happens to it.
-    pub fn add(&self, node: NodeId, info: &NodeInfo) {
-        self.names.add(node, info);
+    /// One more node, as [`Stats::add`](blockwork_engine::Stats::add) has numbered it, or one that has become another one
+    /// ([`Stats::renew`](blockwork_engine::Stats::renew)), of which those who listen to the old one hear nothing. Told before anything
+    /// happens to it.
+    pub fn name(&self, node: NodeId, info: &NodeInfo) {
+        self.change(|subscribers| {
+            subscribers.all.iter().for_each(|subscriber| subscriber.forget(node));
+        });
+        self.names.name(node, info);
     }
 
     /// Set while somebody listens.
@@ -116,7 +135,7 @@ impl TraceHub {
 
     /// Listens to `nodes`, or to everything, from now on until the subscription is dropped.
     pub fn subscribe(self: &Arc<Self>, nodes: Option<NodeSet>) -> Subscription {
-        let subscriber = Arc::new(Subscriber { nodes, queue: Queue::default() });
+        let subscriber = Arc::new(Subscriber { nodes: nodes.map(Mutex::new), queue: Queue::default() });
         self.change(|subscribers| {
             if subscribers.closed {
                 subscriber.queue.close();
@@ -230,11 +249,13 @@ struct Sink {
 /// One subscriber, as one worker sees it.
 struct Listener {
     subscriber: Arc<Subscriber>,
+    /// What it wants; none: everything.
+    wanted: Option<Arc<NodeSet>>,
     lane: Lane,
 }
 
 impl Sink {
-    /// Looks whether subscribers came or went.
+    /// Looks whether subscribers came or went, or want something else.
     fn look(&mut self) {
         let changes = self.hub.changes.load(Ordering::Acquire); // pairs with the Release in `TraceHub::change`
         if changes == self.seen {
@@ -245,10 +266,12 @@ impl Sink {
         self.listeners.retain(|listener| {
             subscribers.all.iter().any(|subscriber| Arc::ptr_eq(subscriber, &listener.subscriber))
         });
+        self.listeners.iter_mut().for_each(|listener| listener.wanted = listener.subscriber.wanted());
         for subscriber in &subscribers.all {
             if !self.listeners.iter().any(|listener| Arc::ptr_eq(subscriber, &listener.subscriber)) {
                 let lane = Lane::new(self.worker);
-                self.listeners.push(Listener { subscriber: subscriber.clone(), lane });
+                let wanted = subscriber.wanted();
+                self.listeners.push(Listener { subscriber: subscriber.clone(), wanted, lane });
             }
         }
     }
@@ -267,8 +290,8 @@ impl EventSink for Sink {
 impl Listener {
     /// Encodes and queues those of `events` that the subscriber wants to hear of.
     fn tell(&mut self, names: &Names, events: &[Event]) {
-        let subscriber = self.subscriber.clone();
-        let wanted = |event: &&Event| subscriber.nodes.as_ref().is_none_or(|nodes| nodes.has(event.node));
+        let (subscriber, nodes) = (self.subscriber.clone(), self.wanted.clone());
+        let wanted = |event: &&Event| nodes.as_ref().is_none_or(|nodes| nodes.has(event.node));
         let mut left = events.len();
         let mut events = events.iter().filter(wanted).peekable();
         while let Some(&first) = events.peek() {

@@ -292,7 +292,7 @@ impl Assembly {
     fn family_node(&mut self, group: GroupId, lv: LvIndex, kind: NodeKind) -> Result<NodeId, String> {
         let device = self.graph.groups[group.0].lv(lv).ok_or("it is no volume by itself")?;
         let name = self.graph.device(device).name.clone();
-        self.graph.nodes.of_volume(&name, kind, MAJOR_DM).map_err(|error| error.to_string())
+        self.graph.nodes.of_volume(device, &name, kind, MAJOR_DM).map_err(|error| error.to_string())
     }
 
     /// The layer of a volume without what its snapshots, or its origin, make of it.

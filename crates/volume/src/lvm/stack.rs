@@ -127,8 +127,11 @@ impl Volume {
             return Ok(*node);
         }
         let name = if alone { self.name.clone() } else { format!("{} {}", self.name, kind.name()) };
-        let node =
-            assembly.graph.nodes.of_volume(&name, kind, MAJOR_DM).map_err(|error| error.to_string())?;
+        let node = assembly
+            .graph
+            .nodes
+            .of_volume(self.device, &name, kind, MAJOR_DM)
+            .map_err(|error| error.to_string())?;
         self.nodes.insert(kind.name(), node);
         Ok(node)
     }
