@@ -150,6 +150,9 @@ pub(crate) struct ServeArgs {
     /// already, running or paused (`xl create -p`), and its configuration does not name the disk. Once for each volume, in their order.
     #[arg(long, value_name = "DOMID/VDEV", value_parser = xen_disk)]
     pub(crate) xen: Vec<(u16, VirtualDevice)>,
+    /// Begin with nothing to serve by: `blockwork export add` gives volumes to virtual machines as these come.
+    #[arg(long, conflicts_with_all = ["nbd", "tls_certificates", "fuse", "vhost_user", "xen", "no_control"])]
+    pub(crate) no_exports: bool,
     /// Write nothing to any disk.
     #[arg(short, long, alias = "readonly")]
     pub(crate) read_only: bool,

@@ -65,10 +65,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     take_all_descriptors();
     let inherited = nbd::inherited(|name| std::env::var(name).ok())?;
     let guests = args.vhost_user.len() + args.xen.len();
-    if args.nbd.is_empty() && args.fuse.is_empty() && guests == 0 && inherited.is_empty() {
-        bail_usage!(
-            "nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT, --fuse FILE, --vhost-user PATH or --xen DOMID/VDEV"
-        );
+    match args.nbd.len() + args.fuse.len() + guests + inherited.len() {
+        0 if !args.no_exports => bail_usage!(
+            "nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT, --fuse FILE, --vhost-user PATH or --xen DOMID/VDEV; or \
+             --no-exports, where all that there is to be comes by `blockwork export add`"
+        ),
+        1.. if args.no_exports => bail_usage!(
+            "--no-exports, and sockets of a service manager (LISTEN_FDS) to serve by NBD: take away either"
+        ),
+        _ => {}
     }
     let (disks, named) = disks_and_volumes(args);
     let mut assembly = assemble(args, disks)?;
@@ -145,7 +150,17 @@ fn choose(assembly: &mut Assembly, named: &[String]) -> Result<Vec<Volume>> {
         log::warn!("not served: {error}");
     }
     if chosen.is_empty() {
-        bail!("the disks hold no volume that can be served; `blockwork scan` shows what they hold");
+        let groups: Vec<String> = match refused.is_empty() && named.is_empty() && !assembly.is_read_only() {
+            true => assembly.graph().groups.iter().map(|group| escape(&group.name)).collect(),
+            false => Vec::new(),
+        };
+        if groups.is_empty() {
+            bail!("the disks hold no volume that can be served; `blockwork scan` shows what they hold");
+        }
+        log::warn!(
+            "{}: no volume yet that can be opened; `blockwork lv create` makes some",
+            groups.join(", ")
+        );
     }
     let volumes = chosen.into_iter().map(|chosen| {
         if let Some(why) = &chosen.read_only {
@@ -181,10 +196,11 @@ impl News {
     }
 }
 
-/// Guests' rings alone are served best by all that a device has answered.
+/// Guests' rings alone are served best by all that a device has answered. Where all is added later, these are what comes mostly.
 fn wakes_with(args: &ServeArgs) -> WakesWith {
     let has_others = !(args.nbd.is_empty() && args.fuse.is_empty() && args.xen.is_empty());
-    if has_others || args.vhost_user.is_empty() { WakesWith::First } else { WakesWith::All }
+    let has_guests = !args.vhost_user.is_empty() || args.no_exports;
+    if has_guests && !has_others { WakesWith::All } else { WakesWith::First }
 }
 
 /// A server that is up.
@@ -272,7 +288,7 @@ impl Running {
         let listeners = listeners.into_iter().map(|listener| listener.insecure(args.insecure)).collect();
         let volumes = self.workers.served.all();
         let exports = volumes.iter().map(|(id, volume)| Export::new(*id, volume, args.read_only));
-        let exports = Exports::new(exports.collect())?;
+        let exports = Exports::of(exports)?;
         let mut config = NbdConfig::new(exports.clone());
         config.connections_max = args.nbd_clients.into();
         if let Some(folder) = &args.tls_certificates {
@@ -481,7 +497,7 @@ fn announce(args: &ServeArgs, addresses: &[String]) -> Result<()> {
     if args.json {
         out::print(&format!("{}\n", serde_json::json!({ "ready": addresses })))
     } else {
-        out::print(&format!("ready {}\n", addresses.join(" ")))
+        out::print(&format!("{}\n", format!("ready {}", addresses.join(" ")).trim_end()))
     }
 }
 
@@ -512,6 +528,7 @@ mod tests {
             wakes_with(&args)
         };
         assert_eq!(of(&["--vhost-user", "a"]), WakesWith::All);
+        assert_eq!(of(&["--no-exports"]), WakesWith::All);
         assert_eq!(of(&["--vhost-user", "a", "--nbd", "unix:b"]), WakesWith::First);
         assert_eq!(of(&["--vhost-user", "a", "--fuse", "b"]), WakesWith::First);
         assert_eq!(of(&["--vhost-user", "a", "--xen", "1/xvda"]), WakesWith::First);

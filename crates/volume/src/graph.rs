@@ -6,7 +6,7 @@
 //! print.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, LeafSource, NodeId, Sectors};
@@ -165,6 +165,8 @@ pub struct Graph {
     /// The volume groups.
     pub groups: Vec<Group>,
     by_name: HashMap<String, DeviceId>,
+    /// Of devices that are no more, and that nobody knows.
+    places: BTreeSet<DeviceId>,
     /// Of each device that has more names than its own: those.
     aliases: HashMap<DeviceId, Vec<String>>,
     /// How many ways lead from a layer to disks, of those that devices are.
@@ -296,7 +298,7 @@ impl Graph {
 
     /// Adds a device under a name that is not in use, which it takes from [`Graph::unused_name`].
     pub(crate) fn add(&mut self, new: NewDevice) -> DeviceId {
-        let id = DeviceId(self.devices.len());
+        let id = self.next_id(&new.below);
         let Base { depth, read_only, .. } = self.base(&new.kind, &new.below);
         let stack = match new.stack {
             Stack::Ready(_) | Stack::Unbuilt if depth > STACK_DEPTH_MAX => Stack::Refused(format!(
@@ -308,7 +310,7 @@ impl Graph {
         let read_only = new.read_only.or(read_only);
         let before = self.by_name.insert(new.name.clone(), id);
         assert!(before.is_none(), "two devices are called {:?}", new.name);
-        self.devices.push(Device {
+        let device = Device {
             name: new.name,
             kind: new.kind,
             sectors: new.sectors,
@@ -319,8 +321,24 @@ impl Graph {
             warnings: Vec::new(),
             stack,
             depth,
-        });
+        };
+        match self.devices.get_mut(id.0) {
+            Some(place) => *place = device,
+            None => self.devices.push(device),
+        }
         id
+    }
+
+    /// The number of a device that stands upon these: that of one that is no more, if there is one above them.
+    fn next_id(&mut self, below: &[DeviceId]) -> DeviceId {
+        let least = below.iter().map(|below| below.0 + 1).max().unwrap_or(0);
+        match self.places.range(DeviceId(least)..).next().copied() {
+            Some(place) => {
+                self.places.remove(&place);
+                place
+            }
+            None => DeviceId(self.devices.len()),
+        }
     }
 
     /// What devices mean for one that is added upon them; they do not change in that.
@@ -394,7 +412,7 @@ impl Graph {
         }
     }
 
-    /// A device is no more: nothing can be had of it, it stands upon nothing, and its name is free.
+    /// A device is no more: nothing can be had of it, it stands upon nothing, and its name is free, as is its number.
     pub(crate) fn retire(&mut self, id: DeviceId) {
         self.free_names(id);
         for node in self.nodes.give_up(id) {
@@ -404,7 +422,15 @@ impl Graph {
         device.stack = Stack::Refused("it was removed".into());
         device.is_offered = false;
         device.below = Arc::default();
-        device.content = Content::Nothing;
+        device.warnings = Vec::new();
+        // What was part of an array or a group may be known there still.
+        let is_part = matches!(
+            std::mem::replace(&mut device.content, Content::Nothing),
+            Content::MdMember(_) | Content::DamagedMember | Content::FirmwareMember(_) | Content::Pv(_)
+        );
+        if !is_part {
+            self.places.insert(id);
+        }
     }
 
     /// Why a device upon these must not be written. A thin volume only reads its external origin, which nobody may write.

@@ -89,7 +89,7 @@ impl Session {
             preferred_block: 4096,
             logical_block: 512,
         };
-        let exports = Exports::new(vec![export(NAME), export("b")]).expect("two names");
+        let exports = Exports::of([export(NAME), export("b")]).expect("two names");
         let tls = if flags & TLS != 0 { TlsState::Required } else { TlsState::Off };
         let mut out = Vec::new();
         let handshake = Handshake::new(exports, tls, &mut out);

@@ -152,11 +152,10 @@ impl ServedGroups {
         let mut withdrawn = Vec::new();
         for name in names {
             let Some((id, volume)) = self.served.find(name) else { continue };
-            if let Err(error) = self.offers.remove(id, name) {
+            if let Err(error) = self.take(id, name) {
                 self.give_back(withdrawn);
                 return Err(Refusal::new(RefusalKind::Conflict, error));
             }
-            self.served.withdraw(id);
             withdrawn.push(Withdrawn { name: name.clone(), volume: Some(volume) });
         }
         let volumes = withdrawn.iter().filter_map(|one| one.volume.clone()).collect();
@@ -166,6 +165,14 @@ impl ServedGroups {
             return Err(Refusal::new(RefusalKind::Conflict, error));
         }
         Ok(withdrawn)
+    }
+
+    /// Takes a volume away, unless a client has it open.
+    pub(super) fn take(&self, id: VolumeId, name: &str) -> Result<()> {
+        self.offers.remove(id, name)?;
+        self.served.withdraw(id);
+        self.offers.is_gone(name);
+        Ok(())
     }
 
     /// Waits for I/O on volumes as they were.

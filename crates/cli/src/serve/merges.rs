@@ -371,18 +371,14 @@ impl ServedGroups {
     ) -> Result<()> {
         self.check_room(&self.assembly()).map_err(|refusal| anyhow!(refusal.text))?;
         for (id, volume) in &snapshots {
-            self.offers.remove(*id, &volume.name)?;
+            self.take(*id, &volume.name)?;
         }
         let empty: Vec<Volume> = origins.iter().map(|(_, volume)| with_nothing(volume)).collect();
         for ((id, _), volume) in origins.iter().zip(&empty) {
             self.offers.change(&volume.name, *id, volume)?;
         }
-        let old = origins.into_iter().chain(snapshots);
-        let old = old.map(|(id, volume)| {
-            self.served.withdraw(id);
-            volume
-        });
-        let mut old: Vec<Volume> = old.collect();
+        origins.iter().for_each(|(id, _)| self.served.withdraw(*id));
+        let mut old: Vec<Volume> = origins.into_iter().chain(snapshots).map(|(_, volume)| volume).collect();
         let pool = self.assembly().thin_device(&format!("{}/{}", merge.group, merge.origin));
         if pool.is_some_and(|(pool, _)| pool.mode() == Mode::OutOfDataSpace) {
             // Nobody could make room meanwhile for what waits for that. It goes by the layers that it has, and so nowhere.
@@ -426,8 +422,7 @@ impl ServedGroups {
     fn switch_to_merge(&self, merge: &TextMerge, snapshots: &[(VolumeId, Volume)]) -> Result<()> {
         self.check_room(&self.assembly()).map_err(|refusal| anyhow!(refusal.text))?;
         for (id, volume) in snapshots {
-            self.offers.remove(*id, &volume.name)?;
-            self.served.withdraw(*id);
+            self.take(*id, &volume.name)?;
         }
         self.settle(snapshots.iter().map(|(_, volume)| volume.clone()).collect())?;
         let Some(changed) = self.assembly().part_merged(merge)? else { return Ok(()) };

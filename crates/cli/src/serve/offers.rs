@@ -358,6 +358,11 @@ impl Offers {
         Ok(())
     }
 
+    /// A volume that was removed is nobody's any more: there is nothing of that name that a guest could get.
+    pub(super) fn is_gone(&self, name: &str) {
+        self.guests().withheld.remove(name);
+    }
+
     /// What guests have is about to end, before the workers do.
     pub(super) fn ask_guests_to_end(&self) {
         self.guests().all.iter().for_each(|(_, guest)| guest.ask_to_end());

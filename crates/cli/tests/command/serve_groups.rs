@@ -619,3 +619,39 @@ fn volumes_come_and_go_without_end_and_each_begins_with_figures_of_its_own() {
     server.stop_quietly();
     lab.expect_sound();
 }
+
+#[test]
+fn a_group_without_volumes_is_served_and_gets_them() {
+    let lab = Lab::new(&[("a", 161)]);
+    lab.verb(&["vg", "create", "vg", "a"]);
+    let none = "the disks hold no volume that can be served";
+    let said = lab.scratch.refused(["--disk", "a", "--read-only"]);
+    assert!(said.contains(none), "{said}");
+    let file = lab.scratch.write("file", "");
+    let said = lab.scratch.refused(["--disk", "a", "--fuse", &file]);
+    assert!(said.contains(&format!("{file}: there is no volume that it could be")), "{said}");
+    let folder = lab.scratch.path("folder");
+    std::fs::create_dir(&folder).expect("a new folder");
+    let server = lab.scratch.serve(["--disk", "a", "--fuse", folder.to_str().expect("UTF-8")]);
+    let list = || run(tool("nbdinfo").args(["--list", "--json", &lab.scratch.uri("")]));
+    assert!(!list().contains("vg/"), "{}", list());
+    served(&lab, &["lv", "create", "vg/pool", "--thin-pool", "--size", "64M"]);
+    assert!(!list().contains("vg/"), "a pool is nothing that can be opened: {}", list());
+    let said = refused(&lab, &["lv", "remove", "vg/one"]);
+    assert!(said.contains("there is no logical volume \"vg/one\"; there are: pool"), "{said}");
+    served(&lab, &["lv", "create", "vg/one", "--thin", "pool", "-V", "16M"]);
+    assert!(list().contains("vg/one"), "{}", list());
+    // The first is what is had without a name.
+    let uri = lab.scratch.uri("");
+    python(&format!("h = connect({uri:?})\nh.pwrite(b'1' * 65536, 1 << 20)\nh.flush()\n"));
+    let bytes = std::fs::read(folder.join("vg/one")).expect("it is a file there");
+    assert!(bytes.len() == 16 << 20 && bytes[1 << 20..][..65536].iter().all(|byte| *byte == b'1'));
+    served(&lab, &["lv", "create", "vg/two", "--size", "8M"]);
+    until("nobody has them open", || {
+        output(&mut lab.scratch.blockwork(["lv", "remove", "vg/one", "vg/two", "vg/pool"])).status.success()
+    });
+    assert!(!list().contains("vg/") && std::fs::read_dir(&folder).expect("it is there").next().is_none());
+    let ended = server.stop();
+    assert!(ended.status.success() && ended.stderr.contains("vg: no volume yet"), "{}", ended.stderr);
+    lab.expect_sound();
+}

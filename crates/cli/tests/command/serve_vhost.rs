@@ -277,6 +277,45 @@ fn volumes_become_disks_of_guests_and_cease_to_be_while_others_go_on() {
 }
 
 #[test]
+fn a_server_without_exports_gets_guests_and_goes_on_when_the_last_one_has_gone() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", 16 * MIB);
+    let serve = |args: &[&str]| {
+        let mut command = scratch.blockwork(["serve", "--disk", "disk.img", "--no-exports"]);
+        command.args(args);
+        command
+    };
+    for (more, expected) in [
+        (["--nbd", "unix:nbd.sock"].as_slice(), "cannot be used with '--nbd"),
+        (&["--vhost-user", "a.sock"], "cannot be used with '--vhost-user"),
+        (&["--no-control"], "cannot be used with '--no-control'"),
+    ] {
+        let done = output(&mut serve(more));
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.code() == Some(2) && said.contains(expected), "{said}");
+    }
+    let ask = |words: &str| run(&mut scratch.blockwork(words.split(' ')));
+    let server = Server::start(&mut serve(&[]));
+    assert!(server.addresses.is_empty(), "{:?}", server.addresses);
+    let exports = || scratch.ask("/v1/status")["volumes"][0]["exports"].as_array().map(Vec::len);
+    assert_eq!(exports(), Some(0));
+    for round in 0..2 {
+        ask("export add disk/disk.img --vhost-user guest.sock");
+        assert_eq!(exports(), Some(1));
+        let disk = Disk::new(&scratch.path("guest.sock"), Options::default()).unwrap();
+        let mut guest = Guest::new(disk, 16 * MIB / BLOCK as u64);
+        guest.run(100);
+        guest.verify();
+        drop(guest);
+        until(&format!("guest {round} has gone"), || {
+            output(&mut scratch.blockwork(["export", "remove", "guest.sock"])).status.success()
+        });
+        assert_eq!(exports(), Some(0));
+    }
+    server.stop_quietly();
+}
+
+#[test]
 fn a_server_that_was_killed_while_it_was_busy_is_called_by_a_driver_that_comes_later() {
     for (packed, event_idx) in [(false, false), (false, true), (true, false), (true, true)] {
         let scratch = Scratch::new();

@@ -415,7 +415,8 @@ impl Drop for Server {
 
 /// The addresses in a `ready` line, in either form; none where it is something else.
 fn ready(line: &str) -> Option<Vec<String>> {
-    if let Some(addresses) = line.strip_prefix("ready ") {
+    let is_ready = |rest: &&str| rest.is_empty() || rest.starts_with(' ');
+    if let Some(addresses) = line.trim_end().strip_prefix("ready").filter(is_ready) {
         return Some(addresses.split_whitespace().map(str::to_owned).collect());
     }
     let json: Value = serde_json::from_str(line).ok()?;

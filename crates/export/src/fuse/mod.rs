@@ -79,8 +79,8 @@ pub enum FuseError {
     /// The volumes' names.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// Nothing to show.
-    #[error("{}: no volume to serve was given", .0.display())]
+    /// No volume for a file.
+    #[error("{}: there is no volume that it could be; a folder shows those that come later, too", .0.display())]
     Empty(std::path::PathBuf),
 }
 
@@ -145,7 +145,7 @@ impl fmt::Debug for Loss {
 pub fn mount(path: &Path, files: &Files, options: Options) -> Result<(Session, Mount), FuseError> {
     let count = files.look(|all| all.count());
     let is_folder = match (look(path)?, count) {
-        (_, 0) => return Err(FuseError::Empty(path.to_owned())),
+        (Found::File | Found::Nothing, 0) => return Err(FuseError::Empty(path.to_owned())),
         (Found::File | Found::Nothing, 1) => false,
         _ => true,
     };

@@ -62,17 +62,6 @@ impl Export {
 /// was when it was opened.
 pub type Exports = Offered<Export>;
 
-/// Why a set of exports was refused.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ExportsError {
-    /// Nothing to serve.
-    #[error("an NBD server needs at least one export; name a volume")]
-    Empty,
-    /// One of them.
-    #[error(transparent)]
-    Offered(#[from] OfferedError),
-}
-
 impl Named for Export {
     const OPENER: &'static str = "NBD client";
 
@@ -92,14 +81,6 @@ impl Named for Export {
 impl Exports {
     /// Most entries that LIST answers with; more exports than that can be opened by name.
     pub const LISTED_MAX: usize = 1024;
-
-    /// Checks the names.
-    pub fn new(all: Vec<Export>) -> Result<Exports, ExportsError> {
-        if all.is_empty() {
-            return Err(ExportsError::Empty);
-        }
-        Ok(Exports::of(all)?)
-    }
 
     /// The export of that name.
     pub fn find(&self, name: &[u8]) -> Option<Opened<Export>> {
@@ -147,7 +128,7 @@ pub(crate) mod tests {
 
     #[test]
     fn the_empty_name_is_the_first_export() {
-        let exports = Exports::new(vec![export("a", 1), export("b", 2)]).unwrap();
+        let exports = Exports::of(vec![export("a", 1), export("b", 2)]).unwrap();
         assert_eq!(exports.find(b"").unwrap().name, "a");
         assert_eq!(exports.find(b"b").unwrap().size, 2);
         assert!(exports.find(b"c").is_none());
@@ -155,16 +136,15 @@ pub(crate) mod tests {
 
     #[test]
     fn names_that_clients_could_not_use_are_refused() {
-        assert_eq!(Exports::new(vec![]).unwrap_err(), ExportsError::Empty);
         let twice = vec![export("a", 1), export("a", 2)];
-        assert_eq!(Exports::new(twice).unwrap_err(), OfferedError::Duplicate("a".into()).into());
-        let long = Exports::new(vec![export(&"x".repeat(NAME_MAX + 1), 1)]).unwrap_err().to_string();
+        assert_eq!(Exports::of(twice).unwrap_err(), OfferedError::Duplicate("a".into()));
+        let long = Exports::of(vec![export(&"x".repeat(NAME_MAX + 1), 1)]).unwrap_err().to_string();
         assert_eq!(long, format!("an export's name has {} bytes, NBD allows {NAME_MAX}", NAME_MAX + 1));
     }
 
     #[test]
     fn exports_come_and_go_and_stay_while_they_are_open() {
-        let exports = Exports::new(vec![export("a", 1)]).unwrap();
+        let exports = Exports::of(vec![export("a", 1)]).unwrap();
         let of_a_session = exports.clone();
         exports.add(export("b", 2)).unwrap();
         assert_eq!(exports.add(export("b", 3)).unwrap_err(), OfferedError::Duplicate("b".into()));
@@ -184,7 +164,7 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_withheld_stays_with_those_who_have_it_and_nobody_else_gets_it() {
-        let exports = Exports::new(vec![export("a", 1), export("b", 2)]).unwrap();
+        let exports = Exports::of(vec![export("a", 1), export("b", 2)]).unwrap();
         let both = ["a".to_owned(), "b".to_owned()];
         let open = exports.find(b"b").unwrap();
         let in_use = ("b".to_owned(), in_use(1));
@@ -205,7 +185,7 @@ pub(crate) mod tests {
 
     #[test]
     fn whoever_is_told_that_an_export_was_closed_finds_it_closed() {
-        let exports = Exports::new(vec![export("a", 1)]).unwrap();
+        let exports = Exports::of(vec![export("a", 1)]).unwrap();
         let (again, found) = (exports.clone(), Arc::new(Mutex::new(Vec::new())));
         let told = found.clone();
         exports.when_closed(move || told.lock().unwrap().push(again.withhold_unused(&["a".into()]).is_ok()));

@@ -26,7 +26,7 @@ pub mod session;
 mod tls;
 
 pub use config::NbdConfig;
-pub use exports::{Export, Exports, ExportsError};
+pub use exports::{Export, Exports};
 pub use listen::{ListenError, Listener, inherited};
 pub use server::{Server, ServerCounts};
 pub use tls::{ServerTls, TlsError};

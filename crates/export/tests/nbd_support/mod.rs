@@ -117,9 +117,8 @@ impl Rig {
         let exports = volumes
             .iter()
             .enumerate()
-            .map(|(i, volume)| Export::new(VolumeId(u16::try_from(i).unwrap()), volume, false))
-            .collect();
-        let mut config = NbdConfig::new(Exports::new(exports).expect("names are good"));
+            .map(|(i, volume)| Export::new(VolumeId(u16::try_from(i).unwrap()), volume, false));
+        let mut config = NbdConfig::new(Exports::of(exports).expect("names are good"));
         configure(&mut config);
         let workers: Vec<_> = (0..workers)
             .map(|index| {

@@ -538,7 +538,7 @@ mod tests {
         };
         let mut input = 3u32.to_be_bytes().to_vec();
         (0..OPTIONS).for_each(|n| input.extend(option(1 << 20, &[7; 40][..n % 40])));
-        let exports = Exports::new(vec![export("d", 1 << 20)]).unwrap();
+        let exports = Exports::of(vec![export("d", 1 << 20)]).unwrap();
         let mut handshake = Handshake::new(exports, TlsState::Off, &mut Vec::new());
         let (pool, mut inbox, mut scratch) = (Pool::new(1 << 20), Inbox::new(), Vec::new());
         inbox.free(&pool);

@@ -5,7 +5,7 @@ use crate::nbd::exports::tests::export;
 use proptest::prelude::*;
 
 fn exports() -> Exports {
-    Exports::new(vec![export("first", 1 << 20), export("second", 2 << 20)]).unwrap()
+    Exports::of(vec![export("first", 1 << 20), export("second", 2 << 20)]).unwrap()
 }
 
 fn session(tls: TlsState) -> Handshake {

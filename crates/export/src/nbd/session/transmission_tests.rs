@@ -16,7 +16,7 @@ fn session_of(export: Export, style: Style) -> Transmission {
     if style != Style::Simple {
         flags |= transmission_flags::SEND_DF;
     }
-    let opened = Exports::new(vec![export]).unwrap().find(b"").unwrap();
+    let opened = Exports::of(vec![export]).unwrap().find(b"").unwrap();
     Transmission::new(opened, style, flags, style != Style::Simple)
 }
 

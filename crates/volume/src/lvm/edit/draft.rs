@@ -218,7 +218,7 @@ impl Draft {
         let pv = self.vg.pv(id).ok_or_else(|| EditError::Absent {
             what: "physical volume",
             name: id.to_string(),
-            there_are: shown(self.vg.pvs.iter().map(|pv| pv.id.to_string())),
+            there_are: there_are(self.vg.pvs.iter().map(|pv| pv.id.to_string())),
         })?;
         let hint = self.vg.pvs[pv.0].device_hint.clone().unwrap_or_else(|| id.to_string());
         let is_on_it = |area: &Area| matches!(area, Area::Pv { pv: on, .. } if *on == pv);
@@ -302,7 +302,7 @@ impl Draft {
             return Err(EditError::Absent {
                 what: "logical volume",
                 name: format!("{}/{name}", self.vg.name),
-                there_are: shown(seen.map(|(lv, _)| lv.name.clone())),
+                there_are: there_are(seen.map(|(lv, _)| lv.name.clone())),
             });
         };
         if visible[lv.0] {
@@ -415,6 +415,11 @@ fn check_extent(sectors: u64) -> Result<(), EditError> {
 /// The first of a row of names that is not taken.
 pub(super) fn unused(name: impl Fn(usize) -> String, taken: impl Fn(&String) -> bool) -> String {
     (0..).map(name).find(|name| !taken(name)).expect("there are more numbers than names")
+}
+
+/// Names of those there are, where what was looked for is none of them.
+pub(super) fn there_are(names: impl Iterator<Item = String>) -> String {
+    Some(shown(names)).filter(|names| !names.is_empty()).unwrap_or_else(|| "none".to_owned())
 }
 
 /// Some names, for an error.

@@ -8,7 +8,7 @@ use blockwork_format::lvm2::{AreaHeader, DiskArea, Extension, Label, PvHeader, S
 use blockwork_format::{ErrorKind, FormatError, Source, escape};
 
 use super::commit::Commit;
-use super::draft::{Author, Draft, NewPv, shown};
+use super::draft::{Author, Draft, NewPv, there_are};
 use super::error::EditError;
 use crate::assembly::Assembly;
 use crate::graph::{Content, DeviceId, DeviceKind, GroupId};
@@ -124,7 +124,7 @@ impl GroupEditor {
         self.check_resizeable()?;
         let Some(id) = self.device(name) else {
             let devices = self.assembly.graph().iter().filter(|(_, device)| device.is_offered);
-            let there_are = shown(devices.map(|(_, device)| device.title().to_owned()));
+            let there_are = there_are(devices.map(|(_, device)| device.title().to_owned()));
             return Err(EditError::Absent { what: "device", name: name.to_owned(), there_are });
         };
         let title = self.assembly.graph().device(id).title().to_owned();
@@ -160,7 +160,7 @@ impl GroupEditor {
         let (id, uuid) = (self.device(name), Uuid::from_text(name));
         let is_it = |site: &Site| Some(site.device) == id || Some(site.label.pv.id) == uuid;
         let Some(at) = self.sites.iter().position(|site| is_it(site) && site.role == Role::Member) else {
-            let there_are = shown(self.sites.iter().map(|site| site.title.clone()));
+            let there_are = there_are(self.sites.iter().map(|site| site.title.clone()));
             let what = "physical volume of the group on";
             return Err(EditError::Absent { what, name: name.to_owned(), there_are });
         };
@@ -358,8 +358,7 @@ impl Opened {
 pub(crate) fn find(assembly: &Assembly, name: &str) -> Result<GroupId, EditError> {
     let groups = &assembly.graph().groups;
     groups.iter().position(|group| group.name == name).map(GroupId).ok_or_else(|| {
-        let there_are = shown(groups.iter().map(|group| group.name.clone()));
-        let there_are = if there_are.is_empty() { "none on these disks".to_owned() } else { there_are };
+        let there_are = there_are(groups.iter().map(|group| group.name.clone()));
         EditError::Absent { what: "volume group", name: name.to_owned(), there_are }
     })
 }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::create::{Shape, Size, columns};
 use super::data::{Piece, wiped};
-use super::draft::{Draft, check_tags, lv_list, lv_section, shown};
+use super::draft::{Draft, check_tags, lv_list, lv_section, shown, there_are};
 use super::error::{EditError, bytes_shown};
 use super::resize::{Resize, Resized, only_segment};
 use super::section::{Birth, Keys, number, strings, volume};
@@ -378,11 +378,10 @@ impl Draft {
             matches!(lv.segments[0].kind, SegmentType::ThinPool { .. })
         };
         let pools = vg.lvs.iter().filter(is_pool).map(|lv| lv.name.clone());
-        let there_are = Some(shown(pools)).filter(|names| !names.is_empty());
         Err(EditError::Absent {
             what: "thin pool",
             name: format!("{}/{name}", vg.name),
-            there_are: there_are.unwrap_or_else(|| "none".into()),
+            there_are: there_are(pools),
         })
     }
 
