@@ -105,12 +105,13 @@ impl Quiescence {
     /// Waits until every bio that was resolved before this call has completed.
     pub(crate) async fn wait(&self) {
         let wanted = self.raise(false);
+        let mut known = None;
         std::future::poll_fn(|cx| {
             let mut state = self.state();
             if state.members.iter().all(|member| member.reached >= wanted) {
                 return Poll::Ready(());
             }
-            state.waiting.push((wanted, cx.waker().clone()));
+            register(&mut state.waiting, wanted, &mut known, cx.waker());
             Poll::Pending
         })
         .await;
@@ -119,12 +120,13 @@ impl Quiescence {
     /// Waits until every worker has looked, in a turn that began after this call, what was published before it.
     pub(crate) async fn have_all_look(&self) {
         let wanted = self.raise(false);
+        let mut known = None;
         std::future::poll_fn(|cx| {
             let mut state = self.state();
             if state.members.iter().all(|member| member.looked >= wanted) {
                 return Poll::Ready(());
             }
-            state.until_looked.push((wanted, cx.waker().clone()));
+            register(&mut state.until_looked, wanted, &mut known, cx.waker());
             Poll::Pending
         })
         .await;
@@ -138,6 +140,16 @@ impl Quiescence {
         due.extend(state.until_looked.extract_if(.., |(wanted, _)| *wanted <= looked));
         drop(state);
         due.into_iter().for_each(|(_, waker)| waker.wake());
+    }
+}
+
+/// Has a task woken when that epoch is reached; once, however often it looks for itself. A task that waits for other things besides, as one that syncs
+/// several windows does, is polled for each of them: woken as often as it had been polled, it would be polled so often again, each time
+/// beside the next wait.
+fn register(waiting: &mut Vec<(u64, Waker)>, wanted: u64, known: &mut Option<Waker>, waker: &Waker) {
+    if known.as_ref().is_none_or(|known| !known.will_wake(waker)) {
+        *known = Some(waker.clone());
+        waiting.push((wanted, waker.clone()));
     }
 }
 
@@ -268,6 +280,33 @@ mod tests {
         two.end(second);
         assert!(done(&mut wait), "what began later is not waited for");
         one.end(later);
+    }
+
+    struct Count(AtomicU64);
+    impl std::task::Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_is_polled_for_other_things_meanwhile_is_woken_once() {
+        let all = Quiescence::default();
+        let mut one = all.join(Arc::new(Nobody));
+        let under_way = one.begin();
+        let woken = Arc::new(Count(AtomicU64::new(0)));
+        let waker = Waker::from(woken.clone());
+        let (mut wait, mut look) = (pin!(all.wait()), pin!(all.have_all_look()));
+        for _ in 0..5 {
+            assert!(wait.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+            assert!(look.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        one.look();
+        one.has_looked();
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "all have looked");
+        one.end(under_way);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 2, "and it has ended");
+        assert!(done(&mut wait) && done(&mut look));
     }
 
     #[test]
