@@ -378,7 +378,7 @@ impl Running {
         exports: Arc<ServedExports>,
     ) -> Result<()> {
         for (id, volume) in self.workers.served.all() {
-            state.volumes().add(&volume, self.offers.of(id));
+            state.volumes().add(&volume, self.offers.of(id, &volume.name));
         }
         self.workers.leaves().iter().for_each(|(_, leaf)| state.disks().add(leaf.clone()));
         state.set_arrays(Arc::new(ServedArrays::new(&self.workers, state.disks(), self.offers.clone())));

@@ -38,7 +38,7 @@ pub struct VolumeStatus {
     pub bytes: u64,
     /// Whether it refuses writes.
     pub read_only: bool,
-    /// Where clients find it, such as `nbd:unix:/run/blockwork.nbd`.
+    /// Where clients find it, such as `nbd+unix:///disk/a.img/1?socket=/run/a.sock`.
     pub exports: Vec<String>,
     /// Of a snapshot, or of an origin into which one is merged: how full the store is, as `dmsetup status` has it (`USED/TOTAL METADATA`
     /// in sectors, `Invalid`, `Overflow`, `Merge failed`).
@@ -128,6 +128,13 @@ impl Volumes {
         let mut all = self.all();
         let known = all.iter_mut().filter(|known| known.status.name == name);
         known.for_each(|known| known.status.exports.push(address.to_owned()));
+    }
+
+    /// Clients find one there now, in place of where it was found.
+    pub fn replace_export(&self, old: &str, new: &str) {
+        let mut all = self.all();
+        let exports = all.iter_mut().flat_map(|known| &mut known.status.exports);
+        exports.filter(|known| *known == old).for_each(|known| new.clone_into(known));
     }
 
     /// Clients find none of them there any more.

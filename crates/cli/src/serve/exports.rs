@@ -94,7 +94,7 @@ impl ServedExports {
     }
 
     fn answer(&self, said: String, id: VolumeId, volume: &str) -> ExportAnswer {
-        ExportAnswer { said, volume: volume.to_owned(), exports: self.offers.of(id) }
+        ExportAnswer { said, volume: volume.to_owned(), exports: self.offers.of(id, volume) }
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Result, anyhow, bail};
 use blockwork_daemon::Volumes;
 use blockwork_engine::{Volume, VolumeId};
 use blockwork_export::fuse::{Files, Served};
-use blockwork_export::nbd::{Export, Exports};
+use blockwork_export::nbd::{self, Export, Exports};
 use blockwork_export::offered::OfferedError;
 use blockwork_format::escape;
 
@@ -224,8 +224,9 @@ impl Offers {
     }
 
     /// Where clients find a volume.
-    pub(super) fn of(&self, id: VolumeId) -> Vec<String> {
-        let mut all = [&self.nbd_addresses[..], &self.files_of(id)].concat();
+    pub(super) fn of(&self, id: VolumeId, name: &str) -> Vec<String> {
+        let mut all: Vec<_> = self.nbd_addresses.iter().map(|address| nbd::uri_of(address, name)).collect();
+        all.extend(self.files_of(id));
         all.extend(self.guests().of(id).map(|guest| guest.address().to_owned()));
         all
     }
@@ -250,8 +251,9 @@ impl Offers {
             return Err(error.into());
         }
         self.guests().give(std::slice::from_ref(&volume.name));
-        self.told.add(volume, self.of(id));
-        Ok(self.of(id))
+        let exports = self.of(id, &volume.name);
+        self.told.add(volume, exports.clone());
+        Ok(exports)
     }
 
     /// A volume has another size, or another name than `name`.
@@ -261,6 +263,9 @@ impl Offers {
     /// It cannot be offered under its name.
     pub(crate) fn change(&self, name: &str, id: VolumeId, volume: &Volume) -> Result<()> {
         self.told.replace(name, volume);
+        for address in &self.nbd_addresses {
+            self.told.replace_export(&nbd::uri_of(address, name), &nbd::uri_of(address, &volume.name));
+        }
         self.guests().of(id).for_each(|guest| guest.set_volume(volume));
         let filed = self.files.as_ref().map_or(Ok(()), |files| files.replace(name, self.served(id, volume)));
         let exported = self

@@ -82,7 +82,7 @@ fn a_server_that_offers_something_else_goes_on_without_a_mount_and_says_so() {
     until("it is heard of", || server.said().contains(&said));
     assert_eq!(
         scratch.ask("/v1/status")["volumes"][0]["exports"],
-        json!([format!("nbd+unix:///?socket={socket}")])
+        json!([format!("nbd+unix:///disk/disk.img?socket={socket}")])
     );
     run(tool("nbdinfo").arg(format!("nbd+unix:///?socket={socket}")));
     let ended = server.stop();

@@ -103,6 +103,8 @@ fn thin_volumes_and_snapshots_come_and_go_while_a_client_writes() {
         "vg/two: 2G (513 extents), before it was 2G (512)\n"
     );
     served(&lab, &["lv", "rename", "vg/two", "vg/three"]);
+    let shown = served(&lab, &["export", "show"]);
+    assert!(shown.contains(&uri("vg/three")) && !shown.contains("vg/two"), "{shown}");
     let script =
         format!("h = connect({:?})\nprint(h.get_size() >> 30, h.pread(1, (1 << 30) - 1))\n", uri("vg/three"));
     assert_eq!(python(&script), "2 bytearray(b'c')\n");

@@ -235,7 +235,11 @@ fn volumes_become_disks_of_guests_and_cease_to_be_while_others_go_on() {
     let shown = ask("export show");
     let line = shown.lines().find(|line| line.starts_with("vg/two")).expect("a line for it");
     assert!(
-        line.contains("16M") && line.ends_with(&format!("vhost-user:{two}")) && line.contains("nbd+unix:"),
+        line.contains("16M")
+            && line.ends_with(&format!(
+                " nbd+unix:///vg/two?socket={} vhost-user:{two}",
+                scratch.at("nbd.sock")
+            )),
         "{shown}"
     );
 

@@ -241,6 +241,15 @@ impl Drop for Listener {
     }
 }
 
+/// The URI of one export, by that of its server ([`Listener::uri`]), which is that of the default export.
+pub fn uri_of(server: &str, export: &str) -> String {
+    let export = percent_encode(export.as_bytes(), ENCODED);
+    match server.split_once("/?") {
+        Some((place, query)) => format!("{place}/{export}?{query}"),
+        None => format!("{server}/{export}"),
+    }
+}
+
 /// An address as a URI has it: the `%` before the interface of a link-local one is encoded (RFC 6874), since clients decode what follows one.
 fn authority(address: &SocketAddr) -> String {
     address.to_string().replace('%', "%25")
@@ -414,6 +423,12 @@ mod tests {
     use std::sync::Barrier;
 
     use rustix::net::{Shutdown, accept, send, shutdown};
+
+    #[test]
+    fn an_export_has_a_place_in_the_uri_of_its_server() {
+        assert_eq!(uri_of("nbd+unix:///?socket=/a%3F/b", "vg/one"), "nbd+unix:///vg/one?socket=/a%3F/b");
+        assert_eq!(uri_of("nbds://[::1]:10809", "disk/a b?.img"), "nbds://[::1]:10809/disk/a%20b%3F.img");
+    }
 
     #[test]
     fn the_interface_of_a_link_local_address_is_a_name_or_a_number() {

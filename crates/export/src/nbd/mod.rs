@@ -27,6 +27,6 @@ mod tls;
 
 pub use config::NbdConfig;
 pub use exports::{Export, Exports};
-pub use listen::{ListenError, Listener, inherited};
+pub use listen::{ListenError, Listener, inherited, uri_of};
 pub use server::{Server, ServerCounts};
 pub use tls::{ServerTls, TlsError};
