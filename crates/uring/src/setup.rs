@@ -117,8 +117,8 @@ pub enum UringError {
     },
     /// Not enough memory, or not enough that may be locked.
     #[error(
-        "no memory for io_uring's queues (io_uring_setup: ENOMEM): before Linux 5.12 they count against the limit of \
-         locked memory: raise it (ulimit -l, or LimitMEMLOCK= of the systemd unit)"
+        "no memory for io_uring's queues (io_uring_setup: ENOMEM): they count against the limit of locked memory, which all processes of a \
+         user share, before Linux 5.12 and again in newer ones (6.18): raise it (ulimit -l, or LimitMEMLOCK= of the systemd unit)"
     )]
     NoMemory,
     /// Something else.
@@ -132,10 +132,16 @@ pub enum UringError {
 }
 
 impl UringError {
-    /// Whether there is no ring for us at all, which threads can stand in for. A want of memory has its own remedy, and may come to only
-    /// some of a process's workers.
+    /// Whether there is no ring for us, which threads can stand in for. A want of memory may come to only some of a process's workers, and to the
+    /// last one, which has arrays record that they are clean.
     pub(crate) fn is_want_of_ring(&self) -> bool {
-        matches!(self, UringError::Missing { .. } | UringError::Forbidden { .. } | UringError::TooOld { .. })
+        matches!(
+            self,
+            UringError::Missing { .. }
+                | UringError::Forbidden { .. }
+                | UringError::TooOld { .. }
+                | UringError::NoMemory
+        )
     }
 }
 
@@ -292,12 +298,11 @@ mod tests {
     }
 
     #[test]
-    fn threads_stand_in_for_no_ring_and_for_one_that_is_forbidden_but_not_for_memory() {
+    fn threads_stand_in_for_no_ring_for_one_that_is_forbidden_and_for_want_of_memory() {
         let stands_in = |errno| explain_setup(io::Error::from_raw_os_error(errno)).is_want_of_ring();
-        for errno in [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EINVAL] {
+        for errno in [libc::EPERM, libc::EACCES, libc::ENOSYS, libc::EINVAL, libc::ENOMEM] {
             assert!(stands_in(errno), "{errno}");
         }
-        assert!(!stands_in(libc::ENOMEM));
         assert!(!stands_in(libc::EMFILE));
     }
 

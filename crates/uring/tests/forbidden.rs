@@ -76,6 +76,23 @@ fn threads_stand_in_where_the_ring_is_refused_and_only_if_that_is_wanted() {
     Uring::new(&strict).expect("other threads have theirs");
 }
 
+/// Rings count against the limit of locked memory, which all processes of a user share: whoever comes last has none.
+#[test]
+fn threads_stand_in_where_the_ring_would_lock_more_memory_than_is_allowed() {
+    let asked = std::thread::spawn(move || {
+        forbid(libc::SYS_io_uring_setup, libc::ENOMEM);
+        let strict = Uring::new(&UringConfig { io: Io::Uring, ..UringConfig::default() });
+        assert!(matches!(strict.err(), Some(UringError::NoMemory)));
+        let mut env = Uring::new(&UringConfig::default()).unwrap();
+        let told = env.decision();
+        assert_eq!((told.value, told.asked), ("threads", false));
+        assert!(told.why.contains("LimitMEMLOCK="), "{}", told.why);
+        let file = tempfile::tempfile().unwrap();
+        assert_eq!(write(&mut env, &file)[0].result, 4096);
+    });
+    asked.join().unwrap();
+}
+
 #[test]
 fn the_worker_makes_the_calls_where_it_may_have_no_threads() {
     let asked = std::thread::spawn(|| {

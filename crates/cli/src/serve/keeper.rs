@@ -3,9 +3,14 @@
 //! Invariant: none of them dies unheard. One that panics ends the server, as a worker does: nobody else would do what it has left
 //! undone, and whoever opens the volumes next goes by what is on the disks.
 
-use std::io;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+
+use anyhow::{Context, Result};
+
+/// What is to be done where a thread cannot be made.
+pub(super) const NO_THREAD: &str = "no thread can be made: raise the limit of processes (ulimit -u, or TasksMax= of the systemd unit, or a \
+                                    container's limit of pids)";
 
 /// Who hears what has panicked.
 pub(super) type OnPanic = Arc<dyn Fn(&'static str) + Send + Sync>;
@@ -20,13 +25,13 @@ impl Keeper {
         what: &'static str,
         on_panic: OnPanic,
         run: impl FnOnce() + Send + 'static,
-    ) -> io::Result<Keeper> {
+    ) -> Result<Keeper> {
         let heard = Heard { what, on_panic };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             let _heard = heard;
             run();
-        })?;
-        Ok(Keeper(thread))
+        });
+        Ok(Keeper(thread.context(NO_THREAD)?))
     }
 
     /// Waits for its end.

@@ -17,6 +17,7 @@ use blockwork_insight::trace::TraceHub;
 use blockwork_uring::{Io, Uring, UringConfig, WakesWith};
 use blockwork_volume::Assembly;
 
+use super::keeper::NO_THREAD;
 use super::served::Served;
 
 /// How workers are started.
@@ -83,7 +84,11 @@ impl Workers {
             };
             let ended = Ended { index, on_end: on_end.clone() };
             let ((handle, decision), thread) = start_worker(worker, ended, &uring, Worker::run)?;
-            who = who.or(Some(decision));
+            who = who
+                .filter(|known: &Decision| {
+                    decision.value != Io::Threads.name() || known.value == decision.value
+                })
+                .or(Some(decision));
             handles.push(handle);
             threads.push(thread);
         }
@@ -98,8 +103,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Has the statistics tell what is in force on the disks, as long as they are open; `io` is who does their I/O, the same for all
-    /// workers: what there is for a process there is for each of its threads.
+    /// Has the statistics tell what is in force on the disks, as long as they are open; `io` is who does their I/O: threads, where some
+    /// workers have no ring, for want of memory.
     fn watch_decisions(&self, io: Option<Decision>) {
         let assembly = Arc::downgrade(&self.assembly);
         self.stats.watch_decisions(move || {
@@ -188,7 +193,9 @@ impl Workers {
             log: self.log.clone(),
         };
         let ended = Ended { index: 0, on_end: self.on_end.clone() };
-        let uring = UringConfig { io: self.io, ..UringConfig::default() };
+        // What is recorded so must not fail since the rings of the workers before, which the kernel takes apart later, have all the memory.
+        let io = if self.io == Io::Uring { Io::Auto } else { self.io };
+        let uring = UringConfig { io, ..UringConfig::default() };
         let (_, thread) = start_worker(parts.config(), ended, &uring, Worker::close)?;
         match thread.join() {
             Ok(Ok(())) => Ok(()),
@@ -275,7 +282,8 @@ fn start_worker(
         let _ = send.send(Ok((worker.handle(), decision)));
         drop(send);
         run(&mut worker)
-    })?;
+    });
+    let thread = thread.context(NO_THREAD)?;
     let started = up.recv().context("a worker's thread died while it started")??;
     Ok((started, thread))
 }

@@ -148,11 +148,18 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
 }
 
 /// Whether this process may lock as much memory as it likes. Where there is a limit, it holds for all processes of the user together, and
-/// rings count against it too (Linux 6.18 does so again): what one server locked without being asked would keep the next from starting.
+/// rings count against it too (Linux 6.18 does so again): what one server locked without being asked would leave the next without.
 fn may_lock_any() -> bool {
     let is_privileged =
         || capabilities(None).is_ok_and(|may| may.effective.contains(CapabilitySet::IPC_LOCK));
-    getrlimit(Resource::Memlock).current.is_none() || is_privileged()
+    let users = || fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    getrlimit(Resource::Memlock).current.is_none() || (is_privileged() && are_all_users(&users()))
+}
+
+/// Whether a map of user numbers is that of the machine itself. Capabilities of a user namespace, which a container without root is, lift no limit of
+/// the user who has made it.
+fn are_all_users(map: &str) -> bool {
+    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 fn device_limits(common: Limits, queue: &Queue) -> Limits {
@@ -221,6 +228,13 @@ mod tests {
         assert_eq!(of(Some(1280), Some(1024)), 1024);
         assert_eq!(of(Some(512), Some(127)), 256);
         assert_eq!(of(Some(0), Some(1)), 256);
+    }
+
+    #[test]
+    fn only_who_has_all_users_of_the_machine_is_in_no_namespace() {
+        assert!(are_all_users("         0          0 4294967295\n"));
+        assert!(!are_all_users("         0       1001          1\n"));
+        assert!(!are_all_users("         0     100000      65536\n") && !are_all_users(""));
     }
 
     #[test]
