@@ -22,7 +22,6 @@ mod sizes;
 mod workers;
 
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -250,7 +249,7 @@ impl Running {
     }
 
     /// Starts everything that clients and people reach it by.
-    fn export(&mut self, args: &ServeArgs, inherited: Vec<OwnedFd>) -> Result<()> {
+    fn export(&mut self, args: &ServeArgs, inherited: Vec<Listener>) -> Result<()> {
         self.export_nbd(args, inherited)?;
         self.export_fuse(args)?;
         self.export_vhost(args)?;
@@ -274,8 +273,8 @@ impl Running {
         Ok(())
     }
 
-    fn export_nbd(&mut self, args: &ServeArgs, inherited: Vec<OwnedFd>) -> Result<()> {
-        let mut listeners = inherited.into_iter().map(Listener::from_fd).collect::<Result<Vec<_>, _>>()?;
+    fn export_nbd(&mut self, args: &ServeArgs, inherited: Vec<Listener>) -> Result<()> {
+        let mut listeners = inherited;
         for address in &args.nbd {
             listeners.push(match address.strip_prefix("unix:") {
                 Some(path) => Listener::unix(Path::new(path))?,

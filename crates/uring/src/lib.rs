@@ -17,7 +17,7 @@
 //!
 //! `unsafe` lives in `enter` (the system call), `queues`, `ring` and `bell` (submission), `slots` (addresses for the kernel), `known` (memory that the kernel is told
 //! of), `socket` (accepted
-//! descriptors, what TCP says of a connection), `wake` (the eventfd's read), `alarm` (a timer and its signal), `blocking` (threads' calls), `stand_in` (calls that do not block), `evtchn` (two ioctls) and
+//! and inherited descriptors, what TCP says of a connection), `wake` (the eventfd's read), `alarm` (a timer and its signal), `blocking` (threads' calls), `stand_in` (calls that do not block), `evtchn` (two ioctls) and
 //! `direct` (readv and writev without the ring).
 //!
 //! Where io_uring is forbidden (a container's seccomp profile, a sysctl) or missing, `queues` leads to a stand-in: the same entries and
@@ -59,6 +59,7 @@ pub use evtchn::EventPort;
 pub use ring::{Uring, clock};
 pub use setup::{AsKernel, Io, UringConfig, UringError, WakesWith};
 pub use shortage::Shortage;
+pub use socket::duplicate;
 
 /// Whether a multishot operation goes on: more completions with its token will follow this one.
 #[inline]

@@ -1,6 +1,7 @@
 //! Operations of ports: sockets, polls and timers. Safe, and each under a token that the port chooses.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use blockwork_engine::{Nanos, Token};
@@ -13,6 +14,22 @@ use crate::slots::{Kind, SEGMENTS_MAX, Slot};
 
 /// Most bytes that one send takes: what the kernel transfers at once (MAX_RW_COUNT).
 const SEND_BYTES_MAX: usize = 0x7fff_f000;
+
+/// A descriptor of this process by its number, which a service manager has left there, without any doubt about who owns it: the kernel makes
+/// a new one.
+///
+/// # Errors
+///
+/// There is none of that number, or as many are open as may be.
+pub fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the call takes numbers, and changes nothing of the descriptor.
+    let made = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 0) };
+    if made < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has made it just now, and told nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(made) })
+}
 
 impl Uring {
     /// One recv(2) into `into`. Result: bytes, which may be fewer than asked; 0: the end of the stream.

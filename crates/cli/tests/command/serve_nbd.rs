@@ -9,7 +9,8 @@ use std::time::Duration;
 use crate::support::fs::{Loop, print_of};
 use crate::support::nbd::{Raw, fio, load, nbdload, python};
 use crate::support::{
-    BLOCKWORK, Background, Lines, Scratch, Server, Stats, output, run, run_refused, tool, until,
+    BLOCKWORK, Background, Lines, PIDFD_GETFD, Scratch, Server, Stats, output, run, run_refused, tool, until,
+    without_call,
 };
 use rustix::process::Signal;
 use serde_json::Value;
@@ -257,7 +258,9 @@ fn systemd_starts_it_by_socket_activation_and_keeps_the_socket() {
     let socket = scratch.at("activated");
     let mut activate = tool("systemd-socket-activate");
     activate.args(["--listen", &socket, "--setenv", &format!("BLOCKWORK_RUN_DIR={}", scratch.at("run"))]);
-    activate.args([BLOCKWORK, "serve", "--disk", &scratch.at("disk.img")]);
+    // As in a container.
+    activate.arg("/usr/bin/python3").args(without_call(PIDFD_GETFD));
+    activate.args(["serve", "--disk", &scratch.at("disk.img")]);
     let server = Background::start(&mut activate);
     until("systemd listens", || fs::exists(&socket).unwrap());
     let uri = format!("nbd+unix:///disk/disk.img?socket={socket}");
@@ -267,6 +270,20 @@ fn systemd_starts_it_by_socket_activation_and_keeps_the_socket() {
     let said = server.succeed();
     assert!(said.contains(&format!("ready nbd+unix:///?socket={socket}")), "{said}");
     assert!(fs::exists(&socket).unwrap(), "it is not the server's to remove");
+}
+
+#[test]
+fn what_was_inherited_and_is_no_listening_socket_is_told_by_its_number() {
+    let scratch = Scratch::new();
+    let mut activate = tool("bash");
+    activate.current_dir(scratch.path("")).env("BLOCKWORK_RUN_DIR", scratch.run_dir());
+    activate.args([
+        "-c",
+        "LISTEN_FDS=1 LISTEN_PID=$$ exec \"$0\" serve --disk memory:1M 3</dev/null",
+        BLOCKWORK,
+    ]);
+    let said = run_refused(&mut activate);
+    assert!(said.contains("inherited descriptor 3: "), "{said}");
 }
 
 #[test]

@@ -65,17 +65,25 @@ pub fn tool(name: &str) -> Command {
     })
 }
 
-/// Runs a program where io_uring_setup(2) fails with EPERM: a seccomp filter, as Docker's default profile has it. `io_uring_setup` has
-/// this number on every machine.
+/// Runs a program where a system call fails with EPERM: a seccomp filter, as Docker's default profile has it.
 const FORBIDDEN: &str = r#"
 import ctypes, os, struct, sys
 libc = ctypes.CDLL(None, use_errno=True)
-steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
+steps = [(0x20, 0, 0, 0), (0x15, 0, 1, int(sys.argv[1])), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7fff0000)]
 text = ctypes.create_string_buffer(b''.join(struct.pack('HBBI', *step) for step in steps))
 program = ctypes.create_string_buffer(struct.pack('HxxxxxxP', len(steps), ctypes.addressof(text)))
 assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, program) == 0, os.strerror(ctypes.get_errno())
-os.execv(sys.argv[1], sys.argv[1:])
+os.execv(sys.argv[2], sys.argv[2:])
 "#;
+
+/// io_uring_setup(2) and pidfd_getfd(2), which such profiles forbid, by their numbers: the same on every machine.
+const IO_URING_SETUP: &str = "425";
+pub const PIDFD_GETFD: &str = "438";
+
+/// What python3 is given to run this program where a system call is forbidden; the program's own arguments follow.
+pub fn without_call(number: &str) -> [&str; 4] {
+    ["-c", FORBIDDEN, number, BLOCKWORK]
+}
 
 /// Runs a command to its end, however it ends, but not for ever.
 pub fn output(command: &mut Command) -> Output {
@@ -192,7 +200,7 @@ impl Scratch {
     pub fn without_ring<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = tool("/usr/bin/python3");
         command.current_dir(self.0.path()).env("BLOCKWORK_RUN_DIR", self.run_dir());
-        command.args(["-c", FORBIDDEN, BLOCKWORK]).args(args);
+        command.args(without_call(IO_URING_SETUP)).args(args);
         command
     }
 

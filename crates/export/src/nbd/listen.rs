@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use blockwork_uring::duplicate;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rustix::fs::{FlockOperation, Mode, OFlags, fchmod, flock, open};
 use rustix::io::Errno;
@@ -21,7 +22,7 @@ use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open, test_kill_process};
+use rustix::process::test_kill_process;
 
 /// Clients that may wait to be accepted.
 const BACKLOG: i32 = 128;
@@ -65,6 +66,17 @@ pub enum ListenError {
     /// Somebody answers there.
     #[error("{}: another server answers on this socket; stop it, or choose another path", .0.display())]
     InUse(PathBuf),
+    /// Somebody may answer there, and cannot be asked.
+    #[error(
+        "{}: whether a server answers on this socket cannot be found out: {source}; remove it if none does, or choose another path",
+        path.display()
+    )]
+    NotKnown {
+        /// Where.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// Something else is there.
     #[error("{}: exists and is not a socket; remove it, or choose another path", .0.display())]
     NotASocket(PathBuf),
@@ -122,6 +134,9 @@ fn remedy(error: &io::Error) -> &'static str {
         io::ErrorKind::AddrNotAvailable => {
             "; this machine has no such address: see `ip address`, and name one of those"
         }
+        _ if error.raw_os_error() == Some(Errno::MFILE.raw_os_error()) => {
+            "; all files that this process may have open are in use: let it have more (ulimit -n; LimitNOFILE= of its unit in systemd)"
+        }
         _ => "",
     }
 }
@@ -168,14 +183,20 @@ impl Listener {
 
     /// A socket that somebody else listens on for us.
     pub fn from_fd(fd: OwnedFd) -> Result<Listener, ListenError> {
-        let refuse = |reason: &dyn std::fmt::Display| ListenError::Inherited {
-            number: std::os::fd::AsRawFd::as_raw_fd(&fd),
-            reason: reason.to_string(),
-        };
+        let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
+        Listener::inherited(fd, number)
+    }
+
+    /// The same of a duplicate of that descriptor.
+    fn inherited(fd: OwnedFd, number: i32) -> Result<Listener, ListenError> {
+        let refuse =
+            |reason: &dyn std::fmt::Display| ListenError::Inherited { number, reason: reason.to_string() };
         let listening = rustix::net::sockopt::socket_acceptconn(&fd).map_err(|e| refuse(&e))?;
         let kind = rustix::net::sockopt::socket_type(&fd).map_err(|e| refuse(&e))?;
         if !listening || kind != SocketType::STREAM {
-            return Err(refuse(&"not a listening stream socket; use ListenStream= in the socket unit"));
+            return Err(refuse(
+                &"not a listening stream socket; use ListenStream=, and Accept=no, in the socket unit",
+            ));
         }
         // A listening socket must block: older kernels' accept would return at once else.
         rustix::io::ioctl_fionbio(&fd, false).map_err(|e| refuse(&e))?;
@@ -303,9 +324,15 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
     if !data.file_type().is_socket() {
         return Err(ListenError::NotASocket(path.to_owned()));
     }
-    if !is_stale(path) {
-        // It answers, is too busy to, or is not for us: in each case it is somebody's.
-        return Err(ListenError::InUse(path.to_owned()));
+    match is_stale(path) {
+        Ok(true) => {}
+        // It answers, or is too busy to: it is somebody's.
+        Ok(false) | Err(Errno::AGAIN) => return Err(ListenError::InUse(path.to_owned())),
+        Err(Errno::MFILE) => {
+            let (place, source) = (path.display().to_string(), Errno::MFILE.into());
+            return Err(ListenError::System { place, call: "socket", source });
+        }
+        Err(errno) => return Err(ListenError::NotKnown { path: path.to_owned(), source: errno.into() }),
     }
     std::fs::remove_file(path).map_err(|source| ListenError::System {
         place: path.display().to_string(),
@@ -320,19 +347,20 @@ fn remove_stale(path: &Path) -> Result<(), ListenError> {
 /// cut off then, and the next one is refused. So who is not refused waits for a word or for the end. Who listens cannot be asked: the
 /// kernel names the process that called listen(2), which is gone as well where a server has put itself in the background. That only
 /// says for how long to wait.
-fn is_stale(path: &Path) -> bool {
+fn is_stale(path: &Path) -> Result<bool, Errno> {
     let start = Instant::now();
     loop {
         let stream = match connect_now(path) {
             Ok(stream) => stream,
-            Err(errno) => return errno == Errno::CONNREFUSED,
+            Err(Errno::CONNREFUSED) => return Ok(true),
+            Err(errno) => return Err(errno),
         };
         let is_dead =
             socket_peercred(&stream).is_ok_and(|began| test_kill_process(began.pid) == Err(Errno::SRCH));
         let patience = if is_dead { RELEASE_TIME_OF_DEAD } else { RELEASE_TIME };
         let left = patience.saturating_sub(start.elapsed());
         if left.is_zero() || !is_cut_off(stream, left) {
-            return false;
+            return Ok(false);
         }
         pause();
     }
@@ -399,22 +427,16 @@ fn pause() {
 /// none, or if they are meant for another process.
 ///
 /// The descriptors are duplicated, so that this may be called again; the originals stay open.
-pub fn inherited(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<OwnedFd>, ListenError> {
-    let own = getpid();
-    if variable("LISTEN_PID").is_none_or(|pid| pid.parse::<i32>() != Ok(own.as_raw_nonzero().get())) {
+pub fn inherited(variable: impl Fn(&str) -> Option<String>) -> Result<Vec<Listener>, ListenError> {
+    if variable("LISTEN_PID").is_none_or(|pid| pid.parse() != Ok(std::process::id())) {
         return Ok(Vec::new());
     }
     let Some(found) = variable("LISTEN_FDS") else { return Ok(Vec::new()) };
     let count = found.parse::<i32>().ok().filter(|count| (1..=INHERITED_MAX).contains(count));
     let count = count.ok_or(ListenError::ListenFds { found })?;
-    (FIRST_INHERITED..FIRST_INHERITED + count).map(|number| duplicate(own, number)).collect()
-}
-
-/// A descriptor of our own by its number, without any doubt about who owns it: the kernel makes a new one.
-fn duplicate(own: Pid, number: i32) -> Result<OwnedFd, ListenError> {
-    let failed = |error: Errno| ListenError::Inherited { number, reason: error.to_string() };
-    let process = pidfd_open(own, PidfdFlags::empty()).map_err(failed)?;
-    pidfd_getfd(&process, number, PidfdGetfdFlags::empty()).map_err(failed)
+    let all = FIRST_INHERITED..FIRST_INHERITED + count;
+    let failed = |number, error: io::Error| ListenError::Inherited { number, reason: error.to_string() };
+    all.map(|number| Listener::inherited(duplicate(number).map_err(|e| failed(number, e))?, number)).collect()
 }
 
 #[cfg(test)]
