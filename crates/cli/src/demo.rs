@@ -69,7 +69,10 @@ struct Writing {
 }
 
 pub(crate) fn run(args: &DemoArgs) -> Result<()> {
-    let folder = tempfile::Builder::new().prefix("blockwork-demo-").tempdir()?;
+    let folder = tempfile::Builder::new().prefix("blockwork-demo-").tempdir();
+    let folder = folder.context(
+        "the folder for the demo's disks cannot be made; set TMPDIR to one that this user may write to",
+    )?;
     let mut demo = Demo {
         folder: folder.path().to_owned(),
         quiet: args.json,

@@ -27,8 +27,12 @@ mod vg;
 
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use args::Verb;
+use rustix::fs::Mode;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit, umask};
+use signal_hook::consts::SIGXFSZ;
 
 /// As clap has it.
 const WRONG_USAGE: u8 = 2;
@@ -36,6 +40,9 @@ const WRONG_USAGE: u8 = 2;
 fn main() -> ExitCode {
     let cli = habits::parse();
     start_log();
+    heed_no_limit_by_dying();
+    take_all_descriptors();
+    keep_rights_of_owner();
     let result = match cli.verb {
         Verb::Scan(args) => scan::run(&args),
         Verb::Serve(args) => serve::run(&args),
@@ -60,6 +67,34 @@ fn main() -> ExitCode {
             if usage::is_wrong(&error) { ExitCode::from(WRONG_USAGE) } else { ExitCode::FAILURE }
         }
     }
+}
+
+/// A write behind the limit of a file's size (ulimit -f) is an error for who has asked for it, and no reason to end a server in the midst of all others.
+fn heed_no_limit_by_dying() {
+    if let Err(error) = signal_hook::flag::register(SIGXFSZ, Arc::default()) {
+        log::warn!("a write behind the limit of a file's size will end this process: {error}");
+    }
+}
+
+/// Every client, disk and guest takes some of the files that a process may have open: the soft limit, of 1,024 mostly, is for programs that use
+/// select(2), and each may raise it to the hard one.
+fn take_all_descriptors() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        log::warn!(
+            "no more than {} files can be open at once (ulimit -n): {errno}",
+            current.unwrap_or(u64::MAX)
+        );
+    }
+}
+
+/// A umask that takes rights from the owner of what is made, too, would have sockets and folders made that nobody can use.
+fn keep_rights_of_owner() {
+    let asked = umask(Mode::RWXU | Mode::RWXG | Mode::RWXO);
+    umask(asked - Mode::RWXU);
 }
 
 /// An error and its causes in one line. Many of our errors quote their cause where it belongs in the sentence: such a

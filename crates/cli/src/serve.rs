@@ -26,7 +26,7 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use blockwork_daemon::{Control, ControlHandle, ControlState, socket_path};
 use blockwork_engine::{Stats, Volume};
 use blockwork_export::fuse;
@@ -37,7 +37,6 @@ use blockwork_format::escape;
 use blockwork_insight::report;
 use blockwork_uring::WakesWith;
 use blockwork_volume::{Assembly, Plan, parse_setting};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
@@ -48,7 +47,7 @@ pub(crate) use arrays::{ServedArrays, arrays_of};
 use autoextend::Autoextender;
 use exports::{ServedExports, ledgers};
 use groups::ServedGroups;
-use keeper::OnPanic;
+use keeper::{NO_THREAD, OnPanic};
 use merges::MergeKeeper;
 pub(crate) use offers::Offers;
 use patience::Patience;
@@ -61,7 +60,6 @@ const WORKERS_DEFAULT_MAX: usize = 8;
 
 pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let mut signals = signals::heeded()?;
-    take_all_descriptors();
     let inherited = nbd::inherited(|name| std::env::var(name).ok())?;
     let guests = args.vhost_user.len() + args.xen.len();
     match args.nbd.len() + args.fuse.len() + guests + inherited.len() {
@@ -78,26 +76,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
     let mut assembly = assemble(args, disks)?;
     let volumes = choose(&mut assembly, &named)?;
     let mut running = Running::start(args, assembly, volumes)?;
-    running.export(args, inherited)?;
-    running.workers.open_layers();
-    announce(args, &running.addresses)?;
-    let waited = running.wait(&mut signals, args.json);
-    running.stop(args).and(waited)
-}
-
-/// Every client, disk and guest takes some of the files that a process may have open: the soft limit, of 1,024 mostly, is for programs that use
-/// select(2), and each may raise it to the hard one.
-fn take_all_descriptors() {
-    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    if current == maximum {
-        return;
-    }
-    if let Err(errno) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        log::warn!(
-            "no more than {} files can be open at once (ulimit -n): {errno}",
-            current.unwrap_or(u64::MAX)
-        );
-    }
+    let up = running.export(args, inherited).and_then(|()| {
+        running.workers.open_layers();
+        announce(args, &running.addresses)
+    });
+    // A server that does not come up wholly may have been reached by clients already, and arrays have taken up what was due.
+    let waited = up.and_then(|()| running.wait(&mut signals, args.json));
+    running.stop(args, waited)
 }
 
 /// What of `--disk A B C` is a disk, and which volumes are named: what follows the first of a `--disk`, is no file and
@@ -394,7 +379,7 @@ impl Running {
         let (stats, news) = (self.workers.stats.clone(), self.news.clone());
         let second = SecondSignal::new(self.mounts.iter().map(fuse::Mount::point).collect());
         thread::scope(|scope| {
-            scope.spawn(|| {
+            let heed = || {
                 for signal in signals.forever() {
                     if signal == SIGUSR1 {
                         print_stats(&stats, json);
@@ -403,7 +388,8 @@ impl Running {
                     second.arm();
                     let _ = news.send(News::Stop);
                 }
-            });
+            };
+            thread::Builder::new().spawn_scoped(scope, heed).context(NO_THREAD)?;
             let result = loop {
                 match self.hear.recv().unwrap_or(News::Stop) {
                     News::Unmounted(address) if self.goes_on_without(&address) => {}
@@ -434,9 +420,9 @@ impl Running {
         goes_on
     }
 
-    /// Ends everything, in order. What fails on the way does not keep the rest from being done.
-    fn stop(mut self, args: &ServeArgs) -> Result<()> {
-        let mut failure: Option<anyhow::Error> = None;
+    /// Ends everything, in order, whatever `waited`, which is told first. What fails on the way does not keep the rest from being done.
+    fn stop(mut self, args: &ServeArgs, waited: Result<()>) -> Result<()> {
+        let mut failure = waited.err();
         let mut note = |error: anyhow::Error| {
             if failure.is_some() {
                 log::error!("{}", crate::said(&error));

@@ -54,7 +54,7 @@ const NAME: &str = "the control API";
 pub enum ControlError {
     /// The socket.
     #[error(
-        "{path}: the control socket cannot be made: {source}; set BLOCKWORK_RUN_DIR to a folder with a short path"
+        "{path}: the control socket cannot be made: {source}; set BLOCKWORK_RUN_DIR to a folder of yours, with a short path"
     )]
     Socket {
         /// The socket, escaped.

@@ -3,6 +3,7 @@
 use std::io;
 
 use blockwork_engine::SettingError;
+use rustix::io::Errno;
 
 /// Why a leaf could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +60,18 @@ pub enum LeafError {
 
 impl LeafError {
     pub(crate) fn io(name: &str, what: &'static str, source: impl Into<io::Error>) -> LeafError {
-        LeafError::Io { name: name.into(), what, source: source.into(), remedy: String::new() }
+        LeafError::of_system(name, what, source.into(), "")
+    }
+
+    /// With what is to be done about it; of a want of descriptors it is the same whatever was tried.
+    pub(crate) fn of_system(name: &str, what: &'static str, source: io::Error, remedy: &str) -> LeafError {
+        let remedy = match Errno::from_io_error(&source) {
+            Some(Errno::MFILE) => {
+                "; all files that this process may have open are in use: let it have more (ulimit -n; LimitNOFILE= of its unit in systemd)"
+            }
+            _ => remedy,
+        };
+        LeafError::Io { name: name.into(), what, source, remedy: remedy.into() }
     }
 
     pub(crate) fn unfit(name: &str, found: impl Into<String>, remedy: impl Into<String>) -> LeafError {

@@ -28,6 +28,7 @@ mod serve_group_merges;
 mod serve_group_snapshots;
 mod serve_groups;
 mod serve_io;
+mod serve_limits;
 mod serve_md;
 mod serve_nbd;
 mod serve_nfs;

@@ -38,11 +38,14 @@ impl Refusal {
     }
 
     fn is_want_of_room(self) -> bool {
-        [Errno::ENOSPC, Errno::EDQUOT].contains(&self.errno())
+        [Errno::ENOSPC, Errno::EDQUOT, Errno::EFBIG].contains(&self.errno())
     }
 
     fn remedy(self) -> &'static str {
-        if self.is_want_of_room() {
+        if self.errno() == Errno::EFBIG {
+            "It lies behind the limit of a file's size, of this process (ulimit -f; LimitFSIZE= of its unit in systemd) or of the file system. \
+             Raise that, and start the server anew"
+        } else if self.is_want_of_room() {
             "Make room on the file system on which it lies, and it goes on"
         } else {
             "See what the kernel's log says of it (dmesg). As a member of an array, replace it; else copy what can be read of it, and serve the copy"

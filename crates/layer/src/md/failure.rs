@@ -6,7 +6,7 @@
 //! | a write, on a member with a list of bad blocks | the range goes into that list, and is left out from then on; where that cannot be, as the next line |
 //! | a write or write-zeroes | the member has failed: it is left out, the others record it, then the bio runs again |
 //! | a flush, also one behind a FUA | likewise; nobody knows what it has lost, so it is distrusted at once: it is the last to be read, and what was just copied from it is written nowhere |
-//! | a write without room or memory (ENOSPC of a sparse file, ENOMEM) | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
+//! | a write without room or memory (ENOSPC of a sparse file, EFBIG behind the limit of a file's size, ENOMEM) | nothing is wrong with the member: the client hears of it. Mirrors may differ there now, and that is remembered |
 //! | a read or write whose memory is gone (EFAULT: a guest's, cut short by its front end) | likewise: it is the client's fault, and no other copy would help |
 //! | a write-zeroes that has to be fast, and is not on this member | likewise; none is tried any more |
 //! | a discard that a member turns out not to support | the client hears of it; what was to be discarded has no defined content |
@@ -45,7 +45,7 @@ pub(super) struct FailedMember {
 
 /// Whether a write failed for want of room or of the client's memory, and not because of the disk.
 fn is_no_fault_of_the_disk(errno: Errno) -> bool {
-    [Errno::ENOSPC, Errno::ENOMEM, Errno::EDQUOT, Errno::EFAULT].contains(&errno)
+    [Errno::ENOSPC, Errno::EFBIG, Errno::ENOMEM, Errno::EDQUOT, Errno::EFAULT].contains(&errno)
 }
 
 impl Array {

@@ -9,7 +9,7 @@
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags, open, statx};
+use rustix::fs::{Access, AtFlags, Mode, OFlags, StatxFlags, access, open, statx};
 use rustix::io::Errno;
 
 use super::{Direct, FileOptions, claim, lock};
@@ -42,13 +42,17 @@ pub(super) fn open_buffered(path: &Path, name: &str, read_only: bool) -> Result<
     open(path, mode(read_only) | OFlags::NONBLOCK, Mode::empty()).map_err(|errno| {
         let remedy = match errno {
             Errno::NOENT => "; create it first (truncate -s 10G FILE), or correct the path",
+            Errno::ACCESS | Errno::PERM if access(path, Access::READ_OK).is_err() => {
+                "; this user may not even read it: `ls -lL` says who may"
+            }
             Errno::ACCESS | Errno::PERM | Errno::ROFS if !read_only => {
                 "; if it shall only be read, open it with ',ro' or --read-only"
             }
-            Errno::ISDIR => "; a disk is a regular file or a block device",
+            // A socket, or a device that is not there.
+            Errno::ISDIR | Errno::NXIO => "; a disk is a regular file or a block device",
             _ => "",
         };
-        LeafError::Io { name: name.into(), what: "open", source: errno.into(), remedy: remedy.into() }
+        LeafError::of_system(name, "open", errno.into(), remedy)
     })
 }
 

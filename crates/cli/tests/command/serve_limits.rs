@@ -1,0 +1,104 @@
+//! Servers that are allowed little: what a process may not have, or must not write, is an error that is told, and no end in the midst of things.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+
+use crate::support::md::array;
+use crate::support::{BLOCKWORK, Scratch, Server, both, output, run, tool};
+use blockwork_format::md::Level;
+
+const MIB: u64 = 1 << 20;
+
+/// `blockwork ARGS` by way of another program, which runs it.
+fn by_way_of(scratch: &Scratch, program: &str, its_args: &[&str], args: &[&str]) -> Command {
+    let mut command = tool(program);
+    command.current_dir(scratch.path("")).env("BLOCKWORK_RUN_DIR", scratch.run_dir());
+    command.args(its_args).arg(BLOCKWORK).args(args);
+    command
+}
+
+/// The kernel sends SIGXFSZ to who writes behind that limit.
+#[test]
+fn a_write_behind_the_limit_of_a_files_size_is_want_of_room_and_nothing_else() {
+    let scratch = Scratch::new();
+    let disks = array(&scratch, "mirrors", Level::Raid10, 2, 32 * MIB);
+    let args = ["serve", "--nbd", "unix:socket", "--disk", &disks[0], &disks[1], "md/mirrors"];
+    for more in [&[][..], &["--io", "threads"]] {
+        let limit = format!("--fsize={}", 16 * MIB);
+        let server = Server::start(by_way_of(&scratch, "prlimit", &[&limit], &args).args(more));
+        let write = |at: &str| {
+            let write = format!("write -P 7 {at} 1M");
+            both(&output(tool("qemu-io").args(["-f", "raw", "-c", &write, "-c", "flush", &scratch.uri("")])))
+        };
+        assert!(write("24M").contains("No space left on device"));
+        assert!(write("1M").contains("wrote 1048576/1048576"), "it goes on");
+        let arrays = scratch.ask("/v1/arrays");
+        assert_eq!(arrays["arrays"][0]["degraded"], 0, "no member has failed: {arrays}");
+        let ended = server.stop();
+        assert!(ended.status.success(), "{}", ended.stderr);
+        let said = format!("blockwork: error: {}: Write of ", disks[0]);
+        assert!(ended.stderr.contains(&said) && ended.stderr.contains("LimitFSIZE="), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn what_is_made_is_its_owners_whatever_the_umask() {
+    let scratch = Scratch::new();
+    let under = ["-c", "umask 0777; exec \"$0\" \"$@\""];
+    let server = Server::start(&mut by_way_of(
+        &scratch,
+        "sh",
+        &under,
+        &["serve", "--disk", "memory:1M", "--nbd", "unix:socket", "--log-writes", "log"],
+    ));
+    let mode = |name: &str| fs::symlink_metadata(scratch.path(name)).expect("it is there").mode() & 0o777;
+    assert_eq!((mode("socket"), mode("run"), mode("log")), (0o600, 0o700, 0o600));
+    assert_eq!(run(tool("nbdinfo").args(["--size", &scratch.uri("")])).trim(), "1048576");
+    assert!(server.stop().status.success());
+}
+
+/// Clients may have come by then, and arrays have begun to be resynced.
+#[test]
+fn a_server_that_cannot_say_that_it_is_ready_is_taken_down_in_order() {
+    let scratch = Scratch::new();
+    let nobody = ["-c", "exec \"$0\" \"$@\" >/dev/full"];
+    let args = ["serve", "--disk", "memory:1M", "--nbd", "unix:socket", "--stats"];
+    let ended = output(&mut by_way_of(&scratch, "sh", &nobody, &args));
+    let said = both(&ended);
+    assert_eq!(ended.status.code(), Some(1), "{said}");
+    assert!(said.contains("standard output cannot be written to: No space left on device"), "{said}");
+    assert!(said.contains("no I/O"), "its statistics come at the end: {said}");
+    assert!(!fs::exists(scratch.path("socket")).unwrap(), "its socket is gone");
+    assert_eq!(fs::read_dir(scratch.path("run")).unwrap().count(), 0);
+}
+
+/// Another kind of socket: to find out who has it is refused, and that is no proof of a server.
+#[test]
+fn a_socket_of_which_nothing_can_be_found_out_is_no_other_servers() {
+    let scratch = Scratch::new();
+    let _other = std::os::unix::net::UnixDatagram::bind(scratch.path("refused")).unwrap();
+    let said = scratch.refused(["--disk", "memory:1M"]);
+    assert!(
+        said.contains("refused: whether a server answers on this socket cannot be found out: "),
+        "{said}"
+    );
+    assert!(said.contains("remove it if none does"), "{said}");
+    assert!(fs::exists(scratch.path("refused")).unwrap());
+}
+
+/// Nobody has to know that the soft limit is for programs that use select(2).
+#[test]
+fn more_disks_are_looked_at_than_the_soft_limit_of_files_allows() {
+    let scratch = Scratch::new();
+    let disks: Vec<String> = (0..40).map(|n| format!("{n}.img")).collect();
+    disks.iter().for_each(|disk| drop(scratch.sparse(disk, MIB)));
+    let args: Vec<&str> = ["scan"].into_iter().chain(disks.iter().map(String::as_str)).collect();
+    let shown = run(&mut scratch.with_descriptors(20, 60, &args));
+    assert!(shown.contains("disk/39.img"), "{shown}");
+    let refused = both(&output(&mut scratch.with_descriptors(20, 30, &args)));
+    assert!(
+        refused.contains(".img: open: Too many open files") && refused.contains("ulimit -n"),
+        "{refused}"
+    );
+}
