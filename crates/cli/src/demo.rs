@@ -82,7 +82,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     };
     let result = demo.run();
     let removed = if args.keep {
-        eprintln!("kept: {}", folder.keep().display());
+        out::tell(&format!("kept: {}\n", folder.keep().display()));
         Ok(())
     } else {
         folder.close().context("removing the demo's folder")

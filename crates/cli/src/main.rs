@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         // `blockwork scan | head`: the reader has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("blockwork: error: {}", said(&error));
+            out::tell(&format!("blockwork: error: {}\n", said(&error)));
             if usage::is_wrong(&error) { ExitCode::from(WRONG_USAGE) } else { ExitCode::FAILURE }
         }
     }

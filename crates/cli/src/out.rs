@@ -1,5 +1,6 @@
 //! Standard output: what a command answers, all of it or an error. Not by `println!`, which panics where the reader has gone or the disk is
-//! full, also after what was asked for is done.
+//! full, also after what was asked for is done. Nor is standard error written by `eprintln!`, for the same reason: who cannot be told there cannot
+//! be told anything.
 
 use std::io::{self, BufWriter, StdoutLock, Write};
 
@@ -28,6 +29,12 @@ pub(crate) fn print_json_done(answer: &impl Serialize) -> Result<()> {
 
 fn json(answer: &impl Serialize) -> Result<String> {
     Ok(serde_json::to_string_pretty(answer)? + "\n")
+}
+
+/// Says this on standard error, if that is possible.
+pub(crate) fn tell(text: &str) {
+    let mut out = io::stderr().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Says what may be long: standard output alone would write each line by itself.

@@ -267,12 +267,12 @@ impl Bar {
         }
         self.shown = Some(percent);
         let full = ((done * CELLS as f64) as usize).min(CELLS);
-        eprint!("\r[{}{}] {percent:3} %", "#".repeat(full), ".".repeat(CELLS - full));
+        out::tell(&format!("\r[{}{}] {percent:3} %", "#".repeat(full), ".".repeat(CELLS - full)));
     }
 
     fn clear(&self) {
         if self.shown.is_some() {
-            eprint!("\r\x1b[K");
+            out::tell("\r\x1b[K");
         }
     }
 }

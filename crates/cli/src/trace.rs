@@ -51,18 +51,22 @@ pub(crate) fn run(args: &TraceArgs) -> Result<()> {
         Some(base) => {
             let mut files = TraceFiles::create(base)?;
             // Says that the trace is on: whoever starts a load after it misses nothing.
-            eprintln!("tracing {} to {}.blktrace.*; ^C ends", args.volume, base.display());
+            out::tell(&format!("tracing {} to {}.blktrace.*; ^C ends\n", args.volume, base.display()));
             while let Some(bytes) = next.bytes()? {
                 files.push(&bytes).context("writing the trace")?;
             }
-            eprintln!("{} events; show them with: blkparse -i {}", files.records(), base.display());
+            out::tell(&format!(
+                "{} events; show them with: blkparse -i {}\n",
+                files.records(),
+                base.display()
+            ));
         }
         None if args.json => {
-            eprintln!("tracing {}; ^C ends", args.volume);
+            out::tell(&format!("tracing {}; ^C ends\n", args.volume));
             json(&next)?;
         }
         None => {
-            eprintln!("tracing {}; ^C ends", args.volume);
+            out::tell(&format!("tracing {}; ^C ends\n", args.volume));
             while let Some(bytes) = next.bytes()? {
                 out::with(|out| out.write_all(&bytes))?;
             }

@@ -4,6 +4,8 @@ use std::io::{IsTerminal, Write};
 
 use blockwork_daemon::SyncStatus;
 
+use crate::out;
+
 /// Characters of the bar.
 const WIDTH: usize = 20;
 
@@ -37,7 +39,7 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if self.is_drawn {
-            eprintln!();
+            out::tell("\n");
         }
     }
 }

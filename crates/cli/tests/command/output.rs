@@ -1,4 +1,4 @@
-//! Standard output: JSON in one form; where it is full, or nobody reads it, that is said in a line, and no panic, and what was asked for is
+//! Standard output, and standard error: JSON in one form; where it is full, or nobody reads it, that is said in a line, and no panic, and what was asked for is
 //! done all the same.
 
 use std::process::{Command, Stdio};
@@ -38,6 +38,17 @@ fn an_answer_that_cannot_be_written_is_an_error_in_one_line() {
         assert_eq!(said.contains("what was asked for is done"), !line.contains("show"), "{line}: {said}");
     }
     assert!(lab.verb(&["lv", "show"]).contains("pv0(0)  t"), "it is made, and has its tag");
+}
+
+#[test]
+fn an_error_that_nobody_can_be_told_is_told_by_the_exit_code() {
+    let lab = lab();
+    for line in ["scan nowhere", "lv create vg/x -L 99G --disk a b"] {
+        let mut command = tool("sh");
+        command.current_dir(lab.scratch.path("."));
+        command.args(["-c", "exec \"$0\" \"$@\" 2>/dev/full", BLOCKWORK]).args(line.split(' '));
+        assert_eq!(output(&mut command).status.code(), Some(1), "{line}");
+    }
 }
 
 #[test]
