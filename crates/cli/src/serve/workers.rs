@@ -84,11 +84,9 @@ impl Workers {
             };
             let ended = Ended { index, on_end: on_end.clone() };
             let ((handle, decision), thread) = start_worker(worker, ended, &uring, Worker::run)?;
-            who = who
-                .filter(|known: &Decision| {
-                    decision.value != Io::Threads.name() || known.value == decision.value
-                })
-                .or(Some(decision));
+            if who.is_none() || decision.value == Io::Threads.name() {
+                who = Some(decision);
+            }
             handles.push(handle);
             threads.push(thread);
         }
