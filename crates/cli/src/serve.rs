@@ -21,6 +21,7 @@ mod signals;
 mod sizes;
 mod workers;
 
+use std::error::Error;
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::{Arc, mpsc};
@@ -368,8 +369,11 @@ impl Running {
         state.set_arrays(Arc::new(ServedArrays::new(&self.workers, state.disks(), self.offers.clone())));
         state.set_groups(groups);
         state.set_exports(exports);
-        let path = socket_path()?;
-        self.control = Some(Control::start(state, &path)?);
+        // Where nothing can be written, there is nothing to be set.
+        let without =
+            |error: &dyn Error| anyhow!("{error}, or serve without a control socket (--no-control)");
+        let path = socket_path().map_err(|error| without(&error))?;
+        self.control = Some(Control::start(state, &path).map_err(|error| without(&error))?);
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::process::Command;
 
 use crate::support::md::array;
-use crate::support::{BLOCKWORK, Scratch, Server, both, output, run, tool};
+use crate::support::{BLOCKWORK, Scratch, Server, both, output, run, run_refused, tool};
 use blockwork_format::md::Level;
 
 const MIB: u64 = 1 << 20;
@@ -71,6 +71,19 @@ fn a_server_that_cannot_say_that_it_is_ready_is_taken_down_in_order() {
     assert!(said.contains("no I/O"), "its statistics come at the end: {said}");
     assert!(!fs::exists(scratch.path("socket")).unwrap(), "its socket is gone");
     assert_eq!(fs::read_dir(scratch.path("run")).unwrap().count(), 0);
+}
+
+/// As in a container whose root is read-only.
+#[test]
+fn who_has_no_place_for_a_control_socket_is_told_how_to_serve_without() {
+    let scratch = Scratch::new();
+    let args = ["serve", "--disk", "memory:1M", "--nbd", "unix:socket"];
+    let said = run_refused(scratch.blockwork(args).env("BLOCKWORK_RUN_DIR", "/proc/none"));
+    assert!(said.contains("/proc/none: the folder for control sockets: "), "{said}");
+    assert!(said.contains("set BLOCKWORK_RUN_DIR") && said.contains("(--no-control)"), "{said}");
+    let without = args.into_iter().chain(["--no-control"]);
+    let server = Server::start(scratch.blockwork(without).env("BLOCKWORK_RUN_DIR", "/proc/none"));
+    assert!(server.stop().status.success());
 }
 
 /// Another kind of socket: to find out who has it is refused, and that is no proof of a server.
