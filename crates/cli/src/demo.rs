@@ -23,12 +23,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use crate::args::DemoArgs;
 use crate::nbd_client::NbdClient;
 use crate::out;
+use crate::signals;
 use disks::Manifest;
 use server::{MOUNTS, SOCKET, Server, own_command};
 
@@ -94,10 +94,10 @@ pub(crate) fn run(args: &DemoArgs) -> Result<()> {
     Ok(())
 }
 
-/// Set by ^C or SIGTERM: what was started is taken down in order then. A second one ends us at once.
+/// Set by ^C, SIGTERM or SIGHUP: what was started is taken down in order then. A second one ends us at once.
 fn interruption() -> Result<Arc<AtomicBool>> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in signals::ending() {
         flag::register_conditional_shutdown(signal, 128 + signal, interrupted.clone())?;
         flag::register(signal, interrupted.clone())?;
     }

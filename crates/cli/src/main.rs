@@ -19,6 +19,7 @@ mod out;
 mod reproduce;
 mod scan;
 mod serve;
+mod signals;
 mod sizes;
 mod status;
 mod trace;

@@ -14,7 +14,6 @@ use blockwork_engine::TaskContext;
 use blockwork_layer::snapshot::{MergeError, SnapshotStatus, Step};
 use blockwork_volume::lvm::edit::{Change, CommitError, GroupEditor, Merger};
 use serde_json::json;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::args::MergeArgs;
@@ -22,6 +21,7 @@ use super::split;
 use crate::at_once;
 use crate::md::Progress;
 use crate::scan::size;
+use crate::signals;
 use crate::vg::change::{announce, author, commit};
 use crate::vg::target::{change, commit_and_tell, open};
 
@@ -32,7 +32,7 @@ pub(super) fn run(args: &MergeArgs) -> Result<()> {
     }
     // The disks must be left in order: a signal is looked at, and no end.
     let is_stopped = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in signals::ending() {
         flag::register(signal, is_stopped.clone())?;
     }
     let disks = &args.place.disk;

@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, anyhow, bail};
 use blockwork_daemon::{ArrayAnswer, ArrayStatus, DeviceStatus, Verb};
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 
 use super::progress::Progress;
@@ -16,6 +15,7 @@ use super::verb_args::{
     AddArgs, DevicesArgs, GrowArgs, RemoveArgs, ReplaceArgs, ServedArgs, SpeedArgs, SyncArgs, Which,
 };
 use crate::out;
+use crate::signals;
 use crate::sizes::{KIB, bytes};
 use crate::usage::bail_usage;
 
@@ -105,7 +105,7 @@ impl<'a> Work<'a> {
         // An array of ours must be left in order: a signal is looked at, and no end.
         let is_stopped = Arc::new(AtomicBool::new(false));
         if !self.which.place.disk.is_empty() {
-            for signal in [SIGINT, SIGTERM] {
+            for signal in signals::ending() {
                 flag::register(signal, is_stopped.clone())?;
             }
         }

@@ -5,34 +5,24 @@
 //! (`Transport endpoint is not connected`) until it is unmounted by hand. Unmounting is no call for a signal's handler, so a thread
 //! does it; the third signal does not wait for that, either.
 
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 use std::thread;
-use std::{fs, io};
 
 use blockwork_export::fuse::MountPoint;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use signal_hook::{flag, low_level};
+
+use crate::signals;
 
 /// Exit code after a second signal, as a shell's for a process that ^C has ended.
 const EXIT_AT_ONCE: i32 = 130;
 
 /// From here on a signal waits until it is looked at, so that none ends us half-way up.
 pub(super) fn heeded() -> io::Result<Signals> {
-    let signals = Signals::new([SIGTERM, SIGINT, SIGUSR1])?;
-    // nohup(1) has it ignored, and that is meant.
-    if !ignored(&fs::read_to_string("/proc/self/status").unwrap_or_default(), SIGHUP) {
-        signals.handle().add_signal(SIGHUP)?;
-    }
-    Ok(signals)
-}
-
-/// Whether a process ignores a signal, by its `/proc/PID/status`: see proc(5), SigIgn.
-fn ignored(status: &str, signal: i32) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+    Signals::new(signals::ending().into_iter().chain([SIGUSR1]))
 }
 
 /// What has a second signal end the process.
@@ -82,16 +72,4 @@ fn wait_in_a_thread(mounts: Vec<MountPoint>, at_once: Arc<AtomicBool>) -> io::Re
         low_level::exit(EXIT_AT_ONCE);
     };
     thread::Builder::new().name("blockwork-exit".into()).spawn(end).map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_signal_that_nohup_has_ignored_is_known_by_its_bit() {
-        let status = "SigBlk:\t0000000000000001\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000004002\n";
-        assert!(ignored(status, SIGHUP));
-        assert!(!ignored(status, SIGINT) && !ignored(status, SIGTERM) && !ignored("", SIGHUP));
-    }
 }

@@ -7,7 +7,7 @@ use crate::md_lab::{Lab, MIB};
 use crate::support;
 use crate::support::fs::{Loop, SmallDisk};
 use crate::support::nbd::{load, nbdload};
-use crate::support::{Background, Scratch, output, run, tool, until};
+use crate::support::{BLOCKWORK, Background, Scratch, output, run, tool, until};
 use rustix::process::Signal;
 
 #[test]
@@ -348,10 +348,13 @@ fn an_array_that_nobody_serves_is_filled_here_and_a_signal_leaves_it_for_later()
     lab.create("10", &["a.img", "missing"], 64 * MIB, &["--assume-clean"]);
     lab.blank("b.img", 64 * MIB);
     let args = ["md", "add", "md/data", "b.img", "--sync-speed-max", "8000", "--disk", "a.img"];
-    let filling = Background::start(&mut lab.scratch.blockwork(args));
+    // Its terminal goes. Whoever runs these tests may have that ignored.
+    let mut command = tool("env");
+    command.current_dir(lab.scratch.path("")).env("BLOCKWORK_RUN_DIR", lab.scratch.run_dir());
+    let filling = Background::start(command.args(["--default-signal=HUP", BLOCKWORK]).args(args));
     let on_disks = || lab.md_json(&["status", "--json", "--disk", "a.img", "b.img"]);
     until("it is being filled", || on_disks()["arrays"][0]["devices"][1]["state"] == "recovering");
-    filling.signal(Signal::INT);
+    filling.signal(Signal::HUP);
     let (code, said) = filling.finish();
     assert_eq!(code, Some(1), "{said}");
     assert!(
