@@ -59,6 +59,20 @@ fn nbdinfo_lists_every_volume_and_the_default_export_is_the_first_one_named() {
     assert_eq!(default, (5 * MIB).to_string());
 }
 
+/// `nbdinfo` asks twice about each export in the session in which it was told of them.
+#[test]
+fn nbdinfo_lists_thousands_of_volumes() {
+    let scratch = Scratch::new();
+    let names: Vec<String> = (0..2500).map(|n| format!("dm/v{n}")).collect();
+    let lines: String = names.iter().map(|name| format!("{}: 0 8 zero\n", &name[3..])).collect();
+    let server = scratch.serve(["--table", &scratch.write("many", lines)]);
+    let said = run(tool("nbdinfo").args(["--list", "--json", &scratch.uri("")]));
+    server.stop_quietly();
+    let json: Value = serde_json::from_str(&said).expect("JSON");
+    let exports = json["exports"].as_array().expect("a list");
+    assert!(exports.iter().map(|export| export["export-name"].as_str().unwrap()).eq(&names));
+}
+
 #[test]
 fn what_nbdcopy_and_qemu_img_write_to_disks_and_partitions_is_what_they_read() {
     let scratch = Scratch::new();

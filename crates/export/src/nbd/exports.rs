@@ -79,8 +79,10 @@ impl Named for Export {
 }
 
 impl Exports {
-    /// Most entries that LIST answers with; more exports than that can be opened by name.
-    pub const LISTED_MAX: usize = 1024;
+    /// Most entries that LIST answers with: as many as libnbd takes. More exports than that can be opened by name.
+    pub const LISTED_MAX: usize = 10_000;
+    /// Most bytes of their names and descriptions, since a client that does not read its answer keeps them in memory here.
+    pub const LISTED_BYTES_MAX: usize = 4 << 20;
 
     /// The export of that name.
     pub fn find(&self, name: &[u8]) -> Option<Opened<Export>> {
@@ -89,9 +91,15 @@ impl Exports {
 
     /// Those that LIST names: name and description.
     pub fn listed(&self) -> Vec<(String, String)> {
+        let mut bytes = 0;
+        let mut has_room = |export: &Export| {
+            bytes += export.name.len() + export.description.len();
+            bytes <= Exports::LISTED_BYTES_MAX
+        };
         self.look(|all| {
-            let open = all.filter(|seen| !seen.is_withheld).take(Exports::LISTED_MAX);
-            open.map(|seen| (seen.one.name.clone(), seen.one.description.clone())).collect()
+            let open = all.filter(|seen| !seen.is_withheld).map(|seen| seen.one).take(Exports::LISTED_MAX);
+            let listed = open.take_while(|export| has_room(export));
+            listed.map(|export| (export.name.clone(), export.description.clone())).collect()
         })
     }
 }
@@ -140,6 +148,21 @@ pub(crate) mod tests {
         assert_eq!(Exports::of(twice).unwrap_err(), OfferedError::Duplicate("a".into()));
         let long = Exports::of(vec![export(&"x".repeat(NAME_MAX + 1), 1)]).unwrap_err().to_string();
         assert_eq!(long, format!("an export's name has {} bytes, NBD allows {NAME_MAX}", NAME_MAX + 1));
+    }
+
+    #[test]
+    fn a_list_ends_at_as_many_exports_and_bytes_as_one_answer_may_have() {
+        let all = |count: usize, name: &str| {
+            Exports::new((0..count).map(|n| export(&format!("{name}{n}"), 1)).collect()).unwrap()
+        };
+        let exports = all(Exports::LISTED_MAX + 1, "lv");
+        assert_eq!(exports.listed().len(), Exports::LISTED_MAX);
+        assert!(exports.find(format!("lv{}", Exports::LISTED_MAX).as_bytes()).is_some());
+        let listed = all(1100, &"x".repeat(NAME_MAX - 4)).listed();
+        let bytes = |(name, description): &(String, String)| name.len() + description.len();
+        let sum: usize = listed.iter().map(bytes).sum();
+        let free = Exports::LISTED_BYTES_MAX - sum;
+        assert!(listed.len() < 1100 && free < bytes(&listed[0]) + 4, "{} of {sum} bytes", listed.len());
     }
 
     #[test]

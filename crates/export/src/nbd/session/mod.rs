@@ -58,7 +58,7 @@ pub enum CloseReason {
 
 /// Longest data of an option that is read and thrown away, bytes; beyond it the connection is closed.
 pub const OPTION_SKIP_MAX: u32 = 1 << 20;
-/// Most options in a session.
-pub const OPTIONS_MAX: u32 = 1024;
+/// Most options in a session. `nbdinfo --list` asks twice about each export that it was told of.
+pub const OPTIONS_MAX: u32 = 40_000;
 /// The id of `base:allocation`, the only metadata context.
 pub const ALLOCATION_CONTEXT: u32 = 1;
