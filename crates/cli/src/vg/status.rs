@@ -99,8 +99,7 @@ fn of_volume(group: &str, vg: &VolumeGroup, lv: LvIndex, visible: bool, fullness
         data_percent,
         metadata_percent,
         status,
-        merging: is_thin_merge
-            || vg.snapshots().any(|one| one.merging && (one.store == lv || one.origin == lv)),
+        merging: is_thin_merge || snapshot_of(vg, lv).is_some_and(|snapshot| snapshot.merging),
         merge: is_thin_merge.then(|| PLANNED.to_owned()),
         merge_failure: None,
         visible,
@@ -138,12 +137,12 @@ fn has_thin_merge(vg: &VolumeGroup, lv: LvIndex) -> bool {
 
 /// The snapshot that tells how full a volume is: one that it is, or that is being merged into it.
 pub(crate) fn snapshot_of(vg: &VolumeGroup, lv: LvIndex) -> Option<Snapshot> {
-    vg.snapshots().find(|one| one.store == lv || (one.merging && one.origin == lv))
+    vg.snapshot_in(lv).or_else(|| vg.snapshots().find(|one| one.merging && one.origin == lv))
 }
 
 /// The type of a volume, as `lvs -o segtype` has it: that of its last segment, or what it is to others.
 pub(crate) fn type_name(vg: &VolumeGroup, lv: LvIndex) -> String {
-    if vg.snapshots().any(|snapshot| snapshot.store == lv) {
+    if vg.snapshot_in(lv).is_some() {
         return "snapshot".to_owned();
     }
     let last = vg.lvs[lv.0].segments.last();
@@ -155,7 +154,7 @@ pub(crate) fn type_name(vg: &VolumeGroup, lv: LvIndex) -> String {
 
 /// Of what a volume is a snapshot.
 pub(crate) fn origin(vg: &VolumeGroup, lv: LvIndex) -> Option<String> {
-    let of_store = vg.snapshots().find(|snapshot| snapshot.store == lv).map(|snapshot| snapshot.origin);
+    let of_store = vg.snapshot_in(lv).map(|snapshot| snapshot.origin);
     let of_thin = match vg.lvs[lv.0].segments[0].kind {
         // As `lvs` has it.
         SegmentType::Thin { origin, external_origin, .. } => origin.or(external_origin),

@@ -80,6 +80,10 @@ pub struct VolumeGroup {
     pub lvs: Vec<Lv>,
     /// A key of the text that has several values, of which the first was taken.
     pub repeated: Option<FormatError>,
+    /// The snapshots, in the order of the LVs that tie them: who asks for one of each LV of thousands must not look at all LVs for it.
+    snapshots: Vec<Snapshot>,
+    /// Of stores, where their snapshot is in that list.
+    by_store: BTreeMap<LvIndex, usize>,
     /// Of volumes into which a thin snapshot is to be merged, that snapshot.
     merging_thins: BTreeMap<LvIndex, LvIndex>,
     /// What thin volumes have where nothing of their own is.
@@ -270,18 +274,18 @@ impl VolumeGroup {
     pub fn merged_into(&self, lv: LvIndex) -> Option<LvIndex> {
         match self.lvs[lv.0].segments.first()?.kind {
             SegmentType::Thin { merge, .. } => merge,
-            _ => self.snapshots().find(|one| one.merging && one.store == lv).map(|one| one.origin),
+            _ => self.snapshot_in(lv).filter(|one| one.merging).map(|one| one.origin),
         }
     }
 
     /// The snapshots, in the order of the LVs that tie them.
     pub fn snapshots(&self) -> impl Iterator<Item = Snapshot> + '_ {
-        self.lvs.iter().enumerate().filter_map(|(tie, lv)| match lv.segments.first()?.kind {
-            SegmentType::Snapshot { origin, store, chunk_size, merging } => {
-                Some(Snapshot { tie: LvIndex(tie), origin, store, chunk_size, merging })
-            }
-            _ => None,
-        })
+        self.snapshots.iter().copied()
+    }
+
+    /// The snapshot whose exceptions an LV holds.
+    pub fn snapshot_in(&self, store: LvIndex) -> Option<Snapshot> {
+        self.by_store.get(&store).map(|place| self.snapshots[*place])
     }
 
     /// Of each LV, whether it is a volume of the user, and not a part of one.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 
 use super::segment::{self, Segment, SegmentType};
-use super::{Flags, LVS_MAX, Lv, LvIndex, NAME_MAX, Origin, PVS_MAX, Pv, PvIndex, VolumeGroup};
+use super::{Flags, LVS_MAX, Lv, LvIndex, NAME_MAX, Origin, PVS_MAX, Pv, PvIndex, Snapshot, VolumeGroup};
 use crate::lvm2::text::{Entry, Node, Section, Value};
 use crate::lvm2::{Uuid, text::PLACE};
 use crate::{ErrorKind, FormatError, escape};
@@ -46,11 +46,21 @@ pub(super) fn volume_group(tree: &Section) -> Result<VolumeGroup, FormatError> {
         SegmentType::Thin { merge, .. } => Some((merge?, LvIndex(place))),
         _ => None,
     };
+    let snapshot = |(tie, lv): (usize, &Lv)| match lv.segments.first()?.kind {
+        SegmentType::Snapshot { origin, store, chunk_size, merging } => {
+            Some(Snapshot { tie: LvIndex(tie), origin, store, chunk_size, merging })
+        }
+        _ => None,
+    };
+    let snapshots: Vec<Snapshot> = lvs.iter().enumerate().filter_map(snapshot).collect();
     let external_origin = |lv: &Lv| match lv.segments.first()?.kind {
         SegmentType::Thin { external_origin, .. } => external_origin,
         _ => None,
     };
     Ok(VolumeGroup {
+        // The first one counts where several name the same store.
+        by_store: snapshots.iter().enumerate().rev().map(|(place, one)| (one.store, place)).collect(),
+        snapshots,
         external_origins: lvs.iter().filter_map(external_origin).collect(),
         merging_thins: lvs.iter().enumerate().filter_map(merging).collect(),
         name: entry.key.clone(),

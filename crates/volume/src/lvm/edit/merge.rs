@@ -106,7 +106,7 @@ impl Draft {
             Some(lv) => lv,
             None => self.visible(name)?,
         };
-        let Some(snapshot) = vg.snapshots().find(|snapshot| snapshot.store == lv) else {
+        let Some(snapshot) = vg.snapshot_in(lv) else {
             return refuse("it is no snapshot, and only those are merged: into their origin".into());
         };
         self.check_no_external_origin(snapshot.origin)?;

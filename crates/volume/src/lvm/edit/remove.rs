@@ -120,7 +120,7 @@ impl Draft {
     }
 
     fn snapshot_of_store(&self, lv: LvIndex) -> Option<Snapshot> {
-        self.group().snapshots().find(|snapshot| snapshot.store == lv)
+        self.group().snapshot_in(lv)
     }
 
     /// Nobody but what goes with it may be made of it.

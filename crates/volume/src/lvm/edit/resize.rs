@@ -278,7 +278,7 @@ impl Draft {
             let why = "it has snapshots, which need what lies at its end; it can only become larger";
             return Err(EditError::volume(name, why));
         }
-        if self.group().snapshots().any(|snapshot| snapshot.store == lv) {
+        if self.group().snapshot_in(lv).is_some() {
             return Err(EditError::volume(
                 name,
                 "it is a snapshot, and what it has stored may lie at its end",

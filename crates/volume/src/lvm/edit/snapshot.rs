@@ -95,7 +95,7 @@ impl Draft {
 
     /// What a store may grow to that is to grow to `to` extents, and why it is less; of other volumes nothing is said.
     pub(super) fn capped_store(&self, lv: LvIndex, from: u64, to: u64) -> (u64, Option<String>) {
-        let snapshot = self.group().snapshots().find(|snapshot| snapshot.store == lv);
+        let snapshot = self.group().snapshot_in(lv);
         let layout =
             snapshot.and_then(|it| Some((it.origin, Layout::new(u32::try_from(it.chunk_size).ok()?)?)));
         let Some((origin, layout)) = layout.filter(|_| to > from) else { return (to, None) };
@@ -107,7 +107,7 @@ impl Draft {
         let vg = self.group();
         let lv = &vg.lvs[origin.0];
         let refuse = |why: String| Err(EditError::volume(&lv.name, why));
-        if let Some(of) = vg.snapshots().find(|snapshot| snapshot.store == origin) {
+        if let Some(of) = vg.snapshot_in(origin) {
             let of = escape(&vg.lvs[of.origin.0].name);
             return refuse(format!("it is a snapshot itself, and those have none: make another one of {of}"));
         }
