@@ -15,7 +15,7 @@ use super::sync_copy::{Copy, PIECE};
 use super::sync_pass::{End, Window};
 
 /// What a difference is counted in, sectors.
-const UNIT: u64 = 128;
+pub(super) const UNIT: u64 = 128;
 
 /// The copies of one piece of the array.
 struct Piece {

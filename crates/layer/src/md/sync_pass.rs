@@ -1,6 +1,6 @@
 //! One way through an array or a member, window by window.
 //!
-//! A window is a few MiB, less while clients are at work and at low speeds (`pace.rs`). For each: a fence is raised, what was under way comes to its end,
+//! A window is a few MiB of each member, less while clients are at work, at low speeds (`pace.rs`), and where there are many members. For each: a fence is raised, what was under way comes to its end,
 //! then it is copied or compared (`sync_copy.rs`, `sync_check.rs`), and the fence is lowered. Up to [`LANES`] windows are under
 //! way, so that one is read while another is written and a third waits; they come to their end in order, and only then does the
 //! position move.
@@ -22,6 +22,7 @@ use super::devices::DeviceIndex;
 use super::fence::LANES;
 use super::geometry::Place;
 use super::pace::Pacer;
+use super::sync_check::UNIT;
 use super::sync_status::SyncAction;
 
 /// Superblocks tell at least this often how far it is.
@@ -29,6 +30,17 @@ const CHECKPOINT: Nanos = Nanos::secs(10);
 
 /// How many pieces are looked at, one by one, in search of something to copy, before others get a turn.
 const SCAN: usize = 4096;
+
+/// Most sectors of all members in a window, but for chunks that are larger: neither what is in memory nor what clients' writes wait for grows with
+/// the members.
+const WINDOW_OF_ALL: u64 = 1 << 17;
+
+/// Sectors of the array in a window that has `size` sectors of each member: whole chunks, or units in which differences are counted.
+fn window_of_array(size: u64, members: u16, copies: u16, chunk: Option<Sectors>) -> u64 {
+    let (members, copies) = (u64::from(members), u64::from(copies));
+    let size = (size * members).min(WINDOW_OF_ALL) / copies;
+    size.max(1).next_multiple_of(chunk.map_or(UNIT, |chunk| chunk.0))
+}
 
 /// What is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,8 +236,7 @@ impl Array {
                         Some(_) => {}
                     }
                 }
-                let size = size * u64::from(geometry.members()) / u64::from(geometry.copies());
-                let size = geometry.chunk().map_or(size, |chunk| size.next_multiple_of(chunk.0));
+                let size = window_of_array(size, geometry.members(), geometry.copies(), geometry.chunk());
                 Window { start: from, end: (from + size).min(pass.total), nothing: false }
             }
         }
@@ -347,5 +358,21 @@ fn each_bit(chunk: u64, window: Window, mut each: impl FnMut(Sector, bool)) {
     while sector < window.end {
         each(Sector(sector), sector.is_multiple_of(chunk));
         sector = (sector + 1).next_multiple_of(chunk);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_does_not_grow_with_the_members() {
+        let chunk = Some(Sectors(1024));
+        assert_eq!(window_of_array(8192, 2, 2, None), 8192);
+        assert_eq!(window_of_array(8192, 16, 2, chunk), 65_536);
+        assert_eq!(window_of_array(8192, 384, 2, chunk), 65_536);
+        assert_eq!(window_of_array(8192, 100, 100, None), 1408);
+        assert_eq!(window_of_array(128, 3, 2, Some(Sectors(1 << 18))), 1 << 18, "a chunk at least");
+        assert_eq!(window_of_array(128, 2000, 2000, None), 128);
     }
 }
