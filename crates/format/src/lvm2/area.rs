@@ -225,7 +225,10 @@ impl AreaHeader {
         if size > most {
             let (found, expected) = (format!("{size} bytes"), format!("at most {most}"));
             return Err(FormatError::limit(PLACE, self.area.offset, "new text", found, expected)
-                .with_remedy("the area is too small for this volume group"));
+                .with_remedy(
+                    "the area is full: remove volumes, snapshots or tags; then a disk with a larger one can be added (`pvcreate --metadatasize`) and the \
+                     others ignored (`pvchange --metadataignore y`)",
+                ));
         }
         let offset = match self.committed() {
             None => HEADER_BYTES,

@@ -209,7 +209,10 @@ mod tests {
     fn a_text_that_has_no_room_in_one_of_the_areas_is_refused_as_a_whole() {
         let lab = Lab::new(&[65536, 2560]);
         let error = steps(&lab.targets(), &vec![b' '; 4000]).unwrap_err().to_string();
-        assert!(error.contains("new text is 4001 bytes, expected at most 512"), "{error}");
+        assert!(
+            error.contains("new text is 4001 bytes, expected at most 512; the area is full: remove"),
+            "{error}"
+        );
     }
 
     #[test]
