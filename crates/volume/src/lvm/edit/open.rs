@@ -372,9 +372,7 @@ pub(crate) fn open(assembly: &mut Assembly, group: GroupId, author: Author) -> R
     let mut sites = Vec::with_capacity(devices.len());
     let mut tree = None;
     for device in devices {
-        let (site, found) = member(assembly, device, &text)?;
-        sites.push(site);
-        tree = tree.or(found);
+        sites.push(member(assembly, device, &text, &mut tree)?);
     }
     let tree = tree.ok_or_else(|| {
         EditError::group(&name, "its metadata cannot be read again: is somebody else changing it?")
@@ -438,30 +436,33 @@ fn check_group(assembly: &Assembly, group: &Group) -> Result<(), EditError> {
     Ok(())
 }
 
-/// A physical volume of the group as it is now, and the group's text where it has that.
+/// A physical volume of the group as it is now. If it has the group's text, that goes into `tree`, unless one is there already.
 fn member(
     assembly: &mut Assembly,
     device: DeviceId,
     text: &VolumeGroup,
-) -> Result<(Site, Option<Section>), EditError> {
+    tree: &mut Option<Section>,
+) -> Result<Site, EditError> {
     let title = assembly.graph().device(device).title().to_owned();
     let Content::Pv(pv) = &assembly.graph().device(device).content else {
         unreachable!("a group is made of physical volumes")
     };
     let label = pv.label.clone();
     let layer = assembly.layer(device).map_err(|why| EditError::disk(&title, why))?;
-    let read = assembly.read(&*layer, |source| read_areas(source, &label.pv, text));
-    let (areas, tree) = read.map_err(|source| EditError::metadata(&title, source))?;
-    Ok((Site { title, device, layer, label, areas, role: Role::Member }, tree))
+    let read = assembly.read(&*layer, |source| read_areas(source, &label.pv, text, tree));
+    let areas = read.map_err(|source| EditError::metadata(&title, source))?;
+    Ok(Site { title, device, layer, label, areas, role: Role::Member })
 }
 
-/// The areas that are in use, and the group's text if one of them has it. One whose header is damaged is taken for an empty one.
+/// The areas that are in use. One whose header is damaged is taken for an empty one. As long as `tree` is none, the group's text is looked for in
+/// them: of a hundred disks, one is read to its end.
 fn read_areas(
     source: &dyn Source,
     pv: &PvHeader,
     text: &VolumeGroup,
-) -> Result<(Vec<AreaHeader>, Option<Section>), FormatError> {
-    let (mut areas, mut tree) = (Vec::new(), None);
+    tree: &mut Option<Section>,
+) -> Result<Vec<AreaHeader>, FormatError> {
+    let mut areas = Vec::new();
     for area in &pv.metadata_areas {
         let header = match AreaHeader::read(source, *area) {
             Ok(header) if header.ignored() => continue,
@@ -471,17 +472,18 @@ fn read_areas(
             Err(_) if lies_beside_data(*area, pv, source.size()) => AreaHeader::new(*area)?,
             Err(error) => return Err(error),
         };
-        let found = header.committed().and_then(|location| header.read_text(source, &location).ok());
         if tree.is_none()
-            && let Some(found) = found.and_then(|found| Section::parse(&found).ok())
+            && let Some(location) = header.committed()
+            && let Ok(found) = header.read_text(source, &location)
+            && let Ok(found) = Section::parse(&found)
             && VolumeGroup::from_tree(&found)
                 .is_ok_and(|found| found.seqno == text.seqno && found.id == text.id)
         {
-            tree = Some(found);
+            *tree = Some(found);
         }
         areas.push(whole(header));
     }
-    Ok((areas, tree))
+    Ok(areas)
 }
 
 /// A header whose slots can be gone by: one that names no place in its ring is as good as none.
