@@ -25,7 +25,7 @@ use crate::leaf::Allocation;
 use crate::lock::{Lock, LockSnapshot, tell_time};
 use crate::notes::Prepared;
 use crate::quiesce::Quiescence;
-use crate::turn::Turn;
+use crate::turn::{Turn, Turns};
 use crate::units::{Nanos, Sector, Sectors};
 use crate::volume::VolumeId;
 
@@ -174,7 +174,14 @@ pub(crate) struct Shared {
     timer_count: Cell<u64>,
     /// The worker is to end: pauses are over.
     stopping: Cell<bool>,
+    /// See [`TaskContext::turn_of_few`].
+    few: [Turns; FEW],
+    /// How many have waited for one of them.
+    few_waited: Cell<usize>,
 }
+
+/// How many tasks of a worker may have much memory at once.
+const FEW: usize = 16;
 
 struct Timer {
     at: Nanos,
@@ -306,6 +313,17 @@ impl TaskContext {
         self.quiescence.distrust();
     }
 
+    /// One of a few turns of this worker, for what takes much memory, and of which there may be any number: whichever is free, or else each in
+    /// its order. Whoever has one must not wait for another.
+    pub async fn turn_of_few(&self) -> Turn {
+        let few = &self.shared.few;
+        if let Some(turn) = few.iter().find_map(Turns::try_take) {
+            return turn;
+        }
+        let waited = self.shared.few_waited.replace(self.shared.few_waited.get().wrapping_add(1));
+        few[waited % FEW].take().await
+    }
+
     /// What the workers of a server share.
     pub(crate) fn workers(&self) -> &Quiescence {
         &self.quiescence
@@ -368,6 +386,8 @@ impl Executor {
             timers: RefCell::default(),
             timer_count: Cell::default(),
             stopping: Cell::default(),
+            few: Default::default(),
+            few_waited: Cell::default(),
         };
         let ready = Ready { queue: Lock::default(), any: AtomicBool::new(false), notify };
         Executor {
@@ -499,6 +519,35 @@ mod tests {
         }
         assert_eq!(*order.borrow(), [1, 2, 3]);
         assert_eq!(executor.len(), 0);
+    }
+
+    #[test]
+    fn of_many_tasks_only_few_go_on_at_once_and_all_in_their_order() {
+        let mut executor = executor();
+        let (begun, at_once, most) =
+            (Rc::new(RefCell::new(Vec::new())), Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+        for n in 0..5 * FEW {
+            let (cx, begun, at_once, most) =
+                (executor.context().clone(), begun.clone(), at_once.clone(), most.clone());
+            executor.spawn(async move {
+                let _turn = cx.turn_of_few().await;
+                begun.borrow_mut().push(n);
+                at_once.set(at_once.get() + 1);
+                most.set(most.get().max(at_once.get()));
+                cx.sleep(Nanos::millis(1)).await;
+                at_once.set(at_once.get() - 1);
+            });
+        }
+        executor.run();
+        assert_eq!(begun.borrow().len(), FEW);
+        while let Some(at) = executor.next_timer() {
+            executor.set_time(at);
+            while executor.is_ready() {
+                executor.run();
+            }
+        }
+        assert_eq!((most.get(), executor.len()), (FEW, 0));
+        assert_eq!(*begun.borrow(), (0..5 * FEW).collect::<Vec<_>>());
     }
 
     #[test]

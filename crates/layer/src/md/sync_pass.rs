@@ -295,6 +295,11 @@ impl Array {
     ) -> (Window, Result<(), End>) {
         let range = if window.nothing { None } else { self.range_of(pass, window) };
         let Some((start, end)) = range else { return (window, Ok(())) };
+        // Of hundreds of arrays that are filled at once, as after a disk of all of them was replaced, each has its turn.
+        let _turn = cx.turn_of_few().await;
+        if self.sync.stop.load(Ordering::Acquire) || !cx.pause(Nanos(0)).await {
+            return (window, Err(End::Interrupted));
+        }
         if let (Kind::Resync, Some(intent)) = (pass.kind, self.intent()) {
             each_bit(intent.chunk_sectors(), window, |sector, from_start| {
                 if from_start || window.start == pass.start {
