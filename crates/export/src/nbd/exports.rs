@@ -153,7 +153,7 @@ pub(crate) mod tests {
     #[test]
     fn a_list_ends_at_as_many_exports_and_bytes_as_one_answer_may_have() {
         let all = |count: usize, name: &str| {
-            Exports::new((0..count).map(|n| export(&format!("{name}{n}"), 1)).collect()).unwrap()
+            Exports::of((0..count).map(|n| export(&format!("{name}{n}"), 1))).unwrap()
         };
         let exports = all(Exports::LISTED_MAX + 1, "lv");
         assert_eq!(exports.listed().len(), Exports::LISTED_MAX);
