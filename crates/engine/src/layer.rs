@@ -214,6 +214,12 @@ pub trait Layer: Send + Sync + Debug {
         let _ = cx;
         None
     }
+    /// Nobody uses it any more, and where it lies, something else may be from then on: it ends what it does by itself, and writes nothing
+    /// afterwards.
+    fn retire(&self, cx: TaskContext) -> Option<Preparation> {
+        let _ = cx;
+        None
+    }
     /// Where whole blocks of it are none of a device, if so: then it is not to be read and written.
     fn misaligned(&self) -> Option<Misaligned> {
         None

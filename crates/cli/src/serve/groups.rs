@@ -15,7 +15,7 @@ use anyhow::Result;
 use blockwork_daemon::{
     GroupAnswer, GroupRequest, GroupStatus, Groups, PoolRequest, PoolStatus, Refusal, RefusalKind, absent,
 };
-use blockwork_engine::{Volume, VolumeId};
+use blockwork_engine::{Layer, Volume, VolumeId};
 use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
@@ -418,6 +418,10 @@ impl ServedGroups {
         let mut note = |what: &str, done: Result<()>| {
             notes.extend(done.err().map(|error| format!("{}: {error:#}", escape(what))));
         };
+        for array in adopted.arrays {
+            let name = self.assembly().node(array.node()).name.clone();
+            note(&name, self.retire(array));
+        }
         for grown in adopted.pools {
             note("the pool has grown, and", grown.map_err(Into::into).and_then(|grown| self.grow(grown)));
         }
@@ -428,6 +432,17 @@ impl ServedGroups {
             note(&name, self.resize(&name));
         }
         notes
+    }
+
+    /// An array whose volume is gone writes nothing any more.
+    fn retire(&self, array: Arc<dyn Layer>) -> Result<()> {
+        let retired = self.served.run(|cx| async move {
+            match array.retire(cx) {
+                Some(retiring) => retiring.await,
+                None => Ok(()),
+            }
+        })?;
+        Ok(retired?)
     }
 
     fn grow(&self, grown: GrownPool) -> Result<()> {

@@ -582,11 +582,11 @@ fn volumes_come_and_go_without_end_and_each_begins_with_figures_of_its_own() {
         nodes().into_iter().filter(|node| is_its(node["name"].as_str().expect("text"))).collect()
     };
     let make = |volume: &str| {
-        // Sixteen legs with their metadata, and the array.
-        served(
-            &lab,
-            &["lv", "create", volume, "--type", "raid10", "--stripes", "4", "--size", "16M", "--nosync"],
-        );
+        // Sixteen legs with their metadata, and the array. What is said there is why it is not served.
+        let args =
+            ["lv", "create", volume, "--type", "raid10", "--stripes", "4", "--size", "16M", "--nosync"];
+        let made = output(&mut lab.scratch.blockwork(args));
+        assert!(made.status.success() && made.stderr.is_empty(), "{}", String::from_utf8_lossy(&made.stderr));
     };
     let write = |volume: &str, times: u32| {
         let uri = lab.scratch.uri(volume);
@@ -655,5 +655,35 @@ fn a_group_without_volumes_is_served_and_gets_them() {
     assert!(!list().contains("vg/") && std::fs::read_dir(&folder).expect("it is there").next().is_none());
     let ended = server.stop();
     assert!(ended.status.success() && ended.stderr.contains("vg: no volume yet"), "{}", ended.stderr);
+    lab.expect_sound();
+}
+
+/// Bits that are set in the bitmap of the one array on a disk, of `chunks` chunks.
+fn marked(lab: &Lab, disk: &str, chunks: u32) -> u32 {
+    let bytes = std::fs::read(lab.scratch.path(disk)).expect("the disk");
+    let mut pages = bytes.as_chunks::<4096>().0.iter();
+    let bitmap = pages.find(|page| page.starts_with(b"bitm")).expect("there is one");
+    // Behind the superblock of 256 bytes; those of no chunk are set.
+    let bits = u32::from_le_bytes(*bitmap[256..].first_chunk().expect("a page is longer"));
+    (bits & ((1 << chunks) - 1)).count_ones()
+}
+
+/// An array clears its bitmap, and records that it is clean, some time after the last write: where it lay, the next volume may be by then.
+#[test]
+fn an_array_that_is_removed_has_nothing_left_to_write() {
+    let lab = Lab::new(&[("a", 37), ("b", 37)]);
+    lab.verb(&["vg", "create", "vg", "a", "b"]);
+    lab.verb(&["lv", "create", "vg/stays", "--size", "4M"]);
+    let server = lab.scratch.serve(["--disk", "a", "b"]);
+    served(&lab, &["lv", "create", "vg/mirror", "--type", "raid1", "--size", "28M", "--nosync"]);
+    let uri = lab.scratch.uri("vg/mirror");
+    python(&format!("h = connect({uri:?})\nh.pwrite(b'm' * 1048576, 4 << 20)\nh.flush()\nh.shutdown()\n"));
+    // Of 2 MiB each.
+    assert_eq!(marked(&lab, "a", 14), 1);
+    until("the mirror can be removed", || {
+        output(&mut lab.scratch.blockwork(["lv", "remove", "vg/mirror"])).status.success()
+    });
+    assert_eq!(["a", "b"].map(|disk| marked(&lab, disk, 14)), [0, 0]);
+    server.stop_quietly();
     lab.expect_sound();
 }

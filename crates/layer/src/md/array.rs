@@ -457,6 +457,12 @@ impl Layer for Array {
         Some(Box::pin(async move { array.put_to_rest(&cx).await }))
     }
 
+    fn retire(&self, cx: TaskContext) -> Option<Preparation> {
+        self.record.as_ref()?;
+        let array = self.itself();
+        Some(Box::pin(async move { array.retire(&cx).await }))
+    }
+
     fn misaligned(&self) -> Option<Misaligned> {
         let (devices, geometry) = (&self.devices, self.geometry());
         let members = (0..geometry.members()).filter_map(|role| devices.member(role));

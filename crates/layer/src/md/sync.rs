@@ -188,6 +188,9 @@ impl Array {
         let _turn = self.turn_when_known(cx).await?;
         self.sync.due.store(false, Ordering::Release);
         self.sync.stop.store(false, Ordering::Release);
+        if self.sync.at_rest.load(Ordering::Acquire) {
+            return None;
+        }
         let (requested, halted) = {
             let state = self.sync.state();
             (state.requested, state.halted)

@@ -127,6 +127,15 @@ impl Array {
         self.record_state(cx).await
     }
 
+    /// Its volume is no more: what runs ends, and from then on nothing is written where it lies.
+    pub(super) async fn retire(&self, cx: &TaskContext) -> Result<(), Errno> {
+        // In this order: who looks what is due takes the second back, and then sees the first.
+        self.sync.at_rest.store(true, Ordering::Release);
+        self.sync.stop.store(true, Ordering::Release);
+        drop(self.sync.running.take().await);
+        self.put_to_rest(cx).await
+    }
+
     /// All clients and workers are gone: clears the bits of what all members have, and says that the array is clean.
     pub(super) async fn put_to_rest(&self, cx: &TaskContext) -> Result<(), Errno> {
         let _turn = self.turns.take().await;

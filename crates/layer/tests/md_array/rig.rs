@@ -528,6 +528,11 @@ impl Rig {
         self.verb(|array, cx| async move { array.wait_sync(&cx).await })
     }
 
+    /// Its volume is no more.
+    pub fn retire(&mut self) -> Result<(), Errno> {
+        self.verb(|array, cx| async move { array.retire(cx).expect("it has something to end").await })
+    }
+
     /// Submits a bio; what comes of it is for [`Rig::run`].
     pub fn submit(&mut self, bio: Bio) {
         self.queue.borrow_mut().waiting.push_back(bio);

@@ -342,6 +342,25 @@ fn a_resync_without_a_bitmap_goes_on_where_it_was_stopped() {
     assert_eq!(rig.on_member(1, 17), rig.on_member(0, 17));
 }
 
+/// Where it lies, another volume may be by then.
+#[test]
+fn an_array_whose_volume_is_gone_writes_nothing_any_more() {
+    for make in [Make::raid1(2), Make::raid1(2).without_bitmap(), Make::raid10("n2", 4)] {
+        let mut rig = torn(make.of_sectors(1 << 16));
+        rig.served.array.set_speed(1024, 1024);
+        rig.open();
+        rig.rest(Nanos::millis(200));
+        assert_eq!(rig.served.array.status().sync.action, SyncAction::Resync);
+        rig.write(40_000, 8, 7).unwrap();
+        rig.retire().unwrap();
+        let all = |rig: &Rig| -> Vec<u64> { (0..2).map(|device| written(rig, device)).collect() };
+        let before = all(&rig);
+        rig.rest(Nanos::secs(60));
+        assert_eq!(all(&rig), before);
+        assert_eq!(rig.served.array.status().sync.action, SyncAction::Idle);
+    }
+}
+
 #[test]
 fn a_spare_takes_the_place_of_a_member_that_fails_and_the_next_one_of_a_spare_that_fails() {
     let mut filled = Filled::of(Make::raid10("o2", 4).of_sectors(4096).with_spares(2));

@@ -63,6 +63,8 @@ pub struct Adopted {
     pub resized: Vec<String>,
     /// Pools whose parts have grown; or why a layer of one cannot be built.
     pub pools: Vec<Result<GrownPool, EditError>>,
+    /// Arrays whose volumes are gone: they are to be retired before anything else gets what they lie on.
+    pub arrays: Vec<Arc<dyn Layer>>,
     /// Origins with other snapshots than before, or of another size, and those that are gone.
     pub families: Vec<ChangedFamily>,
 }
@@ -130,8 +132,8 @@ impl Assembly {
         let known = &mut self.graph.groups[group.0];
         let old = std::mem::replace(&mut known.text, text.clone());
         known.kin = kin.clone();
-        let (kept, gone) = self.match_volumes(group, &old, &text);
         let mut adopted = Adopted::default();
+        let (kept, gone) = self.match_volumes(group, &old, &text, &mut adopted.arrays);
         let (verdicts, visible) = (Verdicts::new(&text), text.visible());
         let (mut resized, mut shared) = (Vec::new(), Shared::new());
         for Kept { was, now, device } in kept {
@@ -176,6 +178,7 @@ impl Assembly {
         group: GroupId,
         old: &VolumeGroup,
         text: &VolumeGroup,
+        gone_arrays: &mut Vec<Arc<dyn Layer>>,
     ) -> (Vec<Kept>, Vec<Arc<Family>>) {
         let by_id = by_id(text);
         let now = |lv: LvIndex| by_id.get(&old.lvs[lv.0].id).copied();
@@ -194,8 +197,12 @@ impl Assembly {
                 None => gone.push(family),
             }
         }
-        let arrays = std::mem::take(&mut known.arrays);
-        known.arrays = arrays.into_iter().filter_map(|(lv, one)| Some((now(lv)?, one))).collect();
+        for (lv, array) in std::mem::take(&mut known.arrays) {
+            match now(lv) {
+                Some(now) => drop(known.arrays.insert(now, array)),
+                None => gone_arrays.push(array),
+            }
+        }
         let (mut kept, partitions) = (Vec::new(), self.partitions());
         for (was, device) in before.into_iter().enumerate() {
             let (was, Some(device)) = (LvIndex(was), device) else { continue };
