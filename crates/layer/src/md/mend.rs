@@ -183,10 +183,7 @@ impl Array {
         let Some(sector) = self.geometry().to_array(place) else { return };
         let _fence = self.fences.raise(MENDING, sector, sector + nr).await;
         cx.quiesce().await;
-        let _turn = self.turns.take().await;
-        if self.sync.at_rest.load(Ordering::Acquire) {
-            return;
-        }
+        let Some(_turn) = self.turn_to_look_after().await else { return };
         let has_role = self.devices.role_of(device) == Some(place.member);
         let Some(member) = self.devices.get(device).filter(|member| has_role && !member.is_faulty()) else {
             return;

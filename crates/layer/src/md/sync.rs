@@ -46,6 +46,8 @@ pub(super) struct Sync {
     pub(super) stop: AtomicBool,
     /// The array is put to rest: nothing begins any more, as nobody would wait for its end.
     pub(super) at_rest: AtomicBool,
+    /// Its volume is no more, and nothing may be written where it lies: whoever has taken the turn to write looks at that first.
+    pub(super) retired: AtomicBool,
     /// Clients have done I/O since somebody last looked.
     client: AtomicBool,
     pub(super) speed_min: AtomicU64,
@@ -69,6 +71,7 @@ impl Default for Sync {
             due: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             at_rest: AtomicBool::new(false),
+            retired: AtomicBool::new(false),
             client: AtomicBool::new(false),
             speed_min: AtomicU64::new(SYNC_SPEED_DEFAULT.0),
             speed_max: AtomicU64::new(SYNC_SPEED_DEFAULT.1),
@@ -188,7 +191,7 @@ impl Array {
         let _turn = self.turn_when_known(cx).await?;
         self.sync.due.store(false, Ordering::Release);
         self.sync.stop.store(false, Ordering::Release);
-        if self.sync.at_rest.load(Ordering::Acquire) {
+        if self.sync.retired.load(Ordering::Acquire) {
             return None;
         }
         let (requested, halted) = {

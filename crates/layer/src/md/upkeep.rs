@@ -22,7 +22,7 @@
 //!
 //! The turn is not held while waiting in `quiesce`: a bio may need it to come to its end.
 
-use blockwork_engine::{Errno, Nanos, TaskContext};
+use blockwork_engine::{Errno, Nanos, TaskContext, Turn};
 use std::sync::atomic::Ordering;
 
 use super::array::Array;
@@ -47,7 +47,7 @@ impl Array {
             let active = self.gate.state() != GateState::Clean;
             let until_bits = bits_due.since(cx.now());
             let pause = if active { SAFE_MODE_DELAY.min(until_bits) } else { until_bits };
-            if !cx.pause(pause).await {
+            if !cx.pause(pause).await || self.sync.retired.load(Ordering::Acquire) {
                 self.books().upkeep = false;
                 return;
             }
@@ -68,9 +68,16 @@ impl Array {
     async fn ends_upkeep(&self) -> bool {
         let _turn = self.turns.take().await;
         let active = self.gate.state() != GateState::Clean;
-        let ends = !active && !self.has_bits_to_clear();
+        let retired = self.sync.retired.load(Ordering::Acquire);
+        let ends = retired || !active && !self.has_bits_to_clear();
         self.books().upkeep = !ends;
         ends
+    }
+
+    /// The turn, for what the array does by itself; none where it is retired, which is done with the turn, and may have been meanwhile.
+    pub(super) async fn turn_to_look_after(&self) -> Option<Turn> {
+        let turn = self.turns.take().await;
+        (!self.sync.retired.load(Ordering::Acquire)).then_some(turn)
     }
 
     fn has_bits_to_clear(&self) -> bool {
@@ -87,7 +94,7 @@ impl Array {
             return;
         }
         cx.quiesce().await;
-        let _turn = self.turns.take().await;
+        let Some(_turn) = self.turn_to_look_after().await else { return };
         if self.settle_with_turn(cx).await.is_err() || self.is_degraded() {
             intent.publish(&idle);
             return;
@@ -106,7 +113,7 @@ impl Array {
             return;
         }
         cx.quiesce().await;
-        let _turn = self.turns.take().await;
+        let Some(_turn) = self.turn_to_look_after().await else { return };
         let is_settled = self.settle_with_turn(cx).await.is_ok();
         // Where that fails, the next flush tells whoever wants to know; mirrors do not differ by it.
         let _ = self.settle_renewed(cx).await;
@@ -129,8 +136,9 @@ impl Array {
 
     /// Its volume is no more: what runs ends, and from then on nothing is written where it lies.
     pub(super) async fn retire(&self, cx: &TaskContext) -> Result<(), Errno> {
-        // In this order: who looks what is due takes the second back, and then sees the first.
+        // In this order: who looks what is due takes the last back, and then sees the others.
         self.sync.at_rest.store(true, Ordering::Release);
+        self.sync.retired.store(true, Ordering::Release);
         self.sync.stop.store(true, Ordering::Release);
         drop(self.sync.running.take().await);
         self.put_to_rest(cx).await

@@ -21,6 +21,11 @@ use blockwork_layer::md::{
 use blockwork_memory::{Segment, Segments};
 use blockwork_sim::{DeviceModel, SimEnv, World};
 
+/// Bytes that each of so many devices was told to write.
+pub fn written(world: &World, devices: u16) -> Vec<u64> {
+    (0..devices).map(|device| world.counters(FileId(device.into())).written_bytes).collect()
+}
+
 /// Where the data starts on each member.
 pub const DATA_START: u64 = 64;
 /// The superblock, and the bitmap behind it.
@@ -528,9 +533,20 @@ impl Rig {
         self.verb(|array, cx| async move { array.wait_sync(&cx).await })
     }
 
-    /// Its volume is no more.
-    pub fn retire(&mut self) -> Result<(), Errno> {
-        self.verb(|array, cx| async move { array.retire(cx).expect("it has something to end").await })
+    /// Its volume is no more. Bytes that each device had been told to write in the moment in which that was done.
+    pub fn retire(&mut self) -> Vec<u64> {
+        let done = Rc::new(RefCell::new(Vec::new()));
+        let (told, array, world) = (done.clone(), self.served.array.clone(), self.world.clone());
+        let devices = self.make.members;
+        self.worker.spawn(move |cx| async move {
+            array.retire(cx).expect("it has something to end").await.unwrap();
+            *told.borrow_mut() = written(&world, devices);
+        });
+        let end = self.world.now() + Nanos::secs(60);
+        while done.borrow().is_empty() && self.world.now() < end {
+            self.rest(Nanos::millis(1));
+        }
+        done.take()
     }
 
     /// Submits a bio; what comes of it is for [`Rig::run`].
