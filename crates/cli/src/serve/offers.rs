@@ -32,10 +32,13 @@ pub(crate) struct Offers {
     read_only: bool,
 }
 
-/// Guests' disks. Held while one is made, and while one ends: its volume is in use as long. Before mounts, where both are.
+/// Guests' disks. Held while one is made, and not while one ends, which may wait for what others do: for a disk to answer, or for space in a
+/// pool. Before mounts, where both are.
 #[derive(Default)]
 struct Guests {
     all: Vec<(VolumeId, Guest)>,
+    /// Volumes that are in use until what their guests have under way is answered, and where these had them.
+    ending: Vec<(VolumeId, String)>,
     /// Volumes that no guest gets now, by their names: they are about to go, or to be something else.
     withheld: HashSet<String>,
 }
@@ -43,6 +46,11 @@ struct Guests {
 impl Guests {
     fn of(&self, id: VolumeId) -> impl Iterator<Item = &Guest> {
         self.all.iter().filter(move |(of, _)| *of == id).map(|(_, guest)| guest)
+    }
+
+    /// Where a volume was the disk of a guest, which still has something under way.
+    fn ending_of(&self, id: VolumeId) -> Option<&str> {
+        self.ending.iter().find(|(of, _)| *of == id).map(|(_, address)| address.as_str())
     }
 
     fn come<G: Into<Guest>, E>(
@@ -167,6 +175,9 @@ impl Offers {
         if let Some(guest) = guests.of(id).next() {
             bail!("{name} is the disk at {} already, and a disk has one guest", guest.address());
         }
+        if let Some(address) = guests.ending_of(id) {
+            bail!("{name} was the disk at {address}, and what its guest has under way is not answered yet");
+        }
         if guests.withheld.contains(&volume.name) {
             bail!("{name} is about to go, or to become what a snapshot of it was");
         }
@@ -176,7 +187,8 @@ impl Offers {
 
     /// Where a volume is the disk of a guest.
     pub(crate) fn guest_of(&self, id: VolumeId) -> Option<String> {
-        self.guests().of(id).next().map(|guest| guest.address().to_owned())
+        let guests = self.guests();
+        guests.of(id).map(Guest::address).chain(guests.ending_of(id)).next().map(str::to_owned)
     }
 
     /// Lets these volumes become no guest's disk any more, or again.
@@ -206,8 +218,13 @@ impl Offers {
             );
         }
         let (id, guest) = guests.all.remove(at);
-        guest.stop();
+        guests.ending.push((id, address.to_owned()));
+        // Nobody reaches the volume there any more, and another one may be there before this has ended.
         self.told.forget_export(address);
+        drop(guests);
+        guest.stop();
+        // Of a volume there is one.
+        self.guests().ending.retain(|(of, _)| *of != id);
         Ok(Some(id))
     }
 
@@ -283,6 +300,10 @@ impl Offers {
                 format!("it is the file {address}"),
                 "that is unmounted, or the server started anew",
             ));
+        }
+        if let Some(address) = guests.ending_of(id) {
+            let by = format!("it was the disk at {address}, whose guest still has requests under way");
+            return Some((by, "these are answered"));
         }
         let until = "that export is removed (`blockwork export remove`), or the server started anew";
         Some((format!("it is the disk at {}", guests.of(id).next()?.address()), until))

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use crate::support::fs::LeftMount;
@@ -278,6 +278,77 @@ fn volumes_become_disks_of_guests_and_cease_to_be_while_others_go_on() {
     drop(first);
     server.stop_quietly();
     assert!(!fs::exists(&one).unwrap());
+}
+
+/// A guest's disk that is taken away by force ends when what was taken is answered. What that waits for may be an operator's to give, by the
+/// same server, which has other guests besides.
+#[test]
+fn while_a_disk_that_is_taken_away_waits_for_space_everything_else_goes_on() {
+    let scratch = Scratch::new();
+    scratch.sparse("pv.img", 128 * MIB);
+    for verb in [
+        "vg create vg pv.img",
+        "lv create vg/pool --thin-pool --size 16M --disk pv.img",
+        "lv create vg/one --thin pool --virtual-size 32M --disk pv.img",
+        "lv create vg/two --thin pool --virtual-size 32M --disk pv.img",
+    ] {
+        run(&mut scratch.blockwork(verb.split(' ')));
+    }
+    let ask = |words: &str| run(&mut scratch.blockwork(words.split(' ')));
+    let refused = |words: &str| run_refused(&mut scratch.blockwork(words.split(' ')));
+    let socket = scratch.at("one.sock");
+    let take_away = |guest: &mut Disk, block: u64| {
+        guest.start(0, Request { kind: request::OUT, sector: block * 128, len: BLOCK }).unwrap();
+        until("a write waits for space", || {
+            let stats = scratch.ask("/v1/stats");
+            stats["rings"].as_array().is_some_and(|rings| rings.iter().any(|ring| ring["in_flight"] == 1))
+        });
+        let mut removing = scratch.blockwork(["export", "remove", &socket, "--force"]);
+        let removing = removing.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        until("its socket is gone", || !fs::exists(&socket).unwrap());
+        removing
+    };
+    let serve = ["serve", "--disk", "pv.img", "--nbd", "unix:nbd.sock"];
+    let server = Server::start(scratch.blockwork(serve).args([
+        "--set",
+        "vg/pool:no_space_timeout=0",
+        "vg/one",
+        "vg/two",
+    ]));
+    let connect = || {
+        ask("export add vg/one --vhost-user one.sock");
+        Disk::new(&scratch.path("one.sock"), Options { data_bytes: 1 << 20, ..Options::default() }).unwrap()
+    };
+    let mut guest = connect();
+    for mib in 0..16 {
+        let fill = Request { kind: request::OUT, sector: mib * 2048, len: 1 << 20 };
+        assert_eq!(guest.run(0, fill).unwrap().status, status::OK);
+    }
+    let removing = take_away(&mut guest, 16 * 16);
+    assert_eq!(ask("lv resize vg/two --size +4M"), "vg/two: 36M, before it was 32M\n");
+    let said = refused("export add vg/one --vhost-user other.sock");
+    assert!(said.contains("what its guest has under way is not answered yet"), "{said}");
+    let said = refused("lv remove vg/one");
+    assert!(said.contains("whose guest still has requests under way"), "{said}");
+    ask("export add vg/two --vhost-user one.sock");
+    ask("lv resize vg/pool --size +4M");
+    let removed = removing.wait_with_output().unwrap();
+    assert!(removed.status.success(), "{removed:?}");
+    assert_eq!(guest.finished(0).map(|done| done.status), Some(status::OK));
+    assert!(ask("export show").contains(&format!("vhost-user:{socket}")), "that of the other one");
+    ask("export remove one.sock");
+
+    // Nor does it keep the server from ending.
+    let mut guest = connect();
+    for block in 16 * 16 + 1..20 * 16 {
+        let fill = Request { kind: request::OUT, sector: block * 128, len: BLOCK };
+        assert_eq!(guest.run(0, fill).unwrap().status, status::OK);
+    }
+    let mut removing = take_away(&mut guest, 20 * 16);
+    let ended = server.stop();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    assert_eq!(guest.finished(0).map(|done| done.status), Some(status::IOERR));
+    removing.wait().unwrap();
 }
 
 #[test]
