@@ -67,7 +67,7 @@ pub(crate) struct AddArgs {
 pub(crate) struct DevicesArgs {
     #[command(flatten)]
     pub(crate) which: Which,
-    /// Devices of the array: by name, by the last part of their path, or by role.
+    /// Devices of the array: by name, by the end of their path (sdb, a.img/2), or by role.
     #[arg(value_name = "DEVICE", required = true)]
     pub(crate) devices: Vec<String>,
 }
@@ -85,7 +85,7 @@ pub(crate) struct RemoveArgs {
 pub(crate) struct ReplaceArgs {
     #[command(flatten)]
     pub(crate) which: Which,
-    /// The member: by name, by the last part of its path, or by role.
+    /// The member: by name, by the end of its path (sdb, a.img/2), or by role.
     #[arg(value_name = "DEVICE")]
     pub(crate) device: String,
     /// The spare that takes its place; any, where none is named.

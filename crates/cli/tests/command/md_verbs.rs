@@ -621,3 +621,29 @@ fn a_disk_without_room_is_not_taken_in_and_the_answer_says_so() {
     small.make_room();
     lab.md(&add);
 }
+
+#[test]
+fn the_partition_that_is_named_fails_and_no_other_disks_of_that_number() {
+    let lab = Lab::new();
+    let table = lab.scratch.write("table", "label: gpt\nsize=16M\n");
+    for disk in ["a.img", "b.img", "c.img"] {
+        lab.blank(disk, 20 * MIB);
+        run(tool("sh").args(["-c", &format!("exec sfdisk --quiet {} <{table}", lab.scratch.at(disk))]));
+    }
+    let members = ["a.img/1", "b.img/1", "c.img/1"];
+    let create = ["create", "--level", "1", "--raid-devices", "3", "--name", "data", "--assume-clean"];
+    lab.md(&[&create[..], &members].concat());
+    let server = lab.serve(&["a.img", "b.img", "c.img"]);
+    assert_eq!(lab.md(&["fail", "md/data", "c.img/1"]), "disk/c.img/1 of md/data is given up\n");
+    assert_eq!(lab.member(0)["state"], "in_sync");
+    let said = lab.refused(&["fail", "md/data", "d.img/1"]);
+    assert!(said.contains("md/data has no device d.img/1; it has disk/a.img/1, disk/b.img/1"), "{said}");
+    assert_eq!(
+        lab.md(&["remove", "md/data", &lab.scratch.at("c.img/1")]),
+        "removed from md/data: disk/c.img/1\n"
+    );
+    // A number alone is a role, though it ends the paths of all.
+    assert_eq!(lab.md(&["fail", "md/data", "1"]), "disk/b.img/1 of md/data is given up\n");
+    assert_eq!(lab.member(0)["state"], "in_sync");
+    lab.stop(server);
+}

@@ -40,6 +40,16 @@ pub enum VerbError {
         /// Its devices.
         known: String,
     },
+    /// Several devices, any of which could be meant.
+    #[error("{array}: {device} may be any of {found}: name one of these")]
+    Ambiguous {
+        /// The array.
+        array: String,
+        /// What was asked for.
+        device: String,
+        /// What fits.
+        found: String,
+    },
     /// The device takes part.
     #[error("{device} is in use by {array} as member {role}: fail it first, then remove it")]
     InUse {

@@ -507,17 +507,25 @@ impl Array {
         Ok(index)
     }
 
-    /// A device by its name, the last part of its path, or its role.
+    /// A device by its name, the end of its path, or its role. A number alone is a role: of partitions it would be the end of many paths.
     fn find_device(&self, device: &str) -> Result<DeviceIndex, VerbError> {
-        let last = |path: &str| path.rsplit('/').next().unwrap_or_default().to_owned();
-        let by = |is: &dyn Fn(&Member) -> bool| {
-            self.devices.all().find(|(_, member)| is(member)).map(|(index, _)| index)
-        };
-        let by_role = || device.parse().ok().and_then(|role| self.devices.holders(role).member());
-        by(&|member| member.name == device)
-            .or_else(|| by(&|member| last(&member.name) == last(device)))
-            .or_else(by_role)
-            .ok_or_else(|| self.no_device(device))
+        if let Some((index, _)) = self.devices.all().find(|(_, member)| member.name == device) {
+            return Ok(index);
+        }
+        if let Ok(role) = device.parse() {
+            return self.devices.holders(role).member().ok_or_else(|| self.no_device(device));
+        }
+        let found: Vec<_> =
+            self.devices.all().filter(|(_, member)| is_same_path(&member.name, device)).collect();
+        match &found[..] {
+            [] => Err(self.no_device(device)),
+            [(index, _)] => Ok(*index),
+            several => Err(VerbError::Ambiguous {
+                array: self.name.clone(),
+                device: device.to_owned(),
+                found: several.iter().map(|(_, member)| &*member.name).collect::<Vec<_>>().join(", "),
+            }),
+        }
     }
 
     fn no_device(&self, device: &str) -> VerbError {
@@ -552,5 +560,31 @@ impl Array {
             RecordError::Full(reason) => VerbError::Full { array: self.name.clone(), reason },
             RecordError::Format(error) => self.format(device, *error),
         }
+    }
+}
+
+/// Whether two paths have the same end, as far as the shorter one goes. What the volumes of disks begin with is none of a path, and
+/// nor is `.`: `disk/a.img/2`, `a.img/2`, `./a.img/2` and `/srv/a.img/2` may be one partition, and `b.img/2` is another one.
+fn is_same_path(one: &str, other: &str) -> bool {
+    fn from_the_end(path: &str) -> impl Iterator<Item = &str> {
+        path.strip_prefix("disk/").unwrap_or(path).rsplit('/').filter(|part| *part != ".")
+    }
+    let (one, other) = (from_the_end(one), from_the_end(other));
+    one.zip(other).all(|(one, other)| one == other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_partition_is_no_other_disks_of_that_number() {
+        for same in ["disk/a.img/2", "a.img/2", "./a.img/2", "/srv/a.img/2", "2"] {
+            assert!(is_same_path("disk/a.img/2", same) && is_same_path(same, "disk/a.img/2"), "{same}");
+        }
+        for other in ["b.img/2", "disk/b.img/2", "a.img/1", "a.img", "/srv/xa.img/2"] {
+            assert!(!is_same_path("disk/a.img/2", other), "{other}");
+        }
+        assert!(is_same_path("/srv/a.img", "a.img") && !is_same_path("/srv/a.img", "/other/a.img"));
     }
 }
