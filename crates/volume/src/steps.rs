@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use blockwork_engine::{Bio, Errno, Flags, Layer, Op, SECTOR, Sector, Sectors, TaskContext};
+use blockwork_engine::{Bio, Errno, Flags, Layer, Op, SECTOR, Sector, Sectors, TaskContext, topmost_first};
 use blockwork_format::{Piece, escape};
 use blockwork_memory::{Segment, Segments};
 
@@ -98,6 +98,17 @@ pub async fn settle<'a>(
         flush(cx, &targets[device], "what is there already").await?;
     }
     Ok(())
+}
+
+/// Closes these layers and all below them, the topmost first: an array that was written to records that it is clean.
+pub(crate) async fn close(layers: Vec<Arc<dyn Layer>>, cx: &TaskContext) -> Result<(), Errno> {
+    let mut result = Ok(());
+    for layer in topmost_first(layers) {
+        if let Some(closing) = layer.close(cx.clone()) {
+            result = result.and(closing.await);
+        }
+    }
+    result
 }
 
 async fn flush(cx: &TaskContext, target: &Target, what: &'static str) -> Result<(), StepError> {

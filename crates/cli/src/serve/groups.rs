@@ -337,7 +337,7 @@ impl ServedGroups {
                     made.push(pool.clone());
                     let told = self.served.run(|cx| async move {
                         match commit {
-                            Some(commit) => commit.run(&cx).await,
+                            Some(commit) => commit.write(&cx).await,
                             None => Ok(()),
                         }
                     });

@@ -4,7 +4,7 @@
 use std::fs;
 
 use crate::support::lvm::{EXTENT, Lab, PE_START};
-use crate::support::{run, tool};
+use crate::support::{Scratch, run, tool};
 
 #[test]
 fn pools_and_volumes_are_what_lvm_reads_and_the_pool_knows_them() {
@@ -164,4 +164,18 @@ fn what_a_pool_cannot_be_is_refused_and_nothing_is_written() {
     lab.scratch.write("a", &disk);
     let said = run(&mut lab.scratch.blockwork(["scan", "a"]));
     assert!(said.contains("its superblock has transaction 7, and the group's metadata 1"), "{said}");
+}
+
+#[test]
+fn an_array_below_a_pool_that_counts_its_new_space_is_left_in_order() {
+    let scratch = Scratch::new();
+    ["a", "b"].iter().for_each(|name| drop(scratch.sparse(name, 64 << 20)));
+    let verb = |args: &str| run(&mut scratch.blockwork(args.split(' ')));
+    verb("md create --level 1 --raid-devices 2 --name data --assume-clean a b");
+    verb("vg create vg md/data --disk a b");
+    verb("lv create vg/pool --thin-pool --size 20M --disk a b");
+    verb("lv create vg/one --thin pool -V 20M --disk a b");
+    verb("lv resize vg/pool --size +4M --disk a b");
+    let said = verb("scan a b");
+    assert!(said.contains("[2/2], clean\n"), "{said}");
 }

@@ -17,7 +17,7 @@ use blockwork_format::{FormatError, Piece, escape};
 use blockwork_layer::thin::{DIRTY_MAX, MetadataBlocks};
 
 use crate::assembly::Assembly;
-use crate::steps::{Step, StepError, Target, Write, carry_out, settle};
+use crate::steps::{Step, StepError, Target, Write, carry_out, close, settle};
 
 /// Blocks that are kept in memory of those that were read, and written.
 const KEPT_MAX: usize = 4096;
@@ -68,6 +68,17 @@ pub enum PoolCommitError {
         name: String,
         /// Why.
         error: EditError,
+    },
+    /// All is written, and an array below cannot record that it is in order.
+    #[error(
+        "{name}: the pool has the change; an array below could not record that it is in order ({errno}): it is checked when it is \
+         opened next"
+    )]
+    Close {
+        /// Which pool.
+        name: String,
+        /// Why.
+        errno: Errno,
     },
 }
 
@@ -151,13 +162,24 @@ pub struct PoolCommit {
 }
 
 impl PoolCommit {
-    /// Writes it all.
+    /// Writes it all, and leaves arrays below in order.
+    ///
+    /// # Errors
+    ///
+    /// As of `write`, and those of the arrays.
+    pub async fn run(self, cx: &TaskContext) -> Result<(), PoolCommitError> {
+        let (name, layer) = (escape(&self.pool.name), self.pool.metadata.clone());
+        self.write(cx).await?;
+        close(vec![layer], cx).await.map_err(|errno| PoolCommitError::Close { name, errno })
+    }
+
+    /// Writes it all, by a worker that serves what lies on the same disks.
     ///
     /// # Errors
     ///
     /// The first write or flush that fails: the pool is as it was before, or has the change, or a part of it if that is one of many blocks.
     /// What of such a change cannot be read, or is damaged.
-    pub async fn run(self, cx: &TaskContext) -> Result<(), PoolCommitError> {
+    pub async fn write(self, cx: &TaskContext) -> Result<(), PoolCommitError> {
         let PoolCommit { mut steps, mut commit, mut pool } = self;
         let target = [Target { name: pool.name.clone(), layer: pool.metadata.clone() }];
         settle(&steps, &target, cx).await?;

@@ -11,9 +11,7 @@
 //! (new disks may be physical volumes of no group); from then on the change is made. What a cut keeps from the last two steps is
 //! harmless: a label without the flag, which the next change mends, or a disk whose old text is outdated.
 
-use std::sync::Arc;
-
-use blockwork_engine::{Errno, Layer, TaskContext, topmost_first};
+use blockwork_engine::{Errno, TaskContext};
 use blockwork_format::lvm2::commit::{self, Effect};
 use blockwork_format::lvm2::{AreaHeader, Label};
 use blockwork_format::{Piece, SECTOR_BYTES};
@@ -22,7 +20,7 @@ use super::data::{Content, DataWrite};
 use super::draft::Draft;
 use super::error::EditError;
 use super::open::{Role, Site};
-use crate::steps::{Step, StepError, Target, Write, carry_out, settle};
+use crate::steps::{Step, StepError, Target, Write, carry_out, close, settle};
 
 /// Why a change was not written to its end.
 #[derive(Debug, thiserror::Error)]
@@ -122,17 +120,6 @@ impl Commit {
         }
         Ok(())
     }
-}
-
-/// Closes these layers and all below them, the topmost first: an array that was written to records that it is clean.
-pub(super) async fn close(layers: Vec<Arc<dyn Layer>>, cx: &TaskContext) -> Result<(), Errno> {
-    let mut result = Ok(());
-    for layer in topmost_first(layers) {
-        if let Some(closing) = layer.close(cx.clone()) {
-            result = result.and(closing.await);
-        }
-    }
-    result
 }
 
 fn add(steps: &mut Vec<Step>, what: &'static str, writes: Vec<Write>) {

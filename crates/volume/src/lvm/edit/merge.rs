@@ -11,12 +11,12 @@ use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{LvIndex, Snapshot};
 use blockwork_layer::snapshot::{Merge, MergeError, SnapshotStatus, Step};
 
-use super::commit::close;
 use super::draft::{Draft, lv_section};
 use super::error::EditError;
 use super::open::GroupEditor;
 use super::resize::only_segment;
 use super::section::strings;
+use crate::steps::close;
 
 /// A merge that is under way: by the text of its group, and of this process.
 #[derive(Clone, Debug)]
