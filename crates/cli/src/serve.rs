@@ -389,7 +389,7 @@ impl Running {
                         print_stats(&stats, json);
                         continue;
                     }
-                    second.arm();
+                    second.arm_soon();
                     let _ = news.send(News::Stop);
                 }
             };

@@ -28,13 +28,33 @@ fn a_second_signal_leaves_no_mount_behind() {
         nodes.iter().any(|node| node["name"] == "dm/slow 0+2048" && node["counters"]["in"] == 1)
     });
     server.signal(Signal::TERM);
-    until("it is ending", || fs::read_dir(scratch.path("run")).unwrap().count() == 0);
+    until("another one is the second", || has_thread(&server, "blockwork-exit"));
     server.signal(Signal::TERM);
     assert_eq!(server.wait().status.code(), Some(130));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(&place), "{mounts}");
     assert!(!fs::exists(&place).unwrap(), "what was not there before is not there afterwards");
     assert!(!client.wait().unwrap().success(), "its read has failed");
+}
+
+fn has_thread(server: &Server, name: &str) -> bool {
+    let mut threads = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+    threads.any(|thread| {
+        fs::read_to_string(thread.unwrap().path().join("comm")).is_ok_and(|it| it.trim() == name)
+    })
+}
+
+/// timeout(1) signals its command twice: by its number, and with its process group.
+#[test]
+fn signals_that_come_together_are_one() {
+    let scratch = Scratch::new();
+    scratch.sparse("disk.img", MIB);
+    let server = scratch.serve(["--disk", "disk.img"]);
+    for _ in 0..500 {
+        server.signal(Signal::TERM);
+        server.signal(Signal::INT);
+    }
+    assert_eq!(server.wait().status.code(), Some(0));
 }
 
 #[test]
