@@ -46,6 +46,8 @@ lose() {
     [ "$(md_reads $array degraded)" -lt $(($1 - 1)) ] || return
     lost=$(member $2)
     try mdadm $array --fail $lost
+    # The last one that the kernel has is refused, and would be waited for in vain.
+    [[ $(cat "$(place_of $lost)/state") == *faulty* ]] || return
     wait_for mdadm -q $array --remove $lost
 }
 # The disks that have heard of everything, as far as they say; of those, where some are named.
