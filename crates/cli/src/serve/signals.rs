@@ -45,6 +45,7 @@ impl SecondSignal {
     pub(super) fn arm_soon(&self) {
         self.armed.call_once(|| {
             let mounts = self.mounts.clone();
+            #[allow(clippy::disallowed_methods, reason = "that this time has passed is the condition")]
             let soon = move || {
                 thread::sleep(TOGETHER);
                 register(&mounts);
