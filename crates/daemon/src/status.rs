@@ -255,7 +255,7 @@ fn limits(limits: &Limits) -> LimitsStatus {
         Merges::None => 2,
     };
     let cache = if limits.write_cache { "write back" } else { "write through" };
-    let all: [(&str, serde_json::Value); 22] = [
+    let all: [(&str, serde_json::Value); 23] = [
         ("logical_block_size", limits.logical_block_size.into()),
         ("physical_block_size", limits.physical_block_size.into()),
         ("minimum_io_size", limits.io_min.into()),
@@ -274,6 +274,7 @@ fn limits(limits: &Limits) -> LimitsStatus {
         ("rotational", u8::from(limits.rotational).into()),
         ("ro", u8::from(limits.read_only).into()),
         ("nr_requests", limits.nr_requests.into()),
+        ("wbt_lat_usec", (limits.wbt_lat.0 / 1000).into()),
         ("nomerges", merges.into()),
         ("read_ahead_kb", kib(limits.read_ahead).into()),
         ("linearize", limits.linearize.name().into()),

@@ -68,6 +68,8 @@ counters! {
     Incomplete => "incomplete",
     /// Requests that waited because nr_requests were in flight.
     Waited => "waited",
+    /// Large requests that waited so that small ones need not (`wbt_lat_usec`).
+    Held => "held",
     /// Flushes that one other flush covered as well.
     FlushMerged => "flush_merged",
     /// Reads served from what was read ahead.

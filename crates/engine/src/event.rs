@@ -81,6 +81,8 @@ pub enum Reason {
     Fixed,
     /// It goes the other way, by known memory or not, to see what that costs: `fixed=auto`.
     FixedTrial,
+    /// A large request that has waited so that small ones need not: `wbt_lat_usec`.
+    Held,
     /// A merged request failed: its parts are tried one by one.
     Retry,
     /// The device transferred less than asked: the rest is asked for again.
@@ -144,6 +146,7 @@ impl Reason {
             Reason::FuaTrial => "fua trial",
             Reason::Fixed => "fixed",
             Reason::FixedTrial => "fixed trial",
+            Reason::Held => "held",
             Reason::Retry => "retry",
             Reason::Short => "short transfer",
             Reason::ReadAhead => "read ahead",

@@ -9,7 +9,7 @@ use crate::decision::Decision;
 use crate::env::{Completion, Env, Token};
 use crate::limits::Limits;
 use crate::lock::LockSnapshot;
-use crate::queue::Complaints;
+use crate::queue::{Complaints, Pressure};
 use crate::turn::{Turn, Turns};
 use crate::units::{Sector, Sectors};
 
@@ -168,6 +168,8 @@ pub struct LeafShared {
     /// Whose flush may run. One at a time over all workers: Linux reports a lost write to one fsync only, so a second
     /// one that overlaps it would succeed, and prove nothing.
     pub(crate) flush_turns: Turns,
+    /// How busy the device is.
+    pub(crate) pressure: Pressure,
 }
 
 impl Default for LeafShared {
@@ -179,6 +181,7 @@ impl Default for LeafShared {
             changes: AtomicU64::new(0),
             complaints: Complaints::default(),
             flush_turns: Turns::default(),
+            pressure: Pressure::default(),
         }
     }
 }

@@ -67,7 +67,7 @@ pub use layer::{
 pub use leaf::{
     Allocation, AtOnce, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap,
 };
-pub use limits::{Limits, Merges, SettingError};
+pub use limits::{Limits, Merges, SettingError, WBT_LAT};
 pub use lock::{Lock, LockSnapshot, Times};
 pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};

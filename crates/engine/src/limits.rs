@@ -3,7 +3,7 @@
 //! Sources: the kernel's `Documentation/ABI/stable/sysfs-block` and the behaviour of `blk_stack_limits`.
 
 use crate::choice::{Fixed, Fua, Linearize};
-use crate::units::{SECTOR, Sectors};
+use crate::units::{Nanos, SECTOR, Sectors};
 
 /// What a queue may merge (sysfs `nomerges`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,8 @@ pub struct Limits {
     pub read_only: bool,
     /// Requests in flight at most (`nr_requests`).
     pub nr_requests: u32,
+    /// What a small request may take because of large ones, which are held back for that; zero: they are not (`wbt_lat_usec`).
+    pub wbt_lat: Nanos,
     /// What to merge (`nomerges`).
     pub merges: Merges,
     /// How far to read ahead of a sequential reader; zero: not (`read_ahead_kb`).
@@ -73,6 +75,11 @@ pub struct Limits {
     /// Whether they do where they may (`fixed`). As with `linearize`, leaves do it.
     pub fixed: Fixed,
 }
+
+/// The usual `wbt_lat_usec`, as in Linux for what has no heads. Whether a disk has some is not asked: virtio-blk says so of all its disks.
+pub const WBT_LAT: Nanos = Nanos::millis(2);
+/// And the largest.
+const WBT_LAT_MAX: Nanos = Nanos::secs(10);
 
 impl Default for Limits {
     /// A device without limits or features: what stacking starts with.
@@ -99,6 +106,7 @@ impl Default for Limits {
             rotational: false,
             read_only: false,
             nr_requests: 128,
+            wbt_lat: Nanos(0),
             merges: Merges::All,
             read_ahead: Sectors::ZERO,
             linearize: Linearize::Off,
@@ -138,6 +146,7 @@ impl Limits {
         "discard_max_bytes",
         "write_zeroes_max_bytes",
         "nr_requests",
+        "wbt_lat_usec",
         "read_ahead_kb",
         "linearize",
         "fua",
@@ -171,6 +180,7 @@ impl Limits {
         self.rotational |= below.rotational;
         self.read_only |= below.read_only;
         self.nr_requests = self.nr_requests.min(below.nr_requests);
+        self.wbt_lat = self.wbt_lat.max(below.wbt_lat);
         self.read_ahead = Sectors(self.read_ahead.0.max(below.read_ahead.0));
         if self.linearize == Linearize::Off || below.linearize == Linearize::Auto {
             self.linearize = below.linearize;
@@ -264,6 +274,13 @@ impl Limits {
                     .ok()
                     .filter(|n| (1..=65536).contains(n))
                     .ok_or_else(|| refuse("1 to 65536"))?;
+            }
+            "wbt_lat_usec" => {
+                let us = if value == "-1" { WBT_LAT.0 / 1000 } else { number()? };
+                if us > WBT_LAT_MAX.0 / 1000 {
+                    return Err(refuse("0 (off), 1 to 10000000, or -1 (the default)"));
+                }
+                self.wbt_lat = Nanos::micros(us);
             }
             "read_ahead_kb" => {
                 let kb = number()?;
@@ -364,6 +381,10 @@ mod tests {
         }
         limits.set("read_ahead_kb", "128").unwrap();
         assert_eq!(limits.read_ahead, Sectors(256));
+        limits.set("wbt_lat_usec", "75000").unwrap();
+        assert_eq!(limits.wbt_lat, Nanos::millis(75));
+        limits.set("wbt_lat_usec", "-1").unwrap();
+        assert_eq!(limits.wbt_lat, WBT_LAT);
         limits.set("linearize", "auto").unwrap();
         assert_eq!(limits.linearize, Linearize::Auto);
         limits.set("fua", "auto").unwrap();
@@ -388,6 +409,7 @@ mod tests {
             ("max_sectors_kb", "4000"),
             ("max_sectors_kb", "0"),
             ("nr_requests", "0"),
+            ("wbt_lat_usec", "10000001"),
         ] {
             assert!(limits.set(key, value).is_err(), "{key}={value}");
         }

@@ -22,7 +22,7 @@
 //! - Latency distributions around those figures are log-normal, with a slow tail of one in a thousand: a plain
 //!   assumption, marked so.
 
-use blockwork_engine::{Fua, Limits, Nanos, SECTOR, Sectors};
+use blockwork_engine::{Fua, Limits, Nanos, SECTOR, Sectors, WBT_LAT};
 
 use crate::elements::Elements;
 use crate::random::{Random, exp};
@@ -213,6 +213,7 @@ impl DeviceModel {
                 max_sectors: Sectors(2560),
                 max_segments: 128,
                 nr_requests: 1023,
+                wbt_lat: WBT_LAT,
                 ..Limits::default()
             },
             keeps_content: true,
@@ -325,6 +326,7 @@ impl DeviceModel {
             fua: Fua::Flush,
             max_write_zeroes: Sectors::ZERO,
             nr_requests: 32,
+            wbt_lat: WBT_LAT,
             ..model.limits
         };
         model
@@ -360,6 +362,7 @@ impl DeviceModel {
             fua: Fua::Flush,
             rotational: true,
             nr_requests: 32,
+            wbt_lat: WBT_LAT,
             ..model.limits
         };
         model
@@ -396,6 +399,7 @@ impl DeviceModel {
             discard_granularity: 0,
             max_write_zeroes: Sectors::ZERO,
             nr_requests: 64,
+            wbt_lat: WBT_LAT,
             ..model.limits
         };
         model

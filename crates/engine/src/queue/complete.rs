@@ -51,6 +51,7 @@ impl LeafQueue {
         }
         let request = &mut self.requests[id];
         request.state_done();
+        self.throttle.ends(&self.source.shared().pressure, request);
         if self.limits.read_ahead > Sectors::ZERO && request.op.is_write() {
             self.source.shared().change();
         }
@@ -101,6 +102,7 @@ impl LeafQueue {
         let (sector, nr) = request.whole();
         let (op, stage) = (request.op, request.stage);
         cx.counters.latency(self.node, op, cx.now.since(request.issued));
+        self.throttle.succeeded(&self.source.shared().pressure, cx.now, request);
         self.trace_complete(cx, id, 0);
         match stage {
             Stage::Free => unreachable!("a free request is not in flight"),

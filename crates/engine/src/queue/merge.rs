@@ -42,11 +42,11 @@ impl LeafQueue {
         {
             return true;
         }
-        if self.limits.merges == Merges::Simple || self.pending.is_empty() {
+        if self.limits.merges == Merges::Simple || self.waiting() == 0 {
             return false;
         }
-        for back in 1..=LOOK_BACK.min(self.pending.len()) {
-            let id = self.pending[self.pending.len() - back];
+        for back in 0..LOOK_BACK.min(self.waiting()) {
+            let id = self.waiting_from_back(back);
             if Some(id) != newest && self.try_merge(cx, id, piece, part, data) {
                 return true;
             }

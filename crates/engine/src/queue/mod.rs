@@ -2,13 +2,15 @@
 //!
 //! ```text
 //!   plug ──unplug──▶ sort ─▶ read ahead ─▶ split ─▶ merge ──▶ pending ──▶ in flight ──▶ done ──▶ bios
-//!                                            │                   ▲            │
-//!                                         backlog ───────────────┘◀──requeue──┘  (short transfers, failed merges)
+//!                                            │                  ▲  │ ▲          │
+//!                                         backlog ──────────────┘  │ └──requeue──┘  (short transfers, failed merges)
+//!                                                               throttle           (large ones, where there are small ones)
 //! ```
 //!
 //! Everything that arrives in a turn of the worker is plugged, then sorted and merged at once, as the kernel's plug does; that is left
 //! out where nothing of it adjoins, and no request waits that it could adjoin.
-//! At most `nr_requests` requests are in flight; those that wait can still be merged with what arrives later.
+//! At most `nr_requests` requests are in flight, and of large ones no more than small ones beside them bear (`throttle`); those that wait
+//! can still be merged with what arrives later.
 //! What a device that never waits can do as it is may go past all of this (`at_once`).
 //!
 //! Invariants:
@@ -36,6 +38,7 @@ mod refused;
 mod request;
 mod shrunk;
 mod split;
+mod throttle;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -66,6 +69,8 @@ pub(crate) use refused::Complaints;
 pub(crate) use split::sectors_in_segments;
 
 use request::{Part, Requests, Stage};
+pub(crate) use throttle::Pressure;
+use throttle::{Throttle, is_large, is_small};
 
 /// What the queue needs of its worker while it works.
 pub(crate) struct QueueContext<'a> {
@@ -139,6 +144,7 @@ pub(crate) struct LeafQueue {
     backlog: VecDeque<Plugged>,
     requests: Requests,
     pending: VecDeque<u32>,
+    throttle: Throttle,
     in_flight: u32,
     flushes: Flushes,
     read_ahead: ReadAhead,
@@ -171,6 +177,7 @@ impl LeafQueue {
             node,
             immediate: Immediate::new(&mut *leaf, &limits),
             leaf,
+            throttle: Throttle::new(limits.wbt_lat, &source.shared().pressure),
             source,
             bounces: Bounces::new(limits.linearize),
             durable: Durable::new(limits.fua),
@@ -216,12 +223,21 @@ impl LeafQueue {
     pub(crate) fn is_idle(&self) -> bool {
         self.plug.is_empty()
             && self.backlog.is_empty()
-            && self.pending.is_empty()
+            && self.waiting() == 0
             && self.in_flight == 0
             && self.flushes.is_idle()
     }
     pub(crate) fn has_plugged(&self) -> bool {
         !self.plug.is_empty()
+    }
+    /// Requests that are made and not issued.
+    fn waiting(&self) -> usize {
+        self.pending.len() + self.throttle.waiting().len()
+    }
+    /// One of them, the newest first.
+    fn waiting_from_back(&self, back: usize) -> u32 {
+        let mut newest = self.pending.iter().rev().chain(self.throttle.waiting().iter().rev());
+        *newest.nth(back).expect("so many wait")
     }
     fn shared(&self) -> &LeafShared {
         self.source.shared()
@@ -274,7 +290,7 @@ impl LeafQueue {
         if adjoin && !plug.is_sorted_by_key(order) {
             plug.sort_by_key(order); // stable: equal starts keep their order of arrival
         }
-        self.may_merge = adjoin || !self.pending.is_empty() || !self.backlog.is_empty();
+        self.may_merge = adjoin || self.waiting() > 0 || !self.backlog.is_empty();
     }
 
     /// Turns one extent into what becomes of it.
@@ -303,7 +319,9 @@ impl LeafQueue {
     }
 
     fn admit_plain(&mut self, cx: &mut QueueContext<'_>, plugged: Plugged) {
-        if self.backlog.is_empty() {
+        // Where large ones wait for the sake of small ones, these do not wait for room that those take up.
+        let passes = || is_small(plugged.span.nr) && self.throttle.is_on(&self.shared().pressure, cx.now);
+        if self.backlog.is_empty() || passes() {
             self.cut(cx, plugged);
         } else {
             self.backlog.push_back(plugged);
@@ -325,14 +343,14 @@ impl LeafQueue {
     pub(crate) fn issue(&mut self, cx: &mut QueueContext<'_>) {
         loop {
             while self.in_flight < self.limits.nr_requests {
-                let Some(request) = self.pending.pop_front() else { break };
+                let Some(request) = self.next(cx) else { break };
                 self.submit(cx, request);
             }
-            if self.backlog.is_empty() || self.pending.len() >= self.limits.nr_requests as usize {
+            if self.backlog.is_empty() || self.waiting() >= self.limits.nr_requests as usize {
                 break;
             }
             self.requests.start_batch();
-            while self.pending.len() < self.limits.nr_requests as usize {
+            while self.waiting() < self.limits.nr_requests as usize {
                 let Some(plugged) = self.backlog.pop_front() else { break };
                 self.cut_front(cx, plugged);
             }
@@ -341,6 +359,28 @@ impl LeafQueue {
             cx.counters.add(self.node, Counter::Waited, 1);
         }
         self.end_batch(cx);
+    }
+
+    /// The next request that the device may have.
+    fn next(&mut self, cx: &mut QueueContext<'_>) -> Option<u32> {
+        let pressure = &self.source.shared().pressure;
+        if let Some(first) = self.throttle.waiting().front()
+            && self.throttle.admits(pressure, cx.now, &self.requests[*first])
+        {
+            return self.throttle.let_go();
+        }
+        while let Some(id) = self.pending.pop_front() {
+            // Those that wait keep their order.
+            let request = &self.requests[id];
+            let waits = is_large(request) && !self.throttle.waiting().is_empty();
+            if !waits && self.throttle.admits(pressure, cx.now, request) {
+                return Some(id);
+            }
+            cx.counters.add(self.node, Counter::Held, 1);
+            self.requests[id].held = true;
+            self.throttle.hold(pressure, cx.now, id);
+        }
+        None
     }
 
     /// Tells the leaf that no more requests come at once.
@@ -358,7 +398,8 @@ impl LeafQueue {
         let durable = self.make_durable(cx, id);
         let by_pieces = self.bounce_if_needed(cx, id);
         let (fixed, by_memory) = self.fix(cx, id);
-        let reasons = [by_pieces, durable, by_memory];
+        let held = if self.requests[id].held { Reason::Held } else { Reason::None };
+        let reasons = [by_pieces, durable, by_memory, held];
         let reason = reasons.into_iter().find(|reason| *reason != Reason::None).unwrap_or(Reason::None);
         let changes = self.limits.read_ahead > Sectors::ZERO;
         let request = &mut self.requests[id];
@@ -366,6 +407,7 @@ impl LeafQueue {
         let flags = request.device_flags();
         request.issued = cx.now;
         request.state_issue();
+        self.throttle.starts(&self.source.shared().pressure, cx.now, request);
         if changes && op.is_write() {
             self.source.shared().change();
         }

@@ -59,6 +59,10 @@ pub(super) struct Request {
     /// Sectors transferred before the current submission.
     pub(super) done: Sectors,
     pub(super) issued: Nanos,
+    /// It had to wait, so that small ones need not.
+    pub(super) held: bool,
+    /// What it weighs among the large ones in flight, bytes.
+    pub(super) weight: u64,
     in_flight: bool,
 }
 
@@ -81,6 +85,8 @@ impl Default for Request {
             copied: 0,
             done: Sectors::ZERO,
             issued: Nanos(0),
+            held: false,
+            weight: 0,
             in_flight: false,
         }
     }
@@ -208,6 +214,7 @@ impl Request {
         self.flush_follows = false;
         self.doubt = None;
         self.done = Sectors::ZERO;
+        self.held = false;
     }
 }
 

@@ -67,7 +67,7 @@ impl LeafQueue {
                 return None;
             }
             span = span.piece(nr, span.nr - nr);
-            if self.pending.len() >= 2 * self.limits.nr_requests as usize {
+            if self.waiting() >= 2 * self.limits.nr_requests as usize {
                 return Some(Plugged { bio, span });
             }
         }

@@ -105,6 +105,7 @@ fn help(counter: Counter) -> &'static str {
         Counter::Requeued => "Requests asked for again after a short transfer or a failed merged request",
         Counter::Incomplete => "Requests that the disk ended in part, interrupted or with an error",
         Counter::Waited => "Times that requests waited because nr_requests were in flight",
+        Counter::Held => "Large requests that waited so that small ones need not (wbt_lat_usec)",
         Counter::FlushMerged => "Flushes that one other flush covered as well",
         Counter::ReadAheadHit => "Reads served from what was read ahead",
         Counter::ReadAheadIssued => "Requests that read ahead",

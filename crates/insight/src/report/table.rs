@@ -97,6 +97,7 @@ fn odd(snapshot: &Snapshot) -> String {
             (Counter::Unaligned, "unaligned to logical_block_size"),
             (Counter::Requeued, "requeued"),
             (Counter::Waited, "waited for nr_requests"),
+            (Counter::Held, "held back for small ones"),
             (Counter::FlushMerged, "flushes shared"),
             (Counter::ZeroesWritten, "zeroes written"),
         ],

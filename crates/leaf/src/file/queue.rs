@@ -4,7 +4,7 @@ use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-use blockwork_engine::{Fixed, Fua, Limits, Linearize, SECTOR, Sectors};
+use blockwork_engine::{Fixed, Fua, Limits, Linearize, SECTOR, Sectors, WBT_LAT};
 use rustix::fs::{Stat, ioctl_blkpbszget, ioctl_blksszget, major, minor};
 use rustix::process::{Resource, getrlimit};
 use rustix::thread::{CapabilitySet, capabilities};
@@ -127,6 +127,7 @@ pub(super) fn limits(queue: &Queue, is_device: bool, opened: &OpenedFile) -> Lim
         dma_alignment: opened.direct.map_or(1, |direct| direct.memory),
         rotational: queue.rotational,
         nr_requests,
+        wbt_lat: WBT_LAT,
         // The page cache reads ahead by itself.
         read_ahead: if opened.direct.is_some() { READ_AHEAD } else { Sectors::ZERO },
         linearize: Linearize::Auto,

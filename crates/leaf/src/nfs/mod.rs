@@ -61,7 +61,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use blockwork_engine::{Leaf, LeafShared, LeafSource, Limits, Nanos, SECTOR, Sectors};
+use blockwork_engine::{Leaf, LeafShared, LeafSource, Limits, Nanos, SECTOR, Sectors, WBT_LAT};
 use blockwork_format::nfs3::{Credential, Handle, Status};
 
 use crate::error::LeafError;
@@ -214,6 +214,7 @@ fn limits(file: &NfsFile) -> Limits {
         max_segments: 512,
         max_hw_segments: connection::CALL_SEGMENTS_MAX,
         read_ahead: READ_AHEAD,
+        wbt_lat: WBT_LAT,
         read_only: file.read_only,
         write_cache: true,
         hw_fixed: false,

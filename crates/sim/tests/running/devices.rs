@@ -1,6 +1,6 @@
 //! Random devices, and how they and their environment behave.
 
-use blockwork_engine::{Fua, Limits, Merges, Nanos, Sectors};
+use blockwork_engine::{Fua, Limits, Merges, Nanos, Sectors, WBT_LAT};
 use blockwork_sim::{Chaos, DeviceModel, Latencies, Latency, Random};
 
 /// A device of so many sectors, perhaps with blocks of 4 KiB.
@@ -29,6 +29,8 @@ pub fn draw_device(random: &mut Random, sectors: u64, small_blocks: bool) -> Dev
 }
 
 fn draw_limits(random: &mut Random, big_blocks: bool) -> Limits {
+    // What is drawn from a copy leaves all other draws of a seed as they were: some seeds are kept for what they once found.
+    let mut apart = random.clone();
     let block = if big_blocks { 4096 } else { 512 };
     let max_sectors = Sectors(*random.choose(&[8, 16, 64, 2560]));
     let granularity = *random.choose(&[0, block, 4096, 16 << 10]);
@@ -49,6 +51,7 @@ fn draw_limits(random: &mut Random, big_blocks: bool) -> Limits {
         dma_alignment: *random.choose(&[1, 4, 512]),
         fua: *random.choose(&[Fua::Auto, Fua::Dsync, Fua::Flush]),
         nr_requests: *random.choose(&[1, 2, 8, 128]),
+        wbt_lat: *apart.choose(&[Nanos(0), Nanos(1), Nanos::micros(200), WBT_LAT]),
         merges: *random.choose(&[Merges::All, Merges::All, Merges::Simple, Merges::None]),
         read_ahead: Sectors(*random.choose(&[0, 0, 32, 256])),
         ..Limits::default()
