@@ -193,6 +193,18 @@ fn a_snapshot_goes_back_into_its_origin_and_the_other_one_stays_as_it_is() {
     assert!(said.contains("no logical volume \"vg/one\""), "{said}");
 }
 
+/// Linux merges what the text says is being merged when it activates the group next: before that is written, all is asked.
+#[test]
+fn what_is_refused_is_not_said_to_be_merging() {
+    let lab = lab();
+    two_snapshots(&lab);
+    lab.lvm(&["lvchange -pr vg/origin"]);
+    let said = lab.refused(&["lv", "merge", "vg/one"]);
+    assert!(said.contains("its origin must not be written"), "{said}");
+    lab.lvm(&["lvchange -prw vg/origin"]);
+    lab.verb(&["lv", "merge", "vg/one"]);
+}
+
 /// Has the text say that `vg/one` is being merged, and merges nothing: as `lvconvert --merge` of an origin that is in use.
 fn plan_merge(lab: &Lab) {
     let disks = ["a", "b"].map(|disk| lab.scratch.at(disk));

@@ -377,6 +377,36 @@ fn the_kernel_keeps_snapshots_that_we_made_and_we_go_on_with_them() {
     assert_eq!(last.get("coarse", "sha256"), facts.get("coarse", "sha256"));
 }
 
+/// What is merged into nothing but zeros is lost when LVM activates the group next, so the text must never say so.
+#[test]
+fn a_snapshot_of_nothing_but_zeros_stays_what_it_is_and_leaves_nothing_behind() {
+    let machine = machine();
+    machine.run(
+        "vgcreate -q -s 256k vg /d/a /d/b /d/c /d/d >&2
+         lvcreate -y --type snapshot -V 8m -L 12m -n sparse vg >&2
+         whole write /dev/vg/sparse 7
+         vgchange -an vg >&2",
+    );
+    let said = run_refused(
+        &mut machine.scratch.blockwork([&["lv", "merge", "vg/sparse", "--disk"], DISKS].concat()),
+    );
+    assert!(said.contains("nothing behind it but zeros"), "{said}");
+    verb(&machine, &["lv", "rename", "vg/sparse", "vg/other"], DISKS);
+    let judged = machine.run(&format!(
+        "{FUNCTIONS}
+         sound
+         vgchange -ay vg >&2
+         whole verify /dev/vg/other 7
+         fact vg names \"$(lvs -a --noheadings -o lv_name vg | tr -d ' ' | sort | xargs)\"
+         vgchange -an vg >&2"
+    ));
+    assert_eq!(Facts(&judged.stdout).get("vg", "names"), "[other_vorigin] other");
+    verb(&machine, &["lv", "remove", "vg/other"], DISKS);
+    let judged =
+        machine.run(&format!("{FUNCTIONS}\nsound\nfact vg names \"$(lvs -a --noheadings -o lv_name vg)\""));
+    assert_eq!(Facts(&judged.stdout).get("vg", "names"), "");
+}
+
 /// How much of `vg/fine` is left to be merged into its origin, percent of its store, by the server; none: that is over.
 fn left_to_merge(machine: &Machine) -> Option<f64> {
     let text = run(&mut machine.scratch.blockwork(["lv", "show", "--json", "vg/origin"]));

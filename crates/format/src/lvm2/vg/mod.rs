@@ -288,6 +288,11 @@ impl VolumeGroup {
         self.by_store.get(&store).map(|place| self.snapshots[*place])
     }
 
+    /// Whether there is nothing behind a snapshot but zeros: `lvcreate --type snapshot --virtualsize`.
+    pub fn has_virtual_origin(&self, snapshot: &Snapshot) -> bool {
+        matches!(self.lvs[snapshot.origin.0].segments[0].kind, SegmentType::Zero)
+    }
+
     /// Of each LV, whether it is a volume of the user, and not a part of one.
     ///
     /// The flag VISIBLE says so but for snapshots: there the LV that ties store and origin together has the flag, and the
@@ -296,10 +301,10 @@ impl VolumeGroup {
     pub fn visible(&self) -> Vec<bool> {
         let mut visible: Vec<bool> = self.lvs.iter().map(|lv| lv.flags.has("VISIBLE")).collect();
         for snapshot in self.snapshots() {
-            let origin = &self.lvs[snapshot.origin.0];
-            let only_virtual = matches!(origin.segments[0].kind, SegmentType::Zero);
+            let is_seen =
+                self.has_virtual_origin(&snapshot) || self.lvs[snapshot.origin.0].flags.has("VISIBLE");
             visible[snapshot.tie.0] = false;
-            visible[snapshot.store.0] = (only_virtual || origin.flags.has("VISIBLE")) && !snapshot.merging;
+            visible[snapshot.store.0] = is_seen && !snapshot.merging;
         }
         self.merging_thins.values().for_each(|snapshot| visible[snapshot.0] = false);
         visible

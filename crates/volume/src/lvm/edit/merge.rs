@@ -56,17 +56,16 @@ impl GroupEditor {
     ///
     /// # Errors
     ///
-    /// It is no snapshot, or an invalid one, or another one is being merged into the same origin.
+    /// It is no snapshot, or an invalid one, or another one is being merged into the same origin, or that is only read, or nothing but zeros.
     pub fn begin_merge(&mut self, name: &str) -> Result<bool, EditError> {
         let snapshot = self.draft().mergeable(name)?;
         if snapshot.merging {
             return Ok(false);
         }
-        let group = self.draft().group().id;
-        let groups = &self.assembly().graph().groups;
-        let found = groups.iter().find(|found| found.text.id == group);
-        let device = found.and_then(|found| found.lv(snapshot.store));
-        let layer = device.map(|device| self.assembly_mut().layer(device));
+        // Once the text says that it is being merged, Linux merges it when it activates the group next: all is asked before.
+        let (at, _) = self.writable_origin(name, &snapshot)?;
+        let store = self.assembly().graph().groups[at].lv(snapshot.store);
+        let layer = store.map(|device| self.assembly_mut().layer(device));
         if let Some(Err(why)) = layer {
             return Err(EditError::volume(name, format!("it cannot be merged: {why}")));
         }
@@ -81,6 +80,18 @@ impl GroupEditor {
     /// The origin cannot be served, or only be read.
     pub fn merger(&mut self, name: &str) -> Result<Merger, EditError> {
         let snapshot = self.draft().mergeable(name)?;
+        let (at, top) = self.writable_origin(name, &snapshot)?;
+        let merge = self.assembly().graph().groups[at].merges.get(&snapshot.origin).cloned();
+        let merge = merge.ok_or_else(|| EditError::volume(name, "it is not being merged"))?;
+        Ok(Merger { merge, top })
+    }
+
+    /// The origin that a snapshot is to be merged into, and the place of its group.
+    fn writable_origin(
+        &mut self,
+        name: &str,
+        snapshot: &Snapshot,
+    ) -> Result<(usize, Arc<dyn Layer>), EditError> {
         let group = self.draft().group().id;
         let Some(at) = self.assembly().graph().groups.iter().position(|found| found.text.id == group) else {
             return Err(EditError::volume(name, "its group is gone"));
@@ -91,9 +102,7 @@ impl GroupEditor {
         if let Some(why) = &self.assembly().graph().device(device).read_only {
             return Err(EditError::volume(name, format!("its origin must not be written: {why}")));
         }
-        let merge = self.assembly().graph().groups[at].merges.get(&snapshot.origin).cloned();
-        let merge = merge.ok_or_else(|| EditError::volume(name, "it is not being merged"))?;
-        Ok(Merger { merge, top })
+        Ok((at, top))
     }
 }
 
@@ -110,6 +119,12 @@ impl Draft {
             return refuse("it is no snapshot, and only those are merged: into their origin".into());
         };
         self.check_no_external_origin(snapshot.origin)?;
+        if vg.has_virtual_origin(&snapshot) && !snapshot.merging {
+            return refuse(
+                "there is nothing behind it but zeros: merged into them, all that it holds would be lost"
+                    .into(),
+            );
+        }
         let other = |one: &Snapshot| one.merging && one.origin == snapshot.origin && one.store != lv;
         if let Some(other) = vg.snapshots().find(other) {
             let other = escape(&vg.lvs[other.store.0].name);

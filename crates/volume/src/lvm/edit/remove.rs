@@ -56,7 +56,10 @@ impl Draft {
         }
         let lv = self.visible(name)?;
         let mut gone = vec![lv];
-        gone.extend(self.snapshot_of_store(lv).map(|snapshot| snapshot.tie));
+        if let Some(snapshot) = self.snapshot_of_store(lv) {
+            gone.push(snapshot.tie);
+            gone.extend(self.origin_of_its_own(&snapshot));
+        }
         self.check_not_needed(lv, &gone)?;
         self.check_no_thin_merge(lv)?;
         self.collect_parts(lv, &mut gone)?;
@@ -123,6 +126,16 @@ impl Draft {
         self.group().snapshot_in(lv)
     }
 
+    /// The zeros behind a snapshot, where these were made for it, and nobody sees them: they go where it goes.
+    fn origin_of_its_own(&self, snapshot: &Snapshot) -> Option<LvIndex> {
+        let vg = self.group();
+        let is_shared = |other: Snapshot| other.origin == snapshot.origin && other.store != snapshot.store;
+        let is_its_own = vg.has_virtual_origin(snapshot)
+            && !vg.lvs[snapshot.origin.0].flags.has("VISIBLE")
+            && !vg.snapshots().any(is_shared);
+        is_its_own.then_some(snapshot.origin)
+    }
+
     /// Nobody but what goes with it may be made of it.
     pub(super) fn check_not_needed(&self, lv: LvIndex, gone: &[LvIndex]) -> Result<(), EditError> {
         let vg = self.group();
@@ -187,6 +200,7 @@ impl Draft {
         let vg = self.group();
         let mut names = BTreeMap::from([(old.to_owned(), new.to_owned())]);
         let mut left = lvs_below(vg, lv);
+        left.extend(self.snapshot_of_store(lv).and_then(|snapshot| self.origin_of_its_own(&snapshot)));
         while let Some(part) = left.pop() {
             let name = &vg.lvs[part.0].name;
             let rest = name.strip_prefix(old).filter(|rest| rest.starts_with('_'));

@@ -340,6 +340,35 @@ fn an_origin_stays_as_long_as_it_has_snapshots_and_a_snapshot_goes_with_its_stor
     assert!(!String::from_utf8(draft.text()).unwrap().contains("logical_volumes"), "as LVM has it");
 }
 
+/// A snapshot of nothing but zeros, as `lvcreate --type snapshot --virtualsize` makes it.
+fn with_virtual_origin() -> Draft {
+    let text = String::from_utf8(with_snapshot().text()).unwrap();
+    let mut tree = Section::parse(text.as_bytes()).unwrap();
+    let list = tree.section_mut("vg").unwrap().section_mut("logical_volumes").unwrap();
+    list.rename("origin", "snap_vorigin");
+    let tie = list.section_mut("snapshot0").unwrap();
+    resize::only_segment(tie).set("origin", "snap_vorigin".into());
+    let origin = list.section_mut("snap_vorigin").unwrap();
+    origin.set("status", section::strings(["READ", "WRITE"]));
+    let segment = resize::only_segment(origin);
+    segment.set("type", "zero".into());
+    ["stripe_count", "stripes"].iter().for_each(|key| drop(segment.remove(key)));
+    Draft::of(tree, author()).unwrap()
+}
+
+#[test]
+fn a_snapshot_of_nothing_but_zeros_is_not_merged_and_takes_these_along() {
+    let mut draft = with_virtual_origin();
+    let before = draft.text();
+    refused(draft.plan_merge("snap"), "nothing behind it but zeros");
+    assert_eq!(draft.text(), before);
+    draft.rename_volume("snap", "monday").unwrap();
+    let text = String::from_utf8(draft.text()).unwrap();
+    assert!(text.contains("origin = \"monday_vorigin\"\ncow_store = \"monday\""), "{text}");
+    assert_eq!(draft.remove_volume("monday").unwrap(), ["monday", "snapshot0", "monday_vorigin"]);
+    assert_eq!(draft.group().lvs.len(), 1, "the other volume");
+}
+
 #[test]
 fn names_follow_a_renamed_volume_and_unknown_keys_survive() {
     let mut draft = with_snapshot();
