@@ -54,6 +54,27 @@ fn nomerges_2_merges_nothing() {
 }
 
 #[test]
+fn what_is_held_back_for_small_ones_can_still_be_merged_and_small_ones_go_past_it() {
+    let mut rig = Rig::new(Limits { wbt_lat: WBT_LAT, ..limits() });
+    rig.hold();
+    let small = rig.read(0, 8);
+    rig.batch([small]);
+    // Where nothing is known yet, 8 MiB of large ones go to a device that has small ones.
+    let large: Vec<_> = (1..=32).map(|i| rig.read(i * 512, 512)).chain([rig.read(20_000, 64)]).collect();
+    rig.batch(large);
+    assert_eq!((rig.seen().len(), rig.count(Counter::Held)), (33, 1));
+    let adjoining = rig.read(20_064, 64);
+    rig.batch([adjoining]);
+    assert_eq!((rig.seen().len(), rig.count(Counter::BackMerged)), (33, 1));
+    let small = rig.read(8, 8);
+    rig.batch([small]);
+    assert_eq!(rig.seen().last().map(|seen| (seen.sector, seen.nr)), Some((8, 8)));
+    rig.complete_all();
+    assert_eq!(rig.seen().last().map(|seen| (seen.sector, seen.nr)), Some((20_000, 128)));
+    rig.all_succeeded(36);
+}
+
+#[test]
 fn a_request_never_exceeds_max_sectors_or_max_segments() {
     let mut few = limits();
     (few.max_sectors, few.max_segments) = (Sectors(64), 5);

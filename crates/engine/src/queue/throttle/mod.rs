@@ -83,6 +83,13 @@ impl Pressure {
         at > 0 && now.0.saturating_sub(at) < MEMORY.0
     }
 
+    fn small_came(&self, now: Nanos) {
+        let at = self.small_at.load(Relaxed);
+        if at == 0 || now.0.saturating_sub(at) > TOLD_EVERY.0 {
+            self.small_at.store(now.0.max(1), Relaxed);
+        }
+    }
+
     /// Whether queue `me` is the one that looks; it becomes it, where nobody else does.
     fn looks(&self, me: u32, now: Nanos) -> bool {
         let who = self.looks.load(Relaxed);
@@ -160,9 +167,8 @@ impl Throttle {
             request.weight = bytes;
             self.in_flight += bytes;
             pressure.in_flight.fetch_add(bytes, Relaxed);
-        } else if is_measure(request) && now.0.saturating_sub(pressure.small_at.load(Relaxed)) > TOLD_EVERY.0
-        {
-            pressure.small_at.store(now.0.max(1), Relaxed);
+        } else if is_measure(request) {
+            pressure.small_came(now);
         }
     }
 
