@@ -135,8 +135,9 @@ const TIME: Nanos = Nanos::millis(1500);
 
 #[test]
 fn a_small_read_is_served_in_time_beside_large_ones_and_these_are_as_many_as_before() {
-    for op in [Op::Read, Op::Write] {
-        let loads = [Load::large(op, TIME), Load::small(TIME)];
+    // Of many small ones that are served in time there are more, and the disk's time is theirs as well.
+    for (op, depth, share) in [(Op::Read, 1, 95), (Op::Write, 1, 95), (Op::Read, 12, 75)] {
+        let loads = [Load::large(op, TIME), Load { depth, ..Load::small(TIME) }];
         let mut old = fast();
         old.limits.wbt_lat = Nanos(0);
         let (before, held) = run(old, &loads);
@@ -147,7 +148,7 @@ fn a_small_read_is_served_in_time_beside_large_ones_and_these_are_as_many_as_bef
         assert!(now[1].percentile(50) <= Nanos::millis(2), "{:?}", now[1].percentile(50));
         assert!(now[1].percentile(95) <= Nanos::millis(6), "{:?}", now[1].percentile(95));
         let (large, larger) = (now[0].times.len(), before[0].times.len());
-        assert!(large * 100 >= larger * 95, "{large} large ones, {larger} without");
+        assert!(large * 100 >= larger * share, "{large} large ones, {larger} without");
     }
 }
 
