@@ -36,8 +36,9 @@ impl Load {
     fn large(op: Op, end: Nanos) -> Load {
         Load { op, nr: MIB, depth: 32, start: Nanos(0), end, worker: 0, hurt: false }
     }
+    /// It comes when what is large is there.
     fn small(end: Nanos) -> Load {
-        Load { op: Op::Read, nr: 8, depth: 1, start: Nanos(0), end, worker: 0, hurt: false }
+        Load { op: Op::Read, nr: 8, depth: 1, start: Nanos::millis(100), end, worker: 0, hurt: false }
     }
 }
 
@@ -136,7 +137,7 @@ const TIME: Nanos = Nanos::millis(1500);
 #[test]
 fn a_small_read_is_served_in_time_beside_large_ones_and_these_are_as_many_as_before() {
     // Of many small ones that are served in time there are more, and the disk's time is theirs as well.
-    for (op, depth, share) in [(Op::Read, 1, 95), (Op::Write, 1, 95), (Op::Read, 12, 75)] {
+    for (op, depth, share) in [(Op::Read, 1, 92), (Op::Write, 1, 92), (Op::Read, 12, 75)] {
         let loads = [Load::large(op, TIME), Load { depth, ..Load::small(TIME) }];
         let mut old = fast();
         old.limits.wbt_lat = Nanos(0);
@@ -146,7 +147,8 @@ fn a_small_read_is_served_in_time_beside_large_ones_and_these_are_as_many_as_bef
         let (now, held) = run(fast(), &loads);
         assert!(held > 300, "{held}");
         assert!(now[1].percentile(50) <= Nanos::millis(2), "{:?}", now[1].percentile(50));
-        assert!(now[1].percentile(95) <= Nanos::millis(6), "{:?}", now[1].percentile(95));
+        // One of 1 MiB takes 8.5 ms by itself.
+        assert!(now[1].percentile(95) <= Nanos::micros(8500), "{:?}", now[1].percentile(95));
         let (large, larger) = (now[0].times.len(), before[0].times.len());
         assert!(large * 100 >= larger * share, "{large} large ones, {larger} without");
     }
@@ -172,20 +174,54 @@ fn where_requests_are_of_one_kind_nothing_waits() {
     let (_, held) = run(fast(), &[Load { depth: 64, ..Load::small(TIME) }]);
     assert_eq!(held, 0);
     // Nor a second after the last small one.
-    let late = Load { start: Nanos::millis(1100), ..Load::large(Op::Read, TIME) };
-    let (_, held) = run(fast(), &[late, Load::small(Nanos::millis(50))]);
-    assert_eq!(held, 0);
+    let half = Nanos::millis(500);
+    let both = [Load::large(Op::Read, half), Load::small(half)];
+    let late = Load { start: Nanos::millis(1600), ..Load::large(Op::Read, Nanos::millis(2200)) };
+    let ((_, held), (_, after)) = (run(fast(), &both), run(fast(), &[&both[..], &[late]].concat()));
+    assert!(
+        held > 0 && held == after,
+        "{held} held while there were small ones, {after} with those that came later"
+    );
+}
+
+#[test]
+fn a_slow_disk_with_much_under_way_serves_small_ones_in_time_as_well() {
+    // Heads: 8 ms for each, and 32 of 1 MiB are half a second.
+    let heads = disk(1, Nanos::millis(8), 150_000_000);
+    let end = Nanos::secs(12);
+    let (now, _) = run(heads, &[Load::large(Op::Write, end), Load::small(end)]);
+    let small = &now[1].times;
+    let of_late = Outcome { times: small[small.len() / 2..].to_vec() };
+    assert!(of_late.percentile(50) < Nanos::millis(40), "{:?}", of_late.percentile(50));
+}
+
+#[test]
+fn small_ones_that_are_too_few_to_tell_cost_the_large_ones_next_to_nothing() {
+    // One a second, as a file system's.
+    let few: Vec<_> = (0..3)
+        .map(|nth| {
+            let start = Nanos::millis(100 + 900 * nth);
+            Load { start, end: start + Nanos(1), ..Load::small(start) }
+        })
+        .collect();
+    let end = Nanos::secs(3);
+    let (alone, _) = run(fast(), &[Load::large(Op::Read, end)]);
+    let (beside, _) = run(fast(), &[&[Load::large(Op::Read, end)], &few[..]].concat());
+    let (alone, beside) = (alone[0].times.len(), beside[0].times.len());
+    assert!(beside * 100 >= alone * 94, "{beside} beside one a second, {alone} alone");
 }
 
 #[test]
 fn a_disk_that_is_far_away_gets_as_many_large_ones_as_it_can_take() {
-    // 20 ms each way, whatever is asked: to hold back helps nobody, and costs most of the rate.
-    let far = disk(256, Nanos::millis(20), 1_000_000_000);
-    let end = Nanos::secs(4);
-    let (alone, _) = run(far.clone(), &[Load::large(Op::Read, end)]);
-    let (beside, _) = run(far, &[Load::large(Op::Read, end), Load::small(end)]);
-    let (alone, beside) = (alone[0].times.len(), beside[0].times.len());
-    assert!(beside * 100 >= alone * 80, "{beside} beside a small reader, {alone} alone");
+    // It takes as long whatever is asked: to hold back helps nobody, and costs most of the rate.
+    for ms in [6, 20] {
+        let far = disk(256, Nanos::millis(ms), 1_000_000_000);
+        let end = Nanos::millis(200 * ms);
+        let (alone, _) = run(far.clone(), &[Load::large(Op::Read, end)]);
+        let (beside, _) = run(far, &[Load::large(Op::Read, end), Load::small(end)]);
+        let (alone, beside) = (alone[0].times.len(), beside[0].times.len());
+        assert!(beside * 100 >= alone * 80, "{ms} ms: {beside} beside a small reader, {alone} alone");
+    }
 }
 
 #[test]

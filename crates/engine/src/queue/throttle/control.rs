@@ -4,22 +4,32 @@
 //! `wbt_lat_usec` if that is more: a disk that is far away gets no nearer by holding requests back. Then more is let
 //! through, for as long as most small ones are in time (`Phase::Run`), and large ones wait at all. Now and then the first is
 //! done again, since disks change.
+//!
+//! To see the best time costs large ones most of theirs, so it is done for a moment only, and where small ones are so few that the
+//! moment does not tell, nothing is held back: theirs is not worth what a guess would cost.
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::{LEAST, MEMORY, MOST, Pressure};
+use super::{LEAST, MOST, Pressure};
 use crate::units::Nanos;
 
 /// Small requests by which the best time is judged.
 const BASE: usize = 8;
 /// And by which the limit is.
 const WINDOW: u32 = 16;
-/// Fewer do where it takes longer than this until there are so many.
+/// Fewer do while it has hardly been found, and where it takes longer than this until there are so many.
 const WINDOW_TIME: Nanos = Nanos::millis(50);
 const WINDOW_LEAST: u32 = 4;
 /// Too many were late where more than one of so many was.
 const LATE: u32 = 4;
-/// The best time is taken again after as long.
+/// The best time is looked for so long, once what was in flight has gone; on a disk that is slow to be done with that, half as long as it is.
+/// That takes what a small one has just taken, which was behind it, and for half as long again it is waited; for a time between these.
+const BASE_TIME: Nanos = Nanos::millis(50);
+const DRAIN_LEAST: Nanos = Nanos::millis(100);
+const DRAIN_MOST: Nanos = Nanos::secs(1);
+/// Fewer small requests do not tell it.
+const BASE_LEAST: u32 = 4;
+/// It is looked for again after as long.
 const AGAIN: Nanos = Nanos::secs(5);
 
 /// What is being found out.
@@ -34,8 +44,8 @@ pub(super) struct Control {
     /// What small requests may take in any case.
     least: Nanos,
     phase: Phase,
-    /// What they may take here.
-    target: Nanos,
+    /// What they may take here; none: they are too few to tell.
+    target: Option<Nanos>,
     /// The limit has hardly been found: it is doubled until it is too much.
     rises: bool,
     /// The limit to go on with after the best time is known.
@@ -44,9 +54,9 @@ pub(super) struct Control {
     drained: Option<u64>,
     /// Requests count that were issued since.
     since: Nanos,
-    /// When the best time was taken.
+    /// When the best time was looked for, and how long it may take until what was in flight then has gone.
     based_at: Nanos,
-    last: Nanos,
+    drain: Nanos,
     taken: u32,
     late: u32,
     times: [Nanos; BASE],
@@ -57,13 +67,13 @@ impl Control {
         Control {
             least,
             phase: Phase::Run,
-            target: least,
+            target: None,
             rises: true,
             limit: LEAST,
             drained: None,
             since: Nanos(0),
             based_at: Nanos(0),
-            last: Nanos(0),
+            drain: DRAIN_LEAST,
             taken: 0,
             late: 0,
             times: [Nanos(0); BASE],
@@ -72,12 +82,16 @@ impl Control {
 
     /// A small request that was issued then is done now.
     pub(super) fn took(&mut self, pressure: &Pressure, now: Nanos, issued: Nanos) {
-        let gap = now.since(self.last);
-        self.last = now;
-        if self.based_at == Nanos(0) || gap > MEMORY || now.since(self.based_at) > AGAIN {
+        if self.based_at == Nanos(0) || now.since(self.based_at) > AGAIN {
             // Nothing is known, or it has been known for long.
             self.based_at = now;
+            self.drain = now.since(issued).clamp(DRAIN_LEAST, DRAIN_MOST);
+            pressure.least_until.store((now + self.drain + Nanos(self.drain.0 / 2)).0, Relaxed);
             self.enter(pressure, now, Phase::Base, LEAST);
+            return;
+        }
+        if self.phase == Phase::Base && now.0 >= pressure.least_until.load(Relaxed) {
+            self.based(pressure, now);
             return;
         }
         if let Some(ended) = self.drained {
@@ -86,6 +100,10 @@ impl Control {
             }
             self.drained = None;
             self.since = now;
+            if self.phase == Phase::Base {
+                let time = BASE_TIME.max(Nanos(self.drain.0 / 2));
+                pressure.least_until.store((now + time).0, Relaxed);
+            }
         }
         if issued < self.since {
             return;
@@ -96,20 +114,28 @@ impl Control {
                 self.times[self.taken as usize] = time;
                 self.taken += 1;
                 if self.taken as usize == BASE {
-                    self.times.sort_unstable();
-                    self.target = self.least.max(Nanos(2 * self.times[BASE / 2].0));
-                    self.enter(pressure, now, Phase::Run, self.limit);
+                    self.based(pressure, now);
                 }
             }
             Phase::Run => {
+                let Some(target) = self.target else { return };
                 self.taken += 1;
-                self.late += u32::from(time > self.target);
-                let long = now.since(self.since) > WINDOW_TIME && self.taken >= WINDOW_LEAST;
-                if self.taken >= WINDOW || long {
+                self.late += u32::from(time > target);
+                let few_do = self.rises || now.since(self.since) > WINDOW_TIME;
+                if self.taken >= if few_do { WINDOW_LEAST } else { WINDOW } {
                     self.judge(pressure, now);
                 }
             }
         }
+    }
+
+    /// The best time is known, or cannot be.
+    fn based(&mut self, pressure: &Pressure, now: Nanos) {
+        let times = &mut self.times[..self.taken as usize];
+        times.sort_unstable();
+        self.target = (self.taken >= BASE_LEAST).then(|| self.least.max(Nanos(2 * times[times.len() / 2].0)));
+        pressure.least_until.store(0, Relaxed);
+        self.enter(pressure, now, Phase::Run, if self.target.is_some() { self.limit } else { MOST });
     }
 
     /// A window is over: more, fewer, or as it is.
@@ -131,7 +157,10 @@ impl Control {
 
     /// Goes on with that limit.
     fn enter(&mut self, pressure: &Pressure, now: Nanos, phase: Phase, limit: u64) {
-        let before = pressure.limit.swap(limit, Relaxed);
+        let before = match phase {
+            Phase::Base => MOST,
+            Phase::Run => pressure.limit.swap(limit, Relaxed),
+        };
         let excess = pressure.in_flight.load(Relaxed).saturating_sub(limit);
         self.drained = (limit < before && excess > 0).then(|| pressure.ended.load(Relaxed) + excess);
         (self.phase, self.since) = (phase, now);

@@ -11,6 +11,7 @@
 //!
 //! Invariants:
 //! 1. Where nothing small has come for a second, or nothing large is there, nothing waits: a load of one kind goes as it would without.
+//!    Nor does it for the sake of small ones that are too few to tell what they take.
 //! 2. What waits here is let go by the end of a large request of the same queue: while there is something waiting, one is in flight
 //!    (or others that are as many as may be, whose ends do it as well).
 //! 3. A small request never waits here, nor for room that large ones take up while they wait.
@@ -34,9 +35,7 @@ const MEMORY: Nanos = Nanos::secs(1);
 const TOLD_EVERY: Nanos = Nanos::millis(1);
 /// Bytes of large requests that may be in flight at least: about a millisecond of a slow disk.
 const LEAST: u64 = 256 << 10;
-/// And before anything is known.
-const FIRST: u64 = 8 << 20;
-/// The most that a limit can become.
+/// The most that a limit can become, and what it is while nothing is known: none.
 const MOST: u64 = 1 << 30;
 /// Who looks has not done so for as long: somebody else does.
 const LOOKS_AGAIN: Nanos = Nanos::millis(250);
@@ -50,6 +49,8 @@ pub(crate) struct Pressure {
     ended: AtomicU64,
     /// Bytes that may be in flight, while there are small ones.
     limit: AtomicU64,
+    /// Until then it is `LEAST`, to see what small ones take by themselves.
+    least_until: AtomicU64,
     /// When the last small one came, by about a millisecond; 0: none ever did.
     small_at: AtomicU64,
     /// When a large one had to wait last.
@@ -66,7 +67,8 @@ impl Default for Pressure {
         Pressure {
             in_flight: AtomicU64::new(0),
             ended: AtomicU64::new(0),
-            limit: AtomicU64::new(FIRST),
+            limit: AtomicU64::new(MOST),
+            least_until: AtomicU64::new(0),
             small_at: AtomicU64::new(0),
             held_at: AtomicU64::new(0),
             looks: AtomicU32::new(0),
@@ -81,6 +83,11 @@ impl Pressure {
     fn has_small(&self, now: Nanos) -> bool {
         let at = self.small_at.load(Relaxed);
         at > 0 && now.0.saturating_sub(at) < MEMORY.0
+    }
+
+    /// Bytes of large ones that may be in flight, if there are small ones.
+    fn limit(&self, now: Nanos) -> u64 {
+        if now.0 < self.least_until.load(Relaxed) { LEAST } else { self.limit.load(Relaxed) }
     }
 
     fn small_came(&self, now: Nanos) {
@@ -141,7 +148,7 @@ impl Throttle {
     pub(super) fn admits(&self, pressure: &Pressure, now: Nanos, request: &Request) -> bool {
         self.target == Nanos(0) || !is_large(request) || self.in_flight == 0 || {
             let after = pressure.in_flight.load(Relaxed) + request.nr.bytes();
-            after <= pressure.limit.load(Relaxed) || !pressure.has_small(now)
+            after <= pressure.limit(now) || !pressure.has_small(now)
         }
     }
 
