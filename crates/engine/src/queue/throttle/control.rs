@@ -22,9 +22,11 @@ const WINDOW_TIME: Nanos = Nanos::millis(50);
 const WINDOW_LEAST: u32 = 4;
 /// Too many were late where more than one of so many was.
 const LATE: u32 = 4;
-/// The best time is looked for so long, once what was in flight has gone; on a disk that is slow to be done with that, half as long as it is.
-/// That takes what a small one has just taken, which was behind it, and for half as long again it is waited; for a time between these.
+/// The best time is looked for so long, once what was in flight before has gone; or half as long as that took, on a disk that is slow to
+/// be done with it.
 const BASE_TIME: Nanos = Nanos::millis(50);
+/// What was in flight goes in the time that a small one has just taken, which was behind it. It is waited for half as long again, where
+/// that time is between these.
 const DRAIN_LEAST: Nanos = Nanos::millis(100);
 const DRAIN_MOST: Nanos = Nanos::secs(1);
 /// Fewer small requests do not tell it.
