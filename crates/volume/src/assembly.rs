@@ -115,6 +115,14 @@ impl Assembly {
         self.leaves.clone().into()
     }
 
+    /// The arrays that are open, of md and of LVM. A change of a group writes through those below its disks and its pools, whether or not
+    /// a volume that is served lies on them.
+    pub fn arrays(&self) -> impl Iterator<Item = Arc<dyn Layer>> {
+        let of_md = self.graph.arrays.iter().filter_map(|array| array.layer.clone());
+        let of_lvm = self.graph.groups.iter().flat_map(|group| group.arrays.values().cloned());
+        of_md.map(|array| array as Arc<dyn Layer>).chain(of_lvm)
+    }
+
     /// How many nodes there are.
     pub fn node_count(&self) -> usize {
         self.graph.nodes.infos().len()

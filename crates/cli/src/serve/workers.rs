@@ -182,14 +182,19 @@ impl Workers {
         }
     }
 
-    /// Has the layers record what they have to, on one last worker.
+    /// Has the layers record what they have to, on one last worker: those of all volumes, and all arrays, to which a verb may have written
+    /// where no volume of them is served.
     fn close_layers(&self) -> Result<()> {
+        let served = self.served.all().into_iter().map(|(_, volume)| volume);
+        let assembly = self.assembly();
+        let arrays = assembly.arrays().map(|array| Volume::new("an array", array, true));
         let parts = Parts {
-            volumes: self.served.all().into_iter().map(|(_, volume)| volume).collect(),
-            leaves: self.leaves(),
+            volumes: served.chain(arrays).collect(),
+            leaves: assembly.leaves(),
             stats: self.stats.clone(),
             log: self.log.clone(),
         };
+        drop(assembly);
         let ended = Ended { index: 0, on_end: self.on_end.clone() };
         // What is recorded so must not fail since the rings of the workers before, which the kernel takes apart later, have all the memory.
         let io = if self.io == Io::Uring { Io::Auto } else { self.io };

@@ -5,7 +5,7 @@
 use std::path::Path;
 
 use crate::support::lvm::Lab;
-use crate::support::nbd::{fio, load, nbdload, python};
+use crate::support::nbd::{fio, holder, load, nbdload, python};
 use crate::support::{Background, Server, output, run, run_refused, tool, until};
 use blockwork_format::virtio::blk::{request, status};
 use serde_json::Value;
@@ -35,18 +35,6 @@ fn pool(mib: u32, disk: u64) -> Lab {
     lab.verb(&["lv", "create", "vg/pool", "--thin-pool", "--size", &format!("{mib}M")]);
     lab.verb(&["lv", "create", "vg/one", "--thin", "pool", "-V", "64M"]);
     lab
-}
-
-/// A client that holds an export open until it is killed.
-fn holder(lab: &Lab, export: &str) -> Background {
-    let script = format!(
-        "import nbd, time\nh = nbd.NBD()\nh.connect_uri({:?})\nopen({:?}, 'w')\nwhile True: time.sleep(1000)\n",
-        lab.scratch.uri(export),
-        lab.scratch.at("held")
-    );
-    let holder = Background::start(tool("/usr/bin/python3").args(["-c", &script]));
-    until("the client has it open", || lab.scratch.path("held").exists());
-    holder
 }
 
 #[test]
@@ -92,7 +80,7 @@ fn thin_volumes_and_snapshots_come_and_go_while_a_client_writes() {
     assert!(shown(&lab, "vg/pool")["data_percent"].as_f64() > Some(1.0));
 
     // In use, a snapshot of a snapshot, another size, another name.
-    let client = holder(&lab, "vg/two");
+    let client = holder(&lab.scratch, "vg/two");
     let said = refused(&lab, &["lv", "remove", "vg/two"]);
     assert!(said.contains("vg/two is in use: 1 NBD client has it open"), "{said}");
     drop(client);
@@ -366,7 +354,7 @@ fn plain_volumes_come_grow_and_go_while_others_are_served() {
         "h = connect({:?})\nh.pwrite(b'r' * 4096, (8 << 20) - 4096)\nh.flush()\n",
         uri("vg/root")
     ));
-    let holder = holder(&lab, "vg/root");
+    let holder = holder(&lab.scratch, "vg/root");
     served(&lab, &["lv", "create", "vg/striped", "--size", "16M", "--type", "striped", "--stripes", "2"]);
     served(&lab, &["lv", "create", "vg/mirror", "--size", "8M", "--type", "raid1"]);
     served(&lab, &["lv", "resize", "vg/root", "--size", "+8M"]);
@@ -686,4 +674,20 @@ fn an_array_that_is_removed_has_nothing_left_to_write() {
     assert_eq!(["a", "b"].map(|disk| marked(&lab, disk, 14)), [0, 0]);
     server.stop_quietly();
     lab.expect_sound();
+}
+
+/// A change of a group is written through the array below, which is as active then as if a volume had been written to.
+#[test]
+fn a_server_that_ends_right_after_a_change_leaves_the_array_below_in_order() {
+    let lab = Lab::new(&[("a", 49), ("b", 49), ("c", 17)]);
+    let offline = |args: &str| run(&mut lab.scratch.blockwork(args.split(' ')));
+    offline("md create --level 1 --raid-devices 2 --name data --assume-clean a b");
+    offline("vg create vg md/data --disk a b");
+    offline("vg create other c");
+    offline("lv create other/one --size 4M --disk c");
+    let server = lab.scratch.serve(["--disk", "a", "b", "c"]);
+    served(&lab, &["vg", "tag", "vg", "--addtag", "t"]);
+    assert!(server.stop().status.success());
+    let said = offline("scan a b c");
+    assert!(said.contains("[2/2], clean\n"), "{said}");
 }

@@ -327,6 +327,13 @@ fn a_mirrored_map_is_in_order_after_each_of_our_verbs() {
         let said = run(&mut machine.scratch.blockwork(["scan", "a", "b"]));
         assert!(!said.contains("mirrors may differ"), "{args:?}: {said}");
     }
+    // The same of a server that ends right then, and serves none of the pool's volumes.
+    verb(&machine, &["lv", "create", "vg/plain", "--size", "4M"]);
+    let served = machine.serve(&["a", "b"], &["vg/plain"]);
+    run(&mut machine.scratch.blockwork(["lv", "snapshot", "vg/one", "--name", "again"]));
+    served.stop();
+    let said = run(&mut machine.scratch.blockwork(["scan", "a", "b"]));
+    assert!(!said.contains("mirrors may differ"), "{said}");
     let judged = machine.run(&format!(
         "{FUNCTIONS}
         up

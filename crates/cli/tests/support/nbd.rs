@@ -1,5 +1,6 @@
 //! NBD clients: nbdload, fio, libnbd's Python module, and a hand-made one that says whatever a test wants.
 
+use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use super::{BLOCKWORK, PATIENCE, Scratch, output, run, tool};
+use super::{BLOCKWORK, Background, PATIENCE, Scratch, output, run, tool, until};
 
 /// `nbdload`, the repository's own load generator (`bench/nbdload`), from the folder where `blockwork` was built. It is
 /// built once where it is not there: a test can only name programs of its own package.
@@ -146,4 +147,17 @@ impl Raw {
         head.extend(len.to_be_bytes());
         head
     }
+}
+
+/// A client that holds an export open until it is killed.
+pub fn holder(scratch: &Scratch, export: &str) -> Background {
+    let held = scratch.path("held");
+    let _ = fs::remove_file(&held);
+    let uri = scratch.uri(export);
+    let script = format!(
+        "import nbd, time\nh = nbd.NBD()\nh.connect_uri({uri:?})\nopen({held:?}, 'w')\nwhile True: time.sleep(1000)\n"
+    );
+    let holder = Background::start(tool("/usr/bin/python3").args(["-c", &script]));
+    until("the client has it open", || held.exists());
+    holder
 }
