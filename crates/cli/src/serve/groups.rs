@@ -139,7 +139,7 @@ impl ServedGroups {
         let gone = match &request.change {
             Change::Remove { volumes } => {
                 let names = volumes.iter().map(|volume| format!("{}/{volume}", request.group));
-                names.flat_map(|name| [assembly.partitions_on(&name), vec![name]].concat()).collect()
+                names.flat_map(|name| assembly.gone_with(&name)).collect()
             }
             _ => Vec::new(),
         };

@@ -11,6 +11,7 @@ mod files;
 mod lvm_caches;
 mod lvm_mirror;
 mod lvm_reads;
+mod lvm_split;
 mod lvm_verbs;
 mod lvm_writes;
 mod machine;

@@ -105,7 +105,10 @@ impl Group {
             AreaOf::Pv { pv, .. } => self.pvs[pv.0].as_ref().ok().copied(),
             AreaOf::Lv { .. } => None,
         });
-        let lvs = lvs_below(&self.text, lv).into_iter().filter_map(|below| self.lv(below));
+        // What was split off it is none of it until it is put back.
+        let own =
+            lvs_below(&self.text, lv).into_iter().filter(|below| self.text.split_off(*below) != Some(lv));
+        let lvs = own.filter_map(|below| self.lv(below));
         pvs.chain(lvs).collect()
     }
 

@@ -23,6 +23,7 @@ use blockwork_layer::md::{
 };
 
 use super::stack::{Built, Volume};
+use super::verdict::split_off;
 use crate::assembly::Assembly;
 use crate::dm_raid::DmRaidLevel;
 use crate::md::intent::{self, Copy};
@@ -144,6 +145,10 @@ impl Volume {
         (image, meta): (LvIndex, Option<LvIndex>),
         synced: Sectors,
     ) -> Result<Leg, String> {
+        // As for Linux: it is not there until it is put back, and what is written meanwhile is marked in the bitmap.
+        if let Some(why) = split_off(text, image) {
+            return Err(format!("{}: {why}", escape(&text.lvs[image.0].name)));
+        }
         let layer = self.part(assembly, text, image)?;
         let flags = &text.lvs[image.0].flags;
         let meta = meta.map(|meta| self.meta(assembly, text, meta, synced)).transpose()?;

@@ -403,6 +403,15 @@ impl Assembly {
         }
     }
 
+    /// The names of all volumes that are gone when this one is removed: its partitions, and an image that was split off it, with that
+    /// one's.
+    pub fn gone_with(&self, volume: &str) -> Vec<String> {
+        let image = self.lv_named(volume).and_then(|(group, raid)| group.lv(group.text.split_image(raid)?));
+        let image = image.map(|image| self.graph.device(image).name.clone());
+        let both = image.into_iter().chain([volume.to_owned()]);
+        both.flat_map(|name| [self.partitions_on(&name), vec![name]].concat()).collect()
+    }
+
     /// The names of the volumes that are partitions of this one.
     pub fn partitions_on(&self, volume: &str) -> Vec<String> {
         let Some(id) = self.graph.find(volume) else { return Vec::new() };

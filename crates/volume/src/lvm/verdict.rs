@@ -8,6 +8,15 @@ use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType, Snaps
 use super::parity;
 use super::snapshot::snapshot_sectors;
 
+/// Why an image that was split off a RAID is as it is, and what becomes of it.
+pub(crate) fn split_off(vg: &VolumeGroup, image: LvIndex) -> Option<String> {
+    let raid = escape(&vg.lvs[vg.split_off(image)?.0].name);
+    let (group, image) = (escape(&vg.name), escape(&vg.lvs[image.0].name));
+    Some(format!(
+        "it was split off {raid}, which tracks what changes since; `lvconvert --merge {group}/{image}` puts it back"
+    ))
+}
+
 /// What the snapshots of a group mean for its other volumes.
 pub(crate) struct Verdicts<'a> {
     vg: &'a VolumeGroup,
@@ -39,6 +48,9 @@ impl<'a> Verdicts<'a> {
     /// Why the volume must not be written.
     pub(crate) fn read_only(&self, lv: LvIndex) -> Option<String> {
         let text = &self.vg.lvs[lv.0];
+        if let Some(why) = split_off(self.vg, lv) {
+            return Some(why);
+        }
         if !text.writable() {
             return Some("its metadata does not allow writing; `lvchange -p rw` changes that".into());
         }

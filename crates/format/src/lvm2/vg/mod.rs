@@ -88,6 +88,8 @@ pub struct VolumeGroup {
     merging_thins: BTreeMap<LvIndex, LvIndex>,
     /// What thin volumes have where nothing of their own is.
     external_origins: BTreeSet<LvIndex>,
+    /// Of images that were split off a RAID which tracks what changes since, that RAID.
+    split_off: BTreeMap<LvIndex, LvIndex>,
 }
 
 /// Who wrote a text, when and why; as far as it says so.
@@ -276,6 +278,17 @@ impl VolumeGroup {
             SegmentType::Thin { merge, .. } => merge,
             _ => self.snapshot_in(lv).filter(|one| one.merging).map(|one| one.origin),
         }
+    }
+
+    /// The RAID that an image was split off and may be put back into, which tracks what changes until then
+    /// (`lvconvert --splitmirrors 1 --trackchanges`): whoever sees such an image sees what the RAID was, and nobody writes to it.
+    pub fn split_off(&self, image: LvIndex) -> Option<LvIndex> {
+        self.split_off.get(&image).copied()
+    }
+
+    /// The image that was split off a RAID and may be put back; LVM has no more than one.
+    pub fn split_image(&self, raid: LvIndex) -> Option<LvIndex> {
+        self.split_off.iter().find(|(_, of)| **of == raid).map(|(image, _)| *image)
     }
 
     /// The snapshots, in the order of the LVs that tie them.

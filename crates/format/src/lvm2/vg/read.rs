@@ -57,12 +57,14 @@ pub(super) fn volume_group(tree: &Section) -> Result<VolumeGroup, FormatError> {
         SegmentType::Thin { external_origin, .. } => external_origin,
         _ => None,
     };
+    let split_off = split_off(&lvs);
     Ok(VolumeGroup {
         // The first one counts where several name the same store.
         by_store: snapshots.iter().enumerate().rev().map(|(place, one)| (one.store, place)).collect(),
         snapshots,
         external_origins: lvs.iter().filter_map(external_origin).collect(),
         merging_thins: lvs.iter().enumerate().filter_map(merging).collect(),
+        split_off,
         name: entry.key.clone(),
         id: vg.uuid("id")?,
         seqno: vg.needed_number("seqno")?,
@@ -76,6 +78,21 @@ pub(super) fn volume_group(tree: &Section) -> Result<VolumeGroup, FormatError> {
         pvs,
         repeated: None,
     })
+}
+
+/// The images that Linux leaves out of their RAID, each with that: seen, and not written.
+fn split_off(lvs: &[Lv]) -> BTreeMap<LvIndex, LvIndex> {
+    let mut found = BTreeMap::new();
+    for (raid, lv) in lvs.iter().enumerate() {
+        for segment in &lv.segments {
+            let SegmentType::Raid { images, .. } = &segment.kind else { continue };
+            let is_split_off = |image: &&LvIndex| {
+                lvs.get(image.0).is_some_and(|image| image.flags.has("VISIBLE") && !image.writable())
+            };
+            found.extend(images.iter().filter(is_split_off).map(|image| (*image, LvIndex(raid))));
+        }
+    }
+    found
 }
 
 fn pv(pv: &Fields<'_>) -> Result<Pv, FormatError> {

@@ -15,6 +15,7 @@ use super::allocate::FreeExtents;
 use super::data::DataWrite;
 use super::error::{EditError, bytes_shown};
 use super::section::{BEFORE_TAGS, Keys, number, strings};
+use crate::lvm::verdict::split_off;
 
 /// Smallest extent, sectors: as LVM.
 const EXTENT_MIN: u64 = 2;
@@ -315,6 +316,24 @@ impl Draft {
             None => "it is a part of another volume: name that one".to_owned(),
         };
         Err(EditError::volume(name, why))
+    }
+
+    /// Images that were split off a RAID, and are to be put back, stay as they are.
+    pub(super) fn check_not_split_off(&self, lv: LvIndex) -> Result<(), EditError> {
+        match split_off(&self.vg, lv) {
+            Some(why) => Err(EditError::volume(&self.vg.lvs[lv.0].name, why)),
+            None => Ok(()),
+        }
+    }
+
+    /// As long as an image may be put back into a RAID, that stays such a one as it fits into.
+    pub(super) fn check_no_split_image(&self, raid: LvIndex) -> Result<(), EditError> {
+        let Some(image) = self.vg.split_image(raid) else { return Ok(()) };
+        let (group, image) = (escape(&self.vg.name), escape(&self.vg.lvs[image.0].name));
+        let why = format!(
+            "{image} was split off it, and what changes since is tracked; `lvconvert --merge {group}/{image}` puts that back first"
+        );
+        Err(EditError::volume(&self.vg.lvs[raid.0].name, why))
     }
 
     /// A name that a new volume may have.

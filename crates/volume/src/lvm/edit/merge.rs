@@ -116,6 +116,7 @@ impl Draft {
             None => self.visible(name)?,
         };
         let Some(snapshot) = vg.snapshot_in(lv) else {
+            self.check_not_split_off(lv)?;
             return refuse("it is no snapshot, and only those are merged: into their origin".into());
         };
         self.check_no_external_origin(snapshot.origin)?;

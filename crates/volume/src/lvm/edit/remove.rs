@@ -55,6 +55,7 @@ impl Draft {
             return Err(EditError::volume(name, why));
         }
         let lv = self.visible(name)?;
+        self.check_not_split_off(lv)?;
         let mut gone = vec![lv];
         if let Some(snapshot) = self.snapshot_of_store(lv) {
             gone.push(snapshot.tie);
@@ -97,9 +98,12 @@ impl Draft {
     /// No such volume, a name that cannot be, or something that is not known here may name the volume.
     pub fn rename_volume(&mut self, old: &str, new: &str) -> Result<(), EditError> {
         let lv = self.visible(old)?;
+        self.check_not_split_off(lv)?;
         self.check_new_name(new)?;
         self.check_names_are_known(old, "lvrename")?;
         let names = self.renamed(lv, old, new);
+        let mut parts = names.keys().filter_map(|name| self.group().lv(name));
+        parts.try_for_each(|part| self.check_no_split_image(part))?;
         if let Some(taken) = names.values().find(|name| self.group().lv(name).is_some()) {
             return Err(EditError::Exists { what: "the logical volume", name: taken.clone() });
         }
@@ -158,7 +162,7 @@ impl Draft {
         Ok(())
     }
 
-    /// What a volume is made of, and nobody sees.
+    /// What a volume is made of, and nobody sees; or sees only until it is put back.
     pub(super) fn collect_parts(&self, lv: LvIndex, gone: &mut Vec<LvIndex>) -> Result<(), EditError> {
         let vg = self.group();
         for segment in &vg.lvs[lv.0].segments {
@@ -186,7 +190,8 @@ impl Draft {
                 Area::Pv { .. } => None,
             });
             for part in areas.chain(segment.kind.whole_lvs()) {
-                if !gone.contains(&part) && !vg.lvs[part.0].flags.has("VISIBLE") {
+                let is_seen = vg.lvs[part.0].flags.has("VISIBLE") && vg.split_off(part).is_none();
+                if !gone.contains(&part) && !is_seen {
                     gone.push(part);
                     self.collect_parts(part, gone)?;
                 }

@@ -87,6 +87,7 @@ impl Draft {
     ) -> Result<Resized, EditError> {
         let lv = self.visible(name)?;
         self.check_no_external_origin(lv)?;
+        self.check_not_split_off(lv)?;
         match self.group().lvs[lv.0].segments[0].kind {
             SegmentType::Thin { .. } => return self.resize_thin(name, resize, may_shrink),
             SegmentType::ThinPool { .. } => return self.grow_pool(name, resize),

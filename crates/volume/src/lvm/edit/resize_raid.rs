@@ -41,6 +41,7 @@ impl Draft {
         lv: LvIndex,
         resize: Resize,
     ) -> Result<Resized, EditError> {
+        self.check_no_split_image(lv)?;
         let legs = self.legs(lv)?;
         let (from, wanted) = self.new_extents(lv, self.of_volume(resize, &legs), legs.stripes)?;
         if wanted < from {

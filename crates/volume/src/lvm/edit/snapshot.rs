@@ -106,6 +106,7 @@ impl Draft {
     fn check_origin(&self, origin: LvIndex) -> Result<(), EditError> {
         let vg = self.group();
         let lv = &vg.lvs[origin.0];
+        self.check_not_split_off(origin)?;
         let refuse = |why: String| Err(EditError::volume(&lv.name, why));
         if let Some(of) = vg.snapshot_in(origin) {
             let of = escape(&vg.lvs[of.origin.0].name);
