@@ -45,8 +45,11 @@ pub(super) fn open_buffered(path: &Path, name: &str, read_only: bool) -> Result<
             Errno::ACCESS | Errno::PERM if access(path, Access::READ_OK).is_err() => {
                 "; this user may not even read it: `ls -lL` says who may"
             }
-            Errno::ACCESS | Errno::PERM | Errno::ROFS if !read_only => {
-                "; if it shall only be read, open it with ',ro' or --read-only"
+            Errno::ACCESS | Errno::PERM if !read_only => {
+                "; this user may only read it: `ls -lL` and `lsattr` say why; with ',ro' or --read-only it is served so"
+            }
+            Errno::ROFS if !read_only => {
+                "; it lies on a file system that is mounted read-only; with ',ro' or --read-only it is served so"
             }
             // A socket, or a device that is not there.
             Errno::ISDIR | Errno::NXIO => "; a disk is a regular file or a block device",
