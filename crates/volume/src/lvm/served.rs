@@ -406,10 +406,13 @@ impl Assembly {
     /// The names of all volumes that are gone when this one is removed: its partitions, and an image that was split off it, with that
     /// one's.
     pub fn gone_with(&self, volume: &str) -> Vec<String> {
-        let image = self.lv_named(volume).and_then(|(group, raid)| group.lv(group.text.split_image(raid)?));
-        let image = image.map(|image| self.graph.device(image).name.clone());
-        let both = image.into_iter().chain([volume.to_owned()]);
-        both.flat_map(|name| [self.partitions_on(&name), vec![name]].concat()).collect()
+        let split_off = |(group, raid): (&Group, LvIndex)| {
+            group.text.split_images(raid).filter_map(|image| group.lv(image)).collect()
+        };
+        let images: Vec<DeviceId> = self.lv_named(volume).map_or_else(Vec::new, split_off);
+        let names = images.into_iter().map(|image| self.graph.device(image).name.clone());
+        let all = names.chain([volume.to_owned()]);
+        all.flat_map(|name| [self.partitions_on(&name), vec![name]].concat()).collect()
     }
 
     /// The names of the volumes that are partitions of this one.

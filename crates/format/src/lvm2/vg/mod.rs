@@ -286,9 +286,9 @@ impl VolumeGroup {
         self.split_off.get(&image).copied()
     }
 
-    /// The image that was split off a RAID and may be put back; LVM has no more than one.
-    pub fn split_image(&self, raid: LvIndex) -> Option<LvIndex> {
-        self.split_off.iter().find(|(_, of)| **of == raid).map(|(image, _)| *image)
+    /// The images that were split off a RAID and may be put back; LVM makes no more than one.
+    pub fn split_images(&self, raid: LvIndex) -> impl Iterator<Item = LvIndex> + '_ {
+        self.split_off.iter().filter(move |(_, of)| **of == raid).map(|(image, _)| *image)
     }
 
     /// The snapshots, in the order of the LVs that tie them.

@@ -328,7 +328,7 @@ impl Draft {
 
     /// As long as an image may be put back into a RAID, that stays such a one as it fits into.
     pub(super) fn check_no_split_image(&self, raid: LvIndex) -> Result<(), EditError> {
-        let Some(image) = self.vg.split_image(raid) else { return Ok(()) };
+        let Some(image) = self.vg.split_images(raid).next() else { return Ok(()) };
         let (group, image) = (escape(&self.vg.name), escape(&self.vg.lvs[image.0].name));
         let why = format!(
             "{image} was split off it, and what changes since is tracked; `lvconvert --merge {group}/{image}` puts that back first"
