@@ -27,6 +27,9 @@ const EXTENT_UNIT: u64 = 256;
 /// The last seqno: LVM counts in 32 bits.
 const SEQNO_MAX: u64 = u32::MAX as u64;
 
+/// The section of volumes that are gone.
+const HISTORY: &str = "historical_logical_volumes";
+
 /// Names that an error shows.
 const NAMES_SHOWN: usize = 20;
 
@@ -145,9 +148,9 @@ impl Draft {
         }
     }
 
-    /// Whether the group's section has one of that name.
-    pub(super) fn has_section(&self, key: &str) -> bool {
-        self.tree.section(&self.vg.name).is_some_and(|vg| vg.section(key).is_some())
+    /// What LVM remembers of thin volumes that are gone (`record_lvs_history`): a section for each, by its name.
+    pub(super) fn history(&self) -> Option<&Section> {
+        self.tree.section(&self.vg.name)?.section(HISTORY)
     }
 
     /// What no volume uses.
@@ -345,6 +348,11 @@ impl Draft {
             let name = format!("{}/{name}", self.vg.name);
             return Err(EditError::Exists { what: "the logical volume", name });
         }
+        // LVM takes nobody by the name of one that it remembers.
+        if self.history().is_some_and(|gone| gone.section(name).is_some()) {
+            let name = format!("{}/{name}, which is gone and remembered,", self.vg.name);
+            return Err(EditError::Exists { what: "the logical volume", name });
+        }
         Ok(())
     }
 
@@ -382,8 +390,7 @@ fn pv_list(vg: &mut Section) -> &mut Section {
 pub(super) fn lv_list(vg: &mut Section) -> &mut Section {
     if vg.section("logical_volumes").is_none() {
         let before: Vec<String> = vg.entries.iter().map(|entry| entry.key.clone()).collect();
-        let before: Vec<&str> =
-            before.iter().map(String::as_str).filter(|key| *key != "historical_logical_volumes").collect();
+        let before: Vec<&str> = before.iter().map(String::as_str).filter(|key| *key != HISTORY).collect();
         vg.set_behind(&before, "logical_volumes", Node::Section(Section::default()));
     }
     vg.section_mut("logical_volumes").expect("it is there now")

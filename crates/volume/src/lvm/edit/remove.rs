@@ -63,6 +63,7 @@ impl Draft {
         }
         self.check_not_needed(lv, &gone)?;
         self.check_no_thin_merge(lv)?;
+        self.check_not_in_history(name)?;
         self.collect_parts(lv, &mut gone)?;
         if let SegmentType::Thin { pool, device_id, .. } = self.group().lvs[lv.0].segments[0].kind {
             self.leave_pool(name, pool, device_id)?;
@@ -162,6 +163,27 @@ impl Draft {
         Ok(())
     }
 
+    /// What is gone may be remembered as a snapshot of it, or as its origin. LVM reads no group whose history names a volume that is not there.
+    fn check_not_in_history(&self, name: &str) -> Result<(), EditError> {
+        let is_it = |value: &Value| value.as_str() == Some(name);
+        let names_it = |node: &Node| match node {
+            Node::Value(value) => is_it(value),
+            Node::Array(values) => values.iter().any(is_it),
+            Node::Section(_) => false,
+        };
+        let relative = self.history().into_iter().flat_map(|gone| &gone.entries).find(|entry| {
+            let of = |key: &str| entry.node.as_section().and_then(|gone| gone.get(key));
+            ["origin", "descendants"].into_iter().filter_map(of).any(names_it)
+        });
+        relative.map_or(Ok(()), |gone| {
+            let gone = escape(&gone.key);
+            let why = format!(
+                "the history of the group's volumes names it, beside {gone}, which is gone: use `lvremove`"
+            );
+            Err(EditError::volume(name, why))
+        })
+    }
+
     /// What a volume is made of, and nobody sees; or sees only until it is put back.
     pub(super) fn collect_parts(&self, lv: LvIndex, gone: &mut Vec<LvIndex>) -> Result<(), EditError> {
         let vg = self.group();
@@ -230,7 +252,7 @@ impl Draft {
                 }
             }
         }
-        if self.has_section("historical_logical_volumes") {
+        if self.history().is_some() {
             return refuse("the history of the group's volumes".into());
         }
         Ok(())

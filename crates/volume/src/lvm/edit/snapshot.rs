@@ -247,7 +247,9 @@ impl Draft {
     /// The name behind the last of a row, as LVM numbers.
     pub(super) fn next_name(&self, start: &str) -> String {
         let number = |name: &str| name.strip_prefix(start)?.parse::<u32>().ok();
-        let last = self.group().lvs.iter().filter_map(|lv| number(&lv.name)).max();
+        let gone = self.history().into_iter().flat_map(|gone| gone.entries.iter().map(|entry| &entry.key));
+        let last =
+            self.group().lvs.iter().map(|lv| &lv.name).chain(gone).filter_map(|name| number(name)).max();
         format!("{start}{}", last.map_or(0, |last| u64::from(last) + 1))
     }
 }

@@ -346,3 +346,27 @@ fn a_volume_into_which_a_snapshot_is_to_be_merged_waits_for_that() {
     );
     draft.create_thin(&thin("t2", "pool", 63)).unwrap();
 }
+
+#[test]
+fn what_the_history_names_stays_and_nobody_gets_a_name_that_it_has() {
+    // As LVM 2.03.16 writes it with `record_lvs_history`, after `lvremove` of a snapshot of t1 with one itself.
+    let mut draft = family();
+    draft.create_volume(&super::linear("plain", 1)).unwrap();
+    let history = "historical_logical_volumes {\nlvol7 {\nid = \"dAw255-MXlh-HrX4-CIPf-YtoH-0Mn0-MpbyHf\"\ncreation_time = 1795940385\n\
+        removal_time = 1795940387\norigin = \"t1\"\ndescendants = [\"later\"]\n}\n}\n";
+    let text = String::from_utf8(draft.text()).unwrap();
+    let text = text.replace("}\n\ncontents = ", &format!("{history}}}\n\ncontents = "));
+    assert!(text.contains(history), "{text}");
+    draft = Draft::of(Section::parse(text.as_bytes()).unwrap(), author()).unwrap();
+    let named = "the history of the group's volumes names it, beside lvol7, which is gone: use `lvremove`";
+    refused(draft.remove_volume("later"), named);
+    refused(draft.remove_volumes(&["plain".into(), "t1".into()]), named);
+    refused(
+        draft.create_thin(&thin("lvol7", "pool", 4)),
+        "vg/lvol7, which is gone and remembered, exists already",
+    );
+    let unnamed = NewThinSnapshot { name: None, ..snapshot("t1", "") };
+    assert_eq!(draft.create_thin_snapshot(&unnamed).unwrap(), "lvol8");
+    draft.settle("pool").unwrap();
+    draft.remove_volume("other").unwrap();
+}
