@@ -209,6 +209,13 @@ impl Draft {
 
     pub(super) fn check_limit_of_volumes(&self) -> Result<(), EditError> {
         let vg = self.group();
+        let seen = vg.visible().into_iter().filter(|visible| *visible).count();
+        if let Some(most) = self.group_limit("max_lv").filter(|most| seen >= *most) {
+            let why = format!(
+                "it may have {most} logical volumes at most; `vgchange --logicalvolume` changes that"
+            );
+            return Err(EditError::group(&vg.name, why));
+        }
         let most = blockwork_format::lvm2::vg::LVS_MAX;
         if vg.lvs.len() + 2 * usize::try_from(raid::LEGS_MAX).expect("a small number") < most {
             return Ok(());

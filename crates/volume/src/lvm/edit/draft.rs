@@ -148,6 +148,14 @@ impl Draft {
         }
     }
 
+    /// How many of something the group may have at most, where its text says so: 0 says that there is no limit.
+    pub(super) fn group_limit(&self, key: &str) -> Option<usize> {
+        match self.tree.section(&self.vg.name)?.get(key)? {
+            Node::Value(value) => usize::try_from(value.as_integer()?).ok().filter(|most| *most > 0),
+            Node::Array(_) | Node::Section(_) => None,
+        }
+    }
+
     /// What LVM remembers of thin volumes that are gone (`record_lvs_history`): a section for each, by its name.
     pub(super) fn history(&self) -> Option<&Section> {
         self.tree.section(&self.vg.name)?.section(HISTORY)
@@ -181,10 +189,16 @@ impl Draft {
     ///
     /// # Errors
     ///
-    /// It has no room for one, or is in the group.
+    /// It has no room for one, or is in the group, or that may have no more.
     pub fn add_pv(&mut self, pv: &NewPv) -> Result<u64, EditError> {
         if self.vg.pv(&pv.id).is_some() {
             return Err(EditError::Exists { what: "the physical volume", name: pv.id.to_string() });
+        }
+        if let Some(most) = self.group_limit("max_pv").filter(|most| self.vg.pvs.len() >= *most) {
+            let why = format!(
+                "it may have {most} physical volumes at most; `vgchange --maxphysicalvolumes` changes that"
+            );
+            return Err(EditError::group(&self.vg.name, why));
         }
         let extents = pv.dev_sectors.saturating_sub(pv.pe_start) / self.vg.extent_sectors;
         if extents == 0 {

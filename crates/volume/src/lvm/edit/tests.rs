@@ -475,6 +475,29 @@ fn an_extent_is_of_a_size_that_lvm_takes() {
 }
 
 #[test]
+fn a_group_gets_no_more_volumes_and_disks_than_its_text_says() {
+    let text = String::from_utf8(group(&[10]).text()).unwrap();
+    let text = text.replace("max_lv = 0", "max_lv = 2").replace("max_pv = 0", "max_pv = 1");
+    let mut draft = Draft::of(Section::parse(text.as_bytes()).unwrap(), author()).unwrap();
+    // Parts of a volume do not count, and snapshots do.
+    draft.create_thin_pool(&thin::pool("pool", Size::Extents(1))).unwrap();
+    draft.create_volume(&linear("a", 1)).unwrap();
+    let too_many =
+        "the volume group vg: it may have 2 logical volumes at most; `vgchange --logicalvolume` changes that";
+    refused(draft.create_volume(&linear("b", 1)), too_many);
+    refused(draft.create_snapshot(&snapshot::of("a")), too_many);
+    refused(draft.create_thin(&thin::thin("t", "pool", 4)), too_many);
+    draft.remove_volume("a").unwrap();
+    draft.create_volume(&linear("b", 1)).unwrap();
+    let id = Uuid::from_compact(format!("pv{:030}", 1).as_bytes()).unwrap();
+    let pv = NewPv { id, device_hint: "disk1".into(), dev_sectors: 2048 + EXTENT, pe_start: 2048 };
+    refused(
+        draft.add_pv(&pv),
+        "it may have 1 physical volumes at most; `vgchange --maxphysicalvolumes` changes that",
+    );
+}
+
+#[test]
 fn a_policy_of_the_group_or_of_a_volume_counts() {
     let mut draft = group(&[10, 10]);
     let text = String::from_utf8(draft.text()).unwrap();

@@ -8,7 +8,7 @@ use super::super::section::{Keys, number, strings};
 use super::super::{Discards, NewThin, NewThinPool, NewThinSnapshot, Resize};
 use super::*;
 
-fn pool(name: &str, size: Size) -> NewThinPool {
+pub(super) fn pool(name: &str, size: Size) -> NewThinPool {
     NewThinPool {
         name: name.into(),
         size,
@@ -21,7 +21,7 @@ fn pool(name: &str, size: Size) -> NewThinPool {
     }
 }
 
-fn thin(name: &str, pool: &str, mib: u64) -> NewThin {
+pub(super) fn thin(name: &str, pool: &str, mib: u64) -> NewThin {
     NewThin { name: name.into(), pool: pool.into(), bytes: mib << 20, tags: Vec::new() }
 }
 
