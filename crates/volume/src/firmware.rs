@@ -37,18 +37,18 @@ impl Firmware {
         }
     }
 
-    /// What its owner calls it.
+    /// What its owner calls it, with an article.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Firmware::Intel => "Intel Matrix Storage (imsm)",
-            Firmware::Ddf => "DDF",
+            Firmware::Intel => "an Intel Matrix Storage (imsm)",
+            Firmware::Ddf => "a DDF",
         }
     }
 
     /// What is to be done about a member.
     pub(crate) fn advice(self) -> String {
         format!(
-            "it is a member of an {} array of a disk controller's firmware, which cannot be assembled here: let Linux serve this array \
+            "it is a member of {} array of a disk controller's firmware, which cannot be assembled here: let Linux serve this array \
              (mdadm), or, if the disk is in none any more, take the mark off (`wipefs --all --types {}`)",
             self.name(),
             self.kind()
@@ -104,6 +104,8 @@ mod tests {
         for (bytes, expected) in [(intel, Firmware::Intel), (last, Firmware::Ddf), (before, Firmware::Ddf)] {
             assert_eq!(find(&bytes), Some(expected));
             assert_eq!(blkid(&bytes), expected.kind());
+            let article = if expected == Firmware::Ddf { "of a DDF array of" } else { "of an Intel" };
+            assert!(expected.advice().contains(article), "{}", expected.advice());
         }
     }
 

@@ -21,7 +21,7 @@ pub(crate) fn held(content: &Content, source: &dyn Source, block_bytes: u32) -> 
         }),
         Content::DamagedMember => Some("a damaged md superblock".to_owned()),
         Content::FirmwareMember(firmware) => {
-            Some(format!("a member of an {} array of a disk controller's firmware", firmware.name()))
+            Some(format!("a member of {} array of a disk controller's firmware", firmware.name()))
         }
         Content::Pv(pv) => {
             let id = &pv.label.pv.id;

@@ -180,7 +180,11 @@ fn disks_that_hold_something_and_groups_that_must_not_be_changed_are_refused() {
         ),
         ("max_lv", "lock_type = \"sanlock\"\nmax_lv", "shared between hosts (lock type sanlock)"),
         ("max_lv", "system_id = \"other\"\nmax_lv", "belongs to the host with the system ID other"),
-        ("\"ALLOCATABLE\"]", "\"MISSING\"]", "was missing when the group was changed last"),
+        (
+            "\"ALLOCATABLE\"]",
+            "\"MISSING\"]",
+            "takes it back; a change needs all disks of the group, each once and up to date",
+        ),
     ] {
         let changed = text.replacen(from, to, 1);
         assert_ne!(changed, text);

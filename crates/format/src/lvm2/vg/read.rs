@@ -95,6 +95,9 @@ fn split_off(lvs: &[Lv]) -> BTreeMap<LvIndex, LvIndex> {
     found
 }
 
+/// What LVM writes where it could not find a PV.
+const UNKNOWN_DEVICE: &str = "[unknown]";
+
 fn pv(pv: &Fields<'_>) -> Result<Pv, FormatError> {
     let bootloader_area = match (pv.number("ba_start")?, pv.number("ba_size")?) {
         (Some(start), Some(size)) => Some((start, size)),
@@ -103,7 +106,7 @@ fn pv(pv: &Fields<'_>) -> Result<Pv, FormatError> {
     Ok(Pv {
         name: pv.path.name.to_owned(),
         id: pv.uuid("id")?,
-        device_hint: pv.text("device")?,
+        device_hint: pv.text("device")?.filter(|hint| hint != UNKNOWN_DEVICE),
         device_id_type: pv.text("device_id_type")?,
         device_id: pv.text("device_id")?,
         flags: pv.flags()?,

@@ -59,6 +59,8 @@ fn every_type_is_read_with_its_fields_and_references() {
     assert_eq!(vg.origin.description.as_deref(), Some("by hand: \"every type\" \\ one each"));
     assert_eq!((vg.origin.host.as_deref(), vg.origin.time), (Some("example"), Some(1_700_000_000)));
     assert_eq!(vg.pvs[3].device_hint.as_deref(), Some("/dev/none3"));
+    let lost = read(&EVERY_TYPE.replace("/dev/none3", "[unknown]")).unwrap();
+    assert_eq!(lost.pvs[3].device_hint, None, "where LVM says that it does not know, there is no hint");
     assert_eq!((vg.pvs[3].pe_start, vg.pvs[3].pe_count, vg.pvs[3].dev_sectors), (2048, 127, Some(1_048_576)));
     assert_eq!(vg.lvs[lv("lin").0].tags, ["db", "fast"]);
     assert_eq!(vg.lv_sectors(lv("lin")), 6 * 8192);

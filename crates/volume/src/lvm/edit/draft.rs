@@ -227,18 +227,17 @@ impl Draft {
         })
     }
 
-    /// Takes a PV out of the group.
+    /// Takes a PV out of the group; `title`: what its disk is called here, for errors.
     ///
     /// # Errors
     ///
     /// Volumes lie on it, or it is the last one.
-    pub fn remove_pv(&mut self, id: &Uuid) -> Result<(), EditError> {
+    pub fn remove_pv(&mut self, id: &Uuid, title: &str) -> Result<(), EditError> {
         let pv = self.vg.pv(id).ok_or_else(|| EditError::Absent {
             what: "physical volume",
             name: id.to_string(),
             there_are: there_are(self.vg.pvs.iter().map(|pv| pv.id.to_string())),
         })?;
-        let hint = self.vg.pvs[pv.0].device_hint.clone().unwrap_or_else(|| id.to_string());
         let is_on_it = |area: &Area| matches!(area, Area::Pv { pv: on, .. } if *on == pv);
         let on_it = self
             .vg
@@ -249,11 +248,11 @@ impl Draft {
         if !users.is_empty() {
             let why =
                 format!("these volumes lie on it: {users}; remove them first, or move them with `pvmove`");
-            return Err(EditError::disk(&hint, why));
+            return Err(EditError::disk(title, why));
         }
         if self.vg.pvs.len() == 1 {
             let why = format!("it is the last physical volume of {}", escape(&self.vg.name));
-            return Err(EditError::disk(&hint, why));
+            return Err(EditError::disk(title, why));
         }
         let name = self.vg.pvs[pv.0].name.clone();
         self.change(|vg, _| {

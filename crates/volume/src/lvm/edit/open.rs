@@ -170,7 +170,7 @@ impl GroupEditor {
             let why = "it has the only metadata of the group; add another disk first";
             return Err(EditError::disk(&self.sites[at].title, why));
         }
-        self.draft.remove_pv(&self.sites[at].label.pv.id)?;
+        self.draft.remove_pv(&self.sites[at].label.pv.id, &self.sites[at].title)?;
         self.sites[at].role = Role::Leaving;
         Ok(())
     }
@@ -415,9 +415,7 @@ fn check_group(assembly: &Assembly, group: &Group) -> Result<(), EditError> {
     }
     let missing: Vec<&String> = group.pvs.iter().filter_map(|pv| pv.as_ref().err()).collect();
     if let Some(why) = missing.first() {
-        return refuse(format!(
-            "{why}; give all disks of the group, since a change has to reach all of them"
-        ));
+        return refuse(format!("{why}; a change needs all disks of the group, each once and up to date"));
     }
     if let Some(why) = &group.read_only {
         return refuse(format!("it must not be changed: {why}"));

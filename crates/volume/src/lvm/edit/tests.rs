@@ -435,12 +435,15 @@ fn pvs_come_and_go() {
     draft.create_volume(&linear("a", 12)).unwrap();
     let id = |draft: &Draft, nth: usize| draft.group().pvs[nth].id;
     let second = id(&draft, 1);
-    refused(draft.remove_pv(&second), "these volumes lie on it: a; remove them first");
+    refused(
+        draft.remove_pv(&second, "here.img"),
+        "the disk here.img: these volumes lie on it: a; remove them first",
+    );
     draft.remove_volume("a").unwrap();
-    draft.remove_pv(&second).unwrap();
+    draft.remove_pv(&second, "here.img").unwrap();
     let only = id(&draft, 0);
-    refused(draft.remove_pv(&only), "the last physical volume of vg");
-    refused(draft.remove_pv(&second), "no physical volume");
+    refused(draft.remove_pv(&only, "there.img"), "the disk there.img: it is the last physical volume of vg");
+    refused(draft.remove_pv(&second, "here.img"), "no physical volume");
     let mut again =
         NewPv { id: second, device_hint: "d".into(), dev_sectors: 2048 + EXTENT - 1, pe_start: 2048 };
     refused(draft.add_pv(&again), "an extent of 4 MiB from byte 1048576 on does not fit");
