@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::bio::{Flags, Op};
 use crate::layer::{NodeId, Span};
+use crate::ring::RingSnapshot;
 use crate::units::{Nanos, Sector, Sectors};
 
 /// What happened, by blktrace's letters.
@@ -195,7 +196,9 @@ pub enum Payload {
     },
     /// S: figures of a ring that is full.
     Ring {
-        /// Requests that fit.
+        /// Requests that were taken and are not answered: no more than descriptors fit any ring, 32,768.
+        in_flight: u16,
+        /// Requests that fit, where each takes one descriptor.
         size: u32,
         /// For how long it was full before.
         full: Nanos,
@@ -248,7 +251,8 @@ impl Event {
 
 impl Event {
     /// A client's ring on the volume of that node is full.
-    pub(crate) fn ring_full(time: Nanos, node: NodeId, size: u32, full: Nanos) -> Event {
+    pub(crate) fn ring_full(time: Nanos, node: NodeId, ring: &RingSnapshot) -> Event {
+        let in_flight = u16::try_from(ring.in_flight).unwrap_or(u16::MAX);
         Event {
             time,
             node,
@@ -257,7 +261,7 @@ impl Event {
             flags: Flags::NONE,
             sector: Sector(0),
             nr: Sectors::ZERO,
-            payload: Payload::Ring { size, full },
+            payload: Payload::Ring { in_flight, size: ring.size, full: ring.full },
             reason: Reason::RingFull,
             errno: 0,
         }

@@ -12,7 +12,7 @@ use crate::core::{Core, Owner};
 use crate::env::{Completion, Env, Token};
 use crate::event::Event;
 use crate::leaf::Allocation;
-use crate::ring::{RingSnapshot, RingStats};
+use crate::ring::RingStats;
 use crate::units::{Nanos, Sector, Sectors};
 use crate::volume::{Volume, VolumeId};
 use blockwork_memory::{Pool, Segments};
@@ -143,8 +143,7 @@ impl<E: Env> Context<'_, E> {
     pub fn ring_is_full(&mut self, volume: VolumeId, ring: &RingStats) {
         if self.core.tracer.on() {
             let (time, node) = (self.env.now(), self.volume(volume).node());
-            let RingSnapshot { size, full, .. } = ring.snapshot(time);
-            self.core.tracer.push(Event::ring_full(time, node, size, full));
+            self.core.tracer.push(Event::ring_full(time, node, &ring.snapshot(time)));
         }
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use crate::support::fs::LeftMount;
 use crate::support::nbd::python;
-use crate::support::{PATIENCE, Scratch, Server, output, run, run_refused, until};
+use crate::support::{PATIENCE, Scratch, Server, Tracing, output, run, run_refused, until};
 use blockwork_format::vhost_user::{Message, Region, VringFile, VringState};
 use blockwork_format::virtio::blk::{Range, RequestHeader, feature as blk, request, status};
 use blockwork_format::virtio::{Descriptor, descriptor_flag, feature, split};
@@ -658,6 +658,21 @@ fn a_ring_that_starves_shows_in_the_statistics() {
     let ring = said.lines().find(|line| line.contains("vhost-user:") && line.contains("queue 0"));
     let ring = ring.unwrap_or_else(|| panic!("no ring is told of: {said}"));
     assert!(ring.ends_with("was full: a larger one may be faster"), "{ring}");
+}
+
+#[test]
+fn a_trace_says_how_many_requests_fill_a_ring_of_which_they_take_several_descriptors() {
+    let scratch = Scratch::new();
+    let server = Server::start(&mut serve(&scratch, &["memory:16M"]));
+    let tracing = Tracing::start(&scratch, &["disk/memory"]);
+    let options = Options { ring_size: 8, requests: 8, indirect: false, ..Options::default() };
+    let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 1024);
+    guest.run(20);
+    guest.verify();
+    tracing.signal(Signal::INT);
+    let said = tracing.finish();
+    assert!(said.contains("ring full: 2 requests in flight, size 8; full before for "), "{said}");
+    server.stop();
 }
 
 /// A front end asks for the configuration before it tells of its rings, as QEMU does, and its guest keeps to that.

@@ -204,10 +204,10 @@ fn message(name: &str, event: &Event) -> Option<String> {
     if event.action != Action::Defer && !has_reason && !is_long {
         return None;
     }
-    if let Payload::Ring { size, full } = event.payload {
+    if let Payload::Ring { in_flight, size, full } = event.payload {
         let before = full.0 as f64 / 1e9;
         return Some(format!(
-            "blockwork: {name}: ring full: {size} requests in flight; full before for {before:.6} s"
+            "blockwork: {name}: ring full: {in_flight} requests in flight, size {size}; full before for {before:.6} s"
         ));
     }
     let mut text = format!("blockwork: {name}: {} {} + {}", past_tense(event.action), event.sector, event.nr);

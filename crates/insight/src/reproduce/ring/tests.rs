@@ -105,6 +105,6 @@ fn a_trace_of_a_guest_says_when_its_ring_is_full() {
         said.extend(batches.into_iter().flat_map(|batch| batch.bytes));
     }
     let said = String::from_utf8_lossy(&said);
-    let first = "blockwork: rssda: ring full: 32 requests in flight; full before for 0.000000 s";
+    let first = "blockwork: rssda: ring full: 32 requests in flight, size 32; full before for 0.000000 s";
     assert!(said.contains(first), "{said}");
 }
