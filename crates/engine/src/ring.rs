@@ -4,7 +4,8 @@
 //! export that has rings counts what is in flight in each, how much that ever was, and for how long it was all that fits.
 //!
 //! Invariants: one worker writes a ring's figures, anyone may read them. A ring that comes back under its name (a guest
-//! that restarts) goes on with its figures, so what is kept is bounded by the names that there are.
+//! that restarts) goes on with its figures, so what is kept is bounded by the names that there are; with another size, how full it
+//! was is counted anew.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -150,7 +151,11 @@ impl Rings {
     pub(crate) fn ring(&self, name: &str, size: u32) -> Arc<RingStats> {
         let mut all = self.all.lock().expect("no holder of this lock panics");
         if let Some(known) = all.iter().find(|ring| ring.name == name) {
-            known.size.store(size, Relaxed);
+            // How full a ring was tells nothing of one of another size, which nobody has yet.
+            if known.size.swap(size, Relaxed) != size {
+                known.high_water.store(0, Relaxed);
+                known.full.store(0, Relaxed);
+            }
             return known.clone();
         }
         let ring = Arc::new(RingStats::new(name, size));
@@ -198,12 +203,25 @@ mod tests {
         let first = rings.ring("guest 1, queue 0", 32);
         first.taken(32, true, Nanos(5));
         first.closed(Nanos(9));
-        let again = rings.ring("guest 1, queue 0", 256);
+        let again = rings.ring("guest 1, queue 0", 32);
         again.taken(1, false, Nanos(20));
         let figures = rings.snapshot(Nanos(30));
         assert_eq!(figures.len(), 1);
-        assert_eq!((figures[0].size, figures[0].high_water, figures[0].requests), (256, 32, 33));
+        assert_eq!((figures[0].size, figures[0].high_water, figures[0].requests), (32, 32, 33));
         assert_eq!((figures[0].full, figures[0].in_flight), (Nanos(4), 1));
+    }
+
+    #[test]
+    fn a_ring_that_comes_back_larger_was_never_full() {
+        let rings = Rings::default();
+        let first = rings.ring("guest 1, queue 0", 32);
+        first.taken(32, true, Nanos(5));
+        first.closed(Nanos(9));
+        let again = rings.ring("guest 1, queue 0", 256);
+        again.taken(1, false, Nanos(20));
+        let figures = &rings.snapshot(Nanos(30))[0];
+        assert_eq!((figures.size, figures.high_water, figures.requests), (256, 1, 33));
+        assert_eq!((figures.full, figures.in_flight), (Nanos(0), 1));
     }
 
     #[test]
