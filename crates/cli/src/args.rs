@@ -299,6 +299,12 @@ pub(crate) enum ReproduceReport {
         guest of yours fills its ring: `blockwork serve --stats ...`"
     )]
     Ring(ReproduceRingArgs),
+    /// Sequential reads through such a ring, of which the smaller one can be the faster: the second half of `ring` alone.
+    #[command(
+        after_help = "Example:\n  blockwork reproduce sequential --json\n\nRates are virtual: reads a second on such a device. What \
+        our queue merges on disks of yours: `blockwork serve --stats ...`"
+    )]
+    Sequential(ReproduceRingArgs),
     /// Random reads of thin volumes (dm-devel): fio with 16 jobs of 32 reads on a device of 560,000 IOPS, against thick ones.
     #[command(
         after_help = "Examples:\n  blockwork reproduce thin --json\n  blockwork reproduce thin --real\n\nWithout --real, rates are \

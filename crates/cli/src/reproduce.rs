@@ -6,7 +6,7 @@ use anyhow::Result;
 use blockwork_insight::reproduce::discard::{self, DiscardPlan};
 use blockwork_insight::reproduce::linearize::{self, Kernel, LinearizePlan, LinearizeRate};
 use blockwork_insight::reproduce::merge::{self, MergePlan};
-use blockwork_insight::reproduce::ring::{self, RingPlan};
+use blockwork_insight::reproduce::ring::{self, RingError, RingPlan};
 use blockwork_insight::reproduce::thin::{self, ThinPlan};
 use blockwork_insight::reproduce::{Behaviour, Rate, ReadRate, Reproduction, Requests, Row};
 
@@ -24,7 +24,8 @@ pub(crate) fn run(args: &ReproduceArgs) -> Result<()> {
     match &args.report {
         ReproduceReport::Discard(args) => discard(args),
         ReproduceReport::Merge(args) => merge(args),
-        ReproduceReport::Ring(args) => ring(args),
+        ReproduceReport::Ring(args) => ring(args, ring::reproduce),
+        ReproduceReport::Sequential(args) => ring(args, ring::reproduce_sequential),
         ReproduceReport::Thin(args) => thin(args),
         ReproduceReport::Linearize(args) => linearize(args),
     }
@@ -73,10 +74,13 @@ fn merge(args: &ReproduceMergeArgs) -> Result<()> {
     print(&result?, args.json)
 }
 
-fn ring(args: &ReproduceRingArgs) -> Result<()> {
+/// All of the report on rings, or a part of it.
+type ReproduceRing = fn(&RingPlan, &mut dyn FnMut(f64)) -> Result<Reproduction, RingError>;
+
+fn ring(args: &ReproduceRingArgs, reproduce: ReproduceRing) -> Result<()> {
     let plan = RingPlan { seed: args.seed, ..RingPlan::default() };
     let mut bar = Bar::default();
-    let result = ring::reproduce(&plan, &mut |done| bar.show(done));
+    let result = reproduce(&plan, &mut |done| bar.show(done));
     bar.clear();
     print(&result?, args.json)
 }

@@ -101,6 +101,27 @@ fn the_report_on_rings_is_run_again() {
 }
 
 #[test]
+fn what_the_report_on_rings_has_of_sequential_reads_is_run_alone() {
+    let scratch = Scratch::new();
+    let said = run(&mut scratch.blockwork(["reproduce", "sequential", "--json"]));
+    let json: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+    let rings = json["rings"].as_array().expect("rings");
+    assert!(rings.iter().all(|ring| ring["client"] == "sequential reads of 4 KiB"), "{said}");
+    let iops = |pages: u64, merged: bool| {
+        let is_it = |ring: &&serde_json::Value| {
+            ring["ring_pages"] == pages && ring["is_merged_at_leaf"] == merged && ring["in_flight"] == 128
+        };
+        rings.iter().find(is_it).expect("a row")["iops"].as_f64().expect("a number")
+    };
+    assert!(iops(1, false) > 2.5 * iops(8, false) && iops(8, true) > iops(1, false), "{said}");
+    let text = run(&mut scratch.blockwork(["reproduce", "sequential"]));
+    for part in ["multi-page ring support", "READS/REQUEST", "8 PAGES, MERGED", "anomalies A and B"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.to_lowercase().contains("random reads of 4 kib; "), "{text}");
+}
+
+#[test]
 fn the_report_on_elements_is_run_again() {
     let scratch = Scratch::new();
     let args = ["reproduce", "linearize", "--requests", "20000", "--kernel", "mended", "--json"];

@@ -227,15 +227,22 @@ fn runs() -> Vec<Run> {
             runs.extend(IN_FLIGHT.map(|in_flight| random(way, pages, in_flight)));
         }
     }
-    for (pages, merges) in [(1, Merges::None), (8, Merges::None), (8, Merges::All)] {
-        let sequential = |in_flight| Run {
-            access: Access::Sequential,
-            merges,
-            ..random(Way::OneAtATime, pages, in_flight)
-        };
-        runs.extend(IN_FLIGHT.map(sequential));
-    }
+    runs.extend(sequential_runs());
     runs
+}
+
+fn sequential_runs() -> Vec<Run> {
+    let rings = [(1, Merges::None), (8, Merges::None), (8, Merges::All)];
+    let of = |(ring_pages, merges)| {
+        IN_FLIGHT.map(|in_flight| Run {
+            access: Access::Sequential,
+            way: Way::OneAtATime,
+            in_flight,
+            ring_pages,
+            merges,
+        })
+    };
+    rings.into_iter().flat_map(of).collect()
 }
 
 /// Runs it. `progress` hears what part is done, from 0 to 1.
@@ -244,28 +251,56 @@ fn runs() -> Vec<Run> {
 ///
 /// See [`RingError`].
 pub fn reproduce(plan: &RingPlan, progress: &mut dyn FnMut(f64)) -> Result<Reproduction, RingError> {
-    let runs = runs();
-    let one = |run: &Run, progress: Progress| run.outcome(plan, Tracer::default(), progress);
-    let outcomes = run_all(&runs, one, progress)?;
-    let rings = runs.iter().zip(&outcomes).map(|(run, outcome)| run.rate(plan, outcome)).collect();
-    let traces = PAGES.map(|pages| trace(plan, pages));
+    let title = "A Xen guest's ring of one page holds 32 requests: a fast disk starves";
+    let reproduction = of_runs("ring", title, &runs(), plan, progress)?;
     Ok(Reproduction {
-        name: "ring",
-        title: "A Xen guest's ring of one page holds 32 requests: a fast disk starves",
-        source: "xen/block: add multi-page ring support (xen-devel and linux-kernel, 2015)",
-        assumptions: assumptions(),
         calibration: Some(
             "how long a read is on its way through guest, hypervisor and dom0, apart from the device (165 us), from 4 in flight; \
              every other row is a prediction"
                 .into(),
         ),
+        notes: [&NOTES_ON_RANDOM[..], &NOTES_ON_SEQUENTIAL[..]].concat().into_iter().map(String::from).collect(),
+        ..reproduction
+    })
+}
+
+/// Runs its sequential reads alone, the half in which a smaller ring can be the faster one.
+///
+/// # Errors
+///
+/// See [`RingError`].
+pub fn reproduce_sequential(
+    plan: &RingPlan,
+    progress: &mut dyn FnMut(f64),
+) -> Result<Reproduction, RingError> {
+    let title = "Sequential reads are faster through a Xen guest's ring of one page than of eight, as long as nobody merges those of eight";
+    of_runs("sequential", title, &sequential_runs(), plan, progress)
+}
+
+fn of_runs(
+    name: &'static str,
+    title: &'static str,
+    runs: &[Run],
+    plan: &RingPlan,
+    progress: &mut dyn FnMut(f64),
+) -> Result<Reproduction, RingError> {
+    let one = |run: &Run, progress: Progress| run.outcome(plan, Tracer::default(), progress);
+    let outcomes = run_all(runs, one, progress)?;
+    let rings = runs.iter().zip(&outcomes).map(|(run, outcome)| run.rate(plan, outcome)).collect();
+    let traces = PAGES.map(|pages| trace(plan, pages));
+    Ok(Reproduction {
+        name,
+        title,
+        source: "xen/block: add multi-page ring support (xen-devel and linux-kernel, 2015)",
+        assumptions: assumptions(),
+        calibration: None,
         rows: Vec::new(),
         rates: Vec::new(),
         reads: Vec::new(),
         rings,
         linearize: Vec::new(),
         traces: traces.into_iter().collect::<Result<_, _>>()?,
-        notes: notes(),
+        notes: NOTES_ON_SEQUENTIAL.map(String::from).into(),
     })
 }
 
@@ -309,27 +344,26 @@ fn assumptions() -> Vec<String> {
     .into()
 }
 
-fn notes() -> Vec<String> {
-    [
-        "Random reads, first half: with one page the guest never has more than 32 requests under way, whatever it would \
-         like, and gets 32 reads for each 210 us. `time full` is the part of the time in which the ring had no room: `blockwork serve \
-         --stats` and /v1/stats tell the same of real guests.",
-        "The report's guest ended at 209,000 with eight pages, and went down to 131,000 with one as soon as more was asked for than \
-         fits. The device can do 785,000, and gets there here: what held the report's guest is not in the report. Second half: \
-         the same with a way that takes requests one at a time, 5 us each (a round figure, not fitted): this is near the \
-         report's eight pages in every row. That one page gets less at 64 than at 32 in flight does not come from the ring's size, \
-         which is the same in both: Linux stops its queue when the ring is full and starts it at each batch of answers; ours does not.",
-        "Sequential reads, which the thread found hard to explain (its anomalies A and B): where each request costs the way the same, a \
-         guest is faster whose requests are larger. Reads are merged while they wait in the guest's queue, and they wait only when \
-         the ring is full. So one page is the faster ring as soon as more than 32 reads are under way: each request then takes along \
-         up to four reads, all that a thread has. With eight pages nothing waits up to 256, nothing is merged, and sequential reads are \
-         as slow as random ones. The traces show it: requests of 32 sectors, and of 8.",
-        "So a small ring merges by accident, and a large one should not have to: our queue at the device merges what is in the ring \
-         together, and eight pages are then as good as any.",
-    ]
-    .map(String::from)
-    .into()
-}
+const NOTES_ON_RANDOM: [&str; 2] = [
+    "Random reads, first half: with one page the guest never has more than 32 requests under way, whatever it would \
+     like, and gets 32 reads for each 210 us. `time full` is the part of the time in which the ring had no room: `blockwork serve \
+     --stats` and /v1/stats tell the same of real guests.",
+    "The report's guest ended at 209,000 with eight pages, and went down to 131,000 with one as soon as more was asked for than \
+     fits. The device can do 785,000, and gets there here: what held the report's guest is not in the report. Second half: \
+     the same with a way that takes requests one at a time, 5 us each (a round figure, not fitted): this is near the \
+     report's eight pages in every row. That one page gets less at 64 than at 32 in flight does not come from the ring's size, \
+     which is the same in both: Linux stops its queue when the ring is full and starts it at each batch of answers; ours does not.",
+];
+
+const NOTES_ON_SEQUENTIAL: [&str; 2] = [
+    "Sequential reads, which the thread found hard to explain (its anomalies A and B): where each request costs the way the same, a \
+     guest is faster whose requests are larger. Reads are merged while they wait in the guest's queue, and they wait only when \
+     the ring is full. So one page is the faster ring as soon as more than 32 reads are under way: each request then takes along \
+     up to four reads, all that a thread has. With eight pages nothing waits up to 256, nothing is merged, and sequential reads are \
+     as slow as random ones. The traces show it: requests of 32 sectors, and of 8.",
+    "So a small ring merges by accident, and a large one should not have to: our queue at the device merges what is in the ring \
+     together, and eight pages are then as good as any.",
+];
 
 #[cfg(test)]
 mod tests;
