@@ -12,13 +12,13 @@ use std::time::Duration;
 use crate::support::fs::LeftMount;
 use crate::support::nbd::python;
 use crate::support::{PATIENCE, Scratch, Server, Tracing, output, run, run_refused, until};
-use blockwork_format::vhost_user::{Message, Region, VringFile, VringState};
+use blockwork_format::vhost_user::{Message, Region, VringAddr, VringFile, VringState};
 use blockwork_format::virtio::blk::{Range, RequestHeader, feature as blk, request, status};
 use blockwork_format::virtio::{Descriptor, descriptor_flag, feature, split};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::Signal;
-use vhostload::{Disk, Options, Request};
+use vhostload::{Client, Disk, Options, Request};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
@@ -702,6 +702,33 @@ fn a_ring_without_room_for_the_requests_that_its_driver_was_told_of_is_warned_of
         assert_eq!(said.contains(short), warned, "{features:#x} {ring_size}: {said}");
         assert_eq!(said.contains("indirect_desc=on, or queue-size=128"), warned, "{said}");
     }
+}
+
+/// As QEMU does it whose guest has no memory that can be shared.
+#[test]
+fn a_guest_whose_memory_is_not_shared_is_told_of() {
+    let scratch = Scratch::new();
+    let server = Server::start(&mut serve(&scratch, &["memory:16M"]));
+    let complaint = "shares no memory of its guest";
+    let has_come = Client::connect(&socket(&scratch)).unwrap();
+    let set_going = |client: &Client| {
+        let descriptor = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let (index, at) = (0, 0x1000);
+        let address = VringAddr { index, flags: 0, descriptors: at, used: at, available: at, log: 0 };
+        client.tell(&Message::SetVringNum(VringState { index, num: 8 }), &[]).unwrap();
+        client.tell(&Message::SetVringAddr(address), &[]).unwrap();
+        let kick = Message::SetVringKick(VringFile { index, has_file: true });
+        client.tell(&kick, &[descriptor.as_fd()]).unwrap();
+        client.tell(&Message::SetVringEnable(VringState { index, num: 1 }), &[]).unwrap();
+    };
+    set_going(&has_come);
+    until("it is told of", || server.said().contains(complaint));
+    drop(has_come);
+    // Who shares it is not told.
+    let disk = Disk::new(&socket(&scratch), Options::default()).unwrap();
+    drop(disk);
+    let said = server.stop().stderr;
+    assert_eq!(said.matches(complaint).count(), 1, "{said}");
 }
 
 #[test]

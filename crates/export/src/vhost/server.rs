@@ -158,6 +158,7 @@ impl VhostServer {
             let_go: Complaints::default(),
             sizes: Complaints::default(),
             waits: Complaints::default(),
+            without_memory: Complaints::default(),
             short_rings: Complaints::default(),
             broken: Arc::default(),
         };

@@ -156,9 +156,10 @@ pub(super) struct Service {
     pub(super) goings: Complaints,
     pub(super) refusals: Complaints,
     pub(super) let_go: Complaints,
-    /// About what they are told of the size, and that they wait for the disk.
+    /// About what they are told of the size, that they wait for the disk, and that their queues have no memory.
     pub(super) sizes: Complaints,
     pub(super) waits: Complaints,
+    pub(super) without_memory: Complaints,
     /// About rings that are too short for what their drivers do.
     pub(super) short_rings: Complaints,
     pub(super) broken: Arc<Complaints>,
@@ -193,6 +194,8 @@ pub(super) struct Session<'a> {
     waits: bool,
     /// That was told of.
     has_waited: bool,
+    /// It was told of queues that have no memory.
+    has_missed_memory: bool,
 }
 
 impl<'a> Session<'a> {
@@ -217,6 +220,7 @@ impl<'a> Session<'a> {
             turn: service.turns.join(),
             waits: false,
             has_waited: false,
+            has_missed_memory: false,
         }
     }
 
@@ -230,6 +234,7 @@ impl<'a> Session<'a> {
             // Also of a front end that never rests.
             self.announce_size();
             if !has_come {
+                self.look_for_memory();
                 continue;
             }
             let (header, message, files) = match socket::receive(socket.as_fd(), &self.closer) {
@@ -258,6 +263,25 @@ impl<'a> Session<'a> {
                 }
             }
         }
+    }
+
+    /// Says so where a front end has set queues going, and rests without having shared memory. QEMU says nothing of that itself, and its guest waits for
+    /// ever. From 7.2 to 9.0 it may happen to one that did share it, with the server of before: where its device was not running when that one ended,
+    /// it does not hear that there is another, and goes by what it has told the first.
+    fn look_for_memory(&mut self) {
+        let goes = |queue: &Queue| queue.kick.is_some() && queue.address.is_some() && queue.enabled;
+        if self.has_missed_memory || !self.layout.regions().is_empty() || !self.queues.iter().any(goes) {
+            return;
+        }
+        self.has_missed_memory = true;
+        self.service.without_memory.warn(blockwork_uring::clock(), || {
+            format!(
+                "{}: the front end shares no memory of its guest, whose requests wait for that; the guest needs memory that can be \
+                 shared (QEMU: -object memory-backend-memfd,id=ID,size=SIZE,share=on -machine memory-backend=ID); if it has, and was \
+                 stopped or without a driver when the last server ended: QEMU 7.2 to 9.0 shares no more then, start it anew",
+                self.service.name
+            )
+        });
     }
 
     fn reply(&self, header: &Header, answer: Answer) -> Result<(), SocketError> {
