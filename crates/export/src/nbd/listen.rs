@@ -64,7 +64,7 @@ enum Place {
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// Somebody answers there.
-    #[error("{}: another server answers on this socket; stop it, or choose another path", .0.display())]
+    #[error("{}: a server answers on this socket already, another one or this one; stop that, or choose another path", .0.display())]
     InUse(PathBuf),
     /// Somebody may answer there, and cannot be asked.
     #[error(
