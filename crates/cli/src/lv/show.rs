@@ -96,8 +96,8 @@ fn of_snapshot(assembly: &mut Assembly, group: usize, vg: &VolumeGroup, lv: LvIn
     let snapshot = snapshot_of(vg, lv)?;
     let volume = if snapshot.merging { snapshot.origin } else { lv };
     let name = &assembly.graph().groups[group].name;
-    // What the store holds is read when the snapshot is built; where that cannot be done, nothing is known of it.
-    assembly.choose(&[format!("{name}/{}", vg.lvs[volume.0].name)]).ok()?;
+    // What the store holds is read when the snapshot is built; one that is lost is refused then, and known to be.
+    assembly.choose(&[format!("{name}/{}", vg.lvs[volume.0].name)]).ok();
     assembly.graph().groups[group].snapshots.get(&snapshot.store)?.status().map(Fullness::from)
 }
 

@@ -306,6 +306,29 @@ fn a_server_that_is_killed_while_it_merges_is_followed_by_one_that_goes_on() {
 }
 
 #[test]
+fn a_snapshot_that_is_found_lost_is_shown_so_and_not_merged() {
+    let lab = Lab::new(&[("a", 61)]);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/root", "--size", "32M"]);
+    lab.verb(&["lv", "snapshot", "vg/root", "--size", "1M", "--name", "before"]);
+    let server = lab.scratch.serve(["--disk", "a", "vg/root"]);
+    scatter(&lab, "vg/root", 1, 4);
+    let ended = server.stop();
+    assert!(ended.stderr.contains("the snapshot is lost; its origin goes on"), "{}", ended.stderr);
+    let alone = run(&mut lab.scratch.blockwork(lab.args(&["lv", "show", "--json", "vg/before"])));
+    let alone: Value = serde_json::from_str(&alone).expect("JSON");
+    assert_eq!(alone[0]["status"], "Invalid", "{alone}");
+    let scan = run(&mut lab.scratch.blockwork(["scan", "--json", "a"]));
+    assert!(scan.contains("\"status\": \"Invalid\""), "{scan}");
+    let server = lab.scratch.serve(["--disk", "a", "vg/root"]);
+    let said = served_refused(&lab, &["lv", "merge", "vg/before"]);
+    assert!(said.contains("it cannot be merged"), "{said}");
+    assert_eq!(merge(&lab), None);
+    server.stop();
+    lab.expect_sound();
+}
+
+#[test]
 fn a_snapshot_that_is_lost_while_its_merge_waits_is_given_up_and_can_be_removed() {
     let lab = Lab::new(&[("a", 61)]);
     lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);

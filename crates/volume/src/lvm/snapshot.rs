@@ -97,7 +97,7 @@ struct Kept {
 pub enum KnownSnapshot {
     /// It is this one of a family, which may have been built anew since.
     Of(Arc<Family>, usize),
-    /// It was lost, and its family is let go: its store may not say so.
+    /// It was lost, and no family has it: it was found so, or its family is let go, and its store may not say so.
     Lost,
 }
 
@@ -336,7 +336,10 @@ impl Assembly {
         };
         match found {
             // An invalid one has nothing that could be merged: the origin is as it is.
-            Ok(Found::Invalid(_)) if !merging => Member::Dead(INVALID.to_owned()),
+            Ok(Found::Invalid(_)) if !merging => {
+                self.graph.groups[group.0].snapshots.insert(store, KnownSnapshot::Lost);
+                Member::Dead(INVALID.to_owned())
+            }
             Ok(found) => {
                 config.found = found;
                 Member::Kept(config, None)
