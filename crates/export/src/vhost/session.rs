@@ -266,7 +266,7 @@ impl<'a> Session<'a> {
     }
 
     /// Says so where a front end has set queues going, and rests without having shared memory. QEMU says nothing of that itself, and its guest waits for
-    /// ever. From 7.2 to 9.0 it may happen to one that did share it, with the server of before: where its device was not running when that one ended,
+    /// ever. Since 7.2 it may happen to one that did share it, with the server of before: where its device was not running when that one ended,
     /// it does not hear that there is another, and goes by what it has told the first.
     fn look_for_memory(&mut self) {
         let goes = |queue: &Queue| queue.kick.is_some() && queue.address.is_some() && queue.enabled;
@@ -278,7 +278,7 @@ impl<'a> Session<'a> {
             format!(
                 "{}: the front end shares no memory of its guest, whose requests wait for that; the guest needs memory that can be \
                  shared (QEMU: -object memory-backend-memfd,id=ID,size=SIZE,share=on -machine memory-backend=ID); if it has, and was \
-                 stopped or without a driver when the last server ended: QEMU 7.2 to 9.0 shares no more then, start it anew",
+                 stopped or without a driver when the last server ended: QEMU since 7.2 may share no more then, start it anew",
                 self.service.name
             )
         });
