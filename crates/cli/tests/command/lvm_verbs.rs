@@ -256,7 +256,11 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
         assert!(said.contains(expected), "{args:?}: {said}");
     }
     let one = run_refused(&mut lab.scratch.blockwork(["lv", "remove", "vg/lv", "--disk", "a"]));
-    assert!(one.contains("is missing") && one.contains("give all disks of the group"), "{one}");
+    assert!(
+        one.contains("is missing")
+            && one.contains("a change needs all disks of the group, each once and up to date"),
+        "{one}"
+    );
 
     let server = lab.scratch.serve(["--disk", "a", "b", "vg/lv"]);
     let busy = lab.refused(&["lv", "remove", "vg/lv"]);
