@@ -460,8 +460,9 @@ impl Running {
 /// Each export of a kind that has one volume gets one, in their order.
 fn check_count(option: &str, what: &str, given: usize, volumes: usize) -> Result<()> {
     if given > volumes {
+        let s = if volumes == 1 { "" } else { "s" };
         bail_usage!(
-            "{given} times {option} for {volumes} volumes: each is the {what} of one volume, in their order"
+            "{given} times {option} for {volumes} volume{s}: each is the {what} of one volume, in their order"
         );
     }
     Ok(())

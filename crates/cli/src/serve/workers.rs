@@ -203,7 +203,7 @@ impl Workers {
         match thread.join() {
             Ok(Ok(())) => Ok(()),
             Ok(Err(errno)) => Err(anyhow!(
-                "the arrays could not record that they are in order ({errno}; see above): they are checked when \
+                "arrays or pools could not record that they are in order ({errno}; see above): they are checked when \
                  they are opened next"
             )),
             Err(_) => {

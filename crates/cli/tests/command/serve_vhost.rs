@@ -736,7 +736,7 @@ fn each_socket_is_one_volume() {
     let scratch = Scratch::new();
     let mut command = serve(&scratch, &["memory:16M"]);
     let said = run_refused(command.args(["--vhost-user", &scratch.at("other")]));
-    assert!(said.contains("2 times --vhost-user for 1 volumes"), "{said}");
+    assert!(said.contains("2 times --vhost-user for 1 volume:"), "{said}");
     let mut command = serve(&scratch, &["memory:16M", "null:16M", "disk/memory", "disk/null"]);
     let said = run_refused(command.args(["--vhost-user", &scratch.at("socket")]));
     assert!(said.contains("a server answers on this socket already, another one or this one"), "{said}");

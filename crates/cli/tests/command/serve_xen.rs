@@ -31,5 +31,5 @@ fn a_disk_that_is_none_is_wrong_usage() {
     assert!(said.contains("`xl domid NAME` tells it"), "{said}");
     let done = output(&mut scratch.blockwork("serve --disk memory:1M --xen 3/xvda --xen 3/xvdb".split(' ')));
     let said = String::from_utf8(done.stderr).unwrap();
-    assert!(said.contains("2 times --xen for 1 volumes"), "{said}");
+    assert!(said.contains("2 times --xen for 1 volume:"), "{said}");
 }

@@ -169,7 +169,8 @@ impl Draft {
     /// An amount of extents, for people.
     pub fn extents_shown(&self, extents: u64) -> String {
         let bytes = extents.saturating_mul(self.vg.extent_sectors).saturating_mul(512);
-        format!("{extents} extents ({})", bytes_shown(bytes))
+        let s = if extents == 1 { "" } else { "s" };
+        format!("{extents} extent{s} ({})", bytes_shown(bytes))
     }
 
     /// The text of the change, without the NUL that ends it: with the next seqno, and who made it.

@@ -181,7 +181,7 @@ fn a_store_has_room_for_a_chunk_at_least() {
     let asked = |count| NewSnapshot { chunk_sectors: 1024, ..snapshot("origin", "s", extents(count)) };
     refused(
         draft.create_snapshot(&asked(1)),
-        "the size 1 extents (1 MiB): expected at least 3 chunks of 512 KiB: 2 extents (2 MiB)",
+        "the size 1 extent (1 MiB): expected at least 3 chunks of 512 KiB: 2 extents (2 MiB)",
     );
     draft.create_snapshot(&asked(2)).unwrap();
 }
