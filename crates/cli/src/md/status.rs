@@ -103,7 +103,8 @@ fn device(device: &blockwork_daemon::DeviceStatus) -> String {
         line += &format!(", in sync below byte {recovered}");
     }
     if device.bad_ranges > 0 {
-        line += &format!(", {} ranges cannot be read", device.bad_ranges);
+        let s = if device.bad_ranges == 1 { "" } else { "s" };
+        line += &format!(", {} range{s} cannot be read", device.bad_ranges);
     }
     if device.corrected_sectors > 0 {
         line += &format!(", {} sectors mended", device.corrected_sectors);

@@ -88,12 +88,15 @@ impl Array {
             && member.bad.add(sector, nr, Bad::Unwritable)
             && self.write_bad_blocks(member, cx).await.is_ok();
         if listed {
-            log::error!(
-                "{}: {nr} sectors at {} of member {} cannot be written; its list of bad blocks says so, and it goes on",
-                self.name,
-                member.at(sector),
-                member.name
-            );
+            member.ask_for_replacement();
+            member.unwritable.say(cx.now(), |more| {
+                log::error!(
+                    "{}: {nr} sectors at {} of member {} cannot be written; its list of bad blocks says so, and it goes on{more}",
+                    self.name,
+                    member.at(sector),
+                    member.name
+                );
+            });
         }
         listed
     }

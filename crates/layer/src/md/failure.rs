@@ -218,6 +218,7 @@ impl Array {
 
     async fn settle(&self, failed: &[FailedMember], cx: &TaskContext) -> Result<(), Errno> {
         let mut refusals: Vec<Refusal> = Vec::new();
+        let mut has_listed = false;
         for FailedMember { device, errno, bad, .. } in failed.iter().copied() {
             let known = refusals.iter().any(|(known, _)| *known == device);
             if known || self.devices.get(device).is_none_or(Member::is_faulty) {
@@ -227,6 +228,7 @@ impl Array {
                 Some((sector, nr)) => self.list_unwritable(device, sector, nr, cx).await,
                 None => false,
             };
+            has_listed |= listed;
             if !listed {
                 refusals.push((device, errno));
             }
@@ -240,6 +242,11 @@ impl Array {
         }
         self.record_state(cx).await?;
         self.reopen();
+        if has_listed {
+            // A spare may take the place of who has refused that.
+            self.sync.state().halted = false;
+            self.look_for_sync(cx);
+        }
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-use blockwork_engine::{Errno, Layer, Sector, Sectors, TaskContext};
+use blockwork_engine::{Complaint, Errno, Layer, Sector, Sectors, TaskContext};
 use blockwork_memory::{Segment, copy_between};
 
 use super::bad_blocks::BadBlocks;
@@ -53,12 +53,16 @@ pub(super) struct Member {
     /// A flush failed, or a write that had to be durable: what it has lost since the last one, nobody knows. It is about to be
     /// given up, for which somebody has to wait for the array's turn; until then it is the last to be read.
     distrusted: AtomicBool,
+    /// It has refused a write, and its list of bad blocks says so: a spare is to take its place, while it still serves.
+    wants_replacement: AtomicBool,
     /// It takes part no more. Set once, under the array's turn.
     faulty: AtomicBool,
     /// It belongs to the array no more; it was faulty or a spare before.
     removed: AtomicBool,
     /// Sectors that could not be read and were mended since the array was opened.
     corrected: AtomicU32,
+    /// Of what it could not write, as often as clients try.
+    pub(super) unwritable: Complaint,
 }
 
 impl Member {
@@ -77,9 +81,11 @@ impl Member {
             by_bitmap: is(|site| site.by_bitmap),
             replacement: is(|site| site.replacement),
             distrusted: AtomicBool::new(false),
+            wants_replacement: AtomicBool::new(false),
             faulty: AtomicBool::new(false),
             removed: AtomicBool::new(false),
             corrected: AtomicU32::new(0),
+            unwritable: Complaint::default(),
             site,
         }
     }
@@ -92,6 +98,15 @@ impl Member {
 
     pub(super) fn fail(&self) {
         self.faulty.store(true, Ordering::Release);
+    }
+
+    /// As in Linux, where who has refused one write is thought to refuse more of them.
+    pub(super) fn wants_replacement(&self) -> bool {
+        self.wants_replacement.load(Ordering::Acquire)
+    }
+
+    pub(super) fn ask_for_replacement(&self) {
+        self.wants_replacement.store(true, Ordering::Release);
     }
 
     pub(super) fn is_distrusted(&self) -> bool {

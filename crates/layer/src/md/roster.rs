@@ -1,5 +1,5 @@
 //! Who gets which role: spares take the places of members that failed or are missing, and replacements those of members that are
-//! still there.
+//! still there, but have refused a write, or are to go.
 //!
 //! A device that is not in sync gets a role only while readers choose with care, and after all that was resolved before that has
 //! come to its end; so nobody reads it for a member. Writes go to it from then on. Its superblock, and the whole bitmap, are
@@ -23,9 +23,17 @@ impl Array {
                 index.filter(|index| self.devices.get(*index).is_some_and(|member| !member.is_faulty()))
             };
             let (member, replacement) = (works(holders.member()), works(holders.replacement()));
-            if member.is_some() {
+            if let Some(index) = member {
                 if replacement != holders.replacement() {
                     self.devices.set_holders(role, Holders::new(member, None));
+                }
+                let wants = self.devices.get(index).is_some_and(Member::wants_replacement);
+                if wants
+                    && replacement.is_none()
+                    && let Some(spare) = self.spare(self.geometry().sectors_on_member(role))
+                {
+                    self.assign(spare, role, Holders::new(member, Some(spare)));
+                    changed = true;
                 }
                 continue;
             }

@@ -3,6 +3,7 @@
 use blockwork_engine::{Bio, Errno, FileId, Flags, Nanos, Op, Sector, Sectors};
 use blockwork_format::md::bad_blocks;
 use blockwork_format::md::v1::{Features, Region};
+use blockwork_layer::md::SyncAction;
 use blockwork_sim::{Fault, World};
 
 use crate::rig::{BAD_BLOCKS, DATA_START, Make, Rig, SUPERBLOCK, examine};
@@ -215,5 +216,26 @@ fn what_only_the_member_has_that_is_replaced_is_copied_before_it_goes() {
 fn a_replacement_that_refuses_what_only_the_member_has_does_not_get_its_place() {
     let mut rig = half_replaced(true);
     assert_eq!(rig.device_of(0), 0);
+    assert_eq!(rig.read(BAD, NR), Ok(vec![7; 16 * 512]));
+}
+
+#[test]
+fn a_member_that_has_refused_a_write_is_replaced_by_a_spare_while_it_still_serves() {
+    let mut rig = Rig::new(Make::raid1(2).with_bad_blocks().with_spares(1).of_sectors(16_384));
+    rig.served.array.set_speed(1024, 1024);
+    rig.start_sync(SyncAction::Idle).unwrap();
+    rig.write(BAD, NR, 6).unwrap();
+    rig.world.fail_nth(FileId(1), rig.world.counters(FileId(1)).requests(), Fault::Error(Errno::EIO));
+    rig.write(BAD, NR, 7).unwrap();
+    assert_eq!(list(&rig.world, &rig.make, 1), [(BAD, NR)]);
+    rig.rest(Nanos::secs(1));
+    let status = rig.served.array.status();
+    assert_eq!((status.degraded, status.replacements.len(), rig.device_of(1)), (0, 1, 1), "{status:?}");
+    rig.served.array.set_speed(1 << 20, 1 << 20);
+    rig.wait_sync();
+    let status = rig.served.array.status();
+    assert_eq!((status.degraded, status.faulty.len(), rig.device_of(1)), (0, 1, 2), "{status:?}");
+    assert_eq!(list(&rig.world, &rig.make, 2), []);
+    rig.fail("d0").unwrap();
     assert_eq!(rig.read(BAD, NR), Ok(vec![7; 16 * 512]));
 }
