@@ -223,7 +223,6 @@ fn a_replacement_that_refuses_what_only_the_member_has_does_not_get_its_place() 
 fn a_member_that_has_refused_a_write_is_replaced_by_a_spare_while_it_still_serves() {
     let mut rig = Rig::new(Make::raid1(2).with_bad_blocks().with_spares(1).of_sectors(16_384));
     rig.served.array.set_speed(1024, 1024);
-    rig.start_sync(SyncAction::Idle).unwrap();
     rig.write(BAD, NR, 6).unwrap();
     rig.world.fail_nth(FileId(1), rig.world.counters(FileId(1)).requests(), Fault::Error(Errno::EIO));
     rig.write(BAD, NR, 7).unwrap();
@@ -238,4 +237,21 @@ fn a_member_that_has_refused_a_write_is_replaced_by_a_spare_while_it_still_serve
     assert_eq!(list(&rig.world, &rig.make, 2), []);
     rig.fail("d0").unwrap();
     assert_eq!(rig.read(BAD, NR), Ok(vec![7; 16 * 512]));
+}
+
+#[test]
+fn it_is_so_also_where_people_had_stopped_what_was_due() {
+    let mut rig = Rig::new(Make::raid1(2).with_bad_blocks().with_spares(2).of_sectors(16_384));
+    rig.served.array.set_speed(1024, 1024);
+    rig.replace("d0", Some("d2")).unwrap();
+    rig.rest(Nanos::secs(1));
+    rig.start_sync(SyncAction::Idle).unwrap();
+    rig.served.array.set_speed(1 << 20, 1 << 20);
+    rig.write(BAD, NR, 6).unwrap();
+    rig.wait_sync();
+    assert_eq!((rig.device_of(0), rig.device_of(1)), (0, 1), "it goes on though it was stopped");
+    rig.world.fail_nth(FileId(1), rig.world.counters(FileId(1)).requests(), Fault::Error(Errno::EIO));
+    rig.write(BAD, NR, 7).unwrap();
+    rig.wait_sync();
+    assert_eq!((rig.device_of(0), rig.device_of(1)), (2, 3));
 }
