@@ -23,17 +23,9 @@ impl Array {
                 index.filter(|index| self.devices.get(*index).is_some_and(|member| !member.is_faulty()))
             };
             let (member, replacement) = (works(holders.member()), works(holders.replacement()));
-            if let Some(index) = member {
+            if member.is_some() {
                 if replacement != holders.replacement() {
                     self.devices.set_holders(role, Holders::new(member, None));
-                }
-                let wants = self.devices.get(index).is_some_and(Member::wants_replacement);
-                if wants
-                    && replacement.is_none()
-                    && let Some(spare) = self.spare(self.geometry().sectors_on_member(role))
-                {
-                    self.assign(spare, role, Holders::new(member, Some(spare)));
-                    changed = true;
                 }
                 continue;
             }
@@ -52,9 +44,28 @@ impl Array {
                 changed = true;
             }
         }
+        changed |= self.replace_who_refused();
         if changed && let Err(errno) = self.record_change(cx).await {
             log::error!("{}: the new member is not on record: {errno}", self.name);
         }
+    }
+
+    /// Gives members that have refused a write a spare to replace them: one that nobody needs whose role has no member at all. Whether
+    /// there was any.
+    fn replace_who_refused(&self) -> bool {
+        let mut changed = false;
+        for (role, holders) in self.devices.roles() {
+            let member = holders.member().and_then(|index| self.devices.get(index));
+            let wants = member.is_some_and(|it| !it.is_faulty() && it.wants_replacement());
+            if wants
+                && holders.replacement().is_none()
+                && let Some(spare) = self.spare(self.geometry().sectors_on_member(role))
+            {
+                self.assign(spare, role, Holders::new(holders.member(), Some(spare)));
+                changed = true;
+            }
+        }
+        changed
     }
 
     /// A device begins to be filled for a role, as a member or as a replacement. With the turn; who calls this records it.

@@ -255,3 +255,19 @@ fn it_is_so_also_where_people_had_stopped_what_was_due() {
     rig.wait_sync();
     assert_eq!((rig.device_of(0), rig.device_of(1)), (2, 3));
 }
+
+#[test]
+fn the_only_spare_is_for_whose_place_nobody_has() {
+    let mut rig = Rig::new(Make::raid1(3).with_bad_blocks().with_blank(1).of_sectors(4096));
+    rig.write(BAD, NR, 6).unwrap();
+    rig.world.fail_nth(FileId(0), rig.world.counters(FileId(0)).requests(), Fault::Error(Errno::EIO));
+    rig.write(BAD, NR, 7).unwrap();
+    assert_eq!(list(&rig.world, &rig.make, 0), [(BAD, NR)]);
+    rig.fail("d2").unwrap();
+    rig.add(3).unwrap();
+    rig.wait_sync();
+    assert_eq!(
+        ([0, 1, 2].map(|role| rig.device_of(role)), rig.served.array.status().degraded),
+        ([0, 1, 3], 0)
+    );
+}
