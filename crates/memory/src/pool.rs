@@ -9,8 +9,9 @@ use crate::slab::{SLAB_BYTES, Slab};
 /// Size classes in bytes: a request gets the smallest that holds it. Larger ones are allocated exactly and not kept. Half a MiB is what is
 /// read ahead at once.
 const CLASSES: [usize; 7] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 4 << 20];
-/// Slabs of a class at most: 128 buffers of 64 KiB. So many a burst may take for good, and leaves the other classes theirs.
-const SLABS_MAX: u32 = 4;
+/// Slabs that each class may have, whatever the others took: 128 buffers of 64 KiB. What is left beside these is for whichever class asks first, and
+/// keeps it.
+const SLABS_OWN: u32 = 4;
 
 /// A worker's stock of page-aligned buffers. Cloning shares the stock.
 #[derive(Clone)]
@@ -25,9 +26,10 @@ pub(crate) struct Shelf {
     /// Those that were allocated.
     free: [RefCell<Vec<Rc<Allocation>>>; CLASSES.len()],
     newest: [RefCell<Newest>; CLASSES.len()],
-    slabs: Cell<u32>,
-    /// Bytes in slabs, in use or not, at most.
-    slab_bytes_max: usize,
+    /// Slabs that each class has.
+    slabs: [Cell<u32>; CLASSES.len()],
+    /// Slabs of all classes, in use or not, at most.
+    slabs_max: u32,
     kept_bytes: Cell<usize>,
     kept_bytes_max: usize,
 }
@@ -37,8 +39,6 @@ pub(crate) struct Shelf {
 struct Newest {
     slab: Option<Rc<Slab>>,
     used: usize,
-    /// Slabs that the class has.
-    slabs: u32,
 }
 
 impl Pool {
@@ -54,13 +54,14 @@ impl Pool {
     }
 
     fn with(kept_bytes_max: usize, slab_bytes_max: usize) -> Pool {
+        let slabs_max = u32::try_from(slab_bytes_max / SLAB_BYTES).unwrap_or(u32::MAX);
         Pool {
             shelf: Rc::new(Shelf {
                 cut: Default::default(),
                 free: Default::default(),
                 newest: Default::default(),
-                slabs: Cell::new(0),
-                slab_bytes_max,
+                slabs: Default::default(),
+                slabs_max,
                 kept_bytes: Cell::new(0),
                 kept_bytes_max,
             }),
@@ -106,21 +107,38 @@ impl Shelf {
     fn cut_another(&self, class: usize, home: &Weak<Shelf>) -> Option<Buffer> {
         let (mut newest, size) = (self.newest[class].borrow_mut(), CLASSES[class]);
         if newest.slab.is_none() || newest.used + size > SLAB_BYTES {
-            let may_grow = self.slab_bytes() + SLAB_BYTES <= self.slab_bytes_max;
-            if !may_grow || newest.slabs == SLABS_MAX || size > SLAB_BYTES {
+            if size > SLAB_BYTES || !self.may_have_another(class) {
                 return None;
             }
-            let slab = Slab::new(self.slabs.get())?;
-            self.slabs.set(self.slabs.get() + 1);
-            *newest = Newest { slab: Some(Rc::new(slab)), used: 0, slabs: newest.slabs + 1 };
+            let slab = Slab::new(self.slabs())?;
+            self.slabs[class].set(self.slabs[class].get() + 1);
+            *newest = Newest { slab: Some(Rc::new(slab)), used: 0 };
         }
         let at = newest.used;
         newest.used += size;
         newest.slab.as_ref().map(|slab| Buffer::of_slab(slab, at, size, home.clone()))
     }
 
+    /// Whether a class may have another slab: one of its own, or one that no other class has of its own.
+    fn may_have_another(&self, class: usize) -> bool {
+        let of_others = |(size, has): (&usize, &Cell<u32>)| match *size <= SLAB_BYTES {
+            true => SLABS_OWN.saturating_sub(has.get()),
+            false => 0,
+        };
+        let reserved = match self.slabs[class].get() < SLABS_OWN {
+            true => 0,
+            false => CLASSES.iter().zip(&self.slabs).map(of_others).sum(),
+        };
+        self.slabs() + reserved < self.slabs_max
+    }
+
+    /// Slabs of all classes.
+    fn slabs(&self) -> u32 {
+        self.slabs.iter().map(Cell::get).sum()
+    }
+
     fn slab_bytes(&self) -> usize {
-        self.slabs.get() as usize * SLAB_BYTES
+        self.slabs() as usize * SLAB_BYTES
     }
 
     pub(crate) fn put_back(&self, memory: Rc<Allocation>) {
@@ -206,9 +224,11 @@ mod tests {
     fn buffers_are_cut_from_slabs_without_overlap_and_beyond_their_number_allocated() {
         let pool = Pool::with_slabs(64 << 20);
         let each = SLAB_BYTES / (64 << 10);
-        let all: Vec<_> = (0..=SLABS_MAX as usize * each).map(|_| pool.get(50_000)).collect();
+        // Of 32 slabs, 5 other classes have 4 each.
+        let slabs = 32 - 5 * SLABS_OWN;
+        let all: Vec<_> = (0..=slabs as usize * each).map(|_| pool.get(50_000)).collect();
         let numbers: Vec<_> = all.iter().filter_map(Buffer::slab).map(|slab| slab.number()).collect();
-        let expected: Vec<_> = (0..SLABS_MAX).flat_map(|number| std::iter::repeat_n(number, each)).collect();
+        let expected: Vec<_> = (0..slabs).flat_map(|number| std::iter::repeat_n(number, each)).collect();
         assert_eq!(numbers, expected);
         assert!(all.last().unwrap().slab().is_none(), "the last one is no slab's");
         all.iter().zip(0_u32..).for_each(|(buffer, i)| {
@@ -220,7 +240,14 @@ mod tests {
             buffer.read_at(0, &mut bytes);
             assert!(bytes.iter().all(|byte| *byte == (i % 251) as u8), "buffer {i} is nobody else's");
         }
-        assert_eq!(pool.get(4096).slab().map(|slab| slab.number()), Some(SLABS_MAX), "others have theirs");
+        let others: Vec<_> = [4 << 10, 16 << 10, 256 << 10, 512 << 10, 1 << 20]
+            .into_iter()
+            .flat_map(|size| (0..SLABS_OWN as usize * SLAB_BYTES / size).map(move |_| size))
+            .map(|size| pool.get(size))
+            .collect();
+        assert!(others.iter().all(|buffer| buffer.slab().is_some()), "others have theirs");
+        assert_eq!(others.last().unwrap().slab().map(|slab| slab.number()), Some(31));
+        assert!(pool.get(1 << 20).slab().is_none(), "and no more than that");
     }
 
     #[test]

@@ -127,7 +127,7 @@ fn tell_once(known: usize, error: &io::Error) {
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::ENOMEM) => {
-            "they count against the limit of locked memory, up to 48 MiB for each worker: raise it (ulimit -l, or LimitMEMLOCK= of the \
+            "they count against the limit of locked memory, up to 64 MiB for each worker: raise it (ulimit -l, or LimitMEMLOCK= of the \
              systemd unit)"
         }
         Some(libc::EINVAL) => "it takes Linux 5.19",
