@@ -199,6 +199,11 @@ impl Core {
         let paused = u32::try_from(self.pauses.len()).expect("bios in flight are bounded");
         self.queues.iter().map(LeafQueue::in_flight).sum::<u32>() + paused
     }
+    /// How far away the farthest device is, of those that have a request and are known.
+    pub(crate) fn distance(&self) -> Option<Nanos> {
+        let busy = self.queues.iter().filter(|queue| queue.in_flight() > 0);
+        busy.filter_map(LeafQueue::distance).max()
+    }
     /// Whether no device has a request.
     pub(crate) fn devices_are_idle(&self) -> bool {
         self.queues.iter().all(|queue| queue.in_flight() == 0)

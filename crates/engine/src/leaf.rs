@@ -9,7 +9,7 @@ use crate::decision::Decision;
 use crate::env::{Completion, Env, Token};
 use crate::limits::Limits;
 use crate::lock::LockSnapshot;
-use crate::queue::{Complaints, Pressure};
+use crate::queue::{Complaints, Distance, Pressure};
 use crate::turn::{Turn, Turns};
 use crate::units::{Sector, Sectors};
 
@@ -170,6 +170,8 @@ pub struct LeafShared {
     pub(crate) flush_turns: Turns,
     /// How busy the device is.
     pub(crate) pressure: Pressure,
+    /// How far away it is.
+    pub(crate) distance: Distance,
 }
 
 impl Default for LeafShared {
@@ -182,6 +184,7 @@ impl Default for LeafShared {
             complaints: Complaints::default(),
             flush_turns: Turns::default(),
             pressure: Pressure::default(),
+            distance: Distance::default(),
         }
     }
 }

@@ -139,6 +139,12 @@ impl<E: Env> Context<'_, E> {
         self.core.devices_are_idle()
     }
 
+    /// What a read takes that has a device to itself, besides its data's time on the way: of those devices that have a request of this worker's now, as
+    /// far as it is known, that of the farthest.
+    pub fn distance(&self) -> Option<Nanos> {
+        self.core.distance()
+    }
+
     /// Tells whoever traces that a client's ring on that volume has become full.
     pub fn ring_is_full(&mut self, volume: VolumeId, ring: &RingStats) {
         if self.core.tracer.on() {

@@ -242,7 +242,9 @@ fn reads_of_a_slow_disk_hold_no_more_than_the_limit_and_are_all_answered() {
     const LIMIT: usize = 4 << 20;
     for (reads, len) in [(40, LEN), (3, 8 * LEN)] {
         let disk = Arc::new(SlowSource::new(1 << 30));
-        let rig = Rig::with(&[Disk::of("d", disk.clone())], 1, |config| config.bytes_max = LIMIT);
+        let rig = Rig::with(&[Disk::of("d", disk.clone())], 1, |config| {
+            (config.bytes_max, config.reads_enough) = (LIMIT, usize::MAX);
+        });
         let mut client = Raw::go(&rig);
         let requests: Vec<u8> =
             (0..reads).flat_map(|n| request(0, READ, n, n * u64::from(len), len)).collect();
@@ -284,7 +286,9 @@ fn take_answers(client: &mut Raw, reads: u64, len: usize) {
 fn a_client_that_holds_what_all_may_hold_keeps_nobody_waiting_and_what_it_lets_go_of_is_the_others() {
     const MIB: usize = 1 << 20;
     let disk = Arc::new(SlowSource::new(1 << 30));
-    let rig = Rig::with(&[Disk::of("d", disk.clone())], 1, |config| config.bytes_of_all_max = 8 * MIB);
+    let rig = Rig::with(&[Disk::of("d", disk.clone())], 1, |config| {
+        (config.bytes_of_all_max, config.reads_enough) = (8 * MIB, usize::MAX);
+    });
     let (mut greedy, mut other) = (Raw::go(&rig), Raw::go(&rig));
     ask_for(&mut greedy, 20, 2 * MIB);
     let (error, first) = greedy.reply();
@@ -310,6 +314,47 @@ fn a_client_that_holds_what_all_may_hold_keeps_nobody_waiting_and_what_it_lets_g
     ask_for(&mut other, 8, MIB);
     take_answers(&mut other, 8, MIB);
     assert_eq!(disk.most_since(), 8 * MIB);
+}
+
+#[test]
+fn large_reads_of_a_near_disk_are_begun_as_answers_leave_and_small_ones_at_once() {
+    const LEN: usize = 256 << 10;
+    let disk = Arc::new(SlowSource::new(1 << 30));
+    let rig = Rig::with(&[Disk::of("d", disk.clone())], 1, |_| ());
+    let mut client = Raw::go(&rig);
+    let mut requests: Vec<u8> =
+        (0..64).flat_map(|n| request(0, READ, n, n * LEN as u64, LEN as u32)).collect();
+    requests.extend((64..100).flat_map(|n| request(0, READ, n, n * 4096, 4096)));
+    client.write(&requests);
+    let mut answered = Vec::new();
+    for _ in 0..100 {
+        let (error, cookie) = client.reply();
+        assert_eq!(error, 0);
+        client.read(if cookie < 64 { LEN } else { 4096 });
+        answered.push(cookie);
+    }
+    assert_eq!(
+        disk.first(),
+        Some((4 << 20) + 36 * 4096),
+        "nothing is known of the disk, which is taken to be near"
+    );
+    answered.sort_unstable();
+    assert!(answered.iter().copied().eq(0..100), "{answered:?}");
+}
+
+#[test]
+fn of_a_disk_that_is_far_away_more_is_under_way() {
+    const LEN: usize = 256 << 10;
+    // 20 ms and more.
+    let disk = Arc::new(SlowSource::far(1 << 30, 200));
+    let rig = Rig::with(&[Disk::of("d", disk.clone())], 1, |_| ());
+    let mut client = Raw::go(&rig);
+    ask_for(&mut client, 1, LEN);
+    take_answers(&mut client, 1, LEN);
+    assert_eq!(disk.most_since(), LEN);
+    ask_for(&mut client, 128, LEN);
+    take_answers(&mut client, 128, LEN);
+    assert_eq!(disk.most(), 32 << 20, "at 4 GB/s it has twice as many in that time");
 }
 
 /// Writes in rows of one length, each to a place of its own, reads and flushes between them, and a bad request now and then: what the

@@ -3,7 +3,7 @@
 use blockwork_memory::Segment;
 
 use super::refused::Refusal;
-use super::{LeafQueue, Part, Plugged, QueueContext, Stage, trace};
+use super::{LeafQueue, Part, Plugged, QueueContext, Stage, is_large, trace};
 use crate::bio::{Errno, Flags, Op};
 use crate::core::LeafFailure;
 use crate::counters::Counter;
@@ -101,7 +101,11 @@ impl LeafQueue {
         request.unbounce(request.nr);
         let (sector, nr) = request.whole();
         let (op, stage) = (request.op, request.stage);
-        cx.counters.latency(self.node, op, cx.now.since(request.issued));
+        let took = cx.now.since(request.issued);
+        cx.counters.latency(self.node, op, took);
+        if op == Op::Read && is_large(request) {
+            self.source.shared().distance.saw(took, nr.bytes(), request.alone);
+        }
         self.throttle.succeeded(&self.source.shared().pressure, cx.now, request);
         self.trace_complete(cx, id, 0);
         match stage {

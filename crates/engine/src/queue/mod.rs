@@ -29,6 +29,7 @@ mod adjoining;
 mod at_once;
 mod bounce;
 mod complete;
+mod distance;
 mod durable;
 mod fixed;
 mod flush;
@@ -68,6 +69,7 @@ pub use refused::Complaint;
 pub(crate) use refused::Complaints;
 pub(crate) use split::sectors_in_segments;
 
+pub(crate) use distance::Distance;
 use request::{Part, Requests, Stage};
 pub(crate) use throttle::Pressure;
 use throttle::{Throttle, is_large, is_small};
@@ -211,6 +213,10 @@ impl LeafQueue {
     /// Requests that the device has.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
+    }
+    /// How far away the device is (see `distance`).
+    pub(crate) fn distance(&self) -> Option<Nanos> {
+        self.shared().distance.get()
     }
     /// Whether writes have completed that no flush has covered.
     pub(crate) fn is_dirty(&self) -> bool {

@@ -63,6 +63,8 @@ pub(super) struct Request {
     pub(super) held: bool,
     /// What it weighs among the large ones in flight, bytes.
     pub(super) weight: u64,
+    /// It was the only large one in flight when it was issued.
+    pub(super) alone: bool,
     in_flight: bool,
 }
 
@@ -87,6 +89,7 @@ impl Default for Request {
             issued: Nanos(0),
             held: false,
             weight: 0,
+            alone: false,
             in_flight: false,
         }
     }

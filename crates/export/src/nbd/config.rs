@@ -20,6 +20,9 @@ pub struct NbdConfig {
     pub bytes_max: usize,
     /// The same of all clients together, bytes. Where it is used up, each still has 1 MiB, or a request at a time.
     pub bytes_of_all_max: usize,
+    /// Bytes of large reads that all clients together begin at a time on a disk that is near: as many as keep it busy. Many clients begin 1 MiB each,
+    /// and all of them more where disks are farther away.
+    pub reads_enough: usize,
     /// Time for a handshake, TLS included.
     pub handshake_time: Nanos,
     /// Time to read the last answers, once the session is over or the server is going down.
@@ -38,6 +41,7 @@ impl NbdConfig {
             requests_max: 1024,
             bytes_max: 64 << 20,
             bytes_of_all_max: 1 << 30,
+            reads_enough: 4 << 20,
             handshake_time: Nanos::secs(10),
             linger_time: Nanos::secs(5),
             silence_time: Nanos::secs(60),

@@ -76,7 +76,7 @@ impl Server {
             listener.check(tls)?;
         }
         let shared = Arc::new(Shared {
-            budget: Budget::new(config.bytes_of_all_max),
+            budget: Budget::new(config.bytes_of_all_max, config.reads_enough),
             config: Arc::new(config),
             workers: workers.iter().map(|worker| (worker.clone(), Arc::default())).collect(),
             connections: Arc::default(),

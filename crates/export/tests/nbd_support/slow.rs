@@ -10,7 +10,7 @@ use blockwork_engine::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-/// Turns of the worker without a further request after which it answers.
+/// Turns of the worker without a further request after which it answers, each of a tenth of a millisecond or more.
 const QUIET: u32 = 5;
 
 /// See the module. It reads as zeros.
@@ -19,20 +19,32 @@ pub struct SlowSource {
     limits: Limits,
     shared: LeafShared,
     most: Arc<AtomicUsize>,
+    first: Arc<OnceLock<usize>>,
+    quiet: u32,
 }
 
 impl SlowSource {
     pub fn new(bytes: u64) -> SlowSource {
+        SlowSource::far(bytes, QUIET)
+    }
+
+    /// One that answers after so many turns without a further request.
+    pub fn far(bytes: u64, quiet: u32) -> SlowSource {
         // As many requests at a time as anybody likes: what is under way then is what was begun.
         let limits = Limits { nr_requests: 1 << 16, ..Limits::default() };
-        SlowSource { bytes, limits, shared: LeafShared::default(), most: Arc::default() }
+        let (most, first) = (Arc::default(), Arc::default());
+        SlowSource { bytes, limits, shared: LeafShared::default(), most, first, quiet }
     }
 
     /// Most bytes that were under way at a time.
     pub fn most(&self) -> usize {
         self.most.load(Ordering::SeqCst)
     }
-    /// The same, since this was asked before.
+    /// Bytes that were under way when it answered first; none as long as it has not.
+    pub fn first(&self) -> Option<usize> {
+        self.first.get().copied()
+    }
+    /// The most, since this was asked before.
     pub fn most_since(&self) -> usize {
         self.most.swap(0, Ordering::SeqCst)
     }
@@ -40,7 +52,8 @@ impl SlowSource {
 
 impl LeafSource for SlowSource {
     fn open(&self) -> Box<dyn Leaf> {
-        Box::new(SlowLeaf { under_way: Vec::new(), quiet: 0, most: self.most.clone() })
+        let (most, first) = (self.most.clone(), self.first.clone());
+        Box::new(SlowLeaf { under_way: Vec::new(), quiet: 0, answers_after: self.quiet, most, first })
     }
     fn limits(&self) -> &Limits {
         &self.limits
@@ -63,7 +76,9 @@ impl LeafSource for SlowSource {
 struct SlowLeaf {
     under_way: Vec<(Token, u32)>,
     quiet: u32,
+    answers_after: u32,
     most: Arc<AtomicUsize>,
+    first: Arc<OnceLock<usize>>,
 }
 
 /// The next turn of the worker, or soon after.
@@ -89,9 +104,10 @@ impl Leaf for SlowLeaf {
 
     fn event(&mut self, env: &mut dyn Env, _local: u32, _completion: Completion, ended: &mut Vec<Ended>) {
         self.quiet += 1;
-        if self.quiet < QUIET {
+        if self.quiet < self.answers_after {
             return tick(env, self.under_way[0].0);
         }
+        self.first.get_or_init(|| self.under_way.iter().map(|(_, bytes)| *bytes as usize).sum());
         ended.extend(self.under_way.drain(..).map(|(token, bytes)| Ended { token, result: Ok(bytes) }));
     }
 }

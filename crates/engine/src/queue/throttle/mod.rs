@@ -166,15 +166,12 @@ impl Throttle {
     /// A request goes to the device.
     #[inline]
     pub(super) fn starts(&mut self, pressure: &Pressure, now: Nanos, request: &mut Request) {
-        if self.target == Nanos(0) {
-            return;
-        }
         if is_large(request) {
             let bytes = request.nr.bytes();
             request.weight = bytes;
             self.in_flight += bytes;
-            pressure.in_flight.fetch_add(bytes, Relaxed);
-        } else if is_measure(request) {
+            request.alone = pressure.in_flight.fetch_add(bytes, Relaxed) == 0;
+        } else if self.target > Nanos(0) && is_measure(request) {
             pressure.small_came(now);
         }
     }

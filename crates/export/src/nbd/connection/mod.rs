@@ -5,7 +5,7 @@
 //! Small payloads are copied out of the receive buffer into aligned memory; the rest of a large one is received straight
 //! into it, and after a few of one length the next ones as a whole (`guess`). The data of a read is sent from where it was read to.
 //! Large reads are begun a few at a time, as the answers before them leave ([`AHEAD`]): what is sent is still in the processor's cache
-//! then, and other requests overtake them.
+//! then, and other requests overtake them. Nor are there ever more of them under way than keep the disks busy (`budget`).
 //!
 //! Invariants:
 //! 1. Requests, their memory (which reads that wait to be begun will need, too), and answers that the client has not read all count
@@ -355,7 +355,7 @@ impl Connection {
                     None => Filling::new(cx.pool(), submit, len),
                 });
             }
-            Kind::Read if self.must_wait() => self.requests.wait(submit),
+            Kind::Read if self.must_wait(cx, &submit) => self.requests.wait(submit),
             Kind::Read => self.read(cx, submit),
             Kind::BlockStatus { one } => self.block_status(cx, submit, one),
             Kind::Flush | Kind::Trim { .. } | Kind::WriteZeroes { .. } => {
@@ -372,10 +372,27 @@ impl Connection {
         self.submit(cx, submit, data, held);
     }
 
-    /// Whether the next read has to wait for answers to leave, or for others that came before it.
+    /// Whether that read has to wait for answers to leave, or for others that came before it.
     #[inline]
-    fn must_wait(&self) -> bool {
-        self.begun >= AHEAD || self.outbox.queued() >= AHEAD || self.requests.is_any_waiting()
+    fn must_wait(&self, cx: &Context<'_, Uring>, read: &Submit) -> bool {
+        !self.may_begin()
+            || self.requests.is_any_before(read)
+            || !requests::is_small(read) && self.has_enough_under_way(cx)
+    }
+
+    /// Whether more reads may be begun in this turn.
+    #[inline]
+    fn may_begin(&self) -> bool {
+        self.begun < AHEAD && self.outbox.queued() < AHEAD
+    }
+
+    /// Whether more large reads under way would gain nothing. While one is, its end brings the next turn.
+    #[inline]
+    fn has_enough_under_way(&self, cx: &Context<'_, Uring>) -> bool {
+        let (reading, unsent) = (self.requests.reading(), self.outbox.held());
+        reading > 0
+            && reading + unsent >= self.share.enough(None)
+            && reading + unsent >= self.share.enough(cx.distance())
     }
 
     /// What was guessed was received into, so many bytes: the rest of a payload, writes where they belong, and whatever else.
@@ -413,8 +430,9 @@ impl Connection {
     /// Begins reads that had to wait, as far as answers have left.
     fn begin_waiting(&mut self, cx: &mut Context<'_, Uring>) {
         self.begun = 0;
-        while self.begun < AHEAD && self.outbox.queued() < AHEAD {
-            let Some(submit) = self.requests.next_waiting() else { return };
+        while self.may_begin() {
+            let large_too = !self.has_enough_under_way(cx);
+            let Some(submit) = self.requests.next_waiting(large_too) else { return };
             self.read(cx, submit);
         }
         if self.outbox.queued() < AHEAD {

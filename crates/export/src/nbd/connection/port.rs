@@ -56,6 +56,7 @@ impl Port<Uring> for Connection {
         self.begin_waiting(cx);
         (self.looked, self.steps) = (Nanos(0), 0);
         self.share.settle(self.held());
+        self.share.reads(self.requests.reading() > 0);
         let finished = self.ended.is_some()
             && self.requests.len() == 0
             && self.under_way.is_none()

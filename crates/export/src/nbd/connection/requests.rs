@@ -5,11 +5,14 @@ use std::collections::VecDeque;
 use blockwork_memory::{Pool, Segment, Segments};
 use slab::Slab;
 
-use crate::nbd::session::Submit;
+use crate::nbd::session::{Kind, Submit};
 
 /// Largest single buffer for a request's data, bytes: a size that the pool keeps, so that requests of any size take no
 /// memory from the system once warm.
 const PIECE: usize = 1 << 20;
+
+/// A request of at most so many bytes is a small one: as at the queues of the disks.
+const SMALL: u64 = 16 << 10;
 
 /// A request that was submitted.
 pub(super) struct InFlight {
@@ -23,9 +26,24 @@ pub(super) struct InFlight {
 pub(super) struct Requests {
     all: Slab<InFlight>,
     held: usize,
+    /// Bytes that the large reads among them hold.
+    reading: usize,
     /// Reads that were taken from the client and not begun. They have no memory yet, but what they will need is in `held`: who has been
     /// let in can begin whenever it likes, and needs no second look at the limit.
     waiting: VecDeque<Submit>,
+    /// The small ones of these, which do not wait for the large ones.
+    waiting_small: VecDeque<Submit>,
+}
+
+/// Whether a request is for little, such as a page of a database: nobody waits long for what it takes.
+#[inline]
+pub(super) fn is_small(submit: &Submit) -> bool {
+    submit.len <= SMALL
+}
+
+#[inline]
+fn is_large_read(submit: &Submit) -> bool {
+    submit.kind == Kind::Read && !is_small(submit)
 }
 
 impl Requests {
@@ -33,6 +51,9 @@ impl Requests {
     #[inline]
     pub(super) fn insert(&mut self, submit: Submit, held: usize) -> u64 {
         self.held += held;
+        if is_large_read(&submit) {
+            self.reading += held;
+        }
         let place = self.all.insert(InFlight { submit, held });
         u64::try_from(place).expect("a place in memory")
     }
@@ -42,6 +63,9 @@ impl Requests {
     pub(super) fn remove(&mut self, cookie: u64) -> InFlight {
         let request = self.all.remove(usize::try_from(cookie).expect("a place in memory"));
         self.held -= request.held;
+        if is_large_read(&request.submit) {
+            self.reading -= request.held;
+        }
         request
     }
 
@@ -49,32 +73,41 @@ impl Requests {
     #[inline]
     pub(super) fn wait(&mut self, read: Submit) {
         self.held += cost(data_len(&read));
-        self.waiting.push_back(read);
+        let waiting = if is_small(&read) { &mut self.waiting_small } else { &mut self.waiting };
+        waiting.push_back(read);
     }
 
-    /// The read that has waited longest, to be begun now.
+    /// The read that has waited longest, to be begun now: a small one if there is one, or else a large one if those may.
     #[inline]
-    pub(super) fn next_waiting(&mut self) -> Option<Submit> {
-        let read = self.waiting.pop_front()?;
+    pub(super) fn next_waiting(&mut self, large_too: bool) -> Option<Submit> {
+        let large = |waiting: &mut VecDeque<Submit>| if large_too { waiting.pop_front() } else { None };
+        let read = self.waiting_small.pop_front().or_else(|| large(&mut self.waiting))?;
         self.held -= cost(data_len(&read));
         Some(read)
     }
 
-    /// Whether any read waits.
+    /// Whether any read waits that this one has to wait behind.
     #[inline]
-    pub(super) fn is_any_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+    pub(super) fn is_any_before(&self, read: &Submit) -> bool {
+        let waiting = if is_small(read) { &self.waiting_small } else { &self.waiting };
+        !waiting.is_empty()
+    }
+
+    /// Bytes that large reads under way hold.
+    #[inline]
+    pub(super) fn reading(&self) -> usize {
+        self.reading
     }
 
     /// Nobody wants to know any more what those that wait would read.
     pub(super) fn forget_waiting(&mut self) {
-        while self.next_waiting().is_some() {}
+        while self.next_waiting(true).is_some() {}
     }
 
     /// Requests under way, and those that wait.
     #[inline]
     pub(super) fn len(&self) -> usize {
-        self.all.len() + self.waiting.len()
+        self.all.len() + self.waiting.len() + self.waiting_small.len()
     }
 
     /// Bytes that they hold, or will.
@@ -157,7 +190,6 @@ impl Filling {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nbd::session::Kind;
 
     #[test]
     fn a_read_costs_the_same_while_it_waits_and_when_it_is_begun() {
@@ -166,11 +198,43 @@ mod tests {
         for len in [1, 512, 4096, 5000, 65_537, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE + 300_000, 32 << 20] {
             requests.wait(Submit { kind: Kind::Read, cookie: 0, offset: 0, len: len as u64 });
             let expected = requests.held();
-            let read = requests.next_waiting().unwrap();
+            let read = requests.next_waiting(true).unwrap();
             assert_eq!((requests.held(), data_len(&read)), (0, len));
             assert_eq!(memory(&pool, len).1, expected, "{len}");
         }
-        assert!(!requests.is_any_waiting());
+        assert_eq!((requests.len(), requests.reading()), (0, 0));
+    }
+
+    #[test]
+    fn small_reads_wait_for_small_ones_only() {
+        let read = |cookie, len| Submit { kind: Kind::Read, cookie, offset: 0, len };
+        let mut requests = Requests::default();
+        let (small, large) = (read(9, SMALL), read(9, SMALL + 1));
+        assert!(!requests.is_any_before(&small) && !requests.is_any_before(&large));
+        for (cookie, len) in [(1, 1 << 20), (2, 4096), (3, 1 << 20), (4, SMALL)] {
+            requests.wait(read(cookie, len));
+        }
+        assert!(requests.is_any_before(&small) && requests.is_any_before(&large));
+        let mut next = |large_too| requests.next_waiting(large_too).map(|read| read.cookie);
+        assert_eq!([next(false), next(true), next(false)], [Some(2), Some(4), None]);
+        assert!(!requests.is_any_before(&small) && requests.is_any_before(&large));
+        let mut next = |large_too| requests.next_waiting(large_too).map(|read| read.cookie);
+        assert_eq!([next(true), next(true), next(true)], [Some(1), Some(3), None]);
+        assert_eq!(requests.held(), 0);
+    }
+
+    #[test]
+    fn large_reads_under_way_are_counted_and_nothing_else_is() {
+        let submit = |kind, len| Submit { kind, cookie: 0, offset: 0, len };
+        let mut requests = Requests::default();
+        requests.insert(submit(Kind::Read, SMALL), SMALL as usize);
+        let write = requests.insert(submit(Kind::Write { fua: false }, 1 << 20), 1 << 20);
+        assert_eq!(requests.reading(), 0);
+        let large = requests.insert(submit(Kind::Read, 300_000), 512 << 10);
+        assert_eq!(requests.reading(), 512 << 10);
+        requests.remove(write);
+        requests.remove(large);
+        assert_eq!((requests.reading(), requests.held()), (0, SMALL as usize));
     }
 
     #[test]
