@@ -361,12 +361,10 @@ impl Draft {
             Size::PercentFree(_) | Size::PercentGroup(_) => return None,
         };
         let got = size * self.group().extent_sectors * 512;
+        let of_stripes = if new.shape.stripes() > 1 { " of all stripes" } else { "" };
         (asked != got).then(|| {
-            format!(
-                "{} is rounded up to whole extents of all stripes: {}",
-                bytes_shown(asked),
-                bytes_shown(got)
-            )
+            let (asked, got) = (bytes_shown(asked), bytes_shown(got));
+            format!("{asked} is rounded up to whole extents{of_stripes}: {got}")
         })
     }
 

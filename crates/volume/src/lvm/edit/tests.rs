@@ -128,6 +128,14 @@ fn volumes_lie_where_lvcreate_puts_them() {
 }
 
 #[test]
+fn what_has_no_stripes_is_rounded_up_to_extents_alone() {
+    for shape in [Shape::Linear, RAID1] {
+        let created = group(&[20, 20]).create_volume(&new("v", Size::Bytes(5 << 20), shape)).unwrap();
+        assert_eq!(created.rounded.as_deref(), Some("5 MiB is rounded up to whole extents: 8 MiB"));
+    }
+}
+
+#[test]
 fn a_raid_volume_says_what_it_is_made_of() {
     let mut draft = group(&[20, 20, 20, 20]);
     let asked = NewVolume { no_sync: true, ..new("r", Size::Bytes(33 << 20), RAID10) };
