@@ -4,10 +4,10 @@
 //! what its array holds (superblocks at the end leave the start to the data), and is a member all the same, as for blkid. So is one whose
 //! superblock is not to be believed: what it shows may be old, or written to behind the back of the other copies.
 
-use blockwork_format::Source;
 use blockwork_format::lvm2::Label;
 use blockwork_format::md::{self, Superblock};
 use blockwork_format::partition::{self, PartitionTable};
+use blockwork_format::{ErrorKind, FormatError, Position, Source};
 
 use crate::firmware;
 use crate::graph::Content;
@@ -37,12 +37,12 @@ pub(crate) struct How {
 /// Looks what the device holds. Texts of volume groups are kept in `texts`, as many devices have the same one.
 pub(crate) fn probe(source: &dyn Source, how: &How, texts: &mut Texts) -> Probed {
     let (unbuffered, source) = (source, &Buffered::new(source));
-    let mut warnings = Vec::new();
+    let mut warnings = Warnings::default();
     let table = match how.partitions.then(|| partition::read(source, how.block_bytes)) {
         None | Some(Ok(None)) => None,
         Some(Ok(Some(table))) => Some(table),
         Some(Err(error)) => {
-            warnings.push(error.to_string());
+            warnings.tell(error);
             None
         }
     };
@@ -52,12 +52,48 @@ pub(crate) fn probe(source: &dyn Source, how: &How, texts: &mut Texts) -> Probed
         .or_else(|| of_lvm(source, texts, &mut warnings))
         .or_else(|| of_signature(source, &mut warnings))
         .unwrap_or(Content::Nothing);
-    Probed { content, warnings }
+    Probed { content, warnings: warnings.all() }
 }
 
-fn of_signature(source: &dyn Source, warnings: &mut Vec<String>) -> Option<Content> {
+/// What people should know about a device, as far as it was looked at.
+#[derive(Default)]
+struct Warnings {
+    said: Vec<String>,
+    /// What could not be read. Nothing at all can be of many a device, where much is looked for: that is one warning.
+    unread: Vec<FormatError>,
+}
+
+impl Warnings {
+    fn tell(&mut self, error: FormatError) {
+        match error.kind {
+            ErrorKind::Io(_) if error.remedy.is_none() => self.unread.push(error),
+            _ => self.said.push(error.to_string()),
+        }
+    }
+
+    fn all(self) -> Vec<String> {
+        let Warnings { mut said, mut unread } = self;
+        while let Some(first) = unread.first() {
+            let why = first.found.clone();
+            let (same, others): (Vec<_>, Vec<_>) = unread.into_iter().partition(|error| error.found == why);
+            let places: Vec<String> = same.iter().map(place).collect();
+            said.push(format!("{}: cannot be read: {why}", places.join(", ")));
+            unread = others;
+        }
+        said
+    }
+}
+
+fn place(error: &FormatError) -> String {
+    match error.position {
+        Position::Byte(offset) => format!("{} at {offset}", error.place),
+        Position::Line(line) => format!("{}, line {line}", error.place),
+    }
+}
+
+fn of_signature(source: &dyn Source, warnings: &mut Warnings) -> Option<Content> {
     let found = signature(source)?;
-    warnings.extend(cut_short(source, &found));
+    warnings.said.extend(cut_short(source, &found));
     Some(Content::Signature(found))
 }
 
@@ -78,13 +114,13 @@ fn members_superblocks(source: &dyn Source, unbuffered: &dyn Source) -> md::Foun
     found
 }
 
-fn of_md(found: &md::Found, table: Option<&PartitionTable>, warnings: &mut Vec<String>) -> Option<Content> {
+fn of_md(found: &md::Found, table: Option<&PartitionTable>, warnings: &mut Warnings) -> Option<Content> {
     let superblock = found
         .newest()
         .filter(|superblock| !table.is_some_and(|table| is_of_the_last_partition(superblock, table)));
     // What starts like a superblock at the end of a partitioned disk is its last partition's.
     if superblock.is_some() || table.is_none() {
-        warnings.extend(found.refused.iter().map(ToString::to_string));
+        found.refused.iter().for_each(|error| warnings.tell(error.clone()));
     }
     match superblock {
         Some(superblock) => Some(Content::MdMember(Box::new(superblock.clone()))),
@@ -105,34 +141,34 @@ fn is_of_the_last_partition(superblock: &Superblock, table: &PartitionTable) -> 
 }
 
 /// Only whole disks are members, as for blkid.
-fn of_firmware(source: &dyn Source, warnings: &mut Vec<String>) -> Option<Content> {
+fn of_firmware(source: &dyn Source, warnings: &mut Warnings) -> Option<Content> {
     let firmware = firmware::find(source)?;
-    warnings.push(firmware.advice());
+    warnings.said.push(firmware.advice());
     Some(Content::FirmwareMember(firmware))
 }
 
-fn of_partitions(table: PartitionTable, block_bytes: u32, warnings: &mut Vec<String>) -> Content {
+fn of_partitions(table: PartitionTable, block_bytes: u32, warnings: &mut Warnings) -> Content {
     // The partitions are there, but who gets the whole disk does not find them.
     let block = table.logical_block_size;
     if block > block_bytes.max(512) {
-        warnings.push(format!(
+        warnings.said.push(format!(
             "its partition table counts in blocks of {block} bytes: it is the image of a disk that has those. Whoever is to have the \
              whole disk finds its partitions if it is opened with ',logical_block_size={block}'"
         ));
     }
-    warnings.extend(table.warnings.iter().cloned());
+    warnings.said.extend(table.warnings.iter().cloned());
     Content::Partitions(table)
 }
 
-fn of_lvm(source: &dyn Source, texts: &mut Texts, warnings: &mut Vec<String>) -> Option<Content> {
+fn of_lvm(source: &dyn Source, texts: &mut Texts, warnings: &mut Warnings) -> Option<Content> {
     match Label::find(source) {
         Ok(None) => None,
         Ok(Some(found)) => {
-            warnings.extend(found.damaged.iter().map(ToString::to_string));
-            Some(Content::Pv(Box::new(Pv::read(source, found.label, texts, warnings))))
+            found.damaged.into_iter().for_each(|error| warnings.tell(error));
+            Some(Content::Pv(Box::new(Pv::read(source, found.label, texts, &mut warnings.said))))
         }
         Err(error) => {
-            warnings.push(error.to_string());
+            warnings.tell(error);
             None
         }
     }

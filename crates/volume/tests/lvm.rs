@@ -69,6 +69,20 @@ fn segments_that_end_in_errors_and_parts_of_other_volumes_are_served() {
 }
 
 #[test]
+fn of_a_volume_that_cannot_be_read_one_warning_says_where_it_was_tried() {
+    let lab = Lab::new();
+    let a = pv(&lab, "a", 0, 20);
+    let lvs = vec![lv("nothing", 1, SEEN, &[("error", 4, "")])];
+    commit(&a, &group(1, &[(0, 20)], lvs).text());
+    let mut assembly = lab.open(&[&a]);
+    all_names(&mut assembly);
+    let said = assembly.warnings();
+    let [only] = &said[..] else { panic!("{said:#?}") };
+    assert!(only.starts_with("vg0/nothing: MBR at 0, md superblock at 0, "), "{only}");
+    assert!(only.contains(", LVM2 label at 0: cannot be read: Input/output error"), "{only}");
+}
+
+#[test]
 fn the_newest_text_counts_and_older_ones_are_told() {
     let lab = Lab::new();
     let (a, b) = (pv(&lab, "a", 0, 20), pv(&lab, "b", 1, 20));
