@@ -221,7 +221,10 @@ fn a_disk_that_was_taken_out_of_its_group_is_not_used() {
 #[test]
 fn groups_that_others_own_or_that_are_not_fully_understood_are_only_read() {
     for (more, why) in [
-        ("system_id = \"hal9000\"", "the group belongs to the host with the system ID hal9000"),
+        (
+            "system_id = \"hal9000\"",
+            "the group belongs to the host with the system ID hal9000; `vgchange --systemid ''` there",
+        ),
         ("lock_type = \"sanlock\"", "the group is shared between hosts (lock type sanlock)"),
         (
             "status = [\"EXPORTED\", \"READ\", \"WRITE\"]",

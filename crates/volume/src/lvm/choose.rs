@@ -184,7 +184,11 @@ fn read_only(vg: &VolumeGroup) -> Option<String> {
         return Some("the group is exported; `vgimport` takes it back into use".into());
     }
     if let Some(owner) = vg.system_id.as_ref().filter(|owner| !owner.is_empty()) {
-        return Some(format!("the group belongs to the host with the system ID {}", escape(owner)));
+        return Some(format!(
+            "the group belongs to the host with the system ID {}; `vgchange --systemid ''` there gives it up, or, where that host is \
+             no more, on one that has this ID among the extra_system_ids of its lvmlocal.conf (lvmsystemid(7) says how)",
+            escape(owner)
+        ));
     }
     if let Some(lock) = vg.lock_type.as_ref().filter(|lock| !matches!(lock.as_str(), "" | "none")) {
         return Some(format!("the group is shared between hosts (lock type {})", escape(lock)));
