@@ -12,7 +12,6 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use blockwork_format::escape;
-use blockwork_format::lvm2::Extension;
 use blockwork_format::lvm2::vg::{LvIndex, VolumeGroup};
 use blockwork_format::md;
 
@@ -302,21 +301,14 @@ impl Assembly {
         for id in std::mem::take(&mut self.loose_pvs) {
             let Content::Pv(pv) = &self.graph.device(id).content else { continue };
             let mut warnings: Vec<String> = pv.problems().map(ToString::to_string).collect();
-            let in_use = |extension: &Extension| extension.flags & Extension::IN_USE != 0;
-            if pv.label.pv.extension.as_ref().is_some_and(in_use) {
-                warnings.push(
-                    "it belongs to a volume group, and no disk here has usable metadata of that: give the group's other \
-                     disks as well"
-                        .into(),
-                );
-            }
+            warnings.extend(pv.of_unknown_group());
             self.graph.devices[id.0].warnings.extend(warnings);
         }
     }
 }
 
 /// Whether a group that was assembled has to do with a physical volume.
-fn claims(group: &Group, pv: &Pv) -> bool {
+pub(crate) fn claims(group: &Group, pv: &Pv) -> bool {
     let own = pv.newest().map(|text| text.id);
     own.map_or_else(|| group.text.pv(&pv.label.pv.id).is_some(), |own| own == group.text.id)
 }

@@ -281,3 +281,27 @@ fn extents_that_are_smaller_than_a_disks_blocks_are_refused_as_by_lvm() {
     }
     run(&mut create("4k"));
 }
+
+#[test]
+fn a_disk_whose_own_metadata_area_is_ignored_says_what_else_it_takes() {
+    let lab = Lab::new(&[("a", 16), ("b", 16)]);
+    lab.verb(&["vg", "create", "vg", "a", "b"]);
+    lab.lvm(&["pvchange --metadataignore y DISK1"]);
+    let create = |disks: &[&str]| {
+        let args = ["lv", "create", "vg/lv", "--size", "4M", "--disk"].iter().chain(disks);
+        lab.scratch.blockwork(args.collect::<Vec<_>>())
+    };
+    let said = run_refused(&mut create(&["b"]));
+    let expected = "there is no volume group \"vg\"; there are: none; b: it belongs to a volume group, and no disk here has usable metadata \
+                    of that, since its own area is ignored: give the group's other disks as well; `pvchange --metadataignore n` with them has \
+                    LVM keep it on this one, too\n";
+    assert!(said.ends_with(expected), "{said}");
+    let scan = both(&output(&mut lab.scratch.blockwork(["scan", "b"])));
+    assert!(scan.contains("its own area is ignored: give the group's other disks as well"), "{scan}");
+    run(&mut create(&["a", "b"]));
+    lab.lvm(&["lvremove -y vg/lv", "pvchange --metadataignore n DISK1"]);
+    // It has the group's text from then on; what the group lacks is told by name.
+    let said = run_refused(&mut create(&["b"]));
+    assert!(said.contains("a change needs all disks of the group"), "{said}");
+    lab.expect_sound();
+}

@@ -166,7 +166,7 @@ impl Choice {
                     self.read_only.get_or_insert(why);
                     error
                 }
-                Area::Empty | Area::Text(_) => continue,
+                Area::Empty | Area::Ignored | Area::Text(_) => continue,
             };
             let (newest, seqno) = (escape(newest), self.text.seqno);
             self.warnings.push(format!("{title}: {error}; the copy on {newest} (seqno {seqno}) was used"));

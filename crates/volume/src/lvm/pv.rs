@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use blockwork_format::lvm2::vg::VolumeGroup;
-use blockwork_format::lvm2::{AreaHeader, DiskArea, Label};
+use blockwork_format::lvm2::{AreaHeader, DiskArea, Extension, Label};
 use blockwork_format::{FormatError, Source};
 
 use super::metadata::Texts;
@@ -23,8 +23,10 @@ pub struct Pv {
 /// What a metadata area holds.
 #[derive(Debug)]
 pub enum Area {
-    /// Nothing that counts: it is not in use, or nothing was written to it yet.
+    /// Nothing: none was written to it yet.
     Empty,
+    /// Nothing that counts: LVM was told to leave it alone (`pvchange --metadataignore y`).
+    Ignored,
     /// A text.
     Text(Arc<VolumeGroup>),
     /// Something that cannot be read, or is damaged.
@@ -61,7 +63,7 @@ impl Pv {
     pub fn texts(&self) -> impl Iterator<Item = &Arc<VolumeGroup>> {
         self.areas.iter().filter_map(|area| match area {
             Area::Text(text) => Some(text),
-            Area::Empty | Area::Damaged(_) | Area::Refused(_) => None,
+            Area::Empty | Area::Ignored | Area::Damaged(_) | Area::Refused(_) => None,
         })
     }
 
@@ -70,18 +72,37 @@ impl Pv {
         self.texts().max_by_key(|text| text.seqno)
     }
 
+    /// Where it belongs to a group, what it takes to find that, if no other disk that is here tells.
+    pub(crate) fn of_unknown_group(&self) -> Option<String> {
+        let in_use = |extension: &Extension| extension.flags & Extension::IN_USE != 0;
+        if !self.label.pv.extension.as_ref().is_some_and(in_use) {
+            return None;
+        }
+        let (why, remedy) = match self.areas.iter().any(|area| matches!(area, Area::Ignored)) {
+            true => (
+                ", since its own area is ignored",
+                "; `pvchange --metadataignore n` with them has LVM keep it on this one, too",
+            ),
+            false => ("", ""),
+        };
+        Some(format!(
+            "it belongs to a volume group, and no disk here has usable metadata of that{why}: give the group's other disks as \
+             well{remedy}"
+        ))
+    }
+
     /// What is wrong with its areas.
     pub fn problems(&self) -> impl Iterator<Item = &FormatError> {
         self.areas.iter().filter_map(|area| match area {
             Area::Damaged(error) | Area::Refused(error) => Some(error),
-            Area::Empty | Area::Text(_) => None,
+            Area::Empty | Area::Ignored | Area::Text(_) => None,
         })
     }
 }
 
 fn read_area(source: &dyn Source, area: DiskArea, texts: &mut Texts) -> Area {
     let header = match AreaHeader::read(source, area) {
-        Ok(header) if header.ignored() => return Area::Empty,
+        Ok(header) if header.ignored() => return Area::Ignored,
         Ok(header) => header,
         Err(error) => return Area::Damaged(error),
     };

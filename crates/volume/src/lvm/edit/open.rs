@@ -16,6 +16,7 @@ use crate::held::held;
 use crate::lvm::{Group, Pv};
 use crate::newcomer::{identity, partition_of};
 use crate::plan::Plan;
+use crate::rounds::claims;
 
 /// The sector in which new labels lie.
 const LABEL_SECTOR: u64 = 1;
@@ -358,8 +359,22 @@ impl Opened {
 pub(crate) fn find(assembly: &Assembly, name: &str) -> Result<GroupId, EditError> {
     let groups = &assembly.graph().groups;
     groups.iter().position(|group| group.name == name).map(GroupId).ok_or_else(|| {
-        let there_are = there_are(groups.iter().map(|group| group.name.clone()));
+        let mut there_are = there_are(groups.iter().map(|group| group.name.clone()));
+        if let Some(why) = of_unknown_group(assembly) {
+            there_are += &format!("; {why}");
+        }
         EditError::Absent { what: "volume group", name: name.to_owned(), there_are }
+    })
+}
+
+/// What a physical volume says that belongs to a group which none of those here is: the first of them.
+fn of_unknown_group(assembly: &Assembly) -> Option<String> {
+    let graph = assembly.graph();
+    graph.iter().find_map(|(_, device)| match &device.content {
+        Content::Pv(pv) if !graph.groups.iter().any(|group| claims(group, pv)) => {
+            Some(format!("{}: {}", escape(device.title()), pv.of_unknown_group()?))
+        }
+        _ => None,
     })
 }
 
