@@ -329,6 +329,35 @@ fn a_snapshot_that_is_found_lost_is_shown_so_and_not_merged() {
 }
 
 #[test]
+fn a_snapshot_whose_origin_is_not_served_is_looked_at_before_its_merge_is_promised() {
+    let lab = Lab::new(&[("a", 61)]);
+    lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);
+    lab.verb(&["lv", "create", "vg/root", "--size", "32M"]);
+    lab.verb(&["lv", "snapshot", "vg/root", "--size", "1M", "--name", "before"]);
+    lab.verb(&["lv", "create", "vg/sound", "--size", "4M"]);
+    lab.verb(&["lv", "snapshot", "vg/sound", "--size", "2M", "--name", "of_sound"]);
+    lab.verb(&["lv", "create", "vg/plain", "--size", "2M"]);
+    let server = lab.scratch.serve(["--disk", "a", "vg/root"]);
+    scatter(&lab, "vg/root", 1, 4);
+    let ended = server.stop();
+    assert!(ended.stderr.contains("the snapshot is lost; its origin goes on"), "{}", ended.stderr);
+    let server = lab.scratch.serve(["--disk", "a", "vg/plain"]);
+    let before = lab.scratch.read("a");
+    let said = served_refused(&lab, &["lv", "merge", "vg/before"]);
+    assert!(said.contains("it cannot be merged: its store was full, or could not be written"), "{said}");
+    assert!(lab.scratch.read("a") == before, "refused, and written to");
+    assert_eq!(shown(&lab, "before").expect("it is there")["status"], "Invalid");
+    assert_eq!(merge(&lab), None);
+    // What can be merged is, when its origin is served; and the lost one goes.
+    let said = served(&lab, &["lv", "merge", "vg/of_sound"]);
+    assert!(said.starts_with("vg/of_sound: it is to be merged into vg/sound"), "{said}");
+    served(&lab, &["lv", "remove", "vg/before"]);
+    stop(server);
+    lab.expect_sound();
+    stop(lab.scratch.serve(["--disk", "a", "vg/root"]));
+}
+
+#[test]
 fn a_snapshot_that_is_lost_while_its_merge_waits_is_given_up_and_can_be_removed() {
     let lab = Lab::new(&[("a", 61)]);
     lab.verb(&["vg", "create", "vg", "a", "-s", "1M"]);

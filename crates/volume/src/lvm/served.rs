@@ -450,12 +450,25 @@ impl ServedEditor<'_> {
     /// # Errors
     ///
     /// An area has no room for the text, or the change is one that cannot be made while volumes are served.
-    pub fn plan(&self) -> Result<(Commit, Arc<VolumeGroup>), EditError> {
+    pub fn plan(&mut self) -> Result<(Commit, Arc<VolumeGroup>), EditError> {
         let draft = &self.opened.draft;
         let text = VolumeGroup::from_text(&draft.text());
         let text = text.map_err(|source| EditError::metadata(&draft.group().name, source))?;
+        self.look_at_stores(&text)?;
         self.check(&text)?;
         Ok((self.opened.commit()?, Arc::new(text)))
+    }
+
+    /// Of snapshots that are to be merged and nobody has asked for yet, what their stores say: once the text says that they are being
+    /// merged, Linux merges them when it activates the group next.
+    fn look_at_stores(&mut self, text: &VolumeGroup) -> Result<(), EditError> {
+        let old = self.assembly.graph.groups[self.group.0].text.clone();
+        for snapshot in planned_merges(&old, text) {
+            self.assembly.look_at_store(self.group, &old, &snapshot).map_err(|why| {
+                EditError::volume(&old.lvs[snapshot.store.0].name, format!("it cannot be merged: {why}"))
+            })?;
+        }
+        Ok(())
     }
 
     /// What is true of the layers that are in use must stay so.

@@ -352,6 +352,28 @@ impl Assembly {
         }
     }
 
+    /// Looks whether a snapshot was lost of which nothing is known, as its family was not built.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be told, or it was lost by what nobody but its store knows; where the store says that it was lost, that is
+    /// [known](KnownSnapshot::Lost) from now on.
+    pub(super) fn look_at_store(
+        &mut self,
+        group: GroupId,
+        text: &VolumeGroup,
+        snapshot: &SnapshotText,
+    ) -> Result<(), String> {
+        if self.graph.groups[group.0].snapshots.contains_key(&snapshot.store) {
+            return Ok(());
+        }
+        match self.member(group, text, snapshot) {
+            Member::Kept(_, Some(why)) | Member::Unknown(why) => Err(why),
+            Member::Dead(why) if !self.is_lost(group, snapshot.store) => Err(why),
+            Member::Kept(_, None) | Member::Dead(_) => Ok(()),
+        }
+    }
+
     /// Whether the family that the store was in before has lost it: its header may say otherwise, where that could not be written.
     fn is_lost(&self, group: GroupId, store: LvIndex) -> bool {
         let known = self.graph.groups[group.0].snapshots.get(&store);
