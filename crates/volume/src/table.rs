@@ -75,8 +75,9 @@ impl Builder<'_> {
             return Err(self.refuse(line, format!("{full} is defined twice")));
         }
         if let [target @ Target { kind: TargetKind::ThinPool(pool), .. }] = &device.targets[..] {
-            let pool = self.thin_pool(&full, target, pool)?;
-            let id = self.add(name, full, Sectors(target.length), Stack::Refused(thin::NOT_SERVED.into()));
+            let (pool, read_only) = self.thin_pool(&full, target, pool)?;
+            let stack = Stack::Refused(thin::NOT_SERVED.into());
+            let id = self.add(name, full, Sectors(target.length), stack, read_only);
             self.pools.insert(id, pool);
             return Ok(());
         }
@@ -99,12 +100,20 @@ impl Builder<'_> {
             _ => Sectors::ZERO,
         };
         let root = self.assembly.with_settings(&full, root, raid10_chunk)?;
-        self.add(name, full, root.sectors(), Stack::Ready(root));
+        self.add(name, full, root.sectors(), Stack::Ready(root), None);
         Ok(())
     }
 
-    /// Adds the device that was built, upon what its targets were found to stand on.
-    fn add(&mut self, name: String, full: String, sectors: Sectors, stack: Stack) -> DeviceId {
+    /// Adds the device that was built, upon what its targets were found to stand on; and why nothing may be written to it, if that is by
+    /// itself.
+    fn add(
+        &mut self,
+        name: String,
+        full: String,
+        sectors: Sectors,
+        stack: Stack,
+        read_only: Option<String>,
+    ) -> DeviceId {
         let mut below = std::mem::take(&mut self.below);
         below.sort_unstable();
         below.dedup();
@@ -115,7 +124,7 @@ impl Builder<'_> {
             below: below.into(),
             is_offered: matches!(stack, Stack::Ready(_)),
             stack,
-            read_only: None,
+            read_only,
         });
         self.devices.insert(name, id);
         id

@@ -53,19 +53,19 @@ print(tried(lambda: a.pwrite(b'a' * 4096, 0)), a.pread(3 * block, 0) == b'a' * 3
         ended.stderr
     );
 
-    // The device can be written again. The pool cannot, before somebody has looked at it.
+    // The device can be written again. The pool cannot, before somebody has looked at it: who starts it hears so, and clients do.
     let server = scratch.serve(["--table", &whole]);
     let said = script(
         "
-try:
-    a.pwrite(b'b' * block, 10 * block)
-except nbd.Error as error:
-    print(error.errno)
+print(a.is_read_only())
 print(a.pread(3 * block, 0) == b'a' * 3 * block, a.pread(block, 10 * block) == bytes(block))
 ",
     );
-    assert_eq!(said, "EIO\nTrue True\n");
-    server.stop();
+    assert_eq!(said, "True\nTrue True\n");
+    let ended = server.stop();
+    let warning = "dm/a: it is served read-only: dm/pool below it is read-only: meta.img: its metadata needs a check (needs_check): \
+                   run `thin_check --clear-needs-check-flag` on it, and `thin_repair` if that finds something";
+    assert!(ended.status.success() && ended.stderr.contains(warning), "{}", ended.stderr);
     assert_eq!(
         thin_dump(&scratch.at("meta.img")),
         before.replace("flags=\"0\"", "flags=\"1\""),
@@ -78,6 +78,16 @@ print(a.pread(3 * block, 0) == b'a' * 3 * block, a.pread(block, 10 * block) == b
     );
     server.stop_quietly();
     assert_eq!(mapped(&thin_dump(&scratch.at("meta.img")), 1), 4);
+
+    // So are those of a pool whose line says that it is only read.
+    let line = pool.replace("MAP", "meta.img").replace("128 0\n", "128 0 1 read_only\n");
+    let server = scratch.serve(["--table", &scratch.write("only_read.table", format!("pool: {line}"))]);
+    assert_eq!(script("print(a.is_read_only(), a.pread(3, 0))\n"), "True bytearray(b'aaa')\n");
+    let said = server.stop().stderr;
+    assert!(
+        said.contains("dm/pool below it is read-only: line 1 of ") && said.contains("has it so"),
+        "{said}"
+    );
 }
 
 /// Clients may try again as often as they like, and a log has an end.

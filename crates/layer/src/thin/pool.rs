@@ -353,7 +353,9 @@ fn why_read_only(superblock: &Superblock, features: &PoolFeatures) -> Option<Str
         return Some("it was opened read-only".into());
     }
     if superblock.needs_check {
-        return Some("its metadata needs a check (needs_check): run `thin_check`, and `thin_repair` if that finds something".into());
+        let why = "its metadata needs a check (needs_check): run `thin_check --clear-needs-check-flag` on it, and `thin_repair` if that \
+                   finds something";
+        return Some(why.into());
     }
     (superblock.compat_ro != 0).then(|| {
         format!("its metadata has features {:#x} that only a reader may ignore", superblock.compat_ro)

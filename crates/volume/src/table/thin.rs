@@ -112,13 +112,13 @@ impl Builder<'_> {
         Ok(Parts { metadata, data, ids: [data_id, metadata_id] })
     }
 
-    /// Opens the pool that a line describes.
+    /// Opens the pool that a line describes; and why nothing of it can be written, which whoever has one of its volumes is told.
     pub(super) fn thin_pool(
         &mut self,
         device: &str,
         target: &Target,
         pool: &ThinPool,
-    ) -> Result<TablePool, VolumeError> {
+    ) -> Result<(TablePool, Option<String>), VolumeError> {
         let line = target.line_number;
         let Parts { metadata, data, ids } = self.parts(device, target, pool)?;
         // Each would give out blocks that are the other's.
@@ -140,8 +140,13 @@ impl Builder<'_> {
         let features = features(pool);
         let opened = self.assembly.open_pool(device.to_owned(), metadata, data, found, features);
         let (opened, _) = opened.map_err(|why| self.refuse(line, why))?;
+        let why = opened.why_read_only().filter(|_| !self.assembly.plan.read_only);
+        let why = why.map(|why| match pool.features.read_only {
+            true => format!("line {line} of {} has it so", escape(self.path)),
+            false => format!("{}: {why}", escape(&pool.metadata)),
+        });
         self.assembly.table_pools.insert(device.to_owned(), opened.clone());
-        Ok(TablePool { opened, below: ids })
+        Ok((TablePool { opened, below: ids }, why))
     }
 
     /// The volume that a line describes.
