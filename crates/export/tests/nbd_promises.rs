@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use blockwork_engine::{Flags, Op};
 use nbd_support::slow::SlowSource;
-use nbd_support::{Disk, Raw, Rig, request};
+use nbd_support::{Disk, Raw, Rig, request, until};
 use tap::{Log, Seen};
 
 const READ: u16 = 0;
@@ -340,6 +340,21 @@ fn large_reads_of_a_near_disk_are_begun_as_answers_leave_and_small_ones_at_once(
     );
     answered.sort_unstable();
     assert!(answered.iter().copied().eq(0..100), "{answered:?}");
+}
+
+#[test]
+fn who_reads_beside_another_begins_half_as_much() {
+    const LEN: usize = 256 << 10;
+    // So slow that it has not answered the first when it has what the second begins.
+    let disk = Arc::new(SlowSource::far(1 << 30, 5000));
+    let rig = Rig::with(&[Disk::of("d", disk.clone())], 1, |_| ());
+    let (mut first, mut second) = (Raw::go(&rig), Raw::go(&rig));
+    ask_for(&mut first, 24, LEN);
+    until("the first has begun all that is enough", || disk.most() == 4 << 20);
+    ask_for(&mut second, 24, LEN);
+    take_answers(&mut first, 24, LEN);
+    take_answers(&mut second, 24, LEN);
+    assert_eq!(disk.first(), Some(6 << 20));
 }
 
 #[test]
