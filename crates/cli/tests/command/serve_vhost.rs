@@ -663,8 +663,11 @@ fn a_ring_that_starves_shows_in_the_statistics() {
 #[test]
 fn a_trace_says_how_many_requests_fill_a_ring_of_which_they_take_several_descriptors() {
     let scratch = Scratch::new();
-    let server = Server::start(&mut serve(&scratch, &["memory:16M"]));
-    let tracing = Tracing::start(&scratch, &["disk/memory"]);
+    // Each request takes a millisecond, so that they meet.
+    let table = scratch.write("table", "slow: 0 32768 delay memory:16M 0 1\n");
+    let vhost = ["serve", "--vhost-user", &scratch.at("socket"), "--table", &table];
+    let server = Server::start(&mut scratch.blockwork(vhost));
+    let tracing = Tracing::start(&scratch, &["dm/slow"]);
     let options = Options { ring_size: 8, requests: 8, indirect: false, ..Options::default() };
     let mut guest = Guest::new(Disk::new(&socket(&scratch), options).unwrap(), 1024);
     guest.run(20);
