@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import time
 
 from . import machine
 
@@ -50,6 +51,18 @@ def fio(arguments, seconds, pid=None, jobs=1, at=()):
 def fio_nbd(server, rw, bs, depth, connections, seconds):
     return fio(["--ioengine=nbd", f"--uri=nbd+unix:///?socket={server.sock}", f"--rw={rw}", f"--bs={bs}",
                 f"--iodepth={depth}", f"--numjobs={connections}"], seconds, server.pid, connections)
+
+
+def nbdcopy(server, size, connections, request):
+    """The whole disk, to nowhere: 64 requests at a time by each connection."""
+    before, began = machine.cpu_seconds(server.pid), time.monotonic()
+    done = subprocess.run(["nbdcopy", "--no-extents", f"--connections={connections}", f"--request-size={request}",
+                           f"nbd+unix:///?socket={server.sock}", "null:"], capture_output=True, text=True)
+    elapsed, after = time.monotonic() - began, machine.cpu_seconds(server.pid)
+    if done.returncode:
+        return {"error": done.stderr[-500:]}
+    mib = size / 2**20
+    return {"mibps": mib / elapsed, "server_us": (after - before) * 1e6 / mib}
 
 
 def fio_file(path, rw, bs, depth, connections, seconds, more=(), at=()):

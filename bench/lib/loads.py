@@ -1,4 +1,4 @@
-"""Sections `nbd` (4 KiB random) and `seq` (1 MiB sequential): every server, every client, interleaved."""
+"""Sections `nbd` (4 KiB random), `seq` (1 MiB sequential) and `copy` (a disk read by nbdcopy): every server, every client, interleaved."""
 
 import os
 
@@ -6,6 +6,8 @@ from . import clients, machine, servers
 from .tables import OURS, errors, table
 
 NULL_BYTES = 4 << 30
+# What nbdcopy asks for at a time: its default, and what copies are made by elsewhere.
+REQUESTS = {"256 KiB": 256 << 10, "1 MiB": 1 << 20}
 RAW = "raw fio"
 # The same server, told to look for completions before it sleeps.
 POLLING = f"{OURS} --poll 50"
@@ -115,4 +117,26 @@ def seq(bench):
         ("1 MiB sequential, MiB/s", "mibps", max, ["qsd", "nbdkit"]),
         ("Server CPU, us per 1 MiB", "server_us", min, ["qsd", "nbdkit"]),
     ])
+    return lines + [machine.noise(rows), ""] + errors(rows)
+
+
+def copy(bench):
+    if not machine.has("nbdcopy"):
+        return ["nbdcopy is not there (libnbd-bin)."]
+    rows = []
+    cells = [{"connections": connections, "request": request}
+             for connections in (1, 4, 8) for request in ("256 KiB", "1 MiB")]
+    with bench.starter() as starter:
+        # nbdkit would read the file from memory after the first time.
+        both = [starter.blockwork_nbd(OURS, bench.file("blockwork")), starter.qsd_nbd("qsd", servers.qsd_file(bench.file("qsd")))]
+        running = [server for server in both if server]
+        for rep in range(bench.reps):
+            for cell in cells:
+                for server in running:
+                    def once():
+                        return clients.nbdcopy(server, bench.file_bytes, cell["connections"], REQUESTS[cell["request"]])
+                    rows.append(bench.row(cell, server.name, "nbdcopy", rep, once))
+    lines = []
+    for title, value, better in (("MiB/s", "mibps", max), ("Server CPU, us per MiB", "server_us", min)):
+        lines += table(title, rows, ["connections", "request"], [OURS, "qsd"], value, better)
     return lines + [machine.noise(rows), ""] + errors(rows)
