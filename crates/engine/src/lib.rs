@@ -71,7 +71,7 @@ pub use limits::{Limits, Merges, SettingError, WBT_LAT};
 pub use lock::{Lock, LockSnapshot, Times};
 pub use notes::Watch;
 pub use port::{Context, Port, PortId, PortState};
-pub use queue::Complaint;
+pub use queue::{Complaint, SMALL_REQUEST};
 pub use quiesce::Quiescence;
 pub use ring::{RINGS_MAX, RingSnapshot, RingStats};
 pub use sum::Term;

@@ -21,7 +21,7 @@ pub struct Nanos(pub u64);
 impl Sector {
     /// Byte offset. Sectors of a device lie below 2^55, so this cannot overflow.
     #[inline]
-    pub fn bytes(self) -> u64 {
+    pub const fn bytes(self) -> u64 {
         self.0 * SECTOR
     }
     /// The distance from `earlier` to here.
@@ -40,7 +40,7 @@ impl Sectors {
 
     /// Bytes.
     #[inline]
-    pub fn bytes(self) -> u64 {
+    pub const fn bytes(self) -> u64 {
         self.0 * SECTOR
     }
     /// Bytes, for lengths of memory.

@@ -109,14 +109,19 @@ impl FormatError {
         self.remedy = Some(remedy.to_string().into_boxed_str());
         self
     }
+
+    /// Where it was found, as its message begins.
+    pub fn place_and_position(&self) -> String {
+        match self.position {
+            Position::Byte(offset) => format!("{} at {offset}", self.place),
+            Position::Line(line) => format!("{}, line {line}", self.place),
+        }
+    }
 }
 
 impl fmt::Display for FormatError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.position {
-            Position::Byte(offset) => write!(f, "{} at {offset}", self.place)?,
-            Position::Line(line) => write!(f, "{}, line {line}", self.place)?,
-        }
+        f.write_str(&self.place_and_position())?;
         match self.kind {
             ErrorKind::Io(_) => write!(f, ": cannot be read: {}", self.found)?,
             _ => write!(f, ": {} is {}, expected {}", self.field, self.found, self.expected)?,

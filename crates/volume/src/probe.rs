@@ -7,7 +7,7 @@
 use blockwork_format::lvm2::Label;
 use blockwork_format::md::{self, Superblock};
 use blockwork_format::partition::{self, PartitionTable};
-use blockwork_format::{ErrorKind, FormatError, Position, Source};
+use blockwork_format::{ErrorKind, FormatError, Source};
 
 use crate::firmware;
 use crate::graph::Content;
@@ -76,18 +76,11 @@ impl Warnings {
         while let Some(first) = unread.first() {
             let why = first.found.clone();
             let (same, others): (Vec<_>, Vec<_>) = unread.into_iter().partition(|error| error.found == why);
-            let places: Vec<String> = same.iter().map(place).collect();
+            let places: Vec<String> = same.iter().map(FormatError::place_and_position).collect();
             said.push(format!("{}: cannot be read: {why}", places.join(", ")));
             unread = others;
         }
         said
-    }
-}
-
-fn place(error: &FormatError) -> String {
-    match error.position {
-        Position::Byte(offset) => format!("{} at {offset}", error.place),
-        Position::Line(line) => format!("{}, line {line}", error.place),
     }
 }
 

@@ -104,7 +104,7 @@ impl LeafQueue {
         let took = cx.now.since(request.issued);
         cx.counters.latency(self.node, op, took);
         if op == Op::Read && is_large(request) {
-            self.source.shared().distance.saw(took, nr.bytes(), request.alone);
+            self.source.shared().distance.saw(took, request.nr.bytes(), request.alone);
         }
         self.throttle.succeeded(&self.source.shared().pressure, cx.now, request);
         self.trace_complete(cx, id, 0);

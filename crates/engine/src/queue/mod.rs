@@ -72,6 +72,7 @@ pub(crate) use split::sectors_in_segments;
 pub(crate) use distance::Distance;
 use request::{Part, Requests, Stage};
 pub(crate) use throttle::Pressure;
+pub use throttle::SMALL_REQUEST;
 use throttle::{Throttle, is_large, is_small};
 
 /// What the queue needs of its worker while it works.

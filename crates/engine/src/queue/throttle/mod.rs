@@ -28,7 +28,7 @@ use crate::units::{Nanos, Sectors};
 use control::Control;
 
 /// A request of at most so many sectors is a small one: pages of databases, metadata of file systems and our own.
-const SMALL: Sectors = Sectors(32);
+pub const SMALL_REQUEST: Sectors = Sectors(32);
 /// Large ones are held back for so long after the last small one.
 const MEMORY: Nanos = Nanos::secs(1);
 /// That there are small ones is told at most so often: other workers read it for every large one.
@@ -205,18 +205,18 @@ impl Throttle {
 
 /// Whether a piece of so many sectors is a small one.
 pub(super) fn is_small(nr: Sectors) -> bool {
-    nr <= SMALL
+    nr <= SMALL_REQUEST
 }
 
 /// Whether a request is a large one: of data that goes to the device or comes from it.
 #[inline]
 pub(super) fn is_large(request: &Request) -> bool {
-    request.nr > SMALL && request.op.has_data()
+    request.nr > SMALL_REQUEST && request.op.has_data()
 }
 
 /// Whether it is a small one by whose time one sees how busy the device is. A FUA write has a flush in it, and takes as long as that.
 #[inline]
 fn is_measure(request: &Request) -> bool {
     let plain = request.op == Op::Read || request.op == Op::Write && !request.device_flags().has(Flags::FUA);
-    plain && request.nr <= SMALL && request.stage == Stage::Client
+    plain && request.nr <= SMALL_REQUEST && request.stage == Stage::Client
 }

@@ -372,12 +372,11 @@ impl Connection {
         self.submit(cx, submit, data, held);
     }
 
-    /// Whether that read has to wait for answers to leave, or for others that came before it.
+    /// Whether that read has to wait: for answers to leave, for others that came before it, or as there is enough under way, for which small ones
+    /// wait to the end of this turn only.
     #[inline]
     fn must_wait(&self, cx: &Context<'_, Uring>, read: &Submit) -> bool {
-        !self.may_begin()
-            || self.requests.is_any_before(read)
-            || !requests::is_small(read) && self.has_enough_under_way(cx)
+        !self.may_begin() || self.requests.is_any_before(read) || self.has_enough_under_way(cx)
     }
 
     /// Whether more reads may be begun in this turn.

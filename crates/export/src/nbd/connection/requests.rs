@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use blockwork_engine::SMALL_REQUEST;
 use blockwork_memory::{Pool, Segment, Segments};
 use slab::Slab;
 
@@ -10,9 +11,6 @@ use crate::nbd::session::{Kind, Submit};
 /// Largest single buffer for a request's data, bytes: a size that the pool keeps, so that requests of any size take no
 /// memory from the system once warm.
 const PIECE: usize = 1 << 20;
-
-/// A request of at most so many bytes is a small one: as at the queues of the disks.
-const SMALL: u64 = 16 << 10;
 
 /// A request that was submitted.
 pub(super) struct InFlight {
@@ -37,8 +35,8 @@ pub(super) struct Requests {
 
 /// Whether a request is for little, such as a page of a database: nobody waits long for what it takes.
 #[inline]
-pub(super) fn is_small(submit: &Submit) -> bool {
-    submit.len <= SMALL
+fn is_small(submit: &Submit) -> bool {
+    submit.len <= SMALL_REQUEST.bytes()
 }
 
 #[inline]
@@ -80,8 +78,10 @@ impl Requests {
     /// The read that has waited longest, to be begun now: a small one if there is one, or else a large one if those may.
     #[inline]
     pub(super) fn next_waiting(&mut self, large_too: bool) -> Option<Submit> {
-        let large = |waiting: &mut VecDeque<Submit>| if large_too { waiting.pop_front() } else { None };
-        let read = self.waiting_small.pop_front().or_else(|| large(&mut self.waiting))?;
+        let read = match self.waiting_small.pop_front() {
+            None if large_too => self.waiting.pop_front()?,
+            small => small?,
+        };
         self.held -= cost(data_len(&read));
         Some(read)
     }
@@ -190,6 +190,8 @@ impl Filling {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SMALL: u64 = SMALL_REQUEST.bytes();
 
     #[test]
     fn a_read_costs_the_same_while_it_waits_and_when_it_is_begun() {
