@@ -10,6 +10,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, LeafSource, NodeId, Sectors};
+use blockwork_format::escape;
 use blockwork_format::lvm2::vg::LvIndex;
 use blockwork_format::md::Superblock;
 use blockwork_format::partition::{Partition, PartitionTable};
@@ -228,6 +229,15 @@ impl Graph {
     /// All devices with their numbers.
     pub fn iter(&self) -> impl Iterator<Item = (DeviceId, &Device)> {
         self.devices.iter().enumerate().map(|(n, device)| (DeviceId(n), device))
+    }
+
+    /// What messages call the physical volumes of a group; `[unknown]`, as LVM has it, those that are missing.
+    pub fn pv_titles(&self, group: &Group) -> Vec<String> {
+        let title = |pv: &Result<DeviceId, String>| match pv {
+            Ok(device) => escape(self.device(*device).title()),
+            Err(_) => "[unknown]".to_owned(),
+        };
+        group.pvs.iter().map(title).collect()
     }
 
     /// Of each device, those that directly stand upon it.

@@ -75,9 +75,8 @@ fn on_disks(disks: &[String], name: Option<&str>) -> Result<Vec<GroupStatus>> {
     // Of this process' own looking, nothing is begun.
     let merges = assembly.merges_of_text();
     let status = |shown: &crate::vg::Shown| {
-        let status =
-            of_group(&shown.name, &shown.text, |lv| fullness(&mut assembly, &shown.name, &shown.text, lv));
-        with_merges(status, &merges)
+        let full = |lv| fullness(&mut assembly, &shown.name, &shown.text, lv);
+        with_merges(of_group(&shown.name, &shown.text, &shown.pvs, full), &merges)
     };
     Ok(shown.iter().map(status).collect())
 }

@@ -20,12 +20,12 @@ use blockwork_format::escape;
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, Message, SegmentType};
 use blockwork_layer::thin::{Pool, VerbError};
-use blockwork_volume::Assembly;
 use blockwork_volume::lvm::edit::{Change, Commit, EditError};
 use blockwork_volume::lvm::served::{
     Adopted, ChangedFamily, GrowingPool, GrownPool, Telling, grow, message, tell, untell,
 };
 use blockwork_volume::lvm::{Group, KnownSnapshot};
+use blockwork_volume::{Assembly, Graph};
 
 use super::autoextend::Caller;
 use super::merges::{MergeCaller, MergeFailures};
@@ -581,13 +581,14 @@ impl Groups for ServedGroups {
     fn list(&self) -> Vec<GroupStatus> {
         let (groups, mut merges) = {
             let assembly = self.assembly();
-            let groups: Vec<Shown> = assembly.graph().groups.iter().map(Shown::of).collect();
+            let graph = assembly.graph();
+            let groups: Vec<Shown> = graph.groups.iter().map(|group| Shown::of(group, graph)).collect();
             (groups, assembly.merges_of_text())
         };
         self.merge_failures.add_to(&mut merges);
         let groups = groups.into_iter().map(|group| {
             let mapped = self.mapped(&group.pools);
-            let status = of_group(&group.name, &group.text, |lv| group.fullness(lv, &mapped));
+            let status = of_group(&group.name, &group.text, &group.pvs, |lv| group.fullness(lv, &mapped));
             with_merges(status, &merges)
         });
         groups.collect()
@@ -641,17 +642,24 @@ fn makes_room(change: &Change) -> bool {
 struct Shown {
     name: String,
     text: Arc<VolumeGroup>,
+    pvs: Vec<String>,
     pools: Vec<(LvIndex, Arc<Pool>)>,
     snapshots: HashMap<LvIndex, Fullness>,
 }
 
 impl Shown {
-    fn of(group: &Group) -> Shown {
+    fn of(group: &Group, graph: &Graph) -> Shown {
         let pools = group.thin_pools.iter().filter_map(|(lv, pool)| Some((*lv, pool.pool()?))).collect();
         let full =
             |(store, known): (&LvIndex, &KnownSnapshot)| Some((*store, Fullness::from(known.status()?)));
         let snapshots = group.snapshots.iter().filter_map(full).collect();
-        Shown { name: group.name.clone(), text: group.text.clone(), pools, snapshots }
+        Shown {
+            name: group.name.clone(),
+            text: group.text.clone(),
+            pvs: graph.pv_titles(group),
+            pools,
+            snapshots,
+        }
     }
 
     fn fullness(&self, lv: LvIndex, mapped: &HashMap<(LvIndex, u64), u64>) -> Fullness {

@@ -18,6 +18,8 @@ pub(crate) struct Shown {
     /// By this name it is asked for.
     pub(crate) name: String,
     pub(crate) text: Arc<VolumeGroup>,
+    /// What its physical volumes are called.
+    pub(crate) pvs: Vec<String>,
     /// Disks that are missing, or cannot be used.
     missing: Vec<String>,
 }
@@ -39,6 +41,7 @@ pub(crate) fn groups(assembly: &Assembly, name: Option<&str>) -> Result<Vec<Show
         .map(|group| Shown {
             name: group.name.clone(),
             text: group.text.clone(),
+            pvs: assembly.graph().pv_titles(group),
             missing: group.pvs.iter().filter_map(|pv| pv.as_ref().err().cloned()).collect(),
         })
         .collect();

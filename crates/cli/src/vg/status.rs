@@ -62,10 +62,11 @@ fn percent(used: u64, all: u64) -> Option<f64> {
     (all > 0).then(|| used as f64 * 100.0 / all as f64)
 }
 
-/// A group that is called so.
+/// A group that is called so, and its physical volumes so.
 pub(crate) fn of_group(
     name: &str,
     vg: &VolumeGroup,
+    pvs: &[String],
     mut fullness: impl FnMut(LvIndex) -> Fullness,
 ) -> GroupStatus {
     let bytes = |extents: u64| extents * vg.extent_sectors * SECTOR_BYTES;
@@ -80,11 +81,17 @@ pub(crate) fn of_group(
         free_bytes: bytes(FreeExtents::of(vg).total()),
         disks: vg.pvs.len(),
         tags: vg.tags.clone(),
-        volumes: volumes.map(|lv| of_volume(name, vg, lv, visible[lv.0], fullness(lv))).collect(),
+        volumes: volumes.map(|lv| of_volume(name, vg, pvs, (lv, visible[lv.0]), fullness(lv))).collect(),
     }
 }
 
-fn of_volume(group: &str, vg: &VolumeGroup, lv: LvIndex, visible: bool, fullness: Fullness) -> LvStatus {
+fn of_volume(
+    group: &str,
+    vg: &VolumeGroup,
+    pvs: &[String],
+    (lv, visible): (LvIndex, bool),
+    fullness: Fullness,
+) -> LvStatus {
     let volume = &vg.lvs[lv.0];
     let Fullness { data_percent, metadata_percent, status } = fullness;
     // Nothing is copied for that: Linux ends it when it finds nobody who has the origin open, and until then the origin is served as what it will be.
@@ -104,7 +111,7 @@ fn of_volume(group: &str, vg: &VolumeGroup, lv: LvIndex, visible: bool, fullness
         merge: is_thin_merge.then(|| PLANNED.to_owned()),
         merge_failure: None,
         visible,
-        areas: areas(vg, lv),
+        areas: areas(vg, pvs, lv),
         tags: volume.tags.clone(),
     }
 }
@@ -173,11 +180,11 @@ fn pool(vg: &VolumeGroup, lv: LvIndex) -> Option<String> {
 }
 
 /// What a volume lies on, with first extents, as `lvs -o devices` has it.
-fn areas(vg: &VolumeGroup, lv: LvIndex) -> Vec<String> {
+fn areas(vg: &VolumeGroup, pvs: &[String], lv: LvIndex) -> Vec<String> {
     let mut all = Vec::new();
     for segment in &vg.lvs[lv.0].segments {
         all.extend(segment.areas().0.iter().map(|area| match *area {
-            Area::Pv { pv, extent } => format!("{}({extent})", escape(&vg.pvs[pv.0].name)),
+            Area::Pv { pv, extent } => format!("{}({extent})", pvs[pv.0]),
             Area::Lv { lv, extent } => format!("{}({extent})", escape(&vg.lvs[lv.0].name)),
         }));
         if let SegmentType::Raid { images, .. } = &segment.kind {

@@ -2,6 +2,8 @@
 //! complain of, that they would have put volumes in the same places, and that they go on where we stop.
 //! The kernel itself judges in `../kernel/lvm_verbs.rs`.
 
+use std::collections::BTreeMap;
+
 use crate::support::chance::{Chance, seeds};
 use crate::support::fs::Loop;
 use crate::support::lvm::Lab;
@@ -304,4 +306,30 @@ fn a_disk_whose_own_metadata_area_is_ignored_says_what_else_it_takes() {
     let said = run_refused(&mut create(&["b"]));
     assert!(said.contains("a change needs all disks of the group"), "{said}");
     lab.expect_sound();
+}
+
+#[test]
+fn what_volumes_lie_on_is_told_as_lvm_tells_it() {
+    let lab = Lab::new(&[("a", 64), ("b", 64), ("c", 64)]);
+    lab.verb(&["vg", "create", "vg", "a", "b", "c"]);
+    for made in ["wide -L 80M", "stripes --type striped -i 2 -L 16M", "mirror --type raid1 -m 1 -L 16M"] {
+        let words: Vec<&str> = made.split(' ').collect();
+        lab.verb(&[&["lv", "create", &format!("vg/{}", words[0])], &words[1..]].concat());
+    }
+    for disks in [3, 2] {
+        let theirs = lab.areas_by_lvm(disks);
+        assert!(theirs.len() > 6 && theirs["wide"].starts_with("a(0),"), "{theirs:?}");
+        let mut args = vec!["lv", "show", "--all", "--json", "vg", "--disk", "a", "b", "c"];
+        args.truncate(args.len() - 3 + disks);
+        let said = output(&mut lab.scratch.blockwork(args));
+        let shown = json(&String::from_utf8_lossy(&said.stdout));
+        let areas = |lv: &Value| {
+            let of = |area: &Value| area.as_str().expect("a text").to_owned();
+            lv["areas"].as_array().expect("areas").iter().map(of).collect::<Vec<_>>().join(",")
+        };
+        let name = |lv: &Value| lv["name"].as_str().expect("a name").to_owned();
+        let ours: BTreeMap<_, _> =
+            shown.as_array().expect("volumes").iter().map(|lv| (name(lv), areas(lv))).collect();
+        assert_eq!(ours, theirs, "{disks} disks");
+    }
 }

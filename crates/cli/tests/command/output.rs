@@ -37,7 +37,7 @@ fn an_answer_that_cannot_be_written_is_an_error_in_one_line() {
         assert_eq!(said.lines().count(), 1, "{line}: {said}");
         assert_eq!(said.contains("what was asked for is done"), !line.contains("show"), "{line}: {said}");
     }
-    assert!(lab.verb(&["lv", "show"]).contains("pv0(0)  t"), "it is made, and has its tag");
+    assert!(lab.verb(&["lv", "show"]).contains("a(0)  t"), "it is made, and has its tag");
 }
 
 #[test]

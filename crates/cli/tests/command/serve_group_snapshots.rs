@@ -349,7 +349,7 @@ fn a_snapshot_that_was_lost_stays_lost_where_it_cannot_be_removed_with_its_thin_
     let server = lab.scratch.serve(["--disk", "a", "--workers", "2"]);
     let said = served(&lab, &["lv", "show", "--json", "--all", "vg/snap"]);
     let shown: serde_json::Value = serde_json::from_str(&said).expect("JSON");
-    let place = shown[0]["areas"][0].as_str().and_then(|area| area.strip_prefix("pv0(")?.strip_suffix(')'));
+    let place = shown[0]["areas"][0].as_str().and_then(|area| area.strip_prefix("a(")?.strip_suffix(')'));
     let first: u64 = place.and_then(|place| place.parse().ok()).unwrap_or_else(|| panic!("{said}"));
     small.punch((1 + first) * MIB, 18 * MIB);
     small.fill_up();

@@ -3,6 +3,7 @@
 //! LVM runs on loop devices, without the kernel's device mapper (`--driverloaded n`): it reads and writes metadata, and
 //! activates nothing.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 
@@ -67,6 +68,22 @@ impl Lab {
     /// LVM's commands, one after the other, each with the devices in place of `DISKS` and of `DISK0`, ...; what they printed.
     pub fn lvm(&self, commands: &[&str]) -> Vec<String> {
         self.lvm_on(&self.loops(), commands)
+    }
+
+    /// What each volume lies on, with first extents, as LVM tells it to who has given it the first `disks` disks. Those are called by our names.
+    pub fn areas_by_lvm(&self, disks: usize) -> BTreeMap<String, String> {
+        let loops = &self.loops()[..disks];
+        let mut said =
+            self.lvm_on(loops, &["lvs -a --noheadings --separator = -o lv_name,devices vg"]).remove(0);
+        for (device, disk) in loops.iter().zip(&self.disks) {
+            said = said.replace(&device.device, disk);
+        }
+        let mut areas = BTreeMap::<String, Vec<&str>>::new();
+        // A line for each segment, and what is missing is told of besides.
+        for (name, lies_on) in said.lines().filter_map(|line| line.trim().split_once('=')) {
+            areas.entry(name.trim_matches(['[', ']']).to_owned()).or_default().push(lies_on);
+        }
+        areas.into_iter().map(|(name, segments)| (name, segments.join(","))).collect()
     }
 
     fn loops(&self) -> Vec<Loop> {
@@ -178,9 +195,11 @@ impl Lab {
         let areas = part["areas"].as_array().expect("places");
         assert_eq!(size % areas.len(), 0);
         let start = |area: &Value| {
-            let at =
-                area.as_str().and_then(|area| area.strip_prefix("pv0(")?.strip_suffix(')')).expect("a place");
-            PE_START as u64 + at.parse::<u64>().expect("a number") * extent
+            let place = area.as_str().and_then(|area| area.split_once('('));
+            let (disk, extents) = place.expect("a disk and a place");
+            assert_eq!(disk, self.disks[0]);
+            let at = extents.strip_suffix(')').and_then(|at| at.parse::<u64>().ok());
+            PE_START as u64 + at.expect("a number") * extent
         };
         (areas.iter().map(start).collect(), size / areas.len())
     }
