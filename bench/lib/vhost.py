@@ -30,16 +30,19 @@ PLACES = ("0 and 0", "1 and 1", *EACH)
 QUEUES_MAX = max(QUEUES)
 # Of reads that are nearly all the server's work: a memory disk, which fills them.
 LARGE = {"bs": 4 << 20, "depth": 4}
+# Requests by guests whose memory has been there for a while, as it is and gathered in huge pages: bytes, and how many are under way.
+HUGE = "blockwork, huge pages"
+SIZES = ((1 << 20, 8), (1 << 20, 64), (256 << 10, 16), (64 << 10, 32), (4096, 32))
 NULL_BYTES = 4 << 30
 DELAY_MS = 1
 EVENTS = {"raw_syscalls:sys_enter": "syscalls", "syscalls:sys_enter_io_uring_enter": "enters"}
 
 
-def start_ours(starter, at, *disk, name="blockwork-vhost"):
+def start_ours(starter, at, *disk, name="blockwork-vhost", peer=OURS):
     sock, log = starter.paths(name)
     command = [*at, starter.blockwork, "serve", *disk, "--vhost-user", sock, "--queues", str(QUEUES_MAX)]
-    make = lambda: servers.Server(OURS, command, log, sock).wait_for_ready_line()  # noqa: E731
-    return starter.start(OURS, starter.blockwork, make)
+    make = lambda: servers.Server(peer, command, log, sock).wait_for_ready_line()  # noqa: E731
+    return starter.start(peer, starter.blockwork, make)
 
 
 def start_qsd(starter, at, blockdev):
@@ -66,7 +69,8 @@ def raw_at(cell):
 
 def load(bench, server, cell, seconds):
     options = ["--rw", cell.get("rw", "randread"), "--depth", str(cell["depth"]), "--queue-size", str(cell["ring"]),
-               "--queues", str(cell.get("queues", 1)), "--bs", str(cell.get("bs", 4096)), *(["--poll"] if cell["guest"] == "polling" else [])]
+               "--queues", str(cell.get("queues", 1)), "--bs", str(cell.get("bs", 4096)), "--rest", str(cell.get("rest", 0)),
+               *(["--poll"] if cell["guest"] == "polling" else [])]
     return clients.vhostload(bench.vhostload, server.sock, server.pid, seconds, options, guest_at(server, cell))
 
 
@@ -162,6 +166,14 @@ def workers_table(rows):
     return lines + [""]
 
 
+def measure_sizes(bench, ours, blockdev):
+    with bench.starter() as starter:
+        started = [start_ours(starter, [], *ours), start_qsd(starter, [], blockdev),
+                   start_ours(starter, [], *ours, "--guest-memory", "huge", name="blockwork-vhost-huge", peer=HUGE)]
+        cells = [cell_of("sizes", depth, rw="randread", bs=size, rest=5) for size, depth in SIZES]
+        return in_turns(bench, [server for server in started if server], cells, False, ())
+
+
 def slow_table(bench):
     path = f"{bench.run_folder}/slow.table"
     with open(path, "w") as file:
@@ -207,6 +219,7 @@ def vhost(bench):
         placed = [(1, places) for places in PLACES] + [(depth, places) for depth in FILE_DEPTHS[1:] for places in EACH]
         cells = [cell_of("placed", depth, places=places, rw="randread") for depth, places in placed]
         rows += measure(bench, "placed", ours, blockdev, cells, extra=beside)
+    rows += measure_sizes(bench, ours, blockdev)
     return tables_of(rows) + goals(rows) + least(bench) + [machine.noise(rows), ""] + errors(rows)
 
 
@@ -257,6 +270,7 @@ def tables_of(rows):
     reads = [row for row in file if row["rw"] == "randread"]
     lines += table("Reads per second against the best of the bare ones", reads, ["depth"], [OURS, *BARE_FILE], "iops", max)
     lines += table("Reads, p50, us", reads, ["depth"], [OURS, *BARE_FILE], "p50_us", min)
+    lines += table("Reads per second by size, in memory that has been there for 5 s", of("sizes"), ["bs", "depth"], [OURS, HUGE, QSD], "iops", max, [QSD])
     placed = of("placed")
     lines += table("Reads at depth 1, by the processors of server and guest: p50, us", [row for row in placed if row["depth"] == 1], ["places"],
                    [OURS, QSD, RAW], "p50_us", min, [QSD])

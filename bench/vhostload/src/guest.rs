@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use anyhow::{Context, Result};
 use blockwork_format::vhost_user::Region;
-use blockwork_memory::{Buffer, Mapping};
+use blockwork_memory::{Buffer, Mapping, PAGE};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
 /// Where the guest's memory begins for the guest, so that no address is right by accident.
@@ -66,6 +66,13 @@ impl Guest {
     /// The first guest address.
     pub(crate) fn base() -> u64 {
         GUEST_BASE
+    }
+
+    /// Writes to each page, and changes nothing: all are there then, as of a guest that has been up for some time.
+    pub fn use_all(&self) {
+        for page in (0..self.memory.len()).step_by(PAGE) {
+            self.memory.set_bits(page, 0);
+        }
     }
 
     /// It as the protocol's region.

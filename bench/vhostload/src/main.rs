@@ -63,6 +63,9 @@ struct Args {
     /// For so long.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
+    /// Before that, use all of the guest's memory, and rest for so long: what the server does about that memory is done by then.
+    #[arg(long, default_value_t = 0.0)]
+    rest: f64,
     /// Look for answers without sleeping.
     #[arg(long)]
     poll: bool,
@@ -134,6 +137,10 @@ fn run(args: &Args) -> Result<Report> {
         // A device that was never used might sleep deeper.
         let first = load.request(1);
         (0..args.queues.into()).try_for_each(|queue| disk.run(queue, first).map(drop))?;
+    }
+    if args.rest > 0.0 {
+        disk.guest.use_all();
+        std::thread::park_timeout(Duration::from_secs_f64(args.rest));
     }
     let before = args.pid.map(cpu_seconds).transpose()?;
     let measured = load.run(&mut disk, Duration::from_secs_f64(args.seconds))?;

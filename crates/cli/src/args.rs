@@ -146,6 +146,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 64, requires = "vhost_user",
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: u16,
+    /// Pages of the memory that virtual machines share by vhost-user. With huge ones large requests are up to twice as fast, as disks are told of fewer
+    /// pieces; better still, give the machine such when it starts (`hugetlb=on` of QEMU's memory-backend-memfd).
+    #[arg(long, value_name = "PAGES", default_value = "as-is")]
+    pub(crate) guest_memory: GuestMemoryArg,
     /// Serve a volume to a guest of Xen's as its disk VDEV (xvda, or a number), from dom0 or a driver domain. The guest is there
     /// already, running or paused (`xl create -p`), and its configuration does not name the disk. Once for each volume, in their order.
     #[arg(long, value_name = "DOMID/VDEV", value_parser = xen_disk)]
@@ -389,6 +393,22 @@ pub(crate) struct ReproduceDiscardArgs {
     /// Print JSON, times in virtual seconds.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Pages of guests' memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GuestMemoryArg {
+    /// As the virtual machine has it
+    AsIs,
+    /// Where all small pages of a huge one are there, they are gathered in it, bit by bit (Linux 6.1 or later)
+    Huge,
+}
+
+impl ServeArgs {
+    /// Whether guests' memory is gathered in huge pages.
+    pub(crate) fn huge_pages(&self) -> bool {
+        self.guest_memory == GuestMemoryArg::Huge
+    }
 }
 
 /// Who does the I/O of a server.

@@ -248,7 +248,12 @@ impl Running {
         let on_panic: OnPanic = Arc::new(move |what| drop(tell.send(News::Panicked(what))));
         self.autoextend = Some(Autoextender::start(groups.clone(), on_panic.clone())?);
         let merges = MergeKeeper::start(groups.clone(), on_panic.clone())?;
-        let exports = Arc::new(ServedExports::new(&self.workers, self.offers.clone(), merges.caller()));
+        let exports = Arc::new(ServedExports::new(
+            &self.workers,
+            self.offers.clone(),
+            merges.caller(),
+            args.huge_pages(),
+        ));
         self.merges = Some(merges);
         self.sizes = Some(SizeKeeper::start(groups.clone(), on_panic)?);
         if !args.no_control {
@@ -319,7 +324,7 @@ impl Running {
         let volumes = self.workers.served.all();
         check_count("--vhost-user", "socket", args.vhost_user.len(), volumes.len())?;
         for (first_worker, (path, (id, volume))) in args.vhost_user.iter().zip(&volumes).enumerate() {
-            let options = VhostOptions { queues: args.queues, first_worker };
+            let options = VhostOptions { queues: args.queues, first_worker, huge_pages: args.huge_pages() };
             let stats = self.workers.stats.clone();
             let start = || VhostServer::start(path, (*id, volume), options, &self.workers.handles, stats);
             self.addresses.push(self.offers.by_guest((*id, volume), start)?);

@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         (worker.run(), worker.env.enters())
     });
     let handle = receive.recv()?;
-    let options = VhostOptions { queues: 8, first_worker: 0 };
+    let options = VhostOptions { queues: 8, first_worker: 0, huge_pages: false };
     let volume = (VolumeId(0), &volumes[0]);
     let server =
         VhostServer::start(Path::new(&socket), volume, options, std::slice::from_ref(&handle), stats)?;

@@ -23,6 +23,7 @@ mod buffer;
 mod fault;
 mod granted;
 mod guest;
+mod huge;
 mod mapping;
 mod near;
 mod pool;
@@ -37,6 +38,7 @@ pub use guest::{
     GUEST_BYTES_MAX, GUEST_REGIONS_MAX, GuestLayout, GuestMemory, GuestRange, GuestRanges, GuestRegion,
     LayoutError, NotGuestMemory,
 };
+pub use huge::{Gathered, HUGE_PAGE};
 pub use mapping::{MAPPED_BYTES_MAX, MapError, Mapping, Place};
 pub use near::bring_near;
 pub use pool::Pool;

@@ -3,16 +3,17 @@
 use std::fmt;
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FileType, fcntl_get_seals, fstat};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::munmap;
 
 use crate::budget::{MAPPINGS, mappings_max, max_map_count};
 use crate::buffer::PAGE;
 use crate::fault::Guard;
+use crate::huge;
 
 /// Bytes of all mappings of a process at a time, at most: three quarters of the addresses that it has on x86-64. A file that is nearly all hole may be as
 /// large as its owner likes, and a process that has given away all of its addresses ends with its next large allocation.
@@ -52,6 +53,10 @@ pub struct Mapping {
     len: usize,
     /// Bytes that are mapped: whole pages, of the file's size of page.
     mapped: usize,
+    /// The file has small pages.
+    is_small: bool,
+    /// Which of them are there is told to us.
+    is_told_of_pages: bool,
     guard: Guard,
     /// Given back when the memory is unmapped and the guard's slot is free again.
     _claim: Claim,
@@ -165,18 +170,15 @@ impl Mapping {
         }
         let mapped = usable.next_multiple_of(unit);
         let claim = Claim::new(mapped as u64)?;
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping where the kernel finds room touches no memory that anybody has.
-        let start = unsafe { mmap(ptr::null_mut(), mapped, protection, MapFlags::SHARED, file, offset - at) }
-            .map_err(|errno| io("mmap", errno))?;
-        let start =
-            NonNull::<u8>::new(start.cast()).expect("mmap gives no null pointer where none was asked for");
+        let start = huge::map(file, offset - at, mapped).map_err(|errno| io("mmap", errno))?;
         match Guard::new(start.addr().get(), mapped) {
             Ok(guard) => {
                 // The handler turns it into a pointer again.
                 start.as_ptr().expose_provenance();
-                let mapping = Arc::new(Mapping { start, len: usable, mapped, guard, _claim: claim });
-                Ok(Place { mapping, offset: offset_there })
+                let (is_small, is_told_of_pages) = (unit == PAGE, huge::is_told_of_pages(file));
+                let mapping =
+                    Mapping { start, len: usable, mapped, is_small, is_told_of_pages, guard, _claim: claim };
+                Ok(Place { mapping: Arc::new(mapping), offset: offset_there })
             }
             Err(source) => {
                 // SAFETY: mapped just now, and known to nobody.
@@ -201,6 +203,16 @@ impl Mapping {
     #[inline]
     pub fn is_torn(&self) -> bool {
         self.guard.is_torn()
+    }
+
+    /// Where it lies, and how long it is in small pages: 0 where it has others.
+    pub(crate) fn small_pages(&self) -> (NonNull<u8>, usize) {
+        (self.start, if self.is_small { self.mapped } else { 0 })
+    }
+
+    /// Whether we are told which of its pages are there.
+    pub(crate) fn is_told_of_pages(&self) -> bool {
+        self.is_told_of_pages
     }
 
     /// Address of the range.

@@ -31,6 +31,8 @@ pub(super) struct ServedExports {
     served: Arc<Served>,
     handles: Vec<WorkerHandle<Uring>>,
     stats: Arc<Stats>,
+    /// Of guests' memory.
+    huge_pages: bool,
     /// Who waits until nobody has a volume open.
     merges: MergeCaller,
     /// Exports that there have been: each begins with another worker.
@@ -38,10 +40,16 @@ pub(super) struct ServedExports {
 }
 
 impl ServedExports {
-    pub(super) fn new(workers: &Workers, offers: Offers, merges: MergeCaller) -> ServedExports {
+    pub(super) fn new(
+        workers: &Workers,
+        offers: Offers,
+        merges: MergeCaller,
+        huge_pages: bool,
+    ) -> ServedExports {
         let (served, stats) = (workers.served.clone(), workers.stats.clone());
         let handles = workers.handles.clone();
-        ServedExports { offers, served, handles, stats, merges, count: AtomicUsize::new(0) }
+        let count = AtomicUsize::new(0);
+        ServedExports { offers, served, handles, stats, huge_pages, merges, count }
     }
 
     fn add(&self, name: &str, to: &GuestDisk, queues: Option<u16>) -> Result<ExportAnswer, Refusal> {
@@ -66,7 +74,7 @@ impl ServedExports {
                     bail!("{path}: the path of a socket begins with a slash");
                 }
                 let queues = queues.unwrap_or(QUEUES_DEFAULT).clamp(1, QUEUES_MAX);
-                let options = VhostOptions { queues, first_worker };
+                let options = VhostOptions { queues, first_worker, huge_pages: self.huge_pages };
                 Ok(VhostServer::start(path, volume, options, workers, stats)?.into())
             }
             GuestDisk::Xen(disk) => {

@@ -192,12 +192,22 @@ fn a_guest_goes_on_when_its_server_is_killed_and_comes_back() {
     }
 }
 
-/// The device of the guest stays, and what it asks for waits in its rings, while nobody serves it.
+/// MiB of a guest's memory that its server has told to be in huge pages, last.
+fn in_huge_pages(server: &Server) -> u64 {
+    let said = server.said();
+    let told = said.lines().filter_map(|line| line.split_once(" of the guest's memory are in huge pages"));
+    let last = told.last().and_then(|(line, _)| line.rsplit(' ').nth(3).map(str::to_owned));
+    last.map_or(0, |mib| mib.parse().expect("a number"))
+}
+
+/// The device of the guest stays, and what it asks for waits in its rings, while nobody serves it. Whoever does gathers its memory in huge pages.
 #[test]
 fn a_guests_disk_is_taken_away_by_force_while_it_writes_and_given_back() {
     let scratch = Scratch::new();
     scratch.sparse("disk.img", 64 * MIB);
-    let server = scratch.serve(["--workers", "2", "--disk", "disk.img"]);
+    let mut command = scratch.blockwork(["serve", "--workers", "2", "--guest-memory", "huge"]);
+    command.args(["--nbd", &format!("unix:{}", scratch.at("nbd")), "--disk", "disk.img"]);
+    let server = Server::start(command.env("RUST_LOG", "info"));
     let socket = scratch.at("socket.vm");
     let export = |words: &[&str]| run(&mut scratch.blockwork([&["export"], words].concat()));
     export(&["add", "disk/disk.img", "--vhost-user", &socket]);
@@ -215,6 +225,7 @@ fn a_guests_disk_is_taken_away_by_force_while_it_writes_and_given_back() {
         export(&["add", "disk/disk.img", "--vhost-user", &socket]);
     }
     script(&guest, GO_ON);
+    until("the guest's memory is gathered", || in_huge_pages(&server) >= 64);
     let said = script(&guest, VERIFIED);
     assert_eq!(said.matches("verified").count(), 2, "{said}");
     drop(guest);

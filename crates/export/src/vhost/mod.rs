@@ -13,7 +13,7 @@
 //! bad one loses its own device and nothing else.
 //!
 //! While a guest moves to another host, what is written into its memory is marked (`dirty`). Where it moves to another front end on this
-//! one, both have a session, and one the disk (`turn`).
+//! one, both have a session, and one the disk (`turn`). Where that is asked for, its memory is gathered in huge pages (`huge`).
 //!
 //! Not here: IOMMUs; polling for a guest that cannot call.
 
@@ -23,6 +23,8 @@ mod cut;
 mod device;
 mod dirty;
 mod given;
+mod huge;
+mod mapped;
 mod marks;
 mod parts;
 mod queue;

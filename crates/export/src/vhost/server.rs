@@ -34,6 +34,8 @@ pub struct VhostOptions {
     pub queues: u16,
     /// Which worker serves the first queue; the others follow in turn. For several exports to spread.
     pub first_worker: usize,
+    /// The memory of guests is gathered in huge pages.
+    pub huge_pages: bool,
 }
 
 /// Why there is no export.
@@ -161,6 +163,7 @@ impl VhostServer {
             without_memory: Complaints::default(),
             short_rings: Complaints::default(),
             broken: Arc::default(),
+            huge_pages: options.huge_pages.then(Arc::default),
         };
         let shared = Arc::new(Shared::default());
         let fd = listener.fd().clone();

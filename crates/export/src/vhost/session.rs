@@ -18,7 +18,7 @@ use blockwork_format::vhost_user::{
     LogArea, Message, Region, VringAddr, VringFile, VringState, inflight, protocol,
 };
 use blockwork_format::virtio::{RING_SIZE_MAX, blk, feature};
-use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, LayoutError, MapError, Mapping, Place};
+use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, LayoutError, MapError, Place};
 use blockwork_uring::Uring;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -26,6 +26,8 @@ use super::control::{Command, QueueHandle};
 use super::device::{Device, ENDS};
 use super::dirty::{DirtyLog, LogMemory, bytes_for};
 use super::given::{Closer, Given};
+use super::huge::HugePages;
+use super::mapped::{map, place};
 use super::marks::Marks;
 use super::queue::{LogParts, QueueParts, RingParts};
 use super::ring::{PACKED_BASE, Ring, RingPlace};
@@ -163,6 +165,8 @@ pub(super) struct Service {
     /// About rings that are too short for what their drivers do.
     pub(super) short_rings: Complaints,
     pub(super) broken: Arc<Complaints>,
+    /// That the guest's memory is, or is not, in huge pages. None: it is as it is.
+    pub(super) huge_pages: Option<Arc<Complaints>>,
 }
 
 /// One front end.
@@ -176,6 +180,7 @@ pub(super) struct Session<'a> {
     protocol: u64,
     regions: Vec<GuestRegion>,
     layout: GuestLayout,
+    huge_pages: Option<HugePages>,
     queues: Vec<Queue>,
     inflight: Option<InflightMemory>,
     /// Where written pages are marked, while F_LOG_ALL is set.
@@ -210,6 +215,7 @@ impl<'a> Session<'a> {
             protocol: 0,
             regions: Vec::new(),
             layout: GuestLayout::default(),
+            huge_pages: None,
             queues: std::iter::repeat_with(Queue::default).take(queues).collect(),
             inflight: None,
             log: None,
@@ -584,7 +590,11 @@ impl<'a> Session<'a> {
         if let Some(log) = &self.log {
             check_log(log.len as u64, &layout)?;
         }
+        self.huge_pages = None;
         self.with_queues_at_rest(|session| (session.regions, session.layout) = (regions, layout));
+        let Service { name, huge_pages, .. } = self.service;
+        let asked = huge_pages.as_ref().filter(|_| !self.layout.regions().is_empty());
+        self.huge_pages = asked.and_then(|complaints| HugePages::start(name, &self.layout, complaints));
         Ok(())
     }
 
@@ -772,12 +782,6 @@ fn eventfd(what: &'static str, file: Given) -> Result<Arc<OwnedFd>, Refusal> {
     file.into_eventfd().map(Arc::new).map_err(|found| Refusal::NoEventfd { what, found })
 }
 
-/// A part of a file of the front end's, mapped.
-fn place(what: &'static str, file: &Given, offset: u64, len: u64) -> Result<Place, Refusal> {
-    let mapped = Mapping::of_memory(file.as_fd(), offset, len);
-    mapped.map_err(|source| Refusal::Map { what, offset, len, source })
-}
-
 /// Whether a log is large enough, and no larger than any may be.
 fn check_log(size: u64, layout: &GuestLayout) -> Result<(), Refusal> {
     let least = bytes_for(layout.end());
@@ -786,10 +790,4 @@ fn check_log(size: u64, layout: &GuestLayout) -> Result<(), Refusal> {
     }
     let expected = format!("{least} to {LOG_BYTES_MAX}, a bit for each page of 4096 bytes");
     Err(Refusal::Number { what: "the size of the log of written pages", found: size, expected })
-}
-
-fn map(region: &Region, file: &Given) -> Result<GuestRegion, Refusal> {
-    let Region { guest, size: len, user, offset } = *region;
-    let Place { mapping, offset } = place("memory", file, offset, len)?;
-    Ok(GuestRegion { guest, user, len, mapping, offset: offset as u64 })
 }

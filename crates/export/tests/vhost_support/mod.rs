@@ -38,6 +38,15 @@ impl Rig {
 
     /// Serves several disks, each at a socket of its own.
     pub fn of(specs: &[&str], workers: usize, read_only: bool) -> Rig {
+        Rig::build(specs, workers, read_only, false)
+    }
+
+    /// Serves a disk to guests whose memory is gathered in huge pages.
+    pub fn with_huge_pages(spec: &str) -> Rig {
+        Rig::build(&[spec], 1, false, true)
+    }
+
+    fn build(specs: &[&str], workers: usize, read_only: bool, huge_pages: bool) -> Rig {
         let folder = tempfile::tempdir().expect("a scratch folder");
         let open =
             |spec: &&str| blockwork_leaf::open(spec, &Default::default()).expect("the disk opens").source;
@@ -67,13 +76,13 @@ impl Rig {
             })
             .collect();
         let mut rig = Rig { servers: Vec::new(), folder, stats, workers };
-        (0..).zip(volumes.iter()).for_each(|(id, volume)| rig.serve((VolumeId(id), volume)));
+        (0..).zip(volumes.iter()).for_each(|(id, volume)| rig.serve((VolumeId(id), volume), huge_pages));
         rig
     }
 
-    fn serve(&mut self, volume: (VolumeId, &Volume)) {
+    fn serve(&mut self, volume: (VolumeId, &Volume), huge_pages: bool) {
         let handles: Vec<_> = self.workers.iter().map(|(handle, _)| handle.clone()).collect();
-        let options = VhostOptions { queues: 8, first_worker: 0 };
+        let options = VhostOptions { queues: 8, first_worker: 0, huge_pages };
         let socket = self.socket_of(self.servers.len());
         let server = VhostServer::start(&socket, volume, options, &handles, self.stats.clone());
         self.servers.push(server.expect("the server starts"));
@@ -144,7 +153,7 @@ impl Single {
         let worker = Worker::new(env, config);
         let folder = tempfile::tempdir().expect("a scratch folder");
         let socket = folder.path().join("socket");
-        let which = VhostOptions { queues: 1, first_worker: 0 };
+        let which = VhostOptions { queues: 1, first_worker: 0, huge_pages: false };
         let server =
             VhostServer::start(&socket, (VolumeId(0), &volume), which, &[worker.handle()], stats.clone());
         let disk = Disk::new(&socket, options).expect("the server takes a front end");

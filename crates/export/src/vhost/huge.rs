@@ -1,0 +1,140 @@
+//! Has the memory of a front end's guest be in huge pages, where that is asked for: a thread of its own looks for stretches all of whose small
+//! pages are there, and gathers each in a huge one (see [`Mapping::gather`](blockwork_memory::Mapping::gather)).
+//!
+//! Invariants:
+//! 1. It takes no more than an eighth of a processor: whoever touches a stretch that is gathered waits for some milliseconds.
+//! 2. It ends before the memory that it was given is taken away.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use blockwork_memory::{Gathered, GuestLayout, HUGE_PAGE};
+use blockwork_uring::clock;
+
+use crate::complaints::Complaints;
+
+/// It rests so many times as long as it worked.
+const RESTS: u32 = 7;
+/// And at least so long at a time, so that it need not wake up for each stretch that is huge already.
+const REST_LEAST: Duration = Duration::from_millis(10);
+/// When it has been through all of the memory it begins again after so long, since a guest comes to use more of it, and gives some back; where
+/// it has found nothing new, after twice as long as the last time, up to the second.
+const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32));
+
+/// The thread, while this is there.
+pub(super) struct HugePages {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    ends: Mutex<bool>,
+    ended: Condvar,
+}
+
+impl Shared {
+    /// Waits so long; whether it is to go on then.
+    fn rest(&self, time: Duration) -> bool {
+        let ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
+        let ended = self.ended.wait_timeout_while(ends, time, |ends| !*ends);
+        !*ended.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// What has become of all stretches, in one time through them.
+#[derive(Default)]
+struct Pass {
+    all: usize,
+    huge: usize,
+    refused: Option<std::io::Error>,
+}
+
+impl HugePages {
+    /// For that memory. None: there is no thread for it, which is told.
+    pub(super) fn start(name: &str, layout: &GuestLayout, complaints: &Arc<Complaints>) -> Option<HugePages> {
+        let shared = Arc::new(Shared::default());
+        let (known, layout, complaints) = (shared.clone(), layout.clone(), complaints.clone());
+        let (export, told) = (name.to_owned(), complaints.clone());
+        let thread = thread::Builder::new().name("huge pages".into());
+        match thread.spawn(move || gather_all(&export, &layout, &known, &complaints)) {
+            Ok(thread) => Some(HugePages { shared, thread: Some(thread) }),
+            Err(error) => {
+                told.warn(clock(), || {
+                    format!("{name}: no thread that gathers the guest's memory in huge pages: {error}")
+                });
+                None
+            }
+        }
+    }
+}
+
+impl Drop for HugePages {
+    fn drop(&mut self) {
+        *self.shared.ends.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.shared.ended.notify_all();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log::error!("a thread that gathers a guest's memory in huge pages has panicked");
+        }
+    }
+}
+
+fn gather_all(name: &str, layout: &GuestLayout, shared: &Shared, complaints: &Complaints) {
+    let mut told: Option<usize> = None;
+    let (mut again, mut huge) = (AGAIN.0, 0);
+    while let Some(pass) = pass(layout, shared) {
+        if told.is_none_or(|told| told.abs_diff(pass.huge) > pass.all / 8) {
+            pass.tell(name, complaints);
+            told = Some(pass.huge);
+        }
+        again = if pass.huge > huge { AGAIN.0 } else { (2 * again).min(AGAIN.1) };
+        huge = pass.huge;
+        if !shared.rest(again) {
+            return;
+        }
+    }
+}
+
+/// Goes through all of it; none: it is to end before that.
+fn pass(layout: &GuestLayout, shared: &Shared) -> Option<Pass> {
+    let mut pass = Pass::default();
+    let mut worked = Duration::ZERO;
+    for region in layout.regions() {
+        for stretch in 0..region.mapping.stretches() {
+            let began = Instant::now();
+            pass.all += 1;
+            match region.mapping.gather(stretch) {
+                Gathered::Huge => pass.huge += 1,
+                Gathered::NotThere => {}
+                Gathered::Refused(error) => pass.refused = Some(error),
+            }
+            worked += began.elapsed();
+            if worked * RESTS >= REST_LEAST {
+                if !shared.rest(worked * RESTS) {
+                    return None;
+                }
+                worked = Duration::ZERO;
+            }
+        }
+    }
+    Some(pass)
+}
+
+impl Pass {
+    fn tell(&self, name: &str, complaints: &Complaints) {
+        let mib = |stretches: usize| stretches * HUGE_PAGE >> 20;
+        match &self.refused {
+            Some(error) if self.huge == 0 => complaints.warn(clock(), || {
+                format!(
+                    "{name}: nothing of the guest's memory can be had in huge pages: {error}; the kernel has to be Linux 6.1 or later with \
+                     CONFIG_TRANSPARENT_HUGEPAGE, and to have unbroken memory left; or give the guest huge pages when it starts (QEMU: \
+                     -object memory-backend-memfd,hugetlb=on,share=on,...)"
+                )
+            }),
+            _ => complaints.inform(clock(), || {
+                format!("{name}: {} of {} MiB of the guest's memory are in huge pages", mib(self.huge), mib(self.all))
+            }),
+        }
+    }
+}
