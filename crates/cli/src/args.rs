@@ -186,9 +186,26 @@ pub(crate) struct ServeArgs {
     /// Do not open a control socket: `trace` will not find this server.
     #[arg(long)]
     pub(crate) no_control: bool,
+    /// Give up, before any disk is looked at, what the server will not need: it opens no files but those that it was started with, and others of
+    /// --sandbox-allow; makes no connections (but to NFS servers), runs no programs, and has no use of the kernel beyond that. Needs Linux 5.13.
+    #[arg(long, value_name = "on|off", value_enum, default_value_t = Switch::Off, hide_possible_values = true)]
+    pub(crate) sandbox: Switch,
+    /// Files, devices and folders that a server in its sandbox may open as well, such as disks for `blockwork md add`, and folders for the sockets of
+    /// `blockwork export add`.
+    #[arg(long, value_name = "PATH", num_args = 1.., value_hint = ValueHint::AnyPath)]
+    pub(crate) sandbox_allow: Vec<PathBuf>,
     /// Print the ready line and the statistics as JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Something that is had or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// It is had
+    On,
+    /// It is not
+    Off,
 }
 
 /// A path, not an address as `--nbd` takes it or the ready line tells it: that would be the name of a file in some other folder.
@@ -216,7 +233,7 @@ pub(crate) fn xen_disk(text: &str) -> Result<(u16, VirtualDevice), String> {
 
 #[derive(Debug, Args)]
 pub(crate) struct StatusArgs {
-    /// Print JSON: {"disks": [{"pid", "name", "decisions", "choices"}]}, the last two as /v1/stats has them.
+    /// Print JSON: {"disks": [{"pid", "name", "sandbox", "decisions", "choices"}]}, the last two as /v1/stats has them.
     #[arg(long)]
     pub(crate) json: bool,
 }

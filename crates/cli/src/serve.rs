@@ -1,7 +1,7 @@
 //! `blockwork serve`: assembles the volumes, starts the workers and exports, waits for a signal, and takes it all down
 //! in an order that loses nothing.
 //!
-//! Up: disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools, merges and sizes ─▶ control socket ─▶ layers (arrays
+//! Up: sandbox (and before it, what it would not allow) ─▶ disks, stacks ─▶ workers ─▶ NBD, FUSE, vhost-user, Xen ─▶ who looks after pools, merges and sizes ─▶ control socket ─▶ layers (arrays
 //! take up what is due) ─▶ `ready`.
 //! Down: control socket ─▶ who looks after pools, merges and sizes ─▶ mounts ─▶ workers are asked to end (what waits for space in a pool waits no longer,
 //! what is under way is answered) ─▶ guests' rings ─▶ what [`Workers::stop`] does ─▶ statistics.
@@ -16,6 +16,7 @@ mod keeper;
 mod merges;
 mod offers;
 mod patience;
+mod sandbox;
 mod served;
 mod signals;
 mod sizes;
@@ -41,7 +42,7 @@ use blockwork_volume::{Assembly, Plan, parse_setting};
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
 
-use crate::args::ServeArgs;
+use crate::args::{ServeArgs, Switch};
 use crate::out;
 use crate::usage::bail_usage;
 pub(crate) use arrays::{ServedArrays, arrays_of};
@@ -73,11 +74,17 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         ),
         _ => {}
     }
+    sandbox::check(args)?;
     let (disks, named) = disks_and_volumes(args);
+    let mut listeners = inherited;
+    if args.sandbox == Switch::On {
+        listeners.extend(listeners_of(args)?);
+        sandbox::enter(args, &disks)?;
+    }
     let mut assembly = assemble(args, disks)?;
     let volumes = choose(&mut assembly, &named)?;
     let mut running = Running::start(args, assembly, volumes)?;
-    let up = running.export(args, inherited).and_then(|()| {
+    let up = running.export(args, listeners).and_then(|()| {
         running.workers.open_layers();
         announce(args, &running.addresses)
     });
@@ -112,6 +119,15 @@ fn reads_like_a_volume(spec: &str) -> bool {
     let first = parts.next().unwrap_or_default();
     let is_name = |part: &str| !part.is_empty() && part != "." && part != "..";
     is_name(first) && spec.contains('/') && parts.all(is_name) && !Path::new(first).is_dir()
+}
+
+/// The sockets of `--nbd`. A server in its sandbox cannot bind any over TCP, so it has them before; another one when it has something to serve.
+fn listeners_of(args: &ServeArgs) -> Result<Vec<Listener>> {
+    let listener = |address: &String| match address.strip_prefix("unix:") {
+        Some(path) => Listener::unix(Path::new(path)),
+        None => Listener::tcp(address),
+    };
+    Ok(args.nbd.iter().map(listener).collect::<Result<_, _>>()?)
 }
 
 fn assemble(args: &ServeArgs, disks: Vec<String>) -> Result<Assembly> {
@@ -235,12 +251,13 @@ impl Running {
     }
 
     /// Starts everything that clients and people reach it by.
-    fn export(&mut self, args: &ServeArgs, inherited: Vec<Listener>) -> Result<()> {
-        self.export_nbd(args, inherited)?;
+    fn export(&mut self, args: &ServeArgs, listeners: Vec<Listener>) -> Result<()> {
+        self.export_nbd(args, listeners)?;
         self.export_fuse(args)?;
         self.export_vhost(args)?;
         self.export_xen(args)?;
-        let state = ControlState::new(self.workers.stats.clone(), self.workers.hub.clone());
+        let mut state = ControlState::new(self.workers.stats.clone(), self.workers.hub.clone());
+        state.set_sandboxed(sandbox::is_in());
         self.offers.tell(state.volumes());
         let serves_all = disks_and_volumes(args).1.is_empty() && args.table.is_empty();
         let groups = Arc::new(ServedGroups::new(&self.workers, self.offers.clone(), serves_all));
@@ -264,13 +281,9 @@ impl Running {
         Ok(())
     }
 
-    fn export_nbd(&mut self, args: &ServeArgs, inherited: Vec<Listener>) -> Result<()> {
-        let mut listeners = inherited;
-        for address in &args.nbd {
-            listeners.push(match address.strip_prefix("unix:") {
-                Some(path) => Listener::unix(Path::new(path))?,
-                None => Listener::tcp(address)?,
-            });
+    fn export_nbd(&mut self, args: &ServeArgs, mut listeners: Vec<Listener>) -> Result<()> {
+        if !sandbox::is_in() {
+            listeners.extend(listeners_of(args)?);
         }
         if listeners.is_empty() {
             return Ok(());

@@ -1,7 +1,7 @@
 //! `blockwork status`: which ways running servers have chosen for their disks, and by which figures.
 
 use anyhow::Result;
-use blockwork_daemon::{get_json, servers};
+use blockwork_daemon::{Status, get_json, servers};
 use blockwork_format::escape;
 use blockwork_insight::report::{ChoiceReport, DecisionReport, Report};
 use serde_json::json;
@@ -12,6 +12,8 @@ use crate::out;
 /// A disk of a server.
 struct Disk {
     pid: u32,
+    /// The server is in its sandbox.
+    sandbox: bool,
     name: String,
     decisions: Vec<DecisionReport>,
     choices: Vec<ChoiceReport>,
@@ -21,7 +23,7 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
     let mut disks = Vec::new();
     for server in servers()? {
         match get_json::<Report>(&server.socket, "/v1/stats") {
-            Ok(report) => disks.extend(disks_of(server.pid, report)),
+            Ok(report) => disks.extend(disks_of(&server.status, report)),
             // One that is ending is no reason not to show what others have.
             Err(error) => log::warn!("{error}"),
         }
@@ -30,20 +32,21 @@ pub(crate) fn run(args: &StatusArgs) -> Result<()> {
         log::warn!("no server is running (of this user) that has a disk");
     }
     if args.json {
-        let disk = |it: &Disk| json!({ "pid": it.pid, "name": it.name, "decisions": it.decisions, "choices": it.choices });
+        let disk = |it: &Disk| json!({ "pid": it.pid, "name": it.name, "sandbox": it.sandbox, "decisions": it.decisions, "choices": it.choices });
         return out::print_json(&json!({ "disks": disks.iter().map(disk).collect::<Vec<_>>() }));
     }
     out::print(&disks.iter().map(text).collect::<String>())
 }
 
 /// Disks with something to choose.
-fn disks_of(pid: u32, report: Report) -> impl Iterator<Item = Disk> {
+fn disks_of(server: &Status, report: Report) -> impl Iterator<Item = Disk> {
     let Report { nodes, decisions, choices, .. } = report;
+    let (pid, sandbox) = (server.pid, server.sandbox);
     nodes.into_iter().filter_map(move |node| {
         let decisions: Vec<_> = decisions.iter().filter(|it| it.node == node.node).cloned().collect();
         let choices: Vec<_> = choices.iter().filter(|it| it.node == node.node).cloned().collect();
         let has_any = !(decisions.is_empty() && choices.is_empty());
-        has_any.then_some(Disk { pid, name: node.name, decisions, choices })
+        has_any.then_some(Disk { pid, sandbox, name: node.name, decisions, choices })
     })
 }
 
@@ -54,7 +57,8 @@ fn disks_of(pid: u32, report: Report) -> impl Iterator<Item = Disk> {
 ///     writes of 32 KiB in 4 KiB off pages: linear, by 88.3 MB/s linear and 17.1 MB/s vectored, 8 pairs; 25 linear, 4071 vectored
 /// ```
 fn text(disk: &Disk) -> String {
-    let mut text = format!("{} (server {})\n", escape(&disk.name), disk.pid);
+    let sandbox = if disk.sandbox { ", in its sandbox" } else { "" };
+    let mut text = format!("{} (server {}{sandbox})\n", escape(&disk.name), disk.pid);
     for it in &disk.decisions {
         text += &format!("  {:<9}  {:<8}  {:<6}  {}\n", it.setting, it.value, it.by(), escape(&it.why));
         text.extend(disk.choices.iter().filter(|class| class.setting == it.setting).map(class));
@@ -109,6 +113,7 @@ mod tests {
         };
         let disk = Disk {
             pid: 7,
+            sandbox: false,
             name: "a\u{1b}.img".into(),
             decisions: vec![
                 decision("io", "threads", false, "io_uring_setup: EPERM"),

@@ -23,6 +23,9 @@ pub struct Status {
     pub pid: u32,
     /// Since it began to serve, seconds.
     pub uptime_seconds: f64,
+    /// Whether it has given up what it does not need (`--sandbox`).
+    #[serde(default)]
+    pub sandbox: bool,
     /// What it serves.
     pub volumes: Vec<VolumeStatus>,
     /// What it serves from.
@@ -77,6 +80,7 @@ pub struct ControlState {
     pub(crate) lists: Places,
     volumes: Volumes,
     disks: Disks,
+    sandbox: bool,
     started: Instant,
 }
 
@@ -182,8 +186,14 @@ impl ControlState {
             lists: Places::default(),
             volumes: Volumes::default(),
             disks: Disks::default(),
+            sandbox: false,
             started: Instant::now(),
         }
+    }
+
+    /// Whether it is in its sandbox.
+    pub fn set_sandboxed(&mut self, sandbox: bool) {
+        self.sandbox = sandbox;
     }
 
     /// Its arrays, which can be asked for something.
@@ -225,6 +235,7 @@ impl ControlState {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
+            sandbox: self.sandbox,
             volumes: self.volumes.all().iter().map(volume).collect(),
             disks: self.disks.all().iter().map(disk).collect(),
         }

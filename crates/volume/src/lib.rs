@@ -47,5 +47,6 @@ pub use scan::{
 pub use settings::Autoextend;
 pub use signature::{Signature, signature};
 pub use steps::{Step, StepError, Target, Write, carry_out, settle};
+pub use table::disks_of_table;
 pub use thin::{PoolChange, PoolCommit, PoolCommitError, PoolEditError};
 pub use volumes::Chosen;

@@ -33,6 +33,19 @@ pub(crate) fn assemble(assembly: &mut Assembly, path: &str, text: &str) -> Resul
     Ok(())
 }
 
+/// The disks that the table in a file names, in the words that it has for them; what is called so may as well be a volume. For who must know
+/// them before they are opened.
+///
+/// # Errors
+///
+/// It cannot be read, or is no table.
+pub fn disks_of_table(path: &str) -> Result<Vec<String>, VolumeError> {
+    let table = read(path)?;
+    let targets = table.devices.iter().flat_map(|device| &device.targets);
+    let named = targets.flat_map(|target| target.kind.devices());
+    Ok(named.filter(|dev| table::reference(dev).is_none()).map(str::to_owned).collect())
+}
+
 /// The table in a file.
 fn read(path: &str) -> Result<table::Table, VolumeError> {
     let text = read_table(path).map_err(|source| VolumeError::File { path: path.to_owned(), source })?;

@@ -30,6 +30,7 @@ use blockwork_volume::{Assembly, Attached, NEWCOMER_NODES_MAX, Newcomer, Purpose
 use ring::rand::{SecureRandom, SystemRandom};
 
 use super::offers::Offers;
+use super::sandbox;
 use super::served::Served;
 use super::workers::Workers;
 
@@ -189,7 +190,8 @@ impl ServedArrays {
             let why = if full { TOO_MANY } else { LOGGED };
             return Err(conflict(format!("{}: it cannot be opened: {why}", escape(device))));
         }
-        let newcomer = assembly.bring_in(device, &purpose).map_err(|error| conflict(error.to_string()))?;
+        let newcomer =
+            assembly.bring_in(device, &purpose).map_err(|error| conflict(sandbox::said(&error)))?;
         newcomer.warnings.iter().for_each(|warning| log::warn!("{}: {warning}", newcomer.name));
         self.served.name_nodes(&mut assembly).map_err(|error| conflict(error.to_string()))?;
         if let Some((leaf, node, source)) = newcomer.leaf.clone() {

@@ -17,6 +17,7 @@ use blockwork_uring::Uring;
 use super::guests::Guest;
 use super::merges::MergeCaller;
 use super::offers::Offers;
+use super::sandbox;
 use super::served::Served;
 use super::workers::Workers;
 use crate::args::xen_disk;
@@ -55,7 +56,10 @@ impl ServedExports {
     fn add(&self, name: &str, to: &GuestDisk, queues: Option<u16>) -> Result<ExportAnswer, Refusal> {
         let start = |id, volume: &Volume| self.start((id, volume), to, queues);
         let added = self.offers.by_new_guest(|| self.served.find(name), start);
-        let conflict = |error| Refusal::new(RefusalKind::Conflict, crate::said(&error));
+        let conflict = |error: anyhow::Error| {
+            let text = format!("{}{}", crate::said(&error), sandbox::remedy(error.as_ref()));
+            Refusal::new(RefusalKind::Conflict, text)
+        };
         let Some((id, address)) = added.map_err(conflict)? else {
             let shown = escape(name);
             let text = format!("no volume is called {shown} here: `blockwork export show` shows them");

@@ -33,6 +33,7 @@ mod serve_md;
 mod serve_nbd;
 mod serve_nfs;
 mod serve_nfs_failures;
+mod serve_sandbox;
 mod serve_signals;
 mod serve_snapshot;
 mod serve_table;

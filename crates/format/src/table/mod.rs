@@ -196,6 +196,19 @@ impl TargetKind {
         }
     }
 
+    /// All devices that it names, as they are written.
+    pub fn devices(&self) -> Vec<&str> {
+        let beside: Vec<&str> = match self {
+            TargetKind::Snapshot(snapshot) | TargetKind::SnapshotMerge(snapshot) => vec![&snapshot.store],
+            TargetKind::ThinPool(pool) => vec![&pool.metadata],
+            TargetKind::Thin(thin) => {
+                std::iter::once(&thin.pool).chain(&thin.external_origin).map(String::as_str).collect()
+            }
+            _ => Vec::new(),
+        };
+        self.below().into_iter().map(|below| below.dev.as_str()).chain(beside).collect()
+    }
+
     /// The places that it is mapped to.
     pub fn below(&self) -> Vec<&Below> {
         match self {
