@@ -285,6 +285,9 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::thread;
 
+    use rustix::io::Errno;
+    use rustix::process::{Pid, test_kill_process};
+
     use super::*;
 
     #[test]
@@ -311,7 +314,7 @@ mod tests {
         let files = vec![(named.clone(), writes()), (read.clone(), reads())];
         // Its rules are a thread's, and of those that it starts.
         let restricted = thread::spawn(move || {
-            assert!(restrict(&Allowed { files, connects: false }).unwrap() >= ABI::V1);
+            let version = restrict(&Allowed { files, connects: false }).unwrap();
             let open = |path: &Path, write| fs::OpenOptions::new().read(true).write(write).open(path);
             let denied = |result: std::io::Result<()>| {
                 result.is_err_and(|error| error.kind() == ErrorKind::PermissionDenied)
@@ -321,8 +324,16 @@ mod tests {
             assert!(denied(open(&read, true).map(drop)));
             assert!(denied(open(&other, false).map(drop)));
             assert!(denied(fs::write(other.with_extension("new"), "")));
-            assert!(denied(TcpStream::connect(address).map(drop)));
-            assert!(denied(TcpListener::bind("127.0.0.1:0").map(drop)));
+            assert!(denied(fs::create_dir(other.with_extension("folder"))));
+            assert!(denied(std::os::unix::fs::symlink(&other, other.with_extension("link"))));
+            assert!(denied(fs::remove_file(&named)) && denied(fs::rename(&read, &named)));
+            if version >= ABI::V4 {
+                assert!(denied(TcpStream::connect(address).map(drop)));
+                assert!(denied(TcpListener::bind("127.0.0.1:0").map(drop)));
+            }
+            // Root may signal anybody, elsewhere.
+            let of_init = test_kill_process(Pid::INIT);
+            assert!(version < ABI::V6 || of_init == Err(Errno::PERM), "{of_init:?}");
         });
         restricted.join().expect("no panic");
         TcpStream::connect(address).expect("elsewhere all is as it was");

@@ -183,8 +183,7 @@ fn a_disk_on_an_nfs_server_is_reached() {
     scratch.sparse("export/disk.img", 32 * MIB);
     for query in ["", "?vers=3"] {
         let url = nfs.url("disk.img", query);
-        let command =
-            scratch.blockwork(["serve", "--sandbox", "on", "--nbd", "unix:socket", "--disk", &url]);
+        let command = scratch.blockwork(["serve", "--sandbox", "on", "--nbd", "unix:socket", "--disk", &url]);
         let server = Server::start(&mut nfs.beside(&command));
         expect_sandboxed(&scratch, &server);
         write(&scratch.uri(""));

@@ -1,7 +1,8 @@
 //! System calls that a server never makes, refused by seccomp: EPERM, as from a kernel that does not let this user.
 //!
 //! A list of what is refused, not of what is allowed: a C library or a kernel that makes a new call for an old purpose must not end a server that
-//! has disks open, and the files are Landlock's to guard. What io_uring does for us is not looked at by seccomp; it has no operation for any of these.
+//! has disks open, and the files are Landlock's to guard. What io_uring does for us is not looked at by seccomp; of
+//! these it has operations only for extended attributes.
 //!
 //! It costs nothing where it matters: of calls that are allowed whatever their arguments are, the kernel remembers that (Linux 5.11), and does not
 //! run the filter.
