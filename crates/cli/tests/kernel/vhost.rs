@@ -195,8 +195,9 @@ fn a_guest_goes_on_when_its_server_is_killed_and_comes_back() {
 /// MiB of a guest's memory that its server has told to be in huge pages, last.
 fn in_huge_pages(server: &Server) -> u64 {
     let said = server.said();
-    let told = said.lines().filter_map(|line| line.split_once(" of the guest's memory are in huge pages"));
-    let last = told.last().and_then(|(line, _)| line.rsplit(' ').nth(3).map(str::to_owned));
+    let mut told =
+        said.lines().filter_map(|line| line.split_once(" of the guest's memory are in huge pages"));
+    let last = told.next_back().and_then(|(line, _)| line.rsplit(' ').nth(3));
     last.map_or(0, |mib| mib.parse().expect("a number"))
 }
 

@@ -123,7 +123,7 @@ fn pass(layout: &GuestLayout, shared: &Shared) -> Option<Pass> {
 
 impl Pass {
     fn tell(&self, name: &str, complaints: &Complaints) {
-        let mib = |stretches: usize| stretches * HUGE_PAGE >> 20;
+        let mib = |stretches: usize| (stretches * HUGE_PAGE) >> 20;
         match &self.refused {
             Some(error) if self.huge == 0 => complaints.warn(clock(), || {
                 format!(
