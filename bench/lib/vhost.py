@@ -1,4 +1,4 @@
-"""Section `vhost`: rings of guests (vhost-user-blk), ours beside qemu-storage-daemon's and, for files, fio with io_uring on the file itself.
+"""Sections `vhost` and `pages`: rings of guests (vhost-user-blk), ours beside qemu-storage-daemon's and, for files, fio with io_uring on the file itself.
 
 The client is `vhostload`, which sleeps between answers as a guest does, or looks for them (`polling`). On the null disk the kernel places
 server and guest, and in a second table each has a processor of its own."""
@@ -166,12 +166,21 @@ def workers_table(rows):
     return lines + [""]
 
 
-def measure_sizes(bench, ours, blockdev):
+def pages(bench):
+    """Reads of several sizes, by guests whose memory has been there for a while."""
+    if not machine.has(bench.vhostload):
+        return ["Skipped: vhostload is not built.", ""]
+    path = bench.file("raw")
+    ours = ["--disk", f"{path},direct=on,lock=off"]
     with bench.starter() as starter:
-        started = [start_ours(starter, [], *ours), start_qsd(starter, [], blockdev),
+        started = [start_ours(starter, [], *ours), start_qsd(starter, [], f"{servers.qsd_file(path)},locking=off"),
                    start_ours(starter, [], *ours, "--guest-memory", "huge", name="blockwork-vhost-huge", peer=HUGE)]
-        cells = [cell_of("sizes", depth, rw="randread", bs=size, rest=5) for size, depth in SIZES]
-        return in_turns(bench, [server for server in started if server], cells, False, ())
+        cells = [cell_of("pages", depth, rw="randread", bs=size, rest=5) for size, depth in SIZES]
+        rows = in_turns(bench, [server for server in started if server], cells, False, ())
+    keys = ["bs", "depth"]
+    lines = table("Random reads per second of a file with O_DIRECT", rows, keys, [HUGE, OURS, QSD], "iops", max, [QSD])
+    lines += table("Server CPU, us per read", rows, keys, [HUGE, OURS, QSD], "server_us", min, [QSD])
+    return lines + [machine.noise(rows), ""] + errors(rows)
 
 
 def slow_table(bench):
@@ -219,7 +228,6 @@ def vhost(bench):
         placed = [(1, places) for places in PLACES] + [(depth, places) for depth in FILE_DEPTHS[1:] for places in EACH]
         cells = [cell_of("placed", depth, places=places, rw="randread") for depth, places in placed]
         rows += measure(bench, "placed", ours, blockdev, cells, extra=beside)
-    rows += measure_sizes(bench, ours, blockdev)
     return tables_of(rows) + goals(rows) + least(bench) + [machine.noise(rows), ""] + errors(rows)
 
 
@@ -270,7 +278,6 @@ def tables_of(rows):
     reads = [row for row in file if row["rw"] == "randread"]
     lines += table("Reads per second against the best of the bare ones", reads, ["depth"], [OURS, *BARE_FILE], "iops", max)
     lines += table("Reads, p50, us", reads, ["depth"], [OURS, *BARE_FILE], "p50_us", min)
-    lines += table("Reads per second by size, in memory that has been there for 5 s", of("sizes"), ["bs", "depth"], [OURS, HUGE, QSD], "iops", max, [QSD])
     placed = of("placed")
     lines += table("Reads at depth 1, by the processors of server and guest: p50, us", [row for row in placed if row["depth"] == 1], ["places"],
                    [OURS, QSD, RAW], "p50_us", min, [QSD])

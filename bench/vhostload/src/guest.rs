@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result};
 use blockwork_format::vhost_user::Region;
@@ -71,7 +72,8 @@ impl Guest {
     /// Writes to each page, and changes nothing: all are there then, as of a guest that has been up for some time.
     pub fn use_all(&self) {
         for page in (0..self.memory.len()).step_by(PAGE) {
-            self.memory.set_bits(page, 0);
+            let word = self.memory.load_u16(page, Ordering::Relaxed);
+            self.memory.store_u16(page, word, Ordering::Relaxed);
         }
     }
 

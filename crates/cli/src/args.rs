@@ -146,7 +146,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 64, requires = "vhost_user",
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: u16,
-    /// Pages of the memory that virtual machines share by vhost-user. With huge ones large requests are up to twice as fast, as disks are told of fewer
+    /// Pages of the memory that virtual machines share by vhost-user. With huge ones large requests can be twice as fast, as disks are told of fewer
     /// pieces; better still, give the machine such when it starts (`hugetlb=on` of QEMU's memory-backend-memfd).
     #[arg(long, value_name = "PAGES", default_value = "as-is")]
     pub(crate) guest_memory: GuestMemoryArg,

@@ -1,7 +1,7 @@
 //! Huge pages for memory that is shared with other processes, in place of small ones that are there already.
 //!
 //! A device gets its data by pages that lie anywhere: of 1 MiB in small ones it is told of 256 pieces, and of one in huge ones. What it costs to be told
-//! differs from device to device; on a virtual disk, reads of 1 MiB are more than twice as fast without (see `bench/README.md`, `vhost`).
+//! differs from device to device; on a virtual disk, reads of 1 MiB are more than twice as fast without (`bench/run pages`).
 //!
 //! Invariants:
 //! 1. No memory is added: only where all small pages of a huge one are there, they are gathered in it. What others have given back (a balloon)
@@ -30,7 +30,9 @@ pub enum Gathered {
     Huge,
     /// Not all of it is there, or nobody tells us whether it is.
     NotThere,
-    /// The kernel did not do it: EAGAIN where somebody works on it, ENOMEM where there is no huge page, EINVAL where it cannot.
+    /// Somebody works on it: a device, or the kernel itself. It may go later.
+    Busy,
+    /// The kernel did not do it: ENOMEM where there is no huge page, EBUSY where the process may have no more memory, EINVAL where it cannot.
     Refused(io::Error),
 }
 
@@ -104,9 +106,12 @@ impl Mapping {
             return Gathered::NotThere;
         }
         // SAFETY: a whole stretch of our own mapping, whose contents stay as they are.
-        match unsafe { libc::madvise(at.cast(), HUGE_PAGE, libc::MADV_COLLAPSE) } {
-            0 => Gathered::Huge,
-            _ => Gathered::Refused(io::Error::last_os_error()),
+        if unsafe { libc::madvise(at.cast(), HUGE_PAGE, libc::MADV_COLLAPSE) } == 0 {
+            return Gathered::Huge;
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Gathered::Busy,
+            error => Gathered::Refused(error),
         }
     }
 }
@@ -119,10 +124,6 @@ mod tests {
 
     use super::*;
     use crate::Buffer;
-
-    fn is_busy(why: &io::Error) -> bool {
-        why.raw_os_error() == Some(libc::EAGAIN)
-    }
 
     fn memory(bytes: u64) -> std::os::fd::OwnedFd {
         let file = memfd_create("memory", MemfdFlags::CLOEXEC).unwrap();
@@ -145,7 +146,7 @@ mod tests {
         // Another thread of the kernel's may have a page in its hands for a moment.
         let gather = |stretch| {
             let tries = (0..1000).map(|_| mapping.gather(stretch));
-            let mut done = tries.skip_while(|it| matches!(it, Gathered::Refused(why) if is_busy(why)));
+            let mut done = tries.skip_while(|it| matches!(it, Gathered::Busy));
             done.next().expect("nobody works on it for long")
         };
         let outcomes: Vec<_> = (0..3).map(gather).collect();

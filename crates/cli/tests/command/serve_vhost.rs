@@ -744,3 +744,21 @@ fn each_socket_is_one_volume() {
     let said = run_refused(command.args(["--vhost-user", &scratch.at("socket")]));
     assert!(said.contains("a server answers on this socket already, another one or this one"), "{said}");
 }
+
+#[test]
+fn that_no_memory_can_be_had_in_huge_pages_is_told_with_the_remedy_and_the_guest_is_served() {
+    let scratch = Scratch::new();
+    let served = scratch.at("socket");
+    let args = ["serve", "--vhost-user", &served, "--guest-memory", "huge", "--disk", "memory:16M"];
+    let server = Server::start(&mut scratch.without(&libc::SYS_madvise.to_string(), args));
+    let options = Options { requests: 64, data_bytes: 64 << 10, ..Options::default() };
+    let mut disk = Disk::new(&socket(&scratch), options).expect("the server takes a front end");
+    disk.guest.use_all();
+    until("it is told", || server.said().contains("memory can be had in huge pages"));
+    let told = server.said();
+    assert!(told.contains("Operation not permitted") && told.contains("hugetlb=on"), "{told}");
+    let read = Request { kind: request::IN, sector: 0, len: 64 << 10 };
+    assert_eq!(disk.run(0, read).expect("an answer").status, status::OK);
+    drop(disk);
+    server.stop();
+}

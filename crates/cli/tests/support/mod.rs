@@ -198,9 +198,14 @@ impl Scratch {
 
     /// The same where the ring is forbidden, so that only threads can do the I/O.
     pub fn without_ring<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
+        self.without(IO_URING_SETUP, args)
+    }
+
+    /// The same where the system call of that number is forbidden.
+    pub fn without<S: AsRef<OsStr>>(&self, call: &str, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = tool("/usr/bin/python3");
         command.current_dir(self.0.path()).env("BLOCKWORK_RUN_DIR", self.run_dir());
-        command.args(without_call(IO_URING_SETUP)).args(args);
+        command.args(without_call(call)).args(args);
         command
     }
 

@@ -5,6 +5,7 @@
 //! 1. It takes no more than an eighth of a processor: whoever touches a stretch that is gathered waits for some milliseconds.
 //! 2. It ends before the memory that it was given is taken away.
 
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -48,7 +49,7 @@ impl Shared {
 struct Pass {
     all: usize,
     huge: usize,
-    refused: Option<std::io::Error>,
+    refused: Option<io::Error>,
 }
 
 impl HugePages {
@@ -81,12 +82,15 @@ impl Drop for HugePages {
 }
 
 fn gather_all(name: &str, layout: &GuestLayout, shared: &Shared, complaints: &Complaints) {
-    let mut told: Option<usize> = None;
+    let (mut told, mut warned) = (0, false);
     let (mut again, mut huge) = (AGAIN.0, 0);
-    while let Some(pass) = pass(layout, shared) {
-        if told.is_none_or(|told| told.abs_diff(pass.huge) > pass.all / 8) {
+    while let Some(pass) = pass(layout, shared).filter(|pass| pass.all > 0) {
+        if pass.huge.abs_diff(told) > pass.all / 8 {
             pass.tell(name, complaints);
-            told = Some(pass.huge);
+            told = pass.huge;
+        } else if let (0, false, Some(error)) = (pass.huge, warned, &pass.refused) {
+            warn(name, error, complaints);
+            warned = true;
         }
         again = if pass.huge > huge { AGAIN.0 } else { (2 * again).min(AGAIN.1) };
         huge = pass.huge;
@@ -96,7 +100,7 @@ fn gather_all(name: &str, layout: &GuestLayout, shared: &Shared, complaints: &Co
     }
 }
 
-/// Goes through all of it; none: it is to end before that.
+/// Goes through all of it; none: it was to end before that.
 fn pass(layout: &GuestLayout, shared: &Shared) -> Option<Pass> {
     let mut pass = Pass::default();
     let mut worked = Duration::ZERO;
@@ -106,7 +110,7 @@ fn pass(layout: &GuestLayout, shared: &Shared) -> Option<Pass> {
             pass.all += 1;
             match region.mapping.gather(stretch) {
                 Gathered::Huge => pass.huge += 1,
-                Gathered::NotThere => {}
+                Gathered::NotThere | Gathered::Busy => {}
                 Gathered::Refused(error) => pass.refused = Some(error),
             }
             worked += began.elapsed();
@@ -124,17 +128,20 @@ fn pass(layout: &GuestLayout, shared: &Shared) -> Option<Pass> {
 impl Pass {
     fn tell(&self, name: &str, complaints: &Complaints) {
         let mib = |stretches: usize| (stretches * HUGE_PAGE) >> 20;
-        match &self.refused {
-            Some(error) if self.huge == 0 => complaints.warn(clock(), || {
-                format!(
-                    "{name}: nothing of the guest's memory can be had in huge pages: {error}; the kernel has to be Linux 6.1 or later with \
-                     CONFIG_TRANSPARENT_HUGEPAGE, and to have unbroken memory left; or give the guest huge pages when it starts (QEMU: \
-                     -object memory-backend-memfd,hugetlb=on,share=on,...)"
-                )
-            }),
-            _ => complaints.inform(clock(), || {
-                format!("{name}: {} of {} MiB of the guest's memory are in huge pages", mib(self.huge), mib(self.all))
-            }),
-        }
+        complaints.inform(clock(), || {
+            let (huge, all) = (mib(self.huge), mib(self.all));
+            format!("{name}: {huge} of {all} MiB of the guest's memory are in huge pages")
+        });
     }
+}
+
+/// Of no stretch that is there was a huge page made.
+fn warn(name: &str, error: &io::Error, complaints: &Complaints) {
+    complaints.warn(clock(), || {
+        format!(
+            "{name}: none of the guest's memory can be had in huge pages: {error}; the kernel has to be Linux 6.1 or later with \
+             CONFIG_TRANSPARENT_HUGEPAGE, and to have unbroken memory for this process; or give the guest huge pages when it starts \
+             (QEMU: -object memory-backend-memfd,hugetlb=on,share=on,...)"
+        )
+    });
 }
