@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::support::lvm::Lab;
 use crate::support::nbd::python;
 use crate::support::nfs::NfsServer;
-use crate::support::{Scratch, Server, output, run, run_refused, tool, until, without_call};
+use crate::support::{Scratch, Server, output, run, run_refused, until};
 use blockwork_format::virtio::blk::{request, status};
 use vhostload::{Disk, Options, Request};
 
@@ -197,11 +197,8 @@ fn a_disk_on_an_nfs_server_is_reached() {
 fn who_asks_for_a_sandbox_that_cannot_be_had_gets_no_server() {
     let scratch = Scratch::new();
     scratch.sparse("disk.img", MIB);
-    let mut command = tool("/usr/bin/python3");
-    command.current_dir(scratch.path("")).env("BLOCKWORK_RUN_DIR", scratch.run_dir());
-    command.args(without_call(LANDLOCK_CREATE_RULESET));
-    let done =
-        output(command.args(["serve", "--sandbox", "on", "--nbd", "unix:socket", "--disk", "disk.img"]));
+    let args = ["serve", "--sandbox", "on", "--nbd", "unix:socket", "--disk", "disk.img"];
+    let done = output(&mut scratch.without(LANDLOCK_CREATE_RULESET, args));
     let said = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(1), "{said}");
     assert!(said.contains("there is no Landlock here") && said.contains("serve without --sandbox"), "{said}");

@@ -20,8 +20,9 @@ const RESTS: u32 = 7;
 /// And at least so long at a time, so that it need not wake up for each stretch that is huge already.
 const REST_LEAST: Duration = Duration::from_millis(10);
 /// When it has been through all of the memory it begins again after so long, since a guest comes to use more of it, and gives some back; where
-/// it has found nothing new, after twice as long as the last time, up to the second.
-const AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(32));
+/// it has found nothing new, after twice as long as the last time, up to the second; or to the third, where it has found what somebody worked on.
+const AGAIN: (Duration, Duration, Duration) =
+    (Duration::from_secs(1), Duration::from_secs(32), Duration::from_secs(4));
 
 /// The thread, while this is there.
 pub(super) struct HugePages {
@@ -49,6 +50,8 @@ impl Shared {
 struct Pass {
     all: usize,
     huge: usize,
+    /// Somebody worked on some.
+    is_busy: bool,
     refused: Option<io::Error>,
 }
 
@@ -92,7 +95,8 @@ fn gather_all(name: &str, layout: &GuestLayout, shared: &Shared, complaints: &Co
             warn(name, error, complaints);
             warned = true;
         }
-        again = if pass.huge > huge { AGAIN.0 } else { (2 * again).min(AGAIN.1) };
+        let most = if pass.is_busy { AGAIN.2 } else { AGAIN.1 };
+        again = if pass.huge > huge { AGAIN.0 } else { (2 * again).min(most) };
         huge = pass.huge;
         if !shared.rest(again) {
             return;
@@ -110,7 +114,8 @@ fn pass(layout: &GuestLayout, shared: &Shared) -> Option<Pass> {
             pass.all += 1;
             match region.mapping.gather(stretch) {
                 Gathered::Huge => pass.huge += 1,
-                Gathered::NotThere | Gathered::Busy => {}
+                Gathered::NotThere => {}
+                Gathered::Busy => pass.is_busy = true,
                 Gathered::Refused(error) => pass.refused = Some(error),
             }
             worked += began.elapsed();
