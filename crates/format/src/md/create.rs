@@ -207,7 +207,7 @@ pub enum NewArrayError {
         expected: String,
     },
     /// Members without room for a bitmap.
-    #[error("members of {0} sectors have no room for a bitmap; make the array without one")]
+    #[error("members of {0} sectors have no room for a bitmap; make the array without one (--bitmap none)")]
     BitmapRoom(u64),
     /// What came out cannot be: a size beyond all limits.
     #[error(transparent)]
