@@ -1,4 +1,5 @@
-//! Huge pages for memory that is shared with other processes, in place of small ones that are there already.
+//! Huge pages: mappings that lie so that they can have some, and for memory that is shared with other processes, huge ones in place of small ones that
+//! are there already.
 //!
 //! A device gets its data by pages that lie anywhere: of 1 MiB in small ones it is told of 256 pieces, and of one in huge ones. What it costs to be told
 //! differs from device to device; on a virtual disk, reads of 1 MiB are more than twice as fast without (`bench/run pages`).
@@ -8,6 +9,7 @@
 //!    stays given back.
 //! 2. Contents do not change, whoever uses the memory meanwhile: the kernel sees to that, and leaves pages alone that a device works on.
 
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
@@ -36,6 +38,29 @@ pub enum Gathered {
     Refused(io::Error),
 }
 
+/// Private, zeroed memory of `len` bytes, whole pages, that begins `phase` bytes behind a place between huge pages.
+pub(crate) fn map_private(
+    len: usize,
+    phase: usize,
+    protection: ProtFlags,
+    flags: MapFlags,
+) -> rustix::io::Result<*mut c_void> {
+    // SAFETY: a new mapping where the kernel finds room touches no memory that anybody has.
+    let room = unsafe {
+        mmap_anonymous(ptr::null_mut(), len + HUGE_PAGE, protection, flags.union(MapFlags::PRIVATE))
+    }?;
+    let before = (phase + HUGE_PAGE - room.addr() % HUGE_PAGE) % HUGE_PAGE;
+    let start = room.wrapping_byte_add(before);
+    for (at, len) in [(room, before), (start.wrapping_byte_add(len), HUGE_PAGE - before)] {
+        if len > 0 {
+            // SAFETY: whole pages of what was mapped just now, before and behind what is kept, known to nobody. What cannot be given back is
+            // room without memory.
+            let _ = unsafe { munmap(at, len) };
+        }
+    }
+    Ok(start)
+}
+
 /// Maps `len` bytes of a file from `offset` on, whole pages of it, so that huge pages of the file are huge pages of the mapping.
 pub(crate) fn map(file: BorrowedFd<'_>, offset: u64, len: usize) -> rustix::io::Result<NonNull<u8>> {
     let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -43,25 +68,14 @@ pub(crate) fn map(file: BorrowedFd<'_>, offset: u64, len: usize) -> rustix::io::
         // SAFETY: a new mapping where the kernel finds room touches no memory that anybody has.
         unsafe { mmap(ptr::null_mut(), len, protection, MapFlags::SHARED, file, offset) }?
     } else {
-        let room = len + HUGE_PAGE;
-        let nothing = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        // SAFETY: as above.
-        let room_start = unsafe { mmap_anonymous(ptr::null_mut(), room, ProtFlags::empty(), nothing) }?;
         let phase = (offset % HUGE_PAGE as u64) as usize; // less than a huge page
-        let before = (phase + HUGE_PAGE - room_start.addr() % HUGE_PAGE) % HUGE_PAGE;
-        let start = room_start.wrapping_byte_add(before);
+        let room = map_private(len, phase, ProtFlags::empty(), MapFlags::NORESERVE)?;
         let flags = MapFlags::SHARED | MapFlags::FIXED;
-        // SAFETY: within the room that was mapped just now, which is known to nobody.
-        let mapped = unsafe { mmap(start, len, protection, flags, file, offset) };
-        let rest = match mapped {
-            Ok(_) => [(room_start, before), (start.wrapping_byte_add(len), HUGE_PAGE - before)],
-            Err(_) => [(room_start, room), (start, 0)],
-        };
-        for (at, len) in rest.into_iter().filter(|(_, len)| *len > 0) {
-            // SAFETY: whole pages of the room, beside what was mapped in it. What cannot be given back is room without memory.
-            let _ = unsafe { munmap(at, len) };
-        }
-        mapped?
+        // SAFETY: over the room that was mapped just now, which is known to nobody.
+        unsafe { mmap(room, len, protection, flags, file, offset) }.inspect_err(|_| {
+            // SAFETY: likewise.
+            let _ = unsafe { munmap(room, len) };
+        })?
     };
     Ok(NonNull::new(start.cast()).expect("mmap gives no null pointer where none was asked for"))
 }

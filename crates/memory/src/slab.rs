@@ -5,13 +5,15 @@
 //! knows never becomes that of other memory.
 
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, munmap};
+
+use crate::huge::{self, HUGE_PAGE};
 
 /// Bytes of a slab, and its alignment: a huge page of x86-64 and of most others. In huge pages the kernel describes a request of any
 /// length by one element.
-pub const SLAB_BYTES: usize = 2 << 20;
+pub const SLAB_BYTES: usize = HUGE_PAGE;
 
 /// See the module. Not `Send`: a slab belongs to a worker, as its buffers do.
 pub struct Slab {
@@ -22,21 +24,8 @@ pub struct Slab {
 impl Slab {
     /// Zeroed, private memory; `number` is its own within its pool. `None` where there is none.
     pub(crate) fn new(number: u32) -> Option<Slab> {
-        let (room, protection) = (2 * SLAB_BYTES, ProtFlags::READ | ProtFlags::WRITE);
-        // SAFETY: a new mapping where the kernel finds room touches no memory that anybody has.
-        let room_start =
-            unsafe { mmap_anonymous(ptr::null_mut(), room, protection, MapFlags::PRIVATE) }.ok()?;
-        let before = room_start.align_offset(SLAB_BYTES);
-        let start = room_start.wrapping_byte_add(before);
-        let end = start.wrapping_byte_add(SLAB_BYTES);
-        let after = SLAB_BYTES - before;
-        for (at, len) in [(room_start, before), (end, after)] {
-            if len > 0 {
-                // SAFETY: whole pages of what was mapped just now, before and behind the slab, known to nobody. What cannot be given
-                // back is room without memory.
-                let _ = unsafe { munmap(at, len) };
-            }
-        }
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let start = huge::map_private(SLAB_BYTES, 0, protection, MapFlags::empty()).ok()?;
         // SAFETY: changes no content, of memory that is ours. Where huge pages are refused, it is pages of the usual size.
         let _ = unsafe { madvise(start, SLAB_BYTES, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).expect("mmap gives no null pointer where none was asked for");
