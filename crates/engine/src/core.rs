@@ -36,7 +36,7 @@ use crate::port::PortId;
 use crate::queue::{LeafQueue, Plugged, QueueContext, Wish};
 use crate::quiesce::{Attendance, Quiescence};
 use crate::sum;
-use crate::task::{Command, Executor, Reply};
+use crate::task::{Command, Executor, Reply, TaskContext};
 use crate::unaligned::Ragged;
 use crate::units::{Nanos, SECTOR, Sector, Sectors};
 use crate::volume::{Volume, VolumeId};
@@ -412,6 +412,7 @@ impl Core {
                     self.completed.push((bio, Ok(())));
                 }
                 Target::Sum(node) => self.compute(bio, node, extent.span),
+                Target::Task(node) => self.carry_out(bio, node, extent.span),
                 Target::Error(errno) => self.completed.push((bio, Err(errno))),
             }
         }
@@ -429,9 +430,31 @@ impl Core {
         self.bios.slice(bio, span.at, span.nr, &mut data);
         let cx = self.executor.context().clone();
         self.executor.spawn(async move {
-            let result = sum::compute(&*layer, span, &data, &cx).await;
-            cx.command(Command::Computed { bio, result });
+            let result = sum::compute_read(&*layer, span, &data, &cx).await;
+            cx.command(Command::CarriedOut { bio, result });
         });
+    }
+
+    /// Has a layer do a part of a write.
+    #[cold]
+    fn carry_out(&mut self, bio: u32, node: NodeId, span: Span) {
+        let layer = layer_under(&self.root_of(bio), node).expect("a layer with a task belongs to the stack");
+        let cx = self.context_for(bio, span);
+        self.executor.spawn(async move {
+            let result = layer.carry_out(span, cx.clone()).await;
+            cx.command(Command::CarriedOut { bio, result });
+        });
+    }
+
+    /// For a task that does something for a bio: with what that writes in `span`.
+    fn context_for(&self, bio: u32, span: Span) -> TaskContext {
+        let cx = self.executor.context().clone();
+        if span.op != Op::Write {
+            return cx;
+        }
+        let mut data = Segments::new();
+        self.bios.slice(bio, span.at, span.nr, &mut data);
+        cx.with_written(data)
     }
 
     /// Runs the slow path that a layer asked for.
@@ -453,12 +476,7 @@ impl Core {
             self.join(layer, bio, defer);
             return;
         }
-        let mut cx = self.executor.context().clone();
-        if defer.span.op == Op::Write {
-            let mut data = Segments::new();
-            self.bios.slice(bio, defer.span.at, defer.span.nr, &mut data);
-            cx = cx.with_written(data);
-        }
+        let cx = self.context_for(bio, defer.span);
         self.executor.spawn(async move {
             let result = layer.prepare(defer, cx.clone()).await;
             cx.command(Command::Resume {
@@ -585,7 +603,7 @@ impl Core {
                 self.resolve_again(bio);
             }
             Command::Resume { bio, result: Err(errno), .. } => self.fail(bio, errno),
-            Command::Computed { bio, result } => self.completed.push((bio, result)),
+            Command::CarriedOut { bio, result } => self.completed.push((bio, result)),
             Command::FlushTurn { leaf, turn } => {
                 self.with_queue(env, usize::from(leaf.0), |queue, cx| queue.take_flush_turn(cx, turn));
             }

@@ -71,6 +71,8 @@ pub enum Target {
     Zero,
     /// Of a read: what that layer computes, whose sectors are those of the span ([`Layer::terms`]).
     Sum(NodeId),
+    /// Of a write or write-zeroes: what that layer does by itself, whose sectors are those of the span ([`Layer::carry_out`]).
+    Task(NodeId),
     /// It fails.
     Error(Errno),
 }
@@ -124,6 +126,9 @@ pub type Preparation = Pin<Box<dyn Future<Output = Result<(), Errno>>>>;
 
 /// The future of a slow path that many bios share.
 pub type Preparations = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Waits for what [`Layer::hold_terms`] holds.
+pub type Holding = Pin<Box<dyn Future<Output = Box<dyn std::any::Any>>>>;
 
 /// Where a layer's blocks are not those of what lies below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,6 +189,18 @@ pub trait Layer: Send + Sync + Debug {
     fn terms(&self, span: Span, without: &[NodeId]) -> Result<Vec<Term>, Errno> {
         let _ = (span, without);
         unreachable!("a layer that computes nothing is never asked what of")
+    }
+    /// Waits until nothing changes what a part of a read is the sum of, and holds that off until what it gives is dropped; none: that is
+    /// never in the way.
+    fn hold_terms(&self, span: Span) -> Option<Holding> {
+        let _ = span;
+        None
+    }
+    /// Does a part of a write or write-zeroes, which it has handed to [`Resolver::task`]: the data are [`TaskContext::written`]. The bio counts as
+    /// resolved meanwhile, and is under way for [`TaskContext::quiesce`] and for claims of others. What it meets below it deals with itself.
+    fn carry_out(&self, span: Span, cx: TaskContext) -> Preparation {
+        let _ = (span, cx);
+        unreachable!("a layer that maps all writes carries none out")
     }
     /// Whether it can do without a part of what lies below, so that [`Layer::cure`] is worth asking.
     fn is_redundant(&self) -> bool {
@@ -434,6 +451,16 @@ impl<'a> Resolver<'a> {
             self.trace(node, Action::Bounce, span, Payload::None, Reason::Parity);
         }
         self.out.push(Extent { target: Target::Sum(node), span });
+    }
+
+    /// Ends `span`, a part of a write or write-zeroes of the layer `node`, in what that does itself ([`Layer::carry_out`]).
+    #[inline]
+    pub fn task(&mut self, node: NodeId, span: Span) {
+        debug_assert!(matches!(span.op, Op::Write | Op::WriteZeroes));
+        if self.tracer.on() {
+            self.trace(node, Action::Bounce, span, Payload::None, Reason::Parity);
+        }
+        self.out.push(Extent { target: Target::Task(node), span });
     }
 
     /// Ends `span` in an error.

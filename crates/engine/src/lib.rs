@@ -61,8 +61,8 @@ pub use event::{Action, Event, EventSink, Payload, Reason, Tracer};
 pub use gather::Waiting;
 pub use gf256::Gf256;
 pub use layer::{
-    Cure, Defer, Extent, Failure, Layer, LeafLayer, Misaligned, NodeId, Preparation, Preparations, Resolver,
-    Shape, Span, Target, layer_below, topmost_first,
+    Cure, Defer, Extent, Failure, Holding, Layer, LeafLayer, Misaligned, NodeId, Preparation, Preparations,
+    Resolver, Shape, Span, Target, layer_below, topmost_first,
 };
 pub use leaf::{
     Allocation, AtOnce, Ended, Leaf, LeafId, LeafIo, LeafShared, LeafSource, Submitted, WriteTap,
@@ -74,7 +74,7 @@ pub use port::{Context, Port, PortId, PortState};
 pub use queue::{Complaint, SMALL_REQUEST};
 pub use quiesce::Quiescence;
 pub use ring::{RINGS_MAX, RingSnapshot, RingStats};
-pub use sum::Term;
+pub use sum::{Sum, Term, compute};
 pub use task::{Deferred, TaskContext};
 pub use turn::{Taking, Turn, Turns};
 pub use units::{Nanos, SECTOR, Sector, Sectors};

@@ -1,8 +1,9 @@
-//! Parts of reads that are computed: what a member of an array had that is not there, from what the others have.
+//! What is computed: what a member of an array had that is not there, from what the others have.
 //!
-//! Such a part ends on no leaf ([`Target::Sum`](crate::Target::Sum)). Its layer says what it is the sum of ([`Layer::terms`]), times which
-//! factors; that is read below it, all terms of a piece at a time, and added up. Where some of that cannot be read, the piece is tried block
-//! by block: each by what the layer makes of it without those, so that two members may have bad sectors in one piece, but not in one place.
+//! Such a part of a read ends on no leaf ([`Target::Sum`](crate::Target::Sum)). Its layer says what it is the sum of ([`Layer::terms`]), times
+//! which factors; that is read below it, all terms of a piece at a time, and added up. Where some of that cannot be read, the piece is tried
+//! block by block: each by what the layer makes of it without those, so that two members may have bad sectors in one piece, but not in one
+//! place. A layer that computes for itself ([`compute`]) does so likewise, of whatever it says.
 //!
 //! Invariant: a block is tried once for each member that refuses it, and once more.
 
@@ -32,24 +33,64 @@ pub struct Term {
     pub factor: Gf256,
 }
 
+/// What can be computed, by spans.
+pub trait Sum {
+    /// What that is the sum of: ranges of layers, each as long as `span`. Those in `without` have just refused some of it.
+    ///
+    /// # Errors
+    /// Too much is missing.
+    fn terms(&self, span: Span, without: &[NodeId]) -> Result<Vec<Term>, Errno>;
+    /// A layer has refused a term of a block.
+    fn refused(&self, failure: &Failure);
+    /// What is tried by itself where something cannot be read, at least.
+    fn block(&self) -> Sectors;
+}
+
+/// Parts of reads of a layer.
+struct OfLayer<'a>(&'a dyn Layer);
+
+impl Sum for OfLayer<'_> {
+    fn terms(&self, span: Span, without: &[NodeId]) -> Result<Vec<Term>, Errno> {
+        self.0.terms(span, without)
+    }
+    fn refused(&self, failure: &Failure) {
+        self.0.cure(failure);
+    }
+    fn block(&self) -> Sectors {
+        Sectors(u64::from(self.0.limits().logical_block_size) / SECTOR)
+    }
+}
+
 /// What was read of a term.
 struct Read {
     factor: Gf256,
     data: Segment,
 }
 
-/// Computes `span` of `layer` into `data`.
-pub(crate) async fn compute(
+/// Computes `span` of a read of `layer` into `data`.
+pub(crate) async fn compute_read(
     layer: &dyn Layer,
     span: Span,
     data: &[Segment],
     cx: &TaskContext,
 ) -> Result<(), Errno> {
-    let block = Sectors((u64::from(layer.limits().logical_block_size) / SECTOR).max(BLOCK_MIN));
+    let _held = match layer.hold_terms(span) {
+        Some(holding) => Some(holding.await),
+        None => None,
+    };
+    compute(&OfLayer(layer), span, data, cx).await
+}
+
+/// Computes `span` into `data`, which is as long.
+///
+/// # Errors
+/// Too much is missing of a block, or refused.
+pub async fn compute(sum: &dyn Sum, span: Span, data: &[Segment], cx: &TaskContext) -> Result<(), Errno> {
+    let block = sum.block().max(Sectors(BLOCK_MIN));
     for step in pieces(span, STEP) {
-        let Ok(read) = read(layer, step, &[], cx).await? else {
+        let Ok(read) = read(sum, step, &[], cx).await? else {
             for block in pieces(step, block) {
-                compute_block(layer, block, part(data, span, block), cx).await?;
+                compute_block(sum, block, part(data, span, block), cx).await?;
             }
             continue;
         };
@@ -59,22 +100,17 @@ pub(crate) async fn compute(
 }
 
 /// Computes a block without whatever refuses it.
-async fn compute_block(
-    layer: &dyn Layer,
-    block: Span,
-    data: Segments,
-    cx: &TaskContext,
-) -> Result<(), Errno> {
+async fn compute_block(sum: &dyn Sum, block: Span, data: Segments, cx: &TaskContext) -> Result<(), Errno> {
     let mut without = Vec::new();
     loop {
-        match read(layer, block, &without, cx).await? {
+        match read(sum, block, &without, cx).await? {
             Ok(read) => {
                 add_up(&read, &data);
                 return Ok(());
             }
             Err(failures) => {
                 for failure in failures {
-                    layer.cure(&failure);
+                    sum.refused(&failure);
                     without.push(failure.below);
                 }
             }
@@ -84,12 +120,12 @@ async fn compute_block(
 
 /// The terms of a piece; or those that cannot be read.
 async fn read(
-    layer: &dyn Layer,
+    sum: &dyn Sum,
     piece: Span,
     without: &[NodeId],
     cx: &TaskContext,
 ) -> Result<Result<Vec<Read>, Vec<Failure>>, Errno> {
-    let terms = layer.terms(piece, without)?;
+    let terms = sum.terms(piece, without)?;
     debug_assert!(terms.iter().all(|term| !without.contains(&term.below.node())), "nobody is asked twice");
     let bytes = piece.nr.byte_len();
     let under_way: Vec<_> = terms

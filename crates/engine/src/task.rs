@@ -41,8 +41,8 @@ pub(crate) enum Command {
     Resume { bio: u32, prepared: Prepared, result: Result<(), Errno> },
     /// The slow path has found nothing to do for it, so often in a row: resolve it again.
     ResumeIdle { bio: u32, rounds: u16 },
-    /// A part of a read is computed.
-    Computed { bio: u32, result: Result<(), Errno> },
+    /// A part of a read is computed, or one of a write done by its layer.
+    CarriedOut { bio: u32, result: Result<(), Errno> },
     /// A leaf's queue has the turn to flush that it asked for.
     FlushTurn { leaf: crate::LeafId, turn: Turn },
     /// Run this task too.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use blockwork_engine::*;
 use blockwork_format::md::{Level, ParityLayout};
-use blockwork_layer::md::{MemberConfig, Parity, ParityConfig, ParityError};
+use blockwork_layer::md::{Array, ArrayConfig, Geometry, MemberConfig};
 use blockwork_layer::*;
 use proptest::prelude::*;
 
@@ -131,28 +131,27 @@ proptest! {
     }
 }
 
-fn parity(members: &[(u64, u64)], size: u64) -> Result<Parity, ParityError> {
-    let config = ParityConfig {
-        layout: ParityLayout::new(Level::Raid5, 2, 4).unwrap(),
-        chunk: 8.try_into().unwrap(),
-        members: (0..)
-            .zip(members)
-            .map(|(n, (start, sectors))| {
-                Some(MemberConfig {
-                    name: n.to_string(),
-                    layer: leaf(n, *sectors),
-                    data_start: Sector(*start),
-                    recovered: None,
-                    write_mostly: false,
-                    bad: Vec::new(),
-                })
-            })
-            .collect(),
-        name: "an array".to_owned(),
-        stale: Vec::new(),
-        size: Sectors(size),
+fn parity(members: &[(u64, u64)], size: u64) -> Result<Arc<Array>, String> {
+    let layout = ParityLayout::new(Level::Raid5, 2, 4).unwrap();
+    let member = |(n, (start, sectors)): (u16, &(u64, u64))| {
+        Some(MemberConfig {
+            name: n.to_string(),
+            layer: leaf(n, *sectors),
+            data_start: Sector(*start),
+            recovered: None,
+            write_mostly: false,
+            bad: Vec::new(),
+        })
     };
-    Parity::new(NodeId(10), config)
+    let config = ArrayConfig {
+        name: "an array".to_owned(),
+        geometry: Geometry::parity(layout, Sectors(8), Sectors(size)).map_err(|error| error.to_string())?,
+        members: (0..).zip(members).map(member).collect(),
+        resync_from: None,
+        intent: None,
+        record: None,
+    };
+    Array::new(NodeId(10), config).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -169,21 +168,21 @@ fn an_array_with_parity_has_its_data_beside_it() {
         .collect();
     for (sector, nr) in [(0, 48), (3, 30), (8, 8), (47, 1)] {
         let part = &expected[sector as usize..(sector + nr) as usize];
-        assert_eq!(by_extents(&layer, sector, nr), part, "{nr} from {sector} on");
+        assert_eq!(by_extents(&*layer, sector, nr), part, "{nr} from {sector} on");
     }
     assert!(layer.limits().read_only);
-    assert_eq!(resolve(&layer, Op::Write, 0, 8)[0].target, Target::Error(Errno::EROFS));
-    assert_eq!(resolve(&layer, Op::Flush, 0, 0).len(), 4);
+    assert_eq!(resolve(&*layer, Op::Write, 0, 8)[0].target, Target::Error(Errno::EROFS));
+    assert_eq!(resolve(&*layer, Op::Flush, 0, 0).len(), 4);
 }
 
 #[test]
 fn an_array_with_parity_whose_members_do_not_make_one_is_refused() {
     let refused = |members: &[(u64, u64)], size| parity(members, size).unwrap_err().to_string();
-    assert!(refused(&[(0, 40); 3], 16).contains("it has 3 members, and its layout is one for 4"));
+    assert!(refused(&[(0, 40); 3], 16).contains("3 places for members, expected 4"));
     let said = refused(&[(0, 40), (0, 40), (30, 45), (0, 40)], 16);
-    assert!(said.contains("member 2 has 45 sectors") && said.contains("sector 46; was it cut?"), "{said}");
-    assert!(refused(&[(0, 40); 4], 7).contains("7 sectors make no array"));
-    assert!(refused(&[(0, 40); 4], u64::MAX).contains("member 0"));
+    assert!(said.contains("member 2 has 45 sectors, expected 46 or more; was"), "{said}");
+    assert!(refused(&[(0, 40); 4], 7).contains("no room for a chunk of 8"));
+    assert!(refused(&[(0, 40); 4], u64::MAX).contains("a device at most"));
 }
 
 fn overlay(block: u64, start: u64, size: u64, blocks: &[(u64, u32)]) -> Result<Overlay, OverlayError> {

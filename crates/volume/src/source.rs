@@ -63,6 +63,7 @@ impl StackSource<'_> {
                 Ok(())
             }
             Target::Sum(node) => self.compute(node, extent.span, skip, &mut buf[at]),
+            Target::Task(_) => unreachable!("no read is done in a task of its layer"),
             Target::Error(errno) => Err(io::Error::from_raw_os_error(errno.0)),
         }
     }
@@ -192,7 +193,7 @@ impl Source for Buffered<'_> {
 mod tests {
     use blockwork_engine::{Errno, LeafId, LeafLayer, NodeInfo, NodeKind, Shape};
     use blockwork_format::md::{Level, ParityLayout};
-    use blockwork_layer::md::{MemberConfig, Parity, ParityConfig};
+    use blockwork_layer::md::{Array, ArrayConfig, Geometry, MemberConfig};
     use blockwork_layer::{Linear, Segment, Stripe, Striped, Table, Zero};
 
     use super::*;
@@ -285,15 +286,16 @@ mod tests {
             bad: Vec::new(),
         };
         let members = vec![None, Some(member(&rig.layers[0])), Some(member(&rig.layers[1]))];
-        let config = ParityConfig {
+        let layout = ParityLayout::new(Level::Raid4, 0, 3).unwrap();
+        let config = ArrayConfig {
             name: "md/a".to_owned(),
-            layout: ParityLayout::new(Level::Raid4, 0, 3).unwrap(),
-            chunk: 8.try_into().unwrap(),
+            geometry: Geometry::parity(layout, Sectors(8), Sectors(32)).unwrap(),
             members,
-            size: Sectors(32),
-            stale: Vec::from([Range { start: 24, end: 32 }]),
+            resync_from: Some(Sector(24)),
+            intent: None,
+            record: None,
         };
-        let array: Arc<dyn Layer> = Arc::new(Parity::new(rig.node(), config).unwrap());
+        let array: Arc<dyn Layer> = Array::new(rig.node(), config).unwrap();
         let above = Linear::new(rig.node(), array.clone(), Sector(0), Sectors(64)).unwrap();
         // Both disks have their number and the sector's, so that the sum is 1 and 0.
         let expected: Vec<u8> = (0..64u8)
@@ -348,23 +350,24 @@ mod tests {
             write_mostly: false,
             bad: Vec::new(),
         };
-        let config = ParityConfig {
+        let layout = ParityLayout::new(Level::Raid6, 5, 4).unwrap();
+        let config = ArrayConfig {
             name: "md/a".to_owned(),
-            layout: ParityLayout::new(Level::Raid6, 5, 4).unwrap(),
-            chunk: 8.try_into().unwrap(),
+            geometry: Geometry::parity(layout, Sectors(8), Sectors(8)).unwrap(),
             members: vec![
                 None,
                 Some(member(zero)),
                 Some(member(refusing)),
                 Some(member(rig.layers[1].clone())),
             ],
-            size: Sectors(8),
-            stale: Vec::new(),
+            resync_from: None,
+            intent: None,
+            record: None,
         };
-        let array = Parity::new(rig.node(), config).unwrap();
+        let array = Array::new(rig.node(), config).unwrap();
         let counters = CounterTable::new(rig.nodes.infos().len());
         let mut buf = vec![0xee; 8 * 512];
-        rig.source(&array, &counters).read_at(0, &mut buf).unwrap();
+        rig.source(&*array, &counters).read_at(0, &mut buf).unwrap();
         for (sector, bytes) in (0..).zip(buf.chunks(512)) {
             let disk = if sector == 3 { 1 } else { 0 };
             assert!(bytes.chunks(2).all(|pair| pair == [disk, sector]), "sector {sector}: {:?}", &bytes[..2]);

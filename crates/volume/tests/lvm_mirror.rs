@@ -64,7 +64,7 @@ fn sector(assembly: &Assembly, volume: &Volume, sector: u64) -> Result<[u8; 512]
         }
         Target::Zero => panic!("nothing of a mirror is zeros"),
         Target::Error(errno) => Err(errno),
-        Target::Sum(_) => unreachable!("a mirror computes nothing"),
+        Target::Sum(_) | Target::Task(_) => unreachable!("a mirror computes nothing"),
     }
 }
 

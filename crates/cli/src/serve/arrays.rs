@@ -8,8 +8,6 @@
 //! that reaches it from then on. From the moment when it is looked at until the array has it, or has refused it, it is on
 //! its way, and counts as the array's: nobody else gets it meanwhile.
 
-mod only_read;
-
 use std::collections::{HashMap, HashSet};
 use std::future::poll_fn;
 use std::pin::pin;
@@ -51,7 +49,6 @@ struct Known {
 pub(crate) struct ServedArrays {
     known: Vec<Known>,
     /// Those with parity, which no verb does anything to.
-    only_read: Vec<ArrayStatus>,
     served: Arc<Served>,
     assembly: Arc<Mutex<Assembly>>,
     /// Where a disk that is brought in is told of.
@@ -89,11 +86,8 @@ impl ServedArrays {
         let reached = nodes_under(&workers.served);
         let mut known = assembled(&lock(&workers.assembly));
         known.retain(|known| reached.contains(&known.array.node()));
-        let mut only_read = only_read::arrays_of(&lock(&workers.assembly));
-        only_read.retain(|(node, _)| reached.contains(node));
         ServedArrays {
             known,
-            only_read: only_read.into_iter().map(|(_, status)| status).collect(),
             served: workers.served.clone(),
             assembly: workers.assembly.clone(),
             disks,
@@ -104,10 +98,6 @@ impl ServedArrays {
     }
 
     fn find(&self, name: &str) -> Result<&Known, Refusal> {
-        if let Some(array) = self.only_read.iter().find(|array| array.is_called(name)) {
-            let why = format!("{} is a {}, which is only read here", array.name, array.level);
-            return Err(Refusal::new(RefusalKind::Conflict, why));
-        }
         let found = self.known.iter().find(|known| known.status().is_called(name));
         found.ok_or_else(|| no_array(name, self.known.iter().map(|known| known.name.as_str())))
     }
@@ -309,7 +299,7 @@ impl Said {
 
 impl Arrays for ServedArrays {
     fn list(&self) -> Vec<ArrayStatus> {
-        self.known.iter().map(Known::status).chain(self.only_read.iter().cloned()).collect()
+        self.known.iter().map(Known::status).collect()
     }
 
     fn act(&self, request: &ArrayRequest) -> Result<ArrayAnswer, Refusal> {
@@ -398,8 +388,7 @@ pub(crate) fn arrays_of(assembly: &Assembly) -> Vec<ArrayStatus> {
         status.devices.extend(others(assembly, known.array.node()));
         status
     };
-    let only_read = only_read::arrays_of(assembly).into_iter().map(|(_, status)| status);
-    assembled(assembly).iter().map(status).chain(only_read).collect()
+    assembled(assembly).iter().map(status).collect()
 }
 
 /// The devices of an array that have no place in it.
@@ -435,15 +424,20 @@ fn assembled(assembly: &Assembly) -> Vec<Known> {
     let graph = assembly.graph();
     let known = |array: &blockwork_volume::md::Array| {
         let truth = &*array.truth;
-        let layout = match truth {
+        let raid10 = match truth {
             Superblock::V0(truth) => truth.raid10_layout(),
             Superblock::V1(truth) => truth.raid10_layout(),
+        };
+        let layout = match truth.level() {
+            Level::Raid10 => raid10.ok().map(|layout| layout.to_string()),
+            level if level.has_parity() => truth.parity_layout().ok().map(|layout| layout.to_string()),
+            _ => None,
         };
         Some(Known {
             name: array.name.clone(),
             uuid: truth.uuid(),
             level: truth.level().to_string(),
-            layout: layout.ok().filter(|_| truth.level() == Level::Raid10).map(|layout| layout.to_string()),
+            layout,
             read_only: graph.device(array.device).read_only.clone(),
             events: truth.events(),
             array: array.layer.clone()?,

@@ -287,7 +287,7 @@ for n in range(200):
     elif what == 'zero' or what == 'hole':
         h.zero(length, offset, nbd.CMD_FLAG_NO_HOLE if what == 'zero' else 0)
         data = bytes(length)
-    elif what == 'discard':
+    elif what == 'discard' and h.can_trim():
         h.trim(length, offset)
         # The middle stays discarded; what it is now must be the same for whoever reads it.
         data = bytes(h.pread(length, offset))

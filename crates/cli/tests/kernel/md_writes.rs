@@ -50,6 +50,14 @@ const SHAPES: &[Shape] = &[
     shape("r10-f2-3-bitmap", 3, "--level=10 --layout=f2 --chunk=64 --bitmap=internal --bitmap-chunk=64K"),
     shape("r10-o2-4", 4, "--level=10 --layout=o2 --chunk=32"),
     shape("r10-n3-4-bitmap", 4, "--level=10 --layout=n3 --chunk=64 --bitmap=internal"),
+    shape("r4", 3, "--level=4 --chunk=16"),
+    shape("r5-la", 3, "--level=5 --chunk=64 --layout=la"),
+    shape("r5-ls-bitmap", 4, "--level=5 --chunk=32 --bitmap=internal --bitmap-chunk=64K"),
+    shape("r5-first", 5, "--level=5 --chunk=4 --layout=parity-first --metadata=1.0"),
+    shape("r6-ls-bitmap", 5, "--level=6 --chunk=64 --bitmap=internal --bitmap-chunk=128K"),
+    shape("r6-ra-4", 4, "--level=6 --chunk=16 --layout=ra"),
+    shape("r6-continue", 5, "--level=6 --chunk=16 --layout=ddf-N-continue"),
+    shape("r6-ls-6", 5, "--level=6 --chunk=32 --layout=left-symmetric-6"),
     shape("r1-spare", 3, "--level=1 --raid-devices=2 --spare-devices=1 --bitmap=internal"),
 ];
 

@@ -122,7 +122,7 @@ impl Core {
             }
             let (kind, nr) = match target {
                 Target::Zero => (Allocation::Hole, span.nr),
-                Target::Sum(_) | Target::Error(_) => (Allocation::Data, span.nr),
+                Target::Sum(_) | Target::Task(_) | Target::Error(_) => (Allocation::Data, span.nr),
                 Target::Leaf(leaf) => match found.told(leaf, span.sector) {
                     Some(told) => told,
                     None => self.ask(leaf, span.sector, all - span.at, found)?,

@@ -121,7 +121,7 @@ impl Core {
                 }
                 true
             }
-            Target::Sum(_) | Target::Error(_) => false,
+            Target::Sum(_) | Target::Task(_) | Target::Error(_) => false,
         }
     }
 

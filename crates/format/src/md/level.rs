@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Access, ParityLayout, Raid10Layout, unsupported};
+use super::{ParityLayout, Raid10Layout, unsupported};
 use crate::FormatError;
 
 /// Most places that an array can have: the table of roles ends with the superblock's 4096 bytes.
@@ -99,15 +99,6 @@ impl Level {
     pub fn is_redundant(self) -> bool {
         !matches!(self, Level::Linear | Level::Raid0)
     }
-
-    /// What can be done with arrays of this level, if anything.
-    fn access(self) -> Option<Access> {
-        match self {
-            Level::Linear | Level::Raid0 | Level::Raid1 | Level::Raid10 => Some(Access::Write),
-            level if level.has_parity() => Some(Access::Read),
-            _ => None,
-        }
-    }
 }
 
 /// The shape of an array, as any version of superblock has it.
@@ -172,13 +163,12 @@ impl Shape {
         })
     }
 
-    /// Whether arrays of this level can be read, or written.
-    pub fn supports_level(&self, access: Access) -> Result<(), FormatError> {
-        let expected = match (self.level.access(), access) {
-            (Some(Access::Write), _) | (Some(Access::Read), Access::Read) => return Ok(()),
-            (_, Access::Write) => "linear, raid0, raid1 or raid10 for writing",
-            (_, Access::Read) => "linear, raid0, raid1, raid4, raid5, raid6 or raid10",
-        };
+    /// Whether arrays of this level can be read and written.
+    pub fn supports_level(&self) -> Result<(), FormatError> {
+        if !matches!(self.level, Level::Other(_)) {
+            return Ok(());
+        }
+        let expected = "linear, raid0, raid1, raid4, raid5, raid6 or raid10";
         Err(unsupported(self.place, self.offset, "level", self.level, expected)
             .with_remedy("let Linux serve this array"))
     }

@@ -88,6 +88,11 @@ impl ParityLayout {
         })
     }
 
+    /// 4, 5 or 6.
+    pub fn level(&self) -> Level {
+        self.level
+    }
+
     /// Members.
     pub fn disks(&self) -> u16 {
         self.disks

@@ -24,7 +24,7 @@
 
 use super::level::Shape;
 use super::v1::Region;
-use super::{Access, IN_SYNC, Level, MAGIC, ParityLayout, Raid10Layout, Role, Uuid, checksum, unsupported};
+use super::{IN_SYNC, Level, MAGIC, ParityLayout, Raid10Layout, Role, Uuid, checksum, unsupported};
 use crate::bytes::length;
 use crate::{FormatError, SECTOR_BYTES};
 
@@ -278,7 +278,7 @@ impl Superblock {
     ///
     /// A level that is not supported.
     pub fn supports_reading(&self) -> Result<(), FormatError> {
-        self.shape().supports_level(Access::Read)
+        self.shape().supports_level()
     }
 
     /// Where the data is: from the start of the device.

@@ -1,4 +1,4 @@
-//! An md array as a layer: RAID0, RAID1 and RAID10, healthy or degraded, and how it comes back from that.
+//! An md array as a layer: RAID0, 1, 10, 4, 5 and 6, healthy or degraded, and how it comes back from that.
 //!
 //! Here are its state, and what is asked of a layer. On the way of a bio (`resolve.rs`) there are loads of atomics, and nothing
 //! else, while the array is healthy. What has to be done first, or afterwards, is done by tasks:
@@ -9,6 +9,7 @@
 //! | `failure.rs` | what is done about members that fail: [`Layer::cure`] |
 //! | `mend.rs` | writes anew what could not be read |
 //! | `sync.rs`, `sync_pass.rs`, `sync_copy.rs`, `sync_check.rs` | resync, recovery, check and repair |
+//! | `parity_read.rs`, `parity_write.rs`, `parity_sync.rs` | what is otherwise where rows have a parity |
 //! | `roster.rs` | who gets which role: spares, replacements, devices that come and go |
 //! | `upkeep.rs` | clears the bitmap lazily, records that the array is clean, closes it |
 //!
@@ -28,12 +29,13 @@
 //! 9. From the moment that a member's flush fails, nothing is read from it that another has, neither for clients nor to be
 //!    copied: it may have forgotten what was acknowledged. (Of reads that are on their way to it then, nobody can say.)
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use blockwork_engine::{
-    Cure, Defer, Failure, Layer, Limits, Lock, LockSnapshot, Misaligned, NodeId, Preparation, Reason,
-    Resolver, SECTOR, Sector, Sectors, Shape, Span, TaskContext, Turns,
+    Cure, Defer, Errno, Failure, Holding, Layer, Limits, Lock, LockSnapshot, Misaligned, NodeId, Preparation,
+    Reason, Resolver, SECTOR, Sector, Sectors, Shape, Span, TaskContext, Term, Turns,
 };
 
 use super::bad_log::Renewals;
@@ -47,6 +49,7 @@ use super::intent::{Intent, IntentConfig};
 use super::member::{Member, MemberConfig};
 use super::mend::Mending;
 use super::record::{ArrayState, Record, Site, SiteState, Standing};
+use super::stripes::Stripes;
 use super::sync::Sync;
 use crate::linear::in_a_block;
 
@@ -59,7 +62,7 @@ pub struct ArrayConfig {
     pub geometry: Geometry,
     /// By role; none: missing.
     pub members: Vec<Option<MemberConfig>>,
-    /// Mirrors may differ at and beyond it; none: in sync.
+    /// Mirrors may differ at and beyond it, or parities not fit the data, in the sectors of [`Geometry::sync_sectors`]; none: in sync.
     pub resync_from: Option<Sector>,
     /// Its write-intent bitmap, if it has one.
     pub intent: Option<IntentConfig>,
@@ -108,7 +111,7 @@ pub enum ArrayError {
     },
     /// The bitmap is not one of this array.
     #[error(
-        "{name}: the write-intent bitmap covers {found} sectors, expected {expected}, the size of the array"
+        "{name}: the write-intent bitmap covers {found} sectors, expected {expected}, which are to be kept in it"
     )]
     Intent {
         /// The array.
@@ -136,7 +139,8 @@ pub struct Array {
     pub(super) irregular: AtomicBool,
     /// Bad blocks of some member that were written, and are in its list on disk still: a flush takes them off.
     pub(super) renewals: Renewals,
-    /// Mirrors may differ at and beyond this sector of the array; `u64::MAX`: nowhere. With a bitmap, only where it keeps a bit.
+    /// Mirrors may differ at and beyond this sector of the array, or parities not fit the data at and beyond this one of members; `u64::MAX`:
+    /// nowhere. With a bitmap, only where it keeps a bit.
     pub(super) differ_from: AtomicU64,
     /// A member has refused a write-zeroes that its limits allow: none that must be fast is tried any more.
     pub(super) no_fast_zeroes: AtomicBool,
@@ -147,6 +151,8 @@ pub struct Array {
     /// There were writes since the upkeep last looked.
     pub(super) busy: AtomicBool,
     pub(super) fences: Fences,
+    /// Rows with a parity that is being read or written.
+    pub(super) stripes: Stripes,
     pub(super) mending: Mending,
     pub(super) sync: Sync,
     /// How often a member was distrusted.
@@ -213,7 +219,11 @@ impl Array {
         let (members, holders) = devices(members, sites);
         let mut limits =
             limits(&geometry, members.iter().filter(|(_, role)| role.is_some()).map(|(it, _)| it));
-        limits.read_only |= geometry.copies() > 1 && record.is_none();
+        if geometry.as_parity().is_some() {
+            // What a device holds that discarded something is not the same for all, and a parity has to fit it.
+            (limits.max_discard, limits.max_hw_discard) = (Sectors::ZERO, Sectors::ZERO);
+        }
+        limits.read_only |= geometry.is_redundant() && record.is_none();
         let members: Vec<Member> = members.into_iter().map(|(member, _)| member).collect();
         members.iter().for_each(|member| member.bad.widen(&limits));
         let found = found_events(record.as_deref());
@@ -245,6 +255,7 @@ impl Array {
                 run: Mutex::default(),
                 busy: AtomicBool::new(false),
                 fences: Fences::default(),
+                stripes: Stripes::default(),
                 mending: Mending::default(),
                 sync: Sync::default(),
                 distrusts: AtomicU64::new(0),
@@ -316,7 +327,7 @@ impl Array {
     /// superblocks are written that say so.
     pub(super) fn can_do_without(&self, role: u16) -> bool {
         let present = |other| other != role && self.member(other).is_some_and(Member::is_complete);
-        self.geometry().copies() > 1 && self.geometry().has_all_data(&present) && self.bad_have_copies(role)
+        self.geometry().is_redundant() && self.geometry().has_all_data(&present) && self.bad_have_copies(role)
     }
 
     /// The superblocks are as the books are: writes may go again, if they could before.
@@ -352,7 +363,7 @@ impl Array {
         Some(Sector(self.differ_from.load(Ordering::Acquire))).filter(|from| from.0 != u64::MAX)
     }
 
-    /// Mirrors may differ in this range of the array from now on.
+    /// Mirrors may differ in this range of the array from now on, or parities not fit the data in this one of members.
     pub(super) fn note_difference(&self, sector: Sector, nr: Sectors) {
         if let Some(intent) = self.intent() {
             intent.keep(sector, nr);
@@ -380,7 +391,7 @@ impl Array {
     fn is_irregular(&self) -> bool {
         let ordinary =
             (0..self.geometry().members()).all(|role| self.member(role).is_some_and(Member::is_ordinary));
-        self.geometry().copies() > 1 && (!ordinary || self.may_differ_anywhere())
+        self.geometry().is_redundant() && (!ordinary || self.may_differ_anywhere())
     }
 
     /// Whether mirrors may differ somewhere.
@@ -415,7 +426,8 @@ impl Layer for Array {
                     Ok(())
                 }
                 Reason::Resync => {
-                    array.fences.wait(defer.span.sector, defer.span.nr).await;
+                    let (sector, nr) = array.geometry().sync_range(defer.span.sector, defer.span.nr);
+                    array.fences.wait(sector, nr).await;
                     Ok(())
                 }
                 _ => {
@@ -429,8 +441,26 @@ impl Layer for Array {
         })
     }
 
+    fn terms(&self, span: Span, without: &[NodeId]) -> Result<Vec<Term>, Errno> {
+        self.terms_of_read(span, without)
+    }
+
+    fn hold_terms(&self, span: Span) -> Option<Holding> {
+        let array = self.itself();
+        let (sector, nr) = self.geometry().sync_range(span.sector, span.nr);
+        Some(Box::pin(async move {
+            let held: Box<dyn Any> = Box::new(array.stripes.hold(sector, nr).await);
+            held
+        }))
+    }
+
+    fn carry_out(&self, span: Span, cx: TaskContext) -> Preparation {
+        let array = self.itself();
+        Box::pin(async move { array.write_rows(span, &cx).await })
+    }
+
     fn is_redundant(&self) -> bool {
-        self.geometry().copies() > 1
+        self.geometry().is_redundant()
     }
 
     fn cure(&self, failure: &Failure) -> Cure {
@@ -487,7 +517,9 @@ impl Layer for Array {
     fn locks(&self) -> Vec<LockSnapshot> {
         let of_array = |what: &str| format!("{}: {what}", self.name);
         let bitmap = self.intent().map(|intent| intent.locks(of_array("bitmap")));
+        let rows = self.geometry().as_parity().map(|_| self.stripes.snapshot(of_array("rows")));
         let own = [self.turns.snapshot(of_array("state")), self.books.snapshot(of_array("books"))];
+        let bitmap = bitmap.into_iter().chain(rows);
         own.into_iter().chain(bitmap).collect()
     }
 
@@ -561,6 +593,9 @@ fn limits<'a>(geometry: &Geometry, members: impl Iterator<Item = &'a Member>) ->
 /// How many different chunks a row of all members has, where that is a whole number; otherwise the members, as in Linux.
 fn chunks_of_a_row(geometry: &Geometry) -> u32 {
     let mut copies = Places::new();
+    if let Some(parity) = geometry.as_parity() {
+        return parity.members().saturating_sub(parity.parities()).into();
+    }
     geometry.places(Sector(0), &mut copies);
     // Near copies of the first chunk are in the first row, far copies in others.
     let near = copies.iter().filter(|place| place.sector == Sector(0)).count().max(1) as u32;
@@ -592,10 +627,10 @@ fn check(config: &ArrayConfig) -> Result<(), ArrayError> {
         return Err(ArrayError::Incomplete { name: name.clone(), missing, members: expected });
     }
     match &config.intent {
-        Some(intent) if intent.superblock.sync_size != geometry.sectors().0 => Err(ArrayError::Intent {
+        Some(intent) if intent.superblock.sync_size != geometry.sync_sectors().0 => Err(ArrayError::Intent {
             name: name.clone(),
             found: intent.superblock.sync_size,
-            expected: geometry.sectors(),
+            expected: geometry.sync_sectors(),
         }),
         _ => Ok(()),
     }

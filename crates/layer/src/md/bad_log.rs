@@ -122,13 +122,21 @@ impl Array {
         lacking
     }
 
-    /// Whether a range of a member's data can be read in sync from others, but for one of them.
+    /// Whether a range of a member's data can be read in sync from others, or computed from them, but for one of them.
     fn has_copy(&self, role: u16, sector: Sector, nr: Sectors, without: u16) -> bool {
         let mut places = Places::new();
         let mut at = Place { member: role, sector };
         while at.sector < sector + nr {
             let step = self.step(at).min((sector + nr).since(at.sector));
-            if let Some(array) = self.geometry().to_array(at) {
+            if let Some(parity) = self.geometry().as_parity() {
+                let is_lost = |other: u16| {
+                    let member = self.member(other).filter(|it| other != without && it.is_complete());
+                    member.is_none_or(|member| member.readable(at.sector, step) < step)
+                };
+                if parity.way(parity.row(at.sector), role, &is_lost).is_none() {
+                    return false;
+                }
+            } else if let Some(array) = self.geometry().to_array(at) {
                 self.geometry().places(array, &mut places);
                 let reads = |place: &Place| {
                     let other = place.member != without && place.member != role;

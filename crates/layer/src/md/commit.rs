@@ -35,7 +35,8 @@ impl Array {
     pub(super) async fn make_ready(&self, span: Span, cx: &TaskContext) -> Result<(), Errno> {
         let _turn = self.turns.take().await;
         self.settle_with_turn(cx).await?;
-        let ready = self.intent().is_none_or(|intent| intent.is_ready(span.sector, span.nr));
+        let (sector, nr) = self.geometry().sync_range(span.sector, span.nr);
+        let ready = self.intent().is_none_or(|intent| intent.is_ready(sector, nr));
         if !(ready && self.gate.pass()) {
             self.write_down(cx).await?;
         }

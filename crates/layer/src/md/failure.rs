@@ -56,7 +56,7 @@ impl Array {
             // One that was taken out meanwhile is not reached any more.
             return Cure::Again;
         };
-        if self.geometry().copies() < 2 {
+        if !self.geometry().is_redundant() {
             return Cure::None;
         }
         let Some(role) = self.devices.role_of(device).filter(|_| !member.is_faulty()) else {
@@ -176,7 +176,9 @@ impl Array {
         let (mut at, mut left) = (Sector(span.sector.0.saturating_sub(member.data_start.0)), span.nr);
         while left > Sectors::ZERO {
             let nr = self.geometry().chunk_room(at).min(left);
-            if let Some(sector) = self.geometry().to_array(Place { member: role, sector: at }) {
+            if self.geometry().as_parity().is_some() {
+                self.note_difference(at, nr);
+            } else if let Some(sector) = self.geometry().to_array(Place { member: role, sector: at }) {
                 self.geometry().places(sector, &mut places);
                 if places.iter().any(|place| place.member != role && self.member(place.member).is_some()) {
                     self.note_difference(sector, nr);
@@ -189,8 +191,9 @@ impl Array {
     /// A bio of this span of the array fails, since it could not be prepared for. It may have been on its way to the members before, and what some
     /// of them refused was not asked about, since another one was being given up: then they differ.
     pub(super) fn fails_unprepared(&self, span: Span) {
-        if span.op.is_write() && self.record.is_some() && self.geometry().copies() > 1 {
-            self.note_difference(span.sector, span.nr);
+        if span.op.is_write() && self.record.is_some() && self.geometry().is_redundant() {
+            let (sector, nr) = self.geometry().sync_range(span.sector, span.nr);
+            self.note_difference(sector, nr);
         }
     }
 

@@ -12,10 +12,10 @@
 
 use blockwork_engine::{Sector, Sectors};
 use blockwork_format::md::raid0::{Raid0Error, Raid0Layout};
-use blockwork_format::md::{NotALayout, RAID_DISKS_MAX, Raid10Layout};
+use blockwork_format::md::{NotALayout, ParityLayout, RAID_DISKS_MAX, Raid10Layout};
 use smallvec::SmallVec;
 
-use super::{Concatenation, Raid0, Raid1, Raid10};
+use super::{Concatenation, Parity, Raid0, Raid1, Raid10};
 
 /// How much a mirror reads before the next one has its turn: 4 MiB.
 pub(super) const READ_TURN: Sectors = Sectors(8192);
@@ -101,6 +101,8 @@ pub enum Geometry {
     Raid1(Raid1),
     /// Stripes of mirrors.
     Raid10(Raid10),
+    /// Stripes with one or two parities.
+    Parity(Parity),
 }
 
 impl Geometry {
@@ -150,12 +152,25 @@ impl Geometry {
         Ok(Geometry::Raid10(Raid10::new(layout, chunk, member_sectors)?))
     }
 
+    /// A RAID4, 5 or 6 over members with `member_sectors` of data each, of which whole chunks count.
+    ///
+    /// # Errors
+    ///
+    /// No chunk, members without room for one, more sectors than a device can have.
+    pub fn parity(
+        layout: ParityLayout,
+        chunk: Sectors,
+        member_sectors: Sectors,
+    ) -> Result<Geometry, GeometryError> {
+        Ok(Geometry::Parity(Parity::new(layout, chunk, member_sectors)?))
+    }
+
     /// The same, but mirrors take turns with reads each time that one has read this much (at least one sector): for arrays
     /// that are too small to have several turns of 4 MiB.
     #[must_use]
     pub fn with_read_turns(self, turn: Sectors) -> Geometry {
         match self {
-            Geometry::Linear(_) | Geometry::Raid0(_) => self,
+            Geometry::Linear(_) | Geometry::Raid0(_) | Geometry::Parity(_) => self,
             Geometry::Raid1(raid1) => Geometry::Raid1(raid1.with_read_turns(turn)),
             Geometry::Raid10(raid10) => Geometry::Raid10(raid10.with_read_turns(turn)),
         }
@@ -169,6 +184,7 @@ impl Geometry {
             Geometry::Raid0(raid0) => raid0.sectors(),
             Geometry::Raid1(raid1) => raid1.sectors(),
             Geometry::Raid10(raid10) => raid10.sectors(),
+            Geometry::Parity(parity) => parity.sectors(),
         }
     }
 
@@ -180,16 +196,56 @@ impl Geometry {
             Geometry::Raid0(raid0) => raid0.members(),
             Geometry::Raid1(raid1) => raid1.members(),
             Geometry::Raid10(raid10) => raid10.members(),
+            Geometry::Parity(parity) => parity.members(),
         }
     }
 
-    /// Copies of each sector: 1 for a RAID0 and a linear array.
+    /// Copies of each sector: 1 without mirrors.
     #[inline]
     pub fn copies(&self) -> u16 {
         match self {
-            Geometry::Linear(_) | Geometry::Raid0(_) => 1,
+            Geometry::Linear(_) | Geometry::Raid0(_) | Geometry::Parity(_) => 1,
             Geometry::Raid1(raid1) => raid1.members(),
             Geometry::Raid10(raid10) => raid10.copies(),
+        }
+    }
+
+    /// Whether it can do without some of its members.
+    #[inline]
+    pub fn is_redundant(&self) -> bool {
+        self.copies() > 1 || self.as_parity().is_some()
+    }
+
+    /// Where what is missing is computed, and writes are not just stored.
+    #[inline]
+    pub(super) fn as_parity(&self) -> Option<&Parity> {
+        if let Geometry::Parity(parity) = self { Some(parity) } else { None }
+    }
+
+    /// In which sectors resyncs, bitmaps and fences count: how many there are. Those of the array, or of a member where rows have a parity.
+    pub fn sync_sectors(&self) -> Sectors {
+        self.as_parity().map_or(self.sectors(), Parity::sectors_on_member)
+    }
+
+    /// A range of the array in those.
+    #[inline]
+    pub(super) fn sync_range(&self, sector: Sector, nr: Sectors) -> (Sector, Sectors) {
+        self.as_parity().map_or((sector, nr), |parity| parity.on_members(sector, nr))
+    }
+
+    /// Which of those is at a place, if that is used.
+    pub(super) fn to_sync(&self, place: Place) -> Option<Sector> {
+        match self {
+            Geometry::Parity(parity) => Some(place.sector).filter(|at| at.0 < parity.sectors_on_member().0),
+            _ => self.to_array(place),
+        }
+    }
+
+    /// As [`Geometry::room`], for those.
+    pub(super) fn sync_room(&self, sector: Sector) -> Sectors {
+        match self {
+            Geometry::Parity(parity) => parity.chunk() - Sectors(sector.0 % parity.chunk().0),
+            _ => self.room(sector),
         }
     }
 
@@ -199,6 +255,7 @@ impl Geometry {
             Geometry::Raid0(raid0) => Some(raid0.chunk()),
             Geometry::Linear(_) | Geometry::Raid1(_) => None,
             Geometry::Raid10(raid10) => Some(raid10.chunk()),
+            Geometry::Parity(parity) => Some(parity.chunk()),
         }
     }
 
@@ -217,6 +274,7 @@ impl Geometry {
             Geometry::Raid0(raid0) => raid0.sectors_on_member(member),
             Geometry::Raid1(raid1) => raid1.sectors(),
             Geometry::Raid10(raid10) => raid10.sectors_on_member(),
+            Geometry::Parity(parity) => parity.sectors_on_member(),
         }
     }
 
@@ -229,6 +287,7 @@ impl Geometry {
             Geometry::Raid0(raid0) => raid0.room(sector),
             Geometry::Raid1(raid1) => raid1.room(sector),
             Geometry::Raid10(raid10) => raid10.room(sector),
+            Geometry::Parity(parity) => parity.room(sector),
         }
     }
 
@@ -237,7 +296,7 @@ impl Geometry {
     pub fn read_room(&self, sector: Sector) -> Sectors {
         match self {
             Geometry::Raid1(raid1) => raid1.read_room(sector),
-            Geometry::Linear(_) | Geometry::Raid0(_) | Geometry::Raid10(_) => self.room(sector),
+            _ => self.room(sector),
         }
     }
 
@@ -251,6 +310,7 @@ impl Geometry {
             Geometry::Raid0(raid0) => out.push(raid0.place(sector)),
             Geometry::Raid1(raid1) => raid1.places(sector, out),
             Geometry::Raid10(raid10) => raid10.places(sector, out),
+            Geometry::Parity(parity) => out.push(parity.place(sector)),
         }
     }
 
@@ -263,6 +323,7 @@ impl Geometry {
             Geometry::Raid0(raid0) => raid0.place(sector),
             Geometry::Raid1(raid1) => raid1.place(sector, copy),
             Geometry::Raid10(raid10) => raid10.place(sector, copy),
+            Geometry::Parity(parity) => parity.place(sector),
         }
     }
 
@@ -272,7 +333,7 @@ impl Geometry {
     #[inline]
     pub fn preferred_copy(&self, sector: Sector) -> usize {
         match self {
-            Geometry::Linear(_) | Geometry::Raid0(_) => 0,
+            Geometry::Linear(_) | Geometry::Raid0(_) | Geometry::Parity(_) => 0,
             Geometry::Raid1(raid1) => raid1.preferred_copy(sector),
             Geometry::Raid10(raid10) => raid10.preferred_copy(sector),
         }
@@ -291,6 +352,7 @@ impl Geometry {
             Geometry::Raid0(raid0) => raid0.ranges(sector, nr, each),
             Geometry::Raid1(raid1) => raid1.ranges(sector, nr, each),
             Geometry::Raid10(raid10) => raid10.ranges(sector, nr, each),
+            Geometry::Parity(_) => unreachable!("with parities, what carries no data is done as a write is"),
         }
     }
 
@@ -304,6 +366,7 @@ impl Geometry {
             Geometry::Raid0(raid0) => raid0.to_array(place),
             Geometry::Raid1(_) => Some(place.sector),
             Geometry::Raid10(raid10) => raid10.to_array(place),
+            Geometry::Parity(parity) => parity.to_array(place),
         }
     }
 
@@ -313,7 +376,7 @@ impl Geometry {
         let rest = Sectors(self.sectors_on_member(place.member).0.saturating_sub(place.sector.0));
         match self {
             Geometry::Raid10(raid10) => raid10.part_room(place.sector).min(rest),
-            Geometry::Linear(_) | Geometry::Raid0(_) | Geometry::Raid1(_) => rest,
+            _ => rest,
         }
     }
 
@@ -324,15 +387,19 @@ impl Geometry {
             Geometry::Linear(_) | Geometry::Raid0(_) => None,
             Geometry::Raid1(raid1) => Some(Ok(Geometry::Raid1(raid1.grown(member_sectors)))),
             Geometry::Raid10(raid10) => Some(raid10.grown(member_sectors)?.map(Geometry::Raid10)),
+            Geometry::Parity(parity) => Some(parity.grown(member_sectors).map(Geometry::Parity)),
         }
     }
 
-    /// Whether the members that are `present` hold at least one copy of every sector.
+    /// Whether the members that are `present` hold every sector, or what it can be computed from.
     pub fn has_all_data(&self, present: &dyn Fn(u16) -> bool) -> bool {
         match self {
             Geometry::Linear(_) | Geometry::Raid0(_) => (0..self.members()).all(present),
             Geometry::Raid1(raid1) => (0..raid1.members()).any(present),
             Geometry::Raid10(raid10) => raid10.has_all_data(present),
+            Geometry::Parity(parity) => {
+                (0..self.members()).filter(|role| !present(*role)).count() <= parity.parities().into()
+            }
         }
     }
 }

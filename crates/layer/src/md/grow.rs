@@ -121,13 +121,13 @@ impl Array {
         let (from, to) = (old.geometry.sectors_on_member(0), geometry.sectors_on_member(0));
         let events = self.books().events;
         let dirty = !assume_clean;
-        let intent = old.intent.as_ref().map(|intent| intent.grown(geometry.sectors(), events, dirty));
+        let intent = old.intent.as_ref().map(|intent| intent.grown(geometry.sync_sectors(), events, dirty));
         let bitmap = intent.as_ref().map(|intent| intent.disk().superblock.clone());
         let told: Vec<_> = self.told().filter_map(|(_, member)| Some(member.site.as_ref()?.0)).collect();
         record.resize(to, bitmap.as_ref(), &told).map_err(|error| self.record_error("a member", error))?;
         let refusals = self.flush_members(cx).await;
         let flushed = self.give_up(&refusals);
-        let end = Sector(old.shape.sectors.0);
+        let end = Sector(old.geometry.sync_sectors().0);
         if dirty {
             self.differ_from.fetch_min(end.0, Ordering::AcqRel);
         }

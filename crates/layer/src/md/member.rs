@@ -216,6 +216,12 @@ impl Member {
         if self.is_faulty() || lacks { nr } else { self.bad.unreadable(sector, nr) }
     }
 
+    /// Whether some of that was never written to it, or others have what is newer.
+    pub(super) fn is_lacking(&self, sector: Sector, nr: Sectors) -> bool {
+        let ends_before = self.read_to().is_some_and(|end| end.0 < sector.0 + nr.0);
+        self.is_faulty() || ends_before || self.bad.is_lacking(sector, nr)
+    }
+
     /// Where a sector of its data is on the device.
     #[inline]
     pub(super) fn at(&self, sector: Sector) -> Sector {

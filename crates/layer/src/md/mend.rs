@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use blockwork_engine::{Cure, Errno, Reason, Sector, Sectors, Span, TaskContext};
+use blockwork_memory::Segment;
 
 use super::array::Array;
 use super::bad_blocks::{Bad, whole_blocks};
@@ -70,6 +71,10 @@ impl Array {
         match self.note_unreadable(device, sector, span.nr) {
             Unread::Known => Cure::Again,
             Unread::Last => Cure::None,
+            Unread::TooMany if self.record.is_none() && self.geometry().as_parity().is_some() => {
+                self.doubt_all(member);
+                Cure::Again
+            }
             Unread::TooMany if self.record.is_none() || self.is_needed(device) => Cure::None,
             Unread::TooMany => {
                 self.has_failed(FailedMember { device, errno: Errno::EIO, bad: None, lacks: None });
@@ -78,6 +83,17 @@ impl Array {
             Unread::Noted if self.record.is_none() => Cure::Again,
             Unread::Noted => Cure::Defer(self.defer(span, Reason::ReadError)),
         }
+    }
+
+    /// A member that is not mended has refused too many places to remember: all that it has is computed, as far as that can be.
+    fn doubt_all(&self, member: &Member) {
+        log::error!(
+            "{}: {} cannot be read in too many places: what it has is computed from the other members from now on, as far as they can be read",
+            self.name,
+            member.name
+        );
+        member.bad.forget_unread();
+        member.bad.add(Sector(0), self.geometry().sync_sectors(), Bad::Unread);
     }
 
     /// A range of a device's data cannot be read: it is not read again until it has been mended.
@@ -105,7 +121,11 @@ impl Array {
         if member.readable(place.sector, nr) < nr {
             return Unread::Known;
         }
-        if self.other_copy(place, nr).is_none() {
+        let others_have_it = match self.geometry().as_parity() {
+            Some(_) => self.way(place, nr, &[member.layer.node()]).is_some(),
+            None => self.other_copy(place, nr).is_some(),
+        };
+        if !others_have_it {
             return Unread::Last;
         }
         if !member.bad.add(place.sector, nr, Bad::Unread) {
@@ -180,7 +200,7 @@ impl Array {
     }
 
     async fn mend(&self, Unreadable { device, place, nr }: Unreadable, cx: &TaskContext) {
-        let Some(sector) = self.geometry().to_array(place) else { return };
+        let Some(sector) = self.geometry().to_sync(place) else { return };
         let _fence = self.fences.raise(MENDING, sector, sector + nr).await;
         cx.quiesce().await;
         let Some(_turn) = self.turn_to_look_after().await else { return };
@@ -210,6 +230,21 @@ impl Array {
         }
     }
 
+    /// What others have of what is at a place of a member, or what it is computed from.
+    async fn good_copy(
+        &self,
+        member: &Member,
+        place: Place,
+        nr: Sectors,
+        cx: &TaskContext,
+    ) -> Option<Segment> {
+        if self.geometry().as_parity().is_some() {
+            return self.computed(place.member, place.sector, nr, &[member.layer.node()], cx).await.ok();
+        }
+        let good = self.other_copy(place, nr)?;
+        self.member(good.member)?.read(good.sector, nr, cx).await.ok()
+    }
+
     /// Copies a range from a good copy and reads it back. False where there is none; the error of the bad member.
     async fn rewrite(
         &self,
@@ -222,12 +257,8 @@ impl Array {
         while done < nr {
             let step = STEP.min(nr - done);
             let bad = Place { sector: place.sector + done, ..place };
-            let Some(good) = self.other_copy(bad, step) else { return Ok(false) };
-            let Some(source) = self.member(good.member) else { return Ok(false) };
             let trust = self.trust();
-            let Ok(data) = source.read(good.sector, step, cx).await else {
-                return Ok(false);
-            };
+            let Some(data) = self.good_copy(member, bad, step, cx).await else { return Ok(false) };
             if self.check_trust(trust).is_err() {
                 continue;
             }

@@ -4,7 +4,6 @@
 //! | --- | --- |
 //! | [`Geometry`] | where each sector of an array lies on its members, and back: arithmetic, no I/O |
 //! | [`Array`] | the layer: state of the members, write-intent bitmap, failures |
-//! | [`Parity`] | an array of level 4, 5 or 6, for reading; what is missing of it is computed |
 //! | [`Record`] | what is written about an array, and where: [`MdRecord`], [`DmRaidRecord`], [`Unrecorded`] |
 //!
 //! What the bytes of superblocks and bitmaps mean is `blockwork_format::md`'s business.
@@ -30,6 +29,9 @@ mod member;
 mod mend;
 mod pace;
 mod parity;
+mod parity_read;
+mod parity_sync;
+mod parity_write;
 mod past;
 mod raid0;
 mod raid1;
@@ -38,6 +40,7 @@ mod record;
 mod resolve;
 mod roster;
 mod status;
+mod stripes;
 mod sync;
 mod sync_check;
 mod sync_copy;
@@ -56,7 +59,7 @@ pub use geometry::{Geometry, GeometryError, Place, Places};
 pub use intent::IntentConfig;
 pub use md_record::{MdRecord, MdRecordError, MdSite};
 pub use member::MemberConfig;
-pub use parity::{Parity, ParityConfig, ParityError};
+pub use parity::Parity;
 pub use raid0::Raid0;
 pub use raid1::Raid1;
 pub use raid10::Raid10;

@@ -1,186 +1,175 @@
-//! RAID4, 5 and 6, for reading: striping with gaps. What a member had that is missing, or does not give some of its sectors, is computed
-//! from the others and the parity.
+//! Geometry of RAID4, 5 and 6: striping with gaps, and what each chunk of a row is the sum of.
 //!
-//! | a member | what is read of it | terms of others |
-//! | --- | --- | --- |
-//! | is missing, or in its list of bad blocks, or behind what was rebuilt | computed, else EIO | never |
-//! | has just refused it | computed, else EIO | not for this read |
-//! | has refused it before | computed; where that cannot be, read from it once more | only where there is no other way |
-//!
-//! Where the parity may not fit the data ([`ParityConfig::stale`]), nothing is computed.
+//! A row is a chunk of each member, at the same place of all. What is at the same place within the chunks of a row belongs together: each of
+//! these sectors is a sum of others ([`Parity::ways`]).
 //!
 //! Source, for the facts: the kernel's `drivers/md/raid5.c`; H. Peter Anvin, "The mathematics of RAID-6".
 
 use std::num::NonZeroU64;
-use std::ops::Range;
-use std::sync::Arc;
 
-use blockwork_engine::{
-    Cure, Defer, Errno, Failure, Gf256, Layer, Limits, Misaligned, NodeId, Op, Reason, Resolver, Sector,
-    Sectors, Shape, Span, Term,
-};
+use blockwork_engine::{Gf256, Sector, Sectors};
 use blockwork_format::md::ParityLayout;
 
-use super::MemberConfig;
-use super::bad_blocks::{Bad, BadBlocks, whole_blocks};
+use super::geometry::{GeometryError, Place, device};
 use crate::divisor::Divisor;
-use crate::linear::in_a_block;
 
-/// What an array with parity is made of.
+/// What a chunk is the sum of: chunks of these members, times that.
+pub(super) type Way = Vec<(u16, Gf256)>;
+
+/// A RAID4, 5 or 6.
 #[derive(Clone, Debug)]
-pub struct ParityConfig {
-    /// What messages call it.
-    pub name: String,
-    /// Where the data of a row are.
-    pub layout: ParityLayout,
-    /// Sectors of a chunk.
-    pub chunk: NonZeroU64,
-    /// Members, by their places; none: it is missing.
-    pub members: Vec<Option<MemberConfig>>,
-    /// Sectors of each that count.
-    pub size: Sectors,
-    /// Sectors of each, from where its data begin, whose parity may not fit the data: it was being written when the array was last in use. In
-    /// order.
-    pub stale: Vec<Range<u64>>,
-}
-
-/// Why it cannot be.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ParityError {
-    /// Not as many as the layout is for.
-    #[error("it has {0} members, and its layout is one for {1}")]
-    Members(usize, u16),
-    /// More are missing than it has parities.
-    #[error("{which} missing, and its parity makes up for {most}; give those disks as well")]
-    Missing {
-        /// Those, for people: "members 1, 3 of 5 are".
-        which: String,
-        /// How many may be.
-        most: u16,
-    },
-    /// A member is too small.
-    #[error("member {place} has {found} sectors, and its data are to end at sector {end}; was it cut?")]
-    Member {
-        /// Which.
-        place: usize,
-        /// What it has.
-        found: Sectors,
-        /// What it should.
-        end: u64,
-    },
-    /// The members have no whole chunk, or more than a device can have.
-    #[error("members of {0} sectors make no array")]
-    Size(Sectors),
-}
-
-/// A member that is there.
-#[derive(Debug)]
-struct Leg {
-    name: String,
-    layer: Arc<dyn Layer>,
-    start: Sector,
-    /// What it does not have (listed), and what it has refused (unread).
-    bad: BadBlocks,
-}
-
-/// A sector of the array.
-#[derive(Clone, Copy, Debug)]
-struct Place {
-    row: u64,
-    member: u16,
-    /// Where in the data of that member.
-    sector: Sector,
-    /// Up to the end of its chunk.
-    most: Sectors,
-}
-
-/// An array with parity.
-#[derive(Debug)]
 pub struct Parity {
-    name: String,
     layout: ParityLayout,
     chunk: Divisor,
     data_disks: Divisor,
-    legs: Box<[Option<Leg>]>,
-    stale: Box<[Range<u64>]>,
-    size: Sectors,
-    shape: Shape,
+    /// Of each that count: whole chunks.
+    member_sectors: Sectors,
+    sectors: Sectors,
 }
 
 impl Parity {
-    /// The array.
-    ///
-    /// # Errors
-    /// Its members are too few, or too small.
-    pub fn new(node: NodeId, config: ParityConfig) -> Result<Parity, ParityError> {
-        let ParityConfig { name, layout, chunk, members, size, stale } = config;
-        if members.len() != usize::from(layout.disks()) {
-            return Err(ParityError::Members(members.len(), layout.disks()));
-        }
-        check_missing(&layout, &members)?;
-        for (place, config) in members.iter().enumerate() {
-            let Some(MemberConfig { layer, data_start, .. }) = config else { continue };
-            let end = data_start.0.saturating_add(size.0);
-            if end > layer.sectors().0 {
-                return Err(ParityError::Member { place, found: layer.sectors(), end });
-            }
+    pub(super) fn new(
+        layout: ParityLayout,
+        chunk: Sectors,
+        member_sectors: Sectors,
+    ) -> Result<Parity, GeometryError> {
+        let expected = "at least a sector";
+        let chunk_sectors =
+            NonZeroU64::new(chunk.0).ok_or(GeometryError::Chunk { expected, found: chunk })?;
+        let rows = member_sectors.0 / chunk_sectors;
+        if rows == 0 {
+            return Err(GeometryError::Small { member: member_sectors, chunk });
         }
         let data_disks = NonZeroU64::new(layout.data_disks().into()).expect("a layout has data");
-        let sectors = (size.0 / chunk * chunk.get()).checked_mul(data_disks.get());
-        let sectors = sectors.filter(|sectors| (1..=Sectors::MAX.0).contains(sectors));
-        let sectors = Sectors(sectors.ok_or(ParityError::Size(size))?);
-        let mut limits = Limits::stacked(members.iter().flatten().map(|member| member.layer.limits()));
-        limits.read_only = true;
-        let leg = |config: MemberConfig| Leg::new(config, size, &limits);
-        let legs = members.into_iter().map(|config| config.map(leg)).collect();
+        let member_sectors = Sectors(rows * chunk.0);
+        let sectors = Sectors(member_sectors.0.saturating_mul(data_disks.get()));
         Ok(Parity {
-            name,
             layout,
-            chunk: Divisor::new(chunk),
+            chunk: Divisor::new(chunk_sectors),
             data_disks: Divisor::new(data_disks),
-            legs,
-            stale: stale.into(),
-            size,
-            shape: Shape { node, sectors, limits },
+            member_sectors: device(member_sectors)?,
+            sectors: device(sectors)?,
         })
+    }
+
+    /// The same with another amount of each member's data.
+    pub(super) fn grown(&self, member_sectors: Sectors) -> Result<Parity, GeometryError> {
+        Parity::new(self.layout, self.chunk(), member_sectors)
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &ParityLayout {
+        &self.layout
+    }
+    pub(super) fn sectors(&self) -> Sectors {
+        self.sectors
+    }
+    pub(super) fn members(&self) -> u16 {
+        self.layout.disks()
+    }
+    /// How many members its parities make up for.
+    pub(super) fn parities(&self) -> u16 {
+        self.layout.disks() - self.layout.data_disks()
+    }
+    pub(super) fn chunk(&self) -> Sectors {
+        Sectors(self.chunk.get())
+    }
+    pub(super) fn sectors_on_member(&self) -> Sectors {
+        self.member_sectors
+    }
+    /// Sectors of data in a row.
+    pub(super) fn row_sectors(&self) -> Sectors {
+        Sectors(self.chunk.get() * self.data_disks.get())
     }
 
     /// Where a sector is.
     #[inline]
-    fn place(&self, sector: Sector) -> Place {
+    pub(super) fn place(&self, sector: Sector) -> Place {
         let (chunk, within) = self.chunk.divide(sector.0);
         let (row, nth) = self.data_disks.divide(chunk);
         Place {
-            row,
             member: self.layout.member(row, nth as u16), // less than the number of data disks
             sector: Sector(row * self.chunk.get() + within),
-            most: Sectors(self.chunk.get() - within),
         }
     }
 
-    fn leg(&self, member: u16) -> Option<&Leg> {
-        self.legs[usize::from(member)].as_ref()
-    }
-
-    /// How many of the sectors from there on are all read from their member, which is given then, or all computed.
+    /// How much from there on is side by side.
     #[inline]
-    fn alike(&self, place: &Place, nr: Sectors) -> (Sectors, Option<&Leg>) {
-        let Some(leg) = self.leg(place.member) else { return (nr, None) };
-        match leg.bad.readable(place.sector, nr) {
-            Sectors::ZERO => (leg.bad.unreadable(place.sector, nr), None),
-            good => (good, Some(leg)),
-        }
+    pub(super) fn room(&self, sector: Sector) -> Sectors {
+        Sectors(self.chunk.get() - self.chunk.divide(sector.0).1)
     }
 
-    /// What the data of a member are the sum of, in a row of which `is_lost` says whose are not there; none: too many.
-    fn solve(&self, row: u64, wanted: u16, is_lost: impl Fn(u16) -> bool) -> Option<Vec<(u16, Gf256)>> {
-        let data = || (0..self.layout.data_disks()).map(|nth| self.layout.member(row, nth));
-        let weight = |member| Gf256::power_of_two(self.layout.exponent(row, member).into());
+    /// The row that has a sector of a member's data.
+    pub(super) fn row(&self, on_member: Sector) -> u64 {
+        self.chunk.divide(on_member.0).0
+    }
+
+    /// The sector of the array that lies at a place, if that is no parity.
+    pub(super) fn to_array(&self, place: Place) -> Option<Sector> {
+        let (row, within) = self.chunk.divide(place.sector.0);
+        let nth = self.data_of(row).position(|member| member == place.member)? as u64;
+        Some(Sector((row * self.data_disks.get() + nth) * self.chunk.get() + within))
+    }
+
+    /// The sectors of members to which a range of the array belongs, whichever member that is: all of a row where it goes over the border of a
+    /// chunk.
+    #[inline]
+    pub(super) fn on_members(&self, sector: Sector, nr: Sectors) -> (Sector, Sectors) {
+        if nr <= self.room(sector) {
+            return (self.place(sector).sector, nr);
+        }
+        let row = |sector: u64| self.data_disks.divide(self.chunk.divide(sector).0).0;
+        let (first, last) = (row(sector.0), row(sector.0 + nr.0 - 1));
+        (Sector(first * self.chunk.get()), Sectors((last + 1 - first) * self.chunk.get()))
+    }
+
+    /// The members that have a row's data, in its order.
+    pub(super) fn data_of(&self, row: u64) -> impl Iterator<Item = u16> {
+        (0..self.layout.data_disks()).map(move |nth| self.layout.member(row, nth))
+    }
+
+    /// Those that have its parities, each with what it is the sum of: the data, times what.
+    pub(super) fn parities_of(&self, row: u64) -> impl Iterator<Item = (u16, impl Fn(u16) -> Gf256)> {
+        let (p, q) = self.layout.parity(row);
+        let weight = move |parity: u16, member: u16| {
+            if parity == p { Gf256::ONE } else { self.weight(row, member) }
+        };
+        [Some(p), q].into_iter().flatten().map(move |parity| (parity, move |member| weight(parity, member)))
+    }
+
+    /// What a member's data are multiplied with in Q.
+    pub(super) fn weight(&self, row: u64, member: u16) -> Gf256 {
+        Gf256::power_of_two(self.layout.exponent(row, member).into())
+    }
+
+    /// What the chunk of a member is the sum of, data or parity, in a row of which `is_lost` says whose are not there; none: too many.
+    pub(super) fn way(&self, row: u64, wanted: u16, is_lost: &dyn Fn(u16) -> bool) -> Option<Way> {
+        let parity = self.parities_of(row).find(|(parity, _)| *parity == wanted);
+        let Some((_, weight)) = parity else { return self.way_to_data(row, wanted, is_lost) };
+        // Of the data that are lost, each has its own way, which does not go by what is wanted.
+        let is_lost = |member| member == wanted || is_lost(member);
+        let mut sum = vec![Gf256::ZERO; usize::from(self.members())];
+        for member in self.data_of(row) {
+            let way = match is_lost(member) {
+                false => Vec::from([(member, Gf256::ONE)]),
+                true => self.way_to_data(row, member, &is_lost)?,
+            };
+            for (term, factor) in way {
+                let all = &mut sum[usize::from(term)];
+                *all = *all + weight(member) * factor;
+            }
+        }
+        let terms = (0..).zip(sum).filter(|(_, factor)| *factor != Gf256::ZERO);
+        Some(terms.collect())
+    }
+
+    fn way_to_data(&self, row: u64, wanted: u16, is_lost: &dyn Fn(u16) -> bool) -> Option<Way> {
         let (p, q) = self.layout.parity(row);
         let (p, q) = (Some(p).filter(|p| !is_lost(*p)), q.filter(|q| !is_lost(*q)));
-        let mut lost = data().filter(|member| *member != wanted && is_lost(*member));
+        let weight = |member| self.weight(row, member);
+        let mut lost = self.data_of(row).filter(|member| *member != wanted && is_lost(*member));
         let (other, has_more) = (lost.next(), lost.next().is_some());
-        let others = data().filter(|member| *member != wanted && Some(*member) != other);
+        let others = self.data_of(row).filter(|member| *member != wanted && Some(*member) != other);
         match (other, p, q) {
             _ if has_more => None,
             (None, Some(p), _) => Some(others.chain([p]).map(|member| (member, Gf256::ONE)).collect()),
@@ -203,147 +192,106 @@ impl Parity {
             _ => None,
         }
     }
-
-    /// What is read to get the `nr` sectors at a place, without those members. See the module.
-    fn ways(&self, place: &Place, nr: Sectors, without: &[NodeId]) -> Option<Vec<(u16, Gf256)>> {
-        let is_gone = |member: u16| {
-            self.leg(member)
-                .is_none_or(|leg| without.contains(&leg.layer.node()) || leg.bad.is_lacking(place.sector, nr))
-        };
-        let is_doubted =
-            |member: u16| self.leg(member).is_some_and(|leg| leg.bad.readable(place.sector, nr) < nr);
-        let is_stale = self.is_stale(place.sector, nr);
-        let solve = |is_lost: &dyn Fn(u16) -> bool| {
-            if is_stale { None } else { self.solve(place.row, place.member, is_lost) }
-        };
-        solve(&|member| is_gone(member) || is_doubted(member))
-            .or_else(|| (!is_gone(place.member)).then(|| vec![(place.member, Gf256::ONE)]))
-            .or_else(|| solve(&is_gone))
-    }
-
-    /// Whether the parity of some of these sectors may not fit the data.
-    fn is_stale(&self, sector: Sector, nr: Sectors) -> bool {
-        let next = self.stale.partition_point(|range| range.end <= sector.0);
-        self.stale.get(next).is_some_and(|range| range.start < sector.0 + nr.0)
-    }
-
-    /// A member has refused sectors of its data: they are computed from now on.
-    fn note(&self, leg: &Leg, sector: Sector, nr: Sectors, errno: Errno) {
-        let Leg { name: member, bad, .. } = leg;
-        let array = &self.name;
-        if bad.add(sector, nr, Bad::Unread) {
-            log::warn!(
-                "{array}: {nr} sectors at {sector} of the data of {member} cannot be read ({errno}); they are computed from the other \
-                 members"
-            );
-        } else {
-            bad.forget_unread();
-            bad.add(Sector(0), self.size, Bad::Unread);
-            log::error!(
-                "{array}: {member} cannot be read in too many places, the last one {nr} sectors at {sector} of its data ({errno}): \
-                 what it has is computed from the other members from now on, as far as they can be read"
-            );
-        }
-    }
 }
 
-/// Whether the parities make up for what is missing.
-fn check_missing(layout: &ParityLayout, members: &[Option<MemberConfig>]) -> Result<(), ParityError> {
-    let is_missing = |(_, member): &(usize, &Option<MemberConfig>)| {
-        member.as_ref().is_none_or(|config| config.recovered == Some(Sector(0)))
-    };
-    let missing: Vec<_> = members.iter().enumerate().filter(is_missing).map(|(place, _)| place).collect();
-    let (all, most) = (members.len(), layout.disks() - layout.data_disks());
-    if missing.len() <= usize::from(most) {
-        return Ok(());
-    }
-    let list: Vec<_> = missing.iter().map(ToString::to_string).collect();
-    Err(ParityError::Missing { which: format!("members {} of {all} are", list.join(", ")), most })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockwork_format::md::Level;
 
-impl Leg {
-    fn new(config: MemberConfig, size: Sectors, limits: &Limits) -> Leg {
-        let MemberConfig { name, layer, data_start, recovered, bad: mut list, .. } = config;
-        if let Some(from) = recovered.filter(|from| from.0 < size.0) {
-            list.push((from, Sectors(size.0 - from.0)));
-        }
-        let bad = BadBlocks::listed(&list);
-        bad.widen(limits);
-        Leg { name, layer, start: data_start, bad }
+    fn geometries() -> impl Iterator<Item = Parity> {
+        [Level::Raid4, Level::Raid5, Level::Raid6].into_iter().flat_map(|level| {
+            (0..21).flat_map(move |number| {
+                (3..7).filter_map(move |disks| {
+                    let layout = ParityLayout::new(level, number, disks)?;
+                    Some(Parity::new(layout, Sectors(8), Sectors(8 * 14 + 3)).unwrap())
+                })
+            })
+        })
     }
-}
 
-impl Layer for Parity {
-    fn shape(&self) -> &Shape {
-        &self.shape
-    }
-    fn resolve(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
-        if span.op == Op::Flush {
-            let mut all = self.legs.iter().flatten();
-            return all.try_for_each(|leg| cx.pass(self.shape.node, span.sector, &*leg.layer, span));
-        }
-        if span.op != Op::Read {
-            cx.error(span, Errno::EROFS);
-            return Ok(());
-        }
-        let mut rest = span;
-        loop {
-            let place = self.place(rest.sector);
-            let (nr, leg) = self.alike(&place, rest.nr.min(place.most));
-            let piece = rest.piece(Sectors::ZERO, nr);
-            if nr < rest.nr {
-                cx.split(self.shape.node, piece, 2, Reason::Chunk);
+    #[test]
+    fn each_sector_of_the_array_is_at_one_place_and_parities_at_the_others() {
+        for geometry in geometries() {
+            let mut places = Vec::new();
+            for sector in (0..geometry.sectors().0).map(Sector) {
+                let place = geometry.place(sector);
+                assert_eq!(geometry.to_array(place), Some(sector), "{geometry:?}");
+                assert_eq!(geometry.on_members(sector, Sectors(1)), (place.sector, Sectors(1)));
+                places.push((place.member, place.sector.0));
             }
-            match leg {
-                Some(leg) => {
-                    let at = leg.start + Sectors(place.sector.0);
-                    cx.pass(self.shape.node, piece.sector, &*leg.layer, piece.moved_to(at))?;
+            for row in 0..14 {
+                for (parity, _) in geometry.parities_of(row) {
+                    for sector in row * 8..row * 8 + 8 {
+                        let place = Place { member: parity, sector: Sector(sector) };
+                        assert_eq!((geometry.to_array(place), geometry.row(place.sector)), (None, row));
+                        places.push((parity, sector));
+                    }
                 }
-                None => cx.sum(self.shape.node, piece),
             }
-            if nr == rest.nr {
-                return Ok(());
+            places.sort_unstable();
+            let all = (0..geometry.members()).flat_map(|member| (0..8 * 14).map(move |at| (member, at)));
+            assert_eq!(places, all.collect::<Vec<_>>(), "{geometry:?}");
+        }
+    }
+
+    #[test]
+    fn over_the_border_of_a_chunk_a_range_belongs_to_whole_rows() {
+        let layout = ParityLayout::new(Level::Raid5, 2, 4).unwrap();
+        let geometry = Parity::new(layout, Sectors(8), Sectors(80)).unwrap();
+        for ((sector, nr), expected) in [
+            ((3, 5), (3, 5)),
+            ((27, 5), (11, 5)),
+            ((7, 2), (0, 8)),
+            ((23, 1), (7, 1)),
+            ((23, 2), (0, 16)),
+            ((24, 24), (8, 8)),
+            ((24, 25), (8, 16)),
+        ] {
+            let found = geometry.on_members(Sector(sector), Sectors(nr));
+            assert_eq!((found.0.0, found.1.0), expected, "{sector}+{nr}");
+        }
+    }
+
+    /// Bytes of a row, by members.
+    fn row_of(geometry: &Parity, row: u64) -> Vec<u8> {
+        let mut bytes = vec![0; usize::from(geometry.members())];
+        for (nth, member) in (1..).zip(geometry.data_of(row)) {
+            bytes[usize::from(member)] = (37 * nth + row as u8 * 11) ^ 0x5a;
+        }
+        let data = bytes.clone();
+        for (parity, weight) in geometry.parities_of(row) {
+            let sum = geometry
+                .data_of(row)
+                .fold(Gf256::ZERO, |sum, member| sum + weight(member) * Gf256(data[usize::from(member)]));
+            bytes[usize::from(parity)] = sum.0;
+        }
+        bytes
+    }
+
+    #[test]
+    fn whatever_is_wanted_is_the_sum_of_what_is_there() {
+        for geometry in geometries() {
+            let members = geometry.members();
+            for row in 0..geometry.members().into() {
+                let bytes = row_of(&geometry, row);
+                for (wanted, other) in
+                    (0..members).flat_map(|one| (0..members).map(move |other| (one, other)))
+                {
+                    let way = geometry.way(row, wanted, &|member| member == other);
+                    if wanted != other && geometry.parities() < 2 {
+                        assert_eq!(way, None);
+                        continue;
+                    }
+                    let way = way.unwrap();
+                    assert!(way.iter().all(|(member, _)| *member != wanted && *member != other));
+                    let sum = way.iter().fold(Gf256::ZERO, |sum, (member, factor)| {
+                        sum + *factor * Gf256(bytes[usize::from(*member)])
+                    });
+                    assert_eq!(sum.0, bytes[usize::from(wanted)], "{geometry:?}: {wanted} without {other}");
+                }
+                assert_eq!(geometry.way(row, 0, &|_| true), None);
             }
-            rest = rest.piece(nr, rest.nr - nr);
         }
-    }
-    fn terms(&self, span: Span, without: &[NodeId]) -> Result<Vec<Term>, Errno> {
-        let place = self.place(span.sector);
-        let ways = self.ways(&place, span.nr, without).ok_or(Errno::EIO)?;
-        let term = |(member, factor): (u16, Gf256)| {
-            let leg = self.leg(member).expect("who is missing is no term");
-            Term { below: leg.layer.clone(), sector: leg.start + Sectors(place.sector.0), factor }
-        };
-        Ok(ways.into_iter().map(term).collect())
-    }
-    fn is_redundant(&self) -> bool {
-        true
-    }
-    fn cure(&self, failure: &Failure) -> Cure {
-        let place = (0..).zip(&self.legs).find_map(|(member, leg)| {
-            leg.as_ref().filter(|leg| leg.layer.node() == failure.below).map(|leg| (member, leg))
-        });
-        let Some((member, leg)) = place.filter(|_| failure.op == Op::Read && failure.errno != Errno::EFAULT)
-        else {
-            return Cure::None;
-        };
-        let sector = Sector(failure.span.sector.0.saturating_sub(leg.start.0));
-        let (sector, nr) = whole_blocks(sector, failure.span.nr, &self.shape.limits);
-        if leg.bad.readable(sector, nr) == Sectors::ZERO {
-            return Cure::Again; // known by now
-        }
-        let (row, within) = self.chunk.divide(sector.0);
-        let place = Place { row, member, sector, most: Sectors(self.chunk.get() - within) };
-        if self.ways(&place, nr, &[failure.below]).is_none() {
-            return Cure::None;
-        }
-        self.note(leg, sector, nr, failure.errno);
-        Cure::Again
-    }
-    fn misaligned(&self) -> Option<Misaligned> {
-        self.legs.iter().flatten().find_map(|leg| in_a_block(&*leg.layer, leg.start))
-    }
-    fn below(&self) -> Vec<Arc<dyn Layer>> {
-        self.legs.iter().flatten().map(|leg| leg.layer.clone()).collect()
     }
 }

@@ -26,6 +26,7 @@ impl Array {
                 cx.error(span, Errno::EROFS);
                 Ok(())
             }
+            _ if self.geometry().as_parity().is_some() => self.write_with_parity(span, cx),
             Op::Write => self.write(span, cx),
             Op::Discard | Op::WriteZeroes => self.write_ranges(span, cx),
         }
@@ -40,7 +41,9 @@ impl Array {
         cx.split(shape.node, span, pieces(geometry, span, room), Reason::Chunk);
         loop {
             let piece = rest.piece(Sectors::ZERO, room.min(rest.nr));
-            if careful {
+            if careful && geometry.as_parity().is_some() {
+                self.read_or_compute(piece, cx)?;
+            } else if careful {
                 self.read_with_care(piece, cx)?;
             } else {
                 let copy = geometry.preferred_copy(piece.sector);
@@ -80,7 +83,7 @@ impl Array {
         Ok(())
     }
 
-    fn may_differ(&self, sector: Sector, nr: Sectors) -> bool {
+    pub(super) fn may_differ(&self, sector: Sector, nr: Sectors) -> bool {
         match self.intent() {
             Some(intent) => intent.any_kept() && intent.is_kept(sector, nr),
             None => self.differ_from.load(Ordering::Acquire) < sector.0 + nr.0,
@@ -254,7 +257,7 @@ impl Array {
     }
 
     /// Whether a discard or write-zeroes is for all members. What only some of them did would make mirrors differ.
-    fn takes(&self, span: Span) -> bool {
+    pub(super) fn takes(&self, span: Span) -> bool {
         let limits = &self.form().shape.limits;
         match span.op {
             Op::Discard => self.discard_granule.load(Ordering::Acquire) > 0,
@@ -317,7 +320,7 @@ impl Array {
 
     /// Whether a write may go (invariant 1).
     #[inline]
-    fn admit(&self, span: Span) -> Result<(), Defer> {
+    pub(super) fn admit(&self, span: Span) -> Result<(), Defer> {
         if self.record.is_none() {
             return Ok(());
         }
@@ -326,13 +329,14 @@ impl Array {
             self.want(span);
             return Err(self.defer(span, Reason::Activate));
         }
+        let (sector, nr) = self.geometry().sync_range(span.sector, span.nr);
         if let Some(intent) = self.intent()
-            && !intent.admit(span.sector, span.nr)
+            && !intent.admit(sector, nr)
         {
             self.want(span);
             return Err(self.defer(span, Reason::WriteIntent));
         }
-        if self.fences.meets(span.sector, span.nr) {
+        if self.fences.meets(sector, nr) {
             return Err(self.defer(span, Reason::Resync));
         }
         if !self.busy.load(Ordering::Relaxed) {
@@ -352,7 +356,8 @@ impl Array {
             let ahead = self.run.lock().unwrap_or_else(PoisonError::into_inner).ahead(span, most);
             nr = Sectors((nr + ahead).0.min(self.form().shape.sectors.0 - span.sector.0));
         }
-        intent.want(span.sector, nr);
+        let (sector, nr) = self.geometry().sync_range(span.sector, nr);
+        intent.want(sector, nr);
     }
 
     /// Whether a write that left out a member may go (invariant 2). The gate was closed before the member was marked, and is
@@ -378,7 +383,7 @@ fn pieces(geometry: &Geometry, span: Span, room: Sectors) -> u64 {
 
 /// Hands a piece to a member, where it is at `sector` of its data.
 #[inline]
-fn pass(
+pub(super) fn pass(
     node: NodeId,
     piece: Span,
     member: &Member,

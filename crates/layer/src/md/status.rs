@@ -96,6 +96,7 @@ impl Array {
                 Geometry::Raid0(_) => Level::Raid0,
                 Geometry::Raid1(_) => Level::Raid1,
                 Geometry::Raid10(_) => Level::Raid10,
+                Geometry::Parity(parity) => parity.layout().level(),
             },
             chunk: geometry.chunk(),
             sectors: geometry.sectors(),

@@ -103,7 +103,7 @@ impl Sync {
 impl Array {
     /// Has somebody look what is due, if nobody does.
     pub(super) fn look_for_sync(&self, cx: &TaskContext) {
-        if self.record.is_none() || self.geometry().copies() < 2 || self.form().shape.limits.read_only {
+        if self.record.is_none() || !self.geometry().is_redundant() || self.form().shape.limits.read_only {
             return;
         }
         if self.sync.at_rest.load(Ordering::Acquire) {
@@ -210,7 +210,7 @@ impl Array {
             }
             // With all bits clear nothing differs, but the superblocks say so only after a resync, however short.
             if self.may_differ_anywhere() || self.resync_from().is_some() {
-                let total = self.geometry().sectors().0;
+                let total = self.geometry().sync_sectors().0;
                 let start = match self.intent() {
                     Some(intent) => intent.next_kept(Sector(0)).unwrap_or(Sector(total)),
                     None => Sector(self.differ_from.load(Ordering::Acquire)),
@@ -221,7 +221,7 @@ impl Array {
         self.choose_freely_again();
         let (action, start) = requested?;
         let kind = Kind::Check { repair: action == SyncAction::Repair };
-        Some(Pass { kind, start, total: self.geometry().sectors().0 })
+        Some(Pass { kind, start, total: self.geometry().sync_sectors().0 })
     }
 
     /// A device that lacks data of its role, and is there.

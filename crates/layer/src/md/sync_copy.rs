@@ -27,7 +27,7 @@ use super::sync_pass::{End, Window};
 pub(super) const PIECE: Sectors = Sectors(1024);
 
 /// Least that is read on its own where a piece cannot be read.
-const BLOCK: Sectors = Sectors(8);
+pub(super) const BLOCK: Sectors = Sectors(8);
 
 /// Where a copy is: a device, and a sector of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,6 +113,21 @@ impl Array {
         window: Window,
         cx: &TaskContext,
     ) -> Result<(), End> {
+        let lost = match self.geometry().as_parity() {
+            Some(_) => self.fill_rows(device, role, window, cx).await?,
+            None => self.fill_copies(device, role, window, cx).await?,
+        };
+        if lost.is_empty() { Ok(()) } else { self.remember_lost(device, &lost, cx).await }
+    }
+
+    /// Likewise, from mirrors. Gives what no copy has.
+    async fn fill_copies(
+        &self,
+        device: DeviceIndex,
+        role: u16,
+        window: Window,
+        cx: &TaskContext,
+    ) -> Result<Vec<(Sector, Sectors)>, End> {
         let by_bitmap = self.devices.get(device).is_some_and(|member| member.is_by_bitmap());
         let mut pieces = Vec::new();
         let mut lost = Vec::new();
@@ -133,7 +148,7 @@ impl Array {
             place.sector = place.sector + nr;
         }
         lost.extend(self.copy(pieces, cx).await?.into_iter().map(|(copy, nr)| (copy.sector, nr)));
-        if lost.is_empty() { Ok(()) } else { self.remember_lost(device, &lost, cx).await }
+        Ok(lost)
     }
 
     /// Copies the first copy of a window of the array to the others, where they may differ.

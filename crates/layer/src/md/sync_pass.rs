@@ -22,6 +22,7 @@ use super::devices::DeviceIndex;
 use super::fence::LANES;
 use super::geometry::Place;
 use super::pace::Pacer;
+use super::parity_sync::Parities;
 use super::sync_check::UNIT;
 use super::sync_status::SyncAction;
 
@@ -35,11 +36,16 @@ const SCAN: usize = 4096;
 /// the members.
 const WINDOW_OF_ALL: u64 = 1 << 17;
 
-/// Sectors of the array in a window that has `size` sectors of each member: whole chunks, or units in which differences are counted.
+/// Sectors of an array of mirrors in a window that has `size` sectors of each member: whole chunks, or units in which differences are counted.
 fn window_of_array(size: u64, members: u16, copies: u16, chunk: Option<Sectors>) -> u64 {
     let (members, copies) = (u64::from(members), u64::from(copies));
     let size = (size * members).min(WINDOW_OF_ALL) / copies;
     size.max(1).next_multiple_of(chunk.map_or(UNIT, |chunk| chunk.0))
+}
+
+/// Sectors of each member in a window of rows with a parity, all of whose members are read.
+fn window_of_members(size: u64, members: u16) -> u64 {
+    size.min(WINDOW_OF_ALL / u64::from(members)).max(1).next_multiple_of(UNIT)
 }
 
 /// What is done.
@@ -200,6 +206,7 @@ impl Array {
     fn on_each_member(&self, pass: &Pass, nr: u64) -> u64 {
         match pass.kind {
             Kind::Recover { .. } => nr,
+            _ if self.geometry().as_parity().is_some() => nr,
             _ => {
                 let geometry = self.geometry();
                 nr / u64::from(geometry.members()) * u64::from(geometry.copies())
@@ -224,6 +231,10 @@ impl Array {
                 if place.sector.0 > from {
                     return nothing(place.sector.0);
                 }
+                let size = match geometry.as_parity() {
+                    Some(parity) => window_of_members(size, parity.members()),
+                    None => size,
+                };
                 let room = geometry.part_room(place).0;
                 let end = (from + size.min(room)).min(pass.total);
                 Window { start: from, end, nothing: false }
@@ -236,7 +247,10 @@ impl Array {
                         Some(_) => {}
                     }
                 }
-                let size = window_of_array(size, geometry.members(), geometry.copies(), geometry.chunk());
+                let size = match geometry.as_parity() {
+                    Some(parity) => window_of_members(size, parity.members()),
+                    None => window_of_array(size, geometry.members(), geometry.copies(), geometry.chunk()),
+                };
                 Window { start: from, end: (from + size).min(pass.total), nothing: false }
             }
         }
@@ -246,7 +260,7 @@ impl Array {
     pub(super) fn step(&self, place: Place) -> Sectors {
         let geometry = self.geometry();
         let left = Sectors(geometry.sectors_on_member(place.member).0.saturating_sub(place.sector.0).max(1));
-        let Some(sector) = geometry.to_array(place) else {
+        let Some(sector) = geometry.to_sync(place) else {
             // Behind the last chunk.
             return geometry
                 .chunk()
@@ -256,12 +270,12 @@ impl Array {
         let bit = self
             .intent()
             .map_or(u64::MAX, |intent| intent.chunk_sectors() - sector.0 % intent.chunk_sectors());
-        geometry.room(sector).min(Sectors(bit)).min(left)
+        geometry.sync_room(sector).min(Sectors(bit)).min(left)
     }
 
     /// Whether a member that was away may lack what is at this place of it.
     pub(super) fn lacks(&self, place: Place) -> bool {
-        match (self.geometry().to_array(place), self.intent()) {
+        match (self.geometry().to_sync(place), self.intent()) {
             (Some(sector), Some(intent)) => intent.is_dirty(sector),
             (Some(_), None) => true,
             (None, _) => false,
@@ -277,7 +291,7 @@ impl Array {
         let mut place = Place { member: role, sector: Sector(window.start) };
         while place.sector.0 < window.end {
             let nr = self.step(place).min(Sectors(window.end - place.sector.0));
-            if let Some(sector) = self.geometry().to_array(place) {
+            if let Some(sector) = self.geometry().to_sync(place) {
                 let (start, end) = range.unwrap_or((sector, sector));
                 range = Some((start.min(sector), end.max(sector + nr)));
             }
@@ -309,8 +323,13 @@ impl Array {
         }
         let _fence = self.fences.raise(slot, start, end).await;
         cx.quiesce().await;
+        let has_parity = self.geometry().as_parity().is_some();
         let result = match pass.kind {
             Kind::Recover { device, role } => self.fill(device, role, window, cx).await,
+            Kind::Resync if has_parity => self.sync_rows(window, Parities::Resync, cx).await,
+            Kind::Check { repair } if has_parity => {
+                self.sync_rows(window, Parities::Check { repair }, cx).await
+            }
             Kind::Resync => self.copy_first(window, cx).await,
             Kind::Check { repair } => self.compare(window, repair, cx).await,
         };

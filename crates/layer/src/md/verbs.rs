@@ -258,7 +258,7 @@ impl Array {
 
     /// The record, where something may be written at all.
     fn writable(&self) -> Result<&dyn Record, VerbError> {
-        if self.geometry().copies() < 2 {
+        if !self.geometry().is_redundant() {
             return Err(VerbError::NotRedundant { array: self.name.clone() });
         }
         let record = self.record.as_deref().filter(|_| !self.form().shape.limits.read_only);

@@ -3,16 +3,12 @@
 //! Whether it was stopped Linux does not write down. Its bitmap has what was being written then; of one without a leg it also has all
 //! that was written since that went, so that it says nothing there: Linux computes all of it, and so does this.
 
-use std::num::NonZeroU64;
-use std::ops::Range;
-use std::sync::Arc;
-
-use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
+use blockwork_engine::{NodeKind, Sector, Sectors};
 use blockwork_format::dm_raid::{self, Superblock};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{Segment, SegmentType};
 use blockwork_format::md::{Level, ParityLayout};
-use blockwork_layer::md::{Parity, ParityConfig};
+use blockwork_layer::md::{Array, ArrayConfig, Geometry, IntentConfig};
 
 use super::raid::{Leg, leave_out, newest};
 use super::stack::{Built, Volume};
@@ -56,8 +52,12 @@ impl Volume {
         let count = u16::try_from(images.len()).map_err(|_| "it has too many legs".to_owned())?;
         let layout = ParityLayout::new(level, number, count)
             .ok_or_else(|| format!("its {count} legs are too few for its type"))?;
-        let chunk = NonZeroU64::new(*stripe_size).ok_or("it has no stripe size")?;
         let size = Sectors(sectors.0 / u64::from(layout.data_disks()));
+        let geometry =
+            Geometry::parity(layout, Sectors(*stripe_size), size).map_err(|error| error.to_string())?;
+        if geometry.sectors() != sectors {
+            return Err(format!("its legs make {} sectors, and it has {sectors}", geometry.sectors()));
+        }
         let mut legs = Vec::with_capacity(images.len());
         for (nth, (image, meta)) in images.iter().zip(metas).enumerate() {
             let leg = self.leg(assembly, text, (*image, Some(*meta)), size);
@@ -76,28 +76,26 @@ impl Volume {
                 truth.level, truth.layout
             ));
         }
-        let stale = self.stale(assembly, &truth, &mut legs, (sectors, size))?;
+        let (resync_from, intent) = self.unsynced(assembly, &truth, &mut legs, (sectors, size))?;
         let members = legs.into_iter().map(|leg| leg.map(|leg| leg.config)).collect();
         let node = self.node(assembly, NodeKind::Raid, true)?;
-        let config = ParityConfig { name: self.name.clone(), layout, chunk, members, size, stale };
-        let array = Parity::new(node, config).map_err(|error| error.to_string())?;
-        if array.sectors() != sectors {
-            return Err(format!("its legs make {} sectors, and it has {sectors}", array.sectors()));
-        }
-        Ok(Arc::new(array))
+        let name = self.name.clone();
+        let config = ArrayConfig { name, geometry, members, resync_from, intent, record: None };
+        let array = Array::new(node, config).map_err(|error| error.to_string())?;
+        Ok(array)
     }
 
-    /// Where the parity may not fit the data. See the module.
-    fn stale(
+    /// From where on, or in which chunks, the parity may not fit the data. See the module.
+    fn unsynced(
         &mut self,
         assembly: &mut Assembly,
         truth: &Superblock,
         legs: &mut [Option<Leg>],
         (sectors, size): (Sectors, Sectors),
-    ) -> Result<Vec<Range<u64>>, String> {
+    ) -> Result<(Option<Sector>, Option<IntentConfig>), String> {
         let is_told = assembly.starts_dirty_degraded(&self.name, NodeKind::Raid);
         if is_told.map_err(|error| error.to_string())? {
-            return Ok(Vec::new());
+            return Ok((None, None));
         }
         let is_degraded =
             legs.iter().any(|leg| leg.as_ref().is_none_or(|leg| leg.config.recovered.is_some()));
@@ -123,7 +121,7 @@ impl Volume {
                     ),
                 );
             }
-            return Ok(intent::stale(None, Sector(from), size.0));
+            return Ok((Some(Sector(from)).filter(|from| from.0 < size.0), None));
         }
         match intent {
             Some(intent) if is_degraded => {
@@ -138,11 +136,9 @@ impl Volume {
                         ),
                     );
                 }
-                Ok(Vec::new())
+                Ok((None, None))
             }
-            intent => {
-                Ok(intent.map_or_else(Vec::new, |intent| intent::stale(Some(&intent), Sector(0), size.0)))
-            }
+            intent => Ok((None, intent)),
         }
     }
 }

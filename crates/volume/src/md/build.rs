@@ -1,6 +1,5 @@
 //! The array as a device, with its layer.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,7 +8,7 @@ use blockwork_format::md::v1::{self, Features};
 use blockwork_format::md::{Access, IN_SYNC, Level, Role, Superblock, Time, bad_blocks};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
 use blockwork_layer::md::{
-    self, ArrayConfig, IntentConfig, MdRecord, MdSite, MemberConfig, Parity, ParityConfig, Record,
+    self, ArrayConfig, Geometry, IntentConfig, MdRecord, MdSite, MemberConfig, Record,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -126,9 +125,6 @@ impl Building<'_> {
                 configs[place] = Some(self.member(member.device)?);
             }
         }
-        if self.truth.level().has_parity() {
-            return self.assemble_parity(configs);
-        }
         let geometry = layout::geometry(self.truth, &room)?;
         let in_sync = |place: u16| {
             configs[usize::from(place)].as_ref().is_some_and(|config| config.recovered.is_none())
@@ -137,11 +133,14 @@ impl Building<'_> {
             let room: Vec<_> = (0..).zip(room).map(|(place, room)| room.filter(|_| in_sync(place))).collect();
             return Err(layout::missing(&room));
         }
+        let is_degraded = !(0..).zip(&configs).all(|(place, _)| in_sync(place));
         let mut read_only = self.read_only();
-        let intent = self.intent().unwrap_or_else(|error| {
+        let mut intent = self.intent().unwrap_or_else(|error| {
             read_only.get_or_insert_with(|| format!("its write-intent bitmap cannot be kept: {error}"));
             None
         });
+        let (resync_from, why) = self.unsynced(&mut intent, &geometry, is_degraded)?;
+        read_only = read_only.or(why);
         let mut record = None;
         if self.truth.level().is_redundant() && read_only.is_none() && !self.assembly.plan.read_only {
             match self.record(intent.as_ref()) {
@@ -150,11 +149,6 @@ impl Building<'_> {
             }
         }
         self.tell_degraded(&configs);
-        if self.resync_from().is_some() {
-            self.warnings.push(
-                "it was not stopped properly, or not resynced to its end: its mirrors may differ".into(),
-            );
-        }
         let node = self.assembly.graph.nodes.add(self.name, NodeKind::Md, MAJOR_MD);
         let raid10_chunk = match self.truth.level() {
             Level::Raid10 => geometry.chunk().unwrap_or_default(),
@@ -165,7 +159,7 @@ impl Building<'_> {
             name: self.name.to_owned(),
             geometry,
             members: configs,
-            resync_from: self.resync_from(),
+            resync_from,
             intent,
             record,
         };
@@ -177,63 +171,58 @@ impl Building<'_> {
         Ok(Assembled { stack: Stack::Ready(root), layer: Some(array), sectors, read_only, bitmap })
     }
 
-    /// An array of which a part is parity: that is for what is missing of the others.
-    fn assemble_parity(mut self, configs: Vec<Option<MemberConfig>>) -> Result<Assembled, String> {
-        let level = self.truth.level();
-        let (layout, chunk, size) = layout::parity(self.truth)?;
-        let is_degraded =
-            configs.iter().any(|config| config.as_ref().is_none_or(|it| it.recovered.is_some()));
-        let intent = self.intent().unwrap_or_else(|error| {
-            self.warnings.push(format!("its write-intent bitmap is not believed: {error}"));
-            None
-        });
-        let stale = self.stale(intent.as_ref(), size, is_degraded)?;
-        self.tell_degraded(&configs);
-        let node = self.assembly.graph.nodes.add(self.name, NodeKind::Md, MAJOR_MD);
-        let name = self.name.to_owned();
-        let config = ParityConfig { name, layout, chunk, members: configs, size, stale };
-        let array = Parity::new(node.map_err(|error| error.to_string())?, config);
-        let array = array.map_err(|error| error.to_string())?;
-        let sectors = array.sectors();
-        let root = self.assembly.with_settings(self.name, Arc::new(array), Sectors::ZERO);
-        Ok(Assembled {
-            stack: Stack::Ready(root.map_err(|error| error.to_string())?),
-            layer: None,
-            sectors,
-            read_only: Some(format!("a {level} is only read here")),
-            bitmap: intent.as_ref().map(Bitmap::of),
-        })
-    }
-
-    /// Where the parity may not fit the data. Linux starts no such array without a member, unless it is told to.
-    fn stale(
+    /// Where mirrors may differ, or a parity not fit its data, since the array was not stopped; and why that one is only read then. What a missing
+    /// member had is computed from the parity: Linux starts no such array, unless it is told to take it as it is.
+    ///
+    /// # Errors
+    /// There is nothing that says where the parity fits.
+    fn unsynced(
         &mut self,
-        intent: Option<&IntentConfig>,
-        size: Sectors,
+        intent: &mut Option<IntentConfig>,
+        geometry: &Geometry,
         is_degraded: bool,
-    ) -> Result<Vec<Range<u64>>, String> {
-        let Some(from) = self.resync_from() else { return Ok(Vec::new()) };
+    ) -> Result<(Option<Sector>, Option<String>), String> {
+        let Some(from) = self.resync_from() else { return Ok((None, None)) };
+        if !self.truth.level().has_parity() {
+            self.warnings.push(
+                "it was not stopped properly, or not resynced to its end: its mirrors may differ".into(),
+            );
+            return Ok((Some(from), None));
+        }
+        if !is_degraded {
+            self.warnings.push(
+                "it was not stopped properly, or not resynced to its end: its parity may not fit its data"
+                    .into(),
+            );
+            return Ok((Some(from), None));
+        }
         let is_told = self.assembly.starts_dirty_degraded(self.name, NodeKind::Md);
         if is_told.map_err(|error| error.to_string())? {
             self.warnings.push(
                 "it was not stopped properly, and its parity is taken as it is: start_dirty_degraded".into(),
             );
-            return Ok(Vec::new());
+            intent.iter_mut().for_each(|intent| intent.may_differ = false);
+            return Ok((None, None));
         }
-        let stale = intent::stale(intent, from, size.0);
+        let size = geometry.sync_sectors().0;
         let remedy = "--set md:start_dirty_degraded=1 takes the parity as it is (what was being written then may be garbage)";
-        match (&stale[..], is_degraded) {
-            ([all], true) if all.start == 0 && all.end >= size.0 => Err(format!(
+        match &intent::stale(intent.as_ref(), from, size)[..] {
+            [] => Ok((Some(from), None)),
+            [all] if all.start == 0 && all.end >= size => Err(format!(
                 "it was not stopped properly and a member is missing, and nothing says where its parity fits its data; {remedy}, as \
                  `mdadm --assemble --force` does"
             )),
-            ([_, ..], true) => {
+            _ => {
                 self.warnings.push(format!(
                     "it was not stopped properly: what a missing member had where its parity may not fit is not read; {remedy}"
                 ));
-                Ok(stale)
+                Ok((
+                    Some(from),
+                    Some(format!(
+                        "it was not stopped properly and a member is missing, so that nobody knows all of its data; {remedy}"
+                    )),
+                ))
             }
-            _ => Ok(stale),
         }
     }
 
@@ -302,7 +291,7 @@ impl Building<'_> {
         })
     }
 
-    /// Where mirrors may differ since the array was not stopped.
+    /// Where mirrors may differ, or a parity not fit its data, since the array was not stopped.
     fn resync_from(&self) -> Option<Sector> {
         let offset = match self.truth {
             Superblock::V0(truth) => truth.resync_offset(),

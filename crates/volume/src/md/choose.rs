@@ -126,11 +126,9 @@ impl Choice {
         let is_active = matches!(superblock.role(), Role::Active(_));
         if is_active && superblock.events().saturating_add(1) < newest {
             let remedy = match truth.superblock {
-                Superblock::V1(truth) if !truth.level.has_parity() => {
-                    "`blockwork md add` takes it back (Linux: `mdadm --add`)"
-                }
+                Superblock::V1(_) => "`blockwork md add` takes it back (Linux: `mdadm --add`)",
                 // Those are only read here.
-                _ => "Linux's `mdadm --add` takes it back",
+                Superblock::V0(_) => "Linux's `mdadm --add` takes it back",
             };
             self.warnings.push(format!(
                 "{title} is out of date (events {}, and the array is at {newest}): it is left out; {remedy}",

@@ -1,11 +1,9 @@
 //! Where an array's sectors lie: from its superblocks to a geometry.
 
-use std::num::NonZeroU64;
-
 use blockwork_engine::Sectors;
 use blockwork_format::md::raid0::{self, Raid0Layout};
 use blockwork_format::md::v1::Features;
-use blockwork_format::md::{Level, ParityLayout, Raid10Layout, Superblock};
+use blockwork_format::md::{Level, Raid10Layout, Superblock};
 use blockwork_layer::md::Geometry;
 
 /// The geometry of an array with this superblock. `room` has of each place the sectors of data that its member has room
@@ -40,19 +38,12 @@ pub(super) fn geometry(truth: &Superblock, room: &[Option<u64>]) -> Result<Geome
             let layout = shape.raid10.clone().expect("a RAID10 has a layout")?;
             Geometry::raid10(layout, shape.chunk, shape.size).map_err(text)
         }
+        Level::Raid4 | Level::Raid5 | Level::Raid6 => {
+            let layout = truth.parity_layout().map_err(|error| error.to_string())?;
+            Geometry::parity(layout, shape.chunk, shape.size).map_err(text)
+        }
         other => Err(format!("its level is {other}, which has another geometry")),
     }
-}
-
-/// What an array with parity is like: its layout, its chunk, and the sectors of each member.
-///
-/// # Errors
-///
-/// A layout or feature that cannot be served.
-pub(super) fn parity(truth: &Superblock) -> Result<(ParityLayout, NonZeroU64, Sectors), String> {
-    let Shape { chunk, size, .. } = Shape::of(truth)?;
-    let chunk = NonZeroU64::new(chunk.0).ok_or("it has no chunk")?;
-    Ok((truth.parity_layout().map_err(|error| error.to_string())?, chunk, size))
 }
 
 /// Which places have no member that holds all of its data, for people.

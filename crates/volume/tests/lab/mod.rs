@@ -149,7 +149,7 @@ pub fn content(assembly: &Assembly, volume: &Volume) -> Vec<u8> {
             }
             Target::Zero => piece.fill(0),
             Target::Error(errno) => panic!("{errno}"),
-            Target::Sum(_) => panic!("nothing is missing of what is read here"),
+            Target::Sum(_) | Target::Task(_) => panic!("nothing is missing of what is read here"),
         }
     }
     bytes

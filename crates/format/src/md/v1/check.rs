@@ -122,7 +122,7 @@ impl Superblock {
             )
             .with_remedy("let Linux serve this array"))
         };
-        self.shape().supports_level(access)?;
+        self.shape().supports_level()?;
         if self.features.has(Features::RESHAPE_ACTIVE) {
             return refused(
                 "a reshape is under way",

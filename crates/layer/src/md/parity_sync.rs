@@ -1,0 +1,231 @@
+//! Resync, recovery, check and repair of rows with a parity.
+//!
+//! No write is under way in a window. A resync, check or repair reads all members, computes the parities from the data, and compares; a resync or
+//! repair writes those that differ. A recovery computes what the device is to have, data or parity.
+//!
+//! Differences are counted as Linux counts them: 4 KiB of each member in which any parity does not fit count with all their sectors.
+
+use blockwork_engine::{Errno, Gf256, Sector, Sectors, TaskContext};
+use blockwork_memory::Segment;
+
+use super::array::Array;
+use super::devices::DeviceIndex;
+use super::geometry::Place;
+use super::io;
+use super::mend::Unread;
+use super::parity_write::add_up;
+use super::sync_copy::{BLOCK, Copy, PIECE};
+use super::sync_pass::{End, Window};
+
+/// What a difference is counted in, sectors of a member.
+const PAGE: u64 = 8;
+
+/// What is to be done about the parities of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parities {
+    /// Those that may not fit are made to.
+    Resync,
+    /// Differences are counted, and made good if told so.
+    Check {
+        /// If told so.
+        repair: bool,
+    },
+}
+
+/// The same sectors of all members of a row.
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    row: u64,
+    at: Sector,
+    nr: Sectors,
+}
+
+impl Array {
+    /// Fills a window of a device's data, which has the role, or is to replace the member that has it.
+    pub(super) async fn fill_rows(
+        &self,
+        device: DeviceIndex,
+        role: u16,
+        window: Window,
+        cx: &TaskContext,
+    ) -> Result<Vec<(Sector, Sectors)>, End> {
+        let by_bitmap = self.devices.get(device).is_some_and(|member| member.is_by_bitmap());
+        let trust = self.trust();
+        let pieces = self.pieces_of_rows(window);
+        let pieces =
+            pieces.filter(|piece| !by_bitmap || self.lacks(Place { member: role, sector: piece.at }));
+        let results =
+            io::together(pieces.map(|piece| self.fill_piece(device, role, piece, cx)).collect()).await;
+        self.check_trust(trust)?;
+        let (mut writes, mut lost) = (Vec::new(), Vec::new());
+        for (at, nr, data) in results.into_iter().flatten() {
+            match data {
+                Some(data) => writes.push((Copy { device, sector: at }, nr, data)),
+                None => lost.push((at, nr)),
+            }
+        }
+        self.write_copies(writes, cx).await.map_err(End::Failed)?;
+        Ok(lost)
+    }
+
+    /// What belongs into a piece, as a whole or by blocks; none: it is lost.
+    async fn fill_piece(
+        &self,
+        device: DeviceIndex,
+        role: u16,
+        Piece { at, nr, .. }: Piece,
+        cx: &TaskContext,
+    ) -> Vec<(Sector, Sectors, Option<Segment>)> {
+        let own = self.devices.get(device).map(|member| member.layer.node());
+        let without: Vec<_> = own.into_iter().collect();
+        // Where a member is replaced, that is read first.
+        if self.is_sure(role, at, nr)
+            && let Some(member) = self.member(role).filter(|it| Some(it.layer.node()) != own)
+            && let Ok(data) = member.read(at, nr, cx).await
+        {
+            return Vec::from([(at, nr, Some(data))]);
+        }
+        if let Ok(data) = self.computed(role, at, nr, &without, cx).await {
+            return Vec::from([(at, nr, Some(data))]);
+        }
+        let block = self.block().max(BLOCK);
+        let mut blocks = Vec::new();
+        let mut done = Sectors::ZERO;
+        while done < nr {
+            let step = block.min(nr - done);
+            let data = self.computed(role, at + done, step, &without, cx).await.ok();
+            blocks.push((at + done, step, data));
+            done += step;
+        }
+        blocks
+    }
+
+    /// The pieces of a window, each in one row and, where there is a bitmap, one of its bits.
+    fn pieces_of_rows(&self, window: Window) -> impl Iterator<Item = Piece> {
+        let parity = self.geometry().as_parity().expect("only rows with a parity are resynced like this");
+        let bit = self.intent().map_or(u64::MAX, |intent| intent.chunk_sectors());
+        let mut at = window.start;
+        std::iter::from_fn(move || {
+            let left = Some(window.end.saturating_sub(at)).filter(|left| *left > 0)?;
+            let room = self.geometry().sync_room(Sector(at)).0;
+            let nr = left.min(room).min(bit - at % bit).min(PIECE.0);
+            let piece = Piece { row: parity.row(Sector(at)), at: Sector(at), nr: Sectors(nr) };
+            at += nr;
+            Some(piece)
+        })
+    }
+
+    /// Makes the parities of a window fit the data, or looks whether they do.
+    pub(super) async fn sync_rows(
+        &self,
+        window: Window,
+        what: Parities,
+        cx: &TaskContext,
+    ) -> Result<(), End> {
+        let pieces: Vec<_> = self
+            .pieces_of_rows(window)
+            .filter(|piece| what != Parities::Resync || self.may_differ(piece.at, piece.nr))
+            .collect();
+        let trust = self.trust();
+        let results = io::together(pieces.iter().map(|piece| self.compare_row(*piece, cx)).collect()).await;
+        self.check_trust(trust)?;
+        let mut writes = Vec::new();
+        for (piece, compared) in pieces.iter().zip(results) {
+            let Some(Compared { differing, parities }) = compared else {
+                if what == Parities::Resync {
+                    return Err(End::Stuck(piece.at));
+                }
+                continue;
+            };
+            if let Parities::Check { .. } = what {
+                self.sync.state().status.mismatches += Sectors(differing);
+            }
+            if what != (Parities::Check { repair: false }) {
+                writes.extend(parities.into_iter().map(|(copy, data)| (copy, piece.nr, data)));
+            }
+        }
+        self.write_copies(writes, cx).await.map_err(End::Failed)
+    }
+
+    /// Reads a piece of all members; none: the data are not all there.
+    async fn compare_row(&self, piece: Piece, cx: &TaskContext) -> Option<Compared> {
+        let parity = self.geometry().as_parity()?;
+        let data: Vec<u16> = parity.data_of(piece.row).collect();
+        let weights: Vec<_> = parity.parities_of(piece.row).collect();
+        let roles = data.iter().copied().chain(weights.iter().map(|(role, _)| *role));
+        let reads = roles.map(|role| self.read_of(role, piece, cx));
+        let mut read = io::together(reads.collect()).await.into_iter();
+        let data: Option<Vec<(u16, Segment)>> =
+            data.into_iter().map(|role| Some((role, read.next()??))).collect();
+        let data = data?;
+        let mut differs = vec![false; piece.nr.0.div_ceil(PAGE) as usize];
+        let mut parities = Vec::new();
+        for ((role, weight), found) in weights.into_iter().zip(read) {
+            let sum = Segment::new(cx.pool().get(piece.nr.byte_len()), 0, piece.nr.byte_len());
+            let terms: Vec<(Gf256, &Segment)> =
+                data.iter().map(|(role, data)| (weight(*role), data)).collect();
+            add_up(&terms, &sum);
+            let is_same = found.is_some_and(|found| note_differences(&found, &sum, &mut differs));
+            if !is_same {
+                let holders = self.devices.holders(role);
+                let devices = [holders.member(), holders.replacement()].into_iter().flatten();
+                parities.extend(devices.map(|device| (Copy { device, sector: piece.at }, sum.clone())));
+            }
+        }
+        let pages = differs.iter().enumerate().filter(|(_, differs)| **differs);
+        let differing = pages.map(|(page, _)| PAGE.min(piece.nr.0 - page as u64 * PAGE)).sum();
+        Some(Compared { differing, parities })
+    }
+
+    /// What a member has of a piece; one that refuses it is mended.
+    async fn read_of(&self, role: u16, piece: Piece, cx: &TaskContext) -> Option<Segment> {
+        let member = self.member(role).filter(|_| self.is_sure(role, piece.at, piece.nr))?;
+        match member.read(piece.at, piece.nr, cx).await {
+            Ok(data) => Some(data),
+            Err(errno) => {
+                self.refused_read(role, piece, errno, cx);
+                None
+            }
+        }
+    }
+
+    fn refused_read(&self, role: u16, piece: Piece, errno: Errno, cx: &TaskContext) {
+        let noted = self.device_of(role).map(|device| self.note_unreadable(device, piece.at, piece.nr));
+        if noted == Some(Unread::Noted) {
+            self.start_mending(cx);
+        } else {
+            log::warn!(
+                "{}: {} sectors at {} of the data of member {role} cannot be read: {errno}",
+                self.name,
+                piece.nr,
+                piece.at
+            );
+        }
+    }
+}
+
+/// What has come of comparing the parities of a piece with its data.
+struct Compared {
+    /// Sectors of a member, in whole pages.
+    differing: u64,
+    /// Those that do not fit, or cannot be read, as they should be.
+    parities: Vec<(Copy, Segment)>,
+}
+
+/// Marks the pages that differ; whether none does.
+fn note_differences(one: &Segment, other: &Segment, differs: &mut [bool]) -> bool {
+    let bytes = |segment: &Segment| {
+        let mut bytes = vec![0; segment.len()];
+        segment.read_at(0, &mut bytes);
+        bytes
+    };
+    let page = PAGE as usize * 512;
+    let (one, other) = (bytes(one), bytes(other));
+    let mut all = true;
+    for ((one, other), differs) in one.chunks(page).zip(other.chunks(page)).zip(differs) {
+        let is_same = one == other;
+        *differs |= !is_same;
+        all &= is_same;
+    }
+    all
+}

@@ -1,0 +1,403 @@
+//! Writing to rows with a parity.
+//!
+//! A write is a task ([`Layer::carry_out`](blockwork_engine::Layer::carry_out)): the bio counts as under way meanwhile, so that fences, the upkeep and clients' claims
+//! wait for it as they do for a write to mirrors. It is done in units: the same sectors of all members, within a row, of which the same members
+//! are written. For each:
+//!
+//! 1. The unit's sectors are held (`stripes.rs`): nobody else writes there, or computes by what is there.
+//! 2. The data are copied. A guest may change its memory while it is written; the parity would not fit what was stored, and what it makes up
+//!    for is other people's data.
+//! 3. The new parities come from what takes fewer reads: the data that are not written (*reconstruct-write*), or what is written over and the
+//!    old parities (*read-modify-write*). Where parities may not fit the data, from the former. Where a member lacks what would be read,
+//!    from what it had: that is computed.
+//! 4. Data and parities are written at once.
+//!
+//! Invariants:
+//!
+//! 1. A write has succeeded when every member that takes part has its part of it, data or parity; of those that have not, the superblocks of the
+//!    others say that they failed, or their lists of bad blocks that it is bad, durably. No more than what parities make up for.
+//! 2. Where some had their parts, and others not, for no fault of theirs, parities are noted not to fit until a resync has been there.
+//! 3. What is read for a parity was not read from a device that may have lost it ([`Array::check_trust`]).
+//!
+//! A crash between the writes of a unit leaves a parity that does not fit. The bitmap, or the superblocks, tell of that; the next one to
+//! assemble the array resyncs it. If a member is missing then, what it had in that unit may be lost (the *write hole*), as under Linux.
+
+use blockwork_engine::{
+    Bio, Cure, Defer, Errno, Failure, Flags, Gf256, Op, Resolver, Sector, Sectors, Span, TaskContext, Watch,
+};
+use blockwork_memory::{Segment, Segments, copy_between, slice_segments};
+
+use super::array::Array;
+use super::bad_log::Renewal;
+use super::devices::DeviceIndex;
+use super::io;
+use super::mend::Unread;
+use super::parity::Parity;
+
+/// Sectors of all members in a unit, at most, where it is more than a block of each.
+const UNIT_OF_ALL: u64 = 4096;
+
+/// Units of one write that are under way at once.
+const AT_ONCE: usize = 8;
+
+/// What is added up in one go, bytes: it stays in the processor's cache.
+const SUM_BYTES: usize = 16 << 10;
+
+/// The same sectors of all members of a row, of some of which all are written.
+#[derive(Debug, PartialEq, Eq)]
+struct Unit {
+    row: u64,
+    at: Sector,
+    nr: Sectors,
+    /// Members that are written, each with where that is in the write, sectors.
+    written: Vec<(u16, Sectors)>,
+}
+
+/// What the rows that a write touches are cut into: `nr` sectors from `sector` on, within the row.
+fn units_of_row(parity: &Parity, sector: Sector, nr: Sectors, most: Sectors) -> Vec<Unit> {
+    let chunk = parity.chunk().0;
+    let end = sector.0 + nr.0;
+    let base = sector.0 / parity.row_sectors().0 * parity.row_sectors().0;
+    let row = base / parity.row_sectors().0;
+    // Where the sets of members that are written change, within a chunk.
+    let mut cuts = [0, sector.0 % chunk, (end - 1) % chunk + 1, chunk];
+    cuts.sort_unstable();
+    let data: Vec<u16> = parity.data_of(row).collect();
+    let mut units = Vec::new();
+    for (from, to) in cuts.into_iter().zip(cuts.into_iter().skip(1)).filter(|(from, to)| from < to) {
+        let place = |nth: u64| base + nth * chunk;
+        let is_written = |nth: &u64| sector.0 <= place(*nth) + from && place(*nth) + to <= end;
+        let chunks: Vec<u64> = (0..data.len() as u64).filter(is_written).collect();
+        if chunks.is_empty() {
+            continue;
+        }
+        for start in (from..to).step_by(usize::try_from(most.0).expect("a unit is small")) {
+            let written =
+                chunks.iter().map(|nth| (data[*nth as usize], Sectors(place(*nth) + start - sector.0)));
+            let nr = Sectors(most.0.min(to - start));
+            units.push(Unit { row, at: Sector(row * chunk + start), nr, written: written.collect() });
+        }
+    }
+    units
+}
+
+/// Adds up: each of them times that, byte by byte, into the last.
+pub(super) fn add_up(terms: &[(Gf256, &Segment)], sum: &Segment) {
+    let (mut all, mut term) = (vec![0; SUM_BYTES], vec![0; SUM_BYTES]);
+    for from in (0..sum.len()).step_by(SUM_BYTES) {
+        let bytes = SUM_BYTES.min(sum.len() - from);
+        let (all, term) = (&mut all[..bytes], &mut term[..bytes]);
+        all.fill(0);
+        for (factor, segment) in terms {
+            segment.read_at(from, term);
+            factor.add_times(term, all);
+        }
+        sum.write_at(from, all);
+    }
+}
+
+fn memory(cx: &TaskContext, nr: Sectors) -> Segment {
+    Segment::new(cx.pool().get(nr.byte_len()), 0, nr.byte_len())
+}
+
+/// What each member of some has, or is to have, in a unit.
+type Parts = Vec<(u16, Segment)>;
+
+/// How far the writes of a unit have come.
+#[derive(Default)]
+struct Outcome {
+    error: Option<Errno>,
+    /// A device has failed, or did before.
+    left_out: bool,
+    /// Somebody is to be given up, or to list a bad block, before this counts.
+    settle: bool,
+    renewed: Vec<(DeviceIndex, Sector, Sectors)>,
+}
+
+impl Array {
+    /// A write, write-zeroes or discard of an array with a parity.
+    pub(super) fn write_with_parity(&self, span: Span, cx: &mut Resolver<'_>) -> Result<(), Defer> {
+        if !self.takes(span) || (span.flags.has(Flags::FAST_ONLY) && !self.is_rows(span)) {
+            cx.error(span, Errno::EOPNOTSUPP);
+            return Ok(());
+        }
+        self.admit(span)?;
+        cx.task(self.form().shape.node, span);
+        Ok(())
+    }
+
+    fn is_rows(&self, span: Span) -> bool {
+        let row = self.geometry().as_parity().map_or(1, |parity| parity.row_sectors().0);
+        span.sector.0.is_multiple_of(row) && span.nr.0.is_multiple_of(row)
+    }
+
+    /// Writes a span of the array.
+    pub(super) async fn write_rows(&self, span: Span, cx: &TaskContext) -> Result<(), Errno> {
+        let parity = self.geometry().as_parity().expect("only rows with a parity are written like this");
+        let row = parity.row_sectors().0;
+        let most = Sectors(
+            (UNIT_OF_ALL / u64::from(parity.members())).next_multiple_of(self.block().0).max(self.block().0),
+        );
+        let mut units = Vec::new();
+        let mut at = span.sector.0;
+        while at < span.end().0 {
+            let whole_rows = (span.end().0 - at) / row;
+            if span.op == Op::WriteZeroes && at.is_multiple_of(row) && whole_rows > 0 {
+                self.write_zero_rows(at / row, whole_rows, span.flags, cx).await?;
+                at += whole_rows * row;
+                continue;
+            }
+            let nr = (row - at % row).min(span.end().0 - at);
+            let skip = Sectors(at - span.sector.0);
+            for mut unit in units_of_row(parity, Sector(at), Sectors(nr), most) {
+                unit.written.iter_mut().for_each(|(_, from)| *from += skip);
+                units.push(unit);
+                if units.len() == AT_ONCE {
+                    self.write_units(std::mem::take(&mut units), span.flags, cx).await?;
+                }
+            }
+            at += nr;
+        }
+        self.write_units(units, span.flags, cx).await?;
+        self.settle_written(span.flags, cx).await
+    }
+
+    /// Writes these at once. Each is tried, also where another one fails.
+    async fn write_units(&self, units: Vec<Unit>, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
+        let writes = units.iter().map(|unit| self.write_unit(unit, flags, cx));
+        io::together(writes.collect()).await.into_iter().collect()
+    }
+
+    async fn write_unit(&self, unit: &Unit, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
+        let _held = self.stripes.hold(unit.at, unit.nr).await;
+        let _room = self.stripes.room().await;
+        let data: Parts =
+            unit.written.iter().map(|(role, from)| (*role, written(*from, unit.nr, cx))).collect();
+        let parities = self.new_parities(unit, &data, cx).await?;
+        let writes = data.into_iter().chain(parities);
+        let writes =
+            writes.flat_map(|(role, data)| self.writes_of(role, unit.at, Op::Write, unit.nr, Some(data)));
+        let outcome = self.write_parts(writes.collect(), flags, cx).await;
+        self.settle_outcome(outcome, cx).await
+    }
+
+    /// Whole rows of zeros, whose parities are zeros, too.
+    async fn write_zero_rows(
+        &self,
+        row: u64,
+        rows: u64,
+        flags: Flags,
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
+        let chunk = self.geometry().chunk().unwrap_or_default().0;
+        let (at, nr) = (Sector(row * chunk), Sectors(rows * chunk));
+        let _held = self.stripes.hold(at, nr).await;
+        let roles = 0..self.geometry().members();
+        let writes = roles.flat_map(|role| self.writes_of(role, at, Op::WriteZeroes, nr, None));
+        let outcome = self.write_parts(writes.collect(), flags, cx).await;
+        self.settle_outcome(outcome, cx).await
+    }
+
+    /// The parities that a unit is to have with that data written.
+    async fn new_parities(&self, unit: &Unit, data: &Parts, cx: &TaskContext) -> Result<Parts, Errno> {
+        let parity = self.geometry().as_parity().expect("a unit is one of rows with a parity");
+        let wanted: Vec<_> = parity
+            .parities_of(unit.row)
+            .filter(|(role, _)| self.writes_of(*role, unit.at, Op::Write, unit.nr, None).next().is_some())
+            .collect();
+        if wanted.is_empty() {
+            return Ok(Vec::new());
+        }
+        let is_written = |role: &u16| data.iter().any(|(written, _)| written == role);
+        let others: Vec<u16> = parity.data_of(unit.row).filter(|role| !is_written(role)).collect();
+        // Each time that something cannot be read, that is known the next time.
+        for _ in 0..=2 * self.geometry().members() {
+            let trust = self.trust();
+            let is_sure = |role: &u16| self.is_sure(*role, unit.at, unit.nr);
+            let modifies = {
+                let has_all = data.iter().all(|(role, _)| is_sure(role))
+                    && wanted.iter().all(|(role, _)| is_sure(role));
+                let is_less = data.len() + wanted.len() < others.len();
+                let fits = !self.may_differ(unit.at, unit.nr);
+                has_all && (!others.iter().all(is_sure) || (is_less && fits))
+            };
+            let roles: Vec<u16> = if modifies {
+                data.iter().map(|(role, _)| *role).chain(wanted.iter().map(|(role, _)| *role)).collect()
+            } else {
+                others.clone()
+            };
+            let Some(old) = self.read_parts(unit, roles, cx).await? else { continue };
+            if self.check_trust(trust).is_err() {
+                continue;
+            }
+            let of = |role: u16| old.iter().filter(move |(other, _)| *other == role);
+            let sums = wanted.iter().map(|(role, weight)| {
+                let sum = memory(cx, unit.nr);
+                let new = data.iter().map(|(role, new)| (weight(*role), new));
+                let terms: Vec<_> = if modifies {
+                    let before =
+                        data.iter().flat_map(|(role, _)| of(*role)).map(|(role, old)| (weight(*role), old));
+                    let parity = of(*role).map(|(_, old)| (Gf256::ONE, old));
+                    new.chain(before).chain(parity).collect()
+                } else {
+                    new.chain(old.iter().map(|(role, old)| (weight(*role), old))).collect()
+                };
+                add_up(&terms, &sum);
+                (*role, sum)
+            });
+            return Ok(sums.collect());
+        }
+        Err(Errno::EIO)
+    }
+
+    /// What these have in a unit, or should have; none: one that was thought to have it does not give it, which is known now.
+    async fn read_parts(
+        &self,
+        unit: &Unit,
+        roles: Vec<u16>,
+        cx: &TaskContext,
+    ) -> Result<Option<Parts>, Errno> {
+        let read = |role: u16| async move {
+            let member = self.member(role).filter(|_| self.is_sure(role, unit.at, unit.nr));
+            let Some(member) = member else {
+                return self.computed(role, unit.at, unit.nr, &[], cx).await.map(|data| Some((role, data)));
+            };
+            match member.read(unit.at, unit.nr, cx).await {
+                Ok(data) => Ok(Some((role, data))),
+                Err(errno) => self.could_not_read(role, unit, errno, cx).map(|()| None),
+            }
+        };
+        let results: Result<Vec<_>, Errno> =
+            io::together(roles.into_iter().map(read).collect()).await.into_iter().collect();
+        Ok(results?.into_iter().collect())
+    }
+
+    fn could_not_read(&self, role: u16, unit: &Unit, errno: Errno, cx: &TaskContext) -> Result<(), Errno> {
+        let Some(device) = self.device_of(role) else { return Ok(()) };
+        match self.note_unreadable(device, unit.at, unit.nr) {
+            Unread::Noted => self.start_mending(cx),
+            Unread::Known => {}
+            Unread::Last | Unread::TooMany => return Err(errno),
+        }
+        Ok(())
+    }
+
+    pub(super) fn device_of(&self, role: u16) -> Option<DeviceIndex> {
+        let serving = self.member(role)?;
+        let mut all = self.devices.all();
+        all.find(|(_, member)| std::ptr::eq(*member, serving)).map(|(device, _)| device)
+    }
+
+    /// What is written of a role's part: to each device that has the role, or is to have it, but for what that cannot write.
+    fn writes_of(
+        &self,
+        role: u16,
+        at: Sector,
+        op: Op,
+        nr: Sectors,
+        data: Option<Segment>,
+    ) -> impl Iterator<Item = Part> {
+        let holders = self.devices.holders(role);
+        let devices = [holders.member(), holders.replacement()].into_iter().flatten();
+        devices
+            .flat_map(move |device| {
+                let mut parts = Vec::new();
+                let Some(member) = self.devices.get(device).filter(|it| !it.is_faulty()) else {
+                    return parts;
+                };
+                let mut done = Sectors::ZERO;
+                while done < nr {
+                    let (good, bad) = member.bad.writable(at + done, nr - done);
+                    if good > Sectors::ZERO {
+                        let data = data.as_ref().map(|it| it.slice(done.byte_len(), good.byte_len()));
+                        parts.push(Part { device, op, at: at + done, nr: good, data });
+                    }
+                    if good + bad == Sectors::ZERO {
+                        break;
+                    }
+                    done = done + good + bad;
+                }
+                parts
+            })
+            .collect::<Vec<_>>()
+            .into_iter()
+    }
+
+    async fn write_parts(&self, parts: Vec<Part>, flags: Flags, cx: &TaskContext) -> Outcome {
+        let mut outcome = Outcome { left_out: self.is_degraded(), ..Outcome::default() };
+        let write = |part: Part| async move {
+            let Some(member) = self.devices.get(part.device) else { return (part, Ok(())) };
+            let sector = member.at(part.at);
+            let data = Segments::from_iter(part.data.clone());
+            let bio = Bio { op: part.op, flags, sector, nr: part.nr, data };
+            let result = cx.bio(&member.layer, bio).await.0;
+            (part, result)
+        };
+        for (part, result) in io::together(parts.into_iter().map(write).collect()).await {
+            let Some(member) = self.devices.get(part.device) else { continue };
+            let Err(errno) = result else {
+                if member.bad.is_renewed_by_write(part.at, part.nr) {
+                    outcome.renewed.push((part.device, part.at, part.nr));
+                }
+                continue;
+            };
+            let (sector, nr) = (member.at(part.at), part.nr);
+            let span = Span { op: part.op, flags, sector, nr, at: Sectors::ZERO };
+            let below = member.layer.node();
+            outcome.left_out = true;
+            match self.cure_failure(&Failure { op: part.op, below, span, errno }) {
+                Cure::None => outcome.error = outcome.error.or(Some(errno)),
+                Cure::Again => {}
+                Cure::Defer(_) => outcome.settle = true,
+            }
+        }
+        outcome
+    }
+
+    /// Invariants 1 and 2, of a unit that is still held.
+    async fn settle_outcome(&self, outcome: Outcome, cx: &TaskContext) -> Result<(), Errno> {
+        if outcome.settle || (outcome.left_out && !self.gate.pass()) {
+            self.settle_failures(cx).await?;
+        }
+        if let Some(errno) = outcome.error {
+            return Err(errno);
+        }
+        if !outcome.renewed.is_empty() {
+            Renewal { array: self.itself(), ranges: outcome.renewed }.done(Ok(()));
+        }
+        Ok(())
+    }
+
+    /// What was bad and has been written durably has left the lists before that is answered.
+    async fn settle_written(&self, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
+        if flags.has(Flags::FUA) && self.renewals.are_due() {
+            let _turn = self.turns.take().await;
+            return self.settle_renewed(cx).await;
+        }
+        Ok(())
+    }
+}
+
+/// What is written to one device.
+struct Part {
+    device: DeviceIndex,
+    op: Op,
+    /// Of its data.
+    at: Sector,
+    nr: Sectors,
+    data: Option<Segment>,
+}
+
+/// A copy of so much of what is written; zeros where that carries no data.
+fn written(from: Sectors, nr: Sectors, cx: &TaskContext) -> Segment {
+    let copy = memory(cx, nr);
+    match cx.written() {
+        Some(data) => {
+            let mut part = Segments::new();
+            slice_segments(data, from.byte_len(), nr.byte_len(), &mut part);
+            copy_between(&part, std::slice::from_ref(&copy));
+        }
+        None => copy.fill(0),
+    }
+    copy
+}
