@@ -1,8 +1,8 @@
 //! Geometry of arrays that device-mapper's `raid` target makes: of LVM's RAID volumes, and of tables.
 
 use blockwork_engine::Sectors;
-use blockwork_format::md::Raid10Layout;
 use blockwork_format::md::raid0::Raid0Layout;
+use blockwork_format::md::{ParityLayout, Raid10Layout};
 use blockwork_layer::md::Geometry;
 
 /// A level, with what its geometry needs besides devices and chunk.
@@ -11,6 +11,7 @@ pub(crate) enum DmRaidLevel {
     Raid0,
     Raid1,
     Raid10(Raid10Layout),
+    Parity(ParityLayout),
 }
 
 /// Where the sectors of a target of that size lie on its devices.
@@ -27,6 +28,15 @@ pub(crate) fn geometry(
             // All devices give as much: one zone, in which the layout does not matter.
             let sizes = vec![each; usize::from(devices)];
             Geometry::raid0(chunk, &sizes, Raid0Layout::Alternate).map_err(|error| error.to_string())
+        }
+        DmRaidLevel::Parity(layout) => {
+            let each = Sectors(sectors.0 / u64::from(layout.data_disks()));
+            let geometry = Geometry::parity(layout, chunk, each).map_err(|error| error.to_string())?;
+            let found = geometry.sectors();
+            if found != sectors {
+                return Err(format!("its legs make {found} sectors, and it has {sectors}"));
+            }
+            Ok(geometry)
         }
         DmRaidLevel::Raid10(layout) => {
             // What each device gets of the volume and its copies.

@@ -15,6 +15,11 @@ const VOLUMES: &[(&str, &str)] = &[
     ("raid1", "--type raid1 -m 1 -l 32"),
     ("raid1x3", "--type raid1 -m 2 -R 64k -l 24"),
     ("raid10", "--type raid10 -i 2 -m 1 -I 16k -R 256k -l 32"),
+    ("raid4", "--type raid4 -i 2 -I 64k -l 16"),
+    ("raid5", "--type raid5 -i 3 -I 16k -R 64k -l 24"),
+    ("raid5_n", "--type raid5_n -i 4 -I 16k -l 16"),
+    ("raid6", "--type raid6 -i 3 -I 32k -R 64k -l 24"),
+    ("raid6_ls_6", "--type raid6_ls_6 -i 3 -I 16k -l 24"),
 ];
 
 const JUDGE: &str = "
@@ -41,14 +46,14 @@ lv_judge() {
 vgck vg
 ";
 
-fn is_mirrored(name: &str) -> bool {
-    name.starts_with("raid1")
+fn is_redundant(name: &str) -> bool {
+    name.starts_with("raid") && name != "raid0"
 }
 
 #[test]
 fn what_we_write_to_a_volume_is_what_the_kernel_reads_from_every_leg_without_a_resync() {
     let mut machine = Machine::new();
-    for disk in ["a", "b", "c", "d"] {
+    for disk in ["a", "b", "c", "d", "e"] {
         machine.disk(disk, 40 * MIB);
     }
     let mut make = String::from("vgcreate -s 256k vg /d/? >&2\n");
@@ -57,14 +62,14 @@ fn what_we_write_to_a_volume_is_what_the_kernel_reads_from_every_leg_without_a_r
     }
     make.push_str("in_sync() { [ $(lvs --noheadings -o sync_percent $1) = 100.00 ]; }\n");
     for (name, _) in VOLUMES {
-        if is_mirrored(name) {
+        if is_redundant(name) {
             writeln!(make, "wait_for in_sync vg/{name}").expect("text");
         }
         writeln!(make, "whole write /dev/vg/{name} 7").expect("text");
     }
     machine.run(&make);
 
-    let served = machine.serve(&["d", "a", "c", "b"], &[]);
+    let served = machine.serve(&["d", "a", "e", "c", "b"], &[]);
     let mut written = Vec::new();
     for (seed, (name, _)) in (1..).zip(VOLUMES) {
         let volume = format!("vg/{name}");
@@ -84,14 +89,14 @@ fn what_we_write_to_a_volume_is_what_the_kernel_reads_from_every_leg_without_a_r
 
     let mut judge = JUDGE.to_owned();
     for (name, _) in VOLUMES {
-        writeln!(judge, "lv_judge {name} {}", if is_mirrored(name) { "yes" } else { "no" }).expect("text");
+        writeln!(judge, "lv_judge {name} {}", if is_redundant(name) { "yes" } else { "no" }).expect("text");
     }
     let judged = machine.run(&judge);
     let facts = Facts(&judged.stdout);
     for ((name, _), sha256) in VOLUMES.iter().zip(&written) {
         assert_eq!(facts.get(name, "sha256"), sha256, "{name}");
         assert_eq!(facts.get(name, "kernel"), "0", "{name}: a resync was begun");
-        if is_mirrored(name) {
+        if is_redundant(name) {
             let of = ["sync", "health", "differs"].map(|key| facts.get(name, key));
             assert_eq!(of, ["100.00", "", "0"], "{name}: {}", facts.get(name, "status"));
         }
@@ -124,7 +129,7 @@ vgck vg
 #[test]
 fn a_leg_that_was_missing_gets_what_it_lacks_when_the_kernel_has_it_again() {
     let mut machine = Machine::new();
-    for disk in ["a", "b", "c", "d"] {
+    for disk in ["a", "b", "c", "d", "e"] {
         machine.disk(disk, 24 * MIB);
     }
     let mut make = String::from("vgcreate -s 256k vg /d/? >&2\n");

@@ -22,6 +22,7 @@ mod md_sync;
 mod md_writes;
 mod nfs;
 mod parity;
+mod parity_writes;
 mod snapshot;
 #[expect(dead_code, reason = "`command` uses all of it")]
 #[path = "../support/mod.rs"]

@@ -227,6 +227,12 @@ impl Geometry {
         self.as_parity().map_or(self.sectors(), Parity::sectors_on_member)
     }
 
+    /// How many of those so many sectors of the array are, in whole rows.
+    pub fn sync_sectors_of(&self, sectors: Sectors) -> Sectors {
+        self.as_parity()
+            .map_or(sectors, |parity| Sectors(sectors.0 / u64::from(parity.layout().data_disks())))
+    }
+
     /// A range of the array in those.
     #[inline]
     pub(super) fn sync_range(&self, sector: Sector, nr: Sectors) -> (Sector, Sectors) {

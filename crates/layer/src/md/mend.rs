@@ -132,7 +132,14 @@ impl Array {
             return Unread::TooMany;
         }
         self.choose_with_care();
-        if self.record.is_some() {
+        if self.record.is_none() {
+            log::warn!(
+                "{}: {nr} sectors at {} of member {} cannot be read; what others have is read instead",
+                self.name,
+                member.at(place.sector),
+                member.name
+            );
+        } else {
             self.mending.queue().push_back(Unreadable { device, place, nr });
         }
         Unread::Noted

@@ -68,7 +68,7 @@ impl Parity {
         self.layout.disks()
     }
     /// How many members its parities make up for.
-    pub(super) fn parities(&self) -> u16 {
+    pub fn parities(&self) -> u16 {
         self.layout.disks() - self.layout.data_disks()
     }
     pub(super) fn chunk(&self) -> Sectors {

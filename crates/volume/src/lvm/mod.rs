@@ -14,7 +14,6 @@ pub(crate) mod choose;
 pub mod edit;
 pub(crate) mod metadata;
 mod mirror;
-mod parity;
 mod pv;
 mod raid;
 pub mod served;

@@ -15,7 +15,7 @@ use blockwork_format::dm_raid::{self, Superblock};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType};
 use blockwork_format::md::bitmap::BitmapSuperblock;
-use blockwork_format::md::{FarSets, Level, Raid10Layout, Uuid};
+use blockwork_format::md::{FarSets, Level, ParityLayout, Raid10Layout, Uuid};
 use blockwork_format::{FormatError, SECTOR_BYTES, Source, escape};
 use blockwork_layer::Linear;
 use blockwork_layer::md::{
@@ -29,22 +29,45 @@ use crate::dm_raid::DmRaidLevel;
 use crate::md::intent::{self, Copy};
 
 /// A leg that is there.
-pub(super) struct Leg {
-    pub(super) config: MemberConfig,
-    pub(super) meta: Option<Meta>,
+struct Leg {
+    config: MemberConfig,
+    meta: Option<Meta>,
 }
 
 /// The metadata volume of a leg.
-pub(super) struct Meta {
+struct Meta {
     name: String,
     layer: Arc<dyn Layer>,
     superblock: Option<Superblock>,
-    pub(super) bitmap: Option<Copy>,
+    bitmap: Option<Copy>,
+}
+
+/// Level and layout of a segment type, by its name; md's numbers. Source: `Documentation/admin-guide/device-mapper/dm-raid.rst`.
+pub(super) fn layout_of(type_name: &str) -> Option<(Level, u32)> {
+    Some(match type_name {
+        "raid4" => (Level::Raid5, 4),
+        "raid5_la" => (Level::Raid5, 0),
+        "raid5_ra" => (Level::Raid5, 1),
+        "raid5" | "raid5_ls" => (Level::Raid5, 2),
+        "raid5_rs" => (Level::Raid5, 3),
+        "raid5_n" => (Level::Raid5, 5),
+        "raid6" | "raid6_zr" => (Level::Raid6, 8),
+        "raid6_nr" => (Level::Raid6, 9),
+        "raid6_nc" => (Level::Raid6, 10),
+        "raid6_n_6" => (Level::Raid6, 5),
+        "raid6_la_6" => (Level::Raid6, 16),
+        "raid6_ra_6" => (Level::Raid6, 17),
+        "raid6_ls_6" => (Level::Raid6, 18),
+        "raid6_rs_6" => (Level::Raid6, 19),
+        _ => return None,
+    })
 }
 
 /// What the segment says.
 struct Raid<'a> {
     level: RaidLevel,
+    /// What superblocks of it say.
+    md_level: Level,
     images: &'a [LvIndex],
     metas: &'a [LvIndex],
     geometry: Geometry,
@@ -61,25 +84,33 @@ impl Volume {
         let SegmentType::Raid { level, images, metas, .. } = &segment.kind else {
             unreachable!("only RAID segments come here")
         };
-        let geometry = geometry(&segment.kind, sectors)?;
-        let raid = Raid { level: *level, images, metas, geometry };
+        let geometry = geometry(segment, sectors)?;
+        let md_level = match level {
+            RaidLevel::Raid1 => Level::Raid1,
+            RaidLevel::Raid0 | RaidLevel::Raid0Meta => Level::Raid0,
+            RaidLevel::Raid10 => Level::Raid10,
+            RaidLevel::Parity => layout_of(&segment.type_name).expect("others are refused by their name").0,
+        };
+        let raid = Raid { level: *level, md_level, images, metas, geometry };
+        let is_told = *level == RaidLevel::Parity
+            && assembly
+                .starts_dirty_degraded(&self.name, NodeKind::Raid)
+                .map_err(|error| error.to_string())?;
         let mut legs = Vec::with_capacity(images.len());
         for nth in 0..images.len() {
-            let meta = raid.metas.get(nth).filter(|_| raid.geometry.copies() > 1).copied();
-            let leg = self.leg(assembly, text, (raid.images[nth], meta), raid.geometry.sectors());
+            let meta = raid.metas.get(nth).filter(|_| raid.geometry.is_redundant()).copied();
+            let leg = self.leg(assembly, text, (raid.images[nth], meta), raid.geometry.sync_sectors());
             if let Err(why) = &leg {
                 self.warn(assembly, format!("leg {nth} is left out: {why}"));
             }
             legs.push(leg.ok());
         }
-        let state = State::of(&raid, &mut legs, sectors)?;
+        let state = State::of(&raid, &mut legs, sectors, is_told)?;
         state.warnings.iter().for_each(|warning| self.warn(assembly, warning.clone()));
         let in_place =
             |place: u16| legs[usize::from(place)].as_ref().is_some_and(|leg| leg.config.recovered.is_none());
         if !raid.geometry.has_all_data(&in_place) {
-            return Err(
-                "too many of its legs are missing or out of date: some data has no copy in sync".into()
-            );
+            return Err(raid.too_few(&in_place));
         }
         self.assemble(assembly, raid, legs, state, sectors)
     }
@@ -93,15 +124,12 @@ impl Volume {
         state: State,
         sectors: Sectors,
     ) -> Built {
-        let intent = match &state.refused {
-            None => state.intent,
-            Some(why) => {
-                self.make_read_only(assembly, why.clone());
-                None
-            }
-        };
-        let is_mirrored = raid.geometry.copies() > 1;
-        let writes = is_mirrored && !assembly.plan.read_only && self.is_writable(assembly);
+        if let Some(why) = &state.refused {
+            self.make_read_only(assembly, why.clone());
+        }
+        let intent = state.intent;
+        let is_redundant = raid.geometry.is_redundant();
+        let writes = is_redundant && !assembly.plan.read_only && self.is_writable(assembly);
         let mut members = Vec::with_capacity(legs.len());
         let mut sites = Vec::new();
         for (role, leg) in (0..).zip(legs) {
@@ -138,7 +166,7 @@ impl Volume {
     }
 
     /// An image, with its metadata volume where that is looked at; `synced` are the sectors that a bitmap there has bits for.
-    pub(super) fn leg(
+    fn leg(
         &self,
         assembly: &mut Assembly,
         text: &VolumeGroup,
@@ -199,8 +227,8 @@ fn read_bitmap(source: &dyn Source, sync_sectors: u64) -> Copy {
 }
 
 /// Where the sectors of a volume of that size lie on its legs.
-fn geometry(kind: &SegmentType, sectors: Sectors) -> Result<Geometry, String> {
-    let SegmentType::Raid { level, images, stripe_size, data_copies, .. } = kind else {
+fn geometry(segment: &Segment, sectors: Sectors) -> Result<Geometry, String> {
+    let SegmentType::Raid { level, images, stripe_size, data_copies, .. } = &segment.kind else {
         unreachable!("only RAID segments come here")
     };
     let count = u16::try_from(images.len()).map_err(|_| "it has too many legs".to_owned())?;
@@ -213,7 +241,11 @@ fn geometry(kind: &SegmentType, sectors: Sectors) -> Result<Geometry, String> {
             let layout = Raid10Layout::new(copies.max(2), 1, false, FarSets::One, count.into());
             DmRaidLevel::Raid10(layout.map_err(|error| error.to_string())?)
         }
-        RaidLevel::Parity => unreachable!("volumes with parity are arrays of another kind"),
+        RaidLevel::Parity => {
+            let (level, number) = layout_of(&segment.type_name).expect("others are refused by their name");
+            let layout = ParityLayout::new(level, number, count);
+            DmRaidLevel::Parity(layout.ok_or_else(|| format!("its {count} legs are too few for its type"))?)
+        }
     };
     crate::dm_raid::geometry(level, count, Sectors(*stripe_size), sectors)
 }
@@ -231,31 +263,42 @@ struct State {
 }
 
 impl State {
-    /// Takes out legs that cannot be believed.
-    fn of(raid: &Raid<'_>, legs: &mut [Option<Leg>], sectors: Sectors) -> Result<State, String> {
+    /// Takes out legs that cannot be believed. `is_told`: of one without a leg the parity is to be taken as it is.
+    fn of(
+        raid: &Raid<'_>,
+        legs: &mut [Option<Leg>],
+        sectors: Sectors,
+        is_told: bool,
+    ) -> Result<State, String> {
         let mut state = State::default();
-        if raid.geometry.copies() == 1 {
+        if !raid.geometry.is_redundant() {
             return Ok(state);
         }
         let Some(truth) = newest(legs) else {
-            state.resync_from = Some(Sector(0));
-            state.refused =
-                Some("Linux has not used it yet: its metadata volumes have no superblocks".into());
+            let why = "Linux has not used it yet: its metadata volumes have no superblocks";
+            if raid.level == RaidLevel::Parity {
+                return Err(why.into());
+            }
+            (state.resync_from, state.refused) = (Some(Sector(0)), Some(why.into()));
             return Ok(state);
         };
         raid.check(&truth)?;
         state.warnings = leave_out(&truth, legs);
         if truth.array_resync_offset != dm_raid::IN_SYNC {
             state.resync_from = Some(Sector(truth.array_resync_offset));
-            state.warnings.push(
-                "it was not stopped properly, or not resynced to its end: its mirrors may differ".into(),
-            );
+            state.warnings.push(format!(
+                "it was not stopped properly, or not resynced to its end: {}",
+                raid.what_may_be_wrong()
+            ));
         }
         if let Some(old) = truth.size().filter(|old| *old < sectors.0) {
             state.has_grown = true;
-            state.resync_from = Some(state.resync_from.map_or(Sector(old), |from| from.min(Sector(old))));
+            // In the sectors of a leg, where it has a parity.
+            let from = raid.geometry.sync_sectors_of(Sectors(old)).0;
+            state.resync_from = Some(state.resync_from.map_or(Sector(from), |known| known.min(Sector(from))));
             state.warnings.push(format!(
-                "it has grown since it was last in use: from sector {old} on, its mirrors may differ"
+                "it has grown since it was last in use: from sector {old} on, {}",
+                raid.what_may_be_wrong()
             ));
         }
         let copies = legs.iter_mut().flatten().filter_map(|leg| leg.meta.as_mut()?.bitmap.take()).collect();
@@ -263,18 +306,46 @@ impl State {
             Ok(intent) => state.intent = intent,
             Err(error) => state.refused = Some(format!("its write-intent bitmap cannot be kept: {error}")),
         }
+        let is_whole = |leg: &Option<Leg>| leg.as_ref().is_some_and(|leg| leg.config.recovered.is_none());
+        if raid.level == RaidLevel::Parity && !legs.iter().all(is_whole) {
+            state.without_a_leg(is_told);
+        }
         Ok(state)
+    }
+
+    /// It has a parity, and not all legs. Where the parity may not fit, what a leg had is lost; then it is only read, as Linux does not
+    /// start it. Its bitmap has what was written since the leg went, besides, so that it says nothing of one that Linux has left: Linux takes the
+    /// parity as it is, and so does this.
+    fn without_a_leg(&mut self, is_told: bool) {
+        let dirty = self.intent.as_ref().map_or(0, |intent| intent.bits.dirty_chunks());
+        if self.resync_from.is_none() && dirty > 0 {
+            self.warnings.push(format!(
+                "{dirty} chunks were written to without all legs, or when it was last in use; if that ended by a power cut, what a missing \
+                 leg had may be garbage where data was being written then"
+            ));
+        }
+        if self.resync_from.is_none() || is_told {
+            self.resync_from = None;
+            self.intent.iter_mut().for_each(|intent| intent.may_differ = false);
+            return;
+        }
+        let remedy = "--set raid:start_dirty_degraded=1 takes the parity as it is (what was being written then may be garbage)";
+        self.warnings
+            .push(format!("what a missing leg had where its parity may not fit is not read; {remedy}"));
+        self.refused.get_or_insert_with(|| {
+            format!("it was not stopped properly and a leg is missing, so that nobody knows all of its data; {remedy}")
+        });
     }
 }
 
 /// The superblock that is believed, if there is any.
-pub(super) fn newest(legs: &[Option<Leg>]) -> Option<Superblock> {
+fn newest(legs: &[Option<Leg>]) -> Option<Superblock> {
     let superblocks = legs.iter().flatten().filter_map(|leg| leg.meta.as_ref()?.superblock.as_ref());
     superblocks.max_by_key(|superblock| superblock.events).cloned()
 }
 
 /// Takes out legs that cannot be believed, and notes how far others are in sync. What people should know of that.
-pub(super) fn leave_out(truth: &Superblock, legs: &mut [Option<Leg>]) -> Vec<String> {
+fn leave_out(truth: &Superblock, legs: &mut [Option<Leg>]) -> Vec<String> {
     let mut warnings = Vec::new();
     for (position, leg) in (0..).zip(legs) {
         let Some(Leg { config, meta: Some(meta) }) = leg else { continue };
@@ -311,21 +382,52 @@ impl Raid<'_> {
     /// Whether the superblock is of an array such as the group's metadata tells of.
     fn check(&self, truth: &Superblock) -> Result<(), String> {
         truth.supports().map_err(|error| error.to_string())?;
-        let expected = if self.level == RaidLevel::Raid1 { Level::Raid1 } else { Level::Raid10 };
-        let legs = self.images.len();
+        let (expected, legs) = (self.md_level, self.images.len());
         if truth.level != expected || usize::try_from(truth.num_devices) != Ok(legs) {
             return Err(format!(
                 "its superblocks tell of a {} of {} legs, and the group's metadata of a {expected} of {legs}",
                 truth.level, truth.num_devices
             ));
         }
+        if let Geometry::Parity(parity) = &self.geometry
+            && parity.layout().number() != truth.layout
+        {
+            return Err(format!(
+                "its superblocks tell of layout {}, and the group's metadata of {}",
+                truth.layout,
+                parity.layout()
+            ));
+        }
         let chunk = self.geometry.chunk().map_or(0, |chunk| chunk.0);
-        if expected == Level::Raid10 && u64::from(truth.stripe_sectors) != chunk {
+        if expected != Level::Raid1 && u64::from(truth.stripe_sectors) != chunk {
             return Err(format!(
                 "its superblocks tell of stripes of {} sectors, and the group's metadata of {chunk}",
                 truth.stripe_sectors
             ));
         }
         Ok(())
+    }
+
+    fn what_may_be_wrong(&self) -> &'static str {
+        if self.level == RaidLevel::Parity {
+            "its parity may not fit its data"
+        } else {
+            "its mirrors may differ"
+        }
+    }
+
+    /// Says who is missing of one that is not whole.
+    fn too_few(&self, in_place: &dyn Fn(u16) -> bool) -> String {
+        let Geometry::Parity(parity) = &self.geometry else {
+            return "too many of its legs are missing or out of date: some data has no copy in sync".into();
+        };
+        let missing = (0..self.geometry.members()).filter(|role| !in_place(*role));
+        let missing: Vec<_> = missing.map(|role| role.to_string()).collect();
+        format!(
+            "legs {} of {} are missing or out of date, and its parity makes up for {}; give those disks as well",
+            missing.join(", "),
+            self.geometry.members(),
+            parity.parities()
+        )
     }
 }

@@ -166,9 +166,6 @@ impl Volume {
             SegmentType::Error => {
                 Ok(Arc::new(ErrorTarget::new(self.node(assembly, NodeKind::Error, alone)?, sectors)))
             }
-            SegmentType::Raid { level: RaidLevel::Parity, .. } => {
-                self.parity(assembly, text, segment, sectors)
-            }
             SegmentType::Raid { .. } => self.raid(assembly, text, segment, sectors),
             SegmentType::Thin { .. } => self.thin(assembly, text, &segment.kind, sectors, alone),
             _ => unreachable!("volumes of other types are refused when their group is assembled"),

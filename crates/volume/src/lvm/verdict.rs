@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType, Snapshot, VolumeGroup};
 
-use super::parity;
+use super::raid::layout_of;
 use super::snapshot::snapshot_sectors;
 
 /// Why an image that was split off a RAID is as it is, and what becomes of it.
@@ -60,10 +60,6 @@ impl<'a> Verdicts<'a> {
             let why = "it has a cache, which would have to know of what is written; `lvconvert --uncache` makes one of it that can be written";
             return Some(why.into());
         }
-        let has_parity = |kind| matches!(kind, &SegmentType::Raid { level: RaidLevel::Parity, .. });
-        if kinds().any(has_parity) {
-            return Some("it is a RAID with parity, which is not written here".into());
-        }
         kinds().any(|kind| matches!(kind, SegmentType::Mirror { .. })).then(|| {
             if text.flags.has("PVMOVE") {
                 "`pvmove` is moving it, and it is read where its content is by now; let Linux finish that, or `pvmove --abort` it".into()
@@ -85,9 +81,7 @@ impl<'a> Verdicts<'a> {
             SegmentType::Linear(_) | SegmentType::Striped { .. } | SegmentType::Error | SegmentType::Zero => {
                 return None;
             }
-            SegmentType::Raid { level: RaidLevel::Parity, .. }
-                if parity::layout_of(&segment.type_name).is_none() =>
-            {
+            SegmentType::Raid { level: RaidLevel::Parity, .. } if layout_of(&segment.type_name).is_none() => {
                 return Some(format!("it is a {name}, whose layout is not known here"));
             }
             SegmentType::Raid { .. }

@@ -131,7 +131,7 @@ impl Building<'_> {
         };
         if !geometry.has_all_data(&in_sync) {
             let room: Vec<_> = (0..).zip(room).map(|(place, room)| room.filter(|_| in_sync(place))).collect();
-            return Err(layout::missing(&room));
+            return Err(layout::missing(self.truth, &room));
         }
         let is_degraded = !(0..).zip(&configs).all(|(place, _)| in_sync(place));
         let mut read_only = self.read_only();

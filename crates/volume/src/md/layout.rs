@@ -18,11 +18,11 @@ pub(super) fn geometry(truth: &Superblock, room: &[Option<u64>]) -> Result<Geome
     match truth.level() {
         Level::Linear => {
             let sizes: Option<Vec<Sectors>> = room.iter().map(|room| room.map(Sectors)).collect();
-            Geometry::linear(shape.chunk, &sizes.ok_or_else(|| missing(room))?).map_err(text)
+            Geometry::linear(shape.chunk, &sizes.ok_or_else(|| missing(truth, room))?).map_err(text)
         }
         Level::Raid0 => {
             let sizes: Option<Vec<u64>> = room.iter().copied().collect();
-            let sizes = sizes.ok_or_else(|| missing(room))?;
+            let sizes = sizes.ok_or_else(|| missing(truth, room))?;
             let layout = shape.raid0_layout(&sizes)?;
             let sizes: Vec<Sectors> = sizes.into_iter().map(Sectors).collect();
             Geometry::raid0(shape.chunk, &sizes, layout).map_err(text)
@@ -47,7 +47,7 @@ pub(super) fn geometry(truth: &Superblock, room: &[Option<u64>]) -> Result<Geome
 }
 
 /// Which places have no member that holds all of its data, for people.
-pub(super) fn missing(room: &[Option<u64>]) -> String {
+pub(super) fn missing(truth: &Superblock, room: &[Option<u64>]) -> String {
     let missing: Vec<String> = (0..)
         .zip(room)
         .filter(|(_, room)| room.is_none())
@@ -57,7 +57,11 @@ pub(super) fn missing(room: &[Option<u64>]) -> String {
         [only] => format!("member {only} of {} is missing or not in sync", room.len()),
         _ => format!("members {} of {} are missing or not in sync", missing.join(", "), room.len()),
     };
-    format!("{which}, and without that some data has no copy; give those disks as well")
+    let why = match truth.parity_layout().ok().filter(|_| truth.level().has_parity()) {
+        Some(layout) => format!("its parity makes up for {}", layout.disks() - layout.data_disks()),
+        None => "without that some data has no copy".to_owned(),
+    };
+    format!("{which}, and {why}; give those disks as well")
 }
 
 /// What both versions of superblock tell of a shape.
