@@ -1,7 +1,7 @@
 //! Reads a whole volume after a power cut, and lets the oracle judge every sector.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use blockwork_engine::{
@@ -24,6 +24,8 @@ pub struct SimCheck {
     closing: Rc<Closing>,
     next: u64,
     in_flight: BTreeMap<u64, u64>,
+    /// Sectors that may be refused.
+    lost: BTreeSet<u64>,
 }
 
 impl SimCheck {
@@ -31,7 +33,23 @@ impl SimCheck {
     pub fn new(volume: VolumeId, referee: Rc<RefCell<Referee>>, closing: Rc<Closing>) -> SimCheck {
         closing.enter();
         referee.borrow_mut().oracle.cut();
-        SimCheck { volume, referee, closing, next: 0, in_flight: BTreeMap::new() }
+        SimCheck { volume, referee, closing, next: 0, in_flight: BTreeMap::new(), lost: BTreeSet::new() }
+    }
+
+    /// The same, where these sectors may be refused. Nothing else is, and who is given one of them holds it to be what it was.
+    #[must_use]
+    pub fn without(self, lost: BTreeSet<u64>) -> SimCheck {
+        SimCheck { lost, ..self }
+    }
+
+    /// How many bytes from there on are read at once: a block of what may be refused, and nothing of that with anything else.
+    fn piece(&self, offset: u64, block: u64) -> u64 {
+        let sector = offset / SECTOR;
+        if self.lost.contains(&sector) {
+            return block;
+        }
+        let lost = self.lost.range(sector..).next().map_or(u64::MAX, |lost| lost * SECTOR / block * block);
+        PIECE.min(lost - offset).max(block)
     }
 }
 
@@ -43,6 +61,9 @@ impl Port<SimEnv> for SimCheck {
     fn done(&mut self, _: &mut Context<'_, SimEnv>, done: Done) {
         let referee = &mut *self.referee.borrow_mut();
         let first = self.in_flight.remove(&done.cookie).expect("a bio comes back once");
+        if done.result.is_err() && self.lost.contains(&first) {
+            return;
+        }
         if let Err(errno) = done.result {
             referee.accuse(format!("after the cut: sector {first} cannot be read: {errno}"));
             return;
@@ -57,9 +78,10 @@ impl Port<SimEnv> for SimCheck {
     }
 
     fn turn(&mut self, cx: &mut Context<'_, SimEnv>) -> PortState {
-        let size = cx.volume(self.volume).sectors().bytes();
+        let volume = cx.volume(self.volume);
+        let (size, block) = (volume.sectors().bytes(), u64::from(volume.limits().logical_block_size));
         while self.next < size && self.in_flight.len() < DEPTH {
-            let len = PIECE.min(size - self.next);
+            let len = self.piece(self.next, block).min(size - self.next);
             let len_in_memory = usize::try_from(len).expect("a piece fits memory");
             let memory = Segment::new(cx.pool().get(len_in_memory), 0, len_in_memory);
             let sector = Sector(self.next / SECTOR);

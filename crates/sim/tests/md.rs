@@ -204,7 +204,7 @@ fn each_request_of_a_member_in_turn_may_fail_in_each_way() {
         let life = &mut plan.lives[0];
         (life.cut, life.faults, life.no_mercy) = (0, Faults::default(), false);
         life.victims.clear();
-        (plan.array.absent, plan.array.recovering) = (None, None);
+        (plan.array.absent, plan.array.recovering) = (Vec::new(), None);
         plan.slowness = Faults::default();
         // A file system that is full is no broken disk.
         plan.excused = fault == Fault::Error(Errno::ENOSPC);

@@ -8,9 +8,13 @@ use std::sync::Arc;
 use blockwork_engine::{FileId, Layer, LeafId, LeafLayer, LeafSource, NodeId, Sector, Sectors, Volume};
 use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 use blockwork_format::md::v1::{Features, Minor, Reshape, Superblock};
-use blockwork_format::md::{FarSets, IN_SYNC, Level, Raid10Layout, Role, SetName, Time, Uuid, bad_blocks};
+use blockwork_format::md::{
+    FarSets, IN_SYNC, Level, ParityLayout, Raid10Layout, Role, SetName, Time, Uuid, bad_blocks,
+};
 use blockwork_layer::Linear;
-use blockwork_layer::md::{Array, ArrayConfig, Geometry, IntentConfig, MdRecord, MdSite, MemberConfig};
+use blockwork_layer::md::{
+    Array, ArrayConfig, Geometry, IntentConfig, MdRecord, MdSite, MemberConfig, Place, Places, Record,
+};
 use blockwork_sim::{DeviceModel, Lies, Random, World};
 
 use crate::running::devices::draw_device;
@@ -39,21 +43,29 @@ pub struct ArrayPlan {
     pub spares: u16,
     /// Devices of the array have lists of bad blocks.
     pub bad_blocks: bool,
-    /// Of a RAID10; none: RAID1.
-    pub layout: Option<Raid10Layout>,
+    pub layout: Layout,
     pub chunk: u32,
     pub member_sectors: u64,
     /// Bytes; none: no bitmap.
     pub bitmap_chunk: Option<u32>,
     /// Where each member starts on its device.
     pub start: u64,
-    /// A member that the array has gone on without.
-    pub absent: Option<u16>,
+    /// Members that the array has gone on without.
+    pub absent: Vec<u16>,
     /// A member that is in sync only below a sector.
     pub recovering: Option<(u16, u64)>,
     pub write_mostly: Option<u16>,
     /// The volume, where it is only a part of the array: first sector, and how many.
     pub part: Option<(u64, u64)>,
+}
+
+/// How its data lie on the members.
+#[derive(Clone, Copy, Debug)]
+pub enum Layout {
+    Raid1,
+    Raid10(Raid10Layout),
+    /// RAID4, 5 or 6, by the number that superblocks have.
+    Parity(ParityLayout, u32),
 }
 
 /// What was found of an array.
@@ -119,7 +131,7 @@ impl Found {
         self.members[usize::from(role)].iter().chain(replacements.map(|(_, member)| member))
     }
 
-    /// Whether copies of a sector of the array may differ, as whoever opens it takes it.
+    /// Whether copies of a sector, one of those that bitmaps count, may differ, as whoever opens the array takes it.
     pub fn may_differ(&self, intent: Option<&IntentConfig>, sector: u64) -> bool {
         let marked = match intent {
             Some(intent) => intent.bits.is_dirty(sector / intent.superblock.chunk_sectors()),
@@ -167,12 +179,12 @@ impl ArrayPlan {
             members: members.into(),
             spares: 0,
             bad_blocks: false,
-            layout,
+            layout: layout.map_or(Layout::Raid1, Layout::Raid10),
             chunk: if layout.is_none() { 0 } else { chunk },
             member_sectors,
             bitmap_chunk: *random.choose(&[None, Some(8 << 10), Some(16 << 10), Some(64 << 10)]),
             start,
-            absent: None,
+            absent: Vec::new(),
             recovering: None,
             write_mostly: (layout.is_none() && random.chance(1, 4)).then(|| role(random)),
             part: None,
@@ -181,7 +193,7 @@ impl ArrayPlan {
         let odd = role(random);
         if plan.geometry().has_all_data(&|other| other != odd) {
             match random.below(8) {
-                0 => plan.absent = Some(odd),
+                0 => plan.absent.push(odd),
                 1 => plan.recovering = Some((odd, random.below(member_sectors / 8) * 8)),
                 _ => {}
             }
@@ -189,9 +201,53 @@ impl ArrayPlan {
         plan
     }
 
-    /// As `draw`, with devices that can take the places of members.
-    pub fn draw_with_spares(random: &mut Random) -> ArrayPlan {
+    /// One of rows with a parity.
+    pub fn draw_parity(random: &mut Random) -> ArrayPlan {
         let mut plan = ArrayPlan::draw(random);
+        let members = random.between(3, 6) as u16;
+        let (level, number) = match random.below(8) {
+            0 => (Level::Raid4, 0),
+            1..4 => (Level::Raid5, random.below(6) as u32),
+            _ => (Level::Raid6, *random.choose(&[0, 1, 2, 3, 4, 5, 8, 9, 10, 16, 17, 18, 19, 20])),
+        };
+        let layout = ParityLayout::new(level, number, members).expect("enough members for any layout");
+        plan.layout = Layout::Parity(layout, number);
+        (plan.members, plan.write_mostly, plan.recovering) = (members, None, None);
+        plan.chunk = *random.choose(&[8, 8, 16, 64]);
+        plan.member_sectors = random.between(2, 5) * 64;
+        let sectors = |random: &mut Random| plan.start + DATA + plan.member_sectors + random.below(3) * 8;
+        plan.devices = (0..members)
+            .map(|_| {
+                let sectors = sectors(random);
+                draw_member(random, sectors, false)
+            })
+            .collect();
+        let mut roles: Vec<u16> = (0..members).collect();
+        (1..roles.len()).rev().for_each(|i| roles.swap(i, random.index(i + 1)));
+        let missing = *random.choose(&[0, 0, 0, 1, 1, 2]);
+        plan.absent = roles.drain(..missing).collect();
+        let lacking = |plan: &ArrayPlan, role| plan.absent.contains(&role) || plan.is_recovering(role);
+        while !plan.geometry().has_all_data(&|role| !lacking(&plan, role)) {
+            plan.absent.pop();
+        }
+        if random.chance(1, 6) {
+            plan.recovering = Some((roles[0], random.below(plan.member_sectors / 8) * 8));
+        }
+        if !plan.geometry().has_all_data(&|role| !lacking(&plan, role)) {
+            plan.recovering = None;
+        }
+        plan.part = plan.draw_part(false, random);
+        plan
+    }
+
+    fn is_recovering(&self, role: u16) -> bool {
+        self.recovering.is_some_and(|(recovering, _)| recovering == role)
+    }
+
+    /// The same, with devices that can take the places of members.
+    #[must_use]
+    pub fn with_spares(self, random: &mut Random) -> ArrayPlan {
+        let mut plan = self;
         if plan.member_sectors < 1024 {
             let more = random.below(9) * 64;
             plan.member_sectors += more;
@@ -222,15 +278,35 @@ impl ArrayPlan {
     }
 
     pub fn geometry(&self) -> Geometry {
-        let members = self.members;
+        let (members, chunk, sectors) =
+            (self.members, Sectors(self.chunk.into()), Sectors(self.member_sectors));
         let geometry = match self.layout {
-            None => Geometry::raid1(members, Sectors(self.member_sectors)),
-            Some(layout) => {
-                Geometry::raid10(layout, Sectors(self.chunk.into()), Sectors(self.member_sectors))
-                    .expect("an array of this layout and size")
-            }
+            Layout::Raid1 => Ok(Geometry::raid1(members, sectors)),
+            Layout::Raid10(layout) => Geometry::raid10(layout, chunk, sectors),
+            Layout::Parity(layout, _) => Geometry::parity(layout, chunk, sectors),
         };
+        let geometry = geometry.expect("an array of this layout and size");
         geometry.with_read_turns(Sectors(512))
+    }
+
+    /// The layout of rows with a parity.
+    pub fn parity(&self) -> Option<&ParityLayout> {
+        if let Layout::Parity(layout, _) = &self.layout { Some(layout) } else { None }
+    }
+
+    /// The sector that bitmaps and resyncs count for a sector of the array.
+    pub fn to_sync(&self, sector: u64) -> u64 {
+        match self.parity() {
+            Some(_) => self.place_of(sector).sector.0,
+            None => sector,
+        }
+    }
+
+    /// The first place of a sector of the array.
+    pub fn place_of(&self, sector: u64) -> Place {
+        let mut places = Places::new();
+        self.geometry().places(Sector(sector), &mut places);
+        places[0]
     }
 
     /// Whether anybody can take a member's place.
@@ -250,7 +326,7 @@ impl ArrayPlan {
 
     /// The superblock of device `role` in a new array: of a spare, where there is no such role.
     fn superblock(&self, role: u16) -> Superblock {
-        let gone = |other| self.absent == Some(other) && role != other;
+        let gone = |other| self.absent.contains(&other) && role != other;
         let roles =
             (0..self.members).map(|other| if gone(other) { Role::Faulty } else { Role::Active(other) });
         let (bad_sectors, bad_offset) =
@@ -259,14 +335,19 @@ impl ArrayPlan {
         let recovered = self.recovering.filter(|(other, _)| *other == role).map(|(_, sectors)| sectors);
         let recovering = if recovered.is_some() { Features::RECOVERY_OFFSET.0 } else { 0 };
         let mostly = if self.write_mostly == Some(role) { Superblock::WRITE_MOSTLY } else { 0 };
+        let (level, layout) = match self.layout {
+            Layout::Raid1 => (Level::Raid1, 0),
+            Layout::Raid10(layout) => (Level::Raid10, layout.encode()),
+            Layout::Parity(layout, number) => (layout.level(), number),
+        };
         Superblock {
             minor: Minor::V1_2,
             features: Features(bitmap | recovering),
             set_uuid: UUID,
             set_name: SetName::new("lab:0").expect("a name"),
             ctime: Time::new(1, 0),
-            level: if self.layout.is_some() { Level::Raid10 } else { Level::Raid1 },
-            layout: self.layout.map_or(0, |layout| layout.encode()),
+            level,
+            layout,
             size: self.member_sectors,
             chunk_sectors: self.chunk,
             raid_disks: self.members.into(),
@@ -284,7 +365,7 @@ impl ArrayPlan {
             bblog_sectors: bad_sectors,
             bblog_offset: bad_offset,
             utime: Time::new(1, 0),
-            events: if self.absent == Some(role) { EVENTS - 5 } else { EVENTS },
+            events: if self.absent.contains(&role) { EVENTS - 5 } else { EVENTS },
             resync_offset: IN_SYNC,
             logical_block_size: 0,
             roles: roles.chain(std::iter::repeat(Role::Spare)).take(128).collect(),
@@ -298,7 +379,7 @@ impl ArrayPlan {
             uuid: UUID,
             events: EVENTS,
             events_cleared: EVENTS,
-            sync_size: self.geometry().sectors().0,
+            sync_size: self.geometry().sync_sectors().0,
             state: 0,
             chunk_bytes: self.bitmap_chunk?,
             daemon_sleep: 1,
@@ -329,7 +410,7 @@ impl ArrayPlan {
                 self.write_bitmap(world, device, &bitmap, &bits);
             }
             let garbage_from = match self.recovering {
-                _ if self.absent == Some(role) || role >= self.members => 0,
+                _ if self.absent.contains(&role) || role >= self.members => 0,
                 Some((recovering, from)) if recovering == role => from,
                 _ => self.member_sectors,
             };
@@ -444,6 +525,11 @@ impl ArrayPlan {
         Ok(Some((superblock, bits.map_err(|error| wrong(error.to_string()))?)))
     }
 
+    /// Whether parities may not fit their data, and some of these are missing.
+    pub fn has_holes(&self, found: &Found) -> bool {
+        self.parity().is_some() && !found.truth.is_clean() && found.is_degraded()
+    }
+
     /// The bits that any member has, as whoever opens the array takes them.
     pub fn intent(&self, found: &Found) -> Option<IntentConfig> {
         let bitmaps = || found.members.iter().flatten().filter_map(|member| member.bitmap.as_ref());
@@ -486,6 +572,8 @@ impl ArrayPlan {
         let bitmap = intent.as_ref().map(|intent| &intent.superblock);
         let record =
             MdRecord::new(sites.collect(), bitmap, Time::new(1_000, 0)).expect("superblocks to be written");
+        // It is only read where nobody knows all of its data.
+        let record = (!self.has_holes(found)).then(|| Box::new(record) as Box<dyn Record>);
         let members = found.members.iter().map(|member| {
             let member = member.as_ref()?;
             Some(MemberConfig {
@@ -504,7 +592,7 @@ impl ArrayPlan {
             members: members.collect(),
             resync_from,
             intent,
-            record: Some(Box::new(record)),
+            record,
         };
         let array = Array::new(nodes.next(), config).expect("the members make an array");
         let mut root: Arc<dyn Layer> = array.clone();

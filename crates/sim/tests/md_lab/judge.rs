@@ -11,6 +11,10 @@
 //! 5. An array that was let alone until nothing was due has in each place a member with all data, as long as there are spares; no
 //!    copies differ, and nobody is on the way to anybody's place.
 //!
+//! Where rows have a parity, these rules mean: whatever of the data and parities is there fits together, or that it may not is known; each
+//! sector is what it may be, read from its member, or computed where no device has it. But where parities may not fit, as the array says, what no
+//! device has is lost (the *write hole*), and nothing is said of it.
+//!
 //! A copy is in sync if its device's superblock says so: it is a member, or on the way to be one, the sector lies below where its
 //! recovery is, and is not in its list of bad blocks. What is said of copies holds for each of these.
 
@@ -22,6 +26,7 @@ use blockwork_sim::{Oracle, World, describe};
 use blockwork_format::md::v1::{Features, Superblock};
 
 use super::disks::{ArrayPlan, EVENTS, Found, Member};
+use super::rows::{Bytes, Row};
 
 /// Violations that are told of one array.
 const VIOLATIONS_MAX: usize = 5;
@@ -34,8 +39,16 @@ pub struct Judge<'a> {
 
 /// A copy of a sector that is in sync.
 pub struct Copy<'a> {
-    pub member: &'a Member,
-    pub bytes: [u8; 512],
+    /// None: it is computed from what others have.
+    pub member: Option<&'a Member>,
+    pub bytes: Bytes,
+}
+
+impl Copy<'_> {
+    fn whose(&self) -> String {
+        self.member
+            .map_or("what is computed".into(), |member| format!("the copy on device {}", member.device.0))
+    }
 }
 
 impl Judge<'_> {
@@ -44,35 +57,75 @@ impl Judge<'_> {
     pub fn copies(&self, sector: u64) -> Vec<Copy<'_>> {
         let mut places = Places::new();
         self.plan.geometry().places(Sector(sector), &mut places);
-        let copies = places.iter().flat_map(|place| {
-            let holders = self.found.holders(place.member).filter(|member| member.holds(place.sector));
-            let bytes = |member: &Member| self.world.peek(member.device, self.plan.data(place.sector));
-            holders.map(move |member| Copy { member, bytes: bytes(member) })
-        });
-        let mut copies: Vec<_> = copies.collect();
+        let mut copies: Vec<_> = places.iter().flat_map(|place| self.held(*place)).collect();
         let order =
             |superblock: &Superblock| (superblock.features.has(Features::REPLACEMENT), superblock.devflags);
-        copies.sort_by_key(|copy| order(&copy.member.superblock));
+        copies.sort_by_key(|copy| copy.member.map(|member| order(&member.superblock)));
+        if copies.is_empty() && !self.has_hole(places[0].sector.0) {
+            copies.extend(self.computed(places[0]));
+        }
         copies
     }
 
-    /// Sectors whose copies differ.
+    /// What devices have at a place.
+    fn held(&self, place: Place) -> impl Iterator<Item = Copy<'_>> {
+        let holders = self.found.holders(place.member).filter(move |member| member.holds(place.sector));
+        holders.map(move |member| {
+            let bytes = self.world.peek(member.device, self.plan.data(place.sector));
+            Copy { member: Some(member), bytes }
+        })
+    }
+
+    /// What a place is to have, by what others have in its row.
+    fn computed(&self, place: Place) -> Option<Copy<'_>> {
+        let row = self.row(place.sector.0)?;
+        Some(Copy { member: None, bytes: row.all[usize::from(place.member)]? })
+    }
+
+    /// The same sector of all members, where rows have a parity.
+    pub fn row(&self, at: u64) -> Option<Row> {
+        let layout = self.plan.parity()?;
+        let held = |member| self.held(Place { member, sector: Sector(at) }).next().map(|copy| copy.bytes);
+        Some(Row::solve(layout, at / u64::from(self.plan.chunk), (0..self.plan.members).map(held).collect()))
+    }
+
+    /// Whether parities may not fit there, so that nothing is computed.
+    pub fn has_hole(&self, at: u64) -> bool {
+        self.plan.parity().is_some() && self.found.may_differ(self.plan.intent(self.found).as_ref(), at)
+    }
+
+    /// Whether what the devices have of a sector that bitmaps count does not fit together.
+    fn differs(&self, at: u64) -> bool {
+        let is_same = |copies: &[Copy<'_>]| copies.iter().all(|copy| copy.bytes == copies[0].bytes);
+        let Some(row) = self.row(at) else { return !is_same(&self.copies(at)) };
+        let held = |member| self.held(Place { member, sector: Sector(at) }).collect::<Vec<_>>();
+        !row.fits || !(0..self.plan.members).all(|role| is_same(&held(role)))
+    }
+
+    /// Sectors, of those that bitmaps count, whose copies differ.
     pub fn differing(&self) -> Vec<u64> {
-        let differs = |sector: &u64| {
-            let copies = self.copies(*sector);
-            copies.iter().any(|copy| copy.bytes != copies[0].bytes)
+        (0..self.plan.geometry().sync_sectors().0).filter(|at| self.differs(*at)).collect()
+    }
+
+    fn tell(&self, at: u64) -> String {
+        let places: Vec<Place> = match self.plan.parity() {
+            Some(_) => (0..self.plan.members).map(|member| Place { member, sector: Sector(at) }).collect(),
+            None => {
+                let mut places = Places::new();
+                self.plan.geometry().places(Sector(at), &mut places);
+                places.to_vec()
+            }
         };
-        (0..self.plan.geometry().sectors().0).filter(differs).collect()
+        let copies = places.into_iter().flat_map(|place| self.held(place));
+        let held = copies.map(|copy| format!("{}: {}", copy.whose(), describe(&copy.bytes)));
+        held.collect::<Vec<_>>().join(", ")
     }
 
     /// Rule 1.
     pub fn differences_are_known(&self, differing: &[u64]) -> Vec<String> {
         let unknown = differing.iter().filter_map(|sector| {
             if self.found.truth.is_clean() {
-                let copies = self.copies(*sector);
-                let held =
-                    copies.iter().map(|copy| format!("{}: {}", copy.member.device.0, describe(&copy.bytes)));
-                let held = held.collect::<Vec<_>>().join(", ");
+                let held = self.tell(*sector);
                 return Some(format!(
                     "copies of sector {sector} differ, and the array says that it is clean ({held})"
                 ));
@@ -103,7 +156,7 @@ impl Judge<'_> {
             let copies = self.copies(start + sector);
             let wrong = copies.into_iter().filter_map(|copy| {
                 let violation = oracle.may_hold(sector, &copy.bytes).err()?;
-                Some(format!("the copy on device {}: {violation}", copy.member.device.0))
+                Some(format!("{}: {violation}", copy.whose()))
             });
             wrong.collect::<Vec<_>>()
         });
@@ -117,22 +170,30 @@ impl Judge<'_> {
         let intent = self.plan.intent(self.found);
         let mut wrong = Vec::new();
         for sector in 0..sectors {
-            let at = start + sector;
+            let (at, counted) = (start + sector, self.plan.to_sync(start + sector));
             let mut copies = self.copies(at);
-            if copies.is_empty() {
+            if copies.is_empty() && !self.is_lost(at) {
                 wrong.push(format!("sector {at} has no copy"));
             }
-            if unsettled[at as usize] && self.found.may_differ(intent.as_ref(), at) {
+            if unsettled[counted as usize] && self.found.may_differ(intent.as_ref(), counted) {
                 copies.truncate(1);
             }
             let of_device = |copy: Copy<'_>| {
                 let violation = oracle.may_hold(sector, &copy.bytes).err()?;
-                Some(format!("the copy on device {}: {violation}", copy.member.device.0))
+                Some(format!("{}: {violation}", copy.whose()))
             };
             wrong.extend(copies.into_iter().filter_map(of_device));
         }
         wrong.truncate(VIOLATIONS_MAX);
         wrong
+    }
+
+    /// Whether nobody knows what a sector of the array holds, as no device has it and what it would be computed from may not fit.
+    pub fn is_lost(&self, sector: u64) -> bool {
+        self.plan.parity().is_some() && {
+            let place = self.plan.place_of(sector);
+            self.has_hole(place.sector.0) && self.held(place).next().is_none()
+        }
     }
 
     /// Rule 5.
@@ -156,7 +217,9 @@ impl Judge<'_> {
         wrong.extend(on_the_way.map(|(role, _)| format!("a device is still on the way to be member {role}")));
         let differing = self.differing();
         wrong.extend(
-            differing.iter().map(|sector| format!("copies of sector {sector} differ after a resync")),
+            differing
+                .iter()
+                .map(|at| format!("copies of sector {at} differ after a resync ({})", self.tell(*at))),
         );
         wrong.truncate(VIOLATIONS_MAX);
         wrong
@@ -226,9 +289,13 @@ impl Judge<'_> {
         let mut wrong = Vec::new();
         for at in (0..geometry.sectors_on_member(role).0).filter(|at| !is_bad(*at)) {
             let place = Place { member: role, sector: Sector(at) };
-            let Some(Sector(sector)) = geometry.to_array(place) else { continue };
             let bytes = self.world.peek(device, self.plan.data(place.sector));
-            let lacks = self.copies(sector).first().is_some_and(|copy| copy.bytes != bytes);
+            let (sector, copy) = match (self.plan.parity(), geometry.to_array(place)) {
+                (Some(_), _) => (at, self.held(place).next().or_else(|| self.computed(place))),
+                (None, Some(Sector(sector))) => (sector, self.copies(sector).into_iter().next()),
+                (None, None) => continue,
+            };
+            let lacks = copy.is_some_and(|copy| copy.bytes != bytes);
             if lacks && !self.found.members.iter().flatten().all(|member| self.is_marked(member, sector)) {
                 wrong.push(format!(
                     "device {} may come back, and lacks sector {sector} without a bit",

@@ -1,4 +1,4 @@
-//! The apparatus of the lab for md: from a seed to an array, lives with troubles and cuts, and a verdict.
+//! The apparatus of the labs for md: from a seed to an array, lives with troubles and cuts, and a verdict.
 //!
 //! A life is: find the array from the bytes on the devices, serve it to clients, perhaps lose members, perhaps lose power.
 //! After each, the bytes are judged ([`judge`]), the array is found and read again, and perhaps Linux has it for a while
@@ -10,11 +10,16 @@
 //! There are two kinds of plans. In one nobody opens the array, so it never copies anything by itself: Linux does that between
 //! lives. In the other ([`Plan::draw_kept`]) the array is opened, has spares, and somebody looks after it ([`caretaker`]); what
 //! was half done in one life goes on in the next, and in the end the array is let alone until nothing is due ([`settle`]).
+//!
+//! Both kinds there are also of arrays whose rows have a parity ([`rows`]). What may be lost of those, when the power goes while members are
+//! missing, is not judged; before the next life, people have the array take its parities as they are ([`linux::force`]).
+#![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod caretaker;
 pub mod disks;
 pub mod judge;
 pub mod linux;
+mod rows;
 mod settle;
 
 use std::cell::RefCell;
@@ -60,6 +65,9 @@ pub struct Life {
 /// The first seed of plans in which the bitmap is cleared; the first of those in which somebody looks after the array.
 pub const CLEARING: u64 = 3_000_000;
 pub const KEPT: u64 = 4_000_000;
+/// The first seed of plans of rows with a parity; of those in which somebody looks after the array.
+pub const PARITY: u64 = 1_000_000_000;
+pub const PARITY_KEPT: u64 = 2_000_000_000;
 
 /// Everything that a run does, drawn from its seed.
 #[derive(Clone, Debug)]
@@ -79,6 +87,8 @@ pub struct Plan {
     pub bios: u64,
     pub depth: usize,
     pub pace: Pace,
+    /// Clients write whole rows, too.
+    pub rows: bool,
     /// All devices do this, which no client may notice.
     pub slowness: Faults,
 }
@@ -106,6 +116,8 @@ pub struct Counts {
     pub differed: u64,
     /// Members that were given up.
     pub given_up: u64,
+    /// Lives that ended with parities that may not fit, and without all members.
+    pub holes: u64,
     /// Sectors that were mended.
     pub mended: u64,
     /// Lives that began with a device that was filled in part.
@@ -123,7 +135,9 @@ impl Plan {
     pub fn of(seed: u64) -> Plan {
         match seed {
             CLEARING..KEPT => Plan::draw_clearing(seed),
-            KEPT.. => Plan::draw_kept(seed),
+            KEPT..PARITY => Plan::draw_kept(seed),
+            PARITY..PARITY_KEPT => Plan::draw_parity(seed),
+            PARITY_KEPT.. => Plan::draw_parity_kept(seed),
             _ => Plan::draw(seed),
         }
     }
@@ -148,6 +162,7 @@ impl Plan {
             bios,
             depth: *random.choose(&[1, 2, 4, 16, 64]),
             pace,
+            rows: false,
             slowness: Faults {
                 stalls: *random.choose(&[0, 0, 10_000]),
                 stall_time: Nanos::secs(10),
@@ -162,7 +177,8 @@ impl Plan {
     pub fn draw_clearing(seed: u64) -> Plan {
         let mut plan = Plan::draw(seed);
         let random = &mut Random::part(seed, 2);
-        (plan.array.absent, plan.array.recovering, plan.array.bitmap_chunk) = (None, None, Some(8 << 10));
+        (plan.array.absent, plan.array.recovering, plan.array.bitmap_chunk) =
+            (Vec::new(), None, Some(8 << 10));
         for model in &mut plan.array.devices {
             (model.cache_bytes, model.parallelism, model.limits.fua) = (16 << 20, 64, Fua::Dsync);
         }
@@ -177,9 +193,34 @@ impl Plan {
 
     /// One with spares, in which the array is opened and somebody looks after it, over several lives.
     pub fn draw_kept(seed: u64) -> Plan {
-        let mut plan = Plan::draw(seed);
         let random = &mut Random::part(seed, 3);
-        plan.array = ArrayPlan::draw_with_spares(random);
+        let array = ArrayPlan::draw(random).with_spares(random);
+        Plan::draw(seed).kept(array, random)
+    }
+
+    /// One whose rows have a parity.
+    pub fn draw_parity(seed: u64) -> Plan {
+        let mut plan = Plan::draw(seed);
+        let random = &mut Random::part(seed, 4);
+        plan.array = ArrayPlan::draw_parity(random);
+        (plan.workers, plan.rows) = (*random.choose(&[1, 1, 2, 3]), random.coin());
+        let events = if let Pace::Trickle = plan.pace { plan.bios * 60 } else { plan.bios * 20 };
+        plan.lives = plan.lives.iter().map(|_| Life::draw(random, &plan.array, events)).collect();
+        plan
+    }
+
+    /// Likewise, as `draw_kept`.
+    pub fn draw_parity_kept(seed: u64) -> Plan {
+        let random = &mut Random::part(seed, 5);
+        let array = ArrayPlan::draw_parity(random).with_spares(random);
+        let mut plan = Plan::draw(seed).kept(array, random);
+        plan.rows = random.coin();
+        plan
+    }
+
+    fn kept(mut self, array: ArrayPlan, random: &mut Random) -> Plan {
+        let plan = &mut self;
+        plan.array = array;
         plan.workers = *random.choose(&[1, 1, 2, 3]);
         plan.bios = random.between(20, 100);
         let events = plan.bios * 10 + 200;
@@ -188,7 +229,7 @@ impl Plan {
         if let Some(last) = plan.lives.last_mut() {
             last.settles = true;
         }
-        plan
+        self
     }
 }
 
@@ -200,9 +241,9 @@ impl plans::Plan for Plan {
         let world = new_world(self.seed, journal);
         self.array.make(&world);
         let referee = Referee::new(self.array.volume().1);
-        let (in_sync, unsettled, wrote) = (true, Vec::new(), false);
-        let mut run =
-            Run { plan: self, world, referee, in_sync, unsettled, wrote, verdict: Verdict::default() };
+        let verdict = Verdict::default();
+        let (in_sync, unsettled, wrote, is_lost) = (true, Vec::new(), false, false);
+        let mut run = Run { plan: self, world, referee, in_sync, unsettled, wrote, is_lost, verdict };
         let outcome = caught(|| run.lives(journal));
         run.verdict.violations.extend(outcome.err());
         run.verdict.journal.append(&mut run.world.journal());
@@ -232,6 +273,7 @@ impl plans::Counts for Counts {
         self.rests += other.rests;
         self.differed += other.differed;
         self.given_up += other.given_up;
+        self.holes += other.holes;
         self.mended += other.mended;
         self.resumed += other.resumed;
         self.listed += other.listed;
@@ -341,10 +383,12 @@ struct Run<'a> {
     referee: Rc<RefCell<Referee>>,
     /// No copies differ as the life begins.
     in_sync: bool,
-    /// By sector of the array: copies may differ as the life begins.
+    /// By sector that bitmaps count: copies may differ as the life begins.
     unsettled: Vec<bool>,
     /// Something was written in this life: an array that is only read stays as it was found.
     wrote: bool,
+    /// Some data can be had no more, from whichever devices.
+    is_lost: bool,
     verdict: Verdict,
 }
 
@@ -358,10 +402,10 @@ impl Run<'_> {
             if self.verdict.violations.is_empty() {
                 self.judge(rests, life);
             }
-            if self.verdict.violations.is_empty() && life.settles {
+            if self.verdict.violations.is_empty() && life.settles && !self.is_lost {
                 self.settle(number as u64);
             }
-            if !self.verdict.violations.is_empty() {
+            if !self.verdict.violations.is_empty() || self.is_lost {
                 return;
             }
         }
@@ -381,7 +425,7 @@ impl Run<'_> {
         let Some(found) = self.find() else { return false };
         let world = &self.world.clone();
         let intent = self.plan.array.intent(&found);
-        let sectors = 0..self.plan.array.geometry().sectors().0;
+        let sectors = 0..self.plan.array.geometry().sync_sectors().0;
         self.unsettled = sectors.map(|sector| found.may_differ(intent.as_ref(), sector)).collect();
         let in_part = |member: &disks::Member| (1..disks::WHOLE).contains(&member.in_sync_to());
         let replacements = found.replacements.iter().map(|(_, member)| member);
@@ -468,6 +512,9 @@ impl Run<'_> {
             let bios = plan.bios / plan.clients as u64;
             let mut config = ClientConfig::new(name, VolumeId(0), bios, plan.depth, seed);
             config.region = plan.region;
+            if let Some(layout) = plan.array.parity().filter(|_| plan.rows) {
+                config.len_max = u64::from(plan.array.chunk * u32::from(layout.data_disks())) * 512 * 3;
+            }
             match plan.pace {
                 Pace::Rush => {}
                 Pace::Pauses(pause) => config.pause_max = pause,
@@ -542,7 +589,7 @@ impl Run<'_> {
         if rests && self.wrote && self.in_sync && agree && mercy && life.visit.is_none() {
             self.verdict.violations.extend(judge.is_at_rest());
         }
-        if life.visit.is_some() {
+        if life.visit.is_some() || plan.array.parity().is_some() {
             let referee = &mut *self.referee.borrow_mut();
             referee.oracle.cut();
             let wrong = judge.readable_copies_hold_what_they_may(&referee.oracle, &self.unsettled);
@@ -560,6 +607,16 @@ impl Run<'_> {
             self.read_all(&found);
         }
         self.in_sync = found.truth.is_clean();
+        let mut found = found;
+        if plan.array.has_holes(&found) {
+            self.verdict.holes += 1;
+            if !linux::force(&plan.array, world, &found, &mut self.referee.borrow_mut().oracle) {
+                self.is_lost = true;
+                return;
+            }
+            let Some(forced) = self.find() else { return };
+            (found, self.in_sync) = (forced, true);
+        }
         if let Some(rebuild) = life.linux {
             linux::take_over(&plan.array, world, &found, rebuild);
             self.in_sync = true;
@@ -573,7 +630,11 @@ impl Run<'_> {
         let worker = worker(&stack, world.env(), 0, false, &Quiescence::default());
         let closing = Closing::new(vec![worker.handle()]);
         let mut workers = vec![worker];
-        workers[0].add_port(Box::new(SimCheck::new(VolumeId(0), self.referee.clone(), closing.clone())));
+        let check = SimCheck::new(VolumeId(0), self.referee.clone(), closing.clone());
+        let judge = Judge { plan: &self.plan.array, world, found };
+        let (start, sectors) = self.plan.array.volume();
+        let lost = (0..sectors).filter(|sector| judge.is_lost(start + sector)).collect();
+        workers[0].add_port(Box::new(check.without(lost)));
         run_all(world, workers);
         close(world, &stack);
         if has_written(world) {

@@ -30,7 +30,11 @@ impl Run<'_> {
         {
             let referee = &mut *self.referee.borrow_mut();
             referee.oracle.cut();
-            wrong.extend(judge.copies_hold_what_they_may(&referee.oracle));
+            let unsettled = vec![false; self.unsettled.len()];
+            wrong.extend(match self.plan.array.parity() {
+                Some(_) => judge.readable_copies_hold_what_they_may(&referee.oracle, &unsettled),
+                None => judge.copies_hold_what_they_may(&referee.oracle),
+            });
         }
         wrong.iter_mut().for_each(|wrong| wrong.insert_str(0, "with nothing due: "));
         self.verdict.violations.extend(wrong);
