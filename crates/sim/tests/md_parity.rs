@@ -10,7 +10,9 @@ use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
 use md_lab::{PARITY, PARITY_KEPT, Plan};
-use running::plans::{self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault};
+use running::plans::{
+    self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,
+};
 use running::seeds;
 
 #[test]
@@ -97,4 +99,11 @@ fn members_that_acknowledge_flushes_without_doing_them_are_found_out() {
 fn members_that_ignore_fua_are_found_out() {
     let plans = (0..100).map(|seed| Plan::of(PARITY + seed));
     assert!(are_found(Lies { fua: true, ..Lies::default() }, plans));
+}
+
+/// Found by the first runs: two members refused parts of a write. One was given up; the other had to stay then, and the write was answered
+/// although that had not taken its part.
+#[test]
+fn a_write_that_a_member_refused_which_has_to_stay_fails() {
+    survives(&Plan::of(PARITY + 22));
 }

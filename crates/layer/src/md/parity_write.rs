@@ -109,8 +109,8 @@ struct Outcome {
     error: Option<Errno>,
     /// A device has failed, or did before.
     left_out: bool,
-    /// Somebody is to be given up, or to list a bad block, before this counts.
-    settle: bool,
+    /// What was refused by somebody who is to be given up, or to list a bad block, before this counts.
+    refused: Vec<Part>,
     renewed: Vec<(DeviceIndex, Sector, Sectors)>,
 }
 
@@ -177,8 +177,7 @@ impl Array {
         let writes = data.into_iter().chain(parities);
         let writes =
             writes.flat_map(|(role, data)| self.writes_of(role, unit.at, Op::Write, unit.nr, Some(data)));
-        let outcome = self.write_parts(writes.collect(), flags, cx).await;
-        self.settle_outcome(outcome, cx).await
+        self.write_parts(writes.collect(), flags, cx).await
     }
 
     /// Whole rows of zeros, whose parities are zeros, too.
@@ -194,8 +193,7 @@ impl Array {
         let _held = self.stripes.hold(at, nr).await;
         let roles = 0..self.geometry().members();
         let writes = roles.flat_map(|role| self.writes_of(role, at, Op::WriteZeroes, nr, None));
-        let outcome = self.write_parts(writes.collect(), flags, cx).await;
-        self.settle_outcome(outcome, cx).await
+        self.write_parts(writes.collect(), flags, cx).await
     }
 
     /// The parities that a unit is to have with that data written.
@@ -302,28 +300,48 @@ impl Array {
         devices
             .flat_map(move |device| {
                 let mut parts = Vec::new();
-                let Some(member) = self.devices.get(device).filter(|it| !it.is_faulty()) else {
-                    return parts;
-                };
-                let mut done = Sectors::ZERO;
-                while done < nr {
-                    let (good, bad) = member.bad.writable(at + done, nr - done);
-                    if good > Sectors::ZERO {
-                        let data = data.as_ref().map(|it| it.slice(done.byte_len(), good.byte_len()));
-                        parts.push(Part { device, op, at: at + done, nr: good, data });
-                    }
-                    if good + bad == Sectors::ZERO {
-                        break;
-                    }
-                    done = done + good + bad;
-                }
+                self.add_writable(Part { device, op, at, nr, data: data.clone() }, &mut parts);
                 parts
             })
             .collect::<Vec<_>>()
             .into_iter()
     }
 
-    async fn write_parts(&self, parts: Vec<Part>, flags: Flags, cx: &TaskContext) -> Outcome {
+    /// What its device can write of a part.
+    fn add_writable(&self, part: Part, parts: &mut Vec<Part>) {
+        let Part { device, op, at, nr, data } = part;
+        let Some(member) = self.devices.get(device).filter(|it| !it.is_faulty()) else { return };
+        let mut done = Sectors::ZERO;
+        while done < nr {
+            let (good, bad) = member.bad.writable(at + done, nr - done);
+            if good > Sectors::ZERO {
+                let data = data.as_ref().map(|it| it.slice(done.byte_len(), good.byte_len()));
+                parts.push(Part { device, op, at: at + done, nr: good, data });
+            }
+            if good + bad == Sectors::ZERO {
+                break;
+            }
+            done = done + good + bad;
+        }
+    }
+
+    /// Writes all parts of a unit that is held. One that a device refused is tried again if that is not given up after all, as another one
+    /// went before it: then it has to stay, and the client hears of it.
+    async fn write_parts(&self, parts: Vec<Part>, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
+        let mut parts = parts;
+        loop {
+            let mut outcome = self.try_parts(parts, flags, cx).await;
+            let refused = std::mem::take(&mut outcome.refused);
+            self.settle_outcome(outcome, !refused.is_empty(), cx).await?;
+            parts = Vec::new();
+            refused.into_iter().for_each(|part| self.add_writable(part, &mut parts));
+            if parts.is_empty() {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn try_parts(&self, parts: Vec<Part>, flags: Flags, cx: &TaskContext) -> Outcome {
         let mut outcome = Outcome { left_out: self.is_degraded(), ..Outcome::default() };
         let write = |part: Part| async move {
             let Some(member) = self.devices.get(part.device) else { return (part, Ok(())) };
@@ -348,15 +366,20 @@ impl Array {
             match self.cure_failure(&Failure { op: part.op, below, span, errno }) {
                 Cure::None => outcome.error = outcome.error.or(Some(errno)),
                 Cure::Again => {}
-                Cure::Defer(_) => outcome.settle = true,
+                Cure::Defer(_) => outcome.refused.push(part),
             }
         }
         outcome
     }
 
     /// Invariants 1 and 2, of a unit that is still held.
-    async fn settle_outcome(&self, outcome: Outcome, cx: &TaskContext) -> Result<(), Errno> {
-        if outcome.settle || (outcome.left_out && !self.gate.pass()) {
+    async fn settle_outcome(
+        &self,
+        outcome: Outcome,
+        is_refused: bool,
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
+        if is_refused || (outcome.left_out && !self.gate.pass()) {
             self.settle_failures(cx).await?;
         }
         if let Some(errno) = outcome.error {
