@@ -107,3 +107,10 @@ fn members_that_ignore_fua_are_found_out() {
 fn a_write_that_a_member_refused_which_has_to_stay_fails() {
     survives(&Plan::of(PARITY + 22));
 }
+
+/// Found likewise: the power went while a replacement had not yet written what its member had. The parities fitted what the members had, so the resync
+/// left it as it was, and it took the member's place.
+#[test]
+fn a_resync_writes_what_replacements_may_lack() {
+    survives(&Plan::of(PARITY_KEPT + 186));
+}

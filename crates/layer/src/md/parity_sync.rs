@@ -1,7 +1,7 @@
 //! Resync, recovery, check and repair of rows with a parity.
 //!
 //! No write is under way in a window. A resync, check or repair reads all members, computes the parities from the data, and compares; a resync or
-//! repair writes those that differ. A recovery computes what the device is to have, data or parity.
+//! repair writes those that differ, and what is to replace a member, as far as it is filled: that may lack a write which the member has. A recovery computes what the device is to have, data or parity.
 //!
 //! Differences are counted as Linux counts them: 4 KiB of each member in which any parity does not fit count with all their sectors.
 
@@ -131,7 +131,7 @@ impl Array {
         self.check_trust(trust)?;
         let mut writes = Vec::new();
         for (piece, compared) in pieces.iter().zip(results) {
-            let Some(Compared { differing, parities }) = compared else {
+            let Some(Compared { differing, to_write }) = compared else {
                 if what == Parities::Resync {
                     return Err(End::Stuck(piece.at));
                 }
@@ -141,7 +141,7 @@ impl Array {
                 self.sync.state().status.mismatches += Sectors(differing);
             }
             if what != (Parities::Check { repair: false }) {
-                writes.extend(parities.into_iter().map(|(copy, data)| (copy, piece.nr, data)));
+                writes.extend(to_write.into_iter().map(|(copy, data)| (copy, piece.nr, data)));
             }
         }
         self.write_copies(writes, cx).await.map_err(End::Failed)
@@ -159,7 +159,8 @@ impl Array {
             data.into_iter().map(|role| Some((role, read.next()??))).collect();
         let data = data?;
         let mut differs = vec![false; piece.nr.0.div_ceil(PAGE) as usize];
-        let mut parities = Vec::new();
+        let copies = data.iter().filter_map(|(role, data)| Some((self.filled(*role, piece)?, data.clone())));
+        let mut to_write: Vec<_> = copies.collect();
         for ((role, weight), found) in weights.into_iter().zip(read) {
             let sum = Segment::new(cx.pool().get(piece.nr.byte_len()), 0, piece.nr.byte_len());
             let terms: Vec<(Gf256, &Segment)> =
@@ -169,12 +170,21 @@ impl Array {
             if !is_same {
                 let holders = self.devices.holders(role);
                 let devices = [holders.member(), holders.replacement()].into_iter().flatten();
-                parities.extend(devices.map(|device| (Copy { device, sector: piece.at }, sum.clone())));
+                to_write.extend(devices.map(|device| (Copy { device, sector: piece.at }, sum.clone())));
+            } else {
+                to_write.extend(self.filled(role, piece).map(|copy| (copy, sum.clone())));
             }
         }
         let pages = differs.iter().enumerate().filter(|(_, differs)| **differs);
         let differing = pages.map(|(page, _)| PAGE.min(piece.nr.0 - page as u64 * PAGE)).sum();
-        Some(Compared { differing, parities })
+        Some(Compared { differing, to_write })
+    }
+
+    /// Where a piece is on the device that is to replace a member, if it has been filled that far.
+    fn filled(&self, role: u16, piece: Piece) -> Option<Copy> {
+        let device = self.devices.holders(role).replacement()?;
+        let end = self.devices.get(device).filter(|it| !it.is_faulty())?.recovered();
+        end.is_none_or(|end| end > piece.at).then_some(Copy { device, sector: piece.at })
     }
 
     /// What a member has of a piece; one that refuses it is mended.
@@ -208,8 +218,8 @@ impl Array {
 struct Compared {
     /// Sectors of a member, in whole pages.
     differing: u64,
-    /// Those that do not fit, or cannot be read, as they should be.
-    parities: Vec<(Copy, Segment)>,
+    /// Parities that do not fit, or cannot be read, as they should be; and what replacements are to have.
+    to_write: Vec<(Copy, Segment)>,
 }
 
 /// Marks the pages that differ; whether none does.
