@@ -188,18 +188,31 @@ impl Judge<'_> {
         wrong
     }
 
-    /// Whether nobody knows what a sector of the array holds, as no device has it and what it would be computed from may not fit.
+    /// Whether nobody knows what a sector of the array holds, as no member has it and what it would be computed from may not fit. (What is on the
+    /// way to the place of a member that is gone is not read as long as that is so.)
     pub fn is_lost(&self, sector: u64) -> bool {
-        self.plan.parity().is_some() && {
-            let place = self.plan.place_of(sector);
-            self.has_hole(place.sector.0) && self.held(place).next().is_none()
-        }
+        self.plan.parity().is_some() && self.is_lost_at(self.plan.place_of(sector))
+    }
+
+    fn is_lost_at(&self, place: Place) -> bool {
+        let member = self.found.members[usize::from(place.member)].as_ref();
+        self.has_hole(place.sector.0) && !member.is_some_and(|member| member.holds(place.sector))
+    }
+
+    /// Whether data are lost that members have in their lists of bad blocks: nobody makes parities fit what is not there, so they are never
+    /// resynced, until somebody writes that again.
+    pub fn is_stuck(&self) -> bool {
+        let bad = self.found.members.iter().flatten().any(|member| !member.bad.is_empty());
+        bad && (0..self.plan.geometry().sectors().0).any(|sector| self.is_lost(sector))
     }
 
     /// Rule 5.
     pub fn nothing_is_due(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let found = self.found;
+        if self.is_stuck() {
+            return wrong;
+        }
         if !found.truth.is_clean() {
             wrong.push(format!("a resync begins at {}", found.truth.resync_offset));
         }

@@ -607,8 +607,9 @@ impl Run<'_> {
             self.read_all(&found);
         }
         self.in_sync = found.truth.is_clean();
+        let is_forced = plan.array.has_holes(&found) || judge.is_stuck();
         let mut found = found;
-        if plan.array.has_holes(&found) {
+        if is_forced {
             self.verdict.holes += 1;
             if !linux::force(&plan.array, world, &found, &mut self.referee.borrow_mut().oracle) {
                 self.is_lost = true;
