@@ -4,6 +4,7 @@
 //! takes out after the tasks have run; the answer wakes the task. So there is no re-entrance, and in the simulated
 //! world the order of everything follows from the order of wake-ups, which is first in, first out.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
 use std::fmt;
@@ -20,7 +21,7 @@ use slab::Slab;
 use crate::bio::{Bio, Errno};
 use crate::core::Owner;
 use crate::env::Notify;
-use crate::layer::{Defer, Layer, Span};
+use crate::layer::{Defer, Layer, NodeId, Span};
 use crate::leaf::Allocation;
 use crate::lock::{Lock, LockSnapshot, tell_time};
 use crate::notes::Prepared;
@@ -178,6 +179,8 @@ pub(crate) struct Shared {
     few: [Turns; FEW],
     /// How many have waited for one of them.
     few_waited: Cell<usize>,
+    /// What layers keep on this worker.
+    kept: RefCell<Vec<(NodeId, Rc<dyn Any>)>>,
 }
 
 /// How many tasks of a worker may have much memory at once.
@@ -324,6 +327,34 @@ impl TaskContext {
         few[waited % FEW].take().await
     }
 
+    /// What a layer keeps on this worker, for all of its tasks here; a new one the first time. Of each layer one thing.
+    ///
+    /// # Panics
+    /// The layer keeps something else.
+    pub fn kept<T: Default + 'static>(&self, node: NodeId) -> Rc<T> {
+        let mut kept = self.shared.kept.borrow_mut();
+        let known = kept.iter().find(|(of, _)| *of == node).map(|(_, it)| it.clone());
+        let it = known.unwrap_or_else(|| {
+            let new: Rc<dyn Any> = Rc::new(T::default());
+            kept.push((node, new.clone()));
+            new
+        });
+        it.downcast().expect("a layer keeps one thing on each worker")
+    }
+
+    /// Lets all other tasks go on that can, each once.
+    pub async fn others_first(&self) {
+        let mut has_waited = false;
+        std::future::poll_fn(|cx| {
+            if std::mem::replace(&mut has_waited, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+    }
+
     /// What the workers of a server share.
     pub(crate) fn workers(&self) -> &Quiescence {
         &self.quiescence
@@ -388,6 +419,7 @@ impl Executor {
             stopping: Cell::default(),
             few: Default::default(),
             few_waited: Cell::default(),
+            kept: RefCell::default(),
         };
         let ready = Ready { queue: Lock::default(), any: AtomicBool::new(false), notify };
         Executor {

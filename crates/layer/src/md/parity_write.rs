@@ -4,7 +4,8 @@
 //! wait for it as they do for a write to mirrors. It is done in units: the same sectors of all members, within a row, of which the same members
 //! are written. For each:
 //!
-//! 1. The unit's sectors are held (`stripes.rs`): nobody else writes there, or computes by what is there.
+//! 1. The unit's sectors are held (`stripes.rs`): nobody else writes there, or computes by what is there. What others write of the same sectors of
+//!    other members is written with it (`parity_gather.rs`).
 //! 2. The data are copied. A guest may change its memory while it is written; the parity would not fit what was stored, and what it makes up
 //!    for is other people's data.
 //! 3. The new parities come from what takes fewer reads: the data that are not written (*reconstruct-write*), or what is written over and the
@@ -33,6 +34,7 @@ use super::devices::DeviceIndex;
 use super::io;
 use super::mend::Unread;
 use super::parity::Parity;
+use super::parity_gather::{Gathering, Part, Sources};
 
 /// Sectors of all members in a unit, at most, where it is more than a block of each.
 const UNIT_OF_ALL: u64 = 4096;
@@ -110,7 +112,7 @@ struct Outcome {
     /// A device has failed, or did before.
     left_out: bool,
     /// What was refused by somebody who is to be given up, or to list a bad block, before this counts.
-    refused: Vec<Part>,
+    refused: Vec<ToDevice>,
     renewed: Vec<(DeviceIndex, Sector, Sectors)>,
 }
 
@@ -168,11 +170,32 @@ impl Array {
         io::together(writes.collect()).await.into_iter().collect()
     }
 
+    /// Writes a unit, together with what else is written of the same sectors of its row.
     async fn write_unit(&self, unit: &Unit, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
-        let _held = self.stripes.hold(unit.at, unit.nr).await;
-        let _room = self.stripes.room().await;
+        let gathering = cx.kept::<Gathering>(self.form().shape.node);
+        let sources = unit.written.iter().map(|(role, from)| (*role, source(*from, unit.nr, cx)));
+        match gathering.join(unit.at, unit.nr, sources.collect(), flags) {
+            Part::Follow(follow) => follow.result().await,
+            Part::Lead(lead) => {
+                let _held = self.stripes.hold(unit.at, unit.nr).await;
+                cx.others_first().await;
+                let _room = self.stripes.room().await;
+                let (sources, flags) = lead.begin();
+                let result = self.write_held(unit, sources, flags, cx).await;
+                lead.tell(result)
+            }
+        }
+    }
+
+    async fn write_held(
+        &self,
+        unit: &Unit,
+        sources: Sources,
+        flags: Flags,
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
         let data: Parts =
-            unit.written.iter().map(|(role, from)| (*role, written(*from, unit.nr, cx))).collect();
+            sources.into_iter().map(|(role, source)| (role, copied(source, unit.nr, cx))).collect();
         let parities = self.new_parities(unit, &data, cx).await?;
         let writes = data.into_iter().chain(parities);
         let writes =
@@ -294,13 +317,13 @@ impl Array {
         op: Op,
         nr: Sectors,
         data: Option<Segment>,
-    ) -> impl Iterator<Item = Part> {
+    ) -> impl Iterator<Item = ToDevice> {
         let holders = self.devices.holders(role);
         let devices = [holders.member(), holders.replacement()].into_iter().flatten();
         devices
             .flat_map(move |device| {
                 let mut parts = Vec::new();
-                self.add_writable(Part { device, op, at, nr, data: data.clone() }, &mut parts);
+                self.add_writable(ToDevice { device, op, at, nr, data: data.clone() }, &mut parts);
                 parts
             })
             .collect::<Vec<_>>()
@@ -308,15 +331,15 @@ impl Array {
     }
 
     /// What its device can write of a part.
-    fn add_writable(&self, part: Part, parts: &mut Vec<Part>) {
-        let Part { device, op, at, nr, data } = part;
+    fn add_writable(&self, part: ToDevice, parts: &mut Vec<ToDevice>) {
+        let ToDevice { device, op, at, nr, data } = part;
         let Some(member) = self.devices.get(device).filter(|it| !it.is_faulty()) else { return };
         let mut done = Sectors::ZERO;
         while done < nr {
             let (good, bad) = member.bad.writable(at + done, nr - done);
             if good > Sectors::ZERO {
                 let data = data.as_ref().map(|it| it.slice(done.byte_len(), good.byte_len()));
-                parts.push(Part { device, op, at: at + done, nr: good, data });
+                parts.push(ToDevice { device, op, at: at + done, nr: good, data });
             }
             if good + bad == Sectors::ZERO {
                 break;
@@ -327,7 +350,7 @@ impl Array {
 
     /// Writes all parts of a unit that is held. One that a device refused is tried again if that is not given up after all, as another one
     /// went before it: then it has to stay, and the client hears of it.
-    async fn write_parts(&self, parts: Vec<Part>, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
+    async fn write_parts(&self, parts: Vec<ToDevice>, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
         let mut parts = parts;
         loop {
             let mut outcome = self.try_parts(parts, flags, cx).await;
@@ -341,9 +364,9 @@ impl Array {
         }
     }
 
-    async fn try_parts(&self, parts: Vec<Part>, flags: Flags, cx: &TaskContext) -> Outcome {
+    async fn try_parts(&self, parts: Vec<ToDevice>, flags: Flags, cx: &TaskContext) -> Outcome {
         let mut outcome = Outcome { left_out: self.is_degraded(), ..Outcome::default() };
-        let write = |part: Part| async move {
+        let write = |part: ToDevice| async move {
             let Some(member) = self.devices.get(part.device) else { return (part, Ok(())) };
             let sector = member.at(part.at);
             let data = Segments::from_iter(part.data.clone());
@@ -402,7 +425,7 @@ impl Array {
 }
 
 /// What is written to one device.
-struct Part {
+struct ToDevice {
     device: DeviceIndex,
     op: Op,
     /// Of its data.
@@ -411,15 +434,18 @@ struct Part {
     data: Option<Segment>,
 }
 
-/// A copy of so much of what is written; zeros where that carries no data.
-fn written(from: Sectors, nr: Sectors, cx: &TaskContext) -> Segment {
+/// So much of what is written; none: zeros.
+fn source(from: Sectors, nr: Sectors, cx: &TaskContext) -> Option<Segments> {
+    let mut part = Segments::new();
+    slice_segments(cx.written()?, from.byte_len(), nr.byte_len(), &mut part);
+    Some(part)
+}
+
+/// A copy of that.
+fn copied(source: Option<Segments>, nr: Sectors, cx: &TaskContext) -> Segment {
     let copy = memory(cx, nr);
-    match cx.written() {
-        Some(data) => {
-            let mut part = Segments::new();
-            slice_segments(data, from.byte_len(), nr.byte_len(), &mut part);
-            copy_between(&part, std::slice::from_ref(&copy));
-        }
+    match source {
+        Some(source) => drop(copy_between(&source, std::slice::from_ref(&copy))),
         None => copy.fill(0),
     }
     copy
