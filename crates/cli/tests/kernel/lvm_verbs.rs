@@ -204,12 +204,16 @@ fn a_new_mirror_that_we_serve_first_is_whole_to_the_kernel() {
 const GROWING: &[(&str, &str)] = &[
     ("k1", "raid1"),
     ("k10", "raid10"),
+    ("k5", "raid5"),
     ("s1", "raid1"),
     ("s10", "raid10"),
+    ("s5", "raid5"),
     ("e1", "raid1"),
     ("e10", "raid10"),
+    ("e5", "raid5"),
     ("a1", "raid1"),
     ("a10", "raid10"),
+    ("a5", "raid5"),
 ];
 
 #[test]
@@ -222,27 +226,28 @@ fn raid_volumes_that_we_or_lvm_made_larger_are_whole_to_both() {
         pattern::write(&file, 0, 64 * MIB, seed).expect("it has room");
     }
     verb(&machine, &["vg", "create", "vg", "a", "b", "c", "d", "-s", "512K"], &["a"]);
-    for (name, kind) in GROWING {
+    for (name, kind) in GROWING.iter().filter(|(_, kind)| *kind != "raid5") {
         verb(&machine, &["lv", "create", &format!("vg/{name}"), "--type", kind, "--size", "4M"], DISKS);
     }
     let names: Vec<&str> = GROWING.iter().map(|(name, _)| *name).collect();
     machine.run(&format!(
         "{FUNCTIONS}
          lvcreate -y --type raid0 -i 2 -I 64k -l 8 -n r0 vg >&2
+         for name in k5 s5 e5 a5; do lvcreate -y --type raid5 -i 2 -I 16k -R 64k -l 8 -n $name vg >&2; done
          vgchange -ay vg >&2
          whole write /dev/vg/r0 7
          for name in {all}; do wait_for idle vg/$name; whole write /dev/vg/$name 7; done
-         for name in a1 a10; do lvextend -y -l +4 vg/$name >&2; wait_for idle vg/$name; done
+         for name in a1 a10 a5; do lvextend -y -l +4 vg/$name >&2; wait_for idle vg/$name; done
          vgchange -an vg >&2
-         for name in e1 e10; do lvextend -y -l +4 vg/$name >&2; done
+         for name in e1 e10 e5; do lvextend -y -l +4 vg/$name >&2; done
          sound",
         all = names.join(" ")
     ));
 
-    for name in ["k1", "k10", "s1", "s10", "r0"] {
+    for name in ["k1", "k10", "k5", "s1", "s10", "s5", "r0"] {
         verb(&machine, &["lv", "resize", &format!("vg/{name}"), "--size", "+2M"], DISKS);
     }
-    let (first, served_first) = names.split_at(2);
+    let (first, served_first) = names.split_at(3);
     let volumes: Vec<String> = served_first.iter().map(|name| format!("vg/{name}")).collect();
     let served = machine.serve(DISKS, &volumes.iter().map(String::as_str).collect::<Vec<_>>());
     let mut written = Vec::new();
@@ -279,7 +284,7 @@ fn raid_volumes_that_we_or_lvm_made_larger_are_whole_to_both() {
         served_first.join(" ")
     ));
     let facts = Facts(&output.stdout);
-    for name in ["k1", "k10", "r0"] {
+    for name in ["k1", "k10", "k5", "r0"] {
         assert_eq!(facts.number(name, "size"), 6 * MIB, "{name}");
     }
     for name in first {

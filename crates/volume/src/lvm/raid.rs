@@ -63,6 +63,15 @@ pub(super) fn layout_of(type_name: &str) -> Option<(Level, u32)> {
     })
 }
 
+/// Where the data of a segment with parity lie.
+pub(super) fn parity_layout(segment: &Segment) -> Result<ParityLayout, String> {
+    let SegmentType::Raid { images, .. } = &segment.kind else { return Err("it is no RAID".into()) };
+    let (level, number) = layout_of(&segment.type_name).ok_or("its layout is not known here")?;
+    let count = u16::try_from(images.len()).map_err(|_| "it has too many legs".to_owned())?;
+    ParityLayout::new(level, number, count)
+        .ok_or_else(|| format!("its {count} legs are too few for its type"))
+}
+
 /// What the segment says.
 struct Raid<'a> {
     level: RaidLevel,
@@ -241,11 +250,7 @@ fn geometry(segment: &Segment, sectors: Sectors) -> Result<Geometry, String> {
             let layout = Raid10Layout::new(copies.max(2), 1, false, FarSets::One, count.into());
             DmRaidLevel::Raid10(layout.map_err(|error| error.to_string())?)
         }
-        RaidLevel::Parity => {
-            let (level, number) = layout_of(&segment.type_name).expect("others are refused by their name");
-            let layout = ParityLayout::new(level, number, count);
-            DmRaidLevel::Parity(layout.ok_or_else(|| format!("its {count} legs are too few for its type"))?)
-        }
+        RaidLevel::Parity => DmRaidLevel::Parity(parity_layout(segment)?),
     };
     crate::dm_raid::geometry(level, count, Sectors(*stripe_size), sectors)
 }

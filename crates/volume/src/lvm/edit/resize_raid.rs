@@ -11,6 +11,7 @@ use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{Area, LvIndex, PvIndex, RaidLevel, SegmentType};
 use blockwork_format::lvm2::{Section, VolumeGroup};
 
+use super::super::raid::parity_layout;
 use super::allocate::{FreeExtents, Request, Round, allocate};
 use super::create::{columns, room};
 use super::data::Piece;
@@ -27,8 +28,6 @@ struct Legs {
     ends: Vec<End>,
     /// The PVs that each is on.
     pvs: Vec<Vec<PvIndex>>,
-    /// Legs with the same data.
-    copies: u64,
     /// Legs with different data.
     stripes: u64,
 }
@@ -78,16 +77,18 @@ impl Draft {
             unreachable!("only RAID volumes come here")
         };
         let count = images.len() as u64;
-        let copies = match level {
-            RaidLevel::Raid0 | RaidLevel::Raid0Meta => 1,
-            RaidLevel::Raid1 => count,
-            RaidLevel::Raid10 => data_copies.unwrap_or(2).max(2),
-            RaidLevel::Parity => return refuse("of RAID, only raid0, raid1 and raid10 are resized here"),
+        let stripes = match level {
+            RaidLevel::Raid0 | RaidLevel::Raid0Meta => Some(count),
+            RaidLevel::Raid1 => Some(1),
+            RaidLevel::Raid10 => {
+                let copies = data_copies.unwrap_or(2).max(2);
+                count.is_multiple_of(copies).then_some(count / copies)
+            }
+            RaidLevel::Parity => parity_layout(segment).ok().map(|layout| layout.data_disks().into()),
         };
-        if !segment.type_flags.is_empty() || !count.is_multiple_of(copies) {
+        let Some(stripes) = stripes.filter(|_| segment.type_flags.is_empty()) else {
             return refuse("of a form that is not resized here");
-        }
-        let stripes = count / copies;
+        };
         if images.iter().any(|image| vg.lvs[image.0].extents().saturating_mul(stripes) != volume.extents()) {
             return refuse("its legs have room that it does not use");
         }
@@ -99,15 +100,15 @@ impl Draft {
             [Some(image), metas.get(nth)].into_iter().flatten().flat_map(|part| pvs_of(vg, *part)).collect()
         };
         let pvs = images.iter().enumerate().map(pvs_of).collect();
-        Ok(Legs { images: images.clone(), ends, pvs, copies, stripes })
+        Ok(Legs { images: images.clone(), ends, pvs, stripes })
     }
 
-    /// Hundredths of what is free are extents of PVs, of which each copy takes its own.
+    /// Hundredths of what is free are extents of PVs, of which each leg takes its own.
     fn of_volume(&self, resize: Resize, legs: &Legs) -> Resize {
         let Resize::MorePercentFree(hundredths) = resize else { return resize };
-        let part = u128::from(self.free().total()) * u128::from(hundredths) / 100 / u128::from(legs.copies);
-        let more = u64::try_from(part).unwrap_or(u64::MAX);
-        Resize::MoreExtents(more / legs.stripes * legs.stripes)
+        let part = u128::from(self.free().total()) * u128::from(hundredths) / 100;
+        let more = u64::try_from(part).unwrap_or(u64::MAX) / legs.images.len() as u64;
+        Resize::MoreExtents(more * legs.stripes)
     }
 
     /// Runs for `each` more extents of every leg.
@@ -150,10 +151,15 @@ impl Draft {
     fn check_bitmap(&self, lv: LvIndex, extents: u64) -> Result<(), EditError> {
         let vg = self.group();
         let volume = &vg.lvs[lv.0];
-        let SegmentType::Raid { metas, region_size, .. } = &volume.segments[0].kind else {
+        let SegmentType::Raid { level, metas, region_size, .. } = &volume.segments[0].kind else {
             unreachable!("only RAID volumes come here")
         };
-        let sectors = extents * vg.extent_sectors;
+        // With a parity, a bit is for what is at one place of all legs.
+        let legs = match parity_layout(&volume.segments[0]) {
+            Ok(layout) if *level == RaidLevel::Parity => u64::from(layout.data_disks()),
+            _ => 1,
+        };
+        let sectors = extents * vg.extent_sectors / legs;
         let room = metas.iter().map(|meta| vg.lvs[meta.0].extents()).min();
         let is_full = |room: u64| {
             *region_size > 0
