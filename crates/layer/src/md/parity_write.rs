@@ -283,7 +283,8 @@ impl Array {
             let Some(member) = member else {
                 return self.computed(role, unit.at, unit.nr, &[], cx).await.map(|data| Some((role, data)));
             };
-            match member.read(unit.at, unit.nr, cx).await {
+            // What is written next to it makes what was read ahead worthless.
+            match io::read_once(cx, &member.layer, member.at(unit.at), unit.nr).await {
                 Ok(data) => Ok(Some((role, data))),
                 Err(errno) => self.could_not_read(role, unit, errno, cx).map(|()| None),
             }
