@@ -6,7 +6,8 @@ mod lab;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 use blockwork_volume::{Assembly, Plan};
 use lab::{refused, volume};
@@ -20,8 +21,16 @@ struct Coarse {
     _backing: tempfile::NamedTempFile,
 }
 
+/// Until a program that is started has begun, it holds the locks of all images that are open here.
+static STARTING: Mutex<()> = Mutex::new(());
+
 fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
+    let child = {
+        let _starting = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
+        let piped = Stdio::piped;
+        Command::new(program).args(arguments).stdout(piped()).stderr(piped()).spawn().unwrap()
+    };
+    let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
@@ -67,6 +76,7 @@ impl Drop for Coarse {
 
 fn open(disk: &str, tables: &[&str]) -> Assembly {
     let tables = tables.iter().map(|path| (*path).to_owned()).collect();
+    let _nobody_starts = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
     Assembly::open(Plan { disks: vec![disk.to_owned()], tables, ..Plan::default() }).unwrap()
 }
 
