@@ -9,7 +9,7 @@ use blockwork_engine::{Bio, Errno, Flags, Layer, Op, Sector, Sectors, TaskContex
 use blockwork_memory::{Segment, Segments};
 
 /// Memory for so many sectors.
-fn memory(cx: &TaskContext, nr: Sectors) -> Segment {
+pub(crate) fn memory(cx: &TaskContext, nr: Sectors) -> Segment {
     Segment::new(cx.pool().get(nr.byte_len()), 0, nr.byte_len())
 }
 

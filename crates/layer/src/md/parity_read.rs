@@ -16,6 +16,7 @@ use blockwork_memory::Segment;
 
 use super::array::Array;
 use super::geometry::Place;
+use super::io;
 use super::member::Member;
 use super::parity::Way;
 use super::resolve::pass;
@@ -127,7 +128,7 @@ impl Array {
         cx: &TaskContext,
     ) -> Result<Segment, Errno> {
         let span = Span { op: Op::Read, flags: Flags::NONE, sector, nr, at: Sectors::ZERO };
-        let data = Segment::new(cx.pool().get(nr.byte_len()), 0, nr.byte_len());
+        let data = io::memory(cx, nr);
         let of_role = OfRole { array: self, role, without };
         let result = compute(&of_role, span, std::slice::from_ref(&data), cx).await;
         self.start_mending(cx);

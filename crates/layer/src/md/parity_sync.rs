@@ -162,7 +162,7 @@ impl Array {
         let copies = data.iter().filter_map(|(role, data)| Some((self.filled(*role, piece)?, data.clone())));
         let mut to_write: Vec<_> = copies.collect();
         for ((role, weight), found) in weights.into_iter().zip(read) {
-            let sum = Segment::new(cx.pool().get(piece.nr.byte_len()), 0, piece.nr.byte_len());
+            let sum = io::memory(cx, piece.nr);
             let terms: Vec<(Gf256, &Segment)> =
                 data.iter().map(|(role, data)| (weight(*role), data)).collect();
             add_up(&terms, &sum);

@@ -98,10 +98,6 @@ pub(super) fn add_up(terms: &[(Gf256, &Segment)], sum: &Segment) {
     }
 }
 
-fn memory(cx: &TaskContext, nr: Sectors) -> Segment {
-    Segment::new(cx.pool().get(nr.byte_len()), 0, nr.byte_len())
-}
-
 /// What each member of some has, or is to have, in a unit.
 type Parts = Vec<(u16, Segment)>;
 
@@ -253,7 +249,7 @@ impl Array {
             }
             let of = |role: u16| old.iter().filter(move |(other, _)| *other == role);
             let sums = wanted.iter().map(|(role, weight)| {
-                let sum = memory(cx, unit.nr);
+                let sum = io::memory(cx, unit.nr);
                 let new = data.iter().map(|(role, new)| (weight(*role), new));
                 let terms: Vec<_> = if modifies {
                     let before =
@@ -444,10 +440,48 @@ fn source(from: Sectors, nr: Sectors, cx: &TaskContext) -> Option<Segments> {
 
 /// A copy of that.
 fn copied(source: Option<Segments>, nr: Sectors, cx: &TaskContext) -> Segment {
-    let copy = memory(cx, nr);
+    let copy = io::memory(cx, nr);
     match source {
         Some(source) => drop(copy_between(&source, std::slice::from_ref(&copy))),
         None => copy.fill(0),
     }
     copy
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockwork_format::md::{Level, ParityLayout};
+
+    #[test]
+    fn each_sector_of_a_write_is_in_one_unit_of_which_all_is_written() {
+        let layout = ParityLayout::new(Level::Raid6, 2, 5).unwrap();
+        let parity = Parity::new(layout, Sectors(16), Sectors(160)).unwrap();
+        let row = parity.row_sectors().0;
+        for (start, nr) in (0..row).flat_map(|start| (1..=row - start).map(move |nr| (start, nr))) {
+            let start = 3 * row + start;
+            let mut found = vec![false; nr as usize];
+            for most in [8, 64] {
+                found.fill(false);
+                for unit in units_of_row(&parity, Sector(start), Sectors(nr), Sectors(most)) {
+                    assert!(unit.row == 3 && unit.nr.0 <= most && unit.nr > Sectors::ZERO);
+                    assert!(unit.written.windows(2).all(|pair| pair[0].0 != pair[1].0));
+                    for (member, from) in &unit.written {
+                        for at in 0..unit.nr.0 {
+                            let place = parity.place(Sector(start + from.0 + at));
+                            assert_eq!((place.member, place.sector), (*member, unit.at + Sectors(at)));
+                            let seen = &mut found[(from.0 + at) as usize];
+                            assert!(!std::mem::replace(seen, true), "{start}+{nr}: a sector is in two");
+                        }
+                    }
+                }
+                assert!(found.iter().all(|found| *found), "{start}+{nr}");
+            }
+        }
+        let whole = units_of_row(&parity, Sector(3 * row), Sectors(row), Sectors(64));
+        assert!(
+            matches!(&whole[..], [unit] if unit.written.len() == 3),
+            "a row as a whole is one unit: {whole:?}"
+        );
+    }
 }
