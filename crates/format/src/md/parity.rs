@@ -15,8 +15,15 @@
 //! RAID4 is parity last, whatever its number. Source, for the facts: the kernel's `drivers/md/raid5.c`, `raid5.h`.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
-use super::Level;
+use super::{Level, NotALayout};
+
+/// The largest number of a layout.
+const NUMBER_MAX: u32 = 20;
+
+/// Most members of an array: as many as there are roles.
+const RAID_DISKS_MAX: u16 = super::RAID_DISKS_MAX as u16; // 1920
 
 /// Where the first parity of a row is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +95,41 @@ impl ParityLayout {
         })
     }
 
+    /// How many members a new array of the level can have, as for mdadm. Q tells the data of no more apart; Linux takes no RAID6 of three.
+    pub fn members_of_new(level: Level) -> RangeInclusive<u16> {
+        if level == Level::Raid6 { 4..=256 } else { 2..=RAID_DISKS_MAX }
+    }
+
+    /// The layout of that level that mdadm means by a name, as [`fmt::Display`] has it, or a short one: `ls`. Those of DDF are layouts of
+    /// their own in a RAID6 only.
+    ///
+    /// # Errors
+    ///
+    /// Another name, or as [`ParityLayout::new`].
+    pub fn from_name(level: Level, name: &str, disks: u16) -> Result<ParityLayout, NotALayout> {
+        let full = match (level, name) {
+            (_, "la") | (Level::Raid5, "ddf-N-restart") => "left-asymmetric",
+            (_, "ra") | (Level::Raid5, "ddf-zero-restart") => "right-asymmetric",
+            (_, "ls" | "default") | (Level::Raid5, "ddf-N-continue") => "left-symmetric",
+            (_, "rs") => "right-symmetric",
+            _ => name,
+        };
+        let mut layouts = (0..=NUMBER_MAX).filter_map(|number| ParityLayout::new(level, number, disks));
+        layouts.find(|layout| layout.to_string() == full).ok_or_else(|| {
+            const OF_FIVE: &str = "left-symmetric (ls), left-asymmetric (la), right-symmetric (rs), right-asymmetric (ra), parity-first or \
+                                   parity-last";
+            const OF_SIX: &str = "; ddf-zero-restart, ddf-N-restart or ddf-N-continue; or left-symmetric-6 and the like, parity-last-6 not \
+                                  among them";
+            let of_six = if level == Level::Raid6 { OF_SIX } else { "" };
+            NotALayout { expected: format!("{OF_FIVE}{of_six}") }
+        })
+    }
+
+    /// Its number.
+    pub fn encode(&self) -> u32 {
+        self.number
+    }
+
     /// 4, 5 or 6.
     pub fn level(&self) -> Level {
         self.level
@@ -106,6 +148,11 @@ impl ParityLayout {
     /// Chunks of data in a row.
     pub fn data_disks(&self) -> u16 {
         self.turning - self.parities
+    }
+
+    /// How many members it can do without: chunks of parity in a row.
+    pub fn parities(&self) -> u16 {
+        self.disks - self.data_disks()
     }
 
     /// The member that has the first of the parities that turn.
@@ -271,13 +318,42 @@ mod tests {
     }
 
     #[test]
+    fn the_names_of_mdadm_are_taken_and_no_others() {
+        for level in [Level::Raid5, Level::Raid6] {
+            let named = |name: &str| ParityLayout::from_name(level, name, 5).map(|layout| layout.encode());
+            for number in 0..32 {
+                let Some(layout) = ParityLayout::new(level, number, 5) else { continue };
+                assert_eq!(named(&layout.to_string()), Ok(number), "{layout}");
+            }
+            let short = ["la", "ra", "ls", "rs", "default"].map(named);
+            assert_eq!(short, [Ok(0), Ok(1), Ok(2), Ok(3), Ok(2)]);
+            let ddf = ["ddf-zero-restart", "ddf-N-restart", "ddf-N-continue"].map(named);
+            assert_eq!(
+                ddf,
+                if level == Level::Raid5 { [Ok(1), Ok(0), Ok(2)] } else { [Ok(8), Ok(9), Ok(10)] }
+            );
+            for wrong in ["", "n2", "LS", "ls ", "left", "parity-last-6", "2", "ls-6"] {
+                assert!(named(wrong).is_err(), "{wrong}");
+            }
+        }
+        assert_eq!(ParityLayout::from_name(Level::Raid4, "parity-last", 5).unwrap().encode(), 0);
+        for (name, of_six) in [("left-symmetric-6", 18), ("parity-first-6", 20)] {
+            assert!(ParityLayout::from_name(Level::Raid5, name, 5).is_err());
+            assert_eq!(ParityLayout::from_name(Level::Raid6, name, 5).unwrap().encode(), of_six);
+        }
+    }
+
+    #[test]
     fn every_layout_has_each_chunk_of_a_row_in_a_place_of_its_own() {
         for level in [Level::Raid4, Level::Raid5, Level::Raid6] {
             for number in 0..32 {
                 for disks in 0..12 {
                     let Some(layout) = ParityLayout::new(level, number, disks) else { continue };
                     let parities = if level == Level::Raid6 { 2 } else { 1 };
-                    assert_eq!(layout.data_disks() + parities, layout.disks());
+                    assert_eq!(
+                        (layout.data_disks() + parities, layout.parities()),
+                        (layout.disks(), parities)
+                    );
                     (0..40).for_each(|nth| _ = row(level, number, disks, nth));
                 }
             }
