@@ -18,10 +18,12 @@ pub(crate) enum MdVerb {
     /// Make a new array. Refuses disks that hold something, and disks in use.
     #[command(after_help = "Examples:\n  \
         blockwork md create --level 10 --raid-devices 4 --name data a.img b.img c.img d.img\n  \
-        blockwork md create --level 1 --raid-devices 2 --spare-devices 1 --bitmap internal /dev/vdb missing /dev/vdc\n\n\
-        Where nothing is said, all is as mdadm has it: metadata 1.2, chunks of 512K, layout n2, as much of each disk as all \
-        have, and a write-intent bitmap if members use more than 100 GiB. Mirrors are resynced by themselves when the \
-        array is first served or assembled, unless --assume-clean says that they need not be.")]
+        blockwork md create --level 1 --raid-devices 2 --spare-devices 1 --bitmap internal /dev/vdb missing /dev/vdc\n  \
+        blockwork md create --level 6 --raid-devices 5 --name data a.img b.img c.img d.img e.img\n\n\
+        Where nothing is said, all is as mdadm has it: metadata 1.2, chunks of 512K, layouts left-symmetric and n2, as much of each \
+        disk as all have, and a write-intent bitmap if members use more than 100 GiB. Mirrors and parities are resynced by themselves \
+        when the array is first served or assembled, unless --assume-clean says that they need not be (of a RAID4 or 5, mdadm has \
+        Linux rebuild the last member instead). A RAID6 with one member missing begins with another one as a spare, as mdadm has it.")]
     Create(CreateArgs),
     /// Show what is on members of arrays, as `mdadm --examine` does. Writes nothing; times are UTC.
     #[command(
@@ -92,11 +94,13 @@ pub(crate) struct CreateArgs {
     /// a member that is to come.
     #[arg(value_name = "DISK", required = true, value_hint = ValueHint::FilePath)]
     pub(crate) disks: Vec<String>,
-    /// 0 (stripes), 1 (mirrors) or 10 (stripes of mirrors).
+    /// 0 (stripes), 1 (mirrors), 4, 5 (stripes and a parity, on the last member or spread), 6 (two parities) or 10 (stripes of mirrors).
     #[arg(short, long, value_name = "LEVEL", value_enum)]
     pub(crate) level: NewLevel,
-    /// Of a RAID10: n, f or o (near, far, offset) and the number of copies. Default: n2.
-    #[arg(short = 'p', long, value_name = "LAYOUT")]
+    /// Of a RAID10: n, f or o (near, far, offset) and the number of copies; default n2. Of a RAID5 or 6: left-symmetric (ls, the
+    /// default), left-asymmetric (la), right-symmetric (rs), right-asymmetric (ra), parity-first, parity-last; of a RAID6 also
+    /// ddf-zero-restart, ddf-N-restart, ddf-N-continue, and with -6 all but parity-last.
+    #[arg(short = 'p', long, alias = "parity", value_name = "LAYOUT")]
     pub(crate) layout: Option<String>,
     /// Members, those that are missing included.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1920))]
@@ -114,7 +118,7 @@ pub(crate) struct CreateArgs {
     /// Version of the superblocks: at the end (1.0), at the start (1.1), 4 KiB behind it (1.2).
     #[arg(short = 'e', long, value_enum, default_value = "1.2")]
     pub(crate) metadata: Metadata,
-    /// The mirrors hold the same already, or it does not matter: no resync.
+    /// The mirrors hold the same already, or the parity fits the data, or it does not matter: no resync.
     #[arg(long)]
     pub(crate) assume_clean: bool,
     /// NAME or HOST:NAME. Default: the first digits of the UUID.
@@ -144,6 +148,12 @@ pub(crate) enum NewLevel {
     Raid0,
     #[value(name = "1", aliases = ["raid1", "mirror"])]
     Raid1,
+    #[value(name = "4", alias = "raid4")]
+    Raid4,
+    #[value(name = "5", alias = "raid5")]
+    Raid5,
+    #[value(name = "6", alias = "raid6")]
+    Raid6,
     #[value(name = "10", alias = "raid10")]
     Raid10,
 }

@@ -3,9 +3,9 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow};
-use blockwork_format::md::create::{BitmapChoice, NewArray, Shape};
+use blockwork_format::md::create::{BitmapChoice, NewArray, Shape, check_parity_devices};
 use blockwork_format::md::v1::{Features, Minor, Superblock};
-use blockwork_format::md::{Level, NotALayout, Raid10Layout, SetName, Time, Uuid, raid0};
+use blockwork_format::md::{Level, NotALayout, ParityLayout, Raid10Layout, Role, SetName, Time, Uuid, raid0};
 use blockwork_format::{SECTOR_BYTES, escape};
 use blockwork_volume::md::{CreateRequest, Creation, MISSING};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -63,6 +63,7 @@ fn request(args: &CreateArgs) -> Result<CreateRequest> {
             args.disks.len()
         );
     }
+    let shape = shape(args)?;
     if raid_disks == 1 && !args.force {
         bail_usage!("an array of one device is unusual: add --force if it is meant, or give more disks");
     }
@@ -75,7 +76,7 @@ fn request(args: &CreateArgs) -> Result<CreateRequest> {
             Metadata::V1_1 => Minor::V1_1,
             Metadata::V1_2 => Minor::V1_2,
         },
-        shape: shape(args)?,
+        shape,
         raid_disks: args.raid_devices,
         bitmap: match args.bitmap {
             None => BitmapChoice::Auto,
@@ -105,8 +106,8 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
     };
     match args.level {
         NewLevel::Raid1 if args.chunk.is_some() => bail_usage!("--chunk: a RAID1 has no chunks"),
-        NewLevel::Raid0 | NewLevel::Raid1 if args.layout.is_some() => {
-            bail_usage!("--layout: only a RAID10 has a choice of layouts")
+        NewLevel::Raid0 | NewLevel::Raid1 | NewLevel::Raid4 if args.layout.is_some() => {
+            bail_usage!("--layout: only a RAID5, RAID6 or RAID10 has a choice of layouts")
         }
         NewLevel::Raid0 => Ok(Shape::Raid0 { chunk_sectors }),
         NewLevel::Raid1 => Ok(Shape::Raid1),
@@ -117,7 +118,20 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
                 layout.map_err(|NotALayout { expected }| usage!("--layout {word}: expected {expected}"))?;
             Ok(Shape::Raid10 { layout, chunk_sectors })
         }
+        NewLevel::Raid4 => parity(Level::Raid4, args, chunk_sectors),
+        NewLevel::Raid5 => parity(Level::Raid5, args, chunk_sectors),
+        NewLevel::Raid6 => parity(Level::Raid6, args, chunk_sectors),
     }
+}
+
+fn parity(level: Level, args: &CreateArgs, chunk_sectors: u32) -> Result<Shape> {
+    // Before its layout, as there is none for too few.
+    check_parity_devices(level, args.raid_devices).map_err(|error| usage!("{error}"))?;
+    let usual = if level == Level::Raid4 { "parity-last" } else { "left-symmetric" };
+    let word = args.layout.as_deref().unwrap_or(usual);
+    let layout = ParityLayout::from_name(level, word, args.raid_devices)
+        .map_err(|NotALayout { expected }| usage!("--layout {word}: expected {expected}"))?;
+    Ok(Shape::Parity { layout, chunk_sectors })
 }
 
 /// The name: what was asked for, or the start of the UUID. Characters are those that are sure to make a file's name
@@ -190,6 +204,14 @@ fn advice(creation: &Creation) -> Vec<String> {
     out
 }
 
+/// The member of a RAID6 that begins as a spare.
+fn spare_of_places(args: &CreateArgs, creation: &Creation) -> Option<String> {
+    let places = usize::from(args.raid_devices);
+    let mut members = creation.members().iter().filter(|created| created.member.slot < places);
+    let spare = members.find(|created| created.member.superblock.role() == Role::Spare);
+    spare.map(|created| escape(&created.name))
+}
+
 fn summary(args: &CreateArgs, creation: &Creation) -> String {
     let Some(superblock) = any(creation) else { return String::new() };
     let mut out = String::new();
@@ -205,8 +227,12 @@ fn summary(args: &CreateArgs, creation: &Creation) -> String {
     }
     let missing = args.disks.len() - creation.members().len();
     let mut words = vec![superblock.level.to_string()];
-    if let (Level::Raid10, Ok(layout)) = (superblock.level, superblock.raid10_layout()) {
-        words.push(layout.to_string());
+    match superblock.level {
+        Level::Raid10 => words.extend(superblock.raid10_layout().ok().map(|layout| layout.to_string())),
+        Level::Raid5 | Level::Raid6 => {
+            words.extend(superblock.parity_layout().ok().map(|layout| layout.to_string()));
+        }
+        _ => {}
     }
     if superblock.chunk_sectors > 0 {
         words.push(format!("chunk {}", size(u64::from(superblock.chunk_sectors) * SECTOR_BYTES)));
@@ -227,6 +253,12 @@ fn summary(args: &CreateArgs, creation: &Creation) -> String {
     out += &format!("{volume}: {bytes} ({}), UUID {}\n", words.join(", "), superblock.set_uuid);
     if superblock.resync_offset == 0 {
         out += "It is resynced by itself as soon as it is served, or written to by Linux; it can be used meanwhile.\n";
+    }
+    if let Some(name) = spare_of_places(args, creation) {
+        out += &format!(
+            "As a member is missing, {name} begins as a spare: it is filled by itself as soon as the array is served, or written to by \
+             Linux; until then no other member may fail.\n"
+        );
     }
     let disks: Vec<String> = creation.members().iter().map(|it| escape(&it.name)).collect();
     out += &format!("Serve it: blockwork serve --disk {} {volume} --nbd unix:SOCKET\n", disks.join(" "));

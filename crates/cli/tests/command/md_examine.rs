@@ -8,7 +8,7 @@ use crate::support::{Scratch, both, output, run, run_refused, tool};
 use blockwork_format::md::bitmap::{BitmapSuperblock, Bits};
 use blockwork_format::md::create::{BitmapChoice, NewArray, NewDevice, NewMember, Shape};
 use blockwork_format::md::v1::{Features, Minor, Region, Superblock};
-use blockwork_format::md::{Level, Raid10Layout, Role, SetName, Time, Uuid, bad_blocks, v0};
+use blockwork_format::md::{Level, ParityLayout, Raid10Layout, Role, SetName, Time, Uuid, bad_blocks, v0};
 use serde_json::Value;
 
 const SECTORS: u64 = 4 << 20;
@@ -106,6 +106,10 @@ fn arrays_of_all_shapes_are_shown_as_mdadm_shows_them() {
         layout: Raid10Layout::from_short_name(name, disks).unwrap(),
         chunk_sectors: 128,
     };
+    let parity = |level, name: &str, disks| Shape::Parity {
+        layout: ParityLayout::from_name(level, name, disks).unwrap(),
+        chunk_sectors: 128,
+    };
     for (shape, disks) in [
         (Shape::Raid0 { chunk_sectors: 40 }, 3),
         (Shape::Raid1, 1),
@@ -113,6 +117,10 @@ fn arrays_of_all_shapes_are_shown_as_mdadm_shows_them() {
         (raid10("n3", 4), 4),
         (raid10("f2", 3), 3),
         (raid10("o3", 7), 7),
+        (parity(Level::Raid4, "parity-last", 3), 3),
+        (parity(Level::Raid5, "ra", 4), 4),
+        (parity(Level::Raid6, "ddf-N-continue", 5), 5),
+        (parity(Level::Raid6, "right-symmetric-6", 5), 5),
     ] {
         let mut member = members(Minor::V1_2, shape, disks).remove(0);
         put(&scratch, "disk", &member);

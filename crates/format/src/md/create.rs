@@ -14,12 +14,20 @@
 //! | size of each member | the least that all have, in whole chunks; RAID1: in 64 KiB; a RAID0 says 0 and uses each to its end |
 //! | slots of the table of roles | as many as fill whole sectors: 128 |
 //!
+//! | level 4, 5, 6 | |
+//! | --- | --- |
+//! | all members are there | a resync computes the parity (mdadm: the last member of a RAID4 or 5 begins as a spare instead) |
+//! | as many are missing as there are parities | whatever the others hold is right: nothing to resync |
+//! | one of a RAID6 is missing | the last one that is there begins as a spare, as for mdadm: Linux starts none that is to be resynced while a member is missing |
+//!
 //! (1) Every superblock passes [`Superblock::check`] for its device. (2) Whatever is missing, each chunk of the array has a
 //! member that is there. (3) Regions do not overlap, and begin at multiples of 4 KiB.
 
 use super::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 use super::v1::{Features, HEAD_BYTES, Minor, Region, Reshape, SLOTS_MAX, Superblock};
-use super::{IN_SYNC, Level, RAID10_CHUNK_SECTORS_MIN, Raid10Layout, Role, SetName, Time, Uuid, raid0};
+use super::{
+    IN_SYNC, Level, ParityLayout, RAID10_CHUNK_SECTORS_MIN, Raid10Layout, Role, SetName, Time, Uuid, raid0,
+};
 use crate::bytes::{index, length};
 use crate::{FormatError, SECTOR_BYTES};
 
@@ -55,12 +63,19 @@ pub enum Shape {
         /// Chunk, sectors.
         chunk_sectors: u32,
     },
+    /// Stripes with one parity or two.
+    Parity {
+        /// Level and layout, for the array's number of disks.
+        layout: ParityLayout,
+        /// Chunk, sectors.
+        chunk_sectors: u32,
+    },
 }
 
 /// Whether there is a write-intent bitmap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum BitmapChoice {
-    /// Where members that mirror each other use more than 100 GiB.
+    /// Where members that can do without one of them use more than 100 GiB.
     #[default]
     Auto,
     /// Yes.
@@ -148,7 +163,7 @@ pub enum NewArrayError {
     Devices(usize),
     /// A RAID0 with spares or missing members.
     #[error(
-        "a RAID0 has no redundancy, and so neither spares nor missing members; use RAID1 or RAID10 for these"
+        "a RAID0 has no redundancy, and so neither spares nor missing members; use RAID1, 4, 5, 6 or 10 for these"
     )]
     NotRedundant,
     /// A bitmap for a RAID0.
@@ -162,6 +177,32 @@ pub enum NewArrayError {
         "members {0:?} are missing, and some chunks would be on these alone: give a disk for one of them"
     )]
     Missing(Vec<u16>),
+    /// More are missing than its parity makes up for.
+    #[error(
+        "members {missing:?} are missing, and the parity of a {level} makes up for {parities}: give disks for the others"
+    )]
+    MissingOfParity {
+        /// Places.
+        missing: Vec<u16>,
+        /// Level.
+        level: Level,
+        /// How many may be missing.
+        parities: u16,
+    },
+    /// Too few or too many for a level with parity.
+    #[error(
+        "a {level} has {least} to {most} devices (--raid-devices), and this one {found}: give others, or another --level"
+    )]
+    ParityDevices {
+        /// Level.
+        level: Level,
+        /// Places.
+        found: u16,
+        /// The fewest.
+        least: u16,
+        /// The most.
+        most: u16,
+    },
     /// A chunk that the level cannot have.
     #[error("a chunk of {sectors} sectors of 512 bytes cannot be: {expected}")]
     Chunk {
@@ -237,37 +278,59 @@ impl Shape {
             Shape::Raid0 { .. } => Level::Raid0,
             Shape::Raid1 => Level::Raid1,
             Shape::Raid10 { .. } => Level::Raid10,
+            Shape::Parity { layout, .. } => layout.level(),
         }
     }
 
     /// Its chunk, sectors; 0 for none.
     pub fn chunk_sectors(&self) -> u32 {
         match self {
-            Shape::Raid0 { chunk_sectors } | Shape::Raid10 { chunk_sectors, .. } => *chunk_sectors,
+            Shape::Raid0 { chunk_sectors }
+            | Shape::Raid10 { chunk_sectors, .. }
+            | Shape::Parity { chunk_sectors, .. } => *chunk_sectors,
             Shape::Raid1 => 0,
         }
     }
 
     fn check(&self, raid_disks: u16) -> Result<(), NewArrayError> {
         let wrong = |sectors, expected| Err(NewArrayError::Chunk { sectors, expected });
+        let of_other = |disks: u32| {
+            let why = format!("it is one for {disks} devices, and there are {raid_disks}");
+            Err(NewArrayError::Layout(why))
+        };
         match self {
             Shape::Raid1 => Ok(()),
             Shape::Raid0 { chunk_sectors: 0 } => wrong(0, "expected multiples of 4 KiB"),
             Shape::Raid0 { chunk_sectors } if !u64::from(*chunk_sectors).is_multiple_of(ALIGNMENT) => {
                 wrong(*chunk_sectors, "expected multiples of 4 KiB")
             }
-            Shape::Raid10 { chunk_sectors, .. }
+            Shape::Raid10 { chunk_sectors, .. } | Shape::Parity { chunk_sectors, .. }
                 if !chunk_sectors.is_power_of_two() || *chunk_sectors < RAID10_CHUNK_SECTORS_MIN =>
             {
                 wrong(*chunk_sectors, "expected a power of two of at least 4 KiB")
             }
             Shape::Raid10 { layout, .. } if layout.disks() != u32::from(raid_disks) => {
-                let why = format!("it is one for {} devices, and there are {raid_disks}", layout.disks());
-                Err(NewArrayError::Layout(why))
+                of_other(layout.disks())
             }
+            Shape::Parity { layout, .. } if layout.disks() != raid_disks => of_other(layout.disks().into()),
+            Shape::Parity { layout, .. } => check_parity_devices(layout.level(), raid_disks),
             Shape::Raid0 { .. } | Shape::Raid10 { .. } => Ok(()),
         }
     }
+}
+
+/// Whether a new array of a level with parity can have so many members.
+///
+/// # Errors
+///
+/// Too few, or too many.
+pub fn check_parity_devices(level: Level, raid_disks: u16) -> Result<(), NewArrayError> {
+    let range = ParityLayout::members_of_new(level);
+    if range.contains(&raid_disks) {
+        return Ok(());
+    }
+    let (least, most) = range.into_inner();
+    Err(NewArrayError::ParityDevices { level, found: raid_disks, least, most })
 }
 
 impl NewArray {
@@ -281,12 +344,13 @@ impl NewArray {
         let data_offset = self.data_offset(devices)?;
         let rooms = self.rooms(devices, data_offset)?;
         let size = self.member_size(&rooms)?;
-        let bitmap = self.bitmap(size)?;
+        let is_in_sync = self.is_in_sync(devices);
+        let bitmap = self.bitmap(size, is_in_sync)?;
         let roles = self.roles(devices);
         let mut members = Vec::with_capacity(devices.len());
         for (slot, device) in devices.iter().enumerate() {
             let Some(device) = device else { continue };
-            let mut superblock = self.superblock(device, size, data_offset);
+            let mut superblock = self.superblock(device, size, data_offset, is_in_sync);
             superblock.dev_number = u32::try_from(slot).expect("at most SLOTS_MAX devices");
             superblock.roles.clone_from(&roles);
             self.place_regions(&mut superblock, device, bitmap.as_ref());
@@ -323,6 +387,11 @@ impl NewArray {
         let is_there = |place: u32| !missing.iter().any(|gone| u32::from(*gone) == place);
         let has_all = match &self.shape {
             Shape::Raid10 { layout, .. } => layout.has_every_chunk(is_there),
+            Shape::Parity { layout, .. } if missing.len() > layout.parities().into() => {
+                let (level, parities) = (layout.level(), layout.parities());
+                return Err(NewArrayError::MissingOfParity { missing, level, parities });
+            }
+            Shape::Parity { .. } => true,
             Shape::Raid0 { .. } | Shape::Raid1 => missing.len() < places,
         };
         if has_all { Ok(()) } else { Err(NewArrayError::Missing(missing)) }
@@ -408,8 +477,26 @@ impl NewArray {
         if is_enough { Ok(size) } else { Err(NewArrayError::SmallSize(size)) }
     }
 
+    /// The member of a RAID6 that begins as a spare, since another one is missing: its place.
+    fn begins_as_spare(&self, devices: &[Option<NewDevice>]) -> Option<usize> {
+        let members = devices.get(..self.raid_disks.into())?;
+        let missing = members.iter().filter(|member| member.is_none()).count();
+        let is_needed = self.shape.level() == Level::Raid6 && missing == 1 && !self.assume_clean;
+        members.iter().rposition(Option::is_some).filter(|_| is_needed)
+    }
+
+    /// Whether there is nothing to resync.
+    fn is_in_sync(&self, devices: &[Option<NewDevice>]) -> bool {
+        match &self.shape {
+            Shape::Raid0 { .. } => true,
+            // As many are missing then as there are parities (of a RAID6, one begins as a spare): whatever the others hold fits.
+            Shape::Parity { .. } => self.assume_clean || devices.iter().any(Option::is_none),
+            Shape::Raid1 | Shape::Raid10 { .. } => self.assume_clean,
+        }
+    }
+
     /// The bitmap, where there is one.
-    fn bitmap(&self, size: u64) -> Result<Option<(BitmapSuperblock, Bits)>, NewArrayError> {
+    fn bitmap(&self, size: u64, is_in_sync: bool) -> Result<Option<(BitmapSuperblock, Bits)>, NewArrayError> {
         let has_one = match self.bitmap {
             BitmapChoice::Auto => size > LARGE,
             BitmapChoice::Internal => true,
@@ -435,7 +522,7 @@ impl NewArray {
         let bitmap = BitmapSuperblock::new(self.uuid, sync_size, chunk);
         bitmap.check(0).map_err(Box::new)?;
         let chunks = bitmap.chunks();
-        let bits = if self.assume_clean { Bits::clean(chunks) } else { Bits::dirty(chunks) };
+        let bits = if is_in_sync { Bits::clean(chunks) } else { Bits::dirty(chunks) };
         Ok(Some((bitmap, bits)))
     }
 
@@ -443,8 +530,9 @@ impl NewArray {
         let used = HEAD_BYTES + 2 * devices.len();
         let slots = (used.next_multiple_of(index(512u32)) - HEAD_BYTES) / 2;
         let mut roles = vec![Role::Spare; slots.min(index(SLOTS_MAX))];
+        let spare = self.begins_as_spare(devices);
         for ((place, role), device) in (0..self.raid_disks).zip(&mut roles).zip(devices) {
-            if device.is_some() {
+            if device.is_some() && spare != Some(place.into()) {
                 *role = Role::Active(place);
             }
         }
@@ -452,14 +540,14 @@ impl NewArray {
     }
 
     /// The superblock of a device, without what differs from slot to slot and without regions.
-    fn superblock(&self, device: &NewDevice, size: u64, data_offset: u64) -> Superblock {
+    fn superblock(&self, device: &NewDevice, size: u64, data_offset: u64, is_in_sync: bool) -> Superblock {
         let level = self.shape.level();
         let layout = match &self.shape {
             Shape::Raid0 { .. } => raid0::Raid0Layout::Original.encode(),
             Shape::Raid1 => 0,
             Shape::Raid10 { layout, .. } => layout.encode(),
+            Shape::Parity { layout, .. } => layout.encode(),
         };
-        let is_in_sync = self.assume_clean || level == Level::Raid0;
         Superblock {
             minor: self.minor,
             features: Features::default(),
