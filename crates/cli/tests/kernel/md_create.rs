@@ -4,9 +4,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use crate::machine::{Facts, KIB, MIB, Machine, expect_pattern};
-use crate::support::{run, tool};
+use crate::support::{noise, run, tool};
 use blockwork_kernel::pattern;
 
 /// Of what the kernel writes, and of what we write later.
@@ -34,6 +35,16 @@ const fn shape(name: &'static str, disks: &'static [u64], options: &'static str)
 impl Shape {
     const fn without_the_first(self) -> Shape {
         Shape { first_missing: true, ..self }
+    }
+
+    fn is_degraded(&self) -> bool {
+        self.name.contains("degraded")
+    }
+
+    /// Size of its partition of a disk, KiB. One that is degraded has another one, for later.
+    fn partition(&self, nth: usize) -> u64 {
+        let later = if self.is_degraded() && nth == self.disks.len() { 8704 } else { 64 };
+        self.disks.get(nth).copied().unwrap_or(later)
     }
 
     /// The command line of disks, by their names.
@@ -70,13 +81,40 @@ const SHAPES: &[Shape] = &[
     )
     .without_the_first(),
     shape("r1-rebuilt", TWO, "--level=1 --raid-devices=2 --spare-devices=1").without_the_first(),
+    // With --force, mdadm does not begin with the last member as a spare, either.
+    shape("r4-3", THREE, "--level=4 --raid-devices=3 --chunk=64K --force"),
+    shape("r5-4-bitmap", FOUR, "--level=5 --raid-devices=4 --bitmap=internal --force"),
+    shape("r5-ra-3-1.0", THREE, "--level=5 --raid-devices=3 --layout=ra --chunk=4K --metadata=1.0 --force"),
+    shape(
+        "r5-first-spare",
+        FOUR,
+        "--level=5 --raid-devices=3 --spare-devices=1 --layout=parity-first --chunk=16K --force",
+    ),
+    shape("r5-rs-2-clean", TWO, "--level=5 --raid-devices=2 --layout=right-symmetric --assume-clean"),
+    shape("r5-degraded", TWO, "--level=5 --raid-devices=3 --bitmap=internal --chunk=64K").without_the_first(),
+    shape("r5-la-rebuilt", THREE, "--level=5 --raid-devices=3 --spare-devices=1 --chunk=32K --layout=la")
+        .without_the_first(),
+    shape("r6-4", FOUR, "--level=6 --raid-devices=4"),
+    shape(
+        "r6-ddf-5-bitmap",
+        FIVE,
+        "--level=6 --raid-devices=5 --layout=ddf-N-continue --chunk=64K --bitmap=internal",
+    ),
+    shape(
+        "r6-ls-6-5-1.1",
+        FIVE,
+        "--level=6 --raid-devices=5 --layout=left-symmetric-6 --chunk=16K --metadata=1.1",
+    ),
+    shape("r6-degraded", THREE, "--level=6 --raid-devices=4 --chunk=64K").without_the_first(),
+    shape("r6-rebuilt", FOUR, "--level=6 --raid-devices=4 --spare-devices=1 --layout=ra --chunk=64K")
+        .without_the_first(),
 ];
 
 fn partition(machine: &Machine, disks: &[&str]) {
     for (nth, disk) in disks.iter().enumerate() {
         let mut table = String::from("label: gpt\n");
         for shape in SHAPES {
-            writeln!(table, "size={}KiB", shape.disks.get(nth).copied().unwrap_or(64)).expect("text");
+            writeln!(table, "size={}KiB", shape.partition(nth)).expect("text");
         }
         let file = machine.scratch.write("table", table);
         run(tool("sh").args(["-c", &format!("exec sfdisk --quiet {} <{file}", machine.scratch.at(disk))]));
@@ -149,7 +187,17 @@ fn shown(stdout: &str) -> BTreeMap<(String, String), Vec<String>> {
 
 /// All members of ours are described as those of theirs.
 fn compare(stdout: &str) -> usize {
-    let shown = shown(stdout);
+    let mut shown = shown(stdout);
+    // Two places are filled at a time: which spare gets which goes by their numbers, and mdadm gives the member that begins as one the last.
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for ((name, whose), lines) in &mut shown {
+        if name.starts_with("r6-rebuilt ") {
+            let is_place = |line: &mut String| line.contains("Device Role : ");
+            places.entry(whose.clone()).or_default().extend(lines.extract_if(.., is_place));
+        }
+    }
+    places.values_mut().for_each(|places| places.sort());
+    assert_eq!(places.get("ours"), places.get("theirs"), "places of r6-rebuilt");
     let ours = shown.iter().filter(|((_, whose), _)| whose == "ours");
     let compared = ours.map(|((name, _), lines)| {
         let theirs = &shown[&(name.clone(), "theirs".to_owned())];
@@ -190,7 +238,7 @@ fn live(shapes: &[(usize, &Shape)]) -> String {
 fn the_kernel_takes_what_we_make_for_what_mdadm_makes_and_both_write_to_it() {
     let mut machine = Machine::new();
     for (nth, disk) in [OURS, THEIRS].into_iter().flat_map(|disks| disks.into_iter().enumerate()) {
-        let kib: u64 = SHAPES.iter().map(|shape| shape.disks.get(nth).copied().unwrap_or(64) + KIB).sum();
+        let kib: u64 = SHAPES.iter().map(|shape| shape.partition(nth) + KIB).sum();
         machine.disk(disk, kib * KIB + 4 * MIB);
     }
     partition(&machine, &OURS);
@@ -199,9 +247,13 @@ fn the_kernel_takes_what_we_make_for_what_mdadm_makes_and_both_write_to_it() {
         let number: usize = number;
         let devices = shape.devices(|nth| format!("{}/{number}", OURS[nth]));
         let said = create_ours(&machine, shape.name, shape.options, &devices);
+        let fits_at_once = shape.options.contains("level=0")
+            || shape.options.contains("assume-clean")
+            || shape.first_missing && (shape.name.starts_with("r5") || shape.name.starts_with("r6"));
+        assert_eq!(said.contains("resynced"), !fits_at_once, "{said}");
         assert_eq!(
-            said.contains("resynced"),
-            !shape.options.contains("level=0") && shape.name != "r1-clean",
+            said.contains("begins as a spare"),
+            shape.first_missing && shape.name.starts_with("r6"),
             "{said}"
         );
     }
@@ -218,7 +270,7 @@ fn the_kernel_takes_what_we_make_for_what_mdadm_makes_and_both_write_to_it() {
         );
         if !shape.options.contains("level=0") {
             assert_eq!(facts.get(shape.name, "differs.ours"), "0", "{}", shape.name);
-            let degraded = if shape.name.contains("degraded") { "1" } else { "0" };
+            let degraded = if shape.is_degraded() { "1" } else { "0" };
             assert_eq!(facts.get(shape.name, "degraded.ours"), degraded, "{}", shape.name);
         }
     }
@@ -243,15 +295,118 @@ fn the_kernel_takes_what_we_make_for_what_mdadm_makes_and_both_write_to_it() {
             script,
             "md_assemble /dev/md{number} {there}
              whole verify /dev/md{number} {BY_US}
-             [ ! -e $(md_sysfs /dev/md{number})/sync_action ] || fact {name} differs $(md_scrub /dev/md{number})
-             md_stop /dev/md{number}"
+             [ ! -e $(md_sysfs /dev/md{number})/sync_action ] || fact {name} differs $(md_scrub /dev/md{number})"
+        )
+        .expect("text");
+        if shape.is_degraded() {
+            let later = OURS[shape.disks.len()];
+            writeln!(
+                script,
+                "mdadm -q /dev/md{number} --add $(part /d/{later} {number})
+                 md_wait /dev/md{number}
+                 fact {name} degraded $(md_reads /dev/md{number} degraded)
+                 whole verify /dev/md{number} {BY_US}
+                 fact {name} rebuilt.differs $(md_scrub /dev/md{number})"
+            )
+            .expect("text");
+        }
+        writeln!(script, "md_stop /dev/md{number}").expect("text");
+    }
+    let judged = machine.run_long(Duration::from_secs(400), &script);
+    let facts = Facts(&judged.stdout);
+    for shape in SHAPES.iter().filter(|shape| shape.is_degraded()) {
+        assert_eq!(facts.get(shape.name, "degraded"), "0", "{}", shape.name);
+        assert_eq!(facts.get(shape.name, "rebuilt.differs"), "0", "{}", shape.name);
+    }
+    for shape in SHAPES.iter().filter(|shape| !shape.options.contains("level=0")) {
+        assert_eq!(facts.get(shape.name, "differs"), "0", "{}", shape.name);
+    }
+}
+
+/// Name, level, layout as it is asked for and as the kernel numbers it, members, and those that come later.
+const PARITIES: &[(&str, u8, &str, u32, usize, usize)] = &[
+    ("four", 4, "", 0, 3, 0),
+    ("la", 5, "la", 0, 4, 0),
+    ("ra", 5, "ra", 1, 3, 1),
+    ("ls", 5, "", 2, 5, 0),
+    ("rs", 5, "rs", 3, 2, 0),
+    ("first", 5, "parity-first", 4, 3, 0),
+    ("last", 5, "parity-last", 5, 4, 0),
+    ("zero", 5, "ddf-zero-restart", 1, 4, 0),
+    ("6la", 6, "la", 0, 4, 1),
+    ("6ra", 6, "ra", 1, 5, 0),
+    ("6ls", 6, "default", 2, 5, 2),
+    ("6rs", 6, "rs", 3, 4, 0),
+    ("6first", 6, "parity-first", 4, 5, 0),
+    ("6last", 6, "parity-last", 5, 4, 0),
+    ("6zero", 6, "ddf-zero-restart", 8, 5, 0),
+    ("6restart", 6, "ddf-N-restart", 9, 5, 1),
+    ("6continue", 6, "ddf-N-continue", 10, 4, 0),
+    ("6la-6", 6, "left-asymmetric-6", 16, 5, 0),
+    ("6ra-6", 6, "right-asymmetric-6", 17, 4, 2),
+    ("6ls-6", 6, "left-symmetric-6", 18, 5, 0),
+    ("6rs-6", 6, "right-symmetric-6", 19, 5, 1),
+    ("6first-6", 6, "parity-first-6", 20, 4, 0),
+];
+
+#[test]
+fn every_layout_that_we_make_and_resync_is_the_kernels_and_its_parities_fit() {
+    let mut machine = Machine::new();
+    let table = format!("label: gpt\n{}", "size=3MiB\n".repeat(PARITIES.len()));
+    let table = machine.scratch.write("table", table);
+    for (seed, disk) in (1..).zip(OURS) {
+        machine.disk(disk, 70 * MIB);
+        // What is there fits nothing.
+        std::fs::write(machine.scratch.path(disk), noise(70 << 20, seed)).expect("it is a file");
+        run(tool("sh").args(["-c", &format!("exec sfdisk --quiet {} <{table}", machine.scratch.at(disk))]));
+    }
+    let mut script = String::from("md_ready\n");
+    for (number, (name, level, layout, _, members, later)) in (1..).zip(PARITIES) {
+        let (number, first): (usize, _) = (number, members - later);
+        let mut options = format!("--level={level} --raid-devices={members} --chunk=16K --force");
+        if !layout.is_empty() {
+            write!(options, " --layout={layout}").expect("text");
+        }
+        // Those that come later are the first ones: who begins as a spare gets the place of one of them.
+        let part = |nth: usize| format!("{}/{number}", OURS[nth]);
+        let devices: Vec<_> =
+            vec!["missing".to_owned(); *later].into_iter().chain((0..first).map(part)).collect();
+        create_ours(&machine, name, &options, &devices.join(" "));
+        let verb = |verb: &[&str], disks: &[&str]| {
+            run(&mut machine.scratch.blockwork([&["md"], verb, &["--disk"], disks].concat()))
+        };
+        let array = format!("md/{name}");
+        verb(&["wait", &array], &OURS[..first]);
+        for nth in first..*members {
+            verb(&["add", &array, &part(nth)], &OURS[..nth]);
+        }
+        let said = verb(&["detail", &array], &OURS[..*members]);
+        assert!(said.contains(&format!("[{members}/{members}]")), "{said}");
+        let devices = (0..*members).map(|nth| format!("$(part /d/{} {number})", OURS[nth]));
+        let devices: Vec<_> = devices.collect();
+        writeln!(
+            script,
+            "mdadm --assemble -q /dev/md{number} {}
+             fact {name} start $(md_reads /dev/md{number} resync_start)
+             ! md_is /dev/md{number} array_state read-auto || mdadm --readwrite /dev/md{number}
+             for what in level layout chunk_size degraded; do fact {name} $what $(md_reads /dev/md{number} $what); done
+             fact {name} size $(size_of /dev/md{number})
+             fact {name} differs $(md_scrub /dev/md{number})
+             md_stop /dev/md{number}",
+            devices.join(" ")
         )
         .expect("text");
     }
-    let judged = machine.run(&script);
+    let judged = machine.run_long(Duration::from_secs(400), &script);
     let facts = Facts(&judged.stdout);
-    for shape in SHAPES.iter().filter(|shape| !shape.options.contains("level=0")) {
-        assert_eq!(facts.get(shape.name, "differs"), "0", "{}", shape.name);
+    for (name, level, _, number, members, _) in PARITIES {
+        assert_eq!(facts.get(name, "level"), format!("raid{level}"), "{name}");
+        assert_eq!(facts.number(name, "layout"), u64::from(*number), "{name}");
+        assert_eq!(facts.number(name, "chunk_size"), 16 * KIB, "{name}");
+        let parities = if *level == 6 { 2 } else { 1 };
+        assert_eq!(facts.number(name, "size"), (*members as u64 - parities) * 2 * MIB, "{name}");
+        let fits = ["start", "degraded", "differs"].map(|what| facts.get(name, what));
+        assert_eq!(fits, ["none", "0", "0"], "{name}");
     }
 }
 
@@ -262,6 +417,7 @@ const LARGE: &[(&str, u64, &str)] = &[
     ("l1-110-1.0", 110, "--level=1 --raid-devices=2 --metadata=1.0"),
     ("l1-250", 250, "--level=1 --raid-devices=2"),
     ("l10-f2-3000", 3000, "--level=10 --raid-devices=2 --layout=f2 --chunk=64K"),
+    ("l5-110", 110, "--level=5 --raid-devices=2"),
 ];
 
 #[test]
