@@ -91,7 +91,9 @@ const SHAPES: &[Shape] = &[
         "--level=5 --raid-devices=3 --spare-devices=1 --layout=parity-first --chunk=16K --force",
     ),
     shape("r5-rs-2-clean", TWO, "--level=5 --raid-devices=2 --layout=right-symmetric --assume-clean"),
-    shape("r5-degraded", TWO, "--level=5 --raid-devices=3 --bitmap=internal --chunk=64K").without_the_first(),
+    // Three chunks of data in a row: of two, patterns have the same sum whatever their seed is.
+    shape("r5-degraded", THREE, "--level=5 --raid-devices=4 --bitmap=internal --chunk=64K")
+        .without_the_first(),
     shape("r5-la-rebuilt", THREE, "--level=5 --raid-devices=3 --spare-devices=1 --chunk=32K --layout=la")
         .without_the_first(),
     shape("r6-4", FOUR, "--level=6 --raid-devices=4"),
@@ -105,7 +107,7 @@ const SHAPES: &[Shape] = &[
         FIVE,
         "--level=6 --raid-devices=5 --layout=left-symmetric-6 --chunk=16K --metadata=1.1",
     ),
-    shape("r6-degraded", THREE, "--level=6 --raid-devices=4 --chunk=64K").without_the_first(),
+    shape("r6-degraded", FOUR, "--level=6 --raid-devices=5 --chunk=64K").without_the_first(),
     shape("r6-rebuilt", FOUR, "--level=6 --raid-devices=4 --spare-devices=1 --layout=ra --chunk=64K")
         .without_the_first(),
 ];
