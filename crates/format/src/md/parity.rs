@@ -135,11 +135,6 @@ impl ParityLayout {
         self.level
     }
 
-    /// As superblocks have it.
-    pub fn number(&self) -> u32 {
-        self.number
-    }
-
     /// Members.
     pub fn disks(&self) -> u16 {
         self.disks

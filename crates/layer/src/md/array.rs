@@ -594,7 +594,7 @@ fn limits<'a>(geometry: &Geometry, members: impl Iterator<Item = &'a Member>) ->
 fn chunks_of_a_row(geometry: &Geometry) -> u32 {
     let mut copies = Places::new();
     if let Some(parity) = geometry.as_parity() {
-        return parity.members().saturating_sub(parity.parities()).into();
+        return parity.layout().data_disks().into();
     }
     geometry.places(Sector(0), &mut copies);
     // Near copies of the first chunk are in the first row, far copies in others.

@@ -68,8 +68,8 @@ impl Parity {
         self.layout.disks()
     }
     /// How many members its parities make up for.
-    pub fn parities(&self) -> u16 {
-        self.layout.disks() - self.layout.data_disks()
+    pub(super) fn parities(&self) -> u16 {
+        self.layout.parities()
     }
     pub(super) fn chunk(&self) -> Sectors {
         Sectors(self.chunk.get())

@@ -395,7 +395,7 @@ impl Raid<'_> {
             ));
         }
         if let Geometry::Parity(parity) = &self.geometry
-            && parity.layout().number() != truth.layout
+            && parity.layout().encode() != truth.layout
         {
             return Err(format!(
                 "its superblocks tell of layout {}, and the group's metadata of {}",
@@ -432,7 +432,7 @@ impl Raid<'_> {
             "legs {} of {} are missing or out of date, and its parity makes up for {}; give those disks as well",
             missing.join(", "),
             self.geometry.members(),
-            parity.parities()
+            parity.layout().parities()
         )
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn missing(truth: &Superblock, room: &[Option<u64>]) -> String {
         _ => format!("members {} of {} are missing or not in sync", missing.join(", "), room.len()),
     };
     let why = match truth.parity_layout().ok().filter(|_| truth.level().has_parity()) {
-        Some(layout) => format!("its parity makes up for {}", layout.disks() - layout.data_disks()),
+        Some(layout) => format!("its parity makes up for {}", layout.parities()),
         None => "without that some data has no copy".to_owned(),
     };
     format!("{which}, and {why}; give those disks as well")
