@@ -66,7 +66,12 @@ fn text(array: &ArrayStatus) -> String {
     if array.sync.runs() {
         lines.push(bar(&array.sync));
     } else if let Some(from) = array.resync_from {
-        lines.push(format!("mirrors may differ from byte {from} on"));
+        lines.push(match &*array.level {
+            "raid4" | "raid5" | "raid6" => {
+                format!("parities may not fit the data from byte {from} of each member on")
+            }
+            _ => format!("mirrors may differ from byte {from} on"),
+        });
     }
     if array.sync.mismatch_sectors > 0 {
         lines.push(format!("mismatch_cnt {}", array.sync.mismatch_sectors));

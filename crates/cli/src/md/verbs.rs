@@ -240,7 +240,7 @@ fn outcome(array: &ArrayStatus, action: Option<&str>) -> String {
         Some(action @ ("check" | "repair")) => {
             let found = array.sync.mismatch_sectors;
             format!(
-                "{name}: {action} is done: mismatch_cnt {found} (sectors in which copies differed); {state}"
+                "{name}: {action} is done: mismatch_cnt {found} (sectors in which copies differed, or parities did not fit); {state}"
             )
         }
         Some(action) => format!("{name}: {action} is done; {state}"),

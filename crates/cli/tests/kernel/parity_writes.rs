@@ -1,13 +1,13 @@
 //! Arrays and volumes with a parity that the kernel and we use in turns: written without some members, rebuilt, resynced after a kill or a power
 //! cut, repaired; each time the kernel finds that every parity fits, and what was written.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::machine::{Facts, MIB, Machine, scribble};
+use crate::machine::{Facts, MIB, Machine, scribble, sha256_of};
 use crate::support::nbd::fio;
 use crate::support::run;
 
@@ -172,9 +172,24 @@ fn what_we_rebuild_resync_and_repair_is_as_the_kernel_would_have_it() {
             let done = md(&machine, &["wait", &volume]);
             assert_eq!(done["array"]["sync"]["mismatch_sectors"], mismatches, "{name}, {action}: {done}");
         }
-        let after = machine.sha256(&volume);
+        let copy = machine.copy_out(&volume);
+        let (after, length) = (sha256_of(&copy), fs::metadata(&copy).expect("it was copied").len());
         served.stop();
         assert!(after == sha256 || *name != "four", "{name}");
+        // It becomes larger, and what is new fits as well.
+        left.iter().for_each(|disk| {
+            let disk = File::options().write(true).open(machine.scratch.path(disk));
+            disk.and_then(|disk| disk.set_len(SIZE + 3 * MIB)).expect("it can become larger");
+        });
+        run(machine.scratch.blockwork(["md", "grow", &volume, "--disk"]).args(&left));
+        let served = machine.serve(&left, &[]);
+        let copy = machine.copy_out(&volume);
+        let larger = File::options().write(true).open(&copy).expect("it was copied");
+        assert!(larger.metadata().expect("a file").len() > length, "{name}");
+        larger.set_len(length).expect("a file");
+        assert_eq!(sha256_of(&copy), after, "{name}");
+        let after = write(&machine, name, 97 + number as u64);
+        served.stop();
         written.push(after);
         let devices: String = left.iter().map(|disk| format!(" /d/{disk}")).collect();
         script.push_str(&format!("judge {number} {name} 0{devices}\nmd_stop /dev/md{number}\n"));
