@@ -9,7 +9,7 @@ mod running;
 use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
-use md_lab::{PARITY, PARITY_KEPT, Plan};
+use md_lab::{PARITY, PARITY_KEPT, PARITY_LOSING, Plan};
 use running::plans::{
     self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,
 };
@@ -43,6 +43,13 @@ fn what_lives_and_is_looked_after_has_parities_that_fit_and_all_that_was_flushed
         let least = if what == "re-added" { seeds / 400 } else { seeds / 100 };
         assert!(n > least, "{what} happened {n} times only");
     }
+}
+
+#[test]
+fn what_a_member_has_lost_goes_into_no_parity() {
+    let (all, seeds) = seeds(100);
+    let sums = run_plans(all.map(|seed| Plan::of(PARITY_LOSING + seed)));
+    assert!(sums.rests > 4 * seeds && sums.given_up > 2 * seeds && sums.faults > 2 * seeds);
 }
 
 #[test]

@@ -68,6 +68,8 @@ pub const KEPT: u64 = 4_000_000;
 /// The first seed of plans of rows with a parity; of those in which somebody looks after the array.
 pub const PARITY: u64 = 1_000_000_000;
 pub const PARITY_KEPT: u64 = 2_000_000_000;
+/// The first seed of those in which members lose what they were given with flushes that fail.
+pub const PARITY_LOSING: u64 = 3_000_000_000;
 
 /// Everything that a run does, drawn from its seed.
 #[derive(Clone, Debug)]
@@ -102,6 +104,8 @@ pub enum Pace {
     Pauses(Nanos),
     /// Little by little for seconds, everywhere, and nearly never a flush.
     Trickle,
+    /// As fast as it goes, with many flushes between small reads and writes.
+    Flushes,
 }
 
 /// What a run came to.
@@ -137,7 +141,8 @@ impl Plan {
             CLEARING..KEPT => Plan::draw_clearing(seed),
             KEPT..PARITY => Plan::draw_kept(seed),
             PARITY..PARITY_KEPT => Plan::draw_parity(seed),
-            PARITY_KEPT.. => Plan::draw_parity_kept(seed),
+            PARITY_KEPT..PARITY_LOSING => Plan::draw_parity_kept(seed),
+            PARITY_LOSING.. => Plan::draw_parity_losing(seed),
             _ => Plan::draw(seed),
         }
     }
@@ -206,6 +211,30 @@ impl Plan {
         (plan.workers, plan.rows) = (*random.choose(&[1, 1, 2, 3]), random.coin());
         let events = if let Pace::Trickle = plan.pace { plan.bios * 60 } else { plan.bios * 20 };
         plan.lives = plan.lives.iter().map(|_| Life::draw(random, &plan.array, events)).collect();
+        plan
+    }
+
+    /// Likewise, over many lives in which a member forgets what it keeps in its cache, in a flush that fails among many that do not, while others
+    /// read it for new parities. What one reads between the loss and when it is known, nobody can help; so there is one worker, which hears of it
+    /// at once, and no flush is part of a write: of such a one that fails it is known only later what has failed of it.
+    pub fn draw_parity_losing(seed: u64) -> Plan {
+        let mut plan = Plan::draw_parity(seed);
+        let random = &mut Random::part(seed, 6);
+        for model in &mut plan.array.devices {
+            (model.cache_bytes, model.limits.fua) = (16 << 20, Fua::Flush);
+        }
+        (plan.array.recovering, plan.slowness, plan.rows) = (None, Faults::default(), false);
+        (plan.workers, plan.chaos) = (1, Chaos::default());
+        (plan.pace, plan.clients, plan.bios, plan.depth) = (Pace::Flushes, 3, 150, *random.choose(&[4, 16]));
+        plan.region = *random.choose(&[16 << 10, 64 << 10]);
+        let devices: Vec<FileId> = plan.array.numbered().map(|(_, device)| device).collect();
+        let life = |random: &mut Random| Life {
+            victims: vec![*random.choose(&devices)],
+            faults: Faults { lost_flushes: *random.choose(&[30_000, 100_000]), ..Faults::default() },
+            linux: Some(true),
+            ..Life::default()
+        };
+        plan.lives = (0..6).map(|_| life(random)).collect();
         plan
     }
 
@@ -517,6 +546,7 @@ impl Run<'_> {
             }
             match plan.pace {
                 Pace::Rush => {}
+                Pace::Flushes => (config.weights, config.len_max) = ([20, 60, 15, 0, 5], 4096),
                 Pace::Pauses(pause) => config.pause_max = pause,
                 Pace::Trickle => {
                     (config.pause_percent, config.pause_max) = (80, Nanos::millis(60));
