@@ -352,7 +352,14 @@ impl Array {
         loop {
             let mut outcome = self.try_parts(parts, flags, cx).await;
             let refused = std::mem::take(&mut outcome.refused);
-            self.settle_outcome(outcome, !refused.is_empty(), cx).await?;
+            if let Err(errno) = self.settle_outcome(outcome, !refused.is_empty(), cx).await {
+                // None of these is tried again. Who was given up has lost them with all the rest.
+                let stays = |part: &&ToDevice| {
+                    self.devices.get(part.device).is_some_and(|member| !member.is_faulty())
+                };
+                refused.iter().filter(stays).for_each(|part| self.note_difference(part.at, part.nr));
+                return Err(errno);
+            }
             parts = Vec::new();
             refused.into_iter().for_each(|part| self.add_writable(part, &mut parts));
             if parts.is_empty() {
