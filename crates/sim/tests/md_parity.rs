@@ -9,7 +9,7 @@ mod running;
 use blockwork_engine::{Errno, FileId};
 use blockwork_sim::{Fault, Faults, Lies};
 
-use md_lab::{PARITY, PARITY_KEPT, PARITY_LOSING, Plan};
+use md_lab::{PARITY, PARITY_KEPT, PARITY_LISTING, PARITY_LOSING, Plan};
 use running::plans::{
     self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,
 };
@@ -50,6 +50,13 @@ fn what_a_member_has_lost_goes_into_no_parity() {
     let (all, seeds) = seeds(100);
     let sums = run_plans(all.map(|seed| Plan::of(PARITY_LOSING + seed)));
     assert!(sums.rests > 4 * seeds && sums.given_up > 2 * seeds && sums.faults > 2 * seeds);
+}
+
+#[test]
+fn what_a_member_cannot_write_the_others_have() {
+    let (all, seeds) = seeds(100);
+    let sums = run_plans(all.map(|seed| Plan::of(PARITY_LISTING + seed)));
+    assert!(sums.listed > seeds / 8 && sums.faults > seeds && sums.answered > 40 * seeds);
 }
 
 #[test]

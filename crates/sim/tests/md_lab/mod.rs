@@ -70,6 +70,8 @@ pub const PARITY: u64 = 1_000_000_000;
 pub const PARITY_KEPT: u64 = 2_000_000_000;
 /// The first seed of those in which members lose what they were given with flushes that fail.
 pub const PARITY_LOSING: u64 = 3_000_000_000;
+/// The first seed of those in which members list what they cannot write.
+pub const PARITY_LISTING: u64 = 4_000_000_000;
 
 /// Everything that a run does, drawn from its seed.
 #[derive(Clone, Debug)]
@@ -142,7 +144,8 @@ impl Plan {
             KEPT..PARITY => Plan::draw_kept(seed),
             PARITY..PARITY_KEPT => Plan::draw_parity(seed),
             PARITY_KEPT..PARITY_LOSING => Plan::draw_parity_kept(seed),
-            PARITY_LOSING.. => Plan::draw_parity_losing(seed),
+            PARITY_LOSING..PARITY_LISTING => Plan::draw_parity_losing(seed),
+            PARITY_LISTING.. => Plan::draw_parity_listing(seed),
             _ => Plan::draw(seed),
         }
     }
@@ -211,6 +214,24 @@ impl Plan {
         (plan.workers, plan.rows) = (*random.choose(&[1, 1, 2, 3]), random.coin());
         let events = if let Pace::Trickle = plan.pace { plan.bios * 60 } else { plan.bios * 20 };
         plan.lives = plan.lives.iter().map(|_| Life::draw(random, &plan.array, events)).collect();
+        plan
+    }
+
+    /// Likewise, with lists of bad blocks, of members that refuse writes, and some reads.
+    pub fn draw_parity_listing(seed: u64) -> Plan {
+        let mut plan = Plan::draw_parity(seed);
+        let random = &mut Random::part(seed, 7);
+        plan.array.bad_blocks = true;
+        for life in &mut plan.lives {
+            let latent_errors = *random.choose(&[0, 0, 20_000]);
+            let write_errors = *random.choose(&[5_000, 20_000, 60_000]);
+            life.faults = Faults { write_errors, latent_errors, ..Faults::default() };
+            if life.victims.is_empty() {
+                let (_, device) =
+                    plan.array.numbered().nth(random.index(plan.array.members.into())).expect("a member");
+                life.victims.push(device);
+            }
+        }
         plan
     }
 
