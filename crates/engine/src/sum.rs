@@ -88,13 +88,14 @@ pub(crate) async fn compute_read(
 pub async fn compute(sum: &dyn Sum, span: Span, data: &[Segment], cx: &TaskContext) -> Result<(), Errno> {
     let block = sum.block().max(Sectors(BLOCK_MIN));
     for step in pieces(span, STEP) {
-        let Ok(read) = read(sum, step, &[], cx).await? else {
-            for block in pieces(step, block) {
-                compute_block(sum, block, part(data, span, block), cx).await?;
-            }
+        if let Ok(Ok(read)) = read(sum, step, &[], cx).await {
+            add_up(&read, &part(data, span, step));
             continue;
-        };
-        add_up(&read, &part(data, span, step));
+        }
+        // Also where too much is missing of the whole: it may not be in one place.
+        for block in pieces(step, block) {
+            compute_block(sum, block, part(data, span, block), cx).await?;
+        }
     }
     Ok(())
 }

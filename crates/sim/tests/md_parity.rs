@@ -128,3 +128,9 @@ fn a_write_that_a_member_refused_which_has_to_stay_fails() {
 fn a_resync_writes_what_replacements_may_lack() {
     survives(&Plan::of(PARITY_KEPT + 186));
 }
+
+/// Found by more of them: two members had bad blocks in one piece of what was computed, at different places of it.
+#[test]
+fn what_is_computed_may_lack_one_member_here_and_another_there() {
+    survives(&Plan::of(PARITY_LISTING + 909));
+}
