@@ -327,19 +327,16 @@ impl TaskContext {
         few[waited % FEW].take().await
     }
 
-    /// What a layer keeps on this worker, for all of its tasks here; a new one the first time. Of each layer one thing.
-    ///
-    /// # Panics
-    /// The layer keeps something else.
+    /// What a layer keeps of a kind on this worker, for all of its tasks here; a new one the first time.
     pub fn kept<T: Default + 'static>(&self, node: NodeId) -> Rc<T> {
         let mut kept = self.shared.kept.borrow_mut();
-        let known = kept.iter().find(|(of, _)| *of == node).map(|(_, it)| it.clone());
-        let it = known.unwrap_or_else(|| {
-            let new: Rc<dyn Any> = Rc::new(T::default());
-            kept.push((node, new.clone()));
-            new
-        });
-        it.downcast().expect("a layer keeps one thing on each worker")
+        let mut of_layer = kept.iter().filter(|(of, _)| *of == node);
+        if let Some(known) = of_layer.find_map(|(_, it)| it.clone().downcast().ok()) {
+            return known;
+        }
+        let new = Rc::<T>::default();
+        kept.push((node, new.clone()));
+        new
     }
 
     /// Lets all other tasks go on that can, each once.
@@ -551,6 +548,32 @@ mod tests {
         }
         assert_eq!(*order.borrow(), [1, 2, 3]);
         assert_eq!(executor.len(), 0);
+    }
+
+    #[test]
+    fn what_a_layer_keeps_is_found_again_by_its_kind_and_nobody_elses() {
+        let executor = executor();
+        let cx = executor.context();
+        cx.kept::<Cell<u32>>(NodeId(1)).set(7);
+        assert_eq!(cx.clone().kept::<Cell<u32>>(NodeId(1)).get(), 7);
+        assert_eq!(cx.kept::<Cell<u32>>(NodeId(2)).get(), 0);
+        assert!(!cx.kept::<Cell<bool>>(NodeId(1)).get());
+    }
+
+    #[test]
+    fn others_that_can_go_on_come_first() {
+        let mut executor = executor();
+        let order = Rc::new(RefCell::new(Vec::new()));
+        for n in 0..3 {
+            let (cx, order) = (executor.context().clone(), order.clone());
+            executor.spawn(async move {
+                order.borrow_mut().push(n);
+                cx.others_first().await;
+                order.borrow_mut().push(n + 10);
+            });
+        }
+        while executor.run() {}
+        assert_eq!(*order.borrow(), [0, 1, 2, 10, 11, 12]);
     }
 
     #[test]

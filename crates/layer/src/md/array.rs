@@ -327,7 +327,12 @@ impl Array {
     /// superblocks are written that say so.
     pub(super) fn can_do_without(&self, role: u16) -> bool {
         let present = |other| other != role && self.member(other).is_some_and(Member::is_complete);
-        self.geometry().is_redundant() && self.geometry().has_all_data(&present) && self.bad_have_copies(role)
+        // Where a parity may not fit, it makes up for nobody.
+        let makes_up = self.geometry().as_parity().is_none() || !self.may_differ_anywhere();
+        self.geometry().is_redundant()
+            && makes_up
+            && self.geometry().has_all_data(&present)
+            && self.bad_have_copies(role)
     }
 
     /// The superblocks are as the books are: writes may go again, if they could before.

@@ -32,7 +32,7 @@ impl Array {
     ///
     /// # Errors
     ///
-    /// Far copies; members or spares without room; a bitmap without room for its new bits; a resync that is under way.
+    /// Far copies; of rows with a parity a member that is missing; members or spares without room; a bitmap without room for its new bits; a resync that is under way.
     pub async fn grow(
         &self,
         cx: &TaskContext,
@@ -73,6 +73,9 @@ impl Array {
         let _turn = self.turns.take().await;
         self.settle_with_turn(cx).await.map_err(|errno| self.io("its state cannot be written", errno))?;
         let geometry = self.grown_geometry(to)?;
+        if !assume_clean && geometry.as_parity().is_some() && self.is_degraded() {
+            return Err(VerbError::Degraded { array: self.name.clone() });
+        }
         self.grow_to(record, geometry, assume_clean, cx).await?;
         Ok(self.form().shape.sectors)
     }

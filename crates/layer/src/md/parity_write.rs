@@ -358,6 +358,8 @@ impl Array {
                     self.devices.get(part.device).is_some_and(|member| !member.is_faulty())
                 };
                 refused.iter().filter(stays).for_each(|part| self.note_difference(part.at, part.nr));
+                // As long as a parity may not fit, no member can be done without.
+                self.look_for_sync(cx);
                 return Err(errno);
             }
             parts = Vec::new();

@@ -170,6 +170,14 @@ pub enum VerbError {
         /// The array.
         array: String,
     },
+    /// What is new of a parity would have nothing to be computed from.
+    #[error(
+        "{array} lacks a member, without which the parity of what is new cannot be computed: `md add` a disk first, or say --assume-clean"
+    )]
+    Degraded {
+        /// The array.
+        array: String,
+    },
     /// Nothing to gain.
     #[error(
         "{array} uses {} KiB of each member and can use at most {}, as much as {}{device} has room for; {}", .used.0 / 2, .room.0 / 2,
