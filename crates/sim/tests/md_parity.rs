@@ -134,3 +134,10 @@ fn a_resync_writes_what_replacements_may_lack() {
 fn what_is_computed_may_lack_one_member_here_and_another_there() {
     survives(&Plan::of(PARITY_LISTING + 909));
 }
+
+/// Found likewise: fast zeroes were on their way to rows when a device got a role there that cannot do them, and refused its part; what a missing
+/// member had could be computed no more.
+#[test]
+fn fast_zeroes_that_a_new_device_cannot_do_are_refused_before_any_is_done() {
+    survives(&Plan::of(PARITY_KEPT + 29_260));
+}

@@ -23,6 +23,8 @@
 //! A crash between the writes of a unit leaves a parity that does not fit. The bitmap, or the superblocks, tell of that; the next one to
 //! assemble the array resyncs it. If a member is missing then, what it had in that unit may be lost (the *write hole*), as under Linux.
 
+use std::sync::atomic::Ordering;
+
 use blockwork_engine::{
     Bio, Cure, Defer, Errno, Failure, Flags, Gf256, Op, Resolver, Sector, Sectors, Span, TaskContext, Watch,
 };
@@ -211,8 +213,14 @@ impl Array {
         let (at, nr) = (Sector(row * chunk), Sectors(rows * chunk));
         let _held = self.stripes.hold(at, nr).await;
         let roles = 0..self.geometry().members();
-        let writes = roles.flat_map(|role| self.writes_of(role, at, Op::WriteZeroes, nr, None));
-        self.write_parts(writes.collect(), flags, cx).await
+        let writes: Vec<_> =
+            roles.flat_map(|role| self.writes_of(role, at, Op::WriteZeroes, nr, None)).collect();
+        // A device that cannot do it fast says so before it gets a role, which it may have got since this was taken in. With some rows
+        // zeroed and others not, what a missing member has there would be lost.
+        if flags.has(Flags::FAST_ONLY) && self.no_fast_zeroes.load(Ordering::Relaxed) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        self.write_parts(writes, flags, cx).await
     }
 
     /// The parities that a unit is to have with that data written.
