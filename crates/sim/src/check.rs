@@ -42,10 +42,15 @@ impl SimCheck {
         SimCheck { lost, ..self }
     }
 
+    /// Whether some of the block at that sector may be.
+    fn may_be_refused(&self, sector: u64, block: u64) -> bool {
+        self.lost.range(sector..sector + block / SECTOR).next().is_some()
+    }
+
     /// How many bytes from there on are read at once: a block of what may be refused, and nothing of that with anything else.
     fn piece(&self, offset: u64, block: u64) -> u64 {
         let sector = offset / SECTOR;
-        if self.lost.contains(&sector) {
+        if self.may_be_refused(sector, block) {
             return block;
         }
         let lost = self.lost.range(sector..).next().map_or(u64::MAX, |lost| lost * SECTOR / block * block);
@@ -58,10 +63,11 @@ impl Port<SimEnv> for SimCheck {
 
     fn event(&mut self, _: &mut Context<'_, SimEnv>, _: u32, _: Completion) {}
 
-    fn done(&mut self, _: &mut Context<'_, SimEnv>, done: Done) {
+    fn done(&mut self, cx: &mut Context<'_, SimEnv>, done: Done) {
+        let block = u64::from(cx.volume(self.volume).limits().logical_block_size);
         let referee = &mut *self.referee.borrow_mut();
         let first = self.in_flight.remove(&done.cookie).expect("a bio comes back once");
-        if done.result.is_err() && self.lost.contains(&first) {
+        if done.result.is_err() && self.may_be_refused(first, block) {
             return;
         }
         if let Err(errno) = done.result {
