@@ -2,6 +2,10 @@
 //! shares. What must hold is listed in `md_lab/judge.rs`; besides, the clients' oracle judges every answer.
 //!
 //! A violation prints one line that replays it, as in `crash.rs`. `SEEDS=n` runs more of them, `FROM=m` begins elsewhere.
+//!
+//! Where members are missing after a cut, what they had in rows whose parities may not fit is not judged: nobody knows it. Nor is it judged what
+//! a member has in its list of bad blocks there: no resync makes parities fit what is not there, so an array with such a one is never clean again
+//! until that is written, and people have it take its parities as they are.
 
 mod md_lab;
 mod running;
