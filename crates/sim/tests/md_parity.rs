@@ -145,3 +145,10 @@ fn what_is_computed_may_lack_one_member_here_and_another_there() {
 fn fast_zeroes_that_a_new_device_cannot_do_are_refused_before_any_is_done() {
     survives(&Plan::of(PARITY_KEPT + 29_260));
 }
+
+/// Found likewise: no device took anything any more. Of those that refused to flush one had to stay, and so another was trusted again that could have
+/// gone: each further flush was news, and began the reads anew that were on their way.
+#[test]
+fn who_refuses_each_flush_holds_up_no_reads() {
+    survives(&Plan::of(PARITY_LISTING + 24920));
+}

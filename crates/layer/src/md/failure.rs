@@ -123,10 +123,12 @@ impl Array {
         }
     }
 
-    /// Those that are given up may have been distrusted, but this one, or one that comes later, has to stay. With the turn.
+    /// Those that are given up may have been distrusted, but this one, or one that comes later, has to stay. Who could go, and stays for its
+    /// sake, is not trusted: the next flush that fails there would be news again, and reads that are on their way begin anew each time. With
+    /// the turn.
     fn trust_again(&self, refusals: &[Refusal]) {
-        let members = refusals.iter().filter_map(|(device, _)| self.devices.get(*device));
-        for member in members {
+        let needed = refusals.iter().filter(|(device, _)| self.is_needed(*device));
+        for member in needed.filter_map(|(device, _)| self.devices.get(*device)) {
             member.set_distrusted(false);
         }
         self.choose_freely_again();
