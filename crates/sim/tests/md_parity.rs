@@ -10,9 +10,10 @@
 mod md_lab;
 mod running;
 
-use blockwork_engine::{Errno, FileId};
-use blockwork_sim::{Fault, Faults, Lies};
+use blockwork_engine::FileId;
+use blockwork_sim::Lies;
 
+use md_lab::drawn::{FAULTS, expect_all_verbs};
 use md_lab::{PARITY, PARITY_KEPT, PARITY_LISTING, PARITY_LOSING, Plan};
 use running::plans::{
     self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,
@@ -41,12 +42,7 @@ fn what_lives_and_is_looked_after_has_parities_that_fit_and_all_that_was_flushed
     // A lab in which nothing happens would find nothing.
     assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.faults > seeds);
     assert!(sums.settled >= seeds / 2 && sums.resumed > seeds / 20 && sums.differed > seeds / 10);
-    for what in ["add", "re-added", "filled", "fail", "remove", "replace", "sync", "death"] {
-        let n = sums.tally.borrow().counts.get(what).copied().unwrap_or_default();
-        // The rarest, a member that is re-added, happens in one run of forty or so, and by chance in fewer.
-        let least = if what == "re-added" { seeds / 400 } else { seeds / 100 };
-        assert!(n > least, "{what} happened {n} times only");
-    }
+    expect_all_verbs(&sums, seeds);
 }
 
 #[test]
@@ -65,40 +61,14 @@ fn what_a_member_cannot_write_the_others_have() {
 
 #[test]
 fn every_cut_of_a_short_run_is_survived() {
-    let plans = (1_000_000..1_000_008).map(|seed| {
-        let mut plan = Plan::of(PARITY + seed);
-        plan.bios = 12;
-        plan.lives.truncate(1);
-        plan.lives[0].cut = 0;
-        plan
-    });
+    let plans = (1_000_000..1_000_008).map(|seed| Plan::of(PARITY + seed).shortened());
     survive_each_cut(plans, 0, 1..=200, 300);
 }
 
 #[test]
 fn each_request_of_a_member_in_turn_may_fail_in_each_way() {
-    let faults = [
-        Fault::Error(Errno::EIO),
-        Fault::Error(Errno::ENOSPC),
-        Fault::Latent,
-        Fault::ForEver,
-        Fault::Short,
-        Fault::LostFlush,
-    ];
-    let plan = |seed, fault| {
-        let mut plan = Plan::of(PARITY + seed);
-        plan.bios = 16;
-        plan.lives.truncate(1);
-        let life = &mut plan.lives[0];
-        (life.cut, life.faults, life.no_mercy) = (0, Faults::default(), false);
-        life.victims.clear();
-        (plan.array.absent, plan.array.recovering) = (Vec::new(), None);
-        plan.slowness = Faults::default();
-        // A file system that is full is no broken disk.
-        plan.excused = fault == Fault::Error(Errno::ENOSPC);
-        (plan, fault)
-    };
-    let plans = (2_000_000..2_000_004).flat_map(|seed| faults.map(|fault| plan(seed, fault)));
+    let plan = |seed, fault| (Plan::of(PARITY + seed).with_nothing_amiss_but(fault), fault);
+    let plans = (2_000_000..2_000_004).flat_map(|seed| FAULTS.map(|fault| plan(seed, fault)));
     survive_each_fault(plans, FileId(0), 500);
 }
 

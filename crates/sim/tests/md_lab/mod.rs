@@ -17,6 +17,7 @@
 
 pub mod caretaker;
 pub mod disks;
+pub mod drawn;
 pub mod judge;
 pub mod linux;
 mod rows;
