@@ -327,8 +327,9 @@ impl Array {
     /// superblocks are written that say so.
     pub(super) fn can_do_without(&self, role: u16) -> bool {
         let present = |other| other != role && self.member(other).is_some_and(Member::is_complete);
-        // Where a parity may not fit, it makes up for nobody.
-        let makes_up = self.geometry().as_parity().is_none() || !self.may_differ_anywhere();
+        // Where a parity may not fit, it makes up for nobody, until a resync has been there; what that can do nothing about is lost.
+        let waits = self.may_differ_anywhere() && !self.sync.stuck.load(Ordering::Acquire);
+        let makes_up = self.geometry().as_parity().is_none() || !waits;
         self.geometry().is_redundant()
             && makes_up
             && self.geometry().has_all_data(&present)

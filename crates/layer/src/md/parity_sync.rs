@@ -133,7 +133,7 @@ impl Array {
         for (piece, compared) in pieces.iter().zip(results) {
             let Some(Compared { differing, to_write }) = compared else {
                 if what == Parities::Resync {
-                    return Err(End::Stuck(piece.at));
+                    self.stays_unsynced(piece);
                 }
                 continue;
             };
@@ -145,6 +145,13 @@ impl Array {
             }
         }
         self.write_copies(writes, cx).await.map_err(End::Failed)
+    }
+
+    /// Where data cannot be read, nobody knows what parities would fit: the others are resynced, and this is left as it is.
+    fn stays_unsynced(&self, piece: &Piece) {
+        self.note_difference(piece.at, piece.nr);
+        let mut state = self.sync.state();
+        state.unsynced = Some(state.unsynced.map_or(piece.at, |known| known.min(piece.at)));
     }
 
     /// Reads a piece of all members; none: the data are not all there.

@@ -48,6 +48,8 @@ pub(super) struct Sync {
     pub(super) at_rest: AtomicBool,
     /// Its volume is no more, and nothing may be written where it lies: whoever has taken the turn to write looks at that first.
     pub(super) retired: AtomicBool,
+    /// A resync has left something as it was, since it cannot be read.
+    pub(super) stuck: AtomicBool,
     /// Clients have done I/O since somebody last looked.
     client: AtomicBool,
     pub(super) speed_min: AtomicU64,
@@ -62,6 +64,8 @@ pub(super) struct SyncState {
     pub(super) requested: Option<(SyncAction, u64)>,
     /// Nothing begins by itself.
     pub(super) halted: bool,
+    /// Where the resync that is under way has left something as it was, the first place.
+    pub(super) unsynced: Option<Sector>,
 }
 
 impl Default for Sync {
@@ -72,6 +76,7 @@ impl Default for Sync {
             stop: AtomicBool::new(false),
             at_rest: AtomicBool::new(false),
             retired: AtomicBool::new(false),
+            stuck: AtomicBool::new(false),
             client: AtomicBool::new(false),
             speed_min: AtomicU64::new(SYNC_SPEED_DEFAULT.0),
             speed_max: AtomicU64::new(SYNC_SPEED_DEFAULT.1),
@@ -156,11 +161,18 @@ impl Array {
             let mut state = self.sync.state();
             state.status.action = pass.action();
             (state.status.done, state.status.total) = (Sectors(pass.start), Sectors(pass.total));
+            state.unsynced = None;
             if matches!(pass.kind, Kind::Check { .. }) && pass.start == 0 {
                 state.status.mismatches = Sectors::ZERO;
             }
         }
+        if pass.kind == Kind::Resync {
+            self.sync.stuck.store(false, Ordering::Release);
+        }
         let mut end = self.run_pass(&pass, cx).await;
+        if let (End::Done, Some(at)) = (end, self.sync.state().unsynced) {
+            end = End::Stuck(at);
+        }
         let mut tried = Vec::new();
         if end == End::Done {
             match self.fill_again(&pass, cx).await {
@@ -257,10 +269,11 @@ impl Array {
                         "there is no copy that can be read, and the list of bad blocks of the member that is filled has no room for it"
                     }
                     _ => {
-                        "the newest copy of it cannot be read; it goes on when `md start-sync` says so, or the array is served again"
+                        "what is there, or its newest copy, cannot be read; it goes on when `md start-sync` says so, or the array is served again"
                     }
                 };
                 log::error!("{name}: {} stops at sector {sector} of a member: {why}", pass.action());
+                self.sync.stuck.fetch_or(pass.kind == Kind::Resync, Ordering::AcqRel);
                 self.sync.state().halted = true;
             }
             End::Interrupted | End::Distrusted => {}

@@ -355,15 +355,12 @@ impl Array {
                         }
                     });
                 }
-                // A difference that was noted before it stays noted.
-                let moved = self.differ_from.compare_exchange(
-                    *front,
-                    window.end,
-                    Ordering::AcqRel,
-                    Ordering::Acquire,
-                );
+                // Nothing that was left as it was is passed, and a difference that was noted before it stays noted.
+                let end = self.sync.state().unsynced.map_or(window.end, |at| at.0.min(window.end));
+                let moved =
+                    self.differ_from.compare_exchange(*front, end, Ordering::AcqRel, Ordering::Acquire);
                 if moved.is_ok() {
-                    *front = window.end;
+                    *front = end;
                 }
             }
             Kind::Check { .. } => {}

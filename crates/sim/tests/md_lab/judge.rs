@@ -206,11 +206,25 @@ impl Judge<'_> {
         bad && (0..self.plan.geometry().sectors().0).any(|sector| self.is_lost(sector))
     }
 
+    /// Whether members list something as bad in the row of this sector of them.
+    fn is_spoilt(&self, sector: u64) -> bool {
+        let chunk = self.plan.geometry().chunk().expect("rows have chunks").0;
+        let row = sector / chunk * chunk;
+        let mut bad = self.found.members.iter().flatten().flat_map(|member| &member.bad);
+        bad.any(|(start, nr)| *start < row + chunk && row < start + nr)
+    }
+
     /// Rule 5.
     pub fn nothing_is_due(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let found = self.found;
         if self.is_stuck() {
+            // All other rows fit all the same.
+            let misfits = self.differing().into_iter().filter(|sector| !self.is_spoilt(*sector));
+            wrong.extend(
+                misfits.map(|sector| format!("sector {sector} of members does not fit after a resync")),
+            );
+            wrong.truncate(VIOLATIONS_MAX);
             return wrong;
         }
         if !found.truth.is_clean() {
