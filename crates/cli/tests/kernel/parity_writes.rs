@@ -200,3 +200,38 @@ fn what_we_rebuild_resync_and_repair_is_as_the_kernel_would_have_it() {
         fact(&facts, name, 0, sha256);
     }
 }
+
+/// What cannot be read of a row is in a list of bad blocks: no parity can be made to fit it, and all others are.
+#[test]
+fn a_resync_goes_past_rows_that_cannot_be_read() {
+    let mut machine = Machine::new();
+    let all = disks("r", 3);
+    all.iter().for_each(|disk| machine.disk(disk, SIZE));
+    machine.run(
+        "md_create /dev/md0 r --level=5 --chunk=16 --bitmap=none --assume-clean --raid-devices=3 /d/r.0 /d/r.1 /d/r.2
+         whole write /dev/md0 1
+         start=$(examine /d/r.0 'Data Offset' | cut -d ' ' -f 1)
+         echo $((start + 96)) 8 >$(md_sysfs /dev/md0)/dev-$(basename $(device /d/r.0))/bad_blocks
+         # The list is written with the superblock, which is when a write begins.
+         pattern write /dev/md0 4194304 1048576 8
+         md_stop /dev/md0
+         mdadm --examine-badblocks $(device /d/r.0) | grep -q ' for 8 sectors'",
+    );
+    let served = machine.serve(&all, &[]);
+    run(&mut fio(
+        &machine.scratch,
+        &machine.scratch.uri("md/r"),
+        &["--rw=randwrite", "--bs=4k", "--size=1M", "--offset=4M"],
+    ));
+    served.kill();
+    // Data or parity, far behind.
+    let file = File::options().write(true).open(machine.scratch.path("r.2")).expect("it is there");
+    file.write_all_at(&[0xee; 4096], 8 * MIB).expect("it can be written");
+    let served = machine.serve(&all, &[]);
+    md(&machine, &["wait", "md/r"]);
+    md(&machine, &["check", "md/r"]);
+    let checked = md(&machine, &["wait", "md/r"]);
+    assert_eq!(checked["array"]["sync"]["mismatch_sectors"], 0, "{checked}");
+    let said = served.stop();
+    assert!(said.contains("resync stops at sector 96 of a member"), "{said}");
+}
