@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use blockwork_format::escape;
 use blockwork_format::md::v1::Features;
-use blockwork_format::md::{Role, Superblock, Uuid};
+use blockwork_format::md::{Access, Role, Superblock, Uuid};
 
 use super::behind::{is_cut_off, same_but_for_size};
 use super::{Member, MemberState};
@@ -126,9 +126,11 @@ impl Choice {
         let is_active = matches!(superblock.role(), Role::Active(_));
         if is_active && superblock.events().saturating_add(1) < newest {
             let remedy = match truth.superblock {
-                Superblock::V1(_) => "`blockwork md add` takes it back (Linux: `mdadm --add`)",
+                Superblock::V1(truth) if truth.supports(Access::Write).is_ok() => {
+                    "`blockwork md add` takes it back (Linux: `mdadm --add`)"
+                }
                 // Those are only read here.
-                Superblock::V0(_) => "Linux's `mdadm --add` takes it back",
+                _ => "Linux's `mdadm --add` takes it back",
             };
             self.warnings.push(format!(
                 "{title} is out of date (events {}, and the array is at {newest}): it is left out; {remedy}",
