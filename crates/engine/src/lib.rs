@@ -74,7 +74,7 @@ pub use port::{Context, Port, PortId, PortState};
 pub use queue::{Complaint, SMALL_REQUEST};
 pub use quiesce::Quiescence;
 pub use ring::{RINGS_MAX, RingSnapshot, RingStats};
-pub use sum::{Sum, Term, compute};
+pub use sum::{Sum, Term, add_times, compute};
 pub use task::{Deferred, TaskContext};
 pub use turn::{Taking, Turn, Turns};
 pub use units::{Nanos, SECTOR, Sector, Sectors};

@@ -19,6 +19,8 @@ use crate::units::{SECTOR, Sector, Sectors};
 
 /// Computed in one go: bounds memory, of which each term takes as much.
 const STEP: Sectors = Sectors(256);
+/// Added up in one go, bytes: it stays in the processor's cache.
+const SUM_BYTES: usize = 16 << 10;
 /// Blocks into which that is cut where something cannot be read, at least: what disks write at a time.
 const BLOCK_MIN: u64 = 8;
 
@@ -152,13 +154,24 @@ async fn read(
 /// The sum of what was read goes to `data`, which is as long as each term; by the memory of the first, which is needed no more.
 fn add_up(read: &[Read], data: &[Segment]) {
     let first = &read.first().expect("a sum has terms").data;
-    let (mut sum, mut term) = (vec![0; first.len()], vec![0; first.len()]);
-    for Read { factor, data } in read {
-        data.read_at(0, &mut term);
-        factor.add_times(&term, &mut sum);
-    }
-    first.write_at(0, &sum);
+    let terms: Vec<_> = read.iter().map(|Read { factor, data }| (*factor, data)).collect();
+    add_times(&terms, first);
     copy_between(std::slice::from_ref(first), data);
+}
+
+/// Adds up: each of these times that, byte by byte, into `sum`, which is as long and may be one of them.
+pub fn add_times(terms: &[(Gf256, &Segment)], sum: &Segment) {
+    let (mut all, mut term) = (vec![0; SUM_BYTES], vec![0; SUM_BYTES]);
+    for from in (0..sum.len()).step_by(SUM_BYTES) {
+        let bytes = SUM_BYTES.min(sum.len() - from);
+        let (all, term) = (&mut all[..bytes], &mut term[..bytes]);
+        all.fill(0);
+        for (factor, segment) in terms {
+            segment.read_at(from, term);
+            factor.add_times(term, all);
+        }
+        sum.write_at(from, all);
+    }
 }
 
 /// A span in pieces of so many sectors.

@@ -1,7 +1,7 @@
 //! Geometry of RAID4, 5 and 6: striping with gaps, and what each chunk of a row is the sum of.
 //!
 //! A row is a chunk of each member, at the same place of all. What is at the same place within the chunks of a row belongs together: each of
-//! these sectors is a sum of others ([`Parity::ways`]).
+//! these sectors is a sum of others ([`Parity::way`]).
 //!
 //! Source, for the facts: the kernel's `drivers/md/raid5.c`; H. Peter Anvin, "The mathematics of RAID-6".
 

@@ -15,9 +15,11 @@ use blockwork_engine::{
 use blockwork_memory::Segment;
 
 use super::array::Array;
+use super::devices::DeviceIndex;
 use super::geometry::Place;
 use super::io;
 use super::member::Member;
+use super::mend::Unread;
 use super::parity::Way;
 use super::resolve::pass;
 
@@ -51,6 +53,22 @@ impl Array {
     /// Whether a member has all of that for sure, as far as anybody knows.
     pub(super) fn is_sure(&self, role: u16, sector: Sector, nr: Sectors) -> bool {
         self.member(role).is_some_and(|it| !it.is_distrusted() && it.readable(sector, nr) == nr)
+    }
+
+    /// Who serves for a role has refused to read that: it is mended, if others have it.
+    pub(super) fn note_refusal(&self, role: u16, at: Sector, nr: Sectors, cx: &TaskContext) -> Unread {
+        let Some(device) = self.device_of(role) else { return Unread::Known };
+        let noted = self.note_unreadable(device, at, nr);
+        if noted == Unread::Noted {
+            self.start_mending(cx);
+        }
+        noted
+    }
+
+    fn device_of(&self, role: u16) -> Option<DeviceIndex> {
+        let serving = self.member(role)?;
+        let mut all = self.devices.all();
+        all.find(|(_, member)| std::ptr::eq(*member, serving)).map(|(device, _)| device)
     }
 
     /// Reads a piece that is in one chunk, from the member that has it as far as that can be, and else has it computed.

@@ -5,7 +5,7 @@
 //!
 //! Differences are counted as Linux counts them: 4 KiB of each member in which any parity does not fit count with all their sectors.
 
-use blockwork_engine::{Errno, Gf256, Sector, Sectors, TaskContext};
+use blockwork_engine::{Gf256, Sector, Sectors, TaskContext, add_times};
 use blockwork_memory::Segment;
 
 use super::array::Array;
@@ -13,7 +13,7 @@ use super::devices::DeviceIndex;
 use super::geometry::Place;
 use super::io;
 use super::mend::Unread;
-use super::parity_write::add_up;
+use super::sync_check::Differing;
 use super::sync_copy::{BLOCK, Copy, PIECE};
 use super::sync_pass::{End, Window};
 
@@ -138,7 +138,7 @@ impl Array {
                 continue;
             };
             if let Parities::Check { .. } = what {
-                self.sync.state().status.mismatches += Sectors(differing);
+                self.sync.state().status.mismatches += differing;
             }
             if what != (Parities::Check { repair: false }) {
                 writes.extend(to_write.into_iter().map(|(copy, data)| (copy, piece.nr, data)));
@@ -165,15 +165,15 @@ impl Array {
         let data: Option<Vec<(u16, Segment)>> =
             data.into_iter().map(|role| Some((role, read.next()??))).collect();
         let data = data?;
-        let mut differs = vec![false; piece.nr.0.div_ceil(PAGE) as usize];
+        let mut pages = Differing::none(piece.at, piece.nr, PAGE);
         let copies = data.iter().filter_map(|(role, data)| Some((self.filled(*role, piece)?, data.clone())));
         let mut to_write: Vec<_> = copies.collect();
         for ((role, weight), found) in weights.into_iter().zip(read) {
             let sum = io::memory(cx, piece.nr);
             let terms: Vec<(Gf256, &Segment)> =
                 data.iter().map(|(role, data)| (weight(*role), data)).collect();
-            add_up(&terms, &sum);
-            let is_same = found.is_some_and(|found| note_differences(&found, &sum, &mut differs));
+            add_times(&terms, &sum);
+            let is_same = found.is_some_and(|found| !pages.add(&found, &sum));
             if !is_same {
                 let holders = self.devices.holders(role);
                 let devices = [holders.member(), holders.replacement()].into_iter().flatten();
@@ -182,9 +182,7 @@ impl Array {
                 to_write.extend(self.filled(role, piece).map(|copy| (copy, sum.clone())));
             }
         }
-        let pages = differs.iter().enumerate().filter(|(_, differs)| **differs);
-        let differing = pages.map(|(page, _)| PAGE.min(piece.nr.0 - page as u64 * PAGE)).sum();
-        Some(Compared { differing, to_write })
+        Some(Compared { differing: pages.sectors(), to_write })
     }
 
     /// Where a piece is on the device that is to replace a member, if it has been filled that far.
@@ -200,49 +198,24 @@ impl Array {
         match member.read(piece.at, piece.nr, cx).await {
             Ok(data) => Some(data),
             Err(errno) => {
-                self.refused_read(role, piece, errno, cx);
+                if self.note_refusal(role, piece.at, piece.nr, cx) != Unread::Noted {
+                    log::warn!(
+                        "{}: {} sectors at {} of the data of member {role} cannot be read: {errno}",
+                        self.name,
+                        piece.nr,
+                        piece.at
+                    );
+                }
                 None
             }
-        }
-    }
-
-    fn refused_read(&self, role: u16, piece: Piece, errno: Errno, cx: &TaskContext) {
-        let noted = self.device_of(role).map(|device| self.note_unreadable(device, piece.at, piece.nr));
-        if noted == Some(Unread::Noted) {
-            self.start_mending(cx);
-        } else {
-            log::warn!(
-                "{}: {} sectors at {} of the data of member {role} cannot be read: {errno}",
-                self.name,
-                piece.nr,
-                piece.at
-            );
         }
     }
 }
 
 /// What has come of comparing the parities of a piece with its data.
 struct Compared {
-    /// Sectors of a member, in whole pages.
-    differing: u64,
+    /// Of a member, in whole pages.
+    differing: Sectors,
     /// Parities that do not fit, or cannot be read, as they should be; and what replacements are to have.
     to_write: Vec<(Copy, Segment)>,
-}
-
-/// Marks the pages that differ; whether none does.
-fn note_differences(one: &Segment, other: &Segment, differs: &mut [bool]) -> bool {
-    let bytes = |segment: &Segment| {
-        let mut bytes = vec![0; segment.len()];
-        segment.read_at(0, &mut bytes);
-        bytes
-    };
-    let page = PAGE as usize * 512;
-    let (one, other) = (bytes(one), bytes(other));
-    let mut all = true;
-    for ((one, other), differs) in one.chunks(page).zip(other.chunks(page)).zip(differs) {
-        let is_same = one == other;
-        *differs |= !is_same;
-        all &= is_same;
-    }
-    all
 }

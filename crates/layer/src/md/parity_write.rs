@@ -27,6 +27,7 @@ use std::sync::atomic::Ordering;
 
 use blockwork_engine::{
     Bio, Cure, Defer, Errno, Failure, Flags, Gf256, Op, Resolver, Sector, Sectors, Span, TaskContext, Watch,
+    add_times,
 };
 use blockwork_memory::{Segment, Segments, copy_between, slice_segments};
 
@@ -43,9 +44,6 @@ const UNIT_OF_ALL: u64 = 4096;
 
 /// Units of one write that are under way at once.
 const AT_ONCE: usize = 8;
-
-/// What is added up in one go, bytes: it stays in the processor's cache.
-const SUM_BYTES: usize = 16 << 10;
 
 /// The same sectors of all members of a row, of some of which all are written.
 #[derive(Debug, PartialEq, Eq)]
@@ -85,21 +83,6 @@ fn units_of_row(parity: &Parity, sector: Sector, nr: Sectors, most: Sectors) -> 
     units
 }
 
-/// Adds up: each of them times that, byte by byte, into the last.
-pub(super) fn add_up(terms: &[(Gf256, &Segment)], sum: &Segment) {
-    let (mut all, mut term) = (vec![0; SUM_BYTES], vec![0; SUM_BYTES]);
-    for from in (0..sum.len()).step_by(SUM_BYTES) {
-        let bytes = SUM_BYTES.min(sum.len() - from);
-        let (all, term) = (&mut all[..bytes], &mut term[..bytes]);
-        all.fill(0);
-        for (factor, segment) in terms {
-            segment.read_at(from, term);
-            factor.add_times(term, all);
-        }
-        sum.write_at(from, all);
-    }
-}
-
 /// What each member of some has, or is to have, in a unit.
 type Parts = Vec<(u16, Segment)>;
 
@@ -135,9 +118,7 @@ impl Array {
     pub(super) async fn write_rows(&self, span: Span, cx: &TaskContext) -> Result<(), Errno> {
         let parity = self.geometry().as_parity().expect("only rows with a parity are written like this");
         let row = parity.row_sectors().0;
-        let most = Sectors(
-            (UNIT_OF_ALL / u64::from(parity.members())).next_multiple_of(self.block().0).max(self.block().0),
-        );
+        let most = Sectors((UNIT_OF_ALL / u64::from(parity.members())).next_multiple_of(self.block().0));
         let mut units = Vec::new();
         let mut at = span.sector.0;
         while at < span.end().0 {
@@ -228,7 +209,7 @@ impl Array {
         let parity = self.geometry().as_parity().expect("a unit is one of rows with a parity");
         let wanted: Vec<_> = parity
             .parities_of(unit.row)
-            .filter(|(role, _)| self.writes_of(*role, unit.at, Op::Write, unit.nr, None).next().is_some())
+            .filter(|(role, _)| !self.writes_of(*role, unit.at, Op::Write, unit.nr, None).is_empty())
             .collect();
         if wanted.is_empty() {
             return Ok(Vec::new());
@@ -267,7 +248,7 @@ impl Array {
                 } else {
                     new.chain(old.iter().map(|(role, old)| (weight(*role), old))).collect()
                 };
-                add_up(&terms, &sum);
+                add_times(&terms, &sum);
                 (*role, sum)
             });
             return Ok(sums.collect());
@@ -290,7 +271,10 @@ impl Array {
             // What is written next to it makes what was read ahead worthless.
             match io::read_once(cx, &member.layer, member.at(unit.at), unit.nr).await {
                 Ok(data) => Ok(Some((role, data))),
-                Err(errno) => self.could_not_read(role, unit, errno, cx).map(|()| None),
+                Err(errno) => match self.note_refusal(role, unit.at, unit.nr, cx) {
+                    Unread::Noted | Unread::Known => Ok(None),
+                    Unread::Last | Unread::TooMany => Err(errno),
+                },
             }
         };
         let results: Result<Vec<_>, Errno> =
@@ -298,41 +282,14 @@ impl Array {
         Ok(results?.into_iter().collect())
     }
 
-    fn could_not_read(&self, role: u16, unit: &Unit, errno: Errno, cx: &TaskContext) -> Result<(), Errno> {
-        let Some(device) = self.device_of(role) else { return Ok(()) };
-        match self.note_unreadable(device, unit.at, unit.nr) {
-            Unread::Noted => self.start_mending(cx),
-            Unread::Known => {}
-            Unread::Last | Unread::TooMany => return Err(errno),
-        }
-        Ok(())
-    }
-
-    pub(super) fn device_of(&self, role: u16) -> Option<DeviceIndex> {
-        let serving = self.member(role)?;
-        let mut all = self.devices.all();
-        all.find(|(_, member)| std::ptr::eq(*member, serving)).map(|(device, _)| device)
-    }
-
     /// What is written of a role's part: to each device that has the role, or is to have it, but for what that cannot write.
-    fn writes_of(
-        &self,
-        role: u16,
-        at: Sector,
-        op: Op,
-        nr: Sectors,
-        data: Option<Segment>,
-    ) -> impl Iterator<Item = ToDevice> {
+    fn writes_of(&self, role: u16, at: Sector, op: Op, nr: Sectors, data: Option<Segment>) -> Vec<ToDevice> {
         let holders = self.devices.holders(role);
-        let devices = [holders.member(), holders.replacement()].into_iter().flatten();
-        devices
-            .flat_map(move |device| {
-                let mut parts = Vec::new();
-                self.add_writable(ToDevice { device, op, at, nr, data: data.clone() }, &mut parts);
-                parts
-            })
-            .collect::<Vec<_>>()
-            .into_iter()
+        let mut parts = Vec::new();
+        for device in [holders.member(), holders.replacement()].into_iter().flatten() {
+            self.add_writable(ToDevice { device, op, at, nr, data: data.clone() }, &mut parts);
+        }
+        parts
     }
 
     /// What its device can write of a part.
@@ -359,8 +316,9 @@ impl Array {
         let mut parts = parts;
         loop {
             let mut outcome = self.try_parts(parts, flags, cx).await;
-            let refused = std::mem::take(&mut outcome.refused);
-            if let Err(errno) = self.settle_outcome(outcome, !refused.is_empty(), cx).await {
+            let settled = self.settle_outcome(&mut outcome, cx).await;
+            let refused = outcome.refused;
+            if let Err(errno) = settled {
                 // None of these is tried again. Who was given up has lost them with all the rest.
                 let stays = |part: &&ToDevice| {
                     self.devices.get(part.device).is_some_and(|member| !member.is_faulty())
@@ -410,20 +368,16 @@ impl Array {
     }
 
     /// Invariants 1 and 2, of a unit that is still held.
-    async fn settle_outcome(
-        &self,
-        outcome: Outcome,
-        is_refused: bool,
-        cx: &TaskContext,
-    ) -> Result<(), Errno> {
-        if is_refused || (outcome.left_out && !self.gate.pass()) {
+    async fn settle_outcome(&self, outcome: &mut Outcome, cx: &TaskContext) -> Result<(), Errno> {
+        if !outcome.refused.is_empty() || (outcome.left_out && !self.gate.pass()) {
             self.settle_failures(cx).await?;
         }
         if let Some(errno) = outcome.error {
             return Err(errno);
         }
-        if !outcome.renewed.is_empty() {
-            Renewal { array: self.itself(), ranges: outcome.renewed }.done(Ok(()));
+        let ranges = std::mem::take(&mut outcome.renewed);
+        if !ranges.is_empty() {
+            Renewal { array: self.itself(), ranges }.done(Ok(()));
         }
         Ok(())
     }

@@ -41,18 +41,15 @@ impl Array {
             let good = self.readable_of(piece, results, cx);
             let Some((_, first)) = good.first() else { continue };
             let mut differ = piece.unreadable.clone();
-            let mut mismatches = SmallVec::<[bool; 16]>::new();
+            let mut mismatches = Differing::none(piece.sector, piece.nr, UNIT);
             // What is behind the end of an uneven array, in its last block, may differ.
             let ours = |data: &Segment| data.slice(0, piece.nr.byte_len());
             for (copy, data) in &good[1..] {
-                let units = differences(piece.sector, &ours(first), &ours(data));
-                if units.contains(&true) {
+                if mismatches.add(&ours(first), &ours(data)) {
                     differ.push(*copy);
                 }
-                mismatches.resize(units.len(), false);
-                mismatches.iter_mut().zip(units).for_each(|(any, differs)| *any |= differs);
             }
-            self.count_mismatches(piece, &mismatches);
+            self.sync.state().status.mismatches += mismatches.sectors();
             if repair {
                 writes.extend(differ.into_iter().map(|copy| (copy, piece.nr, first.clone())));
             }
@@ -120,38 +117,85 @@ impl Array {
         }
         good
     }
+}
 
-    fn count_mismatches(&self, piece: &Piece, units: &[bool]) {
-        let end = piece.sector.0 + piece.nr.0;
-        let mut at = piece.sector.0;
-        let mut sum = 0;
-        for differs in units {
-            let next = (at + 1).next_multiple_of(UNIT).min(end);
-            sum += if *differs { next - at } else { 0 };
-            at = next;
+/// Which units of a piece differ: those that end at multiples of so many sectors, and the last.
+pub(super) struct Differing {
+    sector: Sector,
+    nr: Sectors,
+    unit: u64,
+    units: SmallVec<[bool; 16]>,
+}
+
+impl Differing {
+    /// None of the `nr` sectors at `sector`.
+    pub(super) fn none(sector: Sector, nr: Sectors, unit: u64) -> Differing {
+        let count = (sector.0 + nr.0).div_ceil(unit) - sector.0 / unit;
+        let units = SmallVec::from_elem(false, usize::try_from(count).expect("a piece is small"));
+        Differing { sector, nr, unit, units }
+    }
+
+    /// Where the units end, from the first sector on.
+    fn ends(&self) -> impl Iterator<Item = u64> {
+        let (start, end, unit) = (self.sector.0, self.sector.0 + self.nr.0, self.unit);
+        (start / unit + 1..).map(move |next| (next * unit).min(end) - start).take(self.units.len())
+    }
+
+    /// Those as well in which the two differ; whether any does.
+    pub(super) fn add(&mut self, one: &Segment, other: &Segment) -> bool {
+        let bytes = |segment: &Segment| {
+            let mut bytes = vec![0; segment.len()];
+            segment.read_at(0, &mut bytes);
+            bytes
+        };
+        let (one, other) = (bytes(one), bytes(other));
+        let (mut from, mut any) = (0, false);
+        let ends: SmallVec<[u64; 16]> = self.ends().collect();
+        for (differs, end) in self.units.iter_mut().zip(ends) {
+            let end = Sectors(end).byte_len();
+            let is_other = one[from..end] != other[from..end];
+            *differs |= is_other;
+            any |= is_other;
+            from = end;
         }
-        if sum > 0 {
-            self.sync.state().status.mismatches += Sectors(sum);
-        }
+        any
+    }
+
+    /// How much they are.
+    pub(super) fn sectors(&self) -> Sectors {
+        let mut from = 0;
+        let all = self.units.iter().zip(self.ends()).map(|(differs, end)| {
+            let nr = end - std::mem::replace(&mut from, end);
+            if *differs { nr } else { 0 }
+        });
+        Sectors(all.sum())
     }
 }
 
-/// Which units of a piece at `sector` differ.
-fn differences(sector: Sector, one: &Segment, other: &Segment) -> SmallVec<[bool; 16]> {
-    let bytes = |segment: &Segment| {
-        let mut bytes = vec![0; segment.len()];
-        segment.read_at(0, &mut bytes);
-        bytes
-    };
-    let (one, other) = (bytes(one), bytes(other));
-    let mut out = SmallVec::new();
-    let mut at = 0;
-    while at < one.len() {
-        let here = sector.0 + at as u64 / 512;
-        let next = at + ((here + 1).next_multiple_of(UNIT) - here) as usize * 512;
-        let next = next.min(one.len());
-        out.push(one[at..next] != other[at..next]);
-        at = next;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use blockwork_memory::Pool;
+
+    #[test]
+    fn units_end_at_multiples_and_count_with_all_their_sectors_of_the_piece() {
+        let pool = Pool::new(0);
+        let segment = |at: Option<u64>| {
+            let segment = Segment::new(pool.get(20 * 512), 0, 20 * 512);
+            segment.fill(7);
+            if let Some(sector) = at {
+                segment.write_at(Sectors(sector).byte_len() + 511, &[8]);
+            }
+            segment
+        };
+        // Units of 8 from sector 5 on: 5 to 7, 8 to 15, 16 to 23, and 24 alone.
+        for (other, expected) in [(None, 0), (Some(2), 3), (Some(3), 8), (Some(18), 8), (Some(19), 1)] {
+            let mut differing = Differing::none(Sector(5), Sectors(20), 8);
+            assert_eq!(differing.add(&segment(None), &segment(other)), other.is_some());
+            assert_eq!(differing.sectors(), Sectors(expected), "{other:?}");
+            assert!(differing.add(&segment(None), &segment(Some(19))));
+            let both = if other == Some(19) { 1 } else { expected + 1 };
+            assert_eq!(differing.sectors(), Sectors(both), "{other:?} and the last");
+        }
     }
-    out
 }
