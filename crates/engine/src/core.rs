@@ -607,6 +607,7 @@ impl Core {
             Command::FlushTurn { leaf, turn } => {
                 self.with_queue(env, usize::from(leaf.0), |queue, cx| queue.take_flush_turn(cx, turn));
             }
+            Command::Count { node, counter } => self.counters.add(node, counter, 1),
             Command::Spawn(task) => self.executor.spawn(task),
             Command::Allocation { root, sector, nr, answer } => {
                 // Copies may differ where nobody has written: what one of them has says nothing of another.

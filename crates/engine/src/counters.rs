@@ -60,6 +60,12 @@ counters! {
     Cured => "cured",
     /// Parts of reads that were computed from others and a parity.
     Computed => "computed",
+    /// Parts of rows with a parity that were written as a whole.
+    RowsWhole => "rows_whole",
+    /// Parts of such rows of which some data were written, and all was known that their parities needed.
+    RowsKnown => "rows_known",
+    /// Likewise, and something had to be read.
+    RowsRead => "rows_read",
     /// Byte ranges that were read, modified and written.
     Unaligned => "unaligned",
     /// Requests that were asked for again after a short transfer or a failed merged request.

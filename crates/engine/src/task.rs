@@ -20,6 +20,7 @@ use slab::Slab;
 
 use crate::bio::{Bio, Errno};
 use crate::core::Owner;
+use crate::counters::Counter;
 use crate::env::Notify;
 use crate::layer::{Defer, Layer, NodeId, Span};
 use crate::leaf::Allocation;
@@ -46,6 +47,8 @@ pub(crate) enum Command {
     CarriedOut { bio: u32, result: Result<(), Errno> },
     /// A leaf's queue has the turn to flush that it asked for.
     FlushTurn { leaf: crate::LeafId, turn: Turn },
+    /// Count that of a layer.
+    Count { node: NodeId, counter: Counter },
     /// Run this task too.
     Spawn(Pin<Box<dyn Future<Output = ()>>>),
     /// Say what that stack holds there.
@@ -361,6 +364,11 @@ impl TaskContext {
     /// [`TaskContext::pause`].
     pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         self.command(Command::Spawn(Box::pin(task)));
+    }
+
+    /// One more of what is counted of a layer.
+    pub fn count(&self, node: NodeId, counter: Counter) {
+        self.command(Command::Count { node, counter });
     }
 
     pub(crate) fn command(&self, command: Command) {

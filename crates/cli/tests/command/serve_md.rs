@@ -202,3 +202,28 @@ fn an_uneven_mirror_of_disks_with_blocks_of_two_sizes_is_had_to_the_end_of_the_s
 fn an_uneven_mirror_writes_nothing_behind_a_partition_with_smaller_blocks() {
     check_two_block_sizes(true);
 }
+
+#[test]
+fn writes_in_order_to_a_raid5_read_the_rest_of_a_row_once_and_the_statistics_say_so() {
+    let scratch = Scratch::new();
+    let disks: Vec<_> = ["a", "b", "c", "d"].map(|name| scratch.sparse(name, 32 << 20)).into();
+    let create =
+        ["md", "create", "--level", "5", "-n", "4", "--chunk", "64K", "--assume-clean", "--name", "data"];
+    run(scratch.blockwork(create).args(&disks));
+    let server = scratch.serve(["--disk", "a", "b", "c", "d", "md/data", "--stats", "--json"]);
+    // One by one, so nothing of this is chance: 32 rows, each of 3 * 16 pieces.
+    let uri = scratch.uri("md/data");
+    python(&format!(
+        "h = connect('{uri}')
+for at in range(0, 32 * 3 * 65536, 4096):
+    h.pwrite(bytes([at >> 12 & 255]) * 4096, at)
+# A row as a whole.
+h.pwrite(b'x' * 3 * 65536, 100 * 3 * 65536)
+"
+    ));
+    let stats = server.stop_for_stats();
+    let rows = ["rows_read", "rows_known", "rows_whole"].map(|counter| stats.count("md/data", counter));
+    assert_eq!(rows, [32 * 16, 2 * 32 * 16, 1]);
+    let read: u64 = ["a", "b", "c", "d"].map(|name| stats.count(name, "read_bytes")).iter().sum();
+    assert_eq!(read, 32 * 2 * 65536, "of each row, what was not written with the first member's part");
+}

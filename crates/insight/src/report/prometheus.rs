@@ -101,6 +101,11 @@ fn help(counter: Counter) -> &'static str {
         Counter::Deferred => "Bios that waited for a slow path",
         Counter::Cured => "Bios run again after a layer dealt with a failure below it",
         Counter::Computed => "Parts of reads computed from what is left of an array and its parity",
+        Counter::RowsWhole => "Parts of rows with a parity that were written as a whole",
+        Counter::RowsKnown => "Parts of rows with a parity written in part, by what was known of the rest",
+        Counter::RowsRead => {
+            "Parts of rows with a parity written in part, for which something was read first"
+        }
         Counter::Unaligned => "Byte ranges that were read, modified and written",
         Counter::Requeued => "Requests asked for again after a short transfer or a failed merged request",
         Counter::Incomplete => "Requests that the disk ended in part, interrupted or with an error",

@@ -104,6 +104,15 @@ fn odd(snapshot: &Snapshot) -> String {
     ));
     words.extend(group(
         snapshot,
+        "rows with a parity",
+        &[
+            (Counter::RowsWhole, "written whole"),
+            (Counter::RowsKnown, "with what was known"),
+            (Counter::RowsRead, "read first"),
+        ],
+    ));
+    words.extend(group(
+        snapshot,
         "read ahead",
         &[(Counter::ReadAheadIssued, "requests"), (Counter::ReadAheadHit, "hits")],
     ));

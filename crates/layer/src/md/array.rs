@@ -49,6 +49,7 @@ use super::intent::{Intent, IntentConfig};
 use super::member::{Member, MemberConfig};
 use super::mend::Mending;
 use super::record::{ArrayState, Record, Site, SiteState, Standing};
+use super::stripe_cache::StripeCache;
 use super::stripes::Stripes;
 use super::sync::Sync;
 use crate::linear::in_a_block;
@@ -153,6 +154,7 @@ pub struct Array {
     pub(super) fences: Fences,
     /// Rows with a parity that is being read or written.
     pub(super) stripes: Stripes,
+    pub(super) stripe_cache: StripeCache,
     pub(super) mending: Mending,
     pub(super) sync: Sync,
     /// How often a member was distrusted.
@@ -256,6 +258,7 @@ impl Array {
                 busy: AtomicBool::new(false),
                 fences: Fences::default(),
                 stripes: Stripes::default(),
+                stripe_cache: StripeCache::default(),
                 mending: Mending::default(),
                 sync: Sync::default(),
                 distrusts: AtomicU64::new(0),
@@ -523,9 +526,12 @@ impl Layer for Array {
     fn locks(&self) -> Vec<LockSnapshot> {
         let of_array = |what: &str| format!("{}: {what}", self.name);
         let bitmap = self.intent().map(|intent| intent.locks(of_array("bitmap")));
-        let rows = self.geometry().as_parity().map(|_| self.stripes.snapshot(of_array("rows")));
+        let parity = self.geometry().as_parity();
+        let rows = parity.map(|_| {
+            [self.stripes.snapshot(of_array("rows")), self.stripe_cache.snapshot(of_array("stripe cache"))]
+        });
         let own = [self.turns.snapshot(of_array("state")), self.books.snapshot(of_array("books"))];
-        let bitmap = bitmap.into_iter().chain(rows);
+        let bitmap = bitmap.into_iter().chain(rows.into_iter().flatten());
         own.into_iter().chain(bitmap).collect()
     }
 

@@ -269,6 +269,7 @@ impl Array {
             if self.check_trust(trust).is_err() {
                 continue;
             }
+            self.stripe_cache.forget(bad.sector, step);
             member.write(bad.sector, data, true, cx).await?;
             member.read(bad.sector, step, cx).await?;
             done += step;

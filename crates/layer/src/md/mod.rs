@@ -41,6 +41,7 @@ mod record;
 mod resolve;
 mod roster;
 mod status;
+mod stripe_cache;
 mod stripes;
 mod sync;
 mod sync_check;

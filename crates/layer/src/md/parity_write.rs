@@ -9,8 +9,8 @@
 //! 2. The data are copied. A guest may change its memory while it is written; the parity would not fit what was stored, and what it makes up
 //!    for is other people's data.
 //! 3. The new parities come from what takes fewer reads: the data that are not written (*reconstruct-write*), or what is written over and the
-//!    old parities (*read-modify-write*). Where parities may not fit the data, from the former. Where a member lacks what would be read,
-//!    from what it had: that is computed.
+//!    old parities (*read-modify-write*). What was written or read there lately is known (`stripe_cache.rs`). Where parities may not fit the data,
+//!    they come from the former. Where a member lacks what would be read, from what it had: that is computed.
 //! 4. Data and parities are written at once.
 //!
 //! Invariants:
@@ -26,8 +26,8 @@
 use std::sync::atomic::Ordering;
 
 use blockwork_engine::{
-    Bio, Cure, Defer, Errno, Failure, Flags, Gf256, Op, Resolver, Sector, Sectors, Span, TaskContext, Watch,
-    add_times,
+    Bio, Counter, Cure, Defer, Errno, Failure, Flags, Gf256, Op, Resolver, Sector, Sectors, Span,
+    TaskContext, Watch, add_times,
 };
 use blockwork_memory::{Segment, Segments, copy_between, slice_segments};
 
@@ -37,7 +37,8 @@ use super::devices::DeviceIndex;
 use super::io;
 use super::mend::Unread;
 use super::parity::Parity;
-use super::parity_gather::{Gathering, Part, Sources};
+use super::parity_gather::{Gathering, Part, Sources, UnderWay};
+use super::stripe_cache::{self, Known};
 
 /// Sectors of all members in a unit, at most, where it is more than a block of each.
 const UNIT_OF_ALL: u64 = 4096;
@@ -86,6 +87,15 @@ fn units_of_row(parity: &Parity, sector: Sector, nr: Sectors, most: Sectors) -> 
 /// What each member of some has, or is to have, in a unit.
 type Parts = Vec<(u16, Segment)>;
 
+/// What is to be written beside the data, and what was read for it.
+struct Made {
+    parities: Parts,
+    /// What data members have that are not written.
+    others: Parts,
+    /// What this counts as.
+    how: Counter,
+}
+
 /// How far the writes of a unit have come.
 #[derive(Default)]
 struct Outcome {
@@ -118,7 +128,10 @@ impl Array {
     pub(super) async fn write_rows(&self, span: Span, cx: &TaskContext) -> Result<(), Errno> {
         let parity = self.geometry().as_parity().expect("only rows with a parity are written like this");
         let row = parity.row_sectors().0;
-        let most = Sectors((UNIT_OF_ALL / u64::from(parity.members())).next_multiple_of(self.block().0));
+        // A part of a chunk, so that units of several writes are the same.
+        let least = stripe_cache::BLOCK.max(self.block().0);
+        let most: u64 = 1 << (UNIT_OF_ALL / u64::from(parity.members())).max(least).ilog2();
+        let write = cx.kept::<Gathering>(self.form().shape.node).enter(span);
         let mut units = Vec::new();
         let mut at = span.sector.0;
         while at < span.end().0 {
@@ -130,34 +143,49 @@ impl Array {
             }
             let nr = (row - at % row).min(span.end().0 - at);
             let skip = Sectors(at - span.sector.0);
-            for mut unit in units_of_row(parity, Sector(at), Sectors(nr), most) {
+            for mut unit in units_of_row(parity, Sector(at), Sectors(nr), Sectors(most)) {
                 unit.written.iter_mut().for_each(|(_, from)| *from += skip);
                 units.push(unit);
                 if units.len() == AT_ONCE {
-                    self.write_units(std::mem::take(&mut units), span.flags, cx).await?;
+                    self.write_units(std::mem::take(&mut units), &write, span.flags, cx).await?;
                 }
             }
             at += nr;
         }
-        self.write_units(units, span.flags, cx).await?;
+        self.write_units(units, &write, span.flags, cx).await?;
         self.settle_written(span.flags, cx).await
     }
 
     /// Writes these at once. Each is tried, also where another one fails.
-    async fn write_units(&self, units: Vec<Unit>, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
-        let writes = units.iter().map(|unit| self.write_unit(unit, flags, cx));
+    async fn write_units(
+        &self,
+        units: Vec<Unit>,
+        write: &UnderWay,
+        flags: Flags,
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
+        let writes = units.iter().map(|unit| self.write_unit(unit, write, flags, cx));
         io::together(writes.collect()).await.into_iter().collect()
     }
 
     /// Writes a unit, together with what else is written of the same sectors of its row.
-    async fn write_unit(&self, unit: &Unit, flags: Flags, cx: &TaskContext) -> Result<(), Errno> {
-        let gathering = cx.kept::<Gathering>(self.form().shape.node);
+    async fn write_unit(
+        &self,
+        unit: &Unit,
+        write: &UnderWay,
+        flags: Flags,
+        cx: &TaskContext,
+    ) -> Result<(), Errno> {
+        let parity = self.geometry().as_parity().expect("a unit is one of rows with a parity");
+        let data = usize::from(parity.members() - parity.parities());
         let sources = unit.written.iter().map(|(role, from)| (*role, source(*from, unit.nr, cx)));
-        match gathering.join(unit.at, unit.nr, sources.collect(), flags) {
+        match write.join((unit.at, unit.nr), data, sources.collect(), flags) {
             Part::Follow(follow) => follow.result().await,
             Part::Lead(lead) => {
-                let _held = self.stripes.hold(unit.at, unit.nr).await;
+                let (at, nr) = whole_blocks(unit.at, unit.nr);
+                let _held = self.stripes.hold(at, nr).await;
                 cx.others_first().await;
+                lead.gather(write, parity.row_sectors() - parity.chunk(), |moment| cx.sleep(moment)).await;
                 let _room = self.stripes.room().await;
                 let (sources, flags) = lead.begin();
                 let result = self.write_held(unit, sources, flags, cx).await;
@@ -175,11 +203,23 @@ impl Array {
     ) -> Result<(), Errno> {
         let data: Parts =
             sources.into_iter().map(|(role, source)| (role, copied(source, unit.nr, cx))).collect();
-        let parities = self.new_parities(unit, &data, cx).await?;
-        let writes = data.into_iter().chain(parities);
-        let writes =
-            writes.flat_map(|(role, data)| self.writes_of(role, unit.at, Op::Write, unit.nr, Some(data)));
-        self.write_parts(writes.collect(), flags, cx).await
+        let mut known = self.stripe_cache.take(unit.at, unit.nr, self.trust());
+        let Made { parities, others, how } = self.new_parities(unit, &data, &mut known, cx).await?;
+        cx.count(self.form().shape.node, how);
+        let mut parts = data;
+        parts.extend(parities);
+        let writes = parts
+            .iter()
+            .flat_map(|(role, data)| self.writes_of(*role, unit.at, Op::Write, unit.nr, Some(data.clone())));
+        self.write_parts(writes.collect(), flags, cx).await?;
+        let unwritten = self.unwritten(unit, &parts);
+        // Who writes rows as a whole reads nothing, and does not come back.
+        if !unwritten.is_empty() {
+            known.keep_only(&unwritten);
+            parts.extend(others);
+            self.stripe_cache.put(known, &parts, self.trust());
+        }
+        Ok(())
     }
 
     /// Whole rows of zeros, whose parities are zeros, too.
@@ -193,6 +233,7 @@ impl Array {
         let chunk = self.geometry().chunk().unwrap_or_default().0;
         let (at, nr) = (Sector(row * chunk), Sectors(rows * chunk));
         let _held = self.stripes.hold(at, nr).await;
+        self.stripe_cache.forget(at, nr);
         let roles = 0..self.geometry().members();
         let writes: Vec<_> =
             roles.flat_map(|role| self.writes_of(role, at, Op::WriteZeroes, nr, None)).collect();
@@ -204,35 +245,53 @@ impl Array {
         self.write_parts(writes, flags, cx).await
     }
 
+    /// Members whose data of a unit is not among that.
+    fn unwritten(&self, unit: &Unit, written: &Parts) -> Vec<u16> {
+        let is_written = |role: &u16| written.iter().any(|(written, _)| written == role);
+        let data = self.geometry().as_parity().map(|parity| parity.data_of(unit.row));
+        data.into_iter().flatten().filter(|role| !is_written(role)).collect()
+    }
+
     /// The parities that a unit is to have with that data written.
-    async fn new_parities(&self, unit: &Unit, data: &Parts, cx: &TaskContext) -> Result<Parts, Errno> {
+    async fn new_parities(
+        &self,
+        unit: &Unit,
+        data: &Parts,
+        known: &mut Known,
+        cx: &TaskContext,
+    ) -> Result<Made, Errno> {
         let parity = self.geometry().as_parity().expect("a unit is one of rows with a parity");
         let wanted: Vec<_> = parity
             .parities_of(unit.row)
             .filter(|(role, _)| !self.writes_of(*role, unit.at, Op::Write, unit.nr, None).is_empty())
             .collect();
+        let others = self.unwritten(unit, data);
+        let counted_as = |roles: &[u16], known: &Known| {
+            let is_known = roles.iter().all(|role| known.has(*role));
+            match (others.is_empty(), is_known) {
+                (true, _) => Counter::RowsWhole,
+                (false, true) => Counter::RowsKnown,
+                (false, false) => Counter::RowsRead,
+            }
+        };
         if wanted.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Made { parities: Vec::new(), others: Vec::new(), how: counted_as(&[], known) });
         }
-        let is_written = |role: &u16| data.iter().any(|(written, _)| written == role);
-        let others: Vec<u16> = parity.data_of(unit.row).filter(|role| !is_written(role)).collect();
+        let modifying: Vec<u16> =
+            data.iter().map(|(role, _)| *role).chain(wanted.iter().map(|(role, _)| *role)).collect();
         // Each time that something cannot be read, that is known the next time.
         for _ in 0..=2 * self.geometry().members() {
             let trust = self.trust();
-            let is_sure = |role: &u16| self.is_sure(*role, unit.at, unit.nr);
+            known.follow(trust);
             let modifies = {
-                let has_all = data.iter().all(|(role, _)| is_sure(role))
-                    && wanted.iter().all(|(role, _)| is_sure(role));
-                let is_less = data.len() + wanted.len() < others.len();
+                let reads = |roles: &[u16]| roles.iter().filter(|role| !known.has(**role)).count();
+                let is_had = |role: &u16| known.has(*role) || self.is_sure(*role, unit.at, unit.nr);
+                let is_less = reads(&modifying) < reads(&others);
                 let fits = !self.may_differ(unit.at, unit.nr);
-                has_all && (!others.iter().all(is_sure) || (is_less && fits))
+                modifying.iter().all(is_had) && (!others.iter().all(is_had) || (is_less && fits))
             };
-            let roles: Vec<u16> = if modifies {
-                data.iter().map(|(role, _)| *role).chain(wanted.iter().map(|(role, _)| *role)).collect()
-            } else {
-                others.clone()
-            };
-            let Some(old) = self.read_parts(unit, roles, cx).await? else { continue };
+            let roles = if modifies { &modifying } else { &others };
+            let Some(old) = self.read_parts(unit, roles, known, cx).await? else { continue };
             if self.check_trust(trust).is_err() {
                 continue;
             }
@@ -251,7 +310,9 @@ impl Array {
                 add_times(&terms, &sum);
                 (*role, sum)
             });
-            return Ok(sums.collect());
+            let parities = sums.collect();
+            let how = counted_as(roles, known);
+            return Ok(Made { parities, others: if modifies { Vec::new() } else { old }, how });
         }
         Err(Errno::EIO)
     }
@@ -260,10 +321,16 @@ impl Array {
     async fn read_parts(
         &self,
         unit: &Unit,
-        roles: Vec<u16>,
+        roles: &[u16],
+        known: &Known,
         cx: &TaskContext,
     ) -> Result<Option<Parts>, Errno> {
         let read = |role: u16| async move {
+            if known.has(role) {
+                let data = io::memory(cx, unit.nr);
+                known.copy(role, &data);
+                return Ok(Some((role, data)));
+            }
             let member = self.member(role).filter(|_| self.is_sure(role, unit.at, unit.nr));
             let Some(member) = member else {
                 return self.computed(role, unit.at, unit.nr, &[], cx).await.map(|data| Some((role, data)));
@@ -278,7 +345,7 @@ impl Array {
             }
         };
         let results: Result<Vec<_>, Errno> =
-            io::together(roles.into_iter().map(read).collect()).await.into_iter().collect();
+            io::together(roles.iter().copied().map(read).collect()).await.into_iter().collect();
         Ok(results?.into_iter().collect())
     }
 
@@ -400,6 +467,13 @@ struct ToDevice {
     at: Sector,
     nr: Sectors,
     data: Option<Segment>,
+}
+
+/// The blocks of the stripe cache in which these sectors are: each has one writer at a time.
+fn whole_blocks(at: Sector, nr: Sectors) -> (Sector, Sectors) {
+    let start = at.0 / stripe_cache::BLOCK * stripe_cache::BLOCK;
+    let end = (at.0 + nr.0).next_multiple_of(stripe_cache::BLOCK);
+    (Sector(start), Sectors(end - start))
 }
 
 /// So much of what is written; none: zeros.

@@ -230,6 +230,7 @@ impl Array {
             let Some(member) = self.devices.get(copy.device).filter(|member| !member.is_faulty()) else {
                 return Ok(());
             };
+            self.stripe_cache.forget(copy.sector, nr);
             // What leaves the list of bad blocks is durable before.
             let some_bad = member.bad.any();
             let written = member.write(copy.sector, data, some_bad, cx).await;

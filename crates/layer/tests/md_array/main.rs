@@ -6,6 +6,7 @@ mod apart;
 mod bad_blocks;
 mod failures;
 mod filled;
+mod parity;
 mod records;
 mod rig;
 mod sync;

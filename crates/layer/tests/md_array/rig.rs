@@ -13,7 +13,9 @@ use blockwork_engine::{
 use blockwork_format::md::bitmap::{BITMAP_SUPERBLOCK_BYTES, BitmapSuperblock, Bits};
 use blockwork_format::md::raid0::Raid0Layout;
 use blockwork_format::md::v1::{Features, Minor, Reshape, SUPERBLOCK_BYTES_MAX, Superblock};
-use blockwork_format::md::{IN_SYNC, Level, Raid10Layout, Role, SetName, Time, Uuid, bad_blocks};
+use blockwork_format::md::{
+    IN_SYNC, Level, ParityLayout, Raid10Layout, Role, SetName, Time, Uuid, bad_blocks,
+};
 use blockwork_layer::md::{
     Added, Array, ArrayConfig, Geometry, IntentConfig, MdRecord, MdSite, MemberConfig, MemberState,
     NewMember, Record, SyncAction, SyncStatus, VerbError,
@@ -25,6 +27,9 @@ use blockwork_sim::{DeviceModel, SimEnv, World};
 pub fn written(world: &World, devices: u16) -> Vec<u64> {
     (0..devices).map(|device| world.counters(FileId(device.into())).written_bytes).collect()
 }
+
+/// Of RAID5 and RAID6: left symmetric, as superblocks have it.
+const PARITY_LAYOUT: u32 = 2;
 
 /// Where the data starts on each member.
 pub const DATA_START: u64 = 64;
@@ -82,6 +87,13 @@ impl Make {
     pub fn raid10(layout: &'static str, members: u16) -> Make {
         Make { level: Level::Raid10, layout, chunk: 16, ..Make::raid1(members) }
     }
+    /// Left symmetric.
+    pub fn raid5(members: u16) -> Make {
+        Make { level: Level::Raid5, chunk: 16, bitmap: None, ..Make::raid1(members) }
+    }
+    pub fn raid6(members: u16) -> Make {
+        Make { level: Level::Raid6, ..Make::raid5(members) }
+    }
     pub fn raid0(members: u16) -> Make {
         Make { level: Level::Raid0, chunk: 16, bitmap: None, ..Make::raid1(members) }
     }
@@ -110,6 +122,10 @@ impl Make {
         Raid10Layout::from_short_name(self.layout, self.members.into()).unwrap()
     }
 
+    pub fn parity_layout(&self) -> ParityLayout {
+        ParityLayout::new(self.level, PARITY_LAYOUT, self.members).unwrap()
+    }
+
     pub fn geometry(&self) -> Geometry {
         let (chunk, sectors) = (Sectors(self.chunk), Sectors(self.sectors));
         match self.level {
@@ -118,6 +134,7 @@ impl Make {
                 Geometry::raid0(chunk, &members, Raid0Layout::Alternate).unwrap()
             }
             Level::Raid1 => Geometry::raid1(self.members, sectors),
+            Level::Raid5 | Level::Raid6 => Geometry::parity(self.parity_layout(), chunk, sectors).unwrap(),
             _ => Geometry::raid10(self.raid10_layout(), chunk, sectors).unwrap(),
         }
     }
@@ -141,7 +158,11 @@ impl Make {
     }
 
     fn superblock(&self, slot: u16) -> Superblock {
-        let has_layout = self.level == Level::Raid10;
+        let layout = match self.level {
+            Level::Raid10 => self.raid10_layout().encode(),
+            Level::Raid5 | Level::Raid6 => PARITY_LAYOUT,
+            _ => 0,
+        };
         let mut roles: Vec<_> = (0..self.members).map(Role::Active).collect();
         roles.resize(128, Role::Spare);
         let superblock = Superblock {
@@ -151,7 +172,7 @@ impl Make {
             set_name: SetName::new("host:a").unwrap(),
             ctime: Time::new(1_700_000_000, 0),
             level: self.level,
-            layout: if has_layout { self.raid10_layout().encode() } else { 0 },
+            layout,
             size: self.sectors,
             chunk_sectors: u32::try_from(self.chunk).unwrap(),
             raid_disks: self.members.into(),
@@ -194,7 +215,7 @@ impl Make {
             uuid: Uuid([3; 16]),
             events: 17,
             events_cleared: 17,
-            sync_size: self.geometry().sectors().0,
+            sync_size: self.geometry().sync_sectors().0,
             state: 0,
             chunk_bytes,
             daemon_sleep: self.daemon_sleep,
