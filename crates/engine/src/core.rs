@@ -528,6 +528,10 @@ impl Core {
         }
         self.read_ahead(env);
         any |= self.ask_for_flush_turns();
+        if !self.lost.is_empty() {
+            // Before what was read of it is answered.
+            self.tell_of_losses();
+        }
         any | self.settle()
     }
 

@@ -258,6 +258,28 @@ fn a_read_on_its_way_to_what_may_have_lost_something_is_run_again() {
 }
 
 #[test]
+fn a_read_beside_a_fua_write_whose_flush_has_failed_is_run_again() {
+    let Mirrored { mut rig, suspected, .. } = mirrored(false);
+    rig.hold();
+    let write = Bio { flags: Flags::FUA, ..rig.write(800, 8, 2) };
+    let read = rig.read(0, 8);
+    rig.batch([write, read]);
+    let held: Vec<_> = std::iter::from_fn(|| rig.device.lock().unwrap().held.pop_front()).collect();
+    let (reads, writes): (Vec<_>, Vec<_>) = held.into_iter().partition(|held| held.op == Op::Read);
+    let mut writes = writes.into_iter();
+    rig.complete(writes.next().expect("a write to the first half"), Err(Errno::EIO));
+    reads.into_iter().for_each(|held| rig.complete(held, Ok(())));
+    assert_eq!(*suspected.lock().unwrap(), [], "nothing is known yet");
+    let again = rig.next_held();
+    assert_eq!((again.op, again.sector), (Op::Write, 800));
+    rig.complete(again, Ok(()));
+    rig.worker.turn(Wait::Poll);
+    assert_eq!(*suspected.lock().unwrap(), [NodeId(2), NodeId(3)]);
+    let instead = rig.next_held();
+    assert_eq!((instead.op, instead.sector), (Op::Read, HALF), "it reads the other half");
+}
+
+#[test]
 fn each_layer_is_closed_once() {
     let Mirrored { mut rig, closed, .. } = mirrored(false);
     rig.worker.close().unwrap();

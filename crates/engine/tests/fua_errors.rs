@@ -153,6 +153,136 @@ fn another_workers_flush_beside_a_fua_write_in_doubt_waits_too() {
 }
 
 #[test]
+fn what_is_read_beside_a_fua_write_in_doubt_is_answered_when_it_is_known() {
+    for (again, is_lost) in [(LOST, false), (Ok(()), true)] {
+        let mut rig = Rig::new(limits());
+        rig.hold();
+        let bios = [fua(&rig, 0), rig.read(80, 8), rig.read(160, 8)];
+        rig.batch(bios);
+        let [write, read, other] = [(); 3].map(|()| rig.next_held());
+        assert_eq!((write.op, read.op, other.op), (Op::Write, Op::Read, Op::Read));
+        // They come back together, the read first.
+        rig.ready.borrow_mut().push(Completion { token: read.token, result: 8 * 512, flags: 0 });
+        rig.device.lock().unwrap().under_way -= 1;
+        rig.complete(write, LOST);
+        assert_eq!(rig.results(), []);
+        rig.complete(other, Ok(()));
+        let more = rig.read(240, 8);
+        rig.client.borrow_mut().to_submit.push((3, more));
+        rig.turn_with_event();
+        let retried = rig.next_held();
+        let more = rig.next_held();
+        assert_eq!((retried.op, more.op), (Op::Write, Op::Read));
+        rig.complete(more, Ok(()));
+        assert_eq!(rig.results(), []);
+        rig.complete(retried, again);
+        rig.turn_with_event();
+        assert_eq!(rig.shared.has_failed(), is_lost);
+        // Behind a loss they are made once more, for whoever is above may know of a better place.
+        let from: Vec<u64> = std::iter::from_fn(|| {
+            let held = rig.device.lock().unwrap().held.pop_front()?;
+            let from = held.sector;
+            rig.complete(held, Ok(()));
+            Some(from)
+        })
+        .collect();
+        assert_eq!(from, if is_lost { vec![80, 160, 240] } else { vec![] });
+        assert_eq!(sorted(&rig), [(0, LOST), (1, Ok(())), (2, Ok(())), (3, Ok(()))]);
+    }
+}
+
+#[test]
+fn a_read_that_fails_beside_a_fua_write_in_doubt_fails_at_once() {
+    let (mut rig, write) = under_way();
+    rig.complete(write, LOST);
+    let retried = rig.next_held();
+    rig.client.borrow_mut().to_submit.push((1, Bio::flush()));
+    let read = rig.read(80, 8);
+    rig.client.borrow_mut().to_submit.push((2, read));
+    rig.turn_with_event();
+    let read = rig.next_held();
+    rig.complete(read, LOST);
+    assert_eq!(rig.results(), [(2, LOST)]);
+    rig.complete(retried, LOST);
+    rig.complete_all();
+    assert_eq!(sorted(&rig), [(0, LOST), (1, Ok(())), (2, LOST)]);
+}
+
+#[test]
+fn what_another_worker_reads_beside_a_fua_write_in_doubt_waits_too() {
+    // Or the write was to blame, and the leaf has lost something all the same, which it knows by itself.
+    for (again, knows, is_lost) in [(LOST, false, false), (Ok(()), false, true), (LOST, true, true)] {
+        let (mut rig, write) = under_way();
+        let mut other = rig.another_worker();
+        let turns = |rigs: [&mut Rig; 2]| {
+            let [one, other] = rigs;
+            for _ in 0..3 {
+                other.turn_with_event();
+                one.turn_with_event();
+            }
+        };
+        // Somebody flushes, so the write is not tried again yet.
+        let turn = rig.shared.try_flush_turn().unwrap();
+        rig.complete(write, LOST);
+        let read = other.read(80, 8);
+        other.batch([read]);
+        let read = rig.next_held();
+        other.complete(read, Ok(()));
+        turns([&mut rig, &mut other]);
+        assert_eq!(other.results(), []);
+        if knows {
+            rig.shared.fail();
+        }
+        drop(turn);
+        turns([&mut rig, &mut other]);
+        assert_eq!(other.results(), []);
+        let retried = rig.next_held();
+        rig.complete(retried, again);
+        turns([&mut rig, &mut other]);
+        assert_eq!((rig.results(), rig.shared.has_failed()), (vec![(0, LOST)], is_lost));
+        if is_lost {
+            assert_eq!(other.results(), [], "it is made once more");
+            let read = rig.next_held();
+            other.complete(read, Ok(()));
+        }
+        assert_eq!(other.results(), [(0, Ok(()))]);
+        assert!(rig.shared.try_flush_turn().is_some(), "nobody has the turn for nothing");
+    }
+}
+
+#[test]
+fn what_is_read_ahead_beside_a_fua_write_in_doubt_waits_too() {
+    let mut rig = Rig::new(Limits { read_ahead: Sectors(64), ..limits() });
+    let begin: Vec<_> = (0..3).map(|i| rig.read(i * 8, 8)).collect();
+    for read in begin {
+        rig.batch([read]);
+    }
+    rig.all_succeeded(3);
+    rig.client.borrow_mut().done.clear();
+    rig.hold();
+    let write = fua(&rig, 4096);
+    rig.batch([write]);
+    let write = rig.next_held();
+    rig.complete(write, LOST);
+    let retried = rig.next_held();
+    // The first waits for what is read ahead; the second finds it.
+    for (cookie, sector) in [(1, 24), (2, 32)] {
+        let read = rig.read(sector, 8);
+        rig.client.borrow_mut().to_submit.push((cookie, read));
+        rig.turn_with_event();
+        if cookie == 1 {
+            let ahead = rig.next_held();
+            assert_eq!((ahead.op, ahead.sector, ahead.nr), (Op::Read, 24, 64));
+            rig.complete(ahead, Ok(()));
+        }
+        assert_eq!(rig.results(), []);
+    }
+    assert_eq!(rig.count(Counter::ReadAheadHit), 2);
+    rig.complete(retried, LOST);
+    assert_eq!(sorted(&rig), [(0, LOST), (1, Ok(())), (2, Ok(()))]);
+}
+
+#[test]
 fn a_fua_write_that_fails_half_way_is_tried_again_from_its_start() {
     let (mut rig, held) = under_way();
     rig.complete_with(held, 3 * 512);

@@ -192,20 +192,7 @@ fn a_volume_that_has_become_smaller_meanwhile_refuses_who_has_waited() {
 /// Two workers of one server.
 fn two_workers() -> [Rig; 2] {
     let one = rig();
-    let quiescence = one.quiescence.clone();
-    let (volume, source) = (one.volume.clone(), one.source.clone());
-    let other = Rig::with(
-        coarse(),
-        |leaf| leaf,
-        false,
-        |config| {
-            let mut config = config;
-            config.volumes = Arc::new([volume]);
-            config.leaves = Arc::new([(NodeId(0), source)]);
-            config.quiescence = quiescence;
-            config
-        },
-    );
+    let other = one.another_worker();
     [one, other]
 }
 

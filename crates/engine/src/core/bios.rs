@@ -154,6 +154,10 @@ impl Bios {
     pub(super) fn get(&self, bio: u32) -> &BioState {
         &self.all[bio as usize]
     }
+    /// Whether a bio reads.
+    pub(crate) fn is_read(&self, bio: u32) -> bool {
+        self.get(bio).op == Op::Read
+    }
     /// A part of this bio was cut off and will complete by itself.
     #[inline]
     pub(crate) fn one_more_part(&self, bio: u32) {

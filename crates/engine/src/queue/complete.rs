@@ -145,14 +145,17 @@ impl LeafQueue {
                 false => self.fua_done(cx, watched, true, nr.bytes()),
             }
         }
+        let is_withheld = op == Op::Read && self.shared().is_in_doubt();
         let bios = self.requests[id].parts.iter().map(|part| part.bio);
         if must_flush {
             bios.for_each(|bio| self.flushes.wait(bio));
+        } else if is_withheld {
+            bios.for_each(|bio| self.flushes.withhold(bio));
         } else {
             cx.completed.extend(bios.map(|bio| (bio, Ok(()))));
         }
         self.requests.give_back(id);
-        if must_flush {
+        if must_flush || is_withheld {
             self.flush_if_due(cx);
         }
     }

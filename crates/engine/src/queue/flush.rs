@@ -10,7 +10,11 @@
 //! A FUA write that goes as RWF_DSYNC is a write with a flush behind it, by the kernel or in the device, and its error does not tell which of them has
 //! failed. A flush that has failed is final, though, and what was written before it may be lost. So the write is tried once more, whole
 //! and without RWF_DSYNC: if that fails, its data was to blame, and it alone fails. If that succeeds, it was the flush. This is found out in
-//! a turn, as by a flush; a flush that ends while it is not yet known proves nothing, and is made again behind it. Leaves that
+//! a turn, as by a flush; a flush that ends while it is not yet known proves nothing, and is made again behind it. Nor is a read answered
+//! meanwhile, by any worker: what it has read may be what the device has forgotten what was written over. If it was a flush, whoever is above
+//! hears of that first, and reads elsewhere; if not, what was read is good, and nobody has to be told anything. (Telling of the doubt, and
+//! taking that back, would begin all reads anew each time: a client whose durable writes fail one after the other could hold them up for
+//! ever.) Leaves that
 //! know of losses by themselves ([`LeafSource::tells_losses`](crate::LeafSource::tells_losses)) are left alone, and so are devices that have
 //! FUA ([`LeafSource::has_fua`](crate::LeafSource::has_fua)), for which such a write is one command.
 
@@ -42,6 +46,8 @@ pub(super) struct Flushes {
     running_watched: Vec<(Watched, u64)>,
     /// FUA writes to be tried without RWF_DSYNC, each in a turn.
     doubted: VecDeque<u32>,
+    /// Parts of reads that have ended well while a flush may have failed, by their bios: answered when that is known.
+    withheld: Vec<u32>,
     /// A flush, or one of those.
     in_flight: bool,
     /// Held from before a flush is issued until its result is known to all workers.
@@ -68,9 +74,25 @@ impl Flushes {
         self.running_watched.append(&mut self.waiting_watched);
         self.swap();
     }
-    /// Whether nobody waits for a flush.
+    /// Whether nobody waits for a flush, or to know of one.
     pub(super) fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty() && self.doubted.is_empty()
+        self.waiting.is_empty()
+            && self.running.is_empty()
+            && self.doubted.is_empty()
+            && self.withheld.is_empty()
+    }
+
+    /// A part of a read has ended well, and is not answered before it is known whether a flush has failed.
+    pub(super) fn withhold(&mut self, bio: u32) {
+        self.withheld.push(bio);
+    }
+    /// A part of a read has ended well; it is answered, unless it `is_in_doubt` whether a flush has failed.
+    pub(super) fn end_read(&mut self, cx: &mut QueueContext<'_>, bio: u32, is_in_doubt: bool) {
+        if is_in_doubt {
+            self.withhold(bio);
+        } else {
+            cx.completed.push((bio, Ok(())));
+        }
     }
 }
 
@@ -78,7 +100,10 @@ impl LeafQueue {
     /// Starts a flush if somebody waits for one and none is running. It goes ahead of what is pending: it does not
     /// have to wait for writes that have not completed.
     pub(super) fn flush_if_due(&mut self, cx: &mut QueueContext<'_>) {
-        let due = !self.flushes.waiting.is_empty() || !self.flushes.doubted.is_empty();
+        self.answer_withheld(cx);
+        let due = !self.flushes.waiting.is_empty()
+            || !self.flushes.doubted.is_empty()
+            || !self.flushes.withheld.is_empty();
         if self.flushes.in_flight || !due || self.flushes.asked {
             return;
         }
@@ -93,6 +118,12 @@ impl LeafQueue {
         if let Some(id) = self.flushes.doubted.pop_front() {
             self.flushes.in_flight = true;
             self.submit(cx, id);
+            return;
+        }
+        if self.flushes.waiting.is_empty() {
+            // Reads wait for another worker's doubt, whose turn it is before ours comes again.
+            (self.flushes.turn, self.flushes.asked) = (None, true);
+            cx.flush_turns.push(self.id);
             return;
         }
         self.flushes.swap();
@@ -121,6 +152,10 @@ impl LeafQueue {
         self.flushes.asked = false;
         self.flushes.turn = Some(turn);
         self.flush_if_due(cx);
+        if !self.flushes.in_flight {
+            // Only reads waited, and they are answered.
+            self.flushes.turn = None;
+        }
         self.end_batch(cx);
     }
 
@@ -166,11 +201,27 @@ impl LeafQueue {
         self.flush_if_due(cx);
     }
 
-    /// A flush has failed: that is told, and final.
-    pub(super) fn lose(&mut self, cx: &mut QueueContext<'_>, errno: Errno) {
+    /// Reads that were withheld are answered, once it is known whether a flush has failed.
+    fn answer_withheld(&mut self, cx: &mut QueueContext<'_>) {
+        if self.flushes.withheld.is_empty() || self.shared().is_in_doubt() {
+            return;
+        }
+        if self.shared().has_failed() {
+            self.tell_of_loss(cx);
+        }
+        cx.completed.extend(self.flushes.withheld.drain(..).map(|bio| (bio, Ok(()))));
+    }
+
+    /// Whoever is above hears, from this worker, that this leaf may have lost something, before what was read there is answered.
+    fn tell_of_loss(&mut self, cx: &mut QueueContext<'_>) {
         if !std::mem::replace(&mut self.told_of_loss, true) {
             cx.lost.push(self.id);
         }
+    }
+
+    /// A flush has failed: that is told, and final.
+    pub(super) fn lose(&mut self, cx: &mut QueueContext<'_>, errno: Errno) {
+        self.tell_of_loss(cx);
         if self.shared().fail() {
             log::error!(
                 "{}: flush failed: {errno}. What was written since the last flush may be lost, so writes and \
@@ -214,6 +265,9 @@ impl LeafQueue {
         }
         self.requests[id].doubt = Some(errno);
         self.shared().doubt();
+        // What has come back together with it may have been read behind the loss. (Of other leaves, it waits in vain.)
+        let reads = cx.completed.extract_if(.., |(bio, result)| result.is_ok() && cx.bios.is_read(*bio));
+        self.flushes.withheld.extend(reads.map(|(bio, _)| bio));
         self.flushes.doubted.push_back(id);
         self.flush_if_due(cx);
     }

@@ -18,7 +18,8 @@
 //! 2. A request never exceeds the limits, and holds only contiguous parts of one operation with equal flags.
 //! 3. A merged request that fails is taken apart and each part tried alone, so that one bad sector fails one bio.
 //! 4. One flush runs at a time; those that arrive meanwhile share the next one, which starts after they arrived. A FUA write of which a
-//!    flush may have failed is tried again in the place of a flush, and until that has ended none is reported to have succeeded.
+//!    flush may have failed is tried again in the place of a flush, and until that has ended none is reported to have succeeded, nor is
+//!    a read.
 //! 5. Requests that are made but not yet issued are bounded: of a range that needs many (a discard of a whole disk under
 //!    a small `discard_max_bytes`), only as many exist as can be in flight soon; the rest waits in the backlog, uncut.
 //! 6. Once a flush has failed, writes and flushes fail (see the crate's invariant 5).

@@ -272,7 +272,7 @@ impl LeafQueue {
 
     /// Answers a read from a slot, now or when the slot is filled.
     fn serve(&mut self, cx: &mut QueueContext<'_>, i: usize, plugged: Plugged) {
-        let (node, clock) = (self.node, self.read_ahead.clock);
+        let (node, clock, is_in_doubt) = (self.node, self.read_ahead.clock, self.shared().is_in_doubt());
         let slot = self.read_ahead.slots[i].as_mut().expect("a slot that serves is there");
         slot.used = clock;
         // The next one may lie behind a gap.
@@ -283,6 +283,7 @@ impl LeafQueue {
         cx.counters.add(self.node, Counter::ReadAheadHit, 1);
         if slot.filled.is_some() {
             copy_out(cx, node, slot, plugged);
+            self.flushes.end_read(cx, plugged.bio, is_in_doubt);
         } else {
             slot.waiters.push(plugged);
         }
@@ -290,13 +291,17 @@ impl LeafQueue {
 
     /// The read of slot `i` has come to its end.
     pub(super) fn end_read_ahead(&mut self, cx: &mut QueueContext<'_>, i: u32, ok: bool) {
-        let (i, node) = (i as usize, self.node);
+        let (i, node, is_in_doubt) = (i as usize, self.node, self.shared().is_in_doubt());
         let slot = self.read_ahead.slots[i].as_mut().expect("a slot stays while it is read");
         let waiters = std::mem::take(&mut slot.waiters);
         if ok {
             slot.filled = Some(cx.now);
             for plugged in waiters {
                 copy_out(cx, node, slot, plugged);
+                self.flushes.end_read(cx, plugged.bio, is_in_doubt);
+            }
+            if is_in_doubt {
+                self.flush_if_due(cx);
             }
         } else {
             self.read_ahead.slots[i] = None;
@@ -316,5 +321,4 @@ fn copy_out(cx: &mut QueueContext<'_>, node: NodeId, slot: &Slot, Plugged { bio,
     }
     let from = slot.memory.slice(span.sector.since(slot.sector).byte_len(), span.nr.byte_len());
     cx.bios.fill_from(bio, span.at, &from);
-    cx.completed.push((bio, Ok(())));
 }

@@ -390,6 +390,19 @@ impl Rig {
         Rig { worker, device, client, stats, pool, token, shared, ready, volume, source, quiescence }
     }
 
+    /// Another worker of the same server; its requests are held by this one's device.
+    pub fn another_worker(&self) -> Rig {
+        let (volume, source) = (self.volume.clone(), self.source.clone());
+        let quiescence = self.quiescence.clone();
+        let configure = |mut config: WorkerConfig| {
+            config.volumes = Arc::new([volume]);
+            config.leaves = Arc::new([(NodeId(0), source)]);
+            config.quiescence = quiescence;
+            config
+        };
+        Rig::with(self.source.limits().clone(), |leaf| leaf, false, configure)
+    }
+
     pub fn memory(&self, nr: u64, fill: u8) -> Segments {
         let len = Sectors(nr).byte_len();
         let segment = Segment::new(self.pool.get(len), 0, len);

@@ -27,7 +27,8 @@
 //! 7. What was copied to a member is on record (`recovery_offset`, `resync_offset`, a cleared bit) only after it has flushed it.
 //! 8. While a range is copied, no write to it is under way (`fence.rs`).
 //! 9. From the moment that a member's flush fails, nothing is read from it that another has, neither for clients nor to be
-//!    copied: it may have forgotten what was acknowledged. (Of reads that are on their way to it then, nobody can say.)
+//!    copied: it may have forgotten what was acknowledged. (Of reads that are on their way to it then, nobody can say.) Where a flush was part of a
+//!    write that fails, and may be why, reads are not answered before that is known: the engine sees to it.
 
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
