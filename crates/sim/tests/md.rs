@@ -27,7 +27,7 @@ use blockwork_engine::FileId;
 use blockwork_sim::Lies;
 
 use md_lab::drawn::{FAULTS, expect_all_verbs};
-use md_lab::{CLEARING, KEPT, Plan};
+use md_lab::{CLEARING, KEPT, LOSING, Plan};
 use running::plans::{
     self, are_found, expect_one_history, run_plans, survive_each_cut, survive_each_fault, survives,
 };
@@ -169,6 +169,20 @@ fn what_lives_and_is_looked_after_has_all_copies_of_all_that_was_flushed() {
     assert!(sums.answered > 40 * seeds && sums.durable > seeds && sums.faults > seeds);
     assert!(sums.settled >= seeds && sums.resumed > seeds / 20 && sums.differed > seeds / 10);
     expect_all_verbs(&sums, seeds);
+}
+
+#[test]
+fn what_a_member_has_lost_is_served_to_nobody_and_copied_nowhere() {
+    let (all, seeds) = seeds(100);
+    let sums = run_plans(all.map(|seed| Plan::of(LOSING + seed)));
+    assert!(sums.rests > 4 * seeds && sums.given_up > 2 * seeds && sums.faults > 2 * seeds);
+}
+
+/// Found by the first runs of those: of a write with FUA the flush had failed, which was known only when the write had been tried without; what was read
+/// of that member meanwhile was answered.
+#[test]
+fn what_is_read_while_a_flush_may_have_failed_waits_until_that_is_known() {
+    survives(&Plan::of(LOSING + 705));
 }
 
 #[test]

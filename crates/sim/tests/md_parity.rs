@@ -116,6 +116,14 @@ fn fast_zeroes_that_a_new_device_cannot_do_are_refused_before_any_is_done() {
     survives(&Plan::of(PARITY_KEPT + 29_260));
 }
 
+/// Found likewise: of a write with FUA the flush had failed, which was known only when the write had been tried without; what was read of that member
+/// meanwhile went into parities.
+#[test]
+fn what_is_read_while_a_flush_may_have_failed_goes_into_no_parity() {
+    survives(&Plan::of(PARITY_LOSING + 970));
+    survives(&Plan::of(PARITY_LOSING + 1842));
+}
+
 /// Found likewise: no device took anything any more. Of those that refused to flush one had to stay, and so another was trusted again that could have
 /// gone: each further flush was news, and began the reads anew that were on their way.
 #[test]

@@ -66,10 +66,12 @@ pub struct Life {
 /// The first seed of plans in which the bitmap is cleared; the first of those in which somebody looks after the array.
 pub const CLEARING: u64 = 3_000_000;
 pub const KEPT: u64 = 4_000_000;
+/// The first seed of those in which members lose what they were given with flushes that fail.
+pub const LOSING: u64 = 500_000_000;
 /// The first seed of plans of rows with a parity; of those in which somebody looks after the array.
 pub const PARITY: u64 = 1_000_000_000;
 pub const PARITY_KEPT: u64 = 2_000_000_000;
-/// The first seed of those in which members lose what they were given with flushes that fail.
+/// The first seed of those in which members lose what they were given, likewise.
 pub const PARITY_LOSING: u64 = 3_000_000_000;
 /// The first seed of those in which members list what they cannot write.
 pub const PARITY_LISTING: u64 = 4_000_000_000;
@@ -142,7 +144,8 @@ impl Plan {
     pub fn of(seed: u64) -> Plan {
         match seed {
             CLEARING..KEPT => Plan::draw_clearing(seed),
-            KEPT..PARITY => Plan::draw_kept(seed),
+            KEPT..LOSING => Plan::draw_kept(seed),
+            LOSING..PARITY => Plan::draw_losing(seed),
             PARITY..PARITY_KEPT => Plan::draw_parity(seed),
             PARITY_KEPT..PARITY_LOSING => Plan::draw_parity_kept(seed),
             PARITY_LOSING..PARITY_LISTING => Plan::draw_parity_losing(seed),
@@ -236,14 +239,28 @@ impl Plan {
         plan
     }
 
-    /// Likewise, over many lives in which a member forgets what it keeps in its cache, in a flush that fails among many that do not, while others
-    /// read it for new parities. What one reads between the loss and when it is known, nobody can help; so there is one worker, which hears of it
-    /// at once, and no flush is part of a write: of such a one that fails it is known only later what has failed of it.
+    /// Mirrors, over many lives in which a member forgets what it keeps in its cache.
+    pub fn draw_losing(seed: u64) -> Plan {
+        let random = &mut Random::part(seed, 8);
+        let mut plan = Plan::draw(seed).losing(random);
+        plan.array.absent.clear();
+        plan
+    }
+
+    /// Likewise with a parity, where others read what it has for new ones.
     pub fn draw_parity_losing(seed: u64) -> Plan {
-        let mut plan = Plan::draw_parity(seed);
-        let random = &mut Random::part(seed, 6);
+        Plan::draw_parity(seed).losing(&mut Random::part(seed, 6))
+    }
+
+    /// In each of many lives, a flush of a member fails among many that do not, or one that is part of a write, and the member has forgotten what it
+    /// kept in its cache. What is read between the loss and when something of it is known, nobody can help; so there is one worker, which hears
+    /// of it at once.
+    fn losing(self, random: &mut Random) -> Plan {
+        let mut plan = self;
+        let apart = &mut Random::part(plan.seed, 9);
         for model in &mut plan.array.devices {
-            (model.cache_bytes, model.limits.fua) = (16 << 20, Fua::Flush);
+            (model.cache_bytes, model.limits.fua) =
+                (16 << 20, *apart.choose(&[Fua::Flush, Fua::Dsync, Fua::Auto]));
         }
         (plan.array.recovering, plan.slowness, plan.rows) = (None, Faults::default(), false);
         (plan.workers, plan.chaos) = (1, Chaos::default());
