@@ -34,23 +34,31 @@ pub(super) fn is_region(sectors: u64) -> bool {
     sectors.is_power_of_two() && (REGION_MIN..=REGION_MAX).contains(&sectors)
 }
 
-/// The region of a volume of so many extents: as asked for; but smaller where the volume is no multiple of it, as LVM has it, and
-/// larger where the kernel would refuse so many.
+/// The region of a volume of so many extents: as asked for; but smaller where the volume is, as LVM has it, and larger where the
+/// kernel would refuse so many.
 pub(super) fn region_for(asked: u64, extent_sectors: u64, extents: u64) -> u64 {
     let sectors = extents.max(1).saturating_mul(extent_sectors);
-    let divides = 1u64 << sectors.trailing_zeros().min(62);
-    let mut region = asked.min(divides.max(REGION_MIN));
+    let mut region = asked.min((1 << sectors.ilog2()).max(REGION_MIN));
     while sectors / region > REGIONS_MAX {
         region *= 2;
     }
     region
 }
 
-/// Extents of a leg's metadata volume, for a volume of so many sectors.
+/// Extents of a leg's metadata volume, where its bitmap is for so many sectors: as LVM has it, with as much room for the bitmap's
+/// superblock as for the other one.
 pub(super) fn meta_extents(extent_sectors: u64, sectors: u64, region: u64) -> u64 {
-    let bits = sectors.div_ceil(region.max(1));
-    let bytes = BITMAP_OFFSET + BITMAP_SUPERBLOCK_BYTES as u64 + bits.div_ceil(8);
-    bytes.div_ceil(extent_sectors * 512)
+    (2 * BITMAP_OFFSET + bitmap_bytes(sectors, region)).div_ceil(extent_sectors * 512)
+}
+
+/// The same, where as little as the kernel writes to has room.
+pub(super) fn meta_extents_min(extent_sectors: u64, sectors: u64, region: u64) -> u64 {
+    let superblocks = BITMAP_OFFSET + BITMAP_SUPERBLOCK_BYTES as u64;
+    (superblocks + bitmap_bytes(sectors, region)).div_ceil(extent_sectors * 512)
+}
+
+fn bitmap_bytes(sectors: u64, region: u64) -> u64 {
+    sectors.div_ceil(region.max(1)).div_ceil(8)
 }
 
 /// A new RAID volume. Sizes are sectors.
@@ -154,10 +162,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_divides_the_volume_and_there_are_not_too_many() {
-        assert_eq!(region_for(4096, 8192, 9), 4096);
-        assert_eq!(region_for(4096, 512, 9), 512, "9 extents of 256 KiB");
-        assert_eq!(region_for(4096, 512, 16), 4096);
+    fn a_region_is_no_larger_than_the_volume_and_there_are_not_too_many() {
+        // As LVM 2.03.16 had it of the same volumes.
+        for (extent, extents, region) in
+            [(512, 1, 512), (512, 3, 1024), (512, 6, 2048), (512, 9, 4096), (1024, 3, 2048), (8192, 9, 4096)]
+        {
+            assert_eq!(region_for(4096, extent, extents), region, "{extents} extents of {extent} sectors");
+        }
         assert_eq!(region_for(4096, 8192, 3 << 30), 1 << 24);
         assert_eq!(region_for(8, 8192, 1), 8);
         assert!(is_region(8) && is_region(4096) && !is_region(4) && !is_region(4097) && !is_region(1 << 22));
@@ -165,7 +176,10 @@ mod tests {
 
     #[test]
     fn a_metadata_volume_has_room_for_all_bits() {
+        // As LVM 2.03.16 had it, with regions of 4 KiB: a raid1 of 34 MiB, a raid10 of 150 MiB.
+        assert_eq!(meta_extents(8, 34 << 11, 8), 3);
+        assert_eq!(meta_extents(8, 150 << 11, 8), 4);
         assert_eq!(meta_extents(8192, 8 * 8192, 4096), 1);
-        assert_eq!(meta_extents(8, 1 << 20, 8), 6, "4096 + 256 + 16384 bytes, in extents of 4 KiB");
+        assert_eq!(meta_extents_min(8, 34 << 11, 8), 2, "4096 + 256 + 1088 bytes, in extents of 4 KiB");
     }
 }

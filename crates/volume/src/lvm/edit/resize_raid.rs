@@ -17,7 +17,7 @@ use super::create::{columns, room};
 use super::data::Piece;
 use super::draft::{Draft, lv_section};
 use super::error::EditError;
-use super::raid::{REGIONS_MAX, meta_extents};
+use super::raid::{REGIONS_MAX, meta_extents_min};
 use super::resize::{End, Resize, Resized, add_segment, only_segment, segment_at};
 use super::section::{number, striped};
 
@@ -164,7 +164,7 @@ impl Draft {
         let is_full = |room: u64| {
             *region_size > 0
                 && (sectors.div_ceil(*region_size) > REGIONS_MAX
-                    || meta_extents(vg.extent_sectors, sectors, *region_size) > room)
+                    || meta_extents_min(vg.extent_sectors, sectors, *region_size) > room)
         };
         if room.is_some_and(is_full) {
             let why = format!(
