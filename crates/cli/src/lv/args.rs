@@ -1,5 +1,9 @@
 //! The verbs of `blockwork lv` and their options.
 
+use std::sync::LazyLock;
+
+use blockwork_format::dm_raid::ParityType;
+use clap::builder::PossibleValue;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 
 use crate::vg::{Place, Tags};
@@ -19,10 +23,11 @@ pub(crate) enum LvVerb {
         after_help = "Examples:\n  blockwork lv create vg0/root --size 10G --disk a.img b.img\n  \
         blockwork lv create vg0/all --extents 100%FREE --type striped --stripes 2 --disk a.img b.img\n  \
         blockwork lv create vg0/data --size 4G --type raid1 --disk a.img b.img\n  \
+        blockwork lv create vg0/more --size 8G --type raid6 --stripes 4 --disk a.img b.img c.img d.img e.img f.img\n  \
         blockwork lv create vg0/pool --thin-pool --size 100G --disk a.img b.img\n  \
         blockwork lv create vg0/vm1 --thin pool --virtual-size 1T\n\n\
         A size without a suffix is in the unit in brackets. Without --disk, the server that serves volumes of the group does it, and serves the new one. It lies where `lvcreate` would put it. 128 KiB at its start and end are zeroed. The mirrors of a RAID are made the \
-        same by whoever serves it first, unless --nosync says that they need not be."
+        same, and parities those of their data, by whoever serves it first, unless --nosync says that they need not be."
     )]
     Create(CreateArgs),
     /// Make a snapshot: a volume that stays as another one is now, and can be written by itself.
@@ -71,12 +76,33 @@ pub(crate) enum LvVerb {
 }
 
 /// What a volume is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Type {
     Linear,
     Striped,
     Raid1,
     Raid10,
+    Parity(ParityType),
+}
+
+impl ValueEnum for Type {
+    fn value_variants<'a>() -> &'a [Type] {
+        static ALL: LazyLock<Vec<Type>> = LazyLock::new(|| {
+            let parity = ParityType::ALL.into_iter().map(Type::Parity);
+            [Type::Linear, Type::Striped, Type::Raid1, Type::Raid10].into_iter().chain(parity).collect()
+        });
+        &ALL
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(match self {
+            Type::Linear => "linear",
+            Type::Striped => "striped",
+            Type::Raid1 => "raid1",
+            Type::Raid10 => "raid10",
+            Type::Parity(kind) => kind.name(),
+        }))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -91,13 +117,14 @@ pub(crate) struct CreateArgs {
     /// Its size, rounded up to whole extents.
     #[arg(short = 'L', long, value_name = "SIZE[m]")]
     pub(crate) size: Option<String>,
-    /// Its size in extents, or in hundredths of what is free (100%FREE) or of the group (50%VG), copies included.
+    /// Its size in extents, or in hundredths of what is free (100%FREE) or of the group (50%VG), copies included, parities not; less where
+    /// there is no room for so much.
     #[arg(short = 'l', long, value_name = "N[%FREE|%VG]")]
     pub(crate) extents: Option<String>,
     /// What it is made of. Default: raid10 with --mirrors and --stripes, raid1 with --mirrors, striped with --stripes.
     #[arg(long = "type", value_name = "TYPE")]
     pub(crate) kind: Option<Type>,
-    /// Stripes, each on a disk of its own. Default: 2.
+    /// Stripes, each on a disk of its own; of a RAID4, 5 or 6 those of data, beside which the parities are. Default: 2, of a RAID6 3.
     #[arg(short = 'i', long, value_name = "N")]
     pub(crate) stripes: Option<u64>,
     /// Size of a chunk of a stripe, a power of two.
@@ -112,7 +139,8 @@ pub(crate) struct CreateArgs {
     /// Tags for the volume.
     #[arg(long, value_name = "TAG")]
     pub(crate) addtag: Vec<String>,
-    /// Take the mirrors for the same as they are: what was never written may differ from reading to reading.
+    /// Take the mirrors for the same as they are: what was never written may differ from reading to reading. Of a RAID4 or 5, take the
+    /// parity for that of the data: where it is not, what a disk had is not found without it. Not for a RAID6.
     #[arg(long)]
     pub(crate) nosync: bool,
     /// Leave what is on the disks where the volume begins and ends: to get back what was removed by mistake.

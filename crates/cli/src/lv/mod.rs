@@ -9,7 +9,7 @@ mod snapshot;
 mod thin;
 
 use anyhow::Result;
-use blockwork_volume::lvm::edit::{Change, NewVolume, Shape, TagChange};
+use blockwork_volume::lvm::edit::{Change, NewVolume, Shape, TagChange, stripes_of_parity};
 
 use crate::sizes::{KIB, MIB, sectors};
 use crate::usage::{bail_usage, usage};
@@ -41,7 +41,7 @@ fn create(args: &CreateArgs) -> Result<()> {
     let size = amount::new_size(args.size.as_deref(), args.extents.as_deref())?;
     let shape = shape(args)?;
     if args.nosync && !shape.is_raid() {
-        bail_usage!("--nosync: only the mirrors of a raid1 or raid10 are synced");
+        bail_usage!("--nosync: only the mirrors and parities of a RAID are synced");
     }
     let new = NewVolume {
         name: name.to_owned(),
@@ -62,20 +62,26 @@ fn shape(args: &CreateArgs) -> Result<Shape> {
         (_, Some(2..)) => Type::Striped,
         _ => Type::Linear,
     });
-    let stripes = args.stripes.unwrap_or(2);
+    let stripes = args.stripes.unwrap_or(match kind {
+        Type::Parity(kind) => stripes_of_parity(kind),
+        Type::Linear | Type::Striped | Type::Raid1 | Type::Raid10 => 2,
+    });
     let mirrors = args.mirrors.unwrap_or(1);
     let stripe_size = sectors("--stripesize", &args.stripesize, KIB)?;
     let region_size = sectors("--regionsize", &args.regionsize, MIB)?;
     let unfit = |option: &str| Err(usage!("{option}: a volume of that type has none"));
     match kind {
         Type::Linear | Type::Raid1 if args.stripes.is_some_and(|stripes| stripes != 1) => unfit("--stripes"),
-        Type::Linear | Type::Striped if args.mirrors.is_some_and(|mirrors| mirrors != 0) => {
+        Type::Linear | Type::Striped | Type::Parity(_)
+            if args.mirrors.is_some_and(|mirrors| mirrors != 0) =>
+        {
             unfit("--mirrors")
         }
         Type::Linear => Ok(Shape::Linear),
         Type::Striped => Ok(Shape::Striped { stripes, stripe_size }),
         Type::Raid1 => Ok(Shape::Raid1 { mirrors, region_size }),
         Type::Raid10 => Ok(Shape::Raid10 { stripes, mirrors, stripe_size, region_size }),
+        Type::Parity(kind) => Ok(Shape::Parity { kind, stripes, stripe_size, region_size }),
     }
 }
 

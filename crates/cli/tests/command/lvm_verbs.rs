@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use crate::support::chance::{Chance, seeds};
 use crate::support::fs::Loop;
 use crate::support::lvm::Lab;
-use crate::support::{Scratch, both, output, run, run_refused};
+use crate::support::{Scratch, both, noise, output, run, run_refused, tool};
 use serde_json::Value;
 
 fn json(text: &str) -> Value {
@@ -182,6 +182,64 @@ fn legs_of_a_volume_that_grows_lie_where_lvextend_puts_them() {
 }
 
 #[test]
+fn volumes_with_a_parity_are_what_lvm_takes_them_for_and_grow_as_lvextend_has_it() {
+    const SIZES: &[(&str, u64)] = &[("a", 32), ("b", 32), ("c", 32), ("d", 32), ("e", 32), ("f", 32)];
+    let (ours, theirs) = (Lab::new(SIZES), Lab::new(SIZES));
+    for lab in [&ours, &theirs] {
+        run(&mut lab.scratch.blockwork(["vg", "create", "vg", "a", "b", "c", "d", "e", "f", "-s", "1M"]));
+        let said = lab.verb(&["lv", "create", "vg/five", "--type", "raid5", "--extents", "7"]);
+        assert_eq!(said, "vg/five: 8M\n");
+        lab.verb(&["lv", "create", "vg/six", "--type", "raid6", "--size", "6M", "--addtag", "t"]);
+        let four = ["--type", "raid4", "-i", "3", "-I", "16K", "-R", "8K", "--extents", "6", "--nosync"];
+        lab.verb(&[&["lv", "create", "vg/four"], &four[..]].concat());
+        lab.expect_sound();
+    }
+    let fields = "lv_name,segtype,stripes,data_stripes,stripe_size,region_size,lv_size,lv_tags";
+    let said = ours.lvm(&[&format!("lvs --noheadings --units k -o {fields} vg")]);
+    let words: Vec<Vec<&str>> = said[0].lines().map(|line| line.split_whitespace().collect()).collect();
+    let expected = [
+        vec!["five", "raid5", "3", "2", "64.00k", "2048.00k", "8192.00k"],
+        vec!["four", "raid4", "4", "3", "16.00k", "16.00k", "6144.00k"],
+        vec!["six", "raid6", "5", "3", "64.00k", "2048.00k", "6144.00k", "t"],
+    ];
+    assert_eq!(words, expected);
+    for extents in ["+1", "+6", "18"] {
+        ours.verb(&["lv", "resize", "vg/four", "--extents", extents]);
+        theirs.lvm(&[&format!("lvextend -y -l {extents} vg/four")]);
+        assert_eq!(ours.layout("vg"), theirs.layout("vg"), "after {extents}");
+    }
+    ours.verb(&["lv", "remove", "vg/five", "vg/six"]);
+    ours.expect_sound();
+}
+
+#[test]
+fn a_server_makes_a_volume_with_a_parity_and_serves_it() {
+    let disks = ["a", "b", "c", "d", "e", "f"];
+    let lab = Lab::new(&disks.map(|disk| (disk, 16)));
+    run(&mut lab.scratch.blockwork([&["vg", "create", "vg", "-s", "512K"][..], &disks].concat()));
+    lab.verb(&["lv", "create", "vg/other", "--size", "1M"]);
+    let server = lab.scratch.serve([&["--disk"][..], &disks].concat());
+    run(&mut lab
+        .scratch
+        .blockwork(["lv", "create", "vg/six", "--type", "raid6_nc", "-i", "4", "--size", "4M"]));
+    let written = noise(4 << 20, 1);
+    let from = lab.scratch.write("new", &written);
+    run(tool("nbdcopy").args(["--flush", &from, &lab.scratch.uri("vg/six")]));
+    let read = |volume: &str| {
+        run(tool("nbdcopy").args([&lab.scratch.uri(volume), &lab.scratch.at("copy")]));
+        lab.scratch.read("copy")
+    };
+    assert!(read("vg/six") == written);
+    server.stop_quietly();
+    lab.expect_sound();
+    let shown = json(&lab.verb(&["lv", "show", "--json", "vg/six"]));
+    assert_eq!(shown[0]["type"], "raid6_nc");
+    let server = lab.scratch.serve([&["--disk"][..], &disks, &["vg/six"]].concat());
+    assert!(read("vg/six") == written);
+    server.stop_quietly();
+}
+
+#[test]
 fn lvm_and_we_take_turns() {
     let lab = Lab::new(&[("a", 64), ("b", 64)]);
     lab.lvm(&["vgcreate -s 1M --addtag theirs vg DISKS", "lvcreate -an -Zn -Wn -y -n lin -l 9 vg"]);
@@ -242,6 +300,19 @@ fn what_cannot_be_is_refused_with_the_reason_and_nothing_is_written() {
             "on each of 2 physical volumes are needed",
         ),
         (&["lv", "create", "vg/x", "--size", "1M", "--nosync"], "--nosync: only the mirrors"),
+        (
+            &["lv", "create", "vg/x", "--type", "raid5", "--size", "4M"],
+            "3 extents (3 MiB) on each of 3 physical volumes are needed",
+        ),
+        (&["lv", "create", "vg/x", "--type", "raid6", "--size", "3M", "--nosync"], "leave --nosync out"),
+        (
+            &["lv", "create", "vg/x", "--type", "raid4", "--size", "2M", "-i", "1"],
+            "--stripes 1: expected 2 to 63",
+        ),
+        (
+            &["lv", "create", "vg/x", "--type", "raid5_n", "--size", "2M", "-m", "1"],
+            "--mirrors: a volume of that type",
+        ),
         (&["lv", "create", "none/x", "--size", "1M"], "there is no volume group \"none\"; there are: vg"),
         (&["lv", "create", "x", "--size", "1M"], "expected VG/LV"),
         (&["lv", "create", "vg/x", "--size", "1M", "-n", "x"], "beside --name, expected the group alone"),

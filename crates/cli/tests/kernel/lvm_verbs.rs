@@ -21,7 +21,7 @@ const VOLUMES: &[(&str, &[&str], bool)] = &[
 const DISKS: &[&str] = &["a", "b", "c", "d"];
 
 /// One of our verbs, on all disks but `without`; what it printed.
-fn verb(machine: &Machine, args: &[&str], disks: &[&str]) -> String {
+pub fn verb(machine: &Machine, args: &[&str], disks: &[&str]) -> String {
     let all = [args, &["--disk"], disks].concat();
     machine.note("verb", &all.join(" "));
     run(&mut machine.scratch.blockwork(all))
@@ -35,7 +35,7 @@ fn machine() -> Machine {
     machine
 }
 
-const FUNCTIONS: &str = "
+pub const FUNCTIONS: &str = "
 in_sync() { [ $(lvs --noheadings -o sync_percent $1) = 100.00 ]; }
 idle() { in_sync $1 && [ $(lvs --noheadings -o raid_sync_action $1) = idle ]; }
 mirrors() {

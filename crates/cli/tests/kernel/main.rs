@@ -10,6 +10,7 @@ mod failures;
 mod files;
 mod lvm_caches;
 mod lvm_mirror;
+mod lvm_parity;
 mod lvm_reads;
 mod lvm_split;
 mod lvm_verbs;

@@ -27,6 +27,7 @@
 //! Sources: the kernel's `drivers/md/dm-raid.c` (layout, and which values it takes) and
 //! `Documentation/admin-guide/device-mapper/dm-raid.rst`.
 
+mod parity;
 #[cfg(test)]
 mod tests;
 
@@ -35,6 +36,8 @@ use std::fmt::Display;
 use crate::bytes::{array, put, u32_le, u64_le};
 use crate::md::Level;
 use crate::{ErrorKind, FormatError};
+
+pub use parity::ParityType;
 
 /// Bytes that mean something.
 pub const SUPERBLOCK_BYTES: usize = 148;

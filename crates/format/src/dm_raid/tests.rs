@@ -88,3 +88,29 @@ proptest! {
         prop_assert_eq!(Superblock::decode(&bytes).unwrap().encode(), bytes);
     }
 }
+
+#[test]
+fn a_type_with_parity_is_the_layout_that_superblocks_call_by_its_number() {
+    // As Linux 6.1 wrote them into the superblocks of volumes of these types.
+    let numbers = [
+        ("raid4", 5, 4),
+        ("raid5", 5, 2),
+        ("raid5_ls", 5, 2),
+        ("raid5_la", 5, 0),
+        ("raid6", 6, 8),
+        ("raid6_nc", 6, 10),
+        ("raid6_n_6", 6, 5),
+    ];
+    for (name, level, number) in numbers {
+        let kind = ParityType::of_segment(name).unwrap();
+        assert_eq!((i32::from(kind.level()), kind.layout_number()), (level, number), "{name}");
+    }
+    for kind in ParityType::ALL {
+        assert_eq!(ParityType::of_segment(kind.name()), Some(kind));
+        let layout = kind.layout(kind.devices_min()).unwrap();
+        assert_eq!(layout.parities(), kind.parities(), "{kind:?}");
+        assert_eq!(kind.layout(kind.parities()), None, "{kind:?}: no room for data");
+    }
+    assert_eq!(["raid5", "raid6", "raid5_0"].map(ParityType::of_target), [None; 3]);
+    assert_eq!(ParityType::of_target("raid6_ra_6"), Some(ParityType::Raid6Ra6));
+}

@@ -11,7 +11,7 @@
 use std::sync::Arc;
 
 use blockwork_engine::{Layer, NodeKind, Sector, Sectors};
-use blockwork_format::dm_raid::{self, Superblock};
+use blockwork_format::dm_raid::{self, ParityType, Superblock};
 use blockwork_format::lvm2::VolumeGroup;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType};
 use blockwork_format::md::bitmap::BitmapSuperblock;
@@ -42,34 +42,12 @@ struct Meta {
     bitmap: Option<Copy>,
 }
 
-/// Level and layout of a segment type, by its name; md's numbers. Source: `Documentation/admin-guide/device-mapper/dm-raid.rst`.
-pub(super) fn layout_of(type_name: &str) -> Option<(Level, u32)> {
-    Some(match type_name {
-        "raid4" => (Level::Raid5, 4),
-        "raid5_la" => (Level::Raid5, 0),
-        "raid5_ra" => (Level::Raid5, 1),
-        "raid5" | "raid5_ls" => (Level::Raid5, 2),
-        "raid5_rs" => (Level::Raid5, 3),
-        "raid5_n" => (Level::Raid5, 5),
-        "raid6" | "raid6_zr" => (Level::Raid6, 8),
-        "raid6_nr" => (Level::Raid6, 9),
-        "raid6_nc" => (Level::Raid6, 10),
-        "raid6_n_6" => (Level::Raid6, 5),
-        "raid6_la_6" => (Level::Raid6, 16),
-        "raid6_ra_6" => (Level::Raid6, 17),
-        "raid6_ls_6" => (Level::Raid6, 18),
-        "raid6_rs_6" => (Level::Raid6, 19),
-        _ => return None,
-    })
-}
-
 /// Where the data of a segment with parity lie.
 pub(super) fn parity_layout(segment: &Segment) -> Result<ParityLayout, String> {
     let SegmentType::Raid { images, .. } = &segment.kind else { return Err("it is no RAID".into()) };
-    let (level, number) = layout_of(&segment.type_name).ok_or("its layout is not known here")?;
+    let kind = ParityType::of_segment(&segment.type_name).ok_or("its layout is not known here")?;
     let count = u16::try_from(images.len()).map_err(|_| "it has too many legs".to_owned())?;
-    ParityLayout::new(level, number, count)
-        .ok_or_else(|| format!("its {count} legs are too few for its type"))
+    kind.layout(count).ok_or_else(|| format!("its {count} legs are too few for its type"))
 }
 
 /// What the segment says.
@@ -98,7 +76,9 @@ impl Volume {
             RaidLevel::Raid1 => Level::Raid1,
             RaidLevel::Raid0 | RaidLevel::Raid0Meta => Level::Raid0,
             RaidLevel::Raid10 => Level::Raid10,
-            RaidLevel::Parity => layout_of(&segment.type_name).expect("others are refused by their name").0,
+            RaidLevel::Parity => {
+                ParityType::of_segment(&segment.type_name).expect("others are refused by their name").level()
+            }
         };
         let raid = Raid { level: *level, md_level, images, metas, geometry };
         let is_told = *level == RaidLevel::Parity

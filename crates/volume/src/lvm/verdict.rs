@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
+use blockwork_format::dm_raid::ParityType;
 use blockwork_format::escape;
 use blockwork_format::lvm2::vg::{LvIndex, RaidLevel, Segment, SegmentType, Snapshot, VolumeGroup};
 
-use super::raid::layout_of;
 use super::snapshot::snapshot_sectors;
 
 /// Why an image that was split off a RAID is as it is, and what becomes of it.
@@ -81,7 +81,9 @@ impl<'a> Verdicts<'a> {
             SegmentType::Linear(_) | SegmentType::Striped { .. } | SegmentType::Error | SegmentType::Zero => {
                 return None;
             }
-            SegmentType::Raid { level: RaidLevel::Parity, .. } if layout_of(&segment.type_name).is_none() => {
+            SegmentType::Raid { level: RaidLevel::Parity, .. }
+                if ParityType::of_segment(&segment.type_name).is_none() =>
+            {
                 return Some(format!("it is a {name}, whose layout is not known here"));
             }
             SegmentType::Raid { .. }

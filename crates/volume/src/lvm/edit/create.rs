@@ -1,7 +1,11 @@
 //! New logical volumes: what they are made of, and how large they become.
 
+use std::ops::RangeInclusive;
+
+use blockwork_format::dm_raid::ParityType;
 use blockwork_format::lvm2::vg::{PvIndex, SECTORS_MAX};
 use blockwork_format::lvm2::{Node, Section, Uuid};
+use blockwork_format::md::Level;
 use serde::{Deserialize, Serialize};
 
 use super::allocate::{FreeExtents, Policy, Request, Round, allocate};
@@ -76,6 +80,36 @@ pub enum Shape {
         /// Sectors of a bit of the bitmap.
         region_size: u64,
     },
+    /// Stripes with one or two parities, each on a PV of its own.
+    Parity {
+        /// Which level, and which layout.
+        #[serde(with = "parity_type")]
+        kind: ParityType,
+        /// How many stripes of data.
+        stripes: u64,
+        /// Sectors of a chunk.
+        stripe_size: u64,
+        /// Sectors of a bit of the bitmap.
+        region_size: u64,
+    },
+}
+
+/// A type with a parity, by its name.
+mod parity_type {
+    use blockwork_format::dm_raid::ParityType;
+    use serde::de::Error as _;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde wants it so")]
+    pub(super) fn serialize<S: Serializer>(kind: &ParityType, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(kind.name())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ParityType, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        ParityType::of_segment(&name)
+            .ok_or_else(|| D::Error::custom(format!("{name:?} is no type with a parity")))
+    }
 }
 
 /// A volume to be.
@@ -92,7 +126,7 @@ pub struct NewVolume {
     pub tags: Vec<String>,
     /// Zero its start and end, so that nothing that was there before is taken for its content.
     pub wipe: bool,
-    /// Of a RAID: its legs are taken for the same as they are, and not copied over each other.
+    /// Of a RAID: its legs are taken for the same as they are, and not copied over each other; a parity for that of its data.
     pub no_sync: bool,
 }
 
@@ -106,42 +140,78 @@ pub struct Created {
 }
 
 impl Shape {
-    /// Whether mirrors have to be kept the same.
+    /// Whether mirrors have to be kept the same, or a parity that of its data.
     pub fn is_raid(&self) -> bool {
-        matches!(self, Shape::Raid1 { .. } | Shape::Raid10 { .. })
+        !matches!(self, Shape::Linear | Shape::Striped { .. })
     }
 
     /// Stripes that a volume's extents are spread over.
     fn stripes(&self) -> u64 {
         match *self {
             Shape::Linear | Shape::Raid1 { .. } => 1,
-            Shape::Striped { stripes, .. } | Shape::Raid10 { stripes, .. } => stripes,
+            Shape::Striped { stripes, .. }
+            | Shape::Raid10 { stripes, .. }
+            | Shape::Parity { stripes, .. } => stripes,
         }
     }
 
     /// Copies of each extent.
     fn copies(&self) -> u64 {
         match *self {
-            Shape::Linear | Shape::Striped { .. } => 1,
+            Shape::Linear | Shape::Striped { .. } | Shape::Parity { .. } => 1,
             Shape::Raid1 { mirrors, .. } | Shape::Raid10 { mirrors, .. } => mirrors.saturating_add(1),
         }
     }
 
+    /// Legs with nothing but parity, as it were.
+    fn parities(&self) -> u64 {
+        if let Shape::Parity { kind, .. } = self { kind.parities().into() } else { 0 }
+    }
+
+    /// Stripes or legs, each of which gets as many extents.
+    fn columns(&self) -> u64 {
+        self.stripes() * self.copies() + self.parities()
+    }
+
+    /// Zero where there are none.
     fn stripe_size(&self) -> u64 {
         match *self {
             Shape::Linear | Shape::Raid1 { .. } => 0,
-            Shape::Striped { stripe_size, .. } | Shape::Raid10 { stripe_size, .. } => stripe_size,
+            Shape::Striped { stripe_size, .. }
+            | Shape::Raid10 { stripe_size, .. }
+            | Shape::Parity { stripe_size, .. } => stripe_size,
+        }
+    }
+
+    /// What was asked for as a region; none where there is no bitmap.
+    fn region_size(&self) -> Option<u64> {
+        match *self {
+            Shape::Linear | Shape::Striped { .. } => None,
+            Shape::Raid1 { region_size, .. }
+            | Shape::Raid10 { region_size, .. }
+            | Shape::Parity { region_size, .. } => Some(region_size),
+        }
+    }
+
+    /// Fewest and most stripes.
+    fn stripes_range(&self) -> RangeInclusive<u64> {
+        match self {
+            Shape::Linear | Shape::Raid1 { .. } => 1..=1,
+            Shape::Striped { .. } | Shape::Raid10 { .. } => 2..=STRIPES_MAX,
+            Shape::Parity { kind, .. } => stripes_of_parity(*kind)..=raid::LEGS_MAX - self.parities(),
         }
     }
 
     fn check(&self, extent_sectors: u64) -> Result<(), EditError> {
         let wrong = |what, found: String, expected: String| Err(EditError::Value { what, found, expected });
-        let least = if matches!(self, Shape::Striped { .. } | Shape::Raid10 { .. }) { 2 } else { 1 };
-        if !(least..=STRIPES_MAX).contains(&self.stripes()) {
-            return wrong("--stripes", self.stripes().to_string(), format!("{least} to {STRIPES_MAX}"));
+        let range = self.stripes_range();
+        if !range.contains(&self.stripes()) {
+            let expected = format!("{} to {}", range.start(), range.end());
+            return wrong("--stripes", self.stripes().to_string(), expected);
         }
+        let is_mirrored = matches!(self, Shape::Raid1 { .. } | Shape::Raid10 { .. });
         let most = raid::LEGS_MAX / self.stripes();
-        if self.is_raid() && !(2..=most).contains(&self.copies()) {
+        if is_mirrored && !(2..=most).contains(&self.copies()) {
             let expected = format!("1 to {}", most.saturating_sub(1));
             return wrong("--mirrors", (self.copies() - 1).to_string(), expected);
         }
@@ -154,16 +224,19 @@ impl Shape {
             );
             return wrong("--stripesize", bytes_shown(stripe.saturating_mul(512)), expected);
         }
-        match *self {
-            Shape::Raid1 { region_size, .. } | Shape::Raid10 { region_size, .. }
-                if !raid::is_region(region_size) =>
-            {
+        match self.region_size().filter(|region| !raid::is_region(*region)) {
+            Some(region) => {
                 let expected = "a power of two from 4 KiB to 1 GiB".into();
-                wrong("--regionsize", bytes_shown(region_size.saturating_mul(512)), expected)
+                wrong("--regionsize", bytes_shown(region.saturating_mul(512)), expected)
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
+}
+
+/// Fewest stripes of data with a parity, and how many there are where nobody says it, as for `lvcreate`.
+pub fn stripes_of_parity(kind: ParityType) -> u64 {
+    u64::from(kind.parities()) + 1
 }
 
 /// A size in extents, and what it costs.
@@ -188,6 +261,11 @@ impl Draft {
         check_tags(&new.tags)?;
         let extent = self.group().extent_sectors;
         new.shape.check(extent)?;
+        if new.no_sync && new.shape.parities() == 2 {
+            // Linux does not take such a table.
+            let why = "both parities of a RAID6 have to fit its data from the beginning: leave --nosync out";
+            return Err(EditError::volume(&new.name, why));
+        }
         self.check_limit_of_volumes()?;
         let mut free = self.free();
         let wanted = self.wanted(new.size, &free, &new.shape)?;
@@ -230,18 +308,24 @@ impl Draft {
         let part = |of: u64, hundredths: u64| u128::from(of) * u128::from(hundredths) / 100;
         // What is asked for in hundredths are extents of PVs: copies count, and so does their metadata.
         let of_volume = |physical: u128| {
-            let columns = u128::from(unit * shape.copies());
+            // `lvcreate` counts no parities.
+            if shape.parities() > 0 {
+                return u64::try_from(physical)
+                    .ok()
+                    .and_then(|extents| extents.checked_next_multiple_of(unit));
+            }
+            let columns = u128::from(shape.columns());
             let column = u64::try_from(physical / columns).unwrap_or(u64::MAX);
             let meta = self.extents(shape, column.saturating_mul(unit)).meta;
-            column.saturating_sub(meta).saturating_mul(unit)
+            Some(column.saturating_sub(meta).saturating_mul(unit))
         };
         let extents = match size {
             Size::Bytes(bytes) => bytes.div_ceil(vg.extent_sectors * 512).checked_next_multiple_of(unit),
             Size::Extents(extents) => extents.checked_next_multiple_of(unit),
-            Size::PercentFree(hundredths) => Some(of_volume(part(free.total(), hundredths))),
+            Size::PercentFree(hundredths) => of_volume(part(free.total(), hundredths)),
             Size::PercentGroup(hundredths) => {
                 let all = vg.pvs.iter().map(|pv| pv.pe_count).sum();
-                Some(of_volume(part(all, hundredths)))
+                of_volume(part(all, hundredths))
             }
         };
         let Some(extents) = extents.filter(|extents| *extents <= SECTORS_MAX / vg.extent_sectors) else {
@@ -274,7 +358,9 @@ impl Draft {
         let column = volume / shape.stripes();
         let meta = if shape.is_raid() {
             let vg = self.group();
-            let sectors = volume.saturating_mul(vg.extent_sectors);
+            // With a parity, a bit is for what is at one place of all legs.
+            let of_bits = if shape.parities() > 0 { column } else { volume };
+            let sectors = of_bits.saturating_mul(vg.extent_sectors);
             raid::meta_extents(vg.extent_sectors, sectors, self.region(shape, volume))
         } else {
             0
@@ -284,17 +370,14 @@ impl Draft {
 
     /// Sectors of a bit of the bitmap, in a volume of so many extents.
     fn region(&self, shape: &Shape, volume: u64) -> u64 {
-        match *shape {
-            Shape::Linear | Shape::Striped { .. } => 0,
-            Shape::Raid1 { region_size, .. } | Shape::Raid10 { region_size, .. } => {
-                raid::region_for(region_size, self.group().extent_sectors, volume)
-            }
-        }
+        // The kernel refuses one smaller than a chunk.
+        let asked = shape.region_size().map(|region| region.max(shape.stripe_size()));
+        asked.map_or(0, |asked| raid::region_for(asked, self.group().extent_sectors, volume))
     }
 
     pub(super) fn place(&self, free: &mut FreeExtents, shape: &Shape, volume: u64) -> Option<Vec<Round>> {
         let Extents { column, meta, .. } = self.extents(shape, volume);
-        let columns = usize::try_from(shape.stripes() * shape.copies()).expect("at most STRIPES_MAX of them");
+        let columns = usize::try_from(shape.columns()).expect("at most STRIPES_MAX of them");
         let request = Request {
             extents: column.checked_add(meta)?,
             columns,
@@ -344,7 +427,7 @@ impl Draft {
 
     pub(super) fn no_room(&self, free: &FreeExtents, shape: &Shape, volume: u64) -> EditError {
         let Extents { column, meta, .. } = self.extents(shape, volume);
-        let columns = shape.stripes() * shape.copies();
+        let columns = shape.columns();
         let each = self.extents_shown(column.saturating_add(meta));
         let needed = if columns == 1 {
             format!("{each} are")
@@ -419,10 +502,17 @@ impl Draft {
 
     fn raid_of(&self, shape: &Shape, volume: u64, region: u64, in_sync: bool) -> Raid {
         let sectors = volume * self.group().extent_sectors;
+        let legs = u16::try_from(shape.columns()).expect("at most LEGS_MAX of them");
+        let copies = u8::try_from(shape.copies()).expect("at most LEGS_MAX of them");
+        let (level, layout) = match shape {
+            Shape::Parity { kind, .. } => (kind.level(), kind.layout_number()),
+            Shape::Raid10 { .. } => (Level::Raid10, raid::near(copies, legs)),
+            Shape::Raid1 { .. } | Shape::Linear | Shape::Striped { .. } => (Level::Raid1, 0),
+        };
         Raid {
-            is_striped: matches!(shape, Shape::Raid10 { .. }),
-            legs: u16::try_from(shape.stripes() * shape.copies()).expect("at most LEGS_MAX of them"),
-            copies: u8::try_from(shape.copies()).expect("at most LEGS_MAX of them"),
+            level,
+            layout,
+            legs,
             stripe_sectors: u32::try_from(shape.stripe_size()).expect("it divides an extent"),
             sectors,
             leg_sectors: sectors / shape.stripes(),
@@ -462,18 +552,22 @@ impl Draft {
 
 /// The segment of a RAID volume over these parts.
 fn segment_of_raid(shape: &Shape, extents: u64, region: u64, parts: impl Iterator<Item = String>) -> Section {
-    let name = if matches!(shape, Shape::Raid10 { .. }) { "raid10" } else { "raid1" };
+    let name = match shape {
+        Shape::Parity { kind, .. } => kind.name(),
+        Shape::Raid10 { .. } => "raid10",
+        Shape::Raid1 { .. } | Shape::Linear | Shape::Striped { .. } => "raid1",
+    };
     let mut keys = Keys::default()
         .number("start_extent", 0)
         .number("extent_count", extents)
         .text("type", name)
-        .number("device_count", shape.stripes() * shape.copies());
+        .number("device_count", shape.columns());
     if let Shape::Raid10 { .. } = shape {
         keys = keys.number("data_copies", shape.copies());
     }
     keys = keys.number("region_size", region);
-    if let Shape::Raid10 { stripe_size, .. } = shape {
-        keys = keys.number("stripe_size", *stripe_size);
+    if shape.stripe_size() > 0 {
+        keys = keys.number("stripe_size", shape.stripe_size());
     }
     let mut section = keys.done();
     section.set("raids", strings(parts));

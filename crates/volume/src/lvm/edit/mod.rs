@@ -38,7 +38,7 @@ mod tests;
 pub use allocate::{FreeExtents, Policy};
 pub use change::{Change, Made};
 pub use commit::{Commit, CommitError};
-pub use create::{Created, NewVolume, REGION_DEFAULT, STRIPE_DEFAULT, Shape, Size};
+pub use create::{Created, NewVolume, REGION_DEFAULT, STRIPE_DEFAULT, Shape, Size, stripes_of_parity};
 pub use data::WIPE_BYTES;
 pub use draft::{Author, Draft, NewPv, TagChange};
 pub use error::EditError;

@@ -1,8 +1,9 @@
 //! What a new RAID volume has in the metadata volumes of its legs, so that Linux and we know it at once: superblocks of dm-raid and
 //! bitmaps, as the kernel makes them from metadata volumes of zeros.
 //!
-//! Nothing is known of the data of a new volume, so all of it may differ between the legs: `array_resync_offset` is 0 and every bit is
-//! set. Whoever activates it first, the kernel or we, resyncs it. With `--nosync` the legs are taken for the same.
+//! Nothing is known of the data of a new volume, so all of it may differ between the legs, and no parity fits:
+//! `array_resync_offset` is 0 and every bit is set. Whoever activates it first, the kernel or we, resyncs it. With `--nosync`
+//! the legs are taken for the same, and a parity as it is.
 
 use blockwork_format::dm_raid::{self, BITMAP_OFFSET, IN_SYNC, Superblock};
 use blockwork_format::lvm2::VolumeGroup;
@@ -64,15 +65,16 @@ fn bitmap_bytes(sectors: u64, region: u64) -> u64 {
 /// A new RAID volume. Sizes are sectors.
 #[derive(Debug, Clone)]
 pub(super) struct Raid {
-    /// raid10, or raid1.
-    pub(super) is_striped: bool,
+    /// What superblocks say of it.
+    pub(super) level: Level,
+    /// The number of its layout in superblocks.
+    pub(super) layout: u32,
     pub(super) legs: u16,
-    pub(super) copies: u8,
     pub(super) stripe_sectors: u32,
     pub(super) sectors: u64,
     pub(super) leg_sectors: u64,
     pub(super) region_sectors: u64,
-    /// The legs are taken for the same.
+    /// The legs are taken for the same, or the parity for that of its data.
     pub(super) in_sync: bool,
 }
 
@@ -99,8 +101,6 @@ impl Raid {
     }
 
     fn superblock(&self, leg: u16) -> Superblock {
-        let level = if self.is_striped { Level::Raid10 } else { Level::Raid1 };
-        let layout = if self.is_striped { self.layout() } else { 0 };
         Superblock {
             compat_features: Superblock::EXTENDED,
             num_devices: self.legs.into(),
@@ -109,13 +109,13 @@ impl Raid {
             failed_devices: [0; 4],
             disk_recovery_offset: dm_raid::IN_SYNC,
             array_resync_offset: if self.in_sync { IN_SYNC } else { 0 },
-            level,
-            layout,
+            level: self.level,
+            layout: self.layout,
             stripe_sectors: self.stripe_sectors,
             flags: 0,
             reshape_position: u64::MAX,
-            new_level: u32::try_from(i32::from(level)).expect("1 or 10"),
-            new_layout: layout,
+            new_level: u32::try_from(i32::from(self.level)).expect("1 to 10"),
+            new_layout: self.layout,
             new_stripe_sectors: self.stripe_sectors,
             delta_disks: 0,
             array_sectors: self.sectors,
@@ -126,11 +126,6 @@ impl Raid {
         }
     }
 
-    fn layout(&self) -> u32 {
-        let layout = Raid10Layout::new(self.copies, 1, false, FarSets::One, self.legs.into());
-        layout.expect("copies are at least 2, and legs a multiple of them").encode()
-    }
-
     /// The bitmap with its superblock: whole sectors.
     fn bitmap(&self) -> Vec<u8> {
         let superblock = BitmapSuperblock {
@@ -138,7 +133,8 @@ impl Raid {
             uuid: Uuid::default(),
             events: EVENTS,
             events_cleared: EVENTS - 1,
-            sync_size: if self.is_striped { self.sectors } else { self.leg_sectors },
+            // With a parity, a bit is for what is at one place of all legs.
+            sync_size: if self.level == Level::Raid10 { self.sectors } else { self.leg_sectors },
             state: 0,
             chunk_bytes: u32::try_from(self.region_sectors * 512).expect("at most REGION_LARGEST"),
             daemon_sleep: DAEMON_SLEEP,
@@ -155,6 +151,12 @@ impl Raid {
         bytes.resize(bytes.len().next_multiple_of(512), 0xff);
         bytes
     }
+}
+
+/// The layout of near copies, as superblocks have it.
+pub(super) fn near(copies: u8, legs: u16) -> u32 {
+    let layout = Raid10Layout::new(copies, 1, false, FarSets::One, legs.into());
+    layout.expect("copies are at least 2, and legs a multiple of them").encode()
 }
 
 #[cfg(test)]

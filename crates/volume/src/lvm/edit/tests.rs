@@ -8,6 +8,7 @@ use proptest::prelude::*;
 use super::data::Content;
 use super::*;
 
+mod parity;
 mod resize_raid;
 mod snapshot;
 mod thin;
