@@ -1,6 +1,7 @@
 //! Tables in dmsetup's syntax: what is taken, what is refused and with which words, and that printing and parsing are
 //! each other's inverse.
 
+use blockwork_format::dm_raid::ParityType;
 use blockwork_format::table::{
     Below, Device, Persistence, Raid, Raid10Format, RaidKind, Table, Target, TargetKind, parse, reference,
 };
@@ -172,7 +173,47 @@ fn each_mistake_names_its_line_its_field_what_was_found_and_what_was_expected() 
             "0 8 bogus",
             "target is \"bogus\", expected linear, striped, delay, raid, zero, error, snapshot-origin, snapshot, snapshot-merge, thin-pool or thin",
         ),
-        ("0 8 raid raid5 1 8 2 - a - b", "RAID type is \"raid5\", expected raid0, raid1 or raid10"),
+        (
+            "0 8 raid raid5 1 8 2 - a - b",
+            "RAID type is \"raid5\", expected raid0, raid1, raid10, raid4, raid5_ls,",
+        ),
+        ("0 8 raid raid5_0 1 8 2 - a - b", "RAID type is \"raid5_0\""),
+        ("0 8 raid raid4 1 4 2 - a - b", "chunk is 4, expected a power of two from 8"),
+        ("0 8 raid raid5_ls 1 8 1 - a", "number of RAID devices is 1, expected 2 of a raid5_ls at least"),
+        (
+            "0 8 raid raid6_zr 1 8 3 - a - b - c",
+            "number of RAID devices is 3, expected 4 of a raid6_zr at least",
+        ),
+        (
+            "0 16 raid raid6_zr 2 8 nosync 4 - a - b - c - d",
+            "RAID parameter is nosync of a raid6_zr, expected it with raid1",
+        ),
+        (
+            "0 8 raid raid4 4 8 sync rebuild 0 2 - a - b",
+            "RAID parameter is sync beside rebuild, expected one of them",
+        ),
+        ("0 8 raid raid4 4 8 nosync rebuild 0 2 - a - b", "RAID parameter is nosync beside rebuild"),
+        (
+            "0 8 raid raid5_n 3 8 raid10_copies 2 2 - a - b",
+            "raid10_copies of a raid5_n, expected it with raid10",
+        ),
+        (
+            "0 8 raid raid5_n 3 8 write_mostly 1 2 - a - b",
+            "write_mostly of a raid5_n, expected it with raid1",
+        ),
+        (
+            "0 8 raid raid5_n 3 128 region_size 64 2 - a - b",
+            "region_size is 64, expected the chunk, 128, at least",
+        ),
+        (
+            "0 8 raid raid1 3 0 stripe_cache 512 2 - a - b",
+            "stripe_cache of a raid1, expected it with raid4, raid5 or raid6",
+        ),
+        ("0 8 raid raid5_ls 3 8 delta_disks 1 2 - a - b", "RAID parameter is \"delta_disks\""),
+        (
+            "0 9 raid raid5_ls 1 8 3 - a - b - c",
+            "length is 9, expected what divides evenly among the devices that have data",
+        ),
         ("0 8 raid raid1 0 2 - a - b", "number of RAID parameters is 0, expected 1 (the chunk) to"),
         (
             "0 8 raid raid10 1 24 2 - a - b",
@@ -260,6 +301,11 @@ fn an_array_is_read_as_the_kernel_reads_it() {
     assert_eq!(raid.max_recovery_rate, Some(9));
     let raid = of("0 96 raid raid0 1 8 3 - a\\ b - y - null:1M");
     assert_eq!((raid.device_sectors(96), raid.present().count()), (Some(32), 3));
+    let raid = of("0 6144 raid raid6_nc 5 64 rebuild 2 stripe_cache 512 5 - a - b - c - d - -");
+    assert_eq!((raid.kind, raid.chunk), (RaidKind::Parity(ParityType::Raid6Nc), 64));
+    assert_eq!((raid.rebuild.as_slice(), raid.stripe_cache), (&[2][..], Some(512)));
+    assert_eq!((raid.device_sectors(6144), raid.present().count()), (Some(2048), 4));
+    assert_eq!(of("0 4096 raid raid4 2 128 nosync 3 - a - b - c").device_sectors(4096), Some(2048));
 }
 
 #[test]
@@ -282,28 +328,36 @@ fn any_raid() -> impl Strategy<Value = (TargetKind, u64)> {
     let devices = proptest::collection::vec(device, 2..6);
     let numbers = (proptest::option::of(0u64..99), proptest::option::of(0u64..99), any::<bool>());
     let format = proptest::sample::select(Raid10Format::ALL.to_vec());
-    let level = (0..3, 2u8..6, format, any::<bool>());
+    let parity = proptest::sample::select(ParityType::ALL.to_vec());
+    let level = (0..4, 2u8..6, format, any::<bool>(), parity);
     let parts = (devices, level, 3u32..20, numbers, 1u64..5000, any::<bool>());
     parts.prop_map(
-        |(devices, (level, copies, format, use_near_sets), shift, (min, max, nosync), rows, more)| {
+        |(devices, (level, copies, format, use_near_sets, parity), shift, (min, max, nosync), rows, more)| {
             let count = u8::try_from(devices.len()).unwrap();
             let kind = match level {
                 0 => RaidKind::Raid0,
                 1 => RaidKind::Raid1,
-                _ => RaidKind::Raid10 { format, copies: copies.min(count), use_near_sets },
+                2 => RaidKind::Raid10 { format, copies: copies.min(count), use_near_sets },
+                _ => match ParityType::of_target(parity.name()) {
+                    Some(kind) if kind.devices_min() <= count.into() => RaidKind::Parity(kind),
+                    _ => RaidKind::Parity(ParityType::Raid5Ls),
+                },
             };
+            let parities = if let RaidKind::Parity(kind) = kind { kind.parities() } else { 0 };
             let raid = Raid {
                 kind,
                 chunk: 1 << shift,
-                nosync,
+                // Not with a second parity, and with the first one not beside `rebuild`.
+                nosync: nosync && parities < 2 && !(parities == 1 && more),
                 rebuild: if more && level > 0 { vec![1, 0] } else { Vec::new() },
                 write_mostly: if more && level == 1 { vec![0] } else { Vec::new() },
-                region_size: more.then_some(2048),
+                region_size: more.then_some(2048.max(1 << shift)),
+                stripe_cache: if more && parities > 0 { min } else { None },
                 min_recovery_rate: min,
                 max_recovery_rate: max,
                 devices: devices.into_iter().map(|dev| dev.map(|dev| Below { dev, offset: 0 })).collect(),
             };
-            (TargetKind::Raid(raid), rows * u64::from(count))
+            (TargetKind::Raid(raid), rows * u64::from(u16::from(count) - parities))
         },
     )
 }

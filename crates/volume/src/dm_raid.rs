@@ -14,7 +14,7 @@ pub(crate) enum DmRaidLevel {
     Parity(ParityLayout),
 }
 
-/// Where the sectors of a target of that size lie on its devices.
+/// Where the sectors of a target of that size lie on its devices, as far as whole chunks of these make it.
 pub(crate) fn geometry(
     level: DmRaidLevel,
     devices: u16,
@@ -31,12 +31,7 @@ pub(crate) fn geometry(
         }
         DmRaidLevel::Parity(layout) => {
             let each = Sectors(sectors.0 / u64::from(layout.data_disks()));
-            let geometry = Geometry::parity(layout, chunk, each).map_err(|error| error.to_string())?;
-            let found = geometry.sectors();
-            if found != sectors {
-                return Err(format!("its legs make {found} sectors, and it has {sectors}"));
-            }
-            Ok(geometry)
+            Geometry::parity(layout, chunk, each).map_err(|error| error.to_string())
         }
         DmRaidLevel::Raid10(layout) => {
             // What each device gets of the volume and its copies.

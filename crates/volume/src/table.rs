@@ -233,15 +233,15 @@ impl Builder<'_> {
             let member = below.as_ref().map(|below| self.member(line, raid, role, below)).transpose()?;
             members.push(member);
         }
-        let is_mirrored = geometry.copies() > 1;
+        let (resync_from, is_redundant) = (resync_from(raid, &geometry), geometry.is_redundant());
         let size = geometry.sectors();
         let config = ArrayConfig {
             name: name.clone(),
             geometry,
             members,
-            resync_from: (is_mirrored && !raid.nosync).then_some(Sector(0)),
+            resync_from,
             intent: None,
-            record: (is_mirrored && !self.assembly.plan.read_only)
+            record: (is_redundant && !self.assembly.plan.read_only)
                 .then(|| Box::new(Unrecorded) as Box<dyn Record>),
         };
         let node = self.node(&name, NodeKind::Raid)?;
@@ -350,15 +350,28 @@ fn geometry(raid: &Raid, sectors: Sectors) -> Result<Geometry, String> {
             };
             DmRaidLevel::Raid10(layout.map_err(|error| error.to_string())?)
         }
+        RaidKind::Parity(kind) => {
+            let layout = kind.layout(count);
+            DmRaidLevel::Parity(layout.ok_or_else(|| format!("its {count} devices have no room for data"))?)
+        }
     };
     dm_raid::geometry(level, count, Sectors(raid.chunk.into()), sectors)
+}
+
+/// From where on its mirrors may differ, or its parity may not fit. Nothing is on record, so it is everywhere, unless the table says otherwise.
+/// Where a device is missing, or is to be rebuilt, a parity is taken as it is: there is nothing else to find what was on that device from. Linux takes
+/// it so always.
+fn resync_from(raid: &Raid, geometry: &Geometry) -> Option<Sector> {
+    let is_whole = raid.rebuild.is_empty() && raid.devices.iter().all(Option::is_some);
+    let may_differ = geometry.copies() > 1 || geometry.is_redundant() && is_whole;
+    (may_differ && !raid.nosync).then_some(Sector(0))
 }
 
 /// The chunk of a RAID10; zero of others.
 fn raid10_chunk(raid: &Raid) -> Sectors {
     match raid.kind {
         RaidKind::Raid10 { .. } => Sectors(raid.chunk.into()),
-        RaidKind::Raid0 | RaidKind::Raid1 => Sectors::ZERO,
+        RaidKind::Raid0 | RaidKind::Raid1 | RaidKind::Parity(_) => Sectors::ZERO,
     }
 }
 

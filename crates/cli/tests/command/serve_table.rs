@@ -4,7 +4,7 @@
 
 use crate::support::fs::Loop;
 use crate::support::nbd::python;
-use crate::support::{Scratch, noise, run, tool};
+use crate::support::{Scratch, noise, run, tool, until};
 
 const SECTOR: usize = 512;
 const KIB: usize = 1 << 10;
@@ -174,6 +174,125 @@ fn a_raid_target_does_without_a_device() {
     assert!(scratch.read("b.img") == mirror);
 }
 
+/// Each byte is the sum of those of the others.
+fn sum(members: &[&[u8]]) -> Vec<u8> {
+    let mut sum = vec![0; members[0].len()];
+    members.iter().for_each(|member| sum.iter_mut().zip(*member).for_each(|(sum, byte)| *sum ^= byte));
+    sum
+}
+
+/// Three files of 1 MiB that fit no parity, and a table of a raid target of them.
+fn three(scratch: &Scratch, kind: &str, parameters: &str, devices: [&str; 3]) -> String {
+    let count = parameters.split_whitespace().count() + 1;
+    let [a, b, c] = devices;
+    let line = format!("0 4096 raid {kind} {count} 128 {parameters} 3 - {a} - {b} - {c}\n");
+    scratch.write("array.table", line)
+}
+
+/// Where the parity of a row is, and where its first data.
+type Places = fn(usize) -> (usize, usize);
+
+const THREE: [&str; 3] = ["a.img", "b.img", "c.img"];
+
+#[test]
+fn a_raid_target_with_a_parity_keeps_it_where_its_layout_has_it() {
+    let layouts: [(&str, Places); 4] = [
+        ("raid4", |_| (0, 1)),
+        ("raid5_n", |_| (2, 0)),
+        ("raid5_ls", |row| (2 - row % 3, (3 - row % 3) % 3)),
+        ("raid5_ra", |row| (row % 3, usize::from(row % 3 == 0))),
+    ];
+    for (kind, place) in layouts {
+        let scratch = Scratch::new();
+        for (seed, name) in (1..).zip(THREE) {
+            scratch.noise(name, MIB, seed);
+        }
+        let server =
+            scratch.serve(["--table", &three(&scratch, kind, "region_size 1024 stripe_cache 512", THREE)]);
+        let new = noise(2 * MIB, 9);
+        fill(&scratch, "dm/array", &new);
+        assert!(content(&scratch, "dm/array") == new, "{kind}");
+        server.stop_quietly();
+        let members = THREE.map(|name| scratch.read(name));
+        for (nr, data) in new.chunks(2 * CHUNK).enumerate() {
+            let (parity, first) = place(nr);
+            let second = 3 - parity - first;
+            assert!(row(&members[first], nr) == &data[..CHUNK], "{kind}, row {nr}");
+            assert!(row(&members[second], nr) == &data[CHUNK..], "{kind}, row {nr}");
+            assert!(row(&members[parity], nr) == sum(&[&data[..CHUNK], &data[CHUNK..]]), "{kind}, row {nr}");
+        }
+    }
+}
+
+#[test]
+fn a_parity_of_a_raid_target_is_made_unless_it_is_said_to_fit_and_makes_up_for_a_device() {
+    let scratch = Scratch::new();
+    for (seed, name) in (1..).zip(THREE) {
+        scratch.noise(name, MIB, seed);
+    }
+    let members = || THREE.map(|name| scratch.read(name));
+    let fits = || {
+        let members = members();
+        sum(&[&members[0], &members[1], &members[2]]).iter().all(|byte| *byte == 0)
+    };
+    let before = members();
+    let server = scratch.serve(["--table", &three(&scratch, "raid5_ls", "nosync", THREE)]);
+    let data = content(&scratch, "dm/array");
+    server.stop_quietly();
+    assert!(members() == before, "nothing was written");
+
+    let server = scratch.serve(["--table", &three(&scratch, "raid5_ls", "sync", THREE)]);
+    until("the parity is made", fits);
+    assert!(content(&scratch, "dm/array") == data, "data are as they were");
+    server.stop_quietly();
+
+    let idle = scratch.read("b.img");
+    // Without a device, and no word of whether the parity fits: it is taken as it is, as by Linux.
+    let server = scratch.serve(["--table", &three(&scratch, "raid5_ls", "", ["a.img", "-", "c.img"])]);
+    assert!(content(&scratch, "dm/array") == data);
+    let new = noise(2 * MIB, 4);
+    fill(&scratch, "dm/array", &new);
+    assert!(content(&scratch, "dm/array") == new);
+    server.stop_quietly();
+    assert!(scratch.read("b.img") == idle && !fits());
+
+    let server = scratch.serve(["--table", &three(&scratch, "raid5_ls", "rebuild 1", THREE)]);
+    until("the device is rebuilt", fits);
+    assert!(content(&scratch, "dm/array") == new);
+    server.stop_quietly();
+}
+
+#[test]
+fn a_raid_target_with_two_parities_does_without_two_devices() {
+    let names = ["a.img", "b.img", "c.img", "d.img", "e.img"];
+    let scratch = Scratch::new();
+    for (seed, name) in (1..).zip(names) {
+        scratch.noise(name, MIB, seed);
+    }
+    let table = |missing: &[usize]| {
+        let device =
+            |nth: usize| if missing.contains(&nth) { "- -".into() } else { format!("- {}", names[nth]) };
+        let devices: Vec<String> = (0..names.len()).map(device).collect();
+        scratch.write("array.table", format!("0 6144 raid raid6_zr 1 128 5 {}\n", devices.join(" ")))
+    };
+    let server = scratch.serve(["--table", &table(&[])]);
+    let mut new = noise(3 * MIB, 9);
+    fill(&scratch, "dm/array", &new);
+    server.stop_quietly();
+    for (seed, missing) in [(10, [0, 1]), (11, [1, 4]), (12, [2, 3])] {
+        let server = scratch.serve(["--table", &table(&missing)]);
+        assert!(content(&scratch, "dm/array") == new, "without {missing:?}");
+        server.stop_quietly();
+        // All is there again, and is written again.
+        let server = scratch.serve(["--table", &table(&[])]);
+        new = noise(3 * MIB, seed);
+        fill(&scratch, "dm/array", &new);
+        server.stop_quietly();
+    }
+    let server = scratch.refused(["--table", &table(&[0, 2, 4])]);
+    assert!(server.contains("too many members are missing: [0, 2, 4] of 5"), "{server}");
+}
+
 /// Discards that each of four null disks gets for one of 1 MiB, from 64 KiB on, of a RAID10 of them with chunks of 64 KiB.
 fn discards(settings: &[&str]) -> Vec<u64> {
     let scratch = Scratch::new();
@@ -323,6 +442,12 @@ fn a_table_that_is_wrong_is_refused_with_file_and_line() {
             1,
             "whole chunks of its devices make 16 sectors, and it has 20",
         ),
+        (
+            "0 24 raid raid5_ls 1 8 3 - a.img - b.img - a.img\n",
+            1,
+            "whole chunks of its devices make 16 sectors, and it has 24",
+        ),
+        ("0 8 raid raid6_zr 2 8 nosync 4 - - - - - - - -\n", 1, "RAID parameter is nosync of a raid6_zr"),
         ("0 8 raid raid1 1 0 2 - - - -\n", 1, "too many members are missing: [0, 1] of 2"),
         (
             "0 8 zero\n8 8 frob\n",

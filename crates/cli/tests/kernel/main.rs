@@ -24,6 +24,7 @@ mod md_writes;
 mod nfs;
 mod parity;
 mod parity_writes;
+mod raid_tables;
 mod snapshot;
 #[expect(dead_code, reason = "`command` uses all of it")]
 #[path = "../support/mod.rs"]

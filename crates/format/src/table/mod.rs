@@ -9,7 +9,7 @@
 //! | --- | --- | --- |
 //! | `linear` | `DEV OFFSET` | |
 //! | `striped` | `N CHUNK (DEV OFFSET)×N` | the length divides by N, and what each stripe gets by CHUNK |
-//! | `raid` | `TYPE N_PARAMS CHUNK [PARAM...] N_DEVICES (- DEV)×N` | raid0, raid1 or raid10, without metadata devices |
+//! | `raid` | `TYPE N_PARAMS CHUNK [PARAM...] N_DEVICES (- DEV)×N` | raid0, raid1, raid10, raid4, raid5_\* or raid6_\*, without metadata devices |
 //! | `delay` | `DEV OFFSET MS` | one device and one time for reads, writes and flushes |
 //! | `zero`, `error` | | |
 //! | `snapshot-origin` | `ORIGIN` | starts at 0 |

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::{Below, Quoted};
+use crate::dm_raid::ParityType;
 
 /// Devices of one `raid` target: what the kernel takes (`MAX_RAID_DEVICES`).
 pub const RAID_DEVICES_MAX: u32 = 253;
@@ -17,7 +18,7 @@ pub struct Raid {
     pub kind: RaidKind,
     /// Sectors, a power of two; means nothing to a RAID1.
     pub chunk: u32,
-    /// `nosync`: its mirrors are alike already. Otherwise (`sync`, or neither) they may differ.
+    /// `nosync`: its mirrors are alike already, its parity fits. Otherwise (`sync`, or neither) they may differ.
     pub nosync: bool,
     /// `rebuild`: devices that hold nothing yet.
     pub rebuild: Vec<u16>,
@@ -25,6 +26,8 @@ pub struct Raid {
     pub write_mostly: Vec<u16>,
     /// `region_size`, sectors: how much a bit of the bitmap covers, where there is one.
     pub region_size: Option<u64>,
+    /// `stripe_cache`, of an array with a parity: how many rows Linux keeps in memory. It means nothing here.
+    pub stripe_cache: Option<u64>,
     /// `min_recovery_rate`, KiB a second and device.
     pub min_recovery_rate: Option<u64>,
     /// `max_recovery_rate`, KiB a second and device.
@@ -49,6 +52,8 @@ pub enum RaidKind {
         /// `raid10_use_near_sets`: a far copy may be on any device, not only on one of its set.
         use_near_sets: bool,
     },
+    /// Stripes with one or two parities.
+    Parity(ParityType),
 }
 
 /// `raid10_format`.
@@ -83,6 +88,7 @@ impl RaidKind {
             RaidKind::Raid0 => "raid0",
             RaidKind::Raid1 => "raid1",
             RaidKind::Raid10 { .. } => "raid10",
+            RaidKind::Parity(kind) => kind.name(),
         }
     }
 }
@@ -100,6 +106,7 @@ impl Raid {
             RaidKind::Raid0 => (1, devices),
             RaidKind::Raid1 => (1, 1),
             RaidKind::Raid10 { copies, .. } => (u64::from(copies), devices),
+            RaidKind::Parity(kind) => (1, devices.saturating_sub(kind.parities().into())),
         };
         let all = u128::from(length) * u128::from(times);
         let each = all.checked_div(u128::from(parts))?;
@@ -118,6 +125,7 @@ impl Raid {
         self.write_mostly.iter().for_each(|role| pair("write_mostly", role.to_string()));
         let numbers = [
             ("region_size", self.region_size),
+            ("stripe_cache", self.stripe_cache),
             ("min_recovery_rate", self.min_recovery_rate),
             ("max_recovery_rate", self.max_recovery_rate),
         ];

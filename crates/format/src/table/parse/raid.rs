@@ -1,16 +1,20 @@
 //! The arguments of the `raid` target: `TYPE N_PARAMS CHUNK [PARAM...] N_DEVICES (METADATA DEVICE)×N`.
 //!
-//! Source: the kernel's `Documentation/admin-guide/device-mapper/dm-raid.rst`. Refused here and taken there: levels with
-//! parity, metadata devices, parameters that only those levels have, and reshaping.
+//! Source: the kernel's `Documentation/admin-guide/device-mapper/dm-raid.rst`. Refused here and taken there: metadata
+//! devices, parameters that only arrays with them have, and reshaping.
 
 use super::{Words, error, invalid};
 use crate::bytes::index;
+use crate::dm_raid::ParityType;
 use crate::table::raid::{RAID_CHUNK_MIN, RAID_DEVICES_MAX, Raid, Raid10Format, RaidKind};
 use crate::table::{Below, TargetKind};
 use crate::{ErrorKind, FormatError, escape};
 
+/// Types that are taken.
+const TYPES: &str = "raid0, raid1, raid10, raid4, raid5_ls, raid5_la, raid5_rs, raid5_ra, raid5_n, raid6_zr, raid6_nr, raid6_nc, \
+                     raid6_n_6, raid6_ls_6, raid6_la_6, raid6_rs_6 or raid6_ra_6";
 /// Parameters that are taken.
-const PARAMETERS: &str = "sync, nosync, rebuild, write_mostly, region_size, min_recovery_rate, max_recovery_rate, \
+const PARAMETERS: &str = "sync, nosync, rebuild, write_mostly, region_size, stripe_cache, min_recovery_rate, max_recovery_rate, \
                           raid10_copies, raid10_format or raid10_use_near_sets";
 /// Words of parameters, at most: each device may be rebuilt and write-mostly.
 const PARAMETERS_MAX: u64 = 4 * RAID_DEVICES_MAX as u64 + 32;
@@ -22,6 +26,7 @@ struct Parameters {
     rebuild: Vec<u64>,
     write_mostly: Vec<u64>,
     region_size: Option<u64>,
+    stripe_cache: Option<u64>,
     min_recovery_rate: Option<u64>,
     max_recovery_rate: Option<u64>,
     copies: Option<u64>,
@@ -31,10 +36,10 @@ struct Parameters {
 
 pub(super) fn raid(words: &mut Words, length: u64) -> Result<TargetKind, FormatError> {
     let line = words.line;
-    let level = words.next("RAID type", "raid0, raid1 or raid10")?;
-    if !["raid0", "raid1", "raid10"].contains(&level.as_str()) {
+    let level = words.next("RAID type", TYPES)?;
+    if !["raid0", "raid1", "raid10"].contains(&level.as_str()) && ParityType::of_target(&level).is_none() {
         let found = format!("\"{}\"", escape(&level));
-        return Err(error(ErrorKind::Unsupported, line, "RAID type", found, "raid0, raid1 or raid10"));
+        return Err(error(ErrorKind::Unsupported, line, "RAID type", found, TYPES));
     }
     let count = words.number("number of RAID parameters")?;
     if !(1..=PARAMETERS_MAX).contains(&count) {
@@ -46,7 +51,8 @@ pub(super) fn raid(words: &mut Words, length: u64) -> Result<TargetKind, FormatE
     let devices = devices(words)?;
     let raid = assemble(line, &level, chunk, parameters, devices)?;
     if raid.device_sectors(length).is_none() {
-        let expected = "what divides evenly among the devices, with as many copies as there are";
+        let expected =
+            "what divides evenly among the devices that have data, with as many copies as there are";
         return Err(invalid(line, "length", length, expected));
     }
     Ok(TargetKind::Raid(raid))
@@ -104,6 +110,10 @@ impl Parameters {
                 }
                 self.region_size = Some(sectors);
             }
+            "stripe_cache" => {
+                again(self.stripe_cache.is_some())?;
+                self.stripe_cache = Some(words.number("stripe_cache")?);
+            }
             "min_recovery_rate" => {
                 again(self.min_recovery_rate.is_some())?;
                 self.min_recovery_rate = Some(words.number("min_recovery_rate")?);
@@ -155,7 +165,7 @@ impl Parameters {
                 Err(invalid(line, "RAID parameter", format!("{name} of a {level}"), "it with raid10"))
             }
             None if level == "raid0" => Ok(RaidKind::Raid0),
-            None => Ok(RaidKind::Raid1),
+            None => Ok(ParityType::of_target(level).map_or(RaidKind::Raid1, RaidKind::Parity)),
         }
     }
 }
@@ -208,6 +218,14 @@ fn assemble(
     if kind == RaidKind::Raid0 && !parameters.rebuild.is_empty() {
         return Err(invalid(line, "RAID parameter", "rebuild of a raid0", "it with raid1 or raid10"));
     }
+    match kind {
+        RaidKind::Parity(kind) => parity(line, kind, chunk, &parameters, count)?,
+        _ if parameters.stripe_cache.is_some() => {
+            let found = format!("stripe_cache of a {level}");
+            return Err(invalid(line, "RAID parameter", found, "it with raid4, raid5 or raid6"));
+        }
+        _ => {}
+    }
     let roles = |name: &'static str, roles: Vec<u64>| {
         let role = |role: u64| match u16::try_from(role) {
             Ok(small) if role < count => Ok(small),
@@ -222,8 +240,41 @@ fn assemble(
         rebuild: roles("rebuild", parameters.rebuild)?,
         write_mostly: roles("write_mostly", parameters.write_mostly)?,
         region_size: parameters.region_size,
+        stripe_cache: parameters.stripe_cache,
         min_recovery_rate: parameters.min_recovery_rate,
         max_recovery_rate: parameters.max_recovery_rate,
         devices,
     })
+}
+
+/// What the kernel refuses of an array with a parity alone.
+fn parity(
+    line: u64,
+    kind: ParityType,
+    chunk: u32,
+    parameters: &Parameters,
+    devices: u64,
+) -> Result<(), FormatError> {
+    let name = kind.name();
+    let least = u64::from(kind.devices_min());
+    if devices < least {
+        return Err(invalid(
+            line,
+            "number of RAID devices",
+            devices,
+            format!("{least} of a {name} at least"),
+        ));
+    }
+    if kind.parities() == 2 && parameters.sync == Some(false) {
+        let found = format!("nosync of a {name}");
+        return Err(invalid(line, "RAID parameter", found, "it with raid1, raid10, raid4 or raid5"));
+    }
+    if let Some(sync) = parameters.sync.filter(|_| !parameters.rebuild.is_empty()) {
+        let found = format!("{} beside rebuild", if sync { "sync" } else { "nosync" });
+        return Err(invalid(line, "RAID parameter", found, format!("one of them with a {name}")));
+    }
+    match parameters.region_size.filter(|region| *region < chunk.into()) {
+        Some(region) => Err(invalid(line, "region_size", region, format!("the chunk, {chunk}, at least"))),
+        None => Ok(()),
+    }
 }
