@@ -24,7 +24,14 @@ fn volumes() -> Vec<Made> {
         let extents = if kind.parities() == 1 { 8 } else { 9 };
         (format!("v_{}", kind.name()), vec!["--type", kind.name(), "--extents", "7"], extents)
     });
-    let others: [(&str, &[&str], u64); 5] = [
+    let others: [(&str, &[&str], u64); 7] = [
+        // Without a parity, for what they have in common with those: regions and metadata volumes.
+        ("odd", &["--type", "raid1", "--mirrors", "1", "--extents", "9"], 9),
+        (
+            "ten",
+            &["--type", "raid10", "--stripes", "2", "--mirrors", "1", "--regionsize", "8K", "--extents", "5"],
+            6,
+        ),
         ("wide", &["--type", "raid5", "--stripes", "5", "--stripesize", "16K", "--extents", "13"], 15),
         ("fine", &["--type", "raid6", "--stripes", "4", "--regionsize", "64K", "--size", "3M"], 8),
         ("coarse", &["--type", "raid4", "--stripesize", "128K", "--regionsize", "16K", "--size", "2M"], 4),
