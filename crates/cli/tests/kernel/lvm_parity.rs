@@ -59,13 +59,15 @@ fn create(machine: &Machine, name: &str, args: &[&str]) {
     verb(machine, &[&["lv", "create", &format!("vg/{name}")], args].concat(), DISKS);
 }
 
-/// `text NAME`: the group's metadata as `vgcfgbackup` prints it, on a line, without what is never the same.
+/// `text NAME`: the group's metadata as `vgcfgbackup` prints it, on a line, without what is never the same; `superblock NAME`: level, layout and
+/// chunk in the superblock of a leg, by which Linux goes whatever the text says.
 const TEXT: &str = r"
 text() {
     vgcfgbackup -f /tmp/text vg >&2
     sed -E '/^[[:space:]]*(id|seqno|description|creation_time|creation_host) = /d; s/#.*//' /tmp/text >/tmp/common
     fact $1 text $(tr -s '[:space:]' ' ' </tmp/common)
 }
+superblock() { fact $1 superblock $(od -An -t u4 -j 48 -N 12 /dev/mapper/vg-$1_rmeta_1); }
 ";
 
 #[test]
@@ -79,6 +81,7 @@ fn volumes_with_a_parity_are_what_lvcreate_makes_and_the_kernel_resyncs_and_writ
         write!(
             script,
             "lvchange -ay vg/{name} >&2
+             superblock {name}
              fact {name} size $(blockdev --getsize64 /dev/vg/{name})
              fact {name} attr $(lvs --noheadings -o lv_attr vg/{name})
              fact {name} start $(head -c 4096 /dev/vg/{name} | tr -d '\\0' | wc -c)
@@ -91,7 +94,8 @@ fn volumes_with_a_parity_are_what_lvcreate_makes_and_the_kernel_resyncs_and_writ
             if is_synced(args) { format!("mirrors {name}") } else { String::new() }
         )
         .expect("text");
-        writeln!(again, "lvcreate -y -an -Zn -Wn -n {name} {} vg >&2", args.join(" ")).expect("text");
+        let args = args.join(" ");
+        writeln!(again, "lvcreate -y -Zn -Wn -n {name} {args} vg >&2\nsuperblock {name}").expect("text");
     }
     let judged = machine.run_long(Duration::from_secs(400), &script);
     let facts = Facts(&judged.stdout);
@@ -119,7 +123,11 @@ fn volumes_with_a_parity_are_what_lvcreate_makes_and_the_kernel_resyncs_and_writ
 
     again.push_str("text theirs\n");
     let theirs = machine.run_long(Duration::from_secs(200), &again);
-    assert_eq!(facts.get("ours", "text"), Facts(&theirs.stdout).get("theirs", "text"));
+    let theirs = Facts(&theirs.stdout);
+    assert_eq!(facts.get("ours", "text"), theirs.get("theirs", "text"));
+    for (name, ..) in &volumes {
+        assert_eq!(facts.get(name, "superblock"), theirs.get(name, "superblock"), "{name}");
+    }
 }
 
 fn is_synced(args: &[&str]) -> bool {
