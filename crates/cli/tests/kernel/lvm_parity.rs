@@ -95,7 +95,7 @@ fn volumes_with_a_parity_are_what_lvcreate_makes_and_the_kernel_resyncs_and_writ
         )
         .expect("text");
         let args = args.join(" ");
-        writeln!(again, "lvcreate -y -Zn -Wn -n {name} {args} vg >&2\nsuperblock {name}").expect("text");
+        writeln!(again, "lvcreate -y -n {name} {args} vg >&2\nsuperblock {name}").expect("text");
     }
     let judged = machine.run_long(Duration::from_secs(400), &script);
     let facts = Facts(&judged.stdout);
