@@ -44,6 +44,8 @@ pub(super) struct Gathering {
     ends: RefCell<VecDeque<Sector>>,
     /// Sectors of the array in all writes that have come and were not answered.
     in_flight: Cell<u64>,
+    /// As much was in flight lately. Of a client whose writes were all answered at once, it tells what comes next.
+    lately: Cell<u64>,
     /// Batches that are being written.
     begun: Cell<u64>,
     /// And how many have been.
@@ -142,15 +144,19 @@ impl UnderWay {
         Part::Lead(Lead { gathering: self.gathering.clone(), batch })
     }
 
+    /// Where it ends.
+    pub(super) fn end(&self) -> Sector {
+        self.span.end()
+    }
+
     /// How long the client has for another one.
     fn moment(&self) -> Nanos {
         Nanos(MOMENT.0 + self.span.nr.0 * MOMENT_OF_SECTOR.0)
     }
 
-    /// Whether the rest of a row, `spread` sectors of the array from where its first member's part ends to where its last one's does, will come when
-    /// others are answered.
-    fn brings_more(&self, spread: Sectors) -> bool {
-        self.in_order && self.gathering.in_flight.get() - self.span.nr.0 >= spread.0
+    /// Whether the next `rest` sectors will come when others are answered.
+    fn brings_more(&self, rest: Sectors) -> bool {
+        self.in_order && self.gathering.lately.get().saturating_sub(self.span.nr.0) >= rest.0
     }
 }
 
@@ -171,7 +177,9 @@ impl Gathering {
         }
         ends.truncate(STREAMS - 1);
         ends.push_front(span.end());
-        self.in_flight.set(self.in_flight.get() + span.nr.0);
+        let (in_flight, lately) = (self.in_flight.get() + span.nr.0, self.lately.get());
+        self.in_flight.set(in_flight);
+        self.lately.set(in_flight.max(lately - lately / 8));
         UnderWay { gathering: self.clone(), span, in_order: known.is_some() }
     }
 
@@ -208,18 +216,18 @@ impl Gathering {
 }
 
 impl Lead {
-    /// Waits for the rest of the row, if that is to come. `moment` waits for so long.
+    /// Waits for the rest of the row, which is in the `rest` sectors behind the write, if that is to come. `moment` waits for so long.
     pub(super) async fn gather<M: Future<Output = ()>>(
         &self,
         write: &UnderWay,
-        spread: Sectors,
+        rest: Sectors,
         moment: impl Fn(Nanos) -> M,
     ) {
         let Lead { gathering, batch } = self;
-        if gathering.begun.get() == 0 || !write.brings_more(spread) {
+        if !write.brings_more(rest) {
             return;
         }
-        batch.until.set(gathering.ended.get() + 2 * gathering.begun.get());
+        batch.until.set(gathering.ended.get() + 2 * gathering.begun.get().max(1));
         let mut waited: Option<Pin<Box<M>>> = None;
         poll_fn(|cx| {
             let is_over = match gathering.outlook(batch) {
@@ -350,7 +358,7 @@ mod tests {
         next: u64,
     }
 
-    const SPREAD: Sectors = Sectors(8);
+    const REST: Sectors = Sectors(8);
 
     impl Stream {
         fn new() -> Stream {
@@ -366,7 +374,7 @@ mod tests {
         /// Whether the one who leads that write may begin.
         fn may_begin(&self, nth: usize) -> bool {
             let (write, Part::Lead(lead)) = &self.writes[nth] else { panic!("{nth} goes with another") };
-            poll(lead.gather(write, SPREAD, |_| std::future::pending())).is_ready()
+            poll(lead.gather(write, REST, |_| std::future::pending())).is_ready()
         }
         fn begin(&self, nth: usize) {
             let (_, Part::Lead(lead)) = &self.writes[nth] else { panic!("{nth} goes with another") };
@@ -379,7 +387,6 @@ mod tests {
         let mut stream = Stream::new();
         (0..5).for_each(|_| stream.send());
         assert!(stream.may_begin(0) && stream.may_begin(2), "those are whole");
-        assert!(stream.may_begin(4), "nobody is being written whose answer would bring more");
         stream.begin(0);
         stream.begin(2);
         assert!(!stream.may_begin(4));
@@ -402,7 +409,7 @@ mod tests {
             |nth: usize| lead(others[nth].join(place(nth as u64), 2, Vec::from([(0, None)]), Flags::NONE));
         let mut waiting = pin!(async {
             let (write, Part::Lead(lead)) = &stream.writes[4] else { panic!("it goes with another") };
-            lead.gather(write, SPREAD, |_| std::future::pending()).await;
+            lead.gather(write, REST, |_| std::future::pending()).await;
         });
         let mut poll = || waiting.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         assert!(poll().is_pending());
@@ -427,7 +434,7 @@ mod tests {
             asked.set(asked.get() + 1);
             poll_fn(|_| if is_over.get() { Poll::Ready(()) } else { Poll::Pending })
         };
-        let mut waiting = pin!(lead.gather(&write, SPREAD, moment));
+        let mut waiting = pin!(lead.gather(&write, REST, moment));
         let mut poll = || waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
         assert!(!poll());
         stream.writes.clear();
@@ -456,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_stream_with_enough_in_flight_waits() {
+    fn only_a_stream_with_enough_in_flight_lately_waits() {
         let mut stream = Stream::new();
         stream.send();
         stream.begin(0);
@@ -466,8 +473,21 @@ mod tests {
         stream.next = 1;
         (0..2).for_each(|_| stream.send());
         assert!(!stream.may_begin(3), "it goes on");
-        let (parts, last) = (stream.writes.drain(..3).map(|(_, part)| part).collect::<Vec<_>>(), 0);
-        assert!(stream.may_begin(last), "what is being written are answered already: no more will come");
-        drop(parts);
+        // All are answered, and others are sent one by one: the first of them may be of as many as there were.
+        let waits = |stream: &mut Stream| {
+            stream.writes.clear();
+            stream.gathering.in_vain.set(0);
+            stream.send();
+            let waits = !stream.may_begin(0);
+            stream.next += 1;
+            stream.gathering.enter(span(8 * (stream.next - 1), 8));
+            waits
+        };
+        stream.next = 4;
+        stream.gathering.enter(span(8 * 3, 8));
+        assert!(waits(&mut stream));
+        let waited = (0..20).filter(|_| waits(&mut stream)).count();
+        assert!((1..12).contains(&waited), "{waited}");
+        assert!(!waits(&mut stream), "a client that writes one by one sends nothing before that is answered");
     }
 }

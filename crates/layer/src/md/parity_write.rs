@@ -34,6 +34,7 @@ use blockwork_memory::{Segment, Segments, copy_between, slice_segments};
 use super::array::Array;
 use super::bad_log::Renewal;
 use super::devices::DeviceIndex;
+use super::geometry::Place;
 use super::io;
 use super::mend::Unread;
 use super::parity::Parity;
@@ -82,6 +83,16 @@ fn units_of_row(parity: &Parity, sector: Sector, nr: Sectors, most: Sectors) -> 
         }
     }
     units
+}
+
+/// How far behind the end of a write the last data of a unit end of which it has the first; none: it has others, and who goes on behind it
+/// does not come to the first.
+fn rest_of_unit(parity: &Parity, unit: &Unit, end: Sector) -> Option<Sectors> {
+    let mut data = parity.data_of(unit.row);
+    let has_first = data.next() == unit.written.first().map(|(role, _)| *role);
+    let last = data.last().filter(|_| has_first)?;
+    let last = parity.to_array(Place { member: last, sector: unit.at })? + unit.nr;
+    Some(Sectors(last.0.saturating_sub(end.0)))
 }
 
 /// What each member of some has, or is to have, in a unit.
@@ -185,7 +196,9 @@ impl Array {
                 let (at, nr) = whole_blocks(unit.at, unit.nr);
                 let _held = self.stripes.hold(at, nr).await;
                 cx.others_first().await;
-                lead.gather(write, parity.row_sectors() - parity.chunk(), |moment| cx.sleep(moment)).await;
+                if let Some(rest) = rest_of_unit(parity, unit, write.end()) {
+                    lead.gather(write, rest, |moment| cx.sleep(moment)).await;
+                }
                 let _room = self.stripes.room().await;
                 let (sources, flags) = lead.begin();
                 let result = self.write_held(unit, sources, flags, cx).await;
@@ -528,5 +541,23 @@ mod tests {
             matches!(&whole[..], [unit] if unit.written.len() == 3),
             "a row as a whole is one unit: {whole:?}"
         );
+    }
+
+    #[test]
+    fn who_has_the_first_data_of_a_unit_knows_how_far_its_last_are() {
+        let layout = ParityLayout::new(Level::Raid6, 2, 5).unwrap();
+        let parity = Parity::new(layout, Sectors(16), Sectors(160)).unwrap();
+        let rests = |from: u64, nr: u64| -> Vec<Option<u64>> {
+            let start = Sector(3 * parity.row_sectors().0 + from);
+            let units = units_of_row(&parity, start, Sectors(nr), Sectors(64));
+            let rest = |unit| rest_of_unit(&parity, unit, start + Sectors(nr)).map(|rest| rest.0);
+            units.iter().map(rest).collect()
+        };
+        assert_eq!(rests(0, 16), [Some(32)]);
+        assert_eq!(rests(4, 4), [Some(32)]);
+        assert_eq!(rests(0, 24), [Some(16), Some(24)], "a chunk and a half");
+        assert_eq!(rests(0, 48), [Some(0)]);
+        assert_eq!(rests(16, 16), [None], "it has the second");
+        assert_eq!(rests(8, 24), [None, Some(16)]);
     }
 }

@@ -83,6 +83,33 @@ fn a_stream_with_more_than_a_row_in_flight_writes_rows_as_a_whole() {
 }
 
 #[test]
+fn a_client_whose_writes_are_all_answered_before_it_sends_more_has_a_moment_for_each() {
+    let mut rig = active(Make::raid6(6));
+    let before = moved(&rig);
+    // Half a row at a time.
+    let mut sectors = (0..40 * 32).step_by(32);
+    for _ in 0..10 {
+        for at in sectors.by_ref().take(4) {
+            rig.submit(rig.write_bio(at, 32, 1, Flags::NONE));
+            rig.rest(Nanos::micros(40));
+        }
+        (0..4).for_each(|_| rig.finish().result.unwrap());
+    }
+    let (read, written) = (moved(&rig).0 - before.0, moved(&rig).1 - before.1);
+    assert!(read <= 2 * 2 * 16 && written <= (20 + 2) * 6 * 16, "{read} {written}");
+    // Which does not come is not waited for all the time.
+    let begun = rig.world.now();
+    for at in sectors {
+        rig.run(rig.write_bio(at, 32, 1, Flags::NONE)).0.unwrap();
+    }
+    for at in (0..100 * 32).step_by(32) {
+        rig.run(rig.write_bio(at, 32, 1, Flags::NONE)).0.unwrap();
+    }
+    assert!(rig.world.now().since(begun) < Nanos::micros(100 * (80 + 80) + 8 * 208));
+    check(&mut rig);
+}
+
+#[test]
 fn what_is_written_again_and_again_is_read_once() {
     let mut rig = active(Make::raid5(6));
     let before = moved(&rig);
