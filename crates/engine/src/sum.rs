@@ -12,7 +12,7 @@ use std::sync::Arc;
 use blockwork_memory::{Segment, Segments, copy_between, slice_segments};
 
 use crate::bio::{Bio, Errno, Flags, Op};
-use crate::gf256::Gf256;
+use crate::gf256::{Gf256, add, double};
 use crate::layer::{Failure, Layer, NodeId, Span};
 use crate::task::TaskContext;
 use crate::units::{SECTOR, Sector, Sectors};
@@ -161,14 +161,30 @@ fn add_up(read: &[Read], data: &[Segment]) {
 
 /// Adds up: each of these times that, byte by byte, into `sum`, which is as long and may be one of them.
 pub fn add_times(terms: &[(Gf256, &Segment)], sum: &Segment) {
-    let (mut all, mut term) = (vec![0; SUM_BYTES], vec![0; SUM_BYTES]);
+    let mut powers: Vec<(usize, &Segment)> =
+        terms.iter().filter_map(|(factor, segment)| Some((factor.exponent()?, *segment))).collect();
+    powers.sort_by_key(|(exponent, _)| std::cmp::Reverse(*exponent));
+    // The second parity of a row is of powers that follow each other: from the highest on, all before it is doubled once for each.
+    let in_turn = powers.first().is_some_and(|(highest, _)| *highest <= 2 * powers.len());
+    let most = SUM_BYTES.min(sum.len());
+    let (mut all, mut term) = (vec![0; most], vec![0; most]);
     for from in (0..sum.len()).step_by(SUM_BYTES) {
         let bytes = SUM_BYTES.min(sum.len() - from);
         let (all, term) = (&mut all[..bytes], &mut term[..bytes]);
         all.fill(0);
-        for (factor, segment) in terms {
+        let mut reached = powers.first().map_or(0, |(highest, _)| *highest);
+        for (exponent, segment) in &powers {
             segment.read_at(from, term);
-            factor.add_times(term, all);
+            if in_turn {
+                (*exponent..reached).for_each(|_| double(all));
+                reached = *exponent;
+                add(term, all);
+            } else {
+                Gf256::power_of_two(*exponent).add_times(term, all);
+            }
+        }
+        if in_turn {
+            (0..reached).for_each(|_| double(all));
         }
         sum.write_at(from, all);
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use blockwork_engine::*;
+use blockwork_memory::{Buffer, Segment};
 use rig::{Half, Rig, limits};
 
 /// Of each of four legs of the leaf: data, data, their sum, and the sum of the first and twice the second.
@@ -172,4 +173,49 @@ fn a_read_that_is_computed_counts_as_under_way_until_it_is_done() {
     assert_eq!(held, 2, "both terms at a time");
     computing.rig.complete_all();
     computing.rig.all_succeeded(1);
+}
+
+#[test]
+fn terms_of_whatever_factors_are_added_up_by_definition() {
+    let term =
+        |nth: usize, bytes: usize| -> Vec<u8> { (0..bytes).map(|at| (at * 31 + nth * 77) as u8).collect() };
+    let memory = |bytes: &[u8]| {
+        let segment = Segment::new(Buffer::new(bytes.len()), 0, bytes.len());
+        segment.write_at(0, bytes);
+        segment
+    };
+    // Powers of 2 in a row, as of a second parity; any; the same; the first of none; nothing.
+    let some: [&[u8]; 8] = [
+        &[1, 2, 4, 8, 16, 32, 64, 128, 0x1d],
+        &[4, 2],
+        &[0x8e, 3, 200, 0xff],
+        &[7, 7, 1],
+        &[1, 1],
+        &[0, 5],
+        &[0],
+        &[],
+    ];
+    for factors in some {
+        for bytes in [512, 4096, 16 << 10, (16 << 10) + 512, 40 << 10] {
+            let data: Vec<_> = (0..factors.len()).map(|nth| term(nth, bytes)).collect();
+            let segments: Vec<_> = data.iter().map(|data| memory(data)).collect();
+            let terms: Vec<_> = factors.iter().map(|factor| Gf256(*factor)).zip(&segments).collect();
+            let expected: Vec<u8> = (0..bytes)
+                .map(|at| {
+                    data.iter()
+                        .zip(factors)
+                        .fold(0, |sum, (data, factor)| sum ^ (Gf256(*factor) * Gf256(data[at])).0)
+                })
+                .collect();
+            // Into other memory, and into that of a term.
+            for sum in
+                [memory(&vec![0xee; bytes]), segments.last().unwrap_or(&memory(&vec![1; bytes])).clone()]
+            {
+                add_times(&terms, &sum);
+                let mut found = vec![0; bytes];
+                sum.read_at(0, &mut found);
+                assert!(found == expected, "{factors:?}, {bytes} bytes");
+            }
+        }
+    }
 }
