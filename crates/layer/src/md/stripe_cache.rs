@@ -11,7 +11,7 @@
 //! 3. Nothing outlives the trust in some device ([`Array::trust`](super::array::Array)): what was read of it may not have been what was
 //!    written.
 //!
-//! Memory: [`FRAMES`] blocks of an array, for all workers.
+//! Memory: [`FRAMES`] blocks of an array, for all workers, and [`SPARE`] that are to be used again.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -25,6 +25,9 @@ pub(super) const BLOCK: u64 = 8;
 const FRAMES: usize = 4096;
 
 const FRAME_BYTES: usize = BLOCK as usize * 512;
+
+/// Frames that are in no block and kept to be used again, at most: with a stream, as many come as go.
+const SPARE: usize = 512;
 
 /// What some members have in a block.
 type Frames = Vec<(u16, Box<[u8]>)>;
@@ -44,6 +47,7 @@ struct Blocks {
     order: VecDeque<(u64, u64)>,
     next_stamp: u64,
     frames: usize,
+    spare: Vec<Box<[u8]>>,
     trust: u64,
 }
 
@@ -71,13 +75,19 @@ impl Blocks {
         while self.frames > FRAMES {
             let Some(oldest) = self.order.pop_front() else { break };
             if is_there(&self.all, oldest) {
-                self.remove(oldest.0);
+                let frames = self.remove(oldest.0).unwrap_or_default();
+                self.keep_spare(frames.into_iter().map(|(_, frame)| frame));
             }
         }
         if self.order.len() > 2 * FRAMES {
             let all = &self.all;
             self.order.retain(|one| is_there(all, *one));
         }
+    }
+
+    fn keep_spare(&mut self, frames: impl Iterator<Item = Box<[u8]>>) {
+        let room = SPARE - self.spare.len();
+        self.spare.extend(frames.take(room));
     }
 
     /// Nothing is left of what was known before some device was trusted less.
@@ -132,8 +142,15 @@ impl StripeCache {
         if known.trust != trust {
             return;
         }
-        let frames = known.with(parts);
+        let most = parts.len() * known.count();
+        let mut spare = {
+            let mut all = self.0.lock();
+            let left = all.spare.len().saturating_sub(most);
+            all.spare.split_off(left)
+        };
+        let frames = known.with(parts, &mut spare);
         let mut all = self.0.lock();
+        all.keep_spare(spare.into_iter());
         all.follow(trust);
         for (block, frames) in frames {
             all.insert(block, frames);
@@ -162,6 +179,11 @@ impl Known {
         }
     }
 
+    /// Blocks.
+    fn count(&self) -> usize {
+        blocks(self.at, self.nr).count()
+    }
+
     /// What other members had there is not so any more.
     pub(super) fn keep_only(&mut self, roles: &[u16]) {
         self.blocks.iter_mut().for_each(|frames| frames.retain(|(role, _)| roles.contains(role)));
@@ -186,10 +208,10 @@ impl Known {
     }
 
     /// What there is of each block when these members have that. Of a block that is not covered as a whole, only what was known can be kept.
-    fn with(self, parts: &[(u16, Segment)]) -> Vec<(u64, Frames)> {
-        let range = blocks(self.at, self.nr);
+    fn with(self, parts: &[(u16, Segment)], spare: &mut Vec<Box<[u8]>>) -> Vec<(u64, Frames)> {
+        let (range, count) = (blocks(self.at, self.nr), self.count());
         let mut before = self.blocks;
-        before.resize_with((range.end - range.start) as usize, Frames::new);
+        before.resize_with(count, Frames::new);
         let kept = range.zip(before).map(|(block, mut frames)| {
             let (within, from) = part(block, self.at, self.nr);
             for (role, data) in parts {
@@ -198,7 +220,8 @@ impl Known {
                 if old.is_none() && within.len() < FRAME_BYTES {
                     continue;
                 }
-                let mut bytes = old.unwrap_or_else(|| vec![0; FRAME_BYTES].into());
+                // All of one that is used again is written over.
+                let mut bytes = old.or_else(|| spare.pop()).unwrap_or_else(|| vec![0; FRAME_BYTES].into());
                 data.read_at(from, &mut bytes[within.clone()]);
                 frames.push((*role, bytes));
             }
@@ -308,6 +331,7 @@ mod tests {
         }
         let all = cache.0.lock();
         assert_eq!((all.frames, all.all.len()), (FRAMES, FRAMES / 2));
+        assert!((2..=SPARE).contains(&all.spare.len()), "{}", all.spare.len());
         assert!(all.order.len() <= 2 * FRAMES + 1, "{}", all.order.len());
         drop(all);
         let newest = FRAMES as u64 - 1;
