@@ -188,12 +188,12 @@ impl Array {
         cx: &TaskContext,
     ) -> Result<(), Errno> {
         let parity = self.geometry().as_parity().expect("a unit is one of rows with a parity");
-        let data = usize::from(parity.members() - parity.parities());
+        let data = parity.layout().data_disks().into();
         let sources = unit.written.iter().map(|(role, from)| (*role, source(*from, unit.nr, cx)));
         match write.join((unit.at, unit.nr), data, sources.collect(), flags) {
             Part::Follow(follow) => follow.result().await,
             Part::Lead(lead) => {
-                let (at, nr) = whole_blocks(unit.at, unit.nr);
+                let (at, nr) = stripe_cache::whole(unit.at, unit.nr);
                 let _held = self.stripes.hold(at, nr).await;
                 cx.others_first().await;
                 if let Some(rest) = rest_of_unit(parity, unit, write.end()) {
@@ -480,13 +480,6 @@ struct ToDevice {
     at: Sector,
     nr: Sectors,
     data: Option<Segment>,
-}
-
-/// The blocks of the stripe cache in which these sectors are: each has one writer at a time.
-fn whole_blocks(at: Sector, nr: Sectors) -> (Sector, Sectors) {
-    let start = at.0 / stripe_cache::BLOCK * stripe_cache::BLOCK;
-    let end = (at.0 + nr.0).next_multiple_of(stripe_cache::BLOCK);
-    (Sector(start), Sectors(end - start))
 }
 
 /// So much of what is written; none: zeros.

@@ -117,6 +117,12 @@ fn blocks(at: Sector, nr: Sectors) -> std::ops::Range<u64> {
     at.0 / BLOCK..(at.0 + nr.0).div_ceil(BLOCK)
 }
 
+/// All sectors of the blocks in which these are: each block has one writer at a time.
+pub(super) fn whole(at: Sector, nr: Sectors) -> (Sector, Sectors) {
+    let blocks = blocks(at, nr);
+    (Sector(blocks.start * BLOCK), Sectors((blocks.end - blocks.start) * BLOCK))
+}
+
 /// The part of a block that lies in the `nr` sectors at `at`, in bytes of the block, and where it begins among those.
 fn part(block: u64, at: Sector, nr: Sectors) -> (std::ops::Range<usize>, usize) {
     let start = (block * BLOCK).max(at.0);
