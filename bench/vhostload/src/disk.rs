@@ -162,6 +162,11 @@ impl Disk {
     /// # Errors
     /// See [`Disk::new`].
     pub fn connect(&mut self) -> Result<()> {
+        let bases: Vec<u32> = self.queues.iter().map(|queue| queue.ring.base(&self.guest.memory)).collect();
+        self.connect_at(&bases)
+    }
+
+    fn connect_at(&mut self, bases: &[u32]) -> Result<()> {
         let mut client = Client::connect(&self.path)?;
         let offered = client.number(&Message::GetFeatures)?;
         ensure!(offered & FEATURE_PROTOCOL != 0, "no features of the protocol");
@@ -189,11 +194,43 @@ impl Disk {
             self.share_inflight(&client)?;
         }
         client.tell(&Message::SetMemTable(vec![self.guest.region()]), &[self.guest.file.as_fd()])?;
-        for (index, queue) in (0..).zip(&self.queues) {
-            queue.set_up(&client, index, &self.guest)?;
+        for ((index, queue), base) in (0..).zip(&self.queues).zip(bases) {
+            queue.set_up(&client, index, *base)?;
         }
         self.client = Some(client);
         Ok(())
+    }
+
+    /// Goes on with another server, as a guest that moves to another virtual machine monitor: it is known what is written into its memory until its
+    /// queues stop, and they go on where this server says. Gives the connection to it.
+    ///
+    /// # Errors
+    /// See [`Disk::new`].
+    pub fn move_to(&mut self, path: &Path) -> Result<Option<Client>> {
+        let bases = self.stop_as_it_moves()?;
+        path.clone_into(&mut self.path);
+        (self.inflight, self.log) = (None, None);
+        let before = self.client.take();
+        self.connect_at(&bases)?;
+        Ok(before)
+    }
+
+    /// Has the server stop the queues, as QEMU does at the end of a migration; where they are.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn stop_as_it_moves(&mut self) -> Result<Vec<u32>> {
+        self.log_writes(true)?;
+        let queues = 0..u32::from(self.options.queues);
+        for index in queues.clone() {
+            self.client()?.tell(&Message::SetVringEnable(VringState { index, num: 0 }), &[])?;
+        }
+        let base = |index| {
+            let (payload, _) = self.client()?.ask(&Message::GetVringBase(VringState { index, num: 0 }))?;
+            let base = payload.get(4..8).context("a short answer")?;
+            Ok(u32::from_ne_bytes(base.try_into()?))
+        };
+        queues.map(base).collect()
     }
 
     fn wanted_features(&self) -> u64 {
@@ -359,11 +396,11 @@ impl Queue {
         })
     }
 
-    fn set_up(&self, client: &Client, index: u32, guest: &Guest) -> Result<()> {
+    fn set_up(&self, client: &Client, index: u32, base: u32) -> Result<()> {
         let state = |num: u32| VringState { index, num };
         let file = VringFile { index, has_file: true };
         client.tell(&Message::SetVringNum(state(self.ring_size.into())), &[])?;
-        client.tell(&Message::SetVringBase(state(self.ring.base(&guest.memory))), &[])?;
+        client.tell(&Message::SetVringBase(state(base)), &[])?;
         client.tell(&Message::SetVringAddr(self.ring.address(index)), &[])?;
         client.tell(&Message::SetVringCall(file), &[self.call.as_fd()])?;
         client.tell(&Message::SetVringKick(file), &[self.kick.as_fd()])?;

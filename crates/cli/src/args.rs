@@ -146,6 +146,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "N", default_value_t = 64, requires = "vhost_user",
           value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) queues: u16,
+    /// Have the disks open only while a virtual machine uses them by --vhost-user, so that it may move to another host (live migration), where a
+    /// server is started likewise on the same disks: that one waits until this one has let go of them, which is before the machine goes on there.
+    #[arg(long, requires = "vhost_user", conflicts_with_all = ["nbd", "tls_certificates", "fuse", "xen", "no_exports", "log_writes"])]
+    pub(crate) migratable: bool,
     /// Pages of the memory that virtual machines share by vhost-user. With huge ones large requests can be twice as fast, as disks are told of fewer
     /// pieces; better still, give the machine such when it starts (`hugetlb=on` of QEMU's memory-backend-memfd).
     #[arg(long, value_name = "PAGES", default_value = "as-is")]

@@ -14,6 +14,7 @@ mod groups;
 mod guests;
 mod keeper;
 mod merges;
+mod migratable;
 mod offers;
 mod patience;
 mod sandbox;
@@ -69,6 +70,9 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
             "nothing to serve by: add --nbd unix:PATH, --nbd HOST:PORT, --fuse FILE, --vhost-user PATH or --xen DOMID/VDEV; or \
              --no-exports, where all that there is to be comes by `blockwork export add`"
         ),
+        1.. if args.migratable && !inherited.is_empty() => bail_usage!(
+            "--migratable, and sockets of a service manager (LISTEN_FDS) to serve by NBD: take away either"
+        ),
         1.. if args.no_exports => bail_usage!(
             "--no-exports, and sockets of a service manager (LISTEN_FDS) to serve by NBD: take away either"
         ),
@@ -81,16 +85,55 @@ pub(crate) fn run(args: &ServeArgs) -> Result<()> {
         listeners.extend(listeners_of(args)?);
         sandbox::enter(args, &disks)?;
     }
-    let mut assembly = assemble(args, disks)?;
+    let (news, hear) = mpsc::channel();
+    if args.migratable {
+        return migratable::run(args, disks, named, &mut signals, news, hear);
+    }
+    let mut assembly = assemble(args, &disks)?;
     let volumes = choose(&mut assembly, &named)?;
-    let mut running = Running::start(args, assembly, volumes)?;
+    let mut running = Running::start(args, assembly, volumes, news)?;
     let up = running.export(args, listeners).and_then(|()| {
         running.workers.open_layers();
         announce(args, &running.addresses)
     });
     // A server that does not come up wholly may have been reached by clients already, and arrays have taken up what was due.
-    let waited = up.and_then(|()| running.wait(&mut signals, args.json));
+    let waited = up.and_then(|()| {
+        let mounts = running.mounts.iter().map(fuse::Mount::point).collect();
+        heed(&mut signals, mounts, &running.news, || running.wait(&hear, args.json).result())
+    });
     running.stop(args, waited)
+}
+
+/// Does something while signals are news: the first that asks for the end, and those that ask for statistics. The second one does not wait for anything
+/// but that what is mounted is taken away.
+fn heed<T>(
+    signals: &mut Signals,
+    mounts: Vec<fuse::MountPoint>,
+    news: &mpsc::Sender<News>,
+    act: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let handle = signals.handle();
+    let second = SecondSignal::new(mounts);
+    thread::scope(|scope| {
+        let heed = || {
+            for signal in signals.forever() {
+                let heard = if signal == SIGUSR1 {
+                    News::Statistics
+                } else {
+                    second.arm_soon();
+                    News::Stop
+                };
+                // Nobody hears of it where the end has come.
+                let _ = news.send(heard);
+            }
+        };
+        thread::Builder::new().spawn_scoped(scope, heed).context(NO_THREAD)?;
+        let result = act();
+        // Where it was no signal that has ended the waiting, the first one is as good as the second.
+        second.arm();
+        handle.close();
+        result
+    })
 }
 
 /// What of `--disk A B C` is a disk, and which volumes are named: what follows the first of a `--disk`, is no file and
@@ -130,12 +173,14 @@ fn listeners_of(args: &ServeArgs) -> Result<Vec<Listener>> {
     Ok(args.nbd.iter().map(listener).collect::<Result<_, _>>()?)
 }
 
-fn assemble(args: &ServeArgs, disks: Vec<String>) -> Result<Assembly> {
+fn plan(args: &ServeArgs, disks: &[String]) -> Result<Plan> {
     let settings = args.set.iter().map(|setting| parse_setting(setting)).collect::<Result<Vec<_>, _>>()?;
-    let plan =
-        Plan { disks, tables: args.table.clone(), read_only: args.read_only, settings, ..Plan::default() };
-    let assembly = Assembly::open(plan)?;
-    Ok(assembly)
+    let (disks, tables) = (disks.to_vec(), args.table.clone());
+    Ok(Plan { disks, tables, read_only: args.read_only, settings, ..Plan::default() })
+}
+
+fn assemble(args: &ServeArgs, disks: &[String]) -> Result<Assembly> {
+    Ok(Assembly::open(plan(args, disks)?)?)
 }
 
 /// The volumes that were named, or all. Says what there is to know about the disks, and which volumes are not as one
@@ -172,10 +217,16 @@ fn choose(assembly: &mut Assembly, named: &[String]) -> Result<Vec<Volume>> {
     Ok(volumes.collect())
 }
 
-/// What ends the wait for the end.
+/// What is heard while a server runs. Most of it is the end.
 enum News {
     /// A signal.
     Stop,
+    /// Another one: statistics are wanted.
+    Statistics,
+    /// A guest wants to use disks that are not open.
+    Wanted,
+    /// A guest uses its disks no more. Who tells of that waits until this is dropped.
+    Left(mpsc::Sender<()>),
     /// This worker's thread has ended.
     Ended(u16),
     /// What looks after something has panicked.
@@ -188,7 +239,7 @@ impl News {
     /// What that is for the server.
     fn result(self) -> Result<()> {
         match self {
-            News::Stop | News::Unmounted(_) => Ok(()),
+            News::Stop | News::Statistics | News::Wanted | News::Left(_) | News::Unmounted(_) => Ok(()),
             News::Ended(worker) => Err(anyhow!("worker {worker} ended by itself; see above")),
             News::Panicked(what) => {
                 Err(anyhow!("{what} has panicked; see above. Report that, and start the server anew"))
@@ -208,7 +259,6 @@ fn wakes_with(args: &ServeArgs) -> WakesWith {
 struct Running {
     workers: Workers,
     news: mpsc::Sender<News>,
-    hear: mpsc::Receiver<News>,
     nbd: Option<Server>,
     mounts: Vec<fuse::Mount>,
     offers: Offers,
@@ -221,7 +271,12 @@ struct Running {
 }
 
 impl Running {
-    fn start(args: &ServeArgs, assembly: Assembly, volumes: Vec<Volume>) -> Result<Running> {
+    fn start(
+        args: &ServeArgs,
+        assembly: Assembly,
+        volumes: Vec<Volume>,
+        news: mpsc::Sender<News>,
+    ) -> Result<Running> {
         let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let config = WorkersConfig {
             count: args.workers.map_or(processors.min(WORKERS_DEFAULT_MAX), usize::from),
@@ -230,7 +285,6 @@ impl Running {
             wakes_with: wakes_with(args),
             log_writes: args.log_writes.clone(),
         };
-        let (news, hear) = mpsc::channel();
         let tell = news.clone();
         // Nobody waits any more when the server is being stopped.
         let on_end = move |worker| drop(tell.send(News::Ended(worker)));
@@ -238,7 +292,6 @@ impl Running {
         Ok(Running {
             workers,
             news,
-            hear,
             nbd: None,
             mounts: Vec::new(),
             offers: Offers::new(args.read_only),
@@ -332,8 +385,11 @@ impl Running {
         Ok(())
     }
 
-    /// A socket is one disk, so each volume has its own.
+    /// A socket is one disk, so each volume has its own. Sockets of guests that may move are there already.
     fn export_vhost(&mut self, args: &ServeArgs) -> Result<()> {
+        if args.migratable {
+            return Ok(());
+        }
         let volumes = self.workers.served.all();
         check_count("--vhost-user", "socket", args.vhost_user.len(), volumes.len())?;
         for (first_worker, (path, (id, volume))) in args.vhost_user.iter().zip(&volumes).enumerate() {
@@ -395,34 +451,17 @@ impl Running {
         Ok(())
     }
 
-    /// Sleeps until a signal asks for the end, or a worker has come to its own.
-    fn wait(&self, signals: &mut Signals, json: bool) -> Result<()> {
-        let handle = signals.handle();
-        let (stats, news) = (self.workers.stats.clone(), self.news.clone());
-        let second = SecondSignal::new(self.mounts.iter().map(fuse::Mount::point).collect());
-        thread::scope(|scope| {
-            let heed = || {
-                for signal in signals.forever() {
-                    if signal == SIGUSR1 {
-                        print_stats(&stats, json);
-                        continue;
-                    }
-                    second.arm_soon();
-                    let _ = news.send(News::Stop);
-                }
-            };
-            thread::Builder::new().spawn_scoped(scope, heed).context(NO_THREAD)?;
-            let result = loop {
-                match self.hear.recv().unwrap_or(News::Stop) {
-                    News::Unmounted(address) if self.goes_on_without(&address) => {}
-                    news => break news.result(),
-                }
-            };
-            // Where it was no signal that has ended the waiting, the first one is as good as the second.
-            second.arm();
-            handle.close();
-            result
-        })
+    /// Sleeps until a signal asks for the end, a worker has come to its own, or a guest has left disks that are open for it alone.
+    fn wait(&self, hear: &mpsc::Receiver<News>, json: bool) -> News {
+        loop {
+            match hear.recv().unwrap_or(News::Stop) {
+                News::Statistics => print_stats(&self.workers.stats, json),
+                News::Unmounted(address) if self.goes_on_without(&address) => {}
+                // It has them.
+                News::Wanted => {}
+                news => return news,
+            }
+        }
     }
 
     /// A mount is gone, and nobody here has taken it away. Whether that leaves anything to be served.

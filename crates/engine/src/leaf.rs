@@ -144,6 +144,9 @@ pub trait LeafSource: Send + Sync {
     fn has_fua(&self) -> bool {
         false
     }
+    /// It is used no more, and nothing of it is under way: what keeps others from having it ends at once, and not when the kernel has wound up all
+    /// that refers to it.
+    fn let_go(&self) {}
     /// What is in force of what can be done in several ways.
     fn decisions(&self) -> Vec<Decision> {
         Vec::new()

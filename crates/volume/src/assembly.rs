@@ -13,7 +13,7 @@ use blockwork_format::partition::Partition;
 use blockwork_format::table::TABLE_BYTES_MAX;
 use blockwork_layer::Linear;
 use blockwork_layer::thin::Pool;
-use blockwork_leaf::{OpenOptions, Opened};
+use blockwork_leaf::Opened;
 
 use crate::error::VolumeError;
 use crate::graph::{Content, Device, DeviceId, DeviceKind, DiskSource, Graph, NewDevice, Stack};
@@ -170,12 +170,7 @@ impl Assembly {
         if let Some(&disk) = self.by_spec.get(spec) {
             return Ok(disk);
         }
-        let options = OpenOptions {
-            read_only: self.plan.read_only,
-            settings: self.plan.leaf_settings(),
-            unlocked: self.plan.unlocked,
-        };
-        let opened = blockwork_leaf::open(spec, &options)?;
+        let opened = blockwork_leaf::open(spec, &self.plan.open_options())?;
         self.keep(spec, opened)
     }
 

@@ -13,7 +13,7 @@ use blockwork_engine::{Layer, LeafId, LeafSource, NodeId};
 use blockwork_format::md::{Superblock, Uuid};
 use blockwork_format::partition::Partition;
 use blockwork_format::{Source, escape};
-use blockwork_leaf::{Kind, OpenOptions, Opened, Spec};
+use blockwork_leaf::{Kind, Opened, Spec};
 
 use crate::assembly::Assembly;
 use crate::error::VolumeError;
@@ -133,12 +133,7 @@ impl Assembly {
             Some((disk, number)) => (disk, Some(number)),
             None => (device, None),
         };
-        let options = OpenOptions {
-            read_only: self.plan.read_only,
-            settings: self.plan.leaf_settings(),
-            unlocked: self.plan.unlocked,
-        };
-        let opened = blockwork_leaf::open(spec, &options)?;
+        let opened = blockwork_leaf::open(spec, &self.plan.open_options())?;
         if opened.source.limits().read_only {
             return Err(refused(device, READ_ONLY.into()));
         }

@@ -1,6 +1,7 @@
 //! What is asked for: disks, tables, settings.
 
 use blockwork_engine::{Limits, NodeKind};
+use blockwork_leaf::OpenOptions;
 
 use crate::error::VolumeError;
 
@@ -72,7 +73,8 @@ pub struct Plan {
     pub read_only: bool,
     /// Settings of leaves and layers: from [`parse_setting`].
     pub settings: Vec<Setting>,
-    /// Take no locks: for looking at disks that may be in use.
+    /// Only look: open the disks for reading, and take no locks, as they may be in use. What the volumes are like does not depend on that, but on `read_only`;
+    /// what would be written to them fails.
     pub unlocked: bool,
     /// Look into logical volumes at once: they may be the disks of other machines. Otherwise this is done when
     /// a volume is asked for that is not found without.
@@ -80,8 +82,17 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// How disks are opened.
+    pub(crate) fn open_options(&self) -> OpenOptions {
+        OpenOptions {
+            read_only: self.read_only || self.unlocked,
+            settings: self.leaf_settings(),
+            unlocked: self.unlocked,
+        }
+    }
+
     /// Queue settings for all leaves, by sysfs name.
-    pub(crate) fn leaf_settings(&self) -> Vec<LeafOption> {
+    fn leaf_settings(&self) -> Vec<LeafOption> {
         let of_leaves = |setting: &Setting| match setting {
             Setting::Leaf(option) => Some(option.clone()),
             Setting::Layer(_) => None,

@@ -232,6 +232,11 @@ impl Offers {
         self.guests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether a guest has a disk at none of these addresses.
+    pub(super) fn has_guests_beside(&self, addresses: &[&str]) -> bool {
+        self.guests().all.iter().any(|(_, guest)| !addresses.contains(&guest.address()))
+    }
+
     /// Guests that have gone for good have no disks any more. Whether there were any.
     pub(super) fn forget_gone_guests(&self) -> bool {
         let mut guests = self.guests();

@@ -30,6 +30,7 @@ mod serve_groups;
 mod serve_io;
 mod serve_limits;
 mod serve_md;
+mod serve_migratable;
 mod serve_nbd;
 mod serve_nfs;
 mod serve_nfs_failures;

@@ -1,7 +1,6 @@
 //! `serve --vhost-user`: a guest's requests while servers come and go. The front end is that of `bench/vhostload`, which has a
 //! guest's rings and memory without a guest.
 
-use std::collections::HashMap;
 use std::fs::{self, File};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
@@ -11,6 +10,7 @@ use std::time::Duration;
 
 use crate::support::fs::LeftMount;
 use crate::support::nbd::python;
+use crate::support::vhost::{BLOCK, Guest};
 use crate::support::{PATIENCE, Scratch, Server, Tracing, output, run, run_refused, until};
 use blockwork_format::vhost_user::{Message, Region, VringAddr, VringFile, VringState};
 use blockwork_format::virtio::blk::{Range, RequestHeader, feature as blk, request, status};
@@ -21,7 +21,6 @@ use rustix::process::Signal;
 use vhostload::{Client, Disk, Options, Request};
 
 const MIB: u64 = 1 << 20;
-const BLOCK: usize = 4096;
 
 fn serve(scratch: &Scratch, more: &[&str]) -> Command {
     let mut command = scratch.blockwork(["serve", "--vhost-user", &scratch.at("socket"), "--disk"]);
@@ -39,85 +38,6 @@ fn serve_by_threads(scratch: &Scratch, more: &[&str]) -> Command {
 
 fn socket(scratch: &Scratch) -> PathBuf {
     scratch.path("socket")
-}
-
-/// A guest that writes blocks all over its disk, and knows what it was told.
-struct Guest {
-    disk: Disk,
-    blocks: u64,
-    /// By queue and number of the request: what it writes where.
-    in_flight: HashMap<(usize, u16), (u64, u64)>,
-    /// What each block holds, where that is known.
-    written: HashMap<u64, u64>,
-    next: u64,
-    finished: u64,
-}
-
-impl Guest {
-    fn new(disk: Disk, blocks: u64) -> Guest {
-        Guest { disk, blocks, in_flight: HashMap::new(), written: HashMap::new(), next: 1, finished: 0 }
-    }
-
-    /// Tops up all queues, with blocks that nothing is in flight to.
-    fn fill(&mut self) {
-        for queue in 0..self.disk.queues.len() {
-            while let Some(id) = self.disk.queues[queue].next_id() {
-                let block = self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15) % self.blocks;
-                if self.in_flight.values().any(|&(busy, _)| busy == block) {
-                    self.next += 1;
-                    continue;
-                }
-                self.disk.write_data(queue, id, &self.next.to_le_bytes().repeat(BLOCK / 8));
-                let request = Request { kind: request::OUT, sector: block * 8, len: BLOCK };
-                if self.disk.start(queue, request).is_none() {
-                    break; // the ring is full
-                }
-                self.in_flight.insert((queue, id), (block, self.next));
-                self.next += 1;
-            }
-        }
-    }
-
-    /// Notes what is done.
-    fn take(&mut self) -> u64 {
-        let before = self.finished;
-        for queue in 0..self.disk.queues.len() {
-            while let Some(done) = self.disk.finished(queue) {
-                assert_eq!(done.status, status::OK);
-                let (block, number) = self.in_flight.remove(&(queue, done.id)).expect("answered once");
-                self.written.insert(block, number);
-                self.finished += 1;
-            }
-        }
-        self.finished - before
-    }
-
-    fn run(&mut self, requests: u64) {
-        let end = self.finished + requests;
-        until("requests are answered", || {
-            self.fill();
-            self.take();
-            self.finished >= end
-        });
-    }
-
-    /// Ends what is in flight, and reads everything back.
-    fn verify(&mut self) {
-        until("the rest is answered", || {
-            self.take();
-            self.in_flight.is_empty()
-        });
-        for (&block, &number) in &self.written {
-            let read = Request { kind: request::IN, sector: block * 8, len: BLOCK };
-            let done = self.disk.run(0, read).unwrap();
-            let mut data = vec![0; BLOCK];
-            self.disk.read_data(0, done.id, &mut data);
-            assert!(
-                data == number.to_le_bytes().repeat(BLOCK / 8),
-                "block {block} does not hold write {number}"
-            );
-        }
-    }
 }
 
 /// Kills the server under load, again and again; each next one takes up what the last one had.

@@ -283,3 +283,51 @@ fn a_guest_is_stopped_saved_moved_and_given_memory_while_it_reads_and_writes() {
         assert!(said.contains(expected), "the front end has not said {expected}: {said}");
     }
 }
+
+/// Each server finds what the other one has recorded: blocks that are new, and those that the snapshot shared.
+#[test]
+fn a_guest_moves_with_a_thin_volume_from_one_server_to_another_and_back_while_it_reads_and_writes() {
+    let scratch = Scratch::new();
+    scratch.sparse("pv.img", 320 * MIB);
+    for verb in [
+        "vg create vg pv.img",
+        "lv create vg/pool --thin-pool --size 200M --disk pv.img",
+        "lv create vg/disk --thin pool --virtual-size 64M --disk pv.img",
+    ] {
+        run(&mut scratch.blockwork(verb.split(' ')));
+    }
+    let serve = |socket: &str| {
+        let args = ["serve", "--migratable", "--workers", "2", "--vhost-user", &scratch.at(socket)];
+        let mut command = scratch.blockwork(args);
+        command.args(["--disk", "pv.img", "vg/disk"]);
+        Server::start(command.env("RUST_LOG", "info"))
+    };
+    let disk = |socket: &str| {
+        let socket = scratch.path(socket);
+        vec![VhostDisk { socket, queues: 4, queue_size: 256, packed: false }]
+    };
+    let here = serve("here");
+    let guest = Guest::with_vhost_disks(disk("here"));
+    let said = script(&guest, &format!("{LIMITS}\n{JOBS}\n{GO_ON}"));
+    assert!(said.contains("queues 4") && !said.contains("discard_max_bytes 0"), "{said}");
+    // Changed by its server, which is here now.
+    run(&mut scratch.blockwork("lv snapshot vg/disk --name before".split(' ')));
+    script(&guest, GO_ON);
+    let there = serve("there");
+    for _ in 0..2 {
+        guest.move_to(&disk("there")).unwrap();
+        script(&guest, GO_ON);
+        guest.save_and_restore().unwrap(); // to where it has booted
+        script(&guest, GO_ON);
+    }
+    let said = script(&guest, VERIFIED);
+    assert_eq!(said.matches("verified").count(), 2, "{said}");
+    drop(guest);
+    for (server, stays) in [(here, 3), (there, 2)] {
+        until("the disk is let go of", || server.said().matches("they are closed").count() == stays);
+        let ended = server.stop();
+        assert!(ended.status.success() && !ended.stderr.contains("error"), "{}", ended.stderr);
+    }
+    let said = run(&mut scratch.blockwork(["scan", "pv.img"]));
+    assert!(said.contains("vg/before") && !said.contains("warning"), "{said}");
+}

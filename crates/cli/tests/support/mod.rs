@@ -11,6 +11,7 @@ pub mod md;
 pub mod nbd;
 pub mod nfs;
 pub mod thin;
+pub mod vhost;
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};

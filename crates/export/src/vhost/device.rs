@@ -6,7 +6,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use blockwork_engine::{SECTOR, Volume};
+use blockwork_engine::{Limits, SECTOR, Sectors, Volume};
 use blockwork_format::vhost_user::{FEATURE_LOG_ALL, FEATURE_PROTOCOL, protocol};
 use blockwork_format::virtio::blk::{Config, ID_BYTES, RangeLimits, feature as blk};
 use blockwork_format::virtio::feature;
@@ -25,27 +25,77 @@ const WRITTEN_ZEROES_MAX: u32 = 32768;
 /// What the export offers.
 pub(super) struct Device {
     /// As it is now: it may get another size.
-    volume: Mutex<Volume>,
+    disk: Mutex<Disk>,
     queues: u16,
 }
 
+/// The volume, or how it was when it was seen last. The latter holds no disk open.
+enum Disk {
+    Here(Volume),
+    Away { name: String, sectors: Sectors, limits: Box<Limits>, read_only: bool },
+}
+
+impl Disk {
+    fn away(volume: &Volume) -> Disk {
+        let (name, limits) = (volume.name.clone(), Box::new(volume.limits().clone()));
+        Disk::Away { name, sectors: volume.sectors(), limits, read_only: volume.read_only }
+    }
+
+    fn name(&self) -> &str {
+        match self {
+            Disk::Here(volume) => &volume.name,
+            Disk::Away { name, .. } => name,
+        }
+    }
+
+    fn sectors(&self) -> Sectors {
+        match self {
+            Disk::Here(volume) => volume.sectors(),
+            Disk::Away { sectors, .. } => *sectors,
+        }
+    }
+
+    fn limits(&self) -> &Limits {
+        match self {
+            Disk::Here(volume) => volume.limits(),
+            Disk::Away { limits, .. } => limits,
+        }
+    }
+
+    fn read_only(&self) -> bool {
+        match self {
+            Disk::Here(volume) => volume.read_only,
+            Disk::Away { read_only, .. } => *read_only,
+        }
+    }
+}
+
 impl Device {
-    pub(super) fn new(volume: Volume, queues: u16) -> Device {
-        Device { volume: Mutex::new(volume), queues }
+    /// Of a volume that is away, and was so when it was seen.
+    pub(super) fn new(seen: &Volume, queues: u16) -> Device {
+        Device { disk: Mutex::new(Disk::away(seen)), queues }
     }
 
-    fn volume(&self) -> MutexGuard<'_, Volume> {
-        self.volume.lock().unwrap_or_else(PoisonError::into_inner)
+    fn disk(&self) -> MutexGuard<'_, Disk> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The volume has changed: what the front end asks for from now on is told by this one.
+    /// The volume is here, or has changed: what the front end asks for from now on is told by this one.
     pub(super) fn set_volume(&self, volume: Volume) {
-        *self.volume() = volume;
+        *self.disk() = Disk::Here(volume);
+    }
+
+    /// The volume is away. What the front end asks for is told as it was.
+    pub(super) fn forget_volume(&self) {
+        let mut disk = self.disk();
+        if let Disk::Here(volume) = &*disk {
+            *disk = Disk::away(volume);
+        }
     }
 
     /// Size now: arrays grow, and volumes.
     pub(super) fn sectors(&self) -> u64 {
-        self.volume().sectors().0
+        self.disk().sectors().0
     }
 
     /// Queues that there may be.
@@ -65,9 +115,9 @@ impl Device {
             | blk::TOPOLOGY
             | blk::FLUSH
             | blk::MQ;
-        let volume = self.volume();
-        let writes = if volume.read_only { blk::RO } else { blk::WRITE_ZEROES };
-        let discards = if !volume.read_only && volume.limits().discards() { blk::DISCARD } else { 0 };
+        let disk = self.disk();
+        let writes = if disk.read_only() { blk::RO } else { blk::WRITE_ZEROES };
+        let discards = if !disk.read_only() && disk.limits().discards() { blk::DISCARD } else { 0 };
         always | writes | discards
     }
 
@@ -92,8 +142,8 @@ impl Device {
     /// The configuration for a driver whose rings have at least `ring` descriptors, as far as that is known. A request's data
     /// may take as many as one of them has room for, even where the driver has no indirect tables.
     pub(super) fn config(&self, ring: Option<u32>) -> Config {
-        let volume = self.volume();
-        let limits = volume.limits();
+        let disk = self.disk();
+        let limits = disk.limits();
         let block = limits.logical_block_size;
         let sectors = |sectors: u64| u32::try_from(sectors).unwrap_or(u32::MAX);
         let ranges = |sectors: u32| RangeLimits { sectors, ranges: RANGES_MAX };
@@ -101,9 +151,9 @@ impl Device {
             0 => WRITTEN_ZEROES_MAX,
             most => most,
         };
-        let has_discards = !volume.read_only && limits.discards();
+        let has_discards = !disk.read_only() && limits.discards();
         Config {
-            capacity: volume.sectors().0,
+            capacity: disk.sectors().0,
             size_max: 0,
             seg_max: ring.unwrap_or(RING_DEFAULT).min(INDIRECT_MAX as u32).saturating_sub(ENDS).max(1),
             blk_size: block,
@@ -123,15 +173,15 @@ impl Device {
             } else {
                 0
             },
-            write_zeroes: if volume.read_only { RangeLimits::default() } else { ranges(zeroes) },
-            write_zeroes_may_unmap: !volume.read_only,
+            write_zeroes: if disk.read_only() { RangeLimits::default() } else { ranges(zeroes) },
+            write_zeroes_may_unmap: !disk.read_only(),
         }
     }
 
     /// The volume's name, as much as fits: of a long one the end, which tells more.
     pub(super) fn id(&self) -> [u8; ID_BYTES] {
-        let volume = self.volume();
-        let name = volume.name.as_bytes();
+        let disk = self.disk();
+        let name = disk.name().as_bytes();
         let end = &name[name.len().saturating_sub(ID_BYTES)..];
         let mut id = [0; ID_BYTES];
         id[..end.len()].copy_from_slice(end);

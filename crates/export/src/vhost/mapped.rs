@@ -6,7 +6,7 @@ use blockwork_format::vhost_user::Region;
 use blockwork_memory::{GuestRegion, Mapping, Place};
 
 use super::given::Given;
-use super::session::Refusal;
+use super::refusal::Refusal;
 
 /// A part of a file of the front end's, mapped.
 pub(super) fn place(what: &'static str, file: &Given, offset: u64, len: u64) -> Result<Place, Refusal> {

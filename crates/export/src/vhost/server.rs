@@ -1,5 +1,8 @@
 //! The socket at which one volume is served, and the threads that serve it: one that accepts, one for each front end. A device has one
 //! front end, and for a moment two, when its guest moves from one to the other.
+//!
+//! The socket may be there without the disk ([`VhostSocket`]): its front ends are told what the disk was like when it was seen, and their guests'
+//! requests wait until it is there. So a guest moves to another host: the server there must not use the disk before the one here has let go of it.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,7 +18,8 @@ use rustix::net::{Shutdown, SocketFlags, accept_with, shutdown};
 
 use super::device::Device;
 use super::given::Closer;
-use super::session::{Service, Session};
+use super::service::{Backing, DiskKeeper, Service};
+use super::session::Session;
 use super::socket;
 use super::turn::Turns;
 use crate::complaints::Complaints;
@@ -121,39 +125,36 @@ impl Shared {
     }
 }
 
-/// A volume that is served by vhost-user. Stop it while its workers still run.
-pub struct VhostServer {
+/// A socket for the front ends of a disk, which may be here or away.
+pub struct VhostSocket {
     shared: Arc<Shared>,
-    device: Arc<Device>,
-    listener: Listener,
-    thread: Option<JoinHandle<()>>,
+    service: Arc<Service>,
+    /// Until it ends.
+    listening: Mutex<Option<(Listener, JoinHandle<()>)>>,
     address: String,
 }
 
-impl VhostServer {
-    /// Serves `volume` at a unix socket, by `workers`, of which there must be one.
+impl VhostSocket {
+    /// Listens at a unix socket for the front ends of a disk that is away; `seen` is what it is like. `keeper` hears when it is wanted, and when it
+    /// is not any more. Without one it stays where it is brought.
     ///
     /// # Errors
     /// The socket cannot be there.
-    pub fn start(
+    pub fn open(
         path: &Path,
-        (id, volume): (VolumeId, &Volume),
+        seen: &Volume,
         options: VhostOptions,
-        workers: &[WorkerHandle<Uring>],
-        stats: Arc<Stats>,
-    ) -> Result<VhostServer, VhostError> {
-        assert!(!workers.is_empty(), "an export needs a worker");
+        keeper: Option<Arc<dyn DiskKeeper>>,
+    ) -> Result<VhostSocket, VhostError> {
         let listener = Listener::unix(path)?;
         let address = format!("vhost-user:{}", path.display());
-        let device = Arc::new(Device::new(volume.clone(), options.queues));
-        let service = Service {
-            name: format!("{} at {address}", volume.name),
-            device: device.clone(),
-            volume: id,
-            workers: workers.to_vec(),
+        let service = Arc::new(Service {
+            name: format!("{} at {address}", seen.name),
+            device: Arc::new(Device::new(seen, options.queues)),
             first_worker: options.first_worker,
-            stats,
-            turns: Turns::default(),
+            backing: Mutex::default(),
+            keeper,
+            turns: Turns::away(),
             comings: Complaints::default(),
             goings: Complaints::default(),
             refusals: Complaints::default(),
@@ -164,15 +165,16 @@ impl VhostServer {
             short_rings: Complaints::default(),
             broken: Arc::default(),
             huge_pages: options.huge_pages.then(Arc::default),
-        };
+        });
         let shared = Arc::new(Shared::default());
         let fd = listener.fd().clone();
-        let known = shared.clone();
+        let (known, served) = (shared.clone(), service.clone());
         let thread = thread::Builder::new()
             .name("vhost-user".into())
-            .spawn(move || serve(&service, &fd, &known))
+            .spawn(move || serve(&served, &fd, &known))
             .map_err(VhostError::Thread)?;
-        Ok(VhostServer { shared, device, listener, thread: Some(thread), address })
+        let listening = Mutex::new(Some((listener, thread)));
+        Ok(VhostSocket { shared, service, listening, address })
     }
 
     /// Where front ends reach it, such as `vhost-user:/run/disk.sock`.
@@ -180,37 +182,98 @@ impl VhostServer {
         &self.address
     }
 
-    /// Whether a front end is connected.
-    pub fn is_connected(&self) -> bool {
-        !self.shared.state().clients.is_empty()
+    /// Has all these disks go, if no guest uses any of them; whether they are away now. Their workers may be ended then, and they are held open by nothing
+    /// that is known here.
+    pub fn take_away(all: &[Arc<VhostSocket>]) -> bool {
+        let gone = all.iter().take_while(|one| one.service.turns.go()).count();
+        if gone < all.len() {
+            all[..gone]
+                .iter()
+                .filter(|one| one.service.backing().is_some())
+                .for_each(|one| one.service.turns.come());
+            return false;
+        }
+        all.iter().for_each(|one| one.service.forget_backing());
+        true
     }
 
-    /// The volume has changed, such as its size: the front end is told of that.
-    pub fn set_volume(&self, volume: &Volume) {
-        self.device.set_volume(volume.clone());
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        self.listening.lock().unwrap_or_else(PoisonError::into_inner).is_none()
     }
 
     /// Ends it: what was taken is answered, the rest stays in the guest's rings. Of what front ends gave, some may still be about to be closed
     /// (see `given`).
-    pub fn stop(mut self) {
-        self.end();
-    }
-
-    fn end(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
+    pub fn end(&self) {
+        let listening = self.listening.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let Some((mut listener, thread)) = listening else { return };
         // Whoever sleeps in these wakes up.
         self.shared.stop();
-        self.listener.close();
-        let _ = shutdown(&**self.listener.fd(), Shutdown::Both);
+        listener.close();
+        let _ = shutdown(&**listener.fd(), Shutdown::Both);
         if thread.join().is_err() {
             log::error!("{}: its thread has panicked", self.address);
         }
     }
 }
 
-impl Drop for VhostServer {
+impl Drop for VhostSocket {
     fn drop(&mut self) {
         self.end();
+    }
+}
+
+/// A volume that is served by vhost-user. Stop it while its workers still run.
+pub struct VhostServer(Arc<VhostSocket>);
+
+impl VhostServer {
+    /// Serves `volume` at a unix socket, by `workers`, of which there must be one.
+    ///
+    /// # Errors
+    /// The socket cannot be there.
+    pub fn start(
+        path: &Path,
+        volume: (VolumeId, &Volume),
+        options: VhostOptions,
+        workers: &[WorkerHandle<Uring>],
+        stats: Arc<Stats>,
+    ) -> Result<VhostServer, VhostError> {
+        let socket = VhostSocket::open(path, volume.1, options, None)?;
+        Ok(VhostServer::at(Arc::new(socket), volume, workers, stats))
+    }
+
+    /// The disk of a socket is here: `volume`.
+    pub fn at(
+        socket: Arc<VhostSocket>,
+        (id, volume): (VolumeId, &Volume),
+        workers: &[WorkerHandle<Uring>],
+        stats: Arc<Stats>,
+    ) -> VhostServer {
+        assert!(!workers.is_empty(), "an export needs a worker");
+        socket.service.bring(volume, Backing { volume: id, workers: workers.to_vec(), stats });
+        VhostServer(socket)
+    }
+
+    /// Where front ends reach it, such as `vhost-user:/run/disk.sock`.
+    pub fn address(&self) -> &str {
+        self.0.address()
+    }
+
+    /// Whether a front end is connected.
+    pub fn is_connected(&self) -> bool {
+        !self.0.shared.state().clients.is_empty()
+    }
+
+    /// The volume has changed, such as its size: the front end is told of that.
+    pub fn set_volume(&self, volume: &Volume) {
+        self.0.service.device.set_volume(volume.clone());
+    }
+
+    /// Ends it, and the socket ([`VhostSocket::end`]). Where the disk was taken away, nothing is to be ended, and the socket stays.
+    pub fn stop(self) {
+        if !self.0.service.turns.is_away() {
+            self.0.end();
+        }
     }
 }
 
@@ -259,6 +322,7 @@ fn attend(service: &Service, client: Client, shared: &Shared) {
         service.let_go.warn(clock(), || format!("{}: the front end is let go: {error}", service.name));
     }
     drop(session);
+    service.leave_the_disk();
     service.goings.inform(clock(), || format!("{}: the front end has gone", service.name));
 }
 

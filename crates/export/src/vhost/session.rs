@@ -7,110 +7,41 @@
 //!    Either is logged with what was wrong, as far as `complaints` lets it.
 //! 3. When the session ends, so do its queues, before those of another one start.
 //! 4. Its queues run while it has the turn ([`turn`](super::turn)): it is taken with the first, and ends with the last.
+//! 5. A guest that moves is answered that its last queue rests when the disk was let go of, if that is to be (`service`).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use blockwork_engine::{Stats, VolumeId, WorkerHandle};
 use blockwork_format::vhost_user::{
     CONFIG_CHANGE, CONFIG_PART_MAX, ConfigPart, FEATURE_LOG_ALL, FEATURE_PROTOCOL, Header, InflightArea,
     LogArea, Message, Region, VringAddr, VringFile, VringState, inflight, protocol,
 };
 use blockwork_format::virtio::{RING_SIZE_MAX, blk, feature};
-use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, LayoutError, MapError, Place};
-use blockwork_uring::Uring;
+use blockwork_memory::{GUEST_REGIONS_MAX, GuestLayout, GuestRegion, Place};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 use super::control::{Command, QueueHandle};
-use super::device::{Device, ENDS};
-use super::dirty::{DirtyLog, LogMemory, bytes_for};
+use super::device::ENDS;
+use super::dirty::{DirtyLog, LogMemory};
 use super::given::{Closer, Given};
 use super::huge::HugePages;
 use super::mapped::{map, place};
 use super::marks::Marks;
 use super::queue::{LogParts, QueueParts, RingParts};
+use super::refusal::{Refusal, check_features, check_log};
 use super::ring::{PACKED_BASE, Ring, RingPlace};
+use super::service::Service;
 use super::socket::{self, SocketError};
-use super::turn::{Turn, Turns};
-use crate::complaints::Complaints;
+use super::turn::{Taken, Turn};
 
 /// How often the volume's size is looked at: an array that grows tells nobody.
 const SIZE_LOOK: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether another front end still has the disk. Who moves a guest stops it there before it starts it here, so that
-/// nobody waits; who does not has two guests write to one disk.
-const TURN_LOOK: Duration = Duration::from_millis(20);
-
-/// Bytes of a log of written pages at most: no guest has as much memory, and it is mapped as a whole.
-const LOG_BYTES_MAX: u64 = 1 << 40;
-
-/// Why a message was not obeyed.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Refusal {
-    /// There is no such queue.
-    #[error("queue {found}, expected less than {queues}")]
-    NoQueue {
-        /// Which.
-        found: u32,
-        /// How many there are.
-        queues: usize,
-    },
-    /// Features that were not offered.
-    #[error("{what} {found:#x}, expected none but {offered:#x}")]
-    Features {
-        /// Of what.
-        what: &'static str,
-        /// What is asked for.
-        found: u64,
-        /// What there is.
-        offered: u64,
-    },
-    /// A number that cannot be.
-    #[error("{what} is {found}, expected {expected}")]
-    Number {
-        /// Which.
-        what: &'static str,
-        /// What it is.
-        found: u64,
-        /// What it may be.
-        expected: String,
-    },
-    /// Not something that we do.
-    #[error("{0}")]
-    Unknown(String),
-    /// A file that was to be mapped.
-    #[error("{what}, {len} bytes at {offset} of its file: {source}")]
-    Map {
-        /// What it is.
-        what: &'static str,
-        /// Where.
-        offset: u64,
-        /// How much.
-        len: u64,
-        /// Why not.
-        source: MapError,
-    },
-    /// Regions.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// What is no eventfd.
-    #[error("{what} is {found}, expected an eventfd")]
-    NoEventfd {
-        /// Which descriptor.
-        what: &'static str,
-        /// What it is.
-        found: String,
-    },
-    /// The kernel says no.
-    #[error("{what}: {source}")]
-    Io {
-        /// The call.
-        what: &'static str,
-        /// Its error.
-        source: rustix::io::Errno,
-    },
-}
+/// How often it is looked whether another front end still has the disk, or it is still away: at first, as a guest that has moved is about to get it
+/// then, and at last. Who moves a guest stops it there before it starts it here; who does not has two guests write to one disk.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// What is sent back.
 enum Answer {
@@ -142,33 +73,6 @@ struct Queue {
     running: Option<QueueHandle>,
 }
 
-/// What a session serves, and by whom.
-pub(super) struct Service {
-    /// For people: the export's address.
-    pub(super) name: String,
-    pub(super) device: Arc<Device>,
-    pub(super) volume: VolumeId,
-    pub(super) workers: Vec<WorkerHandle<Uring>>,
-    /// The worker of the first queue.
-    pub(super) first_worker: usize,
-    pub(super) stats: Arc<Stats>,
-    pub(super) turns: Turns,
-    /// About front ends that come and go, about messages, those that are let go, and rings.
-    pub(super) comings: Complaints,
-    pub(super) goings: Complaints,
-    pub(super) refusals: Complaints,
-    pub(super) let_go: Complaints,
-    /// About what they are told of the size, that they wait for the disk, and that their queues have no memory.
-    pub(super) sizes: Complaints,
-    pub(super) waits: Complaints,
-    pub(super) without_memory: Complaints,
-    /// About rings that are too short for what their drivers do.
-    pub(super) short_rings: Complaints,
-    pub(super) broken: Arc<Complaints>,
-    /// That the guest's memory is, or is not, in huge pages. None: it is as it is.
-    pub(super) huge_pages: Option<Arc<Complaints>>,
-}
-
 /// One front end.
 pub(super) struct Session<'a> {
     service: &'a Service,
@@ -195,8 +99,10 @@ pub(super) struct Session<'a> {
     /// As the driver has set it.
     status: u64,
     turn: Turn<'a>,
-    /// A queue would run if another front end's did not.
+    /// A queue would run if another front end's did not, or the disk were here.
     waits: bool,
+    /// How long until that is looked at again: the longer, the longer it has lasted.
+    look: Duration,
     /// That was told of.
     has_waited: bool,
     /// It was told of queues that have no memory.
@@ -225,6 +131,7 @@ impl<'a> Session<'a> {
             status: 0,
             turn: service.turns.join(),
             waits: false,
+            look: FIRST_LOOK,
             has_waited: false,
             has_missed_memory: false,
         }
@@ -234,7 +141,7 @@ impl<'a> Session<'a> {
     pub(super) fn run(&mut self) -> Result<(), SocketError> {
         let socket = self.socket.clone();
         loop {
-            let time = if self.waits { TURN_LOOK } else { SIZE_LOOK };
+            let time = if self.waits { self.look } else { SIZE_LOOK };
             let has_come = socket::wait(socket.as_fd(), time)?;
             self.start_those_that_wait();
             // Also of a front end that never rests.
@@ -248,10 +155,11 @@ impl<'a> Session<'a> {
                 other => other?,
             };
             let name = format!("{message:?}");
+            let asks_where_it_was = matches!(message, Message::GetVringBase(_));
             let is_about_config = matches!(message, Message::GetConfig(_));
             log::debug!("{}: {name}", self.service.name);
             let obeyed = self.obey(message, files);
-            self.leave_the_disk();
+            self.leave_the_disk(asks_where_it_was);
             match obeyed {
                 Ok(answer) => self.reply(&header, answer)?,
                 Err(refusal) => {
@@ -450,18 +358,13 @@ impl<'a> Session<'a> {
             });
             return;
         }
-        if !self.turn.take() {
-            self.waits = true;
-            if !std::mem::replace(&mut self.has_waited, true) {
-                self.service.waits.warn(blockwork_uring::clock(), || {
-                    format!(
-                        "{}: the guest of another front end still uses the disk; this one waits until that stops",
-                        self.service.name
-                    )
-                });
-            }
-            return;
+        match self.turn.take() {
+            Taken::Ours => self.look = FIRST_LOOK,
+            Taken::Others => return self.wait_for_another(),
+            Taken::Away => return self.wait_for_the_disk(),
         }
+        // Whoever takes it away waits for the turn first.
+        let Some(backing) = self.service.backing() else { return };
         let base = queue.base.unwrap_or(self.beginning());
         let place = RingPlace {
             size: queue.size,
@@ -470,12 +373,12 @@ impl<'a> Session<'a> {
             address,
         };
         let service = self.service;
-        let worker = (service.first_worker + index as usize) % service.workers.len();
-        let stats = service.stats.ring(&format!("{} queue {index}", service.name), queue.size);
+        let worker = (service.first_worker + index as usize) % backing.workers.len();
+        let stats = backing.stats.ring(&format!("{} queue {index}", service.name), queue.size);
         let parts = |presence| QueueParts {
             index,
             name: service.name.clone(),
-            volume: service.volume,
+            volume: backing.volume,
             layout: self.layout.clone(),
             ring: self.ring(index, place, base),
             log: self.log_parts(place),
@@ -489,12 +392,29 @@ impl<'a> Session<'a> {
             stats,
             presence,
         };
-        let running = QueueHandle::start(&service.workers[worker], parts);
+        let running = QueueHandle::start(&backing.workers[worker], parts);
         if self.pieces_told.is_none() && ![0, PACKED_BASE].contains(&base) {
             self.announced = None;
         }
         self.queues[index as usize].running = Some(running);
         self.look_at_length(index);
+    }
+
+    fn wait_for_another(&mut self) {
+        self.waits = true;
+        if !std::mem::replace(&mut self.has_waited, true) {
+            self.service.waits.warn(blockwork_uring::clock(), || {
+                format!(
+                    "{}: the guest of another front end still uses the disk; this one waits until that stops",
+                    self.service.name
+                )
+            });
+        }
+    }
+
+    fn wait_for_the_disk(&mut self) {
+        self.waits = true;
+        self.service.want_the_disk();
     }
 
     /// QEMU asks for the configuration before it tells of rings, and its guest sees what was answered then. A driver without indirect tables may so
@@ -538,14 +458,20 @@ impl<'a> Session<'a> {
     /// Starts what could not, where the disk is free now.
     fn start_those_that_wait(&mut self) {
         if std::mem::take(&mut self.waits) {
+            self.look = (self.look * 2).min(LOOK);
             (0..self.service.device.queues().into()).for_each(|index| self.start(index));
         }
     }
 
-    /// Lets others have the disk, if no queue runs.
-    fn leave_the_disk(&self) {
-        if self.queues.iter().all(|queue| queue.running.is_none()) {
-            self.turn.end();
+    /// Lets others have the disk, if no queue runs; also those on another host, where the guest is about to go on there. Whoever moves a guest marks what
+    /// is written until it stops, and asks for the places of its queues then.
+    fn leave_the_disk(&self, asks_where_it_was: bool) {
+        if self.queues.iter().any(|queue| queue.running.is_some()) {
+            return;
+        }
+        self.turn.end();
+        if asks_where_it_was && self.features & FEATURE_LOG_ALL != 0 {
+            self.service.leave_the_disk();
         }
     }
 
@@ -773,21 +699,7 @@ impl Drop for Session<'_> {
     }
 }
 
-fn check_features(what: &'static str, found: u64, offered: u64) -> Result<(), Refusal> {
-    if found & !offered == 0 { Ok(()) } else { Err(Refusal::Features { what, found, offered }) }
-}
-
 /// An eventfd of the front end's.
 fn eventfd(what: &'static str, file: Given) -> Result<Arc<OwnedFd>, Refusal> {
     file.into_eventfd().map(Arc::new).map_err(|found| Refusal::NoEventfd { what, found })
-}
-
-/// Whether a log is large enough, and no larger than any may be.
-fn check_log(size: u64, layout: &GuestLayout) -> Result<(), Refusal> {
-    let least = bytes_for(layout.end());
-    if (least..=LOG_BYTES_MAX).contains(&size) {
-        return Ok(());
-    }
-    let expected = format!("{least} to {LOG_BYTES_MAX}, a bit for each page of 4096 bytes");
-    Err(Refusal::Number { what: "the size of the log of written pages", found: size, expected })
 }

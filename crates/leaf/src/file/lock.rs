@@ -1,10 +1,10 @@
 //! Locking a disk against other processes: ours, and QEMU's.
 //!
-//! Locks are those of the open file description (F_OFD_SETLK), held until the last descriptor is closed. Who writes
-//! locks the whole file exclusively. Who only reads locks enough of it, shared, to keep writers out: QEMU locks single
-//! bytes, 100 + n for what it does itself and 200 + n for what it does not allow others (block/file-posix.c of QEMU,
-//! RAW_LOCK_PERM_BASE and RAW_LOCK_SHARED_BASE; n: 0 read, 1 write, 3 resize), and reads beside another reader only as long as nobody
-//! has locked byte 200.
+//! Locks are those of the open file description (F_OFD_SETLK), held until they are given back or the last descriptor is closed, which can be
+//! later than a process knows: an io_uring has references of its own, and the kernel winds it up in its own time. Who writes locks the whole
+//! file exclusively. Who only reads locks enough of it, shared, to keep writers out: QEMU locks single bytes, 100 + n for what it does itself
+//! and 200 + n for what it does not allow others (block/file-posix.c of QEMU, RAW_LOCK_PERM_BASE and RAW_LOCK_SHARED_BASE; n: 0 read, 1 write,
+//! 3 resize), and reads beside another reader only as long as nobody has locked byte 200.
 //!
 //! | | holds | and finds free |
 //! | --- | --- | --- |
@@ -24,13 +24,6 @@ use crate::error::LeafError;
 /// Longest wait for the kernel to let go of what a dead process had.
 const RELEASE_TIME: Duration = Duration::from_secs(5);
 
-/// A lock's kind.
-#[derive(Clone, Copy)]
-enum Mode {
-    Shared,
-    Exclusive,
-}
-
 /// Locks the file, or says who has. False, with a warning, where files cannot be locked.
 pub(super) fn take(
     file: &OwnedFd,
@@ -38,7 +31,7 @@ pub(super) fn take(
     read_only: bool,
     warnings: &mut Vec<String>,
 ) -> Result<bool, LeafError> {
-    let attempt = || if read_only { for_reading(file) } else { set(file, Mode::Exclusive, 0, 0) };
+    let attempt = || if read_only { for_reading(file) } else { set(file, libc::F_WRLCK, 0, 0) };
     let is_nobodys = |errno: &Errno| matches!(errno, Errno::EAGAIN | Errno::EACCES) && holder(file).is_none();
     match until_released(attempt, is_nobodys) {
         Ok(()) => Ok(true),
@@ -64,6 +57,12 @@ pub(super) fn take(
             Ok(false)
         }
     }
+}
+
+/// Gives back what was taken. Where nothing was, nothing is.
+pub(super) fn give_back(file: &OwnedFd) {
+    // It cannot be refused; and if it were, the last close would do it.
+    let _ = fcntl(file, FcntlArg::F_OFD_SETLK(&description(libc::F_UNLCK, 0, 0)));
 }
 
 /// Tries again for a while as long as nobody is to be found who holds what is wanted.
@@ -93,7 +92,7 @@ fn pause() {
 
 fn for_reading(file: &OwnedFd) -> Result<(), Errno> {
     for (start, len) in [(0, 101), (201, 1), (203, 1)] {
-        set(file, Mode::Shared, start, len)?;
+        set(file, libc::F_RDLCK, start, len)?;
     }
     // After ours are set, as QEMU does it: of two that start at once, at least one sees the other.
     for writers in [101, 103] {
@@ -104,11 +103,7 @@ fn for_reading(file: &OwnedFd) -> Result<(), Errno> {
     Ok(())
 }
 
-fn description(mode: Mode, start: i64, len: i64) -> libc::flock {
-    let kind = match mode {
-        Mode::Shared => libc::F_RDLCK,
-        Mode::Exclusive => libc::F_WRLCK,
-    };
+fn description(kind: i32, start: i64, len: i64) -> libc::flock {
     let narrow = |n: i32| i16::try_from(n).expect("the kernel's numbers for these are small");
     libc::flock {
         l_type: narrow(kind),
@@ -120,13 +115,13 @@ fn description(mode: Mode, start: i64, len: i64) -> libc::flock {
 }
 
 /// Locks `len` bytes at `start`; 0: to the end, wherever it will be.
-fn set(file: &OwnedFd, mode: Mode, start: i64, len: i64) -> Result<(), Errno> {
-    fcntl(file, FcntlArg::F_OFD_SETLK(&description(mode, start, len))).map(drop)
+fn set(file: &OwnedFd, kind: i32, start: i64, len: i64) -> Result<(), Errno> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&description(kind, start, len))).map(drop)
 }
 
 /// Whether somebody else has any lock on a byte.
 fn is_locked(file: &OwnedFd, byte: i64) -> Result<bool, Errno> {
-    let mut lock = description(Mode::Exclusive, byte, 1);
+    let mut lock = description(libc::F_WRLCK, byte, 1);
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock))?;
     Ok(i32::from(lock.l_type) != libc::F_UNLCK)
 }

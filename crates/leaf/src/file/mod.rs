@@ -14,7 +14,7 @@
 //!
 //! Invariants:
 //! 1. Opening alters no byte of the file.
-//! 2. The lock is held as long as the source or any worker's handle lives: they share the descriptor.
+//! 2. The lock is held as long as the source or any worker's handle lives, as they share the descriptor; or until it is let go of by name.
 //! 3. A flush is always passed on: neither O_DIRECT nor a device that writes through makes a file's metadata durable.
 //! 4. What somebody has cut off the file is not brought back as zeros, once that was seen: by a read that comes to the end, and at each
 //!    flush where the file lies on a disk of this machine.
@@ -306,6 +306,9 @@ impl LeafSource for FileSource {
     }
     fn has_fua(&self) -> bool {
         self.has_fua
+    }
+    fn let_go(&self) {
+        lock::give_back(&self.file);
     }
     fn decisions(&self) -> Vec<Decision> {
         self.told.decisions(&self.limits)

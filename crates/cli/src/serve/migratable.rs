@@ -1,0 +1,292 @@
+//! `serve --migratable`: disks that are open only while a guest uses them, so that it can move between hosts that both reach them.
+//!
+//! Who moves a virtual machine starts the next one, and so connects to the next server, while the first one still runs. That server must not read
+//! what arrays and pools say of themselves before this one has written the last of it; nor could it have the disks, which are locked. So it tells the
+//! front end what the disks are like ([`look`]), and opens them when the guest wants to use them there. Before, this one has let go of them:
+//!
+//! ```text
+//! away ──(a guest's ring is set going)──▶ tried, until they can be opened ──▶ here: workers, layers, control socket
+//!   ▲                                                                                                        │
+//!   └──── closed, as at the end of a server ◀──(its last ring rests while it moves, or its front end has gone)┘
+//! ```
+//!
+//! Invariants: (1) the front end of a guest that moves is answered that its last ring rests when all that it has written is durable, what
+//! layers have to record is recorded, and the disks are unlocked; (2) the disks of a server come and go together; (3) a guest's requests wait
+//! for disks that cannot be opened, and do not fail.
+
+use std::convert::Infallible;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+use blockwork_engine::Volume;
+use blockwork_export::vhost::{DiskKeeper, VhostOptions, VhostServer, VhostSocket};
+use blockwork_format::escape;
+use blockwork_volume::{Assembly, Plan};
+use signal_hook::iterator::Signals;
+
+use super::{News, Running, announce, assemble, check_count, choose, heed, plan};
+use crate::args::ServeArgs;
+use crate::usage::bail_usage;
+
+/// How often disks are tried that cannot be opened yet. The kernel tells nobody that a lock is free.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How often disks are looked at that somebody writes to meanwhile: what is read may not fit together.
+const LOOKS: usize = 5;
+
+/// Serves until a signal asks for the end.
+pub(super) fn run(
+    args: &ServeArgs,
+    disks: Vec<String>,
+    named: Vec<String>,
+    signals: &mut Signals,
+    news: mpsc::Sender<News>,
+    hear: mpsc::Receiver<News>,
+) -> Result<()> {
+    if let Some(disk) = disks.iter().find(|disk| disk.starts_with("memory:")) {
+        bail_usage!(
+            "{disk}: its content would be gone whenever no guest runs; --migratable needs disks that last"
+        );
+    }
+    let seen = look(args, &disks, &named)?;
+    check_count("--vhost-user", "socket", args.vhost_user.len(), seen.len())?;
+    let keeper = Arc::new(Keeper { news: news.clone(), wanted: AtomicBool::new(false) });
+    let berths = args.vhost_user.iter().zip(&seen).enumerate();
+    let berths = berths.map(|(index, (path, seen))| Berth::new(args, index, path, seen, keeper.clone()));
+    let berths = berths.collect::<Result<Vec<_>>>()?;
+    drop(seen);
+    let addresses: Vec<String> = berths.iter().map(|berth| berth.socket.address().to_owned()).collect();
+    announce(args, &addresses)?;
+    let harbour = Harbour { args, disks, named, news: news.clone(), keeper, berths };
+    heed(signals, Vec::new(), &news, || harbour.run(hear))
+}
+
+/// What the volumes are like. Where nobody else has the disks, as for who writes to them, and that is told of as ever; else as they look.
+fn look(args: &ServeArgs, disks: &[String], named: &[String]) -> Result<Vec<Volume>> {
+    let open = || {
+        let mut assembly = assemble(args, disks)?;
+        choose(&mut assembly, named)
+    };
+    let refused = match open() {
+        Ok(volumes) => return Ok(volumes),
+        Err(refused) => refused,
+    };
+    for _ in 0..LOOKS {
+        if let Ok(volumes) = look_only(args, disks, named) {
+            log::info!("the disks are opened when a guest uses them: {}", crate::said(&refused));
+            return Ok(volumes);
+        }
+    }
+    Err(refused)
+}
+
+fn look_only(args: &ServeArgs, disks: &[String], named: &[String]) -> Result<Vec<Volume>> {
+    let plan = Plan { unlocked: true, ..plan(args, disks)? };
+    let mut assembly = Assembly::open(plan)?;
+    let chosen = if named.is_empty() { assembly.choose_all().0 } else { assembly.choose(named)? };
+    Ok(chosen.into_iter().map(|chosen| chosen.volume).collect())
+}
+
+/// A guest's disk, and where its front ends find it.
+struct Berth {
+    volume: String,
+    socket: Arc<VhostSocket>,
+}
+
+impl Berth {
+    fn new(
+        args: &ServeArgs,
+        first_worker: usize,
+        path: &Path,
+        seen: &Volume,
+        keeper: Arc<Keeper>,
+    ) -> Result<Berth> {
+        let options = VhostOptions { queues: args.queues, first_worker, huge_pages: args.huge_pages() };
+        let socket = VhostSocket::open(path, seen, options, Some(keeper))?;
+        Ok(Berth { volume: seen.name.clone(), socket: Arc::new(socket) })
+    }
+}
+
+/// Between the sessions of front ends and who has disks come and go.
+struct Keeper {
+    news: mpsc::Sender<News>,
+    /// A guest waits, and has said so since this was last looked at.
+    wanted: AtomicBool,
+}
+
+impl Keeper {
+    /// Whoever waits says so again.
+    fn forget_wish(&self) {
+        self.wanted.store(false, Ordering::Relaxed);
+    }
+
+    fn has_wish(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed)
+    }
+}
+
+impl DiskKeeper for Keeper {
+    fn is_wanted(&self) {
+        if !self.wanted.swap(true, Ordering::Relaxed) {
+            // At the end nothing comes any more.
+            let _ = self.news.send(News::Wanted);
+        }
+    }
+
+    fn is_left(&self) {
+        let (heed, heeded) = mpsc::channel();
+        if self.news.send(News::Left(heed)).is_ok() {
+            // It ends when the news is dropped.
+            let _ = heeded.recv();
+        }
+    }
+}
+
+/// The disks of a server, which come and go.
+struct Harbour<'a> {
+    args: &'a ServeArgs,
+    disks: Vec<String>,
+    named: Vec<String>,
+    news: mpsc::Sender<News>,
+    keeper: Arc<Keeper>,
+    berths: Vec<Berth>,
+}
+
+impl Harbour<'_> {
+    /// Until the end.
+    fn run(&self, mut hear: mpsc::Receiver<News>) -> Result<()> {
+        while let ControlFlow::Continue(brought) = self.wait_and_bring(&hear) {
+            let Some(running) = brought else { continue };
+            hear = match self.stay(running, hear)? {
+                Some(hear) => hear,
+                None => return Ok(()),
+            };
+        }
+        Ok(())
+    }
+
+    /// Sleeps until a guest wants its disks, and opens them as soon as that is possible. None: it does not want them any more.
+    fn wait_and_bring(&self, hear: &mpsc::Receiver<News>) -> ControlFlow<(), Option<Running>> {
+        while !self.keeper.has_wish() {
+            match hear.recv().unwrap_or(News::Stop) {
+                News::Stop => return ControlFlow::Break(()),
+                News::Statistics => log::info!("no disk is open, as no guest uses any"),
+                _ => {}
+            }
+        }
+        let mut told = String::new();
+        while self.keeper.has_wish() {
+            let error = match self.try_to_bring() {
+                Ok(running) => return ControlFlow::Continue(Some(running)),
+                Err(error) => crate::said(&error),
+            };
+            if error != told {
+                log::warn!("a guest's requests wait, as its disks cannot be opened yet: {error}");
+                told = error;
+            }
+            self.pause(hear)?;
+        }
+        ControlFlow::Continue(None)
+    }
+
+    /// Waits for a while. Whether a guest still wants its disks then, is known anew.
+    fn pause(&self, hear: &mpsc::Receiver<News>) -> ControlFlow<()> {
+        self.keeper.forget_wish();
+        let end = Instant::now() + PAUSE;
+        loop {
+            match hear.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(News::Stop) | Err(RecvTimeoutError::Disconnected) => return ControlFlow::Break(()),
+                // It may have been the one that wanted them; others say so again.
+                Ok(News::Left(_)) => self.keeper.forget_wish(),
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => return ControlFlow::Continue(()),
+            }
+        }
+    }
+
+    fn try_to_bring(&self) -> Result<Running> {
+        let args = self.args;
+        let mut assembly = assemble(args, &self.disks)?;
+        let volumes = choose(&mut assembly, &self.named)?;
+        let mut running = Running::start(args, assembly, volumes, self.news.clone())?;
+        let up = running.export(args, Vec::new()).and_then(|()| self.moor(&running));
+        match up {
+            Ok(()) => {
+                running.workers.open_layers();
+                Ok(running)
+            }
+            Err(error) => match running.stop(args, Err(error)) {
+                Err(error) => Err(error),
+                Ok(()) => unreachable!("it was told of an error"),
+            },
+        }
+    }
+
+    /// Has the volumes served at their sockets: all of them, or none.
+    fn moor(&self, running: &Running) -> Result<()> {
+        let workers = &running.workers;
+        let find = |berth| {
+            let Berth { volume, .. }: &Berth = berth;
+            workers.served.find(volume).ok_or_else(|| anyhow!("{}: it is not there any more", escape(volume)))
+        };
+        let volumes = self.berths.iter().map(find).collect::<Result<Vec<_>>>()?;
+        // From now on no guest waits.
+        self.keeper.forget_wish();
+        for (berth, (id, volume)) in self.berths.iter().zip(&volumes) {
+            if berth.socket.has_ended() {
+                continue; // as somebody has asked for by the control socket
+            }
+            let socket = berth.socket.clone();
+            let at = || VhostServer::at(socket, (*id, volume), &workers.handles, workers.stats.clone());
+            let Ok(_address) = running.offers.by_guest((*id, volume), || Ok::<_, Infallible>(at()));
+        }
+        Ok(())
+    }
+
+    /// Serves until no guest uses the disks, or until the end. None: that has come.
+    fn stay(&self, running: Running, hear: mpsc::Receiver<News>) -> Result<Option<mpsc::Receiver<News>>> {
+        loop {
+            match running.wait(&hear, self.args.json) {
+                News::Left(heeded) => {
+                    if !self.cast_off(&running) {
+                        continue;
+                    }
+                    let leaves = running.workers.leaves();
+                    running.stop(self.args, Ok(()))?;
+                    leaves.iter().for_each(|(_, leaf)| leaf.let_go());
+                    log::info!("no guest uses the disks any more: they are closed");
+                    drop(heeded);
+                    break;
+                }
+                news => {
+                    // Front ends that are about to leave wait for nobody any more: they are waited for.
+                    drop(hear);
+                    running.stop(self.args, news.result())?;
+                    return Ok(None);
+                }
+            }
+        }
+        // What workers and keepers of this stay have told is of no interest to the next one.
+        let is_over = hear.try_iter().any(|news| matches!(news, News::Stop));
+        Ok((!is_over).then_some(hear))
+    }
+
+    /// Has the disks be nobody's, if no guest uses any.
+    fn cast_off(&self, running: &Running) -> bool {
+        let ours: Vec<&str> = self.berths.iter().map(|berth| berth.socket.address()).collect();
+        if running.offers.has_guests_beside(&ours) {
+            log::warn!(
+                "a guest has moved away or ended, but its disks stay open, as others were added (`blockwork export add`): \
+                 another host's server gets them when this one is stopped"
+            );
+            return false;
+        }
+        let sockets: Vec<_> = self.berths.iter().map(|berth| berth.socket.clone()).collect();
+        VhostSocket::take_away(&sockets)
+    }
+}
